@@ -1,0 +1,69 @@
+//! What a driver outside this crate (SCIF's is one) needs to appear as a character device.
+//!
+//! The kernel calls the device under the kernel lock; the device calls back through [`Waker`],
+//! which takes that lock. Therefore: a device never holds a lock of its own, that its methods
+//! also take, while it calls [`Waker::wake`].
+
+use std::sync::{Arc, Weak};
+
+use super::{
+    errno::Errno,
+    file::{Cx, File},
+    wait::{Channel, SysResult},
+};
+
+/// A character device: a name in /dev that can be opened.
+pub trait CharDevice: Send + Sync {
+    /// open(2). `flags` are the call's `O_*` flags.
+    fn open(&self, cx: &mut Cx, flags: i32) -> SysResult<Arc<dyn File>>;
+
+    /// open(2) in a restored process: a descriptor that stands where an open one stood
+    /// ([`super::file::Description::Device`]). Its calls fail as if the peer had gone.
+    fn open_disconnected(&self, flags: i32) -> Arc<dyn File>;
+}
+
+/// A process's memory, as system calls reach it. Bad addresses are `EFAULT`; pages that are not
+/// there yet are faulted in.
+pub trait UserMemory {
+    /// Copies out of the process.
+    fn read(&mut self, address: u64, to: &mut [u8]) -> Result<(), Errno>;
+    /// Copies into the process.
+    fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Errno>;
+    /// Faults in `len` bytes from page-aligned `address` (writable if `write`), keeps their frames
+    /// until every clone of the pin is dropped, and says where they are in card memory.
+    fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno>;
+}
+
+/// Pages that stay where they are in card memory while this lives: a registered window. They
+/// survive `munmap` and the end of the process, as pinned pages do.
+#[derive(Clone)]
+pub struct Pinned {
+    /// Card-physical runs, in the order of the addresses: (address, bytes).
+    pub extents: Vec<(u64, u64)>,
+    /// Gives the frames back when the last clone is dropped.
+    pub guard: Arc<dyn Send + Sync + std::any::Any>,
+}
+
+/// Wakes guest threads from outside the kernel, from any thread.
+#[derive(Clone)]
+pub struct Waker(Weak<dyn WakeTarget>);
+
+/// Implemented by the kernel.
+pub trait WakeTarget: Send + Sync {
+    /// Every thread that waits for `channel` tries its call again.
+    fn wake(&self, channel: Channel);
+}
+
+impl Waker {
+    /// A waker for this kernel.
+    pub fn new(target: Weak<dyn WakeTarget>) -> Self {
+        Self(target)
+    }
+
+    /// Every thread that waits for `channel` tries its call again. Takes the kernel lock.
+    pub fn wake(&self, channel: Channel) {
+        if let Some(kernel) = self.0.upgrade() {
+            kernel.wake(channel);
+        }
+    }
+}

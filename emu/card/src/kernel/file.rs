@@ -1,0 +1,123 @@
+//! Open files: what a descriptor refers to.
+//!
+//! Everything a descriptor can name implements [`File`]: regular files and directories of the RAM
+//! file system, pipes, sockets, eventfds, epolls, character devices, the console. Methods run
+//! under the kernel lock and never block the host thread: they return [`Stop::Wait`] instead.
+
+use std::any::Any;
+
+use super::{
+    device::{UserMemory, Waker},
+    errno::Errno,
+    wait::{Channel, SysResult},
+};
+
+/// Readiness, as poll(2) has it.
+pub type PollMask = i16;
+
+/// What a method of a file is given of the calling thread.
+pub struct Cx<'a> {
+    /// The calling thread's id: the key under which a call keeps what it must remember between
+    /// attempts.
+    pub tid: i32,
+    /// The calling process's id.
+    pub pid: i32,
+    /// The caller's memory.
+    pub memory: &'a mut dyn UserMemory,
+    /// Wakes other threads. (From inside a method use this one, never a `Waker` kept elsewhere:
+    /// the kernel lock is held.)
+    pub wake: &'a mut dyn FnMut(Channel),
+    /// For objects that must wake threads later, from outside.
+    pub waker: &'a Waker,
+    /// The caller asked for no waiting (`O_NONBLOCK`, `MSG_DONTWAIT`).
+    pub nonblock: bool,
+    /// `CLOCK_MONOTONIC` time of the host.
+    pub now: std::time::Duration,
+}
+
+/// An open file description (open(2)).
+pub trait File: Any + Send + Sync {
+    /// Reads at the current position (or from the stream), at most `max` bytes. Empty: end of file.
+    fn read(&self, _cx: &mut Cx, _max: usize) -> SysResult<Vec<u8>> {
+        Err(Errno::EINVAL.into())
+    }
+
+    /// Writes at the current position (or to the stream); returns the bytes taken, at least one.
+    fn write(&self, _cx: &mut Cx, _data: &[u8]) -> SysResult<usize> {
+        Err(Errno::EINVAL.into())
+    }
+
+    /// ioctl(2). Use `cx.memory` to reach the argument.
+    fn ioctl(&self, _cx: &mut Cx, _request: u32, _argument: u64) -> SysResult<i64> {
+        Err(Errno::ENOTTY.into())
+    }
+
+    /// What is ready now, as poll(2) events.
+    fn poll(&self) -> PollMask {
+        libc::POLLIN | libc::POLLOUT
+    }
+
+    /// The channels that are woken when [`File::poll`] may have changed.
+    fn channels(&self) -> Vec<Channel> {
+        Vec::new()
+    }
+
+    /// The thread will not repeat the call that last returned `Stop::Wait`: forget its request.
+    fn abandon(&self, _tid: i32) {}
+
+    /// The last descriptor is gone.
+    fn release(&self, _wake: &mut dyn FnMut(Channel)) {}
+
+    /// How a snapshot of the process describes this descriptor.
+    fn describe(&self) -> Description;
+
+    /// For code that needs the concrete type (`mmap` of a regular file, `accept` of a socket).
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// What a snapshot records of an open file, and what a restore makes of it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Description {
+    /// A regular file or directory, opened again by path. The file must exist on the other card.
+    Path {
+        /// Absolute path.
+        path: String,
+        /// `O_*` flags of open(2).
+        flags: i32,
+        /// File position.
+        position: u64,
+    },
+    /// A character device, opened again by path; what it was connected to is gone, and calls on it
+    /// fail with `ECONNRESET` until the program opens a new one.
+    Device {
+        /// Absolute path.
+        path: String,
+        /// `O_*` flags of open(2).
+        flags: i32,
+    },
+    /// A pipe, with the bytes in it. Both ends are recognised by `id` if both were captured.
+    Pipe {
+        /// The same number for both ends.
+        id: u64,
+        /// This is the end that is written to.
+        write_end: bool,
+        /// What was in it (recorded with the read end).
+        bytes: Vec<u8>,
+    },
+    /// An eventfd with its counter.
+    Event {
+        /// The counter.
+        count: u64,
+        /// `EFD_*` flags.
+        flags: i32,
+    },
+    /// An epoll instance with what it watches: (descriptor, events, data).
+    Epoll {
+        /// The interest list.
+        watched: Vec<(i32, u32, u64)>,
+    },
+    /// A connected Unix socket: restored as one whose peer has hung up.
+    Socket,
+    /// Standard input or output of the card's console: taken from the restorer's descriptors.
+    Console,
+}

@@ -1,0 +1,5 @@
+//! The card kernel.
+pub mod device;
+pub mod errno;
+pub mod file;
+pub mod wait;

@@ -1,0 +1,282 @@
+//! Card memory: one memfd of the configured size, handed out in 4 KiB frames.
+//!
+//! Everything on the card takes from it: page tables, processes, the RAM file system, rings. The
+//! host maps the same memfd through BAR0. A frame is named by its card-physical address and
+//! counted: it goes back when the last [`CardMemory::put`] matches [`CardMemory::get`].
+//!
+//! What must stay true: every access is checked against the size, and goes through raw pointers
+//! or atomics, never through references, because guests, the DMA engine and the host write to it
+//! at any time. A frame from [`CardMemory::alloc`] is zero.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd},
+    ptr::NonNull,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Bytes of a frame.
+pub const PAGE: u64 = 4096;
+
+/// The card's memory and which of its frames are in use.
+pub struct CardMemory {
+    memfd: File,
+    base: NonNull<u8>,
+    bytes: u64,
+    frames: Mutex<Frames>,
+}
+
+struct Frames {
+    /// Uses of each frame; 0 is free.
+    uses: Vec<u32>,
+    /// Where the next search starts.
+    next: usize,
+    free: u64,
+}
+
+// SAFETY: `base` points to a shared mapping that lives as long as `self`, and is only ever
+// accessed by copies through raw pointers and atomics.
+unsafe impl Send for CardMemory {}
+// SAFETY: as above.
+unsafe impl Sync for CardMemory {}
+
+impl CardMemory {
+    /// Memory of `bytes` (a multiple of 4 KiB), all zero, all free but frame 0 (so that address 0
+    /// can mean "none").
+    pub fn new(bytes: u64) -> io::Result<Self> {
+        if bytes == 0 || bytes % PAGE != 0 {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        // SAFETY: the name is a C string; the result is checked.
+        let fd = unsafe { libc::memfd_create(c"snaprig-card".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `fd` is ours and open.
+        let memfd = unsafe { File::from_raw_fd(fd) };
+        memfd.set_len(bytes)?;
+        // SAFETY: a new shared mapping of a descriptor that we own; the result is checked.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                memfd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the range is the mapping just made. Advice that is not followed costs only speed.
+        unsafe { libc::madvise(base, bytes as usize, libc::MADV_HUGEPAGE) };
+        let count = (bytes / PAGE) as usize;
+        let mut uses = vec![0; count];
+        uses[0] = 1;
+        Ok(Self {
+            memfd,
+            base: NonNull::new(base.cast()).expect("mmap never returns null"),
+            bytes,
+            frames: Mutex::new(Frames {
+                uses,
+                next: 1,
+                free: count as u64 - 1,
+            }),
+        })
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes in free frames.
+    pub fn free_bytes(&self) -> u64 {
+        self.lock().free * PAGE
+    }
+
+    /// The memfd.
+    pub fn memfd(&self) -> BorrowedFd<'_> {
+        self.memfd.as_fd()
+    }
+
+    /// Where card-physical address 0 is mapped in this process.
+    pub fn host_base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// One zeroed frame, used once. `None`: the card's memory is full.
+    pub fn alloc(&self) -> Option<u64> {
+        self.alloc_run(1, 1)
+    }
+
+    /// `pages` contiguous zeroed frames, each used once, aligned to `align_pages` (a power of
+    /// two).
+    pub fn alloc_run(&self, pages: usize, align_pages: usize) -> Option<u64> {
+        let start = self.lock().take_run(pages, align_pages)?;
+        let address = start as u64 * PAGE;
+        // SAFETY: the frames are inside the mapping and now belong to the caller alone.
+        unsafe {
+            self.base
+                .add(address as usize)
+                .write_bytes(0, pages * PAGE as usize)
+        };
+        Some(address)
+    }
+
+    /// One more use of the frame at `address`.
+    pub fn get(&self, address: u64) {
+        let mut frames = self.lock();
+        let uses = &mut frames.uses[(address / PAGE) as usize];
+        assert!(*uses > 0, "frame {address:#x} is free");
+        *uses += 1;
+    }
+
+    /// One use less; the last one frees the frame.
+    pub fn put(&self, address: u64) {
+        let mut frames = self.lock();
+        let uses = &mut frames.uses[(address / PAGE) as usize];
+        assert!(*uses > 0, "frame {address:#x} is free already");
+        *uses -= 1;
+        if *uses == 0 {
+            frames.free += 1;
+        }
+    }
+
+    /// Uses of the frame at `address`.
+    pub fn uses(&self, address: u64) -> u32 {
+        self.lock().uses[(address / PAGE) as usize]
+    }
+
+    /// Copies out of memory.
+    ///
+    /// # Panics
+    /// If the range is not inside: addresses from outside are checked by [`CardMemory::contains`].
+    pub fn read(&self, address: u64, to: &mut [u8]) {
+        assert!(self.contains(address, to.len() as u64));
+        // SAFETY: the range is inside the mapping; `to` is private memory, so they do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.base.add(address as usize).as_ptr(),
+                to.as_mut_ptr(),
+                to.len(),
+            );
+        }
+    }
+
+    /// Copies into memory. Panics as [`CardMemory::read`] does.
+    pub fn write(&self, address: u64, from: &[u8]) {
+        assert!(self.contains(address, from.len() as u64));
+        // SAFETY: as in `read`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                from.as_ptr(),
+                self.base.add(address as usize).as_ptr(),
+                from.len(),
+            );
+        }
+    }
+
+    /// Whether `len` bytes at `address` are card memory.
+    pub fn contains(&self, address: u64, len: u64) -> bool {
+        address
+            .checked_add(len)
+            .is_some_and(|end| end <= self.bytes)
+    }
+
+    /// The 8 bytes at `address` (a multiple of 8, inside), as an atomic.
+    pub fn word(&self, address: u64) -> &AtomicU64 {
+        assert!(address % 8 == 0 && self.contains(address, 8));
+        // SAFETY: aligned, inside the mapping, which lives as long as `self`; an atomic makes
+        // concurrent writes defined.
+        unsafe { &*self.base.add(address as usize).as_ptr().cast() }
+    }
+
+    /// Loads the word at `address`.
+    pub fn load(&self, address: u64) -> u64 {
+        self.word(address).load(Ordering::Acquire)
+    }
+
+    /// Stores the word at `address`.
+    pub fn store(&self, address: u64, value: u64) {
+        self.word(address).store(value, Ordering::Release);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Frames> {
+        self.frames
+            .lock()
+            .expect("no frame count is left half-changed")
+    }
+}
+
+impl Frames {
+    fn take_run(&mut self, pages: usize, align: usize) -> Option<usize> {
+        assert!(pages > 0 && align.is_power_of_two());
+        if (self.free as usize) < pages {
+            return None;
+        }
+        let start = self
+            .find(self.next, self.uses.len(), pages, align)
+            .or_else(|| self.find(1, (self.next + pages).min(self.uses.len()), pages, align))?;
+        self.uses[start..start + pages].fill(1);
+        self.free -= pages as u64;
+        self.next = start + pages;
+        Some(start)
+    }
+
+    fn find(&self, from: usize, to: usize, pages: usize, align: usize) -> Option<usize> {
+        let mut start = from.next_multiple_of(align);
+        while start + pages <= to {
+            match self.uses[start..start + pages]
+                .iter()
+                .rposition(|uses| *uses > 0)
+            {
+                None => return Some(start),
+                Some(used) => start = (start + used + 1).next_multiple_of(align),
+            }
+        }
+        None
+    }
+}
+
+impl Drop for CardMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nobody can hold a reference past `self`.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_zero_counted_and_finite() {
+        let memory = CardMemory::new(16 * PAGE).unwrap();
+        let run = memory.alloc_run(8, 8).unwrap();
+        assert_eq!(run % (8 * PAGE), 0);
+        memory.write(run, &[7; 100]);
+        memory.get(run);
+        memory.put(run);
+        assert_eq!(memory.uses(run), 1);
+        for page in 0..8 {
+            memory.put(run + page * PAGE);
+        }
+        let mut taken = Vec::new();
+        while let Some(frame) = memory.alloc() {
+            let mut bytes = [1; 100];
+            memory.read(frame, &mut bytes);
+            assert_eq!(bytes, [0; 100]);
+            taken.push(frame);
+        }
+        assert_eq!(taken.len(), 15);
+        assert_eq!(memory.free_bytes(), 0);
+        memory.put(taken[3]);
+        assert_eq!(memory.alloc(), Some(taken[3]));
+    }
+}

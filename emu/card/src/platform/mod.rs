@@ -1,0 +1,148 @@
+//! What runs ring-3 code on behalf of the card kernel.
+//!
+//! Two platforms stand behind one set of traits: `kvm` (a virtual CPU for each guest thread, all
+//! in one VM) and `ptrace` (a traced host task for each guest thread, for hosts with no usable
+//! /dev/kvm). The kernel above neither knows nor cares which.
+//!
+//! The page tables are the kernel's: x86-64 format, in card memory, rooted at the physical
+//! address that [`Platform::new_space`] is given. KVM's CPUs walk them; `ptrace` treats them as
+//! the truth that its host mappings cache, like a TLB.
+//!
+//! What must stay true:
+//! - a [`Cpu`] is created, run and dropped on one host thread;
+//! - making an entry present, or allowing more, needs no flush; taking away needs
+//!   [`Space::flush`] before the frames are reused;
+//! - an exit leaves `Regs` complete: the kernel may change any register and run on.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// First address that programs may not use. Above it lie the platform's own pages.
+pub const USER_END: u64 = 0x7f80_0000_0000;
+
+/// The integer registers of one guest thread, in ring 3.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are the processor's")]
+pub struct Regs {
+    pub rax: u64,
+    pub rbx: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    pub rbp: u64,
+    pub rsp: u64,
+    pub r8: u64,
+    pub r9: u64,
+    pub r10: u64,
+    pub r11: u64,
+    pub r12: u64,
+    pub r13: u64,
+    pub r14: u64,
+    pub r15: u64,
+    pub rip: u64,
+    pub rflags: u64,
+    pub fs_base: u64,
+    pub gs_base: u64,
+}
+
+/// Why a guest thread stopped running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// `syscall`: the number is in `rax`, arguments in `rdi rsi rdx r10 r8 r9`, and `rip` is the
+    /// address after the instruction. The kernel puts the result in `rax`.
+    Syscall,
+    /// No page, or one that does not allow the access.
+    PageFault {
+        /// The address that was touched.
+        address: u64,
+        /// It was a write.
+        write: bool,
+        /// It was an instruction fetch.
+        execute: bool,
+    },
+    /// Another exception; `rip` is as the processor reports it.
+    Exception {
+        /// x86 vector: 0 divide, 3 breakpoint, 6 invalid opcode, 13 general protection, ...
+        vector: u8,
+        /// The error code, or 0.
+        error_code: u64,
+    },
+    /// [`Kick::kick`] was called, or nothing happened: look for work, then run on.
+    Kicked,
+}
+
+/// Makes spaces and CPUs.
+pub trait Platform: Send + Sync {
+    /// `kvm` or `ptrace`.
+    fn name(&self) -> &'static str;
+
+    /// An address space whose page tables are rooted at card-physical `root` (one zeroed frame).
+    /// The platform may put its own entries into the root's slots from [`USER_END`] up.
+    fn new_space(&self, root: u64) -> Result<Arc<dyn Space>, PlatformError>;
+
+    /// A CPU, to be used on the calling host thread only.
+    fn new_cpu(&self, space: Arc<dyn Space>) -> Result<Box<dyn Cpu>, PlatformError>;
+
+    /// Bytes of [`Cpu::xstate`].
+    fn xstate_bytes(&self) -> usize;
+}
+
+/// One address space.
+pub trait Space: Send + Sync {
+    /// Makes earlier removals (or protections) of entries in `start..end` visible to every CPU of
+    /// this space. Must be called from a thread that owns a [`Cpu`] of this space (it may be
+    /// needed to reach the memory), with the page tables already changed; `cpu` is that CPU.
+    fn flush(&self, cpu: &mut dyn Cpu, start: u64, end: u64) -> Result<(), PlatformError>;
+
+    /// For implementations to find their own type again.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// One guest thread's processor.
+pub trait Cpu {
+    /// Runs ring-3 code from `regs` until something needs the kernel.
+    fn run(&mut self, regs: &mut Regs) -> Result<Exit, PlatformError>;
+
+    /// The extended state (x87, SSE, AVX, ...) in XSAVE's standard format.
+    fn xstate(&mut self) -> Result<Vec<u8>, PlatformError>;
+
+    /// Sets the extended state. A shorter or malformed image is refused.
+    fn set_xstate(&mut self, xstate: &[u8]) -> Result<(), PlatformError>;
+
+    /// Moves to another space (`execve`).
+    fn set_space(&mut self, space: Arc<dyn Space>) -> Result<(), PlatformError>;
+
+    /// A handle with which any thread can make [`Cpu::run`] return.
+    fn kicker(&self) -> Arc<dyn Kick>;
+
+    /// For implementations to find their own type again.
+    fn as_any_mut(&mut self) -> &mut dyn std::any::Any;
+}
+
+/// Makes a CPU leave ring 3.
+pub trait Kick: Send + Sync {
+    /// The CPU's current `run` returns soon, or else its next one returns at once, with
+    /// [`Exit::Kicked`] if nothing else happened. Never lost, may be spurious.
+    fn kick(&self);
+}
+
+/// The platform itself failed; the card cannot go on with this thread.
+#[derive(Debug, thiserror::Error)]
+pub enum PlatformError {
+    /// A host call failed.
+    #[error("{call}: {source}")]
+    Host {
+        /// What was called, and on what.
+        call: String,
+        /// What the host said.
+        source: std::io::Error,
+    },
+    /// The guest reached a state that the platform cannot run.
+    #[error("the guest cannot go on: {0}")]
+    Guest(String),
+    /// A limit of the host is reached (vCPUs, tasks, memory).
+    #[error("{0}")]
+    Exhausted(String),
+}

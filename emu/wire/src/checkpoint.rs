@@ -1,0 +1,48 @@
+//! The card kernel's checkpoint service, `/dev/card/checkpoint`: the part that BLCR's kernel
+//! module plays in the paper (section 4.1, Capture; section 4.3, Restore).
+//!
+//! - [`CAPTURE`]: the caller's process is stopped and streamed, front to back, once, to a file
+//!   descriptor of the caller (a socket to the Snapify-IO daemon, a pipe, a file). Returns 0 in
+//!   the original process, [`RESTARTED`] in a restored one.
+//! - [`RESTORE`]: reads such a stream once, front to back, and starts the process as a child of
+//!   the caller. Returns its pid.
+//!
+//! Each structure is passed by address, as is usual with `ioctl(2)`. All fields little-endian.
+
+/// `ioctl` number of [`Capture`].
+pub const CAPTURE: u32 = iow(1, size_of::<Capture>());
+/// `ioctl` number of [`Restore`].
+pub const RESTORE: u32 = iow(2, size_of::<Restore>());
+/// What [`CAPTURE`] returns in a restored process.
+pub const RESTARTED: i64 = 1;
+/// Path of the device.
+pub const PATH: &str = "/dev/card/checkpoint";
+
+/// Flag of [`Capture`]: end the process once its image is written (swap out, migration).
+pub const TERMINATE: u32 = 1;
+
+/// Argument of [`CAPTURE`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Capture {
+    /// Descriptor to write the image to.
+    pub fd: i32,
+    /// 0 or [`TERMINATE`].
+    pub flags: u32,
+}
+
+/// Argument of [`RESTORE`]. In the restored process, descriptors 0 to 2 are copies of the
+/// caller's `stdio`; all other descriptors are as the image says.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Restore {
+    /// Descriptor to read the image from.
+    pub fd: i32,
+    /// The caller's descriptors for 0, 1 and 2.
+    pub stdio: [i32; 3],
+}
+
+/// `_IOW('k', number, size)` of `asm-generic/ioctl.h`.
+const fn iow(number: u32, size: usize) -> u32 {
+    1 << 30 | (size as u32) << 16 | (b'k' as u32) << 8 | number
+}

@@ -1,0 +1,33 @@
+//! What host, card and guest agree on, byte for byte, and nothing else.
+//!
+//! Register maps, ring layouts and message types. No I/O, no clock, no allocation beyond what a
+//! message needs, so that the card process, the host driver and the programs that run on the card
+//! can all link it.
+//!
+//! | module | between | carried by |
+//! |---|---|---|
+//! | [`pci`], [`bar4`] | host driver and PCI function | configuration space, BAR4 |
+//! | [`dma`] | host driver and DMA engine | descriptor rings in card memory |
+//! | [`ring`] | host driver and card SCIF driver | two byte rings in the aperture (BAR0) |
+//! | [`scif`] | SCIF nodes | the rings; and `/dev/mic/scif` ioctls on the card |
+//! | [`coi`] | host process, COI daemon, offload process | SCIF connections |
+//! | [`snapify`] | the same three | the COI control connection and a Unix socket on the card |
+//! | [`snapify_io`] | Snapify-IO daemons | SCIF connections |
+//! | [`checkpoint`] | a program on the card and the card kernel | `/dev/card/checkpoint` ioctls |
+//!
+//! What must stay true: every decoder takes bytes from somebody who may be hostile, so it checks
+//! lengths, never panics, and never allocates more than the bytes it was given could describe.
+#![no_std]
+
+extern crate alloc;
+
+pub mod bar4;
+pub mod checkpoint;
+pub mod coi;
+pub mod dma;
+pub mod frame;
+pub mod pci;
+pub mod ring;
+pub mod scif;
+pub mod snapify;
+pub mod snapify_io;

@@ -1,0 +1,174 @@
+//! A single-producer, single-consumer byte ring in shared memory: how SCIF messages cross the
+//! aperture. One ring each way; the producer rings a doorbell (to the card) or raises an
+//! interrupt (to the host) after it has moved `head`.
+//!
+//! ```text
+//! offset 0    head: u64   bytes ever written   (producer writes)
+//! offset 64   tail: u64   bytes ever read      (consumer writes)
+//! offset 128  data, RING_BYTES - 128 bytes, used as a circle
+//! record:     length u32, then that many bytes, then padding to 8
+//! ```
+//!
+//! The other side may be hostile: indices and lengths are checked before use, and a record is
+//! copied out before it is looked at.
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Bytes of a ring, header included.
+pub const RING_BYTES: usize = 1 << 20;
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 128;
+const TAIL_OFFSET: usize = 64;
+const DATA_BYTES: u64 = (RING_BYTES - HEADER_BYTES) as u64;
+
+/// What a ring says when it cannot do as asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingError {
+    /// Not enough room now: wait for the consumer.
+    Full,
+    /// The record could never fit.
+    TooLong,
+    /// The other side wrote impossible indices or lengths; the link is unusable.
+    Corrupt,
+}
+
+/// One side's view of a ring in shared memory.
+#[derive(Clone, Copy)]
+pub struct Ring<'a> {
+    bytes: &'a [AtomicU8],
+    head: &'a AtomicU64,
+    tail: &'a AtomicU64,
+}
+
+impl<'a> Ring<'a> {
+    /// A ring over shared memory.
+    ///
+    /// # Safety
+    /// `base` must be 64-byte aligned and valid for reads and writes of [`RING_BYTES`] bytes for
+    /// `'a`. Other processes may write to it at any time; this process must access it only
+    /// through `Ring`s.
+    pub unsafe fn new(base: *mut u8) -> Self {
+        // SAFETY: the caller vouches for the memory; atomics make concurrent writes defined.
+        unsafe {
+            Self {
+                bytes: core::slice::from_raw_parts(
+                    base.add(HEADER_BYTES).cast(),
+                    DATA_BYTES as usize,
+                ),
+                head: &*base.cast(),
+                tail: &*base.add(TAIL_OFFSET).cast(),
+            }
+        }
+    }
+
+    /// Puts one record in. On success the caller notifies the consumer.
+    pub fn push(&self, record: &[u8]) -> Result<(), RingError> {
+        let need = record_bytes(record.len());
+        if need > DATA_BYTES / 2 {
+            return Err(RingError::TooLong);
+        }
+        let head = self.head.load(Ordering::Relaxed);
+        let used = head.wrapping_sub(self.tail.load(Ordering::Acquire));
+        if used > DATA_BYTES {
+            return Err(RingError::Corrupt);
+        }
+        if DATA_BYTES - used < need {
+            return Err(RingError::Full);
+        }
+        self.copy_in(head, &(record.len() as u32).to_le_bytes());
+        self.copy_in(head.wrapping_add(4), record);
+        self.head.store(head.wrapping_add(need), Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes one record out, if there is one.
+    pub fn pop(&self) -> Result<Option<Vec<u8>>, RingError> {
+        let tail = self.tail.load(Ordering::Relaxed);
+        let used = self.head.load(Ordering::Acquire).wrapping_sub(tail);
+        if used == 0 {
+            return Ok(None);
+        }
+        if used > DATA_BYTES || used < 8 {
+            return Err(RingError::Corrupt);
+        }
+        let mut prefix = [0; 4];
+        self.copy_out(tail, &mut prefix);
+        let len = u32::from_le_bytes(prefix) as usize;
+        if record_bytes(len) > used {
+            return Err(RingError::Corrupt);
+        }
+        let mut record = alloc::vec![0; len];
+        self.copy_out(tail.wrapping_add(4), &mut record);
+        self.tail
+            .store(tail.wrapping_add(record_bytes(len)), Ordering::Release);
+        Ok(Some(record))
+    }
+
+    /// Whether nothing waits to be read.
+    pub fn is_empty(&self) -> bool {
+        self.head.load(Ordering::Acquire) == self.tail.load(Ordering::Acquire)
+    }
+
+    fn copy_in(&self, position: u64, from: &[u8]) {
+        for (i, byte) in from.iter().enumerate() {
+            self.at(position, i).store(*byte, Ordering::Relaxed);
+        }
+    }
+
+    fn copy_out(&self, position: u64, to: &mut [u8]) {
+        for (i, byte) in to.iter_mut().enumerate() {
+            *byte = self.at(position, i).load(Ordering::Relaxed);
+        }
+    }
+
+    fn at(&self, position: u64, i: usize) -> &AtomicU8 {
+        // The data area is a multiple of 8 but no power of two, so both counters may only wrap
+        // after 2^64 bytes: never.
+        &self.bytes[((position + i as u64) % DATA_BYTES) as usize]
+    }
+}
+
+fn record_bytes(len: usize) -> u64 {
+    (len as u64 + 4).next_multiple_of(8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    #[repr(align(64))]
+    struct Memory([u8; RING_BYTES]);
+
+    fn memory() -> alloc::boxed::Box<Memory> {
+        // SAFETY: all-zero bytes are a valid `Memory`.
+        unsafe { alloc::boxed::Box::new_zeroed().assume_init() }
+    }
+
+    #[test]
+    fn records_come_out_as_they_went_in_many_times_round() {
+        let mut memory = memory();
+        // SAFETY: the box is aligned, large enough, and outlives the ring.
+        let ring = unsafe { Ring::new(memory.0.as_mut_ptr()) };
+        for round in 0..5000usize {
+            let record = vec![round as u8; round % 1700];
+            ring.push(&record).unwrap();
+            assert_eq!(ring.pop(), Ok(Some(record)));
+        }
+        assert_eq!(ring.pop(), Ok(None));
+    }
+
+    #[test]
+    fn a_full_ring_says_so_and_a_corrupt_one_is_refused() {
+        let mut memory = memory();
+        // SAFETY: as above.
+        let ring = unsafe { Ring::new(memory.0.as_mut_ptr()) };
+        assert_eq!(ring.push(&vec![0; RING_BYTES]), Err(RingError::TooLong));
+        while ring.push(&[1; 4000]).is_ok() {}
+        assert_eq!(ring.push(&[1; 4000]), Err(RingError::Full));
+        ring.head.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(ring.pop(), Err(RingError::Corrupt));
+        assert_eq!(ring.push(&[1]), Err(RingError::Corrupt));
+    }
+}

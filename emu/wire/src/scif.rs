@@ -1,0 +1,120 @@
+//! SCIF between nodes, and SCIF between a program and its node.
+//!
+//! Nodes exchange [`Message`]s over the rings of the aperture. The host (node 0) is the switch:
+//! a card sends everything to the host, which forwards what is for another card.
+//!
+//! ```text
+//! connecting side                     listening side
+//!   Connect {from, to}      ------->    queued in the backlog
+//!                           <-------    Accepted {from, to}  | Refused
+//!   Data {..} (within credit) <---->    Data {..}
+//!   Credit {bytes read}     <------>    Credit
+//!   Window / Unwindow       <------>    the peer's registered windows, as DMA extents
+//!   Closed                  <------>    the peer reads what was sent, then ECONNRESET
+//! ```
+//!
+//! Programs on the card use the ioctls of the `mic` driver (Linux uapi `scif_ioctl.h`), programs
+//! on the host a Unix socket that carries the same operations.
+
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+
+/// Version of [`Message`]; a card and a host that differ do not talk.
+pub const VERSION: u32 = 1;
+
+/// A node: 0 is the host, cards are 1 and up.
+pub type NodeId = u16;
+/// The host's node.
+pub const HOST: NodeId = 0;
+/// First port of the dynamic range (`scif_bind` with port 0).
+pub const PORT_DYNAMIC: u16 = 1088;
+/// Ports below this one need privilege to bind.
+pub const PORT_PRIVILEGED: u16 = 1024;
+/// Bytes that an endpoint queues for its reader.
+pub const QUEUE_BYTES: usize = 4096;
+/// Most extents in one [`Message::Window`].
+pub const EXTENTS_MAX: usize = 1024;
+/// The page size of windows, in bytes.
+pub const PAGE: u64 = 4096;
+
+/// Well-known ports.
+pub mod port {
+    /// COI daemon on each card (Intel reserves 40 to 49 for COI).
+    pub const COI_DAEMON: u16 = 40;
+    /// Snapify-IO daemon on every node.
+    pub const SNAPIFY_IO: u16 = 50;
+}
+
+/// One end's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PortId {
+    /// The node.
+    pub node: NodeId,
+    /// The port on it.
+    pub port: u16,
+}
+
+/// A run of contiguous memory as the DMA engine sees it (see [`crate::dma`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// DMA address.
+    pub address: u64,
+    /// Bytes, a multiple of [`PAGE`].
+    pub len: u64,
+}
+
+/// What one node tells another. `from` and `to` name the endpoints; a connection is the pair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Sender.
+    pub from: PortId,
+    /// Receiver.
+    pub to: PortId,
+    /// Connection number that the connecting node chose, so that a late message for an earlier
+    /// connection of the same two ports is recognised and dropped.
+    pub connection: u32,
+    /// What it says.
+    pub body: Body,
+}
+
+/// The kinds of [`Message`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Body {
+    /// Ask a listening endpoint for a connection.
+    Connect,
+    /// The connection is made; `from` is the accepting endpoint's own port.
+    Accepted,
+    /// Nobody listens there, or the backlog is full.
+    Refused,
+    /// Bytes of the stream, never more than the receiver has room for.
+    Data(Vec<u8>),
+    /// The reader took this many bytes from its queue.
+    Credit(u32),
+    /// A window was registered, or a further part of it (`more` says that another follows).
+    Window {
+        /// Offset of this part in the registered address space.
+        offset: i64,
+        /// `SCIF_PROT_READ` 1, `SCIF_PROT_WRITE` 2.
+        prot: u8,
+        /// Another part follows.
+        more: bool,
+        /// Where the part's memory is.
+        extents: Vec<Extent>,
+    },
+    /// A range of windows was unregistered.
+    Unwindow {
+        /// Start of the range.
+        offset: i64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The peer confirms that it no longer uses the range; its memory may go.
+    Unwindowed {
+        /// Start of the range.
+        offset: i64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The endpoint is gone.
+    Closed,
+}
