@@ -18,16 +18,13 @@ pub const RESTARTED: i64 = 1;
 /// Path of the device.
 pub const PATH: &str = "/dev/card/checkpoint";
 
-/// Flag of [`Capture`]: end the process once its image is written (swap out, migration).
-pub const TERMINATE: u32 = 1;
-
 /// Argument of [`CAPTURE`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Capture {
     /// Descriptor to write the image to.
     pub fd: i32,
-    /// 0 or [`TERMINATE`].
+    /// Must be 0.
     pub flags: u32,
 }
 

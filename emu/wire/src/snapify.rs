@@ -1,1 +1,140 @@
-//! Placeholder.
+//! Snapify's control messages (paper section 4, figure 3), carried by a SCIF connection from the
+//! host process to the COI daemon, and by a Unix socket between the daemon and the offload
+//! process (the paper's pipe).
+//!
+//! ```text
+//!  host process                      coi_daemon                    offload process
+//!    Pause            ---- 1 ---->     (lists the request, sends SIGNAL, the process connects
+//!                                       to SOCKET and says Hello)
+//!                                      Pause           ---- 2 --->
+//!                                                      <----------  Agreed
+//!                     <--- 3 -----     Agreed
+//!    takes its locks, cases 1 to 4; a Shutdown marker on each client-server channel (coi);
+//!    Drain            ---- 4 ---->     Drain           --------->   takes its locks; all markers
+//!                                                                   seen; saves its local store
+//!                     <-----------     Drained         <----------  Drained
+//!    Capture          ----------->     Capture         --------->   the checkpoint service streams
+//!                     <-----------     Captured        <----------  the process to Snapify-IO
+//!    Resume           ----------->     Resume          --------->   releases its locks
+//!                     <-----------     Resumed         <----------  Resumed
+//!
+//!    Restore          ----------->     copies the local store to the card, has the checkpoint
+//!                                      service read the image; the process connects to SOCKET
+//!                     <-----------     Restored        <----------  Hello {restarted}
+//!    reconnects every channel, registers its windows anew, then Resume as above
+//! ```
+//!
+//! What must stay true: one request at a time for a process; every request gets exactly one
+//! [`Reply`] (`Pause` gets `Agreed`, `Drain` gets `Drained`); `Failed` leaves the process paused if
+//! it was paused, so that `Resume` still works.
+
+use alloc::{string::String, vec::Vec};
+use serde::{Deserialize, Serialize};
+
+/// The Unix socket on the card where the daemon waits for offload processes.
+pub const SOCKET: &str = "/run/coi_daemon.sock";
+/// The signal that makes an offload process connect to [`SOCKET`]: the last real-time signal.
+pub const SIGNAL: i32 = 64;
+/// Name of the process image in a snapshot directory.
+pub const IMAGE: &str = "offload_process.img";
+/// Sub-directory of a snapshot with the local store, one file a buffer file.
+pub const LOCAL_STORE: &str = "local_store";
+/// Sub-directory of a snapshot with the sink binary and its libraries.
+pub const BINARIES: &str = "binaries";
+
+/// Host process to daemon; and, but for `Restore`, daemon to offload process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Agree to pause.
+    Pause {
+        /// The offload process.
+        pid: i32,
+    },
+    /// Drain the channels, then save the local store below `snapshot`.
+    Drain {
+        /// The offload process.
+        pid: i32,
+        /// Directory on the host (node 0), absolute.
+        snapshot: String,
+    },
+    /// Stream the process image to [`IMAGE`] in `snapshot`.
+    Capture {
+        /// The offload process.
+        pid: i32,
+        /// Directory on the host (node 0), absolute.
+        snapshot: String,
+        /// End the process once its image is safe (swap out, migration).
+        terminate: bool,
+    },
+    /// Release the locks and go on.
+    Resume {
+        /// The offload process.
+        pid: i32,
+    },
+    /// Bring a process back. On any card.
+    Restore {
+        /// Directory on the host (node 0), absolute.
+        snapshot: String,
+        /// Files of the local store: names below [`LOCAL_STORE`] and the path on the card.
+        local_store: Vec<StoredFile>,
+        /// The sink binary and its libraries: names below [`BINARIES`] and the path on the card.
+        binaries: Vec<StoredFile>,
+    },
+}
+
+/// A file of a snapshot and where it belongs on the card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredFile {
+    /// Name in the sub-directory of the snapshot.
+    pub name: String,
+    /// Absolute path on the card.
+    pub card_path: String,
+    /// Bytes.
+    pub len: u64,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+/// The answer to a [`Request`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// To `Pause`.
+    Agreed,
+    /// To `Drain`: the channels are empty and the local store is in the snapshot.
+    Drained {
+        /// What was saved.
+        local_store: Vec<StoredFile>,
+    },
+    /// To `Capture`.
+    Captured {
+        /// Bytes of the image.
+        bytes: u64,
+    },
+    /// To `Resume`.
+    Resumed,
+    /// To `Restore`.
+    Restored {
+        /// The process on its new card.
+        pid: i32,
+        /// The SCIF port where it waits for the host process's channels.
+        port: u16,
+    },
+    /// The request failed; nothing of it remains.
+    Failed {
+        /// What was being done.
+        step: String,
+        /// A Linux error number, or 0.
+        errno: i32,
+        /// What went wrong, for people.
+        why: String,
+    },
+}
+
+/// The first message of an offload process on [`SOCKET`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The sender.
+    pub pid: i32,
+    /// It has just been restored, and waits for its channels on this SCIF port.
+    pub restarted: Option<u16>,
+}
