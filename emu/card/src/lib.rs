@@ -10,6 +10,7 @@
 //! card's, or grow beyond the configured size. Page tables live in card memory, in x86-64 format,
 //! and are the truth for both platforms.
 
+pub mod capture;
 pub mod kernel;
 pub mod memory;
 pub mod platform;
