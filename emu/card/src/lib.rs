@@ -13,4 +13,6 @@
 pub mod capture;
 pub mod kernel;
 pub mod memory;
+pub mod paging;
 pub mod platform;
+pub mod xstate;

@@ -14,12 +14,23 @@
 //!   [`Space::flush`] before the frames are reused;
 //! - an exit leaves `Regs` complete: the kernel may change any register and run on.
 
+mod kvm;
+mod ptrace;
+mod select;
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 /// First address that programs may not use. Above it lie the platform's own pages.
 pub const USER_END: u64 = 0x7f80_0000_0000;
+
+pub use select::{Kind, Probe, choose, probe};
+
+/// The signal that makes a host thread leave the guest; it does nothing else.
+pub(crate) fn kick_signal() -> libc::c_int {
+    libc::SIGRTMAX() - 1
+}
 
 /// The integer registers of one guest thread, in ring 3.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

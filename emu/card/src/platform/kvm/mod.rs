@@ -1,0 +1,165 @@
+//! The `kvm` platform: one VM a card, one virtual CPU a guest thread.
+//!
+//! Ring 0 holds nothing but an entry stub ([`system`]): `syscall` and exceptions arrive there and
+//! leave for the VMM with one `out`; the VMM sets the registers for ring 3 itself. That is the same
+//! on bare metal, where `syscall` enters ring 0, and on paravirtual nested KVM, where it stays in
+//! ring 3 and ring 0 is interpreted.
+//!
+//! What must stay true: an edit that takes a page away is invisible to a running CPU until a
+//! memory slot changes (paravirtual KVM shadows page tables and does not watch the host's writes;
+//! bare metal has TLBs): [`Vm::flush`] adds and deletes a dummy slot, which is right on both.
+
+mod cpu;
+mod system;
+
+use std::sync::{Arc, Mutex};
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VmFd};
+
+use super::{Cpu, Platform, PlatformError, Space};
+use crate::{memory::CardMemory, xstate};
+
+/// Guest-physical address of the dummy slot: far above any card memory.
+const DUMMY_SLOT_ADDRESS: u64 = 1 << 38;
+const PAGE_BYTES: u64 = 4096;
+
+/// The platform.
+pub struct KvmPlatform {
+    vm: Arc<Vm>,
+}
+
+/// The VM, and what all of its CPUs share.
+struct Vm {
+    fd: VmFd,
+    memory: Arc<CardMemory>,
+    system: system::System,
+    cpuid: CpuId,
+    /// Virtual CPUs cannot be destroyed, so those of ended threads wait here.
+    idle: Mutex<Vec<cpu::Vcpu>>,
+    next_vcpu: Mutex<u64>,
+    flushing: Mutex<()>,
+}
+
+impl KvmPlatform {
+    /// A VM over `memory`.
+    pub fn new(memory: &Arc<CardMemory>) -> Result<Self, PlatformError> {
+        let kvm = Kvm::new().map_err(|e| host("open /dev/kvm", e))?;
+        let fd = kvm.create_vm().map_err(|e| host("KVM_CREATE_VM", e))?;
+        // Needed on Intel hosts without unrestricted guests; below 4 GiB, outside low memory is
+        // not possible for large cards, and it is not used by 64-bit code: see kvm's api.rst.
+        fd.set_tss_address(0xfffb_d000)
+            .map_err(|e| host("KVM_SET_TSS_ADDR", e))?;
+        let region = kvm_userspace_memory_region {
+            slot: 0,
+            flags: 0,
+            guest_phys_addr: 0,
+            memory_size: memory.bytes(),
+            userspace_addr: memory.host_base().as_ptr() as u64,
+        };
+        // SAFETY: the mapping lives as long as `memory`, which the VM keeps.
+        unsafe { fd.set_user_memory_region(region) }
+            .map_err(|e| host("KVM_SET_USER_MEMORY_REGION", e))?;
+        let mut cpuid = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(|e| host("KVM_GET_SUPPORTED_CPUID", e))?;
+        system::hide_amx(&mut cpuid);
+        let system = system::System::new(memory)?;
+        Ok(Self {
+            vm: Arc::new(Vm {
+                fd,
+                memory: memory.clone(),
+                system,
+                cpuid,
+                idle: Mutex::default(),
+                next_vcpu: Mutex::new(0),
+                flushing: Mutex::default(),
+            }),
+        })
+    }
+}
+
+impl Platform for KvmPlatform {
+    fn name(&self) -> &'static str {
+        "kvm"
+    }
+
+    fn new_space(&self, root: u64) -> Result<Arc<dyn Space>, PlatformError> {
+        self.vm.system.attach(&self.vm.memory, root);
+        Ok(Arc::new(KvmSpace {
+            vm: self.vm.clone(),
+            root,
+        }))
+    }
+
+    fn new_cpu(&self, space: Arc<dyn Space>) -> Result<Box<dyn Cpu>, PlatformError> {
+        let vcpu = match self.vm.idle.lock().expect("no panic while held").pop() {
+            Some(vcpu) => vcpu,
+            None => {
+                let mut next = self.vm.next_vcpu.lock().expect("no panic while held");
+                let vcpu = cpu::Vcpu::new(&self.vm, *next)?;
+                *next += 1;
+                vcpu
+            }
+        };
+        Ok(Box::new(cpu::KvmCpu::new(self.vm.clone(), vcpu, space)?))
+    }
+
+    fn xstate_bytes(&self) -> usize {
+        xstate::bytes()
+    }
+}
+
+impl Vm {
+    /// Makes removed page-table entries visible to every CPU.
+    fn flush(&self) -> Result<(), PlatformError> {
+        let _one_at_a_time = self.flushing.lock().expect("no panic while held");
+        let mut region = kvm_userspace_memory_region {
+            slot: 1,
+            flags: 0,
+            guest_phys_addr: DUMMY_SLOT_ADDRESS,
+            memory_size: PAGE_BYTES,
+            userspace_addr: self.memory.host_base().as_ptr() as u64,
+        };
+        for size in [PAGE_BYTES, 0] {
+            region.memory_size = size;
+            // SAFETY: the page is the first of card memory, mapped as long as the VM lives; no
+            // page table maps the dummy address, so the guest cannot reach it.
+            unsafe { self.fd.set_user_memory_region(region) }
+                .map_err(|e| host("KVM_SET_USER_MEMORY_REGION (flush)", e))?;
+        }
+        Ok(())
+    }
+}
+
+/// An address space is the address of its top page table.
+struct KvmSpace {
+    vm: Arc<Vm>,
+    root: u64,
+}
+
+impl Space for KvmSpace {
+    fn flush(&self, _cpu: &mut dyn Cpu, _start: u64, _end: u64) -> Result<(), PlatformError> {
+        self.vm.flush()
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl Drop for KvmSpace {
+    fn drop(&mut self) {
+        // The frames of its page tables are about to be reused; a shadow of them must not survive.
+        if let Err(error) = self.vm.flush() {
+            tracing::error!(%error, "an address space may have left stale translations");
+        }
+    }
+}
+
+fn host(call: &str, error: kvm_ioctls::Error) -> PlatformError {
+    PlatformError::Host {
+        call: call.into(),
+        source: error.into(),
+    }
+}
