@@ -1,1 +1,21 @@
-//! Placeholder.
+//! A rig: cards, each a process of its own, and the host's SCIF node that reaches them.
+//!
+//! ```text
+//!   Rig (this process)                           one process a card
+//!   +--------------------------+   vfio-user   +------------------------------------+
+//!   | host SCIF node   scif.sock|<------------->| PCI function | SCIF driver | kernel |
+//!   | Snapify-IO daemon         |               |   coi_daemon, snapify_iod, ...       |
+//!   +--------------------------+               +------------------------------------+
+//!          ^ scif.sock
+//!   host processes (offload applications), found by $SNAPRIG_RIG
+//! ```
+//!
+//! What must stay true: dropping a [`Rig`] ends every card and removes its directory; a card ends
+//! by itself when the rig's process is gone, however that ended.
+
+pub mod card_process;
+pub mod guest;
+mod rig;
+mod state;
+
+pub use rig::{Card, Rig, RigBuilder, RigError};

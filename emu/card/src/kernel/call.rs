@@ -1,0 +1,369 @@
+//! System calls: from registers to a function and back, with waiting, restarting and interruption.
+//!
+//! ```text
+//!   entry --> dispatch --+-- value or errno ----------------> rax, back to ring 3
+//!                ^       '-- wait --> sleep --+-- woken: dispatch again
+//!                |                            +-- signal: EINTR, or started again after it
+//!                '----------------------------+-- stop: parks here, goes on waiting
+//! ```
+
+use std::sync::{Arc, MutexGuard};
+
+use super::{
+    Kernel,
+    device::UserMemory,
+    errno::Errno,
+    file::Cx,
+    fs::{self, FsCall, ProcInfo},
+    run,
+    signal,
+    state::{Process, State, Thread, lock},
+    wait::{Channel, Stop, SysResult},
+};
+use crate::platform::{Cpu, PlatformError};
+
+/// `syscall` is two bytes long.
+const SYSCALL_BYTES: u64 = 2;
+/// Descriptors of a process.
+pub const NOFILE: usize = 1024;
+
+/// A system call on its way: who calls, and what it may touch.
+pub struct Call<'a> {
+    pub(super) kernel: &'a Arc<Kernel>,
+    pub(super) state: &'a mut State,
+    pub(super) cpu: &'a mut dyn Cpu,
+    pub(super) tid: i32,
+    pub(super) pid: i32,
+}
+
+/// Runs the call that the thread's registers ask for. Returns the thread's id, which execve(2) may
+/// change.
+pub fn run(
+    kernel: &Arc<Kernel>,
+    mut state: MutexGuard<'_, State>,
+    tid: i32,
+    cpu: &mut dyn Cpu,
+) -> Result<i32, PlatformError> {
+    let regs = state.thread(tid).regs;
+    let number = regs.rax;
+    let args = [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9];
+    state.thread(tid).call = Some(number);
+    loop {
+        let mut call = Call::new(kernel, &mut state, tid, cpu);
+        let result = call.dispatch(number, args);
+        let tid = call.tid;
+        match result {
+            Ok(value) => return Ok(finish(&mut state, tid, value)),
+            Err(Stop::Errno(errno)) => {
+                let sends = matches!(number as i64, libc::SYS_write | libc::SYS_writev);
+                if errno == Errno::EPIPE && sends {
+                    let pid = state.thread(tid).pid;
+                    let info = signal::Info::sent(libc::SIGPIPE, pid, true);
+                    // If its queue is full it learns of it by the errno.
+                    let _ = signal::send(&mut state, pid, Some(tid), info);
+                }
+                return Ok(finish(&mut state, tid, -i64::from(errno.0) as u64));
+            }
+            Err(Stop::Wait(wait)) => state.thread(tid).waiting = Some(wait),
+        }
+        loop {
+            let pid = state.thread(tid).pid;
+            if state.process(pid).exit.is_some() || state.thread(tid).must_end {
+                abandon(&mut state, tid);
+                return Ok(tid);
+            }
+            if run::must_park(&mut state, tid) {
+                state = run::park(state, tid, cpu)?;
+                // What it waited for may have happened meanwhile.
+                state.thread(tid).waiting = None;
+                continue;
+            }
+            if signal::is_due(&mut state, tid) {
+                interrupt(&mut state, tid, number);
+                return Ok(tid);
+            }
+            break;
+        }
+        state = run::sleep(state, tid);
+    }
+}
+
+fn finish(state: &mut State, tid: i32, value: u64) -> i32 {
+    let thread = state.thread(tid);
+    thread.regs.rax = value;
+    thread.call = None;
+    thread.deadline = None;
+    thread.waiting = None;
+    tid
+}
+
+/// A signal ends the wait: the call fails with EINTR, or is made again after the handler.
+fn interrupt(state: &mut State, tid: i32, number: u64) {
+    let restart = may_restart(number) && signal::restarts(state, tid);
+    abandon(state, tid);
+    let thread = state.thread(tid);
+    if restart {
+        thread.regs.rip -= SYSCALL_BYTES;
+        thread.regs.rax = number;
+    } else {
+        thread.regs.rax = -i64::from(libc::EINTR) as u64;
+    }
+}
+
+/// The call will not be tried again: whoever keeps a request of it forgets it.
+fn abandon(state: &mut State, tid: i32) {
+    state.futexes.forget(tid);
+    let thread = state.thread(tid);
+    thread.call = None;
+    thread.deadline = None;
+    thread.waiting = None;
+    let pid = thread.pid;
+    let files = state.process(pid).files.clone();
+    for open in lock(&files).files() {
+        open.file.abandon(tid);
+    }
+}
+
+/// Calls that fail with EINTR whatever SA_RESTART says (signal(7)).
+fn may_restart(number: u64) -> bool {
+    !matches!(
+        number as i64,
+        libc::SYS_pause
+            | libc::SYS_rt_sigsuspend
+            | libc::SYS_rt_sigtimedwait
+            | libc::SYS_nanosleep
+            | libc::SYS_clock_nanosleep
+            | libc::SYS_poll
+            | libc::SYS_ppoll
+            | libc::SYS_select
+            | libc::SYS_pselect6
+            | libc::SYS_epoll_wait
+            | libc::SYS_epoll_pwait
+    )
+}
+
+impl<'a> Call<'a> {
+    /// A call of thread `tid`, whose CPU is `cpu`.
+    pub fn new(
+        kernel: &'a Arc<Kernel>,
+        state: &'a mut State,
+        tid: i32,
+        cpu: &'a mut dyn Cpu,
+    ) -> Self {
+        let pid = state.thread(tid).pid;
+        Self { kernel, state, cpu, tid, pid }
+    }
+
+    pub(super) fn thread(&mut self) -> &mut Thread {
+        self.state.thread(self.tid)
+    }
+
+    pub(super) fn process(&mut self) -> &mut Process {
+        self.state.process(self.pid)
+    }
+
+    fn dispatch(&mut self, number: u64, a: [u64; 6]) -> SysResult {
+        if let Some(result) = self.memory_call(number, a) {
+            return result;
+        }
+        if let Some(result) = self.info_call(number, a) {
+            return result;
+        }
+        let int = |i: usize| a[i] as i32;
+        match number as i64 {
+            libc::SYS_execve => self.execve(a[0], a[1], a[2]),
+            libc::SYS_clone => self.clone(a),
+            libc::SYS_clone3 => self.clone3(a[0], a[1]),
+            libc::SYS_fork => self.fork(false),
+            libc::SYS_vfork => self.fork(true),
+            libc::SYS_exit => self.exit(int(0)),
+            libc::SYS_exit_group => self.exit_group(int(0)),
+            libc::SYS_wait4 => self.wait4(int(0), a[1], int(2), a[3]),
+            libc::SYS_waitid => self.waitid(a[0] as u32, int(1), a[2], int(3)),
+            libc::SYS_futex => self.futex(a),
+            libc::SYS_rt_sigaction => self.rt_sigaction(int(0), a[1], a[2], a[3]),
+            libc::SYS_rt_sigprocmask => self.rt_sigprocmask(int(0), a[1], a[2], a[3]),
+            libc::SYS_rt_sigreturn => self.rt_sigreturn(),
+            libc::SYS_rt_sigpending => self.rt_sigpending(a[0]),
+            libc::SYS_rt_sigsuspend => self.rt_sigsuspend(Some(a[0])),
+            libc::SYS_pause => self.rt_sigsuspend(None),
+            libc::SYS_rt_sigtimedwait => self.rt_sigtimedwait(a[0], a[1], a[2]),
+            libc::SYS_sigaltstack => self.sigaltstack(a[0], a[1]),
+            libc::SYS_kill => self.kill(int(0), int(1)),
+            libc::SYS_tkill => self.tgkill(None, int(0), int(1)),
+            libc::SYS_tgkill => self.tgkill(Some(int(0)), int(1), int(2)),
+            libc::SYS_clock_gettime => self.clock_gettime(int(0), a[1]),
+            libc::SYS_clock_getres => self.clock_getres(int(0), a[1]),
+            libc::SYS_gettimeofday => self.gettimeofday(a[0]),
+            libc::SYS_time => self.time(a[0]),
+            libc::SYS_nanosleep => self.nanosleep(libc::CLOCK_MONOTONIC, 0, a[0], a[1]),
+            libc::SYS_clock_nanosleep => self.nanosleep(int(0), int(1), a[2], a[3]),
+            _ => self.file_call(number, a),
+        }
+    }
+
+    fn file_call(&mut self, number: u64, a: [u64; 6]) -> SysResult {
+        let proc = Proc::of(self);
+        let process = self.state.process(self.pid);
+        let (mm, files, context) =
+            (process.mm.clone(), process.files.clone(), process.fs.clone());
+        let mut deadline = self.thread().deadline;
+        let mut woken = Vec::new();
+        let result = {
+            let waker = self.kernel.waker();
+            let mut wake = |channel| woken.push(channel);
+            let cx = Cx {
+                tid: self.tid,
+                pid: self.pid,
+                memory: &mut *lock(&mm),
+                wake: &mut wake,
+                waker: &waker,
+                nonblock: false,
+                now: super::now(),
+            };
+            let mut call = FsCall {
+                cx,
+                files: &mut lock(&files),
+                fs: &mut lock(&context),
+                vfs: &mut self.state.vfs,
+                limit_nofile: NOFILE,
+                proc: &proc,
+                deadline: &mut deadline,
+            };
+            fs::syscall(&mut call, number, a)
+        };
+        self.thread().deadline = deadline;
+        for channel in woken {
+            self.state.wake(channel);
+        }
+        result.unwrap_or_else(|| {
+            if self.state.unknown_calls.insert(number) {
+                tracing::warn!(number, pid = self.pid, "system call not implemented");
+            }
+            Err(Errno::ENOSYS.into())
+        })
+    }
+
+    /// Runs `f` with a function that wakes channels.
+    pub fn with_wake(&mut self, f: impl FnOnce(&mut dyn FnMut(Channel))) {
+        let mut woken = Vec::new();
+        f(&mut |channel| woken.push(channel));
+        for channel in woken {
+            self.state.wake(channel);
+        }
+    }
+
+    /// A path as the process means it.
+    pub fn absolute(&mut self, path: &str) -> String {
+        if path.starts_with('/') {
+            return path.to_owned();
+        }
+        let context = self.process().fs.clone();
+        let cwd = lock(&context).cwd.clone();
+        format!("{}/{path}", cwd.trim_end_matches('/'))
+    }
+
+    /// Copies out of the process.
+    pub fn read(&mut self, address: u64, to: &mut [u8]) -> Result<(), Stop> {
+        let mm = self.process().mm.clone();
+        Ok(lock(&mm).read(address, to)?)
+    }
+
+    /// Copies into the process.
+    pub fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Stop> {
+        let mm = self.process().mm.clone();
+        Ok(lock(&mm).write(address, from)?)
+    }
+
+    /// Reads 32 bits.
+    pub fn read_u32(&mut self, address: u64) -> Result<u32, Stop> {
+        let mut bytes = [0; 4];
+        self.read(address, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Reads 64-bit words.
+    pub fn read_words<const N: usize>(&mut self, address: u64) -> Result<[u64; N], Stop> {
+        let mut words = [0; N];
+        for (index, word) in words.iter_mut().enumerate() {
+            let mut bytes = [0; 8];
+            self.read(address.wrapping_add(index as u64 * 8), &mut bytes)?;
+            *word = u64::from_le_bytes(bytes);
+        }
+        Ok(words)
+    }
+
+    /// Writes 64-bit words.
+    pub fn write_words(&mut self, address: u64, words: &[u64]) -> Result<(), Stop> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.write(address, &bytes)
+    }
+
+    /// Reads a string of at most `max` bytes; longer ones are E2BIG.
+    pub fn read_string(&mut self, address: u64, max: usize) -> Result<String, Stop> {
+        let mm = self.process().mm.clone();
+        let bytes = fs::read_c_string(&mut *lock(&mm), address, max).map_err(|errno| {
+            if errno == Errno::ENAMETOOLONG { Errno::E2BIG } else { errno }
+        })?;
+        String::from_utf8(bytes).map_err(|_| Errno::EINVAL.into())
+    }
+}
+
+/// What /proc/self says of a process.
+struct Proc {
+    pid: i32,
+    parent: i32,
+    threads: usize,
+    name: String,
+    exe: String,
+    argv: Vec<String>,
+    maps: String,
+    cores: usize,
+}
+
+impl Proc {
+    fn of(call: &mut Call) -> Self {
+        let (name, cores) = (call.thread().name.clone(), call.kernel.cores.count());
+        let process = call.process();
+        Self {
+            pid: process.pid,
+            parent: process.parent,
+            threads: process.threads.len(),
+            name,
+            exe: process.exe.clone(),
+            argv: process.argv.clone(),
+            maps: lock(&process.mm).maps(),
+            cores,
+        }
+    }
+}
+
+impl ProcInfo for Proc {
+    fn exe(&self) -> String {
+        self.exe.clone()
+    }
+
+    fn cmdline(&self) -> Vec<u8> {
+        self.argv.iter().flat_map(|arg| arg.bytes().chain([0])).collect()
+    }
+
+    fn status(&self) -> String {
+        format!(
+            "Name:\t{}\nState:\tR (running)\nTgid:\t{}\nPid:\t{}\nPPid:\t{}\nUid:\t0\t0\t0\t0\n\
+             Gid:\t0\t0\t0\t0\nThreads:\t{}\n",
+            self.name, self.pid, self.pid, self.parent, self.threads
+        )
+    }
+
+    fn stat(&self) -> String {
+        format!("{} ({}) R {} {} {} 0 -1 0\n", self.pid, self.name, self.parent, self.pid, self.pid)
+    }
+
+    fn maps(&self) -> String {
+        self.maps.clone()
+    }
+
+    fn cores(&self) -> usize {
+        self.cores
+    }
+}

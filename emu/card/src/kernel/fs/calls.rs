@@ -1,0 +1,676 @@
+//! Calls on descriptors and paths.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::{
+    FsCall, IO_MAX, Inode, Open, PATH_MAX, RegularFile, Stat,
+    event::Event,
+    pipe,
+    proc::{self, ProcFile},
+    read_c_string,
+    regular::Directory,
+    stat_of,
+    tree::{Found, Node},
+};
+use crate::kernel::{
+    errno::Errno,
+    file::File,
+    wait::{Stop, SysResult},
+};
+
+const IOV_MAX: u64 = 1024;
+const AT_FDCWD: i32 = libc::AT_FDCWD;
+
+/// Runs one of these calls; `None` if it is none.
+pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
+    let int = |i: usize| a[i] as i32;
+    Some(match number as i64 {
+        libc::SYS_read => call.read(int(0), a[1], a[2] as usize),
+        libc::SYS_write => call.write(int(0), a[1], a[2] as usize),
+        libc::SYS_readv => call.readv(int(0), a[1], a[2]),
+        libc::SYS_writev => call.writev(int(0), a[1], a[2]),
+        libc::SYS_pread64 => call.pread(int(0), a[1], a[2] as usize, a[3]),
+        libc::SYS_pwrite64 => call.pwrite(int(0), a[1], a[2] as usize, a[3]),
+        libc::SYS_open => call.openat(AT_FDCWD, a[0], int(1), a[2] as u32),
+        libc::SYS_openat => call.openat(int(0), a[1], int(2), a[3] as u32),
+        libc::SYS_creat => {
+            let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+            call.openat(AT_FDCWD, a[0], flags, a[1] as u32)
+        }
+        libc::SYS_close => call.close(int(0)),
+        libc::SYS_close_range => call.close_range(a[0], a[1], int(2)),
+        libc::SYS_dup => call.dup(int(0), 0, false),
+        libc::SYS_dup2 if a[0] == a[1] => call.files.get(int(0)).map(|_| a[0]).map_err(Stop::from),
+        libc::SYS_dup2 => call.dup_at(int(0), int(1), false),
+        libc::SYS_dup3 => call.dup_at(int(0), int(1), int(2) & libc::O_CLOEXEC != 0),
+        libc::SYS_fcntl => call.fcntl(int(0), int(1), a[2]),
+        libc::SYS_flock => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
+        libc::SYS_lseek => call.lseek(int(0), a[1] as i64, int(2)),
+        libc::SYS_stat => call.stat_path(AT_FDCWD, a[0], a[1], true),
+        libc::SYS_lstat => call.stat_path(AT_FDCWD, a[0], a[1], false),
+        libc::SYS_fstat => call.fstat(int(0), a[1]),
+        libc::SYS_newfstatat => call.newfstatat(int(0), a[1], a[2], int(3)),
+        libc::SYS_statx => call.statx(int(0), a[1], int(2), a[4]),
+        libc::SYS_access => call.access(AT_FDCWD, a[0]),
+        libc::SYS_faccessat | libc::SYS_faccessat2 => call.access(int(0), a[1]),
+        libc::SYS_getdents64 => call.getdents64(int(0), a[1], a[2] as usize),
+        libc::SYS_mkdir => call.mkdir(AT_FDCWD, a[0]),
+        libc::SYS_mkdirat => call.mkdir(int(0), a[1]),
+        libc::SYS_rmdir => call.unlink(AT_FDCWD, a[0], true),
+        libc::SYS_unlink => call.unlink(AT_FDCWD, a[0], false),
+        libc::SYS_unlinkat => call.unlink(int(0), a[1], int(2) & libc::AT_REMOVEDIR != 0),
+        libc::SYS_rename => call.rename(AT_FDCWD, a[0], AT_FDCWD, a[1]),
+        libc::SYS_renameat | libc::SYS_renameat2 => call.rename(int(0), a[1], int(2), a[3]),
+        libc::SYS_link => call.link(AT_FDCWD, a[0], AT_FDCWD, a[1]),
+        libc::SYS_linkat => call.link(int(0), a[1], int(2), a[3]),
+        libc::SYS_symlink => call.symlink(a[0], AT_FDCWD, a[1]),
+        libc::SYS_symlinkat => call.symlink(a[0], int(1), a[2]),
+        libc::SYS_readlink => call.readlink(AT_FDCWD, a[0], a[1], a[2] as usize),
+        libc::SYS_readlinkat => call.readlink(int(0), a[1], a[2], a[3] as usize),
+        libc::SYS_truncate => call.truncate(a[0], a[1]),
+        libc::SYS_ftruncate => call.ftruncate(int(0), a[1]),
+        libc::SYS_fallocate => call.fallocate(int(0), int(1), a[2], a[3]),
+        libc::SYS_chmod => call.chmod(AT_FDCWD, a[0], a[1] as u32),
+        libc::SYS_fchmodat => call.chmod(int(0), a[1], a[2] as u32),
+        libc::SYS_fchmod => call.regular(int(0), |inode| {
+            inode.set_mode(a[1] as u32);
+            Ok(0)
+        }),
+        libc::SYS_chown | libc::SYS_fchown | libc::SYS_lchown | libc::SYS_fchownat
+        | libc::SYS_utimensat | libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_sync => Ok(0),
+        libc::SYS_umask => {
+            let before = call.fs.umask;
+            call.fs.umask = a[0] as u32 & 0o777;
+            Ok(before.into())
+        }
+        libc::SYS_chdir => call.chdir(a[0]),
+        libc::SYS_fchdir => call.fchdir(int(0)),
+        libc::SYS_getcwd => call.getcwd(a[0], a[1] as usize),
+        libc::SYS_pipe => call.pipe(a[0], 0),
+        libc::SYS_pipe2 => call.pipe(a[0], int(1)),
+        libc::SYS_eventfd => call.eventfd(a[0], 0),
+        libc::SYS_eventfd2 => call.eventfd(a[0], int(1)),
+        libc::SYS_memfd_create => call.memfd_create(int(1)),
+        libc::SYS_ioctl => call.ioctl(int(0), a[1] as u32, a[2]),
+        libc::SYS_statfs | libc::SYS_fstatfs => call.statfs(a[1]),
+        _ => return None,
+    })
+}
+
+impl FsCall<'_> {
+    /// Cores of the card, as /proc tells them. (The affinity call is the one that counts.)
+    pub fn cores(&self) -> usize {
+        self.proc.cores()
+    }
+
+    fn open_for(&mut self, fd: i32) -> Result<Arc<Open>, Errno> {
+        let open = self.files.get(fd)?;
+        self.cx.nonblock = open.nonblock();
+        Ok(open)
+    }
+
+    fn read(&mut self, fd: i32, to: u64, len: usize) -> SysResult {
+        let open = self.open_for(fd)?;
+        let bytes = open.file.read(&mut self.cx, len.min(IO_MAX))?;
+        self.cx.memory.write(to, &bytes)?;
+        Ok(bytes.len() as u64)
+    }
+
+    fn write(&mut self, fd: i32, from: u64, len: usize) -> SysResult {
+        let open = self.open_for(fd)?;
+        let mut bytes = vec![0; len.min(IO_MAX)];
+        self.cx.memory.read(from, &mut bytes)?;
+        Ok(open.file.write(&mut self.cx, &bytes)? as u64)
+    }
+
+    fn vectors(&mut self, at: u64, count: u64) -> Result<Vec<(u64, usize)>, Errno> {
+        if count > IOV_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = vec![0; count as usize * 16];
+        self.cx.memory.read(at, &mut bytes)?;
+        let (mut total, mut vectors) = (0_usize, Vec::new());
+        for entry in bytes.chunks_exact(16) {
+            let base = u64::from_le_bytes(entry[..8].try_into().expect("8 bytes"));
+            let len = u64::from_le_bytes(entry[8..].try_into().expect("8 bytes"));
+            let len = (len as usize).min(IO_MAX - total);
+            total += len;
+            vectors.push((base, len));
+        }
+        Ok(vectors)
+    }
+
+    fn readv(&mut self, fd: i32, at: u64, count: u64) -> SysResult {
+        let vectors = self.vectors(at, count)?;
+        let open = self.open_for(fd)?;
+        let total = vectors.iter().map(|(_, len)| len).sum();
+        let bytes = open.file.read(&mut self.cx, total)?;
+        let mut rest = &bytes[..];
+        for (base, len) in vectors {
+            let (now, later) = rest.split_at(len.min(rest.len()));
+            self.cx.memory.write(base, now)?;
+            rest = later;
+        }
+        Ok(bytes.len() as u64)
+    }
+
+    /// The bytes that an array of `struct iovec` names, for writing.
+    pub fn gather(&mut self, at: u64, count: u64) -> Result<Vec<u8>, Errno> {
+        let mut data = Vec::new();
+        for (base, len) in self.vectors(at, count)? {
+            let start = data.len();
+            data.resize(start + len, 0);
+            self.cx.memory.read(base, &mut data[start..])?;
+        }
+        Ok(data)
+    }
+
+    /// Puts bytes where an array of `struct iovec` says.
+    pub fn scatter(&mut self, at: u64, count: u64, mut bytes: &[u8]) -> Result<(), Errno> {
+        for (base, len) in self.vectors(at, count)? {
+            let (now, later) = bytes.split_at(len.min(bytes.len()));
+            self.cx.memory.write(base, now)?;
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    fn writev(&mut self, fd: i32, at: u64, count: u64) -> SysResult {
+        let data = self.gather(at, count)?;
+        let open = self.open_for(fd)?;
+        Ok(open.file.write(&mut self.cx, &data)? as u64)
+    }
+
+    fn regular<T>(
+        &mut self,
+        fd: i32,
+        f: impl FnOnce(&Arc<Inode>) -> Result<T, Errno>,
+    ) -> SysResult<T> {
+        let open = self.files.get(fd)?;
+        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::EINVAL)?;
+        Ok(f(file.inode())?)
+    }
+
+    fn pread(&mut self, fd: i32, to: u64, len: usize, offset: u64) -> SysResult {
+        let open = self.files.get(fd)?;
+        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::ESPIPE)?;
+        let bytes = file.inode().read_at(offset, len.min(IO_MAX));
+        self.cx.memory.write(to, &bytes)?;
+        Ok(bytes.len() as u64)
+    }
+
+    fn pwrite(&mut self, fd: i32, from: u64, len: usize, offset: u64) -> SysResult {
+        let mut bytes = vec![0; len.min(IO_MAX)];
+        self.cx.memory.read(from, &mut bytes)?;
+        let open = self.files.get(fd)?;
+        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::ESPIPE)?;
+        if !file.writes() {
+            return Err(Errno::EBADF.into());
+        }
+        Ok(file.inode().write_at(offset, &bytes)? as u64)
+    }
+
+    fn path(&mut self, at: u64) -> Result<String, Errno> {
+        let bytes = read_c_string(self.cx.memory, at, PATH_MAX)?;
+        String::from_utf8(bytes).map_err(|_| Errno::EINVAL)
+    }
+
+    /// A path relative to a directory descriptor, made absolute.
+    fn path_at(&mut self, dirfd: i32, at: u64) -> Result<String, Errno> {
+        let path = self.path(at)?;
+        if path.starts_with('/') || dirfd == AT_FDCWD || path.is_empty() {
+            return Ok(path);
+        }
+        let open = self.files.get(dirfd)?;
+        let directory = open.file.as_any().downcast_ref::<Directory>().ok_or(Errno::ENOTDIR)?;
+        Ok(format!("{}/{path}", directory.path()))
+    }
+
+    fn find(&mut self, dirfd: i32, at: u64, follow: bool) -> Result<Found, Errno> {
+        let path = self.path_at(dirfd, at)?;
+        self.vfs.find(&self.fs.cwd, &path, follow)
+    }
+
+    fn openat(&mut self, dirfd: i32, at: u64, flags: i32, mode: u32) -> SysResult {
+        let path = self.path_at(dirfd, at)?;
+        let file = self.open_file(&path, flags, mode)?;
+        let open = Open::new(file, flags);
+        let close = flags & libc::O_CLOEXEC != 0;
+        Ok(self.files.insert(open, close, 0, self.limit_nofile)? as u64)
+    }
+
+    fn open_file(&mut self, path: &str, flags: i32, mode: u32) -> SysResult<Arc<dyn File>> {
+        if let Ok(found) = self.vfs.find(&self.fs.cwd, path, true)
+            && let Some(Node::Proc(file)) = found.node.and_then(|node| self.vfs.node(node))
+        {
+            let path = match *file {
+                ProcFile::Exe => {
+                    let exe = self.proc.exe();
+                    return self.vfs.open(&mut self.cx, self.fs, &exe, flags, mode);
+                }
+                _ => self.vfs.path_of(found.parent, &found.name),
+            };
+            return Ok(proc::open(self, *file, path)?);
+        }
+        self.vfs.open(&mut self.cx, self.fs, path, flags, mode)
+    }
+
+    fn close(&mut self, fd: i32) -> SysResult {
+        self.files.close(fd, self.cx.wake)?;
+        Ok(0)
+    }
+
+    fn close_range(&mut self, first: u64, last: u64, flags: i32) -> SysResult {
+        let range = first..=last;
+        let fds: Vec<_> =
+            self.files.iter().map(|(fd, ..)| fd).filter(|fd| range.contains(&(*fd as u64))).collect();
+        for fd in fds {
+            if flags & libc::CLOSE_RANGE_CLOEXEC as i32 != 0 {
+                self.files.set_close_on_exec(fd, true)?;
+            } else {
+                self.files.close(fd, self.cx.wake)?;
+            }
+        }
+        Ok(0)
+    }
+
+    fn dup(&mut self, fd: i32, from: i32, close: bool) -> SysResult {
+        let open = self.files.get(fd)?;
+        Ok(self.files.insert(open, close, from, self.limit_nofile)? as u64)
+    }
+
+    fn dup_at(&mut self, fd: i32, to: i32, close: bool) -> SysResult {
+        let open = self.files.get(fd)?;
+        if fd == to {
+            return Err(Errno::EINVAL.into());
+        }
+        if to < 0 || to as usize >= self.limit_nofile {
+            return Err(Errno::EBADF.into());
+        }
+        self.files.insert_at(to, open, close, self.cx.wake);
+        Ok(to as u64)
+    }
+
+    fn fcntl(&mut self, fd: i32, command: i32, argument: u64) -> SysResult {
+        let open = self.files.get(fd)?;
+        let from = i32::try_from(argument).unwrap_or(-1);
+        match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if from < 0 => Err(Errno::EINVAL.into()),
+            libc::F_DUPFD => self.dup(fd, from, false),
+            libc::F_DUPFD_CLOEXEC => self.dup(fd, from, true),
+            libc::F_GETFD => Ok(self.files.closes_on_exec(fd)?.into()),
+            libc::F_SETFD => {
+                self.files.set_close_on_exec(fd, argument & libc::FD_CLOEXEC as u64 != 0)?;
+                Ok(0)
+            }
+            libc::F_GETFL => Ok(open.flags() as u64 & !(libc::O_CLOEXEC as u64)),
+            libc::F_SETFL => {
+                open.set_flags(argument as i32);
+                Ok(0)
+            }
+            // Nobody else can hold a lock that matters on one card's private files.
+            libc::F_SETLK | libc::F_SETLKW => Ok(0),
+            libc::F_GETPIPE_SZ | libc::F_SETPIPE_SZ => Ok(pipe::CAPACITY as u64),
+            _ => Err(Errno::EINVAL.into()),
+        }
+    }
+
+    fn lseek(&mut self, fd: i32, offset: i64, whence: i32) -> SysResult {
+        let open = self.files.get(fd)?;
+        if let Some(directory) = open.file.as_any().downcast_ref::<Directory>() {
+            directory.read.store(offset as usize, Ordering::Relaxed);
+            return Ok(offset as u64);
+        }
+        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::ESPIPE)?;
+        Ok(file.seek(offset, whence)?)
+    }
+
+    fn stat_path(&mut self, dirfd: i32, at: u64, to: u64, follow: bool) -> SysResult {
+        let stat = self.stat(dirfd, at, follow)?;
+        self.cx.memory.write(to, &stat.bytes())?;
+        Ok(0)
+    }
+
+    fn stat(&mut self, dirfd: i32, at: u64, follow: bool) -> Result<Stat, Errno> {
+        let node = self.find(dirfd, at, follow)?.node.ok_or(Errno::ENOENT)?;
+        match self.vfs.node(node) {
+            Some(Node::Proc(ProcFile::Exe)) if follow => {
+                let inode = self.vfs.inode(&self.proc.exe())?;
+                Ok(inode.stat())
+            }
+            _ => self.vfs.stat(node),
+        }
+    }
+
+    fn fstat(&mut self, fd: i32, to: u64) -> SysResult {
+        let stat = stat_of(&self.files.get(fd)?);
+        self.cx.memory.write(to, &stat.bytes())?;
+        Ok(0)
+    }
+
+    fn newfstatat(&mut self, dirfd: i32, at: u64, to: u64, flags: i32) -> SysResult {
+        if flags & libc::AT_EMPTY_PATH != 0 && self.path(at)?.is_empty() {
+            return self.fstat(dirfd, to);
+        }
+        self.stat_path(dirfd, at, to, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
+    }
+
+    fn statx(&mut self, dirfd: i32, at: u64, flags: i32, to: u64) -> SysResult {
+        let stat = if flags & libc::AT_EMPTY_PATH != 0 && self.path(at)?.is_empty() {
+            stat_of(&self.files.get(dirfd)?)
+        } else {
+            self.stat(dirfd, at, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?
+        };
+        self.cx.memory.write(to, &stat.statx_bytes())?;
+        Ok(0)
+    }
+
+    fn access(&mut self, dirfd: i32, at: u64) -> SysResult {
+        self.find(dirfd, at, true)?.node.ok_or(Errno::ENOENT)?;
+        Ok(0)
+    }
+
+    fn getdents64(&mut self, fd: i32, to: u64, max: usize) -> SysResult {
+        let open = self.files.get(fd)?;
+        let directory = open.file.as_any().downcast_ref::<Directory>().ok_or(Errno::ENOTDIR)?;
+        let from = directory.read.load(Ordering::Relaxed);
+        let names = self.vfs.directory(directory.node())?;
+        let entries = [(".", directory.node()), ("..", directory.node())]
+            .into_iter()
+            .chain(names.iter().map(|(name, node)| (name.as_str(), *node)));
+        let (mut bytes, mut read) = (Vec::new(), from);
+        for (name, node) in entries.skip(from) {
+            let mode = self.vfs.stat(node).map_or(0, |stat| stat.mode);
+            let len = (19 + name.len() + 1).next_multiple_of(8);
+            if bytes.len() + len > max.min(IO_MAX) {
+                if read == from {
+                    return Err(Errno::EINVAL.into());
+                }
+                break;
+            }
+            read += 1;
+            let start = bytes.len();
+            bytes.extend_from_slice(&node.to_le_bytes());
+            bytes.extend_from_slice(&(read as u64).to_le_bytes());
+            bytes.extend_from_slice(&(len as u16).to_le_bytes());
+            // DT_* is the type of st_mode, shifted (readdir(3)).
+            bytes.push((mode >> 12) as u8);
+            bytes.extend_from_slice(name.as_bytes());
+            bytes.resize(start + len, 0);
+        }
+        self.cx.memory.write(to, &bytes)?;
+        directory.read.store(read, Ordering::Relaxed);
+        Ok(bytes.len() as u64)
+    }
+
+    fn mkdir(&mut self, dirfd: i32, at: u64) -> SysResult {
+        let found = self.find(dirfd, at, true)?;
+        if found.node.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        let directory = Node::Directory(Default::default(), found.parent);
+        self.vfs.add(found.parent, &found.name, directory)?;
+        Ok(0)
+    }
+
+    fn unlink(&mut self, dirfd: i32, at: u64, directory: bool) -> SysResult {
+        let found = self.find(dirfd, at, false)?;
+        let node = found.node.ok_or(Errno::ENOENT)?;
+        match (self.vfs.directory(node), directory) {
+            (Ok(_), false) => return Err(Errno::EISDIR.into()),
+            (Err(_), true) => return Err(Errno::ENOTDIR.into()),
+            (Ok(names), true) if !names.is_empty() => return Err(Errno::ENOTEMPTY.into()),
+            _ => {}
+        }
+        if found.name.is_empty() {
+            return Err(Errno::EBUSY.into());
+        }
+        self.vfs.unlink_node(found.parent, &found.name, node);
+        Ok(0)
+    }
+
+    fn rename(&mut self, from_dir: i32, from: u64, to_dir: i32, to: u64) -> SysResult {
+        let from = self.find(from_dir, from, false)?;
+        let to = self.find(to_dir, to, false)?;
+        let node = from.node.ok_or(Errno::ENOENT)?;
+        if to.node == Some(node) {
+            return Ok(0);
+        }
+        if from.name.is_empty() || to.name.is_empty() {
+            return Err(Errno::EBUSY.into());
+        }
+        if self.vfs.directory(node).is_ok() {
+            // Not into itself.
+            let (old, new) = (
+                self.vfs.path_of(from.parent, &from.name),
+                self.vfs.path_of(to.parent, &to.name),
+            );
+            if new.starts_with(&format!("{old}/")) {
+                return Err(Errno::EINVAL.into());
+            }
+        }
+        if let Some(old) = to.node {
+            match (self.vfs.directory(old), self.vfs.directory(node)) {
+                (Ok(names), Ok(_)) if !names.is_empty() => return Err(Errno::ENOTEMPTY.into()),
+                (Ok(_), Err(_)) => return Err(Errno::EISDIR.into()),
+                (Err(_), Ok(_)) => return Err(Errno::ENOTDIR.into()),
+                _ => self.vfs.unlink_node(to.parent, &to.name, old),
+            }
+        }
+        self.vfs.remove_name(from.parent, &from.name);
+        self.vfs.add_name(to.parent, &to.name, node)?;
+        Ok(0)
+    }
+
+    fn link(&mut self, from_dir: i32, from: u64, to_dir: i32, to: u64) -> SysResult {
+        let node = self.find(from_dir, from, false)?.node.ok_or(Errno::ENOENT)?;
+        let to = self.find(to_dir, to, false)?;
+        if to.node.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        match self.vfs.node(node) {
+            Some(Node::File(inode)) => inode.link(1),
+            _ => return Err(Errno::EPERM.into()),
+        }
+        self.vfs.add_name(to.parent, &to.name, node)?;
+        Ok(0)
+    }
+
+    fn symlink(&mut self, target: u64, dirfd: i32, at: u64) -> SysResult {
+        let target = self.path(target)?;
+        let found = self.find(dirfd, at, false)?;
+        if found.node.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        self.vfs.add(found.parent, &found.name, Node::Link(target))?;
+        Ok(0)
+    }
+
+    fn readlink(&mut self, dirfd: i32, at: u64, to: u64, max: usize) -> SysResult {
+        let node = self.find(dirfd, at, false)?.node.ok_or(Errno::ENOENT)?;
+        let target = match self.vfs.node(node) {
+            Some(Node::Link(target)) => target.clone(),
+            Some(Node::Proc(ProcFile::Exe)) => self.proc.exe(),
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        let len = target.len().min(max);
+        self.cx.memory.write(to, &target.as_bytes()[..len])?;
+        Ok(len as u64)
+    }
+
+    fn truncate(&mut self, at: u64, size: u64) -> SysResult {
+        let path = self.path_at(AT_FDCWD, at)?;
+        let found = self.vfs.find(&self.fs.cwd, &path, true)?;
+        match found.node.and_then(|node| self.vfs.node(node)) {
+            Some(Node::File(inode)) => inode.truncate(size)?,
+            Some(_) => return Err(Errno::EINVAL.into()),
+            None => return Err(Errno::ENOENT.into()),
+        }
+        Ok(0)
+    }
+
+    fn ftruncate(&mut self, fd: i32, size: u64) -> SysResult {
+        self.regular(fd, |inode| inode.truncate(size).map(|()| 0))
+    }
+
+    fn fallocate(&mut self, fd: i32, mode: i32, offset: u64, len: u64) -> SysResult {
+        if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        self.regular(fd, |inode| {
+            let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+            if mode == 0 && end > inode.size() {
+                inode.truncate(end)?;
+            }
+            Ok(0)
+        })
+    }
+
+    fn chmod(&mut self, dirfd: i32, at: u64, mode: u32) -> SysResult {
+        let node = self.find(dirfd, at, true)?.node.ok_or(Errno::ENOENT)?;
+        if let Some(Node::File(inode)) = self.vfs.node(node) {
+            inode.set_mode(mode);
+        }
+        Ok(0)
+    }
+
+    fn chdir(&mut self, at: u64) -> SysResult {
+        let found = self.find(AT_FDCWD, at, true)?;
+        self.vfs.directory(found.node.ok_or(Errno::ENOENT)?)?;
+        self.fs.cwd = self.vfs.path_of(found.parent, &found.name);
+        Ok(0)
+    }
+
+    fn fchdir(&mut self, fd: i32) -> SysResult {
+        let open = self.files.get(fd)?;
+        let directory = open.file.as_any().downcast_ref::<Directory>().ok_or(Errno::ENOTDIR)?;
+        self.fs.cwd = directory.path().to_owned();
+        Ok(0)
+    }
+
+    fn getcwd(&mut self, to: u64, max: usize) -> SysResult {
+        let mut bytes = self.fs.cwd.clone().into_bytes();
+        bytes.push(0);
+        if bytes.len() > max {
+            return Err(Errno::ERANGE.into());
+        }
+        self.cx.memory.write(to, &bytes)?;
+        Ok(bytes.len() as u64)
+    }
+
+    fn pipe(&mut self, to: u64, flags: i32) -> SysResult {
+        let (read, write) = pipe::pipe();
+        let nonblock = flags & libc::O_NONBLOCK;
+        self.insert_pair(
+            to,
+            Open::new(read, libc::O_RDONLY | nonblock),
+            Open::new(write, libc::O_WRONLY | nonblock),
+            flags & libc::O_CLOEXEC != 0,
+        )
+    }
+
+    /// Two new descriptors, written to `to` as two ints.
+    pub fn insert_pair(
+        &mut self,
+        to: u64,
+        one: Arc<Open>,
+        other: Arc<Open>,
+        close: bool,
+    ) -> SysResult {
+        let one = self.files.insert(one, close, 0, self.limit_nofile)?;
+        let other = match self.files.insert(other, close, 0, self.limit_nofile) {
+            Ok(fd) => fd,
+            Err(errno) => {
+                self.files.close(one, self.cx.wake)?;
+                return Err(errno.into());
+            }
+        };
+        let bytes = [one.to_le_bytes(), other.to_le_bytes()].concat();
+        self.cx.memory.write(to, &bytes)?;
+        Ok(0)
+    }
+
+    fn eventfd(&mut self, count: u64, flags: i32) -> SysResult {
+        let file = Event::new(count as u32 as u64, flags);
+        let open = Open::new(file, libc::O_RDWR | flags & libc::EFD_NONBLOCK);
+        let close = flags & libc::EFD_CLOEXEC != 0;
+        Ok(self.files.insert(open, close, 0, self.limit_nofile)? as u64)
+    }
+
+    fn memfd_create(&mut self, flags: i32) -> SysResult {
+        let inode = Inode::new(self.vfs.memory(), 0, 0o777);
+        let file = RegularFile::new(inode, "/memfd (deleted)".into(), libc::O_RDWR);
+        let close = flags & libc::MFD_CLOEXEC as i32 != 0;
+        Ok(self.files.insert(Open::new(file, libc::O_RDWR), close, 0, self.limit_nofile)? as u64)
+    }
+
+    fn ioctl(&mut self, fd: i32, request: u32, argument: u64) -> SysResult {
+        let open = self.open_for(fd)?;
+        match u64::from(request) {
+            libc::FIONBIO => {
+                let mut on = [0; 4];
+                self.cx.memory.read(argument, &mut on)?;
+                open.set_flags(if on == [0; 4] { 0 } else { libc::O_NONBLOCK });
+                Ok(0)
+            }
+            libc::FIOCLEX => {
+                self.files.set_close_on_exec(fd, true)?;
+                Ok(0)
+            }
+            _ => Ok(open.file.ioctl(&mut self.cx, request, argument)? as u64),
+        }
+    }
+
+    fn statfs(&mut self, to: u64) -> SysResult {
+        let (total, free) = (self.vfs.memory().bytes(), self.vfs.memory().free_bytes());
+        let words = [0x0102_1994, 4096, total / 4096, free / 4096, free / 4096, 1 << 17, 1 << 16];
+        let mut bytes = [0; 120];
+        for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
+            slot.copy_from_slice(&u64::to_le_bytes(word));
+        }
+        bytes[64..72].copy_from_slice(&255_u64.to_le_bytes());
+        self.cx.memory.write(to, &bytes)?;
+        Ok(0)
+    }
+}
+
+impl Stat {
+    /// `struct stat` (x86-64).
+    fn bytes(&self) -> [u8; 144] {
+        let mut bytes = [0; 144];
+        let mut put = |at: usize, value: u64| {
+            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        };
+        put(0, 1);
+        put(8, self.ino);
+        put(16, self.nlink);
+        put(24, self.mode.into());
+        put(40, self.rdev);
+        put(48, self.size);
+        put(56, 4096);
+        put(64, self.size.div_ceil(512));
+        for at in [72, 88, 104] {
+            put(at, self.mtime.as_secs());
+            put(at + 8, self.mtime.subsec_nanos().into());
+        }
+        bytes
+    }
+
+    /// `struct statx` (statx(2)).
+    fn statx_bytes(&self) -> [u8; 256] {
+        const BASIC: u32 = 0x7ff;
+        let mut bytes = [0; 256];
+        bytes[..4].copy_from_slice(&BASIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&4096_u32.to_le_bytes());
+        bytes[16..20].copy_from_slice(&(self.nlink as u32).to_le_bytes());
+        bytes[28..30].copy_from_slice(&(self.mode as u16).to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.ino.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.size.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.size.div_ceil(512).to_le_bytes());
+        for at in [64, 80, 96, 112] {
+            bytes[at..at + 8].copy_from_slice(&self.mtime.as_secs().to_le_bytes());
+            bytes[at + 8..at + 12].copy_from_slice(&self.mtime.subsec_nanos().to_le_bytes());
+        }
+        bytes
+    }
+}

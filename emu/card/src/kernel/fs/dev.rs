@@ -1,0 +1,81 @@
+//! /dev/null, zero, full, random, urandom.
+
+use std::{any::Any, sync::Arc};
+
+use super::tree::Vfs;
+use crate::kernel::{
+    device::CharDevice,
+    errno::Errno,
+    file::{Cx, Description, File},
+    info,
+    wait::SysResult,
+};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    Null,
+    Zero,
+    Full,
+    Random,
+}
+
+const DEVICES: [(&str, Memory); 5] = [
+    ("/dev/null", Memory::Null),
+    ("/dev/zero", Memory::Zero),
+    ("/dev/full", Memory::Full),
+    ("/dev/random", Memory::Random),
+    ("/dev/urandom", Memory::Random),
+];
+
+/// Puts them into the tree.
+pub fn register(vfs: &mut Vfs) {
+    for (path, device) in DEVICES {
+        vfs.register_device(path, Arc::new(MemoryDevice { path, device }));
+    }
+}
+
+/// Whether mapping this file gives zero pages.
+pub fn is_zero_device(file: &dyn File) -> bool {
+    file.as_any().downcast_ref::<MemoryDevice>().is_some_and(|d| d.device == Memory::Zero)
+}
+
+#[derive(Clone, Copy)]
+struct MemoryDevice {
+    path: &'static str,
+    device: Memory,
+}
+
+impl CharDevice for MemoryDevice {
+    fn open(&self, _cx: &mut Cx, flags: i32) -> SysResult<Arc<dyn File>> {
+        Ok(self.open_disconnected(flags))
+    }
+
+    fn open_disconnected(&self, _flags: i32) -> Arc<dyn File> {
+        Arc::new(*self)
+    }
+}
+
+impl File for MemoryDevice {
+    fn read(&self, _cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
+        let mut bytes = vec![0; if self.device == Memory::Null { 0 } else { max }];
+        if self.device == Memory::Random {
+            info::random(&mut bytes);
+        }
+        Ok(bytes)
+    }
+
+    fn write(&self, _cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
+        match self.device {
+            Memory::Full => Err(Errno::ENOSPC.into()),
+            _ => Ok(data.len()),
+        }
+    }
+
+    fn describe(&self) -> Description {
+        Description::Device { path: self.path.into(), flags: libc::O_RDWR }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,74 @@
+//! eventfd(2).
+
+use std::{
+    any::Any,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::pipe::mask;
+use crate::kernel::{
+    errno::Errno,
+    file::{Cx, Description, File, PollMask},
+    wait::{Channel, Stop, SysResult},
+};
+
+/// A counter that can be waited for.
+pub struct Event {
+    count: Mutex<u64>,
+    flags: i32,
+    channel: Channel,
+}
+
+impl Event {
+    /// A counter that starts at `count`, with `EFD_*` flags.
+    pub fn new(count: u64, flags: i32) -> Arc<Self> {
+        Arc::new(Self { count: Mutex::new(count), flags, channel: Channel::new() })
+    }
+}
+
+impl File for Event {
+    fn read(&self, cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
+        if max < 8 {
+            return Err(Errno::EINVAL.into());
+        }
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        if *count == 0 {
+            return Err(if cx.nonblock { Errno::EAGAIN.into() } else { Stop::wait(self.channel) });
+        }
+        let taken = if self.flags & libc::EFD_SEMAPHORE != 0 { 1 } else { *count };
+        *count -= taken;
+        (cx.wake)(self.channel);
+        Ok(taken.to_le_bytes().to_vec())
+    }
+
+    fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
+        let value = data.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+        let value = value.filter(|value| *value != u64::MAX).ok_or(Errno::EINVAL)?;
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        match count.checked_add(value).filter(|sum| *sum < u64::MAX) {
+            Some(sum) => *count = sum,
+            None if cx.nonblock => return Err(Errno::EAGAIN.into()),
+            None => return Err(Stop::wait(self.channel)),
+        }
+        (cx.wake)(self.channel);
+        Ok(8)
+    }
+
+    fn poll(&self) -> PollMask {
+        let count = *self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        mask(count > 0, libc::POLLIN) | mask(count < u64::MAX - 1, libc::POLLOUT)
+    }
+
+    fn channels(&self) -> Vec<Channel> {
+        vec![self.channel]
+    }
+
+    fn describe(&self) -> Description {
+        let count = *self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        Description::Event { count, flags: self.flags }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

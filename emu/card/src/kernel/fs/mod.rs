@@ -1,0 +1,155 @@
+//! Files: the RAM file system, what can be opened, and the calls of files.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `tree` | names: directories, links, devices, sockets |
+//! | `inode`, `regular` | contents of regular files, in card memory |
+//! | `pipe`, `socket`, `event`, `epoll` | what has no contents but a stream or a state |
+//! | [`console`], `dev`, `proc` | the host's ends; /dev; /proc |
+//! | `table` | descriptors |
+//! | `calls`, `socket_calls`, `poll` | system calls |
+//! | [`rebuild`] | descriptors of a restored process |
+//!
+//! What must stay true: contents take frames of card memory, and names are bounded, so that a card
+//! that is full answers ENOSPC; a description's `release` runs once, when its last descriptor goes.
+
+mod calls;
+pub mod console;
+mod dev;
+mod epoll;
+mod event;
+mod inode;
+mod pipe;
+mod poll;
+mod proc;
+pub mod rebuild;
+mod regular;
+mod socket;
+mod socket_calls;
+mod table;
+mod tree;
+
+use std::{sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    dev::is_zero_device,
+    inode::{Inode, shared_anonymous},
+    proc::ProcInfo,
+    regular::RegularFile,
+    table::{FileTable, Open},
+    tree::Vfs,
+};
+use super::{
+    device::UserMemory,
+    errno::Errno,
+    file::Cx,
+    wait::SysResult,
+};
+
+/// Most bytes that one call reads or writes; programs see a short count, as they may.
+pub const IO_MAX: usize = 1 << 20;
+/// Most bytes of a path.
+pub const PATH_MAX: usize = 4096;
+
+/// A process's view of the file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsContext {
+    /// Working directory, absolute.
+    pub cwd: String,
+    /// Permission bits that new files do not get.
+    pub umask: u32,
+}
+
+/// A file call on its way.
+pub struct FsCall<'a> {
+    /// The caller.
+    pub cx: Cx<'a>,
+    /// Its descriptors.
+    pub files: &'a mut FileTable,
+    /// Its working directory and umask.
+    pub fs: &'a mut FsContext,
+    /// The file system.
+    pub vfs: &'a mut Vfs,
+    /// Descriptors that it may have.
+    pub limit_nofile: usize,
+    /// What /proc/self says.
+    pub proc: &'a dyn ProcInfo,
+    /// When the call stops waiting; kept over its attempts.
+    pub deadline: &'a mut Option<Duration>,
+}
+
+/// Runs a file call; `None` if it is none.
+pub fn syscall(call: &mut FsCall, number: u64, args: [u64; 6]) -> Option<SysResult> {
+    calls::run(call, number, args)
+        .or_else(|| poll::run(call, number, args))
+        .or_else(|| socket_calls::run(call, number, args))
+}
+
+/// Reads a zero-terminated string of fewer than `max` bytes; a longer one is ENAMETOOLONG.
+pub fn read_c_string(
+    memory: &mut dyn UserMemory,
+    address: u64,
+    max: usize,
+) -> Result<Vec<u8>, Errno> {
+    let mut string = Vec::new();
+    loop {
+        let at = address.checked_add(string.len() as u64).ok_or(Errno::EFAULT)?;
+        // Up to the end of the page, which is as far as one may look.
+        let part = (4096 - at % 4096) as usize;
+        let mut bytes = vec![0; part];
+        memory.read(at, &mut bytes)?;
+        match bytes.iter().position(|byte| *byte == 0) {
+            Some(end) => string.extend_from_slice(&bytes[..end]),
+            None => string.extend_from_slice(&bytes),
+        }
+        if string.len() >= max {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        if bytes.contains(&0) {
+            return Ok(string);
+        }
+    }
+}
+
+/// An inode's own type, for `st_mode`, and the rest that stat(2) tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Inode number.
+    pub ino: u64,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Links.
+    pub nlink: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Device number of a device.
+    pub rdev: u64,
+    /// Time of the last change, since the epoch.
+    pub mtime: Duration,
+}
+
+/// What an open file knows of itself beyond [`super::file::File`]: for fstat(2).
+pub fn stat_of(open: &Arc<Open>) -> Stat {
+    if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
+        return file.inode().stat();
+    }
+    if let Some(directory) = open.file.as_any().downcast_ref::<regular::Directory>() {
+        return Stat {
+            ino: directory.node(),
+            mode: libc::S_IFDIR | 0o755,
+            nlink: 2,
+            ..Stat::default()
+        };
+    }
+    let mode = match open.file.describe() {
+        super::file::Description::Pipe { .. } => libc::S_IFIFO | 0o600,
+        super::file::Description::Socket => libc::S_IFSOCK | 0o777,
+        super::file::Description::Console | super::file::Description::Device { .. } => {
+            libc::S_IFCHR | 0o620
+        }
+        _ => 0o600,
+    };
+    Stat { ino: 1, mode, nlink: 1, ..Stat::default() }
+}

@@ -1,0 +1,83 @@
+//! The texts of /proc and /sys that programs ask for.
+
+use std::sync::Arc;
+
+use super::{FsCall, inode::Inode, regular::RegularFile};
+use crate::kernel::{errno::Errno, file::File};
+
+/// What /proc/self says of the calling process.
+pub trait ProcInfo {
+    /// Path of the program.
+    fn exe(&self) -> String;
+    /// Arguments, each with its zero byte.
+    fn cmdline(&self) -> Vec<u8>;
+    /// /proc/self/status.
+    fn status(&self) -> String;
+    /// /proc/self/stat.
+    fn stat(&self) -> String;
+    /// /proc/self/maps.
+    fn maps(&self) -> String;
+    /// Cores of the card.
+    fn cores(&self) -> usize;
+}
+
+/// One text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcFile {
+    /// A symbolic link to the program.
+    Exe,
+    /// The memory map.
+    Maps,
+    /// Status for people.
+    Status,
+    /// Status for programs.
+    Stat,
+    /// Arguments.
+    Cmdline,
+    /// The card's memory.
+    Meminfo,
+    /// The card's cores.
+    Cpuinfo,
+    /// Numbers of the cores.
+    Online,
+}
+
+/// Where they are.
+pub const FILES: &[(&str, ProcFile)] = &[
+    ("/proc/self/exe", ProcFile::Exe),
+    ("/proc/self/maps", ProcFile::Maps),
+    ("/proc/self/status", ProcFile::Status),
+    ("/proc/self/stat", ProcFile::Stat),
+    ("/proc/self/cmdline", ProcFile::Cmdline),
+    ("/proc/meminfo", ProcFile::Meminfo),
+    ("/proc/cpuinfo", ProcFile::Cpuinfo),
+    ("/sys/devices/system/cpu/online", ProcFile::Online),
+];
+
+/// Opens a text: what it says now.
+pub fn open(call: &FsCall, file: ProcFile, path: String) -> Result<Arc<dyn File>, Errno> {
+    let text = match file {
+        ProcFile::Exe => return Err(Errno::ELOOP),
+        ProcFile::Maps => call.proc.maps().into_bytes(),
+        ProcFile::Status => call.proc.status().into_bytes(),
+        ProcFile::Stat => call.proc.stat().into_bytes(),
+        ProcFile::Cmdline => call.proc.cmdline(),
+        ProcFile::Meminfo => meminfo(call).into_bytes(),
+        ProcFile::Cpuinfo => cpuinfo(call.cores()).into_bytes(),
+        ProcFile::Online => format!("0-{}\n", call.cores() - 1).into_bytes(),
+    };
+    let inode = Inode::new(call.vfs.memory(), 0, 0o444);
+    inode.write_at(0, &text)?;
+    Ok(RegularFile::new(inode, path, libc::O_RDONLY))
+}
+
+fn meminfo(call: &FsCall) -> String {
+    let (total, free) = (call.vfs.memory().bytes() >> 10, call.vfs.memory().free_bytes() >> 10);
+    format!("MemTotal: {total:>12} kB\nMemFree: {free:>13} kB\nMemAvailable: {free:>8} kB\n")
+}
+
+fn cpuinfo(cores: usize) -> String {
+    (0..cores)
+        .map(|core| format!("processor\t: {core}\nmodel name\t: snaprig card core\n\n"))
+        .collect()
+}

@@ -1,0 +1,160 @@
+//! Descriptors of a restored process, from what a snapshot says of them.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    FileTable, FsContext, Open, RegularFile, Vfs,
+    epoll::Epoll,
+    event::Event,
+    pipe::{PipeEnd, Queue},
+    socket::Socket,
+    tree::Node,
+};
+use crate::kernel::{
+    errno::Errno,
+    file::{Cx, Description, File},
+    wait::Stop,
+};
+
+/// One descriptor in a snapshot. Descriptors that share a description have the same `shared`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileImage {
+    /// The number.
+    pub fd: i32,
+    /// Close on exec.
+    pub close_on_exec: bool,
+    /// `O_*` status flags.
+    pub flags: i32,
+    /// The same for duplicates.
+    pub shared: u64,
+    /// What it is.
+    pub description: Description,
+}
+
+/// A file of the snapshot is not on this card.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("descriptor {fd} ({path}): {errno}")]
+pub struct RebuildError {
+    /// The descriptor.
+    pub fd: i32,
+    /// What it referred to.
+    pub path: String,
+    /// Why it cannot be opened.
+    pub errno: Errno,
+}
+
+/// What a snapshot says of a process's descriptors.
+pub fn describe(files: &FileTable) -> Vec<FileImage> {
+    files
+        .iter()
+        .map(|(fd, open, close_on_exec)| FileImage {
+            fd,
+            close_on_exec,
+            flags: open.flags(),
+            shared: Arc::as_ptr(open) as u64,
+            description: open.file.describe(),
+        })
+        .collect()
+}
+
+/// The descriptors again. 0 to 2 are `stdio` where the snapshot has a console.
+pub fn rebuild(
+    vfs: &mut Vfs,
+    cx: &mut Cx,
+    fs: &FsContext,
+    images: &[FileImage],
+    stdio: &[Arc<dyn File>; 3],
+) -> Result<FileTable, RebuildError> {
+    let mut rebuilt: BTreeMap<u64, Arc<Open>> = BTreeMap::new();
+    let mut queues: BTreeMap<u64, Arc<Queue>> = BTreeMap::new();
+    let mut table = FileTable::default();
+    for image in images {
+        let open = match rebuilt.get(&image.shared) {
+            Some(open) => open.clone(),
+            None => {
+                let file = one(vfs, cx, fs, image, stdio, &mut queues)?;
+                Open::new(file, image.flags)
+            }
+        };
+        rebuilt.insert(image.shared, open.clone());
+        table.insert_at(image.fd, open, image.close_on_exec, cx.wake);
+    }
+    for image in images {
+        if let Description::Epoll { watched } = &image.description {
+            watch_again(&table, image.fd, watched);
+        }
+    }
+    close_lonely_ends(images, &queues, cx);
+    Ok(table)
+}
+
+fn one(
+    vfs: &mut Vfs,
+    cx: &mut Cx,
+    fs: &FsContext,
+    image: &FileImage,
+    stdio: &[Arc<dyn File>; 3],
+    queues: &mut BTreeMap<u64, Arc<Queue>>,
+) -> Result<Arc<dyn File>, RebuildError> {
+    let failed = |path: &str, errno| RebuildError { fd: image.fd, path: path.into(), errno };
+    Ok(match &image.description {
+        Description::Path { path, flags, position } => {
+            let file = vfs.open(cx, fs, path, *flags, 0).map_err(|stop| match stop {
+                Stop::Errno(errno) => failed(path, errno),
+                Stop::Wait(_) => failed(path, Errno::EIO),
+            })?;
+            if let Some(file) = file.as_any().downcast_ref::<RegularFile>() {
+                let position = i64::try_from(*position).map_err(|_| failed(path, Errno::EINVAL))?;
+                file.seek(position, libc::SEEK_SET).map_err(|errno| failed(path, errno))?;
+            }
+            file
+        }
+        Description::Device { path, flags } => {
+            let node = vfs.find("/", path, true).map_err(|errno| failed(path, errno))?.node;
+            match node.and_then(|node| vfs.node(node)) {
+                Some(Node::Device(device)) => device.open_disconnected(*flags),
+                _ => return Err(failed(path, Errno::ENODEV)),
+            }
+        }
+        Description::Pipe { id, write_end, bytes } => {
+            let queue = queues.entry(*id).or_insert_with(Queue::new);
+            queue.restore(bytes);
+            PipeEnd::over(queue.clone(), *write_end)
+        }
+        Description::Event { count, flags } => Event::new(*count, *flags),
+        Description::Epoll { .. } => Epoll::new(),
+        Description::Socket => Socket::reset(),
+        Description::Console => stdio[usize::try_from(image.fd).unwrap_or(1).min(2)].clone(),
+    })
+}
+
+fn watch_again(table: &FileTable, epfd: i32, watched: &[(i32, u32, u64)]) {
+    let Ok(epoll) = table.get(epfd) else { return };
+    let Some(epoll) = epoll.file.as_any().downcast_ref::<Epoll>() else { return };
+    for (fd, events, data) in watched {
+        if let Ok(open) = table.get(*fd) {
+            // The table holds it, and a new instance watches nothing twice.
+            let _ = epoll.control(libc::EPOLL_CTL_ADD, *fd, &open, *events, *data);
+        }
+    }
+}
+
+/// A pipe of which only one end was captured has lost its other end.
+fn close_lonely_ends(images: &[FileImage], queues: &BTreeMap<u64, Arc<Queue>>, cx: &mut Cx) {
+    for (id, queue) in queues {
+        let has = |wanted: bool| {
+            images.iter().any(|image| {
+                matches!(&image.description, Description::Pipe { id: other, write_end, .. }
+                    if other == id && *write_end == wanted)
+            })
+        };
+        if !has(false) {
+            queue.close_reader(cx.wake);
+        }
+        if !has(true) {
+            queue.close_writer(cx.wake);
+        }
+    }
+}

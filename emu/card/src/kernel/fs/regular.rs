@@ -1,0 +1,148 @@
+//! Open regular files and directories.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use super::inode::Inode;
+use crate::kernel::{
+    errno::Errno,
+    file::{Cx, Description, File},
+    wait::SysResult,
+};
+
+/// An open regular file.
+pub struct RegularFile {
+    inode: Arc<Inode>,
+    path: String,
+    flags: i32,
+    position: Mutex<u64>,
+}
+
+impl RegularFile {
+    /// Opened at the start, or wherever appending puts it.
+    pub fn new(inode: Arc<Inode>, path: String, flags: i32) -> Arc<Self> {
+        Arc::new(Self { inode, path, flags, position: Mutex::new(0) })
+    }
+
+    /// The file.
+    pub fn inode(&self) -> &Arc<Inode> {
+        &self.inode
+    }
+
+    /// The path that it was opened by.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether it was opened for writing.
+    pub fn writes(&self) -> bool {
+        self.flags & libc::O_ACCMODE != libc::O_RDONLY
+    }
+
+    /// lseek(2).
+    pub fn seek(&self, offset: i64, whence: i32) -> Result<u64, Errno> {
+        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = self.inode.size();
+        let base = match whence {
+            libc::SEEK_SET => 0,
+            libc::SEEK_CUR => *position,
+            libc::SEEK_END => size,
+            // Without holes: all of a file is data (lseek(2)).
+            libc::SEEK_DATA if (offset as u64) < size => 0,
+            libc::SEEK_HOLE if (offset as u64) < size => {
+                *position = size;
+                return Ok(size);
+            }
+            libc::SEEK_DATA | libc::SEEK_HOLE => return Err(Errno::ENXIO),
+            _ => return Err(Errno::EINVAL),
+        };
+        let to = base.checked_add_signed(offset).filter(|to| *to <= i64::MAX as u64);
+        *position = to.ok_or(Errno::EINVAL)?;
+        Ok(*position)
+    }
+}
+
+impl File for RegularFile {
+    fn read(&self, _cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
+        if self.flags & libc::O_ACCMODE == libc::O_WRONLY {
+            return Err(Errno::EBADF.into());
+        }
+        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.inode.read_at(*position, max);
+        *position += bytes.len() as u64;
+        Ok(bytes)
+    }
+
+    fn write(&self, _cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
+        if !self.writes() {
+            return Err(Errno::EBADF.into());
+        }
+        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.flags & libc::O_APPEND != 0 {
+            *position = self.inode.size();
+        }
+        let done = self.inode.write_at(*position, data)?;
+        *position += done as u64;
+        Ok(done)
+    }
+
+    fn describe(&self) -> Description {
+        Description::Path {
+            path: self.path.clone(),
+            flags: self.flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC),
+            position: *self.position.lock().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// An open directory.
+pub struct Directory {
+    node: u64,
+    path: String,
+    /// Entries that getdents64(2) has returned.
+    pub read: AtomicUsize,
+}
+
+impl Directory {
+    /// Opened at its first entry.
+    pub fn new(node: u64, path: String) -> Arc<Self> {
+        Arc::new(Self { node, path, read: AtomicUsize::new(0) })
+    }
+
+    /// Its node.
+    pub fn node(&self) -> u64 {
+        self.node
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+}
+
+impl File for Directory {
+    fn read(&self, _cx: &mut Cx, _max: usize) -> SysResult<Vec<u8>> {
+        Err(Errno::EISDIR.into())
+    }
+
+    fn describe(&self) -> Description {
+        Description::Path {
+            path: self.path.clone(),
+            flags: libc::O_RDONLY | libc::O_DIRECTORY,
+            position: self.read.load(Ordering::Relaxed) as u64,
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

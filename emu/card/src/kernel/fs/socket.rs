@@ -1,0 +1,244 @@
+//! Unix stream sockets (unix(7)).
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::pipe::{Queue, mask};
+use crate::kernel::{
+    errno::Errno,
+    file::{Cx, Description, File, PollMask},
+    wait::{Channel, Stop, SysResult},
+};
+
+/// Connections that wait to be accepted, at most.
+const BACKLOG_MAX: usize = 128;
+
+/// What listens under a name, for as long as its socket is open.
+pub struct Listener {
+    inner: Mutex<Backlog>,
+    channel: Channel,
+}
+
+struct Backlog {
+    waiting: VecDeque<Arc<Stream>>,
+    limit: usize,
+    open: bool,
+}
+
+/// A connected socket: what it reads and what its peer reads.
+pub struct Stream {
+    incoming: Arc<Queue>,
+    outgoing: Arc<Queue>,
+}
+
+enum State {
+    New,
+    Bound(Arc<Listener>),
+    Connected(Arc<Stream>),
+    /// Restored from a snapshot: the peer is gone.
+    Reset,
+}
+
+/// A socket, in any of its states.
+pub struct Socket {
+    state: Mutex<State>,
+    /// Woken when the state changes.
+    channel: Channel,
+}
+
+/// Two connected sockets (socketpair(2)).
+pub fn pair() -> (Arc<Socket>, Arc<Socket>) {
+    let (one, other) = streams();
+    (Socket::in_state(State::Connected(one)), Socket::in_state(State::Connected(other)))
+}
+
+fn streams() -> (Arc<Stream>, Arc<Stream>) {
+    let (there, back) = (Queue::new(), Queue::new());
+    let one = Arc::new(Stream { incoming: there.clone(), outgoing: back.clone() });
+    (one, Arc::new(Stream { incoming: back, outgoing: there }))
+}
+
+impl Socket {
+    /// A socket that is not connected.
+    pub fn new() -> Arc<Self> {
+        Self::in_state(State::New)
+    }
+
+    /// A socket whose peer has gone, in a restored process.
+    pub fn reset() -> Arc<Self> {
+        Self::in_state(State::Reset)
+    }
+
+    fn in_state(state: State) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(state), channel: Channel::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// bind(2): what to put under the name.
+    pub fn bind(&self) -> Result<Arc<Listener>, Errno> {
+        let mut state = self.lock();
+        let State::New = *state else { return Err(Errno::EINVAL) };
+        let listener = Arc::new(Listener {
+            inner: Mutex::new(Backlog { waiting: VecDeque::new(), limit: 0, open: true }),
+            channel: self.channel,
+        });
+        *state = State::Bound(listener.clone());
+        Ok(listener)
+    }
+
+    /// listen(2).
+    pub fn listen(&self, backlog: usize) -> Result<(), Errno> {
+        match &*self.lock() {
+            State::Bound(listener) => {
+                listener.lock().limit = backlog.clamp(1, BACKLOG_MAX);
+                Ok(())
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// accept(2).
+    pub fn accept(&self, nonblock: bool) -> SysResult<Arc<Self>> {
+        let State::Bound(listener) = &*self.lock() else { return Err(Errno::EINVAL.into()) };
+        let mut backlog = listener.lock();
+        if backlog.limit == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        match backlog.waiting.pop_front() {
+            Some(stream) => Ok(Self::in_state(State::Connected(stream))),
+            None if nonblock => Err(Errno::EAGAIN.into()),
+            None => Err(Stop::wait(self.channel)),
+        }
+    }
+
+    /// connect(2): done at once if there is room in the backlog.
+    pub fn connect(&self, to: &Listener, cx: &mut Cx) -> SysResult<()> {
+        let mut state = self.lock();
+        match &*state {
+            State::New => {}
+            State::Connected(_) => return Err(Errno::EISCONN.into()),
+            _ => return Err(Errno::EINVAL.into()),
+        }
+        let mut backlog = to.lock();
+        if !backlog.open || backlog.limit == 0 {
+            return Err(Errno::ECONNREFUSED.into());
+        }
+        if backlog.waiting.len() >= backlog.limit {
+            return Err(match cx.nonblock {
+                true => Errno::EAGAIN.into(),
+                false => Stop::wait(to.channel),
+            });
+        }
+        let (one, other) = streams();
+        backlog.waiting.push_back(other);
+        *state = State::Connected(one);
+        (cx.wake)(to.channel);
+        Ok(())
+    }
+
+    /// shutdown(2).
+    pub fn shutdown(&self, how: i32, wake: &mut dyn FnMut(Channel)) -> Result<(), Errno> {
+        let stream = self.stream()?;
+        if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
+            return Err(Errno::EINVAL);
+        }
+        if how != libc::SHUT_WR {
+            stream.incoming.close_reader(wake);
+            stream.incoming.close_writer(wake);
+        }
+        if how != libc::SHUT_RD {
+            stream.outgoing.close_writer(wake);
+        }
+        Ok(())
+    }
+
+    /// The connection, or ENOTCONN; ECONNRESET in a restored process.
+    pub fn stream(&self) -> Result<Arc<Stream>, Errno> {
+        match &*self.lock() {
+            State::Connected(stream) => Ok(stream.clone()),
+            State::Reset => Err(Errno::ECONNRESET),
+            _ => Err(Errno::ENOTCONN),
+        }
+    }
+}
+
+impl Listener {
+    fn lock(&self) -> MutexGuard<'_, Backlog> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl File for Socket {
+    fn read(&self, cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
+        self.stream()?.incoming.read(cx, max)
+    }
+
+    fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
+        self.stream()?.outgoing.write(cx, data)
+    }
+
+    fn poll(&self) -> PollMask {
+        match &*self.lock() {
+            State::New => libc::POLLOUT | libc::POLLHUP,
+            State::Reset => libc::POLLIN | libc::POLLHUP | libc::POLLERR,
+            State::Bound(listener) => mask(!listener.lock().waiting.is_empty(), libc::POLLIN),
+            State::Connected(stream) => {
+                let (readable, over) = stream.incoming.readable();
+                let (writable, broken) = stream.outgoing.writable();
+                mask(readable, libc::POLLIN)
+                    | mask(over, libc::POLLRDHUP)
+                    | mask(writable, libc::POLLOUT)
+                    | mask(over && broken, libc::POLLHUP)
+            }
+        }
+    }
+
+    fn channels(&self) -> Vec<Channel> {
+        match &*self.lock() {
+            State::Connected(stream) => vec![stream.incoming.channel, stream.outgoing.channel],
+            _ => vec![self.channel],
+        }
+    }
+
+    fn abandon(&self, tid: i32) {
+        if let State::Connected(stream) = &*self.lock() {
+            stream.outgoing.abandon(tid);
+        }
+    }
+
+    fn release(&self, wake: &mut dyn FnMut(Channel)) {
+        match &*self.lock() {
+            State::Connected(stream) => stream.close(wake),
+            State::Bound(listener) => {
+                let mut backlog = listener.lock();
+                backlog.open = false;
+                for stream in backlog.waiting.drain(..) {
+                    stream.close(wake);
+                }
+                wake(listener.channel);
+            }
+            State::New | State::Reset => {}
+        }
+    }
+
+    fn describe(&self) -> Description {
+        Description::Socket
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Stream {
+    fn close(&self, wake: &mut dyn FnMut(Channel)) {
+        self.incoming.close_reader(wake);
+        self.outgoing.close_writer(wake);
+    }
+}

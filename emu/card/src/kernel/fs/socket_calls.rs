@@ -1,0 +1,237 @@
+//! Calls on Unix sockets.
+
+use std::sync::Arc;
+
+use super::{
+    FsCall, IO_MAX,
+    socket::{self, Socket},
+    table::Open,
+    tree::Node,
+};
+use crate::kernel::{
+    errno::Errno,
+    file::File,
+    wait::{Stop, SysResult},
+};
+
+/// Bytes of `struct sockaddr_un`.
+const ADDRESS_BYTES: u64 = 110;
+
+/// Runs one of these calls; `None` if it is none.
+pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
+    let int = |i: usize| a[i] as i32;
+    Some(match number as i64 {
+        libc::SYS_socket => socket(call, int(0), int(1)),
+        libc::SYS_socketpair => socketpair(call, int(0), int(1), a[3]),
+        libc::SYS_bind => bind(call, int(0), a[1], a[2]),
+        libc::SYS_listen => with(call, int(0), |_, s| Ok(s.listen(a[1] as usize).map(|()| 0)?)),
+        libc::SYS_accept => accept(call, int(0), a[1], a[2], 0),
+        libc::SYS_accept4 => accept(call, int(0), a[1], a[2], int(3)),
+        libc::SYS_connect => connect(call, int(0), a[1], a[2]),
+        libc::SYS_shutdown => with(call, int(0), |call, socket| {
+            socket.shutdown(int(1), call.cx.wake)?;
+            Ok(0)
+        }),
+        libc::SYS_sendto => send(call, int(0), a[1], a[2] as usize, int(3)),
+        libc::SYS_recvfrom => receive(call, int(0), a[1], a[2] as usize, int(3), a[5]),
+        libc::SYS_sendmsg => sendmsg(call, int(0), a[1], int(2)),
+        libc::SYS_recvmsg => recvmsg(call, int(0), a[1], int(2)),
+        libc::SYS_getsockname | libc::SYS_getpeername => name(call, int(0), a[1], a[2]),
+        libc::SYS_setsockopt => with(call, int(0), |_, _| Ok(0)),
+        libc::SYS_getsockopt => getsockopt(call, int(0), a[3], a[4]),
+        _ => return None,
+    })
+}
+
+fn with(
+    call: &mut FsCall,
+    fd: i32,
+    f: impl FnOnce(&mut FsCall, &Socket) -> SysResult,
+) -> SysResult {
+    let open = call.files.get(fd)?;
+    call.cx.nonblock = open.nonblock();
+    let socket = open.file.as_any().downcast_ref::<Socket>().ok_or(Errno::ENOTSOCK)?;
+    f(call, socket)
+}
+
+fn check_kind(domain: i32, kind: i32) -> Result<(), Errno> {
+    match (domain, kind & 0xf) {
+        (libc::AF_UNIX, libc::SOCK_STREAM) => Ok(()),
+        (libc::AF_UNIX, _) => Err(Errno::EPROTONOSUPPORT),
+        _ => Err(Errno::EAFNOSUPPORT),
+    }
+}
+
+fn open_of(socket: Arc<Socket>, kind: i32) -> Arc<Open> {
+    Open::new(socket, libc::O_RDWR | kind & libc::SOCK_NONBLOCK)
+}
+
+fn socket(call: &mut FsCall, domain: i32, kind: i32) -> SysResult {
+    check_kind(domain, kind)?;
+    let open = open_of(Socket::new(), kind);
+    let close = kind & libc::SOCK_CLOEXEC != 0;
+    Ok(call.files.insert(open, close, 0, call.limit_nofile)? as u64)
+}
+
+fn socketpair(call: &mut FsCall, domain: i32, kind: i32, to: u64) -> SysResult {
+    check_kind(domain, kind)?;
+    let (one, other) = socket::pair();
+    let close = kind & libc::SOCK_CLOEXEC != 0;
+    call.insert_pair(to, open_of(one, kind), open_of(other, kind), close)
+}
+
+/// The path in a `struct sockaddr_un`. Abstract names become names below /run.
+fn address(call: &mut FsCall, at: u64, len: u64) -> Result<String, Errno> {
+    if !(3..=ADDRESS_BYTES).contains(&len) {
+        return Err(Errno::EINVAL);
+    }
+    let mut bytes = vec![0; len as usize];
+    call.cx.memory.read(at, &mut bytes)?;
+    if u16::from_le_bytes([bytes[0], bytes[1]]) != libc::AF_UNIX as u16 {
+        return Err(Errno::EAFNOSUPPORT);
+    }
+    let name = &bytes[2..];
+    let path = match name {
+        [0, rest @ ..] => format!("/run/@{}", String::from_utf8_lossy(rest).replace('/', "_")),
+        _ => {
+            let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+            String::from_utf8(name[..end].to_vec()).map_err(|_| Errno::EINVAL)?
+        }
+    };
+    Ok(path)
+}
+
+fn bind(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResult {
+    let path = address(call, at, len)?;
+    with(call, fd, |call, socket| {
+        let found = call.vfs.find(&call.fs.cwd, &path, true)?;
+        if found.node.is_some() {
+            return Err(Errno::EADDRINUSE.into());
+        }
+        let listener = socket.bind()?;
+        call.vfs.add(found.parent, &found.name, Node::Socket(listener))?;
+        Ok(0)
+    })
+}
+
+fn accept(call: &mut FsCall, fd: i32, to: u64, len: u64, flags: i32) -> SysResult {
+    with(call, fd, |call, socket| {
+        let accepted = socket.accept(call.cx.nonblock)?;
+        // Somebody may be waiting for room in the backlog.
+        for channel in File::channels(socket) {
+            (call.cx.wake)(channel);
+        }
+        let close = flags & libc::SOCK_CLOEXEC != 0;
+        let fd = call.files.insert(open_of(accepted, flags), close, 0, call.limit_nofile)?;
+        put_unnamed(call, to, len)?;
+        Ok(fd as u64)
+    })
+}
+
+fn connect(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResult {
+    let path = address(call, at, len)?;
+    with(call, fd, |call, socket| {
+        let node = call.vfs.find(&call.fs.cwd, &path, true)?.node.ok_or(Errno::ENOENT)?;
+        let Some(Node::Socket(listener)) = call.vfs.node(node) else {
+            return Err(Errno::ECONNREFUSED.into());
+        };
+        socket.connect(listener, &mut call.cx)?;
+        Ok(0)
+    })
+}
+
+fn send(call: &mut FsCall, fd: i32, from: u64, len: usize, flags: i32) -> SysResult {
+    let mut bytes = vec![0; len.min(IO_MAX)];
+    call.cx.memory.read(from, &mut bytes)?;
+    send_bytes(call, fd, &bytes, flags)
+}
+
+fn send_bytes(call: &mut FsCall, fd: i32, bytes: &[u8], flags: i32) -> SysResult {
+    with(call, fd, |call, socket| {
+        call.cx.nonblock |= flags & libc::MSG_DONTWAIT != 0;
+        Ok(socket.write(&mut call.cx, bytes)? as u64)
+    })
+}
+
+fn receive_bytes(call: &mut FsCall, fd: i32, max: usize, flags: i32) -> SysResult<Vec<u8>> {
+    if flags & (libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_WAITALL) != 0 {
+        return Err(Errno::EOPNOTSUPP.into());
+    }
+    let mut bytes = Vec::new();
+    with(call, fd, |call, socket| {
+        call.cx.nonblock |= flags & libc::MSG_DONTWAIT != 0;
+        bytes = socket.read(&mut call.cx, max.min(IO_MAX))?;
+        Ok(0)
+    })?;
+    Ok(bytes)
+}
+
+fn receive(
+    call: &mut FsCall,
+    fd: i32,
+    to: u64,
+    len: usize,
+    flags: i32,
+    address_len: u64,
+) -> SysResult {
+    let bytes = receive_bytes(call, fd, len, flags)?;
+    call.cx.memory.write(to, &bytes)?;
+    if address_len != 0 {
+        call.cx.memory.write(address_len, &[0; 4])?;
+    }
+    Ok(bytes.len() as u64)
+}
+
+/// The array of buffers in a `struct msghdr`; descriptors cannot be passed.
+fn message(call: &mut FsCall, at: u64) -> Result<(u64, u64), Stop> {
+    let mut bytes = [0; 56];
+    call.cx.memory.read(at, &mut bytes)?;
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    Ok((word(16), word(24)))
+}
+
+fn sendmsg(call: &mut FsCall, fd: i32, at: u64, flags: i32) -> SysResult {
+    let mut control = [0; 8];
+    call.cx.memory.read(at.wrapping_add(40), &mut control)?;
+    if control != [0; 8] {
+        return Err(Errno::EOPNOTSUPP.into());
+    }
+    let (vectors, count) = message(call, at)?;
+    let bytes = call.gather(vectors, count)?;
+    send_bytes(call, fd, &bytes, flags)
+}
+
+fn recvmsg(call: &mut FsCall, fd: i32, at: u64, flags: i32) -> SysResult {
+    let (vectors, count) = message(call, at)?;
+    let bytes = receive_bytes(call, fd, IO_MAX, flags)?;
+    call.scatter(vectors, count, &bytes)?;
+    // No address, no control data, no flags.
+    call.cx.memory.write(at.wrapping_add(8), &[0; 4])?;
+    call.cx.memory.write(at.wrapping_add(40), &[0; 16])?;
+    Ok(bytes.len() as u64)
+}
+
+fn name(call: &mut FsCall, fd: i32, to: u64, len: u64) -> SysResult {
+    with(call, fd, |call, _| {
+        put_unnamed(call, to, len)?;
+        Ok(0)
+    })
+}
+
+/// The address of an unnamed socket: the family alone (unix(7)).
+fn put_unnamed(call: &mut FsCall, to: u64, len: u64) -> Result<(), Errno> {
+    if to == 0 || len == 0 {
+        return Ok(());
+    }
+    call.cx.memory.write(to, &(libc::AF_UNIX as u16).to_le_bytes())?;
+    call.cx.memory.write(len, &2_u32.to_le_bytes())
+}
+
+fn getsockopt(call: &mut FsCall, fd: i32, to: u64, len: u64) -> SysResult {
+    with(call, fd, |call, _| {
+        // SO_ERROR and the others that are asked for: no error, off, zero.
+        call.cx.memory.write(to, &[0; 4])?;
+        call.cx.memory.write(len, &4_u32.to_le_bytes())?;
+        Ok(0)
+    })
+}

@@ -1,0 +1,150 @@
+//! Descriptors of a process.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering},
+    },
+};
+
+use crate::kernel::{errno::Errno, file::File, wait::Channel};
+
+/// An open file description: the file and its status flags, shared by duplicates.
+pub struct Open {
+    /// The file.
+    pub file: Arc<dyn File>,
+    flags: AtomicI32,
+}
+
+impl Open {
+    /// A description with the `O_*` flags of open(2).
+    pub fn new(file: Arc<dyn File>, flags: i32) -> Arc<Self> {
+        Arc::new(Self { file, flags: AtomicI32::new(flags) })
+    }
+
+    /// Its status flags.
+    pub fn flags(&self) -> i32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Sets the flags that fcntl(2) may set.
+    pub fn set_flags(&self, flags: i32) {
+        let settable = libc::O_NONBLOCK | libc::O_APPEND;
+        self.flags.store(self.flags() & !settable | flags & settable, Ordering::Relaxed);
+    }
+
+    /// Whether calls on it do not wait.
+    pub fn nonblock(&self) -> bool {
+        self.flags() & libc::O_NONBLOCK != 0
+    }
+}
+
+/// Descriptor numbers and what they refer to.
+#[derive(Clone, Default)]
+pub struct FileTable {
+    entries: BTreeMap<i32, (Arc<Open>, bool)>,
+}
+
+impl FileTable {
+    /// Descriptors 0, 1 and 2.
+    pub fn new(stdio: [Arc<dyn File>; 3]) -> Self {
+        let mut table = Self::default();
+        for (fd, file) in stdio.into_iter().enumerate() {
+            table.entries.insert(fd as i32, (Open::new(file, libc::O_RDWR), false));
+        }
+        table
+    }
+
+    /// What `fd` refers to.
+    pub fn get(&self, fd: i32) -> Result<Arc<Open>, Errno> {
+        self.entries.get(&fd).map(|(open, _)| open.clone()).ok_or(Errno::EBADF)
+    }
+
+    /// The lowest free number from `from` on, below `limit`.
+    pub fn insert(
+        &mut self,
+        open: Arc<Open>,
+        close_on_exec: bool,
+        from: i32,
+        limit: usize,
+    ) -> Result<i32, Errno> {
+        let mut fd = from;
+        for used in self.entries.range(from..).map(|(fd, _)| *fd) {
+            if used != fd {
+                break;
+            }
+            fd += 1;
+        }
+        if fd as usize >= limit {
+            return Err(Errno::EMFILE);
+        }
+        self.entries.insert(fd, (open, close_on_exec));
+        Ok(fd)
+    }
+
+    /// Puts a description at a number; what was there is closed.
+    pub fn insert_at(
+        &mut self,
+        fd: i32,
+        open: Arc<Open>,
+        close_on_exec: bool,
+        wake: &mut dyn FnMut(Channel),
+    ) {
+        if let Some((old, _)) = self.entries.insert(fd, (open, close_on_exec)) {
+            release(old, wake);
+        }
+    }
+
+    /// Closes one descriptor.
+    pub fn close(&mut self, fd: i32, wake: &mut dyn FnMut(Channel)) -> Result<(), Errno> {
+        let (open, _) = self.entries.remove(&fd).ok_or(Errno::EBADF)?;
+        release(open, wake);
+        Ok(())
+    }
+
+    /// Closes what execve(2) closes.
+    pub fn close_on_exec(&mut self, wake: &mut dyn FnMut(Channel)) {
+        let closing: Vec<_> =
+            self.entries.iter().filter(|(_, (_, close))| *close).map(|(fd, _)| *fd).collect();
+        for fd in closing {
+            let _ = self.close(fd, wake);
+        }
+    }
+
+    /// Closes everything.
+    pub fn close_all(&mut self, wake: &mut dyn FnMut(Channel)) {
+        for (open, _) in std::mem::take(&mut self.entries).into_values() {
+            release(open, wake);
+        }
+    }
+
+    /// The close-on-exec flag of `fd`.
+    pub fn closes_on_exec(&self, fd: i32) -> Result<bool, Errno> {
+        self.entries.get(&fd).map(|(_, close)| *close).ok_or(Errno::EBADF)
+    }
+
+    /// Sets the close-on-exec flag of `fd`.
+    pub fn set_close_on_exec(&mut self, fd: i32, close: bool) -> Result<(), Errno> {
+        self.entries.get_mut(&fd).ok_or(Errno::EBADF)?.1 = close;
+        Ok(())
+    }
+
+    /// Every descriptor: number, description, close-on-exec.
+    pub fn iter(&self) -> impl Iterator<Item = (i32, &Arc<Open>, bool)> {
+        self.entries.iter().map(|(fd, (open, close))| (*fd, open, *close))
+    }
+
+    /// Every description.
+    pub fn files(&self) -> impl Iterator<Item = &Arc<Open>> {
+        self.entries.values().map(|(open, _)| open)
+    }
+}
+
+/// Runs the file's `release` if this was the last reference. All references live in tables, and
+/// tables are only touched under the kernel lock.
+fn release(open: Arc<Open>, wake: &mut dyn FnMut(Channel)) {
+    if let Some(open) = Arc::into_inner(open) {
+        open.file.release(wake);
+    }
+}

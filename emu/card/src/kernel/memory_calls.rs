@@ -1,0 +1,155 @@
+//! The calls that change an address space: mmap(2) and its relatives.
+
+use super::{
+    call::Call,
+    errno::Errno,
+    fs::{RegularFile, is_zero_device, shared_anonymous},
+    mm::{Area, Backing},
+    state::lock,
+    wait::SysResult,
+};
+use crate::{memory::PAGE, platform::USER_END};
+
+const PROT_ALL: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+
+impl Call<'_> {
+    /// Runs a memory call; `None` if it is none.
+    pub fn memory_call(&mut self, number: u64, a: [u64; 6]) -> Option<SysResult> {
+        let int = |i: usize| a[i] as i32;
+        Some(match number as i64 {
+            libc::SYS_mmap => self.mmap(a[0], a[1], int(2), int(3), int(4), a[5]),
+            libc::SYS_munmap => self.munmap(a[0], a[1]),
+            libc::SYS_mprotect => self.mprotect(a[0], a[1], int(2)),
+            libc::SYS_mremap => self.mremap(a[0], a[1], a[2], int(3)),
+            libc::SYS_madvise => self.madvise(a[0], a[1], int(2)),
+            libc::SYS_brk => self.brk(a[0]),
+            libc::SYS_mincore => Err(Errno::ENOSYS.into()),
+            // Memory is never swapped, and files live in it.
+            libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlockall | libc::SYS_munlockall
+            | libc::SYS_mlock2 | libc::SYS_msync => Ok(0),
+            _ => return None,
+        })
+    }
+
+    fn mmap(&mut self, at: u64, len: u64, prot: i32, flags: i32, fd: i32, offset: u64) -> SysResult {
+        let len = page_range(0, len)?.1;
+        let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+        if prot & !PROT_ALL != 0 || offset % PAGE != 0 || fixed && at % PAGE != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let shared = flags & 0xf != libc::MAP_PRIVATE;
+        let backing = match flags & libc::MAP_ANONYMOUS != 0 {
+            true if shared => {
+                let inode = shared_anonymous(&self.kernel.memory, len)?;
+                Backing::File { inode, path: "/dev/zero (deleted)".into(), offset: 0 }
+            }
+            true => Backing::Anonymous,
+            false => self.file_backing(fd, offset, len, shared)?,
+        };
+        let mm = self.process().mm.clone();
+        let mut mm = lock(&mm);
+        let hint = at & !(PAGE - 1);
+        let start = match fixed {
+            true => at,
+            false if hint != 0 && mm.is_free(hint, hint.saturating_add(len)) => hint,
+            false => mm.find(len)?,
+        };
+        let end = start.checked_add(len).filter(|end| *end <= USER_END).ok_or(Errno::ENOMEM)?;
+        if flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE && !mm.is_free(start, end)
+        {
+            return Err(Errno::EEXIST.into());
+        }
+        mm.map(self.cpu, start, Area { end, prot, shared, backing })?;
+        if flags & libc::MAP_POPULATE != 0 {
+            for page in (start..end).step_by(PAGE as usize) {
+                if mm.frame(page, false).is_err() {
+                    break;
+                }
+            }
+        }
+        Ok(start)
+    }
+
+    fn file_backing(
+        &mut self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        shared: bool,
+    ) -> Result<Backing, Errno> {
+        let files = self.process().files.clone();
+        let open = lock(&files).get(fd)?;
+        if is_zero_device(&*open.file) {
+            return match shared {
+                false => Ok(Backing::Anonymous),
+                true => {
+                    let inode = shared_anonymous(&self.kernel.memory, len)?;
+                    Ok(Backing::File { inode, path: "/dev/zero".into(), offset: 0 })
+                }
+            };
+        }
+        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::ENODEV)?;
+        let (inode, path) = (file.inode().clone(), file.path().to_owned());
+        Ok(Backing::File { inode, path, offset })
+    }
+
+    fn munmap(&mut self, start: u64, len: u64) -> SysResult {
+        let (start, end) = page_range(start, len)?;
+        let mm = self.process().mm.clone();
+        lock(&mm).unmap(self.cpu, start, end)?;
+        Ok(0)
+    }
+
+    fn mprotect(&mut self, start: u64, len: u64, prot: i32) -> SysResult {
+        if len == 0 {
+            return Ok(0);
+        }
+        let (start, end) = page_range(start, len)?;
+        if prot & !PROT_ALL != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let mm = self.process().mm.clone();
+        lock(&mm).protect(self.cpu, start, end, prot)?;
+        Ok(0)
+    }
+
+    fn mremap(&mut self, old: u64, old_len: u64, new_len: u64, flags: i32) -> SysResult {
+        if flags & !libc::MREMAP_MAYMOVE != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let (old, old_end) = page_range(old, old_len)?;
+        let (_, new_len) = page_range(0, new_len)?;
+        let mm = self.process().mm.clone();
+        let may_move = flags & libc::MREMAP_MAYMOVE != 0;
+        Ok(lock(&mm).remap(self.cpu, old, old_end - old, new_len, may_move)?)
+    }
+
+    fn madvise(&mut self, start: u64, len: u64, advice: i32) -> SysResult {
+        if len == 0 {
+            return Ok(0);
+        }
+        let (start, end) = page_range(start, len)?;
+        if matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE) {
+            let mm = self.process().mm.clone();
+            lock(&mm).release(self.cpu, start, end);
+        }
+        Ok(0)
+    }
+
+    fn brk(&mut self, to: u64) -> SysResult {
+        let mm = self.process().mm.clone();
+        Ok(lock(&mm).set_brk(self.cpu, to))
+    }
+}
+
+/// `start` and the end of `len` bytes from there, in whole pages, below the end of user space.
+fn page_range(start: u64, len: u64) -> Result<(u64, u64), Errno> {
+    if start % PAGE != 0 || len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let end = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
+    match end {
+        Some(end) if end <= USER_END => Ok((start, end)),
+        _ => Err(Errno::ENOMEM),
+    }
+}

@@ -1,0 +1,567 @@
+//! A process's memory: areas, demand faults, and the calls that change them.
+//!
+//! What must stay true: every present page-table entry owns one use of its frame; areas never
+//! overlap; nothing is mapped outside an area. A page comes into being on the first touch; faults
+//! are grouped, because an exit costs 10 to 80 us where KVM is nested.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    device::{Pinned, UserMemory},
+    errno::Errno,
+    fs::Inode,
+};
+use crate::{
+    memory::{CardMemory, PAGE},
+    paging::{Access, PageTables},
+    platform::{Cpu, Platform, Space, USER_END},
+};
+
+/// Lowest address that may be mapped: null dereferences fault.
+pub const USER_START: u64 = 0x1_0000;
+/// Where `mmap` looks first; it goes down from here.
+const MMAP_TOP: u64 = USER_END - (1 << 30);
+/// Pages brought in by one fault, around the one that was touched.
+const FAULT_PAGES: u64 = 16;
+/// Most areas of a process (Linux: vm.max_map_count).
+const AREAS_MAX: usize = 65_530;
+/// Most bytes of one `pin`.
+const PIN_MAX_BYTES: u64 = 1 << 34;
+
+/// What an area's pages come from.
+#[derive(Clone)]
+pub enum Backing {
+    /// Zero pages of its own.
+    Anonymous,
+    /// A file's pages, shared with it or copied from it, from this byte offset on.
+    File {
+        /// The file.
+        inode: Arc<Inode>,
+        /// Its path, for /proc/self/maps and for snapshots.
+        path: String,
+        /// Offset of the area's start in the file.
+        offset: u64,
+    },
+}
+
+/// A range of addresses with one rule.
+#[derive(Clone)]
+pub struct Area {
+    /// First address behind it.
+    pub end: u64,
+    /// `PROT_*` bits.
+    pub prot: i32,
+    /// `MAP_SHARED`.
+    pub shared: bool,
+    /// Where its pages come from.
+    pub backing: Backing,
+}
+
+impl Area {
+    fn access(&self) -> Access {
+        Access {
+            write: self.prot & libc::PROT_WRITE != 0,
+            execute: self.prot & libc::PROT_EXEC != 0,
+            none: self.prot & (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) == 0,
+        }
+    }
+
+    /// The same area as seen from `by` bytes further on.
+    fn advanced(&self, by: u64) -> Self {
+        let mut area = self.clone();
+        if let Backing::File { offset, .. } = &mut area.backing {
+            *offset += by;
+        }
+        area
+    }
+}
+
+/// One address space.
+pub struct AddressSpace {
+    memory: Arc<CardMemory>,
+    areas: BTreeMap<u64, Area>,
+    // Dropped in this order: the platform forgets translations before the tables' frames go back.
+    space: Arc<dyn Space>,
+    tables: PageTables,
+    /// Start and end of the heap (brk(2)).
+    pub brk: (u64, u64),
+}
+
+/// Why a touch cannot be satisfied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// No area there: SIGSEGV, SEGV_MAPERR.
+    Unmapped,
+    /// The area does not allow it: SIGSEGV, SEGV_ACCERR.
+    Denied,
+    /// Beyond the end of the file, or the card's memory is full: SIGBUS.
+    NoPage,
+}
+
+impl AddressSpace {
+    /// An empty space.
+    pub fn new(memory: &Arc<CardMemory>, platform: &dyn Platform) -> Result<Self, Errno> {
+        let tables = PageTables::new(memory.clone()).ok_or(Errno::ENOMEM)?;
+        let space = platform.new_space(tables.root()).map_err(|error| {
+            tracing::error!(%error, "no address space");
+            Errno::ENOMEM
+        })?;
+        Ok(Self { memory: memory.clone(), areas: BTreeMap::new(), space, tables, brk: (0, 0) })
+    }
+
+    /// For the CPUs that run in it.
+    pub fn space(&self) -> Arc<dyn Space> {
+        self.space.clone()
+    }
+
+    /// Start and rule of every area, in order.
+    pub fn areas(&self) -> impl Iterator<Item = (u64, &Area)> {
+        self.areas.iter().map(|(start, area)| (*start, area))
+    }
+
+    /// A copy for `fork`: private pages are copied, shared ones shared.
+    pub fn fork(&self, platform: &dyn Platform) -> Result<Self, Errno> {
+        let mut child = Self::new(&self.memory, platform)?;
+        child.brk = self.brk;
+        child.areas = self.areas.clone();
+        for (start, area) in &self.areas {
+            for (va, frame, access) in self.tables.mapped(*start, area.end) {
+                let own = if area.shared {
+                    self.memory.get(frame);
+                    frame
+                } else {
+                    self.copy_of(frame)?
+                };
+                child.enter(va, own, access)?;
+            }
+        }
+        Ok(child)
+    }
+
+    fn copy_of(&self, frame: u64) -> Result<u64, Errno> {
+        let copy = self.memory.alloc().ok_or(Errno::ENOMEM)?;
+        let mut page = [0; PAGE as usize];
+        self.memory.read(frame, &mut page);
+        self.memory.write(copy, &page);
+        Ok(copy)
+    }
+
+    fn enter(&self, va: u64, frame: u64, access: Access) -> Result<(), Errno> {
+        self.tables.map(va, frame, access).map_err(|_| {
+            self.memory.put(frame);
+            Errno::ENOMEM
+        })
+    }
+
+    /// Adds an area over whatever was there. `start` and `area.end` are page-aligned.
+    pub fn map(&mut self, cpu: &mut dyn Cpu, start: u64, area: Area) -> Result<(), Errno> {
+        if start < USER_START || area.end > USER_END || start >= area.end {
+            return Err(Errno::ENOMEM);
+        }
+        if self.areas.len() >= AREAS_MAX {
+            return Err(Errno::ENOMEM);
+        }
+        self.unmap(cpu, start, area.end)?;
+        self.insert(start, area);
+        Ok(())
+    }
+
+    /// Adds an area where nothing is.
+    pub fn add(&mut self, start: u64, area: Area) -> Result<(), Errno> {
+        if !self.is_free(start, area.end) {
+            return Err(Errno::ENOMEM);
+        }
+        self.insert(start, area);
+        Ok(())
+    }
+
+    /// Adds an area, joined with its neighbour below where the two are one.
+    fn insert(&mut self, start: u64, area: Area) {
+        if let Some((&below, last)) = self.areas.range_mut(..start).next_back()
+            && last.end == start
+            && last.prot == area.prot
+            && last.shared == area.shared
+            && !area.shared
+            && matches!((&last.backing, &area.backing), (Backing::Anonymous, Backing::Anonymous))
+            && below < start
+        {
+            last.end = area.end;
+            return;
+        }
+        self.areas.insert(start, area);
+    }
+
+    /// A free range of `len` bytes, the highest below the usual top.
+    pub fn find(&self, len: u64) -> Result<u64, Errno> {
+        let mut top = MMAP_TOP;
+        for (start, area) in self.areas.iter().rev() {
+            if *start >= top {
+                continue;
+            }
+            if top.saturating_sub(area.end) >= len {
+                return Ok(top - len);
+            }
+            top = *start;
+        }
+        match top.checked_sub(len) {
+            Some(start) if start >= USER_START => Ok(start),
+            _ => Err(Errno::ENOMEM),
+        }
+    }
+
+    /// Whether nothing is mapped in `start..end`.
+    pub fn is_free(&self, start: u64, end: u64) -> bool {
+        start < end
+            && end <= USER_END
+            && start >= USER_START
+            && self.areas.range(..end).next_back().is_none_or(|(_, area)| area.end <= start)
+    }
+
+    /// Takes everything in `start..end` away.
+    pub fn unmap(&mut self, cpu: &mut dyn Cpu, start: u64, end: u64) -> Result<(), Errno> {
+        self.split(start);
+        self.split(end);
+        let starts: Vec<_> = self.areas.range(start..end).map(|(start, _)| *start).collect();
+        for start in starts {
+            self.areas.remove(&start);
+        }
+        self.release(cpu, start, end);
+        Ok(())
+    }
+
+    /// Drops the pages in `start..end`; the areas stay (madvise(MADV_DONTNEED)).
+    pub fn release(&mut self, cpu: &mut dyn Cpu, start: u64, end: u64) {
+        let pages = self.tables.mapped(start, end);
+        if pages.is_empty() {
+            return;
+        }
+        for (va, ..) in &pages {
+            self.tables.unmap(*va);
+        }
+        self.flush(cpu, start, end);
+        for (_, frame, _) in pages {
+            self.memory.put(frame);
+        }
+    }
+
+    fn flush(&self, cpu: &mut dyn Cpu, start: u64, end: u64) {
+        if let Err(error) = self.space.flush(cpu, start, end) {
+            // Running on with stale translations would let the guest see frames it gave back.
+            tracing::error!(%error, "translations cannot be flushed");
+            std::process::abort();
+        }
+    }
+
+    /// mprotect(2).
+    pub fn protect(
+        &mut self,
+        cpu: &mut dyn Cpu,
+        start: u64,
+        end: u64,
+        prot: i32,
+    ) -> Result<(), Errno> {
+        let mut covered = start;
+        for (area_start, area) in self.overlapping(start, end) {
+            if area_start > covered {
+                return Err(Errno::ENOMEM);
+            }
+            covered = area.end;
+        }
+        if covered < end {
+            return Err(Errno::ENOMEM);
+        }
+        self.split(start);
+        self.split(end);
+        let mut taken_away = false;
+        for (area_start, area) in self.areas.range_mut(start..end) {
+            let before = area.access();
+            area.prot = prot;
+            let now = area.access();
+            if now == before {
+                continue;
+            }
+            taken_away |= now.none && !before.none
+                || before.write && !now.write
+                || before.execute && !now.execute;
+            for (va, ..) in self.tables.mapped(*area_start, area.end) {
+                self.tables.protect(va, now);
+            }
+        }
+        if taken_away {
+            self.flush(cpu, start, end);
+        }
+        Ok(())
+    }
+
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Area)> {
+        let first = self.areas.range(..=start).next_back().map_or(start, |(first, _)| *first);
+        self.areas
+            .range(first..end)
+            .filter(move |(_, area)| area.end > start)
+            .map(|(start, area)| (*start, area))
+    }
+
+    /// /proc/self/maps (proc(5)).
+    pub fn maps(&self) -> String {
+        let flag = |area: &Area, bit, letter| if area.prot & bit != 0 { letter } else { '-' };
+        self.areas
+            .iter()
+            .map(|(start, area)| {
+                let (offset, path) = match &area.backing {
+                    Backing::File { path, offset, .. } => (*offset, path.as_str()),
+                    Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
+                    Backing::Anonymous => (0, ""),
+                };
+                let line = format!(
+                    "{start:08x}-{:08x} {}{}{}{} {offset:08x} 00:01 0 {path}",
+                    area.end,
+                    flag(area, libc::PROT_READ, 'r'),
+                    flag(area, libc::PROT_WRITE, 'w'),
+                    flag(area, libc::PROT_EXEC, 'x'),
+                    if area.shared { 's' } else { 'p' },
+                );
+                format!("{}\n", line.trim_end())
+            })
+            .collect()
+    }
+
+    /// The area at `va`.
+    pub fn area(&self, va: u64) -> Option<(u64, &Area)> {
+        let (start, area) = self.areas.range(..=va).next_back()?;
+        (va < area.end).then_some((*start, area))
+    }
+
+    /// Makes `at` a border between areas.
+    fn split(&mut self, at: u64) {
+        if let Some((&start, area)) = self.areas.range_mut(..at).next_back()
+            && area.end > at
+        {
+            let upper = area.advanced(at - start);
+            area.end = at;
+            self.areas.insert(at, upper);
+        }
+    }
+
+    /// mremap(2), by moving the pages' frames.
+    pub fn remap(
+        &mut self,
+        cpu: &mut dyn Cpu,
+        old: u64,
+        old_len: u64,
+        new_len: u64,
+        may_move: bool,
+    ) -> Result<u64, Errno> {
+        let (start, area) = self.area(old).ok_or(Errno::EFAULT)?;
+        if old + old_len > area.end {
+            return Err(Errno::EFAULT);
+        }
+        let rule = area.advanced(old - start);
+        if new_len <= old_len {
+            self.unmap(cpu, old + new_len, old + old_len)?;
+            return Ok(old);
+        }
+        let at_end = area.end == old + old_len;
+        if at_end && self.is_free(old + old_len, old + new_len) {
+            self.insert(old + old_len, Area { end: old + new_len, ..rule.advanced(old_len) });
+            return Ok(old);
+        }
+        if !may_move {
+            return Err(Errno::ENOMEM);
+        }
+        let new = self.find(new_len)?;
+        self.insert(new, Area { end: new + new_len, ..rule });
+        for (va, frame, access) in self.tables.mapped(old, old + old_len) {
+            self.memory.get(frame);
+            self.enter(new + (va - old), frame, access)?;
+        }
+        self.unmap(cpu, old, old + old_len)?;
+        Ok(new)
+    }
+
+    /// brk(2): the new end, or the old one if it cannot be.
+    pub fn set_brk(&mut self, cpu: &mut dyn Cpu, to: u64) -> u64 {
+        let (start, end) = self.brk;
+        let old = end.next_multiple_of(PAGE);
+        if to < start || to >= MMAP_TOP {
+            return end;
+        }
+        let new = to.next_multiple_of(PAGE);
+        if new > old {
+            if !self.is_free(old, new) {
+                return end;
+            }
+            let heap = Area {
+                end: new,
+                prot: libc::PROT_READ | libc::PROT_WRITE,
+                shared: false,
+                backing: Backing::Anonymous,
+            };
+            self.insert(old, heap);
+        } else if new < old && self.unmap(cpu, new, old).is_err() {
+            return end;
+        }
+        self.brk.1 = to;
+        to
+    }
+
+    /// Brings in the page at `va`, and its neighbours where that is cheap.
+    pub fn fault(&self, va: u64, write: bool, execute: bool) -> Result<(), Fault> {
+        let page = va & !(PAGE - 1);
+        let (start, area) = self.area(va).ok_or(Fault::Unmapped)?;
+        let access = area.access();
+        if !access.allows(write, execute) {
+            return Err(Fault::Denied);
+        }
+        if self.tables.get(page).is_none() {
+            self.page_in(start, area, page)?;
+        }
+        let window = page & !(FAULT_PAGES * PAGE - 1);
+        let (from, to) = (window.max(start), (window + FAULT_PAGES * PAGE).min(area.end));
+        for neighbour in (from..to).step_by(PAGE as usize) {
+            // A neighbour that cannot be had now is not an error: it was not asked for.
+            if self.tables.get(neighbour).is_none()
+                && (self.memory.free_bytes() < 64 * PAGE
+                    || self.page_in(start, area, neighbour).is_err())
+            {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn page_in(&self, start: u64, area: &Area, page: u64) -> Result<(), Fault> {
+        let frame = match &area.backing {
+            Backing::Anonymous => self.memory.alloc().ok_or(Fault::NoPage)?,
+            Backing::File { inode, offset, .. } => {
+                let at = offset + (page - start);
+                if at >= inode.size().next_multiple_of(PAGE) {
+                    return Err(Fault::NoPage);
+                }
+                let frame = inode.frame(at / PAGE).map_err(|_| Fault::NoPage)?;
+                if area.shared {
+                    self.memory.get(frame);
+                    frame
+                } else {
+                    self.copy_of(frame).map_err(|_| Fault::NoPage)?
+                }
+            }
+        };
+        self.enter(page, frame, area.access()).map_err(|_| Fault::NoPage)
+    }
+
+    /// The frame behind `va`, faulted in as needed.
+    pub fn frame(&self, va: u64, write: bool) -> Result<u64, Errno> {
+        if va >= USER_END {
+            return Err(Errno::EFAULT);
+        }
+        let page = va & !(PAGE - 1);
+        match self.tables.get(page) {
+            Some((frame, access)) if access.allows(write, false) => Ok(frame),
+            Some(_) => Err(Errno::EFAULT),
+            None => {
+                self.fault(va, write, false).map_err(|_| Errno::EFAULT)?;
+                self.tables.get(page).map(|(frame, _)| frame).ok_or(Errno::EFAULT)
+            }
+        }
+    }
+
+    /// Pages that exist in `start..end`: address and frame.
+    pub fn present(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        self.tables.mapped(start, end).into_iter().map(|(va, frame, _)| (va, frame)).collect()
+    }
+
+    /// Puts contents at the page `va` of an area, whatever the area allows (restore, exec).
+    pub fn fill(&self, va: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let page = va & !(PAGE - 1);
+        let (start, area) = self.area(page).ok_or(Errno::EFAULT)?;
+        if self.tables.get(page).is_none() {
+            self.page_in(start, area, page).map_err(|_| Errno::ENOMEM)?;
+        }
+        let (frame, _) = self.tables.get(page).ok_or(Errno::EFAULT)?;
+        assert!((va - page) + bytes.len() as u64 <= PAGE);
+        self.memory.write(frame + (va - page), bytes);
+        Ok(())
+    }
+
+    fn for_each_page(
+        &self,
+        address: u64,
+        len: usize,
+        write: bool,
+        mut visit: impl FnMut(u64, std::ops::Range<usize>),
+    ) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < len {
+            let va = address.checked_add(done as u64).ok_or(Errno::EFAULT)?;
+            let frame = self.frame(va, write)?;
+            let in_page = (PAGE - va % PAGE) as usize;
+            let part = in_page.min(len - done);
+            visit(frame + va % PAGE, done..done + part);
+            done += part;
+        }
+        Ok(())
+    }
+}
+
+impl UserMemory for AddressSpace {
+    fn read(&mut self, address: u64, to: &mut [u8]) -> Result<(), Errno> {
+        let memory = self.memory.clone();
+        self.for_each_page(address, to.len(), false, |at, part| memory.read(at, &mut to[part]))
+    }
+
+    fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Errno> {
+        let memory = self.memory.clone();
+        self.for_each_page(address, from.len(), true, |at, part| memory.write(at, &from[part]))
+    }
+
+    fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno> {
+        if address % PAGE != 0 || len == 0 || len > PIN_MAX_BYTES {
+            return Err(Errno::EINVAL);
+        }
+        let mut pin = Pin { memory: self.memory.clone(), frames: Vec::new() };
+        let mut extents: Vec<(u64, u64)> = Vec::new();
+        let end = address.checked_add(len).ok_or(Errno::EFAULT)?;
+        for va in (address..end).step_by(PAGE as usize) {
+            let frame = self.frame(va, write)?;
+            self.memory.get(frame);
+            pin.frames.push(frame);
+            match extents.last_mut() {
+                Some((start, bytes)) if *start + *bytes == frame => *bytes += PAGE,
+                _ => extents.push((frame, PAGE)),
+            }
+        }
+        Ok(Pinned { extents, guard: Arc::new(pin) })
+    }
+}
+
+/// Uses of frames that outlive the mappings they were found through.
+struct Pin {
+    memory: Arc<CardMemory>,
+    frames: Vec<u64>,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        for frame in &self.frames {
+            self.memory.put(*frame);
+        }
+    }
+}
+
+impl AddressSpace {
+    /// Gives all pages back. No CPU may run in this space again, so nothing is flushed.
+    pub fn clear(&mut self) {
+        for (start, area) in std::mem::take(&mut self.areas) {
+            for (va, frame, _) in self.tables.mapped(start, area.end) {
+                self.tables.unmap(va);
+                self.memory.put(frame);
+            }
+        }
+    }
+}
+
+impl Drop for AddressSpace {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

@@ -1,0 +1,257 @@
+//! The kernel's tables: processes, threads, and who waits for what.
+//!
+//! One lock guards all of it. A process's memory, descriptors, file-system context and signal
+//! actions are shared objects, because clone(2) lets processes share them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use super::{
+    errno::Errno,
+    fs::{FileTable, FsContext, Vfs},
+    futex::Futexes,
+    mm::AddressSpace,
+    signal::{Actions, AltStack, Pending, SigSet},
+    wait::{Channel, Wait},
+};
+use crate::platform::{Kick, Regs};
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// exit(2) with this code (0 to 255).
+    Exited(i32),
+    /// Killed by this signal.
+    Signaled(i32),
+}
+
+impl ExitStatus {
+    /// As wait(2) reports it.
+    pub fn wait_status(self) -> i32 {
+        match self {
+            Self::Exited(code) => (code & 0xff) << 8,
+            Self::Signaled(signal) => signal & 0x7f,
+        }
+    }
+}
+
+/// Shared by processes that were cloned so.
+pub type Shared<T> = Arc<Mutex<T>>;
+
+/// Locks a shared object. It is only ever taken under the kernel lock, so it is never contended.
+pub fn lock<T>(shared: &Shared<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A process: a thread group.
+pub struct Process {
+    /// Its id, and the id of its first thread.
+    pub pid: i32,
+    /// Its parent.
+    pub parent: i32,
+    /// Its process group and session.
+    pub group: (i32, i32),
+    /// Memory.
+    pub mm: Shared<AddressSpace>,
+    /// Descriptors.
+    pub files: Shared<FileTable>,
+    /// Working directory and umask.
+    pub fs: Shared<FsContext>,
+    /// What signals do.
+    pub actions: Shared<Actions>,
+    /// Signals for the process as a whole.
+    pub pending: Pending,
+    /// Threads that have not ended.
+    pub threads: Vec<i32>,
+    /// How it ends or ended; its threads are ending if it still has some.
+    pub exit: Option<ExitStatus>,
+    /// Woken when a child ends, or a thread of this process does.
+    pub children: Channel,
+    /// Woken when it executes a program or ends: its vfork(2) parent may go on.
+    pub released: Channel,
+    /// It has done so.
+    pub is_released: bool,
+    /// The signal for the parent at the end.
+    pub exit_signal: i32,
+    /// The thread that has stopped all others.
+    pub stopped_by: Option<i32>,
+    /// The program.
+    pub exe: String,
+    /// Its arguments.
+    pub argv: Vec<String>,
+}
+
+/// A thread.
+pub struct Thread {
+    /// Its id.
+    pub tid: i32,
+    /// Its process.
+    pub pid: i32,
+    /// Registers in ring 3, as of its last exit.
+    pub regs: Regs,
+    /// Extended state, saved when it parks; `None` while its CPU holds it.
+    pub xstate: Option<Vec<u8>>,
+    /// Name (prctl(PR_SET_NAME)).
+    pub name: String,
+    /// Blocked signals.
+    pub mask: SigSet,
+    /// The mask to go back to after sigsuspend(2) and its like.
+    pub restore_mask: Option<SigSet>,
+    /// Signals for this thread.
+    pub pending: Pending,
+    /// sigaltstack(2).
+    pub alt_stack: AltStack,
+    /// set_tid_address(2).
+    pub clear_child_tid: u64,
+    /// set_robust_list(2).
+    pub robust_list: u64,
+    /// The number of the call that it is in.
+    pub call: Option<u64>,
+    /// When that call stops waiting.
+    pub deadline: Option<Duration>,
+    /// It waits for these; `None` if it runs or has been woken.
+    pub waiting: Option<Wait>,
+    /// Parked for `stopped_by`, with its extended state saved.
+    pub parked: bool,
+    /// The host thread sleeps on this.
+    pub wakeup: Arc<Condvar>,
+    /// Makes its CPU leave ring 3.
+    pub kick: Option<Arc<dyn Kick>>,
+    /// What it waits for alone: futex, stop, sleep.
+    pub channel: Channel,
+    /// It ends at the next chance (exit(2), or another thread's execve(2)).
+    pub must_end: bool,
+    /// It has a vfork(2) child that has not released it.
+    pub vfork_child: Option<i32>,
+}
+
+impl Thread {
+    /// A thread that will start with these registers.
+    pub fn new(tid: i32, pid: i32, regs: Regs, xstate: Vec<u8>) -> Self {
+        Self {
+            tid,
+            pid,
+            regs,
+            xstate: Some(xstate),
+            name: String::new(),
+            mask: SigSet::default(),
+            restore_mask: None,
+            pending: Pending::default(),
+            alt_stack: AltStack::default(),
+            clear_child_tid: 0,
+            robust_list: 0,
+            call: None,
+            deadline: None,
+            waiting: None,
+            parked: false,
+            wakeup: Arc::new(Condvar::new()),
+            kick: None,
+            channel: Channel::new(),
+            must_end: false,
+            vfork_child: None,
+        }
+    }
+
+    /// Makes it look at the kernel's wishes, wherever it is.
+    pub fn poke(&mut self) {
+        self.waiting = None;
+        self.wakeup.notify_all();
+        if let Some(kick) = &self.kick {
+            kick.kick();
+        }
+    }
+}
+
+/// Everything behind the kernel lock.
+pub struct State {
+    /// Processes, the ended but unwaited-for included.
+    pub processes: BTreeMap<i32, Process>,
+    /// Threads that have not ended.
+    pub threads: BTreeMap<i32, Thread>,
+    /// The file system.
+    pub vfs: Vfs,
+    /// Waiters on futexes.
+    pub futexes: Futexes,
+    /// Statuses of processes whose parent is the host, for `Kernel::wait_exit`.
+    pub ended: HashMap<i32, ExitStatus>,
+    /// The first process, which adopts orphans.
+    pub init: Option<i32>,
+    /// Host threads to join at the end.
+    pub handles: Vec<std::thread::JoinHandle<()>>,
+    /// The next id to try, and the range of ids.
+    next_id: i32,
+    ids: (i32, i32),
+    /// Calls that have been answered with ENOSYS.
+    pub unknown_calls: std::collections::BTreeSet<u64>,
+}
+
+/// Ids of a card: `node * IDS_PER_CARD` and up, so that a process keeps its ids on another card.
+pub const IDS_PER_CARD: i32 = 0x8000;
+
+impl State {
+    /// An empty system for card `node`.
+    pub fn new(vfs: Vfs, node: u16) -> Self {
+        let first = i32::from(node) * IDS_PER_CARD + 1;
+        Self {
+            processes: BTreeMap::new(),
+            threads: BTreeMap::new(),
+            vfs,
+            futexes: Futexes::default(),
+            ended: HashMap::new(),
+            init: None,
+            handles: Vec::new(),
+            next_id: first,
+            ids: (first, first + IDS_PER_CARD - 2),
+            unknown_calls: std::collections::BTreeSet::new(),
+        }
+    }
+
+    /// An id that no process or thread has.
+    pub fn new_id(&mut self) -> Result<i32, Errno> {
+        for _ in 0..IDS_PER_CARD {
+            let id = self.next_id;
+            self.next_id = if id >= self.ids.1 { self.ids.0 } else { id + 1 };
+            if self.id_is_free(id) {
+                return Ok(id);
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// Whether no process or thread has this id.
+    pub fn id_is_free(&self, id: i32) -> bool {
+        !self.processes.contains_key(&id) && !self.threads.contains_key(&id)
+    }
+
+    /// Every thread that waits for `channel` tries its call again.
+    pub fn wake(&mut self, channel: Channel) {
+        for thread in self.threads.values_mut() {
+            if thread.waiting.as_ref().is_some_and(|wait| wait.channels.contains(&channel)) {
+                thread.waiting = None;
+                thread.wakeup.notify_all();
+            }
+        }
+    }
+
+    /// A thread takes over its process's id (execve(2) by another than the first thread).
+    pub fn rename_thread(&mut self, from: i32, to: i32) {
+        if let Some(mut thread) = self.threads.remove(&from) {
+            thread.tid = to;
+            self.threads.insert(to, thread);
+            self.process(to).threads = vec![to];
+        }
+    }
+
+    /// The thread; it exists, because it is the caller or was just looked up.
+    pub fn thread(&mut self, tid: i32) -> &mut Thread {
+        self.threads.get_mut(&tid).expect("a running thread is in the table")
+    }
+
+    /// The process of a running thread.
+    pub fn process(&mut self, pid: i32) -> &mut Process {
+        self.processes.get_mut(&pid).expect("a process outlives its threads")
+    }
+}

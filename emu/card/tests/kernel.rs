@@ -1,0 +1,233 @@
+//! The card kernel runs real programs: compiled here, run on a card, compared with what they say
+//! on Linux.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, Mutex},
+};
+
+use snaprig_card::{
+    kernel::{
+        Config, ExitStatus, Kernel, Spawn,
+        fs::console::{Input, Output},
+    },
+    memory::CardMemory,
+    platform::{self, Kind},
+};
+
+fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> PathBuf {
+    let (input, output) = (dir.join(format!("{name}.c")), dir.join(name));
+    std::fs::write(&input, source).unwrap();
+    let status = Command::new("gcc")
+        .args(["-O1", "-o"])
+        .arg(&output)
+        .arg(&input)
+        .args(flags)
+        .status()
+        .expect("gcc is there");
+    assert!(status.success());
+    output
+}
+
+struct Ran {
+    status: ExitStatus,
+    out: String,
+}
+
+fn run(kind: Kind, program: &Path, args: &[&str]) -> Ran {
+    let memory = Arc::new(CardMemory::new(128 << 20).unwrap());
+    let platform = platform::choose(Some(kind), &memory).unwrap();
+    let free = memory.free_bytes();
+    let kernel =
+        Kernel::new(Config { memory: memory.clone(), platform, cores: 4, node: 1 }).unwrap();
+    kernel.write_file("/bin/program", &std::fs::read(program).unwrap(), 0o755).unwrap();
+    let out = Arc::new(Mutex::new(Vec::new()));
+    let sink = |out: &Arc<Mutex<Vec<u8>>>| {
+        let out = out.clone();
+        Output::new(move |bytes: &[u8]| out.lock().unwrap().extend_from_slice(bytes))
+    };
+    let pid = kernel
+        .spawn(Spawn {
+            path: "/bin/program".into(),
+            argv: ["program"].iter().chain(args).map(|s| (*s).to_owned()).collect(),
+            env: vec!["GREETING=hello".into()],
+            stdio: [Input::closed(), sink(&out), sink(&out)],
+        })
+        .unwrap();
+    let status = kernel.wait_exit(pid);
+    kernel.shutdown();
+    drop(kernel);
+    assert!(memory.free_bytes() + (1 << 20) > free, "frames leak");
+    let out = String::from_utf8(out.lock().unwrap().clone()).unwrap();
+    Ran { status, out }
+}
+
+fn check(kind: Kind, source: &str, flags: &[&str], expected: &str, status: ExitStatus) {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile(dir.path(), "program", source, flags);
+    let ran = run(kind, &program, &["one", "two"]);
+    assert_eq!((ran.out.as_str(), ran.status), (expected, status));
+}
+
+const HELLO: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+int main(int c, char **v) { printf("%s %s %d\n", getenv("GREETING"), v[2], c); return 7; }
+"#;
+
+fn hello_static(kind: Kind) {
+    check(kind, HELLO, &["-static"], "hello two 3\n", ExitStatus::Exited(7));
+}
+
+fn hello_static_pie(kind: Kind) {
+    check(kind, HELLO, &["-static-pie"], "hello two 3\n", ExitStatus::Exited(7));
+}
+
+fn memory(kind: Kind) {
+    let source = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+int main() {
+  char *p[200]; long sum = 0;
+  for (int i = 0; i < 200; i++) { p[i] = malloc(i * 1000 + 1); memset(p[i], i, i * 1000 + 1); }
+  for (int i = 0; i < 200; i += 2) free(p[i]);
+  for (int i = 1; i < 200; i += 2) { p[i] = realloc(p[i], i * 3000); sum += p[i][i * 1000]; }
+  char *m = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  m[4096] = 5; mprotect(m, 1 << 20, PROT_READ); sum += m[4096];
+  mprotect(m, 1 << 20, PROT_READ | PROT_WRITE); m[4096] = 6; munmap(m + 8192, 4096);
+  m = mremap(m, 8192, 1 << 22, MREMAP_MAYMOVE); sum += m[4096] + m[1 << 21];
+  printf("%ld\n", sum); return 0;
+}"#;
+    check(kind, source, &["-static"], "3499\n", ExitStatus::Exited(0));
+}
+
+fn threads(kind: Kind) {
+    let source = r#"
+#include <pthread.h>
+#include <stdio.h>
+static pthread_mutex_t m = PTHREAD_MUTEX_INITIALIZER; static pthread_cond_t c = PTHREAD_COND_INITIALIZER;
+static long count; static int go; static __thread int mine;
+static void *work(void *a) {
+  pthread_mutex_lock(&m); while (!go) pthread_cond_wait(&c, &m); pthread_mutex_unlock(&m);
+  for (int i = 0; i < 1000; i++) { pthread_mutex_lock(&m); count++; mine++; pthread_mutex_unlock(&m); }
+  return (void *)(long)mine;
+}
+int main() {
+  pthread_t t[6]; long sum = 0; void *r;
+  for (int i = 0; i < 6; i++) pthread_create(t + i, 0, work, 0);
+  pthread_mutex_lock(&m); go = 1; pthread_cond_broadcast(&c); pthread_mutex_unlock(&m);
+  for (int i = 0; i < 6; i++) { pthread_join(t[i], &r); sum += (long)r; }
+  printf("%ld %ld\n", count, sum); return 0;
+}"#;
+    check(kind, source, &["-static", "-pthread"], "6000 6000\n", ExitStatus::Exited(0));
+}
+
+fn processes(kind: Kind) {
+    let source = r#"
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(int c, char **v) {
+  if (c == 2) { printf("child %s\n", v[1]); return 3; }
+  int p[2], s; char b[64] = {0}; pipe(p);
+  if (fork() == 0) { write(p[1], "through the pipe", 16); _exit(5); }
+  wait(&s); read(p[0], b, 63); printf("%s %d\n", b, WEXITSTATUS(s)); fflush(stdout);
+  if (vfork() == 0) { execl("/proc/self/exe", "again", "executed", (char *)0); _exit(9); }
+  wait(&s); printf("%d\n", WEXITSTATUS(s)); return 0;
+}"#;
+    let expected = "through the pipe 5\nchild executed\n3\n";
+    check(kind, source, &["-static"], expected, ExitStatus::Exited(0));
+}
+
+fn signals(kind: Kind) {
+    let source = r#"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+static sigjmp_buf j; static volatile double d = 1.5;
+static void segv(int s, siginfo_t *i, void *u) { siglongjmp(j, (long)i->si_addr); }
+static void usr(int s) { d *= 2; write(1, "handler\n", 8); }
+int main() {
+  struct sigaction a = {.sa_sigaction = segv, .sa_flags = SA_SIGINFO}; sigaction(SIGSEGV, &a, 0);
+  int at = sigsetjmp(j, 1); if (!at) *(volatile int *)16 = 1; printf("fault at %d\n", at); fflush(stdout);
+  signal(SIGUSR1, usr); double x = d * 3; raise(SIGUSR1); printf("%g %g\n", x, d);
+  struct timespec t = {0, 2000000}; printf("%d\n", nanosleep(&t, 0));
+  sigset_t s; sigemptyset(&s); sigaddset(&s, SIGUSR2); sigprocmask(SIG_BLOCK, &s, 0); raise(SIGUSR2);
+  printf("%d\n", sigwaitinfo(&s, 0) == SIGUSR2); fflush(stdout);
+  signal(SIGSEGV, SIG_DFL); *(volatile int *)0 = 1; return 0;
+}"#;
+    let expected = "fault at 16\nhandler\n4.5 3\n0\n1\n";
+    check(kind, source, &["-static"], expected, ExitStatus::Signaled(libc::SIGSEGV));
+}
+
+fn divide_by_zero(kind: Kind) {
+    let source = "int main(int c, char **v) { volatile int z = c - 3; return 1 / z; }";
+    check(kind, source, &["-static"], "", ExitStatus::Signaled(libc::SIGFPE));
+}
+
+fn rust_std(kind: Kind) {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("r.rs"), dir.path().join("r"));
+    let text = r#"
+use std::{process::Command, sync::mpsc, thread, io::{Read, Write}, os::unix::net::{UnixListener, UnixStream}};
+fn main() {
+    if std::env::args().len() == 2 { println!("child"); std::process::exit(4) }
+    let (send, receive) = mpsc::channel();
+    let t: Vec<_> = (0..4u64).map(|i| { let s = send.clone(); thread::spawn(move || s.send(i * i).unwrap()) }).collect();
+    drop(send);
+    println!("{}", receive.iter().sum::<u64>());
+    t.into_iter().for_each(|t| t.join().unwrap());
+    let out = Command::new("/proc/self/exe").arg("x").output().unwrap();
+    println!("{:?} {:?}", String::from_utf8_lossy(&out.stdout), out.status.code());
+    let l = UnixListener::bind("/run/s").unwrap();
+    let t = thread::spawn(move || { let mut s = l.accept().unwrap().0; let mut b = vec![0; 300000]; s.read_exact(&mut b).unwrap(); s.write_all(b"ok").unwrap(); b[299999] });
+    let mut c = UnixStream::connect("/run/s").unwrap(); c.write_all(&vec![9; 300000]).unwrap();
+    let mut r = String::new(); c.read_to_string(&mut r).unwrap(); println!("{r} {}", t.join().unwrap());
+    std::fs::write("/tmp/f", "contents").unwrap(); println!("{}", std::fs::read_to_string("/tmp/f").unwrap());
+    thread::sleep(std::time::Duration::from_millis(1));
+    std::panic::catch_unwind(|| panic!("caught")).unwrap_err();
+    println!("{}", std::fs::read_dir("/tmp").unwrap().count());
+}"#;
+    std::fs::write(&source, text).unwrap();
+    let status = Command::new("rustc")
+        .args(["-Ctarget-feature=+crt-static", "--edition=2021", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let ran = run(kind, &program, &["a", "b"]);
+    let out: Vec<_> = ran.out.lines().filter(|l| !l.contains("panicked") && !l.contains("caught") && !l.contains("RUST_BACKTRACE") && !l.is_empty()).collect();
+    assert_eq!(out.join("|"), "14|\"child\\n\" Some(4)|ok 9|contents|1", "{}", ran.out);
+    assert_eq!(ran.status, ExitStatus::Exited(0));
+}
+
+macro_rules! on_both {
+    ($($name:ident)*) => {
+        mod kvm {$(
+            #[test]
+            fn $name() {
+                if !std::path::Path::new("/dev/kvm").exists() {
+                    println!("skipped: {}: no /dev/kvm", stringify!($name));
+                    return;
+                }
+                super::$name(super::Kind::Kvm);
+            }
+        )*}
+        mod ptrace {$(
+            #[test]
+            fn $name() {
+                super::$name(super::Kind::Ptrace);
+            }
+        )*}
+    };
+}
+
+on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std }

@@ -1,0 +1,97 @@
+//! The `snaprig` command line: parses, calls, prints. What it does is in the crates below it.
+//!
+//! A library as well as a program, so that the integration tests can have a binary of their own
+//! that is the same program.
+
+mod card_run;
+mod demo;
+mod doctor;
+mod report;
+mod size;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use snaprig_card::platform::Kind;
+use snaprig_rig::card_process::{self, CardOptions};
+
+/// A test rig for checkpoint stacks: coprocessor cards that CI does not have, the offload stack
+/// that runs on them, and faults on purpose.
+#[derive(Parser)]
+#[command(name = "snaprig", version, max_term_width = 80)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Snapshot an offload program in mid-run, kill its card, finish on another one
+    Demo(demo::Options),
+    /// Work with one card
+    #[command(subcommand)]
+    Card(CardCommand),
+    /// What this host offers, what falls back to what, and how to get what is missing
+    Doctor {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// The host side of a workload (what `demo` starts)
+    #[command(subcommand, hide = true)]
+    Workload(Workload),
+    /// The process that is a card (what a rig starts)
+    #[command(hide = true)]
+    CardProcess {
+        #[arg(long)]
+        socket: PathBuf,
+        #[arg(long)]
+        node: u16,
+        #[arg(long)]
+        memory: u64,
+        #[arg(long)]
+        cores: usize,
+        #[arg(long)]
+        platform: Option<Kind>,
+    },
+}
+
+#[derive(Subcommand)]
+enum CardCommand {
+    /// Run a Linux program on a card: its stdio is ours, and so is its exit status
+    Run(card_run::Options),
+}
+
+#[derive(Subcommand)]
+enum Workload {
+    /// K-means, the paper's KM
+    Kmeans(snaprig_fixtures::kmeans::Options),
+}
+
+/// Runs the program: arguments from the command line, result as its exit code.
+pub fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_env("SNAPRIG_LOG"))
+        .with_writer(std::io::stderr)
+        .init();
+    let outcome = match Cli::parse().command {
+        Command::Demo(options) => demo::run(&options),
+        Command::Card(CardCommand::Run(options)) => card_run::run(&options),
+        Command::Doctor { json } => return doctor::run(json),
+        Command::Workload(Workload::Kmeans(options)) => {
+            snaprig_fixtures::kmeans::main(&options).map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        }
+        Command::CardProcess { socket, node, memory, cores, platform } => {
+            let options =
+                CardOptions { socket, node, memory_bytes: memory, cores, platform };
+            card_process::run(&options).map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        }
+    };
+    outcome.unwrap_or_else(|error| {
+        report::error(&*error);
+        ExitCode::FAILURE
+    })
+}
+
+/// An error on its way to the user.
+type AnyError = Box<dyn std::error::Error + Send + Sync>;

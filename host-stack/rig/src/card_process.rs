@@ -1,0 +1,117 @@
+//! What a card's process does: put memory, platform, kernel, PCI function and SCIF driver
+//! together, boot the COI daemon, and serve until the rig is gone.
+
+use std::{io::Read, path::PathBuf, sync::Arc};
+
+use snaprig_card::{
+    capture::CheckpointDevice,
+    device::Device,
+    kernel::{Config, Kernel, Spawn, fs::console},
+    memory::CardMemory,
+    platform::{self, Kind},
+};
+use snaprig_wire::{bar4::spad, checkpoint};
+
+use crate::{guest, state};
+
+/// What one card is made of.
+#[derive(Clone, Debug)]
+pub struct CardOptions {
+    /// Where its PCI function is served (vfio-user).
+    pub socket: PathBuf,
+    /// Its SCIF node, 1 and up.
+    pub node: u16,
+    /// Card memory in bytes, a multiple of 4 KiB.
+    pub memory_bytes: u64,
+    /// How many of its threads run at once.
+    pub cores: usize,
+    /// The platform; `None` takes the best that works.
+    pub platform: Option<Kind>,
+}
+
+/// Why a card did not start, or stopped.
+#[derive(Debug, thiserror::Error)]
+#[error("card {node}: {what}: {source}")]
+pub struct CardError {
+    node: u16,
+    what: &'static str,
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// Runs a card until its first program ends (an error: it never should) or the rig is gone, which
+/// shows as the end of standard input.
+pub fn run(options: &CardOptions) -> Result<(), CardError> {
+    let failed = |what: &'static str| {
+        move |source: Box<dyn std::error::Error + Send + Sync>| CardError {
+            node: options.node,
+            what,
+            source,
+        }
+    };
+    let memory = CardMemory::new(options.memory_bytes)
+        .map_err(|e| failed("no memory for the card")(e.into()))?;
+    let memory = Arc::new(memory);
+    let platform =
+        platform::choose(options.platform, &memory).map_err(|e| failed("no platform")(e.into()))?;
+    let device = Device::new(memory.clone(), options.node, options.cores)
+        .map_err(|e| failed("no PCI function")(e.into()))?;
+    let config = Config {
+        memory,
+        platform,
+        cores: options.cores,
+        node: options.node,
+    };
+    let kernel = Kernel::new(config).map_err(|e| failed("the card kernel")(e.into()))?;
+    kernel.register_device(
+        "/dev/mic/scif",
+        snaprig_scif::card::Driver::new(device.clone(), options.node, kernel.waker()),
+    );
+    kernel.register_device(checkpoint::PATH, CheckpointDevice::new(&kernel));
+    kernel.register_device(state::PATH, state::StateDevice::new(device.clone()));
+    for (path, program) in [
+        (guest::COI_DAEMON_PATH, guest::COI_DAEMON),
+        (guest::SNAPIFY_IOD_PATH, guest::SNAPIFY_IOD),
+    ] {
+        kernel
+            .write_file(path, program, 0o755)
+            .map_err(|e| failed("its memory is too small to boot")(e.into()))?;
+    }
+    device
+        .serve(&options.socket)
+        .map_err(|e| failed("its PCI function")(e.into()))?;
+    exit_with_the_rig();
+    let daemon = kernel
+        .spawn(boot(options.node))
+        .map_err(|e| failed("the COI daemon does not start")(e.into()))?;
+    let status = kernel.wait_exit(daemon);
+    device.set_state(spad::STATE_CRASHED);
+    Err(failed("the COI daemon ended")(format!("{status:?}").into()))
+}
+
+fn boot(node: u16) -> Spawn {
+    let log = move |bytes: &[u8]| {
+        for line in String::from_utf8_lossy(bytes).lines() {
+            tracing::info!(target: "card", node, "{line}");
+        }
+    };
+    Spawn {
+        path: guest::COI_DAEMON_PATH.into(),
+        argv: vec!["coi_daemon".into()],
+        env: vec!["PATH=/bin".into(), "HOME=/".into()],
+        stdio: [
+            console::Input::closed(),
+            console::Output::new(log),
+            console::Output::new(log),
+        ],
+    }
+}
+
+/// Standard input is a pipe from the rig's process: it ends when that process does, even by
+/// SIGKILL.
+fn exit_with_the_rig() {
+    std::thread::spawn(|| {
+        let mut byte = [0];
+        while matches!(std::io::stdin().read(&mut byte), Ok(1..)) {}
+        std::process::exit(0);
+    });
+}

@@ -1,0 +1,11 @@
+//! The programs that every card starts with, as static Linux executables.
+
+/// Path of the COI daemon on a card.
+pub const COI_DAEMON_PATH: &str = "/bin/coi_daemon";
+/// Path of the Snapify-IO daemon on a card.
+pub const SNAPIFY_IOD_PATH: &str = "/bin/snapify_iod";
+
+/// The COI daemon.
+pub static COI_DAEMON: &[u8] = include_bytes!(concat!(env!("SNAPRIG_GUEST_BIN"), "/coi_daemon"));
+/// The Snapify-IO daemon.
+pub static SNAPIFY_IOD: &[u8] = include_bytes!(concat!(env!("SNAPRIG_GUEST_BIN"), "/snapify_iod"));
