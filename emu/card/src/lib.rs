@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`memory`] | card memory: one memfd, handed out in 4 KiB frames |
 //! | [`platform`] | what runs ring-3 code: `kvm`, or `ptrace` where there is no usable /dev/kvm |
+//! | [`device`] | the PCI function: registers, interrupts, DMA, host memory |
 //! | [`kernel`] | the card kernel: processes, threads, memory maps, files, signals, system calls |
 //!
 //! What must stay true: nothing a guest does may crash this process, reach memory that is not the
 //! card's, or grow beyond the configured size. Page tables live in card memory, in x86-64 format,
 //! and are the truth for both platforms.
 
+pub mod device;
 pub mod kernel;
 pub mod memory;
 pub mod platform;
