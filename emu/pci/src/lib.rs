@@ -6,6 +6,7 @@
 //! | [`server`] | device | the vfio-user server; a device implements [`server::Function`] |
 //! | [`host`] | host | [`host::HostDevice`]: what a driver needs of a device, however it is reached |
 //! | [`vfio_user_client`] | host | that trait over vfio-user |
+//! | [`mic`] | host | the driver of the coprocessor card |
 //!
 //! What must stay true: each side takes the other for hostile. A message is bounded and checked
 //! before it is acted upon; memory is mapped only from memfds that cannot shrink; a peer that dies
@@ -19,6 +20,7 @@
 
 pub mod config;
 pub mod host;
+pub mod mic;
 
 pub mod server;
 mod socket;

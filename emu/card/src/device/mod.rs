@@ -412,4 +412,50 @@ mod tests {
         assert_eq!(register(bar4::DCHERRMSK), libc::EFAULT as u32);
         bench.host().dma_unmap(4096, 8 << 20).unwrap();
     }
+
+    #[test]
+    fn the_hosts_driver_copies_fails_one_job_and_notices_the_end() {
+        use snaprig_pci::mic::{DmaError, Event, Mic};
+        let mut bench = Bench::new();
+        bench.host = None;
+        let (send, events) = mpsc::channel();
+        let client = Arc::new(VfioUserClient::connect(&bench.socket).unwrap());
+        let on_event = Box::new(move |event| send.send(event).unwrap());
+        let mic = Mic::open(client, on_event).unwrap();
+        bench.device.set_state(spad::STATE_ONLINE);
+        mic.wait_online(std::time::Duration::from_secs(60)).unwrap();
+        assert_eq!(events.recv().unwrap(), Event::State(spad::STATE_ONLINE));
+        let host = CardMemory::new(BYTES).unwrap();
+        host.write(7, &[42; 600]);
+        let window = mic.map(host.memfd(), 0, BYTES).unwrap();
+        let card = bench.device.memory.alloc_run(1, 1).unwrap();
+        let (send, results) = mpsc::channel();
+        let start = |copies| {
+            let send = send.clone();
+            mic.dma(copies, Box::new(move |r| send.send(r).unwrap()))
+                .unwrap();
+            results.recv().unwrap()
+        };
+        let copy = |src, dst| Descriptor {
+            src,
+            dst,
+            len: 1,
+            interrupt: false,
+        };
+        let many = (0..600).map(|i| copy(window + 7 + i, card + i)).collect();
+        assert_eq!(start(many), Ok(()));
+        let mut bytes = [0; 600];
+        bench.device.memory.read(card, &mut bytes);
+        assert_eq!(bytes, [42; 600]);
+        for _ in 0..bar4::HOST_DMA_CHANNELS {
+            let errno = libc::EFAULT;
+            let bad = vec![copy(card, card + 1), copy(window + BYTES, card)];
+            assert_eq!(start(bad), Err(DmaError::Copy { index: 1, errno }));
+            assert_eq!(start(vec![copy(card, card + 1)]), Ok(()));
+        }
+        mic.unmap(window).unwrap();
+        bench.device.stop();
+        assert!(matches!(events.recv().unwrap(), Event::Dead(_)));
+        assert!(mic.is_dead() && mic.doorbell().is_err());
+    }
 }
