@@ -16,7 +16,7 @@
 //! crate's client waits for ever for the rest of an error reply, does not look at the error flag,
 //! asserts on the server's sizes and hides its socket, so that nobody can watch it for a hang-up;
 //! and its server panics on a malformed VERSION, allocates whatever length the client names, and
-//! answers a failed no-reply write. Tests keep both ends compatible with it.
+//! answers a failed no-reply write.
 
 pub mod config;
 pub mod host;
