@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`memory`] | card memory: one memfd, handed out in 4 KiB frames |
 //! | [`platform`] | what runs ring-3 code: `kvm`, or `ptrace` where there is no usable /dev/kvm |
+//! | [`device`] | the PCI function: registers, interrupts, DMA, host memory |
 //! | [`kernel`] | the card kernel: processes, threads, memory maps, files, signals, system calls |
 //!
 //! What must stay true: nothing a guest does may crash this process, reach memory that is not the
@@ -11,6 +12,7 @@
 //! and are the truth for both platforms.
 
 pub mod capture;
+pub mod device;
 pub mod kernel;
 pub mod memory;
 pub mod paging;

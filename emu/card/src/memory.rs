@@ -52,13 +52,24 @@ impl CardMemory {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         // SAFETY: the name is a C string; the result is checked.
-        let fd = unsafe { libc::memfd_create(c"snaprig-card".as_ptr(), libc::MFD_CLOEXEC) };
+        let fd = unsafe {
+            libc::memfd_create(
+                c"snaprig-card".as_ptr(),
+                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+            )
+        };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: `fd` is ours and open.
         let memfd = unsafe { File::from_raw_fd(fd) };
         memfd.set_len(bytes)?;
+        // The host maps this memfd too: whoever could shrink it could kill the other by SIGBUS.
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: F_ADD_SEALS takes an integer and touches no memory of ours.
+        if unsafe { libc::fcntl(memfd.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
         // SAFETY: a new shared mapping of a descriptor that we own; the result is checked.
         let base = unsafe {
             libc::mmap(

@@ -1,0 +1,232 @@
+//! What the device does when the host accesses its function.
+
+use std::{
+    ops::Deref,
+    os::fd::OwnedFd,
+    sync::{Arc, atomic::Ordering},
+};
+
+use snaprig_dma::CopyError;
+use snaprig_pci::server::{Errnum, Function};
+use snaprig_wire::{
+    bar4::{self, cause},
+    dma::{DESCRIPTOR_BYTES, HOST_BASE},
+    pci,
+};
+
+use super::{Device, Window, channel::Batch, lock};
+
+/// Most windows of a client.
+const WINDOWS_MAX: usize = 16 << 10;
+const SPAD_END: u64 = bar4::SPAD0 + 4 * bar4::SPAD_COUNT;
+/// Doorbells are 4 bytes apart, as Linux's `mic_x100.c` rings them.
+const DOORBELL_STRIDE: u64 = 4;
+const DOORBELL_END: u64 = bar4::SDBIC0 + DOORBELL_STRIDE * bar4::SDBIC_COUNT;
+const DMA_END: u64 = bar4::DMA + bar4::DMA_STRIDE * bar4::HOST_DMA_CHANNELS as u64;
+
+/// The device as the vfio-user server sees it.
+pub(super) struct Port(pub(super) Arc<Device>);
+
+impl Deref for Port {
+    type Target = Arc<Device>;
+
+    fn deref(&self) -> &Arc<Device> {
+        &self.0
+    }
+}
+
+impl Function for Port {
+    fn attach(&self) {
+        self.connected.store(true, Ordering::Release);
+    }
+
+    fn detach(&self) {
+        self.connected.store(false, Ordering::Release);
+        self.reset();
+        lock(&self.interrupts).event = None;
+        self.dma_unmap_all();
+    }
+
+    fn bar_read(&self, bar: u32, offset: u64, to: &mut [u8]) -> Result<(), Errnum> {
+        match bar {
+            pci::BAR_APERTURE if self.memory.contains(offset, to.len() as u64) => {
+                self.memory.read(offset, to);
+                Ok(())
+            }
+            pci::BAR_MMIO if to.len() == 4 && offset.is_multiple_of(4) => {
+                to.copy_from_slice(&self.register(offset).to_le_bytes());
+                Ok(())
+            }
+            _ => Err(libc::EINVAL),
+        }
+    }
+
+    fn bar_write(&self, bar: u32, offset: u64, from: &[u8]) -> Result<(), Errnum> {
+        match (bar, <[u8; 4]>::try_from(from)) {
+            (pci::BAR_APERTURE, _) if self.memory.contains(offset, from.len() as u64) => {
+                self.memory.write(offset, from);
+                Ok(())
+            }
+            (pci::BAR_MMIO, Ok(bytes)) if offset.is_multiple_of(4) => {
+                self.set_register(offset, u32::from_le_bytes(bytes));
+                Ok(())
+            }
+            _ => Err(libc::EINVAL),
+        }
+    }
+
+    fn dma_map(&self, iova: u64, len: u64, fd: OwnedFd, offset: u64) -> Result<(), Errnum> {
+        let end = iova.checked_add(len).ok_or(libc::EINVAL)?;
+        if len == 0 || end > HOST_BASE {
+            return Err(libc::EINVAL);
+        }
+        let region = self.engine.add_region(fd, offset, len);
+        let region = region.map_err(|e| e.errno())?;
+        let mut windows = lock(&self.windows);
+        let below = windows.range(..end).next_back();
+        let overlaps = below.is_some_and(|(start, window)| start + window.len > iova);
+        if overlaps || windows.len() == WINDOWS_MAX {
+            drop(windows);
+            self.engine.remove_region(region);
+            return Err(if overlaps { libc::EEXIST } else { libc::ENOSPC });
+        }
+        windows.insert(iova, Window { len, region });
+        Ok(())
+    }
+
+    fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Errnum> {
+        let mut windows = lock(&self.windows);
+        if windows.get(&iova).is_none_or(|window| window.len != len) {
+            return Err(libc::ENOENT);
+        }
+        let window = windows.remove(&iova);
+        drop(windows);
+        window
+            .iter()
+            .for_each(|w| self.engine.remove_region(w.region));
+        Ok(())
+    }
+
+    fn dma_unmap_all(&self) {
+        let windows = std::mem::take(&mut *lock(&self.windows));
+        windows
+            .values()
+            .for_each(|w| self.engine.remove_region(w.region));
+    }
+
+    fn set_vector(&self, _vector: u32, event: Option<OwnedFd>) {
+        let mut interrupts = lock(&self.interrupts);
+        interrupts.event = event;
+        interrupts.signal(interrupts.cause);
+    }
+
+    fn reset(&self) {
+        self.reset_registers();
+    }
+}
+
+impl Device {
+    fn reset_registers(&self) {
+        self.channels.iter().for_each(|c| lock(c).disable());
+        let mut interrupts = lock(&self.interrupts);
+        (interrupts.cause, interrupts.enabled) = (0, 0);
+    }
+
+    fn register(&self, offset: u64) -> u32 {
+        match offset {
+            bar4::SPAD0..SPAD_END => lock(&self.spads)[(offset - bar4::SPAD0) as usize / 4],
+            bar4::SICR0 => lock(&self.interrupts).cause,
+            bar4::SICE0 => lock(&self.interrupts).enabled,
+            bar4::DMA..DMA_END => {
+                let (channel, register) = channel_register(offset);
+                lock(&self.channels[channel]).read(register)
+            }
+            _ => 0,
+        }
+    }
+
+    fn set_register(self: &Arc<Self>, offset: u64, value: u32) {
+        match offset {
+            bar4::SICE0 => {
+                let mut interrupts = lock(&self.interrupts);
+                interrupts.enabled |= value;
+                interrupts.signal(interrupts.cause & value);
+            }
+            bar4::SICC0 => lock(&self.interrupts).cause &= !value,
+            bar4::RGCR if value & bar4::RGCR_RESET != 0 => self.reset_registers(),
+            bar4::SDBIC0..DOORBELL_END => {
+                let index = (offset - bar4::SDBIC0) / DOORBELL_STRIDE;
+                let doorbell = lock(&self.doorbells)[index as usize].clone();
+                doorbell.iter().for_each(|ring| ring());
+            }
+            bar4::DMA..DMA_END => {
+                let (channel, register) = channel_register(offset);
+                lock(&self.channels[channel]).write(register, value);
+                self.run_channel(channel);
+            }
+            _ => {}
+        }
+    }
+
+    /// Works on a channel of the host's until it is idle, halted, or waits for the engine.
+    fn run_channel(self: &Arc<Self>, index: usize) {
+        loop {
+            let mut channel = lock(&self.channels[index]);
+            let idle = !channel.halted();
+            let batch = channel.next(|address| {
+                let mut bytes = [0; DESCRIPTOR_BYTES];
+                let inside = self.memory.contains(address, DESCRIPTOR_BYTES as u64);
+                inside.then(|| self.memory.read(address, &mut bytes))?;
+                Some(bytes)
+            });
+            let halted = idle && channel.halted();
+            drop(channel);
+            if halted {
+                self.raise(cause::DMA0 << index);
+            }
+            let Some(batch) = batch else { return };
+            let mut copies = Vec::with_capacity(batch.descriptors.len());
+            let mut refused = None;
+            for descriptor in &batch.descriptors {
+                match self.resolve(descriptor) {
+                    Ok(copy) => copies.push(copy),
+                    Err(errno) => {
+                        let index = copies.len();
+                        refused = Some(CopyError { index, errno });
+                        break;
+                    }
+                }
+            }
+            let verdict =
+                move |result: Result<(), CopyError>| result.and(refused.map_or(Ok(()), Err));
+            if let Some(result) = self.engine.try_now(index, &copies) {
+                self.finish_batch(index, &batch, verdict(result));
+                continue;
+            }
+            let device = self.clone();
+            let done = move |result| {
+                device.finish_batch(index, &batch, verdict(result));
+                device.run_channel(index);
+            };
+            self.engine.submit(index, &copies, Box::new(done));
+            return;
+        }
+    }
+
+    fn finish_batch(&self, index: usize, batch: &Batch, result: Result<(), CopyError>) {
+        let (done, error) = match result {
+            Ok(()) => (batch.descriptors.len(), None),
+            Err(e) => (e.index, Some(e.errno)),
+        };
+        let current = lock(&self.channels[index]).finished(batch.generation, done, error);
+        let wanted = batch.descriptors[..done].iter().any(|d| d.interrupt);
+        if current && (wanted || error.is_some()) {
+            self.raise(cause::DMA0 << index);
+        }
+    }
+}
+
+fn channel_register(offset: u64) -> (usize, u64) {
+    let at = offset - bar4::DMA;
+    ((at / bar4::DMA_STRIDE) as usize, at % bar4::DMA_STRIDE)
+}

@@ -1,0 +1,198 @@
+//! What moves a chunk: reads the source's file into the destination's mapping.
+//!
+//! io_uring hands every chunk to a kernel worker (`IOSQE_ASYNC`), so the engine's thread stays free
+//! for other queues. Where io_uring is missing or forbidden, a few threads call pread(2).
+//!
+//! What must stay true: a chunk that was started is kept, with its regions, until its result is
+//! returned; a mover is dropped only when none is in flight.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    sync::{Arc, Mutex, mpsc},
+    thread,
+};
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::schedule::Chunk;
+
+/// Entries of the ring. All chunks of all queues fit (see `schedule::IN_FLIGHT_MAX`).
+const RING_ENTRIES: u32 = 256;
+/// The wake-up's token; chunks use their slot.
+const WAKE_TOKEN: u64 = u64::MAX;
+const FALLBACK_THREADS: usize = 2;
+
+/// Interrupts [`Mover::wait`] from any thread.
+pub(crate) type Wake = Box<dyn Fn() + Send + Sync>;
+
+/// Moves chunks.
+pub(crate) trait Mover: Send {
+    /// Starts moving; `token` comes back with the result.
+    fn start(&mut self, token: u64, chunk: &Chunk) -> io::Result<()>;
+    /// Waits for results or a wake-up: tokens, and bytes moved or negative error numbers.
+    fn wait(&mut self) -> io::Result<Vec<(u64, i32)>>;
+}
+
+/// The io_uring mover.
+pub(crate) struct Ring {
+    ring: IoUring,
+    wake: Arc<OwnedFd>,
+    wake_armed: bool,
+}
+
+impl Ring {
+    pub(crate) fn new() -> io::Result<(Self, Wake)> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(eventfd(0, flags)?);
+        let waker = wake.clone();
+        let mover = Self {
+            ring: IoUring::new(RING_ENTRIES)?,
+            wake,
+            wake_armed: false,
+        };
+        let wake: Wake = Box::new(move || {
+            // Fails only when 2^64 - 2 wake-ups wait already.
+            let _ = rustix::io::write(&waker, &1u64.to_ne_bytes());
+        });
+        Ok((mover, wake))
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        // SAFETY: the callers vouch that the memory of `entry` stays valid until its completion.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.ring.submit()?;
+        }
+        Ok(())
+    }
+
+    fn arm_wake(&mut self) -> io::Result<()> {
+        // A poll, not a read: it may stay pending when the ring goes, and must own no memory then.
+        let entry = opcode::PollAdd::new(types::Fd(self.wake.as_raw_fd()), libc::POLLIN as u32)
+            .build()
+            .user_data(WAKE_TOKEN);
+        self.push(&entry)?;
+        self.wake_armed = true;
+        Ok(())
+    }
+}
+
+impl Mover for Ring {
+    fn start(&mut self, token: u64, chunk: &Chunk) -> io::Result<()> {
+        let (fd, position) = chunk.0.src.file(chunk.0.src_at);
+        let to = chunk.0.dst.pointer(chunk.0.dst_at);
+        let entry = opcode::Read::new(types::Fd(fd), to, chunk.0.len as u32)
+            .offset(position)
+            .build()
+            .flags(squeue::Flags::ASYNC)
+            .user_data(token);
+        self.push(&entry)
+    }
+
+    fn wait(&mut self) -> io::Result<Vec<(u64, i32)>> {
+        if !self.wake_armed {
+            self.arm_wake()?;
+        }
+        match self.ring.submit_and_wait(1) {
+            // io_uring_enter(2): try again once completions are taken.
+            Err(e)
+                if !matches!(
+                    e.raw_os_error(),
+                    Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)
+                ) =>
+            {
+                return Err(e);
+            }
+            _ => {}
+        }
+        let mut results = Vec::new();
+        for entry in self.ring.completion() {
+            match entry.user_data() {
+                WAKE_TOKEN => {
+                    self.wake_armed = false;
+                    // Empty if two wake-ups were read as one: nothing is lost.
+                    let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                }
+                token => results.push((token, entry.result())),
+            }
+        }
+        Ok(results)
+    }
+}
+
+/// The mover for hosts without io_uring.
+pub(crate) struct Threads {
+    work: mpsc::Sender<Work>,
+    results: mpsc::Receiver<(u64, i32)>,
+}
+
+struct Work {
+    token: u64,
+    fd: i32,
+    position: u64,
+    to: *mut libc::c_void,
+    len: usize,
+}
+
+// SAFETY: `to` points into a region that the engine keeps mapped until the result is back.
+unsafe impl Send for Work {}
+
+impl Threads {
+    pub(crate) fn new() -> io::Result<(Self, Wake)> {
+        let (work, queue) = mpsc::channel::<Work>();
+        let (done, results) = mpsc::channel();
+        let queue = Arc::new(Mutex::new(queue));
+        for _ in 0..FALLBACK_THREADS {
+            let (queue, done) = (queue.clone(), done.clone());
+            thread::Builder::new()
+                .name("dma-copy".into())
+                .spawn(move || {
+                    loop {
+                        let next = queue.lock().expect("recv does not panic").recv();
+                        let Ok(work) = next else { return };
+                        let _ = done.send((work.token, work.run()));
+                    }
+                })?;
+        }
+        let wake: Wake = Box::new(move || {
+            let _ = done.send((WAKE_TOKEN, 0));
+        });
+        Ok((Self { work, results }, wake))
+    }
+}
+
+impl Work {
+    fn run(&self) -> i32 {
+        // SAFETY: the destination is inside a region that stays mapped until the result is back.
+        let n = unsafe { libc::pread(self.fd, self.to, self.len, self.position as i64) };
+        match n {
+            0.. => n as i32,
+            _ => -io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO),
+        }
+    }
+}
+
+impl Mover for Threads {
+    fn start(&mut self, token: u64, chunk: &Chunk) -> io::Result<()> {
+        let (fd, position) = chunk.0.src.file(chunk.0.src_at);
+        let work = Work {
+            token,
+            fd,
+            position,
+            to: chunk.0.dst.pointer(chunk.0.dst_at).cast(),
+            len: chunk.0.len as usize,
+        };
+        self.work
+            .send(work)
+            .map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn wait(&mut self) -> io::Result<Vec<(u64, i32)>> {
+        let first = self.results.recv().map_err(io::Error::other)?;
+        let all = std::iter::once(first).chain(self.results.try_iter());
+        Ok(all.filter(|(token, _)| *token != WAKE_TOKEN).collect())
+    }
+}

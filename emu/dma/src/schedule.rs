@@ -1,0 +1,217 @@
+//! Which chunk runs next. No I/O, no thread: the engine feeds it jobs and results, and moves the
+//! chunks that it hands out.
+//!
+//! ```text
+//! job:  copy 0 (all its chunks) -> copy 1 -> ... -> finished
+//!          a chunk fails: no new chunk; when the others of the copy are back, finished with error
+//! ```
+
+use std::sync::Arc;
+
+use crate::{engine::CopyError, region::Region};
+
+/// Copies up to this length are a mapped store: a system call costs more than it saves.
+pub(crate) const INLINE_BYTES: u64 = 16 << 10;
+/// Longer copies are cut into chunks of this length, so that several cores share one copy.
+pub(crate) const CHUNK_BYTES: u64 = 256 << 10;
+/// Chunks of one queue in flight.
+const IN_FLIGHT_MAX: usize = 8;
+
+/// One copy, checked: both ranges are inside their regions.
+pub(crate) struct Checked {
+    pub(crate) src: Arc<Region>,
+    pub(crate) src_at: u64,
+    pub(crate) dst: Arc<Region>,
+    pub(crate) dst_at: u64,
+    pub(crate) len: u64,
+}
+
+impl Checked {
+    /// Copies now, on this thread.
+    pub(crate) fn store(&self) {
+        let (src, dst) = (self.src.pointer(self.src_at), self.dst.pointer(self.dst_at));
+        // SAFETY: both ranges were checked to be inside regions that `self` keeps mapped; `copy`
+        // allows overlap; nobody holds references to region memory.
+        unsafe { std::ptr::copy(src, dst, self.len as usize) };
+    }
+}
+
+/// Part of a copy that a mover moves.
+pub(crate) struct Chunk(pub(crate) Checked);
+
+impl Chunk {
+    /// What is left after `bytes` of it were moved.
+    fn rest(mut self, bytes: u64) -> Self {
+        self.0.src_at += bytes;
+        self.0.dst_at += bytes;
+        self.0.len -= bytes;
+        self
+    }
+}
+
+/// The job that a queue works on.
+pub(crate) struct Active {
+    copies: Vec<Checked>,
+    /// The copy being worked on.
+    current: usize,
+    /// Bytes of it handed out.
+    issued: u64,
+    in_flight: usize,
+    /// Parts of chunks that came back short.
+    again: Vec<Chunk>,
+    error: Option<CopyError>,
+    /// The copy after the last of `copies` was out of range.
+    refused: Option<CopyError>,
+}
+
+/// What the engine does next for a queue.
+pub(crate) enum Step {
+    /// Move this chunk, then report to [`Active::moved`].
+    Move(Chunk),
+    /// Nothing until a chunk comes back.
+    Wait,
+    /// The job is over.
+    Finished(Result<(), CopyError>),
+}
+
+impl Active {
+    /// A job of these copies; `refused` is its result if all of them succeed.
+    pub(crate) fn new(copies: Vec<Checked>, refused: Option<CopyError>) -> Self {
+        Self {
+            copies,
+            current: 0,
+            issued: 0,
+            in_flight: 0,
+            again: Vec::new(),
+            error: None,
+            refused,
+        }
+    }
+
+    /// The next step. Short copies are made here, on the calling thread.
+    pub(crate) fn step(&mut self) -> Step {
+        if let Some(error) = self.error {
+            return match self.in_flight {
+                0 => Step::Finished(Err(error)),
+                _ => Step::Wait,
+            };
+        }
+        if self.in_flight == IN_FLIGHT_MAX {
+            return Step::Wait;
+        }
+        if let Some(chunk) = self.again.pop() {
+            self.in_flight += 1;
+            return Step::Move(chunk);
+        }
+        while let Some(copy) = self.copies.get(self.current) {
+            if copy.len > INLINE_BYTES && self.issued < copy.len {
+                let chunk = chunk_of(copy, self.issued);
+                self.issued += chunk.0.len;
+                self.in_flight += 1;
+                return Step::Move(chunk);
+            }
+            if self.in_flight > 0 {
+                return Step::Wait;
+            }
+            if copy.len <= INLINE_BYTES {
+                copy.store();
+            }
+            self.current += 1;
+            self.issued = 0;
+        }
+        Step::Finished(self.refused.map_or(Ok(()), Err))
+    }
+
+    /// A mover is done with `chunk`: bytes moved, or a negative error number.
+    pub(crate) fn moved(&mut self, chunk: Chunk, result: i32) {
+        self.in_flight -= 1;
+        let errno = match u64::try_from(result) {
+            Ok(bytes) if bytes == chunk.0.len => return,
+            Ok(bytes) if bytes > 0 && bytes < chunk.0.len => {
+                return self.again.push(chunk.rest(bytes));
+            }
+            // The end of a file that is sealed against shrinking: not possible, so never retried.
+            Ok(_) => libc::EIO,
+            Err(_) if result == -libc::EINTR || result == -libc::EAGAIN => {
+                return self.again.push(chunk);
+            }
+            Err(_) => -result,
+        };
+        self.error.get_or_insert(CopyError {
+            index: self.current,
+            errno,
+        });
+    }
+}
+
+fn chunk_of(copy: &Checked, issued: u64) -> Chunk {
+    Chunk(Checked {
+        src: copy.src.clone(),
+        src_at: copy.src_at + issued,
+        dst: copy.dst.clone(),
+        dst_at: copy.dst_at + issued,
+        len: (copy.len - issued).min(CHUNK_BYTES),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    fn copies(lens: &[u64]) -> Vec<Checked> {
+        let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, 8 << 20).unwrap();
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let region = Arc::new(Region::map(fd, 0, 8 << 20).unwrap());
+        let copy = |&len| Checked {
+            src: region.clone(),
+            src_at: 0,
+            dst: region.clone(),
+            dst_at: 4 << 20,
+            len,
+        };
+        lens.iter().map(copy).collect()
+    }
+
+    fn next(active: &mut Active) -> Chunk {
+        match active.step() {
+            Step::Move(chunk) => chunk,
+            _ => panic!("expected a chunk"),
+        }
+    }
+
+    #[test]
+    fn a_later_copy_waits_for_the_earlier_one() {
+        let mut active = Active::new(copies(&[CHUNK_BYTES + 1, 8, 20 << 10]), None);
+        let (first, second) = (next(&mut active), next(&mut active));
+        assert_eq!((first.0.len, second.0.len), (CHUNK_BYTES, 1));
+        assert!(matches!(active.step(), Step::Wait));
+        active.moved(second, 1);
+        assert!(matches!(active.step(), Step::Wait));
+        active.moved(first, CHUNK_BYTES as i32);
+        let third = next(&mut active);
+        assert_eq!(third.0.len, 20 << 10);
+        active.moved(third, 20 << 10);
+        assert!(matches!(active.step(), Step::Finished(Ok(()))));
+    }
+
+    #[test]
+    fn short_and_interrupted_moves_go_on_and_errors_wait_for_the_rest() {
+        let mut active = Active::new(copies(&[4, 2 * CHUNK_BYTES]), None);
+        let (first, second) = (next(&mut active), next(&mut active));
+        active.moved(first, 1000);
+        let rest = next(&mut active);
+        assert_eq!((rest.0.src_at, rest.0.len), (1000, CHUNK_BYTES - 1000));
+        active.moved(rest, -libc::EINTR);
+        let rest = next(&mut active);
+        active.moved(rest, -libc::EFAULT);
+        assert!(matches!(active.step(), Step::Wait));
+        active.moved(second, CHUNK_BYTES as i32);
+        let error = CopyError {
+            index: 1,
+            errno: libc::EFAULT,
+        };
+        assert!(matches!(active.step(), Step::Finished(Err(e)) if e == error));
+    }
+}
