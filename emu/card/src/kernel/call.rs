@@ -15,8 +15,7 @@ use super::{
     errno::Errno,
     file::Cx,
     fs::{self, FsCall, ProcInfo},
-    run,
-    signal,
+    run, signal,
     state::{Process, State, Thread, lock},
     wait::{Channel, Stop, SysResult},
 };
@@ -151,7 +150,13 @@ impl<'a> Call<'a> {
         cpu: &'a mut dyn Cpu,
     ) -> Self {
         let pid = state.thread(tid).pid;
-        Self { kernel, state, cpu, tid, pid }
+        Self {
+            kernel,
+            state,
+            cpu,
+            tid,
+            pid,
+        }
     }
 
     pub(super) fn thread(&mut self) -> &mut Thread {
@@ -205,8 +210,11 @@ impl<'a> Call<'a> {
     fn file_call(&mut self, number: u64, a: [u64; 6]) -> SysResult {
         let proc = Proc::of(self);
         let process = self.state.process(self.pid);
-        let (mm, files, context) =
-            (process.mm.clone(), process.files.clone(), process.fs.clone());
+        let (mm, files, context) = (
+            process.mm.clone(),
+            process.files.clone(),
+            process.fs.clone(),
+        );
         let mut deadline = self.thread().deadline;
         let mut woken = Vec::new();
         let result = {
@@ -303,7 +311,11 @@ impl<'a> Call<'a> {
     pub fn read_string(&mut self, address: u64, max: usize) -> Result<String, Stop> {
         let mm = self.process().mm.clone();
         let bytes = fs::read_c_string(&mut *lock(&mm), address, max).map_err(|errno| {
-            if errno == Errno::ENAMETOOLONG { Errno::E2BIG } else { errno }
+            if errno == Errno::ENAMETOOLONG {
+                Errno::E2BIG
+            } else {
+                errno
+            }
         })?;
         String::from_utf8(bytes).map_err(|_| Errno::EINVAL.into())
     }
@@ -344,7 +356,10 @@ impl ProcInfo for Proc {
     }
 
     fn cmdline(&self) -> Vec<u8> {
-        self.argv.iter().flat_map(|arg| arg.bytes().chain([0])).collect()
+        self.argv
+            .iter()
+            .flat_map(|arg| arg.bytes().chain([0]))
+            .collect()
     }
 
     fn status(&self) -> String {
@@ -356,7 +371,10 @@ impl ProcInfo for Proc {
     }
 
     fn stat(&self) -> String {
-        format!("{} ({}) R {} {} {} 0 -1 0\n", self.pid, self.name, self.parent, self.pid, self.pid)
+        format!(
+            "{} ({}) R {} {} {} 0 -1 0\n",
+            self.pid, self.name, self.parent, self.pid, self.pid
+        )
     }
 
     fn maps(&self) -> String {

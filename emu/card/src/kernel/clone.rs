@@ -44,7 +44,11 @@ impl Request {
 impl Call<'_> {
     /// fork(2) and vfork(2) as clone(2) says them.
     pub fn fork(&mut self, vfork: bool) -> SysResult {
-        let flags = if vfork { (libc::CLONE_VM | libc::CLONE_VFORK) as u64 } else { 0 };
+        let flags = if vfork {
+            (libc::CLONE_VM | libc::CLONE_VFORK) as u64
+        } else {
+            0
+        };
         self.clone([flags | libc::SIGCHLD as u64, 0, 0, 0, 0, 0])
     }
 
@@ -66,12 +70,24 @@ impl Call<'_> {
         if bytes < CLONE_ARGS_BYTES {
             return Err(Errno::EINVAL.into());
         }
-        let [flags, _pidfd, child_tid, parent_tid, exit_signal, stack, stack_bytes, tls] =
-            self.read_words(args)?;
+        let [
+            flags,
+            _pidfd,
+            child_tid,
+            parent_tid,
+            exit_signal,
+            stack,
+            stack_bytes,
+            tls,
+        ] = self.read_words(args)?;
         self.create(&Request {
             flags,
             exit_signal: exit_signal as i32,
-            stack: if stack == 0 { 0 } else { stack.wrapping_add(stack_bytes) },
+            stack: if stack == 0 {
+                0
+            } else {
+                stack.wrapping_add(stack_bytes)
+            },
             parent_tid,
             child_tid,
             tls,
@@ -175,7 +191,11 @@ impl Call<'_> {
         let share = |flag| request.has(flag);
         Ok(Process {
             pid,
-            parent: if share(libc::CLONE_PARENT) { parent.parent } else { parent.pid },
+            parent: if share(libc::CLONE_PARENT) {
+                parent.parent
+            } else {
+                parent.pid
+            },
             group: parent.group,
             mm,
             files: copy_or_share(&parent.files, share(libc::CLONE_FILES)),
@@ -196,5 +216,9 @@ impl Call<'_> {
 }
 
 fn copy_or_share<T: Clone>(of: &Arc<Mutex<T>>, share: bool) -> Arc<Mutex<T>> {
-    if share { of.clone() } else { Arc::new(Mutex::new(lock(of).clone())) }
+    if share {
+        of.clone()
+    } else {
+        Arc::new(Mutex::new(lock(of).clone()))
+    }
 }

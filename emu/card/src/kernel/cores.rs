@@ -43,7 +43,11 @@ impl Cores {
             queue: VecDeque::new(),
             running: Vec::new(),
         };
-        Self { count: count.max(1), inner: Mutex::new(inner), freed: Condvar::new() }
+        Self {
+            count: count.max(1),
+            inner: Mutex::new(inner),
+            freed: Condvar::new(),
+        }
     }
 
     /// How many there are.
@@ -76,7 +80,10 @@ impl Cores {
         if inner.free > 0 {
             self.freed.notify_all();
         }
-        Core { cores: self, ticket }
+        Core {
+            cores: self,
+            ticket,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -69,7 +69,9 @@ pub fn parse(file: &[u8]) -> Result<Executable, Errno> {
             _ => {}
         }
     }
-    let ascending = segments.windows(2).all(|w| w[0].address + w[0].memory_bytes <= w[1].address);
+    let ascending = segments
+        .windows(2)
+        .all(|w| w[0].address + w[0].memory_bytes <= w[1].address);
     if segments.is_empty() || !ascending {
         return Err(Errno::ENOEXEC);
     }
@@ -100,18 +102,27 @@ fn segment(header: &[u8], file_len: u64) -> Result<Option<Segment>, Errno> {
     if segment.memory_bytes == 0 {
         return Ok(None);
     }
-    let in_file =
-        segment.offset.checked_add(segment.file_bytes).is_some_and(|end| end <= file_len);
+    let in_file = segment
+        .offset
+        .checked_add(segment.file_bytes)
+        .is_some_and(|end| end <= file_len);
     let in_space = segment.address < ADDRESS_MAX && segment.memory_bytes < ADDRESS_MAX;
     let aligned = segment.address % 4096 == segment.offset % 4096;
     let sound = in_file && in_space && aligned && segment.file_bytes <= segment.memory_bytes;
-    if sound { Ok(Some(segment)) } else { Err(Errno::ENOEXEC) }
+    if sound {
+        Ok(Some(segment))
+    } else {
+        Err(Errno::ENOEXEC)
+    }
 }
 
 fn path(header: &[u8], file: &[u8]) -> Result<String, Errno> {
     let (offset, len) = (u64_at(header, 8) as usize, u64_at(header, 32) as usize);
     let end = offset.checked_add(len).ok_or(Errno::ENOEXEC)?;
-    let bytes = file.get(offset..end).filter(|b| b.len() <= 4096).ok_or(Errno::ENOEXEC)?;
+    let bytes = file
+        .get(offset..end)
+        .filter(|b| b.len() <= 4096)
+        .ok_or(Errno::ENOEXEC)?;
     let path = bytes.strip_suffix(&[0]).ok_or(Errno::ENOEXEC)?;
     String::from_utf8(path.to_vec()).map_err(|_| Errno::ENOEXEC)
 }

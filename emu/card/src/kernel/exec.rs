@@ -96,8 +96,19 @@ pub fn load(
         (AT_MINSIGSTKSZ, xstate::bytes() as u64 + 1024),
     ];
     let stack = build_stack(mm, &path, &argv, env, &aux)?;
-    let name = path.rsplit('/').next().unwrap_or_default().chars().take(15).collect();
-    Ok(Start { entry, stack, exe: path, name })
+    let name = path
+        .rsplit('/')
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .take(15)
+        .collect();
+    Ok(Start {
+        entry,
+        stack,
+        exe: path,
+        name,
+    })
 }
 
 /// `#!interpreter [argument]` (execve(2), interpreter scripts).
@@ -115,7 +126,9 @@ fn resolve_script(
         return Err(Errno::ELOOP);
     }
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let line = std::str::from_utf8(line).map_err(|_| Errno::ENOEXEC)?.trim();
+    let line = std::str::from_utf8(line)
+        .map_err(|_| Errno::ENOEXEC)?
+        .trim();
     let (interpreter, argument) = match line.split_once(char::is_whitespace) {
         Some((interpreter, argument)) => (interpreter, Some(argument.trim().to_owned())),
         None => (line, None),
@@ -140,12 +153,19 @@ fn map_program(
     for segment in &program.segments {
         let start = base + segment.address;
         let (first, file_end) = (start & !(PAGE - 1), start + segment.file_bytes);
-        let (file_pages_end, memory_end) =
-            (file_end.next_multiple_of(PAGE), (start + segment.memory_bytes).next_multiple_of(PAGE));
+        let (file_pages_end, memory_end) = (
+            file_end.next_multiple_of(PAGE),
+            (start + segment.memory_bytes).next_multiple_of(PAGE),
+        );
         if first < USER_START || memory_end > USER_END || first < end {
             return Err(Errno::ENOEXEC);
         }
-        let area = |end, backing| Area { end, prot: segment.prot, shared: false, backing };
+        let area = |end, backing| Area {
+            end,
+            prot: segment.prot,
+            shared: false,
+            backing,
+        };
         if segment.file_bytes > 0 {
             let backing = Backing::File {
                 inode: inode.clone(),
@@ -159,7 +179,11 @@ fn map_program(
                 mm.fill(file_end, &zeros)?;
             }
         }
-        let bss = if segment.file_bytes > 0 { file_pages_end } else { first };
+        let bss = if segment.file_bytes > 0 {
+            file_pages_end
+        } else {
+            first
+        };
         if memory_end > bss {
             mm.add(bss, area(memory_end, Backing::Anonymous))?;
         }
@@ -178,7 +202,15 @@ fn build_stack(
 ) -> Result<u64, Errno> {
     let bottom = STACK_TOP - STACK_BYTES;
     let prot = libc::PROT_READ | libc::PROT_WRITE;
-    mm.add(bottom, Area { end: STACK_TOP, prot, shared: false, backing: Backing::Anonymous })?;
+    mm.add(
+        bottom,
+        Area {
+            end: STACK_TOP,
+            prot,
+            shared: false,
+            backing: Backing::Anonymous,
+        },
+    )?;
     let mut at = STACK_TOP;
     let mut push = |mm: &mut AddressSpace, bytes: &[u8]| {
         at -= bytes.len() as u64;
@@ -191,10 +223,17 @@ fn build_stack(
     super::info::random(&mut random);
     let random = push(mm, &random)?;
     let platform = push(mm, b"x86_64\0")?;
-    let mut string = |mm: &mut AddressSpace, text: &str| push(mm, &[text.as_bytes(), &[0]].concat());
+    let mut string =
+        |mm: &mut AddressSpace, text: &str| push(mm, &[text.as_bytes(), &[0]].concat());
     let file = string(mm, path)?;
-    let env = env.iter().map(|text| string(mm, text)).collect::<Result<Vec<_>, _>>()?;
-    let argv = argv.iter().map(|text| string(mm, text)).collect::<Result<Vec<_>, _>>()?;
+    let env = env
+        .iter()
+        .map(|text| string(mm, text))
+        .collect::<Result<Vec<_>, _>>()?;
+    let argv = argv
+        .iter()
+        .map(|text| string(mm, text))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut words = vec![argv.len() as u64];
     words.extend(argv.iter().copied().chain([0]).chain(env).chain([0]));
     for (key, value) in aux.iter().copied().chain(AT_IDS.map(|id| (id, 0))).chain([
@@ -239,12 +278,7 @@ impl Call<'_> {
         Err(Stop::wait(self.process().children))
     }
 
-    fn become_program(
-        &mut self,
-        mm: AddressSpace,
-        start: Start,
-        argv: Vec<String>,
-    ) -> SysResult {
+    fn become_program(&mut self, mm: AddressSpace, start: Start, argv: Vec<String>) -> SysResult {
         self.leave_futexes();
         self.cpu.set_space(mm.space()).map_err(|error| {
             tracing::error!(%error, "execve");
@@ -272,7 +306,11 @@ impl Call<'_> {
         thread.name = start.name;
         thread.alt_stack = super::signal::AltStack::default();
         thread.xstate = Some(xstate::initial());
-        thread.regs = Regs { rip: start.entry, rsp: start.stack, ..Regs::default() };
+        thread.regs = Regs {
+            rip: start.entry,
+            rsp: start.stack,
+            ..Regs::default()
+        };
         // rax of the new program.
         Ok(0)
     }

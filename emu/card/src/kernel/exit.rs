@@ -45,7 +45,10 @@ pub fn end_thread(kernel: &Arc<Kernel>, state: &mut State, tid: i32, cpu: Option
     let process = state.process(pid);
     process.threads.retain(|thread| *thread != tid);
     let (last, channel) = (process.threads.is_empty(), process.children);
-    let stopper = process.stopped_by.and_then(|by| state.threads.get(&by)).map(|by| by.channel);
+    let stopper = process
+        .stopped_by
+        .and_then(|by| state.threads.get(&by))
+        .map(|by| by.channel);
     for channel in stopper.into_iter().chain([channel]) {
         state.wake(channel);
     }
@@ -76,7 +79,11 @@ fn bury(kernel: &Kernel, state: &mut State, pid: i32) {
     }
     let init = state.init.filter(|init| *init != pid);
     let mut orphan_zombies = Vec::new();
-    for process in state.processes.values_mut().filter(|process| process.parent == pid) {
+    for process in state
+        .processes
+        .values_mut()
+        .filter(|process| process.parent == pid)
+    {
         process.parent = init.unwrap_or(0);
         if process.threads.is_empty() {
             orphan_zombies.push(process.pid);
@@ -95,7 +102,10 @@ fn bury(kernel: &Kernel, state: &mut State, pid: i32) {
             kernel.ended.notify_all();
         }
         Some(children) => {
-            let ignored = lock(&state.process(parent).actions).get(libc::SIGCHLD).handler == 1;
+            let ignored = lock(&state.process(parent).actions)
+                .get(libc::SIGCHLD)
+                .handler
+                == 1;
             if ignored {
                 state.processes.remove(&pid);
             } else if exit_signal > 0 {
@@ -168,11 +178,7 @@ impl Call<'_> {
         Ok(0)
     }
 
-    fn find_child(
-        &mut self,
-        pid: i32,
-        no_hang: bool,
-    ) -> Result<Option<(i32, ExitStatus)>, Stop> {
+    fn find_child(&mut self, pid: i32, no_hang: bool) -> Result<Option<(i32, ExitStatus)>, Stop> {
         let (me, group) = (self.pid, self.process().group.0);
         let wanted = |process: &&super::state::Process| {
             process.parent == me

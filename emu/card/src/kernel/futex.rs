@@ -35,7 +35,10 @@ impl Futexes {
     /// Where the thread waits.
     fn key_of(&self, tid: i32) -> Option<u64> {
         let waits = |queue: &Vec<Waiter>| queue.iter().any(|waiter| waiter.tid == tid);
-        self.queues.iter().find(|(_, queue)| waits(queue)).map(|(key, _)| *key)
+        self.queues
+            .iter()
+            .find(|(_, queue)| waits(queue))
+            .map(|(key, _)| *key)
     }
 
     /// The thread waits no more, woken or not.
@@ -134,7 +137,12 @@ impl Call<'_> {
             if self.read_u32(word)? != value {
                 return Err(Errno::EAGAIN.into());
             }
-            self.state.futexes.queues.entry(key).or_default().push(Waiter { tid, bits });
+            self.state
+                .futexes
+                .queues
+                .entry(key)
+                .or_default()
+                .push(Waiter { tid, bits });
         } else if deadline.is_some_and(|deadline| deadline <= super::now()) {
             self.state.futexes.forget(tid);
             return Err(Errno::ETIMEDOUT.into());

@@ -40,9 +40,17 @@ impl Call<'_> {
                 Ok(pid as u64)
             }
             // Everybody on a card is root.
-            libc::SYS_getuid | libc::SYS_geteuid | libc::SYS_getgid | libc::SYS_getegid
-            | libc::SYS_getgroups | libc::SYS_setuid | libc::SYS_setgid | libc::SYS_setgroups
-            | libc::SYS_setresuid | libc::SYS_setresgid | libc::SYS_setpriority => Ok(0),
+            libc::SYS_getuid
+            | libc::SYS_geteuid
+            | libc::SYS_getgid
+            | libc::SYS_getegid
+            | libc::SYS_getgroups
+            | libc::SYS_setuid
+            | libc::SYS_setgid
+            | libc::SYS_setgroups
+            | libc::SYS_setresuid
+            | libc::SYS_setresgid
+            | libc::SYS_setpriority => Ok(0),
             libc::SYS_getresuid | libc::SYS_getresgid => self.getresuid(a),
             libc::SYS_getpriority => Ok(20),
             libc::SYS_uname => self.uname(a[0]),
@@ -102,7 +110,14 @@ impl Call<'_> {
 
     fn uname(&mut self, to: u64) -> SysResult {
         let node = format!("mic{}", self.kernel.node.saturating_sub(1));
-        let fields = ["Linux", &node, "6.1.0-snaprig", "#1 SMP snaprig", "x86_64", "(none)"];
+        let fields = [
+            "Linux",
+            &node,
+            "6.1.0-snaprig",
+            "#1 SMP snaprig",
+            "x86_64",
+            "(none)",
+        ];
         let mut bytes = [0; UTS_FIELD * 6];
         for (index, field) in fields.iter().enumerate() {
             bytes[index * UTS_FIELD..][..field.len()].copy_from_slice(field.as_bytes());
@@ -232,5 +247,4 @@ impl Call<'_> {
             _ => Err(Errno::EINVAL.into()),
         }
     }
-
 }

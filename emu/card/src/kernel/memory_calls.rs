@@ -25,13 +25,25 @@ impl Call<'_> {
             libc::SYS_brk => self.brk(a[0]),
             libc::SYS_mincore => Err(Errno::ENOSYS.into()),
             // Memory is never swapped, and files live in it.
-            libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlockall | libc::SYS_munlockall
-            | libc::SYS_mlock2 | libc::SYS_msync => Ok(0),
+            libc::SYS_mlock
+            | libc::SYS_munlock
+            | libc::SYS_mlockall
+            | libc::SYS_munlockall
+            | libc::SYS_mlock2
+            | libc::SYS_msync => Ok(0),
             _ => return None,
         })
     }
 
-    fn mmap(&mut self, at: u64, len: u64, prot: i32, flags: i32, fd: i32, offset: u64) -> SysResult {
+    fn mmap(
+        &mut self,
+        at: u64,
+        len: u64,
+        prot: i32,
+        flags: i32,
+        fd: i32,
+        offset: u64,
+    ) -> SysResult {
         let len = page_range(0, len)?.1;
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
         if prot & !PROT_ALL != 0 || offset % PAGE != 0 || fixed && at % PAGE != 0 {
@@ -41,7 +53,11 @@ impl Call<'_> {
         let backing = match flags & libc::MAP_ANONYMOUS != 0 {
             true if shared => {
                 let inode = shared_anonymous(&self.kernel.memory, len)?;
-                Backing::File { inode, path: "/dev/zero (deleted)".into(), offset: 0 }
+                Backing::File {
+                    inode,
+                    path: "/dev/zero (deleted)".into(),
+                    offset: 0,
+                }
             }
             true => Backing::Anonymous,
             false => self.file_backing(fd, offset, len, shared)?,
@@ -54,12 +70,24 @@ impl Call<'_> {
             false if hint != 0 && mm.is_free(hint, hint.saturating_add(len)) => hint,
             false => mm.find(len)?,
         };
-        let end = start.checked_add(len).filter(|end| *end <= USER_END).ok_or(Errno::ENOMEM)?;
+        let end = start
+            .checked_add(len)
+            .filter(|end| *end <= USER_END)
+            .ok_or(Errno::ENOMEM)?;
         if flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE && !mm.is_free(start, end)
         {
             return Err(Errno::EEXIST.into());
         }
-        mm.map(self.cpu, start, Area { end, prot, shared, backing })?;
+        mm.map(
+            self.cpu,
+            start,
+            Area {
+                end,
+                prot,
+                shared,
+                backing,
+            },
+        )?;
         if flags & libc::MAP_POPULATE != 0 {
             for page in (start..end).step_by(PAGE as usize) {
                 if mm.frame(page, false).is_err() {
@@ -84,13 +112,25 @@ impl Call<'_> {
                 false => Ok(Backing::Anonymous),
                 true => {
                     let inode = shared_anonymous(&self.kernel.memory, len)?;
-                    Ok(Backing::File { inode, path: "/dev/zero".into(), offset: 0 })
+                    Ok(Backing::File {
+                        inode,
+                        path: "/dev/zero".into(),
+                        offset: 0,
+                    })
                 }
             };
         }
-        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::ENODEV)?;
+        let file = open
+            .file
+            .as_any()
+            .downcast_ref::<RegularFile>()
+            .ok_or(Errno::ENODEV)?;
         let (inode, path) = (file.inode().clone(), file.path().to_owned());
-        Ok(Backing::File { inode, path, offset })
+        Ok(Backing::File {
+            inode,
+            path,
+            offset,
+        })
     }
 
     fn munmap(&mut self, start: u64, len: u64) -> SysResult {
@@ -147,7 +187,9 @@ fn page_range(start: u64, len: u64) -> Result<(u64, u64), Errno> {
     if start % PAGE != 0 || len == 0 {
         return Err(Errno::EINVAL);
     }
-    let end = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
+    let end = start
+        .checked_add(len)
+        .and_then(|end| end.checked_next_multiple_of(PAGE));
     match end {
         Some(end) if end <= USER_END => Ok((start, end)),
         _ => Err(Errno::ENOMEM),

@@ -106,7 +106,13 @@ impl AddressSpace {
             tracing::error!(%error, "no address space");
             Errno::ENOMEM
         })?;
-        Ok(Self { memory: memory.clone(), areas: BTreeMap::new(), space, tables, brk: (0, 0) })
+        Ok(Self {
+            memory: memory.clone(),
+            areas: BTreeMap::new(),
+            space,
+            tables,
+            brk: (0, 0),
+        })
     }
 
     /// For the CPUs that run in it.
@@ -182,7 +188,10 @@ impl AddressSpace {
             && last.prot == area.prot
             && last.shared == area.shared
             && !area.shared
-            && matches!((&last.backing, &area.backing), (Backing::Anonymous, Backing::Anonymous))
+            && matches!(
+                (&last.backing, &area.backing),
+                (Backing::Anonymous, Backing::Anonymous)
+            )
             && below < start
         {
             last.end = area.end;
@@ -214,14 +223,22 @@ impl AddressSpace {
         start < end
             && end <= USER_END
             && start >= USER_START
-            && self.areas.range(..end).next_back().is_none_or(|(_, area)| area.end <= start)
+            && self
+                .areas
+                .range(..end)
+                .next_back()
+                .is_none_or(|(_, area)| area.end <= start)
     }
 
     /// Takes everything in `start..end` away.
     pub fn unmap(&mut self, cpu: &mut dyn Cpu, start: u64, end: u64) -> Result<(), Errno> {
         self.split(start);
         self.split(end);
-        let starts: Vec<_> = self.areas.range(start..end).map(|(start, _)| *start).collect();
+        let starts: Vec<_> = self
+            .areas
+            .range(start..end)
+            .map(|(start, _)| *start)
+            .collect();
         for start in starts {
             self.areas.remove(&start);
         }
@@ -294,7 +311,11 @@ impl AddressSpace {
     }
 
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Area)> {
-        let first = self.areas.range(..=start).next_back().map_or(start, |(first, _)| *first);
+        let first = self
+            .areas
+            .range(..=start)
+            .next_back()
+            .map_or(start, |(first, _)| *first);
         self.areas
             .range(first..end)
             .filter(move |(_, area)| area.end > start)
@@ -362,14 +383,26 @@ impl AddressSpace {
         }
         let at_end = area.end == old + old_len;
         if at_end && self.is_free(old + old_len, old + new_len) {
-            self.insert(old + old_len, Area { end: old + new_len, ..rule.advanced(old_len) });
+            self.insert(
+                old + old_len,
+                Area {
+                    end: old + new_len,
+                    ..rule.advanced(old_len)
+                },
+            );
             return Ok(old);
         }
         if !may_move {
             return Err(Errno::ENOMEM);
         }
         let new = self.find(new_len)?;
-        self.insert(new, Area { end: new + new_len, ..rule });
+        self.insert(
+            new,
+            Area {
+                end: new + new_len,
+                ..rule
+            },
+        );
         for (va, frame, access) in self.tables.mapped(old, old + old_len) {
             self.memory.get(frame);
             self.enter(new + (va - old), frame, access)?;
@@ -416,7 +449,10 @@ impl AddressSpace {
             self.page_in(start, area, page)?;
         }
         let window = page & !(FAULT_PAGES * PAGE - 1);
-        let (from, to) = (window.max(start), (window + FAULT_PAGES * PAGE).min(area.end));
+        let (from, to) = (
+            window.max(start),
+            (window + FAULT_PAGES * PAGE).min(area.end),
+        );
         for neighbour in (from..to).step_by(PAGE as usize) {
             // A neighbour that cannot be had now is not an error: it was not asked for.
             if self.tables.get(neighbour).is_none()
@@ -446,7 +482,8 @@ impl AddressSpace {
                 }
             }
         };
-        self.enter(page, frame, area.access()).map_err(|_| Fault::NoPage)
+        self.enter(page, frame, area.access())
+            .map_err(|_| Fault::NoPage)
     }
 
     /// The frame behind `va`, faulted in as needed.
@@ -460,14 +497,21 @@ impl AddressSpace {
             Some(_) => Err(Errno::EFAULT),
             None => {
                 self.fault(va, write, false).map_err(|_| Errno::EFAULT)?;
-                self.tables.get(page).map(|(frame, _)| frame).ok_or(Errno::EFAULT)
+                self.tables
+                    .get(page)
+                    .map(|(frame, _)| frame)
+                    .ok_or(Errno::EFAULT)
             }
         }
     }
 
     /// Pages that exist in `start..end`: address and frame.
     pub fn present(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        self.tables.mapped(start, end).into_iter().map(|(va, frame, _)| (va, frame)).collect()
+        self.tables
+            .mapped(start, end)
+            .into_iter()
+            .map(|(va, frame, _)| (va, frame))
+            .collect()
     }
 
     /// Puts contents at the page `va` of an area, whatever the area allows (restore, exec).
@@ -506,19 +550,26 @@ impl AddressSpace {
 impl UserMemory for AddressSpace {
     fn read(&mut self, address: u64, to: &mut [u8]) -> Result<(), Errno> {
         let memory = self.memory.clone();
-        self.for_each_page(address, to.len(), false, |at, part| memory.read(at, &mut to[part]))
+        self.for_each_page(address, to.len(), false, |at, part| {
+            memory.read(at, &mut to[part])
+        })
     }
 
     fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Errno> {
         let memory = self.memory.clone();
-        self.for_each_page(address, from.len(), true, |at, part| memory.write(at, &from[part]))
+        self.for_each_page(address, from.len(), true, |at, part| {
+            memory.write(at, &from[part])
+        })
     }
 
     fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno> {
         if address % PAGE != 0 || len == 0 || len > PIN_MAX_BYTES {
             return Err(Errno::EINVAL);
         }
-        let mut pin = Pin { memory: self.memory.clone(), frames: Vec::new() };
+        let mut pin = Pin {
+            memory: self.memory.clone(),
+            frames: Vec::new(),
+        };
         let mut extents: Vec<(u64, u64)> = Vec::new();
         let end = address.checked_add(len).ok_or(Errno::EFAULT)?;
         for va in (address..end).step_by(PAGE as usize) {
@@ -530,7 +581,10 @@ impl UserMemory for AddressSpace {
                 _ => extents.push((frame, PAGE)),
             }
         }
-        Ok(Pinned { extents, guard: Arc::new(pin) })
+        Ok(Pinned {
+            extents,
+            guard: Arc::new(pin),
+        })
     }
 }
 

@@ -129,7 +129,13 @@ impl Kernel {
     pub fn spawn(self: &Arc<Self>, spawn: Spawn) -> Result<i32, Errno> {
         let mut mm = AddressSpace::new(&self.memory, &*self.platform)?;
         let mut state = self.lock();
-        let start = exec::load(&mut state.vfs, &mut mm, &spawn.path, &spawn.argv, &spawn.env)?;
+        let start = exec::load(
+            &mut state.vfs,
+            &mut mm,
+            &spawn.path,
+            &spawn.argv,
+            &spawn.env,
+        )?;
         let pid = state.new_id()?;
         let process = Process {
             pid,
@@ -137,7 +143,10 @@ impl Kernel {
             group: (pid, pid),
             mm: Arc::new(Mutex::new(mm)),
             files: Arc::new(Mutex::new(FileTable::new(spawn.stdio))),
-            fs: Arc::new(Mutex::new(FsContext { cwd: "/".into(), umask: 0o022 })),
+            fs: Arc::new(Mutex::new(FsContext {
+                cwd: "/".into(),
+                umask: 0o022,
+            })),
             actions: Arc::new(Mutex::new(Actions::default())),
             pending: signal::Pending::default(),
             threads: Vec::new(),
@@ -152,7 +161,11 @@ impl Kernel {
         };
         state.processes.insert(pid, process);
         state.init.get_or_insert(pid);
-        let regs = Regs { rip: start.entry, rsp: start.stack, ..Regs::default() };
+        let regs = Regs {
+            rip: start.entry,
+            rsp: start.stack,
+            ..Regs::default()
+        };
         let mut thread = state::Thread::new(pid, pid, regs, xstate::initial());
         thread.name = start.name;
         self.start(&mut state, thread);
@@ -187,7 +200,10 @@ impl Kernel {
             if let Some(status) = state.ended.remove(&pid) {
                 return status;
             }
-            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .ended
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 

@@ -11,8 +11,9 @@
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::{
-    Kernel, call, exit, now,
+    Kernel, call, exit,
     mm::Fault,
+    now,
     signal::{self, Info},
     state::{ExitStatus, State, lock},
 };
@@ -59,7 +60,11 @@ fn live(kernel: &Arc<Kernel>, mut tid: i32) -> Result<(), PlatformError> {
         match exit {
             Exit::Kicked => {}
             Exit::Syscall => tid = call::run(kernel, state, tid, &mut *cpu)?,
-            Exit::PageFault { address, write, execute } => {
+            Exit::PageFault {
+                address,
+                write,
+                execute,
+            } => {
                 page_fault(&mut state, tid, address, write, execute);
             }
             Exit::Exception { vector, .. } => {
@@ -113,7 +118,10 @@ pub fn park<'a>(
     state.thread(tid).parked = true;
     let pid = state.thread(tid).pid;
     let by = state.process(pid).stopped_by;
-    if let Some(channel) = by.and_then(|by| state.threads.get(&by)).map(|by| by.channel) {
+    if let Some(channel) = by
+        .and_then(|by| state.threads.get(&by))
+        .map(|by| by.channel)
+    {
         state.wake(channel);
     }
     let wakeup = state.thread(tid).wakeup.clone();
@@ -153,7 +161,10 @@ fn page_fault(state: &mut State, tid: i32, address: u64, write: bool, execute: b
         Err(Fault::Unmapped) => (libc::SIGSEGV, signal::SEGV_MAPERR),
         Err(Fault::Denied) => (libc::SIGSEGV, signal::SEGV_ACCERR),
         Err(Fault::NoPage) => {
-            tracing::warn!(pid, "no page for address {address:#x}: card memory is full, or end of file");
+            tracing::warn!(
+                pid,
+                "no page for address {address:#x}: card memory is full, or end of file"
+            );
             (libc::SIGBUS, signal::BUS_ADRERR)
         }
     };

@@ -78,13 +78,25 @@ pub struct Info {
 impl Info {
     /// A fault at `address`.
     pub fn fault(signal: i32, code: i32, address: u64) -> Self {
-        Self { signal, code, pid: 0, value: 0, address }
+        Self {
+            signal,
+            code,
+            pid: 0,
+            value: 0,
+            address,
+        }
     }
 
     /// From kill(2) or tkill(2).
     pub fn sent(signal: i32, by: i32, to_thread: bool) -> Self {
         let code = if to_thread { SI_TKILL } else { SI_USER };
-        Self { signal, code, pid: by, value: 0, address: 0 }
+        Self {
+            signal,
+            code,
+            pid: by,
+            value: 0,
+            address: 0,
+        }
     }
 
     /// A child's end.
@@ -93,7 +105,13 @@ impl Info {
             ExitStatus::Exited(code) => (CLD_EXITED, code.into()),
             ExitStatus::Signaled(signal) => (CLD_KILLED, signal.into()),
         };
-        Self { signal, code, pid: child, value, address: 0 }
+        Self {
+            signal,
+            code,
+            pid: child,
+            value,
+            address: 0,
+        }
     }
 
     /// `siginfo_t`.
@@ -101,8 +119,10 @@ impl Info {
         let mut bytes = [0; 128];
         bytes[..4].copy_from_slice(&self.signal.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.code.to_le_bytes());
-        if matches!(self.signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL)
-            && self.code > 0
+        if matches!(
+            self.signal,
+            libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL
+        ) && self.code > 0
         {
             bytes[16..24].copy_from_slice(&self.address.to_le_bytes());
         } else {
@@ -193,8 +213,14 @@ impl Actions {
     fn ignores(&self, signal: i32) -> bool {
         let by_default = matches!(
             signal,
-            libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT | libc::SIGTSTP
-                | libc::SIGTTIN | libc::SIGTTOU | libc::SIGSTOP
+            libc::SIGCHLD
+                | libc::SIGURG
+                | libc::SIGWINCH
+                | libc::SIGCONT
+                | libc::SIGTSTP
+                | libc::SIGTTIN
+                | libc::SIGTTOU
+                | libc::SIGSTOP
         );
         match self.get(signal).handler {
             0 => by_default,
@@ -231,7 +257,10 @@ pub fn send(state: &mut State, pid: i32, tid: Option<i32>, info: Info) -> Result
     let ignored = lock(&process.actions).ignores(info.signal);
     let threads = process.threads.clone();
     let waited_for = threads.iter().any(|tid| {
-        state.threads.get(tid).is_some_and(|thread| thread.mask.has(info.signal))
+        state
+            .threads
+            .get(tid)
+            .is_some_and(|thread| thread.mask.has(info.signal))
     });
     if ignored && !waited_for {
         return Ok(());
@@ -274,8 +303,7 @@ pub fn is_due(state: &mut State, tid: i32) -> bool {
     let set = state.thread(tid).pending.set().0 | state.process(pid).pending.set().0;
     let actions = state.process(pid).actions.clone();
     let actions = lock(&actions);
-    (1..=SIGNALS)
-        .any(|signal| set & !mask.0 & bit(signal) != 0 && !actions.ignores(signal))
+    (1..=SIGNALS).any(|signal| set & !mask.0 & bit(signal) != 0 && !actions.ignores(signal))
 }
 
 /// Whether a call that the next signal interrupts is started again after its handler.
@@ -299,11 +327,7 @@ pub enum Delivered {
 }
 
 /// Delivers the next signal, if there is one.
-pub fn deliver(
-    state: &mut State,
-    tid: i32,
-    cpu: &mut dyn Cpu,
-) -> Result<Delivered, PlatformError> {
+pub fn deliver(state: &mut State, tid: i32, cpu: &mut dyn Cpu) -> Result<Delivered, PlatformError> {
     let (pid, mask) = (state.thread(tid).pid, state.thread(tid).mask);
     let wanted = SigSet(!mask.0);
     let own = state.thread(tid).pending.take(wanted);
@@ -333,12 +357,21 @@ pub fn deliver(
     let mm = state.process(pid).mm.clone();
     let thread = state.thread(tid);
     let old_mask = thread.restore_mask.take().unwrap_or(thread.mask);
-    let frame = Frame { regs: thread.regs, mask: old_mask, alt: thread.alt_stack, info: &info };
+    let frame = Frame {
+        regs: thread.regs,
+        mask: old_mask,
+        alt: thread.alt_stack,
+        info: &info,
+    };
     match frame.push(&mut lock(&mm), &action, &extended) {
         Ok(regs) => {
             thread.regs = regs;
             thread.xstate = Some(xstate::initial());
-            let own = if action.flags & libc::SA_NODEFER as u64 == 0 { bit(info.signal) } else { 0 };
+            let own = if action.flags & libc::SA_NODEFER as u64 == 0 {
+                bit(info.signal)
+            } else {
+                0
+            };
             thread.mask = SigSet(thread.mask.0 | action.mask | own).blockable();
             thread.deadline = None;
         }
@@ -375,12 +408,7 @@ const SW_BYTES: usize = 464;
 const UC_FLAGS: u64 = 0b111;
 
 impl Frame<'_> {
-    fn push(
-        &self,
-        mm: &mut AddressSpace,
-        action: &Action,
-        extended: &[u8],
-    ) -> Result<Regs, Errno> {
+    fn push(&self, mm: &mut AddressSpace, action: &Action, extended: &[u8]) -> Result<Regs, Errno> {
         let on_alt = action.flags & libc::SA_ONSTACK as u64 != 0
             && self.alt.bytes > 0
             && !self.alt.holds(self.regs.rsp);
@@ -416,7 +444,14 @@ impl Frame<'_> {
         let mut put = |at: usize, value: u64| uc[at..at + 8].copy_from_slice(&value.to_le_bytes());
         put(0, UC_FLAGS);
         put(16, self.alt.start);
-        put(24, if self.alt.bytes == 0 { libc::SS_DISABLE as u64 } else { 0 });
+        put(
+            24,
+            if self.alt.bytes == 0 {
+                libc::SS_DISABLE as u64
+            } else {
+                0
+            },
+        );
         put(32, self.alt.bytes);
         for (index, value) in gregs(&self.regs).into_iter().enumerate() {
             put(GREGS + index * 8, value);
@@ -467,9 +502,25 @@ impl Call<'_> {
         }
         let old = self.thread().regs;
         let regs = Regs {
-            r8: g(0), r9: g(1), r10: g(2), r11: g(3), r12: g(4), r13: g(5), r14: g(6), r15: g(7),
-            rdi: g(8), rsi: g(9), rbp: g(10), rbx: g(11), rdx: g(12), rax: g(13), rcx: g(14),
-            rsp: g(15), rip: g(16), rflags: g(17), ..old
+            r8: g(0),
+            r9: g(1),
+            r10: g(2),
+            r11: g(3),
+            r12: g(4),
+            r13: g(5),
+            r14: g(6),
+            r15: g(7),
+            rdi: g(8),
+            rsi: g(9),
+            rbp: g(10),
+            rbx: g(11),
+            rdx: g(12),
+            rax: g(13),
+            rcx: g(14),
+            rsp: g(15),
+            rip: g(16),
+            rflags: g(17),
+            ..old
         };
         if regs.rip >= USER_END {
             return Err(Errno::EFAULT.into());
@@ -490,10 +541,21 @@ impl Call<'_> {
         let before = lock(&actions).get(signal);
         if new != 0 {
             let [handler, flags, restorer, mask] = self.read_words(new)?;
-            lock(&actions).set(signal, Action { handler, flags, restorer, mask });
+            lock(&actions).set(
+                signal,
+                Action {
+                    handler,
+                    flags,
+                    restorer,
+                    mask,
+                },
+            );
         }
         if old != 0 {
-            self.write_words(old, &[before.handler, before.flags, before.restorer, before.mask])?;
+            self.write_words(
+                old,
+                &[before.handler, before.flags, before.restorer, before.mask],
+            )?;
         }
         Ok(0)
     }
@@ -557,7 +619,10 @@ impl Call<'_> {
         if deadline.is_some_and(|deadline| deadline <= super::now()) {
             return Err(Errno::EAGAIN.into());
         }
-        Err(Stop::Wait(Wait { channels: Vec::new(), deadline }))
+        Err(Stop::Wait(Wait {
+            channels: Vec::new(),
+            deadline,
+        }))
     }
 
     /// sigaltstack(2).
@@ -581,7 +646,11 @@ impl Call<'_> {
             if !disable && bytes < libc::MINSIGSTKSZ as u64 {
                 return Err(Errno::ENOMEM.into());
             }
-            let stack = if disable { AltStack::default() } else { AltStack { start, bytes } };
+            let stack = if disable {
+                AltStack::default()
+            } else {
+                AltStack { start, bytes }
+            };
             self.thread().alt_stack = stack;
         }
         Ok(0)
@@ -594,7 +663,13 @@ impl Call<'_> {
         let targets: Vec<i32> = match pid {
             1.. => vec![pid],
             0 => self.members(group),
-            -1 => self.state.processes.keys().copied().filter(|pid| *pid != me).collect(),
+            -1 => self
+                .state
+                .processes
+                .keys()
+                .copied()
+                .filter(|pid| *pid != me)
+                .collect(),
             _ => self.members(pid.checked_neg().ok_or(Errno::ESRCH)?),
         };
         self.send_to(&targets, None, signal)
@@ -602,12 +677,22 @@ impl Call<'_> {
 
     fn members(&self, group: i32) -> Vec<i32> {
         let in_group = |process: &&super::state::Process| process.group.0 == group;
-        self.state.processes.values().filter(in_group).map(|process| process.pid).collect()
+        self.state
+            .processes
+            .values()
+            .filter(in_group)
+            .map(|process| process.pid)
+            .collect()
     }
 
     /// tgkill(2), and tkill(2) with no process.
     pub fn tgkill(&mut self, pid: Option<i32>, tid: i32, signal: i32) -> SysResult {
-        let owner = self.state.threads.get(&tid).map(|thread| thread.pid).ok_or(Errno::ESRCH)?;
+        let owner = self
+            .state
+            .threads
+            .get(&tid)
+            .map(|thread| thread.pid)
+            .ok_or(Errno::ESRCH)?;
         if pid.is_some_and(|pid| pid != owner) {
             return Err(Errno::ESRCH.into());
         }
@@ -629,6 +714,10 @@ impl Call<'_> {
                 send(self.state, *pid, tid, info)?;
             }
         }
-        if found { Ok(0) } else { Err(Errno::ESRCH.into()) }
+        if found {
+            Ok(0)
+        } else {
+            Err(Errno::ESRCH.into())
+        }
     }
 }

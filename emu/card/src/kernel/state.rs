@@ -43,7 +43,9 @@ pub type Shared<T> = Arc<Mutex<T>>;
 
 /// Locks a shared object. It is only ever taken under the kernel lock, so it is never contended.
 pub fn lock<T>(shared: &Shared<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    shared
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// A process: a thread group.
@@ -229,7 +231,11 @@ impl State {
     /// Every thread that waits for `channel` tries its call again.
     pub fn wake(&mut self, channel: Channel) {
         for thread in self.threads.values_mut() {
-            if thread.waiting.as_ref().is_some_and(|wait| wait.channels.contains(&channel)) {
+            if thread
+                .waiting
+                .as_ref()
+                .is_some_and(|wait| wait.channels.contains(&channel))
+            {
                 thread.waiting = None;
                 thread.wakeup.notify_all();
             }
@@ -247,11 +253,15 @@ impl State {
 
     /// The thread; it exists, because it is the caller or was just looked up.
     pub fn thread(&mut self, tid: i32) -> &mut Thread {
-        self.threads.get_mut(&tid).expect("a running thread is in the table")
+        self.threads
+            .get_mut(&tid)
+            .expect("a running thread is in the table")
     }
 
     /// The process of a running thread.
     pub fn process(&mut self, pid: i32) -> &mut Process {
-        self.processes.get_mut(&pid).expect("a process outlives its threads")
+        self.processes
+            .get_mut(&pid)
+            .expect("a process outlives its threads")
     }
 }

@@ -11,7 +11,10 @@ use super::{
 
 /// A clock of the host.
 pub fn host_clock(clock: libc::clockid_t) -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `time` is a valid timespec to write to.
     unsafe { libc::clock_gettime(clock, &mut time) };
     Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec as u32)
@@ -70,7 +73,10 @@ impl Call<'_> {
         match deadline {
             None => Err(Errno::EFAULT.into()),
             Some(deadline) if deadline <= now() => Ok(0),
-            deadline => Err(Stop::Wait(Wait { channels: Vec::new(), deadline })),
+            deadline => Err(Stop::Wait(Wait {
+                channels: Vec::new(),
+                deadline,
+            })),
         }
     }
 
@@ -100,7 +106,9 @@ impl Call<'_> {
         if !realtime {
             return Ok(Some(at));
         }
-        Ok(Some(now().saturating_add(at.saturating_sub(host_clock(libc::CLOCK_REALTIME)))))
+        Ok(Some(now().saturating_add(
+            at.saturating_sub(host_clock(libc::CLOCK_REALTIME)),
+        )))
     }
 
     fn read_timespec(&mut self, at: u64) -> Result<Duration, Stop> {

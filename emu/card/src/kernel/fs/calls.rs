@@ -76,8 +76,14 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
             inode.set_mode(a[1] as u32);
             Ok(0)
         }),
-        libc::SYS_chown | libc::SYS_fchown | libc::SYS_lchown | libc::SYS_fchownat
-        | libc::SYS_utimensat | libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_sync => Ok(0),
+        libc::SYS_chown
+        | libc::SYS_fchown
+        | libc::SYS_lchown
+        | libc::SYS_fchownat
+        | libc::SYS_utimensat
+        | libc::SYS_fsync
+        | libc::SYS_fdatasync
+        | libc::SYS_sync => Ok(0),
         libc::SYS_umask => {
             let before = call.fs.umask;
             call.fs.umask = a[0] as u32 & 0o777;
@@ -187,13 +193,21 @@ impl FsCall<'_> {
         f: impl FnOnce(&Arc<Inode>) -> Result<T, Errno>,
     ) -> SysResult<T> {
         let open = self.files.get(fd)?;
-        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::EINVAL)?;
+        let file = open
+            .file
+            .as_any()
+            .downcast_ref::<RegularFile>()
+            .ok_or(Errno::EINVAL)?;
         Ok(f(file.inode())?)
     }
 
     fn pread(&mut self, fd: i32, to: u64, len: usize, offset: u64) -> SysResult {
         let open = self.files.get(fd)?;
-        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::ESPIPE)?;
+        let file = open
+            .file
+            .as_any()
+            .downcast_ref::<RegularFile>()
+            .ok_or(Errno::ESPIPE)?;
         let bytes = file.inode().read_at(offset, len.min(IO_MAX));
         self.cx.memory.write(to, &bytes)?;
         Ok(bytes.len() as u64)
@@ -203,7 +217,11 @@ impl FsCall<'_> {
         let mut bytes = vec![0; len.min(IO_MAX)];
         self.cx.memory.read(from, &mut bytes)?;
         let open = self.files.get(fd)?;
-        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::ESPIPE)?;
+        let file = open
+            .file
+            .as_any()
+            .downcast_ref::<RegularFile>()
+            .ok_or(Errno::ESPIPE)?;
         if !file.writes() {
             return Err(Errno::EBADF.into());
         }
@@ -222,7 +240,11 @@ impl FsCall<'_> {
             return Ok(path);
         }
         let open = self.files.get(dirfd)?;
-        let directory = open.file.as_any().downcast_ref::<Directory>().ok_or(Errno::ENOTDIR)?;
+        let directory = open
+            .file
+            .as_any()
+            .downcast_ref::<Directory>()
+            .ok_or(Errno::ENOTDIR)?;
         Ok(format!("{}/{path}", directory.path()))
     }
 
@@ -262,8 +284,12 @@ impl FsCall<'_> {
 
     fn close_range(&mut self, first: u64, last: u64, flags: i32) -> SysResult {
         let range = first..=last;
-        let fds: Vec<_> =
-            self.files.iter().map(|(fd, ..)| fd).filter(|fd| range.contains(&(*fd as u64))).collect();
+        let fds: Vec<_> = self
+            .files
+            .iter()
+            .map(|(fd, ..)| fd)
+            .filter(|fd| range.contains(&(*fd as u64)))
+            .collect();
         for fd in fds {
             if flags & libc::CLOSE_RANGE_CLOEXEC as i32 != 0 {
                 self.files.set_close_on_exec(fd, true)?;
@@ -300,7 +326,8 @@ impl FsCall<'_> {
             libc::F_DUPFD_CLOEXEC => self.dup(fd, from, true),
             libc::F_GETFD => Ok(self.files.closes_on_exec(fd)?.into()),
             libc::F_SETFD => {
-                self.files.set_close_on_exec(fd, argument & libc::FD_CLOEXEC as u64 != 0)?;
+                self.files
+                    .set_close_on_exec(fd, argument & libc::FD_CLOEXEC as u64 != 0)?;
                 Ok(0)
             }
             libc::F_GETFL => Ok(open.flags() as u64 & !(libc::O_CLOEXEC as u64)),
@@ -321,7 +348,11 @@ impl FsCall<'_> {
             directory.read.store(offset as usize, Ordering::Relaxed);
             return Ok(offset as u64);
         }
-        let file = open.file.as_any().downcast_ref::<RegularFile>().ok_or(Errno::ESPIPE)?;
+        let file = open
+            .file
+            .as_any()
+            .downcast_ref::<RegularFile>()
+            .ok_or(Errno::ESPIPE)?;
         Ok(file.seek(offset, whence)?)
     }
 
@@ -372,7 +403,11 @@ impl FsCall<'_> {
 
     fn getdents64(&mut self, fd: i32, to: u64, max: usize) -> SysResult {
         let open = self.files.get(fd)?;
-        let directory = open.file.as_any().downcast_ref::<Directory>().ok_or(Errno::ENOTDIR)?;
+        let directory = open
+            .file
+            .as_any()
+            .downcast_ref::<Directory>()
+            .ok_or(Errno::ENOTDIR)?;
         let from = directory.read.load(Ordering::Relaxed);
         let names = self.vfs.directory(directory.node())?;
         let entries = [(".", directory.node()), ("..", directory.node())]
@@ -463,7 +498,10 @@ impl FsCall<'_> {
     }
 
     fn link(&mut self, from_dir: i32, from: u64, to_dir: i32, to: u64) -> SysResult {
-        let node = self.find(from_dir, from, false)?.node.ok_or(Errno::ENOENT)?;
+        let node = self
+            .find(from_dir, from, false)?
+            .node
+            .ok_or(Errno::ENOENT)?;
         let to = self.find(to_dir, to, false)?;
         if to.node.is_some() {
             return Err(Errno::EEXIST.into());
@@ -482,7 +520,8 @@ impl FsCall<'_> {
         if found.node.is_some() {
             return Err(Errno::EEXIST.into());
         }
-        self.vfs.add(found.parent, &found.name, Node::Link(target))?;
+        self.vfs
+            .add(found.parent, &found.name, Node::Link(target))?;
         Ok(0)
     }
 
@@ -543,7 +582,11 @@ impl FsCall<'_> {
 
     fn fchdir(&mut self, fd: i32) -> SysResult {
         let open = self.files.get(fd)?;
-        let directory = open.file.as_any().downcast_ref::<Directory>().ok_or(Errno::ENOTDIR)?;
+        let directory = open
+            .file
+            .as_any()
+            .downcast_ref::<Directory>()
+            .ok_or(Errno::ENOTDIR)?;
         self.fs.cwd = directory.path().to_owned();
         Ok(0)
     }
@@ -601,7 +644,9 @@ impl FsCall<'_> {
         let inode = Inode::new(self.vfs.memory(), 0, 0o777);
         let file = RegularFile::new(inode, "/memfd (deleted)".into(), libc::O_RDWR);
         let close = flags & libc::MFD_CLOEXEC as i32 != 0;
-        Ok(self.files.insert(Open::new(file, libc::O_RDWR), close, 0, self.limit_nofile)? as u64)
+        Ok(self
+            .files
+            .insert(Open::new(file, libc::O_RDWR), close, 0, self.limit_nofile)? as u64)
     }
 
     fn ioctl(&mut self, fd: i32, request: u32, argument: u64) -> SysResult {
@@ -623,7 +668,15 @@ impl FsCall<'_> {
 
     fn statfs(&mut self, to: u64) -> SysResult {
         let (total, free) = (self.vfs.memory().bytes(), self.vfs.memory().free_bytes());
-        let words = [0x0102_1994, 4096, total / 4096, free / 4096, free / 4096, 1 << 17, 1 << 16];
+        let words = [
+            0x0102_1994,
+            4096,
+            total / 4096,
+            free / 4096,
+            free / 4096,
+            1 << 17,
+            1 << 16,
+        ];
         let mut bytes = [0; 120];
         for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
             slot.copy_from_slice(&u64::to_le_bytes(word));

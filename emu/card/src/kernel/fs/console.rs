@@ -18,7 +18,9 @@ pub struct Output {
 impl Output {
     /// Output that is handed to `sink` as it is written.
     pub fn new(sink: impl FnMut(&[u8]) + Send + 'static) -> Arc<Self> {
-        Arc::new(Self { sink: Mutex::new(Box::new(sink)) })
+        Arc::new(Self {
+            sink: Mutex::new(Box::new(sink)),
+        })
     }
 }
 

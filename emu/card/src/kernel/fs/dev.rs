@@ -36,7 +36,9 @@ pub fn register(vfs: &mut Vfs) {
 
 /// Whether mapping this file gives zero pages.
 pub fn is_zero_device(file: &dyn File) -> bool {
-    file.as_any().downcast_ref::<MemoryDevice>().is_some_and(|d| d.device == Memory::Zero)
+    file.as_any()
+        .downcast_ref::<MemoryDevice>()
+        .is_some_and(|d| d.device == Memory::Zero)
 }
 
 #[derive(Clone, Copy)]
@@ -72,7 +74,10 @@ impl File for MemoryDevice {
     }
 
     fn describe(&self) -> Description {
-        Description::Device { path: self.path.into(), flags: libc::O_RDWR }
+        Description::Device {
+            path: self.path.into(),
+            flags: libc::O_RDWR,
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -34,7 +34,10 @@ pub struct Epoll {
 impl Epoll {
     /// One that watches nothing.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { watched: Mutex::default(), channel: Channel::new() })
+        Arc::new(Self {
+            watched: Mutex::default(),
+            channel: Channel::new(),
+        })
     }
 
     /// epoll_ctl(2).
@@ -91,7 +94,9 @@ impl Epoll {
 
     fn any_ready(&self) -> bool {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.values().any(|entry| !entry.disabled && entry.now() != 0)
+        watched
+            .values()
+            .any(|entry| !entry.disabled && entry.now() != 0)
     }
 }
 
@@ -110,13 +115,19 @@ impl File for Epoll {
     fn channels(&self) -> Vec<Channel> {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let files = watched.values().filter_map(|entry| entry.open.upgrade());
-        files.flat_map(|open| open.file.channels()).chain([self.channel]).collect()
+        files
+            .flat_map(|open| open.file.channels())
+            .chain([self.channel])
+            .collect()
     }
 
     fn describe(&self) -> Description {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         Description::Epoll {
-            watched: watched.iter().map(|(fd, entry)| (*fd, entry.events, entry.data)).collect(),
+            watched: watched
+                .iter()
+                .map(|(fd, entry)| (*fd, entry.events, entry.data))
+                .collect(),
         }
     }
 

@@ -22,7 +22,11 @@ pub struct Event {
 impl Event {
     /// A counter that starts at `count`, with `EFD_*` flags.
     pub fn new(count: u64, flags: i32) -> Arc<Self> {
-        Arc::new(Self { count: Mutex::new(count), flags, channel: Channel::new() })
+        Arc::new(Self {
+            count: Mutex::new(count),
+            flags,
+            channel: Channel::new(),
+        })
     }
 }
 
@@ -33,9 +37,17 @@ impl File for Event {
         }
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         if *count == 0 {
-            return Err(if cx.nonblock { Errno::EAGAIN.into() } else { Stop::wait(self.channel) });
+            return Err(if cx.nonblock {
+                Errno::EAGAIN.into()
+            } else {
+                Stop::wait(self.channel)
+            });
         }
-        let taken = if self.flags & libc::EFD_SEMAPHORE != 0 { 1 } else { *count };
+        let taken = if self.flags & libc::EFD_SEMAPHORE != 0 {
+            1
+        } else {
+            *count
+        };
         *count -= taken;
         (cx.wake)(self.channel);
         Ok(taken.to_le_bytes().to_vec())
@@ -43,7 +55,9 @@ impl File for Event {
 
     fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
         let value = data.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        let value = value.filter(|value| *value != u64::MAX).ok_or(Errno::EINVAL)?;
+        let value = value
+            .filter(|value| *value != u64::MAX)
+            .ok_or(Errno::EINVAL)?;
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         match count.checked_add(value).filter(|sum| *sum < u64::MAX) {
             Some(sum) => *count = sum,
@@ -65,7 +79,10 @@ impl File for Event {
 
     fn describe(&self) -> Description {
         let count = *self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        Description::Event { count, flags: self.flags }
+        Description::Event {
+            count,
+            flags: self.flags,
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

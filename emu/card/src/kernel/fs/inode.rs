@@ -40,7 +40,11 @@ impl Inode {
             nlink: 1,
             mtime: host_clock(libc::CLOCK_REALTIME),
         };
-        Arc::new(Self { memory: memory.clone(), number, inner: Mutex::new(inner) })
+        Arc::new(Self {
+            memory: memory.clone(),
+            number,
+            inner: Mutex::new(inner),
+        })
     }
 
     /// Its size in bytes.
@@ -98,7 +102,8 @@ impl Inode {
             let at = offset + done as u64;
             let part = ((PAGE - at % PAGE) as usize).min(len - done);
             if let Some(frame) = inner.frames.get(&(at / PAGE)) {
-                self.memory.read(frame + at % PAGE, &mut bytes[done..done + part]);
+                self.memory
+                    .read(frame + at % PAGE, &mut bytes[done..done + part]);
             }
             done += part;
         }
@@ -115,8 +120,11 @@ impl Inode {
         while done < data.len() {
             let at = offset + done as u64;
             let part = ((PAGE - at % PAGE) as usize).min(data.len() - done);
-            let Ok(frame) = self.frame(at / PAGE) else { break };
-            self.memory.write(frame + at % PAGE, &data[done..done + part]);
+            let Ok(frame) = self.frame(at / PAGE) else {
+                break;
+            };
+            self.memory
+                .write(frame + at % PAGE, &data[done..done + part]);
             done += part;
         }
         if done == 0 && !data.is_empty() {
@@ -137,7 +145,11 @@ impl Inode {
         for (_, frame) in inner.frames.split_off(&size.div_ceil(PAGE)) {
             self.memory.put(frame);
         }
-        if let Some(frame) = inner.frames.get(&(size / PAGE)).filter(|_| size < inner.size) {
+        if let Some(frame) = inner
+            .frames
+            .get(&(size / PAGE))
+            .filter(|_| size < inner.size)
+        {
             let tail = (PAGE - size % PAGE) as usize;
             self.memory.write(frame + size % PAGE, &vec![0; tail]);
         }

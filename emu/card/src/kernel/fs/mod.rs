@@ -41,12 +41,7 @@ pub use self::{
     table::{FileTable, Open},
     tree::Vfs,
 };
-use super::{
-    device::UserMemory,
-    errno::Errno,
-    file::Cx,
-    wait::SysResult,
-};
+use super::{device::UserMemory, errno::Errno, file::Cx, wait::SysResult};
 
 /// Most bytes that one call reads or writes; programs see a short count, as they may.
 pub const IO_MAX: usize = 1 << 20;
@@ -95,7 +90,9 @@ pub fn read_c_string(
 ) -> Result<Vec<u8>, Errno> {
     let mut string = Vec::new();
     loop {
-        let at = address.checked_add(string.len() as u64).ok_or(Errno::EFAULT)?;
+        let at = address
+            .checked_add(string.len() as u64)
+            .ok_or(Errno::EFAULT)?;
         // Up to the end of the page, which is as far as one may look.
         let part = (4096 - at % 4096) as usize;
         let mut bytes = vec![0; part];
@@ -151,5 +148,10 @@ pub fn stat_of(open: &Arc<Open>) -> Stat {
         }
         _ => 0o600,
     };
-    Stat { ino: 1, mode, nlink: 1, ..Stat::default() }
+    Stat {
+        ino: 1,
+        mode,
+        nlink: 1,
+        ..Stat::default()
+    }
 }

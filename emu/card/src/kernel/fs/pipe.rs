@@ -41,7 +41,10 @@ impl Queue {
             writer: true,
             progress: BTreeMap::new(),
         };
-        Arc::new(Self { inner: Mutex::new(inner), channel: Channel::new() })
+        Arc::new(Self {
+            inner: Mutex::new(inner),
+            channel: Channel::new(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -66,7 +69,11 @@ impl Queue {
         let mut inner = self.lock();
         let mut done = inner.progress.remove(&cx.tid).unwrap_or(0).min(data.len());
         if !inner.reader {
-            return if done > 0 { Ok(done) } else { Err(Errno::EPIPE.into()) };
+            return if done > 0 {
+                Ok(done)
+            } else {
+                Err(Errno::EPIPE.into())
+            };
         }
         let room = CAPACITY - inner.bytes.len();
         let rest = data.len() - done;
@@ -101,7 +108,10 @@ impl Queue {
     /// Whether a write would not wait, and whether the reader is gone.
     pub fn writable(&self) -> (bool, bool) {
         let inner = self.lock();
-        (CAPACITY - inner.bytes.len() >= ATOMIC_BYTES || !inner.reader, !inner.reader)
+        (
+            CAPACITY - inner.bytes.len() >= ATOMIC_BYTES || !inner.reader,
+            !inner.reader,
+        )
     }
 
     /// Bytes in it.
@@ -129,7 +139,11 @@ impl Queue {
 }
 
 fn wait(cx: &Cx, channel: Channel) -> Stop {
-    if cx.nonblock { Errno::EAGAIN.into() } else { Stop::wait(channel) }
+    if cx.nonblock {
+        Errno::EAGAIN.into()
+    } else {
+        Stop::wait(channel)
+    }
 }
 
 /// One end of a pipe.
@@ -141,7 +155,12 @@ pub struct PipeEnd {
 /// A pipe: reading end, writing end.
 pub fn pipe() -> (Arc<PipeEnd>, Arc<PipeEnd>) {
     let queue = Queue::new();
-    let end = |writes| Arc::new(PipeEnd { queue: queue.clone(), writes });
+    let end = |writes| {
+        Arc::new(PipeEnd {
+            queue: queue.clone(),
+            writes,
+        })
+    };
     (end(false), end(true))
 }
 
@@ -173,8 +192,10 @@ impl File for PipeEnd {
             mask(ready, libc::POLLOUT) | mask(broken, libc::POLLERR)
         } else {
             let (ready, over) = self.queue.readable();
-            mask(ready && !(over && self.queue.contents().is_empty()), libc::POLLIN)
-                | mask(over, libc::POLLHUP)
+            mask(
+                ready && !(over && self.queue.contents().is_empty()),
+                libc::POLLIN,
+            ) | mask(over, libc::POLLHUP)
         }
     }
 
@@ -198,7 +219,11 @@ impl File for PipeEnd {
         Description::Pipe {
             id: Arc::as_ptr(&self.queue) as u64,
             write_end: self.writes,
-            bytes: if self.writes { Vec::new() } else { self.queue.contents() },
+            bytes: if self.writes {
+                Vec::new()
+            } else {
+                self.queue.contents()
+            },
         }
     }
 

@@ -2,11 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    FsCall,
-    epoll::Epoll,
-    table::Open,
-};
+use super::{FsCall, epoll::Epoll, table::Open};
 use crate::kernel::{
     errno::Errno,
     wait::{Stop, SysResult, Wait},
@@ -71,12 +67,16 @@ fn set_deadline(call: &mut FsCall, timeout: Duration) {
 }
 
 fn is_over(call: &FsCall) -> bool {
-    call.deadline.is_some_and(|deadline| deadline <= call.cx.now)
+    call.deadline
+        .is_some_and(|deadline| deadline <= call.cx.now)
 }
 
 fn wait_for(call: &FsCall, files: &[Arc<Open>]) -> Stop {
     let channels = files.iter().flat_map(|open| open.file.channels()).collect();
-    Stop::Wait(Wait { channels, deadline: *call.deadline })
+    Stop::Wait(Wait {
+        channels,
+        deadline: *call.deadline,
+    })
 }
 
 fn poll(call: &mut FsCall, fds: u64, count: u64) -> SysResult {
@@ -110,7 +110,9 @@ fn poll(call: &mut FsCall, fds: u64, count: u64) -> SysResult {
 }
 
 fn select(call: &mut FsCall, count: i32, a: [u64; 6]) -> SysResult {
-    let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?.min(FD_SET_BYTES * 8);
+    let count = usize::try_from(count)
+        .map_err(|_| Errno::EINVAL)?
+        .min(FD_SET_BYTES * 8);
     let bytes = count.div_ceil(64) * 8;
     let interests = [
         (a[1], libc::POLLIN | libc::POLLHUP | libc::POLLERR),
@@ -150,7 +152,11 @@ fn create(call: &mut FsCall, number: u64, flags: i32) -> SysResult {
 
 fn control(call: &mut FsCall, epfd: i32, op: i32, fd: i32, event: u64) -> SysResult {
     let epoll = call.files.get(epfd)?;
-    let epoll = epoll.file.as_any().downcast_ref::<Epoll>().ok_or(Errno::EINVAL)?;
+    let epoll = epoll
+        .file
+        .as_any()
+        .downcast_ref::<Epoll>()
+        .ok_or(Errno::EINVAL)?;
     let open = call.files.get(fd)?;
     if epfd == fd || open.file.as_any().is::<Epoll>() {
         // Nested instances could form a loop.
@@ -176,8 +182,15 @@ fn epoll_channels(epoll: &Epoll) -> Vec<crate::kernel::wait::Channel> {
 
 fn epoll_wait(call: &mut FsCall, epfd: i32, events: u64, max: i32) -> SysResult {
     let open = call.files.get(epfd)?;
-    let epoll = open.file.as_any().downcast_ref::<Epoll>().ok_or(Errno::EINVAL)?;
-    let max = usize::try_from(max).ok().filter(|max| *max > 0).ok_or(Errno::EINVAL)?;
+    let epoll = open
+        .file
+        .as_any()
+        .downcast_ref::<Epoll>()
+        .ok_or(Errno::EINVAL)?;
+    let max = usize::try_from(max)
+        .ok()
+        .filter(|max| *max > 0)
+        .ok_or(Errno::EINVAL)?;
     let ready = epoll.take_ready(max.min(EVENTS_MAX));
     if ready.is_empty() && !is_over(call) {
         return Err(wait_for(call, std::slice::from_ref(&open)));

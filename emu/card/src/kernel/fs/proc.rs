@@ -72,7 +72,10 @@ pub fn open(call: &FsCall, file: ProcFile, path: String) -> Result<Arc<dyn File>
 }
 
 fn meminfo(call: &FsCall) -> String {
-    let (total, free) = (call.vfs.memory().bytes() >> 10, call.vfs.memory().free_bytes() >> 10);
+    let (total, free) = (
+        call.vfs.memory().bytes() >> 10,
+        call.vfs.memory().free_bytes() >> 10,
+    );
     format!("MemTotal: {total:>12} kB\nMemFree: {free:>13} kB\nMemAvailable: {free:>8} kB\n")
 }
 

@@ -98,27 +98,45 @@ fn one(
     stdio: &[Arc<dyn File>; 3],
     queues: &mut BTreeMap<u64, Arc<Queue>>,
 ) -> Result<Arc<dyn File>, RebuildError> {
-    let failed = |path: &str, errno| RebuildError { fd: image.fd, path: path.into(), errno };
+    let failed = |path: &str, errno| RebuildError {
+        fd: image.fd,
+        path: path.into(),
+        errno,
+    };
     Ok(match &image.description {
-        Description::Path { path, flags, position } => {
-            let file = vfs.open(cx, fs, path, *flags, 0).map_err(|stop| match stop {
-                Stop::Errno(errno) => failed(path, errno),
-                Stop::Wait(_) => failed(path, Errno::EIO),
-            })?;
+        Description::Path {
+            path,
+            flags,
+            position,
+        } => {
+            let file = vfs
+                .open(cx, fs, path, *flags, 0)
+                .map_err(|stop| match stop {
+                    Stop::Errno(errno) => failed(path, errno),
+                    Stop::Wait(_) => failed(path, Errno::EIO),
+                })?;
             if let Some(file) = file.as_any().downcast_ref::<RegularFile>() {
                 let position = i64::try_from(*position).map_err(|_| failed(path, Errno::EINVAL))?;
-                file.seek(position, libc::SEEK_SET).map_err(|errno| failed(path, errno))?;
+                file.seek(position, libc::SEEK_SET)
+                    .map_err(|errno| failed(path, errno))?;
             }
             file
         }
         Description::Device { path, flags } => {
-            let node = vfs.find("/", path, true).map_err(|errno| failed(path, errno))?.node;
+            let node = vfs
+                .find("/", path, true)
+                .map_err(|errno| failed(path, errno))?
+                .node;
             match node.and_then(|node| vfs.node(node)) {
                 Some(Node::Device(device)) => device.open_disconnected(*flags),
                 _ => return Err(failed(path, Errno::ENODEV)),
             }
         }
-        Description::Pipe { id, write_end, bytes } => {
+        Description::Pipe {
+            id,
+            write_end,
+            bytes,
+        } => {
             let queue = queues.entry(*id).or_insert_with(Queue::new);
             queue.restore(bytes);
             PipeEnd::over(queue.clone(), *write_end)
@@ -132,7 +150,9 @@ fn one(
 
 fn watch_again(table: &FileTable, epfd: i32, watched: &[(i32, u32, u64)]) {
     let Ok(epoll) = table.get(epfd) else { return };
-    let Some(epoll) = epoll.file.as_any().downcast_ref::<Epoll>() else { return };
+    let Some(epoll) = epoll.file.as_any().downcast_ref::<Epoll>() else {
+        return;
+    };
     for (fd, events, data) in watched {
         if let Ok(open) = table.get(*fd) {
             // The table holds it, and a new instance watches nothing twice.

@@ -26,7 +26,12 @@ pub struct RegularFile {
 impl RegularFile {
     /// Opened at the start, or wherever appending puts it.
     pub fn new(inode: Arc<Inode>, path: String, flags: i32) -> Arc<Self> {
-        Arc::new(Self { inode, path, flags, position: Mutex::new(0) })
+        Arc::new(Self {
+            inode,
+            path,
+            flags,
+            position: Mutex::new(0),
+        })
     }
 
     /// The file.
@@ -61,7 +66,9 @@ impl RegularFile {
             libc::SEEK_DATA | libc::SEEK_HOLE => return Err(Errno::ENXIO),
             _ => return Err(Errno::EINVAL),
         };
-        let to = base.checked_add_signed(offset).filter(|to| *to <= i64::MAX as u64);
+        let to = base
+            .checked_add_signed(offset)
+            .filter(|to| *to <= i64::MAX as u64);
         *position = to.ok_or(Errno::EINVAL)?;
         Ok(*position)
     }
@@ -115,7 +122,11 @@ pub struct Directory {
 impl Directory {
     /// Opened at its first entry.
     pub fn new(node: u64, path: String) -> Arc<Self> {
-        Arc::new(Self { node, path, read: AtomicUsize::new(0) })
+        Arc::new(Self {
+            node,
+            path,
+            read: AtomicUsize::new(0),
+        })
     }
 
     /// Its node.

@@ -52,13 +52,25 @@ pub struct Socket {
 /// Two connected sockets (socketpair(2)).
 pub fn pair() -> (Arc<Socket>, Arc<Socket>) {
     let (one, other) = streams();
-    (Socket::in_state(State::Connected(one)), Socket::in_state(State::Connected(other)))
+    (
+        Socket::in_state(State::Connected(one)),
+        Socket::in_state(State::Connected(other)),
+    )
 }
 
 fn streams() -> (Arc<Stream>, Arc<Stream>) {
     let (there, back) = (Queue::new(), Queue::new());
-    let one = Arc::new(Stream { incoming: there.clone(), outgoing: back.clone() });
-    (one, Arc::new(Stream { incoming: back, outgoing: there }))
+    let one = Arc::new(Stream {
+        incoming: there.clone(),
+        outgoing: back.clone(),
+    });
+    (
+        one,
+        Arc::new(Stream {
+            incoming: back,
+            outgoing: there,
+        }),
+    )
 }
 
 impl Socket {
@@ -73,7 +85,10 @@ impl Socket {
     }
 
     fn in_state(state: State) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(state), channel: Channel::new() })
+        Arc::new(Self {
+            state: Mutex::new(state),
+            channel: Channel::new(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -83,9 +98,15 @@ impl Socket {
     /// bind(2): what to put under the name.
     pub fn bind(&self) -> Result<Arc<Listener>, Errno> {
         let mut state = self.lock();
-        let State::New = *state else { return Err(Errno::EINVAL) };
+        let State::New = *state else {
+            return Err(Errno::EINVAL);
+        };
         let listener = Arc::new(Listener {
-            inner: Mutex::new(Backlog { waiting: VecDeque::new(), limit: 0, open: true }),
+            inner: Mutex::new(Backlog {
+                waiting: VecDeque::new(),
+                limit: 0,
+                open: true,
+            }),
             channel: self.channel,
         });
         *state = State::Bound(listener.clone());
@@ -105,7 +126,9 @@ impl Socket {
 
     /// accept(2).
     pub fn accept(&self, nonblock: bool) -> SysResult<Arc<Self>> {
-        let State::Bound(listener) = &*self.lock() else { return Err(Errno::EINVAL.into()) };
+        let State::Bound(listener) = &*self.lock() else {
+            return Err(Errno::EINVAL.into());
+        };
         let mut backlog = listener.lock();
         if backlog.limit == 0 {
             return Err(Errno::EINVAL.into());

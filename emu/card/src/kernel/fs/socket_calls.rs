@@ -24,7 +24,9 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_socket => socket(call, int(0), int(1)),
         libc::SYS_socketpair => socketpair(call, int(0), int(1), a[3]),
         libc::SYS_bind => bind(call, int(0), a[1], a[2]),
-        libc::SYS_listen => with(call, int(0), |_, s| Ok(s.listen(a[1] as usize).map(|()| 0)?)),
+        libc::SYS_listen => with(call, int(0), |_, s| {
+            Ok(s.listen(a[1] as usize).map(|()| 0)?)
+        }),
         libc::SYS_accept => accept(call, int(0), a[1], a[2], 0),
         libc::SYS_accept4 => accept(call, int(0), a[1], a[2], int(3)),
         libc::SYS_connect => connect(call, int(0), a[1], a[2]),
@@ -50,7 +52,11 @@ fn with(
 ) -> SysResult {
     let open = call.files.get(fd)?;
     call.cx.nonblock = open.nonblock();
-    let socket = open.file.as_any().downcast_ref::<Socket>().ok_or(Errno::ENOTSOCK)?;
+    let socket = open
+        .file
+        .as_any()
+        .downcast_ref::<Socket>()
+        .ok_or(Errno::ENOTSOCK)?;
     f(call, socket)
 }
 
@@ -94,7 +100,10 @@ fn address(call: &mut FsCall, at: u64, len: u64) -> Result<String, Errno> {
     let path = match name {
         [0, rest @ ..] => format!("/run/@{}", String::from_utf8_lossy(rest).replace('/', "_")),
         _ => {
-            let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+            let end = name
+                .iter()
+                .position(|byte| *byte == 0)
+                .unwrap_or(name.len());
             String::from_utf8(name[..end].to_vec()).map_err(|_| Errno::EINVAL)?
         }
     };
@@ -109,7 +118,8 @@ fn bind(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResult {
             return Err(Errno::EADDRINUSE.into());
         }
         let listener = socket.bind()?;
-        call.vfs.add(found.parent, &found.name, Node::Socket(listener))?;
+        call.vfs
+            .add(found.parent, &found.name, Node::Socket(listener))?;
         Ok(0)
     })
 }
@@ -122,7 +132,9 @@ fn accept(call: &mut FsCall, fd: i32, to: u64, len: u64, flags: i32) -> SysResul
             (call.cx.wake)(channel);
         }
         let close = flags & libc::SOCK_CLOEXEC != 0;
-        let fd = call.files.insert(open_of(accepted, flags), close, 0, call.limit_nofile)?;
+        let fd = call
+            .files
+            .insert(open_of(accepted, flags), close, 0, call.limit_nofile)?;
         put_unnamed(call, to, len)?;
         Ok(fd as u64)
     })
@@ -131,7 +143,11 @@ fn accept(call: &mut FsCall, fd: i32, to: u64, len: u64, flags: i32) -> SysResul
 fn connect(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResult {
     let path = address(call, at, len)?;
     with(call, fd, |call, socket| {
-        let node = call.vfs.find(&call.fs.cwd, &path, true)?.node.ok_or(Errno::ENOENT)?;
+        let node = call
+            .vfs
+            .find(&call.fs.cwd, &path, true)?
+            .node
+            .ok_or(Errno::ENOENT)?;
         let Some(Node::Socket(listener)) = call.vfs.node(node) else {
             return Err(Errno::ECONNREFUSED.into());
         };
@@ -223,7 +239,9 @@ fn put_unnamed(call: &mut FsCall, to: u64, len: u64) -> Result<(), Errno> {
     if to == 0 || len == 0 {
         return Ok(());
     }
-    call.cx.memory.write(to, &(libc::AF_UNIX as u16).to_le_bytes())?;
+    call.cx
+        .memory
+        .write(to, &(libc::AF_UNIX as u16).to_le_bytes())?;
     call.cx.memory.write(len, &2_u32.to_le_bytes())
 }
 

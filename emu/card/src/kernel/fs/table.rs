@@ -20,7 +20,10 @@ pub struct Open {
 impl Open {
     /// A description with the `O_*` flags of open(2).
     pub fn new(file: Arc<dyn File>, flags: i32) -> Arc<Self> {
-        Arc::new(Self { file, flags: AtomicI32::new(flags) })
+        Arc::new(Self {
+            file,
+            flags: AtomicI32::new(flags),
+        })
     }
 
     /// Its status flags.
@@ -31,7 +34,10 @@ impl Open {
     /// Sets the flags that fcntl(2) may set.
     pub fn set_flags(&self, flags: i32) {
         let settable = libc::O_NONBLOCK | libc::O_APPEND;
-        self.flags.store(self.flags() & !settable | flags & settable, Ordering::Relaxed);
+        self.flags.store(
+            self.flags() & !settable | flags & settable,
+            Ordering::Relaxed,
+        );
     }
 
     /// Whether calls on it do not wait.
@@ -51,14 +57,19 @@ impl FileTable {
     pub fn new(stdio: [Arc<dyn File>; 3]) -> Self {
         let mut table = Self::default();
         for (fd, file) in stdio.into_iter().enumerate() {
-            table.entries.insert(fd as i32, (Open::new(file, libc::O_RDWR), false));
+            table
+                .entries
+                .insert(fd as i32, (Open::new(file, libc::O_RDWR), false));
         }
         table
     }
 
     /// What `fd` refers to.
     pub fn get(&self, fd: i32) -> Result<Arc<Open>, Errno> {
-        self.entries.get(&fd).map(|(open, _)| open.clone()).ok_or(Errno::EBADF)
+        self.entries
+            .get(&fd)
+            .map(|(open, _)| open.clone())
+            .ok_or(Errno::EBADF)
     }
 
     /// The lowest free number from `from` on, below `limit`.
@@ -105,8 +116,12 @@ impl FileTable {
 
     /// Closes what execve(2) closes.
     pub fn close_on_exec(&mut self, wake: &mut dyn FnMut(Channel)) {
-        let closing: Vec<_> =
-            self.entries.iter().filter(|(_, (_, close))| *close).map(|(fd, _)| *fd).collect();
+        let closing: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(_, (_, close))| *close)
+            .map(|(fd, _)| *fd)
+            .collect();
         for fd in closing {
             let _ = self.close(fd, wake);
         }
@@ -121,7 +136,10 @@ impl FileTable {
 
     /// The close-on-exec flag of `fd`.
     pub fn closes_on_exec(&self, fd: i32) -> Result<bool, Errno> {
-        self.entries.get(&fd).map(|(_, close)| *close).ok_or(Errno::EBADF)
+        self.entries
+            .get(&fd)
+            .map(|(_, close)| *close)
+            .ok_or(Errno::EBADF)
     }
 
     /// Sets the close-on-exec flag of `fd`.
@@ -132,7 +150,9 @@ impl FileTable {
 
     /// Every descriptor: number, description, close-on-exec.
     pub fn iter(&self) -> impl Iterator<Item = (i32, &Arc<Open>, bool)> {
-        self.entries.iter().map(|(fd, (open, close))| (*fd, open, *close))
+        self.entries
+            .iter()
+            .map(|(fd, (open, close))| (*fd, open, *close))
     }
 
     /// Every description.

@@ -65,7 +65,11 @@ impl Vfs {
     pub fn new(memory: Arc<CardMemory>) -> Result<Self, Errno> {
         let mut nodes = BTreeMap::new();
         nodes.insert(ROOT, Node::Directory(BTreeMap::new(), ROOT));
-        let mut vfs = Self { memory, nodes, next: ROOT + 1 };
+        let mut vfs = Self {
+            memory,
+            nodes,
+            next: ROOT + 1,
+        };
         for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", "/proc/self"] {
             vfs.make_directories(directory)?;
         }
@@ -116,7 +120,11 @@ impl Vfs {
             at = format!("{at}/{name}");
             let found = self.find("/", &at, true)?;
             if found.node.is_none() {
-                self.add(found.parent, &found.name, Node::Directory(BTreeMap::new(), found.parent))?;
+                self.add(
+                    found.parent,
+                    &found.name,
+                    Node::Directory(BTreeMap::new(), found.parent),
+                )?;
             }
         }
         Ok(())
@@ -230,8 +238,15 @@ impl Vfs {
     ) -> Result<Found, Errno> {
         let mut at = if path.starts_with('/') { ROOT } else { start };
         let must_be_directory = path.ends_with('/');
-        let names: Vec<&str> = path.split('/').filter(|n| !n.is_empty() && *n != ".").collect();
-        let mut found = Found { parent: at, name: String::new(), node: Some(at) };
+        let names: Vec<&str> = path
+            .split('/')
+            .filter(|n| !n.is_empty() && *n != ".")
+            .collect();
+        let mut found = Found {
+            parent: at,
+            name: String::new(),
+            node: Some(at),
+        };
         for (index, name) in names.iter().enumerate() {
             let last = index + 1 == names.len();
             if *name == ".." {
@@ -239,7 +254,11 @@ impl Vfs {
                     Some(Node::Directory(_, parent)) => *parent,
                     _ => return Err(Errno::ENOTDIR),
                 };
-                found = Found { parent: at, name: String::new(), node: Some(at) };
+                found = Found {
+                    parent: at,
+                    name: String::new(),
+                    node: Some(at),
+                };
                 continue;
             }
             let node = self.directory(at)?.get(*name).copied();
@@ -252,7 +271,11 @@ impl Vfs {
                 }
                 found = self.walk(at, target, true, links)?;
             } else {
-                found = Found { parent: at, name: (*name).to_owned(), node };
+                found = Found {
+                    parent: at,
+                    name: (*name).to_owned(),
+                    node,
+                };
             }
             match found.node {
                 Some(node) => at = node,
@@ -344,8 +367,18 @@ impl Vfs {
             Node::Proc(ProcFile::Exe) => (libc::S_IFLNK | 0o777, 0),
             Node::Proc(_) => (libc::S_IFREG | 0o444, 0),
         };
-        let nlink = if matches!(node, Node::Directory(..)) { 2 } else { 1 };
-        Ok(Stat { ino: number, mode, nlink, size, ..Stat::default() })
+        let nlink = if matches!(node, Node::Directory(..)) {
+            2
+        } else {
+            1
+        };
+        Ok(Stat {
+            ino: number,
+            mode,
+            nlink,
+            size,
+            ..Stat::default()
+        })
     }
 
     /// The absolute path of a name in a directory.
@@ -353,9 +386,15 @@ impl Vfs {
         let mut parts = vec![name.to_owned()];
         let mut at = parent;
         while at != ROOT {
-            let Some(Node::Directory(_, up)) = self.nodes.get(&at) else { break };
-            let Some(Node::Directory(names, _)) = self.nodes.get(up) else { break };
-            let Some((name, _)) = names.iter().find(|(_, node)| **node == at) else { break };
+            let Some(Node::Directory(_, up)) = self.nodes.get(&at) else {
+                break;
+            };
+            let Some(Node::Directory(names, _)) = self.nodes.get(up) else {
+                break;
+            };
+            let Some((name, _)) = names.iter().find(|(_, node)| **node == at) else {
+                break;
+            };
             parts.push(name.clone());
             at = *up;
         }
