@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Programs that run on the card.
+
+pub mod scif;

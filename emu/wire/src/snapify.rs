@@ -20,7 +20,7 @@
 //!
 //!    Restore          ----------->     copies the local store to the card, has the checkpoint
 //!                                      service read the image; the process connects to SOCKET
-//!                     <-----------     Restored        <----------  Hello {restarted}
+//!                     <-----------     Restored        <----------  Hello {Restarted}
 //!    reconnects every channel, registers its windows anew, then Resume as above
 //! ```
 //!
@@ -135,6 +135,23 @@ pub enum Reply {
 pub struct Hello {
     /// The sender.
     pub pid: i32,
-    /// It has just been restored, and waits for its channels on this SCIF port.
-    pub restarted: Option<u16>,
+    /// Why it connects.
+    pub why: Purpose,
+}
+
+/// Why an offload process connects to the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// It has started, and waits for the host's channels on this SCIF port.
+    Started {
+        /// The port.
+        port: u16,
+    },
+    /// It was signalled to pause.
+    Signalled,
+    /// It has just been restored, and waits for the host's channels on this SCIF port.
+    Restarted {
+        /// The port.
+        port: u16,
+    },
 }

@@ -1,1 +1,17 @@
-//! Placeholder.
+//! SCIF, the Symmetric Communications Interface: connections, streams and RMA between the host
+//! (node 0) and cards (1 and up).
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`node`] | the sans-IO machine of one node, the same on the host and on a card |
+//! | [`card`] | its driver on a card: the character device `/dev/mic/scif` |
+//! | [`host`] | its driver on the host: a Unix socket for programs, a `Mic` for each card |
+//! | [`client`] | endpoints for host programs |
+//!
+//! What must stay true: the machine sees no clock, no memory and no thread; a message from a peer
+//! never panics it and never makes it hold more than credit and limits allow.
+
+pub mod card;
+pub mod client;
+pub mod host;
+pub mod node;

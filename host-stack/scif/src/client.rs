@@ -1,0 +1,358 @@
+//! SCIF endpoints for host programs: blocking calls over a socket to the host node.
+//!
+//! Two threads may use one endpoint at once (one receives, one sends): replies are told apart by
+//! number, and whoever waits first reads for all.
+
+use std::{
+    collections::BTreeMap,
+    ffi::CStr,
+    fmt,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    path::{Path, PathBuf},
+    ptr::NonNull,
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use snaprig_wire::{
+    frame,
+    scif::{NodeId, PortId, QUEUE_BYTES},
+};
+
+use crate::host::{
+    protocol::{Answer, Call, MESSAGE_MAX, Reply, Request, SEND_MAX},
+    seqpacket,
+};
+
+/// Name of the host node's socket in a rig's directory.
+pub const SOCKET: &str = "scif.sock";
+
+/// A call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScifError {
+    /// Which.
+    pub call: &'static str,
+    /// As the manual page has it.
+    pub errno: i32,
+}
+
+impl fmt::Display for ScifError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.call, io::Error::from_raw_os_error(self.errno))
+    }
+}
+
+impl std::error::Error for ScifError {}
+
+/// The rig that the environment names.
+pub fn rig_from_environment() -> Option<PathBuf> {
+    std::env::var_os("SNAPRIG_RIG").map(PathBuf::from)
+}
+
+/// One endpoint.
+pub struct Endpoint {
+    socket: OwnedFd,
+    next: AtomicU64,
+    inbox: Mutex<Inbox>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Inbox {
+    replies: BTreeMap<u64, (Reply, Option<OwnedFd>)>,
+    /// A thread is reading for all.
+    reading: bool,
+    closed: bool,
+}
+
+impl Endpoint {
+    /// scif_open, on the node of the rig in this directory.
+    pub fn open(rig: &Path) -> Result<Self, ScifError> {
+        let connect = || {
+            let socket = rustix::net::socket_with(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                SocketFlags::CLOEXEC,
+                None,
+            )?;
+            rustix::net::connect(&socket, &SocketAddrUnix::new(rig.join(SOCKET))?)?;
+            Ok(socket)
+        };
+        connect().map(Self::over).map_err(|e: rustix::io::Errno| ScifError {
+            call: "scif_open",
+            errno: e.raw_os_error(),
+        })
+    }
+
+    fn over(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            next: AtomicU64::new(1),
+            inbox: Mutex::default(),
+            arrived: Condvar::new(),
+        }
+    }
+
+    /// scif_bind: port 0 takes a free one.
+    pub fn bind(&self, port: u16) -> Result<u16, ScifError> {
+        match self.call("scif_bind", Call::Bind(port))? {
+            Answer::Port(port) => Ok(port),
+            _ => Err(protocol("scif_bind")),
+        }
+    }
+
+    /// scif_listen.
+    pub fn listen(&self, backlog: u32) -> Result<(), ScifError> {
+        self.call("scif_listen", Call::Listen(backlog)).map(|_| ())
+    }
+
+    /// scif_connect; returns the own port.
+    pub fn connect(&self, peer: PortId) -> Result<u16, ScifError> {
+        match self.call("scif_connect", Call::Connect(peer))? {
+            Answer::Port(port) => Ok(port),
+            _ => Err(protocol("scif_connect")),
+        }
+    }
+
+    /// scif_accept: waits for a connection.
+    pub fn accept(&self) -> Result<(Self, PortId), ScifError> {
+        match self.request("scif_accept", Call::Accept, None)? {
+            (Answer::Accepted(peer), Some(socket)) => Ok((Self::over(socket), peer)),
+            _ => Err(protocol("scif_accept")),
+        }
+    }
+
+    /// scif_send, all of it.
+    pub fn send(&self, data: &[u8]) -> Result<(), ScifError> {
+        for part in data.chunks(SEND_MAX) {
+            self.call("scif_send", Call::Send(part.to_vec()))?;
+        }
+        Ok(())
+    }
+
+    /// scif_recv: at least one byte.
+    pub fn recv(&self, to: &mut [u8]) -> Result<usize, ScifError> {
+        let max = to.len().min(QUEUE_BYTES) as u32;
+        match self.call("scif_recv", Call::Recv(max))? {
+            Answer::Bytes(bytes) if bytes.len() <= to.len() => {
+                to[..bytes.len()].copy_from_slice(&bytes);
+                Ok(bytes.len())
+            }
+            _ => Err(protocol("scif_recv")),
+        }
+    }
+
+    /// scif_recv with SCIF_RECV_BLOCK: all of `to`.
+    pub fn recv_exact(&self, to: &mut [u8]) -> Result<(), ScifError> {
+        let mut done = 0;
+        while done < to.len() {
+            done += self.recv(&mut to[done..])?;
+        }
+        Ok(())
+    }
+
+    /// scif_register: `len` bytes of `memory` from `start`, both whole pages.
+    pub fn register(
+        &self,
+        memory: &SharedMemory,
+        start: usize,
+        len: usize,
+        offset: Option<i64>,
+        prot: u8,
+    ) -> Result<i64, ScifError> {
+        let call = Call::Register { fd_offset: start as u64, len: len as u64, offset, prot };
+        match self.request("scif_register", call, Some(memory.fd.as_fd()))? {
+            (Answer::Offset(offset), _) => Ok(offset),
+            _ => Err(protocol("scif_register")),
+        }
+    }
+
+    /// scif_unregister.
+    pub fn unregister(&self, offset: i64, len: u64) -> Result<(), ScifError> {
+        self.call("scif_unregister", Call::Unregister { offset, len }).map(|_| ())
+    }
+
+    /// scif_readfrom: from the peer's window to the own one. Returns when the bytes are there.
+    pub fn readfrom(&self, local: i64, len: u64, remote: i64) -> Result<(), ScifError> {
+        self.call("scif_readfrom", Call::Rma { local, len, remote, write: false }).map(|_| ())
+    }
+
+    /// scif_writeto: from the own window to the peer's. Returns when the bytes are there.
+    pub fn writeto(&self, local: i64, len: u64, remote: i64) -> Result<(), ScifError> {
+        self.call("scif_writeto", Call::Rma { local, len, remote, write: true }).map(|_| ())
+    }
+
+    /// scif_get_nodeIDs: all nodes, and the own one.
+    pub fn node_ids(&self) -> Result<(Vec<NodeId>, NodeId), ScifError> {
+        match self.call("scif_get_nodeIDs", Call::NodeIds)? {
+            Answer::Nodes { all, own } => Ok((all, own)),
+            _ => Err(protocol("scif_get_nodeIDs")),
+        }
+    }
+
+    /// scif_close for every thread: calls that wait fail with EBADF, the peer sees the end.
+    pub fn close(&self) {
+        // The node may be gone, and with it everything there is to close.
+        let _ = self.call("scif_close", Call::Close);
+    }
+
+    fn call(&self, name: &'static str, call: Call) -> Result<Answer, ScifError> {
+        self.request(name, call, None).map(|(answer, _)| answer)
+    }
+
+    fn request(
+        &self,
+        name: &'static str,
+        call: Call,
+        fd: Option<BorrowedFd>,
+    ) -> Result<(Answer, Option<OwnedFd>), ScifError> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let bytes = frame::encode(&Request { id, call });
+        let lost = ScifError { call: name, errno: libc::ECONNRESET };
+        seqpacket::send(self.socket.as_fd(), &bytes, fd).map_err(|_| lost.clone())?;
+        let (reply, fd) = self.wait_for(id).ok_or(lost)?;
+        let answer = reply.result.map_err(|errno| ScifError { call: name, errno })?;
+        Ok((answer, fd))
+    }
+
+    fn wait_for(&self, id: u64) -> Option<(Reply, Option<OwnedFd>)> {
+        let mut inbox = self.lock();
+        loop {
+            if let Some(reply) = inbox.replies.remove(&id) {
+                return Some(reply);
+            }
+            if inbox.closed {
+                return None;
+            }
+            if inbox.reading {
+                inbox = self.arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            inbox.reading = true;
+            drop(inbox);
+            let received = self.read_one();
+            inbox = self.lock();
+            inbox.reading = false;
+            match received {
+                Some((reply, fd)) => {
+                    inbox.replies.insert(reply.id, (reply, fd));
+                }
+                None => inbox.closed = true,
+            }
+            self.arrived.notify_all();
+        }
+    }
+
+    fn read_one(&self) -> Option<(Reply, Option<OwnedFd>)> {
+        let mut buffer = vec![0; MESSAGE_MAX];
+        let (len, fd) = seqpacket::receive(&self.socket, &mut buffer).ok()??;
+        Some((frame::decode(&buffer[..len]).ok()?, fd))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn protocol(call: &'static str) -> ScifError {
+    ScifError { call, errno: libc::EPROTO }
+}
+
+/// Memory that can be registered: a sealed memfd, mapped here.
+pub struct SharedMemory {
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping lives as long as `self`, and is reached only by copies through raw pointers.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// `len` zero bytes, rounded up to whole pages.
+    pub fn new(len: usize) -> io::Result<Self> {
+        const NAME: &CStr = c"snaprig-window";
+        let len = len.max(1).next_multiple_of(4096);
+        // SAFETY: the name is a C string; results are checked; the new descriptor is ours.
+        let fd = unsafe {
+            let fd = libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        // SAFETY: plain calls on a descriptor of ours.
+        let failed = unsafe {
+            libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) < 0
+                || libc::fcntl(
+                    fd.as_raw_fd(),
+                    libc::F_ADD_SEALS,
+                    libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
+                ) < 0
+        };
+        if failed {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new shared mapping of the whole file; the result is checked.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).expect("mmap never returns null");
+        Ok(Self { fd, base, len })
+    }
+
+    /// Bytes of it.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none: never.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies out.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub fn read(&self, at: usize, to: &mut [u8]) {
+        assert!(at.checked_add(to.len()).is_some_and(|end| end <= self.len));
+        // SAFETY: the range is inside the mapping; `to` is private. The DMA engine may write to
+        // it at the same time, and then the bytes are either the old or the new ones.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.base.add(at).as_ptr(), to.as_mut_ptr(), to.len());
+        }
+    }
+
+    /// Copies in. Panics as [`SharedMemory::read`] does.
+    pub fn write(&self, at: usize, from: &[u8]) {
+        assert!(at.checked_add(from.len()).is_some_and(|end| end <= self.len));
+        // SAFETY: as in `read`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.add(at).as_ptr(), from.len());
+        }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nobody holds a reference into it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
