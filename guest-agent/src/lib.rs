@@ -1,3 +1,18 @@
-//! Programs that run on the card.
+//! What runs on the card beside the kernel: the COI daemon, the Snapify-IO daemon, and the runtime
+//! that an offload process is linked with (`libcoi_device.a`).
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`scif`] | SCIF for programs on the card |
+//! | [`frames`] | messages over SCIF and Unix sockets |
+//! | [`gate`] | the locks of the paper's section 4.1 |
+//! | [`offload`] | the offload process's runtime and its sink C API |
+//! | [`daemon`] | the COI daemon |
+//! | [`snapify_io`] | files on other nodes, as descriptors |
 
+pub mod daemon;
+pub mod frames;
+pub mod gate;
+pub mod offload;
 pub mod scif;
+pub mod snapify_io;

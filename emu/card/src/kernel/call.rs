@@ -168,6 +168,9 @@ impl<'a> Call<'a> {
     }
 
     fn dispatch(&mut self, number: u64, a: [u64; 6]) -> SysResult {
+        if let Some(result) = self.checkpoint(number, a) {
+            return result;
+        }
         if let Some(result) = self.memory_call(number, a) {
             return result;
         }

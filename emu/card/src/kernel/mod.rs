@@ -11,11 +11,13 @@
 //! | `call` | system calls by number |
 //! | `mm`, `memory_calls`, `user` | address spaces and the calls that change them |
 //! | `elf`, `exec`, `clone`, `exit` | programs and processes, from start to end |
+//! | [`checkpoint`] | processes to a stream and back |
 //! | `futex`, `signal`, `time`, `info` | the calls of those names |
 //! | [`fs`] | files |
 //! | [`device`], [`file`] | how drivers outside this crate plug in |
 
 mod call;
+pub mod checkpoint;
 mod clone;
 mod cores;
 pub mod device;

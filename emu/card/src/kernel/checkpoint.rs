@@ -1,0 +1,542 @@
+//! Capture and restore of processes: `/dev/card/checkpoint` (see `snaprig_wire::checkpoint`), the
+//! part that BLCR's kernel module plays in the paper (sections 4.1 and 4.3).
+//!
+//! ```text
+//! capture:  stop the other threads --> describe --> pages, run by run --> end --> let them go on
+//! restore:  process chunk --> areas, descriptors --> pages --> end --> threads start
+//! ```
+//! Both are calls that wait for a file descriptor and are run again; what they have done so far is
+//! kept in the open device file, by thread.
+//!
+//! What must stay true: a stopped process does not run until its image is written (or given up); a
+//! process that is being restored does not run before the last byte of its image has been checked,
+//! and leaves nothing behind if one is wrong.
+
+use std::{
+    any::Any,
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use serde::{Deserialize, Serialize};
+use snaprig_wire::{checkpoint as wire, frame};
+
+use super::{
+    call::Call,
+    device::CharDevice,
+    errno::Errno,
+    file::{Cx, Description, File},
+    fs::{self, FsContext, Open, rebuild},
+    mm::{AddressSpace, Area, Backing},
+    signal::{Actions, AltStack, Pending, SigSet},
+    state::{Process, Thread, lock},
+    wait::{Channel, Stop, SysResult},
+};
+use crate::{
+    capture::stream::{Decoder, Encoder, PAGES_MAX, Piece},
+    memory::PAGE,
+    platform::{Regs, USER_END},
+    xstate,
+};
+
+/// Bytes that are read at once.
+const READ_MAX: usize = 64 << 10;
+/// `syscall` is two bytes long.
+const SYSCALL_BYTES: u64 = 2;
+
+/// What an image says of a process, but for its pages.
+#[derive(Debug, Serialize, Deserialize)]
+struct ProcessImage {
+    pid: i32,
+    exe: String,
+    argv: Vec<String>,
+    brk: (u64, u64),
+    areas: Vec<AreaImage>,
+    files: Vec<rebuild::FileImage>,
+    fs: FsContext,
+    actions: Actions,
+    pending: Pending,
+    threads: Vec<ThreadImage>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct AreaImage {
+    start: u64,
+    end: u64,
+    prot: i32,
+    shared: bool,
+    /// Path and offset of the file, which must exist on the other card.
+    file: Option<(String, u64)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ThreadImage {
+    tid: i32,
+    name: String,
+    regs: Regs,
+    xstate: Vec<u8>,
+    mask: SigSet,
+    pending: Pending,
+    alt_stack: AltStack,
+    clear_child_tid: u64,
+    robust_list: u64,
+    /// The end of its timed wait, as time left.
+    deadline: Option<std::time::Duration>,
+}
+
+/// The device.
+#[derive(Default)]
+pub struct CheckpointDevice;
+
+impl CharDevice for CheckpointDevice {
+    fn open(&self, _cx: &mut Cx, flags: i32) -> SysResult<Arc<dyn File>> {
+        Ok(self.open_disconnected(flags))
+    }
+
+    fn open_disconnected(&self, _flags: i32) -> Arc<dyn File> {
+        Arc::new(Service::default())
+    }
+}
+
+/// An open descriptor of the device, with the work of each thread that is in the middle of a call.
+#[derive(Default)]
+struct Service {
+    work: Mutex<BTreeMap<i32, Work>>,
+}
+
+enum Work {
+    Capture(Writing),
+    Restore(Box<Reading>),
+}
+
+impl Service {
+    fn take(&self, tid: i32) -> Option<Work> {
+        self.lock().remove(&tid)
+    }
+
+    fn keep(&self, tid: i32, work: Work) {
+        self.lock().insert(tid, work);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<i32, Work>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl File for Service {
+    fn describe(&self) -> Description {
+        Description::Device { path: wire::PATH.into(), flags: libc::O_RDWR }
+    }
+
+    fn abandon(&self, tid: i32) {
+        self.take(tid);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// An image on its way out.
+struct Writing {
+    encoder: Encoder,
+    /// Encoded and not yet written.
+    bytes: Vec<u8>,
+    written: usize,
+    /// Runs of pages that are still to come: address and frames.
+    runs: VecDeque<(u64, Vec<u64>)>,
+    ended: bool,
+}
+
+/// An image on its way in.
+struct Reading {
+    decoder: Decoder,
+    process: Option<(ProcessImage, AddressSpace)>,
+}
+
+impl Call<'_> {
+    /// Runs the call if it is an ioctl on the checkpoint device.
+    pub fn checkpoint(&mut self, number: u64, a: [u64; 6]) -> Option<SysResult> {
+        let request = a[1] as u32;
+        let ours = request == wire::CAPTURE || request == wire::RESTORE;
+        if number as i64 != libc::SYS_ioctl || !ours {
+            return None;
+        }
+        let files = self.process().files.clone();
+        let open = lock(&files).get(a[0] as i32).ok()?;
+        let service = open.file.as_any().downcast_ref::<Service>()?;
+        let result = match request {
+            wire::CAPTURE => self.capture(service, a[2]),
+            _ => self.restore(service, a[2]),
+        };
+        let goes_on = matches!(result, Err(Stop::Wait(_)));
+        if request == wire::CAPTURE && !goes_on {
+            self.let_others_go();
+        }
+        Some(result)
+    }
+
+    fn capture(&mut self, service: &Service, argument: u64) -> SysResult {
+        let [argument] = self.read_words(argument)?;
+        let (fd, flags) = (argument as i32, (argument >> 32) as u32);
+        if flags != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let files = self.process().files.clone();
+        let to = lock(&files).get(fd)?;
+        let mut writing = match service.take(self.tid) {
+            Some(Work::Capture(writing)) => writing,
+            _ => {
+                self.stop_others()?;
+                self.begin()?
+            }
+        };
+        loop {
+            if writing.written == writing.bytes.len() && !self.encode_next(&mut writing) {
+                return Ok(0);
+            }
+            let part = &writing.bytes[writing.written..];
+            match self.with_file(&to, |file, cx| file.write(cx, part)) {
+                Ok(count) => writing.written += count,
+                Err(Stop::Wait(wait)) => {
+                    service.keep(self.tid, Work::Capture(writing));
+                    return Err(Stop::Wait(wait));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits until every other thread is parked outside ring 3, its extended state saved.
+    fn stop_others(&mut self) -> Result<(), Stop> {
+        let me = self.tid;
+        let process = self.process();
+        if process.stopped_by.is_some_and(|by| by != me) {
+            return Err(Errno::EBUSY.into());
+        }
+        process.stopped_by = Some(me);
+        let others: Vec<i32> = process.threads.iter().copied().filter(|t| *t != me).collect();
+        let mut missing = false;
+        for tid in others {
+            let thread = self.state.thread(tid);
+            if !thread.parked {
+                missing = true;
+                thread.poke();
+            }
+        }
+        if missing { Err(Stop::wait(self.thread().channel)) } else { Ok(()) }
+    }
+
+    fn let_others_go(&mut self) {
+        let me = self.tid;
+        let process = self.process();
+        if process.stopped_by != Some(me) {
+            return;
+        }
+        process.stopped_by = None;
+        for tid in process.threads.clone() {
+            if tid != me {
+                self.state.thread(tid).poke();
+            }
+        }
+    }
+
+    /// The image's beginning, and the list of its pages.
+    fn begin(&mut self) -> Result<Writing, Stop> {
+        let own = match &self.thread().xstate {
+            Some(saved) => saved.clone(),
+            None => self.cpu.xstate().map_err(|_| Errno::EIO)?,
+        };
+        let me = self.tid;
+        let tids = self.process().threads.clone();
+        let threads = tids
+            .into_iter()
+            .map(|tid| {
+                let woken = self.state.futexes.is_woken(tid);
+                let thread = self.state.thread(tid);
+                let xstate = if tid == me { Some(own.clone()) } else { thread.xstate.clone() };
+                let regs = match tid == me {
+                    true => Regs { rax: wire::RESTARTED as u64, ..thread.regs },
+                    false => restartable(thread, woken),
+                };
+                Ok(ThreadImage {
+                    tid,
+                    name: thread.name.clone(),
+                    regs,
+                    xstate: xstate.ok_or(Errno::EIO)?,
+                    mask: thread.restore_mask.unwrap_or(thread.mask),
+                    pending: thread.pending.clone(),
+                    alt_stack: thread.alt_stack,
+                    clear_child_tid: thread.clear_child_tid,
+                    robust_list: thread.robust_list,
+                    deadline: thread.deadline.map(|end| end.saturating_sub(super::now())),
+                })
+            })
+            .collect::<Result<Vec<_>, Errno>>()?;
+        let process = self.process();
+        let mm = process.mm.clone();
+        let mm = lock(&mm);
+        let image = ProcessImage {
+            pid: process.pid,
+            exe: process.exe.clone(),
+            argv: process.argv.clone(),
+            brk: mm.brk,
+            areas: mm.areas().map(|(start, area)| AreaImage::of(start, area)).collect(),
+            files: rebuild::describe(&lock(&process.files)),
+            fs: lock(&process.fs).clone(),
+            actions: lock(&process.actions).clone(),
+            pending: process.pending.clone(),
+            threads,
+        };
+        let mut encoder = Encoder::default();
+        let bytes = encoder.start(&frame::encode(&image));
+        let runs = runs(&mm);
+        Ok(Writing { encoder, bytes, written: 0, runs, ended: false })
+    }
+
+    /// The next chunk of the image; false at its end.
+    fn encode_next(&mut self, writing: &mut Writing) -> bool {
+        writing.written = 0;
+        match writing.runs.pop_front() {
+            Some((address, frames)) => {
+                let mut pages = vec![0; frames.len() * PAGE as usize];
+                for (page, frame) in pages.chunks_exact_mut(PAGE as usize).zip(frames) {
+                    self.kernel.memory.read(frame, page);
+                }
+                writing.bytes = writing.encoder.pages(address, &pages);
+                true
+            }
+            None if !writing.ended => {
+                writing.bytes = writing.encoder.end();
+                writing.ended = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn restore(&mut self, service: &Service, argument: u64) -> SysResult {
+        let [first, second] = self.read_words(argument)?;
+        let fd = first as i32;
+        let stdio = [(first >> 32) as i32, second as i32, (second >> 32) as i32];
+        let files = self.process().files.clone();
+        let from = lock(&files).get(fd)?;
+        let mut reading = match service.take(self.tid) {
+            Some(Work::Restore(reading)) => reading,
+            _ => Box::new(Reading { decoder: Decoder::default(), process: None }),
+        };
+        while reading.decoder.wants() > 0 {
+            let want = reading.decoder.wants().min(READ_MAX);
+            let bytes = match self.with_file(&from, |file, cx| file.read(cx, want)) {
+                Ok(bytes) => bytes,
+                Err(Stop::Wait(wait)) => {
+                    service.keep(self.tid, Work::Restore(reading));
+                    return Err(Stop::Wait(wait));
+                }
+                Err(error) => return Err(error),
+            };
+            if bytes.is_empty() {
+                break;
+            }
+            let piece = reading.decoder.push(&bytes).map_err(refused)?;
+            match piece {
+                Some(Piece::Process(bytes)) => {
+                    let image: ProcessImage = frame::decode(&bytes).map_err(|_| Errno::EBADMSG)?;
+                    let mm = self.empty_copy(&image)?;
+                    reading.process = Some((image, mm));
+                }
+                Some(Piece::Pages { address, bytes }) => {
+                    let (_, mm) = reading.process.as_ref().ok_or(Errno::EBADMSG)?;
+                    for (index, page) in bytes.chunks_exact(PAGE as usize).enumerate() {
+                        mm.fill(address + index as u64 * PAGE, page)?;
+                    }
+                }
+                Some(Piece::End) | None => {}
+            }
+        }
+        reading.decoder.finish().map_err(refused)?;
+        let (image, mm) = reading.process.ok_or(Errno::EBADMSG)?;
+        self.revive(image, mm, stdio)
+    }
+
+    /// An address space with the areas of the image and no pages of its own.
+    fn empty_copy(&mut self, image: &ProcessImage) -> Result<AddressSpace, Stop> {
+        let ids = image.threads.iter().map(|thread| thread.tid).chain([image.pid]);
+        for id in ids {
+            if !self.state.id_is_free(id) {
+                tracing::warn!(id, "the restored process's id is in use on this card");
+                return Err(Errno::EEXIST.into());
+            }
+        }
+        let mut mm = AddressSpace::new(&self.kernel.memory, &*self.kernel.platform)?;
+        for area in &image.areas {
+            let backing = match &area.file {
+                None => Backing::Anonymous,
+                Some((path, offset)) => Backing::File {
+                    inode: self.state.vfs.inode(path).inspect_err(|errno| {
+                        tracing::warn!(path, %errno, "a mapped file is not on this card");
+                    })?,
+                    path: path.clone(),
+                    offset: *offset,
+                },
+            };
+            let AreaImage { start, end, prot, shared, .. } = *area;
+            if start % PAGE != 0 || end % PAGE != 0 {
+                return Err(Errno::EBADMSG.into());
+            }
+            mm.add(start, Area { end, prot, shared, backing })?;
+        }
+        mm.brk = image.brk;
+        Ok(mm)
+    }
+
+    /// The process again, with its threads running.
+    fn revive(&mut self, image: ProcessImage, mm: AddressSpace, stdio: [i32; 3]) -> SysResult {
+        let first_is_there = image.threads.iter().any(|thread| thread.tid == image.pid);
+        let sound = image.threads.iter().all(|thread| {
+            xstate::check(&thread.xstate).is_ok() && thread.regs.rip < USER_END
+                && thread.regs.fs_base < USER_END && thread.regs.gs_base < USER_END
+        });
+        if !first_is_there || !sound {
+            return Err(Errno::EBADMSG.into());
+        }
+        let own = self.process().files.clone();
+        let stdio: [Arc<dyn File>; 3] = {
+            let own = lock(&own);
+            [own.get(stdio[0])?.file.clone(), own.get(stdio[1])?.file.clone(), own.get(stdio[2])?.file.clone()]
+        };
+        let files = self.with_cx(|vfs, cx| {
+            rebuild::rebuild(vfs, cx, &image.fs, &image.files, &stdio).map_err(|error| {
+                tracing::warn!(%error, "a restored process cannot have its files");
+                Stop::from(error.errno)
+            })
+        })?;
+        let process = Process {
+            pid: image.pid,
+            parent: self.pid,
+            group: self.process().group,
+            mm: Arc::new(Mutex::new(mm)),
+            files: Arc::new(Mutex::new(files)),
+            fs: Arc::new(Mutex::new(image.fs)),
+            actions: Arc::new(Mutex::new(image.actions)),
+            pending: image.pending,
+            threads: Vec::new(),
+            exit: None,
+            children: Channel::new(),
+            released: Channel::new(),
+            is_released: true,
+            exit_signal: libc::SIGCHLD,
+            stopped_by: None,
+            exe: image.exe,
+            argv: image.argv,
+        };
+        let pid = image.pid;
+        self.state.processes.insert(pid, process);
+        let kernel = self.kernel.clone();
+        for saved in image.threads {
+            let mut thread = Thread::new(saved.tid, pid, saved.regs, saved.xstate);
+            thread.name = saved.name;
+            thread.mask = saved.mask;
+            thread.pending = saved.pending;
+            thread.alt_stack = saved.alt_stack;
+            thread.clear_child_tid = saved.clear_child_tid;
+            thread.robust_list = saved.robust_list;
+            thread.deadline = saved.deadline.map(|left| super::now() + left);
+            kernel.start(self.state, thread);
+        }
+        Ok(pid as u64)
+    }
+
+    fn with_file<T>(
+        &mut self,
+        open: &Arc<Open>,
+        f: impl FnOnce(&dyn File, &mut Cx) -> SysResult<T>,
+    ) -> SysResult<T> {
+        let nonblock = open.nonblock();
+        self.with_cx(|_, cx| {
+            cx.nonblock = nonblock;
+            f(&*open.file, cx)
+        })
+    }
+
+    fn with_cx<T>(
+        &mut self,
+        f: impl FnOnce(&mut fs::Vfs, &mut Cx) -> SysResult<T>,
+    ) -> SysResult<T> {
+        let mm = self.process().mm.clone();
+        let waker = self.kernel.waker();
+        let (tid, pid) = (self.tid, self.pid);
+        let mut woken = Vec::new();
+        let result = {
+            let mut wake = |channel| woken.push(channel);
+            let mut cx = Cx {
+                tid,
+                pid,
+                memory: &mut *lock(&mm),
+                wake: &mut wake,
+                waker: &waker,
+                nonblock: false,
+                now: super::now(),
+            };
+            f(&mut self.state.vfs, &mut cx)
+        };
+        for channel in woken {
+            self.state.wake(channel);
+        }
+        result
+    }
+}
+
+impl AreaImage {
+    fn of(start: u64, area: &Area) -> Self {
+        let file = match &area.backing {
+            // Nobody else has it: its pages are in the image, and it comes back as private memory.
+            Backing::File { path, .. } if path.starts_with("/dev/zero") => None,
+            Backing::File { path, offset, .. } => Some((path.clone(), *offset)),
+            Backing::Anonymous => None,
+        };
+        let shared = area.shared && file.is_some();
+        Self { start, end: area.end, prot: area.prot, shared, file }
+    }
+}
+
+/// Registers with which a thread that is stopped in a call makes it again, or returns from it if
+/// it has already been woken.
+fn restartable(thread: &Thread, woken: bool) -> Regs {
+    match thread.call {
+        None => thread.regs,
+        Some(_) if woken => Regs { rax: 0, ..thread.regs },
+        Some(number) => {
+            Regs { rax: number, rip: thread.regs.rip - SYSCALL_BYTES, ..thread.regs }
+        }
+    }
+}
+
+/// All pages that an image holds, in runs of neighbours. Shared file pages are not the process's:
+/// local store is saved as files (paper section 4.1).
+fn runs(mm: &AddressSpace) -> VecDeque<(u64, Vec<u64>)> {
+    let mut runs: VecDeque<(u64, Vec<u64>)> = VecDeque::new();
+    for (start, area) in mm.areas() {
+        let image = AreaImage::of(start, area);
+        if image.shared {
+            continue;
+        }
+        for (va, frame) in mm.present(start, area.end) {
+            match runs.back_mut() {
+                Some((first, frames))
+                    if *first + frames.len() as u64 * PAGE == va
+                        && (frames.len() + 1) * PAGE as usize <= PAGES_MAX =>
+                {
+                    frames.push(frame);
+                }
+                _ => runs.push_back((va, vec![frame])),
+            }
+        }
+    }
+    runs
+}
+
+fn refused(error: crate::capture::stream::ImageError) -> Stop {
+    tracing::warn!(%error, "a process image is refused");
+    Errno::EBADMSG.into()
+}

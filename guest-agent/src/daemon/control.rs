@@ -1,0 +1,71 @@
+//! Case 1: creating and destroying offload processes.
+
+use std::{
+    fs, io,
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use snaprig_wire::{
+    coi::{FromDaemon, Program, ToDaemon},
+    snapify::Purpose,
+};
+
+use super::{Daemon, kill};
+use crate::{frames, scif::Endpoint};
+
+/// Makes a process and looks after it.
+pub fn create(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, program: &Program) -> io::Result<()> {
+    let (pid, port, path) = match start(daemon, host, program) {
+        Ok(started) => started,
+        Err(error) => return frames::send(host, &failed(&error)),
+    };
+    frames::send(host, &FromDaemon::Created { pid, port, path })?;
+    watch(daemon, host, pid)
+}
+
+pub fn failed(error: &io::Error) -> FromDaemon {
+    FromDaemon::Failed { errno: error.raw_os_error().unwrap_or(0), why: error.to_string() }
+}
+
+fn start(
+    daemon: &Daemon,
+    host: &Endpoint,
+    program: &Program,
+) -> io::Result<(i32, u16, String)> {
+    let path = daemon.receive_program(host, program)?;
+    let child = command(&path, program).stdin(Stdio::null()).spawn()?;
+    daemon.child_started();
+    let pid = child.id() as i32;
+    match daemon.hello_of(pid)?.0.why {
+        Purpose::Started { port } => Ok((pid, port, path)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// A program with its arguments and environment.
+pub fn command(path: &str, program: &Program) -> Command {
+    use std::os::unix::process::CommandExt;
+    let mut command = Command::new(path);
+    if let Some((name, arguments)) = program.argv.split_first() {
+        command.arg0(name).args(arguments);
+    }
+    command.env_clear();
+    command.envs(program.env.iter().filter_map(|entry| entry.split_once('=')));
+    command
+}
+
+/// Tells the host how the process ended; ends it when the host asks, or is gone.
+pub fn watch(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, pid: i32) -> io::Result<()> {
+    let (telling, to) = (daemon.clone(), host.clone());
+    std::thread::spawn(move || {
+        let exit = telling.end_of(pid);
+        let _ = fs::remove_dir_all(format!("/tmp/coi_procs/{pid}"));
+        // A host process that is gone needs no telling.
+        let _ = frames::send(&to, &FromDaemon::Exited(exit));
+    });
+    // Whatever else comes, Destroy or the end of the connection, means the end of the process.
+    while !matches!(frames::receive::<ToDaemon>(host), Ok(ToDaemon::Destroy) | Err(_)) {}
+    kill(pid, libc::SIGKILL);
+    Ok(())
+}
