@@ -10,6 +10,7 @@ use std::{
 use snaprig_card::{
     kernel::{
         Config, ExitStatus, Kernel, Spawn,
+        checkpoint::CheckpointDevice,
         fs::console::{Input, Output},
     },
     memory::CardMemory,
@@ -46,6 +47,7 @@ fn run(kind: Kind, program: &Path, args: &[&str]) -> Ran {
         node: 1,
     })
     .unwrap();
+    kernel.register_device("/dev/card/checkpoint", Arc::new(CheckpointDevice));
     kernel
         .write_file("/bin/program", &std::fs::read(program).unwrap(), 0o755)
         .unwrap();
@@ -213,6 +215,47 @@ fn divide_by_zero(kind: Kind) {
     );
 }
 
+fn capture_and_restore(kind: Kind) {
+    let source = r#"
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; };
+static pthread_mutex_t m = PTHREAD_MUTEX_INITIALIZER; static pthread_cond_t c = PTHREAD_COND_INITIALIZER;
+static volatile int go; static char *heap; static volatile int spins; static int p[2];
+static void *waits(void *a) { pthread_mutex_lock(&m); while (!go) pthread_cond_wait(&c, &m); pthread_mutex_unlock(&m); return (void *)(long)heap[100000]; }
+static void *spinner(void *a) { double x = 1.5; while (!go) { spins++; x = x * 1.0000001; } return (void *)(long)(x >= 1.5); }
+static void *reads(void *a) { char b; read(p[0], &b, 1); return (void *)(long)b; }
+int main() {
+  if (fork() == 0) {
+    pthread_t t[3]; void *r; long sum = 0; pipe(p);
+    heap = calloc(1, 1 << 20); heap[100000] = 42;
+    pthread_create(t, 0, waits, 0); pthread_create(t + 1, 0, spinner, 0); pthread_create(t + 2, 0, reads, 0);
+    while (spins < 1000) ;
+    int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR, 0600);
+    struct capture a = {f, 0}; int n = ioctl(s, 0x40086b01, &a);
+    if (n == 0) _exit(3); if (n < 0) { perror("capture"); _exit(9); }
+    pthread_mutex_lock(&m); go = 1; pthread_cond_broadcast(&c); pthread_mutex_unlock(&m); write(p[1], "\7", 1);
+    for (int i = 0; i < 3; i++) { pthread_join(t[i], &r); sum += (long)r; }
+    printf("restored %d %ld\n", n, sum); fflush(stdout); _exit(4);
+  }
+  int st; wait(&st); printf("%d\n", WEXITSTATUS(st)); fflush(stdout);
+  int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_RDONLY);
+  struct restore a = {f, {0, 1, 2}}; int pid = ioctl(s, 0x40106b02, &a);
+  if (pid < 0) { perror("restore"); return 1; }
+  int w = waitpid(pid, &st, 0); printf("%d %d\n", w == pid, WEXITSTATUS(st)); fflush(stdout);
+  f = open("/tmp/image", O_RDWR); char b; pread(f, &b, 1, 50000); b ^= 4; pwrite(f, &b, 1, 50000);
+  a.fd = f; printf("%d\n", ioctl(s, 0x40106b02, &a)); return 0;
+}"#;
+    let expected = "3\nrestored 1 50\n1 4\n-1\n";
+    check(kind, source, &["-static", "-pthread"], expected, ExitStatus::Exited(0));
+}
+
 fn rust_std(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("r.rs"), dir.path().join("r"));
@@ -285,4 +328,5 @@ macro_rules! on_both {
     };
 }
 
-on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std }
+on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
+    capture_and_restore }
