@@ -1,1 +1,13 @@
-//! Placeholder.
+//! Snapify-IO on the host, and the snapshot directories that it writes and reads (paper section 6).
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`sums`] | checksums of a file, chunk by chunk, beside it |
+//! | [`store`] | a snapshot directory: built aside, committed by a rename, verified before use |
+//! | [`daemon`] | serves cards' requests for files over SCIF with RMA |
+
+pub mod daemon;
+pub mod store;
+pub mod sums;
+
+pub use daemon::Daemon;

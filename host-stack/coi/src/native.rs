@@ -1,0 +1,53 @@
+//! Programs that know nothing of COI, with their stdio on the host: what micnativeloadex does.
+
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
+
+use snaprig_wire::coi::{Exit, FromDaemon, Program, ToDaemon};
+
+use crate::{CoiError, Engine, channel};
+
+/// Runs a program to its end: `argv[0]` names it; standard input, output and error are the
+/// caller's.
+pub fn run(
+    engine: &Engine,
+    binary: &[u8],
+    argv: Vec<String>,
+    env: Vec<String>,
+) -> Result<Exit, CoiError> {
+    let node = engine.node();
+    let daemon = Arc::new(engine.connect_daemon()?);
+    let path = argv.first().cloned().unwrap_or_default();
+    let name = path.rsplit('/').next().unwrap_or("program").to_owned();
+    let program = Program { name, bytes: binary.len() as u64, argv, env };
+    channel::send(&*daemon, &ToDaemon::Native(program))?;
+    daemon.send(binary)?;
+    let to = daemon.clone();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            let count = std::io::stdin().read(&mut buffer).unwrap_or(0);
+            let sent = channel::send(&*to, &ToDaemon::Stdin(buffer[..count].to_vec()));
+            if count == 0 || sent.is_err() {
+                return;
+            }
+        }
+    });
+    loop {
+        match channel::receive(&daemon).map_err(|_| CoiError::CardLost { node })? {
+            // A closed output of ours is the program's loss, as in a pipe.
+            FromDaemon::Output(2, bytes) => drop(std::io::stderr().write_all(&bytes)),
+            FromDaemon::Output(_, bytes) => {
+                let mut out = std::io::stdout();
+                drop(out.write_all(&bytes).and_then(|()| out.flush()));
+            }
+            FromDaemon::Exited(exit) => return Ok(exit),
+            FromDaemon::Failed { why, .. } => return Err(CoiError::Refused { node, why }),
+            FromDaemon::Created { .. } => {
+                return Err(CoiError::Protocol { node, what: "a native program" });
+            }
+        }
+    }
+}
