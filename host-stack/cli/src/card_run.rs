@@ -6,6 +6,7 @@ use clap::Args;
 use snaprig_card::platform::Kind;
 use snaprig_coi::{Engine, native};
 use snaprig_rig::Rig;
+use snaprig_wire::coi::Exit;
 
 use crate::{AnyError, size};
 
@@ -39,9 +40,11 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .start()?;
     let engine = Engine::get(rig.dir(), 0)?;
     let environment = std::env::vars().map(|(name, value)| format!("{name}={value}")).collect();
-    let ended = native::run(&engine, &binary, options.command.clone(), environment)?;
-    if let Some(signal) = ended.signal() {
-        eprintln!("{}: ended by signal {signal}", program.display());
+    match native::run(&engine, &binary, options.command.clone(), environment)? {
+        Exit::Code(code) => Ok(ExitCode::from(code as u8)),
+        Exit::Signal(signal) => {
+            eprintln!("{}: ended by signal {signal}", program.display());
+            Ok(ExitCode::from(128 + signal as u8))
+        }
     }
-    Ok(ExitCode::from(ended.shell_status()))
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 use snaprig_card::platform::Kind;
 use snaprig_fixtures::kmeans;
 use snaprig_rig::Rig;
-use snaprig_snapify::control::{self, Client};
+use snaprig_snapify::control::{self, Client, Command as Control};
 
 use crate::{
     AnyError,
@@ -94,9 +94,9 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let mut host = steps.run("start", "host process, offload process on card 1", |_| {
         HostProcess::start(rig.dir(), &workload, &restored)
     })?;
-    let client = Client::connect(rig.dir(), host.pid())?;
+    let mut client = Client::connect(rig.dir(), host.pid())?;
     let snapshot = work.path().join("snapshot");
-    interrupt(&client, &mut steps, &mut rig, &snapshot, stop_at)?;
+    interrupt(&mut client, &mut steps, &mut rig, &snapshot, stop_at)?;
     let deadline = Instant::now() + Duration::from_secs(options.timeout);
     let status = steps.run("finish", "the rest of the work, on card 2", |_| {
         host.wait(deadline)
@@ -121,27 +121,27 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
 
 /// Pause, capture, kill, restore, resume: the paper's sections 4.1 to 4.3 in a row.
 fn interrupt(
-    client: &Client,
+    client: &mut Client,
     steps: &mut Steps,
     rig: &mut Rig,
     snapshot: &Path,
     stop_at: u64,
 ) -> Result<(), AnyError> {
     let name = format!("to run function {stop_at}, which is left in flight");
-    steps.run("run", &name, |_| client.break_at_run_function(stop_at))?;
-    let report = client.pause(snapshot)?;
+    steps.run("run", &name, |_| client.run(&Control::BreakAtRunFunction(stop_at)))?;
+    let report = client.run(&Control::Pause(snapshot.to_owned()))?;
     add(steps, "pause", "agree, lock, drain, save the local store", &report);
-    client.capture(false)?;
-    let report = client.wait()?;
+    client.run(&Control::Capture(false))?;
+    let report = client.run(&Control::Wait)?;
     add(steps, "capture", "offload process, through Snapify-IO", &report);
     let pid = rig.cards()[0].pid();
     steps.run("kill", &format!("card 1, process {pid}, SIGKILL"), |_| {
         rig.card_mut(0).kill()?;
         rig.node().wait_dead(1, Duration::from_secs(10)).map_err(AnyError::from)
     })?;
-    let report = client.restore(2)?;
+    let report = client.run(&Control::Restore(2))?;
     add(steps, "restore", "on card 2, windows registered anew", &report);
-    let report = client.resume()?;
+    let report = client.run(&Control::Resume)?;
     add(steps, "resume", "locks released", &report);
     Ok(())
 }

@@ -4,12 +4,12 @@
 use std::{io::Read, path::PathBuf, sync::Arc};
 
 use snaprig_card::{
-    capture::CheckpointDevice,
     device::Device,
-    kernel::{Config, Kernel, Spawn, fs::console},
+    kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice, fs::console},
     memory::CardMemory,
     platform::{self, Kind},
 };
+use snaprig_scif::card as scif;
 use snaprig_wire::{bar4::spad, checkpoint};
 
 use crate::{guest, state};
@@ -62,11 +62,9 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
         node: options.node,
     };
     let kernel = Kernel::new(config).map_err(|e| failed("the card kernel")(e.into()))?;
-    kernel.register_device(
-        "/dev/mic/scif",
-        snaprig_scif::card::Driver::new(device.clone(), options.node, kernel.waker()),
-    );
-    kernel.register_device(checkpoint::PATH, CheckpointDevice::new(&kernel));
+    let driver = scif::Driver::new(device.clone(), options.node, kernel.waker());
+    kernel.register_device(scif::PATH, Arc::new(scif::ScifDevice(driver)));
+    kernel.register_device(checkpoint::PATH, Arc::new(CheckpointDevice));
     kernel.register_device(state::PATH, state::StateDevice::new(device.clone()));
     for (path, program) in [
         (guest::COI_DAEMON_PATH, guest::COI_DAEMON),

@@ -1,1 +1,26 @@
-//! Placeholder.
+//! Snapify: snapshots, swap and migration of offload processes (paper sections 4 and 5).
+//!
+//! ```text
+//!             pause                    capture                 resume
+//!  Running ----------> Paused ------------------> Paused ---------------> Running
+//!              ^  agree, locks,         |  (in the background; wait)
+//!              |  marker, drain         '--terminate--> Swapped out --restore--> Paused
+//!              '------------------- restore, on any card --------------------------'
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`snapify`](mod@snapify) | the five calls of the paper's table 1, and the scenarios of section 5 |
+//! | [`step`] | every step of them, by name |
+//! | [`control`] | the same from outside: a socket in the host process |
+//!
+//! What must stay true: one request at a time; a failed capture leaves the earlier snapshot and a
+//! process that can resume; a failed restore leaves a paused process that can be restored
+//! elsewhere.
+
+pub mod control;
+pub mod snapify;
+pub mod step;
+
+pub use snapify::{Snapify, SnapifyError};
+pub use step::{Step, StepReport};

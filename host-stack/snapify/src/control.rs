@@ -1,0 +1,180 @@
+//! Snapify from outside (paper section 5, command-line tools): a socket in the host process, on
+//! which commands come and reports go, as lines of JSON. The application knows nothing of it.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use snaprig_coi::{Engine, Process};
+
+use crate::{Snapify, SnapifyError, StepReport};
+
+/// What a host process is told to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Command {
+    /// Wait until this many run functions have been sent, and hold further ones.
+    BreakAtRunFunction(u64),
+    /// snapify_pause, for a snapshot in this directory.
+    Pause(PathBuf),
+    /// snapify_capture; true ends the process.
+    Capture(bool),
+    /// snapify_wait.
+    Wait,
+    /// snapify_resume.
+    Resume,
+    /// snapify_restore on the card with this node.
+    Restore(u16),
+    /// Swap out to this directory.
+    SwapOut(PathBuf),
+    /// Swap in on the card with this node.
+    SwapIn(u16),
+    /// Migrate to the card with this node, by way of this directory.
+    Migrate(PathBuf, u16),
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Bytes that were saved or brought back.
+    pub bytes: u64,
+    /// The steps that ended.
+    pub steps: Vec<StepReport>,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+impl Report {
+    /// The time of all steps together.
+    pub fn elapsed(&self) -> Duration {
+        self.steps.iter().filter_map(|step| step.elapsed).sum()
+    }
+}
+
+fn socket(rig: &Path, pid: u32) -> PathBuf {
+    rig.join(format!("host-{pid}.sock"))
+}
+
+/// The service, until it is dropped.
+pub struct Service {
+    path: PathBuf,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It goes with the rig's directory at the latest.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Serves commands for `process` in this host process.
+pub fn serve(rig: &Path, process: &Process) -> io::Result<Service> {
+    let path = socket(rig, std::process::id());
+    let listener = UnixListener::bind(&path)?;
+    let steps: Arc<Mutex<Vec<StepReport>>> = Arc::default();
+    let seen = steps.clone();
+    let observer = Arc::new(move |report: &StepReport| {
+        if report.elapsed.is_some() {
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push(*report);
+        }
+    });
+    let snapify = Snapify::new(process, observer);
+    let (rig, process) = (rig.to_owned(), process.clone());
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            // A client that breaks off has its own reasons.
+            let _ = converse(&client, &rig, &process, &snapify, &steps);
+        }
+    });
+    Ok(Service { path })
+}
+
+fn converse(
+    client: &UnixStream,
+    rig: &Path,
+    process: &Process,
+    snapify: &Snapify,
+    steps: &Mutex<Vec<StepReport>>,
+) -> io::Result<()> {
+    for line in BufReader::new(client).lines() {
+        let result = match serde_json::from_str(&line?) {
+            Ok(command) => run(command, rig, process, snapify).map_err(|e| e.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let steps = std::mem::take(&mut *steps.lock().unwrap_or_else(PoisonError::into_inner));
+        let report = match result {
+            Ok(bytes) => Report { bytes, steps, error: None },
+            Err(error) => Report { bytes: 0, steps, error: Some(error) },
+        };
+        let mut line = serde_json::to_vec(&report)?;
+        line.push(b'\n');
+        (&mut &*client).write_all(&line)?;
+    }
+    Ok(())
+}
+
+fn run(
+    command: Command,
+    rig: &Path,
+    process: &Process,
+    snapify: &Snapify,
+) -> Result<u64, SnapifyError> {
+    let engine = |node: u16| Engine::get(rig, node.saturating_sub(1));
+    match command {
+        Command::BreakAtRunFunction(count) => process.break_at(count, None)?,
+        Command::Pause(snapshot) => return snapify.pause(&snapshot),
+        Command::Capture(terminate) => snapify.capture(terminate)?,
+        Command::Wait => return snapify.wait(None),
+        Command::Resume => snapify.resume()?,
+        Command::Restore(node) => return snapify.restore(&engine(node)?),
+        Command::SwapOut(snapshot) => return snapify.swap_out(&snapshot),
+        Command::SwapIn(node) => return snapify.swap_in(&engine(node)?),
+        Command::Migrate(snapshot, node) => return snapify.migrate(&snapshot, &engine(node)?),
+    }
+    Ok(0)
+}
+
+/// A command failed, or the host process is gone.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The connection.
+    #[error("the host process cannot be reached: {0}")]
+    Connection(#[from] io::Error),
+    /// The command.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A connection to a host process.
+pub struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// To the host process `pid` of the rig in this directory.
+    pub fn connect(rig: &Path, pid: u32) -> Result<Self, ControlError> {
+        Ok(Self { stream: BufReader::new(UnixStream::connect(socket(rig, pid))?) })
+    }
+
+    /// Runs one command.
+    pub fn run(&mut self, command: &Command) -> Result<Report, ControlError> {
+        let mut line = serde_json::to_vec(command).map_err(io::Error::from)?;
+        line.push(b'\n');
+        self.stream.get_mut().write_all(&line)?;
+        let mut answer = String::new();
+        if self.stream.read_line(&mut answer)? == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let report: Report = serde_json::from_str(&answer).map_err(io::Error::from)?;
+        match report.error {
+            Some(error) => Err(ControlError::Failed(error)),
+            None => Ok(report),
+        }
+    }
+}
