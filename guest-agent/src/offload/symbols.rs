@@ -1,5 +1,5 @@
 //! Finding run functions by name among the program's own dynamic symbols (elf(5)). A static
-//! program has no dlsym(3), but linked with `-static-pie -rdynamic` it has the table.
+//! program has no dlsym(3), but linked with `-static-pie` and `-Wl,--export-dynamic-symbol=GLOB` it has them in the table.
 
 use std::{
     ffi::{CStr, c_char},

@@ -85,7 +85,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         Rig::builder()
             .exe(std::env::current_exe()?)
             .cards(options.cards.into())
-            .memory_bytes(CARD_BASE_BYTES + 3 * workload.bytes())
+            .memory_bytes((CARD_BASE_BYTES + 4 * workload.bytes()).next_multiple_of(4096))
             .platform(options.platform)
             .start()
             .map_err(AnyError::from)

@@ -4,7 +4,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use snaprig_card::platform::Kind;
@@ -121,9 +121,12 @@ impl RigBuilder {
                 source,
             })?;
         dir.disable_cleanup(self.keep || std::env::var_os("SNAPRIG_KEEP").is_some());
-        let cards = (1..=self.cards)
+        let mut cards = (1..=self.cards)
             .map(|number| Card::start(&self, dir.path(), number as u16))
             .collect::<Result<Vec<_>, _>>()?;
+        for card in &mut cards {
+            card.wait_for_socket()?;
+        }
         let config = HostConfig {
             socket: dir.path().join("scif.sock"),
             cards: cards.iter().map(|card| card.socket.clone()).collect(),
@@ -244,6 +247,23 @@ impl Card {
             socket,
             child,
         })
+    }
+
+    /// Waits until its PCI function is served, or its process has ended.
+    fn wait_for_socket(&mut self) -> Result<(), RigError> {
+        let deadline = Instant::now() + BOOT_TIMEOUT;
+        while !self.socket.exists() {
+            let why = match self.child.try_wait() {
+                Ok(Some(status)) => format!("its process ended: {status}; see its message above"),
+                _ if Instant::now() >= deadline => format!("nothing after {BOOT_TIMEOUT:?}"),
+                _ => {
+                    std::thread::sleep(Duration::from_millis(2));
+                    continue;
+                }
+            };
+            return Err(RigError::Boot { node: self.node, why });
+        }
+        Ok(())
     }
 
     /// Its SCIF node.
