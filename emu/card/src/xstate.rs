@@ -39,6 +39,12 @@ pub fn initial() -> Vec<u8> {
     state
 }
 
+/// Takes features that are not in the state out of its header: those of larger hosts' areas.
+pub fn mask_features(state: &mut [u8]) {
+    let present = u64::from_le_bytes(state[XSTATE_BV..XSTATE_BV + 8].try_into().expect("8 bytes"));
+    state[XSTATE_BV..XSTATE_BV + 8].copy_from_slice(&(present & FEATURES).to_le_bytes());
+}
+
 /// Refuses what the processor would fault on: another size, features that it does not have,
 /// reserved bits of MXCSR or of the header.
 pub fn check(state: &[u8]) -> Result<(), PlatformError> {

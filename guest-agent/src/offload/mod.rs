@@ -99,9 +99,12 @@ impl Runtime {
             let listener = self.lock().listener.clone();
             let Some(listener) = listener else { return };
             if self.accept_one(&listener).is_err() {
-                // The endpoint is gone: there will be another one after a restore.
+                // The endpoint is gone: there will be another one after a restore, and until
+                // resume it is the Snapify thread that accepts on it.
                 let mut state = self.lock();
-                while state.listener.as_ref().is_some_and(|now| Arc::ptr_eq(now, &listener)) {
+                while state.quiet
+                    || state.listener.as_ref().is_some_and(|now| Arc::ptr_eq(now, &listener))
+                {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             }

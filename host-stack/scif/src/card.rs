@@ -473,10 +473,13 @@ impl File for ScifFile {
     }
 
     fn abandon(&self, tid: i32) {
-        if let Some(request) = lock(&self.pending).remove(&tid) {
-            let mut inner = self.driver.lock();
+        let mut pending = lock(&self.pending);
+        let mut inner = self.driver.lock();
+        let Some(request) = pending.get(&tid).copied() else { return };
+        // One that has just completed is kept: the call that is made again finds it.
+        if !inner.results.contains_key(&request) {
+            pending.remove(&tid);
             inner.owners.remove(&request);
-            inner.results.remove(&request);
             self.driver.step(&mut inner, Input::Cancel(request));
         }
     }

@@ -51,6 +51,7 @@ pub fn run(
         let mut call = Call::new(kernel, &mut state, tid, cpu);
         let result = call.dispatch(number, args);
         let tid = call.tid;
+        tracing::trace!(tid, number, ?args, ?result, "call");
         match result {
             Ok(value) => return Ok(finish(&mut state, tid, value)),
             Err(Stop::Errno(errno)) => {

@@ -351,6 +351,9 @@ impl Inner {
     fn interrupted(&self) -> Result<(), MicError> {
         let causes = self.read(bar4::SICR0)?;
         self.write(bar4::SICC0, causes)?;
+        // Writes are posted. Reading back makes sure that the causes are cleared before we look:
+        // a later clear could take away the announcement of what came after we looked.
+        self.read(bar4::SICR0)?;
         for index in 0..bar4::HOST_DMA_CHANNELS {
             if causes & cause::DMA0 << index != 0 {
                 self.look_at_channel(index)?;
