@@ -72,11 +72,12 @@ impl PtraceSpace {
         // SAFETY: getpid has no preconditions.
         let parent = unsafe { libc::getpid() };
         let (stub_fd, memory_fd) = (code.as_raw_fd(), memory.memfd().as_fd().as_raw_fd());
+        let rseq = rseq_area();
         // SAFETY: the child calls only async-signal-safe functions until it is in the stub.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             // SAFETY: this is the child, which has one thread; see `become_empty`.
-            unsafe { become_empty(parent, stub_fd, memory_fd) }
+            unsafe { become_empty(parent, stub_fd, memory_fd, rseq) }
         }
         if pid < 0 {
             return Err(host("fork of an address space"));
@@ -180,16 +181,51 @@ fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
     }
 }
 
+/// Bytes of the first version of `struct rseq`.
+const RSEQ_BYTES: u32 = 32;
+const RSEQ_UNREGISTER: i32 = 1;
+/// glibc's signature on x86.
+const RSEQ_SIGNATURE: u32 = 0x5305_3053;
+
+/// The calling thread's restartable-sequences area (rseq(2)) and its size, if the C library has
+/// registered one. A forked child inherits the registration, and would be killed by SIGSEGV if
+/// the area were simply unmapped.
+fn rseq_area() -> Option<(usize, u32)> {
+    let symbol = |name: &std::ffi::CStr| {
+        // SAFETY: the name is a C string.
+        let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        (!address.is_null()).then_some(address)
+    };
+    // SAFETY: glibc declares the one as ptrdiff_t and the other as unsigned int, both constant.
+    let (offset, bytes) = unsafe {
+        (*symbol(c"__rseq_offset")?.cast::<isize>(), *symbol(c"__rseq_size")?.cast::<u32>())
+    };
+    let thread: usize;
+    // SAFETY: on x86-64 the word at %fs:0 is the thread pointer itself (ELF TLS ABI).
+    unsafe { std::arch::asm!("mov {}, fs:0", out(reg) thread, options(nostack, readonly)) };
+    (bytes > 0).then(|| (thread.wrapping_add_signed(offset), bytes))
+}
+
 /// Maps the stub, gives up all descriptors but card memory, and goes to the leader's loop.
 ///
 /// # Safety
 /// To be called in a forked child only. It makes plain system calls and never returns.
-unsafe fn become_empty(parent: libc::pid_t, stub_fd: i32, memory_fd: i32) -> ! {
+unsafe fn become_empty(
+    parent: libc::pid_t,
+    stub_fd: i32,
+    memory_fd: i32,
+    rseq: Option<(usize, u32)>,
+) -> ! {
     // SAFETY: as above. Descriptors: the stub's is used once, card memory's becomes `MEMORY_FD`.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         if libc::getppid() != parent {
             libc::_exit(1);
+        }
+        if let Some((area, bytes)) = rseq {
+            for bytes in [bytes, RSEQ_BYTES] {
+                libc::syscall(libc::SYS_rseq, area, bytes, RSEQ_UNREGISTER, RSEQ_SIGNATURE);
+            }
         }
         let map = |fd: i32, prot: i32, flags: i32, at: u64, offset: u64| {
             let mapped =
