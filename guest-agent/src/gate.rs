@@ -26,7 +26,10 @@ impl Gate {
     pub fn enter(&self) -> Pass<'_> {
         let mut inner = self.lock();
         while inner.closed {
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner = self
+                .changed
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         inner.inside += 1;
         Pass(self)
@@ -37,7 +40,10 @@ impl Gate {
         let mut inner = self.lock();
         inner.closed = true;
         while inner.inside > 0 {
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner = self
+                .changed
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 

@@ -72,7 +72,11 @@ pub struct Endpoint(File);
 impl Endpoint {
     /// scif_open.
     pub fn open() -> io::Result<Self> {
-        OpenOptions::new().read(true).write(true).open(DEVICE).map(Self)
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(DEVICE)
+            .map(Self)
     }
 
     fn ioctl<T>(&self, request: u64, argument: &mut T) -> io::Result<()> {
@@ -109,18 +113,31 @@ impl Endpoint {
 
     /// scif_connect; returns the own port.
     pub fn connect(&self, peer: PortId) -> io::Result<u16> {
-        let mut argument = Connect { own: [0; 2], peer: [peer.node, peer.port] };
+        let mut argument = Connect {
+            own: [0; 2],
+            peer: [peer.node, peer.port],
+        };
         self.ioctl(iowr::<Connect>(3), &mut argument)?;
         Ok(argument.own[1])
     }
 
     /// scif_accept: waits for a connection.
     pub fn accept(&self) -> io::Result<(Self, PortId)> {
-        let mut argument = Accept { flags: BLOCK, peer: [0; 2], endpoint: 0 };
+        let mut argument = Accept {
+            flags: BLOCK,
+            peer: [0; 2],
+            endpoint: 0,
+        };
         self.ioctl(iowr::<Accept>(4), &mut argument)?;
         let accepted = Self::open()?;
         accepted.ioctl(iowr::<u64>(5), &mut argument.endpoint)?;
-        Ok((accepted, PortId { node: argument.peer[0], port: argument.peer[1] }))
+        Ok((
+            accepted,
+            PortId {
+                node: argument.peer[0],
+                port: argument.peer[1],
+            },
+        ))
     }
 
     /// scif_send, all of it.
@@ -181,12 +198,30 @@ impl Endpoint {
 
     /// scif_readfrom.
     pub fn readfrom(&self, local: i64, len: u64, remote: i64) -> io::Result<()> {
-        self.ioctl(iowr::<Copy>(10), &mut Copy { local, len, remote, address: 0, flags: 0 })
+        self.ioctl(
+            iowr::<Copy>(10),
+            &mut Copy {
+                local,
+                len,
+                remote,
+                address: 0,
+                flags: 0,
+            },
+        )
     }
 
     /// scif_writeto.
     pub fn writeto(&self, local: i64, len: u64, remote: i64) -> io::Result<()> {
-        self.ioctl(iowr::<Copy>(11), &mut Copy { local, len, remote, address: 0, flags: 0 })
+        self.ioctl(
+            iowr::<Copy>(11),
+            &mut Copy {
+                local,
+                len,
+                remote,
+                address: 0,
+                flags: 0,
+            },
+        )
     }
 
     /// Ends the connection for every thread that uses it.

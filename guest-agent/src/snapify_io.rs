@@ -33,7 +33,14 @@ pub fn open_write(node: u16, path: &str) -> io::Result<RemoteFile> {
 
 fn open(node: u16, path: &str, mode: Mode) -> io::Result<RemoteFile> {
     let mut stream = UnixStream::connect(SOCKET)?;
-    frames::write(&mut stream, &Local { node, path: path.into(), mode })?;
+    frames::write(
+        &mut stream,
+        &Local {
+            node,
+            path: path.into(),
+            mode,
+        },
+    )?;
     match frames::read(&mut stream)? {
         LocalReply::Opened { len } => Ok(RemoteFile { stream, len }),
         LocalReply::Failed { errno, why } => Err(failure(errno, why)),

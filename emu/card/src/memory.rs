@@ -48,7 +48,7 @@ impl CardMemory {
     /// Memory of `bytes` (a multiple of 4 KiB), all zero, all free but frame 0 (so that address 0
     /// can mean "none").
     pub fn new(bytes: u64) -> io::Result<Self> {
-        if bytes == 0 || bytes % PAGE != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE) {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         // SAFETY: the name is a C string; the result is checked.
@@ -202,7 +202,7 @@ impl CardMemory {
 
     /// The 8 bytes at `address` (a multiple of 8, inside), as an atomic.
     pub fn word(&self, address: u64) -> &AtomicU64 {
-        assert!(address % 8 == 0 && self.contains(address, 8));
+        assert!(address.is_multiple_of(8) && self.contains(address, 8));
         // SAFETY: aligned, inside the mapping, which lives as long as `self`; an atomic makes
         // concurrent writes defined.
         unsafe { &*self.base.add(address as usize).as_ptr().cast() }

@@ -66,7 +66,7 @@ impl PageTables {
 
     /// Maps the page at `va` to `frame`.
     pub fn map(&self, va: u64, frame: u64, access: Access) -> Result<(), OutOfMemory> {
-        assert!(va < USER_END && va % PAGE == 0 && frame % PAGE == 0);
+        assert!(va < USER_END && va.is_multiple_of(PAGE) && frame.is_multiple_of(PAGE));
         let table = self.table(va)?;
         self.memory.store(slot(table, va, 0), frame | bits(access));
         Ok(())

@@ -253,7 +253,13 @@ int main() {
   a.fd = f; printf("%d\n", ioctl(s, 0x40106b02, &a)); return 0;
 }"#;
     let expected = "3\nrestored 1 50\n1 4\n-1\n";
-    check(kind, source, &["-static", "-pthread"], expected, ExitStatus::Exited(0));
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        expected,
+        ExitStatus::Exited(0),
+    );
 }
 
 fn rust_std(kind: Kind) {
@@ -329,4 +335,4 @@ macro_rules! on_both {
 }
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
-    capture_and_restore }
+capture_and_restore }

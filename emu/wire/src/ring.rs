@@ -89,7 +89,7 @@ impl<'a> Ring<'a> {
         if used == 0 {
             return Ok(None);
         }
-        if used > DATA_BYTES || used < 8 {
+        if !(8..=DATA_BYTES).contains(&used) {
             return Err(RingError::Corrupt);
         }
         let mut prefix = [0; 4];

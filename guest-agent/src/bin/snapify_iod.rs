@@ -33,10 +33,20 @@ fn main() -> io::Result<()> {
 fn handle(user: &mut UnixStream) -> io::Result<()> {
     let request: Local = frames::read(user)?;
     let remote = Endpoint::open()?;
-    remote.connect(PortId { node: request.node, port: port::SNAPIFY_IO })?;
+    remote.connect(PortId {
+        node: request.node,
+        port: port::SNAPIFY_IO,
+    })?;
     let mut buffer = Buffer::new()?;
     let window = remote.register(buffer.0 as usize, BUFFER_BYTES, None)?;
-    frames::send(&remote, &Message::Open { path: request.path, mode: request.mode, window })?;
+    frames::send(
+        &remote,
+        &Message::Open {
+            path: request.path,
+            mode: request.mode,
+            window,
+        },
+    )?;
     match frames::receive(&remote)? {
         Message::Opened { len } => frames::write(user, &LocalReply::Opened { len })?,
         other => return refuse(other),
@@ -53,7 +63,12 @@ fn forward(user: &mut UnixStream, remote: &Endpoint, buffer: &mut Buffer) -> io:
         let filled = fill(user, buffer.bytes())?;
         if filled > 0 {
             total += filled as u64;
-            frames::send(remote, &Message::Filled { bytes: filled as u32 })?;
+            frames::send(
+                remote,
+                &Message::Filled {
+                    bytes: filled as u32,
+                },
+            )?;
             match frames::receive(remote)? {
                 Message::Drained => {}
                 other => return refuse(other),

@@ -3,7 +3,10 @@
 use std::{
     fs, io,
     process::{Command, Stdio},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use snaprig_wire::{
@@ -25,14 +28,13 @@ pub fn create(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, program: &Program) -> 
 }
 
 pub fn failed(error: &io::Error) -> FromDaemon {
-    FromDaemon::Failed { errno: error.raw_os_error().unwrap_or(0), why: error.to_string() }
+    FromDaemon::Failed {
+        errno: error.raw_os_error().unwrap_or(0),
+        why: error.to_string(),
+    }
 }
 
-fn start(
-    daemon: &Daemon,
-    host: &Endpoint,
-    program: &Program,
-) -> io::Result<(i32, u16, String)> {
+fn start(daemon: &Daemon, host: &Endpoint, program: &Program) -> io::Result<(i32, u16, String)> {
     let path = daemon.receive_program(host, program)?;
     let child = command(&path, program).stdin(Stdio::null()).spawn()?;
     daemon.child_started();
@@ -57,15 +59,25 @@ pub fn command(path: &str, program: &Program) -> Command {
 
 /// Tells the host how the process ended; ends it when the host asks, or is gone.
 pub fn watch(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, pid: i32) -> io::Result<()> {
-    let (telling, to) = (daemon.clone(), host.clone());
+    let ended = Arc::new(AtomicBool::new(false));
+    let (telling, to, has_ended) = (daemon.clone(), host.clone(), ended.clone());
     std::thread::spawn(move || {
         let exit = telling.end_of(pid);
+        has_ended.store(true, Ordering::SeqCst);
+        // It has no files if it had no buffers.
         let _ = fs::remove_dir_all(format!("/tmp/coi_procs/{pid}"));
+        telling.cleaned_up(pid);
         // A host process that is gone needs no telling.
         let _ = frames::send(&to, &FromDaemon::Exited(exit));
     });
-    // Whatever else comes, Destroy or the end of the connection, means the end of the process.
-    while !matches!(frames::receive::<ToDaemon>(host), Ok(ToDaemon::Destroy) | Err(_)) {}
-    kill(pid, libc::SIGKILL);
+    // Whatever else comes, Destroy or the end of the connection, means the end of the process. If
+    // it has ended already, its id may by now be that of its restored successor.
+    while !matches!(
+        frames::receive::<ToDaemon>(host),
+        Ok(ToDaemon::Destroy) | Err(_)
+    ) {}
+    if !ended.load(Ordering::SeqCst) {
+        kill(pid, libc::SIGKILL);
+    }
     Ok(())
 }

@@ -12,7 +12,7 @@ mod native;
 mod snapify;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
@@ -45,6 +45,8 @@ struct Inner {
     hellos: BTreeMap<i32, (Hello, UnixStream)>,
     /// How processes ended, until somebody asks.
     ended: BTreeMap<i32, Exit>,
+    /// Processes that have ended and whose files are gone.
+    cleaned_up: BTreeSet<i32>,
     next_program: u64,
 }
 
@@ -107,7 +109,10 @@ impl Daemon {
             if let Some(exit) = inner.ended.get(&pid) {
                 return Err(io::Error::other(format!("the process ended: {exit:?}")));
             }
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner = self
+                .changed
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -118,7 +123,27 @@ impl Daemon {
             if let Some(exit) = inner.ended.remove(&pid) {
                 return exit;
             }
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner = self
+                .changed
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The process has ended and nothing of it is left.
+    fn cleaned_up(&self, pid: i32) {
+        self.lock().cleaned_up.insert(pid);
+        self.changed.notify_all();
+    }
+
+    /// Waits until nothing of the process is left, so that its successor can have its id.
+    fn wait_until_cleaned_up(&self, pid: i32) {
+        let mut inner = self.lock();
+        while !inner.cleaned_up.remove(&pid) {
+            inner = self
+                .changed
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -138,7 +163,11 @@ impl Daemon {
             } else {
                 // No child now: wait until a thread says that there is one.
                 let inner = self.lock();
-                drop(self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner));
+                drop(
+                    self.changed
+                        .wait(inner)
+                        .unwrap_or_else(PoisonError::into_inner),
+                );
             }
         }
     }
@@ -163,8 +192,8 @@ impl Daemon {
         fs::create_dir_all(&directory)?;
         let path = format!("{directory}/{}", program.name);
         let received = receive_file(host, &path, program.bytes);
-        let made = received
-            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)));
+        let made =
+            received.and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)));
         if let Err(error) = made {
             let _ = fs::remove_dir_all(&directory);
             return Err(error);

@@ -35,7 +35,10 @@ pub fn run(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, program: &Program) -> io:
             match frames::receive(&from) {
                 Ok(ToDaemon::Stdin(bytes)) if bytes.is_empty() => stdin = None,
                 Ok(ToDaemon::Stdin(bytes)) => {
-                    if stdin.as_mut().is_some_and(|to| to.write_all(&bytes).is_err()) {
+                    if stdin
+                        .as_mut()
+                        .is_some_and(|to| to.write_all(&bytes).is_err())
+                    {
                         stdin = None;
                     }
                 }

@@ -57,13 +57,29 @@ fn handle(
             *pipe = Some(stream);
             Ok(reply)
         }
+        Request::Capture {
+            pid,
+            terminate: true,
+            ..
+        } => {
+            let reply = relay(pipe, &request)?;
+            if let Reply::Captured { .. } = reply {
+                daemon.wait_until_cleaned_up(pid);
+                *pipe = None;
+            }
+            Ok(reply)
+        }
         Request::Drain { .. } | Request::Capture { .. } => relay(pipe, &request),
         Request::Resume { .. } => {
             let reply = relay(pipe, &request)?;
             *pipe = None;
             Ok(reply)
         }
-        Request::Restore { snapshot, local_store, binaries } => {
+        Request::Restore {
+            snapshot,
+            local_store,
+            binaries,
+        } => {
             let (pid, port, stream) = restore(daemon, &snapshot, &local_store, &binaries)?;
             *pipe = Some(stream);
             Ok(Reply::Restored { pid, port })
@@ -72,7 +88,9 @@ fn handle(
 }
 
 fn relay(pipe: &mut Option<UnixStream>, request: &Request) -> io::Result<Reply> {
-    let stream = pipe.as_mut().ok_or(io::Error::other("the process is not paused"))?;
+    let stream = pipe
+        .as_mut()
+        .ok_or(io::Error::other("the process is not paused"))?;
     ask(stream, request)
 }
 
@@ -97,11 +115,21 @@ fn restore(
             }
         }
         let image = snapify_io::open_read(HOST, &format!("{snapshot}/{IMAGE}"))?;
-        let service = OpenOptions::new().read(true).write(true).open(checkpoint::PATH)?;
-        let argument = Restore { fd: image.as_raw_fd(), stdio: [0, 1, 2] };
+        let service = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(checkpoint::PATH)?;
+        let argument = Restore {
+            fd: image.as_raw_fd(),
+            stdio: [0, 1, 2],
+        };
         // SAFETY: the request's argument is a `Restore`, valid for the call.
         let pid = unsafe {
-            libc::ioctl(service.as_raw_fd(), checkpoint::RESTORE.into(), &raw const argument)
+            libc::ioctl(
+                service.as_raw_fd(),
+                checkpoint::RESTORE.into(),
+                &raw const argument,
+            )
         };
         if pid < 0 {
             return Err(io::Error::last_os_error());

@@ -21,7 +21,10 @@ pub extern "C" fn COIProcessWaitForShutdown() -> i32 {
     let runtime = Runtime::get();
     let mut state = runtime.lock();
     while !state.ending {
-        state = runtime.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state = runtime
+            .changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner);
     }
     COI_SUCCESS
 }

@@ -37,11 +37,21 @@ impl Buffers {
         let directory = directory();
         fs::create_dir_all(&directory)?;
         let path = directory.join(id.to_string());
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)?;
         file.set_len(len)?;
         let address = map(&file, len as usize)?;
         let offset = dma.register(address, len as usize, None)?;
-        let buffer = Buffer { path, address, len: len as usize, offset, _file: file };
+        let buffer = Buffer {
+            path,
+            address,
+            len: len as usize,
+            offset,
+            _file: file,
+        };
         self.0.insert(id, buffer);
         Ok(Window { id, offset, len })
     }
@@ -67,7 +77,11 @@ impl Buffers {
     pub fn windows(&self) -> Vec<Window> {
         self.0
             .iter()
-            .map(|(id, b)| Window { id: *id, offset: b.offset, len: b.len as u64 })
+            .map(|(id, b)| Window {
+                id: *id,
+                offset: b.offset,
+                len: b.len as u64,
+            })
             .collect()
     }
 

@@ -19,7 +19,10 @@ pub struct Channel {
 impl Channel {
     /// A channel over its first endpoint.
     pub fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint: Mutex::new(Arc::new(endpoint)), replaced: Condvar::new() }
+        Self {
+            endpoint: Mutex::new(Arc::new(endpoint)),
+            replaced: Condvar::new(),
+        }
     }
 
     /// The endpoint of now.
@@ -57,7 +60,10 @@ impl Channel {
             if !runtime.lock().quiet {
                 return false;
             }
-            endpoint = self.replaced.wait(endpoint).unwrap_or_else(PoisonError::into_inner);
+            endpoint = self
+                .replaced
+                .wait(endpoint)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         true
     }

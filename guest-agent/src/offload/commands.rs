@@ -30,7 +30,10 @@ pub fn serve(runtime: &'static Runtime, channel: &Channel) {
 }
 
 fn run(runtime: &'static Runtime, command: Command) -> io::Result<Answer> {
-    let mut buffers = runtime.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut buffers = runtime
+        .buffers
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     Ok(match command {
         Command::Function(name) => match symbols::find(&name) {
             Some(address) => Answer::Function(address as u64),

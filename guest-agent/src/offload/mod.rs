@@ -103,9 +103,15 @@ impl Runtime {
                 // resume it is the Snapify thread that accepts on it.
                 let mut state = self.lock();
                 while state.quiet
-                    || state.listener.as_ref().is_some_and(|now| Arc::ptr_eq(now, &listener))
+                    || state
+                        .listener
+                        .as_ref()
+                        .is_some_and(|now| Arc::ptr_eq(now, &listener))
                 {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self
+                        .changed
+                        .wait(state)
+                        .unwrap_or_else(PoisonError::into_inner);
                 }
             }
         }
@@ -146,7 +152,10 @@ impl Runtime {
         self.results.close();
         let mut state = self.lock();
         while !state.marker {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -167,7 +176,10 @@ impl Runtime {
 /// Tells the daemon why this process connects.
 fn announce(why: &Purpose) -> io::Result<UnixStream> {
     let mut daemon = UnixStream::connect(SOCKET)?;
-    let hello = Hello { pid: std::process::id() as i32, why: why.clone() };
+    let hello = Hello {
+        pid: std::process::id() as i32,
+        why: why.clone(),
+    };
     frames::write(&mut daemon, &hello)?;
     Ok(daemon)
 }

@@ -6,22 +6,18 @@ use snaprig_wire::coi::{BUFFERS_MAX, MISC_DATA_MAX, RunFunction, RunResult};
 
 use super::{Runtime, channel::Channel, symbols};
 
-type Function = unsafe extern "C" fn(
-    u32,
-    *mut *mut c_void,
-    *mut u64,
-    *mut c_void,
-    u16,
-    *mut c_void,
-    u16,
-);
+type Function =
+    unsafe extern "C" fn(u32, *mut *mut c_void, *mut u64, *mut c_void, u16, *mut c_void, u16);
 
 /// Serves until the host's end is gone.
 pub fn serve(runtime: &'static Runtime, channel: &Channel) {
     while let Ok(request) = channel.receive::<RunFunction>(runtime) {
         let mut state = runtime.lock();
         while !state.started {
-            state = runtime.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = runtime
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
         let result = run(runtime, request).unwrap_or_else(RunResult::Refused);
@@ -38,12 +34,20 @@ fn run(runtime: &Runtime, mut request: RunFunction) -> Result<RunResult, String>
         return Err("too many buffers, or too much data".into());
     }
     if !symbols::is_function(request.function as usize) {
-        return Err(format!("{:#x} is no function of the program", request.function));
+        return Err(format!(
+            "{:#x} is no function of the program",
+            request.function
+        ));
     }
-    let buffers = runtime.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+    let buffers = runtime
+        .buffers
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let (mut pointers, mut lengths) = (Vec::new(), Vec::new());
     for id in &request.buffers {
-        let (address, len) = buffers.get(*id).ok_or(format!("buffer {id} does not exist"))?;
+        let (address, len) = buffers
+            .get(*id)
+            .ok_or(format!("buffer {id} does not exist"))?;
         pointers.push(address as *mut c_void);
         lengths.push(len as u64);
     }

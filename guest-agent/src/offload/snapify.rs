@@ -43,7 +43,11 @@ pub fn install() -> io::Result<()> {
         action.sa_flags = libc::SA_RESTART;
         libc::sigaction(SIGNAL, &action, std::ptr::null_mut())
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// The Snapify thread.
@@ -53,7 +57,12 @@ pub fn serve(runtime: &'static Runtime) {
     let mut byte = [0];
     while matches!(wake.read(&mut byte), Ok(1)) {
         let session = announce(&Purpose::Signalled).and_then(|daemon| {
-            Session { runtime, daemon, quiet: false }.run()
+            Session {
+                runtime,
+                daemon,
+                quiet: false,
+            }
+            .run()
         });
         if let Err(error) = session {
             eprintln!("snapify: {error}");
@@ -97,9 +106,15 @@ impl Session {
             Request::Drain { snapshot, .. } => {
                 self.quiet = true;
                 self.runtime.quiesce();
-                Ok(Reply::Drained { local_store: self.save_local_store(&snapshot)? })
+                Ok(Reply::Drained {
+                    local_store: self.save_local_store(&snapshot)?,
+                })
             }
-            Request::Capture { snapshot, terminate, .. } => self.capture(&snapshot, terminate),
+            Request::Capture {
+                snapshot,
+                terminate,
+                ..
+            } => self.capture(&snapshot, terminate),
             Request::Resume { .. } => {
                 self.release();
                 Ok(Reply::Resumed)
@@ -115,7 +130,12 @@ impl Session {
     }
 
     fn save_local_store(&self, snapshot: &str) -> io::Result<Vec<StoredFile>> {
-        let files = self.runtime.buffers.lock().map_err(|_| io::ErrorKind::Other)?.files();
+        let files = self
+            .runtime
+            .buffers
+            .lock()
+            .map_err(|_| io::ErrorKind::Other)?
+            .files();
         files
             .into_iter()
             .map(|(name, path, len)| {
@@ -125,18 +145,33 @@ impl Session {
                 io::copy(&mut from, &mut to)?;
                 snapify_io::finish(to)?;
                 let card_path = path.to_string_lossy().into_owned();
-                Ok(StoredFile { name, card_path, len, mode: 0o600 })
+                Ok(StoredFile {
+                    name,
+                    card_path,
+                    len,
+                    mode: 0o600,
+                })
             })
             .collect()
     }
 
     fn capture(&mut self, snapshot: &str, terminate: bool) -> io::Result<Reply> {
         let image = snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"))?;
-        let service = OpenOptions::new().read(true).write(true).open(checkpoint::PATH)?;
-        let argument = Capture { fd: image.as_raw_fd(), flags: 0 };
+        let service = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(checkpoint::PATH)?;
+        let argument = Capture {
+            fd: image.as_raw_fd(),
+            flags: 0,
+        };
         // SAFETY: the request's argument is a `Capture`, valid for the call.
         let result = unsafe {
-            libc::ioctl(service.as_raw_fd(), checkpoint::CAPTURE.into(), &raw const argument)
+            libc::ioctl(
+                service.as_raw_fd(),
+                checkpoint::CAPTURE.into(),
+                &raw const argument,
+            )
         };
         match i64::from(result) {
             RESTARTED => {
@@ -161,16 +196,27 @@ impl Session {
     fn reconnect(&mut self) -> io::Result<()> {
         let port = self.runtime.listen()?;
         self.daemon = announce(&Purpose::Restarted { port })?;
-        let listener = self.runtime.lock().listener.clone().ok_or(io::ErrorKind::NotConnected)?;
+        let listener = self
+            .runtime
+            .lock()
+            .listener
+            .clone()
+            .ok_or(io::ErrorKind::NotConnected)?;
         let mut missing: Vec<_> = self.runtime.lock().channels.keys().copied().collect();
         while !missing.is_empty() {
             let kind = self.runtime.accept_one(&listener)?;
             missing.retain(|other| *other != kind);
             if kind == Kind::Dma {
                 // The host connects this one first, and asks for the windows on a later one.
-                let dma = self.runtime.dma().ok_or(io::ErrorKind::NotConnected)?.endpoint();
+                let dma = self
+                    .runtime
+                    .dma()
+                    .ok_or(io::ErrorKind::NotConnected)?
+                    .endpoint();
                 let buffers = self.runtime.buffers.lock();
-                buffers.map_err(|_| io::ErrorKind::Other)?.register_again(&dma)?;
+                buffers
+                    .map_err(|_| io::ErrorKind::Other)?
+                    .register_again(&dma)?;
             }
         }
         self.runtime.changed.notify_all();

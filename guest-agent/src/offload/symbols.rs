@@ -33,7 +33,10 @@ struct Tables {
 
 /// The address of an exported function.
 pub fn find(name: &str) -> Option<usize> {
-    functions().iter().find(|(known, _)| known == name).map(|(_, address)| *address)
+    functions()
+        .iter()
+        .find(|(known, _)| known == name)
+        .map(|(_, address)| *address)
 }
 
 /// Whether this is the address of an exported function.
@@ -70,10 +73,17 @@ unsafe extern "C" fn program(
         let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
         if let Some(dynamic) = headers.iter().find(|header| header.p_type == PT_DYNAMIC) {
             let mut entry = (base + dynamic.p_vaddr as usize) as *const (i64, usize);
-            *tables = Tables { base, ..Tables::default() };
+            *tables = Tables {
+                base,
+                ..Tables::default()
+            };
             while (*entry).0 != DT_NULL {
                 // A static program relocates its own section only partly.
-                let absolute = if (*entry).1 < base { base + (*entry).1 } else { (*entry).1 };
+                let absolute = if (*entry).1 < base {
+                    base + (*entry).1
+                } else {
+                    (*entry).1
+                };
                 match (*entry).0 {
                     DT_SYMTAB => tables.symbols = absolute,
                     DT_STRTAB => tables.strings = absolute,

@@ -39,7 +39,9 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .platform(options.platform)
         .start()?;
     let engine = Engine::get(rig.dir(), 0)?;
-    let environment = std::env::vars().map(|(name, value)| format!("{name}={value}")).collect();
+    let environment = std::env::vars()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
     match native::run(&engine, &binary, options.command.clone(), environment)? {
         Exit::Code(code) => Ok(ExitCode::from(code as u8)),
         Exit::Signal(signal) => {

@@ -25,7 +25,6 @@ use snaprig_snapify::control::{self, Client, Command as Control};
 use crate::{
     AnyError,
     report::{Step, Steps},
-
 };
 
 /// Memory that a card needs beside the points: programs, rings, page tables, room to restore.
@@ -78,9 +77,11 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let stop_at = point_of_interruption(options.seed, workload.run_functions());
 
     let undisturbed = work.path().join("undisturbed.txt");
-    steps.run("undisturbed", "the same arithmetic, one process on the host", |_| {
-        kmeans::run_on_host(&workload, &undisturbed)
-    })?;
+    steps.run(
+        "undisturbed",
+        "the same arithmetic, one process on the host",
+        |_| kmeans::run_on_host(&workload, &undisturbed),
+    )?;
     let mut rig = steps.run("boot", &format!("{} cards", options.cards), |_| {
         Rig::builder()
             .exe(std::env::current_exe()?)
@@ -104,11 +105,15 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     if !status.success() {
         return Err(format!("the host process failed: {status}").into());
     }
-    let identical = steps.run("compare", "centres, inertia history, assignments", |bytes| {
-        let (one, other) = (fs::read(&undisturbed)?, fs::read(&restored)?);
-        *bytes = other.len() as u64;
-        Ok::<_, AnyError>(one == other)
-    })?;
+    let identical = steps.run(
+        "compare",
+        "centres, inertia history, assignments",
+        |bytes| {
+            let (one, other) = (fs::read(&undisturbed)?, fs::read(&restored)?);
+            *bytes = other.len() as u64;
+            Ok::<_, AnyError>(one == other)
+        },
+    )?;
     let outcome = Outcome {
         seed: options.seed,
         interrupted_at_run_function: stop_at,
@@ -128,19 +133,38 @@ fn interrupt(
     stop_at: u64,
 ) -> Result<(), AnyError> {
     let name = format!("to run function {stop_at}, which is left in flight");
-    steps.run("run", &name, |_| client.run(&Control::BreakAtRunFunction(stop_at)))?;
+    steps.run("run", &name, |_| {
+        client.run(&Control::BreakAtRunFunction(stop_at))
+    })?;
     let report = client.run(&Control::Pause(snapshot.to_owned()))?;
-    add(steps, "pause", "agree, lock, drain, save the local store", &report);
+    add(
+        steps,
+        "pause",
+        "agree, lock, drain, save the local store",
+        &report,
+    );
     client.run(&Control::Capture(false))?;
     let report = client.run(&Control::Wait)?;
-    add(steps, "capture", "offload process, through Snapify-IO", &report);
+    add(
+        steps,
+        "capture",
+        "offload process, through Snapify-IO",
+        &report,
+    );
     let pid = rig.cards()[0].pid();
     steps.run("kill", &format!("card 1, process {pid}, SIGKILL"), |_| {
         rig.card_mut(0).kill()?;
-        rig.node().wait_dead(1, Duration::from_secs(10)).map_err(AnyError::from)
+        rig.node()
+            .wait_dead(1, Duration::from_secs(10))
+            .map_err(AnyError::from)
     })?;
     let report = client.run(&Control::Restore(2))?;
-    add(steps, "restore", "on card 2, windows registered anew", &report);
+    add(
+        steps,
+        "restore",
+        "on card 2, windows registered anew",
+        &report,
+    );
     let report = client.run(&Control::Resume)?;
     add(steps, "resume", "locks released", &report);
     Ok(())
@@ -151,11 +175,7 @@ fn add(steps: &mut Steps, name: &str, detail: &str, report: &control::Report) {
 }
 
 /// The verdict, for people or machines, and as exit code.
-fn conclude(
-    options: &Options,
-    outcome: &Outcome,
-    work: &WorkDir,
-) -> Result<ExitCode, AnyError> {
+fn conclude(options: &Options, outcome: &Outcome, work: &WorkDir) -> Result<ExitCode, AnyError> {
     if options.json {
         println!("{}", serde_json::to_string_pretty(outcome)?);
     } else if outcome.identical {
@@ -199,9 +219,18 @@ impl WorkDir {
                 fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
                 (dir.canonicalize()?, false)
             }
-            None => (tempfile::Builder::new().prefix("snaprig-demo-").tempdir()?.keep(), true),
+            None => (
+                tempfile::Builder::new()
+                    .prefix("snaprig-demo-")
+                    .tempdir()?
+                    .keep(),
+                true,
+            ),
         };
-        Ok(Self { path, remove: remove.into() })
+        Ok(Self {
+            path,
+            remove: remove.into(),
+        })
     }
 
     fn path(&self) -> &Path {
@@ -230,11 +259,7 @@ struct HostProcess {
 
 impl HostProcess {
     /// Starts it and waits until it says that it can be controlled.
-    fn start(
-        rig: &Path,
-        workload: &kmeans::Workload,
-        result: &Path,
-    ) -> Result<Self, AnyError> {
+    fn start(rig: &Path, workload: &kmeans::Workload, result: &Path) -> Result<Self, AnyError> {
         let child = Command::new(std::env::current_exe()?)
             .args(["workload", "kmeans"])
             .args(workload.arguments())
@@ -267,7 +292,10 @@ impl HostProcess {
             rustix::process::PidfdFlags::empty(),
         )?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut fds = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+        let mut fds = [rustix::event::PollFd::new(
+            &pidfd,
+            rustix::event::PollFlags::IN,
+        )];
         let timeout = rustix::event::Timespec {
             tv_sec: left.as_secs().try_into()?,
             tv_nsec: left.subsec_nanos().into(),

@@ -25,8 +25,14 @@ pub fn run(json: bool) -> ExitCode {
     } else {
         print!("{}", render(&findings));
     }
-    let any_platform = findings.iter().any(|f| f.usable && f.what.starts_with("platform"));
-    if any_platform { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let any_platform = findings
+        .iter()
+        .any(|f| f.usable && f.what.starts_with("platform"));
+    if any_platform {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn look() -> Vec<Finding> {
@@ -39,17 +45,27 @@ fn look() -> Vec<Finding> {
 
 fn of_platform(probe: platform::Probe) -> Finding {
     let (usable, state) = match probe.result {
-        Ok(time) => (true, format!("works, {} us a system call", time.as_micros())),
+        Ok(time) => (
+            true,
+            format!("works, {} us a system call", time.as_micros()),
+        ),
         Err(why) => (false, why),
     };
     let (without_it, how_to_get_it) = match probe.kind {
-        platform::Kind::Kvm => {
-            ("cards run on ptrace", "load kvm-intel or kvm-amd; join group kvm")
-        }
+        platform::Kind::Kvm => (
+            "cards run on ptrace",
+            "load kvm-intel or kvm-amd; join group kvm",
+        ),
         platform::Kind::Ptrace => ("cards run on kvm", "allow ptrace of own children"),
     };
     let what = format!("platform {}", probe.kind);
-    Finding { what, usable, state, without_it, how_to_get_it }
+    Finding {
+        what,
+        usable,
+        state,
+        without_it,
+        how_to_get_it,
+    }
 }
 
 fn io_uring() -> Finding {

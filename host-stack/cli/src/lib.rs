@@ -78,13 +78,26 @@ pub fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Card(CardCommand::Run(options)) => card_run::run(&options),
         Command::Doctor { json } => return doctor::run(json),
-        Command::Workload(Workload::Kmeans(options)) => {
-            snaprig_fixtures::kmeans::main(&options).map(|()| ExitCode::SUCCESS).map_err(Into::into)
-        }
-        Command::CardProcess { socket, node, memory, cores, platform } => {
-            let options =
-                CardOptions { socket, node, memory_bytes: memory, cores, platform };
-            card_process::run(&options).map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(Into::into),
+        Command::CardProcess {
+            socket,
+            node,
+            memory,
+            cores,
+            platform,
+        } => {
+            let options = CardOptions {
+                socket,
+                node,
+                memory_bytes: memory,
+                cores,
+                platform,
+            };
+            card_process::run(&options)
+                .map(|()| ExitCode::SUCCESS)
+                .map_err(Into::into)
         }
     };
     outcome.unwrap_or_else(|error| {

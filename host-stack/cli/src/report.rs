@@ -33,7 +33,10 @@ pub struct Steps {
 impl Steps {
     /// Steps that are printed as a table, unless `quiet`.
     pub fn new(quiet: bool) -> Self {
-        Self { steps: Vec::new(), print: !quiet }
+        Self {
+            steps: Vec::new(),
+            print: !quiet,
+        }
     }
 
     /// Runs one step with a spinner, records it, and prints its line.
@@ -87,7 +90,11 @@ impl Steps {
 
 /// A step's line, at most 80 columns.
 fn line(step: &Step) -> String {
-    let bytes = if step.bytes == 0 { String::new() } else { size::show(step.bytes) };
+    let bytes = if step.bytes == 0 {
+        String::new()
+    } else {
+        size::show(step.bytes)
+    };
     let line = format!(
         "  {:<12} {:>9.1} ms {:>10}  {}",
         step.name, step.milliseconds, bytes, step.detail

@@ -40,12 +40,19 @@ impl Buffer {
             Answer::Window(window) if window.id == id && window.len == len => window.offset,
             _ => return Err(process.0.protocol("create buffer")),
         };
-        let inner = BufferInner { id, memory, windows: Mutex::new((0, card)) };
+        let inner = BufferInner {
+            id,
+            memory,
+            windows: Mutex::new((0, card)),
+        };
         let own = inner.register(&process.0.dma.endpoint())?;
         *lock(&inner.windows) = (own, card);
         let inner = Arc::new(inner);
         lock(&process.0.buffers).insert(id, inner.clone());
-        Ok(Self { inner, process: process.clone() })
+        Ok(Self {
+            inner,
+            process: process.clone(),
+        })
     }
 
     pub(crate) fn id(&self) -> u64 {

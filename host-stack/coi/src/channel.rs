@@ -15,7 +15,10 @@ pub fn send<T: Serialize>(to: &Endpoint, message: &T) -> Result<(), ScifError> {
 pub fn receive<T: DeserializeOwned>(from: &Endpoint) -> Result<T, ScifError> {
     let mut prefix = [0; 4];
     from.recv_exact(&mut prefix)?;
-    let broken = || ScifError { call: "scif_recv", errno: libc::EPROTO };
+    let broken = || ScifError {
+        call: "scif_recv",
+        errno: libc::EPROTO,
+    };
     let mut body = vec![0; frame::frame_len(prefix).map_err(|_| broken())?];
     from.recv_exact(&mut body)?;
     frame::decode(&body).map_err(|_| broken())
@@ -30,7 +33,10 @@ pub struct Channel {
 impl Channel {
     /// A channel over its first endpoint.
     pub fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint: Mutex::new(Arc::new(endpoint)), changed: Condvar::new() }
+        Self {
+            endpoint: Mutex::new(Arc::new(endpoint)),
+            changed: Condvar::new(),
+        }
     }
 
     /// The endpoint of now.
@@ -51,10 +57,7 @@ impl Channel {
     }
 
     /// The next message. As long as `paused` says so, a broken connection is waited out.
-    pub fn receive<T: DeserializeOwned>(
-        &self,
-        paused: impl Fn() -> bool,
-    ) -> Result<T, ScifError> {
+    pub fn receive<T: DeserializeOwned>(&self, paused: impl Fn() -> bool) -> Result<T, ScifError> {
         loop {
             let endpoint = self.endpoint();
             let error = match receive(&endpoint) {
@@ -66,7 +69,10 @@ impl Channel {
                 if !paused() {
                     return Err(error);
                 }
-                now = self.changed.wait(now).unwrap_or_else(PoisonError::into_inner);
+                now = self
+                    .changed
+                    .wait(now)
+                    .unwrap_or_else(PoisonError::into_inner);
             }
         }
     }

@@ -57,7 +57,10 @@ impl Engine {
         let node = index + 1;
         let (nodes, _) = Endpoint::open(rig)?.node_ids()?;
         match nodes.contains(&node) {
-            true => Ok(Self { rig: rig.to_owned(), node }),
+            true => Ok(Self {
+                rig: rig.to_owned(),
+                node,
+            }),
             false => Err(CoiError::CardLost { node }),
         }
     }
@@ -75,7 +78,10 @@ impl Engine {
     /// A connection to a port on the card.
     pub fn connect(&self, port: u16) -> Result<Endpoint, CoiError> {
         let endpoint = Endpoint::open(&self.rig)?;
-        endpoint.connect(PortId { node: self.node, port })?;
+        endpoint.connect(PortId {
+            node: self.node,
+            port,
+        })?;
         Ok(endpoint)
     }
 

@@ -21,15 +21,20 @@ pub fn run(
     let daemon = Arc::new(engine.connect_daemon()?);
     let path = argv.first().cloned().unwrap_or_default();
     let name = path.rsplit('/').next().unwrap_or("program").to_owned();
-    let program = Program { name, bytes: binary.len() as u64, argv, env };
-    channel::send(&*daemon, &ToDaemon::Native(program))?;
+    let program = Program {
+        name,
+        bytes: binary.len() as u64,
+        argv,
+        env,
+    };
+    channel::send(&daemon, &ToDaemon::Native(program))?;
     daemon.send(binary)?;
     let to = daemon.clone();
     std::thread::spawn(move || {
         let mut buffer = [0; 16 << 10];
         loop {
             let count = std::io::stdin().read(&mut buffer).unwrap_or(0);
-            let sent = channel::send(&*to, &ToDaemon::Stdin(buffer[..count].to_vec()));
+            let sent = channel::send(&to, &ToDaemon::Stdin(buffer[..count].to_vec()));
             if count == 0 || sent.is_err() {
                 return;
             }
@@ -46,7 +51,10 @@ pub fn run(
             FromDaemon::Exited(exit) => return Ok(exit),
             FromDaemon::Failed { why, .. } => return Err(CoiError::Refused { node, why }),
             FromDaemon::Created { .. } => {
-                return Err(CoiError::Protocol { node, what: "a native program" });
+                return Err(CoiError::Protocol {
+                    node,
+                    what: "a native program",
+                });
             }
         }
     }

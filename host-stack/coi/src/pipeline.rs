@@ -82,7 +82,11 @@ impl Event {
                 return result.clone();
             }
             result = match deadline {
-                None => self.completion.done.wait(result).unwrap_or_else(PoisonError::into_inner),
+                None => self
+                    .completion
+                    .done
+                    .wait(result)
+                    .unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
@@ -101,7 +105,11 @@ impl PipelineInner {
     pub fn start(process: &Arc<Inner>, number: u32, endpoint: Endpoint) -> Arc<Self> {
         let (queue, requests) = channel();
         let channel = Channel::new(endpoint);
-        let pipeline = Arc::new(Self { number, channel, queue: Mutex::new(queue) });
+        let pipeline = Arc::new(Self {
+            number,
+            channel,
+            queue: Mutex::new(queue),
+        });
         let (process, own) = (Arc::downgrade(process), Arc::downgrade(&pipeline));
         std::thread::spawn(move || pipe_thread(&process, &own, &requests));
         pipeline
@@ -142,9 +150,10 @@ fn run_one(
     process.finished.fetch_add(1, Ordering::SeqCst);
     match result {
         RunResult::Returned(value) => Ok(value),
-        RunResult::Refused(why) => {
-            Err(CoiError::Refused { node: process.lock().engine.node(), why })
-        }
+        RunResult::Refused(why) => Err(CoiError::Refused {
+            node: process.lock().engine.node(),
+            why,
+        }),
     }
 }
 
@@ -152,8 +161,13 @@ fn run_one(
 fn hold(process: &Inner) {
     let mut state = process.lock();
     while state.ended.is_none()
-        && state.hold_at.is_some_and(|at| process.started.load(Ordering::SeqCst) >= at)
+        && state
+            .hold_at
+            .is_some_and(|at| process.started.load(Ordering::SeqCst) >= at)
     {
-        state = process.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state = process
+            .changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner);
     }
 }

@@ -97,14 +97,24 @@ impl Process {
     ) -> Result<Self, CoiError> {
         let control = engine.connect_daemon()?;
         let argv = std::iter::once(name.to_owned()).chain(arguments).collect();
-        let program = Program { name: name.into(), bytes: binary.len() as u64, argv, env };
+        let program = Program {
+            name: name.into(),
+            bytes: binary.len() as u64,
+            argv,
+            env,
+        };
         channel::send(&control, &ToDaemon::Create(program))?;
         control.send(&binary)?;
         let node = engine.node();
         let (pid, port, path) = match channel::receive(&control)? {
             FromDaemon::Created { pid, port, path } => (pid, port, path),
             FromDaemon::Failed { why, .. } => return Err(CoiError::Refused { node, why }),
-            _ => return Err(CoiError::Protocol { node, what: "create" }),
+            _ => {
+                return Err(CoiError::Protocol {
+                    node,
+                    what: "create",
+                });
+            }
         };
         let inner = Inner {
             name: name.into(),
@@ -153,13 +163,18 @@ impl Process {
         let mut pipelines = lock(&self.0.pipelines);
         let number = pipelines.len() as u32;
         if number >= PIPELINES_MAX {
-            return Err(CoiError::OutOfRange(format!("more than {PIPELINES_MAX} pipelines")));
+            return Err(CoiError::OutOfRange(format!(
+                "more than {PIPELINES_MAX} pipelines"
+            )));
         }
         let (engine, port) = self.0.place();
         let endpoint = open(&engine, port, Kind::Pipeline(number))?;
         let pipeline = PipelineInner::start(&self.0, number, endpoint);
         pipelines.push(pipeline.clone());
-        Ok(Pipeline { inner: pipeline, process: self.clone() })
+        Ok(Pipeline {
+            inner: pipeline,
+            process: self.clone(),
+        })
     }
 
     /// A new buffer of `bytes`, zero at first (COIBufferCreate).
@@ -182,7 +197,12 @@ impl Process {
     /// Lets the program end by itself, and ends it by force after `timeout` (COIProcessDestroy).
     pub fn destroy(&self, timeout: Duration) -> Result<Exit, CoiError> {
         let _pass = self.0.lifecycle.enter();
-        self.0.command(&Command::EndProcess)?;
+        match self.0.command(&Command::EndProcess) {
+            Ok(_) => {}
+            // It was faster than its own answer.
+            Err(CoiError::ProcessDied { exit, .. }) => return Ok(exit),
+            Err(error) => return Err(error),
+        }
         if let Ok(exit) = self.wait(Some(timeout)) {
             return Ok(exit);
         }
@@ -198,7 +218,11 @@ impl Process {
         loop {
             match state.ended {
                 Some(Ok(exit)) => return Ok(exit),
-                Some(Err(())) => return Err(CoiError::CardLost { node: state.engine.node() }),
+                Some(Err(())) => {
+                    return Err(CoiError::CardLost {
+                        node: state.engine.node(),
+                    });
+                }
                 None => {}
             }
             state = self.0.wait(state, deadline)?;
@@ -257,13 +281,20 @@ impl Inner {
         deadline: Option<Instant>,
     ) -> Result<MutexGuard<'a, State>, CoiError> {
         let Some(deadline) = deadline else {
-            return Ok(self.changed.wait(state).unwrap_or_else(PoisonError::into_inner));
+            return Ok(self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner));
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(CoiError::TimedOut);
         }
-        Ok(self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0)
+        Ok(self
+            .changed
+            .wait_timeout(state, left)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0)
     }
 
     /// Where it runs and where it takes connections.
@@ -281,7 +312,11 @@ impl Inner {
     pub fn death(&self, state: &State) -> CoiError {
         let node = state.engine.node();
         match state.ended {
-            Some(Ok(exit)) => CoiError::ProcessDied { pid: state.pid, node, exit },
+            Some(Ok(exit)) => CoiError::ProcessDied {
+                pid: state.pid,
+                node,
+                exit,
+            },
             _ => CoiError::CardLost { node },
         }
     }
@@ -300,7 +335,10 @@ impl Inner {
     }
 
     pub fn protocol(&self, what: &'static str) -> CoiError {
-        CoiError::Protocol { node: self.lock().engine.node(), what }
+        CoiError::Protocol {
+            node: self.lock().engine.node(),
+            what,
+        }
     }
 
     /// Case 3: one command and its answer.
@@ -315,9 +353,10 @@ impl Inner {
         let endpoint = self.command.endpoint();
         let answer = channel::send(&endpoint, command).and_then(|()| channel::receive(&endpoint));
         match answer {
-            Ok(Answer::Failed { why, .. }) => {
-                Err(CoiError::Refused { node: self.lock().engine.node(), why })
-            }
+            Ok(Answer::Failed { why, .. }) => Err(CoiError::Refused {
+                node: self.lock().engine.node(),
+                why,
+            }),
             Ok(answer) => Ok(answer),
             Err(_) => Err(self.broken()),
         }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use snaprig_wire::coi::{Answer, Channel as Kind, Command, ToDaemon};
 
 use crate::{
-    CoiError, Engine, Process,
-    channel,
+    CoiError, Engine, Process, channel,
     process::{lock, open},
 };
 
@@ -62,7 +61,13 @@ pub fn swapped_out(process: &Process) {
 pub fn identity(process: &Process) -> (Engine, i32, String, String, Vec<u8>) {
     let state = process.0.lock();
     let (engine, pid, path) = (state.engine.clone(), state.pid, state.path.clone());
-    (engine, pid, process.0.name.clone(), path, process.0.binary.clone())
+    (
+        engine,
+        pid,
+        process.0.name.clone(),
+        path,
+        process.0.binary.clone(),
+    )
 }
 
 /// Connects everything to a restored process, and registers the windows anew (section 4.3).
@@ -102,9 +107,15 @@ pub fn reconnect(
     let mut moved = Vec::new();
     for (buffer, own) in own {
         let window = windows.iter().find(|window| window.id == buffer.id);
-        let new = window.ok_or_else(|| inner.protocol("the windows of all buffers"))?.offset;
+        let new = window
+            .ok_or_else(|| inner.protocol("the windows of all buffers"))?
+            .offset;
         let mut offsets = lock(&buffer.windows);
-        moved.push(Moved { buffer: buffer.id, old: offsets.1, new });
+        moved.push(Moved {
+            buffer: buffer.id,
+            old: offsets.1,
+            new,
+        });
         *offsets = (own, new);
     }
     Ok(moved)

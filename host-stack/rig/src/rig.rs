@@ -261,7 +261,10 @@ impl Card {
                     continue;
                 }
             };
-            return Err(RigError::Boot { node: self.node, why });
+            return Err(RigError::Boot {
+                node: self.node,
+                why,
+            });
         }
         Ok(())
     }

@@ -259,7 +259,8 @@ impl ScifFile {
                 inner.next += 1;
                 let request = inner.next;
                 inner.owners.insert(request, endpoint);
-                self.driver.step(&mut inner, Input::Request(request, endpoint, op));
+                self.driver
+                    .step(&mut inner, Input::Request(request, endpoint, op));
                 self.driver.flush(&mut inner);
                 request
             }
@@ -300,7 +301,10 @@ impl ScifFile {
         let peer = port_id(&bytes[4..]);
         match self.request(cx, true, |_, _| Ok(Op::Connect(peer)))? {
             Value::Port(port) => {
-                let own = PortId { node: self.driver.lock().id, port };
+                let own = PortId {
+                    node: self.driver.lock().id,
+                    port,
+                };
                 cx.memory.write(argument, &port_bytes(own))?;
             }
             _ => return Err(Errno::EPROTO.into()),
@@ -350,7 +354,8 @@ impl ScifFile {
             Err(Stop::Errno(Errno::EAGAIN)) if flags & BLOCK == 0 => 0,
             Err(other) => return Err(other),
         };
-        cx.memory.write(argument + 16, &(sent as u32).to_le_bytes())?;
+        cx.memory
+            .write(argument + 16, &(sent as u32).to_le_bytes())?;
         Ok(0)
     }
 
@@ -364,7 +369,8 @@ impl ScifFile {
             Err(other) => return Err(other),
         };
         cx.memory.write(address, &bytes)?;
-        cx.memory.write(argument + 16, &(bytes.len() as u32).to_le_bytes())?;
+        cx.memory
+            .write(argument + 16, &(bytes.len() as u32).to_le_bytes())?;
         Ok(0)
     }
 
@@ -383,7 +389,12 @@ impl ScifFile {
             let backing = inner.next;
             inner.pins.insert(backing, pinned);
             let offset = fixed.then_some(offset);
-            Ok(Op::Register { extents, offset, prot: prot as u8, backing })
+            Ok(Op::Register {
+                extents,
+                offset,
+                prot: prot as u8,
+                backing,
+            })
         })?;
         match value {
             Value::Offset(offset) => cx.memory.write(argument + 32, &offset.to_le_bytes())?,
@@ -405,21 +416,37 @@ impl ScifFile {
         let (remote, address) = (long(&bytes[16..24]) as i64, long(&bytes[24..32]));
         self.request(cx, true, |inner, cx| {
             if windows {
-                return Ok(Op::Rma { local: Local::Window(local), len, remote, write });
+                return Ok(Op::Rma {
+                    local: Local::Window(local),
+                    len,
+                    remote,
+                    write,
+                });
             }
             if len == 0 {
                 return Err(Errno::EINVAL);
             }
             let start = address & !(PAGE - 1);
-            let end = address.checked_add(len).ok_or(Errno::EFAULT)?.next_multiple_of(PAGE);
+            let end = address
+                .checked_add(len)
+                .ok_or(Errno::EFAULT)?
+                .next_multiple_of(PAGE);
             let pinned = cx.memory.pin(start, end - start, !write)?;
-            let local = Local::Memory { extents: extents(&pinned), skip: address - start };
+            let local = Local::Memory {
+                extents: extents(&pinned),
+                skip: address - start,
+            };
             // The pages stay pinned as long as the thread waits in this call; should it be
             // interrupted, they stay until the endpoint closes.
             inner.next += 1;
             let key = inner.next;
             inner.pins.insert(key, pinned);
-            Ok(Op::Rma { local, len, remote, write })
+            Ok(Op::Rma {
+                local,
+                len,
+                remote,
+                write,
+            })
         })?;
         Ok(0)
     }
@@ -429,10 +456,16 @@ impl ScifFile {
         let inner = self.driver.lock();
         let nodes = inner.node.nodes();
         let room = usize::try_from(int(&bytes[16..20])).map_err(|_| Errno::EINVAL)?;
-        let list: Vec<u8> = nodes.iter().take(room).flat_map(|node| node.to_le_bytes()).collect();
+        let list: Vec<u8> = nodes
+            .iter()
+            .take(room)
+            .flat_map(|node| node.to_le_bytes())
+            .collect();
         cx.memory.write(long(&bytes[..8]), &list)?;
-        cx.memory.write(long(&bytes[8..16]), &inner.id.to_le_bytes())?;
-        cx.memory.write(argument + 16, &(nodes.len() as u32).to_le_bytes())?;
+        cx.memory
+            .write(long(&bytes[8..16]), &inner.id.to_le_bytes())?;
+        cx.memory
+            .write(argument + 16, &(nodes.len() as u32).to_le_bytes())?;
         Ok(0)
     }
 }
@@ -443,7 +476,8 @@ impl File for ScifFile {
             SCIF_BIND => self.bind(cx, argument),
             SCIF_LISTEN => {
                 let backlog = usize::try_from(argument as i32).unwrap_or(0);
-                self.request(cx, true, |_, _| Ok(Op::Listen(backlog))).map(|_| 0)
+                self.request(cx, true, |_, _| Ok(Op::Listen(backlog)))
+                    .map(|_| 0)
             }
             SCIF_CONNECT => self.connect(cx, argument),
             SCIF_ACCEPTREQ => self.accept(cx, argument),
@@ -475,7 +509,9 @@ impl File for ScifFile {
     fn abandon(&self, tid: i32) {
         let mut pending = lock(&self.pending);
         let mut inner = self.driver.lock();
-        let Some(request) = pending.get(&tid).copied() else { return };
+        let Some(request) = pending.get(&tid).copied() else {
+            return;
+        };
         // One that has just completed is kept: the call that is made again finds it.
         if !inner.results.contains_key(&request) {
             pending.remove(&tid);
@@ -487,7 +523,9 @@ impl File for ScifFile {
     fn release(&self, wake: &mut dyn FnMut(Channel)) {
         let mut inner = self.driver.lock();
         let unclaimed = std::mem::take(&mut *lock(&self.accepted));
-        let unclaimed = unclaimed.into_iter().filter(|id| !inner.channels.contains_key(id));
+        let unclaimed = unclaimed
+            .into_iter()
+            .filter(|id| !inner.channels.contains_key(id));
         let mut closing: Vec<EndpointId> = unclaimed.collect();
         closing.extend(lock(&self.endpoint).take());
         for endpoint in closing {
@@ -501,7 +539,10 @@ impl File for ScifFile {
     }
 
     fn describe(&self) -> Description {
-        Description::Device { path: PATH.into(), flags: self.flags }
+        Description::Device {
+            path: PATH.into(),
+            flags: self.flags,
+        }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -510,7 +551,14 @@ impl File for ScifFile {
 }
 
 fn extents(pinned: &Pinned) -> Vec<Extent> {
-    pinned.extents.iter().map(|(address, len)| Extent { address: *address, len: *len }).collect()
+    pinned
+        .extents
+        .iter()
+        .map(|(address, len)| Extent {
+            address: *address,
+            len: *len,
+        })
+        .collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -527,7 +575,11 @@ fn read<const N: usize>(cx: &mut Cx, at: u64) -> Result<[u8; N], Errno> {
 fn message(cx: &mut Cx, at: u64) -> Result<(u64, usize, i32), Errno> {
     let bytes: [u8; 24] = read(cx, at)?;
     let len = usize::try_from(int(&bytes[8..12])).map_err(|_| Errno::EINVAL)?;
-    Ok((long(&bytes[..8]), len.min(TRANSFER_MAX), int(&bytes[12..16])))
+    Ok((
+        long(&bytes[..8]),
+        len.min(TRANSFER_MAX),
+        int(&bytes[12..16]),
+    ))
 }
 
 fn long(bytes: &[u8]) -> u64 {

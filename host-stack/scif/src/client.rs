@@ -6,8 +6,7 @@
 use std::{
     collections::BTreeMap,
     ffi::CStr,
-    fmt,
-    io,
+    fmt, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
     ptr::NonNull,
@@ -42,7 +41,12 @@ pub struct ScifError {
 
 impl fmt::Display for ScifError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.call, io::Error::from_raw_os_error(self.errno))
+        write!(
+            f,
+            "{}: {}",
+            self.call,
+            io::Error::from_raw_os_error(self.errno)
+        )
     }
 }
 
@@ -82,10 +86,12 @@ impl Endpoint {
             rustix::net::connect(&socket, &SocketAddrUnix::new(rig.join(SOCKET))?)?;
             Ok(socket)
         };
-        connect().map(Self::over).map_err(|e: rustix::io::Errno| ScifError {
-            call: "scif_open",
-            errno: e.raw_os_error(),
-        })
+        connect()
+            .map(Self::over)
+            .map_err(|e: rustix::io::Errno| ScifError {
+                call: "scif_open",
+                errno: e.raw_os_error(),
+            })
     }
 
     fn over(socket: OwnedFd) -> Self {
@@ -164,7 +170,12 @@ impl Endpoint {
         offset: Option<i64>,
         prot: u8,
     ) -> Result<i64, ScifError> {
-        let call = Call::Register { fd_offset: start as u64, len: len as u64, offset, prot };
+        let call = Call::Register {
+            fd_offset: start as u64,
+            len: len as u64,
+            offset,
+            prot,
+        };
         match self.request("scif_register", call, Some(memory.fd.as_fd()))? {
             (Answer::Offset(offset), _) => Ok(offset),
             _ => Err(protocol("scif_register")),
@@ -173,17 +184,36 @@ impl Endpoint {
 
     /// scif_unregister.
     pub fn unregister(&self, offset: i64, len: u64) -> Result<(), ScifError> {
-        self.call("scif_unregister", Call::Unregister { offset, len }).map(|_| ())
+        self.call("scif_unregister", Call::Unregister { offset, len })
+            .map(|_| ())
     }
 
     /// scif_readfrom: from the peer's window to the own one. Returns when the bytes are there.
     pub fn readfrom(&self, local: i64, len: u64, remote: i64) -> Result<(), ScifError> {
-        self.call("scif_readfrom", Call::Rma { local, len, remote, write: false }).map(|_| ())
+        self.call(
+            "scif_readfrom",
+            Call::Rma {
+                local,
+                len,
+                remote,
+                write: false,
+            },
+        )
+        .map(|_| ())
     }
 
     /// scif_writeto: from the own window to the peer's. Returns when the bytes are there.
     pub fn writeto(&self, local: i64, len: u64, remote: i64) -> Result<(), ScifError> {
-        self.call("scif_writeto", Call::Rma { local, len, remote, write: true }).map(|_| ())
+        self.call(
+            "scif_writeto",
+            Call::Rma {
+                local,
+                len,
+                remote,
+                write: true,
+            },
+        )
+        .map(|_| ())
     }
 
     /// scif_get_nodeIDs: all nodes, and the own one.
@@ -212,10 +242,15 @@ impl Endpoint {
     ) -> Result<(Answer, Option<OwnedFd>), ScifError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let bytes = frame::encode(&Request { id, call });
-        let lost = ScifError { call: name, errno: libc::ECONNRESET };
+        let lost = ScifError {
+            call: name,
+            errno: libc::ECONNRESET,
+        };
         seqpacket::send(self.socket.as_fd(), &bytes, fd).map_err(|_| lost.clone())?;
         let (reply, fd) = self.wait_for(id).ok_or(lost)?;
-        let answer = reply.result.map_err(|errno| ScifError { call: name, errno })?;
+        let answer = reply
+            .result
+            .map_err(|errno| ScifError { call: name, errno })?;
         Ok((answer, fd))
     }
 
@@ -229,7 +264,10 @@ impl Endpoint {
                 return None;
             }
             if inbox.reading {
-                inbox = self.arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+                inbox = self
+                    .arrived
+                    .wait(inbox)
+                    .unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             inbox.reading = true;
@@ -259,7 +297,10 @@ impl Endpoint {
 }
 
 fn protocol(call: &'static str) -> ScifError {
-    ScifError { call, errno: libc::EPROTO }
+    ScifError {
+        call,
+        errno: libc::EPROTO,
+    }
 }
 
 /// Memory that can be registered: a sealed memfd, mapped here.
@@ -342,7 +383,10 @@ impl SharedMemory {
 
     /// Copies in. Panics as [`SharedMemory::read`] does.
     pub fn write(&self, at: usize, from: &[u8]) {
-        assert!(at.checked_add(from.len()).is_some_and(|end| end <= self.len));
+        assert!(
+            at.checked_add(from.len())
+                .is_some_and(|end| end <= self.len)
+        );
         // SAFETY: as in `read`.
         unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.add(at).as_ptr(), from.len());

@@ -256,7 +256,13 @@ impl Node {
 
     /// Nodes that can be reached, this one included, in order (scif_get_nodeIDs).
     pub fn nodes(&self) -> Vec<NodeId> {
-        self.neighbours.iter().copied().chain([self.id]).collect::<BTreeSet<_>>().into_iter().collect()
+        self.neighbours
+            .iter()
+            .copied()
+            .chain([self.id])
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
     }
 
     /// The other side of a connection.
@@ -267,7 +273,9 @@ impl Node {
 
     /// What poll(2) would say.
     pub fn poll(&self, id: EndpointId) -> i16 {
-        let Some(endpoint) = self.endpoints.get(&id) else { return libc::POLLNVAL };
+        let Some(endpoint) = self.endpoints.get(&id) else {
+            return libc::POLLNVAL;
+        };
         let readable = !endpoint.received.is_empty() || !endpoint.incoming.is_empty();
         let mut mask = if readable { libc::POLLIN } else { 0 };
         match endpoint.state {
@@ -294,7 +302,12 @@ impl Node {
             Op::Accept => self.accept(request, id),
             Op::Send(data) => self.send(request, id, data),
             Op::Recv(max) => self.recv(request, id, max),
-            Op::Register { extents, offset, prot, backing } => {
+            Op::Register {
+                extents,
+                offset,
+                prot,
+                backing,
+            } => {
                 let result = self.register(id, extents, offset, prot, backing);
                 if result.is_err() {
                     self.out(Output::Release(backing));
@@ -302,9 +315,12 @@ impl Node {
                 result
             }
             Op::Unregister { offset, len } => self.unregister(request, id, offset, len),
-            Op::Rma { local, len, remote, write } => {
-                self.rma(request, id, &local, len, remote, write)
-            }
+            Op::Rma {
+                local,
+                len,
+                remote,
+                write,
+            } => self.rma(request, id, &local, len, remote, write),
         };
         match result {
             Ok(Some(value)) => self.done(request, Ok(value)),
@@ -314,7 +330,10 @@ impl Node {
     }
 
     fn endpoint(&mut self, id: EndpointId) -> Result<&mut Endpoint, i32> {
-        self.endpoints.get_mut(&id).filter(|e| !e.closed).ok_or(libc::EBADF)
+        self.endpoints
+            .get_mut(&id)
+            .filter(|e| !e.closed)
+            .ok_or(libc::EBADF)
     }
 
     fn connected(&mut self, id: EndpointId) -> Result<&mut Endpoint, i32> {
@@ -341,7 +360,9 @@ impl Node {
     }
 
     fn is_bound(&self, port: u16) -> bool {
-        self.endpoints.values().any(|endpoint| endpoint.port == Some(port))
+        self.endpoints
+            .values()
+            .any(|endpoint| endpoint.port == Some(port))
     }
 
     fn free_port(&mut self) -> Result<u16, i32> {
@@ -413,13 +434,17 @@ impl Node {
     }
 
     fn accept_next(&mut self, id: EndpointId) {
-        let Some(listener) = self.endpoints.get_mut(&id) else { return };
+        let Some(listener) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         if listener.accepts.is_empty() || listener.incoming.is_empty() {
             return;
         }
-        let (Some(request), Some((peer, connection)), Some(port)) =
-            (listener.accepts.pop_front(), listener.incoming.pop_front(), listener.port)
-        else {
+        let (Some(request), Some((peer, connection)), Some(port)) = (
+            listener.accepts.pop_front(),
+            listener.incoming.pop_front(),
+            listener.port,
+        ) else {
             return;
         };
         let accepted = self.next_endpoint;
@@ -430,7 +455,13 @@ impl Node {
         (endpoint.peer, endpoint.connection) = (peer, connection);
         self.endpoints.insert(accepted, endpoint);
         self.tell(accepted, Body::Accepted);
-        self.done(request, Ok(Value::Accepted { endpoint: accepted, peer }));
+        self.done(
+            request,
+            Ok(Value::Accepted {
+                endpoint: accepted,
+                peer,
+            }),
+        );
     }
 
     fn send(
@@ -450,9 +481,13 @@ impl Node {
 
     fn push_sends(&mut self, id: EndpointId) {
         loop {
-            let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+            let Some(endpoint) = self.endpoints.get_mut(&id) else {
+                return;
+            };
             let credit = endpoint.credit;
-            let Some((request, data, sent)) = endpoint.sends.front_mut() else { return };
+            let Some((request, data, sent)) = endpoint.sends.front_mut() else {
+                return;
+            };
             if credit == 0 {
                 return;
             }
@@ -495,11 +530,15 @@ impl Node {
 
     fn serve_receives(&mut self, id: EndpointId) {
         loop {
-            let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+            let Some(endpoint) = self.endpoints.get_mut(&id) else {
+                return;
+            };
             if endpoint.received.is_empty() {
                 return;
             }
-            let Some((request, max)) = endpoint.receives.pop_front() else { return };
+            let Some((request, max)) = endpoint.receives.pop_front() else {
+                return;
+            };
             let count = max.min(endpoint.received.len());
             let bytes: Vec<u8> = endpoint.received.drain(..count).collect();
             if endpoint.state == State::Connected {
@@ -523,7 +562,9 @@ impl Node {
             return Err(libc::EINVAL);
         }
         let offset = match offset {
-            Some(offset) if offset < 0 || offset as u64 % PAGE != 0 => return Err(libc::EINVAL),
+            Some(offset) if offset < 0 || !(offset as u64).is_multiple_of(PAGE) => {
+                return Err(libc::EINVAL);
+            }
             Some(offset) if overlaps(&endpoint.windows, offset, len) => {
                 return Err(libc::EADDRINUSE);
             }
@@ -533,14 +574,27 @@ impl Node {
                 .last_key_value()
                 .map_or(PAGE as i64, |(start, window)| start + window.len as i64),
         };
-        let window = Window { len, prot, extents: extents.clone(), backing: Some(backing) };
+        let window = Window {
+            len,
+            prot,
+            extents: extents.clone(),
+            backing: Some(backing),
+        };
         endpoint.windows.insert(offset, window);
         let parts = extents.chunks(EXTENTS_MAX);
         let (mut at, count) = (offset, parts.len());
         for (index, part) in parts.enumerate() {
             let bytes = total(part).ok_or(libc::EINVAL)?;
             let more = index + 1 < count;
-            self.tell(id, Body::Window { offset: at, prot, more, extents: part.to_vec() });
+            self.tell(
+                id,
+                Body::Window {
+                    offset: at,
+                    prot,
+                    more,
+                    extents: part.to_vec(),
+                },
+            );
             at += bytes as i64;
         }
         Ok(Some(Value::Offset(offset)))
@@ -555,7 +609,10 @@ impl Node {
     ) -> Result<Option<Value>, i32> {
         let endpoint = self.connected(id)?;
         // Whole windows only, as scif_unregister(3) demands.
-        let (mut at, end) = (offset, offset.checked_add_unsigned(len).ok_or(libc::EINVAL)?);
+        let (mut at, end) = (
+            offset,
+            offset.checked_add_unsigned(len).ok_or(libc::EINVAL)?,
+        );
         while at < end {
             let window = endpoint.windows.get(&at).ok_or(libc::ENXIO)?;
             at += window.len as i64;
@@ -581,14 +638,21 @@ impl Node {
         if len == 0 {
             return Ok(Some(Value::Unit));
         }
-        let (local_prot, remote_prot) =
-            if write { (PROT_READ, PROT_WRITE) } else { (PROT_WRITE, PROT_READ) };
+        let (local_prot, remote_prot) = if write {
+            (PROT_READ, PROT_WRITE)
+        } else {
+            (PROT_WRITE, PROT_READ)
+        };
         let here = match local {
             Local::Window(offset) => slice(&endpoint.windows, *offset, len, local_prot)?,
             Local::Memory { extents, skip } => cut(extents, *skip, len).ok_or(libc::EFAULT)?,
         };
         let there = slice(&endpoint.peer_windows, remote, len, remote_prot)?;
-        let copies = if write { pair(&here, &there) } else { pair(&there, &here) };
+        let copies = if write {
+            pair(&here, &there)
+        } else {
+            pair(&there, &here)
+        };
         endpoint.jobs += 1;
         let peer = endpoint.peer.node;
         let job = self.next_job;
@@ -599,7 +663,9 @@ impl Node {
     }
 
     fn copy_done(&mut self, job: u64, result: Result<(), i32>) {
-        let Some((request, id)) = self.jobs.remove(&job) else { return };
+        let Some((request, id)) = self.jobs.remove(&job) else {
+            return;
+        };
         if let Some(request) = request {
             self.done(request, result.map(|()| Value::Unit));
         }
@@ -627,16 +693,28 @@ impl Node {
     }
 
     fn close(&mut self, id: EndpointId) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         endpoint.closed = true;
         let refused = std::mem::take(&mut endpoint.incoming);
         let port = endpoint.port;
         for (peer, connection) in refused {
-            let from = PortId { node: self.id, port: port.unwrap_or(0) };
-            self.deliver(Message { from, to: peer, connection, body: Body::Refused });
+            let from = PortId {
+                node: self.id,
+                port: port.unwrap_or(0),
+            };
+            self.deliver(Message {
+                from,
+                to: peer,
+                connection,
+                body: Body::Refused,
+            });
         }
         self.fail_all(id, libc::EBADF);
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         match endpoint.state {
             State::Connected => {
                 endpoint.closed_sent = true;
@@ -649,7 +727,9 @@ impl Node {
 
     /// Ends every request of the endpoint.
     fn fail_all(&mut self, id: EndpointId, errno: i32) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         let mut requests: Vec<RequestId> = endpoint.accepts.drain(..).collect();
         requests.extend(endpoint.sends.drain(..).map(|(request, ..)| request));
         requests.extend(endpoint.receives.drain(..).map(|(request, _)| request));
@@ -665,25 +745,39 @@ impl Node {
 
     /// Once nobody can touch its windows any more, an endpoint gives their memory back.
     fn try_finish_close(&mut self, id: EndpointId) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
-        if endpoint.peer_closed && !endpoint.closed_sent && endpoint.jobs == 0
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
+        if endpoint.peer_closed
+            && !endpoint.closed_sent
+            && endpoint.jobs == 0
             && endpoint.state == State::Reset
         {
             endpoint.closed_sent = true;
             self.tell(id, Body::Closed);
         }
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         if !(endpoint.closed && endpoint.peer_closed && endpoint.jobs == 0) {
             return;
         }
-        let Some(endpoint) = self.endpoints.remove(&id) else { return };
-        for backing in endpoint.windows.into_values().filter_map(|window| window.backing) {
+        let Some(endpoint) = self.endpoints.remove(&id) else {
+            return;
+        };
+        for backing in endpoint
+            .windows
+            .into_values()
+            .filter_map(|window| window.backing)
+        {
             self.out(Output::Release(backing));
         }
     }
 
     fn reset(&mut self, id: EndpointId) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         endpoint.peer_closed = true;
         if endpoint.state == State::Connected {
             endpoint.state = State::Reset;
@@ -702,8 +796,10 @@ impl Node {
             .endpoints
             .iter()
             .filter(|(_, e)| {
-                matches!(e.state, State::Connected | State::Connecting(_) | State::Reset)
-                    && (e.peer.node == node || through_host && e.peer.node != self.id)
+                matches!(
+                    e.state,
+                    State::Connected | State::Connecting(_) | State::Reset
+                ) && (e.peer.node == node || through_host && e.peer.node != self.id)
             })
             .map(|(id, _)| *id)
             .collect();
@@ -717,9 +813,19 @@ impl Node {
 
     /// Sends a message of an endpoint to its peer.
     fn tell(&mut self, id: EndpointId, body: Body) {
-        let Some(endpoint) = self.endpoints.get(&id) else { return };
-        let from = PortId { node: self.id, port: endpoint.port.unwrap_or(0) };
-        let message = Message { from, to: endpoint.peer, connection: endpoint.connection, body };
+        let Some(endpoint) = self.endpoints.get(&id) else {
+            return;
+        };
+        let from = PortId {
+            node: self.id,
+            port: endpoint.port.unwrap_or(0),
+        };
+        let message = Message {
+            from,
+            to: endpoint.peer,
+            connection: endpoint.connection,
+            body,
+        };
         self.deliver(message);
     }
 
@@ -775,8 +881,12 @@ impl Node {
     }
 
     fn answer(&mut self, to: &Message, body: Body) {
-        let answer =
-            Message { from: to.to, to: to.from, connection: to.connection, body };
+        let answer = Message {
+            from: to.to,
+            to: to.from,
+            connection: to.connection,
+            body,
+        };
         self.deliver(answer);
     }
 
@@ -787,7 +897,9 @@ impl Node {
         match listener {
             Some((id, endpoint)) if endpoint.incoming.len() < endpoint.backlog => {
                 let id = *id;
-                endpoint.incoming.push_back((message.from, message.connection));
+                endpoint
+                    .incoming
+                    .push_back((message.from, message.connection));
                 if self.endpoints.len() < ENDPOINTS_MAX {
                     self.accept_next(id);
                 }
@@ -798,7 +910,9 @@ impl Node {
     }
 
     fn on_connection(&mut self, id: EndpointId, message: Message) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         match message.body {
             Body::Connect => {}
             Body::Accepted => {
@@ -830,12 +944,19 @@ impl Node {
                 self.push_sends(id);
                 self.out(Output::Changed(id));
             }
-            Body::Window { offset, prot, more, extents } => {
+            Body::Window {
+                offset,
+                prot,
+                more,
+                extents,
+            } => {
                 self.peer_window(id, offset, prot, more, extents);
             }
             Body::Unwindow { offset, len } => {
                 if let Some(end) = offset.checked_add_unsigned(len) {
-                    endpoint.peer_windows.retain(|at, _| *at < offset || *at >= end);
+                    endpoint
+                        .peer_windows
+                        .retain(|at, _| *at < offset || *at >= end);
                     self.tell(id, Body::Unwindowed { offset, len });
                 }
             }
@@ -852,15 +973,24 @@ impl Node {
         more: bool,
         extents: Vec<Extent>,
     ) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
-        let held: usize = endpoint.peer_windows.values().map(|w| w.extents.len()).sum();
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
+        let held: usize = endpoint
+            .peer_windows
+            .values()
+            .map(|w| w.extents.len())
+            .sum();
         let len = total(&extents).filter(|len| *len > 0 && offset >= 0);
         let Some(len) = len.filter(|_| held + extents.len() <= PEER_EXTENTS_MAX) else {
             return self.reset(id);
         };
         let continued = endpoint.peer_window_part.take().filter(|start| {
             let end = |window: &Window| start + window.len as i64;
-            endpoint.peer_windows.get(start).is_some_and(|window| end(window) == offset)
+            endpoint
+                .peer_windows
+                .get(start)
+                .is_some_and(|window| end(window) == offset)
         });
         match continued {
             Some(start) => {
@@ -872,20 +1002,39 @@ impl Node {
             }
             None if overlaps(&endpoint.peer_windows, offset, len) => self.reset(id),
             None => {
-                endpoint.peer_windows.insert(offset, Window { len, prot, extents, backing: None });
+                endpoint.peer_windows.insert(
+                    offset,
+                    Window {
+                        len,
+                        prot,
+                        extents,
+                        backing: None,
+                    },
+                );
                 endpoint.peer_window_part = more.then_some(offset);
             }
         }
     }
 
     fn unwindowed(&mut self, id: EndpointId, offset: i64, len: u64) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         let request = endpoint.unregistering.remove(&(offset, len));
         let end = offset.saturating_add_unsigned(len);
-        let gone: Vec<i64> = endpoint.windows.range(offset..end).map(|(at, _)| *at).collect();
+        let gone: Vec<i64> = endpoint
+            .windows
+            .range(offset..end)
+            .map(|(at, _)| *at)
+            .collect();
         let mut backings = Vec::new();
         for at in gone {
-            backings.extend(endpoint.windows.remove(&at).and_then(|window| window.backing));
+            backings.extend(
+                endpoint
+                    .windows
+                    .remove(&at)
+                    .and_then(|window| window.backing),
+            );
         }
         for backing in backings {
             self.out(Output::Release(backing));
@@ -929,12 +1078,15 @@ fn total(extents: &[Extent]) -> Option<u64> {
             && extent.len % PAGE == 0
             && extent.address % PAGE == 0
             && extent.address.checked_add(extent.len)? <= 1 << 40;
-        sum.checked_add(extent.len).filter(|sum| sound && *sum <= 1 << 40)
+        sum.checked_add(extent.len)
+            .filter(|sum| sound && *sum <= 1 << 40)
     })
 }
 
 fn overlaps(windows: &BTreeMap<i64, Window>, offset: i64, len: u64) -> bool {
-    let Some(end) = offset.checked_add_unsigned(len) else { return true };
+    let Some(end) = offset.checked_add_unsigned(len) else {
+        return true;
+    };
     windows
         .range(..end)
         .next_back()
@@ -978,7 +1130,10 @@ fn cut(extents: &[Extent], mut skip: u64, mut len: u64) -> Option<Vec<Extent>> {
             continue;
         }
         let part = len.min(extent.len - skip);
-        found.push(Extent { address: extent.address + skip, len: part });
+        found.push(Extent {
+            address: extent.address + skip,
+            len: part,
+        });
         (skip, len) = (0, len - part);
     }
     (len == 0).then_some(found)

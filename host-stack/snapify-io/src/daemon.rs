@@ -65,7 +65,10 @@ impl Daemon {
                 std::thread::spawn(move || serve(&card, &rig));
             }
         });
-        Ok(Self { listener, thread: Some(thread) })
+        Ok(Self {
+            listener,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -107,16 +110,28 @@ fn serve(card: &Endpoint, rig: &Path) {
             _ => libc::EBADMSG,
         };
         // A card that is gone needs no telling.
-        let _ = send(card, &Message::Failed { errno, why: error.to_string() });
+        let _ = send(
+            card,
+            &Message::Failed {
+                errno,
+                why: error.to_string(),
+            },
+        );
     }
 }
 
 fn transfer(card: &Endpoint, rig: &Path) -> Result<(), Failure> {
-    let Message::Open { path, mode, window } = receive(card)? else { return Err(Failure::Gone) };
+    let Message::Open { path, mode, window } = receive(card)? else {
+        return Err(Failure::Gone);
+    };
     let path = granted(rig, Path::new(&path))?;
     let memory = SharedMemory::new(BUFFER_BYTES).map_err(io_error(&path))?;
     let own = card.register(&memory, 0, memory.len(), None, READ_WRITE)?;
-    let buffer = Buffer { memory, own, card: window };
+    let buffer = Buffer {
+        memory,
+        own,
+        card: window,
+    };
     match mode {
         Mode::Write => write(card, &buffer, &path),
         Mode::Read => read(card, &buffer, &path),
@@ -131,8 +146,13 @@ struct Buffer {
 
 fn granted(rig: &Path, path: &Path) -> Result<PathBuf, StoreError> {
     let plain = path.is_absolute()
-        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-    let grants = fs::read_dir(rig.join(GRANTS)).into_iter().flatten().flatten();
+        && path
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    let grants = fs::read_dir(rig.join(GRANTS))
+        .into_iter()
+        .flatten()
+        .flatten();
     let allowed = grants
         .filter_map(|grant| fs::read(grant.path()).ok())
         .any(|bytes| String::from_utf8(bytes).is_ok_and(|directory| path.starts_with(directory)));
@@ -140,7 +160,10 @@ fn granted(rig: &Path, path: &Path) -> Result<PathBuf, StoreError> {
         return Ok(path.to_owned());
     }
     let source = io::ErrorKind::PermissionDenied.into();
-    Err(StoreError::Io { path: path.to_owned(), source })
+    Err(StoreError::Io {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// A file that is being written under another name; removed unless it is finished.
@@ -155,8 +178,16 @@ impl Partial {
         let mut name = path.as_os_str().to_owned();
         name.push(".partial");
         let path = PathBuf::from(name);
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path);
-        Ok(Self { file: file.map_err(io_error(&path))?, path, finished: false })
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path);
+        Ok(Self {
+            file: file.map_err(io_error(&path))?,
+            path,
+            finished: false,
+        })
     }
 
     fn finish(mut self, path: &Path, sums: Sums) -> Result<(), StoreError> {
@@ -217,7 +248,12 @@ fn read(card: &Endpoint, buffer: &Buffer, path: &Path) -> Result<(), Failure> {
         if filled > 0 {
             card.writeto(buffer.own, filled as u64, buffer.card)?;
         }
-        send(card, &Message::Filled { bytes: filled as u32 })?;
+        send(
+            card,
+            &Message::Filled {
+                bytes: filled as u32,
+            },
+        )?;
         if filled == 0 {
             return Ok(());
         }
@@ -235,7 +271,10 @@ fn send<T: Serialize>(to: &Endpoint, message: &T) -> Result<(), ScifError> {
 fn receive<T: DeserializeOwned>(from: &Endpoint) -> Result<T, ScifError> {
     let mut prefix = [0; 4];
     from.recv_exact(&mut prefix)?;
-    let broken = || ScifError { call: "scif_recv", errno: libc::EPROTO };
+    let broken = || ScifError {
+        call: "scif_recv",
+        errno: libc::EPROTO,
+    };
     let mut body = vec![0; frame::frame_len(prefix).map_err(|_| broken())?];
     from.recv_exact(&mut body)?;
     frame::decode(&body).map_err(|_| broken())

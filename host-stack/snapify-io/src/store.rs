@@ -76,7 +76,11 @@ impl Builder {
             let directory = partial.join(directory);
             fs::create_dir_all(&directory).map_err(io_error(&directory))?;
         }
-        Ok(Self { path: path.to_owned(), partial, committed: false })
+        Ok(Self {
+            path: path.to_owned(),
+            partial,
+            committed: false,
+        })
     }
 
     /// Where its files go until it is committed.
@@ -98,7 +102,11 @@ impl Builder {
         let text = serde_json::to_vec_pretty(manifest)
             .map_err(|e| io_error(&self.partial)(io::Error::other(e)))?;
         self.add(MANIFEST, &text)?;
-        for directory in [self.partial.join(LOCAL_STORE), self.partial.join(BINARIES), self.partial.clone()] {
+        for directory in [
+            self.partial.join(LOCAL_STORE),
+            self.partial.join(BINARIES),
+            self.partial.clone(),
+        ] {
             sync_directory(&directory)?;
         }
         if self.path.exists() {
@@ -134,7 +142,10 @@ impl Drop for Builder {
 
 /// Opens a snapshot and verifies every byte of it.
 pub fn open(path: &Path) -> Result<Manifest, StoreError> {
-    let not = |why: &str| StoreError::NotASnapshot { path: path.to_owned(), why: why.to_owned() };
+    let not = |why: &str| StoreError::NotASnapshot {
+        path: path.to_owned(),
+        why: why.to_owned(),
+    };
     if !path.is_dir() {
         return Err(not("there is no such directory"));
     }
@@ -147,16 +158,26 @@ pub fn open(path: &Path) -> Result<Manifest, StoreError> {
     let manifest: Manifest =
         serde_json::from_slice(&text).map_err(|e| not(&format!("manifest.json: {e}")))?;
     if manifest.version != VERSION {
-        return Err(StoreError::Version { path: file, found: manifest.version });
+        return Err(StoreError::Version {
+            path: file,
+            found: manifest.version,
+        });
     }
-    let lists = [(LOCAL_STORE, &manifest.local_store), (BINARIES, &manifest.binaries)];
+    let lists = [
+        (LOCAL_STORE, &manifest.local_store),
+        (BINARIES, &manifest.binaries),
+    ];
     for (directory, files) in lists {
         for stored in files {
             let file = path.join(directory).join(&stored.name);
             let found = sums::verify(&file)?;
             if found != stored.len {
                 let expected = stored.len;
-                return Err(StoreError::Truncated { path: file, expected, found });
+                return Err(StoreError::Truncated {
+                    path: file,
+                    expected,
+                    found,
+                });
             }
         }
     }
@@ -165,7 +186,9 @@ pub fn open(path: &Path) -> Result<Manifest, StoreError> {
 }
 
 fn sync_directory(path: &Path) -> Result<(), StoreError> {
-    File::open(path).and_then(|directory| directory.sync_all()).map_err(io_error(path))
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(io_error(path))
 }
 
 #[cfg(test)]
@@ -190,14 +213,20 @@ mod tests {
         assert_eq!(fs::read(path.join(IMAGE)).unwrap(), b"one");
         make(&path, b"three").commit(&manifest).unwrap();
         assert_eq!(fs::read(path.join(IMAGE)).unwrap(), b"three");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            1,
+            "nothing is left behind"
+        );
     }
 
     #[test]
     fn a_flipped_bit_in_any_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("snapshot");
-        make(&path, b"the image").commit(&Manifest::new("km".into(), 1)).unwrap();
+        make(&path, b"the image")
+            .commit(&Manifest::new("km".into(), 1))
+            .unwrap();
         for entry in fs::read_dir(&path).unwrap() {
             let file = entry.unwrap().path();
             if file.is_dir() {

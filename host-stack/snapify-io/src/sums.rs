@@ -72,7 +72,10 @@ pub enum StoreError {
 
 /// An error of the host on `path`.
 pub fn io_error(path: &Path) -> impl FnOnce(io::Error) -> StoreError + '_ {
-    move |source| StoreError::Io { path: path.to_owned(), source }
+    move |source| StoreError::Io {
+        path: path.to_owned(),
+        source,
+    }
 }
 
 /// Where a file's checksums are.
@@ -130,8 +133,12 @@ impl Sums {
     pub fn load(file: &Path) -> Result<Self, StoreError> {
         let path = path_of(file);
         let bytes = fs::read(&path).map_err(io_error(&path))?;
-        let damaged = || StoreError::Damaged { path: path.clone(), offset: 0, len: bytes.len() as u64 };
-        if bytes.len() < HEADER_BYTES + 8 || (bytes.len() - HEADER_BYTES) % 8 != 0 {
+        let damaged = || StoreError::Damaged {
+            path: path.clone(),
+            offset: 0,
+            len: bytes.len() as u64,
+        };
+        if bytes.len() < HEADER_BYTES + 8 || !(bytes.len() - HEADER_BYTES).is_multiple_of(8) {
             return Err(damaged());
         }
         let (body, own) = bytes.split_at(bytes.len() - 8);
@@ -140,15 +147,24 @@ impl Sums {
         }
         let version = u32::from_le_bytes(body[8..12].try_into().expect("4 bytes"));
         if version != VERSION {
-            return Err(StoreError::Version { path, found: version });
+            return Err(StoreError::Version {
+                path,
+                found: version,
+            });
         }
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-        let (len, chunks): (_, Vec<u64>) =
-            (word(&body[16..24]), body[24..].chunks_exact(8).map(word).collect());
+        let (len, chunks): (_, Vec<u64>) = (
+            word(&body[16..24]),
+            body[24..].chunks_exact(8).map(word).collect(),
+        );
         if chunks.len() as u64 != len.div_ceil(CHUNK_BYTES as u64) {
             return Err(damaged());
         }
-        Ok(Self { len, chunks, ..Self::default() })
+        Ok(Self {
+            len,
+            chunks,
+            ..Self::default()
+        })
     }
 
     /// Bytes of the file.
@@ -190,9 +206,18 @@ impl Verified {
         let found = file.metadata().map_err(io_error(path))?.len();
         if found != sums.len() {
             let expected = sums.len();
-            return Err(StoreError::Truncated { path: path.to_owned(), expected, found });
+            return Err(StoreError::Truncated {
+                path: path.to_owned(),
+                expected,
+                found,
+            });
         }
-        Ok(Self { path: path.to_owned(), file, sums, offset: 0 })
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            sums,
+            offset: 0,
+        })
     }
 
     /// Bytes of the file.
@@ -209,7 +234,9 @@ impl Verified {
     pub fn next_chunk(&mut self) -> Result<Vec<u8>, StoreError> {
         let want = (self.sums.len() - self.offset).min(CHUNK_BYTES as u64) as usize;
         let mut chunk = vec![0; want];
-        self.file.read_exact(&mut chunk).map_err(io_error(&self.path))?;
+        self.file
+            .read_exact(&mut chunk)
+            .map_err(io_error(&self.path))?;
         if want > 0 {
             self.sums.check(&self.path, self.offset, &chunk)?;
             self.offset += want as u64;
@@ -228,7 +255,9 @@ pub fn verify(path: &Path) -> Result<u64, StoreError> {
 /// Writes a small file and waits until it is on the disk.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let mut file = File::create(path).map_err(io_error(path))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(io_error(path))
+    file.write_all(bytes)
+        .and_then(|()| file.sync_all())
+        .map_err(io_error(path))
 }
 
 #[cfg(test)]
@@ -258,7 +287,10 @@ mod tests {
             }
         }
         fs::write(&path, &bytes[..100_000]).unwrap();
-        assert!(matches!(verify(&path), Err(StoreError::Truncated { found: 100_000, .. })));
+        assert!(matches!(
+            verify(&path),
+            Err(StoreError::Truncated { found: 100_000, .. })
+        ));
         fs::write(&path, &bytes).unwrap();
         let good = fs::read(path_of(&path)).unwrap();
         for at in 0..good.len() {

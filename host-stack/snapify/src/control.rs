@@ -81,7 +81,9 @@ pub fn serve(rig: &Path, process: &Process) -> io::Result<Service> {
     let seen = steps.clone();
     let observer = Arc::new(move |report: &StepReport| {
         if report.elapsed.is_some() {
-            seen.lock().unwrap_or_else(PoisonError::into_inner).push(*report);
+            seen.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(*report);
         }
     });
     let snapify = Snapify::new(process, observer);
@@ -109,8 +111,16 @@ fn converse(
         };
         let steps = std::mem::take(&mut *steps.lock().unwrap_or_else(PoisonError::into_inner));
         let report = match result {
-            Ok(bytes) => Report { bytes, steps, error: None },
-            Err(error) => Report { bytes: 0, steps, error: Some(error) },
+            Ok(bytes) => Report {
+                bytes,
+                steps,
+                error: None,
+            },
+            Err(error) => Report {
+                bytes: 0,
+                steps,
+                error: Some(error),
+            },
         };
         let mut line = serde_json::to_vec(&report)?;
         line.push(b'\n');
@@ -159,7 +169,9 @@ pub struct Client {
 impl Client {
     /// To the host process `pid` of the rig in this directory.
     pub fn connect(rig: &Path, pid: u32) -> Result<Self, ControlError> {
-        Ok(Self { stream: BufReader::new(UnixStream::connect(socket(rig, pid))?) })
+        Ok(Self {
+            stream: BufReader::new(UnixStream::connect(socket(rig, pid))?),
+        })
     }
 
     /// Runs one command.

@@ -111,7 +111,9 @@ impl Snapify {
         {
             let mut state = self.0.lock();
             if !matches!(*state, State::Running) {
-                return Err(SnapifyError::Order("the process is paused already; resume it first"));
+                return Err(SnapifyError::Order(
+                    "the process is paused already; resume it first",
+                ));
             }
             *state = State::Busy;
         }
@@ -155,7 +157,11 @@ impl Snapify {
         while matches!(*state, State::Capturing) {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             state = match left {
-                None => self.0.captured.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self
+                    .0
+                    .captured
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
                 Some(Duration::ZERO) => return Err(SnapifyError::TimedOut),
                 Some(left) => {
                     let waited = self.0.captured.wait_timeout(state, left);
@@ -189,7 +195,9 @@ impl Snapify {
     /// snapify_restore: brings the process back from its snapshot, on any card. It stays paused.
     /// Returns the bytes of the local store.
     pub fn restore(&self, engine: &Engine) -> Result<u64, SnapifyError> {
-        let mut paused = self.0.take_paused("restore comes after pause and capture")?;
+        let mut paused = self
+            .0
+            .take_paused("restore comes after pause and capture")?;
         let result = self.0.restore(&mut paused, engine);
         *self.0.lock() = State::Paused(paused);
         result
@@ -245,10 +253,18 @@ impl Inner {
         step: Step,
         run: impl FnOnce(&mut u64) -> Result<T, SnapifyError>,
     ) -> Result<T, SnapifyError> {
-        (self.observer)(&StepReport { step, elapsed: None, bytes: 0 });
+        (self.observer)(&StepReport {
+            step,
+            elapsed: None,
+            bytes: 0,
+        });
         let (started, mut bytes) = (Instant::now(), 0);
         let result = run(&mut bytes)?;
-        (self.observer)(&StepReport { step, elapsed: Some(started.elapsed()), bytes });
+        (self.observer)(&StepReport {
+            step,
+            elapsed: Some(started.elapsed()),
+            bytes,
+        });
         Ok(result)
     }
 
@@ -265,7 +281,11 @@ impl Inner {
 
     fn unexpected(&self, step: Step) -> SnapifyError {
         let node = quiesce::identity(&self.process).0.node();
-        SnapifyError::Failed { node, step, why: "it answered something else".into() }
+        SnapifyError::Failed {
+            node,
+            step,
+            why: "it answered something else".into(),
+        }
     }
 
     fn pause(&self, snapshot: &Path) -> Result<(Paused, u64), SnapifyError> {
@@ -300,7 +320,14 @@ impl Inner {
         let bytes = local_store.iter().map(|file| file.len).sum();
         manifest.local_store = local_store;
         let building = Some((builder, manifest, granted));
-        Ok((Paused { daemon, building, snapshot: snapshot.to_owned() }, bytes))
+        Ok((
+            Paused {
+                daemon,
+                building,
+                snapshot: snapshot.to_owned(),
+            },
+            bytes,
+        ))
     }
 
     fn quiesce_and_drain(
@@ -333,7 +360,11 @@ impl Inner {
         }
         let daemon = paused.daemon.clone();
         let bytes = self.step(Step::Capture, |moved| {
-            let request = Request::Capture { pid, snapshot, terminate };
+            let request = Request::Capture {
+                pid,
+                snapshot,
+                terminate,
+            };
             match self.ask(&daemon, Step::Capture, &request)? {
                 Reply::Captured { bytes } => {
                     *moved = bytes;
@@ -404,7 +435,10 @@ fn send<T: Serialize>(to: &Endpoint, message: &T) -> Result<(), ScifError> {
 fn receive<T: DeserializeOwned>(from: &Endpoint) -> Result<T, ScifError> {
     let mut prefix = [0; 4];
     from.recv_exact(&mut prefix)?;
-    let broken = || ScifError { call: "scif_recv", errno: libc::EPROTO };
+    let broken = || ScifError {
+        call: "scif_recv",
+        errno: libc::EPROTO,
+    };
     let mut body = vec![0; frame::frame_len(prefix).map_err(|_| broken())?];
     from.recv_exact(&mut body)?;
     frame::decode(&body).map_err(|_| broken())

@@ -83,7 +83,7 @@ impl Encoder {
 
     /// A run of whole pages from `address`, at most [`PAGES_MAX`] bytes.
     pub fn pages(&mut self, address: u64, pages: &[u8]) -> Vec<u8> {
-        assert!(pages.len() <= PAGES_MAX && pages.len() as u64 % PAGE == 0);
+        assert!(pages.len() <= PAGES_MAX && (pages.len() as u64).is_multiple_of(PAGE));
         self.page_bytes += pages.len() as u64;
         let mut bytes = Vec::with_capacity(CHUNK_HEADER_BYTES + 8 + pages.len());
         self.chunk(&mut bytes, PAGES, &[&address.to_le_bytes(), pages]);
@@ -217,7 +217,7 @@ impl Decoder {
         let sound = match (self.word(0), &self.state) {
             (PROCESS, State::Process) => len <= PROCESS_MAX,
             (PAGES, State::Pages) => {
-                len > 8 && len <= 8 + PAGES_MAX && (len as u64 - 8) % PAGE == 0
+                len > 8 && len <= 8 + PAGES_MAX && (len as u64 - 8).is_multiple_of(PAGE)
             }
             (END, State::Pages) => len == 8,
             _ => return Err(self.damaged("a chunk that does not belong here")),

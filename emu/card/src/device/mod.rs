@@ -382,7 +382,7 @@ mod tests {
             .unwrap();
         let card = bench.device.memory.alloc_run(512, 1).unwrap();
         for len in [1u32, 4097, 1 << 20] {
-            let bytes: Vec<u8> = (0..len).map(|i| (i * 31 >> 3) as u8).collect();
+            let bytes: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
             memfd.write(5001, &bytes);
             let copy = |src, dst| Descriptor {
                 src,

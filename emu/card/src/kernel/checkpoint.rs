@@ -125,7 +125,10 @@ impl Service {
 
 impl File for Service {
     fn describe(&self) -> Description {
-        Description::Device { path: wire::PATH.into(), flags: libc::O_RDWR }
+        Description::Device {
+            path: wire::PATH.into(),
+            flags: libc::O_RDWR,
+        }
     }
 
     fn abandon(&self, tid: i32) {
@@ -215,7 +218,12 @@ impl Call<'_> {
             return Err(Errno::EBUSY.into());
         }
         process.stopped_by = Some(me);
-        let others: Vec<i32> = process.threads.iter().copied().filter(|t| *t != me).collect();
+        let others: Vec<i32> = process
+            .threads
+            .iter()
+            .copied()
+            .filter(|t| *t != me)
+            .collect();
         let mut missing = false;
         for tid in others {
             let thread = self.state.thread(tid);
@@ -224,7 +232,11 @@ impl Call<'_> {
                 thread.poke();
             }
         }
-        if missing { Err(Stop::wait(self.thread().channel)) } else { Ok(()) }
+        if missing {
+            Err(Stop::wait(self.thread().channel))
+        } else {
+            Ok(())
+        }
     }
 
     fn let_others_go(&mut self) {
@@ -254,9 +266,16 @@ impl Call<'_> {
             .map(|tid| {
                 let woken = self.state.futexes.is_woken(tid);
                 let thread = self.state.thread(tid);
-                let xstate = if tid == me { Some(own.clone()) } else { thread.xstate.clone() };
+                let xstate = if tid == me {
+                    Some(own.clone())
+                } else {
+                    thread.xstate.clone()
+                };
                 let regs = match tid == me {
-                    true => Regs { rax: wire::RESTARTED as u64, ..thread.regs },
+                    true => Regs {
+                        rax: wire::RESTARTED as u64,
+                        ..thread.regs
+                    },
                     false => restartable(thread, woken),
                 };
                 Ok(ThreadImage {
@@ -281,7 +300,10 @@ impl Call<'_> {
             exe: process.exe.clone(),
             argv: process.argv.clone(),
             brk: mm.brk,
-            areas: mm.areas().map(|(start, area)| AreaImage::of(start, area)).collect(),
+            areas: mm
+                .areas()
+                .map(|(start, area)| AreaImage::of(start, area))
+                .collect(),
             files: rebuild::describe(&lock(&process.files)),
             fs: lock(&process.fs).clone(),
             actions: lock(&process.actions).clone(),
@@ -291,7 +313,13 @@ impl Call<'_> {
         let mut encoder = Encoder::default();
         let bytes = encoder.start(&frame::encode(&image));
         let runs = runs(&mm);
-        Ok(Writing { encoder, bytes, written: 0, runs, ended: false })
+        Ok(Writing {
+            encoder,
+            bytes,
+            written: 0,
+            runs,
+            ended: false,
+        })
     }
 
     /// The next chunk of the image; false at its end.
@@ -323,7 +351,10 @@ impl Call<'_> {
         let from = lock(&files).get(fd)?;
         let mut reading = match service.take(self.tid) {
             Some(Work::Restore(reading)) => reading,
-            _ => Box::new(Reading { decoder: Decoder::default(), process: None }),
+            _ => Box::new(Reading {
+                decoder: Decoder::default(),
+                process: None,
+            }),
         };
         while reading.decoder.wants() > 0 {
             let want = reading.decoder.wants().min(READ_MAX);
@@ -361,7 +392,11 @@ impl Call<'_> {
 
     /// An address space with the areas of the image and no pages of its own.
     fn empty_copy(&mut self, image: &ProcessImage) -> Result<AddressSpace, Stop> {
-        let ids = image.threads.iter().map(|thread| thread.tid).chain([image.pid]);
+        let ids = image
+            .threads
+            .iter()
+            .map(|thread| thread.tid)
+            .chain([image.pid]);
         for id in ids {
             if !self.state.id_is_free(id) {
                 tracing::warn!(id, "the restored process's id is in use on this card");
@@ -380,11 +415,25 @@ impl Call<'_> {
                     offset: *offset,
                 },
             };
-            let AreaImage { start, end, prot, shared, .. } = *area;
+            let AreaImage {
+                start,
+                end,
+                prot,
+                shared,
+                ..
+            } = *area;
             if start % PAGE != 0 || end % PAGE != 0 {
                 return Err(Errno::EBADMSG.into());
             }
-            mm.add(start, Area { end, prot, shared, backing })?;
+            mm.add(
+                start,
+                Area {
+                    end,
+                    prot,
+                    shared,
+                    backing,
+                },
+            )?;
         }
         mm.brk = image.brk;
         Ok(mm)
@@ -394,8 +443,10 @@ impl Call<'_> {
     fn revive(&mut self, image: ProcessImage, mm: AddressSpace, stdio: [i32; 3]) -> SysResult {
         let first_is_there = image.threads.iter().any(|thread| thread.tid == image.pid);
         let sound = image.threads.iter().all(|thread| {
-            xstate::check(&thread.xstate).is_ok() && thread.regs.rip < USER_END
-                && thread.regs.fs_base < USER_END && thread.regs.gs_base < USER_END
+            xstate::check(&thread.xstate).is_ok()
+                && thread.regs.rip < USER_END
+                && thread.regs.fs_base < USER_END
+                && thread.regs.gs_base < USER_END
         });
         if !first_is_there || !sound {
             return Err(Errno::EBADMSG.into());
@@ -403,7 +454,11 @@ impl Call<'_> {
         let own = self.process().files.clone();
         let stdio: [Arc<dyn File>; 3] = {
             let own = lock(&own);
-            [own.get(stdio[0])?.file.clone(), own.get(stdio[1])?.file.clone(), own.get(stdio[2])?.file.clone()]
+            [
+                own.get(stdio[0])?.file.clone(),
+                own.get(stdio[1])?.file.clone(),
+                own.get(stdio[2])?.file.clone(),
+            ]
         };
         let files = self.with_cx(|vfs, cx| {
             rebuild::rebuild(vfs, cx, &image.fs, &image.files, &stdio).map_err(|error| {
@@ -496,7 +551,13 @@ impl AreaImage {
             Backing::Anonymous => None,
         };
         let shared = area.shared && file.is_some();
-        Self { start, end: area.end, prot: area.prot, shared, file }
+        Self {
+            start,
+            end: area.end,
+            prot: area.prot,
+            shared,
+            file,
+        }
     }
 }
 
@@ -505,10 +566,15 @@ impl AreaImage {
 fn restartable(thread: &Thread, woken: bool) -> Regs {
     match thread.call {
         None => thread.regs,
-        Some(_) if woken => Regs { rax: 0, ..thread.regs },
-        Some(number) => {
-            Regs { rax: number, rip: thread.regs.rip - SYSCALL_BYTES, ..thread.regs }
-        }
+        Some(_) if woken => Regs {
+            rax: 0,
+            ..thread.regs
+        },
+        Some(number) => Regs {
+            rax: number,
+            rip: thread.regs.rip - SYSCALL_BYTES,
+            ..thread.regs
+        },
     }
 }
 

@@ -185,7 +185,7 @@ impl Call<'_> {
     }
 
     fn futex_key(&mut self, word: u64) -> Result<u64, Errno> {
-        if word % 4 != 0 {
+        if !word.is_multiple_of(4) {
             return Err(Errno::EINVAL);
         }
         let mm = self.process().mm.clone();

@@ -164,7 +164,7 @@ impl Call<'_> {
     fn getaffinity(&mut self, bytes: u64, to: u64) -> SysResult {
         let cores = self.kernel.cores.count();
         let used = cores.div_ceil(64) as u64 * 8;
-        if bytes < used || bytes % 8 != 0 {
+        if bytes < used || !bytes.is_multiple_of(8) {
             return Err(Errno::EINVAL.into());
         }
         let mut mask = vec![0_u8; used.min(AFFINITY_MAX_BYTES) as usize];

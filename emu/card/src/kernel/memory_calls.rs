@@ -46,7 +46,10 @@ impl Call<'_> {
     ) -> SysResult {
         let len = page_range(0, len)?.1;
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
-        if prot & !PROT_ALL != 0 || offset % PAGE != 0 || fixed && at % PAGE != 0 {
+        if prot & !PROT_ALL != 0
+            || !offset.is_multiple_of(PAGE)
+            || fixed && !at.is_multiple_of(PAGE)
+        {
             return Err(Errno::EINVAL.into());
         }
         let shared = flags & 0xf != libc::MAP_PRIVATE;
@@ -184,7 +187,7 @@ impl Call<'_> {
 
 /// `start` and the end of `len` bytes from there, in whole pages, below the end of user space.
 fn page_range(start: u64, len: u64) -> Result<(u64, u64), Errno> {
-    if start % PAGE != 0 || len == 0 {
+    if !start.is_multiple_of(PAGE) || len == 0 {
         return Err(Errno::EINVAL);
     }
     let end = start

@@ -563,7 +563,7 @@ impl UserMemory for AddressSpace {
     }
 
     fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno> {
-        if address % PAGE != 0 || len == 0 || len > PIN_MAX_BYTES {
+        if !address.is_multiple_of(PAGE) || len == 0 || len > PIN_MAX_BYTES {
             return Err(Errno::EINVAL);
         }
         let mut pin = Pin {

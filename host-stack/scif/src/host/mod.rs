@@ -137,19 +137,36 @@ impl HostNode {
             let weak = Arc::downgrade(&shared);
             let events = Box::new(move |event| card_event(&weak, node, event));
             let mic = Mic::open(device, events).map_err(|e| failed(e.into()))?;
-            shared.lock().cards.insert(node, Card { mic, outbox: VecDeque::new(), dead: None });
+            shared.lock().cards.insert(
+                node,
+                Card {
+                    mic,
+                    outbox: VecDeque::new(),
+                    dead: None,
+                },
+            );
             shared.handle(Input::PeerUp(node));
         }
-        let listener = listen(&config.socket)
-            .map_err(|e| HostError::Socket { path: config.socket.clone(), source: e.into() })?;
+        let listener = listen(&config.socket).map_err(|e| HostError::Socket {
+            path: config.socket.clone(),
+            source: e.into(),
+        })?;
         let serving = shared.clone();
         std::thread::spawn(move || accept(&serving, &listener));
-        Ok(Self { shared, socket: config.socket })
+        Ok(Self {
+            shared,
+            socket: config.socket,
+        })
     }
 
     /// Waits until the card's programs run and its COI daemon listens.
     pub fn wait_online(&self, node: NodeId, timeout: Duration) -> Result<(), HostError> {
-        let mic = self.shared.lock().cards.get(&node).map(|card| card.mic.clone());
+        let mic = self
+            .shared
+            .lock()
+            .cards
+            .get(&node)
+            .map(|card| card.mic.clone());
         let failed = |source| HostError::Card { node, source };
         mic.ok_or_else(|| failed("no such card".into()))?
             .wait_online(timeout)
@@ -160,10 +177,18 @@ impl HostNode {
     pub fn wait_dead(&self, node: NodeId, timeout: Duration) -> Result<(), HostError> {
         let deadline = Instant::now() + timeout;
         let mut state = self.shared.lock();
-        while state.cards.get(&node).is_some_and(|card| card.dead.is_none()) {
+        while state
+            .cards
+            .get(&node)
+            .is_some_and(|card| card.dead.is_none())
+        {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(HostError::Timeout { node, what: "its end", after: timeout });
+                return Err(HostError::Timeout {
+                    node,
+                    what: "its end",
+                    after: timeout,
+                });
             }
             state = self
                 .shared
@@ -192,9 +217,8 @@ impl Drop for HostNode {
         state.cards.clear();
         drop(state);
         // One last connection lets the accepting thread see that it is over.
-        let _ = SocketAddrUnix::new(&self.socket).and_then(|address| {
-            rustix::net::connect(seqpacket_socket()?, &address)
-        });
+        let _ = SocketAddrUnix::new(&self.socket)
+            .and_then(|address| rustix::net::connect(seqpacket_socket()?, &address));
         let _ = std::fs::remove_file(&self.socket);
     }
 }
@@ -229,8 +253,7 @@ fn listen(path: &std::path::Path) -> rustix::io::Result<OwnedFd> {
 
 fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
     loop {
-        let accepted =
-            rustix::net::accept_with(listener, SocketFlags::CLOEXEC);
+        let accepted = rustix::net::accept_with(listener, SocketFlags::CLOEXEC);
         let mut state = shared.lock();
         if state.stopped {
             return;
@@ -251,7 +274,9 @@ fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
 }
 
 fn card_event(shared: &Weak<Shared>, node: NodeId, event: Event) {
-    let Some(shared) = shared.upgrade() else { return };
+    let Some(shared) = shared.upgrade() else {
+        return;
+    };
     match event {
         Event::Scif => shared.drain(node),
         Event::State(_) => {}
@@ -280,7 +305,9 @@ impl Shared {
     /// Takes everything out of a card's ring.
     fn drain(self: &Arc<Self>, node: NodeId) {
         let mut state = self.lock();
-        let Some(mic) = state.cards.get(&node).map(|card| card.mic.clone()) else { return };
+        let Some(mic) = state.cards.get(&node).map(|card| card.mic.clone()) else {
+            return;
+        };
         let mut any = false;
         loop {
             let message = match mic.ring_to_host().pop() {
@@ -334,7 +361,9 @@ impl State {
     }
 
     fn reply(&mut self, shared: &Arc<Shared>, request: RequestId, result: Result<Value, i32>) {
-        let Some((endpoint, id)) = self.requests.remove(&request) else { return };
+        let Some((endpoint, id)) = self.requests.remove(&request) else {
+            return;
+        };
         let mut socket = None;
         let result = result.map(|value| match value {
             Value::Unit => Answer::Unit,
@@ -346,7 +375,9 @@ impl State {
                 Answer::Accepted(peer)
             }
         });
-        let Some(client) = self.clients.get(&endpoint) else { return };
+        let Some(client) = self.clients.get(&endpoint) else {
+            return;
+        };
         let reply = frame::encode(&Reply { id, result });
         // A client that is gone is noticed by its thread.
         let _ = seqpacket::send(client.as_fd(), &reply, socket.as_ref().map(AsFd::as_fd));
@@ -376,7 +407,9 @@ impl State {
     }
 
     fn flush_outbox(&mut self, node: NodeId) {
-        let Some(card) = self.cards.get_mut(&node) else { return };
+        let Some(card) = self.cards.get_mut(&node) else {
+            return;
+        };
         let mut rang = false;
         while let Some(record) = card.outbox.front() {
             match card.mic.ring_to_card().push(record) {
@@ -445,7 +478,7 @@ impl State {
     ) -> Result<(Vec<Extent>, BackingId), i32> {
         let peer = self.node.peer(endpoint).ok_or(libc::ENOTCONN)?;
         let fd = fd.ok_or(libc::EBADF)?;
-        if len == 0 || len % PAGE != 0 || fd_offset % PAGE != 0 {
+        if len == 0 || !len.is_multiple_of(PAGE) || !fd_offset.is_multiple_of(PAGE) {
             return Err(libc::EINVAL);
         }
         let card = self.cards.get(&peer.node).ok_or(libc::EOPNOTSUPP)?;
@@ -475,12 +508,30 @@ impl State {
             Call::Send(data) => Ok(Op::Send(data)),
             Call::Recv(max) => Ok(Op::Recv(max as usize)),
             Call::Unregister { offset, len } => Ok(Op::Unregister { offset, len }),
-            Call::Rma { local, len, remote, write } => {
-                Ok(Op::Rma { local: Local::Window(local), len, remote, write })
-            }
-            Call::Register { fd_offset, len, offset, prot } => self
+            Call::Rma {
+                local,
+                len,
+                remote,
+                write,
+            } => Ok(Op::Rma {
+                local: Local::Window(local),
+                len,
+                remote,
+                write,
+            }),
+            Call::Register {
+                fd_offset,
+                len,
+                offset,
+                prot,
+            } => self
                 .register(endpoint, fd, fd_offset, len)
-                .map(|(extents, backing)| Op::Register { extents, offset, prot, backing }),
+                .map(|(extents, backing)| Op::Register {
+                    extents,
+                    offset,
+                    prot,
+                    backing,
+                }),
             Call::NodeIds => return self.node_ids(endpoint, number),
             Call::Close => {
                 self.step(shared, Input::Close(endpoint));
@@ -494,9 +545,17 @@ impl State {
     }
 
     fn node_ids(&mut self, endpoint: EndpointId, request: RequestId) {
-        let Some((_, id)) = self.requests.remove(&request) else { return };
-        let answer = Answer::Nodes { all: self.node.nodes(), own: HOST };
-        let reply = frame::encode(&Reply { id, result: Ok(answer) });
+        let Some((_, id)) = self.requests.remove(&request) else {
+            return;
+        };
+        let answer = Answer::Nodes {
+            all: self.node.nodes(),
+            own: HOST,
+        };
+        let reply = frame::encode(&Reply {
+            id,
+            result: Ok(answer),
+        });
         if let Some(client) = self.clients.get(&endpoint) {
             let _ = seqpacket::send(client.as_fd(), &reply, None);
         }
@@ -507,7 +566,9 @@ impl State {
 fn serve(shared: &Arc<Shared>, endpoint: EndpointId, client: &OwnedFd) {
     let mut buffer = vec![0; MESSAGE_MAX];
     while let Ok(Some((len, fd))) = seqpacket::receive(client, &mut buffer) {
-        let Ok(request) = frame::decode::<Request>(&buffer[..len]) else { break };
+        let Ok(request) = frame::decode::<Request>(&buffer[..len]) else {
+            break;
+        };
         shared.lock().call(shared, endpoint, request, fd.as_ref());
     }
     let mut state = shared.lock();

@@ -29,9 +29,22 @@ pub enum Call {
     Accept,
     Send(Vec<u8>),
     Recv(u32),
-    Register { fd_offset: u64, len: u64, offset: Option<i64>, prot: u8 },
-    Unregister { offset: i64, len: u64 },
-    Rma { local: i64, len: u64, remote: i64, write: bool },
+    Register {
+        fd_offset: u64,
+        len: u64,
+        offset: Option<i64>,
+        prot: u8,
+    },
+    Unregister {
+        offset: i64,
+        len: u64,
+    },
+    Rma {
+        local: i64,
+        len: u64,
+        remote: i64,
+        write: bool,
+    },
     NodeIds,
     Close,
 }

@@ -12,8 +12,10 @@ use crate::kernel::{
 
 /// Standard output: bytes go to a function of the host.
 pub struct Output {
-    sink: Mutex<Box<dyn FnMut(&[u8]) + Send>>,
+    sink: Mutex<Sink>,
 }
+
+type Sink = Box<dyn FnMut(&[u8]) + Send>;
 
 impl Output {
     /// Output that is handed to `sink` as it is written.

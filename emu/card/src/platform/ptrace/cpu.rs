@@ -59,7 +59,12 @@ impl PtraceCpu {
         });
         // SAFETY: plain integers, for which zero is a value.
         let user = unsafe { std::mem::zeroed() };
-        let mut cpu = Self { space: space.clone(), tid, kick, user };
+        let mut cpu = Self {
+            space: space.clone(),
+            tid,
+            kick,
+            user,
+        };
         cpu.wait()?;
         cpu.user = cpu.registers()?;
         if process.first_cpu() {
@@ -145,9 +150,25 @@ impl PtraceCpu {
         self.user = self.registers()?;
         let u = &self.user;
         *regs = Regs {
-            rax: u.rax, rbx: u.rbx, rcx: u.rcx, rdx: u.rdx, rsi: u.rsi, rdi: u.rdi, rbp: u.rbp,
-            rsp: u.rsp, r8: u.r8, r9: u.r9, r10: u.r10, r11: u.r11, r12: u.r12, r13: u.r13,
-            r14: u.r14, r15: u.r15, rip: u.rip, fs_base: u.fs_base, gs_base: u.gs_base,
+            rax: u.rax,
+            rbx: u.rbx,
+            rcx: u.rcx,
+            rdx: u.rdx,
+            rsi: u.rsi,
+            rdi: u.rdi,
+            rbp: u.rbp,
+            rsp: u.rsp,
+            r8: u.r8,
+            r9: u.r9,
+            r10: u.r10,
+            r11: u.r11,
+            r12: u.r12,
+            r13: u.r13,
+            r14: u.r14,
+            r15: u.r15,
+            rip: u.rip,
+            fs_base: u.fs_base,
+            gs_base: u.gs_base,
             rflags: u.eflags & USER_FLAGS | FIXED_FLAGS,
         };
         Ok(())
@@ -155,9 +176,18 @@ impl PtraceCpu {
 
     /// What a signal that stopped the task means.
     fn signal(&mut self, signal: i32, regs: &mut Regs) -> Result<Option<Exit>, PlatformError> {
-        let exception = |vector| Some(Exit::Exception { vector, error_code: 0 });
+        let exception = |vector| {
+            Some(Exit::Exception {
+                vector,
+                error_code: 0,
+            })
+        };
         if signal == kick_signal() {
-            return Ok(self.kick.pending.swap(false, Ordering::SeqCst).then_some(Exit::Kicked));
+            return Ok(self
+                .kick
+                .pending
+                .swap(false, Ordering::SeqCst)
+                .then_some(Exit::Kicked));
         }
         // SAFETY: plain integers, for which zero is a value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -173,7 +203,10 @@ impl PtraceCpu {
                 self.page_fault(address, info.si_code == SEGV_ACCERR, regs)?
             }
             other => {
-                tracing::warn!(signal = other, "a traced task was sent a signal from outside");
+                tracing::warn!(
+                    signal = other,
+                    "a traced task was sent a signal from outside"
+                );
                 None
             }
         })
@@ -191,7 +224,11 @@ impl PtraceCpu {
     ) -> Result<Option<Exit>, PlatformError> {
         let execute = address & !(PAGE - 1) == regs.rip & !(PAGE - 1);
         let write = denied && !execute;
-        let fault = Exit::PageFault { address, write, execute };
+        let fault = Exit::PageFault {
+            address,
+            write,
+            execute,
+        };
         let space = self.space.clone();
         let process = process(&space)?;
         let page = address & !(PAGE - 1);
@@ -201,7 +238,9 @@ impl PtraceCpu {
         };
         let (mut first, mut last) = (page, page);
         let fits = |va: u64, at: u64| look(va) == Some((at, access));
-        while first > 0 && (page - first) / PAGE < MAP_PAGES && frame >= page - first + PAGE
+        while first > 0
+            && (page - first) / PAGE < MAP_PAGES
+            && frame >= page - first + PAGE
             && fits(first - PAGE, frame - (page - first) - PAGE)
         {
             first -= PAGE;
@@ -211,7 +250,14 @@ impl PtraceCpu {
         }
         let flags = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
         let offset = frame - (page - first);
-        let args = [first, last - first + PAGE, prot(access), flags, MEMORY_FD as u64, offset];
+        let args = [
+            first,
+            last - first + PAGE,
+            prot(access),
+            flags,
+            MEMORY_FD as u64,
+            offset,
+        ];
         self.call(libc::SYS_mmap, args)?;
         Ok(None)
     }
@@ -226,7 +272,10 @@ fn prot(access: Access) -> u64 {
 impl PtraceCpu {
     fn xsave_area(&self) -> Result<Vec<u8>, PlatformError> {
         let mut area = vec![0; XSTATE_MAX];
-        let mut vector = libc::iovec { iov_base: area.as_mut_ptr().cast(), iov_len: area.len() };
+        let mut vector = libc::iovec {
+            iov_base: area.as_mut_ptr().cast(),
+            iov_len: area.len(),
+        };
         let at = (&raw mut vector) as u64;
         ptrace(libc::PTRACE_GETREGSET, self.tid, NT_X86_XSTATE as u64, at)?;
         area.truncate(vector.iov_len);
@@ -276,7 +325,10 @@ impl Cpu for PtraceCpu {
         let mut area = self.xsave_area()?;
         let len = state.len().min(area.len());
         area[..len].copy_from_slice(&state[..len]);
-        let mut vector = libc::iovec { iov_base: area.as_mut_ptr().cast(), iov_len: area.len() };
+        let mut vector = libc::iovec {
+            iov_base: area.as_mut_ptr().cast(),
+            iov_len: area.len(),
+        };
         let at = (&raw mut vector) as u64;
         ptrace(libc::PTRACE_SETREGSET, self.tid, NT_X86_XSTATE as u64, at)
     }
@@ -285,7 +337,9 @@ impl Cpu for PtraceCpu {
         let mut successor = Self::new(space)?;
         self.end();
         // The kernel keeps the handle that it was given first.
-        self.kick.pid.store(process(&successor.space)?.pid(), Ordering::SeqCst);
+        self.kick
+            .pid
+            .store(process(&successor.space)?.pid(), Ordering::SeqCst);
         self.kick.tid.store(successor.tid, Ordering::SeqCst);
         std::mem::swap(&mut self.space, &mut successor.space);
         std::mem::swap(&mut self.tid, &mut successor.tid);
@@ -321,7 +375,10 @@ struct PtraceKick {
 impl Kick for PtraceKick {
     fn kick(&self) {
         self.pending.store(true, Ordering::SeqCst);
-        let (pid, tid) = (self.pid.load(Ordering::SeqCst), self.tid.load(Ordering::SeqCst));
+        let (pid, tid) = (
+            self.pid.load(Ordering::SeqCst),
+            self.tid.load(Ordering::SeqCst),
+        );
         if tid != 0 {
             // SAFETY: no memory is involved; the tracer swallows the signal.
             unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, kick_signal()) };
@@ -343,7 +400,10 @@ fn ptrace(
     data: u64,
 ) -> Result<(), PlatformError> {
     // SAFETY: every caller passes the addresses that its request wants, valid for the call.
-    let result =
-        unsafe { libc::ptrace(request, tid, address as *mut c_void, data as *mut c_void) };
-    if result < 0 { Err(host(&format!("ptrace request {request:#x}"))) } else { Ok(()) }
+    let result = unsafe { libc::ptrace(request, tid, address as *mut c_void, data as *mut c_void) };
+    if result < 0 {
+        Err(host(&format!("ptrace request {request:#x}")))
+    } else {
+        Ok(())
+    }
 }

@@ -51,10 +51,14 @@ impl PtracePlatform {
         std::thread::spawn(move || {
             for request in requests {
                 // A requester that is gone drops the space with its channel.
-                let _ = request.reply.send(space::PtraceSpace::new(&memory, request.root));
+                let _ = request
+                    .reply
+                    .send(space::PtraceSpace::new(&memory, request.root));
             }
         });
-        Ok(Self { forker: Mutex::new(forker) })
+        Ok(Self {
+            forker: Mutex::new(forker),
+        })
     }
 }
 
@@ -82,5 +86,8 @@ impl Platform for PtracePlatform {
 
 /// An error of the host in `call`.
 fn host(call: &str) -> PlatformError {
-    PlatformError::Host { call: call.into(), source: std::io::Error::last_os_error() }
+    PlatformError::Host {
+        call: call.into(),
+        source: std::io::Error::last_os_error(),
+    }
 }

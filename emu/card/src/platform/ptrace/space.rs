@@ -108,7 +108,9 @@ impl PtraceSpace {
         }
         match self.words.tid().load(Ordering::SeqCst) as i32 {
             tid if tid > 0 => Ok(tid),
-            _ => Err(PlatformError::Exhausted("the host makes no more tasks".into())),
+            _ => Err(PlatformError::Exhausted(
+                "the host makes no more tasks".into(),
+            )),
         }
     }
 
@@ -138,7 +140,8 @@ impl Space for PtraceSpace {
         let cpu = cpu.as_any_mut().downcast_mut::<PtraceCpu>();
         let cpu = cpu.ok_or_else(|| PlatformError::Guest("a CPU of another platform".into()))?;
         let end = end.min(USER_END);
-        cpu.call(libc::SYS_munmap, [start, end - start, 0, 0, 0, 0]).map(|_| ())
+        cpu.call(libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])
+            .map(|_| ())
     }
 
     fn as_any(&self) -> &dyn std::any::Any {
@@ -168,16 +171,30 @@ fn stub_file() -> Result<OwnedFd, PlatformError> {
         }
         std::fs::File::from_raw_fd(fd)
     };
-    let written = file.write_all(&stub::code()).and_then(|()| file.set_len(2 * PAGE));
-    written.map_err(|source| PlatformError::Host { call: "the stub".into(), source })?;
+    let written = file
+        .write_all(&stub::code())
+        .and_then(|()| file.set_len(2 * PAGE));
+    written.map_err(|source| PlatformError::Host {
+        call: "the stub".into(),
+        source,
+    })?;
     Ok(file.into())
 }
 
 fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
-    let timeout = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let timeout = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 100_000_000,
+    };
     // SAFETY: the word and the timeout are valid for the call.
     unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, &raw const timeout);
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            operation,
+            value,
+            &raw const timeout,
+        );
     }
 }
 
@@ -198,7 +215,10 @@ fn rseq_area() -> Option<(usize, u32)> {
     };
     // SAFETY: glibc declares the one as ptrdiff_t and the other as unsigned int, both constant.
     let (offset, bytes) = unsafe {
-        (*symbol(c"__rseq_offset")?.cast::<isize>(), *symbol(c"__rseq_size")?.cast::<u32>())
+        (
+            *symbol(c"__rseq_offset")?.cast::<isize>(),
+            *symbol(c"__rseq_size")?.cast::<u32>(),
+        )
     };
     let thread: usize;
     // SAFETY: on x86-64 the word at %fs:0 is the thread pointer itself (ELF TLS ABI).
@@ -228,14 +248,26 @@ unsafe fn become_empty(
             }
         }
         let map = |fd: i32, prot: i32, flags: i32, at: u64, offset: u64| {
-            let mapped =
-                libc::mmap(at as *mut c_void, PAGE as usize, prot, flags, fd, offset as i64);
+            let mapped = libc::mmap(
+                at as *mut c_void,
+                PAGE as usize,
+                prot,
+                flags,
+                fd,
+                offset as i64,
+            );
             if mapped == libc::MAP_FAILED {
                 libc::_exit(1);
             }
         };
         let fixed = libc::MAP_FIXED;
-        map(stub_fd, libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | fixed, STUB, 0);
+        map(
+            stub_fd,
+            libc::PROT_READ | libc::PROT_EXEC,
+            libc::MAP_PRIVATE | fixed,
+            STUB,
+            0,
+        );
         let words = libc::PROT_READ | libc::PROT_WRITE;
         map(stub_fd, words, libc::MAP_SHARED | fixed, WORDS, PAGE);
         libc::dup2(memory_fd, MEMORY_FD + 1);

@@ -1,0 +1,108 @@
+//! The main job and `card run`, as a user runs them.
+
+use std::process::{Command, Output};
+
+const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
+
+/// Platforms of this host. A platform that cannot run here is named.
+fn platforms() -> Vec<&'static str> {
+    if std::path::Path::new("/dev/kvm").exists() {
+        return vec!["kvm", "ptrace"];
+    }
+    println!("skipped: everything on kvm: no /dev/kvm");
+    vec!["ptrace"]
+}
+
+fn snaprig(arguments: &[&str]) -> Output {
+    Command::new(SNAPRIG)
+        .args(arguments)
+        .output()
+        .expect("it starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn demo(arguments: &[&str]) -> serde_json::Value {
+    let output = snaprig(&[&["demo", "--json"], arguments].concat());
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        text(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).expect("the output is one JSON document")
+}
+
+#[test]
+fn the_restored_run_equals_the_undisturbed_one_wherever_it_is_interrupted() {
+    for platform in platforms() {
+        for seed in ["1", "2", "3", "11"] {
+            let outcome = demo(&["--platform", platform, "--seed", seed]);
+            assert_eq!(outcome["identical"], true);
+            for name in ["pause", "capture", "kill", "restore", "resume"] {
+                let steps = outcome["steps"].as_array().expect("a list");
+                let step = steps.iter().find(|step| step["name"] == name).expect(name);
+                assert!(step["milliseconds"].as_f64().expect("a number") > 0.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn generated_points_of_the_papers_shape() {
+    for platform in platforms() {
+        let outcome = demo(&["--platform", platform, "--scale", "20000"]);
+        assert_eq!(outcome["identical"], true);
+    }
+}
+
+#[test]
+fn a_bad_input_file_is_named() {
+    let output = snaprig(&["demo", "--input", "/nonexistent.csv"]);
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("/nonexistent.csv"));
+}
+
+#[test]
+fn programs_run_on_a_card_and_their_exit_status_is_ours() {
+    use snaprig_fixtures::programs;
+    let dir = tempfile::tempdir().expect("a directory");
+    for platform in platforms() {
+        let run = |name: &str, program: &[u8]| {
+            use std::os::unix::fs::PermissionsExt;
+            let path = dir.path().join(name);
+            std::fs::write(&path, program).expect("written");
+            let executable = std::fs::Permissions::from_mode(0o755);
+            std::fs::set_permissions(&path, executable).expect("set");
+            let path = path.to_string_lossy().into_owned();
+            snaprig(&["card", "run", "--platform", platform, "--", &path])
+        };
+        for (name, program) in [
+            ("hello", programs::HELLO),
+            ("hello_rust", programs::HELLO_RUST),
+        ] {
+            let output = run(name, program);
+            assert!(
+                text(&output.stdout).contains("hello"),
+                "{}",
+                text(&output.stderr)
+            );
+        }
+        let crashed = run("crash", programs::CRASH);
+        assert_eq!(crashed.status.code(), Some(128 + libc::SIGSEGV));
+        let refused = run("text", b"this is no program");
+        assert!(!refused.status.success());
+    }
+}
+
+#[test]
+fn a_card_that_is_too_small_says_so() {
+    let output = snaprig(&["card", "run", "--memory", "64K", "--", SNAPRIG]);
+    assert!(!output.status.success());
+    assert!(
+        text(&output.stderr).contains("memory"),
+        "{}",
+        text(&output.stderr)
+    );
+}

@@ -1,0 +1,195 @@
+//! The card is killed at every step of pause, capture and restore: whoever waits is told, nobody
+//! hangs, and what the paper's protocol allows still works.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use snaprig_coi::{Engine, Process};
+use snaprig_fixtures::kmeans::{self, Workload};
+use snaprig_rig::Rig;
+use snaprig_snapify::{Snapify, Step, StepReport};
+
+const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(30));
+
+/// A rig with an offload process that is in the middle of its work.
+struct Scene {
+    rig: Rig,
+    process: Process,
+    work: std::thread::JoinHandle<Result<kmeans::Outcome, kmeans::OffloadError>>,
+    dir: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new(cards: usize) -> Self {
+        let rig = Rig::builder()
+            .exe(SNAPRIG)
+            .cards(cards)
+            .start()
+            .expect("a rig");
+        let engine = Engine::get(rig.dir(), 0).expect("card 1");
+        let process = Process::create(&engine, "kmeans", kmeans::SINK.to_vec(), vec![], vec![])
+            .expect("an offload process");
+        let own = process.clone();
+        let work = std::thread::spawn(move || kmeans::run(&own, &Workload::shipped()));
+        process.break_at(9, TIMEOUT).expect("it gets to work");
+        Self {
+            rig,
+            process,
+            work,
+            dir: tempfile::tempdir().expect("a directory"),
+        }
+    }
+
+    fn snapshot(&self) -> PathBuf {
+        self.dir.path().join("snapshot")
+    }
+
+    fn engine(&self, index: u16) -> Engine {
+        Engine::get(self.rig.dir(), index).expect("a card")
+    }
+
+    /// The workload's result, which must be the golden one.
+    fn finish(self) {
+        let outcome = self.work.join().expect("no panic").expect("it finishes");
+        assert_eq!(
+            outcome.to_text(),
+            kmeans::golden(&Workload::shipped()).to_text()
+        );
+    }
+}
+
+/// An observer that kills process `pid` when `step` begins.
+fn killer(step: Step, pid: u32) -> Arc<dyn Fn(&StepReport) + Send + Sync> {
+    let done = Mutex::new(false);
+    Arc::new(move |report: &StepReport| {
+        let mut done = done.lock().expect("no panic");
+        if report.step == step && report.elapsed.is_none() && !*done {
+            *done = true;
+            // SAFETY: the process is a card of this test's rig.
+            unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        }
+    })
+}
+
+fn quiet() -> Arc<dyn Fn(&StepReport) + Send + Sync> {
+    Arc::new(|_| {})
+}
+
+fn no_partial_files(dir: &Path) {
+    for entry in std::fs::read_dir(dir).expect("a directory") {
+        let name = entry
+            .expect("an entry")
+            .file_name()
+            .to_string_lossy()
+            .into_owned();
+        assert!(!name.contains("partial"), "{name} is left behind");
+    }
+}
+
+#[test]
+fn a_card_killed_during_pause_fails_the_pause_and_the_work() {
+    for step in [Step::Agree, Step::Lock, Step::Drain] {
+        let scene = Scene::new(1);
+        let snapify = Snapify::new(&scene.process, killer(step, scene.rig.cards()[0].pid()));
+        snapify
+            .pause(&scene.snapshot())
+            .expect_err("the card is dead");
+        assert!(!scene.snapshot().exists());
+        no_partial_files(scene.dir.path());
+        scene
+            .work
+            .join()
+            .expect("no panic")
+            .expect_err("nobody can finish it");
+    }
+}
+
+#[test]
+fn a_card_killed_during_capture_leaves_the_earlier_snapshot() {
+    let scene = Scene::new(2);
+    let first = Snapify::new(&scene.process, quiet());
+    first.pause(&scene.snapshot()).expect("pause");
+    first.capture(false).expect("capture");
+    first.wait(TIMEOUT).expect("wait");
+    first.resume().expect("resume");
+    scene.process.break_at(12, TIMEOUT).expect("it goes on");
+    let before = snaprig_snapify_io_open(&scene.snapshot());
+    let pid = scene.rig.cards()[0].pid();
+    let second = Snapify::new(&scene.process, killer(Step::Capture, pid));
+    second.pause(&scene.snapshot()).expect("pause");
+    second.capture(false).expect("capture starts");
+    second.wait(TIMEOUT).expect_err("the card is dead");
+    assert_eq!(snaprig_snapify_io_open(&scene.snapshot()), before);
+    no_partial_files(scene.dir.path());
+}
+
+fn snaprig_snapify_io_open(path: &Path) -> Vec<u8> {
+    std::fs::read(path.join("offload_process.img")).expect("the snapshot is there")
+}
+
+#[test]
+fn a_card_killed_during_restore_leaves_a_process_that_another_card_can_have() {
+    for step in [Step::Restore, Step::Reconnect] {
+        let scene = Scene::new(3);
+        let pid = scene.rig.cards()[1].pid();
+        let snapify = Snapify::new(&scene.process, killer(step, pid));
+        snapify.pause(&scene.snapshot()).expect("pause");
+        snapify.capture(true).expect("capture");
+        snapify.wait(TIMEOUT).expect("wait");
+        snapify
+            .restore(&scene.engine(1))
+            .expect_err("card 2 is dead");
+        snapify.restore(&scene.engine(2)).expect("card 3 takes it");
+        snapify.resume().expect("resume");
+        scene.finish();
+    }
+}
+
+#[test]
+fn swap_and_migration_finish_with_the_golden_result() {
+    let scene = Scene::new(2);
+    let snapify = Snapify::new(&scene.process, quiet());
+    snapify.swap_out(&scene.snapshot()).expect("swap out");
+    snapify
+        .swap_in(&scene.engine(0))
+        .expect("swap in on the same card");
+    scene.process.break_at(15, TIMEOUT).expect("it goes on");
+    snapify
+        .migrate(&scene.snapshot(), &scene.engine(1))
+        .expect("migrate");
+    assert_eq!(scene.process.status().node, 2);
+    scene.finish();
+}
+
+#[test]
+fn calls_out_of_order_and_damaged_snapshots_are_refused() {
+    let scene = Scene::new(2);
+    let snapify = Snapify::new(&scene.process, quiet());
+    snapify.resume().expect_err("it is not paused");
+    snapify.pause(&scene.snapshot()).expect("pause");
+    snapify
+        .pause(&scene.snapshot())
+        .expect_err("it is paused already");
+    snapify.capture(false).expect("capture");
+    snapify.wait(TIMEOUT).expect("wait");
+    let image = scene.snapshot().join("offload_process.img");
+    let good = std::fs::read(&image).expect("it is there");
+    let mut damaged = good.clone();
+    damaged[70_000] ^= 8;
+    std::fs::write(&image, &damaged).expect("written");
+    let error = snapify
+        .restore(&scene.engine(1))
+        .expect_err("it is damaged")
+        .to_string();
+    assert!(
+        error.contains("offload_process.img") && error.contains("offset 65536"),
+        "{error}"
+    );
+    std::fs::write(&image, &good).expect("written");
+    snapify.resume().expect("the application is still usable");
+    scene.finish();
+}
