@@ -32,7 +32,7 @@ pub const PORT_DYNAMIC: u16 = 1088;
 pub const PORT_PRIVILEGED: u16 = 1024;
 /// Bytes that an endpoint queues for its reader.
 pub const QUEUE_BYTES: usize = 4096;
-/// Most extents in one [`Message::Window`].
+/// Most extents in one [`Body::Window`].
 pub const EXTENTS_MAX: usize = 1024;
 /// The page size of windows, in bytes.
 pub const PAGE: u64 = 4096;

@@ -4,7 +4,7 @@
 //! Pipe_Thread2 for each pipeline runs functions (case 4); the Snapify thread sleeps until the
 //! daemon's signal.
 //!
-//! What must stay true: between [`Runtime::quiesce`] and [`Runtime::release`] nothing is sent on
+//! What must stay true: between `Runtime::quiesce` and `Runtime::release` nothing is sent on
 //! any channel; a channel that breaks in that time is waited for, because a restored process gets
 //! a new one.
 

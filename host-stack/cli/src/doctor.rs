@@ -1,132 +1,205 @@
 //! `snaprig doctor`: what this host offers, what falls back to what, and how to get what is
-//! missing.
+//! missing. Every check tries the thing itself; none asks for a version.
 
-use std::{fs, path::Path, process::ExitCode};
+mod checks;
+
+use std::process::ExitCode;
 
 use serde::Serialize;
-use snaprig_card::platform;
 
-/// One thing that a host may offer.
+/// Widths of the columns; with two spaces between them they fill 80 columns.
+const WIDTHS: [usize; 4] = [12, 24, 18, 20];
+
+/// One thing that snaprig uses.
 #[derive(Debug, Serialize)]
-struct Finding {
-    what: String,
-    usable: bool,
+struct Row {
+    what: &'static str,
+    /// It is there and works.
+    ok: bool,
+    /// What was found, or why it cannot be used.
     state: String,
-    without_it: &'static str,
-    how_to_get_it: &'static str,
+    /// What snaprig does without it. `None`: it cannot do without.
+    fallback: Option<&'static str>,
+    /// How to get it.
+    remedy: &'static str,
 }
 
-/// Prints what was found. Fails only if no card could run.
+/// Tries everything and prints what came of it. Fails if a rig cannot run here.
 pub fn run(json: bool) -> ExitCode {
-    let findings = look();
+    let rows = checks::all();
     if json {
-        let text = serde_json::to_string_pretty(&findings).expect("findings are plain data");
-        println!("{text}");
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&rows).expect("rows are plain text")
+        );
     } else {
-        print!("{}", render(&findings));
+        print!("{}", table(&rows));
     }
-    let any_platform = findings
-        .iter()
-        .any(|f| f.usable && f.what.starts_with("platform"));
-    if any_platform {
+    if can_run(&rows) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
 }
 
-fn look() -> Vec<Finding> {
-    let mut findings: Vec<_> = platform::probe().into_iter().map(of_platform).collect();
-    findings.push(io_uring());
-    findings.push(memory());
-    findings.push(open_files());
-    findings
+/// Nothing is missing that has no fallback, and there is a platform.
+fn can_run(rows: &[Row]) -> bool {
+    rows.iter().all(|row| row.ok || row.fallback.is_some())
+        && rows
+            .iter()
+            .any(|row| row.ok && checks::PLATFORMS.contains(&row.what))
 }
 
-fn of_platform(probe: platform::Probe) -> Finding {
-    let (usable, state) = match probe.result {
-        Ok(time) => (
-            true,
-            format!("works, {} us a system call", time.as_micros()),
-        ),
-        Err(why) => (false, why),
-    };
-    let (without_it, how_to_get_it) = match probe.kind {
-        platform::Kind::Kvm => (
-            "cards run on ptrace",
-            "load kvm-intel or kvm-amd; join group kvm",
-        ),
-        platform::Kind::Ptrace => ("cards run on kvm", "allow ptrace of own children"),
-    };
-    let what = format!("platform {}", probe.kind);
-    Finding {
-        what,
-        usable,
-        state,
-        without_it,
-        how_to_get_it,
+/// What people read: at most 80 columns, the last two only where something is missing.
+fn table(rows: &[Row]) -> String {
+    let mut text = line(&["what", "state", "falls back to", "how to get it"]);
+    for row in rows {
+        let state = format!("{}{}", if row.ok { "ok: " } else { "NO: " }, row.state);
+        let (fallback, remedy) = if row.ok {
+            ("", "")
+        } else {
+            (row.fallback.unwrap_or("nothing: needed"), row.remedy)
+        };
+        text += &line(&[row.what, &state, fallback, remedy]);
+    }
+    text + if can_run(rows) {
+        "A rig can run here.\n"
+    } else {
+        "A rig CANNOT run here.\n"
     }
 }
 
-fn io_uring() -> Finding {
-    let engine = snaprig_dma::Engine::new(1);
-    let (usable, state) = match &engine {
-        Ok(engine) => (true, format!("DMA engine on {:?}", engine.backend())),
-        Err(error) => (false, error.to_string()),
-    };
-    Finding {
-        what: "io_uring".into(),
-        usable,
-        state,
-        without_it: "DMA by pread and pwrite",
-        how_to_get_it: "sysctl kernel.io_uring_disabled=0",
-    }
-}
-
-fn memory() -> Finding {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
-        .unwrap_or(0);
-    Finding {
-        what: "memory".into(),
-        usable: available > 1 << 20,
-        state: format!("{} MiB available", available >> 10),
-        without_it: "small cards only",
-        how_to_get_it: "a card takes what its programs touch, 512 MiB at most by default",
-    }
-}
-
-fn open_files() -> Finding {
-    let limit = Path::new("/proc/self/limits");
-    let text = fs::read_to_string(limit).unwrap_or_default();
-    let count = text
-        .lines()
-        .find(|line| line.starts_with("Max open files"))
-        .and_then(|line| line.split_whitespace().nth(3)?.parse::<u64>().ok())
-        .unwrap_or(0);
-    Finding {
-        what: "open files".into(),
-        usable: count >= 1024,
-        state: format!("{count} allowed"),
-        without_it: "few endpoints and windows",
-        how_to_get_it: "ulimit -n 4096",
-    }
-}
-
-fn render(findings: &[Finding]) -> String {
-    findings
+/// One row, over as many lines as its longest cell needs.
+fn line(cells: &[&str; 4]) -> String {
+    let wrapped: Vec<Vec<String>> = cells
         .iter()
-        .map(|f| {
-            let mark = if f.usable { "ok" } else { "--" };
-            let mut text = format!("{mark} {:<16} {}\n", f.what, f.state);
-            if !f.usable {
-                text.push_str(&format!("   {:<16} without it: {}\n", "", f.without_it));
-                text.push_str(&format!("   {:<16} to get it: {}\n", "", f.how_to_get_it));
-            }
-            text
+        .zip(WIDTHS)
+        .map(|(cell, width)| wrap(cell, width))
+        .collect();
+    let height = wrapped.iter().map(Vec::len).max().unwrap_or(0);
+    (0..height)
+        .map(|at| {
+            let cell = |(lines, width): (&Vec<String>, usize)| {
+                format!("{:width$}", lines.get(at).map_or("", String::as_str))
+            };
+            let parts: Vec<String> = wrapped.iter().zip(WIDTHS).map(cell).collect();
+            parts.join("  ").trim_end().to_owned() + "\n"
         })
         .collect()
+}
+
+/// Words in lines of at most `width` characters; a longer word is cut.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let pieces: Vec<char> = word.chars().collect();
+        for (index, piece) in pieces.chunks(width).enumerate() {
+            let last = lines.last_mut().expect("there is one at least");
+            let used = last.chars().count();
+            let gap = usize::from(used > 0 && index == 0);
+            if used + gap + piece.len() > width {
+                lines.push(piece.iter().collect());
+            } else {
+                last.push_str(&" "[..gap]);
+                last.extend(piece);
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows() -> Vec<Row> {
+        let row = |what, ok, state: &str, fallback, remedy| Row {
+            what,
+            ok,
+            state: state.into(),
+            fallback,
+            remedy,
+        };
+        vec![
+            row(
+                "kvm",
+                false,
+                "/dev/kvm: Permission denied",
+                Some("ptrace"),
+                "join group kvm",
+            ),
+            row(
+                "ptrace",
+                true,
+                "a child was seized and stopped",
+                Some("kvm"),
+                "unused",
+            ),
+            row(
+                "io_uring",
+                true,
+                "submitted one",
+                Some("copy threads"),
+                "unused",
+            ),
+            row(
+                "memfd",
+                false,
+                "memfd_create: Function not implemented (os error 38)",
+                None,
+                "Linux 3.17 or later; a-word-that-does-not-fit-its-column",
+            ),
+        ]
+    }
+
+    #[test]
+    fn table_aligns_in_eighty_columns() {
+        let text = table(&rows());
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+        insta::assert_snapshot!(text, @r"
+        what          state                     falls back to       how to get it
+        kvm           NO: /dev/kvm: Permission  ptrace              join group kvm
+                      denied
+        ptrace        ok: a child was seized
+                      and stopped
+        io_uring      ok: submitted one
+        memfd         NO: memfd_create:         nothing: needed     Linux 3.17 or later;
+                      Function not implemented                      a-word-that-does-not
+                      (os error 38)                                 -fit-its-column
+        A rig CANNOT run here.
+        ");
+    }
+
+    #[test]
+    fn a_rig_needs_a_platform_and_what_has_no_fallback() {
+        let mut rows = rows();
+        assert!(!can_run(&rows));
+        rows[3].ok = true;
+        assert!(can_run(&rows));
+        rows[1].ok = false;
+        assert!(!can_run(&rows));
+        rows[0].ok = true;
+        assert!(can_run(&rows));
+    }
+
+    #[test]
+    fn every_check_has_an_answer_and_json_a_field_for_each() {
+        let rows = checks::all();
+        assert!(
+            rows.iter()
+                .all(|row| !row.state.is_empty() && !row.remedy.is_empty())
+        );
+        assert!(
+            table(&rows).lines().all(|line| line.chars().count() <= 80),
+            "{}",
+            table(&rows)
+        );
+        let json = serde_json::to_value(&rows).unwrap();
+        for field in ["what", "ok", "state", "fallback", "remedy"] {
+            assert!(json[0].get(field).is_some(), "{field}");
+        }
+    }
 }

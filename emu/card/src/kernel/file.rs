@@ -2,7 +2,7 @@
 //!
 //! Everything a descriptor can name implements [`File`]: regular files and directories of the RAM
 //! file system, pipes, sockets, eventfds, epolls, character devices, the console. Methods run
-//! under the kernel lock and never block the host thread: they return [`Stop::Wait`] instead.
+//! under the kernel lock and never block the host thread: they return `Stop::Wait` instead.
 
 use std::any::Any;
 

@@ -1,6 +1,6 @@
 //! The card kernel: what Linux is to programs, inside the VMM.
 //!
-//! Each guest thread is run by a host thread of its own ([`run`]): it executes ring-3 code on its
+//! Each guest thread is run by a host thread of its own (`run`): it executes ring-3 code on its
 //! CPU until something needs the kernel, takes the one kernel lock, handles it, and goes on. A call
 //! that must wait says for what and is tried again later ([`wait`]).
 //!
@@ -14,7 +14,7 @@
 //! | [`checkpoint`] | processes to a stream and back |
 //! | `futex`, `signal`, `time`, `info` | the calls of those names |
 //! | [`fs`] | files |
-//! | [`device`], [`file`] | how drivers outside this crate plug in |
+//! | `device`, `file` | how drivers outside this crate plug in |
 
 mod call;
 pub mod checkpoint;

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 /// First address that programs may not use. Above it lie the platform's own pages.
 pub const USER_END: u64 = 0x7f80_0000_0000;
 
-pub use select::{Kind, Probe, choose, probe};
+pub use select::{Kind, choose, probe};
 
 /// The signal that makes a host thread leave the guest; it does nothing else.
 pub(crate) fn kick_signal() -> libc::c_int {

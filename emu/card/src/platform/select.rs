@@ -45,15 +45,6 @@ impl FromStr for Kind {
     }
 }
 
-/// What trying a platform showed.
-#[derive(Clone, Debug)]
-pub struct Probe {
-    /// The platform.
-    pub kind: Kind,
-    /// Time of one system call of a program, there and back; or why the platform cannot be used.
-    pub result: Result<Duration, String>,
-}
-
 /// The platform asked for, or else the first that really runs a program: kvm, then ptrace.
 pub fn choose(
     want: Option<Kind>,
@@ -70,18 +61,8 @@ pub fn choose(
     make(kind, memory)
 }
 
-/// Tries every platform.
-pub fn probe() -> Vec<Probe> {
-    [Kind::Kvm, Kind::Ptrace]
-        .into_iter()
-        .map(|kind| Probe {
-            kind,
-            result: probe_one(kind).map_err(|e| e.to_string()),
-        })
-        .collect()
-}
-
-fn probe_one(kind: Kind) -> Result<Duration, PlatformError> {
+/// Tries a platform: the time of one system call of a program, there and back.
+pub fn probe(kind: Kind) -> Result<Duration, PlatformError> {
     let memory = CardMemory::new(256 * PAGE).map_err(|source| PlatformError::Host {
         call: "memfd_create".into(),
         source,
