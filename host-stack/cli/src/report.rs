@@ -96,7 +96,7 @@ fn line(step: &Step) -> String {
         size::show(step.bytes)
     };
     let line = format!(
-        "  {:<12} {:>9.1} ms {:>10}  {}",
+        "  {:<11} {:>8.1} ms {:>9}  {}",
         step.name, step.milliseconds, bytes, step.detail
     );
     line.trim_end().to_owned()
@@ -133,7 +133,7 @@ mod tests {
         assert!(line.len() <= 80, "{line}");
         assert_eq!(
             line,
-            "  capture        12345.6 ms  123.0 MiB  offload process 32770, through Snapify-IO"
+            "  capture      12345.6 ms 123.0 MiB  offload process 32770, through Snapify-IO"
         );
     }
 }

@@ -13,6 +13,9 @@
 //! What must stay true: a sender never has more bytes under way than the receiver has room for; a
 //! window's memory is released only when the peer has said that it uses it no more (or is gone).
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use snaprig_wire::{

@@ -67,7 +67,7 @@ impl System {
                 stub + 0x100 + vector * 8,
                 &out(EXCEPTION_PORT + vector as u16),
             );
-            let gate = gate(STUB + 0x100 + vector * 8);
+            let gate = gate(STUB + 0x100 + vector * 8, vector);
             memory.store(tables + vector * 16, gate[0]);
             memory.store(tables + vector * 16 + 8, gate[1]);
         }
@@ -218,9 +218,13 @@ fn out(port: u16) -> [u8; 4] {
     [0xe6, port as u8, 0x0f, 0x0b]
 }
 
-/// A 64-bit interrupt gate that ring 0 enters at `handler`.
-fn gate(handler: u64) -> [u64; 2] {
+/// A 64-bit interrupt gate that ring 0 enters at `handler`. Breakpoint and overflow come from
+/// instructions of ring 3, which need a gate of its level; without it the processor reports a
+/// general protection fault (SDM volume 3, "Protection of Exception- and Interrupt-Handler
+/// Procedures"). kvm_pvm does not check it, kvm-amd does.
+fn gate(handler: u64, vector: u64) -> [u64; 2] {
+    let kind = if matches!(vector, 3 | 4) { 0xee } else { 0x8e };
     let low =
-        handler & 0xffff | u64::from(KERNEL_CS) << 16 | 0x8e << 40 | (handler >> 16 & 0xffff) << 48;
+        handler & 0xffff | u64::from(KERNEL_CS) << 16 | kind << 40 | (handler >> 16 & 0xffff) << 48;
     [low, handler >> 32]
 }

@@ -1,0 +1,256 @@
+//! Two or more nodes, joined in memory, stepped in an order that a seed chooses.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Nodes 0 (the host), 1 and 2; links deliver in order, one message at a time.
+struct Net {
+    nodes: Vec<Node>,
+    links: Vec<VecDeque<(usize, Message)>>,
+    done: Vec<BTreeMap<RequestId, Result<Value, i32>>>,
+    copies: Vec<(usize, u64, Vec<Descriptor>)>,
+    released: Vec<(usize, BackingId)>,
+    next: u64,
+}
+
+impl Net {
+    fn new() -> Self {
+        let mut net = Self {
+            nodes: (0..3).map(Node::new).collect(),
+            links: (0..3).map(|_| VecDeque::new()).collect(),
+            done: vec![BTreeMap::new(); 3],
+            copies: Vec::new(),
+            released: Vec::new(),
+            next: 0,
+        };
+        for card in 1..3 {
+            net.input(0, Input::PeerUp(card));
+            net.input(card.into(), Input::PeerUp(0));
+        }
+        net
+    }
+
+    fn input(&mut self, at: usize, input: Input) {
+        self.nodes[at].handle(input);
+        while let Some(output) = self.nodes[at].poll_output() {
+            match output {
+                Output::Done(request, result) => {
+                    assert!(
+                        self.done[at].insert(request, result).is_none(),
+                        "told twice"
+                    );
+                }
+                Output::Send(to, message) => self.links[at].push_back((to.into(), message)),
+                Output::Copy { job, copies, .. } => self.copies.push((at, job, copies)),
+                Output::Release(backing) => self.released.push((at, backing)),
+                Output::Changed(_) => {}
+            }
+        }
+    }
+
+    /// Delivers one message from the link that `choice` picks; false if all are empty.
+    fn step(&mut self, choice: usize) -> bool {
+        let busy: Vec<_> = (0..3).filter(|at| !self.links[*at].is_empty()).collect();
+        let Some(from) = busy.get(choice % busy.len().max(1)) else {
+            return false;
+        };
+        let (to, message) = self.links[*from].pop_front().expect("it is not empty");
+        // Through bytes, as over the rings.
+        let bytes = snaprig_wire::frame::encode(&message);
+        let message = snaprig_wire::frame::decode(&bytes).expect("what was encoded");
+        self.input(to, Input::Message(message));
+        true
+    }
+
+    fn settle(&mut self) {
+        while self.step(0) {}
+    }
+
+    fn request(&mut self, at: usize, endpoint: EndpointId, op: Op) -> RequestId {
+        self.next += 1;
+        self.input(at, Input::Request(self.next, endpoint, op));
+        self.next
+    }
+
+    fn ask(&mut self, at: usize, endpoint: EndpointId, op: Op) -> Result<Value, i32> {
+        let request = self.request(at, endpoint, op);
+        self.settle();
+        self.done[at].remove(&request).expect("it has ended")
+    }
+
+    fn open(&mut self, at: usize) -> EndpointId {
+        self.next += 1;
+        self.input(at, Input::Open(self.next));
+        self.next
+    }
+
+    /// A connection from `from` to `to`: both endpoints.
+    fn connect(&mut self, from: usize, to: usize) -> (EndpointId, EndpointId) {
+        let listener = self.open(to);
+        let port = match self.ask(to, listener, Op::Bind(0)) {
+            Ok(Value::Port(port)) => port,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(self.ask(to, listener, Op::Listen(4)), Ok(Value::Unit));
+        let accept = self.request(to, listener, Op::Accept);
+        let endpoint = self.open(from);
+        let peer = PortId {
+            node: to as u16,
+            port,
+        };
+        assert!(matches!(
+            self.ask(from, endpoint, Op::Connect(peer)),
+            Ok(Value::Port(_))
+        ));
+        match self.done[to].remove(&accept) {
+            Some(Ok(Value::Accepted {
+                endpoint: accepted, ..
+            })) => (endpoint, accepted),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn extents(address: u64, pages: u64) -> Vec<Extent> {
+    vec![Extent {
+        address,
+        len: pages * PAGE,
+    }]
+}
+
+#[test]
+fn connections_are_refused_where_nobody_listens() {
+    let mut net = Net::new();
+    let endpoint = net.open(0);
+    let nobody = PortId { node: 1, port: 99 };
+    assert_eq!(
+        net.ask(0, endpoint, Op::Connect(nobody)),
+        Err(libc::ECONNREFUSED)
+    );
+    let no_such_card = PortId { node: 9, port: 99 };
+    assert_eq!(
+        net.ask(0, endpoint, Op::Connect(no_such_card)),
+        Err(libc::ENODEV)
+    );
+    assert_eq!(net.ask(0, endpoint, Op::Send(vec![1])), Err(libc::ENOTCONN));
+    let other = net.open(0);
+    assert_eq!(net.ask(0, other, Op::Bind(77)), Ok(Value::Port(77)));
+    let third = net.open(0);
+    assert_eq!(net.ask(0, third, Op::Bind(77)), Err(libc::EADDRINUSE));
+}
+
+#[test]
+fn windows_are_reached_by_rma_and_released_when_nobody_uses_them() {
+    let mut net = Net::new();
+    let (host, card) = net.connect(0, 1);
+    let window = |address, backing| Op::Register {
+        extents: extents(address, 4),
+        offset: None,
+        prot: PROT_READ | PROT_WRITE,
+        backing,
+    };
+    let Ok(Value::Offset(here)) = net.ask(0, host, window(1 << 20, 7)) else {
+        panic!()
+    };
+    let Ok(Value::Offset(there)) = net.ask(1, card, window(2 << 20, 8)) else {
+        panic!()
+    };
+    let local = Local::Window(here + 10);
+    let rma = Op::Rma {
+        local,
+        len: 5000,
+        remote: there + 3,
+        write: true,
+    };
+    let request = net.request(0, host, rma);
+    let (at, job, copies) = net.copies.pop().expect("a copy");
+    assert_eq!(
+        (at, copies[0].src, copies[0].dst),
+        (0, (1 << 20) + 10, (2 << 20) + 3)
+    );
+    assert_eq!(copies.iter().map(|copy| copy.len).sum::<u32>(), 5000);
+    let beyond = Op::Rma {
+        local: Local::Window(here),
+        len: 5 * PAGE,
+        remote: there,
+        write: true,
+    };
+    assert_eq!(net.ask(0, host, beyond), Err(libc::ENXIO));
+    // The peer closes while the copy runs: its memory stays until the copy has ended.
+    net.input(1, Input::Close(card));
+    net.settle();
+    assert!(net.released.is_empty());
+    net.input(0, Input::CopyDone(job, Ok(())));
+    net.settle();
+    assert_eq!(net.done[0].remove(&request), Some(Ok(Value::Unit)));
+    assert_eq!(net.released, [(1, 8)]);
+    net.input(0, Input::Close(host));
+    assert_eq!(net.released, [(1, 8), (0, 7)]);
+}
+
+#[test]
+fn a_dead_node_fails_everything_that_waits_for_it() {
+    let mut net = Net::new();
+    let (host, _) = net.connect(0, 1);
+    let waiting = net.request(0, host, Op::Recv(10));
+    net.input(0, Input::PeerDown(1));
+    assert_eq!(net.done[0].remove(&waiting), Some(Err(libc::ECONNRESET)));
+    assert_eq!(net.ask(0, host, Op::Send(vec![1])), Err(libc::ECONNRESET));
+}
+
+proptest! {
+    #[test]
+    fn streams_arrive_once_and_in_order(
+        parts in proptest::collection::vec(1..9000usize, 1..8),
+        choices in proptest::collection::vec(0..3usize, 0..400),
+        across in any::<bool>(),
+    ) {
+        let mut net = Net::new();
+        // From card to card everything passes through the host.
+        let (from, to) = if across { (1, 2) } else { (0, 1) };
+        let (sender, receiver) = net.connect(from, to);
+        let sent: Vec<u8> = (0..parts.iter().sum::<usize>()).map(|i| (i / 7) as u8).collect();
+        let mut rest = &sent[..];
+        for part in parts {
+            let (now, later) = rest.split_at(part);
+            net.request(from, sender, Op::Send(now.to_vec()));
+            rest = later;
+        }
+        let (mut received, mut choices) = (Vec::new(), choices.into_iter());
+        while received.len() < sent.len() {
+            let request = net.request(to, receiver, Op::Recv(1000));
+            while !net.done[to].contains_key(&request) {
+                prop_assert!(net.step(choices.next().unwrap_or(0)), "nobody waits for ever");
+            }
+            match net.done[to].remove(&request) {
+                Some(Ok(Value::Bytes(bytes))) => received.extend(bytes),
+                other => prop_assert!(false, "{:?}", other),
+            }
+        }
+        prop_assert_eq!(received, sent);
+    }
+
+    #[test]
+    fn hostile_messages_never_panic(bodies in proptest::collection::vec((0..6u8, any::<i64>(), any::<u64>()), 0..40)) {
+        let mut net = Net::new();
+        let (host, card) = net.connect(0, 1);
+        let peer = net.nodes[0].endpoints[&host].peer;
+        let own = PortId { node: 0, port: net.nodes[0].endpoints[&host].port.unwrap_or(0) };
+        let connection = net.nodes[1].endpoints[&card].connection;
+        for (kind, offset, len) in bodies {
+            let extents = vec![Extent { address: len, len: offset as u64 }];
+            let body = match kind {
+                0 => Body::Data(vec![0; (len % 10_000) as usize]),
+                1 => Body::Credit(len as u32),
+                2 => Body::Window { offset, prot: len as u8, more: len % 2 == 0, extents },
+                3 => Body::Unwindow { offset, len },
+                4 => Body::Unwindowed { offset, len },
+                _ => Body::Accepted,
+            };
+            net.input(0, Input::Message(Message { from: peer, to: own, connection, body }));
+        }
+    }
+}
