@@ -21,16 +21,22 @@ use crate::{frames, scif::Endpoint};
 pub fn create(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, program: &Program) -> io::Result<()> {
     let (pid, port, path) = match start(daemon, host, program) {
         Ok(started) => started,
-        Err(error) => return frames::send(host, &failed(&error)),
+        Err(error) => return frames::send(host, &failed(program, &error)),
     };
     frames::send(host, &FromDaemon::Created { pid, port, path })?;
     watch(daemon, host, pid)
 }
 
-pub fn failed(error: &io::Error) -> FromDaemon {
+/// The answer to a request that could not be done.
+pub fn failed(program: &Program, error: &io::Error) -> FromDaemon {
+    let hint = match error.raw_os_error() {
+        Some(libc::ENOEXEC) => "; a card runs x86-64 ELF programs",
+        Some(libc::ENOMEM | libc::ENOSPC) => "; give the card more memory",
+        _ => "",
+    };
     FromDaemon::Failed {
         errno: error.raw_os_error().unwrap_or(0),
-        why: error.to_string(),
+        why: format!("{}: {error}{hint}", program.name),
     }
 }
 

@@ -22,7 +22,7 @@ pub fn run(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, program: &Program) -> io:
     });
     let mut child = match spawned {
         Ok(child) => child,
-        Err(error) => return frames::send(host, &control::failed(&error)),
+        Err(error) => return frames::send(host, &control::failed(program, &error)),
     };
     daemon.child_started();
     let pid = child.id() as i32;

@@ -214,8 +214,10 @@ impl Drop for HostNode {
             // A client that is gone needs no telling.
             let _ = rustix::net::shutdown(client, rustix::net::Shutdown::Both);
         }
-        state.cards.clear();
+        // A card's driver waits for its interrupt thread, which may be waiting for this lock.
+        let cards = std::mem::take(&mut state.cards);
         drop(state);
+        drop(cards);
         // One last connection lets the accepting thread see that it is over.
         let _ = SocketAddrUnix::new(&self.socket)
             .and_then(|address| rustix::net::connect(seqpacket_socket()?, &address));
