@@ -27,7 +27,7 @@ use snaprig_wire::{
     bar4::{DOORBELL_SCIF, cause},
     frame,
     ring::RingError,
-    scif::{Extent, HOST, Message, NodeId, PAGE, PORT_PRIVILEGED, PortId},
+    scif::{Extent, HOST, Message, NodeId, PAGE, PortId},
 };
 
 use crate::node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value};
@@ -222,6 +222,8 @@ struct ScifFile {
     channel: Channel,
     /// What each thread has asked and not been told.
     pending: Mutex<BTreeMap<i32, RequestId>>,
+    /// Pages of each thread's RMA of unregistered memory.
+    unregistered: Mutex<BTreeMap<i32, Pinned>>,
     /// Endpoints that were accepted and not yet claimed by SCIF_ACCEPTREG.
     accepted: Mutex<Vec<EndpointId>>,
 }
@@ -234,6 +236,7 @@ impl ScifFile {
             flags,
             channel: Channel::new(),
             pending: Mutex::default(),
+            unregistered: Mutex::default(),
             accepted: Mutex::default(),
         })
     }
@@ -287,8 +290,7 @@ impl ScifFile {
     fn bind(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
         let port = u64::from_le_bytes(read(cx, argument)?);
         let port = u16::try_from(port).map_err(|_| Errno::EINVAL)?;
-        // Everybody on a card is root, so ports below this one are free to all.
-        let _privileged = port < PORT_PRIVILEGED;
+        // Everybody on a card is root, so the privileged ports are free to all.
         match self.request(cx, true, |_, _| Ok(Op::Bind(port)))? {
             Value::Port(port) => cx.memory.write(argument, &u64::from(port).to_le_bytes())?,
             _ => return Err(Errno::EPROTO.into()),
@@ -414,7 +416,7 @@ impl ScifFile {
         let bytes: [u8; 40] = read(cx, argument)?;
         let (local, len) = (long(&bytes[..8]) as i64, long(&bytes[8..16]));
         let (remote, address) = (long(&bytes[16..24]) as i64, long(&bytes[24..32]));
-        self.request(cx, true, |inner, cx| {
+        let result = self.request(cx, true, |_, cx| {
             if windows {
                 return Ok(Op::Rma {
                     local: Local::Window(local),
@@ -429,26 +431,27 @@ impl ScifFile {
             let start = address & !(PAGE - 1);
             let end = address
                 .checked_add(len)
-                .ok_or(Errno::EFAULT)?
-                .next_multiple_of(PAGE);
+                .and_then(|end| end.checked_next_multiple_of(PAGE));
+            let end = end.ok_or(Errno::EFAULT)?;
             let pinned = cx.memory.pin(start, end - start, !write)?;
             let local = Local::Memory {
                 extents: extents(&pinned),
                 skip: address - start,
             };
-            // The pages stay pinned as long as the thread waits in this call; should it be
-            // interrupted, they stay until the endpoint closes.
-            inner.next += 1;
-            let key = inner.next;
-            inner.pins.insert(key, pinned);
+            // Pinned until the call ends. If it is interrupted the copy may still be running, and
+            // the pages wait for the thread's next call, or for the end of the endpoint.
+            lock(&self.unregistered).insert(cx.tid, pinned);
             Ok(Op::Rma {
                 local,
                 len,
                 remote,
                 write,
             })
-        })?;
-        Ok(0)
+        });
+        if !matches!(result, Err(Stop::Wait(_))) {
+            lock(&self.unregistered).remove(&cx.tid);
+        }
+        result.map(|_| 0)
     }
 
     fn node_ids(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
