@@ -79,7 +79,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let undisturbed = work.path().join("undisturbed.txt");
     steps.run(
         "undisturbed",
-        "the same arithmetic, one process on the host",
+        "the same arithmetic in one host process",
         |_| kmeans::run_on_host(&workload, &undisturbed),
     )?;
     let mut rig = steps.run("boot", &format!("{} cards", options.cards), |_| {
