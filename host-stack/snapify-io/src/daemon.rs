@@ -159,7 +159,7 @@ fn granted(rig: &Path, path: &Path) -> Result<PathBuf, StoreError> {
     if plain && allowed {
         return Ok(path.to_owned());
     }
-    let source = io::ErrorKind::PermissionDenied.into();
+    let source = io::Error::from_raw_os_error(libc::EACCES);
     Err(StoreError::Io {
         path: path.to_owned(),
         source,

@@ -121,8 +121,10 @@ impl Queue {
 
     /// Puts the bytes of a snapshot back.
     pub fn restore(&self, bytes: &[u8]) {
-        let part = bytes.len().min(CAPACITY);
-        self.lock().bytes.extend(&bytes[..part]);
+        let mut inner = self.lock();
+        // A snapshot may say anything; a queue never holds more than its capacity.
+        let part = bytes.len().min(CAPACITY - inner.bytes.len());
+        inner.bytes.extend(&bytes[..part]);
     }
 
     /// The reading end closes.

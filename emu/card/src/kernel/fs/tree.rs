@@ -352,6 +352,10 @@ impl Vfs {
     /// All bytes of the program at `path`.
     pub fn read_all(&self, path: &str) -> Result<Vec<u8>, Errno> {
         let inode = self.inode(path)?;
+        // A sparse file may be larger than anything that could be loaded.
+        if inode.size() > self.memory.bytes() {
+            return Err(Errno::ENOMEM);
+        }
         Ok(inode.read_at(0, inode.size() as usize))
     }
 
