@@ -5,14 +5,12 @@
 //! |---|---|
 //! | [`scif`] | SCIF for programs on the card |
 //! | [`frames`] | messages over SCIF and Unix sockets |
-//! | [`gate`] | the locks of the paper's section 4.1 |
 //! | [`offload`] | the offload process's runtime and its sink C API |
 //! | [`daemon`] | the COI daemon |
 //! | [`snapify_io`] | files on other nodes, as descriptors |
 
 pub mod daemon;
 pub mod frames;
-pub mod gate;
 pub mod offload;
 pub mod scif;
 pub mod snapify_io;

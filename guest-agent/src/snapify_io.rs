@@ -1,16 +1,19 @@
 //! Snapify-IO for programs on the card (paper section 6): a file on another node as a descriptor.
+//!
+//! A file that is written takes its name in [`finish`]; a descriptor that is closed before leaves
+//! nothing.
 
 use std::{
     fs::File,
     io::{self, Read},
     net::Shutdown,
     os::{
-        fd::{AsRawFd, OwnedFd, RawFd},
+        fd::{AsRawFd, RawFd},
         unix::net::UnixStream,
     },
 };
 
-use snaprig_wire::snapify_io::{Local, LocalReply, Mode, SOCKET};
+use snaprig_wire::snapify_io::{LocalOpen, Message, Mode, SOCKET};
 
 use crate::frames;
 
@@ -33,33 +36,24 @@ pub fn open_write(node: u16, path: &str) -> io::Result<RemoteFile> {
 
 fn open(node: u16, path: &str, mode: Mode) -> io::Result<RemoteFile> {
     let mut stream = UnixStream::connect(SOCKET)?;
-    frames::write(
-        &mut stream,
-        &Local {
-            node,
-            path: path.into(),
-            mode,
-        },
-    )?;
+    let path = path.into();
+    frames::write(&mut stream, &LocalOpen { node, mode, path })?;
     match frames::read(&mut stream)? {
-        LocalReply::Opened { len } => Ok(RemoteFile { stream, len }),
-        LocalReply::Failed { errno, why } => Err(failure(errno, why)),
-        LocalReply::Finished { .. } => Err(io::ErrorKind::InvalidData.into()),
+        Message::Opened { len } => Ok(RemoteFile { stream, len }),
+        Message::Failed(failure) => Err(io::Error::other(failure)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
 /// After the last write: waits until the file is safe under its name; returns its bytes.
 pub fn finish(mut file: RemoteFile) -> io::Result<u64> {
-    file.stream.shutdown(Shutdown::Write)?;
+    // A daemon that has failed is not there to be told of the end, but has said why.
+    let _ = file.stream.shutdown(Shutdown::Write);
     match frames::read(&mut file.stream)? {
-        LocalReply::Finished { bytes } => Ok(bytes),
-        LocalReply::Failed { errno, why } => Err(failure(errno, why)),
-        LocalReply::Opened { .. } => Err(io::ErrorKind::InvalidData.into()),
+        Message::Finished { bytes } => Ok(bytes),
+        Message::Failed(failure) => Err(io::Error::other(failure)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
     }
-}
-
-fn failure(errno: i32, why: String) -> io::Error {
-    io::Error::new(io::Error::from_raw_os_error(errno).kind(), why)
 }
 
 impl RemoteFile {
@@ -86,11 +80,5 @@ impl io::Write for RemoteFile {
 impl AsRawFd for RemoteFile {
     fn as_raw_fd(&self) -> RawFd {
         self.stream.as_raw_fd()
-    }
-}
-
-impl From<RemoteFile> for OwnedFd {
-    fn from(file: RemoteFile) -> Self {
-        file.stream.into()
     }
 }

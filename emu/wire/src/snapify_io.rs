@@ -1,113 +1,298 @@
-//! Snapify-IO (paper section 6): a file on the host as a stream on the card.
+//! Snapify-IO between two daemons (paper section 6): one file, one SCIF connection, RDMA.
+//!
+//! The daemon beside the user process is the *requester*. It registers a window of
+//! [`BUFFER_BYTES`], which it uses as [`SLOTS`] slots in turn, so that one is filled while the
+//! other is emptied. The daemon beside the file is the *server*. Only the server does RMA.
 //!
 //! ```text
-//!  user process          daemon on the card                     daemon on the host
-//!    Local        ---->    connects, registers its buffer
-//!                          Open               ----SCIF---->      creates PATH.partial | opens
-//!                 <----                       <------------      Opened | Failed
-//!  write: bytes   ---->    fills the buffer
-//!                          Filled             ------------>      readfrom (RMA), writes
-//!                                             <------------      Drained
-//!         end     ---->    Finish             ------------>      checksums, fsync, rename
-//!                 <----                       <------------      Finished | Failed
-//!  read:                                      <-- writeto --     verifies, fills the buffer
-//!                 <----    bytes              <------------      Filled
-//!                          Drained            ------------>
+//!  write mode                                read mode
+//!  requester            server               requester            server
+//!    Open      ------->  NAME.partial          Open      ------->  opens, reads its sums
+//!              <-------  Opened                          <-------  Opened {len}
+//!    Filled 0  ------->  vreadfrom, saves                <-------  vwriteto, Filled 0
+//!    Filled 1  ------->                                  <-------  vwriteto, Filled 1
+//!              <-------  Drained 0             Drained 0 ------->
+//!    Filled 0  ------->  ...                             <-------  Filled 0 ...
+//!    Finish    ------->  fsync, rename                   <-------  Finish
+//!              <-------  Finished              Finished  ------->
+//!  either side, at any time: Failed, and the connection is over.
 //! ```
 //!
-//! What must stay true: the file takes its name only at `Finish`, when all of it is on the disk; a
-//! connection that breaks before leaves nothing. Each chunk's checksum is verified before any of
-//! it leaves the host.
+//! So the bytes flow from a [`Source`] to a [`Sink`], whoever asked for them:
+//!
+//! ```text
+//! Source: Opening -> Moving -> Finishing -> Done        Sink: Opening -> Moving -> Finishing -> Done
+//!            Opened     End       Finished                      Opened     Finish     committed
+//! ```
+//!
+//! What must stay true: slots are used in turn, and a slot belongs to one side at a time; each
+//! [`Message::Filled`] carries the hash of its bytes, checked before they go any further; a sink
+//! commits only after [`Message::Finish`] with the right count, so that a connection that tears
+//! before it leaves nothing; and each machine says [`Output::Done`] exactly once.
 
-use alloc::string::String;
+use alloc::{collections::VecDeque, string::String};
 use serde::{Deserialize, Serialize};
 
+mod sink;
+mod source;
+#[cfg(test)]
+mod tests;
+
+pub use sink::Sink;
+pub use source::Source;
+
+/// Version of these messages; daemons that differ do not talk.
+pub const VERSION: u32 = 1;
 /// Bytes of the registered buffer (the paper's 4 MiB).
 pub const BUFFER_BYTES: usize = 4 << 20;
-/// The Unix socket on the card where the daemon serves user processes.
+/// Parts of the buffer.
+pub const SLOTS: u8 = 2;
+/// Bytes of a part.
+pub const SLOT_BYTES: usize = BUFFER_BYTES / SLOTS as usize;
+/// The Unix socket on a card where `snapify_iod` serves local programs.
 pub const SOCKET: &str = "/run/snapify_iod.sock";
+/// Longest path, in bytes (`PATH_MAX`).
+pub const PATH_BYTES_MAX: usize = 4096;
 
-/// Which way the bytes go, as the user process sees it.
+/// `EPROTO`: the peer broke the protocol.
+const EPROTO: i32 = 71;
+/// `ECONNRESET`: the connection tore.
+const ECONNRESET: i32 = 104;
+
+/// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
-    /// From the file.
+    /// From the file to the requester.
     Read,
-    /// To the file.
+    /// From the requester to the file.
     Write,
 }
 
-/// What a user process asks of the daemon on its card; the bytes follow as they are.
+/// What a user process asks its local daemon for, over [`SOCKET`]; the daemon answers with
+/// [`Message::Opened`] or [`Message::Failed`]. The bytes follow as they are. In write mode, after
+/// the end of the stream, [`Message::Finished`] or [`Message::Failed`] comes back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Local {
-    /// SCIF node that has the file.
+pub struct LocalOpen {
+    /// SCIF node whose file it is.
     pub node: u16,
+    /// Direction.
+    pub mode: Mode,
     /// Absolute path on that node.
     pub path: String,
-    /// Reading or writing.
-    pub mode: Mode,
 }
 
-/// What the user process is told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LocalReply {
-    /// The file is open.
-    Opened {
-        /// Its length, if it is read.
-        len: u64,
-    },
-    /// All bytes are safe under the file's name.
-    Finished {
-        /// How many.
-        bytes: u64,
-    },
-    /// It failed, and nothing of it remains.
-    Failed {
-        /// A Linux error number.
-        errno: i32,
-        /// What went wrong, and where.
-        why: String,
-    },
-}
-
-/// Between daemons.
+/// What two daemons say to each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// From the card: open a file. The card's window for it has this offset.
+    /// The requester's first message.
     Open {
-        /// Absolute path.
-        path: String,
-        /// Reading or writing.
+        /// [`VERSION`].
+        version: u32,
+        /// Direction.
         mode: Mode,
-        /// Offset of the card's buffer in its registered address space.
+        /// Absolute path on the server's node.
+        path: String,
+        /// Offset of the requester's window of [`BUFFER_BYTES`].
         window: i64,
     },
-    /// From the host: it is open.
+    /// The server's answer.
     Opened {
-        /// Its length, if it is read.
+        /// Length of the file in bytes; 0 in write mode.
         len: u64,
     },
-    /// The buffer holds this many bytes of the stream; 0: the stream is at its end (reading).
+    /// From the source: a slot holds bytes.
     Filled {
-        /// Bytes.
-        bytes: u32,
+        /// Which.
+        slot: u8,
+        /// How many bytes.
+        len: u32,
+        /// Their XXH3-64.
+        hash: u64,
     },
-    /// The buffer may be filled again.
-    Drained,
-    /// From the card: that was all.
+    /// From the sink: a slot may be filled again.
+    Drained {
+        /// Which.
+        slot: u8,
+    },
+    /// From the source: that was all.
     Finish {
-        /// Bytes in all.
+        /// Bytes of all slots together.
         bytes: u64,
     },
-    /// From the host: it is safe.
+    /// From the sink: the bytes are where they belong.
     Finished {
-        /// Bytes in all.
+        /// Bytes of all slots together.
         bytes: u64,
     },
-    /// It failed, and nothing of it remains.
-    Failed {
-        /// A Linux error number.
-        errno: i32,
-        /// What went wrong, and where.
-        why: String,
+    /// The transfer is over and nothing of it remains.
+    Failed(Failure),
+}
+
+/// Why a transfer failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// A Linux error number.
+    pub errno: i32,
+    /// The file.
+    pub path: String,
+    /// Byte offset in the file.
+    pub offset: u64,
+    /// What went wrong, for people.
+    pub why: String,
+}
+
+impl core::fmt::Display for Failure {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self {
+            path, offset, why, ..
+        } = self;
+        write!(f, "{path}: {why}, at byte {offset}")
+    }
+}
+
+impl core::error::Error for Failure {}
+
+/// What happened, for [`Machine::handle`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// The peer sent this.
+    Peer(Message),
+    /// Answers [`Output::Fill`]: this many bytes (at least 1) are in the slot.
+    Filled {
+        /// How many bytes.
+        len: u32,
+        /// Their XXH3-64.
+        hash: u64,
     },
+    /// Answers [`Output::Fill`]: there are no more bytes.
+    End,
+    /// Answers [`Output::Take`]: the bytes are saved.
+    Taken,
+    /// Answers [`Output::Commit`]: everything is safe.
+    Committed,
+    /// The last output could not be done.
+    Failed(Failure),
+    /// The connection tore.
+    Lost,
+}
+
+/// What to do next, from [`Machine::poll_output`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Send this to the peer.
+    Send(Message),
+    /// The server opened the file, which has this many bytes.
+    Opened {
+        /// Length of the file; 0 in write mode.
+        len: u64,
+    },
+    /// Put the next bytes in this slot. Answer with `Filled`, `End` or `Failed`.
+    Fill {
+        /// Which.
+        slot: u8,
+    },
+    /// Take the bytes out of this slot, check their hash, save them. Answer with `Taken` or
+    /// `Failed`.
+    Take {
+        /// Which.
+        slot: u8,
+        /// How many bytes.
+        len: u32,
+        /// What their XXH3-64 must be.
+        hash: u64,
+    },
+    /// All bytes were taken: make them permanent. Answer with `Committed` or `Failed`.
+    Commit {
+        /// How many bytes there are.
+        bytes: u64,
+    },
+    /// The transfer is over: the number of bytes, or why not. Nothing follows.
+    Done(Result<u64, Failure>),
+}
+
+/// [`Source`] or [`Sink`]: call [`Machine::handle`] for everything that happens and then
+/// [`Machine::poll_output`] until it is empty; when it is, only the peer can move things on.
+pub trait Machine {
+    /// Takes note of what happened. After [`Output::Done`], nothing has an effect.
+    fn handle(&mut self, input: Input);
+
+    /// The next thing to do.
+    fn poll_output(&mut self) -> Option<Output>;
+}
+
+/// Where a machine is (see the module's diagram).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Opening,
+    Moving,
+    Finishing,
+    Done,
+}
+
+/// What source and sink have in common: the file's name, the count, the outputs.
+#[derive(Debug)]
+struct Common {
+    state: State,
+    path: String,
+    bytes: u64,
+    outputs: VecDeque<Output>,
+}
+
+impl Common {
+    fn new(state: State, path: &str, first: Message) -> Self {
+        let outputs = VecDeque::from([Output::Send(first)]);
+        Self {
+            state,
+            path: path.into(),
+            bytes: 0,
+            outputs,
+        }
+    }
+
+    fn send(&mut self, message: Message) {
+        self.outputs.push_back(Output::Send(message));
+    }
+
+    /// Ends the transfer; outputs that were not yet done are void.
+    fn done(&mut self, result: Result<u64, Failure>) {
+        self.state = State::Done;
+        self.outputs.push_back(Output::Done(result));
+    }
+
+    /// Fails on this side, and tells the peer.
+    fn fail(&mut self, failure: Failure) {
+        self.outputs.clear();
+        self.send(Message::Failed(failure.clone()));
+        self.done(Err(failure));
+    }
+
+    /// The peer's failure, or the loss of the peer.
+    fn end(&mut self, failure: Failure) {
+        self.outputs.clear();
+        self.done(Err(failure));
+    }
+
+    fn lost(&mut self) {
+        let failure = self.failure(ECONNRESET, "the connection to the other daemon tore");
+        self.end(failure);
+    }
+
+    fn protocol_error(&mut self) {
+        let failure = self.failure(EPROTO, "message out of turn");
+        self.fail(failure);
+    }
+
+    fn failure(&self, errno: i32, why: &str) -> Failure {
+        Failure {
+            errno,
+            path: self.path.clone(),
+            offset: self.bytes,
+            why: why.into(),
+        }
+    }
+}
+
+/// The slot that comes after `slot`.
+fn after(slot: u8) -> u8 {
+    (slot + 1) % SLOTS
 }

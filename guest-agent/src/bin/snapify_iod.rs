@@ -1,119 +1,172 @@
 //! The Snapify-IO daemon on a card (paper section 6, figure 8): a local handler thread for each
-//! user process, which moves its bytes through a registered 4 MiB buffer.
+//! user process, which drives the requester's machine ([`snaprig_wire::snapify_io`]) with the
+//! process's bytes and a registered 4 MiB buffer.
+//!
+//! What must stay true: a user process that dies, or closes its descriptor before the end of its
+//! stream, has not finished: the connection is dropped, and with it the file.
 
 use std::{
     io::{self, Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::AsRawFd,
+        unix::net::{UnixListener, UnixStream},
+    },
 };
 
 use coi_device::{frames, scif::Endpoint};
 use snaprig_wire::{
     scif::{PortId, port},
-    snapify_io::{BUFFER_BYTES, Local, LocalReply, Message, Mode, SOCKET},
+    snapify_io::{
+        BUFFER_BYTES, Failure, Input, LocalOpen, Machine, Message, Mode, Output, SLOT_BYTES,
+        SOCKET, Sink, Source,
+    },
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 fn main() -> io::Result<()> {
     let listener = UnixListener::bind(SOCKET)?;
     for user in listener.incoming() {
-        let mut user = user?;
+        // A connection that is gone before it is taken is no reason to stop.
+        let Ok(mut user) = user else { continue };
         std::thread::spawn(move || {
-            if let Err(error) = handle(&mut user) {
-                let reply = LocalReply::Failed {
-                    errno: error.raw_os_error().unwrap_or(libc::EIO),
-                    why: error.to_string(),
-                };
-                // A user process that is gone needs no telling.
-                let _ = frames::write(&mut user, &reply);
-            }
+            let done = LocalRequest::read(&mut user).and_then(|request| request.serve(&mut user));
+            let reply = match done {
+                // What was read has its own end; what was written is acknowledged.
+                Ok(None) => return,
+                Ok(Some(bytes)) => Message::Finished { bytes },
+                Err(failure) => Message::Failed(failure),
+            };
+            // A user process that is gone needs no telling.
+            let _ = frames::write(&mut user, &reply);
         });
     }
     Ok(())
 }
 
-fn handle(user: &mut UnixStream) -> io::Result<()> {
-    let request: Local = frames::read(user)?;
-    let remote = Endpoint::open()?;
-    remote.connect(PortId {
-        node: request.node,
-        port: port::SNAPIFY_IO,
-    })?;
-    let mut buffer = Buffer::new()?;
-    let window = remote.register(buffer.0 as usize, BUFFER_BYTES, None)?;
-    frames::send(
-        &remote,
-        &Message::Open {
-            path: request.path,
-            mode: request.mode,
-            window,
-        },
-    )?;
-    match frames::receive(&remote)? {
-        Message::Opened { len } => frames::write(user, &LocalReply::Opened { len })?,
-        other => return refuse(other),
-    }
-    match request.mode {
-        Mode::Write => forward(user, &remote, &mut buffer),
-        Mode::Read => backward(user, &remote, &mut buffer),
-    }
-}
+struct LocalRequest(LocalOpen);
 
-fn forward(user: &mut UnixStream, remote: &Endpoint, buffer: &mut Buffer) -> io::Result<()> {
-    let mut total = 0;
-    loop {
-        let filled = fill(user, buffer.bytes())?;
-        if filled > 0 {
-            total += filled as u64;
-            frames::send(
-                remote,
-                &Message::Filled {
-                    bytes: filled as u32,
-                },
-            )?;
-            match frames::receive(remote)? {
-                Message::Drained => {}
-                other => return refuse(other),
+impl LocalRequest {
+    fn read(user: &mut UnixStream) -> Result<Self, Failure> {
+        frames::read(user)
+            .map(Self)
+            .map_err(|error| failure("", &error))
+    }
+
+    /// Moves the file; the bytes that were written, if it is written.
+    fn serve(&self, user: &mut UnixStream) -> Result<Option<u64>, Failure> {
+        let path = &self.0.path;
+        let failed = |error: io::Error| failure(path, &error);
+        let remote = self.connect().map_err(failed)?;
+        let mut buffer = Buffer::new().map_err(failed)?;
+        let window = remote
+            .register(buffer.0 as usize, BUFFER_BYTES, None)
+            .map_err(failed)?;
+        match self.0.mode {
+            Mode::Write => {
+                let mut source = Source::request(path, window);
+                run(path, user, &remote, &mut buffer, &mut source).map(Some)
+            }
+            Mode::Read => {
+                let mut sink = Sink::request(path, window);
+                run(path, user, &remote, &mut buffer, &mut sink).map(|_| None)
             }
         }
-        if filled < BUFFER_BYTES {
-            break;
-        }
     }
-    frames::send(remote, &Message::Finish { bytes: total })?;
-    match frames::receive(remote)? {
-        Message::Finished { bytes } => frames::write(user, &LocalReply::Finished { bytes }),
-        other => refuse(other),
+
+    fn connect(&self) -> io::Result<Endpoint> {
+        let remote = Endpoint::open()?;
+        remote.connect(PortId {
+            node: self.0.node,
+            port: port::SNAPIFY_IO,
+        })?;
+        Ok(remote)
     }
 }
 
-fn backward(user: &mut UnixStream, remote: &Endpoint, buffer: &mut Buffer) -> io::Result<()> {
+fn failure(path: &str, error: &io::Error) -> Failure {
+    Failure {
+        errno: error.raw_os_error().unwrap_or(libc::EIO),
+        path: path.into(),
+        offset: 0,
+        why: error.to_string(),
+    }
+}
+
+/// Does what the machine says until it is done.
+fn run(
+    path: &str,
+    user: &mut UnixStream,
+    remote: &Endpoint,
+    buffer: &mut Buffer,
+    machine: &mut dyn Machine,
+) -> Result<u64, Failure> {
     loop {
-        match frames::receive(remote)? {
-            Message::Filled { bytes: 0 } => return Ok(()),
-            Message::Filled { bytes } if bytes as usize <= BUFFER_BYTES => {
-                user.write_all(&buffer.bytes()[..bytes as usize])?;
-                frames::send(remote, &Message::Drained)?;
+        let done = match machine.poll_output() {
+            None => Ok(Some(match frames::receive(remote) {
+                Ok(message) => Input::Peer(message),
+                Err(_) => Input::Lost,
+            })),
+            Some(Output::Send(message)) => match frames::send(remote, &message) {
+                Ok(()) => Ok(None),
+                Err(_) => Ok(Some(Input::Lost)),
+            },
+            Some(Output::Opened { len }) => {
+                frames::write(user, &Message::Opened { len }).map(|()| None)
             }
-            other => return refuse(other),
+            Some(Output::Fill { slot }) => fill(user, buffer.slot(slot)).map(Some),
+            Some(Output::Take { slot, len, hash }) => {
+                take(user, &buffer.slot(slot)[..len as usize], hash).map(Some)
+            }
+            Some(Output::Commit { .. }) => Ok(Some(Input::Committed)),
+            Some(Output::Done(result)) => return result,
+        };
+        match done {
+            Ok(Some(input)) => machine.handle(input),
+            Ok(None) => {}
+            Err(error) => machine.handle(Input::Failed(failure(path, &error))),
         }
     }
 }
 
-/// Reads until the buffer is full or the stream at its end.
-fn fill(from: &mut UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match from.read(&mut buffer[done..])? {
+/// Reads until the slot is full or the stream at its end.
+fn fill(from: &mut UnixStream, slot: &mut [u8]) -> io::Result<Input> {
+    let mut len = 0;
+    while len < slot.len() {
+        match from.read(&mut slot[len..])? {
+            0 if closed(from)? => return Err(io::ErrorKind::BrokenPipe.into()),
             0 => break,
-            count => done += count,
+            count => len += count,
         }
     }
-    Ok(done)
+    if len == 0 {
+        return Ok(Input::End);
+    }
+    let hash = xxh3_64(&slot[..len]);
+    let len = len as u32;
+    Ok(Input::Filled { len, hash })
 }
 
-fn refuse(message: Message) -> io::Result<()> {
-    match message {
-        Message::Failed { why, .. } => Err(io::Error::other(why)),
-        _ => Err(io::ErrorKind::InvalidData.into()),
+/// Checks what the host has put into a slot, and passes it on.
+fn take(to: &mut UnixStream, bytes: &[u8], hash: u64) -> io::Result<Input> {
+    if xxh3_64(bytes) != hash {
+        return Err(io::Error::from_raw_os_error(libc::EBADMSG));
+    }
+    to.write_all(bytes)?;
+    Ok(Input::Taken)
+}
+
+/// Whether the user process has closed its end altogether, instead of shutting down its stream and
+/// waiting for the answer (unix(7): then there is no POLLHUP).
+fn closed(user: &UnixStream) -> io::Result<bool> {
+    let mut entry = libc::pollfd {
+        fd: user.as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: one entry, valid for the call.
+    match unsafe { libc::poll(&raw mut entry, 1, 0) } {
+        0.. => Ok(entry.revents & libc::POLLHUP != 0),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -139,10 +192,12 @@ impl Buffer {
         Ok(Self(address.cast()))
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is ours, and the protocol lets only one side touch the buffer at a
-        // time: the host between Filled and Drained (writing) or before Filled (reading).
-        unsafe { std::slice::from_raw_parts_mut(self.0, BUFFER_BYTES) }
+    fn slot(&mut self, slot: u8) -> &mut [u8] {
+        let start = usize::from(slot) * SLOT_BYTES;
+        assert!(start + SLOT_BYTES <= BUFFER_BYTES, "the machine's slots");
+        // SAFETY: the range is inside the mapping, which is ours; a slot belongs to one side at a
+        // time, and the machine hands out only what is this side's.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), SLOT_BYTES) }
     }
 }
 

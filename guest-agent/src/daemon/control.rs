@@ -1,59 +1,31 @@
-//! Case 1: creating and destroying offload processes.
+//! Case 1: starting programs, and what is left of them.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     process::{Command, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
 };
 
-use snaprig_wire::{
-    coi::{FromDaemon, Program, ToDaemon},
-    snapify::Purpose,
+use snaprig_wire::coi::{BINARY_BYTES_MAX, Program};
+
+use super::{
+    Daemon,
+    machine::{Failure, Pid},
+    native::Native,
 };
+use crate::scif::Endpoint;
 
-use super::{Daemon, kill};
-use crate::{frames, scif::Endpoint};
-
-/// Makes a process and looks after it.
-pub fn create(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, program: &Program) -> io::Result<()> {
-    let (pid, port, path) = match start(daemon, host, program) {
-        Ok(started) => started,
-        Err(error) => return frames::send(host, &failed(program, &error)),
-    };
-    frames::send(host, &FromDaemon::Created { pid, port, path })?;
-    watch(daemon, host, pid)
-}
-
-/// The answer to a request that could not be done.
-pub fn failed(program: &Program, error: &io::Error) -> FromDaemon {
-    let hint = match error.raw_os_error() {
-        Some(libc::ENOEXEC) => "; a card runs x86-64 ELF programs",
-        Some(libc::ENOMEM | libc::ENOSPC) => "; give the card more memory",
-        _ => "",
-    };
-    FromDaemon::Failed {
-        errno: error.raw_os_error().unwrap_or(0),
-        why: format!("{}: {error}{hint}", program.name),
-    }
-}
-
-fn start(daemon: &Daemon, host: &Endpoint, program: &Program) -> io::Result<(i32, u16, String)> {
-    let path = daemon.receive_program(host, program)?;
+/// Receives a program and starts it; its id and path.
+pub fn start(daemon: &Daemon, host: &Endpoint, program: &Program) -> io::Result<(Pid, String)> {
+    let path = receive(daemon, host, program)?;
     let child = command(&path, program).stdin(Stdio::null()).spawn()?;
     daemon.child_started();
-    let pid = child.id() as i32;
-    match daemon.hello_of(pid)?.0.why {
-        Purpose::Started { port } => Ok((pid, port, path)),
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
+    Ok((child.id() as Pid, path))
 }
 
 /// A program with its arguments and environment.
 pub fn command(path: &str, program: &Program) -> Command {
-    use std::os::unix::process::CommandExt;
     let mut command = Command::new(path);
     if let Some((name, arguments)) = program.argv.split_first() {
         command.arg0(name).args(arguments);
@@ -63,27 +35,63 @@ pub fn command(path: &str, program: &Program) -> Command {
     command
 }
 
-/// Tells the host how the process ended; ends it when the host asks, or is gone.
-pub fn watch(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, pid: i32) -> io::Result<()> {
-    let ended = Arc::new(AtomicBool::new(false));
-    let (telling, to, has_ended) = (daemon.clone(), host.clone(), ended.clone());
-    std::thread::spawn(move || {
-        let exit = telling.end_of(pid);
-        has_ended.store(true, Ordering::SeqCst);
-        // It has no files if it had no buffers.
-        let _ = fs::remove_dir_all(format!("/tmp/coi_procs/{pid}"));
-        telling.cleaned_up(pid);
-        // A host process that is gone needs no telling.
-        let _ = frames::send(&to, &FromDaemon::Exited(exit));
-    });
-    // Whatever else comes, Destroy or the end of the connection, means the end of the process. If
-    // it has ended already, its id may by now be that of its restored successor.
-    while !matches!(
-        frames::receive::<ToDaemon>(host),
-        Ok(ToDaemon::Destroy) | Err(_)
-    ) {}
-    if !ended.load(Ordering::SeqCst) {
-        kill(pid, libc::SIGKILL);
+/// Why a program did not start, and what to do about it.
+pub fn describe(program: &Program, error: &io::Error) -> Failure {
+    let hint = match error.raw_os_error() {
+        Some(libc::ENOEXEC) => "; a card runs x86-64 ELF programs",
+        Some(libc::ENOMEM | libc::ENOSPC) => "; give the card more memory",
+        _ => "",
+    };
+    Failure {
+        errno: error.raw_os_error().unwrap_or(0),
+        why: format!("{}: {error}{hint}", program.name),
     }
-    Ok(())
+}
+
+/// Receives a program's bytes and puts them into a file of their own.
+pub fn receive(daemon: &Daemon, host: &Endpoint, program: &Program) -> io::Result<String> {
+    if program.bytes > BINARY_BYTES_MAX || program.name.contains('/') {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let number = {
+        let mut inner = daemon.lock();
+        inner.next_program += 1;
+        inner.next_program
+    };
+    let directory = format!("/tmp/coi_procs/programs/{number}");
+    fs::create_dir_all(&directory)?;
+    let path = format!("{directory}/{}", program.name);
+    let received = receive_file(host, &path, program.bytes);
+    let executable = fs::Permissions::from_mode(0o755);
+    let made = received.and_then(|()| fs::set_permissions(&path, executable));
+    if let Err(error) = made {
+        let _ = fs::remove_dir_all(&directory);
+        return Err(error);
+    }
+    Ok(path)
+}
+
+/// All bytes are taken off the connection even if they cannot be kept.
+fn receive_file(host: &Endpoint, path: &str, bytes: u64) -> io::Result<()> {
+    let mut file = fs::File::create(path);
+    let (mut left, mut buffer) = (bytes, vec![0; 64 << 10]);
+    let mut result = Ok(());
+    while left > 0 {
+        let want = buffer.len().min(left as usize);
+        let count = host.recv(&mut buffer[..want])?;
+        left -= count as u64;
+        if let (Ok(()), Ok(file)) = (&result, &mut file) {
+            result = file.write_all(&buffer[..count]);
+        }
+    }
+    file.map(|_| ()).and(result)
+}
+
+/// Takes away what an ended process leaves, and waits for its last output.
+pub fn clean_up(pid: Pid, native: Option<Native>) {
+    // It has no files if it had no buffers.
+    let _ = fs::remove_dir_all(format!("/tmp/coi_procs/{pid}"));
+    if let Some(native) = native {
+        native.finish();
+    }
 }

@@ -1,19 +1,27 @@
 //! The COI daemon: one a card. It starts, watches and ends offload processes for host processes,
-//! and coordinates Snapify's pause (paper sections 2 and 4.1).
+//! and coordinates Snapify's pause (paper sections 2 and 4.1). What it does when is in
+//! [`machine`]; this is its driver.
 //!
-//! One thread serves each connection of a host process; one waits for the ends of all processes;
-//! one takes the connections of offload processes on a Unix socket.
+//! | module | what it is |
+//! |---|---|
+//! | [`machine`] | the protocol |
+//! | `control` | starting programs, and what is left of them |
+//! | `native` | stdio of programs that know nothing of COI |
+//! | `snapify` | bringing a process back |
 //!
-//! What must stay true: a process lives as long as the control connection that it was created (or
-//! adopted) on; a process that is swapped out has ended, not crashed.
+//! One thread reads each connection, one waits for the ends of all children. Messages are sent
+//! with the machine locked, so that their order is the machine's; what takes long is done by the
+//! thread whose input asked for it.
 
 mod control;
+pub mod machine;
 mod native;
 mod snapify;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs, io,
+    net::Shutdown,
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
     process::Command,
@@ -21,11 +29,15 @@ use std::{
 };
 
 use snaprig_wire::{
-    coi::{Exit, Program, ToDaemon},
+    coi::{Exit, ToDaemon},
     scif::port,
-    snapify::{Hello, SOCKET},
+    snapify::{Hello, SIGNAL, SOCKET},
 };
 
+use self::{
+    machine::{Conn, Input, Machine, Output, Pid, Pipe},
+    native::Native,
+};
 use crate::{frames, scif::Endpoint};
 
 const SNAPIFY_IOD: &str = "/bin/snapify_iod";
@@ -36,18 +48,19 @@ const STATE: &str = "/dev/card/state";
 #[derive(Default)]
 pub struct Daemon {
     inner: Mutex<Inner>,
-    changed: Condvar,
+    /// A child was started: there is somebody to wait for.
+    started: Condvar,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// Connections of offload processes that nobody has claimed yet.
-    hellos: BTreeMap<i32, (Hello, UnixStream)>,
-    /// How processes ended, until somebody asks.
-    ended: BTreeMap<i32, Exit>,
-    /// Processes that have ended and whose files are gone.
-    cleaned_up: BTreeSet<i32>,
+    machine: Machine,
+    conns: BTreeMap<Conn, Arc<Endpoint>>,
+    pipes: BTreeMap<Pipe, UnixStream>,
+    natives: BTreeMap<Pid, Native>,
+    next: u64,
     next_program: u64,
+    children_started: u64,
 }
 
 /// Runs for ever.
@@ -55,7 +68,7 @@ pub fn main() -> io::Result<()> {
     let daemon = Arc::new(Daemon::default());
     let local = UnixListener::bind(SOCKET)?;
     let taking = daemon.clone();
-    std::thread::spawn(move || taking.take_hellos(&local));
+    std::thread::spawn(move || taking.take_processes(&local));
     if Path::new(SNAPIFY_IOD).exists() {
         Command::new(SNAPIFY_IOD).spawn()?;
     }
@@ -70,86 +83,71 @@ pub fn main() -> io::Result<()> {
     loop {
         let (host, _) = listener.accept()?;
         let daemon = daemon.clone();
-        std::thread::spawn(move || {
-            if let Err(error) = daemon.serve(&Arc::new(host)) {
-                eprintln!("coi_daemon: {error}");
-            }
-        });
+        std::thread::spawn(move || daemon.serve_host(host));
     }
 }
 
 impl Daemon {
-    fn serve(self: &Arc<Self>, host: &Arc<Endpoint>) -> io::Result<()> {
-        match frames::receive(host)? {
-            ToDaemon::Create(program) => control::create(self, host, &program),
-            ToDaemon::Adopt { pid } => control::watch(self, host, pid),
-            ToDaemon::Native(program) => native::run(self, host, &program),
-            ToDaemon::Snapify => snapify::serve(self, host),
-            ToDaemon::Destroy | ToDaemon::Stdin(_) => Err(io::ErrorKind::InvalidData.into()),
+    /// Reads one host process's connection to its end.
+    fn serve_host(self: &Arc<Self>, host: Endpoint) {
+        let host = Arc::new(host);
+        let conn = {
+            let mut inner = self.lock();
+            let conn = inner.number();
+            inner.conns.insert(conn, host.clone());
+            conn
+        };
+        let mut snapify = false;
+        loop {
+            let input = match snapify {
+                true => frames::receive(&host).map(|request| Input::Request(conn, request)),
+                false => frames::receive(&host).map(|message| Input::Host(conn, message)),
+            };
+            let Ok(input) = input else { break };
+            snapify |= matches!(input, Input::Host(_, ToDaemon::Snapify));
+            self.handle(input);
+            if !self.lock().conns.contains_key(&conn) {
+                // It was hung up.
+                return;
+            }
         }
+        self.handle(Input::HostGone(conn));
+        self.lock().conns.remove(&conn);
     }
 
-    fn take_hellos(&self, listener: &UnixListener) {
+    /// Takes the connections of offload processes, for ever.
+    fn take_processes(self: &Arc<Self>, listener: &UnixListener) {
         for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { continue };
-            if let Ok(hello) = frames::read::<Hello>(&mut stream) {
-                self.lock().hellos.insert(hello.pid, (hello, stream));
-                self.changed.notify_all();
-            }
+            let Ok(stream) = stream else { continue };
+            let daemon = self.clone();
+            std::thread::spawn(move || daemon.serve_process(stream));
         }
     }
 
-    /// Waits for a process's connection, or its end.
-    fn hello_of(&self, pid: i32) -> io::Result<(Hello, UnixStream)> {
-        let mut inner = self.lock();
+    /// Reads one offload process's connection to its end.
+    fn serve_process(self: &Arc<Self>, mut stream: UnixStream) {
+        let (Ok(hello), Ok(writer)) = (frames::read::<Hello>(&mut stream), stream.try_clone())
+        else {
+            return;
+        };
+        let pipe = {
+            let mut inner = self.lock();
+            let pipe = inner.number();
+            inner.pipes.insert(pipe, writer);
+            pipe
+        };
+        self.handle(Input::Hello(pipe, hello));
+        while let Ok(reply) = frames::read(&mut stream) {
+            self.handle(Input::Reply(pipe, reply));
+        }
+        self.handle(Input::PipeGone(pipe));
+        self.lock().pipes.remove(&pipe);
+    }
+
+    /// Collects the ends of all children, for ever.
+    fn reap(self: &Arc<Self>) {
         loop {
-            if let Some(found) = inner.hellos.remove(&pid) {
-                return Ok(found);
-            }
-            if let Some(exit) = inner.ended.get(&pid) {
-                return Err(io::Error::other(format!("the process ended: {exit:?}")));
-            }
-            inner = self
-                .changed
-                .wait(inner)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Waits for the end of a process.
-    fn end_of(&self, pid: i32) -> Exit {
-        let mut inner = self.lock();
-        loop {
-            if let Some(exit) = inner.ended.remove(&pid) {
-                return exit;
-            }
-            inner = self
-                .changed
-                .wait(inner)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// The process has ended and nothing of it is left.
-    fn cleaned_up(&self, pid: i32) {
-        self.lock().cleaned_up.insert(pid);
-        self.changed.notify_all();
-    }
-
-    /// Waits until nothing of the process is left, so that its successor can have its id.
-    fn wait_until_cleaned_up(&self, pid: i32) {
-        let mut inner = self.lock();
-        while !inner.cleaned_up.remove(&pid) {
-            inner = self
-                .changed
-                .wait(inner)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Collects the ends of all children.
-    fn reap(&self) {
-        loop {
+            let seen = self.lock().children_started;
             let mut status = 0;
             // SAFETY: `status` is valid to write to.
             let pid = unsafe { libc::waitpid(-1, &raw mut status, 0) };
@@ -158,47 +156,74 @@ impl Daemon {
                     true => Exit::Signal(libc::WTERMSIG(status)),
                     false => Exit::Code(libc::WEXITSTATUS(status)),
                 };
-                self.lock().ended.insert(pid, exit);
-                self.changed.notify_all();
-            } else {
-                // No child now: wait until a thread says that there is one.
-                let inner = self.lock();
-                drop(
-                    self.changed
-                        .wait(inner)
-                        .unwrap_or_else(PoisonError::into_inner),
-                );
+                self.handle(Input::Exited(pid, exit));
+                continue;
+            }
+            // No child now: wait until there is one.
+            let mut inner = self.lock();
+            while inner.children_started == seen {
+                inner = self
+                    .started
+                    .wait(inner)
+                    .unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
 
     /// There is a new child.
     fn child_started(&self) {
-        self.changed.notify_all();
+        self.lock().children_started += 1;
+        self.started.notify_all();
     }
 
-    /// Receives a program's bytes and puts them into a file of their own.
-    fn receive_program(&self, host: &Endpoint, program: &Program) -> io::Result<String> {
-        use std::os::unix::fs::PermissionsExt;
-        if program.bytes > snaprig_wire::coi::BINARY_BYTES_MAX || program.name.contains('/') {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let number = {
+    /// Tells the machine what happened, and does what it says.
+    fn handle(self: &Arc<Self>, input: Input) {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            let mut later = Vec::new();
             let mut inner = self.lock();
-            inner.next_program += 1;
-            inner.next_program
-        };
-        let directory = format!("/tmp/coi_procs/programs/{number}");
-        fs::create_dir_all(&directory)?;
-        let path = format!("{directory}/{}", program.name);
-        let received = receive_file(host, &path, program.bytes);
-        let made =
-            received.and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)));
-        if let Err(error) = made {
-            let _ = fs::remove_dir_all(&directory);
-            return Err(error);
+            inner.machine.handle(input);
+            while let Some(output) = inner.machine.poll_output() {
+                later.extend(inner.send(output));
+            }
+            drop(inner);
+            inputs.extend(later.into_iter().filter_map(|output| self.perform(output)));
         }
-        Ok(path)
+    }
+
+    /// Does what takes its time.
+    fn perform(self: &Arc<Self>, output: Output) -> Option<Input> {
+        match output {
+            Output::Spawn(conn, program, native) => {
+                let host = self.lock().conns.get(&conn).cloned()?;
+                let started = match native {
+                    true => native::start(self, &host, &program),
+                    false => control::start(self, &host, &program),
+                };
+                let started = started.map_err(|error| control::describe(&program, &error));
+                Some(Input::Spawned(conn, started))
+            }
+            Output::Restore(conn, request) => {
+                let restored = snapify::restore(self, &request);
+                Some(Input::Restored(conn, restored))
+            }
+            Output::Stdin(pid, bytes) => {
+                let stdin = self.lock().natives.get(&pid).map(Native::stdin)?;
+                stdin.write(&bytes);
+                None
+            }
+            Output::CleanUp(pid) => {
+                // A native program's last output may take as long as the host likes.
+                let daemon = self.clone();
+                std::thread::spawn(move || {
+                    let native = daemon.lock().natives.remove(&pid);
+                    control::clean_up(pid, native);
+                    daemon.handle(Input::CleanedUp(pid));
+                });
+                None
+            }
+            _ => None,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -206,24 +231,42 @@ impl Daemon {
     }
 }
 
-/// All bytes are taken off the connection even if they cannot be kept.
-fn receive_file(host: &Endpoint, path: &str, bytes: u64) -> io::Result<()> {
-    use std::io::Write;
-    let mut file = fs::File::create(path);
-    let (mut left, mut buffer) = (bytes, vec![0; 64 << 10]);
-    let mut result = Ok(());
-    while left > 0 {
-        let want = buffer.len().min(left as usize);
-        let count = host.recv(&mut buffer[..want])?;
-        left -= count as u64;
-        if let (Ok(()), Ok(file)) = (&result, &mut file) {
-            result = file.write_all(&buffer[..count]);
-        }
+impl Inner {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
     }
-    file.map(|_| ()).and(result)
+
+    /// Sends what is to be sent; gives back what is not. Who cannot be reached is gone, and the
+    /// thread that reads that connection says so.
+    fn send(&mut self, output: Output) -> Option<Output> {
+        match output {
+            Output::Tell(conn, message) => {
+                let host = self.conns.get(&conn);
+                let _ = host.map(|host| frames::send(host, &message));
+            }
+            Output::Answer(conn, reply) => {
+                let host = self.conns.get(&conn);
+                let _ = host.map(|host| frames::send(host, &reply));
+            }
+            Output::HangUp(conn) => drop(self.conns.remove(&conn)),
+            Output::Ask(pipe, request) => {
+                let stream = self.pipes.get_mut(&pipe);
+                let _ = stream.map(|stream| frames::write(stream, &request));
+            }
+            Output::Drop(pipe) => {
+                let stream = self.pipes.remove(&pipe);
+                let _ = stream.map(|stream| stream.shutdown(Shutdown::Both));
+            }
+            Output::Signal(pid) => kill(pid, SIGNAL),
+            Output::Kill(pid) => kill(pid, libc::SIGKILL),
+            other => return Some(other),
+        }
+        None
+    }
 }
 
-fn kill(pid: i32, signal: i32) {
+fn kill(pid: Pid, signal: i32) {
     // SAFETY: no memory is involved. A process that is gone already is what was wanted.
     unsafe { libc::kill(pid, signal) };
 }

@@ -2,63 +2,85 @@
 
 use std::{
     io::{self, Read, Write},
-    process::Stdio,
-    sync::Arc,
+    process::{ChildStdin, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
 };
 
-use snaprig_wire::coi::{FromDaemon, Program, ToDaemon};
+use snaprig_wire::coi::{FromDaemon, Program};
 
-use super::{Daemon, control, kill};
+use super::{Daemon, control, machine::Pid};
 use crate::{frames, scif::Endpoint};
 
-/// Runs the program to its end.
-pub fn run(daemon: &Arc<Daemon>, host: &Arc<Endpoint>, program: &Program) -> io::Result<()> {
-    let spawned = daemon.receive_program(host, program).and_then(|path| {
-        control::command(&path, program)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-    });
-    let mut child = match spawned {
-        Ok(child) => child,
-        Err(error) => return frames::send(host, &control::failed(program, &error)),
-    };
-    daemon.child_started();
-    let pid = child.id() as i32;
-    let (out, err) = (child.stdout.take(), child.stderr.take());
-    let pumps = [pump(host, 1, out), pump(host, 2, err)];
-    let mut stdin = child.stdin.take();
-    let from = host.clone();
-    std::thread::spawn(move || {
-        loop {
-            match frames::receive(&from) {
-                Ok(ToDaemon::Stdin(bytes)) if bytes.is_empty() => stdin = None,
-                Ok(ToDaemon::Stdin(bytes)) => {
-                    if stdin
-                        .as_mut()
-                        .is_some_and(|to| to.write_all(&bytes).is_err())
-                    {
-                        stdin = None;
-                    }
-                }
-                _ => break kill(pid, libc::SIGKILL),
-            }
-        }
-    });
-    let exit = daemon.end_of(pid);
-    for pump in pumps {
-        // It ends with the pipe; a panic in it has lost output and nothing else.
-        let _ = pump.join();
+/// A native program's stdio.
+pub struct Native {
+    stdin: Stdin,
+    outputs: [JoinHandle<()>; 2],
+}
+
+/// Its standard input, until the host closes it or the program does.
+#[derive(Clone)]
+pub struct Stdin(Arc<Mutex<Option<ChildStdin>>>);
+
+impl Native {
+    /// Its standard input.
+    pub fn stdin(&self) -> Stdin {
+        self.stdin.clone()
     }
-    frames::send(host, &FromDaemon::Exited(exit))
+
+    /// Waits until all of its output is on its way.
+    pub fn finish(self) {
+        for output in self.outputs {
+            // It ends with the pipe; a panic in it has lost output and nothing else.
+            let _ = output.join();
+        }
+    }
+}
+
+impl Stdin {
+    /// Writes to it; no bytes close it.
+    pub fn write(&self, bytes: &[u8]) {
+        let mut stdin = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = !bytes.is_empty()
+            && stdin
+                .as_mut()
+                .is_some_and(|stdin| stdin.write_all(bytes).is_ok());
+        if !open {
+            *stdin = None;
+        }
+    }
+}
+
+/// Receives a program and starts it with its stdio on the connection; its id and path.
+pub fn start(
+    daemon: &Daemon,
+    host: &Arc<Endpoint>,
+    program: &Program,
+) -> io::Result<(Pid, String)> {
+    let path = control::receive(daemon, host, program)?;
+    let mut child = control::command(&path, program)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let pid = child.id() as Pid;
+    let native = Native {
+        stdin: Stdin(Arc::new(Mutex::new(child.stdin.take()))),
+        outputs: [
+            pump(host, 1, child.stdout.take()),
+            pump(host, 2, child.stderr.take()),
+        ],
+    };
+    daemon.lock().natives.insert(pid, native);
+    daemon.child_started();
+    Ok((pid, path))
 }
 
 fn pump(
     host: &Arc<Endpoint>,
     stream: u8,
     from: Option<impl Read + Send + 'static>,
-) -> std::thread::JoinHandle<()> {
+) -> JoinHandle<()> {
     let host = host.clone();
     std::thread::spawn(move || {
         let Some(mut from) = from else { return };

@@ -1,163 +1,124 @@
-//! Snapify's coordinator (paper section 4.1, figure 3): relays requests of the host process to the
-//! offload process, and restores processes.
+//! Bringing a process back (paper section 4.3): local store and binaries to the card, then the
+//! image, on the fly.
 
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    os::{fd::AsRawFd, unix::fs::PermissionsExt},
     path::Path,
-    sync::Arc,
 };
 
 use snaprig_wire::{
     checkpoint::{self, Restore},
     scif::HOST,
-    snapify::{BINARIES, IMAGE, LOCAL_STORE, Purpose, Reply, Request, SIGNAL, StoredFile},
+    snapify::{BINARIES, IMAGE, LOCAL_STORE, Request, StoredFile},
 };
 
-use super::{Daemon, kill};
-use crate::{frames, scif::Endpoint, snapify_io};
+use super::{
+    Daemon,
+    machine::{Failure, Pid},
+};
+use crate::snapify_io;
 
-/// Serves one host process's snapshots of one process.
-pub fn serve(daemon: &Arc<Daemon>, host: &Arc<Endpoint>) -> io::Result<()> {
-    // The paper's pipe to the offload process, from pause to resume.
-    let mut pipe: Option<UnixStream> = None;
-    loop {
-        let request: Request = match frames::receive(host) {
-            Ok(request) => request,
-            // The host process is gone; dropping the pipe resumes the offload process, whose own
-            // control connection decides about its life.
-            Err(_) => return Ok(()),
-        };
-        let reply = handle(daemon, &mut pipe, request).unwrap_or_else(|error| Reply::Failed {
-            step: "in the COI daemon".into(),
-            errno: error.raw_os_error().unwrap_or(0),
-            why: error.to_string(),
+/// Does a `Restore` request; the process's id. Nothing of a failed one stays on the card.
+pub fn restore(daemon: &Daemon, request: &Request) -> Result<Pid, Failure> {
+    let Request::Restore {
+        snapshot,
+        local_store,
+        binaries,
+    } = request
+    else {
+        let why = "no restore".into();
+        return Err(Failure {
+            errno: libc::EINVAL,
+            why,
         });
-        frames::send(host, &reply)?;
-    }
-}
-
-fn handle(
-    daemon: &Arc<Daemon>,
-    pipe: &mut Option<UnixStream>,
-    request: Request,
-) -> io::Result<Reply> {
-    match request {
-        Request::Pause { pid } => {
-            if pipe.is_some() {
-                return Err(io::Error::other("the process is paused already"));
-            }
-            kill(pid, SIGNAL);
-            let (hello, mut stream) = daemon.hello_of(pid)?;
-            if hello.why != Purpose::Signalled {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            let reply = ask(&mut stream, &request)?;
-            *pipe = Some(stream);
-            Ok(reply)
-        }
-        Request::Capture {
-            pid,
-            terminate: true,
-            ..
-        } => {
-            let reply = relay(pipe, &request)?;
-            if let Reply::Captured { .. } = reply {
-                daemon.wait_until_cleaned_up(pid);
-                *pipe = None;
-            }
-            Ok(reply)
-        }
-        Request::Drain { .. } | Request::Capture { .. } => relay(pipe, &request),
-        Request::Resume { .. } => {
-            let reply = relay(pipe, &request)?;
-            *pipe = None;
-            Ok(reply)
-        }
-        Request::Restore {
-            snapshot,
-            local_store,
-            binaries,
-        } => {
-            let (pid, port, stream) = restore(daemon, &snapshot, &local_store, &binaries)?;
-            *pipe = Some(stream);
-            Ok(Reply::Restored { pid, port })
-        }
-    }
-}
-
-fn relay(pipe: &mut Option<UnixStream>, request: &Request) -> io::Result<Reply> {
-    let stream = pipe
-        .as_mut()
-        .ok_or(io::Error::other("the process is not paused"))?;
-    ask(stream, request)
-}
-
-fn ask(stream: &mut UnixStream, request: &Request) -> io::Result<Reply> {
-    frames::write(stream, request)?;
-    frames::read(stream)
-}
-
-/// Section 4.3: local store and binaries to the card, then the image, on the fly.
-fn restore(
-    daemon: &Arc<Daemon>,
-    snapshot: &str,
-    local_store: &[StoredFile],
-    binaries: &[StoredFile],
-) -> io::Result<(i32, u16, UnixStream)> {
+    };
     let mut made = Vec::new();
     let result = (|| {
         for (directory, files) in [(LOCAL_STORE, local_store), (BINARIES, binaries)] {
             for file in files {
-                made.push(file.card_path.clone());
-                fetch(&format!("{snapshot}/{directory}/{}", file.name), file)?;
+                // A program may be there already, and even run. A local store that is there is
+                // that of a living process.
+                let from = format!("{snapshot}/{directory}/{}", file.name);
+                let fetched = match directory == LOCAL_STORE && Path::new(&file.card_path).exists()
+                {
+                    true => Err(io::Error::from_raw_os_error(libc::EEXIST)),
+                    false => fetch(&from, file),
+                };
+                fetched.map_err(|error| describe(&file.card_path, &error))?;
+                if directory == LOCAL_STORE {
+                    made.push(&file.card_path);
+                }
             }
         }
-        let image = snapify_io::open_read(HOST, &format!("{snapshot}/{IMAGE}"))?;
-        let service = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(checkpoint::PATH)?;
-        let argument = Restore {
-            fd: image.as_raw_fd(),
-            stdio: [0, 1, 2],
-        };
-        // SAFETY: the request's argument is a `Restore`, valid for the call.
-        let pid = unsafe {
-            libc::ioctl(
-                service.as_raw_fd(),
-                checkpoint::RESTORE.into(),
-                &raw const argument,
-            )
-        };
-        if pid < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        daemon.child_started();
-        let (hello, stream) = daemon.hello_of(pid)?;
-        match hello.why {
-            Purpose::Restarted { port } => Ok((pid, port, stream)),
-            _ => Err(io::ErrorKind::InvalidData.into()),
-        }
+        read_image(&format!("{snapshot}/{IMAGE}")).map_err(|error| describe(IMAGE, &error))
     })();
-    if result.is_err() {
-        for path in made {
-            // Nothing of a failed restore stays on the card.
-            let _ = fs::remove_file(path);
+    match result {
+        Ok(_) => daemon.child_started(),
+        Err(_) => {
+            for path in made {
+                // It may not have come so far.
+                let _ = fs::remove_file(path);
+            }
         }
     }
     result
 }
 
+fn describe(what: &str, error: &io::Error) -> Failure {
+    let hint = match error.raw_os_error() {
+        Some(libc::ENOMEM | libc::ENOSPC) => "; restore it on a card with more memory",
+        Some(libc::EEXIST) => "; a process with its id runs on this card, restore it on another",
+        _ => "",
+    };
+    Failure {
+        errno: error.raw_os_error().unwrap_or(0),
+        why: format!("{what}: {error}{hint}"),
+    }
+}
+
+fn read_image(path: &str) -> io::Result<Pid> {
+    let image = snapify_io::open_read(HOST, path)?;
+    let service = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(checkpoint::PATH)?;
+    let argument = Restore {
+        fd: image.as_raw_fd(),
+        stdio: [0, 1, 2],
+    };
+    // SAFETY: the request's argument is a `Restore`, valid for the call.
+    let pid = unsafe {
+        libc::ioctl(
+            service.as_raw_fd(),
+            checkpoint::RESTORE.into(),
+            &raw const argument,
+        )
+    };
+    match pid {
+        0.. => Ok(pid),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Brings one file to the card, under its name only when it is whole: whoever has an earlier one
+/// open keeps that.
 fn fetch(from: &str, file: &StoredFile) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
     let path = Path::new(&file.card_path);
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }
-    let mut source = snapify_io::open_read(HOST, from)?;
-    let mut to = File::create(path)?;
-    source.copy_to(&mut to)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(file.mode))
+    let partial = format!("{}.restoring", file.card_path);
+    let fetched = (|| {
+        let mut to = File::create(&partial)?;
+        snapify_io::open_read(HOST, from)?.copy_to(&mut to)?;
+        fs::set_permissions(&partial, fs::Permissions::from_mode(file.mode))?;
+        fs::rename(&partial, path)
+    })();
+    if fetched.is_err() {
+        // There may be none.
+        let _ = fs::remove_file(&partial);
+    }
+    fetched
 }

@@ -36,6 +36,12 @@ impl Channel {
         self.replaced.notify_all();
     }
 
+    /// Those who wait for a successor look again whether there will be one.
+    pub fn look_again(&self) {
+        let _held = self.lock();
+        self.replaced.notify_all();
+    }
+
     /// The next message. While the process is paused a broken connection is waited out.
     pub fn receive<T: DeserializeOwned>(&self, runtime: &Runtime) -> io::Result<T> {
         loop {
@@ -57,7 +63,7 @@ impl Channel {
     fn wait_for_successor(&self, runtime: &Runtime, broken: &Arc<Endpoint>) -> bool {
         let mut endpoint = self.lock();
         while Arc::ptr_eq(&endpoint, broken) {
-            if !runtime.lock().quiet {
+            if !runtime.lock().machine.is_quiet() {
                 return false;
             }
             endpoint = self

@@ -7,7 +7,7 @@ use std::{
 
 use snaprig_wire::coi::{Answer, Command};
 
-use super::{Runtime, channel::Channel, symbols};
+use super::{Runtime, channel::Channel, machine::Input, symbols};
 use crate::scif::Endpoint;
 
 /// Serves until the host's end is gone; then the process has no purpose left.
@@ -22,8 +22,7 @@ pub fn serve(runtime: &'static Runtime, channel: &Channel) {
             break;
         }
         if marker {
-            runtime.lock().marker = true;
-            runtime.changed.notify_all();
+            runtime.tell(Input::Marker);
         }
     }
     std::process::exit(1);

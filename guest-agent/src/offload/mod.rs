@@ -4,21 +4,21 @@
 //! Pipe_Thread2 for each pipeline runs functions (case 4); the Snapify thread sleeps until the
 //! daemon's signal.
 //!
-//! What must stay true: between `Runtime::quiesce` and `Runtime::release` nothing is sent on
-//! any channel; a channel that breaks in that time is waited for, because a restored process gets
-//! a new one.
+//! What must stay true: while [`machine`] is quiet nothing is sent on any channel; a channel that
+//! breaks in that time is waited for, because a restored process gets a new one.
 
 mod api;
 mod buffers;
 mod channel;
 mod commands;
+pub mod machine;
 mod pipeline;
 mod snapify;
 mod symbols;
 
 use std::{
     collections::BTreeMap,
-    io,
+    io::{self, Write},
     os::unix::net::UnixStream,
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -28,26 +28,28 @@ use snaprig_wire::{
     snapify::{Hello, Purpose, SOCKET},
 };
 
-use self::{buffers::Buffers, channel::Channel};
-use crate::{frames, gate::Gate, scif::Endpoint};
+use self::{
+    buffers::Buffers,
+    channel::Channel,
+    machine::{Input, Machine},
+};
+use crate::{frames, scif::Endpoint};
 
 /// Everything the threads share.
 pub struct Runtime {
-    /// Around the result of a run function (case 4).
-    results: Gate,
     buffers: Mutex<Buffers>,
     state: Mutex<State>,
     changed: Condvar,
+    /// Makes the Snapify thread look at the machine.
+    nudge: io::PipeWriter,
 }
 
 #[derive(Default)]
 struct State {
     channels: BTreeMap<Kind, Arc<Channel>>,
     listener: Option<Arc<Endpoint>>,
-    /// Between pause and resume.
-    quiet: bool,
-    /// The command server has seen the Shutdown marker (case 3).
-    marker: bool,
+    /// Pause and resume.
+    machine: Machine,
     /// Run functions may run (COIPipelineStartExecutingRunFunctions).
     started: bool,
     /// The host wants the program to end.
@@ -58,29 +60,31 @@ impl Runtime {
     /// The process's runtime, started at the first call.
     pub fn get() -> &'static Self {
         static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-        let mut first = false;
+        let mut first = None;
         let runtime = RUNTIME.get_or_init(|| {
-            first = true;
+            let (nudged, nudge) = io::pipe().unwrap_or_else(|error| unreachable_host(&error));
+            first = Some(nudged);
             Runtime {
-                results: Gate::default(),
                 buffers: Mutex::default(),
                 state: Mutex::default(),
                 changed: Condvar::new(),
+                nudge,
             }
         });
-        if first && let Err(error) = runtime.start() {
-            eprintln!("coi: the offload process cannot be reached: {error}");
-            std::process::exit(1);
+        if let Some(nudged) = first
+            && let Err(error) = runtime.start(nudged)
+        {
+            unreachable_host(&error);
         }
         runtime
     }
 
-    fn start(&'static self) -> io::Result<()> {
+    fn start(&'static self, nudged: io::PipeReader) -> io::Result<()> {
         snapify::install()?;
         let port = self.listen()?;
         announce(&Purpose::Started { port })?;
         std::thread::spawn(move || self.accept());
-        std::thread::spawn(move || snapify::serve(self));
+        std::thread::spawn(move || snapify::serve(self, nudged));
         Ok(())
     }
 
@@ -102,7 +106,7 @@ impl Runtime {
                 // The endpoint is gone: there will be another one after a restore, and until
                 // resume it is the Snapify thread that accepts on it.
                 let mut state = self.lock();
-                while state.quiet
+                while state.machine.is_quiet()
                     || state
                         .listener
                         .as_ref()
@@ -121,14 +125,15 @@ impl Runtime {
     fn accept_one(&'static self, listener: &Endpoint) -> io::Result<Kind> {
         let (endpoint, _) = listener.accept()?;
         let kind: Kind = frames::receive(&endpoint)?;
-        let mut state = self.lock();
-        if let Some(channel) = state.channels.get(&kind) {
+        let known = self.lock().channels.get(&kind).cloned();
+        if let Some(channel) = known {
             channel.replace(endpoint);
+            self.tell(Input::Connected(kind));
             return Ok(kind);
         }
         let channel = Arc::new(Channel::new(endpoint));
-        state.channels.insert(kind, channel.clone());
-        drop(state);
+        self.lock().channels.insert(kind, channel.clone());
+        self.tell(Input::Connected(kind));
         self.changed.notify_all();
         match kind {
             Kind::Dma => {}
@@ -146,31 +151,44 @@ impl Runtime {
         self.lock().channels.get(&Kind::Dma).cloned()
     }
 
-    /// The sink's half of pause: its locks, and the marker.
-    fn quiesce(&self) {
-        self.lock().quiet = true;
-        self.results.close();
+    /// Tells the machine what happened. What it says, the Snapify thread does.
+    fn tell(&self, input: Input) {
         let mut state = self.lock();
-        while !state.marker {
+        state.machine.handle(input);
+        if state.machine.has_output() {
+            // The pipe never fills up: outputs are few, and each is waited for.
+            let _ = (&self.nudge).write(b".");
+        }
+    }
+
+    /// Threads that wait look whether they still have to.
+    fn look_again(&self) {
+        self.changed.notify_all();
+        let channels: Vec<_> = self.lock().channels.values().cloned().collect();
+        channels.iter().for_each(|channel| channel.look_again());
+    }
+
+    /// Waits until results may be sent (case 4), and counts as one who sends.
+    fn begin_sending(&self) {
+        let mut state = self.lock();
+        while !state.machine.may_send() {
             state = self
                 .changed
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-    }
-
-    /// The sink's half of resume.
-    fn release(&self) {
-        let mut state = self.lock();
-        (state.quiet, state.marker) = (false, false);
-        drop(state);
-        self.changed.notify_all();
-        self.results.open();
+        state.machine.handle(Input::Sending);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Without its host an offload process has no purpose.
+fn unreachable_host(error: &io::Error) -> ! {
+    eprintln!("coi: the offload process cannot be reached: {error}");
+    std::process::exit(1)
 }
 
 /// Tells the daemon why this process connects.

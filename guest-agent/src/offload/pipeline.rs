@@ -4,7 +4,7 @@ use std::{ffi::c_void, sync::PoisonError};
 
 use snaprig_wire::coi::{BUFFERS_MAX, MISC_DATA_MAX, RunFunction, RunResult};
 
-use super::{Runtime, channel::Channel, symbols};
+use super::{Runtime, channel::Channel, machine::Input, symbols};
 
 type Function =
     unsafe extern "C" fn(u32, *mut *mut c_void, *mut u64, *mut c_void, u16, *mut c_void, u16);
@@ -21,9 +21,11 @@ pub fn serve(runtime: &'static Runtime, channel: &Channel) {
         }
         drop(state);
         let result = run(runtime, request).unwrap_or_else(RunResult::Refused);
-        // Pause holds this gate, so that nothing is in the channel when the snapshot is taken.
-        let _pass = runtime.results.enter();
-        if channel.send(&result).is_err() {
+        // Nothing may be in the channel when the snapshot is taken.
+        runtime.begin_sending();
+        let sent = channel.send(&result);
+        runtime.tell(Input::Sent);
+        if sent.is_err() {
             return;
         }
     }

@@ -1,5 +1,5 @@
-//! Snapify in the offload process (paper sections 4.1 to 4.3): the handler of the daemon's signal
-//! wakes the Snapify thread, which connects to the daemon and serves its requests.
+//! The Snapify thread: woken by the handler of the daemon's signal, it connects to the daemon and
+//! drives [`super::machine`] with its requests and with what the other threads report.
 
 use std::{
     fs::{File, OpenOptions},
@@ -8,17 +8,23 @@ use std::{
         fd::{AsRawFd, FromRawFd, IntoRawFd},
         unix::net::UnixStream,
     },
-    sync::atomic::{AtomicI32, Ordering},
+    sync::{
+        PoisonError,
+        atomic::{AtomicI32, Ordering},
+    },
 };
 
 use snaprig_wire::{
     checkpoint::{self, Capture, RESTARTED},
     coi::Channel as Kind,
     scif::HOST,
-    snapify::{IMAGE, LOCAL_STORE, Purpose, Reply, Request, SIGNAL, StoredFile},
+    snapify::{IMAGE, LOCAL_STORE, Purpose, Reply, SIGNAL, StoredFile},
 };
 
-use super::{Runtime, announce};
+use super::{
+    Runtime, announce,
+    machine::{Captured, Failure, Input, Output},
+};
 use crate::{frames, snapify_io};
 
 /// Where the handler writes and the thread reads.
@@ -50,20 +56,14 @@ pub fn install() -> io::Result<()> {
     }
 }
 
-/// The Snapify thread.
-pub fn serve(runtime: &'static Runtime) {
+/// The Snapify thread: one session after the other.
+pub fn serve(runtime: &'static Runtime, mut nudged: io::PipeReader) {
     // SAFETY: the descriptor is the pipe's reading end, which nobody else owns.
     let mut wake = unsafe { File::from_raw_fd(WAKE[0].load(Ordering::Relaxed)) };
     let mut byte = [0];
     while matches!(wake.read(&mut byte), Ok(1)) {
-        let session = announce(&Purpose::Signalled).and_then(|daemon| {
-            Session {
-                runtime,
-                daemon,
-                quiet: false,
-            }
-            .run()
-        });
+        let session = announce(&Purpose::Signalled)
+            .and_then(|daemon| Session { runtime, daemon }.run(&mut nudged));
         if let Err(error) = session {
             eprintln!("snapify: {error}");
         }
@@ -73,68 +73,76 @@ pub fn serve(runtime: &'static Runtime) {
 struct Session {
     runtime: &'static Runtime,
     daemon: UnixStream,
-    quiet: bool,
 }
 
 impl Session {
     /// Serves until resume, or until the daemon is gone, which resumes too.
-    fn run(mut self) -> io::Result<()> {
+    fn run(mut self, nudged: &mut io::PipeReader) -> io::Result<()> {
+        let result = self.serve(nudged);
+        if result.is_err() {
+            let mut state = self.runtime.lock();
+            state.machine.handle(Input::DaemonGone);
+            // There is nobody left to be told.
+            while state.machine.poll_output().is_some() {}
+            drop(state);
+            self.runtime.look_again();
+        }
+        result
+    }
+
+    fn serve(&mut self, nudged: &mut io::PipeReader) -> io::Result<()> {
         loop {
-            let request = match frames::read::<Request>(&mut self.daemon) {
-                Ok(request) => request,
-                Err(error) => {
-                    self.release();
-                    return Err(error);
+            loop {
+                let output = self.runtime.lock().machine.poll_output();
+                match output {
+                    None => break,
+                    Some(Output::Reply(reply)) => {
+                        frames::write(&mut self.daemon, &reply)?;
+                        if reply == Reply::Resumed {
+                            return Ok(());
+                        }
+                    }
+                    Some(output) => self.perform(output)?,
                 }
-            };
-            let resumed = matches!(request, Request::Resume { .. });
-            let reply = self.handle(request).unwrap_or_else(|error| Reply::Failed {
-                step: "in the offload process".into(),
-                errno: error.raw_os_error().unwrap_or(0),
-                why: error.to_string(),
-            });
-            frames::write(&mut self.daemon, &reply)?;
-            if resumed {
-                return Ok(());
             }
+            if readable(&self.daemon, nudged)? {
+                // What it says is in the machine.
+                let _ = nudged.read(&mut [0; 64])?;
+                continue;
+            }
+            let request = frames::read(&mut self.daemon)?;
+            self.runtime.lock().machine.handle(Input::Request(request));
         }
     }
 
-    fn handle(&mut self, request: Request) -> io::Result<Reply> {
-        match request {
-            Request::Pause { .. } => Ok(Reply::Agreed),
-            Request::Drain { snapshot, .. } => {
-                self.quiet = true;
-                self.runtime.quiesce();
-                Ok(Reply::Drained {
-                    local_store: self.save_local_store(&snapshot)?,
-                })
+    fn perform(&mut self, output: Output) -> io::Result<()> {
+        match output {
+            Output::SaveLocalStore(snapshot) => {
+                let saved = self.save_local_store(&snapshot);
+                let saved = saved.map_err(failure);
+                self.runtime.lock().machine.handle(Input::Saved(saved));
             }
-            Request::Capture {
-                snapshot,
-                terminate,
-                ..
-            } => self.capture(&snapshot, terminate),
-            Request::Resume { .. } => {
-                self.release();
-                Ok(Reply::Resumed)
+            Output::Capture(snapshot) => {
+                let captured = capture(&snapshot);
+                let captured = captured.map_err(failure);
+                self.runtime
+                    .lock()
+                    .machine
+                    .handle(Input::Captured(captured));
             }
-            Request::Restore { .. } => Err(io::ErrorKind::Unsupported.into()),
+            Output::Reconnect => self.reconnect()?,
+            Output::Released => self.runtime.look_again(),
+            Output::Exit => std::process::exit(0),
+            Output::Reply(_) => {}
         }
-    }
-
-    fn release(&mut self) {
-        if std::mem::take(&mut self.quiet) {
-            self.runtime.release();
-        }
+        Ok(())
     }
 
     fn save_local_store(&self, snapshot: &str) -> io::Result<Vec<StoredFile>> {
-        let files = self
-            .runtime
-            .buffers
+        let buffers = &self.runtime.buffers;
+        let files = buffers
             .lock()
-            .map_err(|_| io::ErrorKind::Other)?
+            .unwrap_or_else(PoisonError::into_inner)
             .files();
         files
             .into_iter()
@@ -142,8 +150,10 @@ impl Session {
                 let mut from = File::open(&path)?;
                 let to = format!("{snapshot}/{LOCAL_STORE}/{name}");
                 let mut to = snapify_io::open_write(HOST, &to)?;
-                io::copy(&mut from, &mut to)?;
+                // A daemon that has failed says why when it is asked for the end.
+                let copied = io::copy(&mut from, &mut to);
                 snapify_io::finish(to)?;
+                copied?;
                 let card_path = path.to_string_lossy().into_owned();
                 Ok(StoredFile {
                     name,
@@ -155,77 +165,73 @@ impl Session {
             .collect()
     }
 
-    fn capture(&mut self, snapshot: &str, terminate: bool) -> io::Result<Reply> {
-        let image = snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"))?;
-        let service = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(checkpoint::PATH)?;
-        let argument = Capture {
-            fd: image.as_raw_fd(),
-            flags: 0,
-        };
-        // SAFETY: the request's argument is a `Capture`, valid for the call.
-        let result = unsafe {
-            libc::ioctl(
-                service.as_raw_fd(),
-                checkpoint::CAPTURE.into(),
-                &raw const argument,
-            )
-        };
-        match i64::from(result) {
-            RESTARTED => {
-                self.reconnect()?;
-                // This reply goes to the daemon of the new card, which waits for Hello only: the
-                // session goes on with its next request.
-                self.daemon_next()
-            }
-            0 => {
-                let bytes = snapify_io::finish(image)?;
-                if terminate {
-                    frames::write(&mut self.daemon, &Reply::Captured { bytes })?;
-                    std::process::exit(0);
-                }
-                Ok(Reply::Captured { bytes })
-            }
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
     /// In a restored process: a new daemon, a new port, the host's channels again (section 4.3).
     fn reconnect(&mut self) -> io::Result<()> {
         let port = self.runtime.listen()?;
         self.daemon = announce(&Purpose::Restarted { port })?;
-        let listener = self
-            .runtime
-            .lock()
-            .listener
-            .clone()
-            .ok_or(io::ErrorKind::NotConnected)?;
-        let mut missing: Vec<_> = self.runtime.lock().channels.keys().copied().collect();
-        while !missing.is_empty() {
-            let kind = self.runtime.accept_one(&listener)?;
-            missing.retain(|other| *other != kind);
-            if kind == Kind::Dma {
-                // The host connects this one first, and asks for the windows on a later one.
-                let dma = self
-                    .runtime
-                    .dma()
-                    .ok_or(io::ErrorKind::NotConnected)?
-                    .endpoint();
+        let listener = self.runtime.lock().listener.clone();
+        let listener = listener.ok_or(io::ErrorKind::NotConnected)?;
+        while self.runtime.lock().machine.is_reconnecting() {
+            // The host connects the one for RDMA first, and asks for the windows on a later one.
+            if self.runtime.accept_one(&listener)? == Kind::Dma
+                && let Some(dma) = self.runtime.dma()
+            {
                 let buffers = self.runtime.buffers.lock();
                 buffers
-                    .map_err(|_| io::ErrorKind::Other)?
-                    .register_again(&dma)?;
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .register_again(&dma.endpoint())?;
             }
         }
-        self.runtime.changed.notify_all();
+        self.runtime.look_again();
         Ok(())
     }
+}
 
-    /// The answer to the request that comes after a restore: Resume.
-    fn daemon_next(&mut self) -> io::Result<Reply> {
-        let request = frames::read::<Request>(&mut self.daemon)?;
-        self.handle(request)
+fn failure(error: io::Error) -> Failure {
+    (error.raw_os_error().unwrap_or(0), error.to_string())
+}
+
+/// Waits for the daemon or another thread; whether it is another thread.
+fn readable(daemon: &UnixStream, nudged: &io::PipeReader) -> io::Result<bool> {
+    let entry = |fd| libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut entries = [entry(nudged.as_raw_fd()), entry(daemon.as_raw_fd())];
+    // SAFETY: two entries, valid for the call.
+    while unsafe { libc::poll(entries.as_mut_ptr(), 2, -1) } < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    Ok(entries[0].revents != 0)
+}
+
+fn capture(snapshot: &str) -> io::Result<Captured> {
+    let image = snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"))?;
+    let service = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(checkpoint::PATH)?;
+    let argument = Capture {
+        fd: image.as_raw_fd(),
+        flags: 0,
+    };
+    // SAFETY: the request's argument is a `Capture`, valid for the call.
+    let result = unsafe {
+        libc::ioctl(
+            service.as_raw_fd(),
+            checkpoint::CAPTURE.into(),
+            &raw const argument,
+        )
+    };
+    let error = io::Error::last_os_error();
+    match i64::from(result) {
+        RESTARTED => Ok(Captured::Restarted),
+        0 => snapify_io::finish(image).map(Captured::Saved),
+        // The service saw a broken stream; the daemon knows what broke it.
+        _ => Err(snapify_io::finish(image).err().unwrap_or(error)),
     }
 }

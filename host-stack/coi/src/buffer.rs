@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, atomic::Ordering};
 use snaprig_scif::client::{Endpoint, ScifError, SharedMemory};
 use snaprig_wire::coi::{Answer, Command};
 
-use crate::{CoiError, Process, process::lock};
+use crate::{CoiError, Process, machine::Region, process::lock};
 
 const READ_WRITE: u8 = 3;
 
@@ -32,11 +32,11 @@ impl BufferInner {
 
 impl Buffer {
     pub(crate) fn create(process: &Process, bytes: usize) -> Result<Self, CoiError> {
-        let _pass = process.0.lifecycle.enter();
+        let _pass = process.0.enter(Region::Lifecycle)?;
         let memory = SharedMemory::new(bytes).map_err(|_| CoiError::NoMemory("a buffer"))?;
         let id = process.0.next_buffer.fetch_add(1, Ordering::Relaxed);
         let len = memory.len() as u64;
-        let card = match process.0.command(&Command::CreateBuffer { id, len })? {
+        let card = match process.0.command(Command::CreateBuffer { id, len })? {
             Answer::Window(window) if window.id == id && window.len == len => window.offset,
             _ => return Err(process.0.protocol("create buffer")),
         };
@@ -45,7 +45,7 @@ impl Buffer {
             memory,
             windows: Mutex::new((0, card)),
         };
-        let own = inner.register(&process.0.dma.endpoint())?;
+        let own = inner.register(&process.0.dma())?;
         *lock(&inner.windows) = (own, card);
         let inner = Arc::new(inner);
         lock(&process.0.buffers).insert(id, inner.clone());
@@ -96,10 +96,10 @@ impl Buffer {
 
     fn transfer(&self, at: usize, len: usize, write: bool) -> Result<(), CoiError> {
         // Case 2: a snapshot waits for a transfer, a transfer waits for a snapshot.
-        let _pass = self.process.0.rdma.enter();
+        let _pass = self.process.0.enter(Region::Rdma)?;
         let (own, card) = *lock(&self.inner.windows);
         let (own, card) = (own + at as i64, card + at as i64);
-        let dma = self.process.0.dma.endpoint();
+        let dma = self.process.0.dma();
         let done = match write {
             true => dma.writeto(own, len as u64, card),
             false => dma.readfrom(own, len as u64, card),

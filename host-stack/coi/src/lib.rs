@@ -19,8 +19,8 @@
 //! process is paused: then they wait for its successor.
 
 mod buffer;
-mod channel;
 mod error;
+pub mod machine;
 pub mod native;
 mod pipeline;
 mod process;

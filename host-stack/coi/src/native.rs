@@ -7,7 +7,7 @@ use std::{
 
 use snaprig_wire::coi::{Exit, FromDaemon, Program, ToDaemon};
 
-use crate::{CoiError, Engine, channel};
+use crate::{CoiError, Engine};
 
 /// Runs a program to its end: `argv[0]` names it; standard input, output and error are the
 /// caller's.
@@ -27,21 +27,24 @@ pub fn run(
         argv,
         env,
     };
-    channel::send(&daemon, &ToDaemon::Native(program))?;
+    daemon.send_message(&ToDaemon::Native(program))?;
     daemon.send(binary)?;
     let to = daemon.clone();
     std::thread::spawn(move || {
         let mut buffer = [0; 16 << 10];
         loop {
             let count = std::io::stdin().read(&mut buffer).unwrap_or(0);
-            let sent = channel::send(&to, &ToDaemon::Stdin(buffer[..count].to_vec()));
+            let sent = to.send_message(&ToDaemon::Stdin(buffer[..count].to_vec()));
             if count == 0 || sent.is_err() {
                 return;
             }
         }
     });
     loop {
-        match channel::receive(&daemon).map_err(|_| CoiError::CardLost { node })? {
+        match daemon
+            .receive_message()
+            .map_err(|_| CoiError::CardLost { node })?
+        {
             // A closed output of ours is the program's loss, as in a pipe.
             FromDaemon::Output(2, bytes) => drop(std::io::stderr().write_all(&bytes)),
             FromDaemon::Output(_, bytes) => {

@@ -1,16 +1,13 @@
-//! Offload processes: made, asked, watched and ended.
+//! Offload processes: made, asked, watched and ended. The driver of [`crate::machine`]: callers
+//! wait for their tickets, one thread a link brings in what the card says.
 
 use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
-use coi_device::gate::Gate;
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use snaprig_scif::client::Endpoint;
 use snaprig_wire::coi::{
     Answer, Channel as Kind, Command, Exit, FromDaemon, PIPELINES_MAX, Program, ToDaemon,
@@ -19,8 +16,7 @@ use snaprig_wire::coi::{
 use crate::{
     Buffer, CoiError, Engine, Pipeline,
     buffer::BufferInner,
-    channel::{self, Channel},
-    pipeline::PipelineInner,
+    machine::{Generation, Input, Link, Machine, Output, Region, Ticket, Value},
 };
 
 /// An offload process. Clones are the same process; the last one that is dropped ends it.
@@ -49,41 +45,79 @@ pub struct Status {
 pub(crate) struct Inner {
     pub name: String,
     pub binary: Vec<u8>,
-    pub state: Mutex<State>,
-    pub changed: Condvar,
-    /// Case 1: creation and destruction.
-    pub lifecycle: Gate,
-    /// Case 2: RDMA.
-    pub rdma: Gate,
-    /// Case 3: commands, one at a time.
-    pub commands: Gate,
-    pub in_command: Mutex<()>,
-    /// Case 4: sends of run functions.
-    pub sends: Gate,
-    pub dma: Channel,
-    pub command: Channel,
-    pub pipelines: Mutex<Vec<Arc<PipelineInner>>>,
+    /// What the machine's times are counted from.
+    epoch: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// One pipeline at a time is made: its number is how many there are.
+    making_pipeline: Mutex<()>,
     pub buffers: Mutex<BTreeMap<u64, Arc<BufferInner>>>,
-    pub started: AtomicU64,
-    pub finished: AtomicU64,
     pub next_buffer: AtomicU64,
 }
 
-pub(crate) struct State {
+struct State {
+    machine: Machine,
+    place: Place,
+    links: Links,
+    next_ticket: Ticket,
+    /// Tickets that somebody waits for, and how those calls ended that have.
+    awaited: BTreeSet<Ticket>,
+    done: BTreeMap<Ticket, Result<Value, CoiError>>,
+}
+
+/// Where a process is.
+#[derive(Clone)]
+pub(crate) struct Place {
     pub engine: Engine,
     pub pid: i32,
     /// Where it takes the host's connections.
     pub port: u16,
     /// Its program on the card.
     pub path: String,
+}
+
+/// All connections of one generation.
+pub(crate) struct Links {
     pub control: Arc<Endpoint>,
-    /// How it ended; a card that is lost has no exit.
-    pub ended: Option<Result<Exit, ()>>,
-    pub paused: bool,
-    /// It was ended on purpose after a capture.
-    pub swapped_out: bool,
-    /// No run function is sent once this many have been.
-    pub hold_at: Option<u64>,
+    pub dma: Arc<Endpoint>,
+    pub command: Arc<Endpoint>,
+    pub pipelines: Vec<Arc<Endpoint>>,
+}
+
+impl Links {
+    /// The connections to a process other than the daemon's, with this many pipelines.
+    pub fn open(
+        engine: &Engine,
+        port: u16,
+        control: Endpoint,
+        pipelines: u32,
+    ) -> Result<Self, CoiError> {
+        Ok(Self {
+            control: Arc::new(control),
+            dma: Arc::new(open(engine, port, Kind::Dma)?),
+            command: Arc::new(open(engine, port, Kind::Command)?),
+            pipelines: (0..pipelines)
+                .map(|number| open(engine, port, Kind::Pipeline(number)).map(Arc::new))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Ends them for whoever still listens.
+    fn close(&self) {
+        self.control.close();
+        self.dma.close();
+        self.command.close();
+        self.pipelines.iter().for_each(|one| one.close());
+    }
+}
+
+/// A place inside a region; dropped, it is left.
+pub(crate) struct Pass<'a>(&'a Arc<Inner>, Region);
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        self.0.handle(Input::Leave(self.1));
+    }
 }
 
 impl Process {
@@ -103,10 +137,10 @@ impl Process {
             argv,
             env,
         };
-        channel::send(&control, &ToDaemon::Create(program))?;
+        control.send_message(&ToDaemon::Create(program))?;
         control.send(&binary)?;
         let node = engine.node();
-        let (pid, port, path) = match channel::receive(&control)? {
+        let (pid, port, path) = match control.receive_message()? {
             FromDaemon::Created { pid, port, path } => (pid, port, path),
             FromDaemon::Failed { why, .. } => return Err(CoiError::Refused { node, why }),
             _ => {
@@ -116,42 +150,38 @@ impl Process {
                 });
             }
         };
-        let inner = Inner {
-            name: name.into(),
-            binary,
-            dma: Channel::new(open(engine, port, Kind::Dma)?),
-            command: Channel::new(open(engine, port, Kind::Command)?),
-            state: Mutex::new(State {
-                engine: engine.clone(),
+        let links = Links::open(engine, port, control, 0)?;
+        let engine = engine.clone();
+        let state = State {
+            machine: Machine::new(node, pid),
+            place: Place {
+                engine,
                 pid,
                 port,
                 path,
-                control: Arc::new(control),
-                ended: None,
-                paused: false,
-                swapped_out: false,
-                hold_at: None,
-            }),
-            changed: Condvar::new(),
-            lifecycle: Gate::default(),
-            rdma: Gate::default(),
-            commands: Gate::default(),
-            in_command: Mutex::new(()),
-            sends: Gate::default(),
-            pipelines: Mutex::default(),
-            buffers: Mutex::default(),
-            started: AtomicU64::new(0),
-            finished: AtomicU64::new(0),
-            next_buffer: AtomicU64::new(1),
+            },
+            links,
+            next_ticket: 1,
+            awaited: BTreeSet::new(),
+            done: BTreeMap::new(),
         };
-        let process = Self(Arc::new(inner));
-        process.watch();
-        Ok(process)
+        let inner = Arc::new(Inner {
+            name: name.into(),
+            binary,
+            epoch: Instant::now(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            making_pipeline: Mutex::default(),
+            buffers: Mutex::default(),
+            next_buffer: AtomicU64::new(1),
+        });
+        inner.listen();
+        Ok(Self(inner))
     }
 
     /// A run function by its name (COIProcessGetFunctionHandles).
     pub fn function(&self, name: &str) -> Result<Function, CoiError> {
-        match self.0.command(&Command::Function(name.into()))? {
+        match self.0.command(Command::Function(name.into()))? {
             Answer::Function(address) => Ok(Function(address)),
             _ => Err(self.0.protocol("function lookup")),
         }
@@ -159,20 +189,27 @@ impl Process {
 
     /// A new pipeline (COIPipelineCreate).
     pub fn pipeline(&self) -> Result<Pipeline, CoiError> {
-        let _pass = self.0.lifecycle.enter();
-        let mut pipelines = lock(&self.0.pipelines);
-        let number = pipelines.len() as u32;
+        let _pass = self.0.enter(Region::Lifecycle)?;
+        let _one_at_a_time = lock(&self.0.making_pipeline);
+        let (place, number) = {
+            let state = self.0.lock();
+            (state.place.clone(), state.links.pipelines.len() as u32)
+        };
         if number >= PIPELINES_MAX {
             return Err(CoiError::OutOfRange(format!(
                 "more than {PIPELINES_MAX} pipelines"
             )));
         }
-        let (engine, port) = self.0.place();
-        let endpoint = open(&engine, port, Kind::Pipeline(number))?;
-        let pipeline = PipelineInner::start(&self.0, number, endpoint);
-        pipelines.push(pipeline.clone());
+        let endpoint = Arc::new(open(&place.engine, place.port, Kind::Pipeline(number))?);
+        let generation = {
+            let mut state = self.0.lock();
+            state.links.pipelines.push(endpoint.clone());
+            state.machine.generation()
+        };
+        self.0.handle(Input::AddPipeline);
+        self.0.listen_to_pipeline(endpoint, generation, number);
         Ok(Pipeline {
-            inner: pipeline,
+            number,
             process: self.clone(),
         })
     }
@@ -185,19 +222,21 @@ impl Process {
     /// What it is doing.
     pub fn status(&self) -> Status {
         let state = self.0.lock();
+        let (node, pid) = state.machine.place();
+        let (started, finished) = state.machine.counts();
         Status {
-            pid: state.pid,
-            node: state.engine.node(),
-            started: self.0.started.load(Ordering::SeqCst),
-            finished: self.0.finished.load(Ordering::SeqCst),
-            paused: state.paused,
+            pid,
+            node,
+            started,
+            finished,
+            paused: state.machine.is_paused(),
         }
     }
 
     /// Lets the program end by itself, and ends it by force after `timeout` (COIProcessDestroy).
     pub fn destroy(&self, timeout: Duration) -> Result<Exit, CoiError> {
-        let _pass = self.0.lifecycle.enter();
-        match self.0.command(&Command::EndProcess) {
+        let _pass = self.0.enter(Region::Lifecycle)?;
+        match self.0.command(Command::EndProcess) {
             Ok(_) => {}
             // It was faster than its own answer.
             Err(CoiError::ProcessDied { exit, .. }) => return Ok(exit),
@@ -206,175 +245,263 @@ impl Process {
         if let Ok(exit) = self.wait(Some(timeout)) {
             return Ok(exit);
         }
-        let control = self.0.lock().control.clone();
-        channel::send(&control, &ToDaemon::Destroy)?;
+        let control = self.0.lock().links.control.clone();
+        control.send_message(&ToDaemon::Destroy)?;
         self.wait(Some(timeout))
     }
 
     /// Waits for its end.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Exit, CoiError> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        let mut state = self.0.lock();
-        loop {
-            match state.ended {
-                Some(Ok(exit)) => return Ok(exit),
-                Some(Err(())) => {
-                    return Err(CoiError::CardLost {
-                        node: state.engine.node(),
-                    });
-                }
-                None => {}
-            }
-            state = self.0.wait(state, deadline)?;
+        match self.0.call(Input::End, timeout)? {
+            Value::Exit(exit) => Ok(exit),
+            _ => Err(self.0.protocol("its end")),
         }
     }
 
     /// Waits until `count` run functions have been sent, and lets no more be sent before resume:
     /// a breakpoint for whoever wants to pause with exactly that one in flight.
     pub fn break_at(&self, count: u64, timeout: Option<Duration>) -> Result<(), CoiError> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        let mut state = self.0.lock();
-        state.hold_at = Some(count);
-        while self.0.started.load(Ordering::SeqCst) < count {
-            if state.ended.is_some() {
-                return Err(self.0.death(&state));
-            }
-            state = self.0.wait(state, deadline)?;
-        }
-        Ok(())
-    }
-
-    /// Looks after the control connection of now.
-    pub(crate) fn watch(&self) {
-        let inner = Arc::downgrade(&self.0);
-        let control = self.0.lock().control.clone();
-        std::thread::spawn(move || {
-            let message = channel::receive::<FromDaemon>(&control);
-            let Some(inner) = inner.upgrade() else { return };
-            let mut state = inner.lock();
-            if !Arc::ptr_eq(&state.control, &control) {
-                // The process has moved on.
-                return;
-            }
-            match message {
-                Ok(FromDaemon::Exited(_)) if state.swapped_out => {}
-                Ok(FromDaemon::Exited(exit)) => state.ended = Some(Ok(exit)),
-                // A card that is lost during a pause can still be replaced.
-                _ if state.paused => {}
-                _ => state.ended = Some(Err(())),
-            }
-            drop(state);
-            inner.changed.notify_all();
-            inner.look_again();
-        });
+        let hold = |ticket| Input::HoldAt(ticket, count);
+        self.0.call(hold, timeout).map(|_| ())
     }
 }
 
 impl Inner {
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    pub fn wait<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
-        deadline: Option<Instant>,
-    ) -> Result<MutexGuard<'a, State>, CoiError> {
-        let Some(deadline) = deadline else {
-            return Ok(self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner));
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(CoiError::TimedOut);
+    /// Tells the machine what happened, and does what it says.
+    pub fn handle(&self, input: Input) {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            let mut sends = Vec::new();
+            let mut state = self.lock();
+            state.machine.handle(input, self.epoch.elapsed());
+            while let Some(output) = state.machine.poll_output() {
+                match output {
+                    Output::Done(ticket, result) => {
+                        if state.awaited.contains(&ticket) {
+                            state.done.insert(ticket, result);
+                        }
+                    }
+                    Output::Command(..) => sends.push((state.links.command.clone(), output)),
+                    Output::Run(_, number, _) => {
+                        let link = state.links.pipelines.get(number as usize);
+                        sends.extend(link.cloned().map(|link| (link, output)));
+                    }
+                }
+            }
+            drop(state);
+            self.changed.notify_all();
+            // Nobody is kept out while bytes are on their way. There is at most one message under
+            // way on a link, so their order is not lost.
+            for (endpoint, output) in sends {
+                inputs.extend(send(&endpoint, output));
+            }
         }
-        Ok(self
-            .changed
-            .wait_timeout(state, left)
-            .unwrap_or_else(PoisonError::into_inner)
-            .0)
     }
 
-    /// Where it runs and where it takes connections.
-    pub fn place(&self) -> (Engine, u16) {
-        let state = self.lock();
-        (state.engine.clone(), state.port)
+    /// A call with a ticket of its own, and its end.
+    pub fn call(
+        &self,
+        input: impl FnOnce(Ticket) -> Input,
+        timeout: Option<Duration>,
+    ) -> Result<Value, CoiError> {
+        let ticket = self.ticket();
+        self.handle(input(ticket));
+        let result = self.wait_for(ticket, timeout);
+        if result.is_none() {
+            self.handle(Input::GiveUp(ticket));
+        }
+        self.forget(ticket);
+        result.unwrap_or(Err(CoiError::TimedOut))
     }
 
-    pub fn is_paused(&self) -> bool {
-        let state = self.lock();
-        state.paused && state.ended.is_none()
+    /// A new ticket, which somebody waits for until it is forgotten.
+    pub fn ticket(&self) -> Ticket {
+        let mut state = self.lock();
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.awaited.insert(ticket);
+        ticket
     }
 
-    /// Why nothing works any more.
-    pub fn death(&self, state: &State) -> CoiError {
-        let node = state.engine.node();
-        match state.ended {
-            Some(Ok(exit)) => CoiError::ProcessDied {
-                pid: state.pid,
-                node,
-                exit,
-            },
-            _ => CoiError::CardLost { node },
+    /// Nobody waits for the ticket any more.
+    pub fn forget(&self, ticket: Ticket) {
+        let mut state = self.lock();
+        state.awaited.remove(&ticket);
+        state.done.remove(&ticket);
+    }
+
+    /// Waits for the end of a call; `None` if it does not come in time.
+    pub fn wait_for(
+        &self,
+        ticket: Ticket,
+        timeout: Option<Duration>,
+    ) -> Option<Result<Value, CoiError>> {
+        let deadline = timeout.map(|timeout| self.epoch.elapsed() + timeout);
+        let mut state = self.lock();
+        loop {
+            if let Some(result) = state.done.get(&ticket) {
+                return Some(result.clone());
+            }
+            let now = self.epoch.elapsed();
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                return None;
+            }
+            let due = state.machine.deadline();
+            if due.is_some_and(|due| due <= now) {
+                drop(state);
+                self.handle(Input::Tick);
+                state = self.lock();
+                continue;
+            }
+            state = match deadline.into_iter().chain(due).min() {
+                None => self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(next) => {
+                    let waited = self.changed.wait_timeout(state, next - now);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Goes into a region, as soon as it is open.
+    pub fn enter<'a>(self: &'a Arc<Self>, region: Region) -> Result<Pass<'a>, CoiError> {
+        self.call(|ticket| Input::Enter(ticket, region), None)?;
+        Ok(Pass(self, region))
+    }
+
+    /// Case 3: one command and its answer.
+    pub fn command(&self, command: Command) -> Result<Answer, CoiError> {
+        match self.call(|ticket| Input::Command(ticket, command), None)? {
+            Value::Answer(answer) => Ok(answer),
+            _ => Err(self.protocol("a command")),
         }
     }
 
     /// What a broken connection means, once the daemon has had the time to tell.
     pub fn broken(&self) -> CoiError {
-        let deadline = Instant::now() + Duration::from_secs(5);
-        let mut state = self.lock();
-        while state.ended.is_none() {
-            match self.wait(state, Some(deadline)) {
-                Ok(next) => state = next,
-                Err(error) => return error,
-            }
+        match self.call(Input::Broken, None) {
+            Err(error) => error,
+            Ok(_) => self.protocol("its end"),
         }
-        self.death(&state)
     }
 
     pub fn protocol(&self, what: &'static str) -> CoiError {
-        CoiError::Protocol {
-            node: self.lock().engine.node(),
-            what,
+        let (node, _) = self.lock().machine.place();
+        CoiError::Protocol { node, what }
+    }
+
+    /// Where it is.
+    pub fn place(&self) -> Place {
+        self.lock().place.clone()
+    }
+
+    /// The connection for RDMA.
+    pub fn dma(&self) -> Arc<Endpoint> {
+        self.lock().links.dma.clone()
+    }
+
+    /// How many pipelines there are.
+    pub fn pipelines(&self) -> u32 {
+        self.lock().links.pipelines.len() as u32
+    }
+
+    /// New connections to a process that has moved.
+    pub fn replace(self: &Arc<Self>, place: Place, links: Links) {
+        let (node, pid) = (place.engine.node(), place.pid);
+        let mut state = self.lock();
+        let old = std::mem::replace(&mut state.links, links);
+        state.place = place;
+        drop(state);
+        self.handle(Input::Moved { node, pid });
+        old.close();
+        self.listen();
+    }
+
+    /// One thread for each link of now.
+    fn listen(self: &Arc<Self>) {
+        let state = self.lock();
+        let generation = state.machine.generation();
+        let (control, command) = (state.links.control.clone(), state.links.command.clone());
+        let pipelines = state.links.pipelines.clone();
+        drop(state);
+        self.listen_to(control, generation, Link::Control, move |message| {
+            Input::Daemon(generation, message)
+        });
+        self.listen_to(command, generation, Link::Command, move |answer| {
+            Input::Answer(generation, answer)
+        });
+        for (number, endpoint) in pipelines.into_iter().enumerate() {
+            self.listen_to_pipeline(endpoint, generation, number as u32);
         }
     }
 
-    /// Case 3: one command and its answer.
-    pub fn command(&self, command: &Command) -> Result<Answer, CoiError> {
-        let _pass = self.commands.enter();
-        self.command_now(command)
+    fn listen_to_pipeline(
+        self: &Arc<Self>,
+        from: Arc<Endpoint>,
+        generation: Generation,
+        number: u32,
+    ) {
+        self.listen_to(from, generation, Link::Pipeline(number), move |result| {
+            Input::Result(generation, number, result)
+        });
     }
 
-    /// The same for pause, which holds the gate.
-    pub fn command_now(&self, command: &Command) -> Result<Answer, CoiError> {
-        let _one_at_a_time = lock(&self.in_command);
-        let endpoint = self.command.endpoint();
-        let answer = channel::send(&endpoint, command).and_then(|()| channel::receive(&endpoint));
-        match answer {
-            Ok(Answer::Failed { why, .. }) => Err(CoiError::Refused {
-                node: self.lock().engine.node(),
-                why,
-            }),
-            Ok(answer) => Ok(answer),
-            Err(_) => Err(self.broken()),
-        }
+    fn listen_to<T: DeserializeOwned + 'static>(
+        self: &Arc<Self>,
+        from: Arc<Endpoint>,
+        generation: Generation,
+        link: Link,
+        input: impl Fn(T) -> Input + Send + 'static,
+    ) {
+        let process: Weak<Self> = Arc::downgrade(self);
+        std::thread::spawn(move || {
+            loop {
+                let message = from.receive_message();
+                let Some(process) = process.upgrade() else {
+                    return;
+                };
+                match message {
+                    Ok(message) => process.handle(input(message)),
+                    Err(_) => return process.handle(Input::Lost(generation, link)),
+                }
+            }
+        });
     }
+}
 
-    pub fn look_again(&self) {
-        self.dma.look_again();
-        self.command.look_again();
-        for pipeline in lock(&self.pipelines).iter() {
-            pipeline.channel.look_again();
-        }
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The daemon ends the process with its control connection; the listeners end too.
+        self.lock().links.close();
+    }
+}
+
+/// Sends what the machine says; what came of it.
+fn send(endpoint: &Endpoint, output: Output) -> Option<Input> {
+    match output {
+        Output::Command(generation, command) => match endpoint.send_message(&command) {
+            Ok(()) => None,
+            Err(_) => Some(Input::Lost(generation, Link::Command)),
+        },
+        Output::Run(generation, number, function) => match endpoint.send_message(&function) {
+            Ok(()) => Some(Input::Sent(generation, number)),
+            Err(_) => Some(Input::Lost(generation, Link::Pipeline(number))),
+        },
+        Output::Done(..) => None,
     }
 }
 
 /// One of the connections to an offload process.
-pub(crate) fn open(engine: &Engine, port: u16, kind: Kind) -> Result<Endpoint, CoiError> {
+fn open(engine: &Engine, port: u16, kind: Kind) -> Result<Endpoint, CoiError> {
     let endpoint = engine.connect(port)?;
-    channel::send(&endpoint, &kind)?;
+    endpoint.send_message(&kind)?;
     Ok(endpoint)
 }
 

@@ -1,13 +1,14 @@
-//! What Snapify needs of COI on the host (paper section 4): the locks of the four cases, the
+//! What Snapify needs of COI on the host (paper section 4): the locks of the four cases with the
 //! marker, and new connections after a restore.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use snaprig_wire::coi::{Answer, Channel as Kind, Command, ToDaemon};
+use snaprig_wire::coi::{Answer, ToDaemon};
 
 use crate::{
-    CoiError, Engine, Process, channel,
-    process::{lock, open},
+    CoiError, Engine, Process,
+    machine::{Input, Value},
+    process::{Links, Place, lock},
 };
 
 /// A window's offsets before and after a restore: the paper's lookup table of addresses.
@@ -21,53 +22,46 @@ pub struct Moved {
     pub new: i64,
 }
 
+/// What a snapshot is of.
+pub struct Identity {
+    /// The card.
+    pub engine: Engine,
+    /// The process on it.
+    pub pid: i32,
+    /// The program's name.
+    pub name: String,
+    /// The program on the card.
+    pub path: String,
+    /// The program's bytes.
+    pub binary: Vec<u8>,
+}
+
 /// Takes the host's locks, case by case, and sends the marker. Nothing is in any channel of the
-/// host's making afterwards.
-pub fn quiesce(process: &Process) -> Result<(), CoiError> {
-    let inner = &process.0;
-    inner.lock().paused = true;
-    inner.lifecycle.close();
-    inner.rdma.close();
-    inner.commands.close();
-    let marker = inner.command_now(&Command::Shutdown);
-    inner.sends.close();
-    match marker {
-        Ok(Answer::Done) => Ok(()),
-        Ok(_) => Err(inner.protocol("the shutdown marker")),
-        Err(error) => Err(error),
-    }
+/// host's making afterwards. If it fails, [`release`] the locks.
+pub fn quiesce(process: &Process, timeout: Duration) -> Result<(), CoiError> {
+    process.0.call(Input::Pause, Some(timeout)).map(|_| ())
 }
 
 /// Releases the host's locks.
 pub fn release(process: &Process) {
-    let inner = &process.0;
-    let mut state = inner.lock();
-    (state.paused, state.swapped_out, state.hold_at) = (false, false, None);
-    drop(state);
-    inner.sends.open();
-    inner.commands.open();
-    inner.rdma.open();
-    inner.lifecycle.open();
-    inner.changed.notify_all();
-    inner.look_again();
+    process.0.handle(Input::Resume);
 }
 
-/// The process was ended on purpose: its end is not a crash.
-pub fn swapped_out(process: &Process) {
-    process.0.lock().swapped_out = true;
+/// The process is (or is not any more) ended on purpose: its end is not a crash.
+pub fn swapped_out(process: &Process, is: bool) {
+    process.0.handle(Input::SwappedOut(is));
 }
 
-/// The process's card, id, program on the card, and the program's bytes on the host.
-pub fn identity(process: &Process) -> (Engine, i32, String, String, Vec<u8>) {
-    let state = process.0.lock();
-    let (engine, pid, path) = (state.engine.clone(), state.pid, state.path.clone());
-    (
-        engine,
-        pid,
-        process.0.name.clone(),
-        path,
-        process.0.binary.clone(),
-    )
+/// What there is to snapshot.
+pub fn identity(process: &Process) -> Identity {
+    let place = process.0.place();
+    Identity {
+        engine: place.engine,
+        pid: place.pid,
+        name: process.0.name.clone(),
+        path: place.path,
+        binary: process.0.binary.clone(),
+    }
 }
 
 /// Connects everything to a restored process, and registers the windows anew (section 4.3).
@@ -79,33 +73,25 @@ pub fn reconnect(
 ) -> Result<Vec<Moved>, CoiError> {
     let inner = &process.0;
     let control = engine.connect_daemon()?;
-    channel::send(&control, &ToDaemon::Adopt { pid })?;
-    let dma = open(engine, port, Kind::Dma)?;
-    let command = open(engine, port, Kind::Command)?;
-    let pipelines = lock(&inner.pipelines).clone();
-    let successors = pipelines
+    control.send_message(&ToDaemon::Adopt { pid })?;
+    let links = Links::open(engine, port, control, inner.pipelines())?;
+    let buffers: Vec<Arc<_>> = lock(&inner.buffers).values().cloned().collect();
+    let own = buffers
         .iter()
-        .map(|pipeline| open(engine, port, Kind::Pipeline(pipeline.number)))
+        .map(|buffer| buffer.register(&links.dma))
         .collect::<Result<Vec<_>, _>>()?;
-    let mut own = Vec::new();
-    for buffer in lock(&inner.buffers).values() {
-        own.push((buffer.clone(), buffer.register(&dma)?));
-    }
-    let mut state = inner.lock();
-    (state.engine, state.pid, state.port) = (engine.clone(), pid, port);
-    (state.control, state.ended, state.swapped_out) = (Arc::new(control), None, false);
-    drop(state);
-    process.watch();
-    inner.dma.replace(dma);
-    inner.command.replace(command);
-    for (pipeline, successor) in pipelines.iter().zip(successors) {
-        pipeline.channel.replace(successor);
-    }
-    let Answer::Windows(windows) = inner.command_now(&Command::Windows)? else {
+    let place = Place {
+        engine: engine.clone(),
+        pid,
+        port,
+        ..inner.place()
+    };
+    inner.replace(place, links);
+    let Value::Answer(Answer::Windows(windows)) = inner.call(Input::Windows, None)? else {
         return Err(inner.protocol("the windows of all buffers"));
     };
     let mut moved = Vec::new();
-    for (buffer, own) in own {
+    for (buffer, own) in buffers.iter().zip(own) {
         let window = windows.iter().find(|window| window.id == buffer.id);
         let new = window
             .ok_or_else(|| inner.protocol("the windows of all buffers"))?

@@ -17,6 +17,7 @@ use std::{
 };
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Serialize, de::DeserializeOwned};
 use snaprig_wire::{
     frame,
     scif::{NodeId, PortId, QUEUE_BYTES},
@@ -159,6 +160,21 @@ impl Endpoint {
             done += self.recv(&mut to[done..])?;
         }
         Ok(())
+    }
+
+    /// Sends one message of the protocols above SCIF, behind its length.
+    pub fn send_message<T: Serialize>(&self, message: &T) -> Result<(), ScifError> {
+        self.send(&frame::encode_framed(message))
+    }
+
+    /// Receives one message of the protocols above SCIF.
+    pub fn receive_message<T: DeserializeOwned>(&self) -> Result<T, ScifError> {
+        let mut prefix = [0; 4];
+        self.recv_exact(&mut prefix)?;
+        let len = frame::frame_len(prefix).map_err(|_| protocol("scif_recv"))?;
+        let mut body = vec![0; len];
+        self.recv_exact(&mut body)?;
+        frame::decode(&body).map_err(|_| protocol("scif_recv"))
     }
 
     /// scif_register: `len` bytes of `memory` from `start`, both whole pages.

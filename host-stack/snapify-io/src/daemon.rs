@@ -1,50 +1,40 @@
-//! The Snapify-IO daemon on the host: serves cards' requests for files.
+//! The Snapify-IO daemon on the host: drives the server's machine
+//! ([`snaprig_wire::snapify_io`]) of each card's request with a file and RMA.
 //!
-//! What must stay true: a card names only files below a directory that a host process has granted
-//! ([`grant`]); a file that is written takes its name when all of it is on the disk, and if the
-//! card or the disk fails before, nothing of it remains.
+//! What must stay true: a card names only files that a host process has granted
+//! ([`crate::grant`]); a file that is written takes its name when all of it is on the disk, and if
+//! the card or the disk fails before, nothing of it remains.
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write},
-    path::{Component, Path, PathBuf},
-    sync::Arc,
+    io::Write,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     thread::JoinHandle,
 };
 
-use serde::{Serialize, de::DeserializeOwned};
 use snaprig_scif::client::{Endpoint, ScifError, SharedMemory};
 use snaprig_wire::{
-    frame,
     scif::port,
-    snapify_io::{BUFFER_BYTES, Message, Mode},
+    snapify_io::{
+        BUFFER_BYTES, Failure, Input, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source,
+        VERSION,
+    },
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    grant,
+    sums::{self, StoreError, Sums, Verified, io_error},
 };
 
-use crate::sums::{StoreError, Sums, Verified, io_error};
-
-const GRANTS: &str = "snapify-io";
 /// Protection of the daemon's own window: the DMA engine reads and writes it.
 const READ_WRITE: u8 = 3;
-
-/// Lets cards read and write below `directory`, for as long as the grant lives.
-pub fn grant(rig: &Path, directory: &Path) -> Result<Grant, StoreError> {
-    let grants = rig.join(GRANTS);
-    fs::create_dir_all(&grants).map_err(io_error(&grants))?;
-    let name = format!("{}-{:p}", std::process::id(), directory);
-    let path = grants.join(name);
-    fs::write(&path, directory.as_os_str().as_encoded_bytes()).map_err(io_error(&path))?;
-    Ok(Grant(path))
-}
-
-/// A permission; dropped, it ends.
-pub struct Grant(PathBuf);
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        // It ends with the rig's directory at the latest.
-        let _ = fs::remove_file(&self.0);
-    }
-}
+/// Most files that are open at once; each has a buffer of 4 MiB.
+const TRANSFERS_MAX: usize = 64;
 
 /// The daemon, running until it is dropped.
 pub struct Daemon {
@@ -57,14 +47,9 @@ impl Daemon {
     pub fn start(rig: &Path) -> Result<Self, ScifError> {
         let listener = Arc::new(Endpoint::open(rig)?);
         listener.bind(port::SNAPIFY_IO)?;
-        listener.listen(64)?;
+        listener.listen(TRANSFERS_MAX as u32)?;
         let (accepting, rig) = (listener.clone(), rig.to_owned());
-        let thread = std::thread::spawn(move || {
-            while let Ok((card, _)) = accepting.accept() {
-                let rig = rig.clone();
-                std::thread::spawn(move || serve(&card, &rig));
-            }
-        });
+        let thread = std::thread::spawn(move || accept(&accepting, &rig));
         Ok(Self {
             listener,
             thread: Some(thread),
@@ -82,91 +67,221 @@ impl Drop for Daemon {
     }
 }
 
-/// Why a transfer ended early.
-enum Failure {
-    /// The card is gone: nobody to tell.
-    Gone,
-    /// The file.
-    File(StoreError),
-}
-
-impl From<ScifError> for Failure {
-    fn from(_: ScifError) -> Self {
-        Self::Gone
-    }
-}
-
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Self {
-        Self::File(error)
-    }
-}
-
-fn serve(card: &Endpoint, rig: &Path) {
-    if let Err(Failure::File(error)) = transfer(card, rig) {
-        tracing::warn!(%error, "Snapify-IO");
-        let errno = match &error {
-            StoreError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
-            _ => libc::EBADMSG,
+fn accept(listener: &Endpoint, rig: &Path) {
+    let running = Arc::new(AtomicUsize::new(0));
+    loop {
+        let card = match listener.accept() {
+            Ok((card, _)) => card,
+            // The endpoint is closed, or its node is gone.
+            Err(error) if [libc::EBADF, libc::ECONNRESET].contains(&error.errno) => return,
+            Err(error) => {
+                tracing::warn!(%error, "Snapify-IO takes the next connection");
+                continue;
+            }
         };
-        // A card that is gone needs no telling.
-        let _ = send(
-            card,
-            &Message::Failed {
-                errno,
-                why: error.to_string(),
-            },
-        );
+        if running.fetch_add(1, Ordering::SeqCst) >= TRANSFERS_MAX {
+            // Dropping the connection is the answer.
+            running.fetch_sub(1, Ordering::SeqCst);
+            continue;
+        }
+        let (rig, running) = (rig.to_owned(), running.clone());
+        std::thread::spawn(move || {
+            if let Err(failure) = transfer(&card, &rig) {
+                tracing::warn!(%failure, "Snapify-IO");
+            }
+            running.fetch_sub(1, Ordering::SeqCst);
+        });
     }
 }
 
-fn transfer(card: &Endpoint, rig: &Path) -> Result<(), Failure> {
-    let Message::Open { path, mode, window } = receive(card)? else {
-        return Err(Failure::Gone);
+/// Serves one request.
+fn transfer(card: &Endpoint, rig: &Path) -> Result<u64, Failure> {
+    let opening = Failure {
+        errno: libc::EPROTO,
+        path: String::new(),
+        offset: 0,
+        why: "a card opened it with something else than Open".into(),
     };
-    let path = granted(rig, Path::new(&path))?;
-    let memory = SharedMemory::new(BUFFER_BYTES).map_err(io_error(&path))?;
-    let own = card.register(&memory, 0, memory.len(), None, READ_WRITE)?;
-    let buffer = Buffer {
+    let Ok(Message::Open {
+        version: VERSION,
+        mode,
+        path,
+        window,
+    }) = card.receive_message()
+    else {
+        return Err(opening);
+    };
+    let path = PathBuf::from(path);
+    let prepare = || {
+        grant::check(rig, &path)?;
+        let file = match mode {
+            Mode::Read => Stored::Reading(Verified::open(&path)?),
+            Mode::Write => Stored::Writing(Partial::create(&path)?, Sums::default()),
+        };
+        let memory = SharedMemory::new(BUFFER_BYTES).map_err(io_error(&path))?;
+        Ok((file, memory))
+    };
+    let (file, memory) = match prepare() {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            let failure = describe(&path, error);
+            // A card that is gone needs no telling.
+            let _ = card.send_message(&Message::Failed(failure.clone()));
+            return Err(failure);
+        }
+    };
+    let own = card
+        .register(&memory, 0, memory.len(), None, READ_WRITE)
+        .map_err(|error| lost(&path, &error))?;
+    let name = path.to_string_lossy();
+    let mut machine: Box<dyn Machine> = match &file {
+        Stored::Reading(file) => Box::new(Source::serve(&name, file.len())),
+        Stored::Writing(..) => Box::new(Sink::serve(&name)),
+    };
+    let mut transfer = Transfer {
+        path: &path,
+        card,
         memory,
         own,
-        card: window,
+        window,
+        file,
     };
-    match mode {
-        Mode::Write => write(card, &buffer, &path),
-        Mode::Read => read(card, &buffer, &path),
+    loop {
+        let done = match machine.poll_output() {
+            None => Ok(Some(
+                card.receive_message().map_or(Input::Lost, Input::Peer),
+            )),
+            Some(Output::Done(result)) => return result,
+            Some(output) => transfer.perform(output),
+        };
+        match done {
+            Ok(Some(input)) => machine.handle(input),
+            Ok(None) => {}
+            Err(error) => machine.handle(Input::Failed(describe(&path, error))),
+        }
     }
 }
 
-struct Buffer {
+fn describe(path: &Path, error: StoreError) -> Failure {
+    let (errno, offset) = match &error {
+        StoreError::Io { source, .. } => (source.raw_os_error().unwrap_or(libc::EIO), 0),
+        StoreError::Damaged { offset, .. } => (libc::EBADMSG, *offset),
+        _ => (libc::EBADMSG, 0),
+    };
+    let why = match error {
+        StoreError::Io { source, .. } => source.to_string(),
+        other => other.to_string(),
+    };
+    let path = path.to_string_lossy().into_owned();
+    Failure {
+        errno,
+        path,
+        offset,
+        why,
+    }
+}
+
+fn lost(path: &Path, error: &ScifError) -> Failure {
+    let path = path.to_string_lossy().into_owned();
+    Failure {
+        errno: error.errno,
+        path,
+        offset: 0,
+        why: error.to_string(),
+    }
+}
+
+/// The file of a transfer.
+enum Stored {
+    Reading(Verified),
+    Writing(Partial, Sums),
+}
+
+/// One transfer's file, buffer and card.
+struct Transfer<'a> {
+    path: &'a Path,
+    card: &'a Endpoint,
     memory: SharedMemory,
+    /// Offset of `memory` in the daemon's registered address space.
     own: i64,
-    card: i64,
+    /// Offset of the card's buffer in the card's.
+    window: i64,
+    file: Stored,
 }
 
-fn granted(rig: &Path, path: &Path) -> Result<PathBuf, StoreError> {
-    let plain = path.is_absolute()
-        && path
-            .components()
-            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-    let grants = fs::read_dir(rig.join(GRANTS))
-        .into_iter()
-        .flatten()
-        .flatten();
-    let allowed = grants
-        .filter_map(|grant| fs::read(grant.path()).ok())
-        .any(|bytes| String::from_utf8(bytes).is_ok_and(|directory| path.starts_with(directory)));
-    if plain && allowed {
-        return Ok(path.to_owned());
+impl Transfer<'_> {
+    /// Does what the machine says; the answer that it waits for, if it does.
+    fn perform(&mut self, output: Output) -> Result<Option<Input>, StoreError> {
+        match output {
+            Output::Send(message) => match self.card.send_message(&message) {
+                Ok(()) => Ok(None),
+                Err(_) => Ok(Some(Input::Lost)),
+            },
+            Output::Fill { slot } => self.fill(slot).map(Some),
+            Output::Take { slot, len, hash } => self.take(slot, len, hash).map(Some),
+            Output::Commit { .. } => self.commit().map(Some),
+            Output::Opened { .. } | Output::Done(_) => Ok(None),
+        }
     }
-    let source = io::Error::from_raw_os_error(libc::EACCES);
-    Err(StoreError::Io {
-        path: path.to_owned(),
-        source,
-    })
+
+    fn fill(&mut self, slot: u8) -> Result<Input, StoreError> {
+        let Stored::Reading(file) = &mut self.file else {
+            return Ok(Input::Lost);
+        };
+        let start = usize::from(slot) * SLOT_BYTES;
+        let mut bytes = Vec::with_capacity(SLOT_BYTES);
+        while bytes.len() < SLOT_BYTES {
+            let chunk = file.next_chunk()?;
+            if chunk.is_empty() {
+                break;
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        if bytes.is_empty() {
+            return Ok(Input::End);
+        }
+        self.memory.write(start, &bytes);
+        let (own, card) = (self.own + start as i64, self.window + start as i64);
+        let (len, hash) = (bytes.len() as u32, xxh3_64(&bytes));
+        Ok(match self.card.writeto(own, len.into(), card) {
+            Ok(()) => Input::Filled { len, hash },
+            Err(_) => Input::Lost,
+        })
+    }
+
+    fn take(&mut self, slot: u8, len: u32, hash: u64) -> Result<Input, StoreError> {
+        let Stored::Writing(partial, sums) = &mut self.file else {
+            return Ok(Input::Lost);
+        };
+        let start = usize::from(slot) * SLOT_BYTES;
+        let (own, card) = (self.own + start as i64, self.window + start as i64);
+        if self.card.readfrom(own, len.into(), card).is_err() {
+            return Ok(Input::Lost);
+        }
+        let mut bytes = vec![0; len as usize];
+        self.memory.read(start, &mut bytes);
+        if xxh3_64(&bytes) != hash {
+            return Err(StoreError::Damaged {
+                path: self.path.to_owned(),
+                offset: sums.len(),
+                len: len.into(),
+            });
+        }
+        sums.update(&bytes);
+        let written = partial.file.write_all(&bytes);
+        written.map_err(io_error(self.path))?;
+        Ok(Input::Taken)
+    }
+
+    fn commit(&mut self) -> Result<Input, StoreError> {
+        if let Stored::Writing(partial, sums) = &mut self.file {
+            partial.finish(self.path, std::mem::take(sums))?;
+        }
+        Ok(Input::Committed)
+    }
 }
 
-/// A file that is being written under another name; removed unless it is finished.
+/// A file that is being written under a name of its own; removed unless it is finished.
 struct Partial {
     path: PathBuf,
     file: File,
@@ -175,14 +290,12 @@ struct Partial {
 
 impl Partial {
     fn create(path: &Path) -> Result<Self, StoreError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut name = path.as_os_str().to_owned();
-        name.push(".partial");
+        name.push(format!(".partial-{}-{number}", std::process::id()));
         let path = PathBuf::from(name);
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&path);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path);
         Ok(Self {
             file: file.map_err(io_error(&path))?,
             path,
@@ -190,12 +303,16 @@ impl Partial {
         })
     }
 
-    fn finish(mut self, path: &Path, sums: Sums) -> Result<(), StoreError> {
+    fn finish(&mut self, path: &Path, sums: Sums) -> Result<(), StoreError> {
         self.file.sync_all().map_err(io_error(path))?;
-        sums.save(path)?;
-        fs::rename(&self.path, path).map_err(io_error(path))?;
-        self.finished = true;
-        Ok(())
+        let saved = sums.save(path);
+        let named = saved.and_then(|()| fs::rename(&self.path, path).map_err(io_error(path)));
+        if named.is_err() {
+            // Checksums of a file that is not there would be left behind.
+            let _ = fs::remove_file(sums::path_of(path));
+        }
+        self.finished = named.is_ok();
+        named
     }
 }
 
@@ -206,76 +323,4 @@ impl Drop for Partial {
             let _ = fs::remove_file(&self.path);
         }
     }
-}
-
-fn write(card: &Endpoint, buffer: &Buffer, path: &Path) -> Result<(), Failure> {
-    let mut partial = Partial::create(path)?;
-    send(card, &Message::Opened { len: 0 })?;
-    let (mut sums, mut bytes) = (Sums::default(), vec![0; BUFFER_BYTES]);
-    loop {
-        match receive(card)? {
-            Message::Filled { bytes: count } if count as usize <= BUFFER_BYTES => {
-                let part = &mut bytes[..count as usize];
-                card.readfrom(buffer.own, count.into(), buffer.card)?;
-                buffer.memory.read(0, part);
-                sums.update(part);
-                partial.file.write_all(part).map_err(io_error(path))?;
-                send(card, &Message::Drained)?;
-            }
-            Message::Finish { bytes } if bytes == sums.len() => {
-                partial.finish(path, sums)?;
-                send(card, &Message::Finished { bytes })?;
-                return Ok(());
-            }
-            _ => return Err(Failure::Gone),
-        }
-    }
-}
-
-fn read(card: &Endpoint, buffer: &Buffer, path: &Path) -> Result<(), Failure> {
-    let mut file = Verified::open(path)?;
-    send(card, &Message::Opened { len: file.len() })?;
-    loop {
-        let mut filled = 0;
-        while filled < BUFFER_BYTES {
-            let chunk = file.next_chunk()?;
-            if chunk.is_empty() {
-                break;
-            }
-            buffer.memory.write(filled, &chunk);
-            filled += chunk.len();
-        }
-        if filled > 0 {
-            card.writeto(buffer.own, filled as u64, buffer.card)?;
-        }
-        send(
-            card,
-            &Message::Filled {
-                bytes: filled as u32,
-            },
-        )?;
-        if filled == 0 {
-            return Ok(());
-        }
-        match receive(card)? {
-            Message::Drained => {}
-            _ => return Err(Failure::Gone),
-        }
-    }
-}
-
-fn send<T: Serialize>(to: &Endpoint, message: &T) -> Result<(), ScifError> {
-    to.send(&frame::encode_framed(message))
-}
-
-fn receive<T: DeserializeOwned>(from: &Endpoint) -> Result<T, ScifError> {
-    let mut prefix = [0; 4];
-    from.recv_exact(&mut prefix)?;
-    let broken = || ScifError {
-        call: "scif_recv",
-        errno: libc::EPROTO,
-    };
-    let mut body = vec![0; frame::frame_len(prefix).map_err(|_| broken())?];
-    from.recv_exact(&mut body)?;
-    frame::decode(&body).map_err(|_| broken())
 }

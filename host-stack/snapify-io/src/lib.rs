@@ -4,10 +4,13 @@
 //! |---|---|
 //! | [`sums`] | checksums of a file, chunk by chunk, beside it |
 //! | [`store`] | a snapshot directory: built aside, committed by a rename, verified before use |
+//! | [`grant`] | which directories cards may use |
 //! | [`daemon`] | serves cards' requests for files over SCIF with RMA |
 
 pub mod daemon;
+pub mod grant;
 pub mod store;
 pub mod sums;
 
 pub use daemon::Daemon;
+pub use grant::Grant;

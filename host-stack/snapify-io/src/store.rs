@@ -2,20 +2,25 @@
 //!
 //! ```text
 //! PATH.partial/            built here; an earlier PATH is not touched
-//!   manifest.json          what it is a snapshot of, and which files it has
+//!   manifest.json          what it is a snapshot of, its files, and the digests of their sums
 //!   offload_process.img    the process image
 //!   local_store/ID         files of the local store
 //!   binaries/NAME          the sink program
 //!   *.xxh3                 checksums, one file for each of the above
 //! PATH                     by rename, when all of it is on the disk
 //! ```
+//!
+//! The manifest names every file with the digest of its checksums, so that a file of another
+//! snapshot, good in itself, is refused too.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use snaprig_wire::snapify::{BINARIES, IMAGE, LOCAL_STORE, StoredFile};
 
@@ -40,6 +45,8 @@ pub struct Manifest {
     pub binaries: Vec<StoredFile>,
     /// Bytes of the process image.
     pub image_bytes: u64,
+    /// XXH3 of each file's checksums, in hexadecimal, by its name in the directory.
+    pub digests: BTreeMap<String, String>,
 }
 
 impl Manifest {
@@ -52,7 +59,18 @@ impl Manifest {
             local_store: Vec::new(),
             binaries: Vec::new(),
             image_bytes: 0,
+            digests: BTreeMap::new(),
         }
+    }
+
+    /// Every file of the snapshot, with its length.
+    pub fn files(&self) -> impl Iterator<Item = (String, u64)> {
+        let lists = [(LOCAL_STORE, &self.local_store), (BINARIES, &self.binaries)];
+        let stored = lists.into_iter().flat_map(|(directory, files)| {
+            let name = move |file: &StoredFile| (format!("{directory}/{}", file.name), file.len);
+            files.iter().map(name)
+        });
+        stored.chain([(IMAGE.to_owned(), self.image_bytes)])
     }
 }
 
@@ -61,6 +79,9 @@ pub struct Builder {
     path: PathBuf,
     partial: PathBuf,
     committed: bool,
+    /// The directory, locked (flock(2)): a second builder of the same snapshot is told so, and the
+    /// remains of a dead one are told from those of a living one.
+    _lock: File,
 }
 
 impl Builder {
@@ -69,18 +90,35 @@ impl Builder {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
-        if partial.exists() {
+        if let Ok(dead) = File::open(&partial) {
+            if flock(&dead, FlockOperation::NonBlockingLockExclusive).is_err() {
+                return Err(StoreError::Busy {
+                    path: path.to_owned(),
+                });
+            }
             fs::remove_dir_all(&partial).map_err(io_error(&partial))?;
         }
-        for directory in [LOCAL_STORE, BINARIES] {
-            let directory = partial.join(directory);
-            fs::create_dir_all(&directory).map_err(io_error(&directory))?;
-        }
+        let lock = Self::make(&partial).inspect_err(|_| {
+            // A directory that could not be made whole is no use to anybody.
+            let _ = fs::remove_dir_all(&partial);
+        })?;
         Ok(Self {
             path: path.to_owned(),
             partial,
             committed: false,
+            _lock: lock,
         })
+    }
+
+    fn make(partial: &Path) -> Result<File, StoreError> {
+        for directory in [LOCAL_STORE, BINARIES] {
+            let directory = partial.join(directory);
+            fs::create_dir_all(&directory).map_err(io_error(&directory))?;
+        }
+        let lock = File::open(partial).map_err(io_error(partial))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|e| io_error(partial)(e.into()))?;
+        Ok(lock)
     }
 
     /// Where its files go until it is committed.
@@ -98,8 +136,12 @@ impl Builder {
     }
 
     /// Makes it the snapshot at its path, in place of an earlier one.
-    pub fn commit(mut self, manifest: &Manifest) -> Result<PathBuf, StoreError> {
-        let text = serde_json::to_vec_pretty(manifest)
+    pub fn commit(mut self, mut manifest: Manifest) -> Result<PathBuf, StoreError> {
+        for (name, _) in manifest.files().collect::<Vec<_>>() {
+            let digest = Sums::load(&self.partial.join(&name))?.digest();
+            manifest.digests.insert(name, format!("{digest:016x}"));
+        }
+        let text = serde_json::to_vec_pretty(&manifest)
             .map_err(|e| io_error(&self.partial)(io::Error::other(e)))?;
         self.add(MANIFEST, &text)?;
         for directory in [
@@ -155,34 +197,43 @@ pub fn open(path: &Path) -> Result<Manifest, StoreError> {
     }
     sums::verify(&file)?;
     let text = fs::read(&file).map_err(io_error(&file))?;
-    let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|e| not(&format!("manifest.json: {e}")))?;
-    if manifest.version != VERSION {
+    let damaged = |e: serde_json::Error| not(&format!("manifest.json: {e}"));
+    // The version first: nothing else of another version's manifest need make sense.
+    let Version { version } = serde_json::from_slice(&text).map_err(damaged)?;
+    if version != VERSION {
         return Err(StoreError::Version {
             path: file,
-            found: manifest.version,
+            found: version,
+            expected: VERSION,
         });
     }
-    let lists = [
-        (LOCAL_STORE, &manifest.local_store),
-        (BINARIES, &manifest.binaries),
-    ];
-    for (directory, files) in lists {
-        for stored in files {
-            let file = path.join(directory).join(&stored.name);
-            let found = sums::verify(&file)?;
-            if found != stored.len {
-                let expected = stored.len;
-                return Err(StoreError::Truncated {
-                    path: file,
-                    expected,
-                    found,
-                });
-            }
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(damaged)?;
+    for (name, expected) in manifest.files() {
+        let plain = Path::new(&name)
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)));
+        if !plain {
+            return Err(not(&format!("manifest.json names {name:?}")));
+        }
+        let file = path.join(&name);
+        let sums = sums::verify(&file)?;
+        if sums.len() != expected {
+            return Err(StoreError::Truncated {
+                path: file,
+                expected,
+                found: sums.len(),
+            });
+        }
+        if manifest.digests.get(&name) != Some(&format!("{:016x}", sums.digest())) {
+            return Err(StoreError::Foreign { path: file });
         }
     }
-    sums::verify(&path.join(IMAGE))?;
     Ok(manifest)
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
 }
 
 fn sync_directory(path: &Path) -> Result<(), StoreError> {
@@ -195,23 +246,30 @@ fn sync_directory(path: &Path) -> Result<(), StoreError> {
 mod tests {
     use super::*;
 
-    fn make(path: &Path, image: &[u8]) -> Builder {
-        let builder = Builder::create(path).unwrap();
-        builder.add(IMAGE, image).unwrap();
-        builder
+    fn make(path: &Path, image: &[u8]) -> Result<PathBuf, StoreError> {
+        let builder = Builder::create(path)?;
+        builder.add(IMAGE, image)?;
+        let mut manifest = Manifest::new("km".into(), 1);
+        manifest.image_bytes = image.len() as u64;
+        builder.commit(manifest)
     }
 
     #[test]
     fn a_snapshot_is_whole_or_the_earlier_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("snapshot");
-        let manifest = Manifest::new("km".into(), 1);
         assert!(matches!(open(&path), Err(StoreError::NotASnapshot { .. })));
-        make(&path, b"one").commit(&manifest).unwrap();
-        assert_eq!(open(&path).unwrap(), manifest);
-        drop(make(&path, b"two"));
+        make(&path, b"one").unwrap();
+        assert_eq!(open(&path).unwrap().image_bytes, 3);
+        let building = Builder::create(&path).unwrap();
+        building.add(IMAGE, b"two").unwrap();
+        let second = Builder::create(&path);
+        assert!(matches!(second, Err(StoreError::Busy { .. })));
+        drop(building);
         assert_eq!(fs::read(path.join(IMAGE)).unwrap(), b"one");
-        make(&path, b"three").commit(&manifest).unwrap();
+        // What a dead builder leaves is in nobody's way.
+        fs::create_dir_all(dir.path().join("snapshot.partial/local_store")).unwrap();
+        make(&path, b"three").unwrap();
         assert_eq!(fs::read(path.join(IMAGE)).unwrap(), b"three");
         assert_eq!(
             fs::read_dir(dir.path()).unwrap().count(),
@@ -221,12 +279,42 @@ mod tests {
     }
 
     #[test]
+    fn files_that_are_missing_short_of_another_version_or_of_another_snapshot_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        make(&one, b"the image").unwrap();
+        make(&two, b"the other").unwrap();
+        let sums = sums::path_of(Path::new(IMAGE));
+        for file in [Path::new(IMAGE), &sums] {
+            fs::copy(two.join(file), one.join(file)).unwrap();
+        }
+        assert!(matches!(open(&one), Err(StoreError::Foreign { .. })));
+        let image = two.join(IMAGE);
+        fs::write(&image, b"the oth").unwrap();
+        assert!(matches!(
+            open(&two),
+            Err(StoreError::Truncated { found: 7, .. })
+        ));
+        fs::remove_file(&image).unwrap();
+        let error = open(&two).unwrap_err().to_string();
+        assert!(error.contains(IMAGE), "{error}");
+        let three = dir.path().join("three");
+        let builder = Builder::create(&three).unwrap();
+        builder
+            .add(MANIFEST, br#"{"version": 2, "new": []}"#)
+            .unwrap();
+        fs::rename(builder.directory(), &three).unwrap();
+        assert!(matches!(
+            open(&three),
+            Err(StoreError::Version { found: 2, .. })
+        ));
+    }
+
+    #[test]
     fn a_flipped_bit_in_any_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("snapshot");
-        make(&path, b"the image")
-            .commit(&Manifest::new("km".into(), 1))
-            .unwrap();
+        make(&path, b"the image").unwrap();
         for entry in fs::read_dir(&path).unwrap() {
             let file = entry.unwrap().path();
             if file.is_dir() {

@@ -53,12 +53,26 @@ pub enum StoreError {
         found: u64,
     },
     /// It was written by another version of snaprig.
-    #[error("{path} is of version {found}, this snaprig reads version {VERSION}")]
+    #[error("{path} is of version {found}, this snaprig reads version {expected}")]
     Version {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: u32,
+        /// The version that is read.
+        expected: u32,
+    },
+    /// It is whole, but not the file that the snapshot was made with.
+    #[error("{path} belongs to another snapshot, from its first byte (offset 0)")]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Somebody else is writing it.
+    #[error("a snapshot is being made in {path} already; wait for it, or choose another directory")]
+    Busy {
+        /// The directory.
+        path: PathBuf,
     },
     /// It is no snapshot at all.
     #[error("{path} is not a snapshot: {why}")]
@@ -120,11 +134,7 @@ impl Sums {
         if self.in_current > 0 {
             self.end_chunk();
         }
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&(CHUNK_BYTES as u32).to_le_bytes());
-        bytes.extend_from_slice(&self.len.to_le_bytes());
-        bytes.extend(self.chunks.iter().flat_map(|sum| sum.to_le_bytes()));
+        let mut bytes = self.encode();
         bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
         write_synced(&path_of(file), &bytes)
     }
@@ -150,6 +160,7 @@ impl Sums {
             return Err(StoreError::Version {
                 path,
                 found: version,
+                expected: VERSION,
             });
         }
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
@@ -170,6 +181,20 @@ impl Sums {
     /// Bytes of the file.
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// One number for the whole file: XXH3 of the checksums of its chunks and of its length.
+    pub fn digest(&self) -> u64 {
+        xxh3_64(&self.encode())
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(CHUNK_BYTES as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.len.to_le_bytes());
+        bytes.extend(self.chunks.iter().flat_map(|sum| sum.to_le_bytes()));
+        bytes
     }
 
     /// Whether the file is empty.
@@ -245,11 +270,11 @@ impl Verified {
     }
 }
 
-/// Verifies every byte of a stored file; returns its length.
-pub fn verify(path: &Path) -> Result<u64, StoreError> {
+/// Verifies every byte of a stored file; returns its checksums.
+pub fn verify(path: &Path) -> Result<Sums, StoreError> {
     let mut file = Verified::open(path)?;
     while !file.next_chunk()?.is_empty() {}
-    Ok(file.len())
+    Ok(file.sums)
 }
 
 /// Writes a small file and waits until it is on the disk.
@@ -275,13 +300,13 @@ mod tests {
             sums.update(part);
         }
         sums.save(&path).unwrap();
-        assert_eq!(verify(&path).unwrap(), 200_000);
+        assert_eq!(verify(&path).unwrap().len(), 200_000);
         for at in [0, 65_535, 65_536, 199_999] {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x10;
             fs::write(&path, &damaged).unwrap();
             let offset = (at / CHUNK_BYTES * CHUNK_BYTES) as u64;
-            match verify(&path).unwrap_err() {
+            match verify(&path).err().unwrap() {
                 StoreError::Damaged { offset: found, .. } => assert_eq!(found, offset),
                 other => panic!("{other}"),
             }

@@ -10,6 +10,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`machine`] | the order of the steps, and what is undone when one fails |
 //! | [`snapify`](mod@snapify) | the five calls of the paper's table 1, and the scenarios of section 5 |
 //! | [`step`] | every step of them, by name |
 //! | [`control`] | the same from outside: a socket in the host process |
@@ -19,8 +20,11 @@
 //! elsewhere.
 
 pub mod control;
+mod error;
+pub mod machine;
 pub mod snapify;
 pub mod step;
 
-pub use snapify::{Snapify, SnapifyError};
+pub use error::SnapifyError;
+pub use snapify::Snapify;
 pub use step::{Step, StepReport};

@@ -1,66 +1,30 @@
-//! The calls of the paper's table 1, on the host.
+//! The calls of the paper's table 1, on the host: the driver of [`crate::machine`].
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
     time::{Duration, Instant},
 };
 
-use serde::{Serialize, de::DeserializeOwned};
 use snaprig_coi::{CoiError, Engine, Process, quiesce};
 use snaprig_scif::client::{Endpoint, ScifError};
 use snaprig_snapify_io::{
-    daemon::{Grant, grant},
+    Grant,
     store::{self, Builder, Manifest},
-    sums::StoreError,
 };
 use snaprig_wire::{
     coi::ToDaemon,
-    frame,
     snapify::{BINARIES, Reply, Request, StoredFile},
 };
 
-use crate::step::{Step, StepReport};
+use crate::{
+    SnapifyError,
+    machine::{Action, Call, Input, Machine, Outcome, Output},
+    step::{Step, StepReport},
+};
 
 /// Permission bits of a sink program.
 const PROGRAM_MODE: u32 = 0o755;
-
-/// Why a call of Snapify failed.
-#[derive(Debug, thiserror::Error)]
-pub enum SnapifyError {
-    /// The offload stack.
-    #[error(transparent)]
-    Coi(#[from] CoiError),
-    /// The snapshot's files.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The connection to the daemon.
-    #[error("card {node} is gone in the middle of {step:?}: {source}")]
-    CardLost {
-        /// The card.
-        node: u16,
-        /// What was being done.
-        step: Step,
-        /// What SCIF said.
-        source: ScifError,
-    },
-    /// The card could not do it.
-    #[error("{step:?} failed on card {node}: {why}")]
-    Failed {
-        /// The card.
-        node: u16,
-        /// What was being done.
-        step: Step,
-        /// What it said.
-        why: String,
-    },
-    /// The calls are out of order.
-    #[error("{0}")]
-    Order(&'static str),
-    /// It did not happen in time.
-    #[error("the capture is not finished yet")]
-    TimedOut,
-}
 
 /// Told of every step as it begins and ends.
 pub type Observer = Arc<dyn Fn(&StepReport) + Send + Sync>;
@@ -77,21 +41,33 @@ struct Inner {
 }
 
 enum State {
-    Running,
+    Idle(Box<Session>),
     /// A call is at work.
     Busy,
-    Paused(Paused),
-    /// A capture is at work; its result comes here.
+    /// A capture is at work.
     Capturing,
-    Captured(Paused, Result<u64, SnapifyError>),
+    /// Its result waits here.
+    Captured(Box<Session>, Result<u64, SnapifyError>),
 }
 
-struct Paused {
-    /// To the daemon of the card where the process is, or was.
-    daemon: Arc<Endpoint>,
-    /// The snapshot that pause has begun and capture commits.
-    building: Option<(Builder, Manifest, Grant)>,
+/// The machine, and what it works on.
+#[derive(Default)]
+struct Session {
+    machine: Machine,
+    /// The card that restore was told.
+    target: Option<Engine>,
+    /// To the daemon of the card where the process is, and the one made last.
+    daemon: Option<Arc<Endpoint>>,
+    next_daemon: Option<Arc<Endpoint>>,
+    /// Where the next pause is to put its snapshot.
+    requested: PathBuf,
+    /// Where the snapshot of this pause is, or will be.
     snapshot: PathBuf,
+    building: Option<(Builder, Manifest, Grant)>,
+    /// Cards read the snapshot while it is being restored.
+    reading: Option<Grant>,
+    /// The step under way.
+    step: Option<(Step, Instant)>,
 }
 
 impl Snapify {
@@ -100,7 +76,7 @@ impl Snapify {
         Self(Arc::new(Inner {
             process: process.clone(),
             observer,
-            state: Mutex::new(State::Running),
+            state: Mutex::new(State::Idle(Box::default())),
             captured: Condvar::new(),
         }))
     }
@@ -108,43 +84,23 @@ impl Snapify {
     /// snapify_pause: stops all communication, and saves the local store below `snapshot`, a
     /// directory that will be there when the capture is complete. Returns the bytes saved.
     pub fn pause(&self, snapshot: &Path) -> Result<u64, SnapifyError> {
-        {
-            let mut state = self.0.lock();
-            if !matches!(*state, State::Running) {
-                return Err(SnapifyError::Order(
-                    "the process is paused already; resume it first",
-                ));
-            }
-            *state = State::Busy;
-        }
-        let result = self.0.pause(snapshot);
-        let (next, result) = match result {
-            Ok((paused, bytes)) => (State::Paused(paused), Ok(bytes)),
-            Err(error) => {
-                quiesce::release(&self.0.process);
-                (State::Running, Err(error))
-            }
-        };
-        *self.0.lock() = next;
-        result
+        let mut session = self.0.take()?;
+        session.requested = snapshot.to_owned();
+        self.0.call(session, Call::Pause)
     }
 
     /// snapify_capture: starts to save the process, and returns at once.
     pub fn capture(&self, terminate: bool) -> Result<(), SnapifyError> {
-        let mut state = self.0.lock();
-        let paused = match std::mem::replace(&mut *state, State::Capturing) {
-            State::Paused(paused) if paused.building.is_some() => paused,
-            other => {
-                *state = other;
-                return Err(SnapifyError::Order("capture comes after pause, once"));
-            }
-        };
-        drop(state);
+        let mut session = self.0.take()?;
+        if session.building.is_none() {
+            // It is refused, and nothing goes on in the background.
+            return self.0.call(session, Call::Capture(terminate)).map(|_| ());
+        }
+        *self.0.lock() = State::Capturing;
         let inner = self.0.clone();
         std::thread::spawn(move || {
-            let mut paused = paused;
-            let result = inner.capture(&mut paused, terminate);
-            *inner.lock() = State::Captured(paused, result);
+            let result = inner.run(&mut session, Call::Capture(terminate));
+            *inner.lock() = State::Captured(session, result);
             inner.captured.notify_all();
         });
         Ok(())
@@ -170,8 +126,8 @@ impl Snapify {
             };
         }
         match std::mem::replace(&mut *state, State::Busy) {
-            State::Captured(paused, result) => {
-                *state = State::Paused(paused);
+            State::Captured(session, result) => {
+                *state = State::Idle(session);
                 result
             }
             other => {
@@ -183,24 +139,16 @@ impl Snapify {
 
     /// snapify_resume: lets host and offload process go on.
     pub fn resume(&self) -> Result<(), SnapifyError> {
-        let paused = self.0.take_paused("there is nothing to resume")?;
-        let result = self.0.resume(&paused);
-        *self.0.lock() = match result {
-            Ok(()) => State::Running,
-            Err(_) => State::Paused(paused),
-        };
-        result
+        let session = self.0.take()?;
+        self.0.call(session, Call::Resume).map(|_| ())
     }
 
     /// snapify_restore: brings the process back from its snapshot, on any card. It stays paused.
-    /// Returns the bytes of the local store.
+    /// Returns the bytes of the local store and the image.
     pub fn restore(&self, engine: &Engine) -> Result<u64, SnapifyError> {
-        let mut paused = self
-            .0
-            .take_paused("restore comes after pause and capture")?;
-        let result = self.0.restore(&mut paused, engine);
-        *self.0.lock() = State::Paused(paused);
-        result
+        let mut session = self.0.take()?;
+        session.target = Some(engine.clone());
+        self.0.call(session, Call::Restore(engine.node()))
     }
 
     /// Swapping out (paper figure 6): the process leaves its card.
@@ -210,8 +158,8 @@ impl Snapify {
         match image {
             Ok(image) => Ok(saved + image),
             Err(error) => {
-                // It is still there: let it go on.
-                self.resume()?;
+                // If it is still there, let it go on; why it is not out is the news.
+                let _ = self.resume();
                 Err(error)
             }
         }
@@ -236,210 +184,217 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take_paused(&self, otherwise: &'static str) -> Result<Paused, SnapifyError> {
+    fn take(&self) -> Result<Box<Session>, SnapifyError> {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Busy) {
-            State::Paused(paused) => Ok(paused),
+            State::Idle(session) => Ok(session),
             other => {
                 *state = other;
-                Err(SnapifyError::Order(otherwise))
+                Err(SnapifyError::Order(
+                    "another call is at work, or a capture is not waited for",
+                ))
             }
         }
     }
 
-    /// Runs a step and tells the observer when it begins and ends.
-    fn step<T>(
+    fn call(&self, mut session: Box<Session>, call: Call) -> Result<u64, SnapifyError> {
+        let result = self.run(&mut session, call);
+        *self.lock() = State::Idle(session);
+        result
+    }
+
+    /// Runs a call to its end.
+    fn run(&self, session: &mut Session, call: Call) -> Result<u64, SnapifyError> {
+        let identity = quiesce::identity(&self.process);
+        let mut input = Input::Call(call, identity.engine.node(), identity.pid);
+        loop {
+            session.machine.handle(input);
+            input = loop {
+                match session.machine.poll_output() {
+                    Some(Output::Returned(result)) => return result,
+                    Some(Output::Do(action, timeout)) => {
+                        let done = self.perform(session, action, timeout);
+                        break Input::Done(done);
+                    }
+                    Some(output) => self.note(session, output),
+                    None => {
+                        let why = "the call was lost";
+                        return Err(SnapifyError::Order(why));
+                    }
+                }
+            };
+        }
+    }
+
+    /// What takes no time and cannot fail.
+    fn note(&self, session: &mut Session, output: Output) {
+        let report = |step, elapsed, bytes| {
+            (self.observer)(&StepReport {
+                step,
+                elapsed,
+                bytes,
+            });
+        };
+        match output {
+            Output::Began(step) => {
+                session.step = Some((step, Instant::now()));
+                report(step, None, 0);
+            }
+            Output::Ended(step, bytes) => {
+                let began = session.step.take().map(|(_, began)| began.elapsed());
+                report(step, Some(began.unwrap_or_default()), bytes);
+            }
+            Output::SwappedOut(is) => quiesce::swapped_out(&self.process, is),
+            Output::Switch => session.daemon = session.next_daemon.take(),
+            Output::HangUp => {
+                if session.next_daemon.take().is_none() {
+                    session.daemon = None;
+                }
+            }
+            Output::Discard => session.building = None,
+            Output::Release => quiesce::release(&self.process),
+            Output::Do(..) | Output::Returned(_) => {}
+        }
+    }
+
+    fn perform(
         &self,
-        step: Step,
-        run: impl FnOnce(&mut u64) -> Result<T, SnapifyError>,
-    ) -> Result<T, SnapifyError> {
-        (self.observer)(&StepReport {
-            step,
-            elapsed: None,
-            bytes: 0,
-        });
-        let (started, mut bytes) = (Instant::now(), 0);
-        let result = run(&mut bytes)?;
-        (self.observer)(&StepReport {
-            step,
-            elapsed: Some(started.elapsed()),
-            bytes,
-        });
-        Ok(result)
-    }
-
-    /// One request to the daemon and its answer.
-    fn ask(&self, daemon: &Endpoint, step: Step, request: &Request) -> Result<Reply, SnapifyError> {
-        let node = quiesce::identity(&self.process).0.node();
-        let answer = send(daemon, request).and_then(|()| receive(daemon));
-        match answer {
-            Ok(Reply::Failed { why, .. }) => Err(SnapifyError::Failed { node, step, why }),
-            Ok(reply) => Ok(reply),
-            Err(source) => Err(SnapifyError::CardLost { node, step, source }),
+        session: &mut Session,
+        action: Action,
+        timeout: Option<Duration>,
+    ) -> Result<Outcome, SnapifyError> {
+        match action {
+            Action::Prepare => self.prepare(session),
+            Action::Connect(node) => {
+                let own = quiesce::identity(&self.process).engine;
+                let engine = match &session.target {
+                    Some(target) if target.node() == node => target,
+                    _ => &own,
+                };
+                let daemon = engine.connect_daemon()?;
+                daemon
+                    .send_message(&ToDaemon::Snapify)
+                    .map_err(CoiError::from)?;
+                session.next_daemon = Some(Arc::new(daemon));
+                Ok(Outcome::Done)
+            }
+            Action::Ask(request) => self.ask(session, &request, timeout).map(Outcome::Reply),
+            Action::Quiesce => {
+                match quiesce::quiesce(&self.process, timeout.unwrap_or(Duration::MAX)) {
+                    Ok(()) => Ok(Outcome::Done),
+                    Err(CoiError::TimedOut) => Err(SnapifyError::Stuck(Step::Lock)),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            Action::Commit {
+                local_store,
+                image_bytes,
+            } => {
+                let Some((builder, mut manifest, grant)) = session.building.take() else {
+                    return Err(SnapifyError::Order("capture comes after pause, once"));
+                };
+                drop(grant);
+                (manifest.local_store, manifest.image_bytes) = (local_store, image_bytes);
+                builder.commit(manifest)?;
+                Ok(Outcome::Done)
+            }
+            Action::Verify => self.verify(session),
+            Action::Reconnect { pid, port, .. } => {
+                session.reading = None;
+                let target = session.target.clone();
+                let engine = target.ok_or(SnapifyError::Order("restore names a card"))?;
+                for moved in quiesce::reconnect(&self.process, &engine, pid, port)? {
+                    tracing::debug!(?moved, "window registered anew");
+                }
+                Ok(Outcome::Done)
+            }
         }
     }
 
-    fn unexpected(&self, step: Step) -> SnapifyError {
-        let node = quiesce::identity(&self.process).0.node();
-        SnapifyError::Failed {
-            node,
-            step,
-            why: "it answered something else".into(),
-        }
-    }
-
-    fn pause(&self, snapshot: &Path) -> Result<(Paused, u64), SnapifyError> {
-        let (engine, pid, name, path, binary) = quiesce::identity(&self.process);
-        let builder = Builder::create(snapshot)?;
-        let granted = grant(engine.rig(), builder.directory())?;
-        let mut manifest = Manifest::new(name.clone(), engine.node());
+    fn prepare(&self, session: &mut Session) -> Result<Outcome, SnapifyError> {
+        let identity = quiesce::identity(&self.process);
+        session.snapshot.clone_from(&session.requested);
+        let builder = Builder::create(&session.snapshot)?;
+        let grant = Grant::new(identity.engine.rig(), builder.directory())?;
+        let mut manifest = Manifest::new(identity.name.clone(), identity.engine.node());
         // The host has the program, so it need not come back from the card (paper, footnote 2).
-        builder.add(&format!("{BINARIES}/{name}"), &binary)?;
+        builder.add(&format!("{BINARIES}/{}", identity.name), &identity.binary)?;
         manifest.binaries.push(StoredFile {
-            name,
-            card_path: path,
-            len: binary.len() as u64,
+            name: identity.name,
+            card_path: identity.path,
+            len: identity.binary.len() as u64,
             mode: PROGRAM_MODE,
         });
-        let daemon = Arc::new(connect(&engine)?);
-        self.step(Step::Agree, |_| {
-            match self.ask(&daemon, Step::Agree, &Request::Pause { pid })? {
-                Reply::Agreed => Ok(()),
-                _ => Err(self.unexpected(Step::Agree)),
-            }
-        })?;
-        let drained = self.quiesce_and_drain(&daemon, pid, builder.directory());
-        let local_store = match drained {
-            Ok(local_store) => local_store,
-            Err(error) => {
-                // Undo the agreement if the card is still there to hear of it.
-                let _ = self.ask(&daemon, Step::Resume, &Request::Resume { pid });
-                return Err(error);
-            }
-        };
-        let bytes = local_store.iter().map(|file| file.len).sum();
-        manifest.local_store = local_store;
-        let building = Some((builder, manifest, granted));
-        Ok((
-            Paused {
-                daemon,
-                building,
-                snapshot: snapshot.to_owned(),
-            },
-            bytes,
-        ))
+        let directory = grant.directory().to_string_lossy().into_owned();
+        session.building = Some((builder, manifest, grant));
+        Ok(Outcome::Prepared(directory))
     }
 
-    fn quiesce_and_drain(
-        &self,
-        daemon: &Endpoint,
-        pid: i32,
-        directory: &Path,
-    ) -> Result<Vec<StoredFile>, SnapifyError> {
-        self.step(Step::Lock, |_| Ok(quiesce::quiesce(&self.process)?))?;
-        let snapshot = directory.to_string_lossy().into_owned();
-        self.step(Step::Drain, |bytes| {
-            match self.ask(daemon, Step::Drain, &Request::Drain { pid, snapshot })? {
-                Reply::Drained { local_store } => {
-                    *bytes = local_store.iter().map(|file| file.len).sum();
-                    Ok(local_store)
-                }
-                _ => Err(self.unexpected(Step::Drain)),
-            }
+    fn verify(&self, session: &mut Session) -> Result<Outcome, SnapifyError> {
+        let manifest = store::open(&session.snapshot)?;
+        let rig = quiesce::identity(&self.process).engine;
+        let grant = Grant::new(rig.rig(), &session.snapshot)?;
+        let snapshot = grant.directory().to_string_lossy().into_owned();
+        session.reading = Some(grant);
+        Ok(Outcome::Verified {
+            snapshot,
+            local_store: manifest.local_store,
+            binaries: manifest.binaries,
+            image_bytes: manifest.image_bytes,
         })
     }
 
-    fn capture(&self, paused: &mut Paused, terminate: bool) -> Result<u64, SnapifyError> {
-        let pid = quiesce::identity(&self.process).1;
-        let Some((builder, mut manifest, granted)) = paused.building.take() else {
-            return Err(SnapifyError::Order("capture comes after pause, once"));
+    /// One request to the daemon and its answer.
+    fn ask(
+        &self,
+        session: &Session,
+        request: &Request,
+        timeout: Option<Duration>,
+    ) -> Result<Reply, SnapifyError> {
+        let step = session.step.map_or(Step::Resume, |(step, _)| step);
+        let daemon = session.next_daemon.as_ref().or(session.daemon.as_ref());
+        let Some(daemon) = daemon else {
+            let why = "there is no connection to the process's card; restore it on one";
+            return Err(SnapifyError::Order(why));
         };
-        let snapshot = builder.directory().to_string_lossy().into_owned();
-        if terminate {
-            quiesce::swapped_out(&self.process);
+        let exchange = || {
+            daemon.send_message(request)?;
+            daemon.receive_message()
+        };
+        let (answer, in_time) = match timeout {
+            None => (exchange(), true),
+            Some(timeout) => within(timeout, daemon, exchange),
+        };
+        let own = quiesce::identity(&self.process).engine.node();
+        let node = match (&session.next_daemon, &session.target) {
+            (Some(_), Some(target)) => target.node(),
+            _ => own,
+        };
+        match answer {
+            Ok(reply) => Ok(reply),
+            Err(_) if !in_time => Err(SnapifyError::Stuck(step)),
+            Err(source) => Err(SnapifyError::CardLost { node, step, source }),
         }
-        let daemon = paused.daemon.clone();
-        let bytes = self.step(Step::Capture, |moved| {
-            let request = Request::Capture {
-                pid,
-                snapshot,
-                terminate,
-            };
-            match self.ask(&daemon, Step::Capture, &request)? {
-                Reply::Captured { bytes } => {
-                    *moved = bytes;
-                    Ok(bytes)
-                }
-                _ => Err(self.unexpected(Step::Capture)),
-            }
-        })?;
-        drop(granted);
-        manifest.image_bytes = bytes;
-        self.step(Step::Commit, |_| {
-            builder.commit(&manifest)?;
-            Ok(())
-        })?;
-        Ok(bytes)
-    }
-
-    fn resume(&self, paused: &Paused) -> Result<(), SnapifyError> {
-        let pid = quiesce::identity(&self.process).1;
-        self.step(Step::Resume, |_| {
-            match self.ask(&paused.daemon, Step::Resume, &Request::Resume { pid })? {
-                Reply::Resumed => Ok(()),
-                _ => Err(self.unexpected(Step::Resume)),
-            }
-        })?;
-        quiesce::release(&self.process);
-        Ok(())
-    }
-
-    fn restore(&self, paused: &mut Paused, engine: &Engine) -> Result<u64, SnapifyError> {
-        let manifest = self.step(Step::Verify, |_| Ok(store::open(&paused.snapshot)?))?;
-        let _grant = grant(engine.rig(), &paused.snapshot)?;
-        let daemon = Arc::new(connect(engine)?);
-        let stored: u64 = manifest.local_store.iter().map(|file| file.len).sum();
-        let (pid, port) = self.step(Step::Restore, |bytes| {
-            *bytes = stored + manifest.image_bytes;
-            let request = Request::Restore {
-                snapshot: paused.snapshot.to_string_lossy().into_owned(),
-                local_store: manifest.local_store.clone(),
-                binaries: manifest.binaries.clone(),
-            };
-            match self.ask(&daemon, Step::Restore, &request)? {
-                Reply::Restored { pid, port } => Ok((pid, port)),
-                _ => Err(self.unexpected(Step::Restore)),
-            }
-        })?;
-        self.step(Step::Reconnect, |_| {
-            for moved in quiesce::reconnect(&self.process, engine, pid, port)? {
-                tracing::debug!(?moved, "window registered anew");
-            }
-            Ok(())
-        })?;
-        paused.daemon = daemon;
-        Ok(stored + manifest.image_bytes)
     }
 }
 
-fn connect(engine: &Engine) -> Result<Endpoint, SnapifyError> {
-    let daemon = engine.connect_daemon()?;
-    send(&daemon, &ToDaemon::Snapify).map_err(CoiError::from)?;
-    Ok(daemon)
-}
-
-fn send<T: Serialize>(to: &Endpoint, message: &T) -> Result<(), ScifError> {
-    to.send(&frame::encode_framed(message))
-}
-
-fn receive<T: DeserializeOwned>(from: &Endpoint) -> Result<T, ScifError> {
-    let mut prefix = [0; 4];
-    from.recv_exact(&mut prefix)?;
-    let broken = || ScifError {
-        call: "scif_recv",
-        errno: libc::EPROTO,
-    };
-    let mut body = vec![0; frame::frame_len(prefix).map_err(|_| broken())?];
-    from.recv_exact(&mut body)?;
-    frame::decode(&body).map_err(|_| broken())
+/// Runs an exchange on an endpoint that is closed when the time is up, and says whether it was not.
+fn within<T>(
+    timeout: Duration,
+    endpoint: &Endpoint,
+    exchange: impl FnOnce() -> Result<T, ScifError>,
+) -> (Result<T, ScifError>, bool) {
+    let (done, waiting) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let watchdog = scope.spawn(move || match waiting.recv_timeout(timeout) {
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                endpoint.close();
+                false
+            }
+            _ => true,
+        });
+        let result = exchange();
+        drop(done);
+        (result, watchdog.join().unwrap_or(true))
+    })
 }

@@ -1,0 +1,525 @@
+//! The COI daemon's protocol: whose processes there are, and Snapify's coordination of host process
+//! and offload process (paper section 4.1, figure 3; the messages are in [`snaprig_wire::snapify`]).
+//!
+//! ```text
+//!  process:    (Spawn) -> Starting --Hello Started--> Running --Exited--> cleaned up -> gone
+//!              (Restore) -> Returning --Hello Restarted--> Running
+//!  Snapify on  Running:  Pause: Signalled --Hello Signalled--> Open --Resume, either side gone--> none
+//! ```
+//!
+//! Connections of host processes and pipes to offload processes have numbers of the driver's
+//! choosing.
+//!
+//! What must stay true: a process lives as long as the connection that it was created (or adopted)
+//! on; every request gets exactly one reply, unless its connection is gone; a capture that ends the
+//! process is answered when nothing of the process is left, because its successor may come with
+//! the same id; a process that is restored and that nobody adopts is ended.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use snaprig_wire::{
+    coi::{Exit, FromDaemon, Program, ToDaemon},
+    snapify::{Hello, Purpose, Reply, Request},
+};
+
+/// A connection of a host process.
+pub type Conn = u64;
+/// A connection of an offload process.
+pub type Pipe = u64;
+/// A process of this card.
+pub type Pid = i32;
+
+/// Processes that say hello before anybody knows of them: more than this is no accident.
+const UNCLAIMED_MAX: usize = 256;
+/// No such process (errno(3)).
+const ESRCH: i32 = 3;
+/// It is being done already.
+const EBUSY: i32 = 16;
+/// The request makes no sense now.
+const EINVAL: i32 = 22;
+
+/// Why something could not be done, for the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// A Linux error number, or 0.
+    pub errno: i32,
+    /// What went wrong.
+    pub why: String,
+}
+
+fn failure(errno: i32, why: impl Into<String>) -> Failure {
+    let why = why.into();
+    Failure { errno, why }
+}
+
+/// What happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A host process says this on its connection.
+    Host(Conn, ToDaemon),
+    /// The same, on a connection that carries Snapify's requests.
+    Request(Conn, Request),
+    /// It is gone.
+    HostGone(Conn),
+    /// [`Output::Spawn`] is done: the process and the path of its program.
+    Spawned(Conn, Result<(Pid, String), Failure>),
+    /// [`Output::Restore`] is done.
+    Restored(Conn, Result<Pid, Failure>),
+    /// An offload process connects.
+    Hello(Pipe, Hello),
+    /// It answers.
+    Reply(Pipe, Reply),
+    /// It is gone.
+    PipeGone(Pipe),
+    /// A child has ended.
+    Exited(Pid, Exit),
+    /// [`Output::CleanUp`] is done.
+    CleanedUp(Pid),
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Take the program's bytes off the connection and start it; true: with its stdio on the
+    /// connection. Then [`Input::Spawned`].
+    Spawn(Conn, Program, bool),
+    /// Bring a process back. Then [`Input::Restored`].
+    Restore(Conn, Request),
+    /// To a host process.
+    Tell(Conn, FromDaemon),
+    /// To a host process, on a connection that carries Snapify's requests.
+    Answer(Conn, Reply),
+    /// End a host process's connection.
+    HangUp(Conn),
+    /// To an offload process.
+    Ask(Pipe, Request),
+    /// End an offload process's connection: if it is paused, it goes on.
+    Drop(Pipe),
+    /// Bytes for a native program's standard input; none at its end.
+    Stdin(Pid, Vec<u8>),
+    /// Make the process connect: [`snaprig_wire::snapify::SIGNAL`].
+    Signal(Pid),
+    /// End the process: SIGKILL.
+    Kill(Pid),
+    /// Nothing of the process may be left: its files, its output. Then [`Input::CleanedUp`].
+    CleanUp(Pid),
+}
+
+/// What a connection of a host process is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Its program is being started.
+    Creating { native: bool, gone: bool },
+    /// It owns this process.
+    Owner(Pid),
+    /// It carries Snapify's requests.
+    Snapify { pending: bool },
+    /// A restore that it asked for is under way.
+    Restoring { gone: bool },
+}
+
+#[derive(Debug)]
+struct Process {
+    native: bool,
+    /// Where its program is.
+    path: String,
+    owner: Option<Conn>,
+    /// It has said hello since it was started or restored.
+    reached: bool,
+    /// Who pauses it.
+    snapify: Option<Conn>,
+    /// The paper's pipe, from pause to resume.
+    pipe: Option<Pipe>,
+    /// A reply that waits until nothing of the process is left.
+    held: Option<Reply>,
+    /// The request under way ends the process.
+    terminating: bool,
+    ended: Option<Exit>,
+    cleaned_up: bool,
+}
+
+/// The machine: [`Machine::handle`] everything that happens, then [`Machine::poll_output`].
+#[derive(Debug, Default)]
+pub struct Machine {
+    roles: BTreeMap<Conn, Role>,
+    processes: BTreeMap<Pid, Process>,
+    /// Processes that said hello, or ended, before their start was reported.
+    early_hellos: BTreeMap<Pid, (Pipe, Purpose)>,
+    early_ends: BTreeMap<Pid, Exit>,
+    outputs: VecDeque<Output>,
+}
+
+impl Machine {
+    /// The next thing to do.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Takes note of what happened.
+    pub fn handle(&mut self, input: Input) {
+        match input {
+            Input::Host(conn, message) => self.host(conn, message),
+            Input::Request(conn, request) => self.request(conn, request),
+            Input::HostGone(conn) => self.host_gone(conn),
+            Input::Spawned(conn, result) => self.spawned(conn, result),
+            Input::Restored(conn, result) => self.restored(conn, result),
+            Input::Hello(pipe, hello) => self.hello(pipe, hello.pid, hello.why),
+            Input::Reply(pipe, reply) => self.reply(pipe, reply),
+            Input::PipeGone(pipe) => self.pipe_gone(pipe),
+            Input::Exited(pid, exit) => self.exited(pid, exit),
+            Input::CleanedUp(pid) => self.cleaned_up(pid),
+        }
+    }
+
+    fn put(&mut self, output: Output) {
+        self.outputs.push_back(output);
+    }
+
+    fn host(&mut self, conn: Conn, message: ToDaemon) {
+        match (self.roles.get(&conn).copied(), message) {
+            (None, ToDaemon::Create(program)) => self.create(conn, program, false),
+            (None, ToDaemon::Native(program)) => self.create(conn, program, true),
+            (None, ToDaemon::Snapify) => {
+                self.roles.insert(conn, Role::Snapify { pending: false });
+            }
+            (None, ToDaemon::Adopt { pid }) => match self.processes.get_mut(&pid) {
+                Some(process) if process.owner.is_none() && process.ended.is_none() => {
+                    process.owner = Some(conn);
+                    self.roles.insert(conn, Role::Owner(pid));
+                }
+                _ => self.put(Output::HangUp(conn)),
+            },
+            (Some(Role::Owner(pid)), ToDaemon::Destroy) => self.kill(pid),
+            (Some(Role::Owner(pid)), ToDaemon::Stdin(bytes)) if self.is_native(pid) => {
+                self.put(Output::Stdin(pid, bytes));
+            }
+            // Whatever else it says makes no sense, and it is not heard any more.
+            _ => {
+                self.put(Output::HangUp(conn));
+                self.host_gone(conn);
+            }
+        }
+    }
+
+    fn is_native(&self, pid: Pid) -> bool {
+        self.processes
+            .get(&pid)
+            .is_some_and(|process| process.native)
+    }
+
+    fn create(&mut self, conn: Conn, program: Program, native: bool) {
+        let gone = false;
+        self.roles.insert(conn, Role::Creating { native, gone });
+        self.put(Output::Spawn(conn, program, native));
+    }
+
+    fn host_gone(&mut self, conn: Conn) {
+        match self.roles.get_mut(&conn) {
+            None => {}
+            Some(Role::Creating { gone, .. } | Role::Restoring { gone }) => *gone = true,
+            Some(Role::Owner(pid)) => {
+                let pid = *pid;
+                self.roles.remove(&conn);
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.owner = None;
+                }
+                self.kill(pid);
+            }
+            Some(Role::Snapify { .. }) => {
+                self.roles.remove(&conn);
+                self.let_go(conn);
+            }
+        }
+    }
+
+    /// Whoever paused processes over this connection is gone: they go on, but for those that came
+    /// back from a snapshot and that nobody owns.
+    fn let_go(&mut self, conn: Conn) {
+        let mine: Vec<_> = self
+            .processes
+            .iter_mut()
+            .filter(|(_, process)| process.snapify == Some(conn))
+            .map(|(pid, process)| {
+                (process.snapify, process.held) = (None, None);
+                (*pid, process.pipe.take(), process.owner)
+            })
+            .collect();
+        for (pid, pipe, owner) in mine {
+            if let Some(pipe) = pipe {
+                self.put(Output::Drop(pipe));
+            }
+            if owner.is_none() {
+                self.kill(pid);
+            }
+        }
+    }
+
+    fn kill(&mut self, pid: Pid) {
+        let alive = |process: &Process| process.ended.is_none();
+        if self.processes.get(&pid).is_some_and(alive) {
+            self.put(Output::Kill(pid));
+        }
+    }
+
+    fn spawned(&mut self, conn: Conn, result: Result<(Pid, String), Failure>) {
+        let Some(Role::Creating { native, gone }) = self.roles.remove(&conn) else {
+            return;
+        };
+        let (pid, path) = match result {
+            Ok(started) => started,
+            Err(Failure { errno, why }) => {
+                return self.put(Output::Tell(conn, FromDaemon::Failed { errno, why }));
+            }
+        };
+        let process = Process {
+            native,
+            path,
+            owner: Some(conn),
+            reached: native,
+            snapify: None,
+            pipe: None,
+            held: None,
+            terminating: false,
+            ended: None,
+            cleaned_up: false,
+        };
+        self.roles.insert(conn, Role::Owner(pid));
+        self.processes.insert(pid, process);
+        if gone {
+            self.host_gone(conn);
+        }
+        self.catch_up(pid);
+    }
+
+    fn restored(&mut self, conn: Conn, result: Result<Pid, Failure>) {
+        let Some(Role::Restoring { gone }) = self.roles.remove(&conn) else {
+            return;
+        };
+        if !gone {
+            self.roles.insert(conn, Role::Snapify { pending: true });
+        }
+        let pid = match result {
+            Ok(pid) => pid,
+            Err(failure) => return self.refuse(conn, failure),
+        };
+        let process = Process {
+            native: false,
+            path: String::new(),
+            owner: None,
+            reached: false,
+            snapify: Some(conn),
+            pipe: None,
+            held: None,
+            terminating: false,
+            ended: None,
+            cleaned_up: false,
+        };
+        self.processes.insert(pid, process);
+        if gone {
+            self.let_go(conn);
+        }
+        self.catch_up(pid);
+    }
+
+    /// What a process did before its start was reported.
+    fn catch_up(&mut self, pid: Pid) {
+        if let Some((pipe, why)) = self.early_hellos.remove(&pid) {
+            self.hello(pipe, pid, why);
+        }
+        if let Some(exit) = self.early_ends.remove(&pid) {
+            self.exited(pid, exit);
+        }
+    }
+
+    fn hello(&mut self, pipe: Pipe, pid: Pid, why: Purpose) {
+        let Some(process) = self.processes.get_mut(&pid) else {
+            if self.early_hellos.len() < UNCLAIMED_MAX {
+                self.early_hellos.insert(pid, (pipe, why));
+            } else {
+                self.put(Output::Drop(pipe));
+            }
+            return;
+        };
+        match (why, process.owner, process.snapify) {
+            (Purpose::Started { port }, Some(conn), _) if !process.reached => {
+                process.reached = true;
+                let path = process.path.clone();
+                self.put(Output::Tell(conn, FromDaemon::Created { pid, port, path }));
+                self.put(Output::Drop(pipe));
+            }
+            (Purpose::Signalled, _, Some(_)) if process.pipe.is_none() => {
+                process.pipe = Some(pipe);
+                self.put(Output::Ask(pipe, Request::Pause { pid }));
+            }
+            (Purpose::Restarted { port }, _, Some(conn)) if !process.reached => {
+                (process.reached, process.pipe) = (true, Some(pipe));
+                self.answer(conn, Reply::Restored { pid, port });
+            }
+            // Whoever asked for it is gone.
+            _ => self.put(Output::Drop(pipe)),
+        }
+    }
+
+    fn request(&mut self, conn: Conn, request: Request) {
+        match self.roles.get_mut(&conn) {
+            Some(Role::Snapify { pending }) if !*pending => *pending = true,
+            // Two requests at once, or no right to make one.
+            _ => {
+                self.put(Output::HangUp(conn));
+                return self.host_gone(conn);
+            }
+        }
+        let result = match &request {
+            Request::Restore { .. } => {
+                self.roles.insert(conn, Role::Restoring { gone: false });
+                return self.put(Output::Restore(conn, request));
+            }
+            Request::Pause { pid } => self.pause(conn, *pid),
+            Request::Drain { pid, .. } | Request::Capture { pid, .. } | Request::Resume { pid } => {
+                self.relay(conn, *pid, request.clone())
+            }
+        };
+        if let Err(failure) = result {
+            self.refuse(conn, failure);
+        }
+    }
+
+    fn pause(&mut self, conn: Conn, pid: Pid) -> Result<(), Failure> {
+        let process = self
+            .processes
+            .get_mut(&pid)
+            .filter(|process| process.ended.is_none() && !process.native && process.reached)
+            .ok_or(failure(ESRCH, "there is no such offload process"))?;
+        if process.snapify.is_some() {
+            return Err(failure(EBUSY, "the process is paused already"));
+        }
+        process.snapify = Some(conn);
+        self.put(Output::Signal(pid));
+        Ok(())
+    }
+
+    fn relay(&mut self, conn: Conn, pid: Pid, request: Request) -> Result<(), Failure> {
+        let process = self.processes.get_mut(&pid);
+        let process = process.filter(|process| process.snapify == Some(conn));
+        let paused = process.and_then(|process| process.pipe.map(|pipe| (process, pipe)));
+        let (process, pipe) = paused.ok_or(failure(EINVAL, "the process is not paused"))?;
+        process.terminating = matches!(
+            request,
+            Request::Capture {
+                terminate: true,
+                ..
+            }
+        );
+        self.put(Output::Ask(pipe, request));
+        Ok(())
+    }
+
+    fn reply(&mut self, pipe: Pipe, reply: Reply) {
+        let found = self
+            .processes
+            .iter_mut()
+            .find(|(_, process)| process.pipe == Some(pipe));
+        let Some((&pid, process)) = found else { return };
+        let Some(conn) = process.snapify else { return };
+        match &reply {
+            Reply::Captured { .. } if process.terminating => {
+                process.held = Some(reply);
+                return;
+            }
+            Reply::Resumed => {
+                (process.snapify, process.pipe) = (None, None);
+                let orphan = process.owner.is_none();
+                self.put(Output::Drop(pipe));
+                if orphan {
+                    self.kill(pid);
+                }
+            }
+            _ => {}
+        }
+        self.answer(conn, reply);
+    }
+
+    fn pipe_gone(&mut self, pipe: Pipe) {
+        self.early_hellos.retain(|_, (other, _)| *other != pipe);
+        let found = self
+            .processes
+            .iter_mut()
+            .find(|(_, process)| process.pipe == Some(pipe));
+        let Some((&pid, process)) = found else { return };
+        process.pipe = None;
+        // With a reply held it is on its way out, as it was told.
+        if process.held.is_none()
+            && let Some(conn) = process.snapify.take()
+        {
+            self.refuse(conn, failure(0, "the offload process broke off"));
+        }
+        self.bury(pid);
+    }
+
+    fn exited(&mut self, pid: Pid, exit: Exit) {
+        let Some(process) = self.processes.get_mut(&pid) else {
+            if self.early_ends.len() < UNCLAIMED_MAX {
+                self.early_ends.insert(pid, exit);
+            }
+            return;
+        };
+        process.ended = Some(exit);
+        let unreached = (!process.reached).then_some(process.owner).flatten();
+        // What it said at last may still be in its pipe.
+        let asked = match process.pipe {
+            Some(_) => None,
+            None if process.held.is_some() => None,
+            None => process.snapify.take(),
+        };
+        if let Some(conn) = unreached {
+            let why = format!("the process ended before it could be reached: {exit:?}");
+            self.put(Output::Tell(conn, FromDaemon::Failed { errno: 0, why }));
+        }
+        if let Some(conn) = asked {
+            self.refuse(conn, failure(0, format!("the process ended: {exit:?}")));
+        }
+        self.put(Output::CleanUp(pid));
+    }
+
+    fn cleaned_up(&mut self, pid: Pid) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.cleaned_up = true;
+            self.bury(pid);
+        }
+    }
+
+    /// Nothing of the process is left, and it has said its last: its id is free.
+    fn bury(&mut self, pid: Pid) {
+        let over = |process: &Process| {
+            process.ended.is_some() && process.cleaned_up && process.pipe.is_none()
+        };
+        if !self.processes.get(&pid).is_some_and(over) {
+            return;
+        }
+        let Some(process) = self.processes.remove(&pid) else {
+            return;
+        };
+        if let (Some(conn), Some(reply)) = (process.snapify, process.held) {
+            self.answer(conn, reply);
+        }
+        if let (Some(conn), Some(exit)) = (process.owner, process.ended) {
+            self.put(Output::Tell(conn, FromDaemon::Exited(exit)));
+            // It owns nothing any more; the next process with this id is somebody else's.
+            self.roles.remove(&conn);
+        }
+    }
+
+    /// Answers the request under way on a connection, if there is one and somebody to answer to.
+    fn answer(&mut self, conn: Conn, reply: Reply) {
+        if let Some(Role::Snapify { pending }) = self.roles.get_mut(&conn)
+            && std::mem::take(pending)
+        {
+            self.put(Output::Answer(conn, reply));
+        }
+    }
+
+    fn refuse(&mut self, conn: Conn, Failure { errno, why }: Failure) {
+        let step = "on the card".into();
+        self.answer(conn, Reply::Failed { step, errno, why });
+    }
+}

@@ -1,0 +1,609 @@
+//! An offload process as its host process sees it: the four cases of channel use of the paper's
+//! section 4.1, their locks, and what becomes of callers when the process ends, moves, or is lost.
+//!
+//! ```text
+//!            Pause                                       answer to the marker
+//!  Running --------> Lifecycle -> Rdma -> Commands -> Marker ------------> Sends -> Paused
+//!     ^   |             (each: closed, then waits until nobody is inside)             |  ^
+//!     |   '------------------------- Resume --------------------------<---------------'  | Moved
+//!     |                                                                               '--'
+//!     '-- fate known (exit, card lost) and not paused: everybody fails, now and later
+//! ```
+//!
+//! Callers come with a ticket and are told exactly once, with [`Output::Done`], unless they give
+//! up. Links belong to a generation, which [`Input::Moved`] ends: what an old link still says is
+//! void.
+//!
+//! What must stay true: between the pause's `Done` and `Resume` nothing of the host's making is in
+//! any channel; a run function is sent once, whatever happens, and its caller is told of one result
+//! or one error; while the process is paused its loss fails nobody who can wait for a successor.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use snaprig_wire::{
+    coi::{Answer, Command, Exit, FromDaemon, PIPELINES_MAX, RunFunction, RunResult},
+    scif::NodeId,
+};
+
+use crate::CoiError;
+
+/// A caller's number for its call, new for each call.
+pub type Ticket = u64;
+/// Which connections a link is one of: counts the moves of the process.
+pub type Generation = u64;
+
+/// How long the daemon may take to say what became of a process whose link broke.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A region that callers pass through and pause closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Region {
+    /// Case 1: creating and destroying processes, pipelines and buffers.
+    Lifecycle,
+    /// Case 2: RDMA.
+    Rdma,
+}
+
+/// A connection that carries messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Link {
+    /// To the daemon, which tells of the process's end.
+    Control,
+    /// Case 3.
+    Command,
+    /// Case 4, of this pipeline.
+    Pipeline(u32),
+}
+
+/// What happens. Times are since any fixed point.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A caller wants to pass through a region.
+    Enter(Ticket, Region),
+    /// It has passed.
+    Leave(Region),
+    /// Case 3: a command for the process.
+    Command(Ticket, Command),
+    /// There is one more pipeline: the next number.
+    AddPipeline,
+    /// Case 4: a run function for a pipeline.
+    Run(Ticket, u32, RunFunction),
+    /// [`Output::Run`] of this pipeline is done.
+    Sent(Generation, u32),
+    /// Tell when this many run functions have been sent, and send no more before resume.
+    HoldAt(Ticket, u64),
+    /// Tell how the process ends.
+    End(Ticket),
+    /// A call failed on a connection: tell what became of the process.
+    Broken(Ticket),
+    /// The caller gives up.
+    GiveUp(Ticket),
+    /// Close all regions; `Done` when the channels are empty of what the host sends.
+    Pause(Ticket),
+    /// The process's end is (or is not any more) on purpose: it is swapped out.
+    SwappedOut(bool),
+    /// The process is back, paused, with new links.
+    Moved {
+        /// Its card.
+        node: NodeId,
+        /// Its id there.
+        pid: i32,
+    },
+    /// While it is paused: ask for the windows of all buffers.
+    Windows(Ticket),
+    /// Open all regions.
+    Resume,
+    /// The daemon said this.
+    Daemon(Generation, FromDaemon),
+    /// The process answered a command.
+    Answer(Generation, Answer),
+    /// A run function of this pipeline returned.
+    Result(Generation, u32, RunResult),
+    /// A link broke.
+    Lost(Generation, Link),
+    /// [`Machine::deadline`] has come.
+    Tick,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Send this on the command link.
+    Command(Generation, Command),
+    /// Send this on the pipeline's link, then say [`Input::Sent`].
+    Run(Generation, u32, RunFunction),
+    /// The call has ended.
+    Done(Ticket, Result<Value, CoiError>),
+}
+
+/// How a call ended well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Nothing to tell.
+    Unit,
+    /// The process's answer.
+    Answer(Answer),
+    /// The value that a run function returned.
+    Returned(Vec<u8>),
+    /// How the process ended.
+    Exit(Exit),
+}
+
+/// How far a pause is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Pause {
+    No,
+    Lifecycle,
+    Rdma,
+    Commands,
+    Marker,
+    Sends,
+    Paused,
+}
+
+#[derive(Debug, Default)]
+struct Waiters {
+    inside: usize,
+    waiting: VecDeque<Ticket>,
+}
+
+#[derive(Debug, Default)]
+struct Pipeline {
+    queue: VecDeque<(Ticket, RunFunction)>,
+    in_flight: Option<Ticket>,
+    /// Handed out and not yet confirmed.
+    sending: bool,
+}
+
+/// The machine: [`Machine::handle`] everything that happens, then [`Machine::poll_output`].
+#[derive(Debug)]
+pub struct Machine {
+    node: NodeId,
+    pid: i32,
+    generation: Generation,
+    /// How the process ended; `Err` if its card is lost.
+    fate: Option<Result<Exit, ()>>,
+    /// A link broke, and the daemon has until then to say why.
+    suspect: Option<Duration>,
+    /// A link of this generation broke while the process was paused.
+    broken: bool,
+    swapped_out: bool,
+    pause: Pause,
+    pauser: Option<Ticket>,
+    lifecycle: Waiters,
+    rdma: Waiters,
+    commands: VecDeque<(Ticket, Command)>,
+    in_command: Option<Ticket>,
+    pipelines: Vec<Pipeline>,
+    started: u64,
+    finished: u64,
+    hold_at: Option<u64>,
+    holders: Vec<(u64, Ticket)>,
+    /// Who waits for the end as such, and who for what became of a broken link.
+    enders: Vec<(Ticket, bool)>,
+    outputs: VecDeque<Output>,
+}
+
+impl Machine {
+    /// For a process that has just been made and connected to.
+    pub fn new(node: NodeId, pid: i32) -> Self {
+        Self {
+            node,
+            pid,
+            generation: 0,
+            fate: None,
+            suspect: None,
+            broken: false,
+            swapped_out: false,
+            pause: Pause::No,
+            pauser: None,
+            lifecycle: Waiters::default(),
+            rdma: Waiters::default(),
+            commands: VecDeque::new(),
+            in_command: None,
+            pipelines: Vec::new(),
+            started: 0,
+            finished: 0,
+            hold_at: None,
+            holders: Vec::new(),
+            enders: Vec::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// The process's card and id.
+    pub fn place(&self) -> (NodeId, i32) {
+        (self.node, self.pid)
+    }
+
+    /// The generation of the links of now.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Run functions that were sent, and whose results came back.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.started, self.finished)
+    }
+
+    /// Between the beginning of a pause and resume.
+    pub fn is_paused(&self) -> bool {
+        self.pause != Pause::No
+    }
+
+    /// When [`Input::Tick`] is due.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.suspect
+    }
+
+    /// The next thing to do.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Takes note of what happened at `now`.
+    pub fn handle(&mut self, input: Input, now: Duration) {
+        match input {
+            Input::Enter(ticket, region) => self.region(region).waiting.push_back(ticket),
+            Input::Leave(region) => {
+                let region = self.region(region);
+                region.inside = region.inside.saturating_sub(1);
+            }
+            Input::Command(ticket, command) => self.commands.push_back((ticket, command)),
+            Input::AddPipeline => {
+                if self.pipelines.len() < PIPELINES_MAX as usize {
+                    self.pipelines.push(Pipeline::default());
+                }
+            }
+            Input::Run(ticket, number, function) => match self.pipelines.get_mut(number as usize) {
+                Some(pipeline) => pipeline.queue.push_back((ticket, function)),
+                None => self.fail(ticket, CoiError::OutOfRange("no such pipeline".into())),
+            },
+            Input::HoldAt(ticket, count) => {
+                self.hold_at = Some(count);
+                self.holders.push((count, ticket));
+            }
+            Input::End(ticket) => self.enders.push((ticket, true)),
+            Input::Broken(ticket) => {
+                self.enders.push((ticket, false));
+                self.suspect(now);
+            }
+            Input::GiveUp(ticket) => self.give_up(ticket),
+            Input::Pause(ticket) => self.begin_pause(ticket),
+            Input::SwappedOut(is) => self.swapped_out = is,
+            Input::Moved { node, pid } => self.moved(node, pid),
+            Input::Windows(ticket) => self.windows(ticket),
+            Input::Resume => self.resume(now),
+            Input::Tick => {
+                if self.suspect.is_some_and(|due| due <= now) {
+                    self.fate = Some(Err(()));
+                }
+            }
+            Input::Sent(generation, number) if generation == self.generation => {
+                self.sent(number);
+            }
+            Input::Daemon(generation, message) if generation == self.generation => {
+                self.daemon(message);
+            }
+            Input::Answer(generation, answer) if generation == self.generation => {
+                self.answer(answer);
+            }
+            Input::Result(generation, number, result) if generation == self.generation => {
+                self.result(number, result);
+            }
+            Input::Lost(generation, link) if generation == self.generation => self.lost(link, now),
+            Input::Sent(..)
+            | Input::Daemon(..)
+            | Input::Answer(..)
+            | Input::Result(..)
+            | Input::Lost(..) => {}
+        }
+        self.go_on();
+    }
+
+    fn region(&mut self, region: Region) -> &mut Waiters {
+        match region {
+            Region::Lifecycle => &mut self.lifecycle,
+            Region::Rdma => &mut self.rdma,
+        }
+    }
+
+    fn done(&mut self, ticket: Ticket, value: Value) {
+        self.outputs.push_back(Output::Done(ticket, Ok(value)));
+    }
+
+    fn fail(&mut self, ticket: Ticket, error: CoiError) {
+        self.outputs.push_back(Output::Done(ticket, Err(error)));
+    }
+
+    fn give_up(&mut self, ticket: Ticket) {
+        for region in [&mut self.lifecycle, &mut self.rdma] {
+            region.waiting.retain(|other| *other != ticket);
+        }
+        self.commands.retain(|(other, _)| *other != ticket);
+        self.holders.retain(|(_, other)| *other != ticket);
+        self.enders.retain(|(other, _)| *other != ticket);
+        if self.pauser == Some(ticket) {
+            // Whoever paused must still resume.
+            self.pauser = None;
+        }
+    }
+
+    fn begin_pause(&mut self, ticket: Ticket) {
+        if self.pause != Pause::No {
+            let what = "the process is paused already; resume it first".into();
+            return self.fail(ticket, CoiError::OutOfRange(what));
+        }
+        (self.pause, self.pauser) = (Pause::Lifecycle, Some(ticket));
+    }
+
+    fn windows(&mut self, ticket: Ticket) {
+        if self.pause != Pause::Paused || self.in_command.is_some() || self.fate.is_some() {
+            let error = self.death();
+            return self.fail(ticket, error);
+        }
+        self.send_command(ticket, Command::Windows);
+    }
+
+    fn moved(&mut self, node: NodeId, pid: i32) {
+        (self.node, self.pid) = (node, pid);
+        self.generation += 1;
+        (self.fate, self.suspect, self.broken) = (None, None, false);
+        self.swapped_out = false;
+        self.in_command = None;
+    }
+
+    fn resume(&mut self, now: Duration) {
+        (self.pause, self.pauser, self.hold_at) = (Pause::No, None, None);
+        self.swapped_out = false;
+        if std::mem::take(&mut self.broken) {
+            self.suspect(now);
+        }
+    }
+
+    fn suspect(&mut self, now: Duration) {
+        if self.fate.is_none() && self.suspect.is_none() {
+            self.suspect = Some(now + GRACE);
+        }
+    }
+
+    fn sent(&mut self, number: u32) {
+        if let Some(pipeline) = self.pipelines.get_mut(number as usize) {
+            pipeline.sending = false;
+        }
+    }
+
+    fn daemon(&mut self, message: FromDaemon) {
+        match message {
+            FromDaemon::Exited(_) if self.swapped_out => {}
+            FromDaemon::Exited(exit) => self.fate = Some(Ok(exit)),
+            _ => self.fate = Some(Err(())),
+        }
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        let Some(ticket) = self.in_command.take() else {
+            self.fate = Some(Err(()));
+            return;
+        };
+        if self.pause == Pause::Marker {
+            match answer {
+                Answer::Done => self.pause = Pause::Sends,
+                _ => self.fail_pause(CoiError::Protocol {
+                    node: self.node,
+                    what: "the Shutdown marker",
+                }),
+            }
+            return;
+        }
+        match answer {
+            Answer::Failed { why, .. } => {
+                let node = self.node;
+                self.fail(ticket, CoiError::Refused { node, why });
+            }
+            answer => self.done(ticket, Value::Answer(answer)),
+        }
+    }
+
+    fn result(&mut self, number: u32, result: RunResult) {
+        let pipeline = self.pipelines.get_mut(number as usize);
+        let Some(ticket) = pipeline.and_then(|pipeline| pipeline.in_flight.take()) else {
+            // A result that nobody asked for: the process makes no sense any more.
+            self.fate = Some(Err(()));
+            return;
+        };
+        self.finished += 1;
+        match result {
+            RunResult::Returned(value) => self.done(ticket, Value::Returned(value)),
+            RunResult::Refused(why) => {
+                let node = self.node;
+                self.fail(ticket, CoiError::Refused { node, why });
+            }
+        }
+    }
+
+    fn lost(&mut self, link: Link, now: Duration) {
+        if let Link::Pipeline(number) = link {
+            self.sent(number);
+        }
+        match link {
+            // Its last word was the process's end.
+            Link::Control if self.fate.is_some() => {}
+            // A swapped-out process has no daemon that looks after it.
+            Link::Control if self.swapped_out => {}
+            Link::Control => self.fate = Some(Err(())),
+            _ if self.pause == Pause::Paused => {
+                self.broken = true;
+                if let Some(ticket) = self.in_command.take() {
+                    let node = self.node;
+                    self.fail(ticket, CoiError::CardLost { node });
+                }
+            }
+            _ => self.suspect(now),
+        }
+    }
+
+    /// Why nothing works any more.
+    fn death(&self) -> CoiError {
+        let (node, pid) = (self.node, self.pid);
+        match self.fate {
+            Some(Ok(exit)) => CoiError::ProcessDied { pid, node, exit },
+            _ => CoiError::CardLost { node },
+        }
+    }
+
+    /// Does whatever can be done now.
+    fn go_on(&mut self) {
+        if let Some(fate) = self.fate {
+            self.suspect = None;
+            self.tell_the_end(fate);
+            match self.pause {
+                Pause::No => return self.fail_everybody(),
+                Pause::Paused => self.fail_command(),
+                _ => {
+                    let error = self.death();
+                    self.fail_pause(error);
+                }
+            }
+        }
+        self.let_in();
+        self.next_command();
+        self.advance_pause();
+        self.next_runs();
+        let started = self.started;
+        let mut reached = Vec::new();
+        self.holders.retain(|(count, ticket)| {
+            let there = *count <= started;
+            if there {
+                reached.push(*ticket);
+            }
+            !there
+        });
+        for ticket in reached {
+            self.done(ticket, Value::Unit);
+        }
+    }
+
+    fn let_in(&mut self) {
+        for (region, closed_at) in [
+            (Region::Lifecycle, Pause::Lifecycle),
+            (Region::Rdma, Pause::Rdma),
+        ] {
+            while self.pause < closed_at {
+                let region = self.region(region);
+                let Some(ticket) = region.waiting.pop_front() else {
+                    break;
+                };
+                region.inside += 1;
+                self.done(ticket, Value::Unit);
+            }
+        }
+    }
+
+    fn next_command(&mut self) {
+        if self.pause >= Pause::Commands || self.in_command.is_some() {
+            return;
+        }
+        if let Some((ticket, command)) = self.commands.pop_front() {
+            self.send_command(ticket, command);
+        }
+    }
+
+    fn send_command(&mut self, ticket: Ticket, command: Command) {
+        self.in_command = Some(ticket);
+        let generation = self.generation;
+        self.outputs.push_back(Output::Command(generation, command));
+    }
+
+    fn advance_pause(&mut self) {
+        if self.pause == Pause::Lifecycle && self.lifecycle.inside == 0 {
+            self.pause = Pause::Rdma;
+        }
+        if self.pause == Pause::Rdma && self.rdma.inside == 0 {
+            self.pause = Pause::Commands;
+        }
+        if self.pause == Pause::Commands && self.in_command.is_none() {
+            self.pause = Pause::Marker;
+            self.send_command(self.pauser.unwrap_or_default(), Command::Shutdown);
+        }
+        if self.pause == Pause::Sends && !self.pipelines.iter().any(|one| one.sending) {
+            self.pause = Pause::Paused;
+            if let Some(ticket) = self.pauser.take() {
+                self.done(ticket, Value::Unit);
+            }
+        }
+    }
+
+    fn next_runs(&mut self) {
+        for number in 0..self.pipelines.len() {
+            let held = self.hold_at.is_some_and(|at| self.started >= at);
+            let pipeline = &mut self.pipelines[number];
+            if self.pause >= Pause::Sends || held || pipeline.in_flight.is_some() {
+                continue;
+            }
+            if let Some((ticket, function)) = pipeline.queue.pop_front() {
+                (pipeline.in_flight, pipeline.sending) = (Some(ticket), true);
+                self.started += 1;
+                let (generation, number) = (self.generation, number as u32);
+                self.outputs
+                    .push_back(Output::Run(generation, number, function));
+            }
+        }
+    }
+
+    fn fail_pause(&mut self, error: CoiError) {
+        if self.pause == Pause::Marker {
+            // The command in flight is the pause's own.
+            self.in_command = None;
+        }
+        self.pause = Pause::Paused;
+        if let Some(ticket) = self.pauser.take() {
+            self.fail(ticket, error);
+        }
+    }
+
+    /// The command that is allowed while the process is paused.
+    fn fail_command(&mut self) {
+        if let Some(ticket) = self.in_command.take() {
+            let error = self.death();
+            self.fail(ticket, error);
+        }
+    }
+
+    fn tell_the_end(&mut self, fate: Result<Exit, ()>) {
+        // A lost card can be replaced as long as the process is paused.
+        let all = self.pause == Pause::No || fate.is_ok();
+        for (ticket, as_such) in std::mem::take(&mut self.enders) {
+            match fate {
+                Ok(exit) if as_such => self.done(ticket, Value::Exit(exit)),
+                _ if all || !as_such => {
+                    let error = self.death();
+                    self.fail(ticket, error);
+                }
+                _ => self.enders.push((ticket, as_such)),
+            }
+        }
+    }
+
+    fn fail_everybody(&mut self) {
+        let mut tickets = BTreeSet::new();
+        for region in [&mut self.lifecycle, &mut self.rdma] {
+            tickets.extend(region.waiting.drain(..));
+        }
+        tickets.extend(self.commands.drain(..).map(|(ticket, _)| ticket));
+        tickets.extend(self.in_command.take());
+        for pipeline in &mut self.pipelines {
+            tickets.extend(pipeline.queue.drain(..).map(|(ticket, _)| ticket));
+            tickets.extend(pipeline.in_flight.take());
+            pipeline.sending = false;
+        }
+        tickets.extend(self.holders.drain(..).map(|(_, ticket)| ticket));
+        for ticket in tickets {
+            let error = self.death();
+            self.fail(ticket, error);
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! Snapify on the host: which steps a call of the paper's table 1 consists of, in which order, and
+//! what is undone when one fails (paper sections 4.1 to 4.3, figure 3).
+//!
+//! ```text
+//!              Pause: Prepare, Connect, Agree, Lock, Drain                  Resume
+//!  Running ---------------------------------------------------> Paused --------------> Running
+//!     ^                |  fails: undone, back to Running         |  ^
+//!     '----------------'                                         |  |  Capture: Capture, Commit
+//!                                                                |  '- fails: paused, resumable -.
+//!                                                                '-----------------------------'
+//!  Restore (Paused): Verify, Connect, Restore, Reconnect; fails: still Paused, another card may try
+//! ```
+//!
+//! One [`Output::Do`] is under way at a time; its outcome comes back as [`Input::Done`]. A call
+//! ends with exactly one [`Output::Returned`].
+//!
+//! What must stay true: the locks of the host are released when, and only when, a pause has failed
+//! or a resume has succeeded; a snapshot that is not committed is discarded; only a snapshot of this
+//! very pause is restored; a call that comes at the wrong time changes nothing.
+
+use std::{collections::VecDeque, time::Duration};
+
+use snaprig_wire::{
+    scif::NodeId,
+    snapify::{Reply, Request, StoredFile},
+};
+
+use crate::{SnapifyError, Step};
+
+/// How long host, daemon and offload process may take to agree and to drain their channels before
+/// a pause is given up. A run function that runs on does not matter; a dead lock does.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A call of Snapify's interface. Directories are named by their users' choice of name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// snapify_pause.
+    Pause,
+    /// snapify_capture; true ends the process.
+    Capture(bool),
+    /// snapify_resume.
+    Resume,
+    /// snapify_restore on this card.
+    Restore(NodeId),
+}
+
+/// One thing to do, which takes time and can fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Start a snapshot: its directory, the grant, the sink program.
+    Prepare,
+    /// Connect to a card's daemon.
+    Connect(NodeId),
+    /// Send the request to the daemon and receive its reply.
+    Ask(Request),
+    /// Take the host's locks and send the marker.
+    Quiesce,
+    /// Give the snapshot its name.
+    Commit {
+        /// Files of the local store.
+        local_store: Vec<StoredFile>,
+        /// Bytes of the process image.
+        image_bytes: u64,
+    },
+    /// Verify every byte of the snapshot.
+    Verify,
+    /// Connect to the restored process, register windows anew.
+    Reconnect {
+        /// Its card.
+        node: NodeId,
+        /// Its id there.
+        pid: i32,
+        /// Where it waits.
+        port: u16,
+    },
+}
+
+/// How an [`Action`] ended well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// To `Prepare`: the directory's name for the card.
+    Prepared(String),
+    /// To `Connect`, `Quiesce`, `Commit`, `Reconnect`.
+    Done,
+    /// To `Ask`.
+    Reply(Reply),
+    /// To `Verify`.
+    Verified {
+        /// The directory's name for the card.
+        snapshot: String,
+        /// Files of the local store.
+        local_store: Vec<StoredFile>,
+        /// The sink program.
+        binaries: Vec<StoredFile>,
+        /// Bytes of the process image.
+        image_bytes: u64,
+    },
+}
+
+/// What happens.
+#[derive(Debug)]
+pub enum Input {
+    /// A call, for the process that is on this card with this id.
+    Call(Call, NodeId, i32),
+    /// The [`Action`] under way has ended.
+    Done(Result<Outcome, SnapifyError>),
+}
+
+/// What to do.
+#[derive(Debug)]
+pub enum Output {
+    /// A step begins.
+    Began(Step),
+    /// It has ended well, having moved this many bytes.
+    Ended(Step, u64),
+    /// Do this, within the time, and say how it ended.
+    Do(Action, Option<Duration>),
+    /// Whether the process's end is to be expected from now on.
+    SwappedOut(bool),
+    /// The connection made last is the one to the process's daemon from now on.
+    Switch,
+    /// Drop the connection made last.
+    HangUp,
+    /// Drop the snapshot that is not committed.
+    Discard,
+    /// Release the host's locks.
+    Release,
+    /// The call has ended; the bytes that it moved.
+    Returned(Result<u64, SnapifyError>),
+}
+
+/// What is under way, or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    Preparing,
+    Connecting,
+    Agreeing,
+    Locking,
+    Draining,
+    /// A pause has failed for another reason; its agreement is being undone.
+    Undoing,
+    Paused,
+    Capturing {
+        terminate: bool,
+    },
+    Committing,
+    Resuming,
+    Verifying(NodeId),
+    ConnectingAnew(NodeId),
+    Restoring(NodeId),
+    Reconnecting,
+}
+
+/// The machine: [`Machine::handle`] everything that happens, then [`Machine::poll_output`].
+#[derive(Debug)]
+pub struct Machine {
+    state: State,
+    node: NodeId,
+    pid: i32,
+    /// The capture of this pause is complete. An older snapshot would not fit the host process.
+    captured: bool,
+    /// The directory of the snapshot that pause has begun and capture commits.
+    building: Option<String>,
+    local_store: Vec<StoredFile>,
+    /// What restore brings back.
+    request: Option<Request>,
+    bytes: u64,
+    failure: Option<SnapifyError>,
+    outputs: VecDeque<Output>,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            state: State::Running,
+            node: 0,
+            pid: 0,
+            captured: false,
+            building: None,
+            local_store: Vec::new(),
+            request: None,
+            bytes: 0,
+            failure: None,
+            outputs: VecDeque::new(),
+        }
+    }
+}
+
+impl Machine {
+    /// The next thing to do.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Takes note of what happened.
+    pub fn handle(&mut self, input: Input) {
+        match input {
+            Input::Call(call, node, pid) => self.call(call, node, pid),
+            Input::Done(Ok(Outcome::Reply(Reply::Failed { why, .. }))) => self.refused(why),
+            Input::Done(Ok(outcome)) => self.succeeded(outcome),
+            Input::Done(Err(error)) => self.failed(error),
+        }
+    }
+
+    /// The step that the action under way is.
+    fn step(&self) -> Option<Step> {
+        Some(match self.state {
+            State::Agreeing => Step::Agree,
+            State::Locking => Step::Lock,
+            State::Draining => Step::Drain,
+            State::Capturing { .. } => Step::Capture,
+            State::Committing => Step::Commit,
+            State::Verifying(_) => Step::Verify,
+            State::Restoring(_) => Step::Restore,
+            State::Reconnecting => Step::Reconnect,
+            State::Resuming => Step::Resume,
+            _ => return None,
+        })
+    }
+
+    fn call(&mut self, call: Call, node: NodeId, pid: i32) {
+        let refuse = |why| Output::Returned(Err(SnapifyError::Order(why)));
+        let (state, action) = match (&self.state, call) {
+            (State::Running, Call::Pause) => (State::Preparing, Action::Prepare),
+            (_, Call::Pause) => {
+                let why = "the process is paused already; resume it first";
+                return self.outputs.push_back(refuse(why));
+            }
+            (State::Paused, Call::Capture(terminate)) if self.building.is_some() => {
+                let snapshot = self.building.clone().unwrap_or_default();
+                let request = Request::Capture {
+                    pid,
+                    snapshot,
+                    terminate,
+                };
+                self.outputs.push_back(Output::SwappedOut(terminate));
+                (State::Capturing { terminate }, Action::Ask(request))
+            }
+            (_, Call::Capture(_)) => {
+                let why = "capture comes after pause, once";
+                return self.outputs.push_back(refuse(why));
+            }
+            (State::Paused, Call::Resume) => {
+                (State::Resuming, Action::Ask(Request::Resume { pid }))
+            }
+            (_, Call::Resume) => {
+                let why = "there is nothing to resume";
+                return self.outputs.push_back(refuse(why));
+            }
+            (State::Paused, Call::Restore(card)) if self.captured => {
+                (State::Verifying(card), Action::Verify)
+            }
+            (_, Call::Restore(_)) => {
+                let why = "restore comes after pause and capture";
+                return self.outputs.push_back(refuse(why));
+            }
+        };
+        (self.node, self.pid, self.bytes) = (node, pid, 0);
+        if state == State::Preparing {
+            self.captured = false;
+        }
+        self.go(state, action);
+    }
+
+    /// Begins the next action, and the step that it is.
+    fn go(&mut self, state: State, action: Action) {
+        let timeout = match state {
+            State::Agreeing | State::Locking | State::Draining => Some(PAUSE_TIMEOUT),
+            _ => None,
+        };
+        self.state = state;
+        if let Some(step) = self.step() {
+            self.outputs.push_back(Output::Began(step));
+        }
+        self.outputs.push_back(Output::Do(action, timeout));
+    }
+
+    fn ended(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        if let Some(step) = self.step() {
+            self.outputs.push_back(Output::Ended(step, bytes));
+        }
+    }
+
+    fn returned(&mut self, state: State, result: Result<u64, SnapifyError>) {
+        self.state = state;
+        self.outputs.push_back(Output::Returned(result));
+    }
+
+    fn succeeded(&mut self, outcome: Outcome) {
+        let (node, pid) = (self.node, self.pid);
+        match (self.state.clone(), outcome) {
+            (State::Preparing, Outcome::Prepared(directory)) => {
+                self.building = Some(directory);
+                self.go(State::Connecting, Action::Connect(node));
+            }
+            (State::Connecting, Outcome::Done) => {
+                self.outputs.push_back(Output::Switch);
+                self.go(State::Agreeing, Action::Ask(Request::Pause { pid }));
+            }
+            (State::Agreeing, Outcome::Reply(Reply::Agreed)) => {
+                self.ended(0);
+                self.go(State::Locking, Action::Quiesce);
+            }
+            (State::Locking, Outcome::Done) => {
+                self.ended(0);
+                let snapshot = self.building.clone().unwrap_or_default();
+                let drain = Request::Drain { pid, snapshot };
+                self.go(State::Draining, Action::Ask(drain));
+            }
+            (State::Draining, Outcome::Reply(Reply::Drained { local_store })) => {
+                self.ended(total(&local_store));
+                self.local_store = local_store;
+                self.returned(State::Paused, Ok(self.bytes));
+            }
+            (State::Capturing { .. }, Outcome::Reply(Reply::Captured { bytes })) => {
+                self.ended(bytes);
+                let commit = Action::Commit {
+                    local_store: std::mem::take(&mut self.local_store),
+                    image_bytes: bytes,
+                };
+                self.go(State::Committing, commit);
+            }
+            (State::Committing, Outcome::Done) => {
+                self.ended(0);
+                (self.building, self.captured) = (None, true);
+                self.returned(State::Paused, Ok(self.bytes));
+            }
+            (State::Resuming, Outcome::Reply(Reply::Resumed)) => {
+                self.ended(0);
+                self.drop_snapshot();
+                self.outputs.push_back(Output::HangUp);
+                self.outputs.push_back(Output::Release);
+                self.returned(State::Running, Ok(0));
+            }
+            (State::Undoing, _) => self.undone(),
+            (
+                State::Verifying(card),
+                Outcome::Verified {
+                    snapshot,
+                    local_store,
+                    binaries,
+                    image_bytes,
+                },
+            ) => {
+                self.ended(0);
+                self.bytes = total(&local_store) + image_bytes;
+                self.request = Some(Request::Restore {
+                    snapshot,
+                    local_store,
+                    binaries,
+                });
+                self.go(State::ConnectingAnew(card), Action::Connect(card));
+            }
+            (State::ConnectingAnew(card), Outcome::Done) => {
+                if let Some(request) = self.request.take() {
+                    self.go(State::Restoring(card), Action::Ask(request));
+                }
+            }
+            (State::Restoring(card), Outcome::Reply(Reply::Restored { pid, port })) => {
+                let bytes = std::mem::take(&mut self.bytes);
+                self.ended(bytes);
+                let reconnect = Action::Reconnect {
+                    node: card,
+                    pid,
+                    port,
+                };
+                self.go(State::Reconnecting, reconnect);
+            }
+            (State::Reconnecting, Outcome::Done) => {
+                self.ended(0);
+                self.outputs.push_back(Output::Switch);
+                self.returned(State::Paused, Ok(self.bytes));
+            }
+            (_, _) => self.refused("it answered something else".into()),
+        }
+    }
+
+    fn refused(&mut self, why: String) {
+        let node = match self.state {
+            State::ConnectingAnew(card) | State::Restoring(card) => card,
+            _ => self.node,
+        };
+        let step = self.step().unwrap_or(Step::Agree);
+        self.failed(SnapifyError::Failed { node, step, why });
+    }
+
+    fn failed(&mut self, error: SnapifyError) {
+        match self.state {
+            State::Locking | State::Draining => {
+                // Undo the agreement, if the card is still there to hear of it.
+                self.failure = Some(error);
+                self.state = State::Undoing;
+                let resume = Action::Ask(Request::Resume { pid: self.pid });
+                self.outputs
+                    .push_back(Output::Do(resume, Some(PAUSE_TIMEOUT)));
+            }
+            State::Preparing | State::Connecting | State::Agreeing => {
+                self.failure = Some(error);
+                self.undone();
+            }
+            State::Undoing => self.undone(),
+            State::Capturing { terminate } => {
+                if terminate {
+                    self.outputs.push_back(Output::SwappedOut(false));
+                }
+                self.drop_snapshot();
+                self.returned(State::Paused, Err(error));
+            }
+            State::Committing => {
+                self.drop_snapshot();
+                self.returned(State::Paused, Err(error));
+            }
+            State::ConnectingAnew(_) | State::Restoring(_) | State::Reconnecting => {
+                self.outputs.push_back(Output::HangUp);
+                self.returned(State::Paused, Err(error));
+            }
+            State::Verifying(_) | State::Resuming => self.returned(State::Paused, Err(error)),
+            State::Running | State::Paused => {}
+        }
+    }
+
+    /// A pause that has failed leaves nothing.
+    fn undone(&mut self) {
+        self.drop_snapshot();
+        self.outputs.push_back(Output::HangUp);
+        self.outputs.push_back(Output::Release);
+        let error = self.failure.take().unwrap_or(SnapifyError::TimedOut);
+        self.returned(State::Running, Err(error));
+    }
+
+    fn drop_snapshot(&mut self) {
+        if self.building.take().is_some() {
+            self.outputs.push_back(Output::Discard);
+        }
+    }
+}
+
+fn total(files: &[StoredFile]) -> u64 {
+    files.iter().map(|file| file.len).sum()
+}
