@@ -80,6 +80,8 @@ pub enum FromDaemon {
         /// What went wrong.
         why: String,
     },
+    /// To [`ToDaemon::Adopt`]: the process lives as long as this connection.
+    Adopted,
     /// The process ended.
     Exited(Exit),
     /// What a native program wrote: 1 standard output, 2 standard error.

@@ -11,8 +11,10 @@
 //!                     <--- 3 -----     Agreed
 //!    takes its locks, cases 1 to 4; a Shutdown marker on each client-server channel (coi);
 //!    Drain            ---- 4 ---->     Drain           --------->   takes its locks; all markers
-//!                                                                   seen; saves its local store
+//!                                                                   seen, all that was sent is
+//!                                                                   received; saves its local store
 //!                     <-----------     Drained         <----------  Drained
+//!    waits until all results that were sent are received
 //!    Capture          ----------->     Capture         --------->   the checkpoint service streams
 //!                     <-----------     Captured        <----------  the process to Snapify-IO
 //!    Resume           ----------->     Resume          --------->   releases its locks
@@ -56,6 +58,9 @@ pub enum Request {
         pid: i32,
         /// Directory on the host (node 0), absolute.
         snapshot: String,
+        /// Run functions that the host has ever sent, pipeline by pipeline: all must have been
+        /// received, or they would be lost between the two snapshots.
+        sent: Vec<u64>,
     },
     /// Stream the process image to [`IMAGE`] in `snapshot`.
     Capture {
@@ -104,6 +109,9 @@ pub enum Reply {
     Drained {
         /// What was saved.
         local_store: Vec<StoredFile>,
+        /// Results that the offload process has ever sent, pipeline by pipeline: the host waits
+        /// until it has received them all.
+        returned: Vec<u64>,
     },
     /// To `Capture`.
     Captured {

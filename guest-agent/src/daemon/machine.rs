@@ -186,6 +186,7 @@ impl Machine {
                 Some(process) if process.owner.is_none() && process.ended.is_none() => {
                     process.owner = Some(conn);
                     self.roles.insert(conn, Role::Owner(pid));
+                    self.put(Output::Tell(conn, FromDaemon::Adopted));
                 }
                 _ => self.put(Output::HangUp(conn)),
             },

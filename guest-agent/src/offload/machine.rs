@@ -2,7 +2,7 @@
 //! (paper sections 4.1 to 4.3; the messages are in [`snaprig_wire::snapify`]).
 //!
 //! ```text
-//!           Pause          Drain            marker seen, no result under way, local store saved
+//!           Pause          Drain            channels empty, local store saved
 //!  Running -------> Agreed -------> Draining --------------------------------> Quiet
 //!     ^                                                                         |  ^
 //!     |                                                             Capture     v  |
@@ -11,11 +11,14 @@
 //!     '-- Resume, daemon gone -- Quiet <--------------------------- Reconnecting <-'
 //! ```
 //!
+//! The channels are empty when the Shutdown marker has been seen, no result is being sent, and all
+//! run functions that the host has sent have been received.
+//!
 //! What must stay true: while it is quiet, nothing is sent on any channel; a request gets one
 //! reply, but the capture of which a restored process is the result: that one was answered in
 //! another life.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use snaprig_wire::{
     coi::Channel,
@@ -39,10 +42,12 @@ pub enum Captured {
 pub enum Input {
     /// The host has made this channel.
     Connected(Channel),
+    /// A run function of this pipeline was received.
+    Received(u32),
     /// A thread wants to send a result; [`Machine::may_send`] says when.
     Sending,
-    /// It has sent it.
-    Sent,
+    /// It has sent the result of this pipeline.
+    Sent(u32),
     /// The command server has answered the Shutdown marker (case 3).
     Marker,
     /// The daemon asks.
@@ -77,19 +82,27 @@ pub enum Output {
 enum State {
     Running,
     Agreed,
-    Draining(String),
+    Draining {
+        snapshot: String,
+        sent: Vec<u64>,
+    },
     Saving,
     Quiet,
-    Capturing { terminate: bool },
-    Reconnecting(BTreeSet<Channel>),
+    Capturing {
+        terminate: bool,
+    },
+    /// These channels are missing; true: resume comes right after.
+    Reconnecting(BTreeSet<Channel>, bool),
 }
 
 /// The machine: [`Machine::handle`] everything that happens, then [`Machine::poll_output`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Machine {
     state: State,
     marker: bool,
     sending: usize,
+    /// Run functions ever received and results ever sent, by pipeline.
+    pipelines: BTreeMap<u32, (u64, u64)>,
     channels: BTreeSet<Channel>,
     outputs: VecDeque<Output>,
 }
@@ -100,6 +113,7 @@ impl Default for Machine {
             state: State::Running,
             marker: false,
             sending: 0,
+            pipelines: BTreeMap::new(),
             channels: BTreeSet::new(),
             outputs: VecDeque::new(),
         }
@@ -129,7 +143,7 @@ impl Machine {
 
     /// The channels that the host has yet to make again after a restore.
     pub fn is_reconnecting(&self) -> bool {
-        matches!(self.state, State::Reconnecting(_))
+        matches!(self.state, State::Reconnecting(..))
     }
 
     /// Takes note of what happened.
@@ -137,33 +151,69 @@ impl Machine {
         match input {
             Input::Connected(channel) => {
                 self.channels.insert(channel);
-                if let State::Reconnecting(missing) = &mut self.state {
-                    missing.remove(&channel);
-                    if missing.is_empty() {
-                        self.state = State::Quiet;
-                    }
-                }
+                self.reconnected(channel);
             }
             Input::Sending => self.sending += 1,
-            Input::Sent => self.sending = self.sending.saturating_sub(1),
+            Input::Sent(pipeline) => {
+                self.sending = self.sending.saturating_sub(1);
+                self.pipelines.entry(pipeline).or_default().1 += 1;
+            }
+            Input::Received(pipeline) => self.pipelines.entry(pipeline).or_default().0 += 1,
             Input::Marker => self.marker = true,
             Input::Request(request) => self.request(request),
             Input::DaemonGone => self.daemon_gone(),
             Input::Saved(result) if self.state == State::Saving => {
                 self.state = State::Quiet;
                 match result {
-                    Ok(local_store) => self.reply(Reply::Drained { local_store }),
+                    Ok(local_store) => {
+                        let returned = self.results_sent();
+                        self.reply(Reply::Drained {
+                            local_store,
+                            returned,
+                        });
+                    }
                     Err(failure) => self.refuse(failure),
                 }
             }
             Input::Captured(result) => self.captured(result),
             Input::Saved(_) => {}
         }
-        let empty = self.marker && self.sending == 0;
-        if let (State::Draining(snapshot), true) = (&self.state, empty) {
-            let snapshot = snapshot.clone();
+        if let State::Draining { snapshot, sent } = &self.state
+            && self.is_empty(sent)
+        {
+            let save = Output::SaveLocalStore(snapshot.clone());
             self.state = State::Saving;
-            self.outputs.push_back(Output::SaveLocalStore(snapshot));
+            self.outputs.push_back(save);
+        }
+    }
+
+    /// Whether nothing is in any channel, the host having sent so many run functions.
+    fn is_empty(&self, sent: &[u64]) -> bool {
+        let received = |(number, sent): (u32, &u64)| {
+            let pipeline = self.pipelines.get(&number);
+            pipeline.map_or(0, |(received, _)| *received) >= *sent
+        };
+        self.marker && self.sending == 0 && (0..).zip(sent).all(received)
+    }
+
+    fn results_sent(&self) -> Vec<u64> {
+        let last = self.pipelines.keys().last().map_or(0, |last| last + 1);
+        let sent = |number| self.pipelines.get(&number).map_or(0, |(_, sent)| *sent);
+        (0..last).map(sent).collect()
+    }
+
+    fn reconnected(&mut self, channel: Channel) {
+        let State::Reconnecting(missing, resume) = &mut self.state else {
+            return;
+        };
+        missing.remove(&channel);
+        if missing.is_empty() {
+            let resume = *resume;
+            self.state = State::Quiet;
+            if resume {
+                self.release();
+                self.reply(Reply::Resumed);
+            }
         }
     }
 
@@ -177,13 +227,13 @@ impl Machine {
     }
 
     fn request(&mut self, request: Request) {
-        match (&self.state, request) {
+        match (&mut self.state, request) {
             (State::Running, Request::Pause { .. }) => {
                 self.state = State::Agreed;
                 self.reply(Reply::Agreed);
             }
-            (State::Agreed, Request::Drain { snapshot, .. }) => {
-                self.state = State::Draining(snapshot);
+            (State::Agreed, Request::Drain { snapshot, sent, .. }) => {
+                self.state = State::Draining { snapshot, sent };
             }
             (
                 State::Quiet,
@@ -196,10 +246,11 @@ impl Machine {
                 self.state = State::Capturing { terminate };
                 self.outputs.push_back(Output::Capture(snapshot));
             }
-            (State::Agreed | State::Draining(_) | State::Quiet, Request::Resume { .. }) => {
+            (State::Agreed | State::Draining { .. } | State::Quiet, Request::Resume { .. }) => {
                 self.release();
                 self.reply(Reply::Resumed);
             }
+            (State::Reconnecting(_, resume), Request::Resume { .. }) => *resume = true,
             _ => self.refuse((libc::EINVAL, "the request makes no sense now".into())),
         }
     }
@@ -218,7 +269,7 @@ impl Machine {
             }
             Ok(Captured::Restarted) => {
                 if !self.channels.is_empty() {
-                    self.state = State::Reconnecting(self.channels.clone());
+                    self.state = State::Reconnecting(self.channels.clone(), false);
                 }
                 self.outputs.push_back(Output::Reconnect);
             }

@@ -140,8 +140,8 @@ impl Runtime {
             Kind::Command => {
                 std::thread::spawn(move || commands::serve(self, &channel));
             }
-            Kind::Pipeline(_) => {
-                std::thread::spawn(move || pipeline::serve(self, &channel));
+            Kind::Pipeline(number) => {
+                std::thread::spawn(move || pipeline::serve(self, &channel, number));
             }
         }
         Ok(kind)

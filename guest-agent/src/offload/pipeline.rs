@@ -10,8 +10,9 @@ type Function =
     unsafe extern "C" fn(u32, *mut *mut c_void, *mut u64, *mut c_void, u16, *mut c_void, u16);
 
 /// Serves until the host's end is gone.
-pub fn serve(runtime: &'static Runtime, channel: &Channel) {
+pub fn serve(runtime: &'static Runtime, channel: &Channel, number: u32) {
     while let Ok(request) = channel.receive::<RunFunction>(runtime) {
+        runtime.tell(Input::Received(number));
         let mut state = runtime.lock();
         while !state.started {
             state = runtime
@@ -24,7 +25,7 @@ pub fn serve(runtime: &'static Runtime, channel: &Channel) {
         // Nothing may be in the channel when the snapshot is taken.
         runtime.begin_sending();
         let sent = channel.send(&result);
-        runtime.tell(Input::Sent);
+        runtime.tell(Input::Sent(number));
         if sent.is_err() {
             return;
         }

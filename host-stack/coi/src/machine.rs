@@ -14,8 +14,8 @@
 //! up. Links belong to a generation, which [`Input::Moved`] ends: what an old link still says is
 //! void.
 //!
-//! What must stay true: between the pause's `Done` and `Resume` nothing of the host's making is in
-//! any channel; a run function is sent once, whatever happens, and its caller is told of one result
+//! What must stay true: between the pause's `Done` and `Resume` the host sends nothing, and when
+//! `Settle` is done it has received all that was sent to it; a run function is sent once, whatever happens, and its caller is told of one result
 //! or one error; while the process is paused its loss fails nobody who can wait for a successor.
 
 use std::{
@@ -81,8 +81,10 @@ pub enum Input {
     Broken(Ticket),
     /// The caller gives up.
     GiveUp(Ticket),
-    /// Close all regions; `Done` when the channels are empty of what the host sends.
+    /// Close all regions; `Done` when the host sends nothing any more.
     Pause(Ticket),
+    /// While it is paused: tell when this many results of each pipeline have ever been received.
+    Settle(Ticket, Vec<u64>),
     /// The process's end is (or is not any more) on purpose: it is swapped out.
     SwappedOut(bool),
     /// The process is back, paused, with new links.
@@ -152,6 +154,9 @@ struct Waiters {
 
 #[derive(Debug, Default)]
 struct Pipeline {
+    /// Run functions ever sent, and results ever received.
+    sent: u64,
+    received: u64,
     queue: VecDeque<(Ticket, RunFunction)>,
     in_flight: Option<Ticket>,
     /// Handed out and not yet confirmed.
@@ -173,6 +178,7 @@ pub struct Machine {
     swapped_out: bool,
     pause: Pause,
     pauser: Option<Ticket>,
+    settler: Option<(Ticket, Vec<u64>)>,
     lifecycle: Waiters,
     rdma: Waiters,
     commands: VecDeque<(Ticket, Command)>,
@@ -200,6 +206,7 @@ impl Machine {
             swapped_out: false,
             pause: Pause::No,
             pauser: None,
+            settler: None,
             lifecycle: Waiters::default(),
             rdma: Waiters::default(),
             commands: VecDeque::new(),
@@ -227,6 +234,14 @@ impl Machine {
     /// Run functions that were sent, and whose results came back.
     pub fn counts(&self) -> (u64, u64) {
         (self.started, self.finished)
+    }
+
+    /// Run functions ever sent, pipeline by pipeline.
+    pub fn sent(&self) -> Vec<u64> {
+        self.pipelines
+            .iter()
+            .map(|pipeline| pipeline.sent)
+            .collect()
     }
 
     /// Between the beginning of a pause and resume.
@@ -273,6 +288,7 @@ impl Machine {
             }
             Input::GiveUp(ticket) => self.give_up(ticket),
             Input::Pause(ticket) => self.begin_pause(ticket),
+            Input::Settle(ticket, counts) => self.settler = Some((ticket, counts)),
             Input::SwappedOut(is) => self.swapped_out = is,
             Input::Moved { node, pid } => self.moved(node, pid),
             Input::Windows(ticket) => self.windows(ticket),
@@ -283,7 +299,7 @@ impl Machine {
                 }
             }
             Input::Sent(generation, number) if generation == self.generation => {
-                self.sent(number);
+                self.is_sent(number);
             }
             Input::Daemon(generation, message) if generation == self.generation => {
                 self.daemon(message);
@@ -330,6 +346,9 @@ impl Machine {
             // Whoever paused must still resume.
             self.pauser = None;
         }
+        if matches!(self.settler, Some((settler, _)) if settler == ticket) {
+            self.settler = None;
+        }
     }
 
     fn begin_pause(&mut self, ticket: Ticket) {
@@ -370,7 +389,7 @@ impl Machine {
         }
     }
 
-    fn sent(&mut self, number: u32) {
+    fn is_sent(&mut self, number: u32) {
         if let Some(pipeline) = self.pipelines.get_mut(number as usize) {
             pipeline.sending = false;
         }
@@ -410,7 +429,11 @@ impl Machine {
 
     fn result(&mut self, number: u32, result: RunResult) {
         let pipeline = self.pipelines.get_mut(number as usize);
-        let Some(ticket) = pipeline.and_then(|pipeline| pipeline.in_flight.take()) else {
+        let taken = pipeline.and_then(|pipeline| {
+            pipeline.received += 1;
+            pipeline.in_flight.take()
+        });
+        let Some(ticket) = taken else {
             // A result that nobody asked for: the process makes no sense any more.
             self.fate = Some(Err(()));
             return;
@@ -427,7 +450,7 @@ impl Machine {
 
     fn lost(&mut self, link: Link, now: Duration) {
         if let Link::Pipeline(number) = link {
-            self.sent(number);
+            self.is_sent(number);
         }
         match link {
             // Its last word was the process's end.
@@ -437,10 +460,7 @@ impl Machine {
             Link::Control => self.fate = Some(Err(())),
             _ if self.pause == Pause::Paused => {
                 self.broken = true;
-                if let Some(ticket) = self.in_command.take() {
-                    let node = self.node;
-                    self.fail(ticket, CoiError::CardLost { node });
-                }
+                self.fail_paused_calls();
             }
             _ => self.suspect(now),
         }
@@ -462,7 +482,7 @@ impl Machine {
             self.tell_the_end(fate);
             match self.pause {
                 Pause::No => return self.fail_everybody(),
-                Pause::Paused => self.fail_command(),
+                Pause::Paused => self.fail_paused_calls(),
                 _ => {
                     let error = self.death();
                     self.fail_pause(error);
@@ -473,6 +493,7 @@ impl Machine {
         self.next_command();
         self.advance_pause();
         self.next_runs();
+        self.settle();
         let started = self.started;
         let mut reached = Vec::new();
         self.holders.retain(|(count, ticket)| {
@@ -537,6 +558,21 @@ impl Machine {
         }
     }
 
+    fn settle(&mut self) {
+        let Some((ticket, counts)) = &self.settler else {
+            return;
+        };
+        let mut received = self.pipelines.iter().map(|pipeline| pipeline.received);
+        if counts
+            .iter()
+            .all(|count| *count <= received.next().unwrap_or(0))
+        {
+            let ticket = *ticket;
+            self.settler = None;
+            self.done(ticket, Value::Unit);
+        }
+    }
+
     fn next_runs(&mut self) {
         for number in 0..self.pipelines.len() {
             let held = self.hold_at.is_some_and(|at| self.started >= at);
@@ -546,6 +582,7 @@ impl Machine {
             }
             if let Some((ticket, function)) = pipeline.queue.pop_front() {
                 (pipeline.in_flight, pipeline.sending) = (Some(ticket), true);
+                pipeline.sent += 1;
                 self.started += 1;
                 let (generation, number) = (self.generation, number as u32);
                 self.outputs
@@ -565,9 +602,10 @@ impl Machine {
         }
     }
 
-    /// The command that is allowed while the process is paused.
-    fn fail_command(&mut self) {
-        if let Some(ticket) = self.in_command.take() {
+    /// What goes on while the process is paused.
+    fn fail_paused_calls(&mut self) {
+        let settler = self.settler.take().map(|(ticket, _)| ticket);
+        for ticket in self.in_command.take().into_iter().chain(settler) {
             let error = self.death();
             self.fail(ticket, error);
         }

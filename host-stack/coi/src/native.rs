@@ -53,7 +53,7 @@ pub fn run(
             }
             FromDaemon::Exited(exit) => return Ok(exit),
             FromDaemon::Failed { why, .. } => return Err(CoiError::Refused { node, why }),
-            FromDaemon::Created { .. } => {
+            FromDaemon::Created { .. } | FromDaemon::Adopted => {
                 return Err(CoiError::Protocol {
                     node,
                     what: "a native program",

@@ -407,6 +407,11 @@ impl Inner {
         self.lock().links.dma.clone()
     }
 
+    /// Run functions ever sent, pipeline by pipeline.
+    pub fn sent(&self) -> Vec<u64> {
+        self.lock().machine.sent()
+    }
+
     /// How many pipelines there are.
     pub fn pipelines(&self) -> u32 {
         self.lock().links.pipelines.len() as u32

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use snaprig_wire::coi::{Answer, ToDaemon};
+use snaprig_wire::coi::{Answer, FromDaemon, ToDaemon};
 
 use crate::{
     CoiError, Engine, Process,
@@ -36,10 +36,18 @@ pub struct Identity {
     pub binary: Vec<u8>,
 }
 
-/// Takes the host's locks, case by case, and sends the marker. Nothing is in any channel of the
-/// host's making afterwards. If it fails, [`release`] the locks.
-pub fn quiesce(process: &Process, timeout: Duration) -> Result<(), CoiError> {
-    process.0.call(Input::Pause, Some(timeout)).map(|_| ())
+/// Takes the host's locks, case by case, and sends the marker. The host sends nothing afterwards.
+/// Returns how many run functions it has ever sent, pipeline by pipeline. If it fails, [`release`]
+/// the locks.
+pub fn quiesce(process: &Process, timeout: Duration) -> Result<Vec<u64>, CoiError> {
+    process.0.call(Input::Pause, Some(timeout))?;
+    Ok(process.0.sent())
+}
+
+/// Waits until so many results have been received, pipeline by pipeline: all that were ever sent.
+pub fn settle(process: &Process, returned: Vec<u64>, timeout: Duration) -> Result<(), CoiError> {
+    let settle = |ticket| Input::Settle(ticket, returned);
+    process.0.call(settle, Some(timeout)).map(|_| ())
 }
 
 /// Releases the host's locks.
@@ -74,6 +82,16 @@ pub fn reconnect(
     let inner = &process.0;
     let control = engine.connect_daemon()?;
     control.send_message(&ToDaemon::Adopt { pid })?;
+    // Before it is resumed over another connection somebody must own it.
+    let node = engine.node();
+    match control.receive_message() {
+        Ok(FromDaemon::Adopted) => {}
+        Ok(_) => {
+            let what = "adopt";
+            return Err(CoiError::Protocol { node, what });
+        }
+        Err(_) => return Err(CoiError::CardLost { node }),
+    }
     let links = Links::open(engine, port, control, inner.pipelines())?;
     let buffers: Vec<Arc<_>> = lock(&inner.buffers).values().cloned().collect();
     let own = buffers

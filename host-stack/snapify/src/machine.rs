@@ -55,6 +55,8 @@ pub enum Action {
     Ask(Request),
     /// Take the host's locks and send the marker.
     Quiesce,
+    /// Wait until so many results have been received, pipeline by pipeline.
+    Settle(Vec<u64>),
     /// Give the snapshot its name.
     Commit {
         /// Files of the local store.
@@ -80,8 +82,10 @@ pub enum Action {
 pub enum Outcome {
     /// To `Prepare`: the directory's name for the card.
     Prepared(String),
-    /// To `Connect`, `Quiesce`, `Commit`, `Reconnect`.
+    /// To `Connect`, `Settle`, `Commit`, `Reconnect`.
     Done,
+    /// To `Quiesce`: run functions ever sent, pipeline by pipeline.
+    Quiet(Vec<u64>),
     /// To `Ask`.
     Reply(Reply),
     /// To `Verify`.
@@ -138,6 +142,7 @@ enum State {
     Agreeing,
     Locking,
     Draining,
+    Settling,
     /// A pause has failed for another reason; its agreement is being undone.
     Undoing,
     Paused,
@@ -208,7 +213,7 @@ impl Machine {
         Some(match self.state {
             State::Agreeing => Step::Agree,
             State::Locking => Step::Lock,
-            State::Draining => Step::Drain,
+            State::Draining | State::Settling => Step::Drain,
             State::Capturing { .. } => Step::Capture,
             State::Committing => Step::Commit,
             State::Verifying(_) => Step::Verify,
@@ -266,11 +271,15 @@ impl Machine {
     /// Begins the next action, and the step that it is.
     fn go(&mut self, state: State, action: Action) {
         let timeout = match state {
-            State::Agreeing | State::Locking | State::Draining => Some(PAUSE_TIMEOUT),
+            State::Agreeing | State::Locking | State::Draining | State::Settling => {
+                Some(PAUSE_TIMEOUT)
+            }
             _ => None,
         };
         self.state = state;
-        if let Some(step) = self.step() {
+        if self.state != State::Settling
+            && let Some(step) = self.step()
+        {
             self.outputs.push_back(Output::Began(step));
         }
         self.outputs.push_back(Output::Do(action, timeout));
@@ -303,15 +312,28 @@ impl Machine {
                 self.ended(0);
                 self.go(State::Locking, Action::Quiesce);
             }
-            (State::Locking, Outcome::Done) => {
+            (State::Locking, Outcome::Quiet(sent)) => {
                 self.ended(0);
                 let snapshot = self.building.clone().unwrap_or_default();
-                let drain = Request::Drain { pid, snapshot };
+                let drain = Request::Drain {
+                    pid,
+                    snapshot,
+                    sent,
+                };
                 self.go(State::Draining, Action::Ask(drain));
             }
-            (State::Draining, Outcome::Reply(Reply::Drained { local_store })) => {
-                self.ended(total(&local_store));
+            (
+                State::Draining,
+                Outcome::Reply(Reply::Drained {
+                    local_store,
+                    returned,
+                }),
+            ) => {
                 self.local_store = local_store;
+                self.go(State::Settling, Action::Settle(returned));
+            }
+            (State::Settling, Outcome::Done) => {
+                self.ended(total(&self.local_store));
                 self.returned(State::Paused, Ok(self.bytes));
             }
             (State::Capturing { .. }, Outcome::Reply(Reply::Captured { bytes })) => {
@@ -388,7 +410,7 @@ impl Machine {
 
     fn failed(&mut self, error: SnapifyError) {
         match self.state {
-            State::Locking | State::Draining => {
+            State::Locking | State::Draining | State::Settling => {
                 // Undo the agreement, if the card is still there to hear of it.
                 self.failure = Some(error);
                 self.state = State::Undoing;

@@ -279,13 +279,16 @@ impl Inner {
                 Ok(Outcome::Done)
             }
             Action::Ask(request) => self.ask(session, &request, timeout).map(Outcome::Reply),
-            Action::Quiesce => {
-                match quiesce::quiesce(&self.process, timeout.unwrap_or(Duration::MAX)) {
-                    Ok(()) => Ok(Outcome::Done),
-                    Err(CoiError::TimedOut) => Err(SnapifyError::Stuck(Step::Lock)),
-                    Err(error) => Err(error.into()),
-                }
-            }
+            Action::Quiesce => in_time(
+                Step::Lock,
+                quiesce::quiesce(&self.process, timeout.unwrap_or(Duration::MAX)),
+            )
+            .map(Outcome::Quiet),
+            Action::Settle(returned) => in_time(
+                Step::Drain,
+                quiesce::settle(&self.process, returned, timeout.unwrap_or(Duration::MAX)),
+            )
+            .map(|()| Outcome::Done),
             Action::Commit {
                 local_store,
                 image_bytes,
@@ -376,6 +379,14 @@ impl Inner {
             Err(source) => Err(SnapifyError::CardLost { node, step, source }),
         }
     }
+}
+
+/// A step that took too long is stuck.
+fn in_time<T>(step: Step, result: Result<T, CoiError>) -> Result<T, SnapifyError> {
+    result.map_err(|error| match error {
+        CoiError::TimedOut => SnapifyError::Stuck(step),
+        error => error.into(),
+    })
 }
 
 /// Runs an exchange on an endpoint that is closed when the time is up, and says whether it was not.
