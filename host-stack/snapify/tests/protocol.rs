@@ -208,10 +208,10 @@ impl World {
             argv: vec![],
             env: vec![],
         };
-        self.to_daemon(conn, ToCard::Host(ToDaemon::Create(program)));
+        self.tell_daemon(conn, ToCard::Host(ToDaemon::Create(program)));
         self.settle();
         for channel in [Channel::Dma, Channel::Command, Channel::Pipeline(0)] {
-            self.to_threads(1, 100, 0, ToThread::Connected(channel));
+            self.tell_threads(1, 100, 0, ToThread::Connected(channel));
         }
         self.settle();
         self.coi(coi::Input::AddPipeline);
@@ -227,7 +227,7 @@ impl World {
         conn
     }
 
-    fn to_daemon(&mut self, conn: Conn, message: ToCard) {
+    fn tell_daemon(&mut self, conn: Conn, message: ToCard) {
         let node = self.conns[&conn];
         self.put(
             format!("to daemon {conn}"),
@@ -235,7 +235,7 @@ impl World {
         );
     }
 
-    fn to_threads(&mut self, node: u16, pid: Pid, generation: u64, message: ToThread) {
+    fn tell_threads(&mut self, node: u16, pid: Pid, generation: u64, message: ToThread) {
         // Each channel is a connection of its own, made before anything is sent on it.
         let stream = match &message {
             ToThread::Run | ToThread::Connected(Channel::Pipeline(_)) => "run",
@@ -262,10 +262,10 @@ impl World {
             let (node, pid) = self.process.place();
             match output {
                 coi::Output::Command(generation, command) => {
-                    self.to_threads(node, pid, generation, ToThread::Command(command));
+                    self.tell_threads(node, pid, generation, ToThread::Command(command));
                 }
                 coi::Output::Run(generation, number, _) => {
-                    self.to_threads(node, pid, generation, ToThread::Run);
+                    self.tell_threads(node, pid, generation, ToThread::Run);
                     self.process
                         .handle(coi::Input::Sent(generation, number), self.now);
                 }
@@ -343,7 +343,7 @@ impl World {
                 let conn = self.connect(node);
                 self.card(node).snapify.insert(conn);
                 self.latest = Some(conn);
-                self.to_daemon(conn, ToCard::Host(ToDaemon::Snapify));
+                self.tell_daemon(conn, ToCard::Host(ToDaemon::Snapify));
                 Some(Ok(Outcome::Done))
             }
             Action::Ask(request) => {
@@ -351,7 +351,7 @@ impl World {
                 match conn.filter(|conn| self.conns.contains_key(conn)) {
                     Some(conn) => {
                         self.asking = Some(conn);
-                        self.to_daemon(conn, ToCard::Request(request));
+                        self.tell_daemon(conn, ToCard::Request(request));
                         None
                     }
                     None => lost(0),
@@ -386,7 +386,7 @@ impl World {
                 }
                 let conn = self.connect(node);
                 self.adopting = Some((conn, node, pid));
-                self.to_daemon(conn, ToCard::Host(ToDaemon::Adopt { pid }));
+                self.tell_daemon(conn, ToCard::Host(ToDaemon::Adopt { pid }));
                 None
             }
         }
@@ -411,7 +411,7 @@ impl World {
             process.generation = generation;
         }
         for channel in [Channel::Dma, Channel::Command, Channel::Pipeline(0)] {
-            self.to_threads(node, pid, generation, ToThread::Connected(channel));
+            self.tell_threads(node, pid, generation, ToThread::Connected(channel));
         }
         let ticket = self.number();
         self.waited = Some(ticket);
@@ -704,7 +704,7 @@ impl World {
         match event {
             Event::ToHost(..) | Event::FromControl(..) | Event::SnapifyReply(..)
                 if !self.host_alive => {}
-            Event::FromControl(node, conn, message) => self.from_control(node, conn, message),
+            Event::FromControl(node, conn, message) => self.hear_control(node, conn, message),
             Event::ToHost(generation, message) => self.coi(match message {
                 FromHostLink::Answer(answer) => coi::Input::Answer(generation, answer),
                 FromHostLink::Result(number, result) => {
@@ -765,14 +765,14 @@ impl World {
                 }
             },
             Event::ToThreads(node, pid, generation, message) if self.card(node).alive => {
-                self.to_thread(node, pid, generation, message);
+                self.tell_thread(node, pid, generation, message);
             }
             Event::Task(node, task) if self.card(node).alive => self.task(node, task),
             Event::FromSink(..) | Event::ToSink(..) | Event::ToThreads(..) | Event::Task(..) => {}
         }
     }
 
-    fn from_control(&mut self, node: u16, conn: Conn, message: Option<FromDaemon>) {
+    fn hear_control(&mut self, node: u16, conn: Conn, message: Option<FromDaemon>) {
         if matches!(self.adopting, Some((adopting, ..)) if adopting == conn) {
             return self.adopted(message == Some(FromDaemon::Adopted));
         }
@@ -785,7 +785,7 @@ impl World {
         }
     }
 
-    fn to_thread(&mut self, node: u16, pid: Pid, generation: u64, message: ToThread) {
+    fn tell_thread(&mut self, node: u16, pid: Pid, generation: u64, message: ToThread) {
         let process = self.card(node).processes.get_mut(&pid);
         let Some(process) = process.filter(|process| process.alive) else {
             return;
