@@ -95,14 +95,3 @@ fn programs_run_on_a_card_and_their_exit_status_is_ours() {
         assert!(!refused.status.success());
     }
 }
-
-#[test]
-fn a_card_that_is_too_small_says_so() {
-    let output = snaprig(&["card", "run", "--memory", "64K", "--", SNAPRIG]);
-    assert!(!output.status.success());
-    assert!(
-        text(&output.stderr).contains("memory"),
-        "{}",
-        text(&output.stderr)
-    );
-}

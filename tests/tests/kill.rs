@@ -1,66 +1,21 @@
 //! The card is killed at every step of pause, capture and restore: whoever waits is told, nobody
 //! hangs, and what the paper's protocol allows still works.
 
+mod scene;
+
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
-use snaprig_coi::{Engine, Process};
+use scene::{SNAPRIG, Scene, TIMEOUT, quiet};
+use snaprig_coi::Engine;
 use snaprig_fixtures::kmeans::{self, Workload};
 use snaprig_rig::Rig;
-use snaprig_snapify::{Snapify, Step, StepReport};
-
-const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
-const TIMEOUT: Option<Duration> = Some(Duration::from_secs(30));
-
-/// A rig with an offload process that is in the middle of its work.
-struct Scene {
-    rig: Rig,
-    process: Process,
-    work: std::thread::JoinHandle<Result<kmeans::Outcome, kmeans::OffloadError>>,
-    dir: tempfile::TempDir,
-}
-
-impl Scene {
-    fn new(cards: usize) -> Self {
-        let rig = Rig::builder()
-            .exe(SNAPRIG)
-            .cards(cards)
-            .start()
-            .expect("a rig");
-        let engine = Engine::get(rig.dir(), 0).expect("card 1");
-        let process = Process::create(&engine, "kmeans", kmeans::SINK.to_vec(), vec![], vec![])
-            .expect("an offload process");
-        let own = process.clone();
-        let work = std::thread::spawn(move || kmeans::run(&own, &Workload::shipped()));
-        process.break_at(9, TIMEOUT).expect("it gets to work");
-        Self {
-            rig,
-            process,
-            work,
-            dir: tempfile::tempdir().expect("a directory"),
-        }
-    }
-
-    fn snapshot(&self) -> PathBuf {
-        self.dir.path().join("snapshot")
-    }
-
-    fn engine(&self, index: u16) -> Engine {
-        Engine::get(self.rig.dir(), index).expect("a card")
-    }
-
-    /// The workload's result, which must be the golden one.
-    fn finish(self) {
-        let outcome = self.work.join().expect("no panic").expect("it finishes");
-        assert_eq!(
-            outcome.to_text(),
-            kmeans::golden(&Workload::shipped()).to_text()
-        );
-    }
-}
+use snaprig_snapify::{
+    Snapify, Step, StepReport,
+    control::{Client, Command as Control},
+};
 
 /// An observer that kills process `pid` when `step` begins.
 fn killer(step: Step, pid: u32) -> Arc<dyn Fn(&StepReport) + Send + Sync> {
@@ -73,10 +28,6 @@ fn killer(step: Step, pid: u32) -> Arc<dyn Fn(&StepReport) + Send + Sync> {
             unsafe { libc::kill(pid as i32, libc::SIGKILL) };
         }
     })
-}
-
-fn quiet() -> Arc<dyn Fn(&StepReport) + Send + Sync> {
-    Arc::new(|_| {})
 }
 
 fn no_partial_files(dir: &Path) {
@@ -117,17 +68,17 @@ fn a_card_killed_during_capture_leaves_the_earlier_snapshot() {
     first.wait(TIMEOUT).expect("wait");
     first.resume().expect("resume");
     scene.process.break_at(12, TIMEOUT).expect("it goes on");
-    let before = snaprig_snapify_io_open(&scene.snapshot());
+    let before = image_of(&scene.snapshot());
     let pid = scene.rig.cards()[0].pid();
     let second = Snapify::new(&scene.process, killer(Step::Capture, pid));
     second.pause(&scene.snapshot()).expect("pause");
     second.capture(false).expect("capture starts");
     second.wait(TIMEOUT).expect_err("the card is dead");
-    assert_eq!(snaprig_snapify_io_open(&scene.snapshot()), before);
+    assert_eq!(image_of(&scene.snapshot()), before);
     no_partial_files(scene.dir.path());
 }
 
-fn snaprig_snapify_io_open(path: &Path) -> Vec<u8> {
+fn image_of(path: &Path) -> Vec<u8> {
     std::fs::read(path.join("offload_process.img")).expect("the snapshot is there")
 }
 
@@ -192,4 +143,78 @@ fn calls_out_of_order_and_damaged_snapshots_are_refused() {
     std::fs::write(&image, &good).expect("written");
     snapify.resume().expect("the application is still usable");
     scene.finish();
+}
+
+#[test]
+fn a_card_killed_once_its_process_is_captured_is_no_loss() {
+    for step in [Step::Commit, Step::Verify, Step::Resume] {
+        let scene = Scene::new(2);
+        let snapify = Snapify::new(&scene.process, killer(step, scene.rig.cards()[0].pid()));
+        snapify.pause(&scene.snapshot()).expect("pause");
+        snapify.capture(false).expect("capture starts");
+        snapify.wait(TIMEOUT).expect("the image is on the host");
+        if step == Step::Resume {
+            snapify.resume().expect_err("card 1 is dead");
+        }
+        snapify.restore(&scene.engine(1)).expect("card 2 takes it");
+        snapify.resume().expect("resume");
+        scene.finish();
+    }
+}
+
+#[test]
+fn a_card_killed_while_the_restored_process_resumes_can_be_replaced_again() {
+    let scene = Scene::new(3);
+    let pid = scene.rig.cards()[1].pid();
+    let snapify = Snapify::new(&scene.process, killer(Step::Resume, pid));
+    snapify.pause(&scene.snapshot()).expect("pause");
+    snapify.capture(true).expect("capture starts");
+    snapify.wait(TIMEOUT).expect("wait");
+    snapify.restore(&scene.engine(1)).expect("card 2 takes it");
+    snapify.resume().expect_err("card 2 is dead");
+    snapify.restore(&scene.engine(2)).expect("card 3 takes it");
+    snapify.resume().expect("resume");
+    scene.finish();
+}
+
+#[test]
+fn a_host_process_killed_at_any_command_leaves_cards_that_others_can_use() {
+    let rig = Rig::builder().exe(SNAPRIG).cards(2).start().expect("a rig");
+    let dir = tempfile::tempdir().expect("a directory");
+    let snapshot = dir.path().join("snapshot");
+    let commands = [
+        Control::BreakAtRunFunction(9),
+        Control::Pause(snapshot.clone()),
+        Control::Capture(false),
+        Control::Wait,
+        Control::Restore(2),
+        Control::Resume,
+    ];
+    for count in 0..=commands.len() {
+        let mut host = std::process::Command::new(SNAPRIG)
+            .args(["workload", "kmeans", "--result"])
+            .arg(dir.path().join("result"))
+            .env("SNAPRIG_RIG", rig.dir())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut ready = [0; 5];
+        let stdout = host.stdout.as_mut().expect("it is piped");
+        std::io::Read::read_exact(stdout, &mut ready).expect("it is ready");
+        let mut client = Client::connect(rig.dir(), host.id()).expect("it listens");
+        for command in &commands[..count] {
+            let done = client.run(command, TIMEOUT.expect("30 s"));
+            done.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        }
+        host.kill().expect("killed");
+        host.wait().expect("gone");
+    }
+    for card in 0..2 {
+        let engine = Engine::get(rig.dir(), card).expect("a card");
+        let (name, sink) = ("kmeans", kmeans::SINK.to_vec());
+        let process = snaprig_coi::Process::create(&engine, name, sink, vec![], vec![]);
+        let outcome = kmeans::run(&process.expect("a process"), &Workload::shipped());
+        let golden = kmeans::golden(&Workload::shipped()).to_text();
+        assert_eq!(outcome.expect("it finishes").to_text(), golden);
+    }
 }

@@ -10,12 +10,14 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::Serialize;
 use snaprig_card::platform::Kind;
 use snaprig_fixtures::kmeans;
@@ -55,7 +57,7 @@ pub struct Options {
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
     /// Give up on the workload after this many seconds
-    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
 }
 
@@ -71,17 +73,16 @@ struct Outcome<'a> {
 
 /// Runs the demo. Success only if the two results are the same, bit for bit.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
-    let work = WorkDir::new(options.keep.as_deref())?;
+    let keep = options.keep.as_deref().map(KeepDir::new).transpose()?;
     let mut steps = Steps::new(options.json);
     let workload = workload(options)?;
     let stop_at = point_of_interruption(options.seed, workload.run_functions());
-
-    let undisturbed = work.path().join("undisturbed.txt");
-    steps.run(
+    let undisturbed = steps.run::<_, AnyError>(
         "undisturbed",
         "the same arithmetic in one host process",
-        |_| kmeans::run_on_host(&workload, &undisturbed),
+        |_| Ok(kmeans::golden(&workload)),
     )?;
+    let deadline = Deadline(Instant::now() + Duration::from_secs(options.timeout));
     let mut rig = steps.run("boot", &format!("{} cards", options.cards), |_| {
         Rig::builder()
             .exe(std::env::current_exe()?)
@@ -91,14 +92,22 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
             .start()
             .map_err(AnyError::from)
     })?;
-    let restored = work.path().join("restored.txt");
+    // Without --keep everything goes when the rig's directory does.
+    let work = keep.as_ref().map_or(rig.dir(), KeepDir::path).to_owned();
+    let name = work.join("undisturbed.txt");
+    undisturbed
+        .write(&name)
+        .map_err(|e| format!("{}: {e}", name.display()))?;
+    let restored = work.join("restored.txt");
     let mut host = steps.run("start", "host process, offload process on card 1", |_| {
-        HostProcess::start(rig.dir(), &workload, &restored)
+        HostProcess::start(rig.dir(), &workload, &restored, deadline)
     })?;
-    let mut client = Client::connect(rig.dir(), host.pid())?;
-    let snapshot = work.path().join("snapshot");
-    interrupt(&mut client, &mut steps, &mut rig, &snapshot, stop_at)?;
-    let deadline = Instant::now() + Duration::from_secs(options.timeout);
+    let mut control = Controlled {
+        client: Client::connect(rig.dir(), host.pid())?,
+        deadline,
+    };
+    let snapshot = work.join("snapshot");
+    interrupt(&mut control, &mut steps, &mut rig, &snapshot, stop_at)?;
     let status = steps.run("finish", "the rest of the work, on card 2", |_| {
         host.wait(deadline)
     })?;
@@ -109,9 +118,9 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         "compare",
         "centres, inertia history, assignments",
         |bytes| {
-            let (one, other) = (fs::read(&undisturbed)?, fs::read(&restored)?);
+            let other = fs::read(&restored).map_err(|e| format!("{}: {e}", restored.display()))?;
             *bytes = other.len() as u64;
-            Ok::<_, AnyError>(one == other)
+            Ok::<_, AnyError>(undisturbed.to_text().into_bytes() == other)
         },
     )?;
     let outcome = Outcome {
@@ -121,12 +130,16 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         steps: steps.all(),
         identical,
     };
-    conclude(options, &outcome, &work)
+    if !identical {
+        rig.keep();
+        eprintln!("both results are in {}", work.display());
+    }
+    conclude(options, &outcome)
 }
 
 /// Pause, capture, kill, restore, resume: the paper's sections 4.1 to 4.3 in a row.
 fn interrupt(
-    client: &mut Client,
+    control: &mut Controlled,
     steps: &mut Steps,
     rig: &mut Rig,
     snapshot: &Path,
@@ -134,17 +147,17 @@ fn interrupt(
 ) -> Result<(), AnyError> {
     let name = format!("to run function {stop_at}, which is left in flight");
     steps.run("run", &name, |_| {
-        client.run(&Control::BreakAtRunFunction(stop_at))
+        control.run("run", &Control::BreakAtRunFunction(stop_at))
     })?;
-    let report = client.run(&Control::Pause(snapshot.to_owned()))?;
+    let report = control.run("pause", &Control::Pause(snapshot.to_owned()))?;
     add(
         steps,
         "pause",
         "agree, lock, drain, save the local store",
         &report,
     );
-    client.run(&Control::Capture(false))?;
-    let report = client.run(&Control::Wait)?;
+    control.run("capture", &Control::Capture(false))?;
+    let report = control.run("capture", &Control::Wait)?;
     add(
         steps,
         "capture",
@@ -158,16 +171,60 @@ fn interrupt(
             .wait_dead(1, Duration::from_secs(10))
             .map_err(AnyError::from)
     })?;
-    let report = client.run(&Control::Restore(2))?;
+    let report = control.run("restore", &Control::Restore(2))?;
     add(
         steps,
         "restore",
         "on card 2, windows registered anew",
         &report,
     );
-    let report = client.run(&Control::Resume)?;
+    let report = control.run("resume", &Control::Resume)?;
     add(steps, "resume", "locks released", &report);
     Ok(())
+}
+
+/// When everything must be over.
+#[derive(Clone, Copy)]
+struct Deadline(Instant);
+
+impl Deadline {
+    fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+
+    /// Waits until there is something to read, or for a process to end (pidfd_open(2)).
+    fn wait_for(self, what: &str, fd: impl AsFd) -> Result<(), AnyError> {
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        let left = self.left();
+        let timeout = Timespec {
+            tv_sec: left.as_secs().try_into()?,
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
+            return Err(Self::passed(what));
+        }
+        Ok(())
+    }
+
+    fn passed(what: &str) -> AnyError {
+        format!("{what} did not end in time; give it more with --timeout SECONDS").into()
+    }
+}
+
+/// The host process's control service, up to the deadline.
+struct Controlled {
+    client: Client,
+    deadline: Deadline,
+}
+
+impl Controlled {
+    fn run(&mut self, step: &str, command: &Control) -> Result<control::Report, AnyError> {
+        match self.client.run(command, self.deadline.left()) {
+            Ok(report) => Ok(report),
+            Err(control::ControlError::TimedOut) => Err(Deadline::passed(step)),
+            Err(error) => Err(format!("{step}: {error}").into()),
+        }
+    }
 }
 
 fn add(steps: &mut Steps, name: &str, detail: &str, report: &control::Report) {
@@ -175,7 +232,7 @@ fn add(steps: &mut Steps, name: &str, detail: &str, report: &control::Report) {
 }
 
 /// The verdict, for people or machines, and as exit code.
-fn conclude(options: &Options, outcome: &Outcome, work: &WorkDir) -> Result<ExitCode, AnyError> {
+fn conclude(options: &Options, outcome: &Outcome) -> Result<ExitCode, AnyError> {
     if options.json {
         println!("{}", serde_json::to_string_pretty(outcome)?);
     } else if outcome.identical {
@@ -183,11 +240,10 @@ fn conclude(options: &Options, outcome: &Outcome, work: &WorkDir) -> Result<Exit
     } else {
         println!("DIFFERENT: the restored run does not equal the undisturbed one");
     }
-    if !outcome.identical {
-        eprintln!("both results are in {}", work.keep().display());
-        return Ok(ExitCode::FAILURE);
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(match outcome.identical {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }
 
 fn workload(options: &Options) -> Result<kmeans::Workload, AnyError> {
@@ -206,49 +262,26 @@ fn point_of_interruption(seed: u64, run_functions: u64) -> u64 {
     2 + (z ^ z >> 31) % run_functions.saturating_sub(2).max(1)
 }
 
-/// Where results and snapshot go: a directory that is kept or removed.
-struct WorkDir {
-    path: PathBuf,
-    remove: std::cell::Cell<bool>,
-}
+/// Where results and snapshot are kept. Nothing half-written stays in it.
+struct KeepDir(PathBuf);
 
-impl WorkDir {
-    fn new(keep: Option<&Path>) -> Result<Self, AnyError> {
-        let (path, remove) = match keep {
-            Some(dir) => {
-                fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-                (dir.canonicalize()?, false)
-            }
-            None => (
-                tempfile::Builder::new()
-                    .prefix("snaprig-demo-")
-                    .tempdir()?
-                    .keep(),
-                true,
-            ),
-        };
-        Ok(Self {
-            path,
-            remove: remove.into(),
-        })
+impl KeepDir {
+    fn new(path: &Path) -> Result<Self, AnyError> {
+        fs::create_dir_all(path)
+            .and_then(|()| path.canonicalize())
+            .map(Self)
+            .map_err(|e| format!("{}: {e}", path.display()).into())
     }
 
     fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Leaves the directory behind after all.
-    fn keep(&self) -> &Path {
-        self.remove.set(false);
-        &self.path
+        &self.0
     }
 }
 
-impl Drop for WorkDir {
+impl Drop for KeepDir {
     fn drop(&mut self) {
-        if self.remove.get() {
-            let _ = fs::remove_dir_all(&self.path);
-        }
+        // A host process that was killed could not do it. There may be none.
+        let _ = fs::remove_dir_all(self.0.join("snapshot.partial"));
     }
 }
 
@@ -259,7 +292,12 @@ struct HostProcess {
 
 impl HostProcess {
     /// Starts it and waits until it says that it can be controlled.
-    fn start(rig: &Path, workload: &kmeans::Workload, result: &Path) -> Result<Self, AnyError> {
+    fn start(
+        rig: &Path,
+        workload: &kmeans::Workload,
+        result: &Path,
+        deadline: Deadline,
+    ) -> Result<Self, AnyError> {
         let child = Command::new(std::env::current_exe()?)
             .args(["workload", "kmeans"])
             .args(workload.arguments())
@@ -271,6 +309,7 @@ impl HostProcess {
             .spawn()?;
         let mut host = Self { child };
         let stdout = host.child.stdout.take().expect("it is piped");
+        deadline.wait_for("start", &stdout)?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         if line.trim() != kmeans::READY {
@@ -284,27 +323,13 @@ impl HostProcess {
         self.child.id()
     }
 
-    /// Its exit status; it is killed at the deadline.
-    fn wait(&mut self, deadline: Instant) -> Result<ExitStatus, AnyError> {
-        // A pidfd is readable when its process has ended (pidfd_open(2)).
+    /// Its exit status.
+    fn wait(&mut self, deadline: Deadline) -> Result<ExitStatus, AnyError> {
         let pidfd = rustix::process::pidfd_open(
             rustix::process::Pid::from_child(&self.child),
             rustix::process::PidfdFlags::empty(),
         )?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut fds = [rustix::event::PollFd::new(
-            &pidfd,
-            rustix::event::PollFlags::IN,
-        )];
-        let timeout = rustix::event::Timespec {
-            tv_sec: left.as_secs().try_into()?,
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
-            self.child.kill()?;
-            self.child.wait()?;
-            return Err("the workload did not end in time (see --timeout)".into());
-        }
+        deadline.wait_for("finish", &pidfd)?;
         Ok(self.child.wait()?)
     }
 }

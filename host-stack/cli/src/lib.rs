@@ -53,6 +53,8 @@ enum Command {
         cores: usize,
         #[arg(long)]
         platform: Option<Kind>,
+        #[arg(long)]
+        remove_directory: bool,
     },
 }
 
@@ -87,6 +89,7 @@ pub fn main() -> ExitCode {
             memory,
             cores,
             platform,
+            remove_directory,
         } => {
             let options = CardOptions {
                 socket,
@@ -94,6 +97,7 @@ pub fn main() -> ExitCode {
                 memory_bytes: memory,
                 cores,
                 platform,
+                remove_directory,
             };
             card_process::run(&options)
                 .map(|()| ExitCode::SUCCESS)

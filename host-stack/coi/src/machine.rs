@@ -106,6 +106,8 @@ pub enum Input {
     Result(Generation, u32, RunResult),
     /// A link broke.
     Lost(Generation, Link),
+    /// The host's SCIF node is gone, and with it every hope of a successor.
+    RigGone,
     /// [`Machine::deadline`] has come.
     Tick,
 }
@@ -176,6 +178,8 @@ pub struct Machine {
     /// A link of this generation broke while the process was paused.
     broken: bool,
     swapped_out: bool,
+    /// The rig is gone.
+    forsaken: bool,
     pause: Pause,
     pauser: Option<Ticket>,
     settler: Option<(Ticket, Vec<u64>)>,
@@ -204,6 +208,7 @@ impl Machine {
             suspect: None,
             broken: false,
             swapped_out: false,
+            forsaken: false,
             pause: Pause::No,
             pauser: None,
             settler: None,
@@ -293,6 +298,7 @@ impl Machine {
             Input::Moved { node, pid } => self.moved(node, pid),
             Input::Windows(ticket) => self.windows(ticket),
             Input::Resume => self.resume(now),
+            Input::RigGone => (self.fate, self.forsaken) = (Some(Err(())), true),
             Input::Tick => {
                 if self.suspect.is_some_and(|due| due <= now) {
                     self.fate = Some(Err(()));
@@ -481,6 +487,12 @@ impl Machine {
             self.suspect = None;
             self.tell_the_end(fate);
             match self.pause {
+                _ if self.forsaken => {
+                    let error = self.death();
+                    self.fail_pause(error);
+                    self.fail_paused_calls();
+                    return self.fail_everybody();
+                }
                 Pause::No => return self.fail_everybody(),
                 Pause::Paused => self.fail_paused_calls(),
                 _ => {
@@ -596,7 +608,9 @@ impl Machine {
             // The command in flight is the pause's own.
             self.in_command = None;
         }
-        self.pause = Pause::Paused;
+        if self.pause != Pause::No {
+            self.pause = Pause::Paused;
+        }
         if let Some(ticket) = self.pauser.take() {
             self.fail(ticket, error);
         }
@@ -613,7 +627,7 @@ impl Machine {
 
     fn tell_the_end(&mut self, fate: Result<Exit, ()>) {
         // A lost card can be replaced as long as the process is paused.
-        let all = self.pause == Pause::No || fate.is_ok();
+        let all = self.pause == Pause::No || fate.is_ok() || self.forsaken;
         for (ticket, as_such) in std::mem::take(&mut self.enders) {
             match fate {
                 Ok(exit) if as_such => self.done(ticket, Value::Exit(exit)),

@@ -53,6 +53,8 @@ pub(crate) struct Inner {
     making_pipeline: Mutex<()>,
     pub buffers: Mutex<BTreeMap<u64, Arc<BufferInner>>>,
     pub next_buffer: AtomicU64,
+    /// Nobody connects to it: its accept ends when the rig does.
+    watch: Arc<Endpoint>,
 }
 
 struct State {
@@ -151,6 +153,9 @@ impl Process {
             }
         };
         let links = Links::open(engine, port, control, 0)?;
+        let watch = Endpoint::open(engine.rig())?;
+        watch.bind(0)?;
+        watch.listen(1)?;
         let engine = engine.clone();
         let state = State {
             machine: Machine::new(node, pid),
@@ -174,8 +179,10 @@ impl Process {
             making_pipeline: Mutex::default(),
             buffers: Mutex::default(),
             next_buffer: AtomicU64::new(1),
+            watch: Arc::new(watch),
         });
         inner.listen();
+        inner.watch_the_rig();
         Ok(Self(inner))
     }
 
@@ -429,6 +436,17 @@ impl Inner {
         self.listen();
     }
 
+    /// One thread that learns when the rig is gone.
+    fn watch_the_rig(self: &Arc<Self>) {
+        let (watch, process) = (self.watch.clone(), Arc::downgrade(self));
+        std::thread::spawn(move || {
+            while watch.accept().is_ok() {}
+            if let Some(process) = process.upgrade() {
+                process.handle(Input::RigGone);
+            }
+        });
+    }
+
     /// One thread for each link of now.
     fn listen(self: &Arc<Self>) {
         let state = self.lock();
@@ -485,6 +503,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // The daemon ends the process with its control connection; the listeners end too.
         self.lock().links.close();
+        self.watch.close();
     }
 }
 

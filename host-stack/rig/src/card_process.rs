@@ -1,7 +1,11 @@
 //! What a card's process does: put memory, platform, kernel, PCI function and SCIF driver
 //! together, boot the COI daemon, and serve until the rig is gone.
 
-use std::{io::Read, path::PathBuf, sync::Arc};
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use snaprig_card::{
     device::Device,
@@ -27,6 +31,8 @@ pub struct CardOptions {
     pub cores: usize,
     /// The platform; `None` takes the best that works.
     pub platform: Option<Kind>,
+    /// Remove the socket's directory, the rig's, if the rig's process ends without doing so.
+    pub remove_directory: bool,
 }
 
 /// Why a card did not start, or stopped.
@@ -77,7 +83,8 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
     device
         .serve(&options.socket)
         .map_err(|e| failed("its PCI function")(e.into()))?;
-    exit_with_the_rig();
+    let directory = options.socket.parent().filter(|_| options.remove_directory);
+    exit_with_the_rig(directory.map(Path::to_owned));
     let daemon = kernel
         .spawn(boot(options.node))
         .map_err(|e| failed("the COI daemon does not start")(e.into()))?;
@@ -105,11 +112,15 @@ fn boot(node: u16) -> Spawn {
 }
 
 /// Standard input is a pipe from the rig's process: it ends when that process does, even by
-/// SIGKILL.
-fn exit_with_the_rig() {
-    std::thread::spawn(|| {
+/// SIGKILL. Whoever is left then tidies up.
+fn exit_with_the_rig(directory: Option<PathBuf>) {
+    std::thread::spawn(move || {
         let mut byte = [0];
         while matches!(std::io::stdin().read(&mut byte), Ok(1..)) {}
+        if let Some(directory) = directory {
+            // Another card may be faster.
+            let _ = std::fs::remove_dir_all(directory);
+        }
         std::process::exit(0);
     });
 }

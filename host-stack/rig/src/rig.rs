@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -14,6 +15,11 @@ use tempfile::TempDir;
 /// How long a card may take from its start to a COI daemon that listens. Software emulation
 /// (`ci/vm`) is 20 times slower than hardware.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Memory that a card may have, in bytes.
+const MEMORY_BYTES: RangeInclusive<u64> = 64 << 20..=16 << 30;
+/// Most cores of a card: four times those of the largest Xeon Phi.
+const CORES_MAX: usize = 288;
 
 /// Why a rig did not start.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +49,18 @@ pub enum RigError {
         node: u16,
         /// What is known of it.
         why: String,
+    },
+    /// No card has so much memory, or so little.
+    #[error("a card with {bytes} bytes of memory: it must be 64 MiB to 16 GiB, in pages of 4 KiB")]
+    Memory {
+        /// What was asked for.
+        bytes: u64,
+    },
+    /// No card has so many cores.
+    #[error("a card with {cores} cores: it must be 1 to {CORES_MAX}")]
+    Cores {
+        /// What was asked for.
+        cores: usize,
     },
     /// The host's SCIF node.
     #[error("host SCIF node: {0}")]
@@ -112,7 +130,16 @@ impl RigBuilder {
     }
 
     /// Starts the cards and the host's node, and waits until every card's COI daemon listens.
-    pub fn start(self) -> Result<Rig, RigError> {
+    pub fn start(mut self) -> Result<Rig, RigError> {
+        self.keep |= std::env::var_os("SNAPRIG_KEEP").is_some();
+        for bytes in self.memory_bytes.iter().copied() {
+            if !MEMORY_BYTES.contains(&bytes) || !bytes.is_multiple_of(4096) {
+                return Err(RigError::Memory { bytes });
+            }
+        }
+        if !(1..=CORES_MAX).contains(&self.cores) {
+            return Err(RigError::Cores { cores: self.cores });
+        }
         let mut dir = tempfile::Builder::new()
             .prefix("snaprig-")
             .tempdir()
@@ -120,7 +147,7 @@ impl RigBuilder {
                 path: std::env::temp_dir(),
                 source,
             })?;
-        dir.disable_cleanup(self.keep || std::env::var_os("SNAPRIG_KEEP").is_some());
+        dir.disable_cleanup(self.keep);
         let mut cards = (1..=self.cards)
             .map(|number| Card::start(&self, dir.path(), number as u16))
             .collect::<Result<Vec<_>, _>>()?;
@@ -165,6 +192,11 @@ impl Rig {
             platform: None,
             keep: false,
         }
+    }
+
+    /// Leaves the rig's directory behind.
+    pub fn keep(&mut self) {
+        self.dir.disable_cleanup(true);
     }
 
     /// The directory that host programs are given as `$SNAPRIG_RIG`.
@@ -225,6 +257,7 @@ impl Card {
             .arg("card-process")
             .arg("--socket")
             .arg(&socket)
+            .args((!rig.keep).then_some("--remove-directory"))
             .args(["--node", &node.to_string()])
             .args([
                 "--memory",

@@ -159,6 +159,9 @@ pub enum ControlError {
     /// The command.
     #[error("{0}")]
     Failed(String),
+    /// It did not end in time.
+    #[error("the host process did not answer in time")]
+    TimedOut,
 }
 
 /// A connection to a host process.
@@ -174,14 +177,23 @@ impl Client {
         })
     }
 
-    /// Runs one command.
-    pub fn run(&mut self, command: &Command) -> Result<Report, ControlError> {
+    /// Runs one command. After a timeout the connection is of no more use.
+    pub fn run(&mut self, command: &Command, timeout: Duration) -> Result<Report, ControlError> {
+        if timeout.is_zero() {
+            return Err(ControlError::TimedOut);
+        }
+        self.stream.get_ref().set_read_timeout(Some(timeout))?;
         let mut line = serde_json::to_vec(command).map_err(io::Error::from)?;
         line.push(b'\n');
         self.stream.get_mut().write_all(&line)?;
         let mut answer = String::new();
-        if self.stream.read_line(&mut answer)? == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        match self.stream.read_line(&mut answer) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(ControlError::TimedOut);
+            }
+            Err(error) => return Err(error.into()),
         }
         let report: Report = serde_json::from_str(&answer).map_err(io::Error::from)?;
         match report.error {
