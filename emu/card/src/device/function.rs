@@ -43,7 +43,7 @@ impl Function for Port {
     fn detach(&self) {
         self.connected.store(false, Ordering::Release);
         self.reset();
-        lock(&self.interrupts).event = None;
+        lock(&self.interrupts).vector.set(None);
         self.dma_unmap_all();
     }
 
@@ -116,8 +116,9 @@ impl Function for Port {
 
     fn set_vector(&self, _vector: u32, event: Option<OwnedFd>) {
         let mut interrupts = lock(&self.interrupts);
-        interrupts.event = event;
-        interrupts.signal(interrupts.cause);
+        interrupts.vector.set(event);
+        let causes = interrupts.cause;
+        interrupts.signal(causes);
     }
 
     fn reset(&self) {
@@ -158,7 +159,8 @@ impl Device {
             bar4::SICE0 => {
                 let mut interrupts = lock(&self.interrupts);
                 interrupts.enabled |= value;
-                interrupts.signal(interrupts.cause & value);
+                let causes = interrupts.cause & value;
+                interrupts.signal(causes);
             }
             bar4::SICC0 => lock(&self.interrupts).cause &= !value,
             bar4::RGCR if value & bar4::RGCR_RESET != 0 => self.reset_function(),

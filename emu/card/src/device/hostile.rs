@@ -1,6 +1,8 @@
 //! The device and a hostile host: whatever the host does, the device neither panics nor hangs, copies
 //! nothing outside of what it was given, and works after a reset or for the next host.
 
+use std::{os::fd::AsFd, sync::mpsc, time::Duration};
+
 use proptest::prelude::*;
 use snaprig_pci::{
     host::{DeviceError as HostError, HostDevice},
@@ -302,4 +304,28 @@ fn a_new_host_finds_a_clean_device_and_the_old_ones_dma_over() {
         hostile.works();
     }
     assert!(hostile.canaries_live());
+}
+
+/// The host shares the eventfd's file description, so it may make it blocking, and full, at any time.
+#[test]
+fn a_full_blocking_eventfd_does_not_hold_the_card_up() {
+    use rustix::fs::{OFlags, fcntl_setfl};
+    let bench = Bench::new();
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    bench.host().set_vector(0, event.as_fd()).unwrap();
+    bench.write(bar4::SICE0, cause::STATE);
+    assert_eq!(bench.read(bar4::SICE0), cause::STATE);
+    rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    fcntl_setfl(&event, OFlags::empty()).unwrap();
+    let (device, (send, raised)) = (bench.device.clone(), mpsc::channel());
+    let card = std::thread::spawn(move || {
+        device.set_state(spad::STATE_ONLINE);
+        send.send(()).unwrap();
+    });
+    let raised = raised.recv_timeout(Duration::from_secs(20));
+    // Whoever is held up goes on now.
+    rustix::io::read(&event, &mut [0; 8]).unwrap();
+    card.join().unwrap();
+    assert_eq!(raised, Ok(()));
+    assert_eq!(bench.read(bar4::SICR0), cause::STATE);
 }

@@ -17,6 +17,7 @@ mod function;
 mod hostile;
 #[cfg(test)]
 mod tests;
+mod vector;
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +41,7 @@ use snaprig_wire::{
     scif,
 };
 
-use self::channel::Channel;
+use self::{channel::Channel, vector::Vector};
 use crate::memory::{CardMemory, PAGE};
 
 /// Descriptors in each of the host's rings: one page.
@@ -114,16 +115,13 @@ impl<'a> Deref for ToHost<'a> {
 struct Interrupts {
     cause: u32,
     enabled: u32,
-    event: Option<OwnedFd>,
+    vector: Vector,
 }
 
 impl Interrupts {
-    fn signal(&self, causes: u32) {
-        if let Some(event) = &self.event
-            && causes & self.enabled != 0
-        {
-            // Non-blocking; full means that a signal waits already.
-            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    fn signal(&mut self, causes: u32) {
+        if causes & self.enabled != 0 {
+            self.vector.signal();
         }
     }
 }
