@@ -177,7 +177,7 @@ impl Engine {
     }
 
     /// Makes short copies on the calling thread, if that takes no longer than queueing them would:
-    /// `None` if they are longer than 16 KiB together or the queue is not idle.
+    /// `None` if they are longer than 64 KiB together or the queue is not idle.
     ///
     /// # Panics
     /// If there is no such queue.

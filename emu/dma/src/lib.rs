@@ -8,7 +8,7 @@
 //! | `mover` | what moves a chunk: io_uring, or threads with pread(2) where there is none |
 //!
 //! ```text
-//! submit(queue, copies, done) --> queue --> copy by copy:  up to 16 KiB: a mapped store
+//! submit(queue, copies, done) --> queue --> copy by copy:  up to 64 KiB: a mapped store
 //!                                                          longer: chunks of 256 KiB in parallel
 //!                         done(Ok | index, errno) <-- after the last copy, or the first that fails
 //! ```

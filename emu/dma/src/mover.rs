@@ -196,3 +196,82 @@ impl Mover for Threads {
         Ok(all.filter(|(token, _)| *token != WAKE_TOKEN).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        region::Region,
+        schedule::{CHUNK_BYTES, Checked},
+    };
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use std::time::{Duration, Instant};
+
+    const BYTES: u64 = 64 << 20;
+
+    fn region() -> Arc<Region> {
+        let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, BYTES).unwrap();
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        Arc::new(Region::map(fd, 0, BYTES).unwrap())
+    }
+
+    /// The median time of moving `len` bytes, at ever new places of regions that are in memory.
+    fn median(len: u64, regions: &[Arc<Region>; 2], mut run: impl FnMut(Vec<Chunk>)) -> Duration {
+        let places = BYTES / len;
+        let mut times: Vec<_> = (0..400u64)
+            .map(|i| {
+                let at = i * 7 % places * len;
+                let chunks = (0..len.div_ceil(CHUNK_BYTES)).map(|part| {
+                    let (src, dst) = (regions[0].clone(), regions[1].clone());
+                    let at = at + part * CHUNK_BYTES;
+                    let len = len.min(CHUNK_BYTES);
+                    Chunk(Checked {
+                        src,
+                        src_at: at,
+                        dst,
+                        dst_at: at,
+                        len,
+                    })
+                });
+                let (chunks, start) = (chunks.collect(), Instant::now());
+                run(chunks);
+                start.elapsed()
+            })
+            .collect();
+        times.sort();
+        times[times.len() / 2]
+    }
+
+    /// cargo test --release -p snaprig-dma -- --ignored --nocapture crossover
+    #[test]
+    #[ignore = "a measurement: where `schedule::INLINE_BYTES` comes from"]
+    fn crossover() {
+        let regions = [region(), region()];
+        for region in &regions {
+            // SAFETY: the whole mapping, which nobody refers to.
+            unsafe { region.pointer(0).write_bytes(1, BYTES as usize) };
+        }
+        let mut ring = Ring::new().unwrap().0;
+        println!("{:>9} {:>10} {:>10}", "bytes", "store us", "ring us");
+        for shift in 10..24 {
+            let len = 1 << shift;
+            let store = median(len, &regions, |chunks| {
+                chunks.iter().for_each(|chunk| chunk.0.store());
+            });
+            let moved = median(len, &regions, |chunks| {
+                for (token, chunk) in chunks.iter().enumerate() {
+                    ring.start(token as u64, chunk).unwrap();
+                }
+                let mut left = chunks.len();
+                while left > 0 {
+                    let results = ring.wait().unwrap();
+                    assert!(results.iter().all(|(_, n)| *n > 0));
+                    left -= results.len();
+                }
+            });
+            let us = |time: Duration| time.as_nanos() as f64 / 1e3;
+            println!("{len:>9} {:>10.1} {:>10.1}", us(store), us(moved));
+        }
+    }
+}

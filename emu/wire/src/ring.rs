@@ -123,9 +123,9 @@ impl<'a> Ring<'a> {
     }
 
     fn at(&self, position: u64, i: usize) -> &AtomicU8 {
-        // The data area is a multiple of 8 but no power of two, so both counters may only wrap
-        // after 2^64 bytes: never.
-        &self.bytes[((position + i as u64) % DATA_BYTES) as usize]
+        // The data area is no power of two, so the circle breaks where a counter wraps: after 2^64
+        // bytes, or as soon as a hostile peer says so. Such a record is nonsense, and that is all.
+        &self.bytes[(position.wrapping_add(i as u64) % DATA_BYTES) as usize]
     }
 }
 
@@ -137,6 +137,7 @@ fn record_bytes(len: usize) -> u64 {
 mod tests {
     use super::*;
     use alloc::vec;
+    use proptest::prelude::*;
 
     #[repr(align(64))]
     struct Memory([u8; RING_BYTES]);
@@ -170,5 +171,62 @@ mod tests {
         ring.head.store(u64::MAX, Ordering::Relaxed);
         assert_eq!(ring.pop(), Err(RingError::Corrupt));
         assert_eq!(ring.push(&[1]), Err(RingError::Corrupt));
+    }
+
+    /// Indices that a hostile peer would try: anything, and what is near the ends.
+    fn index() -> impl Strategy<Value = u64> {
+        let end = prop_oneof![Just(0), Just(DATA_BYTES), Just(1 << 63), Just(u64::MAX)];
+        let near = (end, -16..16i64).prop_map(|(end, off)| end.wrapping_add_signed(off));
+        prop_oneof![any::<u64>(), near]
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Head(u64),
+        Tail(u64),
+        /// A length prefix where the consumer will look for one.
+        Len(u32),
+        Push(usize),
+        Pop,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            index().prop_map(Step::Head),
+            index().prop_map(Step::Tail),
+            any::<u32>().prop_map(Step::Len),
+            (0..RING_BYTES).prop_map(Step::Push),
+            Just(Step::Pop),
+        ]
+    }
+
+    proptest! {
+        /// Whatever the peer writes: no panic (so no access beyond the slice), no record longer
+        /// than the ring, and a producer's head moves only by what it put in.
+        #[test]
+        fn hostile_indices_and_lengths_do_no_harm(steps in prop::collection::vec(step(), 1..40)) {
+            let mut memory = memory();
+            // SAFETY: the box is aligned, large enough, and outlives the ring.
+            let ring = unsafe { Ring::new(memory.0.as_mut_ptr()) };
+            for step in steps {
+                match step {
+                    Step::Head(to) => ring.head.store(to, Ordering::Relaxed),
+                    Step::Tail(to) => ring.tail.store(to, Ordering::Relaxed),
+                    Step::Len(len) => {
+                        ring.copy_in(ring.tail.load(Ordering::Relaxed), &len.to_le_bytes());
+                    }
+                    Step::Push(len) => {
+                        let before = ring.head.load(Ordering::Relaxed);
+                        let pushed = ring.push(&vec![1; len]);
+                        let moved = ring.head.load(Ordering::Relaxed).wrapping_sub(before);
+                        prop_assert_eq!(moved, pushed.map_or(0, |()| record_bytes(len)));
+                    }
+                    Step::Pop => match ring.pop() {
+                        Ok(record) => prop_assert!(record.is_none_or(|r| r.len() < RING_BYTES)),
+                        Err(error) => prop_assert_eq!(error, RingError::Corrupt),
+                    },
+                }
+            }
+        }
     }
 }

@@ -7,6 +7,8 @@
 //!    '-----DCAR 0--------+---------------+--> halted (DSTAT 1, DCHERR index, errno)
 //! ```
 //! Disabling forgets a running batch: its result, which carries an older generation, is ignored.
+//! The next batch waits until it is over all the same: one batch of a channel is with the engine at
+//! a time, however often the host disables and enables.
 
 use snaprig_wire::{
     bar4,
@@ -15,6 +17,9 @@ use snaprig_wire::{
 
 /// Descriptors of one batch.
 const BATCH_MAX: u32 = 64;
+/// DRAR_HI has 17 bits for the ring's size (Linux's former `drivers/dma/mic_x100_dma.c`), which also
+/// bounds the work behind one write of DHPR.
+const RING_LEN_MASK: u32 = 0x1_ffff;
 
 #[derive(Default)]
 pub(super) struct Channel {
@@ -63,6 +68,7 @@ impl Channel {
 
     pub(super) fn disable(&mut self) {
         *self = Self {
+            running: self.running,
             generation: self.generation + 1,
             ring_lo: self.ring_lo,
             ring_hi: self.ring_hi,
@@ -79,7 +85,7 @@ impl Channel {
         if !self.enabled || self.running || self.error.is_some() || self.head == self.tail {
             return None;
         }
-        let len = self.ring_hi >> 4;
+        let len = self.len();
         if len < 2 || self.head >= len {
             self.error = Some((self.tail, libc::EINVAL));
             return None;
@@ -109,21 +115,67 @@ impl Channel {
     /// `done` descriptors of the batch were copied; `error` is the errno of the one after. False if
     /// the batch was forgotten.
     pub(super) fn finished(&mut self, generation: u64, done: usize, error: Option<i32>) -> bool {
+        self.running = false;
         if generation != self.generation {
             return false;
         }
-        self.running = false;
-        self.tail = self.step(done as u32, self.ring_hi >> 4);
+        self.tail = self.step(done as u32, self.len());
         self.error = error.map(|errno| (self.tail, errno));
         true
+    }
+
+    /// Whether a batch, forgotten or not, is being copied.
+    pub(super) fn running(&self) -> bool {
+        self.running
     }
 
     pub(super) fn halted(&self) -> bool {
         self.error.is_some()
     }
 
+    fn len(&self) -> u32 {
+        self.ring_hi >> 4 & RING_LEN_MASK
+    }
+
     /// `tail` moved on by `n`, which is less than `len`, as is `tail`.
     fn step(&self, n: u32, len: u32) -> u32 {
         (self.tail + n) % len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(channel: &mut Channel) {
+        channel.write(bar4::DCAR, 0);
+        channel.write(bar4::DRAR_HI, 16 << 4);
+        channel.write(bar4::DCAR, 1);
+        channel.write(bar4::DHPR, 1);
+    }
+
+    #[test]
+    fn a_forgotten_batch_holds_up_the_next_and_changes_nothing_else() {
+        let read = |_| {
+            let copy = Descriptor {
+                src: 0,
+                dst: 64,
+                len: 64,
+                interrupt: false,
+            };
+            Some(copy.encode())
+        };
+        let mut channel = Channel::default();
+        start(&mut channel);
+        let forgotten = channel.next(read).unwrap();
+        for _ in 0..3 {
+            start(&mut channel);
+            assert!(channel.next(read).is_none() && channel.running());
+        }
+        assert!(!channel.finished(forgotten.generation, 1, Some(libc::EFAULT)));
+        assert_eq!((channel.read(bar4::DTPR), channel.halted()), (0, false));
+        let batch = channel.next(read).unwrap();
+        assert!(channel.finished(batch.generation, 1, None));
+        assert_eq!(channel.read(bar4::DTPR), 1);
     }
 }

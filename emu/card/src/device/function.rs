@@ -43,7 +43,7 @@ impl Function for Port {
     fn detach(&self) {
         self.connected.store(false, Ordering::Release);
         self.reset();
-        lock(&self.interrupts).event = None;
+        lock(&self.interrupts).vector.set(None);
         self.dma_unmap_all();
     }
 
@@ -116,20 +116,29 @@ impl Function for Port {
 
     fn set_vector(&self, _vector: u32, event: Option<OwnedFd>) {
         let mut interrupts = lock(&self.interrupts);
-        interrupts.event = event;
-        interrupts.signal(interrupts.cause);
+        interrupts.vector.set(event);
+        let causes = interrupts.cause;
+        interrupts.signal(causes);
     }
 
     fn reset(&self) {
-        self.reset_registers();
+        self.reset_function();
     }
 }
 
 impl Device {
-    fn reset_registers(&self) {
+    /// On return no DMA of the host's goes on: a batch that has begun ends in the memory of the
+    /// host that asked for it, not in that of the next.
+    fn reset_function(&self) {
         self.channels.iter().for_each(|c| lock(c).disable());
+        for (channel, idle) in self.channels.iter().zip(&self.idle) {
+            let over = idle.wait_while(lock(channel), |channel| channel.running());
+            drop(over.expect("no state is left half-changed"));
+        }
         let mut interrupts = lock(&self.interrupts);
         (interrupts.cause, interrupts.enabled) = (0, 0);
+        drop(interrupts);
+        self.empty_rings();
     }
 
     fn register(&self, offset: u64) -> u32 {
@@ -150,10 +159,11 @@ impl Device {
             bar4::SICE0 => {
                 let mut interrupts = lock(&self.interrupts);
                 interrupts.enabled |= value;
-                interrupts.signal(interrupts.cause & value);
+                let causes = interrupts.cause & value;
+                interrupts.signal(causes);
             }
             bar4::SICC0 => lock(&self.interrupts).cause &= !value,
-            bar4::RGCR if value & bar4::RGCR_RESET != 0 => self.reset_registers(),
+            bar4::RGCR if value & bar4::RGCR_RESET != 0 => self.reset_function(),
             bar4::SDBIC0..DOORBELL_END => {
                 let index = (offset - bar4::SDBIC0) / DOORBELL_STRIDE;
                 let doorbell = lock(&self.doorbells)[index as usize].clone();
@@ -179,11 +189,10 @@ impl Device {
                 inside.then(|| self.memory.read(address, &mut bytes))?;
                 Some(bytes)
             });
-            let halted = idle && channel.halted();
-            drop(channel);
-            if halted {
+            if idle && channel.halted() {
                 self.raise(cause::DMA0 << index);
             }
+            drop(channel);
             let Some(batch) = batch else { return };
             let mut copies = Vec::with_capacity(batch.descriptors.len());
             let mut refused = None;
@@ -218,11 +227,13 @@ impl Device {
             Ok(()) => (batch.descriptors.len(), None),
             Err(e) => (e.index, Some(e.errno)),
         };
-        let current = lock(&self.channels[index]).finished(batch.generation, done, error);
         let wanted = batch.descriptors[..done].iter().any(|d| d.interrupt);
-        if current && (wanted || error.is_some()) {
+        // Raised before the channel is let go of: a cause after a reset would be for nobody.
+        let mut channel = lock(&self.channels[index]);
+        if channel.finished(batch.generation, done, error) && (wanted || error.is_some()) {
             self.raise(cause::DMA0 << index);
         }
+        self.idle[index].notify_all();
     }
 }
 

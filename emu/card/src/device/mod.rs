@@ -8,18 +8,25 @@
 //!
 //! What must stay true: the host is hostile. Whatever it writes to registers, rings and
 //! descriptors, copies touch only card memory and memory that it mapped itself, and no lock of this
-//! module is held while a callback runs or a copy is submitted.
+//! module is held while a callback runs or a copy is submitted. After a reset, and when a host is
+//! gone, none of its DMA goes on, no cause of it is raised, and the SCIF rings are empty.
 
 mod channel;
 mod function;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod tests;
+mod vector;
 
 use std::{
     collections::BTreeMap,
     io,
+    ops::Deref,
     os::fd::OwnedFd,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
@@ -30,11 +37,11 @@ use snaprig_dma::{Copy, Engine, EngineError, RegionError, RegionId};
 use snaprig_wire::{
     bar4::{self, cause, spad},
     dma::{DESCRIPTOR_BYTES, Descriptor, HOST_BASE},
-    ring::{RING_BYTES, Ring},
+    ring::{HEADER_BYTES, RING_BYTES, Ring},
     scif,
 };
 
-use self::channel::Channel;
+use self::{channel::Channel, vector::Vector};
 use crate::memory::{CardMemory, PAGE};
 
 /// Descriptors in each of the host's rings: one page.
@@ -72,11 +79,15 @@ pub struct Device {
     card: RegionId,
     windows: Mutex<BTreeMap<u64, Window>>,
     channels: [Mutex<Channel>; bar4::HOST_DMA_CHANNELS],
+    /// Notified when a batch of the channel is over.
+    idle: [Condvar; bar4::HOST_DMA_CHANNELS],
     next_card_channel: AtomicUsize,
     interrupts: Mutex<Interrupts>,
     spads: Mutex<[u32; bar4::SPAD_COUNT as usize]>,
     doorbells: Mutex<[Option<Arc<Doorbell>>; bar4::SDBIC_COUNT as usize]>,
     connected: AtomicBool,
+    /// Held while the card writes its ring, so that a reset empties it between two records.
+    to_host: Mutex<()>,
     stop: OwnedFd,
 }
 
@@ -86,20 +97,31 @@ struct Window {
     region: RegionId,
 }
 
+/// The ring from the card to the host, held.
+pub struct ToHost<'a> {
+    ring: Ring<'a>,
+    _held: MutexGuard<'a, ()>,
+}
+
+impl<'a> Deref for ToHost<'a> {
+    type Target = Ring<'a>;
+
+    fn deref(&self) -> &Ring<'a> {
+        &self.ring
+    }
+}
+
 #[derive(Default)]
 struct Interrupts {
     cause: u32,
     enabled: u32,
-    event: Option<OwnedFd>,
+    vector: Vector,
 }
 
 impl Interrupts {
-    fn signal(&self, causes: u32) {
-        if let Some(event) = &self.event
-            && causes & self.enabled != 0
-        {
-            // Non-blocking; full means that a signal waits already.
-            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    fn signal(&mut self, causes: u32) {
+        if causes & self.enabled != 0 {
+            self.vector.signal();
         }
     }
 }
@@ -139,11 +161,13 @@ impl Device {
             card,
             windows: Mutex::default(),
             channels: Default::default(),
+            idle: Default::default(),
             next_card_channel: AtomicUsize::new(0),
             interrupts: Mutex::default(),
             spads: Mutex::new(spads),
             doorbells: Mutex::default(),
             connected: AtomicBool::new(false),
+            to_host: Mutex::default(),
             stop,
         }))
     }
@@ -171,14 +195,28 @@ impl Device {
         &self.memory
     }
 
-    /// The ring that the host writes.
+    /// The ring that the host writes. To be read on the vfio-user thread only, that is, when the
+    /// doorbell rings: a reset, which empties it, is on that thread too.
     pub fn ring_to_card(&self) -> Ring<'_> {
         self.ring(spad::RING_TO_CARD)
     }
 
-    /// The ring that the card writes.
-    pub fn ring_to_host(&self) -> Ring<'_> {
-        self.ring(spad::RING_TO_HOST)
+    /// The ring that the card writes. To be let go of at once.
+    pub fn ring_to_host(&self) -> ToHost<'_> {
+        ToHost {
+            ring: self.ring(spad::RING_TO_HOST),
+            _held: lock(&self.to_host),
+        }
+    }
+
+    /// What a host left in the rings is not for the next one, and its indices may be impossible.
+    fn empty_rings(&self) {
+        let _held = lock(&self.to_host);
+        for index in [spad::RING_TO_CARD, spad::RING_TO_HOST] {
+            let ring = u64::from(lock(&self.spads)[index as usize]) * PAGE;
+            let header = (0..HEADER_BYTES as u64).step_by(8);
+            header.for_each(|word| self.memory.store(ring + word, 0));
+        }
     }
 
     fn ring(&self, index: u64) -> Ring<'_> {
@@ -263,199 +301,4 @@ fn io_error(what: &'static str, source: io::Error) -> DeviceError {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no state is left half-changed")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use snaprig_pci::{host::HostDevice, vfio_user_client::VfioUserClient};
-    use snaprig_wire::pci::BAR_MMIO;
-    use std::{os::fd::AsFd, sync::mpsc};
-
-    const BYTES: u64 = 16 << 20;
-
-    /// A served device and a client of it.
-    struct Bench {
-        device: Arc<Device>,
-        host: Option<VfioUserClient>,
-        socket: std::path::PathBuf,
-        server: Option<JoinHandle<()>>,
-        _directory: tempfile::TempDir,
-    }
-
-    impl Bench {
-        fn new() -> Self {
-            let directory = tempfile::tempdir().unwrap();
-            let socket = directory.path().join("card");
-            let memory = Arc::new(CardMemory::new(BYTES).unwrap());
-            let device = Device::new(memory, 1, 4).unwrap();
-            let server = device.serve(&socket).unwrap();
-            Self {
-                host: Some(VfioUserClient::connect(&socket).unwrap()),
-                device,
-                socket,
-                server: Some(server),
-                _directory: directory,
-            }
-        }
-
-        fn host(&self) -> &VfioUserClient {
-            self.host.as_ref().unwrap()
-        }
-
-        fn write(&self, register: u64, value: u32) {
-            self.host().write32(BAR_MMIO, register, value).unwrap();
-        }
-
-        fn read(&self, register: u64) -> u32 {
-            self.host().read32(BAR_MMIO, register).unwrap()
-        }
-
-        /// Runs descriptors on channel `c` of the host's and waits for its interrupt.
-        fn run(&self, c: usize, descriptors: &[Descriptor]) {
-            let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-            self.host().set_vector(0, event.as_fd()).unwrap();
-            self.write(bar4::SICE0, cause::DMA0 << c);
-            let ring = u64::from(self.read(bar4::SPAD0 + 4 * spad::DMA_RINGS)) * PAGE;
-            let ring = ring + c as u64 * PAGE;
-            for (i, d) in descriptors.iter().enumerate() {
-                self.device.memory.write(ring + i as u64 * 16, &d.encode());
-            }
-            self.write(bar4::dma_register(c, bar4::DCAR), 0);
-            self.write(bar4::dma_register(c, bar4::DRAR_LO), ring as u32);
-            let hi = (DMA_RING_LEN as u32) << 4 | (ring >> 32) as u32;
-            self.write(bar4::dma_register(c, bar4::DRAR_HI), hi);
-            self.write(bar4::dma_register(c, bar4::DCAR), 1);
-            self.write(bar4::dma_register(c, bar4::DHPR), descriptors.len() as u32);
-            wait(&event);
-            assert_eq!(self.read(bar4::SICR0), cause::DMA0 << c);
-            self.write(bar4::SICC0, u32::MAX);
-        }
-    }
-
-    /// Waits for a signal; the server made the eventfd non-blocking.
-    fn wait(event: &OwnedFd) {
-        use rustix::event::{PollFd, PollFlags, poll};
-        poll(&mut [PollFd::new(event, PollFlags::IN)], None).unwrap();
-        rustix::io::read(event, &mut [0; 8]).unwrap();
-    }
-
-    impl Drop for Bench {
-        fn drop(&mut self) {
-            self.host = None;
-            self.device.stop();
-            self.server.take().unwrap().join().unwrap();
-            assert!(!self.socket.exists());
-        }
-    }
-
-    #[test]
-    fn scratchpads_doorbells_and_interrupts_work_and_a_second_client_may_come() {
-        let mut bench = Bench::new();
-        let (send, rung) = mpsc::channel();
-        let ring: Doorbell = Box::new(move || send.send(()).unwrap());
-        bench.device.on_doorbell(bar4::DOORBELL_SCIF, ring);
-        for _ in 0..2 {
-            assert_eq!(bench.read(bar4::SPAD0 + 4 * spad::NODE), 1);
-            bench.write(bar4::SDBIC0, 1);
-            rung.recv().unwrap();
-            let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-            bench.host().set_vector(0, event.as_fd()).unwrap();
-            bench.write(bar4::SICE0, cause::STATE);
-            assert_eq!(bench.read(bar4::SICE0), cause::STATE);
-            bench.device.set_state(spad::STATE_ONLINE);
-            wait(&event);
-            assert_eq!(bench.read(bar4::SICR0), cause::STATE);
-            assert!(bench.device.host_connected());
-            bench.host = None;
-            bench.host = Some(VfioUserClient::connect(&bench.socket).unwrap());
-        }
-    }
-
-    #[test]
-    fn dma_copies_both_ways_at_any_alignment_and_names_the_bad_descriptor() {
-        let bench = Bench::new();
-        let memfd = CardMemory::new(BYTES).unwrap();
-        bench
-            .host()
-            .dma_map(4096, 8 << 20, memfd.memfd(), 4096)
-            .unwrap();
-        let card = bench.device.memory.alloc_run(512, 1).unwrap();
-        for len in [1u32, 4097, 1 << 20] {
-            let bytes: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
-            memfd.write(5001, &bytes);
-            let copy = |src, dst| Descriptor {
-                src,
-                dst,
-                len,
-                interrupt: true,
-            };
-            bench.run(1, &[copy(HOST_BASE + 5001, card + 3)]);
-            bench.run(2, &[copy(card + 3, HOST_BASE + (4 << 20) + 1)]);
-            let mut back = vec![0; len as usize];
-            memfd.read((4 << 20) + 1, &mut back);
-            assert!(back == bytes, "{len}");
-        }
-        let good = Descriptor {
-            src: card,
-            dst: card + 64,
-            len: 8,
-            interrupt: false,
-        };
-        let bad = Descriptor {
-            dst: HOST_BASE + (9 << 20),
-            ..good
-        };
-        bench.run(3, &[good, bad, good]);
-        let register = |r| bench.read(bar4::dma_register(3, r));
-        assert_eq!((register(bar4::DSTAT), register(bar4::DCHERR)), (1, 1));
-        assert_eq!(register(bar4::DCHERRMSK), libc::EFAULT as u32);
-        bench.host().dma_unmap(4096, 8 << 20).unwrap();
-    }
-
-    #[test]
-    fn the_hosts_driver_copies_fails_one_job_and_notices_the_end() {
-        use snaprig_pci::mic::{DmaError, Event, Mic};
-        let mut bench = Bench::new();
-        bench.host = None;
-        let (send, events) = mpsc::channel();
-        let client = Arc::new(VfioUserClient::connect(&bench.socket).unwrap());
-        let on_event = Box::new(move |event| send.send(event).unwrap());
-        let mic = Mic::open(client, on_event).unwrap();
-        bench.device.set_state(spad::STATE_ONLINE);
-        mic.wait_online(std::time::Duration::from_secs(60)).unwrap();
-        assert_eq!(events.recv().unwrap(), Event::State(spad::STATE_ONLINE));
-        let host = CardMemory::new(BYTES).unwrap();
-        host.write(7, &[42; 600]);
-        let window = mic.map(host.memfd(), 0, BYTES).unwrap();
-        let card = bench.device.memory.alloc_run(1, 1).unwrap();
-        let (send, results) = mpsc::channel();
-        let start = |copies| {
-            let send = send.clone();
-            mic.dma(copies, Box::new(move |r| send.send(r).unwrap()))
-                .unwrap();
-            results.recv().unwrap()
-        };
-        let copy = |src, dst| Descriptor {
-            src,
-            dst,
-            len: 1,
-            interrupt: false,
-        };
-        let many = (0..600).map(|i| copy(window + 7 + i, card + i)).collect();
-        assert_eq!(start(many), Ok(()));
-        let mut bytes = [0; 600];
-        bench.device.memory.read(card, &mut bytes);
-        assert_eq!(bytes, [42; 600]);
-        for _ in 0..bar4::HOST_DMA_CHANNELS {
-            let errno = libc::EFAULT;
-            let bad = vec![copy(card, card + 1), copy(window + BYTES, card)];
-            assert_eq!(start(bad), Err(DmaError::Copy { index: 1, errno }));
-            assert_eq!(start(vec![copy(card, card + 1)]), Ok(()));
-        }
-        mic.unmap(window).unwrap();
-        bench.device.stop();
-        assert!(matches!(events.recv().unwrap(), Event::Dead(_)));
-        assert!(mic.is_dead() && mic.doorbell().is_err());
-    }
 }

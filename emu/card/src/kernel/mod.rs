@@ -21,7 +21,8 @@ pub mod checkpoint;
 mod clone;
 mod cores;
 pub mod device;
-mod elf;
+#[doc(hidden)]
+pub mod elf;
 pub mod errno;
 mod exec;
 mod exit;

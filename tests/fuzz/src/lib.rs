@@ -1,0 +1,134 @@
+//! The bodies of the fuzz targets: each takes any bytes, and panics if what must stay true does not.
+
+#[cfg(test)]
+mod smoke;
+
+use std::io::{ErrorKind, IoSlice, Read};
+use std::os::{fd::AsFd, unix::net::UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, atomic::AtomicU64, atomic::Ordering};
+use std::{mem::MaybeUninit, net::Shutdown, thread::JoinHandle, time::Duration};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde::{Serialize, de::DeserializeOwned};
+use snaprig_card::capture::stream::{Decoder, PAGES_MAX, Piece};
+use snaprig_card::{device::Device, kernel::elf as card_elf, memory::CardMemory};
+use snaprig_wire::ring::{RING_BYTES, Ring};
+use snaprig_wire::{coi, dma, frame, scif, snapify, snapify_io};
+
+/// Process images, in portions as the first byte says: as they come, and with their checksums put
+/// right, which no mutation would.
+pub fn image(bytes: &[u8]) {
+    let Some((step, stream)) = bytes.split_first() else { return };
+    decode(stream, 1 + usize::from(*step));
+    decode(&with_checksums(stream), 1 + usize::from(*step));
+}
+
+fn decode(mut stream: &[u8], step: usize) -> Option<()> {
+    let mut decoder = Decoder::default();
+    while decoder.wants() > 0 && !stream.is_empty() {
+        let (now, later) = stream.split_at(decoder.wants().min(step).min(stream.len()));
+        if let Some(Piece::Pages { address, bytes }) = decoder.push(now).ok()? {
+            assert!(address % 4096 == 0 && bytes.len() % 4096 == 0 && bytes.len() <= PAGES_MAX);
+        }
+        stream = later;
+    }
+    decoder.finish().ok()
+}
+
+/// `capture/stream.rs` draws a chunk's header: kind, length, checksum.
+fn with_checksums(stream: &[u8]) -> Vec<u8> {
+    let (mut stream, mut at, mut index) = (stream.to_vec(), 16, 0u64);
+    while let Some(len) = stream.get(at + 4..).and_then(|rest| rest.first_chunk()) {
+        let end = at + 16 + u32::from_le_bytes(*len) as usize;
+        let Some(payload) = stream.get(at + 16..end) else { break };
+        let len = (payload.len() as u64).to_le_bytes();
+        let hashed = [&index.to_le_bytes()[..], &stream[at..at + 4], &len, payload].concat();
+        let sum = xxhash_rust::xxh3::xxh3_64(&hashed);
+        stream[at + 8..at + 16].copy_from_slice(&sum.to_le_bytes());
+        (at, index) = (end, index + 1);
+    }
+    stream
+}
+
+/// Executables for the card.
+pub fn elf(bytes: &[u8]) {
+    let mut end = 0;
+    for segment in card_elf::parse(bytes).map_or(Vec::new(), |executable| executable.segments) {
+        assert!(segment.offset + segment.file_bytes <= bytes.len() as u64);
+        assert!(segment.file_bytes <= segment.memory_bytes && segment.address >= end);
+        end = segment.address + segment.memory_bytes;
+    }
+}
+
+/// Every message between host, card and guest.
+pub fn messages(bytes: &[u8]) {
+    macro_rules! all { ($($kind:ty)*) => { $(message::<$kind>(bytes);)* } }
+    all!(coi::ToDaemon coi::FromDaemon coi::Channel coi::Command coi::Answer coi::RunFunction);
+    all!(coi::RunResult snapify::Request snapify::Reply snapify::Hello scif::Message);
+    all!(snapify_io::Local snapify_io::LocalReply snapify_io::Message);
+    if let Some(Ok(len)) = bytes.first_chunk().map(|prefix| frame::frame_len(*prefix)) {
+        assert!(len <= frame::MESSAGE_MAX);
+    }
+    if let Some(Ok(copy)) = bytes.first_chunk().map(dma::Descriptor::decode) {
+        assert_eq!(dma::Descriptor::decode(&copy.encode()), Ok(copy));
+    }
+}
+
+fn message<T: Serialize + DeserializeOwned + PartialEq>(bytes: &[u8]) {
+    if let Ok(message) = frame::decode::<T>(bytes) {
+        assert!(frame::decode(&frame::encode(&message)) == Ok(message));
+    }
+}
+
+/// Byte rings, either side hostile: pairs of an operation (u8) and a number (u64).
+pub fn rings(bytes: &[u8]) {
+    let mut memory = vec![0u64; RING_BYTES / 8 + 8];
+    let base = memory.as_mut_ptr().cast::<u8>();
+    let base = base.wrapping_add(base.align_offset(64));
+    // SAFETY: aligned; `RING_BYTES` from there are inside `memory`, which outlives the ring.
+    let ring = unsafe { Ring::new(base) };
+    for pair in bytes.chunks_exact(9) {
+        let number = u64::from_le_bytes(pair[1..].try_into().expect("8 bytes"));
+        match pair[0] % 8 {
+            // Head, tail, and where a length will be looked for.
+            at @ 0..3 => {
+                // SAFETY: inside `memory` and aligned; the ring, too, uses atomics only.
+                let word = unsafe { AtomicU64::from_ptr(base.add(usize::from(at) * 64).cast()) };
+                word.store(number, Ordering::Relaxed);
+            }
+            3..6 => drop(ring.pop().map(|r| assert!(r.is_none_or(|r| r.len() < RING_BYTES)))),
+            _ => drop(ring.push(&vec![1; number as usize % RING_BYTES])),
+        }
+    }
+}
+
+/// A card that serves vfio-user clients at a socket, until it is told to stop.
+pub fn card() -> (Arc<Device>, JoinHandle<()>, PathBuf) {
+    let socket = std::env::temp_dir().join(format!("snaprig-fuzz-{}", std::process::id()));
+    let memory = CardMemory::new(8 << 20).expect("memory");
+    let device = Device::new(Arc::new(memory), 1, 1).expect("a device");
+    let server = device.serve(&socket).expect("a server");
+    (device, server, socket)
+}
+
+/// A client of the card: sends all bytes but the first, and a memfd or an eventfd as the first says.
+/// It is answered until it is dropped, and the next one is served.
+pub fn vfio_user(socket: &Path, bytes: &[u8]) {
+    let Some((choice, requests)) = bytes.split_first() else { return };
+    let mut client = UnixStream::connect(socket).expect("a connection");
+    client.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    let memory = CardMemory::new(128 << 10).expect("memory");
+    let event = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+    let fds = [[memory.memfd(), event.as_fd()][usize::from(choice % 2)]];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    rights.push(SendAncillaryMessage::ScmRights(&fds));
+    // What the socket's buffer does not hold is left out.
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let _ = sendmsg(&client, &[IoSlice::new(requests)], &mut rights, flags);
+    let _ = client.shutdown(Shutdown::Write);
+    let ended = client.read_to_end(&mut Vec::new()).map_err(|e| e.kind());
+    assert!(matches!(ended, Ok(_) | Err(ErrorKind::ConnectionReset)), "{ended:?}");
+}
