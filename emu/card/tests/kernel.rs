@@ -262,6 +262,73 @@ int main() {
     );
 }
 
+/// A write to a full pipe that has written a part, and a signal with SA_RESTART: each byte arrives
+/// once, and the call says how far it came (write(2)).
+fn interrupted_write(kind: Kind) {
+    let source = r#"
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+static int p[2]; static char data[100000]; static volatile int hit;
+static void on(int s) { hit = 1; }
+static void *reader(void *a) {
+  static char b[65536]; long n, t = 0;
+  usleep(200000); pthread_kill(*(pthread_t *)a, SIGUSR1); while (!hit) usleep(1000);
+  while ((n = read(p[0], b, sizeof b)) > 0) t += n;
+  return (void *)t;
+}
+int main() {
+  struct sigaction sa = {.sa_handler = on, .sa_flags = SA_RESTART}; sigaction(SIGUSR1, &sa, 0); pipe(p);
+  pthread_t me = pthread_self(), r; void *got; pthread_create(&r, 0, reader, &me);
+  long first = write(p[1], data, sizeof data), rest = write(p[1], data + first, sizeof data - first);
+  close(p[1]); pthread_join(r, &got); printf("%ld %ld %ld\n", first, rest, (long)got); return 0;
+}"#;
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        "65536 34464 100000\n",
+        ExitStatus::Exited(0),
+    );
+}
+
+/// A process is captured while a write waits with a part done. The restored call returns that part;
+/// in the process that goes on it completes.
+fn captured_write(kind: Kind) {
+    let source = r#"
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; };
+static int p[2]; static char data[100000];
+static void *writer(void *a) { long n = write(p[1], data, sizeof data); close(p[1]); return (void *)n; }
+int main() {
+  int st;
+  if (fork() == 0) {
+    static char b[65536]; pthread_t t; void *wrote; long n, got = 0; pipe(p);
+    pthread_create(&t, 0, writer, 0); usleep(200000);
+    int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR, 0600);
+    struct capture a = {f, 0}; int restored = ioctl(s, 0x40086b01, &a);
+    while ((n = read(p[0], b, sizeof b)) > 0) got += n;
+    pthread_join(t, &wrote); printf("%d %ld %ld\n", restored, (long)wrote, got); fflush(stdout); _exit(0);
+  }
+  wait(&st);
+  int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_RDONLY);
+  struct restore a = {f, {0, 1, 2}}; waitpid(ioctl(s, 0x40106b02, &a), &st, 0); return 0;
+}"#;
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        "0 100000 100000\n1 65536 65536\n",
+        ExitStatus::Exited(0),
+    );
+}
+
 fn rust_std(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("r.rs"), dir.path().join("r"));
@@ -335,4 +402,4 @@ macro_rules! on_both {
 }
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
-capture_and_restore }
+capture_and_restore interrupted_write captured_write }

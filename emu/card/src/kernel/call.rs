@@ -93,16 +93,21 @@ fn finish(state: &mut State, tid: i32, value: u64) -> i32 {
     thread.regs.rax = value;
     thread.call = None;
     thread.deadline = None;
+    thread.progress = 0;
     thread.waiting = None;
     tid
 }
 
-/// A signal ends the wait: the call fails with EINTR, or is made again after the handler.
+/// A signal ends the wait: the call returns what it has done; if that is nothing it fails with
+/// EINTR, or is made again after the handler.
 fn interrupt(state: &mut State, tid: i32, number: u64) {
+    let progress = state.thread(tid).progress;
     let restart = may_restart(number) && signal::restarts(state, tid);
     abandon(state, tid);
     let thread = state.thread(tid);
-    if restart {
+    if progress > 0 {
+        thread.regs.rax = progress as u64;
+    } else if restart {
         thread.regs.rip -= SYSCALL_BYTES;
         thread.regs.rax = number;
     } else {
@@ -116,6 +121,7 @@ fn abandon(state: &mut State, tid: i32) {
     let thread = state.thread(tid);
     thread.call = None;
     thread.deadline = None;
+    thread.progress = 0;
     thread.waiting = None;
     let pid = thread.pid;
     let files = state.process(pid).files.clone();
@@ -220,6 +226,7 @@ impl<'a> Call<'a> {
             process.fs.clone(),
         );
         let mut deadline = self.thread().deadline;
+        let mut progress = self.thread().progress;
         let mut woken = Vec::new();
         let result = {
             let waker = self.kernel.waker();
@@ -231,6 +238,7 @@ impl<'a> Call<'a> {
                 wake: &mut wake,
                 waker: &waker,
                 nonblock: false,
+                append: false,
                 now: super::now(),
             };
             let mut call = FsCall {
@@ -241,10 +249,12 @@ impl<'a> Call<'a> {
                 limit_nofile: NOFILE,
                 proc: &proc,
                 deadline: &mut deadline,
+                progress: &mut progress,
             };
             fs::syscall(&mut call, number, a)
         };
         self.thread().deadline = deadline;
+        self.thread().progress = progress;
         for channel in woken {
             self.state.wake(channel);
         }

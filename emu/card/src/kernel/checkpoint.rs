@@ -187,6 +187,7 @@ impl Call<'_> {
         }
         let files = self.process().files.clone();
         let to = lock(&files).get(fd)?;
+        to.check_writable()?;
         let mut writing = match service.take(self.tid) {
             Some(Work::Capture(writing)) => writing,
             _ => {
@@ -349,6 +350,7 @@ impl Call<'_> {
         let stdio = [(first >> 32) as i32, second as i32, (second >> 32) as i32];
         let files = self.process().files.clone();
         let from = lock(&files).get(fd)?;
+        from.check_readable()?;
         let mut reading = match service.take(self.tid) {
             Some(Work::Restore(reading)) => reading,
             _ => Box::new(Reading {
@@ -507,9 +509,10 @@ impl Call<'_> {
         open: &Arc<Open>,
         f: impl FnOnce(&dyn File, &mut Cx) -> SysResult<T>,
     ) -> SysResult<T> {
-        let nonblock = open.nonblock();
+        let (nonblock, append) = (open.nonblock(), open.flags() & libc::O_APPEND != 0);
         self.with_cx(|_, cx| {
             cx.nonblock = nonblock;
+            cx.append = append;
             f(&*open.file, cx)
         })
     }
@@ -531,6 +534,7 @@ impl Call<'_> {
                 wake: &mut wake,
                 waker: &waker,
                 nonblock: false,
+                append: false,
                 now: super::now(),
             };
             f(&mut self.state.vfs, &mut cx)
@@ -562,12 +566,16 @@ impl AreaImage {
 }
 
 /// Registers with which a thread that is stopped in a call makes it again, or returns from it if
-/// it has already been woken.
+/// it has already been woken or has moved some bytes, which are not to be moved twice.
 fn restartable(thread: &Thread, woken: bool) -> Regs {
     match thread.call {
         None => thread.regs,
         Some(_) if woken => Regs {
             rax: 0,
+            ..thread.regs
+        },
+        Some(_) if thread.progress > 0 => Regs {
+            rax: thread.progress as u64,
             ..thread.regs
         },
         Some(number) => Regs {

@@ -31,6 +31,8 @@ pub struct Cx<'a> {
     pub waker: &'a Waker,
     /// The caller asked for no waiting (`O_NONBLOCK`, `MSG_DONTWAIT`).
     pub nonblock: bool,
+    /// Writes go to the end (`O_APPEND`).
+    pub append: bool,
     /// `CLOCK_MONOTONIC` time of the host.
     pub now: std::time::Duration,
 }

@@ -18,19 +18,12 @@ use crate::kernel::{
     wait::{Stop, SysResult},
 };
 
-const IOV_MAX: u64 = 1024;
 const AT_FDCWD: i32 = libc::AT_FDCWD;
 
 /// Runs one of these calls; `None` if it is none.
 pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
     let int = |i: usize| a[i] as i32;
     Some(match number as i64 {
-        libc::SYS_read => call.read(int(0), a[1], a[2] as usize),
-        libc::SYS_write => call.write(int(0), a[1], a[2] as usize),
-        libc::SYS_readv => call.readv(int(0), a[1], a[2]),
-        libc::SYS_writev => call.writev(int(0), a[1], a[2]),
-        libc::SYS_pread64 => call.pread(int(0), a[1], a[2] as usize, a[3]),
-        libc::SYS_pwrite64 => call.pwrite(int(0), a[1], a[2] as usize, a[3]),
         libc::SYS_open => call.openat(AT_FDCWD, a[0], int(1), a[2] as u32),
         libc::SYS_openat => call.openat(int(0), a[1], int(2), a[3] as u32),
         libc::SYS_creat => {
@@ -109,82 +102,12 @@ impl FsCall<'_> {
         self.proc.cores()
     }
 
-    fn open_for(&mut self, fd: i32) -> Result<Arc<Open>, Errno> {
+    /// The description that a call works on, with its status flags in the context.
+    pub fn open_for(&mut self, fd: i32) -> Result<Arc<Open>, Errno> {
         let open = self.files.get(fd)?;
         self.cx.nonblock = open.nonblock();
+        self.cx.append = open.flags() & libc::O_APPEND != 0;
         Ok(open)
-    }
-
-    fn read(&mut self, fd: i32, to: u64, len: usize) -> SysResult {
-        let open = self.open_for(fd)?;
-        let bytes = open.file.read(&mut self.cx, len.min(IO_MAX))?;
-        self.cx.memory.write(to, &bytes)?;
-        Ok(bytes.len() as u64)
-    }
-
-    fn write(&mut self, fd: i32, from: u64, len: usize) -> SysResult {
-        let open = self.open_for(fd)?;
-        let mut bytes = vec![0; len.min(IO_MAX)];
-        self.cx.memory.read(from, &mut bytes)?;
-        Ok(open.file.write(&mut self.cx, &bytes)? as u64)
-    }
-
-    fn vectors(&mut self, at: u64, count: u64) -> Result<Vec<(u64, usize)>, Errno> {
-        if count > IOV_MAX {
-            return Err(Errno::EINVAL);
-        }
-        let mut bytes = vec![0; count as usize * 16];
-        self.cx.memory.read(at, &mut bytes)?;
-        let (mut total, mut vectors) = (0_usize, Vec::new());
-        for entry in bytes.chunks_exact(16) {
-            let base = u64::from_le_bytes(entry[..8].try_into().expect("8 bytes"));
-            let len = u64::from_le_bytes(entry[8..].try_into().expect("8 bytes"));
-            let len = (len as usize).min(IO_MAX - total);
-            total += len;
-            vectors.push((base, len));
-        }
-        Ok(vectors)
-    }
-
-    fn readv(&mut self, fd: i32, at: u64, count: u64) -> SysResult {
-        let vectors = self.vectors(at, count)?;
-        let open = self.open_for(fd)?;
-        let total = vectors.iter().map(|(_, len)| len).sum();
-        let bytes = open.file.read(&mut self.cx, total)?;
-        let mut rest = &bytes[..];
-        for (base, len) in vectors {
-            let (now, later) = rest.split_at(len.min(rest.len()));
-            self.cx.memory.write(base, now)?;
-            rest = later;
-        }
-        Ok(bytes.len() as u64)
-    }
-
-    /// The bytes that an array of `struct iovec` names, for writing.
-    pub fn gather(&mut self, at: u64, count: u64) -> Result<Vec<u8>, Errno> {
-        let mut data = Vec::new();
-        for (base, len) in self.vectors(at, count)? {
-            let start = data.len();
-            data.resize(start + len, 0);
-            self.cx.memory.read(base, &mut data[start..])?;
-        }
-        Ok(data)
-    }
-
-    /// Puts bytes where an array of `struct iovec` says.
-    pub fn scatter(&mut self, at: u64, count: u64, mut bytes: &[u8]) -> Result<(), Errno> {
-        for (base, len) in self.vectors(at, count)? {
-            let (now, later) = bytes.split_at(len.min(bytes.len()));
-            self.cx.memory.write(base, now)?;
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    fn writev(&mut self, fd: i32, at: u64, count: u64) -> SysResult {
-        let data = self.gather(at, count)?;
-        let open = self.open_for(fd)?;
-        Ok(open.file.write(&mut self.cx, &data)? as u64)
     }
 
     fn regular<T>(
@@ -199,33 +122,6 @@ impl FsCall<'_> {
             .downcast_ref::<RegularFile>()
             .ok_or(Errno::EINVAL)?;
         Ok(f(file.inode())?)
-    }
-
-    fn pread(&mut self, fd: i32, to: u64, len: usize, offset: u64) -> SysResult {
-        let open = self.files.get(fd)?;
-        let file = open
-            .file
-            .as_any()
-            .downcast_ref::<RegularFile>()
-            .ok_or(Errno::ESPIPE)?;
-        let bytes = file.inode().read_at(offset, len.min(IO_MAX));
-        self.cx.memory.write(to, &bytes)?;
-        Ok(bytes.len() as u64)
-    }
-
-    fn pwrite(&mut self, fd: i32, from: u64, len: usize, offset: u64) -> SysResult {
-        let mut bytes = vec![0; len.min(IO_MAX)];
-        self.cx.memory.read(from, &mut bytes)?;
-        let open = self.files.get(fd)?;
-        let file = open
-            .file
-            .as_any()
-            .downcast_ref::<RegularFile>()
-            .ok_or(Errno::ESPIPE)?;
-        if !file.writes() {
-            return Err(Errno::EBADF.into());
-        }
-        Ok(file.inode().write_at(offset, &bytes)? as u64)
     }
 
     fn path(&mut self, at: u64) -> Result<String, Errno> {

@@ -7,7 +7,8 @@
 //! | `pipe`, `socket`, `event`, `epoll` | what has no contents but a stream or a state |
 //! | [`console`], `dev`, `proc` | the host's ends; /dev; /proc |
 //! | `table` | descriptors |
-//! | `calls`, `socket_calls`, `poll` | system calls |
+//! | `calls`, `transfer`, `socket_calls`, `poll` | system calls |
+//! | `vectors` | buffers of a call |
 //! | [`rebuild`] | descriptors of a restored process |
 //!
 //! What must stay true: contents take frames of card memory, and names are bounded, so that a card
@@ -27,7 +28,11 @@ mod regular;
 mod socket;
 mod socket_calls;
 mod table;
+#[cfg(test)]
+mod test_kit;
+mod transfer;
 mod tree;
+mod vectors;
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,9 +46,14 @@ pub use self::{
     table::{FileTable, Open},
     tree::Vfs,
 };
-use super::{device::UserMemory, errno::Errno, file::Cx, wait::SysResult};
+use super::{
+    device::UserMemory,
+    errno::Errno,
+    file::Cx,
+    wait::{Stop, SysResult},
+};
 
-/// Most bytes that one call reads or writes; programs see a short count, as they may.
+/// Most bytes that are read or written at once.
 pub const IO_MAX: usize = 1 << 20;
 /// Most bytes of a path.
 pub const PATH_MAX: usize = 4096;
@@ -73,13 +83,21 @@ pub struct FsCall<'a> {
     pub proc: &'a dyn ProcInfo,
     /// When the call stops waiting; kept over its attempts.
     pub deadline: &'a mut Option<Duration>,
+    /// Bytes that the call has moved; kept over its attempts.
+    pub progress: &'a mut usize,
 }
 
 /// Runs a file call; `None` if it is none.
 pub fn syscall(call: &mut FsCall, number: u64, args: [u64; 6]) -> Option<SysResult> {
-    calls::run(call, number, args)
+    let result = transfer::run(call, number, args)
+        .or_else(|| calls::run(call, number, args))
         .or_else(|| poll::run(call, number, args))
-        .or_else(|| socket_calls::run(call, number, args))
+        .or_else(|| socket_calls::run(call, number, args))?;
+    Some(match result {
+        // What has been moved counts for more than what went wrong then (write(2)).
+        Err(Stop::Errno(_)) if *call.progress > 0 => Ok(*call.progress as u64),
+        other => other,
+    })
 }
 
 /// Reads a zero-terminated string of fewer than `max` bytes; a longer one is ENAMETOOLONG.

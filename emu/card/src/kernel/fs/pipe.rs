@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -28,8 +28,6 @@ struct Inner {
     bytes: VecDeque<u8>,
     reader: bool,
     writer: bool,
-    /// What blocking writes have put in so far, by thread.
-    progress: BTreeMap<i32, usize>,
 }
 
 impl Queue {
@@ -39,7 +37,6 @@ impl Queue {
             bytes: VecDeque::new(),
             reader: true,
             writer: true,
-            progress: BTreeMap::new(),
         };
         Arc::new(Self {
             inner: Mutex::new(inner),
@@ -63,40 +60,25 @@ impl Queue {
         Ok(bytes)
     }
 
-    /// Puts `data` in, waiting for room; returns the bytes taken, all of them unless the caller
-    /// does not wait.
+    /// Puts in as much of `data` as there is room for, waiting if there is none; a write that is
+    /// atomic waits for room for all of it.
     pub fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
         let mut inner = self.lock();
-        let mut done = inner.progress.remove(&cx.tid).unwrap_or(0).min(data.len());
         if !inner.reader {
-            return if done > 0 {
-                Ok(done)
-            } else {
-                Err(Errno::EPIPE.into())
-            };
+            return Err(Errno::EPIPE.into());
         }
         let room = CAPACITY - inner.bytes.len();
-        let rest = data.len() - done;
-        if rest <= room || data.len() > ATOMIC_BYTES {
-            let part = rest.min(room);
-            inner.bytes.extend(&data[done..done + part]);
-            done += part;
-            if part > 0 {
-                (cx.wake)(self.channel);
-            }
+        let part = match data.len() {
+            len if len <= room => len,
+            len if len <= ATOMIC_BYTES => 0,
+            _ => room,
+        };
+        if part == 0 && !data.is_empty() {
+            return Err(wait(cx, self.channel));
         }
-        if done == data.len() || cx.nonblock && done > 0 {
-            return Ok(done);
-        }
-        if !cx.nonblock {
-            inner.progress.insert(cx.tid, done);
-        }
-        Err(wait(cx, self.channel))
-    }
-
-    /// The thread's write is given up.
-    pub fn abandon(&self, tid: i32) {
-        self.lock().progress.remove(&tid);
+        inner.bytes.extend(&data[..part]);
+        (cx.wake)(self.channel);
+        Ok(part)
     }
 
     /// Whether a read would not wait, and whether the writer is gone.
@@ -203,10 +185,6 @@ impl File for PipeEnd {
 
     fn channels(&self) -> Vec<Channel> {
         vec![self.queue.channel]
-    }
-
-    fn abandon(&self, tid: i32) {
-        self.queue.abandon(tid);
     }
 
     fn release(&self, wake: &mut dyn FnMut(Channel)) {

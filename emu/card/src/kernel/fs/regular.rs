@@ -44,11 +44,6 @@ impl RegularFile {
         &self.path
     }
 
-    /// Whether it was opened for writing.
-    pub fn writes(&self) -> bool {
-        self.flags & libc::O_ACCMODE != libc::O_RDONLY
-    }
-
     /// lseek(2).
     pub fn seek(&self, offset: i64, whence: i32) -> Result<u64, Errno> {
         let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,21 +71,15 @@ impl RegularFile {
 
 impl File for RegularFile {
     fn read(&self, _cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
-        if self.flags & libc::O_ACCMODE == libc::O_WRONLY {
-            return Err(Errno::EBADF.into());
-        }
         let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = self.inode.read_at(*position, max);
         *position += bytes.len() as u64;
         Ok(bytes)
     }
 
-    fn write(&self, _cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
-        if !self.writes() {
-            return Err(Errno::EBADF.into());
-        }
+    fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
         let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.flags & libc::O_APPEND != 0 {
+        if cx.append {
             *position = self.inode.size();
         }
         let done = self.inode.write_at(*position, data)?;

@@ -229,12 +229,6 @@ impl File for Socket {
         }
     }
 
-    fn abandon(&self, tid: i32) {
-        if let State::Connected(stream) = &*self.lock() {
-            stream.outgoing.abandon(tid);
-        }
-    }
-
     fn release(&self, wake: &mut dyn FnMut(Channel)) {
         match &*self.lock() {
             State::Connected(stream) => stream.close(wake),

@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use super::{
-    FsCall, IO_MAX,
+    FsCall,
     socket::{self, Socket},
     table::Open,
     tree::Node,
+    vectors::{IOV_MAX, Vectors},
 };
-use crate::kernel::{
-    errno::Errno,
-    file::File,
-    wait::{Stop, SysResult},
-};
+use crate::kernel::{errno::Errno, file::File, wait::SysResult};
 
 /// Bytes of `struct sockaddr_un`.
 const ADDRESS_BYTES: u64 = 110;
@@ -20,6 +17,7 @@ const ADDRESS_BYTES: u64 = 110;
 /// Runs one of these calls; `None` if it is none.
 pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
     let int = |i: usize| a[i] as i32;
+    let one = || Vectors::one(a[1], a[2] as usize);
     Some(match number as i64 {
         libc::SYS_socket => socket(call, int(0), int(1)),
         libc::SYS_socketpair => socketpair(call, int(0), int(1), a[3]),
@@ -34,8 +32,8 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
             socket.shutdown(int(1), call.cx.wake)?;
             Ok(0)
         }),
-        libc::SYS_sendto => send(call, int(0), a[1], a[2] as usize, int(3)),
-        libc::SYS_recvfrom => receive(call, int(0), a[1], a[2] as usize, int(3), a[5]),
+        libc::SYS_sendto => send(call, int(0), &one(), int(3)),
+        libc::SYS_recvfrom => recvfrom(call, int(0), &one(), int(3), a[5]),
         libc::SYS_sendmsg => sendmsg(call, int(0), a[1], int(2)),
         libc::SYS_recvmsg => recvmsg(call, int(0), a[1], int(2)),
         libc::SYS_getsockname | libc::SYS_getpeername => name(call, int(0), a[1], a[2]),
@@ -156,75 +154,60 @@ fn connect(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResult {
     })
 }
 
-fn send(call: &mut FsCall, fd: i32, from: u64, len: usize, flags: i32) -> SysResult {
-    let mut bytes = vec![0; len.min(IO_MAX)];
-    call.cx.memory.read(from, &mut bytes)?;
-    send_bytes(call, fd, &bytes, flags)
-}
-
-fn send_bytes(call: &mut FsCall, fd: i32, bytes: &[u8], flags: i32) -> SysResult {
+fn send(call: &mut FsCall, fd: i32, from: &Vectors, flags: i32) -> SysResult {
     with(call, fd, |call, socket| {
         call.cx.nonblock |= flags & libc::MSG_DONTWAIT != 0;
-        Ok(socket.write(&mut call.cx, bytes)? as u64)
+        call.put(from, true, |call, _, data| socket.write(&mut call.cx, data))
     })
 }
 
-fn receive_bytes(call: &mut FsCall, fd: i32, max: usize, flags: i32) -> SysResult<Vec<u8>> {
+fn receive(call: &mut FsCall, fd: i32, to: &Vectors, flags: i32) -> SysResult {
     if flags & (libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_WAITALL) != 0 {
         return Err(Errno::EOPNOTSUPP.into());
     }
-    let mut bytes = Vec::new();
     with(call, fd, |call, socket| {
         call.cx.nonblock |= flags & libc::MSG_DONTWAIT != 0;
-        bytes = socket.read(&mut call.cx, max.min(IO_MAX))?;
-        Ok(0)
-    })?;
-    Ok(bytes)
+        call.get(to, false, |call, _, max| socket.read(&mut call.cx, max))
+    })
 }
 
-fn receive(
-    call: &mut FsCall,
-    fd: i32,
-    to: u64,
-    len: usize,
-    flags: i32,
-    address_len: u64,
-) -> SysResult {
-    let bytes = receive_bytes(call, fd, len, flags)?;
-    call.cx.memory.write(to, &bytes)?;
+fn recvfrom(call: &mut FsCall, fd: i32, to: &Vectors, flags: i32, address_len: u64) -> SysResult {
+    let count = receive(call, fd, to, flags)?;
     if address_len != 0 {
         call.cx.memory.write(address_len, &[0; 4])?;
     }
-    Ok(bytes.len() as u64)
+    Ok(count)
 }
 
-/// The array of buffers in a `struct msghdr`; descriptors cannot be passed.
-fn message(call: &mut FsCall, at: u64) -> Result<(u64, u64), Stop> {
+/// The buffers in a `struct msghdr`; descriptors cannot be passed.
+fn message(call: &mut FsCall, at: u64) -> Result<(Vectors, u64), Errno> {
     let mut bytes = [0; 56];
     call.cx.memory.read(at, &mut bytes)?;
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-    Ok((word(16), word(24)))
+    let vectors = Vectors::load(call.cx.memory, word(16), word(24));
+    // sendmsg(2) has an error of its own for too many.
+    let vectors = vectors.map_err(|errno| match word(24) > IOV_MAX {
+        true => Errno::EMSGSIZE,
+        false => errno,
+    })?;
+    Ok((vectors, word(40)))
 }
 
 fn sendmsg(call: &mut FsCall, fd: i32, at: u64, flags: i32) -> SysResult {
-    let mut control = [0; 8];
-    call.cx.memory.read(at.wrapping_add(40), &mut control)?;
-    if control != [0; 8] {
+    let (from, control_bytes) = message(call, at)?;
+    if control_bytes != 0 {
         return Err(Errno::EOPNOTSUPP.into());
     }
-    let (vectors, count) = message(call, at)?;
-    let bytes = call.gather(vectors, count)?;
-    send_bytes(call, fd, &bytes, flags)
+    send(call, fd, &from, flags)
 }
 
 fn recvmsg(call: &mut FsCall, fd: i32, at: u64, flags: i32) -> SysResult {
-    let (vectors, count) = message(call, at)?;
-    let bytes = receive_bytes(call, fd, IO_MAX, flags)?;
-    call.scatter(vectors, count, &bytes)?;
+    let (to, _) = message(call, at)?;
+    let count = receive(call, fd, &to, flags)?;
     // No address, no control data, no flags.
     call.cx.memory.write(at.wrapping_add(8), &[0; 4])?;
     call.cx.memory.write(at.wrapping_add(40), &[0; 16])?;
-    Ok(bytes.len() as u64)
+    Ok(count)
 }
 
 fn name(call: &mut FsCall, fd: i32, to: u64, len: u64) -> SysResult {

@@ -40,6 +40,22 @@ impl Open {
         );
     }
 
+    /// EBADF unless it was opened for reading.
+    pub fn check_readable(&self) -> Result<(), Errno> {
+        match self.flags() & libc::O_ACCMODE {
+            libc::O_WRONLY => Err(Errno::EBADF),
+            _ => Ok(()),
+        }
+    }
+
+    /// EBADF unless it was opened for writing.
+    pub fn check_writable(&self) -> Result<(), Errno> {
+        match self.flags() & libc::O_ACCMODE {
+            libc::O_RDONLY => Err(Errno::EBADF),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether calls on it do not wait.
     pub fn nonblock(&self) -> bool {
         self.flags() & libc::O_NONBLOCK != 0
