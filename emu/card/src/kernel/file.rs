@@ -59,6 +59,12 @@ pub trait File: Any + Send + Sync {
         libc::POLLIN | libc::POLLOUT
     }
 
+    /// How often something has happened that may make one of `events` ready: what an edge-triggered
+    /// watcher is told of (epoll(7)). A file that does not count reports changes of [`File::poll`].
+    fn edges(&self, _events: PollMask) -> u64 {
+        0
+    }
+
     /// The channels that are woken when [`File::poll`] may have changed.
     fn channels(&self) -> Vec<Channel> {
         Vec::new()

@@ -28,6 +28,10 @@ struct Inner {
     bytes: VecDeque<u8>,
     reader: bool,
     writer: bool,
+    /// How often something came in, or the writer went.
+    arrivals: u64,
+    /// How often room was made where there was too little, or the reader went.
+    departures: u64,
 }
 
 impl Queue {
@@ -37,6 +41,8 @@ impl Queue {
             bytes: VecDeque::new(),
             reader: true,
             writer: true,
+            arrivals: 0,
+            departures: 0,
         };
         Arc::new(Self {
             inner: Mutex::new(inner),
@@ -53,6 +59,9 @@ impl Queue {
         let mut inner = self.lock();
         if inner.bytes.is_empty() && inner.writer && max > 0 {
             return Err(wait(cx, self.channel));
+        }
+        if !inner.is_writable() {
+            inner.departures += 1;
         }
         let count = max.min(inner.bytes.len());
         let bytes = inner.bytes.drain(..count).collect();
@@ -77,6 +86,7 @@ impl Queue {
             return Err(wait(cx, self.channel));
         }
         inner.bytes.extend(&data[..part]);
+        inner.arrivals += u64::from(part > 0);
         (cx.wake)(self.channel);
         Ok(part)
     }
@@ -90,10 +100,17 @@ impl Queue {
     /// Whether a write would not wait, and whether the reader is gone.
     pub fn writable(&self) -> (bool, bool) {
         let inner = self.lock();
-        (
-            CAPACITY - inner.bytes.len() >= ATOMIC_BYTES || !inner.reader,
-            !inner.reader,
-        )
+        (inner.is_writable() || !inner.reader, !inner.reader)
+    }
+
+    /// How often it became readable (`File::edges`).
+    pub fn arrivals(&self) -> u64 {
+        self.lock().arrivals
+    }
+
+    /// How often it became writable (`File::edges`).
+    pub fn departures(&self) -> u64 {
+        self.lock().departures
     }
 
     /// Bytes in it.
@@ -111,14 +128,26 @@ impl Queue {
 
     /// The reading end closes.
     pub fn close_reader(&self, wake: &mut dyn FnMut(Channel)) {
-        self.lock().reader = false;
+        let mut inner = self.lock();
+        inner.reader = false;
+        inner.departures += 1;
+        drop(inner);
         wake(self.channel);
     }
 
     /// The writing end closes.
     pub fn close_writer(&self, wake: &mut dyn FnMut(Channel)) {
-        self.lock().writer = false;
+        let mut inner = self.lock();
+        inner.writer = false;
+        inner.arrivals += 1;
+        drop(inner);
         wake(self.channel);
+    }
+}
+
+impl Inner {
+    fn is_writable(&self) -> bool {
+        CAPACITY - self.bytes.len() >= ATOMIC_BYTES
     }
 }
 
@@ -180,6 +209,14 @@ impl File for PipeEnd {
                 ready && !(over && self.queue.contents().is_empty()),
                 libc::POLLIN,
             ) | mask(over, libc::POLLHUP)
+        }
+    }
+
+    fn edges(&self, _events: PollMask) -> u64 {
+        if self.writes {
+            self.queue.departures()
+        } else {
+            self.queue.arrivals()
         }
     }
 

@@ -1,6 +1,10 @@
 //! poll(2), select(2), epoll_wait(2): waiting for several files at once.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{FsCall, epoll::Epoll, table::Open};
 use crate::kernel::{
@@ -72,9 +76,14 @@ fn is_over(call: &FsCall) -> bool {
 }
 
 fn wait_for(call: &FsCall, files: &[Arc<Open>]) -> Stop {
-    let channels = files.iter().flat_map(|open| open.file.channels()).collect();
+    // Each file once: an array may name an epoll of many files many times.
+    let files: BTreeMap<_, _> = files.iter().map(|open| (Arc::as_ptr(open), open)).collect();
+    let channels: BTreeSet<_> = files
+        .values()
+        .flat_map(|open| open.file.channels())
+        .collect();
     Stop::Wait(Wait {
-        channels,
+        channels: channels.into_iter().collect(),
         deadline: *call.deadline,
     })
 }

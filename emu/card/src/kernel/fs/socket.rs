@@ -26,6 +26,8 @@ struct Backlog {
     waiting: VecDeque<Arc<Stream>>,
     limit: usize,
     open: bool,
+    /// Connections that came in so far.
+    arrivals: u64,
 }
 
 /// A connected socket: what it reads and what its peer reads.
@@ -106,6 +108,7 @@ impl Socket {
                 waiting: VecDeque::new(),
                 limit: 0,
                 open: true,
+                arrivals: 0,
             }),
             channel: self.channel,
         });
@@ -160,6 +163,7 @@ impl Socket {
         }
         let (one, other) = streams();
         backlog.waiting.push_back(other);
+        backlog.arrivals += 1;
         *state = State::Connected(one);
         (cx.wake)(to.channel);
         Ok(())
@@ -219,6 +223,20 @@ impl File for Socket {
                     | mask(writable, libc::POLLOUT)
                     | mask(over && broken, libc::POLLHUP)
             }
+        }
+    }
+
+    fn edges(&self, events: PollMask) -> u64 {
+        match &*self.lock() {
+            State::Bound(listener) => listener.lock().arrivals,
+            State::Connected(stream) => {
+                let room = match events & libc::POLLOUT {
+                    0 => 0,
+                    _ => stream.outgoing.departures(),
+                };
+                stream.incoming.arrivals() + room
+            }
+            State::New | State::Reset => 0,
         }
     }
 
