@@ -52,8 +52,9 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_rmdir => call.unlink(AT_FDCWD, a[0], true),
         libc::SYS_unlink => call.unlink(AT_FDCWD, a[0], false),
         libc::SYS_unlinkat => call.unlink(int(0), a[1], int(2) & libc::AT_REMOVEDIR != 0),
-        libc::SYS_rename => call.rename(AT_FDCWD, a[0], AT_FDCWD, a[1]),
-        libc::SYS_renameat | libc::SYS_renameat2 => call.rename(int(0), a[1], int(2), a[3]),
+        libc::SYS_rename => call.rename(AT_FDCWD, a[0], AT_FDCWD, a[1], 0),
+        libc::SYS_renameat => call.rename(int(0), a[1], int(2), a[3], 0),
+        libc::SYS_renameat2 => call.rename(int(0), a[1], int(2), a[3], a[4] as u32),
         libc::SYS_link => call.link(AT_FDCWD, a[0], AT_FDCWD, a[1]),
         libc::SYS_linkat => call.link(int(0), a[1], int(2), a[3]),
         libc::SYS_symlink => call.symlink(a[0], AT_FDCWD, a[1]),
@@ -360,10 +361,16 @@ impl FsCall<'_> {
         Ok(0)
     }
 
-    fn rename(&mut self, from_dir: i32, from: u64, to_dir: i32, to: u64) -> SysResult {
+    fn rename(&mut self, from_dir: i32, from: u64, to_dir: i32, to: u64, flags: u32) -> SysResult {
+        if flags & !libc::RENAME_NOREPLACE != 0 {
+            return Err(Errno::EINVAL.into());
+        }
         let from = self.find(from_dir, from, false)?;
         let to = self.find(to_dir, to, false)?;
         let node = from.node.ok_or(Errno::ENOENT)?;
+        if flags & libc::RENAME_NOREPLACE != 0 && to.node.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
         if to.node == Some(node) {
             return Ok(0);
         }
@@ -385,11 +392,10 @@ impl FsCall<'_> {
                 (Ok(names), Ok(_)) if !names.is_empty() => return Err(Errno::ENOTEMPTY.into()),
                 (Ok(_), Err(_)) => return Err(Errno::EISDIR.into()),
                 (Err(_), Ok(_)) => return Err(Errno::ENOTDIR.into()),
-                _ => self.vfs.unlink_node(to.parent, &to.name, old),
+                _ => {}
             }
         }
-        self.vfs.remove_name(from.parent, &from.name);
-        self.vfs.add_name(to.parent, &to.name, node)?;
+        self.vfs.rename(&from, &to, node)?;
         Ok(0)
     }
 
@@ -402,16 +408,15 @@ impl FsCall<'_> {
         if to.node.is_some() {
             return Err(Errno::EEXIST.into());
         }
-        match self.vfs.node(node) {
-            Some(Node::File(inode)) => inode.link(1),
-            _ => return Err(Errno::EPERM.into()),
-        }
-        self.vfs.add_name(to.parent, &to.name, node)?;
+        self.vfs.link(to.parent, &to.name, node)?;
         Ok(0)
     }
 
     fn symlink(&mut self, target: u64, dirfd: i32, at: u64) -> SysResult {
         let target = self.path(target)?;
+        if target.is_empty() {
+            return Err(Errno::ENOENT.into());
+        }
         let found = self.find(dirfd, at, false)?;
         if found.node.is_some() {
             return Err(Errno::EEXIST.into());

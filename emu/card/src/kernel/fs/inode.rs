@@ -62,10 +62,11 @@ impl Inode {
         self.lock().mode = mode & 0o7777;
     }
 
-    /// One name more or less.
-    pub fn link(&self, by: i64) {
+    /// One name more or less; returns how many it has.
+    pub fn link(&self, by: i64) -> u64 {
         let mut inner = self.lock();
         inner.nlink = inner.nlink.saturating_add_signed(by);
+        inner.nlink
     }
 
     /// What stat(2) tells.

@@ -16,8 +16,9 @@ use crate::{
     memory::CardMemory,
 };
 
-/// Where calls find a path.
+/// Where calls find a path, and another.
 const PATH: u64 = 0x1000;
+const OTHER_PATH: u64 = 0x3000;
 /// Where calls put two descriptors.
 const PAIR: u64 = 0x800;
 
@@ -172,6 +173,20 @@ impl Kit {
     pub fn path(&mut self, path: &str) -> u64 {
         self.put(PATH, format!("{path}\0").as_bytes());
         PATH
+    }
+
+    pub fn other_path(&mut self, path: &str) -> u64 {
+        self.put(OTHER_PATH, format!("{path}\0").as_bytes());
+        OTHER_PATH
+    }
+
+    pub fn two_paths(&mut self, number: i64, one: &str, other: &str) -> SysResult {
+        let (one, other) = (self.path(one), self.other_path(other));
+        self.call(number, &[one, other])
+    }
+
+    pub fn exists(&self, path: &str) -> bool {
+        self.vfs.find("/", path, false).unwrap().node.is_some()
     }
 
     pub fn open(&mut self, path: &str, flags: i32) -> SysResult {

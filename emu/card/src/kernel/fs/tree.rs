@@ -20,7 +20,9 @@ use crate::{
 };
 
 /// Most names on a card.
-const NODES_MAX: usize = 1 << 17;
+const NAMES_MAX: usize = 1 << 17;
+/// Most bytes of symbolic links on a card.
+const LINK_BYTES_MAX: usize = 16 << 20;
 const NAME_MAX: usize = 255;
 /// Symbolic links followed in one path (path_resolution(7)).
 const LINKS_MAX: usize = 40;
@@ -47,6 +49,9 @@ pub enum Node {
 pub struct Vfs {
     memory: Arc<CardMemory>,
     nodes: BTreeMap<u64, Node>,
+    /// Names in all directories, and bytes of all symbolic links.
+    names: usize,
+    link_bytes: usize,
     next: u64,
 }
 
@@ -68,6 +73,8 @@ impl Vfs {
         let mut vfs = Self {
             memory,
             nodes,
+            names: 0,
+            link_bytes: 0,
             next: ROOT + 1,
         };
         for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", "/proc/self"] {
@@ -94,8 +101,10 @@ impl Vfs {
 
     /// Puts a file at `path`, with the directories on its way.
     pub fn write_file(&mut self, path: &str, bytes: &[u8], mode: u32) -> Result<(), Errno> {
-        let number = self.next;
-        let inode = Inode::new(&self.memory, number, mode);
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            self.make_directories(parent)?;
+        }
+        let inode = self.new_inode(mode);
         let mut done = 0;
         while done < bytes.len() {
             done += inode.write_at(done as u64, &bytes[done..])?;
@@ -135,20 +144,26 @@ impl Vfs {
         if name.is_empty() {
             return Err(Errno::EEXIST);
         }
-        if name.len() > NAME_MAX {
-            return Err(Errno::ENAMETOOLONG);
+        if self.names >= NAMES_MAX {
+            return Err(Errno::ENOSPC);
         }
-        if self.nodes.len() >= NODES_MAX {
+        let link_bytes = match &node {
+            Node::Link(target) => target.len(),
+            _ => 0,
+        };
+        if self.link_bytes + link_bytes > LINK_BYTES_MAX {
             return Err(Errno::ENOSPC);
         }
         let number = self.next;
-        self.next += 1;
         let names = self.directory_mut(parent)?;
         if names.contains_key(name) {
             return Err(Errno::EEXIST);
         }
         names.insert(name.to_owned(), number);
         self.nodes.insert(number, node);
+        self.next += 1;
+        self.names += 1;
+        self.link_bytes += link_bytes;
         Ok(number)
     }
 
@@ -157,37 +172,50 @@ impl Vfs {
         Inode::new(&self.memory, self.next, mode)
     }
 
-    /// Gives an existing node another name (link(2), rename(2)).
-    pub fn add_name(&mut self, parent: u64, name: &str, node: u64) -> Result<(), Errno> {
-        if name.is_empty() || name.len() > NAME_MAX {
-            return Err(Errno::ENAMETOOLONG);
+    /// Gives a regular file another name (link(2)).
+    pub fn link(&mut self, parent: u64, name: &str, node: u64) -> Result<(), Errno> {
+        let Some(Node::File(inode)) = self.nodes.get(&node) else {
+            return Err(Errno::EPERM);
+        };
+        if self.names >= NAMES_MAX {
+            return Err(Errno::ENOSPC);
         }
+        inode.link(1);
         self.directory_mut(parent)?.insert(name.to_owned(), node);
+        self.names += 1;
+        Ok(())
+    }
+
+    /// Gives a node another name, in place of whatever has that name (rename(2)). Both names and
+    /// directories are there; what is replaced may be replaced.
+    pub fn rename(&mut self, from: &Found, to: &Found, node: u64) -> Result<(), Errno> {
+        self.directory(from.parent)?;
+        self.directory(to.parent)?;
+        if let Some(old) = to.node {
+            self.unlink_node(to.parent, &to.name, old);
+        }
+        self.directory_mut(from.parent)?.remove(&from.name);
+        self.directory_mut(to.parent)?.insert(to.name.clone(), node);
         if let Some(Node::Directory(_, up)) = self.nodes.get_mut(&node) {
-            *up = parent;
+            *up = to.parent;
         }
         Ok(())
     }
 
     /// Takes a name away, and its node if it has no other.
     pub fn unlink_node(&mut self, parent: u64, name: &str, node: u64) {
-        self.remove_name(parent, name);
-        let named_elsewhere = matches!(self.nodes.get(&node), Some(Node::File(_)))
-            && self.nodes.values().any(|other| {
-                matches!(other, Node::Directory(names, _) if names.values().any(|n| *n == node))
-            });
-        if let Some(Node::File(inode)) = self.nodes.get(&node) {
-            inode.link(-1);
+        if let Ok(names) = self.directory_mut(parent)
+            && names.remove(name).is_some()
+        {
+            self.names -= 1;
         }
-        if !named_elsewhere {
-            self.nodes.remove(&node);
+        if let Some(Node::File(inode)) = self.nodes.get(&node)
+            && inode.link(-1) > 0
+        {
+            return;
         }
-    }
-
-    /// Takes a name away only.
-    pub fn remove_name(&mut self, parent: u64, name: &str) {
-        if let Ok(names) = self.directory_mut(parent) {
-            names.remove(name);
+        if let Some(Node::Link(target)) = self.nodes.remove(&node) {
+            self.link_bytes -= target.len();
         }
     }
 
@@ -248,6 +276,9 @@ impl Vfs {
             node: Some(at),
         };
         for (index, name) in names.iter().enumerate() {
+            if name.len() > NAME_MAX {
+                return Err(Errno::ENAMETOOLONG);
+            }
             let last = index + 1 == names.len();
             if *name == ".." {
                 at = match self.nodes.get(&at) {
@@ -405,5 +436,118 @@ impl Vfs {
         parts.retain(|part| !part.is_empty());
         parts.reverse();
         format!("/{}", parts.join("/"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kernel::{
+        errno::Errno,
+        fs::test_kit::{Kit, error},
+    };
+
+    fn rename_flags(
+        kit: &mut Kit,
+        one: &str,
+        other: &str,
+        flags: u64,
+    ) -> crate::kernel::wait::SysResult {
+        let at = libc::AT_FDCWD as u64;
+        let (one, other) = (kit.path(one), kit.other_path(other));
+        kit.call(libc::SYS_renameat2, &[at, one, at, other, flags])
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_is_refused_before_anything_changes() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"data");
+        let long = format!("/tmp/{}", "b".repeat(256));
+        let too_long = error(Errno::ENAMETOOLONG);
+        assert_eq!(rename_flags(&mut kit, "/tmp/a", &long, 0), too_long);
+        assert_eq!(kit.vfs.read_all("/tmp/a").unwrap(), b"data");
+        assert_eq!(kit.two_paths(libc::SYS_link, "/tmp/a", &long), too_long);
+        assert_eq!(kit.open(&long, libc::O_RDONLY), too_long);
+        assert_eq!(kit.open(&long, libc::O_CREAT | libc::O_RDWR), too_long);
+        let fits = &long[..long.len() - 1];
+        assert_eq!(rename_flags(&mut kit, "/tmp/a", fits, 0), Ok(0));
+        assert_eq!(kit.vfs.read_all(fits).unwrap(), b"data");
+    }
+
+    #[test]
+    fn rename_replaces_unless_told_not_to() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"a");
+        kit.file("/tmp/b", b"b");
+        let noreplace = libc::RENAME_NOREPLACE.into();
+        let exchange = libc::RENAME_EXCHANGE.into();
+        assert_eq!(
+            rename_flags(&mut kit, "/tmp/a", "/tmp/b", noreplace),
+            error(Errno::EEXIST)
+        );
+        assert_eq!(
+            rename_flags(&mut kit, "/tmp/a", "/tmp/b", exchange),
+            error(Errno::EINVAL)
+        );
+        assert_eq!(kit.vfs.read_all("/tmp/b").unwrap(), b"b");
+        assert_eq!(rename_flags(&mut kit, "/tmp/a", "/tmp/c", noreplace), Ok(0));
+        assert_eq!(rename_flags(&mut kit, "/tmp/c", "/tmp/b", 0), Ok(0));
+        assert_eq!(kit.vfs.read_all("/tmp/b").unwrap(), b"a");
+        assert!(!kit.exists("/tmp/a") && !kit.exists("/tmp/c"));
+    }
+
+    #[test]
+    fn a_file_lives_as_long_as_its_last_name() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"a");
+        assert_eq!(kit.two_paths(libc::SYS_link, "/tmp/a", "/tmp/b"), Ok(0));
+        let a = kit.path("/tmp/a");
+        assert_eq!(kit.call(libc::SYS_unlink, &[a]), Ok(0));
+        assert_eq!(kit.vfs.read_all("/tmp/b").unwrap(), b"a");
+        let b = kit.path("/tmp/b");
+        assert_eq!(kit.call(libc::SYS_unlink, &[b]), Ok(0));
+        assert!(!kit.exists("/tmp/b"));
+    }
+
+    #[test]
+    fn names_and_symbolic_links_are_bounded() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"");
+        let full = (0..super::NAMES_MAX + 1).find_map(|i| {
+            kit.two_paths(libc::SYS_link, "/tmp/a", &format!("/tmp/{i}"))
+                .err()
+        });
+        assert_eq!(full, error::<()>(Errno::ENOSPC).err());
+
+        let mut kit = Kit::new();
+        let target = "t".repeat(4095);
+        let full = (0..super::NAMES_MAX).find_map(|i| {
+            kit.two_paths(libc::SYS_symlink, &target, &format!("/tmp/{i}"))
+                .err()
+        });
+        assert_eq!(full, error::<()>(Errno::ENOSPC).err());
+        let first = kit.path("/tmp/0");
+        assert_eq!(kit.call(libc::SYS_unlink, &[first]), Ok(0));
+        assert_eq!(kit.two_paths(libc::SYS_symlink, &target, "/tmp/0"), Ok(0));
+        let longer = format!("{target}t");
+        let at = "/tmp/longer";
+        assert_eq!(
+            kit.two_paths(libc::SYS_symlink, &longer, at),
+            error(Errno::ENAMETOOLONG)
+        );
+        assert_eq!(
+            kit.two_paths(libc::SYS_symlink, "", at),
+            error(Errno::ENOENT)
+        );
+    }
+
+    #[test]
+    fn inode_numbers_are_unique() {
+        let mut kit = Kit::new();
+        kit.file("/new/f", b"");
+        let ino = |path| {
+            let node = kit.vfs.find("/", path, true).unwrap().node.unwrap();
+            kit.vfs.stat(node).unwrap().ino
+        };
+        assert_ne!(ino("/new"), ino("/new/f"));
     }
 }
