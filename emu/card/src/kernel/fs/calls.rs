@@ -152,10 +152,9 @@ impl FsCall<'_> {
 
     fn openat(&mut self, dirfd: i32, at: u64, flags: i32, mode: u32) -> SysResult {
         let path = self.path_at(dirfd, at)?;
+        self.check_room(1)?;
         let file = self.open_file(&path, flags, mode)?;
-        let open = Open::new(file, flags);
-        let close = flags & libc::O_CLOEXEC != 0;
-        Ok(self.files.insert(open, close, 0, self.limit_nofile)? as u64)
+        self.insert(Open::new(file, flags), flags & libc::O_CLOEXEC != 0)
     }
 
     fn open_file(&mut self, path: &str, flags: i32, mode: u32) -> SysResult<Arc<dyn File>> {
@@ -513,6 +512,17 @@ impl FsCall<'_> {
         )
     }
 
+    /// EMFILE unless there is room for `count` descriptors.
+    pub fn check_room(&self, count: usize) -> Result<(), Errno> {
+        self.files.check_room(count, self.limit_nofile)
+    }
+
+    /// A new descriptor. Who makes something that must be released has called
+    /// [`FsCall::check_room`] before.
+    pub fn insert(&mut self, open: Arc<Open>, close: bool) -> SysResult {
+        Ok(self.files.insert(open, close, 0, self.limit_nofile)? as u64)
+    }
+
     /// Two new descriptors, written to `to` as two ints.
     pub fn insert_pair(
         &mut self,
@@ -521,33 +531,30 @@ impl FsCall<'_> {
         other: Arc<Open>,
         close: bool,
     ) -> SysResult {
-        let one = self.files.insert(one, close, 0, self.limit_nofile)?;
-        let other = match self.files.insert(other, close, 0, self.limit_nofile) {
-            Ok(fd) => fd,
-            Err(errno) => {
-                self.files.close(one, self.cx.wake)?;
-                return Err(errno.into());
-            }
-        };
-        let bytes = [one.to_le_bytes(), other.to_le_bytes()].concat();
-        self.cx.memory.write(to, &bytes)?;
+        self.check_room(2)?;
+        let (one, other) = (self.insert(one, close)?, self.insert(other, close)?);
+        let bytes = [(one as i32).to_le_bytes(), (other as i32).to_le_bytes()].concat();
+        if let Err(errno) = self.cx.memory.write(to, &bytes) {
+            self.close(one as i32)?;
+            self.close(other as i32)?;
+            return Err(errno.into());
+        }
         Ok(0)
     }
 
     fn eventfd(&mut self, count: u64, flags: i32) -> SysResult {
         let file = Event::new(count as u32 as u64, flags);
         let open = Open::new(file, libc::O_RDWR | flags & libc::EFD_NONBLOCK);
-        let close = flags & libc::EFD_CLOEXEC != 0;
-        Ok(self.files.insert(open, close, 0, self.limit_nofile)? as u64)
+        self.insert(open, flags & libc::EFD_CLOEXEC != 0)
     }
 
     fn memfd_create(&mut self, flags: i32) -> SysResult {
         let inode = Inode::new(self.vfs.memory(), 0, 0o777);
         let file = RegularFile::new(inode, "/memfd (deleted)".into(), libc::O_RDWR);
-        let close = flags & libc::MFD_CLOEXEC as i32 != 0;
-        Ok(self
-            .files
-            .insert(Open::new(file, libc::O_RDWR), close, 0, self.limit_nofile)? as u64)
+        self.insert(
+            Open::new(file, libc::O_RDWR),
+            flags & libc::MFD_CLOEXEC as i32 != 0,
+        )
     }
 
     fn ioctl(&mut self, fd: i32, request: u32, argument: u64) -> SysResult {

@@ -155,8 +155,7 @@ fn select(call: &mut FsCall, count: i32, a: [u64; 6]) -> SysResult {
 
 fn create(call: &mut FsCall, number: u64, flags: i32) -> SysResult {
     let close = number as i64 == libc::SYS_epoll_create1 && flags & libc::EPOLL_CLOEXEC != 0;
-    let open = Open::new(Epoll::new(), libc::O_RDWR);
-    Ok(call.files.insert(open, close, 0, call.limit_nofile)? as u64)
+    call.insert(Open::new(Epoll::new(), libc::O_RDWR), close)
 }
 
 fn control(call: &mut FsCall, epfd: i32, op: i32, fd: i32, event: u64) -> SysResult {

@@ -72,9 +72,7 @@ fn open_of(socket: Arc<Socket>, kind: i32) -> Arc<Open> {
 
 fn socket(call: &mut FsCall, domain: i32, kind: i32) -> SysResult {
     check_kind(domain, kind)?;
-    let open = open_of(Socket::new(), kind);
-    let close = kind & libc::SOCK_CLOEXEC != 0;
-    Ok(call.files.insert(open, close, 0, call.limit_nofile)? as u64)
+    call.insert(open_of(Socket::new(), kind), kind & libc::SOCK_CLOEXEC != 0)
 }
 
 fn socketpair(call: &mut FsCall, domain: i32, kind: i32, to: u64) -> SysResult {
@@ -124,17 +122,19 @@ fn bind(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResult {
 
 fn accept(call: &mut FsCall, fd: i32, to: u64, len: u64, flags: i32) -> SysResult {
     with(call, fd, |call, socket| {
+        call.check_room(1)?;
         let accepted = socket.accept(call.cx.nonblock)?;
         // Somebody may be waiting for room in the backlog.
         for channel in File::channels(socket) {
             (call.cx.wake)(channel);
         }
         let close = flags & libc::SOCK_CLOEXEC != 0;
-        let fd = call
-            .files
-            .insert(open_of(accepted, flags), close, 0, call.limit_nofile)?;
-        put_unnamed(call, to, len)?;
-        Ok(fd as u64)
+        let fd = call.insert(open_of(accepted, flags), close)?;
+        if let Err(errno) = put_unnamed(call, to, len) {
+            call.files.close(fd as i32, call.cx.wake)?;
+            return Err(errno.into());
+        }
+        Ok(fd)
     })
 }
 
@@ -235,4 +235,58 @@ fn getsockopt(call: &mut FsCall, fd: i32, to: u64, len: u64) -> SysResult {
         call.cx.memory.write(len, &4_u32.to_le_bytes())?;
         Ok(0)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kernel::{
+        errno::Errno,
+        fs::test_kit::{Kit, error, is_wait},
+    };
+
+    /// Puts a `struct sockaddr_un` at 0x700; returns its length.
+    fn address(kit: &mut Kit, name: &[u8]) -> u64 {
+        kit.put(0x700, &[libc::AF_UNIX as u8, 0]);
+        kit.put(0x702, name);
+        name.len() as u64 + 2
+    }
+
+    fn socket(kit: &mut Kit) -> u64 {
+        kit.call(libc::SYS_socket, &[1, 1, 0]).unwrap()
+    }
+
+    #[test]
+    fn a_connection_waits_until_there_is_a_descriptor_for_it() {
+        let mut kit = Kit::new();
+        let (listener, client) = (socket(&mut kit), socket(&mut kit));
+        let len = address(&mut kit, b"/tmp/s\0");
+        kit.call(libc::SYS_bind, &[listener, 0x700, len]).unwrap();
+        kit.call(libc::SYS_listen, &[listener, 5]).unwrap();
+        kit.call(libc::SYS_connect, &[client, 0x700, len]).unwrap();
+        kit.limit_nofile = 5;
+        let full = error(Errno::EMFILE);
+        assert_eq!(kit.call(libc::SYS_accept, &[listener, 0, 0]), full);
+        kit.limit_nofile = 6;
+        assert_eq!(kit.call(libc::SYS_accept, &[listener, 0, 0]), Ok(5));
+        assert!(is_wait(&kit.call(libc::SYS_read, &[client, 0x2000, 1])));
+    }
+
+    #[test]
+    fn nothing_is_made_without_a_descriptor_for_it() {
+        let mut kit = Kit::new();
+        kit.limit_nofile = 4;
+        let full = error(Errno::EMFILE);
+        assert_eq!(kit.call(libc::SYS_pipe, &[0x800]), full);
+        assert_eq!(kit.call(libc::SYS_socketpair, &[1, 1, 0, 0x800]), full);
+        kit.limit_nofile = 3;
+        assert_eq!(kit.open("/tmp/a", libc::O_CREAT | libc::O_RDWR), full);
+        assert!(!kit.exists("/tmp/a"));
+        // A pair that cannot be told is closed again.
+        kit.limit_nofile = 1024;
+        assert_eq!(
+            kit.call(libc::SYS_pipe, &[u64::MAX - 3]),
+            error(Errno::EFAULT)
+        );
+        assert_eq!(kit.call(libc::SYS_dup, &[0]), Ok(3));
+    }
 }

@@ -88,6 +88,16 @@ impl FileTable {
             .ok_or(Errno::EBADF)
     }
 
+    /// EMFILE unless `count` numbers below `limit` are free. A call that makes a file asks first, so
+    /// that nothing is made, accepted or created in vain.
+    pub fn check_room(&self, count: usize, limit: usize) -> Result<(), Errno> {
+        let end = i32::try_from(limit).unwrap_or(i32::MAX);
+        match limit.saturating_sub(self.entries.range(..end).count()) {
+            free if free < count => Err(Errno::EMFILE),
+            _ => Ok(()),
+        }
+    }
+
     /// The lowest free number from `from` on, below `limit`.
     pub fn insert(
         &mut self,
