@@ -5,6 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use super::{
     FsCall, IO_MAX, Inode, Open, PATH_MAX, RegularFile, Stat,
     event::Event,
+    names::FIRST_COOKIE,
     pipe,
     proc::{self, ProcFile},
     read_c_string,
@@ -241,8 +242,14 @@ impl FsCall<'_> {
     fn lseek(&mut self, fd: i32, offset: i64, whence: i32) -> SysResult {
         let open = self.files.get(fd)?;
         if let Some(directory) = open.file.as_any().downcast_ref::<Directory>() {
-            directory.read.store(offset as usize, Ordering::Relaxed);
-            return Ok(offset as u64);
+            let base = match whence {
+                libc::SEEK_SET => 0,
+                libc::SEEK_CUR => directory.position.load(Ordering::Relaxed),
+                _ => return Err(Errno::EINVAL.into()),
+            };
+            let to = base.checked_add_signed(offset).ok_or(Errno::EINVAL)?;
+            directory.position.store(to, Ordering::Relaxed);
+            return Ok(to);
         }
         let file = open
             .file
@@ -304,25 +311,29 @@ impl FsCall<'_> {
             .as_any()
             .downcast_ref::<Directory>()
             .ok_or(Errno::ENOTDIR)?;
-        let from = directory.read.load(Ordering::Relaxed);
-        let names = self.vfs.directory(directory.node())?;
-        let entries = [(".", directory.node()), ("..", directory.node())]
+        let position = &directory.position;
+        let (node, names) = (directory.node(), self.vfs.directory(directory.node())?);
+        let up = self.vfs.parent(node)?;
+        let from = position.load(Ordering::Relaxed);
+        let dots = [(1, ".", node), (2, "..", up)];
+        let entries = dots
             .into_iter()
-            .chain(names.iter().map(|(name, node)| (name.as_str(), *node)));
-        let (mut bytes, mut read) = (Vec::new(), from);
-        for (name, node) in entries.skip(from) {
+            .filter(|(cookie, ..)| *cookie > from)
+            .chain(names.after(from.max(FIRST_COOKIE - 1)));
+        let (mut bytes, mut last) = (Vec::new(), from);
+        for (cookie, name, node) in entries {
             let mode = self.vfs.stat(node).map_or(0, |stat| stat.mode);
             let len = (19 + name.len() + 1).next_multiple_of(8);
             if bytes.len() + len > max.min(IO_MAX) {
-                if read == from {
+                if bytes.is_empty() {
                     return Err(Errno::EINVAL.into());
                 }
                 break;
             }
-            read += 1;
+            last = cookie;
             let start = bytes.len();
             bytes.extend_from_slice(&node.to_le_bytes());
-            bytes.extend_from_slice(&(read as u64).to_le_bytes());
+            bytes.extend_from_slice(&cookie.to_le_bytes());
             bytes.extend_from_slice(&(len as u16).to_le_bytes());
             // DT_* is the type of st_mode, shifted (readdir(3)).
             bytes.push((mode >> 12) as u8);
@@ -330,7 +341,7 @@ impl FsCall<'_> {
             bytes.resize(start + len, 0);
         }
         self.cx.memory.write(to, &bytes)?;
-        directory.read.store(read, Ordering::Relaxed);
+        position.store(last, Ordering::Relaxed);
         Ok(bytes.len() as u64)
     }
 
@@ -633,5 +644,69 @@ impl Stat {
             bytes[at + 8..at + 12].copy_from_slice(&self.mtime.subsec_nanos().to_le_bytes());
         }
         bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kernel::fs::test_kit::Kit;
+
+    /// What one call says of a directory: names and cookies.
+    fn entries(kit: &mut Kit, fd: u64) -> Vec<(String, u64)> {
+        let read = kit
+            .call(libc::SYS_getdents64, &[fd, 0x10000, 2048])
+            .unwrap();
+        let mut bytes = kit.bytes(0x10000, read as usize);
+        let mut entries = Vec::new();
+        while !bytes.is_empty() {
+            let len = u16::from_le_bytes([bytes[16], bytes[17]]);
+            let (entry, rest) = bytes.split_at(len.into());
+            let name = std::str::from_utf8(&entry[19..])
+                .unwrap()
+                .trim_end_matches('\0');
+            let cookie = u64::from_le_bytes(entry[8..16].try_into().unwrap());
+            entries.push((name.to_owned(), cookie));
+            bytes = rest;
+        }
+        entries
+    }
+
+    #[test]
+    fn a_directory_can_be_emptied_while_it_is_read() {
+        let mut kit = Kit::new();
+        for i in 0..300 {
+            kit.file(&format!("/tmp/d/{i}"), b"");
+        }
+        let fd = kit.open("/tmp/d", libc::O_DIRECTORY).unwrap();
+        let mut seen = 0;
+        loop {
+            let now = entries(&mut kit, fd);
+            if now.is_empty() {
+                break;
+            }
+            for (name, _) in now.iter().filter(|(name, _)| !name.starts_with('.')) {
+                seen += 1;
+                let path = kit.path(&format!("/tmp/d/{name}"));
+                kit.call(libc::SYS_unlink, &[path]).unwrap();
+            }
+        }
+        let path = kit.path("/tmp/d");
+        assert_eq!((seen, kit.call(libc::SYS_rmdir, &[path])), (300, Ok(0)));
+    }
+
+    #[test]
+    fn a_directory_is_read_on_from_a_cookie() {
+        let mut kit = Kit::new();
+        for name in ["one", "two", "three"] {
+            kit.file(&format!("/tmp/d/{name}"), b"");
+        }
+        let fd = kit.open("/tmp/d", libc::O_DIRECTORY).unwrap();
+        let all = entries(&mut kit, fd);
+        assert_eq!((all.len(), &*all[0].0, &*all[1].0), (5, ".", ".."));
+        assert!(entries(&mut kit, fd).is_empty());
+        for index in [4, 2, 0] {
+            kit.call(libc::SYS_lseek, &[fd, all[index].1, 0]).unwrap();
+            assert_eq!(entries(&mut kit, fd), all[index + 1..]);
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `tree` | names: directories, links, devices, sockets |
+//! | `tree`, `names` | names: directories, links, devices, sockets |
 //! | `inode`, `regular` | contents of regular files, in card memory |
 //! | `pipe`, `socket`, `event`, `epoll` | what has no contents but a stream or a state |
 //! | [`console`], `dev`, `proc` | the host's ends; /dev; /proc |
@@ -20,6 +20,7 @@ mod dev;
 mod epoll;
 mod event;
 mod inode;
+mod names;
 mod pipe;
 mod poll;
 mod proc;

@@ -1,6 +1,9 @@
 //! Descriptors of a restored process, from what a snapshot says of them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +12,7 @@ use super::{
     epoll::Epoll,
     event::Event,
     pipe::{PipeEnd, Queue},
+    regular::Directory,
     socket::Socket,
     tree::Node,
 };
@@ -119,6 +123,9 @@ fn one(
                 let position = i64::try_from(*position).map_err(|_| failed(path, Errno::EINVAL))?;
                 file.seek(position, libc::SEEK_SET)
                     .map_err(|errno| failed(path, errno))?;
+            }
+            if let Some(directory) = file.as_any().downcast_ref::<Directory>() {
+                directory.position.store(*position, Ordering::Relaxed);
             }
             file
         }

@@ -4,7 +4,7 @@ use std::{
     any::Any,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
@@ -104,8 +104,8 @@ impl File for RegularFile {
 pub struct Directory {
     node: u64,
     path: String,
-    /// Entries that getdents64(2) has returned.
-    pub read: AtomicUsize,
+    /// The cookie of the entry that getdents64(2) has returned last.
+    pub position: AtomicU64,
 }
 
 impl Directory {
@@ -114,7 +114,7 @@ impl Directory {
         Arc::new(Self {
             node,
             path,
-            read: AtomicUsize::new(0),
+            position: AtomicU64::new(0),
         })
     }
 
@@ -138,7 +138,7 @@ impl File for Directory {
         Description::Path {
             path: self.path.clone(),
             flags: libc::O_RDONLY | libc::O_DIRECTORY,
-            position: self.read.load(Ordering::Relaxed) as u64,
+            position: self.position.load(Ordering::Relaxed),
         }
     }
 

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     FsContext, PATH_MAX, Stat, dev,
     inode::Inode,
+    names::Names,
     proc::{self, ProcFile},
     regular::{Directory, RegularFile},
     socket::Listener,
@@ -29,10 +30,9 @@ const LINKS_MAX: usize = 40;
 const ROOT: u64 = 1;
 
 /// What a name stands for.
-#[derive(Clone)]
 pub enum Node {
     /// A directory: names and their nodes; its parent.
-    Directory(BTreeMap<String, u64>, u64),
+    Directory(Names, u64),
     /// A regular file.
     File(Arc<Inode>),
     /// A symbolic link.
@@ -69,7 +69,7 @@ impl Vfs {
     /// An empty root with /dev, /proc, /tmp, /run.
     pub fn new(memory: Arc<CardMemory>) -> Result<Self, Errno> {
         let mut nodes = BTreeMap::new();
-        nodes.insert(ROOT, Node::Directory(BTreeMap::new(), ROOT));
+        nodes.insert(ROOT, Node::Directory(Names::default(), ROOT));
         let mut vfs = Self {
             memory,
             nodes,
@@ -132,7 +132,7 @@ impl Vfs {
                 self.add(
                     found.parent,
                     &found.name,
-                    Node::Directory(BTreeMap::new(), found.parent),
+                    Node::Directory(Names::default(), found.parent),
                 )?;
             }
         }
@@ -156,10 +156,10 @@ impl Vfs {
         }
         let number = self.next;
         let names = self.directory_mut(parent)?;
-        if names.contains_key(name) {
+        if names.get(name).is_some() {
             return Err(Errno::EEXIST);
         }
-        names.insert(name.to_owned(), number);
+        names.insert(name, number);
         self.nodes.insert(number, node);
         self.next += 1;
         self.names += 1;
@@ -181,7 +181,7 @@ impl Vfs {
             return Err(Errno::ENOSPC);
         }
         inode.link(1);
-        self.directory_mut(parent)?.insert(name.to_owned(), node);
+        self.directory_mut(parent)?.insert(name, node);
         self.names += 1;
         Ok(())
     }
@@ -195,7 +195,7 @@ impl Vfs {
             self.unlink_node(to.parent, &to.name, old);
         }
         self.directory_mut(from.parent)?.remove(&from.name);
-        self.directory_mut(to.parent)?.insert(to.name.clone(), node);
+        self.directory_mut(to.parent)?.insert(&to.name, node);
         if let Some(Node::Directory(_, up)) = self.nodes.get_mut(&node) {
             *up = to.parent;
         }
@@ -225,7 +225,7 @@ impl Vfs {
     }
 
     /// A directory's names.
-    pub fn directory(&self, number: u64) -> Result<&BTreeMap<String, u64>, Errno> {
+    pub fn directory(&self, number: u64) -> Result<&Names, Errno> {
         match self.nodes.get(&number) {
             Some(Node::Directory(names, _)) => Ok(names),
             Some(_) => Err(Errno::ENOTDIR),
@@ -233,7 +233,16 @@ impl Vfs {
         }
     }
 
-    fn directory_mut(&mut self, number: u64) -> Result<&mut BTreeMap<String, u64>, Errno> {
+    /// The directory above this one.
+    pub fn parent(&self, number: u64) -> Result<u64, Errno> {
+        match self.nodes.get(&number) {
+            Some(Node::Directory(_, parent)) => Ok(*parent),
+            Some(_) => Err(Errno::ENOTDIR),
+            None => Err(Errno::ENOENT),
+        }
+    }
+
+    fn directory_mut(&mut self, number: u64) -> Result<&mut Names, Errno> {
         match self.nodes.get_mut(&number) {
             Some(Node::Directory(names, _)) => Ok(names),
             Some(_) => Err(Errno::ENOTDIR),
@@ -281,10 +290,7 @@ impl Vfs {
             }
             let last = index + 1 == names.len();
             if *name == ".." {
-                at = match self.nodes.get(&at) {
-                    Some(Node::Directory(_, parent)) => *parent,
-                    _ => return Err(Errno::ENOTDIR),
-                };
+                at = self.parent(at)?;
                 found = Found {
                     parent: at,
                     name: String::new(),
@@ -292,7 +298,7 @@ impl Vfs {
                 };
                 continue;
             }
-            let node = self.directory(at)?.get(*name).copied();
+            let node = self.directory(at)?.get(name);
             if let Some(Node::Link(target)) = node.and_then(|node| self.nodes.get(&node))
                 && (!last || follow || must_be_directory)
             {
@@ -344,7 +350,7 @@ impl Vfs {
         };
         let absolute = self.path_of(found.parent, &found.name);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        match self.nodes.get(&number).ok_or(Errno::ENOENT)?.clone() {
+        match self.nodes.get(&number).ok_or(Errno::ENOENT)? {
             Node::Directory(..) if writes => Err(Errno::EISDIR.into()),
             Node::Directory(..) => Ok(Directory::new(number, absolute)),
             _ if flags & libc::O_DIRECTORY != 0 => Err(Errno::ENOTDIR.into()),
@@ -352,7 +358,7 @@ impl Vfs {
                 if flags & libc::O_TRUNC != 0 && writes {
                     inode.truncate(0)?;
                 }
-                Ok(RegularFile::new(inode, absolute, flags))
+                Ok(RegularFile::new(inode.clone(), absolute, flags))
             }
             Node::Link(_) => Err(Errno::ELOOP.into()),
             Node::Device(device) => device.open(cx, flags),
@@ -427,10 +433,10 @@ impl Vfs {
             let Some(Node::Directory(names, _)) = self.nodes.get(up) else {
                 break;
             };
-            let Some((name, _)) = names.iter().find(|(_, node)| **node == at) else {
+            let Some(name) = names.name_of(at) else {
                 break;
             };
-            parts.push(name.clone());
+            parts.push(name.to_owned());
             at = *up;
         }
         parts.retain(|part| !part.is_empty());
