@@ -15,11 +15,14 @@ use super::{
 };
 use crate::kernel::{
     errno::Errno,
-    file::File,
+    file::{Description, File},
     wait::{Stop, SysResult},
 };
 
 const AT_FDCWD: i32 = libc::AT_FDCWD;
+/// Flags of open(2) that are no status flags (fcntl(2), F_GETFL).
+const NOT_STATUS: i32 =
+    libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
 
 /// Runs one of these calls; `None` if it is none.
 pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
@@ -45,8 +48,9 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_fstat => call.fstat(int(0), a[1]),
         libc::SYS_newfstatat => call.newfstatat(int(0), a[1], a[2], int(3)),
         libc::SYS_statx => call.statx(int(0), a[1], int(2), a[4]),
-        libc::SYS_access => call.access(AT_FDCWD, a[0]),
-        libc::SYS_faccessat | libc::SYS_faccessat2 => call.access(int(0), a[1]),
+        libc::SYS_access => call.access(AT_FDCWD, a[0], int(1), 0),
+        libc::SYS_faccessat => call.access(int(0), a[1], int(2), 0),
+        libc::SYS_faccessat2 => call.access(int(0), a[1], int(2), int(3)),
         libc::SYS_getdents64 => call.getdents64(int(0), a[1], a[2] as usize),
         libc::SYS_mkdir => call.mkdir(AT_FDCWD, a[0]),
         libc::SYS_mkdirat => call.mkdir(int(0), a[1]),
@@ -71,14 +75,15 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
             inode.set_mode(a[1] as u32);
             Ok(0)
         }),
-        libc::SYS_chown
-        | libc::SYS_fchown
-        | libc::SYS_lchown
-        | libc::SYS_fchownat
-        | libc::SYS_utimensat
-        | libc::SYS_fsync
-        | libc::SYS_fdatasync
-        | libc::SYS_sync => Ok(0),
+        // Everybody on a card is root, whatever the owner; but what has an owner must be there.
+        libc::SYS_chown => call.find_existing(AT_FDCWD, a[0], true),
+        libc::SYS_lchown => call.find_existing(AT_FDCWD, a[0], false),
+        libc::SYS_fchown => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
+        libc::SYS_fchownat => call.at_or_fd(int(0), a[1], int(4)),
+        libc::SYS_utimensat if a[1] == 0 => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
+        libc::SYS_utimensat => call.at_or_fd(int(0), a[1], int(3)),
+        libc::SYS_fsync | libc::SYS_fdatasync => call.fsync(int(0)),
+        libc::SYS_sync => Ok(0),
         libc::SYS_umask => {
             let before = call.fs.umask;
             call.fs.umask = a[0] as u32 & 0o777;
@@ -218,7 +223,11 @@ impl FsCall<'_> {
         let open = self.files.get(fd)?;
         let from = i32::try_from(argument).unwrap_or(-1);
         match command {
-            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if from < 0 => Err(Errno::EINVAL.into()),
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC
+                if from < 0 || from as usize >= self.limit_nofile =>
+            {
+                Err(Errno::EINVAL.into())
+            }
             libc::F_DUPFD => self.dup(fd, from, false),
             libc::F_DUPFD_CLOEXEC => self.dup(fd, from, true),
             libc::F_GETFD => Ok(self.files.closes_on_exec(fd)?.into()),
@@ -227,7 +236,7 @@ impl FsCall<'_> {
                     .set_close_on_exec(fd, argument & libc::FD_CLOEXEC as u64 != 0)?;
                 Ok(0)
             }
-            libc::F_GETFL => Ok(open.flags() as u64 & !(libc::O_CLOEXEC as u64)),
+            libc::F_GETFL => Ok((open.flags() & !NOT_STATUS) as u64),
             libc::F_SETFL => {
                 open.set_flags(argument as i32);
                 Ok(0)
@@ -299,9 +308,40 @@ impl FsCall<'_> {
         Ok(0)
     }
 
-    fn access(&mut self, dirfd: i32, at: u64) -> SysResult {
-        self.find(dirfd, at, true)?.node.ok_or(Errno::ENOENT)?;
+    /// access(2), for root: everything may be read and written, and executed what anybody may.
+    fn access(&mut self, dirfd: i32, at: u64, mode: i32, flags: i32) -> SysResult {
+        if mode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let stat = self.stat(dirfd, at, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        let searchable = stat.mode & libc::S_IFMT == libc::S_IFDIR;
+        if mode & libc::X_OK != 0 && !searchable && stat.mode & 0o111 == 0 {
+            return Err(Errno::EACCES.into());
+        }
         Ok(0)
+    }
+
+    /// 0, or why there is nothing at a path.
+    fn find_existing(&mut self, dirfd: i32, at: u64, follow: bool) -> SysResult {
+        self.find(dirfd, at, follow)?.node.ok_or(Errno::ENOENT)?;
+        Ok(0)
+    }
+
+    /// The same for a path, or with `AT_EMPTY_PATH` a descriptor.
+    fn at_or_fd(&mut self, dirfd: i32, at: u64, flags: i32) -> SysResult {
+        if flags & libc::AT_EMPTY_PATH != 0 && self.path(at)?.is_empty() {
+            self.files.get(dirfd)?;
+            return Ok(0);
+        }
+        self.find_existing(dirfd, at, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
+    }
+
+    /// fsync(2): files are in memory, so there is nothing to do.
+    fn fsync(&mut self, fd: i32) -> SysResult {
+        match self.files.get(fd)?.file.describe() {
+            Description::Path { .. } => Ok(0),
+            _ => Err(Errno::EINVAL.into()),
+        }
     }
 
     fn getdents64(&mut self, fd: i32, to: u64, max: usize) -> SysResult {
@@ -453,6 +493,7 @@ impl FsCall<'_> {
         let found = self.vfs.find(&self.fs.cwd, &path, true)?;
         match found.node.and_then(|node| self.vfs.node(node)) {
             Some(Node::File(inode)) => inode.truncate(size)?,
+            Some(Node::Directory(..)) => return Err(Errno::EISDIR.into()),
             Some(_) => return Err(Errno::EINVAL.into()),
             None => return Err(Errno::ENOENT.into()),
         }
@@ -460,6 +501,9 @@ impl FsCall<'_> {
     }
 
     fn ftruncate(&mut self, fd: i32, size: u64) -> SysResult {
+        // Of the calls that write this is the one that says EINVAL (truncate(2)).
+        let open = self.files.get(fd)?;
+        open.check_writable().map_err(|_| Errno::EINVAL)?;
         self.regular(fd, |inode| inode.truncate(size).map(|()| 0))
     }
 
@@ -467,6 +511,10 @@ impl FsCall<'_> {
         if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
             return Err(Errno::EOPNOTSUPP.into());
         }
+        if offset > i64::MAX as u64 || len > i64::MAX as u64 || len == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        self.files.get(fd)?.check_writable()?;
         self.regular(fd, |inode| {
             let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
             if mode == 0 && end > inode.size() {
@@ -574,7 +622,11 @@ impl FsCall<'_> {
             libc::FIONBIO => {
                 let mut on = [0; 4];
                 self.cx.memory.read(argument, &mut on)?;
-                open.set_flags(if on == [0; 4] { 0 } else { libc::O_NONBLOCK });
+                let others = open.flags() & !libc::O_NONBLOCK;
+                open.set_flags(match on {
+                    [0, 0, 0, 0] => others,
+                    _ => others | libc::O_NONBLOCK,
+                });
                 Ok(0)
             }
             libc::FIOCLEX => {
@@ -649,7 +701,10 @@ impl Stat {
 
 #[cfg(test)]
 mod tests {
-    use crate::kernel::fs::test_kit::Kit;
+    use crate::kernel::{
+        errno::Errno,
+        fs::test_kit::{Kit, error},
+    };
 
     /// What one call says of a directory: names and cookies.
     fn entries(kit: &mut Kit, fd: u64) -> Vec<(String, u64)> {
@@ -708,5 +763,83 @@ mod tests {
             kit.call(libc::SYS_lseek, &[fd, all[index].1, 0]).unwrap();
             assert_eq!(entries(&mut kit, fd), all[index + 1..]);
         }
+    }
+
+    #[test]
+    fn status_flags_can_be_changed() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"12345");
+        let fd = kit.open("/tmp/a", libc::O_WRONLY).unwrap();
+        let append = libc::O_APPEND as u64;
+        kit.call(libc::SYS_fcntl, &[fd, libc::F_SETFL as u64, append])
+            .unwrap();
+        kit.put(0x500, &1_i32.to_le_bytes());
+        kit.call(libc::SYS_ioctl, &[fd, libc::FIONBIO, 0x500])
+            .unwrap();
+        assert_eq!(kit.call(libc::SYS_write, &[fd, 0, 1]), Ok(1));
+        assert_eq!(kit.call(libc::SYS_pwrite64, &[fd, 0, 1, 0]), Ok(1));
+        assert_eq!(kit.vfs.read_all("/tmp/a").unwrap(), b"12345\0\0");
+        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NONBLOCK;
+        assert_eq!(
+            kit.call(libc::SYS_fcntl, &[fd, libc::F_GETFL as u64]),
+            Ok(flags as u64)
+        );
+        let beyond = [fd, libc::F_DUPFD as u64, 1024];
+        assert_eq!(kit.call(libc::SYS_fcntl, &beyond), error(Errno::EINVAL));
+    }
+
+    #[test]
+    fn truncation_needs_a_file_that_is_open_for_writing() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"12345");
+        let fd = kit.open("/tmp/a", libc::O_RDONLY).unwrap();
+        assert_eq!(
+            kit.call(libc::SYS_ftruncate, &[fd, 0]),
+            error(Errno::EINVAL)
+        );
+        assert_eq!(
+            kit.call(libc::SYS_fallocate, &[fd, 0, 0, 9]),
+            error(Errno::EBADF)
+        );
+        let path = kit.path("/tmp");
+        assert_eq!(
+            kit.call(libc::SYS_truncate, &[path, 0]),
+            error(Errno::EISDIR)
+        );
+        assert_eq!(kit.vfs.read_all("/tmp/a").unwrap(), b"12345");
+    }
+
+    #[test]
+    fn calls_that_do_nothing_check_what_they_are_given() {
+        let mut kit = Kit::new();
+        let path = kit.path("/none");
+        let at = libc::AT_FDCWD as u64;
+        let none = error(Errno::ENOENT);
+        assert_eq!(kit.call(libc::SYS_chown, &[path, 0, 0]), none);
+        assert_eq!(kit.call(libc::SYS_utimensat, &[at, path, 0, 0]), none);
+        assert_eq!(kit.call(libc::SYS_fsync, &[99]), error(Errno::EBADF));
+        let (read, _) = kit.pipe(0);
+        assert_eq!(kit.call(libc::SYS_fsync, &[read]), error(Errno::EINVAL));
+    }
+
+    #[test]
+    fn root_executes_what_anybody_may() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"");
+        let path = kit.path("/tmp/a");
+        let execute = [path, libc::X_OK as u64];
+        assert_eq!(kit.call(libc::SYS_access, &execute), error(Errno::EACCES));
+        assert_eq!(
+            kit.call(libc::SYS_access, &[path, libc::W_OK as u64]),
+            Ok(0)
+        );
+        assert_eq!(kit.call(libc::SYS_access, &[path, 8]), error(Errno::EINVAL));
+        kit.call(libc::SYS_chmod, &[path, 0o711]).unwrap();
+        assert_eq!(kit.call(libc::SYS_access, &execute), Ok(0));
+        let path = kit.path("/tmp");
+        assert_eq!(
+            kit.call(libc::SYS_access, &[path, libc::X_OK as u64]),
+            Ok(0)
+        );
     }
 }
