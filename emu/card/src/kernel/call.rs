@@ -55,13 +55,6 @@ pub fn run(
         match result {
             Ok(value) => return Ok(finish(&mut state, tid, value)),
             Err(Stop::Errno(errno)) => {
-                let sends = matches!(number as i64, libc::SYS_write | libc::SYS_writev);
-                if errno == Errno::EPIPE && sends {
-                    let pid = state.thread(tid).pid;
-                    let info = signal::Info::sent(libc::SIGPIPE, pid, true);
-                    // If its queue is full it learns of it by the errno.
-                    let _ = signal::send(&mut state, pid, Some(tid), info);
-                }
                 return Ok(finish(&mut state, tid, -i64::from(errno.0) as u64));
             }
             Err(Stop::Wait(wait)) => state.thread(tid).waiting = Some(wait),
@@ -227,6 +220,7 @@ impl<'a> Call<'a> {
         );
         let mut deadline = self.thread().deadline;
         let mut progress = self.thread().progress;
+        let mut sigpipe = false;
         let mut woken = Vec::new();
         let result = {
             let waker = self.kernel.waker();
@@ -250,6 +244,7 @@ impl<'a> Call<'a> {
                 proc: &proc,
                 deadline: &mut deadline,
                 progress: &mut progress,
+                sigpipe: &mut sigpipe,
             };
             fs::syscall(&mut call, number, a)
         };
@@ -257,6 +252,11 @@ impl<'a> Call<'a> {
         self.thread().progress = progress;
         for channel in woken {
             self.state.wake(channel);
+        }
+        if sigpipe {
+            let info = signal::Info::sent(libc::SIGPIPE, self.pid, true);
+            // If its queue is full it learns of it by the errno.
+            let _ = signal::send(self.state, self.pid, Some(self.tid), info);
         }
         result.unwrap_or_else(|| {
             if self.state.unknown_calls.insert(number) {

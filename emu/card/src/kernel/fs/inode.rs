@@ -139,6 +139,9 @@ impl Inode {
 
     /// Sets the size; what lies behind it is gone.
     pub fn truncate(&self, size: u64) -> Result<(), Errno> {
+        if size > i64::MAX as u64 {
+            return Err(Errno::EINVAL);
+        }
         if size > SIZE_MAX {
             return Err(Errno::EFBIG);
         }

@@ -86,6 +86,8 @@ pub struct FsCall<'a> {
     pub deadline: &'a mut Option<Duration>,
     /// Bytes that the call has moved; kept over its attempts.
     pub progress: &'a mut usize,
+    /// Set if the thread gets SIGPIPE.
+    pub sigpipe: &'a mut bool,
 }
 
 /// Runs a file call; `None` if it is none.

@@ -69,6 +69,15 @@ impl Queue {
         Ok(bytes)
     }
 
+    /// Copies up to `max` bytes and leaves them there (recv(2), MSG_PEEK).
+    pub fn peek(&self, cx: &Cx, max: usize) -> SysResult<Vec<u8>> {
+        let inner = self.lock();
+        if inner.bytes.is_empty() && inner.writer && max > 0 {
+            return Err(wait(cx, self.channel));
+        }
+        Ok(inner.bytes.iter().take(max).copied().collect())
+    }
+
     /// Puts in as much of `data` as there is room for, waiting if there is none; a write that is
     /// atomic waits for room for all of it.
     pub fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {

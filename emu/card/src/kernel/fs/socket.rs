@@ -97,8 +97,11 @@ impl Socket {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// bind(2): what to put under the name.
-    pub fn bind(&self) -> Result<Arc<Listener>, Errno> {
+    /// bind(2): `name` puts the listener under its name.
+    pub fn bind(
+        &self,
+        name: impl FnOnce(&Arc<Listener>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         let mut state = self.lock();
         let State::New = *state else {
             return Err(Errno::EINVAL);
@@ -112,8 +115,9 @@ impl Socket {
             }),
             channel: self.channel,
         });
-        *state = State::Bound(listener.clone());
-        Ok(listener)
+        name(&listener)?;
+        *state = State::Bound(listener);
+        Ok(())
     }
 
     /// listen(2).
@@ -183,6 +187,16 @@ impl Socket {
             stream.outgoing.close_writer(wake);
         }
         Ok(())
+    }
+
+    /// Reads and leaves the bytes where they are (MSG_PEEK).
+    pub fn peek(&self, cx: &Cx, max: usize) -> SysResult<Vec<u8>> {
+        self.stream()?.incoming.peek(cx, max)
+    }
+
+    /// Whether it listens (SO_ACCEPTCONN).
+    pub fn listens(&self) -> bool {
+        matches!(&*self.lock(), State::Bound(listener) if listener.lock().limit > 0)
     }
 
     /// The connection, or ENOTCONN; ECONNRESET in a restored process.

@@ -92,6 +92,7 @@ pub struct Kit {
     pub now: Duration,
     pub deadline: Option<Duration>,
     pub progress: usize,
+    pub sigpipe: bool,
 }
 
 impl Kit {
@@ -109,6 +110,7 @@ impl Kit {
             now: Duration::from_secs(1),
             deadline: None,
             progress: 0,
+            sigpipe: false,
         }
     }
 
@@ -140,6 +142,7 @@ impl Kit {
             proc: &Proc,
             deadline: &mut self.deadline,
             progress: &mut self.progress,
+            sigpipe: &mut self.sigpipe,
         };
         let result = syscall(&mut call, number as u64, args).unwrap_or(error(Errno::ENOSYS));
         if !is_wait(&result) {

@@ -40,6 +40,17 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
     })
 }
 
+/// When a part that has been read is followed by another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum More {
+    /// Never.
+    No,
+    /// If it was as much as there was room for.
+    IfFull,
+    /// Until there is no more room (recv(2), MSG_WAITALL).
+    UntilFull,
+}
+
 impl FsCall<'_> {
     fn load(&mut self, a: [u64; 6]) -> SysResult<Vectors> {
         Ok(Vectors::load(self.cx.memory, a[1], a[2])?)
@@ -48,17 +59,30 @@ impl FsCall<'_> {
     fn read(&mut self, fd: i32, to: &Vectors) -> SysResult {
         let open = self.open_for(fd)?;
         open.check_readable()?;
-        self.get(to, is_regular(&open), |call, _, max| {
-            open.file.read(&mut call.cx, max)
-        })
+        let more = match open.file.as_any().is::<RegularFile>() {
+            true => More::IfFull,
+            false => More::No,
+        };
+        self.get(to, more, |call, _, max| open.file.read(&mut call.cx, max))
     }
 
     fn write(&mut self, fd: i32, from: &Vectors) -> SysResult {
         let open = self.open_for(fd)?;
         open.check_writable()?;
         self.put(from, goes_on(&*open.file), |call, _, data| {
-            open.file.write(&mut call.cx, data)
+            call.write_to(&*open.file, data)
         })
+    }
+
+    /// Writes to a file. A stream without a reader costs a SIGPIPE; on a socket that is so only if
+    /// the call has sent nothing.
+    pub fn write_to(&mut self, file: &dyn File, data: &[u8]) -> SysResult<usize> {
+        let result = file.write(&mut self.cx, data);
+        let sent = *self.progress > 0 && file.as_any().is::<Socket>();
+        if result == Err(Errno::EPIPE.into()) && !sent {
+            *self.sigpipe = true;
+        }
+        result
     }
 
     /// pread(2): for files that have a position, and for devices, which ignore it.
@@ -67,7 +91,7 @@ impl FsCall<'_> {
         let open = self.open_for(fd)?;
         if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
             open.check_readable()?;
-            return self.get(to, true, |_, done, max| {
+            return self.get(to, More::IfFull, |_, done, max| {
                 Ok(file
                     .inode()
                     .read_at(offset.saturating_add(done as u64), max))
@@ -95,11 +119,11 @@ impl FsCall<'_> {
         self.write(fd, from)
     }
 
-    /// Fills `to` from `part(bytes done, most bytes)`. If `more`, a full part is followed by another.
+    /// Fills `to` from `part(bytes done, most bytes)`; nothing is the end.
     pub fn get(
         &mut self,
         to: &Vectors,
-        more: bool,
+        more: More,
         mut part: impl FnMut(&mut Self, usize, usize) -> SysResult<Vec<u8>>,
     ) -> SysResult {
         loop {
@@ -108,7 +132,12 @@ impl FsCall<'_> {
             let bytes = part(self, done, max)?;
             to.write(self.cx.memory, done, &bytes)?;
             *self.progress += bytes.len();
-            if !more || bytes.len() < max || *self.progress == to.total() {
+            let goes_on = match more {
+                More::No => false,
+                More::IfFull => bytes.len() == max,
+                More::UntilFull => !bytes.is_empty(),
+            };
+            if !goes_on || *self.progress == to.total() {
                 return Ok(*self.progress as u64);
             }
         }
@@ -138,10 +167,6 @@ impl FsCall<'_> {
 /// Whether a write that took a part waits with the rest. (An eventfd takes 8 bytes of any write.)
 fn goes_on(file: &dyn File) -> bool {
     file.as_any().is::<PipeEnd>() || file.as_any().is::<Socket>()
-}
-
-fn is_regular(open: &Open) -> bool {
-    open.file.as_any().is::<RegularFile>()
 }
 
 fn check_seekable(open: &Open) -> Result<(), Errno> {

@@ -1,6 +1,9 @@
 //! Names: a tree of directories with files, symbolic links, devices, sockets and /proc entries.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
 
 use super::{
     FsContext, PATH_MAX, Stat, dev,
@@ -52,6 +55,8 @@ pub struct Vfs {
     /// Names in all directories, and bytes of all symbolic links.
     names: usize,
     link_bytes: usize,
+    /// Abstract names of sockets (unix(7)), each for as long as its socket is there.
+    abstract_names: BTreeMap<Vec<u8>, Weak<Listener>>,
     next: u64,
 }
 
@@ -75,6 +80,7 @@ impl Vfs {
             nodes,
             names: 0,
             link_bytes: 0,
+            abstract_names: BTreeMap::new(),
             next: ROOT + 1,
         };
         for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", "/proc/self"] {
@@ -217,6 +223,22 @@ impl Vfs {
         if let Some(Node::Link(target)) = self.nodes.remove(&node) {
             self.link_bytes -= target.len();
         }
+    }
+
+    /// Gives a socket an abstract name.
+    pub fn add_abstract(&mut self, name: Vec<u8>, listener: &Arc<Listener>) -> Result<(), Errno> {
+        self.abstract_names
+            .retain(|_, listener| listener.strong_count() > 0);
+        if self.abstract_names.contains_key(&name) {
+            return Err(Errno::EADDRINUSE);
+        }
+        self.abstract_names.insert(name, Arc::downgrade(listener));
+        Ok(())
+    }
+
+    /// The socket that has an abstract name.
+    pub fn find_abstract(&self, name: &[u8]) -> Option<Arc<Listener>> {
+        self.abstract_names.get(name)?.upgrade()
     }
 
     /// The node with this number.
