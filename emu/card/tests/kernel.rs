@@ -329,6 +329,53 @@ int main() {
     );
 }
 
+/// The calls that wait with a signal mask of their own: the signal interrupts them and nothing else,
+/// and stays pending if a file is ready (select(2), "The reason that pselect() is needed").
+fn wait_masks(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static volatile int hits; static sigset_t open_mask; static struct pollfd f; static int ep;
+static void on(int s) { hits++; }
+static int once(int which, int ms) {
+  struct timespec t = {ms / 1000, ms % 1000 * 1000000L}; struct epoll_event e; fd_set r; FD_ZERO(&r); FD_SET(f.fd, &r);
+  switch (which) {
+    case 0: return ppoll(&f, 1, &t, &open_mask);
+    case 1: return pselect(f.fd + 1, &r, 0, 0, &t, &open_mask);
+    case 2: return epoll_pwait(ep, &e, 1, ms, &open_mask);
+    default: return syscall(441, ep, &e, 1, &t, &open_mask, 8);
+  }
+}
+static const char *blocked() { sigset_t s; sigprocmask(SIG_BLOCK, 0, &s); return sigismember(&s, SIGUSR1) ? "blocked" : "open"; }
+int main() {
+  int p[2]; pipe(p); f.fd = p[0]; f.events = POLLIN; sigset_t s; sigemptyset(&s); sigaddset(&s, SIGUSR1);
+  ep = epoll_create1(0); struct epoll_event e = {EPOLLIN}; epoll_ctl(ep, EPOLL_CTL_ADD, p[0], &e);
+  signal(SIGUSR1, on); sigprocmask(SIG_BLOCK, &s, &open_mask);
+  for (int w = 0; w < 4; w++) {
+    hits = 0; if (fork() == 0) { usleep(100000); kill(getppid(), SIGUSR1); _exit(0); }
+    int n = once(w, 20000), interrupted = errno == EINTR, m = hits; wait(0);
+    raise(SIGUSR1); write(p[1], "x", 1); int ready = once(w, 20000), k = hits;
+    char b; read(p[0], &b, 1); errno = 0; int now = once(w, 0), late = errno;
+    printf("%d %d %d, %d %d, %d %d, %s\n", n, interrupted, m, ready, k, now, late == EINTR, blocked());
+    if (hits == 1) once(w, 20000);
+    printf("%d %d\n", hits, once(w, 10));
+  }
+  return 0;
+}"#;
+    // epoll does not look for signals if it is not to wait.
+    let polls = "-1 1 1, 1 1, -1 1, blocked\n2 0\n";
+    let epolls = "-1 1 1, 1 1, 0 0, blocked\n2 0\n";
+    let expected = [polls, polls, epolls, epolls].concat();
+    check(kind, source, &["-static"], &expected, ExitStatus::Exited(0));
+}
+
 fn rust_std(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("r.rs"), dir.path().join("r"));
@@ -402,4 +449,4 @@ macro_rules! on_both {
 }
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
-capture_and_restore interrupted_write captured_write }
+capture_and_restore interrupted_write captured_write wait_masks }

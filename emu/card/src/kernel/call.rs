@@ -52,6 +52,10 @@ pub fn run(
         let result = call.dispatch(number, args);
         let tid = call.tid;
         tracing::trace!(tid, number, ?args, ?result, "call");
+        if result == Ok(0) && missed_a_signal(&mut state, tid, number) {
+            interrupt(&mut state, tid, number);
+            return Ok(tid);
+        }
         match result {
             Ok(value) => return Ok(finish(&mut state, tid, value)),
             Err(Stop::Errno(errno)) => {
@@ -88,6 +92,9 @@ fn finish(state: &mut State, tid: i32, value: u64) -> i32 {
     thread.deadline = None;
     thread.progress = 0;
     thread.waiting = None;
+    if let Some(mask) = thread.restore_mask.take() {
+        thread.mask = mask;
+    }
     tid
 }
 
@@ -123,6 +130,14 @@ fn abandon(state: &mut State, tid: i32) {
     }
 }
 
+/// Whether the call has found nothing, but a signal that only its own mask lets through: then it is
+/// interrupted even if it does not wait.
+fn missed_a_signal(state: &mut State, tid: i32, number: u64) -> bool {
+    matches!(number as i64, libc::SYS_ppoll | libc::SYS_pselect6)
+        && state.thread(tid).restore_mask.is_some()
+        && signal::is_due(state, tid)
+}
+
 /// Calls that fail with EINTR whatever SA_RESTART says (signal(7)).
 fn may_restart(number: u64) -> bool {
     !matches!(
@@ -138,6 +153,7 @@ fn may_restart(number: u64) -> bool {
             | libc::SYS_pselect6
             | libc::SYS_epoll_wait
             | libc::SYS_epoll_pwait
+            | libc::SYS_epoll_pwait2
     )
 }
 
@@ -206,7 +222,10 @@ impl<'a> Call<'a> {
             libc::SYS_time => self.time(a[0]),
             libc::SYS_nanosleep => self.nanosleep(libc::CLOCK_MONOTONIC, 0, a[0], a[1]),
             libc::SYS_clock_nanosleep => self.nanosleep(int(0), int(1), a[2], a[3]),
-            _ => self.file_call(number, a),
+            _ => {
+                self.poll_with_mask(number, a)?;
+                self.file_call(number, a)
+            }
         }
     }
 

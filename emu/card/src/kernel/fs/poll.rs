@@ -1,4 +1,5 @@
-//! poll(2), select(2), epoll_wait(2): waiting for several files at once.
+//! poll(2), select(2), epoll_wait(2): waiting for several files at once. (The signal masks of some
+//! are the caller's business: `Call::poll_with_mask`.)
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,6 +29,9 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_epoll_ctl => control(call, int(0), int(1), int(2), a[3]),
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => {
             milliseconds(call, int(3)).and_then(|()| epoll_wait(call, int(0), a[1], int(2)))
+        }
+        libc::SYS_epoll_pwait2 => {
+            timespec(call, a[3]).and_then(|()| epoll_wait(call, int(0), a[1], int(2)))
         }
         _ => return None,
     })
