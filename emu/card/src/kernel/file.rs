@@ -4,7 +4,7 @@
 //! file system, pipes, sockets, eventfds, epolls, character devices, the console. Methods run
 //! under the kernel lock and never block the host thread: they return `Stop::Wait` instead.
 
-use std::any::Any;
+use std::{any::Any, time::Duration};
 
 use super::{
     device::{UserMemory, Waker},
@@ -34,7 +34,7 @@ pub struct Cx<'a> {
     /// Writes go to the end (`O_APPEND`).
     pub append: bool,
     /// `CLOCK_MONOTONIC` time of the host.
-    pub now: std::time::Duration,
+    pub now: Duration,
 }
 
 /// An open file description (open(2)).
@@ -68,6 +68,11 @@ pub trait File: Any + Send + Sync {
     /// The channels that are woken when [`File::poll`] may have changed.
     fn channels(&self) -> Vec<Channel> {
         Vec::new()
+    }
+
+    /// When [`File::poll`] may change without a wake: the time of a timer, on `CLOCK_MONOTONIC`.
+    fn deadline(&self) -> Option<Duration> {
+        None
     }
 
     /// The thread will not repeat the call that last returned `Stop::Wait`: forget its request.
@@ -128,4 +133,15 @@ pub enum Description {
     Socket,
     /// Standard input or output of the card's console: taken from the restorer's descriptors.
     Console,
+    /// A timerfd.
+    Timer {
+        /// `CLOCK_*`.
+        clock: i32,
+        /// Time until it expires next; `None`: it does not.
+        left: Option<Duration>,
+        /// Time between expirations, or zero.
+        interval: Duration,
+        /// Expirations that have not been read.
+        missed: u64,
+    },
 }

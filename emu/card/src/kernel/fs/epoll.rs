@@ -8,6 +8,7 @@ use std::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicI32, Ordering},
     },
+    time::Duration,
 };
 
 use super::table::Open;
@@ -157,6 +158,12 @@ impl File for Epoll {
             .flat_map(|open| open.file.channels())
             .chain([self.channel])
             .collect()
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = watched.values().filter_map(|entry| entry.open.upgrade());
+        files.filter_map(|open| open.file.deadline()).min()
     }
 
     fn describe(&self) -> Description {

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `tree`, `names` | names: directories, links, devices, sockets |
 //! | `inode`, `regular` | contents of regular files, in card memory |
-//! | `pipe`, `socket`, `event`, `epoll` | what has no contents but a stream or a state |
+//! | `pipe`, `socket`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
 //! | [`console`], `dev`, `proc` | the host's ends; /dev; /proc |
 //! | `table` | descriptors |
-//! | `calls`, `transfer`, `socket_calls`, `poll` | system calls |
+//! | `calls`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
 //! | `vectors` | buffers of a call |
 //! | [`rebuild`] | descriptors of a restored process |
 //!
@@ -16,6 +16,7 @@
 
 mod calls;
 pub mod console;
+mod copy;
 mod dev;
 mod epoll;
 mod event;
@@ -31,6 +32,7 @@ mod socket_calls;
 mod table;
 #[cfg(test)]
 mod test_kit;
+mod timer;
 mod transfer;
 mod tree;
 mod vectors;
@@ -94,6 +96,8 @@ pub struct FsCall<'a> {
 pub fn syscall(call: &mut FsCall, number: u64, args: [u64; 6]) -> Option<SysResult> {
     let result = transfer::run(call, number, args)
         .or_else(|| calls::run(call, number, args))
+        .or_else(|| copy::run(call, number, args))
+        .or_else(|| timer::run(call, number, args))
         .or_else(|| poll::run(call, number, args))
         .or_else(|| socket_calls::run(call, number, args))?;
     Some(match result {

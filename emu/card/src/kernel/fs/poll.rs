@@ -86,9 +86,10 @@ fn wait_for(call: &FsCall, files: &[Arc<Open>]) -> Stop {
         .values()
         .flat_map(|open| open.file.channels())
         .collect();
+    let timers = files.values().filter_map(|open| open.file.deadline());
     Stop::Wait(Wait {
         channels: channels.into_iter().collect(),
-        deadline: *call.deadline,
+        deadline: timers.chain(*call.deadline).min(),
     })
 }
 

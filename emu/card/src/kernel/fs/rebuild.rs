@@ -14,6 +14,7 @@ use super::{
     pipe::{PipeEnd, Queue},
     regular::Directory,
     socket::Socket,
+    timer::Timer,
     tree::Node,
 };
 use crate::kernel::{
@@ -149,6 +150,12 @@ fn one(
             PipeEnd::over(queue.clone(), *write_end)
         }
         Description::Event { count, flags } => Event::new(*count, *flags),
+        Description::Timer {
+            clock,
+            left,
+            interval,
+            missed,
+        } => Timer::new(*clock, *left, *interval, *missed),
         Description::Epoll { .. } => Epoll::new(),
         Description::Socket => Socket::reset(),
         Description::Console => stdio[usize::try_from(image.fd).unwrap_or(1).min(2)].clone(),

@@ -165,7 +165,7 @@ impl FsCall<'_> {
 }
 
 /// Whether a write that took a part waits with the rest. (An eventfd takes 8 bytes of any write.)
-fn goes_on(file: &dyn File) -> bool {
+pub fn goes_on(file: &dyn File) -> bool {
     file.as_any().is::<PipeEnd>() || file.as_any().is::<Socket>()
 }
 
