@@ -140,6 +140,7 @@ impl FsCall<'_> {
     fn path_at(&mut self, dirfd: i32, at: u64) -> Result<String, Errno> {
         let path = self.path(at)?;
         if path.starts_with('/') || dirfd == AT_FDCWD || path.is_empty() {
+            self.refresh_fd_names(&path)?;
             return Ok(path);
         }
         let open = self.files.get(dirfd)?;
@@ -148,7 +149,9 @@ impl FsCall<'_> {
             .as_any()
             .downcast_ref::<Directory>()
             .ok_or(Errno::ENOTDIR)?;
-        Ok(format!("{}/{path}", directory.path()))
+        let path = format!("{}/{path}", directory.path());
+        self.refresh_fd_names(&path)?;
+        Ok(path)
     }
 
     fn find(&mut self, dirfd: i32, at: u64, follow: bool) -> Result<Found, Errno> {
@@ -159,8 +162,11 @@ impl FsCall<'_> {
     fn openat(&mut self, dirfd: i32, at: u64, flags: i32, mode: u32) -> SysResult {
         let path = self.path_at(dirfd, at)?;
         self.check_room(1)?;
-        let file = self.open_file(&path, flags, mode)?;
-        self.insert(Open::new(file, flags), flags & libc::O_CLOEXEC != 0)
+        let open = match self.open_fd_name(&path, flags)? {
+            Some(open) => open,
+            None => Open::new(self.open_file(&path, flags, mode)?, flags),
+        };
+        self.insert(open, flags & libc::O_CLOEXEC != 0)
     }
 
     fn open_file(&mut self, path: &str, flags: i32, mode: u32) -> SysResult<Arc<dyn File>> {
@@ -351,6 +357,7 @@ impl FsCall<'_> {
             .as_any()
             .downcast_ref::<Directory>()
             .ok_or(Errno::ENOTDIR)?;
+        self.refresh_fd_names(directory.path())?;
         let position = &directory.position;
         let (node, names) = (directory.node(), self.vfs.directory(directory.node())?);
         let up = self.vfs.parent(node)?;

@@ -5,7 +5,7 @@
 //! | `tree`, `names` | names: directories, links, devices, sockets |
 //! | `inode`, `regular` | contents of regular files, in card memory |
 //! | `pipe`, `socket`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
-//! | [`console`], `dev`, `proc` | the host's ends; /dev; /proc |
+//! | [`console`], `dev`, `proc`, `fd_names` | the host's ends; /dev; /proc |
 //! | `table` | descriptors |
 //! | `calls`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
 //! | `vectors` | buffers of a call |
@@ -20,6 +20,7 @@ mod copy;
 mod dev;
 mod epoll;
 mod event;
+mod fd_names;
 mod inode;
 mod names;
 mod pipe;

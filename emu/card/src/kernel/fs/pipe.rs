@@ -122,7 +122,14 @@ impl Queue {
         self.lock().departures
     }
 
-    /// Bytes in it.
+    /// FIONREAD (ioctl_pipe(2)): writes how many bytes are in it.
+    pub fn tell_len(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
+        let len = self.lock().bytes.len() as u32;
+        cx.memory.write(argument, &len.to_le_bytes())?;
+        Ok(0)
+    }
+
+    /// What is in it.
     pub fn contents(&self) -> Vec<u8> {
         self.lock().bytes.iter().copied().collect()
     }
@@ -206,6 +213,13 @@ impl File for PipeEnd {
             return Err(Errno::EBADF.into());
         }
         self.queue.write(cx, data)
+    }
+
+    fn ioctl(&self, cx: &mut Cx, request: u32, argument: u64) -> SysResult<i64> {
+        match u64::from(request) {
+            libc::FIONREAD => self.queue.tell_len(cx, argument),
+            _ => Err(Errno::ENOTTY.into()),
+        }
     }
 
     fn poll(&self) -> PollMask {

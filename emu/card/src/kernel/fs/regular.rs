@@ -87,6 +87,16 @@ impl File for RegularFile {
         Ok(done)
     }
 
+    fn ioctl(&self, cx: &mut Cx, request: u32, argument: u64) -> SysResult<i64> {
+        if u64::from(request) != libc::FIONREAD {
+            return Err(Errno::ENOTTY.into());
+        }
+        let position = *self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = i64::try_from(self.inode.size()).unwrap_or(i64::MAX) - position as i64;
+        cx.memory.write(argument, &(left as i32).to_le_bytes())?;
+        Ok(0)
+    }
+
     fn describe(&self) -> Description {
         Description::Path {
             path: self.path.clone(),

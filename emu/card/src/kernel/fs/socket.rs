@@ -224,6 +224,14 @@ impl File for Socket {
         self.stream()?.outgoing.write(cx, data)
     }
 
+    fn ioctl(&self, cx: &mut Cx, request: u32, argument: u64) -> SysResult<i64> {
+        match (u64::from(request), self.stream()) {
+            (libc::FIONREAD, Ok(stream)) => stream.incoming.tell_len(cx, argument),
+            (libc::FIONREAD, Err(_)) => Err(Errno::EINVAL.into()),
+            _ => Err(Errno::ENOTTY.into()),
+        }
+    }
+
     fn poll(&self) -> PollMask {
         match &*self.lock() {
             State::New => libc::POLLOUT | libc::POLLHUP,

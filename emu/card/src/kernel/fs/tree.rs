@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    FsContext, PATH_MAX, Stat, dev,
+    FsContext, PATH_MAX, Stat, dev, fd_names,
     inode::Inode,
     names::Names,
     proc::{self, ProcFile},
@@ -83,10 +83,10 @@ impl Vfs {
             abstract_names: BTreeMap::new(),
             next: ROOT + 1,
         };
-        for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", "/proc/self"] {
+        for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", fd_names::PATH] {
             vfs.make_directories(directory)?;
         }
-        dev::register(&mut vfs);
+        dev::register(&mut vfs)?;
         for (path, file) in proc::FILES {
             vfs.put(path, Node::Proc(*file))?;
         }
@@ -118,7 +118,8 @@ impl Vfs {
         self.put(path, Node::File(inode))
     }
 
-    fn put(&mut self, path: &str, node: Node) -> Result<(), Errno> {
+    /// Puts a node at `path`, in place of what is there, with the directories on its way.
+    pub fn put(&mut self, path: &str, node: Node) -> Result<(), Errno> {
         if let Some((parent, _)) = path.rsplit_once('/') {
             self.make_directories(parent)?;
         }
