@@ -329,6 +329,60 @@ int main() {
     );
 }
 
+/// What is not found by the path that it was opened by: a deleted file and its successor, a renamed
+/// one, a memfd that is mapped and shared, a text of /proc. And timers go on counting.
+fn captured_files(kind: Kind) {
+    let source = r#"
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; };
+static int make(const char *path, const char *text) {
+  int f = open(path, O_CREAT | O_RDWR | O_EXCL, 0600); write(f, text, strlen(text)); return f;
+}
+static void show(const char *what, int f) {
+  char b[64] = {0}; pread(f, b, 63, 0); printf("%s %s at %ld\n", what, b, lseek(f, 0, SEEK_CUR));
+}
+int main() {
+  int st;
+  if (fork() == 0) {
+    int gone = make("/tmp/a", "gone"); unlink("/tmp/a"); int new = make("/tmp/a", "its successor");
+    int moved = make("/tmp/b", "moved"); rename("/tmp/b", "/tmp/c");
+    int m = memfd_create("m", 0); ftruncate(m, 20 << 20); lseek(m, 7, SEEK_SET);
+    char *p = mmap(0, 20 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, m, 0); strcpy(p, "memfd"); strcpy(p + (19 << 20), "far");
+    int text = open("/proc/self/cmdline", O_RDONLY);
+    int once = timerfd_create(CLOCK_MONOTONIC, 0), often = timerfd_create(CLOCK_MONOTONIC, 0);
+    struct itimerspec soon = {{0, 0}, {0, 300000000}}, tick = {{0, 1000000}, {0, 1000000}};
+    timerfd_settime(once, 0, &soon, 0); timerfd_settime(often, 0, &tick, 0); usleep(50000);
+    int ep = epoll_create1(0); struct epoll_event e = {EPOLLIN}; epoll_ctl(ep, EPOLL_CTL_ADD, once, &e);
+    int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR, 0600);
+    struct capture a = {f, 0}; int n = ioctl(s, 0x40086b01, &a);
+    if (n == 0) _exit(3); if (n < 0) { perror("capture"); _exit(9); }
+    show("gone", gone); show("new", new); show("moved", moved); show("memfd", m); show("text", text);
+    strcpy(p + 1, "apped"); show("memfd", m); printf("%s\n", p + (19 << 20));
+    uint64_t ticks, hits; read(often, &ticks, 8); printf("%d\n", ticks >= 50 && ticks < 100000);
+    int ready = epoll_wait(ep, &e, 1, 10000); read(once, &hits, 8); printf("%d %ld\n", ready, (long)hits);
+    fflush(stdout); _exit(4);
+  }
+  wait(&st); printf("%d\n", WEXITSTATUS(st)); fflush(stdout);
+  int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_RDONLY);
+  struct restore a = {f, {0, 1, 2}}; int pid = ioctl(s, 0x40106b02, &a);
+  if (pid < 0) { perror("restore"); return 1; }
+  waitpid(pid, &st, 0); printf("%d\n", WEXITSTATUS(st)); return 0;
+}"#;
+    let expected = "3\ngone gone at 4\nnew its successor at 13\nmoved moved at 5\nmemfd memfd at 7\n\
+                    text program at 0\nmemfd mapped at 7\nfar\n1\n1 1\n4\n";
+    check(kind, source, &["-static"], expected, ExitStatus::Exited(0));
+}
+
 /// The calls that wait with a signal mask of their own: the signal interrupts them and nothing else,
 /// and stays pending if a file is ready (select(2), "The reason that pselect() is needed").
 fn wait_masks(kind: Kind) {
@@ -449,4 +503,5 @@ macro_rules! on_both {
 }
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
-capture_and_restore interrupted_write captured_write wait_masks }
+capture_and_restore interrupted_write captured_write captured_files
+wait_masks }

@@ -144,4 +144,15 @@ pub enum Description {
         /// Expirations that have not been read.
         missed: u64,
     },
+    /// A regular file without a name, whose contents are in the image.
+    Nameless {
+        /// Which of the image's files.
+        index: u32,
+        /// The path that it once had.
+        path: String,
+        /// `O_*` flags of open(2).
+        flags: i32,
+        /// File position.
+        position: u64,
+    },
 }

@@ -149,7 +149,8 @@ impl FsCall<'_> {
             .as_any()
             .downcast_ref::<Directory>()
             .ok_or(Errno::ENOTDIR)?;
-        let path = format!("{}/{path}", directory.path());
+        self.vfs.directory(directory.node())?;
+        let path = format!("{}/{path}", self.vfs.path_of(directory.node(), ""));
         self.refresh_fd_names(&path)?;
         Ok(path)
     }
@@ -553,7 +554,8 @@ impl FsCall<'_> {
             .as_any()
             .downcast_ref::<Directory>()
             .ok_or(Errno::ENOTDIR)?;
-        self.fs.cwd = directory.path().to_owned();
+        self.vfs.directory(directory.node())?;
+        self.fs.cwd = self.vfs.path_of(directory.node(), "");
         Ok(0)
     }
 
@@ -615,7 +617,7 @@ impl FsCall<'_> {
     }
 
     fn memfd_create(&mut self, flags: i32) -> SysResult {
-        let inode = Inode::new(self.vfs.memory(), 0, 0o777);
+        let inode = Inode::nameless(self.vfs.memory(), 0o777);
         let file = RegularFile::new(inode, "/memfd (deleted)".into(), libc::O_RDWR);
         self.insert(
             Open::new(file, libc::O_RDWR),

@@ -23,8 +23,14 @@ impl FsCall<'_> {
         let Some(node) = self.vfs.find("/", PATH, false)?.node else {
             return Ok(());
         };
-        let old = self.vfs.directory(node)?.after(0);
-        let old: Vec<_> = old.map(|(_, name, node)| (name.to_owned(), node)).collect();
+        let Ok(names) = self.vfs.directory(node) else {
+            return Ok(());
+        };
+        let old: Vec<_> = names
+            .after(0)
+            .filter(|(.., node)| matches!(self.vfs.node(*node), Some(Node::Link(_))))
+            .map(|(_, name, node)| (name.to_owned(), node))
+            .collect();
         for (name, link) in old {
             self.vfs.unlink_node(node, &name, link);
         }
@@ -72,7 +78,9 @@ fn fd_of(path: &str) -> Option<i32> {
 
 fn target(description: &Description) -> String {
     match description {
-        Description::Path { path, .. } | Description::Device { path, .. } => path.clone(),
+        Description::Path { path, .. }
+        | Description::Nameless { path, .. }
+        | Description::Device { path, .. } => path.clone(),
         Description::Pipe { id, .. } => format!("pipe:[{id}]"),
         Description::Event { .. } => "anon_inode:[eventfd]".into(),
         Description::Epoll { .. } => "anon_inode:[eventpoll]".into(),

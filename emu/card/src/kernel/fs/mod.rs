@@ -9,7 +9,7 @@
 //! | `table` | descriptors |
 //! | `calls`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
 //! | `vectors` | buffers of a call |
-//! | [`rebuild`] | descriptors of a restored process |
+//! | [`rebuild`], [`nameless`] | descriptors and nameless files of a restored process |
 //!
 //! What must stay true: contents take frames of card memory, and names are bounded, so that a card
 //! that is full answers ENOSPC; a description's `release` runs once, when its last descriptor goes.
@@ -22,6 +22,7 @@ mod epoll;
 mod event;
 mod fd_names;
 mod inode;
+pub mod nameless;
 mod names;
 mod pipe;
 mod poll;
@@ -44,7 +45,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     dev::is_zero_device,
-    inode::{Inode, shared_anonymous},
+    inode::{Inode, Span, shared_anonymous},
     proc::ProcInfo,
     regular::RegularFile,
     table::{FileTable, Open},

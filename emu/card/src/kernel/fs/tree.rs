@@ -445,6 +445,20 @@ impl Vfs {
         })
     }
 
+    /// A path of a regular file, `hint` if that leads to it; none if it has no name.
+    pub fn path_to(&self, inode: &Arc<Inode>, hint: &str) -> Option<String> {
+        let is_it = |node: &Node| matches!(node, Node::File(other) if Arc::ptr_eq(other, inode));
+        let hinted = self.find("/", hint, true).ok().and_then(|found| found.node);
+        if hinted.is_some_and(|node| self.nodes.get(&node).is_some_and(is_it)) {
+            return Some(hint.to_owned());
+        }
+        let (number, _) = self.nodes.iter().find(|(_, node)| is_it(node))?;
+        self.nodes.iter().find_map(|(parent, node)| match node {
+            Node::Directory(names, _) => Some(self.path_of(*parent, names.name_of(*number)?)),
+            _ => None,
+        })
+    }
+
     /// The absolute path of a name in a directory.
     pub fn path_of(&self, parent: u64, name: &str) -> String {
         let mut parts = vec![name.to_owned()];
@@ -578,5 +592,26 @@ mod tests {
             kit.vfs.stat(node).unwrap().ino
         };
         assert_ne!(ino("/new"), ino("/new/f"));
+    }
+
+    #[test]
+    fn a_directory_is_found_under_its_new_name() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/d/f", b"");
+        let fd = kit.open("/tmp/d", libc::O_DIRECTORY).unwrap();
+        kit.two_paths(libc::SYS_rename, "/tmp/d", "/tmp/e").unwrap();
+        let path = kit.path("f");
+        assert!(kit.call(libc::SYS_openat, &[fd, path, 0]).is_ok());
+        assert_eq!(kit.call(libc::SYS_fchdir, &[fd]), Ok(0));
+        assert_eq!(kit.fs.cwd, "/tmp/e");
+        let path = kit.path("/tmp/e/f");
+        kit.call(libc::SYS_unlink, &[path]).unwrap();
+        let path = kit.path("/tmp/e");
+        kit.call(libc::SYS_rmdir, &[path]).unwrap();
+        let path = kit.path("tmp");
+        assert_eq!(
+            kit.call(libc::SYS_openat, &[fd, path, 0]),
+            error(Errno::ENOENT)
+        );
     }
 }
