@@ -383,6 +383,39 @@ int main() {
     check(kind, source, &["-static"], expected, ExitStatus::Exited(0));
 }
 
+/// A capture that a signal interrupts is given up, whatever SA_RESTART says, and the threads that it
+/// stopped run on.
+fn interrupted_capture(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; };
+static volatile long spins; static volatile int hits;
+static void on(int s) { hits++; }
+static void *spinner(void *a) { for (;;) spins++; }
+int main() {
+  struct sigaction sa = {.sa_handler = on, .sa_flags = SA_RESTART}; sigaction(SIGUSR1, &sa, 0);
+  int p[2]; pipe(p); if (fork() == 0) { usleep(200000); kill(getppid(), SIGUSR1); _exit(0); }
+  pthread_t t; pthread_create(&t, 0, spinner, 0); while (spins < 1000) ;
+  int s = open("/dev/card/checkpoint", O_RDWR); struct capture a = {p[1], 0};
+  int n = ioctl(s, 0x40086b01, &a), e = errno; long before = spins; usleep(100000);
+  printf("%d %d %d %d\n", n, e == EINTR, hits, spins > before); fflush(stdout); _exit(0);
+}"#;
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        "-1 1 1 1\n",
+        ExitStatus::Exited(0),
+    );
+}
+
 /// The calls that wait with a signal mask of their own: the signal interrupts them and nothing else,
 /// and stays pending if a file is ready (select(2), "The reason that pselect() is needed").
 fn wait_masks(kind: Kind) {
@@ -503,5 +536,5 @@ macro_rules! on_both {
 }
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
-capture_and_restore interrupted_write captured_write captured_files
+capture_and_restore interrupted_write captured_write captured_files interrupted_capture
 wait_masks }

@@ -10,7 +10,7 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::{
-    Kernel,
+    Kernel, checkpoint,
     device::UserMemory,
     errno::Errno,
     file::Cx,
@@ -102,7 +102,10 @@ fn finish(state: &mut State, tid: i32, value: u64) -> i32 {
 /// EINTR, or is made again after the handler.
 fn interrupt(state: &mut State, tid: i32, number: u64) {
     let progress = state.thread(tid).progress;
-    let restart = may_restart(number) && signal::restarts(state, tid);
+    // What a capture has written, or a restore has read, cannot be taken back.
+    let request = state.thread(tid).regs.rsi as u32;
+    let is_checkpoint = number as i64 == libc::SYS_ioctl && checkpoint::is_request(request);
+    let restart = !is_checkpoint && may_restart(number) && signal::restarts(state, tid);
     abandon(state, tid);
     let thread = state.thread(tid);
     if progress > 0 {
@@ -128,6 +131,7 @@ fn abandon(state: &mut State, tid: i32) {
     for open in lock(&files).files() {
         open.file.abandon(tid);
     }
+    checkpoint::let_others_go(state, tid);
 }
 
 /// Whether the call has found nothing, but a signal that only its own mask lets through: then it is

@@ -8,7 +8,8 @@
 //! Both are calls that wait for a file descriptor and are run again; what they have done so far is
 //! kept in the open device file, by thread.
 //!
-//! What must stay true: a stopped process does not run until its image is written (or given up); a
+//! What must stay true: a stopped process does not run until its image is written (or given up: a
+//! signal ends either call with EINTR); a
 //! process that is being restored does not run before the last byte of its image has been checked,
 //! and leaves nothing behind if one is wrong.
 
@@ -33,7 +34,7 @@ use super::{
     },
     mm::{AddressSpace, Area, Backing},
     signal::{Actions, AltStack, Pending, SigSet},
-    state::{Process, Thread, lock},
+    state::{Process, State, Thread, lock},
     wait::{Channel, Stop, SysResult},
 };
 use crate::{
@@ -174,8 +175,7 @@ impl Call<'_> {
     /// Runs the call if it is an ioctl on the checkpoint device.
     pub fn checkpoint(&mut self, number: u64, a: [u64; 6]) -> Option<SysResult> {
         let request = a[1] as u32;
-        let ours = request == wire::CAPTURE || request == wire::RESTORE;
-        if number as i64 != libc::SYS_ioctl || !ours {
+        if number as i64 != libc::SYS_ioctl || !is_request(request) {
             return None;
         }
         let files = self.process().files.clone();
@@ -187,7 +187,7 @@ impl Call<'_> {
         };
         let goes_on = matches!(result, Err(Stop::Wait(_)));
         if request == wire::CAPTURE && !goes_on {
-            self.let_others_go();
+            let_others_go(self.state, self.tid);
         }
         Some(result)
     }
@@ -250,20 +250,6 @@ impl Call<'_> {
             Err(Stop::wait(self.thread().channel))
         } else {
             Ok(())
-        }
-    }
-
-    fn let_others_go(&mut self) {
-        let me = self.tid;
-        let process = self.process();
-        if process.stopped_by != Some(me) {
-            return;
-        }
-        process.stopped_by = None;
-        for tid in process.threads.clone() {
-            if tid != me {
-                self.state.thread(tid).poke();
-            }
         }
     }
 
@@ -582,6 +568,26 @@ impl Call<'_> {
             self.state.wake(channel);
         }
         result
+    }
+}
+
+/// Whether an ioctl(2) request is one of the device's.
+pub(super) fn is_request(request: u32) -> bool {
+    request == wire::CAPTURE || request == wire::RESTORE
+}
+
+/// The threads that `me` has stopped run on, if it has stopped any.
+pub(super) fn let_others_go(state: &mut State, me: i32) {
+    let pid = state.thread(me).pid;
+    let process = state.process(pid);
+    if process.stopped_by != Some(me) {
+        return;
+    }
+    process.stopped_by = None;
+    for tid in process.threads.clone() {
+        if tid != me {
+            state.thread(tid).poke();
+        }
     }
 }
 
