@@ -269,12 +269,14 @@ fn interrupted_write(kind: Kind) {
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 static int p[2]; static char data[100000]; static volatile int hit;
+static void wait_full() { int n = 0; while (n < 65536) { usleep(1000); ioctl(p[0], FIONREAD, &n); } }
 static void on(int s) { hit = 1; }
 static void *reader(void *a) {
   static char b[65536]; long n, t = 0;
-  usleep(200000); pthread_kill(*(pthread_t *)a, SIGUSR1); while (!hit) usleep(1000);
+  wait_full(); pthread_kill(*(pthread_t *)a, SIGUSR1); while (!hit) usleep(1000);
   while ((n = read(p[0], b, sizeof b)) > 0) t += n;
   return (void *)t;
 }
@@ -310,7 +312,8 @@ int main() {
   int st;
   if (fork() == 0) {
     static char b[65536]; pthread_t t; void *wrote; long n, got = 0; pipe(p);
-    pthread_create(&t, 0, writer, 0); usleep(200000);
+    pthread_create(&t, 0, writer, 0);
+    int full = 0; while (full < 65536) { usleep(1000); ioctl(p[0], FIONREAD, &full); }
     int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR, 0600);
     struct capture a = {f, 0}; int restored = ioctl(s, 0x40086b01, &a);
     while ((n = read(p[0], b, sizeof b)) > 0) got += n;
@@ -401,7 +404,10 @@ static void on(int s) { hits++; }
 static void *spinner(void *a) { for (;;) spins++; }
 int main() {
   struct sigaction sa = {.sa_handler = on, .sa_flags = SA_RESTART}; sigaction(SIGUSR1, &sa, 0);
-  int p[2]; pipe(p); if (fork() == 0) { usleep(200000); kill(getppid(), SIGUSR1); _exit(0); }
+  int p[2]; pipe(p); if (fork() == 0) {
+    int full = 0; while (full < 65536) { usleep(1000); ioctl(p[0], FIONREAD, &full); }
+    kill(getppid(), SIGUSR1); _exit(0);
+  }
   pthread_t t; pthread_create(&t, 0, spinner, 0); while (spins < 1000) ;
   int s = open("/dev/card/checkpoint", O_RDWR); struct capture a = {p[1], 0};
   int n = ioctl(s, 0x40086b01, &a), e = errno; long before = spins; usleep(100000);
@@ -412,6 +418,66 @@ int main() {
         source,
         &["-static", "-pthread"],
         "-1 1 1 1\n",
+        ExitStatus::Exited(0),
+    );
+}
+
+/// Files and threads together: broken sockets, an event loop, timers, descriptors by name.
+fn files(kind: Kind) {
+    let source = r#"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
+static volatile int pipes; static int ev, pr[2]; static char data[300000];
+static void on(int s) { pipes++; }
+static void *wakes(void *a) { for (int i = 0; i < 1000; i++) { eventfd_write(ev, 1); *(volatile int *)a = i; } return 0; }
+static void *drain(void *a) { long n, t = 0; char b[5000]; while ((n = read(pr[0], b, sizeof b)) > 0) t += n; return (void *)t; }
+int main() {
+  signal(SIGPIPE, on); int s[2]; socketpair(AF_UNIX, SOCK_STREAM, 0, s); close(s[1]);
+  int r = send(s[0], "x", 1, MSG_NOSIGNAL); printf("%d %d ", r, pipes);
+  r = send(s[0], "x", 1, 0); printf("%d %d ", r, pipes); r = write(s[0], "x", 1); printf("%d %d\n", r, pipes);
+  // The waker of an event loop never reads its eventfd.
+  struct epoll_event e = {EPOLLIN | EPOLLET}; int ep = epoll_create1(0); ev = eventfd(0, EFD_NONBLOCK);
+  epoll_ctl(ep, EPOLL_CTL_ADD, ev, &e); volatile int last = 0; pthread_t t; pthread_create(&t, 0, wakes, (void *)&last);
+  int rounds = 0; while (last < 999 && epoll_wait(ep, &e, 1, 5000) == 1) rounds++;
+  pthread_join(t, 0); printf("%d %d\n", last, rounds > 0);
+  // A timer, waited for in epoll and by reading.
+  int tf = timerfd_create(CLOCK_MONOTONIC, 0); struct itimerspec tick = {{0, 20000000}, {0, 20000000}}, left; uint64_t n;
+  timerfd_settime(tf, 0, &tick, 0); e.events = EPOLLIN; ep = epoll_create1(0); epoll_ctl(ep, EPOLL_CTL_ADD, tf, &e);
+  printf("%d ", epoll_wait(ep, &e, 1, 5000)); read(tf, &n, 8); printf("%d ", n >= 1); read(tf, &n, 8);
+  timerfd_gettime(tf, &left); printf("%d %d\n", n >= 1, left.it_interval.tv_nsec == 20000000 && left.it_value.tv_nsec <= 20000000);
+  // A file through a pipe, by sendfile and by pwritev.
+  int f = open("/tmp/ev-file", O_CREAT | O_RDWR | O_TRUNC, 0600); struct iovec v[2] = {{data, 100000}, {data + 100000, 200000}};
+  for (int i = 0; i < 300000; i++) data[i] = i % 251;
+  printf("%zd ", pwritev(f, v, 2, 0)); pipe(pr); void *got; pthread_create(&t, 0, drain, 0); off_t at = 10;
+  while (sendfile(pr[1], f, &at, 1 << 20) > 0) ; printf("%ld ", (long)at); close(pr[1]); pthread_join(t, &got); printf("%ld\n", (long)got);
+  // Names of descriptors.
+  char b[100] = {0}, name[64]; sprintf(name, "/proc/self/fd/%d", f); readlink(name, b, 99); int fds = 0;
+  DIR *d = opendir("/proc/self/fd"); struct dirent *de; while ((de = readdir(d))) if (de->d_name[0] != '.' && atoi(de->d_name) == f) fds++;
+  int again = open(name, O_RDONLY), left_in = 0; ioctl(again, FIONREAD, &left_in); printf("%s %d %d\n", b, fds, left_in);
+  unlink("/tmp/ev-file"); return 0;
+}
+"#;
+    let expected = "-1 0 -1 1 -1 2\n999 1\n1 1 1 1\n300000 300000 299990\n/tmp/ev-file 1 300000\n";
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        expected,
         ExitStatus::Exited(0),
     );
 }
@@ -537,4 +603,4 @@ macro_rules! on_both {
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
 capture_and_restore interrupted_write captured_write captured_files interrupted_capture
-wait_masks }
+files wait_masks }
