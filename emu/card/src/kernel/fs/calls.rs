@@ -1,6 +1,9 @@
 //! Calls on descriptors and paths.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use super::{
     FsCall, IO_MAX, Inode, Open, PATH_MAX, RegularFile, Stat,
@@ -16,6 +19,7 @@ use super::{
 use crate::kernel::{
     errno::Errno,
     file::{Description, File},
+    time::host_clock,
     wait::{Stop, SysResult},
 };
 
@@ -80,8 +84,7 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_lchown => call.find_existing(AT_FDCWD, a[0], false),
         libc::SYS_fchown => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
         libc::SYS_fchownat => call.at_or_fd(int(0), a[1], int(4)),
-        libc::SYS_utimensat if a[1] == 0 => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
-        libc::SYS_utimensat => call.at_or_fd(int(0), a[1], int(3)),
+        libc::SYS_utimensat => call.utimensat(int(0), a[1], a[2], int(3)),
         libc::SYS_fsync | libc::SYS_fdatasync => call.fsync(int(0)),
         libc::SYS_sync => Ok(0),
         libc::SYS_umask => {
@@ -341,6 +344,50 @@ impl FsCall<'_> {
             return Ok(0);
         }
         self.find_existing(dirfd, at, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
+    }
+
+    /// utimensat(2), and futimens(3) without a path. Of its two times a card keeps that of the last
+    /// change, of regular files.
+    fn utimensat(&mut self, dirfd: i32, at: u64, times: u64, flags: i32) -> SysResult {
+        let mtime = self.read_mtime(times)?;
+        let inode = match at {
+            0 => {
+                let open = self.files.get(dirfd)?;
+                let file = open.file.as_any().downcast_ref::<RegularFile>();
+                file.map(|file| file.inode().clone())
+            }
+            _ => {
+                let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+                let node = self.find(dirfd, at, follow)?.node.ok_or(Errno::ENOENT)?;
+                match self.vfs.node(node) {
+                    Some(Node::File(inode)) => Some(inode.clone()),
+                    _ => None,
+                }
+            }
+        };
+        if let (Some(inode), Some(mtime)) = (inode, mtime) {
+            inode.set_mtime(mtime);
+        }
+        Ok(0)
+    }
+
+    /// The second of two `struct timespec`; `None`: the time is to stay.
+    fn read_mtime(&mut self, times: u64) -> Result<Option<Duration>, Errno> {
+        if times == 0 {
+            return Ok(Some(host_clock(libc::CLOCK_REALTIME)));
+        }
+        let mut bytes = [0; 32];
+        self.cx.memory.read(times, &mut bytes)?;
+        let word = |at: usize| i64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        match (u64::try_from(word(16)), word(24)) {
+            (_, libc::UTIME_NOW) => Ok(Some(host_clock(libc::CLOCK_REALTIME))),
+            (_, libc::UTIME_OMIT) => Ok(None),
+            // A time before 1970 is the earliest that there is.
+            (seconds, nanos @ 0..1_000_000_000) => {
+                Ok(Some(Duration::new(seconds.unwrap_or(0), nanos as u32)))
+            }
+            _ => Err(Errno::EINVAL),
+        }
     }
 
     /// fsync(2): files are in memory, so there is nothing to do.
@@ -829,6 +876,29 @@ mod tests {
         assert_eq!(kit.call(libc::SYS_fsync, &[99]), error(Errno::EBADF));
         let (read, _) = kit.pipe(0);
         assert_eq!(kit.call(libc::SYS_fsync, &[read]), error(Errno::EINVAL));
+    }
+
+    #[test]
+    fn the_time_of_the_last_change_can_be_set() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"");
+        let (path, at) = (kit.path("/tmp/a"), libc::AT_FDCWD as u64);
+        let changed = |kit: &mut Kit| {
+            kit.call(libc::SYS_stat, &[path, 0x2000]).unwrap();
+            u64::from_le_bytes(kit.bytes(0x2000 + 88, 8).try_into().unwrap())
+        };
+        kit.put_words(0x500, &[1, 0, 77, 5]);
+        assert_eq!(kit.call(libc::SYS_utimensat, &[at, path, 0x500, 0]), Ok(0));
+        assert_eq!(changed(&mut kit), 77);
+        kit.put_words(0x500, &[1, 0, 78, libc::UTIME_OMIT as u64]);
+        assert_eq!(kit.call(libc::SYS_utimensat, &[at, path, 0x500, 0]), Ok(0));
+        assert_eq!(changed(&mut kit), 77);
+        let fd = kit.open("/tmp/a", libc::O_RDONLY).unwrap();
+        assert_eq!(kit.call(libc::SYS_utimensat, &[fd, 0, 0, 0]), Ok(0));
+        assert!(changed(&mut kit) > 1_000_000_000);
+        kit.put_words(0x500, &[1, 0, 78, 1_000_000_000]);
+        let wrong = kit.call(libc::SYS_utimensat, &[at, path, 0x500, 0]);
+        assert_eq!(wrong, error(Errno::EINVAL));
     }
 
     #[test]

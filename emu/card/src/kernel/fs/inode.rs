@@ -99,6 +99,11 @@ impl Inode {
         self.lock().mode = mode & 0o7777;
     }
 
+    /// Sets the time of its last change.
+    pub fn set_mtime(&self, mtime: Duration) {
+        self.lock().mtime = mtime;
+    }
+
     /// One name more or less; returns how many it has.
     pub fn link(&self, by: i64) -> u64 {
         let mut inner = self.lock();

@@ -182,3 +182,57 @@ pub fn stat_of(open: &Arc<Open>) -> Stat {
         ..Stat::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::test_kit::Kit;
+
+    fn argument() -> impl Strategy<Value = u64> {
+        let path = prop_oneof![Just(0x1000_u64), Just(0x2000), Just(0x3000)];
+        prop_oneof![
+            0..12_u64,
+            path,
+            Just(libc::AT_FDCWD as u64),
+            any::<u64>(),
+            (0..64_u32).prop_map(|bit| 1 << bit),
+            (0..64_u32).prop_map(|bit| u64::MAX >> bit),
+        ]
+    }
+
+    /// Mostly calls that there are.
+    fn number() -> impl Strategy<Value = i64> {
+        prop_oneof![
+            0..24_i64,
+            32..34_i64,
+            40..60_i64,
+            72..96_i64,
+            213..334_i64,
+            424..450_i64
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        /// Whatever a program asks for, it gets an answer.
+        #[test]
+        fn hostile_calls_are_answered(
+            calls in prop::collection::vec((number(), prop::array::uniform6(argument())), 1..60)
+        ) {
+            let mut kit = Kit::new();
+            kit.limit_nofile = 64;
+            kit.file("/tmp/a", b"x");
+            for (at, text) in [(0x1000, "/tmp/a"), (0x2000, "/proc/self/fd/5"), (0x3000, "/tmp/b")] {
+                kit.put(at, text.as_bytes());
+            }
+            // A buffer in an iovec, and a socket's address.
+            kit.put_words(0x4000, &[0x5000, 100, 0x6000, 1 << 40]);
+            kit.put(0x7000, b"\x01\x00\x00name");
+            for (number, args) in calls {
+                let _ = kit.call(number, &args);
+            }
+        }
+    }
+}
