@@ -482,6 +482,30 @@ int main() {
     );
 }
 
+/// A sleep that a signal interrupts says what was left of it (nanosleep(2)).
+fn interrupted_sleep(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+static void on(int s) {}
+int main() {
+  signal(SIGUSR1, on); struct timespec t = {100, 0}, left = {0, 0};
+  if (fork() == 0) { usleep(100000); kill(getppid(), SIGUSR1); _exit(0); }
+  int n = nanosleep(&t, &left); printf("%d %d %d\n", n, errno == EINTR, left.tv_sec > 50 && left.tv_sec < 100);
+  return 0;
+}"#;
+    check(
+        kind,
+        source,
+        &["-static"],
+        "-1 1 1\n",
+        ExitStatus::Exited(0),
+    );
+}
+
 /// The calls that wait with a signal mask of their own: the signal interrupts them and nothing else,
 /// and stays pending if a file is ready (select(2), "The reason that pselect() is needed").
 fn wait_masks(kind: Kind) {
@@ -603,4 +627,4 @@ macro_rules! on_both {
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
 capture_and_restore interrupted_write captured_write captured_files interrupted_capture
-files wait_masks }
+files wait_masks interrupted_sleep }

@@ -17,6 +17,7 @@ use super::{
     fs::{self, FsCall, ProcInfo},
     run, signal,
     state::{Process, State, Thread, lock},
+    time,
     wait::{Channel, Stop, SysResult},
 };
 use crate::platform::{Cpu, PlatformError};
@@ -101,6 +102,7 @@ fn finish(state: &mut State, tid: i32, value: u64) -> i32 {
 /// A signal ends the wait: the call returns what it has done; if that is nothing it fails with
 /// EINTR, or is made again after the handler.
 fn interrupt(state: &mut State, tid: i32, number: u64) {
+    time::tell_time_left(state, tid, number);
     let progress = state.thread(tid).progress;
     // What a capture has written, or a restore has read, cannot be taken back.
     let request = state.thread(tid).regs.rsi as u32;
@@ -224,8 +226,8 @@ impl<'a> Call<'a> {
             libc::SYS_clock_getres => self.clock_getres(int(0), a[1]),
             libc::SYS_gettimeofday => self.gettimeofday(a[0]),
             libc::SYS_time => self.time(a[0]),
-            libc::SYS_nanosleep => self.nanosleep(libc::CLOCK_MONOTONIC, 0, a[0], a[1]),
-            libc::SYS_clock_nanosleep => self.nanosleep(int(0), int(1), a[2], a[3]),
+            libc::SYS_nanosleep => self.nanosleep(libc::CLOCK_MONOTONIC, 0, a[0]),
+            libc::SYS_clock_nanosleep => self.nanosleep(int(0), int(1), a[2]),
             _ => {
                 self.poll_with_mask(number, a)?;
                 self.file_call(number, a)
