@@ -9,9 +9,8 @@
 //! kept in the open device file, by thread.
 //!
 //! What must stay true: a stopped process does not run until its image is written (or given up: a
-//! signal ends either call with EINTR); a
-//! process that is being restored does not run before the last byte of its image has been checked,
-//! and leaves nothing behind if one is wrong.
+//! signal ends either call with EINTR); a process that is being restored does not run before the
+//! last byte of its image has been checked, and leaves nothing behind if one is wrong.
 
 use std::{
     any::Any,

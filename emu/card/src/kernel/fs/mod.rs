@@ -7,8 +7,8 @@
 //! | `pipe`, `socket`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
 //! | [`console`], `dev`, `proc`, `fd_names` | the host's ends; /dev; /proc |
 //! | `table` | descriptors |
-//! | `calls`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
-//! | `vectors` | buffers of a call |
+//! | `calls`, `paths`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
+//! | `vectors`, `stat` | buffers of a call; what stat(2) tells |
 //! | [`rebuild`], [`nameless`] | descriptors and nameless files of a restored process |
 //!
 //! What must stay true: contents take frames of card memory, and names are bounded, so that a card
@@ -24,6 +24,7 @@ mod fd_names;
 mod inode;
 pub mod nameless;
 mod names;
+mod paths;
 mod pipe;
 mod poll;
 mod proc;
@@ -31,6 +32,7 @@ pub mod rebuild;
 mod regular;
 mod socket;
 mod socket_calls;
+mod stat;
 mod table;
 #[cfg(test)]
 mod test_kit;
@@ -39,7 +41,7 @@ mod transfer;
 mod tree;
 mod vectors;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +50,7 @@ pub use self::{
     inode::{Inode, Span, shared_anonymous},
     proc::ProcInfo,
     regular::RegularFile,
+    stat::{Stat, stat_of},
     table::{FileTable, Open},
     tree::Vfs,
 };
@@ -98,6 +101,7 @@ pub struct FsCall<'a> {
 pub fn syscall(call: &mut FsCall, number: u64, args: [u64; 6]) -> Option<SysResult> {
     let result = transfer::run(call, number, args)
         .or_else(|| calls::run(call, number, args))
+        .or_else(|| paths::run(call, number, args))
         .or_else(|| copy::run(call, number, args))
         .or_else(|| timer::run(call, number, args))
         .or_else(|| poll::run(call, number, args))
@@ -134,52 +138,6 @@ pub fn read_c_string(
         if bytes.contains(&0) {
             return Ok(string);
         }
-    }
-}
-
-/// An inode's own type, for `st_mode`, and the rest that stat(2) tells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stat {
-    /// Inode number.
-    pub ino: u64,
-    /// Type and permission bits.
-    pub mode: u32,
-    /// Links.
-    pub nlink: u64,
-    /// Bytes.
-    pub size: u64,
-    /// Device number of a device.
-    pub rdev: u64,
-    /// Time of the last change, since the epoch.
-    pub mtime: Duration,
-}
-
-/// What an open file knows of itself beyond [`super::file::File`]: for fstat(2).
-pub fn stat_of(open: &Arc<Open>) -> Stat {
-    if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
-        return file.inode().stat();
-    }
-    if let Some(directory) = open.file.as_any().downcast_ref::<regular::Directory>() {
-        return Stat {
-            ino: directory.node(),
-            mode: libc::S_IFDIR | 0o755,
-            nlink: 2,
-            ..Stat::default()
-        };
-    }
-    let mode = match open.file.describe() {
-        super::file::Description::Pipe { .. } => libc::S_IFIFO | 0o600,
-        super::file::Description::Socket => libc::S_IFSOCK | 0o777,
-        super::file::Description::Console | super::file::Description::Device { .. } => {
-            libc::S_IFCHR | 0o620
-        }
-        _ => 0o600,
-    };
-    Stat {
-        ino: 1,
-        mode,
-        nlink: 1,
-        ..Stat::default()
     }
 }
 
