@@ -138,6 +138,14 @@ impl Watched {
         Some(now)
     }
 
+    /// What it is to be told of: nothing if it has been reported once and that was all it wanted.
+    fn armed_events(&self) -> u32 {
+        match self.disabled {
+            true => self.events & (libc::EPOLLONESHOT | libc::EPOLLET) as u32,
+            false => self.events,
+        }
+    }
+
     /// Bits that are not ready any more are news when they come back.
     fn forget_gone_bits(&mut self) {
         if let (Some(open), Some((bits, _))) = (self.open.upgrade(), &mut self.reported) {
@@ -171,7 +179,7 @@ impl File for Epoll {
         Description::Epoll {
             watched: watched
                 .iter()
-                .map(|(fd, entry)| (*fd, entry.events, entry.data))
+                .map(|(fd, entry)| (*fd, entry.armed_events(), entry.data))
                 .collect(),
         }
     }
@@ -183,7 +191,7 @@ impl File for Epoll {
 
 #[cfg(test)]
 mod tests {
-    use crate::kernel::fs::test_kit::Kit;
+    use crate::kernel::{file::Description, fs::test_kit::Kit};
 
     const EDGE: i32 = libc::EPOLLIN | libc::EPOLLET;
 
@@ -301,5 +309,26 @@ mod tests {
                 EDGE | libc::EPOLLONESHOT,
             );
         }
+    }
+
+    #[test]
+    fn a_snapshot_keeps_what_is_armed() {
+        let mut kit = Kit::new();
+        let set = epoll(&mut kit);
+        let once = EDGE | libc::EPOLLONESHOT;
+        let ((one, to), (other, _)) = (kit.pipe(0), kit.pipe(0));
+        add(&mut kit, set, one, once);
+        add(&mut kit, set, other, once);
+        write(&mut kit, to, 8);
+        assert_eq!(ready(&mut kit, set, 8), 1);
+        let open = kit.files.get(set as i32).unwrap();
+        let Description::Epoll { watched } = open.file.describe() else {
+            panic!("an epoll instance");
+        };
+        let input = |index: usize| watched[index].1 & libc::EPOLLIN as u32 != 0;
+        assert_eq!(
+            (watched[0].0, input(0), input(1)),
+            (one as i32, false, true)
+        );
     }
 }
