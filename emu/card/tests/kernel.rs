@@ -262,6 +262,297 @@ int main() {
     );
 }
 
+/// A write to a full pipe that has written a part, and a signal with SA_RESTART: each byte arrives
+/// once, and the call says how far it came (write(2)).
+fn interrupted_write(kind: Kind) {
+    let source = r#"
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+static int p[2]; static char data[100000]; static volatile int hit;
+static void wait_full() { int n = 0; while (n < 65536) { usleep(1000); ioctl(p[0], FIONREAD, &n); } }
+static void on(int s) { hit = 1; }
+static void *reader(void *a) {
+  static char b[65536]; long n, t = 0;
+  wait_full(); pthread_kill(*(pthread_t *)a, SIGUSR1); while (!hit) usleep(1000);
+  while ((n = read(p[0], b, sizeof b)) > 0) t += n;
+  return (void *)t;
+}
+int main() {
+  struct sigaction sa = {.sa_handler = on, .sa_flags = SA_RESTART}; sigaction(SIGUSR1, &sa, 0); pipe(p);
+  pthread_t me = pthread_self(), r; void *got; pthread_create(&r, 0, reader, &me);
+  long first = write(p[1], data, sizeof data), rest = write(p[1], data + first, sizeof data - first);
+  close(p[1]); pthread_join(r, &got); printf("%ld %ld %ld\n", first, rest, (long)got); return 0;
+}"#;
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        "65536 34464 100000\n",
+        ExitStatus::Exited(0),
+    );
+}
+
+/// A process is captured while a write waits with a part done. The restored call returns that part;
+/// in the process that goes on it completes.
+fn captured_write(kind: Kind) {
+    let source = r#"
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; };
+static int p[2]; static char data[100000];
+static void *writer(void *a) { long n = write(p[1], data, sizeof data); close(p[1]); return (void *)n; }
+int main() {
+  int st;
+  if (fork() == 0) {
+    static char b[65536]; pthread_t t; void *wrote; long n, got = 0; pipe(p);
+    pthread_create(&t, 0, writer, 0);
+    int full = 0; while (full < 65536) { usleep(1000); ioctl(p[0], FIONREAD, &full); }
+    int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR, 0600);
+    struct capture a = {f, 0}; int restored = ioctl(s, 0x40086b01, &a);
+    while ((n = read(p[0], b, sizeof b)) > 0) got += n;
+    pthread_join(t, &wrote); printf("%d %ld %ld\n", restored, (long)wrote, got); fflush(stdout); _exit(0);
+  }
+  wait(&st);
+  int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_RDONLY);
+  struct restore a = {f, {0, 1, 2}}; waitpid(ioctl(s, 0x40106b02, &a), &st, 0); return 0;
+}"#;
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        "0 100000 100000\n1 65536 65536\n",
+        ExitStatus::Exited(0),
+    );
+}
+
+/// What is not found by the path that it was opened by: a deleted file and its successor, a renamed
+/// one, a memfd that is mapped and shared, a text of /proc. And timers go on counting.
+fn captured_files(kind: Kind) {
+    let source = r#"
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; };
+static int make(const char *path, const char *text) {
+  int f = open(path, O_CREAT | O_RDWR | O_EXCL, 0600); write(f, text, strlen(text)); return f;
+}
+static void show(const char *what, int f) {
+  char b[64] = {0}; pread(f, b, 63, 0); printf("%s %s at %ld\n", what, b, lseek(f, 0, SEEK_CUR));
+}
+int main() {
+  int st;
+  if (fork() == 0) {
+    int gone = make("/tmp/a", "gone"); unlink("/tmp/a"); int new = make("/tmp/a", "its successor");
+    int moved = make("/tmp/b", "moved"); rename("/tmp/b", "/tmp/c");
+    int m = memfd_create("m", 0); ftruncate(m, 20 << 20); lseek(m, 7, SEEK_SET);
+    char *p = mmap(0, 20 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, m, 0); strcpy(p, "memfd"); strcpy(p + (19 << 20), "far");
+    int text = open("/proc/self/cmdline", O_RDONLY);
+    int once = timerfd_create(CLOCK_MONOTONIC, 0), often = timerfd_create(CLOCK_MONOTONIC, 0);
+    struct itimerspec soon = {{0, 0}, {0, 300000000}}, tick = {{0, 1000000}, {0, 1000000}};
+    timerfd_settime(once, 0, &soon, 0); timerfd_settime(often, 0, &tick, 0); usleep(50000);
+    int ep = epoll_create1(0); struct epoll_event e = {EPOLLIN}; epoll_ctl(ep, EPOLL_CTL_ADD, once, &e);
+    int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR, 0600);
+    struct capture a = {f, 0}; int n = ioctl(s, 0x40086b01, &a);
+    if (n == 0) _exit(3); if (n < 0) { perror("capture"); _exit(9); }
+    show("gone", gone); show("new", new); show("moved", moved); show("memfd", m); show("text", text);
+    strcpy(p + 1, "apped"); show("memfd", m); printf("%s\n", p + (19 << 20));
+    uint64_t ticks, hits; read(often, &ticks, 8); printf("%d\n", ticks >= 50 && ticks < 100000);
+    int ready = epoll_wait(ep, &e, 1, 10000); read(once, &hits, 8); printf("%d %ld\n", ready, (long)hits);
+    fflush(stdout); _exit(4);
+  }
+  wait(&st); printf("%d\n", WEXITSTATUS(st)); fflush(stdout);
+  int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_RDONLY);
+  struct restore a = {f, {0, 1, 2}}; int pid = ioctl(s, 0x40106b02, &a);
+  if (pid < 0) { perror("restore"); return 1; }
+  waitpid(pid, &st, 0); printf("%d\n", WEXITSTATUS(st)); return 0;
+}"#;
+    let expected = "3\ngone gone at 4\nnew its successor at 13\nmoved moved at 5\nmemfd memfd at 7\n\
+                    text program at 0\nmemfd mapped at 7\nfar\n1\n1 1\n4\n";
+    check(kind, source, &["-static"], expected, ExitStatus::Exited(0));
+}
+
+/// A capture that a signal interrupts is given up, whatever SA_RESTART says, and the threads that it
+/// stopped run on.
+fn interrupted_capture(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; };
+static volatile long spins; static volatile int hits;
+static void on(int s) { hits++; }
+static void *spinner(void *a) { for (;;) spins++; }
+int main() {
+  struct sigaction sa = {.sa_handler = on, .sa_flags = SA_RESTART}; sigaction(SIGUSR1, &sa, 0);
+  int p[2]; pipe(p); if (fork() == 0) {
+    int full = 0; while (full < 65536) { usleep(1000); ioctl(p[0], FIONREAD, &full); }
+    kill(getppid(), SIGUSR1); _exit(0);
+  }
+  pthread_t t; pthread_create(&t, 0, spinner, 0); while (spins < 1000) ;
+  int s = open("/dev/card/checkpoint", O_RDWR); struct capture a = {p[1], 0};
+  int n = ioctl(s, 0x40086b01, &a), e = errno; long before = spins; usleep(100000);
+  printf("%d %d %d %d\n", n, e == EINTR, hits, spins > before); fflush(stdout); _exit(0);
+}"#;
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        "-1 1 1 1\n",
+        ExitStatus::Exited(0),
+    );
+}
+
+/// Files and threads together: broken sockets, an event loop, timers, descriptors by name.
+fn files(kind: Kind) {
+    let source = r#"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
+static volatile int pipes; static int ev, pr[2]; static char data[300000];
+static void on(int s) { pipes++; }
+static void *wakes(void *a) { for (int i = 0; i < 1000; i++) { eventfd_write(ev, 1); *(volatile int *)a = i; } return 0; }
+static void *drain(void *a) { long n, t = 0; char b[5000]; while ((n = read(pr[0], b, sizeof b)) > 0) t += n; return (void *)t; }
+int main() {
+  signal(SIGPIPE, on); int s[2]; socketpair(AF_UNIX, SOCK_STREAM, 0, s); close(s[1]);
+  int r = send(s[0], "x", 1, MSG_NOSIGNAL); printf("%d %d ", r, pipes);
+  r = send(s[0], "x", 1, 0); printf("%d %d ", r, pipes); r = write(s[0], "x", 1); printf("%d %d\n", r, pipes);
+  // The waker of an event loop never reads its eventfd.
+  struct epoll_event e = {EPOLLIN | EPOLLET}; int ep = epoll_create1(0); ev = eventfd(0, EFD_NONBLOCK);
+  epoll_ctl(ep, EPOLL_CTL_ADD, ev, &e); volatile int last = 0; pthread_t t; pthread_create(&t, 0, wakes, (void *)&last);
+  int rounds = 0; while (last < 999 && epoll_wait(ep, &e, 1, 5000) == 1) rounds++;
+  pthread_join(t, 0); printf("%d %d\n", last, rounds > 0);
+  // A timer, waited for in epoll and by reading.
+  int tf = timerfd_create(CLOCK_MONOTONIC, 0); struct itimerspec tick = {{0, 20000000}, {0, 20000000}}, left; uint64_t n;
+  timerfd_settime(tf, 0, &tick, 0); e.events = EPOLLIN; ep = epoll_create1(0); epoll_ctl(ep, EPOLL_CTL_ADD, tf, &e);
+  printf("%d ", epoll_wait(ep, &e, 1, 5000)); read(tf, &n, 8); printf("%d ", n >= 1); read(tf, &n, 8);
+  timerfd_gettime(tf, &left); printf("%d %d\n", n >= 1, left.it_interval.tv_nsec == 20000000 && left.it_value.tv_nsec <= 20000000);
+  // A file through a pipe, by sendfile and by pwritev.
+  int f = open("/tmp/ev-file", O_CREAT | O_RDWR | O_TRUNC, 0600); struct iovec v[2] = {{data, 100000}, {data + 100000, 200000}};
+  for (int i = 0; i < 300000; i++) data[i] = i % 251;
+  printf("%zd ", pwritev(f, v, 2, 0)); pipe(pr); void *got; pthread_create(&t, 0, drain, 0); off_t at = 10;
+  while (sendfile(pr[1], f, &at, 1 << 20) > 0) ; printf("%ld ", (long)at); close(pr[1]); pthread_join(t, &got); printf("%ld\n", (long)got);
+  // Names of descriptors.
+  char b[100] = {0}, name[64]; sprintf(name, "/proc/self/fd/%d", f); readlink(name, b, 99); int fds = 0;
+  DIR *d = opendir("/proc/self/fd"); struct dirent *de; while ((de = readdir(d))) if (de->d_name[0] != '.' && atoi(de->d_name) == f) fds++;
+  int again = open(name, O_RDONLY), left_in = 0; ioctl(again, FIONREAD, &left_in); printf("%s %d %d\n", b, fds, left_in);
+  unlink("/tmp/ev-file"); return 0;
+}
+"#;
+    let expected = "-1 0 -1 1 -1 2\n999 1\n1 1 1 1\n300000 300000 299990\n/tmp/ev-file 1 300000\n";
+    check(
+        kind,
+        source,
+        &["-static", "-pthread"],
+        expected,
+        ExitStatus::Exited(0),
+    );
+}
+
+/// A sleep that a signal interrupts says what was left of it (nanosleep(2)).
+fn interrupted_sleep(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+static void on(int s) {}
+int main() {
+  signal(SIGUSR1, on); struct timespec t = {100, 0}, left = {0, 0};
+  if (fork() == 0) { usleep(100000); kill(getppid(), SIGUSR1); _exit(0); }
+  int n = nanosleep(&t, &left); printf("%d %d %d\n", n, errno == EINTR, left.tv_sec > 50 && left.tv_sec < 100);
+  return 0;
+}"#;
+    check(
+        kind,
+        source,
+        &["-static"],
+        "-1 1 1\n",
+        ExitStatus::Exited(0),
+    );
+}
+
+/// The calls that wait with a signal mask of their own: the signal interrupts them and nothing else,
+/// and stays pending if a file is ready (select(2), "The reason that pselect() is needed").
+fn wait_masks(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static volatile int hits; static sigset_t open_mask; static struct pollfd f; static int ep;
+static void on(int s) { hits++; }
+static int once(int which, int ms) {
+  struct timespec t = {ms / 1000, ms % 1000 * 1000000L}; struct epoll_event e; fd_set r; FD_ZERO(&r); FD_SET(f.fd, &r);
+  switch (which) {
+    case 0: return ppoll(&f, 1, &t, &open_mask);
+    case 1: return pselect(f.fd + 1, &r, 0, 0, &t, &open_mask);
+    case 2: return epoll_pwait(ep, &e, 1, ms, &open_mask);
+    default: return syscall(441, ep, &e, 1, &t, &open_mask, 8);
+  }
+}
+static const char *blocked() { sigset_t s; sigprocmask(SIG_BLOCK, 0, &s); return sigismember(&s, SIGUSR1) ? "blocked" : "open"; }
+int main() {
+  int p[2]; pipe(p); f.fd = p[0]; f.events = POLLIN; sigset_t s; sigemptyset(&s); sigaddset(&s, SIGUSR1);
+  ep = epoll_create1(0); struct epoll_event e = {EPOLLIN}; epoll_ctl(ep, EPOLL_CTL_ADD, p[0], &e);
+  signal(SIGUSR1, on); sigprocmask(SIG_BLOCK, &s, &open_mask);
+  for (int w = 0; w < 4; w++) {
+    hits = 0; if (fork() == 0) { usleep(100000); kill(getppid(), SIGUSR1); _exit(0); }
+    int n = once(w, 20000), interrupted = errno == EINTR, m = hits; wait(0);
+    raise(SIGUSR1); write(p[1], "x", 1); int ready = once(w, 20000), k = hits;
+    char b; read(p[0], &b, 1); errno = 0; int now = once(w, 0), late = errno;
+    printf("%d %d %d, %d %d, %d %d, %s\n", n, interrupted, m, ready, k, now, late == EINTR, blocked());
+    if (hits == 1) once(w, 20000);
+    printf("%d %d\n", hits, once(w, 10));
+  }
+  return 0;
+}"#;
+    // epoll does not look for signals if it is not to wait.
+    let polls = "-1 1 1, 1 1, -1 1, blocked\n2 0\n";
+    let epolls = "-1 1 1, 1 1, 0 0, blocked\n2 0\n";
+    let expected = [polls, polls, epolls, epolls].concat();
+    check(kind, source, &["-static"], &expected, ExitStatus::Exited(0));
+}
+
 fn rust_std(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("r.rs"), dir.path().join("r"));
@@ -335,4 +626,5 @@ macro_rules! on_both {
 }
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
-capture_and_restore }
+capture_and_restore interrupted_write captured_write captured_files interrupted_capture
+files wait_masks interrupted_sleep }

@@ -10,13 +10,14 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::{
-    Kernel,
+    Kernel, checkpoint,
     device::UserMemory,
     errno::Errno,
     file::Cx,
     fs::{self, FsCall, ProcInfo},
     run, signal,
     state::{Process, State, Thread, lock},
+    time,
     wait::{Channel, Stop, SysResult},
 };
 use crate::platform::{Cpu, PlatformError};
@@ -52,16 +53,13 @@ pub fn run(
         let result = call.dispatch(number, args);
         let tid = call.tid;
         tracing::trace!(tid, number, ?args, ?result, "call");
+        if result == Ok(0) && missed_a_signal(&mut state, tid, number) {
+            interrupt(&mut state, tid, number);
+            return Ok(tid);
+        }
         match result {
             Ok(value) => return Ok(finish(&mut state, tid, value)),
             Err(Stop::Errno(errno)) => {
-                let sends = matches!(number as i64, libc::SYS_write | libc::SYS_writev);
-                if errno == Errno::EPIPE && sends {
-                    let pid = state.thread(tid).pid;
-                    let info = signal::Info::sent(libc::SIGPIPE, pid, true);
-                    // If its queue is full it learns of it by the errno.
-                    let _ = signal::send(&mut state, pid, Some(tid), info);
-                }
                 return Ok(finish(&mut state, tid, -i64::from(errno.0) as u64));
             }
             Err(Stop::Wait(wait)) => state.thread(tid).waiting = Some(wait),
@@ -93,16 +91,28 @@ fn finish(state: &mut State, tid: i32, value: u64) -> i32 {
     thread.regs.rax = value;
     thread.call = None;
     thread.deadline = None;
+    thread.progress = 0;
     thread.waiting = None;
+    if let Some(mask) = thread.restore_mask.take() {
+        thread.mask = mask;
+    }
     tid
 }
 
-/// A signal ends the wait: the call fails with EINTR, or is made again after the handler.
+/// A signal ends the wait: the call returns what it has done; if that is nothing it fails with
+/// EINTR, or is made again after the handler.
 fn interrupt(state: &mut State, tid: i32, number: u64) {
-    let restart = may_restart(number) && signal::restarts(state, tid);
+    time::tell_time_left(state, tid, number);
+    let progress = state.thread(tid).progress;
+    // What a capture has written, or a restore has read, cannot be taken back.
+    let request = state.thread(tid).regs.rsi as u32;
+    let is_checkpoint = number as i64 == libc::SYS_ioctl && checkpoint::is_request(request);
+    let restart = !is_checkpoint && may_restart(number) && signal::restarts(state, tid);
     abandon(state, tid);
     let thread = state.thread(tid);
-    if restart {
+    if progress > 0 {
+        thread.regs.rax = progress as u64;
+    } else if restart {
         thread.regs.rip -= SYSCALL_BYTES;
         thread.regs.rax = number;
     } else {
@@ -116,12 +126,22 @@ fn abandon(state: &mut State, tid: i32) {
     let thread = state.thread(tid);
     thread.call = None;
     thread.deadline = None;
+    thread.progress = 0;
     thread.waiting = None;
     let pid = thread.pid;
     let files = state.process(pid).files.clone();
     for open in lock(&files).files() {
         open.file.abandon(tid);
     }
+    checkpoint::let_others_go(state, tid);
+}
+
+/// Whether the call has found nothing, but a signal that only its own mask lets through: then it is
+/// interrupted even if it does not wait.
+fn missed_a_signal(state: &mut State, tid: i32, number: u64) -> bool {
+    matches!(number as i64, libc::SYS_ppoll | libc::SYS_pselect6)
+        && state.thread(tid).restore_mask.is_some()
+        && signal::is_due(state, tid)
 }
 
 /// Calls that fail with EINTR whatever SA_RESTART says (signal(7)).
@@ -139,6 +159,7 @@ fn may_restart(number: u64) -> bool {
             | libc::SYS_pselect6
             | libc::SYS_epoll_wait
             | libc::SYS_epoll_pwait
+            | libc::SYS_epoll_pwait2
     )
 }
 
@@ -205,9 +226,12 @@ impl<'a> Call<'a> {
             libc::SYS_clock_getres => self.clock_getres(int(0), a[1]),
             libc::SYS_gettimeofday => self.gettimeofday(a[0]),
             libc::SYS_time => self.time(a[0]),
-            libc::SYS_nanosleep => self.nanosleep(libc::CLOCK_MONOTONIC, 0, a[0], a[1]),
-            libc::SYS_clock_nanosleep => self.nanosleep(int(0), int(1), a[2], a[3]),
-            _ => self.file_call(number, a),
+            libc::SYS_nanosleep => self.nanosleep(libc::CLOCK_MONOTONIC, 0, a[0]),
+            libc::SYS_clock_nanosleep => self.nanosleep(int(0), int(1), a[2]),
+            _ => {
+                self.poll_with_mask(number, a)?;
+                self.file_call(number, a)
+            }
         }
     }
 
@@ -220,6 +244,8 @@ impl<'a> Call<'a> {
             process.fs.clone(),
         );
         let mut deadline = self.thread().deadline;
+        let mut progress = self.thread().progress;
+        let mut sigpipe = false;
         let mut woken = Vec::new();
         let result = {
             let waker = self.kernel.waker();
@@ -231,6 +257,7 @@ impl<'a> Call<'a> {
                 wake: &mut wake,
                 waker: &waker,
                 nonblock: false,
+                append: false,
                 now: super::now(),
             };
             let mut call = FsCall {
@@ -241,12 +268,20 @@ impl<'a> Call<'a> {
                 limit_nofile: NOFILE,
                 proc: &proc,
                 deadline: &mut deadline,
+                progress: &mut progress,
+                sigpipe: &mut sigpipe,
             };
             fs::syscall(&mut call, number, a)
         };
         self.thread().deadline = deadline;
+        self.thread().progress = progress;
         for channel in woken {
             self.state.wake(channel);
+        }
+        if sigpipe {
+            let info = signal::Info::sent(libc::SIGPIPE, self.pid, true);
+            // If its queue is full it learns of it by the errno.
+            let _ = signal::send(self.state, self.pid, Some(self.tid), info);
         }
         result.unwrap_or_else(|| {
             if self.state.unknown_calls.insert(number) {

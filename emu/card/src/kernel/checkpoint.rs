@@ -8,9 +8,9 @@
 //! Both are calls that wait for a file descriptor and are run again; what they have done so far is
 //! kept in the open device file, by thread.
 //!
-//! What must stay true: a stopped process does not run until its image is written (or given up); a
-//! process that is being restored does not run before the last byte of its image has been checked,
-//! and leaves nothing behind if one is wrong.
+//! What must stay true: a stopped process does not run until its image is written (or given up: a
+//! signal ends either call with EINTR); a process that is being restored does not run before the
+//! last byte of its image has been checked, and leaves nothing behind if one is wrong.
 
 use std::{
     any::Any,
@@ -26,10 +26,14 @@ use super::{
     device::CharDevice,
     errno::Errno,
     file::{Cx, Description, File},
-    fs::{self, FsContext, Open, rebuild},
+    fs::{
+        FsContext, Inode, Open, Span, Vfs,
+        nameless::{self, FileRef, Nameless, NamelessImage},
+        rebuild,
+    },
     mm::{AddressSpace, Area, Backing},
     signal::{Actions, AltStack, Pending, SigSet},
-    state::{Process, Thread, lock},
+    state::{Process, State, Thread, lock},
     wait::{Channel, Stop, SysResult},
 };
 use crate::{
@@ -57,6 +61,7 @@ struct ProcessImage {
     actions: Actions,
     pending: Pending,
     threads: Vec<ThreadImage>,
+    nameless: Vec<NamelessImage>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,8 +70,8 @@ struct AreaImage {
     end: u64,
     prot: i32,
     shared: bool,
-    /// Path and offset of the file, which must exist on the other card.
-    file: Option<(String, u64)>,
+    /// File, which must exist on the other card if it has a name, and offset.
+    file: Option<(FileRef, u64)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -146,23 +151,30 @@ struct Writing {
     /// Encoded and not yet written.
     bytes: Vec<u8>,
     written: usize,
-    /// Runs of pages that are still to come: address and frames.
-    runs: VecDeque<(u64, Vec<u64>)>,
+    /// Runs of pages that are still to come.
+    runs: VecDeque<Run>,
     ended: bool,
+}
+
+/// Neighbouring pages of an image, from an address on.
+enum Run {
+    /// Frames of the process's memory.
+    Memory(u64, Vec<u64>),
+    /// A part of a nameless file.
+    File(u64, Arc<Inode>, Span),
 }
 
 /// An image on its way in.
 struct Reading {
     decoder: Decoder,
-    process: Option<(ProcessImage, AddressSpace)>,
+    process: Option<(ProcessImage, AddressSpace, Nameless)>,
 }
 
 impl Call<'_> {
     /// Runs the call if it is an ioctl on the checkpoint device.
     pub fn checkpoint(&mut self, number: u64, a: [u64; 6]) -> Option<SysResult> {
         let request = a[1] as u32;
-        let ours = request == wire::CAPTURE || request == wire::RESTORE;
-        if number as i64 != libc::SYS_ioctl || !ours {
+        if number as i64 != libc::SYS_ioctl || !is_request(request) {
             return None;
         }
         let files = self.process().files.clone();
@@ -174,7 +186,7 @@ impl Call<'_> {
         };
         let goes_on = matches!(result, Err(Stop::Wait(_)));
         if request == wire::CAPTURE && !goes_on {
-            self.let_others_go();
+            let_others_go(self.state, self.tid);
         }
         Some(result)
     }
@@ -187,6 +199,7 @@ impl Call<'_> {
         }
         let files = self.process().files.clone();
         let to = lock(&files).get(fd)?;
+        to.check_writable()?;
         let mut writing = match service.take(self.tid) {
             Some(Work::Capture(writing)) => writing,
             _ => {
@@ -239,20 +252,6 @@ impl Call<'_> {
         }
     }
 
-    fn let_others_go(&mut self) {
-        let me = self.tid;
-        let process = self.process();
-        if process.stopped_by != Some(me) {
-            return;
-        }
-        process.stopped_by = None;
-        for tid in process.threads.clone() {
-            if tid != me {
-                self.state.thread(tid).poke();
-            }
-        }
-    }
-
     /// The image's beginning, and the list of its pages.
     fn begin(&mut self) -> Result<Writing, Stop> {
         let own = match &self.thread().xstate {
@@ -292,27 +291,34 @@ impl Call<'_> {
                 })
             })
             .collect::<Result<Vec<_>, Errno>>()?;
-        let process = self.process();
-        let mm = process.mm.clone();
-        let mm = lock(&mm);
+        let process = self.state.process(self.pid);
+        let (mm, files) = (process.mm.clone(), process.files.clone());
+        let (exe, argv) = (process.exe.clone(), process.argv.clone());
+        let (fs, actions) = (lock(&process.fs).clone(), lock(&process.actions).clone());
+        let pending = process.pending.clone();
+        let (mm, vfs) = (lock(&mm), &self.state.vfs);
+        let mut nameless = Nameless::default();
         let image = ProcessImage {
-            pid: process.pid,
-            exe: process.exe.clone(),
-            argv: process.argv.clone(),
+            pid: self.pid,
+            exe,
+            argv,
             brk: mm.brk,
             areas: mm
                 .areas()
-                .map(|(start, area)| AreaImage::of(start, area))
+                .map(|(start, area)| AreaImage::of(start, area, vfs, &mut nameless))
                 .collect(),
-            files: rebuild::describe(&lock(&process.files)),
-            fs: lock(&process.fs).clone(),
-            actions: lock(&process.actions).clone(),
-            pending: process.pending.clone(),
+            files: rebuild::describe(&lock(&files), vfs, &mut nameless),
+            fs,
+            actions,
+            pending,
             threads,
+            nameless: nameless.images(),
         };
         let mut encoder = Encoder::default();
         let bytes = encoder.start(&frame::encode(&image));
-        let runs = runs(&mm);
+        let mut runs = runs(&mm);
+        let files = nameless.spans(PAGES_MAX / PAGE as usize);
+        runs.extend(files.map(|(address, file, span)| Run::File(address, file, span)));
         Ok(Writing {
             encoder,
             bytes,
@@ -326,7 +332,13 @@ impl Call<'_> {
     fn encode_next(&mut self, writing: &mut Writing) -> bool {
         writing.written = 0;
         match writing.runs.pop_front() {
-            Some((address, frames)) => {
+            Some(Run::File(address, file, span)) => {
+                let mut pages = file.read_at(span.offset, span.len);
+                pages.resize(span.len, 0);
+                writing.bytes = writing.encoder.pages(address, &pages);
+                true
+            }
+            Some(Run::Memory(address, frames)) => {
                 let mut pages = vec![0; frames.len() * PAGE as usize];
                 for (page, frame) in pages.chunks_exact_mut(PAGE as usize).zip(frames) {
                     self.kernel.memory.read(frame, page);
@@ -349,6 +361,7 @@ impl Call<'_> {
         let stdio = [(first >> 32) as i32, second as i32, (second >> 32) as i32];
         let files = self.process().files.clone();
         let from = lock(&files).get(fd)?;
+        from.check_readable()?;
         let mut reading = match service.take(self.tid) {
             Some(Work::Restore(reading)) => reading,
             _ => Box::new(Reading {
@@ -373,11 +386,16 @@ impl Call<'_> {
             match piece {
                 Some(Piece::Process(bytes)) => {
                     let image: ProcessImage = frame::decode(&bytes).map_err(|_| Errno::EBADMSG)?;
-                    let mm = self.empty_copy(&image)?;
-                    reading.process = Some((image, mm));
+                    let files = Nameless::rebuild(&self.kernel.memory, &image.nameless)?;
+                    let mm = self.empty_copy(&image, &files)?;
+                    reading.process = Some((image, mm, files));
                 }
                 Some(Piece::Pages { address, bytes }) => {
-                    let (_, mm) = reading.process.as_ref().ok_or(Errno::EBADMSG)?;
+                    let (_, mm, files) = reading.process.as_ref().ok_or(Errno::EBADMSG)?;
+                    if address >= nameless::PAGES_START {
+                        files.fill(address, &bytes)?;
+                        continue;
+                    }
                     for (index, page) in bytes.chunks_exact(PAGE as usize).enumerate() {
                         mm.fill(address + index as u64 * PAGE, page)?;
                     }
@@ -386,12 +404,12 @@ impl Call<'_> {
             }
         }
         reading.decoder.finish().map_err(refused)?;
-        let (image, mm) = reading.process.ok_or(Errno::EBADMSG)?;
-        self.revive(image, mm, stdio)
+        let (image, mm, files) = reading.process.ok_or(Errno::EBADMSG)?;
+        self.revive(image, mm, &files, stdio)
     }
 
     /// An address space with the areas of the image and no pages of its own.
-    fn empty_copy(&mut self, image: &ProcessImage) -> Result<AddressSpace, Stop> {
+    fn empty_copy(&mut self, image: &ProcessImage, files: &Nameless) -> Result<AddressSpace, Stop> {
         let ids = image
             .threads
             .iter()
@@ -407,11 +425,16 @@ impl Call<'_> {
         for area in &image.areas {
             let backing = match &area.file {
                 None => Backing::Anonymous,
-                Some((path, offset)) => Backing::File {
-                    inode: self.state.vfs.inode(path).inspect_err(|errno| {
-                        tracing::warn!(path, %errno, "a mapped file is not on this card");
-                    })?,
-                    path: path.clone(),
+                Some((file, offset)) => Backing::File {
+                    inode: match file {
+                        FileRef::Nameless { index, .. } => files.get(*index)?,
+                        FileRef::Named(path) => {
+                            self.state.vfs.inode(path).inspect_err(|errno| {
+                                tracing::warn!(path, %errno, "a mapped file is not on this card");
+                            })?
+                        }
+                    },
+                    path: file.path().to_owned(),
                     offset: *offset,
                 },
             };
@@ -440,7 +463,13 @@ impl Call<'_> {
     }
 
     /// The process again, with its threads running.
-    fn revive(&mut self, image: ProcessImage, mm: AddressSpace, stdio: [i32; 3]) -> SysResult {
+    fn revive(
+        &mut self,
+        image: ProcessImage,
+        mm: AddressSpace,
+        nameless: &Nameless,
+        stdio: [i32; 3],
+    ) -> SysResult {
         let first_is_there = image.threads.iter().any(|thread| thread.tid == image.pid);
         let sound = image.threads.iter().all(|thread| {
             xstate::check(&thread.xstate).is_ok()
@@ -461,7 +490,7 @@ impl Call<'_> {
             ]
         };
         let files = self.with_cx(|vfs, cx| {
-            rebuild::rebuild(vfs, cx, &image.fs, &image.files, &stdio).map_err(|error| {
+            rebuild::rebuild(vfs, cx, &image.fs, &image.files, nameless, &stdio).map_err(|error| {
                 tracing::warn!(%error, "a restored process cannot have its files");
                 Stop::from(error.errno)
             })
@@ -507,17 +536,15 @@ impl Call<'_> {
         open: &Arc<Open>,
         f: impl FnOnce(&dyn File, &mut Cx) -> SysResult<T>,
     ) -> SysResult<T> {
-        let nonblock = open.nonblock();
+        let (nonblock, append) = (open.nonblock(), open.flags() & libc::O_APPEND != 0);
         self.with_cx(|_, cx| {
             cx.nonblock = nonblock;
+            cx.append = append;
             f(&*open.file, cx)
         })
     }
 
-    fn with_cx<T>(
-        &mut self,
-        f: impl FnOnce(&mut fs::Vfs, &mut Cx) -> SysResult<T>,
-    ) -> SysResult<T> {
+    fn with_cx<T>(&mut self, f: impl FnOnce(&mut Vfs, &mut Cx) -> SysResult<T>) -> SysResult<T> {
         let mm = self.process().mm.clone();
         let waker = self.kernel.waker();
         let (tid, pid) = (self.tid, self.pid);
@@ -531,6 +558,7 @@ impl Call<'_> {
                 wake: &mut wake,
                 waker: &waker,
                 nonblock: false,
+                append: false,
                 now: super::now(),
             };
             f(&mut self.state.vfs, &mut cx)
@@ -542,32 +570,66 @@ impl Call<'_> {
     }
 }
 
+/// Whether an ioctl(2) request is one of the device's.
+pub(super) fn is_request(request: u32) -> bool {
+    request == wire::CAPTURE || request == wire::RESTORE
+}
+
+/// The threads that `me` has stopped run on, if it has stopped any.
+pub(super) fn let_others_go(state: &mut State, me: i32) {
+    let pid = state.thread(me).pid;
+    let process = state.process(pid);
+    if process.stopped_by != Some(me) {
+        return;
+    }
+    process.stopped_by = None;
+    for tid in process.threads.clone() {
+        if tid != me {
+            state.thread(tid).poke();
+        }
+    }
+}
+
 impl AreaImage {
-    fn of(start: u64, area: &Area) -> Self {
+    fn of(start: u64, area: &Area, vfs: &Vfs, nameless: &mut Nameless) -> Self {
         let file = match &area.backing {
-            // Nobody else has it: its pages are in the image, and it comes back as private memory.
-            Backing::File { path, .. } if path.starts_with("/dev/zero") => None,
-            Backing::File { path, offset, .. } => Some((path.clone(), *offset)),
-            Backing::Anonymous => None,
+            Backing::File {
+                inode,
+                path,
+                offset,
+            } if !is_own(area) => Some((nameless.refer(vfs, inode, path), *offset)),
+            _ => None,
         };
-        let shared = area.shared && file.is_some();
         Self {
             start,
             end: area.end,
             prot: area.prot,
-            shared,
+            shared: area.shared && file.is_some(),
             file,
         }
     }
 }
 
+/// Whether nobody else has what is in an area, shared or not: its pages are in the image, and it
+/// comes back as private memory.
+fn is_own(area: &Area) -> bool {
+    match &area.backing {
+        Backing::File { path, .. } => path.starts_with("/dev/zero"),
+        Backing::Anonymous => true,
+    }
+}
+
 /// Registers with which a thread that is stopped in a call makes it again, or returns from it if
-/// it has already been woken.
+/// it has already been woken or has moved some bytes, which are not to be moved twice.
 fn restartable(thread: &Thread, woken: bool) -> Regs {
     match thread.call {
         None => thread.regs,
         Some(_) if woken => Regs {
             rax: 0,
+            ..thread.regs
+        },
+        Some(_) if thread.progress > 0 => Regs {
+            rax: thread.progress as u64,
             ..thread.regs
         },
         Some(number) => Regs {
@@ -578,24 +640,20 @@ fn restartable(thread: &Thread, woken: bool) -> Regs {
     }
 }
 
-/// All pages that an image holds, in runs of neighbours. Shared file pages are not the process's:
-/// local store is saved as files (paper section 4.1).
-fn runs(mm: &AddressSpace) -> VecDeque<(u64, Vec<u64>)> {
-    let mut runs: VecDeque<(u64, Vec<u64>)> = VecDeque::new();
-    for (start, area) in mm.areas() {
-        let image = AreaImage::of(start, area);
-        if image.shared {
-            continue;
-        }
+/// All pages of memory that an image holds, in runs of neighbours. Shared file pages are not the
+/// process's: local store is saved as files (paper section 4.1), and so are nameless files.
+fn runs(mm: &AddressSpace) -> VecDeque<Run> {
+    let mut runs = VecDeque::new();
+    for (start, area) in mm.areas().filter(|(_, area)| !area.shared || is_own(area)) {
         for (va, frame) in mm.present(start, area.end) {
             match runs.back_mut() {
-                Some((first, frames))
+                Some(Run::Memory(first, frames))
                     if *first + frames.len() as u64 * PAGE == va
                         && (frames.len() + 1) * PAGE as usize <= PAGES_MAX =>
                 {
                     frames.push(frame);
                 }
-                _ => runs.push_back((va, vec![frame])),
+                _ => runs.push_back(Run::Memory(va, vec![frame])),
             }
         }
     }

@@ -4,7 +4,7 @@
 //! file system, pipes, sockets, eventfds, epolls, character devices, the console. Methods run
 //! under the kernel lock and never block the host thread: they return `Stop::Wait` instead.
 
-use std::any::Any;
+use std::{any::Any, time::Duration};
 
 use super::{
     device::{UserMemory, Waker},
@@ -31,8 +31,10 @@ pub struct Cx<'a> {
     pub waker: &'a Waker,
     /// The caller asked for no waiting (`O_NONBLOCK`, `MSG_DONTWAIT`).
     pub nonblock: bool,
+    /// Writes go to the end (`O_APPEND`).
+    pub append: bool,
     /// `CLOCK_MONOTONIC` time of the host.
-    pub now: std::time::Duration,
+    pub now: Duration,
 }
 
 /// An open file description (open(2)).
@@ -57,9 +59,20 @@ pub trait File: Any + Send + Sync {
         libc::POLLIN | libc::POLLOUT
     }
 
+    /// How often something has happened that may make one of `events` ready: what an edge-triggered
+    /// watcher is told of (epoll(7)). A file that does not count reports changes of [`File::poll`].
+    fn edges(&self, _events: PollMask) -> u64 {
+        0
+    }
+
     /// The channels that are woken when [`File::poll`] may have changed.
     fn channels(&self) -> Vec<Channel> {
         Vec::new()
+    }
+
+    /// When [`File::poll`] may change without a wake: the time of a timer, on `CLOCK_MONOTONIC`.
+    fn deadline(&self) -> Option<Duration> {
+        None
     }
 
     /// The thread will not repeat the call that last returned `Stop::Wait`: forget its request.
@@ -120,4 +133,26 @@ pub enum Description {
     Socket,
     /// Standard input or output of the card's console: taken from the restorer's descriptors.
     Console,
+    /// A timerfd.
+    Timer {
+        /// `CLOCK_*`.
+        clock: i32,
+        /// Time until it expires next; `None`: it does not.
+        left: Option<Duration>,
+        /// Time between expirations, or zero.
+        interval: Duration,
+        /// Expirations that have not been read.
+        missed: u64,
+    },
+    /// A regular file without a name, whose contents are in the image.
+    Nameless {
+        /// Which of the image's files.
+        index: u32,
+        /// The path that it once had.
+        path: String,
+        /// `O_*` flags of open(2).
+        flags: i32,
+        /// File position.
+        position: u64,
+    },
 }

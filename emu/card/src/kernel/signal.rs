@@ -592,16 +592,41 @@ impl Call<'_> {
 
     /// rt_sigsuspend(2), and pause(2) with no mask.
     pub fn rt_sigsuspend(&mut self, mask: Option<u64>) -> SysResult {
-        if let Some(mask) = mask
-            && self.thread().restore_mask.is_none()
-        {
+        if let Some(mask) = mask {
+            self.wait_with_mask(mask)?;
+        }
+        // Only a signal ends it.
+        Err(Stop::Wait(Wait::default()))
+    }
+
+    /// The call waits with another mask; the thread gets its own back when the call ends, or after
+    /// the handler that interrupts it.
+    fn wait_with_mask(&mut self, mask: u64) -> Result<(), Stop> {
+        if self.thread().restore_mask.is_none() {
             let [set] = self.read_words(mask)?;
             let before = self.thread().mask;
             self.thread().restore_mask = Some(before);
             self.thread().mask = SigSet(set).blockable();
         }
-        // Only a signal ends it.
-        Err(Stop::Wait(Wait::default()))
+        Ok(())
+    }
+
+    /// The masks of ppoll(2), pselect(2), epoll_pwait(2) and epoll_pwait2(2).
+    pub fn poll_with_mask(&mut self, number: u64, a: [u64; 6]) -> Result<(), Stop> {
+        let (mask, bytes) = match number as i64 {
+            libc::SYS_ppoll => (a[3], a[4]),
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => (a[4], a[5]),
+            libc::SYS_pselect6 if a[5] != 0 => {
+                let [mask, bytes] = self.read_words(a[5])?;
+                (mask, bytes)
+            }
+            _ => return Ok(()),
+        };
+        match (mask, bytes) {
+            (0, _) => Ok(()),
+            (_, SIGSET_BYTES) => self.wait_with_mask(mask),
+            _ => Err(Errno::EINVAL.into()),
+        }
     }
 
     /// rt_sigtimedwait(2).

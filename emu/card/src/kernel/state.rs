@@ -114,6 +114,8 @@ pub struct Thread {
     pub call: Option<u64>,
     /// When that call stops waiting.
     pub deadline: Option<Duration>,
+    /// Bytes that it has moved so far.
+    pub progress: usize,
     /// It waits for these; `None` if it runs or has been woken.
     pub waiting: Option<Wait>,
     /// Parked for `stopped_by`, with its extended state saved.
@@ -147,6 +149,7 @@ impl Thread {
             robust_list: 0,
             call: None,
             deadline: None,
+            progress: 0,
             waiting: None,
             parked: false,
             wakeup: Arc::new(Condvar::new()),

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use super::{
     call::Call,
+    device::UserMemory,
     errno::Errno,
     now,
+    state::{State, lock},
     wait::{Stop, SysResult, Wait},
 };
 
@@ -18,6 +20,25 @@ pub fn host_clock(clock: libc::clockid_t) -> Duration {
     // SAFETY: `time` is a valid timespec to write to.
     unsafe { libc::clock_gettime(clock, &mut time) };
     Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec as u32)
+}
+
+/// A sleep that a signal interrupts says how long it would have gone on (nanosleep(2)).
+pub fn tell_time_left(state: &mut State, tid: i32, number: u64) {
+    let thread = state.thread(tid);
+    let (regs, pid) = (thread.regs, thread.pid);
+    let to = match number as i64 {
+        libc::SYS_nanosleep => regs.rsi,
+        libc::SYS_clock_nanosleep if regs.rsi as i32 & libc::TIMER_ABSTIME == 0 => regs.r10,
+        _ => return,
+    };
+    let Some(deadline) = thread.deadline.filter(|_| to != 0) else {
+        return;
+    };
+    let left = deadline.saturating_sub(now());
+    let words = [left.as_secs(), left.subsec_nanos().into()];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    // The call has failed already; a bad address changes nothing.
+    let _ = lock(&state.process(pid).mm).write(to, &bytes);
 }
 
 impl Call<'_> {
@@ -64,7 +85,7 @@ impl Call<'_> {
     }
 
     /// nanosleep(2), and clock_nanosleep(2) with its clock and flags.
-    pub fn nanosleep(&mut self, clock: i32, flags: i32, time: u64, _left: u64) -> SysResult {
+    pub fn nanosleep(&mut self, clock: i32, flags: i32, time: u64) -> SysResult {
         let realtime = clock == libc::CLOCK_REALTIME;
         let deadline = match flags & libc::TIMER_ABSTIME != 0 {
             true => self.absolute_deadline(time, realtime)?,

@@ -1,10 +1,10 @@
 //! How a system call waits: it does not. It says what it waits for and ends; when that happens,
 //! it is run again from the start.
 //!
-//! So a thread that waits holds no kernel state but its registers at the entry of the call (and
-//! the call's deadline), which is what makes it possible to capture it, restore it elsewhere and
-//! let it restart the call. What a call must remember between attempts (bytes already sent, a
-//! request already posted) belongs to the file, keyed by thread.
+//! So a thread that waits holds no kernel state but its registers at the entry of the call, the
+//! call's deadline and how many bytes it has moved, which is what makes it possible to capture it,
+//! restore it elsewhere and let it restart the call (or return that count). A request that a call
+//! has posted belongs to the file, keyed by thread.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

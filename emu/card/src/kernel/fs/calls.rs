@@ -1,42 +1,25 @@
-//! Calls on descriptors and paths.
+//! Calls on descriptors.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{
-    FsCall, IO_MAX, Inode, Open, PATH_MAX, RegularFile, Stat,
-    event::Event,
-    pipe,
-    proc::{self, ProcFile},
-    read_c_string,
-    regular::Directory,
-    stat_of,
-    tree::{Found, Node},
+    FsCall, IO_MAX, Inode, Open, RegularFile, event::Event, names::FIRST_COOKIE, pipe,
+    regular::Directory, stat_of,
 };
 use crate::kernel::{
     errno::Errno,
-    file::File,
+    file::Description,
     wait::{Stop, SysResult},
 };
 
-const IOV_MAX: u64 = 1024;
-const AT_FDCWD: i32 = libc::AT_FDCWD;
+/// Flags of open(2) that are no status flags (fcntl(2), F_GETFL).
+const NOT_STATUS: i32 =
+    libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
 
 /// Runs one of these calls; `None` if it is none.
 pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
     let int = |i: usize| a[i] as i32;
     Some(match number as i64 {
-        libc::SYS_read => call.read(int(0), a[1], a[2] as usize),
-        libc::SYS_write => call.write(int(0), a[1], a[2] as usize),
-        libc::SYS_readv => call.readv(int(0), a[1], a[2]),
-        libc::SYS_writev => call.writev(int(0), a[1], a[2]),
-        libc::SYS_pread64 => call.pread(int(0), a[1], a[2] as usize, a[3]),
-        libc::SYS_pwrite64 => call.pwrite(int(0), a[1], a[2] as usize, a[3]),
-        libc::SYS_open => call.openat(AT_FDCWD, a[0], int(1), a[2] as u32),
-        libc::SYS_openat => call.openat(int(0), a[1], int(2), a[3] as u32),
-        libc::SYS_creat => {
-            let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-            call.openat(AT_FDCWD, a[0], flags, a[1] as u32)
-        }
         libc::SYS_close => call.close(int(0)),
         libc::SYS_close_range => call.close_range(a[0], a[1], int(2)),
         libc::SYS_dup => call.dup(int(0), 0, false),
@@ -46,52 +29,23 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_fcntl => call.fcntl(int(0), int(1), a[2]),
         libc::SYS_flock => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
         libc::SYS_lseek => call.lseek(int(0), a[1] as i64, int(2)),
-        libc::SYS_stat => call.stat_path(AT_FDCWD, a[0], a[1], true),
-        libc::SYS_lstat => call.stat_path(AT_FDCWD, a[0], a[1], false),
         libc::SYS_fstat => call.fstat(int(0), a[1]),
-        libc::SYS_newfstatat => call.newfstatat(int(0), a[1], a[2], int(3)),
-        libc::SYS_statx => call.statx(int(0), a[1], int(2), a[4]),
-        libc::SYS_access => call.access(AT_FDCWD, a[0]),
-        libc::SYS_faccessat | libc::SYS_faccessat2 => call.access(int(0), a[1]),
         libc::SYS_getdents64 => call.getdents64(int(0), a[1], a[2] as usize),
-        libc::SYS_mkdir => call.mkdir(AT_FDCWD, a[0]),
-        libc::SYS_mkdirat => call.mkdir(int(0), a[1]),
-        libc::SYS_rmdir => call.unlink(AT_FDCWD, a[0], true),
-        libc::SYS_unlink => call.unlink(AT_FDCWD, a[0], false),
-        libc::SYS_unlinkat => call.unlink(int(0), a[1], int(2) & libc::AT_REMOVEDIR != 0),
-        libc::SYS_rename => call.rename(AT_FDCWD, a[0], AT_FDCWD, a[1]),
-        libc::SYS_renameat | libc::SYS_renameat2 => call.rename(int(0), a[1], int(2), a[3]),
-        libc::SYS_link => call.link(AT_FDCWD, a[0], AT_FDCWD, a[1]),
-        libc::SYS_linkat => call.link(int(0), a[1], int(2), a[3]),
-        libc::SYS_symlink => call.symlink(a[0], AT_FDCWD, a[1]),
-        libc::SYS_symlinkat => call.symlink(a[0], int(1), a[2]),
-        libc::SYS_readlink => call.readlink(AT_FDCWD, a[0], a[1], a[2] as usize),
-        libc::SYS_readlinkat => call.readlink(int(0), a[1], a[2], a[3] as usize),
-        libc::SYS_truncate => call.truncate(a[0], a[1]),
         libc::SYS_ftruncate => call.ftruncate(int(0), a[1]),
         libc::SYS_fallocate => call.fallocate(int(0), int(1), a[2], a[3]),
-        libc::SYS_chmod => call.chmod(AT_FDCWD, a[0], a[1] as u32),
-        libc::SYS_fchmodat => call.chmod(int(0), a[1], a[2] as u32),
         libc::SYS_fchmod => call.regular(int(0), |inode| {
             inode.set_mode(a[1] as u32);
             Ok(0)
         }),
-        libc::SYS_chown
-        | libc::SYS_fchown
-        | libc::SYS_lchown
-        | libc::SYS_fchownat
-        | libc::SYS_utimensat
-        | libc::SYS_fsync
-        | libc::SYS_fdatasync
-        | libc::SYS_sync => Ok(0),
+        libc::SYS_fchown => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
+        libc::SYS_fsync | libc::SYS_fdatasync => call.fsync(int(0)),
+        libc::SYS_sync => Ok(0),
         libc::SYS_umask => {
             let before = call.fs.umask;
             call.fs.umask = a[0] as u32 & 0o777;
             Ok(before.into())
         }
-        libc::SYS_chdir => call.chdir(a[0]),
         libc::SYS_fchdir => call.fchdir(int(0)),
-        libc::SYS_getcwd => call.getcwd(a[0], a[1] as usize),
         libc::SYS_pipe => call.pipe(a[0], 0),
         libc::SYS_pipe2 => call.pipe(a[0], int(1)),
         libc::SYS_eventfd => call.eventfd(a[0], 0),
@@ -109,82 +63,12 @@ impl FsCall<'_> {
         self.proc.cores()
     }
 
-    fn open_for(&mut self, fd: i32) -> Result<Arc<Open>, Errno> {
+    /// The description that a call works on, with its status flags in the context.
+    pub fn open_for(&mut self, fd: i32) -> Result<Arc<Open>, Errno> {
         let open = self.files.get(fd)?;
         self.cx.nonblock = open.nonblock();
+        self.cx.append = open.flags() & libc::O_APPEND != 0;
         Ok(open)
-    }
-
-    fn read(&mut self, fd: i32, to: u64, len: usize) -> SysResult {
-        let open = self.open_for(fd)?;
-        let bytes = open.file.read(&mut self.cx, len.min(IO_MAX))?;
-        self.cx.memory.write(to, &bytes)?;
-        Ok(bytes.len() as u64)
-    }
-
-    fn write(&mut self, fd: i32, from: u64, len: usize) -> SysResult {
-        let open = self.open_for(fd)?;
-        let mut bytes = vec![0; len.min(IO_MAX)];
-        self.cx.memory.read(from, &mut bytes)?;
-        Ok(open.file.write(&mut self.cx, &bytes)? as u64)
-    }
-
-    fn vectors(&mut self, at: u64, count: u64) -> Result<Vec<(u64, usize)>, Errno> {
-        if count > IOV_MAX {
-            return Err(Errno::EINVAL);
-        }
-        let mut bytes = vec![0; count as usize * 16];
-        self.cx.memory.read(at, &mut bytes)?;
-        let (mut total, mut vectors) = (0_usize, Vec::new());
-        for entry in bytes.chunks_exact(16) {
-            let base = u64::from_le_bytes(entry[..8].try_into().expect("8 bytes"));
-            let len = u64::from_le_bytes(entry[8..].try_into().expect("8 bytes"));
-            let len = (len as usize).min(IO_MAX - total);
-            total += len;
-            vectors.push((base, len));
-        }
-        Ok(vectors)
-    }
-
-    fn readv(&mut self, fd: i32, at: u64, count: u64) -> SysResult {
-        let vectors = self.vectors(at, count)?;
-        let open = self.open_for(fd)?;
-        let total = vectors.iter().map(|(_, len)| len).sum();
-        let bytes = open.file.read(&mut self.cx, total)?;
-        let mut rest = &bytes[..];
-        for (base, len) in vectors {
-            let (now, later) = rest.split_at(len.min(rest.len()));
-            self.cx.memory.write(base, now)?;
-            rest = later;
-        }
-        Ok(bytes.len() as u64)
-    }
-
-    /// The bytes that an array of `struct iovec` names, for writing.
-    pub fn gather(&mut self, at: u64, count: u64) -> Result<Vec<u8>, Errno> {
-        let mut data = Vec::new();
-        for (base, len) in self.vectors(at, count)? {
-            let start = data.len();
-            data.resize(start + len, 0);
-            self.cx.memory.read(base, &mut data[start..])?;
-        }
-        Ok(data)
-    }
-
-    /// Puts bytes where an array of `struct iovec` says.
-    pub fn scatter(&mut self, at: u64, count: u64, mut bytes: &[u8]) -> Result<(), Errno> {
-        for (base, len) in self.vectors(at, count)? {
-            let (now, later) = bytes.split_at(len.min(bytes.len()));
-            self.cx.memory.write(base, now)?;
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    fn writev(&mut self, fd: i32, at: u64, count: u64) -> SysResult {
-        let data = self.gather(at, count)?;
-        let open = self.open_for(fd)?;
-        Ok(open.file.write(&mut self.cx, &data)? as u64)
     }
 
     fn regular<T>(
@@ -199,82 +83,6 @@ impl FsCall<'_> {
             .downcast_ref::<RegularFile>()
             .ok_or(Errno::EINVAL)?;
         Ok(f(file.inode())?)
-    }
-
-    fn pread(&mut self, fd: i32, to: u64, len: usize, offset: u64) -> SysResult {
-        let open = self.files.get(fd)?;
-        let file = open
-            .file
-            .as_any()
-            .downcast_ref::<RegularFile>()
-            .ok_or(Errno::ESPIPE)?;
-        let bytes = file.inode().read_at(offset, len.min(IO_MAX));
-        self.cx.memory.write(to, &bytes)?;
-        Ok(bytes.len() as u64)
-    }
-
-    fn pwrite(&mut self, fd: i32, from: u64, len: usize, offset: u64) -> SysResult {
-        let mut bytes = vec![0; len.min(IO_MAX)];
-        self.cx.memory.read(from, &mut bytes)?;
-        let open = self.files.get(fd)?;
-        let file = open
-            .file
-            .as_any()
-            .downcast_ref::<RegularFile>()
-            .ok_or(Errno::ESPIPE)?;
-        if !file.writes() {
-            return Err(Errno::EBADF.into());
-        }
-        Ok(file.inode().write_at(offset, &bytes)? as u64)
-    }
-
-    fn path(&mut self, at: u64) -> Result<String, Errno> {
-        let bytes = read_c_string(self.cx.memory, at, PATH_MAX)?;
-        String::from_utf8(bytes).map_err(|_| Errno::EINVAL)
-    }
-
-    /// A path relative to a directory descriptor, made absolute.
-    fn path_at(&mut self, dirfd: i32, at: u64) -> Result<String, Errno> {
-        let path = self.path(at)?;
-        if path.starts_with('/') || dirfd == AT_FDCWD || path.is_empty() {
-            return Ok(path);
-        }
-        let open = self.files.get(dirfd)?;
-        let directory = open
-            .file
-            .as_any()
-            .downcast_ref::<Directory>()
-            .ok_or(Errno::ENOTDIR)?;
-        Ok(format!("{}/{path}", directory.path()))
-    }
-
-    fn find(&mut self, dirfd: i32, at: u64, follow: bool) -> Result<Found, Errno> {
-        let path = self.path_at(dirfd, at)?;
-        self.vfs.find(&self.fs.cwd, &path, follow)
-    }
-
-    fn openat(&mut self, dirfd: i32, at: u64, flags: i32, mode: u32) -> SysResult {
-        let path = self.path_at(dirfd, at)?;
-        let file = self.open_file(&path, flags, mode)?;
-        let open = Open::new(file, flags);
-        let close = flags & libc::O_CLOEXEC != 0;
-        Ok(self.files.insert(open, close, 0, self.limit_nofile)? as u64)
-    }
-
-    fn open_file(&mut self, path: &str, flags: i32, mode: u32) -> SysResult<Arc<dyn File>> {
-        if let Ok(found) = self.vfs.find(&self.fs.cwd, path, true)
-            && let Some(Node::Proc(file)) = found.node.and_then(|node| self.vfs.node(node))
-        {
-            let path = match *file {
-                ProcFile::Exe => {
-                    let exe = self.proc.exe();
-                    return self.vfs.open(&mut self.cx, self.fs, &exe, flags, mode);
-                }
-                _ => self.vfs.path_of(found.parent, &found.name),
-            };
-            return Ok(proc::open(self, *file, path)?);
-        }
-        self.vfs.open(&mut self.cx, self.fs, path, flags, mode)
     }
 
     fn close(&mut self, fd: i32) -> SysResult {
@@ -321,7 +129,11 @@ impl FsCall<'_> {
         let open = self.files.get(fd)?;
         let from = i32::try_from(argument).unwrap_or(-1);
         match command {
-            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if from < 0 => Err(Errno::EINVAL.into()),
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC
+                if from < 0 || from as usize >= self.limit_nofile =>
+            {
+                Err(Errno::EINVAL.into())
+            }
             libc::F_DUPFD => self.dup(fd, from, false),
             libc::F_DUPFD_CLOEXEC => self.dup(fd, from, true),
             libc::F_GETFD => Ok(self.files.closes_on_exec(fd)?.into()),
@@ -330,7 +142,7 @@ impl FsCall<'_> {
                     .set_close_on_exec(fd, argument & libc::FD_CLOEXEC as u64 != 0)?;
                 Ok(0)
             }
-            libc::F_GETFL => Ok(open.flags() as u64 & !(libc::O_CLOEXEC as u64)),
+            libc::F_GETFL => Ok((open.flags() & !NOT_STATUS) as u64),
             libc::F_SETFL => {
                 open.set_flags(argument as i32);
                 Ok(0)
@@ -345,8 +157,14 @@ impl FsCall<'_> {
     fn lseek(&mut self, fd: i32, offset: i64, whence: i32) -> SysResult {
         let open = self.files.get(fd)?;
         if let Some(directory) = open.file.as_any().downcast_ref::<Directory>() {
-            directory.read.store(offset as usize, Ordering::Relaxed);
-            return Ok(offset as u64);
+            let base = match whence {
+                libc::SEEK_SET => 0,
+                libc::SEEK_CUR => directory.position.load(Ordering::Relaxed),
+                _ => return Err(Errno::EINVAL.into()),
+            };
+            let to = base.checked_add_signed(offset).ok_or(Errno::EINVAL)?;
+            directory.position.store(to, Ordering::Relaxed);
+            return Ok(to);
         }
         let file = open
             .file
@@ -356,49 +174,18 @@ impl FsCall<'_> {
         Ok(file.seek(offset, whence)?)
     }
 
-    fn stat_path(&mut self, dirfd: i32, at: u64, to: u64, follow: bool) -> SysResult {
-        let stat = self.stat(dirfd, at, follow)?;
-        self.cx.memory.write(to, &stat.bytes())?;
-        Ok(0)
-    }
-
-    fn stat(&mut self, dirfd: i32, at: u64, follow: bool) -> Result<Stat, Errno> {
-        let node = self.find(dirfd, at, follow)?.node.ok_or(Errno::ENOENT)?;
-        match self.vfs.node(node) {
-            Some(Node::Proc(ProcFile::Exe)) if follow => {
-                let inode = self.vfs.inode(&self.proc.exe())?;
-                Ok(inode.stat())
-            }
-            _ => self.vfs.stat(node),
-        }
-    }
-
     fn fstat(&mut self, fd: i32, to: u64) -> SysResult {
-        let stat = stat_of(&self.files.get(fd)?);
+        let stat = stat_of(&*self.files.get(fd)?);
         self.cx.memory.write(to, &stat.bytes())?;
         Ok(0)
     }
 
-    fn newfstatat(&mut self, dirfd: i32, at: u64, to: u64, flags: i32) -> SysResult {
-        if flags & libc::AT_EMPTY_PATH != 0 && self.path(at)?.is_empty() {
-            return self.fstat(dirfd, to);
+    /// fsync(2): files are in memory, so there is nothing to do.
+    fn fsync(&mut self, fd: i32) -> SysResult {
+        match self.files.get(fd)?.file.describe() {
+            Description::Path { .. } => Ok(0),
+            _ => Err(Errno::EINVAL.into()),
         }
-        self.stat_path(dirfd, at, to, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
-    }
-
-    fn statx(&mut self, dirfd: i32, at: u64, flags: i32, to: u64) -> SysResult {
-        let stat = if flags & libc::AT_EMPTY_PATH != 0 && self.path(at)?.is_empty() {
-            stat_of(&self.files.get(dirfd)?)
-        } else {
-            self.stat(dirfd, at, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?
-        };
-        self.cx.memory.write(to, &stat.statx_bytes())?;
-        Ok(0)
-    }
-
-    fn access(&mut self, dirfd: i32, at: u64) -> SysResult {
-        self.find(dirfd, at, true)?.node.ok_or(Errno::ENOENT)?;
-        Ok(0)
     }
 
     fn getdents64(&mut self, fd: i32, to: u64, max: usize) -> SysResult {
@@ -408,25 +195,30 @@ impl FsCall<'_> {
             .as_any()
             .downcast_ref::<Directory>()
             .ok_or(Errno::ENOTDIR)?;
-        let from = directory.read.load(Ordering::Relaxed);
-        let names = self.vfs.directory(directory.node())?;
-        let entries = [(".", directory.node()), ("..", directory.node())]
+        self.refresh_fd_names(directory.path())?;
+        let position = &directory.position;
+        let (node, names) = (directory.node(), self.vfs.directory(directory.node())?);
+        let up = self.vfs.parent(node)?;
+        let from = position.load(Ordering::Relaxed);
+        let dots = [(1, ".", node), (2, "..", up)];
+        let entries = dots
             .into_iter()
-            .chain(names.iter().map(|(name, node)| (name.as_str(), *node)));
-        let (mut bytes, mut read) = (Vec::new(), from);
-        for (name, node) in entries.skip(from) {
+            .filter(|(cookie, ..)| *cookie > from)
+            .chain(names.after(from.max(FIRST_COOKIE - 1)));
+        let (mut bytes, mut last) = (Vec::new(), from);
+        for (cookie, name, node) in entries {
             let mode = self.vfs.stat(node).map_or(0, |stat| stat.mode);
             let len = (19 + name.len() + 1).next_multiple_of(8);
             if bytes.len() + len > max.min(IO_MAX) {
-                if read == from {
+                if bytes.is_empty() {
                     return Err(Errno::EINVAL.into());
                 }
                 break;
             }
-            read += 1;
+            last = cookie;
             let start = bytes.len();
             bytes.extend_from_slice(&node.to_le_bytes());
-            bytes.extend_from_slice(&(read as u64).to_le_bytes());
+            bytes.extend_from_slice(&cookie.to_le_bytes());
             bytes.extend_from_slice(&(len as u16).to_le_bytes());
             // DT_* is the type of st_mode, shifted (readdir(3)).
             bytes.push((mode >> 12) as u8);
@@ -434,121 +226,14 @@ impl FsCall<'_> {
             bytes.resize(start + len, 0);
         }
         self.cx.memory.write(to, &bytes)?;
-        directory.read.store(read, Ordering::Relaxed);
+        position.store(last, Ordering::Relaxed);
         Ok(bytes.len() as u64)
     }
 
-    fn mkdir(&mut self, dirfd: i32, at: u64) -> SysResult {
-        let found = self.find(dirfd, at, true)?;
-        if found.node.is_some() {
-            return Err(Errno::EEXIST.into());
-        }
-        let directory = Node::Directory(Default::default(), found.parent);
-        self.vfs.add(found.parent, &found.name, directory)?;
-        Ok(0)
-    }
-
-    fn unlink(&mut self, dirfd: i32, at: u64, directory: bool) -> SysResult {
-        let found = self.find(dirfd, at, false)?;
-        let node = found.node.ok_or(Errno::ENOENT)?;
-        match (self.vfs.directory(node), directory) {
-            (Ok(_), false) => return Err(Errno::EISDIR.into()),
-            (Err(_), true) => return Err(Errno::ENOTDIR.into()),
-            (Ok(names), true) if !names.is_empty() => return Err(Errno::ENOTEMPTY.into()),
-            _ => {}
-        }
-        if found.name.is_empty() {
-            return Err(Errno::EBUSY.into());
-        }
-        self.vfs.unlink_node(found.parent, &found.name, node);
-        Ok(0)
-    }
-
-    fn rename(&mut self, from_dir: i32, from: u64, to_dir: i32, to: u64) -> SysResult {
-        let from = self.find(from_dir, from, false)?;
-        let to = self.find(to_dir, to, false)?;
-        let node = from.node.ok_or(Errno::ENOENT)?;
-        if to.node == Some(node) {
-            return Ok(0);
-        }
-        if from.name.is_empty() || to.name.is_empty() {
-            return Err(Errno::EBUSY.into());
-        }
-        if self.vfs.directory(node).is_ok() {
-            // Not into itself.
-            let (old, new) = (
-                self.vfs.path_of(from.parent, &from.name),
-                self.vfs.path_of(to.parent, &to.name),
-            );
-            if new.starts_with(&format!("{old}/")) {
-                return Err(Errno::EINVAL.into());
-            }
-        }
-        if let Some(old) = to.node {
-            match (self.vfs.directory(old), self.vfs.directory(node)) {
-                (Ok(names), Ok(_)) if !names.is_empty() => return Err(Errno::ENOTEMPTY.into()),
-                (Ok(_), Err(_)) => return Err(Errno::EISDIR.into()),
-                (Err(_), Ok(_)) => return Err(Errno::ENOTDIR.into()),
-                _ => self.vfs.unlink_node(to.parent, &to.name, old),
-            }
-        }
-        self.vfs.remove_name(from.parent, &from.name);
-        self.vfs.add_name(to.parent, &to.name, node)?;
-        Ok(0)
-    }
-
-    fn link(&mut self, from_dir: i32, from: u64, to_dir: i32, to: u64) -> SysResult {
-        let node = self
-            .find(from_dir, from, false)?
-            .node
-            .ok_or(Errno::ENOENT)?;
-        let to = self.find(to_dir, to, false)?;
-        if to.node.is_some() {
-            return Err(Errno::EEXIST.into());
-        }
-        match self.vfs.node(node) {
-            Some(Node::File(inode)) => inode.link(1),
-            _ => return Err(Errno::EPERM.into()),
-        }
-        self.vfs.add_name(to.parent, &to.name, node)?;
-        Ok(0)
-    }
-
-    fn symlink(&mut self, target: u64, dirfd: i32, at: u64) -> SysResult {
-        let target = self.path(target)?;
-        let found = self.find(dirfd, at, false)?;
-        if found.node.is_some() {
-            return Err(Errno::EEXIST.into());
-        }
-        self.vfs
-            .add(found.parent, &found.name, Node::Link(target))?;
-        Ok(0)
-    }
-
-    fn readlink(&mut self, dirfd: i32, at: u64, to: u64, max: usize) -> SysResult {
-        let node = self.find(dirfd, at, false)?.node.ok_or(Errno::ENOENT)?;
-        let target = match self.vfs.node(node) {
-            Some(Node::Link(target)) => target.clone(),
-            Some(Node::Proc(ProcFile::Exe)) => self.proc.exe(),
-            _ => return Err(Errno::EINVAL.into()),
-        };
-        let len = target.len().min(max);
-        self.cx.memory.write(to, &target.as_bytes()[..len])?;
-        Ok(len as u64)
-    }
-
-    fn truncate(&mut self, at: u64, size: u64) -> SysResult {
-        let path = self.path_at(AT_FDCWD, at)?;
-        let found = self.vfs.find(&self.fs.cwd, &path, true)?;
-        match found.node.and_then(|node| self.vfs.node(node)) {
-            Some(Node::File(inode)) => inode.truncate(size)?,
-            Some(_) => return Err(Errno::EINVAL.into()),
-            None => return Err(Errno::ENOENT.into()),
-        }
-        Ok(0)
-    }
-
     fn ftruncate(&mut self, fd: i32, size: u64) -> SysResult {
+        // Of the calls that write this is the one that says EINVAL (truncate(2)).
+        let open = self.files.get(fd)?;
+        open.check_writable().map_err(|_| Errno::EINVAL)?;
         self.regular(fd, |inode| inode.truncate(size).map(|()| 0))
     }
 
@@ -556,6 +241,10 @@ impl FsCall<'_> {
         if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
             return Err(Errno::EOPNOTSUPP.into());
         }
+        if offset > i64::MAX as u64 || len > i64::MAX as u64 || len == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        self.files.get(fd)?.check_writable()?;
         self.regular(fd, |inode| {
             let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
             if mode == 0 && end > inode.size() {
@@ -565,21 +254,6 @@ impl FsCall<'_> {
         })
     }
 
-    fn chmod(&mut self, dirfd: i32, at: u64, mode: u32) -> SysResult {
-        let node = self.find(dirfd, at, true)?.node.ok_or(Errno::ENOENT)?;
-        if let Some(Node::File(inode)) = self.vfs.node(node) {
-            inode.set_mode(mode);
-        }
-        Ok(0)
-    }
-
-    fn chdir(&mut self, at: u64) -> SysResult {
-        let found = self.find(AT_FDCWD, at, true)?;
-        self.vfs.directory(found.node.ok_or(Errno::ENOENT)?)?;
-        self.fs.cwd = self.vfs.path_of(found.parent, &found.name);
-        Ok(0)
-    }
-
     fn fchdir(&mut self, fd: i32) -> SysResult {
         let open = self.files.get(fd)?;
         let directory = open
@@ -587,18 +261,9 @@ impl FsCall<'_> {
             .as_any()
             .downcast_ref::<Directory>()
             .ok_or(Errno::ENOTDIR)?;
-        self.fs.cwd = directory.path().to_owned();
+        self.vfs.directory(directory.node())?;
+        self.fs.cwd = self.vfs.path_of(directory.node(), "");
         Ok(0)
-    }
-
-    fn getcwd(&mut self, to: u64, max: usize) -> SysResult {
-        let mut bytes = self.fs.cwd.clone().into_bytes();
-        bytes.push(0);
-        if bytes.len() > max {
-            return Err(Errno::ERANGE.into());
-        }
-        self.cx.memory.write(to, &bytes)?;
-        Ok(bytes.len() as u64)
     }
 
     fn pipe(&mut self, to: u64, flags: i32) -> SysResult {
@@ -612,6 +277,17 @@ impl FsCall<'_> {
         )
     }
 
+    /// EMFILE unless there is room for `count` descriptors.
+    pub fn check_room(&self, count: usize) -> Result<(), Errno> {
+        self.files.check_room(count, self.limit_nofile)
+    }
+
+    /// A new descriptor. Who makes something that must be released has called
+    /// [`FsCall::check_room`] before.
+    pub fn insert(&mut self, open: Arc<Open>, close: bool) -> SysResult {
+        Ok(self.files.insert(open, close, 0, self.limit_nofile)? as u64)
+    }
+
     /// Two new descriptors, written to `to` as two ints.
     pub fn insert_pair(
         &mut self,
@@ -620,33 +296,30 @@ impl FsCall<'_> {
         other: Arc<Open>,
         close: bool,
     ) -> SysResult {
-        let one = self.files.insert(one, close, 0, self.limit_nofile)?;
-        let other = match self.files.insert(other, close, 0, self.limit_nofile) {
-            Ok(fd) => fd,
-            Err(errno) => {
-                self.files.close(one, self.cx.wake)?;
-                return Err(errno.into());
-            }
-        };
-        let bytes = [one.to_le_bytes(), other.to_le_bytes()].concat();
-        self.cx.memory.write(to, &bytes)?;
+        self.check_room(2)?;
+        let (one, other) = (self.insert(one, close)?, self.insert(other, close)?);
+        let bytes = [(one as i32).to_le_bytes(), (other as i32).to_le_bytes()].concat();
+        if let Err(errno) = self.cx.memory.write(to, &bytes) {
+            self.close(one as i32)?;
+            self.close(other as i32)?;
+            return Err(errno.into());
+        }
         Ok(0)
     }
 
     fn eventfd(&mut self, count: u64, flags: i32) -> SysResult {
         let file = Event::new(count as u32 as u64, flags);
         let open = Open::new(file, libc::O_RDWR | flags & libc::EFD_NONBLOCK);
-        let close = flags & libc::EFD_CLOEXEC != 0;
-        Ok(self.files.insert(open, close, 0, self.limit_nofile)? as u64)
+        self.insert(open, flags & libc::EFD_CLOEXEC != 0)
     }
 
     fn memfd_create(&mut self, flags: i32) -> SysResult {
-        let inode = Inode::new(self.vfs.memory(), 0, 0o777);
+        let inode = Inode::nameless(self.vfs.memory(), 0o777);
         let file = RegularFile::new(inode, "/memfd (deleted)".into(), libc::O_RDWR);
-        let close = flags & libc::MFD_CLOEXEC as i32 != 0;
-        Ok(self
-            .files
-            .insert(Open::new(file, libc::O_RDWR), close, 0, self.limit_nofile)? as u64)
+        self.insert(
+            Open::new(file, libc::O_RDWR),
+            flags & libc::MFD_CLOEXEC as i32 != 0,
+        )
     }
 
     fn ioctl(&mut self, fd: i32, request: u32, argument: u64) -> SysResult {
@@ -655,7 +328,11 @@ impl FsCall<'_> {
             libc::FIONBIO => {
                 let mut on = [0; 4];
                 self.cx.memory.read(argument, &mut on)?;
-                open.set_flags(if on == [0; 4] { 0 } else { libc::O_NONBLOCK });
+                let others = open.flags() & !libc::O_NONBLOCK;
+                open.set_flags(match on {
+                    [0, 0, 0, 0] => others,
+                    _ => others | libc::O_NONBLOCK,
+                });
                 Ok(0)
             }
             libc::FIOCLEX => {
@@ -687,43 +364,126 @@ impl FsCall<'_> {
     }
 }
 
-impl Stat {
-    /// `struct stat` (x86-64).
-    fn bytes(&self) -> [u8; 144] {
-        let mut bytes = [0; 144];
-        let mut put = |at: usize, value: u64| {
-            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
-        };
-        put(0, 1);
-        put(8, self.ino);
-        put(16, self.nlink);
-        put(24, self.mode.into());
-        put(40, self.rdev);
-        put(48, self.size);
-        put(56, 4096);
-        put(64, self.size.div_ceil(512));
-        for at in [72, 88, 104] {
-            put(at, self.mtime.as_secs());
-            put(at + 8, self.mtime.subsec_nanos().into());
+#[cfg(test)]
+mod tests {
+    use crate::kernel::{
+        errno::Errno,
+        fs::test_kit::{Kit, error},
+    };
+
+    /// What one call says of a directory: names and cookies.
+    fn entries(kit: &mut Kit, fd: u64) -> Vec<(String, u64)> {
+        let read = kit
+            .call(libc::SYS_getdents64, &[fd, 0x10000, 2048])
+            .unwrap();
+        let mut bytes = kit.bytes(0x10000, read as usize);
+        let mut entries = Vec::new();
+        while !bytes.is_empty() {
+            let len = u16::from_le_bytes([bytes[16], bytes[17]]);
+            let (entry, rest) = bytes.split_at(len.into());
+            let name = std::str::from_utf8(&entry[19..])
+                .unwrap()
+                .trim_end_matches('\0');
+            let cookie = u64::from_le_bytes(entry[8..16].try_into().unwrap());
+            entries.push((name.to_owned(), cookie));
+            bytes = rest;
         }
-        bytes
+        entries
     }
 
-    /// `struct statx` (statx(2)).
-    fn statx_bytes(&self) -> [u8; 256] {
-        const BASIC: u32 = 0x7ff;
-        let mut bytes = [0; 256];
-        bytes[..4].copy_from_slice(&BASIC.to_le_bytes());
-        bytes[4..8].copy_from_slice(&4096_u32.to_le_bytes());
-        bytes[16..20].copy_from_slice(&(self.nlink as u32).to_le_bytes());
-        bytes[28..30].copy_from_slice(&(self.mode as u16).to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.ino.to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.size.to_le_bytes());
-        bytes[48..56].copy_from_slice(&self.size.div_ceil(512).to_le_bytes());
-        for at in [64, 80, 96, 112] {
-            bytes[at..at + 8].copy_from_slice(&self.mtime.as_secs().to_le_bytes());
-            bytes[at + 8..at + 12].copy_from_slice(&self.mtime.subsec_nanos().to_le_bytes());
+    #[test]
+    fn a_directory_can_be_emptied_while_it_is_read() {
+        let mut kit = Kit::new();
+        for i in 0..300 {
+            kit.file(&format!("/tmp/d/{i}"), b"");
         }
-        bytes
+        let fd = kit.open("/tmp/d", libc::O_DIRECTORY).unwrap();
+        let mut seen = 0;
+        loop {
+            let now = entries(&mut kit, fd);
+            if now.is_empty() {
+                break;
+            }
+            for (name, _) in now.iter().filter(|(name, _)| !name.starts_with('.')) {
+                seen += 1;
+                let path = kit.path(&format!("/tmp/d/{name}"));
+                kit.call(libc::SYS_unlink, &[path]).unwrap();
+            }
+        }
+        let path = kit.path("/tmp/d");
+        assert_eq!((seen, kit.call(libc::SYS_rmdir, &[path])), (300, Ok(0)));
+    }
+
+    #[test]
+    fn a_directory_is_read_on_from_a_cookie() {
+        let mut kit = Kit::new();
+        for name in ["one", "two", "three"] {
+            kit.file(&format!("/tmp/d/{name}"), b"");
+        }
+        let fd = kit.open("/tmp/d", libc::O_DIRECTORY).unwrap();
+        let all = entries(&mut kit, fd);
+        assert_eq!((all.len(), &*all[0].0, &*all[1].0), (5, ".", ".."));
+        assert!(entries(&mut kit, fd).is_empty());
+        for index in [4, 2, 0] {
+            kit.call(libc::SYS_lseek, &[fd, all[index].1, 0]).unwrap();
+            assert_eq!(entries(&mut kit, fd), all[index + 1..]);
+        }
+    }
+
+    #[test]
+    fn status_flags_can_be_changed() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"12345");
+        let fd = kit.open("/tmp/a", libc::O_WRONLY).unwrap();
+        let append = libc::O_APPEND as u64;
+        kit.call(libc::SYS_fcntl, &[fd, libc::F_SETFL as u64, append])
+            .unwrap();
+        kit.put(0x500, &1_i32.to_le_bytes());
+        kit.call(libc::SYS_ioctl, &[fd, libc::FIONBIO, 0x500])
+            .unwrap();
+        assert_eq!(kit.call(libc::SYS_write, &[fd, 0, 1]), Ok(1));
+        assert_eq!(kit.call(libc::SYS_pwrite64, &[fd, 0, 1, 0]), Ok(1));
+        assert_eq!(kit.vfs.read_all("/tmp/a").unwrap(), b"12345\0\0");
+        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NONBLOCK;
+        assert_eq!(
+            kit.call(libc::SYS_fcntl, &[fd, libc::F_GETFL as u64]),
+            Ok(flags as u64)
+        );
+        let beyond = [fd, libc::F_DUPFD as u64, 1024];
+        assert_eq!(kit.call(libc::SYS_fcntl, &beyond), error(Errno::EINVAL));
+    }
+
+    #[test]
+    fn truncation_needs_a_file_that_is_open_for_writing() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"12345");
+        let fd = kit.open("/tmp/a", libc::O_RDONLY).unwrap();
+        assert_eq!(
+            kit.call(libc::SYS_ftruncate, &[fd, 0]),
+            error(Errno::EINVAL)
+        );
+        assert_eq!(
+            kit.call(libc::SYS_fallocate, &[fd, 0, 0, 9]),
+            error(Errno::EBADF)
+        );
+        let path = kit.path("/tmp");
+        assert_eq!(
+            kit.call(libc::SYS_truncate, &[path, 0]),
+            error(Errno::EISDIR)
+        );
+        assert_eq!(kit.vfs.read_all("/tmp/a").unwrap(), b"12345");
+    }
+
+    #[test]
+    fn calls_that_do_nothing_check_what_they_are_given() {
+        let mut kit = Kit::new();
+        let path = kit.path("/none");
+        let at = libc::AT_FDCWD as u64;
+        let none = error(Errno::ENOENT);
+        assert_eq!(kit.call(libc::SYS_chown, &[path, 0, 0]), none);
+        assert_eq!(kit.call(libc::SYS_utimensat, &[at, path, 0, 0]), none);
+        assert_eq!(kit.call(libc::SYS_fsync, &[99]), error(Errno::EBADF));
+        let (read, _) = kit.pipe(0);
+        assert_eq!(kit.call(libc::SYS_fsync, &[read]), error(Errno::EINVAL));
     }
 }

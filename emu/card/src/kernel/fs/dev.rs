@@ -1,8 +1,8 @@
-//! /dev/null, zero, full, random, urandom.
+//! /dev/null, zero, full, random, urandom; /dev/tty, which nobody has; names of descriptors.
 
 use std::{any::Any, sync::Arc};
 
-use super::tree::Vfs;
+use super::tree::{Node, Vfs};
 use crate::kernel::{
     device::CharDevice,
     errno::Errno,
@@ -17,21 +17,35 @@ enum Memory {
     Zero,
     Full,
     Random,
+    Terminal,
 }
 
-const DEVICES: [(&str, Memory); 5] = [
+const DEVICES: [(&str, Memory); 6] = [
     ("/dev/null", Memory::Null),
     ("/dev/zero", Memory::Zero),
     ("/dev/full", Memory::Full),
     ("/dev/random", Memory::Random),
     ("/dev/urandom", Memory::Random),
+    ("/dev/tty", Memory::Terminal),
+];
+
+/// Names that stand for descriptors (proc(5), `fd_names`).
+const LINKS: [(&str, &str); 4] = [
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
 ];
 
 /// Puts them into the tree.
-pub fn register(vfs: &mut Vfs) {
+pub fn register(vfs: &mut Vfs) -> Result<(), Errno> {
     for (path, device) in DEVICES {
         vfs.register_device(path, Arc::new(MemoryDevice { path, device }));
     }
+    for (path, target) in LINKS {
+        vfs.put(path, Node::Link(target.into()))?;
+    }
+    Ok(())
 }
 
 /// Whether mapping this file gives zero pages.
@@ -49,6 +63,10 @@ struct MemoryDevice {
 
 impl CharDevice for MemoryDevice {
     fn open(&self, _cx: &mut Cx, flags: i32) -> SysResult<Arc<dyn File>> {
+        // No process has a controlling terminal (tty(4)).
+        if self.device == Memory::Terminal {
+            return Err(Errno::ENXIO.into());
+        }
         Ok(self.open_disconnected(flags))
     }
 
@@ -59,11 +77,15 @@ impl CharDevice for MemoryDevice {
 
 impl File for MemoryDevice {
     fn read(&self, _cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
-        let mut bytes = vec![0; if self.device == Memory::Null { 0 } else { max }];
-        if self.device == Memory::Random {
-            info::random(&mut bytes);
+        match self.device {
+            Memory::Null | Memory::Terminal => Ok(Vec::new()),
+            Memory::Zero | Memory::Full => Ok(vec![0; max]),
+            Memory::Random => {
+                let mut bytes = vec![0; max];
+                info::random(&mut bytes);
+                Ok(bytes)
+            }
         }
-        Ok(bytes)
     }
 
     fn write(&self, _cx: &mut Cx, data: &[u8]) -> SysResult<usize> {

@@ -1,10 +1,14 @@
-//! epoll(7): a set of descriptors to watch. Edge-triggered entries are reported when their
-//! readiness differs from what was last reported.
+//! epoll(7): a set of descriptors to watch. An edge-triggered entry is reported if it is ready and
+//! something has happened to its file since it was last reported (`File::edges`).
 
 use std::{
     any::Any,
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicI32, Ordering},
+    },
+    time::Duration,
 };
 
 use super::table::Open;
@@ -21,13 +25,16 @@ struct Watched {
     open: Weak<Open>,
     events: u32,
     data: u64,
-    reported: u32,
+    /// What was last reported, and the file's edges then; none yet.
+    reported: Option<(u32, u64)>,
     disabled: bool,
 }
 
 /// An epoll instance.
 pub struct Epoll {
     watched: Mutex<BTreeMap<i32, Watched>>,
+    /// Where the next report starts, so that a busy descriptor does not hide the others.
+    next: AtomicI32,
     channel: Channel,
 }
 
@@ -36,6 +43,7 @@ impl Epoll {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             watched: Mutex::default(),
+            next: AtomicI32::new(0),
             channel: Channel::new(),
         })
     }
@@ -55,7 +63,7 @@ impl Epoll {
             open: Arc::downgrade(open),
             events: events | (libc::EPOLLERR | libc::EPOLLHUP) as u32,
             data,
-            reported: 0,
+            reported: None,
             disabled: false,
         };
         match op {
@@ -77,33 +85,72 @@ impl Epoll {
     /// Up to `max` ready entries: events and data. Marks them as reported.
     pub fn take_ready(&self, max: usize) -> Vec<(u32, u64)> {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = self.next.load(Ordering::Relaxed);
+        let later = watched.range(start..).map(|(fd, _)| *fd);
+        let order: Vec<i32> = later
+            .chain(watched.range(..start).map(|(fd, _)| *fd))
+            .collect();
         let mut ready = Vec::new();
-        for entry in watched.values_mut() {
-            let now = entry.now();
-            let edge = entry.events & libc::EPOLLET as u32 != 0;
-            let report = if edge { now & !entry.reported } else { now };
-            entry.reported = now;
-            if report == 0 || entry.disabled || ready.len() == max {
-                continue;
+        for fd in order {
+            if ready.len() == max {
+                self.next.store(fd, Ordering::Relaxed);
+                break;
             }
-            entry.disabled = entry.events & libc::EPOLLONESHOT as u32 != 0;
-            ready.push((now, entry.data));
+            let Some(entry) = watched.get_mut(&fd) else {
+                continue;
+            };
+            if let Some(events) = entry.take() {
+                ready.push((events, entry.data));
+            }
         }
         ready
     }
 
     fn any_ready(&self) -> bool {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        watched
-            .values()
-            .any(|entry| !entry.disabled && entry.now() != 0)
+        watched.values().any(|entry| entry.due().is_some())
     }
 }
 
 impl Watched {
-    fn now(&self) -> u32 {
-        let ready = self.open.upgrade().map_or(0, |open| open.file.poll());
-        ready as u16 as u32 & self.events
+    /// What is to be reported now, and the file's edges.
+    fn due(&self) -> Option<(u32, u64)> {
+        let open = self.open.upgrade().filter(|_| !self.disabled)?;
+        let edges = open.file.edges(self.events as PollMask);
+        let now = open.file.poll() as u16 as u32 & self.events;
+        let is_new = match self.reported {
+            Some((bits, seen)) if self.events & libc::EPOLLET as u32 != 0 => {
+                edges != seen || now & !bits != 0
+            }
+            _ => true,
+        };
+        (now != 0 && is_new).then_some((now, edges))
+    }
+
+    /// Reports it, if it is to be reported.
+    fn take(&mut self) -> Option<u32> {
+        let Some((now, edges)) = self.due() else {
+            self.forget_gone_bits();
+            return None;
+        };
+        self.reported = Some((now, edges));
+        self.disabled = self.events & libc::EPOLLONESHOT as u32 != 0;
+        Some(now)
+    }
+
+    /// What it is to be told of: nothing if it has been reported once and that was all it wanted.
+    fn armed_events(&self) -> u32 {
+        match self.disabled {
+            true => self.events & (libc::EPOLLONESHOT | libc::EPOLLET) as u32,
+            false => self.events,
+        }
+    }
+
+    /// Bits that are not ready any more are news when they come back.
+    fn forget_gone_bits(&mut self) {
+        if let (Some(open), Some((bits, _))) = (self.open.upgrade(), &mut self.reported) {
+            *bits &= open.file.poll() as u16 as u32;
+        }
     }
 }
 
@@ -121,17 +168,167 @@ impl File for Epoll {
             .collect()
     }
 
+    fn deadline(&self) -> Option<Duration> {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = watched.values().filter_map(|entry| entry.open.upgrade());
+        files.filter_map(|open| open.file.deadline()).min()
+    }
+
     fn describe(&self) -> Description {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         Description::Epoll {
             watched: watched
                 .iter()
-                .map(|(fd, entry)| (*fd, entry.events, entry.data))
+                .map(|(fd, entry)| (*fd, entry.armed_events(), entry.data))
                 .collect(),
         }
     }
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kernel::{file::Description, fs::test_kit::Kit};
+
+    const EDGE: i32 = libc::EPOLLIN | libc::EPOLLET;
+
+    fn epoll(kit: &mut Kit) -> u64 {
+        kit.call(libc::SYS_epoll_create1, &[0]).unwrap()
+    }
+
+    fn control(kit: &mut Kit, epoll: u64, operation: i32, fd: u64, events: i32) {
+        kit.put(0x900, &events.to_le_bytes());
+        kit.put(0x904, &fd.to_le_bytes());
+        kit.call(libc::SYS_epoll_ctl, &[epoll, operation as u64, fd, 0x900])
+            .unwrap();
+    }
+
+    fn add(kit: &mut Kit, epoll: u64, fd: u64, events: i32) {
+        control(kit, epoll, libc::EPOLL_CTL_ADD, fd, events);
+    }
+
+    /// How many are ready of at most `max`, without waiting.
+    fn ready(kit: &mut Kit, epoll: u64, max: u64) -> u64 {
+        kit.call(libc::SYS_epoll_wait, &[epoll, 0xa00, max, 0])
+            .unwrap()
+    }
+
+    fn write(kit: &mut Kit, fd: u64, bytes: u64) {
+        assert_eq!(kit.call(libc::SYS_write, &[fd, 0x10000, bytes]), Ok(bytes));
+    }
+
+    #[test]
+    fn data_after_a_drain_is_an_edge_and_data_that_stays_is_none() {
+        let mut kit = Kit::new();
+        let (read, to) = kit.pipe(libc::O_NONBLOCK);
+        let set = epoll(&mut kit);
+        add(&mut kit, set, read, EDGE);
+        for _ in 0..2 {
+            write(&mut kit, to, 8);
+            assert_eq!(ready(&mut kit, set, 8), 1);
+            assert_eq!(ready(&mut kit, set, 8), 0);
+            assert_eq!(kit.call(libc::SYS_read, &[read, 0x2000, 64]), Ok(8));
+        }
+        // More data is an edge although the first is still there; reading a part is none.
+        write(&mut kit, to, 8);
+        assert_eq!(ready(&mut kit, set, 8), 1);
+        write(&mut kit, to, 8);
+        assert_eq!(ready(&mut kit, set, 8), 1);
+        kit.call(libc::SYS_read, &[read, 0x2000, 4]).unwrap();
+        assert_eq!(ready(&mut kit, set, 8), 0);
+        kit.call(libc::SYS_close, &[to]).unwrap();
+        assert_eq!(ready(&mut kit, set, 8), 1, "the end is an edge");
+    }
+
+    #[test]
+    fn every_write_to_an_eventfd_is_an_edge() {
+        let mut kit = Kit::new();
+        let event = kit
+            .call(libc::SYS_eventfd2, &[0, libc::EFD_NONBLOCK as u64])
+            .unwrap();
+        let set = epoll(&mut kit);
+        add(&mut kit, set, event, EDGE);
+        kit.put(0x10000, &1_u64.to_le_bytes());
+        for _ in 0..3 {
+            write(&mut kit, event, 8);
+            assert_eq!(ready(&mut kit, set, 8), 1);
+        }
+    }
+
+    #[test]
+    fn room_is_an_edge_for_a_writer_that_had_too_little() {
+        let mut kit = Kit::new();
+        let (a, b) = kit.sockets();
+        let set = epoll(&mut kit);
+        add(&mut kit, set, a, libc::EPOLLOUT | libc::EPOLLET);
+        assert_eq!(ready(&mut kit, set, 8), 1);
+        write(&mut kit, a, 65536);
+        kit.call(libc::SYS_read, &[b, 0x20000, 10]).unwrap();
+        assert_eq!(ready(&mut kit, set, 8), 0, "not enough room");
+        kit.call(libc::SYS_read, &[b, 0x20000, 65536]).unwrap();
+        assert_eq!(ready(&mut kit, set, 8), 1);
+        assert_eq!(ready(&mut kit, set, 8), 0);
+    }
+
+    #[test]
+    fn what_did_not_fit_is_reported_the_next_time() {
+        let mut kit = Kit::new();
+        let set = epoll(&mut kit);
+        for events in [EDGE, libc::EPOLLIN] {
+            let (read, to) = kit.pipe(0);
+            add(&mut kit, set, read, events);
+            write(&mut kit, to, 8);
+        }
+        let mut data = Vec::new();
+        for _ in 0..2 {
+            assert_eq!(ready(&mut kit, set, 1), 1);
+            data.push(kit.bytes(0xa04, 1)[0]);
+        }
+        assert_ne!(data[0], data[1]);
+    }
+
+    #[test]
+    fn a_change_of_the_entry_reports_it_again() {
+        let mut kit = Kit::new();
+        let (read, to) = kit.pipe(0);
+        let set = epoll(&mut kit);
+        add(&mut kit, set, read, EDGE | libc::EPOLLONESHOT);
+        for _ in 0..2 {
+            write(&mut kit, to, 8);
+            assert_eq!(ready(&mut kit, set, 8), 1);
+            write(&mut kit, to, 8);
+            assert_eq!(ready(&mut kit, set, 8), 0, "once");
+            control(
+                &mut kit,
+                set,
+                libc::EPOLL_CTL_MOD,
+                read,
+                EDGE | libc::EPOLLONESHOT,
+            );
+        }
+    }
+
+    #[test]
+    fn a_snapshot_keeps_what_is_armed() {
+        let mut kit = Kit::new();
+        let set = epoll(&mut kit);
+        let once = EDGE | libc::EPOLLONESHOT;
+        let ((one, to), (other, _)) = (kit.pipe(0), kit.pipe(0));
+        add(&mut kit, set, one, once);
+        add(&mut kit, set, other, once);
+        write(&mut kit, to, 8);
+        assert_eq!(ready(&mut kit, set, 8), 1);
+        let open = kit.files.get(set as i32).unwrap();
+        let Description::Epoll { watched } = open.file.describe() else {
+            panic!("an epoll instance");
+        };
+        let input = |index: usize| watched[index].1 & libc::EPOLLIN as u32 != 0;
+        assert_eq!(
+            (watched[0].0, input(0), input(1)),
+            (one as i32, false, true)
+        );
     }
 }

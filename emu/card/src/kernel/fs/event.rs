@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use super::pipe::mask;
@@ -14,19 +14,34 @@ use crate::kernel::{
 
 /// A counter that can be waited for.
 pub struct Event {
-    count: Mutex<u64>,
+    counter: Mutex<Counter>,
     flags: i32,
     channel: Channel,
+}
+
+struct Counter {
+    count: u64,
+    /// Writes so far, and reads.
+    writes: u64,
+    reads: u64,
 }
 
 impl Event {
     /// A counter that starts at `count`, with `EFD_*` flags.
     pub fn new(count: u64, flags: i32) -> Arc<Self> {
         Arc::new(Self {
-            count: Mutex::new(count),
+            counter: Mutex::new(Counter {
+                count,
+                writes: 0,
+                reads: 0,
+            }),
             flags,
             channel: Channel::new(),
         })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counter> {
+        self.counter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -35,8 +50,8 @@ impl File for Event {
         if max < 8 {
             return Err(Errno::EINVAL.into());
         }
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        if *count == 0 {
+        let mut counter = self.lock();
+        if counter.count == 0 {
             return Err(if cx.nonblock {
                 Errno::EAGAIN.into()
             } else {
@@ -46,9 +61,10 @@ impl File for Event {
         let taken = if self.flags & libc::EFD_SEMAPHORE != 0 {
             1
         } else {
-            *count
+            counter.count
         };
-        *count -= taken;
+        counter.count -= taken;
+        counter.reads += 1;
         (cx.wake)(self.channel);
         Ok(taken.to_le_bytes().to_vec())
     }
@@ -58,19 +74,32 @@ impl File for Event {
         let value = value
             .filter(|value| *value != u64::MAX)
             .ok_or(Errno::EINVAL)?;
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        match count.checked_add(value).filter(|sum| *sum < u64::MAX) {
-            Some(sum) => *count = sum,
+        let mut counter = self.lock();
+        match counter
+            .count
+            .checked_add(value)
+            .filter(|sum| *sum < u64::MAX)
+        {
+            Some(sum) => counter.count = sum,
             None if cx.nonblock => return Err(Errno::EAGAIN.into()),
             None => return Err(Stop::wait(self.channel)),
         }
+        counter.writes += 1;
         (cx.wake)(self.channel);
         Ok(8)
     }
 
     fn poll(&self) -> PollMask {
-        let count = *self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.lock().count;
         mask(count > 0, libc::POLLIN) | mask(count < u64::MAX - 1, libc::POLLOUT)
+    }
+
+    fn edges(&self, events: PollMask) -> u64 {
+        let counter = self.lock();
+        match events & libc::POLLOUT {
+            0 => counter.writes,
+            _ => counter.writes + counter.reads,
+        }
     }
 
     fn channels(&self) -> Vec<Channel> {
@@ -78,7 +107,7 @@ impl File for Event {
     }
 
     fn describe(&self) -> Description {
-        let count = *self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.lock().count;
         Description::Event {
             count,
             flags: self.flags,

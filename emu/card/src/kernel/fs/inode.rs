@@ -13,7 +13,16 @@ use crate::{
 };
 
 /// The largest file.
-const SIZE_MAX: u64 = 1 << 40;
+pub const SIZE_MAX: u64 = 1 << 40;
+
+/// A run of pages that a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Where it starts.
+    pub offset: u64,
+    /// Its bytes, whole pages.
+    pub len: usize,
+}
 
 /// A regular file, named or not.
 pub struct Inode {
@@ -47,6 +56,34 @@ impl Inode {
         })
     }
 
+    /// An empty file that has no name and never had one, or has one no more.
+    pub fn nameless(memory: &Arc<CardMemory>, mode: u32) -> Arc<Self> {
+        let inode = Self::new(memory, 0, mode);
+        inode.link(-1);
+        inode
+    }
+
+    /// The pages that are no holes, in runs of at most `max` pages.
+    pub fn spans(&self, max: usize) -> Vec<Span> {
+        let mut spans: Vec<Span> = Vec::new();
+        for page in self.lock().frames.keys() {
+            let offset = page * PAGE;
+            match spans.last_mut() {
+                Some(last)
+                    if last.offset + last.len as u64 == offset
+                        && last.len < max * PAGE as usize =>
+                {
+                    last.len += PAGE as usize;
+                }
+                _ => spans.push(Span {
+                    offset,
+                    len: PAGE as usize,
+                }),
+            }
+        }
+        spans
+    }
+
     /// Its size in bytes.
     pub fn size(&self) -> u64 {
         self.lock().size
@@ -62,10 +99,16 @@ impl Inode {
         self.lock().mode = mode & 0o7777;
     }
 
-    /// One name more or less.
-    pub fn link(&self, by: i64) {
+    /// Sets the time of its last change.
+    pub fn set_mtime(&self, mtime: Duration) {
+        self.lock().mtime = mtime;
+    }
+
+    /// One name more or less; returns how many it has.
+    pub fn link(&self, by: i64) -> u64 {
         let mut inner = self.lock();
         inner.nlink = inner.nlink.saturating_add_signed(by);
+        inner.nlink
     }
 
     /// What stat(2) tells.
@@ -138,6 +181,9 @@ impl Inode {
 
     /// Sets the size; what lies behind it is gone.
     pub fn truncate(&self, size: u64) -> Result<(), Errno> {
+        if size > i64::MAX as u64 {
+            return Err(Errno::EINVAL);
+        }
         if size > SIZE_MAX {
             return Err(Errno::EFBIG);
         }
@@ -174,7 +220,7 @@ impl Drop for Inode {
 
 /// The nameless file behind a shared anonymous mapping of `len` bytes.
 pub fn shared_anonymous(memory: &Arc<CardMemory>, len: u64) -> Result<Arc<Inode>, Errno> {
-    let inode = Inode::new(memory, 0, 0o600);
+    let inode = Inode::nameless(memory, 0o600);
     inode.truncate(len)?;
     Ok(inode)
 }

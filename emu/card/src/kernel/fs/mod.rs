@@ -2,23 +2,29 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `tree` | names: directories, links, devices, sockets |
+//! | `tree`, `names` | names: directories, links, devices, sockets |
 //! | `inode`, `regular` | contents of regular files, in card memory |
-//! | `pipe`, `socket`, `event`, `epoll` | what has no contents but a stream or a state |
-//! | [`console`], `dev`, `proc` | the host's ends; /dev; /proc |
+//! | `pipe`, `socket`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
+//! | [`console`], `dev`, `proc`, `fd_names` | the host's ends; /dev; /proc |
 //! | `table` | descriptors |
-//! | `calls`, `socket_calls`, `poll` | system calls |
-//! | [`rebuild`] | descriptors of a restored process |
+//! | `calls`, `paths`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
+//! | `vectors`, `stat` | buffers of a call; what stat(2) tells |
+//! | [`rebuild`], [`nameless`] | descriptors and nameless files of a restored process |
 //!
 //! What must stay true: contents take frames of card memory, and names are bounded, so that a card
 //! that is full answers ENOSPC; a description's `release` runs once, when its last descriptor goes.
 
 mod calls;
 pub mod console;
+mod copy;
 mod dev;
 mod epoll;
 mod event;
+mod fd_names;
 mod inode;
+pub mod nameless;
+mod names;
+mod paths;
 mod pipe;
 mod poll;
 mod proc;
@@ -26,24 +32,36 @@ pub mod rebuild;
 mod regular;
 mod socket;
 mod socket_calls;
+mod stat;
 mod table;
+#[cfg(test)]
+mod test_kit;
+mod timer;
+mod transfer;
 mod tree;
+mod vectors;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
     dev::is_zero_device,
-    inode::{Inode, shared_anonymous},
+    inode::{Inode, Span, shared_anonymous},
     proc::ProcInfo,
     regular::RegularFile,
+    stat::{Stat, stat_of},
     table::{FileTable, Open},
     tree::Vfs,
 };
-use super::{device::UserMemory, errno::Errno, file::Cx, wait::SysResult};
+use super::{
+    device::UserMemory,
+    errno::Errno,
+    file::Cx,
+    wait::{Stop, SysResult},
+};
 
-/// Most bytes that one call reads or writes; programs see a short count, as they may.
+/// Most bytes that are read or written at once.
 pub const IO_MAX: usize = 1 << 20;
 /// Most bytes of a path.
 pub const PATH_MAX: usize = 4096;
@@ -73,13 +91,26 @@ pub struct FsCall<'a> {
     pub proc: &'a dyn ProcInfo,
     /// When the call stops waiting; kept over its attempts.
     pub deadline: &'a mut Option<Duration>,
+    /// Bytes that the call has moved; kept over its attempts.
+    pub progress: &'a mut usize,
+    /// Set if the thread gets SIGPIPE.
+    pub sigpipe: &'a mut bool,
 }
 
 /// Runs a file call; `None` if it is none.
 pub fn syscall(call: &mut FsCall, number: u64, args: [u64; 6]) -> Option<SysResult> {
-    calls::run(call, number, args)
+    let result = transfer::run(call, number, args)
+        .or_else(|| calls::run(call, number, args))
+        .or_else(|| paths::run(call, number, args))
+        .or_else(|| copy::run(call, number, args))
+        .or_else(|| timer::run(call, number, args))
         .or_else(|| poll::run(call, number, args))
-        .or_else(|| socket_calls::run(call, number, args))
+        .or_else(|| socket_calls::run(call, number, args))?;
+    Some(match result {
+        // What has been moved counts for more than what went wrong then (write(2)).
+        Err(Stop::Errno(_)) if *call.progress > 0 => Ok(*call.progress as u64),
+        other => other,
+    })
 }
 
 /// Reads a zero-terminated string of fewer than `max` bytes; a longer one is ENAMETOOLONG.
@@ -110,48 +141,56 @@ pub fn read_c_string(
     }
 }
 
-/// An inode's own type, for `st_mode`, and the rest that stat(2) tells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stat {
-    /// Inode number.
-    pub ino: u64,
-    /// Type and permission bits.
-    pub mode: u32,
-    /// Links.
-    pub nlink: u64,
-    /// Bytes.
-    pub size: u64,
-    /// Device number of a device.
-    pub rdev: u64,
-    /// Time of the last change, since the epoch.
-    pub mtime: Duration,
-}
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
 
-/// What an open file knows of itself beyond [`super::file::File`]: for fstat(2).
-pub fn stat_of(open: &Arc<Open>) -> Stat {
-    if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
-        return file.inode().stat();
+    use super::test_kit::Kit;
+
+    fn argument() -> impl Strategy<Value = u64> {
+        let path = prop_oneof![Just(0x1000_u64), Just(0x2000), Just(0x3000)];
+        prop_oneof![
+            0..12_u64,
+            path,
+            Just(libc::AT_FDCWD as u64),
+            any::<u64>(),
+            (0..64_u32).prop_map(|bit| 1 << bit),
+            (0..64_u32).prop_map(|bit| u64::MAX >> bit),
+        ]
     }
-    if let Some(directory) = open.file.as_any().downcast_ref::<regular::Directory>() {
-        return Stat {
-            ino: directory.node(),
-            mode: libc::S_IFDIR | 0o755,
-            nlink: 2,
-            ..Stat::default()
-        };
+
+    /// Mostly calls that there are.
+    fn number() -> impl Strategy<Value = i64> {
+        prop_oneof![
+            0..24_i64,
+            32..34_i64,
+            40..60_i64,
+            72..96_i64,
+            213..334_i64,
+            424..450_i64
+        ]
     }
-    let mode = match open.file.describe() {
-        super::file::Description::Pipe { .. } => libc::S_IFIFO | 0o600,
-        super::file::Description::Socket => libc::S_IFSOCK | 0o777,
-        super::file::Description::Console | super::file::Description::Device { .. } => {
-            libc::S_IFCHR | 0o620
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        /// Whatever a program asks for, it gets an answer.
+        #[test]
+        fn hostile_calls_are_answered(
+            calls in prop::collection::vec((number(), prop::array::uniform6(argument())), 1..60)
+        ) {
+            let mut kit = Kit::new();
+            kit.limit_nofile = 64;
+            kit.file("/tmp/a", b"x");
+            for (at, text) in [(0x1000, "/tmp/a"), (0x2000, "/proc/self/fd/5"), (0x3000, "/tmp/b")] {
+                kit.put(at, text.as_bytes());
+            }
+            // A buffer in an iovec, and a socket's address.
+            kit.put_words(0x4000, &[0x5000, 100, 0x6000, 1 << 40]);
+            kit.put(0x7000, b"\x01\x00\x00name");
+            for (number, args) in calls {
+                let _ = kit.call(number, &args);
+            }
         }
-        _ => 0o600,
-    };
-    Stat {
-        ino: 1,
-        mode,
-        nlink: 1,
-        ..Stat::default()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -28,8 +28,10 @@ struct Inner {
     bytes: VecDeque<u8>,
     reader: bool,
     writer: bool,
-    /// What blocking writes have put in so far, by thread.
-    progress: BTreeMap<i32, usize>,
+    /// How often something came in, or the writer went.
+    arrivals: u64,
+    /// How often room was made where there was too little, or the reader went.
+    departures: u64,
 }
 
 impl Queue {
@@ -39,7 +41,8 @@ impl Queue {
             bytes: VecDeque::new(),
             reader: true,
             writer: true,
-            progress: BTreeMap::new(),
+            arrivals: 0,
+            departures: 0,
         };
         Arc::new(Self {
             inner: Mutex::new(inner),
@@ -57,46 +60,44 @@ impl Queue {
         if inner.bytes.is_empty() && inner.writer && max > 0 {
             return Err(wait(cx, self.channel));
         }
+        if !inner.is_writable() {
+            inner.departures += 1;
+        }
         let count = max.min(inner.bytes.len());
         let bytes = inner.bytes.drain(..count).collect();
         (cx.wake)(self.channel);
         Ok(bytes)
     }
 
-    /// Puts `data` in, waiting for room; returns the bytes taken, all of them unless the caller
-    /// does not wait.
-    pub fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
-        let mut inner = self.lock();
-        let mut done = inner.progress.remove(&cx.tid).unwrap_or(0).min(data.len());
-        if !inner.reader {
-            return if done > 0 {
-                Ok(done)
-            } else {
-                Err(Errno::EPIPE.into())
-            };
+    /// Copies up to `max` bytes and leaves them there (recv(2), MSG_PEEK).
+    pub fn peek(&self, cx: &Cx, max: usize) -> SysResult<Vec<u8>> {
+        let inner = self.lock();
+        if inner.bytes.is_empty() && inner.writer && max > 0 {
+            return Err(wait(cx, self.channel));
         }
-        let room = CAPACITY - inner.bytes.len();
-        let rest = data.len() - done;
-        if rest <= room || data.len() > ATOMIC_BYTES {
-            let part = rest.min(room);
-            inner.bytes.extend(&data[done..done + part]);
-            done += part;
-            if part > 0 {
-                (cx.wake)(self.channel);
-            }
-        }
-        if done == data.len() || cx.nonblock && done > 0 {
-            return Ok(done);
-        }
-        if !cx.nonblock {
-            inner.progress.insert(cx.tid, done);
-        }
-        Err(wait(cx, self.channel))
+        Ok(inner.bytes.iter().take(max).copied().collect())
     }
 
-    /// The thread's write is given up.
-    pub fn abandon(&self, tid: i32) {
-        self.lock().progress.remove(&tid);
+    /// Puts in as much of `data` as there is room for, waiting if there is none; a write that is
+    /// atomic waits for room for all of it.
+    pub fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
+        let mut inner = self.lock();
+        if !inner.reader {
+            return Err(Errno::EPIPE.into());
+        }
+        let room = CAPACITY - inner.bytes.len();
+        let part = match data.len() {
+            len if len <= room => len,
+            len if len <= ATOMIC_BYTES => 0,
+            _ => room,
+        };
+        if part == 0 && !data.is_empty() {
+            return Err(wait(cx, self.channel));
+        }
+        inner.bytes.extend(&data[..part]);
+        inner.arrivals += u64::from(part > 0);
+        (cx.wake)(self.channel);
+        Ok(part)
     }
 
     /// Whether a read would not wait, and whether the writer is gone.
@@ -108,13 +109,27 @@ impl Queue {
     /// Whether a write would not wait, and whether the reader is gone.
     pub fn writable(&self) -> (bool, bool) {
         let inner = self.lock();
-        (
-            CAPACITY - inner.bytes.len() >= ATOMIC_BYTES || !inner.reader,
-            !inner.reader,
-        )
+        (inner.is_writable() || !inner.reader, !inner.reader)
     }
 
-    /// Bytes in it.
+    /// How often it became readable (`File::edges`).
+    pub fn arrivals(&self) -> u64 {
+        self.lock().arrivals
+    }
+
+    /// How often it became writable (`File::edges`).
+    pub fn departures(&self) -> u64 {
+        self.lock().departures
+    }
+
+    /// FIONREAD (ioctl_pipe(2)): writes how many bytes are in it.
+    pub fn tell_len(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
+        let len = self.lock().bytes.len() as u32;
+        cx.memory.write(argument, &len.to_le_bytes())?;
+        Ok(0)
+    }
+
+    /// What is in it.
     pub fn contents(&self) -> Vec<u8> {
         self.lock().bytes.iter().copied().collect()
     }
@@ -129,14 +144,26 @@ impl Queue {
 
     /// The reading end closes.
     pub fn close_reader(&self, wake: &mut dyn FnMut(Channel)) {
-        self.lock().reader = false;
+        let mut inner = self.lock();
+        inner.reader = false;
+        inner.departures += 1;
+        drop(inner);
         wake(self.channel);
     }
 
     /// The writing end closes.
     pub fn close_writer(&self, wake: &mut dyn FnMut(Channel)) {
-        self.lock().writer = false;
+        let mut inner = self.lock();
+        inner.writer = false;
+        inner.arrivals += 1;
+        drop(inner);
         wake(self.channel);
+    }
+}
+
+impl Inner {
+    fn is_writable(&self) -> bool {
+        CAPACITY - self.bytes.len() >= ATOMIC_BYTES
     }
 }
 
@@ -188,6 +215,13 @@ impl File for PipeEnd {
         self.queue.write(cx, data)
     }
 
+    fn ioctl(&self, cx: &mut Cx, request: u32, argument: u64) -> SysResult<i64> {
+        match u64::from(request) {
+            libc::FIONREAD => self.queue.tell_len(cx, argument),
+            _ => Err(Errno::ENOTTY.into()),
+        }
+    }
+
     fn poll(&self) -> PollMask {
         if self.writes {
             let (ready, broken) = self.queue.writable();
@@ -201,12 +235,16 @@ impl File for PipeEnd {
         }
     }
 
-    fn channels(&self) -> Vec<Channel> {
-        vec![self.queue.channel]
+    fn edges(&self, _events: PollMask) -> u64 {
+        if self.writes {
+            self.queue.departures()
+        } else {
+            self.queue.arrivals()
+        }
     }
 
-    fn abandon(&self, tid: i32) {
-        self.queue.abandon(tid);
+    fn channels(&self) -> Vec<Channel> {
+        vec![self.queue.channel]
     }
 
     fn release(&self, wake: &mut dyn FnMut(Channel)) {

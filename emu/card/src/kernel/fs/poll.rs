@@ -1,6 +1,11 @@
-//! poll(2), select(2), epoll_wait(2): waiting for several files at once.
+//! poll(2), select(2), epoll_wait(2): waiting for several files at once. (The signal masks of some
+//! are the caller's business: `Call::poll_with_mask`.)
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{FsCall, epoll::Epoll, table::Open};
 use crate::kernel::{
@@ -24,6 +29,9 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_epoll_ctl => control(call, int(0), int(1), int(2), a[3]),
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => {
             milliseconds(call, int(3)).and_then(|()| epoll_wait(call, int(0), a[1], int(2)))
+        }
+        libc::SYS_epoll_pwait2 => {
+            timespec(call, a[3]).and_then(|()| epoll_wait(call, int(0), a[1], int(2)))
         }
         _ => return None,
     })
@@ -72,10 +80,16 @@ fn is_over(call: &FsCall) -> bool {
 }
 
 fn wait_for(call: &FsCall, files: &[Arc<Open>]) -> Stop {
-    let channels = files.iter().flat_map(|open| open.file.channels()).collect();
+    // Each file once: an array may name an epoll of many files many times.
+    let files: BTreeMap<_, _> = files.iter().map(|open| (Arc::as_ptr(open), open)).collect();
+    let channels: BTreeSet<_> = files
+        .values()
+        .flat_map(|open| open.file.channels())
+        .collect();
+    let timers = files.values().filter_map(|open| open.file.deadline());
     Stop::Wait(Wait {
-        channels,
-        deadline: *call.deadline,
+        channels: channels.into_iter().collect(),
+        deadline: timers.chain(*call.deadline).min(),
     })
 }
 
@@ -146,8 +160,7 @@ fn select(call: &mut FsCall, count: i32, a: [u64; 6]) -> SysResult {
 
 fn create(call: &mut FsCall, number: u64, flags: i32) -> SysResult {
     let close = number as i64 == libc::SYS_epoll_create1 && flags & libc::EPOLL_CLOEXEC != 0;
-    let open = Open::new(Epoll::new(), libc::O_RDWR);
-    Ok(call.files.insert(open, close, 0, call.limit_nofile)? as u64)
+    call.insert(Open::new(Epoll::new(), libc::O_RDWR), close)
 }
 
 fn control(call: &mut FsCall, epfd: i32, op: i32, fd: i32, event: u64) -> SysResult {

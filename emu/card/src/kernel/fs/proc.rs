@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{FsCall, inode::Inode, regular::RegularFile};
-use crate::kernel::{errno::Errno, file::File};
+use crate::kernel::{errno::Errno, file::File, time::host_clock};
 
 /// What /proc/self says of the calling process.
 pub trait ProcInfo {
@@ -36,6 +36,8 @@ pub enum ProcFile {
     Cmdline,
     /// The card's memory.
     Meminfo,
+    /// Seconds since the card's clock started, and of doing nothing.
+    Uptime,
     /// The card's cores.
     Cpuinfo,
     /// Numbers of the cores.
@@ -50,6 +52,7 @@ pub const FILES: &[(&str, ProcFile)] = &[
     ("/proc/self/stat", ProcFile::Stat),
     ("/proc/self/cmdline", ProcFile::Cmdline),
     ("/proc/meminfo", ProcFile::Meminfo),
+    ("/proc/uptime", ProcFile::Uptime),
     ("/proc/cpuinfo", ProcFile::Cpuinfo),
     ("/sys/devices/system/cpu/online", ProcFile::Online),
 ];
@@ -63,6 +66,10 @@ pub fn open(call: &FsCall, file: ProcFile, path: String) -> Result<Arc<dyn File>
         ProcFile::Stat => call.proc.stat().into_bytes(),
         ProcFile::Cmdline => call.proc.cmdline(),
         ProcFile::Meminfo => meminfo(call).into_bytes(),
+        ProcFile::Uptime => {
+            let seconds = host_clock(libc::CLOCK_BOOTTIME).as_secs_f64();
+            format!("{seconds:.2} 0.00\n").into_bytes()
+        }
         ProcFile::Cpuinfo => cpuinfo(call.cores()).into_bytes(),
         ProcFile::Online => format!("0-{}\n", call.cores() - 1).into_bytes(),
     };

@@ -1,6 +1,9 @@
 //! Descriptors of a restored process, from what a snapshot says of them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,8 +11,11 @@ use super::{
     FileTable, FsContext, Open, RegularFile, Vfs,
     epoll::Epoll,
     event::Event,
+    nameless::{FileRef, Nameless},
     pipe::{PipeEnd, Queue},
+    regular::Directory,
     socket::Socket,
+    timer::Timer,
     tree::Node,
 };
 use crate::kernel::{
@@ -46,7 +52,7 @@ pub struct RebuildError {
 }
 
 /// What a snapshot says of a process's descriptors.
-pub fn describe(files: &FileTable) -> Vec<FileImage> {
+pub fn describe(files: &FileTable, vfs: &Vfs, nameless: &mut Nameless) -> Vec<FileImage> {
     files
         .iter()
         .map(|(fd, open, close_on_exec)| FileImage {
@@ -54,9 +60,41 @@ pub fn describe(files: &FileTable) -> Vec<FileImage> {
             close_on_exec,
             flags: open.flags(),
             shared: Arc::as_ptr(open) as u64,
-            description: open.file.describe(),
+            description: describe_one(&*open.file, vfs, nameless),
         })
         .collect()
+}
+
+/// A file knows the path that it was opened by; that may be another's, or nobody's, by now.
+fn describe_one(file: &dyn File, vfs: &Vfs, nameless: &mut Nameless) -> Description {
+    let mut description = file.describe();
+    let Description::Path {
+        path,
+        flags,
+        position,
+    } = &mut description
+    else {
+        return description;
+    };
+    if let Some(directory) = file.as_any().downcast_ref::<Directory>()
+        && vfs.directory(directory.node()).is_ok()
+    {
+        *path = vfs.path_of(directory.node(), "");
+    }
+    if let Some(file) = file.as_any().downcast_ref::<RegularFile>() {
+        match nameless.refer(vfs, file.inode(), path) {
+            FileRef::Named(now) => *path = now,
+            FileRef::Nameless { index, path } => {
+                return Description::Nameless {
+                    index,
+                    path,
+                    flags: *flags,
+                    position: *position,
+                };
+            }
+        }
+    }
+    description
 }
 
 /// The descriptors again. 0 to 2 are `stdio` where the snapshot has a console.
@@ -65,6 +103,7 @@ pub fn rebuild(
     cx: &mut Cx,
     fs: &FsContext,
     images: &[FileImage],
+    nameless: &Nameless,
     stdio: &[Arc<dyn File>; 3],
 ) -> Result<FileTable, RebuildError> {
     let mut rebuilt: BTreeMap<u64, Arc<Open>> = BTreeMap::new();
@@ -74,7 +113,7 @@ pub fn rebuild(
         let open = match rebuilt.get(&image.shared) {
             Some(open) => open.clone(),
             None => {
-                let file = one(vfs, cx, fs, image, stdio, &mut queues)?;
+                let file = one(vfs, cx, fs, image, nameless, stdio, &mut queues)?;
                 Open::new(file, image.flags)
             }
         };
@@ -95,6 +134,7 @@ fn one(
     cx: &mut Cx,
     fs: &FsContext,
     image: &FileImage,
+    nameless: &Nameless,
     stdio: &[Arc<dyn File>; 3],
     queues: &mut BTreeMap<u64, Arc<Queue>>,
 ) -> Result<Arc<dyn File>, RebuildError> {
@@ -116,10 +156,22 @@ fn one(
                     Stop::Wait(_) => failed(path, Errno::EIO),
                 })?;
             if let Some(file) = file.as_any().downcast_ref::<RegularFile>() {
-                let position = i64::try_from(*position).map_err(|_| failed(path, Errno::EINVAL))?;
-                file.seek(position, libc::SEEK_SET)
-                    .map_err(|errno| failed(path, errno))?;
+                place(file, *position).map_err(|errno| failed(path, errno))?;
             }
+            if let Some(directory) = file.as_any().downcast_ref::<Directory>() {
+                directory.position.store(*position, Ordering::Relaxed);
+            }
+            file
+        }
+        Description::Nameless {
+            index,
+            path,
+            flags,
+            position,
+        } => {
+            let inode = nameless.get(*index).map_err(|errno| failed(path, errno))?;
+            let file = RegularFile::new(inode, path.clone(), *flags);
+            place(&file, *position).map_err(|errno| failed(path, errno))?;
             file
         }
         Description::Device { path, flags } => {
@@ -142,10 +194,21 @@ fn one(
             PipeEnd::over(queue.clone(), *write_end)
         }
         Description::Event { count, flags } => Event::new(*count, *flags),
+        Description::Timer {
+            clock,
+            left,
+            interval,
+            missed,
+        } => Timer::new(*clock, *left, *interval, *missed),
         Description::Epoll { .. } => Epoll::new(),
         Description::Socket => Socket::reset(),
         Description::Console => stdio[usize::try_from(image.fd).unwrap_or(1).min(2)].clone(),
     })
+}
+
+fn place(file: &RegularFile, position: u64) -> Result<(), Errno> {
+    let position = i64::try_from(position).map_err(|_| Errno::EINVAL)?;
+    file.seek(position, libc::SEEK_SET).map(|_| ())
 }
 
 fn watch_again(table: &FileTable, epfd: i32, watched: &[(i32, u32, u64)]) {

@@ -4,7 +4,7 @@ use std::{
     any::Any,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
@@ -44,11 +44,6 @@ impl RegularFile {
         &self.path
     }
 
-    /// Whether it was opened for writing.
-    pub fn writes(&self) -> bool {
-        self.flags & libc::O_ACCMODE != libc::O_RDONLY
-    }
-
     /// lseek(2).
     pub fn seek(&self, offset: i64, whence: i32) -> Result<u64, Errno> {
         let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,26 +71,30 @@ impl RegularFile {
 
 impl File for RegularFile {
     fn read(&self, _cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
-        if self.flags & libc::O_ACCMODE == libc::O_WRONLY {
-            return Err(Errno::EBADF.into());
-        }
         let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = self.inode.read_at(*position, max);
         *position += bytes.len() as u64;
         Ok(bytes)
     }
 
-    fn write(&self, _cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
-        if !self.writes() {
-            return Err(Errno::EBADF.into());
-        }
+    fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
         let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.flags & libc::O_APPEND != 0 {
+        if cx.append {
             *position = self.inode.size();
         }
         let done = self.inode.write_at(*position, data)?;
         *position += done as u64;
         Ok(done)
+    }
+
+    fn ioctl(&self, cx: &mut Cx, request: u32, argument: u64) -> SysResult<i64> {
+        if u64::from(request) != libc::FIONREAD {
+            return Err(Errno::ENOTTY.into());
+        }
+        let position = *self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = i64::try_from(self.inode.size()).unwrap_or(i64::MAX) - position as i64;
+        cx.memory.write(argument, &(left as i32).to_le_bytes())?;
+        Ok(0)
     }
 
     fn describe(&self) -> Description {
@@ -115,8 +114,8 @@ impl File for RegularFile {
 pub struct Directory {
     node: u64,
     path: String,
-    /// Entries that getdents64(2) has returned.
-    pub read: AtomicUsize,
+    /// The cookie of the entry that getdents64(2) has returned last.
+    pub position: AtomicU64,
 }
 
 impl Directory {
@@ -125,7 +124,7 @@ impl Directory {
         Arc::new(Self {
             node,
             path,
-            read: AtomicUsize::new(0),
+            position: AtomicU64::new(0),
         })
     }
 
@@ -149,7 +148,7 @@ impl File for Directory {
         Description::Path {
             path: self.path.clone(),
             flags: libc::O_RDONLY | libc::O_DIRECTORY,
-            position: self.read.load(Ordering::Relaxed) as u64,
+            position: self.position.load(Ordering::Relaxed),
         }
     }
 

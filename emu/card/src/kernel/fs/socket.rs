@@ -26,6 +26,8 @@ struct Backlog {
     waiting: VecDeque<Arc<Stream>>,
     limit: usize,
     open: bool,
+    /// Connections that came in so far.
+    arrivals: u64,
 }
 
 /// A connected socket: what it reads and what its peer reads.
@@ -95,8 +97,11 @@ impl Socket {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// bind(2): what to put under the name.
-    pub fn bind(&self) -> Result<Arc<Listener>, Errno> {
+    /// bind(2): `name` puts the listener under its name.
+    pub fn bind(
+        &self,
+        name: impl FnOnce(&Arc<Listener>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         let mut state = self.lock();
         let State::New = *state else {
             return Err(Errno::EINVAL);
@@ -106,11 +111,13 @@ impl Socket {
                 waiting: VecDeque::new(),
                 limit: 0,
                 open: true,
+                arrivals: 0,
             }),
             channel: self.channel,
         });
-        *state = State::Bound(listener.clone());
-        Ok(listener)
+        name(&listener)?;
+        *state = State::Bound(listener);
+        Ok(())
     }
 
     /// listen(2).
@@ -160,6 +167,7 @@ impl Socket {
         }
         let (one, other) = streams();
         backlog.waiting.push_back(other);
+        backlog.arrivals += 1;
         *state = State::Connected(one);
         (cx.wake)(to.channel);
         Ok(())
@@ -179,6 +187,16 @@ impl Socket {
             stream.outgoing.close_writer(wake);
         }
         Ok(())
+    }
+
+    /// Reads and leaves the bytes where they are (MSG_PEEK).
+    pub fn peek(&self, cx: &Cx, max: usize) -> SysResult<Vec<u8>> {
+        self.stream()?.incoming.peek(cx, max)
+    }
+
+    /// Whether it listens (SO_ACCEPTCONN).
+    pub fn listens(&self) -> bool {
+        matches!(&*self.lock(), State::Bound(listener) if listener.lock().limit > 0)
     }
 
     /// The connection, or ENOTCONN; ECONNRESET in a restored process.
@@ -206,6 +224,14 @@ impl File for Socket {
         self.stream()?.outgoing.write(cx, data)
     }
 
+    fn ioctl(&self, cx: &mut Cx, request: u32, argument: u64) -> SysResult<i64> {
+        match (u64::from(request), self.stream()) {
+            (libc::FIONREAD, Ok(stream)) => stream.incoming.tell_len(cx, argument),
+            (libc::FIONREAD, Err(_)) => Err(Errno::EINVAL.into()),
+            _ => Err(Errno::ENOTTY.into()),
+        }
+    }
+
     fn poll(&self) -> PollMask {
         match &*self.lock() {
             State::New => libc::POLLOUT | libc::POLLHUP,
@@ -222,16 +248,24 @@ impl File for Socket {
         }
     }
 
+    fn edges(&self, events: PollMask) -> u64 {
+        match &*self.lock() {
+            State::Bound(listener) => listener.lock().arrivals,
+            State::Connected(stream) => {
+                let room = match events & libc::POLLOUT {
+                    0 => 0,
+                    _ => stream.outgoing.departures(),
+                };
+                stream.incoming.arrivals() + room
+            }
+            State::New | State::Reset => 0,
+        }
+    }
+
     fn channels(&self) -> Vec<Channel> {
         match &*self.lock() {
             State::Connected(stream) => vec![stream.incoming.channel, stream.outgoing.channel],
             _ => vec![self.channel],
-        }
-    }
-
-    fn abandon(&self, tid: i32) {
-        if let State::Connected(stream) = &*self.lock() {
-            stream.outgoing.abandon(tid);
         }
     }
 

@@ -40,6 +40,22 @@ impl Open {
         );
     }
 
+    /// EBADF unless it was opened for reading.
+    pub fn check_readable(&self) -> Result<(), Errno> {
+        match self.flags() & libc::O_ACCMODE {
+            libc::O_WRONLY => Err(Errno::EBADF),
+            _ => Ok(()),
+        }
+    }
+
+    /// EBADF unless it was opened for writing.
+    pub fn check_writable(&self) -> Result<(), Errno> {
+        match self.flags() & libc::O_ACCMODE {
+            libc::O_RDONLY => Err(Errno::EBADF),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether calls on it do not wait.
     pub fn nonblock(&self) -> bool {
         self.flags() & libc::O_NONBLOCK != 0
@@ -70,6 +86,16 @@ impl FileTable {
             .get(&fd)
             .map(|(open, _)| open.clone())
             .ok_or(Errno::EBADF)
+    }
+
+    /// EMFILE unless `count` numbers below `limit` are free. A call that makes a file asks first, so
+    /// that nothing is made, accepted or created in vain.
+    pub fn check_room(&self, count: usize, limit: usize) -> Result<(), Errno> {
+        let end = i32::try_from(limit).unwrap_or(i32::MAX);
+        match limit.saturating_sub(self.entries.range(..end).count()) {
+            free if free < count => Err(Errno::EMFILE),
+            _ => Ok(()),
+        }
     }
 
     /// The lowest free number from `from` on, below `limit`.

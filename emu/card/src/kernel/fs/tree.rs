@@ -1,10 +1,14 @@
 //! Names: a tree of directories with files, symbolic links, devices, sockets and /proc entries.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
 
 use super::{
-    FsContext, PATH_MAX, Stat, dev,
+    FsContext, PATH_MAX, Stat, dev, fd_names,
     inode::Inode,
+    names::Names,
     proc::{self, ProcFile},
     regular::{Directory, RegularFile},
     socket::Listener,
@@ -20,17 +24,18 @@ use crate::{
 };
 
 /// Most names on a card.
-const NODES_MAX: usize = 1 << 17;
+const NAMES_MAX: usize = 1 << 17;
+/// Most bytes of symbolic links on a card.
+const LINK_BYTES_MAX: usize = 16 << 20;
 const NAME_MAX: usize = 255;
 /// Symbolic links followed in one path (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 const ROOT: u64 = 1;
 
 /// What a name stands for.
-#[derive(Clone)]
 pub enum Node {
     /// A directory: names and their nodes; its parent.
-    Directory(BTreeMap<String, u64>, u64),
+    Directory(Names, u64),
     /// A regular file.
     File(Arc<Inode>),
     /// A symbolic link.
@@ -47,6 +52,11 @@ pub enum Node {
 pub struct Vfs {
     memory: Arc<CardMemory>,
     nodes: BTreeMap<u64, Node>,
+    /// Names in all directories, and bytes of all symbolic links.
+    names: usize,
+    link_bytes: usize,
+    /// Abstract names of sockets (unix(7)), each for as long as its socket is there.
+    abstract_names: BTreeMap<Vec<u8>, Weak<Listener>>,
     next: u64,
 }
 
@@ -64,16 +74,19 @@ impl Vfs {
     /// An empty root with /dev, /proc, /tmp, /run.
     pub fn new(memory: Arc<CardMemory>) -> Result<Self, Errno> {
         let mut nodes = BTreeMap::new();
-        nodes.insert(ROOT, Node::Directory(BTreeMap::new(), ROOT));
+        nodes.insert(ROOT, Node::Directory(Names::default(), ROOT));
         let mut vfs = Self {
             memory,
             nodes,
+            names: 0,
+            link_bytes: 0,
+            abstract_names: BTreeMap::new(),
             next: ROOT + 1,
         };
-        for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", "/proc/self"] {
+        for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", fd_names::PATH] {
             vfs.make_directories(directory)?;
         }
-        dev::register(&mut vfs);
+        dev::register(&mut vfs)?;
         for (path, file) in proc::FILES {
             vfs.put(path, Node::Proc(*file))?;
         }
@@ -94,8 +107,10 @@ impl Vfs {
 
     /// Puts a file at `path`, with the directories on its way.
     pub fn write_file(&mut self, path: &str, bytes: &[u8], mode: u32) -> Result<(), Errno> {
-        let number = self.next;
-        let inode = Inode::new(&self.memory, number, mode);
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            self.make_directories(parent)?;
+        }
+        let inode = self.new_inode(mode);
         let mut done = 0;
         while done < bytes.len() {
             done += inode.write_at(done as u64, &bytes[done..])?;
@@ -103,7 +118,8 @@ impl Vfs {
         self.put(path, Node::File(inode))
     }
 
-    fn put(&mut self, path: &str, node: Node) -> Result<(), Errno> {
+    /// Puts a node at `path`, in place of what is there, with the directories on its way.
+    pub fn put(&mut self, path: &str, node: Node) -> Result<(), Errno> {
         if let Some((parent, _)) = path.rsplit_once('/') {
             self.make_directories(parent)?;
         }
@@ -123,7 +139,7 @@ impl Vfs {
                 self.add(
                     found.parent,
                     &found.name,
-                    Node::Directory(BTreeMap::new(), found.parent),
+                    Node::Directory(Names::default(), found.parent),
                 )?;
             }
         }
@@ -135,20 +151,26 @@ impl Vfs {
         if name.is_empty() {
             return Err(Errno::EEXIST);
         }
-        if name.len() > NAME_MAX {
-            return Err(Errno::ENAMETOOLONG);
+        if self.names >= NAMES_MAX {
+            return Err(Errno::ENOSPC);
         }
-        if self.nodes.len() >= NODES_MAX {
+        let link_bytes = match &node {
+            Node::Link(target) => target.len(),
+            _ => 0,
+        };
+        if self.link_bytes + link_bytes > LINK_BYTES_MAX {
             return Err(Errno::ENOSPC);
         }
         let number = self.next;
-        self.next += 1;
         let names = self.directory_mut(parent)?;
-        if names.contains_key(name) {
+        if names.get(name).is_some() {
             return Err(Errno::EEXIST);
         }
-        names.insert(name.to_owned(), number);
+        names.insert(name, number);
         self.nodes.insert(number, node);
+        self.next += 1;
+        self.names += 1;
+        self.link_bytes += link_bytes;
         Ok(number)
     }
 
@@ -157,38 +179,67 @@ impl Vfs {
         Inode::new(&self.memory, self.next, mode)
     }
 
-    /// Gives an existing node another name (link(2), rename(2)).
-    pub fn add_name(&mut self, parent: u64, name: &str, node: u64) -> Result<(), Errno> {
-        if name.is_empty() || name.len() > NAME_MAX {
-            return Err(Errno::ENAMETOOLONG);
+    /// Gives a regular file another name (link(2)).
+    pub fn link(&mut self, parent: u64, name: &str, node: u64) -> Result<(), Errno> {
+        let Some(Node::File(inode)) = self.nodes.get(&node) else {
+            return Err(Errno::EPERM);
+        };
+        if self.names >= NAMES_MAX {
+            return Err(Errno::ENOSPC);
         }
-        self.directory_mut(parent)?.insert(name.to_owned(), node);
+        inode.link(1);
+        self.directory_mut(parent)?.insert(name, node);
+        self.names += 1;
+        Ok(())
+    }
+
+    /// Gives a node another name, in place of whatever has that name (rename(2)). Both names and
+    /// directories are there; what is replaced may be replaced.
+    pub fn rename(&mut self, from: &Found, to: &Found, node: u64) -> Result<(), Errno> {
+        self.directory(from.parent)?;
+        self.directory(to.parent)?;
+        if let Some(old) = to.node {
+            self.unlink_node(to.parent, &to.name, old);
+        }
+        self.directory_mut(from.parent)?.remove(&from.name);
+        self.directory_mut(to.parent)?.insert(&to.name, node);
         if let Some(Node::Directory(_, up)) = self.nodes.get_mut(&node) {
-            *up = parent;
+            *up = to.parent;
         }
         Ok(())
     }
 
     /// Takes a name away, and its node if it has no other.
     pub fn unlink_node(&mut self, parent: u64, name: &str, node: u64) {
-        self.remove_name(parent, name);
-        let named_elsewhere = matches!(self.nodes.get(&node), Some(Node::File(_)))
-            && self.nodes.values().any(|other| {
-                matches!(other, Node::Directory(names, _) if names.values().any(|n| *n == node))
-            });
-        if let Some(Node::File(inode)) = self.nodes.get(&node) {
-            inode.link(-1);
+        if let Ok(names) = self.directory_mut(parent)
+            && names.remove(name).is_some()
+        {
+            self.names -= 1;
         }
-        if !named_elsewhere {
-            self.nodes.remove(&node);
+        if let Some(Node::File(inode)) = self.nodes.get(&node)
+            && inode.link(-1) > 0
+        {
+            return;
+        }
+        if let Some(Node::Link(target)) = self.nodes.remove(&node) {
+            self.link_bytes -= target.len();
         }
     }
 
-    /// Takes a name away only.
-    pub fn remove_name(&mut self, parent: u64, name: &str) {
-        if let Ok(names) = self.directory_mut(parent) {
-            names.remove(name);
+    /// Gives a socket an abstract name.
+    pub fn add_abstract(&mut self, name: Vec<u8>, listener: &Arc<Listener>) -> Result<(), Errno> {
+        self.abstract_names
+            .retain(|_, listener| listener.strong_count() > 0);
+        if self.abstract_names.contains_key(&name) {
+            return Err(Errno::EADDRINUSE);
         }
+        self.abstract_names.insert(name, Arc::downgrade(listener));
+        Ok(())
+    }
+
+    /// The socket that has an abstract name.
+    pub fn find_abstract(&self, name: &[u8]) -> Option<Arc<Listener>> {
+        self.abstract_names.get(name)?.upgrade()
     }
 
     /// The node with this number.
@@ -197,7 +248,7 @@ impl Vfs {
     }
 
     /// A directory's names.
-    pub fn directory(&self, number: u64) -> Result<&BTreeMap<String, u64>, Errno> {
+    pub fn directory(&self, number: u64) -> Result<&Names, Errno> {
         match self.nodes.get(&number) {
             Some(Node::Directory(names, _)) => Ok(names),
             Some(_) => Err(Errno::ENOTDIR),
@@ -205,7 +256,16 @@ impl Vfs {
         }
     }
 
-    fn directory_mut(&mut self, number: u64) -> Result<&mut BTreeMap<String, u64>, Errno> {
+    /// The directory above this one.
+    pub fn parent(&self, number: u64) -> Result<u64, Errno> {
+        match self.nodes.get(&number) {
+            Some(Node::Directory(_, parent)) => Ok(*parent),
+            Some(_) => Err(Errno::ENOTDIR),
+            None => Err(Errno::ENOENT),
+        }
+    }
+
+    fn directory_mut(&mut self, number: u64) -> Result<&mut Names, Errno> {
         match self.nodes.get_mut(&number) {
             Some(Node::Directory(names, _)) => Ok(names),
             Some(_) => Err(Errno::ENOTDIR),
@@ -248,12 +308,12 @@ impl Vfs {
             node: Some(at),
         };
         for (index, name) in names.iter().enumerate() {
+            if name.len() > NAME_MAX {
+                return Err(Errno::ENAMETOOLONG);
+            }
             let last = index + 1 == names.len();
             if *name == ".." {
-                at = match self.nodes.get(&at) {
-                    Some(Node::Directory(_, parent)) => *parent,
-                    _ => return Err(Errno::ENOTDIR),
-                };
+                at = self.parent(at)?;
                 found = Found {
                     parent: at,
                     name: String::new(),
@@ -261,7 +321,7 @@ impl Vfs {
                 };
                 continue;
             }
-            let node = self.directory(at)?.get(*name).copied();
+            let node = self.directory(at)?.get(name);
             if let Some(Node::Link(target)) = node.and_then(|node| self.nodes.get(&node))
                 && (!last || follow || must_be_directory)
             {
@@ -313,7 +373,7 @@ impl Vfs {
         };
         let absolute = self.path_of(found.parent, &found.name);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        match self.nodes.get(&number).ok_or(Errno::ENOENT)?.clone() {
+        match self.nodes.get(&number).ok_or(Errno::ENOENT)? {
             Node::Directory(..) if writes => Err(Errno::EISDIR.into()),
             Node::Directory(..) => Ok(Directory::new(number, absolute)),
             _ if flags & libc::O_DIRECTORY != 0 => Err(Errno::ENOTDIR.into()),
@@ -321,7 +381,7 @@ impl Vfs {
                 if flags & libc::O_TRUNC != 0 && writes {
                     inode.truncate(0)?;
                 }
-                Ok(RegularFile::new(inode, absolute, flags))
+                Ok(RegularFile::new(inode.clone(), absolute, flags))
             }
             Node::Link(_) => Err(Errno::ELOOP.into()),
             Node::Device(device) => device.open(cx, flags),
@@ -385,6 +445,20 @@ impl Vfs {
         })
     }
 
+    /// A path of a regular file, `hint` if that leads to it; none if it has no name.
+    pub fn path_to(&self, inode: &Arc<Inode>, hint: &str) -> Option<String> {
+        let is_it = |node: &Node| matches!(node, Node::File(other) if Arc::ptr_eq(other, inode));
+        let hinted = self.find("/", hint, true).ok().and_then(|found| found.node);
+        if hinted.is_some_and(|node| self.nodes.get(&node).is_some_and(is_it)) {
+            return Some(hint.to_owned());
+        }
+        let (number, _) = self.nodes.iter().find(|(_, node)| is_it(node))?;
+        self.nodes.iter().find_map(|(parent, node)| match node {
+            Node::Directory(names, _) => Some(self.path_of(*parent, names.name_of(*number)?)),
+            _ => None,
+        })
+    }
+
     /// The absolute path of a name in a directory.
     pub fn path_of(&self, parent: u64, name: &str) -> String {
         let mut parts = vec![name.to_owned()];
@@ -396,14 +470,148 @@ impl Vfs {
             let Some(Node::Directory(names, _)) = self.nodes.get(up) else {
                 break;
             };
-            let Some((name, _)) = names.iter().find(|(_, node)| **node == at) else {
+            let Some(name) = names.name_of(at) else {
                 break;
             };
-            parts.push(name.clone());
+            parts.push(name.to_owned());
             at = *up;
         }
         parts.retain(|part| !part.is_empty());
         parts.reverse();
         format!("/{}", parts.join("/"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kernel::{
+        errno::Errno,
+        fs::test_kit::{Kit, error},
+    };
+
+    fn rename_flags(
+        kit: &mut Kit,
+        one: &str,
+        other: &str,
+        flags: u64,
+    ) -> crate::kernel::wait::SysResult {
+        let at = libc::AT_FDCWD as u64;
+        let (one, other) = (kit.path(one), kit.other_path(other));
+        kit.call(libc::SYS_renameat2, &[at, one, at, other, flags])
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_is_refused_before_anything_changes() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"data");
+        let long = format!("/tmp/{}", "b".repeat(256));
+        let too_long = error(Errno::ENAMETOOLONG);
+        assert_eq!(rename_flags(&mut kit, "/tmp/a", &long, 0), too_long);
+        assert_eq!(kit.vfs.read_all("/tmp/a").unwrap(), b"data");
+        assert_eq!(kit.two_paths(libc::SYS_link, "/tmp/a", &long), too_long);
+        assert_eq!(kit.open(&long, libc::O_RDONLY), too_long);
+        assert_eq!(kit.open(&long, libc::O_CREAT | libc::O_RDWR), too_long);
+        let fits = &long[..long.len() - 1];
+        assert_eq!(rename_flags(&mut kit, "/tmp/a", fits, 0), Ok(0));
+        assert_eq!(kit.vfs.read_all(fits).unwrap(), b"data");
+    }
+
+    #[test]
+    fn rename_replaces_unless_told_not_to() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"a");
+        kit.file("/tmp/b", b"b");
+        let noreplace = libc::RENAME_NOREPLACE.into();
+        let exchange = libc::RENAME_EXCHANGE.into();
+        assert_eq!(
+            rename_flags(&mut kit, "/tmp/a", "/tmp/b", noreplace),
+            error(Errno::EEXIST)
+        );
+        assert_eq!(
+            rename_flags(&mut kit, "/tmp/a", "/tmp/b", exchange),
+            error(Errno::EINVAL)
+        );
+        assert_eq!(kit.vfs.read_all("/tmp/b").unwrap(), b"b");
+        assert_eq!(rename_flags(&mut kit, "/tmp/a", "/tmp/c", noreplace), Ok(0));
+        assert_eq!(rename_flags(&mut kit, "/tmp/c", "/tmp/b", 0), Ok(0));
+        assert_eq!(kit.vfs.read_all("/tmp/b").unwrap(), b"a");
+        assert!(!kit.exists("/tmp/a") && !kit.exists("/tmp/c"));
+    }
+
+    #[test]
+    fn a_file_lives_as_long_as_its_last_name() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"a");
+        assert_eq!(kit.two_paths(libc::SYS_link, "/tmp/a", "/tmp/b"), Ok(0));
+        let a = kit.path("/tmp/a");
+        assert_eq!(kit.call(libc::SYS_unlink, &[a]), Ok(0));
+        assert_eq!(kit.vfs.read_all("/tmp/b").unwrap(), b"a");
+        let b = kit.path("/tmp/b");
+        assert_eq!(kit.call(libc::SYS_unlink, &[b]), Ok(0));
+        assert!(!kit.exists("/tmp/b"));
+    }
+
+    #[test]
+    fn names_and_symbolic_links_are_bounded() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"");
+        let full = (0..super::NAMES_MAX + 1).find_map(|i| {
+            kit.two_paths(libc::SYS_link, "/tmp/a", &format!("/tmp/{i}"))
+                .err()
+        });
+        assert_eq!(full, error::<()>(Errno::ENOSPC).err());
+
+        let mut kit = Kit::new();
+        let target = "t".repeat(4095);
+        let full = (0..super::NAMES_MAX).find_map(|i| {
+            kit.two_paths(libc::SYS_symlink, &target, &format!("/tmp/{i}"))
+                .err()
+        });
+        assert_eq!(full, error::<()>(Errno::ENOSPC).err());
+        let first = kit.path("/tmp/0");
+        assert_eq!(kit.call(libc::SYS_unlink, &[first]), Ok(0));
+        assert_eq!(kit.two_paths(libc::SYS_symlink, &target, "/tmp/0"), Ok(0));
+        let longer = format!("{target}t");
+        let at = "/tmp/longer";
+        assert_eq!(
+            kit.two_paths(libc::SYS_symlink, &longer, at),
+            error(Errno::ENAMETOOLONG)
+        );
+        assert_eq!(
+            kit.two_paths(libc::SYS_symlink, "", at),
+            error(Errno::ENOENT)
+        );
+    }
+
+    #[test]
+    fn inode_numbers_are_unique() {
+        let mut kit = Kit::new();
+        kit.file("/new/f", b"");
+        let ino = |path| {
+            let node = kit.vfs.find("/", path, true).unwrap().node.unwrap();
+            kit.vfs.stat(node).unwrap().ino
+        };
+        assert_ne!(ino("/new"), ino("/new/f"));
+    }
+
+    #[test]
+    fn a_directory_is_found_under_its_new_name() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/d/f", b"");
+        let fd = kit.open("/tmp/d", libc::O_DIRECTORY).unwrap();
+        kit.two_paths(libc::SYS_rename, "/tmp/d", "/tmp/e").unwrap();
+        let path = kit.path("f");
+        assert!(kit.call(libc::SYS_openat, &[fd, path, 0]).is_ok());
+        assert_eq!(kit.call(libc::SYS_fchdir, &[fd]), Ok(0));
+        assert_eq!(kit.fs.cwd, "/tmp/e");
+        let path = kit.path("/tmp/e/f");
+        kit.call(libc::SYS_unlink, &[path]).unwrap();
+        let path = kit.path("/tmp/e");
+        kit.call(libc::SYS_rmdir, &[path]).unwrap();
+        let path = kit.path("tmp");
+        assert_eq!(
+            kit.call(libc::SYS_openat, &[fd, path, 0]),
+            error(Errno::ENOENT)
+        );
     }
 }

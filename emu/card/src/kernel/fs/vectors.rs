@@ -1,0 +1,95 @@
+//! Where the bytes of a call are in the caller's memory: one buffer, or an array of `struct iovec`
+//! (readv(2)).
+
+use crate::kernel::{device::UserMemory, errno::Errno};
+
+/// Most of them.
+pub const IOV_MAX: u64 = 1024;
+/// Most bytes that one call moves (read(2)).
+const TOTAL_MAX: usize = 0x7fff_f000;
+
+/// Buffers of the caller, one after the other.
+pub struct Vectors {
+    /// Address and length of each.
+    parts: Vec<(u64, usize)>,
+    total: usize,
+}
+
+impl Vectors {
+    /// A single buffer.
+    pub fn one(at: u64, len: usize) -> Self {
+        let len = len.min(TOTAL_MAX);
+        Self {
+            parts: vec![(at, len)],
+            total: len,
+        }
+    }
+
+    /// `count` of `struct iovec` at `at`.
+    pub fn load(memory: &mut dyn UserMemory, at: u64, count: u64) -> Result<Self, Errno> {
+        if count > IOV_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = vec![0; count as usize * 16];
+        memory.read(at, &mut bytes)?;
+        let (mut parts, mut total) = (Vec::new(), 0);
+        for entry in bytes.chunks_exact(16) {
+            let word = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("8"));
+            let (base, len) = (word(0), word(8));
+            if len > i64::MAX as u64 {
+                return Err(Errno::EINVAL);
+            }
+            let len = (len as usize).min(TOTAL_MAX - total);
+            total += len;
+            parts.push((base, len));
+        }
+        Ok(Self { parts, total })
+    }
+
+    /// Bytes in all of them.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// `len` bytes from `offset` on.
+    pub fn read(
+        &self,
+        memory: &mut dyn UserMemory,
+        offset: usize,
+        len: usize,
+    ) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; len];
+        let mut done = 0;
+        for (at, part) in self.range(offset, len) {
+            memory.read(at, &mut bytes[done..done + part])?;
+            done += part;
+        }
+        Ok(bytes)
+    }
+
+    /// Puts `bytes` there, from `offset` on.
+    pub fn write(
+        &self,
+        memory: &mut dyn UserMemory,
+        offset: usize,
+        mut bytes: &[u8],
+    ) -> Result<(), Errno> {
+        for (at, part) in self.range(offset, bytes.len()) {
+            let (now, later) = bytes.split_at(part);
+            memory.write(at, now)?;
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// The buffers that hold `len` bytes from `offset` on.
+    fn range(&self, mut offset: usize, mut len: usize) -> impl Iterator<Item = (u64, usize)> {
+        self.parts.iter().filter_map(move |(at, part)| {
+            let skip = offset.min(*part);
+            offset -= skip;
+            let take = len.min(part - skip);
+            len -= take;
+            (take > 0).then(|| (at.wrapping_add(skip as u64), take))
+        })
+    }
+}
