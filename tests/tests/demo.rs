@@ -95,3 +95,26 @@ fn programs_run_on_a_card_and_their_exit_status_is_ours() {
         assert!(!refused.status.success());
     }
 }
+
+#[test]
+fn a_kept_snapshot_can_be_verified_and_a_flipped_bit_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let keep = dir.path().to_string_lossy().into_owned();
+    assert_eq!(demo(&["--keep", &keep])["identical"], true);
+    let snapshot = dir.path().join("snapshot");
+    let verify = || snaprig(&["snapshot", "verify", &snapshot.to_string_lossy()]);
+    let output = verify();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("offload_process.img"));
+    let image = snapshot.join("offload_process.img");
+    let mut bytes = std::fs::read(&image).expect("it is there");
+    bytes[1 << 20] ^= 1;
+    std::fs::write(&image, bytes).expect("written");
+    let output = verify();
+    let error = text(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        error.contains("offload_process.img") && error.contains("offset 1048576"),
+        "{error}"
+    );
+}

@@ -8,6 +8,7 @@ mod demo;
 mod doctor;
 mod report;
 mod size;
+mod snapshot;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -31,6 +32,9 @@ enum Command {
     /// Work with one card
     #[command(subcommand)]
     Card(CardCommand),
+    /// Look into snapshots
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// What this host offers, what falls back to what, and how to get what is missing
     Doctor {
         /// Print JSON
@@ -65,6 +69,12 @@ enum CardCommand {
 }
 
 #[derive(Subcommand)]
+enum SnapshotCommand {
+    /// Verify every byte of a snapshot; damage is named by file and offset
+    Verify(snapshot::Options),
+}
+
+#[derive(Subcommand)]
 enum Workload {
     /// K-means, the paper's KM
     Kmeans(snaprig_fixtures::kmeans::Options),
@@ -79,6 +89,7 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Card(CardCommand::Run(options)) => card_run::run(&options),
+        Command::Snapshot(SnapshotCommand::Verify(options)) => snapshot::verify(&options),
         Command::Doctor { json } => return doctor::run(json),
         Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)
             .map(|()| ExitCode::SUCCESS)

@@ -169,7 +169,7 @@ fn describe(path: &Path, error: StoreError) -> Failure {
         _ => (libc::EBADMSG, 0),
     };
     let why = match error {
-        StoreError::Io { source, .. } => source.to_string(),
+        StoreError::Io { source, .. } => format!("{source}{}", sums::hint(&source)),
         other => other.to_string(),
     };
     let path = path.to_string_lossy().into_owned();

@@ -25,7 +25,7 @@ const HEADER_BYTES: usize = 24;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The host said no.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", hint(.source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -82,6 +82,19 @@ pub enum StoreError {
         /// What is missing.
         why: String,
     },
+}
+
+/// What to do about an error of the host.
+pub fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; make room, or choose another directory"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; choose a directory that you may write to"
+        }
+        _ => "",
+    }
 }
 
 /// An error of the host on `path`.

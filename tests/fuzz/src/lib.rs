@@ -20,7 +20,9 @@ use snaprig_wire::{coi, dma, frame, scif, snapify, snapify_io};
 /// Process images, in portions as the first byte says: as they come, and with their checksums put
 /// right, which no mutation would.
 pub fn image(bytes: &[u8]) {
-    let Some((step, stream)) = bytes.split_first() else { return };
+    let Some((step, stream)) = bytes.split_first() else {
+        return;
+    };
     decode(stream, 1 + usize::from(*step));
     decode(&with_checksums(stream), 1 + usize::from(*step));
 }
@@ -42,7 +44,9 @@ fn with_checksums(stream: &[u8]) -> Vec<u8> {
     let (mut stream, mut at, mut index) = (stream.to_vec(), 16, 0u64);
     while let Some(len) = stream.get(at + 4..).and_then(|rest| rest.first_chunk()) {
         let end = at + 16 + u32::from_le_bytes(*len) as usize;
-        let Some(payload) = stream.get(at + 16..end) else { break };
+        let Some(payload) = stream.get(at + 16..end) else {
+            break;
+        };
         let len = (payload.len() as u64).to_le_bytes();
         let hashed = [&index.to_le_bytes()[..], &stream[at..at + 4], &len, payload].concat();
         let sum = xxhash_rust::xxh3::xxh3_64(&hashed);
@@ -67,7 +71,7 @@ pub fn messages(bytes: &[u8]) {
     macro_rules! all { ($($kind:ty)*) => { $(message::<$kind>(bytes);)* } }
     all!(coi::ToDaemon coi::FromDaemon coi::Channel coi::Command coi::Answer coi::RunFunction);
     all!(coi::RunResult snapify::Request snapify::Reply snapify::Hello scif::Message);
-    all!(snapify_io::Local snapify_io::LocalReply snapify_io::Message);
+    all!(snapify_io::LocalOpen snapify_io::Message);
     if let Some(Ok(len)) = bytes.first_chunk().map(|prefix| frame::frame_len(*prefix)) {
         assert!(len <= frame::MESSAGE_MAX);
     }
@@ -98,7 +102,10 @@ pub fn rings(bytes: &[u8]) {
                 let word = unsafe { AtomicU64::from_ptr(base.add(usize::from(at) * 64).cast()) };
                 word.store(number, Ordering::Relaxed);
             }
-            3..6 => drop(ring.pop().map(|r| assert!(r.is_none_or(|r| r.len() < RING_BYTES)))),
+            3..6 => drop(
+                ring.pop()
+                    .map(|r| assert!(r.is_none_or(|r| r.len() < RING_BYTES))),
+            ),
             _ => drop(ring.push(&vec![1; number as usize % RING_BYTES])),
         }
     }
@@ -116,9 +123,13 @@ pub fn card() -> (Arc<Device>, JoinHandle<()>, PathBuf) {
 /// A client of the card: sends all bytes but the first, and a memfd or an eventfd as the first says.
 /// It is answered until it is dropped, and the next one is served.
 pub fn vfio_user(socket: &Path, bytes: &[u8]) {
-    let Some((choice, requests)) = bytes.split_first() else { return };
+    let Some((choice, requests)) = bytes.split_first() else {
+        return;
+    };
     let mut client = UnixStream::connect(socket).expect("a connection");
-    client.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    client
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .expect("a timeout");
     let memory = CardMemory::new(128 << 10).expect("memory");
     let event = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
     let fds = [[memory.memfd(), event.as_fd()][usize::from(choice % 2)]];
@@ -130,5 +141,8 @@ pub fn vfio_user(socket: &Path, bytes: &[u8]) {
     let _ = sendmsg(&client, &[IoSlice::new(requests)], &mut rights, flags);
     let _ = client.shutdown(Shutdown::Write);
     let ended = client.read_to_end(&mut Vec::new()).map_err(|e| e.kind());
-    assert!(matches!(ended, Ok(_) | Err(ErrorKind::ConnectionReset)), "{ended:?}");
+    assert!(
+        matches!(ended, Ok(_) | Err(ErrorKind::ConnectionReset)),
+        "{ended:?}"
+    );
 }

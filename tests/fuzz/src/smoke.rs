@@ -17,7 +17,16 @@ impl Random {
 
     fn mutate(&mut self, input: &mut Vec<u8>, other: &[u8]) {
         let (at, width) = (self.below(input.len()), 1 << self.below(4));
-        let special = [0, 0x7f, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 39, 1 << 63, u64::MAX];
+        let special = [
+            0,
+            0x7f,
+            0xffff,
+            0x7fff_ffff,
+            0xffff_ffff,
+            1 << 39,
+            1 << 63,
+            u64::MAX,
+        ];
         let number = [self.below(usize::MAX) as u64, special[self.below(8)]][self.below(2)];
         let number = &number.wrapping_add(self.below(2) as u64).to_le_bytes()[..width];
         let end = (at + width).min(input.len());
@@ -37,7 +46,9 @@ fn smoke(seeds: &[Vec<u8>], body: impl Fn(&[u8])) {
     for run in 0..20_000 {
         let mut input = seeds[random.below(seeds.len())].clone();
         if run % 16 == 0 {
-            input = (0..random.below(200)).map(|_| random.below(256) as u8).collect();
+            input = (0..random.below(200))
+                .map(|_| random.below(256) as u8)
+                .collect();
         }
         for _ in 0..1 + random.below(4) {
             let other = &seeds[random.below(seeds.len())];
@@ -54,7 +65,11 @@ fn bytes(words: &[u64]) -> Vec<u8> {
 #[test]
 fn images() {
     let mut encoder = Encoder::default();
-    let parts = [encoder.start(b"process"), encoder.pages(4096, &[7; 4096]), encoder.end()];
+    let parts = [
+        encoder.start(b"process"),
+        encoder.pages(4096, &[7; 4096]),
+        encoder.end(),
+    ];
     let seed = parts.concat();
     assert!(decode(&seed, 7).is_some() && with_checksums(&seed) == seed);
     smoke(&[[&[255], &seed[..]].concat()], image);
@@ -65,10 +80,31 @@ fn executables() {
     // A header (elf(5)), PT_LOAD of code, PT_LOAD of data, PT_INTERP.
     let seed = bytes(
         &[
-            [0x0001_0102_464c_457f, 0, 0x1_003e_0002, 0x40_0000, 64, 0, 56 << 48, 3].as_slice(),
+            [
+                0x0001_0102_464c_457f,
+                0,
+                0x1_003e_0002,
+                0x40_0000,
+                64,
+                0,
+                56 << 48,
+                3,
+            ]
+            .as_slice(),
             &[5 << 32 | 1, 0, 0x40_0000, 0, 256, 4096, 4096],
             &[6 << 32 | 1, 16, 0x40_1010, 0, 16, 8192, 4096],
-            &[3, 232, 0, 0, 8, 8, 1, u64::from_le_bytes(*b"/lib/ld\0"), 0, 0],
+            &[
+                3,
+                232,
+                0,
+                0,
+                8,
+                8,
+                1,
+                u64::from_le_bytes(*b"/lib/ld\0"),
+                0,
+                0,
+            ],
         ]
         .concat(),
     );
@@ -79,27 +115,88 @@ fn executables() {
 #[test]
 fn all_messages() {
     let path = || "/snapshot".to_owned();
-    let [from, to] = [scif::PortId { node: 0, port: 1088 }, scif::PortId { node: 1, port: 40 }];
-    let scif = |body| frame::encode(&scif::Message { from, to, connection: 7, body });
-    let extents = vec![scif::Extent { address: dma::HOST_BASE, len: 4096 }; 5];
+    let [from, to] = [
+        scif::PortId {
+            node: 0,
+            port: 1088,
+        },
+        scif::PortId { node: 1, port: 40 },
+    ];
+    let scif = |body| {
+        frame::encode(&scif::Message {
+            from,
+            to,
+            connection: 7,
+            body,
+        })
+    };
+    let extents = vec![
+        scif::Extent {
+            address: dma::HOST_BASE,
+            len: 4096
+        };
+        5
+    ];
     let (argv, env) = (vec![path(); 3], vec!["A=b".into()]);
-    let program = coi::Program { name: path(), bytes: 1 << 20, argv, env };
-    let window = coi::Window { id: 1, offset: -1, len: 4096 };
+    let program = coi::Program {
+        name: path(),
+        bytes: 1 << 20,
+        argv,
+        env,
+    };
+    let window = coi::Window {
+        id: 1,
+        offset: -1,
+        len: 4096,
+    };
     let (buffers, misc) = (vec![1, 2, 3], vec![9; 100]);
-    let run = coi::RunFunction { function: u64::MAX, buffers, misc, return_len: 8 };
-    let file = snapify::StoredFile { name: path(), card_path: path(), len: 1 << 40, mode: 0o600 };
+    let run = coi::RunFunction {
+        function: u64::MAX,
+        buffers,
+        misc,
+        return_len: 8,
+    };
+    let file = snapify::StoredFile {
+        name: path(),
+        card_path: path(),
+        len: 1 << 40,
+        mode: 0o600,
+    };
     let (local_store, binaries) = (vec![file.clone(); 3], vec![file]);
-    let restore = snapify::Request::Restore { snapshot: path(), local_store, binaries };
-    let open = snapify_io::Message::Open { path: path(), mode: snapify_io::Mode::Read, window: -1 };
-    let copy = dma::Descriptor { src: 1, dst: 2, len: 3, interrupt: true };
+    let restore = snapify::Request::Restore {
+        snapshot: path(),
+        local_store,
+        binaries,
+    };
+    let open = snapify_io::Message::Open {
+        version: snapify_io::VERSION,
+        path: path(),
+        mode: snapify_io::Mode::Read,
+        window: -1,
+    };
+    let copy = dma::Descriptor {
+        src: 1,
+        dst: 2,
+        len: 3,
+        interrupt: true,
+    };
     let seeds = [
         scif(scif::Body::Data(vec![1; 300])),
-        scif(scif::Body::Window { offset: -4096, prot: 3, more: true, extents }),
+        scif(scif::Body::Window {
+            offset: -4096,
+            prot: 3,
+            more: true,
+            extents,
+        }),
         frame::encode(&coi::ToDaemon::Create(program)),
         frame::encode(&coi::Answer::Windows(vec![window; 4])),
         frame::encode(&run),
         frame::encode(&restore),
-        frame::encode(&snapify::Reply::Failed { step: path(), errno: 5, why: path() }),
+        frame::encode(&snapify::Reply::Failed {
+            step: path(),
+            errno: 5,
+            why: path(),
+        }),
         frame::encode_framed(&open),
         copy.encode().to_vec(),
     ];
@@ -110,7 +207,12 @@ fn all_messages() {
 fn byte_rings() {
     let operation = |kind: u8, number: u64| [&[kind][..], &number.to_le_bytes()].concat();
     let fill = [operation(6, 1000), operation(7, 70_000), operation(3, 0)].concat();
-    let far = [operation(0, u64::MAX - 3), operation(1, u64::MAX - 3), operation(6, 99)].concat();
+    let far = [
+        operation(0, u64::MAX - 3),
+        operation(1, u64::MAX - 3),
+        operation(6, 99),
+    ]
+    .concat();
     let long = [operation(0, 64), operation(2, 0xffff_fff0), operation(3, 0)].concat();
     smoke(&[fill.repeat(8), [far, long].concat().repeat(3)], rings);
 }
@@ -120,17 +222,27 @@ fn vfio_user_requests() {
     // Commands of the vfio-user specification, bodies as `struct vfio_*` of `linux/vfio.h`.
     let request = |command: u32, body: &[u32]| {
         let words = [&[command << 16, 16 + 4 * body.len() as u32, 0, 0], body].concat();
-        words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>()
+        words
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect::<Vec<u8>>()
     };
     let write = |register: u64, value| request(10, &[register as u32, 0, 4, 4, value]);
     let dma = |register, value| write(bar4::dma_register(1, register), value);
     let hello = [request(1, &[1 << 16]), request(4, &[16, 0, 0, 0])].concat();
-    let regions = [request(5, &[32, 0, 0, 0, 0, 0, 0, 0]), request(7, &[16, 0, 2, 0])].concat();
+    let regions = [
+        request(5, &[32, 0, 0, 0, 0, 0, 0, 0]),
+        request(7, &[16, 0, 2, 0]),
+    ]
+    .concat();
     let irqs = [request(8, &[20, 36, 2, 0, 1]), write(bar4::SICE0, !0)].concat();
     let map = request(2, &[32, 3, 0, 0, 4096, 0, 65536, 0]);
     let read = [request(9, &[0, 0, 7, 64]), request(9, &[4096, 0, 0, 128])].concat();
     // A descriptor at 1 MiB of card memory.
-    let ring = request(10, &[1 << 20, 0, 0, 16, 0x1000, 0x7f_0000, 0x2000, 0x1800_0000]);
+    let ring = request(
+        10,
+        &[1 << 20, 0, 0, 16, 0x1000, 0x7f_0000, 0x2000, 0x1800_0000],
+    );
     let address = [dma(bar4::DRAR_LO, 1 << 20), dma(bar4::DRAR_HI, 16 << 4)].concat();
     let start = [ring, address, dma(bar4::DCAR, 1), dma(bar4::DHPR, 2)].concat();
     let end = [request(3, &[24, 0, 4096, 0, 65536, 0]), request(13, &[])].concat();
