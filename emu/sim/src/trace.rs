@@ -1,0 +1,101 @@
+//! What happened in a run: a hash of all of it, which is the same wherever the run is repeated,
+//! and, if wanted, a record for people.
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::engine::ProcessId;
+
+/// One event of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Virtual time.
+    pub now_ns: u64,
+    /// Where it came from, and when it was sent, if it is a message.
+    pub from: Option<(ProcessId, u64)>,
+    /// Where it happened.
+    pub at: ProcessId,
+    /// What it was.
+    pub what: String,
+    /// Whether it is a fault, not an event of the system.
+    pub fault: bool,
+}
+
+/// The trace of one run.
+#[derive(Default)]
+pub struct Trace {
+    hash: Xxh3,
+    events: u64,
+    record: Option<Vec<Item>>,
+}
+
+impl Trace {
+    /// A trace with a record of at most what memory holds.
+    pub fn recording() -> Self {
+        Self {
+            record: Some(Vec::new()),
+            ..Self::default()
+        }
+    }
+
+    /// Whether labels are of any use.
+    pub fn is_recording(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// Something happened; `what` is asked only if there is a record.
+    pub fn event(
+        &mut self,
+        now_ns: u64,
+        from: Option<(ProcessId, u64)>,
+        at: ProcessId,
+        what: impl FnOnce() -> String,
+    ) {
+        self.events += 1;
+        self.hash.update(&now_ns.to_le_bytes());
+        self.hash.update(&at.0.to_le_bytes());
+        if let Some(record) = &mut self.record {
+            record.push(Item {
+                now_ns,
+                from,
+                at,
+                what: what(),
+                fault: false,
+            });
+        }
+    }
+
+    /// Something went wrong.
+    pub fn fault(&mut self, now_ns: u64, at: ProcessId, what: impl FnOnce() -> String) {
+        self.hash.update(b"fault");
+        self.hash.update(&now_ns.to_le_bytes());
+        if let Some(record) = &mut self.record {
+            record.push(Item {
+                now_ns,
+                from: None,
+                at,
+                what: what(),
+                fault: true,
+            });
+        }
+    }
+
+    /// Takes content into the hash, too.
+    pub fn content(&mut self, bytes: &[u8]) {
+        self.hash.update(bytes);
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// The hash so far.
+    pub fn hash(&self) -> u64 {
+        self.hash.digest()
+    }
+
+    /// The record, if there is one.
+    pub fn record(&self) -> &[Item] {
+        self.record.as_deref().unwrap_or_default()
+    }
+}
