@@ -87,6 +87,15 @@ impl Disk {
         Ok(())
     }
 
+    /// rename(2) of one file.
+    pub fn rename_one(&mut self, from: &str, to: &str) -> Result<(), i32> {
+        self.remember(from);
+        self.remember(to);
+        let file = self.files.remove(from).ok_or(ENOENT)?;
+        self.files.insert(to.into(), file);
+        Ok(())
+    }
+
     /// Removes all files whose names begin with this.
     pub fn remove(&mut self, prefix: &str) {
         for name in self.names(prefix) {

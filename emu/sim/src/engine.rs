@@ -114,6 +114,11 @@ impl<E> Engine<E> {
         self.processes[usize::from(process.0)].state == State::Alive
     }
 
+    /// Whether a process exists, and does nothing any more.
+    pub fn is_hung(&self, process: ProcessId) -> bool {
+        self.processes[usize::from(process.0)].state == State::Hung
+    }
+
     /// The faults, and what was reached.
     pub fn faults(&self) -> &Faults {
         &self.faults

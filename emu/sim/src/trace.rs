@@ -20,6 +20,17 @@ pub struct Item {
     pub fault: bool,
 }
 
+impl std::fmt::Debug for Trace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Trace {{ {} events, {:016x} }}",
+            self.events,
+            self.hash()
+        )
+    }
+}
+
 /// The trace of one run.
 #[derive(Default)]
 pub struct Trace {

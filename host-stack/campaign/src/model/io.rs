@@ -1,0 +1,559 @@
+//! Snapify-IO: requesters on the cards, the server and its disk on the host, and what Snapify does
+//! with the snapshot's directory.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use coi_device::{daemon::machine::Conn, daemon::machine::Pid, offload::machine as sink};
+use snaprig_scif::node::EndpointId;
+use snaprig_snapify::{SnapifyError, Step, machine::Outcome as Done};
+use snaprig_wire::{
+    scif::{HOST, NodeId, PortId, port},
+    snapify::IMAGE,
+    snapify_io::{
+        BUFFER_BYTES, Failure, Input, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source,
+    },
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Effect, World, decode, sockets::Heard};
+use crate::points;
+
+/// A snapshot that is being made, and one that is whole.
+pub const PARTIAL: &str = "snapshot.partial/";
+pub const FINAL: &str = "snapshot/";
+const MANIFEST: &str = "manifest";
+const SUMS: &str = ".sums";
+/// What a file is called until it is whole.
+const UNFINISHED: &str = ".unfinished";
+/// Bytes in a slot: small, so that small files need several.
+const CHUNK_BYTES: usize = 6;
+
+/// What an endpoint is for.
+#[derive(Clone, Debug)]
+pub enum Role {
+    /// The server listens.
+    Listener,
+    /// A card asks the server.
+    Served,
+    /// The server is asked by a card.
+    Requester,
+}
+
+/// For whom a card moves a file.
+#[derive(Clone, Debug)]
+enum Owner {
+    Process(Pid, String),
+    Restore(Conn),
+}
+
+/// One end of a transfer.
+struct Transfer {
+    machine: Option<Box<dyn Machine>>,
+    path: String,
+    mode: Mode,
+    /// Of this end's buffer: DMA address and offset.
+    address: u64,
+    own: i64,
+    /// Offset of the requester's, on the server.
+    window: i64,
+    /// What is still to be moved, and what has been.
+    chunks: VecDeque<Vec<u8>>,
+    got: Vec<u8>,
+    /// The slot that RMA is at work on.
+    copying: Option<(u8, u32, u64)>,
+    owner: Option<Owner>,
+}
+
+/// All transfers, by node and endpoint.
+#[derive(Default)]
+pub struct Transfers {
+    all: BTreeMap<(NodeId, EndpointId), Transfer>,
+    /// Machines of captured processes: they are no bytes, so the model keeps them here.
+    pub machines: BTreeMap<u64, sink::Machine>,
+    pub kept: u64,
+}
+
+impl World {
+    pub(super) fn start_io(&mut self) {
+        self.listen(HOST, port::SNAPIFY_IO, super::Role::Io(Role::Listener));
+    }
+
+    // Requesters.
+
+    /// A process on a card stores a file on the host.
+    pub(super) fn store(&mut self, node: NodeId, pid: Pid, name: &str, bytes: Vec<u8>, mode: Mode) {
+        let owner = Owner::Process(pid, name.to_owned());
+        self.request(node, owner, name, mode, bytes);
+    }
+
+    /// A card's daemon fetches a file from the host.
+    pub(super) fn fetch(&mut self, node: NodeId, conn: Conn, name: &str) {
+        self.request(node, Owner::Restore(conn), name, Mode::Read, Vec::new());
+    }
+
+    fn request(&mut self, node: NodeId, owner: Owner, path: &str, mode: Mode, bytes: Vec<u8>) {
+        let server = PortId {
+            node: HOST,
+            port: port::SNAPIFY_IO,
+        };
+        let role = super::Role::Io(Role::Requester);
+        let endpoint = self.connect(node, server, role);
+        let address = self.buffer();
+        let transfer = Transfer {
+            machine: None,
+            path: path.to_owned(),
+            mode,
+            address,
+            own: 0,
+            window: 0,
+            chunks: bytes.chunks(CHUNK_BYTES).map(Vec::from).collect(),
+            got: Vec::new(),
+            copying: None,
+            owner: Some(owner),
+        };
+        self.transfers.all.insert((node, endpoint), transfer);
+    }
+
+    fn buffer(&mut self) -> u64 {
+        let address = self.next_address;
+        self.next_address += BUFFER_BYTES as u64;
+        address
+    }
+
+    /// Requests of a process that has ended are dropped, and the server sees it.
+    pub(super) fn end_requests_of(&mut self, node: NodeId, pid: Pid) {
+        let mine =
+            |owner: &Option<Owner>| matches!(owner, Some(Owner::Process(of, _)) if *of == pid);
+        let all = self.transfers.all.iter();
+        let ended: Vec<_> = all
+            .filter(|((of, _), transfer)| *of == node && mine(&transfer.owner))
+            .map(|((_, endpoint), _)| *endpoint)
+            .collect();
+        for endpoint in ended {
+            self.transfers.all.remove(&(node, endpoint));
+            self.close(node, endpoint);
+        }
+    }
+
+    /// A card is gone, and what it asked for.
+    pub(super) fn forget_requesters(&mut self, node: NodeId) {
+        self.transfers.all.retain(|(of, _), _| *of != node);
+    }
+
+    // Both ends.
+
+    pub(super) fn io_hears(
+        &mut self,
+        node: NodeId,
+        endpoint: EndpointId,
+        role: Role,
+        heard: Heard,
+    ) {
+        match (role, heard) {
+            (Role::Listener, Heard::Accepted(new)) => {
+                self.roles
+                    .insert((HOST, new), super::Role::Io(Role::Served));
+            }
+            (Role::Requester, Heard::Connected) => self.register(node, endpoint),
+            (Role::Served, Heard::Frame(bytes))
+                if !self.transfers.all.contains_key(&(node, endpoint)) =>
+            {
+                self.open(endpoint, &bytes);
+            }
+            (_, Heard::Registered(offset)) => self.begin(node, endpoint, offset),
+            (_, Heard::Frame(bytes)) => {
+                if let Some(message) = decode(&bytes) {
+                    self.io_step(node, endpoint, Input::Peer(message));
+                }
+            }
+            (_, Heard::Copied(result)) => self.slot_copied(node, endpoint, result),
+            (_, Heard::Gone) => {
+                let begun = |transfer: &Transfer| transfer.machine.is_some();
+                match self.transfers.all.get(&(node, endpoint)).map(begun) {
+                    Some(true) => self.io_step(node, endpoint, Input::Lost),
+                    Some(false) => {
+                        let failure = failure("", libc::ECONNRESET);
+                        self.finish(node, endpoint, Err(failure));
+                    }
+                    None => self.close(node, endpoint),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn register(&mut self, node: NodeId, endpoint: EndpointId) {
+        if let Some(transfer) = self.transfers.all.get(&(node, endpoint)) {
+            let address = transfer.address;
+            let sockets = &mut self.nodes[usize::from(node)];
+            sockets.register(endpoint, address, BUFFER_BYTES as u64, address);
+            self.pump(node);
+        }
+    }
+
+    /// The buffer is registered: the machine begins.
+    fn begin(&mut self, node: NodeId, endpoint: EndpointId, offset: i64) {
+        let Some(transfer) = self.transfers.all.get_mut(&(node, endpoint)) else {
+            return;
+        };
+        transfer.own = offset;
+        let path = transfer.path.clone();
+        let len = transfer.chunks.iter().map(Vec::len).sum::<usize>() as u64;
+        let machine: Box<dyn Machine> = match (node, transfer.mode) {
+            (HOST, Mode::Write) => Box::new(Sink::serve(&path)),
+            (HOST, Mode::Read) => Box::new(Source::serve(&path, len)),
+            (_, Mode::Write) => Box::new(Source::request(&path, offset)),
+            (_, Mode::Read) => Box::new(Sink::request(&path, offset)),
+        };
+        transfer.machine = Some(machine);
+        self.io_pump(node, endpoint);
+    }
+
+    fn io_step(&mut self, node: NodeId, endpoint: EndpointId, input: Input) {
+        let transfer = self.transfers.all.get_mut(&(node, endpoint));
+        if let Some(machine) = transfer.and_then(|transfer| transfer.machine.as_mut()) {
+            machine.handle(input);
+            self.io_pump(node, endpoint);
+        }
+    }
+
+    fn io_pump(&mut self, node: NodeId, endpoint: EndpointId) {
+        loop {
+            let transfer = self.transfers.all.get_mut(&(node, endpoint));
+            let Some(transfer) = transfer.filter(|transfer| transfer.copying.is_none()) else {
+                return;
+            };
+            let Some(output) = transfer.machine.as_mut().and_then(|one| one.poll_output()) else {
+                return;
+            };
+            let answer = match output {
+                Output::Send(message) => {
+                    self.tell(node, endpoint, &message);
+                    None
+                }
+                Output::Opened { .. } => None,
+                Output::Fill { slot } => self.fill(node, endpoint, slot),
+                Output::Take { slot, len, hash } => self.take(node, endpoint, (slot, len, hash)),
+                Output::Commit { .. } => self.commit_file(node, endpoint),
+                Output::Done(result) => return self.finish(node, endpoint, result),
+            };
+            let transfer = self.transfers.all.get_mut(&(node, endpoint));
+            if let (Some(answer), Some(machine)) =
+                (answer, transfer.and_then(|one| one.machine.as_mut()))
+            {
+                machine.handle(answer);
+            }
+        }
+    }
+
+    fn fill(&mut self, node: NodeId, endpoint: EndpointId, slot: u8) -> Option<Input> {
+        if node == HOST {
+            match self.fault(self.rig, &points::SNAPIFY_IO_READ) {
+                Effect::Ended => return None,
+                Effect::Error(errno) => return Some(Input::Failed(failure("read", errno))),
+                _ => {}
+            }
+        }
+        let transfer = self.transfers.all.get_mut(&(node, endpoint))?;
+        let Some(chunk) = transfer.chunks.pop_front() else {
+            return Some(Input::End);
+        };
+        let (len, hash) = (chunk.len() as u32, xxh3_64(&chunk));
+        self.memory
+            .insert(transfer.address + at(slot) as u64, chunk);
+        if node != HOST {
+            return Some(Input::Filled { len, hash });
+        }
+        transfer.copying = Some((slot, len, hash));
+        let (own, window) = (transfer.own + at(slot), transfer.window + at(slot));
+        self.nodes[usize::from(HOST)].copy(endpoint, own, len.into(), window, true);
+        self.pump(HOST);
+        None
+    }
+
+    fn take(
+        &mut self,
+        node: NodeId,
+        endpoint: EndpointId,
+        (slot, len, hash): (u8, u32, u64),
+    ) -> Option<Input> {
+        let transfer = self.transfers.all.get_mut(&(node, endpoint))?;
+        if node == HOST {
+            transfer.copying = Some((slot, len, hash));
+            let (own, window) = (transfer.own + at(slot), transfer.window + at(slot));
+            self.nodes[usize::from(HOST)].copy(endpoint, own, len.into(), window, false);
+            self.pump(HOST);
+            return None;
+        }
+        let bytes = self.memory.get(&(transfer.address + at(slot) as u64))?;
+        if xxh3_64(bytes) != hash {
+            return Some(Input::Failed(failure(&transfer.path, libc::EBADMSG)));
+        }
+        transfer.got.extend_from_slice(bytes);
+        Some(Input::Taken)
+    }
+
+    /// On the server: RMA has ended.
+    fn slot_copied(&mut self, node: NodeId, endpoint: EndpointId, result: Result<(), i32>) {
+        let Some(transfer) = self.transfers.all.get_mut(&(node, endpoint)) else {
+            return;
+        };
+        let Some((slot, len, hash)) = transfer.copying.take() else {
+            return;
+        };
+        let mode = transfer.mode;
+        let input = match (result, mode) {
+            (Err(_), _) => Some(Input::Lost),
+            (Ok(()), Mode::Read) => Some(Input::Filled { len, hash }),
+            (Ok(()), Mode::Write) => self.write(endpoint, slot, hash),
+        };
+        if let Some(input) = input {
+            self.io_step(node, endpoint, input);
+        }
+    }
+
+    // The disk.
+
+    fn write(&mut self, endpoint: EndpointId, slot: u8, hash: u64) -> Option<Input> {
+        let transfer = self.transfers.all.get(&(HOST, endpoint))?;
+        let path = transfer.path.clone();
+        let bytes = self
+            .memory
+            .get(&(transfer.address + at(slot) as u64))?
+            .clone();
+        if xxh3_64(&bytes) != hash {
+            return Some(Input::Failed(failure(&path, libc::EBADMSG)));
+        }
+        let written = match self.fault(self.rig, &points::SNAPIFY_IO_WRITE) {
+            Effect::Ended => return None,
+            Effect::Error(errno) => Err(errno),
+            // write(2) says how much it wrote, and the rest fails.
+            Effect::Torn(most) => {
+                let name = format!("{path}{UNFINISHED}");
+                let torn = self.disk.append(&name, &bytes, most as usize);
+                torn.and(Err(libc::EIO))
+            }
+            _ => self
+                .disk
+                .append(&format!("{path}{UNFINISHED}"), &bytes, usize::MAX),
+        };
+        let transfer = self.transfers.all.get_mut(&(HOST, endpoint))?;
+        Some(match written {
+            Ok(()) => {
+                transfer.got.extend_from_slice(&bytes);
+                Input::Taken
+            }
+            Err(errno) => Input::Failed(failure(&path, errno)),
+        })
+    }
+
+    /// The server opens the file that a card names.
+    fn open(&mut self, endpoint: EndpointId, bytes: &[u8]) {
+        let Some(Message::Open {
+            mode, path, window, ..
+        }) = decode(bytes)
+        else {
+            return self.close(HOST, endpoint);
+        };
+        let opened = match self.fault(self.rig, &points::SNAPIFY_IO_OPEN) {
+            Effect::Ended => return,
+            Effect::Error(errno) => Err(errno),
+            _ => match mode {
+                Mode::Write => self
+                    .disk
+                    .create(&format!("{path}{UNFINISHED}"))
+                    .map(|()| Vec::new()),
+                Mode::Read => self.stored_file(&path),
+            },
+        };
+        let content = match opened {
+            Ok(content) => content,
+            Err(errno) => {
+                self.tell(HOST, endpoint, &Message::Failed(failure(&path, errno)));
+                return self.close(HOST, endpoint);
+            }
+        };
+        let address = self.buffer();
+        let transfer = Transfer {
+            machine: None,
+            path,
+            mode,
+            address,
+            own: 0,
+            window,
+            chunks: content.chunks(CHUNK_BYTES).map(Vec::from).collect(),
+            got: Vec::new(),
+            copying: None,
+            owner: None,
+        };
+        self.transfers.all.insert((HOST, endpoint), transfer);
+        self.register(HOST, endpoint);
+    }
+
+    /// The bytes of a file, if its checksums vouch for them.
+    fn stored_file(&self, path: &str) -> Result<Vec<u8>, i32> {
+        let bytes = self.disk.read(path).ok_or(libc::ENOENT)?;
+        let sums = self
+            .disk
+            .read(&format!("{path}{SUMS}"))
+            .ok_or(libc::ENOENT)?;
+        match xxh3_64(bytes).to_le_bytes() == *sums {
+            true => Ok(bytes.to_vec()),
+            false => Err(libc::EBADMSG),
+        }
+    }
+
+    fn commit_file(&mut self, node: NodeId, endpoint: EndpointId) -> Option<Input> {
+        if node != HOST {
+            return Some(Input::Committed);
+        }
+        let transfer = self.transfers.all.get(&(HOST, endpoint))?;
+        let (path, sum) = (transfer.path.clone(), xxh3_64(&transfer.got));
+        let done = match self.fault(self.rig, &points::SNAPIFY_IO_COMMIT) {
+            Effect::Ended => return None,
+            Effect::Error(errno) => Err(errno),
+            _ => self.name_file(&path, sum),
+        };
+        Some(match done {
+            Ok(()) => Input::Committed,
+            Err(errno) => Input::Failed(failure(&path, errno)),
+        })
+    }
+
+    fn name_file(&mut self, path: &str, sum: u64) -> Result<(), i32> {
+        let (unfinished, sums) = (format!("{path}{UNFINISHED}"), format!("{path}{SUMS}"));
+        self.disk.sync(&unfinished)?;
+        self.disk.create(&sums)?;
+        self.disk.append(&sums, &sum.to_le_bytes(), usize::MAX)?;
+        self.disk.sync(&sums)?;
+        self.disk.rename_one(&unfinished, path)
+    }
+
+    fn finish(&mut self, node: NodeId, endpoint: EndpointId, result: Result<u64, Failure>) {
+        let Some(transfer) = self.transfers.all.remove(&(node, endpoint)) else {
+            return;
+        };
+        if node == HOST && result.is_err() {
+            self.disk.remove(&format!("{}{UNFINISHED}", transfer.path));
+        }
+        self.close(node, endpoint);
+        match transfer.owner {
+            None => {}
+            Some(Owner::Process(pid, name)) => {
+                self.stored(node, pid, &name, result.map_err(|failure| failure.errno));
+            }
+            Some(Owner::Restore(conn)) => {
+                let bytes = result.map(|_| transfer.got);
+                self.fetched(node, conn, bytes.map_err(|failure| failure.errno));
+            }
+        }
+    }
+
+    // The snapshot's directory.
+
+    pub(super) fn prepare(&mut self) -> Result<Done, SnapifyError> {
+        match self.fault(self.host_process, &points::SNAPIFY_PREPARE) {
+            Effect::Error(errno) => return Err(disk_error(Step::Agree, errno)),
+            Effect::Ended => return Err(disk_error(Step::Agree, libc::EINTR)),
+            _ => {}
+        }
+        self.disk.remove(PARTIAL);
+        let made = self.disk.create(&format!("{PARTIAL}binaries"));
+        made.map_err(|errno| disk_error(Step::Agree, errno))?;
+        Ok(Done::Prepared(PARTIAL.into()))
+    }
+
+    pub(super) fn commit(&mut self, image_bytes: u64) -> Result<Done, SnapifyError> {
+        let effect = self.fault(self.host_process, &points::SNAPIFY_COMMIT);
+        let done = match effect {
+            Effect::Error(errno) => Err(errno),
+            Effect::Ended => Err(libc::EINTR),
+            _ => self.commit_directory(image_bytes),
+        };
+        done.map(|()| Done::Done)
+            .map_err(|errno| disk_error(Step::Commit, errno))
+    }
+
+    fn commit_directory(&mut self, image_bytes: u64) -> Result<(), i32> {
+        let manifest = format!("{PARTIAL}{MANIFEST}");
+        self.disk.create(&manifest)?;
+        self.disk
+            .append(&manifest, &image_bytes.to_le_bytes(), usize::MAX)?;
+        self.disk.sync(&manifest)?;
+        self.disk.sync_names();
+        self.disk.rename(PARTIAL, FINAL)?;
+        self.disk.sync_names();
+        Ok(())
+    }
+
+    pub(super) fn verify(&mut self) -> Result<Done, SnapifyError> {
+        match self.fault(self.host_process, &points::SNAPIFY_VERIFY) {
+            Effect::Error(errno) => return Err(disk_error(Step::Verify, errno)),
+            Effect::Ended => return Err(disk_error(Step::Verify, libc::EINTR)),
+            Effect::Corrupt(bit) => {
+                self.damaged = true;
+                self.disk.corrupt(&format!("{FINAL}{IMAGE}"), bit);
+            }
+            _ => {}
+        }
+        self.whole_snapshot()
+            .map(|image_bytes| Done::Verified {
+                snapshot: FINAL.into(),
+                local_store: vec![],
+                binaries: vec![],
+                image_bytes,
+            })
+            .map_err(|errno| disk_error(Step::Verify, errno))
+    }
+
+    /// What is wrong with the snapshot, as it is or as a crash of the machine would leave it.
+    pub(super) fn broken_snapshot(&mut self) -> Option<String> {
+        for when in ["at the end", "after a crash of the machine"] {
+            let there = !self.disk.names(FINAL).is_empty();
+            if let Err(errno) = self.whole_snapshot()
+                && there
+                && !self.damaged
+            {
+                return Some(format!("errno {errno}, {when}"));
+            }
+            self.disk.crash();
+        }
+        None
+    }
+
+    /// The bytes of the snapshot's image, if the snapshot is whole.
+    pub(super) fn whole_snapshot(&self) -> Result<u64, i32> {
+        let manifest = self.disk.read(&format!("{FINAL}{MANIFEST}"));
+        let image_bytes = manifest
+            .and_then(|bytes| bytes.first_chunk())
+            .map(|bytes| u64::from_le_bytes(*bytes))
+            .ok_or(libc::ENOENT)?;
+        let image = self.stored_file(&format!("{FINAL}{IMAGE}"))?;
+        match image.len() as u64 == image_bytes {
+            true => Ok(image_bytes),
+            false => Err(libc::EBADMSG),
+        }
+    }
+}
+
+/// Where a slot is in a buffer.
+fn at(slot: u8) -> i64 {
+    i64::from(slot) * SLOT_BYTES as i64
+}
+
+fn failure(path: &str, errno: i32) -> Failure {
+    Failure {
+        errno,
+        path: path.into(),
+        offset: 0,
+        why: format!("errno {errno}"),
+    }
+}
+
+fn disk_error(step: Step, errno: i32) -> SnapifyError {
+    SnapifyError::Failed {
+        node: HOST,
+        step,
+        why: format!("errno {errno}"),
+    }
+}
