@@ -11,11 +11,14 @@ pub struct Broken {
     pub how: String,
 }
 
+/// The invariant whose breach is a hang.
+pub const NOBODY_WAITS: &str = "nobody waits for ever";
+
 /// All invariants by name.
 pub const INVARIANTS: [&str; 7] = [
     "equals the undisturbed run",
     "every result once and in order",
-    "nobody waits for ever",
+    NOBODY_WAITS,
     "nothing leaks",
     "errors are reported",
     "no contradiction",

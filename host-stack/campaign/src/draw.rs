@@ -8,8 +8,8 @@ use crate::{model::SCENARIOS, points};
 const FAULTS_MAX: u64 = 3;
 /// A fault's occurrence is drawn below 2 to the power of a number below this.
 const NTH_BITS: u64 = 8;
-/// Longest delay drawn: ten times the notice of a dead card.
-const DELAY_NS: u64 = 500_000;
+/// Longest delay drawn: longer than a checkpoint takes.
+const DELAY_NS: u64 = 2_000_000;
 
 /// The plan of a seed.
 pub fn draw(seed: u64) -> Plan {

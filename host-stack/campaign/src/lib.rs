@@ -8,10 +8,17 @@
 //! | [`model`] | the system, and one run of a plan |
 //! | [`check`] | what must be true of a run, whatever went wrong |
 //! | [`draw`] | a plan from a seed |
+//! | [`canary`] | planted bugs, which every campaign must find |
+//! | [`campaign`] | many seeds, several threads, one report |
+//! | [`report`] | a failure as files: plan, trace, timeline |
 
+pub mod campaign;
+pub mod canary;
 pub mod check;
 pub mod draw;
 pub mod model;
 pub mod points;
+pub mod report;
 
+pub use canary::Canary;
 pub use model::{Ending, Outcome, run};

@@ -1,6 +1,12 @@
 //! Seeds by the thousand: no invariant breaks, and a seed is the same run every time.
 
-use snaprig_campaign::{check::check, draw::draw, run};
+use snaprig_campaign::{
+    Canary,
+    campaign::{CampaignError, Options, campaign, fails, merge},
+    check::check,
+    draw::draw,
+    run,
+};
 use snaprig_sim::{Plan, Trace};
 
 #[test]
@@ -8,7 +14,7 @@ fn undisturbed_runs_finish_in_every_order() {
     for scenario in snaprig_campaign::model::SCENARIOS {
         for seed in 0..50 {
             let plan = Plan::new(seed, 2, scenario);
-            let outcome = run(&plan, Trace::default());
+            let outcome = run(&plan, Trace::default(), None);
             if let Some(broken) = check(&outcome) {
                 panic!("{scenario}, seed {seed}: {broken:?}: {outcome:?}");
             }
@@ -18,9 +24,9 @@ fn undisturbed_runs_finish_in_every_order() {
 
 #[test]
 fn no_invariant_breaks_whatever_goes_wrong() {
-    for seed in 0..20000 {
+    for seed in 0..5000 {
         let plan = draw(seed);
-        let outcome = run(&plan, Trace::default());
+        let outcome = run(&plan, Trace::default(), None);
         if let Some(broken) = check(&outcome) {
             panic!("seed {seed}: {broken:?}: {}", plan.to_text());
         }
@@ -31,7 +37,86 @@ fn no_invariant_breaks_whatever_goes_wrong() {
 fn a_seed_is_the_same_run_every_time() {
     for seed in 0..100 {
         let plan = draw(seed);
-        let (one, other) = (run(&plan, Trace::default()), run(&plan, Trace::recording()));
+        let (one, other) = (
+            run(&plan, Trace::default(), None),
+            run(&plan, Trace::recording(), None),
+        );
         assert_eq!(one.trace.hash(), other.trace.hash());
     }
+}
+
+/// All there is, without a report.
+fn options(canary: Option<Canary>) -> Options {
+    Options {
+        seeds: 0..2000,
+        shard: (0, 1),
+        jobs: 2,
+        time: None,
+        report: None,
+        canary,
+    }
+}
+
+#[test]
+fn every_canary_is_found_and_its_plan_is_small_and_fails_again() {
+    for canary in Canary::ALL {
+        let results = campaign(&options(Some(canary)), &|_, _| {}).expect("it runs");
+        let found = results.found.first();
+        let found = found.unwrap_or_else(|| panic!("{} sings unheard", canary.name()));
+        assert!(found.plan.faults.len() <= 3, "{found:?}");
+        let again = fails(&found.plan, Some(canary)).map(|(_, broken)| broken.invariant);
+        assert_eq!(again, Some(&*found.invariant));
+        assert_eq!(
+            fails(&found.plan, None),
+            None,
+            "it is the canary that fails"
+        );
+    }
+}
+
+#[test]
+fn a_campaign_that_was_interrupted_and_its_shards_end_with_the_same_report() {
+    let whole = campaign(&options(None), &|_, _| {}).expect("it runs");
+    assert_eq!(whole.failures, 0);
+    let dir = tempfile::tempdir().expect("a directory");
+    let shard = |index, seeds| {
+        let report = Some(dir.path().join(format!("shard{index}")));
+        let shard = (index, 2);
+        let options = Options {
+            seeds,
+            shard,
+            report,
+            ..options(None)
+        };
+        campaign(&options, &|_, _| {}).expect("it runs")
+    };
+    // Interrupted after its first chunk; then a chunk was torn.
+    shard(0, 0..500);
+    std::fs::write(dir.path().join("shard0/chunks/0-500.json"), "{").expect("written");
+    let runs = shard(0, 0..2000).runs + shard(1, 0..2000).runs;
+    assert_eq!(runs, whole.runs);
+    let merged = merge(&[dir.path().join("shard0"), dir.path().join("shard1")]);
+    assert_eq!(merged.expect("they are reports"), whole);
+}
+
+#[test]
+fn reports_and_shards_that_do_not_fit_are_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let with = |canary, shard| {
+        let report = Some(dir.path().to_owned());
+        let options = Options {
+            seeds: 0..10,
+            shard,
+            report,
+            ..options(canary)
+        };
+        campaign(&options, &|_, _| {})
+    };
+    with(None, (0, 1)).expect("it runs");
+    let another = with(Some(Canary::DeafDaemon), (0, 1));
+    assert!(matches!(another, Err(CampaignError::Another { .. })));
+    assert!(matches!(
+        with(None, (2, 2)),
+        Err(CampaignError::Shard { index: 2, count: 2 })
+    ));
 }

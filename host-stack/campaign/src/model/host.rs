@@ -16,11 +16,11 @@ use snaprig_snapify::{
 use snaprig_wire::{
     coi::{Channel, Command, FromDaemon, Program, RunFunction, ToDaemon},
     scif::{HOST, NodeId, PortId, port::COI_DAEMON},
-    snapify::Reply,
+    snapify::{Reply, Request},
 };
 
 use super::{Effect, Ending, Event, World, decode, sockets::Heard};
-use crate::points;
+use crate::{Canary, points};
 
 /// Run functions of the application.
 const RUNS: usize = 6;
@@ -551,13 +551,20 @@ impl World {
                 let role = super::Role::Host(Role::Snapify);
                 self.host.latest = Some(self.connect(HOST, peer, role));
             }
-            Action::Ask(request) => match self.host.latest.or(self.host.current) {
-                Some(endpoint) if self.roles.contains_key(&(HOST, endpoint)) => {
-                    self.host.asking = Some(endpoint);
-                    self.tell(HOST, endpoint, &request);
-                }
-                _ => self.action_done(Err(lost(0, Step::Agree))),
-            },
+            Action::Ask(Request::Drain { pid, snapshot, .. })
+                if self.canary == Some(Canary::UncountedDrain) =>
+            {
+                let sent = Vec::new();
+                self.ask(Request::Drain {
+                    pid,
+                    snapshot,
+                    sent,
+                });
+            }
+            Action::Ask(request) => self.ask(request),
+            Action::Settle(_) if self.canary == Some(Canary::UnsettledResults) => {
+                self.action_done(Ok(Done::Done));
+            }
             Action::Quiesce => {
                 let ticket = self.ticket();
                 self.host.quiescing = ticket;
@@ -588,6 +595,16 @@ impl World {
                 let done = self.verify();
                 self.action_done(done);
             }
+        }
+    }
+
+    fn ask(&mut self, request: Request) {
+        match self.host.latest.or(self.host.current) {
+            Some(endpoint) if self.roles.contains_key(&(HOST, endpoint)) => {
+                self.host.asking = Some(endpoint);
+                self.tell(HOST, endpoint, &request);
+            }
+            _ => self.action_done(Err(lost(0, Step::Agree))),
         }
     }
 
@@ -640,7 +657,7 @@ impl World {
         };
         let well = result.is_ok();
         let next = self.host.script.after(called, well);
-        if next.is_none() {
+        if next.is_none() && self.canary != Some(Canary::SilentLoss) {
             // Nothing brings it back. The application ends.
             self.host.lost = true;
             self.coi(coi::Input::RigGone);

@@ -16,7 +16,7 @@ use snaprig_wire::{
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Effect, World, decode, sockets::Heard};
-use crate::points;
+use crate::{Canary, points};
 
 /// A snapshot that is being made, and one that is whole.
 pub const PARTIAL: &str = "snapshot.partial/";
@@ -422,7 +422,9 @@ impl World {
 
     fn name_file(&mut self, path: &str, sum: u64) -> Result<(), i32> {
         let (unfinished, sums) = (format!("{path}{UNFINISHED}"), format!("{path}{SUMS}"));
-        self.disk.sync(&unfinished)?;
+        if self.canary != Some(Canary::EarlyRename) {
+            self.disk.sync(&unfinished)?;
+        }
         self.disk.create(&sums)?;
         self.disk.append(&sums, &sum.to_le_bytes(), usize::MAX)?;
         self.disk.sync(&sums)?;

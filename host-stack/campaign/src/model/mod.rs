@@ -30,6 +30,7 @@ use std::collections::BTreeMap;
 use snaprig_scif::node::{EndpointId, Input};
 use snaprig_sim::{Disk, Engine, Kind, Plan, Point, ProcessId, Trace, engine::Lane};
 use snaprig_wire::{
+    coi::Channel,
     dma::Descriptor,
     frame,
     scif::{HOST, Message, NodeId, PortId},
@@ -41,7 +42,7 @@ use self::{
     io::Transfers,
     sockets::{Does, Heard, Sockets},
 };
-use crate::points;
+use crate::{Canary, points};
 
 pub use self::host::SCENARIOS;
 
@@ -162,11 +163,14 @@ struct World {
     faults: u64,
     /// The snapshot was damaged on purpose.
     damaged: bool,
+    /// The bug that this run has.
+    canary: Option<Canary>,
 }
 
-/// Runs a plan to its end.
-pub fn run(plan: &Plan, trace: Trace) -> Outcome {
+/// Runs a plan to its end, with a planted bug or without.
+pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
     let mut world = World::new(plan, trace);
+    world.canary = canary;
     world.start(plan);
     // Safety first; then everything is healed, and progress demanded.
     let mut ending = world.rest();
@@ -205,6 +209,7 @@ impl World {
             violations: Vec::new(),
             faults: 0,
             damaged: false,
+            canary: None,
         }
     }
 
@@ -348,16 +353,25 @@ impl World {
             match does {
                 Does::Send(to, message) => self.send_message(own, node, to, message),
                 Does::Hear(endpoint, heard) => {
-                    let program = match self.roles.get(&(node, endpoint)) {
-                        Some(Role::Host(_)) => self.host_process,
-                        _ => own,
+                    let pipeline = |channel: &Channel| matches!(channel, Channel::Pipeline(_));
+                    let (program, thread) = match self.roles.get(&(node, endpoint)) {
+                        Some(Role::Host(host::Role::Channel(_, channel))) if pipeline(channel) => {
+                            (self.host_process, points::COI_PIPE_THREAD1)
+                        }
+                        Some(Role::Card(card::Role::Channel(_, Some(channel))))
+                            if pipeline(channel) =>
+                        {
+                            (own, points::COI_PIPE_THREAD2)
+                        }
+                        Some(Role::Host(_)) => (self.host_process, points::COI_THREAD),
+                        _ => (own, points::COI_THREAD),
                     };
                     // Nothing is heard on an endpoint before it is accepted.
                     let lane = match heard {
                         Heard::Accepted(new) => lane(node, new),
                         _ => lane(node, endpoint),
                     };
-                    let by_ns = match self.fault(program, &points::COI_THREAD) {
+                    let by_ns = match self.fault(program, &thread) {
                         Effect::Ended => continue,
                         Effect::Late(by_ns) => by_ns,
                         _ => 0,

@@ -1,0 +1,401 @@
+//! A campaign: a range of seeds, in chunks, on several threads. Each finished chunk is a file, so
+//! that a campaign that was killed goes on where it was, and shards are merged by their files.
+//!
+//! ```text
+//!  DIR/campaign.json        what it is a campaign of
+//!  DIR/chunks/START.json    what came of the seeds from START on
+//!  DIR/failures/SEED/       plan.json, trace.json, timeline.html, repro.txt
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use snaprig_sim::{Plan, Trace, shrink::shrink};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::{
+    Canary,
+    check::{self, Broken, check},
+    draw::draw,
+    points, report, run,
+};
+
+/// Seeds in a chunk.
+const CHUNK: u64 = 500;
+/// Failures that one chunk describes; the others are counted.
+const FAILURES_MAX: usize = 8;
+
+/// What a campaign is to do.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The seeds.
+    pub seeds: Range<u64>,
+    /// Which part of them, of how many: `(0, 1)` is all.
+    pub shard: (u64, u64),
+    /// Threads.
+    pub jobs: usize,
+    /// No new chunk is begun after this.
+    pub time: Option<Duration>,
+    /// Where the report goes.
+    pub report: Option<PathBuf>,
+    /// The planted bug.
+    pub canary: Option<Canary>,
+}
+
+/// What kind of failure it is: the exit code of a campaign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// An invariant does not hold.
+    Wrong,
+    /// Somebody waits for ever.
+    Hang,
+    /// The code under test panicked.
+    Crash,
+}
+
+impl Class {
+    /// The exit code.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Wrong => 1,
+            Self::Hang => 3,
+            Self::Crash => 4,
+        }
+    }
+}
+
+/// A seed whose run broke an invariant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// The seed.
+    pub seed: u64,
+    /// What kind of failure.
+    pub class: Class,
+    /// The invariant.
+    pub invariant: String,
+    /// How it is broken.
+    pub how: String,
+    /// The smallest plan that breaks it.
+    pub plan: Plan,
+}
+
+/// What came of some seeds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Results {
+    /// Runs.
+    pub runs: u64,
+    /// Events of all runs.
+    pub events: u64,
+    /// Faults that happened.
+    pub faults: u64,
+    /// Hash of all traces, whatever their order.
+    pub trace_hash: u64,
+    /// Fault points: how often each was reached, and how often something happened there.
+    pub reached: BTreeMap<String, (u64, u64)>,
+    /// Runs that broke an invariant.
+    pub failures: u64,
+    /// The first of them.
+    pub found: Vec<Found>,
+}
+
+impl Results {
+    /// Takes others in.
+    pub fn add(&mut self, other: Self) {
+        self.runs += other.runs;
+        self.events += other.events;
+        self.faults += other.faults;
+        self.trace_hash = self.trace_hash.wrapping_add(other.trace_hash);
+        for (name, (times, faults)) in other.reached {
+            let reached = self.reached.entry(name).or_default();
+            *reached = (reached.0 + times, reached.1 + faults);
+        }
+        self.failures += other.failures;
+        self.found.extend(other.found);
+        self.found.sort_by_key(|found| found.seed);
+    }
+
+    /// Fault points that were never reached.
+    pub fn never_reached(&self) -> Vec<&'static str> {
+        let points = points::all().into_iter().map(|point| point.name);
+        points
+            .filter(|name| !self.reached.contains_key(*name))
+            .collect()
+    }
+}
+
+/// What a directory is the report of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Identity {
+    version: u32,
+    canary: Option<Canary>,
+}
+
+/// Why a campaign cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum CampaignError {
+    /// The report's directory.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It belongs to another campaign.
+    #[error("{path} is the report of another campaign; choose another directory")]
+    Another {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// It makes no sense.
+    #[error("{path} is no report: {why}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// There is no such shard.
+    #[error("shard {index}/{count}: shards are 0/{count} to {last}/{count}", last = count.saturating_sub(1))]
+    Shard {
+        /// Which.
+        index: u64,
+        /// Of how many.
+        count: u64,
+    },
+}
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> CampaignError + '_ {
+    move |source| CampaignError::Io {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// Runs a campaign; `progress` is told how many runs of how many are done.
+pub fn campaign(
+    options: &Options,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Results, CampaignError> {
+    let (index, count) = options.shard;
+    if index >= count {
+        return Err(CampaignError::Shard { index, count });
+    }
+    let report = options
+        .report
+        .as_deref()
+        .map(|path| Report::open(path, options.canary))
+        .transpose()?;
+    let starts: Vec<_> = options.seeds.clone().step_by(CHUNK as usize).collect();
+    let chunks: Vec<_> = starts
+        .into_iter()
+        .enumerate()
+        .filter(|(number, _)| *number as u64 % count == index)
+        .map(|(_, start)| start..(start + CHUNK).min(options.seeds.end))
+        .collect();
+    let total: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
+    let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let all: Mutex<Result<Results, CampaignError>> = Mutex::new(Ok(Results::default()));
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs.max(1) {
+            scope.spawn(|| {
+                while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let late = options.time.is_some_and(|time| begun.elapsed() >= time);
+                    if late || stopped.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    let done = match report.as_ref().and_then(|report| report.chunk(chunk)) {
+                        Some(done) => Ok(done),
+                        None => run_chunk(chunk.clone(), options.canary, report.as_ref()),
+                    };
+                    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+                    match (&mut *all, done) {
+                        (Ok(all), Ok(done)) => {
+                            all.add(done);
+                            progress(all.runs, total);
+                        }
+                        (all, Err(error)) => {
+                            stopped.store(true, Ordering::SeqCst);
+                            *all = Err(error);
+                        }
+                        (Err(_), _) => {}
+                    }
+                }
+            });
+        }
+    });
+    all.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The reports of shards as one.
+pub fn merge(directories: &[PathBuf]) -> Result<Results, CampaignError> {
+    let mut chunks = BTreeMap::new();
+    for directory in directories {
+        let folder = directory.join("chunks");
+        for entry in fs::read_dir(&folder).map_err(io_error(&folder))? {
+            let path = entry.map_err(io_error(&folder))?.path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "json")
+            {
+                let name = path.file_name().map(ToOwned::to_owned);
+                chunks.insert(name, read_json::<Results>(&path)?);
+            }
+        }
+    }
+    let mut all = Results::default();
+    chunks.into_values().for_each(|chunk| all.add(chunk));
+    Ok(all)
+}
+
+fn run_chunk(
+    seeds: Range<u64>,
+    canary: Option<Canary>,
+    report: Option<&Report>,
+) -> Result<Results, CampaignError> {
+    let mut results = Results::default();
+    for seed in seeds.clone() {
+        let plan = draw(seed);
+        results.runs += 1;
+        let broken = match catch_unwind(AssertUnwindSafe(|| run(&plan, Trace::default(), canary))) {
+            Err(_) => Some((Class::Crash, panicked())),
+            Ok(outcome) => {
+                results.events += outcome.trace.events();
+                results.faults += outcome.faults;
+                let hash = outcome.trace.hash().to_le_bytes();
+                let mixed = xxh3_64_with_seed(&hash, seed);
+                results.trace_hash = results.trace_hash.wrapping_add(mixed);
+                for (name, times, faults) in &outcome.reached {
+                    let reached = results.reached.entry((*name).into()).or_default();
+                    *reached = (reached.0 + times, reached.1 + faults);
+                }
+                check(&outcome).map(|broken| (class(&broken), broken))
+            }
+        };
+        let Some((class, broken)) = broken else {
+            continue;
+        };
+        results.failures += 1;
+        if results.found.len() < FAILURES_MAX {
+            let found = describe(&plan, class, &broken, canary);
+            if let Some(report) = report {
+                report.failure(&found, canary)?;
+            }
+            results.found.push(found);
+        }
+    }
+    if let Some(report) = report {
+        report.save(&seeds, &results)?;
+    }
+    Ok(results)
+}
+
+fn panicked() -> Broken {
+    Broken {
+        invariant: "the code under test does not panic",
+        how: "it panicked; see its message above".into(),
+    }
+}
+
+fn class(broken: &Broken) -> Class {
+    match broken.invariant == check::NOBODY_WAITS {
+        true => Class::Hang,
+        false => Class::Wrong,
+    }
+}
+
+/// How a plan fails, if it does.
+pub fn fails(plan: &Plan, canary: Option<Canary>) -> Option<(Class, Broken)> {
+    match catch_unwind(AssertUnwindSafe(|| run(plan, Trace::default(), canary))) {
+        Err(_) => Some((Class::Crash, panicked())),
+        Ok(outcome) => check(&outcome).map(|broken| (class(&broken), broken)),
+    }
+}
+
+/// Shrinks a failing plan, keeping only what breaks the same invariant.
+fn describe(plan: &Plan, class: Class, broken: &Broken, canary: Option<Canary>) -> Found {
+    let same = |plan: &Plan| {
+        fails(plan, canary).is_some_and(|(_, found)| found.invariant == broken.invariant)
+    };
+    let small = shrink(plan, same);
+    let how = fails(&small, canary).map(|(_, found)| found.how);
+    Found {
+        seed: plan.seed,
+        class,
+        invariant: broken.invariant.into(),
+        how: how.unwrap_or_else(|| broken.how.clone()),
+        plan: small,
+    }
+}
+
+/// A report's directory.
+struct Report(PathBuf);
+
+impl Report {
+    fn open(path: &Path, canary: Option<Canary>) -> Result<Self, CampaignError> {
+        let identity = Identity { version: 1, canary };
+        for folder in [path.join("chunks"), path.join("failures")] {
+            fs::create_dir_all(&folder).map_err(io_error(&folder))?;
+        }
+        let file = path.join("campaign.json");
+        match file.exists() {
+            true if read_json::<Identity>(&file)? != identity => {
+                return Err(CampaignError::Another {
+                    path: path.to_owned(),
+                });
+            }
+            true => {}
+            false => write_json(&file, &identity)?,
+        }
+        Ok(Self(path.to_owned()))
+    }
+
+    fn chunk_path(&self, seeds: &Range<u64>) -> PathBuf {
+        let name = format!("{}-{}.json", seeds.start, seeds.end);
+        self.0.join("chunks").join(name)
+    }
+
+    /// What an earlier run of the campaign has done. What it has done badly is done again.
+    fn chunk(&self, seeds: &Range<u64>) -> Option<Results> {
+        read_json(&self.chunk_path(seeds)).ok()
+    }
+
+    fn save(&self, seeds: &Range<u64>, results: &Results) -> Result<(), CampaignError> {
+        write_json(&self.chunk_path(seeds), results)
+    }
+
+    fn failure(&self, found: &Found, canary: Option<Canary>) -> Result<(), CampaignError> {
+        let folder = self.0.join("failures").join(found.seed.to_string());
+        report::write(&folder, found, canary).map_err(io_error(&folder))
+    }
+}
+
+fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, CampaignError> {
+    let text = fs::read_to_string(path).map_err(io_error(path))?;
+    serde_json::from_str(&text).map_err(|error| CampaignError::Damaged {
+        path: path.to_owned(),
+        why: error.to_string(),
+    })
+}
+
+/// Under its name only when it is whole.
+fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), CampaignError> {
+    let text = serde_json::to_vec_pretty(value).map_err(|error| CampaignError::Damaged {
+        path: path.to_owned(),
+        why: error.to_string(),
+    })?;
+    report::write_file(path, &text).map_err(io_error(path))
+}

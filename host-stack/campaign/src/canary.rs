@@ -1,0 +1,51 @@
+//! Planted bugs: a campaign that does not find them finds nothing.
+
+use serde::{Deserialize, Serialize};
+
+/// A bug that a run can be told to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Canary {
+    /// Pause does not wait until the offload process has received what was sent to it (case 4).
+    UncountedDrain,
+    /// Pause does not wait until the host has received the results that were sent to it (case 4).
+    UnsettledResults,
+    /// A file takes its name before it is synced.
+    EarlyRename,
+    /// The daemon is not told when the host process is gone.
+    DeafDaemon,
+    /// Nobody is told when nothing can bring the process back.
+    SilentLoss,
+}
+
+impl Canary {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::UncountedDrain,
+        Self::UnsettledResults,
+        Self::EarlyRename,
+        Self::DeafDaemon,
+        Self::SilentLoss,
+    ];
+
+    /// As the command line spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::UncountedDrain => "uncounted-drain",
+            Self::UnsettledResults => "unsettled-results",
+            Self::EarlyRename => "early-rename",
+            Self::DeafDaemon => "deaf-daemon",
+            Self::SilentLoss => "silent-loss",
+        }
+    }
+}
+
+impl std::str::FromStr for Canary {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names: Vec<_> = Self::ALL.iter().map(|canary| canary.name()).collect();
+        let found = Self::ALL.into_iter().find(|canary| canary.name() == text);
+        found.ok_or_else(|| format!("no such canary; there are {}", names.join(", ")))
+    }
+}

@@ -1,0 +1,171 @@
+//! A failure as files: the smallest plan, a trace for Perfetto, a timeline for people, and the line
+//! that replays it.
+
+use std::{
+    fmt::Write,
+    fs::{self, File},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+use snaprig_sim::{Trace, trace::Item};
+
+use crate::{Canary, Outcome, campaign::Found, run};
+
+/// More events than this make no picture: those around the end are shown.
+const EVENTS_MAX: usize = 600;
+/// Pixels between two lanes, and between two events.
+const LANE_PX: usize = 220;
+const EVENT_PX: usize = 18;
+/// Characters of an event's label.
+const LABEL_CHARS: usize = 40;
+
+/// Writes a file under its name only when all of it is on the disk.
+pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    let mut file = File::create(&partial)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&partial, path)
+}
+
+/// Writes a failure's directory.
+pub fn write(folder: &Path, found: &Found, canary: Option<Canary>) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    write_file(&folder.join("plan.json"), found.plan.to_text().as_bytes())?;
+    let outcome = run(&found.plan, Trace::recording(), canary);
+    write_file(
+        &folder.join("trace.json"),
+        chrome_trace(&outcome).to_string().as_bytes(),
+    )?;
+    let page = timeline(found, &outcome);
+    write_file(&folder.join("timeline.html"), page.as_bytes())?;
+    let canary = canary.map_or(String::new(), |canary| {
+        format!(" --canary {}", canary.name())
+    });
+    let line = format!(
+        "snaprig repro{canary} {}\n",
+        folder.join("plan.json").display()
+    );
+    write_file(&folder.join("repro.txt"), line.as_bytes())
+}
+
+/// The run in the trace event format (Chrome, Perfetto): a process is a track, a message a flow.
+fn chrome_trace(outcome: &Outcome) -> Value {
+    let micros = |ns: u64| ns as f64 / 1e3;
+    let mut events: Vec<_> = outcome
+        .processes
+        .iter()
+        .enumerate()
+        .map(|(pid, name)| json!({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}))
+        .collect();
+    for (id, item) in outcome.trace.record().iter().enumerate() {
+        let (at, ts) = (item.at.0, micros(item.now_ns));
+        let category = if item.fault { "fault" } else { "event" };
+        events.push(json!({
+            "ph": "X", "pid": at, "tid": 0, "ts": ts, "dur": 0.5, "name": item.what, "cat": category,
+        }));
+        if let Some((from, sent)) = item.from {
+            let sent = micros(sent);
+            events.push(json!({
+                "ph": "s", "pid": from.0, "tid": 0, "ts": sent, "id": id, "name": "message", "cat": "message",
+            }));
+            events.push(json!({
+                "ph": "f", "bp": "e", "pid": at, "tid": 0, "ts": ts, "id": id, "name": "message", "cat": "message",
+            }));
+        }
+    }
+    json!({"traceEvents": events, "displayTimeUnit": "ns"})
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+/// One self-contained page: a lane for each process, messages as arrows, faults marked, the broken
+/// invariant named.
+fn timeline(found: &Found, outcome: &Outcome) -> String {
+    let record = outcome.trace.record();
+    let skipped = record.len().saturating_sub(EVENTS_MAX);
+    let shown = &record[skipped..];
+    let width = LANE_PX * outcome.processes.len();
+    let height = EVENT_PX * (shown.len() + 2);
+    let mut svg = String::new();
+    for (number, name) in outcome.processes.iter().enumerate() {
+        let x = LANE_PX * number + 12;
+        // Writing to a string cannot fail.
+        let _ = write!(
+            svg,
+            r#"<line x1="{x}" y1="20" x2="{x}" y2="{height}" class="lane"/><text x="{x}" y="12" class="name">{}</text>"#,
+            escape(name)
+        );
+    }
+    let y_of = |index: usize| EVENT_PX * (index + 1) + 16;
+    for (index, item) in shown.iter().enumerate() {
+        let y = y_of(index);
+        let x = LANE_PX * usize::from(item.at.0) + 12;
+        if let Some((from, sent)) = item.from {
+            // The last thing that the sender had done when it sent it.
+            let source = shown[..index]
+                .iter()
+                .rposition(|other| other.at == from && other.now_ns <= sent);
+            let from_x = LANE_PX * usize::from(from.0) + 12;
+            let from_y = source.map_or(y - EVENT_PX, y_of);
+            let _ = write!(
+                svg,
+                r##"<line x1="{from_x}" y1="{from_y}" x2="{x}" y2="{y}" class="message" marker-end="url(#arrow)"/>"##
+            );
+        }
+        event(&mut svg, item, x, y);
+    }
+    let notice = match skipped {
+        0 => String::new(),
+        skipped => format!("<p>The first {skipped} events are left out; trace.json has them.</p>"),
+    };
+    format!(
+        r##"<!doctype html><html lang="en"><head><meta charset="utf-8"><title>seed {seed}: {invariant}</title><style>
+body {{ font: 14px system-ui, sans-serif; margin: 1.5em; color: #1b1f24; background: #fff }}
+h1 {{ font-size: 1.3em; color: #b3261e }} pre {{ background: #f4f5f7; padding: .8em; overflow-x: auto }}
+svg text {{ font: 11px ui-monospace, monospace; fill: #3c4650 }} svg .name {{ font-weight: bold }}
+.lane {{ stroke: #c9d1d9 }} .message {{ stroke: #7d9bc1; stroke-width: 1 }} .event {{ fill: #2f6f4e }}
+.fault {{ fill: #b3261e }} svg text.fault {{ fill: #b3261e; font-weight: bold }}
+</style></head><body>
+<h1>Broken: {invariant}</h1><p>{how}</p><p>seed {seed}, {cards} cards, scenario {scenario}; {faults} faults</p>
+<pre>{plan}</pre>{notice}
+<svg width="{width}" height="{height}" xmlns="http://www.w3.org/2000/svg"><defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8z" fill="#7d9bc1"/></marker></defs>{svg}</svg>
+</body></html>
+"##,
+        seed = found.seed,
+        invariant = escape(&found.invariant),
+        how = escape(&found.how),
+        cards = found.plan.cards,
+        scenario = escape(&found.plan.scenario),
+        faults = outcome.faults,
+        plan = escape(&found.plan.to_text()),
+    )
+}
+
+fn event(svg: &mut String, item: &Item, x: usize, y: usize) {
+    let class = if item.fault { "fault" } else { "event" };
+    let label: String = item.what.chars().take(LABEL_CHARS).collect();
+    let label = if item.fault { label } else { shorten(&label) };
+    let (radius, text_x, text_y) = (if item.fault { 5 } else { 3 }, x + 8, y + 4);
+    let _ = write!(
+        svg,
+        r#"<circle cx="{x}" cy="{y}" r="{radius}" class="{class}"><title>{} ns: {}</title></circle><text x="{text_x}" y="{text_y}" class="{class}">{}</text>"#,
+        item.now_ns,
+        escape(&item.what),
+        escape(&label)
+    );
+}
+
+/// What fits between two lanes.
+fn shorten(label: &str) -> String {
+    label.chars().take(LANE_PX / 8).collect()
+}
