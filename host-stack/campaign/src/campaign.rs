@@ -310,7 +310,8 @@ fn panicked() -> Broken {
     }
 }
 
-fn class(broken: &Broken) -> Class {
+/// What kind of failure a broken invariant is.
+pub fn class(broken: &Broken) -> Class {
     match broken.invariant == check::NOBODY_WAITS {
         true => Class::Hang,
         false => Class::Wrong,

@@ -3,6 +3,7 @@
 //! A library as well as a program, so that the integration tests can have a binary of their own
 //! that is the same program.
 
+mod campaign;
 mod card_run;
 mod demo;
 mod doctor;
@@ -32,6 +33,18 @@ enum Command {
     /// Work with one card
     #[command(subcommand)]
     Card(CardCommand),
+    /// Break the whole stack in simulation, seed by seed, and check what must be true
+    #[command(args_conflicts_with_subcommands = true)]
+    Campaign {
+        #[command(subcommand)]
+        command: Option<CampaignCommand>,
+        #[command(flatten)]
+        options: campaign::Options,
+    },
+    /// Run a fault plan again: does it still fail, and the same way?
+    Repro(campaign::Repro),
+    /// List the places where something can go wrong
+    Faults(campaign::Faults),
     /// Look into snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -69,6 +82,12 @@ enum CardCommand {
 }
 
 #[derive(Subcommand)]
+enum CampaignCommand {
+    /// Add up the reports of shards
+    Merge(campaign::Merge),
+}
+
+#[derive(Subcommand)]
 enum SnapshotCommand {
     /// Verify every byte of a snapshot; damage is named by file and offset
     Verify(snapshot::Options),
@@ -89,6 +108,13 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Card(CardCommand::Run(options)) => card_run::run(&options),
+        Command::Campaign {
+            command: Some(CampaignCommand::Merge(options)),
+            ..
+        } => campaign::merge(&options),
+        Command::Campaign { options, .. } => campaign::run_campaign(&options),
+        Command::Repro(options) => campaign::repro(&options),
+        Command::Faults(options) => campaign::faults(&options),
         Command::Snapshot(SnapshotCommand::Verify(options)) => snapshot::verify(&options),
         Command::Doctor { json } => return doctor::run(json),
         Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)

@@ -167,6 +167,23 @@ struct World {
     canary: Option<Canary>,
 }
 
+/// Most cards of a plan.
+pub const CARDS_MAX: u16 = 32;
+
+/// The processes of a system with so many cards, as plans name them.
+pub fn processes(cards: u16) -> Vec<String> {
+    let cards = (1..=cards).map(|node| format!("card{node}"));
+    ["rig".to_owned(), "host".to_owned()]
+        .into_iter()
+        .chain(cards)
+        .collect()
+}
+
+/// Whether there is a system and a scenario as the plan says.
+pub fn is_possible(plan: &Plan) -> bool {
+    (2..=CARDS_MAX).contains(&plan.cards) && SCENARIOS.contains(&plan.scenario.as_str())
+}
+
 /// Runs a plan to its end, with a planted bug or without.
 pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
     let mut world = World::new(plan, trace);
@@ -183,11 +200,10 @@ pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
 impl World {
     fn new(plan: &Plan, trace: Trace) -> Self {
         let mut engine = Engine::new(plan, &points::all(), trace);
-        let rig = engine.process("rig");
-        let host_process = engine.process("host");
-        let card_processes: Vec<_> = (1..=plan.cards)
-            .map(|node| engine.process(&format!("card{node}")))
-            .collect();
+        let mut all = processes(plan.cards).into_iter();
+        let mut next = || engine.process(&all.next().unwrap_or_default());
+        let (rig, host_process) = (next(), next());
+        let card_processes: Vec<_> = (1..=plan.cards).map(|_| next()).collect();
         let mut nodes: Vec<_> = (0..=plan.cards).map(Sockets::new).collect();
         for node in 1..=plan.cards {
             nodes[usize::from(HOST)].handle(Input::PeerUp(node));

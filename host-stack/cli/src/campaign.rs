@@ -1,0 +1,291 @@
+//! `snaprig campaign`, `snaprig repro`, `snaprig faults`: fault campaigns in the simulator.
+
+use std::{
+    io::IsTerminal,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use snaprig_campaign::{
+    Canary,
+    campaign::{self, CampaignError, Found, Results},
+    check::check,
+    model, points, run,
+};
+use snaprig_sim::{Plan, Trace};
+
+use crate::AnyError;
+
+/// Failures that are shown; the report has more.
+const SHOWN_MAX: usize = 5;
+/// What was asked for makes no sense.
+const USAGE: u8 = 2;
+
+/// What `campaign` is told.
+#[derive(Args)]
+pub struct Options {
+    /// Seeds: from A up to, but not including, B
+    #[arg(long, value_name = "A..B", default_value = "0..2000", value_parser = range)]
+    seeds: std::ops::Range<u64>,
+    /// Threads [default: as many as there are processors]
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Begin nothing new after so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    time: Option<u64>,
+    /// Run part I of N, counted from 0
+    #[arg(long, value_name = "I/N", default_value = "0/1", value_parser = shard)]
+    shard: (u64, u64),
+    /// Keep results and failures in DIR, and go on where an earlier run was interrupted
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+    /// Plant a bug, which the campaign must find
+    #[arg(long, value_name = "NAME")]
+    canary: Option<Canary>,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `campaign merge` is told.
+#[derive(Args)]
+pub struct Merge {
+    /// The reports of the shards
+    #[arg(required = true, value_name = "DIR")]
+    reports: Vec<PathBuf>,
+    /// Print one JSON document instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `repro` is told.
+#[derive(Args)]
+pub struct Repro {
+    /// A plan, or the directory of a failure
+    #[arg(value_name = "DIR|plan.json")]
+    plan: PathBuf,
+    /// The planted bug that it was found with
+    #[arg(long, value_name = "NAME")]
+    canary: Option<Canary>,
+    /// Print every event
+    #[arg(long)]
+    events: bool,
+}
+
+/// What `faults` is told.
+#[derive(Args)]
+pub struct Faults {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn range(text: &str) -> Result<std::ops::Range<u64>, String> {
+    let parse = |text: &str| text.parse().ok();
+    let range = text
+        .split_once("..")
+        .and_then(|(start, end)| Some(parse(start)?..parse(end)?));
+    range
+        .filter(|range| range.start < range.end)
+        .ok_or_else(|| format!("{text}: not a range; write 0..2000"))
+}
+
+fn shard(text: &str) -> Result<(u64, u64), String> {
+    let shard = text
+        .split_once('/')
+        .and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
+    shard
+        .filter(|(index, count)| index < count)
+        .ok_or_else(|| format!("{text}: not a shard; write 0/4, 1/4, 2/4 or 3/4"))
+}
+
+/// Runs a campaign. The exit code says what kind of failure was found, if one was.
+pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
+    let jobs = options
+        .jobs
+        .or_else(|| Some(std::thread::available_parallelism().ok()?.get()));
+    let campaign_options = campaign::Options {
+        seeds: options.seeds.clone(),
+        shard: options.shard,
+        jobs: jobs.unwrap_or(1),
+        time: options.time.map(Duration::from_secs),
+        report: options.report.clone(),
+        canary: options.canary,
+    };
+    let bar = progress_bar();
+    let begun = std::time::Instant::now();
+    let done = campaign::campaign(&campaign_options, &|done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    let results = match done {
+        Ok(results) => results,
+        Err(error @ (CampaignError::Another { .. } | CampaignError::Shard { .. })) => {
+            crate::report::error(&error);
+            return Ok(ExitCode::from(USAGE));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    show(&results, options.json, Some(begun.elapsed()))?;
+    if let (Some(report), false) = (&options.report, results.found.is_empty()) {
+        for found in results.found.iter().take(SHOWN_MAX) {
+            let folder = report.join("failures").join(found.seed.to_string());
+            eprintln!("{}", repro_line(&folder, options.canary));
+        }
+    }
+    Ok(exit(&results))
+}
+
+/// Adds up the reports of shards.
+pub fn merge(options: &Merge) -> Result<ExitCode, AnyError> {
+    let results = campaign::merge(&options.reports)?;
+    show(&results, options.json, None)?;
+    Ok(exit(&results))
+}
+
+fn repro_line(folder: &Path, canary: Option<Canary>) -> String {
+    let canary = canary.map_or(String::new(), |canary| {
+        format!(" --canary {}", canary.name())
+    });
+    format!("snaprig repro{canary} {}", folder.display())
+}
+
+fn exit(results: &Results) -> ExitCode {
+    let worst = results.found.iter().map(|found| found.class).max();
+    worst.map_or(ExitCode::SUCCESS, |class| ExitCode::from(class.exit_code()))
+}
+
+fn progress_bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {per_sec}, {eta} left")
+        .expect("the template is a constant");
+    ProgressBar::new(0).with_style(style)
+}
+
+fn show(results: &Results, json: bool, elapsed: Option<Duration>) -> Result<(), AnyError> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(results)?);
+        return Ok(());
+    }
+    print!("{}", table(results));
+    if let Some(elapsed) = elapsed {
+        let rate = results.runs as f64 / elapsed.as_secs_f64();
+        println!("{rate:.0} runs a second");
+    }
+    Ok(())
+}
+
+fn table(results: &Results) -> String {
+    let mut text = format!(
+        "  {:<24} {:>12} {:>8}\n",
+        "fault point", "reached", "faults"
+    );
+    for point in points::all() {
+        let (times, faults) = results.reached.get(point.name).copied().unwrap_or_default();
+        text += &format!("  {:<24} {times:>12} {faults:>8}\n", point.name);
+    }
+    for name in results.never_reached() {
+        text += &format!("never reached: {name}\n");
+    }
+    for Found {
+        seed,
+        invariant,
+        how,
+        plan,
+        ..
+    } in results.found.iter().take(SHOWN_MAX)
+    {
+        let faults = plan.faults.len();
+        text += &format!("seed {seed}: {invariant}: {how} (shrunk to {faults} faults)\n");
+    }
+    text + &format!(
+        "{} runs, {} faults, {} violations, trace hash {:016x}\n",
+        results.runs, results.faults, results.failures, results.trace_hash
+    )
+}
+
+/// Runs a plan again, and says whether it still fails, and how.
+pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
+    let path = match options.plan.is_dir() {
+        true => options.plan.join("plan.json"),
+        false => options.plan.clone(),
+    };
+    let plan = match Plan::read(&path).and_then(|plan| {
+        plan.check(&points::all(), &model::processes(plan.cards))?;
+        Ok(plan)
+    }) {
+        Ok(plan) if model::is_possible(&plan) => plan,
+        Ok(plan) => {
+            let scenarios = model::SCENARIOS.join(", ");
+            let message = format!(
+                "{}: {} cards, scenario {:?}: there are 2 to {} cards, and the scenarios {scenarios}",
+                path.display(),
+                plan.cards,
+                plan.scenario,
+                model::CARDS_MAX
+            );
+            eprintln!("error: {message}");
+            return Ok(ExitCode::from(USAGE));
+        }
+        Err(error) => {
+            crate::report::error(&error);
+            return Ok(ExitCode::from(USAGE));
+        }
+    };
+    let trace = match options.events {
+        true => Trace::recording(),
+        false => Trace::default(),
+    };
+    let outcome = run(&plan, trace, options.canary);
+    for item in outcome.trace.record() {
+        let process = &outcome.processes[usize::from(item.at.0)];
+        let mark = if item.fault { "FAULT " } else { "" };
+        println!("{:>12} {process:<6} {mark}{}", item.now_ns, item.what);
+    }
+    println!("trace hash {:016x}", outcome.trace.hash());
+    Ok(match check(&outcome) {
+        None => {
+            println!("holds: no invariant is broken ({:?})", outcome.ending);
+            ExitCode::SUCCESS
+        }
+        Some(broken) => {
+            println!("broken: {}: {}", broken.invariant, broken.how);
+            ExitCode::from(campaign::class(&broken).exit_code())
+        }
+    })
+}
+
+#[derive(Serialize)]
+struct FaultPoint {
+    name: &'static str,
+    what: &'static str,
+    kinds: Vec<&'static str>,
+}
+
+/// Lists all fault points with the kinds that apply.
+pub fn faults(options: &Faults) -> Result<ExitCode, AnyError> {
+    let points = points::all().into_iter().map(|point| FaultPoint {
+        name: point.name,
+        what: point.what,
+        kinds: point.kinds.iter().map(|kind| kind.name()).collect(),
+    });
+    if options.json {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&points.collect::<Vec<_>>())?
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    for point in points {
+        println!("{:<22} {}", point.name, point.what);
+        println!("{:<22} {}", "", point.kinds.join(", "));
+    }
+    Ok(ExitCode::SUCCESS)
+}
