@@ -136,7 +136,7 @@ svg text {{ font: 11px ui-monospace, monospace; fill: #3c4650 }} svg .name {{ fo
 .lane {{ stroke: #c9d1d9 }} .message {{ stroke: #7d9bc1; stroke-width: 1 }} .event {{ fill: #2f6f4e }}
 .fault {{ fill: #b3261e }} svg text.fault {{ fill: #b3261e; font-weight: bold }}
 </style></head><body>
-<h1>Broken: {invariant}</h1><p>{how}</p><p>seed {seed}, {cards} cards, scenario {scenario}; {faults} faults</p>
+<h1>Broken: {invariant}</h1><p>{how}</p><p>seed {seed}, {cards} cards, scenario {scenario}; faults that happened: {faults}</p>
 <pre>{plan}</pre>{notice}
 <svg width="{width}" height="{height}" xmlns="http://www.w3.org/2000/svg"><defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8z" fill="#7d9bc1"/></marker></defs>{svg}</svg>
 </body></html>

@@ -17,7 +17,7 @@ use snaprig_wire::{
     snapify_io::Mode,
 };
 
-use super::{Effect, Event, World, decode, sockets::Heard};
+use super::{Effect, Event, World, decode, show, sockets::Heard};
 use crate::{Canary, points};
 
 /// What an endpoint of a card is for.
@@ -31,6 +31,20 @@ pub enum Role {
     Sink(Pid),
     /// A channel of an offload process, once it has said which.
     Channel(Pid, Option<Channel>),
+}
+
+impl Role {
+    /// A frame for an endpoint with this role, as the message that it is.
+    pub fn show(&self, bytes: &[u8]) -> Option<String> {
+        match self {
+            Self::Daemon | Self::Sink(_) => None,
+            Self::Host(_, false) => show::<ToDaemon>(bytes),
+            Self::Host(_, true) => show::<Request>(bytes),
+            Self::Channel(_, None) => show::<Channel>(bytes),
+            Self::Channel(_, Some(Channel::Pipeline(_))) => show::<RunFunction>(bytes),
+            Self::Channel(..) => show::<Command>(bytes),
+        }
+    }
 }
 
 /// Something that a card does by itself.

@@ -14,12 +14,12 @@ use snaprig_snapify::{
     machine::{self as snapify, Action, Call, Outcome as Done},
 };
 use snaprig_wire::{
-    coi::{Channel, Command, FromDaemon, Program, RunFunction, ToDaemon},
+    coi::{Answer, Channel, Command, FromDaemon, Program, RunFunction, RunResult, ToDaemon},
     scif::{HOST, NodeId, PortId, port::COI_DAEMON},
     snapify::{Reply, Request},
 };
 
-use super::{Effect, Ending, Event, World, decode, sockets::Heard};
+use super::{Effect, Ending, Event, World, decode, show, sockets::Heard};
 use crate::{Canary, points};
 
 /// Run functions of the application.
@@ -40,6 +40,18 @@ pub enum Role {
     Snapify,
     /// A channel to the process, of this generation ([`NONE`] while it is being connected).
     Channel(u64, Channel),
+}
+
+impl Role {
+    /// A frame for an endpoint with this role, as the message that it is.
+    pub fn show(&self, bytes: &[u8]) -> Option<String> {
+        match self {
+            Self::Create | Self::Adopt | Self::Control(_) => show::<FromDaemon>(bytes),
+            Self::Snapify => show::<Reply>(bytes),
+            Self::Channel(_, Channel::Pipeline(_)) => show::<RunResult>(bytes),
+            Self::Channel(..) => show::<Answer>(bytes),
+        }
+    }
 }
 
 /// Something that the host process does by itself.

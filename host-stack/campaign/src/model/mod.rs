@@ -33,7 +33,8 @@ use snaprig_wire::{
     coi::Channel,
     dma::Descriptor,
     frame,
-    scif::{HOST, Message, NodeId, PortId},
+    scif::{Body, HOST, Message, NodeId, PortId},
+    snapify_io,
 };
 
 use self::{
@@ -68,14 +69,36 @@ enum Event {
     Card(NodeId, CardTask),
 }
 
-impl Event {
-    fn label(&self) -> String {
-        match self {
-            Self::Message(node, message) => format!("node {node}: {:?}", message.body),
-            Self::Hear(_, _, heard) => format!("{heard:?}"),
-            other => format!("{other:?}"),
+/// An event as a record shows it.
+fn label(roles: &BTreeMap<(NodeId, EndpointId), Role>, event: &Event) -> String {
+    match event {
+        Event::Message(_, message) => match &message.body {
+            Body::Data(bytes) => format!("scif: Data, {} bytes", bytes.len()),
+            Body::Window { offset, .. } => format!("scif: Window at {offset}"),
+            body => format!("scif: {body:?}"),
+        },
+        Event::Hear(node, endpoint, Heard::Frame(bytes)) => {
+            let shown = match roles.get(&(*node, *endpoint)) {
+                Some(Role::Host(role)) => role.show(bytes),
+                Some(Role::Card(role)) => role.show(bytes),
+                Some(Role::Io(_)) => show::<snapify_io::Message>(bytes),
+                None => None,
+            };
+            shown.unwrap_or_else(|| format!("{} bytes for nobody", bytes.len()))
         }
+        Event::Hear(_, _, Heard::Accepted(_)) => "accepted".into(),
+        Event::Hear(_, _, heard) => format!("{heard:?}").to_lowercase(),
+        Event::Copy(_, _, copies) => format!("DMA, {} descriptors", copies.len()),
+        Event::CardGone(node) => format!("card {node} is gone"),
+        Event::HostGone => "the host process is gone".into(),
+        Event::Host(task) => format!("{task:?}"),
+        Event::Card(_, task) => format!("{task:?}"),
     }
+}
+
+/// A frame as the message that it is.
+fn show<T: serde::de::DeserializeOwned + std::fmt::Debug>(bytes: &[u8]) -> Option<String> {
+    decode::<T>(bytes).map(|message| format!("{message:?}"))
 }
 
 /// Whose endpoint it is.
@@ -239,7 +262,7 @@ impl World {
 
     /// Runs until nothing is to come any more; an ending, if that can be told already.
     fn rest(&mut self) -> Option<Ending> {
-        while let Some((process, event)) = self.engine.next(Event::label) {
+        while let Some((process, event)) = self.engine.next(|event| label(&self.roles, event)) {
             self.happen(process, event);
             if self.engine.trace.events() > EVENTS_MAX {
                 return Some(Ending::Endless);
