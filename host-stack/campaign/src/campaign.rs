@@ -36,11 +36,46 @@ const CHUNK: u64 = 500;
 /// Failures that one chunk describes; the others are counted.
 const FAILURES_MAX: usize = 8;
 
+/// Which plans a campaign runs.
+#[derive(Clone, Debug)]
+pub enum Plans {
+    /// Those that these seeds draw.
+    Drawn(Range<u64>),
+    /// These.
+    Listed(Vec<Plan>),
+}
+
+impl Plans {
+    fn range(&self) -> Range<u64> {
+        match self {
+            Self::Drawn(seeds) => seeds.clone(),
+            Self::Listed(plans) => 0..plans.len() as u64,
+        }
+    }
+
+    fn get(&self, number: u64) -> Option<Plan> {
+        match self {
+            Self::Drawn(_) => Some(draw(number)),
+            Self::Listed(plans) => plans.get(number as usize).cloned(),
+        }
+    }
+
+    /// What tells them from the plans of another campaign.
+    fn identity(&self) -> u64 {
+        match self {
+            Self::Drawn(_) => 0,
+            Self::Listed(plans) => plans.iter().fold(1, |hash, plan| {
+                xxh3_64_with_seed(plan.to_text().as_bytes(), hash)
+            }),
+        }
+    }
+}
+
 /// What a campaign is to do.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The seeds.
-    pub seeds: Range<u64>,
+    /// The plans.
+    pub plans: Plans,
     /// Which part of them, of how many: `(0, 1)` is all.
     pub shard: (u64, u64),
     /// Threads.
@@ -76,11 +111,11 @@ impl Class {
     }
 }
 
-/// A seed whose run broke an invariant.
+/// A plan whose run broke an invariant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// The seed.
-    pub seed: u64,
+    /// The seed that drew it, or its number in the list.
+    pub number: u64,
     /// What kind of failure.
     pub class: Class,
     /// The invariant.
@@ -123,7 +158,7 @@ impl Results {
         }
         self.failures += other.failures;
         self.found.extend(other.found);
-        self.found.sort_by_key(|found| found.seed);
+        self.found.sort_by_key(|found| found.number);
     }
 
     /// Fault points that were never reached.
@@ -140,6 +175,7 @@ impl Results {
 struct Identity {
     version: u32,
     canary: Option<Canary>,
+    plans: u64,
 }
 
 /// Why a campaign cannot be run.
@@ -196,14 +232,15 @@ pub fn campaign(
     let report = options
         .report
         .as_deref()
-        .map(|path| Report::open(path, options.canary))
+        .map(|path| Report::open(path, options))
         .transpose()?;
-    let starts: Vec<_> = options.seeds.clone().step_by(CHUNK as usize).collect();
+    let range = options.plans.range();
+    let starts: Vec<_> = range.clone().step_by(CHUNK as usize).collect();
     let chunks: Vec<_> = starts
         .into_iter()
         .enumerate()
         .filter(|(number, _)| *number as u64 % count == index)
-        .map(|(_, start)| start..(start + CHUNK).min(options.seeds.end))
+        .map(|(_, start)| start..(start + CHUNK).min(range.end))
         .collect();
     let total: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
     let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -219,7 +256,7 @@ pub fn campaign(
                     }
                     let done = match report.as_ref().and_then(|report| report.chunk(chunk)) {
                         Some(done) => Ok(done),
-                        None => run_chunk(chunk.clone(), options.canary, report.as_ref()),
+                        None => run_chunk(chunk.clone(), options, report.as_ref()),
                     };
                     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
                     match (&mut *all, done) {
@@ -262,13 +299,16 @@ pub fn merge(directories: &[PathBuf]) -> Result<Results, CampaignError> {
 }
 
 fn run_chunk(
-    seeds: Range<u64>,
-    canary: Option<Canary>,
+    numbers: Range<u64>,
+    options: &Options,
     report: Option<&Report>,
 ) -> Result<Results, CampaignError> {
+    let canary = options.canary;
     let mut results = Results::default();
-    for seed in seeds.clone() {
-        let plan = draw(seed);
+    for number in numbers.clone() {
+        let Some(plan) = options.plans.get(number) else {
+            continue;
+        };
         results.runs += 1;
         let broken = match catch_unwind(AssertUnwindSafe(|| run(&plan, Trace::default(), canary))) {
             Err(_) => Some((Class::Crash, panicked())),
@@ -276,7 +316,7 @@ fn run_chunk(
                 results.events += outcome.trace.events();
                 results.faults += outcome.faults;
                 let hash = outcome.trace.hash().to_le_bytes();
-                let mixed = xxh3_64_with_seed(&hash, seed);
+                let mixed = xxh3_64_with_seed(&hash, number);
                 results.trace_hash = results.trace_hash.wrapping_add(mixed);
                 for (name, times, faults) in &outcome.reached {
                     let reached = results.reached.entry((*name).into()).or_default();
@@ -290,7 +330,7 @@ fn run_chunk(
         };
         results.failures += 1;
         if results.found.len() < FAILURES_MAX {
-            let found = describe(&plan, class, &broken, canary);
+            let found = describe(number, &plan, class, &broken, canary);
             if let Some(report) = report {
                 report.failure(&found, canary)?;
             }
@@ -298,7 +338,7 @@ fn run_chunk(
         }
     }
     if let Some(report) = report {
-        report.save(&seeds, &results)?;
+        report.save(&numbers, &results)?;
     }
     Ok(results)
 }
@@ -327,14 +367,20 @@ pub fn fails(plan: &Plan, canary: Option<Canary>) -> Option<(Class, Broken)> {
 }
 
 /// Shrinks a failing plan, keeping only what breaks the same invariant.
-fn describe(plan: &Plan, class: Class, broken: &Broken, canary: Option<Canary>) -> Found {
+fn describe(
+    number: u64,
+    plan: &Plan,
+    class: Class,
+    broken: &Broken,
+    canary: Option<Canary>,
+) -> Found {
     let same = |plan: &Plan| {
         fails(plan, canary).is_some_and(|(_, found)| found.invariant == broken.invariant)
     };
     let small = shrink(plan, same);
     let how = fails(&small, canary).map(|(_, found)| found.how);
     Found {
-        seed: plan.seed,
+        number,
         class,
         invariant: broken.invariant.into(),
         how: how.unwrap_or_else(|| broken.how.clone()),
@@ -346,8 +392,12 @@ fn describe(plan: &Plan, class: Class, broken: &Broken, canary: Option<Canary>) 
 struct Report(PathBuf);
 
 impl Report {
-    fn open(path: &Path, canary: Option<Canary>) -> Result<Self, CampaignError> {
-        let identity = Identity { version: 1, canary };
+    fn open(path: &Path, options: &Options) -> Result<Self, CampaignError> {
+        let identity = Identity {
+            version: 1,
+            canary: options.canary,
+            plans: options.plans.identity(),
+        };
         for folder in [path.join("chunks"), path.join("failures")] {
             fs::create_dir_all(&folder).map_err(io_error(&folder))?;
         }
@@ -379,7 +429,7 @@ impl Report {
     }
 
     fn failure(&self, found: &Found, canary: Option<Canary>) -> Result<(), CampaignError> {
-        let folder = self.0.join("failures").join(found.seed.to_string());
+        let folder = self.0.join("failures").join(found.number.to_string());
         report::write(&folder, found, canary).map_err(io_error(&folder))
     }
 }

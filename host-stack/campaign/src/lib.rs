@@ -8,6 +8,7 @@
 //! | [`model`] | the system, and one run of a plan |
 //! | [`check`] | what must be true of a run, whatever went wrong |
 //! | [`draw`] | a plan from a seed |
+//! | [`exhaustive`] | every fault at every step |
 //! | [`canary`] | planted bugs, which every campaign must find |
 //! | [`campaign`] | many seeds, several threads, one report |
 //! | [`report`] | a failure as files: plan, trace, timeline |
@@ -16,6 +17,7 @@ pub mod campaign;
 pub mod canary;
 pub mod check;
 pub mod draw;
+pub mod exhaustive;
 pub mod model;
 pub mod points;
 pub mod report;

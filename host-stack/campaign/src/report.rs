@@ -129,7 +129,7 @@ fn timeline(found: &Found, outcome: &Outcome) -> String {
         skipped => format!("<p>The first {skipped} events are left out; trace.json has them.</p>"),
     };
     format!(
-        r##"<!doctype html><html lang="en"><head><meta charset="utf-8"><title>seed {seed}: {invariant}</title><style>
+        r##"<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{number}: {invariant}</title><style>
 body {{ font: 14px system-ui, sans-serif; margin: 1.5em; color: #1b1f24; background: #fff }}
 h1 {{ font-size: 1.3em; color: #b3261e }} pre {{ background: #f4f5f7; padding: .8em; overflow-x: auto }}
 svg text {{ font: 11px ui-monospace, monospace; fill: #3c4650 }} svg .name {{ font-weight: bold }}
@@ -141,7 +141,8 @@ svg text {{ font: 11px ui-monospace, monospace; fill: #3c4650 }} svg .name {{ fo
 <svg width="{width}" height="{height}" xmlns="http://www.w3.org/2000/svg"><defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8z" fill="#7d9bc1"/></marker></defs>{svg}</svg>
 </body></html>
 "##,
-        seed = found.seed,
+        number = found.number,
+        seed = found.plan.seed,
         invariant = escape(&found.invariant),
         how = escape(&found.how),
         cards = found.plan.cards,

@@ -2,10 +2,10 @@
 
 use snaprig_campaign::{
     Canary,
-    campaign::{CampaignError, Options, campaign, fails, merge},
+    campaign::{CampaignError, Options, Plans, campaign, fails, merge},
     check::check,
     draw::draw,
-    run,
+    exhaustive, run,
 };
 use snaprig_sim::{Plan, Trace};
 
@@ -48,7 +48,7 @@ fn a_seed_is_the_same_run_every_time() {
 /// All there is, without a report.
 fn options(canary: Option<Canary>) -> Options {
     Options {
-        seeds: 0..2000,
+        plans: Plans::Drawn(0..2000),
         shard: (0, 1),
         jobs: 2,
         time: None,
@@ -83,7 +83,7 @@ fn a_campaign_that_was_interrupted_and_its_shards_end_with_the_same_report() {
         let report = Some(dir.path().join(format!("shard{index}")));
         let shard = (index, 2);
         let options = Options {
-            seeds,
+            plans: Plans::Drawn(seeds),
             shard,
             report,
             ..options(None)
@@ -105,7 +105,7 @@ fn reports_and_shards_that_do_not_fit_are_refused() {
     let with = |canary, shard| {
         let report = Some(dir.path().to_owned());
         let options = Options {
-            seeds: 0..10,
+            plans: Plans::Drawn(0..10),
             shard,
             report,
             ..options(canary)
@@ -119,4 +119,22 @@ fn reports_and_shards_that_do_not_fit_are_refused() {
         with(None, (2, 2)),
         Err(CampaignError::Shard { index: 2, count: 2 })
     ));
+}
+
+#[test]
+fn every_fault_at_every_step_and_every_pair_of_deaths_breaks_nothing() {
+    for plans in [exhaustive::single(), exhaustive::pairs()] {
+        let count = plans.len() as u64;
+        let options = Options {
+            plans: Plans::Listed(plans),
+            ..options(None)
+        };
+        let results = campaign(&options, &|_, _| {}).expect("it runs");
+        assert_eq!(
+            (results.runs, results.failures),
+            (count, 0),
+            "{:?}",
+            results.found
+        );
+    }
 }

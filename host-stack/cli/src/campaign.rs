@@ -12,9 +12,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use snaprig_campaign::{
     Canary,
-    campaign::{self, CampaignError, Found, Results},
+    campaign::{self, CampaignError, Found, Plans, Results},
     check::check,
-    model, points, run,
+    exhaustive, model, points, run,
 };
 use snaprig_sim::{Plan, Trace};
 
@@ -31,6 +31,15 @@ pub struct Options {
     /// Seeds: from A up to, but not including, B
     #[arg(long, value_name = "A..B", default_value = "0..2000", value_parser = range)]
     seeds: std::ops::Range<u64>,
+    /// Instead of drawn faults: every kind at every occurrence of every fault point
+    #[arg(long, conflicts_with = "seeds")]
+    exhaustive: bool,
+    /// With --exhaustive: every pair of deaths at the steps of Snapify, too
+    #[arg(long, requires = "exhaustive")]
+    pairs: bool,
+    /// Run this plan only
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "exhaustive"])]
+    plan: Option<PathBuf>,
     /// Threads [default: as many as there are processors]
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
@@ -108,8 +117,15 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     let jobs = options
         .jobs
         .or_else(|| Some(std::thread::available_parallelism().ok()?.get()));
+    let plans = match plans(options) {
+        Ok(plans) => plans,
+        Err(error) => {
+            crate::report::error(&*error);
+            return Ok(ExitCode::from(USAGE));
+        }
+    };
     let campaign_options = campaign::Options {
-        seeds: options.seeds.clone(),
+        plans,
         shard: options.shard,
         jobs: jobs.unwrap_or(1),
         time: options.time.map(Duration::from_secs),
@@ -134,11 +150,43 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     show(&results, options.json, Some(begun.elapsed()))?;
     if let (Some(report), false) = (&options.report, results.found.is_empty()) {
         for found in results.found.iter().take(SHOWN_MAX) {
-            let folder = report.join("failures").join(found.seed.to_string());
+            let folder = report.join("failures").join(found.number.to_string());
             eprintln!("{}", repro_line(&folder, options.canary));
         }
     }
     Ok(exit(&results))
+}
+
+fn plans(options: &Options) -> Result<Plans, AnyError> {
+    if let Some(path) = &options.plan {
+        return Ok(Plans::Listed(vec![read(path)?]));
+    }
+    if !options.exhaustive {
+        return Ok(Plans::Drawn(options.seeds.clone()));
+    }
+    let mut plans = exhaustive::single();
+    if options.pairs {
+        plans.extend(exhaustive::pairs());
+    }
+    Ok(Plans::Listed(plans))
+}
+
+/// A plan from a file, if it makes sense.
+fn read(path: &Path) -> Result<Plan, AnyError> {
+    let plan = Plan::read(path)?;
+    plan.check(&points::all(), &model::processes(plan.cards))?;
+    match model::is_possible(&plan) {
+        true => Ok(plan),
+        false => Err(format!(
+            "{}: {} cards, scenario {:?}: there are 2 to {} cards, and the scenarios {}",
+            path.display(),
+            plan.cards,
+            plan.scenario,
+            model::CARDS_MAX,
+            model::SCENARIOS.join(", ")
+        )
+        .into()),
+    }
 }
 
 /// Adds up the reports of shards.
@@ -195,7 +243,7 @@ fn table(results: &Results) -> String {
         text += &format!("never reached: {name}\n");
     }
     for Found {
-        seed,
+        number,
         invariant,
         how,
         plan,
@@ -203,7 +251,7 @@ fn table(results: &Results) -> String {
     } in results.found.iter().take(SHOWN_MAX)
     {
         let faults = plan.faults.len();
-        text += &format!("seed {seed}: {invariant}: {how} (shrunk to {faults} faults)\n");
+        text += &format!("{number}: {invariant}: {how} (shrunk to {faults} faults)\n");
     }
     text + &format!(
         "{} runs, {} faults, {} violations, trace hash {:016x}\n",
@@ -217,25 +265,10 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         true => options.plan.join("plan.json"),
         false => options.plan.clone(),
     };
-    let plan = match Plan::read(&path).and_then(|plan| {
-        plan.check(&points::all(), &model::processes(plan.cards))?;
-        Ok(plan)
-    }) {
-        Ok(plan) if model::is_possible(&plan) => plan,
-        Ok(plan) => {
-            let scenarios = model::SCENARIOS.join(", ");
-            let message = format!(
-                "{}: {} cards, scenario {:?}: there are 2 to {} cards, and the scenarios {scenarios}",
-                path.display(),
-                plan.cards,
-                plan.scenario,
-                model::CARDS_MAX
-            );
-            eprintln!("error: {message}");
-            return Ok(ExitCode::from(USAGE));
-        }
+    let plan = match read(&path) {
+        Ok(plan) => plan,
         Err(error) => {
-            crate::report::error(&error);
+            crate::report::error(&*error);
             return Ok(ExitCode::from(USAGE));
         }
     };

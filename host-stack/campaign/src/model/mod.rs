@@ -511,7 +511,10 @@ impl World {
         if self.engine.is_alive(self.rig) {
             self.close_endpoints_of_host();
         }
-        let endless = ending == Ending::Endless || self.rest().is_some();
+        let mut endless = ending == Ending::Endless || self.rest().is_some();
+        while !endless && self.heal() {
+            endless = self.rest().is_some();
+        }
         let leftovers = match endless {
             true => Vec::new(),
             false => self.leftovers(),
