@@ -604,6 +604,55 @@ fn main() {
     assert_eq!(ran.status, ExitStatus::Exited(0));
 }
 
+/// Timers reach a thread that makes no system call, tell what they were told to, and go on after a
+/// restore.
+fn timers(kind: Kind) {
+    let source = r#"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; };
+static volatile int alarms, value, code;
+static void on_alarm(int s) { alarms++; }
+static void on_timer(int s, siginfo_t *i, void *c) { value = i->si_value.sival_int; code = i->si_code; }
+int main() {
+  struct itimerval none = {0}, often = {{0, 2000}, {0, 2000}}, old; struct itimerspec soon = {{0}, {0, 2000000}}, left;
+  int st;
+  signal(SIGALRM, on_alarm);
+  setitimer(ITIMER_REAL, &often, 0); while (alarms < 3) ; setitimer(ITIMER_REAL, &none, &old);
+  printf("beat %d\n", old.it_interval.tv_usec);
+  alarm(100); int was = alarm(0); printf("left %d %d\n", was, alarm(0));
+  struct sigaction a = {.sa_sigaction = on_timer, .sa_flags = SA_SIGINFO}; sigaction(SIGRTMIN, &a, 0);
+  struct sigevent e = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN, .sigev_value.sival_int = 77}; timer_t t;
+  timer_create(CLOCK_MONOTONIC, &e, &t); timer_settime(t, 0, &soon, 0); while (!value) ;
+  timer_gettime(t, &left); printf("timer %d %d %ld\n", value, code == SI_TIMER, left.it_value.tv_nsec);
+  printf("bad %d %d\n", timer_settime((timer_t)99, 0, &soon, 0), setitimer(ITIMER_REAL + 9, &often, 0));
+  timer_delete(t); alarms = 0; alarm(1); int paused = pause(); printf("paused %d %d\n", paused, alarms);
+  if (fork() == 0) {
+    alarms = 0; often.it_value.tv_usec = 200000; setitimer(ITIMER_REAL, &often, 0);
+    int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR, 0600);
+    struct capture c = {f, 0}; int n = ioctl(s, 0x40086b01, &c); if (n == 0) _exit(3);
+    while (alarms < 2) ; _exit(4);
+  }
+  wait(&st); printf("%d ", WEXITSTATUS(st)); fflush(stdout);
+  int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_RDONLY);
+  struct restore r = {f, {0, 1, 2}}; waitpid(ioctl(s, 0x40106b02, &r), &st, 0); printf("%d\n", WEXITSTATUS(st)); return 0;
+}"#;
+    check(
+        kind,
+        source,
+        &["-static"],
+        "beat 2000\nleft 100 0\ntimer 77 1 0\nbad -1 -1\npaused -1 1\n3 4\n",
+        ExitStatus::Exited(0),
+    );
+}
+
 macro_rules! on_both {
     ($($name:ident)*) => {
         mod kvm {$(
@@ -627,4 +676,4 @@ macro_rules! on_both {
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
 capture_and_restore interrupted_write captured_write captured_files interrupted_capture
-files wait_masks interrupted_sleep }
+files wait_masks interrupted_sleep timers }

@@ -34,6 +34,7 @@ use super::{
     mm::{AddressSpace, Area, Backing},
     signal::{Actions, AltStack, Pending, SigSet},
     state::{Process, State, Thread, lock},
+    timers::Timers,
     wait::{Channel, Stop, SysResult},
 };
 use crate::{
@@ -60,6 +61,7 @@ struct ProcessImage {
     fs: FsContext,
     actions: Actions,
     pending: Pending,
+    timers: Timers,
     threads: Vec<ThreadImage>,
     nameless: Vec<NamelessImage>,
 }
@@ -295,7 +297,7 @@ impl Call<'_> {
         let (mm, files) = (process.mm.clone(), process.files.clone());
         let (exe, argv) = (process.exe.clone(), process.argv.clone());
         let (fs, actions) = (lock(&process.fs).clone(), lock(&process.actions).clone());
-        let pending = process.pending.clone();
+        let (pending, timers) = (process.pending.clone(), process.timers.left());
         let (mm, vfs) = (lock(&mm), &self.state.vfs);
         let mut nameless = Nameless::default();
         let image = ProcessImage {
@@ -311,6 +313,7 @@ impl Call<'_> {
             fs,
             actions,
             pending,
+            timers,
             threads,
             nameless: nameless.images(),
         };
@@ -511,12 +514,17 @@ impl Call<'_> {
             is_released: true,
             exit_signal: libc::SIGCHLD,
             stopped_by: None,
+            timers: image.timers.rearmed(),
             exe: image.exe,
             argv: image.argv,
         };
         let pid = image.pid;
+        let armed = process.timers.is_armed();
         self.state.processes.insert(pid, process);
         let kernel = self.kernel.clone();
+        if armed {
+            kernel.timer_armed(self.state);
+        }
         for saved in image.threads {
             let mut thread = Thread::new(saved.tid, pid, saved.regs, saved.xstate);
             thread.name = saved.name;

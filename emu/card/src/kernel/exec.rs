@@ -289,6 +289,7 @@ impl Call<'_> {
         process.mm = Arc::new(Mutex::new(mm));
         process.exe = start.exe;
         process.argv = argv;
+        process.timers.become_program();
         let files = lock(&process.files).clone();
         process.files = Arc::new(Mutex::new(files));
         let mut actions = lock(&process.actions).clone();

@@ -36,6 +36,7 @@ mod run;
 pub mod signal;
 pub mod state;
 mod time;
+mod timers;
 pub mod wait;
 
 use std::{
@@ -96,6 +97,8 @@ pub struct Kernel {
     me: Weak<Self>,
     /// Signalled when a process ends, for `wait_exit`.
     ended: std::sync::Condvar,
+    /// Signalled when a timer is armed.
+    timers: std::sync::Condvar,
 }
 
 impl Kernel {
@@ -110,6 +113,7 @@ impl Kernel {
             state: Mutex::new(State::new(vfs, config.node)),
             me: me.clone(),
             ended: std::sync::Condvar::new(),
+            timers: std::sync::Condvar::new(),
         }))
     }
 
@@ -159,6 +163,7 @@ impl Kernel {
             is_released: true,
             exit_signal: libc::SIGCHLD,
             stopped_by: None,
+            timers: timers::Timers::default(),
             exe: start.exe,
             argv: spawn.argv,
         };
@@ -218,6 +223,8 @@ impl Kernel {
             for pid in pids {
                 exit::end_process(&mut state, pid, ExitStatus::Signaled(libc::SIGKILL));
             }
+            state.is_over = true;
+            self.timers.notify_all();
             std::mem::take(&mut state.handles)
         };
         for handle in handles {

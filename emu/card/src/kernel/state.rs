@@ -15,6 +15,7 @@ use super::{
     futex::Futexes,
     mm::AddressSpace,
     signal::{Actions, AltStack, Pending, SigSet},
+    timers::Timers,
     wait::{Channel, Wait},
 };
 use crate::platform::{Kick, Regs};
@@ -80,6 +81,8 @@ pub struct Process {
     pub exit_signal: i32,
     /// The thread that has stopped all others.
     pub stopped_by: Option<i32>,
+    /// Timers that send it signals.
+    pub timers: Timers,
     /// The program.
     pub exe: String,
     /// Its arguments.
@@ -191,6 +194,10 @@ pub struct State {
     ids: (i32, i32),
     /// Calls that have been answered with ENOSYS.
     pub unknown_calls: std::collections::BTreeSet<u64>,
+    /// A host thread looks after timers.
+    pub has_timer_thread: bool,
+    /// The kernel is shut down.
+    pub is_over: bool,
 }
 
 /// Ids of a card: `node * IDS_PER_CARD` and up, so that a process keeps its ids on another card.
@@ -211,6 +218,8 @@ impl State {
             next_id: first,
             ids: (first, first + IDS_PER_CARD - 2),
             unknown_calls: std::collections::BTreeSet::new(),
+            has_timer_thread: false,
+            is_over: false,
         }
     }
 
