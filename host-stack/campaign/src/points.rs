@@ -22,19 +22,19 @@ pub const SCIF_COPY: Point = Point {
 /// A thread wakes up for what has arrived on its endpoint.
 pub const COI_THREAD: Point = Point {
     name: "coi.thread",
-    what: "any other thread is about to take what has arrived on its endpoint",
+    what: "another thread takes what has arrived on its endpoint",
     kinds: &[Delay, Crash, Hang],
 };
 /// Pipe_Thread1 wakes up for a result.
 pub const COI_PIPE_THREAD1: Point = Point {
     name: "coi.pipe_thread1",
-    what: "Pipe_Thread1 of the host is about to take a result",
+    what: "Pipe_Thread1 of the host takes a result",
     kinds: &[Delay, Crash, Hang],
 };
 /// Pipe_Thread2 wakes up for a run function.
 pub const COI_PIPE_THREAD2: Point = Point {
     name: "coi.pipe_thread2",
-    what: "Pipe_Thread2 of the sink is about to take a run function",
+    what: "Pipe_Thread2 of the sink takes a run function",
     kinds: &[Delay, Crash, Hang],
 };
 /// A run function is about to be run.

@@ -3,6 +3,7 @@
 //! A library as well as a program, so that the integration tests can have a binary of their own
 //! that is the same program.
 
+mod bench;
 mod campaign;
 mod card_run;
 mod demo;
@@ -45,6 +46,9 @@ enum Command {
     Repro(campaign::Repro),
     /// List the places where something can go wrong
     Faults(campaign::Faults),
+    /// Measure
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Look into snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -113,6 +117,7 @@ pub fn main() -> ExitCode {
             ..
         } => campaign::merge(&options),
         Command::Campaign { options, .. } => campaign::run_campaign(&options),
+        Command::Bench(bench) => bench::run_bench(&bench),
         Command::Repro(options) => campaign::repro(&options),
         Command::Faults(options) => campaign::faults(&options),
         Command::Snapshot(SnapshotCommand::Verify(options)) => snapshot::verify(&options),

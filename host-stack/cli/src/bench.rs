@@ -1,0 +1,85 @@
+//! `snaprig bench`: measurements, each with its spread over several rounds.
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use snaprig_campaign::run;
+use snaprig_sim::{Plan, Trace};
+
+use crate::AnyError;
+
+/// Which benchmark.
+#[derive(Subcommand)]
+pub enum Bench {
+    /// Simulated checkpoints a second, on one processor, and how that changes with cards
+    Sim(Options),
+}
+
+/// What a benchmark is told.
+#[derive(Args)]
+pub struct Options {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const CARDS: [u16; 5] = [1, 2, 4, 8, 16];
+const ROUNDS: usize = 5;
+const ROUND: Duration = Duration::from_millis(300);
+
+#[derive(Serialize)]
+struct Row {
+    cards: u16,
+    runs_per_second: f64,
+    lowest: f64,
+    highest: f64,
+    events_per_run: f64,
+}
+
+/// Runs a benchmark.
+pub fn run_bench(bench: &Bench) -> Result<ExitCode, AnyError> {
+    let Bench::Sim(options) = bench;
+    let rows: Vec<_> = CARDS.into_iter().map(measure).collect();
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("  cards  runs a second  lowest  highest  events a run");
+    for row in rows {
+        println!(
+            "  {:>5}  {:>13.0}  {:>6.0}  {:>7.0}  {:>12.0}",
+            row.cards, row.runs_per_second, row.lowest, row.highest, row.events_per_run
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One host process that checkpoints its offload process, with so many cards.
+fn measure(cards: u16) -> Row {
+    let (mut rates, mut runs, mut events) = (Vec::new(), 0, 0);
+    for _ in 0..ROUNDS {
+        let (begun, before) = (Instant::now(), runs);
+        while begun.elapsed() < ROUND {
+            let outcome = run(
+                &Plan::new(runs, cards, "checkpoint"),
+                Trace::default(),
+                None,
+            );
+            events += outcome.trace.events();
+            runs += 1;
+        }
+        rates.push((runs - before) as f64 / begun.elapsed().as_secs_f64());
+    }
+    rates.sort_by(f64::total_cmp);
+    Row {
+        cards,
+        runs_per_second: rates[ROUNDS / 2],
+        lowest: rates[0],
+        highest: rates[ROUNDS - 1],
+        events_per_run: events as f64 / runs as f64,
+    }
+}

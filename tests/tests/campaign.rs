@@ -1,0 +1,159 @@
+//! Campaigns as a user runs them: exit codes, reports that are resumed and merged, failures that
+//! replay from one line.
+
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
+
+fn snaprig(arguments: &[&str]) -> Output {
+    let output = Command::new(SNAPRIG).args(arguments).output();
+    output.expect("it starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn results(arguments: &[&str]) -> serde_json::Value {
+    let output = snaprig(&[&["campaign", "--json"], arguments].concat());
+    serde_json::from_slice(&output.stdout).expect("the output is one JSON document")
+}
+
+fn path(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[test]
+fn a_canary_fails_the_campaign_and_its_stored_failure_fails_again_the_same_way() {
+    for (canary, code) in [
+        ("uncounted-drain", 3),
+        ("early-rename", 1),
+        ("deaf-daemon", 1),
+    ] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let report = path(dir.path());
+        let seeds = ["--seeds", "0..500", "--report", &report, "--canary", canary];
+        let output = snaprig(&[&["campaign"][..], &seeds].concat());
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stdout));
+        let failures = fs::read_dir(dir.path().join("failures")).expect("it is there");
+        let failure = failures.flatten().next().expect("there is one").path();
+        for file in ["plan.json", "trace.json", "timeline.html", "repro.txt"] {
+            assert!(failure.join(file).exists(), "{file}");
+        }
+        let again = snaprig(&["repro", "--canary", canary, &path(&failure)]);
+        assert_eq!(again.status.code(), Some(code), "{}", text(&again.stdout));
+        let healthy = snaprig(&["repro", &path(&failure)]);
+        assert!(healthy.status.success(), "{}", text(&healthy.stdout));
+    }
+}
+
+#[test]
+fn a_campaign_that_was_killed_goes_on_and_ends_with_the_same_results() {
+    let whole = results(&["--seeds", "0..6000"]);
+    assert_eq!(whole["failures"], 0);
+    let dir = tempfile::tempdir().expect("a directory");
+    let report = path(dir.path());
+    let chunks = dir.path().join("chunks");
+    let arguments = ["--seeds", "0..6000", "--jobs", "1", "--report", &report];
+    let mut campaign = Command::new(SNAPRIG)
+        .arg("campaign")
+        .args(arguments)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    // Somewhere in the middle: as soon as the first chunk is there.
+    while fs::read_dir(&chunks).map_or(0, Iterator::count) == 0 {
+        assert!(campaign.try_wait().expect("it is ours").is_none());
+        std::thread::yield_now();
+    }
+    campaign.kill().expect("killed");
+    campaign.wait().expect("gone");
+    assert_eq!(results(&arguments), whole);
+    let merged = snaprig(&["campaign", "merge", "--json", &report]);
+    let merged: serde_json::Value = serde_json::from_slice(&merged.stdout).expect("JSON");
+    assert_eq!(merged, whole);
+}
+
+#[test]
+fn plans_written_by_hand_hold_and_bad_ones_are_refused() {
+    let plans = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures/plans");
+    let mut count = 0;
+    for plan in fs::read_dir(plans).expect("they are there").flatten() {
+        let output = snaprig(&["repro", &path(&plan.path())]);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(output.status.success(), "{:?}: {said}", plan.path());
+        count += 1;
+    }
+    assert!(count >= 10);
+    let dir = tempfile::tempdir().expect("a directory");
+    let bad = dir.path().join("bad.json");
+    let head = r#""seed": 1, "cards": 2, "scenario": "migrate", "faults": "#;
+    let many = r#"{"point": "scif.message", "nth": 1, "kind": {"delay": 1}},"#.repeat(20_000);
+    for (plan, says) in [
+        (r#"{"version": 9}"#.to_owned(), "version 9"),
+        (
+            format!(
+                r#"{{"version": 1, {head} [{{"point": "no.where", "nth": 1, "kind": "drop"}}]}}"#
+            ),
+            "no.where",
+        ),
+        (
+            format!(
+                r#"{{"version": 1, {head} [{{"point": "scif.message", "at_ns": -1, "kind": {{"delay": 1}}}}]}}"#
+            ),
+            "bad.json",
+        ),
+        (
+            format!(
+                r#"{{"version": 1, {head} [{}]}}"#,
+                many.trim_end_matches(',')
+            ),
+            "bad.json",
+        ),
+        (
+            r#"{"version": 1, "seed": 1, "cards": 99, "scenario": "migrate"}"#.into(),
+            "99 cards",
+        ),
+        (
+            r#"{"version": 1, "seed": 1, "cards": 2, "scenario": "dance"}"#.into(),
+            "dance",
+        ),
+        ("not JSON".into(), "bad.json"),
+    ] {
+        fs::write(&bad, plan).expect("written");
+        for command in [&["repro"][..], &["campaign", "--plan"]] {
+            let output = snaprig(&[command, &[&path(&bad)]].concat());
+            let error = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{error}");
+            assert!(error.contains(says), "{says}: {error}");
+        }
+    }
+    for arguments in [
+        ["--shard", "2/2"],
+        ["--seeds", "5..5"],
+        ["--canary", "sparrow"],
+    ] {
+        let output = snaprig(&[&["campaign"][..], &arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn fault_points_are_listed_with_their_kinds() {
+    let mut listed = String::new();
+    let output = snaprig(&["faults"]);
+    output
+        .stdout
+        .as_slice()
+        .read_to_string(&mut listed)
+        .expect("UTF-8");
+    for point in ["scif.message", "snapify.capture", "snapify_io.write"] {
+        assert!(listed.contains(point));
+    }
+    assert!(listed.lines().all(|line| line.len() <= 80), "{listed}");
+}
