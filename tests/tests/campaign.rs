@@ -157,3 +157,14 @@ fn fault_points_are_listed_with_their_kinds() {
     }
     assert!(listed.lines().all(|line| line.len() <= 80), "{listed}");
 }
+
+#[test]
+fn real_rigs_survive_real_kills() {
+    let output = snaprig(&["campaign", "--rig", "--seeds", "0..16"]);
+    let said = text(&output.stdout) + &text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("16 runs") && said.contains(" 0 violations"),
+        "{said}"
+    );
+}

@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, Stdio},
 };
@@ -23,6 +24,7 @@ fn demo(tmp: &Path, arguments: &[&str]) -> Child {
         .env("TMPDIR", tmp)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn()
         .expect("it starts")
 }
@@ -63,8 +65,9 @@ fn a_demo_that_is_killed_takes_everything_along() {
             let mut lines = stdout.lines().map_while(Result::ok);
             assert!(lines.any(|line| line.trim_start().starts_with(step)));
             let children = children(demo.id());
-            // SAFETY: the process is ours and is not waited for yet.
-            unsafe { libc::kill(demo.id() as i32, signal) };
+            // To the whole group, as a terminal does it.
+            // SAFETY: the group is that of our process, which is not waited for yet.
+            unsafe { libc::kill(-(demo.id() as i32), signal) };
             demo.wait().expect("it ends");
             for pid in children {
                 assert!(ends(pid), "{step}: process {pid:?} is left");

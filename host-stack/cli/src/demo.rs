@@ -9,23 +9,21 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
-    os::fd::AsFd,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, ExitStatus, Stdio},
-    time::{Duration, Instant},
+    process::ExitCode,
+    time::Duration,
 };
 
 use clap::Args;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::Serialize;
 use snaprig_card::platform::Kind;
 use snaprig_fixtures::kmeans;
 use snaprig_rig::Rig;
-use snaprig_snapify::control::{self, Client, Command as Control};
+use snaprig_snapify::control::{self, Command as Control};
 
 use crate::{
     AnyError,
+    host_process::{Controlled, Deadline, HostProcess},
     report::{Step, Steps},
 };
 
@@ -82,7 +80,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         "the same arithmetic in one host process",
         |_| Ok(kmeans::golden(&workload)),
     )?;
-    let deadline = Deadline(Instant::now() + Duration::from_secs(options.timeout));
+    let deadline = Deadline::after(Duration::from_secs(options.timeout));
     let mut rig = steps.run("boot", &format!("{} cards", options.cards), |_| {
         Rig::builder()
             .exe(std::env::current_exe()?)
@@ -102,10 +100,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let mut host = steps.run("start", "host process, offload process on card 1", |_| {
         HostProcess::start(rig.dir(), &workload, &restored, deadline)
     })?;
-    let mut control = Controlled {
-        client: Client::connect(rig.dir(), host.pid())?,
-        deadline,
-    };
+    let mut control = Controlled::connect(rig.dir(), &host, deadline)?;
     let snapshot = work.join("snapshot");
     interrupt(&mut control, &mut steps, &mut rig, &snapshot, stop_at)?;
     let status = steps.run("finish", "the rest of the work, on card 2", |_| {
@@ -183,50 +178,6 @@ fn interrupt(
     Ok(())
 }
 
-/// When everything must be over.
-#[derive(Clone, Copy)]
-struct Deadline(Instant);
-
-impl Deadline {
-    fn left(self) -> Duration {
-        self.0.saturating_duration_since(Instant::now())
-    }
-
-    /// Waits until there is something to read, or for a process to end (pidfd_open(2)).
-    fn wait_for(self, what: &str, fd: impl AsFd) -> Result<(), AnyError> {
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        let left = self.left();
-        let timeout = Timespec {
-            tv_sec: left.as_secs().try_into()?,
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
-            return Err(Self::passed(what));
-        }
-        Ok(())
-    }
-
-    fn passed(what: &str) -> AnyError {
-        format!("{what} did not end in time; give it more with --timeout SECONDS").into()
-    }
-}
-
-/// The host process's control service, up to the deadline.
-struct Controlled {
-    client: Client,
-    deadline: Deadline,
-}
-
-impl Controlled {
-    fn run(&mut self, step: &str, command: &Control) -> Result<control::Report, AnyError> {
-        match self.client.run(command, self.deadline.left()) {
-            Ok(report) => Ok(report),
-            Err(control::ControlError::TimedOut) => Err(Deadline::passed(step)),
-            Err(error) => Err(format!("{step}: {error}").into()),
-        }
-    }
-}
-
 fn add(steps: &mut Steps, name: &str, detail: &str, report: &control::Report) {
     steps.add(name, report.elapsed(), report.bytes, detail);
 }
@@ -282,62 +233,5 @@ impl Drop for KeepDir {
     fn drop(&mut self) {
         // A host process that was killed could not do it. There may be none.
         let _ = fs::remove_dir_all(self.0.join("snapshot.partial"));
-    }
-}
-
-/// The host process of the offload application. Killed if it is still there when dropped.
-struct HostProcess {
-    child: Child,
-}
-
-impl HostProcess {
-    /// Starts it and waits until it says that it can be controlled.
-    fn start(
-        rig: &Path,
-        workload: &kmeans::Workload,
-        result: &Path,
-        deadline: Deadline,
-    ) -> Result<Self, AnyError> {
-        let child = Command::new(std::env::current_exe()?)
-            .args(["workload", "kmeans"])
-            .args(workload.arguments())
-            .arg("--result")
-            .arg(result)
-            .env("SNAPRIG_RIG", rig)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut host = Self { child };
-        let stdout = host.child.stdout.take().expect("it is piped");
-        deadline.wait_for("start", &stdout)?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        if line.trim() != kmeans::READY {
-            let status = host.child.wait()?;
-            return Err(format!("the host process did not start: {status}").into());
-        }
-        Ok(host)
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Its exit status.
-    fn wait(&mut self, deadline: Deadline) -> Result<ExitStatus, AnyError> {
-        let pidfd = rustix::process::pidfd_open(
-            rustix::process::Pid::from_child(&self.child),
-            rustix::process::PidfdFlags::empty(),
-        )?;
-        deadline.wait_for("finish", &pidfd)?;
-        Ok(self.child.wait()?)
-    }
-}
-
-impl Drop for HostProcess {
-    fn drop(&mut self) {
-        // It may have ended already; there is nobody to tell.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

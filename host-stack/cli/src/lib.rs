@@ -8,6 +8,7 @@ mod campaign;
 mod card_run;
 mod demo;
 mod doctor;
+mod host_process;
 mod report;
 mod size;
 mod snapshot;

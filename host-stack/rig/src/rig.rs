@@ -3,6 +3,7 @@
 use std::{
     io,
     ops::RangeInclusive,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -265,7 +266,10 @@ impl Card {
             ])
             .args(["--cores", &rig.cores.to_string()])
             .stdin(Stdio::piped())
-            .stdout(Stdio::null());
+            .stdout(Stdio::null())
+            // What a terminal sends to the rig's group is not for the card: it ends after the rig,
+            // and tidies up.
+            .process_group(0);
         if let Some(platform) = rig.platform {
             command.args(["--platform", &platform.to_string()]);
         }

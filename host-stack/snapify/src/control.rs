@@ -13,7 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use snaprig_coi::{Engine, Process};
 
-use crate::{Snapify, SnapifyError, StepReport};
+use crate::{Snapify, SnapifyError, Step, StepReport};
 
 /// What a host process is told to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +37,8 @@ pub enum Command {
     SwapIn(u16),
     /// Migrate to the card with this node, by way of this directory.
     Migrate(PathBuf, u16),
+    /// A fault on purpose: when this step begins next, SIGKILL for the process with this id.
+    KillAt(Step, u32),
 }
 
 /// What came of it.
@@ -61,15 +63,22 @@ fn socket(rig: &Path, pid: u32) -> PathBuf {
     rig.join(format!("host-{pid}.sock"))
 }
 
-/// The service, until it is dropped.
+/// The service, until it is dropped: then the command under way, if there is one, is waited for, so
+/// that a snapshot that is being made is either finished or taken away.
 pub struct Service {
     path: PathBuf,
+    snapify: Snapify,
+    at_work: Arc<Mutex<()>>,
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
         // It goes with the rig's directory at the latest.
         let _ = fs::remove_file(&self.path);
+        // The service's thread ends with the process, and must not be at work then.
+        std::mem::forget(lock(&self.at_work));
+        // A capture goes on in the background; how it ends is of no interest any more.
+        let _ = self.snapify.wait(None);
     }
 }
 
@@ -78,55 +87,87 @@ pub fn serve(rig: &Path, process: &Process) -> io::Result<Service> {
     let path = socket(rig, std::process::id());
     let listener = UnixListener::bind(&path)?;
     let steps: Arc<Mutex<Vec<StepReport>>> = Arc::default();
-    let seen = steps.clone();
+    let kill: Arc<Mutex<Option<(Step, u32)>>> = Arc::default();
+    let (seen, killing) = (steps.clone(), kill.clone());
     let observer = Arc::new(move |report: &StepReport| {
         if report.elapsed.is_some() {
-            seen.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(*report);
+            lock(&seen).push(*report);
+        } else if let Some((_, pid)) = lock(&killing).take_if(|(step, _)| *step == report.step)
+            && let Some(pid) = rustix::process::Pid::from_raw(pid as i32)
+        {
+            // One that is gone already is what was wanted.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
     });
     let snapify = Snapify::new(process, observer);
-    let (rig, process) = (rig.to_owned(), process.clone());
+    let at_work = Arc::new(Mutex::new(()));
+    let work = Work {
+        rig: rig.to_owned(),
+        process: process.clone(),
+        snapify: snapify.clone(),
+        steps,
+        kill,
+        at_work: at_work.clone(),
+    };
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
             // A client that breaks off has its own reasons.
-            let _ = converse(&client, &rig, &process, &snapify, &steps);
+            let _ = work.converse(&client);
         }
     });
-    Ok(Service { path })
+    Ok(Service {
+        path,
+        snapify,
+        at_work,
+    })
 }
 
-fn converse(
-    client: &UnixStream,
-    rig: &Path,
-    process: &Process,
-    snapify: &Snapify,
-    steps: &Mutex<Vec<StepReport>>,
-) -> io::Result<()> {
-    for line in BufReader::new(client).lines() {
-        let result = match serde_json::from_str(&line?) {
-            Ok(command) => run(command, rig, process, snapify).map_err(|e| e.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        let steps = std::mem::take(&mut *steps.lock().unwrap_or_else(PoisonError::into_inner));
-        let report = match result {
-            Ok(bytes) => Report {
-                bytes,
-                steps,
-                error: None,
-            },
-            Err(error) => Report {
-                bytes: 0,
-                steps,
-                error: Some(error),
-            },
-        };
-        let mut line = serde_json::to_vec(&report)?;
-        line.push(b'\n');
-        (&mut &*client).write_all(&line)?;
+/// What the service's thread has.
+struct Work {
+    rig: PathBuf,
+    process: Process,
+    snapify: Snapify,
+    steps: Arc<Mutex<Vec<StepReport>>>,
+    /// A fault on purpose.
+    kill: Arc<Mutex<Option<(Step, u32)>>>,
+    /// Held while a command is under way.
+    at_work: Arc<Mutex<()>>,
+}
+
+impl Work {
+    fn converse(&self, client: &UnixStream) -> io::Result<()> {
+        for line in BufReader::new(client).lines() {
+            let line = line?;
+            let _at_work = lock(&self.at_work);
+            let result = match serde_json::from_str(&line) {
+                Ok(Command::KillAt(step, pid)) => {
+                    *lock(&self.kill) = Some((step, pid));
+                    Ok(0)
+                }
+                Ok(command) => {
+                    run(command, &self.rig, &self.process, &self.snapify).map_err(|e| e.to_string())
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            let steps = std::mem::take(&mut *lock(&self.steps));
+            let report = match result {
+                Ok(bytes) => Report {
+                    bytes,
+                    steps,
+                    error: None,
+                },
+                Err(error) => Report {
+                    bytes: 0,
+                    steps,
+                    error: Some(error),
+                },
+            };
+            let mut line = serde_json::to_vec(&report)?;
+            line.push(b'\n');
+            (&mut &*client).write_all(&line)?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn run(
@@ -137,6 +178,8 @@ fn run(
 ) -> Result<u64, SnapifyError> {
     let engine = |node: u16| Engine::get(rig, node.saturating_sub(1));
     match command {
+        // It concerns the service, not the process.
+        Command::KillAt(..) => {}
         Command::BreakAtRunFunction(count) => process.break_at(count, None)?,
         Command::Pause(snapshot) => return snapify.pause(&snapshot),
         Command::Capture(terminate) => snapify.capture(terminate)?,
@@ -148,6 +191,10 @@ fn run(
         Command::Migrate(snapshot, node) => return snapify.migrate(&snapshot, &engine(node)?),
     }
     Ok(0)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A command failed, or the host process is gone.

@@ -1,4 +1,7 @@
-//! `snaprig campaign`, `snaprig repro`, `snaprig faults`: fault campaigns in the simulator.
+//! `snaprig campaign`, `snaprig repro`, `snaprig faults`: fault campaigns in the simulator, and on
+//! real rigs (`rig`).
+
+mod rig;
 
 use std::{
     io::IsTerminal,
@@ -16,6 +19,7 @@ use snaprig_campaign::{
     check::check,
     exhaustive, model, points, run,
 };
+use snaprig_card::platform::Kind;
 use snaprig_sim::{Plan, Trace};
 
 use crate::AnyError;
@@ -37,6 +41,12 @@ pub struct Options {
     /// With --exhaustive: every pair of deaths at the steps of Snapify, too
     #[arg(long, requires = "exhaustive")]
     pairs: bool,
+    /// On real rigs: real processes, real SIGKILL (about one run a second)
+    #[arg(long, conflicts_with_all = ["exhaustive", "plan", "canary", "report", "shard"])]
+    rig: bool,
+    /// With --rig: kvm or ptrace [default: the best that works here]
+    #[arg(long, requires = "rig")]
+    platform: Option<Kind>,
     /// Run this plan only
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "exhaustive"])]
     plan: Option<PathBuf>,
@@ -114,6 +124,9 @@ fn shard(text: &str) -> Result<(u64, u64), String> {
 
 /// Runs a campaign. The exit code says what kind of failure was found, if one was.
 pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
+    if options.rig {
+        return rig::campaign(options);
+    }
     let jobs = options
         .jobs
         .or_else(|| Some(std::thread::available_parallelism().ok()?.get()));
