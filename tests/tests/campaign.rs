@@ -47,6 +47,12 @@ fn a_canary_fails_the_campaign_and_its_stored_failure_fails_again_the_same_way()
         }
         let again = snaprig(&["repro", "--canary", canary, &path(&failure)]);
         assert_eq!(again.status.code(), Some(code), "{}", text(&again.stdout));
+        let state = snaprig(&["repro", "--until", "snapify.drain", &path(&failure)]);
+        assert!(
+            text(&state.stdout).contains("Draining"),
+            "{}",
+            text(&state.stdout)
+        );
         let healthy = snaprig(&["repro", &path(&failure)]);
         assert!(healthy.status.success(), "{}", text(&healthy.stdout));
     }

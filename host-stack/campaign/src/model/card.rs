@@ -138,6 +138,18 @@ impl Card {
     }
 }
 
+impl Card {
+    /// Its machines.
+    pub fn describe(&self) -> String {
+        let mut text = format!("{:#?}\n", self.daemon);
+        for (pid, process) in &self.processes {
+            let (machine, image) = (&process.machine, &process.image);
+            text += &format!("offload process {pid}\n{machine:#?}\n{image:#?}\n");
+        }
+        text + "\n"
+    }
+}
+
 impl World {
     pub(super) fn start_card(&mut self, node: NodeId) {
         self.listen(node, port::COI_DAEMON, super::Role::Card(Role::Daemon));

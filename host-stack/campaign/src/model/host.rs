@@ -679,6 +679,13 @@ impl World {
         self.engine.after(self.host_process, 0, event);
     }
 
+    pub(super) fn describe_host(&self) -> String {
+        let Host {
+            process, snapify, ..
+        } = &self.host;
+        format!("host process\n{process:#?}\n{snapify:#?}\n\n")
+    }
+
     // What came of it.
 
     pub(super) fn host_results(&self) -> Vec<Option<u64>> {

@@ -188,6 +188,8 @@ struct World {
     damaged: bool,
     /// The bug that this run has.
     canary: Option<Canary>,
+    /// The fault point at which the run stops, until it is reached.
+    until: Option<Until>,
 }
 
 /// Most cards of a plan.
@@ -220,6 +222,27 @@ pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
     world.into_outcome(ending)
 }
 
+/// Where a run is stopped to be looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// After so many events.
+    Event(u64),
+    /// When this fault point is first reached.
+    Point(String),
+    /// It is reached.
+    Now,
+}
+
+/// Runs a plan up to there, and describes every machine as it is then.
+pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, String) {
+    let mut world = World::new(plan, Trace::recording());
+    (world.canary, world.until) = (canary, Some(until));
+    world.start(plan);
+    let _ = world.rest();
+    let state = world.describe();
+    (world.engine.trace, state)
+}
+
 impl World {
     fn new(plan: &Plan, trace: Trace) -> Self {
         let mut engine = Engine::new(plan, &points::all(), trace);
@@ -249,6 +272,7 @@ impl World {
             faults: 0,
             damaged: false,
             canary: None,
+            until: None,
         }
     }
 
@@ -264,6 +288,11 @@ impl World {
     fn rest(&mut self) -> Option<Ending> {
         while let Some((process, event)) = self.engine.next(|event| label(&self.roles, event)) {
             self.happen(process, event);
+            match self.until {
+                Some(Until::Event(count)) if self.engine.trace.events() >= count => break,
+                Some(Until::Now) => break,
+                _ => {}
+            }
             if self.engine.trace.events() > EVENTS_MAX {
                 return Some(Ending::Endless);
             }
@@ -291,6 +320,9 @@ impl World {
 
     /// A fault point is reached: what is left of what was about to happen.
     fn fault(&mut self, at: ProcessId, point: &Point) -> Effect {
+        if matches!(&self.until, Some(Until::Point(name)) if name == point.name) {
+            self.until = Some(Until::Now);
+        }
         let Some(kind) = self.engine.point(at, point) else {
             return Effect::None;
         };
@@ -497,6 +529,23 @@ impl World {
             self.nodes[usize::from(node)].close(endpoint);
             self.pump(node);
         }
+    }
+
+    /// Every machine, as it is.
+    fn describe(&self) -> String {
+        let mut text = format!("at {} ns\n\n", self.engine.now_ns());
+        text += &self.describe_host();
+        for card in &self.cards {
+            let process = self.process_of(card.node);
+            let life = if self.engine.is_alive(process) {
+                ""
+            } else {
+                " (not alive)"
+            };
+            text += &format!("card {}{life}\n{}", card.node, card.describe());
+        }
+        let names = self.disk.names("").join(" ");
+        text + &format!("disk: {names}\n")
     }
 
     fn violation(&mut self, what: impl Into<String>) {

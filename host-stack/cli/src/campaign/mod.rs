@@ -17,7 +17,9 @@ use snaprig_campaign::{
     Canary,
     campaign::{self, CampaignError, Found, Plans, Results},
     check::check,
-    exhaustive, model, points, run,
+    exhaustive,
+    model::{self, Until},
+    points, run,
 };
 use snaprig_card::platform::Kind;
 use snaprig_sim::{Plan, Trace};
@@ -93,6 +95,20 @@ pub struct Repro {
     /// Print every event
     #[arg(long)]
     events: bool,
+    /// Stop after so many events, or where a fault point is first reached, and print the state of
+    /// every machine
+    #[arg(long, value_name = "N|POINT", value_parser = until)]
+    until: Option<Until>,
+}
+
+fn until(text: &str) -> Result<Until, String> {
+    if let Ok(count) = text.parse() {
+        return Ok(Until::Event(count));
+    }
+    let known = points::all().iter().any(|point| point.name == text);
+    known
+        .then(|| Until::Point(text.into()))
+        .ok_or_else(|| format!("{text}: not a number, and no fault point; see `snaprig faults`"))
 }
 
 /// What `faults` is told.
@@ -285,16 +301,20 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
             return Ok(ExitCode::from(USAGE));
         }
     };
+    if let Some(until) = &options.until {
+        let (trace, state) = model::state_at(&plan, options.canary, until.clone());
+        if options.events {
+            print_events(&trace, &model::processes(plan.cards));
+        }
+        print!("{state}");
+        return Ok(ExitCode::SUCCESS);
+    }
     let trace = match options.events {
         true => Trace::recording(),
         false => Trace::default(),
     };
     let outcome = run(&plan, trace, options.canary);
-    for item in outcome.trace.record() {
-        let process = &outcome.processes[usize::from(item.at.0)];
-        let mark = if item.fault { "FAULT " } else { "" };
-        println!("{:>12} {process:<6} {mark}{}", item.now_ns, item.what);
-    }
+    print_events(&outcome.trace, &outcome.processes);
     println!("trace hash {:016x}", outcome.trace.hash());
     Ok(match check(&outcome) {
         None => {
@@ -306,6 +326,14 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
             ExitCode::from(campaign::class(&broken).exit_code())
         }
     })
+}
+
+fn print_events(trace: &Trace, processes: &[String]) {
+    for item in trace.record() {
+        let process = &processes[usize::from(item.at.0)];
+        let mark = if item.fault { "FAULT " } else { "" };
+        println!("{:>12} {process:<6} {mark}{}", item.now_ns, item.what);
+    }
 }
 
 #[derive(Serialize)]
