@@ -386,6 +386,40 @@ int main() {
     check(kind, source, &["-static"], expected, ExitStatus::Exited(0));
 }
 
+/// What could not be restored is not captured: more in pipes than fits into an image, and a thread
+/// whose registers no thread may start with.
+fn refused_capture(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; };
+static char data[65536];
+static void capture() {
+  int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR | O_TRUNC, 0600);
+  struct capture a = {f, 0}; int n = ioctl(s, 0x40086b01, &a);
+  printf("%d %d %ld\n", n, n < 0 ? errno : 0, n < 0 ? lseek(f, 0, SEEK_END) : 0); close(s); close(f);
+}
+int main() {
+#ifdef BASES
+  asm volatile("wrgsbase %0" : : "r"(0xffff800000000000)); capture(); asm volatile("wrgsbase %0" : : "r"(0L));
+#endif
+  capture();
+  int p[2]; for (int i = 0; i < 260; i++) { pipe(p); write(p[1], data, sizeof data); }
+  capture(); return 0;
+}"#;
+    let mut expected = format!("0 0 0\n-1 {} 0\n", libc::EFBIG);
+    let mut flags = vec!["-static"];
+    // With ptrace(2) a thread cannot go on with such a base at all.
+    if matches!(kind, Kind::Kvm) {
+        expected.insert_str(0, &format!("-1 {} 0\n", libc::EOVERFLOW));
+        flags.push("-DBASES");
+    }
+    check(kind, source, &flags, &expected, ExitStatus::Exited(0));
+}
+
 /// A capture that a signal interrupts is given up, whatever SA_RESTART says, and the threads that it
 /// stopped run on.
 fn interrupted_capture(kind: Kind) {
@@ -626,5 +660,5 @@ macro_rules! on_both {
 }
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
-capture_and_restore interrupted_write captured_write captured_files interrupted_capture
+capture_and_restore interrupted_write captured_write captured_files interrupted_capture refused_capture
 files wait_masks interrupted_sleep }
