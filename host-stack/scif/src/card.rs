@@ -6,7 +6,8 @@
 //! simply makes its call again, on an endpoint that then says ECONNRESET.
 //!
 //! What must stay true: the driver's lock is never held while the kernel's is being taken: wakes
-//! from outside are collected and done after it is released.
+//! from outside are collected and done after it is released. A host that never stops writing gets
+//! one batch of messages between any two turns of the card's programs.
 
 use std::{
     any::Any,
@@ -26,16 +27,23 @@ use snaprig_card::{
 use snaprig_wire::{
     bar4::{DOORBELL_SCIF, cause},
     frame,
-    ring::RingError,
+    ring::{RING_BYTES, RingError},
     scif::{Extent, HOST, Message, NodeId, PAGE, PortId},
 };
 
 use crate::node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value};
 
+#[cfg(test)]
+mod tests;
+
 /// Path of the device.
 pub const PATH: &str = "/dev/mic/scif";
 /// Most bytes of one send or receive; programs see a short count.
 const TRANSFER_MAX: usize = 256 << 10;
+/// Messages from the host that are handled in one turn.
+const BATCH: usize = 64;
+/// Records that wait for room in the ring to the host; while there are more, nothing is read.
+const OUTBOX_MAX: usize = 4096;
 
 const SCIF_BIND: u32 = 0xc008_7301;
 const SCIF_LISTEN: u32 = 0x4004_7302;
@@ -59,6 +67,8 @@ const BLOCK: i32 = 1;
 pub struct Driver {
     device: Arc<Device>,
     waker: Waker,
+    /// Held while waiting for `inner`: who waits is next, even if the last owner comes right back.
+    turn: Mutex<()>,
     inner: Mutex<Inner>,
 }
 
@@ -83,6 +93,7 @@ impl Driver {
         let driver = Arc::new(Self {
             device: device.clone(),
             waker,
+            turn: Mutex::default(),
             inner: Mutex::new(Inner {
                 node: machine,
                 id: node,
@@ -108,27 +119,48 @@ impl Driver {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        let _turn = lock(&self.turn);
+        lock(&self.inner)
     }
 
-    /// Takes everything out of the ring from the host.
+    /// Takes out of the ring from the host what was in it when the doorbell rang: at most as much as
+    /// it holds. What comes later is followed by a doorbell of its own.
     fn drain(self: &Arc<Self>) {
-        let mut inner = self.lock();
-        loop {
+        let mut left = RING_BYTES;
+        while left > 0 {
+            let mut inner = self.lock();
+            // The host may have made room.
+            self.flush(&mut inner);
+            left = self.drain_batch(&mut inner, left);
+            self.flush(&mut inner);
+            self.wake(inner);
+        }
+    }
+
+    /// One turn's messages. What is left of `left` bytes, or nothing if there is nothing to read.
+    fn drain_batch(self: &Arc<Self>, inner: &mut Inner, mut left: usize) -> usize {
+        for _ in 0..BATCH {
+            // A host that does not read is not answered. Once it reads it rings again.
+            if inner.outbox.len() >= OUTBOX_MAX {
+                return 0;
+            }
             match self.device.ring_to_card().pop() {
-                Ok(Some(record)) => match frame::decode::<Message>(&record) {
-                    Ok(message) => self.step(&mut inner, Input::Message(message)),
-                    Err(_) => tracing::error!("the host writes nonsense to the ring"),
-                },
-                Ok(None) => break,
+                Ok(Some(record)) => {
+                    // With its length, which even an empty one has.
+                    left = left.saturating_sub(4 + record.len());
+                    match frame::decode::<Message>(&record) {
+                        Ok(message) => self.step(inner, Input::Message(message)),
+                        Err(_) => tracing::error!("the host writes nonsense to the ring"),
+                    }
+                }
+                Ok(None) => return 0,
                 Err(error) => {
                     tracing::error!(?error, "the ring from the host is unusable");
-                    break;
+                    return 0;
                 }
             }
         }
-        self.flush(&mut inner);
-        self.wake(inner);
+        left
     }
 
     /// One input, and everything that follows from it.
