@@ -86,16 +86,15 @@ struct Inner {
 }
 
 impl Driver {
-    /// The driver of card `node`, serving its rings from now on.
+    /// The driver of card `node`, serving its rings from now on; to be made before the device is
+    /// served.
     pub fn new(device: Arc<Device>, node: NodeId, waker: Waker) -> Arc<Self> {
-        let mut machine = Node::new(node);
-        machine.handle(Input::PeerUp(HOST));
         let driver = Arc::new(Self {
             device: device.clone(),
             waker,
             turn: Mutex::default(),
             inner: Mutex::new(Inner {
-                node: machine,
+                node: Node::new(node),
                 id: node,
                 next: 1,
                 results: BTreeMap::new(),
@@ -115,7 +114,26 @@ impl Driver {
                 }
             }),
         );
+        let weak = Arc::downgrade(&driver);
+        device.on_host(Box::new(move |there| {
+            if let Some(driver) = weak.upgrade() {
+                driver.host(there);
+            }
+        }));
         driver
+    }
+
+    /// The host has come, or is gone: then its connections are reset, and nothing that is for it
+    /// reaches the next one.
+    fn host(self: &Arc<Self>, there: bool) {
+        let mut inner = self.lock();
+        if there {
+            self.step(&mut inner, Input::PeerUp(HOST));
+        } else {
+            self.step(&mut inner, Input::PeerDown(HOST));
+            inner.outbox.clear();
+        }
+        self.wake(inner);
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -364,7 +382,9 @@ impl ScifFile {
     fn claim(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
         let claimed = u64::from_le_bytes(read(cx, argument)?);
         let mut inner = self.driver.lock();
-        if inner.channels.contains_key(&claimed) || inner.node.peer(claimed).is_none() {
+        // One whose peer is gone by now is claimed all the same, and says ECONNRESET.
+        let unknown = inner.node.poll(claimed) == libc::POLLNVAL;
+        if inner.channels.contains_key(&claimed) || unknown {
             return Err(Errno::EINVAL.into());
         }
         let unused = lock(&self.endpoint).replace(claimed);

@@ -38,6 +38,7 @@ impl Deref for Port {
 impl Function for Port {
     fn attach(&self) {
         self.connected.store(true, Ordering::Release);
+        self.tell_host(true);
     }
 
     fn detach(&self) {
@@ -135,10 +136,14 @@ impl Device {
             let over = idle.wait_while(lock(channel), |channel| channel.running());
             drop(over.expect("no state is left half-changed"));
         }
+        self.tell_host(false);
         let mut interrupts = lock(&self.interrupts);
         (interrupts.cause, interrupts.enabled) = (0, 0);
         drop(interrupts);
         self.empty_rings();
+        if self.host_connected() {
+            self.tell_host(true);
+        }
     }
 
     fn register(&self, offset: u64) -> u32 {

@@ -72,6 +72,9 @@ pub enum DeviceError {
 /// Called when the host rings a doorbell.
 pub type Doorbell = Box<dyn Fn() + Send + Sync>;
 
+/// Told true when a host has come, and false when it is gone or resets the card.
+pub type HostWatch = Box<dyn Fn(bool) + Send + Sync>;
+
 /// The card's PCI function.
 pub struct Device {
     memory: Arc<CardMemory>,
@@ -86,6 +89,7 @@ pub struct Device {
     spads: Mutex<[u32; bar4::SPAD_COUNT as usize]>,
     doorbells: Mutex<[Option<Arc<Doorbell>>; bar4::SDBIC_COUNT as usize]>,
     connected: AtomicBool,
+    host_watch: Mutex<Option<Arc<HostWatch>>>,
     /// Held while the card writes its ring, so that a reset empties it between two records.
     to_host: Mutex<()>,
     stop: OwnedFd,
@@ -167,6 +171,7 @@ impl Device {
             spads: Mutex::new(spads),
             doorbells: Mutex::default(),
             connected: AtomicBool::new(false),
+            host_watch: Mutex::default(),
             to_host: Mutex::default(),
             stop,
         }))
@@ -232,6 +237,18 @@ impl Device {
     /// Calls `f` on the vfio-user thread whenever the host rings doorbell `index` (0 to 3).
     pub fn on_doorbell(&self, index: u64, f: Doorbell) {
         lock(&self.doorbells)[index as usize] = Some(Arc::new(f));
+    }
+
+    /// Calls `f` on the vfio-user thread whenever a host comes or goes; to be set before
+    /// [`Device::serve`]. A reset by a host that stays is both. When a host goes its DMA is over, and
+    /// what the driver has written to the ring, up to the end of the call, is thrown away after it.
+    pub fn on_host(&self, f: HostWatch) {
+        *lock(&self.host_watch) = Some(Arc::new(f));
+    }
+
+    fn tell_host(&self, there: bool) {
+        let watch = lock(&self.host_watch).clone();
+        watch.iter().for_each(|watch| watch(there));
     }
 
     /// Raises interrupt causes ([`cause`]).

@@ -157,9 +157,11 @@ impl Card {
         }
     }
 
-    fn put(&mut self, at: u64, words: &[u64]) {
+    /// A call with an argument in memory.
+    fn ask(&mut self, file: &Arc<dyn File>, request: u32, words: &[u64]) -> Result<i64, Errno> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.memory.write(at, &bytes).unwrap();
+        self.memory.write(0, &bytes).unwrap();
+        self.call(file, request, 0)
     }
 }
 
@@ -255,4 +257,60 @@ fn a_host_that_does_not_read_is_not_read_from_and_no_message_is_lost() {
     }
     refused(&mut told);
     assert_eq!(told, asked);
+}
+
+#[test]
+fn connections_end_with_the_host_and_the_next_one_finds_a_clean_card() {
+    let mut card = Card::new();
+    let listener = card.open();
+    card.ask(&listener, SCIF_BIND, &[2]).unwrap();
+    card.call(&listener, SCIF_LISTEN, 4).unwrap();
+    let early = card.open();
+    let host_port = u64::from(HOST) << 32 | 7 << 48;
+    let alone = card.ask(&early, SCIF_CONNECT, &[host_port]);
+    assert_eq!(alone, Err(Errno::ENODEV), "there is no host yet");
+    let mut host = card.host();
+    for leaves in [true, false, true, false] {
+        // One connection is accepted, one asks to be, and one of the card's own is not answered.
+        for _ in 0..2 {
+            let question = message(Body::Connect);
+            card.device.ring_to_card().push(&question).unwrap();
+        }
+        ring(&host);
+        card.ask(&listener, SCIF_ACCEPTREQ, &[BLOCK as u64, 0])
+            .unwrap();
+        let (mut endpoint, file) = ([0; 8], card.open());
+        card.memory.read(8, &mut endpoint).unwrap();
+        card.ask(&file, SCIF_ACCEPTREG, &[u64::from_le_bytes(endpoint)])
+            .unwrap();
+        let free = card.memory.card.free_bytes();
+        let window = [0, 4 * PAGE, 0, 3, 0];
+        card.ask(&file, SCIF_REG, &window).unwrap();
+        assert_eq!(card.memory.card.free_bytes(), free - 4 * PAGE);
+        let connecting = card.open();
+        card.memory.write(0, &host_port.to_le_bytes()).unwrap();
+        let attempt = card.once(&connecting, SCIF_CONNECT, 0);
+        assert!(matches!(attempt, Err(Stop::Wait(_))));
+
+        if leaves {
+            drop(host);
+            host = card.host();
+        } else {
+            host.write32(BAR_MMIO, bar4::RGCR, bar4::RGCR_RESET)
+                .unwrap();
+        }
+        // The reply is sent after the old host was detached, or the reset is done.
+        host.read32(BAR_MMIO, bar4::SICR0).unwrap();
+        assert_eq!(card.device.ring_to_host().pop(), Ok(None));
+        let reset = Err(Errno::ECONNRESET);
+        assert_eq!(card.call(&connecting, SCIF_CONNECT, 0), reset);
+        let bytes = [0x1000, 1 | (BLOCK as u64) << 32, 0];
+        assert_eq!(card.ask(&file, SCIF_RECV, &bytes), reset);
+        assert_eq!(card.ask(&file, SCIF_SEND, &bytes), reset);
+        assert_eq!(file.poll(), libc::POLLIN | libc::POLLHUP);
+        assert_eq!(card.memory.card.free_bytes(), free);
+        let nobody = card.ask(&listener, SCIF_ACCEPTREQ, &[0, 0]);
+        assert_eq!(nobody, Err(Errno::EAGAIN));
+        assert_eq!(card.driver.lock().node.nodes(), [HOST, 1]);
+    }
 }
