@@ -32,7 +32,10 @@ use std::{
     thread::JoinHandle,
 };
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
 use snaprig_dma::{Copy, Engine, EngineError, RegionError, RegionId};
 use snaprig_wire::{
     bar4::{self, cause, spad},
@@ -310,6 +313,17 @@ impl Device {
         let inside = at.checked_add(len).is_some_and(|end| end <= window.len);
         inside.then_some((window.region, at)).ok_or(libc::EFAULT)
     }
+}
+
+/// Raises the soft limit of descriptors to the hard one (getrlimit(2), RLIMIT_NOFILE): every window
+/// of the host's takes a descriptor of the card's process.
+pub fn raise_descriptor_limit() -> io::Result<()> {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let limit = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
 fn io_error(what: &'static str, source: io::Error) -> DeviceError {
