@@ -193,6 +193,11 @@ impl Driver {
                     }
                 }
                 Output::Send(_, message) => inner.outbox.push_back(frame::encode(&message)),
+                // The addresses of another card's windows would be taken for this one's.
+                Output::Copy { job, peer, .. } if ![HOST, inner.id].contains(&peer) => {
+                    let refused = Err(libc::EOPNOTSUPP);
+                    inner.node.handle(Input::CopyDone(job, refused));
+                }
                 Output::Copy { job, copies, .. } => {
                     let driver = Arc::downgrade(self);
                     let done = move |result| {

@@ -314,3 +314,50 @@ fn connections_end_with_the_host_and_the_next_one_finds_a_clean_card() {
         assert_eq!(card.driver.lock().node.nodes(), [HOST, 1]);
     }
 }
+
+/// What another card says of its memory means nothing here: the numbers are those of own memory too.
+#[test]
+fn the_memory_of_another_card_is_out_of_reach() {
+    let mut card = Card::new();
+    let host = card.host();
+    let listener = card.open();
+    card.ask(&listener, SCIF_BIND, &[2]).unwrap();
+    card.call(&listener, SCIF_LISTEN, 4).unwrap();
+    let window = Body::Window {
+        offset: 0,
+        prot: 3,
+        more: false,
+        extents: vec![Extent {
+            address: 8 << 20,
+            len: PAGE,
+        }],
+    };
+    let accept = [BLOCK as u64, 0];
+    let (mut endpoint, file) = ([0; 8], card.open());
+    let from = PortId { node: 2, port: 1 };
+    let to = PortId { node: 1, port: 2 };
+    for body in [Body::Connect, window] {
+        let connection = 1;
+        let question = Message {
+            from,
+            to,
+            connection,
+            body: body.clone(),
+        };
+        let record = frame::encode(&question);
+        card.device.ring_to_card().push(&record).unwrap();
+        ring(&host);
+        if body == Body::Connect {
+            card.ask(&listener, SCIF_ACCEPTREQ, &accept).unwrap();
+            card.memory.read(8, &mut endpoint).unwrap();
+            card.ask(&file, SCIF_ACCEPTREG, &[u64::from_le_bytes(endpoint)])
+                .unwrap();
+        }
+    }
+    card.memory.card.write(8 << 20, b"mine");
+    let copy = card.ask(&file, SCIF_VWRITETO, &[0, PAGE, 0, 0x1000, 0]);
+    assert_eq!(copy, Err(Errno::EOPNOTSUPP));
+    let mut bytes = [0; 4];
+    card.memory.card.read(8 << 20, &mut bytes);
+    assert_eq!(&bytes, b"mine");
+}
