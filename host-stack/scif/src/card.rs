@@ -28,7 +28,7 @@ use snaprig_wire::{
     bar4::{DOORBELL_SCIF, cause},
     frame,
     ring::{RING_BYTES, RingError},
-    scif::{Extent, HOST, Message, NodeId, PAGE, PortId},
+    scif::{Extent, HOST, Message, NodeId, PAGE, PortId, QUEUE_BYTES},
 };
 
 use crate::node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value};
@@ -420,7 +420,13 @@ impl ScifFile {
 
     fn receive(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
         let (address, len, flags) = message(cx, argument)?;
-        let result = self.request(cx, flags & BLOCK != 0, |_, _| Ok(Op::Recv(len)));
+        let result = self.request(cx, flags & BLOCK != 0, |_, cx| {
+            // What has been received cannot be put back: no more than there is good memory for.
+            match cx.memory.writable(address, len.min(QUEUE_BYTES)) {
+                0 if len > 0 => Err(Errno::EFAULT),
+                room => Ok(Op::Recv(room)),
+            }
+        });
         let bytes = match result {
             Ok(Value::Bytes(bytes)) => bytes,
             Ok(_) => return Err(Errno::EPROTO.into()),

@@ -361,3 +361,35 @@ fn the_memory_of_another_card_is_out_of_reach() {
     card.memory.card.read(8 << 20, &mut bytes);
     assert_eq!(&bytes, b"mine");
 }
+
+#[test]
+fn bytes_that_have_no_place_stay_with_the_endpoint() {
+    let mut card = Card::new();
+    let _host = card.host();
+    // A connection within the card: both ends are the program's.
+    let (listener, sender, receiver) = (card.open(), card.open(), card.open());
+    card.ask(&listener, SCIF_BIND, &[2]).unwrap();
+    card.call(&listener, SCIF_LISTEN, 4).unwrap();
+    let own_port: u64 = 1 << 32 | 2 << 48;
+    card.memory.write(0, &own_port.to_le_bytes()).unwrap();
+    card.once(&sender, SCIF_CONNECT, 0).unwrap_err();
+    let accept = [BLOCK as u64, 0];
+    card.ask(&listener, SCIF_ACCEPTREQ, &accept).unwrap();
+    let mut endpoint = [0; 8];
+    card.memory.read(8, &mut endpoint).unwrap();
+    let endpoint = u64::from_le_bytes(endpoint);
+    card.ask(&receiver, SCIF_ACCEPTREG, &[endpoint]).unwrap();
+    card.ask(&sender, SCIF_CONNECT, &[own_port]).unwrap();
+
+    let end = card.memory.bytes.len() as u64;
+    let part = |at: u64, len: u64| [at, len | (BLOCK as u64) << 32, 0];
+    card.memory.write(0x100, b"01234").unwrap();
+    card.ask(&sender, SCIF_SEND, &part(0x100, 5)).unwrap();
+    let bad = card.ask(&receiver, SCIF_RECV, &part(end, 100));
+    assert_eq!(bad, Err(Errno::EFAULT));
+    card.ask(&receiver, SCIF_RECV, &part(end - 3, 100)).unwrap();
+    card.ask(&receiver, SCIF_RECV, &part(0x200, 100)).unwrap();
+    assert_eq!(card.memory.bytes[end as usize - 3..], *b"012");
+    assert_eq!(card.memory.bytes[0x200..0x203], *b"34\0");
+    assert_eq!(card.memory.bytes[16..20], 2_u32.to_le_bytes());
+}
