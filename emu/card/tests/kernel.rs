@@ -37,6 +37,11 @@ struct Ran {
 }
 
 fn run(kind: Kind, program: &Path, args: &[&str]) -> Ran {
+    run_with(kind, program, args, &[])
+}
+
+/// Runs a program on a card that has these files of the host's, under the same names.
+fn run_with(kind: Kind, program: &Path, args: &[&str], files: &[PathBuf]) -> Ran {
     let memory = Arc::new(CardMemory::new(128 << 20).unwrap());
     let platform = platform::choose(Some(kind), &memory).unwrap();
     let free = memory.free_bytes();
@@ -51,6 +56,11 @@ fn run(kind: Kind, program: &Path, args: &[&str]) -> Ran {
     kernel
         .write_file("/bin/program", &std::fs::read(program).unwrap(), 0o755)
         .unwrap();
+    for file in files {
+        let bytes = std::fs::read(file).unwrap();
+        let path = file.to_str().unwrap();
+        kernel.write_file(path, &bytes, 0o755).unwrap();
+    }
     let out = Arc::new(Mutex::new(Vec::new()));
     let sink = |out: &Arc<Mutex<Vec<u8>>>| {
         let out = out.clone();
@@ -59,10 +69,9 @@ fn run(kind: Kind, program: &Path, args: &[&str]) -> Ran {
     let pid = kernel
         .spawn(Spawn {
             path: "/bin/program".into(),
-            argv: ["program"]
-                .iter()
-                .chain(args)
-                .map(|s| (*s).to_owned())
+            argv: std::iter::once(program.file_name().unwrap().to_str().unwrap())
+                .chain(args.iter().copied())
+                .map(str::to_owned)
                 .collect(),
             env: vec!["GREETING=hello".into()],
             stdio: [Input::closed(), sink(&out), sink(&out)],
@@ -386,6 +395,40 @@ int main() {
     check(kind, source, &["-static"], expected, ExitStatus::Exited(0));
 }
 
+/// What could not be restored is not captured: more in pipes than fits into an image, and a thread
+/// whose registers no thread may start with.
+fn refused_capture(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; };
+static char data[65536];
+static void capture() {
+  int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR | O_TRUNC, 0600);
+  struct capture a = {f, 0}; int n = ioctl(s, 0x40086b01, &a);
+  printf("%d %d %ld\n", n, n < 0 ? errno : 0, n < 0 ? lseek(f, 0, SEEK_END) : 0); close(s); close(f);
+}
+int main() {
+#ifdef BASES
+  asm volatile("wrgsbase %0" : : "r"(0xffff800000000000)); capture(); asm volatile("wrgsbase %0" : : "r"(0L));
+#endif
+  capture();
+  int p[2]; for (int i = 0; i < 260; i++) { pipe(p); write(p[1], data, sizeof data); }
+  capture(); return 0;
+}"#;
+    let mut expected = format!("0 0 0\n-1 {} 0\n", libc::EFBIG);
+    let mut flags = vec!["-static"];
+    // With ptrace(2) a thread cannot go on with such a base at all.
+    if matches!(kind, Kind::Kvm) {
+        expected.insert_str(0, &format!("-1 {} 0\n", libc::EOVERFLOW));
+        flags.push("-DBASES");
+    }
+    check(kind, source, &flags, &expected, ExitStatus::Exited(0));
+}
+
 /// A capture that a signal interrupts is given up, whatever SA_RESTART says, and the threads that it
 /// stopped run on.
 fn interrupted_capture(kind: Kind) {
@@ -653,6 +696,111 @@ int main() {
     );
 }
 
+/// What a program of the host's needs to be loaded: its interpreter and libraries (ldd(1)).
+fn libraries(program: &Path) -> Vec<PathBuf> {
+    let list = Command::new("ldd").arg(program).output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    let paths = list.split_whitespace().filter(|word| word.starts_with('/'));
+    paths.map(PathBuf::from).collect()
+}
+
+fn dynamic(kind: Kind) {
+    let source = r#"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <time.h>
+static __thread int mine = 5; static long sum; static pthread_mutex_t m = PTHREAD_MUTEX_INITIALIZER;
+static void *work(void *a) {
+  char *p = malloc(200000); memset(p, 1, 200000); mine += p[199999];
+  pthread_mutex_lock(&m); sum += mine; pthread_mutex_unlock(&m); free(p); return 0;
+}
+int main(int c, char **v) {
+  pthread_t t[4]; for (int i = 0; i < 4; i++) pthread_create(t + i, 0, work, 0);
+  for (int i = 0; i < 4; i++) pthread_join(t[i], 0);
+  void *lib = dlopen("libm.so.6", RTLD_NOW); if (!lib) { puts(dlerror()); return 1; }
+  double (*cosine)(double) = dlsym(lib, "cos"); volatile double zero = 0;
+  printf("%s %d %ld %g %d\n", v[1], mine, sum, cosine(zero), dlopen("libnone.so", RTLD_NOW) == 0);
+  struct timespec a, b; clock_gettime(CLOCK_MONOTONIC, &a); clock_gettime(CLOCK_MONOTONIC, &b);
+  long passed = (b.tv_sec - a.tv_sec) * 1000000000L + b.tv_nsec - a.tv_nsec;
+  printf("%lx %d %s\n", getauxval(AT_SYSINFO_EHDR), passed > 0, getenv("GREETING")); return dlclose(lib);
+}"#;
+    let dir = tempfile::tempdir().unwrap();
+    // libm is found by dlopen(3) alone; it is linked to this one only to learn where it is.
+    let with_libm = ["-pie", "-fPIE", "-Wl,--no-as-needed", "-lm"];
+    let files = libraries(&compile(dir.path(), "other", HELLO, &with_libm));
+    for flags in [["-pie", "-fPIE"], ["-no-pie", "-fno-pie"]] {
+        let program = compile(dir.path(), "program", source, &flags);
+        let ran = run_with(kind, &program, &["one"], &files);
+        let expected = "one 5 24 1 1\n0 1 hello\n";
+        assert_eq!((&*ran.out, ran.status), (expected, ExitStatus::Exited(0)));
+    }
+}
+
+fn dynamic_cpp(kind: Kind) {
+    let source = r#"
+#include <iostream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+struct Late { ~Late() { std::cout << "late\n"; } } late;
+int main() {
+  std::vector<std::string> words; std::thread t([&] { for (int i = 0; i < 3; i++) words.push_back(std::to_string(i)); });
+  t.join(); for (auto &word : words) std::cout << word << ' ';
+  try { words.at(7); } catch (const std::out_of_range &) { std::cout << "caught\n"; }
+}"#;
+    let dir = tempfile::tempdir().unwrap();
+    // gcc(1) knows the language by the name; beside it is a C file with nothing in it.
+    let file = dir.path().join("source.cc");
+    std::fs::write(&file, source).unwrap();
+    let flags = [file.to_str().unwrap(), "-lstdc++"];
+    let program = compile(dir.path(), "program", "", &flags);
+    let ran = run_with(kind, &program, &[], &libraries(&program));
+    assert_eq!(
+        (&*ran.out, ran.status),
+        ("0 1 2 caught\nlate\n", ExitStatus::Exited(0))
+    );
+}
+
+/// Programs of the host's, as they are.
+fn programs_of_the_host(kind: Kind) {
+    let host = |program: &str, args: &[&str]| {
+        let program = Path::new(program);
+        let mut files = libraries(program);
+        files.push(program.to_owned());
+        let ran = run_with(kind, program, args, &files);
+        assert_eq!(
+            ran.status,
+            ExitStatus::Exited(0),
+            "{program:?}: {}",
+            ran.out
+        );
+        ran.out
+    };
+    assert_eq!(host("/bin/true", &[]), "");
+    let names = host("/bin/ls", &["-la", "/", "/bin"]);
+    for name in ["bin", "dev", "lib64", "proc", "program", "tmp"] {
+        let listed = names
+            .lines()
+            .any(|l| l.split_whitespace().last() == Some(name));
+        assert!(listed, "{name}: {names}");
+    }
+    assert_eq!(
+        host("/bin/sh", &["-c", "echo $((6 * 7)) $GREETING"]),
+        "42 hello\n"
+    );
+    if Path::new("/bin/busybox").exists() {
+        let script = "a=$(echo one two | /bin/busybox tr a-z A-Z); \
+                      for i in 1 2; do echo $i $a; done; echo x > /tmp/f && /bin/busybox wc -c < /tmp/f";
+        let ran = host("/bin/busybox", &["sh", "-c", script]);
+        assert_eq!(ran, "1 ONE TWO\n2 ONE TWO\n2\n");
+    }
+}
+
 macro_rules! on_both {
     ($($name:ident)*) => {
         mod kvm {$(
@@ -676,4 +824,4 @@ macro_rules! on_both {
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
 capture_and_restore interrupted_write captured_write captured_files interrupted_capture
-files wait_masks interrupted_sleep timers }
+refused_capture dynamic dynamic_cpp programs_of_the_host files wait_masks interrupted_sleep timers }

@@ -43,7 +43,7 @@ pub const DHPR: u64 = 0x04;
 pub const DTPR: u64 = 0x08;
 /// Ring address in card memory, low 32 bits.
 pub const DRAR_LO: u64 = 0x14;
-/// Ring address bits 32 to 35, and the ring's size in descriptors from bit 4 on.
+/// Ring address bits 32 to 35, and the ring's size in descriptors in bits 4 to 20.
 pub const DRAR_HI: u64 = 0x18;
 /// Status: bit 0 is set while the channel is halted by an error.
 pub const DSTAT: u64 = 0x20;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use snaprig_card::{
-    device::Device,
+    device::{self, Device},
     kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice, fs::console},
     memory::CardMemory,
     platform::{self, Kind},
@@ -54,6 +54,7 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
             source,
         }
     };
+    device::raise_descriptor_limit().map_err(|e| failed("its limit of descriptors")(e.into()))?;
     let memory = CardMemory::new(options.memory_bytes)
         .map_err(|e| failed("no memory for the card")(e.into()))?;
     let memory = Arc::new(memory);

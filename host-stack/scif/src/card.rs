@@ -6,7 +6,8 @@
 //! simply makes its call again, on an endpoint that then says ECONNRESET.
 //!
 //! What must stay true: the driver's lock is never held while the kernel's is being taken: wakes
-//! from outside are collected and done after it is released.
+//! from outside are collected and done after it is released. A host that never stops writing gets
+//! one batch of messages between any two turns of the card's programs.
 
 use std::{
     any::Any,
@@ -26,16 +27,23 @@ use snaprig_card::{
 use snaprig_wire::{
     bar4::{DOORBELL_SCIF, cause},
     frame,
-    ring::RingError,
-    scif::{Extent, HOST, Message, NodeId, PAGE, PortId},
+    ring::{RING_BYTES, RingError},
+    scif::{Extent, HOST, Message, NodeId, PAGE, PortId, QUEUE_BYTES},
 };
 
 use crate::node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value};
+
+#[cfg(test)]
+mod tests;
 
 /// Path of the device.
 pub const PATH: &str = "/dev/mic/scif";
 /// Most bytes of one send or receive; programs see a short count.
 const TRANSFER_MAX: usize = 256 << 10;
+/// Messages from the host that are handled in one turn.
+const BATCH: usize = 64;
+/// Records that wait for room in the ring to the host; while there are more, nothing is read.
+const OUTBOX_MAX: usize = 4096;
 
 const SCIF_BIND: u32 = 0xc008_7301;
 const SCIF_LISTEN: u32 = 0x4004_7302;
@@ -59,6 +67,8 @@ const BLOCK: i32 = 1;
 pub struct Driver {
     device: Arc<Device>,
     waker: Waker,
+    /// Held while waiting for `inner`: who waits is next, even if the last owner comes right back.
+    turn: Mutex<()>,
     inner: Mutex<Inner>,
 }
 
@@ -76,15 +86,15 @@ struct Inner {
 }
 
 impl Driver {
-    /// The driver of card `node`, serving its rings from now on.
+    /// The driver of card `node`, serving its rings from now on; to be made before the device is
+    /// served.
     pub fn new(device: Arc<Device>, node: NodeId, waker: Waker) -> Arc<Self> {
-        let mut machine = Node::new(node);
-        machine.handle(Input::PeerUp(HOST));
         let driver = Arc::new(Self {
             device: device.clone(),
             waker,
+            turn: Mutex::default(),
             inner: Mutex::new(Inner {
-                node: machine,
+                node: Node::new(node),
                 id: node,
                 next: 1,
                 results: BTreeMap::new(),
@@ -104,31 +114,71 @@ impl Driver {
                 }
             }),
         );
+        let weak = Arc::downgrade(&driver);
+        device.on_host(Box::new(move |there| {
+            if let Some(driver) = weak.upgrade() {
+                driver.host(there);
+            }
+        }));
         driver
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The host has come, or is gone: then its connections are reset, and nothing that is for it
+    /// reaches the next one.
+    fn host(self: &Arc<Self>, there: bool) {
+        let mut inner = self.lock();
+        if there {
+            self.step(&mut inner, Input::PeerUp(HOST));
+        } else {
+            self.step(&mut inner, Input::PeerDown(HOST));
+            inner.outbox.clear();
+        }
+        self.wake(inner);
     }
 
-    /// Takes everything out of the ring from the host.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        let _turn = lock(&self.turn);
+        lock(&self.inner)
+    }
+
+    /// Takes out of the ring from the host what was in it when the doorbell rang: at most as much as
+    /// it holds. What comes later is followed by a doorbell of its own.
     fn drain(self: &Arc<Self>) {
-        let mut inner = self.lock();
-        loop {
+        let mut left = RING_BYTES;
+        while left > 0 {
+            let mut inner = self.lock();
+            // The host may have made room.
+            self.flush(&mut inner);
+            left = self.drain_batch(&mut inner, left);
+            self.flush(&mut inner);
+            self.wake(inner);
+        }
+    }
+
+    /// One turn's messages. What is left of `left` bytes, or nothing if there is nothing to read.
+    fn drain_batch(self: &Arc<Self>, inner: &mut Inner, mut left: usize) -> usize {
+        for _ in 0..BATCH {
+            // A host that does not read is not answered. Once it reads it rings again.
+            if inner.outbox.len() >= OUTBOX_MAX {
+                return 0;
+            }
             match self.device.ring_to_card().pop() {
-                Ok(Some(record)) => match frame::decode::<Message>(&record) {
-                    Ok(message) => self.step(&mut inner, Input::Message(message)),
-                    Err(_) => tracing::error!("the host writes nonsense to the ring"),
-                },
-                Ok(None) => break,
+                Ok(Some(record)) => {
+                    // With its length, which even an empty one has.
+                    left = left.saturating_sub(4 + record.len());
+                    match frame::decode::<Message>(&record) {
+                        Ok(message) => self.step(inner, Input::Message(message)),
+                        Err(_) => tracing::error!("the host writes nonsense to the ring"),
+                    }
+                }
+                Ok(None) => return 0,
                 Err(error) => {
                     tracing::error!(?error, "the ring from the host is unusable");
-                    break;
+                    return 0;
                 }
             }
         }
-        self.flush(&mut inner);
-        self.wake(inner);
+        left
     }
 
     /// One input, and everything that follows from it.
@@ -143,6 +193,11 @@ impl Driver {
                     }
                 }
                 Output::Send(_, message) => inner.outbox.push_back(frame::encode(&message)),
+                // The addresses of another card's windows would be taken for this one's.
+                Output::Copy { job, peer, .. } if ![HOST, inner.id].contains(&peer) => {
+                    let refused = Err(libc::EOPNOTSUPP);
+                    inner.node.handle(Input::CopyDone(job, refused));
+                }
                 Output::Copy { job, copies, .. } => {
                     let driver = Arc::downgrade(self);
                     let done = move |result| {
@@ -332,7 +387,9 @@ impl ScifFile {
     fn claim(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
         let claimed = u64::from_le_bytes(read(cx, argument)?);
         let mut inner = self.driver.lock();
-        if inner.channels.contains_key(&claimed) || inner.node.peer(claimed).is_none() {
+        // One whose peer is gone by now is claimed all the same, and says ECONNRESET.
+        let unknown = inner.node.poll(claimed) == libc::POLLNVAL;
+        if inner.channels.contains_key(&claimed) || unknown {
             return Err(Errno::EINVAL.into());
         }
         let unused = lock(&self.endpoint).replace(claimed);
@@ -363,7 +420,13 @@ impl ScifFile {
 
     fn receive(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
         let (address, len, flags) = message(cx, argument)?;
-        let result = self.request(cx, flags & BLOCK != 0, |_, _| Ok(Op::Recv(len)));
+        let result = self.request(cx, flags & BLOCK != 0, |_, cx| {
+            // What has been received cannot be put back: no more than there is good memory for.
+            match cx.memory.writable(address, len.min(QUEUE_BYTES)) {
+                0 if len > 0 => Err(Errno::EFAULT),
+                room => Ok(Op::Recv(room)),
+            }
+        });
         let bytes = match result {
             Ok(Value::Bytes(bytes)) => bytes,
             Ok(_) => return Err(Errno::EPROTO.into()),

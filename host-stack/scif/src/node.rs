@@ -719,10 +719,8 @@ impl Node {
             return;
         };
         match endpoint.state {
-            State::Connected => {
-                endpoint.closed_sent = true;
-                self.tell(id, Body::Closed);
-            }
+            // The peer is told once no copy of ours uses its windows.
+            State::Connected => {}
             _ => endpoint.peer_closed = true,
         }
         self.try_finish_close(id);
@@ -746,33 +744,29 @@ impl Node {
         }
     }
 
-    /// Once nobody can touch its windows any more, an endpoint gives their memory back.
+    /// Once no copy of this side is under way the peer is told of the end; once the peer has said the
+    /// same (or is gone) nobody can touch the windows, and their memory is given back.
     fn try_finish_close(&mut self, id: EndpointId) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+        let Some(endpoint) = self.endpoints.get_mut(&id).filter(|e| e.jobs == 0) else {
             return;
         };
-        if endpoint.peer_closed
-            && !endpoint.closed_sent
-            && endpoint.jobs == 0
-            && endpoint.state == State::Reset
-        {
+        let over = match endpoint.state {
+            State::Connected => endpoint.closed,
+            State::Reset => endpoint.peer_closed,
+            _ => false,
+        };
+        if over && !endpoint.closed_sent {
             endpoint.closed_sent = true;
             self.tell(id, Body::Closed);
         }
-        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+        let Some(endpoint) = self.endpoints.get_mut(&id).filter(|e| e.peer_closed) else {
             return;
         };
-        if !(endpoint.closed && endpoint.peer_closed && endpoint.jobs == 0) {
-            return;
+        let windows = std::mem::take(&mut endpoint.windows);
+        if endpoint.closed {
+            self.endpoints.remove(&id);
         }
-        let Some(endpoint) = self.endpoints.remove(&id) else {
-            return;
-        };
-        for backing in endpoint
-            .windows
-            .into_values()
-            .filter_map(|window| window.backing)
-        {
+        for backing in windows.into_values().filter_map(|window| window.backing) {
             self.out(Output::Release(backing));
         }
     }
@@ -794,7 +788,11 @@ impl Node {
 
     fn peer_down(&mut self, node: NodeId) {
         self.neighbours.remove(&node);
-        let through_host = self.id != HOST && node == HOST;
+        let (own, through_host) = (self.id, self.id != HOST && node == HOST);
+        let is_lost = |peer: PortId| peer.node == node || through_host && peer.node != own;
+        for endpoint in self.endpoints.values_mut() {
+            endpoint.incoming.retain(|(peer, _)| !is_lost(*peer));
+        }
         let lost: Vec<_> = self
             .endpoints
             .iter()
@@ -802,7 +800,7 @@ impl Node {
                 matches!(
                     e.state,
                     State::Connected | State::Connecting(_) | State::Reset
-                ) && (e.peer.node == node || through_host && e.peer.node != self.id)
+                ) && is_lost(e.peer)
             })
             .map(|(id, _)| *id)
             .collect();

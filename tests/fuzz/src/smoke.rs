@@ -66,7 +66,7 @@ fn bytes(words: &[u64]) -> Vec<u8> {
 fn images() {
     let mut encoder = Encoder::default();
     let parts = [
-        encoder.start(b"process"),
+        encoder.start(b"process").expect("it is short"),
         encoder.pages(4096, &[7; 4096]),
         encoder.end(),
     ];

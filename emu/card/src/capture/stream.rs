@@ -64,7 +64,15 @@ pub enum ImageError {
     },
 }
 
-/// Writes an image.
+/// What is to be written is more than a [`Decoder`] takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("what is not memory takes {bytes} bytes of a process image, at most {PROCESS_MAX} fit")]
+pub struct TooLarge {
+    /// Bytes of the process chunk.
+    pub bytes: usize,
+}
+
+/// Writes an image, and only one that a [`Decoder`] takes.
 #[derive(Default)]
 pub struct Encoder {
     index: u64,
@@ -73,17 +81,23 @@ pub struct Encoder {
 
 impl Encoder {
     /// The stream's first bytes: its header and the process chunk.
-    pub fn start(&mut self, process: &[u8]) -> Vec<u8> {
+    pub fn start(&mut self, process: &[u8]) -> Result<Vec<u8>, TooLarge> {
+        if process.len() > PROCESS_MAX {
+            return Err(TooLarge {
+                bytes: process.len(),
+            });
+        }
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&[0; 4]);
         self.chunk(&mut bytes, PROCESS, &[process]);
-        bytes
+        Ok(bytes)
     }
 
-    /// A run of whole pages from `address`, at most [`PAGES_MAX`] bytes.
+    /// A run of whole pages from page-aligned `address`: at least one, at most [`PAGES_MAX`] bytes.
     pub fn pages(&mut self, address: u64, pages: &[u8]) -> Vec<u8> {
-        assert!(pages.len() <= PAGES_MAX && (pages.len() as u64).is_multiple_of(PAGE));
+        assert!((1..=PAGES_MAX).contains(&pages.len()));
+        assert!((address | pages.len() as u64).is_multiple_of(PAGE));
         self.page_bytes += pages.len() as u64;
         let mut bytes = Vec::with_capacity(CHUNK_HEADER_BYTES + 8 + pages.len());
         self.chunk(&mut bytes, PAGES, &[&address.to_le_bytes(), pages]);
@@ -307,7 +321,7 @@ mod tests {
 
     fn image() -> Vec<u8> {
         let mut encoder = Encoder::default();
-        let mut bytes = encoder.start(b"the process");
+        let mut bytes = encoder.start(b"the process").unwrap();
         bytes.extend(encoder.pages(0x40_0000, &[7; 8192]));
         bytes.extend(encoder.pages(0x7000_0000, &[9; 4096]));
         bytes.extend(encoder.end());
@@ -349,6 +363,19 @@ mod tests {
         for len in 0..image.len() {
             assert!(read(&image[..len], usize::MAX).is_err(), "cut at {len}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_written() {
+        let most = vec![7; PROCESS_MAX];
+        let mut encoder = Encoder::default();
+        let mut image = encoder.start(&most).unwrap();
+        image.extend(encoder.end());
+        let pieces = read(&image, usize::MAX).unwrap();
+        assert!(pieces[0] == Piece::Process(most));
+        let bytes = PROCESS_MAX + 1;
+        let refused = Encoder::default().start(&vec![7; bytes]);
+        assert_eq!(refused, Err(TooLarge { bytes }));
     }
 
     proptest! {

@@ -2,10 +2,11 @@
 
 use std::{
     ops::Deref,
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
 };
 
+use rustix::process::{Resource, getrlimit};
 use snaprig_dma::CopyError;
 use snaprig_pci::server::{Errnum, Function};
 use snaprig_wire::{
@@ -38,6 +39,7 @@ impl Deref for Port {
 impl Function for Port {
     fn attach(&self) {
         self.connected.store(true, Ordering::Release);
+        self.tell_host(true);
     }
 
     fn detach(&self) {
@@ -79,6 +81,9 @@ impl Function for Port {
         let end = iova.checked_add(len).ok_or(libc::EINVAL)?;
         if len == 0 || end > HOST_BASE {
             return Err(libc::EINVAL);
+        }
+        if !leaves_descriptors(&fd) {
+            return Err(libc::EMFILE);
         }
         let region = self.engine.add_region(fd, offset, len);
         let region = region.map_err(|e| e.errno())?;
@@ -135,10 +140,14 @@ impl Device {
             let over = idle.wait_while(lock(channel), |channel| channel.running());
             drop(over.expect("no state is left half-changed"));
         }
+        self.tell_host(false);
         let mut interrupts = lock(&self.interrupts);
         (interrupts.cause, interrupts.enabled) = (0, 0);
         drop(interrupts);
         self.empty_rings();
+        if self.host_connected() {
+            self.tell_host(true);
+        }
     }
 
     fn register(&self, offset: u64) -> u32 {
@@ -235,6 +244,13 @@ impl Device {
         }
         self.idle[index].notify_all();
     }
+}
+
+/// Windows hold descriptors. A quarter of those that the process may have stays for everything else.
+/// A new descriptor has the lowest free number (open(2)), so its number tells how many there are.
+fn leaves_descriptors(fd: &OwnedFd) -> bool {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    (fd.as_raw_fd() as u64) < limit - limit / 4
 }
 
 fn channel_register(offset: u64) -> (usize, u64) {

@@ -32,7 +32,10 @@ use std::{
     thread::JoinHandle,
 };
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
 use snaprig_dma::{Copy, Engine, EngineError, RegionError, RegionId};
 use snaprig_wire::{
     bar4::{self, cause, spad},
@@ -72,6 +75,9 @@ pub enum DeviceError {
 /// Called when the host rings a doorbell.
 pub type Doorbell = Box<dyn Fn() + Send + Sync>;
 
+/// Told true when a host has come, and false when it is gone or resets the card.
+pub type HostWatch = Box<dyn Fn(bool) + Send + Sync>;
+
 /// The card's PCI function.
 pub struct Device {
     memory: Arc<CardMemory>,
@@ -86,6 +92,7 @@ pub struct Device {
     spads: Mutex<[u32; bar4::SPAD_COUNT as usize]>,
     doorbells: Mutex<[Option<Arc<Doorbell>>; bar4::SDBIC_COUNT as usize]>,
     connected: AtomicBool,
+    host_watch: Mutex<Option<Arc<HostWatch>>>,
     /// Held while the card writes its ring, so that a reset empties it between two records.
     to_host: Mutex<()>,
     stop: OwnedFd,
@@ -167,6 +174,7 @@ impl Device {
             spads: Mutex::new(spads),
             doorbells: Mutex::default(),
             connected: AtomicBool::new(false),
+            host_watch: Mutex::default(),
             to_host: Mutex::default(),
             stop,
         }))
@@ -234,6 +242,18 @@ impl Device {
         lock(&self.doorbells)[index as usize] = Some(Arc::new(f));
     }
 
+    /// Calls `f` on the vfio-user thread whenever a host comes or goes; to be set before
+    /// [`Device::serve`]. A reset by a host that stays is both. When a host goes its DMA is over, and
+    /// what the driver has written to the ring, up to the end of the call, is thrown away after it.
+    pub fn on_host(&self, f: HostWatch) {
+        *lock(&self.host_watch) = Some(Arc::new(f));
+    }
+
+    fn tell_host(&self, there: bool) {
+        let watch = lock(&self.host_watch).clone();
+        watch.iter().for_each(|watch| watch(there));
+    }
+
     /// Raises interrupt causes ([`cause`]).
     pub fn raise(&self, causes: u32) {
         let mut interrupts = lock(&self.interrupts);
@@ -293,6 +313,17 @@ impl Device {
         let inside = at.checked_add(len).is_some_and(|end| end <= window.len);
         inside.then_some((window.region, at)).ok_or(libc::EFAULT)
     }
+}
+
+/// Raises the soft limit of descriptors to the hard one (getrlimit(2), RLIMIT_NOFILE): every window
+/// of the host's takes a descriptor of the card's process.
+pub fn raise_descriptor_limit() -> io::Result<()> {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let limit = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
 fn io_error(what: &'static str, source: io::Error) -> DeviceError {

@@ -8,7 +8,7 @@
 //! Both are calls that wait for a file descriptor and are run again; what they have done so far is
 //! kept in the open device file, by thread.
 //!
-//! What must stay true: a stopped process does not run until its image is written (or given up: a
+//! What must stay true: what cannot be restored is not captured; a stopped process does not run until its image is written (or given up: a
 //! signal ends either call with EINTR); a process that is being restored does not run before the
 //! last byte of its image has been checked, and leaves nothing behind if one is wrong.
 
@@ -279,7 +279,7 @@ impl Call<'_> {
                     },
                     false => restartable(thread, woken),
                 };
-                Ok(ThreadImage {
+                let image = ThreadImage {
                     tid,
                     name: thread.name.clone(),
                     regs,
@@ -290,6 +290,10 @@ impl Call<'_> {
                     clear_child_tid: thread.clear_child_tid,
                     robust_list: thread.robust_list,
                     deadline: thread.deadline.map(|end| end.saturating_sub(super::now())),
+                };
+                image.is_sound().then_some(image).ok_or_else(|| {
+                    tracing::warn!(tid, "a thread's registers point out of user space");
+                    Errno::EOVERFLOW
                 })
             })
             .collect::<Result<Vec<_>, Errno>>()?;
@@ -318,7 +322,10 @@ impl Call<'_> {
             nameless: nameless.images(),
         };
         let mut encoder = Encoder::default();
-        let bytes = encoder.start(&frame::encode(&image));
+        let bytes = encoder.start(&frame::encode(&image)).map_err(|error| {
+            tracing::warn!(%error, "a process is not captured");
+            Errno::EFBIG
+        })?;
         let mut runs = runs(&mm);
         let files = nameless.spans(PAGES_MAX / PAGE as usize);
         runs.extend(files.map(|(address, file, span)| Run::File(address, file, span)));
@@ -474,13 +481,7 @@ impl Call<'_> {
         stdio: [i32; 3],
     ) -> SysResult {
         let first_is_there = image.threads.iter().any(|thread| thread.tid == image.pid);
-        let sound = image.threads.iter().all(|thread| {
-            xstate::check(&thread.xstate).is_ok()
-                && thread.regs.rip < USER_END
-                && thread.regs.fs_base < USER_END
-                && thread.regs.gs_base < USER_END
-        });
-        if !first_is_there || !sound {
+        if !first_is_there || !image.threads.iter().all(ThreadImage::is_sound) {
             return Err(Errno::EBADMSG.into());
         }
         let own = self.process().files.clone();
@@ -595,6 +596,16 @@ pub(super) fn let_others_go(state: &mut State, me: i32) {
         if tid != me {
             state.thread(tid).poke();
         }
+    }
+}
+
+impl ThreadImage {
+    /// Whether a thread may start like this. (A running one may not be: user space has wrfsbase.)
+    fn is_sound(&self) -> bool {
+        xstate::check(&self.xstate).is_ok()
+            && self.regs.rip < USER_END
+            && self.regs.fs_base < USER_END
+            && self.regs.gs_base < USER_END
     }
 }
 

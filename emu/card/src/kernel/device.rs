@@ -29,6 +29,9 @@ pub trait UserMemory {
     fn read(&mut self, address: u64, to: &mut [u8]) -> Result<(), Errno>;
     /// Copies into the process.
     fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Errno>;
+    /// How many of `len` bytes can be copied into the process: those up to the first bad address.
+    /// To be asked for before something is taken that cannot be put back.
+    fn writable(&mut self, address: u64, len: usize) -> usize;
     /// Faults in `len` bytes from page-aligned `address` (writable if `write`), keeps their frames
     /// until every clone of the pin is dropped, and says where they are in card memory.
     fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno>;

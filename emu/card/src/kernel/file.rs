@@ -44,6 +44,11 @@ pub trait File: Any + Send + Sync {
         Err(Errno::EINVAL.into())
     }
 
+    /// How many bytes a read would take away now: a read with a bad buffer must not.
+    fn takes(&self) -> usize {
+        0
+    }
+
     /// Writes at the current position (or to the stream); returns the bytes taken, at least one.
     fn write(&self, _cx: &mut Cx, _data: &[u8]) -> SysResult<usize> {
         Err(Errno::EINVAL.into())

@@ -562,6 +562,13 @@ impl UserMemory for AddressSpace {
         })
     }
 
+    fn writable(&mut self, address: u64, len: usize) -> usize {
+        let mut good = 0;
+        // A bad address only ends the count.
+        let _ = self.for_each_page(address, len, true, |_, part| good = part.end);
+        good
+    }
+
     fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno> {
         if !address.is_multiple_of(PAGE) || len == 0 || len > PIN_MAX_BYTES {
             return Err(Errno::EINVAL);

@@ -186,9 +186,48 @@ fn windows_are_reached_by_rma_and_released_when_nobody_uses_them() {
     net.input(0, Input::CopyDone(job, Ok(())));
     net.settle();
     assert_eq!(net.done[0].remove(&request), Some(Ok(Value::Unit)));
-    assert_eq!(net.released, [(1, 8)]);
+    // Neither waits for a close of the other's program: nobody can use a window any more.
+    assert_eq!(net.released, [(0, 7), (1, 8)]);
     net.input(0, Input::Close(host));
-    assert_eq!(net.released, [(1, 8), (0, 7)]);
+    assert_eq!(net.released.len(), 2);
+}
+
+#[test]
+fn a_close_is_told_when_the_last_copy_has_ended() {
+    let mut net = Net::new();
+    let (host, card) = net.connect(0, 1);
+    let window = |backing| Op::Register {
+        extents: extents(1 << 20, 4),
+        offset: None,
+        prot: PROT_READ | PROT_WRITE,
+        backing,
+    };
+    let Ok(Value::Offset(local)) = net.ask(0, host, window(7)) else {
+        panic!()
+    };
+    let Ok(Value::Offset(remote)) = net.ask(1, card, window(8)) else {
+        panic!()
+    };
+    let copy = Op::Rma {
+        local: Local::Window(local),
+        len: PAGE,
+        remote,
+        write: true,
+    };
+    net.request(0, host, copy);
+    let (_, job, _) = net.copies.pop().expect("a copy");
+    // The copy's own program ends, and so does the other.
+    for (at, endpoint) in [(0, host), (1, card)] {
+        net.input(at, Input::Close(endpoint));
+        net.settle();
+    }
+    assert!(net.released.is_empty(), "{:?}", net.released);
+    net.input(0, Input::CopyDone(job, Ok(())));
+    net.settle();
+    net.released.sort_unstable();
+    assert_eq!(net.released, [(0, 7), (1, 8)]);
+    assert!(!net.nodes[0].endpoints.contains_key(&host));
+    assert!(!net.nodes[1].endpoints.contains_key(&card));
 }
 
 #[test]
@@ -199,6 +238,23 @@ fn a_dead_node_fails_everything_that_waits_for_it() {
     net.input(0, Input::PeerDown(1));
     assert_eq!(net.done[0].remove(&waiting), Some(Err(libc::ECONNRESET)));
     assert_eq!(net.ask(0, host, Op::Send(vec![1])), Err(libc::ECONNRESET));
+}
+
+#[test]
+fn a_dead_node_is_no_longer_in_a_backlog() {
+    let mut net = Net::new();
+    let listener = net.open(0);
+    net.ask(0, listener, Op::Bind(77)).unwrap();
+    net.ask(0, listener, Op::Listen(4)).unwrap();
+    for card in 1..3 {
+        let endpoint = net.open(card);
+        net.request(card, endpoint, Op::Connect(PortId { node: 0, port: 77 }));
+    }
+    net.settle();
+    net.input(0, Input::PeerDown(1));
+    let accepted = net.ask(0, listener, Op::Accept);
+    assert!(matches!(accepted, Ok(Value::Accepted { peer, .. }) if peer.node == 2));
+    assert_eq!(net.nodes[0].poll(listener), 0);
 }
 
 proptest! {

@@ -122,9 +122,14 @@ impl Queue {
         self.lock().departures
     }
 
+    /// How many bytes are in it.
+    pub fn len(&self) -> usize {
+        self.lock().bytes.len()
+    }
+
     /// FIONREAD (ioctl_pipe(2)): writes how many bytes are in it.
     pub fn tell_len(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
-        let len = self.lock().bytes.len() as u32;
+        let len = self.len() as u32;
         cx.memory.write(argument, &len.to_le_bytes())?;
         Ok(0)
     }
@@ -206,6 +211,10 @@ impl File for PipeEnd {
             return Err(Errno::EBADF.into());
         }
         self.queue.read(cx, max)
+    }
+
+    fn takes(&self) -> usize {
+        self.queue.len()
     }
 
     fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {

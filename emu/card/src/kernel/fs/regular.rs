@@ -77,6 +77,12 @@ impl File for RegularFile {
         Ok(bytes)
     }
 
+    fn takes(&self) -> usize {
+        let position = *self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = self.inode.size().saturating_sub(position);
+        usize::try_from(left).unwrap_or(usize::MAX)
+    }
+
     fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
         let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
         if cx.append {

@@ -220,6 +220,10 @@ impl File for Socket {
         self.stream()?.incoming.read(cx, max)
     }
 
+    fn takes(&self) -> usize {
+        self.stream().map_or(0, |stream| stream.incoming.len())
+    }
+
     fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
         self.stream()?.outgoing.write(cx, data)
     }

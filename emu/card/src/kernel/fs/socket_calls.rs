@@ -188,7 +188,7 @@ fn receive(call: &mut FsCall, fd: i32, to: &Vectors, flags: i32) -> SysResult {
             0 => More::No,
             _ => More::UntilFull,
         };
-        call.get(to, more, |call, _, max| socket.read(&mut call.cx, max))
+        call.get(to, more, |call, done, max| call.take(socket, to, done, max))
     })
 }
 

@@ -48,6 +48,11 @@ impl UserMemory for Memory {
         Ok(())
     }
 
+    fn writable(&mut self, at: u64, len: usize) -> usize {
+        let left = (self.0.len() as u64).saturating_sub(at);
+        len.min(usize::try_from(left).unwrap_or(len))
+    }
+
     fn pin(&mut self, _: u64, _: u64, _: bool) -> Result<Pinned, Errno> {
         Err(Errno::ENOSYS)
     }

@@ -63,7 +63,27 @@ impl FsCall<'_> {
             true => More::IfFull,
             false => More::No,
         };
-        self.get(to, more, |call, _, max| open.file.read(&mut call.cx, max))
+        self.get(to, more, |call, done, max| {
+            call.take(&*open.file, to, done, max)
+        })
+    }
+
+    /// Reads from a file no more than there is good memory for: a stream does not lose what cannot be
+    /// handed over (read(2), EFAULT).
+    pub fn take(
+        &mut self,
+        file: &dyn File,
+        to: &Vectors,
+        done: usize,
+        max: usize,
+    ) -> SysResult<Vec<u8>> {
+        let taken = file.takes().min(max);
+        let max = match to.writable(self.cx.memory, done, taken) {
+            0 if taken > 0 => return Err(Errno::EFAULT.into()),
+            good if good < taken => good,
+            _ => max,
+        };
+        file.read(&mut self.cx, max)
     }
 
     fn write(&mut self, fd: i32, from: &Vectors) -> SysResult {
@@ -244,6 +264,38 @@ mod tests {
             kit.call(libc::SYS_pread64, &[fd, 0, 4 << 20, 0]),
             Ok(3 << 20)
         );
+    }
+
+    #[test]
+    fn a_read_into_bad_memory_loses_nothing() {
+        let mut kit = Kit::new();
+        kit.file("/tmp/a", b"0123456789");
+        kit.put(0x2000, b"0123456789");
+        let file = kit.open("/tmp/a", libc::O_RDONLY).unwrap();
+        let (pipe, into_pipe) = kit.pipe(0);
+        let (into_socket, socket) = kit.sockets();
+        let end = kit.memory.0.len() as u64;
+        for fd in [into_pipe, into_socket] {
+            kit.call(libc::SYS_write, &[fd, 0x2000, 10]).unwrap();
+        }
+        for fd in [file, pipe, socket] {
+            let bad = error(Errno::EFAULT);
+            assert_eq!(kit.call(libc::SYS_read, &[fd, end, 10]), bad);
+            assert_eq!(kit.call(libc::SYS_read, &[fd, u64::MAX, 10]), bad);
+            // What there is good memory for is read; a buffer need not be good beyond the bytes.
+            kit.put_words(0x4000, &[0x5000, 2, end - 1, 10]);
+            assert_eq!(kit.call(libc::SYS_readv, &[fd, 0x4000, 2]), Ok(3));
+            assert_eq!(kit.call(libc::SYS_read, &[fd, end - 7, 1000]), Ok(7));
+            assert_eq!(kit.bytes(end as usize - 7, 7), b"3456789");
+        }
+        kit.call(libc::SYS_write, &[into_socket, 0x2000, 10])
+            .unwrap();
+        let bad = error(Errno::EFAULT);
+        assert_eq!(kit.call(libc::SYS_recvfrom, &[socket, end, 10]), bad);
+        kit.put_words(0x4000, &[end, 5]);
+        kit.put_words(0x4100, &[0, 0, 0x4000, 1, 0, 0, 0]);
+        assert_eq!(kit.call(libc::SYS_recvmsg, &[socket, 0x4100, 0]), bad);
+        assert_eq!(kit.call(libc::SYS_read, &[socket, 0x5000, 99]), Ok(10));
     }
 
     #[test]

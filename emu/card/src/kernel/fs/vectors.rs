@@ -82,6 +82,19 @@ impl Vectors {
         Ok(())
     }
 
+    /// How many of `len` bytes from `offset` on can be written: those before the first bad address.
+    pub fn writable(&self, memory: &mut dyn UserMemory, offset: usize, len: usize) -> usize {
+        let mut good = 0;
+        for (at, part) in self.range(offset, len) {
+            let here = memory.writable(at, part);
+            good += here;
+            if here < part {
+                break;
+            }
+        }
+        good
+    }
+
     /// The buffers that hold `len` bytes from `offset` on.
     fn range(&self, mut offset: usize, mut len: usize) -> impl Iterator<Item = (u64, usize)> {
         self.parts.iter().filter_map(move |(at, part)| {
