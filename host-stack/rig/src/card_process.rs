@@ -5,6 +5,7 @@ use std::{
     io::Read,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use snaprig_card::{
@@ -17,6 +18,11 @@ use snaprig_scif::card as scif;
 use snaprig_wire::{bar4::spad, checkpoint};
 
 use crate::{guest, state};
+
+/// How long the last card waits for the host processes that write to the rig's directory: they end
+/// when they notice that the rig is gone.
+const REMOVALS_MAX: usize = 500;
+const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
 
 /// What one card is made of.
 #[derive(Clone, Debug)]
@@ -119,9 +125,20 @@ fn exit_with_the_rig(directory: Option<PathBuf>) {
         let mut byte = [0];
         while matches!(std::io::stdin().read(&mut byte), Ok(1..)) {}
         if let Some(directory) = directory {
-            // Another card may be faster.
-            let _ = std::fs::remove_dir_all(directory);
+            remove(&directory);
         }
         std::process::exit(0);
     });
+}
+
+/// Removes a directory that others may still be writing to, or removing: until it is gone.
+fn remove(directory: &Path) {
+    for _ in 0..REMOVALS_MAX {
+        // What is in the way now is gone, or ended, a moment later.
+        let _ = std::fs::remove_dir_all(directory);
+        if !directory.exists() {
+            return;
+        }
+        std::thread::sleep(REMOVAL_PAUSE);
+    }
 }

@@ -40,7 +40,13 @@ impl Grant {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let directory = directory.canonicalize().map_err(io_error(directory))?;
         let grants = rig.join(GRANTS);
-        fs::create_dir_all(&grants).map_err(io_error(&grants))?;
+        // The rig's directory itself is not made again: if it is gone, so is the rig.
+        match fs::create_dir(&grants) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(io_error(&grants)(error));
+            }
+            _ => {}
+        }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = grants.join(format!("{}-{number}", std::process::id()));
         let make = || {

@@ -85,7 +85,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Starts a snapshot that will be at `path` (absolute). What a dead run left is removed.
+    /// Starts a snapshot that will be at `path` (absolute), in a directory that exists. What a dead
+    /// run left is removed.
     pub fn create(path: &Path) -> Result<Self, StoreError> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
@@ -111,9 +112,9 @@ impl Builder {
     }
 
     fn make(partial: &Path) -> Result<File, StoreError> {
-        for directory in [LOCAL_STORE, BINARIES] {
+        for directory in ["", LOCAL_STORE, BINARIES] {
             let directory = partial.join(directory);
-            fs::create_dir_all(&directory).map_err(io_error(&directory))?;
+            fs::create_dir(&directory).map_err(io_error(&directory))?;
         }
         let lock = File::open(partial).map_err(io_error(partial))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
