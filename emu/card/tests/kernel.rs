@@ -429,6 +429,24 @@ int main() {
     check(kind, source, &flags, &expected, ExitStatus::Exited(0));
 }
 
+/// A base out of user space, which ptrace(2) cannot set: the process ends, and its card goes on.
+fn high_base(kind: Kind) {
+    let source = r#"
+#include <pthread.h>
+#include <unistd.h>
+static void *again(void *a) { execl("/proc/self/exe", "program", (char *)0); return 0; }
+int main(int c, char **v) {
+  // The program that goes wrong was started by a thread that was not the first: it has changed its id.
+  if (c > 1) { pthread_t t; pthread_create(&t, 0, again, 0); pthread_join(t, 0); _exit(9); }
+  asm volatile("wrgsbase %0" : : "r"(0xffff800000000000)); write(1, "on\n", 3); _exit(3);
+}"#;
+    let (expected, status) = match kind {
+        Kind::Kvm => ("on\n", ExitStatus::Exited(3)),
+        Kind::Ptrace => ("on\n", ExitStatus::Signaled(libc::SIGKILL)),
+    };
+    check(kind, source, &["-static", "-pthread"], expected, status);
+}
+
 /// A capture that a signal interrupts is given up, whatever SA_RESTART says, and the threads that it
 /// stopped run on.
 fn interrupted_capture(kind: Kind) {
@@ -824,4 +842,5 @@ macro_rules! on_both {
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
 capture_and_restore interrupted_write captured_write captured_files interrupted_capture
-refused_capture dynamic dynamic_cpp programs_of_the_host files wait_masks interrupted_sleep timers }
+refused_capture high_base dynamic dynamic_cpp programs_of_the_host files wait_masks
+interrupted_sleep timers }

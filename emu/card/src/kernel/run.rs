@@ -20,8 +20,8 @@ use super::{
 use crate::platform::{Cpu, Exit, PlatformError};
 
 /// Runs guest thread `tid` until it ends.
-pub fn thread(kernel: &Arc<Kernel>, tid: i32) {
-    if let Err(error) = live(kernel, tid) {
+pub fn thread(kernel: &Arc<Kernel>, mut tid: i32) {
+    if let Err(error) = live(kernel, &mut tid) {
         tracing::error!(%error, tid, "a guest thread cannot run");
         let mut state = kernel.lock();
         let pid = state.thread(tid).pid;
@@ -30,22 +30,23 @@ pub fn thread(kernel: &Arc<Kernel>, tid: i32) {
     }
 }
 
-fn live(kernel: &Arc<Kernel>, mut tid: i32) -> Result<(), PlatformError> {
+/// `tid` is the thread's id at any time: execve(2) may change it.
+fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
     let space = {
         let mut state = kernel.lock();
-        let pid = state.thread(tid).pid;
+        let pid = state.thread(*tid).pid;
         lock(&state.process(pid).mm).space()
     };
     let mut cpu = kernel.platform.new_cpu(space)?;
     let kick = cpu.kicker();
-    kernel.lock().thread(tid).kick = Some(kick.clone());
+    kernel.lock().thread(*tid).kick = Some(kick.clone());
     loop {
         let mut regs = {
             let state = kernel.lock();
-            let Some(mut state) = attend(kernel, state, tid, &mut *cpu)? else {
+            let Some(mut state) = attend(kernel, state, *tid, &mut *cpu)? else {
                 return Ok(());
             };
-            let thread = state.thread(tid);
+            let thread = state.thread(*tid);
             if let Some(xstate) = thread.xstate.take() {
                 cpu.set_xstate(&xstate)?;
             }
@@ -56,21 +57,21 @@ fn live(kernel: &Arc<Kernel>, mut tid: i32) -> Result<(), PlatformError> {
             cpu.run(&mut regs)?
         };
         let mut state = kernel.lock();
-        state.thread(tid).regs = regs;
+        state.thread(*tid).regs = regs;
         match exit {
             Exit::Kicked => {}
-            Exit::Syscall => tid = call::run(kernel, state, tid, &mut *cpu)?,
+            Exit::Syscall => *tid = call::run(kernel, state, *tid, &mut *cpu)?,
             Exit::PageFault {
                 address,
                 write,
                 execute,
             } => {
-                page_fault(&mut state, tid, address, write, execute);
+                page_fault(&mut state, *tid, address, write, execute);
             }
             Exit::Exception { vector, .. } => {
                 let (signal, code) = exception(vector);
                 let info = Info::fault(signal, code, regs.rip);
-                signal::force(&mut state, tid, info);
+                signal::force(&mut state, *tid, info);
             }
         }
     }

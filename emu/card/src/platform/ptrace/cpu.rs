@@ -286,6 +286,8 @@ impl PtraceCpu {
     fn end(&mut self) {
         let mut user = self.user;
         (user.rip, user.rax, user.rdi, user.orig_rax) = (STUB, libc::SYS_exit as u64, 0, u64::MAX);
+        // The host takes back no base out of user space, which wrgsbase may have put there.
+        (user.fs_base, user.gs_base) = (0, 0);
         let going = self.set_registers(&user).is_ok();
         // A kick may stop it on its way.
         while going && ptrace(libc::PTRACE_CONT, self.tid, 0, 0).is_ok() && self.wait().is_ok() {}
