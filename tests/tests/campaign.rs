@@ -60,7 +60,7 @@ fn a_canary_fails_the_campaign_and_its_stored_failure_fails_again_the_same_way()
 
 #[test]
 fn a_campaign_that_was_killed_goes_on_and_ends_with_the_same_results() {
-    let whole = results(&["--seeds", "0..6000"]);
+    let whole = results(&["--sim", "--seeds", "0..6000"]);
     assert_eq!(whole["failures"], 0);
     let dir = tempfile::tempdir().expect("a directory");
     let report = path(dir.path());

@@ -60,7 +60,8 @@ impl Steps {
     pub fn add(&mut self, name: &str, elapsed: Duration, bytes: u64, detail: &str) {
         let step = Step {
             name: name.into(),
-            milliseconds: elapsed.as_secs_f64() * 1e3,
+            // To the microsecond.
+            milliseconds: elapsed.as_micros() as f64 / 1e3,
             bytes,
             detail: detail.into(),
         };

@@ -43,6 +43,9 @@ pub struct Options {
     /// With --exhaustive: every pair of deaths at the steps of Snapify, too
     #[arg(long, requires = "exhaustive")]
     pairs: bool,
+    /// In simulation: thousands of runs a second (the default)
+    #[arg(long, conflicts_with = "rig")]
+    sim: bool,
     /// On real rigs: real processes, real SIGKILL (about one run a second)
     #[arg(long, conflicts_with_all = ["exhaustive", "plan", "canary", "report", "shard"])]
     rig: bool,
