@@ -33,6 +33,8 @@ use crate::{
 
 /// Seeds in a chunk.
 const CHUNK: u64 = 500;
+/// Seeds by which every canary is found many times over.
+const CANARY_SEEDS: u64 = 20_000;
 /// Failures that one chunk describes; the others are counted.
 const FAILURES_MAX: usize = 8;
 
@@ -218,6 +220,16 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> CampaignError + '_ {
         path: path.to_owned(),
         source,
     }
+}
+
+/// The canaries that no seed finds: a campaign with these checks and faults would prove nothing.
+pub fn unheard_canaries() -> Vec<Canary> {
+    let unheard = |canary: &Canary| !(0..CANARY_SEEDS).any(|seed| finds(seed, *canary));
+    Canary::ALL.into_iter().filter(unheard).collect()
+}
+
+fn finds(seed: u64, canary: Canary) -> bool {
+    check(&run(&draw(seed), Trace::default(), Some(canary))).is_some()
 }
 
 /// Runs a campaign; `progress` is told how many runs of how many are done.

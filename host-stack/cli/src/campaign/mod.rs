@@ -149,6 +149,9 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     let jobs = options
         .jobs
         .or_else(|| Some(std::thread::available_parallelism().ok()?.get()));
+    if options.canary.is_none() {
+        prove_canaries()?;
+    }
     let plans = match plans(options) {
         Ok(plans) => plans,
         Err(error) => {
@@ -187,6 +190,16 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
         }
     }
     Ok(exit(&results))
+}
+
+/// A campaign that does not find planted bugs finds nothing (`snaprig_campaign::canary`).
+fn prove_canaries() -> Result<(), AnyError> {
+    let unheard = campaign::unheard_canaries();
+    let names: Vec<_> = unheard.iter().map(|canary| canary.name()).collect();
+    match names.is_empty() {
+        true => Ok(()),
+        false => Err(format!("planted bugs that are not found: {}", names.join(", ")).into()),
+    }
 }
 
 fn plans(options: &Options) -> Result<Plans, AnyError> {
