@@ -119,7 +119,7 @@ pub struct Card {
     processes: BTreeMap<Pid, Offload>,
     next: u64,
     next_pid: Pid,
-    /// Machines of processes in images: the model keeps them beside the bytes on the disk.
+    /// Restores that wait for their image.
     restoring: VecDeque<(Conn, Request)>,
 }
 
