@@ -441,7 +441,9 @@ impl Machine {
     }
 
     fn pipe_gone(&mut self, pipe: Pipe) {
-        self.early_hellos.retain(|_, (other, _)| *other != pipe);
+        // Whoever has started says so and hangs up: that is all it has to say.
+        self.early_hellos
+            .retain(|_, (other, why)| *other != pipe || matches!(why, Purpose::Started { .. }));
         let found = self
             .processes
             .iter_mut()

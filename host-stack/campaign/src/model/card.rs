@@ -20,6 +20,9 @@ use snaprig_wire::{
 use super::{Effect, Event, World, decode, show, sockets::Heard};
 use crate::{Canary, points};
 
+/// About as long as a process takes to listen and say hello.
+const LATE_NS: u64 = 5_000;
+
 /// What an endpoint of a card is for.
 #[derive(Clone, Debug)]
 pub enum Role {
@@ -56,6 +59,8 @@ pub enum CardTask {
     ToSink(Pid, daemon::Pipe, Option<Request>),
     /// The daemon has something to do that takes its time.
     Daemon(daemon::Output),
+    /// A program was started, or was not.
+    Spawned(Conn, Result<(Pid, String), daemon::Failure>),
     /// A process has ended.
     Exited(Pid, Exit),
     /// Nothing of it is left.
@@ -254,6 +259,9 @@ impl World {
                 }
             }
             CardTask::Daemon(output) => self.daemon_does(node, output),
+            CardTask::Spawned(conn, spawned) => {
+                self.daemon(node, daemon::Input::Spawned(conn, spawned));
+            }
             CardTask::Exited(pid, exit) => self.daemon(node, daemon::Input::Exited(pid, exit)),
             CardTask::CleanedUp(pid) => {
                 self.card(node).processes.remove(&pid);
@@ -332,7 +340,10 @@ impl World {
                 if let Ok((pid, _)) = spawned {
                     self.listen_as(node, pid, false);
                 }
-                self.daemon(node, daemon::Input::Spawned(conn, spawned));
+                // The process may be faster than who started it.
+                let late = 3 * LATE_NS;
+                let event = Event::Card(node, CardTask::Spawned(conn, spawned));
+                self.engine.after(own, late, event);
             }
             daemon::Output::Restore(conn, request) => {
                 self.card(node).restoring.push_back((conn, request));
@@ -418,7 +429,10 @@ impl World {
             .living(node, pid)
             .and_then(|process| process.hello.take());
         match hello {
-            Some(false) => self.connect_sink(node, pid, Purpose::Started { port }),
+            Some(false) => {
+                self.connect_sink(node, pid, Purpose::Started { port });
+                self.close_pipe(node, pid);
+            }
             Some(true) => self.connect_sink(node, pid, Purpose::Restarted { port }),
             None => {}
         }
