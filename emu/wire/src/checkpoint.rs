@@ -4,6 +4,9 @@
 //! - [`CAPTURE`]: the caller's process is stopped and streamed, front to back, once, to a file
 //!   descriptor of the caller (a socket to the Snapify-IO daemon, a pipe, a file). Returns 0 in
 //!   the original process, [`RESTARTED`] in a restored one.
+//! - [`MARK`]: the files that the caller's process maps shared are about to be saved by the caller
+//!   itself, while its other threads run on. What is written to them from now on belongs to the
+//!   image of the next [`CAPTURE`]. Takes no argument.
 //! - [`RESTORE`]: reads such a stream once, front to back, and starts the process as a child of
 //!   the caller. Returns its pid.
 //!
@@ -13,6 +16,8 @@
 pub const CAPTURE: u32 = iow(1, size_of::<Capture>());
 /// `ioctl` number of [`Restore`].
 pub const RESTORE: u32 = iow(2, size_of::<Restore>());
+/// `ioctl` number of the mark: `_IO('k', 3)`.
+pub const MARK: u32 = (b'k' as u32) << 8 | 3;
 /// What [`CAPTURE`] returns in a restored process.
 pub const RESTARTED: i64 = 1;
 /// Path of the device.

@@ -139,6 +139,7 @@ impl Session {
     }
 
     fn save_local_store(&self, snapshot: &str) -> io::Result<Vec<StoredFile>> {
+        mark()?;
         let buffers = &self.runtime.buffers;
         let files = buffers
             .lock()
@@ -209,12 +210,26 @@ fn readable(daemon: &UnixStream, nudged: &io::PipeReader) -> io::Result<bool> {
     Ok(entries[0].revents != 0)
 }
 
-fn capture(snapshot: &str) -> io::Result<Captured> {
-    let image = snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"))?;
-    let service = OpenOptions::new()
+fn service() -> io::Result<File> {
+    OpenOptions::new()
         .read(true)
         .write(true)
-        .open(checkpoint::PATH)?;
+        .open(checkpoint::PATH)
+}
+
+/// The files of the local store are saved from now on, and run functions run on: what they write to
+/// a file from now on may come too late for it, and is to be in the image.
+fn mark() -> io::Result<()> {
+    // SAFETY: the request takes no argument.
+    match unsafe { libc::ioctl(service()?.as_raw_fd(), checkpoint::MARK.into(), 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn capture(snapshot: &str) -> io::Result<Captured> {
+    let image = snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"))?;
+    let service = service()?;
     let argument = Capture {
         fd: image.as_raw_fd(),
         flags: 0,

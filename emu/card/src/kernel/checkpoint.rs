@@ -20,6 +20,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use snaprig_wire::{checkpoint as wire, frame};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     call::Call,
@@ -184,6 +185,7 @@ impl Call<'_> {
         let service = open.file.as_any().downcast_ref::<Service>()?;
         let result = match request {
             wire::CAPTURE => self.capture(service, a[2]),
+            wire::MARK => Ok(self.mark()),
             _ => self.restore(service, a[2]),
         };
         let goes_on = matches!(result, Err(Stop::Wait(_)));
@@ -223,6 +225,30 @@ impl Call<'_> {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Remembers what shared file pages hold. They may change meanwhile: then they are not what was
+    /// remembered, and so in the image.
+    fn mark(&mut self) -> u64 {
+        let mm = self.process().mm.clone();
+        let mm = lock(&mm);
+        let pages = shared_file_pages(&mm);
+        let marked = pages.map(|(va, frame)| (va, self.checksum(frame)));
+        self.process().marked = Some(marked.collect());
+        0
+    }
+
+    fn checksum(&self, frame: u64) -> u64 {
+        let mut page = [0; PAGE as usize];
+        self.kernel.memory.read(frame, &mut page);
+        xxh3_64(&page)
+    }
+
+    /// Shared file pages that are not what they were when they were saved elsewhere.
+    fn changed_pages(&self, mm: &AddressSpace, marked: &BTreeMap<u64, u64>) -> Vec<(u64, u64)> {
+        shared_file_pages(mm)
+            .filter(|(va, frame)| marked.get(va) != Some(&self.checksum(*frame)))
+            .collect()
     }
 
     /// Waits until every other thread is parked outside ring 3, its extended state saved.
@@ -302,6 +328,7 @@ impl Call<'_> {
         let (exe, argv) = (process.exe.clone(), process.argv.clone());
         let (fs, actions) = (lock(&process.fs).clone(), lock(&process.actions).clone());
         let (pending, timers) = (process.pending.clone(), process.timers.left());
+        let marked = process.marked.take();
         let (mm, vfs) = (lock(&mm), &self.state.vfs);
         let mut nameless = Nameless::default();
         let image = ProcessImage {
@@ -326,9 +353,14 @@ impl Call<'_> {
             tracing::warn!(%error, "a process is not captured");
             Errno::EFBIG
         })?;
-        let mut runs = runs(&mm);
+        let changed = marked
+            .as_ref()
+            .map(|marked| self.changed_pages(&mm, marked));
+        let mut runs = runs(&mm, changed.unwrap_or_default());
         let files = nameless.spans(PAGES_MAX / PAGE as usize);
         runs.extend(files.map(|(address, file, span)| Run::File(address, file, span)));
+        // What is saved elsewhere stays as it is until the next mark.
+        self.state.process(self.pid).marked = marked;
         Ok(Writing {
             encoder,
             bytes,
@@ -515,6 +547,7 @@ impl Call<'_> {
             is_released: true,
             exit_signal: libc::SIGCHLD,
             stopped_by: None,
+            marked: None,
             timers: image.timers.rearmed(),
             exe: image.exe,
             argv: image.argv,
@@ -581,7 +614,7 @@ impl Call<'_> {
 
 /// Whether an ioctl(2) request is one of the device's.
 pub(super) fn is_request(request: u32) -> bool {
-    request == wire::CAPTURE || request == wire::RESTORE
+    [wire::CAPTURE, wire::MARK, wire::RESTORE].contains(&request)
 }
 
 /// The threads that `me` has stopped run on, if it has stopped any.
@@ -660,23 +693,30 @@ fn restartable(thread: &Thread, woken: bool) -> Regs {
 }
 
 /// All pages of memory that an image holds, in runs of neighbours. Shared file pages are not the
-/// process's: local store is saved as files (paper section 4.1), and so are nameless files.
-fn runs(mm: &AddressSpace) -> VecDeque<Run> {
+/// process's: local store is saved as files (paper section 4.1), and so are nameless files; but for
+/// those that have `changed` since.
+fn runs(mm: &AddressSpace, changed: Vec<(u64, u64)>) -> VecDeque<Run> {
+    let own = mm.areas().filter(|(_, area)| !area.shared || is_own(area));
+    let own = own.flat_map(|(start, area)| mm.present(start, area.end));
     let mut runs = VecDeque::new();
-    for (start, area) in mm.areas().filter(|(_, area)| !area.shared || is_own(area)) {
-        for (va, frame) in mm.present(start, area.end) {
-            match runs.back_mut() {
-                Some(Run::Memory(first, frames))
-                    if *first + frames.len() as u64 * PAGE == va
-                        && (frames.len() + 1) * PAGE as usize <= PAGES_MAX =>
-                {
-                    frames.push(frame);
-                }
-                _ => runs.push_back(Run::Memory(va, vec![frame])),
+    for (va, frame) in own.chain(changed) {
+        match runs.back_mut() {
+            Some(Run::Memory(first, frames))
+                if *first + frames.len() as u64 * PAGE == va
+                    && (frames.len() + 1) * PAGE as usize <= PAGES_MAX =>
+            {
+                frames.push(frame);
             }
+            _ => runs.push_back(Run::Memory(va, vec![frame])),
         }
     }
     runs
+}
+
+/// Pages of files that are mapped shared: address and frame.
+fn shared_file_pages(mm: &AddressSpace) -> impl Iterator<Item = (u64, u64)> {
+    let shared = mm.areas().filter(|(_, area)| area.shared && !is_own(area));
+    shared.flat_map(|(start, area)| mm.present(start, area.end))
 }
 
 fn refused(error: crate::capture::stream::ImageError) -> Stop {

@@ -209,6 +209,7 @@ impl Call<'_> {
             is_released: !share(libc::CLONE_VFORK),
             exit_signal: request.exit_signal,
             stopped_by: None,
+            marked: None,
             // A child has none (fork(2)).
             timers: super::timers::Timers::default(),
             exe: parent.exe.clone(),

@@ -163,6 +163,7 @@ impl Kernel {
             is_released: true,
             exit_signal: libc::SIGCHLD,
             stopped_by: None,
+            marked: None,
             timers: timers::Timers::default(),
             exe: start.exe,
             argv: spawn.argv,

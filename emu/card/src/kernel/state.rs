@@ -81,6 +81,9 @@ pub struct Process {
     pub exit_signal: i32,
     /// The thread that has stopped all others.
     pub stopped_by: Option<i32>,
+    /// Pages of files that it maps shared, by address, with checksums: what they held when the
+    /// checkpoint service was told that they are saved elsewhere.
+    pub marked: Option<BTreeMap<u64, u64>>,
     /// Timers that send it signals.
     pub timers: Timers,
     /// The program.
