@@ -7,9 +7,11 @@
 //! | [`frames`] | messages over SCIF and Unix sockets |
 //! | [`offload`] | the offload process's runtime and its sink C API |
 //! | [`daemon`] | the COI daemon |
+//! | [`faults`] | where something can go wrong |
 //! | [`snapify_io`] | files on other nodes, as descriptors |
 
 pub mod daemon;
+pub mod faults;
 pub mod frames;
 pub mod offload;
 pub mod scif;

@@ -1,7 +1,10 @@
 //! A simulated disk: files that are there at once for whoever reads, and for good only when they
 //! are synced; that tear, fill up and fail (write(2), fsync(2), rename(2)).
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    hash::{Hash, Hasher},
+};
 
 /// No space left on device.
 pub const ENOSPC: i32 = 28;
@@ -108,6 +111,12 @@ impl Disk {
     pub fn names(&self, prefix: &str) -> Vec<String> {
         let names = self.files.keys().filter(|name| name.starts_with(prefix));
         names.cloned().collect()
+    }
+
+    /// Takes the names of all files into a hash.
+    pub fn hash_names(&self, hash: &mut impl Hasher) {
+        self.files.keys().for_each(|name| name.hash(hash));
+        self.full.hash(hash);
     }
 
     /// The bytes of a file.

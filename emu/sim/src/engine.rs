@@ -10,10 +10,11 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
 };
 
+use snaprig_wire::fault::Point;
+
 use crate::{
     faults::Faults,
     plan::{Kind, Plan},
-    point::Point,
     random::Random,
     trace::Trace,
 };

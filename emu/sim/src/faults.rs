@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use snaprig_wire::fault::Point;
+
 use crate::{
     plan::{Kind, Plan, When},
-    point::Point,
     random::Random,
 };
 
@@ -76,7 +77,8 @@ impl Faults {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{plan::Fault, point::KindName};
+    use crate::plan::Fault;
+    use snaprig_wire::fault::KindName;
 
     #[test]
     fn faults_happen_when_the_plan_says() {

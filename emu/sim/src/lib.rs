@@ -8,7 +8,6 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`random`] | one seed, a stream of numbers for each concern |
-//! | [`point`] | fault points, declared and listable |
 //! | [`plan`] | fault plans: read, checked, written |
 //! | [`faults`] | a plan at work: what happens at which occurrence, and what was reached |
 //! | [`engine`] | virtual time, links, processes |
@@ -23,7 +22,6 @@ pub mod disk;
 pub mod engine;
 pub mod faults;
 pub mod plan;
-pub mod point;
 pub mod random;
 pub mod shrink;
 pub mod trace;
@@ -31,7 +29,7 @@ pub mod trace;
 pub use disk::Disk;
 pub use engine::{Engine, ProcessId};
 pub use faults::Faults;
-pub use plan::{Fault, Kind, Plan, PlanError, When};
-pub use point::{KindName, Point};
+pub use plan::{Fault, Kind, Plan, PlanError, When, Workload};
 pub use random::Random;
+pub use snaprig_wire::fault::{KindName, Point};
 pub use trace::Trace;

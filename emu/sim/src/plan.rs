@@ -2,8 +2,11 @@
 //!
 //! ```json
 //! { "version": 1, "seed": 7, "cards": 2, "scenario": "migrate",
+//!   "workload": { "processes": 1, "pipelines": 2, "runs": 6, "buffers": 1, "writes": 2 },
 //!   "faults": [ { "point": "snapify.capture", "nth": 1, "kind": { "crash": "card1" } } ] }
 //! ```
+//!
+//! `workload` and each of its fields may be left out.
 //!
 //! | field of a fault | meaning |
 //! |---|---|
@@ -17,7 +20,7 @@ use std::{fs, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::point::{KindName, Point};
+use snaprig_wire::fault::{KindName, Point};
 
 /// Version of the format; others are refused.
 pub const VERSION: u32 = 1;
@@ -36,11 +39,42 @@ pub struct Plan {
     pub seed: u64,
     /// How many cards there are.
     pub cards: u16,
-    /// What the application does.
+    /// Which snapshots are taken.
     pub scenario: String,
+    /// What the application does meanwhile.
+    #[serde(default)]
+    pub workload: Workload,
     /// What goes wrong.
     #[serde(default)]
     pub faults: Vec<Fault>,
+}
+
+/// What the application does, and how much of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Workload {
+    /// Host processes, each with an offload process and snapshots of its own.
+    pub processes: u16,
+    /// Pipelines of each.
+    pub pipelines: u16,
+    /// Run functions on each pipeline.
+    pub runs: u16,
+    /// Buffers of each process.
+    pub buffers: u16,
+    /// How often each buffer is written and read back over RMA.
+    pub writes: u16,
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self {
+            processes: 1,
+            pipelines: 1,
+            runs: 6,
+            buffers: 1,
+            writes: 2,
+        }
+    }
 }
 
 /// One thing that goes wrong.
@@ -87,12 +121,16 @@ pub enum Kind {
     Crash(String),
     /// This process stops for ever.
     Hang(String),
+    /// This card dies, and is started again.
+    Restart(String),
     /// The disk is full, from now on.
     DiskFull,
     /// So many bytes of it are written.
     TornWrite(u64),
-    /// The link to this process goes down, and its neighbours notice.
+    /// The link to this card goes down, and both ends notice.
     LinkDown(String),
+    /// The link to this card loses everything, and nobody notices.
+    Partition(String),
 }
 
 impl Kind {
@@ -107,18 +145,32 @@ impl Kind {
             Self::Error(_) => KindName::Error,
             Self::Crash(_) => KindName::Crash,
             Self::Hang(_) => KindName::Hang,
+            Self::Restart(_) => KindName::Restart,
             Self::DiskFull => KindName::DiskFull,
             Self::TornWrite(_) => KindName::TornWrite,
             Self::LinkDown(_) => KindName::LinkDown,
+            Self::Partition(_) => KindName::Partition,
         }
     }
 
     /// The process that it names.
     pub fn process(&self) -> Option<&str> {
         match self {
-            Self::Crash(process) | Self::Hang(process) | Self::LinkDown(process) => Some(process),
+            Self::Crash(process)
+            | Self::Hang(process)
+            | Self::Restart(process)
+            | Self::LinkDown(process)
+            | Self::Partition(process) => Some(process),
             _ => None,
         }
+    }
+
+    /// Whether only a card can have that happen to it.
+    fn needs_a_card(&self) -> bool {
+        matches!(
+            self,
+            Self::Restart(_) | Self::LinkDown(_) | Self::Partition(_)
+        )
     }
 }
 
@@ -162,7 +214,7 @@ pub enum PlanError {
         name: String,
     },
     /// That cannot happen there.
-    #[error("fault {index}: {kind:?} does not apply to {point}; {applies} do")]
+    #[error("fault {index}: {kind} does not apply to {point}; {applies} do")]
     Kind {
         /// Which fault, from 0.
         index: usize,
@@ -183,6 +235,16 @@ pub enum PlanError {
         /// What would be possible.
         processes: String,
     },
+    /// That happens to cards only.
+    #[error("fault {index}: {kind} is for cards, and {name} is none")]
+    NoCard {
+        /// Which fault, from 0.
+        index: usize,
+        /// What it says.
+        kind: KindName,
+        /// Of which process.
+        name: String,
+    },
     /// It never happens.
     #[error("fault {index}: {why}")]
     When {
@@ -201,6 +263,7 @@ impl Plan {
             seed,
             cards,
             scenario: scenario.into(),
+            workload: Workload::default(),
             faults: Vec::new(),
         }
     }
@@ -273,6 +336,13 @@ impl Plan {
                     processes: processes.join(", "),
                 });
             }
+            if let Some(name) = fault.kind.process()
+                && fault.kind.needs_a_card()
+                && !name.starts_with("card")
+            {
+                let name = name.into();
+                return Err(PlanError::NoCard { index, kind, name });
+            }
             let why = match fault.when {
                 When::Nth(0) => "nth counts from 1",
                 When::PerMille(0 | 1001..) => "per_mille is 1 to 1000",
@@ -291,14 +361,14 @@ mod tests {
     const POINTS: [Point; 1] = [Point {
         name: "a.b",
         what: "a place",
-        kinds: &[KindName::Crash, KindName::Delay],
+        kinds: &[KindName::Crash, KindName::Delay, KindName::Restart],
     }];
 
     fn check(fault: &str) -> Result<(), PlanError> {
         let text = format!(
             r#"{{"version": 1, "seed": 7, "cards": 2, "scenario": "s", "faults": [{fault}]}}"#
         );
-        Plan::parse(&text, "plan.json")?.check(&POINTS, &["card1".into()])
+        Plan::parse(&text, "plan.json")?.check(&POINTS, &["card1".into(), "rig".into()])
     }
 
     #[test]
@@ -323,12 +393,16 @@ mod tests {
         check(r#"{"point": "a.b", "nth": 1, "kind": {"crash": "card1"}}"#).unwrap();
         for (fault, says) in [
             (
+                r#"{"point": "a.b", "nth": 1, "kind": {"restart": "rig"}}"#,
+                "rig is none",
+            ),
+            (
                 r#"{"point": "x", "nth": 1, "kind": "drop"}"#,
                 "no fault point",
             ),
             (
                 r#"{"point": "a.b", "nth": 1, "kind": "drop"}"#,
-                "crash, delay",
+                "crash, delay, restart do",
             ),
             (
                 r#"{"point": "a.b", "nth": 0, "kind": {"delay": 1}}"#,

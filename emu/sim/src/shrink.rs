@@ -1,11 +1,22 @@
-//! The smallest plan that still fails the same way: faults are left out, then made earlier and
-//! simpler, as long as the same thing breaks (Zeller, Hildebrandt, "Simplifying and isolating
-//! failure-inducing input", IEEE TSE 2002).
+//! The smallest plan that still fails the same way: faults are left out, then cards and work, then
+//! what is left happens earlier, as long as the same thing breaks (Zeller, Hildebrandt, "Simplifying
+//! and isolating failure-inducing input", IEEE TSE 2002).
 
-use crate::plan::{Plan, When};
+use crate::plan::{Plan, When, Workload};
 
 /// Runs that one shrinking may cost.
 const RUNS_MAX: usize = 2000;
+
+type Amount = fn(&mut Workload) -> &mut u16;
+
+/// What there can be less of, and how little.
+const AMOUNTS: [(Amount, u16); 5] = [
+    (|work| &mut work.processes, 1),
+    (|work| &mut work.buffers, 0),
+    (|work| &mut work.writes, 0),
+    (|work| &mut work.pipelines, 1),
+    (|work| &mut work.runs, 1),
+];
 
 /// Shrinks `plan`; `fails` runs a plan and says whether the same thing breaks.
 pub fn shrink(plan: &Plan, mut fails: impl FnMut(&Plan) -> bool) -> Plan {
@@ -40,6 +51,16 @@ pub fn shrink(plan: &Plan, mut fails: impl FnMut(&Plan) -> bool) -> Plan {
         }
         best = candidate;
     }
+    for (amount, least) in AMOUNTS {
+        for count in least..*amount(&mut best.workload.clone()) {
+            let mut candidate = best.clone();
+            *amount(&mut candidate.workload) = count;
+            if try_plan(&candidate) {
+                best = candidate;
+                break;
+            }
+        }
+    }
     for index in 0..best.faults.len() {
         for nth in 1..=8 {
             let earlier = match best.faults[index].when {
@@ -72,16 +93,19 @@ mod tests {
                 kind: Kind::Drop,
             });
         }
+        plan.workload.processes = 3;
         let mut runs = 0;
         let small = shrink(&plan, |plan| {
             runs += 1;
             let has = |name: &str| plan.faults.iter().any(|fault| fault.point == name);
-            has("point7") && has("point33")
+            has("point7") && has("point33") && plan.workload.runs >= 2
         });
         let points: Vec<_> = small.faults.iter().map(|fault| &fault.point[..]).collect();
         assert_eq!(points, ["point7", "point33"]);
         assert!(small.faults.iter().all(|fault| fault.when == When::Nth(1)));
         assert_eq!(small.cards, 2);
+        let work = small.workload;
+        assert_eq!((work.processes, work.runs, work.buffers), (1, 2, 0));
         assert!(runs < 120, "{runs}");
     }
 }

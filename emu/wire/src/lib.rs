@@ -8,12 +8,14 @@
 //! |---|---|---|
 //! | [`pci`], [`bar4`] | host driver and PCI function | configuration space, BAR4 |
 //! | [`dma`] | host driver and DMA engine | descriptor rings in card memory |
-//! | [`ring`] | host driver and card SCIF driver | two byte rings in the aperture (BAR0) |
+//! | [`ring`], [`link`] | host driver and card SCIF driver | two byte rings in the aperture (BAR0) |
 //! | [`scif`] | SCIF nodes | the rings; and `/dev/mic/scif` ioctls on the card |
 //! | [`coi`] | host process, COI daemon, offload process | SCIF connections |
 //! | [`snapify`] | the same three | the COI control connection and a Unix socket on the card |
 //! | [`snapify_io`] | Snapify-IO daemons | SCIF connections |
 //! | [`checkpoint`] | a program on the card and the card kernel | `/dev/card/checkpoint` ioctls |
+//!
+//! [`fault`] is what all of them say of the places where something can go wrong.
 //!
 //! What must stay true: every decoder takes bytes from somebody who may be hostile, so it checks
 //! lengths, never panics, and never allocates more than the bytes it was given could describe.
@@ -25,7 +27,9 @@ pub mod bar4;
 pub mod checkpoint;
 pub mod coi;
 pub mod dma;
+pub mod fault;
 pub mod frame;
+pub mod link;
 pub mod pci;
 pub mod ring;
 pub mod scif;

@@ -6,7 +6,7 @@
 //! offset 0    head: u64   bytes ever written   (producer writes)
 //! offset 64   tail: u64   bytes ever read      (consumer writes)
 //! offset 128  data, RING_BYTES - 128 bytes, used as a circle
-//! record:     length u32, then that many bytes, then padding to 8
+//! record:     length u32, then that many bytes ([`crate::link`]), then padding to 8
 //! ```
 //!
 //! The other side may be hostile: indices and lengths are checked before use, and a record is
@@ -103,6 +103,11 @@ impl<'a> Ring<'a> {
         self.tail
             .store(tail.wrapping_add(record_bytes(len)), Ordering::Release);
         Ok(Some(record))
+    }
+
+    /// Bytes that the consumer says it has ever taken out.
+    pub fn taken(&self) -> u64 {
+        self.tail.load(Ordering::Acquire)
     }
 
     /// Whether nothing waits to be read.

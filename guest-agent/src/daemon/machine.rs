@@ -15,7 +15,11 @@
 //! process is answered when nothing of the process is left, because its successor may come with
 //! the same id; a process that is restored and that nobody adopts is ended.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    hash::{Hash, Hasher},
+    mem::discriminant,
+};
 
 use snaprig_wire::{
     coi::{Exit, FromDaemon, Program, ToDaemon},
@@ -150,6 +154,30 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Takes into a hash what decides what it does next, but for numbers and times: to count the
+    /// states that an exhaustive search has seen.
+    pub fn hash_state(&self, hash: &mut impl Hasher) {
+        for role in self.roles.values() {
+            discriminant(role).hash(hash);
+        }
+        for process in self.processes.values() {
+            (
+                process.owner.is_some(),
+                process.reached,
+                process.snapify.is_some(),
+            )
+                .hash(hash);
+            (
+                process.pipe.is_some(),
+                process.held.is_some(),
+                process.terminating,
+            )
+                .hash(hash);
+            (process.ended.is_some(), process.cleaned_up).hash(hash);
+        }
+        (self.early_hellos.len(), self.early_ends.len()).hash(hash);
+    }
+
     /// The next thing to do.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()

@@ -18,7 +18,10 @@
 //! reply, but the capture of which a restored process is the result: that one was answered in
 //! another life.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    hash::{Hash, Hasher},
+};
 
 use snaprig_wire::{
     coi::Channel,
@@ -121,6 +124,16 @@ impl Default for Machine {
 }
 
 impl Machine {
+    /// Takes into a hash what decides what it does next, but for numbers and times: to count the
+    /// states that an exhaustive search has seen.
+    pub fn hash_state(&self, hash: &mut impl Hasher) {
+        std::mem::discriminant(&self.state).hash(hash);
+        if let State::Reconnecting(missing, resume) = &self.state {
+            (missing.len(), resume).hash(hash);
+        }
+        (self.marker, self.sending > 0).hash(hash);
+    }
+
     /// The next thing to do.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()

@@ -10,6 +10,16 @@ pub enum Canary {
     UncountedDrain,
     /// Pause does not wait until the host has received the results that were sent to it (case 4).
     UnsettledResults,
+    /// RMA goes on while the process is paused (case 2).
+    OpenRdma,
+    /// A link takes records that are doubled, early or damaged.
+    BelievingLink,
+    /// A restored process does not register one of its windows anew.
+    ForgottenWindow,
+    /// What run functions write to buffers during a pause is not in the snapshot.
+    StaleStore,
+    /// The earlier snapshot is removed when a new one is begun.
+    LostPredecessor,
     /// A file takes its name before it is synced.
     EarlyRename,
     /// The daemon is not told when the host process is gone.
@@ -20,9 +30,14 @@ pub enum Canary {
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 10] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
+        Self::OpenRdma,
+        Self::BelievingLink,
+        Self::ForgottenWindow,
+        Self::StaleStore,
+        Self::LostPredecessor,
         Self::EarlyRename,
         Self::DeafDaemon,
         Self::SilentLoss,
@@ -33,6 +48,11 @@ impl Canary {
         match self {
             Self::UncountedDrain => "uncounted-drain",
             Self::UnsettledResults => "unsettled-results",
+            Self::OpenRdma => "open-rdma",
+            Self::BelievingLink => "believing-link",
+            Self::ForgottenWindow => "forgotten-window",
+            Self::StaleStore => "stale-store",
+            Self::LostPredecessor => "lost-predecessor",
             Self::EarlyRename => "early-rename",
             Self::DeafDaemon => "deaf-daemon",
             Self::SilentLoss => "silent-loss",

@@ -1,8 +1,11 @@
 //! A plan from a seed.
 
-use snaprig_sim::{Fault, Kind, KindName, Plan, Random, When};
+use snaprig_sim::{Fault, Kind, KindName, Plan, Random, When, Workload};
 
-use crate::{model::SCENARIOS, points};
+use crate::{
+    model::{SCENARIOS, processes},
+    points,
+};
 
 /// Most faults of a drawn plan.
 const FAULTS_MAX: u64 = 3;
@@ -10,6 +13,8 @@ const FAULTS_MAX: u64 = 3;
 const NTH_BITS: u64 = 8;
 /// Longest delay drawn: longer than a checkpoint takes.
 const DELAY_NS: u64 = 2_000_000;
+/// Timed faults are drawn before this: about as long as a run takes.
+const TIME_NS: u64 = 500_000;
 
 /// The plan of a seed.
 pub fn draw(seed: u64) -> Plan {
@@ -17,6 +22,7 @@ pub fn draw(seed: u64) -> Plan {
     let cards = 2 + random.below(2) as u16;
     let scenario = random.pick(&SCENARIOS).copied().unwrap_or("migrate");
     let mut plan = Plan::new(seed, cards, scenario);
+    plan.workload = workload(seed);
     let points = points::all();
     for _ in 0..random.below(FAULTS_MAX + 1) {
         let Some(point) = random.pick(&points) else {
@@ -25,13 +31,10 @@ pub fn draw(seed: u64) -> Plan {
         let Some(name) = random.pick(point.kinds) else {
             continue;
         };
-        if let Some(kind) = kind(*name, cards, &mut random) {
-            // Some points are passed once in a run, others hundreds of times.
-            let most = 1 << random.below(NTH_BITS);
-            let nth = 1 + random.below(most);
+        if let Some(kind) = kind(*name, &plan, &mut random) {
             plan.faults.push(Fault {
                 point: point.name.into(),
-                when: When::Nth(nth),
+                when: when(&mut random),
                 kind,
             });
         }
@@ -39,14 +42,39 @@ pub fn draw(seed: u64) -> Plan {
     plan
 }
 
-fn kind(name: KindName, cards: u16, random: &mut Random) -> Option<Kind> {
+fn workload(seed: u64) -> Workload {
+    let mut random = Random::new(seed, "workload");
+    let mut amount = |least: u64, most: u64| (least + random.below(most - least + 1)) as u16;
+    Workload {
+        processes: if amount(0, 3) == 0 { 2 } else { 1 },
+        pipelines: amount(1, 2),
+        runs: amount(1, 6),
+        buffers: amount(0, 2),
+        writes: amount(0, 2),
+    }
+}
+
+fn when(random: &mut Random) -> When {
+    if random.one_in(8) {
+        return When::AtNs(random.below(TIME_NS));
+    }
+    // Some points are passed once in a run, others hundreds of times.
+    let most = 1 << random.below(NTH_BITS);
+    When::Nth(1 + random.below(most))
+}
+
+fn kind(name: KindName, plan: &Plan, random: &mut Random) -> Option<Kind> {
     let errnos = [libc::EIO, libc::ENOMEM, libc::ENOSPC, libc::EACCES];
-    let process = |random: &mut Random| match random.below(8) {
-        0 => "host".to_owned(),
-        1 => "rig".to_owned(),
-        _ => format!("card{}", 1 + random.below(cards.into())),
+    let card = |random: &mut Random| format!("card{}", 1 + random.below(plan.cards.into()));
+    // Mostly cards.
+    let process = |random: &mut Random| match random.one_in(4) {
+        true => random.pick(&processes(plan)).cloned().unwrap_or_default(),
+        false => card(random),
     };
     Some(match name {
+        KindName::Drop => Kind::Drop,
+        KindName::Duplicate => Kind::Duplicate,
+        KindName::Reorder => Kind::Reorder,
         KindName::Delay => Kind::Delay(random.below(DELAY_NS)),
         KindName::Error => Kind::Error(*random.pick(&errnos)?),
         KindName::Corrupt => Kind::Corrupt(random.number() >> 32),
@@ -54,6 +82,8 @@ fn kind(name: KindName, cards: u16, random: &mut Random) -> Option<Kind> {
         KindName::DiskFull => Kind::DiskFull,
         KindName::Crash => Kind::Crash(process(random)),
         KindName::Hang => Kind::Hang(process(random)),
-        _ => return None,
+        KindName::Restart => Kind::Restart(card(random)),
+        KindName::LinkDown => Kind::LinkDown(card(random)),
+        KindName::Partition => Kind::Partition(card(random)),
     })
 }

@@ -4,6 +4,8 @@
 
 use snaprig_sim::{Fault, Kind, KindName, Plan, Point, Trace, When};
 
+use snaprig_snapify::{Step, faults::of_step};
+
 use crate::{
     model::{SCENARIOS, processes},
     points, run,
@@ -36,10 +38,10 @@ pub fn single() -> Vec<Plan> {
 /// All plans with two faults at the steps of Snapify's calls: one process dies, and another one, or
 /// the same again, at the same step or a later one.
 pub fn pairs() -> Vec<Plan> {
-    let steps = points::SNAPIFY_STEPS.iter();
+    let steps = Step::ALL.into_iter().map(of_step);
     let crashes = steps.flat_map(|point| {
         let crash = |name: &String| fault(point.name, 1, Kind::Crash(name.clone()));
-        processes(CARDS).iter().map(crash).collect::<Vec<_>>()
+        all_processes().iter().map(crash).collect::<Vec<_>>()
     });
     let crashes: Vec<_> = crashes.collect();
     let both = |(at, first): (usize, &Fault)| {
@@ -78,13 +80,26 @@ fn faults_at(name: &'static str, nth: u64) -> Vec<Fault> {
         .collect()
 }
 
+fn all_processes() -> Vec<String> {
+    processes(&Plan::new(SEED, CARDS, SCENARIOS[0]))
+}
+
 /// One of each kind that applies; where a process is named, each of them.
 fn kinds(point: &Point) -> Vec<Kind> {
-    let each = |kind: fn(String) -> Kind| processes(CARDS).into_iter().map(kind).collect();
+    let each = |kind: fn(String) -> Kind| all_processes().into_iter().map(kind).collect();
+    let cards = |kind: fn(String) -> Kind| {
+        let cards = all_processes().into_iter();
+        cards
+            .filter(|name| name.starts_with("card"))
+            .map(kind)
+            .collect()
+    };
     let all = |name: &KindName| match name {
         KindName::Crash => each(Kind::Crash),
         KindName::Hang => each(Kind::Hang),
-        KindName::LinkDown => each(Kind::LinkDown),
+        KindName::Restart => cards(Kind::Restart),
+        KindName::LinkDown => cards(Kind::LinkDown),
+        KindName::Partition => cards(Kind::Partition),
         KindName::Delay => vec![Kind::Delay(DELAY_NS)],
         KindName::Error => vec![Kind::Error(libc::EIO)],
         KindName::Corrupt => vec![Kind::Corrupt(0)],

@@ -20,6 +20,7 @@
 
 mod buffer;
 mod error;
+pub mod faults;
 pub mod machine;
 pub mod native;
 mod pipeline;

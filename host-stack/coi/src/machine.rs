@@ -20,6 +20,7 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
+    hash::{Hash, Hasher},
     time::Duration,
 };
 
@@ -137,7 +138,7 @@ pub enum Value {
 }
 
 /// How far a pause is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Pause {
     No,
     Lifecycle,
@@ -257,6 +258,31 @@ impl Machine {
     /// When [`Input::Tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
         self.suspect
+    }
+
+    /// Takes into a hash what decides what it does next, but for numbers and times: to count the
+    /// states that an exhaustive search has seen.
+    pub fn hash_state(&self, hash: &mut impl Hasher) {
+        let fate = self.fate.map(|fate| fate.is_ok());
+        (self.pause, fate, self.suspect.is_some(), self.broken).hash(hash);
+        (self.swapped_out, self.forsaken, self.in_command.is_some()).hash(hash);
+        (
+            self.pauser.is_some(),
+            self.settler.is_some(),
+            self.commands.is_empty(),
+        )
+            .hash(hash);
+        for region in [&self.lifecycle, &self.rdma] {
+            (region.inside > 0, region.waiting.is_empty()).hash(hash);
+        }
+        for pipeline in &self.pipelines {
+            (
+                pipeline.queue.is_empty(),
+                pipeline.in_flight.is_some(),
+                pipeline.sending,
+            )
+                .hash(hash);
+        }
     }
 
     /// The next thing to do.

@@ -25,13 +25,15 @@ use snaprig_card::{
     },
 };
 use snaprig_wire::{
-    bar4::{DOORBELL_SCIF, cause},
-    frame,
+    bar4::{DOORBELL_SCIF, cause, spad},
     ring::{RING_BYTES, RingError},
-    scif::{Extent, HOST, Message, NodeId, PAGE, PortId, QUEUE_BYTES},
+    scif::{Extent, HOST, NodeId, PAGE, PortId, QUEUE_BYTES},
 };
 
-use crate::node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value};
+use crate::{
+    link::{Broken, Link},
+    node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value},
+};
 
 #[cfg(test)]
 mod tests;
@@ -80,6 +82,7 @@ struct Inner {
     channels: BTreeMap<EndpointId, Channel>,
     owners: BTreeMap<RequestId, EndpointId>,
     pins: BTreeMap<BackingId, Pinned>,
+    link: Link,
     outbox: VecDeque<Vec<u8>>,
     /// Channels to wake once the lock is released.
     wakes: Vec<Channel>,
@@ -101,6 +104,7 @@ impl Driver {
                 channels: BTreeMap::new(),
                 owners: BTreeMap::new(),
                 pins: BTreeMap::new(),
+                link: Link::default(),
                 outbox: VecDeque::new(),
                 wakes: Vec::new(),
             }),
@@ -128,6 +132,7 @@ impl Driver {
     fn host(self: &Arc<Self>, there: bool) {
         let mut inner = self.lock();
         if there {
+            inner.link = Link::default();
             self.step(&mut inner, Input::PeerUp(HOST));
         } else {
             self.step(&mut inner, Input::PeerDown(HOST));
@@ -162,23 +167,34 @@ impl Driver {
             if inner.outbox.len() >= OUTBOX_MAX {
                 return 0;
             }
-            match self.device.ring_to_card().pop() {
+            let opened = match self.device.ring_to_card().pop() {
                 Ok(Some(record)) => {
                     // With its length, which even an empty one has.
                     left = left.saturating_sub(4 + record.len());
-                    match frame::decode::<Message>(&record) {
-                        Ok(message) => self.step(inner, Input::Message(message)),
-                        Err(_) => tracing::error!("the host writes nonsense to the ring"),
-                    }
+                    inner.link.open(&record)
                 }
                 Ok(None) => return 0,
-                Err(error) => {
-                    tracing::error!(?error, "the ring from the host is unusable");
+                Err(_) => Err(Broken::Ring),
+            };
+            match opened {
+                Ok(Some(message)) => self.step(inner, Input::Message(message)),
+                Ok(None) => {}
+                Err(Broken::Already) => return 0,
+                Err(why) => {
+                    self.give_up(inner, why);
                     return 0;
                 }
             }
         }
         left
+    }
+
+    /// The link to the host cannot be believed: the host is gone for this card, and told so.
+    fn give_up(self: &Arc<Self>, inner: &mut Inner, why: Broken) {
+        tracing::error!(%why, "the host is out of reach");
+        self.step(inner, Input::PeerDown(HOST));
+        inner.outbox.clear();
+        self.device.set_state(spad::STATE_CRASHED);
     }
 
     /// One input, and everything that follows from it.
@@ -192,7 +208,10 @@ impl Driver {
                         inner.wakes.extend(inner.channels.get(&endpoint));
                     }
                 }
-                Output::Send(_, message) => inner.outbox.push_back(frame::encode(&message)),
+                Output::Send(_, message) => {
+                    let record = inner.link.seal(&message);
+                    inner.outbox.push_back(record);
+                }
                 // The addresses of another card's windows would be taken for this one's.
                 Output::Copy { job, peer, .. } if ![HOST, inner.id].contains(&peer) => {
                     let refused = Err(libc::EOPNOTSUPP);
@@ -220,7 +239,7 @@ impl Driver {
         }
     }
 
-    fn flush(&self, inner: &mut Inner) {
+    fn flush(self: &Arc<Self>, inner: &mut Inner) {
         let mut any = false;
         while let Some(record) = inner.outbox.front() {
             match self.device.ring_to_host().push(record) {
@@ -230,10 +249,7 @@ impl Driver {
                 }
                 // The host rings the doorbell when it has made room.
                 Err(RingError::Full) => break,
-                Err(error) => {
-                    tracing::error!(?error, "the ring to the host is unusable");
-                    inner.outbox.clear();
-                }
+                Err(_) => return self.give_up(inner, Broken::Ring),
             }
         }
         if any {

@@ -4,14 +4,18 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`node`] | the sans-IO machine of one node, the same on the host and on a card |
+//! | [`link`] | one end of the link between two nodes: what is damaged or out of turn ends it |
 //! | [`card`] | its driver on a card: the character device `/dev/mic/scif` |
 //! | [`host`] | its driver on the host: a Unix socket for programs, a `Mic` for each card |
 //! | [`client`] | endpoints for host programs |
+//! | [`faults`] | where something can go wrong |
 //!
 //! What must stay true: the machine sees no clock, no memory and no thread; a message from a peer
 //! never panics it and never makes it hold more than credit and limits allow.
 
 pub mod card;
 pub mod client;
+pub mod faults;
 pub mod host;
+pub mod link;
 pub mod node;

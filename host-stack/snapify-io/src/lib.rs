@@ -5,9 +5,11 @@
 //! | [`sums`] | checksums of a file, chunk by chunk, beside it |
 //! | [`store`] | a snapshot directory: built aside, committed by a rename, verified before use |
 //! | [`grant`] | which directories cards may use |
+//! | [`faults`] | where something can go wrong |
 //! | [`daemon`] | serves cards' requests for files over SCIF with RMA |
 
 pub mod daemon;
+pub mod faults;
 pub mod grant;
 pub mod store;
 pub mod sums;

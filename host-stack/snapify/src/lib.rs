@@ -13,6 +13,7 @@
 //! | [`machine`] | the order of the steps, and what is undone when one fails |
 //! | [`snapify`](mod@snapify) | the five calls of the paper's table 1, and the scenarios of section 5 |
 //! | [`step`] | every step of them, by name |
+//! | [`faults`] | where something can go wrong |
 //! | [`control`] | the same from outside: a socket in the host process |
 //!
 //! What must stay true: one request at a time; a failed capture leaves the earlier snapshot and a
@@ -21,6 +22,7 @@
 
 pub mod control;
 mod error;
+pub mod faults;
 pub mod machine;
 pub mod snapify;
 pub mod step;

@@ -18,7 +18,11 @@
 //! or a resume has succeeded; a snapshot that is not committed is discarded; only a snapshot of this
 //! very pause is restored; a call that comes at the wrong time changes nothing.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::VecDeque,
+    hash::{Hash, Hasher},
+    time::Duration,
+};
 
 use snaprig_wire::{
     scif::NodeId,
@@ -134,7 +138,7 @@ pub enum Output {
 }
 
 /// What is under way, or not.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum State {
     Running,
     Preparing,
@@ -193,6 +197,18 @@ impl Default for Machine {
 }
 
 impl Machine {
+    /// Takes into a hash what decides what it does next, but for numbers and times: to count the
+    /// states that an exhaustive search has seen.
+    pub fn hash_state(&self, hash: &mut impl Hasher) {
+        (
+            &self.state,
+            self.captured,
+            self.building.is_some(),
+            self.failure.is_some(),
+        )
+            .hash(hash);
+    }
+
     /// The next thing to do.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()

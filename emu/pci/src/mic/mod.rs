@@ -178,6 +178,12 @@ impl Mic {
         self.inner.ring(1)
     }
 
+    /// Lets go of the card, which notices: it is dead from now on, and its last event follows.
+    pub fn close(&self) {
+        // Fails only when a request waits already.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+
     /// Tells the card to look at its ring.
     pub fn doorbell(&self) -> Result<(), MicError> {
         self.inner.write(bar4::SDBIC0 + 4 * bar4::DOORBELL_SCIF, 1)
@@ -227,8 +233,7 @@ impl Mic {
 
 impl Drop for Mic {
     fn drop(&mut self) {
-        // Fails only when a request waits already.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.close();
         if let Some(thread) = self.thread.take() {
             // The last owner may be a callback; a thread cannot wait for itself.
             if thread.thread().id() != std::thread::current().id() {

@@ -4,29 +4,48 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use coi_device::{daemon::machine::Conn, daemon::machine::Pid, offload::machine as sink};
+use serde::{Deserialize, Serialize};
 use snaprig_scif::node::EndpointId;
-use snaprig_snapify::{SnapifyError, Step, machine::Outcome as Done};
+use snaprig_snapify::{SnapifyError, Step, faults as snapify_faults, machine::Outcome as Done};
+use snaprig_snapify_io::faults;
 use snaprig_wire::{
+    frame,
     scif::{HOST, NodeId, PortId, port},
-    snapify::IMAGE,
+    snapify::{IMAGE, LOCAL_STORE, StoredFile},
     snapify_io::{
         BUFFER_BYTES, Failure, Input, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source,
     },
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Effect, World, decode, sockets::Heard};
-use crate::{Canary, points};
+use super::{Effect, HostId, World, decode, sockets::Heard};
+use crate::Canary;
 
-/// A snapshot that is being made, and one that is whole.
-pub const PARTIAL: &str = "snapshot.partial/";
-pub const FINAL: &str = "snapshot/";
+/// A host process's snapshot while it is being made.
+pub fn partial(host: HostId) -> String {
+    format!("snapshot{host}.partial/")
+}
+
+/// The same, once it is whole.
+fn finished(host: HostId) -> String {
+    format!("snapshot{host}/")
+}
+
 const MANIFEST: &str = "manifest";
 const SUMS: &str = ".sums";
 /// What a file is called until it is whole.
 const UNFINISHED: &str = ".unfinished";
 /// Bytes in a slot: small, so that small files need several.
 const CHUNK_BYTES: usize = 6;
+
+/// What says that a snapshot is complete.
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    /// The how manieth of its application.
+    round: u64,
+    local_store: Vec<StoredFile>,
+    image_bytes: u64,
+}
 
 /// What an endpoint is for.
 #[derive(Clone, Debug)]
@@ -114,7 +133,7 @@ impl World {
         self.transfers.all.insert((node, endpoint), transfer);
     }
 
-    fn buffer(&mut self) -> u64 {
+    pub(super) fn buffer(&mut self) -> u64 {
         let address = self.next_address;
         self.next_address += BUFFER_BYTES as u64;
         address
@@ -166,7 +185,7 @@ impl World {
                     self.io_step(node, endpoint, Input::Peer(message));
                 }
             }
-            (_, Heard::Copied(result)) => self.slot_copied(node, endpoint, result),
+            (_, Heard::Copied(_, result)) => self.slot_copied(node, endpoint, result),
             (_, Heard::Gone) => {
                 let begun = |transfer: &Transfer| transfer.machine.is_some();
                 match self.transfers.all.get(&(node, endpoint)).map(begun) {
@@ -248,7 +267,7 @@ impl World {
 
     fn fill(&mut self, node: NodeId, endpoint: EndpointId, slot: u8) -> Option<Input> {
         if node == HOST {
-            match self.fault(self.rig, &points::SNAPIFY_IO_READ) {
+            match self.fault(self.rig, &faults::READ) {
                 Effect::Ended => return None,
                 Effect::Error(errno) => return Some(Input::Failed(failure("read", errno))),
                 _ => {}
@@ -324,7 +343,7 @@ impl World {
         if xxh3_64(&bytes) != hash {
             return Some(Input::Failed(failure(&path, libc::EBADMSG)));
         }
-        let written = match self.fault(self.rig, &points::SNAPIFY_IO_WRITE) {
+        let written = match self.fault(self.rig, &faults::WRITE) {
             Effect::Ended => return None,
             Effect::Error(errno) => Err(errno),
             // write(2) says how much it wrote, and the rest fails.
@@ -355,7 +374,7 @@ impl World {
         else {
             return self.close(HOST, endpoint);
         };
-        let opened = match self.fault(self.rig, &points::SNAPIFY_IO_OPEN) {
+        let opened = match self.fault(self.rig, &faults::OPEN) {
             Effect::Ended => return,
             Effect::Error(errno) => Err(errno),
             _ => match mode {
@@ -409,7 +428,7 @@ impl World {
         }
         let transfer = self.transfers.all.get(&(HOST, endpoint))?;
         let (path, sum) = (transfer.path.clone(), xxh3_64(&transfer.got));
-        let done = match self.fault(self.rig, &points::SNAPIFY_IO_COMMIT) {
+        let done = match self.fault(self.rig, &faults::COMMIT) {
             Effect::Ended => return None,
             Effect::Error(errno) => Err(errno),
             _ => self.name_file(&path, sum),
@@ -453,86 +472,119 @@ impl World {
 
     // The snapshot's directory.
 
-    pub(super) fn prepare(&mut self) -> Result<Done, SnapifyError> {
-        match self.fault(self.host_process, &points::SNAPIFY_PREPARE) {
+    pub(super) fn prepare(&mut self, host: HostId) -> Result<Done, SnapifyError> {
+        match self.fault(self.host_processes[host], &snapify_faults::PREPARE) {
             Effect::Error(errno) => return Err(disk_error(Step::Agree, errno)),
             Effect::Ended => return Err(disk_error(Step::Agree, libc::EINTR)),
             _ => {}
         }
-        self.disk.remove(PARTIAL);
-        let made = self.disk.create(&format!("{PARTIAL}binaries"));
+        let partial = partial(host);
+        self.disk.remove(&partial);
+        if self.canary == Some(Canary::LostPredecessor) {
+            self.disk.remove(&finished(host));
+        }
+        let made = self.disk.create(&format!("{partial}binaries"));
         made.map_err(|errno| disk_error(Step::Agree, errno))?;
-        Ok(Done::Prepared(PARTIAL.into()))
+        Ok(Done::Prepared(partial))
     }
 
-    pub(super) fn commit(&mut self, image_bytes: u64) -> Result<Done, SnapifyError> {
-        let effect = self.fault(self.host_process, &points::SNAPIFY_COMMIT);
+    pub(super) fn commit(
+        &mut self,
+        host: HostId,
+        local_store: &[StoredFile],
+        image_bytes: u64,
+    ) -> Result<Done, SnapifyError> {
+        let effect = self.fault(self.host_processes[host], &snapify_faults::COMMIT);
+        let manifest = Manifest {
+            round: self.hosts[host].script.round,
+            local_store: local_store.to_vec(),
+            image_bytes,
+        };
         let done = match effect {
             Effect::Error(errno) => Err(errno),
             Effect::Ended => Err(libc::EINTR),
-            _ => self.commit_directory(image_bytes),
+            _ => self.commit_directory(host, &manifest),
         };
         done.map(|()| Done::Done)
             .map_err(|errno| disk_error(Step::Commit, errno))
     }
 
-    fn commit_directory(&mut self, image_bytes: u64) -> Result<(), i32> {
-        let manifest = format!("{PARTIAL}{MANIFEST}");
-        self.disk.create(&manifest)?;
+    fn commit_directory(&mut self, host: HostId, manifest: &Manifest) -> Result<(), i32> {
+        let (partial, finished) = (partial(host), finished(host));
+        let name = format!("{partial}{MANIFEST}");
+        self.disk.create(&name)?;
         self.disk
-            .append(&manifest, &image_bytes.to_le_bytes(), usize::MAX)?;
-        self.disk.sync(&manifest)?;
+            .append(&name, &frame::encode(manifest), usize::MAX)?;
+        self.disk.sync(&name)?;
         self.disk.sync_names();
-        self.disk.rename(PARTIAL, FINAL)?;
+        self.disk.rename(&partial, &finished)?;
         self.disk.sync_names();
         Ok(())
     }
 
-    pub(super) fn verify(&mut self) -> Result<Done, SnapifyError> {
-        match self.fault(self.host_process, &points::SNAPIFY_VERIFY) {
+    pub(super) fn verify(&mut self, host: HostId) -> Result<Done, SnapifyError> {
+        let finished = finished(host);
+        match self.fault(self.host_processes[host], &snapify_faults::VERIFY) {
             Effect::Error(errno) => return Err(disk_error(Step::Verify, errno)),
             Effect::Ended => return Err(disk_error(Step::Verify, libc::EINTR)),
             Effect::Corrupt(bit) => {
-                self.damaged = true;
-                self.disk.corrupt(&format!("{FINAL}{IMAGE}"), bit);
+                self.hosts[host].script.damaged = true;
+                self.disk.corrupt(&format!("{finished}{IMAGE}"), bit);
             }
             _ => {}
         }
-        self.whole_snapshot()
-            .map(|image_bytes| Done::Verified {
-                snapshot: FINAL.into(),
-                local_store: vec![],
+        self.whole_snapshot(host)
+            .map(|manifest| Done::Verified {
+                snapshot: finished,
+                local_store: manifest.local_store,
                 binaries: vec![],
-                image_bytes,
+                image_bytes: manifest.image_bytes,
             })
             .map_err(|errno| disk_error(Step::Verify, errno))
     }
 
-    /// What is wrong with the snapshot, as it is or as a crash of the machine would leave it.
-    pub(super) fn broken_snapshot(&mut self) -> Option<String> {
+    /// What is wrong with each host's snapshot, as it is or as a crash of the machine would leave it.
+    pub(super) fn broken_snapshots(&mut self) -> Vec<Option<String>> {
+        let mut broken = vec![None; self.hosts.len()];
         for when in ["at the end", "after a crash of the machine"] {
-            let there = !self.disk.names(FINAL).is_empty();
-            if let Err(errno) = self.whole_snapshot()
-                && there
-                && !self.damaged
-            {
-                return Some(format!("errno {errno}, {when}"));
+            for (host, broken) in broken.iter_mut().enumerate() {
+                let found = self.broken_snapshot(host);
+                *broken = broken.take().or(found.map(|how| format!("{how}, {when}")));
             }
             self.disk.crash();
         }
-        None
+        broken
     }
 
-    /// The bytes of the snapshot's image, if the snapshot is whole.
-    pub(super) fn whole_snapshot(&self) -> Result<u64, i32> {
-        let manifest = self.disk.read(&format!("{FINAL}{MANIFEST}"));
-        let image_bytes = manifest
-            .and_then(|bytes| bytes.first_chunk())
-            .map(|bytes| u64::from_le_bytes(*bytes))
-            .ok_or(libc::ENOENT)?;
-        let image = self.stored_file(&format!("{FINAL}{IMAGE}"))?;
-        match image.len() as u64 == image_bytes {
-            true => Ok(image_bytes),
+    fn broken_snapshot(&self, host: HostId) -> Option<String> {
+        let script = &self.hosts[host].script;
+        let there = !self.disk.names(&finished(host)).is_empty();
+        match self.whole_snapshot(host) {
+            _ if script.damaged => None,
+            Err(_) if !there && script.safe_round == 0 => None,
+            Err(errno) => Some(format!("errno {errno}")),
+            Ok(manifest) if manifest.round < script.safe_round => Some(format!(
+                "it is snapshot {}, and {} was complete",
+                manifest.round, script.safe_round
+            )),
+            Ok(_) => None,
+        }
+    }
+
+    /// The snapshot's manifest, if all of the snapshot is there and whole.
+    fn whole_snapshot(&self, host: HostId) -> Result<Manifest, i32> {
+        let finished = finished(host);
+        let bytes = self.disk.read(&format!("{finished}{MANIFEST}"));
+        let manifest: Manifest = decode(bytes.ok_or(libc::ENOENT)?).ok_or(libc::EBADMSG)?;
+        let image = self.stored_file(&format!("{finished}{IMAGE}"))?;
+        for file in &manifest.local_store {
+            let name = format!("{finished}{LOCAL_STORE}/{}", file.name);
+            if self.stored_file(&name)?.len() as u64 != file.len {
+                return Err(libc::EBADMSG);
+            }
+        }
+        match image.len() as u64 == manifest.image_bytes {
+            true => Ok(manifest),
             false => Err(libc::EBADMSG),
         }
     }

@@ -1,11 +1,11 @@
-//! The system: a rig (the host's SCIF node, the Snapify-IO daemon and the disk), a host process,
+//! The system: a rig (the host's SCIF node, the Snapify-IO daemon and the disk), host processes,
 //! and cards, each with a SCIF node, a COI daemon and offload processes.
 //!
 //! ```text
-//!  process "rig"                   "host"                  "card1", "card2", ...
+//!  process "rig"                   "host", "host2", ...    "card1", "card2", ...
 //!    node 0 <---- endpoints ----->  COI, Snapify
 //!      ^  '------- Snapify-IO server, disk
-//!      '--------------- messages -------------------------> node n
+//!      '--------------- links ----------------------------> node n
 //!                                                             '-- daemon, offload processes,
 //!                                                                 Snapify-IO requesters
 //! ```
@@ -16,24 +16,37 @@
 //! | module | what it is |
 //! |---|---|
 //! | `sockets` | SCIF for the programs of one node |
-//! | `host` | the host process |
-//! | `card` | daemon and offload processes |
+//! | `link` | records between two nodes, and what happens to them |
+//! | `host` | a host process: its connections, Snapify |
+//! | `app` | its application: run functions, buffers, and a script of snapshots |
+//! | `card` | a COI daemon |
+//! | `sink` | an offload process |
 //! | `io` | Snapify-IO, both ends |
+//! | `ledger` | what was sent and received, for the consistency of snapshots |
 
+mod app;
 mod card;
 mod host;
 mod io;
+mod ledger;
+mod link;
+mod sink;
 mod sockets;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::Hash,
+};
 
 use snaprig_scif::node::{EndpointId, Input};
+use xxhash_rust::xxh3::Xxh3;
+
 use snaprig_sim::{Disk, Engine, Kind, Plan, Point, ProcessId, Trace, engine::Lane};
 use snaprig_wire::{
     coi::Channel,
     dma::Descriptor,
     frame,
-    scif::{Body, HOST, Message, NodeId, PortId},
+    scif::{Body, HOST, NodeId, PortId},
     snapify_io,
 };
 
@@ -41,45 +54,51 @@ use self::{
     card::{Card, CardTask},
     host::{Host, HostTask},
     io::Transfers,
+    ledger::Ledger,
+    link::CardLink,
     sockets::{Does, Heard, Sockets},
 };
 use crate::{Canary, points};
 
-pub use self::host::SCENARIOS;
+pub use self::app::SCENARIOS;
 
 /// How long the rig takes to notice that a card's process is gone.
 const NOTICE_NS: u64 = 50_000;
 /// A run that makes more events than this does not come to rest.
 const EVENTS_MAX: u64 = 200_000;
 
+/// A host process, from 0.
+type HostId = usize;
+
 /// Something that happens to a process.
 #[derive(Debug)]
 enum Event {
-    /// To a node: a message of a neighbour.
-    Message(NodeId, Message),
-    /// To the host's node: this card is gone.
-    CardGone(NodeId),
-    /// To the host's node: the host process is gone.
-    HostGone,
+    /// To a node: a record of a neighbour's.
+    Record(link::Way, Vec<u8>),
+    /// Something happens to the link of this card.
+    Link(NodeId, link::Task),
+    /// To the host's node: this host process is gone.
+    HostGone(HostId),
     /// To the program behind an endpoint of a node.
     Hear(NodeId, EndpointId, Heard),
-    /// To the DMA engine of a node.
-    Copy(NodeId, u64, Vec<Descriptor>),
-    Host(HostTask),
+    /// To the node that has asked for copies with another one's memory.
+    Copy(NodeId, NodeId, u64, Vec<Descriptor>),
+    Host(HostId, HostTask),
     Card(NodeId, CardTask),
 }
 
 /// An event as a record shows it.
 fn label(roles: &BTreeMap<(NodeId, EndpointId), Role>, event: &Event) -> String {
     match event {
-        Event::Message(_, message) => match &message.body {
-            Body::Data(bytes) => format!("scif: Data, {} bytes", bytes.len()),
-            Body::Window { offset, .. } => format!("scif: Window at {offset}"),
-            body => format!("scif: {body:?}"),
+        Event::Record(_, record) => match link::peek(record).map(|message| message.body) {
+            Some(Body::Data(bytes)) => format!("scif: Data, {} bytes", bytes.len()),
+            Some(Body::Window { offset, .. }) => format!("scif: Window at {offset}"),
+            Some(body) => format!("scif: {body:?}"),
+            None => "a record without a message".into(),
         },
         Event::Hear(node, endpoint, Heard::Frame(bytes)) => {
             let shown = match roles.get(&(*node, *endpoint)) {
-                Some(Role::Host(role)) => role.show(bytes),
+                Some(Role::Host(_, role)) => role.show(bytes),
                 Some(Role::Card(role)) => role.show(bytes),
                 Some(Role::Io(_)) => show::<snapify_io::Message>(bytes),
                 None => None,
@@ -88,10 +107,10 @@ fn label(roles: &BTreeMap<(NodeId, EndpointId), Role>, event: &Event) -> String 
         }
         Event::Hear(_, _, Heard::Accepted(_)) => "accepted".into(),
         Event::Hear(_, _, heard) => format!("{heard:?}").to_lowercase(),
-        Event::Copy(_, _, copies) => format!("DMA, {} descriptors", copies.len()),
-        Event::CardGone(node) => format!("card {node} is gone"),
-        Event::HostGone => "the host process is gone".into(),
-        Event::Host(task) => format!("{task:?}"),
+        Event::Copy(.., copies) => format!("DMA, {} descriptors", copies.len()),
+        Event::Link(node, task) => format!("link of card {node}: {task:?}"),
+        Event::HostGone(_) => "a host process is gone".into(),
+        Event::Host(_, task) => format!("{task:?}"),
         Event::Card(_, task) => format!("{task:?}"),
     }
 }
@@ -104,7 +123,7 @@ fn show<T: serde::de::DeserializeOwned + std::fmt::Debug>(bytes: &[u8]) -> Optio
 /// Whose endpoint it is.
 #[derive(Clone, Debug)]
 enum Role {
-    Host(host::Role),
+    Host(HostId, host::Role),
     Card(card::Role),
     Io(io::Role),
 }
@@ -124,6 +143,12 @@ enum Effect {
     Corrupt(u64),
     /// So much of it.
     Torn(u64),
+    /// Nothing, and nobody is told.
+    Dropped,
+    /// All of it, twice.
+    Doubled,
+    /// All of it, before what came before.
+    Early,
 }
 
 /// How a run ended.
@@ -139,23 +164,52 @@ pub enum Ending {
     Endless,
 }
 
+impl Ending {
+    /// The worse, the more.
+    fn weight(&self) -> u8 {
+        match self {
+            Self::Finished => 0,
+            Self::Failed(_) => 1,
+            Self::Stuck(_) => 2,
+            Self::Endless => 3,
+        }
+    }
+}
+
+/// What came of one application.
+#[derive(Debug)]
+pub struct App {
+    /// How it ended.
+    pub ending: Ending,
+    /// Whether its process was lost, and nothing could bring it back.
+    pub lost: bool,
+    /// Results of run functions, by pipeline, in the order in which they were asked for.
+    pub results: Vec<Vec<Option<u64>>>,
+    /// Of each buffer: what its run functions left in it, if it was read at the end.
+    pub buffers: Vec<Option<u64>>,
+    /// What is wrong with its snapshot on the disk; `None`: it is whole, or not there.
+    pub snapshot: Option<String>,
+    /// Calls that were told of an error, in its own words.
+    pub errors: Vec<String>,
+}
+
 /// What there is to know of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// How it ended.
+    /// How it ended: the worst of all applications.
     pub ending: Ending,
-    /// Whether the application's process was lost, and nothing could bring it back.
-    pub lost: bool,
-    /// Results of run functions, in the order in which they were asked for.
-    pub results: Vec<Option<u64>>,
-    /// What is wrong with the snapshot on the disk; `None`: it is whole, or not there.
-    pub snapshot: Option<String>,
-    /// What must never happen, and did.
-    pub violations: Vec<String>,
+    /// Every application.
+    pub apps: Vec<App>,
+    /// What must never happen, and did: the invariant, and how.
+    pub violations: Vec<(&'static str, String)>,
     /// Offload processes that are left on living cards, with nobody who owns them.
     pub leftovers: Vec<String>,
     /// Faults that happened.
     pub faults: u64,
+    /// Those of them of which somebody must have been told.
+    pub loud_faults: u64,
+    /// The states that the system was in, if that was asked for.
+    pub states: BTreeSet<u64>,
     /// Fault points, how often each was reached and how often something happened there.
     pub reached: Vec<(&'static str, u64, u64)>,
     /// Virtual time at the end.
@@ -169,23 +223,28 @@ pub struct Outcome {
 struct World {
     engine: Engine<Event>,
     rig: ProcessId,
-    host_process: ProcessId,
+    host_processes: Vec<ProcessId>,
     /// By node, from 1.
     card_processes: Vec<ProcessId>,
     /// By node, from 0.
     nodes: Vec<Sockets>,
+    /// By node, from 1.
+    links: Vec<CardLink>,
     roles: BTreeMap<(NodeId, EndpointId), Role>,
     /// Contents of registered memory, by DMA address.
     memory: BTreeMap<u64, Vec<u8>>,
     next_address: u64,
-    host: Host,
+    hosts: Vec<Host>,
     cards: Vec<Card>,
     transfers: Transfers,
     disk: Disk,
-    violations: Vec<String>,
+    ledger: Ledger,
+    violations: Vec<(&'static str, String)>,
     faults: u64,
-    /// The snapshot was damaged on purpose.
+    loud_faults: u64,
+    /// Bits of memory or files were flipped on purpose.
     damaged: bool,
+    states: Option<BTreeSet<u64>>,
     /// The bug that this run has.
     canary: Option<Canary>,
     /// The fault point at which the run stops, until it is reached.
@@ -194,25 +253,70 @@ struct World {
 
 /// Most cards of a plan.
 pub const CARDS_MAX: u16 = 32;
+/// Most host processes, pipelines, run functions, buffers, writes of a plan.
+const WORK_MAX: [u16; 5] = [4, 8, 100, 8, 100];
 
-/// The processes of a system with so many cards, as plans name them.
-pub fn processes(cards: u16) -> Vec<String> {
-    let cards = (1..=cards).map(|node| format!("card{node}"));
-    ["rig".to_owned(), "host".to_owned()]
+/// The processes of a plan's system, as plans name them.
+pub fn processes(plan: &Plan) -> Vec<String> {
+    let hosts = (1..=plan.workload.processes).map(|number| match number {
+        1 => "host".into(),
+        number => format!("host{number}"),
+    });
+    let cards = (1..=plan.cards).map(|node| format!("card{node}"));
+    ["rig".to_owned()]
         .into_iter()
+        .chain(hosts)
         .chain(cards)
         .collect()
 }
 
-/// Whether there is a system and a scenario as the plan says.
-pub fn is_possible(plan: &Plan) -> bool {
-    (2..=CARDS_MAX).contains(&plan.cards) && SCENARIOS.contains(&plan.scenario.as_str())
+/// What is impossible about the plan's system, if anything is.
+pub fn impossible(plan: &Plan) -> Option<String> {
+    let work = plan.workload;
+    let amounts = [
+        work.processes,
+        work.pipelines,
+        work.runs,
+        work.buffers,
+        work.writes,
+    ];
+    let too_much = amounts
+        .iter()
+        .zip(WORK_MAX)
+        .any(|(amount, most)| *amount > most);
+    if !(2..=CARDS_MAX).contains(&plan.cards) {
+        return Some(format!("{} cards: there are 2 to {CARDS_MAX}", plan.cards));
+    }
+    if !SCENARIOS.contains(&plan.scenario.as_str()) {
+        let scenarios = SCENARIOS.join(", ");
+        return Some(format!(
+            "scenario {:?}: there are {scenarios}",
+            plan.scenario
+        ));
+    }
+    if too_much || amounts[..3].contains(&0) {
+        return Some(format!(
+            "workload {work:?}: 1 to {} processes, 1 to {} pipelines, 1 to {} runs, up to {} \
+             buffers and up to {} writes",
+            WORK_MAX[0], WORK_MAX[1], WORK_MAX[2], WORK_MAX[3], WORK_MAX[4]
+        ));
+    }
+    None
 }
 
 /// Runs a plan to its end, with a planted bug or without.
 pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
-    let mut world = World::new(plan, trace);
-    world.canary = canary;
+    run_world(plan, World::new(plan, trace, canary))
+}
+
+/// The same, and keeps every state that the system was in ([`Outcome::states`]).
+pub fn run_counting(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
+    let mut world = World::new(plan, trace, canary);
+    world.states = Some(BTreeSet::new());
+    run_world(plan, world)
+}
+
+fn run_world(plan: &Plan, mut world: World) -> Outcome {
     world.start(plan);
     // Safety first; then everything is healed, and progress demanded.
     let mut ending = world.rest();
@@ -235,8 +339,8 @@ pub enum Until {
 
 /// Runs a plan up to there, and describes every machine as it is then.
 pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, String) {
-    let mut world = World::new(plan, Trace::recording());
-    (world.canary, world.until) = (canary, Some(until));
+    let mut world = World::new(plan, Trace::recording(), canary);
+    world.until = Some(until);
     world.start(plan);
     let _ = world.rest();
     let state = world.describe();
@@ -244,11 +348,12 @@ pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, St
 }
 
 impl World {
-    fn new(plan: &Plan, trace: Trace) -> Self {
+    fn new(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Self {
         let mut engine = Engine::new(plan, &points::all(), trace);
-        let mut all = processes(plan.cards).into_iter();
+        let mut all = processes(plan).into_iter();
         let mut next = || engine.process(&all.next().unwrap_or_default());
-        let (rig, host_process) = (next(), next());
+        let rig = next();
+        let host_processes: Vec<_> = (0..plan.workload.processes).map(|_| next()).collect();
         let card_processes: Vec<_> = (1..=plan.cards).map(|_| next()).collect();
         let mut nodes: Vec<_> = (0..=plan.cards).map(Sockets::new).collect();
         for node in 1..=plan.cards {
@@ -258,20 +363,24 @@ impl World {
         Self {
             engine,
             rig,
-            host_process,
+            hosts: host_processes.iter().map(|_| Host::default()).collect(),
+            host_processes,
             card_processes,
             nodes,
+            links: (1..=plan.cards).map(|_| CardLink::default()).collect(),
             roles: BTreeMap::new(),
             memory: BTreeMap::new(),
             next_address: 1 << 32,
-            host: Host::default(),
             cards: (1..=plan.cards).map(Card::new).collect(),
             transfers: Transfers::default(),
             disk: Disk::default(),
+            ledger: Ledger::default(),
             violations: Vec::new(),
             faults: 0,
+            loud_faults: 0,
             damaged: false,
-            canary: None,
+            states: None,
+            canary,
             until: None,
         }
     }
@@ -281,13 +390,19 @@ impl World {
         for node in 1..=plan.cards {
             self.start_card(node);
         }
-        self.start_host(plan);
+        for host in 0..self.hosts.len() {
+            self.start_host(host, plan);
+        }
     }
 
     /// Runs until nothing is to come any more; an ending, if that can be told already.
     fn rest(&mut self) -> Option<Ending> {
-        while let Some((process, event)) = self.engine.next(|event| label(&self.roles, event)) {
-            self.happen(process, event);
+        while let Some((_, event)) = self.engine.next(|event| label(&self.roles, event)) {
+            self.happen(event);
+            if self.states.is_some() {
+                let state = self.state();
+                self.states.get_or_insert_default().insert(state);
+            }
             match self.until {
                 Some(Until::Event(count)) if self.engine.trace.events() >= count => break,
                 Some(Until::Now) => break,
@@ -300,20 +415,14 @@ impl World {
         None
     }
 
-    fn happen(&mut self, process: ProcessId, event: Event) {
+    fn happen(&mut self, event: Event) {
         match event {
-            Event::Message(node, message) => {
-                self.nodes[usize::from(node)].handle(Input::Message(message));
-                self.pump(node);
-            }
-            Event::CardGone(node) => {
-                self.nodes[usize::from(HOST)].handle(Input::PeerDown(node));
-                self.pump(HOST);
-            }
-            Event::HostGone => self.close_endpoints_of_host(),
+            Event::Record(way, record) => self.record(way, &record),
+            Event::Link(node, task) => self.link_task(node, task),
+            Event::HostGone(host) => self.close_endpoints_of_host(host),
             Event::Hear(node, endpoint, heard) => self.hear(node, endpoint, heard),
-            Event::Copy(node, job, copies) => self.copy(process, node, job, &copies),
-            Event::Host(task) => self.host_task(task),
+            Event::Copy(node, peer, job, copies) => self.copy(node, peer, job, &copies),
+            Event::Host(host, task) => self.host_task(host, task),
             Event::Card(node, task) => self.card_task(node, task),
         }
     }
@@ -327,29 +436,48 @@ impl World {
             return Effect::None;
         };
         self.faults += 1;
-        match kind {
-            Kind::Delay(by_ns) => Effect::Late(by_ns),
-            Kind::Error(errno) => Effect::Error(errno),
-            Kind::Corrupt(bit) => Effect::Corrupt(bit),
-            Kind::TornWrite(bytes) => Effect::Torn(bytes),
-            Kind::DiskFull => {
+        let process = kind.process().and_then(|name| self.engine.named(name));
+        match (kind, process) {
+            (Kind::Delay(by_ns), _) => Effect::Late(by_ns),
+            (Kind::Error(errno), _) => {
+                self.loud_faults += 1;
+                Effect::Error(errno)
+            }
+            (Kind::Corrupt(bit), _) => Effect::Corrupt(bit),
+            (Kind::TornWrite(bytes), _) => {
+                self.loud_faults += 1;
+                Effect::Torn(bytes)
+            }
+            (Kind::Drop, _) => Effect::Dropped,
+            (Kind::Duplicate, _) => Effect::Doubled,
+            (Kind::Reorder, _) => Effect::Early,
+            (Kind::DiskFull, _) => {
                 self.disk.fill();
                 Effect::None
             }
-            Kind::Crash(name) => {
-                if let Some(process) = self.engine.named(&name) {
-                    self.crash(process);
-                }
+            (Kind::Crash(_), Some(process)) => {
+                self.crash(process);
                 self.alive(at)
             }
-            Kind::Hang(name) => {
-                if let Some(process) = self.engine.named(&name) {
-                    self.engine.hang(process);
-                }
+            (Kind::Restart(_), Some(process)) => {
+                self.crash(process);
+                self.boot_later(process);
                 self.alive(at)
             }
-            // They apply to no point.
-            Kind::Drop | Kind::Duplicate | Kind::Reorder | Kind::LinkDown(_) => Effect::None,
+            (Kind::Hang(_), Some(process)) => {
+                self.engine.hang(process);
+                self.watch_for_silence(process);
+                self.alive(at)
+            }
+            (Kind::LinkDown(_), Some(card)) => {
+                self.cut_link(card);
+                Effect::None
+            }
+            (Kind::Partition(_), Some(card)) => {
+                self.partition(card);
+                Effect::None
+            }
+            (_, None) => Effect::None,
         }
     }
 
@@ -363,26 +491,27 @@ impl World {
     /// A process dies, and whoever has to notice will.
     fn crash(&mut self, process: ProcessId) {
         self.engine.crash(process);
-        if process == self.host_process {
-            self.host.alive = false;
-            self.engine.after(self.rig, NOTICE_NS, Event::HostGone);
+        let host = self.host_processes.iter().position(|one| *one == process);
+        if let Some(host) = host {
+            self.hosts[host].alive = false;
+            self.engine
+                .after(self.rig, NOTICE_NS, Event::HostGone(host));
         } else if let Some(node) = self.node_of(process) {
             self.nodes[usize::from(node)] = Sockets::new(node);
             self.roles.retain(|(of, _), _| *of != node);
-            self.cards[usize::from(node) - 1] = Card::new(node);
+            self.cards[usize::from(node) - 1].forget();
             self.forget_requesters(node);
-            self.engine
-                .after(self.rig, NOTICE_NS, Event::CardGone(node));
+            self.card_is_gone(node);
         } else {
             // Everything that a rig has started ends with it (`exit_with_the_rig`).
             for process in self.card_processes.clone() {
                 self.engine.crash(process);
             }
-            self.cards
-                .iter_mut()
-                .for_each(|card| *card = Card::new(card.node));
-            let event = Event::Host(HostTask::RigGone);
-            self.engine.after(self.host_process, NOTICE_NS, event);
+            self.cards.iter_mut().for_each(Card::forget);
+            for (host, process) in self.host_processes.clone().into_iter().enumerate() {
+                let event = Event::Host(host, HostTask::RigGone);
+                self.engine.after(process, NOTICE_NS, event);
+            }
         }
     }
 
@@ -402,8 +531,9 @@ impl World {
     /// Everything that hangs is ended, and the disk has room again; whether anything hung.
     fn heal(&mut self) -> bool {
         self.disk.make_room();
-        let all = [self.rig, self.host_process]
+        let all = [self.rig]
             .into_iter()
+            .chain(self.host_processes.clone())
             .chain(self.card_processes.clone());
         let hung: Vec<_> = all.filter(|one| self.engine.is_hung(*one)).collect();
         for process in &hung {
@@ -422,20 +552,25 @@ impl World {
                 continue;
             }
             match does {
-                Does::Send(to, message) => self.send_message(own, node, to, message),
+                Does::Send(to, message) => self.send_message(own, node, to, &message),
                 Does::Hear(endpoint, heard) => {
                     let pipeline = |channel: &Channel| matches!(channel, Channel::Pipeline(_));
                     let (program, thread) = match self.roles.get(&(node, endpoint)) {
-                        Some(Role::Host(host::Role::Channel(_, channel))) if pipeline(channel) => {
-                            (self.host_process, points::COI_PIPE_THREAD1)
+                        Some(Role::Host(host, host::Role::Channel(_, channel)))
+                            if pipeline(channel) =>
+                        {
+                            let program = self.host_processes[*host];
+                            (program, snaprig_coi::faults::PIPE_THREAD1)
                         }
                         Some(Role::Card(card::Role::Channel(_, Some(channel))))
                             if pipeline(channel) =>
                         {
-                            (own, points::COI_PIPE_THREAD2)
+                            (own, coi_device::faults::PIPE_THREAD2)
                         }
-                        Some(Role::Host(_)) => (self.host_process, points::COI_THREAD),
-                        _ => (own, points::COI_THREAD),
+                        Some(Role::Host(host, _)) => {
+                            (self.host_processes[*host], snaprig_coi::faults::THREAD)
+                        }
+                        _ => (own, snaprig_coi::faults::THREAD),
                     };
                     // Nothing is heard on an endpoint before it is accepted.
                     let lane = match heard {
@@ -450,29 +585,21 @@ impl World {
                     let event = Event::Hear(node, endpoint, heard);
                     self.engine.send_late(own, program, lane, by_ns, event);
                 }
-                Does::Copy(job, copies) => {
-                    let event = Event::Copy(node, job, copies);
+                Does::Copy(job, peer, copies) => {
+                    let event = Event::Copy(node, peer, job, copies);
                     self.engine.after(own, 0, event);
                 }
             }
         }
     }
 
-    fn send_message(&mut self, own: ProcessId, node: NodeId, to: NodeId, message: Message) {
-        let by_ns = match self.fault(own, &points::SCIF_MESSAGE) {
-            Effect::Ended => return,
-            Effect::Late(by_ns) => by_ns,
-            _ => 0,
-        };
-        let peer = self.process_of(to);
-        let lane = Lane::from(node) << 16 | Lane::from(to);
-        let event = Event::Message(to, message);
-        self.engine.send_late(own, peer, lane, by_ns, event);
-    }
-
-    fn copy(&mut self, own: ProcessId, node: NodeId, job: u64, copies: &[Descriptor]) {
-        let result = match self.fault(own, &points::SCIF_COPY) {
-            Effect::Ended => return,
+    fn copy(&mut self, node: NodeId, peer: NodeId, job: u64, copies: &[Descriptor]) {
+        let effect = self.fault(self.process_of(node), &snaprig_scif::faults::COPY);
+        if effect == Effect::Ended || self.is_held(node, peer, job) {
+            return;
+        }
+        let result = match effect {
+            _ if !self.engine.is_alive(self.process_of(peer)) => Err(libc::EIO),
             Effect::Error(errno) => Err(errno),
             effect => {
                 for copy in copies {
@@ -480,8 +607,8 @@ impl World {
                     if let Effect::Corrupt(bit) = effect
                         && !bytes.is_empty()
                     {
-                        let bit = bit % (bytes.len() as u64 * 8);
-                        bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+                        self.damaged = true;
+                        link::flip(&mut bytes, bit);
                     }
                     self.memory.insert(copy.dst, bytes);
                 }
@@ -495,7 +622,7 @@ impl World {
     /// A program takes what has arrived on its endpoint.
     fn hear(&mut self, node: NodeId, endpoint: EndpointId, heard: Heard) {
         match self.roles.get(&(node, endpoint)).cloned() {
-            Some(Role::Host(role)) => self.host_hears(endpoint, role, heard),
+            Some(Role::Host(host, role)) => self.host_hears(host, endpoint, role, heard),
             Some(Role::Card(role)) => self.card_hears(node, endpoint, role, heard),
             Some(Role::Io(role)) => self.io_hears(node, endpoint, role, heard),
             None => {}
@@ -507,7 +634,7 @@ impl World {
         self.roles.insert((node, endpoint), role);
         match self.engine.is_alive(self.process_of(node)) {
             true => self.pump(node),
-            false => self.gone(endpoint),
+            false => self.gone(node, endpoint),
         }
         endpoint
     }
@@ -534,7 +661,9 @@ impl World {
     /// Every machine, as it is.
     fn describe(&self) -> String {
         let mut text = format!("at {} ns\n\n", self.engine.now_ns());
-        text += &self.describe_host();
+        for host in &self.hosts {
+            text += &host.describe();
+        }
         for card in &self.cards {
             let process = self.process_of(card.node);
             let life = if self.engine.is_alive(process) {
@@ -548,18 +677,44 @@ impl World {
         text + &format!("disk: {names}\n")
     }
 
-    fn violation(&mut self, what: impl Into<String>) {
-        self.violations.push(what.into());
+    /// What the protocols' machines would do next depends on this, and on nothing else but numbers
+    /// and times.
+    fn state(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for (host, process) in self.hosts.iter().zip(&self.host_processes) {
+            self.engine.is_alive(*process).hash(&mut hash);
+            host.hash_state(&mut hash);
+        }
+        for (card, link) in self.cards.iter().zip(&self.links) {
+            self.engine
+                .is_alive(self.process_of(card.node))
+                .hash(&mut hash);
+            link.hash_state(&mut hash);
+            card.hash_state(&mut hash);
+        }
+        self.engine.is_alive(self.rig).hash(&mut hash);
+        self.disk.hash_names(&mut hash);
+        hash.digest()
+    }
+
+    fn violation(&mut self, invariant: &'static str, what: impl Into<String>) {
+        self.violations.push((invariant, what.into()));
     }
 
     fn into_outcome(mut self, ending: Option<Ending>) -> Outcome {
-        let ending = ending.unwrap_or_else(|| self.host_ending());
-        // The host process goes, and nothing of it may stay.
-        self.host.alive = false;
-        self.engine.crash(self.host_process);
-        if self.engine.is_alive(self.rig) {
-            self.close_endpoints_of_host();
+        let endings: Vec<_> = (0..self.hosts.len())
+            .map(|host| ending.clone().unwrap_or_else(|| self.host_ending(host)))
+            .collect();
+        // The host processes go, and nothing of them may stay.
+        for host in 0..self.hosts.len() {
+            self.hosts[host].alive = false;
+            self.engine.crash(self.host_processes[host]);
+            if self.engine.is_alive(self.rig) {
+                self.close_endpoints_of_host(host);
+            }
         }
+        let ending = endings.iter().max_by_key(|one| one.weight()).cloned();
+        let ending = ending.unwrap_or(Ending::Finished);
         let mut endless = ending == Ending::Endless || self.rest().is_some();
         while !endless && self.heal() {
             endless = self.rest().is_some();
@@ -568,15 +723,17 @@ impl World {
             true => Vec::new(),
             false => self.leftovers(),
         };
-        let snapshot = self.broken_snapshot();
+        let snapshots = self.broken_snapshots();
+        let apps = endings.into_iter().zip(snapshots).zip(&self.hosts);
+        let apps = apps.map(|((ending, snapshot), host)| host.outcome(ending, snapshot));
         let reached = self.engine.faults().reached().iter();
         Outcome {
-            lost: self.host.lost,
-            results: self.host_results(),
-            snapshot,
+            apps: apps.collect(),
             violations: self.violations,
             leftovers,
             faults: self.faults,
+            loud_faults: self.loud_faults,
+            states: self.states.unwrap_or_default(),
             reached: reached
                 .map(|(name, reached)| (*name, reached.times, reached.faults))
                 .collect(),

@@ -25,8 +25,8 @@ pub enum Heard {
     Frame(Vec<u8>),
     /// Its window has this offset.
     Registered(i64),
-    /// RMA has ended.
-    Copied(Result<(), i32>),
+    /// This RMA has ended.
+    Copied(RequestId, Result<(), i32>),
     /// It cannot be connected, or is not any more.
     Gone,
 }
@@ -38,8 +38,8 @@ pub enum Does {
     Send(NodeId, Message),
     /// For the program behind an endpoint.
     Hear(EndpointId, Heard),
-    /// Copies; report with [`Sockets::copied`].
-    Copy(u64, Vec<Descriptor>),
+    /// Copies, with this node's memory; report with [`Sockets::copied`].
+    Copy(u64, NodeId, Vec<Descriptor>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,10 +96,12 @@ impl Sockets {
         self.next
     }
 
-    fn ask(&mut self, endpoint: EndpointId, op: Op, asked: Asked) {
+    fn ask(&mut self, endpoint: EndpointId, op: Op, asked: Asked) -> RequestId {
         self.next += 1;
-        self.asked.insert(self.next, (endpoint, asked));
-        self.handle(Input::Request(self.next, endpoint, op));
+        let request = self.next;
+        self.asked.insert(request, (endpoint, asked));
+        self.handle(Input::Request(request, endpoint, op));
+        request
     }
 
     /// A listening endpoint; port 0 takes a free one.
@@ -147,6 +149,25 @@ impl Sockets {
         self.ask(endpoint, op, Asked::Copy);
     }
 
+    /// Copies between memory of this side and a window of the peer's.
+    pub fn copy_memory(
+        &mut self,
+        endpoint: EndpointId,
+        address: u64,
+        len: u64,
+        remote: i64,
+        write: bool,
+    ) -> RequestId {
+        let extents = vec![Extent { address, len }];
+        let op = Op::Rma {
+            local: Local::Memory { extents, skip: 0 },
+            len,
+            remote,
+            write,
+        };
+        self.ask(endpoint, op, Asked::Copy)
+    }
+
     /// Closes an endpoint; its program hears nothing more.
     pub fn close(&mut self, endpoint: EndpointId) {
         self.inboxes.remove(&endpoint);
@@ -162,18 +183,26 @@ impl Sockets {
         while let Some(output) = self.node.poll_output() {
             match output {
                 Output::Send(to, message) => self.does.push_back(Does::Send(to, message)),
-                Output::Copy { job, copies, .. } => self.does.push_back(Does::Copy(job, copies)),
+                Output::Copy { job, peer, copies } => {
+                    self.does.push_back(Does::Copy(job, peer, copies));
+                }
                 Output::Release(_) | Output::Changed(_) => {}
                 Output::Done(request, result) => {
                     if let Some((endpoint, asked)) = self.asked.remove(&request) {
-                        self.done(endpoint, asked, result);
+                        self.done(request, endpoint, asked, result);
                     }
                 }
             }
         }
     }
 
-    fn done(&mut self, endpoint: EndpointId, asked: Asked, result: Result<Value, i32>) {
+    fn done(
+        &mut self,
+        request: RequestId,
+        endpoint: EndpointId,
+        asked: Asked,
+        result: Result<Value, i32>,
+    ) {
         match (asked, result) {
             (Asked::Bind, Ok(Value::Port(port))) => self.hear(endpoint, Heard::Listening(port)),
             (Asked::Connect, Ok(_)) => {
@@ -193,7 +222,9 @@ impl Sockets {
             (Asked::Register, Ok(Value::Offset(offset))) => {
                 self.hear(endpoint, Heard::Registered(offset));
             }
-            (Asked::Copy, result) => self.hear(endpoint, Heard::Copied(result.map(|_| ()))),
+            (Asked::Copy, result) => {
+                self.hear(endpoint, Heard::Copied(request, result.map(|_| ())));
+            }
             (Asked::Connect | Asked::Receive | Asked::Register, _) => {
                 self.hear(endpoint, Heard::Gone);
             }

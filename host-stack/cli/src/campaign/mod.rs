@@ -219,19 +219,11 @@ fn plans(options: &Options) -> Result<Plans, AnyError> {
 /// A plan from a file, if it makes sense.
 fn read(path: &Path) -> Result<Plan, AnyError> {
     let plan = Plan::read(path)?;
-    plan.check(&points::all(), &model::processes(plan.cards))?;
-    match model::is_possible(&plan) {
-        true => Ok(plan),
-        false => Err(format!(
-            "{}: {} cards, scenario {:?}: there are 2 to {} cards, and the scenarios {}",
-            path.display(),
-            plan.cards,
-            plan.scenario,
-            model::CARDS_MAX,
-            model::SCENARIOS.join(", ")
-        )
-        .into()),
+    if let Some(why) = model::impossible(&plan) {
+        return Err(format!("{}: {why}", path.display()).into());
     }
+    plan.check(&points::all(), &model::processes(&plan))?;
+    Ok(plan)
 }
 
 /// Adds up the reports of shards.
@@ -320,7 +312,7 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
     if let Some(until) = &options.until {
         let (trace, state) = model::state_at(&plan, options.canary, until.clone());
         if options.events {
-            print_events(&trace, &model::processes(plan.cards));
+            print_events(&trace, &model::processes(&plan));
         }
         print!("{state}");
         return Ok(ExitCode::SUCCESS);

@@ -15,7 +15,11 @@ use snaprig_card::{
     memory::CardMemory,
 };
 use snaprig_pci::{host::HostDevice, vfio_user_client::VfioUserClient};
-use snaprig_wire::{bar4, pci::BAR_MMIO, scif::Body};
+use snaprig_wire::{
+    bar4,
+    pci::BAR_MMIO,
+    scif::{Body, Message},
+};
 
 use super::*;
 
@@ -179,7 +183,26 @@ fn ring(host: &VfioUserClient) {
     host.read32(BAR_MMIO, bar4::SICR0).unwrap();
 }
 
-fn message(body: Body) -> Vec<u8> {
+/// The host's end of the link.
+#[derive(Default)]
+struct Host {
+    link: Link,
+    /// Sealed, and the ring was full.
+    waiting: Option<Vec<u8>>,
+}
+
+impl Host {
+    /// Puts the message into the ring, if there is room.
+    fn put(&mut self, device: &Device, message: &Message) -> bool {
+        let link = &mut self.link;
+        let record = self.waiting.take().unwrap_or_else(|| link.seal(message));
+        let put = device.ring_to_card().push(&record).is_ok();
+        self.waiting = (!put).then_some(record);
+        put
+    }
+}
+
+fn message(body: Body) -> Message {
     let (host, card) = (
         PortId {
             node: HOST,
@@ -187,12 +210,12 @@ fn message(body: Body) -> Vec<u8> {
         },
         PortId { node: 1, port: 2 },
     );
-    frame::encode(&Message {
+    Message {
         from: host,
         to: card,
         connection: 1,
         body,
-    })
+    }
 }
 
 #[test]
@@ -204,9 +227,10 @@ fn a_host_that_never_stops_writing_holds_nobody_up() {
     let (device, stop) = (card.device.clone(), over.clone());
     let (send, writing) = channel();
     let writer = std::thread::spawn(move || {
-        let (record, mut is_full) = (message(Body::Closed), false);
+        let (message, mut is_full) = (message(Body::Closed), false);
+        let mut host = Host::default();
         while !stop.load(Ordering::Relaxed) {
-            if device.ring_to_card().push(&record).is_err() && !is_full {
+            if !host.put(&device, &message) && !is_full {
                 is_full = true;
                 send.send(()).unwrap();
             }
@@ -233,17 +257,18 @@ fn a_host_that_does_not_read_is_not_read_from_and_no_message_is_lost() {
     let host = card.host();
     let question = message(Body::Connect);
     let (mut asked, mut told) = (0, 0);
-    let refused = |told: &mut u32| {
+    let (mut writer, mut reader) = (Host::default(), Link::default());
+    let mut refused = |told: &mut u32| {
         while let Some(record) = card.device.ring_to_host().pop().unwrap() {
-            let answer: Message = frame::decode(&record).unwrap();
+            let answer = reader.open(&record).unwrap().unwrap();
             assert_eq!(answer.body, Body::Refused);
             *told += 1;
         }
     };
     // Until the rings and the outbox are full.
-    while card.device.ring_to_card().push(&question).is_ok() {
+    while writer.put(&card.device, &question) {
         asked += 1;
-        while card.device.ring_to_card().push(&question).is_ok() {
+        while writer.put(&card.device, &question) {
             asked += 1;
         }
         ring(&host);
@@ -272,9 +297,9 @@ fn connections_end_with_the_host_and_the_next_one_finds_a_clean_card() {
     let mut host = card.host();
     for leaves in [true, false, true, false] {
         // One connection is accepted, one asks to be, and one of the card's own is not answered.
+        let mut writer = Host::default();
         for _ in 0..2 {
-            let question = message(Body::Connect);
-            card.device.ring_to_card().push(&question).unwrap();
+            assert!(writer.put(&card.device, &message(Body::Connect)));
         }
         ring(&host);
         card.ask(&listener, SCIF_ACCEPTREQ, &[BLOCK as u64, 0])
@@ -334,6 +359,7 @@ fn the_memory_of_another_card_is_out_of_reach() {
     };
     let accept = [BLOCK as u64, 0];
     let (mut endpoint, file) = ([0; 8], card.open());
+    let mut writer = Host::default();
     let from = PortId { node: 2, port: 1 };
     let to = PortId { node: 1, port: 2 };
     for body in [Body::Connect, window] {
@@ -344,8 +370,7 @@ fn the_memory_of_another_card_is_out_of_reach() {
             connection,
             body: body.clone(),
         };
-        let record = frame::encode(&question);
-        card.device.ring_to_card().push(&record).unwrap();
+        assert!(writer.put(&card.device, &question));
         ring(&host);
         if body == Body::Connect {
             card.ask(&listener, SCIF_ACCEPTREQ, &accept).unwrap();
@@ -392,4 +417,24 @@ fn bytes_that_have_no_place_stay_with_the_endpoint() {
     assert_eq!(card.memory.bytes[end as usize - 3..], *b"012");
     assert_eq!(card.memory.bytes[0x200..0x203], *b"34\0");
     assert_eq!(card.memory.bytes[16..20], 2_u32.to_le_bytes());
+}
+
+#[test]
+fn a_link_that_cannot_be_believed_ends_every_connection_and_the_card_says_so() {
+    let mut card = Card::new();
+    let (host, mut writer) = (card.host(), Host::default());
+    let connecting = card.open();
+    let host_port = u64::from(HOST) << 32 | 7 << 48;
+    card.memory.write(0, &host_port.to_le_bytes()).unwrap();
+    let attempt = card.once(&connecting, SCIF_CONNECT, 0);
+    assert!(matches!(attempt, Err(Stop::Wait(_))));
+    let question = message(Body::Connect);
+    let lost = writer.link.seal(&question);
+    drop(lost);
+    assert!(writer.put(&card.device, &question));
+    ring(&host);
+    let reset = Err(Errno::ECONNRESET);
+    assert_eq!(card.call(&connecting, SCIF_CONNECT, 0), reset);
+    let state = host.read32(BAR_MMIO, bar4::SPAD0 + 4 * spad::STATE);
+    assert_eq!(state.unwrap(), spad::STATE_CRASHED);
 }

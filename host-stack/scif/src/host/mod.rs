@@ -27,16 +27,29 @@ use snaprig_pci::{
     vfio_user_client::VfioUserClient,
 };
 use snaprig_wire::{
+    bar4::spad,
     frame,
     ring::RingError,
     scif::{Extent, HOST, Message, NodeId, PAGE},
 };
 
 use self::protocol::{Answer, Call, MESSAGE_MAX, Reply, Request};
-use crate::node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value};
+use crate::{
+    link::{Broken, Link, Watch},
+    node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value},
+};
 
 /// Records that wait for room in a card's ring; a card that lets more pile up is taken for dead.
 const OUTBOX_MAX: usize = 16_384;
+/// How often the node looks whether a card takes what it is sent.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// A card that takes nothing for so long hangs: it is taken for dead. Longer than any card of a
+/// busy host is without a turn.
+pub const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Why such a card is dead.
+const DEAF: &str = "it does not read its ring";
+/// Why a card is dead that says so itself ([`spad::STATE_CRASHED`]).
+const CRASHED: &str = "its kernel stopped; look at its log";
 /// How long a card may take from the start of its process to serving its PCI function.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -111,6 +124,8 @@ struct State {
 
 struct Card {
     mic: Arc<Mic>,
+    link: Link,
+    watch: Watch,
     outbox: VecDeque<Vec<u8>>,
     dead: Option<String>,
 }
@@ -141,6 +156,8 @@ impl HostNode {
                 node,
                 Card {
                     mic,
+                    link: Link::default(),
+                    watch: Watch::default(),
                     outbox: VecDeque::new(),
                     dead: None,
                 },
@@ -151,8 +168,9 @@ impl HostNode {
             path: config.socket.clone(),
             source: e.into(),
         })?;
-        let serving = shared.clone();
+        let (serving, watching) = (shared.clone(), shared.clone());
         std::thread::spawn(move || accept(&serving, &listener));
+        std::thread::spawn(move || watching.watch());
         Ok(Self {
             shared,
             socket: config.socket,
@@ -217,6 +235,7 @@ impl Drop for HostNode {
         // A card's driver waits for its interrupt thread, which may be waiting for this lock.
         let cards = std::mem::take(&mut state.cards);
         drop(state);
+        self.shared.changed.notify_all();
         drop(cards);
         // One last connection lets the accepting thread see that it is over.
         let _ = SocketAddrUnix::new(&self.socket)
@@ -281,17 +300,9 @@ fn card_event(shared: &Weak<Shared>, node: NodeId, event: Event) {
     };
     match event {
         Event::Scif => shared.drain(node),
+        Event::State(spad::STATE_CRASHED) => shared.lock().lose(&shared, node, CRASHED.into()),
         Event::State(_) => {}
-        Event::Dead(why) => {
-            tracing::warn!(node, why, "card is dead");
-            let mut state = shared.lock();
-            if let Some(card) = state.cards.get_mut(&node) {
-                card.dead = Some(why);
-                card.outbox.clear();
-            }
-            state.step(&shared, Input::PeerDown(node));
-            shared.changed.notify_all();
-        }
+        Event::Dead(why) => shared.lock().lose(&shared, node, why),
     }
 }
 
@@ -304,6 +315,20 @@ impl Shared {
         self.lock().step(self, input);
     }
 
+    /// Asks every card from time to time whether it still takes what it is sent.
+    fn watch(self: &Arc<Self>) {
+        let begun = Instant::now();
+        let mut state = self.lock();
+        while !state.stopped {
+            let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let nodes: Vec<_> = state.cards.keys().copied().collect();
+            for node in nodes {
+                state.look_at(self, node, begun.elapsed());
+            }
+        }
+    }
+
     /// Takes everything out of a card's ring.
     fn drain(self: &Arc<Self>, node: NodeId) {
         let mut state = self.lock();
@@ -312,22 +337,23 @@ impl Shared {
         };
         let mut any = false;
         loop {
-            let message = match mic.ring_to_host().pop() {
-                Ok(Some(record)) => frame::decode::<Message>(&record).ok(),
+            let opened = match mic.ring_to_host().pop() {
+                Ok(Some(record)) => state.open(node, &record),
                 Ok(None) => break,
-                Err(_) => None,
+                Err(_) => Err(Broken::Ring),
             };
             any = true;
-            // A card speaks for itself and for nobody else.
-            match message.filter(|message| message.from.node == node) {
-                Some(message) => state.step(self, Input::Message(message)),
-                None => {
-                    tracing::error!(node, "the card writes nonsense to its ring");
+            match opened {
+                Ok(Some(message)) => state.step(self, Input::Message(message)),
+                Ok(None) => {}
+                Err(Broken::Already) => break,
+                Err(why) => {
+                    state.lose(self, node, why.to_string());
                     break;
                 }
             }
         }
-        state.flush_outbox(node);
+        state.flush_outbox(self, node);
         if any {
             // It may be waiting for room in its ring. A dead card needs no bell.
             let _ = mic.doorbell();
@@ -336,6 +362,46 @@ impl Shared {
 }
 
 impl State {
+    /// The message of a record from a card, which speaks for itself and for nobody else.
+    fn open(&mut self, node: NodeId, record: &[u8]) -> Result<Option<Message>, Broken> {
+        let card = self.cards.get_mut(&node).ok_or(Broken::Already)?;
+        let message = card.link.open(record)?;
+        match message.as_ref().is_none_or(|m| m.from.node == node) {
+            true => Ok(message),
+            false => Err(Broken::Nonsense),
+        }
+    }
+
+    /// Whether a card still takes what it is sent.
+    fn look_at(&mut self, shared: &Arc<Shared>, node: NodeId, now: Duration) {
+        let Some(card) = self.cards.get_mut(&node).filter(|card| card.dead.is_none()) else {
+            return;
+        };
+        let ring = card.mic.ring_to_card();
+        let is_empty = ring.is_empty();
+        if card.watch.look(ring.taken(), is_empty, now) >= SILENCE_MAX {
+            return self.lose(shared, node, DEAF.into());
+        }
+        if is_empty && card.outbox.is_empty() {
+            let record = card.link.alive();
+            card.outbox.push_back(record);
+            self.flush_outbox(shared, node);
+        }
+    }
+
+    /// A card is dead for everybody from now on. It is let go of, too, so that its programs notice.
+    fn lose(&mut self, shared: &Arc<Shared>, node: NodeId, why: String) {
+        let Some(card) = self.cards.get_mut(&node).filter(|card| card.dead.is_none()) else {
+            return;
+        };
+        tracing::warn!(node, why, "card is dead");
+        card.dead = Some(why);
+        card.outbox.clear();
+        card.mic.close();
+        self.step(shared, Input::PeerDown(node));
+        shared.changed.notify_all();
+    }
+
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -354,7 +420,7 @@ impl State {
         while let Some(output) = self.node.poll_output() {
             match output {
                 Output::Done(request, result) => self.reply(shared, request, result),
-                Output::Send(node, message) => self.send(node, &frame::encode(&message)),
+                Output::Send(node, message) => self.send(shared, node, &message),
                 Output::Copy { job, peer, copies } => self.copy(shared, job, peer, copies),
                 Output::Release(backing) => self.release(backing),
                 Output::Changed(_) => {}
@@ -398,17 +464,19 @@ impl State {
         Some(theirs)
     }
 
-    fn send(&mut self, node: NodeId, record: &[u8]) {
+    fn send(&mut self, shared: &Arc<Shared>, node: NodeId, message: &Message) {
         let Some(card) = self.cards.get_mut(&node).filter(|card| card.dead.is_none()) else {
             return;
         };
-        if card.outbox.len() < OUTBOX_MAX {
-            card.outbox.push_back(record.to_vec());
+        if card.outbox.len() >= OUTBOX_MAX {
+            return self.lose(shared, node, DEAF.into());
         }
-        self.flush_outbox(node);
+        let record = card.link.seal(message);
+        card.outbox.push_back(record);
+        self.flush_outbox(shared, node);
     }
 
-    fn flush_outbox(&mut self, node: NodeId) {
+    fn flush_outbox(&mut self, shared: &Arc<Shared>, node: NodeId) {
         let Some(card) = self.cards.get_mut(&node) else {
             return;
         };
@@ -420,10 +488,7 @@ impl State {
                     rang = true;
                 }
                 Err(RingError::Full) => break,
-                Err(error) => {
-                    tracing::error!(node, ?error, "the card's ring is unusable");
-                    card.outbox.clear();
-                }
+                Err(_) => return self.lose(shared, node, Broken::Ring.to_string()),
             }
         }
         if rang {

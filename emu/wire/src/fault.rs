@@ -1,5 +1,8 @@
-//! Fault points: the places where something can go wrong. Each crate declares its own, once, so
-//! that all of them can be listed and the coverage of a campaign measured.
+//! Fault points: the places where something can go wrong. Each crate declares its own, once, with
+//! [`fault_points!`](crate::fault_points), so that all of them can be listed and the coverage of a
+//! campaign measured.
+
+use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -23,12 +26,16 @@ pub enum KindName {
     Crash,
     /// A process stops there and never goes on.
     Hang,
+    /// A card dies there, and is started again.
+    Restart,
     /// The disk is full.
     DiskFull,
     /// Half of it is written.
     TornWrite,
-    /// The link goes down.
+    /// The link to a card goes down, and both ends notice.
     LinkDown,
+    /// The link to a card loses everything, and nobody notices.
+    Partition,
 }
 
 impl KindName {
@@ -43,10 +50,18 @@ impl KindName {
             Self::Error => "error",
             Self::Crash => "crash",
             Self::Hang => "hang",
+            Self::Restart => "restart",
             Self::DiskFull => "disk_full",
             Self::TornWrite => "torn_write",
             Self::LinkDown => "link_down",
+            Self::Partition => "partition",
         }
+    }
+}
+
+impl fmt::Display for KindName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -59,4 +74,29 @@ pub struct Point {
     pub what: &'static str,
     /// What can go wrong there.
     pub kinds: &'static [KindName],
+}
+
+/// Declares a crate's fault points: a constant for each, and `ALL` of them.
+///
+/// ```
+/// snaprig_wire::fault_points! {
+///     /// A letter is about to be posted.
+///     LETTER = "post.letter", "a letter is posted", [Drop, Delay];
+/// }
+/// assert_eq!(ALL[0], LETTER);
+/// ```
+#[macro_export]
+macro_rules! fault_points {
+    ($($(#[$doc:meta])* $id:ident = $name:literal, $what:literal, [$($kind:ident),* $(,)?];)*) => {
+        $(
+            $(#[$doc])*
+            pub const $id: $crate::fault::Point = $crate::fault::Point {
+                name: $name,
+                what: $what,
+                kinds: &[$($crate::fault::KindName::$kind),*],
+            };
+        )*
+        /// All fault points of this crate.
+        pub const ALL: &[$crate::fault::Point] = &[$($id),*];
+    };
 }

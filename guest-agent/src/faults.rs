@@ -1,0 +1,22 @@
+//! Where COI and Snapify can go wrong on a card.
+
+snaprig_wire::fault_points! {
+    /// Pipe_Thread2 wakes up for a run function.
+    PIPE_THREAD2 = "coi.pipe_thread2", "Pipe_Thread2 of the sink takes a run function",
+        [Delay, Crash, Hang, Restart];
+    /// A run function is about to be run.
+    RUN_FUNCTION = "coi.run_function", "the sink runs a function",
+        [Delay, Crash, Hang, Restart];
+    /// The daemon starts a program.
+    SPAWN = "coi.spawn", "the COI daemon starts a program",
+        [Error, Crash, Hang, Restart];
+    /// The offload process is about to connect to its daemon.
+    SIGNAL = "snapify.signal", "the offload process answers the daemon's signal",
+        [Delay, Crash, Hang, Restart];
+    /// The image is about to be written.
+    IMAGE = "snapify.image", "the checkpoint service streams the process",
+        [Error, Crash, Hang, Restart];
+    /// The image is about to be read.
+    REVIVE = "snapify.revive", "the checkpoint service reads an image",
+        [Error, Crash, Hang, Restart];
+}

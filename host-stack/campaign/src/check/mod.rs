@@ -1,0 +1,58 @@
+//! What must be true of a run, whatever went wrong in it: one invariant a file. Each says what it
+//! is called, and how a run breaks it.
+
+pub mod contradiction;
+pub mod cut;
+pub mod errors;
+pub mod leaks;
+pub mod messages;
+pub mod progress;
+pub mod rdma;
+pub mod snapshot;
+pub mod undisturbed;
+
+use crate::model::Outcome;
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Broken {
+    /// Which.
+    pub invariant: &'static str,
+    /// How.
+    pub how: String,
+}
+
+/// How a run breaks an invariant, if it does.
+type Check = fn(&Outcome) -> Option<String>;
+
+/// All invariants. Safety comes first: what a hang hides is worse than the hang.
+pub const INVARIANTS: [(&str, Check); 9] = [
+    (contradiction::NAME, contradiction::check),
+    (cut::NAME, cut::check),
+    (rdma::NAME, rdma::check),
+    (messages::NAME, messages::check),
+    (snapshot::NAME, snapshot::check),
+    (undisturbed::NAME, undisturbed::check),
+    (progress::NAME, progress::check),
+    (errors::NAME, errors::check),
+    (leaks::NAME, leaks::check),
+];
+
+/// The invariant whose breach is a hang.
+pub const NOBODY_WAITS: &str = progress::NAME;
+
+/// The first invariant that does not hold.
+pub fn check(outcome: &Outcome) -> Option<Broken> {
+    INVARIANTS.iter().find_map(|(invariant, check)| {
+        let how = check(outcome)?;
+        Some(Broken { invariant, how })
+    })
+}
+
+/// How the run itself says that it broke the invariant with this name.
+fn seen(outcome: &Outcome, name: &str) -> Option<String> {
+    let mut violations = outcome.violations.iter();
+    violations
+        .find(|(invariant, _)| *invariant == name)
+        .map(|(_, how)| how.clone())
+}
