@@ -1,5 +1,6 @@
 //! A campaign: a range of seeds, in chunks, on several threads. Each finished chunk is a file, so
-//! that a campaign that was killed goes on where it was, and shards are merged by their files.
+//! that a campaign that was killed goes on where it was, and shards are merged by their files. What
+//! runs a plan is a [`Runner`]: the simulator, or real rigs.
 //!
 //! ```text
 //!  DIR/campaign.json        what it is a campaign of
@@ -8,7 +9,7 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -28,11 +29,9 @@ use crate::{
     Canary,
     check::{self, Broken, check},
     draw::draw,
-    points, report, run,
+    model, report, run,
 };
 
-/// Seeds in a chunk.
-const CHUNK: u64 = 500;
 /// Seeds by which every canary is found many times over.
 const CANARY_SEEDS: u64 = 20_000;
 /// Failures that one chunk describes; the others are counted.
@@ -41,8 +40,8 @@ const FAILURES_MAX: usize = 8;
 /// Which plans a campaign runs.
 #[derive(Clone, Debug)]
 pub enum Plans {
-    /// Those that these seeds draw.
-    Drawn(Range<u64>),
+    /// Those that these seeds draw, in this way.
+    Drawn(Range<u64>, fn(u64) -> Plan),
     /// These.
     Listed(Vec<Plan>),
 }
@@ -50,14 +49,14 @@ pub enum Plans {
 impl Plans {
     fn range(&self) -> Range<u64> {
         match self {
-            Self::Drawn(seeds) => seeds.clone(),
+            Self::Drawn(seeds, _) => seeds.clone(),
             Self::Listed(plans) => 0..plans.len() as u64,
         }
     }
 
     fn get(&self, number: u64) -> Option<Plan> {
         match self {
-            Self::Drawn(_) => Some(draw(number)),
+            Self::Drawn(_, draw) => Some(draw(number)),
             Self::Listed(plans) => plans.get(number as usize).cloned(),
         }
     }
@@ -65,7 +64,7 @@ impl Plans {
     /// What tells them from the plans of another campaign.
     fn identity(&self) -> u64 {
         match self {
-            Self::Drawn(_) => 0,
+            Self::Drawn(..) => 0,
             Self::Listed(plans) => plans.iter().fold(1, |hash, plan| {
                 xxh3_64_with_seed(plan.to_text().as_bytes(), hash)
             }),
@@ -86,8 +85,92 @@ pub struct Options {
     pub time: Option<Duration>,
     /// Where the report goes.
     pub report: Option<PathBuf>,
+}
+
+/// What came of one run.
+#[derive(Debug, Default)]
+pub struct Ran {
+    /// Events of it.
+    pub events: u64,
+    /// Faults that happened.
+    pub faults: u64,
+    /// Hash of its trace; 0 if it has none that would be the same again.
+    pub trace_hash: u64,
+    /// Fault points: how often each was reached, and how often something happened there.
+    pub reached: Vec<(&'static str, u64, u64)>,
+    /// States that the system was in, if they are counted.
+    pub states: BTreeSet<u64>,
+    /// The invariant that it broke.
+    pub broken: Option<(Class, Broken)>,
+}
+
+/// What runs plans.
+pub trait Runner: Sync {
+    /// What tells its reports from those of others.
+    fn name(&self) -> String;
+    /// Plans that are done together, and again if the campaign is killed meanwhile.
+    fn chunk(&self) -> u64;
+    /// Runs a plan.
+    fn run(&self, plan: &Plan) -> Ran;
+    /// The smallest plan that breaks the same invariant.
+    fn shrink(&self, plan: &Plan, broken: &Broken) -> Plan;
+    /// Describes a failure in a directory.
+    fn report(&self, folder: &Path, found: &Found) -> io::Result<()>;
+}
+
+/// Runs plans in simulation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Simulator {
     /// The planted bug.
     pub canary: Option<Canary>,
+    /// Whether states are counted.
+    pub counting: bool,
+}
+
+impl Runner for Simulator {
+    fn name(&self) -> String {
+        let canary = self.canary.map_or("", Canary::name);
+        format!("simulator {canary}").trim_end().into()
+    }
+
+    fn chunk(&self) -> u64 {
+        500
+    }
+
+    fn run(&self, plan: &Plan) -> Ran {
+        let run = match self.counting {
+            true => model::run_counting,
+            false => run,
+        };
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            run(plan, Trace::default(), self.canary)
+        }));
+        match ran {
+            Err(_) => Ran {
+                broken: Some((Class::Crash, panicked())),
+                ..Ran::default()
+            },
+            Ok(outcome) => Ran {
+                broken: check(&outcome).map(|broken| (class(&broken), broken)),
+                events: outcome.trace.events(),
+                faults: outcome.faults,
+                trace_hash: outcome.trace.hash(),
+                reached: outcome.reached,
+                states: outcome.states,
+            },
+        }
+    }
+
+    fn shrink(&self, plan: &Plan, broken: &Broken) -> Plan {
+        shrink(plan, |plan| {
+            let found = fails(plan, self.canary);
+            found.is_some_and(|(_, found)| found.invariant == broken.invariant)
+        })
+    }
+
+    fn report(&self, folder: &Path, found: &Found) -> io::Result<()> {
+        report::write(folder, found, self.canary)
+    }
 }
 
 /// What kind of failure it is: the exit code of a campaign.
@@ -141,6 +224,9 @@ pub struct Results {
     pub trace_hash: u64,
     /// Fault points: how often each was reached, and how often something happened there.
     pub reached: BTreeMap<String, (u64, u64)>,
+    /// States that the system was in, if they were counted: hashes of them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub states: BTreeSet<u64>,
     /// Runs that broke an invariant.
     pub failures: u64,
     /// The first of them.
@@ -158,17 +244,10 @@ impl Results {
             let reached = self.reached.entry(name).or_default();
             *reached = (reached.0 + times, reached.1 + faults);
         }
+        self.states.extend(other.states);
         self.failures += other.failures;
         self.found.extend(other.found);
         self.found.sort_by_key(|found| found.number);
-    }
-
-    /// Fault points that were never reached.
-    pub fn never_reached(&self) -> Vec<&'static str> {
-        let points = points::all().into_iter().map(|point| point.name);
-        points
-            .filter(|name| !self.reached.contains_key(*name))
-            .collect()
     }
 }
 
@@ -176,7 +255,7 @@ impl Results {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     version: u32,
-    canary: Option<Canary>,
+    runner: String,
     plans: u64,
 }
 
@@ -234,6 +313,7 @@ fn finds(seed: u64, canary: Canary) -> bool {
 
 /// Runs a campaign; `progress` is told how many runs of how many are done.
 pub fn campaign(
+    runner: &dyn Runner,
     options: &Options,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Results, CampaignError> {
@@ -244,15 +324,16 @@ pub fn campaign(
     let report = options
         .report
         .as_deref()
-        .map(|path| Report::open(path, options))
+        .map(|path| Report::open(path, runner, options))
         .transpose()?;
     let range = options.plans.range();
-    let starts: Vec<_> = range.clone().step_by(CHUNK as usize).collect();
+    let size = runner.chunk();
+    let starts: Vec<_> = range.clone().step_by(size as usize).collect();
     let chunks: Vec<_> = starts
         .into_iter()
         .enumerate()
         .filter(|(number, _)| *number as u64 % count == index)
-        .map(|(_, start)| start..(start + CHUNK).min(range.end))
+        .map(|(_, start)| start..(start + size).min(range.end))
         .collect();
     let total: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
     let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -268,7 +349,7 @@ pub fn campaign(
                     }
                     let done = match report.as_ref().and_then(|report| report.chunk(chunk)) {
                         Some(done) => Ok(done),
-                        None => run_chunk(chunk.clone(), options, report.as_ref()),
+                        None => run_chunk(runner, chunk.clone(), options, report.as_ref()),
                     };
                     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
                     match (&mut *all, done) {
@@ -311,40 +392,37 @@ pub fn merge(directories: &[PathBuf]) -> Result<Results, CampaignError> {
 }
 
 fn run_chunk(
+    runner: &dyn Runner,
     numbers: Range<u64>,
     options: &Options,
     report: Option<&Report>,
 ) -> Result<Results, CampaignError> {
-    let canary = options.canary;
     let mut results = Results::default();
     for number in numbers.clone() {
         let Some(plan) = options.plans.get(number) else {
             continue;
         };
         results.runs += 1;
-        let broken = match catch_unwind(AssertUnwindSafe(|| run(&plan, Trace::default(), canary))) {
-            Err(_) => Some((Class::Crash, panicked())),
-            Ok(outcome) => {
-                results.events += outcome.trace.events();
-                results.faults += outcome.faults;
-                let hash = outcome.trace.hash().to_le_bytes();
-                let mixed = xxh3_64_with_seed(&hash, number);
-                results.trace_hash = results.trace_hash.wrapping_add(mixed);
-                for (name, times, faults) in &outcome.reached {
-                    let reached = results.reached.entry((*name).into()).or_default();
-                    *reached = (reached.0 + times, reached.1 + faults);
-                }
-                check(&outcome).map(|broken| (class(&broken), broken))
-            }
-        };
-        let Some((class, broken)) = broken else {
+        let ran = runner.run(&plan);
+        results.events += ran.events;
+        results.faults += ran.faults;
+        if ran.trace_hash != 0 {
+            let mixed = xxh3_64_with_seed(&ran.trace_hash.to_le_bytes(), number);
+            results.trace_hash = results.trace_hash.wrapping_add(mixed);
+        }
+        for (name, times, faults) in &ran.reached {
+            let reached = results.reached.entry((*name).into()).or_default();
+            *reached = (reached.0 + times, reached.1 + faults);
+        }
+        results.states.extend(ran.states);
+        let Some((class, broken)) = ran.broken else {
             continue;
         };
         results.failures += 1;
         if results.found.len() < FAILURES_MAX {
-            let found = describe(number, &plan, class, &broken, canary);
+            let found = describe(runner, number, &plan, class, &broken);
             if let Some(report) = report {
-                report.failure(&found, canary)?;
+                report.failure(runner, &found)?;
             }
             results.found.push(found);
         }
@@ -379,18 +457,12 @@ pub fn fails(plan: &Plan, canary: Option<Canary>) -> Option<(Class, Broken)> {
 }
 
 /// Shrinks a failing plan, keeping only what breaks the same invariant.
-fn describe(
-    number: u64,
-    plan: &Plan,
-    class: Class,
-    broken: &Broken,
-    canary: Option<Canary>,
-) -> Found {
-    let same = |plan: &Plan| {
-        fails(plan, canary).is_some_and(|(_, found)| found.invariant == broken.invariant)
+fn describe(runner: &dyn Runner, number: u64, plan: &Plan, class: Class, broken: &Broken) -> Found {
+    let small = runner.shrink(plan, broken);
+    let how = match small == *plan {
+        true => None,
+        false => runner.run(&small).broken.map(|(_, found)| found.how),
     };
-    let small = shrink(plan, same);
-    let how = fails(&small, canary).map(|(_, found)| found.how);
     Found {
         number,
         class,
@@ -404,10 +476,10 @@ fn describe(
 struct Report(PathBuf);
 
 impl Report {
-    fn open(path: &Path, options: &Options) -> Result<Self, CampaignError> {
+    fn open(path: &Path, runner: &dyn Runner, options: &Options) -> Result<Self, CampaignError> {
         let identity = Identity {
             version: 1,
-            canary: options.canary,
+            runner: runner.name(),
             plans: options.plans.identity(),
         };
         for folder in [path.join("chunks"), path.join("failures")] {
@@ -440,9 +512,9 @@ impl Report {
         write_json(&self.chunk_path(seeds), results)
     }
 
-    fn failure(&self, found: &Found, canary: Option<Canary>) -> Result<(), CampaignError> {
+    fn failure(&self, runner: &dyn Runner, found: &Found) -> Result<(), CampaignError> {
         let folder = self.0.join("failures").join(found.number.to_string());
-        report::write(&folder, found, canary).map_err(io_error(&folder))
+        runner.report(&folder, found).map_err(io_error(&folder))
     }
 }
 

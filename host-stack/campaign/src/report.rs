@@ -32,7 +32,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&partial, path)
 }
 
-/// Writes a failure's directory.
+/// Writes the directory of a failure in simulation.
 pub fn write(folder: &Path, found: &Found, canary: Option<Canary>) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     write_file(&folder.join("plan.json"), found.plan.to_text().as_bytes())?;

@@ -2,7 +2,7 @@
 
 use snaprig_campaign::{
     Canary,
-    campaign::{CampaignError, Options, Plans, campaign, fails, merge},
+    campaign::{CampaignError, Options, Plans, Results, Simulator, fails, merge},
     check::check,
     draw::draw,
     exhaustive, run,
@@ -46,21 +46,26 @@ fn a_seed_is_the_same_run_every_time() {
 }
 
 /// All there is, without a report.
-fn options(canary: Option<Canary>) -> Options {
+fn options() -> Options {
     Options {
-        plans: Plans::Drawn(0..2000),
+        plans: Plans::Drawn(0..2000, draw),
         shard: (0, 1),
         jobs: 2,
         time: None,
         report: None,
-        canary,
     }
+}
+
+fn campaign(canary: Option<Canary>, options: &Options) -> Result<Results, CampaignError> {
+    let counting = matches!(options.plans, Plans::Listed(_));
+    let runner = Simulator { canary, counting };
+    snaprig_campaign::campaign::campaign(&runner, options, &|_, _| {})
 }
 
 #[test]
 fn every_canary_is_found_and_its_plan_is_small_and_fails_again() {
     for canary in Canary::ALL {
-        let results = campaign(&options(Some(canary)), &|_, _| {}).expect("it runs");
+        let results = campaign(Some(canary), &options()).expect("it runs");
         let found = results.found.first();
         let found = found.unwrap_or_else(|| panic!("{} sings unheard", canary.name()));
         assert!(found.plan.faults.len() <= 3, "{found:?}");
@@ -76,19 +81,19 @@ fn every_canary_is_found_and_its_plan_is_small_and_fails_again() {
 
 #[test]
 fn a_campaign_that_was_interrupted_and_its_shards_end_with_the_same_report() {
-    let whole = campaign(&options(None), &|_, _| {}).expect("it runs");
+    let whole = campaign(None, &options()).expect("it runs");
     assert_eq!(whole.failures, 0);
     let dir = tempfile::tempdir().expect("a directory");
     let shard = |index, seeds| {
         let report = Some(dir.path().join(format!("shard{index}")));
         let shard = (index, 2);
         let options = Options {
-            plans: Plans::Drawn(seeds),
+            plans: Plans::Drawn(seeds, draw),
             shard,
             report,
-            ..options(None)
+            ..options()
         };
-        campaign(&options, &|_, _| {}).expect("it runs")
+        campaign(None, &options).expect("it runs")
     };
     // Interrupted after its first chunk; then a chunk was torn.
     shard(0, 0..500);
@@ -105,12 +110,12 @@ fn reports_and_shards_that_do_not_fit_are_refused() {
     let with = |canary, shard| {
         let report = Some(dir.path().to_owned());
         let options = Options {
-            plans: Plans::Drawn(0..10),
+            plans: Plans::Drawn(0..10, draw),
             shard,
             report,
-            ..options(canary)
+            ..options()
         };
-        campaign(&options, &|_, _| {})
+        campaign(canary, &options)
     };
     with(None, (0, 1)).expect("it runs");
     let another = with(Some(Canary::DeafDaemon), (0, 1));
@@ -127,9 +132,10 @@ fn every_fault_at_every_step_and_every_pair_of_deaths_breaks_nothing() {
         let count = plans.len() as u64;
         let options = Options {
             plans: Plans::Listed(plans),
-            ..options(None)
+            ..options()
         };
-        let results = campaign(&options, &|_, _| {}).expect("it runs");
+        let results = campaign(None, &options).expect("it runs");
+        assert!(results.states.len() > 1000, "{}", results.states.len());
         assert_eq!(
             (results.runs, results.failures),
             (count, 0),

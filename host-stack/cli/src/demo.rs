@@ -10,7 +10,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{ExitCode, Stdio},
     time::Duration,
 };
 
@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .map_err(|e| format!("{}: {e}", name.display()))?;
     let restored = work.join("restored.txt");
     let mut host = steps.run("start", "host process, offload process on card 1", |_| {
-        HostProcess::start(rig.dir(), &workload, &restored, deadline)
+        HostProcess::start(rig.dir(), &workload, &restored, Stdio::inherit(), deadline)
     })?;
     let mut control = Controlled::connect(rig.dir(), &host, deadline)?;
     let snapshot = work.join("snapshot");

@@ -30,7 +30,7 @@ impl Deadline {
     }
 
     /// Waits until there is something to read, or for a process to end (pidfd_open(2)).
-    fn wait_for(self, what: &str, fd: impl AsFd) -> Result<(), AnyError> {
+    pub fn wait_for(self, what: &str, fd: impl AsFd) -> Result<(), AnyError> {
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
         let left = self.left();
         let timeout = Timespec {
@@ -77,11 +77,12 @@ pub struct HostProcess {
 }
 
 impl HostProcess {
-    /// Starts it and waits until it says that it can be controlled.
+    /// Starts it, with this standard error, and waits until it says that it can be controlled.
     pub fn start(
         rig: &Path,
         workload: &kmeans::Workload,
         result: &Path,
+        log: Stdio,
         deadline: Deadline,
     ) -> Result<Self, AnyError> {
         let child = Command::new(std::env::current_exe()?)
@@ -92,6 +93,7 @@ impl HostProcess {
             .env("SNAPRIG_RIG", rig)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(log)
             // It ends when the rig does, and has things to put in order before.
             .process_group(0)
             .spawn()?;

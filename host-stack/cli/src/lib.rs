@@ -10,6 +10,7 @@ mod demo;
 mod doctor;
 mod host_process;
 mod report;
+mod rig_process;
 mod size;
 mod snapshot;
 
@@ -62,6 +63,16 @@ enum Command {
     /// The host side of a workload (what `demo` starts)
     #[command(subcommand, hide = true)]
     Workload(Workload),
+    /// The process that holds a rig (what a campaign starts)
+    #[command(hide = true)]
+    RigProcess {
+        #[arg(long)]
+        cards: usize,
+        #[arg(long)]
+        memory: u64,
+        #[arg(long)]
+        platform: Option<Kind>,
+    },
     /// The process that is a card (what a rig starts)
     #[command(hide = true)]
     CardProcess {
@@ -126,6 +137,11 @@ pub fn main() -> ExitCode {
         Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)
             .map(|()| ExitCode::SUCCESS)
             .map_err(Into::into),
+        Command::RigProcess {
+            cards,
+            memory,
+            platform,
+        } => rig_process::run(cards, memory, platform),
         Command::CardProcess {
             socket,
             node,

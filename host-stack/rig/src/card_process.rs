@@ -24,6 +24,10 @@ use crate::{guest, state};
 const REMOVALS_MAX: usize = 500;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
 
+/// On a card's standard input: its COI daemon is to be killed, as by SIGKILL. Without its first
+/// program a card stops, as Linux does without init.
+pub(crate) const KILL_DAEMON: u8 = b'k';
+
 /// What one card is made of.
 #[derive(Clone, Debug)]
 pub struct CardOptions {
@@ -91,10 +95,12 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
         .serve(&options.socket)
         .map_err(|e| failed("its PCI function")(e.into()))?;
     let directory = options.socket.parent().filter(|_| options.remove_directory);
-    exit_with_the_rig(directory.map(Path::to_owned));
+    let directory = directory.map(Path::to_owned);
     let daemon = kernel
         .spawn(boot(options.node))
         .map_err(|e| failed("the COI daemon does not start")(e.into()))?;
+    let killing = kernel.clone();
+    std::thread::spawn(move || obey_the_rig(directory.as_deref(), || killing.kill(daemon)));
     let status = kernel.wait_exit(daemon);
     device.set_state(spad::STATE_CRASHED);
     Err(failed("the COI daemon ended")(format!("{status:?}").into()))
@@ -119,16 +125,18 @@ fn boot(node: u16) -> Spawn {
 }
 
 /// Standard input is a pipe from the rig's process: it ends when that process does, even by
-/// SIGKILL. Whoever is left then tidies up.
-fn exit_with_the_rig(directory: Option<PathBuf>) {
-    std::thread::spawn(move || {
-        let mut byte = [0];
-        while matches!(std::io::stdin().read(&mut byte), Ok(1..)) {}
-        if let Some(directory) = directory {
-            remove(&directory);
+/// SIGKILL. Whoever is left then tidies up. A byte on it is a fault on purpose.
+fn obey_the_rig(directory: Option<&Path>, kill_daemon: impl Fn()) {
+    let mut byte = [0];
+    while matches!(std::io::stdin().read(&mut byte), Ok(1..)) {
+        if byte == [KILL_DAEMON] {
+            kill_daemon();
         }
-        std::process::exit(0);
-    });
+    }
+    if let Some(directory) = directory {
+        remove(directory);
+    }
+    std::process::exit(0);
 }
 
 /// Removes a directory that others may still be writing to, or removing: until it is gone.

@@ -1,7 +1,7 @@
 //! Starting, killing and cleaning up the processes of a rig.
 
 use std::{
-    io,
+    io::{self, Write},
     ops::RangeInclusive,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -12,6 +12,8 @@ use std::{
 use snaprig_card::platform::Kind;
 use snaprig_scif::host::{HostConfig, HostNode};
 use tempfile::TempDir;
+
+use crate::card_process::KILL_DAEMON;
 
 /// How long a card may take from its start to a COI daemon that listens. Software emulation
 /// (`ci/vm`) is 20 times slower than hardware.
@@ -314,6 +316,13 @@ impl Card {
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Kills its COI daemon (SIGKILL, on the card); the card stops without it.
+    pub fn kill_daemon(&mut self) -> io::Result<()> {
+        let stdin = self.child.stdin.as_mut();
+        let stdin = stdin.ok_or(io::ErrorKind::BrokenPipe)?;
+        stdin.write_all(&[KILL_DAEMON])
     }
 
     /// Kills its process (SIGKILL) and waits until it is gone: a card failure.

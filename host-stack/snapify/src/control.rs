@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -37,8 +37,9 @@ pub enum Command {
     SwapIn(u16),
     /// Migrate to the card with this node, by way of this directory.
     Migrate(PathBuf, u16),
-    /// A fault on purpose: when this step begins next, SIGKILL for the process with this id.
-    KillAt(Step, u32),
+    /// Whenever a step begins from now on, say which on this Unix socket, as a line of JSON, and
+    /// wait for a byte before it is done: whoever listens there may do harm meanwhile.
+    TellSteps(PathBuf),
 }
 
 /// What came of it.
@@ -87,16 +88,20 @@ pub fn serve(rig: &Path, process: &Process) -> io::Result<Service> {
     let path = socket(rig, std::process::id());
     let listener = UnixListener::bind(&path)?;
     let steps: Arc<Mutex<Vec<StepReport>>> = Arc::default();
-    let kill: Arc<Mutex<Option<(Step, u32)>>> = Arc::default();
-    let (seen, killing) = (steps.clone(), kill.clone());
+    let listener_of_steps: Arc<Mutex<Option<UnixStream>>> = Arc::default();
+    let (seen, told) = (steps.clone(), listener_of_steps.clone());
     let observer = Arc::new(move |report: &StepReport| {
         if report.elapsed.is_some() {
             lock(&seen).push(*report);
-        } else if let Some((_, pid)) = lock(&killing).take_if(|(step, _)| *step == report.step)
-            && let Some(pid) = rustix::process::Pid::from_raw(pid as i32)
+            return;
+        }
+        let mut told = lock(&told);
+        if told
+            .as_ref()
+            .is_some_and(|stream| tell(stream, report.step).is_err())
         {
-            // One that is gone already is what was wanted.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            // It does not listen any more.
+            *told = None;
         }
     });
     let snapify = Snapify::new(process, observer);
@@ -106,7 +111,7 @@ pub fn serve(rig: &Path, process: &Process) -> io::Result<Service> {
         process: process.clone(),
         snapify: snapify.clone(),
         steps,
-        kill,
+        listener_of_steps,
         at_work: at_work.clone(),
     };
     std::thread::spawn(move || {
@@ -128,8 +133,8 @@ struct Work {
     process: Process,
     snapify: Snapify,
     steps: Arc<Mutex<Vec<StepReport>>>,
-    /// A fault on purpose.
-    kill: Arc<Mutex<Option<(Step, u32)>>>,
+    /// Who is told of steps that begin.
+    listener_of_steps: Arc<Mutex<Option<UnixStream>>>,
     /// Held while a command is under way.
     at_work: Arc<Mutex<()>>,
 }
@@ -140,10 +145,10 @@ impl Work {
             let line = line?;
             let _at_work = lock(&self.at_work);
             let result = match serde_json::from_str(&line) {
-                Ok(Command::KillAt(step, pid)) => {
-                    *lock(&self.kill) = Some((step, pid));
-                    Ok(0)
-                }
+                Ok(Command::TellSteps(path)) => UnixStream::connect(path)
+                    .map(|stream| *lock(&self.listener_of_steps) = Some(stream))
+                    .map(|()| 0)
+                    .map_err(|error| error.to_string()),
                 Ok(command) => {
                     run(command, &self.rig, &self.process, &self.snapify).map_err(|e| e.to_string())
                 }
@@ -170,6 +175,14 @@ impl Work {
     }
 }
 
+/// Tells of a step that begins, and waits until it may.
+fn tell(mut stream: &UnixStream, step: Step) -> io::Result<()> {
+    let mut line = serde_json::to_vec(&step)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    stream.read_exact(&mut [0])
+}
+
 fn run(
     command: Command,
     rig: &Path,
@@ -179,7 +192,7 @@ fn run(
     let engine = |node: u16| Engine::get(rig, node.saturating_sub(1));
     match command {
         // It concerns the service, not the process.
-        Command::KillAt(..) => {}
+        Command::TellSteps(_) => {}
         Command::BreakAtRunFunction(count) => process.break_at(count, None)?,
         Command::Pause(snapshot) => return snapify.pause(&snapshot),
         Command::Capture(terminate) => snapify.capture(terminate)?,

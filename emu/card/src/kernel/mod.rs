@@ -216,6 +216,14 @@ impl Kernel {
         }
     }
 
+    /// Kills a process, as SIGKILL does.
+    pub fn kill(&self, pid: i32) {
+        let mut state = self.lock();
+        if state.processes.contains_key(&pid) {
+            exit::end_process(&mut state, pid, ExitStatus::Signaled(libc::SIGKILL));
+        }
+    }
+
     /// Kills every process and joins the host threads.
     pub fn shutdown(&self) {
         let handles = {

@@ -15,14 +15,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use snaprig_campaign::{
     Canary,
-    campaign::{self, CampaignError, Found, Plans, Results},
-    check::check,
+    campaign::{self, CampaignError, Class, Found, Plans, Results, Runner, Simulator},
+    check::{Broken, check},
+    draw::draw,
     exhaustive,
     model::{self, Until},
     points, run,
 };
 use snaprig_card::platform::Kind;
-use snaprig_sim::{Plan, Trace};
+use snaprig_sim::{Plan, Point, Trace};
 
 use crate::AnyError;
 
@@ -34,9 +35,9 @@ const USAGE: u8 = 2;
 /// What `campaign` is told.
 #[derive(Args)]
 pub struct Options {
-    /// Seeds: from A up to, but not including, B
-    #[arg(long, value_name = "A..B", default_value = "0..2000", value_parser = range)]
-    seeds: std::ops::Range<u64>,
+    /// Seeds: from A up to, but not including, B [default: 0..2000, with --rig 0..60]
+    #[arg(long, value_name = "A..B", value_parser = range)]
+    seeds: Option<std::ops::Range<u64>>,
     /// Instead of drawn faults: every kind at every occurrence of every fault point
     #[arg(long, conflicts_with = "seeds")]
     exhaustive: bool,
@@ -47,7 +48,7 @@ pub struct Options {
     #[arg(long, conflicts_with = "rig")]
     sim: bool,
     /// On real rigs: real processes, real SIGKILL (about one run a second)
-    #[arg(long, conflicts_with_all = ["exhaustive", "plan", "canary", "report", "shard"])]
+    #[arg(long, conflicts_with_all = ["exhaustive", "canary"])]
     rig: bool,
     /// With --rig: kvm or ptrace [default: the best that works here]
     #[arg(long, requires = "rig")]
@@ -55,7 +56,7 @@ pub struct Options {
     /// Run this plan only
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "exhaustive"])]
     plan: Option<PathBuf>,
-    /// Threads [default: as many as there are processors]
+    /// Threads [default: as many as there are processors, with --rig 1]
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
     /// Begin nothing new after so many seconds
@@ -92,6 +93,12 @@ pub struct Repro {
     /// A plan, or the directory of a failure
     #[arg(value_name = "DIR|plan.json")]
     plan: PathBuf,
+    /// On a real rig, where it was found
+    #[arg(long, conflicts_with_all = ["canary", "events", "until"])]
+    rig: bool,
+    /// With --rig: kvm or ptrace [default: the best that works here]
+    #[arg(long, requires = "rig")]
+    platform: Option<Kind>,
     /// The planted bug that it was found with
     #[arg(long, value_name = "NAME")]
     canary: Option<Canary>,
@@ -143,15 +150,6 @@ fn shard(text: &str) -> Result<(u64, u64), String> {
 
 /// Runs a campaign. The exit code says what kind of failure was found, if one was.
 pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
-    if options.rig {
-        return rig::campaign(options);
-    }
-    let jobs = options
-        .jobs
-        .or_else(|| Some(std::thread::available_parallelism().ok()?.get()));
-    if options.canary.is_none() {
-        prove_canaries()?;
-    }
     let plans = match plans(options) {
         Ok(plans) => plans,
         Err(error) => {
@@ -159,17 +157,35 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
             return Ok(ExitCode::from(USAGE));
         }
     };
+    if options.canary.is_none() && !options.rig {
+        prove_canaries()?;
+    }
+    let processors = || Some(std::thread::available_parallelism().ok()?.get());
+    let jobs = options
+        .jobs
+        .or_else(|| if options.rig { None } else { processors() });
     let campaign_options = campaign::Options {
         plans,
         shard: options.shard,
         jobs: jobs.unwrap_or(1),
         time: options.time.map(Duration::from_secs),
         report: options.report.clone(),
+    };
+    let rigs;
+    let simulator = Simulator {
         canary: options.canary,
+        counting: options.exhaustive,
+    };
+    let runner: &dyn Runner = match options.rig {
+        true => {
+            rigs = rig::RigRunner::new(options.platform);
+            &rigs
+        }
+        false => &simulator,
     };
     let bar = progress_bar();
     let begun = std::time::Instant::now();
-    let done = campaign::campaign(&campaign_options, &|done, total| {
+    let done = campaign::campaign(runner, &campaign_options, &|done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });
@@ -182,11 +198,16 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
         }
         Err(error) => return Err(error.into()),
     };
-    show(&results, options.json, Some(begun.elapsed()))?;
+    show(
+        &results,
+        &all_points(options.rig),
+        options.json,
+        Some(begun.elapsed()),
+    )?;
     if let (Some(report), false) = (&options.report, results.found.is_empty()) {
         for found in results.found.iter().take(SHOWN_MAX) {
             let folder = report.join("failures").join(found.number.to_string());
-            eprintln!("{}", repro_line(&folder, options.canary));
+            eprintln!("{}", repro_line(&folder, options.canary, options.rig));
         }
     }
     Ok(exit(&results))
@@ -204,10 +225,14 @@ fn prove_canaries() -> Result<(), AnyError> {
 
 fn plans(options: &Options) -> Result<Plans, AnyError> {
     if let Some(path) = &options.plan {
-        return Ok(Plans::Listed(vec![read(path)?]));
+        return Ok(Plans::Listed(vec![read(path, options.rig)?]));
     }
     if !options.exhaustive {
-        return Ok(Plans::Drawn(options.seeds.clone()));
+        let (seeds, draw): (_, fn(u64) -> Plan) = match options.rig {
+            true => (0..60, rig::draw),
+            false => (0..2000, draw),
+        };
+        return Ok(Plans::Drawn(options.seeds.clone().unwrap_or(seeds), draw));
     }
     let mut plans = exhaustive::single();
     if options.pairs {
@@ -217,27 +242,44 @@ fn plans(options: &Options) -> Result<Plans, AnyError> {
 }
 
 /// A plan from a file, if it makes sense.
-fn read(path: &Path) -> Result<Plan, AnyError> {
+fn read(path: &Path, rig: bool) -> Result<Plan, AnyError> {
     let plan = Plan::read(path)?;
     if let Some(why) = model::impossible(&plan) {
         return Err(format!("{}: {why}", path.display()).into());
     }
-    plan.check(&points::all(), &model::processes(&plan))?;
+    if rig && plan.cards > rig::CARDS {
+        let (path, most) = (path.display(), rig::CARDS);
+        return Err(format!("{path}: a real rig has at most {most} cards here").into());
+    }
+    let processes = match rig {
+        true => rig::processes(plan.cards),
+        false => model::processes(&plan),
+    };
+    plan.check(&all_points(rig), &processes)?;
     Ok(plan)
+}
+
+fn all_points(rig: bool) -> Vec<Point> {
+    match rig {
+        true => rig::points(),
+        false => points::all(),
+    }
 }
 
 /// Adds up the reports of shards.
 pub fn merge(options: &Merge) -> Result<ExitCode, AnyError> {
     let results = campaign::merge(&options.reports)?;
-    show(&results, options.json, None)?;
+    let rig = results.trace_hash == 0;
+    show(&results, &all_points(rig), options.json, None)?;
     Ok(exit(&results))
 }
 
-fn repro_line(folder: &Path, canary: Option<Canary>) -> String {
+fn repro_line(folder: &Path, canary: Option<Canary>, rig: bool) -> String {
     let canary = canary.map_or(String::new(), |canary| {
         format!(" --canary {}", canary.name())
     });
-    format!("snaprig repro{canary} {}", folder.display())
+    let rig = if rig { " --rig" } else { "" };
+    format!("snaprig repro{rig}{canary} {}", folder.display())
 }
 
 fn exit(results: &Results) -> ExitCode {
@@ -254,30 +296,41 @@ fn progress_bar() -> ProgressBar {
     ProgressBar::new(0).with_style(style)
 }
 
-fn show(results: &Results, json: bool, elapsed: Option<Duration>) -> Result<(), AnyError> {
+fn show(
+    results: &Results,
+    points: &[Point],
+    json: bool,
+    elapsed: Option<Duration>,
+) -> Result<(), AnyError> {
     if json {
-        println!("{}", serde_json::to_string_pretty(results)?);
+        let mut shown = serde_json::to_value(results)?;
+        if !results.states.is_empty() {
+            // Their hashes are of no use to anybody else.
+            shown["states"] = results.states.len().into();
+        }
+        println!("{}", serde_json::to_string_pretty(&shown)?);
         return Ok(());
     }
-    print!("{}", table(results));
+    print!("{}", table(results, points));
     if let Some(elapsed) = elapsed {
         let rate = results.runs as f64 / elapsed.as_secs_f64();
-        println!("{rate:.0} runs a second");
+        println!("{rate:.*} runs a second", usize::from(rate < 10.0));
     }
     Ok(())
 }
 
-fn table(results: &Results) -> String {
+fn table(results: &Results, points: &[Point]) -> String {
     let mut text = format!(
         "  {:<24} {:>12} {:>8}\n",
         "fault point", "reached", "faults"
     );
-    for point in points::all() {
+    for point in points {
         let (times, faults) = results.reached.get(point.name).copied().unwrap_or_default();
         text += &format!("  {:<24} {times:>12} {faults:>8}\n", point.name);
     }
-    for name in results.never_reached() {
-        text += &format!("never reached: {name}\n");
+    let reached = |point: &&Point| !results.reached.contains_key(point.name);
+    for point in points.iter().filter(reached) {
+        text += &format!("never reached: {}\n", point.name);
     }
     for Found {
         number,
@@ -290,10 +343,20 @@ fn table(results: &Results) -> String {
         let faults = plan.faults.len();
         text += &format!("{number}: {invariant}: {how} (shrunk to {faults} faults)\n");
     }
-    text + &format!(
-        "{} runs, {} faults, {} violations, trace hash {:016x}\n",
-        results.runs, results.faults, results.failures, results.trace_hash
-    )
+    if !results.states.is_empty() {
+        text += &format!(
+            "{} states of the protocols' machines\n",
+            results.states.len()
+        );
+    }
+    text += &format!(
+        "{} runs, {} faults, {} violations",
+        results.runs, results.faults, results.failures
+    );
+    if results.trace_hash != 0 {
+        text += &format!(", trace hash {:016x}", results.trace_hash);
+    }
+    text + "\n"
 }
 
 /// Runs a plan again, and says whether it still fails, and how.
@@ -302,13 +365,17 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         true => options.plan.join("plan.json"),
         false => options.plan.clone(),
     };
-    let plan = match read(&path) {
+    let plan = match read(&path, options.rig) {
         Ok(plan) => plan,
         Err(error) => {
             crate::report::error(&*error);
             return Ok(ExitCode::from(USAGE));
         }
     };
+    if options.rig {
+        let ran = rig::RigRunner::new(options.platform).run(&plan);
+        return Ok(verdict(ran.broken, "on a real rig"));
+    }
     if let Some(until) = &options.until {
         let (trace, state) = model::state_at(&plan, options.canary, until.clone());
         if options.events {
@@ -324,16 +391,22 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
     let outcome = run(&plan, trace, options.canary);
     print_events(&outcome.trace, &outcome.processes);
     println!("trace hash {:016x}", outcome.trace.hash());
-    Ok(match check(&outcome) {
+    let broken = check(&outcome).map(|broken| (campaign::class(&broken), broken));
+    Ok(verdict(broken, &format!("{:?}", outcome.ending)))
+}
+
+/// Says whether a plan still fails.
+fn verdict(broken: Option<(Class, Broken)>, ending: &str) -> ExitCode {
+    match broken {
         None => {
-            println!("holds: no invariant is broken ({:?})", outcome.ending);
+            println!("holds: no invariant is broken ({ending})");
             ExitCode::SUCCESS
         }
-        Some(broken) => {
+        Some((class, broken)) => {
             println!("broken: {}: {}", broken.invariant, broken.how);
-            ExitCode::from(campaign::class(&broken).exit_code())
+            ExitCode::from(class.exit_code())
         }
-    })
+    }
 }
 
 fn print_events(trace: &Trace, processes: &[String]) {

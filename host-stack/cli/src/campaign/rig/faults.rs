@@ -1,0 +1,180 @@
+//! The faults of a plan, done to real processes when Snapify's steps begin: the host process says
+//! which step it is about to begin, and waits until the harm is done.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    process::ChildStdin,
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use snaprig_sim::{Fault, Kind, Plan, When};
+use snaprig_snapify::{Step, faults::of_step};
+use snaprig_snapify_io::faults::WRITE;
+
+/// How long a process that is stopped stays stopped: longer than any step takes, and much shorter
+/// than what anybody waits before taking it for dead.
+const STOP: Duration = Duration::from_millis(200);
+
+/// What has happened.
+#[derive(Debug, Default)]
+pub struct Done {
+    /// How often each point was reached, and how often something happened there.
+    pub reached: BTreeMap<&'static str, (u64, u64)>,
+    /// Processes that were killed, as plans name them.
+    pub killed: BTreeSet<String>,
+    /// What was done, for people.
+    pub log: Vec<String>,
+}
+
+/// Whom faults can be done to.
+pub struct Victims {
+    pub rig: u32,
+    pub host: u32,
+    /// Card 1 first.
+    pub cards: Vec<u32>,
+    /// The rig's standard input, which takes numbers of cards whose daemons are to die.
+    pub rig_input: Option<ChildStdin>,
+}
+
+/// Does a plan's faults.
+pub struct Faults {
+    pending: Vec<Fault>,
+    victims: Victims,
+    done: Arc<Mutex<Done>>,
+    stopped: Vec<JoinHandle<()>>,
+}
+
+impl Faults {
+    pub fn new(plan: &Plan, victims: Victims, done: Arc<Mutex<Done>>) -> Self {
+        Self {
+            pending: plan.faults.clone(),
+            victims,
+            done,
+            stopped: Vec::new(),
+        }
+    }
+
+    /// Serves the host process's announcements to their end; whoever was stopped runs again then.
+    /// Returns the rig's standard input.
+    pub fn serve(mut self, host: &UnixStream) -> Option<ChildStdin> {
+        for line in BufReader::new(host).lines().map_while(Result::ok) {
+            if let Ok(step) = serde_json::from_str(&line) {
+                self.step(step);
+            }
+            // A host process that has just been killed does not care.
+            let _ = (&mut &*host).write_all(&[0]);
+        }
+        for stopped in self.stopped {
+            // It does nothing that could panic.
+            let _ = stopped.join();
+        }
+        self.victims.rig_input
+    }
+
+    fn step(&mut self, step: Step) {
+        self.at(of_step(step).name);
+        // The files are written by these.
+        if matches!(step, Step::Drain | Step::Capture) {
+            self.at(WRITE.name);
+        }
+    }
+
+    fn at(&mut self, point: &'static str) {
+        let times = {
+            let mut done = lock(&self.done);
+            let reached = done.reached.entry(point).or_default();
+            reached.0 += 1;
+            reached.0
+        };
+        let due = |fault: &Fault| fault.point == point && fault.when == When::Nth(times);
+        let (due, pending) = std::mem::take(&mut self.pending).into_iter().partition(due);
+        self.pending = pending;
+        let due: Vec<Fault> = due;
+        for fault in due {
+            self.happen(point, &fault.kind);
+        }
+    }
+
+    fn happen(&mut self, point: &'static str, kind: &Kind) {
+        match kind {
+            Kind::Crash(name) => self.kill(name),
+            Kind::Hang(name) => self.stop(name),
+            Kind::DiskFull => self.limit(0),
+            Kind::TornWrite(bytes) => self.limit(*bytes),
+            _ => return,
+        }
+        let mut done = lock(&self.done);
+        done.reached.entry(point).or_default().1 += 1;
+        done.log.push(format!("{point}: {kind:?}"));
+    }
+
+    fn pid(&self, name: &str) -> Option<Pid> {
+        let card = |number: &str| {
+            self.victims
+                .cards
+                .get(number.parse::<usize>().ok()? - 1)
+                .copied()
+        };
+        let pid = match name {
+            "rig" => Some(self.victims.rig),
+            "host" => Some(self.victims.host),
+            _ => name.strip_prefix("card").and_then(card),
+        };
+        Pid::from_raw(pid? as i32)
+    }
+
+    fn kill(&mut self, name: &str) {
+        if let Some(pid) = self.pid(name) {
+            // One that is gone already is what was wanted.
+            let _ = kill_process(pid, Signal::KILL);
+        } else if let (Some(card), Some(input)) =
+            (name.strip_prefix("daemon"), &mut self.victims.rig_input)
+        {
+            // A rig that is gone has no daemons.
+            let _ = writeln!(input, "{card}").and_then(|()| input.flush());
+        }
+        lock(&self.done).killed.insert(name.to_owned());
+    }
+
+    fn stop(&mut self, name: &str) {
+        if let Some(pid) = self.pid(name)
+            && kill_process(pid, Signal::STOP).is_ok()
+        {
+            self.stopped.push(std::thread::spawn(move || {
+                std::thread::sleep(STOP);
+                // It may have been killed meanwhile.
+                let _ = kill_process(pid, Signal::CONT);
+            }));
+        }
+    }
+
+    /// Files of the rig's process get no longer: whatever it writes beyond fails (setrlimit(2)).
+    fn limit(&self, bytes: u64) {
+        let pid = Pid::from_raw(self.victims.rig as i32);
+        let limit = Rlimit {
+            current: Some(bytes),
+            maximum: None,
+        };
+        // A rig that is gone writes nothing.
+        let _ = prlimit(pid, Resource::Fsize, limit);
+    }
+}
+
+/// Room again.
+pub fn lift_limit(rig: u32) {
+    let unlimited = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    // A rig that is gone needs none.
+    let _ = prlimit(Pid::from_raw(rig as i32), Resource::Fsize, unlimited);
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

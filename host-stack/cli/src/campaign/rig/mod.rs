@@ -1,0 +1,119 @@
+//! `snaprig campaign --rig`: the demo's application on real rigs, with real processes killed
+//! (SIGKILL), stopped (SIGSTOP) and kept from writing (RLIMIT_FSIZE) at steps that the seed draws.
+//! Whoever still can finishes, with the golden result; everybody else is told.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`draw`] | a plan from a seed |
+//! | [`run`](mod@run) | one run of a plan |
+//! | [`faults`] | its faults, when steps begin |
+//! | [`check`] | what must be true of it |
+//!
+//! Real processes take their own time, so a plan is not the same run again and has no trace hash;
+//! a bug that it shows may need several runs to show again.
+
+mod check;
+mod draw;
+mod faults;
+mod run;
+
+use std::{collections::BTreeMap, io, path::Path, sync::Mutex};
+
+use snaprig_campaign::{
+    campaign::{Class, Found, Ran, Runner},
+    check::Broken,
+    report::write_file,
+};
+use snaprig_card::platform::Kind;
+use snaprig_fixtures::kmeans::{self, Workload};
+use snaprig_sim::Plan;
+
+pub use draw::{CARDS, draw, points, processes};
+
+/// Runs plans on real rigs.
+pub struct RigRunner {
+    platform: Option<Kind>,
+    golden: String,
+    /// What everybody said in runs that failed, by plan.
+    logs: Mutex<BTreeMap<String, String>>,
+}
+
+impl RigRunner {
+    /// With cards on this platform.
+    pub fn new(platform: Option<Kind>) -> Self {
+        Self {
+            platform,
+            golden: kmeans::golden(&Workload::shipped()).to_text(),
+            logs: Mutex::default(),
+        }
+    }
+}
+
+impl Runner for RigRunner {
+    fn name(&self) -> String {
+        "rig".into()
+    }
+
+    fn chunk(&self) -> u64 {
+        1
+    }
+
+    fn run(&self, plan: &Plan) -> Ran {
+        let outcome = match run::run(plan, self.platform, &self.golden) {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                let how = error.to_string();
+                faults::lock(&self.logs).insert(plan.to_text(), how.clone());
+                let invariant = "the run can be made";
+                return Ran {
+                    broken: Some((Class::Crash, Broken { invariant, how })),
+                    ..Ran::default()
+                };
+            }
+        };
+        if outcome.violation.is_some() {
+            faults::lock(&self.logs).insert(plan.to_text(), outcome.log);
+        }
+        let reached = outcome.done.reached.into_iter();
+        let reached: Vec<_> = reached
+            .map(|(name, (times, hit))| (name, times, hit))
+            .collect();
+        Ran {
+            events: reached.iter().map(|(_, times, _)| times).sum(),
+            faults: reached.iter().map(|(.., hit)| hit).sum(),
+            reached,
+            broken: outcome.violation,
+            ..Ran::default()
+        }
+    }
+
+    /// Faults are left out as long as the same invariant breaks. A run takes a second, and need not
+    /// be the same again, so nothing else is tried.
+    fn shrink(&self, plan: &Plan, broken: &Broken) -> Plan {
+        let mut best = plan.clone();
+        for index in (0..plan.faults.len()).rev() {
+            let mut candidate = best.clone();
+            candidate.faults.remove(index);
+            let found = self.run(&candidate).broken;
+            if found.is_some_and(|(_, found)| found.invariant == broken.invariant) {
+                best = candidate;
+            }
+        }
+        best
+    }
+
+    fn report(&self, folder: &Path, found: &Found) -> io::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        let plan = found.plan.to_text();
+        write_file(&folder.join("plan.json"), plan.as_bytes())?;
+        let logs = faults::lock(&self.logs);
+        let log = logs.get(&plan).map_or("", String::as_str);
+        let log = format!("{}: {}\n{log}", found.invariant, found.how);
+        write_file(&folder.join("log.txt"), log.as_bytes())?;
+        let line = format!(
+            "snaprig repro --rig {}\n",
+            folder.join("plan.json").display()
+        );
+        write_file(&folder.join("repro.txt"), line.as_bytes())
+    }
+}

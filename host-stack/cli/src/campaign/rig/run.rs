@@ -1,0 +1,335 @@
+//! One run of a plan: a rig in a process of its own, the demo's application, a script of snapshots,
+//! and what is left of all that.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader},
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use snaprig_card::platform::Kind;
+use snaprig_fixtures::kmeans::Workload;
+use snaprig_sim::Plan;
+use snaprig_snapify::control::Command as Control;
+
+use super::{
+    check::{self, Violation},
+    draw::interrupt_at,
+    faults::{Done, Faults, Victims, lift_limit, lock},
+};
+use crate::{
+    AnyError,
+    host_process::{Controlled, Deadline, HostProcess},
+    rig_process::Place,
+};
+
+/// Longest run; one takes about a second, and twenty times as long in emulation.
+const TIMEOUT: Duration = Duration::from_secs(180);
+const CARD_BYTES: u64 = 256 << 20;
+
+/// How the application ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It finished, with the golden result.
+    Finished,
+    /// It finished, with another one.
+    Wrong,
+    /// It was killed, or told that its process is lost.
+    Lost,
+}
+
+/// What there is to know of a run.
+pub struct Seen {
+    pub ending: Ending,
+    /// Nothing could have brought its process back.
+    pub can_be_lost: bool,
+    /// Captures that were told to be complete.
+    pub captures: u32,
+    /// What commands were told.
+    pub errors: Vec<String>,
+    pub host_said: String,
+    pub killed: Vec<String>,
+    pub snapshot: PathBuf,
+    pub rig_dir: PathBuf,
+    /// Processes that are still there.
+    pub left: Vec<String>,
+}
+
+impl Seen {
+    pub fn was_killed(&self, name: &str) -> bool {
+        self.killed.iter().any(|killed| killed == name)
+    }
+}
+
+/// What came of a run.
+pub struct Outcome {
+    pub violation: Violation,
+    pub done: Done,
+    /// What everybody said, for the report.
+    pub log: String,
+}
+
+/// Runs a plan. An error is one of this program's or this machine's, not of what is tested.
+pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome, AnyError> {
+    let deadline = Deadline::after(TIMEOUT);
+    let work = tempfile::Builder::new().prefix("snaprig-run-").tempdir()?;
+    let done: Arc<Mutex<Done>> = Arc::default();
+    let mut rig = RigProcess::start(plan.cards, platform, work.path(), deadline)?;
+    let ran = Application::run(plan, &mut rig, work.path(), &done, golden, deadline);
+    let left = rig.end(deadline);
+    let done = std::mem::take(&mut *lock(&done));
+    let log = log(work.path(), &done);
+    let violation = match (ran, left) {
+        (Err(error), _) | (_, Err(error)) if deadline.left().is_zero() => {
+            check::a_hang(error.to_string())
+        }
+        (Err(error), _) | (_, Err(error)) => return Err(format!("{error}\n{log}").into()),
+        (Ok(mut seen), Ok(left)) => {
+            seen.left = left;
+            seen.killed = done.killed.iter().cloned().collect();
+            check::check(&seen)
+        }
+    };
+    Ok(Outcome {
+        violation,
+        done,
+        log,
+    })
+}
+
+fn log(work: &Path, done: &Done) -> String {
+    let mut log = done.log.join("\n");
+    for name in ["commands.log", "host.log", "rig.log"] {
+        let text = fs::read_to_string(work.join(name)).unwrap_or_default();
+        log += &format!("\n== {name}\n{text}");
+    }
+    log
+}
+
+/// The process that holds the rig.
+struct RigProcess {
+    child: Child,
+    input: Option<ChildStdin>,
+    place: Place,
+}
+
+impl RigProcess {
+    fn start(
+        cards: u16,
+        platform: Option<Kind>,
+        work: &Path,
+        deadline: Deadline,
+    ) -> Result<Self, AnyError> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .arg("rig-process")
+            .args(["--cards", &cards.to_string()])
+            .args(["--memory", &CARD_BYTES.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(work.join("rig.log"))?);
+        if let Some(platform) = platform {
+            command.args(["--platform", &platform.to_string()]);
+        }
+        let mut child = command.spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let place = Place {
+            dir: PathBuf::new(),
+            cards: Vec::new(),
+        };
+        // From here on it is ended whatever happens.
+        let mut rig = Self {
+            child,
+            input,
+            place,
+        };
+        let output = output.ok_or("no standard output")?;
+        deadline.wait_for("boot", &output)?;
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        rig.place = serde_json::from_str(&line).map_err(|_| {
+            let said = fs::read_to_string(work.join("rig.log")).unwrap_or_default();
+            format!("the rig did not start: {said}")
+        })?;
+        Ok(rig)
+    }
+
+    /// Ends it, as whoever started it does, and says what of it is still there.
+    fn end(mut self, deadline: Deadline) -> Result<Vec<String>, AnyError> {
+        drop(self.input.take());
+        let rig = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
+        deadline.wait_for("the rig's end", &rig)?;
+        self.child.wait()?;
+        let mut left = Vec::new();
+        for (index, pid) in self.place.cards.iter().enumerate() {
+            let pid = Pid::from_raw(*pid as i32).ok_or("a card without a process")?;
+            // One that is gone has no descriptor.
+            if let Ok(card) = pidfd_open(pid, PidfdFlags::empty())
+                && deadline.wait_for("a card's end", &card).is_err()
+            {
+                left.push(format!("card {}, process {pid},", index + 1));
+            }
+        }
+        Ok(left)
+    }
+}
+
+impl Drop for RigProcess {
+    fn drop(&mut self) {
+        // It has ended already, or its campaign gives up; its cards end with it.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// The host process, and the script.
+struct Application<'a> {
+    control: Controlled,
+    rig: u32,
+    cards: u16,
+    done: &'a Mutex<Done>,
+    /// The card that its process is on.
+    home: u16,
+    captures: u32,
+    /// The snapshot of the present pause is complete.
+    captured: bool,
+    errors: Vec<String>,
+}
+
+impl<'a> Application<'a> {
+    fn run(
+        plan: &Plan,
+        rig: &mut RigProcess,
+        work: &Path,
+        done: &'a Arc<Mutex<Done>>,
+        golden: &str,
+        deadline: Deadline,
+    ) -> Result<Seen, AnyError> {
+        let (result, snapshot) = (work.join("result.txt"), work.join("snapshot"));
+        let said = work.join("host.log");
+        let log = File::create(&said)?.into();
+        let dir = &rig.place.dir;
+        let mut host = HostProcess::start(dir, &Workload::shipped(), &result, log, deadline)?;
+        let mut application = Self {
+            control: Controlled::connect(dir, &host, deadline)?,
+            rig: rig.child.id(),
+            cards: plan.cards,
+            done,
+            home: 1,
+            captures: 0,
+            captured: false,
+            errors: Vec::new(),
+        };
+        let listener = UnixListener::bind(work.join("steps.sock"))?;
+        let steps = Control::TellSteps(work.join("steps.sock"));
+        application.control.run("steps", &steps)?;
+        let (announcements, _) = listener.accept()?;
+        let victims = Victims {
+            rig: rig.child.id(),
+            host: host.pid(),
+            cards: rig.place.cards.clone(),
+            rig_input: rig.input.take(),
+        };
+        let faults = Faults::new(plan, victims, done.clone());
+        let harm = std::thread::spawn(move || faults.serve(&announcements));
+        if !application.script(plan, &snapshot) {
+            // Nobody will bring its process back: whoever runs it gives it up.
+            host.kill()?;
+        }
+        fs::write(work.join("commands.log"), application.errors.join("\n"))?;
+        let status = host.wait(deadline)?;
+        // The announcements end with the host process.
+        rig.input = harm.join().map_err(|_| "a fault panicked")?;
+        let ending = match (status.success(), fs::read_to_string(&result)) {
+            (true, Ok(text)) if text == golden => Ending::Finished,
+            (true, _) => Ending::Wrong,
+            (false, _) => Ending::Lost,
+        };
+        Ok(Seen {
+            ending,
+            can_be_lost: application.can_be_lost(),
+            captures: application.captures,
+            errors: application.errors,
+            host_said: fs::read_to_string(&said)?,
+            killed: Vec::new(),
+            snapshot,
+            rig_dir: rig.place.dir.clone(),
+            left: Vec::new(),
+        })
+    }
+
+    fn command(&mut self, step: &str, command: &Control) -> bool {
+        match self.control.run(step, command) {
+            Ok(_) => true,
+            Err(error) => {
+                self.errors.push(error.to_string());
+                false
+            }
+        }
+    }
+
+    /// Snapshots as the scenario says; whether the application can go on.
+    fn script(&mut self, plan: &Plan, snapshot: &Path) -> bool {
+        let hold = Control::BreakAtRunFunction(interrupt_at(plan));
+        if !self.command("run", &hold) {
+            return false;
+        }
+        let rounds = if plan.scenario == "twice" { 2 } else { 1 };
+        (0..rounds).all(|_| self.round(&plan.scenario, snapshot))
+    }
+
+    fn round(&mut self, scenario: &str, snapshot: &Path) -> bool {
+        self.captured = false;
+        let paused = self.command("pause", &Control::Pause(snapshot.to_owned()));
+        lift_limit_unless(paused, self.rig);
+        if !paused {
+            // It goes on without a snapshot, or is told that its card is gone.
+            return true;
+        }
+        let begun = self.command("capture", &Control::Capture(scenario == "swap"));
+        self.captured = begun && self.command("wait", &Control::Wait);
+        lift_limit(self.rig);
+        if !self.captured {
+            return self.command("resume", &Control::Resume);
+        }
+        self.captures += 1;
+        if scenario == "checkpoint" && self.command("resume", &Control::Resume) {
+            return true;
+        }
+        // From the card after its own on, its own last: if it was not ended there, it is there still.
+        let (home, cards) = (self.home, self.cards);
+        let targets = (0..cards).map(|step| (home + step) % cards + 1);
+        targets.into_iter().any(|card| {
+            let there = card == home && scenario != "swap"
+                || self.command("restore", &Control::Restore(card));
+            let back = there && self.command("resume", &Control::Resume);
+            if back {
+                self.home = card;
+            }
+            back
+        })
+    }
+
+    fn can_be_lost(&self) -> bool {
+        let done = lock(self.done);
+        let dead = |card: u16| {
+            let names = [format!("card{card}"), format!("daemon{card}")];
+            names.iter().any(|name| done.killed.contains(name))
+        };
+        let gone = ["rig", "host"]
+            .iter()
+            .any(|name| done.killed.contains(*name));
+        gone || !self.captured && dead(self.home) || (1..=self.cards).all(dead)
+    }
+}
+
+fn lift_limit_unless(paused: bool, rig: u32) {
+    if !paused {
+        lift_limit(rig);
+    }
+}
