@@ -18,6 +18,8 @@ pub enum Canary {
     ForgottenWindow,
     /// What run functions write to buffers during a pause is not in the snapshot.
     StaleStore,
+    /// A restore that cannot reach its card lets the paused process go on.
+    HastyRelease,
     /// The earlier snapshot is removed when a new one is begun.
     LostPredecessor,
     /// A file takes its name before it is synced.
@@ -30,13 +32,14 @@ pub enum Canary {
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
         Self::BelievingLink,
         Self::ForgottenWindow,
         Self::StaleStore,
+        Self::HastyRelease,
         Self::LostPredecessor,
         Self::EarlyRename,
         Self::DeafDaemon,
@@ -52,6 +55,7 @@ impl Canary {
             Self::BelievingLink => "believing-link",
             Self::ForgottenWindow => "forgotten-window",
             Self::StaleStore => "stale-store",
+            Self::HastyRelease => "hasty-release",
             Self::LostPredecessor => "lost-predecessor",
             Self::EarlyRename => "early-rename",
             Self::DeafDaemon => "deaf-daemon",

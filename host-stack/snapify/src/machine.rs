@@ -127,8 +127,11 @@ pub enum Output {
     SwappedOut(bool),
     /// The connection made last is the one to the process's daemon from now on.
     Switch,
-    /// Drop the connection made last.
+    /// Drop the connection to the process's daemon.
     HangUp,
+    /// Drop the connection made last, if there is one that is not the process's: the process stays
+    /// paused, for as long as its own connection does.
+    Forget,
     /// Drop the snapshot that is not committed.
     Discard,
     /// Release the host's locks.
@@ -451,7 +454,7 @@ impl Machine {
                 self.returned(State::Paused, Err(error));
             }
             State::ConnectingAnew(_) | State::Restoring(_) | State::Reconnecting => {
-                self.outputs.push_back(Output::HangUp);
+                self.outputs.push_back(Output::Forget);
                 self.returned(State::Paused, Err(error));
             }
             State::Verifying(_) | State::Resuming => self.returned(State::Paused, Err(error)),

@@ -246,11 +246,8 @@ impl Inner {
             }
             Output::SwappedOut(is) => quiesce::swapped_out(&self.process, is),
             Output::Switch => session.daemon = session.next_daemon.take(),
-            Output::HangUp => {
-                if session.next_daemon.take().is_none() {
-                    session.daemon = None;
-                }
-            }
+            Output::HangUp => (session.daemon, session.next_daemon) = (None, None),
+            Output::Forget => session.next_daemon = None,
             Output::Discard => session.building = None,
             Output::Release => quiesce::release(&self.process),
             Output::Do(..) | Output::Returned(_) => {}

@@ -88,8 +88,10 @@ pub struct Host {
     /// Channels that are being connected, for a create or a restore.
     connecting: BTreeMap<Channel, EndpointId>,
     adopting: Option<(EndpointId, NodeId, i32, u16)>,
-    current: Option<EndpointId>,
+    /// Connections to daemons: one that is being made, the one made last, the process's own.
+    calling_daemon: Option<EndpointId>,
     latest: Option<EndpointId>,
+    current: Option<EndpointId>,
     asking: Option<EndpointId>,
     quiescing: u64,
     waiting: u64,
@@ -259,6 +261,8 @@ impl World {
                 self.coi(host, coi::Input::Lost(generation, Link::Control));
             }
             (Role::Snapify, Heard::Connected) => {
+                self.hosts[host].calling_daemon = None;
+                self.hosts[host].latest = Some(endpoint);
                 self.tell(HOST, endpoint, &ToDaemon::Snapify);
                 self.action_done(host, Ok(Done::Done));
             }
@@ -274,9 +278,9 @@ impl World {
                 // Whoever sends on it later is told that it is gone.
                 self.close(HOST, endpoint);
                 let one = &mut self.hosts[host];
-                let connecting = one.latest == Some(endpoint) && one.asking.is_none();
-                if one.asking == Some(endpoint) || connecting {
-                    one.asking = None;
+                let calling = one.calling_daemon.take_if(|called| *called == endpoint);
+                let asking = one.asking.take_if(|asked| *asked == endpoint);
+                if calling.or(asking).is_some() {
                     self.action_done(host, Err(lost(0, Step::Agree)));
                 }
             }
@@ -519,9 +523,20 @@ impl World {
                     }
                 }
                 snapify::Output::HangUp => {
-                    let latest = self.hosts[host].latest.take();
-                    let endpoint = latest.or_else(|| self.hosts[host].current.take());
-                    if let Some(endpoint) = endpoint {
+                    let one = &mut self.hosts[host];
+                    for endpoint in one.latest.take().into_iter().chain(one.current.take()) {
+                        self.close(HOST, endpoint);
+                    }
+                }
+                // The process on its own card would go on, and its successor, too.
+                snapify::Output::Forget if self.canary == Some(Canary::HastyRelease) => {
+                    let one = &mut self.hosts[host];
+                    if let Some(endpoint) = one.latest.take().or_else(|| one.current.take()) {
+                        self.close(HOST, endpoint);
+                    }
+                }
+                snapify::Output::Forget => {
+                    if let Some(endpoint) = self.hosts[host].latest.take() {
                         self.close(HOST, endpoint);
                     }
                 }
@@ -549,7 +564,8 @@ impl World {
                     port: COI_DAEMON,
                 };
                 let role = super::Role::Host(host, Role::Snapify);
-                self.hosts[host].latest = Some(self.connect(HOST, peer, role));
+                let endpoint = self.connect(HOST, peer, role);
+                self.hosts[host].calling_daemon = Some(endpoint);
             }
             Action::Ask(Request::Drain { pid, snapshot, .. })
                 if self.canary == Some(Canary::UncountedDrain) =>
