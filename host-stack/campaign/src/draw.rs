@@ -18,8 +18,14 @@ const TIME_NS: u64 = 500_000;
 
 /// The plan of a seed.
 pub fn draw(seed: u64) -> Plan {
+    draw_on(seed, None)
+}
+
+/// The same, for a system with so many cards.
+pub fn draw_on(seed: u64, cards: Option<u16>) -> Plan {
     let mut random = Random::new(seed, "plan");
-    let cards = 2 + random.below(2) as u16;
+    let drawn = 2 + random.below(2) as u16;
+    let cards = cards.unwrap_or(drawn);
     let scenario = random.pick(&SCENARIOS).copied().unwrap_or("migrate");
     let mut plan = Plan::new(seed, cards, scenario);
     plan.workload = workload(seed);

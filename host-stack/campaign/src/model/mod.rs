@@ -284,8 +284,8 @@ pub fn impossible(plan: &Plan) -> Option<String> {
         .iter()
         .zip(WORK_MAX)
         .any(|(amount, most)| *amount > most);
-    if !(2..=CARDS_MAX).contains(&plan.cards) {
-        return Some(format!("{} cards: there are 2 to {CARDS_MAX}", plan.cards));
+    if !(1..=CARDS_MAX).contains(&plan.cards) {
+        return Some(format!("{} cards: there are 1 to {CARDS_MAX}", plan.cards));
     }
     if !SCENARIOS.contains(&plan.scenario.as_str()) {
         let scenarios = SCENARIOS.join(", ");
