@@ -301,12 +301,15 @@ impl<'a> Application<'a> {
         if scenario == "checkpoint" && self.command("resume", &Control::Resume) {
             return true;
         }
-        // From the card after its own on, its own last: if it was not ended there, it is there still.
+        // From the card after its own on, its own last: it is there still if it was not ended, and
+        // has no successor.
         let (home, cards) = (self.home, self.cards);
+        let mut is_at_home = scenario != "swap";
         let targets = (0..cards).map(|step| (home + step) % cards + 1);
         targets.into_iter().any(|card| {
-            let there = card == home && scenario != "swap"
-                || self.command("restore", &Control::Restore(card));
+            let there =
+                card == home && is_at_home || self.command("restore", &Control::Restore(card));
+            is_at_home &= !there;
             let back = there && self.command("resume", &Control::Resume);
             if back {
                 self.home = card;
