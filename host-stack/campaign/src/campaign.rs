@@ -12,7 +12,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
@@ -142,22 +141,14 @@ impl Runner for Simulator {
             true => model::run_counting,
             false => run,
         };
-        let ran = catch_unwind(AssertUnwindSafe(|| {
-            run(plan, Trace::default(), self.canary)
-        }));
-        match ran {
-            Err(_) => Ran {
-                broken: Some((Class::Crash, panicked())),
-                ..Ran::default()
-            },
-            Ok(outcome) => Ran {
-                broken: check(&outcome).map(|broken| (class(&broken), broken)),
-                events: outcome.trace.events(),
-                faults: outcome.faults,
-                trace_hash: outcome.trace.hash(),
-                reached: outcome.reached,
-                states: outcome.states,
-            },
+        let outcome = run(plan, Trace::default(), self.canary);
+        Ran {
+            broken: check(&outcome).map(|broken| (class(&broken), broken)),
+            events: outcome.trace.events(),
+            faults: outcome.faults,
+            trace_hash: outcome.trace.hash(),
+            reached: outcome.reached,
+            states: outcome.states,
         }
     }
 
@@ -308,7 +299,7 @@ pub fn unheard_canaries() -> Vec<Canary> {
 }
 
 fn finds(seed: u64, canary: Canary) -> bool {
-    check(&run(&draw(seed), Trace::default(), Some(canary))).is_some()
+    fails(&draw(seed), Some(canary)).is_some()
 }
 
 /// Runs a campaign; `progress` is told how many runs of how many are done.
@@ -433,27 +424,19 @@ fn run_chunk(
     Ok(results)
 }
 
-fn panicked() -> Broken {
-    Broken {
-        invariant: "the code under test does not panic",
-        how: "it panicked; see its message above".into(),
-    }
-}
-
 /// What kind of failure a broken invariant is.
 pub fn class(broken: &Broken) -> Class {
-    match broken.invariant == check::NOBODY_WAITS {
-        true => Class::Hang,
-        false => Class::Wrong,
+    match broken.invariant {
+        check::progress::NAME => Class::Hang,
+        check::panic::NAME => Class::Crash,
+        _ => Class::Wrong,
     }
 }
 
 /// How a plan fails, if it does.
 pub fn fails(plan: &Plan, canary: Option<Canary>) -> Option<(Class, Broken)> {
-    match catch_unwind(AssertUnwindSafe(|| run(plan, Trace::default(), canary))) {
-        Err(_) => Some((Class::Crash, panicked())),
-        Ok(outcome) => check(&outcome).map(|broken| (class(&broken), broken)),
-    }
+    let broken = check(&run(plan, Trace::default(), canary))?;
+    Some((class(&broken), broken))
 }
 
 /// Shrinks a failing plan, keeping only what breaks the same invariant.

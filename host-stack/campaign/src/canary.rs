@@ -28,11 +28,13 @@ pub enum Canary {
     DeafDaemon,
     /// Nobody is told when nothing can bring the process back.
     SilentLoss,
+    /// The daemon panics when a host process goes away in the middle of a pause.
+    RashDaemon,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
@@ -44,6 +46,7 @@ impl Canary {
         Self::EarlyRename,
         Self::DeafDaemon,
         Self::SilentLoss,
+        Self::RashDaemon,
     ];
 
     /// As the command line spells it.
@@ -60,6 +63,7 @@ impl Canary {
             Self::EarlyRename => "early-rename",
             Self::DeafDaemon => "deaf-daemon",
             Self::SilentLoss => "silent-loss",
+            Self::RashDaemon => "rash-daemon",
         }
     }
 }

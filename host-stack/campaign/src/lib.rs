@@ -15,6 +15,7 @@
 
 pub mod campaign;
 pub mod canary;
+mod caught;
 pub mod check;
 pub mod draw;
 pub mod exhaustive;

@@ -6,6 +6,7 @@ pub mod cut;
 pub mod errors;
 pub mod leaks;
 pub mod messages;
+pub mod panic;
 pub mod progress;
 pub mod rdma;
 pub mod snapshot;
@@ -26,7 +27,8 @@ pub struct Broken {
 type Check = fn(&Outcome) -> Option<String>;
 
 /// All invariants. Safety comes first: what a hang hides is worse than the hang.
-pub const INVARIANTS: [(&str, Check); 9] = [
+pub const INVARIANTS: [(&str, Check); 10] = [
+    (panic::NAME, panic::check),
     (contradiction::NAME, contradiction::check),
     (cut::NAME, cut::check),
     (rdma::NAME, rdma::check),
@@ -37,9 +39,6 @@ pub const INVARIANTS: [(&str, Check); 9] = [
     (errors::NAME, errors::check),
     (leaks::NAME, leaks::check),
 ];
-
-/// The invariant whose breach is a hang.
-pub const NOBODY_WAITS: &str = progress::NAME;
 
 /// The first invariant that does not hold.
 pub fn check(outcome: &Outcome) -> Option<Broken> {

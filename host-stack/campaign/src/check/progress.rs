@@ -10,6 +10,6 @@ pub fn check(outcome: &Outcome) -> Option<String> {
     outcome.apps.iter().find_map(|app| match &app.ending {
         Ending::Stuck(why) => Some(why.clone()),
         Ending::Endless => Some("it never came to rest".into()),
-        Ending::Finished | Ending::Failed(_) => None,
+        Ending::Finished | Ending::Failed(_) | Ending::Crashed(_) => None,
     })
 }

@@ -151,6 +151,12 @@ impl World {
         card.next
     }
 
+    /// Whether an offload process of the card is pausing or paused.
+    fn pauses(&self, node: NodeId) -> bool {
+        let mut processes = self.cards[usize::from(node) - 1].processes.values();
+        processes.any(|process| process.machine.is_quiet())
+    }
+
     pub(super) fn living(&mut self, node: NodeId, pid: Pid) -> Option<&mut Offload> {
         let process = self.card(node).processes.get_mut(&pid)?;
         process.is_alive().then_some(process)
@@ -186,6 +192,11 @@ impl World {
                 }
             }
             (Role::Host(..), Heard::Gone) if self.canary == Some(Canary::DeafDaemon) => {}
+            (Role::Host(_, true), Heard::Gone)
+                if self.canary == Some(Canary::RashDaemon) && self.pauses(node) =>
+            {
+                panic!("planted: a host process is gone in the middle of a pause");
+            }
             (Role::Host(conn, _), Heard::Gone) => {
                 self.daemon(node, daemon::Input::HostGone(conn));
                 self.card(node).conns.remove(&conn);

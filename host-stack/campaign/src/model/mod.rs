@@ -58,7 +58,7 @@ use self::{
     link::CardLink,
     sockets::{Does, Heard, Sockets},
 };
-use crate::{Canary, points};
+use crate::{Canary, caught::caught, points};
 
 pub use self::app::SCENARIOS;
 
@@ -162,6 +162,8 @@ pub enum Ending {
     Stuck(String),
     /// It never came to rest.
     Endless,
+    /// The code under test panicked.
+    Crashed(String),
 }
 
 impl Ending {
@@ -172,6 +174,7 @@ impl Ending {
             Self::Failed(_) => 1,
             Self::Stuck(_) => 2,
             Self::Endless => 3,
+            Self::Crashed(_) => 4,
         }
     }
 }
@@ -317,9 +320,8 @@ pub fn run_counting(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcom
 }
 
 fn run_world(plan: &Plan, mut world: World) -> Outcome {
-    world.start(plan);
     // Safety first; then everything is healed, and progress demanded.
-    let mut ending = world.rest();
+    let mut ending = world.start(plan).or_else(|| world.rest());
     while ending.is_none() && world.heal() {
         ending = world.rest();
     }
@@ -341,8 +343,8 @@ pub enum Until {
 pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, String) {
     let mut world = World::new(plan, Trace::recording(), canary);
     world.until = Some(until);
-    world.start(plan);
-    let _ = world.rest();
+    // However it ends, this is how it is then.
+    let _ = world.start(plan).or_else(|| world.rest());
     let state = world.describe();
     (world.engine.trace, state)
 }
@@ -385,18 +387,26 @@ impl World {
         }
     }
 
-    fn start(&mut self, plan: &Plan) {
-        self.start_io();
-        for node in 1..=plan.cards {
-            self.start_card(node);
-        }
-        for host in 0..self.hosts.len() {
-            self.start_host(host, plan);
-        }
+    /// Everybody starts; an ending, if that can be told already.
+    fn start(&mut self, plan: &Plan) -> Option<Ending> {
+        let started = caught(|| {
+            self.start_io();
+            for node in 1..=plan.cards {
+                self.start_card(node);
+            }
+            for host in 0..self.hosts.len() {
+                self.start_host(host, plan);
+            }
+        });
+        started.err().map(Ending::Crashed)
     }
 
     /// Runs until nothing is to come any more; an ending, if that can be told already.
     fn rest(&mut self) -> Option<Ending> {
+        caught(|| self.run()).unwrap_or_else(|panic| Some(Ending::Crashed(panic)))
+    }
+
+    fn run(&mut self) -> Option<Ending> {
         while let Some((_, event)) = self.engine.next(|event| label(&self.roles, event)) {
             self.happen(event);
             if self.states.is_some() {
@@ -705,17 +715,18 @@ impl World {
         let endings: Vec<_> = (0..self.hosts.len())
             .map(|host| ending.clone().unwrap_or_else(|| self.host_ending(host)))
             .collect();
+        let crashed = matches!(ending, Some(Ending::Crashed(_)));
         // The host processes go, and nothing of them may stay.
         for host in 0..self.hosts.len() {
             self.hosts[host].alive = false;
             self.engine.crash(self.host_processes[host]);
-            if self.engine.is_alive(self.rig) {
+            if self.engine.is_alive(self.rig) && !crashed {
                 self.close_endpoints_of_host(host);
             }
         }
         let ending = endings.iter().max_by_key(|one| one.weight()).cloned();
         let ending = ending.unwrap_or(Ending::Finished);
-        let mut endless = ending == Ending::Endless || self.rest().is_some();
+        let mut endless = crashed || ending == Ending::Endless || self.rest().is_some();
         while !endless && self.heal() {
             endless = self.rest().is_some();
         }

@@ -373,7 +373,9 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         }
     };
     if options.rig {
-        let ran = rig::RigRunner::new(options.platform).run(&plan);
+        let (ran, log) = rig::RigRunner::new(options.platform).replay(&plan);
+        println!("{}", log.trim_end());
+        happened(ran.faults, &plan);
         return Ok(verdict(ran.broken, "on a real rig"));
     }
     if let Some(until) = &options.until {
@@ -391,8 +393,16 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
     let outcome = run(&plan, trace, options.canary);
     print_events(&outcome.trace, &outcome.processes);
     println!("trace hash {:016x}", outcome.trace.hash());
+    happened(outcome.faults, &plan);
     let broken = check(&outcome).map(|broken| (campaign::class(&broken), broken));
     Ok(verdict(broken, &format!("{:?}", outcome.ending)))
+}
+
+fn happened(faults: u64, plan: &Plan) {
+    println!(
+        "faults that happened: {faults}; in the plan: {}",
+        plan.faults.len()
+    );
 }
 
 /// Says whether a plan still fails.
@@ -440,7 +450,25 @@ pub fn faults(options: &Faults) -> Result<ExitCode, AnyError> {
     }
     for point in points {
         println!("{:<22} {}", point.name, point.what);
-        println!("{:<22} {}", "", point.kinds.join(", "));
+        for line in wrapped(&point.kinds) {
+            println!("{:<22} {line}", "");
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Words in lines that fit beside a fault point's name on 80 columns.
+fn wrapped(words: &[&str]) -> Vec<String> {
+    const COLUMNS: usize = 57;
+    let mut lines: Vec<String> = Vec::new();
+    for (index, word) in words.iter().enumerate() {
+        let comma = if index + 1 < words.len() { "," } else { "" };
+        match lines.last_mut() {
+            Some(line) if line.len() + 2 + word.len() <= COLUMNS => {
+                *line += &format!(" {word}{comma}")
+            }
+            _ => lines.push(format!("{word}{comma}")),
+        }
+    }
+    lines
 }

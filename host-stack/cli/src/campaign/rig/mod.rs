@@ -34,7 +34,9 @@ pub use draw::{CARDS, draw, points, processes};
 pub struct RigRunner {
     platform: Option<Kind>,
     golden: String,
-    /// What everybody said in runs that failed, by plan.
+    /// Also of runs that do not fail.
+    talkative: bool,
+    /// What everybody said in runs, by plan.
     logs: Mutex<BTreeMap<String, String>>,
 }
 
@@ -44,8 +46,17 @@ impl RigRunner {
         Self {
             platform,
             golden: kmeans::golden(&Workload::shipped()).to_text(),
+            talkative: false,
             logs: Mutex::default(),
         }
+    }
+
+    /// Runs a plan, and says what everybody said.
+    pub fn replay(mut self, plan: &Plan) -> (Ran, String) {
+        self.talkative = true;
+        let ran = self.run(plan);
+        let log = faults::lock(&self.logs).remove(&plan.to_text());
+        (ran, log.unwrap_or_default())
     }
 }
 
@@ -71,7 +82,7 @@ impl Runner for RigRunner {
                 };
             }
         };
-        if outcome.violation.is_some() {
+        if outcome.violation.is_some() || self.talkative {
             faults::lock(&self.logs).insert(plan.to_text(), outcome.log);
         }
         let reached = outcome.done.reached.into_iter();
