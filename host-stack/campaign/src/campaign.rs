@@ -33,6 +33,8 @@ use crate::{
 
 /// Seeds by which every canary is found many times over.
 const CANARY_SEEDS: u64 = 20_000;
+/// The file of a report that says what it is a campaign of.
+const IDENTITY: &str = "campaign.json";
 /// Failures that one chunk describes; the others are counted.
 const FAILURES_MAX: usize = 8;
 
@@ -364,7 +366,14 @@ pub fn campaign(
 /// The reports of shards as one.
 pub fn merge(directories: &[PathBuf]) -> Result<Results, CampaignError> {
     let mut chunks = BTreeMap::new();
+    let mut first: Option<Identity> = None;
     for directory in directories {
+        let identity = read_json::<Identity>(&directory.join(IDENTITY))?;
+        if *first.get_or_insert_with(|| identity.clone()) != identity {
+            return Err(CampaignError::Another {
+                path: directory.clone(),
+            });
+        }
         let folder = directory.join("chunks");
         for entry in fs::read_dir(&folder).map_err(io_error(&folder))? {
             let path = entry.map_err(io_error(&folder))?.path();
@@ -468,7 +477,7 @@ impl Report {
         for folder in [path.join("chunks"), path.join("failures")] {
             fs::create_dir_all(&folder).map_err(io_error(&folder))?;
         }
-        let file = path.join("campaign.json");
+        let file = path.join(IDENTITY);
         match file.exists() {
             true if read_json::<Identity>(&file)? != identity => {
                 return Err(CampaignError::Another {

@@ -23,18 +23,20 @@ fn undisturbed_runs_finish_in_every_order() {
 }
 
 #[test]
-fn no_invariant_breaks_whatever_goes_wrong() {
+fn no_invariant_breaks_whatever_goes_wrong_and_it_is_the_same_again() {
     for seed in 0..20_000 {
         let plan = draw(seed);
         let outcome = run(&plan, Trace::default(), None);
         if let Some(broken) = check(&outcome) {
             panic!("seed {seed}: {broken:?}: {}", plan.to_text());
         }
+        let again = run(&plan, Trace::default(), None);
+        assert_eq!(outcome.trace.hash(), again.trace.hash(), "seed {seed}");
     }
 }
 
 #[test]
-fn a_seed_is_the_same_run_every_time() {
+fn a_run_that_is_recorded_is_the_same_run() {
     for seed in 0..100 {
         let plan = draw(seed);
         let (one, other) = (
@@ -102,6 +104,15 @@ fn a_campaign_that_was_interrupted_and_its_shards_end_with_the_same_report() {
     assert_eq!(runs, whole.runs);
     let merged = merge(&[dir.path().join("shard0"), dir.path().join("shard1")]);
     assert_eq!(merged.expect("they are reports"), whole);
+    let other = Options {
+        plans: Plans::Listed(vec![draw(1)]),
+        report: Some(dir.path().join("other")),
+        ..options()
+    };
+    campaign(None, &other).expect("it runs");
+    let mixed = merge(&[dir.path().join("shard0"), dir.path().join("other")]);
+    assert!(matches!(mixed, Err(CampaignError::Another { .. })));
+    assert!(merge(&[dir.path().to_owned()]).is_err(), "it is no report");
 }
 
 #[test]

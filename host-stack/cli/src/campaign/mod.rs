@@ -268,7 +268,13 @@ fn all_points(rig: bool) -> Vec<Point> {
 
 /// Adds up the reports of shards.
 pub fn merge(options: &Merge) -> Result<ExitCode, AnyError> {
-    let results = campaign::merge(&options.reports)?;
+    let results = match campaign::merge(&options.reports) {
+        Ok(results) => results,
+        Err(error) => {
+            crate::report::error(&error);
+            return Ok(ExitCode::from(USAGE));
+        }
+    };
     let rig = results.trace_hash == 0;
     show(&results, &all_points(rig), options.json, None)?;
     Ok(exit(&results))
