@@ -16,8 +16,19 @@ pub struct Item {
     pub at: ProcessId,
     /// What it was.
     pub what: String,
-    /// Whether it is a fault, not an event of the system.
-    pub fault: bool,
+    /// Whether it is an event of the system, or something else.
+    pub mark: Mark,
+}
+
+/// What an item of a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// An event of the system.
+    Event,
+    /// A fault.
+    Fault,
+    /// An invariant was seen to break.
+    Broken,
 }
 
 impl std::fmt::Debug for Trace {
@@ -70,7 +81,7 @@ impl Trace {
                 from,
                 at,
                 what: what(),
-                fault: false,
+                mark: Mark::Event,
             });
         }
     }
@@ -85,7 +96,21 @@ impl Trace {
                 from: None,
                 at,
                 what: what(),
-                fault: true,
+                mark: Mark::Fault,
+            });
+        }
+    }
+
+    /// An invariant is seen to break.
+    pub fn broken(&mut self, now_ns: u64, at: ProcessId, what: &str) {
+        self.hash.update(b"broken");
+        if let Some(record) = &mut self.record {
+            record.push(Item {
+                now_ns,
+                from: None,
+                at,
+                what: what.into(),
+                mark: Mark::Broken,
             });
         }
     }

@@ -9,12 +9,17 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use snaprig_sim::{Trace, trace::Item};
+use snaprig_sim::{
+    Fault, Trace, When,
+    trace::{Item, Mark},
+};
 
 use crate::{Canary, Outcome, campaign::Found, run};
 
-/// More events than this make no picture: those around the end are shown.
+/// More events than this make no picture: those are shown that came before it broke.
 const EVENTS_MAX: usize = 600;
+/// And as many after it.
+const EVENTS_AFTER: usize = 40;
 /// Pixels between two lanes, and between two events.
 const LANE_PX: usize = 220;
 const EVENT_PX: usize = 18;
@@ -64,7 +69,7 @@ fn chrome_trace(outcome: &Outcome) -> Value {
         .collect();
     for (id, item) in outcome.trace.record().iter().enumerate() {
         let (at, ts) = (item.at.0, micros(item.now_ns));
-        let category = if item.fault { "fault" } else { "event" };
+        let category = class(item);
         events.push(json!({
             "ph": "X", "pid": at, "tid": 0, "ts": ts, "dur": 0.5, "name": item.what, "cat": category,
         }));
@@ -92,8 +97,10 @@ fn escape(text: &str) -> String {
 /// invariant named.
 fn timeline(found: &Found, outcome: &Outcome) -> String {
     let record = outcome.trace.record();
-    let skipped = record.len().saturating_sub(EVENTS_MAX);
-    let shown = &record[skipped..];
+    let broken = record.iter().position(|item| item.mark == Mark::Broken);
+    let end = broken.map_or(record.len(), |at| record.len().min(at + EVENTS_AFTER));
+    let skipped = end.saturating_sub(EVENTS_MAX);
+    let shown = &record[skipped..end];
     let width = LANE_PX * outcome.processes.len();
     let height = EVENT_PX * (shown.len() + 2);
     let mut svg = String::new();
@@ -124,20 +131,25 @@ fn timeline(found: &Found, outcome: &Outcome) -> String {
         }
         event(&mut svg, item, x, y);
     }
-    let notice = match skipped {
+    let out = |count: usize, which: &str| match count {
         0 => String::new(),
-        skipped => format!("<p>The first {skipped} events are left out; trace.json has them.</p>"),
+        count => format!("<p>{count} {which} events are left out; trace.json has them.</p>"),
     };
+    let mut notice = out(skipped, "earlier") + &out(record.len() - end, "later");
+    if broken.is_some() {
+        notice += r##"<p><a href="#broken">Where it broke</a></p>"##;
+    }
     format!(
         r##"<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{number}: {invariant}</title><style>
 body {{ font: 14px system-ui, sans-serif; margin: 1.5em; color: #1b1f24; background: #fff }}
 h1 {{ font-size: 1.3em; color: #b3261e }} pre {{ background: #f4f5f7; padding: .8em; overflow-x: auto }}
 svg text {{ font: 11px ui-monospace, monospace; fill: #3c4650 }} svg .name {{ font-weight: bold }}
 .lane {{ stroke: #c9d1d9 }} .message {{ stroke: #7d9bc1; stroke-width: 1 }} .event {{ fill: #2f6f4e }}
-.fault {{ fill: #b3261e }} svg text.fault {{ fill: #b3261e; font-weight: bold }}
+.fault, .broken {{ fill: #b3261e }} svg text.fault, svg text.broken {{ fill: #b3261e; font-weight: bold }}
+circle.broken {{ scroll-margin-top: 40vh }}
 </style></head><body>
-<h1>Broken: {invariant}</h1><p>{how}</p><p>seed {seed}, {cards} cards, scenario {scenario}; faults that happened: {faults}</p>
-<pre>{plan}</pre>{notice}
+<h1>Broken: {invariant}</h1><p>{how}</p><p>seed {seed}, {cards} cards, scenario {scenario}; faults that happened: {faults}{what}</p>
+<details><summary>plan.json</summary><pre>{plan}</pre></details>{notice}
 <svg width="{width}" height="{height}" xmlns="http://www.w3.org/2000/svg"><defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8z" fill="#7d9bc1"/></marker></defs>{svg}</svg>
 </body></html>
 "##,
@@ -148,25 +160,49 @@ svg text {{ font: 11px ui-monospace, monospace; fill: #3c4650 }} svg .name {{ fo
         cards = found.plan.cards,
         scenario = escape(&found.plan.scenario),
         faults = outcome.faults,
+        what = escape(&faults(found)),
         plan = escape(&found.plan.to_text()),
     )
 }
 
 fn event(svg: &mut String, item: &Item, x: usize, y: usize) {
-    let class = if item.fault { "fault" } else { "event" };
-    let label: String = item.what.chars().take(LABEL_CHARS).collect();
-    let label = if item.fault { label } else { shorten(&label) };
-    let (radius, text_x, text_y) = (if item.fault { 5 } else { 3 }, x + 8, y + 4);
+    let class = class(item);
+    let (label, radius, id) = match item.mark {
+        Mark::Event => (shorten(&item.what, LANE_PX / 8), 3, ""),
+        Mark::Fault => (shorten(&item.what, LABEL_CHARS), 5, ""),
+        Mark::Broken => (format!("BROKEN: {}", item.what), 7, r#"id="broken" "#),
+    };
+    let (text_x, text_y) = (x + 8, y + 4);
     let _ = write!(
         svg,
-        r#"<circle cx="{x}" cy="{y}" r="{radius}" class="{class}"><title>{} ns: {}</title></circle><text x="{text_x}" y="{text_y}" class="{class}">{}</text>"#,
+        r#"<circle {id}cx="{x}" cy="{y}" r="{radius}" class="{class}"><title>{} ns: {}</title></circle><text x="{text_x}" y="{text_y}" class="{class}">{}</text>"#,
         item.now_ns,
         escape(&item.what),
         escape(&label)
     );
 }
 
-/// What fits between two lanes.
-fn shorten(label: &str) -> String {
-    label.chars().take(LANE_PX / 8).collect()
+/// The plan's faults in a line.
+fn faults(found: &Found) -> String {
+    let one = |fault: &Fault| {
+        let when = match fault.when {
+            When::Nth(nth) => format!("nth {nth}"),
+            When::AtNs(at) => format!("from {at} ns on"),
+            When::PerMille(often) => format!("{often} in 1000"),
+        };
+        format!("; {}, {when}: {:?}", fault.point, fault.kind)
+    };
+    found.plan.faults.iter().map(one).collect()
+}
+
+fn class(item: &Item) -> &'static str {
+    match item.mark {
+        Mark::Event => "event",
+        Mark::Fault => "fault",
+        Mark::Broken => "broken",
+    }
+}
+
+fn shorten(label: &str, chars: usize) -> String {
+    label.chars().take(chars).collect()
 }

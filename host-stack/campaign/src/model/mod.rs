@@ -708,7 +708,9 @@ impl World {
     }
 
     fn violation(&mut self, invariant: &'static str, what: impl Into<String>) {
-        self.violations.push((invariant, what.into()));
+        let (what, now) = (what.into(), self.engine.now_ns());
+        self.engine.trace.broken(now, self.rig, &what);
+        self.violations.push((invariant, what));
     }
 
     fn into_outcome(mut self, ending: Option<Ending>) -> Outcome {

@@ -23,7 +23,7 @@ use snaprig_campaign::{
     points, run,
 };
 use snaprig_card::platform::Kind;
-use snaprig_sim::{Plan, Point, Trace};
+use snaprig_sim::{Plan, Point, Trace, trace::Mark};
 
 use crate::AnyError;
 
@@ -428,7 +428,11 @@ fn verdict(broken: Option<(Class, Broken)>, ending: &str) -> ExitCode {
 fn print_events(trace: &Trace, processes: &[String]) {
     for item in trace.record() {
         let process = &processes[usize::from(item.at.0)];
-        let mark = if item.fault { "FAULT " } else { "" };
+        let mark = match item.mark {
+            Mark::Event => "",
+            Mark::Fault => "FAULT ",
+            Mark::Broken => "BROKEN ",
+        };
         println!("{:>12} {process:<6} {mark}{}", item.now_ns, item.what);
     }
 }
