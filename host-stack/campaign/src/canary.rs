@@ -18,8 +18,6 @@ pub enum Canary {
     ForgottenWindow,
     /// What run functions write to buffers during a pause is not in the snapshot.
     StaleStore,
-    /// A restore that cannot reach its card lets the paused process go on.
-    HastyRelease,
     /// The earlier snapshot is removed when a new one is begun.
     LostPredecessor,
     /// A file takes its name before it is synced.
@@ -34,14 +32,13 @@ pub enum Canary {
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 11] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
         Self::BelievingLink,
         Self::ForgottenWindow,
         Self::StaleStore,
-        Self::HastyRelease,
         Self::LostPredecessor,
         Self::EarlyRename,
         Self::DeafDaemon,
@@ -58,7 +55,6 @@ impl Canary {
             Self::BelievingLink => "believing-link",
             Self::ForgottenWindow => "forgotten-window",
             Self::StaleStore => "stale-store",
-            Self::HastyRelease => "hasty-release",
             Self::LostPredecessor => "lost-predecessor",
             Self::EarlyRename => "early-rename",
             Self::DeafDaemon => "deaf-daemon",

@@ -15,11 +15,14 @@
 //! void.
 //!
 //! What must stay true: between the pause's `Done` and `Resume` the host sends nothing, and when
-//! `Settle` is done it has received all that was sent to it; a run function is sent once, whatever happens, and its caller is told of one result
-//! or one error; while the process is paused its loss fails nobody who can wait for a successor.
+//! `Settle` is done it has received all that was sent to it; a run function is sent once, whatever
+//! happens, and its caller is told of one result or one error; while the process is paused its loss
+//! fails nobody who can wait for a successor. A result that comes between `Settle` and `Resume` is of
+//! a process that runs again already, while its host does not know: it waits for `Resume`, and is
+//! void if the process is lost before, because a successor will send it again.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     hash::{Hash, Hasher},
     time::Duration,
 };
@@ -184,6 +187,9 @@ pub struct Machine {
     pause: Pause,
     pauser: Option<Ticket>,
     settler: Option<(Ticket, Vec<u64>)>,
+    settled: bool,
+    /// Results that came since, by pipeline.
+    early: BTreeMap<u32, RunResult>,
     lifecycle: Waiters,
     rdma: Waiters,
     commands: VecDeque<(Ticket, Command)>,
@@ -213,6 +219,8 @@ impl Machine {
             pause: Pause::No,
             pauser: None,
             settler: None,
+            settled: false,
+            early: BTreeMap::new(),
             lifecycle: Waiters::default(),
             rdma: Waiters::default(),
             commands: VecDeque::new(),
@@ -272,6 +280,7 @@ impl Machine {
             self.commands.is_empty(),
         )
             .hash(hash);
+        (self.settled, self.early.is_empty()).hash(hash);
         for region in [&self.lifecycle, &self.rdma] {
             (region.inside > 0, region.waiting.is_empty()).hash(hash);
         }
@@ -388,7 +397,7 @@ impl Machine {
             let what = "the process is paused already; resume it first".into();
             return self.fail(ticket, CoiError::OutOfRange(what));
         }
-        (self.pause, self.pauser) = (Pause::Lifecycle, Some(ticket));
+        (self.pause, self.pauser, self.settled) = (Pause::Lifecycle, Some(ticket), false);
     }
 
     fn windows(&mut self, ticket: Ticket) {
@@ -405,11 +414,15 @@ impl Machine {
         (self.fate, self.suspect, self.broken) = (None, None, false);
         self.swapped_out = false;
         self.in_command = None;
+        self.early.clear();
     }
 
     fn resume(&mut self, now: Duration) {
         (self.pause, self.pauser, self.hold_at) = (Pause::No, None, None);
         self.swapped_out = false;
+        for (number, result) in std::mem::take(&mut self.early) {
+            self.result(number, result);
+        }
         if std::mem::take(&mut self.broken) {
             self.suspect(now);
         }
@@ -460,6 +473,12 @@ impl Machine {
     }
 
     fn result(&mut self, number: u32, result: RunResult) {
+        if self.pause == Pause::Paused && self.settled {
+            if self.early.insert(number, result).is_some() {
+                self.fate = Some(Err(()));
+            }
+            return;
+        }
         let pipeline = self.pipelines.get_mut(number as usize);
         let taken = pipeline.and_then(|pipeline| {
             pipeline.received += 1;
@@ -606,7 +625,7 @@ impl Machine {
             .all(|count| *count <= received.next().unwrap_or(0))
         {
             let ticket = *ticket;
-            self.settler = None;
+            (self.settler, self.settled) = (None, true);
             self.done(ticket, Value::Unit);
         }
     }

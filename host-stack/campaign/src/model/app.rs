@@ -311,8 +311,14 @@ impl World {
                 true => Told::Twice,
             };
         }
-        let mut runs = app.runs.iter_mut().flatten();
-        if let Some((_, told)) = runs.find(|(of, _)| *of == ticket) {
+        let mut runs = (0..).zip(&mut app.runs).flat_map(|(number, runs)| {
+            let runs = runs.iter_mut();
+            runs.map(move |(of, told)| (number, of, told))
+        });
+        if let Some((number, _, told)) = runs.find(|(_, of, _)| **of == ticket) {
+            if result.is_ok() {
+                self.ledger.of(host, number).received += 1;
+            }
             let returned = match result {
                 Ok(Value::Returned(bytes)) => Ok(bytes),
                 Ok(_) => Err("that is no result".to_owned()),

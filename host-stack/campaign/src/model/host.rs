@@ -315,13 +315,6 @@ impl World {
         let input = match channel {
             Channel::Command => decode(bytes).map(|answer| coi::Input::Answer(generation, answer)),
             Channel::Pipeline(number) => {
-                let current = self.hosts[host]
-                    .process
-                    .as_ref()
-                    .map(coi::Machine::generation);
-                if current == Some(generation) {
-                    self.ledger.of(host, number).received += 1;
-                }
                 decode(bytes).map(|result| coi::Input::Result(generation, number, result))
             }
             Channel::Dma => None,
@@ -525,13 +518,6 @@ impl World {
                 snapify::Output::HangUp => {
                     let one = &mut self.hosts[host];
                     for endpoint in one.latest.take().into_iter().chain(one.current.take()) {
-                        self.close(HOST, endpoint);
-                    }
-                }
-                // The process on its own card would go on, and its successor, too.
-                snapify::Output::Forget if self.canary == Some(Canary::HastyRelease) => {
-                    let one = &mut self.hosts[host];
-                    if let Some(endpoint) = one.latest.take().or_else(|| one.current.take()) {
                         self.close(HOST, endpoint);
                     }
                 }
