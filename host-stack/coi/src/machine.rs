@@ -704,3 +704,79 @@ impl Machine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::ZERO;
+
+    /// A process with one run function (ticket 1) in flight, paused and settled.
+    fn paused() -> Machine {
+        let mut machine = Machine::new(1, 7);
+        let function = RunFunction {
+            function: 1,
+            buffers: vec![],
+            misc: vec![],
+            return_len: 1,
+        };
+        for input in [
+            Input::AddPipeline,
+            Input::Run(1, 0, function),
+            Input::Sent(0, 0),
+            Input::Pause(2),
+            Input::Answer(0, Answer::Done),
+            Input::Settle(3, vec![0]),
+        ] {
+            machine.handle(input, NOW);
+        }
+        assert_eq!(told(&mut machine), [(2, true), (3, true)]);
+        machine
+    }
+
+    /// Who has been told since, and whether it ended well.
+    fn told(machine: &mut Machine) -> Vec<(Ticket, bool)> {
+        std::iter::from_fn(|| machine.poll_output())
+            .filter_map(|output| match output {
+                Output::Done(ticket, result) => Some((ticket, result.is_ok())),
+                _ => None,
+            })
+            .collect()
+    }
+
+    fn result(value: u8) -> RunResult {
+        RunResult::Returned(vec![value])
+    }
+
+    #[test]
+    fn a_result_that_comes_before_resume_is_confirmed_waits_for_it() {
+        let mut machine = paused();
+        machine.handle(Input::Result(0, 0, result(1)), NOW);
+        assert_eq!(told(&mut machine), []);
+        machine.handle(Input::Resume, NOW);
+        assert_eq!(told(&mut machine), [(1, true)]);
+    }
+
+    #[test]
+    fn it_is_void_if_a_successor_comes_instead() {
+        let mut machine = paused();
+        machine.handle(Input::Result(0, 0, result(1)), NOW);
+        machine.handle(Input::Lost(0, Link::Control), NOW);
+        machine.handle(Input::Moved { node: 2, pid: 7 }, NOW);
+        machine.handle(Input::Resume, NOW);
+        assert_eq!(told(&mut machine), []);
+        machine.handle(Input::Result(1, 0, result(1)), NOW);
+        assert_eq!(told(&mut machine), [(1, true)]);
+    }
+
+    #[test]
+    fn a_pipeline_has_one_result_at_a_time_or_makes_no_sense() {
+        let mut machine = paused();
+        for value in [1, 2] {
+            machine.handle(Input::Result(0, 0, result(value)), NOW);
+        }
+        machine.handle(Input::Resume, NOW);
+        machine.handle(Input::End(4), NOW);
+        assert_eq!(told(&mut machine), [(1, true), (4, false)]);
+    }
+}
