@@ -178,7 +178,11 @@ impl Driver {
             };
             match opened {
                 Ok(Some(message)) => self.step(inner, Input::Message(message)),
-                Ok(None) => {}
+                // A sign of life is answered with one: what is lost on either way is noticed.
+                Ok(None) => {
+                    let record = inner.link.alive();
+                    inner.outbox.push_back(record);
+                }
                 Err(Broken::Already) => return 0,
                 Err(why) => {
                     self.give_up(inner, why);

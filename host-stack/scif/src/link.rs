@@ -4,6 +4,9 @@
 //!  Up --damaged, out of turn, or no message--> Broken (it says why, once, and opens nothing more)
 //! ```
 //!
+//! The host's end sends a sign of life from time to time, which a card answers with one: so a loss is
+//! noticed even when nothing else follows it.
+//!
 //! What must stay true: a message comes out at most once, in the order in which it was sealed, and
 //! as it was; after anything else nothing comes out any more.
 

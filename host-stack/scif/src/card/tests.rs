@@ -420,6 +420,18 @@ fn bytes_that_have_no_place_stay_with_the_endpoint() {
 }
 
 #[test]
+fn a_sign_of_life_is_answered_with_one() {
+    let card = Card::new();
+    let (host, mut link) = (card.host(), Link::default());
+    for _ in 0..3 {
+        card.device.ring_to_card().push(&link.alive()).unwrap();
+        ring(&host);
+        let answer = card.device.ring_to_host().pop().unwrap();
+        assert_eq!(link.open(&answer.unwrap()), Ok(None));
+    }
+}
+
+#[test]
 fn a_link_that_cannot_be_believed_ends_every_connection_and_the_card_says_so() {
     let mut card = Card::new();
     let (host, mut writer) = (card.host(), Host::default());

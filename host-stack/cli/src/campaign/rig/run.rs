@@ -286,8 +286,8 @@ impl<'a> Application<'a> {
     fn round(&mut self, scenario: &str, snapshot: &Path) -> bool {
         self.captured = false;
         let paused = self.command("pause", &Control::Pause(snapshot.to_owned()));
-        lift_limit_unless(paused, self.rig);
         if !paused {
+            lift_limit(self.rig);
             // It goes on without a snapshot, or is told that its card is gone.
             return true;
         }
@@ -328,11 +328,5 @@ impl<'a> Application<'a> {
             .iter()
             .any(|name| done.killed.contains(*name));
         gone || !self.captured && dead(self.home) || (1..=self.cards).all(dead)
-    }
-}
-
-fn lift_limit_unless(paused: bool, rig: u32) {
-    if !paused {
-        lift_limit(rig);
     }
 }
