@@ -42,18 +42,22 @@ fn a_canary_fails_the_campaign_and_its_stored_failure_fails_again_the_same_way()
         assert_eq!(output.status.code(), Some(code), "{}", text(&output.stdout));
         let failures = fs::read_dir(dir.path().join("failures")).expect("it is there");
         let failure = failures.flatten().next().expect("there is one").path();
-        for file in ["plan.json", "trace.json", "timeline.html", "repro.txt"] {
+        for file in ["plan.json", "failure.json", "trace.json", "timeline.html"] {
             assert!(failure.join(file).exists(), "{file}");
         }
-        let again = snaprig(&["repro", "--canary", canary, &path(&failure)]);
+        let line = fs::read_to_string(failure.join("repro.txt")).expect("it is there");
+        let words: Vec<_> = line.split_whitespace().skip(1).collect();
+        let again = snaprig(&words);
         assert_eq!(again.status.code(), Some(code), "{}", text(&again.stdout));
+        let said = text(&again.stdout);
+        assert!(said.ends_with("it fails the same way\n"), "{said}");
         let state = snaprig(&["repro", "--until", "snapify.drain", &path(&failure)]);
         assert!(
             text(&state.stdout).contains("Draining"),
             "{}",
             text(&state.stdout)
         );
-        let healthy = snaprig(&["repro", &path(&failure)]);
+        let healthy = snaprig(&["repro", &path(&failure.join("plan.json"))]);
         assert!(healthy.status.success(), "{}", text(&healthy.stdout));
     }
 }

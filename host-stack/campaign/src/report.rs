@@ -1,5 +1,5 @@
-//! A failure as files: the smallest plan, a trace for Perfetto, a timeline for people, and the line
-//! that replays it.
+//! A failure as files: the smallest plan, what it breaks, a trace for Perfetto, a timeline for
+//! people, and the line that replays it.
 
 use std::{
     fmt::Write,
@@ -8,18 +8,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use snaprig_sim::{
     Fault, Trace, When,
     trace::{Item, Mark},
 };
 
-use crate::{Canary, Outcome, campaign::Found, run};
+use crate::{
+    Canary, Outcome,
+    campaign::{Class, Found},
+    run,
+};
 
 /// More events than this make no picture: those are shown that came before it broke.
 const EVENTS_MAX: usize = 600;
 /// And as many after it.
 const EVENTS_AFTER: usize = 40;
+/// The file that says what a failure breaks.
+const FAILURE: &str = "failure.json";
 /// Pixels between two lanes, and between two events.
 const LANE_PX: usize = 220;
 const EVENT_PX: usize = 18;
@@ -37,6 +44,46 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&partial, path)
 }
 
+/// What a failure's directory says of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The invariant that the plan breaks.
+    pub invariant: String,
+    /// How.
+    pub how: String,
+    /// What kind of failure.
+    pub class: Class,
+    /// Whether it was found on a real rig.
+    pub rig: bool,
+    /// The planted bug with which it was found.
+    pub canary: Option<Canary>,
+}
+
+impl Failure {
+    /// Of what was found.
+    pub fn new(found: &Found, rig: bool, canary: Option<Canary>) -> Self {
+        Self {
+            invariant: found.invariant.clone(),
+            how: found.how.clone(),
+            class: found.class,
+            rig,
+            canary,
+        }
+    }
+
+    /// Writes it to a failure's directory.
+    pub fn write(&self, folder: &Path) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(self)?;
+        write_file(&folder.join(FAILURE), &text)
+    }
+
+    /// Reads it from there.
+    pub fn read(folder: &Path) -> io::Result<Self> {
+        let text = fs::read_to_string(folder.join(FAILURE))?;
+        Ok(serde_json::from_str(&text)?)
+    }
+}
+
 /// Writes the directory of a failure in simulation.
 pub fn write(folder: &Path, found: &Found, canary: Option<Canary>) -> io::Result<()> {
     fs::create_dir_all(folder)?;
@@ -48,13 +95,13 @@ pub fn write(folder: &Path, found: &Found, canary: Option<Canary>) -> io::Result
     )?;
     let page = timeline(found, &outcome);
     write_file(&folder.join("timeline.html"), page.as_bytes())?;
-    let canary = canary.map_or(String::new(), |canary| {
-        format!(" --canary {}", canary.name())
-    });
-    let line = format!(
-        "snaprig repro{canary} {}\n",
-        folder.join("plan.json").display()
-    );
+    Failure::new(found, false, canary).write(folder)?;
+    write_line(folder)
+}
+
+/// The line that replays a failure.
+pub fn write_line(folder: &Path) -> io::Result<()> {
+    let line = format!("snaprig repro {}\n", folder.display());
     write_file(&folder.join("repro.txt"), line.as_bytes())
 }
 

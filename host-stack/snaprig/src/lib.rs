@@ -52,4 +52,21 @@ pub use self::{
 /// | `SNAPRIG_KEEP=1` | leave the rigs' directories behind, and say where they are |
 ///
 /// A failure prints the line that replays it. A platform that cannot run here is named as skipped.
+///
+/// What makes no sense does not compile:
+///
+/// ```compile_fail
+/// #[snaprig::test(hcas = 1)]
+/// fn this_version_has_no_hcas() {}
+/// ```
+///
+/// ```compile_fail
+/// #[snaprig::test(platforms = ["xen"])]
+/// fn nor_this_platform(rig: snaprig::Rig) {}
+/// ```
+///
+/// ```compile_fail
+/// #[snaprig::test(crads = 2)]
+/// fn nor_this_argument() {}
+/// ```
 pub use snaprig_macros::test;

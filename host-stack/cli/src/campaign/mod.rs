@@ -20,7 +20,9 @@ use snaprig_campaign::{
     draw::draw,
     exhaustive,
     model::{self, Until},
-    points, run,
+    points,
+    report::Failure,
+    run,
 };
 use snaprig_card::platform::Kind;
 use snaprig_sim::{Plan, Point, Trace, trace::Mark};
@@ -93,13 +95,13 @@ pub struct Repro {
     /// A plan, or the directory of a failure
     #[arg(value_name = "DIR|plan.json")]
     plan: PathBuf,
-    /// On a real rig, where it was found
+    /// On a real rig (a failure's directory knows where it was found)
     #[arg(long, conflicts_with_all = ["canary", "events", "until"])]
     rig: bool,
     /// With --rig: kvm or ptrace [default: the best that works here]
     #[arg(long, requires = "rig")]
     platform: Option<Kind>,
-    /// The planted bug that it was found with
+    /// With a planted bug (a failure's directory knows with which it was found)
     #[arg(long, value_name = "NAME")]
     canary: Option<Canary>,
     /// Print every event
@@ -207,7 +209,7 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     if let (Some(report), false) = (&options.report, results.found.is_empty()) {
         for found in results.found.iter().take(SHOWN_MAX) {
             let folder = report.join("failures").join(found.number.to_string());
-            eprintln!("{}", repro_line(&folder, options.canary, options.rig));
+            eprintln!("snaprig repro {}", folder.display());
         }
     }
     Ok(exit(&results))
@@ -278,14 +280,6 @@ pub fn merge(options: &Merge) -> Result<ExitCode, AnyError> {
     let rig = results.trace_hash == 0;
     show(&results, &all_points(rig), options.json, None)?;
     Ok(exit(&results))
-}
-
-fn repro_line(folder: &Path, canary: Option<Canary>, rig: bool) -> String {
-    let canary = canary.map_or(String::new(), |canary| {
-        format!(" --canary {}", canary.name())
-    });
-    let rig = if rig { " --rig" } else { "" };
-    format!("snaprig repro{rig}{canary} {}", folder.display())
 }
 
 fn exit(results: &Results) -> ExitCode {
@@ -365,27 +359,36 @@ fn table(results: &Results, points: &[Point]) -> String {
     text + "\n"
 }
 
-/// Runs a plan again, and says whether it still fails, and how.
+/// Runs a plan again, and says whether it still fails, and the same way.
 pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
+    // A failure's directory knows how it was found.
+    let known = match options.plan.is_dir() {
+        true => Failure::read(&options.plan).ok(),
+        false => None,
+    };
     let path = match options.plan.is_dir() {
         true => options.plan.join("plan.json"),
         false => options.plan.clone(),
     };
-    let plan = match read(&path, options.rig) {
+    let canary = options
+        .canary
+        .or(known.as_ref().and_then(|known| known.canary));
+    let rig = options.rig || known.as_ref().is_some_and(|known| known.rig);
+    let plan = match read(&path, rig) {
         Ok(plan) => plan,
         Err(error) => {
             crate::report::error(&*error);
             return Ok(ExitCode::from(USAGE));
         }
     };
-    if options.rig {
+    if rig {
         let (ran, log) = rig::RigRunner::new(options.platform).replay(&plan);
         println!("{}", log.trim_end());
         happened(ran.faults, &plan);
-        return Ok(verdict(ran.broken, "on a real rig"));
+        return Ok(verdict(ran.broken, known.as_ref(), "on a real rig"));
     }
     if let Some(until) = &options.until {
-        let (trace, state) = model::state_at(&plan, options.canary, until.clone());
+        let (trace, state) = model::state_at(&plan, canary, until.clone());
         if options.events {
             print_events(&trace, &model::processes(&plan));
         }
@@ -396,12 +399,16 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         true => Trace::recording(),
         false => Trace::default(),
     };
-    let outcome = run(&plan, trace, options.canary);
+    let outcome = run(&plan, trace, canary);
     print_events(&outcome.trace, &outcome.processes);
     println!("trace hash {:016x}", outcome.trace.hash());
     happened(outcome.faults, &plan);
     let broken = check(&outcome).map(|broken| (campaign::class(&broken), broken));
-    Ok(verdict(broken, &format!("{:?}", outcome.ending)))
+    Ok(verdict(
+        broken,
+        known.as_ref(),
+        &format!("{:?}", outcome.ending),
+    ))
 }
 
 fn happened(faults: u64, plan: &Plan) {
@@ -411,18 +418,28 @@ fn happened(faults: u64, plan: &Plan) {
     );
 }
 
-/// Says whether a plan still fails.
-fn verdict(broken: Option<(Class, Broken)>, ending: &str) -> ExitCode {
-    match broken {
-        None => {
-            println!("holds: no invariant is broken ({ending})");
-            ExitCode::SUCCESS
+/// Says whether a plan still fails, and, if it is known how it did, whether it is the same.
+fn verdict(broken: Option<(Class, Broken)>, known: Option<&Failure>, ending: &str) -> ExitCode {
+    let Some((class, broken)) = broken else {
+        println!("holds: no invariant is broken ({ending})");
+        if let Some(known) = known {
+            println!(
+                "it fails no more; it did: {}: {}",
+                known.invariant, known.how
+            );
         }
-        Some((class, broken)) => {
-            println!("broken: {}: {}", broken.invariant, broken.how);
-            ExitCode::from(class.exit_code())
-        }
+        return ExitCode::SUCCESS;
+    };
+    println!("broken: {}: {}", broken.invariant, broken.how);
+    match known {
+        Some(known) if known.invariant == broken.invariant => println!("it fails the same way"),
+        Some(known) => println!(
+            "it fails another way; it did: {}: {}",
+            known.invariant, known.how
+        ),
+        None => {}
     }
+    ExitCode::from(class.exit_code())
 }
 
 fn print_events(trace: &Trace, processes: &[String]) {

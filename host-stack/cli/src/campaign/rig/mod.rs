@@ -22,7 +22,7 @@ use std::{collections::BTreeMap, io, path::Path, sync::Mutex};
 use snaprig_campaign::{
     campaign::{Class, Found, Ran, Runner},
     check::Broken,
-    report::write_file,
+    report::{Failure, write_file, write_line},
 };
 use snaprig_card::platform::Kind;
 use snaprig_fixtures::kmeans::{self, Workload};
@@ -121,10 +121,7 @@ impl Runner for RigRunner {
         let log = logs.get(&plan).map_or("", String::as_str);
         let log = format!("{}: {}\n{log}", found.invariant, found.how);
         write_file(&folder.join("log.txt"), log.as_bytes())?;
-        let line = format!(
-            "snaprig repro --rig {}\n",
-            folder.join("plan.json").display()
-        );
-        write_file(&folder.join("repro.txt"), line.as_bytes())
+        Failure::new(found, true, None).write(folder)?;
+        write_line(folder)
     }
 }
