@@ -156,6 +156,9 @@ fn plans_written_by_hand_hold_and_bad_ones_are_refused() {
         ["--shard", "1"],
         ["--seeds", "5..5"],
         ["--seeds", "9..5"],
+        ["--seeds", "0..18446744073709551615"],
+        ["--jobs", "0"],
+        ["--report", "/dev/null"],
         ["--canary", "sparrow"],
     ] {
         let output = snaprig(&[&["campaign"][..], &arguments].concat());

@@ -132,7 +132,7 @@ impl<E> Engine<E> {
 
     /// The same, so much later at least; what comes after it on the lane is late, too.
     pub fn send_late(&mut self, from: ProcessId, to: ProcessId, lane: Lane, by_ns: u64, event: E) {
-        let time = self.now_ns + 1 + by_ns + self.order.below(LATENCY_NS);
+        let time = self.later(by_ns.saturating_add(1));
         let last = self.lanes.entry(lane).or_default();
         let time = time.max(*last);
         *last = time;
@@ -143,13 +143,19 @@ impl<E> Engine<E> {
     /// An event that overtakes those of every lane.
     pub fn send_out_of_order(&mut self, from: ProcessId, to: ProcessId, event: E) {
         let sent = (from != to).then_some((from, self.now_ns));
-        self.put(self.now_ns + 1, to, sent, event);
+        self.put(self.now_ns.saturating_add(1), to, sent, event);
     }
 
     /// An event of a process with itself, after some time.
     pub fn after(&mut self, process: ProcessId, delay_ns: u64, event: E) {
-        let time = self.now_ns + delay_ns + self.order.below(LATENCY_NS);
+        let time = self.later(delay_ns);
         self.put(time, process, None, event);
+    }
+
+    /// So much after now, and as much later as the seed draws. A plan may ask for the end of time.
+    fn later(&mut self, by_ns: u64) -> u64 {
+        let drawn = by_ns.saturating_add(self.order.below(LATENCY_NS));
+        self.now_ns.saturating_add(drawn)
     }
 
     /// An event of a process with itself, at a given time.

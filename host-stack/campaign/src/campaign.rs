@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -319,28 +319,24 @@ pub fn campaign(
         .as_deref()
         .map(|path| Report::open(path, runner, options))
         .transpose()?;
-    let range = options.plans.range();
-    let size = runner.chunk();
-    let starts: Vec<_> = range.clone().step_by(size as usize).collect();
-    let chunks: Vec<_> = starts
-        .into_iter()
-        .enumerate()
-        .filter(|(number, _)| *number as u64 % count == index)
-        .map(|(_, start)| start..(start + size).min(range.end))
-        .collect();
-    let total: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
-    let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let share = Share {
+        range: options.plans.range(),
+        size: runner.chunk(),
+        shard: options.shard,
+    };
+    let total = share.total();
+    let (next, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
     let all: Mutex<Result<Results, CampaignError>> = Mutex::new(Ok(Results::default()));
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..options.jobs.max(1) {
             scope.spawn(|| {
-                while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::SeqCst)) {
+                while let Some(chunk) = share.chunk(next.fetch_add(1, Ordering::SeqCst)) {
                     let late = options.time.is_some_and(|time| begun.elapsed() >= time);
                     if late || stopped.load(Ordering::SeqCst) {
                         return;
                     }
-                    let done = match report.as_ref().and_then(|report| report.chunk(chunk)) {
+                    let done = match report.as_ref().and_then(|report| report.chunk(&chunk)) {
                         Some(done) => Ok(done),
                         None => run_chunk(runner, chunk.clone(), options, report.as_ref()),
                     };
@@ -361,6 +357,35 @@ pub fn campaign(
         }
     });
     all.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A shard's chunks of a range: one in `count`, from `index` on.
+struct Share {
+    range: Range<u64>,
+    size: u64,
+    shard: (u64, u64),
+}
+
+impl Share {
+    /// The nth of them, from 0.
+    fn chunk(&self, nth: u64) -> Option<Range<u64>> {
+        let (index, count) = self.shard;
+        let number = nth.checked_mul(count)?.checked_add(index)?;
+        let start = number
+            .checked_mul(self.size)?
+            .checked_add(self.range.start)?;
+        let end = start.saturating_add(self.size).min(self.range.end);
+        (start < end).then_some(start..end)
+    }
+
+    /// Runs in all of them.
+    fn total(&self) -> u64 {
+        let (index, count) = self.shard;
+        let chunks = (self.range.end - self.range.start).div_ceil(self.size);
+        let mine = chunks.saturating_sub(index).div_ceil(count);
+        let last = mine.checked_sub(1).and_then(|last| self.chunk(last));
+        last.map_or(0, |last| (mine - 1) * self.size + (last.end - last.start))
+    }
 }
 
 /// The reports of shards as one.
