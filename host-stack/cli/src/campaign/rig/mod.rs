@@ -8,6 +8,7 @@
 //! | [`run`](mod@run) | one run of a plan |
 //! | [`faults`] | its faults, when steps begin |
 //! | [`check`] | what must be true of it |
+//! | [`work`] | the directory of a run |
 //!
 //! Real processes take their own time, so a plan is not the same run again and has no trace hash;
 //! a bug that it shows may need several runs to show again.
@@ -16,6 +17,7 @@ mod check;
 mod draw;
 mod faults;
 mod run;
+mod work;
 
 use std::{collections::BTreeMap, io, path::Path, sync::Mutex};
 
@@ -43,6 +45,7 @@ pub struct RigRunner {
 impl RigRunner {
     /// With cards on this platform.
     pub fn new(platform: Option<Kind>) -> Self {
+        work::sweep();
         Self {
             platform,
             golden: kmeans::golden(&Workload::shipped()).to_text(),

@@ -21,6 +21,7 @@ use super::{
     check::{self, Violation},
     draw::interrupt_at,
     faults::{Done, Faults, Victims, lift_limit, lock},
+    work::Work,
 };
 use crate::{
     AnyError,
@@ -77,7 +78,7 @@ pub struct Outcome {
 /// Runs a plan. An error is one of this program's or this machine's, not of what is tested.
 pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome, AnyError> {
     let deadline = Deadline::after(TIMEOUT);
-    let work = tempfile::Builder::new().prefix("snaprig-run-").tempdir()?;
+    let work = Work::new()?;
     let done: Arc<Mutex<Done>> = Arc::default();
     let mut rig = RigProcess::start(plan.cards, platform, work.path(), deadline)?;
     let ran = Application::run(plan, &mut rig, work.path(), &done, golden, deadline);
