@@ -120,6 +120,9 @@ fn an_error_fails_a_test_and_the_environment_chooses_the_seed() {
     let (output, said) = run("fails_with_an_error", &[("SNAPRIG_SEED", "77")]);
     assert!(!output.status.success());
     assert!(said.contains("failed with seed 77, after 0"), "{said}");
+    let largest = u64::MAX.to_string();
+    let (output, said) = run("fails_with_an_error", &[("SNAPRIG_SEED", &largest)]);
+    assert!(output.status.success() && said.contains(&largest), "{said}");
     let (output, said) = run("fails_with_an_error", &[("SNAPRIG_SEED", "many")]);
     assert!(
         !output.status.success() && said.contains("SNAPRIG_SEED=many"),

@@ -51,7 +51,7 @@ fn expand(arguments: &Arguments, mut function: ItemFn) -> syn::Result<proc_macro
         #(#attributes)*
         #visibility fn #name() {
             #signature #block
-            let setup = ::snaprig::case::Setup {
+            let __snaprig_setup = ::snaprig::case::Setup {
                 module: ::core::module_path!(),
                 name: ::core::stringify!(#name),
                 package: ::core::env!("CARGO_PKG_NAME"),
@@ -63,9 +63,9 @@ fn expand(arguments: &Arguments, mut function: ItemFn) -> syn::Result<proc_macro
                 exe: #exe,
                 needs_rig: false #(|| <#types as ::snaprig::case::FromCase>::NEEDS_RIG)*,
             };
-            ::snaprig::case::run(&setup, |case| {
+            ::snaprig::case::run(&__snaprig_setup, |__snaprig_case| {
                 ::snaprig::case::Verdict::into_result(#name(
-                    #(<#types as ::snaprig::case::FromCase>::from_case(case)?),*
+                    #(<#types as ::snaprig::case::FromCase>::from_case(__snaprig_case)?),*
                 ))
             });
         }
