@@ -1,0 +1,68 @@
+//! Words of device memory: shared with other processes, so every access is an atomic one.
+//!
+//! A relaxed load or store is a plain one on the machines that matter; order between processes
+//! comes from the locks and from the producer counters, which are released and acquired.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+macro_rules! word {
+    ($name:ident, $atomic:ty, $plain:ty) => {
+        #[doc = concat!("A shared `", stringify!($plain), "`.")]
+        #[derive(Debug, Default)]
+        #[repr(transparent)]
+        pub struct $name($atomic);
+
+        impl $name {
+            /// Its value.
+            pub fn get(&self) -> $plain {
+                self.0.load(Ordering::Relaxed)
+            }
+
+            /// Replaces it.
+            pub fn set(&self, value: $plain) {
+                self.0.store(value, Ordering::Relaxed);
+            }
+
+            /// Its value, and all that was written before it was released.
+            pub fn acquire(&self) -> $plain {
+                self.0.load(Ordering::Acquire)
+            }
+
+            /// Replaces it, after all that was written before.
+            pub fn release(&self, value: $plain) {
+                self.0.store(value, Ordering::Release);
+            }
+
+            /// Replaces it at once; what it was.
+            pub fn swap(&self, value: $plain) -> $plain {
+                self.0.swap(value, Ordering::AcqRel)
+            }
+
+            /// Sets these bits at once; what it was.
+            pub fn or(&self, bits: $plain) -> $plain {
+                self.0.fetch_or(bits, Ordering::AcqRel)
+            }
+
+            /// Adds at once; what it was.
+            pub fn add(&self, by: $plain) -> $plain {
+                self.0.fetch_add(by, Ordering::AcqRel)
+            }
+
+            /// Replaces it if it is `old`.
+            pub fn replace(&self, old: $plain, new: $plain) -> bool {
+                self.0
+                    .compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            }
+        }
+    };
+}
+
+word!(U32, AtomicU32, u32);
+word!(U64, AtomicU64, u64);
+
+/// A fence between a store and a later load: who announces that it waits, and then looks again,
+/// needs it; so does who provides, and then looks for waiters.
+pub fn announce() {
+    std::sync::atomic::fence(Ordering::SeqCst);
+}

@@ -1,0 +1,248 @@
+//! Completion queues and shared receive queues.
+
+use super::{Control, Errno, Reply, Ring, errno};
+use crate::{
+    Hca, Host, Memory,
+    cell::U64,
+    cq::{Cq, ENTRY_WORDS},
+    memory::{CQS_MAX, SRQS_MAX},
+    queue::Queue,
+    srq::Srq,
+};
+
+impl Control {
+    pub(super) fn own_cq<'m>(
+        &self,
+        memory: &'m Memory,
+        process: u32,
+        cq: u32,
+    ) -> Result<&'m Cq, Errno> {
+        let entry = memory.cq(cq).filter(|_| self.cqs.used.contains(&cq));
+        let entry = entry.filter(|entry| entry.process.get() == process);
+        entry.ok_or(errno::EINVAL)
+    }
+
+    pub(super) fn own_srq<'m>(
+        &self,
+        memory: &'m Memory,
+        process: u32,
+        srq: u32,
+    ) -> Result<&'m Srq, Errno> {
+        let entry = memory.srq(srq).filter(|_| self.srqs.used.contains(&srq));
+        let entry = entry.filter(|entry| entry.process.get() == process);
+        entry.ok_or(errno::EINVAL)
+    }
+
+    /// Takes room for a ring; what was there under this name is kept.
+    pub(super) fn ring(&mut self, ring: Ring, bytes: u64) -> Result<u64, Errno> {
+        let at = self.heap.take(bytes).ok_or(errno::ENOMEM)?;
+        if let Some((old, bytes)) = self.rings.insert(ring, (at, bytes)) {
+            self.heap.give(old, bytes);
+        }
+        Ok(at)
+    }
+
+    pub(super) fn free_ring(&mut self, ring: Ring) {
+        if let Some((at, bytes)) = self.rings.remove(&ring) {
+            self.heap.give(at, bytes);
+        }
+    }
+
+    pub(super) fn create_cq(
+        &mut self,
+        memory: &Memory,
+        process: u32,
+        hca: u32,
+        entries: u32,
+        channel: Option<u32>,
+        user: u64,
+    ) -> Result<Reply, Errno> {
+        let model = self.model(hca)?;
+        if entries == 0 || entries > model.cq_entries {
+            return Err(errno::EINVAL);
+        }
+        let (place, _) = self.cqs.take(CQS_MAX).ok_or(errno::ENOMEM)?;
+        let slots = entries.next_power_of_two();
+        let ring = self.ring(Ring::Cq(place), u64::from(slots) * 8 * ENTRY_WORDS as u64);
+        let (Ok(at), Some(cq)) = (ring, memory.cq(place)) else {
+            self.cqs.give(place);
+            return Err(errno::ENOMEM);
+        };
+        cq.process.set(process);
+        cq.hca.set(hca);
+        cq.channel.set(channel.map_or(0, |channel| channel + 1));
+        cq.slots.set(slots);
+        cq.limit.set(slots);
+        cq.at.set(at);
+        for word in [&cq.produced, &cq.consumed, &cq.armed, &cq.failed] {
+            word.set(0);
+        }
+        cq.user.set(user);
+        cq.used.release(1);
+        Ok(Reply::Queue(place, slots - 1))
+    }
+
+    pub(super) fn resize_cq<H: Host>(
+        &mut self,
+        hca: &Hca<'_, H>,
+        process: u32,
+        place: u32,
+        entries: u32,
+    ) -> Result<Reply, Errno> {
+        let cq = self.own_cq(hca.memory, process, place)?;
+        let model = self.model(cq.hca.get())?;
+        if entries == 0 || entries > model.cq_entries {
+            return Err(errno::EINVAL);
+        }
+        let slots = entries.next_power_of_two();
+        let bytes = u64::from(slots) * 8 * ENTRY_WORDS as u64;
+        let _held = cq.lock.take(hca.me);
+        if cq.waiting() > entries {
+            return Err(errno::EINVAL);
+        }
+        let at = self.heap.take(bytes).ok_or(errno::ENOMEM)?;
+        let ring = |at, slots: u32| hca.memory.words(at, slots as usize * ENTRY_WORDS);
+        let (Some(old), Some(new)) = (ring(cq.at.get(), cq.slots.get()), ring(at, slots)) else {
+            return Err(errno::EINVAL);
+        };
+        let (from, to) = (cq.consumed.get(), cq.produced.get());
+        let entry = |ring, slots: u32, count: u32| -> &[U64] {
+            let at = (count & (slots - 1)) as usize * ENTRY_WORDS;
+            let ring: &[U64] = ring;
+            &ring[at..at + ENTRY_WORDS]
+        };
+        for offset in 0..to.wrapping_sub(from).min(slots) {
+            let count = from.wrapping_add(offset);
+            let old = entry(old, cq.slots.get(), count);
+            for (to, from) in entry(new, slots, count).iter().zip(old) {
+                to.set(from.get());
+            }
+        }
+        if let Some((at, bytes)) = self.rings.insert(Ring::Cq(place), (at, bytes)) {
+            self.heap.give(at, bytes);
+        }
+        cq.at.set(at);
+        cq.slots.set(slots);
+        cq.limit.set(slots);
+        Ok(Reply::Queue(place, slots - 1))
+    }
+
+    pub(super) fn destroy_cq(
+        &mut self,
+        memory: &Memory,
+        process: u32,
+        place: u32,
+    ) -> Result<Reply, Errno> {
+        let cq = self.own_cq(memory, process, place)?;
+        if self.cq_users.get(&place).is_some_and(|users| *users > 0) {
+            return Err(errno::EBUSY);
+        }
+        cq.used.release(0);
+        self.free_ring(Ring::Cq(place));
+        self.cqs.give(place);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn create_srq(
+        &mut self,
+        memory: &Memory,
+        process: u32,
+        pd: u32,
+        slots: u32,
+        sges: u32,
+        limit: u32,
+        xrc: Option<(u32, u32)>,
+    ) -> Result<Reply, Errno> {
+        let hca = self.pd(process, pd)?.hca;
+        let model = *self.model(hca)?;
+        if slots == 0 || slots > model.srq_slots || sges > model.sges || limit > slots {
+            return Err(errno::EINVAL);
+        }
+        if let Some((domain, cq)) = xrc {
+            self.own_cq(memory, process, cq)?;
+            self.xrcd(process, domain)?.users += 1;
+            *self.cq_users.entry(cq).or_default() += 1;
+        }
+        let (place, _) = self.srqs.take(SRQS_MAX).ok_or(errno::ENOMEM)?;
+        let slots = slots.next_power_of_two().min(model.srq_slots);
+        let bytes = u64::from(slots) * 8 * Queue::receive_words(sges) as u64;
+        let ring = self.ring(Ring::Srq(place), bytes);
+        let (Ok(at), Some(srq)) = (ring, memory.srq(place)) else {
+            self.srqs.give(place);
+            return Err(errno::ENOMEM);
+        };
+        self.pd(process, pd)?.users += 1;
+        srq.process.set(process);
+        srq.hca.set(hca);
+        srq.pd.set(pd);
+        reset_queue(&srq.queue);
+        srq.queue.at.set(at);
+        srq.queue.slots.set(slots);
+        srq.queue.sges.set(sges);
+        srq.limit.set(limit);
+        srq.starved.set(0);
+        srq.xrc_domain.set(xrc.map_or(0, |(domain, _)| domain + 1));
+        srq.cq.set(xrc.map_or(0, |(_, cq)| cq));
+        srq.used.release(1);
+        Ok(Reply::Queue(place, slots))
+    }
+
+    pub(super) fn modify_srq(
+        &mut self,
+        memory: &Memory,
+        process: u32,
+        place: u32,
+        slots: Option<u32>,
+        limit: Option<u32>,
+    ) -> Result<Reply, Errno> {
+        let srq = self.own_srq(memory, process, place)?;
+        if slots.is_some() {
+            // No model resizes shared queues: IBV_DEVICE_SRQ_RESIZE is not among its capabilities.
+            return Err(errno::EINVAL);
+        }
+        if let Some(limit) = limit {
+            if limit > srq.queue.slots.get() {
+                return Err(errno::EINVAL);
+            }
+            srq.limit.set(limit);
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn destroy_srq(
+        &mut self,
+        memory: &Memory,
+        process: u32,
+        place: u32,
+    ) -> Result<Reply, Errno> {
+        let srq = self.own_srq(memory, process, place)?;
+        if self.srq_users.get(&place).is_some_and(|users| *users > 0) {
+            return Err(errno::EBUSY);
+        }
+        srq.used.release(0);
+        if let Some(domain) = srq.xrc_domain.get().checked_sub(1) {
+            if let Some(xrcd) = self.xrcds.get_mut(&domain) {
+                xrcd.users = xrcd.users.saturating_sub(1);
+            }
+            leave(&mut self.cq_users, srq.cq.get());
+        }
+        self.leave_pd(srq.pd.get());
+        self.free_ring(Ring::Srq(place));
+        self.srqs.give(place);
+        Ok(Reply::Done)
+    }
+}
+
+/// One user less.
+pub(super) fn leave(users: &mut std::collections::BTreeMap<u32, u32>, place: u32) {
+    if let Some(count) = users.get_mut(&place) {
+        *count = count.saturating_sub(1);
+    }
+}
+
+/// Empties a queue.
+pub(super) fn reset_queue(queue: &Queue) {
+    for word in [&queue.posted, &queue.taken, &queue.freed] {
+        word.set(0);
+    }
+}

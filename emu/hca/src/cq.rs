@@ -1,0 +1,226 @@
+//! Completion queues.
+//!
+//! Whoever completes a request, in whatever process, takes the queue's lock, writes the entry, then
+//! publishes it by the `produced` counter. The owner alone consumes. A queue that is armed notifies
+//! its channel once, after the entry is published.
+
+use crate::{
+    Hca, Host,
+    cell::{U32, U64, announce},
+    lock::Lock,
+    types::{Event, Status},
+};
+
+/// Words of an entry.
+pub const ENTRY_WORDS: usize = 8;
+
+/// Not armed.
+pub const IDLE: u32 = 0;
+/// Armed for solicited and failed completions (ibv_req_notify_cq(3)).
+pub const SOLICITED: u32 = 1;
+/// Armed for any.
+pub const ANY: u32 = 2;
+
+/// A completion queue.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Cq {
+    /// 1 if it is in use.
+    pub used: U32,
+    /// Owner's slot in the table of processes.
+    pub process: U32,
+    /// HCA.
+    pub hca: U32,
+    /// Completion channel + 1; 0: none.
+    pub channel: U32,
+    /// Entries, a power of two.
+    pub slots: U32,
+    /// How many of them may be used.
+    pub limit: U32,
+    /// Where they are in device memory.
+    pub at: U64,
+    /// Held while an entry is made.
+    pub lock: Lock,
+    /// How many entries were ever made.
+    pub produced: U32,
+    /// How many entries were ever taken.
+    pub consumed: U32,
+    /// [`IDLE`], [`SOLICITED`] or [`ANY`].
+    pub armed: U32,
+    /// 1 after an overflow.
+    pub failed: U32,
+    /// What the owner calls it.
+    pub user: U64,
+}
+
+/// A work completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The request's.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: Status,
+    /// See [`crate::types::completed`].
+    pub opcode: u32,
+    /// The model's own number of the error.
+    pub vendor_error: u32,
+    /// Bytes received, or fetched.
+    pub length: u32,
+    /// Immediate data in network order, or the key that was invalidated.
+    pub immediate: u32,
+    /// The queue pair's number.
+    pub qp_number: u32,
+    /// The sender's number, of a datagram.
+    pub source_qp: u32,
+    /// See [`crate::types::completion_flags`].
+    pub flags: u32,
+    /// Which P_Key it came with.
+    pub pkey_index: u16,
+    /// The sender's LID.
+    pub source_lid: u16,
+    /// Service level.
+    pub service_level: u8,
+    /// Low bits of the LID it was sent to.
+    pub path_bits: u8,
+    /// The queue pair's place in the table.
+    pub qp: u32,
+    /// How far the work queue's slots are free once this is taken; the top bit: a receive queue's.
+    pub frees: u32,
+    /// Time of completion, in nanoseconds.
+    pub time_ns: u64,
+}
+
+/// In `frees`: it is a receive queue's count.
+pub const FREES_RECEIVE: u32 = 1 << 31;
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn split(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+impl Completion {
+    fn words(&self) -> [u64; ENTRY_WORDS] {
+        let ids = u32::from(self.pkey_index) | u32::from(self.source_lid) << 16;
+        let small = u32::from(self.service_level) | u32::from(self.path_bits) << 8;
+        [
+            self.wr_id,
+            pair(self.status as u32 | self.opcode << 16, self.vendor_error),
+            pair(self.length, self.immediate),
+            pair(self.qp_number, self.source_qp),
+            pair(self.flags | small << 16, ids),
+            pair(self.qp, self.frees),
+            self.time_ns,
+            0,
+        ]
+    }
+
+    fn from_words(words: [u64; ENTRY_WORDS]) -> Self {
+        let (kind, vendor_error) = split(words[1]);
+        let (length, immediate) = split(words[2]);
+        let (qp_number, source_qp) = split(words[3]);
+        let (flags, ids) = split(words[4]);
+        let (qp, frees) = split(words[5]);
+        Self {
+            wr_id: words[0],
+            status: Status::from_number(kind & 0xffff).unwrap_or(Status::LocalOperation),
+            opcode: kind >> 16,
+            vendor_error,
+            length,
+            immediate,
+            qp_number,
+            source_qp,
+            flags: flags & 0xffff,
+            pkey_index: ids as u16,
+            source_lid: (ids >> 16) as u16,
+            service_level: (flags >> 16) as u8,
+            path_bits: (flags >> 24) as u8,
+            qp,
+            frees,
+            time_ns: words[6],
+        }
+    }
+}
+
+impl Cq {
+    /// Arms it; a completion that comes from now on notifies.
+    pub fn arm(&self, solicited_only: bool) {
+        let wanted = if solicited_only { SOLICITED } else { ANY };
+        // Never less than was asked for before: ibv_req_notify_cq(3).
+        if self.armed.get() < wanted {
+            self.armed.swap(wanted);
+        }
+        announce();
+    }
+
+    /// How many entries wait.
+    pub fn waiting(&self) -> u32 {
+        self.produced.acquire().wrapping_sub(self.consumed.get())
+    }
+}
+
+impl<H: Host> Hca<'_, H> {
+    /// Adds an entry; `solicited` if it is to notify who asked for such only.
+    pub(crate) fn complete(&self, cq_index: u32, completion: &Completion, solicited: bool) {
+        let Some(cq) = self.memory.cq(cq_index) else { return };
+        let held = cq.lock.take(self.me);
+        let produced = cq.produced.get();
+        let full = produced.wrapping_sub(cq.consumed.acquire()) >= cq.limit.get();
+        let entry = cq_entry(self.memory, cq, produced);
+        let (Some(entry), false) = (entry, full) else {
+            drop(held);
+            self.overflow(cq_index, cq);
+            return;
+        };
+        for (word, value) in entry.iter().zip(completion.words()) {
+            word.set(value);
+        }
+        cq.produced.release(produced.wrapping_add(1));
+        drop(held);
+        announce();
+        let wanted = cq.armed.get();
+        let wakes = wanted == ANY
+            || wanted == SOLICITED && (solicited || completion.status != Status::Success);
+        if wakes && cq.armed.replace(wanted, IDLE) {
+            self.host.notify(cq_index);
+        }
+    }
+
+    /// An entry was lost: the queue has failed (InfiniBand Architecture 1, 11.6.3.2).
+    fn overflow(&self, cq_index: u32, cq: &Cq) {
+        if cq.failed.swap(1) == 0 {
+            self.host.event(Event::CqError, cq_index);
+        }
+    }
+
+    /// Takes an entry. The owner's threads must not do this at once.
+    pub fn poll(&self, cq: &Cq) -> Option<Completion> {
+        let consumed = cq.consumed.get();
+        if cq.produced.acquire() == consumed {
+            return None;
+        }
+        let entry = cq_entry(self.memory, cq, consumed)?;
+        let mut words = [0; ENTRY_WORDS];
+        for (value, word) in words.iter_mut().zip(entry) {
+            *value = word.get();
+        }
+        cq.consumed.release(consumed.wrapping_add(1));
+        let completion = Completion::from_words(words);
+        if let Some(qp) = self.memory.qp(completion.qp) {
+            if qp.number.get() == completion.qp_number {
+                let queue = if completion.frees & FREES_RECEIVE != 0 { &qp.rq } else { &qp.sq };
+                queue.freed.release(completion.frees & !FREES_RECEIVE);
+            }
+        }
+        Some(completion)
+    }
+}
+
+fn cq_entry<'m>(memory: &'m crate::Memory, cq: &Cq, index: u32) -> Option<&'m [U64]> {
+    let slots = cq.slots.get();
+    let slot = slots.is_power_of_two().then(|| index & (slots - 1))?;
+    let at = cq.at.get().checked_add(u64::from(slot) * 8 * ENTRY_WORDS as u64)?;
+    memory.words(at, ENTRY_WORDS)
+}

@@ -1,0 +1,133 @@
+//! An InfiniBand HCA, and the fabric between many of them, as machines that do no I/O.
+//!
+//! ```text
+//!   requester's process            device memory                responder's process
+//!   post_send --> send queue --> requester ==request==> responder --> receive queue, memory
+//!   poll_cq   <-- completions <--    "    <==response==     "     --> completions --> poll_cq
+//! ```
+//!
+//! All state is in device memory (one shared mapping, [`Memory`]), so whoever has something to do
+//! can move both machines: the thread that posts runs the peer's responder too and copies straight
+//! into the peer's memory; nobody else needs to run. What it cannot finish (the peer has no receive,
+//! is gone, or the path is not clean) is left for the peer, or for the control daemon and its clock.
+//!
+//! On a clean path a message is one [`Packet`] that counts for as many sequence numbers as it would
+//! have packets. On a path with faults, or one that is watched, packets have the path's MTU, and the
+//! [`Host`] takes them away, to deliver them later, or never.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`memory`] | the layout of device memory |
+//! | [`qp`], [`queue`], [`cq`], [`srq`], [`key`], [`port`] | what is in it |
+//! | [`packet`] | what goes over a path |
+//! | `requester` | requests out of the send queue, responses in |
+//! | `responder` | requests in, responses out |
+//! | `datagram` | unreliable datagrams and multicast |
+//! | [`control`], [`model`] | the control plane; what a model can do |
+//! | `flush` | what becomes of the requests of a queue pair that failed |
+//!
+//! What must stay true: every request completes once, in order; nothing in device memory is trusted;
+//! a process that dies at any point harms only those who are connected to it.
+
+pub mod cell;
+pub mod control;
+pub mod cq;
+mod datagram;
+mod flush;
+pub mod key;
+pub mod lock;
+pub mod memory;
+pub mod model;
+pub mod packet;
+pub mod payload;
+pub mod port;
+pub mod qp;
+pub mod queue;
+mod requester;
+mod responder;
+pub mod srq;
+pub mod types;
+
+use std::cell::Cell;
+
+pub use cq::Completion;
+pub use key::Segment;
+pub use memory::Memory;
+pub use packet::Packet;
+pub use types::{Access, Event, Opcode, SendFlags, State, Status, Transport};
+
+/// How packets go over a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Delivered on the spot, a message at a time.
+    Whole,
+    /// Packet by packet.
+    Packets,
+    /// Not by this caller: the daemon is to do it.
+    Elsewhere,
+}
+
+/// An atomic operation on 8 bytes (host byte order, as ibv_post_send(3) has it).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomic {
+    /// Replaces the value if it is the first number.
+    CompareSwap(u64, u64),
+    /// Adds.
+    FetchAdd(u64),
+}
+
+/// What the HCA needs from the machine it is in.
+pub trait Host {
+    /// Copies between two processes' memory; both have the same length. False if that failed.
+    fn copy(&self, from: Segment, to: Segment) -> bool;
+    /// Reads a process's memory.
+    fn read(&self, from: Segment, into: &mut [u8]) -> bool;
+    /// Writes a process's memory.
+    fn write(&self, bytes: &[u8], to: Segment) -> bool;
+    /// Does it on 8 aligned bytes; what was there.
+    fn atomic(&self, at: Segment, operation: Atomic) -> Option<u64>;
+    /// A completion queue that was armed has an entry.
+    fn notify(&self, cq: u32);
+    /// Something happened out of turn to a queue pair, queue or port (its place in the table).
+    fn event(&self, event: Event, element: u32);
+    /// The daemon is to look after this queue pair, now or at its deadline.
+    fn attention(&self, qp: u32);
+    /// The daemon is to look after those who wait for receives of this shared queue.
+    fn srq_attention(&self, srq: u32);
+    /// How packets go from one port to another.
+    fn path(&self, from_port: u32, to_port: u32) -> Path;
+    /// Takes a packet away, on a path that goes packet by packet.
+    fn transmit(&self, packet: &Packet<'_>);
+    /// Nanoseconds since some moment that all users of the fabric share.
+    fn now_ns(&self) -> u64;
+}
+
+/// The machines of all HCAs of a fabric, seen from one process.
+#[derive(Debug)]
+pub struct Hca<'m, H> {
+    /// Device memory.
+    pub memory: &'m Memory,
+    /// The machine it is in.
+    pub host: &'m H,
+    /// One's own slot in the table of processes.
+    pub me: u32,
+    /// Queue pairs that failed, to be flushed when no lock is held.
+    failed: Cell<[u32; FAILED_MAX]>,
+    failed_count: Cell<usize>,
+}
+
+/// More queue pairs than this do not fail in one call; if they do, the daemon flushes the rest.
+const FAILED_MAX: usize = 4;
+
+impl<'m, H: Host> Hca<'m, H> {
+    /// The machines, for process `me`.
+    pub fn new(memory: &'m Memory, host: &'m H, me: u32) -> Self {
+        Self {
+            memory,
+            host,
+            me,
+            failed: Cell::default(),
+            failed_count: Cell::default(),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! A lock in device memory that outlives its holder.
+//!
+//! The word holds the process (its slot + 1) that has it, or 0. Critical sections are short or copy
+//! one message, so waiters spin, then yield. When a process dies, the control daemon takes its locks
+//! away ([`Lock::break_of`]); what they guard is written so that it is whole at every step: counters
+//! that publish come last.
+
+use crate::cell::U32;
+
+/// Spins before the processor is given away: about the length of a short critical section.
+const SPINS: u32 = 200;
+
+/// A lock; see the module.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Lock(U32);
+
+/// A lock that is held, released when dropped.
+#[must_use]
+#[derive(Debug)]
+pub struct Held<'a>(&'a Lock);
+
+impl Lock {
+    /// Waits until process `me` has it.
+    pub fn take(&self, me: u32) -> Held<'_> {
+        loop {
+            for _ in 0..SPINS {
+                if let Some(held) = self.try_take(me) {
+                    return held;
+                }
+                std::hint::spin_loop();
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Takes it if it is free.
+    pub fn try_take(&self, me: u32) -> Option<Held<'_>> {
+        (self.0.get() == 0 && self.0.replace(0, me + 1)).then_some(Held(self))
+    }
+
+    /// Takes it from a dead process; whether that one had it.
+    pub fn break_of(&self, dead: u32) -> bool {
+        self.0.replace(dead + 1, 0)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.0.release(0);
+    }
+}

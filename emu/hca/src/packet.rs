@@ -1,0 +1,172 @@
+//! What goes over a path: requests, responses and datagrams, with the headers of InfiniBand
+//! Architecture 1, chapter 9, that matter to the machines.
+
+use crate::{
+    payload::Payload,
+    port::Gid,
+    types::{Opcode, Transport},
+};
+
+/// Addresses of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The sending port's place in the table.
+    pub from_port: u32,
+    /// The receiving port's place in the table; of a multicast packet, the sender's own.
+    pub to_port: u32,
+    /// The LID it is sent from, path bits included.
+    pub from_lid: u16,
+    /// The LID it is sent to.
+    pub to_lid: u16,
+    /// Number of the sending queue pair.
+    pub from_qp: u32,
+    /// Number of the receiving queue pair.
+    pub to_qp: u32,
+    /// Service level.
+    pub service_level: u8,
+    /// The sender's P_Key.
+    pub pkey: u16,
+    /// Source and destination, if there is a global route.
+    pub global: Option<(Gid, Gid)>,
+}
+
+/// What a message brings beside its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extra {
+    /// Nothing.
+    None,
+    /// Immediate data, in network order.
+    Immediate(u32),
+    /// A key to invalidate.
+    Invalidate(u32),
+}
+
+/// A range of the responder's memory (RETH).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// First address.
+    pub address: u64,
+    /// Remote key.
+    pub key: u32,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nak {
+    /// Packets before it are missing.
+    Sequence,
+    /// It makes no sense.
+    InvalidRequest,
+    /// It is not allowed.
+    RemoteAccess,
+    /// It failed at the responder.
+    RemoteOperation,
+    /// There is no receive; this is the responder's timer code.
+    NotReady(u8),
+}
+
+/// What a packet says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body<'a> {
+    /// (A part of) a send.
+    Send {
+        /// It begins a message.
+        first: bool,
+        /// It ends one.
+        last: bool,
+        /// In the last one.
+        extra: Extra,
+        /// Data.
+        payload: Payload<'a>,
+    },
+    /// (A part of) an RDMA write.
+    Write {
+        /// In the first one.
+        remote: Option<Remote>,
+        /// It ends the message.
+        last: bool,
+        /// In the last one.
+        extra: Extra,
+        /// Data.
+        payload: Payload<'a>,
+    },
+    /// An RDMA read.
+    Read(Remote),
+    /// An atomic operation.
+    Atomic {
+        /// Compare and swap, or fetch and add.
+        opcode: Opcode,
+        /// Where.
+        remote: Remote,
+        /// What to compare with, or to add.
+        compare_add: u64,
+        /// What to swap in.
+        swap: u64,
+    },
+    /// A datagram.
+    Datagram {
+        /// Must be the receiver's.
+        qkey: u32,
+        /// Immediate data.
+        extra: Extra,
+        /// Data.
+        payload: Payload<'a>,
+    },
+    /// All up to here arrived.
+    Ack,
+    /// Not this one.
+    Nak(Nak),
+    /// (A part of) what was read.
+    ReadResponse {
+        /// It ends the response.
+        last: bool,
+        /// Data.
+        payload: Payload<'a>,
+    },
+    /// What was there before the atomic operation.
+    AtomicResponse(u64),
+}
+
+/// A packet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Packet<'a> {
+    /// Addresses.
+    pub route: Route,
+    /// Transport service.
+    pub transport: Transport,
+    /// Sequence number.
+    pub psn: u32,
+    /// How many sequence numbers it stands for: 1 on a path that goes packet by packet.
+    pub count: u32,
+    /// An acknowledgement is wanted.
+    pub acknowledge: bool,
+    /// The receiver's completion is solicited.
+    pub solicited: bool,
+    /// Number of the shared receive queue, on an extended reliable connection.
+    pub srq: u32,
+    /// The rest.
+    pub body: Body<'a>,
+}
+
+impl Packet<'_> {
+    /// Whether a responder sent it.
+    pub fn is_response(&self) -> bool {
+        matches!(
+            self.body,
+            Body::Ack | Body::Nak(_) | Body::ReadResponse { .. } | Body::AtomicResponse(_)
+        )
+    }
+
+    /// Its data.
+    pub fn payload(&self) -> Option<&Payload<'_>> {
+        match &self.body {
+            Body::Send { payload, .. }
+            | Body::Write { payload, .. }
+            | Body::Datagram { payload, .. }
+            | Body::ReadResponse { payload, .. } => Some(payload),
+            _ => None,
+        }
+    }
+}

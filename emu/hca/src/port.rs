@@ -1,0 +1,89 @@
+//! Ports, the addresses of a subnet, and multicast groups.
+
+use crate::cell::{U32, U64};
+
+/// Ports of one fabric: 64 HCAs with two each.
+pub const PORTS_MAX: u32 = 128;
+/// Entries of a port's GID table.
+pub const GIDS_MAX: usize = 8;
+/// Entries of a port's P_Key table.
+pub const PKEYS_MAX: usize = 16;
+/// Multicast groups of one fabric.
+pub const GROUPS_MAX: u32 = 256;
+/// Queue pairs in one group.
+pub const MEMBERS_MAX: usize = 240;
+/// The first LID of multicast.
+pub const MULTICAST_LID: u16 = 0xc000;
+
+/// A GID, as two numbers in network order: prefix and interface.
+pub type Gid = [u8; 16];
+
+/// A port, as the subnet manager left it.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Port {
+    /// The HCA it belongs to, from 0.
+    pub hca: U32,
+    /// Its number there, from 1.
+    pub number: U32,
+    /// Its LID.
+    pub lid: U32,
+    /// 1 if its link works.
+    pub up: U32,
+    /// Packets with a wrong P_Key.
+    pub bad_pkeys: U32,
+    /// Packets with a wrong Q_Key.
+    pub bad_qkeys: U32,
+    /// P_Key table.
+    pub pkeys: [U32; PKEYS_MAX],
+    /// GID table, two words in network order each; 0: free.
+    pub gids: [[U64; 2]; GIDS_MAX],
+    /// Bytes sent.
+    pub bytes_sent: U64,
+    /// Bytes received.
+    pub bytes_received: U64,
+}
+
+impl Port {
+    /// An entry of its GID table.
+    pub fn gid(&self, index: usize) -> Option<Gid> {
+        let words = self.gids.get(index)?;
+        let mut gid = [0; 16];
+        gid[..8].copy_from_slice(&words[0].get().to_ne_bytes());
+        gid[8..].copy_from_slice(&words[1].get().to_ne_bytes());
+        Some(gid)
+    }
+
+    /// Replaces an entry of its GID table.
+    pub fn set_gid(&self, index: usize, gid: Gid) {
+        if let Some(words) = self.gids.get(index) {
+            let (prefix, interface) = gid.split_at(8);
+            words[0].set(u64::from_ne_bytes(prefix.try_into().expect("8 bytes")));
+            words[1].set(u64::from_ne_bytes(interface.try_into().expect("8 bytes")));
+        }
+    }
+
+    /// Its P_Key at this place.
+    pub fn pkey(&self, index: usize) -> Option<u16> {
+        Some(self.pkeys.get(index)?.get() as u16)
+    }
+}
+
+/// Whether two ports share a partition by these keys: same number, not both limited members.
+pub fn same_partition(a: u16, b: u16) -> bool {
+    a & 0x7fff == b & 0x7fff && a & 0x7fff != 0 && (a | b) & 0x8000 != 0
+}
+
+/// A multicast group.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Group {
+    /// Its GID in network order; 0: free.
+    pub gid: [U64; 2],
+    /// Its LID.
+    pub lid: U32,
+    /// How many entries of `members` are used.
+    pub count: U32,
+    /// Queue pairs: their place in the table + 1; 0: none.
+    pub members: [U32; MEMBERS_MAX],
+}
