@@ -11,6 +11,7 @@
 //! | [`memory`] | protection and thread domains, regions, windows, device memory |
 //! | [`qp`] | queue pairs, their attributes and states |
 //! | [`srq`] | shared receive queues, XRC domains |
+//! | [`symbols`] | what the library exports; `libibverbs.map` has the versions |
 //! | [`work`] | work requests |
 //! | [`wq`] | work queues and their indirection tables |
 //!
@@ -41,6 +42,7 @@ pub mod flow;
 pub mod memory;
 pub mod qp;
 pub mod srq;
+pub mod symbols;
 pub mod work;
 pub mod wq;
 
