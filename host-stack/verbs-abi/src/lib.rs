@@ -1,5 +1,5 @@
 //! The C interface of libibverbs 44 (rdma-core in Debian 12), for a library that takes its place:
-//! types and constants.
+//! types, constants and the calls that are pure functions.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -11,6 +11,7 @@
 //! | [`memory`] | protection and thread domains, regions, windows, device memory |
 //! | [`qp`] | queue pairs, their attributes and states |
 //! | [`srq`] | shared receive queues, XRC domains |
+//! | [`strings`] | the functions that name or convert values |
 //! | [`symbols`] | what the library exports; `libibverbs.map` has the versions |
 //! | [`work`] | work requests |
 //! | [`wq`] | work queues and their indirection tables |
@@ -42,6 +43,7 @@ pub mod flow;
 pub mod memory;
 pub mod qp;
 pub mod srq;
+pub mod strings;
 pub mod symbols;
 pub mod work;
 pub mod wq;
@@ -54,6 +56,7 @@ pub use flow::*;
 pub use memory::*;
 pub use qp::*;
 pub use srq::*;
+pub use strings::*;
 pub use work::*;
 pub use wq::*;
 
