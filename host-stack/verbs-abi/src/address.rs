@@ -69,9 +69,6 @@ pub struct ibv_ah {
     pub handle: u32,
 }
 
-/// Bytes of a MAC address.
-pub const ETHERNET_LL_SIZE: usize = 6;
-
 constants! {
     type ibv_gid_type = u32 {
         IBV_GID_TYPE_IB = 0,
@@ -108,5 +105,8 @@ constants! {
         IB_ROCE_UDP_ENCAP_VALID_PORT_MIN = 0xc000,
         IB_ROCE_UDP_ENCAP_VALID_PORT_MAX = 0xffff,
         IB_GRH_FLOWLABEL_MASK = 0xf_ffff,
+    }
+    usize {
+        ETHERNET_LL_SIZE = 6,
     }
 }
