@@ -164,7 +164,9 @@ impl Cq {
 impl<H: Host> Hca<'_, H> {
     /// Adds an entry; `solicited` if it is to notify who asked for such only.
     pub(crate) fn complete(&self, cq_index: u32, completion: &Completion, solicited: bool) {
-        let Some(cq) = self.memory.cq(cq_index) else { return };
+        let Some(cq) = self.memory.cq(cq_index) else {
+            return;
+        };
         let held = cq.lock.take(self.me);
         let produced = cq.produced.get();
         let full = produced.wrapping_sub(cq.consumed.acquire()) >= cq.limit.get();
@@ -208,11 +210,15 @@ impl<H: Host> Hca<'_, H> {
         }
         cq.consumed.release(consumed.wrapping_add(1));
         let completion = Completion::from_words(words);
-        if let Some(qp) = self.memory.qp(completion.qp) {
-            if qp.number.get() == completion.qp_number {
-                let queue = if completion.frees & FREES_RECEIVE != 0 { &qp.rq } else { &qp.sq };
-                queue.freed.release(completion.frees & !FREES_RECEIVE);
-            }
+        if let Some(qp) = self.memory.qp(completion.qp)
+            && qp.number.get() == completion.qp_number
+        {
+            let queue = if completion.frees & FREES_RECEIVE != 0 {
+                &qp.rq
+            } else {
+                &qp.sq
+            };
+            queue.freed.release(completion.frees & !FREES_RECEIVE);
         }
         Some(completion)
     }
@@ -221,6 +227,9 @@ impl<H: Host> Hca<'_, H> {
 fn cq_entry<'m>(memory: &'m crate::Memory, cq: &Cq, index: u32) -> Option<&'m [U64]> {
     let slots = cq.slots.get();
     let slot = slots.is_power_of_two().then(|| index & (slots - 1))?;
-    let at = cq.at.get().checked_add(u64::from(slot) * 8 * ENTRY_WORDS as u64)?;
+    let at = cq
+        .at
+        .get()
+        .checked_add(u64::from(slot) * 8 * ENTRY_WORDS as u64)?;
     memory.words(at, ENTRY_WORDS)
 }

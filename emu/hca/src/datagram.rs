@@ -17,7 +17,6 @@ use crate::{
 /// Bytes of a global route header.
 pub(crate) const GRH_BYTES: u64 = 40;
 
-
 impl<H: Host> Hca<'_, H> {
     /// Sends a datagram. The caller holds the send lock; earlier requests are complete.
     pub(crate) fn send_datagram(&self, index: u32, qp: &Qp, slot: &[U64], send: &Send) -> Next {
@@ -42,7 +41,9 @@ impl<H: Host> Hca<'_, H> {
         }
         let requester = &qp.requester;
         requester.next.set(count_add(requester.next.get(), 1));
-        requester.psn.set(crate::types::psn::add(requester.psn.get(), 1));
+        requester
+            .psn
+            .set(crate::types::psn::add(requester.psn.get(), 1));
         requester.unacked.set(requester.psn.get());
         self.complete_send(index, qp, send, Status::Success, send.length);
         Next::Go
@@ -99,7 +100,11 @@ impl<H: Host> Hca<'_, H> {
             }
         };
         // A Q_Key with the top bit is the privileged one of the queue pair (10.2.5).
-        let qkey = if to.qkey >> 31 != 0 { qp.qkey.get() } else { to.qkey };
+        let qkey = if to.qkey >> 31 != 0 {
+            qp.qkey.get()
+        } else {
+            to.qkey
+        };
         let global = to
             .global
             .and_then(|index| Some((from.gid(index.into())?, to.gid)));
@@ -125,7 +130,11 @@ impl<H: Host> Hca<'_, H> {
             acknowledge: false,
             solicited: send.flags.contains(SendFlags::SOLICITED),
             srq: 0,
-            body: Body::Datagram { qkey, extra, payload },
+            body: Body::Datagram {
+                qkey,
+                extra,
+                payload,
+            },
         }))
     }
 
@@ -133,24 +142,37 @@ impl<H: Host> Hca<'_, H> {
     pub(crate) fn receive_datagram(&self, packet: &Packet<'_>) {
         let route = &packet.route;
         let header = self.memory.header();
-        let up = |port: u32| header.ports.get(port as usize).is_some_and(|p| p.up.get() != 0);
+        let up = |port: u32| {
+            header
+                .ports
+                .get(port as usize)
+                .is_some_and(|p| p.up.get() != 0)
+        };
         if !up(route.from_port) {
             return;
         }
         if route.to_lid < MULTICAST_LID {
-            let Some(port) = header.ports.get(route.to_port as usize) else { return };
-            if up(route.to_port) {
-                if let Some((index, qp)) = self.memory.qp_numbered(route.to_qp, port.hca.get()) {
-                    self.receive_one(index, qp, packet);
-                }
+            let Some(port) = header.ports.get(route.to_port as usize) else {
+                return;
+            };
+            if up(route.to_port)
+                && let Some((index, qp)) = self.memory.qp_numbered(route.to_qp, port.hca.get())
+            {
+                self.receive_one(index, qp, packet);
             }
             return;
         }
         let Some((_, gid)) = route.global else { return };
-        let Some(group) = self.group(&gid) else { return };
+        let Some(group) = self.group(&gid) else {
+            return;
+        };
         for member in &group.members[..(group.count.get() as usize).min(group.members.len())] {
-            let Some(index) = member.get().checked_sub(1) else { continue };
-            let Some(qp) = self.memory.qp(index) else { continue };
+            let Some(index) = member.get().checked_sub(1) else {
+                continue;
+            };
+            let Some(qp) = self.memory.qp(index) else {
+                continue;
+            };
             // The switch gives nothing back to the sender's own queue pair.
             if qp.number.get() != route.from_qp && up(qp.port.get()) {
                 self.receive_one(index, qp, packet);
@@ -159,7 +181,8 @@ impl<H: Host> Hca<'_, H> {
     }
 
     fn group(&self, gid: &[u8; 16]) -> Option<&Group> {
-        let words = [0, 8].map(|at| u64::from_ne_bytes(gid[at..at + 8].try_into().expect("8 bytes")));
+        let words =
+            [0, 8].map(|at| u64::from_ne_bytes(gid[at..at + 8].try_into().expect("8 bytes")));
         let groups = &self.memory.header().groups;
         groups
             .iter()
@@ -167,10 +190,19 @@ impl<H: Host> Hca<'_, H> {
     }
 
     fn receive_one(&self, index: u32, qp: &Qp, packet: &Packet<'_>) {
-        let Body::Datagram { qkey, extra, payload } = &packet.body else { return };
+        let Body::Datagram {
+            qkey,
+            extra,
+            payload,
+        } = &packet.body
+        else {
+            return;
+        };
         let held = qp.receive_lock.take(self.me);
         let ports = &self.memory.header().ports;
-        let Some(port) = ports.get(qp.port.get() as usize) else { return };
+        let Some(port) = ports.get(qp.port.get() as usize) else {
+            return;
+        };
         if !qp.state().receives() || qp.transport() != Some(Transport::Ud) {
             return;
         }
@@ -186,7 +218,9 @@ impl<H: Host> Hca<'_, H> {
         if !self.hold_for_datagram(qp, packet) {
             return;
         }
-        let Some(slot) = self.held_receive(qp) else { return };
+        let Some(slot) = self.held_receive(qp) else {
+            return;
+        };
         let receive = Receive::load(slot);
         let length = payload.length() + GRH_BYTES;
         let places = self
@@ -194,7 +228,9 @@ impl<H: Host> Hca<'_, H> {
             .and_then(|head| Ok((head, self.receive_places(qp, GRH_BYTES, payload.length())?)));
         let put = places.and_then(|(head, data)| {
             let header = global_route_header(packet, payload.length());
-            let header = header.map_or(Payload::EMPTY, |bytes| Payload::Bytes(bytes.to_vec().into()));
+            let header = header.map_or(Payload::EMPTY, |bytes| {
+                Payload::Bytes(bytes.to_vec().into())
+            });
             self.put(&header, head.list())
                 .and_then(|()| self.put(payload, data.list()))
                 .map_err(|_| Status::LocalProtection)

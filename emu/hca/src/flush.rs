@@ -6,7 +6,7 @@ use crate::{
     cq::FREES_RECEIVE,
     lock::Held,
     qp::Qp,
-    queue::{self, Receive, Send, count_add, count_from},
+    queue::{Receive, Send, count_add, count_from},
     types::{Event, State, Status, Transport},
 };
 
@@ -38,7 +38,9 @@ impl<H: Host> Hca<'_, H> {
 
     /// Flushes a queue pair in error. No lock may be held.
     pub fn flush(&self, index: u32) {
-        let Some(qp) = self.memory.qp(index) else { return };
+        let Some(qp) = self.memory.qp(index) else {
+            return;
+        };
         qp.flushes.set(0);
         let held = qp.send_lock.take(self.me);
         self.flush_sends(index, qp);
@@ -65,14 +67,23 @@ impl<H: Host> Hca<'_, H> {
                 break;
             }
             let slot = qp.sq.send_slot(self.memory, qp.sq.taken.get());
-            let Some(send) = slot.and_then(Send::load) else { break };
+            let Some(send) = slot.and_then(Send::load) else {
+                break;
+            };
             self.complete_send(index, qp, &send, Status::Flushed, 0);
         }
         requester.next.set(qp.sq.taken.get());
     }
 
     /// Completes the oldest request of the send queue, whose lock the caller holds.
-    pub(crate) fn complete_send(&self, index: u32, qp: &Qp, send: &Send, status: Status, length: u32) {
+    pub(crate) fn complete_send(
+        &self,
+        index: u32,
+        qp: &Qp,
+        send: &Send,
+        status: Status,
+        length: u32,
+    ) {
         let taken = count_add(qp.sq.taken.get(), 1);
         qp.sq.taken.set(taken);
         let signaled = qp.signals_all.get() != 0
@@ -125,7 +136,9 @@ impl<H: Host> Hca<'_, H> {
 
     /// Completes the receive that is held with an error.
     pub(crate) fn end_receive(&self, index: u32, qp: &Qp, _held: &Held<'_>, status: Status) {
-        let Some(slot) = self.held_receive(qp) else { return };
+        let Some(slot) = self.held_receive(qp) else {
+            return;
+        };
         let receive = Receive::load(slot);
         let completion = Completion {
             status,
@@ -192,4 +205,3 @@ pub(crate) fn vendor_error(status: Status) -> u32 {
         Status::RnrRetryExceeded => 0x82,
     }
 }
-

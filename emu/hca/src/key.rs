@@ -130,7 +130,11 @@ impl Memory {
         let valid = entry.kind.acquire() != FREE
             && entry.tag.get() & 0xff == key & 0xff
             && entry.hca.get() == hca;
-        if valid { Ok(entry) } else { Err(KeyError::Unknown) }
+        if valid {
+            Ok(entry)
+        } else {
+            Err(KeyError::Unknown)
+        }
     }
 
     /// Checks that `key` allows `access` to `length` bytes at `address`, and says where they are.
@@ -157,10 +161,15 @@ impl Memory {
             return Err(KeyError::Access);
         }
         if kind == NULL_REGION {
-            return Ok(Segment { length, ..Segment::EMPTY });
+            return Ok(Segment {
+                length,
+                ..Segment::EMPTY
+            });
         }
         let at = address.wrapping_sub(entry.start.get());
-        let fits = at.checked_add(length).is_some_and(|end| end <= entry.length.get());
+        let fits = at
+            .checked_add(length)
+            .is_some_and(|end| end <= entry.length.get());
         if address < entry.start.get() || !fits {
             return Err(KeyError::Bounds);
         }

@@ -69,8 +69,10 @@ pub struct Header {
     pub lids: [U32; 1 << 16],
     /// Multicast groups.
     pub groups: [Group; GROUPS_MAX as usize],
-    /// Process identifiers of the users; 0: free.
+    /// Numbers of the users, no two alike ever; 0: free.
     pub processes: [U32; PROCESSES_MAX as usize],
+    /// Their process identifiers.
+    pub pids: [U32; PROCESSES_MAX as usize],
 }
 
 const fn after(at: usize, size: usize) -> usize {

@@ -65,7 +65,7 @@ impl Model {
         match name {
             ModelName::A => Self {
                 firmware: "1.4.100",
-                vendor_id: 0x005a_52,
+                vendor_id: 0x5a52,
                 part_id: 0x1001,
                 hardware_version: 0xa0,
                 ports: 1,
@@ -88,7 +88,7 @@ impl Model {
             },
             ModelName::B => Self {
                 firmware: "7.2.18",
-                vendor_id: 0x00b1_57,
+                vendor_id: 0xb157,
                 part_id: 0x2b02,
                 hardware_version: 0x12,
                 ports: 2,

@@ -169,4 +169,79 @@ impl Packet<'_> {
             _ => None,
         }
     }
+
+    /// The same with the data in itself; none if the data is not there any more.
+    pub fn to_owned<H: crate::Host>(&self, host: &H) -> Option<Packet<'static>> {
+        let own = |payload: &Payload<'_>| Some(Payload::Bytes(payload.to_bytes(host)?.into()));
+        let body = match &self.body {
+            Body::Send {
+                first,
+                last,
+                extra,
+                payload,
+            } => Body::Send {
+                first: *first,
+                last: *last,
+                extra: *extra,
+                payload: own(payload)?,
+            },
+            Body::Write {
+                remote,
+                last,
+                extra,
+                payload,
+            } => Body::Write {
+                remote: *remote,
+                last: *last,
+                extra: *extra,
+                payload: own(payload)?,
+            },
+            Body::Datagram {
+                qkey,
+                extra,
+                payload,
+            } => Body::Datagram {
+                qkey: *qkey,
+                extra: *extra,
+                payload: own(payload)?,
+            },
+            Body::ReadResponse { last, payload } => Body::ReadResponse {
+                last: *last,
+                payload: own(payload)?,
+            },
+            Body::Read(remote) => Body::Read(*remote),
+            Body::Atomic {
+                opcode,
+                remote,
+                compare_add,
+                swap,
+            } => Body::Atomic {
+                opcode: *opcode,
+                remote: *remote,
+                compare_add: *compare_add,
+                swap: *swap,
+            },
+            Body::Ack => Body::Ack,
+            Body::Nak(nak) => Body::Nak(*nak),
+            Body::AtomicResponse(before) => Body::AtomicResponse(*before),
+        };
+        Some(Packet {
+            body,
+            ..self.head()
+        })
+    }
+
+    /// All but the body.
+    fn head(&self) -> Packet<'static> {
+        Packet {
+            route: self.route,
+            transport: self.transport,
+            psn: self.psn,
+            count: self.count,
+            acknowledge: self.acknowledge,
+            solicited: self.solicited,
+            srq: self.srq,
+            body: Body::Ack,
+        }
+    }
 }

@@ -96,7 +96,9 @@ impl<H: Host> Hca<'_, H> {
 
     fn put_bytes(&self, mut bytes: &[u8], to: &mut Cursor<'_>) -> Result<(), Lost> {
         while !bytes.is_empty() {
-            let Some(target) = to.next(bytes.len() as u64) else { return Ok(()) };
+            let Some(target) = to.next(bytes.len() as u64) else {
+                return Ok(());
+            };
             let (now, later) = bytes.split_at(target.length as usize);
             if !self.host.write(now, target) {
                 return Err(Lost);
@@ -111,7 +113,9 @@ impl<H: Host> Hca<'_, H> {
         for segment in from {
             let mut done = 0;
             while done < segment.length {
-                let Some(target) = targets.next(segment.length - done) else { return Ok(()) };
+                let Some(target) = targets.next(segment.length - done) else {
+                    return Ok(());
+                };
                 if !self.host.copy(segment.part(done, target.length), target) {
                     return Err(Lost);
                 }

@@ -61,7 +61,9 @@ impl<H: Host> Hca<'_, H> {
     /// Moves a queue pair's requester as far as it goes now, and flushes what fails. No lock may be
     /// held.
     pub fn run(&self, index: u32) {
-        let Some(qp) = self.memory.qp(index) else { return };
+        let Some(qp) = self.memory.qp(index) else {
+            return;
+        };
         if qp.number.get() == 0 {
             return;
         }
@@ -120,7 +122,9 @@ impl<H: Host> Hca<'_, H> {
         requester.offset.set(0);
         requester.psn.set(from);
         requester.fetching.set(0);
-        let Some(work) = self.request(qp, qp.sq.taken.get()) else { return };
+        let Some(work) = self.request(qp, qp.sq.taken.get()) else {
+            return;
+        };
         if !work.send.opcode.is_local() && requester.psn_max.get() != from {
             let packets = psn::ahead(from, work.send.psn).max(0) as u64;
             requester.offset.set(packets * u64::from(qp.path_mtu.get()));
@@ -143,7 +147,9 @@ impl<H: Host> Hca<'_, H> {
         if requester.deadline_ns.get() != 0 {
             return;
         }
-        let Some(timeout_ns) = ack_timeout_ns(qp.timeout.get()) else { return };
+        let Some(timeout_ns) = ack_timeout_ns(qp.timeout.get()) else {
+            return;
+        };
         requester.deadline_ns.set(self.host.now_ns() + timeout_ns);
         self.host.attention(index);
     }
@@ -175,10 +181,15 @@ impl<H: Host> Hca<'_, H> {
         };
         let oldest = next == qp.sq.taken.get();
         if work.send.opcode.is_local() {
-            return if oldest { self.do_local(index, qp, &work) } else { Next::Wait };
+            return if oldest {
+                self.do_local(index, qp, &work)
+            } else {
+                Next::Wait
+            };
         }
         let waits_for_fetch = work.send.flags.contains(SendFlags::FENCE)
-            || work.send.opcode.fetches() && requester.fetching.get() >= qp.max_rd_atomic.get().max(1);
+            || work.send.opcode.fetches()
+                && requester.fetching.get() >= qp.max_rd_atomic.get().max(1);
         if !begun && requester.fetching.get() > 0 && waits_for_fetch {
             return Next::Wait;
         }
@@ -220,7 +231,11 @@ impl<H: Host> Hca<'_, H> {
             return Next::Wait;
         }
         let fetches = send.opcode.fetches();
-        let length = if path == Path::Whole || fetches { rest } else { rest.min(mtu) };
+        let length = if path == Path::Whole || fetches {
+            rest
+        } else {
+            rest.min(mtu)
+        };
         let mut places = Places::new();
         let payload = if fetches {
             Payload::EMPTY
@@ -242,7 +257,11 @@ impl<H: Host> Hca<'_, H> {
             route,
             transport: qp.transport().unwrap_or(Transport::Rc),
             psn: at,
-            count: if fetches && path == Path::Packets { 1 } else { count },
+            count: if fetches && path == Path::Packets {
+                1
+            } else {
+                count
+            },
             acknowledge: last || psn::add(at, 1).is_multiple_of(ACKNOWLEDGE_EVERY),
             solicited: last && send.flags.contains(SendFlags::SOLICITED),
             srq: send.srq,
@@ -299,7 +318,13 @@ impl<H: Host> Hca<'_, H> {
         if qp.is_reliable() && qp.requester.unacked.get() != qp.requester.psn.get() {
             return Next::Wait;
         }
-        self.advance(qp, work, qp.packets(work.send.length), work.send.length.into(), true);
+        self.advance(
+            qp,
+            work,
+            qp.packets(work.send.length),
+            work.send.length.into(),
+            true,
+        );
         if !qp.is_reliable() {
             self.arrived(index, qp, work, true);
             return Next::Go;
@@ -314,17 +339,24 @@ impl<H: Host> Hca<'_, H> {
             return;
         }
         let header = self.memory.header();
-        let Some(port) = header.ports.get(packet.route.to_port as usize) else { return };
-        let up = |port: u32| header.ports.get(port as usize).is_some_and(|port| port.up.get() != 0);
+        let Some(port) = header.ports.get(packet.route.to_port as usize) else {
+            return;
+        };
+        let up = |port: u32| {
+            header
+                .ports
+                .get(port as usize)
+                .is_some_and(|port| port.up.get() != 0)
+        };
         if !up(packet.route.from_port) || !up(packet.route.to_port) {
             return;
         }
-        if let Some((to, peer)) = self.memory.qp_numbered(packet.route.to_qp, port.hca.get()) {
-            if peer.transport() == expected_peer(packet.transport) {
-                self.receive_request(to, peer, packet, &mut |response| {
-                    self.handle_response(index, qp, response);
-                });
-            }
+        if let Some((to, peer)) = self.memory.qp_numbered(packet.route.to_qp, port.hca.get())
+            && peer.transport() == expected_peer(packet.transport)
+        {
+            self.receive_request(to, peer, packet, &mut |response| {
+                self.handle_response(index, qp, response);
+            });
         }
     }
 
@@ -414,7 +446,9 @@ impl<H: Host> Hca<'_, H> {
                 continue;
             }
             let address = sge.address.wrapping_add(skip);
-            let place = self.memory.locate(sge.key, qp.scope(), address, part, access);
+            let place = self
+                .memory
+                .locate(sge.key, qp.scope(), address, part, access);
             places.push(place.map_err(|_| Status::LocalProtection)?);
             length -= part;
         }
@@ -423,10 +457,10 @@ impl<H: Host> Hca<'_, H> {
 
     /// Completes the oldest request with an error, and with it the queue pair.
     pub(crate) fn fail_oldest(&self, index: u32, qp: &Qp, status: Status) {
-        if let Some(work) = self.request(qp, qp.sq.taken.get()) {
-            if qp.sq.waiting() > 0 {
-                self.complete_send(index, qp, &work.send, status, 0);
-            }
+        if let Some(work) = self.request(qp, qp.sq.taken.get())
+            && qp.sq.waiting() > 0
+        {
+            self.complete_send(index, qp, &work.send, status, 0);
         }
         let connected = qp.is_reliable();
         self.fail(index, qp, if connected { State::Error } else { State::Sqe });
@@ -442,16 +476,15 @@ impl<H: Host> Hca<'_, H> {
         // Of the packets that were ever sent, some of which may be about to be sent again.
         let known = psn::ahead(packet.psn, requester.psn_max.get()) < 0
             && psn::ahead(packet.psn, requester.unacked.get()) >= 0;
-        let gap_at_end = matches!(packet.body, Body::Nak(_)) && packet.psn == requester.psn_max.get();
+        let gap_at_end =
+            matches!(packet.body, Body::Nak(_)) && packet.psn == requester.psn_max.get();
         if !known || gap_at_end {
             return;
         }
         match &packet.body {
-            Body::Ack => {
-                if !self.acknowledge(index, qp, packet.psn) {
-                    // A response was lost on the way: as if that were reported.
-                    self.again(index, qp, Status::RetryExceeded);
-                }
+            Body::Ack if !self.acknowledge(index, qp, packet.psn) => {
+                // A response was lost on the way: as if that were reported.
+                self.again(index, qp, Status::RetryExceeded);
             }
             Body::Nak(nak) => self.refused(index, qp, packet.psn, *nak),
             Body::ReadResponse { last, payload } => {
@@ -473,9 +506,13 @@ impl<H: Host> Hca<'_, H> {
             if qp.sq.waiting() == 0 {
                 break;
             }
-            let Some(work) = self.request(qp, qp.sq.taken.get()) else { break };
+            let Some(work) = self.request(qp, qp.sq.taken.get()) else {
+                break;
+            };
             let sent = qp.sq.taken.get() != requester.next.get() || requester.offset.get() > 0;
-            if work.send.opcode.is_local() || !sent && requester.psn_max.get() == requester.psn.get() {
+            if work.send.opcode.is_local()
+                || !sent && requester.psn_max.get() == requester.psn.get()
+            {
                 break;
             }
             let ends = psn::add(work.send.psn, qp.packets(work.send.length) - 1);
@@ -553,7 +590,9 @@ impl<H: Host> Hca<'_, H> {
                 return;
             }
         }
-        let Some(work) = self.request(qp, qp.sq.taken.get()) else { return };
+        let Some(work) = self.request(qp, qp.sq.taken.get()) else {
+            return;
+        };
         let send = &work.send;
         let part = psn::ahead(packet.psn, send.psn);
         if qp.sq.waiting() == 0 || !send.opcode.fetches() || part < 0 {
@@ -574,7 +613,9 @@ impl<H: Host> Hca<'_, H> {
             return self.fail_oldest(index, qp, status);
         }
         if last {
-            requester.fetching.set(requester.fetching.get().saturating_sub(1));
+            requester
+                .fetching
+                .set(requester.fetching.get().saturating_sub(1));
             self.complete_send(index, qp, send, Status::Success, send.length);
         }
         self.progress(qp, psn::add(packet.psn, packet.count));
@@ -601,7 +642,9 @@ impl<H: Host> Hca<'_, H> {
     /// Ends what a window's key of type 2 allows; whether there was such a key.
     pub(crate) fn invalidate(&self, qp: &Qp, number: u32) -> bool {
         let scope = qp.scope();
-        let Ok(entry) = self.memory.valid_key(number, scope.hca) else { return false };
+        let Ok(entry) = self.memory.valid_key(number, scope.hca) else {
+            return false;
+        };
         let fits = entry.kind.get() == key::WINDOW_2
             && entry.pd.get() == scope.pd
             && (entry.qp.get() == scope.qp || entry.region.get() == 0);
@@ -613,7 +656,9 @@ impl<H: Host> Hca<'_, H> {
 
     /// Takes a window off its region.
     pub fn unbind(&self, window: &key::Key) {
-        let Some(region) = window.region.swap(0).checked_sub(1) else { return };
+        let Some(region) = window.region.swap(0).checked_sub(1) else {
+            return;
+        };
         window.length.set(0);
         if let Some(region) = self.memory.key(region) {
             region.windows.add(u32::MAX);
@@ -661,7 +706,9 @@ impl<H: Host> Hca<'_, H> {
         window.tag.set(new & 0xff);
         window.access.set(access.bits());
         let zero_based = access.contains(Access::ZERO_BASED);
-        window.start.set(if zero_based { 0 } else { send.remote_address });
+        window
+            .start
+            .set(if zero_based { 0 } else { send.remote_address });
         window.length.set(length);
         window.address.set(place.address);
         window.process.set(place.process);
@@ -675,7 +722,9 @@ impl<H: Host> Hca<'_, H> {
     /// Delivers a packet that the host took away.
     pub fn deliver(&self, packet: &Packet<'_>) {
         let header = self.memory.header();
-        let Some(port) = header.ports.get(packet.route.to_port as usize) else { return };
+        let Some(port) = header.ports.get(packet.route.to_port as usize) else {
+            return;
+        };
         if packet.transport == Transport::Ud {
             self.receive_datagram(packet);
             return self.settle();
@@ -689,7 +738,9 @@ impl<H: Host> Hca<'_, H> {
             self.work(index, qp);
             drop(held);
         } else if qp.transport() == expected_peer(packet.transport) {
-            self.receive_request(index, qp, packet, &mut |response| self.host.transmit(response));
+            self.receive_request(index, qp, packet, &mut |response| {
+                self.host.transmit(response)
+            });
         }
         self.settle();
     }
@@ -700,7 +751,9 @@ impl<H: Host> Hca<'_, H> {
         if qp.responder.starved.get() == 0 || qp.responder.starved.swap(0) == 0 {
             return;
         }
-        let Some((_, port)) = self.memory.port_of_lid(qp.dest_lid.get() as u16) else { return };
+        let Some((_, port)) = self.memory.port_of_lid(qp.dest_lid.get() as u16) else {
+            return;
+        };
         let peer = self.memory.qp_numbered(qp.dest_qp.get(), port.hca.get());
         let Some((index, peer)) = peer else { return };
         let held = peer.send_lock.take(self.me);
@@ -751,6 +804,11 @@ fn body<'a>(send: &Send, first: bool, last: bool, offset: u64, payload: Payload<
             compare_add: send.compare_add,
             swap: send.swap,
         },
-        _ => Body::Send { first, last, extra, payload },
+        _ => Body::Send {
+            first,
+            last,
+            extra,
+            payload,
+        },
     }
 }

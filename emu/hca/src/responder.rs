@@ -109,7 +109,9 @@ impl<H: Host> Hca<'_, H> {
     /// Whether the packet is from the peer, in a state and a partition that take it.
     fn belongs(&self, qp: &Qp, packet: &Packet<'_>) -> bool {
         let ports = &self.memory.header().ports;
-        let Some(port) = ports.get(qp.port.get() as usize) else { return false };
+        let Some(port) = ports.get(qp.port.get() as usize) else {
+            return false;
+        };
         let from_peer = packet.route.from_qp == qp.dest_qp.get()
             || qp.transport() == Some(Transport::XrcReceive);
         if !qp.state().receives() || !from_peer || packet.route.to_port != qp.port.get() {
@@ -125,10 +127,10 @@ impl<H: Host> Hca<'_, H> {
 
     /// A connection fails for what its peer asked.
     fn refuse(&self, to: &Target<'_>, nak: Nak, status: Option<Status>) {
-        if let Some(status) = status {
-            if to.qp.responder.holds.get() != 0 {
-                self.end_receive(to.index, to.qp, &to.held, status);
-            }
+        if let Some(status) = status
+            && to.qp.responder.holds.get() != 0
+        {
+            self.end_receive(to.index, to.qp, &to.held, status);
         }
         match nak {
             Nak::RemoteAccess => self.host.event(Event::QpAccessError, to.index),
@@ -201,8 +203,17 @@ impl<H: Host> Hca<'_, H> {
         let (qp, responder) = (to.qp, &to.qp.responder);
         let under_way = responder.receiving.get();
         match &packet.body {
-            Body::Send { first, last, extra, payload } => {
-                let fits = if *first { receiving::NOTHING } else { receiving::SEND };
+            Body::Send {
+                first,
+                last,
+                extra,
+                payload,
+            } => {
+                let fits = if *first {
+                    receiving::NOTHING
+                } else {
+                    receiving::SEND
+                };
                 if under_way != fits {
                     return Err(INVALID);
                 }
@@ -216,8 +227,17 @@ impl<H: Host> Hca<'_, H> {
                     self.end_send(to, packet, *extra)?;
                 }
             }
-            Body::Write { remote, last, extra, payload } => {
-                let fits = if remote.is_some() { receiving::NOTHING } else { receiving::WRITE };
+            Body::Write {
+                remote,
+                last,
+                extra,
+                payload,
+            } => {
+                let fits = if remote.is_some() {
+                    receiving::NOTHING
+                } else {
+                    receiving::WRITE
+                };
                 if under_way != fits {
                     return Err(INVALID);
                 }
@@ -230,7 +250,12 @@ impl<H: Host> Hca<'_, H> {
                 self.read(qp, packet, *remote, reply)?;
                 responder.messages.add(1);
             }
-            Body::Atomic { opcode, remote, compare_add, swap } => {
+            Body::Atomic {
+                opcode,
+                remote,
+                compare_add,
+                swap,
+            } => {
                 if under_way != receiving::NOTHING || qp.max_dest_rd_atomic.get() == 0 {
                     return Err(INVALID);
                 }
@@ -242,9 +267,16 @@ impl<H: Host> Hca<'_, H> {
                 let at = responder.result_next.get() as usize % RESOURCES_MAX;
                 responder.results[at].set(before);
                 responder.result_psns[at].set(packet.psn + 1);
-                responder.result_next.set((at as u32 + 1) % RESOURCES_MAX as u32);
+                responder
+                    .result_next
+                    .set((at as u32 + 1) % RESOURCES_MAX as u32);
                 responder.messages.add(1);
-                reply(&response(qp, packet, packet.psn, Body::AtomicResponse(before)));
+                reply(&response(
+                    qp,
+                    packet,
+                    packet.psn,
+                    Body::AtomicResponse(before),
+                ));
             }
             _ => return Err(Refusal::Drop),
         }
@@ -253,7 +285,11 @@ impl<H: Host> Hca<'_, H> {
 
     fn allows(&self, qp: &Qp, access: Access) -> Result<(), Refusal> {
         let allowed = Access::from_bits_truncate(qp.access.get());
-        if allowed.contains(access) { Ok(()) } else { Err(INVALID) }
+        if allowed.contains(access) {
+            Ok(())
+        } else {
+            Err(INVALID)
+        }
     }
 
     fn write(
@@ -295,9 +331,9 @@ impl<H: Host> Hca<'_, H> {
         if length > 0 {
             let address = responder.address.get().wrapping_add(done);
             let key = responder.key.get();
-            let place = self
-                .memory
-                .locate(key, qp.scope(), address, length, Access::REMOTE_WRITE)?;
+            let place =
+                self.memory
+                    .locate(key, qp.scope(), address, length, Access::REMOTE_WRITE)?;
             self.put(payload, &[place])
                 .map_err(|_| Refusal::Fatal(Nak::RemoteOperation, Some(Status::LocalAccess)))?;
         }
@@ -307,7 +343,13 @@ impl<H: Host> Hca<'_, H> {
             responder.receiving.set(receiving::NOTHING);
             responder.messages.add(1);
             if extra != Extra::None {
-                self.finish_receive(to, packet, extra, completed::RECEIVE_WRITE_IMM, whole as u32);
+                self.finish_receive(
+                    to,
+                    packet,
+                    extra,
+                    completed::RECEIVE_WRITE_IMM,
+                    whole as u32,
+                );
             }
         }
         Ok(())
@@ -332,10 +374,14 @@ impl<H: Host> Hca<'_, H> {
             )?,
         };
         let parts = qp.packets(remote.length);
-        let whole = self.host.path(packet.route.to_port, packet.route.from_port) == crate::Path::Whole;
+        let whole =
+            self.host.path(packet.route.to_port, packet.route.from_port) == crate::Path::Whole;
         if whole {
             let payload = Payload::Memory(std::slice::from_ref(&place));
-            let body = Body::ReadResponse { last: true, payload };
+            let body = Body::ReadResponse {
+                last: true,
+                payload,
+            };
             let mut packet = response(qp, packet, packet.psn, body);
             packet.count = parts;
             reply(&packet);
@@ -358,16 +404,24 @@ impl<H: Host> Hca<'_, H> {
         if !remote.address.is_multiple_of(8) {
             return Err(INVALID);
         }
-        let place =
-            self.memory
-                .locate(remote.key, qp.scope(), remote.address, 8, Access::REMOTE_ATOMIC)?;
+        let place = self.memory.locate(
+            remote.key,
+            qp.scope(),
+            remote.address,
+            8,
+            Access::REMOTE_ATOMIC,
+        )?;
         self.host
             .atomic(place, operation)
             .ok_or(Refusal::Fatal(Nak::RemoteOperation, None))
     }
 
     /// The shared queue that receives come from, if there is one.
-    fn shared<'s>(&'s self, qp: &Qp, packet: &Packet<'_>) -> Result<Option<(u32, &'s Srq)>, Refusal> {
+    fn shared<'s>(
+        &'s self,
+        qp: &Qp,
+        packet: &Packet<'_>,
+    ) -> Result<Option<(u32, &'s Srq)>, Refusal> {
         let index = if qp.transport() == Some(Transport::XrcReceive) {
             packet.srq
         } else {
@@ -378,7 +432,9 @@ impl<H: Host> Hca<'_, H> {
         };
         let srq = self.memory.srq(index).filter(|srq| srq.used.get() != 0);
         let srq = srq.ok_or(INVALID)?;
-        if qp.transport() == Some(Transport::XrcReceive) && srq.xrc_domain.get() != qp.xrc_domain.get() {
+        if qp.transport() == Some(Transport::XrcReceive)
+            && srq.xrc_domain.get() != qp.xrc_domain.get()
+        {
             return Err(INVALID);
         }
         Ok(Some((index, srq)))
@@ -461,7 +517,12 @@ impl<H: Host> Hca<'_, H> {
     ) -> Result<Places, Status> {
         let slot = self.held_receive(qp).ok_or(Status::LocalOperation)?;
         let receive = Receive::load(slot);
-        let pd = match qp.srq.get().checked_sub(1).and_then(|index| self.memory.srq(index)) {
+        let pd = match qp
+            .srq
+            .get()
+            .checked_sub(1)
+            .and_then(|index| self.memory.srq(index))
+        {
             Some(srq) => srq.pd.get(),
             None => qp.pd.get(),
         };
@@ -485,7 +546,11 @@ impl<H: Host> Hca<'_, H> {
             places.push(place);
             length -= part;
         }
-        if length > 0 { Err(Status::LocalLength) } else { Ok(places) }
+        if length > 0 {
+            Err(Status::LocalLength)
+        } else {
+            Ok(places)
+        }
     }
 
     fn fill_receive(&self, to: &Target<'_>, payload: &Payload<'_>) -> Result<(), Refusal> {
@@ -508,10 +573,10 @@ impl<H: Host> Hca<'_, H> {
 
     fn end_send(&self, to: &Target<'_>, packet: &Packet<'_>, extra: Extra) -> Result<(), Refusal> {
         let responder = &to.qp.responder;
-        if let Extra::Invalidate(key) = extra {
-            if !self.invalidate(to.qp, key) {
-                return Err(FORBIDDEN);
-            }
+        if let Extra::Invalidate(key) = extra
+            && !self.invalidate(to.qp, key)
+        {
+            return Err(FORBIDDEN);
         }
         responder.receiving.set(receiving::NOTHING);
         responder.messages.add(1);
@@ -529,7 +594,9 @@ impl<H: Host> Hca<'_, H> {
         opcode: u32,
         length: u32,
     ) {
-        let Some(slot) = self.held_receive(to.qp) else { return };
+        let Some(slot) = self.held_receive(to.qp) else {
+            return;
+        };
         let receive = Receive::load(slot);
         let (flags, immediate) = match extra {
             Extra::None => (0, 0),
@@ -565,7 +632,9 @@ fn response<'a>(qp: &Qp, packet: &Packet<'_>, psn: u32, body: Body<'a>) -> Packe
             to_qp: route.from_qp,
             service_level: route.service_level,
             pkey: route.pkey,
-            global: route.global.map(|(source, destination)| (destination, source)),
+            global: route
+                .global
+                .map(|(source, destination)| (destination, source)),
         },
         transport: packet.transport,
         psn,

@@ -56,7 +56,9 @@ fn table(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
             let responder = MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER;
             match transport {
                 Transport::Ud => (0, PKEY_INDEX | QKEY),
-                Transport::Uc | Transport::XrcSend => (connected, ALT_PATH | ACCESS_FLAGS | PKEY_INDEX),
+                Transport::Uc | Transport::XrcSend => {
+                    (connected, ALT_PATH | ACCESS_FLAGS | PKEY_INDEX)
+                }
                 _ => (connected | responder, ALT_PATH | ACCESS_FLAGS | PKEY_INDEX),
             }
         }
@@ -72,7 +74,8 @@ fn table(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
         (Rts, Rts) | (Sqd, Rts) => (0, CUR_STATE | live(transport)),
         (Rts, Sqd) => (0, EN_SQD_ASYNC_NOTIFY),
         (Sqd, Sqd) => {
-            let reliable = PORT | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC | MAX_DEST_RD_ATOMIC;
+            let reliable =
+                PORT | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC | MAX_DEST_RD_ATOMIC;
             let takes = match transport {
                 Transport::Ud => PKEY_INDEX | QKEY,
                 Transport::Uc => AV | PKEY_INDEX | live(transport),
@@ -88,7 +91,9 @@ fn table(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
 
 /// Whether a queue pair may change so, with these attributes.
 pub fn allowed(transport: Transport, from: State, to: State, given: u32) -> bool {
-    let Some((needs, takes)) = table(transport, from, to) else { return false };
+    let Some((needs, takes)) = table(transport, from, to) else {
+        return false;
+    };
     given & needs == needs && given & !(needs | takes | STATE) == 0
 }
 
@@ -105,7 +110,10 @@ mod tests {
         assert!(ok(State::Reset, State::Init, init));
         assert!(ok(State::Init, State::Rtr, rtr));
         assert!(ok(State::Rtr, State::Rts, rts));
-        assert!(!ok(State::Reset, State::Init, init & !PORT), "one is missing");
+        assert!(
+            !ok(State::Reset, State::Init, init & !PORT),
+            "one is missing"
+        );
         assert!(!ok(State::Reset, State::Init, init | QKEY), "one too many");
         assert!(!ok(State::Reset, State::Rtr, rtr), "a step is missing");
         assert!(!ok(State::Error, State::Rts, STATE));

@@ -43,10 +43,10 @@ impl Heap {
         if let Some(next) = self.free.remove(&(at + bytes)) {
             bytes += next;
         }
-        if let Some((&before, &length)) = self.free.range(..at).next_back() {
-            if before + length == at {
-                (at, bytes) = (before, length + bytes);
-            }
+        if let Some((&before, &length)) = self.free.range(..at).next_back()
+            && before + length == at
+        {
+            (at, bytes) = (before, length + bytes);
         }
         self.free.insert(at, bytes);
     }
@@ -59,7 +59,9 @@ mod tests {
     #[test]
     fn what_is_given_back_is_whole_again() {
         let mut heap = Heap::new();
-        let places: Vec<_> = [1, 5000, 1 << 20].map(|bytes| (heap.take(bytes).unwrap(), bytes)).into();
+        let places: Vec<_> = [1, 5000, 1 << 20]
+            .map(|bytes| (heap.take(bytes).unwrap(), bytes))
+            .into();
         for (at, bytes) in [places[1], places[0], places[2]] {
             heap.give(at, bytes);
         }

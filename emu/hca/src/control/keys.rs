@@ -43,7 +43,13 @@ impl Control {
         entry.pd.set(pd);
         entry.process.set(process);
         entry.tag.set(generation & 0xff);
-        for word in [&entry.access, &entry.pooled, &entry.region, &entry.qp, &entry.windows] {
+        for word in [
+            &entry.access,
+            &entry.pooled,
+            &entry.region,
+            &entry.qp,
+            &entry.windows,
+        ] {
             word.set(0);
         }
         for word in [&entry.start, &entry.length, &entry.address] {
@@ -174,10 +180,10 @@ impl Control {
 
     /// Takes a key away whose owner is gone.
     pub(super) fn drop_key<H: Host>(&mut self, hca: &Hca<'_, H>, place: u32) {
-        if let Some(entry) = hca.memory.key(place) {
-            if matches!(entry.kind.get(), key::WINDOW_1 | key::WINDOW_2) {
-                hca.unbind(entry);
-            }
+        if let Some(entry) = hca.memory.key(place)
+            && matches!(entry.kind.get(), key::WINDOW_1 | key::WINDOW_2)
+        {
+            hca.unbind(entry);
         }
         self.give_key(hca.memory, place);
     }

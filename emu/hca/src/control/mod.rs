@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Hca, Host, Memory, model::{Model, ModelName}, port::Gid};
+use crate::{Hca, Host, Memory, model::Model, port::Gid};
 use heap::Heap;
 
 pub use qps::{destination_lid, find_port};
@@ -102,34 +102,107 @@ pub struct Address {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// A protection domain of an HCA.
-    AllocPd { hca: u32 },
-    FreePd { pd: u32 },
-    /// A memory region; `start` is its first address for work requests, `address` in memory.
-    RegisterMr { pd: u32, start: u64, address: u64, length: u64, access: u32, pooled: bool },
-    /// A region of nothing.
-    NullMr { pd: u32 },
-    /// Changes what is given.
-    ReregisterMr { key: u32, pd: Option<u32>, access: Option<u32>, range: Option<(u64, u64, bool)> },
-    DeregisterMr { key: u32 },
-    AllocMw { pd: u32, kind: u32 },
-    FreeMw { key: u32 },
-    CreateCq { hca: u32, entries: u32, channel: Option<u32>, user: u64 },
-    ResizeCq { cq: u32, entries: u32 },
-    DestroyCq { cq: u32 },
-    CreateSrq { pd: u32, slots: u32, sges: u32, limit: u32, xrc: Option<(u32, u32)> },
-    ModifySrq { srq: u32, slots: Option<u32>, limit: Option<u32> },
-    DestroySrq { srq: u32 },
-    CreateQp {
-        pd: u32, transport: u32, send_cq: u32, recv_cq: u32, srq: Option<u32>, xrc_domain: Option<u32>,
-        signals_all: bool, capabilities: Capabilities, user: u64,
+    AllocPd {
+        hca: u32,
     },
-    ModifyQp { qp: u32, mask: u32, attributes: QpAttributes },
-    DestroyQp { qp: u32 },
-    AttachMulticast { qp: u32, gid: Gid, lid: u16 },
-    DetachMulticast { qp: u32, gid: Gid, lid: u16 },
+    FreePd {
+        pd: u32,
+    },
+    /// A memory region; `start` is its first address for work requests, `address` in memory.
+    RegisterMr {
+        pd: u32,
+        start: u64,
+        address: u64,
+        length: u64,
+        access: u32,
+        pooled: bool,
+    },
+    /// A region of nothing.
+    NullMr {
+        pd: u32,
+    },
+    /// Changes what is given.
+    ReregisterMr {
+        key: u32,
+        pd: Option<u32>,
+        access: Option<u32>,
+        range: Option<(u64, u64, bool)>,
+    },
+    DeregisterMr {
+        key: u32,
+    },
+    AllocMw {
+        pd: u32,
+        kind: u32,
+    },
+    FreeMw {
+        key: u32,
+    },
+    CreateCq {
+        hca: u32,
+        entries: u32,
+        channel: Option<u32>,
+        user: u64,
+    },
+    ResizeCq {
+        cq: u32,
+        entries: u32,
+    },
+    DestroyCq {
+        cq: u32,
+    },
+    CreateSrq {
+        pd: u32,
+        slots: u32,
+        sges: u32,
+        limit: u32,
+        xrc: Option<(u32, u32)>,
+    },
+    ModifySrq {
+        srq: u32,
+        slots: Option<u32>,
+        limit: Option<u32>,
+    },
+    DestroySrq {
+        srq: u32,
+    },
+    CreateQp {
+        pd: u32,
+        transport: u32,
+        send_cq: u32,
+        recv_cq: u32,
+        srq: Option<u32>,
+        xrc_domain: Option<u32>,
+        signals_all: bool,
+        capabilities: Capabilities,
+        user: u64,
+    },
+    ModifyQp {
+        qp: u32,
+        mask: u32,
+        attributes: QpAttributes,
+    },
+    DestroyQp {
+        qp: u32,
+    },
+    AttachMulticast {
+        qp: u32,
+        gid: Gid,
+        lid: u16,
+    },
+    DetachMulticast {
+        qp: u32,
+        gid: Gid,
+        lid: u16,
+    },
     /// A domain of extended reliable connections; processes that name the same file share it.
-    OpenXrcd { hca: u32, file: Option<(u64, u64)> },
-    CloseXrcd { xrcd: u32 },
+    OpenXrcd {
+        hca: u32,
+        file: Option<(u64, u64)>,
+    },
+    CloseXrcd {
+        xrcd: u32,
+    },
 }
 
 /// The answer.
@@ -239,30 +312,54 @@ impl Control {
         match *request {
             AllocPd { hca } => self.alloc_pd(process, hca),
             FreePd { pd } => self.free_pd(process, pd),
-            RegisterMr { pd, start, address, length, access, pooled } => {
-                self.register(memory, process, pd, (start, address, length), access, pooled)
-            }
+            RegisterMr {
+                pd,
+                start,
+                address,
+                length,
+                access,
+                pooled,
+            } => self.register(
+                memory,
+                process,
+                pd,
+                (start, address, length),
+                access,
+                pooled,
+            ),
             NullMr { pd } => self.null_region(memory, process, pd),
-            ReregisterMr { key, pd, access, range } => {
-                self.reregister(memory, process, key, pd, access, range)
-            }
+            ReregisterMr {
+                key,
+                pd,
+                access,
+                range,
+            } => self.reregister(memory, process, key, pd, access, range),
             DeregisterMr { key } => self.deregister(memory, process, key),
             AllocMw { pd, kind } => self.alloc_window(memory, process, pd, kind),
             FreeMw { key } => self.free_window(hca, process, key),
-            CreateCq { hca, entries, channel, user } => {
-                self.create_cq(memory, process, hca, entries, channel, user)
-            }
+            CreateCq {
+                hca,
+                entries,
+                channel,
+                user,
+            } => self.create_cq(memory, process, hca, entries, channel, user),
             ResizeCq { cq, entries } => self.resize_cq(hca, process, cq, entries),
             DestroyCq { cq } => self.destroy_cq(memory, process, cq),
-            CreateSrq { pd, slots, sges, limit, xrc } => {
-                self.create_srq(memory, process, pd, slots, sges, limit, xrc)
-            }
+            CreateSrq {
+                pd,
+                slots,
+                sges,
+                limit,
+                xrc,
+            } => self.create_srq(memory, process, pd, (slots, sges, limit), xrc),
             ModifySrq { srq, slots, limit } => self.modify_srq(memory, process, srq, slots, limit),
             DestroySrq { srq } => self.destroy_srq(memory, process, srq),
             CreateQp { .. } => self.create_qp(memory, process, request),
-            ModifyQp { qp, mask, ref attributes } => {
-                self.modify_qp(hca, process, qp, mask, attributes)
-            }
+            ModifyQp {
+                qp,
+                mask,
+                ref attributes,
+            } => self.modify_qp(hca, process, qp, mask, attributes),
             DestroyQp { qp } => self.destroy_qp(hca, process, qp),
             AttachMulticast { qp, gid, lid } => self.attach(memory, process, qp, gid, lid),
             DetachMulticast { qp, gid, lid } => self.detach(memory, process, qp, gid, lid),
@@ -271,11 +368,12 @@ impl Control {
         }
     }
 
-    /// A process arrives: its slot.
-    pub fn join(&mut self, memory: &Memory, pid: u32) -> Option<u32> {
-        let slots = &memory.header().processes;
-        let slot = slots.iter().position(|slot| slot.get() == 0)?;
-        slots[slot].set(pid.max(1));
+    /// A process arrives: its slot. `id` is not 0, and no other process's ever.
+    pub fn join(&mut self, memory: &Memory, id: u32, pid: u32) -> Option<u32> {
+        let header = memory.header();
+        let slot = header.processes.iter().position(|slot| slot.get() == 0)?;
+        header.pids[slot].set(pid);
+        header.processes[slot].set(id);
         self.processes.insert(slot as u32);
         Some(slot as u32)
     }
@@ -291,26 +389,35 @@ impl Control {
             let mine = used.iter().filter(|place| owner(**place) == Some(process));
             mine.copied().collect()
         };
-        let qps = owned(&self.qps.used, &|place| Some(memory.qp(place)?.process.get()));
+        let qps = owned(&self.qps.used, &|place| {
+            Some(memory.qp(place)?.process.get())
+        });
         let mut peers = Vec::new();
         for qp in qps {
             peers.extend(self.connected_to(memory, qp));
             let _ = self.destroy_qp(hca, process, qp);
         }
-        for srq in owned(&self.srqs.used, &|place| Some(memory.srq(place)?.process.get())) {
+        for srq in owned(&self.srqs.used, &|place| {
+            Some(memory.srq(place)?.process.get())
+        }) {
             let _ = self.destroy_srq(memory, process, srq);
         }
-        for cq in owned(&self.cqs.used, &|place| Some(memory.cq(place)?.process.get())) {
+        for cq in owned(&self.cqs.used, &|place| {
+            Some(memory.cq(place)?.process.get())
+        }) {
             let _ = self.destroy_cq(memory, process, cq);
         }
-        for key in owned(&self.keys.used, &|place| Some(memory.key(place)?.process.get())) {
+        for key in owned(&self.keys.used, &|place| {
+            Some(memory.key(place)?.process.get())
+        }) {
             self.drop_key(hca, key);
         }
         self.pds.retain(|_, pd| pd.process != process);
         for xrcd in self.xrcds.values_mut() {
             xrcd.openers.retain(|opener| *opener != process);
         }
-        self.xrcds.retain(|_, xrcd| !xrcd.openers.is_empty() || xrcd.users > 0);
+        self.xrcds
+            .retain(|_, xrcd| !xrcd.openers.is_empty() || xrcd.users > 0);
         if let Some(slot) = memory.header().processes.get(process as usize) {
             slot.set(0);
         }
@@ -343,7 +450,11 @@ impl Control {
             return Err(errno::ENOMEM);
         }
         self.next_pd += 1;
-        let pd = Pd { process, hca, users: 0 };
+        let pd = Pd {
+            process,
+            hca,
+            users: 0,
+        };
         self.pds.insert(self.next_pd, pd);
         Ok(Reply::Made(self.next_pd))
     }
@@ -358,7 +469,11 @@ impl Control {
 
     fn pd(&mut self, process: u32, pd: u32) -> Result<&mut Pd, Errno> {
         let pd = self.pds.get_mut(&pd).ok_or(errno::EINVAL)?;
-        if pd.process == process { Ok(pd) } else { Err(errno::EINVAL) }
+        if pd.process == process {
+            Ok(pd)
+        } else {
+            Err(errno::EINVAL)
+        }
     }
 
     fn leave_pd(&mut self, pd: u32) {
@@ -367,7 +482,12 @@ impl Control {
         }
     }
 
-    fn open_xrcd(&mut self, process: u32, hca: u32, file: Option<(u64, u64)>) -> Result<Reply, Errno> {
+    fn open_xrcd(
+        &mut self,
+        process: u32,
+        hca: u32,
+        file: Option<(u64, u64)>,
+    ) -> Result<Reply, Errno> {
         self.model(hca)?;
         let there = self
             .xrcds
@@ -378,7 +498,12 @@ impl Control {
             return Ok(Reply::Made(*number));
         }
         self.next_xrcd += 1;
-        let xrcd = Xrcd { hca, file, openers: vec![process], users: 0 };
+        let xrcd = Xrcd {
+            hca,
+            file,
+            openers: vec![process],
+            users: 0,
+        };
         self.xrcds.insert(self.next_xrcd, xrcd);
         Ok(Reply::Made(self.next_xrcd))
     }
@@ -399,6 +524,10 @@ impl Control {
 
     fn xrcd(&mut self, process: u32, number: u32) -> Result<&mut Xrcd, Errno> {
         let xrcd = self.xrcds.get_mut(&number).ok_or(errno::EINVAL)?;
-        if xrcd.openers.contains(&process) { Ok(xrcd) } else { Err(errno::EINVAL) }
+        if xrcd.openers.contains(&process) {
+            Ok(xrcd)
+        } else {
+            Err(errno::EINVAL)
+        }
     }
 }

@@ -28,7 +28,15 @@ impl Control {
         request: &Request,
     ) -> Result<Reply, Errno> {
         let &Request::CreateQp {
-            pd, transport, send_cq, recv_cq, srq, xrc_domain, signals_all, capabilities, user,
+            pd,
+            transport,
+            send_cq,
+            recv_cq,
+            srq,
+            xrc_domain,
+            signals_all,
+            capabilities,
+            user,
         } = request
         else {
             return Err(errno::EINVAL);
@@ -40,10 +48,19 @@ impl Control {
             _ => self.pd(process, pd)?.hca,
         };
         let model = *self.model(hca)?;
-        let shared = srq.is_some() || matches!(transport, Transport::XrcSend | Transport::XrcReceive);
+        let shared =
+            srq.is_some() || matches!(transport, Transport::XrcSend | Transport::XrcReceive);
         let capabilities = Capabilities {
-            send_slots: if receives_only { 0 } else { capabilities.send_slots },
-            receive_slots: if shared { 0 } else { capabilities.receive_slots },
+            send_slots: if receives_only {
+                0
+            } else {
+                capabilities.send_slots
+            },
+            receive_slots: if shared {
+                0
+            } else {
+                capabilities.receive_slots
+            },
             ..capabilities
         };
         let too_much = capabilities.send_slots > model.queue_slots
@@ -62,9 +79,11 @@ impl Control {
             Some(srq) => self.own_srq(memory, process, srq)?.queue.sges.get(),
             None => model.sges,
         };
-        let mine = self.qps.used.iter().filter(|place| {
-            memory.qp(**place).is_some_and(|qp| qp.hca.get() == hca)
-        });
+        let mine = self
+            .qps
+            .used
+            .iter()
+            .filter(|place| memory.qp(**place).is_some_and(|qp| qp.hca.get() == hca));
         if mine.count() >= model.qps as usize {
             return Err(errno::ENOMEM);
         }
@@ -74,7 +93,9 @@ impl Control {
             receive_sges: capabilities.receive_sges.max(1),
             ..capabilities
         };
-        let Some(qp) = memory.qp(place) else { return Err(errno::ENOMEM) };
+        let Some(qp) = memory.qp(place) else {
+            return Err(errno::ENOMEM);
+        };
         if let Err(error) = self.rings_of(qp, place, &granted, shared.then_some(borrowed_sges)) {
             self.free_rings_of(place);
             self.qps.give(place);
@@ -117,7 +138,10 @@ impl Control {
     ) -> Result<(), Errno> {
         let send_words = Queue::send_words(granted.send_sges, granted.inline_bytes) as u64;
         let receive_words = Queue::receive_words(granted.receive_sges) as u64;
-        let at = self.ring(Ring::Send(place), u64::from(granted.send_slots) * send_words * 8)?;
+        let at = self.ring(
+            Ring::Send(place),
+            u64::from(granted.send_slots) * send_words * 8,
+        )?;
         qp.sq.at.set(at);
         qp.sq.slots.set(granted.send_slots);
         qp.sq.sges.set(granted.send_sges);
@@ -140,7 +164,11 @@ impl Control {
     }
 
     fn free_rings_of(&mut self, place: u32) {
-        for ring in [Ring::Send(place), Ring::Receive(place), Ring::Borrowed(place)] {
+        for ring in [
+            Ring::Send(place),
+            Ring::Receive(place),
+            Ring::Borrowed(place),
+        ] {
             self.free_ring(ring);
         }
     }
@@ -154,7 +182,12 @@ impl Control {
         let memory = hca.memory;
         let qp = self.own_qp(memory, process, place)?;
         if self.memberships.iter().any(|(member, _)| *member == place) {
-            let groups: Vec<_> = self.memberships.iter().filter(|m| m.0 == place).copied().collect();
+            let groups: Vec<_> = self
+                .memberships
+                .iter()
+                .filter(|m| m.0 == place)
+                .copied()
+                .collect();
             if self.processes.contains(&process) {
                 return Err(errno::EBUSY);
             }
@@ -169,10 +202,10 @@ impl Control {
         qp.number.release(0);
         drop((receiving, sending));
         if qp.transport() == Some(Transport::XrcReceive) {
-            if let Some(xrcd) = qp.xrc_domain.get().checked_sub(1) {
-                if let Some(xrcd) = self.xrcds.get_mut(&xrcd) {
-                    xrcd.users = xrcd.users.saturating_sub(1);
-                }
+            if let Some(xrcd) = qp.xrc_domain.get().checked_sub(1)
+                && let Some(xrcd) = self.xrcds.get_mut(&xrcd)
+            {
+                xrcd.users = xrcd.users.saturating_sub(1);
             }
         } else {
             self.leave_pd(qp.pd.get());
@@ -189,8 +222,14 @@ impl Control {
 
     /// Queue pairs of other processes that are connected to this one.
     pub(super) fn connected_to(&self, memory: &Memory, place: u32) -> Vec<u32> {
-        let Some(qp) = memory.qp(place) else { return Vec::new() };
-        let lid = memory.header().ports.get(qp.port.get() as usize).map(|port| port.lid.get());
+        let Some(qp) = memory.qp(place) else {
+            return Vec::new();
+        };
+        let lid = memory
+            .header()
+            .ports
+            .get(qp.port.get() as usize)
+            .map(|port| port.lid.get());
         let points_here = |peer: &Qp| {
             peer.transport() != Some(Transport::Ud)
                 && peer.dest_qp.get() == qp.number.get()
@@ -199,7 +238,8 @@ impl Control {
                 && peer.process.get() != qp.process.get()
         };
         let used = self.qps.used.iter().copied();
-        used.filter(|place| memory.qp(*place).is_some_and(points_here)).collect()
+        used.filter(|place| memory.qp(*place).is_some_and(points_here))
+            .collect()
     }
 
     pub(super) fn modify_qp<H: Host>(
@@ -262,9 +302,15 @@ impl Control {
         let ok = |bit: u32, fine: bool| given & bit == 0 || fine;
         let port = find_port(memory, qp.hca.get(), new.port_number);
         let fine = ok(mask::PORT, port.is_some())
-            && ok(mask::PKEY_INDEX, usize::from(new.pkey_index) < crate::port::PKEYS_MAX)
+            && ok(
+                mask::PKEY_INDEX,
+                usize::from(new.pkey_index) < crate::port::PKEYS_MAX,
+            )
             && ok(mask::PATH_MTU, (256..=model.mtu).contains(&new.path_mtu))
-            && ok(mask::MAX_QP_RD_ATOMIC, u32::from(new.max_rd_atomic) <= model.rd_atomic)
+            && ok(
+                mask::MAX_QP_RD_ATOMIC,
+                u32::from(new.max_rd_atomic) <= model.rd_atomic,
+            )
             && ok(
                 mask::MAX_DEST_RD_ATOMIC,
                 u32::from(new.max_dest_rd_atomic) <= model.rd_atomic,
@@ -274,7 +320,10 @@ impl Control {
             && ok(mask::RETRY_CNT, new.retry_cnt < 8)
             && ok(mask::RNR_RETRY, new.rnr_retry < 8)
             && ok(mask::MIN_RNR_TIMER, new.min_rnr_timer < 32)
-            && ok(mask::AV, find_port(memory, qp.hca.get(), new.address.port_number).is_some());
+            && ok(
+                mask::AV,
+                find_port(memory, qp.hca.get(), new.address.port_number).is_some(),
+            );
         if fine { Ok(()) } else { Err(errno::EINVAL) }
     }
 
@@ -287,7 +336,10 @@ impl Control {
         lid: u16,
     ) -> Result<Reply, Errno> {
         let qp = self.own_qp(memory, process, place)?;
-        if gid[0] != 0xff || qp.transport() != Some(Transport::Ud) || lid != 0 && lid < MULTICAST_LID {
+        if gid[0] != 0xff
+            || qp.transport() != Some(Transport::Ud)
+            || lid != 0 && lid < MULTICAST_LID
+        {
             return Err(errno::EINVAL);
         }
         if !self.memberships.insert((place, gid)) {
@@ -367,7 +419,9 @@ fn port_with_gid(memory: &Memory, gid: Gid) -> Option<&Port> {
 
 /// The LID that packets to an address go to: with a global route, whoever has the GID.
 pub fn destination_lid(memory: &Memory, address: &Address) -> u16 {
-    let by_gid = address.global.and_then(|(_, gid)| port_with_gid(memory, gid));
+    let by_gid = address
+        .global
+        .and_then(|(_, gid)| port_with_gid(memory, gid));
     match by_gid {
         Some(port) if address.lid == 0 => port.lid.get() as u16,
         _ => address.lid,
@@ -382,18 +436,51 @@ fn reset(qp: &Qp) {
     }
     let (requester, responder) = (&qp.requester, &qp.responder);
     for word in [
-        &requester.next, &requester.psn, &requester.unacked, &requester.psn_max,
-        &requester.fetching, &requester.not_ready, &requester.retries, &requester.rnr_retries,
-        &requester.slow, &responder.psn, &responder.key, &responder.length, &responder.holds,
-        &responder.nak_sent, &responder.messages, &responder.starved, &responder.established,
-        &responder.result_next, &qp.flushes, &qp.access, &qp.pkey_index, &qp.port_number, &qp.port,
-        &qp.qkey, &qp.dest_lid, &qp.dest_qp, &qp.service_level, &qp.path_bits, &qp.sgid,
-        &qp.timeout, &qp.retry_cnt, &qp.rnr_retry, &qp.min_rnr_timer, &qp.max_rd_atomic,
-        &qp.max_dest_rd_atomic, &qp.drain_event,
+        &requester.next,
+        &requester.psn,
+        &requester.unacked,
+        &requester.psn_max,
+        &requester.fetching,
+        &requester.not_ready,
+        &requester.retries,
+        &requester.rnr_retries,
+        &requester.slow,
+        &responder.psn,
+        &responder.key,
+        &responder.length,
+        &responder.holds,
+        &responder.nak_sent,
+        &responder.messages,
+        &responder.starved,
+        &responder.established,
+        &responder.result_next,
+        &qp.flushes,
+        &qp.access,
+        &qp.pkey_index,
+        &qp.port_number,
+        &qp.port,
+        &qp.qkey,
+        &qp.dest_lid,
+        &qp.dest_qp,
+        &qp.service_level,
+        &qp.path_bits,
+        &qp.sgid,
+        &qp.timeout,
+        &qp.retry_cnt,
+        &qp.rnr_retry,
+        &qp.min_rnr_timer,
+        &qp.max_rd_atomic,
+        &qp.max_dest_rd_atomic,
+        &qp.drain_event,
     ] {
         word.set(0);
     }
-    for word in [&requester.offset, &requester.deadline_ns, &responder.offset, &responder.address] {
+    for word in [
+        &requester.offset,
+        &requester.deadline_ns,
+        &responder.offset,
+        &responder.address,
+    ] {
         word.set(0);
     }
     for place in 0..RESOURCES_MAX {
@@ -405,11 +492,11 @@ fn reset(qp: &Qp) {
 
 fn apply(memory: &Memory, qp: &Qp, given: u32, new: &QpAttributes, to: State) {
     let has = |bit: u32| given & bit != 0;
-    if has(mask::PORT) {
-        if let Some((index, _)) = find_port(memory, qp.hca.get(), new.port_number) {
-            qp.port_number.set(new.port_number.into());
-            qp.port.set(index);
-        }
+    if has(mask::PORT)
+        && let Some((index, _)) = find_port(memory, qp.hca.get(), new.port_number)
+    {
+        qp.port_number.set(new.port_number.into());
+        qp.port.set(index);
     }
     if has(mask::PKEY_INDEX) {
         qp.pkey_index.set(new.pkey_index.into());
@@ -425,7 +512,8 @@ fn apply(memory: &Memory, qp: &Qp, given: u32, new: &QpAttributes, to: State) {
         qp.dest_lid.set(destination_lid(memory, address).into());
         qp.service_level.set(address.service_level.into());
         qp.path_bits.set(address.path_bits.into());
-        qp.sgid.set(address.global.map_or(0, |(index, _)| u32::from(index) + 1));
+        qp.sgid
+            .set(address.global.map_or(0, |(index, _)| u32::from(index) + 1));
         let words = gid_words(address.global.map_or([0; 16], |(_, gid)| gid));
         qp.dest_gid[0].set(words[0]);
         qp.dest_gid[1].set(words[1]);
@@ -441,18 +529,30 @@ fn apply(memory: &Memory, qp: &Qp, given: u32, new: &QpAttributes, to: State) {
     }
     if has(mask::SQ_PSN) {
         let psn = new.sq_psn & 0xff_ffff;
-        for word in [&qp.requester.psn, &qp.requester.unacked, &qp.requester.psn_max] {
+        for word in [
+            &qp.requester.psn,
+            &qp.requester.unacked,
+            &qp.requester.psn_max,
+        ] {
             word.set(psn);
         }
     }
     let small = [
-        (mask::MAX_DEST_RD_ATOMIC, &qp.max_dest_rd_atomic, new.max_dest_rd_atomic),
+        (
+            mask::MAX_DEST_RD_ATOMIC,
+            &qp.max_dest_rd_atomic,
+            new.max_dest_rd_atomic,
+        ),
         (mask::MAX_QP_RD_ATOMIC, &qp.max_rd_atomic, new.max_rd_atomic),
         (mask::MIN_RNR_TIMER, &qp.min_rnr_timer, new.min_rnr_timer),
         (mask::TIMEOUT, &qp.timeout, new.timeout),
         (mask::RETRY_CNT, &qp.retry_cnt, new.retry_cnt),
         (mask::RNR_RETRY, &qp.rnr_retry, new.rnr_retry),
-        (mask::EN_SQD_ASYNC_NOTIFY, &qp.drain_event, new.en_sqd_async_notify.into()),
+        (
+            mask::EN_SQD_ASYNC_NOTIFY,
+            &qp.drain_event,
+            new.en_sqd_async_notify.into(),
+        ),
     ];
     for (bit, word, value) in small {
         if has(bit) {

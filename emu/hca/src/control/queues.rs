@@ -148,9 +148,7 @@ impl Control {
         memory: &Memory,
         process: u32,
         pd: u32,
-        slots: u32,
-        sges: u32,
-        limit: u32,
+        (slots, sges, limit): (u32, u32, u32),
         xrc: Option<(u32, u32)>,
     ) -> Result<Reply, Errno> {
         let hca = self.pd(process, pd)?.hca;

@@ -39,9 +39,10 @@ impl Control {
     pub fn new(memory: &Memory, fabric: &Fabric) -> Self {
         let header = memory.header();
         let models: Vec<_> = fabric.hcas.iter().map(|hca| Model::of(hca.model)).collect();
-        let ports = models.iter().enumerate().flat_map(|(hca, model)| {
-            (1..=model.ports).map(move |number| (hca as u32, number))
-        });
+        let ports = models
+            .iter()
+            .enumerate()
+            .flat_map(|(hca, model)| (1..=model.ports).map(move |number| (hca as u32, number)));
         let mut count = 0;
         for ((hca, number), index) in ports.zip(0..PORTS_MAX) {
             let port = &header.ports[index as usize];
@@ -68,8 +69,14 @@ impl Control {
             next_pd: 0,
             xrcds: Default::default(),
             next_xrcd: 0,
-            keys: Table { next: 1, ..Table::default() },
-            qps: Table { next: 2, ..Table::default() },
+            keys: Table {
+                next: 1,
+                ..Table::default()
+            },
+            qps: Table {
+                next: 2,
+                ..Table::default()
+            },
             cqs: Table::default(),
             srqs: Table::default(),
             cq_users: Default::default(),
