@@ -36,6 +36,15 @@ impl<H: Host> Hca<'_, H> {
         }
     }
 
+    /// Fails a queue pair whose peer is gone. No lock may be held.
+    pub fn disconnect(&self, index: u32) {
+        if let Some(qp) = self.memory.qp(index) {
+            self.host.event(Event::QpFatal, index);
+            self.fail(index, qp, State::Error);
+            self.settle();
+        }
+    }
+
     /// Flushes a queue pair in error. No lock may be held.
     pub fn flush(&self, index: u32) {
         let Some(qp) = self.memory.qp(index) else {

@@ -54,6 +54,7 @@ pub use cq::Completion;
 pub use key::Segment;
 pub use memory::Memory;
 pub use packet::Packet;
+pub use requester::{ack_timeout_ns, give_up_ns as requester_timeout_ns, rnr_timer_ns};
 pub use types::{Access, Event, Opcode, SendFlags, State, Status, Transport};
 
 /// How packets go over a path.

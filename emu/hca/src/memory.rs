@@ -22,6 +22,7 @@ use crate::{
     cell::{U32, U64},
     cq::Cq,
     key::Key,
+    lock::Lock,
     port::{GROUPS_MAX, Group, PORTS_MAX, Port},
     qp::Qp,
     srq::Srq,
@@ -55,6 +56,8 @@ pub struct Header {
     pub port_count: U32,
     /// 1 if packets are to go one by one, through the daemon, on every path.
     pub slow: U32,
+    /// Held for an atomic operation on memory that cannot be mapped.
+    pub atomics: Lock,
     /// 1 while the daemon sleeps, and wants to be woken when it is given attention.
     pub asleep: U32,
     /// Queue pairs that want the daemon, a bit each.

@@ -43,6 +43,12 @@ pub fn ack_timeout_ns(timeout: u32) -> Option<u64> {
     (timeout > 0).then(|| 4096u64 << timeout)
 }
 
+/// How long a queue pair tries before it gives its peer up.
+pub fn give_up_ns(qp: &Qp) -> u64 {
+    let tries = u64::from(qp.retry_cnt.get() & 7) + 1;
+    ack_timeout_ns(qp.timeout.get()).map_or(u64::MAX, |timeout| timeout.saturating_mul(tries))
+}
+
 /// A request of the send queue that is being worked on.
 struct Work<'s> {
     slot: &'s [U64],
