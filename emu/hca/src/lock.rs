@@ -36,7 +36,7 @@ impl Lock {
 
     /// Takes it if it is free.
     pub fn try_take(&self, me: u32) -> Option<Held<'_>> {
-        (self.0.get() == 0 && self.0.replace(0, me + 1)).then_some(Held(self))
+        (self.0.get() == 0 && self.0.replace(0, me + 1)).then(|| Held(self))
     }
 
     /// Takes it from a dead process; whether that one had it.
@@ -48,5 +48,24 @@ impl Lock {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.0.0.release(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trying_in_vain_leaves_it_held() {
+        let lock = Lock::default();
+        let held = lock.take(1);
+        assert!(lock.try_take(2).is_none());
+        assert!(lock.try_take(2).is_none());
+        drop(held);
+        assert!(lock.try_take(2).is_some());
+        assert!(!lock.break_of(2), "it was given back");
+        std::mem::forget(lock.take(2));
+        assert!(lock.break_of(2));
+        assert!(lock.try_take(3).is_some());
     }
 }

@@ -517,12 +517,11 @@ impl<H: Host> Hca<'_, H> {
     ) -> Result<Places, Status> {
         let slot = self.held_receive(qp).ok_or(Status::LocalOperation)?;
         let receive = Receive::load(slot);
-        let pd = match qp
-            .srq
-            .get()
-            .checked_sub(1)
-            .and_then(|index| self.memory.srq(index))
-        {
+        let shared = match qp.transport() {
+            Some(Transport::XrcReceive) => Some(qp.borrowed.taken.get()),
+            _ => qp.srq.get().checked_sub(1),
+        };
+        let pd = match shared.and_then(|index| self.memory.srq(index)) {
             Some(srq) => srq.pd.get(),
             None => qp.pd.get(),
         };

@@ -13,6 +13,7 @@ mod report;
 mod rig_process;
 mod size;
 mod snapshot;
+mod verbs;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -51,6 +52,8 @@ enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(bench::Bench),
+    Verbs(verbs::Options),
+    Fabric(verbs::FabricOptions),
     /// Look into snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -63,6 +66,9 @@ enum Command {
     /// The host side of a workload (what `demo` starts)
     #[command(subcommand, hide = true)]
     Workload(Workload),
+    /// The control daemon of a fabric (what its first user starts)
+    #[command(hide = true)]
+    FabricProcess,
     /// The process that holds a rig (what a campaign starts)
     #[command(hide = true)]
     RigProcess {
@@ -133,6 +139,9 @@ pub fn main() -> ExitCode {
         Command::Repro(options) => campaign::repro(&options),
         Command::Faults(options) => campaign::faults(&options),
         Command::Snapshot(SnapshotCommand::Verify(options)) => snapshot::verify(&options),
+        Command::Verbs(options) => verbs::run(&options),
+        Command::Fabric(options) => verbs::fabric(&options),
+        Command::FabricProcess => verbs::fabric_process(),
         Command::Doctor { json } => return doctor::run(json),
         Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)
             .map(|()| ExitCode::SUCCESS)

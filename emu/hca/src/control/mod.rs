@@ -26,7 +26,7 @@ use crate::{Hca, Host, Memory, model::Model, port::Gid};
 use heap::Heap;
 
 pub use qps::{destination_lid, find_port};
-pub use setup::{Fabric, HcaSetup, guid};
+pub use setup::{FIRST_LID, Fabric, HcaSetup, guid};
 
 /// An errno value.
 pub type Errno = i32;

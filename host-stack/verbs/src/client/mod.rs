@@ -1,0 +1,415 @@
+//! A process's share of a fabric.
+//!
+//! Joining connects to the daemon (and starts it if need be), maps device memory, and offers the
+//! process's pool. From then on data moves without the daemon; [`Fabric`] is the [`Host`] of the
+//! HCA's machines in this process.
+
+mod freeze;
+mod maps;
+mod pages;
+pub mod peers;
+pub mod pool;
+mod start;
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    ptr::NonNull,
+    sync::{Arc, Mutex, RwLock},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    mm::{MapFlags, ProtFlags, mmap},
+};
+use snaprig_hca::{
+    Atomic, Event, Hca, Host, Memory, Packet, Path, Segment,
+    control::{Errno, Fabric as Setup, Reply, Request},
+    memory::{DEVICE_BYTES, MAGIC, QPS_MAX},
+    model::ModelName,
+};
+
+use crate::{
+    place::Place,
+    protocol::{Answer, Ask, VERSION},
+    socket,
+};
+use peers::{Peers, Pools};
+use pool::Pool;
+
+/// How long the daemon has to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Why a process cannot join a fabric, or was refused something.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// The daemon cannot be started or reached.
+    #[error("fabric {name}: {why}")]
+    Join {
+        /// The fabric.
+        name: String,
+        /// What went wrong, and what to do.
+        why: String,
+    },
+    /// The socket failed.
+    #[error("the fabric's control daemon is gone: {0}")]
+    Gone(#[from] io::Error),
+    /// The control plane said no.
+    #[error("{}", io::Error::from_raw_os_error(*.0))]
+    Refused(Errno),
+}
+
+impl FabricError {
+    /// As an errno value.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Join { .. } => libc::ENODEV,
+            Self::Gone(_) => libc::EIO,
+            Self::Refused(errno) => *errno,
+        }
+    }
+}
+
+/// A process's share of a fabric.
+#[derive(Debug)]
+pub struct Fabric {
+    /// Its slot in the table of processes.
+    pub process: u32,
+    /// Models of the HCAs.
+    pub hcas: Vec<ModelName>,
+    /// Device memory.
+    pub memory: Memory,
+    /// Registered memory of this process.
+    pub pool: Pool,
+    peers: Peers,
+    control: Mutex<OwnedFd>,
+    watch: OwnedFd,
+    doorbell: OwnedFd,
+    /// Where completion events go in, by the channel's number.
+    channels: RwLock<HashMap<u32, Arc<File>>>,
+}
+
+impl Fabric {
+    /// Joins a fabric; starts it as `setup` says if nobody has.
+    pub fn join(place: &Place, setup: &Setup) -> Result<Arc<Self>, FabricError> {
+        let failed = |why: String| FabricError::Join {
+            name: place.name.clone(),
+            why,
+        };
+        let socket = start::connect(place, setup).map_err(|e| failed(e.to_string()))?;
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(ANSWER_MAX),
+        )
+        .map_err(io::Error::from)?;
+        let pool = Pool::new()?;
+        socket::send(&socket, &Ask::Hello { version: VERSION }, &[pool.fd()])?;
+        let (answer, fds) = socket::receive::<Answer>(&socket)?
+            .ok_or_else(|| failed("the daemon ended; its log is beside its socket".into()))?;
+        let Answer::Welcome { process, hcas } = answer else {
+            return Err(failed(format!(
+                "the daemon is of another version ({answer:?})"
+            )));
+        };
+        let [device, doorbell]: [OwnedFd; 2] = fds
+            .try_into()
+            .map_err(|_| failed("the daemon sent no device memory".into()))?;
+        let memory = map_device(&device)?;
+        if memory.header().magic.acquire() != MAGIC {
+            return Err(failed("device memory is of another version".into()));
+        }
+        // Peers without our pages mapped read them by process_vm_readv(2); prctl(2), Yama.
+        // SAFETY: sets an attribute of this process.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+        Ok(Arc::new(Self {
+            process,
+            hcas,
+            memory,
+            pool,
+            peers: Peers::default(),
+            watch: socket.try_clone()?,
+            control: Mutex::new(socket),
+            doorbell,
+            channels: RwLock::default(),
+        }))
+    }
+
+    /// Asks the daemon.
+    pub fn ask(&self, ask: &Ask) -> Result<(Answer, Vec<OwnedFd>), FabricError> {
+        let socket = self
+            .control
+            .lock()
+            .map_err(|_| io::Error::other("a thread panicked"))?;
+        socket::send(&*socket, ask, &[])?;
+        let answer = socket::receive(&*socket)?;
+        match answer.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))? {
+            (Answer::Refused(errno), _) => Err(FabricError::Refused(errno)),
+            other => Ok(other),
+        }
+    }
+
+    /// Asks the control plane.
+    pub fn request(&self, context: u32, request: Request) -> Result<Reply, FabricError> {
+        match self.ask(&Ask::Control { context, request })? {
+            (Answer::Done(reply), _) => reply.map_err(FabricError::Refused),
+            _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        }
+    }
+
+    /// Asks for a number and a descriptor.
+    pub fn open(&self, ask: &Ask) -> Result<(u32, OwnedFd), FabricError> {
+        match self.ask(ask)? {
+            (Answer::Made(number), mut fds) if fds.len() == 1 => Ok((number, fds.remove(0))),
+            _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        }
+    }
+
+    /// The machines, in this process.
+    pub fn hca(&self) -> Hca<'_, Self> {
+        Hca::new(&self.memory, self, self.process)
+    }
+
+    /// The daemon's end can be awaited on it: see [`wait_for_end`].
+    pub fn watch(&self) -> io::Result<OwnedFd> {
+        Ok(self.watch.try_clone()?)
+    }
+
+    /// The daemon is gone: every queue pair of this process fails.
+    pub fn abandon(&self) {
+        self.memory.header().alive.release(0);
+        let hca = self.hca();
+        for place in 0..QPS_MAX {
+            let Some(qp) = self.memory.qp(place) else {
+                continue;
+            };
+            if qp.number.acquire() != 0 && qp.process.get() == self.process {
+                hca.disconnect(place);
+            }
+        }
+    }
+
+    /// Whether any page of this process is in its pool.
+    pub fn has_shared_pages(&self) -> bool {
+        self.pool.lock().all().next().is_some()
+    }
+
+    /// In a child of fork(2): its registered pages become its own.
+    pub fn keep_copies(&self) {
+        for range in self.pool.lock().all() {
+            if let Err(error) = pool::move_out(range) {
+                tracing::error!(%error, "a child shares registered pages with its parent");
+            }
+        }
+    }
+
+    fn descriptor(&self, ask: &Ask) -> io::Result<OwnedFd> {
+        match self.ask(ask) {
+            Ok((Answer::Here, mut fds)) if fds.len() == 1 => Ok(fds.remove(0)),
+            Ok(_) => Err(io::ErrorKind::InvalidData.into()),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// Where events of a queue's channel go in.
+    fn channel_of(&self, cq: u32, channel: u32) -> Option<Arc<File>> {
+        if let Some(file) = self.channels.read().ok()?.get(&channel) {
+            return Some(file.clone());
+        }
+        let file = Arc::new(File::from(self.descriptor(&Ask::ChannelOf { cq }).ok()?));
+        self.channels.write().ok()?.insert(channel, file.clone());
+        Some(file)
+    }
+
+    /// Opens a completion channel: its number, and where its events come out.
+    pub fn open_channel(&self) -> Result<(u32, OwnedFd), FabricError> {
+        match self.ask(&Ask::OpenChannel)? {
+            (Answer::Made(channel), mut fds) if fds.len() == 2 => {
+                let into = Arc::new(File::from(fds.remove(1)));
+                if let Ok(mut channels) = self.channels.write() {
+                    channels.insert(channel, into);
+                }
+                Ok((channel, fds.remove(0)))
+            }
+            _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        }
+    }
+
+    /// Closes a completion channel.
+    pub fn close_channel(&self, channel: u32) -> Result<(), FabricError> {
+        if let Ok(mut channels) = self.channels.write() {
+            channels.remove(&channel);
+        }
+        self.ask(&Ask::CloseChannel { channel }).map(drop)
+    }
+
+    fn wake_daemon(&self) {
+        let header = self.memory.header();
+        snaprig_hca::cell::announce();
+        if header.asleep.swap(0) != 0 {
+            // Fails only when 2^64 - 2 wake-ups wait already.
+            let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        // Ends the daemon's view of this process even if a child has the descriptor too.
+        let _ = rustix::net::shutdown(&self.watch, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Changes a fabric that runs, or only looks at it; what it is then, for people.
+pub fn tell(
+    place: &Place,
+    change: Option<crate::daemon::FaultRequest>,
+) -> Result<String, FabricError> {
+    let socket = start::try_connect(&place.socket()).map_err(|error| FabricError::Join {
+        name: place.name.clone(),
+        why: format!("it is not running ({error}); a program under `snaprig verbs` starts it"),
+    })?;
+    let ask = |ask: &Ask| -> Result<Answer, FabricError> {
+        socket::send(&socket, ask, &[])?;
+        let answer = socket::receive::<Answer>(&socket)?;
+        Ok(answer
+            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?
+            .0)
+    };
+    if let Some(change) = change
+        && let Answer::Refused(errno) = ask(&Ask::Fault(change))?
+    {
+        return Err(FabricError::Refused(errno));
+    }
+    match ask(&Ask::Describe)? {
+        Answer::Text(text) => Ok(text),
+        _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+    }
+}
+
+/// Waits until the daemon of a connection is gone, whatever the reason.
+pub fn wait_for_end(watch: &OwnedFd) {
+    loop {
+        let mut fds = [PollFd::new(watch, PollFlags::RDHUP)];
+        match poll(&mut fds, None) {
+            Ok(_) if fds[0].revents().is_empty() => {}
+            Err(rustix::io::Errno::INTR) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Maps device memory.
+pub(crate) fn map_device(fd: impl AsFd) -> io::Result<Memory> {
+    let both = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+    // SAFETY: a new mapping, at a place of the kernel's choice.
+    let base = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            DEVICE_BYTES as usize,
+            both,
+            flags,
+            fd,
+            0,
+        )
+    }?;
+    let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+    // SAFETY: it stays mapped for the life of the process; the file is sealed against shrinking.
+    unsafe { Memory::new(base, DEVICE_BYTES as usize) }
+        .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Nanoseconds of the clock that all processes share.
+pub(crate) fn now_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+impl Pools for Fabric {
+    fn pool_of(&self, process: u32) -> io::Result<File> {
+        if process == self.process {
+            return Ok(self.pool.fd().try_clone_to_owned()?.into());
+        }
+        self.descriptor(&Ask::PoolOf { process }).map(File::from)
+    }
+}
+
+impl Host for Fabric {
+    fn copy(&self, from: Segment, to: Segment) -> bool {
+        self.peers.copy(&self.memory, self, from, to)
+    }
+
+    fn read(&self, from: Segment, into: &mut [u8]) -> bool {
+        self.peers.read(&self.memory, self, from, into)
+    }
+
+    fn write(&self, bytes: &[u8], to: Segment) -> bool {
+        self.peers.write(&self.memory, self, bytes, to)
+    }
+
+    fn atomic(&self, at: Segment, operation: Atomic) -> Option<u64> {
+        self.peers
+            .atomic(&self.memory, self, (self.process, at), operation)
+    }
+
+    fn notify(&self, cq: u32) {
+        let Some(entry) = self.memory.cq(cq) else {
+            return;
+        };
+        let Some(channel) = entry.channel.get().checked_sub(1) else {
+            return;
+        };
+        if let Some(file) = self.channel_of(cq, channel) {
+            // Full: the program does not take its events, and has thousands to take.
+            let _ = rustix::io::write(&*file, &u64::from(cq).to_ne_bytes());
+        }
+    }
+
+    fn event(&self, event: Event, element: u32) {
+        if let Ok(socket) = self.control.lock() {
+            let event = event as u32;
+            // A daemon that is gone has its own event.
+            let _ = socket::send(&*socket, &Ask::Raise { event, element }, &[]);
+        }
+    }
+
+    fn attention(&self, qp: u32) {
+        let header = self.memory.header();
+        if let Some(word) = header.attention.get(qp as usize / 64) {
+            word.or(1 << (qp % 64));
+            self.wake_daemon();
+        }
+    }
+
+    fn srq_attention(&self, srq: u32) {
+        let header = self.memory.header();
+        if let Some(word) = header.srq_attention.get(srq as usize / 64) {
+            word.or(1 << (srq % 64));
+            self.wake_daemon();
+        }
+    }
+
+    fn path(&self, from_port: u32, to_port: u32) -> Path {
+        let header = self.memory.header();
+        let path = header
+            .paths
+            .get(from_port as usize)
+            .and_then(|to| to.get(to_port as usize));
+        match path {
+            Some(path) if path.get() == 0 => Path::Whole,
+            _ => Path::Elsewhere,
+        }
+    }
+
+    fn transmit(&self, _packet: &Packet<'_>) {
+        // Only the daemon goes packet by packet.
+    }
+
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+}

@@ -1,0 +1,354 @@
+//! Memory of processes: pools are mapped, a window at a time; the rest is reached by
+//! process_vm_readv(2).
+//!
+//! Windows stay mapped: a page's place in its pool never changes. All access to registered memory
+//! goes through them, one's own too, so that a program that unmaps what it registered hurts nobody.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    fs::File,
+    io, ptr,
+    sync::{
+        RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use snaprig_hca::{Atomic, Memory, Segment, key::NOBODY, memory::PROCESSES_MAX};
+
+/// Bytes of a window.
+const WINDOW: u64 = 1 << 30;
+/// Bytes that are moved at a time between two processes neither of whose pages can be mapped.
+const BOUNCE_BYTES: usize = 64 << 10;
+
+/// Gets the pool of another process from the daemon.
+pub trait Pools {
+    /// The pool of the process in this slot.
+    fn pool_of(&self, process: u32) -> io::Result<File>;
+}
+
+/// Who is in a slot, as far as is known here, and which windows of its pool are mapped.
+#[derive(Debug, Default)]
+struct Peer {
+    id: u32,
+    pool: Option<File>,
+    windows: HashMap<u64, usize>,
+}
+
+/// Memory of all processes of a fabric.
+#[derive(Debug)]
+pub struct Peers {
+    known: RwLock<HashMap<u32, Peer>>,
+    /// Windows used last: what they are of (slot, id and number), and where they are.
+    recent: [(AtomicU64, AtomicU64); RECENT],
+}
+
+const RECENT: usize = 256;
+
+/// Who is meant by a key in `recent`; a process's number and a window's.
+fn recent_key(id: u32, window: u64) -> u64 {
+    u64::from(id) << 20 | window & 0xf_ffff | 1 << 63
+}
+
+impl Default for Peers {
+    fn default() -> Self {
+        Self {
+            known: RwLock::default(),
+            recent: std::array::from_fn(|_| (AtomicU64::new(0), AtomicU64::new(0))),
+        }
+    }
+}
+
+impl Peers {
+    /// Where a pooled byte is mapped, and how many follow it there.
+    fn find<P: Pools>(&self, memory: &Memory, pools: &P, at: Segment) -> Option<(*mut u8, u64)> {
+        if at.process >= PROCESSES_MAX {
+            return None;
+        }
+        let id = memory.header().processes[at.process as usize].get();
+        let (window, offset) = (at.address / WINDOW, at.address % WINDOW);
+        let (key, value) = &self.recent[(window as usize ^ id as usize * 31) % RECENT];
+        let wanted = recent_key(id, window);
+        let mut base = value.load(Ordering::Acquire);
+        if key.load(Ordering::Acquire) != wanted
+            || value.load(Ordering::Acquire) != base
+            || base == 0
+        {
+            base = self.map(pools, at.process, id, window)? as u64;
+            // Nobody may see this key with another's place: the place goes first.
+            key.store(0, Ordering::Release);
+            value.store(base, Ordering::Release);
+            key.store(wanted, Ordering::Release);
+        }
+        let pointer = ptr::with_exposed_provenance_mut::<u8>(base as usize);
+        Some((pointer.wrapping_add(offset as usize), WINDOW - offset))
+    }
+
+    fn map<P: Pools>(&self, pools: &P, process: u32, id: u32, window: u64) -> Option<usize> {
+        if id == 0 {
+            return None;
+        }
+        let known = self.known.read().ok()?;
+        if let Some(base) = known
+            .get(&process)
+            .filter(|p| p.id == id)
+            .and_then(|p| p.windows.get(&window))
+        {
+            return Some(*base);
+        }
+        drop(known);
+        let mut known = self.known.write().ok()?;
+        let peer = known.entry(process).or_default();
+        if peer.id != id {
+            // Another process had the slot. Its windows stay mapped: somebody may be using them.
+            *peer = Peer {
+                id,
+                ..Peer::default()
+            };
+        }
+        if peer.pool.is_none() {
+            peer.pool = Some(pools.pool_of(process).ok()?);
+        }
+        let at = window.checked_mul(WINDOW)?;
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping, at a place of the kernel's choice, of a file that cannot shrink.
+        let base = unsafe {
+            mmap(
+                ptr::null_mut(),
+                WINDOW as usize,
+                both,
+                flags,
+                peer.pool.as_ref()?,
+                at,
+            )
+        };
+        let base = base.ok()?.expose_provenance();
+        peer.windows.insert(window, base);
+        Some(base)
+    }
+
+    /// Goes over a pooled segment, piece by piece: pointer, offset in the segment, bytes.
+    fn each<P: Pools>(
+        &self,
+        memory: &Memory,
+        pools: &P,
+        segment: Segment,
+        mut visit: impl FnMut(*mut u8, u64, u64) -> bool,
+    ) -> bool {
+        let mut done = 0;
+        while done < segment.length {
+            let part = segment.part(done, u64::MAX);
+            let Some((pointer, room)) = self.find(memory, pools, part) else {
+                return false;
+            };
+            let bytes = room.min(part.length);
+            if !visit(pointer, done, bytes) {
+                return false;
+            }
+            done += bytes;
+        }
+        true
+    }
+
+    /// Reads.
+    pub fn read<P: Pools>(
+        &self,
+        memory: &Memory,
+        pools: &P,
+        from: Segment,
+        into: &mut [u8],
+    ) -> bool {
+        if from.length != into.len() as u64 {
+            return false;
+        }
+        if from.process == NOBODY {
+            into.fill(0);
+            return true;
+        }
+        if !from.pooled {
+            return vm(memory, from, into.as_mut_ptr().cast(), false);
+        }
+        self.each(memory, pools, from, |pointer, at, bytes| {
+            // SAFETY: `bytes` are mapped there; other processes may write them meanwhile, as a
+            // device may: what is read then is theirs to care for.
+            unsafe {
+                ptr::copy_nonoverlapping(pointer, into[at as usize..].as_mut_ptr(), bytes as usize)
+            };
+            true
+        })
+    }
+
+    /// Writes.
+    pub fn write<P: Pools>(&self, memory: &Memory, pools: &P, bytes: &[u8], to: Segment) -> bool {
+        if to.length != bytes.len() as u64 {
+            return false;
+        }
+        if to.process == NOBODY {
+            return true;
+        }
+        if !to.pooled {
+            return vm(memory, to, bytes.as_ptr().cast_mut().cast(), true);
+        }
+        self.each(memory, pools, to, |pointer, at, count| {
+            // SAFETY: as in `read`.
+            unsafe { copy_in_order(bytes[at as usize..].as_ptr(), pointer, count as usize) };
+            true
+        })
+    }
+
+    /// Copies.
+    pub fn copy<P: Pools>(&self, memory: &Memory, pools: &P, from: Segment, to: Segment) -> bool {
+        if from.length != to.length {
+            return false;
+        }
+        if to.process == NOBODY {
+            return true;
+        }
+        if from.process != NOBODY && from.pooled {
+            return self.each(memory, pools, from, |source, at, bytes| {
+                let to = to.part(at, bytes);
+                if !to.pooled {
+                    return vm(memory, to, source.cast(), true);
+                }
+                self.each(memory, pools, to, |target, at, bytes| {
+                    // SAFETY: both are mapped for so many bytes; see `read`.
+                    unsafe {
+                        copy_in_order(source.wrapping_add(at as usize), target, bytes as usize)
+                    };
+                    true
+                })
+            });
+        }
+        if from.process != NOBODY && to.pooled {
+            return self.each(memory, pools, to, |target, at, bytes| {
+                vm(memory, from.part(at, bytes), target.cast(), false)
+            });
+        }
+        let mut bounce = vec![0; BOUNCE_BYTES.min(from.length as usize)];
+        let mut done = 0;
+        while done < from.length {
+            let part = from.part(done, BOUNCE_BYTES as u64);
+            let bytes = &mut bounce[..part.length as usize];
+            let moved = self.read(memory, pools, part, bytes)
+                && self.write(memory, pools, bytes, to.part(done, part.length));
+            if !moved {
+                return false;
+            }
+            done += part.length;
+        }
+        true
+    }
+
+    /// Does an atomic operation.
+    pub fn atomic<P: Pools>(
+        &self,
+        memory: &Memory,
+        pools: &P,
+        (me, at): (u32, Segment),
+        operation: Atomic,
+    ) -> Option<u64> {
+        if at.process == NOBODY {
+            return Some(0);
+        }
+        if at.pooled {
+            let (pointer, room) = self.find(memory, pools, at)?;
+            if room < 8 || !pointer.addr().is_multiple_of(8) {
+                return None;
+            }
+            // SAFETY: 8 mapped, aligned bytes; nobody has a plain reference to them here.
+            let word = unsafe { AtomicU64::from_ptr(pointer.cast()) };
+            return Some(match operation {
+                Atomic::FetchAdd(by) => word.fetch_add(by, Ordering::AcqRel),
+                Atomic::CompareSwap(old, new) => {
+                    let done = word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+                    done.unwrap_or_else(|there| there)
+                }
+            });
+        }
+        // Atomic among atomics (IBV_ATOMIC_HCA): one at a time in the whole fabric.
+        let lock = &memory.header().atomics;
+        let _held = lock.take(me);
+        let mut bytes = [0; 8];
+        if !self.read(memory, pools, at, &mut bytes) {
+            return None;
+        }
+        let before = u64::from_ne_bytes(bytes);
+        let after = match operation {
+            Atomic::FetchAdd(by) => before.wrapping_add(by),
+            Atomic::CompareSwap(old, new) if before == old => new,
+            Atomic::CompareSwap(..) => return Some(before),
+        };
+        self.write(memory, pools, &after.to_ne_bytes(), at)
+            .then_some(before)
+    }
+}
+
+/// Copies so that the last bytes are seen last: programs that poll memory for a write's last byte
+/// rely on that. Small copies are one store or two anyway.
+///
+/// # Safety
+/// As `ptr::copy`; the ranges may overlap.
+unsafe fn copy_in_order(from: *const u8, to: *mut u8, bytes: usize) {
+    /// The tail that is stored after the rest.
+    const TAIL: usize = 8;
+    // SAFETY: the caller's.
+    unsafe {
+        if bytes <= TAIL {
+            match bytes {
+                8 => to
+                    .cast::<u64>()
+                    .write_unaligned(from.cast::<u64>().read_unaligned()),
+                4 => to
+                    .cast::<u32>()
+                    .write_unaligned(from.cast::<u32>().read_unaligned()),
+                _ => ptr::copy(from, to, bytes),
+            }
+            return;
+        }
+        let head = bytes - TAIL;
+        let tail = from.add(head).cast::<u64>().read_unaligned();
+        ptr::copy(from, to, head);
+        std::sync::atomic::fence(Ordering::Release);
+        to.add(head).cast::<u64>().write_unaligned(tail);
+    }
+}
+
+/// Reads or writes memory of a process that is not in its pool.
+fn vm(memory: &Memory, there: Segment, here: *mut c_void, writes: bool) -> bool {
+    let Some(pid) = memory
+        .header()
+        .pids
+        .get(there.process as usize)
+        .map(|pid| pid.get())
+    else {
+        return false;
+    };
+    let mut done = 0;
+    while done < there.length {
+        let bytes = (there.length - done) as usize;
+        let local = libc::iovec {
+            iov_base: here.wrapping_byte_add(done as usize),
+            iov_len: bytes,
+        };
+        let remote = libc::iovec {
+            iov_base: ptr::without_provenance_mut(there.address.wrapping_add(done) as usize),
+            iov_len: bytes,
+        };
+        // SAFETY: `here` is good for the segment's length; the kernel checks the other side.
+        let moved = unsafe {
+            if writes {
+                libc::process_vm_writev(pid as i32, &local, 1, &remote, 1, 0)
+            } else {
+                libc::process_vm_readv(pid as i32, &local, 1, &remote, 1, 0)
+            }
+        };
+        if moved <= 0 {
+            return false;
+        }
+        done += moved as u64;
+    }
+    true
+}

@@ -1,0 +1,204 @@
+//! The pool: registered pages of this process, where everybody can map them.
+//!
+//! Private anonymous memory is moved, in place, into a memfd whose offsets are the addresses
+//! themselves: the page at address `a` is at offset `a` of the file. So a peer that has the file
+//! finds any registered byte without being told more, and what it mapped stays right for as long as
+//! this process lives. Pages that cannot be moved (files, shared memory, huge pages, the stack that
+//! is in use) stay where they are; peers reach them with process_vm_readv(2).
+//!
+//! While a range moves, threads that write to it wait: it is write-protected with userfaultfd(2).
+//! When the last region over a page is given back, so is the page, as private memory. A child after
+//! fork(2) gets copies, as it would of pinned pages; its parent waits until it has them.
+
+use std::{
+    ffi::c_void,
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt,
+    },
+    ptr,
+    sync::Mutex,
+};
+
+use rustix::{
+    fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    },
+    mm::{
+        Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed,
+        munmap,
+    },
+};
+
+use super::{
+    freeze::Freeze,
+    maps::{self, Mapping},
+    pages::{Pages, Range},
+};
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// Addresses of a process (x86-64, four levels).
+const ADDRESSES: u64 = 1 << 47;
+/// Ranges of at least this are asked to be huge pages.
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// The pool of this process.
+#[derive(Debug)]
+pub struct Pool {
+    file: File,
+    inode: u64,
+    pages: Mutex<Pages>,
+}
+
+/// Why memory cannot be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Part of the range is not mapped, or forbids the access: EFAULT.
+    #[error("the range is not all mapped, or not for that access")]
+    Fault,
+    /// It could not be looked at or moved.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Pool {
+    /// An empty one.
+    pub fn new() -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create("snaprig-pool", flags)?);
+        ftruncate(&file, ADDRESSES)?;
+        // A peer's mapping of it must never end in SIGBUS.
+        fcntl_add_seals(&file, SealFlags::SHRINK)?;
+        Ok(Self {
+            inode: file.metadata()?.ino(),
+            file,
+            pages: Mutex::default(),
+        })
+    }
+
+    /// The file.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Registers memory; whether it is in the pool now. `writes`: it must be writable.
+    pub fn register(&self, address: u64, length: u64, writes: bool) -> Result<bool, PoolError> {
+        let range = page_range(address, length).ok_or(PoolError::Fault)?;
+        let mut pages = self.pages.lock().expect("no panic while it is held");
+        let mappings = maps::overlapping(range)?;
+        let allowed = |m: &Mapping| m.reads && (m.writes || !writes);
+        if !maps::covers(&mappings, range) || !mappings.iter().all(allowed) {
+            return Err(PoolError::Fault);
+        }
+        let here = ptr::from_ref(&range).addr() as u64;
+        let movable = |m: &Mapping| {
+            let stack = m.range.start <= here && here < m.range.end || m.name.starts_with("[stack");
+            let plain = m.name.is_empty() || m.name == "[heap]" || m.name.starts_with("[anon");
+            m.inode == self.inode || m.private && m.inode == 0 && m.writes && plain && !stack
+        };
+        if !mappings.iter().all(movable) {
+            return Ok(false);
+        }
+        for gap in pages.missing(range) {
+            // A page that was ours, unmapped and mapped anew since, is not counted: it is new.
+            self.move_in(gap)?;
+        }
+        pages.add(range);
+        Ok(true)
+    }
+
+    /// Gives memory back that was registered, and is in the pool.
+    pub fn deregister(&self, address: u64, length: u64) {
+        let Some(range) = page_range(address, length) else {
+            return;
+        };
+        let mut pages = self.pages.lock().expect("no panic while it is held");
+        for free in pages.remove(range) {
+            for mapping in maps::overlapping(free).unwrap_or_default() {
+                // What the program unmapped meanwhile, or mapped anew, is not ours any more.
+                if mapping.inode == self.inode {
+                    let part = Range {
+                        start: mapping.range.start.max(free.start),
+                        end: mapping.range.end.min(free.end),
+                    };
+                    if let Err(error) = move_out(part) {
+                        tracing::warn!(%error, "registered pages stay shared");
+                    }
+                }
+            }
+            let length = free.end - free.start;
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // Costs memory if it fails, nothing else.
+            let _ = fallocate(&self.file, hole, free.start, length);
+        }
+    }
+
+    fn move_in(&self, range: Range) -> io::Result<()> {
+        let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: populating changes nothing that a program can see.
+        unsafe { madvise(at, length, Advice::LinuxPopulateWrite) }?;
+        let frozen = Freeze::new(range);
+        // SAFETY: a new mapping, at a place of the kernel's choice.
+        let copy = unsafe {
+            mmap(
+                ptr::null_mut(),
+                length,
+                both,
+                MapFlags::SHARED,
+                &self.file,
+                range.start,
+            )
+        }?;
+        if length as u64 >= HUGE_PAGE {
+            // SAFETY: advice. It is as good without.
+            let _ = unsafe { madvise(copy, length, Advice::LinuxHugepage) };
+        }
+        // SAFETY: both are mapped for `length` bytes; writers to the source wait.
+        unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), length) };
+        // SAFETY: the same bytes take the place of what was there.
+        let moved = unsafe {
+            let fixed = MapFlags::SHARED | MapFlags::FIXED;
+            mmap(at, length, both, fixed, &self.file, range.start)
+        };
+        // SAFETY: mapped above, and not used any more.
+        let _ = unsafe { munmap(copy, length) };
+        drop(frozen);
+        moved.map(drop).map_err(Into::into)
+    }
+
+    /// Before fork(2): nobody registers.
+    pub(super) fn lock(&self) -> std::sync::MutexGuard<'_, Pages> {
+        self.pages.lock().expect("no panic while it is held")
+    }
+}
+
+/// Replaces shared pages by private ones with the same bytes.
+pub(super) fn move_out(range: Range) -> io::Result<()> {
+    let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
+    let both = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, at a place of the kernel's choice.
+    let copy = unsafe { mmap_anonymous(ptr::null_mut(), length, both, MapFlags::PRIVATE) }?;
+    let frozen = Freeze::new(range);
+    // SAFETY: both are mapped for `length` bytes; writers to the source wait.
+    unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), length) };
+    // SAFETY: the same bytes take the place of what was there.
+    let moved = unsafe { mremap_fixed(copy, length, length, MremapFlags::MAYMOVE, at) };
+    drop(frozen);
+    moved.map(drop).map_err(Into::into)
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+fn page_range(address: u64, length: u64) -> Option<Range> {
+    let end = address
+        .checked_add(length.max(1))?
+        .checked_next_multiple_of(PAGE)?;
+    let start = address / PAGE * PAGE;
+    (end <= ADDRESSES).then_some(Range { start, end })
+}

@@ -1,0 +1,131 @@
+//! Connects to a fabric's daemon, and starts it if nobody has.
+//!
+//! Who connects, and the daemon when it ends, hold the lock file: so nobody connects to a daemon
+//! that is about to end, and two do not start it at once.
+
+use std::{
+    env, ffi,
+    fs::File,
+    io::{self, Read},
+    os::{
+        fd::OwnedFd,
+        unix::{ffi::OsStrExt, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use rustix::{
+    fs::{FlockOperation, flock},
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_socket,
+        socket_with,
+    },
+};
+use snaprig_hca::{control::Fabric as Setup, model::ModelName};
+
+use crate::place::{FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV, Place};
+
+/// Connects.
+pub fn connect(place: &Place, setup: &Setup) -> io::Result<OwnedFd> {
+    place.create()?;
+    let lock = File::create(place.lock())?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    match try_connect(&place.socket()) {
+        Ok(socket) => return Ok(socket),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) => {}
+        Err(error) => return Err(error),
+    }
+    start(place, setup)?;
+    try_connect(&place.socket())
+}
+
+/// Connects to a daemon that runs.
+pub fn try_connect(path: &Path) -> io::Result<OwnedFd> {
+    let kind = SocketType::SEQPACKET;
+    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    connect_socket(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+fn start(place: &Place, setup: &Setup) -> io::Result<()> {
+    let program = program()?;
+    let models = setup.hcas.iter().map(|hca| match hca.model {
+        ModelName::A => 'A',
+        ModelName::B => 'B',
+    });
+    let mut command = Command::new(&program);
+    command
+        .arg("fabric-process")
+        .env(FABRIC_ENV, &place.name)
+        .env(HCAS_ENV, setup.hcas.len().to_string())
+        .env(MODEL_ENV, models.collect::<String>())
+        .env_remove("LD_PRELOAD")
+        .env_remove("LD_LIBRARY_PATH")
+        .current_dir("/")
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(File::create(place.log())?);
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", program.display()));
+    let mut child = command.spawn().map_err(named)?;
+    let mut ready = String::new();
+    if let Some(mut out) = child.stdout.take() {
+        out.read_to_string(&mut ready)?;
+    }
+    // The process that was started forks and ends, so that the daemon is nobody's child.
+    child.wait()?;
+    if ready.trim_end() == "ready" {
+        return Ok(());
+    }
+    let log = std::fs::read_to_string(place.log()).unwrap_or_default();
+    let why = format!(
+        "{} fabric-process did not start: {}",
+        program.display(),
+        log.trim_end()
+    );
+    Err(io::Error::other(why))
+}
+
+/// The `snaprig` program: named by the environment, beside this library, or on the path.
+fn program() -> io::Result<PathBuf> {
+    if let Some(program) = env::var_os(PROGRAM_ENV) {
+        return Ok(program.into());
+    }
+    let library = own_file().and_then(|path| path.canonicalize().ok());
+    let near = library
+        .iter()
+        .filter_map(|path| path.parent())
+        .flat_map(|directory| {
+            ["snaprig", "../snaprig", "../bin/snaprig"].map(|name| directory.join(name))
+        });
+    let on_path = env::var_os("PATH").unwrap_or_default();
+    let on_path = env::split_paths(&on_path).map(|directory| directory.join("snaprig"));
+    near.chain(on_path.collect::<Vec<_>>())
+        .find(|path| path.is_file())
+        .ok_or_else(|| {
+            let why =
+                format!("no `snaprig` beside this library or on PATH; {PROGRAM_ENV} can name it");
+            io::Error::new(io::ErrorKind::NotFound, why)
+        })
+}
+
+/// The file that this code is in (dladdr(3)).
+pub fn own_file() -> Option<PathBuf> {
+    // SAFETY: a place for the answer; all zeroes is a value of it.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address may be asked for.
+    if unsafe { libc::dladdr(own_file as *const ffi::c_void, &mut info) } == 0
+        || info.dli_fname.is_null()
+    {
+        return None;
+    }
+    // SAFETY: dladdr gives a string that stays for as long as the library does.
+    let name = unsafe { ffi::CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(ffi::OsStr::from_bytes(name.to_bytes())))
+}

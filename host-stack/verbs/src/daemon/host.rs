@@ -1,0 +1,118 @@
+//! The HCA's machines in the daemon: packets go one by one, through the [`Network`].
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io,
+};
+
+use snaprig_hca::{Atomic, Event, Host, Memory, Packet, Path, Segment};
+
+use super::network::Network;
+use crate::client::{
+    now_ns,
+    peers::{Peers, Pools},
+};
+
+/// What the machines need, and what they left to be done.
+#[derive(Debug)]
+pub struct DaemonHost {
+    /// Device memory.
+    pub memory: Memory,
+    /// Pool of each process, by its slot.
+    pub pools: RefCell<BTreeMap<u32, File>>,
+    /// Packets under way.
+    pub network: RefCell<Network>,
+    /// Events to hand out.
+    pub raised: RefCell<Vec<(Event, u32)>>,
+    /// Completion queues whose channel is to be told.
+    pub notified: RefCell<Vec<u32>>,
+    /// Queue pairs to look after.
+    pub attention: RefCell<BTreeSet<u32>>,
+    peers: Peers,
+}
+
+impl DaemonHost {
+    /// With nothing to do.
+    pub fn new(memory: Memory, seed: u64) -> Self {
+        Self {
+            memory,
+            pools: RefCell::default(),
+            network: RefCell::new(Network::new(seed)),
+            raised: RefCell::default(),
+            notified: RefCell::default(),
+            attention: RefCell::default(),
+            peers: Peers::default(),
+        }
+    }
+}
+
+impl Pools for DaemonHost {
+    fn pool_of(&self, process: u32) -> io::Result<File> {
+        let pools = self.pools.borrow();
+        pools
+            .get(&process)
+            .ok_or(io::ErrorKind::NotFound)?
+            .try_clone()
+    }
+}
+
+impl Host for DaemonHost {
+    fn copy(&self, from: Segment, to: Segment) -> bool {
+        self.peers.copy(&self.memory, self, from, to)
+    }
+
+    fn read(&self, from: Segment, into: &mut [u8]) -> bool {
+        self.peers.read(&self.memory, self, from, into)
+    }
+
+    fn write(&self, bytes: &[u8], to: Segment) -> bool {
+        self.peers.write(&self.memory, self, bytes, to)
+    }
+
+    fn atomic(&self, at: Segment, operation: Atomic) -> Option<u64> {
+        self.peers
+            .atomic(&self.memory, self, (super::SLOT, at), operation)
+    }
+
+    fn notify(&self, cq: u32) {
+        self.notified.borrow_mut().push(cq);
+    }
+
+    fn event(&self, event: Event, element: u32) {
+        self.raised.borrow_mut().push((event, element));
+    }
+
+    fn attention(&self, qp: u32) {
+        self.attention.borrow_mut().insert(qp);
+    }
+
+    fn srq_attention(&self, _srq: u32) {}
+
+    fn path(&self, from_port: u32, to_port: u32) -> Path {
+        let header = self.memory.header();
+        let path = header
+            .paths
+            .get(from_port as usize)
+            .and_then(|to| to.get(to_port as usize));
+        match path {
+            Some(path) if path.get() == 0 => Path::Whole,
+            _ => Path::Packets,
+        }
+    }
+
+    fn transmit(&self, packet: &Packet<'_>) {
+        // Data that is not there any more is as good as lost.
+        let Some(owned) = packet.to_owned(self) else {
+            return;
+        };
+        self.network
+            .borrow_mut()
+            .send(self.memory.header(), now_ns(), owned);
+    }
+
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+}

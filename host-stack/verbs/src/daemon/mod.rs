@@ -1,0 +1,472 @@
+//! The control daemon of one fabric: a process of its own, started by the first user.
+//!
+//! ```text
+//!   Starting --socket is bound--> Serving --last user leaves--> Ended (its files are gone)
+//! ```
+//!
+//! One thread. It owns the control plane; it is the clock of requests that wait for their peer; it
+//! carries packets on paths that are not clean; it cleans up after processes that died. A user is a
+//! connection; it dies when the connection ends or its process does, whatever is first.
+
+mod client;
+mod host;
+mod network;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io,
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, flock, ftruncate, memfd_create},
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+        socket_with,
+    },
+};
+use snaprig_hca::{
+    Event, Hca,
+    control::{Control, Fabric as Setup},
+    memory::{ATTENTION_WORDS, DEVICE_BYTES},
+    requester_timeout_ns,
+};
+
+use crate::{
+    client::{map_device, now_ns},
+    place::Place,
+};
+use client::Client;
+use host::DaemonHost;
+pub use network::{FaultRequest, PathFaults};
+
+/// The daemon's own slot in the table of processes.
+pub const SLOT: u32 = 0;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// The shortest and the longest time after which a queue pair whose peer's process died fails.
+const ORPHAN_NS: (u64, u64) = (100_000_000, 10_000_000_000);
+/// How long a daemon nobody ever came to waits.
+const FIRST_USER_MAX: Duration = Duration::from_secs(10);
+
+/// The daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    place: Place,
+    setup: Setup,
+    listener: OwnedFd,
+    device: OwnedFd,
+    doorbell: OwnedFd,
+    control: Control,
+    host: DaemonHost,
+    clients: Vec<Client>,
+    next_id: u32,
+    next_number: u32,
+    /// Contexts: events go in here.
+    contexts: BTreeMap<u32, Context>,
+    /// Completion channels: events go in here.
+    channels: BTreeMap<u32, (u32, File)>,
+    /// Which context a queue was made with.
+    made: BTreeMap<(Table, u32), u32>,
+    /// When to look after a queue pair.
+    timers: BTreeSet<(u64, u32)>,
+    /// Queue pairs whose peer died: when they fail, and their number.
+    orphans: BTreeSet<(u64, u32, u32)>,
+}
+
+#[derive(Debug)]
+struct Context {
+    process: u32,
+    hca: u32,
+    events: File,
+}
+
+/// Tables that events are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Table {
+    Cq,
+    Srq,
+    Qp,
+}
+
+impl Daemon {
+    /// Binds the fabric's socket and switches the fabric on. The caller's starter holds the lock.
+    pub fn start(place: Place, setup: Setup) -> io::Result<Self> {
+        place.create()?;
+        let path = place.socket();
+        if let Err(error) = fs::remove_file(&path) {
+            if error.kind() != io::ErrorKind::NotFound {
+                return Err(error);
+            }
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        bind(&listener, &SocketAddrUnix::new(&path)?)?;
+        listen(&listener, BACKLOG)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let device = memfd_create("snaprig-device", flags)?;
+        ftruncate(&device, DEVICE_BYTES)?;
+        fcntl_add_seals(&device, SealFlags::SHRINK)?;
+        let memory = map_device(&device)?;
+        let mut control = Control::new(&memory, &setup);
+        let pid = std::process::id();
+        control.join(&memory, 1, pid);
+        Ok(Self {
+            place,
+            setup,
+            listener,
+            device,
+            doorbell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            control,
+            host: DaemonHost::new(memory, now_ns()),
+            clients: Vec::new(),
+            next_id: 2,
+            next_number: 0,
+            contexts: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            made: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            orphans: BTreeSet::new(),
+        })
+    }
+
+    /// Serves until the last user is gone.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut first = true;
+        loop {
+            if self.clients.is_empty() && !first && self.try_end()? {
+                return Ok(());
+            }
+            let nobody_came = self.wait(first)?;
+            if nobody_came && first {
+                first = false;
+            }
+            first &= self.clients.is_empty();
+            self.work();
+        }
+    }
+
+    /// Ends, unless somebody is just connecting.
+    fn try_end(&mut self) -> io::Result<bool> {
+        let lock = File::create(self.place.lock())?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            // Somebody is about to connect: the next round sees it.
+            std::thread::yield_now();
+            return Ok(false);
+        }
+        self.accept();
+        if !self.clients.is_empty() {
+            return Ok(false);
+        }
+        self.host.memory.header().alive.release(0);
+        for file in [self.place.socket(), self.place.log()] {
+            let _ = fs::remove_file(file);
+        }
+        // The lock file goes while it is held: who waits for it makes a new one, or finds no socket.
+        let _ = fs::remove_file(self.place.lock());
+        let _ = fs::remove_dir(&self.place.directory);
+        Ok(true)
+    }
+
+    /// Waits until there is something to do, and reads what came. Whether time ran out.
+    fn wait(&mut self, first: bool) -> io::Result<bool> {
+        let header = self.host.memory.header();
+        header.asleep.set(1);
+        snaprig_hca::cell::announce();
+        let timeout_ns = if self.has_attention() {
+            Some(0)
+        } else {
+            self.next_ns()
+        };
+        let timeout_ns = match timeout_ns {
+            None if first => Some(FIRST_USER_MAX.as_nanos() as u64),
+            other => other,
+        };
+        let timeout = timeout_ns.map(|ns| rustix::event::Timespec {
+            tv_sec: (ns / 1_000_000_000) as i64,
+            tv_nsec: (ns % 1_000_000_000) as i64,
+        });
+        let ready = {
+            let mut fds = vec![
+                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&self.doorbell, PollFlags::IN),
+            ];
+            for client in &self.clients {
+                fds.push(PollFd::new(&client.socket, PollFlags::IN));
+                fds.push(PollFd::new(
+                    client.process_end.as_ref().unwrap_or(&client.socket),
+                    PollFlags::IN,
+                ));
+            }
+            match poll(&mut fds, timeout.as_ref()) {
+                Err(rustix::io::Errno::INTR) => return Ok(false),
+                other => other?,
+            };
+            fds.iter()
+                .map(|fd| !fd.revents().is_empty())
+                .collect::<Vec<_>>()
+        };
+        header.asleep.set(0);
+        if ready[1] {
+            // Empty if two wake-ups were read as one: nothing is lost.
+            let _ = rustix::io::read(&self.doorbell, &mut [0; 8]);
+        }
+        // From the last to the first: those that end are taken out.
+        for index in (0..self.clients.len()).rev() {
+            let (message, ended) = (ready[2 + 2 * index], ready[3 + 2 * index]);
+            let ended = ended && self.clients[index].process_end.is_some();
+            if message && !self.serve(index) || ended {
+                self.leave(index);
+            }
+        }
+        if ready[0] {
+            self.accept();
+        }
+        Ok(!ready.contains(&true))
+    }
+
+    fn has_attention(&self) -> bool {
+        let header = self.host.memory.header();
+        header
+            .attention
+            .iter()
+            .chain(&header.srq_attention)
+            .any(|word| word.get() != 0)
+    }
+
+    /// Nanoseconds until something is due.
+    fn next_ns(&self) -> Option<u64> {
+        let timer = self.timers.first().map(|(due, _)| *due);
+        let orphan = self.orphans.first().map(|(due, ..)| *due);
+        let packet = self.host.network.borrow().next_ns();
+        let due = [timer, orphan, packet].into_iter().flatten().min()?;
+        Some(due.saturating_sub(now_ns()))
+    }
+
+    fn accept(&mut self) {
+        while let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) {
+            match Client::new(socket) {
+                Ok(client) => self.clients.push(client),
+                Err(error) => tracing::warn!(%error, "a user could not be taken"),
+            }
+        }
+    }
+
+    /// Does what is due.
+    fn work(&mut self) {
+        self.take_attention();
+        let now = now_ns();
+        while let Some(&(due, qp)) = self.timers.first().filter(|(due, _)| *due <= now) {
+            self.timers.remove(&(due, qp));
+            self.look_after(qp);
+        }
+        while let Some(&(due, qp, number)) = self.orphans.first().filter(|(due, ..)| *due <= now) {
+            self.orphans.remove(&(due, qp, number));
+            self.disown(qp, number);
+        }
+        loop {
+            let packet = self.host.network.borrow_mut().arrived(now_ns());
+            let Some(packet) = packet else { break };
+            self.hca().deliver(&packet);
+            self.settle();
+        }
+        self.settle();
+    }
+
+    fn hca(&self) -> Hca<'_, DaemonHost> {
+        Hca::new(&self.host.memory, &self.host, SLOT)
+    }
+
+    fn take_attention(&mut self) {
+        for word in 0..ATTENTION_WORDS {
+            let header = self.host.memory.header();
+            if header.attention[word].get() == 0 {
+                continue;
+            }
+            let bits = header.attention[word].swap(0);
+            for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
+                self.look_after(word as u32 * 64 + bit);
+            }
+        }
+        for word in 0..self.host.memory.header().srq_attention.len() {
+            let bits = self.host.memory.header().srq_attention[word].swap(0);
+            for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
+                self.feed(word as u32 * 64 + bit);
+            }
+        }
+        self.settle();
+    }
+
+    /// Runs a queue pair's requester, and notes when it wants to be run again.
+    fn look_after(&mut self, qp: u32) {
+        let hca = self.hca();
+        let Some(entry) = hca.memory.qp(qp) else {
+            return;
+        };
+        if entry.flushes.get() != 0 {
+            hca.flush(qp);
+        }
+        hca.run(qp);
+        let due = entry.requester.deadline_ns.get();
+        if due != 0 {
+            self.timers.insert((due, qp));
+        }
+    }
+
+    /// A shared queue got receives: tries again for those who wait for one.
+    fn feed(&mut self, srq: u32) {
+        let hca = self.hca();
+        for place in 0..snaprig_hca::memory::QPS_MAX {
+            let Some(qp) = hca
+                .memory
+                .qp(place)
+                .filter(|_| self.made.contains_key(&(Table::Qp, place)))
+            else {
+                continue;
+            };
+            if qp.srq.get() == srq + 1 || qp.xrc_domain.get() != 0 {
+                hca.receive_posted(qp);
+            }
+        }
+    }
+
+    /// Hands out what the machines left: events, notifications, queue pairs to look after.
+    fn settle(&mut self) {
+        loop {
+            let raised = self.host.raised.take();
+            let notified = self.host.notified.take();
+            let attention = self.host.attention.take();
+            if raised.is_empty() && notified.is_empty() && attention.is_empty() {
+                return;
+            }
+            for (event, element) in raised {
+                self.hand_out(event, element);
+            }
+            for cq in notified {
+                self.notify(cq);
+            }
+            for qp in attention {
+                let due = self
+                    .host
+                    .memory
+                    .qp(qp)
+                    .map_or(0, |qp| qp.requester.deadline_ns.get());
+                if due != 0 {
+                    self.timers.insert((due, qp));
+                } else {
+                    self.look_after(qp);
+                }
+            }
+        }
+    }
+
+    fn notify(&self, cq: u32) {
+        let channel = self
+            .host
+            .memory
+            .cq(cq)
+            .and_then(|cq| cq.channel.get().checked_sub(1));
+        if let Some((_, file)) = channel.and_then(|channel| self.channels.get(&channel)) {
+            // Full: the program does not take its events.
+            let _ = rustix::io::write(file, &u64::from(cq).to_ne_bytes());
+        }
+    }
+
+    /// Gives an event to the context it is for.
+    fn hand_out(&self, event: Event, element: u32) {
+        use crate::protocol::Raised;
+        let table = match event {
+            Event::CqError => Table::Cq,
+            Event::SrqLimit => Table::Srq,
+            Event::PortActive | Event::PortError | Event::DeviceFatal => {
+                return self.tell_all(event, element);
+            }
+            _ => Table::Qp,
+        };
+        let context = self
+            .made
+            .get(&(table, element))
+            .and_then(|context| self.contexts.get(context));
+        if let Some(context) = context {
+            let raised = Raised {
+                event: event as u32,
+                element,
+            };
+            // Full: the program does not take its events.
+            let _ = rustix::io::write(&context.events, &raised.bytes());
+        }
+    }
+
+    /// Tells every context of a port's HCA.
+    fn tell_all(&self, event: Event, port: u32) {
+        use crate::protocol::Raised;
+        let Some(port) = self.host.memory.header().ports.get(port as usize) else {
+            return;
+        };
+        let raised = Raised {
+            event: event as u32,
+            element: port.number.get(),
+        };
+        for context in self
+            .contexts
+            .values()
+            .filter(|context| context.hca == port.hca.get())
+        {
+            let _ = rustix::io::write(&context.events, &raised.bytes());
+        }
+    }
+
+    /// A queue pair whose peer is gone for good fails.
+    fn disown(&mut self, qp: u32, number: u32) {
+        let hca = self.hca();
+        let Some(entry) = hca.memory.qp(qp) else {
+            return;
+        };
+        let peer_is_back = || {
+            let (_, port) = hca.memory.port_of_lid(entry.dest_lid.get() as u16)?;
+            hca.memory.qp_numbered(entry.dest_qp.get(), port.hca.get())
+        };
+        if entry.number.get() == number && entry.state().receives() && peer_is_back().is_none() {
+            hca.disconnect(qp);
+        }
+        self.settle();
+    }
+
+    /// A user is gone: so is all it had.
+    fn leave(&mut self, index: usize) {
+        let client = self.clients.remove(index);
+        let Some(process) = client.process else {
+            return;
+        };
+        self.host.pools.borrow_mut().remove(&process);
+        self.contexts
+            .retain(|_, context| context.process != process);
+        self.channels.retain(|_, (owner, _)| *owner != process);
+        let hca = Hca::new(&self.host.memory, &self.host, SLOT);
+        let peers = self.control.gone(&hca, process);
+        hca.settle();
+        let now = now_ns();
+        for peer in peers {
+            if let Some(qp) = self.host.memory.qp(peer) {
+                let wait = requester_timeout_ns(qp).clamp(ORPHAN_NS.0, ORPHAN_NS.1);
+                self.orphans.insert((now + wait, peer, qp.number.get()));
+            }
+        }
+        let contexts = &self.contexts;
+        self.made
+            .retain(|_, context| contexts.contains_key(context));
+        self.settle();
+    }
+
+    fn number(&mut self) -> u32 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    fn device_fds(&self) -> [std::os::fd::BorrowedFd<'_>; 2] {
+        [self.device.as_fd(), self.doorbell.as_fd()]
+    }
+}

@@ -1,0 +1,172 @@
+//! The switch between the ports, when packets go one by one: what it does to them on each path.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use snaprig_hca::{Packet, memory::Header, port::PORTS_MAX};
+
+/// What a path does to packets. Shares are in thousandths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathFaults {
+    /// Packets that are lost.
+    pub loss: u16,
+    /// Packets that come twice.
+    pub duplicate: u16,
+    /// Packets that are overtaken by the next ones.
+    pub reorder: u16,
+    /// Packets that are damaged: their checksum is wrong, so they are lost where they arrive.
+    pub corrupt: u16,
+    /// How much later packets arrive, in nanoseconds.
+    pub delay_ns: u64,
+}
+
+/// Changes to the paths of a fabric. Ports are named by LID; none: all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FaultRequest {
+    /// Packets from a port to a port have these faults from now on.
+    Set {
+        /// From which port.
+        from: Option<u16>,
+        /// To which.
+        to: Option<u16>,
+        /// The faults.
+        faults: PathFaults,
+    },
+    /// A port's link goes up or down.
+    Link {
+        /// Which port.
+        lid: u16,
+        /// Up.
+        up: bool,
+    },
+    /// Everything is as new.
+    Heal,
+}
+
+/// How much a packet that is overtaken is late, in nanoseconds.
+const OVERTAKEN_NS: u64 = 200_000;
+
+/// Packets under way, and the faults of the paths.
+#[derive(Debug, Default)]
+pub struct Network {
+    faults: BTreeMap<(u32, u32), PathFaults>,
+    under_way: BTreeMap<(u64, u64), Packet<'static>>,
+    sent: u64,
+    random: u64,
+}
+
+impl Network {
+    /// Nothing under way, no faults; draws from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            random: seed | 1,
+            ..Self::default()
+        }
+    }
+
+    /// The faults of a path.
+    pub fn faults(&self, from: u32, to: u32) -> PathFaults {
+        self.faults.get(&(from, to)).copied().unwrap_or_default()
+    }
+
+    /// Changes them.
+    pub fn change(&mut self, header: &Header, request: FaultRequest) -> bool {
+        let count = header.port_count.get().min(PORTS_MAX);
+        let port = |lid: u16| header.lids[usize::from(lid)].get().checked_sub(1);
+        match request {
+            FaultRequest::Set { from, to, faults } => {
+                let some = |lid: Option<u16>| match lid {
+                    None => Some((0..count).collect::<Vec<_>>()),
+                    Some(lid) => port(lid).map(|port| vec![port]),
+                };
+                let (Some(from), Some(to)) = (some(from), some(to)) else {
+                    return false;
+                };
+                for (from, to) in from
+                    .iter()
+                    .flat_map(|from| to.iter().map(move |to| (*from, *to)))
+                {
+                    self.set(header, from, to, faults);
+                }
+            }
+            FaultRequest::Link { lid, up } => {
+                let Some(port) = port(lid) else { return false };
+                header.ports[port as usize].up.set(up.into());
+            }
+            FaultRequest::Heal => {
+                for (from, to) in self.faults.keys().copied().collect::<Vec<_>>() {
+                    self.set(header, from, to, PathFaults::default());
+                }
+                for port in &header.ports[..count as usize] {
+                    port.up.set(1);
+                }
+            }
+        }
+        true
+    }
+
+    fn set(&mut self, header: &Header, from: u32, to: u32, faults: PathFaults) {
+        if faults == PathFaults::default() {
+            self.faults.remove(&(from, to));
+        } else {
+            self.faults.insert((from, to), faults);
+        }
+        // A response takes the way back: both go packet by packet, or neither does.
+        let slow = |a, b| self.faults.contains_key(&(a, b)) || self.faults.contains_key(&(b, a));
+        for (a, b) in [(from, to), (to, from)] {
+            header.paths[a as usize][b as usize].set(slow(a, b).into());
+        }
+    }
+
+    /// A number below `below`: xorshift, which is random enough for dice.
+    fn draw(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) % below
+    }
+
+    fn happens(&mut self, share: u16) -> bool {
+        share > 0 && self.draw(1000) < share.into()
+    }
+
+    /// Takes a packet.
+    pub fn send(&mut self, header: &Header, now_ns: u64, packet: Packet<'static>) {
+        let (from, to) = (packet.route.from_port, packet.route.to_port);
+        let up = |port: u32| {
+            header
+                .ports
+                .get(port as usize)
+                .is_some_and(|port| port.up.get() != 0)
+        };
+        let faults = self.faults(from, to);
+        if !up(from) || !up(to) || self.happens(faults.loss) || self.happens(faults.corrupt) {
+            return;
+        }
+        if self.happens(faults.duplicate) {
+            self.put(now_ns + faults.delay_ns, packet.clone());
+        }
+        let late = if self.happens(faults.reorder) {
+            OVERTAKEN_NS
+        } else {
+            0
+        };
+        self.put(now_ns + faults.delay_ns + late, packet);
+    }
+
+    fn put(&mut self, due_ns: u64, packet: Packet<'static>) {
+        self.sent += 1;
+        self.under_way.insert((due_ns, self.sent), packet);
+    }
+
+    /// The next packet that has arrived by now.
+    pub fn arrived(&mut self, now_ns: u64) -> Option<Packet<'static>> {
+        let first = self.under_way.first_entry()?;
+        (first.key().0 <= now_ns).then(|| first.remove())
+    }
+
+    /// When the next packet arrives.
+    pub fn next_ns(&self) -> Option<u64> {
+        self.under_way.first_key_value().map(|((due, _), _)| *due)
+    }
+}

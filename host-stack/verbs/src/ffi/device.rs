@@ -1,0 +1,611 @@
+//! Devices: the list, opening, queries.
+
+use std::{
+    ffi::{CStr, c_char, c_int},
+    mem::{MaybeUninit, size_of},
+    os::fd::IntoRawFd,
+    ptr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use snaprig_hca::{
+    control::{find_port, guid},
+    model::Model,
+    port::{GIDS_MAX, PKEYS_MAX},
+};
+use snaprig_verbs_abi::{self as abi, strings, *};
+
+use super::{
+    Context, MUTEX, cq, extended, fabric, memory, minus_one, null, post, qp, set_errno, srq,
+};
+use crate::{client::Fabric, protocol::Ask};
+
+/// A device, as it is allocated.
+#[repr(C)]
+pub(crate) struct Device {
+    device: ibv_device,
+    fabric: Arc<Fabric>,
+    hca: u32,
+    /// Lists and contexts that have it.
+    users: AtomicUsize,
+}
+
+/// The name of an HCA.
+pub(crate) fn name(hca: u32) -> String {
+    format!("snaprig_{hca}")
+}
+
+fn text<const N: usize>(text: &str) -> [c_char; N] {
+    let mut field = [0; N];
+    for (to, from) in field[..N - 1].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+    field
+}
+
+impl Device {
+    fn new(fabric: &Arc<Fabric>, hca: u32) -> Box<Self> {
+        let name = name(hca);
+        Box::new(Self {
+            device: ibv_device {
+                _ops: _ibv_device_ops {
+                    _dummy1: None,
+                    _dummy2: None,
+                },
+                node_type: IBV_NODE_CA,
+                transport_type: IBV_TRANSPORT_IB,
+                name: text(&name),
+                dev_name: text(&format!("uverbs{hca}")),
+                dev_path: text(&format!("/sys/class/infiniband_verbs/uverbs{hca}")),
+                ibdev_path: text(&format!("/sys/class/infiniband/{name}")),
+            },
+            fabric: fabric.clone(),
+            hca,
+            users: AtomicUsize::new(1),
+        })
+    }
+
+    /// # Safety
+    /// `device` is one of ours, and the caller has a use of it to give up.
+    unsafe fn release(device: *mut Self) {
+        // SAFETY: the caller's.
+        unsafe {
+            if (*device).users.fetch_sub(1, Ordering::AcqRel) == 1 {
+                drop(Box::from_raw(device));
+            }
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let fabric = match fabric() {
+        Ok(fabric) => fabric,
+        Err(error) => {
+            // rdma-core's library warns so, too; without a word, nobody would know why.
+            eprintln!("libibverbs (snaprig): {error}");
+            if !count.is_null() {
+                // SAFETY: ibv_get_device_list(3): a place for the count.
+                unsafe { *count = 0 };
+            }
+            return null(error.errno());
+        }
+    };
+    let mut list: Vec<*mut ibv_device> = (0..fabric.hcas.len() as u32)
+        .map(|hca| Box::into_raw(Device::new(&fabric, hca)).cast())
+        .collect();
+    if !count.is_null() {
+        // SAFETY: as above.
+        unsafe { *count = list.len() as c_int };
+    }
+    list.push(ptr::null_mut());
+    Box::into_raw(list.into_boxed_slice()).cast()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    if list.is_null() {
+        return;
+    }
+    // SAFETY: ibv_get_device_list(3): a list that it returned, which ends with a null pointer.
+    unsafe {
+        let mut count = 0;
+        while !(*list.add(count)).is_null() {
+            Device::release((*list.add(count)).cast());
+            count += 1;
+        }
+        drop(Box::from_raw(ptr::slice_from_raw_parts_mut(
+            list,
+            count + 1,
+        )));
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: a device of ours.
+    unsafe { &raw const (*device).name }.cast()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: a device of ours.
+    guid(unsafe { (*device.cast::<Device>()).hca }).to_be()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    // SAFETY: a device of ours.
+    unsafe { (*device.cast::<Device>()).hca as c_int }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: a device of ours.
+    let ours = unsafe { &*device.cast::<Device>() };
+    let (number, events) = match ours.fabric.open(&Ask::Open { hca: ours.hca }) {
+        Ok(opened) => opened,
+        Err(error) => return null(error.errno()),
+    };
+    ours.users.fetch_add(1, Ordering::AcqRel);
+    let mut verbs = MaybeUninit::<verbs_context>::zeroed();
+    let table = verbs.as_mut_ptr();
+    // SAFETY: all zeroes is a context without functions; they are filled in here.
+    unsafe {
+        fill(&mut *table);
+        (*table).context.device = device;
+        (*table).context.async_fd = events.into_raw_fd();
+        (*table).context.cmd_fd = -1;
+        (*table).context.num_comp_vectors = model_of(ours).vectors as c_int;
+        let context = Box::new(Context {
+            verbs: verbs.assume_init(),
+            fabric: ours.fabric.clone(),
+            device: device.cast(),
+            number,
+            hca: ours.hca,
+            objects: Mutex::default(),
+            dead: AtomicBool::new(false),
+        });
+        &raw mut (*Box::into_raw(context)).verbs.context
+    }
+}
+
+fn model_of(device: &Device) -> Model {
+    let name = device.fabric.hcas.get(device.hca as usize).copied();
+    Model::of(name.unwrap_or_default())
+}
+
+pub(super) fn model(context: &Context) -> Model {
+    let name = context.fabric.hcas.get(context.hca as usize).copied();
+    Model::of(name.unwrap_or_default())
+}
+
+fn fill(table: &mut verbs_context) {
+    table.sz = size_of::<verbs_context>();
+    table.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+    table.context.mutex = MUTEX;
+    table.query_port = Some(query_port);
+    table.advise_mr = Some(memory::advise_mr);
+    table.alloc_null_mr = Some(memory::alloc_null_mr);
+    table.alloc_parent_domain = Some(memory::alloc_parent_domain);
+    table.alloc_td = Some(memory::alloc_td);
+    table.dealloc_td = Some(memory::dealloc_td);
+    table.modify_cq = Some(cq::modify_cq);
+    table.create_cq_ex = Some(cq::create_cq_ex);
+    table.query_device_ex = Some(query_device_ex);
+    table.query_rt_values = Some(query_rt_values);
+    table.open_qp = Some(qp::open_qp);
+    table.create_qp_ex = Some(qp::create_qp_ex);
+    table.get_srq_num = Some(srq::get_srq_num);
+    table.create_srq_ex = Some(srq::create_srq_ex);
+    table.open_xrcd = Some(memory::open_xrcd);
+    table.close_xrcd = Some(memory::close_xrcd);
+    let ops = &mut table.context.ops;
+    ops.alloc_mw = Some(memory::alloc_mw);
+    ops.bind_mw = Some(extended::bind_mw);
+    ops.dealloc_mw = Some(memory::dealloc_mw);
+    ops.poll_cq = Some(cq::poll_cq);
+    ops.req_notify_cq = Some(cq::req_notify_cq);
+    ops.post_srq_recv = Some(post::post_srq_recv);
+    ops.post_send = Some(post::post_send);
+    ops.post_recv = Some(post::post_recv);
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: a context of ours, not used any more.
+    unsafe {
+        let ours = Context::of(context);
+        let answer = ours.fabric.ask(&Ask::Close {
+            context: ours.number,
+        });
+        libc::close((*context).async_fd);
+        let device = ours.device;
+        drop(Box::from_raw(ptr::from_ref(ours).cast_mut()));
+        Device::release(device);
+        // A daemon that is gone closed it long ago.
+        let _ = answer;
+        0
+    }
+}
+
+fn attributes(context: &Context) -> ibv_device_attr {
+    let model = model(context);
+    // SAFETY: integers alone: zero is a value.
+    let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+    attr.fw_ver = text(model.firmware);
+    attr.node_guid = guid(context.hca).to_be();
+    attr.sys_image_guid = attr.node_guid;
+    attr.max_mr_size = 1 << 46;
+    attr.page_size_cap = 0xffff_f000;
+    attr.vendor_id = model.vendor_id;
+    attr.vendor_part_id = model.part_id;
+    attr.hw_ver = model.hardware_version;
+    attr.max_qp = model.qps as c_int;
+    attr.max_qp_wr = model.queue_slots as c_int;
+    attr.device_cap_flags = IBV_DEVICE_BAD_PKEY_CNTR
+        | IBV_DEVICE_BAD_QKEY_CNTR
+        | IBV_DEVICE_CURR_QP_STATE_MOD
+        | IBV_DEVICE_PORT_ACTIVE_EVENT
+        | IBV_DEVICE_SYS_IMAGE_GUID
+        | IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_N_NOTIFY_CQ
+        | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+        | IBV_DEVICE_MEM_MGT_EXTENSIONS
+        | IBV_DEVICE_XRC;
+    attr.max_sge = model.sges as c_int;
+    attr.max_sge_rd = model.sges as c_int;
+    attr.max_cq = model.cqs as c_int;
+    attr.max_cqe = model.cq_entries as c_int - 1;
+    attr.max_mr = model.regions as c_int;
+    attr.max_pd = model.pds as c_int;
+    attr.max_qp_rd_atom = model.rd_atomic as c_int;
+    attr.max_qp_init_rd_atom = model.rd_atomic as c_int;
+    attr.max_res_rd_atom = (model.rd_atomic * model.qps) as c_int;
+    attr.atomic_cap = IBV_ATOMIC_HCA;
+    attr.max_mw = model.windows as c_int;
+    attr.max_mcast_grp = snaprig_hca::port::GROUPS_MAX as c_int;
+    attr.max_mcast_qp_attach = model.group_members as c_int;
+    attr.max_total_mcast_qp_attach = attr.max_mcast_grp * attr.max_mcast_qp_attach;
+    attr.max_ah = model.address_handles as c_int;
+    attr.max_srq = model.srqs as c_int;
+    attr.max_srq_wr = model.srq_slots as c_int;
+    attr.max_srq_sge = model.sges as c_int;
+    attr.max_pkeys = PKEYS_MAX as u16;
+    attr.local_ca_ack_delay = 15;
+    attr.phys_port_cnt = model.ports as u8;
+    attr
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_device(
+    context: *mut ibv_context,
+    attr: *mut ibv_device_attr,
+) -> c_int {
+    // SAFETY: ibv_query_device(3).
+    unsafe { *attr = attributes(Context::of(context)) };
+    0
+}
+
+unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    // SAFETY: ibv_query_device_ex(3); `size` is the caller's idea of the structure's length.
+    unsafe {
+        if !input.is_null() && (*input).comp_mask != 0 || size < size_of::<ibv_device_attr>() {
+            return libc::EINVAL;
+        }
+        let context = Context::of(context);
+        let mut full: ibv_device_attr_ex = std::mem::zeroed();
+        full.orig_attr = attributes(context);
+        full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
+        full.completion_timestamp_mask = u64::MAX;
+        full.hca_core_clock = 1_000_000;
+        full.phys_port_cnt_ex = model(context).ports;
+        let bytes = size.min(size_of::<ibv_device_attr_ex>());
+        ptr::write_bytes(attr.cast::<u8>(), 0, size);
+        ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), bytes);
+    }
+    0
+}
+
+unsafe extern "C" fn query_rt_values(
+    _context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    // SAFETY: ibv_query_rt_values_ex(3).
+    unsafe {
+        if (*values).comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            (*values).comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
+        }
+        let now = crate::client::now_ns();
+        (*values).raw_clock.tv_sec = (now / 1_000_000_000) as i64;
+        (*values).raw_clock.tv_nsec = (now % 1_000_000_000) as i64;
+    }
+    0
+}
+
+unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    number: u8,
+    attr: *mut ibv_port_attr,
+    size: usize,
+) -> c_int {
+    // SAFETY: the context is ours.
+    let context = unsafe { Context::of(context) };
+    let Some((_, port)) = find_port(&context.fabric.memory, context.hca, number) else {
+        return libc::EINVAL;
+    };
+    // SAFETY: integers alone: zero is a value.
+    let mut full: ibv_port_attr = unsafe { std::mem::zeroed() };
+    let up = port.up.get() != 0;
+    let mtu = match model(context).mtu {
+        2048 => IBV_MTU_2048,
+        _ => IBV_MTU_4096,
+    };
+    full.state = if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN };
+    full.max_mtu = mtu;
+    full.active_mtu = mtu;
+    full.gid_tbl_len = GIDS_MAX as c_int;
+    full.port_cap_flags =
+        IBV_PORT_SYS_IMAGE_GUID_SUP | IBV_PORT_CM_SUP | IBV_PORT_EXTENDED_SPEEDS_SUP;
+    full.max_msg_sz = 1 << 30;
+    full.bad_pkey_cntr = port.bad_pkeys.get();
+    full.qkey_viol_cntr = port.bad_qkeys.get();
+    full.pkey_tbl_len = PKEYS_MAX as u16;
+    full.lid = port.lid.get() as u16;
+    full.sm_lid = snaprig_hca::control::FIRST_LID;
+    full.max_vl_num = 1;
+    full.subnet_timeout = 18;
+    full.active_width = 2;
+    full.active_speed = 32;
+    full.phys_state = if up { 5 } else { 3 };
+    full.link_layer = IBV_LINK_LAYER_INFINIBAND as u8;
+    let bytes = size.min(size_of::<ibv_port_attr>());
+    // SAFETY: the caller has room for `size` bytes.
+    unsafe {
+        ptr::write_bytes(attr.cast::<u8>(), 0, size);
+        ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), bytes);
+    }
+    0
+}
+
+/// Programs of old bring a shorter structure; those of today call [`query_port`] themselves.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_port(
+    context: *mut ibv_context,
+    number: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> c_int {
+    // SAFETY: there is room for the shorter structure.
+    unsafe {
+        query_port(
+            context,
+            number,
+            attr.cast(),
+            size_of::<_compat_ibv_port_attr>(),
+        )
+    }
+}
+
+unsafe fn gid(context: *mut ibv_context, port: u8, index: c_int) -> Option<[u8; 16]> {
+    // SAFETY: the context is ours.
+    let context = unsafe { Context::of(context) };
+    let (_, port) = find_port(&context.fabric.memory, context.hca, port)?;
+    port.gid(usize::try_from(index).ok()?)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    out: *mut ibv_gid,
+) -> c_int {
+    // SAFETY: ibv_query_gid(3).
+    unsafe {
+        match gid(context, port, index) {
+            Some(gid) => {
+                (*out).raw = gid;
+                0
+            }
+            None => minus_one(libc::EINVAL),
+        }
+    }
+}
+
+unsafe fn entry(context: *mut ibv_context, port: u32, index: u32) -> Option<ibv_gid_entry> {
+    // SAFETY: the context is ours.
+    let raw = unsafe { gid(context, u8::try_from(port).ok()?, index as c_int) }?;
+    Some(ibv_gid_entry {
+        gid: ibv_gid { raw },
+        gid_index: index,
+        port_num: port,
+        gid_type: IBV_GID_TYPE_IB,
+        ndev_ifindex: 0,
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _ibv_query_gid_ex(
+    context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    out: *mut ibv_gid_entry,
+    flags: u32,
+    _size: usize,
+) -> c_int {
+    // SAFETY: ibv_query_gid_ex(3).
+    unsafe {
+        match entry(context, port, index) {
+            _ if flags != 0 => libc::EOPNOTSUPP,
+            Some(found) if found.gid.raw != [0; 16] => {
+                *out = found;
+                0
+            }
+            Some(_) => libc::ENODATA,
+            None => libc::EINVAL,
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _ibv_query_gid_table(
+    context: *mut ibv_context,
+    out: *mut ibv_gid_entry,
+    room: usize,
+    flags: u32,
+    _size: usize,
+) -> isize {
+    if flags != 0 {
+        return -(libc::EOPNOTSUPP as isize);
+    }
+    // SAFETY: ibv_query_gid_table(3): room for `room` entries.
+    unsafe {
+        let ports = model(Context::of(context)).ports;
+        let all = (1..=ports).flat_map(|port| (0..GIDS_MAX as u32).map(move |index| (port, index)));
+        let there = all.filter_map(|(port, index)| entry(context, port, index));
+        let mut count = 0;
+        for found in there.filter(|found| found.gid.raw != [0; 16]) {
+            if count == room {
+                return -(libc::EINVAL as isize);
+            }
+            *out.add(count) = found;
+            count += 1;
+        }
+        count as isize
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_gid_type(
+    context: *mut ibv_context,
+    port: u8,
+    index: u32,
+    kind: *mut u32,
+) -> c_int {
+    // SAFETY: a place for the answer.
+    unsafe {
+        if gid(context, port, index as c_int).is_none() {
+            return minus_one(libc::EINVAL);
+        }
+        *kind = IBV_GID_TYPE_IB;
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_pkey(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    out: *mut u16,
+) -> c_int {
+    // SAFETY: ibv_query_pkey(3).
+    unsafe {
+        let context = Context::of(context);
+        let port = find_port(&context.fabric.memory, context.hca, port);
+        let pkey = usize::try_from(index)
+            .ok()
+            .and_then(|index| port?.1.pkey(index));
+        match pkey {
+            Some(pkey) => {
+                *out = pkey.to_be();
+                0
+            }
+            None => minus_one(libc::EINVAL),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_pkey_index(
+    context: *mut ibv_context,
+    port: u8,
+    pkey: u16,
+) -> c_int {
+    let mut there = 0;
+    for index in 0..PKEYS_MAX as c_int {
+        // SAFETY: the context is ours.
+        if unsafe { ibv_query_pkey(context, port, index, &mut there) } == 0 && there == pkey {
+            return index;
+        }
+    }
+    set_errno(libc::ENOENT);
+    -1
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_read_sysfs_file(
+    directory: *const c_char,
+    file: *const c_char,
+    into: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: two strings, and room for `size` bytes.
+    unsafe {
+        let path =
+            [CStr::from_ptr(directory), CStr::from_ptr(file)].map(|part| part.to_string_lossy());
+        let Ok(mut bytes) = std::fs::read(path.join("/")) else {
+            return minus_one(libc::ENOENT);
+        };
+        if bytes.last() == Some(&b'\n') {
+            bytes.pop();
+        }
+        let count = bytes.len().min(size.saturating_sub(1));
+        ptr::copy_nonoverlapping(bytes.as_ptr().cast(), into, count);
+        if size > 0 {
+            *into.add(count) = 0;
+        }
+        count as c_int
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_import_device(_fd: c_int) -> *mut ibv_context {
+    null(libc::EOPNOTSUPP)
+}
+
+macro_rules! string {
+    ($($name:ident($of:ty);)*) => {
+        $(#[unsafe(no_mangle)]
+        pub extern "C" fn $name(value: $of) -> *const c_char {
+            strings::$name(value).as_ptr()
+        })*
+    };
+}
+
+string! {
+    ibv_node_type_str(abi::ibv_node_type);
+    ibv_port_state_str(abi::ibv_port_state);
+    ibv_event_type_str(abi::ibv_event_type);
+    ibv_wc_status_str(abi::ibv_wc_status);
+}
+
+macro_rules! rate {
+    ($($name:ident($from:ty) -> $to:ty;)*) => {
+        $(#[unsafe(no_mangle)]
+        pub extern "C" fn $name(value: $from) -> $to {
+            strings::$name(value)
+        })*
+    };
+}
+
+rate! {
+    ibv_rate_to_mult(abi::ibv_rate) -> c_int;
+    mult_to_ibv_rate(c_int) -> abi::ibv_rate;
+    ibv_rate_to_mbps(abi::ibv_rate) -> c_int;
+    mbps_to_ibv_rate(c_int) -> abi::ibv_rate;
+}

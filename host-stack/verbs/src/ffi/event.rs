@@ -1,0 +1,111 @@
+//! Asynchronous events.
+
+use std::{ffi::c_int, ptr, sync::atomic::Ordering};
+
+use snaprig_hca::Event;
+use snaprig_verbs_abi::*;
+
+use super::{Context, Table, acknowledge, cq::Cq, minus_one, qp::Qp, srq::Srq};
+use crate::protocol::{RAISED_BYTES, Raised};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    // SAFETY: ibv_get_async_event(3): a context of ours, and a place for the event.
+    unsafe {
+        let ours = Context::of(context);
+        loop {
+            let mut bytes = [0; RAISED_BYTES];
+            let got = libc::read((*context).async_fd, bytes.as_mut_ptr().cast(), bytes.len());
+            if got < 0 {
+                return -1;
+            }
+            let element = &mut (*event).element;
+            if got != bytes.len() as isize {
+                // The daemon is gone, and with it the device: once said, there is no more to come.
+                if ours.dead.swap(true, Ordering::AcqRel) {
+                    return minus_one(libc::EIO);
+                }
+                (*event).event_type = IBV_EVENT_DEVICE_FATAL;
+                element.port_num = 0;
+                return 0;
+            }
+            let raised = Raised::from_bytes(bytes);
+            (*event).event_type = raised.event;
+            let find = |table| ours.find(table, raised.element);
+            let found = match Event::from_number(raised.event) {
+                Some(Event::CqError) => find(Table::Cq).map(|at| {
+                    let cq = ptr::with_exposed_provenance_mut::<Cq>(at);
+                    (*cq).events_given.fetch_add(1, Ordering::AcqRel);
+                    element.cq = cq.cast();
+                }),
+                Some(Event::SrqLimit) => find(Table::Srq).map(|at| {
+                    let srq = ptr::with_exposed_provenance_mut::<Srq>(at);
+                    (*srq).events_given.fetch_add(1, Ordering::AcqRel);
+                    element.srq = srq.cast();
+                }),
+                Some(Event::PortActive | Event::PortError | Event::DeviceFatal) => {
+                    element.port_num = raised.element as c_int;
+                    Some(())
+                }
+                Some(_) => find(Table::Qp).map(|at| {
+                    let qp = ptr::with_exposed_provenance_mut::<Qp>(at);
+                    (*qp).events_given.fetch_add(1, Ordering::AcqRel);
+                    element.qp = qp.cast();
+                }),
+                None => None,
+            };
+            // One that was destroyed meanwhile has no more to say.
+            if found.is_some() {
+                return 0;
+            }
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: an event that ibv_get_async_event gave, whose queue was not destroyed.
+    unsafe {
+        let element = (*event).element;
+        match (*event).event_type {
+            IBV_EVENT_CQ_ERR => {
+                let cq = element.cq;
+                acknowledge(
+                    &raw mut (*cq).mutex,
+                    &raw mut (*cq).cond,
+                    &raw mut (*cq).async_events_completed,
+                    1,
+                );
+            }
+            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                let srq = element.srq;
+                acknowledge(
+                    &raw mut (*srq).mutex,
+                    &raw mut (*srq).cond,
+                    &raw mut (*srq).events_completed,
+                    1,
+                );
+            }
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_PATH_MIG
+            | IBV_EVENT_PATH_MIG_ERR
+            | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                let qp = element.qp;
+                acknowledge(
+                    &raw mut (*qp).mutex,
+                    &raw mut (*qp).cond,
+                    &raw mut (*qp).events_completed,
+                    1,
+                );
+            }
+            _ => {}
+        }
+    }
+}

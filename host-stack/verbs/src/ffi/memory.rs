@@ -1,0 +1,467 @@
+//! Protection domains, memory regions and windows, thread domains, XRC domains.
+
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use snaprig_hca::control::{Reply, Request};
+use snaprig_verbs_abi::*;
+
+use super::{Context, done, null, set_errno};
+use crate::client::{FabricError, pool::PoolError};
+
+/// A protection domain, or a parent domain over one.
+#[repr(C)]
+pub(crate) struct Pd {
+    pd: ibv_pd,
+    /// The domain that this is a parent of.
+    over: *mut Pd,
+    /// Parent domains over this one.
+    parents: AtomicU32,
+}
+
+#[repr(C)]
+struct Mr {
+    mr: ibv_mr,
+    /// The pages are in the pool.
+    pooled: bool,
+}
+
+#[repr(C)]
+pub(crate) struct Xrcd {
+    xrcd: ibv_xrcd,
+    pub number: u32,
+}
+
+/// The number that a `Made` brings.
+pub(super) fn made(reply: Result<Reply, FabricError>) -> Result<u32, c_int> {
+    match reply {
+        Ok(Reply::Made(number)) => Ok(number),
+        Ok(_) => Err(libc::EIO),
+        Err(error) => Err(error.errno()),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: the context is ours.
+    let ours = unsafe { Context::of(context) };
+    match made(
+        ours.fabric
+            .request(ours.number, Request::AllocPd { hca: ours.hca }),
+    ) {
+        Ok(handle) => new_pd(context, handle, ptr::null_mut()),
+        Err(errno) => null(errno),
+    }
+}
+
+fn new_pd(context: *mut ibv_context, handle: u32, over: *mut Pd) -> *mut ibv_pd {
+    Box::into_raw(Box::new(Pd {
+        pd: ibv_pd { context, handle },
+        over,
+        parents: AtomicU32::new(0),
+    }))
+    .cast()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: a domain of ours.
+    unsafe {
+        let ours = &*pd.cast::<Pd>();
+        if !ours.over.is_null() {
+            (*ours.over).parents.fetch_sub(1, Ordering::AcqRel);
+        } else {
+            if ours.parents.load(Ordering::Acquire) > 0 {
+                return libc::EBUSY;
+            }
+            let context = Context::of((*pd).context);
+            let freed = context
+                .fabric
+                .request(context.number, Request::FreePd { pd: (*pd).handle });
+            if let Err(error @ FabricError::Refused(_)) = freed {
+                return error.errno();
+            }
+        }
+        drop(Box::from_raw(pd.cast::<Pd>()));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: ibv_alloc_parent_domain(3).
+    unsafe {
+        let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+        if (*attr).comp_mask & !known != 0 || (*attr).pd.is_null() {
+            return null(libc::EINVAL);
+        }
+        let mut over = (*attr).pd.cast::<Pd>();
+        if !(*over).over.is_null() {
+            over = (*over).over;
+        }
+        (*over).parents.fetch_add(1, Ordering::AcqRel);
+        new_pd(context, (*over).pd.handle, over)
+    }
+}
+
+pub(super) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    // SAFETY: ibv_alloc_td(3).
+    if unsafe { (*attr).comp_mask } != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    Box::into_raw(Box::new(ibv_td { context }))
+}
+
+pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    // SAFETY: it came from `alloc_td`.
+    drop(unsafe { Box::from_raw(td) });
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: ibv_reg_mr(3).
+    unsafe { ibv_reg_mr_iova2(pd, address, length, address.addr() as u64, access as u32) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: ibv_reg_mr_iova(3).
+    unsafe { ibv_reg_mr_iova2(pd, address, length, iova, access as u32) }
+}
+
+/// Access flags that no model has: on-demand paging.
+const UNSUPPORTED: u32 = IBV_ACCESS_ON_DEMAND;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut ibv_mr {
+    // SAFETY: the domain is ours.
+    let context = unsafe { Context::of((*pd).context) };
+    if access & UNSUPPORTED != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    if length == 0 {
+        return null(libc::EINVAL);
+    }
+    let at = address.expose_provenance() as u64;
+    let pooled = match register(context, at, length as u64, access) {
+        Ok(pooled) => pooled,
+        Err(errno) => return null(errno),
+    };
+    let request = Request::RegisterMr {
+        // SAFETY: as above.
+        pd: unsafe { (*pd).handle },
+        start: iova,
+        address: at,
+        length: length as u64,
+        access,
+        pooled,
+    };
+    match made(context.fabric.request(context.number, request)) {
+        Ok(key) => new_mr(pd, address, length, key, pooled),
+        Err(errno) => {
+            if pooled {
+                context.fabric.pool.deregister(at, length as u64);
+            }
+            null(errno)
+        }
+    }
+}
+
+/// Makes the pages reachable.
+fn register(context: &Context, address: u64, length: u64, access: u32) -> Result<bool, c_int> {
+    let writes =
+        access & (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
+    context
+        .fabric
+        .pool
+        .register(address, length, writes)
+        .map_err(|error| match error {
+            PoolError::Fault => libc::EFAULT,
+            PoolError::Io(error) => error.raw_os_error().unwrap_or(libc::ENOMEM),
+        })
+}
+
+fn new_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    key: u32,
+    pooled: bool,
+) -> *mut ibv_mr {
+    Box::into_raw(Box::new(Mr {
+        mr: ibv_mr {
+            // SAFETY: the domain is ours.
+            context: unsafe { (*pd).context },
+            pd,
+            addr: address,
+            length,
+            handle: key,
+            lkey: key,
+            rkey: key,
+        },
+        pooled,
+    }))
+    .cast()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: a region of ours.
+    unsafe {
+        let ours = &*mr.cast::<Mr>();
+        let context = Context::of((*mr).context);
+        let key = (*mr).handle;
+        let freed = context
+            .fabric
+            .request(context.number, Request::DeregisterMr { key });
+        if let Err(error @ FabricError::Refused(_)) = freed {
+            return error.errno();
+        }
+        if ours.pooled {
+            let address = (*mr).addr.addr() as u64;
+            context.fabric.pool.deregister(address, (*mr).length as u64);
+        }
+        drop(Box::from_raw(mr.cast::<Mr>()));
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let fail = |errno, code| {
+        set_errno(errno);
+        code
+    };
+    let has = |flag: c_int| flags & flag != 0;
+    // SAFETY: ibv_rereg_mr(3).
+    unsafe {
+        if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 || flags == 0 {
+            return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT);
+        }
+        let moves = has(IBV_REREG_MR_CHANGE_TRANSLATION);
+        if moves && (address.is_null() || length == 0)
+            || has(IBV_REREG_MR_CHANGE_ACCESS) && access < 0
+        {
+            return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT);
+        }
+        let context = Context::of((*mr).context);
+        let at = address.expose_provenance() as u64;
+        let range = if moves {
+            match register(context, at, length as u64, access as u32) {
+                Ok(pooled) => Some((at, length as u64, pooled)),
+                Err(errno) => return fail(errno, IBV_REREG_MR_ERR_DONT_FORK_NEW),
+            }
+        } else {
+            None
+        };
+        let request = Request::ReregisterMr {
+            key: (*mr).handle,
+            pd: has(IBV_REREG_MR_CHANGE_PD).then(|| (*pd).handle),
+            access: has(IBV_REREG_MR_CHANGE_ACCESS).then_some(access as u32),
+            range,
+        };
+        if let Err(error) = context.fabric.request(context.number, request) {
+            if let Some((at, length, true)) = range {
+                context.fabric.pool.deregister(at, length);
+            }
+            return fail(error.errno(), IBV_REREG_MR_ERR_CMD);
+        }
+        if has(IBV_REREG_MR_CHANGE_PD) {
+            (*mr).pd = pd;
+        }
+        if let Some((_, _, pooled)) = range {
+            let ours = mr.cast::<Mr>();
+            if (*ours).pooled {
+                context
+                    .fabric
+                    .pool
+                    .deregister((*mr).addr.addr() as u64, (*mr).length as u64);
+            }
+            (*ours).pooled = pooled;
+            (*mr).addr = address;
+            (*mr).length = length;
+        }
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: the domain is ours.
+    let (context, handle) = unsafe { (Context::of((*pd).context), (*pd).handle) };
+    match made(
+        context
+            .fabric
+            .request(context.number, Request::NullMr { pd: handle }),
+    ) {
+        Ok(key) => new_mr(pd, ptr::null_mut(), 0, key, false),
+        Err(errno) => null(errno),
+    }
+}
+
+pub(super) unsafe extern "C" fn advise_mr(
+    _pd: *mut ibv_pd,
+    _advice: ibv_advise_mr_advice,
+    _flags: u32,
+    _list: *mut ibv_sge,
+    _count: u32,
+) -> c_int {
+    // Advice on pages that are not there: no model has such regions.
+    libc::EOPNOTSUPP
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_reg_dmabuf_mr(
+    _pd: *mut ibv_pd,
+    _offset: u64,
+    _length: usize,
+    _iova: u64,
+    _fd: c_int,
+    _access: c_int,
+) -> *mut ibv_mr {
+    null(libc::EOPNOTSUPP)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_import_pd(_context: *mut ibv_context, _handle: u32) -> *mut ibv_pd {
+    null(libc::EOPNOTSUPP)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_unimport_pd(_pd: *mut ibv_pd) {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr {
+    null(libc::EOPNOTSUPP)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_unimport_mr(_mr: *mut ibv_mr) {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> *mut ibv_dm {
+    null(libc::EOPNOTSUPP)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_unimport_dm(_dm: *mut ibv_dm) {}
+
+pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    // SAFETY: the domain is ours.
+    let (context, handle) = unsafe { ((*pd).context, (*pd).handle) };
+    // SAFETY: as above.
+    let ours = unsafe { Context::of(context) };
+    let request = Request::AllocMw { pd: handle, kind };
+    match made(ours.fabric.request(ours.number, request)) {
+        Ok(key) => Box::into_raw(Box::new(ibv_mw {
+            context,
+            pd,
+            rkey: key,
+            handle: key,
+            r#type: kind,
+        })),
+        Err(errno) => null(errno),
+    }
+}
+
+pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: a window of ours.
+    unsafe {
+        let context = Context::of((*mw).context);
+        let key = (*mw).handle;
+        let freed = context
+            .fabric
+            .request(context.number, Request::FreeMw { key });
+        if let Err(error @ FabricError::Refused(_)) = freed {
+            return error.errno();
+        }
+        drop(Box::from_raw(mw));
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    attr: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
+    // SAFETY: ibv_open_xrcd(3).
+    unsafe {
+        let needed = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+        if (*attr).comp_mask & needed != needed {
+            return null(libc::EINVAL);
+        }
+        let file = match (*attr).fd {
+            -1 => None,
+            fd => {
+                let mut stat: libc::stat = std::mem::zeroed();
+                if libc::fstat(fd, &mut stat) < 0 {
+                    return ptr::null_mut();
+                }
+                Some((stat.st_dev, stat.st_ino))
+            }
+        };
+        let ours = Context::of(context);
+        match made(ours.fabric.request(
+            ours.number,
+            Request::OpenXrcd {
+                hca: ours.hca,
+                file,
+            },
+        )) {
+            Ok(number) => {
+                let xrcd = ibv_xrcd { context };
+                Box::into_raw(Box::new(Xrcd { xrcd, number })).cast()
+            }
+            Err(errno) => null(errno),
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    // SAFETY: a domain of ours.
+    unsafe {
+        let context = Context::of((*xrcd).context);
+        let number = (*xrcd.cast::<Xrcd>()).number;
+        let closed = done(
+            context
+                .fabric
+                .request(context.number, Request::CloseXrcd { xrcd: number }),
+        );
+        if closed == 0 {
+            drop(Box::from_raw(xrcd.cast::<Xrcd>()));
+        }
+        closed
+    }
+}

@@ -1,0 +1,170 @@
+//! The C functions of libibverbs (rdma-core 44), by theme.
+//!
+//! Objects are boxes that begin with the C structure, so that a pointer to one is a pointer to the
+//! other; a program that passes a pointer that did not come from here, or uses one after it was
+//! destroyed, is as wrong as with any libibverbs. Errors are errno values, returned or left in
+//! `errno`, as each manual page says.
+
+#![allow(clippy::missing_safety_doc)] // the manual pages are the contracts
+#![allow(missing_docs)] // and the documentation
+
+mod address;
+mod cq;
+mod device;
+mod event;
+mod extended;
+mod fork;
+mod memory;
+mod post;
+mod private;
+mod qp;
+mod srq;
+
+use std::{
+    collections::HashMap,
+    ffi::c_int,
+    mem::offset_of,
+    ptr,
+    sync::{Arc, Mutex, Weak, atomic::AtomicBool},
+};
+
+use libc::{pthread_cond_t, pthread_mutex_t};
+use snaprig_verbs_abi::{ibv_context, verbs_context};
+
+use crate::{
+    client::{Fabric, FabricError},
+    place::{Place, setup_from_env},
+};
+
+/// A context, as it is allocated.
+#[repr(C)]
+pub(crate) struct Context {
+    pub verbs: verbs_context,
+    pub fabric: Arc<Fabric>,
+    pub device: *mut device::Device,
+    /// Its number at the daemon.
+    pub number: u32,
+    pub hca: u32,
+    /// Queues by table and place, for events.
+    pub objects: Mutex<HashMap<(Table, u32), usize>>,
+    /// The daemon is gone, and the program was told.
+    pub dead: AtomicBool,
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Table {
+    Cq,
+    Srq,
+    Qp,
+}
+
+impl Context {
+    /// The context of a pointer that a program passes.
+    ///
+    /// # Safety
+    /// It came from `ibv_open_device`, and was not closed.
+    pub unsafe fn of<'a>(context: *mut ibv_context) -> &'a Self {
+        let at = offset_of!(verbs_context, context);
+        // SAFETY: the caller's; `verbs` is first in a context.
+        unsafe { &*context.byte_sub(at).cast::<Self>() }
+    }
+
+    pub fn register(&self, table: Table, place: u32, pointer: usize) {
+        if let Ok(mut objects) = self.objects.lock() {
+            objects.insert((table, place), pointer);
+        }
+    }
+
+    pub fn forget(&self, table: Table, place: u32) {
+        if let Ok(mut objects) = self.objects.lock() {
+            objects.remove(&(table, place));
+        }
+    }
+
+    pub fn find(&self, table: Table, place: u32) -> Option<usize> {
+        self.objects.lock().ok()?.get(&(table, place)).copied()
+    }
+}
+
+/// The fabric that this process is in, if anybody here uses it.
+static FABRIC: Mutex<(u32, Weak<Fabric>)> = Mutex::new((0, Weak::new()));
+
+/// The fabric of this process; joins it if nobody has. A child of fork(2) joins anew.
+pub(crate) fn fabric() -> Result<Arc<Fabric>, FabricError> {
+    let mut current = FABRIC
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let pid = std::process::id();
+    if let (true, Some(fabric)) = (current.0 == pid, current.1.upgrade()) {
+        return Ok(fabric);
+    }
+    let fabric = Fabric::join(&Place::from_env()?, &setup_from_env()?)?;
+    fork::watch(&fabric);
+    *current = (pid, Arc::downgrade(&fabric));
+    Ok(fabric)
+}
+
+/// Leaves an errno value for the caller.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: a place of this thread.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Fails a call that returns a pointer.
+pub(crate) fn null<T>(errno: c_int) -> *mut T {
+    set_errno(errno);
+    ptr::null_mut()
+}
+
+/// Fails a call that returns -1.
+pub(crate) fn minus_one(errno: c_int) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+/// The errno value of a result that brings nothing.
+pub(crate) fn done<T>(result: Result<T, FabricError>) -> c_int {
+    result.map_or_else(|error| error.errno(), |_| 0)
+}
+
+pub(crate) const MUTEX: pthread_mutex_t = libc::PTHREAD_MUTEX_INITIALIZER;
+pub(crate) const COND: pthread_cond_t = libc::PTHREAD_COND_INITIALIZER;
+
+/// Waits, with a C mutex and condition, until `is` is so.
+///
+/// # Safety
+/// Both are initialised and stay.
+pub(crate) unsafe fn wait_until(
+    mutex: *mut pthread_mutex_t,
+    cond: *mut pthread_cond_t,
+    is: impl Fn() -> bool,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        libc::pthread_mutex_lock(mutex);
+        while !is() {
+            libc::pthread_cond_wait(cond, mutex);
+        }
+        libc::pthread_mutex_unlock(mutex);
+    }
+}
+
+/// Counts acknowledged events, and wakes who waits for that.
+///
+/// # Safety
+/// As [`wait_until`]; `count` is guarded by the mutex.
+pub(crate) unsafe fn acknowledge(
+    mutex: *mut pthread_mutex_t,
+    cond: *mut pthread_cond_t,
+    count: *mut u32,
+    events: u32,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        libc::pthread_mutex_lock(mutex);
+        *count = (*count).wrapping_add(events);
+        libc::pthread_cond_signal(cond);
+        libc::pthread_mutex_unlock(mutex);
+    }
+}

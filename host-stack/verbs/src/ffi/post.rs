@@ -1,0 +1,259 @@
+//! Posting, the plain way: lists of work requests.
+
+use std::{ffi::c_int, slice};
+
+use snaprig_hca::{
+    Opcode, SendFlags,
+    post::{Data, PostError},
+    queue::{Destination, SGES_MAX, Send, Sge},
+};
+use snaprig_verbs_abi::*;
+
+use super::{Context, address::Ah, extended, qp::Qp, srq::Srq};
+
+/// Pieces of inline data in one request.
+const PIECES_MAX: usize = SGES_MAX;
+
+/// The errno value of a request that was not posted.
+pub(super) fn errno(error: PostError) -> c_int {
+    match error {
+        PostError::Full => libc::ENOMEM,
+        PostError::Unknown
+        | PostError::WrongState
+        | PostError::TooManySges
+        | PostError::InlineTooLong => libc::EINVAL,
+    }
+}
+
+/// A scatter/gather list, as the HCA has it.
+pub(super) struct List {
+    list: [Sge; SGES_MAX],
+    count: usize,
+}
+
+impl List {
+    /// # Safety
+    /// `list` has `count` entries.
+    pub unsafe fn new(list: *const ibv_sge, count: usize) -> Option<Self> {
+        let mut ours = Self {
+            list: [Sge::default(); SGES_MAX],
+            count,
+        };
+        if count > SGES_MAX {
+            return None;
+        }
+        for (index, to) in ours.list[..count].iter_mut().enumerate() {
+            // SAFETY: the caller's.
+            let from = unsafe { &*list.add(index) };
+            *to = Sge {
+                address: from.addr,
+                length: from.length,
+                key: from.lkey,
+            };
+        }
+        Some(ours)
+    }
+
+    pub fn entries(&self) -> &[Sge] {
+        &self.list[..self.count]
+    }
+}
+
+/// Bytes of a program's own memory.
+///
+/// # Safety
+/// They stay, unchanged, while the result is used.
+pub(super) unsafe fn bytes<'a>(address: *const u8, length: usize) -> &'a [u8] {
+    if length == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's.
+    unsafe { slice::from_raw_parts(address, length) }
+}
+
+/// A request, but for its data.
+///
+/// # Safety
+/// `wr` is one, of this queue pair: its unions are what its opcode and the transport say.
+unsafe fn request(qp: *mut ibv_qp, wr: &ibv_send_wr) -> Option<Send> {
+    let opcode = Opcode::from_number(wr.opcode)?;
+    // SAFETY: the caller's; all members are integers.
+    unsafe {
+        let mut send = Send {
+            wr_id: wr.wr_id,
+            opcode,
+            flags: SendFlags::from_bits_truncate(wr.send_flags),
+            immediate: wr.imm.imm_data,
+            remote_address: 0,
+            remote_key: 0,
+            compare_add: 0,
+            swap: 0,
+            to: Destination::default(),
+            srq: 0,
+            length: 0,
+            sges: 0,
+            psn: 0,
+        };
+        match opcode {
+            Opcode::CompareSwap | Opcode::FetchAdd => {
+                send.remote_address = wr.wr.atomic.remote_addr;
+                send.remote_key = wr.wr.atomic.rkey;
+                send.compare_add = wr.wr.atomic.compare_add;
+                send.swap = wr.wr.atomic.swap;
+            }
+            Opcode::Write | Opcode::WriteImm | Opcode::Read => {
+                send.remote_address = wr.wr.rdma.remote_addr;
+                send.remote_key = wr.wr.rdma.rkey;
+            }
+            Opcode::BindWindow => {
+                let bind = &wr.op.bind_mw;
+                extended::bind_request(&mut send, bind.rkey, &bind.bind_info);
+            }
+            _ if (*qp).qp_type == IBV_QPT_UD => {
+                let ah = wr.wr.ud.ah.cast::<Ah>();
+                send.to = Destination {
+                    qp: wr.wr.ud.remote_qpn,
+                    qkey: wr.wr.ud.remote_qkey,
+                    ..(*ah).to
+                };
+            }
+            _ => {}
+        }
+        if (*qp).qp_type == IBV_QPT_XRC_SEND {
+            send.srq = wr.qp_type.xrc.remote_srqn;
+        }
+        Some(send)
+    }
+}
+
+pub(super) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: ibv_post_send(3): a queue pair of ours, a list of requests, a place for the bad one.
+    unsafe {
+        let (ours, context) = (Qp::of(qp), Context::of((*qp).context));
+        let hca = context.fabric.hca();
+        let sending = match hca.sending(ours.place) {
+            Ok(sending) => sending,
+            Err(error) => {
+                *bad = wr;
+                return errno(error);
+            }
+        };
+        let mut result = 0;
+        while !wr.is_null() {
+            result = match request(qp, &*wr) {
+                Some(send) => add(&sending, &send, &*wr),
+                None => libc::EINVAL,
+            };
+            if result != 0 {
+                *bad = wr;
+                break;
+            }
+            wr = (*wr).next;
+        }
+        // What came before the bad one is posted.
+        sending.commit();
+        result
+    }
+}
+
+/// # Safety
+/// The request's list is there.
+unsafe fn add<H: snaprig_hca::Host>(
+    sending: &snaprig_hca::post::Sending<'_, '_, H>,
+    send: &Send,
+    wr: &ibv_send_wr,
+) -> c_int {
+    let Ok(count) = usize::try_from(wr.num_sge) else {
+        return libc::EINVAL;
+    };
+    let local = send.opcode.is_local();
+    let added = if local {
+        sending.add(send, Data::EMPTY)
+    } else if send.flags.contains(SendFlags::INLINE) && !send.opcode.fetches() {
+        if count > PIECES_MAX {
+            return libc::EINVAL;
+        }
+        let mut pieces: [&[u8]; PIECES_MAX] = [&[]; PIECES_MAX];
+        for (index, piece) in pieces[..count].iter_mut().enumerate() {
+            // SAFETY: the caller's; inline data is readable memory of the program.
+            *piece = unsafe {
+                let sge = &*wr.sg_list.add(index);
+                bytes(
+                    std::ptr::with_exposed_provenance(sge.addr as usize),
+                    sge.length as usize,
+                )
+            };
+        }
+        sending.add(send, Data::Inline(&pieces[..count]))
+    } else {
+        // SAFETY: the caller's.
+        let Some(list) = (unsafe { List::new(wr.sg_list, count) }) else {
+            return libc::EINVAL;
+        };
+        sending.add(send, Data::List(list.entries()))
+    };
+    added.map_or_else(errno, |()| 0)
+}
+
+/// Posts each receive of a list.
+///
+/// # Safety
+/// ibv_post_recv(3): a list of requests, a place for the bad one.
+unsafe fn post_receives(
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    post: impl Fn(u64, &[Sge]) -> Result<(), PostError>,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe {
+        while !wr.is_null() {
+            let count = usize::try_from((*wr).num_sge).unwrap_or(usize::MAX);
+            let posted = match List::new((*wr).sg_list, count) {
+                Some(list) => post((*wr).wr_id, list.entries()).map_or_else(errno, |()| 0),
+                None => libc::EINVAL,
+            };
+            if posted != 0 {
+                *bad = wr;
+                return posted;
+            }
+            wr = (*wr).next;
+        }
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: ibv_post_recv(3).
+    unsafe {
+        let (ours, context) = (Qp::of(qp), Context::of((*qp).context));
+        if !(*qp).srq.is_null() {
+            *bad = wr;
+            return libc::EINVAL;
+        }
+        let hca = context.fabric.hca();
+        post_receives(wr, bad, |id, list| hca.post_receive(ours.place, id, list))
+    }
+}
+
+pub(super) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: ibv_post_srq_recv(3).
+    unsafe {
+        let (ours, context) = (Srq::of(srq), Context::of((*srq).context));
+        let hca = context.fabric.hca();
+        post_receives(wr, bad, |id, list| {
+            hca.post_shared_receive(ours.place, id, list)
+        })
+    }
+}

@@ -1,0 +1,26 @@
+//! `libibverbs.so.1` for machines without InfiniBand, and the control daemon of its fabric.
+//!
+//! ```text
+//!   program --C ABI--> ffi --> client --Request--> daemon: Control, timers, faults
+//!                               |  \                  |
+//!                               |   +-- pool, peers --+-- memory of registered pages (memfd)
+//!                               +------- device memory (memfd), shared by all ------+
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `ffi` | the C functions of libibverbs |
+//! | [`client`] | a process's share of a fabric: device memory, its pool, its peers' |
+//! | [`daemon`] | the process that owns the control plane of one fabric |
+//! | [`protocol`] | what the two say to each other |
+//! | [`place`] | where a fabric's socket and files are |
+//!
+//! What must stay true: no data passes the daemon on a clean path; the daemon starts with the first
+//! user and ends with the last; whatever a process had is gone when the process is.
+
+pub mod client;
+pub mod daemon;
+mod ffi;
+pub mod place;
+pub mod protocol;
+mod socket;

@@ -1,0 +1,133 @@
+//! Where a fabric's socket and files are, and how it is made: names, directories, environment.
+
+use std::{env, fs, io, os::unix::fs::DirBuilderExt, path::PathBuf};
+
+use snaprig_hca::{
+    control::{Fabric, HcaSetup},
+    model::ModelName,
+};
+
+/// Names the fabric; without it, [`DEFAULT_FABRIC`].
+pub const FABRIC_ENV: &str = "SNAPRIG_FABRIC";
+/// How many HCAs a fabric gets when it starts; without it, 1.
+pub const HCAS_ENV: &str = "SNAPRIG_HCAS";
+/// Their model, `A` or `B`, or one letter for each.
+pub const MODEL_ENV: &str = "SNAPRIG_MODEL";
+/// The `snaprig` program, for the daemon.
+pub const PROGRAM_ENV: &str = "SNAPRIG_BIN";
+/// Where fabrics have their directories.
+pub const DIRECTORY_ENV: &str = "SNAPRIG_FABRICS";
+/// The fabric of those who name none.
+pub const DEFAULT_FABRIC: &str = "default";
+/// Most HCAs of a fabric.
+pub const HCAS_MAX: usize = 64;
+/// Longest name of a fabric.
+const NAME_MAX: usize = 64;
+
+/// A fabric's place in the file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its name.
+    pub name: String,
+    /// Its directory; others of the same user are beside it.
+    pub directory: PathBuf,
+}
+
+impl Place {
+    /// Of the fabric with this name.
+    pub fn named(name: &str) -> io::Result<Self> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty()
+            || name.len() > NAME_MAX
+            || !name.chars().all(plain)
+            || name.starts_with('.')
+        {
+            let why =
+                format!("fabric name {name:?}: 1 to {NAME_MAX} letters, digits, '-', '_' and '.'");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        Ok(Self {
+            name: name.into(),
+            directory: fabrics_directory().join(name),
+        })
+    }
+
+    /// Of the fabric that the environment names.
+    pub fn from_env() -> io::Result<Self> {
+        Self::named(&env::var(FABRIC_ENV).unwrap_or_else(|_| DEFAULT_FABRIC.into()))
+    }
+
+    /// Makes its directory, for this user alone.
+    pub fn create(&self) -> io::Result<()> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.directory)
+    }
+
+    /// The daemon's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("socket")
+    }
+
+    /// Held by who starts, joins or ends the fabric.
+    pub fn lock(&self) -> PathBuf {
+        self.directory.join("lock")
+    }
+
+    /// What the daemon has to say.
+    pub fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+}
+
+/// Where fabrics of this user have their directories.
+pub fn fabrics_directory() -> PathBuf {
+    if let Some(directory) = env::var_os(DIRECTORY_ENV) {
+        return directory.into();
+    }
+    let uid = rustix::process::getuid().as_raw();
+    match env::var_os("XDG_RUNTIME_DIR") {
+        Some(directory) if !directory.is_empty() => PathBuf::from(directory).join("snaprig"),
+        _ => env::temp_dir().join(format!("snaprig-{uid}")),
+    }
+    .join("fabrics")
+}
+
+/// The fabric that the environment describes.
+pub fn setup_from_env() -> io::Result<Fabric> {
+    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
+    let hcas = match env::var(HCAS_ENV) {
+        Err(_) => 1,
+        Ok(text) => text
+            .parse()
+            .ok()
+            .filter(|n| (1..=HCAS_MAX).contains(n))
+            .ok_or_else(|| invalid(format!("{HCAS_ENV}={text}: a number from 1 to {HCAS_MAX}")))?,
+    };
+    let models = env::var(MODEL_ENV).unwrap_or_else(|_| "A".into());
+    setup(hcas, &models).ok_or_else(|| {
+        invalid(format!(
+            "{MODEL_ENV}={models}: A or B, or a letter for each HCA"
+        ))
+    })
+}
+
+/// A fabric of so many HCAs; one letter of `models` for each, the last one for all the rest.
+pub fn setup(hcas: usize, models: &str) -> Option<Fabric> {
+    let mut names = Vec::new();
+    for letter in models.chars() {
+        names.push(match letter {
+            'A' | 'a' => ModelName::A,
+            'B' | 'b' => ModelName::B,
+            _ => return None,
+        });
+    }
+    let last = *names.last()?;
+    let hcas = (0..hcas).map(|index| HcaSetup {
+        model: names.get(index).copied().unwrap_or(last),
+    });
+    Some(Fabric {
+        hcas: hcas.collect(),
+    })
+}

@@ -1,0 +1,129 @@
+//! What processes and the control daemon say to each other.
+//!
+//! ```text
+//!   process                                daemon
+//!     Hello, [pool]           ------------->
+//!                             <-------------  Welcome, [device memory, doorbell]
+//!     Open(hca)               ------------->
+//!                             <-------------  Context(number), [events]
+//!     Control(context, ...)   ------------->
+//!                             <-------------  Done(reply | errno)
+//!     Raise(event, element)   ------------->  (no answer) to whom it belongs
+//! ```
+//!
+//! One socket a process, one request at a time. The end of the socket is the end of the process.
+//! Every other message is answered with one [`Answer`], and with the descriptors it names.
+
+use serde::{Deserialize, Serialize};
+use snaprig_hca::{
+    control::{Errno, Reply, Request},
+    model::ModelName,
+};
+
+/// Version of everything here and of the layout of device memory.
+pub const VERSION: u32 = 1;
+
+/// From a process to the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// First of all. With it comes the process's pool, if it has one.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// Opens an HCA: a context, and where its asynchronous events come out.
+    Open {
+        /// Which.
+        hca: u32,
+    },
+    /// Closes a context.
+    Close {
+        /// Which.
+        context: u32,
+    },
+    /// Something of a context.
+    Control {
+        /// The context.
+        context: u32,
+        /// What.
+        request: Request,
+    },
+    /// A completion channel: its number, where its events come out, and where they go in.
+    OpenChannel,
+    /// Closes one.
+    CloseChannel {
+        /// Which.
+        channel: u32,
+    },
+    /// The pool of another process.
+    PoolOf {
+        /// Its slot.
+        process: u32,
+    },
+    /// Where events of a queue's channel go in.
+    ChannelOf {
+        /// The completion queue.
+        cq: u32,
+    },
+    /// Something happened to somebody's queue. Not answered.
+    Raise {
+        /// `enum ibv_event_type`.
+        event: u32,
+        /// The queue's place.
+        element: u32,
+    },
+    /// What the fabric is, for people.
+    Describe,
+    /// Changes what the paths do to packets.
+    Fault(crate::daemon::FaultRequest),
+}
+
+/// From the daemon to a process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// You are in this slot; these are the HCAs.
+    Welcome {
+        /// Slot in the table of processes.
+        process: u32,
+        /// Model of each HCA.
+        hcas: Vec<ModelName>,
+    },
+    /// A number.
+    Made(u32),
+    /// The control plane's answer.
+    Done(Result<Reply, Errno>),
+    /// A description.
+    Text(String),
+    /// The descriptor is with it.
+    Here,
+    /// It cannot be.
+    Refused(Errno),
+}
+
+/// Something that happened out of turn, as a context's pipe carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Raised {
+    /// `enum ibv_event_type`.
+    pub event: u32,
+    /// The queue's place in its table, or the port's number.
+    pub element: u32,
+}
+
+/// Bytes of a [`Raised`].
+pub const RAISED_BYTES: usize = 8;
+
+impl Raised {
+    /// As the pipe carries it.
+    pub fn bytes(self) -> [u8; RAISED_BYTES] {
+        (u64::from(self.event) | u64::from(self.element) << 32).to_ne_bytes()
+    }
+
+    /// Out of the pipe.
+    pub fn from_bytes(bytes: [u8; RAISED_BYTES]) -> Self {
+        let word = u64::from_ne_bytes(bytes);
+        Self {
+            event: word as u32,
+            element: (word >> 32) as u32,
+        }
+    }
+}
