@@ -23,6 +23,7 @@
 //! | `requester` | requests out of the send queue, responses in |
 //! | `responder` | requests in, responses out |
 //! | `datagram` | unreliable datagrams and multicast |
+//! | [`wire`] | packets as InfiniBand has them on a link |
 //! | [`control`], [`model`] | the control plane; what a model can do |
 //! | `flush` | what becomes of the requests of a queue pair that failed |
 //!
@@ -47,6 +48,7 @@ mod requester;
 mod responder;
 pub mod srq;
 pub mod types;
+pub mod wire;
 
 use std::cell::Cell;
 
