@@ -24,12 +24,14 @@
 //! | `requester` | requests out of the send queue, responses in |
 //! | `responder` | requests in, responses out |
 //! | `datagram` | unreliable datagrams and multicast |
+//! | [`wire`], [`capture`] | packets as InfiniBand has them on a link; files of them |
 //! | [`control`], [`model`] | the control plane; what a model can do |
 //! | `flush` | what becomes of the requests of a queue pair that failed |
 //!
 //! What must stay true: every request completes once, in order; nothing in device memory is trusted;
 //! a process that dies at any point harms only those who are connected to it.
 
+pub mod capture;
 pub mod cell;
 pub mod control;
 pub mod cq;
@@ -49,6 +51,7 @@ mod requester;
 mod responder;
 pub mod srq;
 pub mod types;
+pub mod wire;
 
 use std::cell::Cell;
 

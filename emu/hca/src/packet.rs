@@ -120,7 +120,9 @@ pub enum Body<'a> {
     Nak(Nak),
     /// (A part of) what was read.
     ReadResponse {
-        /// It ends the response.
+        /// It begins the response.
+        first: bool,
+        /// It ends it.
         last: bool,
         /// Data.
         payload: Payload<'a>,
@@ -205,7 +207,12 @@ impl Packet<'_> {
                 extra: *extra,
                 payload: own(payload)?,
             },
-            Body::ReadResponse { last, payload } => Body::ReadResponse {
+            Body::ReadResponse {
+                first,
+                last,
+                payload,
+            } => Body::ReadResponse {
+                first: *first,
                 last: *last,
                 payload: own(payload)?,
             },

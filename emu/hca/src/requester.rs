@@ -493,7 +493,7 @@ impl<H: Host> Hca<'_, H> {
                 self.again(index, qp, Status::RetryExceeded);
             }
             Body::Nak(nak) => self.refused(index, qp, packet.psn, *nak),
-            Body::ReadResponse { last, payload } => {
+            Body::ReadResponse { last, payload, .. } => {
                 self.fetched(index, qp, packet, payload, *last);
             }
             Body::AtomicResponse(before) => {

@@ -379,6 +379,7 @@ impl<H: Host> Hca<'_, H> {
         if whole {
             let payload = Payload::Memory(std::slice::from_ref(&place));
             let body = Body::ReadResponse {
+                first: true,
                 last: true,
                 payload,
             };
@@ -391,6 +392,7 @@ impl<H: Host> Hca<'_, H> {
         for part in 0..parts {
             let segment = place.part(u64::from(part) * mtu, mtu);
             let body = Body::ReadResponse {
+                first: part == 0,
                 last: part + 1 == parts,
                 payload: Payload::Memory(std::slice::from_ref(&segment)),
             };

@@ -14,6 +14,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_card::capture::stream::{Decoder, PAGES_MAX, Piece};
 use snaprig_card::{device::Device, kernel::elf as card_elf, memory::CardMemory};
+use snaprig_hca::wire;
 use snaprig_wire::ring::{RING_BYTES, Ring};
 use snaprig_wire::{coi, dma, frame, scif, snapify, snapify_io};
 
@@ -83,6 +84,27 @@ pub fn messages(bytes: &[u8]) {
 fn message<T: Serialize + DeserializeOwned + PartialEq>(bytes: &[u8]) {
     if let Ok(message) = frame::decode::<T>(bytes) {
         assert!(frame::decode(&frame::encode(&message)) == Ok(message));
+    }
+}
+
+/// Packets of the fabric: as they come, and with length and CRCs put right, which no mutation would.
+pub fn packets(bytes: &[u8]) {
+    packet(bytes);
+    let words = bytes.len().saturating_sub(2) / 4;
+    let mut bytes = bytes.to_vec();
+    bytes.truncate(words * 4 + 2);
+    if let Some(length) = bytes.get_mut(4..6) {
+        length.copy_from_slice(&(words as u16).to_be_bytes());
+    }
+    wire::seal(&mut bytes);
+    packet(&bytes);
+}
+
+fn packet(bytes: &[u8]) {
+    if let Ok(packet) = wire::decode(bytes) {
+        let mut again = Vec::new();
+        wire::encode(&packet, &mut again).expect("what was decoded can be encoded");
+        assert_eq!(wire::decode(&again), Ok(packet));
     }
 }
 

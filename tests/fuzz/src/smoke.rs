@@ -2,6 +2,8 @@
 
 use super::*;
 use snaprig_card::capture::stream::Encoder;
+use snaprig_hca::packet::{Body, Extra, Packet, Remote, Route};
+use snaprig_hca::{Opcode, Transport, payload::Payload};
 use snaprig_wire::bar4;
 
 /// Marsaglia's xorshift64*.
@@ -201,6 +203,67 @@ fn all_messages() {
         copy.encode().to_vec(),
     ];
     smoke(&seeds, messages);
+}
+
+#[test]
+fn fabric_packets() {
+    let seed = |transport, global, body| {
+        let route = Route {
+            from_port: 0,
+            to_port: 0,
+            from_lid: 1,
+            to_lid: 2,
+            from_qp: 3,
+            to_qp: 4,
+            service_level: 0,
+            pkey: 0xffff,
+            global,
+        };
+        let packet = Packet {
+            route,
+            transport,
+            psn: 5,
+            count: 1,
+            acknowledge: true,
+            solicited: false,
+            srq: 6,
+            body,
+        };
+        let mut bytes = Vec::new();
+        wire::encode(&packet, &mut bytes).expect("a packet");
+        bytes
+    };
+    let payload = || Payload::Bytes(vec![7; 101].into());
+    let remote = Remote {
+        address: 4096,
+        key: 8,
+        length: 101,
+    };
+    let write = Body::Write {
+        remote: Some(remote),
+        last: true,
+        extra: Extra::Immediate(9),
+        payload: payload(),
+    };
+    let datagram = Body::Datagram {
+        qkey: 10,
+        extra: Extra::None,
+        payload: payload(),
+    };
+    let atomic = Body::Atomic {
+        opcode: Opcode::CompareSwap,
+        remote,
+        compare_add: 11,
+        swap: 12,
+    };
+    let seeds = [
+        seed(Transport::Rc, None, write),
+        seed(Transport::Ud, Some(([1; 16], [2; 16])), datagram),
+        seed(Transport::XrcSend, None, atomic),
+        seed(Transport::Rc, None, Body::AtomicResponse(13)),
+    ];
+    assert!(seeds.iter().all(|seed| wire::decode(seed).is_ok()));
+    smoke(&seeds, packets);
 }
 
 #[test]

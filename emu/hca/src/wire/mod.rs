@@ -1,0 +1,186 @@
+//! Packets as they are on a link (InfiniBand Architecture 1, 5.2).
+//!
+//! ```text
+//! LRH  [GRH]  BTH  [XRCETH | DETH]  [RETH | AtomicETH | AETH [AtomicAckETH]]  [ImmDt | IETH]
+//! payload  pad  ICRC  VCRC
+//! ```
+//!
+//! Not on a link, and so 0 when decoded: the ports' places in the table, and, save in datagrams,
+//! the number of the sending queue pair. Both ends of an extended reliable connection have the same
+//! opcodes: [`Transport::XrcSend`](crate::Transport::XrcSend) when decoded.
+
+mod crc;
+mod headers;
+
+use crate::{Packet, packet::Route, payload::Payload, port::Gid};
+
+const LRH_BYTES: usize = 8;
+const GRH_BYTES: usize = 40;
+const BTH_BYTES: usize = 12;
+const ICRC_BYTES: usize = 4;
+const VCRC_BYTES: usize = 2;
+/// The largest MTU.
+const PAYLOAD_MAX: usize = 4096;
+
+/// Link next header: IBA local, a BTH.
+const LNH_LOCAL: u8 = 2;
+/// Link next header: IBA global, a GRH.
+const LNH_GLOBAL: u8 = 3;
+/// Version of the GRH.
+const IP_VERSION: u8 = 6;
+/// Next header of the GRH: a BTH.
+const NEXT_IBA: u8 = 0x1b;
+/// Within the subnet; as in the GRH that receivers of datagrams get.
+const HOP_LIMIT: u8 = 1;
+
+/// Why bytes are not a packet, or a packet has no bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// Its lengths do not agree with each other.
+    #[error("a length does not fit")]
+    Length,
+    /// Variant CRC.
+    #[error("the VCRC is wrong")]
+    Vcrc,
+    /// Invariant CRC.
+    #[error("the ICRC is wrong")]
+    Icrc,
+    /// A version, or the kind of the next header, or a syndrome.
+    #[error("a header is not one of InfiniBand transport 1")]
+    Header,
+    /// No such opcode.
+    #[error("unknown opcode {0:#04x}")]
+    Opcode(u8),
+    /// The transport has no such packet.
+    #[error("the transport has no such packet")]
+    Kind,
+    /// It stands for more than one packet, or its data is elsewhere.
+    #[error("a message, or part of one, that is no packet")]
+    NotOnePacket,
+}
+
+/// Appends a packet. Its data must be [`Payload::Bytes`]; numbers are cut to their fields.
+pub fn encode(packet: &Packet<'_>, into: &mut Vec<u8>) -> Result<(), WireError> {
+    let payload = match packet.payload() {
+        None => &[],
+        Some(Payload::Bytes(bytes)) => &bytes[..],
+        Some(other) if other.length() == 0 => &[],
+        Some(_) => return Err(WireError::NotOnePacket),
+    };
+    if packet.count != 1 {
+        return Err(WireError::NotOnePacket);
+    }
+    if payload.len() > PAYLOAD_MAX {
+        return Err(WireError::Length);
+    }
+    let route = &packet.route;
+    let mut transport = Vec::with_capacity(headers::BYTES_MAX);
+    headers::write(packet, payload.len(), &mut transport)?;
+    let padded = payload.len().next_multiple_of(4);
+    let after_grh = (transport.len() + padded + ICRC_BYTES) as u16;
+
+    let (lnh, grh_bytes) = match route.global {
+        None => (LNH_LOCAL, 0),
+        Some(_) => (LNH_GLOBAL, GRH_BYTES as u16),
+    };
+    let words = (LRH_BYTES as u16 + grh_bytes + after_grh) / 4;
+    let start = into.len();
+    into.extend([0, route.service_level << 4 | lnh]);
+    into.extend(route.to_lid.to_be_bytes());
+    into.extend(words.to_be_bytes());
+    into.extend(route.from_lid.to_be_bytes());
+    if let Some((source, destination)) = &route.global {
+        into.extend([IP_VERSION << 4, 0, 0, 0]);
+        into.extend(after_grh.to_be_bytes());
+        into.extend([NEXT_IBA, HOP_LIMIT]);
+        into.extend(source);
+        into.extend(destination);
+    }
+    into.extend(transport);
+    into.extend(payload);
+    into.resize(into.len() + padded - payload.len(), 0);
+    into.extend([0; ICRC_BYTES + VCRC_BYTES]);
+    seal(&mut into[start..]);
+    Ok(())
+}
+
+/// Puts the CRCs of a packet right that was changed. What is too short has none.
+pub fn seal(packet: &mut [u8]) {
+    let Some((rest, vcrc)) = packet.split_last_chunk_mut() else {
+        return;
+    };
+    if let Some((invariant, icrc)) = rest.split_last_chunk_mut()
+        && let Some(right) = crc::icrc(invariant)
+    {
+        *icrc = right;
+    }
+    *vcrc = crc::vcrc(rest);
+}
+
+/// The packet that these bytes are.
+pub fn decode(bytes: &[u8]) -> Result<Packet<'static>, WireError> {
+    let (packet, vcrc) = bytes.split_last_chunk().ok_or(WireError::Length)?;
+    let (invariant, icrc) = packet.split_last_chunk().ok_or(WireError::Length)?;
+    let mut rest = Reader(invariant);
+    let lrh = rest.take::<LRH_BYTES>()?;
+    let field = |at: usize| u16::from_be_bytes([lrh[at], lrh[at + 1]]);
+    if usize::from(field(4) & 0x7ff) * 4 != packet.len() {
+        return Err(WireError::Length);
+    }
+    if *vcrc != crc::vcrc(packet) {
+        return Err(WireError::Vcrc);
+    }
+    if *icrc != crc::icrc(invariant).ok_or(WireError::Length)? {
+        return Err(WireError::Icrc);
+    }
+    let global = match (lrh[0] & 0xf, lrh[1] & 3) {
+        (0, LNH_LOCAL) => None,
+        (0, LNH_GLOBAL) => Some(read_grh(&mut rest)?),
+        _ => return Err(WireError::Header),
+    };
+    let route = Route {
+        from_port: 0,
+        to_port: 0,
+        from_lid: field(6),
+        to_lid: field(2),
+        from_qp: 0,
+        to_qp: 0,
+        service_level: lrh[1] >> 4,
+        pkey: 0,
+        global,
+    };
+    headers::read(rest, route)
+}
+
+/// Source and destination of the GRH.
+fn read_grh(from: &mut Reader<'_>) -> Result<(Gid, Gid), WireError> {
+    let head = from.take::<8>()?;
+    let gids = (from.take()?, from.take()?);
+    let length = usize::from(u16::from_be_bytes([head[4], head[5]]));
+    if head[0] >> 4 != IP_VERSION || head[6] != NEXT_IBA {
+        return Err(WireError::Header);
+    }
+    if length != from.0.len() + ICRC_BYTES {
+        return Err(WireError::Length);
+    }
+    Ok(gids)
+}
+
+/// What is left of a packet.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        let (now, later) = self.0.split_first_chunk().ok_or(WireError::Length)?;
+        self.0 = later;
+        Ok(*now)
+    }
+
+    fn u32(&mut self) -> Result<u32, WireError> {
+        Ok(u32::from_be_bytes(self.take()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, WireError> {
+        Ok(u64::from_be_bytes(self.take()?))
+    }
+}
