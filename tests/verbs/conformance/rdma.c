@@ -1,0 +1,2 @@
+#include "check.h"
+const struct check rdma_checks[] = {{0}};
