@@ -67,17 +67,6 @@ static void limits(void) {
   ibv_destroy_cq(cq);
 }
 
-static void queues(void) {
-  if (!have_cq()) return;
-  struct ibv_qp_init_attr init = plain(IBV_QPT_RC);
-  init.send_cq = NULL;
-  say("no_send_cq", "%s", try_init(init));
-  init = plain(IBV_QPT_RC);
-  init.recv_cq = NULL;
-  say("no_recv_cq", "%s", try_init(init));
-  ibv_destroy_cq(cq);
-}
-
 static void fields(void) {
   if (!have_cq()) return;
   struct ibv_qp_init_attr init = plain(IBV_QPT_RC);
@@ -257,6 +246,6 @@ static void no_state(void) {
   ibv_destroy_cq(cq);
 }
 
-const struct check qp_attr_checks[] = {{"types", types}, {"limits", limits}, {"queues", queues}, {"fields", fields},
+const struct check qp_attr_checks[] = {{"types", types}, {"limits", limits}, {"fields", fields},
                                        {"query", query}, {"query_fresh", query_fresh}, {"values", values},
                                        {"no_state", no_state}, {0}};
