@@ -1,6 +1,8 @@
 // Atomic operations: eight bytes in host order, the old value comes back.
 #include "check.h"
 
+static const char *got; // what completed, taken before what is to be seen afterwards
+
 static void one(struct pair *p, const char *name, enum ibv_wr_opcode opcode, uint64_t before, uint64_t compare_add, uint64_t swap) {
   uint64_t *target = (uint64_t *)(p->b.buf + 64), *result = (uint64_t *)p->a.buf;
   *target = before;
@@ -38,8 +40,9 @@ static void bad(const char *name, unsigned qp_access, unsigned mr_access, size_t
   post_recv(&p.b, 7, 1000, 10);
   int failed = post_wr(p.a.qp, &wr);
   const char *sent = failed ? "" : completions(p.a.send, 1, LONG);
-  say(name, "post %s; %s; responder %s; states %s %s", rc(failed), *sent ? sent : "-", completions(p.b.recv, 1, SHORT),
-      state_name(state_of(p.a.qp)), state_name(state_of(p.b.qp)));
+  got = completions(p.b.recv, 1, SHORT);
+  say(name, "post %s; %s; responder %s; states %s %s", rc(failed), *sent ? sent : "-", got, state_name(state_of(p.a.qp)),
+      state_name(state_of(p.b.qp)));
   pair_close(&p);
 }
 

@@ -1,6 +1,8 @@
 // RDMA writes and reads.
 #include "check.h"
 
+static const char *got; // what completed, taken before what is to be seen afterwards
+
 enum { FAR = 1 << 21 }; // where in the buffers the other half is
 
 static void one(struct pair *p, const char *name, enum ibv_wr_opcode opcode, uint32_t size) {
@@ -93,7 +95,8 @@ static void inline_write(void) {
   wr.send_flags |= IBV_SEND_INLINE;
   say("post", "%s", RC(post_wr(p.a.qp, &wr)));
   memset(local, 0, 48);
-  say("send", "%s, data %s", completions(p.a.send, 1, LONG), filled(p.b.buf + 100, 48, 8) ? "ok" : "wrong");
+  got = completions(p.a.send, 1, LONG);
+  say("send", "%s, data %s", got, filled(p.b.buf + 100, 48, 8) ? "ok" : "wrong");
   wr = rdma_wr(&sge, IBV_WR_RDMA_READ, 3, at(&p.b, 100), p.b.mr->rkey);
   wr.send_flags |= IBV_SEND_INLINE;
   say("read", "%s", RC(post_wr(p.a.qp, &wr)));
@@ -109,12 +112,14 @@ static void gather_scatter(void) {
   struct ibv_send_wr write = rdma_wr(three, IBV_WR_RDMA_WRITE, 1, at(&p.b, 100), p.b.mr->rkey);
   write.num_sge = 3;
   post_wr(p.a.qp, &write);
-  say("write", "%s, data %s", completions(p.a.send, 1, LONG), filled(p.b.buf + 100, 3000, 4) ? "ok" : "wrong");
+  got = completions(p.a.send, 1, LONG);
+  say("write", "%s, data %s", got, filled(p.b.buf + 100, 3000, 4) ? "ok" : "wrong");
   struct ibv_sge two[2] = {part_of(&p.a, 20000, 7), part_of(&p.a, 20007, 2993)};
   struct ibv_send_wr read = rdma_wr(two, IBV_WR_RDMA_READ, 2, at(&p.b, 100), p.b.mr->rkey);
   read.num_sge = 2;
   post_wr(p.a.qp, &read);
-  say("read", "%s, data %s", completions(p.a.send, 1, LONG), filled(p.a.buf + 20000, 3000, 4) ? "ok" : "wrong");
+  got = completions(p.a.send, 1, LONG);
+  say("read", "%s, data %s", got, filled(p.a.buf + 20000, 3000, 4) ? "ok" : "wrong");
   pair_close(&p);
 }
 
@@ -172,7 +177,8 @@ static void order(void) {
   write.next = &read;
   say("post", "%s", RC(post_wr(p.a.qp, &write)));
   post_send(&p.a, 3, IBV_SEND_SIGNALED, 0, 10);
-  say("receive", "%s, written %s", completions(p.b.recv, 1, LONG), filled(p.b.buf, 4000, 7) ? "before" : "not yet");
+  got = completions(p.b.recv, 1, LONG);
+  say("receive", "%s, written %s", got, filled(p.b.buf, 4000, 7) ? "before" : "not yet");
   say("completions", "%s", completions(p.a.send, 3, LONG));
   say("read", "%s", filled(p.a.buf + 10000, 4000, 7) ? "ok" : "wrong");
   pair_close(&p);
@@ -193,11 +199,13 @@ static void iova(void) {
   struct ibv_sge sge = part_of(&p.a, 0, 3000);
   struct ibv_send_wr wr = rdma_wr(&sge, IBV_WR_RDMA_WRITE, 1, 0x7000 + 100, mr->rkey);
   post_wr(p.a.qp, &wr);
-  say("write", "%s, data %s", completions(p.a.send, 1, LONG), filled(p.b.buf + 100, 3000, 1) ? "ok" : "wrong");
+  got = completions(p.a.send, 1, LONG);
+  say("write", "%s, data %s", got, filled(p.b.buf + 100, 3000, 1) ? "ok" : "wrong");
   sge = (struct ibv_sge){.addr = 0x7000 + 100, .length = 3000, .lkey = mr->lkey};
   wr = rdma_wr(&sge, IBV_WR_RDMA_WRITE, 2, at(&p.a, 20000), p.a.mr->rkey);
   post_wr(p.b.qp, &wr);
-  say("as_source", "%s, data %s", completions(p.b.send, 1, LONG), filled(p.a.buf + 20000, 3000, 1) ? "ok" : "wrong");
+  got = completions(p.b.send, 1, LONG);
+  say("as_source", "%s, data %s", got, filled(p.a.buf + 20000, 3000, 1) ? "ok" : "wrong");
   ibv_dereg_mr(mr);
   pair_close(&p);
 }
