@@ -3,8 +3,10 @@
 //
 //   gcc -O1 -Wall -Wextra -o verbs-conformance tests/verbs/conformance/*.c -libverbs -lpthread
 //
-// usage: verbs-conformance [--list] [--only PREFIX]... [-d DEVICE] [-i PORT] [-g GIDINDEX]
-//   --list   names the checks, --only runs those whose names begin so
+// usage: verbs-conformance [--list] [--only PREFIX]... [--skip PREFIX]... [-d DEVICE] [-i PORT] [-g GIDINDEX]
+//   --list   names the checks
+//   --only   runs those whose names begin so
+//   --skip   says "skipped" of those, for what a device cannot survive
 //   -g       paths with a global route from that GID; without, Ethernet ports take the last GID that is RoCE v2 with
 //            an IPv4 address, else the first there is, and InfiniBand ports go by LID
 // Exit status: 0 if the checks could be run, whatever came out; 2 for wrong usage or no device; 3 if one hung.
@@ -28,9 +30,12 @@ static const struct theme {
 };
 
 enum { PREFIXES = 64, CHECK_SECONDS = 300 };
+struct prefixes {
+  const char *all[PREFIXES];
+  int count;
+};
 static char current[128];
-static const char *prefixes[PREFIXES];
-static int prefix_count;
+static struct prefixes only, skip;
 static sigjmp_buf next_check;
 
 void say(const char *part, const char *format, ...) {
@@ -56,10 +61,16 @@ static void on_alarm(int signal) {
   _exit(3);
 }
 
-static bool wanted(const char *name) {
-  for (int i = 0; i < prefix_count; i++)
-    if (!strncmp(name, prefixes[i], strlen(prefixes[i]))) return true;
-  return prefix_count == 0;
+static bool among(const struct prefixes *prefixes, const char *name) {
+  for (int i = 0; i < prefixes->count; i++)
+    if (!strncmp(name, prefixes->all[i], strlen(prefixes->all[i]))) return true;
+  return false;
+}
+
+static bool add(struct prefixes *prefixes, const char *prefix) {
+  if (prefixes->count == PREFIXES) return false;
+  prefixes->all[prefixes->count++] = prefix;
+  return true;
 }
 
 static void run(const struct check *check) {
@@ -77,11 +88,10 @@ static void each(bool list) {
   for (size_t t = 0; t < sizeof themes / sizeof *themes; t++)
     for (const struct check *check = themes[t].checks; check->name; check++) {
       snprintf(current, sizeof current, "%s/%s", themes[t].name, check->name);
-      if (!wanted(current)) continue;
-      if (list)
-        puts(current);
-      else
-        run(check);
+      if (only.count && !among(&only, current)) continue;
+      if (list) puts(current);
+      else if (among(&skip, current)) say(NULL, "skipped");
+      else run(check);
     }
 }
 
@@ -128,7 +138,7 @@ static int setup(const char *device) {
 }
 
 static int usage(void) {
-  return fail("usage: verbs-conformance [--list] [--only PREFIX]... [-d DEVICE] [-i PORT] [-g GIDINDEX]");
+  return fail("usage: verbs-conformance [--list] [--only PREFIX]... [--skip PREFIX]... [-d DEVICE] [-i PORT] [-g GIDINDEX]");
 }
 
 int main(int count, char **arguments) {
@@ -143,8 +153,9 @@ int main(int count, char **arguments) {
       continue;
     }
     if (++i == count) return usage();
-    if (!strcmp(option, "--only") && prefix_count < PREFIXES) prefixes[prefix_count++] = arguments[i];
-    else if (!strcmp(option, "-d")) device = arguments[i];
+    if (!strcmp(option, "--only") && add(&only, arguments[i])) continue;
+    if (!strcmp(option, "--skip") && add(&skip, arguments[i])) continue;
+    if (!strcmp(option, "-d")) device = arguments[i];
     else if (!strcmp(option, "-i")) suite.port = atoi(arguments[i]);
     else if (!strcmp(option, "-g")) suite.gid_index = atoi(arguments[i]);
     else return usage();
