@@ -9,7 +9,7 @@
 //   --skip   says "skipped" of those, for what a device cannot survive
 //   -g       paths with a global route from that GID; without, Ethernet ports take the last GID that is RoCE v2 with
 //            an IPv4 address, else the first there is, and InfiniBand ports go by LID
-// Exit status: 0 if the checks could be run, whatever came out; 2 for wrong usage or no device; 3 if one hung.
+// Exit status: 0 if the checks could be run, whatever came out; 2 for wrong usage or no device; 3 if several hung.
 #include "check.h"
 
 #include <setjmp.h>
@@ -29,7 +29,7 @@ static const struct theme {
     {"xrc", xrc_checks},       {"many_qps", many_qps_checks}, {"lifetime", lifetime_checks},
 };
 
-enum { PREFIXES = 64, CHECK_SECONDS = 300 };
+enum { PREFIXES = 64, CHECK_SECONDS = 150, HANGS = 4 };
 struct prefixes {
   const char *all[PREFIXES];
   int count;
@@ -53,11 +53,12 @@ static void on_fault(int signal) {
   siglongjmp(next_check, signal);
 }
 
-// In the kernel, nothing but the end of the process gets a hanging call back, if that.
+// A check that takes this long hangs. In a library, the next one may get by all the same; a hanging system call ends
+// with the process, if at all.
 static void on_alarm(int signal) {
-  static const char message[] = "verbs-conformance: a check hangs\n";
-  (void)signal;
-  if (write(2, message, sizeof message - 1) < 0) _exit(4);
+  static int hangs;
+  if (++hangs < HANGS) siglongjmp(next_check, signal);
+  say("fault", "hangs, too");
   _exit(3);
 }
 
@@ -76,7 +77,7 @@ static bool add(struct prefixes *prefixes, const char *prefix) {
 static void run(const struct check *check) {
   int signal = sigsetjmp(next_check, 1);
   if (signal) {
-    say("fault", "%s", signal == SIGSEGV ? "SIGSEGV" : signal == SIGBUS ? "SIGBUS" : "SIGABRT");
+    say("fault", "%s", signal == SIGALRM ? "hangs" : signal == SIGSEGV ? "SIGSEGV" : signal == SIGBUS ? "SIGBUS" : "SIGABRT");
     return;
   }
   alarm(CHECK_SECONDS);
