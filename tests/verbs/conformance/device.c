@@ -182,7 +182,35 @@ static void optional(void) {
   say("query_rt_values", "%s", RC(ibv_query_rt_values_ex(suite.ctx, &values)));
 }
 
+// Objects of one context by their handles in another of the same file.
+static void import(void) {
+  struct ibv_context *ctx = NULL;
+  uint8_t *buf = make_buffer(4096);
+  struct ibv_mr *mr = ibv_reg_mr(suite.pd, buf, 4096, ALL_ACCESS), *other_mr = NULL;
+  if (!mr) return say("setup", "%s", errno_name(errno));
+  int fd = dup(suite.ctx->cmd_fd);
+  say("device", "%s", MADE(ctx, ibv_import_device(fd)));
+  if (ctx) {
+    struct ibv_pd *pd;
+    say("pd", "%s", MADE(pd, ibv_import_pd(ctx, suite.pd->handle)));
+    if (pd) {
+      say("mr", "%s", MADE(other_mr, ibv_import_mr(pd, mr->handle)));
+      if (other_mr) {
+        say("mr_keys", "%s", yes(other_mr->lkey == mr->lkey && other_mr->rkey == mr->rkey));
+        ibv_unimport_mr(other_mr);
+      }
+      ibv_unimport_pd(pd);
+    }
+    say("no_such_pd", "%s", made((errno = 0, ibv_import_pd(ctx, 0xfffff))));
+    say("close", "%s", RC(ibv_close_device(ctx)));
+  }
+  say("bad_fd", "%s", made((errno = 0, ibv_import_device(-1))));
+  ibv_dereg_mr(mr);
+  free_buffer(buf, 4096);
+}
+
 const struct check device_checks[] = {
     {"list", list}, {"open_close", open_close}, {"close_with_objects", close_with_objects}, {"query", query},
     {"capabilities", capabilities}, {"query_ex", query_ex}, {"port", port}, {"gid", gid}, {"gid_ex", gid_ex},
-    {"pkey", pkey}, {"pd", pd}, {"strings", strings}, {"fork", fork_state}, {"optional", optional}, {0}};
+    {"pkey", pkey}, {"pd", pd}, {"strings", strings}, {"fork", fork_state}, {"optional", optional},
+    {"import", import}, {0}};

@@ -246,6 +246,38 @@ static void no_state(void) {
   ibv_destroy_cq(cq);
 }
 
+// Calls a device may leave out.
+static void optional(void) {
+  if (!have_cq()) return;
+  struct options o = defaults(IBV_QPT_RC);
+  struct ibv_qp *qp = make_qp(suite.pd, cq, cq, &o);
+  if (!qp) return say("setup", "%s", errno_name(errno));
+  struct ibv_ece ece = {0};
+  struct ibv_qp_rate_limit_attr rate = {.rate_limit = 1000};
+  struct ibv_wq_init_attr wq_attr = {.wq_type = IBV_WQT_RQ, .max_wr = 4, .max_sge = 1, .pd = suite.pd, .cq = cq};
+  struct ibv_rwq_ind_table_init_attr table_attr = {0};
+  struct ibv_wq *wq;
+  struct ibv_rwq_ind_table *table;
+  struct { struct ibv_flow_attr attr; } rule = {{.type = IBV_FLOW_ATTR_NORMAL, .size = sizeof rule, .port = suite.port}};
+  struct ibv_flow *flow;
+  say("query_ece", "%s", RC(ibv_query_ece(qp, &ece)));
+  say("set_ece_nothing", "%s", RC(ibv_set_ece(qp, &ece)));
+  ece.vendor_id = 0x15b3;
+  say("set_ece", "%s", RC(ibv_set_ece(qp, &ece)));
+  ece.comp_mask = 1;
+  say("set_ece_comp_mask", "%s", RC(ibv_set_ece(qp, &ece)));
+  say("data_in_order", "%d", ibv_query_qp_data_in_order(qp, IBV_WR_RDMA_WRITE, 0));
+  say("rate_limit", "%s", RC(ibv_modify_qp_rate_limit(qp, &rate)));
+  say("create_wq", "%s", MADE(wq, ibv_create_wq(suite.ctx, &wq_attr)));
+  if (wq) say("destroy_wq", "%s", RC(ibv_destroy_wq(wq)));
+  say("create_rwq_ind_table", "%s", MADE(table, ibv_create_rwq_ind_table(suite.ctx, &table_attr)));
+  if (table) say("destroy_rwq_ind_table", "%s", RC(ibv_destroy_rwq_ind_table(table)));
+  say("create_flow", "%s", MADE(flow, ibv_create_flow(qp, &rule.attr)));
+  if (flow) say("destroy_flow", "%s", RC(ibv_destroy_flow(flow)));
+  ibv_destroy_qp(qp);
+  ibv_destroy_cq(cq);
+}
+
 const struct check qp_attr_checks[] = {{"types", types}, {"limits", limits}, {"fields", fields},
                                        {"query", query}, {"query_fresh", query_fresh}, {"values", values},
-                                       {"no_state", no_state}, {0}};
+                                       {"no_state", no_state}, {"optional", optional}, {0}};

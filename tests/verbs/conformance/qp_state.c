@@ -112,6 +112,33 @@ static void again(void) {
   ibv_destroy_cq(cq);
 }
 
+// What a query says in each state of what has been set until then.
+static void query(void) {
+  if (!have_cq()) return;
+  for (int t = 0; t < 3; t++) {
+    struct options o = defaults(types[t]);
+    struct ibv_qp *qp = make_qp(suite.pd, cq, cq, &o);
+    if (!qp) return say("setup", "%s", errno_name(errno));
+    for (enum ibv_qp_state state = IBV_QPS_RESET; state <= IBV_QPS_SQD; state++) {
+      struct ibv_qp_attr a;
+      struct ibv_qp_init_attr init;
+      if (state != IBV_QPS_RESET) step(qp, &o, qp->qp_num, state - 1, state);
+      const char *answer = RC(ibv_query_qp(qp, &a, 0x1fffff, &init)), *name = text("%s.%s", type_name(types[t]), state_name(state));
+      const char *line = text("%s, %s", answer, state_name(a.qp_state));
+      if (state >= IBV_QPS_INIT)
+        line = types[t] == IBV_QPT_UD ? text("%s qkey=%s", line, yes(a.qkey == QKEY))
+                                      : text("%s access=0x%x", line, a.qp_access_flags);
+      if (state >= IBV_QPS_INIT) line = text("%s port=%s pkey=%d", line, yes(a.port_num == suite.port), a.pkey_index);
+      if (state >= IBV_QPS_RTR && types[t] != IBV_QPT_UD)
+        line = text("%s mtu=%d dest=%s rq_psn=0x%x", line, a.path_mtu, yes(a.dest_qp_num == qp->qp_num), a.rq_psn);
+      if (state >= IBV_QPS_RTS) line = text("%s sq_psn=0x%x", line, a.sq_psn);
+      say(name, "%s", line);
+    }
+    ibv_destroy_qp(qp);
+  }
+  ibv_destroy_cq(cq);
+}
+
 // Posts a send, then a receive, in every state; then what they complete with in a while.
 static void post_in(enum ibv_qp_type type, enum ibv_qp_state state) {
   struct options o = defaults(type);
@@ -188,5 +215,6 @@ static void sqd(void) {
 }
 
 const struct check qp_state_checks[] = {{"transitions", transitions}, {"missing", missing},
-                                        {"superfluous", superfluous}, {"again", again}, {"posting", posting},
+                                        {"superfluous", superfluous}, {"again", again}, {"query", query},
+                                        {"posting", posting},
                                         {"receive_in_init", receive_in_init}, {"sqd", sqd}, {0}};
