@@ -149,6 +149,14 @@ static int walk_to_sqe(struct ibv_qp *qp, const struct options *o) {
   return failed;
 }
 
+// Nothing but ERR is to be had of a send queue that is being drained still, even of an empty one.
+static void wait_drained(struct ibv_qp *qp) {
+  struct ibv_qp_attr attr = {.sq_draining = 1};
+  struct ibv_qp_init_attr init;
+  for (double end = now_ms() + 3000; attr.sq_draining && now_ms() < end; usleep(1000))
+    if (ibv_query_qp(qp, &attr, IBV_QP_STATE, &init)) return;
+}
+
 int walk(struct ibv_qp *qp, const struct options *o, uint32_t peer, enum ibv_qp_state to) {
   static const enum ibv_qp_state way[] = {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD};
   if (to == IBV_QPS_ERR) {
@@ -163,6 +171,7 @@ int walk(struct ibv_qp *qp, const struct options *o, uint32_t peer, enum ibv_qp_
     int failed = step(qp, o, peer, way[i], way[i + 1]);
     if (failed) return failed;
   }
+  if (to == IBV_QPS_SQD) wait_drained(qp);
   return 0;
 }
 

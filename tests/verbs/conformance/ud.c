@@ -253,6 +253,38 @@ static void multicast(void) {
   pair_close(&p);
 }
 
+// One message to a group of two members and one stranger; the sender is no member.
+static void group_message(void) {
+  struct ud u;
+  struct pair other;
+  struct options o = defaults(IBV_QPT_UD);
+  if (!ud_open(&u)) return;
+  if (!pair_open(&other, &o)) return ud_close(&u);
+  union ibv_gid group = {.raw = {0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3}};
+  struct ibv_ah_attr path = own_path();
+  path.is_global = 1;
+  path.dlid = 0xc001;
+  path.grh.dgid = group;
+  path.grh.hop_limit = 1;
+  struct ibv_ah *ah;
+  say("handle", "%s", MADE(ah, ibv_create_ah(u.p.pd, &path)));
+  say("attach", "%s", RC(ibv_attach_mcast(u.p.b.qp, &group, 0xc001)));
+  say("attach_other", "%s", RC(ibv_attach_mcast(other.b.qp, &group, 0xc001)));
+  post_recv(&u.p.b, 1, 0, 200);
+  post_recv(&other.b, 1, 0, 200);
+  post_recv(&other.a, 1, 0, 200);
+  if (ah) say("post", "%s", RC(post_ud(&u.p.a, ah, 0xffffff, QKEY, 2, IBV_SEND_SIGNALED, 0, 50)));
+  say("send", "%s", completions(u.p.a.send, 1, 3000));
+  say("member", "%s", completions(u.p.b.recv, 1, 2000));
+  say("other_member", "%s", completions(other.b.recv, 1, 2000));
+  say("stranger", "%s", completions(other.a.recv, 1, SHORT));
+  say("detach", "%s", RC(ibv_detach_mcast(u.p.b.qp, &group, 0xc001)));
+  say("detach_other", "%s", RC(ibv_detach_mcast(other.b.qp, &group, 0xc001)));
+  if (ah) ibv_destroy_ah(ah);
+  pair_close(&other);
+  ud_close(&u);
+}
+
 static void pd_mismatch(void) {
   struct ud u;
   if (!ud_open(&u)) return;
@@ -269,4 +301,4 @@ static void pd_mismatch(void) {
 const struct check ud_checks[] = {
     {"messages", messages}, {"wc_fields", wc_fields}, {"route_header", route_header}, {"drops", drops},
     {"after_drop", after_drop}, {"too_long", too_long}, {"not_for_ud", not_for_ud}, {"inline", inline_data},
-    {"handles", handles}, {"multicast", multicast}, {"pd_mismatch", pd_mismatch}, {0}};
+    {"handles", handles}, {"multicast", multicast}, {"group_message", group_message}, {"pd_mismatch", pd_mismatch}, {0}};
