@@ -58,11 +58,11 @@ impl Control {
         user: u64,
     ) -> Result<Reply, Errno> {
         let model = self.model(hca)?;
-        if entries == 0 || entries > model.cq_entries {
+        if entries == 0 || entries >= model.cq_entries {
             return Err(errno::EINVAL);
         }
         let (place, _) = self.cqs.take(CQS_MAX).ok_or(errno::ENOMEM)?;
-        let slots = entries.next_power_of_two();
+        let slots = (entries + 1).next_power_of_two();
         let ring = self.ring(Ring::Cq(place), u64::from(slots) * 8 * ENTRY_WORDS as u64);
         let (Ok(at), Some(cq)) = (ring, memory.cq(place)) else {
             self.cqs.give(place);
@@ -72,7 +72,7 @@ impl Control {
         cq.hca.set(hca);
         cq.channel.set(channel.map_or(0, |channel| channel + 1));
         cq.slots.set(slots);
-        cq.limit.set(slots);
+        cq.limit.set(slots - 1);
         cq.at.set(at);
         for word in [&cq.produced, &cq.consumed, &cq.armed, &cq.failed] {
             word.set(0);
@@ -91,10 +91,10 @@ impl Control {
     ) -> Result<Reply, Errno> {
         let cq = self.own_cq(hca.memory, process, place)?;
         let model = self.model(cq.hca.get())?;
-        if entries == 0 || entries > model.cq_entries {
+        if entries == 0 || entries >= model.cq_entries {
             return Err(errno::EINVAL);
         }
-        let slots = entries.next_power_of_two();
+        let slots = (entries + 1).next_power_of_two();
         let bytes = u64::from(slots) * 8 * ENTRY_WORDS as u64;
         let _held = cq.lock.take(hca.me);
         if cq.waiting() > entries {
@@ -123,7 +123,7 @@ impl Control {
         }
         cq.at.set(at);
         cq.slots.set(slots);
-        cq.limit.set(slots);
+        cq.limit.set(slots - 1);
         Ok(Reply::Queue(place, slots - 1))
     }
 

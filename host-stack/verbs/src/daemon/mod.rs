@@ -259,8 +259,8 @@ impl Daemon {
     fn work(&mut self) {
         self.take_attention();
         let now = now_ns();
-        while let Some(&(due, qp)) = self.timers.first().filter(|(due, _)| *due <= now) {
-            self.timers.remove(&(due, qp));
+        let later = self.timers.split_off(&(now + 1, 0));
+        for (_, qp) in std::mem::replace(&mut self.timers, later) {
             self.look_after(qp);
         }
         while let Some(&(due, qp, number)) = self.orphans.first().filter(|(due, ..)| *due <= now) {
@@ -311,7 +311,7 @@ impl Daemon {
         }
         hca.run(qp);
         let due = entry.requester.deadline_ns.get();
-        if due != 0 {
+        if due != 0 && entry.number.get() != 0 {
             self.timers.insert((due, qp));
         }
     }

@@ -111,7 +111,7 @@ unsafe fn create(
     // SAFETY: the callers'.
     unsafe {
         let ours = Context::of(context);
-        if entries > device::model(ours).cq_entries || vector >= device::model(ours).vectors {
+        if vector >= device::model(ours).vectors {
             return null(libc::EINVAL);
         }
         let number = (!channel.is_null()).then(|| (*channel.cast::<Channel>()).number);

@@ -445,7 +445,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     // SAFETY: ibv_query_gid_ex(3).
     unsafe {
         match entry(context, port, index) {
-            _ if flags != 0 => libc::EOPNOTSUPP,
+            _ if flags != 0 => libc::EINVAL,
             Some(found) if found.gid.raw != [0; 16] => {
                 *out = found;
                 0
@@ -520,7 +520,8 @@ pub unsafe extern "C" fn ibv_query_pkey(
                 *out = pkey.to_be();
                 0
             }
-            None => minus_one(libc::EINVAL),
+            // As rdma-core's, which finds no such file in sysfs.
+            None => minus_one(libc::ENOENT),
         }
     }
 }

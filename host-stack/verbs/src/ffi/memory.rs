@@ -271,6 +271,9 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 || flags == 0 {
             return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT);
         }
+        if has(IBV_REREG_MR_CHANGE_PD) && pd.is_null() {
+            return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT);
+        }
         let moves = has(IBV_REREG_MR_CHANGE_TRANSLATION);
         if moves && (address.is_null() || length == 0)
             || has(IBV_REREG_MR_CHANGE_ACCESS) && access < 0
