@@ -20,6 +20,7 @@
 //! | [`memory`] | the layout of device memory |
 //! | [`qp`], [`queue`], [`cq`], [`srq`], [`key`], [`port`] | what is in it |
 //! | [`packet`] | what goes over a path |
+//! | [`post`] | requests into the queues |
 //! | `requester` | requests out of the send queue, responses in |
 //! | `responder` | requests in, responses out |
 //! | `datagram` | unreliable datagrams and multicast |
@@ -41,6 +42,7 @@ pub mod model;
 pub mod packet;
 pub mod payload;
 pub mod port;
+pub mod post;
 pub mod qp;
 pub mod queue;
 mod requester;

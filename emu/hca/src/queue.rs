@@ -140,7 +140,12 @@ impl Queue {
 
     /// How many requests could be posted now.
     pub fn room(&self) -> u32 {
-        let used = count_from(self.posted.get(), self.freed.acquire());
+        self.room_after(self.posted.get())
+    }
+
+    /// How many requests could be posted if so many had been.
+    pub fn room_after(&self, posted: u32) -> u32 {
+        let used = count_from(posted, self.freed.acquire());
         self.slots.get().saturating_sub(used)
     }
 
@@ -285,11 +290,28 @@ pub fn load_sges(list: &[U64], count: u32) -> impl Iterator<Item = Sge> {
     })
 }
 
-/// Writes bytes into words.
-pub fn store_bytes(words: &[U64], bytes: &[u8]) {
-    for (word, chunk) in words.iter().zip(bytes.chunks(8)) {
-        let mut value = [0; 8];
-        value[..chunk.len()].copy_from_slice(chunk);
+/// Writes bytes into words, one part after the other.
+pub fn store_parts(words: &[U64], parts: &[&[u8]]) {
+    let mut words = words.iter();
+    let (mut value, mut filled) = ([0; 8], 0);
+    for mut part in parts.iter().copied() {
+        while !part.is_empty() {
+            let (now, later) = part.split_at(part.len().min(8 - filled));
+            value[filled..filled + now.len()].copy_from_slice(now);
+            (part, filled) = (later, filled + now.len());
+            if filled == 8 {
+                store_word(&mut words, value);
+                filled = 0;
+            }
+        }
+    }
+    if filled > 0 {
+        store_word(&mut words, value);
+    }
+}
+
+fn store_word(words: &mut std::slice::Iter<'_, U64>, value: [u8; 8]) {
+    if let Some(word) = words.next() {
         word.set(u64::from_ne_bytes(value));
     }
 }
