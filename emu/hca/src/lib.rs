@@ -48,6 +48,8 @@ pub mod queue;
 mod requester;
 mod responder;
 pub mod srq;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod types;
 
 use std::cell::Cell;
@@ -116,6 +118,9 @@ pub struct Hca<'m, H> {
     /// Queue pairs that failed, to be flushed when no lock is held.
     failed: Cell<[u32; FAILED_MAX]>,
     failed_count: Cell<usize>,
+    /// A bug that is switched on.
+    #[cfg(feature = "testing")]
+    pub canary: Cell<Option<testing::Canary>>,
 }
 
 /// More queue pairs than this do not fail in one call; if they do, the daemon flushes the rest.
@@ -130,6 +135,8 @@ impl<'m, H: Host> Hca<'m, H> {
             me,
             failed: Cell::default(),
             failed_count: Cell::default(),
+            #[cfg(feature = "testing")]
+            canary: Cell::default(),
         }
     }
 }

@@ -424,6 +424,25 @@ impl Control {
         peers
     }
 
+    /// What is in use, by kind, if anything is.
+    pub fn in_use(&self) -> Vec<(&'static str, usize)> {
+        let users = |users: &BTreeMap<u32, u32>| users.values().filter(|n| **n > 0).count();
+        let counts = [
+            ("protection domains", self.pds.len()),
+            ("domains", self.xrcds.len()),
+            ("keys", self.keys.used.len()),
+            ("queue pairs", self.qps.used.len()),
+            ("completion queues", self.cqs.used.len()),
+            ("shared queues", self.srqs.used.len()),
+            ("users of completion queues", users(&self.cq_users)),
+            ("users of shared queues", users(&self.srq_users)),
+            ("rings", self.rings.len()),
+            ("taken ranges", usize::from(!self.heap.is_whole())),
+            ("memberships", self.memberships.len()),
+        ];
+        counts.into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+
     /// Takes the locks away that a dead process held.
     fn break_locks(&self, memory: &Memory, process: u32) {
         for qp in self.qps.used.iter().filter_map(|place| memory.qp(*place)) {

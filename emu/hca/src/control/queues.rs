@@ -207,6 +207,21 @@ impl Control {
         Ok(Reply::Done)
     }
 
+    /// Receives were posted to a shared queue: those who wait for one go on.
+    pub fn receives_shared<H: Host>(&self, hca: &Hca<'_, H>, place: u32) {
+        let Some(srq) = hca.memory.srq(place).filter(|srq| srq.used.get() != 0) else {
+            return;
+        };
+        for qp in self.qps.used.iter().filter_map(|qp| hca.memory.qp(*qp)) {
+            let in_domain = qp.srq.get() == 0
+                && srq.xrc_domain.get() != 0
+                && qp.xrc_domain.get() == srq.xrc_domain.get();
+            if qp.srq.get() == place + 1 || in_domain {
+                hca.receive_posted(qp);
+            }
+        }
+    }
+
     pub(super) fn destroy_srq(
         &mut self,
         memory: &Memory,
