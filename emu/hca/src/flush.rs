@@ -13,7 +13,18 @@ use crate::{
 impl<H: Host> Hca<'_, H> {
     /// Puts a queue pair into error, and has it flushed as soon as no lock is held.
     pub(crate) fn fail(&self, index: u32, qp: &Qp, state: State) {
-        qp.state.swap(state as u32);
+        match state {
+            // No way back from an error that was met elsewhere.
+            State::Sqe => {
+                let from = [State::Rts, State::Sqd].map(|from| from as u32);
+                let _ = from
+                    .iter()
+                    .any(|from| qp.state.replace(*from, state as u32));
+            }
+            _ => {
+                qp.state.swap(state as u32);
+            }
+        }
         qp.flushes.set(1);
         let (mut failed, count) = (self.failed.get(), self.failed_count.get());
         if failed[..count].contains(&index) {
@@ -62,6 +73,7 @@ impl<H: Host> Hca<'_, H> {
         requester.offset.set(0);
         requester.fetching.set(0);
         requester.unacked.set(requester.psn.get());
+        requester.psn_max.set(requester.psn.get());
         for _ in 0..qp.sq.slots.get() {
             if qp.sq.waiting() == 0 {
                 break;

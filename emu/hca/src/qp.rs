@@ -126,6 +126,8 @@ pub struct Requester {
     pub not_ready: U32,
     /// Tries left.
     pub retries: U32,
+    /// 1 if a response was missed since the last progress, and asked for again.
+    pub missed: U32,
     /// Tries left for want of a receive.
     pub rnr_retries: U32,
     /// 1 if packets are under way, so that nothing may overtake them.

@@ -13,7 +13,7 @@
 use crate::{
     Access, Hca, Host, Opcode, Packet, Path, Segment, SendFlags, State, Status, Transport,
     cell::U64,
-    key::{self, KeyError},
+    key::{self, KeyError, Scope},
     packet::{Body, Extra, Nak, Remote, Route},
     payload::{Payload, Places},
     qp::Qp,
@@ -70,6 +70,9 @@ impl<H: Host> Hca<'_, H> {
         let held = qp.send_lock.take(self.me);
         self.work(index, qp);
         drop(held);
+        if qp.flushes.get() != 0 {
+            self.flush(index);
+        }
         self.settle();
     }
 
@@ -96,6 +99,7 @@ impl<H: Host> Hca<'_, H> {
         }
         requester.deadline_ns.set(0);
         requester.not_ready.set(0);
+        requester.missed.set(0);
         if waits {
             return true;
         }
@@ -112,6 +116,13 @@ impl<H: Host> Hca<'_, H> {
         requester.retries.set(left);
         self.go_back(qp);
         true
+    }
+
+    /// A response was lost on the way: as if that were reported, once.
+    fn miss(&self, index: u32, qp: &Qp) {
+        if qp.requester.missed.swap(1) == 0 {
+            self.again(index, qp, Status::RetryExceeded);
+        }
     }
 
     /// Sets the next packet to the oldest that is not acknowledged.
@@ -139,7 +150,8 @@ impl<H: Host> Hca<'_, H> {
             if requester.not_ready.get() == 0 {
                 requester.deadline_ns.set(0);
             }
-            if qp.state() == State::Sqd && qp.drain_event.swap(0) != 0 {
+            let resends = requester.psn.get() != requester.psn_max.get();
+            if qp.state() == State::Sqd && !resends && qp.drain_event.swap(0) != 0 {
                 self.host.event(crate::Event::Drained, index);
             }
             return;
@@ -167,8 +179,10 @@ impl<H: Host> Hca<'_, H> {
         let requester = &qp.requester;
         let next = requester.next.get();
         let begun = requester.offset.get() > 0;
+        let resends = requester.psn.get() != requester.psn_max.get();
+        let drains = qp.state() == State::Sqd && !begun && !resends;
         let idle = next == qp.sq.posted.acquire();
-        if idle || requester.not_ready.get() != 0 || qp.state() == State::Sqd && !begun {
+        if idle || requester.not_ready.get() != 0 || drains {
             return Next::Wait;
         }
         if !matches!(qp.state(), State::Rts | State::Sqd) {
@@ -206,11 +220,13 @@ impl<H: Host> Hca<'_, H> {
             return self.lose(index, qp, work);
         };
         let path = self.host.path(route.from_port, route.to_port);
-        let path = match path {
+        if path == Path::Whole && requester.slow.get() != 0 {
             // Packets are under way that this message must not overtake.
-            Path::Whole if requester.slow.get() != 0 => Path::Elsewhere,
-            other => other,
-        };
+            if requester.unacked.get() != requester.psn.get() {
+                return Next::Wait;
+            }
+            requester.slow.set(0);
+        }
         if path == Path::Elsewhere {
             self.host.attention(index);
             return Next::Wait;
@@ -257,11 +273,7 @@ impl<H: Host> Hca<'_, H> {
             route,
             transport: qp.transport().unwrap_or(Transport::Rc),
             psn: at,
-            count: if fetches && path == Path::Packets {
-                1
-            } else {
-                count
-            },
+            count,
             acknowledge: last || psn::add(at, 1).is_multiple_of(ACKNOWLEDGE_EVERY),
             solicited: last && send.flags.contains(SendFlags::SOLICITED),
             srq: send.srq,
@@ -318,13 +330,8 @@ impl<H: Host> Hca<'_, H> {
         if qp.is_reliable() && qp.requester.unacked.get() != qp.requester.psn.get() {
             return Next::Wait;
         }
-        self.advance(
-            qp,
-            work,
-            qp.packets(work.send.length),
-            work.send.length.into(),
-            true,
-        );
+        let rest = u64::from(work.send.length).saturating_sub(qp.requester.offset.get());
+        self.advance(qp, work, qp.packets(rest as u32), rest, true);
         if !qp.is_reliable() {
             self.arrived(index, qp, work, true);
             return Next::Go;
@@ -482,10 +489,7 @@ impl<H: Host> Hca<'_, H> {
             return;
         }
         match &packet.body {
-            Body::Ack if !self.acknowledge(index, qp, packet.psn) => {
-                // A response was lost on the way: as if that were reported.
-                self.again(index, qp, Status::RetryExceeded);
-            }
+            Body::Ack if !self.acknowledge(index, qp, packet.psn) => self.miss(index, qp),
             Body::Nak(nak) => self.refused(index, qp, packet.psn, *nak),
             Body::ReadResponse { last, payload } => {
                 self.fetched(index, qp, packet, payload, *last);
@@ -501,7 +505,8 @@ impl<H: Host> Hca<'_, H> {
 
     /// Everything up to `last` arrived. False if a response is missing among it.
     fn acknowledge(&self, index: u32, qp: &Qp, last: u32) -> bool {
-        let requester = &qp.requester;
+        // What follows the oldest request may not have been sent yet, and has no number then.
+        let mut begins = None;
         for _ in 0..qp.sq.slots.get() {
             if qp.sq.waiting() == 0 {
                 break;
@@ -509,23 +514,20 @@ impl<H: Host> Hca<'_, H> {
             let Some(work) = self.request(qp, qp.sq.taken.get()) else {
                 break;
             };
-            let sent = qp.sq.taken.get() != requester.next.get() || requester.offset.get() > 0;
-            if work.send.opcode.is_local()
-                || !sent && requester.psn_max.get() == requester.psn.get()
-            {
-                break;
-            }
-            let ends = psn::add(work.send.psn, qp.packets(work.send.length) - 1);
-            if psn::ahead(last, work.send.psn) < 0 {
+            let first = begins.unwrap_or(work.send.psn);
+            if work.send.opcode.is_local() || psn::ahead(last, first) < 0 {
                 break;
             }
             if work.send.opcode.fetches() {
+                self.progress(qp, first);
                 return false;
             }
-            if psn::ahead(last, ends) < 0 {
+            let after = psn::add(first, qp.packets(work.send.length));
+            if psn::ahead(last, after) < -1 {
                 break;
             }
             self.complete_send(index, qp, &work.send, Status::Success, work.send.length);
+            begins = Some(after);
         }
         self.progress(qp, psn::add(last, 1));
         true
@@ -542,6 +544,7 @@ impl<H: Host> Hca<'_, H> {
         requester.rnr_retries.set(qp.rnr_retry.get());
         requester.deadline_ns.set(0);
         requester.not_ready.set(0);
+        requester.missed.set(0);
         // What was to be sent again arrived after all.
         if psn::ahead(unacked, requester.psn.get()) > 0 {
             self.go_back(qp);
@@ -552,8 +555,7 @@ impl<H: Host> Hca<'_, H> {
         let requester = &qp.requester;
         let before = psn::add(at, psn::MASK);
         if at != requester.unacked.get() && !self.acknowledge(index, qp, before) {
-            self.again(index, qp, Status::RetryExceeded);
-            return;
+            return self.miss(index, qp);
         }
         match nak {
             Nak::Sequence => {
@@ -586,8 +588,7 @@ impl<H: Host> Hca<'_, H> {
         if packet.psn != requester.unacked.get() {
             let before = psn::add(packet.psn, psn::MASK);
             if !self.acknowledge(index, qp, before) {
-                self.again(index, qp, Status::RetryExceeded);
-                return;
+                return self.miss(index, qp);
             }
         }
         let Some(work) = self.request(qp, qp.sq.taken.get()) else {
@@ -625,7 +626,7 @@ impl<H: Host> Hca<'_, H> {
     fn do_local(&self, index: u32, qp: &Qp, work: &Work<'_>) -> Next {
         let done = match work.send.opcode {
             Opcode::LocalInvalidate => self
-                .invalidate(qp, work.send.immediate)
+                .invalidate(qp.scope(), work.send.immediate)
                 .then_some(())
                 .ok_or(Status::LocalProtection),
             _ => self.bind(qp, &work.send).map_err(|_| Status::WindowBind),
@@ -640,8 +641,7 @@ impl<H: Host> Hca<'_, H> {
     }
 
     /// Ends what a window's key of type 2 allows; whether there was such a key.
-    pub(crate) fn invalidate(&self, qp: &Qp, number: u32) -> bool {
-        let scope = qp.scope();
+    pub(crate) fn invalidate(&self, scope: Scope, number: u32) -> bool {
         let Ok(entry) = self.memory.valid_key(number, scope.hca) else {
             return false;
         };

@@ -15,7 +15,7 @@
 use crate::{
     Access, Atomic, Event, Hca, Host, Opcode, Packet, Segment, State, Status, Transport,
     cell::{U64, announce},
-    key::KeyError,
+    key::{KeyError, Scope},
     lock::Held,
     packet::{Body, Extra, Nak, Remote, Route},
     payload::{Payload, Places},
@@ -263,7 +263,7 @@ impl<H: Host> Hca<'_, H> {
                     Opcode::CompareSwap => Atomic::CompareSwap(*compare_add, *swap),
                     _ => Atomic::FetchAdd(*compare_add),
                 };
-                let before = self.atomic(qp, *remote, operation)?;
+                let before = self.atomic(qp, packet.srq, *remote, operation)?;
                 let at = responder.result_next.get() as usize % RESOURCES_MAX;
                 responder.results[at].set(before);
                 responder.result_psns[at].set(packet.psn + 1);
@@ -292,6 +292,20 @@ impl<H: Host> Hca<'_, H> {
         }
     }
 
+    /// For whom keys are checked that a request names. An extended connection has no protection
+    /// domain of its own: that of the shared queue counts.
+    fn target_scope(&self, qp: &Qp, srq: u32) -> Scope {
+        let shared = match qp.transport() {
+            Some(Transport::XrcReceive) => self.memory.srq(srq),
+            _ => None,
+        };
+        let fits = |srq: &&Srq| srq.xrc_domain.get() == qp.xrc_domain.get();
+        Scope {
+            pd: shared.filter(fits).map_or(qp.pd.get(), |srq| srq.pd.get()),
+            ..qp.scope()
+        }
+    }
+
     fn write(
         &self,
         to: &Target<'_>,
@@ -307,7 +321,7 @@ impl<H: Host> Hca<'_, H> {
             if remote.length > 0 {
                 self.memory.locate(
                     remote.key,
-                    qp.scope(),
+                    self.target_scope(qp, packet.srq),
                     remote.address,
                     remote.length.into(),
                     Access::REMOTE_WRITE,
@@ -331,9 +345,10 @@ impl<H: Host> Hca<'_, H> {
         if length > 0 {
             let address = responder.address.get().wrapping_add(done);
             let key = responder.key.get();
-            let place =
-                self.memory
-                    .locate(key, qp.scope(), address, length, Access::REMOTE_WRITE)?;
+            let scope = self.target_scope(qp, packet.srq);
+            let place = self
+                .memory
+                .locate(key, scope, address, length, Access::REMOTE_WRITE)?;
             self.put(payload, &[place])
                 .map_err(|_| Refusal::Fatal(Nak::RemoteOperation, Some(Status::LocalAccess)))?;
         }
@@ -367,7 +382,7 @@ impl<H: Host> Hca<'_, H> {
             0 => Segment::EMPTY,
             length => self.memory.locate(
                 remote.key,
-                qp.scope(),
+                self.target_scope(qp, packet.srq),
                 remote.address,
                 length.into(),
                 Access::REMOTE_READ,
@@ -399,14 +414,14 @@ impl<H: Host> Hca<'_, H> {
         Ok(())
     }
 
-    fn atomic(&self, qp: &Qp, remote: Remote, operation: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&self, qp: &Qp, srq: u32, remote: Remote, operation: Atomic) -> Result<u64, Refusal> {
         self.allows(qp, Access::REMOTE_ATOMIC)?;
         if !remote.address.is_multiple_of(8) {
             return Err(INVALID);
         }
         let place = self.memory.locate(
             remote.key,
-            qp.scope(),
+            self.target_scope(qp, srq),
             remote.address,
             8,
             Access::REMOTE_ATOMIC,
@@ -505,6 +520,7 @@ impl<H: Host> Hca<'_, H> {
             return own;
         }
         let srq = self.memory.srq(qp.borrowed.taken.get());
+        let srq = srq.filter(|srq| srq.used.get() != 0);
         srq.map_or(own, |srq| srq.cq.get())
     }
 
@@ -517,16 +533,13 @@ impl<H: Host> Hca<'_, H> {
     ) -> Result<Places, Status> {
         let slot = self.held_receive(qp).ok_or(Status::LocalOperation)?;
         let receive = Receive::load(slot);
-        let pd = match qp
-            .srq
-            .get()
-            .checked_sub(1)
-            .and_then(|index| self.memory.srq(index))
-        {
-            Some(srq) => srq.pd.get(),
-            None => qp.pd.get(),
+        let scope = match qp.srq.get().checked_sub(1).map(|at| self.memory.srq(at)) {
+            Some(Some(srq)) => Scope {
+                pd: srq.pd.get(),
+                ..qp.scope()
+            },
+            _ => self.target_scope(qp, qp.borrowed.taken.get()),
         };
-        let scope = crate::key::Scope { pd, ..qp.scope() };
         let mut places = Places::new();
         for sge in load_sges(&slot[queue::RECEIVE_HEAD_WORDS..], receive.sges) {
             if length == 0 {
@@ -574,7 +587,7 @@ impl<H: Host> Hca<'_, H> {
     fn end_send(&self, to: &Target<'_>, packet: &Packet<'_>, extra: Extra) -> Result<(), Refusal> {
         let responder = &to.qp.responder;
         if let Extra::Invalidate(key) = extra
-            && !self.invalidate(to.qp, key)
+            && !self.invalidate(self.target_scope(to.qp, packet.srq), key)
         {
             return Err(FORBIDDEN);
         }

@@ -541,6 +541,16 @@ impl Control {
         Ok(Reply::Done)
     }
 
+    /// One user less of a domain, which goes with the last if nobody has it open.
+    fn leave_xrcd(&mut self, number: u32) {
+        if let Some(xrcd) = self.xrcds.get_mut(&number) {
+            xrcd.users = xrcd.users.saturating_sub(1);
+            if xrcd.users == 0 && xrcd.openers.is_empty() {
+                self.xrcds.remove(&number);
+            }
+        }
+    }
+
     fn xrcd(&mut self, process: u32, number: u32) -> Result<&mut Xrcd, Errno> {
         let xrcd = self.xrcds.get_mut(&number).ok_or(errno::EINVAL)?;
         if xrcd.openers.contains(&process) {

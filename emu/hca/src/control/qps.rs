@@ -118,7 +118,8 @@ impl Control {
         qp.process.set(process);
         qp.pd.set(if receives_only { 0 } else { pd });
         qp.send_cq.set(send_cq);
-        qp.recv_cq.set(recv_cq);
+        qp.recv_cq
+            .set(if receives_only { u32::MAX } else { recv_cq });
         qp.srq.set(srq.map_or(0, |srq| srq + 1));
         qp.signals_all.set(signals_all.into());
         qp.user.set(user);
@@ -202,10 +203,8 @@ impl Control {
         qp.number.release(0);
         drop((receiving, sending));
         if qp.transport() == Some(Transport::XrcReceive) {
-            if let Some(xrcd) = qp.xrc_domain.get().checked_sub(1)
-                && let Some(xrcd) = self.xrcds.get_mut(&xrcd)
-            {
-                xrcd.users = xrcd.users.saturating_sub(1);
+            if let Some(xrcd) = qp.xrc_domain.get().checked_sub(1) {
+                self.leave_xrcd(xrcd);
             }
         } else {
             self.leave_pd(qp.pd.get());
@@ -445,6 +444,7 @@ fn reset(qp: &Qp) {
         &requester.retries,
         &requester.rnr_retries,
         &requester.slow,
+        &requester.missed,
         &responder.psn,
         &responder.key,
         &responder.length,

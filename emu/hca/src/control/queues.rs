@@ -79,7 +79,7 @@ impl Control {
         }
         cq.user.set(user);
         cq.used.release(1);
-        Ok(Reply::Queue(place, slots - 1))
+        Ok(Reply::Queue(place, slots))
     }
 
     pub(super) fn resize_cq<H: Host>(
@@ -103,7 +103,8 @@ impl Control {
         let at = self.heap.take(bytes).ok_or(errno::ENOMEM)?;
         let ring = |at, slots: u32| hca.memory.words(at, slots as usize * ENTRY_WORDS);
         let (Some(old), Some(new)) = (ring(cq.at.get(), cq.slots.get()), ring(at, slots)) else {
-            return Err(errno::EINVAL);
+            self.heap.give(at, bytes);
+            return Err(errno::ENOMEM);
         };
         let (from, to) = (cq.consumed.get(), cq.produced.get());
         let entry = |ring, slots: u32, count: u32| -> &[U64] {
@@ -124,7 +125,7 @@ impl Control {
         cq.at.set(at);
         cq.slots.set(slots);
         cq.limit.set(slots);
-        Ok(Reply::Queue(place, slots - 1))
+        Ok(Reply::Queue(place, slots))
     }
 
     pub(super) fn destroy_cq(
@@ -158,8 +159,7 @@ impl Control {
         }
         if let Some((domain, cq)) = xrc {
             self.own_cq(memory, process, cq)?;
-            self.xrcd(process, domain)?.users += 1;
-            *self.cq_users.entry(cq).or_default() += 1;
+            self.xrcd(process, domain)?;
         }
         let (place, _) = self.srqs.take(SRQS_MAX).ok_or(errno::ENOMEM)?;
         let slots = slots.next_power_of_two().min(model.srq_slots);
@@ -170,6 +170,10 @@ impl Control {
             return Err(errno::ENOMEM);
         };
         self.pd(process, pd)?.users += 1;
+        if let Some((domain, cq)) = xrc {
+            self.xrcd(process, domain)?.users += 1;
+            *self.cq_users.entry(cq).or_default() += 1;
+        }
         srq.process.set(process);
         srq.hca.set(hca);
         srq.pd.set(pd);
@@ -234,9 +238,7 @@ impl Control {
         }
         srq.used.release(0);
         if let Some(domain) = srq.xrc_domain.get().checked_sub(1) {
-            if let Some(xrcd) = self.xrcds.get_mut(&domain) {
-                xrcd.users = xrcd.users.saturating_sub(1);
-            }
+            self.leave_xrcd(domain);
             leave(&mut self.cq_users, srq.cq.get());
         }
         self.leave_pd(srq.pd.get());
