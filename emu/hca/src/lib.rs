@@ -30,6 +30,7 @@
 //! What must stay true: every request completes once, in order; nothing in device memory is trusted;
 //! a process that dies at any point harms only those who are connected to it.
 
+mod canary;
 pub mod cell;
 pub mod control;
 pub mod cq;

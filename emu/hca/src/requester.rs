@@ -12,6 +12,7 @@
 
 use crate::{
     Access, Hca, Host, Opcode, Packet, Path, Segment, SendFlags, State, Status, Transport,
+    canary::Canary,
     cell::U64,
     key::{self, KeyError, Scope},
     packet::{Body, Extra, Nak, Remote, Route},
@@ -136,6 +137,9 @@ impl<H: Host> Hca<'_, H> {
         let Some(work) = self.request(qp, qp.sq.taken.get()) else {
             return;
         };
+        if self.has(Canary::GoBackForgetsOffset) {
+            return;
+        }
         if !work.send.opcode.is_local() && requester.psn_max.get() != from {
             let packets = psn::ahead(from, work.send.psn).max(0) as u64;
             requester.offset.set(packets * u64::from(qp.path_mtu.get()));
@@ -518,7 +522,7 @@ impl<H: Host> Hca<'_, H> {
             if work.send.opcode.is_local() || psn::ahead(last, first) < 0 {
                 break;
             }
-            if work.send.opcode.fetches() {
+            if work.send.opcode.fetches() && !self.has(Canary::AcknowledgeCompletesReads) {
                 self.progress(qp, first);
                 return false;
             }

@@ -14,6 +14,7 @@
 
 use crate::{
     Access, Atomic, Event, Hca, Host, Opcode, Packet, Segment, State, Status, Transport,
+    canary::Canary,
     cell::{U64, announce},
     key::{KeyError, Scope},
     lock::Held,
@@ -81,7 +82,7 @@ impl<H: Host> Hca<'_, H> {
             }
             return;
         }
-        if ahead < 0 {
+        if ahead < 0 && !self.has(Canary::NoDuplicateCheck) {
             return self.receive_again(&to, packet, reply);
         }
         responder.nak_sent.set(0);
@@ -96,6 +97,8 @@ impl<H: Host> Hca<'_, H> {
             }
             Err(Refusal::Drop) => {}
             Err(Refusal::NotReady) => {
+                // What follows it is not missed: it comes again.
+                responder.nak_sent.set(1);
                 let timer = Nak::NotReady(qp.min_rnr_timer.get() as u8);
                 reply(&response(qp, packet, expected, Body::Nak(timer)));
             }

@@ -19,6 +19,7 @@ use std::{
 
 use snaprig_sim::Random;
 
+pub use crate::canary::Canary;
 use crate::{
     Access, Atomic, Completion, Event, Hca, Host, Memory, Packet, Path, Segment, State, Transport,
     control::{
@@ -39,20 +40,9 @@ const DAEMON: u32 = PROCESSES_MAX - 1;
 /// Where a process's memory begins.
 pub const BASE: u64 = 0x1000_0000;
 /// Bytes of it.
-pub const BYTES: usize = 256 << 10;
+pub const BYTES: usize = 2 << 20;
 /// So many events at one moment are a loop.
 const LOOP_EVENTS: u32 = 200_000;
-
-/// A bug that can be switched on, to see that it is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Canary {
-    /// The responder carries out what came before.
-    NoDuplicateCheck,
-    /// Who sends again forgets where in the message that was.
-    GoBackForgetsOffset,
-    /// An acknowledgement completes reads.
-    AcknowledgeCompletesReads,
-}
 
 struct Mapping {
     first: NonNull<u8>,
@@ -156,6 +146,8 @@ pub struct World {
     pub notified: RefCell<Vec<u32>>,
     /// Which bug is switched on.
     pub canary: Cell<Option<Canary>>,
+    /// Whether packets are printed.
+    pub prints: Cell<bool>,
     processes: RefCell<Vec<Option<Vec<u8>>>>,
     now_ns: Cell<u64>,
     due: RefCell<BinaryHeap<Reverse<Due>>>,
@@ -285,6 +277,7 @@ impl World {
             events: RefCell::default(),
             notified: RefCell::default(),
             canary: Cell::new(None),
+            prints: Cell::new(false),
             processes: RefCell::default(),
             now_ns: Cell::new(1_000_000),
             due: RefCell::default(),
@@ -561,6 +554,16 @@ impl World {
         memory[at as usize..][..length].to_vec()
     }
 
+    fn print(&self, what: &str, packet: &Packet<'_>) {
+        if self.prints.get() {
+            let (at, route) = (self.now_ns.get(), &packet.route);
+            let (from, to) = (route.from_qp & 0xffff, route.to_qp & 0xffff);
+            let mut body = format!("{:?}", packet.body);
+            body.truncate(100);
+            eprintln!("{at:>10} {what} {from} -> {to} psn {:x} {body}", packet.psn);
+        }
+    }
+
     fn push(&self, at: u64, what: What) {
         let order = self.order.get();
         self.order.set(order + 1);
@@ -602,6 +605,7 @@ impl World {
         match due.what {
             What::Deliver(packet) => {
                 self.note(&[1, due.at, packet.psn.into(), packet.route.to_qp.into()]);
+                self.print("comes", &packet);
                 hca.deliver(&packet);
             }
             What::Run(qp) => {
@@ -729,6 +733,7 @@ impl Host for World {
         if gone || net.cut.contains(&route.from_port) || net.cut.contains(&route.to_port) {
             net.lost += 1;
             self.note(&[4, packet.psn.into()]);
+            self.print("is lost", &packet);
             return;
         }
         let now = self.now_ns.get();

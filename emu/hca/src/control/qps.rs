@@ -200,6 +200,7 @@ impl Control {
         let sending = qp.send_lock.take(hca.me);
         let receiving = qp.receive_lock.take(hca.me);
         qp.state.set(State::Reset as u32);
+        qp.requester.deadline_ns.set(0);
         qp.number.release(0);
         drop((receiving, sending));
         if qp.transport() == Some(Transport::XrcReceive) {
