@@ -2,9 +2,12 @@
 //! go packet by packet.
 
 mod connected;
-
+mod control;
+mod datagrams;
 mod failures;
 mod flow;
+mod keys;
+mod shared;
 
 use snaprig_hca::{
     Completion, Opcode, Path, Status, Transport,
