@@ -206,9 +206,14 @@ impl Qp {
         }
     }
 
+    /// Bytes of payload in a packet, whatever is in the table.
+    pub fn mtu(&self) -> u32 {
+        self.path_mtu.get().clamp(256, 4096)
+    }
+
     /// How many packets a message of so many bytes takes.
     pub fn packets(&self, length: u32) -> u32 {
-        length.div_ceil(self.path_mtu.get().max(256)).max(1)
+        length.div_ceil(self.mtu()).max(1)
     }
 }
 

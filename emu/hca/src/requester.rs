@@ -24,6 +24,8 @@ use crate::{
 
 /// Packets under way on a path that goes packet by packet.
 const WINDOW_PACKETS: i32 = 64;
+/// Packets that one read asks for on such a path: a longer one asks again.
+const READ_PACKETS: u64 = 16;
 /// Every so many packets, an acknowledgement is asked for.
 const ACKNOWLEDGE_EVERY: u32 = 16;
 
@@ -142,7 +144,7 @@ impl<H: Host> Hca<'_, H> {
         }
         if !work.send.opcode.is_local() && requester.psn_max.get() != from {
             let packets = psn::ahead(from, work.send.psn).max(0) as u64;
-            requester.offset.set(packets * u64::from(qp.path_mtu.get()));
+            requester.offset.set(packets * u64::from(qp.mtu()));
         }
     }
 
@@ -208,7 +210,8 @@ impl<H: Host> Hca<'_, H> {
         let waits_for_fetch = work.send.flags.contains(SendFlags::FENCE)
             || work.send.opcode.fetches()
                 && requester.fetching.get() >= qp.max_rd_atomic.get().max(1);
-        if !begun && requester.fetching.get() > 0 && waits_for_fetch {
+        let asks = !begun || work.send.opcode.fetches();
+        if asks && requester.fetching.get() > 0 && waits_for_fetch {
             return Next::Wait;
         }
         if qp.transport() == Some(Transport::Ud) {
@@ -235,14 +238,14 @@ impl<H: Host> Hca<'_, H> {
             self.host.attention(index);
             return Next::Wait;
         }
-        if let Err(status) = self.check(qp, send) {
+        if let Err(status) = self.check(qp, work) {
             // What was asked before it completes first.
             if oldest {
                 self.fail_oldest(index, qp, status);
             }
             return Next::Wait;
         }
-        let mtu = u64::from(qp.path_mtu.get().max(256));
+        let mtu = u64::from(qp.mtu());
         let offset = requester.offset.get();
         let rest = u64::from(send.length).saturating_sub(offset);
         let at = requester.psn.get();
@@ -251,10 +254,10 @@ impl<H: Host> Hca<'_, H> {
             return Next::Wait;
         }
         let fetches = send.opcode.fetches();
-        let length = if path == Path::Whole || fetches {
-            rest
-        } else {
-            rest.min(mtu)
+        let length = match path {
+            Path::Whole => rest,
+            _ if fetches => rest.min(mtu * READ_PACKETS),
+            _ => rest.min(mtu),
         };
         let mut places = Places::new();
         let payload = if fetches {
@@ -272,7 +275,7 @@ impl<H: Host> Hca<'_, H> {
         };
         let count = (rest.min(length).div_ceil(mtu) as u32).max(1);
         let (first, last) = (offset == 0, length == rest);
-        let body = body(send, first, last, offset, payload);
+        let body = body(send, first, last, (offset, length), payload);
         let packet = Packet {
             route,
             transport: qp.transport().unwrap_or(Transport::Rc),
@@ -397,7 +400,8 @@ impl<H: Host> Hca<'_, H> {
     }
 
     /// What can be told to be wrong before anything is sent.
-    fn check(&self, qp: &Qp, send: &Send) -> Result<(), Status> {
+    fn check(&self, qp: &Qp, work: &Work<'_>) -> Result<(), Status> {
+        let send = &work.send;
         let reliable = qp.is_reliable();
         let known = match send.opcode {
             Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd => {
@@ -407,13 +411,23 @@ impl<H: Host> Hca<'_, H> {
             _ => true,
         };
         let atomic = matches!(send.opcode, Opcode::CompareSwap | Opcode::FetchAdd);
-        if !known {
+        if !known || !self.is_sane(qp, work.slot, send) {
             return Err(Status::LocalOperation);
         }
-        if atomic && send.length != 8 || send.length > 1 << 31 {
+        let too_long = send.length > 1 << 31 || qp.packets(send.length) >= 1 << 23;
+        if atomic && send.length != 8 || too_long {
             return Err(Status::LocalLength);
         }
         Ok(())
+    }
+
+    /// Whether a request is as long as what it brings.
+    pub(crate) fn is_sane(&self, qp: &Qp, slot: &[U64], send: &Send) -> bool {
+        if send.is_inline() {
+            return send.length <= qp.sq.inline_bytes.get();
+        }
+        let list = load_sges(&slot[SEND_HEAD_WORDS..], send.sges);
+        list.map(|sge| u64::from(sge.length)).sum::<u64>() == u64::from(send.length)
     }
 
     /// The data of (a part of) a message, with keys checked.
@@ -603,9 +617,10 @@ impl<H: Host> Hca<'_, H> {
         if qp.sq.waiting() == 0 || !send.opcode.fetches() || part < 0 {
             return self.fail_oldest(index, qp, Status::BadResponse);
         }
-        let at = part as u64 * u64::from(qp.path_mtu.get());
+        let at = part as u64 * u64::from(qp.mtu());
         let end = at + payload.length();
-        if end > u64::from(send.length) || last != (end == u64::from(send.length)) {
+        let ends = end == u64::from(send.length);
+        if end > u64::from(send.length) || ends && !last {
             return self.fail_oldest(index, qp, Status::BadResponse);
         }
         let put = self
@@ -621,6 +636,8 @@ impl<H: Host> Hca<'_, H> {
             requester
                 .fetching
                 .set(requester.fetching.get().saturating_sub(1));
+        }
+        if ends {
             self.complete_send(index, qp, send, Status::Success, send.length);
         }
         self.progress(qp, psn::add(packet.psn, packet.count));
@@ -778,7 +795,13 @@ fn expected_peer(transport: Transport) -> Option<Transport> {
     })
 }
 
-fn body<'a>(send: &Send, first: bool, last: bool, offset: u64, payload: Payload<'a>) -> Body<'a> {
+fn body<'a>(
+    send: &Send,
+    first: bool,
+    last: bool,
+    (offset, length): (u64, u64),
+    payload: Payload<'a>,
+) -> Body<'a> {
     let remote = Remote {
         address: send.remote_address,
         key: send.remote_key,
@@ -799,7 +822,7 @@ fn body<'a>(send: &Send, first: bool, last: bool, offset: u64, payload: Payload<
         },
         Opcode::Read => Body::Read(Remote {
             address: send.remote_address.wrapping_add(offset),
-            length: send.length - offset as u32,
+            length: length as u32,
             ..remote
         }),
         opcode @ (Opcode::CompareSwap | Opcode::FetchAdd) => Body::Atomic {

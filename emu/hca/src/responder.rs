@@ -405,7 +405,7 @@ impl<H: Host> Hca<'_, H> {
             reply(&packet);
             return Ok(());
         }
-        let mtu = u64::from(qp.path_mtu.get());
+        let mtu = u64::from(qp.mtu());
         for part in 0..parts {
             let segment = place.part(u64::from(part) * mtu, mtu);
             let body = Body::ReadResponse {

@@ -658,7 +658,8 @@ impl World {
 impl Host for World {
     fn copy(&self, from: Segment, to: Segment) -> bool {
         assert_eq!(from.length, to.length, "both have the same length");
-        if from.process != NOBODY && self.with(from, |_| ()).is_none() {
+        let there = |at: Segment| at.process == NOBODY || self.with(at, |_| ()).is_some();
+        if !there(from) || !there(to) || from.length > BYTES as u64 {
             return false;
         }
         let mut bytes = vec![0; from.length as usize];
