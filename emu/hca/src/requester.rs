@@ -411,14 +411,15 @@ impl<H: Host> Hca<'_, H> {
             _ => true,
         };
         let atomic = matches!(send.opcode, Opcode::CompareSwap | Opcode::FetchAdd);
-        if !known || !self.is_sane(qp, work.slot, send) {
+        if !known {
             return Err(Status::LocalOperation);
         }
         let too_long = send.length > 1 << 31 || qp.packets(send.length) >= 1 << 23;
         if atomic && send.length != 8 || too_long {
             return Err(Status::LocalLength);
         }
-        Ok(())
+        let sane = self.is_sane(qp, work.slot, send);
+        sane.then_some(()).ok_or(Status::LocalOperation)
     }
 
     /// Whether a request is as long as what it brings.

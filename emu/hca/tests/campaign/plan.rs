@@ -35,6 +35,8 @@ pub struct Connection {
     pub messages: [Vec<Message>; 2],
     /// Receives are there before anything is sent.
     pub receives_first: bool,
+    /// Receives come from shared queues.
+    pub shared: bool,
 }
 
 /// What is done, in order.
@@ -50,6 +52,8 @@ pub enum Action {
     Cut(u32, bool),
     /// A process dies.
     Kill(usize),
+    /// A send queue is drained, or goes on.
+    Drain(usize, usize, bool),
     /// Packets take another path.
     Path(Path),
 }
@@ -107,6 +111,11 @@ impl Plan {
         if cuts {
             let port = r.below(nodes as u64) as u32;
             actions.extend([Action::Cut(port, true), Action::Cut(port, false)]);
+        }
+        for c in 0..connections.len() {
+            if r.one_in(6) {
+                actions.extend([Action::Drain(c, 0, true), Action::Drain(c, 0, false)]);
+            }
         }
         shuffle(&mut r, &mut actions);
         let first = |action: &Action| match action {
@@ -186,6 +195,7 @@ fn connection(r: &mut Random, nodes: usize) -> Connection {
         link,
         messages: [side(r), side(r)],
         receives_first: !reliable || r.one_in(2),
+        shared: transport != Transport::Ud && r.one_in(4),
     }
 }
 

@@ -56,6 +56,8 @@ pub struct Side {
     pub receive_done: Vec<Completion>,
     /// Where the peer's counter is.
     pub counter: u64,
+    /// Where receives come from, if not from its own queue.
+    pub shared: Option<u32>,
     /// Died, with its process.
     pub dead: bool,
     pub peer_dead: bool,
@@ -90,11 +92,17 @@ impl Run {
         };
         for connection in run.plan.connections.clone() {
             let [a, b] = connection.nodes.map(|n| nodes[n]);
-            let (x, y) = run
-                .world
-                .pair(&a, &b, connection.transport, &connection.link);
+            let shared = [a, b].map(|node| connection.shared.then(|| run.shared_queue(&node)));
+            let [x, y] = [(a, shared[0]), (b, shared[1])]
+                .map(|(node, shared)| run.end(&node, connection.transport, shared));
+            run.world.connect(&x, &y, &connection.link);
             let [from_a, from_b] = connection.messages;
             let mut side = |node: Node, end, peer_node: Node, peer, messages: Vec<Message>| Side {
+                shared: if node.process == a.process {
+                    shared[0]
+                } else {
+                    shared[1]
+                },
                 node,
                 end,
                 peer,
@@ -112,6 +120,38 @@ impl Run {
             run.sides.push(sides);
         }
         run
+    }
+
+    fn shared_queue(&self, node: &Node) -> u32 {
+        let request = Request::CreateSrq {
+            pd: node.pd,
+            slots: 32,
+            sges: 4,
+            limit: 2,
+            xrc: None,
+        };
+        self.world.make(node.process, &request)
+    }
+
+    fn end(&self, node: &Node, transport: Transport, shared: Option<u32>) -> End {
+        let mut request = World::qp_request(node, transport);
+        if let Request::CreateQp { srq, .. } = &mut request {
+            *srq = shared;
+        }
+        self.world.end(node, transport, &request)
+    }
+
+    /// Drains a send queue, or lets it go on.
+    fn drain(&self, side: &Side, drain: bool) {
+        let qp = self.world.memory.qp(side.end.index).expect("a queue pair");
+        let (from, to) = match drain {
+            true => (State::Rts, State::Sqd),
+            false => (State::Sqd, State::Rts),
+        };
+        if !side.dead && qp.state() == from {
+            let done = self.world.state(&side.end, to);
+            assert!(done.is_ok(), "{done:?}");
+        }
     }
 
     /// Room in a process's memory.
@@ -132,6 +172,7 @@ impl Run {
                 self.world.net.borrow_mut().cut.insert(port);
             }
             Action::Cut(..) => self.world.net.borrow_mut().cut.clear(),
+            Action::Drain(c, side, drain) => self.drain(&self.sides[c][side], drain),
             Action::Path(path) => self.world.path.set(path),
             Action::Kill(node) => {
                 let process = node as u32;
@@ -234,7 +275,11 @@ impl Run {
             side.node.sge(at + 100, LONGEST + GRH - 100),
         ];
         let hca = self.world.hca(process);
-        let posted = hca.post_receive(side.end.index, side.receives.len() as u64, &list);
+        let id = side.receives.len() as u64;
+        let posted = match side.shared {
+            Some(srq) => hca.post_shared_receive(srq, id, &list),
+            None => hca.post_receive(side.end.index, id, &list),
+        };
         assert_eq!(posted, Ok(()));
         side.receives.push(at);
     }
@@ -283,6 +328,10 @@ impl Run {
             net.cut.clear();
             (net.loss, net.damage, net.copies, net.reorder) = (0, 0, 0, 0);
         }
+        for side in self.sides.iter().flatten() {
+            self.drain(side, false);
+        }
+        self.poll();
         let end = self.world.now() + REST_NS;
         while self.world.next_at().is_some_and(|at| at < end) {
             self.world.step();

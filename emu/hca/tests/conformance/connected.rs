@@ -176,6 +176,41 @@ fn many_reads_are_under_way_and_complete_in_order() {
 }
 
 #[test]
+fn no_more_reads_are_under_way_than_agreed() {
+    both(|world| {
+        for rd_atomic in [1, 3] {
+            let link = Link {
+                rd_atomic,
+                ..Link::default()
+            };
+            let two = Two::new(world, Transport::Rc, &link);
+            for id in 0..8 {
+                let length = if id % 2 == 0 { 40_000 } else { 100 };
+                post_list(
+                    world,
+                    &two.a,
+                    &two.x,
+                    &remote(id, Opcode::Read, &two.b, 0),
+                    0,
+                    length,
+                );
+            }
+            let qp = world.memory.qp(two.x.index).expect("a queue pair");
+            let mut most = 0;
+            while world.step() {
+                most = most.max(qp.requester.fetching.get());
+            }
+            let packets = world.path.get() == snaprig_hca::Path::Packets;
+            assert!(
+                !packets || most == u32::from(rd_atomic),
+                "{most} of {rd_atomic}"
+            );
+            assert_eq!(world.poll(0, two.a.cq).len(), 8);
+        }
+    });
+}
+
+#[test]
 fn atomics_return_what_was_there() {
     both(|world| {
         let two = Two::rc(world);
