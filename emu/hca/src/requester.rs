@@ -256,7 +256,8 @@ impl<H: Host> Hca<'_, H> {
         let fetches = send.opcode.fetches();
         let length = match path {
             Path::Whole => rest,
-            _ if fetches => rest.min(mtu * READ_PACKETS),
+            // The same parts when it is asked again: the responder counts on it.
+            _ if fetches => rest.min(mtu * READ_PACKETS - offset % (mtu * READ_PACKETS)),
             _ => rest.min(mtu),
         };
         let mut places = Places::new();

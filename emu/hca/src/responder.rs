@@ -178,7 +178,13 @@ impl<H: Host> Hca<'_, H> {
         match packet.body {
             Body::Read(remote) => {
                 // A key that has gone since ends nothing: the requester's timer will (9.7.5.1.4).
-                let _ = self.read(qp, packet, remote, reply);
+                let done = self.read(qp, packet, remote, reply).is_ok();
+                // A read that was asked for in parts may be asked for as one when the path changes.
+                let after = psn::add(packet.psn, packet.count);
+                if done && psn::ahead(after, responder.psn.get()) > 0 {
+                    responder.psn.set(after);
+                    responder.nak_sent.set(0);
+                }
             }
             Body::Atomic { .. } => {
                 let kept = responder

@@ -54,6 +54,9 @@ fn invariants_hold() {
         packets += outcome.packets;
         calm += outcome.calm;
         calm_failed += outcome.calm_failed;
+        if outcome.calm_failed > 0 {
+            println!("seed {seed}: a calm connection failed");
+        }
     }
     let rate = seeds as f64 / start.elapsed().as_secs_f64();
     println!("{seeds} seeds, {rate:.0} a second, {packets} packets, {calm_failed} of {calm} lost");
