@@ -36,7 +36,8 @@ impl Lock {
 
     /// Takes it if it is free.
     pub fn try_take(&self, me: u32) -> Option<Held<'_>> {
-        (self.0.get() == 0 && self.0.replace(0, me + 1)).then_some(Held(self))
+        // Not made before it is known to be taken: dropping it gives the lock back.
+        (self.0.get() == 0 && self.0.replace(0, me + 1)).then(|| Held(self))
     }
 
     /// Takes it from a dead process; whether that one had it.
@@ -48,5 +49,22 @@ impl Lock {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.0.0.release(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_get_it_leaves_it_taken() {
+        let lock = Lock::default();
+        let held = lock.try_take(1).expect("free");
+        assert!(lock.try_take(2).is_none());
+        assert!(lock.try_take(2).is_none());
+        assert!(!lock.break_of(2) && lock.break_of(1));
+        std::mem::forget(held);
+        drop(lock.take(2));
+        assert!(lock.try_take(1).is_some());
     }
 }
