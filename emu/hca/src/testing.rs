@@ -44,6 +44,10 @@ pub const BYTES: usize = 2 << 20;
 /// So many events at one moment are a loop.
 const LOOP_EVENTS: u32 = 200_000;
 
+/// What a call ends with in which a process dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Died;
+
 struct Mapping {
     first: NonNull<u8>,
     layout: Layout,
@@ -146,6 +150,8 @@ pub struct World {
     pub notified: RefCell<Vec<u32>>,
     /// Which bug is switched on.
     pub canary: Cell<Option<Canary>>,
+    /// A process dies in so many calls of the host; 0: never.
+    pub dies_in: Cell<u32>,
     /// Whether packets are printed.
     pub prints: Cell<bool>,
     processes: RefCell<Vec<Option<Vec<u8>>>>,
@@ -277,6 +283,7 @@ impl World {
             events: RefCell::default(),
             notified: RefCell::default(),
             canary: Cell::new(None),
+            dies_in: Cell::new(0),
             prints: Cell::new(false),
             processes: RefCell::default(),
             now_ns: Cell::new(1_000_000),
@@ -646,6 +653,15 @@ impl World {
         }
     }
 
+    /// A call of the host.
+    fn called(&self) {
+        let left = self.dies_in.get();
+        self.dies_in.set(left.saturating_sub(1));
+        if left == 1 {
+            std::panic::resume_unwind(Box::new(Died));
+        }
+    }
+
     fn with<T>(&self, at: Segment, f: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
         let mut processes = self.processes.borrow_mut();
         let memory = processes.get_mut(at.process as usize)?.as_mut()?;
@@ -658,6 +674,7 @@ impl World {
 impl Host for World {
     fn copy(&self, from: Segment, to: Segment) -> bool {
         assert_eq!(from.length, to.length, "both have the same length");
+        self.called();
         let there = |at: Segment| at.process == NOBODY || self.with(at, |_| ()).is_some();
         if !there(from) || !there(to) || from.length > BYTES as u64 {
             return false;
@@ -696,16 +713,19 @@ impl Host for World {
     }
 
     fn notify(&self, cq: u32) {
+        self.called();
         self.note(&[2, cq.into()]);
         self.notified.borrow_mut().push(cq);
     }
 
     fn event(&self, event: Event, element: u32) {
+        self.called();
         self.note(&[3, event as u64, element.into()]);
         self.events.borrow_mut().push((event, element));
     }
 
     fn attention(&self, qp: u32) {
+        self.called();
         self.plan_run(qp, self.now_ns.get());
     }
 
@@ -755,6 +775,7 @@ impl Host for World {
     }
 
     fn now_ns(&self) -> u64 {
+        self.called();
         self.now_ns.get()
     }
 }

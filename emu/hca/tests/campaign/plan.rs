@@ -52,6 +52,8 @@ pub enum Action {
     Cut(u32, bool),
     /// A process dies.
     Kill(usize),
+    /// Who posts next dies in so many calls of the host.
+    Die(u32),
     /// A send queue is drained, or goes on.
     Drain(usize, usize, bool),
     /// Packets take another path.
@@ -97,9 +99,13 @@ impl Plan {
             let longest = [1000, 10_000, 1_000_000][r.below(3) as usize];
             actions.push(Action::Wait(r.below(longest)));
         }
-        let kills = r.one_in(6);
+        let mut kills = r.one_in(6);
         if kills {
             actions.push(Action::Kill(r.below(nodes as u64) as usize));
+        }
+        if r.one_in(6) {
+            kills = true;
+            actions.push(Action::Die(1 + r.below(12) as u32));
         }
         let switches = r.one_in(5);
         if switches {

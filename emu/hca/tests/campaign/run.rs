@@ -1,11 +1,13 @@
 //! A plan at work.
 
+use std::panic::{self, AssertUnwindSafe};
+
 use snaprig_hca::{
     Completion, Opcode, Path, SendFlags, State, Transport,
     control::Request,
-    post::Data,
+    post::{Data, PostError},
     queue::{Destination, Send},
-    testing::{BASE, BYTES, Canary, End, Node, World},
+    testing::{BASE, BYTES, Canary, Died, End, Node, World},
     types::completed,
 };
 
@@ -68,6 +70,8 @@ pub struct Run {
     pub world: World,
     pub plan: Plan,
     pub sides: Vec<[Side; 2]>,
+    /// Who posts next dies so soon.
+    dies_in: u32,
     /// Memory in use of each process.
     used: Vec<u64>,
 }
@@ -87,6 +91,7 @@ impl Run {
         let mut run = Self {
             world,
             sides: Vec::new(),
+            dies_in: 0,
             used: vec![0; plan.nodes],
             plan,
         };
@@ -172,6 +177,7 @@ impl Run {
                 self.world.net.borrow_mut().cut.insert(port);
             }
             Action::Cut(..) => self.world.net.borrow_mut().cut.clear(),
+            Action::Die(calls) => self.dies_in = calls,
             Action::Drain(c, side, drain) => self.drain(&self.sides[c][side], drain),
             Action::Path(path) => self.world.path.set(path),
             Action::Kill(node) => {
@@ -215,6 +221,7 @@ impl Run {
             Opcode::Read => self.world.put(peer_process, remote, &data),
             _ => self.world.put(process, local, &data),
         }
+        let dies_in = std::mem::take(&mut self.dies_in);
         let side = &mut self.sides[c][side];
         let flag = |on: bool, flag| if on { flag } else { SendFlags::empty() };
         let request = Send {
@@ -250,17 +257,19 @@ impl Run {
         } else {
             Data::List(&list)
         };
-        let posted = self
-            .world
-            .hca(process)
-            .post_send(side.end.index, &request, data_at);
-        assert_eq!(posted, Ok(()));
+        let hca = self.world.hca(process);
+        let posted = mortal(&self.world, dies_in, || {
+            hca.post_send(side.end.index, &request, data_at)
+        });
         side.sent.push(Sent {
             message,
             local,
             remote,
             data,
         });
+        if posted == Err(Died) {
+            self.act(Action::Kill(process as usize));
+        }
     }
 
     fn receive(&mut self, c: usize, side: usize) {
@@ -269,6 +278,7 @@ impl Run {
             return;
         }
         let at = self.take(process, LONGEST + GRH);
+        let dies_in = std::mem::take(&mut self.dies_in);
         let side = &mut self.sides[c][side];
         let list = [
             side.node.sge(at, 100),
@@ -276,12 +286,14 @@ impl Run {
         ];
         let hca = self.world.hca(process);
         let id = side.receives.len() as u64;
-        let posted = match side.shared {
+        let posted = mortal(&self.world, dies_in, || match side.shared {
             Some(srq) => hca.post_shared_receive(srq, id, &list),
             None => hca.post_receive(side.end.index, id, &list),
-        };
-        assert_eq!(posted, Ok(()));
+        });
         side.receives.push(at);
+        if posted == Err(Died) {
+            self.act(Action::Kill(process as usize));
+        }
     }
 
     fn poll(&mut self) {
@@ -361,6 +373,25 @@ impl Run {
                 self.world.kill(process);
             }
         }
+    }
+}
+
+/// Posts, and maybe dies of it.
+fn mortal(
+    world: &World,
+    dies_in: u32,
+    post: impl FnOnce() -> Result<(), PostError>,
+) -> Result<(), Died> {
+    world.dies_in.set(dies_in);
+    let posted = panic::catch_unwind(AssertUnwindSafe(post));
+    world.dies_in.set(0);
+    match posted {
+        Ok(posted) => {
+            assert_eq!(posted, Ok(()));
+            Ok(())
+        }
+        Err(cause) if cause.is::<Died>() => Err(Died),
+        Err(cause) => panic::resume_unwind(cause),
     }
 }
 

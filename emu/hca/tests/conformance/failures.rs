@@ -38,7 +38,8 @@ fn remote_keys_are_checked() {
     both(|world| {
         for opcode in [Opcode::Write, Opcode::Read, Opcode::FetchAdd] {
             let length = if opcode == Opcode::FetchAdd { 8 } else { 2000 };
-            let cases: [&dyn Fn(&Two) -> (u32, u64); 5] = [
+            type Case<'a> = &'a dyn Fn(&Two) -> (u32, u64);
+            let cases: [Case<'_>; 5] = [
                 &|_| (0x1234_5678, 0),
                 &|two| (two.b.key ^ 1, 0),
                 &|two| (two.b.key, BYTES as u64 - 1),
