@@ -239,8 +239,8 @@ impl<H: Host> Hca<'_, H> {
                 .map_err(|_| Status::LocalProtection)
         });
         if let Err(status) = put {
-            self.end_receive(index, qp, &held, status);
             self.fail(index, qp, State::Error);
+            self.end_receive(index, qp, &held, status);
             return;
         }
         let (flags, immediate) = match extra {

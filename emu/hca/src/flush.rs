@@ -13,6 +13,8 @@ use crate::{
 impl<H: Host> Hca<'_, H> {
     /// Puts a queue pair into error, and has it flushed as soon as no lock is held.
     pub(crate) fn fail(&self, index: u32, qp: &Qp, state: State) {
+        // Before the state, so that whoever dies in between leaves a trace.
+        qp.flushes.set(1);
         match state {
             // No way back from an error that was met elsewhere.
             State::Sqe => {
@@ -25,7 +27,6 @@ impl<H: Host> Hca<'_, H> {
                 qp.state.swap(state as u32);
             }
         }
-        qp.flushes.set(1);
         let (mut failed, count) = (self.failed.get(), self.failed_count.get());
         if failed[..count].contains(&index) {
             return;
@@ -52,7 +53,6 @@ impl<H: Host> Hca<'_, H> {
         let Some(qp) = self.memory.qp(index) else {
             return;
         };
-        qp.flushes.set(0);
         let held = qp.send_lock.take(self.me);
         self.flush_sends(index, qp);
         drop(held);
@@ -60,6 +60,8 @@ impl<H: Host> Hca<'_, H> {
             let held = qp.receive_lock.take(self.me);
             self.flush_receives(index, qp, &held);
         }
+        // Last: who dies before has it done by the daemon.
+        qp.flushes.set(0);
     }
 
     /// Flushes the send queue, whose lock the caller holds.
@@ -134,7 +136,9 @@ impl<H: Host> Hca<'_, H> {
             self.end_receive(index, qp, held, Status::Flushed);
         }
         if qp.srq.get() != 0 {
-            self.host.event(Event::LastWqe, index);
+            if qp.flushes.get() != 0 {
+                self.host.event(Event::LastWqe, index);
+            }
             return;
         }
         for _ in 0..qp.rq.slots.get() {

@@ -484,13 +484,13 @@ impl<H: Host> Hca<'_, H> {
 
     /// Completes the oldest request with an error, and with it the queue pair.
     pub(crate) fn fail_oldest(&self, index: u32, qp: &Qp, status: Status) {
+        let connected = qp.is_reliable();
+        self.fail(index, qp, if connected { State::Error } else { State::Sqe });
         if let Some(work) = self.request(qp, qp.sq.taken.get())
             && qp.sq.waiting() > 0
         {
             self.complete_send(index, qp, &work.send, status, 0);
         }
-        let connected = qp.is_reliable();
-        self.fail(index, qp, if connected { State::Error } else { State::Sqe });
     }
 
     /// Takes a response. The caller holds the send lock.

@@ -130,6 +130,8 @@ impl<H: Host> Hca<'_, H> {
 
     /// A connection fails for what its peer asked.
     fn refuse(&self, to: &Target<'_>, nak: Nak, status: Option<Status>) {
+        // First of all: who dies in here leaves a queue pair that is to be flushed.
+        self.fail(to.index, to.qp, State::Error);
         if let Some(status) = status
             && to.qp.responder.holds.get() != 0
         {
@@ -142,7 +144,6 @@ impl<H: Host> Hca<'_, H> {
             }
             _ => {}
         }
-        self.fail(to.index, to.qp, State::Error);
     }
 
     fn receive_unreliable(&self, to: &Target<'_>, packet: &Packet<'_>, ahead: i32) {

@@ -380,7 +380,8 @@ impl Control {
 
     /// A process is gone: what it had goes, and the connections of its peers fail.
     ///
-    /// The places of the queue pairs that were connected to its own.
+    /// The places of the queue pairs that were connected to its own, or that are to be flushed: they
+    /// want attention.
     pub fn gone<H: Host>(&mut self, hca: &Hca<'_, H>, process: u32) -> Vec<u32> {
         let memory = hca.memory;
         self.processes.remove(&process);
@@ -397,6 +398,9 @@ impl Control {
             peers.extend(self.connected_to(memory, qp));
             let _ = self.destroy_qp(hca, process, qp);
         }
+        // What it failed, and did not live to flush.
+        let failed = |place: &&u32| memory.qp(**place).is_some_and(|qp| qp.flushes.get() != 0);
+        peers.extend(self.qps.used.iter().filter(failed));
         for srq in owned(&self.srqs.used, &|place| {
             Some(memory.srq(place)?.process.get())
         }) {

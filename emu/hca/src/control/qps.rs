@@ -284,7 +284,10 @@ impl Control {
         qp.state.release(to as u32);
         drop((receiving, sending));
         match to {
-            State::Error => hca.flush(place),
+            State::Error => {
+                qp.flushes.set(u32::from(now != State::Error));
+                hca.flush(place);
+            }
             State::Rts | State::Sqd => hca.run(place),
             _ => {}
         }

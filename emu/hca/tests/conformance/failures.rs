@@ -2,9 +2,10 @@
 
 use snaprig_hca::{
     Access, Event, Opcode, SendFlags, State, Status, Transport,
+    control::Request,
     post::Data,
     queue::{Send, Sge},
-    testing::{ALL, BYTES, Link, World},
+    testing::{ALL, BYTES, Died, Link, World},
 };
 
 use crate::{Two, both, ends, pattern, post, post_list, receive, remote, send};
@@ -320,4 +321,77 @@ fn a_partition_key_must_match() {
         assert_eq!(ends(world, &two.a), [(1, Status::RetryExceeded)]);
         assert_eq!(world.memory.header().ports[1].bad_pkeys.get(), 2);
     });
+}
+
+/// Posts, and dies of it in so many calls of the host.
+fn die(world: &World, calls: u32, post: impl FnOnce()) {
+    world.dies_in.set(calls);
+    let posted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(post));
+    world.dies_in.set(0);
+    if let Err(cause) = posted {
+        assert!(cause.is::<Died>());
+    }
+    world.kill(0);
+}
+
+#[test]
+fn who_dies_in_the_middle_leaves_others_whole() {
+    for calls in 1..40 {
+        let world = World::new(2, 1);
+        let two = Two::rc(&world);
+        receive(&world, &two.b, &two.y, 1, 0, 10);
+        receive(&world, &two.b, &two.y, 2, 0, 10);
+        let hca = world.hca(0);
+        let list = [two.a.sge(0, 11)];
+        die(&world, calls, || {
+            let _ = hca.post_send(two.x.index, &send(3, Opcode::Send), Data::List(&list));
+        });
+        let failed = world.memory.qp(two.y.index).expect("a queue pair").state() == State::Error;
+        let done = ends(&world, &two.b);
+        assert_eq!(
+            done.len(),
+            if failed { 2 } else { 0 },
+            "after {calls} calls"
+        );
+    }
+}
+
+#[test]
+fn who_dies_while_a_group_fails_leaves_it_whole() {
+    let mut gid = [0; 16];
+    gid[0] = 0xff;
+    for calls in 1..60 {
+        let world = World::new(2, 1);
+        let (a, b) = (world.node(0, 0), world.node(1, 1));
+        let end = |node| {
+            let end = world.qp(node, Transport::Ud);
+            world.raise(&end, &end, &Link::default(), State::Rts);
+            end
+        };
+        let x = end(&a);
+        let members: Vec<_> = (0..6).map(|_| end(&b)).collect();
+        for member in &members {
+            let join = Request::AttachMulticast {
+                qp: member.index,
+                gid,
+                lid: 0,
+            };
+            assert!(world.ask(1, &join).is_ok());
+            receive(&world, &b, member, 1, 0, 41);
+            receive(&world, &b, member, 2, 0, 41);
+        }
+        let mut request = send(9, Opcode::Send);
+        request.to.lid = 0xc000;
+        (request.to.global, request.to.gid) = (Some(0), gid);
+        request.to.qkey = Link::default().qkey;
+        let hca = world.hca(0);
+        die(&world, calls, || {
+            let _ = hca.post_send(x.index, &request, Data::Inline(&[b"too long"]));
+        });
+        let failed = members.iter().filter(|member| {
+            world.memory.qp(member.index).expect("a queue pair").state() == State::Error
+        });
+        let failed = failed.count();
+        assert_eq!(ends(&world, &b).len(), 2 * failed, "after {calls} calls");
+    }
 }
