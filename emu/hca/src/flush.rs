@@ -99,11 +99,11 @@ impl<H: Host> Hca<'_, H> {
         length: u32,
     ) {
         let taken = count_add(qp.sq.taken.get(), 1);
-        qp.sq.taken.set(taken);
         let signaled = qp.signals_all.get() != 0
             || send.flags.contains(crate::SendFlags::SIGNALED)
             || status != Status::Success;
         if !signaled {
+            qp.sq.taken.set(taken);
             return;
         }
         let completion = Completion {
@@ -124,6 +124,7 @@ impl<H: Host> Hca<'_, H> {
             frees: taken,
             time_ns: self.host.now_ns(),
         };
+        qp.sq.taken.set(taken);
         self.complete(qp.send_cq.get(), &completion, false);
     }
 

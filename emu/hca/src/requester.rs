@@ -18,7 +18,7 @@ use crate::{
     packet::{Body, Extra, Nak, Remote, Route},
     payload::{Payload, Places},
     qp::Qp,
-    queue::{SEND_HEAD_WORDS, Send, count_add, load_sges},
+    queue::{SEND_HEAD_WORDS, Send, count_add, count_from, load_sges},
     types::psn,
 };
 
@@ -187,14 +187,15 @@ impl<H: Host> Hca<'_, H> {
         let begun = requester.offset.get() > 0;
         let resends = requester.psn.get() != requester.psn_max.get();
         let drains = qp.state() == State::Sqd && !begun && !resends;
-        let idle = next == qp.sq.posted.acquire();
-        if idle || requester.not_ready.get() != 0 || drains {
+        let left = count_from(qp.sq.posted.acquire(), next);
+        if left == 0 || requester.not_ready.get() != 0 || drains {
             return Next::Wait;
         }
         if !matches!(qp.state(), State::Rts | State::Sqd) {
             return Next::Wait;
         }
-        let Some(work) = self.request(qp, next) else {
+        let fits = left <= qp.sq.slots.get();
+        let Some(work) = self.request(qp, next).filter(|_| fits) else {
             // Who wrote it broke it: only the owner can.
             self.fail(index, qp, State::Error);
             return Next::Wait;
