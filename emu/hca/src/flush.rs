@@ -76,7 +76,7 @@ impl<H: Host> Hca<'_, H> {
         requester.fetching.set(0);
         requester.unacked.set(requester.psn.get());
         requester.psn_max.set(requester.psn.get());
-        for _ in 0..qp.sq.slots.get() {
+        for _ in 0..qp.sq.size() {
             if qp.sq.waiting() == 0 {
                 break;
             }
@@ -142,7 +142,7 @@ impl<H: Host> Hca<'_, H> {
             }
             return;
         }
-        for _ in 0..qp.rq.slots.get() {
+        for _ in 0..qp.rq.size() {
             if qp.rq.waiting() == 0 {
                 break;
             }

@@ -194,7 +194,7 @@ impl<H: Host> Hca<'_, H> {
         if !matches!(qp.state(), State::Rts | State::Sqd) {
             return Next::Wait;
         }
-        let fits = left <= qp.sq.slots.get();
+        let fits = left <= qp.sq.size();
         let Some(work) = self.request(qp, next).filter(|_| fits) else {
             // Who wrote it broke it: only the owner can.
             self.fail(index, qp, State::Error);
@@ -528,7 +528,7 @@ impl<H: Host> Hca<'_, H> {
     fn acknowledge(&self, index: u32, qp: &Qp, last: u32) -> bool {
         // What follows the oldest request may not have been sent yet, and has no number then.
         let mut begins = None;
-        for _ in 0..qp.sq.slots.get() {
+        for _ in 0..qp.sq.size() {
             if qp.sq.waiting() == 0 {
                 break;
             }
