@@ -591,10 +591,10 @@ impl<H: Host> Hca<'_, H> {
                     requester.rnr_retries.set(left - 1);
                 }
                 self.go_back(qp);
+                // The deadline first: who waits without one waits for ever.
+                let deadline_ns = self.host.now_ns() + rnr_timer_ns(code);
+                requester.deadline_ns.set(deadline_ns);
                 requester.not_ready.set(1);
-                requester
-                    .deadline_ns
-                    .set(self.host.now_ns() + rnr_timer_ns(code));
                 self.host.attention(index);
             }
             Nak::InvalidRequest => self.fail_oldest(index, qp, Status::RemoteInvalidRequest),
