@@ -8,6 +8,7 @@ use crate::{
     Hca, Host,
     cell::{U32, U64, announce},
     lock::Lock,
+    queue::count_from,
     types::{Event, Status},
 };
 
@@ -218,7 +219,11 @@ impl<H: Host> Hca<'_, H> {
             } else {
                 &qp.sq
             };
-            queue.freed.release(completion.frees & !FREES_RECEIVE);
+            // Not if the queue pair was reset since.
+            let (frees, freed) = (completion.frees & !FREES_RECEIVE, queue.freed.get());
+            if count_from(frees, freed) <= count_from(queue.taken.get(), freed) {
+                queue.freed.release(frees);
+            }
         }
         Some(completion)
     }

@@ -65,8 +65,11 @@ impl<H: Host> Hca<'_, H> {
             .ports
             .get(qp.port.get() as usize)
             .ok_or(Status::LocalOperation)?;
-        if send.length > qp.path_mtu.get() {
+        if send.length > qp.mtu() {
             return Err(Status::LocalLength);
+        }
+        if !self.is_sane(qp, slot, send) {
+            return Err(Status::LocalOperation);
         }
         let payload = if send.is_inline() {
             Payload::Slot {
@@ -236,8 +239,8 @@ impl<H: Host> Hca<'_, H> {
                 .map_err(|_| Status::LocalProtection)
         });
         if let Err(status) = put {
-            self.end_receive(index, qp, &held, status);
             self.fail(index, qp, State::Error);
+            self.end_receive(index, qp, &held, status);
             return;
         }
         let (flags, immediate) = match extra {

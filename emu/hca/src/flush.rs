@@ -13,8 +13,20 @@ use crate::{
 impl<H: Host> Hca<'_, H> {
     /// Puts a queue pair into error, and has it flushed as soon as no lock is held.
     pub(crate) fn fail(&self, index: u32, qp: &Qp, state: State) {
-        qp.state.swap(state as u32);
+        // Before the state, so that whoever dies in between leaves a trace.
         qp.flushes.set(1);
+        match state {
+            // No way back from an error that was met elsewhere.
+            State::Sqe => {
+                let from = [State::Rts, State::Sqd].map(|from| from as u32);
+                let _ = from
+                    .iter()
+                    .any(|from| qp.state.replace(*from, state as u32));
+            }
+            _ => {
+                qp.state.swap(state as u32);
+            }
+        }
         let (mut failed, count) = (self.failed.get(), self.failed_count.get());
         if failed[..count].contains(&index) {
             return;
@@ -50,7 +62,6 @@ impl<H: Host> Hca<'_, H> {
         let Some(qp) = self.memory.qp(index) else {
             return;
         };
-        qp.flushes.set(0);
         let held = qp.send_lock.take(self.me);
         self.flush_sends(index, qp);
         drop(held);
@@ -58,6 +69,8 @@ impl<H: Host> Hca<'_, H> {
             let held = qp.receive_lock.take(self.me);
             self.flush_receives(index, qp, &held);
         }
+        // Last: who dies before has it done by the daemon.
+        qp.flushes.set(0);
     }
 
     /// Flushes the send queue, whose lock the caller holds.
@@ -71,7 +84,8 @@ impl<H: Host> Hca<'_, H> {
         requester.offset.set(0);
         requester.fetching.set(0);
         requester.unacked.set(requester.psn.get());
-        for _ in 0..qp.sq.slots.get() {
+        requester.psn_max.set(requester.psn.get());
+        for _ in 0..qp.sq.size() {
             if qp.sq.waiting() == 0 {
                 break;
             }
@@ -94,11 +108,11 @@ impl<H: Host> Hca<'_, H> {
         length: u32,
     ) {
         let taken = count_add(qp.sq.taken.get(), 1);
-        qp.sq.taken.set(taken);
         let signaled = qp.signals_all.get() != 0
             || send.flags.contains(crate::SendFlags::SIGNALED)
             || status != Status::Success;
         if !signaled {
+            qp.sq.taken.set(taken);
             return;
         }
         let completion = Completion {
@@ -119,6 +133,7 @@ impl<H: Host> Hca<'_, H> {
             frees: taken,
             time_ns: self.host.now_ns(),
         };
+        qp.sq.taken.set(taken);
         self.complete(qp.send_cq.get(), &completion, false);
     }
 
@@ -131,10 +146,12 @@ impl<H: Host> Hca<'_, H> {
             self.end_receive(index, qp, held, Status::Flushed);
         }
         if qp.srq.get() != 0 {
-            self.host.event(Event::LastWqe, index);
+            if qp.flushes.get() != 0 {
+                self.host.event(Event::LastWqe, index);
+            }
             return;
         }
-        for _ in 0..qp.rq.slots.get() {
+        for _ in 0..qp.rq.size() {
             if qp.rq.waiting() == 0 {
                 break;
             }

@@ -31,6 +31,7 @@
 //! What must stay true: every request completes once, in order; nothing in device memory is trusted;
 //! a process that dies at any point harms only those who are connected to it.
 
+mod canary;
 pub mod capture;
 pub mod cell;
 pub mod control;
@@ -50,6 +51,8 @@ pub mod queue;
 mod requester;
 mod responder;
 pub mod srq;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod types;
 pub mod wire;
 
@@ -120,6 +123,9 @@ pub struct Hca<'m, H> {
     /// Queue pairs that failed, to be flushed when no lock is held.
     failed: Cell<[u32; FAILED_MAX]>,
     failed_count: Cell<usize>,
+    /// A bug that is switched on.
+    #[cfg(feature = "testing")]
+    pub canary: Cell<Option<testing::Canary>>,
 }
 
 /// More queue pairs than this do not fail in one call; if they do, the daemon flushes the rest.
@@ -134,6 +140,8 @@ impl<'m, H: Host> Hca<'m, H> {
             me,
             failed: Cell::default(),
             failed_count: Cell::default(),
+            #[cfg(feature = "testing")]
+            canary: Cell::default(),
         }
     }
 }

@@ -140,7 +140,8 @@ pub struct Packet<'a> {
     pub transport: Transport,
     /// Sequence number.
     pub psn: u32,
-    /// How many sequence numbers it stands for: 1 on a path that goes packet by packet.
+    /// How many sequence numbers it stands for. On a path that goes packet by packet that is 1; of a
+    /// read, one for each packet of the response.
     pub count: u32,
     /// An acknowledgement is wanted.
     pub acknowledge: bool,

@@ -126,6 +126,8 @@ pub struct Requester {
     pub not_ready: U32,
     /// Tries left.
     pub retries: U32,
+    /// 1 if a response was missed since the last progress, and asked for again.
+    pub missed: U32,
     /// Tries left for want of a receive.
     pub rnr_retries: U32,
     /// 1 if packets are under way, so that nothing may overtake them.
@@ -204,9 +206,14 @@ impl Qp {
         }
     }
 
+    /// Bytes of payload in a packet, whatever is in the table.
+    pub fn mtu(&self) -> u32 {
+        self.path_mtu.get().clamp(256, 4096)
+    }
+
     /// How many packets a message of so many bytes takes.
     pub fn packets(&self, length: u32) -> u32 {
-        length.div_ceil(self.path_mtu.get().max(256)).max(1)
+        length.div_ceil(self.mtu()).max(1)
     }
 }
 

@@ -15,6 +15,8 @@ use crate::{
 
 /// Scatter/gather entries that a request can have.
 pub const SGES_MAX: usize = 32;
+/// Slots that a ring can have: no model has more.
+pub const SLOTS_MAX: u32 = 1 << 16;
 /// Counters are modulo this + 1.
 pub const COUNT_MASK: u32 = 0x7fff_ffff;
 
@@ -138,6 +140,11 @@ impl Queue {
         RECEIVE_HEAD_WORDS + sges as usize * 2
     }
 
+    /// How many requests it can hold, whatever is in the table.
+    pub fn size(&self) -> u32 {
+        self.slots.get().min(SLOTS_MAX)
+    }
+
     /// How many requests could be posted now.
     pub fn room(&self) -> u32 {
         self.room_after(self.posted.get())
@@ -146,7 +153,7 @@ impl Queue {
     /// How many requests could be posted if so many had been.
     pub fn room_after(&self, posted: u32) -> u32 {
         let used = count_from(posted, self.freed.acquire());
-        self.slots.get().saturating_sub(used)
+        self.size().saturating_sub(used)
     }
 
     /// How many requests wait to be taken.
@@ -156,7 +163,7 @@ impl Queue {
 
     fn slot<'m>(&self, memory: &'m Memory, index: u32, words: usize) -> Option<&'m [U64]> {
         let slots = self.slots.get();
-        if slots == 0 || slots > COUNT_MASK {
+        if slots == 0 || slots > SLOTS_MAX {
             return None;
         }
         let offset = u64::from(index % slots) * words as u64 * 8;

@@ -12,17 +12,20 @@
 
 use crate::{
     Access, Hca, Host, Opcode, Packet, Path, Segment, SendFlags, State, Status, Transport,
+    canary::Canary,
     cell::U64,
-    key::{self, KeyError},
+    key::{self, KeyError, Scope},
     packet::{Body, Extra, Nak, Remote, Route},
     payload::{Payload, Places},
     qp::Qp,
-    queue::{SEND_HEAD_WORDS, Send, count_add, load_sges},
+    queue::{SEND_HEAD_WORDS, Send, count_add, count_from, load_sges},
     types::psn,
 };
 
 /// Packets under way on a path that goes packet by packet.
 const WINDOW_PACKETS: i32 = 64;
+/// Packets that one read asks for on such a path: a longer one asks again.
+const READ_PACKETS: u64 = 16;
 /// Every so many packets, an acknowledgement is asked for.
 const ACKNOWLEDGE_EVERY: u32 = 16;
 
@@ -76,6 +79,9 @@ impl<H: Host> Hca<'_, H> {
         let held = qp.send_lock.take(self.me);
         self.work(index, qp);
         drop(held);
+        if qp.flushes.get() != 0 {
+            self.flush(index);
+        }
         self.settle();
     }
 
@@ -102,6 +108,7 @@ impl<H: Host> Hca<'_, H> {
         }
         requester.deadline_ns.set(0);
         requester.not_ready.set(0);
+        requester.missed.set(0);
         if waits {
             return true;
         }
@@ -120,6 +127,13 @@ impl<H: Host> Hca<'_, H> {
         true
     }
 
+    /// A response was lost on the way: as if that were reported, once.
+    fn miss(&self, index: u32, qp: &Qp) {
+        if qp.requester.missed.swap(1) == 0 {
+            self.again(index, qp, Status::RetryExceeded);
+        }
+    }
+
     /// Sets the next packet to the oldest that is not acknowledged.
     fn go_back(&self, qp: &Qp) {
         let requester = &qp.requester;
@@ -131,9 +145,12 @@ impl<H: Host> Hca<'_, H> {
         let Some(work) = self.request(qp, qp.sq.taken.get()) else {
             return;
         };
+        if self.has(Canary::GoBackForgetsOffset) {
+            return;
+        }
         if !work.send.opcode.is_local() && requester.psn_max.get() != from {
             let packets = psn::ahead(from, work.send.psn).max(0) as u64;
-            requester.offset.set(packets * u64::from(qp.path_mtu.get()));
+            requester.offset.set(packets * u64::from(qp.mtu()));
         }
     }
 
@@ -145,7 +162,8 @@ impl<H: Host> Hca<'_, H> {
             if requester.not_ready.get() == 0 {
                 requester.deadline_ns.set(0);
             }
-            if qp.state() == State::Sqd && qp.drain_event.swap(0) != 0 {
+            let resends = requester.psn.get() != requester.psn_max.get();
+            if qp.state() == State::Sqd && !resends && qp.drain_event.swap(0) != 0 {
                 self.host.event(crate::Event::Drained, index);
             }
             return;
@@ -173,14 +191,17 @@ impl<H: Host> Hca<'_, H> {
         let requester = &qp.requester;
         let next = requester.next.get();
         let begun = requester.offset.get() > 0;
-        let idle = next == qp.sq.posted.acquire();
-        if idle || requester.not_ready.get() != 0 || qp.state() == State::Sqd && !begun {
+        let resends = requester.psn.get() != requester.psn_max.get();
+        let drains = qp.state() == State::Sqd && !begun && !resends;
+        let left = count_from(qp.sq.posted.acquire(), next);
+        if left == 0 || requester.not_ready.get() != 0 || drains {
             return Next::Wait;
         }
         if !matches!(qp.state(), State::Rts | State::Sqd) {
             return Next::Wait;
         }
-        let Some(work) = self.request(qp, next) else {
+        let fits = left <= qp.sq.size();
+        let Some(work) = self.request(qp, next).filter(|_| fits) else {
             // Who wrote it broke it: only the owner can.
             self.fail(index, qp, State::Error);
             return Next::Wait;
@@ -196,7 +217,8 @@ impl<H: Host> Hca<'_, H> {
         let waits_for_fetch = work.send.flags.contains(SendFlags::FENCE)
             || work.send.opcode.fetches()
                 && requester.fetching.get() >= qp.max_rd_atomic.get().max(1);
-        if !begun && requester.fetching.get() > 0 && waits_for_fetch {
+        let asks = !begun || work.send.opcode.fetches();
+        if asks && requester.fetching.get() > 0 && waits_for_fetch {
             return Next::Wait;
         }
         if qp.transport() == Some(Transport::Ud) {
@@ -212,23 +234,25 @@ impl<H: Host> Hca<'_, H> {
             return self.lose(index, qp, work);
         };
         let path = self.host.path(route.from_port, route.to_port);
-        let path = match path {
+        if path == Path::Whole && requester.slow.get() != 0 {
             // Packets are under way that this message must not overtake.
-            Path::Whole if requester.slow.get() != 0 => Path::Elsewhere,
-            other => other,
-        };
+            if requester.unacked.get() != requester.psn.get() {
+                return Next::Wait;
+            }
+            requester.slow.set(0);
+        }
         if path == Path::Elsewhere {
             self.host.attention(index);
             return Next::Wait;
         }
-        if let Err(status) = self.check(qp, send) {
+        if let Err(status) = self.check(qp, work) {
             // What was asked before it completes first.
             if oldest {
                 self.fail_oldest(index, qp, status);
             }
             return Next::Wait;
         }
-        let mtu = u64::from(qp.path_mtu.get().max(256));
+        let mtu = u64::from(qp.mtu());
         let offset = requester.offset.get();
         let rest = u64::from(send.length).saturating_sub(offset);
         let at = requester.psn.get();
@@ -237,10 +261,11 @@ impl<H: Host> Hca<'_, H> {
             return Next::Wait;
         }
         let fetches = send.opcode.fetches();
-        let length = if path == Path::Whole || fetches {
-            rest
-        } else {
-            rest.min(mtu)
+        let length = match path {
+            Path::Whole => rest,
+            // The same parts when it is asked again: the responder counts on it.
+            _ if fetches => rest.min(mtu * READ_PACKETS - offset % (mtu * READ_PACKETS)),
+            _ => rest.min(mtu),
         };
         let mut places = Places::new();
         let payload = if fetches {
@@ -258,16 +283,12 @@ impl<H: Host> Hca<'_, H> {
         };
         let count = (rest.min(length).div_ceil(mtu) as u32).max(1);
         let (first, last) = (offset == 0, length == rest);
-        let body = body(send, first, last, offset, payload);
+        let body = body(send, first, last, (offset, length), payload);
         let packet = Packet {
             route,
             transport: qp.transport().unwrap_or(Transport::Rc),
             psn: at,
-            count: if fetches && path == Path::Packets {
-                1
-            } else {
-                count
-            },
+            count,
             acknowledge: last || psn::add(at, 1).is_multiple_of(ACKNOWLEDGE_EVERY),
             solicited: last && send.flags.contains(SendFlags::SOLICITED),
             srq: send.srq,
@@ -324,13 +345,8 @@ impl<H: Host> Hca<'_, H> {
         if qp.is_reliable() && qp.requester.unacked.get() != qp.requester.psn.get() {
             return Next::Wait;
         }
-        self.advance(
-            qp,
-            work,
-            qp.packets(work.send.length),
-            work.send.length.into(),
-            true,
-        );
+        let rest = u64::from(work.send.length).saturating_sub(qp.requester.offset.get());
+        self.advance(qp, work, qp.packets(rest as u32), rest, true);
         if !qp.is_reliable() {
             self.arrived(index, qp, work, true);
             return Next::Go;
@@ -392,7 +408,8 @@ impl<H: Host> Hca<'_, H> {
     }
 
     /// What can be told to be wrong before anything is sent.
-    fn check(&self, qp: &Qp, send: &Send) -> Result<(), Status> {
+    fn check(&self, qp: &Qp, work: &Work<'_>) -> Result<(), Status> {
+        let send = &work.send;
         let reliable = qp.is_reliable();
         let known = match send.opcode {
             Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd => {
@@ -405,10 +422,21 @@ impl<H: Host> Hca<'_, H> {
         if !known {
             return Err(Status::LocalOperation);
         }
-        if atomic && send.length != 8 || send.length > 1 << 31 {
+        let too_long = send.length > 1 << 31 || qp.packets(send.length) >= 1 << 23;
+        if atomic && send.length != 8 || too_long {
             return Err(Status::LocalLength);
         }
-        Ok(())
+        let sane = self.is_sane(qp, work.slot, send);
+        sane.then_some(()).ok_or(Status::LocalOperation)
+    }
+
+    /// Whether a request is as long as what it brings.
+    pub(crate) fn is_sane(&self, qp: &Qp, slot: &[U64], send: &Send) -> bool {
+        if send.is_inline() {
+            return send.length <= qp.sq.inline_bytes.get();
+        }
+        let list = load_sges(&slot[SEND_HEAD_WORDS..], send.sges);
+        list.map(|sge| u64::from(sge.length)).sum::<u64>() == u64::from(send.length)
     }
 
     /// The data of (a part of) a message, with keys checked.
@@ -463,13 +491,13 @@ impl<H: Host> Hca<'_, H> {
 
     /// Completes the oldest request with an error, and with it the queue pair.
     pub(crate) fn fail_oldest(&self, index: u32, qp: &Qp, status: Status) {
+        let connected = qp.is_reliable();
+        self.fail(index, qp, if connected { State::Error } else { State::Sqe });
         if let Some(work) = self.request(qp, qp.sq.taken.get())
             && qp.sq.waiting() > 0
         {
             self.complete_send(index, qp, &work.send, status, 0);
         }
-        let connected = qp.is_reliable();
-        self.fail(index, qp, if connected { State::Error } else { State::Sqe });
     }
 
     /// Takes a response. The caller holds the send lock.
@@ -488,10 +516,7 @@ impl<H: Host> Hca<'_, H> {
             return;
         }
         match &packet.body {
-            Body::Ack if !self.acknowledge(index, qp, packet.psn) => {
-                // A response was lost on the way: as if that were reported.
-                self.again(index, qp, Status::RetryExceeded);
-            }
+            Body::Ack if !self.acknowledge(index, qp, packet.psn) => self.miss(index, qp),
             Body::Nak(nak) => self.refused(index, qp, packet.psn, *nak),
             Body::ReadResponse { last, payload, .. } => {
                 self.fetched(index, qp, packet, payload, *last);
@@ -507,31 +532,29 @@ impl<H: Host> Hca<'_, H> {
 
     /// Everything up to `last` arrived. False if a response is missing among it.
     fn acknowledge(&self, index: u32, qp: &Qp, last: u32) -> bool {
-        let requester = &qp.requester;
-        for _ in 0..qp.sq.slots.get() {
+        // What follows the oldest request may not have been sent yet, and has no number then.
+        let mut begins = None;
+        for _ in 0..qp.sq.size() {
             if qp.sq.waiting() == 0 {
                 break;
             }
             let Some(work) = self.request(qp, qp.sq.taken.get()) else {
                 break;
             };
-            let sent = qp.sq.taken.get() != requester.next.get() || requester.offset.get() > 0;
-            if work.send.opcode.is_local()
-                || !sent && requester.psn_max.get() == requester.psn.get()
-            {
+            let first = begins.unwrap_or(work.send.psn);
+            if work.send.opcode.is_local() || psn::ahead(last, first) < 0 {
                 break;
             }
-            let ends = psn::add(work.send.psn, qp.packets(work.send.length) - 1);
-            if psn::ahead(last, work.send.psn) < 0 {
-                break;
-            }
-            if work.send.opcode.fetches() {
+            if work.send.opcode.fetches() && !self.has(Canary::AcknowledgeCompletesReads) {
+                self.progress(qp, first);
                 return false;
             }
-            if psn::ahead(last, ends) < 0 {
+            let after = psn::add(first, qp.packets(work.send.length));
+            if psn::ahead(last, after) < -1 {
                 break;
             }
             self.complete_send(index, qp, &work.send, Status::Success, work.send.length);
+            begins = Some(after);
         }
         self.progress(qp, psn::add(last, 1));
         true
@@ -548,6 +571,7 @@ impl<H: Host> Hca<'_, H> {
         requester.rnr_retries.set(qp.rnr_retry.get());
         requester.deadline_ns.set(0);
         requester.not_ready.set(0);
+        requester.missed.set(0);
         // What was to be sent again arrived after all.
         if psn::ahead(unacked, requester.psn.get()) > 0 {
             self.go_back(qp);
@@ -558,8 +582,7 @@ impl<H: Host> Hca<'_, H> {
         let requester = &qp.requester;
         let before = psn::add(at, psn::MASK);
         if at != requester.unacked.get() && !self.acknowledge(index, qp, before) {
-            self.again(index, qp, Status::RetryExceeded);
-            return;
+            return self.miss(index, qp);
         }
         match nak {
             Nak::Sequence => {
@@ -574,10 +597,10 @@ impl<H: Host> Hca<'_, H> {
                     requester.rnr_retries.set(left - 1);
                 }
                 self.go_back(qp);
+                // The deadline first: who waits without one waits for ever.
+                let deadline_ns = self.host.now_ns() + rnr_timer_ns(code);
+                requester.deadline_ns.set(deadline_ns);
                 requester.not_ready.set(1);
-                requester
-                    .deadline_ns
-                    .set(self.host.now_ns() + rnr_timer_ns(code));
                 self.host.attention(index);
             }
             Nak::InvalidRequest => self.fail_oldest(index, qp, Status::RemoteInvalidRequest),
@@ -592,8 +615,7 @@ impl<H: Host> Hca<'_, H> {
         if packet.psn != requester.unacked.get() {
             let before = psn::add(packet.psn, psn::MASK);
             if !self.acknowledge(index, qp, before) {
-                self.again(index, qp, Status::RetryExceeded);
-                return;
+                return self.miss(index, qp);
             }
         }
         let Some(work) = self.request(qp, qp.sq.taken.get()) else {
@@ -604,9 +626,10 @@ impl<H: Host> Hca<'_, H> {
         if qp.sq.waiting() == 0 || !send.opcode.fetches() || part < 0 {
             return self.fail_oldest(index, qp, Status::BadResponse);
         }
-        let at = part as u64 * u64::from(qp.path_mtu.get());
+        let at = part as u64 * u64::from(qp.mtu());
         let end = at + payload.length();
-        if end > u64::from(send.length) || last != (end == u64::from(send.length)) {
+        let ends = end == u64::from(send.length);
+        if end > u64::from(send.length) || ends && !last {
             return self.fail_oldest(index, qp, Status::BadResponse);
         }
         let put = self
@@ -622,6 +645,8 @@ impl<H: Host> Hca<'_, H> {
             requester
                 .fetching
                 .set(requester.fetching.get().saturating_sub(1));
+        }
+        if ends {
             self.complete_send(index, qp, send, Status::Success, send.length);
         }
         self.progress(qp, psn::add(packet.psn, packet.count));
@@ -631,7 +656,7 @@ impl<H: Host> Hca<'_, H> {
     fn do_local(&self, index: u32, qp: &Qp, work: &Work<'_>) -> Next {
         let done = match work.send.opcode {
             Opcode::LocalInvalidate => self
-                .invalidate(qp, work.send.immediate)
+                .invalidate(qp.scope(), work.send.immediate)
                 .then_some(())
                 .ok_or(Status::LocalProtection),
             _ => self.bind(qp, &work.send).map_err(|_| Status::WindowBind),
@@ -646,8 +671,7 @@ impl<H: Host> Hca<'_, H> {
     }
 
     /// Ends what a window's key of type 2 allows; whether there was such a key.
-    pub(crate) fn invalidate(&self, qp: &Qp, number: u32) -> bool {
-        let scope = qp.scope();
+    pub(crate) fn invalidate(&self, scope: Scope, number: u32) -> bool {
         let Ok(entry) = self.memory.valid_key(number, scope.hca) else {
             return false;
         };
@@ -780,7 +804,13 @@ fn expected_peer(transport: Transport) -> Option<Transport> {
     })
 }
 
-fn body<'a>(send: &Send, first: bool, last: bool, offset: u64, payload: Payload<'a>) -> Body<'a> {
+fn body<'a>(
+    send: &Send,
+    first: bool,
+    last: bool,
+    (offset, length): (u64, u64),
+    payload: Payload<'a>,
+) -> Body<'a> {
     let remote = Remote {
         address: send.remote_address,
         key: send.remote_key,
@@ -801,7 +831,7 @@ fn body<'a>(send: &Send, first: bool, last: bool, offset: u64, payload: Payload<
         },
         Opcode::Read => Body::Read(Remote {
             address: send.remote_address.wrapping_add(offset),
-            length: send.length - offset as u32,
+            length: length as u32,
             ..remote
         }),
         opcode @ (Opcode::CompareSwap | Opcode::FetchAdd) => Body::Atomic {

@@ -14,8 +14,9 @@
 
 use crate::{
     Access, Atomic, Event, Hca, Host, Opcode, Packet, Segment, State, Status, Transport,
+    canary::Canary,
     cell::{U64, announce},
-    key::KeyError,
+    key::{KeyError, Scope},
     lock::Held,
     packet::{Body, Extra, Nak, Remote, Route},
     payload::{Payload, Places},
@@ -81,7 +82,7 @@ impl<H: Host> Hca<'_, H> {
             }
             return;
         }
-        if ahead < 0 {
+        if ahead < 0 && !self.has(Canary::NoDuplicateCheck) {
             return self.receive_again(&to, packet, reply);
         }
         responder.nak_sent.set(0);
@@ -96,6 +97,8 @@ impl<H: Host> Hca<'_, H> {
             }
             Err(Refusal::Drop) => {}
             Err(Refusal::NotReady) => {
+                // What follows it is not missed: it comes again.
+                responder.nak_sent.set(1);
                 let timer = Nak::NotReady(qp.min_rnr_timer.get() as u8);
                 reply(&response(qp, packet, expected, Body::Nak(timer)));
             }
@@ -127,6 +130,8 @@ impl<H: Host> Hca<'_, H> {
 
     /// A connection fails for what its peer asked.
     fn refuse(&self, to: &Target<'_>, nak: Nak, status: Option<Status>) {
+        // First of all: who dies in here leaves a queue pair that is to be flushed.
+        self.fail(to.index, to.qp, State::Error);
         if let Some(status) = status
             && to.qp.responder.holds.get() != 0
         {
@@ -139,7 +144,6 @@ impl<H: Host> Hca<'_, H> {
             }
             _ => {}
         }
-        self.fail(to.index, to.qp, State::Error);
     }
 
     fn receive_unreliable(&self, to: &Target<'_>, packet: &Packet<'_>, ahead: i32) {
@@ -175,7 +179,13 @@ impl<H: Host> Hca<'_, H> {
         match packet.body {
             Body::Read(remote) => {
                 // A key that has gone since ends nothing: the requester's timer will (9.7.5.1.4).
-                let _ = self.read(qp, packet, remote, reply);
+                let done = self.read(qp, packet, remote, reply).is_ok();
+                // A read that was asked for in parts may be asked for as one when the path changes.
+                let after = psn::add(packet.psn, packet.count);
+                if done && psn::ahead(after, responder.psn.get()) > 0 {
+                    responder.psn.set(after);
+                    responder.nak_sent.set(0);
+                }
             }
             Body::Atomic { .. } => {
                 let kept = responder
@@ -263,7 +273,7 @@ impl<H: Host> Hca<'_, H> {
                     Opcode::CompareSwap => Atomic::CompareSwap(*compare_add, *swap),
                     _ => Atomic::FetchAdd(*compare_add),
                 };
-                let before = self.atomic(qp, *remote, operation)?;
+                let before = self.atomic(qp, packet.srq, *remote, operation)?;
                 let at = responder.result_next.get() as usize % RESOURCES_MAX;
                 responder.results[at].set(before);
                 responder.result_psns[at].set(packet.psn + 1);
@@ -292,6 +302,20 @@ impl<H: Host> Hca<'_, H> {
         }
     }
 
+    /// For whom keys are checked that a request names. An extended connection has no protection
+    /// domain of its own: that of the shared queue counts.
+    fn target_scope(&self, qp: &Qp, srq: u32) -> Scope {
+        let shared = match qp.transport() {
+            Some(Transport::XrcReceive) => self.memory.srq(srq),
+            _ => None,
+        };
+        let fits = |srq: &&Srq| srq.xrc_domain.get() == qp.xrc_domain.get();
+        Scope {
+            pd: shared.filter(fits).map_or(qp.pd.get(), |srq| srq.pd.get()),
+            ..qp.scope()
+        }
+    }
+
     fn write(
         &self,
         to: &Target<'_>,
@@ -307,7 +331,7 @@ impl<H: Host> Hca<'_, H> {
             if remote.length > 0 {
                 self.memory.locate(
                     remote.key,
-                    qp.scope(),
+                    self.target_scope(qp, packet.srq),
                     remote.address,
                     remote.length.into(),
                     Access::REMOTE_WRITE,
@@ -331,9 +355,10 @@ impl<H: Host> Hca<'_, H> {
         if length > 0 {
             let address = responder.address.get().wrapping_add(done);
             let key = responder.key.get();
-            let place =
-                self.memory
-                    .locate(key, qp.scope(), address, length, Access::REMOTE_WRITE)?;
+            let scope = self.target_scope(qp, packet.srq);
+            let place = self
+                .memory
+                .locate(key, scope, address, length, Access::REMOTE_WRITE)?;
             self.put(payload, &[place])
                 .map_err(|_| Refusal::Fatal(Nak::RemoteOperation, Some(Status::LocalAccess)))?;
         }
@@ -367,7 +392,7 @@ impl<H: Host> Hca<'_, H> {
             0 => Segment::EMPTY,
             length => self.memory.locate(
                 remote.key,
-                qp.scope(),
+                self.target_scope(qp, packet.srq),
                 remote.address,
                 length.into(),
                 Access::REMOTE_READ,
@@ -388,7 +413,7 @@ impl<H: Host> Hca<'_, H> {
             reply(&packet);
             return Ok(());
         }
-        let mtu = u64::from(qp.path_mtu.get());
+        let mtu = u64::from(qp.mtu());
         for part in 0..parts {
             let segment = place.part(u64::from(part) * mtu, mtu);
             let body = Body::ReadResponse {
@@ -401,14 +426,14 @@ impl<H: Host> Hca<'_, H> {
         Ok(())
     }
 
-    fn atomic(&self, qp: &Qp, remote: Remote, operation: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&self, qp: &Qp, srq: u32, remote: Remote, operation: Atomic) -> Result<u64, Refusal> {
         self.allows(qp, Access::REMOTE_ATOMIC)?;
         if !remote.address.is_multiple_of(8) {
             return Err(INVALID);
         }
         let place = self.memory.locate(
             remote.key,
-            qp.scope(),
+            self.target_scope(qp, srq),
             remote.address,
             8,
             Access::REMOTE_ATOMIC,
@@ -507,6 +532,7 @@ impl<H: Host> Hca<'_, H> {
             return own;
         }
         let srq = self.memory.srq(qp.borrowed.taken.get());
+        let srq = srq.filter(|srq| srq.used.get() != 0);
         srq.map_or(own, |srq| srq.cq.get())
     }
 
@@ -519,15 +545,13 @@ impl<H: Host> Hca<'_, H> {
     ) -> Result<Places, Status> {
         let slot = self.held_receive(qp).ok_or(Status::LocalOperation)?;
         let receive = Receive::load(slot);
-        let shared = match qp.transport() {
-            Some(Transport::XrcReceive) => Some(qp.borrowed.taken.get()),
-            _ => qp.srq.get().checked_sub(1),
+        let scope = match qp.srq.get().checked_sub(1).map(|at| self.memory.srq(at)) {
+            Some(Some(srq)) => Scope {
+                pd: srq.pd.get(),
+                ..qp.scope()
+            },
+            _ => self.target_scope(qp, qp.borrowed.taken.get()),
         };
-        let pd = match shared.and_then(|index| self.memory.srq(index)) {
-            Some(srq) => srq.pd.get(),
-            None => qp.pd.get(),
-        };
-        let scope = crate::key::Scope { pd, ..qp.scope() };
         let mut places = Places::new();
         for sge in load_sges(&slot[queue::RECEIVE_HEAD_WORDS..], receive.sges) {
             if length == 0 {
@@ -575,7 +599,7 @@ impl<H: Host> Hca<'_, H> {
     fn end_send(&self, to: &Target<'_>, packet: &Packet<'_>, extra: Extra) -> Result<(), Refusal> {
         let responder = &to.qp.responder;
         if let Extra::Invalidate(key) = extra
-            && !self.invalidate(to.qp, key)
+            && !self.invalidate(self.target_scope(to.qp, packet.srq), key)
         {
             return Err(FORBIDDEN);
         }

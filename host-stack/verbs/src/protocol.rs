@@ -5,7 +5,7 @@
 //!     Hello, [pool]           ------------->
 //!                             <-------------  Welcome, [device memory, doorbell]
 //!     Open(hca)               ------------->
-//!                             <-------------  Context(number), [events]
+//!                             <-------------  Made(context), [events out, events in]
 //!     Control(context, ...)   ------------->
 //!                             <-------------  Done(reply | errno)
 //!     Raise(event, element)   ------------->  (no answer) to whom it belongs
@@ -31,7 +31,7 @@ pub enum Ask {
         /// [`VERSION`].
         version: u32,
     },
-    /// Opens an HCA: a context, and where its asynchronous events come out.
+    /// Opens an HCA: a context, where its asynchronous events come out, and where they go in.
     Open {
         /// Which.
         hca: u32,

@@ -48,6 +48,7 @@ fn table(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
     let datagram = transport == Transport::Ud;
     let start = PKEY_INDEX | PORT | if datagram { QKEY } else { ACCESS_FLAGS };
     Some(match (from, to) {
+        (Reset, Error) => return None,
         (_, Reset | Error) => (0, 0),
         (Reset, Init) => (start, 0),
         (Init, Init) => (0, start),
@@ -78,7 +79,7 @@ fn table(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
                 PORT | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC | MAX_DEST_RD_ATOMIC;
             let takes = match transport {
                 Transport::Ud => PKEY_INDEX | QKEY,
-                Transport::Uc => AV | PKEY_INDEX | live(transport),
+                Transport::Uc => PKEY_INDEX | live(transport),
                 _ => AV | PKEY_INDEX | live(transport) | reliable,
             };
             (0, takes)

@@ -37,6 +37,11 @@ impl Heap {
         Some(at)
     }
 
+    /// Whether nothing is taken.
+    pub fn is_whole(&self) -> bool {
+        self.free.get(&HEAP_AT) == Some(&HEAP_BYTES)
+    }
+
     /// Gives room back that was taken with the same size.
     pub fn give(&mut self, mut at: u64, bytes: u64) {
         let mut bytes = bytes.max(1).next_multiple_of(ALIGN);

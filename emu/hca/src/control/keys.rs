@@ -129,7 +129,8 @@ impl Control {
             entry.access.set(access);
         }
         if let Some((address, length, pooled)) = range {
-            entry.start.set(address);
+            let zero_based = entry.access.get() & Access::ZERO_BASED.bits() != 0;
+            entry.start.set(if zero_based { 0 } else { address });
             entry.address.set(address);
             entry.length.set(length);
             entry.pooled.set(pooled.into());

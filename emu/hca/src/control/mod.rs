@@ -380,7 +380,8 @@ impl Control {
 
     /// A process is gone: what it had goes, and the connections of its peers fail.
     ///
-    /// The places of the queue pairs that were connected to its own.
+    /// The places of the queue pairs that were connected to its own, or that are to be flushed: they
+    /// want attention.
     pub fn gone<H: Host>(&mut self, hca: &Hca<'_, H>, process: u32) -> Vec<u32> {
         let memory = hca.memory;
         self.processes.remove(&process);
@@ -397,6 +398,9 @@ impl Control {
             peers.extend(self.connected_to(memory, qp));
             let _ = self.destroy_qp(hca, process, qp);
         }
+        // What it failed, and did not live to flush.
+        let failed = |place: &&u32| memory.qp(**place).is_some_and(|qp| qp.flushes.get() != 0);
+        peers.extend(self.qps.used.iter().filter(failed));
         for srq in owned(&self.srqs.used, &|place| {
             Some(memory.srq(place)?.process.get())
         }) {
@@ -422,6 +426,25 @@ impl Control {
             slot.set(0);
         }
         peers
+    }
+
+    /// What is in use, by kind, if anything is.
+    pub fn in_use(&self) -> Vec<(&'static str, usize)> {
+        let users = |users: &BTreeMap<u32, u32>| users.values().filter(|n| **n > 0).count();
+        let counts = [
+            ("protection domains", self.pds.len()),
+            ("domains", self.xrcds.len()),
+            ("keys", self.keys.used.len()),
+            ("queue pairs", self.qps.used.len()),
+            ("completion queues", self.cqs.used.len()),
+            ("shared queues", self.srqs.used.len()),
+            ("users of completion queues", users(&self.cq_users)),
+            ("users of shared queues", users(&self.srq_users)),
+            ("rings", self.rings.len()),
+            ("taken ranges", usize::from(!self.heap.is_whole())),
+            ("memberships", self.memberships.len()),
+        ];
+        counts.into_iter().filter(|(_, count)| *count > 0).collect()
     }
 
     /// Takes the locks away that a dead process held.
@@ -520,6 +543,16 @@ impl Control {
             self.xrcds.remove(&number);
         }
         Ok(Reply::Done)
+    }
+
+    /// One user less of a domain, which goes with the last if nobody has it open.
+    fn leave_xrcd(&mut self, number: u32) {
+        if let Some(xrcd) = self.xrcds.get_mut(&number) {
+            xrcd.users = xrcd.users.saturating_sub(1);
+            if xrcd.users == 0 && xrcd.openers.is_empty() {
+                self.xrcds.remove(&number);
+            }
+        }
     }
 
     fn xrcd(&mut self, process: u32, number: u32) -> Result<&mut Xrcd, Errno> {

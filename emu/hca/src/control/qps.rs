@@ -41,7 +41,7 @@ impl Control {
         else {
             return Err(errno::EINVAL);
         };
-        let transport = Transport::from_number(transport).ok_or(errno::EOPNOTSUPP)?;
+        let transport = Transport::from_number(transport).ok_or(errno::EINVAL)?;
         let receives_only = transport == Transport::XrcReceive;
         let hca = match xrc_domain {
             Some(domain) if receives_only => self.xrcd(process, domain)?.hca,
@@ -118,7 +118,8 @@ impl Control {
         qp.process.set(process);
         qp.pd.set(if receives_only { 0 } else { pd });
         qp.send_cq.set(send_cq);
-        qp.recv_cq.set(recv_cq);
+        qp.recv_cq
+            .set(if receives_only { u32::MAX } else { recv_cq });
         qp.srq.set(srq.map_or(0, |srq| srq + 1));
         qp.signals_all.set(signals_all.into());
         qp.user.set(user);
@@ -199,13 +200,12 @@ impl Control {
         let sending = qp.send_lock.take(hca.me);
         let receiving = qp.receive_lock.take(hca.me);
         qp.state.set(State::Reset as u32);
+        qp.requester.deadline_ns.set(0);
         qp.number.release(0);
         drop((receiving, sending));
         if qp.transport() == Some(Transport::XrcReceive) {
-            if let Some(xrcd) = qp.xrc_domain.get().checked_sub(1)
-                && let Some(xrcd) = self.xrcds.get_mut(&xrcd)
-            {
-                xrcd.users = xrcd.users.saturating_sub(1);
+            if let Some(xrcd) = qp.xrc_domain.get().checked_sub(1) {
+                self.leave_xrcd(xrcd);
             }
         } else {
             self.leave_pd(qp.pd.get());
@@ -284,7 +284,10 @@ impl Control {
         qp.state.release(to as u32);
         drop((receiving, sending));
         match to {
-            State::Error => hca.flush(place),
+            State::Error => {
+                qp.flushes.set(u32::from(now != State::Error));
+                hca.flush(place);
+            }
             State::Rts | State::Sqd => hca.run(place),
             _ => {}
         }
@@ -445,6 +448,7 @@ fn reset(qp: &Qp) {
         &requester.retries,
         &requester.rnr_retries,
         &requester.slow,
+        &requester.missed,
         &responder.psn,
         &responder.key,
         &responder.length,

@@ -58,7 +58,7 @@ impl Control {
         user: u64,
     ) -> Result<Reply, Errno> {
         let model = self.model(hca)?;
-        if entries == 0 || entries >= model.cq_entries {
+        if entries == 0 || entries > model.cq_entries {
             return Err(errno::EINVAL);
         }
         let (place, _) = self.cqs.take(CQS_MAX).ok_or(errno::ENOMEM)?;
@@ -91,7 +91,7 @@ impl Control {
     ) -> Result<Reply, Errno> {
         let cq = self.own_cq(hca.memory, process, place)?;
         let model = self.model(cq.hca.get())?;
-        if entries == 0 || entries >= model.cq_entries {
+        if entries == 0 || entries > model.cq_entries {
             return Err(errno::EINVAL);
         }
         let slots = (entries + 1).next_power_of_two();
@@ -103,7 +103,8 @@ impl Control {
         let at = self.heap.take(bytes).ok_or(errno::ENOMEM)?;
         let ring = |at, slots: u32| hca.memory.words(at, slots as usize * ENTRY_WORDS);
         let (Some(old), Some(new)) = (ring(cq.at.get(), cq.slots.get()), ring(at, slots)) else {
-            return Err(errno::EINVAL);
+            self.heap.give(at, bytes);
+            return Err(errno::ENOMEM);
         };
         let (from, to) = (cq.consumed.get(), cq.produced.get());
         let entry = |ring, slots: u32, count: u32| -> &[U64] {
@@ -158,8 +159,7 @@ impl Control {
         }
         if let Some((domain, cq)) = xrc {
             self.own_cq(memory, process, cq)?;
-            self.xrcd(process, domain)?.users += 1;
-            *self.cq_users.entry(cq).or_default() += 1;
+            self.xrcd(process, domain)?;
         }
         let (place, _) = self.srqs.take(SRQS_MAX).ok_or(errno::ENOMEM)?;
         let slots = slots.next_power_of_two().min(model.srq_slots);
@@ -170,6 +170,10 @@ impl Control {
             return Err(errno::ENOMEM);
         };
         self.pd(process, pd)?.users += 1;
+        if let Some((domain, cq)) = xrc {
+            self.xrcd(process, domain)?.users += 1;
+            *self.cq_users.entry(cq).or_default() += 1;
+        }
         srq.process.set(process);
         srq.hca.set(hca);
         srq.pd.set(pd);
@@ -207,6 +211,21 @@ impl Control {
         Ok(Reply::Done)
     }
 
+    /// Receives were posted to a shared queue: those who wait for one go on.
+    pub fn receives_shared<H: Host>(&self, hca: &Hca<'_, H>, place: u32) {
+        let Some(srq) = hca.memory.srq(place).filter(|srq| srq.used.get() != 0) else {
+            return;
+        };
+        for qp in self.qps.used.iter().filter_map(|qp| hca.memory.qp(*qp)) {
+            let in_domain = qp.srq.get() == 0
+                && srq.xrc_domain.get() != 0
+                && qp.xrc_domain.get() == srq.xrc_domain.get();
+            if qp.srq.get() == place + 1 || in_domain {
+                hca.receive_posted(qp);
+            }
+        }
+    }
+
     pub(super) fn destroy_srq(
         &mut self,
         memory: &Memory,
@@ -219,9 +238,7 @@ impl Control {
         }
         srq.used.release(0);
         if let Some(domain) = srq.xrc_domain.get().checked_sub(1) {
-            if let Some(xrcd) = self.xrcds.get_mut(&domain) {
-                xrcd.users = xrcd.users.saturating_sub(1);
-            }
+            self.leave_xrcd(domain);
             leave(&mut self.cq_users, srq.cq.get());
         }
         self.leave_pd(srq.pd.get());

@@ -15,7 +15,7 @@ use std::{
     collections::HashMap,
     fs::File,
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::{Arc, Mutex, RwLock},
     time::Duration,
@@ -23,6 +23,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
+    io::ReadWriteFlags,
     mm::{MapFlags, ProtFlags, mmap},
 };
 use snaprig_hca::{
@@ -34,7 +35,7 @@ use snaprig_hca::{
 
 use crate::{
     place::Place,
-    protocol::{Answer, Ask, VERSION},
+    protocol::{Answer, Ask, RAISED_BYTES, Raised, VERSION},
     socket,
 };
 use peers::{Peers, Pools};
@@ -90,6 +91,8 @@ pub struct Fabric {
     doorbell: OwnedFd,
     /// Where completion events go in, by the channel's number.
     channels: RwLock<HashMap<u32, Arc<File>>>,
+    /// Where asynchronous events go in, by the context's number.
+    contexts: Mutex<HashMap<u32, File>>,
 }
 
 impl Fabric {
@@ -135,6 +138,7 @@ impl Fabric {
             control: Mutex::new(socket),
             doorbell,
             channels: RwLock::default(),
+            contexts: Mutex::default(),
         }))
     }
 
@@ -160,10 +164,55 @@ impl Fabric {
         }
     }
 
-    /// Asks for a number and a descriptor.
-    pub fn open(&self, ask: &Ask) -> Result<(u32, OwnedFd), FabricError> {
-        match self.ask(ask)? {
-            (Answer::Made(number), mut fds) if fds.len() == 1 => Ok((number, fds.remove(0))),
+    /// Opens an HCA: the context's number, and where its events come out.
+    pub fn open_context(&self, hca: u32) -> Result<(u32, OwnedFd), FabricError> {
+        let (context, into, out) = self.open_pipe(&Ask::Open { hca })?;
+        if let Ok(mut contexts) = self.contexts.lock() {
+            contexts.insert(context, into);
+        }
+        Ok((context, out))
+    }
+
+    /// Closes a context.
+    pub fn close_context(&self, context: u32) -> Result<(), FabricError> {
+        if let Ok(mut contexts) = self.contexts.lock() {
+            contexts.remove(&context);
+        }
+        self.ask(&Ask::Close { context }).map(drop)
+    }
+
+    /// Takes events of a context back that nobody has read: `out` is where they come out.
+    pub fn drop_events(&self, context: u32, out: BorrowedFd<'_>, is_gone: impl Fn(Raised) -> bool) {
+        if let Some(into) = self
+            .contexts
+            .lock()
+            .ok()
+            .as_ref()
+            .and_then(|c| c.get(&context))
+        {
+            purge(out, into, |record| is_gone(Raised::from_bytes(record)));
+        }
+    }
+
+    /// Takes completion events of a queue back that nobody has read.
+    pub fn drop_completion_events(&self, channel: u32, out: BorrowedFd<'_>, cq: u32) {
+        let into = self
+            .channels
+            .read()
+            .ok()
+            .and_then(|c| c.get(&channel).cloned());
+        if let Some(into) = into {
+            purge(out, &into, |record| {
+                u64::from_ne_bytes(record) == u64::from(cq)
+            });
+        }
+    }
+
+    /// Asks for something with a number that has a pipe: in, out.
+    fn open_pipe(&self, ask: &Ask) -> Result<(u32, File, OwnedFd), FabricError> {
+        let (answer, fds) = self.ask(ask)?;
+        match (answer, <[OwnedFd; 2]>::try_from(fds)) {
+            (Answer::Made(number), Ok([out, into])) => Ok((number, into.into(), out)),
             _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
         }
     }
@@ -181,6 +230,19 @@ impl Fabric {
     /// The daemon is gone: every queue pair of this process fails.
     pub fn abandon(&self) {
         self.memory.header().alive.release(0);
+        let fatal = Raised {
+            event: Event::DeviceFatal as u32,
+            element: 0,
+        };
+        for into in self
+            .contexts
+            .lock()
+            .iter()
+            .flat_map(|contexts| contexts.values())
+        {
+            // Full: the program does not take its events.
+            let _ = rustix::io::write(into, &fatal.bytes());
+        }
         let hca = self.hca();
         for place in 0..QPS_MAX {
             let Some(qp) = self.memory.qp(place) else {
@@ -226,16 +288,11 @@ impl Fabric {
 
     /// Opens a completion channel: its number, and where its events come out.
     pub fn open_channel(&self) -> Result<(u32, OwnedFd), FabricError> {
-        match self.ask(&Ask::OpenChannel)? {
-            (Answer::Made(channel), mut fds) if fds.len() == 2 => {
-                let into = Arc::new(File::from(fds.remove(1)));
-                if let Ok(mut channels) = self.channels.write() {
-                    channels.insert(channel, into);
-                }
-                Ok((channel, fds.remove(0)))
-            }
-            _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        let (channel, into, out) = self.open_pipe(&Ask::OpenChannel)?;
+        if let Ok(mut channels) = self.channels.write() {
+            channels.insert(channel, Arc::new(into));
         }
+        Ok((channel, out))
     }
 
     /// Closes a completion channel.
@@ -287,6 +344,27 @@ pub fn tell(
     match ask(&Ask::Describe)? {
         Answer::Text(text) => Ok(text),
         _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+    }
+}
+
+/// Takes records out of a pipe that are about something that is gone; the others stay.
+fn purge(out: BorrowedFd<'_>, into: &File, is_gone: impl Fn([u8; RAISED_BYTES]) -> bool) {
+    let mut kept = Vec::new();
+    let mut record = [0; RAISED_BYTES];
+    loop {
+        let mut buffer = [io::IoSliceMut::new(&mut record)];
+        // Whatever the program made of the descriptor, this does not wait. preadv2(2)
+        let read = rustix::io::preadv2(out, &mut buffer, u64::MAX, ReadWriteFlags::NOWAIT);
+        if read != Ok(RAISED_BYTES) {
+            break;
+        }
+        if !is_gone(record) {
+            kept.push(record);
+        }
+    }
+    for record in kept {
+        // There was room for it a moment ago.
+        let _ = rustix::io::write(into, &record);
     }
 }
 

@@ -176,16 +176,18 @@ impl Daemon {
         match pipe() {
             Ok((out, into)) => {
                 let number = self.number();
+                let own = into.try_clone();
                 let events = into.into();
-                self.contexts.insert(
-                    number,
-                    Context {
-                        process,
-                        hca,
-                        events,
-                    },
-                );
-                Outcome::With(Answer::Made(number), vec![out])
+                let context = Context {
+                    process,
+                    hca,
+                    events,
+                };
+                self.contexts.insert(number, context);
+                own.map_or_else(
+                    |error| refuse(errno(&error)),
+                    |own| Outcome::With(Answer::Made(number), vec![out, own]),
+                )
             }
             Err(error) => refuse(errno(&error)),
         }

@@ -294,7 +294,8 @@ impl Daemon {
         for word in 0..self.host.memory.header().srq_attention.len() {
             let bits = self.host.memory.header().srq_attention[word].swap(0);
             for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
-                self.feed(word as u32 * 64 + bit);
+                self.control
+                    .receives_shared(&self.hca(), word as u32 * 64 + bit);
             }
         }
         self.settle();
@@ -313,23 +314,6 @@ impl Daemon {
         let due = entry.requester.deadline_ns.get();
         if due != 0 && entry.number.get() != 0 {
             self.timers.insert((due, qp));
-        }
-    }
-
-    /// A shared queue got receives: tries again for those who wait for one.
-    fn feed(&mut self, srq: u32) {
-        let hca = self.hca();
-        for place in 0..snaprig_hca::memory::QPS_MAX {
-            let Some(qp) = hca
-                .memory
-                .qp(place)
-                .filter(|_| self.made.contains_key(&(Table::Qp, place)))
-            else {
-                continue;
-            };
-            if qp.srq.get() == srq + 1 || qp.xrc_domain.get() != 0 {
-                hca.receive_posted(qp);
-            }
         }
     }
 
@@ -450,6 +434,7 @@ impl Daemon {
         hca.settle();
         let now = now_ns();
         for peer in peers {
+            self.look_after(peer);
             if let Some(qp) = self.host.memory.qp(peer) {
                 let wait = requester_timeout_ns(qp).clamp(ORPHAN_NS.0, ORPHAN_NS.1);
                 self.orphans.insert((now + wait, peer, qp.number.get()));

@@ -9,7 +9,7 @@ use snaprig_hca::{
 };
 use snaprig_verbs_abi::*;
 
-use super::{Context, device, done, minus_one, null, qp::Qp};
+use super::{Context, device, done, memory::use_pd, minus_one, null, qp::Qp};
 
 #[repr(C)]
 pub(crate) struct Ah {
@@ -52,6 +52,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
             qp: 0,
             qkey: 0,
         };
+        use_pd(pd, 1);
         let ah = ibv_ah {
             context: (*pd).context,
             pd,
@@ -64,7 +65,10 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: a handle of ours.
-    drop(unsafe { Box::from_raw(ah.cast::<Ah>()) });
+    unsafe {
+        use_pd((*ah).pd, -1);
+        drop(Box::from_raw(ah.cast::<Ah>()));
+    }
     0
 }
 

@@ -4,7 +4,7 @@ use std::{
     cell::UnsafeCell,
     ffi::{c_int, c_uint},
     mem::zeroed,
-    os::fd::IntoRawFd,
+    os::fd::{BorrowedFd, IntoRawFd},
     ptr,
     sync::{
         Mutex, MutexGuard,
@@ -189,6 +189,14 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             return error.errno();
         }
         context.forget(Table::Cq, ours.place);
+        if !(*cq).channel.is_null() {
+            let channel = (*cq).channel;
+            let out = BorrowedFd::borrow_raw((*channel).fd);
+            let number = (*channel.cast::<Channel>()).number;
+            context
+                .fabric
+                .drop_completion_events(number, out, ours.place);
+        }
         // Events that were handed out are acknowledged first: ibv_get_cq_event(3).
         wait_until(&raw mut (*cq).mutex, &raw mut (*cq).cond, || {
             (&raw const (*cq).comp_events_completed).read_volatile()

@@ -7,7 +7,7 @@ use std::{
     ptr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
@@ -21,7 +21,7 @@ use snaprig_verbs_abi::{self as abi, strings, *};
 use super::{
     Context, MUTEX, cq, extended, fabric, memory, minus_one, null, post, qp, set_errno, srq,
 };
-use crate::{client::Fabric, protocol::Ask};
+use crate::client::Fabric;
 
 /// A device, as it is allocated.
 #[repr(C)]
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int 
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours.
     let ours = unsafe { &*device.cast::<Device>() };
-    let (number, events) = match ours.fabric.open(&Ask::Open { hca: ours.hca }) {
+    let (number, events) = match ours.fabric.open_context(ours.hca) {
         Ok(opened) => opened,
         Err(error) => return null(error.errno()),
     };
@@ -167,7 +167,6 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
             number,
             hca: ours.hca,
             objects: Mutex::default(),
-            dead: AtomicBool::new(false),
         });
         &raw mut (*Box::into_raw(context)).verbs.context
     }
@@ -219,9 +218,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: a context of ours, not used any more.
     unsafe {
         let ours = Context::of(context);
-        let answer = ours.fabric.ask(&Ask::Close {
-            context: ours.number,
-        });
+        let answer = ours.fabric.close_context(ours.number);
         libc::close((*context).async_fd);
         let device = ours.device;
         drop(Box::from_raw(ptr::from_ref(ours).cast_mut()));
@@ -260,7 +257,7 @@ fn attributes(context: &Context) -> ibv_device_attr {
     attr.max_sge = model.sges as c_int;
     attr.max_sge_rd = model.sges as c_int;
     attr.max_cq = model.cqs as c_int;
-    attr.max_cqe = model.cq_entries as c_int - 1;
+    attr.max_cqe = model.cq_entries as c_int;
     attr.max_mr = model.regions as c_int;
     attr.max_pd = model.pds as c_int;
     attr.max_qp_rd_atom = model.rd_atomic as c_int;

@@ -8,6 +8,16 @@ use snaprig_verbs_abi::*;
 use super::{Context, Table, acknowledge, cq::Cq, minus_one, qp::Qp, srq::Srq};
 use crate::protocol::{RAISED_BYTES, Raised};
 
+/// What kind of queue an event is about; none for a port's or a device's.
+pub(super) fn table_of(event: u32) -> Option<Table> {
+    match Event::from_number(event)? {
+        Event::CqError => Some(Table::Cq),
+        Event::SrqLimit => Some(Table::Srq),
+        Event::PortActive | Event::PortError | Event::DeviceFatal => None,
+        _ => Some(Table::Qp),
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_async_event(
     context: *mut ibv_context,
@@ -24,38 +34,31 @@ pub unsafe extern "C" fn ibv_get_async_event(
             }
             let element = &mut (*event).element;
             if got != bytes.len() as isize {
-                // The daemon is gone, and with it the device: once said, there is no more to come.
-                if ours.dead.swap(true, Ordering::AcqRel) {
-                    return minus_one(libc::EIO);
-                }
-                (*event).event_type = IBV_EVENT_DEVICE_FATAL;
-                element.port_num = 0;
-                return 0;
+                return minus_one(libc::EIO);
             }
             let raised = Raised::from_bytes(bytes);
             (*event).event_type = raised.event;
             let find = |table| ours.find(table, raised.element);
-            let found = match Event::from_number(raised.event) {
-                Some(Event::CqError) => find(Table::Cq).map(|at| {
+            let found = match table_of(raised.event) {
+                Some(Table::Cq) => find(Table::Cq).map(|at| {
                     let cq = ptr::with_exposed_provenance_mut::<Cq>(at);
                     (*cq).events_given.fetch_add(1, Ordering::AcqRel);
                     element.cq = cq.cast();
                 }),
-                Some(Event::SrqLimit) => find(Table::Srq).map(|at| {
+                Some(Table::Srq) => find(Table::Srq).map(|at| {
                     let srq = ptr::with_exposed_provenance_mut::<Srq>(at);
                     (*srq).events_given.fetch_add(1, Ordering::AcqRel);
                     element.srq = srq.cast();
                 }),
-                Some(Event::PortActive | Event::PortError | Event::DeviceFatal) => {
-                    element.port_num = raised.element as c_int;
-                    Some(())
-                }
-                Some(_) => find(Table::Qp).map(|at| {
+                Some(Table::Qp) => find(Table::Qp).map(|at| {
                     let qp = ptr::with_exposed_provenance_mut::<Qp>(at);
                     (*qp).events_given.fetch_add(1, Ordering::AcqRel);
                     element.qp = qp.cast();
                 }),
-                None => None,
+                None => {
+                    element.port_num = raised.element as c_int;
+                    Some(())
+                }
             };
             // One that was destroyed meanwhile has no more to say.
             if found.is_some() {

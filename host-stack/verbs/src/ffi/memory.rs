@@ -18,8 +18,18 @@ pub(crate) struct Pd {
     pd: ibv_pd,
     /// The domain that this is a parent of.
     over: *mut Pd,
-    /// Parent domains over this one.
-    parents: AtomicU32,
+    /// Parent domains over this one, and address handles of it.
+    users: AtomicU32,
+}
+
+/// Something of this domain is made, or destroyed.
+///
+/// # Safety
+/// A domain of ours.
+pub(super) unsafe fn use_pd(pd: *mut ibv_pd, by: i32) {
+    // SAFETY: the caller's.
+    let users = unsafe { &(*pd.cast::<Pd>()).users };
+    users.fetch_add(by as u32, Ordering::AcqRel);
 }
 
 #[repr(C)]
@@ -61,7 +71,7 @@ fn new_pd(context: *mut ibv_context, handle: u32, over: *mut Pd) -> *mut ibv_pd 
     Box::into_raw(Box::new(Pd {
         pd: ibv_pd { context, handle },
         over,
-        parents: AtomicU32::new(0),
+        users: AtomicU32::new(0),
     }))
     .cast()
 }
@@ -71,12 +81,12 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: a domain of ours.
     unsafe {
         let ours = &*pd.cast::<Pd>();
+        if ours.users.load(Ordering::Acquire) > 0 {
+            return libc::EBUSY;
+        }
         if !ours.over.is_null() {
-            (*ours.over).parents.fetch_sub(1, Ordering::AcqRel);
+            (*ours.over).users.fetch_sub(1, Ordering::AcqRel);
         } else {
-            if ours.parents.load(Ordering::Acquire) > 0 {
-                return libc::EBUSY;
-            }
             let context = Context::of((*pd).context);
             let freed = context
                 .fabric
@@ -104,7 +114,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         if !(*over).over.is_null() {
             over = (*over).over;
         }
-        (*over).parents.fetch_add(1, Ordering::AcqRel);
+        (*over).users.fetch_add(1, Ordering::AcqRel);
         new_pd(context, (*over).pd.handle, over)
     }
 }

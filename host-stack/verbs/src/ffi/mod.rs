@@ -24,8 +24,9 @@ use std::{
     collections::HashMap,
     ffi::c_int,
     mem::offset_of,
+    os::fd::BorrowedFd,
     ptr,
-    sync::{Arc, Mutex, Weak, atomic::AtomicBool},
+    sync::{Arc, Mutex, Weak},
 };
 
 use libc::{pthread_cond_t, pthread_mutex_t};
@@ -47,8 +48,6 @@ pub(crate) struct Context {
     pub hca: u32,
     /// Queues by table and place, for events.
     pub objects: Mutex<HashMap<(Table, u32), usize>>,
-    /// The daemon is gone, and the program was told.
-    pub dead: AtomicBool,
 }
 
 /// What an event is about.
@@ -76,10 +75,16 @@ impl Context {
         }
     }
 
+    /// A queue is gone: so are its events that nobody has read.
     pub fn forget(&self, table: Table, place: u32) {
         if let Ok(mut objects) = self.objects.lock() {
             objects.remove(&(table, place));
         }
+        // SAFETY: the context is open, and with it the descriptor.
+        let out = unsafe { BorrowedFd::borrow_raw(self.verbs.context.async_fd) };
+        self.fabric.drop_events(self.number, out, |raised| {
+            event::table_of(raised.event) == Some(table) && raised.element == place
+        });
     }
 
     pub fn find(&self, table: Table, place: u32) -> Option<usize> {
