@@ -14,6 +14,7 @@ mod device;
 mod event;
 mod extended;
 mod fork;
+mod kern;
 mod memory;
 mod post;
 mod private;
