@@ -168,7 +168,7 @@ impl<H: Host> Hca<'_, H> {
         let Some(cq) = self.memory.cq(cq_index) else {
             return;
         };
-        let held = cq.lock.take(self.me);
+        let held = self.hold_lock(&cq.lock);
         let produced = cq.produced.get();
         let full = produced.wrapping_sub(cq.consumed.acquire()) >= cq.limit.get();
         let entry = cq_entry(self.memory, cq, produced);

@@ -201,7 +201,7 @@ impl<H: Host> Hca<'_, H> {
         else {
             return;
         };
-        let held = qp.receive_lock.take(self.me);
+        let held = self.hold_lock(&qp.receive_lock);
         let ports = &self.memory.header().ports;
         let Some(port) = ports.get(qp.port.get() as usize) else {
             return;

@@ -62,11 +62,11 @@ impl<H: Host> Hca<'_, H> {
         let Some(qp) = self.memory.qp(index) else {
             return;
         };
-        let held = qp.send_lock.take(self.me);
+        let held = self.hold_lock(&qp.send_lock);
         self.flush_sends(index, qp);
         drop(held);
         if qp.state() == State::Error {
-            let held = qp.receive_lock.take(self.me);
+            let held = self.hold_lock(&qp.receive_lock);
             self.flush_receives(index, qp, &held);
         }
         // Last: who dies before has it done by the daemon.

@@ -60,6 +60,7 @@ use std::cell::Cell;
 
 pub use cq::Completion;
 pub use key::Segment;
+use lock::{Held, Lock};
 pub use memory::Memory;
 pub use packet::Packet;
 pub use requester::{ack_timeout_ns, give_up_ns as requester_timeout_ns, rnr_timer_ns};
@@ -107,6 +108,12 @@ pub trait Host {
     fn path(&self, from_port: u32, to_port: u32) -> Path;
     /// Takes a packet away, on a path that goes packet by packet.
     fn transmit(&self, packet: &Packet<'_>);
+    /// Whether the process in this slot is dead, and the daemon will not take its locks away: asked
+    /// while one of them is waited for.
+    fn is_dead(&self, process: u32) -> bool {
+        let _ = process;
+        false
+    }
     /// Nanoseconds since some moment that all users of the fabric share.
     fn now_ns(&self) -> u64;
 }
@@ -143,5 +150,10 @@ impl<'m, H: Host> Hca<'m, H> {
             #[cfg(feature = "testing")]
             canary: Cell::default(),
         }
+    }
+
+    /// Waits for a lock.
+    pub(crate) fn hold_lock<'l>(&self, lock: &'l Lock) -> Held<'l> {
+        lock.take(self.me, |process| self.host.is_dead(process))
     }
 }

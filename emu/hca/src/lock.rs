@@ -10,6 +10,9 @@ use crate::cell::U32;
 /// Spins before the processor is given away: about the length of a short critical section.
 const SPINS: u32 = 200;
 
+/// Rounds of spinning before it is asked whether the holder is dead: about a millisecond.
+const ROUNDS: u64 = 1000;
+
 /// A lock; see the module.
 #[derive(Debug, Default)]
 #[repr(transparent)]
@@ -21,9 +24,10 @@ pub struct Lock(U32);
 pub struct Held<'a>(&'a Lock);
 
 impl Lock {
-    /// Waits until process `me` has it.
-    pub fn take(&self, me: u32) -> Held<'_> {
-        loop {
+    /// Waits until process `me` has it. Asks now and then whether its holder is dead, and takes it
+    /// away if so.
+    pub fn take(&self, me: u32, is_dead: impl Fn(u32) -> bool) -> Held<'_> {
+        for round in 1u64.. {
             for _ in 0..SPINS {
                 if let Some(held) = self.try_take(me) {
                     return held;
@@ -31,7 +35,14 @@ impl Lock {
                 std::hint::spin_loop();
             }
             std::thread::yield_now();
+            let holder = self.0.get().checked_sub(1);
+            if let Some(holder) = holder.filter(|_| round.is_multiple_of(ROUNDS))
+                && is_dead(holder)
+            {
+                self.break_of(holder);
+            }
         }
+        unreachable!("the loop has no end")
     }
 
     /// Takes it if it is free.
@@ -64,7 +75,7 @@ mod tests {
         assert!(lock.try_take(2).is_none());
         assert!(!lock.break_of(2) && lock.break_of(1));
         std::mem::forget(held);
-        drop(lock.take(2));
+        drop(lock.take(2, |_| false));
         assert!(lock.try_take(1).is_some());
     }
 }

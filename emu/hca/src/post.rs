@@ -124,7 +124,7 @@ impl<'m, H: Host> Hca<'m, H> {
     /// Begins to fill a send queue. In error, requests are taken, and flushed.
     pub fn sending(&self, index: u32) -> Result<Sending<'_, 'm, H>, PostError> {
         let qp = self.existing(index)?;
-        let held = qp.send_lock.take(self.me);
+        let held = self.hold_lock(&qp.send_lock);
         if matches!(qp.state(), State::Reset | State::Init | State::Rtr) {
             return Err(PostError::WrongState);
         }
@@ -148,7 +148,7 @@ impl<'m, H: Host> Hca<'m, H> {
     /// Posts a receive.
     pub fn post_receive(&self, index: u32, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         let qp = self.existing(index)?;
-        let held = qp.post_lock.take(self.me);
+        let held = self.hold_lock(&qp.post_lock);
         if qp.state() == State::Reset {
             return Err(PostError::WrongState);
         }
@@ -171,7 +171,7 @@ impl<'m, H: Host> Hca<'m, H> {
     ) -> Result<(), PostError> {
         let srq = self.memory.srq(index).filter(|srq| srq.used.acquire() != 0);
         let srq = srq.ok_or(PostError::Unknown)?;
-        let held = srq.post_lock.take(self.me);
+        let held = self.hold_lock(&srq.post_lock);
         self.add_receive(&srq.queue, wr_id, list)?;
         drop(held);
         announce();

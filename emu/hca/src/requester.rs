@@ -76,7 +76,7 @@ impl<H: Host> Hca<'_, H> {
         if qp.number.get() == 0 {
             return;
         }
-        let held = qp.send_lock.take(self.me);
+        let held = self.hold_lock(&qp.send_lock);
         self.work(index, qp);
         drop(held);
         if qp.flushes.get() != 0 {
@@ -763,7 +763,7 @@ impl<H: Host> Hca<'_, H> {
             return;
         };
         if packet.is_response() {
-            let held = qp.send_lock.take(self.me);
+            let held = self.hold_lock(&qp.send_lock);
             self.handle_response(index, qp, packet);
             self.work(index, qp);
             drop(held);
@@ -786,7 +786,7 @@ impl<H: Host> Hca<'_, H> {
         };
         let peer = self.memory.qp_numbered(qp.dest_qp.get(), port.hca.get());
         let Some((index, peer)) = peer else { return };
-        let held = peer.send_lock.take(self.me);
+        let held = self.hold_lock(&peer.send_lock);
         if peer.requester.not_ready.swap(0) != 0 {
             peer.requester.deadline_ns.set(0);
             self.work(index, peer);

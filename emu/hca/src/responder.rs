@@ -62,7 +62,7 @@ impl<H: Host> Hca<'_, H> {
         packet: &Packet<'_>,
         reply: &mut dyn FnMut(&Packet<'_>),
     ) {
-        let held = qp.receive_lock.take(self.me);
+        let held = self.hold_lock(&qp.receive_lock);
         let to = Target { index, qp, held };
         if !self.belongs(qp, packet) {
             return;
@@ -484,7 +484,7 @@ impl<H: Host> Hca<'_, H> {
             responder.holds.set(1);
             return Ok(());
         };
-        let _taking = srq.take_lock.take(self.me);
+        let _taking = self.hold_lock(&srq.take_lock);
         if srq.queue.waiting() == 0 {
             srq.starved.set(1);
             responder.starved.set(1);

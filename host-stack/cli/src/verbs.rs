@@ -11,10 +11,42 @@ use std::{
 use clap::{Args, Subcommand};
 use snaprig_verbs::{
     daemon::{Daemon, FaultRequest, PathFaults},
-    place::{self, FABRIC_ENV, HCAS_ENV, HCAS_MAX, MODEL_ENV, PROGRAM_ENV, Place},
+    place::{self, FABRIC_ENV, FAULTS_ENV, HCAS_ENV, HCAS_MAX, MODEL_ENV, PROGRAM_ENV, Place},
 };
 
 use crate::AnyError;
+
+/// What a path does to packets
+#[derive(Args)]
+struct Faults {
+    /// Packets that are lost
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
+    loss: f64,
+    /// Packets that come twice
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
+    duplicate: f64,
+    /// Packets that others overtake
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
+    reorder: f64,
+    /// Packets that are damaged
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
+    corrupt: f64,
+    /// How much later packets arrive, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    delay_us: u64,
+}
+
+impl Faults {
+    fn of_paths(&self) -> Result<PathFaults, AnyError> {
+        Ok(PathFaults {
+            loss: per_mille(self.loss)?,
+            duplicate: per_mille(self.duplicate)?,
+            reorder: per_mille(self.reorder)?,
+            corrupt: per_mille(self.corrupt)?,
+            delay_ns: self.delay_us.saturating_mul(1000),
+        })
+    }
+}
 
 /// Run a program with HCAs: its libibverbs is ours
 #[derive(Args)]
@@ -28,6 +60,11 @@ pub struct Options {
     /// Which fabric
     #[arg(long, value_name = "NAME", default_value = place::DEFAULT_FABRIC)]
     fabric: String,
+    #[command(
+        flatten,
+        next_help_heading = "Faults of every path, if this starts the fabric"
+    )]
+    faults: Faults,
     /// Print what to set in the environment instead of running anything
     #[arg(long, conflicts_with = "program")]
     env: bool,
@@ -54,12 +91,13 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let path = std::env::join_paths(
         std::iter::once(libraries).chain(path.iter().flat_map(std::env::split_paths)),
     )?;
-    let environment: [(&str, OsString); 5] = [
+    let environment: [(&str, OsString); 6] = [
         ("LD_LIBRARY_PATH", path),
         (PROGRAM_ENV, std::env::current_exe()?.into()),
         (FABRIC_ENV, place.name.into()),
         (HCAS_ENV, options.hcas.to_string().into()),
         (MODEL_ENV, options.model.clone().into()),
+        (FAULTS_ENV, options.faults.of_paths()?.to_string().into()),
     ];
     if options.env {
         for (name, value) in environment {
@@ -151,21 +189,8 @@ enum FabricCommand {
         /// To the port with this LID [default: all]
         #[arg(long, value_name = "LID")]
         to: Option<u16>,
-        /// Packets that are lost
-        #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
-        loss: f64,
-        /// Packets that come twice
-        #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
-        duplicate: f64,
-        /// Packets that others overtake
-        #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
-        reorder: f64,
-        /// Packets that are damaged
-        #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
-        corrupt: f64,
-        /// How much later packets arrive, in microseconds
-        #[arg(long, value_name = "US", default_value_t = 0)]
-        delay_us: u64,
+        #[command(flatten)]
+        faults: Faults,
     },
     /// Take a port's link down
     Down {
@@ -189,19 +214,9 @@ pub fn fabric(options: &FabricOptions) -> Result<ExitCode, AnyError> {
         FabricCommand::Fault {
             from,
             to,
-            loss,
-            duplicate,
-            reorder,
-            corrupt,
-            delay_us,
+            ref faults,
         } => {
-            let faults = PathFaults {
-                loss: per_mille(loss)?,
-                duplicate: per_mille(duplicate)?,
-                reorder: per_mille(reorder)?,
-                corrupt: per_mille(corrupt)?,
-                delay_ns: delay_us.saturating_mul(1000),
-            };
+            let faults = faults.of_paths()?;
             Some(FaultRequest::Set { from, to, faults })
         }
         FabricCommand::Down { lid } => Some(FaultRequest::Link { lid, up: false }),

@@ -2,6 +2,7 @@
 
 use std::{env, fs, io, os::unix::fs::DirBuilderExt, path::PathBuf};
 
+use crate::daemon::PathFaults;
 use snaprig_hca::{
     control::{Fabric, HcaSetup},
     model::ModelName,
@@ -15,6 +16,8 @@ pub const HCAS_ENV: &str = "SNAPRIG_HCAS";
 pub const MODEL_ENV: &str = "SNAPRIG_MODEL";
 /// The `snaprig` program, for the daemon.
 pub const PROGRAM_ENV: &str = "SNAPRIG_BIN";
+/// What is wrong with all paths of a fabric when it starts; see [`PathFaults`].
+pub const FAULTS_ENV: &str = "SNAPRIG_FAULTS";
 /// Where fabrics have their directories.
 pub const DIRECTORY_ENV: &str = "SNAPRIG_FABRICS";
 /// The fabric of those who name none.
@@ -70,6 +73,11 @@ impl Place {
         self.directory.join("socket")
     }
 
+    /// The daemon's socket for what is asked while locks are held.
+    pub fn lookup(&self) -> PathBuf {
+        self.directory.join("lookup")
+    }
+
     /// Held by who starts, joins or ends the fabric.
     pub fn lock(&self) -> PathBuf {
         self.directory.join("lock")
@@ -110,6 +118,17 @@ pub fn setup_from_env() -> io::Result<Fabric> {
         invalid(format!(
             "{MODEL_ENV}={models}: A or B, or a letter for each HCA"
         ))
+    })
+}
+
+/// What the environment says is wrong with all paths.
+pub fn faults_from_env() -> io::Result<PathFaults> {
+    let Ok(text) = env::var(FAULTS_ENV) else {
+        return Ok(PathFaults::default());
+    };
+    text.parse().map_err(|why| {
+        let why = format!("{FAULTS_ENV}={text}: {why}");
+        io::Error::new(io::ErrorKind::InvalidInput, why)
     })
 }
 

@@ -55,7 +55,7 @@ pub enum Ask {
         /// Which.
         channel: u32,
     },
-    /// The pool of another process.
+    /// The pool of another process. On the lookup socket, as the next two.
     PoolOf {
         /// Its slot.
         process: u32,

@@ -197,8 +197,8 @@ impl Control {
             }
         }
         // Both, so that nobody is at work on it; then nobody finds it.
-        let sending = qp.send_lock.take(hca.me);
-        let receiving = qp.receive_lock.take(hca.me);
+        let sending = hca.hold_lock(&qp.send_lock);
+        let receiving = hca.hold_lock(&qp.receive_lock);
         qp.state.set(State::Reset as u32);
         qp.requester.deadline_ns.set(0);
         qp.number.release(0);
@@ -271,8 +271,8 @@ impl Control {
             return Err(errno::EINVAL);
         }
         self.check_values(memory, qp, given, new)?;
-        let sending = qp.send_lock.take(hca.me);
-        let receiving = qp.receive_lock.take(hca.me);
+        let sending = hca.hold_lock(&qp.send_lock);
+        let receiving = hca.hold_lock(&qp.receive_lock);
         if to == State::Reset {
             reset(qp);
         } else {

@@ -96,7 +96,7 @@ impl Control {
         }
         let slots = (entries + 1).next_power_of_two();
         let bytes = u64::from(slots) * 8 * ENTRY_WORDS as u64;
-        let _held = cq.lock.take(hca.me);
+        let _held = hca.hold_lock(&cq.lock);
         if cq.waiting() > entries {
             return Err(errno::EINVAL);
         }

@@ -88,6 +88,8 @@ pub struct Fabric {
     peers: Peers,
     control: Mutex<OwnedFd>,
     watch: OwnedFd,
+    /// For what is asked while locks are held: see [`crate::daemon`].
+    lookup: Mutex<OwnedFd>,
     doorbell: OwnedFd,
     /// Where completion events go in, by the channel's number.
     channels: RwLock<HashMap<u32, Arc<File>>>,
@@ -109,6 +111,7 @@ impl Fabric {
             Some(ANSWER_MAX),
         )
         .map_err(io::Error::from)?;
+        let lookup = start::try_connect(&place.lookup()).map_err(|e| failed(e.to_string()))?;
         let pool = Pool::new()?;
         socket::send(&socket, &Ask::Hello { version: VERSION }, &[pool.fd()])?;
         let (answer, fds) = socket::receive::<Answer>(&socket)?
@@ -136,6 +139,7 @@ impl Fabric {
             peers: Peers::default(),
             watch: socket.try_clone()?,
             control: Mutex::new(socket),
+            lookup: Mutex::new(lookup),
             doorbell,
             channels: RwLock::default(),
             contexts: Mutex::default(),
@@ -144,16 +148,7 @@ impl Fabric {
 
     /// Asks the daemon.
     pub fn ask(&self, ask: &Ask) -> Result<(Answer, Vec<OwnedFd>), FabricError> {
-        let socket = self
-            .control
-            .lock()
-            .map_err(|_| io::Error::other("a thread panicked"))?;
-        socket::send(&*socket, ask, &[])?;
-        let answer = socket::receive(&*socket)?;
-        match answer.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))? {
-            (Answer::Refused(errno), _) => Err(FabricError::Refused(errno)),
-            other => Ok(other),
-        }
+        ask_on(&self.control, ask)
     }
 
     /// Asks the control plane.
@@ -269,7 +264,7 @@ impl Fabric {
     }
 
     fn descriptor(&self, ask: &Ask) -> io::Result<OwnedFd> {
-        match self.ask(ask) {
+        match ask_on(&self.lookup, ask) {
             Ok((Answer::Here, mut fds)) if fds.len() == 1 => Ok(fds.remove(0)),
             Ok(_) => Err(io::ErrorKind::InvalidData.into()),
             Err(error) => Err(io::Error::other(error)),
@@ -344,6 +339,18 @@ pub fn tell(
     match ask(&Ask::Describe)? {
         Answer::Text(text) => Ok(text),
         _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+    }
+}
+
+fn ask_on(socket: &Mutex<OwnedFd>, ask: &Ask) -> Result<(Answer, Vec<OwnedFd>), FabricError> {
+    let socket = socket
+        .lock()
+        .map_err(|_| io::Error::other("a thread panicked"))?;
+    socket::send(&*socket, ask, &[])?;
+    let answer = socket::receive(&*socket)?;
+    match answer.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))? {
+        (Answer::Refused(errno), _) => Err(FabricError::Refused(errno)),
+        other => Ok(other),
     }
 }
 
@@ -448,7 +455,7 @@ impl Host for Fabric {
     }
 
     fn event(&self, event: Event, element: u32) {
-        if let Ok(socket) = self.control.lock() {
+        if let Ok(socket) = self.lookup.lock() {
             let event = event as u32;
             // A daemon that is gone has its own event.
             let _ = socket::send(&*socket, &Ask::Raise { event, element }, &[]);
@@ -485,6 +492,11 @@ impl Host for Fabric {
 
     fn transmit(&self, _packet: &Packet<'_>) {
         // Only the daemon goes packet by packet.
+    }
+
+    fn is_dead(&self, process: u32) -> bool {
+        // While the daemon lives, it is its to say.
+        self.memory.header().alive.get() == 0 && peers::is_gone(&self.memory, process)
     }
 
     fn now_ns(&self) -> u64 {

@@ -270,7 +270,7 @@ impl Peers {
         }
         // Atomic among atomics (IBV_ATOMIC_HCA): one at a time in the whole fabric.
         let lock = &memory.header().atomics;
-        let _held = lock.take(me);
+        let _held = lock.take(me, |process| is_gone(memory, process));
         let mut bytes = [0; 8];
         if !self.read(memory, pools, at, &mut bytes) {
             return None;
@@ -313,6 +313,20 @@ unsafe fn copy_in_order(from: *const u8, to: *mut u8, bytes: usize) {
         ptr::copy(from, to, head);
         std::sync::atomic::fence(Ordering::Release);
         to.add(head).cast::<u64>().write_unaligned(tail);
+    }
+}
+
+/// Whether the process in a slot has ended; one that nobody has waited for yet, too (proc(5)).
+pub(crate) fn is_gone(memory: &Memory, process: u32) -> bool {
+    let Some(pid) = memory.header().pids.get(process as usize) else {
+        return true;
+    };
+    match std::fs::read_to_string(format!("/proc/{}/stat", pid.get())) {
+        Ok(stat) => stat
+            .rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
     }
 }
 

@@ -50,7 +50,6 @@ impl Client {
 enum Outcome {
     Answer(Answer),
     With(Answer, Vec<OwnedFd>),
-    Silence,
     End,
 }
 
@@ -79,7 +78,6 @@ impl Daemon {
                 let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
                 socket::send(socket, &answer, &fds)
             }
-            Outcome::Silence => Ok(()),
             Outcome::End => return false,
         };
         sent.is_ok()
@@ -93,10 +91,7 @@ impl Daemon {
             return false;
         };
         if let Some(pool) = fds.pop() {
-            self.host
-                .pools
-                .borrow_mut()
-                .insert(process, File::from(pool));
+            self.directory().pools.insert(process, File::from(pool));
         }
         self.clients[index].process = Some(process);
         let hcas = self.setup.hcas.iter().map(|hca| hca.model).collect();
@@ -130,7 +125,9 @@ impl Daemon {
                 Ok((out, into)) => {
                     let number = self.number();
                     let own = into.try_clone();
-                    self.channels.insert(number, (process, into.into()));
+                    self.directory()
+                        .channels
+                        .insert(number, (process, into.into()));
                     own.map_or_else(
                         |error| refuse(errno(&error)),
                         |own| Outcome::With(Answer::Made(number), vec![out, own]),
@@ -139,29 +136,13 @@ impl Daemon {
                 Err(error) => refuse(errno(&error)),
             },
             Ask::CloseChannel { channel } => {
-                self.channels
+                self.directory()
+                    .channels
                     .retain(|number, (owner, _)| *number != channel || *owner != process);
                 Outcome::Answer(Answer::Here)
             }
-            Ask::PoolOf { process } => {
-                let pools = self.host.pools.borrow();
-                hand_over(pools.get(&process))
-            }
-            Ask::ChannelOf { cq } => {
-                let cq = self.host.memory.cq(cq);
-                let channel = cq.and_then(|cq| cq.channel.get().checked_sub(1));
-                hand_over(
-                    channel
-                        .and_then(|channel| self.channels.get(&channel))
-                        .map(|(_, file)| file),
-                )
-            }
-            Ask::Raise { event, element } => {
-                if let Some(event) = Event::from_number(event) {
-                    self.host.raised.borrow_mut().push((event, element));
-                }
-                Outcome::Silence
-            }
+            // On the lookup socket.
+            Ask::PoolOf { .. } | Ask::ChannelOf { .. } | Ask::Raise { .. } => Outcome::End,
             Ask::Describe | Ask::Fault(_) => self.answer_stranger(ask),
         }
     }
@@ -259,7 +240,7 @@ impl Daemon {
             for (to, b) in ports.iter().enumerate() {
                 let faults = network.faults(from as u32, to as u32);
                 if faults != super::PathFaults::default() {
-                    text += &format!("lid {} -> lid {}: {faults:?}\n", a.lid.get(), b.lid.get());
+                    text += &format!("lid {} -> lid {}: {faults}\n", a.lid.get(), b.lid.get());
                 }
             }
         }
@@ -347,14 +328,6 @@ fn refuse(errno: i32) -> Outcome {
 
 fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
-}
-
-fn hand_over(file: Option<&File>) -> Outcome {
-    match file.map(File::try_clone) {
-        Some(Ok(file)) => Outcome::With(Answer::Here, vec![file.into()]),
-        Some(Err(error)) => refuse(errno(&error)),
-        None => refuse(libc::ENOENT),
-    }
 }
 
 /// A pipe: out of it, into it. Who writes never waits.

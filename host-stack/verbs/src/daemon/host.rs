@@ -2,17 +2,18 @@
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs::File,
     io,
+    sync::{Arc, Mutex},
 };
 
 use snaprig_hca::{Atomic, Event, Host, Memory, Packet, Path, Segment};
 
-use super::network::Network;
+use super::{lookup::Directory, network::Network};
 use crate::client::{
     now_ns,
-    peers::{Peers, Pools},
+    peers::{Peers, Pools, is_gone},
 };
 
 /// What the machines need, and what they left to be done.
@@ -20,8 +21,8 @@ use crate::client::{
 pub struct DaemonHost {
     /// Device memory.
     pub memory: Memory,
-    /// Pool of each process, by its slot.
-    pub pools: RefCell<BTreeMap<u32, File>>,
+    /// Descriptors that processes ask for.
+    pub directory: Arc<Mutex<Directory>>,
     /// Packets under way.
     pub network: RefCell<Network>,
     /// Events to hand out.
@@ -38,7 +39,7 @@ impl DaemonHost {
     pub fn new(memory: Memory, seed: u64) -> Self {
         Self {
             memory,
-            pools: RefCell::default(),
+            directory: Arc::default(),
             network: RefCell::new(Network::new(seed)),
             raised: RefCell::default(),
             notified: RefCell::default(),
@@ -50,11 +51,9 @@ impl DaemonHost {
 
 impl Pools for DaemonHost {
     fn pool_of(&self, process: u32) -> io::Result<File> {
-        let pools = self.pools.borrow();
-        pools
-            .get(&process)
-            .ok_or(io::ErrorKind::NotFound)?
-            .try_clone()
+        let directory = self.directory.lock().map_err(|_| io::ErrorKind::Other)?;
+        let pool = directory.pools.get(&process);
+        pool.ok_or(io::ErrorKind::NotFound)?.try_clone()
     }
 }
 
@@ -110,6 +109,10 @@ impl Host for DaemonHost {
         self.network
             .borrow_mut()
             .send(self.memory.header(), now_ns(), owned);
+    }
+
+    fn is_dead(&self, process: u32) -> bool {
+        is_gone(&self.memory, process)
     }
 
     fn now_ns(&self) -> u64 {

@@ -4,12 +4,13 @@
 //!   Starting --socket is bound--> Serving --last user leaves--> Ended (its files are gone)
 //! ```
 //!
-//! One thread. It owns the control plane; it is the clock of requests that wait for their peer; it
+//! One thread, and one for lookups. It owns the control plane; it is the clock of requests that wait for their peer; it
 //! carries packets on paths that are not clean; it cleans up after processes that died. A user is a
 //! connection; it dies when the connection ends or its process does, whatever is first.
 
 mod client;
 mod host;
+mod lookup;
 mod network;
 
 use std::{
@@ -17,6 +18,8 @@ use std::{
     fs::{self, File},
     io,
     os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::{MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -37,10 +40,11 @@ use snaprig_hca::{
 
 use crate::{
     client::{map_device, now_ns},
-    place::Place,
+    place::{Place, faults_from_env},
 };
 use client::Client;
 use host::DaemonHost;
+use lookup::Directory;
 pub use network::{FaultRequest, PathFaults};
 
 /// The daemon's own slot in the table of processes.
@@ -58,6 +62,8 @@ pub struct Daemon {
     place: Place,
     setup: Setup,
     listener: OwnedFd,
+    /// Until its thread has it.
+    lookup: Option<OwnedFd>,
     device: OwnedFd,
     doorbell: OwnedFd,
     control: Control,
@@ -67,8 +73,6 @@ pub struct Daemon {
     next_number: u32,
     /// Contexts: events go in here.
     contexts: BTreeMap<u32, Context>,
-    /// Completion channels: events go in here.
-    channels: BTreeMap<u32, (u32, File)>,
     /// Which context a queue was made with.
     made: BTreeMap<(Table, u32), u32>,
     /// When to look after a queue pair.
@@ -92,20 +96,26 @@ enum Table {
     Qp,
 }
 
+/// A socket that listens, in place of what a dead daemon left.
+fn listen_at(path: &Path) -> io::Result<OwnedFd> {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    bind(&listener, &SocketAddrUnix::new(path)?)?;
+    listen(&listener, BACKLOG)?;
+    Ok(listener)
+}
+
 impl Daemon {
     /// Binds the fabric's socket and switches the fabric on. The caller's starter holds the lock.
     pub fn start(place: Place, setup: Setup) -> io::Result<Self> {
         place.create()?;
-        let path = place.socket();
-        if let Err(error) = fs::remove_file(&path) {
-            if error.kind() != io::ErrorKind::NotFound {
-                return Err(error);
-            }
-        }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        bind(&listener, &SocketAddrUnix::new(&path)?)?;
-        listen(&listener, BACKLOG)?;
+        let listener = listen_at(&place.socket())?;
+        let lookup = listen_at(&place.lookup())?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let device = memfd_create("snaprig-device", flags)?;
         ftruncate(&device, DEVICE_BYTES)?;
@@ -114,19 +124,26 @@ impl Daemon {
         let mut control = Control::new(&memory, &setup);
         let pid = std::process::id();
         control.join(&memory, 1, pid);
+        let host = DaemonHost::new(memory, now_ns());
+        let faults = FaultRequest::Set {
+            from: None,
+            to: None,
+            faults: faults_from_env()?,
+        };
+        host.network.borrow_mut().change(memory.header(), faults);
         Ok(Self {
             place,
             setup,
             listener,
+            lookup: Some(lookup),
             device,
             doorbell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             control,
-            host: DaemonHost::new(memory, now_ns()),
+            host,
             clients: Vec::new(),
             next_id: 2,
             next_number: 0,
             contexts: BTreeMap::new(),
-            channels: BTreeMap::new(),
             made: BTreeMap::new(),
             timers: BTreeSet::new(),
             orphans: BTreeSet::new(),
@@ -135,6 +152,15 @@ impl Daemon {
 
     /// Serves until the last user is gone.
     pub fn run(mut self) -> io::Result<()> {
+        if let Some(lookup) = self.lookup.take() {
+            let doorbell = self.doorbell.try_clone()?;
+            lookup::start(
+                lookup,
+                self.host.memory,
+                self.host.directory.clone(),
+                doorbell,
+            )?;
+        }
         let mut first = true;
         loop {
             if self.clients.is_empty() && !first && self.try_end()? {
@@ -162,7 +188,7 @@ impl Daemon {
             return Ok(false);
         }
         self.host.memory.header().alive.release(0);
-        for file in [self.place.socket(), self.place.log()] {
+        for file in [self.place.socket(), self.place.lookup(), self.place.log()] {
             let _ = fs::remove_file(file);
         }
         // The lock file goes while it is held: who waits for it makes a new one, or finds no socket.
@@ -320,7 +346,8 @@ impl Daemon {
     /// Hands out what the machines left: events, notifications, queue pairs to look after.
     fn settle(&mut self) {
         loop {
-            let raised = self.host.raised.take();
+            let mut raised = self.host.raised.take();
+            raised.append(&mut self.directory().raised);
             let notified = self.host.notified.take();
             let attention = self.host.attention.take();
             if raised.is_empty() && notified.is_empty() && attention.is_empty() {
@@ -347,13 +374,13 @@ impl Daemon {
         }
     }
 
+    fn directory(&self) -> MutexGuard<'_, Directory> {
+        let directory = self.host.directory.lock();
+        directory.unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn notify(&self, cq: u32) {
-        let channel = self
-            .host
-            .memory
-            .cq(cq)
-            .and_then(|cq| cq.channel.get().checked_sub(1));
-        if let Some((_, file)) = channel.and_then(|channel| self.channels.get(&channel)) {
+        if let Some(file) = self.directory().channel_of(&self.host.memory, cq) {
             // Full: the program does not take its events.
             let _ = rustix::io::write(file, &u64::from(cq).to_ne_bytes());
         }
@@ -425,10 +452,9 @@ impl Daemon {
         let Some(process) = client.process else {
             return;
         };
-        self.host.pools.borrow_mut().remove(&process);
+        self.directory().forget(process);
         self.contexts
             .retain(|_, context| context.process != process);
-        self.channels.retain(|_, (owner, _)| *owner != process);
         let hca = Hca::new(&self.host.memory, &self.host, SLOT);
         let peers = self.control.gone(&hca, process);
         hca.settle();

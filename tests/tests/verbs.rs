@@ -1,0 +1,154 @@
+//! Programs that others built for InfiniBand run, unmodified, on HCAs that are not there.
+
+mod fabric;
+
+use std::path::Path;
+
+use fabric::{Fabric, assert_success, free_port, installed, text, wait_until};
+
+/// Runs server and client, and then sees that nothing is left.
+fn run(arguments: &[&str], program: &[&str]) -> [std::process::Output; 2] {
+    let fabric = Fabric::new(arguments);
+    let outputs = fabric.pair(free_port(), program);
+    assert_success(&program.join(" "), &outputs);
+    fabric.ended();
+    outputs
+}
+
+#[test]
+fn ibv_devinfo_sees_the_hcas() {
+    if !installed("ibv_devinfo") {
+        return;
+    }
+    let fabric = Fabric::new(&["--hcas", "3", "--model", "AB"]);
+    let output = fabric.start(&["ibv_devinfo", "-v"]).output();
+    assert_success("ibv_devinfo -v", std::slice::from_ref(&output));
+    let text = text(&output);
+    assert_eq!(text.matches("hca_id:").count(), 3, "{text}");
+    assert_eq!(
+        text.matches("PORT_ACTIVE (4)").count(),
+        1 + 2 + 2,
+        "model B has two ports\n{text}"
+    );
+    fabric.ended();
+}
+
+#[test]
+fn every_pingpong_runs() {
+    if !installed("ibv_rc_pingpong") {
+        return;
+    }
+    for kind in ["rc", "uc", "ud", "srq", "xsrq"] {
+        let program = format!("ibv_{kind}_pingpong");
+        run(&[], &[&program, "-n", "200"]);
+        run(&[], &[&program, "-n", "200", "-e"]);
+    }
+    // Validated, over sizes around the MTU, on its own HCA each.
+    for size in ["1", "4095", "4097", "300001"] {
+        run(&[], &["ibv_rc_pingpong", "-c", "-n", "50", "-s", size]);
+    }
+}
+
+#[test]
+fn perftest_runs() {
+    if !installed("ib_write_bw") {
+        return;
+    }
+    for (test, transports) in [
+        ("ib_write_bw", &["RC", "UC"][..]),
+        ("ib_write_lat", &["RC", "UC"]),
+        ("ib_read_bw", &["RC"]),
+        ("ib_read_lat", &["RC"]),
+        ("ib_send_bw", &["RC", "UC", "UD"]),
+        ("ib_send_lat", &["RC", "UC", "UD"]),
+        ("ib_atomic_bw", &["RC"]),
+        ("ib_atomic_lat", &["RC"]),
+    ] {
+        for transport in transports {
+            run(&[], &[test, "-c", transport, "-n", "100"]);
+        }
+    }
+    run(&[], &["ib_write_bw", "-b", "-n", "100"]);
+    run(&[], &["ib_send_bw", "-b", "-q", "4", "-n", "100"]);
+    run(&[], &["ib_send_bw", "-e", "-n", "100"]);
+    run(&[], &["ib_send_bw", "-a", "-n", "20"]);
+}
+
+#[test]
+fn data_is_exact_when_packets_are_lost_doubled_and_overtaken() {
+    if !installed("ibv_rc_pingpong") {
+        return;
+    }
+    // The last acknowledgement may be lost, and who would answer be gone: whoever ends first ended well.
+    let fabric = Fabric::new(&["--loss", "5", "--duplicate", "5", "--reorder", "5"]);
+    let outputs = fabric.pair(
+        free_port(),
+        &["ibv_rc_pingpong", "-c", "-n", "100", "-s", "20000"],
+    );
+    let ended_well = outputs
+        .iter()
+        .filter(|output| output.status.success())
+        .count();
+    let all = outputs.iter().map(text).collect::<String>();
+    assert!(ended_well >= 1, "{all}");
+    assert!(!all.contains("invalid data"), "{all}");
+    fabric.ended();
+}
+
+#[test]
+fn a_link_that_goes_down_ends_connections_and_says_why() {
+    if !installed("ibv_rc_pingpong") {
+        return;
+    }
+    let fabric = Fabric::new(&[]);
+    let port = free_port().to_string();
+    let program = ["ibv_rc_pingpong", "-n", "100000000", "-p", &port];
+    let server = fabric.start(&program);
+    fabric::wait_for_listener(port.parse().expect("a port"));
+    let client = fabric.start(&[&program[..], &["127.0.0.1"]].concat());
+    // Both are in it, and messages move.
+    wait_until("messages move", || {
+        let list = text(&fabric.tell(&["list"]));
+        list.matches(" Rts ").count() == 2
+    });
+    let down = fabric.tell(&["down", "1"]);
+    assert!(text(&down).contains("down"), "{}", text(&down));
+    let outputs = [server.output(), client.output()];
+    let all = outputs.iter().map(text).collect::<String>();
+    assert!(
+        outputs.iter().any(|output| !output.status.success()),
+        "{all}"
+    );
+    assert!(all.contains("transport retry counter exceeded"), "{all}");
+    fabric.ended();
+}
+
+#[test]
+fn the_conformance_suite_answers_as_it_should() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/conformance");
+    if !Path::new("/usr/include/infiniband/verbs.h").is_file() {
+        println!("skipped: conformance: no infiniband/verbs.h (ci/setup installs it)");
+        return;
+    }
+    let fabric = Fabric::new(&[]);
+    let scratch = tempfile::tempdir().expect("a directory");
+    let program = scratch.path().join("conformance");
+    fabric::compile(&directory, &program);
+    let output = fabric.start(&[program.to_str().expect("a name")]).output();
+    assert_success("conformance", std::slice::from_ref(&output));
+    let now = String::from_utf8_lossy(&output.stdout);
+    let golden = directory.join("snaprig.txt");
+    if std::env::var_os("SNAPRIG_BLESS").is_some() {
+        std::fs::write(&golden, now.as_bytes()).expect("it can be written");
+    }
+    let golden = std::fs::read_to_string(golden).expect("the golden answers");
+    let differs: Vec<_> = now
+        .lines()
+        .filter(|line| !golden.lines().any(|g| g == *line))
+        .collect();
+    assert!(
+        differs.is_empty() && now.lines().count() == golden.lines().count(),
+        "{differs:#?}"
+    );
+    fabric.ended();
+}
