@@ -35,7 +35,11 @@ fn kill_one(round: u64) {
     let fabric = Fabric::new(&[]);
     let port = free_port();
     let port_text = port.to_string();
-    let events = if round % 2 == 0 { &["-e"][..] } else { &[] };
+    let events = if round.is_multiple_of(2) {
+        &["-e"][..]
+    } else {
+        &[]
+    };
     let program = [
         &["ibv_rc_pingpong", "-n", "100000000", "-p", &port_text],
         events,

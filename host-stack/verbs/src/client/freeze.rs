@@ -19,12 +19,17 @@ mod uffd {
 /// A range whose writers wait until this is dropped. Where the kernel has no userfaultfd, they do
 /// not: then memory that is written while it is being registered may lose that write.
 #[derive(Debug)]
-pub struct Freeze(Option<OwnedFd>);
+pub struct Freeze {
+    /// Closing it wakes them.
+    _userfaultfd: Option<OwnedFd>,
+}
 
 impl Freeze {
     /// Stops the writers of `range`, all of whose pages are there.
     pub fn new(range: Range) -> Self {
-        Self(protect(range))
+        Self {
+            _userfaultfd: protect(range),
+        }
     }
 }
 

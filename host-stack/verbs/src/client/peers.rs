@@ -69,7 +69,7 @@ impl Peers {
         }
         let id = memory.header().processes[at.process as usize].get();
         let (window, offset) = (at.address / WINDOW, at.address % WINDOW);
-        let (key, value) = &self.recent[(window as usize ^ id as usize * 31) % RECENT];
+        let (key, value) = &self.recent[(window as usize ^ (id as usize * 31)) % RECENT];
         let wanted = recent_key(id, window);
         let mut base = value.load(Ordering::Acquire);
         if key.load(Ordering::Acquire) != wanted

@@ -25,7 +25,8 @@ pub(super) fn address(attr: &ibv_ah_attr) -> Address {
         path_bits: attr.src_path_bits,
         port_number: attr.port_num,
         // SAFETY: bytes, whatever was written to the union.
-        global: (attr.is_global != 0).then(|| (attr.grh.sgid_index, unsafe { attr.grh.dgid.raw })),
+        global: (attr.is_global != 0)
+            .then_some((attr.grh.sgid_index, unsafe { attr.grh.dgid.raw })),
     }
 }
 

@@ -329,9 +329,9 @@ pub(super) unsafe extern "C" fn modify_cq(
 }
 
 /// What extended queues can tell of a completion.
-const EXTENDED_FLAGS: u64 = (IBV_WC_STANDARD_FLAGS
+const EXTENDED_FLAGS: u64 = IBV_WC_STANDARD_FLAGS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,

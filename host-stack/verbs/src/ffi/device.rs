@@ -16,7 +16,7 @@ use snaprig_hca::{
     model::Model,
     port::{GIDS_MAX, PKEYS_MAX},
 };
-use snaprig_verbs_abi::{self as abi, strings, *};
+use snaprig_verbs_abi::{strings, *};
 
 use super::{
     Context, MUTEX, cq, extended, fabric, memory, minus_one, null, post, qp, set_errno, srq,
@@ -364,7 +364,7 @@ unsafe extern "C" fn query_port(
     full.active_width = 2;
     full.active_speed = 32;
     full.phys_state = if up { 5 } else { 3 };
-    full.link_layer = IBV_LINK_LAYER_INFINIBAND as u8;
+    full.link_layer = IBV_LINK_LAYER_INFINIBAND;
     let bytes = size.min(size_of::<ibv_port_attr>());
     // SAFETY: the caller has room for `size` bytes.
     unsafe {
@@ -586,10 +586,10 @@ macro_rules! string {
 }
 
 string! {
-    ibv_node_type_str(abi::ibv_node_type);
-    ibv_port_state_str(abi::ibv_port_state);
-    ibv_event_type_str(abi::ibv_event_type);
-    ibv_wc_status_str(abi::ibv_wc_status);
+    ibv_node_type_str(ibv_node_type);
+    ibv_port_state_str(ibv_port_state);
+    ibv_event_type_str(ibv_event_type);
+    ibv_wc_status_str(ibv_wc_status);
 }
 
 macro_rules! rate {
@@ -602,8 +602,8 @@ macro_rules! rate {
 }
 
 rate! {
-    ibv_rate_to_mult(abi::ibv_rate) -> c_int;
-    mult_to_ibv_rate(c_int) -> abi::ibv_rate;
-    ibv_rate_to_mbps(abi::ibv_rate) -> c_int;
-    mbps_to_ibv_rate(c_int) -> abi::ibv_rate;
+    ibv_rate_to_mult(ibv_rate) -> c_int;
+    mult_to_ibv_rate(c_int) -> ibv_rate;
+    ibv_rate_to_mbps(ibv_rate) -> c_int;
+    mbps_to_ibv_rate(c_int) -> ibv_rate;
 }

@@ -48,7 +48,7 @@ pub(super) fn supported(transport: ibv_qp_type, operations: u64) -> bool {
         IBV_QPT_UD => sends,
         _ => 0,
     };
-    operations & !u64::from(known) == 0
+    operations & !known == 0
 }
 
 /// Fills the table in.
