@@ -73,6 +73,7 @@ macro_rules! private_functions {
             ibv_cmd_req_notify_cq
             ibv_cmd_rereg_mr
             ibv_cmd_resize_cq
+            ibv_query_gid_type
             ibv_read_ibdev_sysfs_file
             verbs_init_cq
             verbs_open_device

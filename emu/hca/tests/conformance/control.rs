@@ -167,7 +167,14 @@ fn a_lock_of_a_dead_process_is_free() {
     let two = Two::rc(&world);
     let qp = world.memory.qp(two.x.index).expect("a queue pair");
     std::mem::forget(qp.receive_lock.take(1, |_| false));
-    std::mem::forget(world.memory.cq(two.a.cq).expect("a queue").lock.take(1, |_| false));
+    std::mem::forget(
+        world
+            .memory
+            .cq(two.a.cq)
+            .expect("a queue")
+            .lock
+            .take(1, |_| false),
+    );
     world.kill(1);
     post_list(
         &world,
