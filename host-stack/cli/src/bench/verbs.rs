@@ -227,7 +227,7 @@ fn median(sorted: &[f64]) -> Option<f64> {
 /// The table, 80 columns wide.
 fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<18} {:>10}  {:<13} {:>10}  {:<17}  {}\n",
+        "{:<18} {:>9}  {:<13} {:>9}  {:<17}  {}\n",
         "measure", "ours", "baseline", "", "ratio", "aim"
     );
     for row in rows {
@@ -236,7 +236,7 @@ fn table(rows: &[Row]) -> String {
             let value = median(&samples)?;
             Some(match row.unit {
                 Unit::Microseconds => format!("{value:.3} us"),
-                Unit::Rate => format!("{value:.2} GB/s"),
+                Unit::Rate => format!("{} GB/s", short(value)),
             })
         };
         let theirs = match &row.samples {
@@ -262,7 +262,7 @@ fn table(rows: &[Row]) -> String {
             Some(Aim::AtLeast(least)) => format!(">={least}"),
         };
         let line = format!(
-            "{:<18} {:>10}  {:<13} {:>10}  {ratio:<17}  {aim}",
+            "{:<18} {:>9}  {:<13} {:>9}  {ratio:<17}  {aim}",
             row.measure,
             value(row.ours.clone()).unwrap_or_default(),
             row.baseline,
@@ -400,13 +400,24 @@ mod tests {
     fn a_table_names_what_is_missing_and_fits_eighty_columns() {
         let text = table(&rows());
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
-        insta::assert_snapshot!(text, @"");
+        insta::assert_snapshot!(text, @r"
+        measure                 ours  baseline                 ratio              aim
+        send 8 B, 1024 QPs  0.750 us  UCX tag        0.500 us  4.00 (1.00..4.00)
+        write 64 KiB, cold 60.0 GB/s  UCX tag       0.50 GB/s  240 (20.0..240)    >=0.8
+        write 8 B           0.500 us  UCX tag          failed  -                  <=2
+        send 8 B, mean      0.500 us  libfabric shm   missing  -
+        ");
     }
 
     #[test]
     fn json_has_all_samples() {
-        let json = serde_json::to_string(&rows()[..4]).expect("it has no maps");
-        insta::assert_snapshot!(json.replace("},{", "},\n{"), @"");
+        let json = serde_json::to_string(&rows()).expect("it has no maps");
+        insta::assert_snapshot!(json.replace("},{", "},\n{"), @r#"
+        [{"measure":"send 8 B, 1024 QPs","unit":"us","ours":[0.5,0.75,1.0],"baseline":"UCX tag","samples":[0.5,null,0.25],"ratio":{"median":4.0,"lowest":1.0,"highest":4.0},"aim":null},
+        {"measure":"write 64 KiB, cold","unit":"GB/s","ours":[120.0,60.0,5.0],"baseline":"UCX tag","samples":[0.5,null,0.25],"ratio":{"median":240.0,"lowest":20.0,"highest":240.0},"aim":{"at_least":0.8}},
+        {"measure":"write 8 B","unit":"us","ours":[0.5],"baseline":"UCX tag","samples":[null],"ratio":null,"aim":{"at_most":2.0}},
+        {"measure":"send 8 B, mean","unit":"us","ours":[0.5],"baseline":"libfabric shm","samples":null,"ratio":null,"aim":null}]
+        "#);
     }
 
     #[test]
