@@ -393,8 +393,9 @@ impl Process {
         self.post_small(0, Some(word * 64))
     }
 
+    /// Waits for a number; the peer may be further by the time that it is looked at.
     fn await_word(&self, word: usize, value: u64) {
-        while self.word(word).load(Ordering::Acquire) != value {
+        while self.word(word).load(Ordering::Acquire) < value {
             std::hint::spin_loop();
         }
     }
