@@ -22,7 +22,12 @@ pub const SOLICITED: u32 = 1;
 /// Armed for any.
 pub const ANY: u32 = 2;
 
-/// A completion queue.
+/// What follows it is in another line of the cache than what is before it.
+#[repr(align(64))]
+#[derive(Debug, Default)]
+pub struct Line;
+
+/// A completion queue. Its owner polls `produced` while others hold the lock: not in one line.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Cq {
@@ -40,18 +45,22 @@ pub struct Cq {
     pub limit: U32,
     /// Where they are in device memory.
     pub at: U64,
-    /// Held while an entry is made.
-    pub lock: Lock,
-    /// How many entries were ever made.
-    pub produced: U32,
-    /// How many entries were ever taken.
-    pub consumed: U32,
-    /// [`IDLE`], [`SOLICITED`] or [`ANY`].
-    pub armed: U32,
-    /// 1 after an overflow.
-    pub failed: U32,
     /// What the owner calls it.
     pub user: U64,
+    /// How many entries were ever made.
+    pub produced: U32,
+    /// 1 after an overflow.
+    pub failed: U32,
+    /// For those who make entries.
+    pub makers: Line,
+    /// Held while an entry is made.
+    pub lock: Lock,
+    /// [`IDLE`], [`SOLICITED`] or [`ANY`].
+    pub armed: U32,
+    /// For who takes them.
+    pub taker: Line,
+    /// How many entries were ever taken.
+    pub consumed: U32,
 }
 
 /// A work completion.

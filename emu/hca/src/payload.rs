@@ -152,33 +152,46 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// A list of places that has room for every list there is.
+/// A list of places that has room for every list there is. A short one, as most are, is all here.
 #[derive(Debug)]
 pub struct Places {
-    list: [Segment; queue::SGES_MAX],
+    few: [Segment; FEW],
+    many: Vec<Segment>,
     count: usize,
 }
+
+/// Places that need no memory of their own.
+const FEW: usize = 4;
 
 impl Places {
     /// An empty one.
     pub fn new() -> Self {
         Self {
-            list: [Segment::EMPTY; queue::SGES_MAX],
+            few: [Segment::EMPTY; FEW],
+            many: Vec::new(),
             count: 0,
         }
     }
 
     /// Adds a place.
     pub fn push(&mut self, segment: Segment) {
-        if let Some(slot) = self.list.get_mut(self.count) {
-            *slot = segment;
-            self.count += 1;
+        if self.count == queue::SGES_MAX {
+            return;
         }
+        if let Some(slot) = self.few.get_mut(self.count) {
+            *slot = segment;
+        } else {
+            if self.many.is_empty() {
+                self.many.extend(self.few);
+            }
+            self.many.push(segment);
+        }
+        self.count += 1;
     }
 
     /// What is in it.
     pub fn list(&self) -> &[Segment] {
-        &self.list[..self.count]
+        self.few.get(..self.count).unwrap_or(&self.many)
     }
 }
 

@@ -25,8 +25,8 @@ pub const SEND_HEAD_WORDS: usize = 16;
 /// Words of a receive request before its scatter/gather list.
 pub const RECEIVE_HEAD_WORDS: usize = 2;
 
-/// A ring of requests.
-#[repr(C)]
+/// A ring of requests. No line of the cache has words of two: different processes move them.
+#[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Queue {
     /// Where it is in device memory.

@@ -1,5 +1,9 @@
 //! `snaprig bench`: measurements, each with its spread over several rounds.
 
+mod baselines;
+mod verbs;
+pub mod verbs_process;
+
 use std::{
     process::ExitCode,
     time::{Duration, Instant},
@@ -17,6 +21,8 @@ use crate::AnyError;
 pub enum Bench {
     /// Simulated checkpoints a second, on one processor, and how that changes with cards
     Sim(Options),
+    /// Latency and bandwidth of verbs between two processes, beside UCX, libfabric and memcpy
+    Verbs(verbs::Options),
 }
 
 /// What a benchmark is told.
@@ -42,7 +48,10 @@ struct Row {
 
 /// Runs a benchmark.
 pub fn run_bench(bench: &Bench) -> Result<ExitCode, AnyError> {
-    let Bench::Sim(options) = bench;
+    let options = match bench {
+        Bench::Sim(options) => options,
+        Bench::Verbs(options) => return verbs::run(options),
+    };
     let rows: Vec<_> = CARDS.into_iter().map(measure).collect();
     if options.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);

@@ -69,6 +69,12 @@ enum Command {
     /// The control daemon of a fabric (what its first user starts)
     #[command(hide = true)]
     FabricProcess,
+    /// One of two processes that are measured (what `bench verbs` starts)
+    #[command(hide = true)]
+    BenchVerbsProcess {
+        #[arg(long)]
+        side: u8,
+    },
     /// The process that holds a rig (what a campaign starts)
     #[command(hide = true)]
     RigProcess {
@@ -142,6 +148,7 @@ pub fn main() -> ExitCode {
         Command::Verbs(options) => verbs::run(&options),
         Command::Fabric(options) => verbs::fabric(&options),
         Command::FabricProcess => verbs::fabric_process(),
+        Command::BenchVerbsProcess { side } => bench::verbs_process::run(side),
         Command::Doctor { json } => return doctor::run(json),
         Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)
             .map(|()| ExitCode::SUCCESS)
