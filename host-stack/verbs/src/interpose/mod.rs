@@ -50,10 +50,19 @@ impl Next {
     fn get(&self) -> *mut c_void {
         let mut at = self.at.load(Ordering::Relaxed);
         if at.is_null() {
-            // SAFETY: a name.
-            at = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            // SAFETY: names. libc comes before us in a program that has us only by dlopen(3).
+            at = unsafe {
+                match libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) {
+                    at if !at.is_null() => at,
+                    _ => {
+                        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+                        let library = libc::dlopen(c"libc.so.6".as_ptr(), flags);
+                        libc::dlsym(library, self.name.as_ptr())
+                    }
+                }
+            };
             if at.is_null() {
-                // A C library without one of the names of `interpose!` cannot be gone on with.
+                // A C library without one of these names cannot be gone on with.
                 std::process::abort();
             }
             self.at.store(at, Ordering::Relaxed);

@@ -1,0 +1,180 @@
+//! Programs of rdmacm-utils, as they are, with HCAs of ours: librdmacm finds the connection manager's
+//! device in our library.
+//!
+//! ```text
+//!   snaprig verbs -- rping -s <---- a socket in the fabric's directory ----> snaprig verbs -- rping -c
+//! ```
+
+use std::{
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
+/// What none of these programs needs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Fabrics of one test, in a directory of its own.
+struct Scene {
+    directory: tempfile::TempDir,
+}
+
+impl Scene {
+    /// None, aloud, if the program is not installed.
+    fn for_program(program: &str) -> Option<Self> {
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        if !std::env::split_paths(&paths).any(|path| path.join(program).exists()) {
+            println!("skipped: {program}: not installed (rdmacm-utils)");
+            return None;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        Some(Self { directory })
+    }
+
+    fn command(&self, words: &str) -> Command {
+        let mut command = Command::new(SNAPRIG);
+        command.args(["verbs", "--hcas", "2", "--"]);
+        command.args(words.split(' '));
+        command.env("SNAPRIG_FABRICS", self.directory.path());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn start(&self, words: &str) -> Child {
+        self.command(words).spawn().expect("it starts")
+    }
+
+    /// Starts who listens, and waits until it does.
+    fn serve(&self, words: &str, listener: &str) -> Child {
+        let child = self.start(words);
+        self.wait_for(&self.directory.path().join("default").join(listener));
+        child
+    }
+
+    fn wait_for(&self, file: &Path) {
+        let start = Instant::now();
+        while !file.exists() {
+            assert!(start.elapsed() < PATIENCE, "no {}", file.display());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn run(&self, words: &str) -> Output {
+        finish(self.start(words))
+    }
+}
+
+/// Waits for a program; kills one that hangs. What it prints fits into a pipe.
+fn finish(mut child: Child) -> Output {
+    let start = Instant::now();
+    while child.try_wait().expect("a child").is_none() {
+        if start.elapsed() > PATIENCE {
+            child.kill().expect("a child");
+            let output = child.wait_with_output().expect("a child");
+            panic!("hangs: {}", text(&output));
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().expect("a child")
+}
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+/// A server and a client that both must succeed.
+fn pair(scene: &Scene, server: &str, listener: &str, client: &str) -> [String; 2] {
+    let server = scene.serve(server, listener);
+    let client = scene.run(client);
+    let server = finish(server);
+    let texts = [text(&server), text(&client)];
+    assert!(
+        server.status.success() && client.status.success(),
+        "{}, {}: {texts:#?}",
+        server.status,
+        client.status
+    );
+    texts
+}
+
+#[test]
+fn rping_pings() {
+    let Some(scene) = Scene::for_program("rping") else {
+        return;
+    };
+    for address in ["127.0.0.1", "127.0.0.2"] {
+        let texts = pair(
+            &scene,
+            &format!("rping -s -a {address} -C 10 -v"),
+            &format!("cm-tcp-{address}-7174"),
+            &format!("rping -c -a {address} -C 10 -v"),
+        );
+        for (text, prefix) in texts.iter().zip(["server ping data", "ping data"]) {
+            let pings = text.lines().filter(|line| line.starts_with(prefix)).count();
+            assert_eq!(pings, 10, "{text}");
+        }
+    }
+}
+
+#[test]
+fn rping_serves_many() {
+    let Some(scene) = Scene::for_program("rping") else {
+        return;
+    };
+    let mut server = scene.serve("rping -s -P -a 0.0.0.0", "cm-tcp-0.0.0.0-7174");
+    for _ in 0..2 {
+        let clients = [(); 3].map(|()| scene.start("rping -c -a 127.0.0.1 -C 50 -S 4000"));
+        for client in clients {
+            let output = finish(client);
+            assert!(output.status.success(), "{}", text(&output));
+        }
+    }
+    // It is killed, and its socket's file stays; another one takes its place.
+    server.kill().expect("it runs");
+    server.wait().expect("a child");
+    let refused = scene.run("rping -c -a 127.0.0.1 -C 1");
+    assert!(text(&refused).contains("REJECTED"), "{}", text(&refused));
+    let server = scene.start("rping -s -a 0.0.0.0 -C 1");
+    thread::sleep(Duration::from_secs(1));
+    let client = scene.run("rping -c -a 127.0.0.1 -C 1");
+    assert!(client.status.success(), "{}", text(&client));
+    assert!(finish(server).status.success());
+}
+
+#[test]
+fn ucmatose_connects_and_migrates() {
+    let Some(scene) = Scene::for_program("ucmatose") else {
+        return;
+    };
+    for options in ["", " -c 8 -C 20", " -m"] {
+        let texts = pair(
+            &scene,
+            &format!("ucmatose{options}"),
+            "cm-tcp-::-7471",
+            &format!("ucmatose -s 127.0.0.1{options}"),
+        );
+        for text in texts {
+            assert!(text.contains("return status 0"), "{options}: {text}");
+        }
+    }
+}
+
+#[test]
+fn datagrams_groups_and_streams() {
+    for (program, server, listener, client) in [
+        ("udaddy", "udaddy", "cm-udp-::-7174", "udaddy -s 127.0.0.1"),
+        (
+            "rdma_client",
+            "rdma_server",
+            "cm-tcp-::-7471",
+            "rdma_client -s 127.0.0.1",
+        ),
+    ] {
+        if let Some(scene) = Scene::for_program(program) {
+            pair(&scene, server, listener, client);
+        }
+    }
+}
