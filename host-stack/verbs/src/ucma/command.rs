@@ -741,7 +741,7 @@ fn qp_attr(id: &Id, state: u32) -> Result<KernQpAttr, c_int> {
                     }
                     _ => abi::IBV_ACCESS_REMOTE_WRITE,
                 };
-                attr.qp_access_flags = access as u32;
+                attr.qp_access_flags = access;
             }
         }
         abi::IBV_QPS_RTR if !id.is_ud() => {

@@ -94,6 +94,7 @@ pub(super) enum Output {
     Timewait,
 }
 
+/// One cm_id.
 #[derive(Debug)]
 pub(super) struct Id {
     /// What the program calls it; 0: nothing yet.
@@ -347,5 +348,143 @@ impl Id {
             // Late, doubled or senseless.
             (_, Input::Received(_)) => vec![],
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(space: u16, qp_type: u8) -> (Id, Id, Message) {
+        let mut active = Id::new(1, 3, space, qp_type, 100);
+        active.local = Some(([127, 0, 0, 1], 40000).into());
+        active.remote = Some(([127, 0, 0, 1], 7174).into());
+        active.state = State::RouteResolved;
+        let params = Params {
+            qpn: 17,
+            responder_resources: 3,
+            initiator_depth: 2,
+            rnr_retry_count: 5,
+            ..Params::default()
+        };
+        let message = active.request(params).expect("a route");
+        let Message::Req {
+            endpoint, params, ..
+        } = message.clone()
+        else {
+            panic!("{message:?}");
+        };
+        let mut passive = Id::new(0, 4, space, qp_type, 200);
+        passive.requested(endpoint, params);
+        (active, passive, message)
+    }
+
+    fn answer(passive: &mut Id) -> Message {
+        let params = Params {
+            qpn: 18,
+            responder_resources: 2,
+            initiator_depth: 3,
+            ..Params::default()
+        };
+        let outputs = passive.handle(Input::Accept(Some(params))).expect("asked");
+        match &outputs[0] {
+            Output::Send(message) => message.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn kinds(outputs: &[Output]) -> Vec<Kind> {
+        let kind = |output: &Output| match output {
+            Output::Event(kind, _) => Some(*kind),
+            _ => None,
+        };
+        outputs.iter().filter_map(kind).collect()
+    }
+
+    #[test]
+    fn a_connection_is_made_and_ended() {
+        let (mut active, mut passive, _) = pair(0x0106, 2);
+        // What one side may ask, the other side has room for.
+        assert_eq!(
+            (passive.responder_resources, passive.initiator_depth),
+            (2, 3)
+        );
+        let reply = answer(&mut passive);
+        let told = active.handle(Input::Received(reply)).expect("no error");
+        assert_eq!(kinds(&told), [Kind::ConnectResponse]);
+        assert_eq!(active.peer_params.psn, passive.psn);
+        assert_eq!(passive.peer_params.psn, active.psn);
+        let ready = active.handle(Input::Accept(None)).expect("no error");
+        assert_eq!(ready, [Output::Send(Message::Rtu)]);
+        let told = passive.handle(Input::Received(Message::Rtu));
+        assert_eq!(kinds(&told.expect("no error")), [Kind::Established]);
+        let asked = active.handle(Input::Disconnect).expect("no error");
+        assert_eq!(asked, [Output::Send(Message::Dreq)]);
+        let told = passive.handle(Input::Received(Message::Dreq));
+        assert_eq!(kinds(&told.expect("no error")), [Kind::Disconnected]);
+        let told = active.handle(Input::Received(Message::Drep));
+        assert_eq!(kinds(&told.expect("no error")), [Kind::Disconnected]);
+        // Once is enough.
+        let told = active.handle(Input::Hangup).expect("no error");
+        assert_eq!(kinds(&told), []);
+        assert_eq!(passive.handle(Input::Disconnect), Ok(vec![]));
+    }
+
+    #[test]
+    fn both_sides_may_hang_up_at_once() {
+        let (mut active, mut passive, _) = pair(0x0106, 2);
+        let reply = answer(&mut passive);
+        active.handle(Input::Received(reply)).expect("no error");
+        active.handle(Input::Accept(None)).expect("no error");
+        passive
+            .handle(Input::Received(Message::Rtu))
+            .expect("no error");
+        for id in [&mut active, &mut passive] {
+            id.handle(Input::Disconnect).expect("no error");
+            let told = id.handle(Input::Received(Message::Dreq));
+            assert_eq!(kinds(&told.expect("no error")), [Kind::Disconnected]);
+            let told = id.handle(Input::Received(Message::Drep));
+            assert_eq!(kinds(&told.expect("no error")), []);
+        }
+    }
+
+    #[test]
+    fn who_is_refused_may_ask_again() {
+        for (space, qp_type, kind, status) in [
+            (0x0106, 2, Kind::Rejected, REJ_CONSUMER),
+            (PS_UDP, QPT_UD, Kind::Unreachable, SIDR_REJECTED),
+        ] {
+            let (mut active, mut passive, _) = pair(space, qp_type);
+            let reject = Input::Reject {
+                reason: 0,
+                data: vec![7],
+            };
+            let outputs = passive.handle(reject).expect("asked");
+            let [Output::Send(message), Output::Close] = &outputs[..] else {
+                panic!("{outputs:?}");
+            };
+            let told = active.handle(Input::Received(message.clone()));
+            let told = told.expect("no error");
+            assert_eq!(kinds(&told), [kind]);
+            assert!(told.iter().any(|output| matches!(
+                output,
+                Output::Event(_, news) if news.status == status as i32 && news.params.data == [7]
+            )));
+            assert!(active.request(Params::default()).is_ok());
+        }
+    }
+
+    #[test]
+    fn too_much_private_data_is_an_error() {
+        let mut id = Id::new(1, 3, 0x0106, 2, 0);
+        id.local = Some(([127, 0, 0, 1], 1).into());
+        id.remote = id.local;
+        id.state = State::RouteResolved;
+        let params = |bytes| Params {
+            data: vec![0; bytes],
+            ..Params::default()
+        };
+        assert_eq!(id.request(params(REQ_DATA + 1)), Err(EINVAL));
+        assert!(id.request(params(REQ_DATA)).is_ok());
     }
 }

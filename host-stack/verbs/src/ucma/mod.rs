@@ -393,16 +393,16 @@ impl Ucma {
             link::remove(file);
         }
         if let Some(link) = id.link {
-            if id.state == State::Requested {
-                if let Some((socket, _)) = self.links.get(&link) {
-                    let reason = if id.is_ud() {
-                        wire::SIDR_REJECTED
-                    } else {
-                        REJ_CONSUMER
-                    };
-                    let data = Vec::new();
-                    let _ = link::send(&**socket, &Message::Rej { reason, data });
-                }
+            if id.state == State::Requested
+                && let Some((socket, _)) = self.links.get(&link)
+            {
+                let reason = if id.is_ud() {
+                    wire::SIDR_REJECTED
+                } else {
+                    REJ_CONSUMER
+                };
+                let data = Vec::new();
+                let _ = link::send(&**socket, &Message::Rej { reason, data });
             }
             self.drop_link(link);
         }
@@ -563,8 +563,7 @@ fn reach(id: &Id) -> KernAh {
     }
 }
 
-/// # Panics
-/// Never; the descriptor is the program's, which closes it by `closed`.
+/// A channel's descriptor: the program's, which closes it by [`closed`].
 fn borrow(fd: &c_int) -> BorrowedFd<'_> {
     // SAFETY: an open channel's: it is in `channels` until the program closes it.
     unsafe { BorrowedFd::borrow_raw(*fd) }
