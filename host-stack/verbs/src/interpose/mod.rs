@@ -8,7 +8,8 @@
 //! open, fopen(/sys/class/...)   --> a file of ours in memory, if sysfs has none
 //! ```
 //!
-//! All else goes to the next library that has the name: libc, or another that stands before it.
+//! The C names are given to these functions when the library is linked (build.rs): programs in Rust
+//! that have this crate keep libc's. All else goes to the next library that has the name: libc, or another that stands before it.
 
 pub(crate) mod files;
 pub(crate) mod sysfs;
@@ -142,14 +143,14 @@ macro_rules! open {
 }
 
 open! {
-    open c"open";
-    open64 c"open64";
+    snaprig_open c"open";
+    snaprig_open64 c"open64";
 }
 
 macro_rules! openat {
     ($($function:ident $name:literal;)*) => {
         $(
-            /// As [`open`]: our paths are absolute.
+            /// As [`snaprig_open`]: our paths are absolute.
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $function(
                 directory: c_int,
@@ -172,14 +173,14 @@ macro_rules! openat {
 }
 
 openat! {
-    openat c"openat";
-    openat64 c"openat64";
+    snaprig_openat c"openat";
+    snaprig_openat64 c"openat64";
 }
 
 macro_rules! fopen {
     ($($function:ident $name:literal;)*) => {
         $(
-            /// fopen(3) does not come by [`open`].
+            /// fopen(3) does not come by [`snaprig_open`].
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $function(
                 path: *const c_char,
@@ -201,8 +202,8 @@ macro_rules! fopen {
 }
 
 fopen! {
-    fopen c"fopen";
-    fopen64 c"fopen64";
+    snaprig_fopen c"fopen";
+    snaprig_fopen64 c"fopen64";
 }
 
 macro_rules! fstat {
@@ -226,13 +227,17 @@ macro_rules! fstat {
 }
 
 fstat! {
-    fstat c"fstat";
-    fstat64 c"fstat64";
+    snaprig_fstat c"fstat";
+    snaprig_fstat64 c"fstat64";
 }
 
 /// Commands for the connection manager.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize {
+pub unsafe extern "C-unwind" fn snaprig_write(
+    fd: c_int,
+    bytes: *const c_void,
+    count: usize,
+) -> isize {
     if files::is_ours(fd) {
         // SAFETY: write(2): so many bytes.
         return unsafe { ucma::write(fd, bytes, count) };
@@ -247,7 +252,7 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: us
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn snaprig_close(fd: c_int) -> c_int {
     if files::remove(fd) {
         ucma::closed(fd);
     }
