@@ -131,7 +131,7 @@ fn rping_serves_many() {
     let Some(scene) = Scene::for_program("rping") else {
         return;
     };
-    let mut server = scene.serve("rping -s -P -a 0.0.0.0", "7174");
+    let mut server = scene.serve("rping -s -P -a 0.0.0.0 -S 4000", "7174");
     for _ in 0..2 {
         let clients = [(); 3].map(|()| {
             // rping's server has one place for requests that it has not looked at.
