@@ -409,7 +409,7 @@ impl Ucma {
         if link::is_taken(&others) {
             return Err(EADDRINUSE);
         }
-        let name = link::name(id.space, local.ip(), local.port());
+        let name = link::name(id.space, local.ip(), local.port(), id.afonly);
         let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         let socket = link::listen_at(&name).map_err(errno)?;
         id.file = Some(name);
@@ -455,7 +455,13 @@ impl Ucma {
         match (level, name) {
             (0, 0 | 1 | 3) => Ok(Done::Yes),
             (0, 2) => {
-                id.afonly = true;
+                let at = request.u64(0)?;
+                if at == 0 || request.u32(20)? != 4 {
+                    return Err(EINVAL);
+                }
+                let value = std::ptr::with_exposed_provenance::<u32>(at as usize);
+                // SAFETY: the caller of `super::write`: an int is there.
+                id.afonly = unsafe { value.read_unaligned() } != 0;
                 Ok(Done::Yes)
             }
             // A path that the program knows: ours is as good.

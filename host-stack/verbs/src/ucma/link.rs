@@ -28,8 +28,9 @@ use crate::{place::Place, socket};
 /// Most connections that wait to be taken; the thread takes them at once.
 const WAITING: i32 = 4096;
 
-/// The name of a listener's socket.
-pub(super) fn name(space: u16, address: IpAddr, port: u16) -> String {
+/// The name of a listener's socket. Who listens at all of IPv6 answers for IPv4, too, unless it is
+/// told not to.
+pub(super) fn name(space: u16, address: IpAddr, port: u16, afonly: bool) -> String {
     let space = match space {
         super::id::PS_UDP => "udp".into(),
         super::id::PS_IPOIB => "ipoib".into(),
@@ -37,17 +38,23 @@ pub(super) fn name(space: u16, address: IpAddr, port: u16) -> String {
         0x013f => "ib".into(),
         other => format!("{other:x}"),
     };
+    if afonly && address == Ipv6Addr::UNSPECIFIED {
+        return format!("cm-{space}-only6-{port}");
+    }
     format!("cm-{space}-{address}-{port}")
 }
 
 /// Names of those who may answer at an address, the first one first.
 pub(super) fn names(space: u16, at: SocketAddr) -> Vec<String> {
-    let any = [
-        at.is_ipv4().then_some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
-        Some(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
-    ];
-    let all = std::iter::once(at.ip()).chain(any.into_iter().flatten());
-    all.map(|address| name(space, address, at.port())).collect()
+    let port = at.port();
+    let any4 = name(space, Ipv4Addr::UNSPECIFIED.into(), port, false);
+    let any6 = name(space, Ipv6Addr::UNSPECIFIED.into(), port, false);
+    let only6 = name(space, Ipv6Addr::UNSPECIFIED.into(), port, true);
+    let own = name(space, at.ip(), port, false);
+    match at {
+        SocketAddr::V4(_) => vec![own, any4, any6],
+        SocketAddr::V6(_) => vec![own, only6, any6],
+    }
 }
 
 fn new_socket() -> io::Result<OwnedFd> {
