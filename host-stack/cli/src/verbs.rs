@@ -75,6 +75,8 @@ pub struct Options {
 
 /// The library's file, as cargo leaves it beside or below the program.
 const LIBRARY: &str = "libsnaprig_verbs.so";
+/// The name that programs ask for.
+const LIBRARY_NAME: &str = "libibverbs.so.1";
 
 /// Runs the program in place of this one.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
@@ -87,12 +89,20 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .into());
     }
     let libraries = libraries()?;
+    // For files of ours to be there, our library comes before libc; in a program that has it from
+    // another library, or by dlopen(3), only so. After the user's own: sanitizers must be first.
+    let mut preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    if !preload.is_empty() {
+        preload.push(":");
+    }
+    preload.push(libraries.join(LIBRARY_NAME));
     let path = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty());
     let path = std::env::join_paths(
         std::iter::once(libraries).chain(path.iter().flat_map(std::env::split_paths)),
     )?;
     let environment: [(&str, OsString); 6] = [
         ("LD_LIBRARY_PATH", path),
+        ("LD_PRELOAD", preload),
         (PROGRAM_ENV, std::env::current_exe()?.into()),
         (FABRIC_ENV, place.name.into()),
         (HCAS_ENV, options.hcas.to_string().into()),
@@ -137,7 +147,7 @@ fn libraries() -> Result<PathBuf, AnyError> {
     let library = library.canonicalize()?;
     let directory = library.with_file_name("snaprig-lib");
     fs::create_dir_all(&directory)?;
-    let link = directory.join("libibverbs.so.1");
+    let link = directory.join(LIBRARY_NAME);
     if fs::read_link(&link).is_ok_and(|there| there == library) {
         return Ok(directory);
     }

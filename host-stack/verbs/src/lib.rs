@@ -10,6 +10,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | `ffi` | the C functions of libibverbs |
+//! | `ucma` | the connection manager's device, for librdmacm |
+//! | `interpose` | files that a kernel would have |
 //! | [`client`] | a process's share of a fabric: device memory, its pool, its peers' |
 //! | [`daemon`] | the process that owns the control plane of one fabric |
 //! | [`protocol`] | what the two say to each other |
@@ -21,6 +23,8 @@
 pub mod client;
 pub mod daemon;
 mod ffi;
+mod interpose;
 pub mod place;
 pub mod protocol;
 mod socket;
+mod ucma;

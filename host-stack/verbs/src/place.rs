@@ -83,6 +83,19 @@ impl Place {
         self.directory.join("lock")
     }
 
+    /// Removes what listeners of connection managers have left behind.
+    pub fn remove_listeners(&self) {
+        for file in fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if file.file_name().as_encoded_bytes().starts_with(b"cm-") {
+                let _ = fs::remove_file(file.path());
+            }
+        }
+    }
+
     /// What the daemon has to say.
     pub fn log(&self) -> PathBuf {
         self.directory.join("log")

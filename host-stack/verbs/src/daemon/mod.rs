@@ -191,6 +191,7 @@ impl Daemon {
         for file in [self.place.socket(), self.place.lookup(), self.place.log()] {
             let _ = fs::remove_file(file);
         }
+        self.place.remove_listeners();
         // The lock file goes while it is held: who waits for it makes a new one, or finds no socket.
         let _ = fs::remove_file(self.place.lock());
         let _ = fs::remove_dir(&self.place.directory);

@@ -21,7 +21,7 @@ use snaprig_verbs_abi::{strings, *};
 use super::{
     Context, MUTEX, cq, extended, fabric, memory, minus_one, null, post, qp, set_errno, srq,
 };
-use crate::client::Fabric;
+use crate::{client::Fabric, interpose::sysfs};
 
 /// A device, as it is allocated.
 #[repr(C)]
@@ -556,7 +556,9 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     unsafe {
         let path =
             [CStr::from_ptr(directory), CStr::from_ptr(file)].map(|part| part.to_string_lossy());
-        let Ok(mut bytes) = std::fs::read(path.join("/")) else {
+        let path = path.join("/");
+        let ours = sysfs::read(&path).map(String::into_bytes);
+        let Some(mut bytes) = ours.or_else(|| std::fs::read(path).ok()) else {
             return minus_one(libc::ENOENT);
         };
         if bytes.last() == Some(&b'\n') {

@@ -50,7 +50,7 @@ pub(super) fn watch(fabric: &Arc<Fabric>) {
 }
 
 /// Does it with all signals blocked, which a new thread inherits.
-fn without_signals<T>(action: impl FnOnce() -> T) -> T {
+pub(crate) fn without_signals<T>(action: impl FnOnce() -> T) -> T {
     // SAFETY: two sets of signals, filled by libc.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();

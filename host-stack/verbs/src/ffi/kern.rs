@@ -1,11 +1,11 @@
-//! Between the kernel's structures and the library's (marshall.h), for librdmacm.
+//! Attributes and path records between the kernel's layout and the library's.
 
-use snaprig_verbs_abi::*;
+use snaprig_verbs_abi::{ibv_ah_attr, ibv_gid, ibv_qp_attr};
 
 /// `struct ib_uverbs_ah_attr`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct KernelAddress {
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KernAh {
     pub dgid: [u8; 16],
     pub flow_label: u32,
     pub sgid_index: u8,
@@ -18,13 +18,13 @@ pub struct KernelAddress {
     pub static_rate: u8,
     pub is_global: u8,
     pub port_num: u8,
-    pub reserved_end: u8,
+    pub reserved2: u8,
 }
 
 /// `struct ib_uverbs_qp_attr`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct KernelQpAttributes {
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KernQpAttr {
     pub qp_attr_mask: u32,
     pub qp_state: u32,
     pub cur_qp_state: u32,
@@ -35,8 +35,8 @@ pub struct KernelQpAttributes {
     pub sq_psn: u32,
     pub dest_qp_num: u32,
     pub qp_access_flags: u32,
-    pub ah_attr: KernelAddress,
-    pub alt_ah_attr: KernelAddress,
+    pub ah_attr: KernAh,
+    pub alt_ah_attr: KernAh,
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
     pub max_send_sge: u32,
@@ -58,10 +58,10 @@ pub struct KernelQpAttributes {
     pub reserved: [u8; 5],
 }
 
-/// `struct ib_user_path_rec`.
+/// `struct ib_user_path_rec`; numbers of more than a byte are big-endian where the C type says so.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct KernelPath {
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KernPath {
     pub dgid: [u8; 16],
     pub sgid: [u8; 16],
     pub dlid: u16,
@@ -85,102 +85,103 @@ pub struct KernelPath {
 
 /// `struct ibv_sa_path_rec` (infiniband/sa.h).
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Path {
-    pub dgid: [u8; 16],
-    pub sgid: [u8; 16],
-    pub dlid: u16,
-    pub slid: u16,
-    pub raw_traffic: i32,
-    pub flow_label: u32,
-    pub hop_limit: u8,
-    pub traffic_class: u8,
-    pub reversible: i32,
-    pub numb_path: u8,
-    pub pkey: u16,
-    pub sl: u8,
-    pub mtu_selector: u8,
-    pub mtu: u8,
-    pub rate_selector: u8,
-    pub rate: u8,
-    pub packet_life_time_selector: u8,
-    pub packet_life_time: u8,
-    pub preference: u8,
+pub struct ibv_sa_path_rec {
+    dgid: ibv_gid,
+    sgid: ibv_gid,
+    dlid: u16,
+    slid: u16,
+    raw_traffic: i32,
+    flow_label: u32,
+    hop_limit: u8,
+    traffic_class: u8,
+    reversible: i32,
+    numb_path: u8,
+    pkey: u16,
+    sl: u8,
+    mtu_selector: u8,
+    mtu: u8,
+    rate_selector: u8,
+    rate: u8,
+    packet_life_time_selector: u8,
+    packet_life_time: u8,
+    preference: u8,
+}
+
+fn copy_ah(to: &mut ibv_ah_attr, from: &KernAh) {
+    to.grh.dgid.raw = from.dgid;
+    to.grh.flow_label = from.flow_label;
+    to.grh.sgid_index = from.sgid_index;
+    to.grh.hop_limit = from.hop_limit;
+    to.grh.traffic_class = from.traffic_class;
+    to.dlid = from.dlid;
+    to.sl = from.sl;
+    to.src_path_bits = from.src_path_bits;
+    to.static_rate = from.static_rate;
+    to.is_global = from.is_global;
+    to.port_num = from.port_num;
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(
     to: *mut ibv_ah_attr,
-    from: *const KernelAddress,
+    from: *const std::ffi::c_void,
 ) {
-    // SAFETY: two structures of these kinds.
-    unsafe {
-        let from = &*from;
-        (*to).grh.dgid.raw = from.dgid;
-        (*to).grh.flow_label = from.flow_label;
-        (*to).grh.sgid_index = from.sgid_index;
-        (*to).grh.hop_limit = from.hop_limit;
-        (*to).grh.traffic_class = from.traffic_class;
-        (*to).dlid = from.dlid;
-        (*to).sl = from.sl;
-        (*to).src_path_bits = from.src_path_bits;
-        (*to).static_rate = from.static_rate;
-        (*to).is_global = from.is_global;
-        (*to).port_num = from.port_num;
-    }
+    // SAFETY: a place for the one, and a `struct ib_uverbs_ah_attr`.
+    unsafe { copy_ah(&mut *to, &*from.cast()) };
 }
 
+/// Leaves `qp_state` alone: the caller has said which one it wants.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
     to: *mut ibv_qp_attr,
-    from: *const KernelQpAttributes,
+    from: *const std::ffi::c_void,
 ) {
-    // SAFETY: two structures of these kinds.
+    // SAFETY: a place for the one (short of `rate_limit`, perhaps), and a `struct
+    // ib_uverbs_qp_attr`.
     unsafe {
-        let from = &*from;
-        let to = &mut *to;
-        to.qp_state = from.qp_state;
-        to.cur_qp_state = from.cur_qp_state;
-        to.path_mtu = from.path_mtu;
-        to.path_mig_state = from.path_mig_state;
-        to.qkey = from.qkey;
-        to.rq_psn = from.rq_psn;
-        to.sq_psn = from.sq_psn;
-        to.dest_qp_num = from.dest_qp_num;
-        to.qp_access_flags = from.qp_access_flags;
-        to.cap = ibv_qp_cap {
-            max_send_wr: from.max_send_wr,
-            max_recv_wr: from.max_recv_wr,
-            max_send_sge: from.max_send_sge,
-            max_recv_sge: from.max_recv_sge,
-            max_inline_data: from.max_inline_data,
-        };
-        ibv_copy_ah_attr_from_kern(&mut to.ah_attr, &from.ah_attr);
-        ibv_copy_ah_attr_from_kern(&mut to.alt_ah_attr, &from.alt_ah_attr);
-        to.pkey_index = from.pkey_index;
-        to.alt_pkey_index = from.alt_pkey_index;
-        to.en_sqd_async_notify = from.en_sqd_async_notify;
-        to.sq_draining = from.sq_draining;
-        to.max_rd_atomic = from.max_rd_atomic;
-        to.max_dest_rd_atomic = from.max_dest_rd_atomic;
-        to.min_rnr_timer = from.min_rnr_timer;
-        to.port_num = from.port_num;
-        to.timeout = from.timeout;
-        to.retry_cnt = from.retry_cnt;
-        to.rnr_retry = from.rnr_retry;
-        to.alt_port_num = from.alt_port_num;
-        to.alt_timeout = from.alt_timeout;
+        let from = &*from.cast::<KernQpAttr>();
+        (*to).cur_qp_state = from.cur_qp_state;
+        (*to).path_mtu = from.path_mtu;
+        (*to).path_mig_state = from.path_mig_state;
+        (*to).qkey = from.qkey;
+        (*to).rq_psn = from.rq_psn;
+        (*to).sq_psn = from.sq_psn;
+        (*to).dest_qp_num = from.dest_qp_num;
+        (*to).qp_access_flags = from.qp_access_flags;
+        (*to).cap.max_send_wr = from.max_send_wr;
+        (*to).cap.max_recv_wr = from.max_recv_wr;
+        (*to).cap.max_send_sge = from.max_send_sge;
+        (*to).cap.max_recv_sge = from.max_recv_sge;
+        (*to).cap.max_inline_data = from.max_inline_data;
+        copy_ah(&mut (*to).ah_attr, &from.ah_attr);
+        copy_ah(&mut (*to).alt_ah_attr, &from.alt_ah_attr);
+        (*to).pkey_index = from.pkey_index;
+        (*to).alt_pkey_index = from.alt_pkey_index;
+        (*to).en_sqd_async_notify = from.en_sqd_async_notify;
+        (*to).sq_draining = from.sq_draining;
+        (*to).max_rd_atomic = from.max_rd_atomic;
+        (*to).max_dest_rd_atomic = from.max_dest_rd_atomic;
+        (*to).min_rnr_timer = from.min_rnr_timer;
+        (*to).port_num = from.port_num;
+        (*to).timeout = from.timeout;
+        (*to).retry_cnt = from.retry_cnt;
+        (*to).rnr_retry = from.rnr_retry;
+        (*to).alt_port_num = from.alt_port_num;
+        (*to).alt_timeout = from.alt_timeout;
     }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(to: *mut Path, from: *const KernelPath) {
-    // SAFETY: two structures of these kinds.
+pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(
+    to: *mut ibv_sa_path_rec,
+    from: *const std::ffi::c_void,
+) {
+    // SAFETY: a place for the one, and a `struct ib_user_path_rec`.
     unsafe {
-        let from = &*from;
-        *to = Path {
-            dgid: from.dgid,
-            sgid: from.sgid,
+        let from = &*from.cast::<KernPath>();
+        *to = ibv_sa_path_rec {
+            dgid: ibv_gid { raw: from.dgid },
+            sgid: ibv_gid { raw: from.sgid },
             dlid: from.dlid,
             slid: from.slid,
             raw_traffic: from.raw_traffic as i32,
@@ -203,13 +204,16 @@ pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(to: *mut Path, from: *const
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(to: *mut KernelPath, from: *const Path) {
-    // SAFETY: two structures of these kinds.
+pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(
+    to: *mut std::ffi::c_void,
+    from: *const ibv_sa_path_rec,
+) {
+    // SAFETY: a place for a `struct ib_user_path_rec`, and the other one.
     unsafe {
         let from = &*from;
-        *to = KernelPath {
-            dgid: from.dgid,
-            sgid: from.sgid,
+        *to.cast::<KernPath>() = KernPath {
+            dgid: from.dgid.raw,
+            sgid: from.sgid.raw,
             dlid: from.dlid,
             slid: from.slid,
             raw_traffic: from.raw_traffic as u32,

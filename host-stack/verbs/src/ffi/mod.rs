@@ -30,6 +30,9 @@ use std::{
     sync::{Arc, Mutex, Weak},
 };
 
+pub(crate) use device::name as device_name;
+pub(crate) use fork::without_signals;
+pub(crate) use kern::{KernAh, KernPath, KernQpAttr};
 use libc::{pthread_cond_t, pthread_mutex_t};
 use snaprig_verbs_abi::{ibv_context, verbs_context};
 

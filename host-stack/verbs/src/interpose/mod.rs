@@ -1,0 +1,274 @@
+//! Functions of libc that this library stands before: files that exist with a kernel's InfiniBand.
+//!
+//! ```text
+//! open(/dev/infiniband/rdma_cm) --> an eventfd of ours: readable while events are queued
+//! fstat(ours)                   --> a character device
+//! write(ours, command)          --> ucma
+//! close(ours)                   --> ucma, and libc's
+//! open, fopen(/sys/class/...)   --> a file of ours in memory, if sysfs has none
+//! ```
+//!
+//! The C names are given to these functions when the library is linked (build.rs): programs in Rust
+//! that have this crate keep libc's. All else goes to the next library that has the name: libc, or another that stands before it.
+
+pub(crate) mod files;
+pub(crate) mod sysfs;
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_void},
+    mem::transmute,
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
+
+use crate::{ffi::set_errno, ucma};
+
+/// The device of the connection manager.
+const RDMA_CM: &CStr = c"/dev/infiniband/rdma_cm";
+/// Its numbers; the kernel gives misc devices any minor number.
+const RDMA_CM_DEVICE: (u32, u32) = (10, 58);
+/// All files that may be ours are below one of these.
+const DIRECTORIES: [&[u8]; 3] = [
+    b"/sys/class/infiniband/",
+    b"/sys/class/infiniband_verbs/",
+    b"/sys/class/misc/rdma_cm/",
+];
+
+/// A function of the next library.
+struct Next {
+    name: &'static CStr,
+    at: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            at: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn get(&self) -> *mut c_void {
+        let mut at = self.at.load(Ordering::Relaxed);
+        if at.is_null() {
+            // SAFETY: names. libc comes before us in a program that has us only by dlopen(3).
+            at = unsafe {
+                match libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) {
+                    at if !at.is_null() => at,
+                    _ => {
+                        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+                        let library = libc::dlopen(c"libc.so.6".as_ptr(), flags);
+                        libc::dlsym(library, self.name.as_ptr())
+                    }
+                }
+            };
+            if at.is_null() {
+                // A C library without one of these names cannot be gone on with.
+                std::process::abort();
+            }
+            self.at.store(at, Ordering::Relaxed);
+        }
+        at
+    }
+}
+
+/// Calls the next library's function of this name and type.
+macro_rules! next {
+    ($name:literal, fn($($type:ty),*) -> $result:ty, $($argument:expr),*) => {{
+        static NEXT: Next = Next::new($name);
+        // SAFETY: a function of the C library, of the type that its manual page gives; arguments
+        // are the caller's. "C-unwind", for a thread may be cancelled in it.
+        unsafe {
+            transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(
+                NEXT.get(),
+            )($($argument),*)
+        }
+    }};
+}
+
+/// A descriptor in place of a file, if it is a file of ours.
+///
+/// # Safety
+/// A string, or null.
+unsafe fn ours(path: *const c_char, flags: c_int) -> Option<c_int> {
+    // SAFETY: the caller's; looked at byte by byte, so that nothing is read beyond its end.
+    let begins = |with: &[u8]| unsafe {
+        with.iter()
+            .enumerate()
+            .all(|(at, byte)| *path.add(at) as u8 == *byte)
+    };
+    if path.is_null() || !begins(b"/") {
+        return None;
+    }
+    if begins(RDMA_CM.to_bytes_with_nul()) {
+        return Some(ucma::open(flags).unwrap_or_else(|errno| {
+            set_errno(errno);
+            -1
+        }));
+    }
+    if !DIRECTORIES.iter().any(|directory| begins(directory)) {
+        return None;
+    }
+    // SAFETY: the caller's.
+    let path = unsafe { CStr::from_ptr(path) };
+    let content = sysfs::read(path.to_str().ok()?)?;
+    // SAFETY: a name; then a buffer of its length, and a descriptor of ours.
+    unsafe {
+        let fd = libc::memfd_create(c"sysfs".as_ptr(), libc::MFD_CLOEXEC);
+        if fd >= 0 {
+            libc::pwrite(fd, content.as_ptr().cast(), content.len(), 0);
+        }
+        Some(fd)
+    }
+}
+
+macro_rules! open {
+    ($($function:ident $name:literal;)*) => {
+        $(
+            /// Takes the third argument of a variadic call where it is if there is one.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $function(
+                path: *const c_char,
+                flags: c_int,
+                mode: libc::mode_t,
+            ) -> c_int {
+                // SAFETY: open(2): a path.
+                if let Some(fd) = unsafe { ours(path, flags) } {
+                    return fd;
+                }
+                next!($name, fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode)
+            }
+        )*
+    };
+}
+
+open! {
+    snaprig_open c"open";
+    snaprig_open64 c"open64";
+}
+
+macro_rules! openat {
+    ($($function:ident $name:literal;)*) => {
+        $(
+            /// As [`snaprig_open`]: our paths are absolute.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $function(
+                directory: c_int,
+                path: *const c_char,
+                flags: c_int,
+                mode: libc::mode_t,
+            ) -> c_int {
+                // SAFETY: openat(2): a path.
+                if let Some(fd) = unsafe { ours(path, flags) } {
+                    return fd;
+                }
+                next!(
+                    $name,
+                    fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int,
+                    directory, path, flags, mode
+                )
+            }
+        )*
+    };
+}
+
+openat! {
+    snaprig_openat c"openat";
+    snaprig_openat64 c"openat64";
+}
+
+macro_rules! fopen {
+    ($($function:ident $name:literal;)*) => {
+        $(
+            /// fopen(3) does not come by [`snaprig_open`].
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $function(
+                path: *const c_char,
+                mode: *const c_char,
+            ) -> *mut libc::FILE {
+                // SAFETY: fopen(3): a path; a descriptor of ours and a mode.
+                unsafe {
+                    if let Some(fd) = ours(path, libc::O_CLOEXEC) {
+                        if fd < 0 {
+                            return ptr::null_mut();
+                        }
+                        return libc::fdopen(fd, mode);
+                    }
+                }
+                next!($name, fn(*const c_char, *const c_char) -> *mut libc::FILE, path, mode)
+            }
+        )*
+    };
+}
+
+fopen! {
+    snaprig_fopen c"fopen";
+    snaprig_fopen64 c"fopen64";
+}
+
+macro_rules! fstat {
+    ($($function:ident $name:literal;)*) => {
+        $(
+            /// librdmacm wants a character device.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $function(fd: c_int, into: *mut libc::stat) -> c_int {
+                let result = next!($name, fn(c_int, *mut libc::stat) -> c_int, fd, into);
+                if result == 0 && files::is_ours(fd) {
+                    // SAFETY: fstat(2): a place, and it was filled.
+                    unsafe {
+                        (*into).st_mode = libc::S_IFCHR | 0o666;
+                        (*into).st_rdev = libc::makedev(RDMA_CM_DEVICE.0, RDMA_CM_DEVICE.1);
+                    }
+                }
+                result
+            }
+        )*
+    };
+}
+
+fstat! {
+    snaprig_fstat c"fstat";
+    snaprig_fstat64 c"fstat64";
+}
+
+/// Commands for the connection manager.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn snaprig_write(
+    fd: c_int,
+    bytes: *const c_void,
+    count: usize,
+) -> isize {
+    if files::is_ours(fd) {
+        // SAFETY: write(2): so many bytes.
+        return unsafe { ucma::write(fd, bytes, count) };
+    }
+    next!(
+        c"write",
+        fn(c_int, *const c_void, usize) -> isize,
+        fd,
+        bytes,
+        count
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn snaprig_close(fd: c_int) -> c_int {
+    if files::remove(fd) {
+        ucma::closed(fd);
+    }
+    next!(c"close", fn(c_int) -> c_int, fd)
+}
+
+/// The real poll(2), in which a thread may be cancelled.
+///
+/// # Safety
+/// poll(2).
+pub(crate) unsafe fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
+    next!(
+        c"poll",
+        fn(*mut libc::pollfd, libc::nfds_t, c_int) -> c_int,
+        fds,
+        count,
+        timeout
+    )
+}

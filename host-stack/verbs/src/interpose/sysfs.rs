@@ -1,0 +1,90 @@
+//! What programs read below /sys about HCAs and the connection manager: a table of our own.
+//!
+//! ```text
+//! class/misc/rdma_cm/abi_version           class/infiniband/NAME/node_guid, fw_ver, hca_type, ...
+//! class/infiniband_verbs/abi_version       class/infiniband/NAME/ports/N/lid, state, gids/I, ...
+//! class/infiniband_verbs/uverbsN/ibdev     class/infiniband/NAME/device/numa_node
+//! ```
+
+use snaprig_hca::control::{FIRST_LID, find_port, guid};
+
+use crate::ffi;
+
+/// Where all of it is.
+const SYS: &str = "/sys/";
+
+/// The content of a file, if it is one of ours.
+pub(crate) fn read(path: &str) -> Option<String> {
+    let path = path.strip_prefix(SYS)?.trim_start_matches('/');
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let text = match parts[..] {
+        ["class", "misc", "rdma_cm", "abi_version"] => "4".into(),
+        ["class", "infiniband_verbs", "abi_version"] => "6".into(),
+        ["class", "infiniband_verbs", uverbs, ref rest @ ..] => {
+            let hca = known(uverbs.strip_prefix("uverbs")?)?;
+            match rest {
+                ["ibdev"] => ffi::device_name(hca),
+                ["abi_version"] => "1".into(),
+                ["dev"] => format!("231:{}", 192 + hca),
+                ["device", "numa_node"] => "-1".into(),
+                _ => return None,
+            }
+        }
+        ["class", "infiniband", name, ref rest @ ..] => {
+            of_hca(known(name.strip_prefix("snaprig_")?)?, rest)?
+        }
+        _ => return None,
+    };
+    Some(text + "\n")
+}
+
+/// The number of an HCA that is there.
+fn known(number: &str) -> Option<u32> {
+    let hca = number.parse().ok()?;
+    (hca < ffi::fabric().ok()?.hcas.len() as u32).then_some(hca)
+}
+
+fn of_hca(hca: u32, rest: &[&str]) -> Option<String> {
+    let number = |number: u64| {
+        let word = |shift: u32| (number >> shift) as u16;
+        format!(
+            "{:04x}:{:04x}:{:04x}:{:04x}",
+            word(48),
+            word(32),
+            word(16),
+            word(0)
+        )
+    };
+    Some(match rest {
+        ["node_guid" | "sys_image_guid"] => number(guid(hca)),
+        ["node_type"] => "1: CA".into(),
+        ["node_desc"] => ffi::device_name(hca),
+        ["device", "numa_node"] => "-1".into(),
+        ["ports", port, rest @ ..] => {
+            let fabric = ffi::fabric().ok()?;
+            let (_, port) = find_port(&fabric.memory, hca, port.parse().ok()?)?;
+            let up = port.up.get() != 0;
+            match rest {
+                ["link_layer"] => "InfiniBand".into(),
+                ["lid"] => format!("{:#x}", port.lid.get()),
+                ["sm_lid"] => format!("{FIRST_LID:#x}"),
+                ["lid_mask_count" | "sm_sl"] => "0".into(),
+                ["state"] => if up { "4: ACTIVE" } else { "1: DOWN" }.into(),
+                ["phys_state"] => if up { "5: LinkUp" } else { "3: Disabled" }.into(),
+                ["rate"] => "100 Gb/sec (4X EDR)".into(),
+                ["gids", index] => {
+                    let gid = port.gid(index.parse().ok()?)?;
+                    let words = gid.chunks(2).map(|w| format!("{:02x}{:02x}", w[0], w[1]));
+                    words.collect::<Vec<_>>().join(":")
+                }
+                ["gid_attrs", "types", index] => {
+                    let gid = port.gid(index.parse().ok()?)?;
+                    (gid != [0; 16]).then(|| "IB/RoCE v1".into())?
+                }
+                ["pkeys", index] => format!("{:#06x}", port.pkey(index.parse().ok()?)?),
+                _ => return None,
+            }
+        }
+        _ => return None,
+    })
+}

@@ -1,0 +1,178 @@
+//! Sockets between connection managers: names in the fabric's directory, and the thread that waits.
+//!
+//! ```text
+//!   cm-SPACE-ADDRESS-PORT   who listens there (SEQPACKET); whoever is dead has left a file that
+//!   cm-lock                 refuses, and that the next one replaces, holding the lock
+//! ```
+
+use std::{
+    fs::{self, File},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, flock},
+    io::Errno,
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+        socket_with,
+    },
+};
+
+use super::wire::Message;
+use crate::{place::Place, socket};
+
+/// Most connections that wait to be taken; the thread takes them at once.
+const WAITING: i32 = 4096;
+
+/// The name of a listener's socket. Who listens at all of IPv6 answers for IPv4, too, unless it is
+/// told not to.
+pub(super) fn name(space: u16, address: IpAddr, port: u16, afonly: bool) -> String {
+    let space = match space {
+        super::id::PS_UDP => "udp".into(),
+        super::id::PS_IPOIB => "ipoib".into(),
+        0x0106 => "tcp".into(),
+        0x013f => "ib".into(),
+        other => format!("{other:x}"),
+    };
+    if afonly && address == Ipv6Addr::UNSPECIFIED {
+        return format!("cm-{space}-only6-{port}");
+    }
+    format!("cm-{space}-{address}-{port}")
+}
+
+/// Names of those who may answer at an address, the first one first.
+pub(super) fn names(space: u16, at: SocketAddr) -> Vec<String> {
+    let port = at.port();
+    let any4 = name(space, Ipv4Addr::UNSPECIFIED.into(), port, false);
+    let any6 = name(space, Ipv6Addr::UNSPECIFIED.into(), port, false);
+    let only6 = name(space, Ipv6Addr::UNSPECIFIED.into(), port, true);
+    let own = name(space, at.ip(), port, false);
+    match at {
+        SocketAddr::V4(_) => vec![own, any4, any6],
+        SocketAddr::V6(_) => vec![own, only6, any6],
+    }
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// The address of a name: by the directory's descriptor, for that is short whatever the directory.
+fn address(name: &str) -> io::Result<(OwnedFd, SocketAddrUnix)> {
+    use std::os::fd::AsRawFd;
+    let directory = Place::from_env()?.directory;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(&directory, flags, Mode::empty())?;
+    let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
+    let address = SocketAddrUnix::new(Path::new(&path))?;
+    Ok((directory, address))
+}
+
+/// Connects to the first of these names where somebody listens.
+pub(super) fn connect_to(names: &[String]) -> io::Result<OwnedFd> {
+    for name in names {
+        let (_directory, address) = address(name)?;
+        let socket = new_socket()?;
+        match connect(&socket, &address) {
+            Ok(()) => return Ok(socket),
+            Err(Errno::NOENT | Errno::CONNREFUSED) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Errno::CONNREFUSED.into())
+}
+
+/// Does somebody listen there?
+pub(super) fn is_taken(names: &[String]) -> bool {
+    connect_to(names).is_ok()
+}
+
+/// Listens under a name; EADDRINUSE if somebody does.
+pub(super) fn listen_at(name: &str) -> io::Result<OwnedFd> {
+    let lock = File::create(Place::from_env()?.directory.join("cm-lock"))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    let (_directory, address) = address(name)?;
+    let socket = new_socket()?;
+    match bind(&socket, &address) {
+        Err(Errno::ADDRINUSE) if !is_taken(&[name.into()]) => {
+            remove(name);
+            bind(&socket, &address)?;
+        }
+        other => other?,
+    }
+    // While the lock is held: a socket that is bound and does not listen looks dead.
+    listen(&socket, WAITING)?;
+    Ok(socket)
+}
+
+/// A listener is gone.
+pub(super) fn remove(name: &str) {
+    if let Ok(place) = Place::from_env() {
+        let _ = fs::remove_file(place.directory.join(name));
+    }
+}
+
+pub(super) fn accept(socket: impl AsFd) -> io::Result<OwnedFd> {
+    Ok(accept_with(
+        socket,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+    )?)
+}
+
+pub(super) fn send(to: impl AsFd, message: &Message) -> io::Result<()> {
+    socket::send(to, message, &[])
+}
+
+/// What has come: a message, nothing yet, or the end.
+pub(super) fn receive(from: impl AsFd) -> Option<Option<Message>> {
+    match socket::receive::<Message>(&from) {
+        Ok(Some((message, _))) => Some(Some(message)),
+        // An end by reset is told before what came before it.
+        Ok(None) => match socket::receive::<Message>(&from) {
+            Ok(Some((message, _))) => Some(Some(message)),
+            _ => None,
+        },
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Some(None),
+        // Not a message of ours: whoever sends that is not talked to.
+        Err(_) => None,
+    }
+}
+
+/// Is it an address of this machine?
+pub(super) fn is_local(address: IpAddr) -> bool {
+    if address.is_loopback() || address.is_unspecified() {
+        return true;
+    }
+    // Only an address of one's own can be bound.
+    std::net::UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// The lowest HCA by default; 127.0.0.N+1 is number N.
+pub(super) fn hca_of(address: IpAddr, hcas: usize) -> u32 {
+    match address {
+        IpAddr::V4(v4) if v4.is_loopback() => {
+            let number = u32::from(v4) & 0xff_ffff;
+            if (1..=hcas as u32).contains(&number) {
+                number - 1
+            } else {
+                0
+            }
+        }
+        _ => 0,
+    }
+}
+
+/// IPv6 addresses that mean IPv4 ones are those.
+pub(super) fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
