@@ -100,7 +100,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let path = std::env::join_paths(
         std::iter::once(libraries).chain(path.iter().flat_map(std::env::split_paths)),
     )?;
-    let environment: [(&str, OsString); 6] = [
+    let environment: [(&str, OsString); 7] = [
         ("LD_LIBRARY_PATH", path),
         ("LD_PRELOAD", preload),
         (PROGRAM_ENV, std::env::current_exe()?.into()),
