@@ -96,6 +96,35 @@ fn data_is_exact_when_packets_are_lost_doubled_and_overtaken() {
 }
 
 #[test]
+fn what_goes_over_the_fabric_can_be_read_by_wireshark() {
+    if !installed("ibv_rc_pingpong") || !installed("tshark") {
+        return;
+    }
+    let scratch = tempfile::tempdir().expect("a directory");
+    let file = scratch.path().join("fabric.pcapng");
+    let file = file.to_str().expect("a name");
+    run(
+        &["--capture", file],
+        &["ibv_rc_pingpong", "-n", "10", "-s", "3000", "-c"],
+    );
+    let packets = |filter: &str| {
+        let output = std::process::Command::new("tshark")
+            .args(["-r", file, "-Y", filter])
+            .output()
+            .expect("tshark starts");
+        String::from_utf8_lossy(&output.stdout).lines().count()
+    };
+    // 3,000 bytes are three packets of 1,024: a first, a middle, a last; ten each way.
+    let sends = [0, 1, 2].map(|opcode| packets(&format!("infiniband.bth.opcode == {opcode}")));
+    assert_eq!(sends, [20, 20, 20]);
+    assert!(
+        packets("infiniband.bth.opcode == 17") >= 20,
+        "acknowledgements"
+    );
+    assert_eq!(packets("_ws.malformed"), 0);
+}
+
+#[test]
 fn a_link_that_goes_down_ends_connections_and_says_why() {
     if !installed("ibv_rc_pingpong") {
         return;

@@ -11,7 +11,11 @@ use std::{
 use clap::{Args, Subcommand};
 use snaprig_verbs::{
     daemon::{Daemon, FaultRequest, PathFaults},
-    place::{self, FABRIC_ENV, FAULTS_ENV, HCAS_ENV, HCAS_MAX, MODEL_ENV, PROGRAM_ENV, Place},
+    place::{
+        self, CAPTURE_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV, HCAS_MAX, MODEL_ENV, PROGRAM_ENV,
+        Place,
+    },
+    protocol::Ask,
 };
 
 use crate::AnyError;
@@ -65,6 +69,9 @@ pub struct Options {
         next_help_heading = "Faults of every path, if this starts the fabric"
     )]
     faults: Faults,
+    /// Write every packet to this file (pcapng), if this starts the fabric
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
     /// Print what to set in the environment instead of running anything
     #[arg(long, conflicts_with = "program")]
     env: bool,
@@ -100,13 +107,19 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let path = std::env::join_paths(
         std::iter::once(libraries).chain(path.iter().flat_map(std::env::split_paths)),
     )?;
-    let environment: [(&str, OsString); 7] = [
+    let capture = options
+        .capture
+        .as_deref()
+        .map(std::path::absolute)
+        .transpose()?;
+    let environment: [(&str, OsString); 8] = [
         ("LD_LIBRARY_PATH", path),
         ("LD_PRELOAD", preload),
         (PROGRAM_ENV, std::env::current_exe()?.into()),
         (FABRIC_ENV, place.name.into()),
         (HCAS_ENV, options.hcas.to_string().into()),
         (MODEL_ENV, options.model.clone().into()),
+        (CAPTURE_ENV, capture.unwrap_or_default().into()),
         (FAULTS_ENV, options.faults.of_paths()?.to_string().into()),
     ];
     if options.env {
@@ -212,6 +225,15 @@ enum FabricCommand {
         /// The port's LID
         lid: u16,
     },
+    /// Write every packet to a file that Wireshark reads (pcapng), from now on
+    Capture {
+        /// The file
+        #[arg(required_unless_present = "stop")]
+        file: Option<PathBuf>,
+        /// Write no more
+        #[arg(long, conflicts_with = "file")]
+        stop: bool,
+    },
     /// Make everything as new
     Heal,
 }
@@ -227,11 +249,15 @@ pub fn fabric(options: &FabricOptions) -> Result<ExitCode, AnyError> {
             ref faults,
         } => {
             let faults = faults.of_paths()?;
-            Some(FaultRequest::Set { from, to, faults })
+            Some(Ask::Fault(FaultRequest::Set { from, to, faults }))
         }
-        FabricCommand::Down { lid } => Some(FaultRequest::Link { lid, up: false }),
-        FabricCommand::Up { lid } => Some(FaultRequest::Link { lid, up: true }),
-        FabricCommand::Heal => Some(FaultRequest::Heal),
+        FabricCommand::Down { lid } => Some(Ask::Fault(FaultRequest::Link { lid, up: false })),
+        FabricCommand::Up { lid } => Some(Ask::Fault(FaultRequest::Link { lid, up: true })),
+        FabricCommand::Capture { ref file, .. } => {
+            let file = file.as_deref().map(std::path::absolute).transpose()?;
+            Some(Ask::Capture { file })
+        }
+        FabricCommand::Heal => Some(Ask::Fault(FaultRequest::Heal)),
     };
     let text = snaprig_verbs::client::tell(&place, change)?;
     print!("{text}");

@@ -14,6 +14,8 @@
 //! One socket a process, one request at a time. The end of the socket is the end of the process.
 //! Every other message is answered with one [`Answer`], and with the descriptors it names.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use snaprig_hca::{
     control::{Errno, Reply, Request},
@@ -74,6 +76,11 @@ pub enum Ask {
     },
     /// What the fabric is, for people.
     Describe,
+    /// Writes all packets to a file, or ceases to.
+    Capture {
+        /// Its name, from the root.
+        file: Option<PathBuf>,
+    },
     /// Changes what the paths do to packets.
     Fault(crate::daemon::FaultRequest),
 }

@@ -316,10 +316,7 @@ impl Drop for Fabric {
 }
 
 /// Changes a fabric that runs, or only looks at it; what it is then, for people.
-pub fn tell(
-    place: &Place,
-    change: Option<crate::daemon::FaultRequest>,
-) -> Result<String, FabricError> {
+pub fn tell(place: &Place, change: Option<Ask>) -> Result<String, FabricError> {
     let socket = start::try_connect(&place.socket()).map_err(|error| FabricError::Join {
         name: place.name.clone(),
         why: format!("it is not running ({error}); a program under `snaprig verbs` starts it"),
@@ -332,7 +329,7 @@ pub fn tell(
             .0)
     };
     if let Some(change) = change
-        && let Answer::Refused(errno) = ask(&Ask::Fault(change))?
+        && let Answer::Refused(errno) = ask(&change)?
     {
         return Err(FabricError::Refused(errno));
     }

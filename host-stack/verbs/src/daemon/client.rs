@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
 };
 
 use rustix::{
@@ -105,6 +106,10 @@ impl Daemon {
         match ask {
             Ask::Describe => Outcome::Answer(Answer::Text(self.describe())),
             Ask::Fault(request) => Outcome::Answer(self.fault(request)),
+            Ask::Capture { file } => match self.capture(file.as_deref()) {
+                Ok(()) => Outcome::Answer(Answer::Here),
+                Err(error) => refuse(errno(&error)),
+            },
             _ => Outcome::End,
         }
     }
@@ -143,7 +148,7 @@ impl Daemon {
             }
             // On the lookup socket.
             Ask::PoolOf { .. } | Ask::ChannelOf { .. } | Ask::Raise { .. } => Outcome::End,
-            Ask::Describe | Ask::Fault(_) => self.answer_stranger(ask),
+            Ask::Describe | Ask::Fault(_) | Ask::Capture { .. } => self.answer_stranger(ask),
         }
     }
 
@@ -197,6 +202,11 @@ impl Daemon {
             _ => {}
         }
         Outcome::Answer(Answer::Done(reply))
+    }
+
+    pub(super) fn capture(&self, file: Option<&Path>) -> io::Result<()> {
+        let header = self.host.memory.header();
+        self.host.network.borrow_mut().capture(header, file)
     }
 
     fn fault(&mut self, request: FaultRequest) -> Answer {

@@ -15,6 +15,7 @@ mod network;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    env,
     fs::{self, File},
     io,
     os::fd::{AsFd, OwnedFd},
@@ -40,7 +41,7 @@ use snaprig_hca::{
 
 use crate::{
     client::{map_device, now_ns},
-    place::{Place, faults_from_env},
+    place::{CAPTURE_ENV, Place, faults_from_env},
 };
 use client::Client;
 use host::DaemonHost;
@@ -131,6 +132,10 @@ impl Daemon {
             faults: faults_from_env()?,
         };
         host.network.borrow_mut().change(memory.header(), faults);
+        if let Some(file) = env::var_os(CAPTURE_ENV).filter(|file| !file.is_empty()) {
+            let mut network = host.network.borrow_mut();
+            network.capture(memory.header(), Some(Path::new(&file)))?;
+        }
         Ok(Self {
             place,
             setup,
@@ -300,6 +305,7 @@ impl Daemon {
             self.hca().deliver(&packet);
             self.settle();
         }
+        self.host.network.borrow_mut().flush();
         self.settle();
     }
 

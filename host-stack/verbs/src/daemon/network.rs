@@ -1,9 +1,17 @@
 //! The switch between the ports, when packets go one by one: what it does to them on each path.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::File,
+    io::{self, BufWriter},
+    path::Path,
+    str::FromStr,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use serde::{Deserialize, Serialize};
-use snaprig_hca::{Packet, memory::Header, port::PORTS_MAX};
+use snaprig_hca::{Packet, capture::Capture, memory::Header, port::PORTS_MAX};
 
 /// What a path does to packets. Shares are in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,12 +101,22 @@ pub enum FaultRequest {
 const OVERTAKEN_NS: u64 = 200_000;
 
 /// Packets under way, and the faults of the paths.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Network {
     faults: BTreeMap<(u32, u32), PathFaults>,
     under_way: BTreeMap<(u64, u64), Packet<'static>>,
     sent: u64,
     random: u64,
+    capture: Option<Capture<BufWriter<File>>>,
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let under_way = self.under_way.len();
+        f.debug_struct("Network")
+            .field("under_way", &under_way)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Network {
@@ -157,10 +175,60 @@ impl Network {
         } else {
             self.faults.insert((from, to), faults);
         }
+        self.mark(header, from, to);
+    }
+
+    /// Tells everybody whether packets between two ports go one by one.
+    fn mark(&self, header: &Header, from: u32, to: u32) {
         // A response takes the way back: both go packet by packet, or neither does.
-        let slow = |a, b| self.faults.contains_key(&(a, b)) || self.faults.contains_key(&(b, a));
+        let slow = self.capture.is_some()
+            || self.faults.contains_key(&(from, to))
+            || self.faults.contains_key(&(to, from));
         for (a, b) in [(from, to), (to, from)] {
-            header.paths[a as usize][b as usize].set(slow(a, b).into());
+            header.paths[a as usize][b as usize].set(slow.into());
+        }
+    }
+
+    /// Writes every packet that a port sends from now on to a new file; with none, no more.
+    pub fn capture(&mut self, header: &Header, file: Option<&Path>) -> io::Result<()> {
+        if let Some(mut before) = self.capture.take() {
+            before.flush()?;
+        }
+        self.capture = match file {
+            Some(file) => Some(Capture::new(BufWriter::new(File::create(file)?))?),
+            None => None,
+        };
+        let count = header.port_count.get().min(PORTS_MAX);
+        for from in 0..count {
+            for to in from..count {
+                self.mark(header, from, to);
+            }
+        }
+        Ok(())
+    }
+
+    /// What was captured is in the file.
+    pub fn flush(&mut self) {
+        if let Some(Err(error)) = self.capture.as_mut().map(Capture::flush) {
+            self.end_capture(&error);
+        }
+    }
+
+    /// The file takes no more: the rest goes on without it, packet by packet.
+    fn end_capture(&mut self, error: &io::Error) {
+        eprintln!("the capture ends: {error}");
+        self.capture = None;
+    }
+
+    fn record(&mut self, packet: &Packet<'_>) {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        let time_ns = since_1970.map_or(0, |time| time.as_nanos() as u64);
+        let recorded = self
+            .capture
+            .as_mut()
+            .map(|capture| capture.record(time_ns, packet));
+        if let Some(Err(error)) = recorded {
+            self.end_capture(&error);
         }
     }
 
@@ -186,6 +254,9 @@ impl Network {
                 .is_some_and(|port| port.up.get() != 0)
         };
         let faults = self.faults(from, to);
+        if up(from) {
+            self.record(&packet);
+        }
         if !up(from) || !up(to) || self.happens(faults.loss) || self.happens(faults.corrupt) {
             return;
         }
