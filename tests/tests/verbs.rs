@@ -153,6 +153,52 @@ fn a_link_that_goes_down_ends_connections_and_says_why() {
 }
 
 #[test]
+fn memory_of_every_kind_can_be_registered() {
+    if !Path::new("/usr/include/infiniband/verbs.h").is_file() {
+        println!("skipped: memory: no infiniband/verbs.h (ci/setup installs it)");
+        return;
+    }
+    let fabric = Fabric::new(&[]);
+    let scratch = tempfile::tempdir().expect("a directory");
+    let program = scratch.path().join("memory");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/memory");
+    fabric::compile(&sources, &program);
+    let output = fabric.start(&[program.to_str().expect("a name")]).output();
+    print!("{}", text(&output));
+    assert_success("memory", std::slice::from_ref(&output));
+    fabric.ended();
+}
+
+#[test]
+fn hcas_of_different_models_talk() {
+    if !installed("ibv_rc_pingpong") {
+        return;
+    }
+    let fabric = Fabric::new(&["--hcas", "2", "--model", "AB"]);
+    let port = free_port().to_string();
+    let program = |hca, more: &[&str]| {
+        let fixed = [
+            "ibv_rc_pingpong",
+            "-d",
+            hca,
+            "-p",
+            &port,
+            "-c",
+            "-n",
+            "50",
+            "-m",
+            "2048",
+        ];
+        fabric.start(&[&fixed[..], more].concat())
+    };
+    let server = program("snaprig_0", &[]);
+    fabric::wait_for_listener(port.parse().expect("a port"));
+    let client = program("snaprig_1", &["127.0.0.1"]).output();
+    assert_success("between models", &[server.output(), client]);
+    fabric.ended();
+}
+
+#[test]
 fn the_conformance_suite_answers_as_it_should() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/conformance");
     if !Path::new("/usr/include/infiniband/verbs.h").is_file() {
