@@ -207,6 +207,33 @@ impl<H: Host> Hca<'_, H> {
         }
     }
 
+    /// Takes every entry of a queue pair out that was reset or destroyed: they are about requests
+    /// that are no more. The owner's threads must not poll meanwhile.
+    pub fn clean(&self, cq: &Cq, qp_number: u32) {
+        let _held = self.hold_lock(&cq.lock);
+        let (consumed, produced) = (cq.consumed.get(), cq.produced.get());
+        let mut kept = consumed;
+        for index in 0..produced.wrapping_sub(consumed).min(cq.slots.get()) {
+            let from = cq_entry(self.memory, cq, consumed.wrapping_add(index));
+            let to = cq_entry(self.memory, cq, kept);
+            let (Some(from), Some(to)) = (from, to) else {
+                return;
+            };
+            let mut words = [0; ENTRY_WORDS];
+            for (value, word) in words.iter_mut().zip(from) {
+                *value = word.get();
+            }
+            if Completion::from_words(words).qp_number == qp_number {
+                continue;
+            }
+            for (word, value) in to.iter().zip(words) {
+                word.set(value);
+            }
+            kept = kept.wrapping_add(1);
+        }
+        cq.produced.release(kept);
+    }
+
     /// Takes an entry. The owner's threads must not do this at once.
     pub fn poll(&self, cq: &Cq) -> Option<Completion> {
         let consumed = cq.consumed.get();

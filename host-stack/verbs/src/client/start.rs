@@ -9,7 +9,7 @@ use std::{
     io::{self, Read},
     os::{
         fd::OwnedFd,
-        unix::{ffi::OsStrExt, process::CommandExt},
+        unix::{ffi::OsStrExt, fs::MetadataExt, process::CommandExt},
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -28,20 +28,33 @@ use crate::place::{FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV, Place};
 
 /// Connects.
 pub fn connect(place: &Place, setup: &Setup) -> io::Result<OwnedFd> {
-    place.create()?;
-    let lock = File::create(place.lock())?;
-    flock(&lock, FlockOperation::LockExclusive)?;
+    let _held = hold(place)?;
     match try_connect(&place.socket()) {
-        Ok(socket) => return Ok(socket),
         Err(error)
             if matches!(
                 error.kind(),
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
             ) => {}
-        Err(error) => return Err(error),
+        other => return other,
     }
     start(place, setup)?;
     try_connect(&place.socket())
+}
+
+/// Waits for the lock file, which a daemon that ended meanwhile took away.
+fn hold(place: &Place) -> io::Result<File> {
+    loop {
+        let lock = place.create().and_then(|()| File::create(place.lock()));
+        let lock = match lock {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        flock(&lock, FlockOperation::LockExclusive)?;
+        let there = std::fs::metadata(place.lock());
+        if there.is_ok_and(|there| lock.metadata().is_ok_and(|ours| ours.ino() == there.ino())) {
+            return Ok(lock);
+        }
+    }
 }
 
 /// Connects to a daemon that runs.

@@ -51,6 +51,22 @@ impl Cq {
     }
 }
 
+/// Takes the entries of a queue pair out that was reset or destroyed, as vendors' libraries do.
+///
+/// # Safety
+/// Null, or a queue of ours.
+pub(super) unsafe fn clean(cq: *mut ibv_cq, qp_number: u32) {
+    if cq.is_null() {
+        return;
+    }
+    // SAFETY: the caller's.
+    let (ours, context) = unsafe { (Cq::of(cq), Context::of((*cq).context)) };
+    if let Some(entry) = context.fabric.memory.cq(ours.place) {
+        let _polling = ours.polling.lock();
+        context.fabric.hca().clean(entry, qp_number);
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_channel(
     context: *mut ibv_context,

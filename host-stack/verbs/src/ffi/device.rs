@@ -11,6 +11,7 @@ use std::{
     },
 };
 
+use rustix::event::{EventfdFlags, eventfd};
 use snaprig_hca::{
     control::{find_port, guid},
     model::Model,
@@ -150,6 +151,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         Ok(opened) => opened,
         Err(error) => return null(error.errno()),
     };
+    let Ok(command) = eventfd(0, EventfdFlags::CLOEXEC) else {
+        return null(libc::EMFILE);
+    };
     ours.users.fetch_add(1, Ordering::AcqRel);
     let mut verbs = MaybeUninit::<verbs_context>::zeroed();
     let table = verbs.as_mut_ptr();
@@ -158,7 +162,8 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         fill(&mut *table);
         (*table).context.device = device;
         (*table).context.async_fd = events.into_raw_fd();
-        (*table).context.cmd_fd = -1;
+        // Programs duplicate it, to hand it to ibv_import_device(3), which says no.
+        (*table).context.cmd_fd = command.into_raw_fd();
         (*table).context.num_comp_vectors = model_of(ours).vectors as c_int;
         let context = Box::new(Context {
             verbs: verbs.assume_init(),
@@ -220,6 +225,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
         let ours = Context::of(context);
         let answer = ours.fabric.close_context(ours.number);
         libc::close((*context).async_fd);
+        libc::close((*context).cmd_fd);
         let device = ours.device;
         drop(Box::from_raw(ptr::from_ref(ours).cast_mut()));
         Device::release(device);

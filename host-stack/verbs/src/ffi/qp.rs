@@ -16,7 +16,7 @@ use snaprig_verbs_abi::*;
 
 use super::{
     COND, Context, MUTEX, Table, address,
-    cq::Cq,
+    cq::{self, Cq},
     extended::{self, Building},
     memory::Xrcd,
     null, srq, wait_until,
@@ -283,9 +283,26 @@ pub unsafe extern "C" fn ibv_modify_qp(
         }
         if mask & IBV_QP_STATE != 0 {
             (*qp).state = attr.qp_state;
+            if attr.qp_state == IBV_QPS_RESET {
+                clean(qp);
+            }
         }
     }
     0
+}
+
+/// Takes what a queue pair completed out of its completion queues.
+///
+/// # Safety
+/// A queue pair of ours.
+unsafe fn clean(qp: *mut ibv_qp) {
+    // SAFETY: the caller's.
+    unsafe {
+        cq::clean((*qp).send_cq, (*qp).qp_num);
+        if (*qp).recv_cq != (*qp).send_cq {
+            cq::clean((*qp).recv_cq, (*qp).qp_num);
+        }
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -363,6 +380,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
                 return error.errno();
             }
             context.forget(Table::Qp, ours.place);
+            clean(qp);
         }
         wait_until(&raw mut (*qp).mutex, &raw mut (*qp).cond, || {
             (&raw const (*qp).events_completed).read_volatile()
