@@ -45,8 +45,6 @@ pub struct Cq {
     pub limit: U32,
     /// Where they are in device memory.
     pub at: U64,
-    /// What the owner calls it.
-    pub user: U64,
     /// How many entries were ever made.
     pub produced: U32,
     /// 1 after an overflow.

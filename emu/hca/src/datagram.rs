@@ -7,7 +7,7 @@ use crate::{
     cell::U64,
     packet::{Body, Extra, Route},
     payload::{Payload, Places},
-    port::{Group, MULTICAST_LID, same_partition},
+    port::{MULTICAST_LID, same_partition},
     qp::Qp,
     queue::{Receive, SEND_HEAD_WORDS, Send, count_add, load_sges},
     requester::Next,
@@ -145,20 +145,14 @@ impl<H: Host> Hca<'_, H> {
     pub(crate) fn receive_datagram(&self, packet: &Packet<'_>) {
         let route = &packet.route;
         let header = self.memory.header();
-        let up = |port: u32| {
-            header
-                .ports
-                .get(port as usize)
-                .is_some_and(|p| p.up.get() != 0)
-        };
-        if !up(route.from_port) {
+        if !header.is_up(route.from_port) {
             return;
         }
         if route.to_lid < MULTICAST_LID {
             let Some(port) = header.ports.get(route.to_port as usize) else {
                 return;
             };
-            if up(route.to_port)
+            if header.is_up(route.to_port)
                 && let Some((index, qp)) = self.memory.qp_numbered(route.to_qp, port.hca.get())
             {
                 self.receive_one(index, qp, packet);
@@ -166,7 +160,7 @@ impl<H: Host> Hca<'_, H> {
             return;
         }
         let Some((_, gid)) = route.global else { return };
-        let Some(group) = self.group(&gid) else {
+        let Some(group) = header.group(gid) else {
             return;
         };
         for member in &group.members[..(group.count.get() as usize).min(group.members.len())] {
@@ -177,19 +171,10 @@ impl<H: Host> Hca<'_, H> {
                 continue;
             };
             // The switch gives nothing back to the sender's own queue pair.
-            if qp.number.get() != route.from_qp && up(qp.port.get()) {
+            if qp.number.get() != route.from_qp && header.is_up(qp.port.get()) {
                 self.receive_one(index, qp, packet);
             }
         }
-    }
-
-    fn group(&self, gid: &[u8; 16]) -> Option<&Group> {
-        let words =
-            [0, 8].map(|at| u64::from_ne_bytes(gid[at..at + 8].try_into().expect("8 bytes")));
-        let groups = &self.memory.header().groups;
-        groups
-            .iter()
-            .find(|g| g.gid[0].get() == words[0] && g.gid[1].get() == words[1])
     }
 
     fn receive_one(&self, index: u32, qp: &Qp, packet: &Packet<'_>) {

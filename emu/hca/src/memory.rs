@@ -23,7 +23,7 @@ use crate::{
     cq::Cq,
     key::Key,
     lock::Lock,
-    port::{GROUPS_MAX, Group, PORTS_MAX, Port},
+    port::{GROUPS_MAX, Gid, Group, PORTS_MAX, Port, gid_words},
     qp::Qp,
     srq::Srq,
 };
@@ -54,8 +54,6 @@ pub struct Header {
     pub alive: U32,
     /// How many ports there are.
     pub port_count: U32,
-    /// 1 if packets are to go one by one, through the daemon, on every path.
-    pub slow: U32,
     /// Held for an atomic operation on memory that cannot be mapped.
     pub atomics: Lock,
     /// 1 while the daemon sleeps, and wants to be woken when it is given attention.
@@ -76,6 +74,30 @@ pub struct Header {
     pub processes: [U32; PROCESSES_MAX as usize],
     /// Their process identifiers.
     pub pids: [U32; PROCESSES_MAX as usize],
+}
+
+impl Header {
+    /// Whether a port's link works.
+    pub fn is_up(&self, port: u32) -> bool {
+        let port = self.ports.get(port as usize);
+        port.is_some_and(|port| port.up.get() != 0)
+    }
+
+    /// The multicast group with this GID.
+    pub fn group(&self, gid: Gid) -> Option<&Group> {
+        let words = gid_words(gid);
+        let has_it =
+            |group: &&Group| group.gid[0].get() == words[0] && group.gid[1].get() == words[1];
+        self.groups.iter().find(has_it)
+    }
+
+    /// Whether messages from a port to a port go whole, not packet by packet through the daemon.
+    pub fn is_clean(&self, from: u32, to: u32) -> bool {
+        let paths = self.paths.get(from as usize);
+        paths
+            .and_then(|to_ports| to_ports.get(to as usize))
+            .is_some_and(|slow| slow.get() == 0)
+    }
 }
 
 const fn after(at: usize, size: usize) -> usize {

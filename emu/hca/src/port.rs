@@ -18,6 +18,26 @@ pub const MULTICAST_LID: u16 = 0xc000;
 /// A GID, as two numbers in network order: prefix and interface.
 pub type Gid = [u8; 16];
 
+/// The two numbers of a GID, in its own byte order.
+pub fn gid_words(gid: Gid) -> [u64; 2] {
+    [0, 8].map(|at| u64::from_ne_bytes(gid[at..at + 8].try_into().expect("8 bytes")))
+}
+
+/// A GID out of device memory.
+pub fn load_gid(words: &[U64; 2]) -> Gid {
+    let mut gid = [0; 16];
+    gid[..8].copy_from_slice(&words[0].get().to_ne_bytes());
+    gid[8..].copy_from_slice(&words[1].get().to_ne_bytes());
+    gid
+}
+
+/// A GID into device memory.
+pub fn store_gid(to: &[U64; 2], gid: Gid) {
+    for (to, word) in to.iter().zip(gid_words(gid)) {
+        to.set(word);
+    }
+}
+
 /// A port, as the subnet manager left it.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -47,19 +67,13 @@ pub struct Port {
 impl Port {
     /// An entry of its GID table.
     pub fn gid(&self, index: usize) -> Option<Gid> {
-        let words = self.gids.get(index)?;
-        let mut gid = [0; 16];
-        gid[..8].copy_from_slice(&words[0].get().to_ne_bytes());
-        gid[8..].copy_from_slice(&words[1].get().to_ne_bytes());
-        Some(gid)
+        self.gids.get(index).map(load_gid)
     }
 
     /// Replaces an entry of its GID table.
     pub fn set_gid(&self, index: usize, gid: Gid) {
         if let Some(words) = self.gids.get(index) {
-            let (prefix, interface) = gid.split_at(8);
-            words[0].set(u64::from_ne_bytes(prefix.try_into().expect("8 bytes")));
-            words[1].set(u64::from_ne_bytes(interface.try_into().expect("8 bytes")));
+            store_gid(words, gid);
         }
     }
 

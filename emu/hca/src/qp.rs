@@ -79,8 +79,6 @@ pub struct Qp {
     pub max_dest_rd_atomic: U32,
     /// 1 if an event is wanted when the send queue is drained.
     pub drain_event: U32,
-    /// What the owner calls it.
-    pub user: U64,
     /// Domain + 1 of an extended reliable connection.
     pub xrc_domain: U32,
 

@@ -10,6 +10,7 @@
 use crate::{
     Memory,
     cell::{U32, U64},
+    port::{gid_words, load_gid},
     types::{Opcode, SendFlags},
 };
 
@@ -189,6 +190,25 @@ impl Queue {
 }
 
 impl Send {
+    /// A request without data, operands or destination: what it needs of them is set after.
+    pub fn new(wr_id: u64, opcode: Opcode, flags: SendFlags) -> Self {
+        Self {
+            wr_id,
+            opcode,
+            flags,
+            immediate: 0,
+            remote_address: 0,
+            remote_key: 0,
+            compare_add: 0,
+            swap: 0,
+            to: Destination::default(),
+            srq: 0,
+            length: 0,
+            sges: 0,
+            psn: 0,
+        }
+    }
+
     /// Writes all but the list.
     pub fn store(&self, slot: &[U64]) {
         let to = &self.to;
@@ -196,7 +216,7 @@ impl Send {
             | u32::from(to.service_level & 0xf) << 16
             | u32::from(to.path_bits & 0x7f) << 20
             | u32::from(to.global.is_some()) << 27;
-        let gid = |at: usize| u64::from_ne_bytes(to.gid[at..at + 8].try_into().expect("8 bytes"));
+        let gid = gid_words(to.gid);
         let words = [
             self.wr_id,
             pair(self.opcode as u32, self.flags.bits()),
@@ -208,8 +228,8 @@ impl Send {
             pair(self.psn, self.srq),
             pair(to.qp, to.qkey),
             pair(route, u32::from(to.global.unwrap_or(0))),
-            gid(0),
-            gid(8),
+            gid[0],
+            gid[1],
         ];
         for (word, value) in slot.iter().zip(words) {
             word.set(value);
@@ -225,9 +245,7 @@ impl Send {
             return None;
         }
         let route = low(9);
-        let mut gid = [0; 16];
-        gid[..8].copy_from_slice(&word(10).to_ne_bytes());
-        gid[8..].copy_from_slice(&word(11).to_ne_bytes());
+        let gid = load_gid(slot[10..12].try_into().ok()?);
         Some(Self {
             wr_id: word(0),
             opcode: Opcode::from_number(low(1))?,

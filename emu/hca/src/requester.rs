@@ -17,6 +17,7 @@ use crate::{
     key::{self, KeyError, Scope},
     packet::{Body, Extra, Nak, Remote, Route},
     payload::{Payload, Places},
+    port::load_gid,
     qp::Qp,
     queue::{SEND_HEAD_WORDS, Send, count_add, count_from, load_sges},
     types::psn,
@@ -364,13 +365,7 @@ impl<H: Host> Hca<'_, H> {
         let Some(port) = header.ports.get(packet.route.to_port as usize) else {
             return;
         };
-        let up = |port: u32| {
-            header
-                .ports
-                .get(port as usize)
-                .is_some_and(|port| port.up.get() != 0)
-        };
-        if !up(packet.route.from_port) || !up(packet.route.to_port) {
+        if !header.is_up(packet.route.from_port) || !header.is_up(packet.route.to_port) {
             return;
         }
         if let Some((to, peer)) = self.memory.qp_numbered(packet.route.to_qp, port.hca.get())
@@ -387,12 +382,11 @@ impl<H: Host> Hca<'_, H> {
         let to_lid = qp.dest_lid.get() as u16;
         let ports = &self.memory.header().ports;
         let from = ports.get(qp.port.get() as usize)?;
-        let global = qp.sgid.get().checked_sub(1).and_then(|index| {
-            let mut gid = [0; 16];
-            gid[..8].copy_from_slice(&qp.dest_gid[0].get().to_ne_bytes());
-            gid[8..].copy_from_slice(&qp.dest_gid[1].get().to_ne_bytes());
-            Some((from.gid(index as usize)?, gid))
-        });
+        let global = qp
+            .sgid
+            .get()
+            .checked_sub(1)
+            .and_then(|index| Some((from.gid(index as usize)?, load_gid(&qp.dest_gid))));
         let (to_port, _) = self.memory.port_of_lid(to_lid)?;
         Some(Route {
             from_port: qp.port.get(),

@@ -380,7 +380,6 @@ impl World {
             hca,
             entries,
             channel: Some(0),
-            user: 0,
         };
         self.make(process, &request)
     }
@@ -415,7 +414,6 @@ impl World {
                 receive_sges: 4,
                 inline_bytes: 256,
             },
-            user: 0,
         }
     }
 

@@ -15,7 +15,7 @@ use std::{
 use snaprig_hca::{
     Atomic, Event, Hca, Host, Memory, Opcode, Packet, Path, Segment, SendFlags, Status, Transport,
     post::{Data, PostError},
-    queue::{Destination, Send, Sge},
+    queue::{Send, Sge},
     testing::{BASE, End, Link, Node, World},
     types::completed,
 };
@@ -123,21 +123,7 @@ fn talk(machine: &Machine, node: &Node, end: &End) {
             });
             // SAFETY: the request that used it last is complete.
             unsafe { at.cast::<u64>().write_unaligned(sent) };
-            let request = Send {
-                wr_id: sent,
-                opcode: Opcode::Send,
-                flags: SendFlags::SIGNALED,
-                immediate: 0,
-                remote_address: 0,
-                remote_key: 0,
-                compare_add: 0,
-                swap: 0,
-                to: Destination::default(),
-                srq: 0,
-                length: 0,
-                sges: 0,
-                psn: 0,
-            };
+            let request = Send::new(sent, Opcode::Send, SendFlags::SIGNALED);
             match hca.post_send(end.index, &request, Data::List(&[place(slot(sent))])) {
                 Ok(()) => sent += 1,
                 Err(PostError::Full) => break,

@@ -142,7 +142,6 @@ pub enum Request {
         hca: u32,
         entries: u32,
         channel: Option<u32>,
-        user: u64,
     },
     ResizeCq {
         cq: u32,
@@ -175,7 +174,6 @@ pub enum Request {
         xrc_domain: Option<u32>,
         signals_all: bool,
         capabilities: Capabilities,
-        user: u64,
     },
     ModifyQp {
         qp: u32,
@@ -341,8 +339,7 @@ impl Control {
                 hca,
                 entries,
                 channel,
-                user,
-            } => self.create_cq(memory, process, hca, entries, channel, user),
+            } => self.create_cq(memory, process, hca, entries, channel),
             ResizeCq { cq, entries } => self.resize_cq(hca, process, cq, entries),
             DestroyCq { cq } => self.destroy_cq(memory, process, cq),
             CreateSrq {

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Access, Hca, Host, Memory, State, Transport,
     memory::QPS_MAX,
-    port::{GROUPS_MAX, Gid, MULTICAST_LID, Port},
+    port::{Gid, MULTICAST_LID, Port, gid_words, store_gid},
     qp::{Qp, RESOURCES_MAX, number, receiving},
     queue::Queue,
 };
@@ -36,7 +36,6 @@ impl Control {
             xrc_domain,
             signals_all,
             capabilities,
-            user,
         } = request
         else {
             return Err(errno::EINVAL);
@@ -122,7 +121,6 @@ impl Control {
             .set(if receives_only { u32::MAX } else { recv_cq });
         qp.srq.set(srq.map_or(0, |srq| srq + 1));
         qp.signals_all.set(signals_all.into());
-        qp.user.set(user);
         qp.xrc_domain.set(xrc_domain.map_or(0, |domain| domain + 1));
         reset(qp);
         let number = number(place, generation);
@@ -350,10 +348,10 @@ impl Control {
         }
         let words = gid_words(gid);
         let groups = &memory.header().groups;
-        let there = groups[..GROUPS_MAX as usize]
-            .iter()
-            .find(|g| g.gid[0].get() == words[0] && g.gid[1].get() == words[1])
-            .or_else(|| groups.iter().find(|g| g.gid[0].get() == 0));
+        let there = memory
+            .header()
+            .group(gid)
+            .or_else(|| groups.iter().find(|group| group.gid[0].get() == 0));
         let member = there.and_then(|group| group.members.iter().find(|member| member.get() == 0));
         let (Some(group), Some(member)) = (there, member) else {
             self.memberships.remove(&(place, gid));
@@ -379,13 +377,7 @@ impl Control {
         if !self.memberships.remove(&(place, gid)) {
             return Err(errno::EINVAL);
         }
-        let words = gid_words(gid);
-        let group = memory
-            .header()
-            .groups
-            .iter()
-            .find(|g| g.gid[0].get() == words[0] && g.gid[1].get() == words[1]);
-        if let Some(group) = group {
+        if let Some(group) = memory.header().group(gid) {
             for member in &group.members {
                 if member.get() == place + 1 {
                     member.set(0);
@@ -398,10 +390,6 @@ impl Control {
         }
         Ok(Reply::Done)
     }
-}
-
-fn gid_words(gid: Gid) -> [u64; 2] {
-    [0, 8].map(|at| u64::from_ne_bytes(gid[at..at + 8].try_into().expect("8 bytes")))
 }
 
 /// The port of an HCA with this number.
@@ -518,9 +506,7 @@ fn apply(memory: &Memory, qp: &Qp, given: u32, new: &QpAttributes, to: State) {
         qp.path_bits.set(address.path_bits.into());
         qp.sgid
             .set(address.global.map_or(0, |(index, _)| u32::from(index) + 1));
-        let words = gid_words(address.global.map_or([0; 16], |(_, gid)| gid));
-        qp.dest_gid[0].set(words[0]);
-        qp.dest_gid[1].set(words[1]);
+        store_gid(&qp.dest_gid, address.global.map_or([0; 16], |(_, gid)| gid));
     }
     if has(mask::PATH_MTU) {
         qp.path_mtu.set(new.path_mtu);

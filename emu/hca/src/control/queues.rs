@@ -55,7 +55,6 @@ impl Control {
         hca: u32,
         entries: u32,
         channel: Option<u32>,
-        user: u64,
     ) -> Result<Reply, Errno> {
         let model = self.model(hca)?;
         if entries == 0 || entries > model.cq_entries {
@@ -77,7 +76,6 @@ impl Control {
         for word in [&cq.produced, &cq.consumed, &cq.armed, &cq.failed] {
             word.set(0);
         }
-        cq.user.set(user);
         cq.used.release(1);
         Ok(Reply::Queue(place, slots - 1))
     }

@@ -93,7 +93,6 @@ fn a_model_has_limits() {
             hca: 0,
             entries,
             channel: None,
-            user: 0,
         };
         assert_eq!(ask(&request).is_ok(), fits, "{entries}");
     }

@@ -220,7 +220,6 @@ fn a_completion_queue_holds_what_it_promised_and_no_more() {
                 hca: 0,
                 entries: asked,
                 channel: None,
-                user: 0,
             };
             let Ok(Reply::Queue(cq, granted)) = world.ask(0, &request) else {
                 panic!("no queue")

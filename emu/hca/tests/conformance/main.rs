@@ -12,7 +12,7 @@ mod shared;
 use snaprig_hca::{
     Completion, Opcode, Path, Status, Transport,
     post::Data,
-    queue::{Destination, Send},
+    queue::Send,
     testing::{End, Link, Node, World},
     types::SendFlags,
 };
@@ -48,21 +48,7 @@ impl Two {
 
 /// A send request; signaled.
 fn send(wr_id: u64, opcode: Opcode) -> Send {
-    Send {
-        wr_id,
-        opcode,
-        flags: SendFlags::SIGNALED,
-        immediate: 0,
-        remote_address: 0,
-        remote_key: 0,
-        compare_add: 0,
-        swap: 0,
-        to: Destination::default(),
-        srq: 0,
-        length: 0,
-        sges: 0,
-        psn: 0,
-    }
+    Send::new(wr_id, opcode, SendFlags::SIGNALED)
 }
 
 /// The same, at some memory of the peer.

@@ -476,14 +476,10 @@ impl Host for Fabric {
     }
 
     fn path(&self, from_port: u32, to_port: u32) -> Path {
-        let header = self.memory.header();
-        let path = header
-            .paths
-            .get(from_port as usize)
-            .and_then(|to| to.get(to_port as usize));
-        match path {
-            Some(path) if path.get() == 0 => Path::Whole,
-            _ => Path::Elsewhere,
+        if self.memory.header().is_clean(from_port, to_port) {
+            Path::Whole
+        } else {
+            Path::Elsewhere
         }
     }
 

@@ -90,14 +90,10 @@ impl Host for DaemonHost {
     fn srq_attention(&self, _srq: u32) {}
 
     fn path(&self, from_port: u32, to_port: u32) -> Path {
-        let header = self.memory.header();
-        let path = header
-            .paths
-            .get(from_port as usize)
-            .and_then(|to| to.get(to_port as usize));
-        match path {
-            Some(path) if path.get() == 0 => Path::Whole,
-            _ => Path::Packets,
+        if self.memory.header().is_clean(from_port, to_port) {
+            Path::Whole
+        } else {
+            Path::Packets
         }
     }
 

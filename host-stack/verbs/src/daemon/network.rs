@@ -12,6 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use snaprig_hca::{Packet, capture::Capture, memory::Header, port::PORTS_MAX};
+use snaprig_sim::Random;
 
 /// What a path does to packets. Shares are in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,12 +102,11 @@ pub enum FaultRequest {
 const OVERTAKEN_NS: u64 = 200_000;
 
 /// Packets under way, and the faults of the paths.
-#[derive(Default)]
 pub struct Network {
     faults: BTreeMap<(u32, u32), PathFaults>,
     under_way: BTreeMap<(u64, u64), Packet<'static>>,
     sent: u64,
-    random: u64,
+    random: Random,
     capture: Option<Capture<BufWriter<File>>>,
 }
 
@@ -123,8 +123,11 @@ impl Network {
     /// Nothing under way, no faults; draws from `seed`.
     pub fn new(seed: u64) -> Self {
         Self {
-            random: seed | 1,
-            ..Self::default()
+            faults: BTreeMap::new(),
+            under_way: BTreeMap::new(),
+            sent: 0,
+            random: Random::new(seed, "network"),
+            capture: None,
         }
     }
 
@@ -232,32 +235,22 @@ impl Network {
         }
     }
 
-    /// A number below `below`: xorshift, which is random enough for dice.
-    fn draw(&mut self, below: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random >> 11) % below
-    }
-
     fn happens(&mut self, share: u16) -> bool {
-        share > 0 && self.draw(1000) < share.into()
+        share > 0 && self.random.below(1000) < share.into()
     }
 
     /// Takes a packet.
     pub fn send(&mut self, header: &Header, now_ns: u64, packet: Packet<'static>) {
         let (from, to) = (packet.route.from_port, packet.route.to_port);
-        let up = |port: u32| {
-            header
-                .ports
-                .get(port as usize)
-                .is_some_and(|port| port.up.get() != 0)
-        };
         let faults = self.faults(from, to);
-        if up(from) {
+        if header.is_up(from) {
             self.record(&packet);
         }
-        if !up(from) || !up(to) || self.happens(faults.loss) || self.happens(faults.corrupt) {
+        if !header.is_up(from)
+            || !header.is_up(to)
+            || self.happens(faults.loss)
+            || self.happens(faults.corrupt)
+        {
             return;
         }
         if self.happens(faults.duplicate) {

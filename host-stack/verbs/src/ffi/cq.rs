@@ -135,7 +135,6 @@ unsafe fn create(
             hca: ours.hca,
             entries,
             channel: number,
-            user: 0,
         };
         let (place, usable) = match ours.fabric.request(ours.number, request) {
             Ok(Reply::Queue(place, usable)) => (place, usable),

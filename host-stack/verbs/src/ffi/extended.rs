@@ -87,21 +87,11 @@ unsafe fn building<'a>(qp: *mut ibv_qp_ex) -> &'a mut Building {
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, set: impl FnOnce(&mut Send)) {
     // SAFETY: the callers'.
     unsafe {
-        let mut send = Send {
-            wr_id: (*qp).wr_id,
+        let mut send = Send::new(
+            (*qp).wr_id,
             opcode,
-            flags: SendFlags::from_bits_truncate((*qp).wr_flags) - SendFlags::INLINE,
-            immediate: 0,
-            remote_address: 0,
-            remote_key: 0,
-            compare_add: 0,
-            swap: 0,
-            to: Destination::default(),
-            srq: 0,
-            length: 0,
-            sges: 0,
-            psn: 0,
-        };
+            SendFlags::from_bits_truncate((*qp).wr_flags) - SendFlags::INLINE,
+        );
         set(&mut send);
         let built = Built {
             send,
@@ -359,21 +349,11 @@ pub(super) unsafe extern "C" fn bind_mw(
             return libc::EINVAL;
         }
         let key = (*window).rkey & !0xff | (*window).rkey.wrapping_add(1) & 0xff;
-        let mut send = Send {
-            wr_id: (*bind).wr_id,
-            opcode: Opcode::BindWindow,
-            flags: SendFlags::from_bits_truncate((*bind).send_flags),
-            immediate: 0,
-            remote_address: 0,
-            remote_key: 0,
-            compare_add: 0,
-            swap: 0,
-            to: Destination::default(),
-            srq: 0,
-            length: 0,
-            sges: 0,
-            psn: 0,
-        };
+        let mut send = Send::new(
+            (*bind).wr_id,
+            Opcode::BindWindow,
+            SendFlags::from_bits_truncate((*bind).send_flags),
+        );
         bind_request(&mut send, key, info);
         let posted: Result<(), PostError> =
             context

@@ -79,21 +79,9 @@ unsafe fn request(qp: *mut ibv_qp, wr: &ibv_send_wr) -> Option<Send> {
     let opcode = Opcode::from_number(wr.opcode)?;
     // SAFETY: the caller's; all members are integers.
     unsafe {
-        let mut send = Send {
-            wr_id: wr.wr_id,
-            opcode,
-            flags: SendFlags::from_bits_truncate(wr.send_flags),
-            immediate: wr.imm.imm_data,
-            remote_address: 0,
-            remote_key: 0,
-            compare_add: 0,
-            swap: 0,
-            to: Destination::default(),
-            srq: 0,
-            length: 0,
-            sges: 0,
-            psn: 0,
-        };
+        let flags = SendFlags::from_bits_truncate(wr.send_flags);
+        let mut send = Send::new(wr.wr_id, opcode, flags);
+        send.immediate = wr.imm.imm_data;
         match opcode {
             Opcode::CompareSwap | Opcode::FetchAdd => {
                 send.remote_address = wr.wr.atomic.remote_addr;

@@ -11,6 +11,7 @@ use std::{
 use snaprig_hca::{
     State,
     control::{Capabilities, QpAttributes, Reply, Request},
+    port::load_gid,
 };
 use snaprig_verbs_abi::*;
 
@@ -133,7 +134,6 @@ unsafe fn create(context: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> *
                 receive_sges: attr.cap.max_recv_sge,
                 inline_bytes: attr.cap.max_inline_data,
             },
-            user: 0,
         };
         let (place, number, granted) = match ours.fabric.request(ours.number, request) {
             Ok(Reply::Qp(place, number, granted)) => (place, number, granted),
@@ -349,9 +349,7 @@ pub unsafe extern "C" fn ibv_query_qp(
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh.sgid_index = index as u8;
             attr.ah_attr.grh.hop_limit = 64;
-            let gid = &mut attr.ah_attr.grh.dgid.raw;
-            gid[..8].copy_from_slice(&entry.dest_gid[0].get().to_ne_bytes());
-            gid[8..].copy_from_slice(&entry.dest_gid[1].get().to_ne_bytes());
+            attr.ah_attr.grh.dgid.raw = load_gid(&entry.dest_gid);
         }
         *init = ibv_qp_init_attr {
             qp_context: (*qp).qp_context,
