@@ -26,6 +26,10 @@ use snaprig_wire::fault::{KindName, Point};
 pub const VERSION: u32 = 1;
 /// More faults than this in one plan are a mistake.
 pub const FAULTS_MAX: usize = 1000;
+
+/// The longest delay of one fault, in nanoseconds: an hour. Delays add up, and the virtual clock has
+/// an end at which no deadline passes any more.
+pub const DELAY_NS_MAX: u64 = 3_600_000_000_000;
 /// More bytes than this in a plan are no plan.
 const PLAN_BYTES_MAX: u64 = 1 << 20;
 
@@ -107,7 +111,7 @@ pub enum When {
 pub enum Kind {
     /// It does not happen.
     Drop,
-    /// It happens so many nanoseconds late.
+    /// It happens so many nanoseconds late, at most [`DELAY_NS_MAX`].
     Delay(u64),
     /// It happens twice.
     Duplicate,
@@ -245,9 +249,9 @@ pub enum PlanError {
         /// Of which process.
         name: String,
     },
-    /// It never happens.
+    /// A number in it is out of range.
     #[error("fault {index}: {why}")]
-    When {
+    Range {
         /// Which fault, from 0.
         index: usize,
         /// Why.
@@ -343,12 +347,15 @@ impl Plan {
                 let name = name.into();
                 return Err(PlanError::NoCard { index, kind, name });
             }
-            let why = match fault.when {
-                When::Nth(0) => "nth counts from 1",
-                When::PerMille(0 | 1001..) => "per_mille is 1 to 1000",
+            let why = match (fault.when, &fault.kind) {
+                (When::Nth(0), _) => "nth counts from 1",
+                (When::PerMille(0 | 1001..), _) => "per_mille is 1 to 1000",
+                (_, Kind::Delay(ns)) if *ns > DELAY_NS_MAX => {
+                    "a delay is at most 3,600,000,000,000 ns (an hour)"
+                }
                 _ => continue,
             };
-            return Err(PlanError::When { index, why });
+            return Err(PlanError::Range { index, why });
         }
         Ok(())
     }
@@ -415,6 +422,10 @@ mod tests {
             (
                 r#"{"point": "a.b", "at_ns": -1, "kind": {"delay": 1}}"#,
                 "plan.json",
+            ),
+            (
+                r#"{"point": "a.b", "nth": 1, "kind": {"delay": 3600000000001}}"#,
+                "an hour",
             ),
             (r#"{"point": "a.b", "kind": {"delay": 1}}"#, "plan.json"),
             (

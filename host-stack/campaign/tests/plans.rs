@@ -6,7 +6,7 @@ use snaprig_campaign::{
     model::{SCENARIOS, impossible, processes},
     points, run,
 };
-use snaprig_sim::{Fault, Kind, KindName, Plan, Trace, When, Workload};
+use snaprig_sim::{Fault, Kind, KindName, Plan, Trace, When, Workload, plan::DELAY_NS_MAX};
 
 /// A number near an end, or any.
 fn extreme() -> impl Strategy<Value = u64> {
@@ -42,7 +42,7 @@ fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
                 when,
                 kind: match name {
                     KindName::Drop => Kind::Drop,
-                    KindName::Delay => Kind::Delay(number),
+                    KindName::Delay => Kind::Delay(number.min(DELAY_NS_MAX)),
                     KindName::Duplicate => Kind::Duplicate,
                     KindName::Reorder => Kind::Reorder,
                     KindName::Corrupt => Kind::Corrupt(number),

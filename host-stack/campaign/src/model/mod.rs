@@ -67,6 +67,10 @@ const NOTICE_NS: u64 = 50_000;
 /// A run that makes more events than this does not come to rest.
 const EVENTS_MAX: u64 = 200_000;
 
+/// After so many events no fault happens any more: a plan may restart a card at each of its steps,
+/// and that there is progress can be asked only of what is left alone.
+const FAULTS_UNTIL: u64 = EVENTS_MAX / 2;
+
 /// A host process, from 0.
 type HostId = usize;
 
@@ -441,6 +445,9 @@ impl World {
     fn fault(&mut self, at: ProcessId, point: &Point) -> Effect {
         if matches!(&self.until, Some(Until::Point(name)) if name == point.name) {
             self.until = Some(Until::Now);
+        }
+        if self.engine.trace.events() > FAULTS_UNTIL {
+            return Effect::None;
         }
         let Some(kind) = self.engine.point(at, point) else {
             return Effect::None;
