@@ -14,41 +14,49 @@ macro_rules! word {
 
         impl $name {
             /// Its value.
+            #[inline]
             pub fn get(&self) -> $plain {
                 self.0.load(Ordering::Relaxed)
             }
 
             /// Replaces it.
+            #[inline]
             pub fn set(&self, value: $plain) {
                 self.0.store(value, Ordering::Relaxed);
             }
 
             /// Its value, and all that was written before it was released.
+            #[inline]
             pub fn acquire(&self) -> $plain {
                 self.0.load(Ordering::Acquire)
             }
 
             /// Replaces it, after all that was written before.
+            #[inline]
             pub fn release(&self, value: $plain) {
                 self.0.store(value, Ordering::Release);
             }
 
             /// Replaces it at once; what it was.
+            #[inline]
             pub fn swap(&self, value: $plain) -> $plain {
                 self.0.swap(value, Ordering::AcqRel)
             }
 
             /// Sets these bits at once; what it was.
+            #[inline]
             pub fn or(&self, bits: $plain) -> $plain {
                 self.0.fetch_or(bits, Ordering::AcqRel)
             }
 
             /// Adds at once; what it was.
+            #[inline]
             pub fn add(&self, by: $plain) -> $plain {
                 self.0.fetch_add(by, Ordering::AcqRel)
             }
 
             /// Replaces it if it is `old`.
+            #[inline]
             pub fn replace(&self, old: $plain, new: $plain) -> bool {
                 self.0
                     .compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed)
@@ -61,8 +69,15 @@ macro_rules! word {
 word!(U32, AtomicU32, u32);
 word!(U64, AtomicU64, u64);
 
+/// What follows it is in another line of the cache than what is before it: words that different
+/// processors write are kept apart, or each write costs the other a miss.
+#[repr(align(64))]
+#[derive(Debug, Default)]
+pub struct Line;
+
 /// A fence between a store and a later load: who announces that it waits, and then looks again,
 /// needs it; so does who provides, and then looks for waiters.
+#[inline]
 pub fn announce() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }

@@ -1,12 +1,13 @@
 //! Completion queues.
 //!
-//! Whoever completes a request, in whatever process, takes the queue's lock, writes the entry, then
-//! publishes it by the `produced` counter. The owner alone consumes. A queue that is armed notifies
-//! its channel once, after the entry is published.
+//! Whoever completes a request, in whatever process, takes the queue's lock, writes the entry, and
+//! publishes it with its last word: the mark of this entry of this queue, which was never there
+//! before. The owner alone consumes. A queue that is armed notifies its channel once, after the
+//! entry is published.
 
 use crate::{
     Hca, Host,
-    cell::{U32, U64, announce},
+    cell::{Line, U32, U64, announce},
     lock::Lock,
     queue::count_from,
     types::{Event, Status},
@@ -14,6 +15,10 @@ use crate::{
 
 /// Words of an entry.
 pub const ENTRY_WORDS: usize = 8;
+/// The word that says when it was made.
+const TIME: usize = 6;
+/// The word that says that it is there.
+const MARK: usize = 7;
 
 /// Not armed.
 pub const IDLE: u32 = 0;
@@ -22,12 +27,8 @@ pub const SOLICITED: u32 = 1;
 /// Armed for any.
 pub const ANY: u32 = 2;
 
-/// What follows it is in another line of the cache than what is before it.
-#[repr(align(64))]
-#[derive(Debug, Default)]
-pub struct Line;
-
-/// A completion queue. Its owner polls `produced` while others hold the lock: not in one line.
+/// A completion queue. Its owner polls the entry that comes next, and no word that others write
+/// besides.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Cq {
@@ -45,12 +46,18 @@ pub struct Cq {
     pub limit: U32,
     /// Where they are in device memory.
     pub at: U64,
-    /// How many entries were ever made.
-    pub produced: U32,
+    /// Tells its entries from whatever was in the same place before: no two queues have the same.
+    pub serial: U32,
+    /// 1 if its entries say when they were made.
+    pub stamps: U32,
     /// 1 after an overflow.
     pub failed: U32,
     /// For those who make entries.
     pub makers: Line,
+    /// How many entries were ever made.
+    pub produced: U32,
+    /// How many are known to be taken.
+    pub seen: U32,
     /// Held while an entry is made.
     pub lock: Lock,
     /// [`IDLE`], [`SOLICITED`] or [`ANY`].
@@ -94,22 +101,25 @@ pub struct Completion {
     pub qp: u32,
     /// How far the work queue's slots are free once this is taken; the top bit: a receive queue's.
     pub frees: u32,
-    /// Time of completion, in nanoseconds.
+    /// Time of completion, in nanoseconds; 0 if its queue does not want to know.
     pub time_ns: u64,
 }
 
 /// In `frees`: it is a receive queue's count.
 pub const FREES_RECEIVE: u32 = 1 << 31;
 
+#[inline]
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
+#[inline]
 fn split(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
 impl Completion {
+    #[inline]
     fn words(&self) -> [u64; ENTRY_WORDS] {
         let ids = u32::from(self.pkey_index) | u32::from(self.source_lid) << 16;
         let small = u32::from(self.service_level) | u32::from(self.path_bits) << 8;
@@ -121,10 +131,11 @@ impl Completion {
             pair(self.flags | small << 16, ids),
             pair(self.qp, self.frees),
             self.time_ns,
-            0,
+            0, // The mark.
         ]
     }
 
+    #[inline]
     fn from_words(words: [u64; ENTRY_WORDS]) -> Self {
         let (kind, vendor_error) = split(words[1]);
         let (length, immediate) = split(words[2]);
@@ -163,13 +174,32 @@ impl Cq {
         announce();
     }
 
+    /// Whether one more than `produced` entries have room, by who makes entries: looks at the
+    /// taker's line only when it must.
+    #[inline]
+    fn has_room(&self, produced: u32) -> bool {
+        let fits = |taken: u32| produced.wrapping_sub(taken) < self.limit.get();
+        if fits(self.seen.get()) {
+            return true;
+        }
+        self.seen.set(self.consumed.acquire());
+        fits(self.seen.get())
+    }
+
+    /// The last word of an entry that was made as number `count`.
+    #[inline]
+    fn mark(&self, count: u32) -> u64 {
+        pair(count, self.serial.get())
+    }
+
     /// How many entries wait.
+    #[inline]
     pub fn waiting(&self) -> u32 {
         self.produced.acquire().wrapping_sub(self.consumed.get())
     }
 }
 
-impl<H: Host> Hca<'_, H> {
+impl<'m, H: Host> Hca<'m, H> {
     /// Adds an entry; `solicited` if it is to notify who asked for such only.
     pub(crate) fn complete(&self, cq_index: u32, completion: &Completion, solicited: bool) {
         let Some(cq) = self.memory.cq(cq_index) else {
@@ -177,16 +207,20 @@ impl<H: Host> Hca<'_, H> {
         };
         let held = self.hold_lock(&cq.lock);
         let produced = cq.produced.get();
-        let full = produced.wrapping_sub(cq.consumed.acquire()) >= cq.limit.get();
-        let entry = cq_entry(self.memory, cq, produced);
-        let (Some(entry), false) = (entry, full) else {
+        let (Some(entry), true) = (cq_entry(self.memory, cq, produced), cq.has_room(produced))
+        else {
             drop(held);
             self.overflow(cq_index, cq);
             return;
         };
-        for (word, value) in entry.iter().zip(completion.words()) {
+        let mut words = completion.words();
+        if cq.stamps.get() != 0 {
+            words[TIME] = self.host.now_ns();
+        }
+        for (word, value) in entry[..MARK].iter().zip(words) {
             word.set(value);
         }
+        entry[MARK].release(cq.mark(produced));
         cq.produced.release(produced.wrapping_add(1));
         drop(held);
         announce();
@@ -221,24 +255,38 @@ impl<H: Host> Hca<'_, H> {
             for (value, word) in words.iter_mut().zip(from) {
                 *value = word.get();
             }
+            // Taken away, it is not to be taken for the one that will be made in its place.
+            from[MARK].set(0);
             if Completion::from_words(words).qp_number == qp_number {
                 continue;
             }
-            for (word, value) in to.iter().zip(words) {
+            for (word, value) in to[..MARK].iter().zip(words) {
                 word.set(value);
             }
+            to[MARK].release(cq.mark(kept));
             kept = kept.wrapping_add(1);
         }
         cq.produced.release(kept);
     }
 
+    /// The entry that comes next, if it is there.
+    #[inline]
+    fn next_entry(&self, cq: &Cq) -> Option<&'m [U64]> {
+        let consumed = cq.consumed.get();
+        let entry = cq_entry(self.memory, cq, consumed)?;
+        (entry[MARK].acquire() == cq.mark(consumed)).then_some(entry)
+    }
+
+    /// Whether there is an entry to be taken.
+    #[inline]
+    pub fn has_completion(&self, cq: &Cq) -> bool {
+        self.next_entry(cq).is_some()
+    }
+
     /// Takes an entry. The owner's threads must not do this at once.
     pub fn poll(&self, cq: &Cq) -> Option<Completion> {
         let consumed = cq.consumed.get();
-        if cq.produced.acquire() == consumed {
-            return None;
-        }
-        let entry = cq_entry(self.memory, cq, consumed)?;
+        let entry = self.next_entry(cq)?;
         let mut words = [0; ENTRY_WORDS];
         for (value, word) in words.iter_mut().zip(entry) {
             *value = word.get();
@@ -263,6 +311,7 @@ impl<H: Host> Hca<'_, H> {
     }
 }
 
+#[inline]
 fn cq_entry<'m>(memory: &'m crate::Memory, cq: &Cq, index: u32) -> Option<&'m [U64]> {
     let slots = cq.slots.get();
     let slot = slots.is_power_of_two().then(|| index & (slots - 1))?;

@@ -79,6 +79,7 @@ impl Segment {
     };
 
     /// The part of it that starts at `at` and has up to `length` bytes.
+    #[inline]
     pub fn part(self, at: u64, length: u64) -> Self {
         let at = at.min(self.length);
         Self {
@@ -119,12 +120,14 @@ pub fn key_number(place: u32, tag: u32) -> u32 {
 }
 
 /// The place of a key.
+#[inline]
 pub fn place(key: u32) -> u32 {
     key >> 8
 }
 
 impl Memory {
     /// The entry of a valid key of this HCA.
+    #[inline]
     pub fn valid_key(&self, key: u32, hca: u32) -> Result<&Key, KeyError> {
         let entry = self.key(place(key)).ok_or(KeyError::Unknown)?;
         let valid = entry.kind.acquire() != FREE
@@ -138,6 +141,7 @@ impl Memory {
     }
 
     /// Checks that `key` allows `access` to `length` bytes at `address`, and says where they are.
+    #[inline]
     pub fn locate(
         &self,
         key: u32,

@@ -26,6 +26,7 @@ pub struct Held<'a>(&'a Lock);
 impl Lock {
     /// Waits until process `me` has it. Asks now and then whether its holder is dead, and takes it
     /// away if so.
+    #[inline]
     pub fn take(&self, me: u32, is_dead: impl Fn(u32) -> bool) -> Held<'_> {
         for round in 1u64.. {
             for _ in 0..SPINS {
@@ -46,18 +47,21 @@ impl Lock {
     }
 
     /// Takes it if it is free.
+    #[inline]
     pub fn try_take(&self, me: u32) -> Option<Held<'_>> {
         // Not made before it is known to be taken: dropping it gives the lock back.
         (self.0.get() == 0 && self.0.replace(0, me + 1)).then(|| Held(self))
     }
 
     /// Takes it from a dead process; whether that one had it.
+    #[inline]
     pub fn break_of(&self, dead: u32) -> bool {
         self.0.replace(dead + 1, 0)
     }
 }
 
 impl Drop for Held<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.0.0.release(0);
     }

@@ -78,6 +78,7 @@ pub struct Header {
 
 impl Header {
     /// Whether a port's link works.
+    #[inline]
     pub fn is_up(&self, port: u32) -> bool {
         let port = self.ports.get(port as usize);
         port.is_some_and(|port| port.up.get() != 0)
@@ -92,6 +93,7 @@ impl Header {
     }
 
     /// Whether messages from a port to a port go whole, not packet by packet through the daemon.
+    #[inline]
     pub fn is_clean(&self, from: u32, to: u32) -> bool {
         let paths = self.paths.get(from as usize);
         paths
@@ -140,6 +142,7 @@ impl Memory {
     }
 
     /// A table's entry, if the whole of it is inside.
+    #[inline]
     fn entry<T>(&self, table_at: usize, index: u32, count: u32) -> Option<&T> {
         const { assert!(align_of::<T>() <= 64) };
         if index >= count {
@@ -152,32 +155,38 @@ impl Memory {
     }
 
     /// The head.
+    #[inline]
     pub fn header(&self) -> &Header {
         // SAFETY: as in `entry`; the head is the first thing.
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
     /// A memory key's entry.
+    #[inline]
     pub fn key(&self, index: u32) -> Option<&Key> {
         self.entry(KEYS_AT, index, KEYS_MAX)
     }
 
     /// A queue pair.
+    #[inline]
     pub fn qp(&self, index: u32) -> Option<&Qp> {
         self.entry(QPS_AT, index, QPS_MAX)
     }
 
     /// A completion queue.
+    #[inline]
     pub fn cq(&self, index: u32) -> Option<&Cq> {
         self.entry(CQS_AT, index, CQS_MAX)
     }
 
     /// A shared receive queue.
+    #[inline]
     pub fn srq(&self, index: u32) -> Option<&Srq> {
         self.entry(SRQS_AT, index, SRQS_MAX)
     }
 
     /// `count` words from byte `at`, in the heap.
+    #[inline]
     pub fn words(&self, at: u64, count: usize) -> Option<&[U64]> {
         let end = at.checked_add(count.checked_mul(8)? as u64)?;
         if at < HEAP_AT || !at.is_multiple_of(8) || end > self.bytes as u64 {
@@ -189,6 +198,7 @@ impl Memory {
     }
 
     /// Which port has this LID.
+    #[inline]
     pub fn port_of_lid(&self, lid: u16) -> Option<(u32, &Port)> {
         let header = self.header();
         let index = header.lids[lid as usize].get().checked_sub(1)?;

@@ -155,6 +155,7 @@ pub struct Packet<'a> {
 
 impl Packet<'_> {
     /// Whether a responder sent it.
+    #[inline]
     pub fn is_response(&self) -> bool {
         matches!(
             self.body,

@@ -40,6 +40,7 @@ impl Payload<'_> {
     pub const EMPTY: Payload<'static> = Payload::Memory(&[]);
 
     /// Bytes.
+    #[inline]
     pub fn length(&self) -> u64 {
         match self {
             Self::Memory(segments) => segments.iter().map(|s| s.length).sum(),
@@ -133,11 +134,13 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
+    #[inline]
     fn new(list: &'a [Segment]) -> Self {
         Self { list, at: 0 }
     }
 
     /// Up to `length` bytes more.
+    #[inline]
     fn next(&mut self, length: u64) -> Option<Segment> {
         loop {
             let first = self.list.first()?;
@@ -165,6 +168,7 @@ const FEW: usize = 4;
 
 impl Places {
     /// An empty one.
+    #[inline]
     pub fn new() -> Self {
         Self {
             few: [Segment::EMPTY; FEW],
@@ -174,6 +178,7 @@ impl Places {
     }
 
     /// Adds a place.
+    #[inline]
     pub fn push(&mut self, segment: Segment) {
         if self.count == queue::SGES_MAX {
             return;
@@ -190,6 +195,7 @@ impl Places {
     }
 
     /// What is in it.
+    #[inline]
     pub fn list(&self) -> &[Segment] {
         self.few.get(..self.count).unwrap_or(&self.many)
     }

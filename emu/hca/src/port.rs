@@ -19,11 +19,13 @@ pub const MULTICAST_LID: u16 = 0xc000;
 pub type Gid = [u8; 16];
 
 /// The two numbers of a GID, in its own byte order.
+#[inline]
 pub fn gid_words(gid: Gid) -> [u64; 2] {
     [0, 8].map(|at| u64::from_ne_bytes(gid[at..at + 8].try_into().expect("8 bytes")))
 }
 
 /// A GID out of device memory.
+#[inline]
 pub fn load_gid(words: &[U64; 2]) -> Gid {
     let mut gid = [0; 16];
     gid[..8].copy_from_slice(&words[0].get().to_ne_bytes());
@@ -66,6 +68,7 @@ pub struct Port {
 
 impl Port {
     /// An entry of its GID table.
+    #[inline]
     pub fn gid(&self, index: usize) -> Option<Gid> {
         self.gids.get(index).map(load_gid)
     }
@@ -78,12 +81,14 @@ impl Port {
     }
 
     /// Its P_Key at this place.
+    #[inline]
     pub fn pkey(&self, index: usize) -> Option<u16> {
         Some(self.pkeys.get(index)?.get() as u16)
     }
 }
 
 /// Whether two ports share a partition by these keys: same number, not both limited members.
+#[inline]
 pub fn same_partition(a: u16, b: u16) -> bool {
     a & 0x7fff == b & 0x7fff && a & 0x7fff != 0 && (a | b) & 0x8000 != 0
 }

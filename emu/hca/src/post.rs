@@ -175,7 +175,7 @@ impl<'m, H: Host> Hca<'m, H> {
         self.add_receive(&srq.queue, wr_id, list)?;
         drop(held);
         announce();
-        if srq.starved.get() != 0 && srq.starved.swap(0) != 0 {
+        if srq.queue.starved.get() != 0 && srq.queue.starved.swap(0) != 0 {
             self.host.srq_attention(index);
         }
         Ok(())

@@ -6,7 +6,7 @@
 
 use crate::{
     Memory,
-    cell::{U32, U64},
+    cell::{Line, U32, U64},
     key::Scope,
     lock::Lock,
     queue::Queue,
@@ -82,24 +82,34 @@ pub struct Qp {
     /// Domain + 1 of an extended reliable connection.
     pub xrc_domain: U32,
 
+    /// 1 if requests are to be flushed.
+    pub flushes: U32,
+
     /// Send queue. `taken` is the oldest request that is not complete.
     pub sq: Queue,
-    /// Receive queue. `taken` is the oldest receive that no message has begun to fill.
-    pub rq: Queue,
+    /// For who sends.
+    pub sender: Line,
+    /// Held while the requester moves.
+    pub send_lock: Lock,
     /// The requester's place.
     pub requester: Requester,
+
+    /// For the peer.
+    pub peer: Line,
+    /// Held while the responder moves.
+    pub receive_lock: Lock,
     /// The responder's place.
     pub responder: Responder,
     /// The receive that a message is being put into, taken from a shared queue.
     pub borrowed: Queue,
+
+    /// Receive queue. `taken` is the oldest receive that no message has begun to fill. `starved`
+    /// also if the message waits for a receive of a shared queue.
+    pub rq: Queue,
+    /// For who posts receives.
+    pub poster: Line,
     /// Held while receives are posted.
     pub post_lock: Lock,
-    /// Held while the requester moves.
-    pub send_lock: Lock,
-    /// Held while the responder moves.
-    pub receive_lock: Lock,
-    /// 1 if requests are to be flushed.
-    pub flushes: U32,
 }
 
 /// The requester's half.
@@ -164,8 +174,6 @@ pub struct Responder {
     pub nak_sent: U32,
     /// Messages completed.
     pub messages: U32,
-    /// 1 if a message waits for a receive.
-    pub starved: U32,
     /// 1 if the first message was seen.
     pub established: U32,
     /// Where the next result is kept.
@@ -178,16 +186,19 @@ pub struct Responder {
 
 impl Qp {
     /// Its state.
+    #[inline]
     pub fn state(&self) -> State {
         State::from_number(self.state.acquire()).unwrap_or(State::Error)
     }
 
     /// Its transport.
+    #[inline]
     pub fn transport(&self) -> Option<Transport> {
         Transport::from_number(self.transport.get())
     }
 
     /// Whether it is connected and acknowledges.
+    #[inline]
     pub fn is_reliable(&self) -> bool {
         matches!(
             self.transport(),
@@ -196,6 +207,7 @@ impl Qp {
     }
 
     /// For whom its keys are checked.
+    #[inline]
     pub fn scope(&self) -> Scope {
         Scope {
             hca: self.hca.get(),
@@ -205,11 +217,13 @@ impl Qp {
     }
 
     /// Bytes of payload in a packet, whatever is in the table.
+    #[inline]
     pub fn mtu(&self) -> u32 {
         self.path_mtu.get().clamp(256, 4096)
     }
 
     /// How many packets a message of so many bytes takes.
+    #[inline]
     pub fn packets(&self, length: u32) -> u32 {
         length.div_ceil(self.mtu()).max(1)
     }
@@ -222,12 +236,14 @@ pub fn number(place: u32, generation: u32) -> u32 {
 }
 
 /// The place of a queue pair's number.
+#[inline]
 pub fn place(number: u32) -> u32 {
     number & 0xffff
 }
 
 impl Memory {
     /// The queue pair with this number on this HCA.
+    #[inline]
     pub fn qp_numbered(&self, number: u32, hca: u32) -> Option<(u32, &Qp)> {
         let index = place(number);
         let qp = self.qp(index)?;

@@ -9,7 +9,7 @@
 
 use crate::{
     Memory,
-    cell::{U32, U64},
+    cell::{Line, U32, U64},
     port::{gid_words, load_gid},
     types::{Opcode, SendFlags},
 };
@@ -26,10 +26,12 @@ pub const SEND_HEAD_WORDS: usize = 16;
 /// Words of a receive request before its scatter/gather list.
 pub const RECEIVE_HEAD_WORDS: usize = 2;
 
-/// A ring of requests. No line of the cache has words of two: different processes move them.
-#[repr(C, align(64))]
+/// A ring of requests.
+#[repr(C)]
 #[derive(Debug, Default)]
 pub struct Queue {
+    /// Set when it is made.
+    pub constant: Line,
     /// Where it is in device memory.
     pub at: U64,
     /// How many requests it can hold.
@@ -38,20 +40,30 @@ pub struct Queue {
     pub sges: U32,
     /// Bytes of inline data of a request.
     pub inline_bytes: U32,
+    /// For who posts.
+    pub poster: Line,
     /// How many requests were ever posted.
     pub posted: U32,
-    /// How many of them were ever taken for processing.
-    pub taken: U32,
     /// How many slots were ever freed.
     pub freed: U32,
+    /// 1 if a message waits for a receive to be posted.
+    pub starved: U32,
+    /// For who takes.
+    pub taker: Line,
+    /// How many requests were ever taken for processing.
+    pub taken: U32,
+    /// How many are known to be posted.
+    pub seen: U32,
 }
 
 /// `a - b` of two counters.
+#[inline]
 pub fn count_from(a: u32, b: u32) -> u32 {
     a.wrapping_sub(b) & COUNT_MASK
 }
 
 /// `a + by` of a counter.
+#[inline]
 pub fn count_add(a: u32, by: u32) -> u32 {
     a.wrapping_add(by) & COUNT_MASK
 }
@@ -126,42 +138,63 @@ pub struct Receive {
     pub sges: u32,
 }
 
+#[inline]
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
 impl Queue {
     /// Words of one slot of a send queue.
+    #[inline]
     pub fn send_words(sges: u32, inline_bytes: u32) -> usize {
         SEND_HEAD_WORDS + (sges as usize * 2).max((inline_bytes as usize).div_ceil(8))
     }
 
     /// Words of one slot of a receive queue.
+    #[inline]
     pub fn receive_words(sges: u32) -> usize {
         RECEIVE_HEAD_WORDS + sges as usize * 2
     }
 
     /// How many requests it can hold, whatever is in the table.
+    #[inline]
     pub fn size(&self) -> u32 {
         self.slots.get().min(SLOTS_MAX)
     }
 
     /// How many requests could be posted now.
+    #[inline]
     pub fn room(&self) -> u32 {
         self.room_after(self.posted.get())
     }
 
     /// How many requests could be posted if so many had been.
+    #[inline]
     pub fn room_after(&self, posted: u32) -> u32 {
         let used = count_from(posted, self.freed.acquire());
         self.size().saturating_sub(used)
     }
 
     /// How many requests wait to be taken.
+    #[inline]
     pub fn waiting(&self) -> u32 {
         count_from(self.posted.acquire(), self.taken.get())
     }
 
+    /// Whether a request waits, for who takes: looks at the poster's line only when it must.
+    #[inline]
+    pub fn has_waiting(&self) -> bool {
+        let taken = self.taken.get();
+        let known = count_from(self.seen.get(), taken);
+        if known != 0 && known <= self.size() {
+            return true;
+        }
+        let posted = self.posted.acquire();
+        self.seen.set(posted);
+        posted != taken
+    }
+
+    #[inline]
     fn slot<'m>(&self, memory: &'m Memory, index: u32, words: usize) -> Option<&'m [U64]> {
         let slots = self.slots.get();
         if slots == 0 || slots > SLOTS_MAX {
@@ -172,6 +205,7 @@ impl Queue {
     }
 
     /// The slot of a send request.
+    #[inline]
     pub fn send_slot<'m>(&self, memory: &'m Memory, index: u32) -> Option<&'m [U64]> {
         let (sges, inline) = (self.sges.get(), self.inline_bytes.get());
         let sane = sges as usize <= SGES_MAX && inline <= 1 << 16;
@@ -179,6 +213,7 @@ impl Queue {
     }
 
     /// The slot of a receive request.
+    #[inline]
     pub fn receive_slot<'m>(&self, memory: &'m Memory, index: u32) -> Option<&'m [U64]> {
         let sges = self.sges.get();
         self.slot(
@@ -191,6 +226,7 @@ impl Queue {
 
 impl Send {
     /// A request without data, operands or destination: what it needs of them is set after.
+    #[inline]
     pub fn new(wr_id: u64, opcode: Opcode, flags: SendFlags) -> Self {
         Self {
             wr_id,
@@ -210,6 +246,7 @@ impl Send {
     }
 
     /// Writes all but the list.
+    #[inline]
     pub fn store(&self, slot: &[U64]) {
         let to = &self.to;
         let route = u32::from(to.lid)
@@ -237,6 +274,7 @@ impl Send {
     }
 
     /// Reads all but the list.
+    #[inline]
     pub fn load(slot: &[U64]) -> Option<Self> {
         let word = |i: usize| slot[i].get();
         let low = |i: usize| word(i) as u32;
@@ -272,11 +310,13 @@ impl Send {
     }
 
     /// Notes the first packet sequence number.
+    #[inline]
     pub fn store_psn(&self, slot: &[U64], psn: u32) {
         slot[7].set(pair(psn, self.srq));
     }
 
     /// Whether data is in the slot.
+    #[inline]
     pub fn is_inline(&self) -> bool {
         self.flags.contains(SendFlags::INLINE)
     }
@@ -284,12 +324,14 @@ impl Send {
 
 impl Receive {
     /// Writes all but the list.
+    #[inline]
     pub fn store(&self, slot: &[U64]) {
         slot[0].set(self.wr_id);
         slot[1].set(u64::from(self.sges));
     }
 
     /// Reads all but the list.
+    #[inline]
     pub fn load(slot: &[U64]) -> Self {
         Self {
             wr_id: slot[0].get(),
@@ -299,6 +341,7 @@ impl Receive {
 }
 
 /// Writes a scatter/gather entry of a list.
+#[inline]
 pub fn store_sge(list: &[U64], index: usize, sge: Sge) {
     if let Some([address, rest]) = list.get(index * 2..index * 2 + 2) {
         address.set(sge.address);
@@ -307,6 +350,7 @@ pub fn store_sge(list: &[U64], index: usize, sge: Sge) {
 }
 
 /// A scatter/gather list of up to [`SGES_MAX`] entries.
+#[inline]
 pub fn load_sges(list: &[U64], count: u32) -> impl Iterator<Item = Sge> {
     list.chunks_exact(2).take(count as usize).map(|words| Sge {
         address: words[0].get(),
@@ -316,6 +360,7 @@ pub fn load_sges(list: &[U64], count: u32) -> impl Iterator<Item = Sge> {
 }
 
 /// Writes bytes into words, one part after the other.
+#[inline]
 pub fn store_parts(words: &[U64], parts: &[&[u8]]) {
     let mut words = words.iter();
     let (mut value, mut filled) = ([0; 8], 0);
@@ -342,6 +387,7 @@ fn store_word(words: &mut std::slice::Iter<'_, U64>, value: [u8; 8]) {
 }
 
 /// Reads bytes out of words, from byte `at` on.
+#[inline]
 pub fn load_bytes(words: &[U64], at: usize, bytes: &mut [u8]) {
     for (offset, byte) in bytes.iter_mut().enumerate() {
         let at = at + offset;

@@ -42,6 +42,7 @@ pub fn rnr_timer_ns(code: u8) -> u64 {
 }
 
 /// Nanoseconds that `timeout` (ibv_modify_qp(3)) stands for; none: for ever.
+#[inline]
 pub fn ack_timeout_ns(timeout: u32) -> Option<u64> {
     let timeout = timeout & 31;
     (timeout > 0).then(|| 4096u64 << timeout)
@@ -772,7 +773,7 @@ impl<H: Host> Hca<'_, H> {
     /// A receive was posted: if a message waits for one, sends it on behalf of the peer.
     pub fn receive_posted(&self, qp: &Qp) {
         crate::cell::announce();
-        if qp.responder.starved.get() == 0 || qp.responder.starved.swap(0) == 0 {
+        if qp.rq.starved.get() == 0 || qp.rq.starved.swap(0) == 0 {
             return;
         }
         let Some((_, port)) = self.memory.port_of_lid(qp.dest_lid.get() as u16) else {
@@ -791,6 +792,7 @@ impl<H: Host> Hca<'_, H> {
 }
 
 /// Which transport the queue pair that a packet is for must have.
+#[inline]
 fn expected_peer(transport: Transport) -> Option<Transport> {
     Some(match transport {
         Transport::XrcSend => Transport::XrcReceive,
@@ -798,6 +800,7 @@ fn expected_peer(transport: Transport) -> Option<Transport> {
     })
 }
 
+#[inline]
 fn body<'a>(
     send: &Send,
     first: bool,

@@ -474,10 +474,10 @@ impl<H: Host> Hca<'_, H> {
             return Ok(());
         }
         let Some((srq_index, srq)) = self.shared(qp, packet)? else {
-            if qp.rq.waiting() == 0 {
-                responder.starved.set(1);
+            if !qp.rq.has_waiting() {
+                qp.rq.starved.set(1);
                 announce();
-                if qp.rq.waiting() == 0 {
+                if !qp.rq.has_waiting() {
                     return Err(Refusal::NotReady);
                 }
             }
@@ -485,11 +485,11 @@ impl<H: Host> Hca<'_, H> {
             return Ok(());
         };
         let _taking = self.hold_lock(&srq.take_lock);
-        if srq.queue.waiting() == 0 {
-            srq.starved.set(1);
-            responder.starved.set(1);
+        if !srq.queue.has_waiting() {
+            srq.queue.starved.set(1);
+            qp.rq.starved.set(1);
             announce();
-            if srq.queue.waiting() == 0 {
+            if !srq.queue.has_waiting() {
                 return Err(Refusal::NotReady);
             }
         }
@@ -645,6 +645,7 @@ impl<H: Host> Hca<'_, H> {
 }
 
 /// A response to `packet`.
+#[inline]
 fn response<'a>(qp: &Qp, packet: &Packet<'_>, psn: u32, body: Body<'a>) -> Packet<'a> {
     let route = &packet.route;
     Packet {

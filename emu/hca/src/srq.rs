@@ -22,8 +22,6 @@ pub struct Srq {
     pub take_lock: Lock,
     /// Fewer receives than this raise an event, once; 0: never (ibv_modify_srq(3)).
     pub limit: U32,
-    /// 1 if a message waits for a receive.
-    pub starved: U32,
     /// Of an XRC queue: its domain + 1; else 0.
     pub xrc_domain: U32,
     /// Of an XRC queue: its completion queue.

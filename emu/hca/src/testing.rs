@@ -380,6 +380,7 @@ impl World {
             hca,
             entries,
             channel: Some(0),
+            stamps: true,
         };
         self.make(process, &request)
     }

@@ -11,6 +11,7 @@ macro_rules! numbered {
 
         impl $name {
             /// The one with this number.
+            #[inline]
             pub fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $(n if n == $number => Some(Self::$variant),)*
@@ -117,6 +118,7 @@ numbered! {
 
 impl State {
     /// Whether packets are taken.
+    #[inline]
     pub fn receives(self) -> bool {
         matches!(self, Self::Rtr | Self::Rts | Self::Sqd | Self::Sqe)
     }
@@ -146,6 +148,7 @@ pub mod completed {
 
 impl Opcode {
     /// The opcode of its completion.
+    #[inline]
     pub fn completed(self) -> u32 {
         match self {
             Self::Send | Self::SendImm | Self::SendInvalidate => completed::SEND,
@@ -159,11 +162,13 @@ impl Opcode {
     }
 
     /// Whether the answer brings data back.
+    #[inline]
     pub fn fetches(self) -> bool {
         matches!(self, Self::Read | Self::CompareSwap | Self::FetchAdd)
     }
 
     /// Whether nothing leaves the HCA.
+    #[inline]
     pub fn is_local(self) -> bool {
         matches!(self, Self::LocalInvalidate | Self::BindWindow)
     }
@@ -247,11 +252,13 @@ pub mod psn {
     pub const MASK: u32 = 0xff_ffff;
 
     /// `psn + by`.
+    #[inline]
     pub fn add(psn: u32, by: u32) -> u32 {
         psn.wrapping_add(by) & MASK
     }
 
     /// How far `psn` is ahead of `other`: negative if it is behind.
+    #[inline]
     pub fn ahead(psn: u32, other: u32) -> i32 {
         ((psn.wrapping_sub(other) << 8) as i32) >> 8
     }

@@ -142,6 +142,8 @@ pub enum Request {
         hca: u32,
         entries: u32,
         channel: Option<u32>,
+        /// Whether completions are to say when they were made.
+        stamps: bool,
     },
     ResizeCq {
         cq: u32,
@@ -276,6 +278,8 @@ pub struct Control {
     qps: Table,
     cqs: Table,
     srqs: Table,
+    /// Of the completion queue that was made last.
+    cq_serial: u32,
     /// How many queue pairs and shared queues complete to each completion queue.
     cq_users: BTreeMap<u32, u32>,
     /// How many queue pairs receive from each shared queue.
@@ -339,7 +343,8 @@ impl Control {
                 hca,
                 entries,
                 channel,
-            } => self.create_cq(memory, process, hca, entries, channel),
+                stamps,
+            } => self.create_cq(memory, process, hca, entries, channel, stamps),
             ResizeCq { cq, entries } => self.resize_cq(hca, process, cq, entries),
             DestroyCq { cq } => self.destroy_cq(memory, process, cq),
             CreateSrq {

@@ -443,7 +443,6 @@ fn reset(qp: &Qp) {
         &responder.holds,
         &responder.nak_sent,
         &responder.messages,
-        &responder.starved,
         &responder.established,
         &responder.result_next,
         &qp.flushes,

@@ -55,6 +55,7 @@ impl Control {
         hca: u32,
         entries: u32,
         channel: Option<u32>,
+        stamps: bool,
     ) -> Result<Reply, Errno> {
         let model = self.model(hca)?;
         if entries == 0 || entries > model.cq_entries {
@@ -73,9 +74,12 @@ impl Control {
         cq.slots.set(slots);
         cq.limit.set(slots - 1);
         cq.at.set(at);
-        for word in [&cq.produced, &cq.consumed, &cq.armed, &cq.failed] {
+        for word in [&cq.produced, &cq.seen, &cq.consumed, &cq.armed, &cq.failed] {
             word.set(0);
         }
+        self.cq_serial = self.cq_serial.wrapping_add(1).max(1);
+        cq.serial.set(self.cq_serial);
+        cq.stamps.set(stamps.into());
         cq.used.release(1);
         Ok(Reply::Queue(place, slots - 1))
     }
@@ -180,7 +184,6 @@ impl Control {
         srq.queue.slots.set(slots);
         srq.queue.sges.set(sges);
         srq.limit.set(limit);
-        srq.starved.set(0);
         srq.xrc_domain.set(xrc.map_or(0, |(domain, _)| domain + 1));
         srq.cq.set(xrc.map_or(0, |(_, cq)| cq));
         srq.used.release(1);
@@ -255,7 +258,15 @@ pub(super) fn leave(users: &mut std::collections::BTreeMap<u32, u32>, place: u32
 
 /// Empties a queue.
 pub(super) fn reset_queue(queue: &Queue) {
-    for word in [&queue.posted, &queue.taken, &queue.freed] {
+    let Queue {
+        posted,
+        freed,
+        starved,
+        taken,
+        seen,
+        ..
+    } = queue;
+    for word in [posted, freed, starved, taken, seen] {
         word.set(0);
     }
 }

@@ -79,6 +79,7 @@ impl Control {
             },
             cqs: Table::default(),
             srqs: Table::default(),
+            cq_serial: 0,
             cq_users: Default::default(),
             srq_users: Default::default(),
             rings: Default::default(),

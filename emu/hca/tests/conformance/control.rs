@@ -93,6 +93,7 @@ fn a_model_has_limits() {
             hca: 0,
             entries,
             channel: None,
+            stamps: false,
         };
         assert_eq!(ask(&request).is_ok(), fits, "{entries}");
     }

@@ -220,6 +220,7 @@ fn a_completion_queue_holds_what_it_promised_and_no_more() {
                 hca: 0,
                 entries: asked,
                 channel: None,
+                stamps: false,
             };
             let Ok(Reply::Queue(cq, granted)) = world.ask(0, &request) else {
                 panic!("no queue")

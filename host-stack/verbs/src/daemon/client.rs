@@ -315,7 +315,7 @@ impl Daemon {
                 },
                 rq.taken.get(),
                 rq.posted.get(),
-                if qp.responder.starved.get() != 0 {
+                if qp.rq.starved.get() != 0 {
                     " starved"
                 } else {
                     ""

@@ -114,7 +114,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: ibv_create_cq(3).
-    unsafe { create(context, entries as u32, user, channel, vector as u32).cast() }
+    unsafe { create(context, entries as u32, user, channel, vector as u32, false).cast() }
 }
 
 unsafe fn create(
@@ -123,6 +123,7 @@ unsafe fn create(
     user: *mut std::ffi::c_void,
     channel: *mut ibv_comp_channel,
     vector: u32,
+    stamps: bool,
 ) -> *mut Cq {
     // SAFETY: the callers'.
     unsafe {
@@ -135,6 +136,7 @@ unsafe fn create(
             hca: ours.hca,
             entries,
             channel: number,
+            stamps,
         };
         let (place, usable) = match ours.fabric.request(ours.number, request) {
             Ok(Reply::Queue(place, usable)) => (place, usable),
@@ -314,11 +316,11 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, out: *mut 
         let Some(entry) = context.fabric.memory.cq(ours.place) else {
             return -1;
         };
-        if entry.waiting() == 0 {
+        let hca = context.fabric.hca();
+        if !hca.has_completion(entry) {
             return 0;
         }
         let _polling = ours.polling.lock();
-        let hca = context.fabric.hca();
         let mut count = 0;
         while count < room {
             let Some(completion) = hca.poll(entry) else {
@@ -344,9 +346,10 @@ pub(super) unsafe extern "C" fn modify_cq(
 }
 
 /// What extended queues can tell of a completion.
-const EXTENDED_FLAGS: u64 = IBV_WC_STANDARD_FLAGS
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+const EXTENDED_FLAGS: u64 = IBV_WC_STANDARD_FLAGS | STAMPS;
+/// Those that need the time of each.
+const STAMPS: u64 =
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
@@ -368,6 +371,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             attr.cq_context,
             attr.channel,
             attr.comp_vector,
+            attr.wc_flags & STAMPS != 0,
         );
         if cq.is_null() {
             return ptr::null_mut();
