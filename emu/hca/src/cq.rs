@@ -15,8 +15,6 @@ use crate::{
 
 /// Words of an entry.
 pub const ENTRY_WORDS: usize = 8;
-/// The word that says when it was made.
-const TIME: usize = 6;
 /// The word that says that it is there.
 const MARK: usize = 7;
 
@@ -206,18 +204,18 @@ impl<'m, H: Host> Hca<'m, H> {
             return;
         };
         let held = self.hold_lock(&cq.lock);
-        let produced = cq.produced.get();
+        let mut produced = cq.produced.get();
+        if self.made_entry(cq, produced).is_some() {
+            // Who died when it had published this entry did not count it.
+            produced = produced.wrapping_add(1);
+        }
         let (Some(entry), true) = (cq_entry(self.memory, cq, produced), cq.has_room(produced))
         else {
             drop(held);
             self.overflow(cq_index, cq);
             return;
         };
-        let mut words = completion.words();
-        if cq.stamps.get() != 0 {
-            words[TIME] = self.host.now_ns();
-        }
-        for (word, value) in entry[..MARK].iter().zip(words) {
+        for (word, value) in entry[..MARK].iter().zip(completion.words()) {
             word.set(value);
         }
         entry[MARK].release(cq.mark(produced));
@@ -230,6 +228,16 @@ impl<'m, H: Host> Hca<'m, H> {
         if wakes && cq.armed.replace(wanted, IDLE) {
             self.host.notify(cq_index);
         }
+    }
+
+    /// What an entry of this queue is to say of the time. Asked before anything is changed: who makes
+    /// an entry makes it without a pause.
+    pub(crate) fn stamp(&self, cq_index: u32) -> u64 {
+        let wanted = self
+            .memory
+            .cq(cq_index)
+            .is_some_and(|cq| cq.stamps.get() != 0);
+        if wanted { self.host.now_ns() } else { 0 }
     }
 
     /// An entry was lost: the queue has failed (InfiniBand Architecture 1, 11.6.3.2).
@@ -269,24 +277,23 @@ impl<'m, H: Host> Hca<'m, H> {
         cq.produced.release(kept);
     }
 
-    /// The entry that comes next, if it is there.
+    /// The entry with number `count`, if it is there.
     #[inline]
-    fn next_entry(&self, cq: &Cq) -> Option<&'m [U64]> {
-        let consumed = cq.consumed.get();
-        let entry = cq_entry(self.memory, cq, consumed)?;
-        (entry[MARK].acquire() == cq.mark(consumed)).then_some(entry)
+    fn made_entry(&self, cq: &Cq, count: u32) -> Option<&'m [U64]> {
+        let entry = cq_entry(self.memory, cq, count)?;
+        (entry[MARK].acquire() == cq.mark(count)).then_some(entry)
     }
 
     /// Whether there is an entry to be taken.
     #[inline]
     pub fn has_completion(&self, cq: &Cq) -> bool {
-        self.next_entry(cq).is_some()
+        self.made_entry(cq, cq.consumed.get()).is_some()
     }
 
     /// Takes an entry. The owner's threads must not do this at once.
     pub fn poll(&self, cq: &Cq) -> Option<Completion> {
         let consumed = cq.consumed.get();
-        let entry = self.next_entry(cq)?;
+        let entry = self.made_entry(cq, consumed)?;
         let mut words = [0; ENTRY_WORDS];
         for (value, word) in words.iter_mut().zip(entry) {
             *value = word.get();

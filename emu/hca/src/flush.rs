@@ -131,7 +131,7 @@ impl<H: Host> Hca<'_, H> {
             path_bits: 0,
             qp: index,
             frees: taken,
-            time_ns: 0,
+            time_ns: self.stamp(qp.send_cq.get()),
         };
         qp.sq.taken.set(taken);
         self.complete(qp.send_cq.get(), &completion, false);
@@ -195,7 +195,7 @@ impl<H: Host> Hca<'_, H> {
             path_bits: qp.path_bits.get() as u8,
             qp: index,
             frees,
-            time_ns: 0,
+            time_ns: self.stamp(self.receive_cq(qp)),
         }
     }
 
