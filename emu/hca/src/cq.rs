@@ -9,7 +9,7 @@ use crate::{
     cell::{U32, U64, announce},
     lock::Lock,
     queue::count_from,
-    types::{Event, Status},
+    types::{Event, State, Status},
 };
 
 /// Words of an entry.
@@ -47,7 +47,7 @@ pub struct Cq {
     pub at: U64,
     /// How many entries were ever made.
     pub produced: U32,
-    /// 1 after an overflow.
+    /// 1 after an overflow: it takes no more entries.
     pub failed: U32,
     /// For those who make entries.
     pub makers: Line,
@@ -170,19 +170,20 @@ impl Cq {
 }
 
 impl<H: Host> Hca<'_, H> {
-    /// Adds an entry; `solicited` if it is to notify who asked for such only.
-    pub(crate) fn complete(&self, cq_index: u32, completion: &Completion, solicited: bool) {
+    /// Adds an entry; `solicited` if it is to notify who asked for such only. False if it is lost,
+    /// and with it the queue pair.
+    pub(crate) fn complete(&self, cq_index: u32, completion: &Completion, solicited: bool) -> bool {
         let Some(cq) = self.memory.cq(cq_index) else {
-            return;
+            return false;
         };
         let held = self.hold_lock(&cq.lock);
         let produced = cq.produced.get();
         let full = produced.wrapping_sub(cq.consumed.acquire()) >= cq.limit.get();
         let entry = cq_entry(self.memory, cq, produced);
-        let (Some(entry), false) = (entry, full) else {
+        let (Some(entry), false) = (entry, full || cq.failed.get() != 0) else {
             drop(held);
-            self.overflow(cq_index, cq);
-            return;
+            self.overflow(cq_index, cq, completion.qp);
+            return false;
         };
         for (word, value) in entry.iter().zip(completion.words()) {
             word.set(value);
@@ -196,12 +197,20 @@ impl<H: Host> Hca<'_, H> {
         if wakes && cq.armed.replace(wanted, IDLE) {
             self.host.notify(cq_index);
         }
+        true
     }
 
-    /// An entry was lost: the queue has failed (InfiniBand Architecture 1, 11.6.3.2).
-    fn overflow(&self, cq_index: u32, cq: &Cq) {
+    /// An entry was lost: the queue takes no more, and who completes to it fails (InfiniBand
+    /// Architecture 1, 11.6.3.1 and 11.6.3.3; ibv_get_async_event(3)).
+    fn overflow(&self, cq_index: u32, cq: &Cq, qp_index: u32) {
         if cq.failed.swap(1) == 0 {
             self.host.event(Event::CqError, cq_index);
+        }
+        if let Some(qp) = self.memory.qp(qp_index)
+            && qp.state() != State::Error
+        {
+            self.fail(qp_index, qp, State::Error);
+            self.host.event(Event::QpFatal, qp_index);
         }
     }
 

@@ -374,7 +374,7 @@ impl<H: Host> Hca<'_, H> {
                     extra,
                     completed::RECEIVE_WRITE_IMM,
                     whole as u32,
-                );
+                )?;
             }
         }
         Ok(())
@@ -606,11 +606,11 @@ impl<H: Host> Hca<'_, H> {
         responder.receiving.set(receiving::NOTHING);
         responder.messages.add(1);
         let length = responder.offset.get() as u32;
-        self.finish_receive(to, packet, extra, completed::RECEIVE, length);
-        Ok(())
+        self.finish_receive(to, packet, extra, completed::RECEIVE, length)
     }
 
-    /// Completes the receive that is held.
+    /// Completes the receive that is held. If that cannot be told, the message is not acknowledged
+    /// either (9.9.3, class G).
     fn finish_receive(
         &self,
         to: &Target<'_>,
@@ -618,10 +618,8 @@ impl<H: Host> Hca<'_, H> {
         extra: Extra,
         opcode: u32,
         length: u32,
-    ) {
-        let Some(slot) = self.held_receive(to.qp) else {
-            return;
-        };
+    ) -> Result<(), Refusal> {
+        let slot = self.held_receive(to.qp).ok_or(INVALID)?;
         let receive = Receive::load(slot);
         let (flags, immediate) = match extra {
             Extra::None => (0, 0),
@@ -640,7 +638,11 @@ impl<H: Host> Hca<'_, H> {
         }
         let cq = self.receive_cq(to.qp);
         self.release_receive(to.qp);
-        self.complete(cq, &completion, packet.solicited);
+        if self.complete(cq, &completion, packet.solicited) {
+            Ok(())
+        } else {
+            Err(Refusal::Drop)
+        }
     }
 }
 
