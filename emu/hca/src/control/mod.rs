@@ -349,7 +349,7 @@ impl Control {
                 limit,
                 xrc,
             } => self.create_srq(memory, process, pd, (slots, sges, limit), xrc),
-            ModifySrq { srq, slots, limit } => self.modify_srq(memory, process, srq, slots, limit),
+            ModifySrq { srq, slots, limit } => self.modify_srq(hca, process, srq, slots, limit),
             DestroySrq { srq } => self.destroy_srq(memory, process, srq),
             CreateQp { .. } => self.create_qp(memory, process, request),
             ModifyQp {
