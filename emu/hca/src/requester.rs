@@ -705,6 +705,10 @@ impl<H: Host> Hca<'_, H> {
         }
         let length = u64::from(send.remote_key) | u64::from(send.immediate) << 32;
         let access = Access::from_bits_truncate(send.swap as u32);
+        // Only type 1 is unbound by that; type 2 is invalidated (10.6.7.2.5, o10-37.2.40).
+        if length == 0 && kind == key::WINDOW_2 {
+            return Err(KeyError::Bounds);
+        }
         if length == 0 {
             self.unbind(window);
             window.tag.set(new & 0xff);
