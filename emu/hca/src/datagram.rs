@@ -36,6 +36,7 @@ impl<H: Host> Hca<'_, H> {
                     self.host.attention(index);
                     return Next::Wait;
                 }
+                Path::Packets if self.lacks_room(index, qp, &packet.route) => return Next::Wait,
                 Path::Packets => self.host.transmit(packet),
                 Path::Whole => self.receive_datagram(packet),
             }

@@ -106,6 +106,12 @@ pub trait Host {
     fn srq_attention(&self, srq: u32);
     /// How packets go from one port to another.
     fn path(&self, from_port: u32, to_port: u32) -> Path;
+    /// Whether so many packets are under way on a path that goes packet by packet that those are to
+    /// wait who have no window: unreliable transports, as a link without credits has them wait (7.9).
+    fn is_full(&self, from_port: u32, to_port: u32) -> bool {
+        let _ = (from_port, to_port);
+        false
+    }
     /// Takes a packet away, on a path that goes packet by packet.
     fn transmit(&self, packet: &Packet<'_>);
     /// Whether the process in this slot is dead, and the daemon will not take its locks away: asked

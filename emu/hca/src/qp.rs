@@ -120,7 +120,7 @@ pub struct Requester {
     pub fetching: U32,
     /// When to try again, in nanoseconds; 0: nothing is awaited.
     pub deadline_ns: U64,
-    /// 1 if the wait is for the peer to have a receive.
+    /// 1 if the wait is for the peer to have a receive, or for room on the path.
     pub not_ready: U32,
     /// Tries left.
     pub retries: U32,

@@ -7,6 +7,7 @@ mod datagrams;
 mod failures;
 mod flow;
 mod keys;
+mod links;
 mod shared;
 
 use snaprig_hca::{
