@@ -8,7 +8,7 @@ use crate::{
     Hca, Host,
     cell::{U32, U64, announce},
     lock::Lock,
-    queue::count_from,
+    queue::{count_add, count_from},
     types::{Event, State, Status},
 };
 
@@ -125,7 +125,11 @@ impl Completion {
         ]
     }
 
-    fn from_words(words: [u64; ENTRY_WORDS]) -> Self {
+    fn load(entry: &[U64]) -> Self {
+        let mut words = [0; ENTRY_WORDS];
+        for (value, word) in words.iter_mut().zip(entry) {
+            *value = word.get();
+        }
         let (kind, vendor_error) = split(words[1]);
         let (length, immediate) = split(words[2]);
         let (qp_number, source_qp) = split(words[3]);
@@ -226,19 +230,33 @@ impl<H: Host> Hca<'_, H> {
             let (Some(from), Some(to)) = (from, to) else {
                 return;
             };
-            let mut words = [0; ENTRY_WORDS];
-            for (value, word) in words.iter_mut().zip(from) {
-                *value = word.get();
-            }
-            if Completion::from_words(words).qp_number == qp_number {
+            if Completion::load(from).qp_number == qp_number {
                 continue;
             }
-            for (word, value) in to.iter().zip(words) {
-                word.set(value);
+            for (to, from) in to.iter().zip(from) {
+                to.set(from.get());
             }
             kept = kept.wrapping_add(1);
         }
         cq.produced.release(kept);
+    }
+
+    /// Whether such an entry waits to be taken.
+    pub(crate) fn has_waiting(&self, cq: &Cq, is: impl Fn(&Completion) -> bool) -> bool {
+        let _held = self.hold_lock(&cq.lock);
+        let consumed = cq.consumed.acquire();
+        let places = 0..cq.waiting().min(cq.slots.get());
+        places
+            .map_while(|place| cq_entry(self.memory, cq, consumed.wrapping_add(place)))
+            .any(|entry| is(&Completion::load(entry)))
+    }
+
+    /// Tells the channel of a queue that has entries, whoever should have told.
+    pub(crate) fn tell_again(&self, cq_index: u32, cq: &Cq) {
+        cq.armed.swap(IDLE);
+        if cq.waiting() > 0 {
+            self.host.notify(cq_index);
+        }
     }
 
     /// Takes an entry. The owner's threads must not do this at once.
@@ -248,12 +266,7 @@ impl<H: Host> Hca<'_, H> {
             return None;
         }
         let entry = cq_entry(self.memory, cq, consumed)?;
-        let mut words = [0; ENTRY_WORDS];
-        for (value, word) in words.iter_mut().zip(entry) {
-            *value = word.get();
-        }
-        cq.consumed.release(consumed.wrapping_add(1));
-        let completion = Completion::from_words(words);
+        let completion = Completion::load(entry);
         if let Some(qp) = self.memory.qp(completion.qp)
             && qp.number.get() == completion.qp_number
         {
@@ -262,12 +275,18 @@ impl<H: Host> Hca<'_, H> {
             } else {
                 &qp.sq
             };
-            // Not if the queue pair was reset since.
+            // Not if the queue pair was reset since. `taken` may not have followed yet.
             let (frees, freed) = (completion.frees & !FREES_RECEIVE, queue.freed.get());
-            if count_from(frees, freed) <= count_from(queue.taken.get(), freed) {
+            let most = [count_add(queue.taken.get(), 1), queue.posted.get()];
+            if most
+                .iter()
+                .all(|most| count_from(frees, freed) <= count_from(*most, freed))
+            {
                 queue.freed.release(frees);
             }
         }
+        // Last: before that, the entry tells what is complete, and then `freed` does.
+        cq.consumed.release(consumed.wrapping_add(1));
         Some(completion)
     }
 }

@@ -246,7 +246,7 @@ impl<H: Host> Hca<'_, H> {
             path_bits: 0,
             ..self.receive_completion(index, qp, receive.wr_id)
         };
-        self.release_receive(qp);
         self.complete(qp.recv_cq.get(), &completion, packet.solicited);
+        self.release_receive(qp);
     }
 }

@@ -27,6 +27,7 @@
 //! | [`wire`], [`capture`] | packets as InfiniBand has them on a link; files of them |
 //! | [`control`], [`model`] | the control plane; what a model can do |
 //! | `flush` | what becomes of the requests of a queue pair that failed |
+//! | `mend` | what a process that died left half done |
 //!
 //! What must stay true: every request completes once, in order; nothing in device memory is trusted;
 //! a process that dies at any point harms only those who are connected to it.
@@ -41,6 +42,7 @@ mod flush;
 pub mod key;
 pub mod lock;
 pub mod memory;
+mod mend;
 pub mod model;
 pub mod packet;
 pub mod payload;

@@ -84,13 +84,15 @@ pub struct Qp {
 
     /// Send queue. `taken` is the oldest request that is not complete.
     pub sq: Queue,
-    /// Receive queue. `taken` is the oldest receive that no message has begun to fill.
+    /// Receive queue. `taken` is the oldest receive that is not complete. With a shared queue,
+    /// `posted` counts what was taken there.
     pub rq: Queue,
     /// The requester's place.
     pub requester: Requester,
     /// The responder's place.
     pub responder: Responder,
-    /// The receive that a message is being put into, taken from a shared queue.
+    /// The receive that a message is being put into, taken from a shared queue: `taken` is that
+    /// queue's place, `posted` the receive's number there.
     pub borrowed: Queue,
     /// Held while receives are posted.
     pub post_lock: Lock,

@@ -500,12 +500,14 @@ impl<H: Host> Hca<'_, H> {
             to.set(from.get());
         }
         qp.borrowed.taken.set(srq_index);
+        qp.borrowed.posted.set(taken);
+        qp.rq.posted.set(queue::count_add(qp.rq.posted.get(), 1));
         responder.holds.set(1);
         srq.queue.taken.set(queue::count_add(taken, 1));
         srq.queue.freed.release(queue::count_add(taken, 1));
         if srq.queue.waiting() < srq.limit.get() {
-            srq.limit.set(0);
             self.host.event(Event::SrqLimit, srq_index);
+            srq.limit.set(0);
         }
         Ok(())
     }
@@ -637,12 +639,9 @@ impl<H: Host> Hca<'_, H> {
             completion.source_qp = to.qp.borrowed.taken.get();
         }
         let cq = self.receive_cq(to.qp);
+        let told = self.complete(cq, &completion, packet.solicited);
         self.release_receive(to.qp);
-        if self.complete(cq, &completion, packet.solicited) {
-            Ok(())
-        } else {
-            Err(Refusal::Drop)
-        }
+        if told { Ok(()) } else { Err(Refusal::Drop) }
     }
 }
 

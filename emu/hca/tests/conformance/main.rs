@@ -4,6 +4,7 @@
 mod connected;
 mod control;
 mod datagrams;
+mod deaths;
 mod failures;
 mod flow;
 mod keys;
