@@ -10,7 +10,7 @@ use crate::{
     cell::{Line, U32, U64, announce},
     lock::Lock,
     queue::count_from,
-    types::{Event, Status},
+    types::{Event, State, Status},
 };
 
 /// Words of an entry.
@@ -48,7 +48,7 @@ pub struct Cq {
     pub serial: U32,
     /// 1 if its entries say when they were made.
     pub stamps: U32,
-    /// 1 after an overflow.
+    /// 1 after an overflow: it takes no more entries.
     pub failed: U32,
     /// For those who make entries.
     pub makers: Line,
@@ -134,7 +134,11 @@ impl Completion {
     }
 
     #[inline]
-    fn from_words(words: [u64; ENTRY_WORDS]) -> Self {
+    fn load(entry: &[U64]) -> Self {
+        let mut words = [0; ENTRY_WORDS];
+        for (value, word) in words.iter_mut().zip(entry) {
+            *value = word.get();
+        }
         let (kind, vendor_error) = split(words[1]);
         let (length, immediate) = split(words[2]);
         let (qp_number, source_qp) = split(words[3]);
@@ -189,31 +193,22 @@ impl Cq {
     fn mark(&self, count: u32) -> u64 {
         pair(count, self.serial.get())
     }
-
-    /// How many entries wait.
-    #[inline]
-    pub fn waiting(&self) -> u32 {
-        self.produced.acquire().wrapping_sub(self.consumed.get())
-    }
 }
 
 impl<'m, H: Host> Hca<'m, H> {
-    /// Adds an entry; `solicited` if it is to notify who asked for such only.
-    pub(crate) fn complete(&self, cq_index: u32, completion: &Completion, solicited: bool) {
+    /// Adds an entry; `solicited` if it is to notify who asked for such only. False if it is lost,
+    /// and with it the queue pair.
+    pub(crate) fn complete(&self, cq_index: u32, completion: &Completion, solicited: bool) -> bool {
         let Some(cq) = self.memory.cq(cq_index) else {
-            return;
+            return false;
         };
         let held = self.hold_lock(&cq.lock);
-        let mut produced = cq.produced.get();
-        if self.made_entry(cq, produced).is_some() {
-            // Who died when it had published this entry did not count it.
-            produced = produced.wrapping_add(1);
-        }
-        let (Some(entry), true) = (cq_entry(self.memory, cq, produced), cq.has_room(produced))
-        else {
+        let produced = self.count(cq);
+        let room = cq.failed.get() == 0 && cq.has_room(produced);
+        let (Some(entry), true) = (cq_entry(self.memory, cq, produced), room) else {
             drop(held);
-            self.overflow(cq_index, cq);
-            return;
+            self.overflow(cq_index, cq, completion.qp);
+            return false;
         };
         for (word, value) in entry[..MARK].iter().zip(completion.words()) {
             word.set(value);
@@ -228,6 +223,7 @@ impl<'m, H: Host> Hca<'m, H> {
         if wakes && cq.armed.replace(wanted, IDLE) {
             self.host.notify(cq_index);
         }
+        true
     }
 
     /// What an entry of this queue is to say of the time. Asked before anything is changed: who makes
@@ -240,10 +236,17 @@ impl<'m, H: Host> Hca<'m, H> {
         if wanted { self.host.now_ns() } else { 0 }
     }
 
-    /// An entry was lost: the queue has failed (InfiniBand Architecture 1, 11.6.3.2).
-    fn overflow(&self, cq_index: u32, cq: &Cq) {
+    /// An entry was lost: the queue takes no more, and who completes to it fails (InfiniBand
+    /// Architecture 1, 11.6.3.1 and 11.6.3.3; ibv_get_async_event(3)).
+    fn overflow(&self, cq_index: u32, cq: &Cq, qp_index: u32) {
         if cq.failed.swap(1) == 0 {
             self.host.event(Event::CqError, cq_index);
+        }
+        if let Some(qp) = self.memory.qp(qp_index)
+            && qp.state() != State::Error
+        {
+            self.fail(qp_index, qp, State::Error);
+            self.host.event(Event::QpFatal, qp_index);
         }
     }
 
@@ -251,7 +254,7 @@ impl<'m, H: Host> Hca<'m, H> {
     /// that are no more. The owner's threads must not poll meanwhile.
     pub fn clean(&self, cq: &Cq, qp_number: u32) {
         let _held = self.hold_lock(&cq.lock);
-        let (consumed, produced) = (cq.consumed.get(), cq.produced.get());
+        let (consumed, produced) = (cq.consumed.get(), self.count(cq));
         let mut kept = consumed;
         for index in 0..produced.wrapping_sub(consumed).min(cq.slots.get()) {
             let from = cq_entry(self.memory, cq, consumed.wrapping_add(index));
@@ -259,17 +262,13 @@ impl<'m, H: Host> Hca<'m, H> {
             let (Some(from), Some(to)) = (from, to) else {
                 return;
             };
-            let mut words = [0; ENTRY_WORDS];
-            for (value, word) in words.iter_mut().zip(from) {
-                *value = word.get();
-            }
             // Taken away, it is not to be taken for the one that will be made in its place.
             from[MARK].set(0);
-            if Completion::from_words(words).qp_number == qp_number {
+            if Completion::load(from).qp_number == qp_number {
                 continue;
             }
-            for (word, value) in to[..MARK].iter().zip(words) {
-                word.set(value);
+            for (to, from) in to[..MARK].iter().zip(from) {
+                to.set(from.get());
             }
             to[MARK].release(cq.mark(kept));
             kept = kept.wrapping_add(1);
@@ -284,22 +283,43 @@ impl<'m, H: Host> Hca<'m, H> {
         (entry[MARK].acquire() == cq.mark(count)).then_some(entry)
     }
 
+    /// How many entries were ever made, for who holds the lock.
+    #[inline]
+    pub(crate) fn count(&self, cq: &Cq) -> u32 {
+        let produced = cq.produced.get();
+        // Who died when it had published an entry did not count it.
+        let more = self.made_entry(cq, produced).is_some();
+        produced.wrapping_add(more.into())
+    }
+
     /// Whether there is an entry to be taken.
     #[inline]
     pub fn has_completion(&self, cq: &Cq) -> bool {
         self.made_entry(cq, cq.consumed.get()).is_some()
     }
 
+    /// Whether such an entry waits to be taken.
+    pub(crate) fn has_waiting(&self, cq: &Cq, is: impl Fn(&Completion) -> bool) -> bool {
+        let _held = self.hold_lock(&cq.lock);
+        let consumed = cq.consumed.acquire();
+        (0..cq.slots.get())
+            .map_while(|place| self.made_entry(cq, consumed.wrapping_add(place)))
+            .any(|entry| is(&Completion::load(entry)))
+    }
+
+    /// Tells the channel of a queue that has entries, whoever should have told.
+    pub(crate) fn tell_again(&self, cq_index: u32, cq: &Cq) {
+        cq.armed.swap(IDLE);
+        if self.has_completion(cq) {
+            self.host.notify(cq_index);
+        }
+    }
+
     /// Takes an entry. The owner's threads must not do this at once.
     pub fn poll(&self, cq: &Cq) -> Option<Completion> {
         let consumed = cq.consumed.get();
         let entry = self.made_entry(cq, consumed)?;
-        let mut words = [0; ENTRY_WORDS];
-        for (value, word) in words.iter_mut().zip(entry) {
-            *value = word.get();
-        }
-        cq.consumed.release(consumed.wrapping_add(1));
-        let completion = Completion::from_words(words);
+        let completion = Completion::load(entry);
         if let Some(qp) = self.memory.qp(completion.qp)
             && qp.number.get() == completion.qp_number
         {
@@ -310,10 +330,12 @@ impl<'m, H: Host> Hca<'m, H> {
             };
             // Not if the queue pair was reset since.
             let (frees, freed) = (completion.frees & !FREES_RECEIVE, queue.freed.get());
-            if count_from(frees, freed) <= count_from(queue.taken.get(), freed) {
+            if count_from(frees, freed) <= count_from(queue.posted.get(), freed) {
                 queue.freed.release(frees);
             }
         }
+        // Last: before that, the entry tells what is complete, and then `freed` does.
+        cq.consumed.release(consumed.wrapping_add(1));
         Some(completion)
     }
 }

@@ -12,10 +12,11 @@ use crate::{
     queue::{Receive, SEND_HEAD_WORDS, Send, count_add, load_sges},
     requester::Next,
     types::{completed, completion_flags},
+    wire,
 };
 
-/// Bytes of a global route header.
-pub(crate) const GRH_BYTES: u64 = 40;
+/// Bytes before the data.
+const GRH_BYTES: u64 = wire::GRH_BYTES as u64;
 
 impl<H: Host> Hca<'_, H> {
     /// Sends a datagram. The caller holds the send lock; earlier requests are complete.
@@ -35,6 +36,7 @@ impl<H: Host> Hca<'_, H> {
                     self.host.attention(index);
                     return Next::Wait;
                 }
+                Path::Packets if self.lacks_room(index, qp, &packet.route) => return Next::Wait,
                 Path::Packets => self.host.transmit(packet),
                 Path::Whole => self.receive_datagram(packet),
             }
@@ -215,7 +217,7 @@ impl<H: Host> Hca<'_, H> {
             .receive_places(qp, 0, GRH_BYTES)
             .and_then(|head| Ok((head, self.receive_places(qp, GRH_BYTES, payload.length())?)));
         let put = places.and_then(|(head, data)| {
-            let header = global_route_header(packet, payload.length());
+            let header = wire::datagram_grh(packet);
             let header = header.map_or(Payload::EMPTY, |bytes| {
                 Payload::Bytes(bytes.to_vec().into())
             });
@@ -244,25 +246,7 @@ impl<H: Host> Hca<'_, H> {
             path_bits: 0,
             ..self.receive_completion(index, qp, receive.wr_id)
         };
-        self.release_receive(qp);
         self.complete(qp.recv_cq.get(), &completion, packet.solicited);
+        self.release_receive(qp);
     }
-}
-
-/// The header as it arrives (InfiniBand Architecture 1, 8.3).
-fn global_route_header(packet: &Packet<'_>, payload: u64) -> Option<[u8; 40]> {
-    /// Base transport header, datagram header, invariant checksum.
-    const OTHER_HEADERS: u64 = 12 + 8 + 4;
-    /// "The next header is a base transport header."
-    const IBA_TRANSPORT: u8 = 0x1b;
-    let (source, destination) = packet.route.global?;
-    let mut bytes = [0; 40];
-    bytes[0] = 6 << 4;
-    let length = (payload.next_multiple_of(4) + OTHER_HEADERS) as u16;
-    bytes[4..6].copy_from_slice(&length.to_be_bytes());
-    bytes[6] = IBA_TRANSPORT;
-    bytes[7] = 1;
-    bytes[8..24].copy_from_slice(&source);
-    bytes[24..40].copy_from_slice(&destination);
-    Some(bytes)
 }

@@ -7,7 +7,7 @@ use crate::{
     lock::Held,
     qp::Qp,
     queue::{Receive, Send, count_add, count_from},
-    types::{Event, State, Status, Transport},
+    types::{Event, State, Status},
 };
 
 impl<H: Host> Hca<'_, H> {
@@ -133,8 +133,9 @@ impl<H: Host> Hca<'_, H> {
             frees: taken,
             time_ns: self.stamp(qp.send_cq.get()),
         };
-        qp.sq.taken.set(taken);
+        // In this order: see `mend`.
         self.complete(qp.send_cq.get(), &completion, false);
+        qp.sq.taken.set(taken);
     }
 
     /// Flushes the receive queue, whose lock the caller holds.
@@ -172,8 +173,8 @@ impl<H: Host> Hca<'_, H> {
             ..self.receive_completion(index, qp, receive.wr_id)
         };
         let cq = self.receive_cq(qp);
-        self.release_receive(qp);
         self.complete(cq, &completion, false);
+        self.release_receive(qp);
     }
 
     /// A completion of the receive that is held, to be filled in.
@@ -199,12 +200,10 @@ impl<H: Host> Hca<'_, H> {
         }
     }
 
-    /// Gives up the receive that is held: it is complete.
+    /// Gives up the receive that is held: its completion was published.
     pub(crate) fn release_receive(&self, qp: &Qp) {
-        if qp.srq.get() == 0 && qp.transport() != Some(Transport::XrcReceive) {
-            qp.rq.taken.set(count_add(qp.rq.taken.get(), 1));
-        }
         qp.responder.holds.set(0);
+        qp.rq.taken.set(count_add(qp.rq.taken.get(), 1));
     }
 
     /// Requests of the send queue that are on their way or wait.

@@ -27,6 +27,7 @@
 //! | [`wire`], [`capture`] | packets as InfiniBand has them on a link; files of them |
 //! | [`control`], [`model`] | the control plane; what a model can do |
 //! | `flush` | what becomes of the requests of a queue pair that failed |
+//! | `mend` | what a process that died left half done |
 //!
 //! What must stay true: every request completes once, in order; nothing in device memory is trusted;
 //! a process that dies at any point harms only those who are connected to it.
@@ -41,6 +42,7 @@ mod flush;
 pub mod key;
 pub mod lock;
 pub mod memory;
+mod mend;
 pub mod model;
 pub mod packet;
 pub mod payload;
@@ -106,6 +108,12 @@ pub trait Host {
     fn srq_attention(&self, srq: u32);
     /// How packets go from one port to another.
     fn path(&self, from_port: u32, to_port: u32) -> Path;
+    /// Whether so many packets are under way on a path that goes packet by packet that those are to
+    /// wait who have no window: unreliable transports, as a link without credits has them wait (7.9).
+    fn is_full(&self, from_port: u32, to_port: u32) -> bool {
+        let _ = (from_port, to_port);
+        false
+    }
     /// Takes a packet away, on a path that goes packet by packet.
     fn transmit(&self, packet: &Packet<'_>);
     /// Whether the process in this slot is dead, and the daemon will not take its locks away: asked

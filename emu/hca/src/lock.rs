@@ -2,8 +2,10 @@
 //!
 //! The word holds the process (its slot + 1) that has it, or 0. Critical sections are short or copy
 //! one message, so waiters spin, then yield. When a process dies, the control daemon takes its locks
-//! away ([`Lock::break_of`]); what they guard is written so that it is whole at every step: counters
-//! that publish come last.
+//! over ([`Lock::take_from`]), finishes what was half done, and gives them back; what they guard is
+//! written so that it can tell. When the daemon is gone too, the next who wants a lock takes it away
+//! ([`Lock::break_of`]) without that: then the last completion of the dead may be told twice, of a
+//! queue pair that ends for its daemon's end.
 
 use crate::cell::U32;
 
@@ -53,6 +55,11 @@ impl Lock {
         (self.0.get() == 0 && self.0.replace(0, me + 1)).then(|| Held(self))
     }
 
+    /// Takes it over from a dead process, if that one had it.
+    pub fn take_from(&self, dead: u32, me: u32) -> Option<Held<'_>> {
+        self.0.replace(dead + 1, me + 1).then(|| Held(self))
+    }
+
     /// Takes it from a dead process; whether that one had it.
     #[inline]
     pub fn break_of(&self, dead: u32) -> bool {
@@ -79,6 +86,9 @@ mod tests {
         assert!(lock.try_take(2).is_none());
         assert!(!lock.break_of(2) && lock.break_of(1));
         std::mem::forget(held);
+        std::mem::forget(lock.try_take(3));
+        assert!(lock.take_from(2, 1).is_none());
+        drop(lock.take_from(3, 1).expect("the dead had it"));
         drop(lock.take(2, |_| false));
         assert!(lock.try_take(1).is_some());
     }

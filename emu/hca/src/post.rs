@@ -8,7 +8,7 @@ use std::cell::Cell;
 use thiserror::Error;
 
 use crate::{
-    Hca, Host, SendFlags, State,
+    Hca, Host, SendFlags, State, Transport,
     cell::{U64, announce},
     lock::Held,
     qp::Qp,
@@ -27,6 +27,9 @@ pub enum PostError {
     /// Requests are not taken in this state.
     #[error("requests are not taken in this state")]
     WrongState,
+    /// The transport has no such operation.
+    #[error("the transport has no such operation")]
+    Unsupported,
     /// The queue is full.
     #[error("the queue is full")]
     Full,
@@ -69,6 +72,9 @@ impl<H: Host> Sending<'_, '_, H> {
     pub fn add(&self, send: &Send, data: Data<'_>) -> Result<(), PostError> {
         let queue = &self.qp.sq;
         let posted = self.posted.get();
+        if send.opcode.is_local() && self.qp.transport() == Some(Transport::Ud) {
+            return Err(PostError::Unsupported);
+        }
         if queue.room_after(posted) == 0 {
             return Err(PostError::Full);
         }

@@ -100,11 +100,12 @@ pub struct Qp {
     pub receive_lock: Lock,
     /// The responder's place.
     pub responder: Responder,
-    /// The receive that a message is being put into, taken from a shared queue.
+    /// The receive that a message is being put into, taken from a shared queue: `taken` is that
+    /// queue's place, `posted` the receive's number there.
     pub borrowed: Queue,
 
-    /// Receive queue. `taken` is the oldest receive that no message has begun to fill. `starved`
-    /// also if the message waits for a receive of a shared queue.
+    /// Receive queue. `taken` is the oldest receive that is not complete. With a shared queue,
+    /// `posted` counts what was taken there, and `starved` says that a message waits for one.
     pub rq: Queue,
     /// For who posts receives.
     pub poster: Line,
@@ -130,7 +131,7 @@ pub struct Requester {
     pub fetching: U32,
     /// When to try again, in nanoseconds; 0: nothing is awaited.
     pub deadline_ns: U64,
-    /// 1 if the wait is for the peer to have a receive.
+    /// 1 if the wait is for the peer to have a receive, or for room on the path.
     pub not_ready: U32,
     /// Tries left.
     pub retries: U32,

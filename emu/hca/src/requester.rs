@@ -25,6 +25,8 @@ use crate::{
 
 /// Packets under way on a path that goes packet by packet.
 const WINDOW_PACKETS: i32 = 64;
+/// When who has no window looks again whether a path has room.
+const ROOM_NS: u64 = 10_000;
 /// Packets that one read asks for on such a path: a longer one asks again.
 const READ_PACKETS: u64 = 16;
 /// Every so many packets, an acknowledgement is asked for.
@@ -165,7 +167,8 @@ impl<H: Host> Hca<'_, H> {
                 requester.deadline_ns.set(0);
             }
             let resends = requester.psn.get() != requester.psn_max.get();
-            if qp.state() == State::Sqd && !resends && qp.drain_event.swap(0) != 0 {
+            let begun = requester.offset.get() > 0;
+            if qp.state() == State::Sqd && !resends && !begun && qp.drain_event.swap(0) != 0 {
                 self.host.event(crate::Event::Drained, index);
             }
             return;
@@ -262,6 +265,9 @@ impl<H: Host> Hca<'_, H> {
         if path == Path::Packets && qp.is_reliable() && windowed {
             return Next::Wait;
         }
+        if path == Path::Packets && !qp.is_reliable() && self.lacks_room(index, qp, &route) {
+            return Next::Wait;
+        }
         let fetches = send.opcode.fetches();
         let length = match path {
             Path::Whole => rest,
@@ -307,6 +313,18 @@ impl<H: Host> Hca<'_, H> {
         }
         self.arrived(index, qp, work, last);
         Next::Go
+    }
+
+    /// Whether an unreliable queue pair is to wait for room on a path; if so, it looks again soon.
+    pub(crate) fn lacks_room(&self, index: u32, qp: &Qp, route: &Route) -> bool {
+        let full = self.host.is_full(route.from_port, route.to_port);
+        if full {
+            let deadline_ns = self.host.now_ns() + ROOM_NS;
+            qp.requester.deadline_ns.set(deadline_ns);
+            qp.requester.not_ready.set(1);
+            self.host.attention(index);
+        }
+        full
     }
 
     /// Notes that a packet is under way, before it is: its response may come at once.
@@ -706,6 +724,10 @@ impl<H: Host> Hca<'_, H> {
         }
         let length = u64::from(send.remote_key) | u64::from(send.immediate) << 32;
         let access = Access::from_bits_truncate(send.swap as u32);
+        // Only type 1 is unbound by that; type 2 is invalidated (10.6.7.2.5, o10-37.2.40).
+        if length == 0 && kind == key::WINDOW_2 {
+            return Err(KeyError::Bounds);
+        }
         if length == 0 {
             self.unbind(window);
             window.tag.set(new & 0xff);
@@ -750,6 +772,10 @@ impl<H: Host> Hca<'_, H> {
         let Some(port) = header.ports.get(packet.route.to_port as usize) else {
             return;
         };
+        // It was up when the packet was sent.
+        if !header.is_up(packet.route.to_port) {
+            return;
+        }
         if packet.transport == Transport::Ud {
             self.receive_datagram(packet);
             return self.settle();

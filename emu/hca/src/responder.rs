@@ -374,7 +374,7 @@ impl<H: Host> Hca<'_, H> {
                     extra,
                     completed::RECEIVE_WRITE_IMM,
                     whole as u32,
-                );
+                )?;
             }
         }
         Ok(())
@@ -500,12 +500,14 @@ impl<H: Host> Hca<'_, H> {
             to.set(from.get());
         }
         qp.borrowed.taken.set(srq_index);
+        qp.borrowed.posted.set(taken);
+        qp.rq.posted.set(queue::count_add(qp.rq.posted.get(), 1));
         responder.holds.set(1);
         srq.queue.taken.set(queue::count_add(taken, 1));
         srq.queue.freed.release(queue::count_add(taken, 1));
         if srq.queue.waiting() < srq.limit.get() {
-            srq.limit.set(0);
             self.host.event(Event::SrqLimit, srq_index);
+            srq.limit.set(0);
         }
         Ok(())
     }
@@ -606,11 +608,11 @@ impl<H: Host> Hca<'_, H> {
         responder.receiving.set(receiving::NOTHING);
         responder.messages.add(1);
         let length = responder.offset.get() as u32;
-        self.finish_receive(to, packet, extra, completed::RECEIVE, length);
-        Ok(())
+        self.finish_receive(to, packet, extra, completed::RECEIVE, length)
     }
 
-    /// Completes the receive that is held.
+    /// Completes the receive that is held. If that cannot be told, the message is not acknowledged
+    /// either (9.9.3, class G).
     fn finish_receive(
         &self,
         to: &Target<'_>,
@@ -618,10 +620,8 @@ impl<H: Host> Hca<'_, H> {
         extra: Extra,
         opcode: u32,
         length: u32,
-    ) {
-        let Some(slot) = self.held_receive(to.qp) else {
-            return;
-        };
+    ) -> Result<(), Refusal> {
+        let slot = self.held_receive(to.qp).ok_or(INVALID)?;
         let receive = Receive::load(slot);
         let (flags, immediate) = match extra {
             Extra::None => (0, 0),
@@ -639,8 +639,9 @@ impl<H: Host> Hca<'_, H> {
             completion.source_qp = to.qp.borrowed.taken.get();
         }
         let cq = self.receive_cq(to.qp);
+        let told = self.complete(cq, &completion, packet.solicited);
         self.release_receive(to.qp);
-        self.complete(cq, &completion, packet.solicited);
+        if told { Ok(()) } else { Err(Refusal::Drop) }
     }
 }
 

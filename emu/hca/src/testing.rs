@@ -41,6 +41,8 @@ const DAEMON: u32 = PROCESSES_MAX - 1;
 pub const BASE: u64 = 0x1000_0000;
 /// Bytes of it.
 pub const BYTES: usize = 2 << 20;
+/// With so many packets under way, paths are full.
+pub const UNDER_WAY_MAX: usize = 256;
 /// So many events at one moment are a loop.
 const LOOP_EVENTS: u32 = 200_000;
 
@@ -97,6 +99,10 @@ pub struct Net {
     pub lost: u64,
     /// Packets that came twice or out of order.
     pub strange: u64,
+    /// Packets under way.
+    pub under_way: usize,
+    /// The most there ever were.
+    pub most: usize,
 }
 
 #[derive(Debug)]
@@ -278,6 +284,8 @@ impl World {
                 sent: 0,
                 lost: 0,
                 strange: 0,
+                under_way: 0,
+                most: 0,
             }),
             path: Cell::new(Path::Whole),
             events: RefCell::default(),
@@ -336,8 +344,10 @@ impl World {
 
     /// Lets a process ask the control plane.
     pub fn ask(&self, process: u32, request: &Request) -> Result<Reply, Errno> {
-        let mut control = self.control.borrow_mut();
-        control.handle(&self.hca(DAEMON), process, request)
+        let hca = self.hca(DAEMON);
+        let reply = self.control.borrow_mut().handle(&hca, process, request);
+        hca.settle();
+        reply
     }
 
     /// The same, for what has a number.
@@ -612,6 +622,7 @@ impl World {
             What::Deliver(packet) => {
                 self.note(&[1, due.at, packet.psn.into(), packet.route.to_qp.into()]);
                 self.print("comes", &packet);
+                self.net.borrow_mut().under_way -= 1;
                 hca.deliver(&packet);
             }
             What::Run(qp) => {
@@ -739,6 +750,10 @@ impl Host for World {
         }
     }
 
+    fn is_full(&self, _from_port: u32, _to_port: u32) -> bool {
+        self.net.borrow().under_way >= UNDER_WAY_MAX
+    }
+
     fn transmit(&self, packet: &Packet<'_>) {
         let mut net = self.net.borrow_mut();
         net.sent += 1;
@@ -750,7 +765,9 @@ impl Host for World {
         let mut roll = |of: u64| of > 0 && net.random.below(1000) < of;
         let gone = roll(loss) | roll(damage);
         let (twice, late) = (roll(copies), roll(reorder));
-        if gone || net.cut.contains(&route.from_port) || net.cut.contains(&route.to_port) {
+        let header = self.memory.header();
+        let cut = |port| net.cut.contains(&port) || !header.is_up(port);
+        if gone || cut(route.from_port) || cut(route.to_port) {
             net.lost += 1;
             self.note(&[4, packet.psn.into()]);
             self.print("is lost", &packet);
@@ -770,6 +787,8 @@ impl Host for World {
             self.push(again, What::Deliver(packet.clone()));
         }
         net.strange += u64::from(twice | late);
+        net.under_way += 1 + usize::from(twice);
+        net.most = net.most.max(net.under_way);
         self.push(at, What::Deliver(packet));
     }
 

@@ -354,7 +354,7 @@ impl Control {
                 limit,
                 xrc,
             } => self.create_srq(memory, process, pd, (slots, sges, limit), xrc),
-            ModifySrq { srq, slots, limit } => self.modify_srq(memory, process, srq, slots, limit),
+            ModifySrq { srq, slots, limit } => self.modify_srq(hca, process, srq, slots, limit),
             DestroySrq { srq } => self.destroy_srq(memory, process, srq),
             CreateQp { .. } => self.create_qp(memory, process, request),
             ModifyQp {
@@ -387,7 +387,7 @@ impl Control {
     pub fn gone<H: Host>(&mut self, hca: &Hca<'_, H>, process: u32) -> Vec<u32> {
         let memory = hca.memory;
         self.processes.remove(&process);
-        self.break_locks(memory, process);
+        self.break_locks(hca, process);
         let owned = |used: &BTreeSet<u32>, owner: &dyn Fn(u32) -> Option<u32>| -> Vec<u32> {
             let mine = used.iter().filter(|place| owner(**place) == Some(process));
             mine.copied().collect()
@@ -449,15 +449,15 @@ impl Control {
         counts.into_iter().filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Takes the locks away that a dead process held.
-    fn break_locks(&self, memory: &Memory, process: u32) {
-        for qp in self.qps.used.iter().filter_map(|place| memory.qp(*place)) {
-            for lock in [&qp.post_lock, &qp.receive_lock, &qp.send_lock] {
-                lock.break_of(process);
-            }
-        }
+    /// Takes the locks away that a dead process held, and finishes its steps.
+    fn break_locks<H: Host>(&self, hca: &Hca<'_, H>, process: u32) {
+        let memory = hca.memory;
         for cq in self.cqs.used.iter().filter_map(|place| memory.cq(*place)) {
             cq.lock.break_of(process);
+        }
+        for qp in self.qps.used.iter().filter_map(|place| memory.qp(*place)) {
+            qp.post_lock.break_of(process);
+            hca.mend(qp, process);
         }
         for srq in self.srqs.used.iter().filter_map(|place| memory.srq(*place)) {
             srq.post_lock.break_of(process);

@@ -6,7 +6,8 @@ use crate::{
     cell::U64,
     cq::{Cq, ENTRY_WORDS},
     memory::{CQS_MAX, SRQS_MAX},
-    queue::Queue,
+    model::Model,
+    queue::{Queue, count_add},
     srq::Srq,
 };
 
@@ -99,7 +100,9 @@ impl Control {
         let slots = (entries + 1).next_power_of_two();
         let bytes = u64::from(slots) * 8 * ENTRY_WORDS as u64;
         let _held = hca.hold_lock(&cq.lock);
-        if cq.waiting() > entries {
+        let (from, to) = (cq.consumed.get(), hca.count(cq));
+        let waiting = to.wrapping_sub(from);
+        if waiting > entries {
             return Err(errno::EINVAL);
         }
         let at = self.heap.take(bytes).ok_or(errno::ENOMEM)?;
@@ -108,13 +111,12 @@ impl Control {
             self.heap.give(at, bytes);
             return Err(errno::ENOMEM);
         };
-        let (from, to) = (cq.consumed.get(), cq.produced.get());
         let entry = |ring, slots: u32, count: u32| -> &[U64] {
             let at = (count & (slots - 1)) as usize * ENTRY_WORDS;
             let ring: &[U64] = ring;
             &ring[at..at + ENTRY_WORDS]
         };
-        for offset in 0..to.wrapping_sub(from).min(slots) {
+        for offset in 0..waiting {
             let count = from.wrapping_add(offset);
             let old = entry(old, cq.slots.get(), count);
             for (to, from) in entry(new, slots, count).iter().zip(old) {
@@ -164,7 +166,7 @@ impl Control {
             self.xrcd(process, domain)?;
         }
         let (place, _) = self.srqs.take(SRQS_MAX).ok_or(errno::ENOMEM)?;
-        let slots = slots.next_power_of_two().min(model.srq_slots);
+        let slots = srq_slots(slots, &model);
         let bytes = u64::from(slots) * 8 * Queue::receive_words(sges) as u64;
         let ring = self.ring(Ring::Srq(place), bytes);
         let (Ok(at), Some(srq)) = (ring, memory.srq(place)) else {
@@ -190,26 +192,72 @@ impl Control {
         Ok(Reply::Queue(place, slots))
     }
 
-    pub(super) fn modify_srq(
+    pub(super) fn modify_srq<H: Host>(
         &mut self,
-        memory: &Memory,
+        hca: &Hca<'_, H>,
         process: u32,
         place: u32,
         slots: Option<u32>,
         limit: Option<u32>,
     ) -> Result<Reply, Errno> {
-        let srq = self.own_srq(memory, process, place)?;
-        if slots.is_some() {
-            // No model resizes shared queues: IBV_DEVICE_SRQ_RESIZE is not among its capabilities.
+        let srq = self.own_srq(hca.memory, process, place)?;
+        // So that nobody posts to it, or takes from it.
+        let _held = (hca.hold_lock(&srq.post_lock), hca.hold_lock(&srq.take_lock));
+        let model = self.model(srq.hca.get())?;
+        let new_slots = match slots {
+            None => srq.queue.size(),
+            Some(slots) if (1..=model.srq_slots).contains(&slots) => srq_slots(slots, model),
+            Some(_) => return Err(errno::EINVAL),
+        };
+        if limit.unwrap_or(srq.limit.get()) > new_slots {
             return Err(errno::EINVAL);
         }
+        if slots.is_some() {
+            self.resize_srq(hca.memory, place, srq, new_slots)?;
+        }
         if let Some(limit) = limit {
-            if limit > srq.queue.slots.get() {
-                return Err(errno::EINVAL);
-            }
             srq.limit.set(limit);
         }
         Ok(Reply::Done)
+    }
+
+    /// Gives a shared queue, whose locks the caller holds, another ring with the same receives.
+    fn resize_srq(
+        &mut self,
+        memory: &Memory,
+        place: u32,
+        srq: &Srq,
+        slots: u32,
+    ) -> Result<(), Errno> {
+        let old = &srq.queue;
+        let (taken, waiting) = (old.taken.get(), old.waiting());
+        if waiting > slots {
+            return Err(errno::EINVAL);
+        }
+        let words = Queue::receive_words(old.sges.get());
+        let bytes = u64::from(slots) * 8 * words as u64;
+        let at = self.heap.take(bytes).ok_or(errno::ENOMEM)?;
+        let new = Queue::default();
+        new.at.set(at);
+        new.slots.set(slots);
+        new.sges.set(old.sges.get());
+        for receive in (0..waiting).map(|offset| count_add(taken, offset)) {
+            let from = old.receive_slot(memory, receive);
+            let to = new.receive_slot(memory, receive);
+            let (Some(from), Some(to)) = (from, to) else {
+                self.heap.give(at, bytes);
+                return Err(errno::EINVAL);
+            };
+            for (to, from) in to.iter().zip(from) {
+                to.set(from.get());
+            }
+        }
+        old.at.set(at);
+        old.slots.set(slots);
+        if let Some((at, bytes)) = self.rings.insert(Ring::Srq(place), (at, bytes)) {
+            self.heap.give(at, bytes);
+        }
+        Ok(())
     }
 
     /// Receives were posted to a shared queue: those who wait for one go on.
@@ -254,6 +302,11 @@ pub(super) fn leave(users: &mut std::collections::BTreeMap<u32, u32>, place: u32
     if let Some(count) = users.get_mut(&place) {
         *count = count.saturating_sub(1);
     }
+}
+
+/// How many receives a shared queue gets if so many were asked for.
+fn srq_slots(asked: u32, model: &Model) -> u32 {
+    asked.next_power_of_two().min(model.srq_slots)
 }
 
 /// Empties a queue.

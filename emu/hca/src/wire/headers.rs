@@ -144,6 +144,15 @@ pub(super) fn write(
     Ok(())
 }
 
+/// Bytes of a datagram's headers: BTH, DETH, ImmDt.
+pub(super) fn datagram_bytes(packet: &Packet<'_>) -> usize {
+    let immediate = match packet.body {
+        Body::Datagram { extra, .. } if extra != Extra::None => 4,
+        _ => 0,
+    };
+    BTH_BYTES + 8 + immediate
+}
+
 /// Transport and operation; none if there is no opcode for it.
 fn opcode(packet: &Packet<'_>) -> Option<(u8, u8)> {
     let transport = match packet.transport {

@@ -15,7 +15,8 @@ mod headers;
 use crate::{Packet, packet::Route, payload::Payload, port::Gid};
 
 const LRH_BYTES: usize = 8;
-const GRH_BYTES: usize = 40;
+/// Bytes of a global route header.
+pub(crate) const GRH_BYTES: usize = 40;
 const BTH_BYTES: usize = 12;
 const ICRC_BYTES: usize = 4;
 const VCRC_BYTES: usize = 2;
@@ -30,7 +31,7 @@ const LNH_GLOBAL: u8 = 3;
 const IP_VERSION: u8 = 6;
 /// Next header of the GRH: a BTH.
 const NEXT_IBA: u8 = 0x1b;
-/// Within the subnet; as in the GRH that receivers of datagrams get.
+/// Within the subnet.
 const HOP_LIMIT: u8 = 1;
 
 /// Why bytes are not a packet, or a packet has no bytes.
@@ -77,7 +78,7 @@ pub fn encode(packet: &Packet<'_>, into: &mut Vec<u8>) -> Result<(), WireError> 
     let mut transport = Vec::with_capacity(headers::BYTES_MAX);
     headers::write(packet, payload.len(), &mut transport)?;
     let padded = payload.len().next_multiple_of(4);
-    let after_grh = (transport.len() + padded + ICRC_BYTES) as u16;
+    let after_grh = after_grh(transport.len(), payload.len());
 
     let (lnh, grh_bytes) = match route.global {
         None => (LNH_LOCAL, 0),
@@ -89,12 +90,8 @@ pub fn encode(packet: &Packet<'_>, into: &mut Vec<u8>) -> Result<(), WireError> 
     into.extend(route.to_lid.to_be_bytes());
     into.extend(words.to_be_bytes());
     into.extend(route.from_lid.to_be_bytes());
-    if let Some((source, destination)) = &route.global {
-        into.extend([IP_VERSION << 4, 0, 0, 0]);
-        into.extend(after_grh.to_be_bytes());
-        into.extend([NEXT_IBA, HOP_LIMIT]);
-        into.extend(source);
-        into.extend(destination);
+    if let Some(gids) = route.global {
+        into.extend(grh(gids, after_grh));
     }
     into.extend(transport);
     into.extend(payload);
@@ -102,6 +99,28 @@ pub fn encode(packet: &Packet<'_>, into: &mut Vec<u8>) -> Result<(), WireError> 
     into.extend([0; ICRC_BYTES + VCRC_BYTES]);
     seal(&mut into[start..]);
     Ok(())
+}
+
+/// The global route header of a datagram, as its receiver gets it; none if it has no such route.
+pub(crate) fn datagram_grh(packet: &Packet<'_>) -> Option<[u8; GRH_BYTES]> {
+    let payload = packet.payload().map_or(0, Payload::length) as usize;
+    let transport = headers::datagram_bytes(packet);
+    Some(grh(packet.route.global?, after_grh(transport, payload)))
+}
+
+/// What a global route header counts: all that follows it up to the ICRC, which is included (8.3).
+fn after_grh(transport: usize, payload: usize) -> u16 {
+    (transport + payload.next_multiple_of(4) + ICRC_BYTES) as u16
+}
+
+fn grh((source, destination): (Gid, Gid), after: u16) -> [u8; GRH_BYTES] {
+    let mut bytes = [0; GRH_BYTES];
+    bytes[0] = IP_VERSION << 4;
+    bytes[4..6].copy_from_slice(&after.to_be_bytes());
+    bytes[6..8].copy_from_slice(&[NEXT_IBA, HOP_LIMIT]);
+    bytes[8..24].copy_from_slice(&source);
+    bytes[24..].copy_from_slice(&destination);
+    bytes
 }
 
 /// Puts the CRCs of a packet right that was changed. What is too short has none.

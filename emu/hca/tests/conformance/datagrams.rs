@@ -85,6 +85,33 @@ fn a_global_route_is_told() {
 }
 
 #[test]
+fn a_global_route_counts_what_follows_it() {
+    both(|world| {
+        let (a, b) = (world.node(0, 0), world.node(1, 1));
+        let (x, y) = (end(world, &a), end(world, &b));
+        // BTH, DETH, immediate data; payload and pad; ICRC.
+        for (opcode, data, length) in [
+            (Opcode::Send, 5, 12 + 8 + 8 + 4),
+            (Opcode::SendImm, 5, 12 + 8 + 4 + 8 + 4),
+            (Opcode::SendImm, 0, 12 + 8 + 4 + 4),
+        ] {
+            receive(world, &b, &y, 1, 0, 200);
+            let mut request = Send {
+                opcode,
+                ..to(world, 2, &y)
+            };
+            let gid = world.memory.header().ports[1].gid(0).expect("a GID");
+            (request.to.global, request.to.gid) = (Some(0), gid);
+            post_list(world, &a, &x, &request, 0, data);
+            assert_eq!(ends(world, &b), [(1, Status::Success)]);
+            let header: [u8; 6] = world.get(1, 0, 6).try_into().expect("six");
+            let counted = u16::from_be_bytes([header[4], header[5]]);
+            assert_eq!(counted, length, "{opcode:?} of {data} bytes");
+        }
+    });
+}
+
+#[test]
 fn what_nobody_takes_is_dropped() {
     both(|world| {
         let (a, b) = (world.node(0, 0), world.node(1, 1));

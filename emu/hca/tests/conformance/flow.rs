@@ -5,7 +5,7 @@ use snaprig_hca::{
     control::{QpAttributes, Reply, Request, attributes::mask},
     post::{Data, PostError},
     queue::Send,
-    testing::{Link, World},
+    testing::{End, Link, World},
 };
 
 use crate::{Two, both, ends, poll, post_list, receive, remote, send};
@@ -119,7 +119,7 @@ fn requests_are_checked_when_posted() {
         let fresh = world.qp(&two.a, Transport::Rc);
         let hca = world.hca(0);
         let request = send(1, Opcode::Send);
-        let post = |end: &snaprig_hca::testing::End, data| hca.post_send(end.index, &request, data);
+        let post = |end: &End, data| hca.post_send(end.index, &request, data);
         assert_eq!(post(&fresh, Data::EMPTY), Err(PostError::WrongState));
         assert_eq!(
             hca.post_receive(fresh.index, 1, &[]),
@@ -252,9 +252,51 @@ fn a_completion_queue_holds_what_it_promised_and_no_more() {
             }
             world.settle();
             let events = world.events.borrow().clone();
-            assert_eq!(events, [(Event::CqError, cq)], "told once");
+            let told = [(Event::CqError, cq), (Event::QpFatal, x.index)];
+            assert_eq!(events, told, "once");
             assert_eq!(world.poll(0, cq).len(), granted as usize);
         }
+    });
+}
+
+#[test]
+fn an_overrun_queue_ends_who_completes_to_it_and_keeps_what_it_has() {
+    both(|world| {
+        let (mut a, b) = (world.node(0, 0), world.node(1, 1));
+        a.cq = world.cq(0, 0, 3);
+        let pairs = [0; 3].map(|_| world.pair(&a, &b, Transport::Rc, &Link::default()));
+        let state = |end: &End| world.memory.qp(end.index).expect("a queue pair").state();
+        let write = |x: &End, id, flags| {
+            let request = Send {
+                flags,
+                ..remote(id, Opcode::Write, &b, 0)
+            };
+            post_list(world, &a, x, &request, 0, 8);
+            world.settle();
+        };
+        for id in 0..4 {
+            write(&pairs[0].0, id, SendFlags::SIGNALED);
+        }
+        let overrun = [(Event::CqError, a.cq), (Event::QpFatal, pairs[0].0.index)];
+        assert_eq!(*world.events.borrow(), overrun);
+        assert_eq!(state(&pairs[0].0), State::Error);
+
+        // What does not complete there is not ended by it.
+        write(&pairs[1].0, 10, SendFlags::empty());
+        assert_eq!(state(&pairs[1].0), State::Rts);
+        write(&pairs[1].0, 11, SendFlags::SIGNALED);
+        assert_eq!(state(&pairs[1].0), State::Error);
+
+        // Room there was made changes nothing.
+        let expected: Vec<_> = (0..3).map(|id| (id, Status::Success)).collect();
+        assert_eq!(ends(world, &a), expected);
+        receive(world, &a, &pairs[2].0, 20, 0, 8);
+        post_list(world, &b, &pairs[2].1, &send(21, Opcode::Send), 0, 8);
+        assert_eq!(ends(world, &b), [(21, Status::RetryExceeded)]);
+        assert_eq!(state(&pairs[2].0), State::Error);
+        assert!(ends(world, &a).is_empty());
+        let fatal = [1, 2].map(|pair: usize| (Event::QpFatal, pairs[pair].0.index));
+        assert_eq!(world.events.borrow()[2..], fatal);
     });
 }
 

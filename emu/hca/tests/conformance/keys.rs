@@ -1,9 +1,9 @@
 //! Windows, invalidation, and regions that change.
 
 use snaprig_hca::{
-    Access, Opcode, Status, Transport,
+    Access, Opcode, State, Status, Transport,
     control::{Reply, Request, errno},
-    post::Data,
+    post::{Data, PostError},
     queue::Send,
     testing::{ALL, BASE, End, Link, World},
 };
@@ -153,6 +153,37 @@ fn a_window_of_type_2_belongs_to_a_queue_pair_until_it_is_invalidated() {
             write(world, &two, &two.x, key, 64, 64),
             Status::RemoteAccess
         );
+    });
+}
+
+#[test]
+fn a_window_of_type_2_is_not_unbound_by_binding_nothing() {
+    both(|world| {
+        let two = Two::rc(world);
+        let key = window(world, &two, 2);
+        for region in [two.b.key, 0] {
+            let two = again(world, &two);
+            let done = bind(world, &two, &two.y, (key, region), 64, 0);
+            assert_eq!(done, Status::WindowBind);
+        }
+        let two = again(world, &two);
+        let done = bind(world, &two, &two.y, (key, two.b.key), 64, 64);
+        assert_eq!(done, Status::Success, "it is as it was");
+    });
+}
+
+#[test]
+fn datagrams_have_no_windows() {
+    both(|world| {
+        let node = world.node(0, 0);
+        let end = world.qp(&node, Transport::Ud);
+        world.raise(&end, &end, &Link::default(), State::Rts);
+        for opcode in [Opcode::BindWindow, Opcode::LocalInvalidate] {
+            let request = send(1, opcode);
+            let posted = world.hca(0).post_send(end.index, &request, Data::EMPTY);
+            assert_eq!(posted, Err(PostError::Unsupported), "{opcode:?}");
+        }
+        assert!(ends(world, &node).is_empty());
     });
 }
 

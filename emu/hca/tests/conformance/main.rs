@@ -4,9 +4,11 @@
 mod connected;
 mod control;
 mod datagrams;
+mod deaths;
 mod failures;
 mod flow;
 mod keys;
+mod links;
 mod shared;
 
 use snaprig_hca::{

@@ -121,6 +121,60 @@ fn a_limit_raises_an_event_once() {
 }
 
 #[test]
+fn a_resized_shared_queue_keeps_its_receives_and_its_limit() {
+    both(|world| {
+        let (a, b) = (world.node(0, 0), world.node(1, 1));
+        let shared = srq(world, &b, 8, 0, None);
+        let (x, y) = (world.qp(&a, Transport::Rc), sharing(world, &b, shared));
+        world.connect(&x, &y, &Link::default());
+        let modify = |slots, limit| {
+            let request = Request::ModifySrq {
+                srq: shared,
+                slots,
+                limit,
+            };
+            world.ask(1, &request)
+        };
+        let take = |id| {
+            post_list(world, &a, &x, &send(id, Opcode::Send), 0, 10);
+            assert_eq!(ends(world, &b), [(id, Status::Success)]);
+        };
+        // A ring that has gone round.
+        for id in 0..5 {
+            fill(world, &b, shared, id..id + 1);
+            take(id);
+        }
+        fill(world, &b, shared, 5..13);
+        for slots in [0, 4, 7, 1 << 20] {
+            let expected = match slots {
+                7 => Ok(Reply::Done), // eight, as they come in powers of two
+                _ => Err(errno::EINVAL),
+            };
+            assert_eq!(modify(Some(slots), None), expected, "{slots} slots");
+        }
+        assert_eq!(modify(Some(32), Some(33)), Err(errno::EINVAL));
+        assert_eq!(modify(Some(32), Some(3)), Ok(Reply::Done));
+        fill(world, &b, shared, 13..37);
+        let full = world.hca(1).post_shared_receive(shared, 37, &[]);
+        assert_eq!(full, Err(PostError::Full));
+        for id in 5..33 {
+            take(id);
+        }
+        assert_eq!(modify(Some(2), None), Err(errno::EINVAL), "below the limit");
+        assert_eq!(modify(Some(4), None), Ok(Reply::Done));
+        world.events.borrow_mut().clear();
+        take(33);
+        assert!(world.events.borrow().is_empty());
+        take(34);
+        assert_eq!(*world.events.borrow(), [(Event::SrqLimit, shared)]);
+        fill(world, &b, shared, 37..39);
+        for id in 35..39 {
+            take(id);
+        }
+    });
+}
+
+#[test]
 fn a_shared_queue_is_full_and_is_kept_by_a_flush() {
     both(|world| {
         let (a, b) = (world.node(0, 0), world.node(1, 1));

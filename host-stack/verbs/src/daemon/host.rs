@@ -97,6 +97,10 @@ impl Host for DaemonHost {
         }
     }
 
+    fn is_full(&self, from_port: u32, to_port: u32) -> bool {
+        self.network.borrow().is_full(from_port, to_port)
+    }
+
     fn transmit(&self, packet: &Packet<'_>) {
         // Data that is not there any more is as good as lost.
         let Some(owned) = packet.to_owned(self) else {

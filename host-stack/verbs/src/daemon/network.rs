@@ -101,10 +101,15 @@ pub enum FaultRequest {
 /// How much a packet that is overtaken is late, in nanoseconds.
 const OVERTAKEN_NS: u64 = 200_000;
 
+/// Packets under way on a path with which it is full: 16 MiB of the largest.
+const LOAD_MAX: usize = 4096;
+
 /// Packets under way, and the faults of the paths.
 pub struct Network {
     faults: BTreeMap<(u32, u32), PathFaults>,
     under_way: BTreeMap<(u64, u64), Packet<'static>>,
+    /// How many there are on each path.
+    loads: BTreeMap<(u32, u32), usize>,
     sent: u64,
     random: Random,
     capture: Option<Capture<BufWriter<File>>>,
@@ -125,6 +130,7 @@ impl Network {
         Self {
             faults: BTreeMap::new(),
             under_way: BTreeMap::new(),
+            loads: BTreeMap::new(),
             sent: 0,
             random: Random::new(seed, "network"),
             capture: None,
@@ -266,13 +272,25 @@ impl Network {
 
     fn put(&mut self, due_ns: u64, packet: Packet<'static>) {
         self.sent += 1;
+        let path = (packet.route.from_port, packet.route.to_port);
+        *self.loads.entry(path).or_default() += 1;
         self.under_way.insert((due_ns, self.sent), packet);
     }
 
     /// The next packet that has arrived by now.
     pub fn arrived(&mut self, now_ns: u64) -> Option<Packet<'static>> {
         let first = self.under_way.first_entry()?;
-        (first.key().0 <= now_ns).then(|| first.remove())
+        let packet = (first.key().0 <= now_ns).then(|| first.remove())?;
+        let path = (packet.route.from_port, packet.route.to_port);
+        self.loads.entry(path).and_modify(|load| *load -= 1);
+        Some(packet)
+    }
+
+    /// Whether a path has no room for packets of those who have no window of their own.
+    pub fn is_full(&self, from: u32, to: u32) -> bool {
+        self.loads
+            .get(&(from, to))
+            .is_some_and(|load| *load >= LOAD_MAX)
     }
 
     /// When the next packet arrives.

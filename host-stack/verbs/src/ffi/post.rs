@@ -20,6 +20,7 @@ pub(super) fn errno(error: PostError) -> c_int {
         PostError::Full => libc::ENOMEM,
         PostError::Unknown
         | PostError::WrongState
+        | PostError::Unsupported
         | PostError::TooManySges
         | PostError::InlineTooLong => libc::EINVAL,
     }
