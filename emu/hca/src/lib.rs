@@ -26,6 +26,7 @@
 //! | `datagram` | unreliable datagrams and multicast |
 //! | [`wire`], [`capture`] | packets as InfiniBand has them on a link; files of them |
 //! | [`control`], [`model`] | the control plane; what a model can do |
+//! | `express` | the short way of messages that can go at once |
 //! | `flush` | what becomes of the requests of a queue pair that failed |
 //! | `mend` | what a process that died left half done |
 //!
@@ -38,6 +39,7 @@ pub mod cell;
 pub mod control;
 pub mod cq;
 mod datagram;
+mod express;
 mod flush;
 pub mod key;
 pub mod lock;

@@ -110,6 +110,18 @@ impl<H: Host> Sending<'_, '_, H> {
         Ok(())
     }
 
+    /// Sends one more request at once if that can be, and else writes it as [`Self::add`] does. What
+    /// was sent stays so, whatever becomes of the others.
+    pub fn send(&self, send: &Send, data: Data<'_>) -> Result<(), PostError> {
+        let posted = &self.qp.sq.posted;
+        let is_next = self.posted.get() == posted.get();
+        if is_next && self.hca.send_at_once(self.index, self.qp, send, data) {
+            self.posted.set(posted.get());
+            return Ok(());
+        }
+        self.add(send, data)
+    }
+
     /// Publishes what was written, and sends what can be sent.
     pub fn commit(self) {
         let Self {
@@ -119,8 +131,10 @@ impl<H: Host> Sending<'_, '_, H> {
             posted,
             held,
         } = self;
-        qp.sq.posted.release(posted.get());
-        hca.work(index, qp);
+        if qp.sq.posted.get() != posted.get() {
+            qp.sq.posted.release(posted.get());
+            hca.work(index, qp);
+        }
         drop(held);
         hca.settle();
     }
@@ -146,7 +160,7 @@ impl<'m, H: Host> Hca<'m, H> {
     /// Posts a send request.
     pub fn post_send(&self, index: u32, send: &Send, data: Data<'_>) -> Result<(), PostError> {
         let sending = self.sending(index)?;
-        sending.add(send, data)?;
+        sending.send(send, data)?;
         sending.commit();
         Ok(())
     }

@@ -173,8 +173,6 @@ pub struct Responder {
     pub holds: U32,
     /// 1 if a gap was reported, and not filled yet.
     pub nak_sent: U32,
-    /// Messages completed.
-    pub messages: U32,
     /// 1 if the first message was seen.
     pub established: U32,
     /// Where the next result is kept.

@@ -68,7 +68,8 @@ pub fn count_add(a: u32, by: u32) -> u32 {
     a.wrapping_add(by) & COUNT_MASK
 }
 
-/// A range of one's own memory, by key.
+/// A range of one's own memory, by key. Laid out as `ibv_sge` is.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
     /// First address.

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// What becomes of a request that cannot be carried out.
-enum Refusal {
+pub(crate) enum Refusal {
     /// It is as if it never came.
     Drop,
     /// The requester is told, and tries again.
@@ -228,7 +228,7 @@ impl<H: Host> Hca<'_, H> {
                     return Err(INVALID);
                 }
                 if *first {
-                    self.hold(to.qp, packet)?;
+                    self.hold(to.qp, packet.srq)?;
                     responder.offset.set(0);
                     responder.receiving.set(receiving::SEND);
                 }
@@ -258,7 +258,6 @@ impl<H: Host> Hca<'_, H> {
                     return Err(INVALID);
                 }
                 self.read(qp, packet, *remote, reply)?;
-                responder.messages.add(1);
             }
             Body::Atomic {
                 opcode,
@@ -280,7 +279,6 @@ impl<H: Host> Hca<'_, H> {
                 responder
                     .result_next
                     .set((at as u32 + 1) % RESOURCES_MAX as u32);
-                responder.messages.add(1);
                 reply(&response(
                     qp,
                     packet,
@@ -350,7 +348,7 @@ impl<H: Host> Hca<'_, H> {
         }
         // Before anything is written: a write that finds no receive is done again.
         if extra != Extra::None && responder.holds.get() == 0 {
-            self.hold(to.qp, packet)?;
+            self.hold(to.qp, packet.srq)?;
         }
         if length > 0 {
             let address = responder.address.get().wrapping_add(done);
@@ -366,7 +364,6 @@ impl<H: Host> Hca<'_, H> {
         responder.receiving.set(receiving::WRITE);
         if last {
             responder.receiving.set(receiving::NOTHING);
-            responder.messages.add(1);
             if extra != Extra::None {
                 self.finish_receive(
                     to,
@@ -444,13 +441,9 @@ impl<H: Host> Hca<'_, H> {
     }
 
     /// The shared queue that receives come from, if there is one.
-    fn shared<'s>(
-        &'s self,
-        qp: &Qp,
-        packet: &Packet<'_>,
-    ) -> Result<Option<(u32, &'s Srq)>, Refusal> {
+    fn shared<'s>(&'s self, qp: &Qp, srq: u32) -> Result<Option<(u32, &'s Srq)>, Refusal> {
         let index = if qp.transport() == Some(Transport::XrcReceive) {
-            packet.srq
+            srq
         } else {
             match qp.srq.get().checked_sub(1) {
                 None => return Ok(None),
@@ -467,13 +460,13 @@ impl<H: Host> Hca<'_, H> {
         Ok(Some((index, srq)))
     }
 
-    /// Takes a receive for the message that begins.
-    fn hold(&self, qp: &Qp, packet: &Packet<'_>) -> Result<(), Refusal> {
+    /// Takes a receive for the message that begins; `srq` is that of an extended connection.
+    pub(crate) fn hold(&self, qp: &Qp, srq: u32) -> Result<(), Refusal> {
         let responder = &qp.responder;
         if responder.holds.get() != 0 {
             return Ok(());
         }
-        let Some((srq_index, srq)) = self.shared(qp, packet)? else {
+        let Some((srq_index, srq)) = self.shared(qp, srq)? else {
             if !qp.rq.has_waiting() {
                 qp.rq.starved.set(1);
                 announce();
@@ -514,7 +507,7 @@ impl<H: Host> Hca<'_, H> {
 
     /// Takes a receive for a datagram; without one, it is dropped.
     pub(crate) fn hold_for_datagram(&self, qp: &Qp, packet: &Packet<'_>) -> bool {
-        self.hold(qp, packet).is_ok()
+        self.hold(qp, packet.srq).is_ok()
     }
 
     /// The slot of the receive that is held.
@@ -606,7 +599,6 @@ impl<H: Host> Hca<'_, H> {
             return Err(FORBIDDEN);
         }
         responder.receiving.set(receiving::NOTHING);
-        responder.messages.add(1);
         let length = responder.offset.get() as u32;
         self.finish_receive(to, packet, extra, completed::RECEIVE, length)
     }

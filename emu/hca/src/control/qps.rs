@@ -442,7 +442,6 @@ fn reset(qp: &Qp) {
         &responder.length,
         &responder.holds,
         &responder.nak_sent,
-        &responder.messages,
         &responder.established,
         &responder.result_next,
         &qp.flushes,

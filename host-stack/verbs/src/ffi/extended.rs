@@ -15,7 +15,7 @@ use snaprig_verbs_abi::*;
 use super::{
     Context,
     address::Ah,
-    post::{List, bytes, errno},
+    post::{bytes, entries, errno},
     qp::Qp,
 };
 
@@ -272,8 +272,8 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, leng
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: as above.
     unsafe {
-        match List::new(list, count) {
-            Some(list) => last(qp, |built| built.list = list.entries().to_vec()),
+        match entries(list, count) {
+            Some(list) => last(qp, |built| built.list = list.to_vec()),
             None => building(qp).failed = libc::EINVAL,
         }
     }
@@ -300,11 +300,18 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
             Ok(sending) => sending,
             Err(error) => return errno(error),
         };
+        let alone = building.requests.len() == 1;
         for built in &building.requests {
-            let added = if built.send.flags.contains(SendFlags::INLINE) {
-                sending.add(&built.send, Data::Inline(&[&built.inline]))
+            let piece = [&built.inline[..]];
+            let data = if built.send.flags.contains(SendFlags::INLINE) {
+                Data::Inline(&piece)
             } else {
-                sending.add(&built.send, Data::List(&built.list))
+                Data::List(&built.list)
+            };
+            let added = if alone {
+                sending.send(&built.send, data)
+            } else {
+                sending.add(&built.send, data)
             };
             if let Err(error) = added {
                 // Dropped without a commit: none of them is posted.

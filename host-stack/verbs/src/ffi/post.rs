@@ -1,6 +1,6 @@
 //! Posting, the plain way: lists of work requests.
 
-use std::{ffi::c_int, slice};
+use std::{ffi::c_int, mem::offset_of, slice};
 
 use snaprig_hca::{
     Opcode, SendFlags,
@@ -10,9 +10,6 @@ use snaprig_hca::{
 use snaprig_verbs_abi::*;
 
 use super::{Context, address::Ah, extended, qp::Qp, srq::Srq};
-
-/// Pieces of inline data in one request.
-const PIECES_MAX: usize = SGES_MAX;
 
 /// The errno value of a request that was not posted.
 pub(super) fn errno(error: PostError) -> c_int {
@@ -26,37 +23,23 @@ pub(super) fn errno(error: PostError) -> c_int {
     }
 }
 
-/// A scatter/gather list, as the HCA has it.
-pub(super) struct List {
-    list: [Sge; SGES_MAX],
-    count: usize,
-}
+const _: () = assert!(
+    size_of::<Sge>() == size_of::<ibv_sge>()
+        && offset_of!(Sge, address) == offset_of!(ibv_sge, addr)
+        && offset_of!(Sge, length) == offset_of!(ibv_sge, length)
+        && offset_of!(Sge, key) == offset_of!(ibv_sge, lkey)
+);
 
-impl List {
-    /// # Safety
-    /// `list` has `count` entries.
-    pub unsafe fn new(list: *const ibv_sge, count: usize) -> Option<Self> {
-        let mut ours = Self {
-            list: [Sge::default(); SGES_MAX],
-            count,
-        };
-        if count > SGES_MAX {
-            return None;
-        }
-        for (index, to) in ours.list[..count].iter_mut().enumerate() {
-            // SAFETY: the caller's.
-            let from = unsafe { &*list.add(index) };
-            *to = Sge {
-                address: from.addr,
-                length: from.length,
-                key: from.lkey,
-            };
-        }
-        Some(ours)
-    }
-
-    pub fn entries(&self) -> &[Sge] {
-        &self.list[..self.count]
+/// A program's scatter/gather list. None: it is too long.
+///
+/// # Safety
+/// `list` has `count` entries, which stay, unchanged, while the result is used.
+pub(super) unsafe fn entries<'a>(list: *const ibv_sge, count: usize) -> Option<&'a [Sge]> {
+    match count {
+        0 => Some(&[]),
+        // SAFETY: the caller's; the layout is that of `Sge`, as was asserted.
+        1..=SGES_MAX => Some(unsafe { slice::from_raw_parts(list.cast(), count) }),
+        _ => None,
     }
 }
 
@@ -156,34 +139,30 @@ unsafe fn add<H: snaprig_hca::Host>(
     send: &Send,
     wr: &ibv_send_wr,
 ) -> c_int {
-    let Ok(count) = usize::try_from(wr.num_sge) else {
+    let count = usize::try_from(wr.num_sge).unwrap_or(usize::MAX);
+    // SAFETY: the caller's.
+    let Some(list) = (unsafe { entries(wr.sg_list, count) }) else {
         return libc::EINVAL;
     };
-    let local = send.opcode.is_local();
-    let added = if local {
-        sending.add(send, Data::EMPTY)
-    } else if send.flags.contains(SendFlags::INLINE) && !send.opcode.fetches() {
-        if count > PIECES_MAX {
-            return libc::EINVAL;
+    // SAFETY: the caller's; inline data is readable memory of the program.
+    let piece = |sge: &Sge| unsafe {
+        bytes(
+            std::ptr::with_exposed_provenance(sge.address as usize),
+            sge.length as usize,
+        )
+    };
+    let inline = send.flags.contains(SendFlags::INLINE) && !send.opcode.fetches();
+    let added = match list {
+        _ if send.opcode.is_local() => sending.send(send, Data::EMPTY),
+        [sge] if inline => sending.send(send, Data::Inline(&[piece(sge)])),
+        list if inline => {
+            let mut pieces: [&[u8]; SGES_MAX] = [&[]; SGES_MAX];
+            for (to, sge) in pieces.iter_mut().zip(list) {
+                *to = piece(sge);
+            }
+            sending.send(send, Data::Inline(&pieces[..list.len()]))
         }
-        let mut pieces: [&[u8]; PIECES_MAX] = [&[]; PIECES_MAX];
-        for (index, piece) in pieces[..count].iter_mut().enumerate() {
-            // SAFETY: the caller's; inline data is readable memory of the program.
-            *piece = unsafe {
-                let sge = &*wr.sg_list.add(index);
-                bytes(
-                    std::ptr::with_exposed_provenance(sge.addr as usize),
-                    sge.length as usize,
-                )
-            };
-        }
-        sending.add(send, Data::Inline(&pieces[..count]))
-    } else {
-        // SAFETY: the caller's.
-        let Some(list) = (unsafe { List::new(wr.sg_list, count) }) else {
-            return libc::EINVAL;
-        };
-        sending.add(send, Data::List(list.entries()))
+        list => sending.send(send, Data::List(list)),
     };
     added.map_or_else(errno, |()| 0)
 }
@@ -201,8 +180,8 @@ unsafe fn post_receives(
     unsafe {
         while !wr.is_null() {
             let count = usize::try_from((*wr).num_sge).unwrap_or(usize::MAX);
-            let posted = match List::new((*wr).sg_list, count) {
-                Some(list) => post((*wr).wr_id, list.entries()).map_or_else(errno, |()| 0),
+            let posted = match entries((*wr).sg_list, count) {
+                Some(list) => post((*wr).wr_id, list).map_or_else(errno, |()| 0),
                 None => libc::EINVAL,
             };
             if posted != 0 {
