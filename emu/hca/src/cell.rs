@@ -37,6 +37,29 @@ macro_rules! word {
                 self.0.store(value, Ordering::Release);
             }
 
+            /// Replaces it, and is seen to before anything that is then [`Self::look`]ed at.
+            #[inline]
+            pub fn announce(&self, value: $plain) {
+                self.0.store(value, Ordering::SeqCst);
+            }
+
+            /// Its value, after all that was announced before.
+            #[inline]
+            pub fn look(&self) -> $plain {
+                self.0.load(Ordering::SeqCst)
+            }
+
+            /// Has its line of the cache brought here, to be written soon.
+            #[inline]
+            pub fn want(&self) {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: a hint about a word that is there; it changes nothing (PREFETCHW).
+                unsafe {
+                    use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+                    _mm_prefetch::<_MM_HINT_ET0>(self.0.as_ptr().cast());
+                }
+            }
+
             /// Replaces it at once; what it was.
             #[inline]
             pub fn swap(&self, value: $plain) -> $plain {
@@ -75,8 +98,9 @@ word!(U64, AtomicU64, u64);
 #[derive(Debug, Default)]
 pub struct Line;
 
-/// A fence between a store and a later load: who announces that it waits, and then looks again,
-/// needs it; so does who provides, and then looks for waiters.
+/// A fence between a store and a later load, as between [`U32::announce`] and [`U32::look`]: who
+/// announces that it waits, and then looks again, needs it; so does who provides, and then looks for
+/// waiters.
 #[inline]
 pub fn announce() {
     std::sync::atomic::fence(Ordering::SeqCst);

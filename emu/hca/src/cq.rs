@@ -213,11 +213,10 @@ impl<'m, H: Host> Hca<'m, H> {
         for (word, value) in entry[..MARK].iter().zip(completion.words()) {
             word.set(value);
         }
-        entry[MARK].release(cq.mark(produced));
-        cq.produced.release(produced.wrapping_add(1));
+        entry[MARK].announce(cq.mark(produced));
+        let wanted = cq.armed.look();
+        cq.produced.set(produced.wrapping_add(1));
         drop(held);
-        announce();
-        let wanted = cq.armed.get();
         let wakes = wanted == ANY
             || wanted == SOLICITED && (solicited || completion.status != Status::Success);
         if wakes && cq.armed.replace(wanted, IDLE) {
@@ -290,6 +289,16 @@ impl<'m, H: Host> Hca<'m, H> {
         // Who died when it had published an entry did not count it.
         let more = self.made_entry(cq, produced).is_some();
         produced.wrapping_add(more.into())
+    }
+
+    /// An entry will be made soon.
+    #[inline]
+    pub(crate) fn want_entry(&self, cq_index: u32) {
+        let cq = self.memory.cq(cq_index);
+        let entry = cq.and_then(|cq| cq_entry(self.memory, cq, cq.produced.get()));
+        if let Some(entry) = entry {
+            entry[MARK].want();
+        }
     }
 
     /// Whether there is an entry to be taken.

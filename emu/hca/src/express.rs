@@ -127,6 +127,8 @@ impl<H: Host> Hca<'_, H> {
         payload: &Payload<'_>,
         length: u64,
     ) -> Option<()> {
+        // Its line comes while the data is copied.
+        self.want_entry(self.receive_cq(peer));
         self.hold(peer, 0).ok()?;
         let places = self.receive_places(peer, 0, length).ok()?;
         self.put(payload, places.list()).ok()?;
@@ -138,6 +140,10 @@ impl<H: Host> Hca<'_, H> {
         let solicited = send.flags.contains(SendFlags::SOLICITED);
         let told = self.complete(self.receive_cq(peer), &completion, solicited);
         self.release_receive(peer);
+        // The next one's line comes while something else is done.
+        if let Some([first, ..]) = self.held_receive(peer) {
+            first.want();
+        }
         told.then_some(())
     }
 }

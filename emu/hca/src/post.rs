@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::{
     Hca, Host, SendFlags, State, Transport,
-    cell::{U64, announce},
+    cell::U64,
     lock::Held,
     qp::Qp,
     queue::{
@@ -194,8 +194,7 @@ impl<'m, H: Host> Hca<'m, H> {
         let held = self.hold_lock(&srq.post_lock);
         self.add_receive(&srq.queue, wr_id, list)?;
         drop(held);
-        announce();
-        if srq.queue.starved.get() != 0 && srq.queue.starved.swap(0) != 0 {
+        if srq.queue.starved.look() != 0 && srq.queue.starved.swap(0) != 0 {
             self.host.srq_attention(index);
         }
         Ok(())
@@ -219,7 +218,7 @@ impl<'m, H: Host> Hca<'m, H> {
         store_list(queue, rest, list)?;
         let sges = list.len() as u32;
         Receive { wr_id, sges }.store(head);
-        queue.posted.release(count_add(posted, 1));
+        queue.posted.announce(count_add(posted, 1));
         Ok(())
     }
 }

@@ -798,8 +798,7 @@ impl<H: Host> Hca<'_, H> {
 
     /// A receive was posted: if a message waits for one, sends it on behalf of the peer.
     pub fn receive_posted(&self, qp: &Qp) {
-        crate::cell::announce();
-        if qp.rq.starved.get() == 0 || qp.rq.starved.swap(0) == 0 {
+        if qp.rq.starved.look() == 0 || qp.rq.starved.swap(0) == 0 {
             return;
         }
         let Some((_, port)) = self.memory.port_of_lid(qp.dest_lid.get() as u16) else {
