@@ -29,7 +29,10 @@ use crate::{
 };
 
 /// "snapHCA" and the version of the layout.
-pub const MAGIC: u64 = 0x0001_4143_4870_616e;
+pub const MAGIC: u64 = 0x0002_4143_4870_616e
+    ^ HEAP_AT << 8
+    ^ (size_of::<Qp>() as u64) << 24
+    ^ (size_of::<Cq>() as u64) << 36;
 /// Processes that use one fabric at a time.
 pub const PROCESSES_MAX: u32 = 1024;
 /// Memory regions and windows of one fabric.

@@ -37,6 +37,9 @@ const DEPTH: u32 = 64;
 const WINDOW: usize = 16;
 /// Receives that wait when bandwidth is measured.
 const RECEIVES: usize = 32;
+/// Receives of small messages that are posted before they are needed, of each queue pair, as
+/// ib_send_lat does.
+const AHEAD: usize = 8;
 /// Of so many requests without completion, the last has one.
 const UNSIGNALED: u32 = 32;
 /// An order that takes longer has failed.
@@ -427,7 +430,7 @@ impl Process {
     }
 
     fn send_latency(&mut self, qps: usize, count: usize) -> Result<Outcome, AnyError> {
-        for qp in 0..qps {
+        for qp in (0..qps).cycle().take(qps * AHEAD) {
             self.post_receive(qp, IN, 8)?;
         }
         self.meet()?;
@@ -445,11 +448,13 @@ impl Process {
             }
         }
         // The receives that were posted for messages that do not come.
-        for qp in 0..qps {
-            self.post_small(qp, None)?;
-        }
-        for _ in 0..qps {
-            self.take(self.receives)?;
+        for _ in 0..AHEAD {
+            for qp in 0..qps {
+                self.post_small(qp, None)?;
+            }
+            for _ in 0..qps {
+                self.take(self.receives)?;
+            }
         }
         self.meet()?;
         Ok(laps.outcome())

@@ -126,7 +126,8 @@ impl Fabric {
             .map_err(|_| failed("the daemon sent no device memory".into()))?;
         let memory = map_device(&device)?;
         if memory.header().magic.acquire() != MAGIC {
-            return Err(failed("device memory is of another version".into()));
+            let why = "another version of snaprig runs it: end its programs, or take another name";
+            return Err(failed(why.into()));
         }
         // Peers without our pages mapped read them by process_vm_readv(2); prctl(2), Yama.
         // SAFETY: sets an attribute of this process.
