@@ -252,7 +252,7 @@ impl<H: Host> Hca<'_, H> {
     }
 
     /// Tells the channel of a queue that has entries, whoever should have told.
-    pub(crate) fn tell_again(&self, cq_index: u32, cq: &Cq) {
+    pub fn tell_again(&self, cq_index: u32, cq: &Cq) {
         if cq.waiting() > 0 {
             cq.armed.swap(IDLE);
             self.host.notify(cq_index);

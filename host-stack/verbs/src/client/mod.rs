@@ -28,7 +28,7 @@ use rustix::{
 use snaprig_hca::{
     Atomic, Event, Hca, Host, Memory, Packet, Path, Segment,
     control::{Errno, Fabric as Setup, Reply, Request},
-    memory::{DEVICE_BYTES, MAGIC, QPS_MAX},
+    memory::{CQS_MAX, DEVICE_BYTES, MAGIC, QPS_MAX},
     model::ModelName,
 };
 
@@ -245,6 +245,15 @@ impl Fabric {
             };
             if qp.number.acquire() != 0 && qp.process.get() == self.process {
                 hca.disconnect(place);
+            }
+        }
+        // A peer that was to tell may have asked the daemon where, in vain.
+        for place in 0..CQS_MAX {
+            let Some(cq) = self.memory.cq(place) else {
+                continue;
+            };
+            if cq.used.acquire() != 0 && cq.process.get() == self.process {
+                hca.tell_again(place, cq);
             }
         }
     }
