@@ -9,7 +9,7 @@ use std::{
 };
 
 use fabric::{assert_success, free_port, installed, text, wait_for_listener, wait_until};
-use snaprig::{Fabric, FabricError, Model, PathFaults};
+use snaprig::{Fabric, FabricError, Model, PathFaults, Place};
 
 const SNAPRIG: &str = fabric::SNAPRIG;
 
@@ -114,6 +114,13 @@ fn what_there_is_not_is_refused() -> Outcome {
         let refused = builder().hcas(hcas).start();
         assert!(matches!(refused, Err(FabricError::Hcas(n)) if n == hcas));
     }
+    let scratch = tempfile::tempdir()?;
+    let place = Place::named_in(scratch.path(), "shared")?;
+    let first = builder().at(place.clone()).start()?;
+    let second = builder().at(place.clone()).start();
+    assert!(matches!(second, Err(FabricError::Start(_))));
+    drop(first);
+    drop(builder().at(place).start()?);
     let nowhere = Fabric::builder().exe("/nonexistent/snaprig").start();
     assert!(matches!(nowhere, Err(FabricError::Start(_))));
     let fabric = builder().hcas(2).models(&[Model::B, Model::A]).start()?;

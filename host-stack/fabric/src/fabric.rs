@@ -113,7 +113,7 @@ impl FabricBuilder {
         self
     }
 
-    /// The fabric that others find by this place too, not one of its own.
+    /// Where others find it too, in place of a directory of its own.
     pub fn at(mut self, place: Place) -> Self {
         self.place = Some(place);
         self
@@ -161,10 +161,15 @@ impl FabricBuilder {
         Ok(in_environment(program.as_ref(), &self.environment()?))
     }
 
-    /// Starts it, in a directory of its own unless a place was given.
+    /// Starts it, in a directory of its own unless a place was given, where none may run.
     pub fn start(mut self) -> Result<Fabric, FabricError> {
         let setup = self.setup()?;
         let (place, directory) = match self.place.take() {
+            Some(place) if start::try_connect(&place.socket()).is_ok() => {
+                let why = format!("fabric {} runs already", place.name);
+                let error = io::Error::new(io::ErrorKind::AddrInUse, why);
+                return Err(FabricError::Start(error));
+            }
             Some(place) => (place, None),
             None => {
                 let directory = TempDir::with_prefix("snaprig-").map_err(FabricError::Start)?;
