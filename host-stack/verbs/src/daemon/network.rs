@@ -214,3 +214,48 @@ impl Network {
         self.under_way.first_key_value().map(|((due, _), _)| *due)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use snaprig_hca::{
+        Transport,
+        packet::{Body, Route},
+    };
+
+    fn packet(from_port: u32, to_port: u32) -> Packet<'static> {
+        let route = Route {
+            from_port,
+            to_port,
+            from_lid: 1,
+            to_lid: 2,
+            from_qp: 2,
+            to_qp: 3,
+            service_level: 0,
+            pkey: 0xffff,
+            global: None,
+        };
+        Packet {
+            route,
+            transport: Transport::Rc,
+            psn: 0,
+            count: 1,
+            acknowledge: false,
+            solicited: false,
+            srq: 0,
+            body: Body::Ack,
+        }
+    }
+
+    #[test]
+    fn a_path_is_full_until_its_packets_arrive() {
+        let mut network = Network::new(1);
+        for due_ns in 1..=LOAD_MAX as u64 {
+            assert!(!network.is_full(0, 1));
+            network.put(due_ns, packet(0, 1));
+        }
+        assert!(network.is_full(0, 1) && !network.is_full(1, 0));
+        assert!(network.arrived(0).is_none() && network.is_full(0, 1));
+        assert!(network.arrived(1).is_some() && !network.is_full(0, 1));
+    }
+}
