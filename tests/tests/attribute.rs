@@ -37,7 +37,7 @@ fn a_migrated_process_computes_the_same(
     Ok(())
 }
 
-#[snaprig::test(cards = 3, hcas = 0, seeds = 0..300)]
+#[snaprig::test(cards = 3, seeds = 0..300)]
 fn whatever_goes_wrong_in_simulation_is_survived(sim: Sim, seed: u64) -> Result<(), SimError> {
     let plan = sim.draw();
     assert_eq!((plan.seed, plan.cards), (seed, 3));

@@ -317,9 +317,9 @@ impl<'m, H: Host> Hca<'m, H> {
     }
 
     /// Tells the channel of a queue that has entries, whoever should have told.
-    pub(crate) fn tell_again(&self, cq_index: u32, cq: &Cq) {
-        cq.armed.swap(IDLE);
+    pub fn tell_again(&self, cq_index: u32, cq: &Cq) {
         if self.has_completion(cq) {
+            cq.armed.swap(IDLE);
             self.host.notify(cq_index);
         }
     }

@@ -683,14 +683,15 @@ impl<H: Host> Hca<'_, H> {
         Next::Go
     }
 
-    /// Ends what a window's key of type 2 allows; whether there was such a key.
+    /// Ends what a window's key of type 2 allows; whether it allowed anything.
     pub(crate) fn invalidate(&self, scope: Scope, number: u32) -> bool {
         let Ok(entry) = self.memory.valid_key(number, scope.hca) else {
             return false;
         };
         let fits = entry.kind.get() == key::WINDOW_2
             && entry.pd.get() == scope.pd
-            && (entry.qp.get() == scope.qp || entry.region.get() == 0);
+            && entry.qp.get() == scope.qp
+            && entry.region.get() != 0;
         if fits {
             self.unbind(entry);
         }
@@ -724,6 +725,10 @@ impl<H: Host> Hca<'_, H> {
         }
         let length = u64::from(send.remote_key) | u64::from(send.immediate) << 32;
         let access = Access::from_bits_truncate(send.swap as u32);
+        // Only type 2 has bases of zero (o10-36.2.2).
+        if kind == key::WINDOW_1 && access.contains(Access::ZERO_BASED) {
+            return Err(KeyError::Access);
+        }
         // Only type 1 is unbound by that; type 2 is invalidated (10.6.7.2.5, o10-37.2.40).
         if length == 0 && kind == key::WINDOW_2 {
             return Err(KeyError::Bounds);

@@ -50,6 +50,12 @@ fn can_run(rows: &[Row]) -> bool {
             .any(|row| row.ok && checks::PLATFORMS.contains(&row.what))
 }
 
+/// Everything is there that HCAs need.
+fn can_run_verbs(rows: &[Row]) -> bool {
+    let is_ok = |what: &&str| rows.iter().any(|row| row.ok && row.what == *what);
+    checks::NEEDED_BY_VERBS.iter().all(is_ok)
+}
+
 /// What people read: at most 80 columns, the last two only where something is missing.
 fn table(rows: &[Row]) -> String {
     let mut text = line(&["what", "state", "falls back to", "how to get it"]);
@@ -62,11 +68,13 @@ fn table(rows: &[Row]) -> String {
         };
         text += &line(&[row.what, &state, fallback, remedy]);
     }
-    text + if can_run(rows) {
-        "A rig can run here.\n"
-    } else {
-        "A rig CANNOT run here.\n"
+    for (what, can) in [
+        ("A rig", can_run(rows)),
+        ("Verbs programs", can_run_verbs(rows)),
+    ] {
+        text += &format!("{what} {} run here.\n", if can { "can" } else { "CANNOT" });
     }
+    text
 }
 
 /// One row, over as many lines as its longest cell needs.
@@ -170,7 +178,45 @@ mod tests {
                       Function not implemented                      a-word-that-does-not
                       (os error 38)                                 -fit-its-column
         A rig CANNOT run here.
+        Verbs programs CANNOT run here.
         ");
+    }
+
+    #[test]
+    fn table_says_what_of_verbs_works() {
+        let row = |what, why: Option<&str>, fallback, remedy| Row {
+            what,
+            ok: why.is_none(),
+            state: why.unwrap_or("works").into(),
+            fallback: Some(fallback),
+            remedy,
+        };
+        let mut rows = vec![
+            row("memfd", None, "", ""),
+            row("libibverbs", None, "", ""),
+            row("fabric", None, "", ""),
+            row(
+                "librdmacm",
+                Some("no librdmacm.so.1"),
+                "no rdma_cm programs",
+                "apt-get install librdmacm1",
+            ),
+        ];
+        insta::assert_snapshot!(table(&rows), @r"
+        what          state                     falls back to       how to get it
+        memfd         ok: works
+        libibverbs    ok: works
+        fabric        ok: works
+        librdmacm     NO: no librdmacm.so.1     no rdma_cm          apt-get install
+                                                programs            librdmacm1
+        A rig CANNOT run here.
+        Verbs programs can run here.
+        ");
+        for needed in 0..3 {
+            rows[needed].ok = false;
+            assert!(!can_run_verbs(&rows));
+            rows[needed].ok = true;
+        }
     }
 
     #[test]

@@ -3,20 +3,18 @@
 use std::{
     ffi::OsString,
     fs, io,
-    os::unix::{fs::symlink, process::CommandExt},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::ExitCode,
 };
 
 use clap::{Args, Subcommand};
-use snaprig_verbs::{
-    daemon::{Daemon, FaultRequest, PathFaults},
-    place::{
-        self, CAPTURE_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV, HCAS_MAX, MODEL_ENV, PROGRAM_ENV,
-        Place,
-    },
-    protocol::Ask,
+use snaprig_fabric::{
+    Fabric, FaultRequest, Model, Operator, PathFaults,
+    faults::parse_share,
+    place::{self, HCAS_MAX, MODELS, Place, parse_models},
 };
+use snaprig_verbs::daemon::Daemon;
 
 use crate::AnyError;
 
@@ -24,31 +22,31 @@ use crate::AnyError;
 #[derive(Args)]
 struct Faults {
     /// Packets that are lost
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
-    loss: f64,
+    #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = parse_share)]
+    loss: u16,
     /// Packets that come twice
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
-    duplicate: f64,
+    #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = parse_share)]
+    duplicate: u16,
     /// Packets that others overtake
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
-    reorder: f64,
+    #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = parse_share)]
+    reorder: u16,
     /// Packets that are damaged
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
-    corrupt: f64,
+    #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = parse_share)]
+    corrupt: u16,
     /// How much later packets arrive, in microseconds
     #[arg(long, value_name = "US", default_value_t = 0)]
     delay_us: u64,
 }
 
 impl Faults {
-    fn of_paths(&self) -> Result<PathFaults, AnyError> {
-        Ok(PathFaults {
-            loss: per_mille(self.loss)?,
-            duplicate: per_mille(self.duplicate)?,
-            reorder: per_mille(self.reorder)?,
-            corrupt: per_mille(self.corrupt)?,
+    fn of_paths(&self) -> PathFaults {
+        PathFaults {
+            loss: self.loss,
+            duplicate: self.duplicate,
+            reorder: self.reorder,
+            corrupt: self.corrupt,
             delay_ns: self.delay_us.saturating_mul(1000),
-        })
+        }
     }
 }
 
@@ -59,8 +57,8 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=HCAS_MAX as i64))]
     hcas: u8,
     /// Their model: A, B, or a letter for each
-    #[arg(long, value_name = "LETTERS", default_value = "A")]
-    model: String,
+    #[arg(long, value_name = "LETTERS", default_value = "A", value_parser = models)]
+    model: Models,
     /// Which fabric
     #[arg(long, value_name = "NAME", default_value = place::DEFAULT_FABRIC)]
     fabric: String,
@@ -80,50 +78,25 @@ pub struct Options {
     program: Vec<OsString>,
 }
 
-/// The library's file, as cargo leaves it beside or below the program.
-const LIBRARY: &str = "libsnaprig_verbs.so";
-/// The name that programs ask for.
-const LIBRARY_NAME: &str = "libibverbs.so.1";
+/// A model for each HCA; the last one for all the rest.
+#[derive(Clone)]
+struct Models(Vec<Model>);
+
+fn models(letters: &str) -> Result<Models, String> {
+    parse_models(letters).map(Models).ok_or(MODELS.into())
+}
 
 /// Runs the program in place of this one.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
-    let place = Place::named(&options.fabric)?;
-    if place::setup(usize::from(options.hcas), &options.model).is_none() {
-        return Err(format!(
-            "--model {}: A or B, or a letter for each HCA",
-            options.model
-        )
-        .into());
-    }
-    let libraries = libraries()?;
-    // For files of ours to be there, our library comes before libc; in a program that has it from
-    // another library, or by dlopen(3), only so. After the user's own: sanitizers must be first.
-    let mut preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-    if !preload.is_empty() {
-        preload.push(":");
-    }
-    preload.push(libraries.join(LIBRARY_NAME));
-    let path = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty());
-    let path = std::env::join_paths(
-        std::iter::once(libraries).chain(path.iter().flat_map(std::env::split_paths)),
-    )?;
-    let capture = options
-        .capture
-        .as_deref()
-        .map(std::path::absolute)
-        .transpose()?;
-    let environment: [(&str, OsString); 8] = [
-        ("LD_LIBRARY_PATH", path),
-        ("LD_PRELOAD", preload),
-        (PROGRAM_ENV, std::env::current_exe()?.into()),
-        (FABRIC_ENV, place.name.into()),
-        (HCAS_ENV, options.hcas.to_string().into()),
-        (MODEL_ENV, options.model.clone().into()),
-        (CAPTURE_ENV, capture.unwrap_or_default().into()),
-        (FAULTS_ENV, options.faults.of_paths()?.to_string().into()),
-    ];
+    let fabric = Fabric::builder()
+        .exe(std::env::current_exe()?)
+        .at(Place::named(&options.fabric)?)
+        .hcas(options.hcas.into())
+        .models(&options.model.0)
+        .faults(options.faults.of_paths())
+        .capture(options.capture.clone());
     if options.env {
-        for (name, value) in environment {
+        for (name, value) in fabric.environment()? {
             println!(
                 "export {name}='{}'",
                 value.to_string_lossy().replace('\'', r"'\''")
@@ -132,43 +105,8 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         return Ok(ExitCode::SUCCESS);
     }
     let (program, arguments) = options.program.split_first().ok_or("no program")?;
-    let error = Command::new(program)
-        .args(arguments)
-        .envs(environment)
-        .exec();
+    let error = fabric.command(program)?.args(arguments).exec();
     Err(format!("{}: {error}", Path::new(program).display()).into())
-}
-
-/// A directory with the library under the name that programs ask for.
-fn libraries() -> Result<PathBuf, AnyError> {
-    let program = std::env::current_exe()?;
-    let near = program.parent().unwrap_or(Path::new("."));
-    // What cargo leaves beside the program may be older than what it leaves among the dependencies.
-    let library = [
-        near.join("deps").join(LIBRARY),
-        near.join(LIBRARY),
-        near.join("../lib").join(LIBRARY),
-    ]
-    .into_iter()
-    .find(|path| path.is_file())
-    .ok_or_else(|| {
-        format!(
-            "no {LIBRARY} in {}; `cargo build -p snaprig-verbs` makes it",
-            near.display()
-        )
-    })?;
-    let library = library.canonicalize()?;
-    let directory = library.with_file_name("snaprig-lib");
-    fs::create_dir_all(&directory)?;
-    let link = directory.join(LIBRARY_NAME);
-    if fs::read_link(&link).is_ok_and(|there| there == library) {
-        return Ok(directory);
-    }
-    // Made beside and renamed: another of us may be doing the same.
-    let new = directory.join(format!(".new-{}", std::process::id()));
-    symlink(&library, &new)?;
-    fs::rename(&new, &link)?;
-    Ok(directory)
 }
 
 /// Becomes the control daemon of the fabric that the environment names.
@@ -240,34 +178,25 @@ enum FabricCommand {
 
 /// Tells the fabric's daemon.
 pub fn fabric(options: &FabricOptions) -> Result<ExitCode, AnyError> {
-    let place = Place::named(&options.fabric)?;
-    let change = match options.command {
-        FabricCommand::List => None,
-        FabricCommand::Fault {
-            from,
-            to,
-            ref faults,
-        } => {
-            let faults = faults.of_paths()?;
-            Some(Ask::Fault(FaultRequest::Set { from, to, faults }))
-        }
-        FabricCommand::Down { lid } => Some(Ask::Fault(FaultRequest::Link { lid, up: false })),
-        FabricCommand::Up { lid } => Some(Ask::Fault(FaultRequest::Link { lid, up: true })),
-        FabricCommand::Capture { ref file, .. } => {
-            let file = file.as_deref().map(std::path::absolute).transpose()?;
-            Some(Ask::Capture { file })
-        }
-        FabricCommand::Heal => Some(Ask::Fault(FaultRequest::Heal)),
-    };
-    let text = snaprig_verbs::client::tell(&place, change)?;
-    print!("{text}");
-    Ok(ExitCode::SUCCESS)
-}
-
-fn per_mille(percent: f64) -> Result<u16, AnyError> {
-    if (0.0..=100.0).contains(&percent) {
-        Ok((percent * 10.0).round() as u16)
-    } else {
-        Err(format!("{percent}: a share is 0 to 100 percent").into())
+    let operator = Operator::connect(&Place::named(&options.fabric)?)?;
+    match &options.command {
+        FabricCommand::List => {}
+        FabricCommand::Fault { from, to, faults } => operator.fault(FaultRequest::Set {
+            from: *from,
+            to: *to,
+            faults: faults.of_paths(),
+        })?,
+        FabricCommand::Down { lid } => operator.fault(FaultRequest::Link {
+            lid: *lid,
+            up: false,
+        })?,
+        FabricCommand::Up { lid } => operator.fault(FaultRequest::Link {
+            lid: *lid,
+            up: true,
+        })?,
+        FabricCommand::Capture { file, .. } => operator.capture(file.as_deref())?,
+        FabricCommand::Heal => operator.fault(FaultRequest::Heal)?,
     }
+    print!("{}", operator.describe()?);
+    Ok(ExitCode::SUCCESS)
 }

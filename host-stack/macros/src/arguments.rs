@@ -8,11 +8,13 @@ use syn::{
     spanned::Spanned,
 };
 
-const NAMES: &str = "there are cards, hcas, platforms, seeds and exe";
+const NAMES: &str = "there are cards, hcas, model, platforms, seeds and exe";
 
 /// The arguments, with their defaults.
 pub struct Arguments {
     pub cards: Expr,
+    pub hcas: Expr,
+    pub model: LitStr,
     pub platforms: Vec<LitStr>,
     pub seeds: Expr,
     pub exe: Option<Expr>,
@@ -22,6 +24,8 @@ impl Parse for Arguments {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         let mut arguments = Self {
             cards: parse_quote!(1),
+            hcas: parse_quote!(1),
+            model: parse_quote!("A"),
             platforms: Vec::new(),
             seeds: parse_quote!(0..1),
             exe: None,
@@ -34,7 +38,8 @@ impl Parse for Arguments {
                 .unwrap_or_default();
             match name.as_str() {
                 "cards" => arguments.cards = value,
-                "hcas" => no_hcas(&value)?,
+                "hcas" => arguments.hcas = value,
+                "model" => arguments.model = model(&value)?,
                 "platforms" => arguments.platforms = platforms(&value)?,
                 "seeds" => arguments.seeds = value,
                 "exe" => arguments.exe = Some(value),
@@ -45,15 +50,17 @@ impl Parse for Arguments {
     }
 }
 
-fn no_hcas(value: &Expr) -> syn::Result<()> {
+fn model(value: &Expr) -> syn::Result<LitStr> {
     match value {
         Expr::Lit(ExprLit {
-            lit: Lit::Int(count),
+            lit: Lit::Str(letters),
             ..
-        }) if count.base10_digits() == "0" => Ok(()),
+        }) if !letters.value().is_empty() && letters.value().chars().all(|c| "AB".contains(c)) => {
+            Ok(letters.clone())
+        }
         _ => Err(syn::Error::new(
             value.span(),
-            "this version of snaprig has no HCAs yet: leave it out, or write hcas = 0",
+            r#"models are written as "A" or "B", or as a letter for each HCA"#,
         )),
     }
 }

@@ -37,6 +37,8 @@ fn expand(arguments: &Arguments, mut function: ItemFn) -> syn::Result<proc_macro
     let visibility = &function.vis;
     let Arguments {
         cards,
+        hcas,
+        model,
         platforms,
         seeds,
         exe,
@@ -58,6 +60,8 @@ fn expand(arguments: &Arguments, mut function: ItemFn) -> syn::Result<proc_macro
                 file: ::core::file!(),
                 is_integration_test: ::core::option_env!("CARGO_TARGET_TMPDIR").is_some(),
                 cards: #cards,
+                hcas: #hcas,
+                model: #model,
                 platforms: &[#(#platforms),*],
                 seeds: #seeds,
                 exe: #exe,

@@ -12,6 +12,10 @@ use std::{
 };
 
 use snaprig_card::platform::Kind as Platform;
+use snaprig_fabric::{
+    Fabric, FabricBuilder, Model,
+    place::{MODELS, parse_models},
+};
 use snaprig_rig::{Rig, RigBuilder};
 use snaprig_sim::Random;
 
@@ -35,6 +39,10 @@ pub struct Setup {
     pub is_integration_test: bool,
     /// Cards of each case.
     pub cards: u16,
+    /// HCAs of each case.
+    pub hcas: usize,
+    /// Their model, or a letter for each.
+    pub model: &'static str,
     /// Platforms; none: the best that works.
     pub platforms: &'static [&'static str],
     /// Seeds.
@@ -54,6 +62,10 @@ pub struct Case {
     pub platform: Option<Platform>,
     /// How many cards there are.
     pub cards: u16,
+    /// How many HCAs there are.
+    pub hcas: usize,
+    /// Their models; the last one holds for all further HCAs.
+    pub models: Vec<Model>,
     /// The `snaprig` program, of which real cards are processes.
     pub exe: PathBuf,
 }
@@ -63,6 +75,12 @@ impl Case {
     pub fn rig(&self) -> RigBuilder {
         let rig = Rig::builder().exe(&self.exe).cards(self.cards.into());
         rig.platform(self.platform)
+    }
+
+    /// A builder for the case's fabric, for tests that want more than [`Fabric`].
+    pub fn fabric(&self) -> FabricBuilder {
+        let fabric = Fabric::builder().exe(&self.exe).hcas(self.hcas);
+        fabric.models(&self.models)
     }
 }
 
@@ -92,6 +110,12 @@ impl FromCase for Rig {
             eprintln!("kept: {}", rig.dir().display());
         }
         Ok(rig)
+    }
+}
+
+impl FromCase for Fabric {
+    fn from_case(case: &Case) -> Result<Self, AnyError> {
+        Ok(case.fabric().start()?)
     }
 }
 
@@ -145,6 +169,8 @@ pub fn run(setup: &Setup, test: impl Fn(&Case) -> Result<(), AnyError>) {
         (None, range) => (range.start < range.end).then(|| range.start..=range.end - 1),
     };
     let seeds = seeds.unwrap_or_else(|| panic!("{}: no seeds to run", path(setup)));
+    let models = parse_models(setup.model);
+    let models = models.unwrap_or_else(|| panic!("model = {:?}: {MODELS}", setup.model));
     let mut passed = 0;
     for platform in platforms(setup) {
         if platform == Some(Platform::Kvm) && !kvm_works() {
@@ -160,6 +186,8 @@ pub fn run(setup: &Setup, test: impl Fn(&Case) -> Result<(), AnyError>) {
                 seed,
                 platform,
                 cards: setup.cards,
+                hcas: setup.hcas,
+                models: models.clone(),
                 exe: exe.clone(),
             };
             match catch_unwind(AssertUnwindSafe(|| test(&case))) {

@@ -1,5 +1,5 @@
-//! snaprig for the tests of checkpoint stacks: real rigs, simulated ones, and an attribute that
-//! gives a test either, seed by seed.
+//! snaprig for the tests of checkpoint stacks: real rigs, simulated ones, fabrics of HCAs, and an
+//! attribute that gives a test any of them, seed by seed.
 //!
 //! ```no_run
 //! use snaprig::{Sim, sim::SimError};
@@ -10,11 +10,27 @@
 //! }
 //! ```
 //!
+//! A program that uses InfiniBand runs unmodified on HCAs that are not there:
+//!
+//! ```no_run
+//! use snaprig::Fabric;
+//!
+//! #[snaprig::test(hcas = 2)]
+//! fn a_lost_link_is_survived(fabric: Fabric) -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut program = fabric.command("./your-program").spawn()?;
+//!     fabric.link_down(1, 1)?;
+//!     fabric.heal()?;
+//!     assert!(program.wait()?.success());
+//!     Ok(())
+//! }
+//! ```
+//!
 //! | module | what it is |
 //! |---|---|
 //! | [`macro@test`] | the attribute |
 //! | [`case`] | what a test is given, and what it prints when it fails |
 //! | [`Rig`] | real cards, each a process; everything ends with it |
+//! | [`Fabric`] | HCAs, and programs that use them; everything ends with it |
 //! | [`sim`] | simulated systems |
 //! | [`coi`], [`scif`], [`snapify`] | the stack on a real rig |
 
@@ -22,6 +38,7 @@ pub mod case;
 pub mod sim;
 
 pub use snaprig_card::platform::Kind as Platform;
+pub use snaprig_fabric::{Fabric, FabricBuilder, FabricError, Model, PathFaults, place::Place};
 pub use snaprig_rig::{Card, Rig, RigBuilder, RigError};
 pub use snaprig_sim::{Fault, Kind, Plan, PlanError, Random, When, Workload};
 pub use {snaprig_coi as coi, snaprig_scif as scif, snaprig_snapify as snapify};
@@ -36,13 +53,14 @@ pub use self::{
 /// | argument | meaning | default |
 /// |---|---|---|
 /// | `cards = 2` | cards of the rig, or of the simulated system | 1 |
-/// | `hcas = 0` | HCAs; this version has none | 0 |
+/// | `hcas = 2` | HCAs of the fabric | 1 |
+/// | `model = "AB"` | their model, or a letter for each | `"A"` |
 /// | `platforms = ["kvm", "ptrace"]` | how real cards run | the best that works here |
 /// | `seeds = 0..20` | the seeds | `0..1` |
-/// | `exe = PATH` | the `snaprig` program of real rigs | `$SNAPRIG_EXE`, or `snaprig` from the path |
+/// | `exe = PATH` | the `snaprig` program of real rigs and fabrics | `$SNAPRIG_EXE`, or `snaprig` from the path |
 ///
-/// The function takes what implements [`FromCase`], in any order: a [`Rig`], a [`Sim`], the seed
-/// (`u64`), numbers from it ([`Random`]), or all that is known ([`Case`]). It returns nothing, or a
+/// The function takes what implements [`FromCase`], in any order: a [`Rig`], a [`Sim`], a [`Fabric`],
+/// the seed (`u64`), numbers from it ([`Random`]), or all that is known ([`Case`]). It returns nothing, or a
 /// `Result` whose error is or becomes a `Box<dyn Error>`.
 ///
 /// | variable | meaning |
@@ -56,8 +74,8 @@ pub use self::{
 /// What makes no sense does not compile:
 ///
 /// ```compile_fail
-/// #[snaprig::test(hcas = 1)]
-/// fn this_version_has_no_hcas() {}
+/// #[snaprig::test(model = "C")]
+/// fn there_is_no_such_model(fabric: snaprig::Fabric) {}
 /// ```
 ///
 /// ```compile_fail

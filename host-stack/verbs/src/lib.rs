@@ -14,8 +14,8 @@
 //! | `interpose` | files that a kernel would have |
 //! | [`client`] | a process's share of a fabric: device memory, its pool, its peers' |
 //! | [`daemon`] | the process that owns the control plane of one fabric |
-//! | [`protocol`] | what the two say to each other |
-//! | [`place`] | where a fabric's socket and files are |
+//!
+//! Where a fabric is, how it starts, and what is said to its daemon: `snaprig_fabric`.
 //!
 //! What must stay true: no data passes the daemon on a clean path; the daemon starts with the first
 //! user and ends with the last; whatever a process had is gone when the process is.
@@ -24,7 +24,6 @@ pub mod client;
 pub mod daemon;
 mod ffi;
 mod interpose;
-pub mod place;
-pub mod protocol;
-mod socket;
 mod ucma;
+
+use snaprig_fabric::{place, protocol, socket, start};

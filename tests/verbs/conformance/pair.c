@@ -86,11 +86,12 @@ struct ibv_qp_attr full_attr(const struct options *o, uint32_t peer) {
 static int required_to_rtr(enum ibv_qp_type type) {
   int mask = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
   if (type == IBV_QPT_UD) return 0;
-  return type == IBV_QPT_RC ? mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : mask;
+  return type == IBV_QPT_RC || type == IBV_QPT_XRC_RECV ? mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : mask;
 }
 
 static int required_to_rts(enum ibv_qp_type type) {
-  if (type != IBV_QPT_RC) return IBV_QP_SQ_PSN;
+  if (type == IBV_QPT_XRC_RECV) return IBV_QP_SQ_PSN | IBV_QP_TIMEOUT;
+  if (type != IBV_QPT_RC && type != IBV_QPT_XRC_SEND) return IBV_QP_SQ_PSN;
   return IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 }
 

@@ -53,7 +53,7 @@ static void xrc_close(struct xrc *x) {
 
 // The receiving side needs what an RC queue pair needs up to RTR, the sending side all.
 static int link_up(struct ibv_qp *qp, uint32_t peer, enum ibv_qp_state to) {
-  struct options o = defaults(IBV_QPT_RC);
+  struct options o = defaults(qp->qp_type);
   return walk(qp, &o, peer, to);
 }
 

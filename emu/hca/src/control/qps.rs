@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Access, Hca, Host, Memory, State, Transport,
     memory::QPS_MAX,
-    port::{Gid, MULTICAST_LID, Port, gid_words, store_gid},
+    port::{GIDS_MAX, Gid, MULTICAST_LID, Port, gid_words, store_gid},
     qp::{Qp, RESOURCES_MAX, number, receiving},
     queue::Queue,
 };
@@ -302,6 +302,7 @@ impl Control {
         let model = self.model(qp.hca.get())?;
         let ok = |bit: u32, fine: bool| given & bit == 0 || fine;
         let port = find_port(memory, qp.hca.get(), new.port_number);
+        let sgid_index = new.address.global.map(|(index, _)| index);
         let fine = ok(mask::PORT, port.is_some())
             && ok(
                 mask::PKEY_INDEX,
@@ -323,7 +324,8 @@ impl Control {
             && ok(mask::MIN_RNR_TIMER, new.min_rnr_timer < 32)
             && ok(
                 mask::AV,
-                find_port(memory, qp.hca.get(), new.address.port_number).is_some(),
+                find_port(memory, qp.hca.get(), new.address.port_number).is_some()
+                    && sgid_index.is_none_or(|index| usize::from(index) < GIDS_MAX),
             );
         if fine { Ok(()) } else { Err(errno::EINVAL) }
     }

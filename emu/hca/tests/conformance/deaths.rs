@@ -168,8 +168,11 @@ fn a_send_is_completed_once() {
             let qp = entry(world, &y);
             hold(&qp.send_lock);
             qp.sq.taken.set(count_add(qp.sq.taken.get(), u32::MAX));
+            world.memory.cq(b.cq).expect("a queue").arm(false);
+            world.notified.borrow_mut().clear();
             world.kill(DEAD);
             world.state(&y, State::Error).expect("an error");
+            assert!(world.notified.borrow().contains(&b.cq), "of the flush");
             done.extend(ends(world, &b));
             assert_eq!(done, [(5, Status::Success), (6, Status::Flushed)]);
             assert_eq!(world.join(), DEAD, "its slot is free");

@@ -173,6 +173,19 @@ fn a_window_of_type_2_is_not_unbound_by_binding_nothing() {
 }
 
 #[test]
+fn a_window_that_is_not_bound_is_not_invalidated() {
+    both(|world| {
+        let two = Two::rc(world);
+        let invalidate = Send {
+            immediate: window(world, &two, 2),
+            ..send(3, Opcode::LocalInvalidate)
+        };
+        post(world, &two.y, &invalidate, Data::EMPTY);
+        assert_eq!(ends(world, &two.b), [(3, Status::LocalProtection)]);
+    });
+}
+
+#[test]
 fn datagrams_have_no_windows() {
     both(|world| {
         let node = world.node(0, 0);
@@ -214,6 +227,10 @@ fn a_window_is_bound_to_what_allows_it() {
         );
         assert_eq!(done, Status::Success);
         assert_eq!(write(world, &two, &two.x, key, 0, 8), Status::RemoteAccess);
+        let two = again(world, &two);
+        let based = Access::REMOTE_READ | Access::ZERO_BASED;
+        let done = bind_with(world, &two, &two.y, (key, two.b.key), ranges, based);
+        assert_eq!(done, Status::WindowBind, "type 1 has no base of zero");
         let two = again(world, &two);
         let done = bind(world, &two, &two.y, (key, no_write), 4000, 97);
         assert_eq!(done, Status::WindowBind, "past the end");

@@ -10,7 +10,7 @@ use std::{
 
 use clap::Args;
 use serde::Serialize;
-use snaprig_verbs::place::{DIRECTORY_ENV, FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV};
+use snaprig_fabric::place::{DIRECTORY_ENV, FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV};
 
 use super::{
     baselines::{Baseline, end, pinned},

@@ -1,5 +1,7 @@
 //! The checks. Each returns what it found, or why the thing cannot be used.
 
+mod verbs;
+
 use std::{
     fs::{self, File, OpenOptions},
     io,
@@ -10,6 +12,7 @@ use std::{
 use snaprig_card::platform::{self, Kind};
 
 use super::Row;
+pub(super) use verbs::NEEDED as NEEDED_BY_VERBS;
 
 type Check = Result<String, String>;
 
@@ -22,19 +25,25 @@ const SHM_BYTES_MIN: u64 = 64 << 20;
 /// A card takes some descriptors for each guest thread, and one for each open file.
 const FILES_MIN: u64 = 1024;
 
+fn row(
+    what: &'static str,
+    check: Check,
+    fallback: Option<&'static str>,
+    remedy: &'static str,
+) -> Row {
+    let ok = check.is_ok();
+    Row {
+        what,
+        ok,
+        state: check.unwrap_or_else(|why| why),
+        fallback,
+        remedy,
+    }
+}
+
 /// Every check, in the order of the table.
 pub(super) fn all() -> Vec<Row> {
-    let row = |what, check: Check, fallback, remedy| {
-        let ok = check.is_ok();
-        Row {
-            what,
-            ok,
-            state: check.unwrap_or_else(|why| why),
-            fallback,
-            remedy,
-        }
-    };
-    vec![
+    let mut rows = vec![
         row(
             "kvm",
             platform(Kind::Kvm),
@@ -102,7 +111,9 @@ pub(super) fn all() -> Vec<Row> {
             Some("no ci/vm"),
             "apt-get install qemu-system-x86",
         ),
-    ]
+    ];
+    rows.extend(verbs::all());
+    rows
 }
 
 fn failed(what: &str) -> impl Fn(io::Error) -> String {
@@ -264,19 +275,25 @@ fn shm() -> Check {
 }
 
 fn open_files() -> Check {
+    let limit = limit(libc::RLIMIT_NOFILE)?;
+    let found = format!("limit {limit}");
+    if limit >= FILES_MIN {
+        Ok(found)
+    } else {
+        Err(found)
+    }
+}
+
+/// A limit of this process (getrlimit(2)).
+fn limit(resource: libc::__rlimit_resource_t) -> Result<u64, String> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: the call writes one rlimit, which is here.
-    let done = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    let done = unsafe { libc::getrlimit(resource, &raw mut limit) };
     checked("getrlimit", done.into())?;
-    let found = format!("limit {}", limit.rlim_cur);
-    if limit.rlim_cur >= FILES_MIN {
-        Ok(found)
-    } else {
-        Err(found)
-    }
+    Ok(limit.rlim_cur)
 }
 
 /// The first line that a program prints.

@@ -9,7 +9,6 @@ mod maps;
 mod pages;
 pub mod peers;
 pub mod pool;
-mod start;
 
 use std::{
     collections::HashMap,
@@ -29,14 +28,14 @@ use rustix::{
 use snaprig_hca::{
     Atomic, Event, Hca, Host, Memory, Packet, Path, Segment,
     control::{Errno, Fabric as Setup, Reply, Request},
-    memory::{DEVICE_BYTES, MAGIC, QPS_MAX},
+    memory::{CQS_MAX, DEVICE_BYTES, MAGIC, QPS_MAX},
     model::ModelName,
 };
 
 use crate::{
     place::Place,
     protocol::{Answer, Ask, RAISED_BYTES, Raised, VERSION},
-    socket,
+    socket, start,
 };
 use peers::{Peers, Pools};
 use pool::Pool;
@@ -104,7 +103,8 @@ impl Fabric {
             name: place.name.clone(),
             why,
         };
-        let socket = start::connect(place, setup).map_err(|e| failed(e.to_string()))?;
+        let socket =
+            start::connect(place, setup, &Vec::new()).map_err(|e| failed(e.to_string()))?;
         rustix::net::sockopt::set_socket_timeout(
             &socket,
             rustix::net::sockopt::Timeout::Recv,
@@ -248,6 +248,15 @@ impl Fabric {
                 hca.disconnect(place);
             }
         }
+        // A peer that was to tell may have asked the daemon where, in vain.
+        for place in 0..CQS_MAX {
+            let Some(cq) = self.memory.cq(place) else {
+                continue;
+            };
+            if cq.used.acquire() != 0 && cq.process.get() == self.process {
+                hca.tell_again(place, cq);
+            }
+        }
     }
 
     /// Whether any page of this process is in its pool.
@@ -313,30 +322,6 @@ impl Drop for Fabric {
     fn drop(&mut self) {
         // Ends the daemon's view of this process even if a child has the descriptor too.
         let _ = rustix::net::shutdown(&self.watch, rustix::net::Shutdown::Both);
-    }
-}
-
-/// Changes a fabric that runs, or only looks at it; what it is then, for people.
-pub fn tell(place: &Place, change: Option<Ask>) -> Result<String, FabricError> {
-    let socket = start::try_connect(&place.socket()).map_err(|error| FabricError::Join {
-        name: place.name.clone(),
-        why: format!("it is not running ({error}); a program under `snaprig verbs` starts it"),
-    })?;
-    let ask = |ask: &Ask| -> Result<Answer, FabricError> {
-        socket::send(&socket, ask, &[])?;
-        let answer = socket::receive::<Answer>(&socket)?;
-        Ok(answer
-            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?
-            .0)
-    };
-    if let Some(change) = change
-        && let Answer::Refused(errno) = ask(&change)?
-    {
-        return Err(FabricError::Refused(errno));
-    }
-    match ask(&Ask::Describe)? {
-        Answer::Text(text) => Ok(text),
-        _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
     }
 }
 

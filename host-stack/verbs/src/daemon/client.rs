@@ -17,7 +17,9 @@ use snaprig_hca::{
     control::{Reply, Request},
 };
 
-use super::{Context, Daemon, FaultRequest, SLOT, Table};
+use snaprig_fabric::{FaultRequest, PathFaults};
+
+use super::{Context, Daemon, SLOT, Table};
 use crate::{
     protocol::{Answer, Ask, VERSION},
     socket,
@@ -110,6 +112,10 @@ impl Daemon {
                 Ok(()) => Outcome::Answer(Answer::Here),
                 Err(error) => refuse(errno(&error)),
             },
+            Ask::End => {
+                self.is_over = true;
+                Outcome::Answer(Answer::Here)
+            }
             _ => Outcome::End,
         }
     }
@@ -148,7 +154,9 @@ impl Daemon {
             }
             // On the lookup socket.
             Ask::PoolOf { .. } | Ask::ChannelOf { .. } | Ask::Raise { .. } => Outcome::End,
-            Ask::Describe | Ask::Fault(_) | Ask::Capture { .. } => self.answer_stranger(ask),
+            Ask::Describe | Ask::Fault(_) | Ask::Capture { .. } | Ask::End => {
+                self.answer_stranger(ask)
+            }
         }
     }
 
@@ -249,7 +257,7 @@ impl Daemon {
         for (from, a) in ports.iter().enumerate() {
             for (to, b) in ports.iter().enumerate() {
                 let faults = network.faults(from as u32, to as u32);
-                if faults != super::PathFaults::default() {
+                if faults != PathFaults::default() {
                     text += &format!("lid {} -> lid {}: {faults}\n", a.lid.get(), b.lid.get());
                 }
             }

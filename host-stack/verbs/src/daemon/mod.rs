@@ -27,11 +27,9 @@ use std::{
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, flock, ftruncate, memfd_create},
-    net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
-        socket_with,
-    },
+    net::{SocketFlags, accept_with},
 };
+use snaprig_fabric::FaultRequest;
 use snaprig_hca::{
     Event, Hca,
     control::{Control, Fabric as Setup},
@@ -42,11 +40,11 @@ use snaprig_hca::{
 use crate::{
     client::{map_device, now_ns},
     place::{CAPTURE_ENV, Place, faults_from_env},
+    socket,
 };
 use client::Client;
 use host::DaemonHost;
 use lookup::Directory;
-pub use network::{FaultRequest, PathFaults};
 
 /// The daemon's own slot in the table of processes.
 pub const SLOT: u32 = 0;
@@ -78,6 +76,8 @@ pub struct Daemon {
     made: BTreeMap<(Table, u32), u32>,
     /// When to look after a queue pair.
     timers: BTreeSet<(u64, u32)>,
+    /// It was told to end.
+    is_over: bool,
     /// Queue pairs whose peer died: when they fail, and their number.
     orphans: BTreeSet<(u64, u32, u32)>,
 }
@@ -104,11 +104,7 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     {
         return Err(error);
     }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    bind(&listener, &SocketAddrUnix::new(path)?)?;
-    listen(&listener, BACKLOG)?;
-    Ok(listener)
+    socket::listen(path, BACKLOG)
 }
 
 impl Daemon {
@@ -151,6 +147,7 @@ impl Daemon {
             contexts: BTreeMap::new(),
             made: BTreeMap::new(),
             timers: BTreeSet::new(),
+            is_over: false,
             orphans: BTreeSet::new(),
         })
     }
@@ -168,6 +165,12 @@ impl Daemon {
         }
         let mut first = true;
         loop {
+            if self.is_over {
+                let lock = File::create(self.place.lock())?;
+                flock(&lock, FlockOperation::LockExclusive)?;
+                self.end();
+                return Ok(());
+            }
             if self.clients.is_empty() && !first && self.try_end()? {
                 return Ok(());
             }
@@ -192,6 +195,12 @@ impl Daemon {
         if !self.clients.is_empty() {
             return Ok(false);
         }
+        self.end();
+        Ok(true)
+    }
+
+    /// Nobody finds the fabric any more, and who has it is told. The caller holds the lock.
+    fn end(&self) {
         self.host.memory.header().alive.release(0);
         for file in [self.place.socket(), self.place.lookup(), self.place.log()] {
             let _ = fs::remove_file(file);
@@ -200,7 +209,6 @@ impl Daemon {
         // The lock file goes while it is held: who waits for it makes a new one, or finds no socket.
         let _ = fs::remove_file(self.place.lock());
         let _ = fs::remove_dir(&self.place.directory);
-        Ok(true)
     }
 
     /// Waits until there is something to do, and reads what came. Whether time ran out.

@@ -6,97 +6,12 @@ use std::{
     fs::File,
     io::{self, BufWriter},
     path::Path,
-    str::FromStr,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use serde::{Deserialize, Serialize};
+use snaprig_fabric::{FaultRequest, PathFaults};
 use snaprig_hca::{Packet, capture::Capture, memory::Header, port::PORTS_MAX};
 use snaprig_sim::Random;
-
-/// What a path does to packets. Shares are in thousandths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PathFaults {
-    /// Packets that are lost.
-    pub loss: u16,
-    /// Packets that come twice.
-    pub duplicate: u16,
-    /// Packets that are overtaken by the next ones.
-    pub reorder: u16,
-    /// Packets that are damaged: their checksum is wrong, so they are lost where they arrive.
-    pub corrupt: u16,
-    /// How much later packets arrive, in nanoseconds.
-    pub delay_ns: u64,
-}
-
-impl fmt::Display for PathFaults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shares = [
-            ("loss", self.loss),
-            ("duplicate", self.duplicate),
-            ("reorder", self.reorder),
-            ("corrupt", self.corrupt),
-        ];
-        for (name, share) in shares {
-            write!(f, "{name}={}.{}%,", share / 10, share % 10)?;
-        }
-        write!(f, "delay={}us", self.delay_ns / 1000)
-    }
-}
-
-impl FromStr for PathFaults {
-    type Err = String;
-
-    /// As it is displayed; what is left out is 0.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut faults = Self::default();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let (name, value) = part
-                .split_once('=')
-                .ok_or(format!("{part}: not NAME=VALUE"))?;
-            let number = value.trim_end_matches(['%', 'u', 's']).parse::<f64>().ok();
-            let number = number.filter(|n| *n >= 0.0 && n.is_finite());
-            let number = number.ok_or(format!("{part}: not a number"))?;
-            let share = || {
-                let fits = number <= 100.0;
-                fits.then_some((number * 10.0).round() as u16)
-                    .ok_or(format!("{part}: a share is 0 to 100 percent"))
-            };
-            match name {
-                "loss" => faults.loss = share()?,
-                "duplicate" => faults.duplicate = share()?,
-                "reorder" => faults.reorder = share()?,
-                "corrupt" => faults.corrupt = share()?,
-                "delay" => faults.delay_ns = (number * 1000.0) as u64,
-                _ => return Err(format!("{name}: no such fault")),
-            }
-        }
-        Ok(faults)
-    }
-}
-
-/// Changes to the paths of a fabric. Ports are named by LID; none: all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FaultRequest {
-    /// Packets from a port to a port have these faults from now on.
-    Set {
-        /// From which port.
-        from: Option<u16>,
-        /// To which.
-        to: Option<u16>,
-        /// The faults.
-        faults: PathFaults,
-    },
-    /// A port's link goes up or down.
-    Link {
-        /// Which port.
-        lid: u16,
-        /// Up.
-        up: bool,
-    },
-    /// Everything is as new.
-    Heal,
-}
 
 /// How much a packet that is overtaken is late, in nanoseconds.
 const OVERTAKEN_NS: u64 = 200_000;
@@ -259,15 +174,16 @@ impl Network {
         {
             return;
         }
+        let due_ns = now_ns.saturating_add(faults.delay_ns);
         if self.happens(faults.duplicate) {
-            self.put(now_ns + faults.delay_ns, packet.clone());
+            self.put(due_ns, packet.clone());
         }
         let late = if self.happens(faults.reorder) {
             OVERTAKEN_NS
         } else {
             0
         };
-        self.put(now_ns + faults.delay_ns + late, packet);
+        self.put(due_ns.saturating_add(late), packet);
     }
 
     fn put(&mut self, due_ns: u64, packet: Packet<'static>) {
@@ -302,22 +218,44 @@ impl Network {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use snaprig_hca::{
+        Transport,
+        packet::{Body, Route},
+    };
+
+    fn packet(from_port: u32, to_port: u32) -> Packet<'static> {
+        let route = Route {
+            from_port,
+            to_port,
+            from_lid: 1,
+            to_lid: 2,
+            from_qp: 2,
+            to_qp: 3,
+            service_level: 0,
+            pkey: 0xffff,
+            global: None,
+        };
+        Packet {
+            route,
+            transport: Transport::Rc,
+            psn: 0,
+            count: 1,
+            acknowledge: false,
+            solicited: false,
+            srq: 0,
+            body: Body::Ack,
+        }
+    }
 
     #[test]
-    fn faults_are_read_as_they_are_written() {
-        let faults = PathFaults {
-            loss: 55,
-            delay_ns: 7_000,
-            ..PathFaults::default()
-        };
-        let text = faults.to_string();
-        assert_eq!(
-            text,
-            "loss=5.5%,duplicate=0.0%,reorder=0.0%,corrupt=0.0%,delay=7us"
-        );
-        assert_eq!(text.parse(), Ok(faults));
-        assert_eq!("loss=5.5,delay=7".parse(), Ok(faults));
-        assert!("loss=101".parse::<PathFaults>().is_err());
-        assert!("los=1".parse::<PathFaults>().is_err());
+    fn a_path_is_full_until_its_packets_arrive() {
+        let mut network = Network::new(1);
+        for due_ns in 1..=LOAD_MAX as u64 {
+            assert!(!network.is_full(0, 1));
+            network.put(due_ns, packet(0, 1));
+        }
+        assert!(network.is_full(0, 1) && !network.is_full(1, 0));
+        assert!(network.arrived(0).is_none() && network.is_full(0, 1));
+        assert!(network.arrived(1).is_some() && !network.is_full(0, 1));
     }
 }

@@ -362,7 +362,11 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         if attr.comp_mask & !known != 0 {
             return null(libc::EINVAL);
         }
-        if attr.wc_flags & !EXTENDED_FLAGS != 0 {
+        let has_flags = attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
+        let flags = if has_flags { attr.flags } else { 0 };
+        // An overrun is an error always.
+        let other_flags = flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
+        if attr.wc_flags & !EXTENDED_FLAGS != 0 || other_flags {
             return null(libc::EOPNOTSUPP);
         }
         let cq = create(

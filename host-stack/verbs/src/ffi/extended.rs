@@ -351,8 +351,9 @@ pub(super) unsafe extern "C" fn bind_mw(
     unsafe {
         let (ours, context) = (Qp::of(qp), Context::of((*qp).context));
         let info = &(*bind).bind_info;
-        if (*window).r#type != IBV_MW_TYPE_1 || !info.mr.is_null() && (*info.mr).pd != (*window).pd
-        {
+        let zero_based = info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0;
+        let other_pd = !info.mr.is_null() && (*info.mr).pd != (*window).pd;
+        if (*window).r#type != IBV_MW_TYPE_1 || zero_based || other_pd {
             return libc::EINVAL;
         }
         let key = (*window).rkey & !0xff | (*window).rkey.wrapping_add(1) & 0xff;

@@ -10,16 +10,13 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, OwnedFd},
-    path::Path,
+    path::PathBuf,
 };
 
 use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock},
     io::Errno,
-    net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-        socket_with,
-    },
+    net::{SocketFlags, accept_with},
 };
 
 use super::wire::Message;
@@ -57,36 +54,27 @@ pub(super) fn names(space: u16, at: SocketAddr) -> Vec<String> {
     }
 }
 
-fn new_socket() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        flags,
-        None,
-    )?)
-}
-
 /// The address of a name: by the directory's descriptor, for that is short whatever the directory.
-fn address(name: &str) -> io::Result<(OwnedFd, SocketAddrUnix)> {
+fn address(name: &str) -> io::Result<(OwnedFd, PathBuf)> {
     use std::os::fd::AsRawFd;
     let directory = Place::from_env()?.directory;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(&directory, flags, Mode::empty())?;
     let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
-    let address = SocketAddrUnix::new(Path::new(&path))?;
-    Ok((directory, address))
+    Ok((directory, path.into()))
 }
 
 /// Connects to the first of these names where somebody listens.
 pub(super) fn connect_to(names: &[String]) -> io::Result<OwnedFd> {
     for name in names {
-        let (_directory, address) = address(name)?;
-        let socket = new_socket()?;
-        match connect(&socket, &address) {
-            Ok(()) => return Ok(socket),
-            Err(Errno::NOENT | Errno::CONNREFUSED) => {}
-            Err(error) => return Err(error.into()),
+        let (_directory, path) = address(name)?;
+        match socket::connect(&path, SocketFlags::NONBLOCK) {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                ) => {}
+            other => return other,
         }
     }
     Err(Errno::CONNREFUSED.into())
@@ -101,18 +89,15 @@ pub(super) fn is_taken(names: &[String]) -> bool {
 pub(super) fn listen_at(name: &str) -> io::Result<OwnedFd> {
     let lock = File::create(Place::from_env()?.directory.join("cm-lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;
-    let (_directory, address) = address(name)?;
-    let socket = new_socket()?;
-    match bind(&socket, &address) {
-        Err(Errno::ADDRINUSE) if !is_taken(&[name.into()]) => {
-            remove(name);
-            bind(&socket, &address)?;
-        }
-        other => other?,
-    }
+    let (_directory, path) = address(name)?;
     // While the lock is held: a socket that is bound and does not listen looks dead.
-    listen(&socket, WAITING)?;
-    Ok(socket)
+    match socket::listen(&path, WAITING) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && !is_taken(&[name.into()]) => {
+            remove(name);
+            socket::listen(&path, WAITING)
+        }
+        other => other,
+    }
 }
 
 /// A listener is gone.

@@ -1,12 +1,17 @@
 //! Where a fabric's socket and files are, and how it is made: names, directories, environment.
 
-use std::{env, fs, io, os::unix::fs::DirBuilderExt, path::PathBuf};
+use std::{
+    env, fs, io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
 
-use crate::daemon::PathFaults;
 use snaprig_hca::{
     control::{Fabric, HcaSetup},
     model::ModelName,
 };
+
+use crate::faults::PathFaults;
 
 /// Names the fabric; without it, [`DEFAULT_FABRIC`].
 pub const FABRIC_ENV: &str = "SNAPRIG_FABRIC";
@@ -41,6 +46,11 @@ pub struct Place {
 impl Place {
     /// Of the fabric with this name.
     pub fn named(name: &str) -> io::Result<Self> {
+        Self::named_in(&fabrics_directory(), name)
+    }
+
+    /// Of the fabric with this name, among those in a directory.
+    pub fn named_in(fabrics: &Path, name: &str) -> io::Result<Self> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty()
             || name.len() > NAME_MAX
@@ -53,7 +63,7 @@ impl Place {
         }
         Ok(Self {
             name: name.into(),
-            directory: fabrics_directory().join(name),
+            directory: fabrics.join(name),
         })
     }
 
@@ -129,11 +139,9 @@ pub fn setup_from_env() -> io::Result<Fabric> {
             .ok_or_else(|| invalid(format!("{HCAS_ENV}={text}: a number from 1 to {HCAS_MAX}")))?,
     };
     let models = env::var(MODEL_ENV).unwrap_or_else(|_| "A".into());
-    setup(hcas, &models).ok_or_else(|| {
-        invalid(format!(
-            "{MODEL_ENV}={models}: A or B, or a letter for each HCA"
-        ))
-    })
+    let models =
+        parse_models(&models).ok_or_else(|| invalid(format!("{MODEL_ENV}={models}: {MODELS}")))?;
+    Ok(setup(hcas, &models))
 }
 
 /// What the environment says is wrong with all paths.
@@ -147,21 +155,36 @@ pub fn faults_from_env() -> io::Result<PathFaults> {
     })
 }
 
-/// A fabric of so many HCAs; one letter of `models` for each, the last one for all the rest.
-pub fn setup(hcas: usize, models: &str) -> Option<Fabric> {
-    let mut names = Vec::new();
-    for letter in models.chars() {
-        names.push(match letter {
-            'A' | 'a' => ModelName::A,
-            'B' | 'b' => ModelName::B,
-            _ => return None,
-        });
-    }
-    let last = *names.last()?;
-    let hcas = (0..hcas).map(|index| HcaSetup {
-        model: names.get(index).copied().unwrap_or(last),
+/// How models are written.
+pub const MODELS: &str = "A or B, or a letter for each HCA";
+
+/// The models that these letters stand for; there is one at least.
+pub fn parse_models(letters: &str) -> Option<Vec<ModelName>> {
+    let models = letters.chars().map(|letter| match letter {
+        'A' | 'a' => Some(ModelName::A),
+        'B' | 'b' => Some(ModelName::B),
+        _ => None,
     });
-    Some(Fabric {
+    let models: Vec<_> = models.collect::<Option<_>>()?;
+    (!models.is_empty()).then_some(models)
+}
+
+/// The letters that these models are written with.
+pub fn model_letters(setup: &Fabric) -> String {
+    let letter = |hca: &HcaSetup| match hca.model {
+        ModelName::A => 'A',
+        ModelName::B => 'B',
+    };
+    setup.hcas.iter().map(letter).collect()
+}
+
+/// A fabric of so many HCAs; one of `models` for each, the last one for all the rest.
+pub fn setup(hcas: usize, models: &[ModelName]) -> Fabric {
+    let last = models.last().copied().unwrap_or_default();
+    let hcas = (0..hcas).map(|index| HcaSetup {
+        model: models.get(index).copied().unwrap_or(last),
+    });
+    Fabric {
         hcas: hcas.collect(),
-    })
+    }
 }

@@ -1,14 +1,16 @@
-//! Messages with descriptors over a Unix socket that keeps their borders.
+//! Messages with descriptors over Unix sockets that keep their borders.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
 };
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recvmsg,
+    sendmsg, socket_with,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -16,6 +18,27 @@ use serde::{Serialize, de::DeserializeOwned};
 const BYTES_MAX: usize = 4096;
 /// Most descriptors of one.
 const FDS_MAX: usize = 4;
+
+fn open(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(socket_with(family, kind, flags, None)?)
+}
+
+/// Connects to who listens at a path.
+pub fn connect(path: &Path, flags: SocketFlags) -> io::Result<OwnedFd> {
+    let socket = open(flags)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Listens at a path; so many may wait to be accepted, which itself does not wait.
+pub fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+    let socket = open(SocketFlags::NONBLOCK)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, backlog)?;
+    Ok(socket)
+}
 
 /// Sends a message.
 pub fn send<T: Serialize>(to: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {

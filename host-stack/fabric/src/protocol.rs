@@ -82,7 +82,9 @@ pub enum Ask {
         file: Option<PathBuf>,
     },
     /// Changes what the paths do to packets.
-    Fault(crate::daemon::FaultRequest),
+    Fault(crate::faults::FaultRequest),
+    /// Ends the fabric, whoever uses it.
+    End,
 }
 
 /// From the daemon to a process.

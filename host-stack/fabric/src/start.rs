@@ -4,7 +4,8 @@
 //! that is about to end, and two do not start it at once.
 
 use std::{
-    env, ffi,
+    env,
+    ffi::{self, OsString},
     fs::File,
     io::{self, Read},
     os::{
@@ -17,17 +18,20 @@ use std::{
 
 use rustix::{
     fs::{FlockOperation, flock},
-    net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_socket,
-        socket_with,
-    },
+    net::SocketFlags,
 };
-use snaprig_hca::{control::Fabric as Setup, model::ModelName};
+use snaprig_hca::control::Fabric as Setup;
 
-use crate::place::{FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV, Place};
+use crate::{
+    place::{FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV, Place, model_letters},
+    socket,
+};
 
-/// Connects.
-pub fn connect(place: &Place, setup: &Setup) -> io::Result<OwnedFd> {
+/// Variables of the environment.
+pub type Environment = Vec<(&'static str, OsString)>;
+
+/// Connects. A daemon that is started for it has `environment` beside this process's own.
+pub fn connect(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<OwnedFd> {
     let _held = hold(place)?;
     match try_connect(&place.socket()) {
         Err(error)
@@ -37,7 +41,7 @@ pub fn connect(place: &Place, setup: &Setup) -> io::Result<OwnedFd> {
             ) => {}
         other => return other,
     }
-    start(place, setup)?;
+    start(place, setup, environment)?;
     try_connect(&place.socket())
 }
 
@@ -59,24 +63,22 @@ fn hold(place: &Place) -> io::Result<File> {
 
 /// Connects to a daemon that runs.
 pub fn try_connect(path: &Path) -> io::Result<OwnedFd> {
-    let kind = SocketType::SEQPACKET;
-    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-    connect_socket(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
+    socket::connect(path, SocketFlags::empty())
 }
 
-fn start(place: &Place, setup: &Setup) -> io::Result<()> {
-    let program = program()?;
-    let models = setup.hcas.iter().map(|hca| match hca.model {
-        ModelName::A => 'A',
-        ModelName::B => 'B',
-    });
+fn start(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<()> {
+    let named = environment.iter().find(|(name, _)| *name == PROGRAM_ENV);
+    let program = match named {
+        Some((_, program)) => program.into(),
+        None => program()?,
+    };
     let mut command = Command::new(&program);
     command
         .arg("fabric-process")
+        .envs(environment.iter().cloned())
         .env(FABRIC_ENV, &place.name)
         .env(HCAS_ENV, setup.hcas.len().to_string())
-        .env(MODEL_ENV, models.collect::<String>())
+        .env(MODEL_ENV, model_letters(setup))
         .env_remove("LD_PRELOAD")
         .env_remove("LD_LIBRARY_PATH")
         .current_dir("/")

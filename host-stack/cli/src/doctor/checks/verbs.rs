@@ -1,0 +1,156 @@
+//! What verbs programs need.
+
+use std::{env, ffi::CStr, path::Path};
+
+use snaprig_fabric::{Fabric, library};
+
+use super::{Check, Row, checked, limit, row};
+
+/// Without them, no verbs program runs.
+pub(in crate::doctor) const NEEDED: [&str; 3] = ["memfd", "libibverbs", "fabric"];
+
+/// What drivers of hardware would have locked: programs that look at the limit want so much.
+const LOCKED_BYTES_MIN: u64 = 64 << 20;
+
+pub(super) fn all() -> Vec<Row> {
+    vec![
+        row(
+            "libibverbs",
+            libibverbs(),
+            Some("no verbs programs"),
+            "cargo build -p snaprig-verbs",
+        ),
+        row(
+            "fabric",
+            fabric(),
+            Some("no verbs programs"),
+            "see the reason; $XDG_RUNTIME_DIR, $TMPDIR",
+        ),
+        row(
+            "process_vm",
+            process_vm(),
+            Some("only memory that can be moved"),
+            "kernel.yama. ptrace_scope=1; --cap-add SYS_PTRACE",
+        ),
+        row(
+            "pidfd",
+            pidfd(),
+            Some("a child keeps what its dead parent had"),
+            "Linux 5.3",
+        ),
+        row(
+            "locked mem",
+            locked_memory(),
+            Some("programs that ask may refuse"),
+            "ulimit -l unlimited",
+        ),
+        row(
+            "librdmacm",
+            loads(c"librdmacm.so.1"),
+            Some("no rdma_cm programs"),
+            "apt-get install librdmacm1",
+        ),
+        row(
+            "ibv_devinfo",
+            installed("ibv_devinfo"),
+            Some("programs of yours"),
+            "apt-get install ibverbs-utils",
+        ),
+        row(
+            "perftest",
+            installed("ib_send_bw"),
+            Some("programs of yours"),
+            "apt-get install perftest",
+        ),
+    ]
+}
+
+/// The library that `snaprig verbs` gives to programs.
+fn libibverbs() -> Check {
+    let program = env::current_exe().map_err(|error| error.to_string())?;
+    let library = library::find(&program).map_err(|error| error.to_string())?;
+    Ok(library.display().to_string())
+}
+
+/// Starts a fabric, and ends it.
+fn fabric() -> Check {
+    let program = env::current_exe().map_err(|error| error.to_string())?;
+    let fabric = Fabric::builder().exe(program).start();
+    let fabric = fabric.map_err(|error| error.to_string())?;
+    let text = fabric.describe().map_err(|error| error.to_string())?;
+    if text.contains("snaprig_0") {
+        Ok("one HCA was there".into())
+    } else {
+        Err("no HCA in it".into())
+    }
+}
+
+/// Reads a child's memory (process_vm_readv(2)).
+fn process_vm() -> Check {
+    static THERE: [u8; 8] = *b"snaprig!";
+    // SAFETY: the child does nothing but wait, which is allowed after fork(2).
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            // SAFETY: waits for a signal.
+            unsafe { libc::pause() };
+        }
+    }
+    let child = checked("fork", child.into())? as libc::pid_t;
+    let mut here = [0u8; 8];
+    let part = |at: *mut u8| libc::iovec {
+        iov_base: at.cast(),
+        iov_len: THERE.len(),
+    };
+    // SAFETY: one range each, of eight bytes; the child's memory is a copy of ours.
+    let read = unsafe {
+        let (local, remote) = (part(here.as_mut_ptr()), part(THERE.as_ptr().cast_mut()));
+        libc::process_vm_readv(child, &raw const local, 1, &raw const remote, 1, 0)
+    };
+    let read = checked("process_vm_readv", read as i64);
+    // SAFETY: a child of ours, that nobody else waits for.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    match read? {
+        8 if here == THERE => Ok("read a child".into()),
+        count => Err(format!("{count} bytes, or others")),
+    }
+}
+
+/// A descriptor of this process, by which its end could be awaited (pidfd_open(2)).
+fn pidfd() -> Check {
+    // SAFETY: takes integers, and returns a new descriptor, which is closed.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
+        libc::close(checked("pidfd_open", fd)? as i32);
+    }
+    Ok("opened one".into())
+}
+
+/// What programs for hardware look at; registered memory is not locked here.
+fn locked_memory() -> Check {
+    match limit(libc::RLIMIT_MEMLOCK)? {
+        libc::RLIM_INFINITY => Ok("no limit".into()),
+        bytes if bytes >= LOCKED_BYTES_MIN => Ok(format!("limit {} MiB", bytes >> 20)),
+        bytes => Err(format!("limit {} KiB", bytes >> 10)),
+    }
+}
+
+/// Loads a library.
+fn loads(name: &CStr) -> Check {
+    // SAFETY: a library of the system; it is left again at once.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) };
+    if library.is_null() {
+        return Err(format!("no {}", name.to_string_lossy()));
+    }
+    // SAFETY: as above.
+    unsafe { libc::dlclose(library) };
+    Ok("loads".into())
+}
+
+fn installed(program: &str) -> Check {
+    let path = library::program(Path::new(program)).map_err(|error| error.to_string())?;
+    Ok(path.display().to_string())
+}

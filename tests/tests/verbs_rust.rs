@@ -1,0 +1,134 @@
+//! Fabrics as tests in Rust have them.
+
+mod fabric;
+
+use std::{
+    error::Error,
+    path::PathBuf,
+    process::{Child, Output, Stdio},
+};
+
+use fabric::{assert_success, free_port, installed, text, wait_for_listener, wait_until};
+use snaprig::{Fabric, FabricError, Model, PathFaults, Place};
+
+const SNAPRIG: &str = fabric::SNAPRIG;
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// A pingpong between two HCAs, or an HCA and itself.
+fn pingpong(fabric: &Fabric, hcas: [usize; 2], count: u32) -> Result<[Child; 2], Box<dyn Error>> {
+    let port = free_port().to_string();
+    let start = |hca: usize, server: &[&str]| {
+        let mut command = fabric.command("ibv_rc_pingpong");
+        command.args(["-d", &format!("snaprig_{hca}"), "-p", &port, "-c"]);
+        command.args(["-n", &count.to_string()]).args(server);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn()
+    };
+    let server = start(hcas[0], &[])?;
+    wait_for_listener(port.parse()?);
+    Ok([server, start(hcas[1], &["127.0.0.1"])?])
+}
+
+fn outputs(pair: [Child; 2]) -> [Output; 2] {
+    pair.map(|child| child.wait_with_output().expect("it is ours"))
+}
+
+/// Waits until both are in it.
+fn messages_move(fabric: &Fabric) {
+    wait_until("messages move", || {
+        let text = fabric.describe().expect("it runs");
+        text.matches(" Rts ").count() == 2
+    });
+}
+
+/// What the README shows, with a program that is there.
+#[snaprig::test(hcas = 2, model = "AB", exe = SNAPRIG)]
+fn a_link_that_comes_up_in_time_is_not_noticed(fabric: Fabric) -> Outcome {
+    if !installed("ibv_rc_pingpong") {
+        return Ok(());
+    }
+    let pair = pingpong(&fabric, [0, 1], 20_000)?;
+    messages_move(&fabric);
+    for (hca, port) in [(0, 1), (1, 1)].repeat(5) {
+        fabric.link_down(hca, port)?;
+        fabric.link_up(hca, port)?;
+    }
+    assert_success("pingpong", &outputs(pair));
+    Ok(())
+}
+
+#[snaprig::test(hcas = 2, exe = SNAPRIG)]
+fn faults_come_and_go_while_programs_run(fabric: Fabric) -> Outcome {
+    if !installed("ibv_rc_pingpong") {
+        return Ok(());
+    }
+    let pair = pingpong(&fabric, [0, 1], 100_000_000)?;
+    messages_move(&fabric);
+    let loss = PathFaults {
+        loss: 1000,
+        ..PathFaults::default()
+    };
+    fabric.fault_path((0, 1), (1, 1), loss)?;
+    assert!(fabric.describe()?.contains("lid 1 -> lid 2: loss=100.0%"));
+    let outputs = outputs(pair);
+    let all = outputs.iter().map(text).collect::<String>();
+    assert!(all.contains("transport retry counter exceeded"), "{all}");
+    fabric.link_down(1, 1)?;
+    assert!(fabric.describe()?.contains("down"));
+    fabric.heal()?;
+    let healed = fabric.describe()?;
+    assert!(
+        !healed.contains("down") && !healed.contains("loss"),
+        "{healed}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_fabric_ends_with_its_value_and_its_users_see_it() -> Outcome {
+    let fabric = Fabric::builder().exe(SNAPRIG).start()?;
+    let directory = |name| {
+        let variable = fabric.environment().iter().find(|(n, _)| *n == name);
+        variable.map(|(_, value)| PathBuf::from(value))
+    };
+    let directory = directory("SNAPRIG_FABRICS").expect("a directory of its own");
+    assert!(directory.is_dir());
+    let pair = installed("ibv_rc_pingpong").then(|| pingpong(&fabric, [0, 0], 100_000_000));
+    let pair = pair.transpose()?;
+    if pair.is_some() {
+        messages_move(&fabric);
+    }
+    drop(fabric);
+    assert!(!directory.exists());
+    for output in pair.into_iter().flat_map(outputs) {
+        assert!(!output.status.success(), "{}", text(&output));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_there_is_not_is_refused() -> Outcome {
+    let builder = || Fabric::builder().exe(SNAPRIG);
+    for hcas in [0, 65] {
+        let refused = builder().hcas(hcas).start();
+        assert!(matches!(refused, Err(FabricError::Hcas(n)) if n == hcas));
+    }
+    let scratch = tempfile::tempdir()?;
+    let place = Place::named_in(scratch.path(), "shared")?;
+    let first = builder().at(place.clone()).start()?;
+    let second = builder().at(place.clone()).start();
+    assert!(matches!(second, Err(FabricError::Start(_))));
+    drop(first);
+    drop(builder().at(place).start()?);
+    let nowhere = Fabric::builder().exe("/nonexistent/snaprig").start();
+    assert!(matches!(nowhere, Err(FabricError::Start(_))));
+    let fabric = builder().hcas(2).models(&[Model::B, Model::A]).start()?;
+    for (hca, port) in [(0, 0), (0, 3), (1, 2), (2, 1)] {
+        let refused = fabric.link_down(hca, port);
+        assert!(matches!(refused, Err(FabricError::NoPort { .. })));
+    }
+    let lids = [(0, 1), (0, 2), (1, 1)].map(|(hca, port)| fabric.lid(hca, port).ok());
+    assert_eq!(lids, [1, 2, 3].map(Some));
+    Ok(())
+}
