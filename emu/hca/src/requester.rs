@@ -169,7 +169,7 @@ impl<H: Host> Hca<'_, H> {
             }
             return;
         }
-        if requester.deadline_ns.get() != 0 {
+        if requester.deadline_ns.get() != 0 || self.has(Canary::NoTimer) {
             return;
         }
         let Some(timeout_ns) = ack_timeout_ns(qp.timeout.get()) else {

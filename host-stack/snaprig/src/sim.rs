@@ -7,6 +7,7 @@ use snaprig_campaign::{
     draw::draw_on,
     model, points,
     report::write_file,
+    system,
 };
 use snaprig_sim::{Plan, PlanError, Trace, Workload};
 use xxhash_rust::xxh3::xxh3_64;
@@ -88,10 +89,10 @@ impl Sim {
     /// system does not say.
     pub fn run(&self, plan: &Plan) -> Result<Run, SimError> {
         let plan = self.plan(plan.clone());
-        if let Some(why) = model::impossible(&plan) {
+        if let Some(why) = system::impossible(&plan) {
             return Err(SimError::Impossible(why));
         }
-        plan.check(&points::all(), &model::processes(&plan))?;
+        plan.check(&points::all(), &system::processes(&plan))?;
         let outcome = snaprig_campaign::run(&plan, Trace::default(), None);
         Ok(Run { plan, outcome })
     }
@@ -109,7 +110,7 @@ impl SimBuilder {
         self
     }
 
-    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice".
+    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice"; or "verbs".
     #[must_use]
     pub fn scenario(mut self, scenario: &str) -> Self {
         self.0.scenario = Some(scenario.into());
