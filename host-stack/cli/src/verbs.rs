@@ -9,11 +9,12 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use snaprig_sim::Plan;
 use snaprig_verbs::{
-    daemon::{Daemon, FaultRequest, PathFaults},
+    daemon::{Daemon, FaultRequest, PathFaults, check_plan},
     place::{
-        self, CAPTURE_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV, HCAS_MAX, MODEL_ENV, PROGRAM_ENV,
-        Place,
+        self, CAPTURE_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV, HCAS_MAX, MODEL_ENV, PLAN_ENV,
+        PROGRAM_ENV, Place,
     },
     protocol::Ask,
 };
@@ -69,6 +70,9 @@ pub struct Options {
         next_help_heading = "Faults of every path, if this starts the fabric"
     )]
     faults: Faults,
+    /// Carry out this fault plan's faults of packets, if this starts the fabric
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
     /// Write every packet to this file (pcapng), if this starts the fabric
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
@@ -112,7 +116,13 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .as_deref()
         .map(std::path::absolute)
         .transpose()?;
-    let environment: [(&str, OsString); 8] = [
+    let plan = options
+        .plan
+        .as_deref()
+        .map(|path| plan_path(path, options.hcas.into()))
+        .transpose()?;
+    let environment: [(&str, OsString); 9] = [
+        (PLAN_ENV, plan.unwrap_or_default().into()),
         ("LD_LIBRARY_PATH", path),
         ("LD_PRELOAD", preload),
         (PROGRAM_ENV, std::env::current_exe()?.into()),
@@ -137,6 +147,14 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .envs(environment)
         .exec();
     Err(format!("{}: {error}", Path::new(program).display()).into())
+}
+
+/// The path, from the root, of a plan that a fabric of so many HCAs can carry out.
+fn plan_path(path: &Path, hcas: usize) -> Result<PathBuf, AnyError> {
+    let named = |why: AnyError| format!("{}: {why}", path.display());
+    let plan = Plan::read(path)?;
+    check_plan(&plan, hcas).map_err(|error| named(error.into()))?;
+    Ok(std::path::absolute(path)?)
 }
 
 /// A directory with the library under the name that programs ask for.
@@ -212,6 +230,10 @@ enum FabricCommand {
         /// To the port with this LID [default: all]
         #[arg(long, value_name = "LID")]
         to: Option<u16>,
+        /// Carry out this fault plan's faults of packets, from now on
+        #[arg(long, value_name = "FILE", conflicts_with_all =
+              ["from", "to", "loss", "duplicate", "reorder", "corrupt", "delay_us"])]
+        plan: Option<PathBuf>,
         #[command(flatten)]
         faults: Faults,
     },
@@ -244,9 +266,16 @@ pub fn fabric(options: &FabricOptions) -> Result<ExitCode, AnyError> {
     let change = match options.command {
         FabricCommand::List => None,
         FabricCommand::Fault {
+            plan: Some(ref path),
+            ..
+        } => Some(Ask::Plan {
+            file: plan_path(path, HCAS_MAX)?,
+        }),
+        FabricCommand::Fault {
             from,
             to,
             ref faults,
+            ..
         } => {
             let faults = faults.of_paths()?;
             Some(Ask::Fault(FaultRequest::Set { from, to, faults }))

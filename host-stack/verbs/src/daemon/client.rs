@@ -17,7 +17,7 @@ use snaprig_hca::{
     control::{Reply, Request},
 };
 
-use super::{Context, Daemon, FaultRequest, SLOT, Table};
+use super::{Context, Daemon, FaultRequest, SLOT, Table, now_ns, read_plan};
 use crate::{
     protocol::{Answer, Ask, VERSION},
     socket,
@@ -110,6 +110,14 @@ impl Daemon {
                 Ok(()) => Outcome::Answer(Answer::Here),
                 Err(error) => refuse(errno(&error)),
             },
+            Ask::Plan { file } => match read_plan(&file, &self.setup) {
+                Ok(plan) => {
+                    let mut network = self.host.network.borrow_mut();
+                    network.begin(self.host.memory.header(), &plan, now_ns());
+                    Outcome::Answer(Answer::Here)
+                }
+                Err(_) => refuse(libc::EINVAL),
+            },
             _ => Outcome::End,
         }
     }
@@ -148,7 +156,9 @@ impl Daemon {
             }
             // On the lookup socket.
             Ask::PoolOf { .. } | Ask::ChannelOf { .. } | Ask::Raise { .. } => Outcome::End,
-            Ask::Describe | Ask::Fault(_) | Ask::Capture { .. } => self.answer_stranger(ask),
+            Ask::Describe | Ask::Fault(_) | Ask::Capture { .. } | Ask::Plan { .. } => {
+                self.answer_stranger(ask)
+            }
         }
     }
 
@@ -253,6 +263,12 @@ impl Daemon {
                     text += &format!("lid {} -> lid {}: {faults}\n", a.lid.get(), b.lid.get());
                 }
             }
+        }
+        if let Some(plan) = network.plan() {
+            text += &format!(
+                "a plan is carried out, faults so far: {}\n",
+                plan.happened()
+            );
         }
         text += &self.describe_queues();
         text + &format!(
