@@ -144,16 +144,23 @@ fn a_plan_takes_a_link_down_and_connections_are_given_up() {
     if !installed("ibv_rc_pingpong") {
         return;
     }
-    let plan = plan("hca-link-goes-down.json");
-    let fabric = Fabric::new(&["--plan", &plan]);
-    let outputs = fabric.pair(free_port(), &["ibv_rc_pingpong", "-n", "100"]);
-    let all = outputs.iter().map(text).collect::<String>();
-    assert!(
-        outputs.iter().any(|output| !output.status.success()),
-        "{all}"
-    );
-    assert!(all.contains("transport retry counter exceeded"), "{all}");
-    fabric.ended();
+    let down = plan("hca-link-goes-down.json");
+    // The same, and nobody notices.
+    let scratch = tempfile::tempdir().expect("a directory");
+    let partition = scratch.path().join("partition.json");
+    let text_of_it = std::fs::read_to_string(&down).expect("it is there");
+    std::fs::write(&partition, text_of_it.replace("link_down", "partition")).expect("written");
+    for plan in [&down, partition.to_str().expect("a name")] {
+        let fabric = Fabric::new(&["--plan", plan]);
+        let outputs = fabric.pair(free_port(), &["ibv_rc_pingpong", "-n", "100"]);
+        let all = outputs.iter().map(text).collect::<String>();
+        assert!(
+            outputs.iter().any(|output| !output.status.success()),
+            "{all}"
+        );
+        assert!(all.contains("transport retry counter exceeded"), "{all}");
+        fabric.ended();
+    }
 }
 
 #[test]

@@ -15,6 +15,8 @@ pub enum Canary {
     FlushForgetsSends,
     /// Who waits for an acknowledgement sets no timer.
     NoTimer,
+    /// Who waits for an acknowledgement waits far too long.
+    SlowTimer,
 }
 
 impl<H: Host> Hca<'_, H> {

@@ -175,7 +175,10 @@ impl<H: Host> Hca<'_, H> {
         let Some(timeout_ns) = ack_timeout_ns(qp.timeout.get()) else {
             return;
         };
-        requester.deadline_ns.set(self.host.now_ns() + timeout_ns);
+        let times = if self.has(Canary::SlowTimer) { 8 } else { 1 };
+        requester
+            .deadline_ns
+            .set(self.host.now_ns() + times * timeout_ns);
         self.host.attention(index);
     }
 

@@ -39,11 +39,13 @@ pub enum Canary {
     LostFlush,
     /// An HCA that waits for an acknowledgement sets no timer.
     LostTimer,
+    /// An HCA that waits for an acknowledgement does so far too long.
+    SlowTimer,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
@@ -60,6 +62,7 @@ impl Canary {
         Self::EarlyRead,
         Self::LostFlush,
         Self::LostTimer,
+        Self::SlowTimer,
     ];
 
     /// As the command line spells it.
@@ -81,6 +84,7 @@ impl Canary {
             Self::EarlyRead => "early-read",
             Self::LostFlush => "lost-flush",
             Self::LostTimer => "lost-timer",
+            Self::SlowTimer => "slow-timer",
         }
     }
 
@@ -92,6 +96,7 @@ impl Canary {
             Self::EarlyRead => HcaCanary::AcknowledgeCompletesReads,
             Self::LostFlush => HcaCanary::FlushForgetsSends,
             Self::LostTimer => HcaCanary::NoTimer,
+            Self::SlowTimer => HcaCanary::SlowTimer,
             _ => return None,
         })
     }

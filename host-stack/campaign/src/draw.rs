@@ -21,21 +21,22 @@ const PER_MILLE: [u64; 3] = [20, 50, 200];
 /// The plan of a seed, of one of these scenarios, or, if none is named, of any.
 pub fn draw(seed: u64, scenarios: &[&str]) -> Plan {
     match Random::new(seed, "scenario").pick(scenarios) {
-        Some(&verbs::SCENARIO) => draw_verbs(seed),
+        Some(&verbs::SCENARIO) => draw_verbs(seed, None),
         Some(&scenario) => Plan {
             scenario: scenario.into(),
             ..draw_on(seed, None)
         },
-        None if Random::new(seed, "system").one_in(VERBS_ONE_IN) => draw_verbs(seed),
+        None if Random::new(seed, "system").one_in(VERBS_ONE_IN) => draw_verbs(seed, None),
         None => draw_on(seed, None),
     }
 }
 
-/// The plan of a seed for verbs.
-fn draw_verbs(seed: u64) -> Plan {
+/// The plan of a seed for verbs, on so many HCAs.
+pub fn draw_verbs(seed: u64, cards: Option<u16>) -> Plan {
     let mut random = Random::new(seed, "plan of verbs");
     let mut amount = |least: u64, most: u64| (least + random.below(most - least + 1)) as u16;
-    let mut plan = Plan::new(seed, amount(1, 3), verbs::SCENARIO);
+    let drawn = amount(1, 3);
+    let mut plan = Plan::new(seed, cards.unwrap_or(drawn), verbs::SCENARIO);
     plan.workload = Workload {
         processes: amount(2, 4),
         pipelines: amount(1, 4),

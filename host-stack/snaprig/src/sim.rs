@@ -4,10 +4,10 @@ use std::{env, fmt, io, path::PathBuf};
 
 use snaprig_campaign::{
     check::{Broken, check},
-    draw::draw_on,
+    draw::{draw_on, draw_verbs},
     model, points,
     report::write_file,
-    system,
+    system, verbs,
 };
 use snaprig_sim::{Plan, PlanError, Trace, Workload};
 use xxhash_rust::xxh3::xxh3_64;
@@ -68,7 +68,10 @@ impl Sim {
 
     /// The plan that the seed draws for this system.
     pub fn draw(&self) -> Plan {
-        self.plan(draw_on(self.seed, self.cards))
+        self.plan(match self.scenario.as_deref() {
+            Some(verbs::SCENARIO) => draw_verbs(self.seed, self.cards),
+            _ => draw_on(self.seed, self.cards),
+        })
     }
 
     /// A plan for this system without faults.

@@ -469,7 +469,7 @@ fn print_events(trace: &Trace, processes: &[String]) {
             Mark::Fault => "FAULT ",
             Mark::Broken => "BROKEN ",
         };
-        println!("{:>12} {process:<6} {mark}{}", item.now_ns, item.what);
+        println!("{:>12} {process:<8} {mark}{}", item.now_ns, item.what);
     }
 }
 
