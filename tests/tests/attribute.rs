@@ -45,6 +45,18 @@ fn whatever_goes_wrong_in_simulation_is_survived(sim: Sim, seed: u64) -> Result<
 }
 
 #[test]
+fn verbs_are_simulated_too() -> Result<(), SimError> {
+    for seed in 0..100 {
+        let sim = Sim::builder().scenario("verbs").cards(1).seed(seed);
+        let sim = sim.build();
+        let run = sim.run(&sim.draw())?;
+        run.check()?;
+        assert!(!run.outcome.verbs.connections.is_empty());
+    }
+    Ok(())
+}
+
+#[test]
 fn a_plan_runs_on_the_system_that_was_built() -> Result<(), SimError> {
     let sim = Sim::builder().cards(1).scenario("swap").seed(7).build();
     let run = sim.run(&sim.undisturbed())?;

@@ -63,6 +63,38 @@ fn a_canary_fails_the_campaign_and_its_stored_failure_fails_again_the_same_way()
 }
 
 #[test]
+fn a_campaign_is_of_the_scenarios_that_are_named() {
+    let reached = |arguments: &[&str]| {
+        let results = results(&[&["--seeds", "0..300"], arguments].concat());
+        assert_eq!(results["failures"], 0);
+        ["scif.message", "hca.packet"].map(|point| !results["reached"][point].is_null())
+    };
+    assert_eq!(reached(&[]), [true, true]);
+    assert_eq!(reached(&["--scenario", "verbs"]), [false, true]);
+    assert_eq!(reached(&["--scenario", "swap"]), [true, false]);
+    let both = ["--scenario", "swap", "--scenario", "verbs"];
+    assert_eq!(reached(&both), [true, true]);
+}
+
+#[test]
+fn a_bug_of_the_hca_is_found_and_its_failure_fails_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let report = path(dir.path());
+    let canary = ["--canary", "early-read", "--scenario", "verbs"];
+    let seeds = ["--seeds", "0..500", "--report", &report];
+    let output = snaprig(&[&["campaign"][..], &canary, &seeds].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    let failures = fs::read_dir(dir.path().join("failures")).expect("it is there");
+    let failure = path(&failures.flatten().next().expect("there is one").path());
+    let again = snaprig(&["repro", "--events", &failure]);
+    let said = text(&again.stdout);
+    assert!(said.contains("ibv_post_send"), "{said}");
+    assert!(said.ends_with("it fails the same way\n"), "{said}");
+    let state = text(&snaprig(&["repro", "--until", "hca.packet", &failure]).stdout);
+    assert!(state.contains("connection 0: process"), "{state}");
+}
+
+#[test]
 fn a_campaign_that_was_killed_goes_on_and_ends_with_the_same_results() {
     let whole = results(&["--sim", "--seeds", "0..6000"]);
     assert_eq!(whole["failures"], 0);
@@ -141,6 +173,16 @@ fn plans_written_by_hand_hold_and_bad_ones_are_refused() {
             r#"{"version": 1, "seed": 1, "cards": 2, "scenario": "dance"}"#.into(),
             "dance",
         ),
+        (
+            r#"{"version": 1, "seed": 1, "cards": 9, "scenario": "verbs"}"#.into(),
+            "1 to 8 cards",
+        ),
+        (
+            r#"{"version": 1, "seed": 1, "cards": 1, "scenario": "verbs", "faults":
+                [{"point": "hca.post", "nth": 1, "kind": {"crash": "hca1"}}]}"#
+                .into(),
+            "hca1 does not",
+        ),
         ("not JSON".into(), "bad.json"),
     ] {
         fs::write(&bad, plan).expect("written");
@@ -160,6 +202,7 @@ fn plans_written_by_hand_hold_and_bad_ones_are_refused() {
         ["--jobs", "0"],
         ["--report", "/dev/null"],
         ["--canary", "sparrow"],
+        ["--scenario", "dance"],
     ] {
         let output = snaprig(&[&["campaign"][..], &arguments].concat());
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -181,7 +224,12 @@ fn fault_points_are_listed_with_their_kinds() {
         .as_slice()
         .read_to_string(&mut listed)
         .expect("UTF-8");
-    for point in ["scif.message", "snapify.capture", "snapify_io.write"] {
+    for point in [
+        "scif.message",
+        "snapify.capture",
+        "snapify_io.write",
+        "hca.packet",
+    ] {
         assert!(listed.contains(point));
     }
     assert!(listed.lines().all(|line| line.len() <= 80), "{listed}");

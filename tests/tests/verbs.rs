@@ -95,6 +95,108 @@ fn data_is_exact_when_packets_are_lost_doubled_and_overtaken() {
     fabric.ended();
 }
 
+/// A plan written by hand.
+fn plan(name: &str) -> String {
+    let plans = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/plans");
+    plans.join(name).to_string_lossy().into_owned()
+}
+
+#[test]
+fn data_is_exact_under_a_plan_that_loses_and_reorders_packets() {
+    if !installed("ibv_rc_pingpong") {
+        return;
+    }
+    let plan = plan("hca-loses-and-reorders-packets.json");
+    let fabric = Fabric::new(&["--plan", &plan]);
+    let port = free_port().to_string();
+    let program = [
+        "ibv_rc_pingpong",
+        "-c",
+        "-n",
+        "100",
+        "-s",
+        "20000",
+        "-p",
+        &port,
+    ];
+    let server = fabric.start(&program);
+    fabric::wait_for_listener(port.parse().expect("a port"));
+    let client = fabric.start(&[&program[..], &["127.0.0.1"]].concat());
+    wait_until("faults happen", || {
+        let list = text(&fabric.tell(&["list"]));
+        let faults = list.split("faults so far: ").nth(1);
+        let count = faults.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+        count.is_some_and(|count| count > 10)
+    });
+    let outputs = [server.output(), client.output()];
+    let all = outputs.iter().map(text).collect::<String>();
+    // The last acknowledgement may be lost, and who would answer be gone.
+    assert!(
+        outputs.iter().any(|output| output.status.success()),
+        "{all}"
+    );
+    assert!(!all.contains("invalid data"), "{all}");
+    fabric.ended();
+}
+
+#[test]
+fn a_plan_takes_a_link_down_and_connections_are_given_up() {
+    if !installed("ibv_rc_pingpong") {
+        return;
+    }
+    let down = plan("hca-link-goes-down.json");
+    // The same, and nobody notices.
+    let scratch = tempfile::tempdir().expect("a directory");
+    let partition = scratch.path().join("partition.json");
+    let text_of_it = std::fs::read_to_string(&down).expect("it is there");
+    std::fs::write(&partition, text_of_it.replace("link_down", "partition")).expect("written");
+    for plan in [&down, partition.to_str().expect("a name")] {
+        let fabric = Fabric::new(&["--plan", plan]);
+        let outputs = fabric.pair(free_port(), &["ibv_rc_pingpong", "-n", "100"]);
+        let all = outputs.iter().map(text).collect::<String>();
+        assert!(
+            outputs.iter().any(|output| !output.status.success()),
+            "{all}"
+        );
+        assert!(all.contains("transport retry counter exceeded"), "{all}");
+        fabric.ended();
+    }
+}
+
+#[test]
+fn a_plan_is_begun_while_programs_run_and_healed() {
+    if !installed("ibv_rc_pingpong") {
+        return;
+    }
+    let fabric = Fabric::new(&[]);
+    let port = free_port().to_string();
+    let server = fabric.start(&["ibv_rc_pingpong", "-n", "10", "-p", &port]);
+    fabric::wait_for_listener(port.parse().expect("a port"));
+    let began = fabric.tell(&["fault", "--plan", &plan("hca-damages-packets.json")]);
+    assert!(
+        text(&began).contains("a plan is carried out"),
+        "{}",
+        text(&began)
+    );
+    let healed = fabric.tell(&["heal"]);
+    assert!(!text(&healed).contains("a plan is"), "{}", text(&healed));
+    let client = fabric.start(&["ibv_rc_pingpong", "-n", "10", "-p", &port, "127.0.0.1"]);
+    assert_success("after healing", &[client.output(), server.output()]);
+    fabric.ended();
+}
+
+#[test]
+fn a_plan_that_cannot_be_carried_out_is_refused() {
+    let fabric = Fabric::new(&["--plan", &plan("hca-process-dies-in-a-post.json")]);
+    let output = fabric.start(&["true"]).output();
+    assert!(!output.status.success());
+    assert!(
+        text(&output).contains("hca.step cannot"),
+        "{}",
+        text(&output)
+    );
+}
+
 #[test]
 fn what_goes_over_the_fabric_can_be_read_by_wireshark() {
     if !installed("ibv_rc_pingpong") || !installed("tshark") {

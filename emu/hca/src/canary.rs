@@ -1,8 +1,8 @@
-//! Bugs that can be switched on, to see that tests find them.
+//! Bugs that a machine can be told to have, to see that campaigns find them.
 
-use crate::Hca;
+use crate::{Hca, Host};
 
-/// A bug.
+/// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Canary {
     /// The responder carries out what came before.
@@ -11,17 +11,17 @@ pub enum Canary {
     GoBackForgetsOffset,
     /// An acknowledgement completes reads.
     AcknowledgeCompletesReads,
+    /// Who fails does not complete the rest of its send queue.
+    FlushForgetsSends,
+    /// Who waits for an acknowledgement sets no timer.
+    NoTimer,
+    /// Who waits for an acknowledgement waits far too long.
+    SlowTimer,
 }
 
-impl<H> Hca<'_, H> {
-    /// Whether a bug is switched on: never, outside of tests.
+impl<H: Host> Hca<'_, H> {
+    /// Whether it has a bug: never, outside of simulations.
     pub(crate) fn has(&self, canary: Canary) -> bool {
-        #[cfg(feature = "testing")]
-        return self.canary.get() == Some(canary);
-        #[cfg(not(feature = "testing"))]
-        {
-            let _ = canary;
-            false
-        }
+        self.host.has(canary)
     }
 }

@@ -2,7 +2,7 @@
 //! (InfiniBand Architecture 1, 10.3.1).
 
 use crate::{
-    Completion, FAILED_MAX, Hca, Host,
+    Canary, Completion, FAILED_MAX, Hca, Host,
     cq::FREES_RECEIVE,
     lock::Held,
     qp::Qp,
@@ -80,6 +80,9 @@ impl<H: Host> Hca<'_, H> {
         }
         let requester = &qp.requester;
         requester.deadline_ns.set(0);
+        if self.has(Canary::FlushForgetsSends) {
+            qp.sq.taken.set(qp.sq.posted.get());
+        }
         requester.not_ready.set(0);
         requester.offset.set(0);
         requester.fetching.set(0);

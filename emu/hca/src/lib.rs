@@ -27,19 +27,21 @@
 //! | [`wire`], [`capture`] | packets as InfiniBand has them on a link; files of them |
 //! | [`control`], [`model`] | the control plane; what a model can do |
 //! | `express` | the short way of messages that can go at once |
+//! | [`faults`], [`canary`] | where something can go wrong; bugs on purpose |
 //! | `flush` | what becomes of the requests of a queue pair that failed |
 //! | `mend` | what a process that died left half done |
 //!
 //! What must stay true: every request completes once, in order; nothing in device memory is trusted;
 //! a process that dies at any point harms only those who are connected to it.
 
-mod canary;
+pub mod canary;
 pub mod capture;
 pub mod cell;
 pub mod control;
 pub mod cq;
 mod datagram;
 mod express;
+pub mod faults;
 mod flush;
 pub mod key;
 pub mod lock;
@@ -62,6 +64,7 @@ pub mod wire;
 
 use std::cell::Cell;
 
+pub use canary::Canary;
 pub use cq::Completion;
 pub use key::Segment;
 use lock::{Held, Lock};
@@ -124,6 +127,11 @@ pub trait Host {
         let _ = process;
         false
     }
+    /// Whether the machines have this bug: in simulations, on purpose.
+    fn has(&self, canary: Canary) -> bool {
+        let _ = canary;
+        false
+    }
     /// Nanoseconds since some moment that all users of the fabric share.
     fn now_ns(&self) -> u64;
 }
@@ -140,9 +148,6 @@ pub struct Hca<'m, H> {
     /// Queue pairs that failed, to be flushed when no lock is held.
     failed: Cell<[u32; FAILED_MAX]>,
     failed_count: Cell<usize>,
-    /// A bug that is switched on.
-    #[cfg(feature = "testing")]
-    pub canary: Cell<Option<testing::Canary>>,
 }
 
 /// More queue pairs than this do not fail in one call; if they do, the daemon flushes the rest.
@@ -157,8 +162,6 @@ impl<'m, H: Host> Hca<'m, H> {
             me,
             failed: Cell::default(),
             failed_count: Cell::default(),
-            #[cfg(feature = "testing")]
-            canary: Cell::default(),
         }
     }
 

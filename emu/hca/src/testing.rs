@@ -1,35 +1,38 @@
-//! A fabric in one thread, with virtual time and a network that fails by a seed.
+//! A fabric in one thread, with virtual time and what a fault plan has go wrong.
 //!
 //! ```text
 //!   processes (buffers) --verbs--> Hca --transmit--> network --deliver--> Hca
-//!                                   | attention         loss, delay, order, copies, partitions
+//!                                   | attention         faults of the plan, partitions
 //!                                   +---------------> daemon: run now, and at the deadline
 //! ```
 //!
 //! [`World`] is the machine: it is the [`Host`] of every HCA, and does the daemon's work in
-//! [`World::step`]. The same seed and the same calls give the same [`World::hash`].
+//! [`World::next`]. The same plan and the same calls give the same trace.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     cell::{Cell, RefCell},
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, BinaryHeap},
+    collections::{BTreeMap, BTreeSet},
+    panic::{self, AssertUnwindSafe},
     ptr::NonNull,
 };
 
-use snaprig_sim::Random;
+use snaprig_sim::{Engine, Kind, Plan, Point, ProcessId, Trace, faults::Reached};
 
-pub use crate::canary::Canary;
 use crate::{
-    Access, Atomic, Completion, Event, Hca, Host, Memory, Packet, Path, Segment, State, Transport,
+    Access, Atomic, Canary, Completion, Event, Hca, Host, Memory, Packet, Path, Segment, State,
+    Transport,
     control::{
         Address, Capabilities, Control, Errno, Fabric, HcaSetup, QpAttributes, Reply, Request,
         attributes::mask,
     },
+    faults,
     key::NOBODY,
     memory::{HEAP_AT, PROCESSES_MAX},
     model::ModelName,
+    port::Port,
     queue::Sge,
+    wire::survives,
 };
 
 /// Bytes for rings.
@@ -40,15 +43,18 @@ const DAEMON: u32 = PROCESSES_MAX - 1;
 /// Where a process's memory begins.
 pub const BASE: u64 = 0x1000_0000;
 /// Bytes of it.
-pub const BYTES: usize = 2 << 20;
+pub const BYTES: usize = 8 << 20;
 /// With so many packets under way, paths are full.
 pub const UNDER_WAY_MAX: usize = 256;
-/// So many events at one moment are a loop.
-const LOOP_EVENTS: u32 = 200_000;
+/// What makes more events than this does not come to rest.
+const SETTLE_EVENTS: u32 = 10_000_000;
+/// A process that hangs is ended after this long; none is later than that.
+const PATIENCE_NS: u64 = 20_000_000;
+/// How much later a copy of a packet comes.
+const COPY_NS: u64 = 10_000;
 
 /// What a call ends with in which a process dies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Died;
+struct Died;
 
 struct Mapping {
     first: NonNull<u8>,
@@ -77,66 +83,50 @@ impl Drop for Mapping {
     }
 }
 
-/// What the network does to packets.
-#[derive(Debug)]
-pub struct Net {
-    random: Random,
-    /// Packets of 1000 that are lost.
-    pub loss: u64,
-    /// Packets of 1000 that are damaged, and dropped for their checksum.
-    pub damage: u64,
-    /// Packets of 1000 that come twice.
-    pub copies: u64,
-    /// Packets of 1000 that others overtake.
-    pub reorder: u64,
-    /// Ports that hear nothing, and are not heard.
-    pub cut: BTreeSet<u32>,
-    /// When the last packet of each flow arrives.
-    last: BTreeMap<(u32, u32), u64>,
-    /// Packets that were handed over.
-    pub sent: u64,
-    /// Packets that were lost, damaged or cut off.
-    pub lost: u64,
-    /// Packets that came twice or out of order.
-    pub strange: u64,
-    /// Packets under way.
-    pub under_way: usize,
-    /// The most there ever were.
-    pub most: usize,
-}
-
+/// Something that happens.
 #[derive(Debug)]
 enum What {
     Deliver(Packet<'static>),
     Run(u32),
     RunShared(u32),
+    Die,
+    Pass,
+    Task(u32, &'static str),
 }
 
-#[derive(Debug)]
-struct Due {
-    at: u64,
-    order: u64,
-    what: What,
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
+impl What {
+    fn label(&self) -> String {
+        match self {
+            Self::Deliver(packet) => describe(packet),
+            Self::Run(qp) => format!("queue pair {qp} is looked after"),
+            Self::RunShared(srq) => format!("those who wait for shared queue {srq}"),
+            Self::Die => "it is ended".into(),
+            Self::Pass => "time passes".into(),
+            Self::Task(_, what) => (*what).into(),
+        }
     }
 }
 
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
+/// A packet in a line.
+fn describe(packet: &Packet<'_>) -> String {
+    let (route, mut body) = (&packet.route, format!("{:?}", packet.body));
+    body.truncate(60);
+    let (from, to) = (route.from_qp, route.to_qp);
+    format!("{from:#x} -> {to:#x}, psn {:#x}: {body}", packet.psn)
 }
 
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
+/// Whose turn it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The fabric's: it is done.
+    Fabric,
+    /// A process's, which has something to do ([`World::task`]).
+    Process {
+        /// Its slot.
+        process: u32,
+        /// What.
+        task: u32,
+    },
 }
 
 /// The machine; see the module.
@@ -146,8 +136,14 @@ pub struct World {
     _mapping: Mapping,
     /// The control plane.
     pub control: RefCell<Control>,
-    /// What the network does.
-    pub net: RefCell<Net>,
+    /// Ports that hear nothing, and are not heard.
+    pub cut: RefCell<BTreeSet<u32>>,
+    /// Packets under way.
+    pub under_way: Cell<usize>,
+    /// The most there ever were.
+    pub under_way_most: Cell<usize>,
+    /// Packets that were ever sent on their way.
+    pub sent: Cell<usize>,
     /// How packets go.
     pub path: Cell<Path>,
     /// Events and notifications, in order.
@@ -156,24 +152,30 @@ pub struct World {
     pub notified: RefCell<Vec<u32>>,
     /// Which bug is switched on.
     pub canary: Cell<Option<Canary>>,
-    /// A process dies in so many calls of the host; 0: never.
-    pub dies_in: Cell<u32>,
-    /// Whether packets are printed.
-    pub prints: Cell<bool>,
+    /// When each queue pair last heard a packet, by number.
+    pub heard: RefCell<BTreeMap<u32, u64>>,
+    /// When something last went wrong.
+    pub fault_ns: Cell<u64>,
+    /// Faults that happened.
+    pub faults: Cell<u64>,
+    /// Nothing goes wrong any more.
+    pub healed: Cell<bool>,
+    engine: RefCell<Engine<What>>,
+    hcas: u32,
     processes: RefCell<Vec<Option<Vec<u8>>>>,
-    now_ns: Cell<u64>,
-    due: RefCell<BinaryHeap<Reverse<Due>>>,
-    order: Cell<u64>,
+    joined: Cell<u32>,
     runs: RefCell<BTreeMap<u32, u64>>,
-    at_once: Cell<u32>,
     in_daemon: Cell<bool>,
-    hash: Cell<u64>,
+    /// Who posts.
+    posting: Cell<Option<u32>>,
+    /// Who does nothing any more.
+    hung: RefCell<BTreeSet<ProcessId>>,
 }
 
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("World")
-            .field("now_ns", &self.now_ns.get())
+            .field("now_ns", &self.now())
             .finish_non_exhaustive()
     }
 }
@@ -261,6 +263,19 @@ impl World {
 
     /// HCAs of these models with a process each.
     pub fn of(models: &[ModelName], seed: u64) -> Self {
+        let plan = Plan::new(seed, models.len() as u16, "");
+        Self::of_plan(models, models.len(), &plan, &[], Trace::default())
+    }
+
+    /// HCAs of these models, so many processes, and what goes wrong with them. In the trace they are
+    /// "hca1" and so on, then "process1" and so on.
+    pub fn of_plan(
+        models: &[ModelName],
+        processes: usize,
+        plan: &Plan,
+        points: &[Point],
+        trace: Trace,
+    ) -> Self {
         let (mapping, memory) = Mapping::new();
         let hcas = models.iter().map(|model| HcaSetup { model: *model });
         let control = Control::new(
@@ -269,40 +284,36 @@ impl World {
                 hcas: hcas.collect(),
             },
         );
+        let mut engine = Engine::new(plan, points, trace);
+        for number in 1..=models.len() {
+            engine.process(&format!("hca{number}"));
+        }
         let world = Self {
             memory,
             _mapping: mapping,
             control: RefCell::new(control),
-            net: RefCell::new(Net {
-                random: Random::new(seed, "network"),
-                loss: 0,
-                damage: 0,
-                copies: 0,
-                reorder: 0,
-                cut: BTreeSet::new(),
-                last: BTreeMap::new(),
-                sent: 0,
-                lost: 0,
-                strange: 0,
-                under_way: 0,
-                most: 0,
-            }),
+            cut: RefCell::default(),
+            under_way: Cell::default(),
+            under_way_most: Cell::default(),
+            sent: Cell::default(),
             path: Cell::new(Path::Whole),
             events: RefCell::default(),
             notified: RefCell::default(),
             canary: Cell::new(None),
-            dies_in: Cell::new(0),
-            prints: Cell::new(false),
+            heard: RefCell::default(),
+            fault_ns: Cell::new(0),
+            faults: Cell::new(0),
+            healed: Cell::new(false),
+            engine: RefCell::new(engine),
+            hcas: models.len() as u32,
             processes: RefCell::default(),
-            now_ns: Cell::new(1_000_000),
-            due: RefCell::default(),
-            order: Cell::new(0),
+            joined: Cell::new(0),
             runs: RefCell::default(),
-            at_once: Cell::new(0),
             in_daemon: Cell::new(false),
-            hash: Cell::new(seed),
+            posting: Cell::new(None),
+            hung: RefCell::default(),
         };
-        for _ in models {
+        for _ in 0..processes {
             world.join();
         }
         world
@@ -311,35 +322,45 @@ impl World {
     /// One more process.
     pub fn join(&self) -> u32 {
         let mut processes = self.processes.borrow_mut();
-        let id = self.order.replace(self.order.get() + 1) as u32 + 1;
+        let id = self.joined.get() + 1;
+        self.joined.set(id);
         let slot = self.control.borrow_mut().join(&self.memory, id, id);
         let slot = slot.expect("a slot") as usize;
-        let count = processes.len().max(slot + 1);
-        processes.resize(count, None);
-        processes[slot] = Some(vec![0; BYTES]);
+        let mut engine = self.engine.borrow_mut();
+        if slot < processes.len() {
+            engine.restart(self.id(slot as u32));
+        }
+        while processes.len() <= slot {
+            engine.process(&format!("process{}", processes.len() + 1));
+            processes.push(None);
+        }
+        processes[slot] = Some(Vec::new());
         slot as u32
+    }
+
+    /// A process as the engine knows it.
+    fn id(&self, process: u32) -> ProcessId {
+        ProcessId((self.hcas + process) as u16)
+    }
+
+    /// The HCA of a port as the engine knows it.
+    fn id_of_port(&self, port: u32) -> ProcessId {
+        let port = self.memory.header().ports.get(port as usize);
+        let hca = port.map_or(0, |port| port.hca.get());
+        ProcessId(hca.min(self.hcas - 1) as u16)
     }
 
     /// The machines, as a process sees them.
     pub fn hca(&self, process: u32) -> Hca<'_, Self> {
-        let hca = Hca::new(&self.memory, self, process);
-        hca.canary.set(self.canary.get());
-        hca
+        Hca::new(&self.memory, self, process)
     }
 
-    /// Takes something into the hash.
+    /// Takes something into the trace's hash.
     pub fn note(&self, numbers: &[u64]) {
-        let mut hash = self.hash.get();
+        let mut engine = self.engine.borrow_mut();
         for number in numbers {
-            hash = (hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            hash ^= hash >> 29;
+            engine.trace.content(&number.to_le_bytes());
         }
-        self.hash.set(hash);
-    }
-
-    /// All that happened.
-    pub fn hash(&self) -> u64 {
-        self.hash.get()
     }
 
     /// Lets a process ask the control plane.
@@ -360,6 +381,8 @@ impl World {
 
     /// A process dies, and the daemon hears of it.
     pub fn kill(&self, process: u32) {
+        self.engine.borrow_mut().crash(self.id(process));
+        self.fault_ns.set(self.now());
         self.processes.borrow_mut()[process as usize] = None;
         let peers = self.control.borrow_mut().gone(&self.hca(DAEMON), process);
         for peer in peers {
@@ -556,34 +579,30 @@ impl World {
         std::iter::from_fn(|| hca.poll(entry)).collect()
     }
 
+    /// Whether a completion queue has something.
+    pub fn has_completion(&self, process: u32, cq: u32) -> bool {
+        let entry = self.memory.cq(cq);
+        entry.is_some_and(|entry| self.hca(process).has_completion(entry))
+    }
+
     /// Writes a process's memory.
     pub fn put(&self, process: u32, at: u64, bytes: &[u8]) {
         let mut processes = self.processes.borrow_mut();
         let memory = processes[process as usize].as_mut().expect("it lives");
-        memory[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        let part = part(memory, at, bytes.len() as u64);
+        part.expect("it is its memory").copy_from_slice(bytes);
     }
 
     /// Reads a process's memory.
     pub fn get(&self, process: u32, at: u64, length: usize) -> Vec<u8> {
-        let processes = self.processes.borrow();
-        let memory = processes[process as usize].as_ref().expect("it lives");
-        memory[at as usize..][..length].to_vec()
+        let mut processes = self.processes.borrow_mut();
+        let memory = processes[process as usize].as_mut().expect("it lives");
+        let part = part(memory, at, length as u64);
+        part.expect("it is its memory").to_vec()
     }
 
-    fn print(&self, what: &str, packet: &Packet<'_>) {
-        if self.prints.get() {
-            let (at, route) = (self.now_ns.get(), &packet.route);
-            let (from, to) = (route.from_qp & 0xffff, route.to_qp & 0xffff);
-            let mut body = format!("{:?}", packet.body);
-            body.truncate(100);
-            eprintln!("{at:>10} {what} {from} -> {to} psn {:x} {body}", packet.psn);
-        }
-    }
-
-    fn push(&self, at: u64, what: What) {
-        let order = self.order.get();
-        self.order.set(order + 1);
-        self.due.borrow_mut().push(Reverse(Due { at, order, what }));
+    fn at(&self, to: ProcessId, time_ns: u64, what: What) {
+        self.engine.borrow_mut().at(to, time_ns, what);
     }
 
     fn plan_run(&self, qp: u32, at: u64) {
@@ -591,43 +610,56 @@ impl World {
         if runs.get(&qp).is_none_or(|planned| *planned > at) {
             runs.insert(qp, at);
             drop(runs);
-            self.push(at, What::Run(qp));
+            let port = self.memory.qp(qp).map_or(0, |qp| qp.port.get());
+            self.at(self.id_of_port(port), at, What::Run(qp));
         }
     }
 
     /// Virtual time, in nanoseconds.
     pub fn now(&self) -> u64 {
-        self.now_ns.get()
+        self.engine.borrow().now_ns()
     }
 
     /// When something happens next.
     pub fn next_at(&self) -> Option<u64> {
-        self.due.borrow().peek().map(|Reverse(due)| due.at)
+        self.engine.borrow().next_ns()
+    }
+
+    /// A process has something to do at a time; `what` is for the record.
+    pub fn task(&self, process: u32, time_ns: u64, task: u32, what: &'static str) {
+        self.at(self.id(process), time_ns, What::Task(task, what));
+    }
+
+    /// The same, as soon as it comes to it.
+    pub fn task_soon(&self, process: u32, task: u32, what: &'static str) {
+        let id = self.id(process);
+        let mut engine = self.engine.borrow_mut();
+        engine.after(id, 0, What::Task(task, what));
     }
 
     /// The next thing happens; false if nothing is to come.
     pub fn step(&self) -> bool {
-        let Some(Reverse(due)) = self.due.borrow_mut().pop() else {
-            return false;
-        };
-        if due.at > self.now_ns.get() {
-            self.now_ns.set(due.at);
-            self.at_once.set(0);
-        }
-        self.at_once.set(self.at_once.get() + 1);
-        assert!(self.at_once.get() < LOOP_EVENTS, "a loop: {:?}", due.what);
+        self.next().is_some()
+    }
+
+    /// The same; whose turn it was, or, of a process, is.
+    pub fn next(&self) -> Option<Turn> {
+        let (id, what) = self.engine.borrow_mut().next(What::label)?;
+        let process = u32::from(id.0).checked_sub(self.hcas);
         let hca = self.hca(DAEMON);
         self.in_daemon.set(true);
-        match due.what {
+        match &what {
             What::Deliver(packet) => {
-                self.note(&[1, due.at, packet.psn.into(), packet.route.to_qp.into()]);
-                self.print("comes", &packet);
-                self.net.borrow_mut().under_way -= 1;
-                hca.deliver(&packet);
+                self.under_way.set(self.under_way.get() - 1);
+                self.note(&[packet.psn.into(), packet.route.to_qp.into()]);
+                self.heard
+                    .borrow_mut()
+                    .insert(packet.route.to_qp, self.now());
+                hca.deliver(packet);
             }
-            What::Run(qp) => {
+            &What::Run(qp) => {
                 let mut runs = self.runs.borrow_mut();
-                if runs.get(&qp) == Some(&due.at) {
+                if runs.get(&qp) == Some(&self.now()) {
                     runs.remove(&qp);
                 }
                 drop(runs);
@@ -637,48 +669,179 @@ impl World {
                     .qp(qp)
                     .map_or(0, |qp| qp.requester.deadline_ns.get());
                 if deadline > 0 {
-                    self.plan_run(qp, deadline.max(self.now_ns.get()));
+                    self.plan_run(qp, deadline.max(self.now()));
                 }
             }
-            What::RunShared(srq) => self.control.borrow().receives_shared(&hca, srq),
+            &What::RunShared(srq) => self.control.borrow().receives_shared(&hca, srq),
+            What::Die => self.kill(process.unwrap_or(DAEMON)),
+            What::Pass | What::Task(..) => {}
         }
         self.in_daemon.set(false);
-        true
+        Some(match (what, process) {
+            (What::Task(task, _), Some(process)) => Turn::Process { process, task },
+            _ => Turn::Fabric,
+        })
     }
 
     /// Lets time pass.
     pub fn run_for(&self, ns: u64) {
-        let end = self.now_ns.get() + ns;
-        while self.next_at().is_some_and(|at| at <= end) {
+        let end = self.now() + ns;
+        self.at(ProcessId(0), end, What::Pass);
+        while self.now() < end {
             self.step();
         }
-        self.now_ns.set(end);
     }
 
     /// Lets everything happen that is to come, in bounded time.
     pub fn settle(&self) {
-        let end = self.now_ns.get() + 3600 * 1_000_000_000;
+        let end = self.now() + 3600 * 1_000_000_000;
+        let mut events = 0;
         while self.step() {
-            assert!(self.now_ns.get() < end, "it does not come to rest");
+            events += 1;
+            let rests = self.now() < end && events < SETTLE_EVENTS;
+            assert!(rests, "it does not come to rest");
+        }
+    }
+
+    /// A process posts, and may die of it: then it is gone.
+    pub fn posting<T>(&self, process: u32, post: impl FnOnce(&Hca<'_, Self>) -> T) -> Option<T> {
+        self.posting.set(Some(process));
+        let posted = panic::catch_unwind(AssertUnwindSafe(|| post(&self.hca(process))));
+        self.posting.set(None);
+        match posted {
+            Ok(posted) => Some(posted),
+            Err(cause) if cause.is::<Died>() => {
+                self.kill(process);
+                None
+            }
+            Err(cause) => panic::resume_unwind(cause),
+        }
+    }
+
+    /// A process reaches a fault point; how much later it goes on, if it does.
+    pub fn process_at(&self, process: u32, point: &Point) -> Option<u64> {
+        let id = self.id(process);
+        let hangs = || self.hung.borrow().contains(&id);
+        if hangs() {
+            return None;
+        }
+        match self.point(id, point) {
+            Some(Kind::Crash(name)) if self.named(&name) == Some(id) => None,
+            Some(Kind::Delay(ns)) => Some(ns.min(PATIENCE_NS)),
+            _ => (!hangs()).then_some(0),
+        }
+    }
+
+    fn named(&self, name: &str) -> Option<ProcessId> {
+        self.engine.borrow().named(name)
+    }
+
+    /// A fault point is reached. What happens to processes and links is done; the rest is left to do.
+    fn point(&self, at: ProcessId, point: &Point) -> Option<Kind> {
+        if self.healed.get() {
+            return None;
+        }
+        let kind = self.engine.borrow_mut().point(at, point)?;
+        self.faults.set(self.faults.get() + 1);
+        self.fault_ns.set(self.now());
+        match (&kind, kind.process().and_then(|name| self.named(name))) {
+            // Not in the middle of somebody's work: it may hold what that needs.
+            (Kind::Crash(_), Some(process)) => self.at(process, self.now(), What::Die),
+            (Kind::Hang(_), Some(process)) => {
+                // Whoever started it loses patience.
+                self.at(process, self.now() + PATIENCE_NS, What::Die);
+                self.hung.borrow_mut().insert(process);
+            }
+            (Kind::LinkDown(_), Some(hca)) => {
+                self.each_port(hca, |index, port| {
+                    port.up.set(0);
+                    self.events.borrow_mut().push((Event::PortError, index));
+                });
+            }
+            (Kind::Partition(_), Some(hca)) => {
+                self.each_port(hca, |index, _| {
+                    self.cut.borrow_mut().insert(index);
+                });
+            }
+            _ => {}
+        }
+        Some(kind)
+    }
+
+    fn each_port(&self, hca: ProcessId, mut act: impl FnMut(u32, &Port)) {
+        let header = self.memory.header();
+        let count = header.port_count.get();
+        for (index, port) in (0..count).zip(&header.ports) {
+            if port.hca.get() == u32::from(hca.0) {
+                act(index, port);
+            }
+        }
+    }
+
+    /// The fault points that were reached.
+    pub fn reached(&self) -> BTreeMap<&'static str, Reached> {
+        self.engine.borrow().faults().reached().clone()
+    }
+
+    /// Names of HCAs and processes, as in the trace.
+    pub fn names(&self) -> Vec<String> {
+        self.engine.borrow().names()
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.engine.borrow().trace.events()
+    }
+
+    /// What each process that lives has used of its memory: it has none from now on.
+    pub fn take_memory(&self) -> Vec<Option<Vec<u8>>> {
+        let mut processes = self.processes.borrow_mut();
+        let memories = processes.iter_mut();
+        memories
+            .map(|memory| memory.as_mut().map(std::mem::take))
+            .collect()
+    }
+
+    /// What happened.
+    pub fn into_trace(self) -> Trace {
+        self.engine.into_inner().trace
+    }
+
+    /// Nothing goes wrong any more, and every link is up.
+    pub fn heal(&self) {
+        self.healed.set(true);
+        self.cut.borrow_mut().clear();
+        let header = self.memory.header();
+        for port in header.ports.iter().take(header.port_count.get() as usize) {
+            port.up.set(1);
         }
     }
 
     /// A call of the host.
     fn called(&self) {
-        let left = self.dies_in.get();
-        self.dies_in.set(left.saturating_sub(1));
-        if left == 1 {
-            std::panic::resume_unwind(Box::new(Died));
+        if let Some(process) = self.posting.get()
+            && let Some(Kind::Crash(name)) = self.point(self.id(process), &faults::STEP)
+            && self.named(&name) == Some(self.id(process))
+        {
+            panic::resume_unwind(Box::new(Died));
         }
     }
 
     fn with<T>(&self, at: Segment, f: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
         let mut processes = self.processes.borrow_mut();
         let memory = processes.get_mut(at.process as usize)?.as_mut()?;
-        let first = usize::try_from(at.address.checked_sub(BASE)?).ok()?;
-        let end = first.checked_add(usize::try_from(at.length).ok()?)?;
-        Some(f(memory.get_mut(first..end)?))
+        let first = at.address.checked_sub(BASE)?;
+        Some(f(part(memory, first, at.length)?))
     }
+}
+
+/// A part of a process's memory, which grows up to [`BYTES`] as it is used.
+fn part(memory: &mut Vec<u8>, at: u64, length: u64) -> Option<&mut [u8]> {
+    let end = at.checked_add(length).filter(|end| *end <= BYTES as u64)? as usize;
+    if memory.len() < end {
+        memory.resize(end, 0);
+    }
+    memory.get_mut(at as usize..end)
 }
 
 impl Host for World {
@@ -736,11 +899,11 @@ impl Host for World {
 
     fn attention(&self, qp: u32) {
         self.called();
-        self.plan_run(qp, self.now_ns.get());
+        self.plan_run(qp, self.now());
     }
 
     fn srq_attention(&self, srq: u32) {
-        self.push(self.now_ns.get(), What::RunShared(srq));
+        self.at(ProcessId(0), self.now(), What::RunShared(srq));
     }
 
     fn path(&self, _from_port: u32, _to_port: u32) -> Path {
@@ -751,49 +914,63 @@ impl Host for World {
     }
 
     fn is_full(&self, _from_port: u32, _to_port: u32) -> bool {
-        self.net.borrow().under_way >= UNDER_WAY_MAX
+        self.under_way.get() >= UNDER_WAY_MAX
     }
 
     fn transmit(&self, packet: &Packet<'_>) {
-        let mut net = self.net.borrow_mut();
-        net.sent += 1;
         let Some(packet) = packet.to_owned(self) else {
             return;
         };
         let route = packet.route;
-        let (loss, damage, copies, reorder) = (net.loss, net.damage, net.copies, net.reorder);
-        let mut roll = |of: u64| of > 0 && net.random.below(1000) < of;
-        let gone = roll(loss) | roll(damage);
-        let (twice, late) = (roll(copies), roll(reorder));
-        let header = self.memory.header();
-        let cut = |port| net.cut.contains(&port) || !header.is_up(port);
-        if gone || cut(route.from_port) || cut(route.to_port) {
-            net.lost += 1;
-            self.note(&[4, packet.psn.into()]);
-            self.print("is lost", &packet);
+        let (from, to) = (
+            self.id_of_port(route.from_port),
+            self.id_of_port(route.to_port),
+        );
+        let point = match packet.is_response() {
+            true => &faults::RESPONSE,
+            false => &faults::PACKET,
+        };
+        let kind = self.point(from, point);
+        let lost = match kind {
+            Some(Kind::Drop) => true,
+            Some(Kind::Corrupt(bit)) => !survives(&packet, bit),
+            _ => false,
+        };
+        let (header, cut) = (self.memory.header(), self.cut.borrow());
+        let ports = [route.from_port, route.to_port];
+        if lost
+            || ports
+                .iter()
+                .any(|port| !header.is_up(*port) || cut.contains(port))
+        {
             return;
         }
-        let now = self.now_ns.get();
-        let mut at = now + 1000 + net.random.below(500);
-        let flow = (route.from_qp, route.to_qp);
-        if late {
-            at += net.random.below(20_000);
-        } else {
-            at = at.max(net.last.get(&flow).copied().unwrap_or(0) + 1);
-            net.last.insert(flow, at);
+        let count = 1 + usize::from(kind == Some(Kind::Duplicate));
+        self.sent.set(self.sent.get() + count);
+        self.under_way.set(self.under_way.get() + count);
+        let most = self.under_way_most.get().max(self.under_way.get());
+        self.under_way_most.set(most);
+        let lane = u64::from(route.from_qp) << 32 | u64::from(route.to_qp);
+        let mut engine = self.engine.borrow_mut();
+        match kind {
+            Some(Kind::Reorder) => engine.send_out_of_order(from, to, What::Deliver(packet)),
+            Some(Kind::Duplicate) => {
+                engine.after(to, COPY_NS, What::Deliver(packet.clone()));
+                engine.send(from, to, lane, What::Deliver(packet));
+            }
+            Some(Kind::Delay(ns)) => {
+                engine.send_late(from, to, lane, ns, What::Deliver(packet));
+            }
+            _ => engine.send(from, to, lane, What::Deliver(packet)),
         }
-        if twice {
-            let again = at + net.random.below(20_000);
-            self.push(again, What::Deliver(packet.clone()));
-        }
-        net.strange += u64::from(twice | late);
-        net.under_way += 1 + usize::from(twice);
-        net.most = net.most.max(net.under_way);
-        self.push(at, What::Deliver(packet));
+    }
+
+    fn has(&self, canary: Canary) -> bool {
+        self.canary.get() == Some(canary)
     }
 
     fn now_ns(&self) -> u64 {
         self.called();
-        self.now_ns.get()
+        self.now()
     }
 }

@@ -185,6 +185,11 @@ impl<E> Engine<E> {
         self.queue.push(Reverse((time, self.count, slot)));
     }
 
+    /// When the next event is due, if one is to come.
+    pub fn next_ns(&self) -> Option<u64> {
+        self.queue.peek().map(|Reverse((time, ..))| *time)
+    }
+
     /// The next event of a living process; `None` when nothing is to come any more. `label` is
     /// asked only if there is a record.
     pub fn next(&mut self, label: impl FnOnce(&E) -> String) -> Option<(ProcessId, E)> {

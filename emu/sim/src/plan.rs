@@ -6,7 +6,8 @@
 //!   "faults": [ { "point": "snapify.capture", "nth": 1, "kind": { "crash": "card1" } } ] }
 //! ```
 //!
-//! `workload` and each of its fields may be left out.
+//! `workload` and each of its fields may be left out. In scenario "verbs" there are processes with
+//! queue pairs instead of offload processes: "process1" and so on, on HCAs "hca1" and so on.
 //!
 //! | field of a fault | meaning |
 //! |---|---|
@@ -41,9 +42,9 @@ pub struct Plan {
     pub version: u32,
     /// Decides the order of events, and every draw of a `per_mille`.
     pub seed: u64,
-    /// How many cards there are.
+    /// How many cards there are; with verbs, HCAs.
     pub cards: u16,
-    /// Which snapshots are taken.
+    /// Which snapshots are taken; or "verbs".
     pub scenario: String,
     /// What the application does meanwhile.
     #[serde(default)]
@@ -57,11 +58,12 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Workload {
-    /// Host processes, each with an offload process and snapshots of its own.
+    /// Host processes, each with an offload process and snapshots of its own; with verbs, processes,
+    /// spread over the HCAs.
     pub processes: u16,
-    /// Pipelines of each.
+    /// Pipelines of each; with verbs, connections between processes.
     pub pipelines: u16,
-    /// Run functions on each pipeline.
+    /// Run functions on each pipeline; with verbs, messages each way on each connection.
     pub runs: u16,
     /// Buffers of each process.
     pub buffers: u16,
@@ -176,6 +178,21 @@ impl Kind {
             Self::Restart(_) | Self::LinkDown(_) | Self::Partition(_)
         )
     }
+
+    /// Whether only a program can have that happen to it.
+    fn needs_a_program(&self) -> bool {
+        matches!(self, Self::Crash(_) | Self::Hang(_) | Self::Restart(_))
+    }
+}
+
+/// Whether what has this name in a plan is a card; an HCA is one.
+pub fn is_card(name: &str) -> bool {
+    name.starts_with("card") || is_hca(name)
+}
+
+/// Whether what has this name in a plan is an HCA, which runs no program.
+pub fn is_hca(name: &str) -> bool {
+    name.starts_with("hca")
 }
 
 /// Why a plan is no good.
@@ -247,6 +264,16 @@ pub enum PlanError {
         /// What it says.
         kind: KindName,
         /// Of which process.
+        name: String,
+    },
+    /// That happens to programs only.
+    #[error("fault {index}: {kind} is for what runs a program, and {name} does not")]
+    NoProgram {
+        /// Which fault, from 0.
+        index: usize,
+        /// What it says.
+        kind: KindName,
+        /// Of which HCA.
         name: String,
     },
     /// A number in it is out of range.
@@ -342,10 +369,17 @@ impl Plan {
             }
             if let Some(name) = fault.kind.process()
                 && fault.kind.needs_a_card()
-                && !name.starts_with("card")
+                && !is_card(name)
             {
                 let name = name.into();
                 return Err(PlanError::NoCard { index, kind, name });
+            }
+            if let Some(name) = fault.kind.process()
+                && fault.kind.needs_a_program()
+                && is_hca(name)
+            {
+                let name = name.into();
+                return Err(PlanError::NoProgram { index, kind, name });
             }
             let why = match (fault.when, &fault.kind) {
                 (When::Nth(0), _) => "nth counts from 1",

@@ -28,7 +28,7 @@ use crate::{
     Canary,
     check::{self, Broken, check},
     draw::draw,
-    model, report, run,
+    model, report, run, system, verbs,
 };
 
 /// Seeds by which every canary is found many times over.
@@ -41,8 +41,8 @@ const FAILURES_MAX: usize = 8;
 /// Which plans a campaign runs.
 #[derive(Clone, Debug)]
 pub enum Plans {
-    /// Those that these seeds draw, in this way.
-    Drawn(Range<u64>, fn(u64) -> Plan),
+    /// Those that the runner draws from these seeds.
+    Drawn(Range<u64>),
     /// These.
     Listed(Vec<Plan>),
 }
@@ -50,14 +50,14 @@ pub enum Plans {
 impl Plans {
     fn range(&self) -> Range<u64> {
         match self {
-            Self::Drawn(seeds, _) => seeds.clone(),
+            Self::Drawn(seeds) => seeds.clone(),
             Self::Listed(plans) => 0..plans.len() as u64,
         }
     }
 
-    fn get(&self, number: u64) -> Option<Plan> {
+    fn get(&self, runner: &dyn Runner, number: u64) -> Option<Plan> {
         match self {
-            Self::Drawn(_, draw) => Some(draw(number)),
+            Self::Drawn(_) => Some(runner.draw(number)),
             Self::Listed(plans) => plans.get(number as usize).cloned(),
         }
     }
@@ -111,6 +111,8 @@ pub trait Runner: Sync {
     fn name(&self) -> String;
     /// Plans that are done together, and again if the campaign is killed meanwhile.
     fn chunk(&self) -> u64;
+    /// The plan of a seed.
+    fn draw(&self, seed: u64) -> Plan;
     /// Runs a plan.
     fn run(&self, plan: &Plan) -> Ran;
     /// The smallest plan that breaks the same invariant.
@@ -120,8 +122,10 @@ pub trait Runner: Sync {
 }
 
 /// Runs plans in simulation.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Simulator {
+    /// Which scenarios are drawn; none: all.
+    pub scenarios: Vec<&'static str>,
     /// The planted bug.
     pub canary: Option<Canary>,
     /// Whether states are counted.
@@ -130,17 +134,23 @@ pub struct Simulator {
 
 impl Runner for Simulator {
     fn name(&self) -> String {
-        let canary = self.canary.map_or("", Canary::name);
-        format!("simulator {canary}").trim_end().into()
+        let canary = self.canary.map(Canary::name);
+        let words = ["simulator"].into_iter().chain(canary);
+        let words: Vec<_> = words.chain(self.scenarios.iter().copied()).collect();
+        words.join(" ")
     }
 
     fn chunk(&self) -> u64 {
         500
     }
 
+    fn draw(&self, seed: u64) -> Plan {
+        draw(seed, &self.scenarios)
+    }
+
     fn run(&self, plan: &Plan) -> Ran {
         let run = match self.counting {
-            true => model::run_counting,
+            true => system::run_counting,
             false => run,
         };
         let outcome = run(plan, Trace::default(), self.canary);
@@ -301,7 +311,11 @@ pub fn unheard_canaries() -> Vec<Canary> {
 }
 
 fn finds(seed: u64, canary: Canary) -> bool {
-    fails(&draw(seed), Some(canary)).is_some()
+    let scenarios = match canary.of_the_hca() {
+        Some(_) => &[verbs::SCENARIO][..],
+        None => &model::SCENARIOS,
+    };
+    fails(&draw(seed, scenarios), Some(canary)).is_some()
 }
 
 /// Runs a campaign; `progress` is told how many runs of how many are done.
@@ -424,7 +438,7 @@ fn run_chunk(
 ) -> Result<Results, CampaignError> {
     let mut results = Results::default();
     for number in numbers.clone() {
-        let Some(plan) = options.plans.get(number) else {
+        let Some(plan) = options.plans.get(runner, number) else {
             continue;
         };
         results.runs += 1;

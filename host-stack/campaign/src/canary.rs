@@ -1,6 +1,7 @@
 //! Planted bugs: a campaign that does not find them finds nothing.
 
 use serde::{Deserialize, Serialize};
+use snaprig_hca::Canary as HcaCanary;
 
 /// A bug that a run can be told to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,11 +29,23 @@ pub enum Canary {
     SilentLoss,
     /// The daemon panics when a host process goes away in the middle of a pause.
     RashDaemon,
+    /// An HCA's responder carries out what came before.
+    RepeatedRequest,
+    /// An HCA that sends again forgets where in the message that was.
+    ForgottenOffset,
+    /// An HCA takes an acknowledgement for the data of a read.
+    EarlyRead,
+    /// An HCA forgets what is in the send queue of a queue pair that fails.
+    LostFlush,
+    /// An HCA that waits for an acknowledgement sets no timer.
+    LostTimer,
+    /// An HCA that waits for an acknowledgement does so far too long.
+    SlowTimer,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 17] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
@@ -44,6 +57,12 @@ impl Canary {
         Self::DeafDaemon,
         Self::SilentLoss,
         Self::RashDaemon,
+        Self::RepeatedRequest,
+        Self::ForgottenOffset,
+        Self::EarlyRead,
+        Self::LostFlush,
+        Self::LostTimer,
+        Self::SlowTimer,
     ];
 
     /// As the command line spells it.
@@ -60,7 +79,26 @@ impl Canary {
             Self::DeafDaemon => "deaf-daemon",
             Self::SilentLoss => "silent-loss",
             Self::RashDaemon => "rash-daemon",
+            Self::RepeatedRequest => "repeated-request",
+            Self::ForgottenOffset => "forgotten-offset",
+            Self::EarlyRead => "early-read",
+            Self::LostFlush => "lost-flush",
+            Self::LostTimer => "lost-timer",
+            Self::SlowTimer => "slow-timer",
         }
+    }
+
+    /// The bug that the HCA has for it.
+    pub fn of_the_hca(self) -> Option<HcaCanary> {
+        Some(match self {
+            Self::RepeatedRequest => HcaCanary::NoDuplicateCheck,
+            Self::ForgottenOffset => HcaCanary::GoBackForgetsOffset,
+            Self::EarlyRead => HcaCanary::AcknowledgeCompletesReads,
+            Self::LostFlush => HcaCanary::FlushForgetsSends,
+            Self::LostTimer => HcaCanary::NoTimer,
+            Self::SlowTimer => HcaCanary::SlowTimer,
+            _ => return None,
+        })
     }
 }
 

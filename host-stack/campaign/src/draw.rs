@@ -1,11 +1,8 @@
 //! A plan from a seed.
 
-use snaprig_sim::{Fault, Kind, KindName, Plan, Random, When, Workload};
+use snaprig_sim::{Fault, Kind, KindName, Plan, Point, Random, When, Workload};
 
-use crate::{
-    model::{SCENARIOS, processes},
-    points,
-};
+use crate::{model::SCENARIOS, points, system::processes, verbs};
 
 /// Most faults of a drawn plan.
 const FAULTS_MAX: u64 = 3;
@@ -16,12 +13,65 @@ const DELAY_NS: u64 = 2_000_000;
 /// Timed faults are drawn before this: about as long as a run takes.
 const TIME_NS: u64 = 500_000;
 
-/// The plan of a seed.
-pub fn draw(seed: u64) -> Plan {
-    draw_on(seed, None)
+/// One seed in so many is about verbs.
+const VERBS_ONE_IN: u64 = 4;
+/// The most packets in a thousand that a drawn plan loses, and so on.
+const PER_MILLE: [u64; 3] = [20, 50, 200];
+
+/// The plan of a seed, of one of these scenarios, or, if none is named, of any.
+pub fn draw(seed: u64, scenarios: &[&str]) -> Plan {
+    match Random::new(seed, "scenario").pick(scenarios) {
+        Some(&verbs::SCENARIO) => draw_verbs(seed, None),
+        Some(&scenario) => Plan {
+            scenario: scenario.into(),
+            ..draw_on(seed, None)
+        },
+        None if Random::new(seed, "system").one_in(VERBS_ONE_IN) => draw_verbs(seed, None),
+        None => draw_on(seed, None),
+    }
 }
 
-/// The same, for a system with so many cards.
+/// The plan of a seed for verbs, on so many HCAs.
+pub fn draw_verbs(seed: u64, cards: Option<u16>) -> Plan {
+    let mut random = Random::new(seed, "plan of verbs");
+    let mut amount = |least: u64, most: u64| (least + random.below(most - least + 1)) as u16;
+    let drawn = amount(1, 3);
+    let mut plan = Plan::new(seed, cards.unwrap_or(drawn), verbs::SCENARIO);
+    plan.workload = Workload {
+        processes: amount(2, 4),
+        pipelines: amount(1, 4),
+        runs: amount(1, 20),
+        buffers: 0,
+        writes: 0,
+    };
+    let points = snaprig_hca::faults::ALL;
+    draw_faults(&mut plan, points, &mut random);
+    if random.one_in(2) {
+        plan.faults.extend(draw_rates(&mut random));
+    }
+    plan
+}
+
+/// A network that is bad all the time.
+fn draw_rates(random: &mut Random) -> Vec<Fault> {
+    let most = random.pick(&PER_MILLE).copied().unwrap_or(1);
+    let points = [snaprig_hca::faults::PACKET, snaprig_hca::faults::RESPONSE];
+    let kinds = [Kind::Drop, Kind::Duplicate, Kind::Reorder, Kind::Corrupt(0)];
+    let mut rates = Vec::new();
+    for kind in kinds {
+        if random.one_in(2) {
+            let when = When::PerMille(1 + random.below(most));
+            rates.extend(points.iter().map(|point| Fault {
+                point: point.name.into(),
+                when,
+                kind: kind.clone(),
+            }));
+        }
+    }
+    rates
+}
+
+/// The plan of a seed for an offload stack with so many cards.
 pub fn draw_on(seed: u64, cards: Option<u16>) -> Plan {
     let mut random = Random::new(seed, "plan");
     let drawn = 2 + random.below(2) as u16;
@@ -29,23 +79,26 @@ pub fn draw_on(seed: u64, cards: Option<u16>) -> Plan {
     let scenario = random.pick(&SCENARIOS).copied().unwrap_or("migrate");
     let mut plan = Plan::new(seed, cards, scenario);
     plan.workload = workload(seed);
-    let points = points::all();
+    draw_faults(&mut plan, &points::offload(), &mut random);
+    plan
+}
+
+fn draw_faults(plan: &mut Plan, points: &[Point], random: &mut Random) {
     for _ in 0..random.below(FAULTS_MAX + 1) {
-        let Some(point) = random.pick(&points) else {
+        let Some(point) = random.pick(points) else {
             continue;
         };
         let Some(name) = random.pick(point.kinds) else {
             continue;
         };
-        if let Some(kind) = kind(*name, &plan, &mut random) {
+        if let Some(kind) = kind(*name, plan, random) {
             plan.faults.push(Fault {
                 point: point.name.into(),
-                when: when(&mut random),
+                when: when(random),
                 kind,
             });
         }
     }
-    plan
 }
 
 fn workload(seed: u64) -> Workload {
@@ -71,10 +124,16 @@ fn when(random: &mut Random) -> When {
 
 fn kind(name: KindName, plan: &Plan, random: &mut Random) -> Option<Kind> {
     let errnos = [libc::EIO, libc::ENOMEM, libc::ENOSPC, libc::EACCES];
-    let card = |random: &mut Random| format!("card{}", 1 + random.below(plan.cards.into()));
-    // Mostly cards.
-    let process = |random: &mut Random| match random.one_in(4) {
-        true => random.pick(&processes(plan)).cloned().unwrap_or_default(),
+    let is_verbs = plan.scenario == verbs::SCENARIO;
+    let numbered = |what: &str, count: u16, random: &mut Random| {
+        format!("{what}{}", 1 + random.below(count.into()))
+    };
+    let card =
+        |random: &mut Random| numbered(if is_verbs { "hca" } else { "card" }, plan.cards, random);
+    // Mostly cards, which are processes of the offload stack.
+    let process = |random: &mut Random| match is_verbs {
+        true => numbered("process", plan.workload.processes, random),
+        false if random.one_in(4) => random.pick(&processes(plan)).cloned().unwrap_or_default(),
         false => card(random),
     };
     Some(match name {

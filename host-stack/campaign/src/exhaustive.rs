@@ -1,15 +1,16 @@
 //! Every fault at every step: for each scenario on two cards, each kind that applies at each
-//! occurrence of each fault point that the undisturbed run reaches, once; and pairs of faults at
-//! the steps of pause, capture, restore and resume.
+//! occurrence of each fault point that the undisturbed run reaches, once; and pairs of faults: of
+//! the offload stack at the steps of pause, capture, restore and resume, of verbs at the first
+//! steps of posting.
 
-use snaprig_sim::{Fault, Kind, KindName, Plan, Point, Trace, When};
+use snaprig_sim::{
+    Fault, Kind, KindName, Plan, Point, Trace, When, Workload,
+    plan::{is_card, is_hca},
+};
 
 use snaprig_snapify::{Step, faults::of_step};
 
-use crate::{
-    model::{SCENARIOS, processes},
-    points, run,
-};
+use crate::{model::SCENARIOS, points, run, system::processes, verbs};
 
 /// The order of events in which everything is tried.
 const SEED: u64 = 0;
@@ -17,15 +18,41 @@ const CARDS: u16 = 2;
 /// Longer than a whole checkpoint takes.
 const DELAY_NS: u64 = 5_000_000;
 
+/// Verbs that are different work, packet by packet and not.
+const VERBS_SEEDS: u64 = 8;
+/// Work requests at which pairs of faults happen.
+const POSTS: u64 = 6;
+
+/// The systems in which everything is tried.
+fn undisturbed() -> Vec<Plan> {
+    let offload = SCENARIOS.iter().map(|name| Plan::new(SEED, CARDS, name));
+    offload.chain(verbs()).collect()
+}
+
+fn verbs() -> impl Iterator<Item = Plan> {
+    let workload = Workload {
+        processes: 2,
+        pipelines: 2,
+        runs: 4,
+        ..Workload::default()
+    };
+    (0..VERBS_SEEDS).map(move |seed| Plan {
+        workload,
+        ..Plan::new(seed, CARDS, verbs::SCENARIO)
+    })
+}
+
 /// All plans with one fault.
 pub fn single() -> Vec<Plan> {
-    let scenarios = SCENARIOS.iter().map(|name| Plan::new(SEED, CARDS, name));
-    scenarios
+    undisturbed()
+        .into_iter()
         .flat_map(|plan| {
             let outcome = run(&plan, Trace::default(), None);
             let reached = outcome.reached.into_iter();
-            let faults = reached
-                .flat_map(|(name, times, _)| (1..=times).flat_map(move |nth| faults_at(name, nth)));
+            let faults = reached.flat_map(|(name, times, _)| {
+                let all = (1..=times).map(move |nth| (name, nth));
+                all.flat_map(|(name, nth)| faults_at(&plan, name, nth))
+            });
             let with = |fault| Plan {
                 faults: vec![fault],
                 ..plan.clone()
@@ -35,31 +62,50 @@ pub fn single() -> Vec<Plan> {
         .collect()
 }
 
-/// All plans with two faults at the steps of Snapify's calls: one process dies, and another one, or
-/// the same again, at the same step or a later one.
+/// All plans with two faults, at the steps of Snapify's calls, or of the first posts: one process
+/// dies (or a link), and another one, or the same again, at the same step or a later one.
 pub fn pairs() -> Vec<Plan> {
-    let steps = Step::ALL.into_iter().map(of_step);
-    let crashes = steps.flat_map(|point| {
-        let crash = |name: &String| fault(point.name, 1, Kind::Crash(name.clone()));
-        all_processes().iter().map(crash).collect::<Vec<_>>()
-    });
-    let crashes: Vec<_> = crashes.collect();
-    let both = |(at, first): (usize, &Fault)| {
-        let seconds = crashes[at + 1..].iter();
-        seconds
-            .map(|second| vec![first.clone(), second.clone()])
-            .collect::<Vec<_>>()
+    let is_verbs = |plan: &Plan| plan.scenario == verbs::SCENARIO;
+    let with_two = |plan: Plan| {
+        let deaths = match is_verbs(&plan) {
+            true => deaths_at_posts(&plan),
+            false => deaths_at_steps(&plan),
+        };
+        let both = |(at, first): (usize, &Fault)| {
+            let seconds = deaths[at + 1..].iter();
+            let with = |second: &Fault| Plan {
+                faults: vec![first.clone(), second.clone()],
+                ..plan.clone()
+            };
+            seconds.map(with).collect::<Vec<_>>()
+        };
+        deaths.iter().enumerate().flat_map(both).collect::<Vec<_>>()
     };
-    let pairs: Vec<_> = crashes.iter().enumerate().flat_map(both).collect();
-    SCENARIOS
-        .iter()
-        .flat_map(|scenario| {
-            pairs.iter().map(|faults| Plan {
-                faults: faults.clone(),
-                ..Plan::new(SEED, CARDS, scenario)
-            })
-        })
+    undisturbed().into_iter().flat_map(with_two).collect()
+}
+
+fn deaths_at_steps(plan: &Plan) -> Vec<Fault> {
+    let crashes = |point: Point| {
+        let all = processes(plan).into_iter();
+        all.map(move |name| fault(point.name, 1, Kind::Crash(name)))
+    };
+    Step::ALL
+        .into_iter()
+        .map(of_step)
+        .flat_map(crashes)
         .collect()
+}
+
+fn deaths_at_posts(plan: &Plan) -> Vec<Fault> {
+    let deaths = |nth: u64| {
+        let all = processes(plan).into_iter();
+        let death = |name: String| match is_hca(&name) {
+            true => Kind::Partition(name),
+            false => Kind::Crash(name),
+        };
+        all.map(move |name| fault(snaprig_hca::faults::POST.name, nth, death(name)))
+    };
+    (1..=POSTS).flat_map(deaths).collect()
 }
 
 fn fault(point: &str, nth: u64, kind: Kind) -> Fault {
@@ -70,36 +116,28 @@ fn fault(point: &str, nth: u64, kind: Kind) -> Fault {
     }
 }
 
-fn faults_at(name: &'static str, nth: u64) -> Vec<Fault> {
+fn faults_at(plan: &Plan, name: &'static str, nth: u64) -> Vec<Fault> {
     let points = points::all();
     let point = points.iter().find(|point| point.name == name);
-    let kinds = point.map_or(Vec::new(), kinds);
+    let kinds = point.map_or(Vec::new(), |point| kinds(plan, point));
     kinds
         .into_iter()
         .map(|kind| fault(name, nth, kind))
         .collect()
 }
 
-fn all_processes() -> Vec<String> {
-    processes(&Plan::new(SEED, CARDS, SCENARIOS[0]))
-}
-
 /// One of each kind that applies; where a process is named, each of them.
-fn kinds(point: &Point) -> Vec<Kind> {
-    let each = |kind: fn(String) -> Kind| all_processes().into_iter().map(kind).collect();
-    let cards = |kind: fn(String) -> Kind| {
-        let cards = all_processes().into_iter();
-        cards
-            .filter(|name| name.starts_with("card"))
-            .map(kind)
-            .collect()
+fn kinds(plan: &Plan, point: &Point) -> Vec<Kind> {
+    let named = |is: fn(&str) -> bool, kind: fn(String) -> Kind| {
+        let all = processes(plan).into_iter();
+        all.filter(|name| is(name)).map(kind).collect()
     };
     let all = |name: &KindName| match name {
-        KindName::Crash => each(Kind::Crash),
-        KindName::Hang => each(Kind::Hang),
-        KindName::Restart => cards(Kind::Restart),
-        KindName::LinkDown => cards(Kind::LinkDown),
-        KindName::Partition => cards(Kind::Partition),
+        KindName::Crash => named(|name| !is_hca(name), Kind::Crash),
+        KindName::Hang => named(|name| !is_hca(name), Kind::Hang),
+        KindName::Restart => named(is_card, Kind::Restart),
+        KindName::LinkDown => named(is_card, Kind::LinkDown),
+        KindName::Partition => named(is_card, Kind::Partition),
         KindName::Delay => vec![Kind::Delay(DELAY_NS)],
         KindName::Error => vec![Kind::Error(libc::EIO)],
         KindName::Corrupt => vec![Kind::Corrupt(0)],

@@ -1,11 +1,14 @@
-//! Fault campaigns over the whole offload stack: a host process, cards with their daemons and
-//! offload processes, Snapify-IO and a disk, all of it the machines that the real drivers drive,
-//! joined by [`snaprig_sim`].
+//! Fault campaigns over two systems: the whole offload stack (a host process, cards with their
+//! daemons and offload processes, Snapify-IO and a disk), and verbs (processes with queue pairs on
+//! the HCAs of a fabric). All of it is the machines that the real drivers drive, joined by
+//! [`snaprig_sim`].
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`points`] | where something can go wrong |
-//! | [`model`] | the system, and one run of a plan |
+//! | [`model`] | the offload stack, and one run of a plan |
+//! | [`verbs`] | verbs, and one run of a plan |
+//! | [`system`] | whichever of them a plan is about |
 //! | [`check`] | what must be true of a run, whatever went wrong |
 //! | [`draw`] | a plan from a seed |
 //! | [`exhaustive`] | every fault at every step |
@@ -22,6 +25,9 @@ pub mod exhaustive;
 pub mod model;
 pub mod points;
 pub mod report;
+pub mod system;
+pub mod verbs;
 
 pub use canary::Canary;
-pub use model::{Ending, Outcome, run};
+pub use model::{Ending, Outcome};
+pub use system::run;

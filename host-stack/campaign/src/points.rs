@@ -1,9 +1,27 @@
-//! Every fault point of the stack: each crate declares its own.
+//! Every fault point: each crate declares its own.
 
 use snaprig_sim::Point;
 
+use crate::verbs;
+
 /// All of them.
 pub fn all() -> Vec<Point> {
+    [&offload()[..], snaprig_hca::faults::ALL].concat()
+}
+
+/// Those that these scenarios can reach; with none, all.
+pub fn of(scenarios: &[&str]) -> Vec<Point> {
+    let verbs = scenarios.iter().filter(|name| **name == verbs::SCENARIO);
+    match scenarios.len() - verbs.count() {
+        _ if scenarios.is_empty() => all(),
+        0 => snaprig_hca::faults::ALL.to_vec(),
+        others if others == scenarios.len() => offload(),
+        _ => all(),
+    }
+}
+
+/// Those of the offload stack.
+pub fn offload() -> Vec<Point> {
     let of_crates = [
         snaprig_scif::faults::ALL,
         snaprig_coi::faults::ALL,

@@ -4,14 +4,19 @@ use snaprig_campaign::{
     Canary,
     campaign::{CampaignError, Options, Plans, Results, Simulator, fails, merge},
     check::check,
-    draw::draw,
-    exhaustive, run,
+    draw, exhaustive, run,
 };
-use snaprig_sim::{Plan, Trace};
+use snaprig_hca::Transport;
+use snaprig_sim::{Fault, Kind, Plan, Trace, When, Workload};
+
+/// The plan of a seed, of any scenario.
+fn draw(seed: u64) -> Plan {
+    draw::draw(seed, &[])
+}
 
 #[test]
 fn undisturbed_runs_finish_in_every_order() {
-    for scenario in snaprig_campaign::model::SCENARIOS {
+    for scenario in snaprig_campaign::system::scenarios() {
         for seed in 0..50 {
             let plan = Plan::new(seed, 2, scenario);
             let outcome = run(&plan, Trace::default(), None);
@@ -50,7 +55,7 @@ fn a_run_that_is_recorded_is_the_same_run() {
 /// All there is, without a report.
 fn options() -> Options {
     Options {
-        plans: Plans::Drawn(0..2000, draw),
+        plans: Plans::Drawn(0..2000),
         shard: (0, 1),
         jobs: 2,
         time: None,
@@ -60,7 +65,11 @@ fn options() -> Options {
 
 fn campaign(canary: Option<Canary>, options: &Options) -> Result<Results, CampaignError> {
     let counting = matches!(options.plans, Plans::Listed(_));
-    let runner = Simulator { canary, counting };
+    let runner = Simulator {
+        canary,
+        counting,
+        ..Simulator::default()
+    };
     snaprig_campaign::campaign::campaign(&runner, options, &|_, _| {})
 }
 
@@ -90,7 +99,7 @@ fn a_campaign_that_was_interrupted_and_its_shards_end_with_the_same_report() {
         let report = Some(dir.path().join(format!("shard{index}")));
         let shard = (index, 2);
         let options = Options {
-            plans: Plans::Drawn(seeds, draw),
+            plans: Plans::Drawn(seeds),
             shard,
             report,
             ..options()
@@ -121,7 +130,7 @@ fn reports_and_shards_that_do_not_fit_are_refused() {
     let with = |canary, shard| {
         let report = Some(dir.path().to_owned());
         let options = Options {
-            plans: Plans::Drawn(0..10, draw),
+            plans: Plans::Drawn(0..10),
             shard,
             report,
             ..options()
@@ -154,4 +163,40 @@ fn every_fault_at_every_step_and_every_pair_of_deaths_breaks_nothing() {
             results.found
         );
     }
+}
+
+#[test]
+fn connections_live_on_a_network_that_loses_little() {
+    let (mut connections, mut failed) = (0, 0);
+    for seed in 0..1500 {
+        let mut plan = Plan::new(seed, 2, "verbs");
+        plan.workload = Workload {
+            processes: 3,
+            pipelines: 3,
+            runs: 10,
+            ..Workload::default()
+        };
+        for point in ["hca.packet", "hca.response"] {
+            for kind in [Kind::Drop, Kind::Duplicate, Kind::Reorder] {
+                plan.faults.push(Fault {
+                    point: point.into(),
+                    when: When::PerMille(20),
+                    kind,
+                });
+            }
+        }
+        let outcome = run(&plan, Trace::default(), None);
+        assert_eq!(check(&outcome), None, "seed {seed}");
+        let patient = outcome
+            .verbs
+            .connections
+            .iter()
+            .filter(|[side, _]| side.transport == Transport::Rc && !side.impatient);
+        for sides in patient {
+            connections += 1;
+            failed += usize::from(sides.iter().any(|side| side.first_failed().is_some()));
+        }
+    }
+    assert!(connections > 500, "{connections}");
+    assert!(failed * 200 <= connections, "{failed} of {connections}");
 }

@@ -3,10 +3,13 @@
 use proptest::{prelude::*, sample::select};
 use snaprig_campaign::{
     check::check,
-    model::{SCENARIOS, impossible, processes},
     points, run,
+    system::{impossible, processes, scenarios},
 };
-use snaprig_sim::{Fault, Kind, KindName, Plan, Trace, When, Workload, plan::DELAY_NS_MAX};
+use snaprig_sim::{
+    Fault, Kind, KindName, Plan, Trace, When, Workload,
+    plan::{DELAY_NS_MAX, is_card, is_hca},
+};
 
 /// A number near an end, or any.
 fn extreme() -> impl Strategy<Value = u64> {
@@ -25,8 +28,12 @@ fn when() -> impl Strategy<Value = When> {
 }
 
 fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
-    let (all, processes) = (points::all(), processes(plan));
-    let cards: Vec<_> = (1..=plan.cards).map(|card| format!("card{card}")).collect();
+    let (all, names) = (points::of(&[&plan.scenario]), processes(plan));
+    let those = |is: fn(&str) -> bool| {
+        let names = names.iter().filter(|name| is(name));
+        names.cloned().collect::<Vec<_>>()
+    };
+    let (processes, cards) = (those(|name| !is_hca(name)), those(is_card));
     (
         select(all),
         any::<prop::sample::Index>(),
@@ -61,7 +68,12 @@ fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
 
 fn plan() -> impl Strategy<Value = Plan> {
     let workload = (1..=3u16, 1..=3u16, 1..=5u16, 0..=3u16, 0..=3u16);
-    let system = (any::<u64>(), 1..=4u16, select(&SCENARIOS[..]), workload);
+    let system = (
+        any::<u64>(),
+        1..=4u16,
+        select(scenarios().collect::<Vec<_>>()),
+        workload,
+    );
     system.prop_flat_map(|(seed, cards, scenario, work)| {
         let (processes, pipelines, runs, buffers, writes) = work;
         let mut plan = Plan::new(seed, cards, scenario);

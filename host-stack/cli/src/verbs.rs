@@ -14,7 +14,8 @@ use snaprig_fabric::{
     faults::parse_share,
     place::{self, HCAS_MAX, MODELS, Place, parse_models},
 };
-use snaprig_verbs::daemon::Daemon;
+use snaprig_sim::Plan;
+use snaprig_verbs::daemon::{Daemon, check_plan};
 
 use crate::AnyError;
 
@@ -67,6 +68,9 @@ pub struct Options {
         next_help_heading = "Faults of every path, if this starts the fabric"
     )]
     faults: Faults,
+    /// Carry out this fault plan's faults of packets, if this starts the fabric
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
     /// Write every packet to this file (pcapng), if this starts the fabric
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
@@ -88,13 +92,18 @@ fn models(letters: &str) -> Result<Models, String> {
 
 /// Runs the program in place of this one.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+    let plan = options.plan.as_deref();
+    let plan = plan
+        .map(|path| checked_plan(path, options.hcas.into()))
+        .transpose()?;
     let fabric = Fabric::builder()
         .exe(std::env::current_exe()?)
         .at(Place::named(&options.fabric)?)
         .hcas(options.hcas.into())
         .models(&options.model.0)
         .faults(options.faults.of_paths())
-        .capture(options.capture.clone());
+        .capture(options.capture.clone())
+        .plan(plan);
     if options.env {
         for (name, value) in fabric.environment()? {
             println!(
@@ -107,6 +116,14 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let (program, arguments) = options.program.split_first().ok_or("no program")?;
     let error = fabric.command(program)?.args(arguments).exec();
     Err(format!("{}: {error}", Path::new(program).display()).into())
+}
+
+/// The path of a plan that a fabric of so many HCAs can carry out.
+fn checked_plan(path: &Path, hcas: usize) -> Result<PathBuf, AnyError> {
+    let named = |why: AnyError| format!("{}: {why}", path.display());
+    let plan = Plan::read(path)?;
+    check_plan(&plan, hcas).map_err(|error| named(error.into()))?;
+    Ok(path.into())
 }
 
 /// Becomes the control daemon of the fabric that the environment names.
@@ -150,6 +167,10 @@ enum FabricCommand {
         /// To the port with this LID [default: all]
         #[arg(long, value_name = "LID")]
         to: Option<u16>,
+        /// Carry out this fault plan's faults of packets, from now on
+        #[arg(long, value_name = "FILE", conflicts_with_all =
+              ["from", "to", "loss", "duplicate", "reorder", "corrupt", "delay_us"])]
+        plan: Option<PathBuf>,
         #[command(flatten)]
         faults: Faults,
     },
@@ -181,7 +202,12 @@ pub fn fabric(options: &FabricOptions) -> Result<ExitCode, AnyError> {
     let operator = Operator::connect(&Place::named(&options.fabric)?)?;
     match &options.command {
         FabricCommand::List => {}
-        FabricCommand::Fault { from, to, faults } => operator.fault(FaultRequest::Set {
+        FabricCommand::Fault {
+            plan: Some(path), ..
+        } => operator.plan(&checked_plan(path, HCAS_MAX)?)?,
+        FabricCommand::Fault {
+            from, to, faults, ..
+        } => operator.fault(FaultRequest::Set {
             from: *from,
             to: *to,
             faults: faults.of_paths(),

@@ -18,7 +18,7 @@ use crate::{
     FaultRequest, Model, Operator, PathFaults, library,
     place::{
         self, CAPTURE_ENV, DEFAULT_FABRIC, DIRECTORY_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV,
-        HCAS_MAX, MODEL_ENV, PROGRAM_ENV, Place, model_letters,
+        HCAS_MAX, MODEL_ENV, PLAN_ENV, PROGRAM_ENV, Place, model_letters,
     },
     start::{self, Environment},
 };
@@ -68,6 +68,7 @@ pub struct FabricBuilder {
     models: Vec<Model>,
     faults: PathFaults,
     capture: Option<PathBuf>,
+    plan: Option<PathBuf>,
 }
 
 impl FabricBuilder {
@@ -113,6 +114,12 @@ impl FabricBuilder {
         self
     }
 
+    /// A fault plan of scenario "verbs": its faults of packets are carried out from the start.
+    pub fn plan(mut self, file: Option<PathBuf>) -> Self {
+        self.plan = file;
+        self
+    }
+
     /// Where others find it too, in place of a directory of its own.
     pub fn at(mut self, place: Place) -> Self {
         self.place = Some(place);
@@ -137,6 +144,7 @@ impl FabricBuilder {
         );
         let path = path.map_err(|error| FabricError::Start(io::Error::other(error)))?;
         let capture = self.capture.as_deref().map(path::absolute).transpose()?;
+        let plan = self.plan.as_deref().map(path::absolute).transpose()?;
         let setup = self.setup()?;
         let mut environment = vec![
             ("LD_LIBRARY_PATH", path),
@@ -145,6 +153,7 @@ impl FabricBuilder {
             (HCAS_ENV, setup.hcas.len().to_string().into()),
             (MODEL_ENV, model_letters(&setup).into()),
             (CAPTURE_ENV, capture.unwrap_or_default().into()),
+            (PLAN_ENV, plan.unwrap_or_default().into()),
             (FAULTS_ENV, self.faults.to_string().into()),
         ];
         if let Some(place) = &self.place {
@@ -223,6 +232,7 @@ impl Fabric {
             models: vec![Model::A],
             faults: PathFaults::default(),
             capture: None,
+            plan: None,
         }
     }
 
@@ -274,6 +284,11 @@ impl Fabric {
     /// Makes everything as new.
     pub fn heal(&self) -> Result<(), FabricError> {
         self.operator.fault(FaultRequest::Heal)
+    }
+
+    /// Has it carry out a fault plan's faults of packets, from now on, in place of an earlier plan.
+    pub fn plan(&self, file: &Path) -> Result<(), FabricError> {
+        self.operator.plan(file)
     }
 
     /// Has every packet written to a file (pcapng) from now on; with none, no more.

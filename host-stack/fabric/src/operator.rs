@@ -59,6 +59,12 @@ impl Operator {
         self.ask(&Ask::Capture { file }).map(drop)
     }
 
+    /// Has it carry out a fault plan's faults of packets, from now on, in place of an earlier plan.
+    pub fn plan(&self, file: &Path) -> Result<(), FabricError> {
+        let file = path::absolute(file)?;
+        self.ask(&Ask::Plan { file }).map(drop)
+    }
+
     /// Ends the fabric, whoever uses it, and returns when nothing of it is left.
     pub fn end(&self) -> Result<(), FabricError> {
         self.ask(&Ask::End)?;

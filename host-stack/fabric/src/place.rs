@@ -23,6 +23,8 @@ pub const MODEL_ENV: &str = "SNAPRIG_MODEL";
 pub const PROGRAM_ENV: &str = "SNAPRIG_BIN";
 /// What is wrong with all paths of a fabric when it starts; see [`PathFaults`].
 pub const FAULTS_ENV: &str = "SNAPRIG_FAULTS";
+/// A fault plan that a fabric carries out from its start.
+pub const PLAN_ENV: &str = "SNAPRIG_PLAN";
 /// A file for every packet of a fabric, from its start.
 pub const CAPTURE_ENV: &str = "SNAPRIG_CAPTURE";
 /// Where fabrics have their directories.

@@ -81,6 +81,11 @@ pub enum Ask {
         /// Its name, from the root.
         file: Option<PathBuf>,
     },
+    /// Carries out a fault plan.
+    Plan {
+        /// Its file's name, from the root.
+        file: PathBuf,
+    },
     /// Changes what the paths do to packets.
     Fault(crate::faults::FaultRequest),
     /// Ends the fabric, whoever uses it.

@@ -4,9 +4,10 @@ use std::{env, fmt, io, path::PathBuf};
 
 use snaprig_campaign::{
     check::{Broken, check},
-    draw::draw_on,
+    draw::{draw_on, draw_verbs},
     model, points,
     report::write_file,
+    system, verbs,
 };
 use snaprig_sim::{Plan, PlanError, Trace, Workload};
 use xxhash_rust::xxh3::xxh3_64;
@@ -67,7 +68,10 @@ impl Sim {
 
     /// The plan that the seed draws for this system.
     pub fn draw(&self) -> Plan {
-        self.plan(draw_on(self.seed, self.cards))
+        self.plan(match self.scenario.as_deref() {
+            Some(verbs::SCENARIO) => draw_verbs(self.seed, self.cards),
+            _ => draw_on(self.seed, self.cards),
+        })
     }
 
     /// A plan for this system without faults.
@@ -88,10 +92,10 @@ impl Sim {
     /// system does not say.
     pub fn run(&self, plan: &Plan) -> Result<Run, SimError> {
         let plan = self.plan(plan.clone());
-        if let Some(why) = model::impossible(&plan) {
+        if let Some(why) = system::impossible(&plan) {
             return Err(SimError::Impossible(why));
         }
-        plan.check(&points::all(), &model::processes(&plan))?;
+        plan.check(&points::all(), &system::processes(&plan))?;
         let outcome = snaprig_campaign::run(&plan, Trace::default(), None);
         Ok(Run { plan, outcome })
     }
@@ -109,7 +113,7 @@ impl SimBuilder {
         self
     }
 
-    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice".
+    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice"; or "verbs".
     #[must_use]
     pub fn scenario(mut self, scenario: &str) -> Self {
         self.0.scenario = Some(scenario.into());

@@ -136,6 +136,18 @@ pub fn seal(packet: &mut [u8]) {
     *vcrc = crc::vcrc(rest);
 }
 
+/// Whether a packet would be taken for one with this bit of it flipped, modulo its length: its CRCs
+/// say no.
+pub fn survives(packet: &Packet<'_>, bit: u64) -> bool {
+    let mut bytes = Vec::new();
+    if encode(packet, &mut bytes).is_err() {
+        return false;
+    }
+    let bit = bit % (bytes.len() as u64 * 8);
+    bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+    decode(&bytes).is_ok()
+}
+
 /// The packet that these bytes are.
 pub fn decode(bytes: &[u8]) -> Result<Packet<'static>, WireError> {
     let (packet, vcrc) = bytes.split_last_chunk().ok_or(WireError::Length)?;

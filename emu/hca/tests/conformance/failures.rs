@@ -3,10 +3,13 @@
 use snaprig_hca::{
     Access, Event, Opcode, SendFlags, State, Status, Transport,
     control::Request,
+    faults,
+    model::ModelName,
     post::Data,
     queue::{Send, Sge},
-    testing::{ALL, BYTES, Died, Link, World},
+    testing::{ALL, BYTES, Link, World},
 };
+use snaprig_sim::{Fault, Kind, Plan, Trace, When};
 
 use crate::{Two, both, ends, pattern, post, post_list, receive, remote, send};
 
@@ -323,35 +326,38 @@ fn a_partition_key_must_match() {
     });
 }
 
-/// Posts, and dies of it in so many calls of the host.
-fn die(world: &World, calls: u32, post: impl FnOnce()) {
-    world.dies_in.set(calls);
-    let posted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(post));
-    world.dies_in.set(0);
-    if let Err(cause) = posted {
-        assert!(cause.is::<Died>());
-    }
-    world.kill(0);
+/// Two processes, the first of which dies after so many steps of posting.
+fn mortal(steps: u64) -> World {
+    let mut plan = Plan::new(1, 2, "");
+    plan.faults.push(Fault {
+        point: faults::STEP.name.into(),
+        when: When::Nth(steps),
+        kind: Kind::Crash("process1".into()),
+    });
+    let models = [ModelName::A; 2];
+    World::of_plan(&models, 2, &plan, faults::ALL, Trace::default())
 }
 
 #[test]
 fn who_dies_in_the_middle_leaves_others_whole() {
-    for calls in 1..40 {
-        let world = World::new(2, 1);
+    for steps in 1..40 {
+        let world = mortal(steps);
         let two = Two::rc(&world);
         receive(&world, &two.b, &two.y, 1, 0, 10);
         receive(&world, &two.b, &two.y, 2, 0, 10);
-        let hca = world.hca(0);
         let list = [two.a.sge(0, 11)];
-        die(&world, calls, || {
+        world.posting(0, |hca| {
             let _ = hca.post_send(two.x.index, &send(3, Opcode::Send), Data::List(&list));
         });
+        if world.lives(0) {
+            world.kill(0);
+        }
         let failed = world.memory.qp(two.y.index).expect("a queue pair").state() == State::Error;
         let done = ends(&world, &two.b);
         assert_eq!(
             done.len(),
             if failed { 2 } else { 0 },
-            "after {calls} calls"
+            "after {steps} steps"
         );
     }
 }
@@ -360,8 +366,8 @@ fn who_dies_in_the_middle_leaves_others_whole() {
 fn who_dies_while_a_group_fails_leaves_it_whole() {
     let mut gid = [0; 16];
     gid[0] = 0xff;
-    for calls in 1..60 {
-        let world = World::new(2, 1);
+    for steps in 1..60 {
+        let world = mortal(steps);
         let (a, b) = (world.node(0, 0), world.node(1, 1));
         let end = |node| {
             let end = world.qp(node, Transport::Ud);
@@ -384,14 +390,16 @@ fn who_dies_while_a_group_fails_leaves_it_whole() {
         request.to.lid = 0xc000;
         (request.to.global, request.to.gid) = (Some(0), gid);
         request.to.qkey = Link::default().qkey;
-        let hca = world.hca(0);
-        die(&world, calls, || {
+        world.posting(0, |hca| {
             let _ = hca.post_send(x.index, &request, Data::Inline(&[b"too long"]));
         });
+        if world.lives(0) {
+            world.kill(0);
+        }
         let failed = members.iter().filter(|member| {
             world.memory.qp(member.index).expect("a queue pair").state() == State::Error
         });
         let failed = failed.count();
-        assert_eq!(ends(&world, &b).len(), 2 * failed, "after {calls} calls");
+        assert_eq!(ends(&world, &b).len(), 2 * failed, "after {steps} steps");
     }
 }

@@ -52,7 +52,7 @@ fn a_link_that_is_down_on_either_side_ends_a_connection_after_all_tries() {
 fn a_switch_that_takes_nothing_ends_a_connection() {
     let world = World::new(2, 1);
     world.path.set(Path::Packets);
-    world.net.borrow_mut().loss = 1000;
+    world.cut.borrow_mut().insert(1);
     let two = Two::new(&world, Transport::Rc, &LINK);
     post_list(&world, &two.a, &two.x, &send(2, Opcode::Send), 0, 8);
     assert_eq!(ends(&world, &two.a), [(2, Status::RetryExceeded)]);
@@ -180,7 +180,7 @@ fn a_long_unreliable_message_waits_for_room() {
     assert_eq!(ends(&world, &datagrams.a).len(), 64);
     assert_eq!(ends(&world, &two.b), [(1, Status::Success)]);
     assert_eq!(world.get(1, 0, LONG as usize), pattern(1, LONG as usize));
-    let (sent, most) = (world.net.borrow().sent, world.net.borrow().most);
+    let (sent, most) = (world.sent.get(), world.under_way_most.get());
     assert!(sent > 4096 && most <= UNDER_WAY_MAX, "{most} of {sent}");
 }
 
@@ -217,12 +217,12 @@ fn a_lost_packet_takes_one_unreliable_message_with_it() {
 fn lose(world: &World, end: &End, after: i32) {
     let qp = world.memory.qp(end.index).expect("a queue pair");
     let next = snaprig_hca::types::psn::add(LINK.psn, after as u32);
-    while qp.responder.psn.get() != next || world.net.borrow().under_way == 0 {
+    while qp.responder.psn.get() != next || world.under_way.get() == 0 {
         assert!(world.step(), "it comes");
     }
     set_link(world, 1, false);
-    let before = world.net.borrow().under_way;
-    while world.net.borrow().under_way >= before {
+    let before = world.under_way.get();
+    while world.under_way.get() >= before {
         assert!(world.step(), "it is lost");
     }
     set_link(world, 1, true);

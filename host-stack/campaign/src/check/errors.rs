@@ -1,7 +1,12 @@
 //! Errors are reported: who fails says why, nobody fails without a fault, and a fault of a disk or a
 //! service does not pass in silence.
 
-use crate::model::{Ending, Outcome};
+use snaprig_hca::{Completion, Status, Transport};
+
+use crate::{
+    model::{Ending, Outcome},
+    verbs::{Ended, Side},
+};
 
 /// Its name.
 pub const NAME: &str = "errors are reported";
@@ -22,5 +27,40 @@ pub fn check(outcome: &Outcome) -> Option<String> {
         told |= !app.errors.is_empty();
     }
     let silent = outcome.loud_faults > 0 && !told;
-    silent.then(|| "a disk or a service failed, and no call was told of an error".into())
+    let silent =
+        silent.then(|| "a disk or a service failed, and no call was told of an error".into());
+    let verbs = &outcome.verbs;
+    silent.or_else(|| verbs.each(of_their_kind)).or_else(|| {
+        verbs
+            .each(none_without_fault)
+            .filter(|_| outcome.faults == 0)
+    })
+}
+
+/// Nothing but a lost peer fails a request.
+fn of_their_kind(ended: &Ended, side: &Side, peer: &Side) -> Result<(), String> {
+    use Status::*;
+    let kinds = [Success, RetryExceeded, RnrRetryExceeded, Flushed];
+    let odd = |done: &&Completion| !kinds.contains(&done.status) && ended.lives(peer.process);
+    let mut all = side.send_done.iter().chain(&side.receive_done);
+    match all.find(odd) {
+        Some(done) => Err(format!("{done:?}")),
+        None => Ok(()),
+    }
+}
+
+/// Everything comes, and completes, even what is unreliable: where nothing goes another way.
+fn none_without_fault(ended: &Ended, side: &Side, peer: &Side) -> Result<(), String> {
+    if let Some(failed) = side.first_failed().filter(|_| !side.impatient) {
+        return Err(format!("nothing went wrong, but {failed:?}"));
+    }
+    let wanted = side.sent.iter().filter(|sent| sent.message.takes_receive());
+    let (came, wanted) = (peer.arrived().count(), wanted.count());
+    let may_fail = side.impatient && side.transport == Transport::Rc || ended.strange;
+    match came == wanted || may_fail {
+        true => Ok(()),
+        false => Err(format!(
+            "nothing went wrong, but {came} of {wanted} messages came"
+        )),
+    }
 }

@@ -1,4 +1,5 @@
-//! Nothing leaks: no offload process stays on a living card once its host process is gone.
+//! Nothing leaks: no offload process stays on a living card once its host process is gone, and
+//! nothing of a process in its HCA.
 
 use crate::model::Outcome;
 

@@ -1,16 +1,20 @@
 //! What must be true of a run, whatever went wrong in it: one invariant a file. Each says what it
 //! is called, and how a run breaks it.
 
+pub mod atomics;
+pub mod completions;
 pub mod contradiction;
 pub mod cut;
 pub mod errors;
 pub mod leaks;
 pub mod messages;
 pub mod panic;
+pub mod patience;
 pub mod progress;
 pub mod rdma;
 pub mod snapshot;
 pub mod undisturbed;
+pub mod unreliable;
 
 use crate::model::Outcome;
 
@@ -27,15 +31,19 @@ pub struct Broken {
 type Check = fn(&Outcome) -> Option<String>;
 
 /// All invariants. Safety comes first: what a hang hides is worse than the hang.
-pub const INVARIANTS: [(&str, Check); 10] = [
+pub const INVARIANTS: [(&str, Check); 14] = [
     (panic::NAME, panic::check),
     (contradiction::NAME, contradiction::check),
     (cut::NAME, cut::check),
     (rdma::NAME, rdma::check),
     (messages::NAME, messages::check),
+    (atomics::NAME, atomics::check),
+    (unreliable::NAME, unreliable::check),
+    (completions::NAME, completions::check),
     (snapshot::NAME, snapshot::check),
     (undisturbed::NAME, undisturbed::check),
     (progress::NAME, progress::check),
+    (patience::NAME, patience::check),
     (errors::NAME, errors::check),
     (leaks::NAME, leaks::check),
 ];

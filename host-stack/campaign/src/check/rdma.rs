@@ -1,11 +1,38 @@
-//! What RMA reads is what RMA wrote, whatever card the process has moved to since.
+//! What RMA reads is what RMA wrote, whatever card the process has moved to since. What an RDMA
+//! write of a queue pair wrote is there once it is completed, and what a read read is here.
 
-use crate::model::Outcome;
+use snaprig_hca::{Opcode, Transport};
+
+use crate::{
+    model::Outcome,
+    verbs::{Ended, Side},
+};
 
 /// Its name.
 pub const NAME: &str = "RDMA bytes are exact";
 
 /// How a run breaks it.
 pub fn check(outcome: &Outcome) -> Option<String> {
-    super::seen(outcome, NAME)
+    super::seen(outcome, NAME).or_else(|| outcome.verbs.each(exact))
+}
+
+fn exact(ended: &Ended, side: &Side, peer: &Side) -> Result<(), String> {
+    if side.transport != Transport::Rc || !ended.lives(peer.process) {
+        return Ok(());
+    }
+    for (id, sent) in side.sent[..side.succeeded()].iter().enumerate() {
+        let (process, at) = match sent.message.opcode {
+            Opcode::Write | Opcode::WriteImm => (peer.process, sent.remote),
+            Opcode::Read => (side.process, sent.local),
+            _ => continue,
+        };
+        let data = sent.data();
+        if ended.get(process, at, data.len()) != data {
+            return Err(format!(
+                "{:?} {id} is completed, and not there",
+                sent.message.opcode
+            ));
+        }
+    }
+    Ok(())
 }

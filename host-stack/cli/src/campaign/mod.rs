@@ -17,12 +17,11 @@ use snaprig_campaign::{
     Canary,
     campaign::{self, Class, Found, Plans, Results, Runner, Simulator},
     check::{Broken, check},
-    draw::draw,
     exhaustive,
-    model::{self, Until},
+    model::Until,
     points,
     report::Failure,
-    run,
+    run, system, verbs,
 };
 use snaprig_card::platform::Kind;
 use snaprig_sim::{Plan, Point, Trace, trace::Mark};
@@ -45,6 +44,10 @@ pub struct Options {
     /// Instead of drawn faults: every kind at every occurrence of every fault point
     #[arg(long, conflicts_with = "seeds")]
     exhaustive: bool,
+    /// Draw plans of this scenario only; repeat it for several [default: all]
+    #[arg(long, value_name = "NAME", value_parser = scenario,
+          conflicts_with_all = ["exhaustive", "rig", "plan"])]
+    scenario: Vec<&'static str>,
     /// With --exhaustive: every pair of deaths at the steps of Snapify, too
     #[arg(long, requires = "exhaustive")]
     pairs: bool,
@@ -113,6 +116,12 @@ pub struct Repro {
     /// every machine
     #[arg(long, value_name = "N|POINT", value_parser = until)]
     until: Option<Until>,
+}
+
+fn scenario(text: &str) -> Result<&'static str, String> {
+    let names: Vec<_> = system::scenarios().collect();
+    let found = names.iter().copied().find(|name| *name == text);
+    found.ok_or_else(|| format!("no such scenario; there are {}", names.join(", ")))
 }
 
 fn until(text: &str) -> Result<Until, String> {
@@ -184,6 +193,7 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     };
     let rigs;
     let simulator = Simulator {
+        scenarios: options.scenario.clone(),
         canary: options.canary,
         counting: options.exhaustive,
     };
@@ -209,12 +219,11 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
             return Ok(ExitCode::from(USAGE));
         }
     };
-    show(
-        &results,
-        &all_points(options.rig),
-        options.json,
-        Some(begun.elapsed()),
-    )?;
+    let points = match options.rig {
+        true => rig::points(),
+        false => points::of(&options.scenario),
+    };
+    show(&results, &points, options.json, Some(begun.elapsed()))?;
     if let (Some(report), false) = (&options.report, results.found.is_empty()) {
         for found in results.found.iter().take(SHOWN_MAX) {
             let folder = report.join("failures").join(found.number.to_string());
@@ -239,11 +248,8 @@ fn plans(options: &Options) -> Result<Plans, AnyError> {
         return Ok(Plans::Listed(vec![read(path, options.rig)?]));
     }
     if !options.exhaustive {
-        let (seeds, draw): (_, fn(u64) -> Plan) = match options.rig {
-            true => (0..60, rig::draw),
-            false => (0..2000, draw),
-        };
-        return Ok(Plans::Drawn(options.seeds.clone().unwrap_or(seeds), draw));
+        let seeds = if options.rig { 0..60 } else { 0..2000 };
+        return Ok(Plans::Drawn(options.seeds.clone().unwrap_or(seeds)));
     }
     let mut plans = exhaustive::single();
     if options.pairs {
@@ -255,8 +261,12 @@ fn plans(options: &Options) -> Result<Plans, AnyError> {
 /// A plan from a file, if it makes sense.
 fn read(path: &Path, rig: bool) -> Result<Plan, AnyError> {
     let plan = Plan::read(path)?;
-    if let Some(why) = model::impossible(&plan) {
+    if let Some(why) = system::impossible(&plan) {
         return Err(format!("{}: {why}", path.display()).into());
+    }
+    if rig && plan.scenario == verbs::SCENARIO {
+        let (path, name) = (path.display(), verbs::SCENARIO);
+        return Err(format!("{path}: scenario {name:?} has no rig; it runs in simulation").into());
     }
     if rig && plan.cards > rig::CARDS {
         let (path, most) = (path.display(), rig::CARDS);
@@ -264,7 +274,7 @@ fn read(path: &Path, rig: bool) -> Result<Plan, AnyError> {
     }
     let processes = match rig {
         true => rig::processes(plan.cards),
-        false => model::processes(&plan),
+        false => system::processes(&plan),
     };
     plan.check(&all_points(rig), &processes)?;
     Ok(plan)
@@ -397,9 +407,9 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         return Ok(verdict(ran.broken, known.as_ref(), "on a real rig"));
     }
     if let Some(until) = &options.until {
-        let (trace, state) = model::state_at(&plan, canary, until.clone());
+        let (trace, state) = system::state_at(&plan, canary, until.clone());
         if options.events {
-            print_events(&trace, &model::processes(&plan));
+            print_events(&trace, &system::processes(&plan));
         }
         print!("{state}");
         return Ok(ExitCode::SUCCESS);
@@ -459,7 +469,7 @@ fn print_events(trace: &Trace, processes: &[String]) {
             Mark::Fault => "FAULT ",
             Mark::Broken => "BROKEN ",
         };
-        println!("{:>12} {process:<6} {mark}{}", item.now_ns, item.what);
+        println!("{:>12} {process:<8} {mark}{}", item.now_ns, item.what);
     }
 }
 

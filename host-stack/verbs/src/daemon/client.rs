@@ -19,7 +19,7 @@ use snaprig_hca::{
 
 use snaprig_fabric::{FaultRequest, PathFaults};
 
-use super::{Context, Daemon, SLOT, Table};
+use super::{Context, Daemon, SLOT, Table, now_ns, read_plan};
 use crate::{
     protocol::{Answer, Ask, VERSION},
     socket,
@@ -116,6 +116,14 @@ impl Daemon {
                 self.is_over = true;
                 Outcome::Answer(Answer::Here)
             }
+            Ask::Plan { file } => match read_plan(&file, &self.setup) {
+                Ok(plan) => {
+                    let mut network = self.host.network.borrow_mut();
+                    network.begin(self.host.memory.header(), &plan, now_ns());
+                    Outcome::Answer(Answer::Here)
+                }
+                Err(_) => refuse(libc::EINVAL),
+            },
             _ => Outcome::End,
         }
     }
@@ -154,7 +162,7 @@ impl Daemon {
             }
             // On the lookup socket.
             Ask::PoolOf { .. } | Ask::ChannelOf { .. } | Ask::Raise { .. } => Outcome::End,
-            Ask::Describe | Ask::Fault(_) | Ask::Capture { .. } | Ask::End => {
+            Ask::Describe | Ask::Fault(_) | Ask::Capture { .. } | Ask::Plan { .. } | Ask::End => {
                 self.answer_stranger(ask)
             }
         }
@@ -261,6 +269,12 @@ impl Daemon {
                     text += &format!("lid {} -> lid {}: {faults}\n", a.lid.get(), b.lid.get());
                 }
             }
+        }
+        if let Some(plan) = network.plan() {
+            text += &format!(
+                "a plan is carried out, faults so far: {}\n",
+                plan.happened()
+            );
         }
         text += &self.describe_queues();
         text + &format!(

@@ -10,7 +10,10 @@ use std::{
 
 use snaprig_hca::{Atomic, Event, Host, Memory, Packet, Path, Segment};
 
-use super::{lookup::Directory, network::Network};
+use super::{
+    lookup::Directory,
+    network::{Network, ports_of},
+};
 use crate::client::{
     now_ns,
     peers::{Peers, Pools, is_gone},
@@ -106,9 +109,11 @@ impl Host for DaemonHost {
         let Some(owned) = packet.to_owned(self) else {
             return;
         };
-        self.network
-            .borrow_mut()
-            .send(self.memory.header(), now_ns(), owned);
+        let header = self.memory.header();
+        let down = self.network.borrow_mut().send(header, now_ns(), owned);
+        let ports = down.map_or(Vec::new(), |hca| ports_of(header, hca));
+        let errors = ports.into_iter().map(|port| (Event::PortError, port));
+        self.raised.borrow_mut().extend(errors);
     }
 
     fn is_dead(&self, process: u32) -> bool {

@@ -12,6 +12,7 @@ mod client;
 mod host;
 mod lookup;
 mod network;
+mod plan;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,15 +37,17 @@ use snaprig_hca::{
     memory::{ATTENTION_WORDS, DEVICE_BYTES},
     requester_timeout_ns,
 };
+use snaprig_sim::Plan;
 
 use crate::{
     client::{map_device, now_ns},
-    place::{CAPTURE_ENV, Place, faults_from_env},
+    place::{CAPTURE_ENV, PLAN_ENV, Place, faults_from_env},
     socket,
 };
 use client::Client;
 use host::DaemonHost;
 use lookup::Directory;
+pub use plan::{LiveError, check as check_plan};
 
 /// The daemon's own slot in the table of processes.
 pub const SLOT: u32 = 0;
@@ -107,6 +110,13 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     socket::listen(path, BACKLOG)
 }
 
+/// A plan that can be carried out on this fabric.
+fn read_plan(file: &Path, setup: &Setup) -> Result<Plan, LiveError> {
+    let plan = Plan::read(file)?;
+    check_plan(&plan, setup.hcas.len())?;
+    Ok(plan)
+}
+
 impl Daemon {
     /// Binds the fabric's socket and switches the fabric on. The caller's starter holds the lock.
     pub fn start(place: Place, setup: Setup) -> io::Result<Self> {
@@ -131,6 +141,11 @@ impl Daemon {
         if let Some(file) = env::var_os(CAPTURE_ENV).filter(|file| !file.is_empty()) {
             let mut network = host.network.borrow_mut();
             network.capture(memory.header(), Some(Path::new(&file)))?;
+        }
+        if let Some(file) = env::var_os(PLAN_ENV).filter(|file| !file.is_empty()) {
+            let plan = read_plan(Path::new(&file), &setup).map_err(io::Error::other)?;
+            let mut network = host.network.borrow_mut();
+            network.begin(memory.header(), &plan, now_ns());
         }
         Ok(Self {
             place,

@@ -10,8 +10,10 @@ use std::{
 };
 
 use snaprig_fabric::{FaultRequest, PathFaults};
-use snaprig_hca::{Packet, capture::Capture, memory::Header, port::PORTS_MAX};
-use snaprig_sim::Random;
+use snaprig_hca::{Packet, capture::Capture, memory::Header, port::PORTS_MAX, wire::survives};
+use snaprig_sim::{Kind, Plan, Random};
+
+use super::plan::{self, Running};
 
 /// How much a packet that is overtaken is late, in nanoseconds.
 const OVERTAKEN_NS: u64 = 200_000;
@@ -27,6 +29,7 @@ pub struct Network {
     loads: BTreeMap<(u32, u32), usize>,
     sent: u64,
     random: Random,
+    plan: Option<Running>,
     capture: Option<Capture<BufWriter<File>>>,
 }
 
@@ -48,8 +51,20 @@ impl Network {
             loads: BTreeMap::new(),
             sent: 0,
             random: Random::new(seed, "network"),
+            plan: None,
             capture: None,
         }
+    }
+
+    /// The plan that is being carried out.
+    pub fn plan(&self) -> Option<&Running> {
+        self.plan.as_ref()
+    }
+
+    /// Begins to carry out a plan, in place of an earlier one.
+    pub fn begin(&mut self, header: &Header, plan: &Plan, now_ns: u64) {
+        self.plan = Some(Running::new(plan, now_ns));
+        self.mark_all(header);
     }
 
     /// The faults of a path.
@@ -82,6 +97,8 @@ impl Network {
                 header.ports[port as usize].up.set(up.into());
             }
             FaultRequest::Heal => {
+                self.plan = None;
+                self.mark_all(header);
                 for (from, to) in self.faults.keys().copied().collect::<Vec<_>>() {
                     self.set(header, from, to, PathFaults::default());
                 }
@@ -106,6 +123,7 @@ impl Network {
     fn mark(&self, header: &Header, from: u32, to: u32) {
         // A response takes the way back: both go packet by packet, or neither does.
         let slow = self.capture.is_some()
+            || self.plan.is_some()
             || self.faults.contains_key(&(from, to))
             || self.faults.contains_key(&(to, from));
         for (a, b) in [(from, to), (to, from)] {
@@ -122,13 +140,17 @@ impl Network {
             Some(file) => Some(Capture::new(BufWriter::new(File::create(file)?))?),
             None => None,
         };
+        self.mark_all(header);
+        Ok(())
+    }
+
+    fn mark_all(&self, header: &Header) {
         let count = header.port_count.get().min(PORTS_MAX);
         for from in 0..count {
             for to in from..count {
                 self.mark(header, from, to);
             }
         }
-        Ok(())
     }
 
     /// What was captured is in the file.
@@ -160,30 +182,72 @@ impl Network {
         share > 0 && self.random.below(1000) < share.into()
     }
 
-    /// Takes a packet.
-    pub fn send(&mut self, header: &Header, now_ns: u64, packet: Packet<'static>) {
+    /// Takes a packet; the HCA whose links the plan takes down at it, if it does.
+    pub fn send(&mut self, header: &Header, now_ns: u64, packet: Packet<'static>) -> Option<u32> {
         let (from, to) = (packet.route.from_port, packet.route.to_port);
-        let faults = self.faults(from, to);
-        if header.is_up(from) {
-            self.record(&packet);
+        if !header.is_up(from) {
+            return None;
         }
-        if !header.is_up(from)
+        self.record(&packet);
+        let kind = self.plan.as_mut().and_then(|plan| plan.at(&packet, now_ns));
+        let mut down = None;
+        match kind
+            .as_ref()
+            .map(|kind| (kind, kind.process().and_then(plan::hca)))
+        {
+            Some((Kind::LinkDown(_), Some(hca))) => {
+                self.take_down(header, hca);
+                down = Some(hca);
+            }
+            Some((Kind::Partition(_), Some(hca))) => self.partition(header, hca),
+            _ => {}
+        }
+        let faults = self.faults(from, to);
+        let lost = match kind {
+            Some(Kind::Drop) => true,
+            Some(Kind::Corrupt(bit)) => !survives(&packet, bit),
+            _ => false,
+        };
+        if lost
+            || !header.is_up(from)
             || !header.is_up(to)
             || self.happens(faults.loss)
             || self.happens(faults.corrupt)
         {
-            return;
+            return down;
         }
-        let due_ns = now_ns.saturating_add(faults.delay_ns);
-        if self.happens(faults.duplicate) {
+        let mut due_ns = now_ns.saturating_add(faults.delay_ns);
+        if let Some(Kind::Delay(ns)) = kind {
+            due_ns = due_ns.saturating_add(ns);
+        }
+        if kind == Some(Kind::Duplicate) || self.happens(faults.duplicate) {
             self.put(due_ns, packet.clone());
         }
-        let late = if self.happens(faults.reorder) {
-            OVERTAKEN_NS
-        } else {
-            0
+        if kind == Some(Kind::Reorder) || self.happens(faults.reorder) {
+            due_ns = due_ns.saturating_add(OVERTAKEN_NS);
+        }
+        self.put(due_ns, packet);
+        down
+    }
+
+    fn take_down(&mut self, header: &Header, hca: u32) {
+        for port in ports_of(header, hca) {
+            header.ports[port as usize].up.set(0);
+        }
+    }
+
+    /// Everything from and to an HCA is lost.
+    fn partition(&mut self, header: &Header, hca: u32) {
+        let faults = PathFaults {
+            loss: 1000,
+            ..PathFaults::default()
         };
-        self.put(due_ns.saturating_add(late), packet);
+        for port in ports_of(header, hca) {
+            for other in 0..header.port_count.get().min(PORTS_MAX) {
+                self.set(header, port, other, faults);
+                self.set(header, other, port, faults);
+            }
+        }
     }
 
     fn put(&mut self, due_ns: u64, packet: Packet<'static>) {
@@ -213,6 +277,13 @@ impl Network {
     pub fn next_ns(&self) -> Option<u64> {
         self.under_way.first_key_value().map(|((due, _), _)| *due)
     }
+}
+
+/// The ports of an HCA.
+pub fn ports_of(header: &Header, hca: u32) -> Vec<u32> {
+    let all = 0..header.port_count.get().min(PORTS_MAX);
+    all.filter(|port| header.ports[*port as usize].hca.get() == hca)
+        .collect()
 }
 
 #[cfg(test)]

@@ -30,7 +30,8 @@ use snaprig_card::platform::Kind;
 use snaprig_fixtures::kmeans::{self, Workload};
 use snaprig_sim::Plan;
 
-pub use draw::{CARDS, draw, points, processes};
+use draw::draw;
+pub use draw::{CARDS, points, processes};
 
 /// Runs plans on real rigs.
 pub struct RigRunner {
@@ -70,6 +71,10 @@ impl Runner for RigRunner {
 
     fn chunk(&self) -> u64 {
         1
+    }
+
+    fn draw(&self, seed: u64) -> Plan {
+        draw(seed)
     }
 
     fn run(&self, plan: &Plan) -> Ran {
