@@ -6,7 +6,7 @@
 
 mod freeze;
 mod maps;
-mod pages;
+pub mod pages;
 pub mod peers;
 pub mod pool;
 mod start;
@@ -38,6 +38,7 @@ use crate::{
     protocol::{Answer, Ask, RAISED_BYTES, Raised, VERSION},
     socket,
 };
+use pages::Range;
 use peers::{Peers, Pools};
 use pool::Pool;
 
@@ -249,18 +250,15 @@ impl Fabric {
         }
     }
 
-    /// Whether any page of this process is in its pool.
-    pub fn has_shared_pages(&self) -> bool {
-        self.pool.lock().all().next().is_some()
-    }
-
-    /// In a child of fork(2): its registered pages become its own.
-    pub fn keep_copies(&self) {
-        for range in self.pool.lock().all() {
-            if let Err(error) = pool::move_out(range) {
-                tracing::error!(%error, "a child shares registered pages with its parent");
-            }
+    /// Where this process has registered pages that it shares with its peers.
+    pub fn shared_pages(&self) -> Vec<Range> {
+        if self.pool.lock().all().next().is_none() {
+            return Vec::new();
         }
+        self.pool.shared().unwrap_or_else(|error| {
+            tracing::error!(%error, "a child will share registered pages with its parent");
+            Vec::new()
+        })
     }
 
     fn descriptor(&self, ask: &Ask) -> io::Result<OwnedFd> {
@@ -336,6 +334,16 @@ pub fn tell(place: &Place, change: Option<Ask>) -> Result<String, FabricError> {
     match ask(&Ask::Describe)? {
         Answer::Text(text) => Ok(text),
         _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+    }
+}
+
+/// In a child of fork(2): its registered pages become its own. Allocates nothing: the heap may be
+/// among them, and is still its parent's.
+pub fn keep_copies(shared: &[Range]) {
+    for range in shared {
+        if let Err(error) = pool::make_private(*range) {
+            tracing::error!(%error, "a child shares registered pages with its parent");
+        }
     }
 }
 
