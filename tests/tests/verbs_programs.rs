@@ -3,7 +3,10 @@
 
 mod fabric;
 
-use std::{path::Path, process::Output};
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
 
 use fabric::{Fabric, assert_success, free_port, installed, text, wait_for_listener};
 
@@ -189,4 +192,126 @@ fn tcp_programs_run_over_rsockets() {
     server.kill();
     drop(server);
     fabric.ended();
+}
+
+#[test]
+fn qperf_runs() {
+    if !installed("qperf") {
+        return;
+    }
+    let fabric = Fabric::new(&[]);
+    let port = free_port();
+    let port_text = port.to_string();
+    let program = ["qperf", "-lp", &port_text];
+    // A second each, the last one by the connection manager; then the server is told to go.
+    let tests = [
+        "rc_bi_bw",
+        "ud_lat",
+        "rc_rdma_read_bw",
+        "uc_rdma_write_poll_lat",
+        "ver_rc_fetch_add",
+    ];
+    let options = ["-t", "1", "127.0.0.1"];
+    let by_cm = ["-cm", "1", "rc_lat", "quit"];
+    let client = [&program[..], &options, &tests, &by_cm].concat();
+    let [_, client] = serve(&fabric, port, &program, &client);
+    let results = text(&client);
+    for test in [&tests[..], &["rc_lat"]].concat() {
+        assert!(results.contains(&format!("{test}:\n")), "{test}: {results}");
+    }
+    assert!(!results.contains("failed"), "{results}");
+    fabric.ended();
+}
+
+#[test]
+fn fio_transfers() {
+    if !installed("fio") {
+        return;
+    }
+    let fabric = Fabric::new(&[]);
+    for verb in ["write", "read"] {
+        let port = free_port();
+        let port_option = format!("--port={port}");
+        let job = [
+            "fio",
+            "--ioengine=rdma",
+            &port_option,
+            "--bs=64k",
+            "--size=4m",
+        ];
+        let server = [&job[..], &["--name=server", "--rw=read", "--iodepth=8"]].concat();
+        let server = fabric.start(&server);
+        fabric.wait_for_listener(port);
+        let verb = format!("--verb={verb}");
+        let options = [
+            "--name=client",
+            "--rw=write",
+            "--hostname=127.0.0.1",
+            &verb,
+            "--iodepth=8",
+        ];
+        let client = fabric.start(&[&job[..], &options].concat()).output();
+        let outputs = [server.output(), client];
+        assert_success(&verb, &outputs);
+        let client = text(&outputs[1]);
+        assert!(
+            client.contains("err= 0") && client.contains("4096KiB/"),
+            "{client}"
+        );
+    }
+    fabric.ended();
+}
+
+#[test]
+fn mpi_programs_compute() {
+    // Not installed by ci/setup: it is large.
+    let there = |program| Command::new(program).arg("--version").output().is_ok();
+    if !there("mpicc") || !there("mpirun") {
+        println!("skipped: mpi_programs_compute: no mpicc and mpirun");
+        return;
+    }
+    let scratch = tempfile::tempdir().expect("a directory");
+    let program = scratch.path().join("mpi");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/mpi/mpi.c");
+    let mut mpicc = Command::new("mpicc");
+    let status = mpicc
+        .arg("-O1")
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .status();
+    assert!(status.expect("mpicc").success());
+    let program = program.to_str().expect("a name");
+    for (hcas, model, transport, count) in [
+        ("1", "A", "rc_v,self", "2"),
+        ("2", "AB", "rc_v,self", "4"),
+        ("1", "B", "ud_v,self", "2"),
+    ] {
+        let fabric = Fabric::new(&["--hcas", hcas, "--model", model]);
+        let transports = format!("UCX_TLS={transport}");
+        let mpirun = [
+            "mpirun",
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "-np",
+            count,
+        ];
+        let ucx = [
+            "--mca",
+            "pml",
+            "ucx",
+            "--mca",
+            "osc",
+            "ucx",
+            "-x",
+            &transports,
+        ];
+        let output = fabric
+            .start(&[&mpirun[..], &ucx, &[program]].concat())
+            .output();
+        assert_success(transport, std::slice::from_ref(&output));
+        let said = text(&output);
+        assert!(said.contains(&format!("{count} processes agree")), "{said}");
+        fabric.ended();
+    }
 }
