@@ -70,6 +70,35 @@ fn all_hcas_talk_to_all_at_once() {
 }
 
 #[test]
+fn partitions_keep_programs_apart() {
+    if !exists(VERBS_H) {
+        return;
+    }
+    let said = run_ours("pkeys", &["--pkeys", "ffff,8001,0x0001,8002"]);
+    let apart = |from, to| {
+        format!(
+            "RC {from} to {to}: sent: transport retry counter exceeded; received: nothing; counted\n\
+             UD {from} to {to}: sent: success; received: nothing; counted\n"
+        )
+    };
+    let together = |from, to| {
+        let fine = "sent: success; received: success; none is bad";
+        format!("RC {from} to {to}: {fine}\nUD {from} to {to}: {fine}\n")
+    };
+    // The third is a limited member, as the first is a full one; the fifth entry of the table is free.
+    let expected = [
+        together(0, 0),
+        together(1, 1),
+        together(1, 2),
+        together(2, 1),
+        apart(2, 2),
+        apart(1, 3),
+        apart(0, 4),
+    ];
+    assert_eq!(said, format!("0x8002 is at 3\n{}", expected.concat()));
+}
+
+#[test]
 fn the_first_and_the_last_hca_of_64_talk() {
     if !installed("ibv_rc_pingpong") {
         return;

@@ -261,6 +261,7 @@ impl World {
             &memory,
             &Fabric {
                 hcas: hcas.collect(),
+                ..Fabric::default()
             },
         );
         let world = Self {

@@ -12,8 +12,8 @@ use clap::{Args, Subcommand};
 use snaprig_verbs::{
     daemon::{Daemon, FaultRequest, PathFaults},
     place::{
-        self, CAPTURE_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV, HCAS_MAX, MODEL_ENV, PROGRAM_ENV,
-        Place,
+        self, CAPTURE_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV, HCAS_MAX, MODEL_ENV, PKEYS_ENV,
+        PKEYS_MAX, PROGRAM_ENV, Place,
     },
     protocol::Ask,
 };
@@ -61,6 +61,9 @@ pub struct Options {
     /// Their model: A, B, or a letter for each
     #[arg(long, value_name = "LETTERS", default_value = "A")]
     model: String,
+    /// The P_Key table of every port, if this starts the fabric: 8xxx is a full member, 0xxx a limited one
+    #[arg(long, value_name = "HEX,HEX,...", default_value = "0xffff")]
+    pkeys: String,
     /// Which fabric
     #[arg(long, value_name = "NAME", default_value = place::DEFAULT_FABRIC)]
     fabric: String,
@@ -95,6 +98,13 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         )
         .into());
     }
+    if place::pkeys(&options.pkeys).is_none() {
+        return Err(format!(
+            "--pkeys {}: hexadecimal numbers, at most {PKEYS_MAX}, with commas",
+            options.pkeys
+        )
+        .into());
+    }
     let libraries = libraries()?;
     // For files of ours to be there, our library comes before libc; in a program that has it from
     // another library, or by dlopen(3), only so. After the user's own: sanitizers must be first.
@@ -112,13 +122,14 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .as_deref()
         .map(std::path::absolute)
         .transpose()?;
-    let environment: [(&str, OsString); 8] = [
+    let environment: [(&str, OsString); 9] = [
         ("LD_LIBRARY_PATH", path),
         ("LD_PRELOAD", preload),
         (PROGRAM_ENV, std::env::current_exe()?.into()),
         (FABRIC_ENV, place.name.into()),
         (HCAS_ENV, options.hcas.to_string().into()),
         (MODEL_ENV, options.model.clone().into()),
+        (PKEYS_ENV, options.pkeys.clone().into()),
         (CAPTURE_ENV, capture.unwrap_or_default().into()),
         (FAULTS_ENV, options.faults.of_paths()?.to_string().into()),
     ];

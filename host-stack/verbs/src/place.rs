@@ -3,6 +3,7 @@
 use std::{env, fs, io, os::unix::fs::DirBuilderExt, path::PathBuf};
 
 use crate::daemon::PathFaults;
+pub use snaprig_hca::port::PKEYS_MAX;
 use snaprig_hca::{
     control::{Fabric, HcaSetup},
     model::ModelName,
@@ -14,6 +15,8 @@ pub const FABRIC_ENV: &str = "SNAPRIG_FABRIC";
 pub const HCAS_ENV: &str = "SNAPRIG_HCAS";
 /// Their model, `A` or `B`, or one letter for each.
 pub const MODEL_ENV: &str = "SNAPRIG_MODEL";
+/// The P_Key table of every port, as [`pkeys`] reads it; without it, the default partition.
+pub const PKEYS_ENV: &str = "SNAPRIG_PKEYS";
 /// The `snaprig` program, for the daemon.
 pub const PROGRAM_ENV: &str = "SNAPRIG_BIN";
 /// What is wrong with all paths of a fabric when it starts; see [`PathFaults`].
@@ -129,11 +132,26 @@ pub fn setup_from_env() -> io::Result<Fabric> {
             .ok_or_else(|| invalid(format!("{HCAS_ENV}={text}: a number from 1 to {HCAS_MAX}")))?,
     };
     let models = env::var(MODEL_ENV).unwrap_or_else(|_| "A".into());
-    setup(hcas, &models).ok_or_else(|| {
+    let mut fabric = setup(hcas, &models).ok_or_else(|| {
         invalid(format!(
             "{MODEL_ENV}={models}: A or B, or a letter for each HCA"
         ))
-    })
+    })?;
+    if let Some(text) = env::var(PKEYS_ENV).ok().filter(|text| !text.is_empty()) {
+        fabric.pkeys = pkeys(&text).ok_or_else(|| {
+            invalid(format!(
+                "{PKEYS_ENV}={text}: 1 to {PKEYS_MAX} hexadecimal numbers, with commas"
+            ))
+        })?;
+    }
+    Ok(fabric)
+}
+
+/// A P_Key table: hexadecimal numbers, with commas. The highest bit makes a full member.
+pub fn pkeys(text: &str) -> Option<Vec<u16>> {
+    let number = |word: &str| u16::from_str_radix(word.strip_prefix("0x").unwrap_or(word), 16).ok();
+    let table: Vec<_> = text.split(',').map(number).collect::<Option<_>>()?;
+    (table.len() <= PKEYS_MAX).then_some(table)
 }
 
 /// What the environment says is wrong with all paths.
@@ -163,5 +181,6 @@ pub fn setup(hcas: usize, models: &str) -> Option<Fabric> {
     });
     Some(Fabric {
         hcas: hcas.collect(),
+        ..Fabric::default()
     })
 }

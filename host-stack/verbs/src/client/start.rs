@@ -24,7 +24,7 @@ use rustix::{
 };
 use snaprig_hca::{control::Fabric as Setup, model::ModelName};
 
-use crate::place::{FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV, Place};
+use crate::place::{FABRIC_ENV, HCAS_ENV, MODEL_ENV, PKEYS_ENV, PROGRAM_ENV, Place};
 
 /// Connects.
 pub fn connect(place: &Place, setup: &Setup) -> io::Result<OwnedFd> {
@@ -71,12 +71,14 @@ fn start(place: &Place, setup: &Setup) -> io::Result<()> {
         ModelName::A => 'A',
         ModelName::B => 'B',
     });
+    let pkeys = setup.pkeys.iter().map(|pkey| format!("{pkey:#06x}"));
     let mut command = Command::new(&program);
     command
         .arg("fabric-process")
         .env(FABRIC_ENV, &place.name)
         .env(HCAS_ENV, setup.hcas.len().to_string())
         .env(MODEL_ENV, models.collect::<String>())
+        .env(PKEYS_ENV, pkeys.collect::<Vec<_>>().join(","))
         .env_remove("LD_PRELOAD")
         .env_remove("LD_LIBRARY_PATH")
         .current_dir("/")
