@@ -352,7 +352,10 @@ fn ask_on(socket: &Mutex<OwnedFd>, ask: &Ask) -> Result<(Answer, Vec<OwnedFd>), 
         .lock()
         .map_err(|_| io::Error::other("a thread panicked"))?;
     socket::send(&*socket, ask, &[])?;
-    let answer = socket::receive(&*socket)?;
+    let answer = socket::receive(&*socket).inspect_err(|_| {
+        // An answer that comes too late would be taken for that to another question.
+        let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+    })?;
     match answer.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))? {
         (Answer::Refused(errno), _) => Err(FabricError::Refused(errno)),
         other => Ok(other),
