@@ -282,6 +282,7 @@ impl World {
             &memory,
             &Fabric {
                 hcas: hcas.collect(),
+                ..Fabric::default()
             },
         );
         let mut engine = Engine::new(plan, points, trace);

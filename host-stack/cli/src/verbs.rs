@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 use snaprig_fabric::{
     Fabric, FaultRequest, Model, Operator, PathFaults,
     faults::parse_share,
-    place::{self, HCAS_MAX, MODELS, Place, parse_models},
+    place::{self, HCAS_MAX, MODELS, PKEYS, Place, parse_models, parse_pkeys},
 };
 use snaprig_sim::Plan;
 use snaprig_verbs::daemon::{Daemon, check_plan};
@@ -60,6 +60,9 @@ pub struct Options {
     /// Their model: A, B, or a letter for each
     #[arg(long, value_name = "LETTERS", default_value = "A", value_parser = models)]
     model: Models,
+    /// The P_Key table of every port, if this starts the fabric: 8xxx is a full member, 0xxx a limited one
+    #[arg(long, value_name = "HEX,HEX,...", default_value = "0xffff", value_parser = pkeys)]
+    pkeys: Pkeys,
     /// Which fabric
     #[arg(long, value_name = "NAME", default_value = place::DEFAULT_FABRIC)]
     fabric: String,
@@ -90,6 +93,14 @@ fn models(letters: &str) -> Result<Models, String> {
     parse_models(letters).map(Models).ok_or(MODELS.into())
 }
 
+/// A table of P_Keys.
+#[derive(Clone)]
+struct Pkeys(Vec<u16>);
+
+fn pkeys(text: &str) -> Result<Pkeys, String> {
+    parse_pkeys(text).map(Pkeys).ok_or(PKEYS.into())
+}
+
 /// Runs the program in place of this one.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let plan = options.plan.as_deref();
@@ -101,6 +112,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .at(Place::named(&options.fabric)?)
         .hcas(options.hcas.into())
         .models(&options.model.0)
+        .pkeys(&options.pkeys.0)
         .faults(options.faults.of_paths())
         .capture(options.capture.clone())
         .plan(plan);

@@ -11,6 +11,7 @@ use std::{
 use snaprig_hca::{
     control::{Errno, FIRST_LID, Fabric as Setup},
     model::Model as Properties,
+    port::PKEYS_MAX,
 };
 use tempfile::TempDir;
 
@@ -18,7 +19,7 @@ use crate::{
     FaultRequest, Model, Operator, PathFaults, library,
     place::{
         self, CAPTURE_ENV, DEFAULT_FABRIC, DIRECTORY_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV,
-        HCAS_MAX, MODEL_ENV, PLAN_ENV, PROGRAM_ENV, Place, model_letters,
+        HCAS_MAX, MODEL_ENV, PKEYS_ENV, PLAN_ENV, PROGRAM_ENV, Place, model_letters, pkeys_text,
     },
     start::{self, Environment},
 };
@@ -29,6 +30,9 @@ pub enum FabricError {
     /// There cannot be so many HCAs.
     #[error("a fabric with {0} HCAs: it must be 1 to {HCAS_MAX}")]
     Hcas(usize),
+    /// There cannot be so many P_Keys.
+    #[error("{0} P_Keys: a port has at most {PKEYS_MAX}")]
+    Pkeys(usize),
     /// No such HCA, or it has no such port.
     #[error("no port {port} of HCA {hca}")]
     NoPort {
@@ -66,6 +70,7 @@ pub struct FabricBuilder {
     place: Option<Place>,
     hcas: usize,
     models: Vec<Model>,
+    pkeys: Vec<u16>,
     faults: PathFaults,
     capture: Option<PathBuf>,
     plan: Option<PathBuf>,
@@ -93,6 +98,13 @@ impl FabricBuilder {
     /// The model of each HCA; the last one holds for all further HCAs.
     pub fn models(mut self, models: &[Model]) -> Self {
         self.models = models.to_vec();
+        self
+    }
+
+    /// The P_Key table of every port (default: the default partition alone); the highest bit makes a
+    /// full member.
+    pub fn pkeys(mut self, pkeys: &[u16]) -> Self {
+        self.pkeys = pkeys.to_vec();
         self
     }
 
@@ -152,6 +164,7 @@ impl FabricBuilder {
             (PROGRAM_ENV, program.into()),
             (HCAS_ENV, setup.hcas.len().to_string().into()),
             (MODEL_ENV, model_letters(&setup).into()),
+            (PKEYS_ENV, pkeys_text(&setup.pkeys).into()),
             (CAPTURE_ENV, capture.unwrap_or_default().into()),
             (PLAN_ENV, plan.unwrap_or_default().into()),
             (FAULTS_ENV, self.faults.to_string().into()),
@@ -201,7 +214,13 @@ impl FabricBuilder {
         if !(1..=HCAS_MAX).contains(&self.hcas) {
             return Err(FabricError::Hcas(self.hcas));
         }
-        Ok(place::setup(self.hcas, &self.models))
+        if self.pkeys.len() > PKEYS_MAX {
+            return Err(FabricError::Pkeys(self.pkeys.len()));
+        }
+        Ok(Setup {
+            pkeys: self.pkeys.clone(),
+            ..place::setup(self.hcas, &self.models)
+        })
     }
 }
 
@@ -230,6 +249,7 @@ impl Fabric {
             place: None,
             hcas: 1,
             models: vec![Model::A],
+            pkeys: Vec::new(),
             faults: PathFaults::default(),
             capture: None,
             plan: None,

@@ -9,6 +9,7 @@ use std::{
 use snaprig_hca::{
     control::{Fabric, HcaSetup},
     model::ModelName,
+    port::PKEYS_MAX,
 };
 
 use crate::faults::PathFaults;
@@ -19,6 +20,8 @@ pub const FABRIC_ENV: &str = "SNAPRIG_FABRIC";
 pub const HCAS_ENV: &str = "SNAPRIG_HCAS";
 /// Their model, `A` or `B`, or one letter for each.
 pub const MODEL_ENV: &str = "SNAPRIG_MODEL";
+/// The P_Key table of every port, as [`pkeys`] reads it; without it, the default partition.
+pub const PKEYS_ENV: &str = "SNAPRIG_PKEYS";
 /// The `snaprig` program, for the daemon.
 pub const PROGRAM_ENV: &str = "SNAPRIG_BIN";
 /// What is wrong with all paths of a fabric when it starts; see [`PathFaults`].
@@ -143,7 +146,31 @@ pub fn setup_from_env() -> io::Result<Fabric> {
     let models = env::var(MODEL_ENV).unwrap_or_else(|_| "A".into());
     let models =
         parse_models(&models).ok_or_else(|| invalid(format!("{MODEL_ENV}={models}: {MODELS}")))?;
-    Ok(setup(hcas, &models))
+    let pkeys = env::var(PKEYS_ENV).unwrap_or_default();
+    let pkeys = match &pkeys[..] {
+        "" => Vec::new(),
+        text => parse_pkeys(text).ok_or_else(|| invalid(format!("{PKEYS_ENV}={text}: {PKEYS}")))?,
+    };
+    Ok(Fabric {
+        pkeys,
+        ..setup(hcas, &models)
+    })
+}
+
+/// What a table of P_Keys is written as.
+pub const PKEYS: &str = "1 to 16 hexadecimal numbers, with commas";
+
+/// A P_Key table as it is written. The highest bit makes a full member.
+pub fn parse_pkeys(text: &str) -> Option<Vec<u16>> {
+    let number = |word: &str| u16::from_str_radix(word.strip_prefix("0x").unwrap_or(word), 16).ok();
+    let table: Vec<_> = text.split(',').map(number).collect::<Option<_>>()?;
+    (table.len() <= PKEYS_MAX).then_some(table)
+}
+
+/// A P_Key table as [`parse_pkeys`] reads it.
+pub fn pkeys_text(pkeys: &[u16]) -> String {
+    let words: Vec<_> = pkeys.iter().map(|pkey| format!("{pkey:#06x}")).collect();
+    words.join(",")
 }
 
 /// What the environment says is wrong with all paths.
@@ -188,5 +215,6 @@ pub fn setup(hcas: usize, models: &[ModelName]) -> Fabric {
     });
     Fabric {
         hcas: hcas.collect(),
+        pkeys: Vec::new(),
     }
 }

@@ -23,7 +23,9 @@ use rustix::{
 use snaprig_hca::control::Fabric as Setup;
 
 use crate::{
-    place::{FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV, Place, model_letters},
+    place::{
+        FABRIC_ENV, HCAS_ENV, MODEL_ENV, PKEYS_ENV, PROGRAM_ENV, Place, model_letters, pkeys_text,
+    },
     socket,
 };
 
@@ -79,6 +81,7 @@ fn start(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<
         .env(FABRIC_ENV, &place.name)
         .env(HCAS_ENV, setup.hcas.len().to_string())
         .env(MODEL_ENV, model_letters(setup))
+        .env(PKEYS_ENV, pkeys_text(&setup.pkeys))
         .env_remove("LD_PRELOAD")
         .env_remove("LD_LIBRARY_PATH")
         .current_dir("/")

@@ -67,6 +67,19 @@ impl Fabric {
             .expect("snaprig starts")
     }
 
+    /// Waits until somebody listens at a port of the connection manager.
+    pub fn wait_for_listener(&self, port: u16) {
+        let fabric = self.directory.path().join("default");
+        wait_until(&format!("port {port} is listened at"), || {
+            fs::read_dir(&fabric).is_ok_and(|files| {
+                files.flatten().any(|file| {
+                    let name = file.file_name().to_string_lossy().into_owned();
+                    name.starts_with("cm-") && name.ends_with(&format!("-{port}"))
+                })
+            })
+        });
+    }
+
     /// Process identifiers of its control daemon: none once the last user is gone.
     pub fn daemons(&self) -> Vec<i32> {
         let ours = format!("SNAPRIG_FABRICS={}", self.directory.path().display());
@@ -247,7 +260,7 @@ pub fn compile(sources: &Path, to: &Path) {
         .args(["-O1", "-o"])
         .arg(to)
         .args(sources.filter(|path| path.extension().is_some_and(|e| e == "c")))
-        .args(["-libverbs", "-lpthread"])
+        .args(["-Wl,--as-needed", "-libverbs", "-lpthread"])
         .status()
         .expect("gcc");
     assert!(status.success());

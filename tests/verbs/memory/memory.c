@@ -2,6 +2,7 @@
 // sees what came, other data in the same pages stays, fork(2) gives a child copies, and memory outlives its region.
 //
 // gcc -O1 -Wall -Wextra -o memory tests/verbs/memory/memory.c -libverbs -lpthread
+#define _GNU_SOURCE
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -159,6 +160,41 @@ static void forks(void) {
   printf("fork: ok\n");
 }
 
+// Memory that takes the place of other memory whose region goes only afterwards: a cache of regions does that.
+static void replaced(void) {
+  char *at = map(MAP_PRIVATE | MAP_ANONYMOUS, -1, 1 << 16);
+  struct ibv_mr *old = ibv_reg_mr(pd, at, 2 * BYTES, ALL);
+  CHECK(old && !munmap(at, 1 << 16));
+  char *again = mmap(at, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  CHECK(again == at);
+  fill(at, 8);
+  struct ibv_mr *mr = ibv_reg_mr(pd, at, BYTES, ALL), *other = ibv_reg_mr(pd, in_bss, BYTES, ALL);
+  CHECK(mr && other && !ibv_dereg_mr(old));
+  move(IBV_WR_RDMA_READ, other, in_bss, mr, at);
+  CHECK(same(in_bss, 8));
+  fill(in_bss, 9);
+  move(IBV_WR_RDMA_WRITE, other, in_bss, mr, at);
+  CHECK(same(at, 9));
+  CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(other) && !munmap(at, 1 << 16));
+  printf("replaced before its region went: ok\n");
+}
+
+// Memory that realloc(3) moves before its region goes keeps what is in it.
+static void moved(void) {
+  char *at = map(MAP_PRIVATE | MAP_ANONYMOUS, -1, 1 << 16);
+  char *to = map(MAP_PRIVATE | MAP_ANONYMOUS, -1, 1 << 16);
+  struct ibv_mr *mr = ibv_reg_mr(pd, at, BYTES, ALL);
+  fill(at, 10);
+  CHECK(mr && mremap(at, 1 << 16, 1 << 16, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+  pid_t child = fork();
+  if (!child) _exit(!same(to, 10));
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status));
+  CHECK(!ibv_dereg_mr(mr) && same(to, 10));
+  both_ways("moved", to);
+  CHECK(!munmap(to, 1 << 16));
+}
+
 static atomic_int stop;
 static void *writer(void *arg) {
   volatile long *count = arg;
@@ -202,6 +238,8 @@ int main(void) {
   kinds();
   overlaps();
   unmapped();
+  replaced();
+  moved();
   forks();
   moves_under_a_writer();
   CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));

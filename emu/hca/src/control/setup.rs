@@ -13,7 +13,7 @@ const PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
 /// The first LID that is given out.
 pub const FIRST_LID: u16 = 1;
 /// The partition that everybody is a full member of.
-const DEFAULT_PKEY: u32 = 0xffff;
+const DEFAULT_PKEY: u16 = 0xffff;
 
 /// An HCA to be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct HcaSetup {
 pub struct Fabric {
     /// Its HCAs, 1 to 64.
     pub hcas: Vec<HcaSetup>,
+    /// The P_Key table of every port, at most [`PKEYS_MAX`](crate::port::PKEYS_MAX) entries; none: the default partition.
+    pub pkeys: Vec<u16>,
 }
 
 /// The GUID of an HCA; ports count on from it.
@@ -51,7 +53,10 @@ impl Control {
             port.number.set(number);
             port.lid.set(lid.into());
             port.up.set(1);
-            port.pkeys[0].set(DEFAULT_PKEY);
+            port.pkeys[0].set(DEFAULT_PKEY.into());
+            for (entry, pkey) in port.pkeys.iter().zip(&fabric.pkeys) {
+                entry.set((*pkey).into());
+            }
             let mut gid = [0; 16];
             gid[..8].copy_from_slice(&PREFIX);
             gid[8..].copy_from_slice(&(guid(hca) + u64::from(number)).to_be_bytes());

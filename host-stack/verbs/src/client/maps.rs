@@ -15,26 +15,26 @@ pub struct Mapping {
     pub writes: bool,
     /// It is private.
     pub private: bool,
+    /// Where it begins in its file.
+    pub offset: u64,
     /// Its file's inode; 0: none.
     pub inode: u64,
     /// What it is called.
     pub name: String,
 }
 
-/// Mappings that overlap `range`, in order.
-pub fn overlapping(range: Range) -> io::Result<Vec<Mapping>> {
+/// All mappings, in order.
+pub fn all() -> io::Result<Vec<Mapping>> {
     let text = fs::read_to_string("/proc/self/maps")?;
-    let mappings = text.lines().filter_map(parse);
-    Ok(mappings
-        .filter(|m| m.range.start < range.end && range.start < m.range.end)
-        .collect())
+    Ok(text.lines().filter_map(parse).collect())
 }
 
 fn parse(line: &str) -> Option<Mapping> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
     let bits = fields.next()?.as_bytes();
-    let inode = fields.nth(2)?.parse().ok()?;
+    let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+    let inode = fields.nth(1)?.parse().ok()?;
     Some(Mapping {
         range: Range {
             start: u64::from_str_radix(start, 16).ok()?,
@@ -43,6 +43,7 @@ fn parse(line: &str) -> Option<Mapping> {
         reads: bits.first() == Some(&b'r'),
         writes: bits.get(1) == Some(&b'w'),
         private: bits.get(3) == Some(&b'p'),
+        offset,
         inode,
         name: fields.collect::<Vec<_>>().join(" "),
     })

@@ -6,7 +6,7 @@
 
 mod freeze;
 mod maps;
-mod pages;
+pub mod pages;
 pub mod peers;
 pub mod pool;
 
@@ -37,6 +37,7 @@ use crate::{
     protocol::{Answer, Ask, RAISED_BYTES, Raised, VERSION},
     socket, start,
 };
+use pages::Range;
 use peers::{Peers, Pools};
 use pool::Pool;
 
@@ -259,18 +260,15 @@ impl Fabric {
         }
     }
 
-    /// Whether any page of this process is in its pool.
-    pub fn has_shared_pages(&self) -> bool {
-        self.pool.lock().all().next().is_some()
-    }
-
-    /// In a child of fork(2): its registered pages become its own.
-    pub fn keep_copies(&self) {
-        for range in self.pool.lock().all() {
-            if let Err(error) = pool::move_out(range) {
-                tracing::error!(%error, "a child shares registered pages with its parent");
-            }
+    /// Where this process has registered pages that it shares with its peers.
+    pub fn shared_pages(&self) -> Vec<Range> {
+        if self.pool.lock().all().next().is_none() {
+            return Vec::new();
         }
+        self.pool.shared().unwrap_or_else(|error| {
+            tracing::error!(%error, "a child will share registered pages with its parent");
+            Vec::new()
+        })
     }
 
     fn descriptor(&self, ask: &Ask) -> io::Result<OwnedFd> {
@@ -325,12 +323,25 @@ impl Drop for Fabric {
     }
 }
 
+/// In a child of fork(2): its registered pages become its own. Allocates nothing: the heap may be
+/// among them, and is still its parent's.
+pub fn keep_copies(shared: &[Range]) {
+    for range in shared {
+        if let Err(error) = pool::make_private(*range) {
+            tracing::error!(%error, "a child shares registered pages with its parent");
+        }
+    }
+}
+
 fn ask_on(socket: &Mutex<OwnedFd>, ask: &Ask) -> Result<(Answer, Vec<OwnedFd>), FabricError> {
     let socket = socket
         .lock()
         .map_err(|_| io::Error::other("a thread panicked"))?;
     socket::send(&*socket, ask, &[])?;
-    let answer = socket::receive(&*socket)?;
+    let answer = socket::receive(&*socket).inspect_err(|_| {
+        // An answer that comes too late would be taken for that to another question.
+        let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+    })?;
     match answer.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))? {
         (Answer::Refused(errno), _) => Err(FabricError::Refused(errno)),
         other => Ok(other),

@@ -11,6 +11,15 @@ pub struct Range {
     pub end: u64,
 }
 
+impl Range {
+    /// What it shares with another.
+    pub fn and(self, other: Self) -> Option<Self> {
+        let start = self.start.max(other.start);
+        let end = self.end.min(other.end);
+        (start < end).then_some(Self { start, end })
+    }
+}
+
 /// Counted ranges.
 #[derive(Debug, Default)]
 pub struct Pages {

@@ -10,11 +10,12 @@ use std::{
     fs::File,
     io, ptr,
     sync::{
-        RwLock,
+        Mutex, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use super::maps::Mapping;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use snaprig_hca::{Atomic, Memory, Segment, key::NOBODY, memory::PROCESSES_MAX};
 
@@ -22,6 +23,15 @@ use snaprig_hca::{Atomic, Memory, Segment, key::NOBODY, memory::PROCESSES_MAX};
 const WINDOW: u64 = 1 << 30;
 /// Bytes that are moved at a time between two processes neither of whose pages can be mapped.
 const BOUNCE_BYTES: usize = 64 << 10;
+
+/// Whether a mapping of a pool is made of windows; what a program has of it begins elsewhere, or is
+/// of other lengths.
+pub(crate) fn is_window(mapping: &Mapping) -> bool {
+    let bytes = mapping.range.end - mapping.range.start;
+    bytes.is_multiple_of(WINDOW)
+        && mapping.offset.is_multiple_of(WINDOW)
+        && mapping.offset != mapping.range.start
+}
 
 /// Gets the pool of another process from the daemon.
 pub trait Pools {
@@ -43,6 +53,8 @@ pub struct Peers {
     known: RwLock<HashMap<u32, Peer>>,
     /// Windows used last: what they are of (slot, id and number), and where they are.
     recent: [(AtomicU64, AtomicU64); RECENT],
+    /// Held by who changes `recent`: two at a time could leave one's key with the other's place.
+    changing: Mutex<()>,
 }
 
 const RECENT: usize = 256;
@@ -57,6 +69,7 @@ impl Default for Peers {
         Self {
             known: RwLock::default(),
             recent: std::array::from_fn(|_| (AtomicU64::new(0), AtomicU64::new(0))),
+            changing: Mutex::default(),
         }
     }
 }
@@ -77,6 +90,7 @@ impl Peers {
             || base == 0
         {
             base = self.map(pools, at.process, id, window)? as u64;
+            let _changing = self.changing.lock().ok()?;
             // Nobody may see this key with another's place: the place goes first.
             key.store(0, Ordering::Release);
             value.store(base, Ordering::Release);

@@ -7,8 +7,10 @@
 //! is in use) stay where they are; peers reach them with process_vm_readv(2).
 //!
 //! While a range moves, threads that write to it wait: it is write-protected with userfaultfd(2).
-//! When the last region over a page is given back, so is the page, as private memory. A child after
-//! fork(2) gets copies, as it would of pinned pages; its parent waits until it has them.
+//! When the last region over a page is given back, so is the page, as private memory, wherever the
+//! program has it by then: memory may be unmapped or moved (mremap(2)) before its region goes, and
+//! other memory mapped in its place. A child after fork(2) gets copies, as it would of pinned pages;
+//! its parent waits until it has them.
 
 use std::{
     ffi::c_void,
@@ -36,6 +38,7 @@ use super::{
     freeze::Freeze,
     maps::{self, Mapping},
     pages::{Pages, Range},
+    peers::is_window,
 };
 
 /// Bytes of a page.
@@ -88,7 +91,8 @@ impl Pool {
     pub fn register(&self, address: u64, length: u64, writes: bool) -> Result<bool, PoolError> {
         let range = page_range(address, length).ok_or(PoolError::Fault)?;
         let mut pages = self.pages.lock().expect("no panic while it is held");
-        let mappings = maps::overlapping(range)?;
+        let mut mappings = maps::all()?;
+        mappings.retain(|m| m.range.and(range).is_some());
         let allowed = |m: &Mapping| m.reads && (m.writes || !writes);
         if !maps::covers(&mappings, range) || !mappings.iter().all(allowed) {
             return Err(PoolError::Fault);
@@ -102,9 +106,12 @@ impl Pool {
         if !mappings.iter().all(movable) {
             return Ok(false);
         }
-        for gap in pages.missing(range) {
-            // A page that was ours, unmapped and mapped anew since, is not counted: it is new.
-            self.move_in(gap)?;
+        // Whether its pages are counted says nothing of a mapping: it may be new at that place.
+        let in_place = |m: &Mapping| m.inode == self.inode && m.offset == m.range.start;
+        for mapping in mappings.iter().filter(|m| !in_place(m)) {
+            if let Some(part) = mapping.range.and(range) {
+                self.move_in(part)?;
+            }
         }
         pages.add(range);
         Ok(true)
@@ -117,23 +124,45 @@ impl Pool {
         };
         let mut pages = self.pages.lock().expect("no panic while it is held");
         for free in pages.remove(range) {
-            for mapping in maps::overlapping(free).unwrap_or_default() {
-                // What the program unmapped meanwhile, or mapped anew, is not ours any more.
-                if mapping.inode == self.inode {
-                    let part = Range {
-                        start: mapping.range.start.max(free.start),
-                        end: mapping.range.end.min(free.end),
-                    };
-                    if let Err(error) = move_out(part) {
-                        tracing::warn!(%error, "registered pages stay shared");
-                    }
-                }
+            if let Err(error) = self.move_out(free) {
+                tracing::warn!(%error, "registered pages stay shared");
+                continue;
             }
             let length = free.end - free.start;
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // Costs memory if it fails, nothing else.
             let _ = fallocate(&self.file, hole, free.start, length);
         }
+    }
+
+    /// Where the program has pages of the pool.
+    pub(super) fn shared(&self) -> io::Result<Vec<Range>> {
+        self.places(Range {
+            start: 0,
+            end: ADDRESSES,
+        })
+    }
+
+    /// Where the program has these pages of the pool now.
+    fn places(&self, pages: Range) -> io::Result<Vec<Range>> {
+        let mut mappings = maps::all()?;
+        mappings.retain(|m| m.inode == self.inode && !is_window(m));
+        let place = |m: Mapping| {
+            let in_file = Range {
+                start: m.offset,
+                end: m.offset + (m.range.end - m.range.start),
+            };
+            let part = in_file.and(pages)?;
+            let start = m.range.start + (part.start - m.offset);
+            let end = start + (part.end - part.start);
+            Some(Range { start, end })
+        };
+        Ok(mappings.into_iter().filter_map(place).collect())
+    }
+
+    /// Makes these pages of the pool private memory.
+    fn move_out(&self, pages: Range) -> io::Result<()> {
+        self.places(pages)?.into_iter().try_for_each(make_private)
     }
 
     fn move_in(&self, range: Range) -> io::Result<()> {
@@ -177,7 +206,7 @@ impl Pool {
 }
 
 /// Replaces shared pages by private ones with the same bytes.
-pub(super) fn move_out(range: Range) -> io::Result<()> {
+pub(super) fn make_private(range: Range) -> io::Result<()> {
     let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
     let both = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping, at a place of the kernel's choice.

@@ -67,7 +67,6 @@ pub(super) unsafe fn clean(cq: *mut ibv_cq, qp_number: u32) {
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
@@ -88,7 +87,6 @@ pub unsafe extern "C" fn ibv_create_comp_channel(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: a channel of ours.
     unsafe {
@@ -105,7 +103,6 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     0
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
     entries: c_int,
@@ -170,7 +167,6 @@ unsafe fn create(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
     // SAFETY: a queue of ours.
     unsafe {
@@ -194,7 +190,6 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: a queue of ours.
     unsafe {
@@ -232,7 +227,6 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
@@ -261,7 +255,6 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
     if events > 0 {
         // SAFETY: a queue of ours.

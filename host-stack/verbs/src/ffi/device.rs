@@ -30,9 +30,13 @@ pub(crate) struct Device {
     device: ibv_device,
     fabric: Arc<Fabric>,
     hca: u32,
-    /// Lists and contexts that have it.
+    /// Lists and contexts that have it; changed by who holds [`DEVICES`].
     users: AtomicUsize,
 }
+
+/// The devices that are used, by address. A device is the same pointer in every list: librdmacm
+/// takes one that it does not know for another device, and one that is missing for a removed one.
+static DEVICES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// The name of an HCA.
 pub(crate) fn name(hca: u32) -> String {
@@ -69,19 +73,40 @@ impl Device {
         })
     }
 
+    /// A use of the device of an HCA.
+    fn hold(fabric: &Arc<Fabric>, hca: u32) -> *mut Self {
+        let mut devices = DEVICES
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        for &device in devices.iter() {
+            // SAFETY: who releases the last use takes the device out of the list.
+            let known = unsafe { &*(device as *const Self) };
+            if known.hca == hca && Arc::ptr_eq(&known.fabric, fabric) {
+                known.users.fetch_add(1, Ordering::Relaxed);
+                return device as *mut Self;
+            }
+        }
+        let device = Box::into_raw(Self::new(fabric, hca));
+        devices.push(device as usize);
+        device
+    }
+
     /// # Safety
     /// `device` is one of ours, and the caller has a use of it to give up.
     unsafe fn release(device: *mut Self) {
+        let mut devices = DEVICES
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         // SAFETY: the caller's.
-        unsafe {
-            if (*device).users.fetch_sub(1, Ordering::AcqRel) == 1 {
-                drop(Box::from_raw(device));
-            }
+        if unsafe { (*device).users.fetch_sub(1, Ordering::Relaxed) } == 1 {
+            devices.retain(|known| *known != device as usize);
+            drop(devices);
+            // SAFETY: it was the last use.
+            drop(unsafe { Box::from_raw(device) });
         }
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let fabric = match fabric() {
         Ok(fabric) => fabric,
@@ -96,7 +121,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
         }
     };
     let mut list: Vec<*mut ibv_device> = (0..fabric.hcas.len() as u32)
-        .map(|hca| Box::into_raw(Device::new(&fabric, hca)).cast())
+        .map(|hca| Device::hold(&fabric, hca).cast())
         .collect();
     if !count.is_null() {
         // SAFETY: as above.
@@ -106,7 +131,6 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
     Box::into_raw(list.into_boxed_slice()).cast()
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     if list.is_null() {
         return;
@@ -125,25 +149,21 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: a device of ours.
     unsafe { &raw const (*device).name }.cast()
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: a device of ours.
     guid(unsafe { (*device.cast::<Device>()).hca }).to_be()
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: a device of ours.
     unsafe { (*device.cast::<Device>()).hca as c_int }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours.
     let ours = unsafe { &*device.cast::<Device>() };
@@ -154,7 +174,6 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     let Ok(command) = eventfd(0, EventfdFlags::CLOEXEC) else {
         return null(libc::EMFILE);
     };
-    ours.users.fetch_add(1, Ordering::AcqRel);
     let mut verbs = MaybeUninit::<verbs_context>::zeroed();
     let table = verbs.as_mut_ptr();
     // SAFETY: all zeroes is a context without functions; they are filled in here.
@@ -168,7 +187,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         let context = Box::new(Context {
             verbs: verbs.assume_init(),
             fabric: ours.fabric.clone(),
-            device: device.cast(),
+            device: Device::hold(&ours.fabric, ours.hca),
             number,
             hca: ours.hca,
             objects: Mutex::default(),
@@ -218,7 +237,6 @@ fn fill(table: &mut verbs_context) {
     ops.post_recv = Some(post::post_recv);
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: a context of ours, not used any more.
     unsafe {
@@ -285,7 +303,6 @@ fn attributes(context: &Context) -> ibv_device_attr {
     attr
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_device(
     context: *mut ibv_context,
     attr: *mut ibv_device_attr,
@@ -382,7 +399,6 @@ unsafe extern "C" fn query_port(
 }
 
 /// Programs of old bring a shorter structure; those of today call [`query_port`] themselves.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,
     number: u8,
@@ -406,7 +422,6 @@ unsafe fn gid(context: *mut ibv_context, port: u8, index: c_int) -> Option<[u8; 
     port.gid(usize::try_from(index).ok()?)
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid(
     context: *mut ibv_context,
     port: u8,
@@ -437,7 +452,6 @@ unsafe fn entry(context: *mut ibv_context, port: u32, index: u32) -> Option<ibv_
     })
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_ex(
     context: *mut ibv_context,
     port: u32,
@@ -460,7 +474,6 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_table(
     context: *mut ibv_context,
     out: *mut ibv_gid_entry,
@@ -488,7 +501,6 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid_type(
     context: *mut ibv_context,
     port: u8,
@@ -505,7 +517,6 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     0
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_pkey(
     context: *mut ibv_context,
     port: u8,
@@ -530,7 +541,6 @@ pub unsafe extern "C" fn ibv_query_pkey(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_pkey_index(
     context: *mut ibv_context,
     port: u8,
@@ -547,12 +557,10 @@ pub unsafe extern "C" fn ibv_get_pkey_index(
     -1
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_read_sysfs_file(
     directory: *const c_char,
     file: *const c_char,
@@ -564,9 +572,10 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
         let path =
             [CStr::from_ptr(directory), CStr::from_ptr(file)].map(|part| part.to_string_lossy());
         let path = path.join("/");
-        let ours = sysfs::read(&path).map(String::into_bytes);
-        let Some(mut bytes) = ours.or_else(|| std::fs::read(path).ok()) else {
-            return minus_one(libc::ENOENT);
+        let mut bytes = match (sysfs::kind(&path), std::fs::read(path)) {
+            (Some(sysfs::Kind::File(content)), _) => content.into_bytes(),
+            (_, Ok(bytes)) => bytes,
+            _ => return minus_one(libc::ENOENT),
         };
         if bytes.last() == Some(&b'\n') {
             bytes.pop();
@@ -580,15 +589,13 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     }
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_import_device(_fd: c_int) -> *mut ibv_context {
     null(libc::EOPNOTSUPP)
 }
 
 macro_rules! string {
     ($($name:ident($of:ty);)*) => {
-        $(#[unsafe(no_mangle)]
-        pub extern "C" fn $name(value: $of) -> *const c_char {
+        $(        pub extern "C" fn $name(value: $of) -> *const c_char {
             strings::$name(value).as_ptr()
         })*
     };
@@ -603,8 +610,7 @@ string! {
 
 macro_rules! rate {
     ($($name:ident($from:ty) -> $to:ty;)*) => {
-        $(#[unsafe(no_mangle)]
-        pub extern "C" fn $name(value: $from) -> $to {
+        $(        pub extern "C" fn $name(value: $from) -> $to {
             strings::$name(value)
         })*
     };

@@ -18,7 +18,6 @@ pub(super) fn table_of(event: u32) -> Option<Table> {
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
@@ -68,7 +67,6 @@ pub unsafe extern "C" fn ibv_get_async_event(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: an event that ibv_get_async_event gave, whose queue was not destroyed.
     unsafe {

@@ -16,12 +16,14 @@ use std::{
 use snaprig_verbs_abi::*;
 
 use super::FABRIC;
-use crate::client::{self, Fabric};
+use crate::client::{self, Fabric, pages::Range};
 
 /// The pipe by which a child says that it has its pages: out of it, into it.
 static PIPE: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
-/// The fabric while a fork is under way.
-static FORKING: Mutex<Option<Arc<Fabric>>> = Mutex::new(None);
+/// The fabric while a fork is under way, and what the child is to copy.
+static FORKING: Mutex<Option<Forking>> = Mutex::new(None);
+
+type Forking = (Arc<Fabric>, Vec<Range>);
 
 /// Cares for forks of this process, and for the end of a fabric's daemon.
 pub(super) fn watch(fabric: &Arc<Fabric>) {
@@ -65,28 +67,30 @@ pub(crate) fn without_signals<T>(action: impl FnOnce() -> T) -> T {
 
 extern "C" fn before() {
     let fabric = FABRIC.lock().ok().and_then(|current| current.1.upgrade());
-    let Some(fabric) = fabric.filter(|fabric| fabric.has_shared_pages()) else {
+    let Some(fabric) = fabric else { return };
+    let shared = fabric.shared_pages();
+    if shared.is_empty() {
         return;
-    };
+    }
     let mut pipe = [-1; 2];
     // SAFETY: room for two descriptors.
     unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) };
     PIPE[0].store(pipe[0], Ordering::Release);
     PIPE[1].store(pipe[1], Ordering::Release);
     if let Ok(mut forking) = FORKING.lock() {
-        *forking = Some(fabric);
+        *forking = Some((fabric, shared));
     }
 }
 
-fn take() -> (Option<Arc<Fabric>>, [c_int; 2]) {
-    let fabric = FORKING.lock().ok().and_then(|mut forking| forking.take());
+fn take() -> (Option<Forking>, [c_int; 2]) {
+    let forking = FORKING.lock().ok().and_then(|mut forking| forking.take());
     let pipe = [0, 1].map(|end: usize| PIPE[end].swap(-1, Ordering::AcqRel));
-    (fabric, pipe)
+    (forking, pipe)
 }
 
 extern "C" fn parent() {
-    let (fabric, [out, into]) = take();
-    if fabric.is_some() {
+    let (forking, [out, into]) = take();
+    if forking.is_some() {
         // SAFETY: descriptors of `before`. The child's end closes when it has its pages, or dies.
         unsafe {
             libc::close(into);
@@ -100,9 +104,9 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
-    let (fabric, [out, into]) = take();
-    if let Some(fabric) = fabric {
-        fabric.keep_copies();
+    let (forking, [out, into]) = take();
+    if let Some((fabric, shared)) = forking {
+        client::keep_copies(&shared);
         // SAFETY: descriptors of `before`.
         unsafe {
             libc::close(out);
@@ -113,22 +117,18 @@ extern "C" fn child() {
     }
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_fork_init() -> c_int {
     0
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_is_fork_initialized() -> ibv_fork_status {
     IBV_FORK_UNNEEDED
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_dontfork_range(_base: *mut std::ffi::c_void, _size: usize) -> c_int {
     0
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_dofork_range(_base: *mut std::ffi::c_void, _size: usize) -> c_int {
     0
 }

@@ -121,7 +121,6 @@ fn copy_ah(to: &mut ibv_ah_attr, from: &KernAh) {
     to.port_num = from.port_num;
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(
     to: *mut ibv_ah_attr,
     from: *const std::ffi::c_void,
@@ -131,7 +130,6 @@ pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(
 }
 
 /// Leaves `qp_state` alone: the caller has said which one it wants.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
     to: *mut ibv_qp_attr,
     from: *const std::ffi::c_void,
@@ -171,7 +169,6 @@ pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(
     to: *mut ibv_sa_path_rec,
     from: *const std::ffi::c_void,
@@ -203,7 +200,6 @@ pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(
     to: *mut std::ffi::c_void,
     from: *const ibv_sa_path_rec,

@@ -54,7 +54,6 @@ pub(super) fn made(reply: Result<Reply, FabricError>) -> Result<u32, c_int> {
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: the context is ours.
     let ours = unsafe { Context::of(context) };
@@ -76,7 +75,6 @@ fn new_pd(context: *mut ibv_context, handle: u32, over: *mut Pd) -> *mut ibv_pd 
     .cast()
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: a domain of ours.
     unsafe {
@@ -136,7 +134,6 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     0
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -147,7 +144,6 @@ pub unsafe extern "C" fn ibv_reg_mr(
     unsafe { ibv_reg_mr_iova2(pd, address, length, address.addr() as u64, access as u32) }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_iova(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -162,7 +158,6 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
 /// Access flags that no model has: on-demand paging.
 const UNSUPPORTED: u32 = IBV_ACCESS_ON_DEMAND;
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -240,7 +235,6 @@ fn new_mr(
     .cast()
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: a region of ours.
     unsafe {
@@ -262,7 +256,6 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     0
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -355,7 +348,6 @@ pub(super) unsafe extern "C" fn advise_mr(
     libc::EOPNOTSUPP
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_reg_dmabuf_mr(
     _pd: *mut ibv_pd,
     _offset: u64,
@@ -367,28 +359,22 @@ pub extern "C" fn ibv_reg_dmabuf_mr(
     null(libc::EOPNOTSUPP)
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_import_pd(_context: *mut ibv_context, _handle: u32) -> *mut ibv_pd {
     null(libc::EOPNOTSUPP)
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_unimport_pd(_pd: *mut ibv_pd) {}
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr {
     null(libc::EOPNOTSUPP)
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_unimport_mr(_mr: *mut ibv_mr) {}
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> *mut ibv_dm {
     null(libc::EOPNOTSUPP)
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_unimport_dm(_dm: *mut ibv_dm) {}
 
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {

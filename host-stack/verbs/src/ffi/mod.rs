@@ -12,6 +12,7 @@ mod address;
 mod cq;
 mod device;
 mod event;
+mod exports;
 mod extended;
 mod fork;
 mod kern;

@@ -6,12 +6,7 @@
 
 use std::ffi::c_int;
 
-/// Of providers: whether devices may vanish under their users.
-#[unsafe(no_mangle)]
-pub static mut verbs_allow_disassociate_destroy: bool = false;
-
 /// Of providers of old, which called it as they were loaded.
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_register_driver() {}
 
 macro_rules! private {
@@ -19,15 +14,12 @@ macro_rules! private {
         // Programs call it: it is among the queries of a device.
     };
     (@one verbs_register_driver_34) => {
-        #[unsafe(no_mangle)]
         pub extern "C" fn verbs_register_driver_34() {}
     };
     (@one __verbs_log) => {
-        #[unsafe(no_mangle)]
         pub extern "C" fn __verbs_log() {}
     };
     (@one $name:ident) => {
-        #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> c_int {
             eprintln!(concat!(
                 "libibverbs (snaprig): ",

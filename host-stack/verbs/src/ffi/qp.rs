@@ -48,7 +48,6 @@ impl Qp {
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
@@ -224,7 +223,6 @@ pub(super) unsafe extern "C" fn open_qp(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     // SAFETY: a queue pair of ours.
     if unsafe { Qp::of(qp).extended } {
@@ -243,7 +241,6 @@ pub(super) fn mtu_bytes(mtu: ibv_mtu) -> u32 {
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -305,7 +302,6 @@ unsafe fn clean(qp: *mut ibv_qp) {
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -365,7 +361,6 @@ pub unsafe extern "C" fn ibv_query_qp(
     0
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: a queue pair of ours.
     unsafe {
@@ -389,7 +384,6 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     0
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_qp_data_in_order(
     _qp: *mut ibv_qp,
     _op: ibv_wr_opcode,
@@ -400,7 +394,6 @@ pub extern "C" fn ibv_query_qp_data_in_order(
     0
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: ibv_query_ece(3): a device without enhancements says so with zeroes.
     unsafe {
@@ -413,7 +406,6 @@ pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c
     libc::EOPNOTSUPP
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: ibv_set_ece(3).
     if unsafe { (*ece).vendor_id } == 0 {

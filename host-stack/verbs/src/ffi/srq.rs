@@ -30,7 +30,6 @@ impl Srq {
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_srq(
     pd: *mut ibv_pd,
     attr: *mut ibv_srq_init_attr,
@@ -126,7 +125,6 @@ pub(super) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32)
     0
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_srq(
     srq: *mut ibv_srq,
     attr: *mut ibv_srq_attr,
@@ -147,7 +145,6 @@ pub unsafe extern "C" fn ibv_modify_srq(
     }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: ibv_query_srq(3).
     unsafe {
@@ -164,7 +161,6 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
     0
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: a queue of ours.
     unsafe {

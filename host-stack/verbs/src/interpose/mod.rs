@@ -5,7 +5,8 @@
 //! fstat(ours)                   --> a character device
 //! write(ours, command)          --> ucma
 //! close(ours)                   --> ucma, and libc's
-//! open, fopen(/sys/class/...)   --> a file of ours in memory, if sysfs has none
+//! open, fopen(/sys/class/...)   --> a file of ours in memory
+//! stat, access(any of these)    --> that it is there
 //! ```
 //!
 //! The C names are given to these functions when the library is linked (build.rs): programs in Rust
@@ -21,17 +22,18 @@ use std::{
     sync::atomic::{AtomicPtr, Ordering},
 };
 
-use crate::{ffi::set_errno, ucma};
+use crate::{
+    ffi::{minus_one, set_errno},
+    ucma,
+};
 
 /// The device of the connection manager.
 const RDMA_CM: &CStr = c"/dev/infiniband/rdma_cm";
-/// Its numbers; the kernel gives misc devices any minor number.
-const RDMA_CM_DEVICE: (u32, u32) = (10, 58);
-/// All files that may be ours are below one of these.
-const DIRECTORIES: [&[u8]; 3] = [
-    b"/sys/class/infiniband/",
-    b"/sys/class/infiniband_verbs/",
-    b"/sys/class/misc/rdma_cm/",
+/// All paths that may be ours begin with one of these.
+const BEGINNINGS: [&[u8]; 3] = [
+    b"/sys/class/infiniband",
+    b"/sys/class/misc/rdma_cm",
+    b"/dev/infiniband",
 ];
 
 /// A function of the next library.
@@ -86,32 +88,40 @@ macro_rules! next {
     }};
 }
 
-/// A descriptor in place of a file, if it is a file of ours.
+/// A path that may be ours.
 ///
 /// # Safety
 /// A string, or null.
-unsafe fn ours(path: *const c_char, flags: c_int) -> Option<c_int> {
+unsafe fn candidate<'a>(path: *const c_char) -> Option<&'a CStr> {
     // SAFETY: the caller's; looked at byte by byte, so that nothing is read beyond its end.
     let begins = |with: &[u8]| unsafe {
         with.iter()
             .enumerate()
             .all(|(at, byte)| *path.add(at) as u8 == *byte)
     };
-    if path.is_null() || !begins(b"/") {
+    if path.is_null() || !BEGINNINGS.iter().any(|beginning| begins(beginning)) {
         return None;
     }
-    if begins(RDMA_CM.to_bytes_with_nul()) {
+    // SAFETY: the caller's.
+    Some(unsafe { CStr::from_ptr(path) })
+}
+
+/// A descriptor in place of a file, if it is a file of ours.
+///
+/// # Safety
+/// A string, or null.
+unsafe fn ours(path: *const c_char, flags: c_int) -> Option<c_int> {
+    // SAFETY: the caller's.
+    let path = unsafe { candidate(path) }?;
+    if path == RDMA_CM {
         return Some(ucma::open(flags).unwrap_or_else(|errno| {
             set_errno(errno);
             -1
         }));
     }
-    if !DIRECTORIES.iter().any(|directory| begins(directory)) {
+    let sysfs::Kind::File(content) = sysfs::kind(path.to_str().ok()?)? else {
         return None;
-    }
-    // SAFETY: the caller's.
-    let path = unsafe { CStr::from_ptr(path) };
-    let content = sysfs::read(path.to_str().ok()?)?;
+    };
     // SAFETY: a name; then a buffer of its length, and a descriptor of ours.
     unsafe {
         let fd = libc::memfd_create(c"sysfs".as_ptr(), libc::MFD_CLOEXEC);
@@ -206,6 +216,76 @@ fopen! {
     snaprig_fopen64 c"fopen64";
 }
 
+/// The type and size of what is at a path of ours.
+///
+/// # Safety
+/// stat(2).
+unsafe fn stat(path: *const c_char, into: *mut libc::stat) -> Option<c_int> {
+    // SAFETY: the caller's.
+    let path = unsafe { candidate(path) }?;
+    let kind = sysfs::kind(path.to_str().ok()?)?;
+    // SAFETY: integers alone: zero is a value.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    found.st_nlink = 1;
+    match kind {
+        sysfs::Kind::Directory => found.st_mode = libc::S_IFDIR | 0o755,
+        sysfs::Kind::File(content) => {
+            found.st_mode = libc::S_IFREG | 0o444;
+            found.st_size = content.len() as i64;
+        }
+        sysfs::Kind::Device(major, minor) => {
+            found.st_mode = libc::S_IFCHR | 0o666;
+            found.st_rdev = libc::makedev(major, minor);
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe { *into = found };
+    Some(0)
+}
+
+macro_rules! stat {
+    ($($function:ident $name:literal;)*) => {
+        $(
+            /// Nothing of ours is a symbolic link.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $function(
+                path: *const c_char,
+                into: *mut libc::stat,
+            ) -> c_int {
+                // SAFETY: stat(2): a path and a place.
+                if let Some(result) = unsafe { stat(path, into) } {
+                    return result;
+                }
+                next!($name, fn(*const c_char, *mut libc::stat) -> c_int, path, into)
+            }
+        )*
+    };
+}
+
+stat! {
+    snaprig_stat c"stat";
+    snaprig_stat64 c"stat64";
+    snaprig_lstat c"lstat";
+    snaprig_lstat64 c"lstat64";
+}
+
+/// Anybody may read all of it, and write to devices.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn snaprig_access(path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: access(2): a path.
+    let kind = unsafe { candidate(path) }.and_then(|path| sysfs::kind(path.to_str().ok()?));
+    let allowed = match kind {
+        None => return next!(c"access", fn(*const c_char, c_int) -> c_int, path, mode),
+        Some(sysfs::Kind::Directory) => libc::R_OK | libc::X_OK,
+        Some(sysfs::Kind::File(_)) => libc::R_OK,
+        Some(sysfs::Kind::Device(..)) => libc::R_OK | libc::W_OK,
+    };
+    if mode & !allowed != 0 {
+        return minus_one(libc::EACCES);
+    }
+    0
+}
+
 macro_rules! fstat {
     ($($function:ident $name:literal;)*) => {
         $(
@@ -214,10 +294,11 @@ macro_rules! fstat {
             pub unsafe extern "C-unwind" fn $function(fd: c_int, into: *mut libc::stat) -> c_int {
                 let result = next!($name, fn(c_int, *mut libc::stat) -> c_int, fd, into);
                 if result == 0 && files::is_ours(fd) {
+                    let (major, minor) = sysfs::RDMA_CM_DEVICE;
                     // SAFETY: fstat(2): a place, and it was filled.
                     unsafe {
                         (*into).st_mode = libc::S_IFCHR | 0o666;
-                        (*into).st_rdev = libc::makedev(RDMA_CM_DEVICE.0, RDMA_CM_DEVICE.1);
+                        (*into).st_rdev = libc::makedev(major, minor);
                     }
                 }
                 result

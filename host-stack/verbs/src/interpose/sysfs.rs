@@ -1,6 +1,8 @@
-//! What programs read below /sys about HCAs and the connection manager: a table of our own.
+//! What programs find below /sys and /dev about HCAs and the connection manager: a table of our own.
 //!
 //! ```text
+//! /dev/infiniband/rdma_cm, uverbsN
+//! /sys/
 //! class/misc/rdma_cm/abi_version           class/infiniband/NAME/node_guid, fw_ver, hca_type, ...
 //! class/infiniband_verbs/abi_version       class/infiniband/NAME/ports/N/lid, state, gids/I, ...
 //! class/infiniband_verbs/uverbsN/ibdev     class/infiniband/NAME/device/numa_node
@@ -10,14 +12,61 @@ use snaprig_hca::control::{FIRST_LID, find_port, guid};
 
 use crate::ffi;
 
-/// Where all of it is.
-const SYS: &str = "/sys/";
+/// Numbers of the connection manager's device; the kernel gives misc devices any minor number.
+pub(crate) const RDMA_CM_DEVICE: (u32, u32) = (10, 58);
+/// Numbers of the first HCA's device (`IB_UVERBS_MAJOR`, `IB_UVERBS_BASE_MINOR`).
+const UVERBS_DEVICE: (u32, u32) = (231, 192);
 
-/// The content of a file, if it is one of ours.
-pub(crate) fn read(path: &str) -> Option<String> {
-    let path = path.strip_prefix(SYS)?.trim_start_matches('/');
+/// What is at a path.
+pub(crate) enum Kind {
+    Directory,
+    /// With this content.
+    File(String),
+    /// A character device with these numbers.
+    Device(u32, u32),
+}
+
+/// What is at a path, if it is one of ours.
+pub(crate) fn kind(path: &str) -> Option<Kind> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-    let text = match parts[..] {
+    match parts[..] {
+        ["dev", "infiniband", "rdma_cm"] => Some(Kind::Device(RDMA_CM_DEVICE.0, RDMA_CM_DEVICE.1)),
+        ["dev", "infiniband", uverbs] => {
+            let hca = known(uverbs.strip_prefix("uverbs")?)?;
+            Some(Kind::Device(UVERBS_DEVICE.0, UVERBS_DEVICE.1 + hca))
+        }
+        ["dev", "infiniband"]
+        | ["sys", "class", "infiniband" | "infiniband_verbs"]
+        | ["sys", "class", "misc", "rdma_cm"] => Some(Kind::Directory),
+        ["sys", "class", "infiniband_verbs", uverbs] if uverbs != "abi_version" => {
+            known(uverbs.strip_prefix("uverbs")?).map(|_| Kind::Directory)
+        }
+        ["sys", "class", "infiniband", name, ref rest @ ..] if is_directory(rest) => {
+            let hca = known(name.strip_prefix("snaprig_")?)?;
+            if let ["ports", port, ..] = rest {
+                find_port(&ffi::fabric().ok()?.memory, hca, port.parse().ok()?)?;
+            }
+            Some(Kind::Directory)
+        }
+        ["sys", ref rest @ ..] => read(rest).map(Kind::File),
+        _ => None,
+    }
+}
+
+/// Is that a directory, below an HCA's?
+fn is_directory(rest: &[&str]) -> bool {
+    matches!(
+        rest,
+        [] | ["device" | "ports"]
+            | ["ports", _]
+            | ["ports", _, "gids" | "pkeys" | "gid_attrs"]
+            | ["ports", _, "gid_attrs", "types"]
+    )
+}
+
+/// The content of a file below /sys, if it is one of ours.
+fn read(parts: &[&str]) -> Option<String> {
+    let text = match *parts {
         ["class", "misc", "rdma_cm", "abi_version"] => "4".into(),
         ["class", "infiniband_verbs", "abi_version"] => "6".into(),
         ["class", "infiniband_verbs", uverbs, ref rest @ ..] => {
@@ -25,7 +74,7 @@ pub(crate) fn read(path: &str) -> Option<String> {
             match rest {
                 ["ibdev"] => ffi::device_name(hca),
                 ["abi_version"] => "1".into(),
-                ["dev"] => format!("231:{}", 192 + hca),
+                ["dev"] => format!("{}:{}", UVERBS_DEVICE.0, UVERBS_DEVICE.1 + hca),
                 ["device", "numa_node"] => "-1".into(),
                 _ => return None,
             }

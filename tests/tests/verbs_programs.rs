@@ -1,0 +1,346 @@
+//! More programs that others built for InfiniBand, middleware and benchmarks, unmodified; and a few of
+//! ours that do as such programs do.
+
+mod fabric;
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+use fabric::{Fabric, assert_success, free_port, installed, text, wait_for_listener};
+
+/// What a C program needs to be compiled.
+const VERBS_H: &str = "/usr/include/infiniband/verbs.h";
+/// The library that gives TCP programs rsockets.
+const RSOCKETS: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+
+/// Is this file there? Says that its tests are skipped if not.
+fn exists(file: &str) -> bool {
+    let there = Path::new(file).is_file();
+    if !there {
+        println!("skipped: no {file} (ci/setup installs it)");
+    }
+    there
+}
+
+/// Runs a program of `tests/verbs` in a fabric of these arguments, and by LD_LIBRARY_PATH alone too.
+fn run_ours(name: &str, arguments: &[&str]) -> String {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let program = scratch.path().join(name);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("verbs")
+        .join(name);
+    fabric::compile(&sources, &program);
+    let program = program.to_str().expect("a name");
+    let fabric = Fabric::new(arguments);
+    let mut output = None;
+    for program in [&[program][..], &["env", "-u", "LD_PRELOAD", program]] {
+        let ran = fabric.start(program).output();
+        assert_success(name, std::slice::from_ref(&ran));
+        output = Some(text(&ran));
+    }
+    fabric.ended();
+    output.expect("it ran")
+}
+
+/// Runs a server that listens at a TCP port, and its client; both must end well.
+fn serve(fabric: &Fabric, port: u16, server: &[&str], client: &[&str]) -> [Output; 2] {
+    let server_runs = fabric.start(server);
+    wait_for_listener(port);
+    let client = fabric.start(client).output();
+    let outputs = [server_runs.output(), client];
+    assert_success(&server.join(" "), &outputs);
+    outputs
+}
+
+#[test]
+fn functions_are_found_by_name_and_version() {
+    if exists(VERBS_H) {
+        assert_eq!(run_ours("versions", &[]), "1.4.100\n");
+    }
+}
+
+#[test]
+fn all_hcas_talk_to_all_at_once() {
+    if exists(VERBS_H) {
+        let text = run_ours("pairs", &["--hcas", "8", "--model", "AB"]);
+        assert_eq!(text, "8 HCAs, 36 pairs\n");
+    }
+}
+
+#[test]
+fn partitions_keep_programs_apart() {
+    if !exists(VERBS_H) {
+        return;
+    }
+    let said = run_ours("pkeys", &["--pkeys", "ffff,8001,0x0001,8002"]);
+    let apart = |from, to| {
+        format!(
+            "RC {from} to {to}: sent: transport retry counter exceeded; received: nothing; counted\n\
+             UD {from} to {to}: sent: success; received: nothing; counted\n"
+        )
+    };
+    let together = |from, to| {
+        let fine = "sent: success; received: success; none is bad";
+        format!("RC {from} to {to}: {fine}\nUD {from} to {to}: {fine}\n")
+    };
+    // The third is a limited member, as the first is a full one; the fifth entry of the table is free.
+    let expected = [
+        together(0, 0),
+        together(1, 1),
+        together(1, 2),
+        together(2, 1),
+        apart(2, 2),
+        apart(1, 3),
+        apart(0, 4),
+    ];
+    assert_eq!(said, format!("0x8002 is at 3\n{}", expected.concat()));
+}
+
+#[test]
+fn the_first_and_the_last_hca_of_64_talk() {
+    if !installed("ibv_rc_pingpong") {
+        return;
+    }
+    for model in ["A", "B"] {
+        let fabric = Fabric::new(&["--hcas", "64", "--model", model]);
+        let port = free_port();
+        let port_text = port.to_string();
+        let program = |hca| {
+            let options = ["-p", &port_text, "-c", "-n", "50", "-m", "2048", "-g", "0"];
+            [&["ibv_rc_pingpong", "-d", hca], &options[..]].concat()
+        };
+        let client = [&program("snaprig_63")[..], &["127.0.0.1"]].concat();
+        serve(&fabric, port, &program("snaprig_0"), &client);
+        let list = fabric.start(&["ibv_devinfo", "-l"]).output();
+        assert!(text(&list).contains("64 HCAs found"), "{}", text(&list));
+        fabric.ended();
+    }
+}
+
+#[test]
+fn ucx_runs() {
+    if !installed("ucx_perftest") {
+        return;
+    }
+    for model in ["A", "B"] {
+        let fabric = Fabric::new(&["--model", model]);
+        let devices = text(&fabric.start(&["ucx_info", "-d"]).output());
+        for transport in ["rc_verbs", "ud_verbs"] {
+            let lines = format!("Transport: {transport}\n#         Device: snaprig_0:1\n");
+            assert!(devices.contains(&lines), "{devices}");
+        }
+        // rc_v is rc_verbs, with ud_verbs to connect.
+        for (transport, test, bytes) in [
+            ("rc_v", "tag_lat", "8"),
+            ("rc_v", "tag_bw", "100000"),
+            ("rc_v", "ucp_put_lat", "4096"),
+            ("rc_v", "ucp_put_bw", "100000"),
+            ("rc_v", "ucp_get", "100000"),
+            ("rc_v", "ucp_am_bw", "4096"),
+            ("rc_v", "ucp_fadd", "8"),
+            ("rc_v", "stream_bw", "4096"),
+            ("ud_v", "tag_lat", "8"),
+            ("ud_v", "tag_bw", "10000"),
+        ] {
+            let environment = format!("UCX_TLS={transport},self");
+            let options = ["-t", test, "-s", bytes, "-n", "100", "-w", "10"];
+            let program = ["env", &environment, "ucx_perftest"];
+            let outputs = fabric.pair(free_port(), &[&program[..], &options].concat());
+            assert_success(&format!("{transport} {test}"), &outputs);
+            let all = outputs.iter().map(text).collect::<String>();
+            assert!(
+                all.contains("Final:") && !all.contains("ERROR"),
+                "{transport} {test}: {all}"
+            );
+        }
+        fabric.ended();
+    }
+}
+
+#[test]
+fn libfabric_runs() {
+    if !installed("fi_pingpong") {
+        return;
+    }
+    let fabric = Fabric::new(&[]);
+    for (provider, endpoint, bytes) in [
+        ("verbs", "msg", "64"),
+        ("verbs", "msg", "100000"),
+        ("verbs", "dgram", "1024"),
+        ("verbs;ofi_rxm", "rdm", "64"),
+        ("verbs;ofi_rxm", "rdm", "1000000"),
+        ("verbs;ofi_rxd", "rdm", "4096"),
+    ] {
+        let port = free_port();
+        let port_text = port.to_string();
+        let program = [
+            "fi_pingpong",
+            "-c",
+            "-p",
+            provider,
+            "-e",
+            endpoint,
+            "-S",
+            bytes,
+            "-I",
+            "10",
+        ];
+        let server = [&program[..], &["-B", &port_text]].concat();
+        let client = [&program[..], &["-P", &port_text, "127.0.0.1"]].concat();
+        serve(&fabric, port, &server, &client);
+    }
+    fabric.ended();
+}
+
+#[test]
+fn tcp_programs_run_over_rsockets() {
+    if !installed("iperf") || !exists(RSOCKETS) {
+        return;
+    }
+    // It stands before our library, and calls what that stands before.
+    let fabric = Fabric::new(&[]);
+    let port = free_port();
+    let port_text = port.to_string();
+    let program = |options: &[&str]| {
+        let iperf = [
+            "sh",
+            "-c",
+            "export LD_PRELOAD=$1:$LD_PRELOAD; shift; exec \"$@\"",
+            "sh",
+        ];
+        fabric.start(&[&iperf, &[RSOCKETS, "iperf", "-p", &port_text], options].concat())
+    };
+    let mut server = program(&["-s"]);
+    // Of the connection manager; nobody listens for TCP.
+    fabric.wait_for_listener(port);
+    let client = program(&["-c", "127.0.0.1", "-n", "20M"]).output();
+    assert_success("iperf", std::slice::from_ref(&client));
+    assert!(text(&client).contains("20.0 MBytes"), "{}", text(&client));
+    server.kill();
+    drop(server);
+    fabric.ended();
+}
+
+#[test]
+fn qperf_runs() {
+    if !installed("qperf") {
+        return;
+    }
+    let fabric = Fabric::new(&[]);
+    let port = free_port();
+    let port_text = port.to_string();
+    let program = ["qperf", "-lp", &port_text];
+    // A second each, the last one by the connection manager; then the server is told to go.
+    let tests = [
+        "rc_bi_bw",
+        "ud_lat",
+        "rc_rdma_read_bw",
+        "uc_rdma_write_poll_lat",
+        "ver_rc_fetch_add",
+    ];
+    let options = ["-t", "1", "127.0.0.1"];
+    let by_cm = ["-cm", "1", "rc_lat", "quit"];
+    let client = [&program[..], &options, &tests, &by_cm].concat();
+    let [_, client] = serve(&fabric, port, &program, &client);
+    let results = text(&client);
+    for test in [&tests[..], &["rc_lat"]].concat() {
+        assert!(results.contains(&format!("{test}:\n")), "{test}: {results}");
+    }
+    assert!(!results.contains("failed"), "{results}");
+    fabric.ended();
+}
+
+#[test]
+fn fio_transfers() {
+    if !installed("fio") {
+        return;
+    }
+    let fabric = Fabric::new(&[]);
+    for verb in ["write", "read"] {
+        let port = free_port();
+        let port_option = format!("--port={port}");
+        let job = [
+            "fio",
+            "--ioengine=rdma",
+            &port_option,
+            "--bs=64k",
+            "--size=4m",
+        ];
+        let server = [&job[..], &["--name=server", "--rw=read", "--iodepth=8"]].concat();
+        let server = fabric.start(&server);
+        fabric.wait_for_listener(port);
+        let verb = format!("--verb={verb}");
+        let options = [
+            "--name=client",
+            "--rw=write",
+            "--hostname=127.0.0.1",
+            &verb,
+            "--iodepth=8",
+        ];
+        let client = fabric.start(&[&job[..], &options].concat()).output();
+        let outputs = [server.output(), client];
+        assert_success(&verb, &outputs);
+        let client = text(&outputs[1]);
+        assert!(
+            client.contains("err= 0") && client.contains("4096KiB/"),
+            "{client}"
+        );
+    }
+    fabric.ended();
+}
+
+#[test]
+fn mpi_programs_compute() {
+    // Not installed by ci/setup: it is large.
+    let there = |program| Command::new(program).arg("--version").output().is_ok();
+    if !there("mpicc") || !there("mpirun") {
+        println!("skipped: mpi_programs_compute: no mpicc and mpirun");
+        return;
+    }
+    let scratch = tempfile::tempdir().expect("a directory");
+    let program = scratch.path().join("mpi");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/mpi/mpi.c");
+    let mut mpicc = Command::new("mpicc");
+    let status = mpicc
+        .arg("-O1")
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .status();
+    assert!(status.expect("mpicc").success());
+    let program = program.to_str().expect("a name");
+    for (hcas, model, transport, count) in [
+        ("1", "A", "rc_v,self", "2"),
+        ("2", "AB", "rc_v,self", "4"),
+        ("1", "B", "ud_v,self", "2"),
+    ] {
+        let fabric = Fabric::new(&["--hcas", hcas, "--model", model]);
+        let transports = format!("UCX_TLS={transport}");
+        let mpirun = [
+            "mpirun",
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "-np",
+            count,
+        ];
+        let ucx = [
+            "--mca",
+            "pml",
+            "ucx",
+            "--mca",
+            "osc",
+            "ucx",
+            "-x",
+            &transports,
+        ];
+        let output = fabric
+            .start(&[&mpirun[..], &ucx, &[program]].concat())
+            .output();
+        assert_success(transport, std::slice::from_ref(&output));
+        let said = text(&output);
+        assert!(said.contains(&format!("{count} processes agree")), "{said}");
+        fabric.ended();
+    }
+}
