@@ -20,7 +20,7 @@ pub const FABRIC_ENV: &str = "SNAPRIG_FABRIC";
 pub const HCAS_ENV: &str = "SNAPRIG_HCAS";
 /// Their model, `A` or `B`, or one letter for each.
 pub const MODEL_ENV: &str = "SNAPRIG_MODEL";
-/// The P_Key table of every port, as [`pkeys`] reads it; without it, the default partition.
+/// The P_Key table of every port, as [`parse_pkeys`] reads it; without it, the default partition.
 pub const PKEYS_ENV: &str = "SNAPRIG_PKEYS";
 /// The `snaprig` program, for the daemon.
 pub const PROGRAM_ENV: &str = "SNAPRIG_BIN";
