@@ -293,10 +293,9 @@ fn fio_transfers() {
 
 #[test]
 fn mpi_programs_compute() {
-    // Not installed by ci/setup: it is large.
     let there = |program| Command::new(program).arg("--version").output().is_ok();
     if !there("mpicc") || !there("mpirun") {
-        println!("skipped: mpi_programs_compute: no mpicc and mpirun");
+        println!("skipped: mpi_programs_compute: no mpicc and mpirun (ci/setup installs them)");
         return;
     }
     let scratch = tempfile::tempdir().expect("a directory");
