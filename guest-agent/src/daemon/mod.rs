@@ -266,6 +266,7 @@ impl Inner {
     }
 }
 
+/// Sends a signal to a process or, by a negative number, to a group.
 fn kill(pid: Pid, signal: i32) {
     // SAFETY: no memory is involved. A process that is gone already is what was wanted.
     unsafe { libc::kill(pid, signal) };

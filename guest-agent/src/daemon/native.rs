@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Read, Write},
+    os::unix::process::CommandExt,
     process::{ChildStdin, Stdio},
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
@@ -14,6 +15,8 @@ use crate::{frames, scif::Endpoint};
 
 /// A native program's stdio.
 pub struct Native {
+    /// Its process group.
+    group: Pid,
     stdin: Stdin,
     outputs: [JoinHandle<()>; 2],
 }
@@ -28,8 +31,9 @@ impl Native {
         self.stdin.clone()
     }
 
-    /// Waits until all of its output is on its way.
+    /// Ends what it has left behind in its group, and waits until all output is on its way.
     pub fn finish(self) {
+        super::kill(-self.group, libc::SIGKILL);
         for output in self.outputs {
             // It ends with the pipe; a panic in it has lost output and nothing else.
             let _ = output.join();
@@ -62,9 +66,11 @@ pub fn start(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn()?;
     let pid = child.id() as Pid;
     let native = Native {
+        group: pid,
         stdin: Stdin(Arc::new(Mutex::new(child.stdin.take()))),
         outputs: [
             pump(host, 1, child.stdout.take()),

@@ -105,7 +105,8 @@ impl Call<'_> {
         if !coherent || request.flags & UNSUPPORTED != 0 || request.exit_signal > 64 {
             return Err(Errno::EINVAL.into());
         }
-        if self.state.threads.len() >= THREADS_MAX {
+        let most = THREADS_MAX.min(self.kernel.platform.cpus_max());
+        if self.state.threads.len() >= most {
             return Err(Errno::EAGAIN.into());
         }
         let id = self.state.new_id()?;

@@ -68,6 +68,10 @@ impl Call<'_> {
         let mm = self.process().mm.clone();
         let mut mm = lock(&mm);
         let hint = at & !(PAGE - 1);
+        let is_promised = flags & libc::MAP_NORESERVE == 0 && prot & libc::PROT_WRITE != 0;
+        if matches!(backing, Backing::Anonymous) && is_promised && !mm.has_room(len) {
+            return Err(Errno::ENOMEM.into());
+        }
         let start = match fixed {
             true => at,
             false if hint != 0 && mm.is_free(hint, hint.saturating_add(len)) => hint,

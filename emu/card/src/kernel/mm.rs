@@ -94,8 +94,10 @@ pub enum Fault {
     Unmapped,
     /// The area does not allow it: SIGSEGV, SEGV_ACCERR.
     Denied,
-    /// Beyond the end of the file, or the card's memory is full: SIGBUS.
+    /// Beyond the end of the file: SIGBUS, BUS_ADRERR.
     NoPage,
+    /// The card's memory is full.
+    Full,
 }
 
 impl AddressSpace {
@@ -420,7 +422,7 @@ impl AddressSpace {
         }
         let new = to.next_multiple_of(PAGE);
         if new > old {
-            if !self.is_free(old, new) {
+            if !self.is_free(old, new) || !self.has_room(new - old) {
                 return end;
             }
             let heap = Area {
@@ -435,6 +437,19 @@ impl AddressSpace {
         }
         self.brk.1 = to;
         to
+    }
+
+    /// Bytes of its areas that are in memory, shared ones too.
+    pub fn resident_bytes(&self) -> u64 {
+        let pages =
+            |(start, area): (&u64, &Area)| self.tables.mapped(*start, area.end).len() as u64;
+        self.areas.iter().map(pages).sum::<u64>() * PAGE
+    }
+
+    /// Whether so many bytes could be touched now. More than that is not promised, so that a program
+    /// hears of it where it asks; areas that are reserved in parts may still come to more than there is.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        bytes <= self.memory.free_bytes()
     }
 
     /// Brings in the page at `va`, and its neighbours where that is cheap.
@@ -467,23 +482,23 @@ impl AddressSpace {
 
     fn page_in(&self, start: u64, area: &Area, page: u64) -> Result<(), Fault> {
         let frame = match &area.backing {
-            Backing::Anonymous => self.memory.alloc().ok_or(Fault::NoPage)?,
+            Backing::Anonymous => self.memory.alloc().ok_or(Fault::Full)?,
             Backing::File { inode, offset, .. } => {
                 let at = offset + (page - start);
                 if at >= inode.size().next_multiple_of(PAGE) {
                     return Err(Fault::NoPage);
                 }
-                let frame = inode.frame(at / PAGE).map_err(|_| Fault::NoPage)?;
+                let frame = inode.frame(at / PAGE).map_err(|_| Fault::Full)?;
                 if area.shared {
                     self.memory.get(frame);
                     frame
                 } else {
-                    self.copy_of(frame).map_err(|_| Fault::NoPage)?
+                    self.copy_of(frame).map_err(|_| Fault::Full)?
                 }
             }
         };
         self.enter(page, frame, area.access())
-            .map_err(|_| Fault::NoPage)
+            .map_err(|_| Fault::Full)
     }
 
     /// The frame behind `va`, faulted in as needed.

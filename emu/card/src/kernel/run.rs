@@ -161,15 +161,29 @@ fn page_fault(state: &mut State, tid: i32, address: u64, write: bool, execute: b
         Ok(()) => return,
         Err(Fault::Unmapped) => (libc::SIGSEGV, signal::SEGV_MAPERR),
         Err(Fault::Denied) => (libc::SIGSEGV, signal::SEGV_ACCERR),
-        Err(Fault::NoPage) => {
-            tracing::warn!(
-                pid,
-                "no page for address {address:#x}: card memory is full, or end of file"
-            );
-            (libc::SIGBUS, signal::BUS_ADRERR)
-        }
+        Err(Fault::NoPage) => (libc::SIGBUS, signal::BUS_ADRERR),
+        Err(Fault::Full) => return out_of_memory(state, pid),
     };
     signal::force(state, tid, Info::fault(signal, code, address));
+}
+
+/// Ends a process that touched more memory than the card has. The report says who has how much.
+fn out_of_memory(state: &mut State, pid: i32) {
+    let mut holders: Vec<_> = state
+        .processes
+        .values()
+        .map(|process| (lock(&process.mm).resident_bytes() >> 10, process.pid))
+        .collect();
+    holders.sort_unstable();
+    let largest: Vec<_> = holders
+        .iter()
+        .rev()
+        .take(5)
+        .map(|(kib, pid)| format!("process {pid}: {kib} KiB"))
+        .collect();
+    let largest = largest.join(", ");
+    tracing::error!("out of memory: process {pid} is killed; {largest}");
+    exit::end_process(state, pid, ExitStatus::Signaled(libc::SIGKILL));
 }
 
 /// Signal and `si_code` for an exception, as Linux has them (arch/x86/kernel/traps.c).

@@ -96,6 +96,9 @@ pub trait Platform: Send + Sync {
     /// A CPU, to be used on the calling host thread only.
     fn new_cpu(&self, space: Arc<dyn Space>) -> Result<Box<dyn Cpu>, PlatformError>;
 
+    /// CPUs that there can be at a time.
+    fn cpus_max(&self) -> usize;
+
     /// Bytes of [`Cpu::xstate`].
     fn xstate_bytes(&self) -> usize;
 }

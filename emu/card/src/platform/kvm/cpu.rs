@@ -46,13 +46,14 @@ pub struct Vcpu {
 impl Vcpu {
     /// Virtual CPU number `index` of the VM, ready for ring 3.
     pub fn new(vm: &Vm, index: u64) -> Result<Self, PlatformError> {
+        // First, as memory may be full: a virtual CPU that is made is never unmade.
+        let (tss, stack) = vm.system.add_cpu(&vm.memory, index)?;
         let mut fd = vm
             .fd
             .create_vcpu(index)
             .map_err(|e| host("KVM_CREATE_VCPU", e))?;
         fd.set_cpuid2(&vm.cpuid)
             .map_err(|e| host("KVM_SET_CPUID2", e))?;
-        let (tss, stack) = vm.system.add_cpu(&vm.memory, index)?;
         let (xcr0, fsgsbase) = system::features(&vm.cpuid);
         let mut sregs = fd.get_sregs().map_err(|e| host("KVM_GET_SREGS", e))?;
         system::boot(&mut sregs, 0, tss, fsgsbase);

@@ -23,10 +23,13 @@ use crate::{memory::CardMemory, xstate};
 /// Guest-physical address of the dummy slot: far above any card memory.
 const DUMMY_SLOT_ADDRESS: u64 = 1 << 38;
 const PAGE_BYTES: u64 = 4096;
+/// Virtual CPUs that are kept for threads which have ended, but not given theirs back yet.
+const CPUS_SPARE: usize = 16;
 
 /// The platform.
 pub struct KvmPlatform {
     vm: Arc<Vm>,
+    cpus_max: usize,
 }
 
 /// The VM, and what all of its CPUs share.
@@ -66,6 +69,10 @@ impl KvmPlatform {
         system::hide_amx(&mut cpuid);
         let system = system::System::new(memory)?;
         Ok(Self {
+            cpus_max: kvm
+                .get_max_vcpus()
+                .min(system::CPUS_MAX as usize)
+                .saturating_sub(CPUS_SPARE),
             vm: Arc::new(Vm {
                 fd,
                 memory: memory.clone(),
@@ -103,6 +110,10 @@ impl Platform for KvmPlatform {
             }
         };
         Ok(Box::new(cpu::KvmCpu::new(self.vm.clone(), vcpu, space)?))
+    }
+
+    fn cpus_max(&self) -> usize {
+        self.cpus_max
     }
 
     fn xstate_bytes(&self) -> usize {

@@ -35,7 +35,7 @@ const CPUS: u64 = STUB + 0x1_0000;
 const TSS_BYTES: u64 = IO_BITMAP + 16 + 1;
 const IO_BITMAP: u64 = 104;
 /// As many as fit under the one last-level table that is allocated for each 2 MiB.
-const CPUS_MAX: u64 = 4096;
+pub const CPUS_MAX: u64 = 4096;
 
 const PRESENT_WRITE: u64 = 0b11;
 const USER: u64 = 1 << 2;

@@ -79,6 +79,10 @@ impl Platform for PtracePlatform {
         Ok(Box::new(cpu::PtraceCpu::new(space)?))
     }
 
+    fn cpus_max(&self) -> usize {
+        usize::MAX
+    }
+
     fn xstate_bytes(&self) -> usize {
         xstate::bytes()
     }
