@@ -19,7 +19,10 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use snaprig_card::platform::Kind;
-use snaprig_rig::card_process::{self, CardOptions};
+use snaprig_rig::{
+    card_process::{self, CardOptions},
+    files::CardFiles,
+};
 
 /// A test rig for checkpoint stacks: coprocessor cards that CI does not have, the offload stack
 /// that runs on them, and faults on purpose.
@@ -99,6 +102,8 @@ enum Command {
         #[arg(long)]
         platform: Option<Kind>,
         #[arg(long)]
+        files: Vec<CardFiles>,
+        #[arg(long)]
         remove_directory: bool,
     },
 }
@@ -164,6 +169,7 @@ pub fn main() -> ExitCode {
             memory,
             cores,
             platform,
+            files,
             remove_directory,
         } => {
             let options = CardOptions {
@@ -172,6 +178,7 @@ pub fn main() -> ExitCode {
                 memory_bytes: memory,
                 cores,
                 platform,
+                files,
                 remove_directory,
             };
             card_process::run(&options)

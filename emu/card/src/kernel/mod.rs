@@ -132,6 +132,16 @@ impl Kernel {
         self.lock().vfs.write_file(path, bytes, mode)
     }
 
+    /// Puts something of the host's into the file system, with the directories on its way.
+    pub fn install(&self, path: &str, entry: fs::Entry) -> std::io::Result<()> {
+        self.lock().vfs.install(path, entry)
+    }
+
+    /// All bytes of a regular file.
+    pub fn read_file(&self, path: &str) -> Result<Vec<u8>, Errno> {
+        self.lock().vfs.read_all(path)
+    }
+
     /// Starts a program. The first one adopts orphans, as init does.
     pub fn spawn(self: &Arc<Self>, spawn: Spawn) -> Result<i32, Errno> {
         let mut mm = AddressSpace::new(&self.memory, &*self.platform)?;

@@ -3,6 +3,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `tree`, `names` | names: directories, links, devices, sockets |
+//! | `install` | what the host puts onto a card |
 //! | `inode`, `regular` | contents of regular files, in card memory |
 //! | `pipe`, `socket`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
 //! | [`console`], `dev`, `proc`, `fd_names` | the host's ends; /dev; /proc |
@@ -22,6 +23,7 @@ mod epoll;
 mod event;
 mod fd_names;
 mod inode;
+mod install;
 pub mod nameless;
 mod names;
 mod paths;
@@ -48,6 +50,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     dev::is_zero_device,
     inode::{Inode, Span, shared_anonymous},
+    install::Entry,
     proc::ProcInfo,
     regular::RegularFile,
     stat::{Stat, stat_of},

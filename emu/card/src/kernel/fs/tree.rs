@@ -32,6 +32,13 @@ const NAME_MAX: usize = 255;
 const LINKS_MAX: usize = 40;
 const ROOT: u64 = 1;
 
+/// What the C library looks up: the card's only user and group, and its own name.
+const CONFIGURATION: [(&str, &str); 3] = [
+    ("/etc/passwd", "root:x:0:0:root:/:/bin/sh\n"),
+    ("/etc/group", "root:x:0:\n"),
+    ("/etc/hosts", "127.0.0.1 localhost\n"),
+];
+
 /// What a name stands for.
 pub enum Node {
     /// A directory: names and their nodes; its parent.
@@ -87,6 +94,9 @@ impl Vfs {
             vfs.make_directories(directory)?;
         }
         dev::register(&mut vfs)?;
+        for (path, text) in CONFIGURATION {
+            vfs.write_file(path, text.as_bytes(), 0o644)?;
+        }
         for (path, file) in proc::FILES {
             vfs.put(path, Node::Proc(*file))?;
         }
@@ -130,7 +140,8 @@ impl Vfs {
         self.add(found.parent, &found.name, node).map(|_| ())
     }
 
-    fn make_directories(&mut self, path: &str) -> Result<(), Errno> {
+    /// Makes a directory with those on its way; what is there stays.
+    pub fn make_directories(&mut self, path: &str) -> Result<(), Errno> {
         let mut at = String::new();
         for name in path.split('/').filter(|name| !name.is_empty()) {
             at = format!("{at}/{name}");
