@@ -1,13 +1,16 @@
 //! Unmodified Linux programs on a card: on every platform they say what they say on the host.
+//!
+//! Their sources are in `fixtures/yardsticks`.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
 use tempfile::TempDir;
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/yardsticks");
 /// The environment of every program. Nothing else of ours may show in its output.
 const ENVIRONMENT: [(&str, &str); 4] = [
     ("PATH", "/usr/local/bin:/usr/bin:/bin"),
@@ -114,4 +117,58 @@ fn files_come_from_a_tar_image_to_where_they_are_wanted() {
     let missing = card_run(&["--files", "/nonexistent.tar"], &["/bin/true"]);
     assert!(!missing.status.success());
     assert!(String::from_utf8_lossy(&missing.stderr).contains("/nonexistent.tar"));
+}
+
+/// Compiles a yardstick: with `arguments`, into `dir`.
+fn compile(compiler: &str, source: &str, arguments: &[&str], dir: &TempDir) -> PathBuf {
+    let program = dir.path().join("program");
+    let output = Command::new(compiler)
+        .arg(Path::new(SOURCES).join(source))
+        .args(arguments)
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap_or_else(|error| panic!("{compiler}: {error}; ci/setup installs what is needed"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{compiler} {source}: {errors}");
+    program
+}
+
+/// Runs a yardstick that is linked with shared libraries, and one that is not.
+fn dynamic_and_static(compiler: &str, source: &str, arguments: &[&str], linked: &str) {
+    for link in ["-pie", linked] {
+        let dir = directory();
+        let program = compile(compiler, source, &[arguments, &[link]].concat(), &dir);
+        same(&[utf8(&program)], &[]);
+    }
+}
+
+const C: [&str; 4] = ["-O1", "-Wall", "-Wextra", "-Werror"];
+
+#[test]
+fn a_shell_script_with_everything() {
+    let script = format!("{SOURCES}/shell.sh");
+    let busybox = "/bin/busybox";
+    let said = same(&[busybox, "sh", &script, busybox], &[&script]);
+    assert!(said.ends_with("end of the script\n"), "{said}");
+}
+
+#[test]
+fn posix_threads() {
+    dynamic_and_static(
+        "gcc",
+        "threads.c",
+        &[&C[..], &["-pthread"]].concat(),
+        "-static",
+    );
+}
+
+#[test]
+fn openmp() {
+    dynamic_and_static(
+        "gcc",
+        "openmp.c",
+        &[&C[..], &["-fopenmp"]].concat(),
+        "-static",
+    );
 }

@@ -12,7 +12,7 @@
 //! | `mm`, `memory_calls`, `user` | address spaces and the calls that change them |
 //! | `elf`, `exec`, `clone`, `exit` | programs and processes, from start to end |
 //! | [`checkpoint`] | processes to a stream and back |
-//! | `futex`, `signal`, `time`, `info` | the calls of those names |
+//! | `futex`, `signal`, `time`, `limits`, `sched`, `info` | the calls of those names |
 //! | [`fs`] | files |
 //! | `device`, `file` | how drivers outside this crate plug in |
 
@@ -30,9 +30,11 @@ pub mod file;
 pub mod fs;
 mod futex;
 mod info;
+pub mod limits;
 mod memory_calls;
 pub mod mm;
 mod run;
+mod sched;
 pub mod signal;
 pub mod state;
 mod time;
@@ -175,6 +177,9 @@ impl Kernel {
             stopped_by: None,
             marked: None,
             timers: timers::Timers::default(),
+            limits: limits::Limits::default(),
+            ran: Duration::ZERO,
+            children_ran: Duration::ZERO,
             exe: start.exe,
             argv: spawn.argv,
         };

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     FsCall, Open, PATH_MAX, RegularFile, Stat,
+    pipe::Queue,
     proc::{self, ProcFile},
     read_c_string,
     regular::Directory,
@@ -33,6 +34,8 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_faccessat2 => call.access(int(0), a[1], int(2), int(3)),
         libc::SYS_mkdir => call.mkdir(AT_FDCWD, a[0]),
         libc::SYS_mkdirat => call.mkdir(int(0), a[1]),
+        libc::SYS_mknod => call.mknod(AT_FDCWD, a[0], a[1] as u32),
+        libc::SYS_mknodat => call.mknod(int(0), a[1], a[2] as u32),
         libc::SYS_rmdir => call.unlink(AT_FDCWD, a[0], true),
         libc::SYS_unlink => call.unlink(AT_FDCWD, a[0], false),
         libc::SYS_unlinkat => call.unlink(int(0), a[1], int(2) & libc::AT_REMOVEDIR != 0),
@@ -234,6 +237,22 @@ impl FsCall<'_> {
         Ok(0)
     }
 
+    /// mknod(2): FIFOs and regular files. Devices are the card's own.
+    fn mknod(&mut self, dirfd: i32, at: u64, mode: u32) -> SysResult {
+        let found = self.find(dirfd, at, false)?;
+        if found.node.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        let bits = mode & 0o7777 & !self.fs.umask;
+        let node = match mode & libc::S_IFMT {
+            libc::S_IFIFO => Node::Fifo(Queue::closed(), bits),
+            0 | libc::S_IFREG => Node::File(self.vfs.new_inode(bits)),
+            _ => return Err(Errno::EPERM.into()),
+        };
+        self.vfs.add(found.parent, &found.name, node)?;
+        Ok(0)
+    }
+
     fn unlink(&mut self, dirfd: i32, at: u64, directory: bool) -> SysResult {
         let found = self.find(dirfd, at, false)?;
         let node = found.node.ok_or(Errno::ENOENT)?;
@@ -341,9 +360,7 @@ impl FsCall<'_> {
 
     fn chmod(&mut self, dirfd: i32, at: u64, mode: u32) -> SysResult {
         let node = self.find(dirfd, at, true)?.node.ok_or(Errno::ENOENT)?;
-        if let Some(Node::File(inode)) = self.vfs.node(node) {
-            inode.set_mode(mode);
-        }
+        self.vfs.set_mode(node, mode);
         Ok(0)
     }
 

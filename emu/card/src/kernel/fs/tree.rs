@@ -9,6 +9,7 @@ use super::{
     FsContext, PATH_MAX, Stat, dev, fd_names,
     inode::Inode,
     names::Names,
+    pipe::{PipeEnd, Queue},
     proc::{self, ProcFile},
     regular::{Directory, RegularFile},
     socket::Listener,
@@ -18,7 +19,7 @@ use crate::{
         device::CharDevice,
         errno::Errno,
         file::{Cx, File},
-        wait::SysResult,
+        wait::{Channel, Stop, SysResult},
     },
     memory::CardMemory,
 };
@@ -51,6 +52,8 @@ pub enum Node {
     Device(Arc<dyn CharDevice>),
     /// A Unix socket that listens, or once did.
     Socket(Arc<Listener>),
+    /// A FIFO, and its permission bits.
+    Fifo(Arc<Queue>, u32),
     /// A text of /proc.
     Proc(ProcFile),
 }
@@ -64,6 +67,8 @@ pub struct Vfs {
     link_bytes: usize,
     /// Abstract names of sockets (unix(7)), each for as long as its socket is there.
     abstract_names: BTreeMap<Vec<u8>, Weak<Listener>>,
+    /// Ends of FIFOs whose open(2) waits for the other end, by thread.
+    opening: BTreeMap<i32, Arc<PipeEnd>>,
     next: u64,
 }
 
@@ -88,6 +93,7 @@ impl Vfs {
             names: 0,
             link_bytes: 0,
             abstract_names: BTreeMap::new(),
+            opening: BTreeMap::new(),
             next: ROOT + 1,
         };
         for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", fd_names::PATH] {
@@ -267,6 +273,15 @@ impl Vfs {
         }
     }
 
+    /// Sets permission bits, of what keeps them.
+    pub fn set_mode(&mut self, number: u64, mode: u32) {
+        match self.nodes.get_mut(&number) {
+            Some(Node::File(inode)) => inode.set_mode(mode),
+            Some(Node::Fifo(_, bits)) => *bits = mode & 0o7777,
+            _ => {}
+        }
+    }
+
     /// The directory above this one.
     pub fn parent(&self, number: u64) -> Result<u64, Errno> {
         match self.nodes.get(&number) {
@@ -398,6 +413,46 @@ impl Vfs {
             Node::Device(device) => device.open(cx, flags),
             Node::Socket(_) => Err(Errno::ENXIO.into()),
             Node::Proc(_) => Err(Errno::ENOENT.into()),
+            Node::Fifo(queue, _) => {
+                let queue = queue.clone();
+                Ok(self.open_fifo(cx, &queue, flags)?)
+            }
+        }
+    }
+
+    /// open(2) of a FIFO waits for the other end, unless it is told not to or opens both (fifo(7)).
+    fn open_fifo(
+        &mut self,
+        cx: &mut Cx,
+        queue: &Arc<Queue>,
+        flags: i32,
+    ) -> SysResult<Arc<PipeEnd>> {
+        let nonblock = flags & libc::O_NONBLOCK != 0;
+        let end = match self.opening.remove(&cx.tid) {
+            Some(end) if end.is_of(queue) => end,
+            other => {
+                if let Some(end) = other {
+                    end.release(cx.wake);
+                }
+                let mode = flags & libc::O_ACCMODE;
+                let (reads, writes) = (mode != libc::O_WRONLY, mode != libc::O_RDONLY);
+                if nonblock && !reads && queue.has_no_reader() {
+                    return Err(Errno::ENXIO.into());
+                }
+                PipeEnd::open(queue, reads, writes, cx.wake)
+            }
+        };
+        if nonblock || end.has_partner() {
+            return Ok(end);
+        }
+        self.opening.insert(cx.tid, end);
+        Err(Stop::wait(queue.channel))
+    }
+
+    /// The thread will not go on with its open(2).
+    pub fn abandon_open(&mut self, tid: i32, wake: &mut dyn FnMut(Channel)) {
+        if let Some(end) = self.opening.remove(&tid) {
+            end.release(wake);
         }
     }
 
@@ -439,6 +494,7 @@ impl Vfs {
             Node::Link(target) => (libc::S_IFLNK | 0o777, target.len() as u64),
             Node::Device(_) => (libc::S_IFCHR | 0o666, 0),
             Node::Socket(_) => (libc::S_IFSOCK | 0o777, 0),
+            Node::Fifo(_, mode) => (libc::S_IFIFO | mode, 0),
             Node::Proc(ProcFile::Exe) => (libc::S_IFLNK | 0o777, 0),
             Node::Proc(_) => (libc::S_IFREG | 0o444, 0),
         };
