@@ -134,7 +134,7 @@ fn compile(compiler: &str, source: &str, arguments: &[&str], dir: &TempDir) -> P
     program
 }
 
-/// Runs a yardstick that is linked with shared libraries, and one that is not.
+/// Runs a yardstick that is linked with shared libraries only, and one that is not.
 fn dynamic_and_static(compiler: &str, source: &str, arguments: &[&str], linked: &str) {
     for link in ["-pie", linked] {
         let dir = directory();
@@ -171,4 +171,45 @@ fn openmp() {
         &[&C[..], &["-fopenmp"]].concat(),
         "-static",
     );
+}
+
+#[test]
+fn cpp() {
+    let arguments = [&["-std=c++17"], &C[..], &["-pthread"]].concat();
+    dynamic_and_static("g++", "runtime.cpp", &arguments, "-static");
+}
+
+#[test]
+fn fortran() {
+    dynamic_and_static(
+        "gfortran",
+        "files.f90",
+        &["-O1", "-Wall", "-fopenmp"],
+        "-static-libgfortran",
+    );
+}
+
+#[test]
+fn rust() {
+    for linked in [
+        "-Ctarget-feature=-crt-static",
+        "-Ctarget-feature=+crt-static",
+    ] {
+        let dir = directory();
+        let arguments = ["--edition=2024", "-Copt-level=1", linked];
+        let program = compile("rustc", "std.rs", &arguments, &dir);
+        same(&[utf8(&program)], &[]);
+    }
+}
+
+#[test]
+fn python() {
+    let python = "/usr/bin/python3";
+    let library = run(
+        python,
+        &["-c", "import os; print(os.path.dirname(os.__file__))"],
+    );
+    let library = String::from_utf8(library.stdout).expect("UTF-8");
+    let script = format!("{SOURCES}/library.py");
+    same(&[python, &script], &[&script, library.trim()]);
 }

@@ -48,6 +48,13 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_symlinkat => call.symlink(a[0], int(1), a[2]),
         libc::SYS_readlink => call.readlink(AT_FDCWD, a[0], a[1], a[2] as usize),
         libc::SYS_readlinkat => call.readlink(int(0), a[1], a[2], a[3] as usize),
+        libc::SYS_setxattr | libc::SYS_getxattr | libc::SYS_listxattr | libc::SYS_removexattr => {
+            call.no_attributes(a[0], true)
+        }
+        libc::SYS_lsetxattr
+        | libc::SYS_lgetxattr
+        | libc::SYS_llistxattr
+        | libc::SYS_lremovexattr => call.no_attributes(a[0], false),
         libc::SYS_truncate => call.truncate(a[0], a[1]),
         libc::SYS_chmod => call.chmod(AT_FDCWD, a[0], a[1] as u32),
         libc::SYS_fchmodat => call.chmod(int(0), a[1], a[2] as u32),
@@ -172,6 +179,12 @@ impl FsCall<'_> {
     fn find_existing(&mut self, dirfd: i32, at: u64, follow: bool) -> SysResult {
         self.find(dirfd, at, follow)?.node.ok_or(Errno::ENOENT)?;
         Ok(0)
+    }
+
+    /// Calls of xattr(7): no file has attributes.
+    fn no_attributes(&mut self, at: u64, follow: bool) -> SysResult {
+        self.find_existing(AT_FDCWD, at, follow)?;
+        Err(Errno::EOPNOTSUPP.into())
     }
 
     /// The same for a path, or with `AT_EMPTY_PATH` a descriptor.

@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use super::{passed::Passed, table};
 use crate::kernel::{
     errno::Errno,
     file::{Cx, Description, File, PollMask},
@@ -17,6 +18,9 @@ pub const CAPACITY: usize = 64 << 10;
 /// Writes up to this many bytes are atomic (pipe(7), PIPE_BUF).
 const ATOMIC_BYTES: usize = 4096;
 
+/// Most messages in a queue of messages.
+const MESSAGES_MAX: usize = 1024;
+
 /// One direction of a stream.
 pub struct Queue {
     inner: Mutex<Inner>,
@@ -26,12 +30,18 @@ pub struct Queue {
 
 struct Inner {
     bytes: VecDeque<u8>,
+    /// Lengths of the messages in it, if it keeps them apart (unix(7), SOCK_SEQPACKET).
+    messages: Option<VecDeque<usize>>,
     /// Ends that are open.
     readers: usize,
     writers: usize,
     /// How often an end was opened so far.
     readers_ever: u64,
     writers_ever: u64,
+    /// Bytes that were taken out so far.
+    taken: u64,
+    /// Descriptors on their way, each group with the position of its byte (unix(7), SCM_RIGHTS).
+    passed: VecDeque<(u64, Passed)>,
     /// How often something came in, or the writer went.
     arrivals: u64,
     /// How often room was made where there was too little, or the reader went.
@@ -41,21 +51,29 @@ struct Inner {
 impl Queue {
     /// An empty queue with both ends open.
     pub fn new() -> Arc<Self> {
-        Self::with_ends(1)
+        Self::with_ends(1, None)
+    }
+
+    /// The same, for messages that are read one by one.
+    pub fn of_messages() -> Arc<Self> {
+        Self::with_ends(1, Some(VecDeque::new()))
     }
 
     /// An empty queue that nobody has open: a FIFO.
     pub fn closed() -> Arc<Self> {
-        Self::with_ends(0)
+        Self::with_ends(0, None)
     }
 
-    fn with_ends(count: usize) -> Arc<Self> {
+    fn with_ends(count: usize, messages: Option<VecDeque<usize>>) -> Arc<Self> {
         let inner = Inner {
             bytes: VecDeque::new(),
+            messages,
             readers: count,
             writers: count,
             readers_ever: count as u64,
             writers_ever: count as u64,
+            taken: 0,
+            passed: VecDeque::new(),
             arrivals: 0,
             departures: 0,
         };
@@ -72,24 +90,54 @@ impl Queue {
     /// Takes up to `max` bytes; empty at the end of the stream.
     pub fn read(&self, cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
         let mut inner = self.lock();
-        if inner.bytes.is_empty() && inner.writers > 0 && max > 0 {
+        if inner.is_empty() && inner.writers > 0 && max > 0 {
             return Err(wait(cx, self.channel));
         }
         if !inner.is_writable() {
             inner.departures += 1;
         }
-        let count = max.min(inner.bytes.len());
-        let bytes = inner.bytes.drain(..count).collect();
+        let lost = inner.collect();
+        // Not beyond the next descriptors: each group belongs to one read.
+        let (taken, next) = (
+            inner.taken,
+            inner.passed.iter().find(|(at, _)| *at > inner.taken),
+        );
+        let border = next.map_or(usize::MAX, |(at, _)| (at - taken) as usize);
+        let message = inner.messages.as_mut().and_then(VecDeque::pop_front);
+        // What a reader has no room for of a message is lost.
+        let count = message.unwrap_or_else(|| max.min(inner.bytes.len()).min(border));
+        let mut bytes: Vec<u8> = inner.bytes.drain(..count).collect();
+        bytes.truncate(max);
+        inner.taken += count as u64;
+        drop(inner);
+        release(lost, cx.wake);
         (cx.wake)(self.channel);
         Ok(bytes)
+    }
+
+    /// The descriptors that came with the bytes of the last read.
+    pub fn collect(&self) -> Vec<Passed> {
+        self.lock().collect()
+    }
+
+    /// Descriptors that go with the first of the last `count` bytes.
+    pub fn pass(&self, passed: Passed, count: usize) {
+        let mut inner = self.lock();
+        let at = inner.taken + inner.bytes.len().saturating_sub(count) as u64;
+        inner.passed.push_back((at, passed));
     }
 
     /// Copies up to `max` bytes and leaves them there (recv(2), MSG_PEEK).
     pub fn peek(&self, cx: &Cx, max: usize) -> SysResult<Vec<u8>> {
         let inner = self.lock();
-        if inner.bytes.is_empty() && inner.writers > 0 && max > 0 {
+        if inner.is_empty() && inner.writers > 0 && max > 0 {
             return Err(wait(cx, self.channel));
         }
+        let first = inner
+            .messages
+            .as_ref()
+            .and_then(|messages| messages.front());
+        let max = first.map_or(max, |len| max.min(*len));
         Ok(inner.bytes.iter().take(max).copied().collect())
     }
 
@@ -99,6 +147,9 @@ impl Queue {
         let mut inner = self.lock();
         if inner.readers == 0 {
             return Err(Errno::EPIPE.into());
+        }
+        if inner.messages.is_some() {
+            return self.write_message(inner, cx, data);
         }
         let room = CAPACITY - inner.bytes.len();
         let part = match data.len() {
@@ -113,6 +164,28 @@ impl Queue {
         inner.arrivals += u64::from(part > 0);
         (cx.wake)(self.channel);
         Ok(part)
+    }
+
+    fn write_message(
+        &self,
+        mut inner: MutexGuard<'_, Inner>,
+        cx: &mut Cx,
+        data: &[u8],
+    ) -> SysResult<usize> {
+        if data.len() > CAPACITY {
+            return Err(Errno::EMSGSIZE.into());
+        }
+        let room = CAPACITY - inner.bytes.len();
+        match &mut inner.messages {
+            Some(messages) if messages.len() < MESSAGES_MAX && data.len() <= room => {
+                messages.push_back(data.len());
+            }
+            _ => return Err(wait(cx, self.channel)),
+        }
+        inner.bytes.extend(data);
+        inner.arrivals += 1;
+        (cx.wake)(self.channel);
+        Ok(data.len())
     }
 
     /// Whether a read would not wait, and whether the writer is gone.
@@ -196,7 +269,12 @@ impl Queue {
         inner.readers = inner.readers.saturating_sub(1);
         inner.forget_unreachable();
         inner.departures += 1;
+        let lost = match inner.readers {
+            0 => std::mem::take(&mut inner.passed),
+            _ => VecDeque::new(),
+        };
         drop(inner);
+        release(lost.into_iter().map(|(_, passed)| passed), wake);
         wake(self.channel);
     }
 
@@ -219,8 +297,33 @@ impl Inner {
         }
     }
 
+    /// Descriptors whose bytes have been read.
+    fn collect(&mut self) -> Vec<Passed> {
+        let read = |(at, _): &(u64, Passed)| *at < self.taken;
+        let count = self.passed.iter().take_while(|passed| read(passed)).count();
+        self.passed
+            .drain(..count)
+            .map(|(_, passed)| passed)
+            .collect()
+    }
+
+    /// Whether there is nothing to read, not even an empty message.
+    fn is_empty(&self) -> bool {
+        match &self.messages {
+            Some(messages) => messages.is_empty(),
+            None => self.bytes.is_empty(),
+        }
+    }
+
     fn is_writable(&self) -> bool {
         CAPACITY - self.bytes.len() >= ATOMIC_BYTES
+    }
+}
+
+/// Descriptors that nobody will get are closed.
+pub fn release(passed: impl IntoIterator<Item = Passed>, wake: &mut dyn FnMut(Channel)) {
+    for open in passed.into_iter().flat_map(Passed::into_files) {
+        table::release(open, wake);
     }
 }
 

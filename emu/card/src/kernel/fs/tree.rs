@@ -9,6 +9,7 @@ use super::{
     FsContext, PATH_MAX, Stat, dev, fd_names,
     inode::Inode,
     names::Names,
+    passed::InFlight,
     pipe::{PipeEnd, Queue},
     proc::{self, ProcFile},
     regular::{Directory, RegularFile},
@@ -32,6 +33,8 @@ const NAME_MAX: usize = 255;
 /// Symbolic links followed in one path (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 const ROOT: u64 = 1;
+/// Ports for whoever wants any (ip_local_port_range).
+const EPHEMERAL_PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
 /// What the C library looks up: the card's only user and group, and its own name.
 const CONFIGURATION: [(&str, &str); 3] = [
@@ -67,6 +70,10 @@ pub struct Vfs {
     link_bytes: usize,
     /// Abstract names of sockets (unix(7)), each for as long as its socket is there.
     abstract_names: BTreeMap<Vec<u8>, Weak<Listener>>,
+    /// TCP ports of 127.0.0.1 that are bound, each for as long as its socket is there.
+    ports: BTreeMap<u16, Weak<Listener>>,
+    /// Descriptors on their way through sockets.
+    in_flight: InFlight,
     /// Ends of FIFOs whose open(2) waits for the other end, by thread.
     opening: BTreeMap<i32, Arc<PipeEnd>>,
     next: u64,
@@ -93,6 +100,8 @@ impl Vfs {
             names: 0,
             link_bytes: 0,
             abstract_names: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            in_flight: InFlight::default(),
             opening: BTreeMap::new(),
             next: ROOT + 1,
         };
@@ -257,6 +266,35 @@ impl Vfs {
     /// The socket that has an abstract name.
     pub fn find_abstract(&self, name: &[u8]) -> Option<Arc<Listener>> {
         self.abstract_names.get(name)?.upgrade()
+    }
+
+    /// Gives a socket a TCP port, any free one for 0. Returns which.
+    pub fn add_port(&mut self, port: u16, listener: &Arc<Listener>) -> Result<u16, Errno> {
+        self.ports.retain(|_, listener| listener.strong_count() > 0);
+        let port = match port {
+            0 => self.free_port()?,
+            port if self.ports.contains_key(&port) => return Err(Errno::EADDRINUSE),
+            port => port,
+        };
+        self.ports.insert(port, Arc::downgrade(listener));
+        Ok(port)
+    }
+
+    /// A TCP port that nobody has bound.
+    pub fn free_port(&self) -> Result<u16, Errno> {
+        let mut ports = EPHEMERAL_PORTS;
+        let free = ports.find(|port| !self.ports.contains_key(port));
+        free.ok_or(Errno::EADDRINUSE)
+    }
+
+    /// The socket that has a TCP port.
+    pub fn find_port(&self, port: u16) -> Option<Arc<Listener>> {
+        self.ports.get(&port)?.upgrade()
+    }
+
+    /// How many descriptors are on their way.
+    pub fn in_flight(&self) -> &InFlight {
+        &self.in_flight
     }
 
     /// The node with this number.
