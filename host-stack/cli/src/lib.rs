@@ -6,6 +6,7 @@
 mod bench;
 mod campaign;
 mod card_run;
+mod card_syscalls;
 mod demo;
 mod doctor;
 mod host_process;
@@ -112,6 +113,8 @@ enum Command {
 enum CardCommand {
     /// Run a Linux program on a card: its stdio is ours, and so is its exit status
     Run(card_run::Options),
+    /// List the system calls of Linux: which a card has, which in part, which not
+    Syscalls(card_syscalls::Options),
 }
 
 #[derive(Subcommand)]
@@ -141,6 +144,7 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Card(CardCommand::Run(options)) => card_run::run(&options),
+        Command::Card(CardCommand::Syscalls(options)) => card_syscalls::run(&options),
         Command::Campaign {
             command: Some(CampaignCommand::Merge(options)),
             ..

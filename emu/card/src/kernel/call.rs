@@ -17,6 +17,7 @@ use super::{
     fs::{self, FsCall, ProcInfo},
     futex, run, signal,
     state::{Process, State, Thread, lock},
+    syscalls::{self, Support},
     time,
     wait::{Channel, Stop, SysResult},
 };
@@ -197,6 +198,10 @@ impl<'a> Call<'a> {
     }
 
     fn dispatch(&mut self, number: u64, a: [u64; 6]) -> SysResult {
+        let known = syscalls::find(number);
+        if known.is_none_or(|call| call.support == Support::Absent) {
+            return self.not_there(number);
+        }
         if let Some(result) = self.checkpoint(number, a) {
             return result;
         }
@@ -299,12 +304,22 @@ impl<'a> Call<'a> {
             // If its queue is full it learns of it by the errno.
             let _ = signal::send(self.state, self.pid, Some(self.tid), info);
         }
-        result.unwrap_or_else(|| {
-            if self.state.unknown_calls.insert(number) {
-                tracing::warn!(number, pid = self.pid, "system call not implemented");
-            }
-            Err(Errno::ENOSYS.into())
-        })
+        result.unwrap_or_else(|| self.not_there(number))
+    }
+
+    /// ENOSYS, logged once for each call.
+    fn not_there(&mut self, number: u64) -> SysResult {
+        // Numbers that are no calls are all one.
+        let known = syscalls::find(number);
+        if self
+            .state
+            .unknown_calls
+            .insert(known.map(|call| call.number))
+        {
+            let name = known.map_or("", |call| call.name);
+            tracing::warn!(number, name, pid = self.pid, "system call not implemented");
+        }
+        Err(Errno::ENOSYS.into())
     }
 
     /// Runs `f` with a function that wakes channels.

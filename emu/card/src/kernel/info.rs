@@ -28,6 +28,12 @@ impl Call<'_> {
             libc::SYS_getpgid => self.group_of(int(0)).map(|group| group.0 as u64),
             libc::SYS_getsid => self.group_of(int(0)).map(|group| group.1 as u64),
             libc::SYS_setpgid => self.setpgid(int(0), int(1)),
+            libc::SYS_sched_rr_get_interval => self.round_robin(int(0), a[1]),
+            libc::SYS_personality => Ok(0),
+            libc::SYS_setreuid | libc::SYS_setregid | libc::SYS_setfsuid | libc::SYS_setfsgid => {
+                Ok(0)
+            }
+            libc::SYS_get_robust_list => self.get_robust_list(int(0), a[1], a[2]),
             libc::SYS_setsid => {
                 let pid = self.pid;
                 self.process().group = (pid, pid);
@@ -78,6 +84,22 @@ impl Call<'_> {
             libc::SYS_membarrier => self.membarrier(int(0)),
             _ => return None,
         })
+    }
+
+    fn round_robin(&mut self, tid: i32, to: u64) -> SysResult {
+        const SLICE_NANOS: u64 = 10_000_000;
+        self.scheduled(tid)?;
+        self.write_words(to, &[0, SLICE_NANOS])?;
+        Ok(0)
+    }
+
+    fn get_robust_list(&mut self, tid: i32, head: u64, len: u64) -> SysResult {
+        const HEAD_BYTES: u64 = 24;
+        let tid = self.scheduled(tid)?;
+        let list = self.state.thread(tid).robust_list;
+        self.write_words(head, &[list])?;
+        self.write_words(len, &[HEAD_BYTES])?;
+        Ok(0)
     }
 
     fn group_of(&mut self, pid: i32) -> Result<(i32, i32), super::wait::Stop> {

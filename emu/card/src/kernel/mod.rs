@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`state`] | processes, threads, who waits for what |
 //! | `run`, `cores` | a thread's life; how many run at once |
-//! | `call` | system calls by number |
+//! | [`syscalls`], `call` | system calls: what there is; from a number to a function and back |
 //! | `mm`, `memory_calls`, `user` | address spaces and the calls that change them |
 //! | `elf`, `exec`, `clone`, `exit` | programs and processes, from start to end |
 //! | [`checkpoint`] | processes to a stream and back |
@@ -37,6 +37,7 @@ mod run;
 mod sched;
 pub mod signal;
 pub mod state;
+pub mod syscalls;
 mod time;
 mod timers;
 pub mod wait;

@@ -210,7 +210,7 @@ pub struct State {
     next_id: i32,
     ids: (i32, i32),
     /// Calls that have been answered with ENOSYS.
-    pub unknown_calls: std::collections::BTreeSet<u64>,
+    pub unknown_calls: std::collections::BTreeSet<Option<u64>>,
     /// A host thread looks after timers.
     pub has_timer_thread: bool,
     /// The kernel is shut down.
