@@ -272,6 +272,13 @@ fn card_run(program: &Path, arguments: &[&str]) -> Output {
         .expect("it starts")
 }
 
+/// Writes a file that may be executed.
+fn write_program(path: &Path, bytes: &[u8]) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(path, bytes).expect("written");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("set");
+}
+
 #[test]
 fn programs_that_are_none_are_refused_by_name() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -288,7 +295,7 @@ fn programs_that_are_none_are_refused_by_name() {
     let mut headers = hello.to_vec();
     headers[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
     for (name, program) in [
-        ("text", b"#!/bin/sh\necho no\n".to_vec()),
+        ("text", b"#!/nonexistent/sh\necho no\n".to_vec()),
         ("empty", vec![]),
         ("aarch64", machine(183)),
         ("i386", machine(3)),
@@ -298,7 +305,7 @@ fn programs_that_are_none_are_refused_by_name() {
         ("headers", headers),
     ] {
         let path = dir.path().join(name);
-        fs::write(&path, program).expect("written");
+        write_program(&path, &program);
         let output = card_run(&path, &[]);
         let error = text(&output.stderr);
         assert!(!output.status.success(), "{name} ran");
@@ -306,7 +313,7 @@ fn programs_that_are_none_are_refused_by_name() {
     }
     // It is a program, and jumps to nowhere.
     let path = dir.path().join("entry");
-    fs::write(&path, entry).expect("written");
+    write_program(&path, &entry);
     assert_eq!(
         card_run(&path, &[]).status.code(),
         Some(128 + libc::SIGSEGV)

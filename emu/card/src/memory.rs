@@ -15,7 +15,7 @@ use std::{
     ptr::NonNull,
     sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -205,6 +205,13 @@ impl CardMemory {
         assert!(address.is_multiple_of(8) && self.contains(address, 8));
         // SAFETY: aligned, inside the mapping, which lives as long as `self`; an atomic makes
         // concurrent writes defined.
+        unsafe { &*self.base.add(address as usize).as_ptr().cast() }
+    }
+
+    /// The 4 bytes at `address` (a multiple of 4, inside), as an atomic.
+    pub fn half_word(&self, address: u64) -> &AtomicU32 {
+        assert!(address.is_multiple_of(4) && self.contains(address, 4));
+        // SAFETY: as in `word`.
         unsafe { &*self.base.add(address as usize).as_ptr().cast() }
     }
 

@@ -819,6 +819,38 @@ fn programs_of_the_host(kind: Kind) {
     }
 }
 
+/// Calls every system call with nonsense, but for those that would end or stop the caller and
+/// futex(2), whose unknown operations are ENOSYS.
+const EVERY_CALL: &str = r#"
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+    static const int not[] = {15, 34, 57, 58, 60, 202, 231};
+    for (long n = 0; n < 470; n++) {
+        int skip = 0;
+        for (unsigned i = 0; i < sizeof not / sizeof *not; i++)
+            skip |= n == not[i];
+        errno = 0;
+        if (!skip && syscall(n, -1L, -1L, -1L, -1L, -1L, -1L) == -1 && errno == ENOSYS)
+            printf("%ld ", n);
+    }
+}
+"#;
+
+fn table_of_system_calls(kind: Kind) {
+    use snaprig_card::kernel::syscalls::{self, Support};
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile(dir.path(), "every", EVERY_CALL, &["-static"]);
+    let ran = run(kind, &program, &[]);
+    assert_eq!(ran.status, ExitStatus::Exited(0));
+    let numbers = ran.out.split_whitespace();
+    let numbers: Vec<u64> = numbers.map(|number| number.parse().unwrap()).collect();
+    let absent =
+        |number: &u64| syscalls::find(*number).is_none_or(|call| call.support == Support::Absent);
+    assert_eq!(numbers, (0..470).filter(absent).collect::<Vec<_>>());
+}
+
 macro_rules! on_both {
     ($($name:ident)*) => {
         mod kvm {$(
@@ -843,4 +875,4 @@ macro_rules! on_both {
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
 capture_and_restore interrupted_write captured_write captured_files interrupted_capture
 refused_capture high_base dynamic dynamic_cpp programs_of_the_host files wait_masks
-interrupted_sleep timers }
+interrupted_sleep timers table_of_system_calls }

@@ -32,8 +32,8 @@ pub const BINARY_BYTES_MAX: u64 = 1 << 30;
 pub enum ToDaemon {
     /// Make an offload process; the program's bytes follow the frame.
     Create(Program),
-    /// Run a program that knows nothing of COI, its stdio on this connection; the program's bytes
-    /// follow the frame.
+    /// Run a program that knows nothing of COI, its stdio on this connection. It is on the card
+    /// already: its name is its path, and no bytes follow.
     Native(Program),
     /// This connection carries [`crate::snapify::Request`]s from now on.
     Snapify,
@@ -51,7 +51,7 @@ pub enum ToDaemon {
 /// A program to run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// Name of the file on the card.
+    /// Name of the file on the card, or its path if it is there.
     pub name: String,
     /// Bytes of the program.
     pub bytes: u64,

@@ -39,7 +39,7 @@ pub fn command(path: &str, program: &Program) -> Command {
 pub fn describe(program: &Program, error: &io::Error) -> Failure {
     let hint = match error.raw_os_error() {
         Some(libc::ENOEXEC) => "; a card runs x86-64 ELF programs",
-        // The program itself has just been written.
+        // The program itself is there.
         Some(libc::ENOENT) => "; its loader is not on the card, link it with -static",
         Some(libc::ENOMEM | libc::ENOSPC) => "; give the card more memory",
         _ => "",

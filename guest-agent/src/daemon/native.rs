@@ -55,13 +55,13 @@ impl Stdin {
     }
 }
 
-/// Receives a program and starts it with its stdio on the connection; its id and path.
+/// Starts a program of the card's with its stdio on the connection; its id and path.
 pub fn start(
     daemon: &Daemon,
     host: &Arc<Endpoint>,
     program: &Program,
 ) -> io::Result<(Pid, String)> {
-    let path = control::receive(daemon, host, program)?;
+    let path = program.name.clone();
     let mut child = control::command(&path, program)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,11 +1,14 @@
 //! `snaprig card run`: what micnativeloadex does. One card, one program, its stdio, its status.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::Args;
 use snaprig_card::platform::Kind;
 use snaprig_coi::{Engine, native};
-use snaprig_rig::Rig;
+use snaprig_rig::{Rig, files::CardFiles, libraries};
 use snaprig_wire::coi::Exit;
 
 use crate::{AnyError, size};
@@ -22,6 +25,11 @@ pub struct Options {
     /// kvm or ptrace [default: the best that works here]
     #[arg(long)]
     platform: Option<Kind>,
+    /// Put a directory, a tar image (*.tar) or a file onto the card: HOST[:PATH_ON_CARD], an image
+    /// at the card's root and all else where it is on the host unless told otherwise. Can be given
+    /// more than once. Libraries that the program needs come along by themselves
+    #[arg(long, value_name = "HOST[:CARD]")]
+    files: Vec<CardFiles>,
     /// A Linux program (x86-64), followed by its arguments
     #[arg(required = true, last = true, value_name = "PROGRAM ARGS")]
     command: Vec<String>,
@@ -30,23 +38,50 @@ pub struct Options {
 /// Boots a card, runs the program on it, and takes over its exit status: 128 + N for signal N, as
 /// a shell reports it.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
-    let program = PathBuf::from(&options.command[0]);
-    let binary = std::fs::read(&program).map_err(|e| format!("{}: {e}", program.display()))?;
+    let program: CardFiles = options.command[0].parse()?;
+    let path = program.card.clone();
+    std::fs::File::open(&program.host).map_err(|e| format!("{}: {e}", program.host.display()))?;
+    let mut files = options.files.clone();
+    files.extend(libraries::needed(&elf_files(&program, &options.files)));
+    files.push(program);
     let rig = Rig::builder()
         .exe(std::env::current_exe()?)
         .memory_bytes(options.memory)
         .cores(options.cores)
         .platform(options.platform)
+        .files(files)
         .start()?;
     let engine = Engine::get(rig.dir(), 0)?;
     let environment = std::env::vars()
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
-    match native::run(&engine, &binary, options.command.clone(), environment)? {
+    match native::run(&engine, &path, options.command.clone(), environment)? {
         Exit::Code(code) => Ok(ExitCode::from(code as u8)),
         Exit::Signal(signal) => {
-            eprintln!("{}: ended by signal {signal}", program.display());
+            eprintln!("{}: ended by signal {signal}", path);
             Ok(ExitCode::from(128 + signal as u8))
         }
+    }
+}
+
+/// The program, and what in the directories that come along may need libraries too.
+fn elf_files(program: &CardFiles, others: &[CardFiles]) -> Vec<PathBuf> {
+    let mut found = vec![program.host.clone()];
+    for files in others {
+        collect(&files.host, &mut found);
+    }
+    found
+}
+
+fn collect(path: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(about) = path.symlink_metadata() else {
+        return;
+    };
+    if about.is_dir() {
+        for entry in path.read_dir().into_iter().flatten().flatten() {
+            collect(&entry.path(), found);
+        }
+    } else if about.is_file() {
+        found.push(path.to_owned());
     }
 }

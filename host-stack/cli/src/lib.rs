@@ -6,6 +6,7 @@
 mod bench;
 mod campaign;
 mod card_run;
+mod card_syscalls;
 mod demo;
 mod doctor;
 mod host_process;
@@ -19,7 +20,10 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use snaprig_card::platform::Kind;
-use snaprig_rig::card_process::{self, CardOptions};
+use snaprig_rig::{
+    card_process::{self, CardOptions},
+    files::CardFiles,
+};
 
 /// A test rig for checkpoint stacks: coprocessor cards that CI does not have, the offload stack
 /// that runs on them, and faults on purpose.
@@ -99,6 +103,8 @@ enum Command {
         #[arg(long)]
         platform: Option<Kind>,
         #[arg(long)]
+        files: Vec<CardFiles>,
+        #[arg(long)]
         remove_directory: bool,
     },
 }
@@ -107,6 +113,8 @@ enum Command {
 enum CardCommand {
     /// Run a Linux program on a card: its stdio is ours, and so is its exit status
     Run(card_run::Options),
+    /// List the system calls of Linux: which a card has, which in part, which not
+    Syscalls(card_syscalls::Options),
 }
 
 #[derive(Subcommand)]
@@ -136,6 +144,7 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Card(CardCommand::Run(options)) => card_run::run(&options),
+        Command::Card(CardCommand::Syscalls(options)) => card_syscalls::run(&options),
         Command::Campaign {
             command: Some(CampaignCommand::Merge(options)),
             ..
@@ -164,6 +173,7 @@ pub fn main() -> ExitCode {
             memory,
             cores,
             platform,
+            files,
             remove_directory,
         } => {
             let options = CardOptions {
@@ -172,6 +182,7 @@ pub fn main() -> ExitCode {
                 memory_bytes: memory,
                 cores,
                 platform,
+                files,
                 remove_directory,
             };
             card_process::run(&options)

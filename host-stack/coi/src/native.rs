@@ -9,26 +9,23 @@ use snaprig_wire::coi::{Exit, FromDaemon, Program, ToDaemon};
 
 use crate::{CoiError, Engine};
 
-/// Runs a program to its end: `argv[0]` names it; standard input, output and error are the
-/// caller's.
+/// Runs a program that is on the card, under `path`, to its end. Standard input, output and error
+/// are the caller's.
 pub fn run(
     engine: &Engine,
-    binary: &[u8],
+    path: &str,
     argv: Vec<String>,
     env: Vec<String>,
 ) -> Result<Exit, CoiError> {
     let node = engine.node();
     let daemon = Arc::new(engine.connect_daemon()?);
-    let path = argv.first().cloned().unwrap_or_default();
-    let name = path.rsplit('/').next().unwrap_or("program").to_owned();
     let program = Program {
-        name,
-        bytes: binary.len() as u64,
+        name: path.into(),
+        bytes: 0,
         argv,
         env,
     };
     daemon.send_message(&ToDaemon::Native(program))?;
-    daemon.send(binary)?;
     let to = daemon.clone();
     std::thread::spawn(move || {
         let mut buffer = [0; 16 << 10];

@@ -17,7 +17,7 @@ use snaprig_card::{
 use snaprig_scif::card as scif;
 use snaprig_wire::{bar4::spad, checkpoint};
 
-use crate::{guest, state};
+use crate::{files::CardFiles, guest, state};
 
 /// How long the last card waits for the host processes that write to the rig's directory: they end
 /// when they notice that the rig is gone.
@@ -41,6 +41,8 @@ pub struct CardOptions {
     pub cores: usize,
     /// The platform; `None` takes the best that works.
     pub platform: Option<Kind>,
+    /// Files of the host that it has from its start.
+    pub files: Vec<CardFiles>,
     /// Remove the socket's directory, the rig's, if the rig's process ends without doing so.
     pub remove_directory: bool,
 }
@@ -83,6 +85,11 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
     kernel.register_device(scif::PATH, Arc::new(scif::ScifDevice(driver)));
     kernel.register_device(checkpoint::PATH, Arc::new(CheckpointDevice));
     kernel.register_device(state::PATH, state::StateDevice::new(device.clone()));
+    for files in &options.files {
+        files
+            .install(&kernel)
+            .map_err(|e| failed("files for it")(e.into()))?;
+    }
     for (path, program) in [
         (guest::COI_DAEMON_PATH, guest::COI_DAEMON),
         (guest::SNAPIFY_IOD_PATH, guest::SNAPIFY_IOD),

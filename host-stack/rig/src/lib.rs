@@ -14,7 +14,9 @@
 //! by itself when the rig's process is gone, however that ended.
 
 pub mod card_process;
+pub mod files;
 pub mod guest;
+pub mod libraries;
 mod rig;
 mod state;
 

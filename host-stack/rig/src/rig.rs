@@ -13,7 +13,7 @@ use snaprig_card::platform::Kind;
 use snaprig_scif::host::{HostConfig, HostNode};
 use tempfile::TempDir;
 
-use crate::card_process::KILL_DAEMON;
+use crate::{card_process::KILL_DAEMON, files::CardFiles};
 
 /// How long a card may take from its start to a COI daemon that listens. Software emulation
 /// (`ci/vm`) is 20 times slower than hardware.
@@ -78,6 +78,7 @@ pub struct RigBuilder {
     memory_bytes: Vec<u64>,
     cores: usize,
     platform: Option<Kind>,
+    files: Vec<CardFiles>,
     keep: bool,
 }
 
@@ -122,6 +123,13 @@ impl RigBuilder {
     #[must_use]
     pub fn platform(mut self, platform: Option<Kind>) -> Self {
         self.platform = platform;
+        self
+    }
+
+    /// Files of the host that every card has from its start.
+    #[must_use]
+    pub fn files(mut self, files: Vec<CardFiles>) -> Self {
+        self.files = files;
         self
     }
 
@@ -193,6 +201,7 @@ impl Rig {
             memory_bytes: vec![512 << 20],
             cores: 4,
             platform: None,
+            files: Vec::new(),
             keep: false,
         }
     }
@@ -274,6 +283,9 @@ impl Card {
             .process_group(0);
         if let Some(platform) = rig.platform {
             command.args(["--platform", &platform.to_string()]);
+        }
+        for files in &rig.files {
+            command.arg("--files").arg(files.to_string());
         }
         let spawn = |source| RigError::Spawn {
             node,

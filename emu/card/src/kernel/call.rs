@@ -15,8 +15,9 @@ use super::{
     errno::Errno,
     file::Cx,
     fs::{self, FsCall, ProcInfo},
-    run, signal,
+    futex, run, signal,
     state::{Process, State, Thread, lock},
+    syscalls::{self, Support},
     time,
     wait::{Channel, Stop, SysResult},
 };
@@ -24,8 +25,6 @@ use crate::platform::{Cpu, PlatformError};
 
 /// `syscall` is two bytes long.
 const SYSCALL_BYTES: u64 = 2;
-/// Descriptors of a process.
-pub const NOFILE: usize = 1024;
 
 /// A system call on its way: who calls, and what it may touch.
 pub struct Call<'a> {
@@ -107,7 +106,9 @@ fn interrupt(state: &mut State, tid: i32, number: u64) {
     // What a capture has written, or a restore has read, cannot be taken back.
     let request = state.thread(tid).regs.rsi as u32;
     let is_checkpoint = number as i64 == libc::SYS_ioctl && checkpoint::is_request(request);
-    let restart = !is_checkpoint && may_restart(number) && signal::restarts(state, tid);
+    // Who waits for a lock goes on waiting, whatever SA_RESTART says (futex(2), FUTEX_LOCK_PI).
+    let is_lock = number as i64 == libc::SYS_futex && futex::is_lock(state.thread(tid).regs.rsi);
+    let restart = is_lock || !is_checkpoint && may_restart(number) && signal::restarts(state, tid);
     abandon(state, tid);
     let thread = state.thread(tid);
     if progress > 0 {
@@ -132,6 +133,13 @@ fn abandon(state: &mut State, tid: i32) {
     let files = state.process(pid).files.clone();
     for open in lock(&files).files() {
         open.file.abandon(tid);
+    }
+    let mut woken = Vec::new();
+    state
+        .vfs
+        .abandon_open(tid, &mut |channel| woken.push(channel));
+    for channel in woken {
+        state.wake(channel);
     }
     checkpoint::let_others_go(state, tid);
 }
@@ -190,6 +198,10 @@ impl<'a> Call<'a> {
     }
 
     fn dispatch(&mut self, number: u64, a: [u64; 6]) -> SysResult {
+        let known = syscalls::find(number);
+        if known.is_none_or(|call| call.support == Support::Absent) {
+            return self.not_there(number);
+        }
         if let Some(result) = self.checkpoint(number, a) {
             return result;
         }
@@ -246,6 +258,7 @@ impl<'a> Call<'a> {
     fn file_call(&mut self, number: u64, a: [u64; 6]) -> SysResult {
         let proc = Proc::of(self);
         let process = self.state.process(self.pid);
+        let limit_nofile = process.limits.nofile();
         let (mm, files, context) = (
             process.mm.clone(),
             process.files.clone(),
@@ -273,7 +286,7 @@ impl<'a> Call<'a> {
                 files: &mut lock(&files),
                 fs: &mut lock(&context),
                 vfs: &mut self.state.vfs,
-                limit_nofile: NOFILE,
+                limit_nofile,
                 proc: &proc,
                 deadline: &mut deadline,
                 progress: &mut progress,
@@ -291,12 +304,22 @@ impl<'a> Call<'a> {
             // If its queue is full it learns of it by the errno.
             let _ = signal::send(self.state, self.pid, Some(self.tid), info);
         }
-        result.unwrap_or_else(|| {
-            if self.state.unknown_calls.insert(number) {
-                tracing::warn!(number, pid = self.pid, "system call not implemented");
-            }
-            Err(Errno::ENOSYS.into())
-        })
+        result.unwrap_or_else(|| self.not_there(number))
+    }
+
+    /// ENOSYS, logged once for each call.
+    fn not_there(&mut self, number: u64) -> SysResult {
+        // Numbers that are no calls are all one.
+        let known = syscalls::find(number);
+        if self
+            .state
+            .unknown_calls
+            .insert(known.map(|call| call.number))
+        {
+            let name = known.map_or("", |call| call.name);
+            tracing::warn!(number, name, pid = self.pid, "system call not implemented");
+        }
+        Err(Errno::ENOSYS.into())
     }
 
     /// Runs `f` with a function that wakes channels.

@@ -16,6 +16,7 @@ use std::{
     any::Any,
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -32,7 +33,9 @@ use super::{
         nameless::{self, FileRef, Nameless, NamelessImage},
         rebuild,
     },
+    limits::Limits,
     mm::{AddressSpace, Area, Backing},
+    sched::{Affinity, SET_BYTES},
     signal::{Actions, AltStack, Pending, SigSet},
     state::{Process, State, Thread, lock},
     timers::Timers,
@@ -63,6 +66,9 @@ struct ProcessImage {
     actions: Actions,
     pending: Pending,
     timers: Timers,
+    limits: Limits,
+    ran: Duration,
+    children_ran: Duration,
     threads: Vec<ThreadImage>,
     nameless: Vec<NamelessImage>,
 }
@@ -89,7 +95,10 @@ struct ThreadImage {
     clear_child_tid: u64,
     robust_list: u64,
     /// The end of its timed wait, as time left.
-    deadline: Option<std::time::Duration>,
+    deadline: Option<Duration>,
+    ran: Duration,
+    /// The cores that it wants. Another card may have fewer: then it wants all of them.
+    affinity: Option<Vec<u8>>,
 }
 
 /// The device.
@@ -316,6 +325,8 @@ impl Call<'_> {
                     clear_child_tid: thread.clear_child_tid,
                     robust_list: thread.robust_list,
                     deadline: thread.deadline.map(|end| end.saturating_sub(super::now())),
+                    ran: thread.ran,
+                    affinity: thread.affinity.map(|set| set.to_vec()),
                 };
                 image.is_sound().then_some(image).ok_or_else(|| {
                     tracing::warn!(tid, "a thread's registers point out of user space");
@@ -328,6 +339,8 @@ impl Call<'_> {
         let (exe, argv) = (process.exe.clone(), process.argv.clone());
         let (fs, actions) = (lock(&process.fs).clone(), lock(&process.actions).clone());
         let (pending, timers) = (process.pending.clone(), process.timers.left());
+        let (limits, ran, children_ran) =
+            (process.limits.clone(), process.ran, process.children_ran);
         let marked = process.marked.take();
         let (mm, vfs) = (lock(&mm), &self.state.vfs);
         let mut nameless = Nameless::default();
@@ -345,6 +358,9 @@ impl Call<'_> {
             actions,
             pending,
             timers,
+            limits,
+            ran,
+            children_ran,
             threads,
             nameless: nameless.images(),
         };
@@ -549,6 +565,9 @@ impl Call<'_> {
             stopped_by: None,
             marked: None,
             timers: image.timers.rearmed(),
+            limits: image.limits,
+            ran: image.ran,
+            children_ran: image.children_ran,
             exe: image.exe,
             argv: image.argv,
         };
@@ -567,10 +586,23 @@ impl Call<'_> {
             thread.alt_stack = saved.alt_stack;
             thread.clear_child_tid = saved.clear_child_tid;
             thread.robust_list = saved.robust_list;
-            thread.deadline = saved.deadline.map(|left| super::now() + left);
+            thread.deadline = saved.deadline.map(|left| super::now().saturating_add(left));
+            thread.ran = saved.ran;
+            thread.affinity = self.affinity_here(saved.affinity);
             kernel.start(self.state, thread);
         }
         Ok(pid as u64)
+    }
+
+    /// An image's set of cores, if this card has all of them.
+    fn affinity_here(&self, set: Option<Vec<u8>>) -> Affinity {
+        let set: [u8; SET_BYTES] = set?.try_into().ok()?;
+        let there = self.cores();
+        let fits = set
+            .iter()
+            .zip(there)
+            .all(|(wanted, there)| wanted & !there == 0);
+        (fits && set != [0; SET_BYTES]).then_some(set)
     }
 
     fn with_file<T>(

@@ -1,6 +1,9 @@
 //! New threads and processes: clone(2), clone3(2), fork(2), vfork(2).
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use super::{
     call::Call,
@@ -173,6 +176,7 @@ impl Call<'_> {
         let mut thread = Thread::new(tid, tid, regs, xstate);
         thread.name = parent.name.clone();
         thread.mask = parent.mask;
+        thread.affinity = parent.affinity;
         if !request.has(libc::CLONE_VM) || request.has(libc::CLONE_VFORK) {
             thread.alt_stack = parent.alt_stack;
         }
@@ -213,6 +217,9 @@ impl Call<'_> {
             marked: None,
             // A child has none (fork(2)).
             timers: super::timers::Timers::default(),
+            limits: parent.limits.clone(),
+            ran: Duration::ZERO,
+            children_ran: Duration::ZERO,
             exe: parent.exe.clone(),
             argv: parent.argv.clone(),
         })

@@ -1,11 +1,12 @@
 //! Ends: exit(2), exit_group(2), deaths by signal, and wait4(2).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Kernel,
     call::Call,
     errno::Errno,
+    sched,
     signal::{self, Info},
     state::{ExitStatus, State, lock},
     wait::{Stop, SysResult},
@@ -41,8 +42,9 @@ pub fn end_thread(kernel: &Arc<Kernel>, state: &mut State, tid: i32, cpu: Option
         Call::new(kernel, state, tid, cpu).leave_futexes();
     }
     state.futexes.forget(tid);
-    state.threads.remove(&tid);
+    let ran = state.threads.remove(&tid).map(|thread| thread.ran);
     let process = state.process(pid);
+    process.ran = process.ran.saturating_add(ran.unwrap_or_default());
     process.threads.retain(|thread| *thread != tid);
     let (last, channel) = (process.threads.is_empty(), process.children);
     let stopper = process
@@ -141,10 +143,10 @@ impl Call<'_> {
                 if status != 0 {
                     self.write(status, &ended.wait_status().to_le_bytes())?;
                 }
+                let ran = self.waited_for(child);
                 if usage != 0 {
-                    self.write(usage, &[0; size_of::<libc::rusage>()])?;
+                    self.write(usage, &sched::usage(ran))?;
                 }
-                self.state.processes.remove(&child);
                 Ok(child as u64)
             }
         }
@@ -173,9 +175,20 @@ impl Call<'_> {
         if let Some((child, _)) = found
             && options & libc::WNOWAIT == 0
         {
-            self.state.processes.remove(&child);
+            self.waited_for(child);
         }
         Ok(0)
+    }
+
+    /// An ended child is gone for good; its processor time, which counts for its parent now.
+    fn waited_for(&mut self, child: i32) -> Duration {
+        let child = self.state.processes.remove(&child);
+        let ran = child.map_or(Duration::ZERO, |child| {
+            child.ran.saturating_add(child.children_ran)
+        });
+        let process = self.process();
+        process.children_ran = process.children_ran.saturating_add(ran);
+        ran
     }
 
     fn find_child(&mut self, pid: i32, no_hang: bool) -> Result<Option<(i32, ExitStatus)>, Stop> {

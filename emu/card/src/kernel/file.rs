@@ -113,13 +113,16 @@ pub enum Description {
         /// `O_*` flags of open(2).
         flags: i32,
     },
-    /// A pipe, with the bytes in it. Both ends are recognised by `id` if both were captured.
+    /// A pipe, with the bytes in it. Its ends are recognised by `id` if more than one was captured.
+    /// A FIFO comes back as a pipe: its name is its card's.
     Pipe {
-        /// The same number for both ends.
+        /// The same number for all ends.
         id: u64,
-        /// This is the end that is written to.
-        write_end: bool,
-        /// What was in it (recorded with the read end).
+        /// It is read from.
+        reads: bool,
+        /// It is written to.
+        writes: bool,
+        /// What was in it (recorded with the ends that read).
         bytes: Vec<u8>,
     },
     /// An eventfd with its counter.

@@ -1,7 +1,11 @@
 //! futex(2). A futex is known by the card-physical address of its word, which is the same for all
 //! who share the page, private or not.
+//!
+//! A lock with priority inheritance is a word that holds its owner's id. The kernel changes it only
+//! by compare-and-exchange, as ring 3 does at the same time. Every thread has the same priority, so
+//! what is left to inherit is the lock itself, in the order in which its waiters came.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::atomic::Ordering};
 
 use super::{
     call::Call,
@@ -29,6 +33,8 @@ pub struct Futexes {
 struct Waiter {
     tid: i32,
     bits: u32,
+    /// It waits for a lock with priority inheritance.
+    inherits: bool,
 }
 
 impl Futexes {
@@ -53,6 +59,16 @@ impl Futexes {
     /// Whether the thread has been woken and its call will return 0.
     pub fn is_woken(&self, tid: i32) -> bool {
         self.woken.contains(&tid)
+    }
+
+    /// Locks with priority inheritance that somebody waits for.
+    fn inheritable(&self) -> Vec<u64> {
+        let inherits = |queue: &Vec<Waiter>| queue.iter().any(|waiter| waiter.inherits);
+        let queues = self.queues.iter();
+        queues
+            .filter(|(_, queue)| inherits(queue))
+            .map(|(key, _)| *key)
+            .collect()
     }
 
     /// Takes up to `count` waiters with one of `bits` off the queue.
@@ -90,6 +106,14 @@ impl Futexes {
     }
 }
 
+/// Whether a futex operation waits for a lock.
+pub fn is_lock(op: u64) -> bool {
+    matches!(
+        op as i32 & COMMAND_MASK,
+        libc::FUTEX_LOCK_PI | libc::FUTEX_LOCK_PI2
+    )
+}
+
 impl Call<'_> {
     /// futex(2).
     pub fn futex(&mut self, a: [u64; 6]) -> SysResult {
@@ -107,8 +131,97 @@ impl Call<'_> {
             libc::FUTEX_CMP_REQUEUE => {
                 self.futex_requeue(word, count, timeout, word2, Some(value3 as u32))
             }
+            libc::FUTEX_LOCK_PI => self.futex_lock(word, timeout, true),
+            libc::FUTEX_LOCK_PI2 => {
+                self.futex_lock(word, timeout, op & libc::FUTEX_CLOCK_REALTIME != 0)
+            }
+            libc::FUTEX_TRYLOCK_PI => self.futex_try_lock(word).map(|_| 0),
+            libc::FUTEX_UNLOCK_PI => self.futex_unlock(word),
             _ => Err(Errno::ENOSYS.into()),
         }
+    }
+
+    /// FUTEX_LOCK_PI: done if the lock is free, or once its owner has handed it over.
+    fn futex_lock(&mut self, word: u64, timeout: u64, realtime: bool) -> SysResult {
+        let tid = self.tid;
+        if self.state.futexes.woken.remove(&tid) {
+            return Ok(0);
+        }
+        let deadline = self.absolute_deadline(timeout, realtime)?;
+        let waits = self.state.futexes.key_of(tid).is_some();
+        if waits && deadline.is_some_and(|deadline| deadline <= super::now()) {
+            self.state.futexes.forget(tid);
+            return Err(Errno::ETIMEDOUT.into());
+        }
+        if !waits {
+            match self.futex_try_lock(word) {
+                Err(Stop::Errno(Errno::EAGAIN)) => {}
+                other => return other.map(|_| 0),
+            }
+            let key = self.futex_key(word, true)?;
+            let queue = self.state.futexes.queues.entry(key).or_default();
+            queue.push(Waiter {
+                tid,
+                bits: ANY,
+                inherits: true,
+            });
+        }
+        let channels = vec![self.thread().channel];
+        Err(Stop::Wait(Wait { channels, deadline }))
+    }
+
+    /// FUTEX_TRYLOCK_PI: EAGAIN if another thread has the lock, which is marked then: its owner will
+    /// come to the kernel to unlock it.
+    fn futex_try_lock(&mut self, word: u64) -> SysResult {
+        let tid = self.tid as u32;
+        let key = self.futex_key(word, true)?;
+        let waited_for = self.state.futexes.queues.contains_key(&key);
+        let memory = self.kernel.memory.clone();
+        let word = memory.half_word(key);
+        let mut value = word.load(Ordering::SeqCst);
+        loop {
+            let owner = value & FUTEX_TID_MASK;
+            if owner == tid {
+                return Err(Errno::EDEADLK.into());
+            }
+            if owner != 0 && !self.state.threads.contains_key(&(owner as i32)) {
+                return Err(Errno::ESRCH.into());
+            }
+            let waiters = if waited_for { FUTEX_WAITERS } else { 0 };
+            let next = match owner {
+                0 => value & FUTEX_OWNER_DIED | waiters | tid,
+                _ => value | FUTEX_WAITERS,
+            };
+            match word.compare_exchange(value, next, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) if owner == 0 => return Ok(0),
+                Ok(_) => return Err(Errno::EAGAIN.into()),
+                Err(now) => value = now,
+            }
+        }
+    }
+
+    /// FUTEX_UNLOCK_PI.
+    fn futex_unlock(&mut self, word: u64) -> SysResult {
+        let key = self.futex_key(word, true)?;
+        let value = self.kernel.memory.half_word(key).load(Ordering::SeqCst);
+        if value & FUTEX_TID_MASK != self.tid as u32 {
+            return Err(Errno::EPERM.into());
+        }
+        self.hand_over(key, 0);
+        Ok(0)
+    }
+
+    /// A lock that the caller owns goes to whoever has waited longest, or to nobody, with these bits.
+    fn hand_over(&mut self, key: u64, bits: u32) {
+        let next = self.state.futexes.take(key, 1, ANY).first().copied();
+        let more = self.state.futexes.queues.contains_key(&key);
+        let waiters = if more { FUTEX_WAITERS } else { 0 };
+        let value = next.map_or(0, |tid| tid as u32 | waiters) | bits;
+        // Ring 3 leaves a word alone that another thread owns, but for the bit that says it waits;
+        // whoever sets that asks the kernel then, and finds the new owner.
+        let word = self.kernel.memory.half_word(key);
+        word.store(value, Ordering::SeqCst);
+        self.wake_waiters(&next.into_iter().collect::<Vec<_>>());
     }
 
     fn futex_wait(
@@ -133,7 +246,7 @@ impl Call<'_> {
             false => self.absolute_deadline(timeout, realtime)?,
         };
         if self.state.futexes.key_of(tid).is_none() {
-            let key = self.futex_key(word)?;
+            let key = self.futex_key(word, false)?;
             if self.read_u32(word)? != value {
                 return Err(Errno::EAGAIN.into());
             }
@@ -142,7 +255,11 @@ impl Call<'_> {
                 .queues
                 .entry(key)
                 .or_default()
-                .push(Waiter { tid, bits });
+                .push(Waiter {
+                    tid,
+                    bits,
+                    inherits: false,
+                });
         } else if deadline.is_some_and(|deadline| deadline <= super::now()) {
             self.state.futexes.forget(tid);
             return Err(Errno::ETIMEDOUT.into());
@@ -153,16 +270,20 @@ impl Call<'_> {
 
     /// Wakes up to `count` waiters; returns how many.
     pub fn futex_wake(&mut self, word: u64, count: usize, bits: u32) -> SysResult {
-        let key = self.futex_key(word)?;
+        let key = self.futex_key(word, false)?;
         let woken = self.state.futexes.take(key, count, bits);
-        for tid in &woken {
+        self.wake_waiters(&woken);
+        Ok(woken.len() as u64)
+    }
+
+    fn wake_waiters(&mut self, woken: &[i32]) {
+        for tid in woken {
             self.state.futexes.woken.insert(*tid);
             if let Some(thread) = self.state.threads.get_mut(tid) {
                 thread.waiting = None;
                 thread.wakeup.notify_all();
             }
         }
-        Ok(woken.len() as u64)
     }
 
     fn futex_requeue(
@@ -178,18 +299,18 @@ impl Call<'_> {
         {
             return Err(Errno::EAGAIN.into());
         }
-        let (from, to) = (self.futex_key(word)?, self.futex_key(to)?);
+        let (from, to) = (self.futex_key(word, false)?, self.futex_key(to, false)?);
         let woken = self.futex_wake(word, wake, ANY)?;
         let at_most = (move_at_most as i32).max(0) as usize;
         Ok(woken + self.state.futexes.requeue(from, to, at_most) as u64)
     }
 
-    fn futex_key(&mut self, word: u64) -> Result<u64, Errno> {
+    fn futex_key(&mut self, word: u64, write: bool) -> Result<u64, Errno> {
         if !word.is_multiple_of(4) {
             return Err(Errno::EINVAL);
         }
         let mm = self.process().mm.clone();
-        let frame = lock(&mm).frame(word, false)?;
+        let frame = lock(&mm).frame(word, write)?;
         Ok(frame + word % crate::memory::PAGE)
     }
 
@@ -202,6 +323,12 @@ impl Call<'_> {
         if head != 0 {
             // A list that cannot be followed is the program's own doing.
             let _ = self.walk_robust_list(head);
+        }
+        for key in self.state.futexes.inheritable() {
+            let value = self.kernel.memory.half_word(key).load(Ordering::SeqCst);
+            if value & FUTEX_TID_MASK == tid as u32 {
+                self.hand_over(key, FUTEX_OWNER_DIED);
+            }
         }
         let clear = std::mem::take(&mut self.thread().clear_child_tid);
         if clear != 0 && self.write(clear, &[0; 4]).is_ok() {
@@ -217,24 +344,31 @@ impl Call<'_> {
                 break;
             }
             let [next] = self.read_words(entry & !1)?;
-            self.owner_died((entry & !1).wrapping_add(offset))?;
+            self.owner_died((entry & !1).wrapping_add(offset), entry & 1 != 0)?;
             entry = next;
         }
         if pending != 0 {
-            self.owner_died((pending & !1).wrapping_add(offset))?;
+            self.owner_died((pending & !1).wrapping_add(offset), pending & 1 != 0)?;
         }
         Ok(())
     }
 
-    fn owner_died(&mut self, word: u64) -> Result<(), Stop> {
-        let value = self.read_u32(word)?;
-        if value & FUTEX_TID_MASK != self.tid as u32 {
+    fn owner_died(&mut self, word: u64, inherits: bool) -> Result<(), Stop> {
+        let key = self.futex_key(word, true)?;
+        if inherits && self.state.futexes.queues.contains_key(&key) {
+            // It is handed over.
             return Ok(());
         }
-        let died = value & FUTEX_WAITERS | FUTEX_OWNER_DIED;
-        self.write(word, &died.to_le_bytes())?;
-        if value & FUTEX_WAITERS != 0 {
-            self.futex_wake(word, 1, ANY)?;
+        let memory = self.kernel.memory.clone();
+        let cell = memory.half_word(key);
+        let mut value = cell.load(Ordering::SeqCst);
+        while value & FUTEX_TID_MASK == self.tid as u32 {
+            let died = value & FUTEX_WAITERS | FUTEX_OWNER_DIED;
+            match cell.compare_exchange(value, died, Ordering::SeqCst, Ordering::SeqCst) {
+                Err(now) => value = now,
+                Ok(_) if value & FUTEX_WAITERS == 0 => break,
+                Ok(_) => return self.futex_wake(word, 1, ANY).map(|_| ()),
+            }
         }
         Ok(())
     }

@@ -1,14 +1,8 @@
 //! Calls that ask: who am I, what is this machine, and small settings.
 
-use super::{
-    call::{Call, NOFILE},
-    errno::Errno,
-    wait::SysResult,
-};
+use super::{call::Call, errno::Errno, sched::priority_range, wait::SysResult};
 
 const UTS_FIELD: usize = 65;
-const STACK_LIMIT: u64 = 8 << 20;
-const AFFINITY_MAX_BYTES: u64 = 128;
 const RANDOM_MAX: usize = 1 << 20;
 
 /// Fills `bytes` with the host's random numbers.
@@ -34,6 +28,12 @@ impl Call<'_> {
             libc::SYS_getpgid => self.group_of(int(0)).map(|group| group.0 as u64),
             libc::SYS_getsid => self.group_of(int(0)).map(|group| group.1 as u64),
             libc::SYS_setpgid => self.setpgid(int(0), int(1)),
+            libc::SYS_sched_rr_get_interval => self.round_robin(int(0), a[1]),
+            libc::SYS_personality => Ok(0),
+            libc::SYS_setreuid | libc::SYS_setregid | libc::SYS_setfsuid | libc::SYS_setfsgid => {
+                Ok(0)
+            }
+            libc::SYS_get_robust_list => self.get_robust_list(int(0), a[1], a[2]),
             libc::SYS_setsid => {
                 let pid = self.pid;
                 self.process().group = (pid, pid);
@@ -56,17 +56,21 @@ impl Call<'_> {
             libc::SYS_uname => self.uname(a[0]),
             libc::SYS_sysinfo => self.sysinfo(a[0]),
             libc::SYS_getrandom => self.getrandom(a[0], a[1] as usize),
-            libc::SYS_getrlimit => self.prlimit(int(0), 0, a[1]),
-            libc::SYS_prlimit64 => self.prlimit(int(1), a[2], a[3]),
-            libc::SYS_setrlimit => Ok(0),
-            libc::SYS_getrusage => self.zeros(a[1], size_of::<libc::rusage>()),
-            libc::SYS_times => self.zeros(a[0], 32),
+            libc::SYS_getrlimit => self.prlimit(0, int(0), 0, a[1]),
+            libc::SYS_setrlimit => self.prlimit(0, int(0), a[1], 0),
+            libc::SYS_prlimit64 => self.prlimit(int(0), int(1), a[2], a[3]),
+            libc::SYS_getrusage => self.getrusage(int(0), a[1]),
+            libc::SYS_times => self.times(a[0]),
             libc::SYS_sched_yield => Ok(0),
-            libc::SYS_sched_getaffinity => self.getaffinity(a[1], a[2]),
-            libc::SYS_sched_setaffinity | libc::SYS_sched_setscheduler => Ok(0),
-            libc::SYS_sched_getscheduler | libc::SYS_sched_getparam => Ok(0),
-            libc::SYS_sched_get_priority_max | libc::SYS_sched_get_priority_min => Ok(0),
-            libc::SYS_getcpu => self.zeros(a[0], 4),
+            libc::SYS_sched_getaffinity => self.getaffinity(int(0), a[1], a[2]),
+            libc::SYS_sched_setaffinity => self.setaffinity(int(0), a[1], a[2]),
+            libc::SYS_sched_getscheduler => self.scheduled(int(0)).map(|_| 0),
+            libc::SYS_sched_getparam => self.getparam(int(0), a[1]),
+            libc::SYS_sched_setscheduler => self.setscheduler(int(0), int(1), a[2]),
+            libc::SYS_sched_setparam => self.setscheduler(int(0), libc::SCHED_OTHER, a[1]),
+            libc::SYS_sched_get_priority_max => priority_range(int(0), 99),
+            libc::SYS_sched_get_priority_min => priority_range(int(0), 1),
+            libc::SYS_getcpu => self.getcpu(a[0], a[1]),
             libc::SYS_set_tid_address => {
                 self.thread().clear_child_tid = a[0];
                 Ok(self.tid as u64)
@@ -80,6 +84,22 @@ impl Call<'_> {
             libc::SYS_membarrier => self.membarrier(int(0)),
             _ => return None,
         })
+    }
+
+    fn round_robin(&mut self, tid: i32, to: u64) -> SysResult {
+        const SLICE_NANOS: u64 = 10_000_000;
+        self.scheduled(tid)?;
+        self.write_words(to, &[0, SLICE_NANOS])?;
+        Ok(0)
+    }
+
+    fn get_robust_list(&mut self, tid: i32, head: u64, len: u64) -> SysResult {
+        const HEAD_BYTES: u64 = 24;
+        let tid = self.scheduled(tid)?;
+        let list = self.state.thread(tid).robust_list;
+        self.write_words(head, &[list])?;
+        self.write_words(len, &[HEAD_BYTES])?;
+        Ok(0)
     }
 
     fn group_of(&mut self, pid: i32) -> Result<(i32, i32), super::wait::Stop> {
@@ -97,13 +117,6 @@ impl Call<'_> {
     fn getresuid(&mut self, a: [u64; 6]) -> SysResult {
         for address in &a[..3] {
             self.write(*address, &[0; 4])?;
-        }
-        Ok(0)
-    }
-
-    fn zeros(&mut self, to: u64, bytes: usize) -> SysResult {
-        if to != 0 {
-            self.write(to, &vec![0; bytes])?;
         }
         Ok(0)
     }
@@ -145,34 +158,6 @@ impl Call<'_> {
         random(&mut bytes);
         self.write(to, &bytes)?;
         Ok(bytes.len() as u64)
-    }
-
-    fn prlimit(&mut self, resource: i32, _new: u64, old: u64) -> SysResult {
-        let limit = match resource as u32 {
-            libc::RLIMIT_STACK => STACK_LIMIT,
-            libc::RLIMIT_NOFILE => NOFILE as u64,
-            libc::RLIMIT_CORE => 0,
-            0..16 => libc::RLIM_INFINITY,
-            _ => return Err(Errno::EINVAL.into()),
-        };
-        if old != 0 {
-            self.write_words(old, &[limit, limit])?;
-        }
-        Ok(0)
-    }
-
-    fn getaffinity(&mut self, bytes: u64, to: u64) -> SysResult {
-        let cores = self.kernel.cores.count();
-        let used = cores.div_ceil(64) as u64 * 8;
-        if bytes < used || !bytes.is_multiple_of(8) {
-            return Err(Errno::EINVAL.into());
-        }
-        let mut mask = vec![0_u8; used.min(AFFINITY_MAX_BYTES) as usize];
-        for core in 0..cores.min(mask.len() * 8) {
-            mask[core / 8] |= 1 << (core % 8);
-        }
-        self.write(to, &mask)?;
-        Ok(mask.len() as u64)
     }
 
     fn arch_prctl(&mut self, code: i32, value: u64) -> SysResult {

@@ -2,6 +2,7 @@
 
 use super::{
     call::Call,
+    device::UserMemory,
     errno::Errno,
     fs::{RegularFile, is_zero_device, shared_anonymous},
     mm::{Area, Backing},
@@ -20,10 +21,10 @@ impl Call<'_> {
             libc::SYS_mmap => self.mmap(a[0], a[1], int(2), int(3), int(4), a[5]),
             libc::SYS_munmap => self.munmap(a[0], a[1]),
             libc::SYS_mprotect => self.mprotect(a[0], a[1], int(2)),
-            libc::SYS_mremap => self.mremap(a[0], a[1], a[2], int(3)),
+            libc::SYS_mremap => self.mremap(a[0], a[1], a[2], int(3), a[4]),
             libc::SYS_madvise => self.madvise(a[0], a[1], int(2)),
             libc::SYS_brk => self.brk(a[0]),
-            libc::SYS_mincore => Err(Errno::ENOSYS.into()),
+            libc::SYS_mincore => self.mincore(a[0], a[1], a[2]),
             // Memory is never swapped, and files live in it.
             libc::SYS_mlock
             | libc::SYS_munlock
@@ -160,15 +161,48 @@ impl Call<'_> {
         Ok(0)
     }
 
-    fn mremap(&mut self, old: u64, old_len: u64, new_len: u64, flags: i32) -> SysResult {
-        if flags & !libc::MREMAP_MAYMOVE != 0 {
+    fn mremap(&mut self, old: u64, old_len: u64, new_len: u64, flags: i32, to: u64) -> SysResult {
+        let may_move = flags & libc::MREMAP_MAYMOVE != 0;
+        let fixed = flags & libc::MREMAP_FIXED != 0;
+        if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) != 0 || fixed && !may_move {
             return Err(Errno::EINVAL.into());
         }
         let (old, old_end) = page_range(old, old_len)?;
         let (_, new_len) = page_range(0, new_len)?;
         let mm = self.process().mm.clone();
-        let may_move = flags & libc::MREMAP_MAYMOVE != 0;
-        Ok(lock(&mm).remap(self.cpu, old, old_end - old, new_len, may_move)?)
+        let mut mm = lock(&mm);
+        if !fixed {
+            return Ok(mm.remap(self.cpu, old, old_end - old, new_len, may_move)?);
+        }
+        let (to, to_end) = page_range(to, new_len)?;
+        if to < old_end && old < to_end {
+            return Err(Errno::EINVAL.into());
+        }
+        Ok(mm.remap_to(self.cpu, old, old_end - old, to, new_len)?)
+    }
+
+    /// mincore(2): pages that have been touched are there.
+    fn mincore(&mut self, start: u64, len: u64, to: u64) -> SysResult {
+        if len == 0 {
+            return Ok(0);
+        }
+        let (start, end) = page_range(start, len)?;
+        if (end - start) / PAGE > self.kernel.memory.bytes() / PAGE {
+            return Err(Errno::ENOMEM.into());
+        }
+        let mm = self.process().mm.clone();
+        let mut mm = lock(&mm);
+        let mut there = vec![0_u8; ((end - start) / PAGE) as usize];
+        let mut at = start;
+        while at < end {
+            let (_, area) = mm.area(at).ok_or(Errno::ENOMEM)?;
+            at = area.end;
+        }
+        for (page, _) in mm.present(start, end) {
+            there[((page - start) / PAGE) as usize] = 1;
+        }
+        UserMemory::write(&mut *mm, to, &there)?;
+        Ok(0)
     }
 
     fn madvise(&mut self, start: u64, len: u64, advice: i32) -> SysResult {

@@ -398,6 +398,39 @@ impl AddressSpace {
             return Err(Errno::ENOMEM);
         }
         let new = self.find(new_len)?;
+        self.move_pages(cpu, rule, old, old_len, new, new_len)
+    }
+
+    /// mremap(2) with MREMAP_FIXED: to `new`, over whatever was there. The ranges are apart.
+    pub fn remap_to(
+        &mut self,
+        cpu: &mut dyn Cpu,
+        old: u64,
+        old_len: u64,
+        new: u64,
+        new_len: u64,
+    ) -> Result<u64, Errno> {
+        let (start, area) = self.area(old).ok_or(Errno::EFAULT)?;
+        if new < USER_START || old + old_len > area.end {
+            return Err(Errno::EFAULT);
+        }
+        let rule = area.advanced(old - start);
+        if new_len < old_len {
+            self.unmap(cpu, old + new_len, old + old_len)?;
+        }
+        self.unmap(cpu, new, new + new_len)?;
+        self.move_pages(cpu, rule, old, old_len.min(new_len), new, new_len)
+    }
+
+    fn move_pages(
+        &mut self,
+        cpu: &mut dyn Cpu,
+        rule: Area,
+        old: u64,
+        old_len: u64,
+        new: u64,
+        new_len: u64,
+    ) -> Result<u64, Errno> {
         self.insert(
             new,
             Area {

@@ -8,11 +8,11 @@
 //! |---|---|
 //! | [`state`] | processes, threads, who waits for what |
 //! | `run`, `cores` | a thread's life; how many run at once |
-//! | `call` | system calls by number |
+//! | [`syscalls`], `call` | system calls: what there is; from a number to a function and back |
 //! | `mm`, `memory_calls`, `user` | address spaces and the calls that change them |
 //! | `elf`, `exec`, `clone`, `exit` | programs and processes, from start to end |
 //! | [`checkpoint`] | processes to a stream and back |
-//! | `futex`, `signal`, `time`, `info` | the calls of those names |
+//! | `futex`, `signal`, `time`, `limits`, `sched`, `info` | the calls of those names |
 //! | [`fs`] | files |
 //! | `device`, `file` | how drivers outside this crate plug in |
 
@@ -30,11 +30,14 @@ pub mod file;
 pub mod fs;
 mod futex;
 mod info;
+pub mod limits;
 mod memory_calls;
 pub mod mm;
 mod run;
+mod sched;
 pub mod signal;
 pub mod state;
+pub mod syscalls;
 mod time;
 mod timers;
 pub mod wait;
@@ -132,6 +135,16 @@ impl Kernel {
         self.lock().vfs.write_file(path, bytes, mode)
     }
 
+    /// Puts something of the host's into the file system, with the directories on its way.
+    pub fn install(&self, path: &str, entry: fs::Entry) -> std::io::Result<()> {
+        self.lock().vfs.install(path, entry)
+    }
+
+    /// All bytes of a regular file.
+    pub fn read_file(&self, path: &str) -> Result<Vec<u8>, Errno> {
+        self.lock().vfs.read_all(path)
+    }
+
     /// Starts a program. The first one adopts orphans, as init does.
     pub fn spawn(self: &Arc<Self>, spawn: Spawn) -> Result<i32, Errno> {
         let mut mm = AddressSpace::new(&self.memory, &*self.platform)?;
@@ -165,6 +178,9 @@ impl Kernel {
             stopped_by: None,
             marked: None,
             timers: timers::Timers::default(),
+            limits: limits::Limits::default(),
+            ran: Duration::ZERO,
+            children_ran: Duration::ZERO,
             exe: start.exe,
             argv: spawn.argv,
         };

@@ -52,12 +52,15 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
             }
             thread.regs
         };
-        let exit = {
+        let (exit, ran) = {
             let _core = kernel.cores.take(kick.clone());
-            cpu.run(&mut regs)?
+            let start = now();
+            (cpu.run(&mut regs)?, now().saturating_sub(start))
         };
         let mut state = kernel.lock();
-        state.thread(*tid).regs = regs;
+        let thread = state.thread(*tid);
+        thread.regs = regs;
+        thread.ran = thread.ran.saturating_add(ran);
         match exit {
             Exit::Kicked => {}
             Exit::Syscall => *tid = call::run(kernel, state, *tid, &mut *cpu)?,

@@ -13,7 +13,9 @@ use super::{
     errno::Errno,
     fs::{FileTable, FsContext, Vfs},
     futex::Futexes,
+    limits::Limits,
     mm::AddressSpace,
+    sched::Affinity,
     signal::{Actions, AltStack, Pending, SigSet},
     timers::Timers,
     wait::{Channel, Wait},
@@ -86,6 +88,12 @@ pub struct Process {
     pub marked: Option<BTreeMap<u64, u64>>,
     /// Timers that send it signals.
     pub timers: Timers,
+    /// Resource limits.
+    pub limits: Limits,
+    /// Processor time of its threads that have ended.
+    pub ran: Duration,
+    /// Processor time of its children that it has waited for, and theirs.
+    pub children_ran: Duration,
     /// The program.
     pub exe: String,
     /// Its arguments.
@@ -136,6 +144,10 @@ pub struct Thread {
     pub must_end: bool,
     /// It has a vfork(2) child that has not released it.
     pub vfork_child: Option<i32>,
+    /// Time that it has spent in ring 3.
+    pub ran: Duration,
+    /// The cores that it wants.
+    pub affinity: Affinity,
 }
 
 impl Thread {
@@ -163,6 +175,8 @@ impl Thread {
             channel: Channel::new(),
             must_end: false,
             vfork_child: None,
+            ran: Duration::ZERO,
+            affinity: None,
         }
     }
 
@@ -196,7 +210,7 @@ pub struct State {
     next_id: i32,
     ids: (i32, i32),
     /// Calls that have been answered with ENOSYS.
-    pub unknown_calls: std::collections::BTreeSet<u64>,
+    pub unknown_calls: std::collections::BTreeSet<Option<u64>>,
     /// A host thread looks after timers.
     pub has_timer_thread: bool,
     /// The kernel is shut down.

@@ -45,9 +45,8 @@ impl Call<'_> {
     /// clock_gettime(2).
     pub fn clock_gettime(&mut self, clock: i32, to: u64) -> SysResult {
         let time = match clock {
-            libc::CLOCK_PROCESS_CPUTIME_ID | libc::CLOCK_THREAD_CPUTIME_ID => {
-                host_clock(libc::CLOCK_PROCESS_CPUTIME_ID)
-            }
+            libc::CLOCK_PROCESS_CPUTIME_ID => self.process_time(),
+            libc::CLOCK_THREAD_CPUTIME_ID => self.thread().ran,
             0..=11 => host_clock(clock),
             _ => return Err(Errno::EINVAL.into()),
         };

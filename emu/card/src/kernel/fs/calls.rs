@@ -39,6 +39,18 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         }),
         libc::SYS_fchown => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
         libc::SYS_fsync | libc::SYS_fdatasync => call.fsync(int(0)),
+        libc::SYS_fsetxattr
+        | libc::SYS_fgetxattr
+        | libc::SYS_flistxattr
+        | libc::SYS_fremovexattr => match call.files.get(int(0)) {
+            Ok(_) => Err(Errno::EOPNOTSUPP.into()),
+            Err(errno) => Err(errno.into()),
+        },
+        // Files are in memory: there is nothing to bring in or out (posix_fadvise(2)).
+        libc::SYS_fadvise64 | libc::SYS_readahead | libc::SYS_sync_file_range => {
+            call.regular(int(0), |_| Ok(0))
+        }
+        libc::SYS_syncfs => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
         libc::SYS_sync => Ok(0),
         libc::SYS_umask => {
             let before = call.fs.umask;

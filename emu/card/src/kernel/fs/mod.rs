@@ -3,8 +3,9 @@
 //! | file | what it is |
 //! |---|---|
 //! | `tree`, `names` | names: directories, links, devices, sockets |
+//! | `install` | what the host puts onto a card |
 //! | `inode`, `regular` | contents of regular files, in card memory |
-//! | `pipe`, `socket`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
+//! | `pipe`, `socket`, `passed`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
 //! | [`console`], `dev`, `proc`, `fd_names` | the host's ends; /dev; /proc |
 //! | `table` | descriptors |
 //! | `calls`, `paths`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
@@ -22,8 +23,10 @@ mod epoll;
 mod event;
 mod fd_names;
 mod inode;
+mod install;
 pub mod nameless;
 mod names;
+mod passed;
 mod paths;
 mod pipe;
 mod poll;
@@ -48,6 +51,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     dev::is_zero_device,
     inode::{Inode, Span, shared_anonymous},
+    install::Entry,
     proc::ProcInfo,
     regular::RegularFile,
     stat::{Stat, stat_of},
@@ -58,7 +62,7 @@ use super::{
     device::UserMemory,
     errno::Errno,
     file::Cx,
-    wait::{Stop, SysResult},
+    wait::{Stop, SysResult, Wait},
 };
 
 /// Most bytes that are read or written at once.
@@ -106,11 +110,26 @@ pub fn syscall(call: &mut FsCall, number: u64, args: [u64; 6]) -> Option<SysResu
         .or_else(|| timer::run(call, number, args))
         .or_else(|| poll::run(call, number, args))
         .or_else(|| socket_calls::run(call, number, args))?;
+    let result = match (result, socket_calls::timeout(call, number, args[0] as i32)) {
+        (Err(Stop::Wait(wait)), Some(timeout)) => within(call, wait, timeout),
+        (result, _) => result,
+    };
     Some(match result {
         // What has been moved counts for more than what went wrong then (write(2)).
         Err(Stop::Errno(_)) if *call.progress > 0 => Ok(*call.progress as u64),
         other => other,
     })
+}
+
+/// A wait that ends after `timeout` with EAGAIN (socket(7), SO_RCVTIMEO).
+fn within(call: &mut FsCall, mut wait: Wait, timeout: Duration) -> SysResult {
+    let end = call.cx.now.saturating_add(timeout);
+    let end = *call.deadline.get_or_insert(end);
+    if end <= call.cx.now {
+        return Err(Errno::EAGAIN.into());
+    }
+    wait.deadline = Some(wait.deadline.map_or(end, |deadline| deadline.min(end)));
+    Err(Stop::Wait(wait))
 }
 
 /// Reads a zero-terminated string of fewer than `max` bytes; a longer one is ENAMETOOLONG.

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     FsCall, Open, PATH_MAX, RegularFile, Stat,
+    pipe::Queue,
     proc::{self, ProcFile},
     read_c_string,
     regular::Directory,
@@ -33,6 +34,8 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_faccessat2 => call.access(int(0), a[1], int(2), int(3)),
         libc::SYS_mkdir => call.mkdir(AT_FDCWD, a[0]),
         libc::SYS_mkdirat => call.mkdir(int(0), a[1]),
+        libc::SYS_mknod => call.mknod(AT_FDCWD, a[0], a[1] as u32),
+        libc::SYS_mknodat => call.mknod(int(0), a[1], a[2] as u32),
         libc::SYS_rmdir => call.unlink(AT_FDCWD, a[0], true),
         libc::SYS_unlink => call.unlink(AT_FDCWD, a[0], false),
         libc::SYS_unlinkat => call.unlink(int(0), a[1], int(2) & libc::AT_REMOVEDIR != 0),
@@ -45,6 +48,13 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_symlinkat => call.symlink(a[0], int(1), a[2]),
         libc::SYS_readlink => call.readlink(AT_FDCWD, a[0], a[1], a[2] as usize),
         libc::SYS_readlinkat => call.readlink(int(0), a[1], a[2], a[3] as usize),
+        libc::SYS_setxattr | libc::SYS_getxattr | libc::SYS_listxattr | libc::SYS_removexattr => {
+            call.no_attributes(a[0], true)
+        }
+        libc::SYS_lsetxattr
+        | libc::SYS_lgetxattr
+        | libc::SYS_llistxattr
+        | libc::SYS_lremovexattr => call.no_attributes(a[0], false),
         libc::SYS_truncate => call.truncate(a[0], a[1]),
         libc::SYS_chmod => call.chmod(AT_FDCWD, a[0], a[1] as u32),
         libc::SYS_fchmodat => call.chmod(int(0), a[1], a[2] as u32),
@@ -171,6 +181,12 @@ impl FsCall<'_> {
         Ok(0)
     }
 
+    /// Calls of xattr(7): no file has attributes.
+    fn no_attributes(&mut self, at: u64, follow: bool) -> SysResult {
+        self.find_existing(AT_FDCWD, at, follow)?;
+        Err(Errno::EOPNOTSUPP.into())
+    }
+
     /// The same for a path, or with `AT_EMPTY_PATH` a descriptor.
     fn at_or_fd(&mut self, dirfd: i32, at: u64, flags: i32) -> SysResult {
         if flags & libc::AT_EMPTY_PATH != 0 && self.path(at)?.is_empty() {
@@ -231,6 +247,22 @@ impl FsCall<'_> {
         }
         let directory = Node::Directory(Default::default(), found.parent);
         self.vfs.add(found.parent, &found.name, directory)?;
+        Ok(0)
+    }
+
+    /// mknod(2): FIFOs and regular files. Devices are the card's own.
+    fn mknod(&mut self, dirfd: i32, at: u64, mode: u32) -> SysResult {
+        let found = self.find(dirfd, at, false)?;
+        if found.node.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        let bits = mode & 0o7777 & !self.fs.umask;
+        let node = match mode & libc::S_IFMT {
+            libc::S_IFIFO => Node::Fifo(Queue::closed(), bits),
+            0 | libc::S_IFREG => Node::File(self.vfs.new_inode(bits)),
+            _ => return Err(Errno::EPERM.into()),
+        };
+        self.vfs.add(found.parent, &found.name, node)?;
         Ok(0)
     }
 
@@ -341,9 +373,7 @@ impl FsCall<'_> {
 
     fn chmod(&mut self, dirfd: i32, at: u64, mode: u32) -> SysResult {
         let node = self.find(dirfd, at, true)?.node.ok_or(Errno::ENOENT)?;
-        if let Some(Node::File(inode)) = self.vfs.node(node) {
-            inode.set_mode(mode);
-        }
+        self.vfs.set_mode(node, mode);
         Ok(0)
     }
 

@@ -1,4 +1,4 @@
-//! Pipes, and the byte queue that sockets are made of too.
+//! Pipes, with a name (fifo(7)) or without, and the byte queue that sockets are made of too.
 
 use std::{
     any::Any,
@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use super::{passed::Passed, table};
 use crate::kernel::{
     errno::Errno,
     file::{Cx, Description, File, PollMask},
@@ -17,6 +18,9 @@ pub const CAPACITY: usize = 64 << 10;
 /// Writes up to this many bytes are atomic (pipe(7), PIPE_BUF).
 const ATOMIC_BYTES: usize = 4096;
 
+/// Most messages in a queue of messages.
+const MESSAGES_MAX: usize = 1024;
+
 /// One direction of a stream.
 pub struct Queue {
     inner: Mutex<Inner>,
@@ -26,8 +30,18 @@ pub struct Queue {
 
 struct Inner {
     bytes: VecDeque<u8>,
-    reader: bool,
-    writer: bool,
+    /// Lengths of the messages in it, if it keeps them apart (unix(7), SOCK_SEQPACKET).
+    messages: Option<VecDeque<usize>>,
+    /// Ends that are open.
+    readers: usize,
+    writers: usize,
+    /// How often an end was opened so far.
+    readers_ever: u64,
+    writers_ever: u64,
+    /// Bytes that were taken out so far.
+    taken: u64,
+    /// Descriptors on their way, each group with the position of its byte (unix(7), SCM_RIGHTS).
+    passed: VecDeque<(u64, Passed)>,
     /// How often something came in, or the writer went.
     arrivals: u64,
     /// How often room was made where there was too little, or the reader went.
@@ -37,10 +51,29 @@ struct Inner {
 impl Queue {
     /// An empty queue with both ends open.
     pub fn new() -> Arc<Self> {
+        Self::with_ends(1, None)
+    }
+
+    /// The same, for messages that are read one by one.
+    pub fn of_messages() -> Arc<Self> {
+        Self::with_ends(1, Some(VecDeque::new()))
+    }
+
+    /// An empty queue that nobody has open: a FIFO.
+    pub fn closed() -> Arc<Self> {
+        Self::with_ends(0, None)
+    }
+
+    fn with_ends(count: usize, messages: Option<VecDeque<usize>>) -> Arc<Self> {
         let inner = Inner {
             bytes: VecDeque::new(),
-            reader: true,
-            writer: true,
+            messages,
+            readers: count,
+            writers: count,
+            readers_ever: count as u64,
+            writers_ever: count as u64,
+            taken: 0,
+            passed: VecDeque::new(),
             arrivals: 0,
             departures: 0,
         };
@@ -57,24 +90,54 @@ impl Queue {
     /// Takes up to `max` bytes; empty at the end of the stream.
     pub fn read(&self, cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
         let mut inner = self.lock();
-        if inner.bytes.is_empty() && inner.writer && max > 0 {
+        if inner.is_empty() && inner.writers > 0 && max > 0 {
             return Err(wait(cx, self.channel));
         }
         if !inner.is_writable() {
             inner.departures += 1;
         }
-        let count = max.min(inner.bytes.len());
-        let bytes = inner.bytes.drain(..count).collect();
+        let lost = inner.collect();
+        // Not beyond the next descriptors: each group belongs to one read.
+        let (taken, next) = (
+            inner.taken,
+            inner.passed.iter().find(|(at, _)| *at > inner.taken),
+        );
+        let border = next.map_or(usize::MAX, |(at, _)| (at - taken) as usize);
+        let message = inner.messages.as_mut().and_then(VecDeque::pop_front);
+        // What a reader has no room for of a message is lost.
+        let count = message.unwrap_or_else(|| max.min(inner.bytes.len()).min(border));
+        let mut bytes: Vec<u8> = inner.bytes.drain(..count).collect();
+        bytes.truncate(max);
+        inner.taken += count as u64;
+        drop(inner);
+        release(lost, cx.wake);
         (cx.wake)(self.channel);
         Ok(bytes)
+    }
+
+    /// The descriptors that came with the bytes of the last read.
+    pub fn collect(&self) -> Vec<Passed> {
+        self.lock().collect()
+    }
+
+    /// Descriptors that go with the first of the last `count` bytes.
+    pub fn pass(&self, passed: Passed, count: usize) {
+        let mut inner = self.lock();
+        let at = inner.taken + inner.bytes.len().saturating_sub(count) as u64;
+        inner.passed.push_back((at, passed));
     }
 
     /// Copies up to `max` bytes and leaves them there (recv(2), MSG_PEEK).
     pub fn peek(&self, cx: &Cx, max: usize) -> SysResult<Vec<u8>> {
         let inner = self.lock();
-        if inner.bytes.is_empty() && inner.writer && max > 0 {
+        if inner.is_empty() && inner.writers > 0 && max > 0 {
             return Err(wait(cx, self.channel));
         }
+        let first = inner
+            .messages
+            .as_ref()
+            .and_then(|messages| messages.front());
+        let max = first.map_or(max, |len| max.min(*len));
         Ok(inner.bytes.iter().take(max).copied().collect())
     }
 
@@ -82,8 +145,11 @@ impl Queue {
     /// atomic waits for room for all of it.
     pub fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
         let mut inner = self.lock();
-        if !inner.reader {
+        if inner.readers == 0 {
             return Err(Errno::EPIPE.into());
+        }
+        if inner.messages.is_some() {
+            return self.write_message(inner, cx, data);
         }
         let room = CAPACITY - inner.bytes.len();
         let part = match data.len() {
@@ -100,16 +166,44 @@ impl Queue {
         Ok(part)
     }
 
+    fn write_message(
+        &self,
+        mut inner: MutexGuard<'_, Inner>,
+        cx: &mut Cx,
+        data: &[u8],
+    ) -> SysResult<usize> {
+        if data.len() > CAPACITY {
+            return Err(Errno::EMSGSIZE.into());
+        }
+        let room = CAPACITY - inner.bytes.len();
+        match &mut inner.messages {
+            Some(messages) if messages.len() < MESSAGES_MAX && data.len() <= room => {
+                messages.push_back(data.len());
+            }
+            _ => return Err(wait(cx, self.channel)),
+        }
+        inner.bytes.extend(data);
+        inner.arrivals += 1;
+        (cx.wake)(self.channel);
+        Ok(data.len())
+    }
+
     /// Whether a read would not wait, and whether the writer is gone.
     pub fn readable(&self) -> (bool, bool) {
         let inner = self.lock();
-        (!inner.bytes.is_empty() || !inner.writer, !inner.writer)
+        (
+            !inner.bytes.is_empty() || inner.writers == 0,
+            inner.writers == 0,
+        )
     }
 
     /// Whether a write would not wait, and whether the reader is gone.
     pub fn writable(&self) -> (bool, bool) {
         let inner = self.lock();
-        (inner.is_writable() || !inner.reader, !inner.reader)
+        (
+            inner.is_writable() || inner.readers == 0,
+            inner.readers == 0,
+        )
     }
 
     /// How often it became readable (`File::edges`).
@@ -142,24 +236,53 @@ impl Queue {
     /// Puts the bytes of a snapshot back.
     pub fn restore(&self, bytes: &[u8]) {
         let mut inner = self.lock();
-        // A snapshot may say anything; a queue never holds more than its capacity.
-        let part = bytes.len().min(CAPACITY - inner.bytes.len());
-        inner.bytes.extend(&bytes[..part]);
+        // Every end that reads says what is in it. A queue never holds more than its capacity.
+        if inner.bytes.is_empty() {
+            inner.bytes.extend(&bytes[..bytes.len().min(CAPACITY)]);
+        }
     }
 
-    /// The reading end closes.
+    /// Who has opened an end so far: readers, writers.
+    fn ever(&self) -> (u64, u64) {
+        let inner = self.lock();
+        (inner.readers_ever, inner.writers_ever)
+    }
+
+    /// Whether nobody reads from it.
+    pub fn has_no_reader(&self) -> bool {
+        self.lacks(false)
+    }
+
+    /// Whether nobody has an end of this kind open.
+    fn lacks(&self, writers: bool) -> bool {
+        let inner = self.lock();
+        0 == if writers {
+            inner.writers
+        } else {
+            inner.readers
+        }
+    }
+
+    /// A reading end closes. (A socket's may have been shut down before.)
     pub fn close_reader(&self, wake: &mut dyn FnMut(Channel)) {
         let mut inner = self.lock();
-        inner.reader = false;
+        inner.readers = inner.readers.saturating_sub(1);
+        inner.forget_unreachable();
         inner.departures += 1;
+        let lost = match inner.readers {
+            0 => std::mem::take(&mut inner.passed),
+            _ => VecDeque::new(),
+        };
         drop(inner);
+        release(lost.into_iter().map(|(_, passed)| passed), wake);
         wake(self.channel);
     }
 
-    /// The writing end closes.
+    /// A writing end closes.
     pub fn close_writer(&self, wake: &mut dyn FnMut(Channel)) {
         let mut inner = self.lock();
-        inner.writer = false;
+        inner.writers = inner.writers.saturating_sub(1);
+        inner.forget_unreachable();
         inner.arrivals += 1;
         drop(inner);
         wake(self.channel);
@@ -167,8 +290,40 @@ impl Queue {
 }
 
 impl Inner {
+    /// What nobody took before the last end was closed is gone (fifo(7)).
+    fn forget_unreachable(&mut self) {
+        if self.readers == 0 && self.writers == 0 {
+            self.bytes.clear();
+        }
+    }
+
+    /// Descriptors whose bytes have been read.
+    fn collect(&mut self) -> Vec<Passed> {
+        let read = |(at, _): &(u64, Passed)| *at < self.taken;
+        let count = self.passed.iter().take_while(|passed| read(passed)).count();
+        self.passed
+            .drain(..count)
+            .map(|(_, passed)| passed)
+            .collect()
+    }
+
+    /// Whether there is nothing to read, not even an empty message.
+    fn is_empty(&self) -> bool {
+        match &self.messages {
+            Some(messages) => messages.is_empty(),
+            None => self.bytes.is_empty(),
+        }
+    }
+
     fn is_writable(&self) -> bool {
         CAPACITY - self.bytes.len() >= ATOMIC_BYTES
+    }
+}
+
+/// Descriptors that nobody will get are closed.
+pub fn release(passed: impl IntoIterator<Item = Passed>, wake: &mut dyn FnMut(Channel)) {
+    for open in passed.into_iter().flat_map(Passed::into_files) {
+        table::release(open, wake);
     }
 }
 
@@ -180,34 +335,100 @@ fn wait(cx: &Cx, channel: Channel) -> Stop {
     }
 }
 
-/// One end of a pipe.
+/// One end of a pipe, or with O_RDWR of a FIFO both.
 pub struct PipeEnd {
     queue: Arc<Queue>,
+    reads: bool,
     writes: bool,
+    /// How many readers and writers had come and gone when it was opened, if none was there.
+    met: (u64, u64),
 }
 
 /// A pipe: reading end, writing end.
 pub fn pipe() -> (Arc<PipeEnd>, Arc<PipeEnd>) {
     let queue = Queue::new();
-    let end = |writes| {
-        Arc::new(PipeEnd {
-            queue: queue.clone(),
-            writes,
-        })
-    };
-    (end(false), end(true))
+    (
+        PipeEnd::over(queue.clone(), true, false),
+        PipeEnd::over(queue, false, true),
+    )
 }
 
 impl PipeEnd {
-    /// One end over an existing queue (a restored pipe).
-    pub fn over(queue: Arc<Queue>, writes: bool) -> Arc<Self> {
-        Arc::new(Self { queue, writes })
+    /// An end that its queue has counted (of a new pipe).
+    fn over(queue: Arc<Queue>, reads: bool, writes: bool) -> Arc<Self> {
+        Arc::new(Self {
+            queue,
+            reads,
+            writes,
+            met: (0, 0),
+        })
+    }
+
+    /// A FIFO is opened.
+    pub fn open(
+        queue: &Arc<Queue>,
+        reads: bool,
+        writes: bool,
+        wake: &mut dyn FnMut(Channel),
+    ) -> Arc<Self> {
+        let (readers, writers) = queue.ever();
+        // Who is there now is one whose leaving is noticed.
+        let met = |ever, lacking| if lacking { ever } else { 0 };
+        let met = (
+            met(readers, queue.lacks(false)),
+            met(writers, queue.lacks(true)),
+        );
+        Self::another(queue, reads, writes, met, wake)
+    }
+
+    /// An end of a pipe that is restored, whose other ends have been there.
+    pub fn restored(
+        queue: &Arc<Queue>,
+        reads: bool,
+        writes: bool,
+        wake: &mut dyn FnMut(Channel),
+    ) -> Arc<Self> {
+        Self::another(queue, reads, writes, (0, 0), wake)
+    }
+
+    fn another(
+        queue: &Arc<Queue>,
+        reads: bool,
+        writes: bool,
+        met: (u64, u64),
+        wake: &mut dyn FnMut(Channel),
+    ) -> Arc<Self> {
+        let mut inner = queue.lock();
+        inner.readers += usize::from(reads);
+        inner.writers += usize::from(writes);
+        inner.readers_ever += u64::from(reads);
+        inner.writers_ever += u64::from(writes);
+        drop(inner);
+        wake(queue.channel);
+        Arc::new(Self {
+            queue: queue.clone(),
+            reads,
+            writes,
+            met,
+        })
+    }
+
+    /// Whether it is an end of this queue.
+    pub fn is_of(&self, queue: &Arc<Queue>) -> bool {
+        Arc::ptr_eq(&self.queue, queue)
+    }
+
+    /// Whether open(2) waits no more: the other end is open, or has been since.
+    pub fn has_partner(&self) -> bool {
+        let ever = self.queue.ever();
+        self.reads && (ever.1 > self.met.1 || !self.queue.lacks(true))
+            || self.writes && (ever.0 > self.met.0 || !self.queue.lacks(false))
     }
 }
 
 impl File for PipeEnd {
     fn read(&self, cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
-        if self.writes {
+        if !self.reads {
             return Err(Errno::EBADF.into());
         }
         self.queue.read(cx, max)
@@ -232,24 +453,22 @@ impl File for PipeEnd {
     }
 
     fn poll(&self) -> PollMask {
+        let mut ready = 0;
         if self.writes {
-            let (ready, broken) = self.queue.writable();
-            mask(ready, libc::POLLOUT) | mask(broken, libc::POLLERR)
-        } else {
-            let (ready, over) = self.queue.readable();
-            mask(
-                ready && !(over && self.queue.contents().is_empty()),
-                libc::POLLIN,
-            ) | mask(over, libc::POLLHUP)
+            let (writable, broken) = self.queue.writable();
+            ready |= mask(writable, libc::POLLOUT) | mask(broken, libc::POLLERR);
         }
+        if self.reads {
+            // A FIFO that no writer has opened yet is not at its end.
+            let over = self.queue.lacks(true) && self.queue.ever().1 > self.met.1;
+            ready |= mask(self.queue.len() > 0, libc::POLLIN) | mask(over, libc::POLLHUP);
+        }
+        ready
     }
 
     fn edges(&self, _events: PollMask) -> u64 {
-        if self.writes {
-            self.queue.departures()
-        } else {
-            self.queue.arrivals()
-        }
+        let count = |on: bool, count: u64| if on { count } else { 0 };
+        count(self.writes, self.queue.departures()) + count(self.reads, self.queue.arrivals())
     }
 
     fn channels(&self) -> Vec<Channel> {
@@ -259,7 +478,8 @@ impl File for PipeEnd {
     fn release(&self, wake: &mut dyn FnMut(Channel)) {
         if self.writes {
             self.queue.close_writer(wake);
-        } else {
+        }
+        if self.reads {
             self.queue.close_reader(wake);
         }
     }
@@ -267,11 +487,11 @@ impl File for PipeEnd {
     fn describe(&self) -> Description {
         Description::Pipe {
             id: Arc::as_ptr(&self.queue) as u64,
-            write_end: self.writes,
-            bytes: if self.writes {
-                Vec::new()
-            } else {
-                self.queue.contents()
+            reads: self.reads,
+            writes: self.writes,
+            bytes: match self.reads {
+                true => self.queue.contents(),
+                false => Vec::new(),
             },
         }
     }
@@ -284,4 +504,69 @@ impl File for PipeEnd {
 /// `bit` if `on`.
 pub fn mask(on: bool, bit: PollMask) -> PollMask {
     if on { bit } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kernel::{
+        errno::Errno,
+        fs::test_kit::{Kit, error, is_wait},
+    };
+
+    const FIFO: &str = "/tmp/fifo";
+
+    fn with_fifo() -> Kit {
+        let mut kit = Kit::new();
+        let path = kit.path(FIFO);
+        let mode = (libc::S_IFIFO | 0o600).into();
+        assert_eq!(kit.call(libc::SYS_mknod, &[path, mode]), Ok(0));
+        assert_eq!(
+            kit.call(libc::SYS_mknod, &[path, mode]),
+            error(Errno::EEXIST)
+        );
+        kit
+    }
+
+    #[test]
+    fn an_end_of_a_fifo_waits_for_the_other() {
+        let mut kit = with_fifo();
+        assert_eq!(
+            kit.open(FIFO, libc::O_WRONLY | libc::O_NONBLOCK),
+            error(Errno::ENXIO)
+        );
+        let read = kit.open(FIFO, libc::O_RDONLY | libc::O_NONBLOCK).unwrap();
+        let write = kit.open(FIFO, libc::O_WRONLY).unwrap();
+        assert_eq!(kit.call(libc::SYS_write, &[write, 0x2000, 5]), Ok(5));
+        kit.call(libc::SYS_close, &[write]).unwrap();
+        assert_eq!(kit.call(libc::SYS_read, &[read, 0x3000, 9]), Ok(5));
+        assert_eq!(kit.call(libc::SYS_read, &[read, 0x3000, 9]), Ok(0));
+        // Both ends at once wait for nobody.
+        kit.open(FIFO, libc::O_RDWR).unwrap();
+    }
+
+    #[test]
+    fn an_open_that_is_given_up_leaves_no_end() {
+        let mut kit = with_fifo();
+        assert!(is_wait(&kit.open(FIFO, libc::O_RDONLY)));
+        kit.vfs.abandon_open(1, &mut |_| {});
+        assert_eq!(
+            kit.open(FIFO, libc::O_WRONLY | libc::O_NONBLOCK),
+            error(Errno::ENXIO)
+        );
+    }
+
+    #[test]
+    fn a_fifo_is_at_its_end_when_its_last_writer_has_gone() {
+        let mut kit = with_fifo();
+        let read = kit.open(FIFO, libc::O_RDONLY | libc::O_NONBLOCK).unwrap();
+        let hangs_up = |kit: &Kit| {
+            let open = kit.files.get(read as i32).unwrap();
+            open.file.poll() & libc::POLLHUP != 0
+        };
+        assert!(!hangs_up(&kit), "nobody has been there");
+        let write = kit.open(FIFO, libc::O_WRONLY).unwrap();
+        assert!(!hangs_up(&kit));
+        kit.call(libc::SYS_close, &[write]).unwrap();
+        assert!(hangs_up(&kit));
+    }
 }

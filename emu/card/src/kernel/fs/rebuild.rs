@@ -125,7 +125,11 @@ pub fn rebuild(
             watch_again(&table, image.fd, watched);
         }
     }
-    close_lonely_ends(images, &queues, cx);
+    // What a new queue has of its own; a pipe of which not every end was captured is at its end.
+    for queue in queues.values() {
+        queue.close_reader(cx.wake);
+        queue.close_writer(cx.wake);
+    }
     Ok(table)
 }
 
@@ -186,12 +190,13 @@ fn one(
         }
         Description::Pipe {
             id,
-            write_end,
+            reads,
+            writes,
             bytes,
         } => {
             let queue = queues.entry(*id).or_insert_with(Queue::new);
             queue.restore(bytes);
-            PipeEnd::over(queue.clone(), *write_end)
+            PipeEnd::restored(queue, *reads, *writes, cx.wake)
         }
         Description::Event { count, flags } => Event::new(*count, *flags),
         Description::Timer {
@@ -220,24 +225,6 @@ fn watch_again(table: &FileTable, epfd: i32, watched: &[(i32, u32, u64)]) {
         if let Ok(open) = table.get(*fd) {
             // The table holds it, and a new instance watches nothing twice.
             let _ = epoll.control(libc::EPOLL_CTL_ADD, *fd, &open, *events, *data);
-        }
-    }
-}
-
-/// A pipe of which only one end was captured has lost its other end.
-fn close_lonely_ends(images: &[FileImage], queues: &BTreeMap<u64, Arc<Queue>>, cx: &mut Cx) {
-    for (id, queue) in queues {
-        let has = |wanted: bool| {
-            images.iter().any(|image| {
-                matches!(&image.description, Description::Pipe { id: other, write_end, .. }
-                    if other == id && *write_end == wanted)
-            })
-        };
-        if !has(false) {
-            queue.close_reader(cx.wake);
-        }
-        if !has(true) {
-            queue.close_writer(cx.wake);
         }
     }
 }

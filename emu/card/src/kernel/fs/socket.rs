@@ -1,9 +1,11 @@
-//! Unix stream sockets (unix(7)).
+//! Connected sockets: streams and messages of unix(7), and streams of tcp(7) as far as 127.0.0.1
+//! reaches.
 
 use std::{
     any::Any,
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use super::pipe::{Queue, mask};
@@ -20,6 +22,9 @@ const BACKLOG_MAX: usize = 128;
 pub struct Listener {
     inner: Mutex<Backlog>,
     channel: Channel,
+    kind: i32,
+    /// Its address, as getsockname(2) tells it.
+    name: OnceLock<Vec<u8>>,
 }
 
 struct Backlog {
@@ -32,8 +37,12 @@ struct Backlog {
 
 /// A connected socket: what it reads and what its peer reads.
 pub struct Stream {
-    incoming: Arc<Queue>,
-    outgoing: Arc<Queue>,
+    /// What it reads.
+    pub incoming: Arc<Queue>,
+    /// What its peer reads.
+    pub outgoing: Arc<Queue>,
+    /// Its own address and its peer's; empty: it has none.
+    names: [Vec<u8>; 2],
 }
 
 enum State {
@@ -46,49 +55,60 @@ enum State {
 
 /// A socket, in any of its states.
 pub struct Socket {
+    /// `AF_UNIX` or `AF_INET`.
+    pub domain: i32,
+    /// `SOCK_STREAM` or `SOCK_SEQPACKET`.
+    pub kind: i32,
     state: Mutex<State>,
+    /// How long a call waits to receive, and to send (SO_RCVTIMEO, SO_SNDTIMEO).
+    timeouts: Mutex<[Option<Duration>; 2]>,
     /// Woken when the state changes.
     channel: Channel,
 }
 
 /// Two connected sockets (socketpair(2)).
-pub fn pair() -> (Arc<Socket>, Arc<Socket>) {
-    let (one, other) = streams();
-    (
-        Socket::in_state(State::Connected(one)),
-        Socket::in_state(State::Connected(other)),
-    )
+pub fn pair(kind: i32) -> (Arc<Socket>, Arc<Socket>) {
+    let (one, other) = streams(kind, Vec::new(), Vec::new());
+    let connected = |stream| Socket::in_state(libc::AF_UNIX, kind, State::Connected(stream));
+    (connected(one), connected(other))
 }
 
-fn streams() -> (Arc<Stream>, Arc<Stream>) {
-    let (there, back) = (Queue::new(), Queue::new());
-    let one = Arc::new(Stream {
-        incoming: there.clone(),
-        outgoing: back.clone(),
-    });
-    (
-        one,
+/// Two ends and their addresses.
+fn streams(kind: i32, one: Vec<u8>, other: Vec<u8>) -> (Arc<Stream>, Arc<Stream>) {
+    let (there, back) = match kind {
+        libc::SOCK_SEQPACKET => (Queue::of_messages(), Queue::of_messages()),
+        _ => (Queue::new(), Queue::new()),
+    };
+    let stream = |incoming: &Arc<Queue>, outgoing: &Arc<Queue>, names| {
         Arc::new(Stream {
-            incoming: back,
-            outgoing: there,
-        }),
+            incoming: incoming.clone(),
+            outgoing: outgoing.clone(),
+            names,
+        })
+    };
+    (
+        stream(&there, &back, [one.clone(), other.clone()]),
+        stream(&back, &there, [other, one]),
     )
 }
 
 impl Socket {
     /// A socket that is not connected.
-    pub fn new() -> Arc<Self> {
-        Self::in_state(State::New)
+    pub fn new(domain: i32, kind: i32) -> Arc<Self> {
+        Self::in_state(domain, kind, State::New)
     }
 
     /// A socket whose peer has gone, in a restored process.
     pub fn reset() -> Arc<Self> {
-        Self::in_state(State::Reset)
+        Self::in_state(libc::AF_UNIX, libc::SOCK_STREAM, State::Reset)
     }
 
-    fn in_state(state: State) -> Arc<Self> {
+    fn in_state(domain: i32, kind: i32, state: State) -> Arc<Self> {
         Arc::new(Self {
+            domain,
+            kind,
             state: Mutex::new(state),
+            timeouts: Mutex::default(),
             channel: Channel::new(),
         })
     }
@@ -97,10 +117,31 @@ impl Socket {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// bind(2): `name` puts the listener under its name.
+    /// How long a call waits to receive (0) or to send (1).
+    pub fn timeout(&self, direction: usize) -> Option<Duration> {
+        self.timeouts.lock().unwrap_or_else(PoisonError::into_inner)[direction]
+    }
+
+    /// Sets how long a call waits; `None`: for ever.
+    pub fn set_timeout(&self, direction: usize, timeout: Option<Duration>) {
+        let mut timeouts = self.timeouts.lock().unwrap_or_else(PoisonError::into_inner);
+        timeouts[direction] = timeout;
+    }
+
+    /// Its own address, or its peer's; empty if it has none.
+    pub fn name(&self, peer: bool) -> Result<Vec<u8>, Errno> {
+        match &*self.lock() {
+            State::Connected(stream) => Ok(stream.names[usize::from(peer)].clone()),
+            _ if peer => Err(Errno::ENOTCONN),
+            State::Bound(listener) => Ok(listener.name()),
+            State::New | State::Reset => Ok(Vec::new()),
+        }
+    }
+
+    /// bind(2): `name` puts the listener under its name, and returns its address.
     pub fn bind(
         &self,
-        name: impl FnOnce(&Arc<Listener>) -> Result<(), Errno>,
+        name: impl FnOnce(&Arc<Listener>) -> Result<Vec<u8>, Errno>,
     ) -> Result<(), Errno> {
         let mut state = self.lock();
         let State::New = *state else {
@@ -114,8 +155,11 @@ impl Socket {
                 arrivals: 0,
             }),
             channel: self.channel,
+            kind: self.kind,
+            name: OnceLock::new(),
         });
-        name(&listener)?;
+        let name = name(&listener)?;
+        listener.name.get_or_init(|| name);
         *state = State::Bound(listener);
         Ok(())
     }
@@ -141,19 +185,26 @@ impl Socket {
             return Err(Errno::EINVAL.into());
         }
         match backlog.waiting.pop_front() {
-            Some(stream) => Ok(Self::in_state(State::Connected(stream))),
+            Some(stream) => Ok(Self::in_state(
+                self.domain,
+                self.kind,
+                State::Connected(stream),
+            )),
             None if nonblock => Err(Errno::EAGAIN.into()),
             None => Err(Stop::wait(self.channel)),
         }
     }
 
-    /// connect(2): done at once if there is room in the backlog.
-    pub fn connect(&self, to: &Listener, cx: &mut Cx) -> SysResult<()> {
+    /// connect(2), from address `own`: done at once if there is room in the backlog.
+    pub fn connect(&self, to: &Listener, own: Vec<u8>, cx: &mut Cx) -> SysResult<()> {
         let mut state = self.lock();
         match &*state {
             State::New => {}
             State::Connected(_) => return Err(Errno::EISCONN.into()),
             _ => return Err(Errno::EINVAL.into()),
+        }
+        if self.kind != to.kind {
+            return Err(Errno::EPROTOTYPE.into());
         }
         let mut backlog = to.lock();
         if !backlog.open || backlog.limit == 0 {
@@ -165,7 +216,7 @@ impl Socket {
                 false => Stop::wait(to.channel),
             });
         }
-        let (one, other) = streams();
+        let (one, other) = streams(self.kind, own, to.name());
         backlog.waiting.push_back(other);
         backlog.arrivals += 1;
         *state = State::Connected(one);
@@ -210,6 +261,10 @@ impl Socket {
 }
 
 impl Listener {
+    fn name(&self) -> Vec<u8> {
+        self.name.get().cloned().unwrap_or_default()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Backlog> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

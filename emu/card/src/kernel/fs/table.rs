@@ -187,9 +187,9 @@ impl FileTable {
     }
 }
 
-/// Runs the file's `release` if this was the last reference. All references live in tables, and
-/// tables are only touched under the kernel lock.
-fn release(open: Arc<Open>, wake: &mut dyn FnMut(Channel)) {
+/// Runs the file's `release` if this was the last reference. All references live in tables, or are on
+/// their way from one to another, and are only touched under the kernel lock.
+pub fn release(open: Arc<Open>, wake: &mut dyn FnMut(Channel)) {
     if let Some(open) = Arc::into_inner(open) {
         open.file.release(wake);
     }

@@ -9,6 +9,8 @@ use super::{
     FsContext, PATH_MAX, Stat, dev, fd_names,
     inode::Inode,
     names::Names,
+    passed::InFlight,
+    pipe::{PipeEnd, Queue},
     proc::{self, ProcFile},
     regular::{Directory, RegularFile},
     socket::Listener,
@@ -18,7 +20,7 @@ use crate::{
         device::CharDevice,
         errno::Errno,
         file::{Cx, File},
-        wait::SysResult,
+        wait::{Channel, Stop, SysResult},
     },
     memory::CardMemory,
 };
@@ -31,6 +33,15 @@ const NAME_MAX: usize = 255;
 /// Symbolic links followed in one path (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 const ROOT: u64 = 1;
+/// Ports for whoever wants any (ip_local_port_range).
+const EPHEMERAL_PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+
+/// What the C library looks up: the card's only user and group, and its own name.
+const CONFIGURATION: [(&str, &str); 3] = [
+    ("/etc/passwd", "root:x:0:0:root:/:/bin/sh\n"),
+    ("/etc/group", "root:x:0:\n"),
+    ("/etc/hosts", "127.0.0.1 localhost\n"),
+];
 
 /// What a name stands for.
 pub enum Node {
@@ -44,6 +55,8 @@ pub enum Node {
     Device(Arc<dyn CharDevice>),
     /// A Unix socket that listens, or once did.
     Socket(Arc<Listener>),
+    /// A FIFO, and its permission bits.
+    Fifo(Arc<Queue>, u32),
     /// A text of /proc.
     Proc(ProcFile),
 }
@@ -57,6 +70,12 @@ pub struct Vfs {
     link_bytes: usize,
     /// Abstract names of sockets (unix(7)), each for as long as its socket is there.
     abstract_names: BTreeMap<Vec<u8>, Weak<Listener>>,
+    /// TCP ports of 127.0.0.1 that are bound, each for as long as its socket is there.
+    ports: BTreeMap<u16, Weak<Listener>>,
+    /// Descriptors on their way through sockets.
+    in_flight: InFlight,
+    /// Ends of FIFOs whose open(2) waits for the other end, by thread.
+    opening: BTreeMap<i32, Arc<PipeEnd>>,
     next: u64,
 }
 
@@ -81,12 +100,18 @@ impl Vfs {
             names: 0,
             link_bytes: 0,
             abstract_names: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            in_flight: InFlight::default(),
+            opening: BTreeMap::new(),
             next: ROOT + 1,
         };
         for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", fd_names::PATH] {
             vfs.make_directories(directory)?;
         }
         dev::register(&mut vfs)?;
+        for (path, text) in CONFIGURATION {
+            vfs.write_file(path, text.as_bytes(), 0o644)?;
+        }
         for (path, file) in proc::FILES {
             vfs.put(path, Node::Proc(*file))?;
         }
@@ -130,7 +155,8 @@ impl Vfs {
         self.add(found.parent, &found.name, node).map(|_| ())
     }
 
-    fn make_directories(&mut self, path: &str) -> Result<(), Errno> {
+    /// Makes a directory with those on its way; what is there stays.
+    pub fn make_directories(&mut self, path: &str) -> Result<(), Errno> {
         let mut at = String::new();
         for name in path.split('/').filter(|name| !name.is_empty()) {
             at = format!("{at}/{name}");
@@ -242,6 +268,35 @@ impl Vfs {
         self.abstract_names.get(name)?.upgrade()
     }
 
+    /// Gives a socket a TCP port, any free one for 0. Returns which.
+    pub fn add_port(&mut self, port: u16, listener: &Arc<Listener>) -> Result<u16, Errno> {
+        self.ports.retain(|_, listener| listener.strong_count() > 0);
+        let port = match port {
+            0 => self.free_port()?,
+            port if self.ports.contains_key(&port) => return Err(Errno::EADDRINUSE),
+            port => port,
+        };
+        self.ports.insert(port, Arc::downgrade(listener));
+        Ok(port)
+    }
+
+    /// A TCP port that nobody has bound.
+    pub fn free_port(&self) -> Result<u16, Errno> {
+        let mut ports = EPHEMERAL_PORTS;
+        let free = ports.find(|port| !self.ports.contains_key(port));
+        free.ok_or(Errno::EADDRINUSE)
+    }
+
+    /// The socket that has a TCP port.
+    pub fn find_port(&self, port: u16) -> Option<Arc<Listener>> {
+        self.ports.get(&port)?.upgrade()
+    }
+
+    /// How many descriptors are on their way.
+    pub fn in_flight(&self) -> &InFlight {
+        &self.in_flight
+    }
+
     /// The node with this number.
     pub fn node(&self, number: u64) -> Option<&Node> {
         self.nodes.get(&number)
@@ -253,6 +308,15 @@ impl Vfs {
             Some(Node::Directory(names, _)) => Ok(names),
             Some(_) => Err(Errno::ENOTDIR),
             None => Err(Errno::ENOENT),
+        }
+    }
+
+    /// Sets permission bits, of what keeps them.
+    pub fn set_mode(&mut self, number: u64, mode: u32) {
+        match self.nodes.get_mut(&number) {
+            Some(Node::File(inode)) => inode.set_mode(mode),
+            Some(Node::Fifo(_, bits)) => *bits = mode & 0o7777,
+            _ => {}
         }
     }
 
@@ -387,6 +451,46 @@ impl Vfs {
             Node::Device(device) => device.open(cx, flags),
             Node::Socket(_) => Err(Errno::ENXIO.into()),
             Node::Proc(_) => Err(Errno::ENOENT.into()),
+            Node::Fifo(queue, _) => {
+                let queue = queue.clone();
+                Ok(self.open_fifo(cx, &queue, flags)?)
+            }
+        }
+    }
+
+    /// open(2) of a FIFO waits for the other end, unless it is told not to or opens both (fifo(7)).
+    fn open_fifo(
+        &mut self,
+        cx: &mut Cx,
+        queue: &Arc<Queue>,
+        flags: i32,
+    ) -> SysResult<Arc<PipeEnd>> {
+        let nonblock = flags & libc::O_NONBLOCK != 0;
+        let end = match self.opening.remove(&cx.tid) {
+            Some(end) if end.is_of(queue) => end,
+            other => {
+                if let Some(end) = other {
+                    end.release(cx.wake);
+                }
+                let mode = flags & libc::O_ACCMODE;
+                let (reads, writes) = (mode != libc::O_WRONLY, mode != libc::O_RDONLY);
+                if nonblock && !reads && queue.has_no_reader() {
+                    return Err(Errno::ENXIO.into());
+                }
+                PipeEnd::open(queue, reads, writes, cx.wake)
+            }
+        };
+        if nonblock || end.has_partner() {
+            return Ok(end);
+        }
+        self.opening.insert(cx.tid, end);
+        Err(Stop::wait(queue.channel))
+    }
+
+    /// The thread will not go on with its open(2).
+    pub fn abandon_open(&mut self, tid: i32, wake: &mut dyn FnMut(Channel)) {
+        if let Some(end) = self.opening.remove(&tid) {
+            end.release(wake);
         }
     }
 
@@ -428,6 +532,7 @@ impl Vfs {
             Node::Link(target) => (libc::S_IFLNK | 0o777, target.len() as u64),
             Node::Device(_) => (libc::S_IFCHR | 0o666, 0),
             Node::Socket(_) => (libc::S_IFSOCK | 0o777, 0),
+            Node::Fifo(_, mode) => (libc::S_IFIFO | mode, 0),
             Node::Proc(ProcFile::Exe) => (libc::S_IFLNK | 0o777, 0),
             Node::Proc(_) => (libc::S_IFREG | 0o444, 0),
         };

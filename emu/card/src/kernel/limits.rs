@@ -1,0 +1,64 @@
+//! Resource limits (getrlimit(2)). That of descriptors is kept; the others are remembered, and told to
+//! whoever asks: a card has its memory and cores for a few programs.
+
+use serde::{Deserialize, Serialize};
+
+use super::{call::Call, errno::Errno, wait::SysResult};
+
+/// Most descriptors of a process.
+const NOFILE_MAX: u64 = 1024;
+/// The first stack's size, which is also that of threads' stacks.
+const STACK_BYTES: u64 = 8 << 20;
+/// `RLIM_NLIMITS`.
+const COUNT: usize = 16;
+
+/// The limits of a process: soft and hard, by `RLIMIT_*`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits([(u64, u64); COUNT]);
+
+impl Default for Limits {
+    fn default() -> Self {
+        let mut limits = [(libc::RLIM_INFINITY, libc::RLIM_INFINITY); COUNT];
+        limits[libc::RLIMIT_STACK as usize].0 = STACK_BYTES;
+        limits[libc::RLIMIT_NOFILE as usize] = (NOFILE_MAX, NOFILE_MAX);
+        limits[libc::RLIMIT_CORE as usize] = (0, 0);
+        Self(limits)
+    }
+}
+
+impl Limits {
+    /// Descriptors that the process may have.
+    pub fn nofile(&self) -> usize {
+        self.0[libc::RLIMIT_NOFILE as usize].0.min(NOFILE_MAX) as usize
+    }
+
+    fn set(&mut self, resource: usize, (soft, hard): (u64, u64)) -> Result<(), Errno> {
+        if soft > hard {
+            return Err(Errno::EINVAL);
+        }
+        // Root may raise a hard limit, but not this one (fs.nr_open).
+        if resource == libc::RLIMIT_NOFILE as usize && hard > NOFILE_MAX {
+            return Err(Errno::EPERM);
+        }
+        self.0[resource] = (soft, hard);
+        Ok(())
+    }
+}
+
+impl Call<'_> {
+    /// prlimit(2); `pid` 0 is the caller.
+    pub fn prlimit(&mut self, pid: i32, resource: i32, new: u64, old: u64) -> SysResult {
+        let pid = if pid == 0 { self.pid } else { pid };
+        let resource = usize::try_from(resource).map_err(|_| Errno::EINVAL)?;
+        let process = self.state.processes.get(&pid).ok_or(Errno::ESRCH)?;
+        let (soft, hard) = *process.limits.0.get(resource).ok_or(Errno::EINVAL)?;
+        if new != 0 {
+            let [soft, hard] = self.read_words(new)?;
+            self.state.process(pid).limits.set(resource, (soft, hard))?;
+        }
+        if old != 0 {
+            self.write_words(old, &[soft, hard])?;
+        }
+        Ok(0)
+    }
+}

@@ -1,0 +1,215 @@
+//! Unmodified Linux programs on a card: on every platform they say what they say on the host.
+//!
+//! Their sources are in `fixtures/yardsticks`.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use tempfile::TempDir;
+
+const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/yardsticks");
+/// The environment of every program. Nothing else of ours may show in its output.
+const ENVIRONMENT: [(&str, &str); 4] = [
+    ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+    ("HOME", "/"),
+    ("LANG", "C"),
+    ("OMP_NUM_THREADS", "3"),
+];
+
+/// Platforms of this host. A platform that cannot run here is named.
+fn platforms() -> Vec<&'static str> {
+    if Path::new("/dev/kvm").exists() {
+        return vec!["kvm", "ptrace"];
+    }
+    println!("skipped: everything on kvm: no /dev/kvm");
+    vec!["ptrace"]
+}
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    Command::new(program)
+        .args(arguments)
+        .env_clear()
+        .envs(ENVIRONMENT)
+        .current_dir("/")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}; ci/setup installs what is needed"))
+}
+
+fn card_run(options: &[&str], command: &[&str]) -> Output {
+    let arguments = [&["card", "run"], options, &["--"], command].concat();
+    run(SNAPRIG, &arguments)
+}
+
+/// Runs a command on the host and on cards that have these `files`; the host's output.
+fn same(command: &[&str], files: &[&str]) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let host = run(command[0], &command[1..]);
+    let expected = text(&host.stdout);
+    assert!(host.status.success(), "{command:?}: {}", text(&host.stderr));
+    for platform in platforms() {
+        let mut options = vec!["--platform", platform];
+        options.extend(files.iter().flat_map(|files| ["--files", files]));
+        let card = card_run(&options, command);
+        let errors = text(&card.stderr);
+        assert_eq!(
+            text(&card.stdout),
+            expected,
+            "{command:?} {platform}: {errors}"
+        );
+        assert_eq!(
+            card.status.code(),
+            Some(0),
+            "{command:?} {platform}: {errors}"
+        );
+    }
+    expected
+}
+
+/// A directory whose path is the same on the host and on a card.
+fn directory() -> TempDir {
+    tempfile::Builder::new()
+        .prefix("yardsticks-")
+        .tempdir()
+        .expect("a directory")
+}
+
+fn utf8(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+#[test]
+fn a_dynamic_program_brings_its_libraries() {
+    let dir = directory();
+    for (name, text) in [("b", "two\n"), ("a", "one\n"), ("sub/c", "three\n")] {
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().expect("it has one")).expect("made");
+        std::fs::write(path, text).expect("written");
+    }
+    std::os::unix::fs::symlink("sub/c", dir.path().join("link")).expect("made");
+    let path = utf8(dir.path());
+    let listed = same(&["/bin/ls", "-R", path], &[path]);
+    assert!(listed.contains("link"));
+    same(&["/bin/cat", &format!("{path}/link")], &[path]);
+}
+
+#[test]
+fn files_come_from_a_tar_image_to_where_they_are_wanted() {
+    let dir = directory();
+    std::fs::write(dir.path().join("inside"), "from an image\n").expect("written");
+    let image = dir.path().join("image.tar");
+    let (image, path) = (utf8(&image), utf8(dir.path()));
+    assert!(
+        run("/bin/tar", &["-cf", image, "-C", path, "inside"])
+            .status
+            .success()
+    );
+    for (files, path) in [
+        (image.to_owned(), "/inside"),
+        (format!("{image}:/opt/data"), "/opt/data/inside"),
+    ] {
+        let output = card_run(&["--files", &files], &["/bin/cat", path]);
+        assert_eq!(output.stdout, b"from an image\n");
+    }
+    let missing = card_run(&["--files", "/nonexistent.tar"], &["/bin/true"]);
+    assert!(!missing.status.success());
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("/nonexistent.tar"));
+}
+
+/// Compiles a yardstick: with `arguments`, into `dir`.
+fn compile(compiler: &str, source: &str, arguments: &[&str], dir: &TempDir) -> PathBuf {
+    let program = dir.path().join("program");
+    let output = Command::new(compiler)
+        .arg(Path::new(SOURCES).join(source))
+        .args(arguments)
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap_or_else(|error| panic!("{compiler}: {error}; ci/setup installs what is needed"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{compiler} {source}: {errors}");
+    program
+}
+
+/// Runs a yardstick that is linked with shared libraries only, and one that is not.
+fn dynamic_and_static(compiler: &str, source: &str, arguments: &[&str], linked: &str) {
+    for link in ["-pie", linked] {
+        let dir = directory();
+        let program = compile(compiler, source, &[arguments, &[link]].concat(), &dir);
+        same(&[utf8(&program)], &[]);
+    }
+}
+
+const C: [&str; 4] = ["-O1", "-Wall", "-Wextra", "-Werror"];
+
+#[test]
+fn a_shell_script_with_everything() {
+    let script = format!("{SOURCES}/shell.sh");
+    let busybox = "/bin/busybox";
+    let said = same(&[busybox, "sh", &script, busybox], &[&script]);
+    assert!(said.ends_with("end of the script\n"), "{said}");
+}
+
+#[test]
+fn posix_threads() {
+    dynamic_and_static(
+        "gcc",
+        "threads.c",
+        &[&C[..], &["-pthread"]].concat(),
+        "-static",
+    );
+}
+
+#[test]
+fn openmp() {
+    dynamic_and_static(
+        "gcc",
+        "openmp.c",
+        &[&C[..], &["-fopenmp"]].concat(),
+        "-static",
+    );
+}
+
+#[test]
+fn cpp() {
+    let arguments = [&["-std=c++17"], &C[..], &["-pthread"]].concat();
+    dynamic_and_static("g++", "runtime.cpp", &arguments, "-static");
+}
+
+#[test]
+fn fortran() {
+    dynamic_and_static(
+        "gfortran",
+        "files.f90",
+        &["-O1", "-Wall", "-fopenmp"],
+        "-static-libgfortran",
+    );
+}
+
+#[test]
+fn rust() {
+    for linked in [
+        "-Ctarget-feature=-crt-static",
+        "-Ctarget-feature=+crt-static",
+    ] {
+        let dir = directory();
+        let arguments = ["--edition=2024", "-Copt-level=1", linked];
+        let program = compile("rustc", "std.rs", &arguments, &dir);
+        same(&[utf8(&program)], &[]);
+    }
+}
+
+#[test]
+fn python() {
+    let python = "/usr/bin/python3";
+    let library = run(
+        python,
+        &["-c", "import os; print(os.path.dirname(os.__file__))"],
+    );
+    let library = String::from_utf8(library.stdout).expect("UTF-8");
+    let script = format!("{SOURCES}/library.py");
+    same(&[python, &script], &[&script, library.trim()]);
+}
