@@ -287,6 +287,7 @@ impl Call<'_> {
         // A parent that vforked goes on with the memory that was shared with it.
         let process = self.process();
         process.mm = Arc::new(Mutex::new(mm));
+        process.chain = None;
         process.exe = start.exe;
         process.argv = argv;
         process.timers.become_program();

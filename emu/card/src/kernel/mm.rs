@@ -269,6 +269,15 @@ impl AddressSpace {
         }
     }
 
+    /// Ends an epoch of write tracking: no CPU of this space writes to a frame, from now on, without
+    /// being noticed. Returns the epoch that begins.
+    pub fn end_epoch(&self, cpu: &mut dyn Cpu) -> std::io::Result<u32> {
+        self.memory.dirty().start()?;
+        // Where the tables are cached, writes are noticed when an entry is cached anew.
+        self.flush(cpu, 0, USER_END);
+        self.memory.dirty().end_epoch()
+    }
+
     /// mprotect(2).
     pub fn protect(
         &mut self,
@@ -628,6 +637,8 @@ struct Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         for frame in &self.frames {
+            // Nobody saw who wrote to it.
+            self.memory.dirty().mark(*frame);
             self.memory.put(*frame);
         }
     }

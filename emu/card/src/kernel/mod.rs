@@ -164,6 +164,7 @@ impl Kernel {
             exit_signal: libc::SIGCHLD,
             stopped_by: None,
             marked: None,
+            chain: None,
             timers: timers::Timers::default(),
             exe: start.exe,
             argv: spawn.argv,

@@ -46,7 +46,6 @@ use snaprig_wire::{
 use super::{
     baselines::{Baseline, pin_to, pinned},
     table::{Aim, Row, Unit, print},
-    verbs_process::STREAM_BYTES,
 };
 use crate::AnyError;
 
@@ -69,19 +68,16 @@ pub struct Options {
 
 /// Memory of a card, beside what a measure says.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// Where a card has the image that it writes.
-const IMAGE: &str = "/dev/image";
+/// Where a card has the images that it writes.
+const IMAGES: [&str; 2] = ["/dev/image", "/dev/increment"];
 const MIB: u64 = 1 << 20;
 /// What Firecracker says of itself (NSDI 2020): from the call that starts it to the guest's init.
 const FIRECRACKER_MS: f64 = 125.0;
 
-/// Something to measure.
+/// Something to measure, and the rows that its samples go to.
 struct Measure {
-    name: String,
-    unit: Unit,
     kind: Measured,
-    /// Baselines, in the order of their samples.
-    against: Vec<(&'static str, Option<Aim>)>,
+    rows: Vec<Row>,
 }
 
 #[derive(Clone, Copy)]
@@ -90,30 +86,37 @@ enum Measured {
     Program(Kind, &'static [u8], &'static str, bool),
     Boot(Kind),
     Doorbell,
-    /// Capture, and restore, of a process of so many bytes.
+    /// Capture, restore and incremental capture of a process of so many bytes.
     Capture(Kind, u64),
 }
 
 fn measures(kinds: &[Kind], scale: f64) -> Vec<Measure> {
     let mut all = Vec::new();
-    let mut add = |name: &str, unit, kind, against: &[(&'static str, Option<Aim>)]| {
-        all.push(Measure {
-            name: name.into(),
-            unit,
-            kind,
-            against: against.to_vec(),
-        });
+    let row = |measure: String, unit, baseline, aim| Row {
+        measure,
+        unit,
+        ours: Vec::new(),
+        baseline,
+        samples: Some(Vec::new()),
+        ratio: None,
+        aim,
     };
     for &kind in kinds {
-        let native = |aim| [("the host", (kind == Kind::Kvm).then_some(aim))];
-        let name = |what: &str| format!("{what}, {kind}");
+        let on_kvm = |aim| (kind == Kind::Kvm).then_some(aim);
+        let mut add = |measured, rows| {
+            all.push(Measure {
+                kind: measured,
+                rows,
+            });
+        };
         for (what, unit, aim) in [
             ("sgemm", Unit::Arithmetic, Aim::AtLeast(0.97)),
             ("triad", Unit::Rate, Aim::AtLeast(0.97)),
             ("chase", Unit::Nanoseconds, Aim::AtMost(1.03)),
         ] {
             let program = Measured::Program(kind, BENCH_COMPUTE, what, true);
-            add(&name(what), unit, program, &native(aim));
+            let name = format!("{what}, {kind}");
+            add(program, vec![row(name, unit, "the host", on_kvm(aim))]);
         }
         for (what, pin) in [
             ("null", true),
@@ -122,32 +125,34 @@ fn measures(kinds: &[Kind], scale: f64) -> Vec<Measure> {
             ("futex", false),
         ] {
             let program = Measured::Program(kind, BENCH_CALLS, what, pin);
+            let name = format!("{what}, {kind}");
             add(
-                &name(what),
-                Unit::Microseconds,
                 program,
-                &[("the host", None)],
+                vec![row(name, Unit::Microseconds, "the host", None)],
             );
         }
-        let aim = Aim::AtMost(60.0 / FIRECRACKER_MS);
-        let boot = Measured::Boot(kind);
-        let against = [("Firecracker", (kind == Kind::Kvm).then_some(aim))];
-        add(&name("boot"), Unit::Milliseconds, boot, &against);
+        let (name, aim) = (format!("boot, {kind}"), Aim::AtMost(60.0 / FIRECRACKER_MS));
+        let boot = row(name, Unit::Milliseconds, "Firecracker", on_kvm(aim));
+        add(Measured::Boot(kind), vec![boot]);
         for (size, mib) in [("64M", 64), ("512M", 512), ("2G", 2048)] {
             let bytes = ((mib * MIB) as f64 * scale) as u64 & !(MIB - 1);
-            let capture = Measured::Capture(kind, bytes.max(MIB));
-            let slower = Some(Aim::AtLeast(0.7));
-            let against = [("memcpy", None), ("memcpy | file", slower)];
-            add(&format!("{size} {kind}"), Unit::Rate, capture, &against);
+            let mut rows = Vec::new();
+            for what in ["capture", "restore"] {
+                let name = format!("{what} {size} {kind}");
+                let aim = Some(Aim::AtLeast(0.7));
+                rows.push(row(name.clone(), Unit::Rate, "memcpy", None));
+                rows.push(row(name, Unit::Rate, "memcpy | file", aim));
+            }
+            let (name, aim) = (format!("5% of {size} {kind}"), Some(Aim::AtMost(0.1)));
+            rows.push(row(name, Unit::Milliseconds, "whole capture", aim));
+            add(Measured::Capture(kind, bytes.max(MIB)), rows);
         }
     }
-    let doorbell = Measured::Doorbell;
-    add(
-        "doorbell",
-        Unit::Microseconds,
-        doorbell,
-        &[("eventfd", None)],
-    );
+    let doorbell = row("doorbell".into(), Unit::Microseconds, "eventfd", None);
+    all.push(Measure {
+        kind: Measured::Doorbell,
+        rows: vec![doorbell],
+    });
     all
 }
 
@@ -166,44 +171,22 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         directory: tempfile::tempdir()?,
     };
     let mut measures = measures(&here, options.scale);
-    measures.retain(|measure| measure.name.contains(&options.only));
-    let mut rows: Vec<Row> = measures.iter().flat_map(Measure::rows).collect();
+    measures.retain(|measure| {
+        let mut rows = measure.rows.iter();
+        rows.any(|row| row.measure.contains(&options.only))
+    });
     for _ in 0..options.runs {
-        let mut row = rows.iter_mut();
-        for measure in &measures {
-            for (ours, theirs) in scene.measure(measure.kind)? {
-                let row = row.next().ok_or("more samples than rows")?;
+        for measure in &mut measures {
+            let samples = scene.measure(measure.kind)?;
+            for (row, (ours, theirs)) in measure.rows.iter_mut().zip(samples) {
                 row.ours.push(ours);
                 row.samples.get_or_insert_default().push(Some(theirs));
             }
         }
     }
-    print(rows, options.runs, scene.pin, options.json)?;
+    let rows = measures.into_iter().flat_map(|measure| measure.rows);
+    print(rows.collect(), options.runs, scene.pin, options.json)?;
     Ok(ExitCode::SUCCESS)
-}
-
-impl Measure {
-    /// Its rows: one for each sample that [`Scene::measure`] gives.
-    fn rows(&self) -> Vec<Row> {
-        let names = match self.kind {
-            Measured::Capture(..) => vec![
-                format!("capture {}", self.name),
-                format!("restore {}", self.name),
-            ],
-            _ => vec![self.name.clone()],
-        };
-        let row = |name: &String, baseline, aim| Row {
-            measure: name.clone(),
-            unit: self.unit,
-            ours: Vec::new(),
-            baseline,
-            samples: Some(Vec::new()),
-            ratio: None,
-            aim,
-        };
-        let against = |name| self.against.iter().map(move |&(b, aim)| row(name, b, aim));
-        names.iter().flat_map(against).collect()
-    }
 }
 
 /// What all measures share.
@@ -248,27 +231,32 @@ impl Scene {
     }
 
     /// Samples of capture and restore, each against memory and against the slower of memory and
-    /// file.
+    /// file, and of an incremental capture against the whole one.
     fn capture(&self, kind: Kind, bytes: u64) -> Result<Vec<(f64, f64)>, AnyError> {
         let image = self.directory.path().join("image");
         let copy = Baseline::Memcpy(MIB as usize, true).measure(self.pin, self.scale);
         let copy = copy.ok_or("memcpy cannot be measured")?;
         let write = timed(bytes, || write_file(&image, bytes))?;
-        let read = timed(bytes, || read_file(&image))?;
-        let arguments = [bytes.to_string(), IMAGE.to_owned()];
+        let read = timed(bytes, || read_file(&image, bytes))?;
         let memory = bytes + MEMORY_BYTES;
-        let image = Some(image);
-        let seconds = run_on_card(kind, memory, BENCH_CAPTURE, &arguments, self.pin, image)?;
-        let [capture, restore] = seconds[..] else {
-            return Err("a process was not captured and restored".into());
+        let run = |arguments: &[String]| {
+            let images = Some(self.directory.path());
+            run_on_card(kind, memory, BENCH_CAPTURE, arguments, self.pin, images)
         };
+        let [image, increment] = IMAGES.map(str::to_owned);
+        let seconds = run(&[image.clone(), bytes.to_string(), increment])?;
+        let [whole, increment] = seconds[..] else {
+            return Err("a process was not captured".into());
+        };
+        let restore = one(&run(&[image])?)?;
         let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
-        let (capture, restore) = (rate(capture), rate(restore));
+        let (capture, restore) = (rate(whole), rate(restore));
         Ok(vec![
             (capture, copy),
             (capture, copy.min(write)),
             (restore, copy),
             (restore, copy.min(read)),
+            (increment * 1e3, whole * 1e3),
         ])
     }
 
@@ -357,17 +345,17 @@ fn boot(kind: Kind) -> Result<f64, AnyError> {
     Ok(begun.elapsed().as_secs_f64() * 1e3)
 }
 
-/// Runs a program on a card in this process; the numbers that it prints. `image` is the file of
-/// the host behind [`IMAGE`].
+/// Runs a program on a card in this process; the numbers that it prints. `images` is the directory
+/// of the files behind [`IMAGES`].
 fn run_on_card(
     kind: Kind,
     memory_bytes: u64,
     program: &[u8],
     arguments: &[String],
     pin: bool,
-    image: Option<PathBuf>,
+    images: Option<&Path>,
 ) -> Result<Vec<f64>, AnyError> {
-    let work = || -> Result<Vec<f64>, AnyError> {
+    let work = move || -> Result<Vec<f64>, AnyError> {
         if pin {
             // A card's threads are children of this one.
             pin_to(0)?;
@@ -383,8 +371,11 @@ fn run_on_card(
         let (out, stdio) = printed();
         let ended = (|| {
             kernel.register_device(checkpoint::PATH, Arc::new(CheckpointDevice));
-            if let Some(image) = image {
-                kernel.register_device(IMAGE, Arc::new(ImageDevice(image)));
+            for (path, file) in IMAGES.iter().zip(["image", "increment"]) {
+                if let Some(directory) = images {
+                    let device = ImageDevice(directory.join(file));
+                    kernel.register_device(path, Arc::new(device));
+                }
             }
             kernel.write_file("/bin/program", program, 0o755)?;
             let argv = std::iter::once("program".to_owned());
@@ -452,13 +443,13 @@ fn write_file(path: &Path, bytes: u64) -> std::io::Result<()> {
     (0..bytes / MIB).try_for_each(|_| file.write_all(&part))
 }
 
-fn read_file(path: &Path) -> std::io::Result<()> {
+/// Reads a file into memory that is new, as that of a restored process is.
+fn read_file(path: &Path, bytes: u64) -> std::io::Result<()> {
     let mut file = HostFile::open(path)?;
-    let mut room = vec![0; STREAM_BYTES];
-    let mut parts = (0..STREAM_BYTES).step_by(MIB as usize).cycle();
-    while let Some(at) = parts.next()
-        && file.read(&mut room[at..at + MIB as usize])? > 0
-    {}
+    let mut room = vec![0; bytes as usize];
+    room.chunks_mut(MIB as usize)
+        .try_for_each(|part| file.read_exact(part))?;
+    std::hint::black_box(room);
     Ok(())
 }
 
@@ -499,7 +490,7 @@ impl File for ImageFile {
 
     fn describe(&self) -> Description {
         Description::Device {
-            path: IMAGE.into(),
+            path: IMAGES[0].into(),
             flags: libc::O_RDONLY,
         }
     }
@@ -520,7 +511,7 @@ mod tests {
     #[test]
     fn names_fit_the_table() {
         for measure in measures(&[Kind::Kvm, Kind::Ptrace], 1.0) {
-            for row in measure.rows() {
+            for row in measure.rows {
                 assert!(row.measure.len() <= 19, "{}", row.measure);
             }
         }
