@@ -24,6 +24,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     call::Call,
+    clock,
     device::CharDevice,
     errno::Errno,
     file::{Cx, Description, File},
@@ -849,9 +850,12 @@ fn runs(pages: Vec<((u64, u64), bool)>) -> VecDeque<Run> {
     runs
 }
 
-/// Pages of files that are mapped shared: address and frame.
+/// Pages of files that are mapped shared, but for the card's clock: address and frame.
 fn shared_file_pages(mm: &AddressSpace) -> impl Iterator<Item = (u64, u64)> {
-    let shared = mm.areas().filter(|(_, area)| area.shared && !is_own(area));
+    let shared = mm.areas().filter(|(_, area)| {
+        let is_clock = matches!(&area.backing, Backing::File { path, .. } if path == clock::PATH);
+        area.shared && !is_own(area) && !is_clock
+    });
     shared.flat_map(|(start, area)| mm.present(start, area.end))
 }
 

@@ -338,6 +338,7 @@ impl AddressSpace {
                 let (offset, path) = match &area.backing {
                     Backing::File { path, offset, .. } => (*offset, path.as_str()),
                     Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
+                    Backing::Anonymous if *start == super::exec::VDSO_BASE => (0, "[vdso]"),
                     Backing::Anonymous => (0, ""),
                 };
                 let line = format!(

@@ -96,6 +96,9 @@ pub trait Platform: Send + Sync {
     /// A CPU, to be used on the calling host thread only.
     fn new_cpu(&self, space: Arc<dyn Space>) -> Result<Box<dyn Cpu>, PlatformError>;
 
+    /// Whether programs that read the time stamp counter read the host's.
+    fn has_host_counter(&self) -> bool;
+
     /// Bytes of [`Cpu::xstate`].
     fn xstate_bytes(&self) -> usize;
 }

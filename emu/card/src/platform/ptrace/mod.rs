@@ -79,6 +79,10 @@ impl Platform for PtracePlatform {
         Ok(Box::new(cpu::PtraceCpu::new(space)?))
     }
 
+    fn has_host_counter(&self) -> bool {
+        true
+    }
+
     fn xstate_bytes(&self) -> usize {
         xstate::bytes()
     }
