@@ -3,6 +3,7 @@
 //! | folder | what it is |
 //! |---|---|
 //! | [`memory`] | card memory: one memfd, handed out in 4 KiB frames |
+//! | [`dirty`] | which frames have been written to |
 //! | [`platform`] | what runs ring-3 code: `kvm`, or `ptrace` where there is no usable /dev/kvm |
 //! | [`device`] | the PCI function: registers, interrupts, DMA, host memory |
 //! | [`kernel`] | the card kernel: processes, threads, memory maps, files, signals, system calls |
@@ -13,6 +14,7 @@
 
 pub mod capture;
 pub mod device;
+pub mod dirty;
 pub mod kernel;
 pub mod memory;
 pub mod paging;

@@ -19,6 +19,8 @@ use std::{
     },
 };
 
+use crate::dirty::Dirty;
+
 /// Bytes of a frame.
 pub const PAGE: u64 = 4096;
 
@@ -28,6 +30,7 @@ pub struct CardMemory {
     base: NonNull<u8>,
     bytes: u64,
     frames: Mutex<Frames>,
+    dirty: Dirty,
 }
 
 struct Frames {
@@ -35,6 +38,8 @@ struct Frames {
     uses: Vec<u32>,
     /// Where the next search starts.
     next: usize,
+    /// No frame from here on has ever been handed out: they are zero.
+    fresh: usize,
     free: u64,
 }
 
@@ -89,13 +94,16 @@ impl CardMemory {
         let count = (bytes / PAGE) as usize;
         let mut uses = vec![0; count];
         uses[0] = 1;
+        let base = NonNull::new(base.cast()).expect("mmap never returns null");
         Ok(Self {
             memfd,
-            base: NonNull::new(base.cast()).expect("mmap never returns null"),
+            base,
             bytes,
+            dirty: Dirty::new(base, bytes),
             frames: Mutex::new(Frames {
                 uses,
                 next: 1,
+                fresh: 1,
                 free: count as u64 - 1,
             }),
         })
@@ -129,15 +137,25 @@ impl CardMemory {
     /// `pages` contiguous zeroed frames, each used once, aligned to `align_pages` (a power of
     /// two).
     pub fn alloc_run(&self, pages: usize, align_pages: usize) -> Option<u64> {
-        let start = self.lock().take_run(pages, align_pages)?;
+        let (start, used) = self.lock().take_run(pages, align_pages)?;
         let address = start as u64 * PAGE;
         // SAFETY: the frames are inside the mapping and now belong to the caller alone.
         unsafe {
             self.base
                 .add(address as usize)
-                .write_bytes(0, pages * PAGE as usize)
+                .write_bytes(0, used * PAGE as usize)
         };
         Some(address)
+    }
+
+    /// Which frames have been written to.
+    pub fn dirty(&self) -> &Dirty {
+        &self.dirty
+    }
+
+    /// Whether the frame at `address` holds nothing but zeros.
+    pub fn is_zero(&self, address: u64) -> bool {
+        (0..PAGE / 8).all(|word| self.word(address + word * 8).load(Ordering::Relaxed) == 0)
     }
 
     /// One more use of the frame at `address`.
@@ -162,6 +180,13 @@ impl CardMemory {
     /// Uses of the frame at `address`.
     pub fn uses(&self, address: u64) -> u32 {
         self.lock().uses[(address / PAGE) as usize]
+    }
+
+    /// Whether frames have more than one use, for many of them: nothing is handed out or given
+    /// back while the answer is held.
+    pub fn shared(&self) -> impl Fn(u64) -> bool {
+        let frames = self.lock();
+        move |address| frames.uses[(address / PAGE) as usize] > 1
     }
 
     /// Copies out of memory.
@@ -233,7 +258,8 @@ impl CardMemory {
 }
 
 impl Frames {
-    fn take_run(&mut self, pages: usize, align: usize) -> Option<usize> {
+    /// The first frame of a run, and how many of it have been used before.
+    fn take_run(&mut self, pages: usize, align: usize) -> Option<(usize, usize)> {
         assert!(pages > 0 && align.is_power_of_two());
         if (self.free as usize) < pages {
             return None;
@@ -244,7 +270,9 @@ impl Frames {
         self.uses[start..start + pages].fill(1);
         self.free -= pages as u64;
         self.next = start + pages;
-        Some(start)
+        let used = self.fresh.saturating_sub(start).min(pages);
+        self.fresh = self.fresh.max(start + pages);
+        Some((start, used))
     }
 
     fn find(&self, from: usize, to: usize, pages: usize, align: usize) -> Option<usize> {

@@ -3,9 +3,10 @@
 //!
 //! What must stay true: the tables own the frames of the tables, never the frames they map. Taking
 //! an entry away does not free its frame: the caller flushes first, then puts it back. Entries
-//! above [`USER_END`] are the platform's and are left alone.
+//! above [`USER_END`] are the platform's and are left alone. A huge page can always be split: a
+//! table for that is put aside when it is mapped.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     memory::{CardMemory, PAGE},
@@ -17,11 +18,16 @@ const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 /// Set by the processor; preset, so that it need not be.
 const ACCESSED_DIRTY: u64 = 1 << 5 | 1 << 6;
+/// In a directory: a page of [`HUGE_PAGE`] bytes instead of a table.
+const HUGE: u64 = 1 << 7;
 /// A bit that the processor ignores: the entry keeps a frame though it is not present (PROT_NONE).
 const HELD: u64 = 1 << 9;
 const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const ENTRIES: u64 = 512;
+
+/// Bytes of a huge page.
+pub const HUGE_PAGE: u64 = PAGE * ENTRIES;
 
 /// What a mapping allows. Reading is always allowed but for `none`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,13 +56,19 @@ pub struct OutOfMemory;
 pub struct PageTables {
     memory: Arc<CardMemory>,
     root: u64,
+    /// Frames for the tables of huge pages that are split, one for each huge page.
+    spare: Mutex<Vec<u64>>,
 }
 
 impl PageTables {
     /// Empty tables.
     pub fn new(memory: Arc<CardMemory>) -> Option<Self> {
         let root = memory.alloc()?;
-        Some(Self { memory, root })
+        Some(Self {
+            memory,
+            root,
+            spare: Mutex::default(),
+        })
     }
 
     /// Card-physical address of the top table.
@@ -67,9 +79,27 @@ impl PageTables {
     /// Maps the page at `va` to `frame`.
     pub fn map(&self, va: u64, frame: u64, access: Access) -> Result<(), OutOfMemory> {
         assert!(va < USER_END && va.is_multiple_of(PAGE) && frame.is_multiple_of(PAGE));
-        let table = self.table(va)?;
+        self.split(va);
+        let table = self.table(va, 0)?;
         self.memory.store(slot(table, va, 0), frame | bits(access));
         Ok(())
+    }
+
+    /// Maps the huge page at `va` to the frames from `frame` on.
+    pub fn map_huge(&self, va: u64, frame: u64, access: Access) -> Result<(), OutOfMemory> {
+        assert!(va < USER_END && (va | frame).is_multiple_of(HUGE_PAGE) && self.has_room(va));
+        let directory = self.table(va, 1)?;
+        let spare = self.memory.alloc().ok_or(OutOfMemory)?;
+        self.spare().push(spare);
+        let entry = frame | bits(access) | HUGE;
+        self.memory.store(slot(directory, va, 1), entry);
+        Ok(())
+    }
+
+    /// Whether there is nothing where a huge page would be, and has not been.
+    pub fn has_room(&self, va: u64) -> bool {
+        directory(&self.memory, self.root, va)
+            .is_none_or(|directory| self.memory.load(slot(directory, va, 1)) == 0)
     }
 
     /// The frame at `va` and what may be done with it.
@@ -77,56 +107,112 @@ impl PageTables {
         lookup(&self.memory, self.root, va)
     }
 
-    /// Changes what is allowed at `va`; false if nothing is mapped there.
-    pub fn protect(&self, va: u64, access: Access) -> bool {
-        match (self.leaf(va), self.get(va)) {
-            (Some(slot), Some((frame, _))) => {
-                self.memory.store(slot, frame | bits(access));
-                true
-            }
-            _ => false,
-        }
+    /// Changes what is allowed in `start..end`.
+    pub fn protect(&self, start: u64, end: u64, access: Access) {
+        self.edit(start, end, |_, entry| {
+            entry & (ADDRESS | HUGE) | bits(access)
+        });
     }
 
-    /// Takes the page at `va` out and returns its frame.
-    pub fn unmap(&self, va: u64) -> Option<u64> {
-        let (frame, _) = self.get(va)?;
-        self.memory.store(self.leaf(va)?, 0);
-        Some(frame)
+    /// Takes every page in `start..end` out and returns them: address and frame.
+    pub fn unmap(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut taken = Vec::new();
+        self.edit(start, end, |va, entry| {
+            let pages = if entry & HUGE != 0 { ENTRIES } else { 1 };
+            let page = |i| (va + i * PAGE, (entry & ADDRESS) + i * PAGE);
+            taken.extend((0..pages).map(page));
+            0
+        });
+        taken
     }
 
     /// Every mapped page in `start..end`, in order: address, frame, access.
     pub fn mapped(&self, start: u64, end: u64) -> Vec<(u64, u64, Access)> {
-        let (mut found, mut va) = (Vec::new(), start);
-        while va < end {
-            match self.last_table(va) {
-                Some(table) => {
-                    let stop = end.min((va | (PAGE * ENTRIES - 1)) + 1);
-                    while va < stop {
-                        let entry = self.memory.load(slot(table, va, 0));
-                        if entry & (PRESENT | HELD) != 0 {
-                            found.push((va, entry & ADDRESS, access(entry)));
-                        }
-                        va += PAGE;
-                    }
-                }
-                None => va = (va | (PAGE * ENTRIES - 1)) + 1,
+        let mut found = Vec::new();
+        self.visit(start, end, |_, va, entry| {
+            let pages = match entry & HUGE {
+                0 => va..va + PAGE,
+                _ => va.max(start)..(va + HUGE_PAGE).min(end),
+            };
+            for page in pages.step_by(PAGE as usize) {
+                found.push((page, (entry & ADDRESS) + (page - va), access(entry)));
             }
-        }
+        });
         found
     }
 
-    fn leaf(&self, va: u64) -> Option<u64> {
-        self.last_table(va).map(|table| slot(table, va, 0))
+    /// Replaces every entry in `start..end`, which is given its address and what it is.
+    fn edit(&self, start: u64, end: u64, mut change: impl FnMut(u64, u64) -> u64) {
+        for border in [start, end] {
+            if !border.is_multiple_of(HUGE_PAGE) {
+                self.split(border);
+            }
+        }
+        let mut gone = Vec::new();
+        self.visit(start, end, |slot, va, entry| {
+            let now = change(va, entry);
+            self.memory.store(slot, now);
+            if entry & HUGE != 0 && now == 0 {
+                gone.extend(self.spare().pop());
+            }
+        });
+        for spare in gone {
+            self.memory.put(spare);
+        }
     }
 
-    fn last_table(&self, va: u64) -> Option<u64> {
-        last_table(&self.memory, self.root, va)
+    /// Every entry that maps something in `start..end`: where it is, its first address, itself.
+    fn visit(&self, start: u64, end: u64, mut seen: impl FnMut(u64, u64, u64)) {
+        let (mut va, end) = (start, end.min(USER_END));
+        while va < end {
+            let next = (va | (HUGE_PAGE - 1)) + 1;
+            if let Some(directory) = directory(&self.memory, self.root, va) {
+                let at = slot(directory, va, 1);
+                let entry = self.memory.load(at);
+                if entry & HUGE != 0 {
+                    seen(at, va & !(HUGE_PAGE - 1), entry);
+                } else if entry & PRESENT != 0 {
+                    for page in (va..end.min(next)).step_by(PAGE as usize) {
+                        let at = slot(entry & ADDRESS, page, 0);
+                        let entry = self.memory.load(at);
+                        if entry & (PRESENT | HELD) != 0 {
+                            seen(at, page, entry);
+                        }
+                    }
+                }
+            }
+            va = next;
+        }
     }
 
-    fn table(&self, va: u64) -> Result<u64, OutOfMemory> {
+    /// Makes the huge page at `va`, if there is one, a table of pages. Nothing that is in use
+    /// changes, so that nothing needs to be flushed.
+    fn split(&self, va: u64) {
+        let Some(directory) = directory(&self.memory, self.root, va) else {
+            return;
+        };
+        let at = slot(directory, va, 1);
+        let entry = self.memory.load(at);
+        if entry & HUGE == 0 {
+            return;
+        }
+        let table = self.spare().pop().expect("there is one for each huge page");
+        for index in 0..ENTRIES {
+            let page = (entry & !HUGE) + index * PAGE;
+            self.memory.store(table + index * 8, page);
+        }
+        self.memory
+            .store(at, table | PRESENT | WRITE | USER | ACCESSED_DIRTY);
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The table of level `to` for `va`, made as needed.
+    fn table(&self, va: u64, to: u32) -> Result<u64, OutOfMemory> {
         let mut table = self.root;
-        for level in (1..=3).rev() {
+        for level in (to + 1..=3).rev() {
             let slot = slot(table, va, level);
             let mut entry = self.memory.load(slot);
             if entry & PRESENT == 0 {
@@ -143,7 +229,7 @@ impl PageTables {
         if level > 0 {
             for index in 0..entries {
                 let entry = self.memory.load(table + index * 8);
-                if entry & PRESENT != 0 {
+                if entry & PRESENT != 0 && entry & HUGE == 0 {
                     self.free(entry & ADDRESS, level - 1, ENTRIES);
                 }
             }
@@ -155,21 +241,32 @@ impl PageTables {
 impl Drop for PageTables {
     fn drop(&mut self) {
         self.free(self.root, 3, USER_END >> 39);
+        for spare in self.spare().drain(..) {
+            self.memory.put(spare);
+        }
     }
 }
 
 /// The frame at `va` in the tables at `root`, and what may be done with it.
 pub fn lookup(memory: &CardMemory, root: u64, va: u64) -> Option<(u64, Access)> {
-    let entry = memory.load(slot(last_table(memory, root, va)?, va, 0));
-    (entry & (PRESENT | HELD) != 0).then(|| (entry & ADDRESS, access(entry)))
+    let mut entry = memory.load(slot(directory(memory, root, va)?, va, 1));
+    let mut offset = va & (HUGE_PAGE - PAGE);
+    if entry & HUGE == 0 {
+        if entry & PRESENT == 0 {
+            return None;
+        }
+        (entry, offset) = (memory.load(slot(entry & ADDRESS, va, 0)), 0);
+    }
+    (entry & (PRESENT | HELD) != 0).then(|| ((entry & ADDRESS) + offset, access(entry)))
 }
 
-fn last_table(memory: &CardMemory, root: u64, va: u64) -> Option<u64> {
+/// The table of huge pages and tables for `va`.
+fn directory(memory: &CardMemory, root: u64, va: u64) -> Option<u64> {
     if va >= USER_END {
         return None;
     }
     let mut table = root;
-    for level in (1..=3).rev() {
+    for level in (2..=3).rev() {
         let entry = memory.load(slot(table, va, level));
         if entry & PRESENT == 0 {
             return None;
@@ -223,12 +320,48 @@ mod tests {
             tables.map(va, 0x5000, write).unwrap();
             assert_eq!(tables.get(va), Some((0x5000, write)));
         }
-        assert!(tables.protect(0x40_0000, none));
+        tables.protect(0x40_0000, 0x40_1000, none);
         assert_eq!(tables.get(0x40_0000), Some((0x5000, none)));
         assert_eq!(tables.mapped(0, USER_END).len(), 3);
-        assert_eq!(tables.unmap(0x40_1000), Some(0x5000));
+        assert_eq!(tables.unmap(0x40_1000, 0x40_2000), [(0x40_1000, 0x5000)]);
         assert_eq!(tables.get(0x40_1000), None);
         assert_eq!(tables.get(USER_END), None);
+        drop(tables);
+        assert_eq!(memory.free_bytes(), free);
+    }
+
+    #[test]
+    fn a_huge_page_is_split_where_a_part_of_it_changes() {
+        const VA: u64 = 0x4000_0000;
+        let memory = Arc::new(CardMemory::new(4 * HUGE_PAGE).unwrap());
+        let free = memory.free_bytes();
+        let tables = PageTables::new(memory.clone()).unwrap();
+        let (read, write) = (
+            Access::default(),
+            Access {
+                write: true,
+                ..Access::default()
+            },
+        );
+        assert!(tables.has_room(VA));
+        tables.map_huge(VA, HUGE_PAGE, write).unwrap();
+        tables.map_huge(VA + HUGE_PAGE, 0, write).unwrap();
+        assert!(!tables.has_room(VA));
+        assert_eq!(
+            tables.get(VA + 5 * PAGE),
+            Some((HUGE_PAGE + 5 * PAGE, write))
+        );
+        tables.protect(VA + PAGE, VA + 3 * PAGE, read);
+        for (page, access) in [(0, write), (1, read), (2, read), (3, write), (511, write)] {
+            let frame = HUGE_PAGE + page * PAGE;
+            assert_eq!(tables.get(VA + page * PAGE), Some((frame, access)));
+        }
+        assert_eq!(tables.mapped(VA + PAGE, VA + HUGE_PAGE + PAGE).len(), 512);
+        tables.protect(VA, VA + 2 * HUGE_PAGE, Access { none: true, ..read });
+        assert!(tables.get(VA + HUGE_PAGE).unwrap().1.none);
+        assert_eq!(tables.unmap(VA, VA + 2 * HUGE_PAGE).len(), 1024);
+        assert_eq!(tables.get(VA), None);
+        assert!(tables.has_room(VA + HUGE_PAGE));
         drop(tables);
         assert_eq!(memory.free_bytes(), free);
     }

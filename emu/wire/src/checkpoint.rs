@@ -20,6 +20,12 @@ pub const RESTORE: u32 = iow(2, size_of::<Restore>());
 pub const MARK: u32 = (b'k' as u32) << 8 | 3;
 /// What [`CAPTURE`] returns in a restored process.
 pub const RESTARTED: i64 = 1;
+/// Flag of [`CAPTURE`]: a whole image, the first of a chain. From now on the kernel remembers what
+/// the process changes. EOPNOTSUPP where the host cannot tell.
+pub const TRACK: u32 = 1;
+/// Flag of [`CAPTURE`]: the next image of the chain, with what has changed since the last. ENODATA
+/// if there is none: a capture failed since, or the process has executed a program.
+pub const INCREMENT: u32 = 2;
 /// Path of the device.
 pub const PATH: &str = "/dev/card/checkpoint";
 
@@ -29,7 +35,7 @@ pub const PATH: &str = "/dev/card/checkpoint";
 pub struct Capture {
     /// Descriptor to write the image to.
     pub fd: i32,
-    /// Must be 0.
+    /// [`TRACK`] or [`INCREMENT`]; 0: a whole image, on its own.
     pub flags: u32,
 }
 

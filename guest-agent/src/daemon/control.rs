@@ -79,11 +79,11 @@ fn receive_file(host: &Endpoint, path: &str, bytes: u64) -> io::Result<()> {
     let (mut left, mut buffer) = (bytes, vec![0; 64 << 10]);
     let mut result = Ok(());
     while left > 0 {
-        let want = buffer.len().min(left as usize);
-        let count = host.recv(&mut buffer[..want])?;
-        left -= count as u64;
+        let part = &mut buffer[..left.min(64 << 10) as usize];
+        host.recv_exact(part)?;
+        left -= part.len() as u64;
         if let (Ok(()), Ok(file)) = (&result, &mut file) {
-            result = file.write_all(&buffer[..count]);
+            result = file.write_all(part);
         }
     }
     file.map(|_| ()).and(result)

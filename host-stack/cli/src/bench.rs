@@ -1,6 +1,8 @@
 //! `snaprig bench`: measurements, each with its spread over several rounds.
 
 mod baselines;
+mod card;
+mod table;
 mod verbs;
 pub mod verbs_process;
 
@@ -21,6 +23,8 @@ use crate::AnyError;
 pub enum Bench {
     /// Simulated checkpoints a second, on one processor, and how that changes with cards
     Sim(Options),
+    /// A card beside the host: its programs, its system calls, its boot, its captures
+    Card(card::Options),
     /// Latency and bandwidth of verbs between two processes, beside UCX, libfabric and memcpy
     Verbs(verbs::Options),
 }
@@ -50,6 +54,7 @@ struct Row {
 pub fn run_bench(bench: &Bench) -> Result<ExitCode, AnyError> {
     let options = match bench {
         Bench::Sim(options) => options,
+        Bench::Card(options) => return card::run(options),
         Bench::Verbs(options) => return verbs::run(options),
     };
     let rows: Vec<_> = CARDS.into_iter().map(measure).collect();

@@ -1,7 +1,7 @@
 //! Each body over valid inputs, mutated, and a little noise; the same ones in every run.
 
 use super::*;
-use snaprig_card::capture::stream::Encoder;
+use snaprig_card::capture::stream::{Encoder, Link, PAGES_AT};
 use snaprig_hca::packet::{Body, Extra, Packet, Remote, Route};
 use snaprig_hca::{Opcode, Transport, payload::Payload};
 use snaprig_wire::bar4;
@@ -67,11 +67,15 @@ fn bytes(words: &[u64]) -> Vec<u8> {
 #[test]
 fn images() {
     let mut encoder = Encoder::default();
-    let parts = [
-        encoder.start(b"process").expect("it is short"),
-        encoder.pages(4096, &[7; 4096]),
-        encoder.end(),
-    ];
+    let link = Link {
+        id: 2,
+        parent: 1,
+        gone: vec![(4096, 1)],
+    };
+    let start = encoder.start(b"process", &link).expect("it is short");
+    let mut pages = vec![0; PAGES_AT + 4096];
+    encoder.pages(&mut pages, 4096, |room| room.fill(7));
+    let parts = [start, pages, encoder.end()];
     let seed = parts.concat();
     assert!(decode(&seed, 7).is_some() && with_checksums(&seed) == seed);
     smoke(&[[&[255], &seed[..]].concat()], image);

@@ -4,6 +4,8 @@
 //! stream := magic (8 bytes) version (u32) zero (u32)  chunk*
 //! chunk  := kind (u32) length (u32) checksum (u64)  payload (length bytes)
 //! kinds    1 process: what is not memory (postcard); exactly one, first
+//!          4 link:    id (u64), parent (u64), then what is gone: (address, pages) (u64 each);
+//!                     exactly one, second
 //!          2 pages:   address (u64), then whole pages
 //!          3 end:     bytes of pages in the stream (u64); exactly one, last
 //! ```
@@ -11,8 +13,10 @@
 //! payload, so that a chunk that was flipped, moved, repeated or left out is noticed.
 //!
 //! ```text
-//! decoder:  Header --> Process --> Pages --(end)--> Complete
+//! decoder:  Header --> Process --> Link --> Pages --(end)--> Complete
 //! ```
+//! An image whose parent is 0 is whole. Any other is an increment: it has the pages that differ
+//! from those of the image with that id ([`super::chain`]).
 //!
 //! What must stay true: a decoder believes nothing that it has not checked, holds at most one
 //! chunk, and names the offset in the stream of the first thing that is wrong.
@@ -29,12 +33,17 @@ pub const VERSION: u32 = 3;
 pub const PAGES_MAX: usize = 1 << 20;
 /// Most bytes of the process chunk.
 const PROCESS_MAX: usize = 16 << 20;
+/// Most runs of pages that an increment takes away.
+pub const GONE_MAX: usize = 1 << 20;
 const STREAM_HEADER_BYTES: usize = 16;
 const CHUNK_HEADER_BYTES: usize = 16;
 
 const PROCESS: u32 = 1;
 const PAGES: u32 = 2;
 const END: u32 = 3;
+const LINK: u32 = 4;
+/// Bytes of a chunk of pages that stand before the pages.
+pub const PAGES_AT: usize = CHUNK_HEADER_BYTES + 8;
 
 /// Why a stream is not an image.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -72,6 +81,17 @@ pub struct TooLarge {
     pub bytes: usize,
 }
 
+/// Where an image stands in a chain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// Of this image. Not 0.
+    pub id: u64,
+    /// Of the image whose pages it builds on; 0: of none.
+    pub parent: u64,
+    /// Pages of the parent's that are no more: address of the first, and how many; ascending.
+    pub gone: Vec<(u64, u64)>,
+}
+
 /// Writes an image, and only one that a [`Decoder`] takes.
 #[derive(Default)]
 pub struct Encoder {
@@ -80,61 +100,78 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// The stream's first bytes: its header and the process chunk.
-    pub fn start(&mut self, process: &[u8]) -> Result<Vec<u8>, TooLarge> {
-        if process.len() > PROCESS_MAX {
+    /// The stream's first bytes: its header, the process chunk and the link.
+    pub fn start(&mut self, process: &[u8], link: &Link) -> Result<Vec<u8>, TooLarge> {
+        let gone = link.gone.len() * 16;
+        if process.len() > PROCESS_MAX || link.gone.len() > GONE_MAX {
             return Err(TooLarge {
-                bytes: process.len(),
+                bytes: process.len() + gone,
             });
         }
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&[0; 4]);
-        self.chunk(&mut bytes, PROCESS, &[process]);
+        self.chunk(&mut bytes, PROCESS, process);
+        let mut words = vec![link.id, link.parent];
+        words.extend(
+            link.gone
+                .iter()
+                .flat_map(|(address, pages)| [address, pages]),
+        );
+        let words: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.chunk(&mut bytes, LINK, &words);
         Ok(bytes)
     }
 
-    /// A run of whole pages from page-aligned `address`: at least one, at most [`PAGES_MAX`] bytes.
-    pub fn pages(&mut self, address: u64, pages: &[u8]) -> Vec<u8> {
-        assert!((1..=PAGES_MAX).contains(&pages.len()));
-        assert!((address | pages.len() as u64).is_multiple_of(PAGE));
-        self.page_bytes += pages.len() as u64;
-        let mut bytes = Vec::with_capacity(CHUNK_HEADER_BYTES + 8 + pages.len());
-        self.chunk(&mut bytes, PAGES, &[&address.to_le_bytes(), pages]);
-        bytes
+    /// Makes `chunk` a run of whole pages from page-aligned `address`, which `fill` writes. It is
+    /// [`PAGES_AT`] bytes longer than they are: at least one, at most [`PAGES_MAX`] bytes.
+    pub fn pages(&mut self, chunk: &mut [u8], address: u64, fill: impl FnOnce(&mut [u8])) {
+        let len = chunk.len() - PAGES_AT;
+        assert!((1..=PAGES_MAX).contains(&len));
+        assert!((address | len as u64).is_multiple_of(PAGE));
+        self.page_bytes += len as u64;
+        chunk[CHUNK_HEADER_BYTES..PAGES_AT].copy_from_slice(&address.to_le_bytes());
+        fill(&mut chunk[PAGES_AT..]);
+        let header = self.header(PAGES, &chunk[CHUNK_HEADER_BYTES..]);
+        chunk[..CHUNK_HEADER_BYTES].copy_from_slice(&header);
     }
 
     /// The stream's last bytes.
     pub fn end(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let total = self.page_bytes;
-        self.chunk(&mut bytes, END, &[&total.to_le_bytes()]);
+        self.chunk(&mut bytes, END, &total.to_le_bytes());
         bytes
     }
 
-    fn chunk(&mut self, to: &mut Vec<u8>, kind: u32, payload: &[&[u8]]) {
-        let len = payload.iter().map(|part| part.len()).sum::<usize>() as u32;
-        to.extend_from_slice(&kind.to_le_bytes());
-        to.extend_from_slice(&len.to_le_bytes());
-        to.extend_from_slice(&checksum(self.index, kind, payload).to_le_bytes());
-        for part in payload {
-            to.extend_from_slice(part);
-        }
+    fn chunk(&mut self, to: &mut Vec<u8>, kind: u32, payload: &[u8]) {
+        to.extend_from_slice(&self.header(kind, payload));
+        to.extend_from_slice(payload);
+    }
+
+    fn header(&mut self, kind: u32, payload: &[u8]) -> [u8; CHUNK_HEADER_BYTES] {
+        let mut header = [0; CHUNK_HEADER_BYTES];
+        header[..4].copy_from_slice(&kind.to_le_bytes());
+        header[4..8].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+        header[8..].copy_from_slice(&checksum(self.index, kind, payload).to_le_bytes());
         self.index += 1;
+        header
     }
 }
 
 /// What a decoder found next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum Piece<'a> {
     /// The process chunk's payload.
-    Process(Vec<u8>),
+    Process(&'a [u8]),
+    /// The link's.
+    Link(Link),
     /// Pages and where they belong.
     Pages {
         /// Page-aligned address of the first.
         address: u64,
         /// Their contents.
-        bytes: Vec<u8>,
+        bytes: &'a [u8],
     },
     /// The image is complete.
     End,
@@ -143,6 +180,7 @@ pub enum Piece {
 enum State {
     Header,
     Process,
+    Link,
     Pages,
     Complete,
 }
@@ -150,7 +188,10 @@ enum State {
 /// Reads an image from bytes as they come.
 pub struct Decoder {
     state: State,
+    /// The chunk at hand.
     buffer: Vec<u8>,
+    /// It has been handed out.
+    taken: bool,
     /// Offset in the stream of `buffer[0]`.
     offset: u64,
     index: u64,
@@ -162,6 +203,7 @@ impl Default for Decoder {
         Self {
             state: State::Header,
             buffer: Vec::new(),
+            taken: false,
             offset: 0,
             index: 0,
             page_bytes: 0,
@@ -173,18 +215,23 @@ impl Decoder {
     /// How many more bytes the next piece needs: read at most this many, then [`Decoder::push`].
     /// Zero once the image is complete.
     pub fn wants(&self) -> usize {
+        let has = self.has();
         let need = match self.state {
             State::Complete => 0,
             State::Header => STREAM_HEADER_BYTES,
-            _ if self.buffer.len() < CHUNK_HEADER_BYTES => CHUNK_HEADER_BYTES,
+            _ if has < CHUNK_HEADER_BYTES => CHUNK_HEADER_BYTES,
             _ => CHUNK_HEADER_BYTES + self.word(4) as usize,
         };
-        need.saturating_sub(self.buffer.len())
+        need.saturating_sub(has)
     }
 
     /// Takes the next bytes of the stream, at most [`Decoder::wants`]; a piece if one is complete.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Option<Piece>, ImageError> {
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Option<Piece<'_>>, ImageError> {
         assert!(bytes.len() <= self.wants());
+        if std::mem::take(&mut self.taken) {
+            self.offset += self.buffer.len() as u64;
+            self.buffer.clear();
+        }
         self.buffer.extend_from_slice(bytes);
         if matches!(self.state, State::Header) {
             return self.header();
@@ -199,6 +246,11 @@ impl Decoder {
         self.piece().map(Some)
     }
 
+    /// Bytes of the chunk at hand.
+    fn has(&self) -> usize {
+        if self.taken { 0 } else { self.buffer.len() }
+    }
+
     /// The stream is at its end: an error unless the image is complete.
     pub fn finish(&self) -> Result<(), ImageError> {
         match self.state {
@@ -209,7 +261,7 @@ impl Decoder {
         }
     }
 
-    fn header(&mut self) -> Result<Option<Piece>, ImageError> {
+    fn header(&mut self) -> Result<Option<Piece<'_>>, ImageError> {
         if self.wants() > 0 {
             return Ok(None);
         }
@@ -221,7 +273,8 @@ impl Decoder {
             VERSION => return Err(self.damaged("reserved bytes are not zero")),
             found => return Err(ImageError::Version { found }),
         }
-        self.consume(STREAM_HEADER_BYTES, State::Process);
+        self.taken = true;
+        self.state = State::Process;
         Ok(None)
     }
 
@@ -230,6 +283,7 @@ impl Decoder {
         let len = self.word(4) as usize;
         let sound = match (self.word(0), &self.state) {
             (PROCESS, State::Process) => len <= PROCESS_MAX,
+            (LINK, State::Link) => len >= 16 && len.is_multiple_of(16) && len / 16 <= GONE_MAX + 1,
             (PAGES, State::Pages) => {
                 len > 8 && len <= 8 + PAGES_MAX && (len as u64 - 8).is_multiple_of(PAGE)
             }
@@ -243,47 +297,63 @@ impl Decoder {
         }
     }
 
-    fn piece(&mut self) -> Result<Piece, ImageError> {
+    fn piece(&mut self) -> Result<Piece<'_>, ImageError> {
         let kind = self.word(0);
-        let payload = self.buffer.split_off(CHUNK_HEADER_BYTES);
-        if checksum(self.index, kind, &[&payload]) != self.long(8) {
+        if checksum(self.index, kind, &self.buffer[CHUNK_HEADER_BYTES..]) != self.long(8) {
             return Err(self.damaged("its checksum differs"));
         }
-        self.index += 1;
-        let chunk_bytes = CHUNK_HEADER_BYTES + payload.len();
-        let (next, piece) = match kind {
-            PROCESS => (State::Pages, Piece::Process(payload)),
+        let link = match kind {
+            LINK => Some(self.link()?),
+            PAGES if !self.long(CHUNK_HEADER_BYTES).is_multiple_of(PAGE) => {
+                return Err(self.damaged("pages at an odd address"));
+            }
             PAGES => {
-                let (address, pages) = payload.split_at(8);
-                let address = u64::from_le_bytes(address.try_into().expect("8 bytes"));
-                if address % PAGE != 0 {
-                    return Err(self.damaged("pages at an odd address"));
-                }
-                self.page_bytes += pages.len() as u64;
-                (
-                    State::Pages,
-                    Piece::Pages {
-                        address,
-                        bytes: pages.to_vec(),
-                    },
-                )
+                self.page_bytes += (self.buffer.len() - PAGES_AT) as u64;
+                None
             }
-            _ => {
-                let total = u64::from_le_bytes(payload.try_into().expect("8 bytes"));
-                if total != self.page_bytes {
-                    return Err(self.damaged("pages are missing"));
-                }
-                (State::Complete, Piece::End)
+            END if self.long(CHUNK_HEADER_BYTES) != self.page_bytes => {
+                return Err(self.damaged("pages are missing"));
             }
+            _ => None,
         };
-        self.consume(chunk_bytes, next);
-        Ok(piece)
+        self.index += 1;
+        self.taken = true;
+        self.state = match kind {
+            PROCESS => State::Link,
+            LINK | PAGES => State::Pages,
+            _ => State::Complete,
+        };
+        Ok(match (kind, link) {
+            (PROCESS, _) => Piece::Process(&self.buffer[CHUNK_HEADER_BYTES..]),
+            (_, Some(link)) => Piece::Link(link),
+            (PAGES, _) => Piece::Pages {
+                address: self.long(CHUNK_HEADER_BYTES),
+                bytes: &self.buffer[PAGES_AT..],
+            },
+            _ => Piece::End,
+        })
     }
 
-    fn consume(&mut self, bytes: usize, next: State) {
-        self.offset += bytes as u64;
-        self.buffer.clear();
-        self.state = next;
+    fn link(&self) -> Result<Link, ImageError> {
+        let mut pairs = (CHUNK_HEADER_BYTES..self.buffer.len())
+            .step_by(16)
+            .map(|at| (self.long(at), self.long(at + 8)));
+        let (id, parent) = pairs.next().unwrap_or_default();
+        let gone: Vec<_> = pairs.collect();
+        let mut from = 0;
+        for &(address, pages) in &gone {
+            let end = pages
+                .checked_mul(PAGE)
+                .and_then(|bytes| address.checked_add(bytes));
+            from = match end {
+                Some(end) if address >= from && address.is_multiple_of(PAGE) => end,
+                _ => return Err(self.damaged("what is gone is not in order")),
+            };
+        }
+        if id == 0 || parent == 0 && !gone.is_empty() {
+            return Err(self.damaged("an impossible link"));
+        }
+        Ok(Link { id, parent, gone })
     }
 
     fn damaged(&self, what: &'static str) -> ImageError {
@@ -302,15 +372,12 @@ impl Decoder {
     }
 }
 
-fn checksum(index: u64, kind: u32, payload: &[&[u8]]) -> u64 {
-    let len = payload.iter().map(|part| part.len() as u64).sum::<u64>();
+fn checksum(index: u64, kind: u32, payload: &[u8]) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&index.to_le_bytes());
     hash.update(&kind.to_le_bytes());
-    hash.update(&len.to_le_bytes());
-    for part in payload {
-        hash.update(part);
-    }
+    hash.update(&(payload.len() as u64).to_le_bytes());
+    hash.update(payload);
     hash.digest()
 }
 
@@ -319,21 +386,44 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn link() -> Link {
+        Link {
+            id: 2,
+            parent: 1,
+            gone: vec![(0x1000, 3), (0x8000, 1)],
+        }
+    }
+
     fn image() -> Vec<u8> {
         let mut encoder = Encoder::default();
-        let mut bytes = encoder.start(b"the process").unwrap();
-        bytes.extend(encoder.pages(0x40_0000, &[7; 8192]));
-        bytes.extend(encoder.pages(0x7000_0000, &[9; 4096]));
+        let mut bytes = encoder.start(b"the process", &link()).unwrap();
+        for (address, byte, len) in [(0x40_0000, 7, 8192), (0x7000_0000, 9, 4096)] {
+            let mut chunk = vec![0; PAGES_AT + len];
+            encoder.pages(&mut chunk, address, |pages| pages.fill(byte));
+            bytes.extend_from_slice(&chunk);
+        }
         bytes.extend(encoder.end());
         bytes
     }
 
+    /// A piece, in words.
+    fn told(piece: Piece) -> String {
+        match piece {
+            Piece::Process(bytes) => format!("process of {} bytes", bytes.len()),
+            Piece::Link(link) => format!("{link:?}"),
+            Piece::Pages { address, bytes } => {
+                format!("{:#x}: {} times {}", address, bytes.len(), bytes[0])
+            }
+            Piece::End => "end".into(),
+        }
+    }
+
     /// Feeds `bytes` in parts of at most `step`, and collects the pieces.
-    fn read(mut bytes: &[u8], step: usize) -> Result<Vec<Piece>, ImageError> {
+    fn read(mut bytes: &[u8], step: usize) -> Result<Vec<String>, ImageError> {
         let (mut decoder, mut pieces) = (Decoder::default(), Vec::new());
         while decoder.wants() > 0 && !bytes.is_empty() {
             let (now, later) = bytes.split_at(decoder.wants().min(step).min(bytes.len()));
-            pieces.extend(decoder.push(now)?);
+            pieces.extend(decoder.push(now)?.map(told));
             bytes = later;
         }
         decoder.finish()?;
@@ -344,16 +434,15 @@ mod tests {
     fn an_image_comes_back_whatever_the_size_of_the_reads() {
         for step in [1, 7, 4096, usize::MAX] {
             let pieces = read(&image(), step).unwrap();
-            assert_eq!(pieces.len(), 4);
-            assert_eq!(pieces[0], Piece::Process(b"the process".to_vec()));
-            assert_eq!(
-                pieces[2],
-                Piece::Pages {
-                    address: 0x7000_0000,
-                    bytes: vec![9; 4096]
-                }
-            );
-            assert_eq!(pieces[3], Piece::End);
+            let link = format!("{:?}", link());
+            let expected = [
+                "process of 11 bytes",
+                &link,
+                "0x400000: 8192 times 7",
+                "0x70000000: 4096 times 9",
+                "end",
+            ];
+            assert_eq!(pieces, expected);
         }
     }
 
@@ -369,12 +458,16 @@ mod tests {
     fn what_cannot_be_read_is_not_written() {
         let most = vec![7; PROCESS_MAX];
         let mut encoder = Encoder::default();
-        let mut image = encoder.start(&most).unwrap();
+        let mut image = encoder.start(&most, &link()).unwrap();
         image.extend(encoder.end());
         let pieces = read(&image, usize::MAX).unwrap();
-        assert!(pieces[0] == Piece::Process(most));
+        assert_eq!(pieces[0], format!("process of {PROCESS_MAX} bytes"));
         let bytes = PROCESS_MAX + 1;
-        let refused = Encoder::default().start(&vec![7; bytes]);
+        let whole = Link {
+            id: 1,
+            ..Link::default()
+        };
+        let refused = Encoder::default().start(&vec![7; bytes], &whole);
         assert_eq!(refused, Err(TooLarge { bytes }));
     }
 

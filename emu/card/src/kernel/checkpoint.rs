@@ -25,6 +25,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     call::Call,
+    clock,
     device::CharDevice,
     errno::Errno,
     file::{Cx, Description, File},
@@ -42,12 +43,14 @@ use super::{
     wait::{Channel, Stop, SysResult},
 };
 use crate::{
-    capture::stream::{Decoder, Encoder, PAGES_MAX, Piece},
+    capture::stream::{Decoder, Encoder, Link, PAGES_AT, PAGES_MAX, Piece},
     memory::PAGE,
     platform::{Regs, USER_END},
     xstate,
 };
 
+/// Bytes that are written at once, if there are so many small runs.
+const WRITE_MIN: usize = 256 << 10;
 /// Bytes that are read at once.
 const READ_MAX: usize = 64 << 10;
 /// `syscall` is two bytes long.
@@ -157,21 +160,47 @@ impl File for Service {
     }
 }
 
+/// An image of a process that the next one builds on.
+pub struct Chain {
+    id: u64,
+    /// The epoch of write tracking that began with it.
+    epoch: u32,
+    /// Its pages, in ascending order: address and frame.
+    pages: Vec<(u64, u64)>,
+}
+
 /// An image on its way out.
 struct Writing {
     encoder: Encoder,
-    /// Encoded and not yet written.
+    /// What the process has once it is out.
+    chain: Option<Chain>,
+    /// Room for what is encoded.
     bytes: Vec<u8>,
+    /// Bytes of it that are encoded, and that are written.
+    encoded: usize,
     written: usize,
     /// Runs of pages that are still to come.
     runs: VecDeque<Run>,
     ended: bool,
 }
 
+impl Writing {
+    /// Encodes a run of pages.
+    fn add(&mut self, address: u64, len: usize, fill: impl FnOnce(&mut [u8])) {
+        let end = self.encoded + PAGES_AT + len;
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        let chunk = &mut self.bytes[self.encoded..end];
+        self.encoder.pages(chunk, address, fill);
+        self.encoded = end;
+    }
+}
+
 /// Neighbouring pages of an image, from an address on.
 enum Run {
-    /// Frames of the process's memory.
-    Memory(u64, Vec<u64>),
+    /// Frames of the process's memory; whether zeros need not be said.
+    Memory(u64, VecDeque<u64>, bool),
     /// A part of a nameless file.
     File(u64, Arc<Inode>, Span),
 }
@@ -207,7 +236,7 @@ impl Call<'_> {
     fn capture(&mut self, service: &Service, argument: u64) -> SysResult {
         let [argument] = self.read_words(argument)?;
         let (fd, flags) = (argument as i32, (argument >> 32) as u32);
-        if flags != 0 {
+        if ![0, wire::TRACK, wire::INCREMENT].contains(&flags) {
             return Err(Errno::EINVAL.into());
         }
         let files = self.process().files.clone();
@@ -217,14 +246,15 @@ impl Call<'_> {
             Some(Work::Capture(writing)) => writing,
             _ => {
                 self.stop_others()?;
-                self.begin()?
+                self.begin(flags)?
             }
         };
         loop {
-            if writing.written == writing.bytes.len() && !self.encode_next(&mut writing) {
+            if writing.written == writing.encoded && !self.encode_next(&mut writing) {
+                self.process().chain = writing.chain;
                 return Ok(0);
             }
-            let part = &writing.bytes[writing.written..];
+            let part = &writing.bytes[writing.written..writing.encoded];
             match self.with_file(&to, |file, cx| file.write(cx, part)) {
                 Ok(count) => writing.written += count,
                 Err(Stop::Wait(wait)) => {
@@ -290,7 +320,13 @@ impl Call<'_> {
     }
 
     /// The image's beginning, and the list of its pages.
-    fn begin(&mut self) -> Result<Writing, Stop> {
+    fn begin(&mut self, flags: u32) -> Result<Writing, Stop> {
+        // Unless this image is written to its end, there is nothing to build on.
+        let last = self.process().chain.take();
+        let last = match flags {
+            wire::INCREMENT => Some(last.ok_or(Errno::ENODATA)?),
+            _ => None,
+        };
         let own = match &self.thread().xstate {
             Some(saved) => saved.clone(),
             None => self.cpu.xstate().map_err(|_| Errno::EIO)?,
@@ -343,6 +379,13 @@ impl Call<'_> {
             (process.limits.clone(), process.ran, process.children_ran);
         let marked = process.marked.take();
         let (mm, vfs) = (lock(&mm), &self.state.vfs);
+        let epoch = match flags {
+            0 => None,
+            _ => Some(mm.end_epoch(self.cpu).map_err(|error| {
+                tracing::warn!(%error, "this host does not say what a process writes to");
+                Errno::EOPNOTSUPP
+            })?),
+        };
         let mut nameless = Nameless::default();
         let image = ProcessImage {
             pid: self.pid,
@@ -364,21 +407,53 @@ impl Call<'_> {
             threads,
             nameless: nameless.images(),
         };
-        let mut encoder = Encoder::default();
-        let bytes = encoder.start(&frame::encode(&image)).map_err(|error| {
-            tracing::warn!(%error, "a process is not captured");
-            Errno::EFBIG
-        })?;
         let changed = marked
             .as_ref()
             .map(|marked| self.changed_pages(&mm, marked));
-        let mut runs = runs(&mm, changed.unwrap_or_default());
+        let mut pages = own_pages(&mm);
+        pages.extend(changed.into_iter().flatten().map(|page| (page, false)));
+        pages.sort_unstable();
+        let mut random = [0; 8];
+        super::info::random(&mut random);
+        let mut link = Link {
+            id: u64::from_le_bytes(random) | 1,
+            ..Link::default()
+        };
+        let chain = epoch.map(|epoch| Chain {
+            id: link.id,
+            epoch,
+            pages: pages.iter().map(|(page, _)| *page).collect(),
+        });
+        if let Some(last) = last {
+            link.parent = last.id;
+            link.gone = last.gone(&pages);
+            let (memory, is_shared) = (&self.kernel.memory, self.kernel.memory.shared());
+            let mut saved = last.pages.iter().peekable();
+            pages.retain(|&(page, _)| {
+                let (_, frame) = page;
+                while saved.next_if(|other| **other < page).is_some() {}
+                saved.peek() != Some(&&page)
+                    || memory.dirty().changed_since(frame, last.epoch)
+                    || is_shared(frame)
+            });
+            // What was something before must be said to be zero now.
+            pages.iter_mut().for_each(|(_, sparse)| *sparse = false);
+        }
+        let mut encoder = Encoder::default();
+        let bytes = encoder.start(&frame::encode(&image), &link);
+        let bytes = bytes.map_err(|error| {
+            tracing::warn!(%error, "a process is not captured");
+            Errno::EFBIG
+        })?;
+        let mut runs = runs(pages);
         let files = nameless.spans(PAGES_MAX / PAGE as usize);
         runs.extend(files.map(|(address, file, span)| Run::File(address, file, span)));
         // What is saved elsewhere stays as it is until the next mark.
         self.state.process(self.pid).marked = marked;
         Ok(Writing {
             encoder,
+            chain,
+            encoded: bytes.len(),
             bytes,
             written: 0,
             runs,
@@ -386,30 +461,58 @@ impl Call<'_> {
         })
     }
 
-    /// The next chunk of the image; false at its end.
+    /// The next chunks of the image; false at its end.
     fn encode_next(&mut self, writing: &mut Writing) -> bool {
-        writing.written = 0;
-        match writing.runs.pop_front() {
-            Some(Run::File(address, file, span)) => {
-                let mut pages = file.read_at(span.offset, span.len);
-                pages.resize(span.len, 0);
-                writing.bytes = writing.encoder.pages(address, &pages);
-                true
-            }
-            Some(Run::Memory(address, frames)) => {
-                let mut pages = vec![0; frames.len() * PAGE as usize];
-                for (page, frame) in pages.chunks_exact_mut(PAGE as usize).zip(frames) {
-                    self.kernel.memory.read(frame, page);
+        (writing.encoded, writing.written) = (0, 0);
+        while writing.encoded < WRITE_MIN {
+            match writing.runs.pop_front() {
+                Some(Run::File(address, file, span)) => {
+                    let mut pages = file.read_at(span.offset, span.len);
+                    pages.resize(span.len, 0);
+                    writing.add(address, span.len, |room| room.copy_from_slice(&pages));
                 }
-                writing.bytes = writing.encoder.pages(address, &pages);
-                true
+                Some(Run::Memory(address, frames, sparse)) => {
+                    self.encode_memory(writing, address, frames, sparse);
+                }
+                None if !writing.ended => {
+                    let end = writing.encoder.end();
+                    writing.bytes.truncate(writing.encoded);
+                    writing.bytes.extend_from_slice(&end);
+                    writing.encoded += end.len();
+                    writing.ended = true;
+                }
+                None => break,
             }
-            None if !writing.ended => {
-                writing.bytes = writing.encoder.end();
-                writing.ended = true;
-                true
-            }
-            None => false,
+        }
+        writing.encoded > 0
+    }
+
+    /// The first part of a run that is to be in the image; the rest is put back.
+    fn encode_memory(
+        &self,
+        writing: &mut Writing,
+        mut address: u64,
+        mut frames: VecDeque<u64>,
+        sparse: bool,
+    ) {
+        let memory = &self.kernel.memory;
+        let is_zero = |frame: &u64| sparse && memory.is_zero(*frame);
+        while frames.front().is_some_and(is_zero) {
+            frames.pop_front();
+            address += PAGE;
+        }
+        let count = frames.iter().position(is_zero).unwrap_or(frames.len());
+        let rest = frames.split_off(count);
+        if !rest.is_empty() {
+            let next = address + count as u64 * PAGE;
+            writing.runs.push_front(Run::Memory(next, rest, sparse));
+        }
+        if count > 0 {
+            writing.add(address, count * PAGE as usize, |room| {
+                for (page, frame) in room.chunks_exact_mut(PAGE as usize).zip(frames) {
+                    memory.read(frame, page);
+                }
+            });
         }
     }
 
@@ -443,22 +546,26 @@ impl Call<'_> {
             let piece = reading.decoder.push(&bytes).map_err(refused)?;
             match piece {
                 Some(Piece::Process(bytes)) => {
-                    let image: ProcessImage = frame::decode(&bytes).map_err(|_| Errno::EBADMSG)?;
+                    let image: ProcessImage = frame::decode(bytes).map_err(|_| Errno::EBADMSG)?;
                     let files = Nameless::rebuild(&self.kernel.memory, &image.nameless)?;
                     let mm = self.empty_copy(&image, &files)?;
                     reading.process = Some((image, mm, files));
                 }
+                Some(Piece::Link(link)) if link.parent != 0 => {
+                    tracing::warn!("an increment is not restored without what it builds on");
+                    return Err(Errno::EBADMSG.into());
+                }
                 Some(Piece::Pages { address, bytes }) => {
                     let (_, mm, files) = reading.process.as_ref().ok_or(Errno::EBADMSG)?;
                     if address >= nameless::PAGES_START {
-                        files.fill(address, &bytes)?;
+                        files.fill(address, bytes)?;
                         continue;
                     }
                     for (index, page) in bytes.chunks_exact(PAGE as usize).enumerate() {
                         mm.fill(address + index as u64 * PAGE, page)?;
                     }
                 }
-                Some(Piece::End) | None => {}
+                Some(Piece::Link(_) | Piece::End) | None => {}
             }
         }
         reading.decoder.finish().map_err(refused)?;
@@ -564,6 +671,7 @@ impl Call<'_> {
             exit_signal: libc::SIGCHLD,
             stopped_by: None,
             marked: None,
+            chain: None,
             timers: image.timers.rearmed(),
             limits: image.limits,
             ran: image.ran,
@@ -724,30 +832,62 @@ fn restartable(thread: &Thread, woken: bool) -> Regs {
     }
 }
 
-/// All pages of memory that an image holds, in runs of neighbours. Shared file pages are not the
-/// process's: local store is saved as files (paper section 4.1), and so are nameless files; but for
-/// those that have `changed` since.
-fn runs(mm: &AddressSpace, changed: Vec<(u64, u64)>) -> VecDeque<Run> {
-    let own = mm.areas().filter(|(_, area)| !area.shared || is_own(area));
-    let own = own.flat_map(|(start, area)| mm.present(start, area.end));
-    let mut runs = VecDeque::new();
-    for (va, frame) in own.chain(changed) {
-        match runs.back_mut() {
-            Some(Run::Memory(first, frames))
-                if *first + frames.len() as u64 * PAGE == va
-                    && (frames.len() + 1) * PAGE as usize <= PAGES_MAX =>
-            {
-                frames.push(frame);
+impl Chain {
+    /// Runs of its pages that are not among `pages`, which are in order.
+    fn gone(&self, pages: &[((u64, u64), bool)]) -> Vec<(u64, u64)> {
+        let mut left = pages.iter().map(|((va, _), _)| *va).peekable();
+        let mut gone: Vec<(u64, u64)> = Vec::new();
+        for &(va, _) in &self.pages {
+            while left.next_if(|other| *other < va).is_some() {}
+            if left.peek() == Some(&va) {
+                continue;
             }
-            _ => runs.push_back(Run::Memory(va, vec![frame])),
+            match gone.last_mut() {
+                Some((start, count)) if *start + *count * PAGE == va => *count += 1,
+                _ => gone.push((va, 1)),
+            }
+        }
+        gone
+    }
+}
+
+/// Pages of the process's own memory, with whether one of zeros need not be in an image. Shared
+/// file pages are not the process's: local store is saved as files (paper section 4.1), and so are
+/// nameless files; but for those that have changed since.
+fn own_pages(mm: &AddressSpace) -> Vec<((u64, u64), bool)> {
+    let own = mm.areas().filter(|(_, area)| !area.shared || is_own(area));
+    let pages = own.flat_map(|(start, area)| {
+        let sparse = is_own(area);
+        let present = mm.present(start, area.end).into_iter();
+        present.map(move |page| (page, sparse))
+    });
+    pages.collect()
+}
+
+/// Pages in runs of neighbours.
+fn runs(pages: Vec<((u64, u64), bool)>) -> VecDeque<Run> {
+    let mut runs = VecDeque::new();
+    for ((va, frame), sparse) in pages {
+        match runs.back_mut() {
+            Some(Run::Memory(first, frames, also))
+                if *first + frames.len() as u64 * PAGE == va
+                    && (frames.len() + 1) * PAGE as usize <= PAGES_MAX
+                    && *also == sparse =>
+            {
+                frames.push_back(frame);
+            }
+            _ => runs.push_back(Run::Memory(va, [frame].into(), sparse)),
         }
     }
     runs
 }
 
-/// Pages of files that are mapped shared: address and frame.
+/// Pages of files that are mapped shared, but for the card's clock: address and frame.
 fn shared_file_pages(mm: &AddressSpace) -> impl Iterator<Item = (u64, u64)> {
-    let shared = mm.areas().filter(|(_, area)| area.shared && !is_own(area));
+    let shared = mm.areas().filter(|(_, area)| {
+        let is_clock = matches!(&area.backing, Backing::File { path, .. } if path == clock::PATH);
+        area.shared && !is_own(area) && !is_clock
+    });
     shared.flat_map(|(start, area)| mm.present(start, area.end))
 }
 

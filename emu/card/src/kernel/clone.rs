@@ -215,6 +215,7 @@ impl Call<'_> {
             exit_signal: request.exit_signal,
             stopped_by: None,
             marked: None,
+            chain: None,
             // A child has none (fork(2)).
             timers: super::timers::Timers::default(),
             limits: parent.limits.clone(),

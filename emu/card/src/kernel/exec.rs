@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{
     call::Call,
+    clock,
     elf::{self, Executable},
     errno::Errno,
     fs::Vfs,
@@ -23,6 +24,9 @@ const INTERPRETER_BASE: u64 = 0x7eff_0000_0000;
 /// Top of the first stack, and its size.
 const STACK_TOP: u64 = USER_END - (256 << 20);
 const STACK_BYTES: u64 = 8 << 20;
+/// Where the vDSO goes: above the stack.
+pub const VDSO_BASE: u64 = STACK_TOP + (64 << 20);
+static VDSO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso.so"));
 /// Most bytes of arguments and environment (Linux: a quarter of the stack limit).
 const STRINGS_MAX: usize = (STACK_BYTES / 4) as usize;
 const STRINGS_COUNT_MAX: usize = 65_536;
@@ -41,6 +45,7 @@ const AT_PLATFORM: u64 = 15;
 const AT_HWCAP: u64 = 16;
 const AT_CLKTCK: u64 = 17;
 const AT_SECURE: u64 = 23;
+const AT_SYSINFO_EHDR: u64 = 33;
 const AT_RANDOM: u64 = 25;
 const AT_HWCAP2: u64 = 26;
 const AT_EXECFN: u64 = 31;
@@ -93,8 +98,10 @@ pub fn load(
         (AT_SECURE, 0),
         (AT_HWCAP, std::arch::x86_64::__cpuid(1).edx.into()),
         (AT_HWCAP2, HWCAP2_FSGSBASE),
+        (AT_SYSINFO_EHDR, VDSO_BASE),
         (AT_MINSIGSTKSZ, xstate::bytes() as u64 + 1024),
     ];
+    map_vdso(vfs, mm)?;
     let stack = build_stack(mm, &path, &argv, env, &aux)?;
     let name = path
         .rsplit('/')
@@ -192,6 +199,33 @@ fn map_program(
     Ok(end)
 }
 
+/// The vDSO (vdso(7)), a copy of its own for each process, which it keeps wherever it goes; below it
+/// the card's clock.
+fn map_vdso(vfs: &Vfs, mm: &mut AddressSpace) -> Result<(), Errno> {
+    let clock = Area {
+        end: VDSO_BASE,
+        prot: libc::PROT_READ,
+        shared: true,
+        backing: Backing::File {
+            inode: vfs.inode(clock::PATH)?,
+            path: clock::PATH.into(),
+            offset: 0,
+        },
+    };
+    mm.add(VDSO_BASE - PAGE, clock)?;
+    let code = Area {
+        end: VDSO_BASE + (VDSO.len() as u64).next_multiple_of(PAGE),
+        prot: libc::PROT_READ | libc::PROT_EXEC,
+        shared: false,
+        backing: Backing::Anonymous,
+    };
+    mm.add(VDSO_BASE, code)?;
+    for (page, bytes) in VDSO.chunks(PAGE as usize).enumerate() {
+        mm.fill(VDSO_BASE + page as u64 * PAGE, bytes)?;
+    }
+    Ok(())
+}
+
 /// The first stack: strings, then auxv, environment, arguments, count (x86-64 ABI, 3.4.1).
 fn build_stack(
     mm: &mut AddressSpace,
@@ -287,6 +321,7 @@ impl Call<'_> {
         // A parent that vforked goes on with the memory that was shared with it.
         let process = self.process();
         process.mm = Arc::new(Mutex::new(mm));
+        process.chain = None;
         process.exe = start.exe;
         process.argv = argv;
         process.timers.become_program();

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     memory::{CardMemory, PAGE},
-    paging::{Access, PageTables},
+    paging::{Access, HUGE_PAGE, PageTables},
     platform::{Cpu, Platform, Space, USER_END},
 };
 
@@ -22,7 +22,10 @@ pub const USER_START: u64 = 0x1_0000;
 /// Where `mmap` looks first; it goes down from here.
 const MMAP_TOP: u64 = USER_END - (1 << 30);
 /// Pages brought in by one fault, around the one that was touched.
-const FAULT_PAGES: u64 = 16;
+const FAULT_PAGES: u64 = 32;
+/// Anonymous areas from this size on come in huge pages: in a smaller one (a stack, an allocator's
+/// arena) more would be wasted than gained.
+const HUGE_AREA: u64 = 8 * HUGE_PAGE;
 /// Most areas of a process (Linux: vm.max_map_count).
 const AREAS_MAX: usize = 65_530;
 /// Most bytes of one `pin`.
@@ -250,15 +253,12 @@ impl AddressSpace {
 
     /// Drops the pages in `start..end`; the areas stay (madvise(MADV_DONTNEED)).
     pub fn release(&mut self, cpu: &mut dyn Cpu, start: u64, end: u64) {
-        let pages = self.tables.mapped(start, end);
+        let pages = self.tables.unmap(start, end);
         if pages.is_empty() {
             return;
         }
-        for (va, ..) in &pages {
-            self.tables.unmap(*va);
-        }
         self.flush(cpu, start, end);
-        for (_, frame, _) in pages {
+        for (_, frame) in pages {
             self.memory.put(frame);
         }
     }
@@ -269,6 +269,15 @@ impl AddressSpace {
             tracing::error!(%error, "translations cannot be flushed");
             std::process::abort();
         }
+    }
+
+    /// Ends an epoch of write tracking: no CPU of this space writes to a frame, from now on, without
+    /// being noticed. Returns the epoch that begins.
+    pub fn end_epoch(&self, cpu: &mut dyn Cpu) -> std::io::Result<u32> {
+        self.memory.dirty().start()?;
+        // Where the tables are cached, writes are noticed when an entry is cached anew.
+        self.flush(cpu, 0, USER_END);
+        self.memory.dirty().end_epoch()
     }
 
     /// mprotect(2).
@@ -302,9 +311,7 @@ impl AddressSpace {
             taken_away |= now.none && !before.none
                 || before.write && !now.write
                 || before.execute && !now.execute;
-            for (va, ..) in self.tables.mapped(*area_start, area.end) {
-                self.tables.protect(va, now);
-            }
+            self.tables.protect(*area_start, area.end, now);
         }
         if taken_away {
             self.flush(cpu, start, end);
@@ -333,6 +340,7 @@ impl AddressSpace {
                 let (offset, path) = match &area.backing {
                     Backing::File { path, offset, .. } => (*offset, path.as_str()),
                     Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
+                    Backing::Anonymous if *start == super::exec::VDSO_BASE => (0, "[vdso]"),
                     Backing::Anonymous => (0, ""),
                 };
                 let line = format!(
@@ -493,6 +501,9 @@ impl AddressSpace {
         if !access.allows(write, execute) {
             return Err(Fault::Denied);
         }
+        if self.huge_page_in(start, area, page) {
+            return Ok(());
+        }
         if self.tables.get(page).is_none() {
             self.page_in(start, area, page)?;
         }
@@ -511,6 +522,29 @@ impl AddressSpace {
             }
         }
         Ok(())
+    }
+
+    /// Brings in the huge page around `page`, where one fits and a quarter of memory is free.
+    fn huge_page_in(&self, start: u64, area: &Area, page: u64) -> bool {
+        let first = page & !(HUGE_PAGE - 1);
+        let fits = first >= start && first + HUGE_PAGE <= area.end;
+        if !matches!(area.backing, Backing::Anonymous)
+            || area.end - start < HUGE_AREA
+            || !fits
+            || !self.tables.has_room(first)
+            || self.memory.free_bytes() < self.memory.bytes() / 4
+        {
+            return false;
+        }
+        let pages = HUGE_PAGE / PAGE;
+        let Some(frame) = self.memory.alloc_run(pages as usize, pages as usize) else {
+            return false;
+        };
+        let entered = self.tables.map_huge(first, frame, area.access()).is_ok();
+        if !entered {
+            (0..pages).for_each(|index| self.memory.put(frame + index * PAGE));
+        }
+        entered
     }
 
     fn page_in(&self, start: u64, area: &Area, page: u64) -> Result<(), Fault> {
@@ -566,7 +600,7 @@ impl AddressSpace {
     pub fn fill(&self, va: u64, bytes: &[u8]) -> Result<(), Errno> {
         let page = va & !(PAGE - 1);
         let (start, area) = self.area(page).ok_or(Errno::EFAULT)?;
-        if self.tables.get(page).is_none() {
+        if self.tables.get(page).is_none() && !self.huge_page_in(start, area, page) {
             self.page_in(start, area, page).map_err(|_| Errno::ENOMEM)?;
         }
         let (frame, _) = self.tables.get(page).ok_or(Errno::EFAULT)?;
@@ -652,6 +686,8 @@ struct Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         for frame in &self.frames {
+            // Nobody saw who wrote to it.
+            self.memory.dirty().mark(*frame);
             self.memory.put(*frame);
         }
     }
@@ -661,8 +697,7 @@ impl AddressSpace {
     /// Gives all pages back. No CPU may run in this space again, so nothing is flushed.
     pub fn clear(&mut self) {
         for (start, area) in std::mem::take(&mut self.areas) {
-            for (va, frame, _) in self.tables.mapped(start, area.end) {
-                self.tables.unmap(va);
+            for (_, frame) in self.tables.unmap(start, area.end) {
                 self.memory.put(frame);
             }
         }

@@ -12,12 +12,14 @@
 //! | `mm`, `memory_calls`, `user` | address spaces and the calls that change them |
 //! | `elf`, `exec`, `clone`, `exit` | programs and processes, from start to end |
 //! | [`checkpoint`] | processes to a stream and back |
+//! | [`clock`] | what time it is, and the page that tells programs |
 //! | `futex`, `signal`, `time`, `limits`, `sched`, `info` | the calls of those names |
 //! | [`fs`] | files |
 //! | `device`, `file` | how drivers outside this crate plug in |
 
 mod call;
 pub mod checkpoint;
+pub mod clock;
 mod clone;
 mod cores;
 pub mod device;
@@ -59,7 +61,7 @@ use self::{
     wait::Channel,
 };
 use crate::{
-    memory::CardMemory,
+    memory::{CardMemory, PAGE},
     platform::{Platform, Regs},
     xstate,
 };
@@ -107,7 +109,12 @@ pub struct Kernel {
 impl Kernel {
     /// A kernel with an empty file system and no process.
     pub fn new(config: Config) -> Result<Arc<Self>, Errno> {
-        let vfs = Vfs::new(config.memory.clone())?;
+        let mut vfs = Vfs::new(config.memory.clone())?;
+        vfs.write_file(clock::PATH, &[0; PAGE as usize], 0o444)?;
+        if config.platform.has_host_counter() {
+            let frame = vfs.inode(clock::PATH)?.frame(0)?;
+            clock::publish(&config.memory, frame);
+        }
         Ok(Arc::new_cyclic(|me| Self {
             memory: config.memory,
             platform: config.platform,
@@ -177,6 +184,7 @@ impl Kernel {
             exit_signal: libc::SIGCHLD,
             stopped_by: None,
             marked: None,
+            chain: None,
             timers: timers::Timers::default(),
             limits: limits::Limits::default(),
             ran: Duration::ZERO,
@@ -269,7 +277,7 @@ impl WakeTarget for Kernel {
     }
 }
 
-/// `CLOCK_MONOTONIC` of the host, which is also the guests'.
+/// `CLOCK_MONOTONIC`.
 pub(crate) fn now() -> Duration {
-    time::host_clock(libc::CLOCK_MONOTONIC)
+    clock::now().0
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::{
+    checkpoint::Chain,
     errno::Errno,
     fs::{FileTable, FsContext, Vfs},
     futex::Futexes,
@@ -86,6 +87,8 @@ pub struct Process {
     /// Pages of files that it maps shared, by address, with checksums: what they held when the
     /// checkpoint service was told that they are saved elsewhere.
     pub marked: Option<BTreeMap<u64, u64>>,
+    /// Its last image, if others are to build on it.
+    pub chain: Option<Chain>,
     /// Timers that send it signals.
     pub timers: Timers,
     /// Resource limits.

@@ -1,15 +1,25 @@
-//! Clocks and sleeping. A card's clocks are the host's.
+//! Clocks and sleeping.
 
 use std::time::Duration;
 
 use super::{
     call::Call,
+    clock,
     device::UserMemory,
     errno::Errno,
     now,
     state::{State, lock},
     wait::{Stop, SysResult, Wait},
 };
+
+/// A clock of the card.
+pub fn card_clock(clock: libc::clockid_t) -> Duration {
+    match clock {
+        libc::CLOCK_MONOTONIC | libc::CLOCK_MONOTONIC_COARSE => clock::now().0,
+        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => clock::now().1,
+        other => host_clock(other),
+    }
+}
 
 /// A clock of the host.
 pub fn host_clock(clock: libc::clockid_t) -> Duration {
@@ -47,7 +57,7 @@ impl Call<'_> {
         let time = match clock {
             libc::CLOCK_PROCESS_CPUTIME_ID => self.process_time(),
             libc::CLOCK_THREAD_CPUTIME_ID => self.thread().ran,
-            0..=11 => host_clock(clock),
+            0..=11 => card_clock(clock),
             _ => return Err(Errno::EINVAL.into()),
         };
         self.write_words(to, &[time.as_secs(), time.subsec_nanos().into()])?;
@@ -68,7 +78,7 @@ impl Call<'_> {
     /// gettimeofday(2).
     pub fn gettimeofday(&mut self, to: u64) -> SysResult {
         if to != 0 {
-            let time = host_clock(libc::CLOCK_REALTIME);
+            let time = card_clock(libc::CLOCK_REALTIME);
             self.write_words(to, &[time.as_secs(), time.subsec_micros().into()])?;
         }
         Ok(0)
@@ -76,7 +86,7 @@ impl Call<'_> {
 
     /// time(2).
     pub fn time(&mut self, to: u64) -> SysResult {
-        let seconds = host_clock(libc::CLOCK_REALTIME).as_secs();
+        let seconds = card_clock(libc::CLOCK_REALTIME).as_secs();
         if to != 0 {
             self.write_words(to, &[seconds])?;
         }
@@ -127,7 +137,7 @@ impl Call<'_> {
             return Ok(Some(at));
         }
         Ok(Some(now().saturating_add(
-            at.saturating_sub(host_clock(libc::CLOCK_REALTIME)),
+            at.saturating_sub(card_clock(libc::CLOCK_REALTIME)),
         )))
     }
 

@@ -19,7 +19,7 @@ use super::{
     now,
     signal::{self, Info, SI_KERNEL},
     state::State,
-    time::host_clock,
+    time::card_clock,
     wait::{Stop, SysResult},
 };
 
@@ -330,7 +330,7 @@ impl Call<'_> {
         let was = timer.armed.map(left_of);
         let due = match flags & libc::TIMER_ABSTIME != 0 {
             false => now().saturating_add(value),
-            true => now().saturating_add(value.saturating_sub(host_clock(timer.clock))),
+            true => now().saturating_add(value.saturating_sub(card_clock(timer.clock))),
         };
         timer.armed = (!value.is_zero()).then_some(Armed { due, interval });
         timer.overrun = 0;

@@ -99,6 +99,9 @@ pub trait Platform: Send + Sync {
     /// CPUs that there can be at a time.
     fn cpus_max(&self) -> usize;
 
+    /// Whether programs that read the time stamp counter read the host's.
+    fn has_host_counter(&self) -> bool;
+
     /// Bytes of [`Cpu::xstate`].
     fn xstate_bytes(&self) -> usize;
 }

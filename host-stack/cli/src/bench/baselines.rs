@@ -188,7 +188,7 @@ pub fn pinned(command: &mut Command, core: usize) {
 }
 
 /// Pins this thread.
-fn pin_to(core: usize) -> io::Result<()> {
+pub fn pin_to(core: usize) -> io::Result<()> {
     // SAFETY: a set on the stack.
     let done = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();

@@ -8,7 +8,7 @@ use std::{
 
 use super::Stat;
 use crate::{
-    kernel::{errno::Errno, time::host_clock},
+    kernel::{errno::Errno, time::card_clock},
     memory::{CardMemory, PAGE},
 };
 
@@ -47,7 +47,7 @@ impl Inode {
             frames: BTreeMap::new(),
             mode: mode & 0o7777,
             nlink: 1,
-            mtime: host_clock(libc::CLOCK_REALTIME),
+            mtime: card_clock(libc::CLOCK_REALTIME),
         };
         Arc::new(Self {
             memory: memory.clone(),
@@ -175,7 +175,7 @@ impl Inode {
         }
         let mut inner = self.lock();
         inner.size = inner.size.max(offset + done as u64);
-        inner.mtime = host_clock(libc::CLOCK_REALTIME);
+        inner.mtime = card_clock(libc::CLOCK_REALTIME);
         Ok(done)
     }
 
@@ -200,7 +200,7 @@ impl Inode {
             self.memory.write(frame + size % PAGE, &vec![0; tail]);
         }
         inner.size = size;
-        inner.mtime = host_clock(libc::CLOCK_REALTIME);
+        inner.mtime = card_clock(libc::CLOCK_REALTIME);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use super::{
     stat_of,
     tree::{Found, Node},
 };
-use crate::kernel::{errno::Errno, file::File, time::host_clock, wait::SysResult};
+use crate::kernel::{errno::Errno, file::File, time::card_clock, wait::SysResult};
 
 const AT_FDCWD: i32 = libc::AT_FDCWD;
 
@@ -224,13 +224,13 @@ impl FsCall<'_> {
     /// The second of two `struct timespec`; `None`: the time is to stay.
     fn read_mtime(&mut self, times: u64) -> Result<Option<Duration>, Errno> {
         if times == 0 {
-            return Ok(Some(host_clock(libc::CLOCK_REALTIME)));
+            return Ok(Some(card_clock(libc::CLOCK_REALTIME)));
         }
         let mut bytes = [0; 32];
         self.cx.memory.read(times, &mut bytes)?;
         let word = |at: usize| i64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         match (u64::try_from(word(16)), word(24)) {
-            (_, libc::UTIME_NOW) => Ok(Some(host_clock(libc::CLOCK_REALTIME))),
+            (_, libc::UTIME_NOW) => Ok(Some(card_clock(libc::CLOCK_REALTIME))),
             (_, libc::UTIME_OMIT) => Ok(None),
             // A time before 1970 is the earliest that there is.
             (seconds, nanos @ 0..1_000_000_000) => {

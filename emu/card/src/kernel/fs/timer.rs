@@ -14,7 +14,7 @@ use crate::kernel::{
     errno::Errno,
     file::{Cx, Description, File, PollMask},
     now,
-    time::host_clock,
+    time::card_clock,
     wait::{Channel, Stop, SysResult, Wait},
 };
 
@@ -113,7 +113,7 @@ impl Timer {
             (true, _) => None,
             (false, false) => Some(now.saturating_add(first)),
             (false, true) => {
-                let clock = host_clock(self.clock);
+                let clock = card_clock(self.clock);
                 let ahead = now.saturating_add(first.saturating_sub(clock));
                 Some(ahead.saturating_sub(clock.saturating_sub(first)))
             }

@@ -1,12 +1,16 @@
 //! A guest thread's virtual CPU.
 
-use std::sync::{
-    Arc, Once,
-    atomic::{AtomicBool, AtomicI32, Ordering},
+use std::{
+    os::fd::AsRawFd,
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, AtomicI32, Ordering},
+    },
 };
 
 use kvm_bindings::{
-    Msrs, kvm_msr_entry, kvm_regs, kvm_run, kvm_sregs, kvm_xcr, kvm_xcrs, kvm_xsave,
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs, kvm_device_attr, kvm_msr_entry, kvm_regs,
+    kvm_run, kvm_sregs, kvm_xcr, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 
@@ -21,6 +25,9 @@ use crate::{
     xstate,
 };
 
+const MSR_TSC: u32 = 0x10;
+/// `_IOW(KVMIO, 0xe1, struct kvm_device_attr)`, of a virtual CPU.
+const KVM_SET_DEVICE_ATTR: libc::c_ulong = 0x4018_aee1;
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
 const MSR_SFMASK: u32 = 0xc000_0084;
@@ -76,6 +83,7 @@ impl Vcpu {
                 (MSR_SFMASK, SYSCALL_MASK),
             ],
         )?;
+        take_host_counter(&fd);
         fd.set_sync_valid_reg(SyncReg::Register);
         fd.set_sync_valid_reg(SyncReg::SystemRegister);
         let initial = Box::new(fd.get_xsave().map_err(|e| host("KVM_GET_XSAVE", e))?);
@@ -85,6 +93,22 @@ impl Vcpu {
             stack,
             initial,
         })
+    }
+
+    /// Whether its time stamp counter is the host's, as KVM has it.
+    pub fn has_host_counter(&self) -> Result<bool, PlatformError> {
+        // SAFETY: every x86-64 processor has the counter, and Linux lets programs read it.
+        let counter = || unsafe { std::arch::x86_64::_rdtsc() };
+        let entry = kvm_msr_entry {
+            index: MSR_TSC,
+            ..Default::default()
+        };
+        let mut msrs = Msrs::from_entries(&[entry]).expect("one entry fits");
+        let before = counter();
+        let read = self.fd.get_msrs(&mut msrs);
+        let read = read.map_err(|e| host("KVM_GET_MSRS", e))?;
+        let theirs = msrs.as_slice()[0].data;
+        Ok(read == 1 && (before..=counter()).contains(&theirs))
     }
 
     fn set_root(&mut self, root: u64) -> Result<(), PlatformError> {
@@ -103,6 +127,20 @@ impl Vcpu {
         // hidden from CPUID.
         unsafe { self.fd.set_xsave(xsave) }.map_err(|e| host("KVM_SET_XSAVE", e))
     }
+}
+
+/// Lets the time stamp counter be the host's (kvm's vcpu.rst, KVM_VCPU_TSC_OFFSET), so that clocks
+/// can be read in ring 3. Where it cannot be, [`Vcpu::has_host_counter`] tells.
+fn take_host_counter(fd: &VcpuFd) {
+    let offset = 0u64;
+    let attribute = kvm_device_attr {
+        flags: 0,
+        group: KVM_VCPU_TSC_CTRL,
+        attr: KVM_VCPU_TSC_OFFSET.into(),
+        addr: (&raw const offset) as u64,
+    };
+    // SAFETY: the structure and the value that it points to live through the call.
+    unsafe { libc::ioctl(fd.as_raw_fd(), KVM_SET_DEVICE_ATTR, &raw const attribute) };
 }
 
 fn set_msrs(fd: &VcpuFd, values: &[(u32, u64)]) -> Result<(), PlatformError> {

@@ -42,6 +42,7 @@ struct Vm {
     idle: Mutex<Vec<cpu::Vcpu>>,
     next_vcpu: Mutex<u64>,
     flushing: Mutex<()>,
+    has_host_counter: bool,
 }
 
 impl KvmPlatform {
@@ -68,20 +69,26 @@ impl KvmPlatform {
             .map_err(|e| host("KVM_GET_SUPPORTED_CPUID", e))?;
         system::hide_amx(&mut cpuid);
         let system = system::System::new(memory)?;
+        let mut vm = Vm {
+            fd,
+            memory: memory.clone(),
+            system,
+            cpuid,
+            idle: Mutex::default(),
+            next_vcpu: Mutex::new(0),
+            flushing: Mutex::default(),
+            has_host_counter: false,
+        };
+        // All CPUs are alike. The first program takes this one.
+        let first = vm.new_vcpu()?;
+        vm.has_host_counter = first.has_host_counter()?;
+        vm.idle.lock().expect("no panic while held").push(first);
         Ok(Self {
+            vm: Arc::new(vm),
             cpus_max: kvm
                 .get_max_vcpus()
                 .min(system::CPUS_MAX as usize)
                 .saturating_sub(CPUS_SPARE),
-            vm: Arc::new(Vm {
-                fd,
-                memory: memory.clone(),
-                system,
-                cpuid,
-                idle: Mutex::default(),
-                next_vcpu: Mutex::new(0),
-                flushing: Mutex::default(),
-            }),
         })
     }
 }
@@ -102,12 +109,7 @@ impl Platform for KvmPlatform {
     fn new_cpu(&self, space: Arc<dyn Space>) -> Result<Box<dyn Cpu>, PlatformError> {
         let vcpu = match self.vm.idle.lock().expect("no panic while held").pop() {
             Some(vcpu) => vcpu,
-            None => {
-                let mut next = self.vm.next_vcpu.lock().expect("no panic while held");
-                let vcpu = cpu::Vcpu::new(&self.vm, *next)?;
-                *next += 1;
-                vcpu
-            }
+            None => self.vm.new_vcpu()?,
         };
         Ok(Box::new(cpu::KvmCpu::new(self.vm.clone(), vcpu, space)?))
     }
@@ -116,12 +118,23 @@ impl Platform for KvmPlatform {
         self.cpus_max
     }
 
+    fn has_host_counter(&self) -> bool {
+        self.vm.has_host_counter
+    }
+
     fn xstate_bytes(&self) -> usize {
         xstate::bytes()
     }
 }
 
 impl Vm {
+    fn new_vcpu(&self) -> Result<cpu::Vcpu, PlatformError> {
+        let mut next = self.next_vcpu.lock().expect("no panic while held");
+        let vcpu = cpu::Vcpu::new(self, *next)?;
+        *next += 1;
+        Ok(vcpu)
+    }
+
     /// Makes removed page-table entries visible to every CPU.
     fn flush(&self) -> Result<(), PlatformError> {
         let _one_at_a_time = self.flushing.lock().expect("no panic while held");

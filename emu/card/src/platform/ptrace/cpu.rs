@@ -236,6 +236,31 @@ impl PtraceCpu {
         let Some((frame, access)) = look(page).filter(|(_, a)| a.allows(write, execute)) else {
             return Ok(Some(fault));
         };
+        // Where writes are tracked, the first one to a page has to come here.
+        let tracked = process.memory.dirty().is_on();
+        let writes = access.write && (write || access.execute || !tracked);
+        let map = |cpu: &mut Self, first: u64, last: u64| {
+            let offset = frame - (page - first);
+            let len = last - first + PAGE;
+            for at in (offset..offset + len).step_by(PAGE as usize) {
+                if tracked && writes {
+                    process.memory.dirty().mark(at);
+                }
+            }
+            let flags = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
+            let prot = prot(Access {
+                write: writes,
+                ..access
+            });
+            cpu.call(
+                libc::SYS_mmap,
+                [first, len, prot, flags, MEMORY_FD as u64, offset],
+            )
+        };
+        // The host has room for only so many pages that differ from their neighbours.
+        if tracked && writes && map(self, page, page).is_ok() {
+            return Ok(None);
+        }
         let (mut first, mut last) = (page, page);
         let fits = |va: u64, at: u64| look(va) == Some((at, access));
         while first > 0
@@ -248,17 +273,7 @@ impl PtraceCpu {
         while (last - page) / PAGE < MAP_PAGES && fits(last + PAGE, frame + (last - page) + PAGE) {
             last += PAGE;
         }
-        let flags = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
-        let offset = frame - (page - first);
-        let args = [
-            first,
-            last - first + PAGE,
-            prot(access),
-            flags,
-            MEMORY_FD as u64,
-            offset,
-        ];
-        self.call(libc::SYS_mmap, args)?;
+        map(self, first, last)?;
         Ok(None)
     }
 }

@@ -83,6 +83,10 @@ impl Platform for PtracePlatform {
         usize::MAX
     }
 
+    fn has_host_counter(&self) -> bool {
+        true
+    }
+
     fn xstate_bytes(&self) -> usize {
         xstate::bytes()
     }

@@ -1,0 +1,199 @@
+//! Which frames of card memory have been written to: write protection of userfaultfd(2) in its
+//! asynchronous mode, read with PAGEMAP_SCAN (Documentation/admin-guide/mm/pagemap.rst).
+//!
+//! It sees every write through this process's mapping: the card kernel's, and through KVM the
+//! guests'. What is written through another mapping (traced processes, the host through BAR0, the
+//! DMA engine) is reported by [`Dirty::mark`], or belongs to a frame with more than one use.
+//!
+//! Time is counted in epochs: a scan ends one. Whoever saved a frame in an epoch has it still if it
+//! has not changed since that epoch.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    ptr::NonNull,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use crate::memory::PAGE;
+
+/// ioctl_userfaultfd(2).
+const UFFD_API: u64 = 0xaa;
+/// WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC.
+const FEATURES: u64 = 1 << 12 | 1 << 13 | 1 << 15;
+const USER_MODE_ONLY: libc::c_long = 1;
+const UFFDIO_API: u64 = iowr(0xaa, 0x3f, 24);
+const UFFDIO_REGISTER: u64 = iowr(0xaa, 0, 32);
+const REGISTER_WP: u64 = 2;
+/// `struct pm_scan_arg` has twelve words.
+const PAGEMAP_SCAN: u64 = iowr(b'f', 16, SCAN_BYTES);
+const SCAN_BYTES: u64 = 96;
+/// PM_SCAN_WP_MATCHING, PM_SCAN_CHECK_WPASYNC.
+const SCAN_FLAGS: u64 = 1 | 2;
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
+/// Ranges that one scan reports at most.
+const RANGES: usize = 4096;
+
+/// The tracker of one memory. It does nothing until [`Dirty::start`].
+pub struct Dirty {
+    base: NonNull<u8>,
+    bytes: u64,
+    /// The epoch in which each frame was last seen to have been written to.
+    written: OnceLock<Box<[AtomicU32]>>,
+    epoch: AtomicU32,
+    descriptors: OnceLock<(OwnedFd, File)>,
+}
+
+// SAFETY: `base` is only an address, which is given to the kernel and never dereferenced.
+unsafe impl Send for Dirty {}
+// SAFETY: as above.
+unsafe impl Sync for Dirty {}
+
+impl Dirty {
+    /// For the mapping of `bytes` at `base`, which outlives it.
+    pub fn new(base: NonNull<u8>, bytes: u64) -> Self {
+        Self {
+            base,
+            bytes,
+            written: OnceLock::new(),
+            epoch: AtomicU32::new(1),
+            descriptors: OnceLock::new(),
+        }
+    }
+
+    /// Whether writes are tracked.
+    pub fn is_on(&self) -> bool {
+        self.written.get().is_some()
+    }
+
+    /// Tracks writes from now on, to all frames. One caller at a time.
+    pub fn start(&self) -> io::Result<()> {
+        if self.is_on() {
+            return Ok(());
+        }
+        let flags = libc::c_long::from(libc::O_CLOEXEC) | USER_MODE_ONLY;
+        // SAFETY: a system call without pointers; the result is checked.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it is ours and open.
+        let userfault = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        ioctl(&userfault, UFFDIO_API, &mut [UFFD_API, FEATURES, 0])?;
+        let mut range = [self.base.as_ptr() as u64, self.bytes, REGISTER_WP, 0];
+        ioctl(&userfault, UFFDIO_REGISTER, &mut range)?;
+        let pagemap = File::open("/proc/self/pagemap")?;
+        let frames = (0..self.bytes / PAGE).map(|_| AtomicU32::new(0)).collect();
+        // Whoever was faster has done the same.
+        let _ = self.descriptors.set((userfault, pagemap));
+        let _ = self.written.set(frames);
+        Ok(())
+    }
+
+    /// Ends the epoch: every write before this call belongs to it or an earlier one. Returns the
+    /// epoch that begins. One caller at a time.
+    pub fn end_epoch(&self) -> io::Result<u32> {
+        let (Some((_, pagemap)), Some(written)) = (self.descriptors.get(), self.written.get())
+        else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        let base = self.base.as_ptr() as u64;
+        let (mut from, end) = (base, base + self.bytes);
+        let mut ranges = vec![[0u64; 3]; RANGES];
+        while from < end {
+            let mut scan = [
+                SCAN_BYTES,
+                SCAN_FLAGS,
+                from,
+                end,
+                0,
+                ranges.as_mut_ptr() as u64,
+                RANGES as u64,
+                0,
+                0,
+                PAGE_IS_WRITTEN,
+                0,
+                PAGE_IS_WRITTEN,
+            ];
+            let found = ioctl(pagemap, PAGEMAP_SCAN, &mut scan)?;
+            for [start, end, _] in &ranges[..found] {
+                let frames = ((start - base) / PAGE) as usize..((end - base) / PAGE) as usize;
+                for frame in &written[frames] {
+                    frame.store(epoch, Ordering::SeqCst);
+                }
+            }
+            // Where the walk ended.
+            from = scan[4];
+        }
+        Ok(self.epoch.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+
+    /// The frame at `address` is written to, or may be, in this epoch.
+    pub fn mark(&self, address: u64) {
+        if let Some(written) = self.written.get() {
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            written[(address / PAGE) as usize].store(epoch, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the frame at `address` has been written to in `epoch` or later, up to the end of the
+    /// last one.
+    pub fn changed_since(&self, address: u64, epoch: u32) -> bool {
+        self.written.get().is_none_or(|written| {
+            written[(address / PAGE) as usize].load(Ordering::SeqCst) >= epoch
+        })
+    }
+}
+
+/// ioctl(2) with a structure of words.
+fn ioctl<const N: usize>(
+    fd: &impl AsRawFd,
+    request: u64,
+    words: &mut [u64; N],
+) -> io::Result<usize> {
+    // SAFETY: each request's structure is as long as its number says, which is what is passed;
+    // the addresses in it are of memory that is there.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) };
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// `_IOWR(type, number, size)` of `asm-generic/ioctl.h`.
+const fn iowr(kind: u8, number: u64, size: u64) -> u64 {
+    3 << 30 | size << 16 | (kind as u64) << 8 | number
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::memory::{CardMemory, PAGE};
+
+    #[test]
+    fn a_frame_has_changed_if_it_was_written_to() {
+        let memory = CardMemory::new(4096 * PAGE).unwrap();
+        if let Err(error) = memory.dirty().start() {
+            eprintln!("skipped: no write tracking here: {error}");
+            return;
+        }
+        let frames: Vec<_> = (0..64).map(|_| memory.alloc().unwrap()).collect();
+        let first = memory.dirty().end_epoch().unwrap();
+        for written in [3, 17, 40] {
+            memory.write(frames[written] + 8, b"written");
+        }
+        memory.dirty().mark(frames[50]);
+        let second = memory.dirty().end_epoch().unwrap();
+        let changed = |epoch| -> Vec<usize> {
+            let since = |i: &usize| memory.dirty().changed_since(frames[*i], epoch);
+            (0..64).filter(since).collect()
+        };
+        assert_eq!(changed(first), [3, 17, 40, 50]);
+        assert_eq!(changed(second), [0; 0]);
+        memory.write(frames[63], b"written");
+        memory.dirty().end_epoch().unwrap();
+        assert_eq!(changed(second), [63]);
+        assert_eq!(changed(first), [3, 17, 40, 50, 63]);
+    }
+}
