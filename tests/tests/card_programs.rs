@@ -213,3 +213,8 @@ fn python() {
     let script = format!("{SOURCES}/library.py");
     same(&[python, &script], &[&script, library.trim()]);
 }
+
+#[test]
+fn descriptors_and_rare_calls() {
+    dynamic_and_static("gcc", "descriptors.c", &C, "-static");
+}

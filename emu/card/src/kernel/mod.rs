@@ -12,7 +12,7 @@
 //! | `mm`, `memory_calls`, `user` | address spaces and the calls that change them |
 //! | `elf`, `exec`, `clone`, `exit` | programs and processes, from start to end |
 //! | [`checkpoint`] | processes to a stream and back |
-//! | `futex`, `signal`, `time`, `limits`, `sched`, `info` | the calls of those names |
+//! | `futex`, `signal`, [`signalfd`], [`pidfd`], `time`, `limits`, `sched`, `info` | the calls of those names |
 //! | [`fs`] | files |
 //! | `device`, `file` | how drivers outside this crate plug in |
 
@@ -33,9 +33,11 @@ mod info;
 pub mod limits;
 mod memory_calls;
 pub mod mm;
+pub mod pidfd;
 mod run;
 mod sched;
 pub mod signal;
+pub mod signalfd;
 pub mod state;
 pub mod syscalls;
 mod time;
@@ -170,6 +172,7 @@ impl Kernel {
             actions: Arc::new(Mutex::new(Actions::default())),
             pending: signal::Pending::default(),
             threads: Vec::new(),
+            ending: Arc::default(),
             exit: None,
             children: Channel::new(),
             released: Channel::new(),
