@@ -213,3 +213,33 @@ fn python() {
     let script = format!("{SOURCES}/library.py");
     same(&[python, &script], &[&script, library.trim()]);
 }
+
+#[test]
+fn descriptors_and_rare_calls() {
+    dynamic_and_static("gcc", "descriptors.c", &C, "-static");
+}
+
+#[test]
+fn the_system_calls_of_a_card_are_listed() {
+    let listed = run(SNAPRIG, &["card", "syscalls", "--json"]);
+    let calls: Vec<serde_json::Value> = serde_json::from_slice(&listed.stdout).expect("JSON");
+    let call = |name: &str| {
+        let mut calls = calls.iter();
+        calls
+            .find(|call| call["name"] == name)
+            .expect("it is there")
+    };
+    assert_eq!(
+        (&call("read")["number"], &call("read")["support"]),
+        (&0.into(), &"full".into())
+    );
+    assert!(
+        call("socket")["limits"]
+            .as_str()
+            .is_some_and(|limits| !limits.is_empty())
+    );
+    assert_eq!(call("reboot")["support"], "absent");
+    let table = run(SNAPRIG, &["card", "syscalls"]);
+    let table = String::from_utf8(table.stdout).expect("UTF-8");
+    assert_eq!(table.lines().count(), calls.len());
+}

@@ -395,6 +395,66 @@ int main() {
     check(kind, source, &["-static"], expected, ExitStatus::Exited(0));
 }
 
+/// A FIFO, signals and a process behind descriptors, limits, affinity, and a lock that is waited for
+/// while its owner is captured.
+fn captured_objects(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; };
+static pthread_mutex_t lock; static volatile int tid;
+static void *waiter(void *unused) {
+  tid = gettid(); pthread_mutex_lock(&lock); puts("handed over"); pthread_mutex_unlock(&lock); return 0;
+}
+int main() {
+  int st;
+  if (fork() == 0) {
+    mkfifo("/tmp/fifo", 0600); int fifo = open("/tmp/fifo", O_RDWR); write(fifo, "in it", 5);
+    sigset_t set; sigemptyset(&set); sigaddset(&set, SIGUSR1); sigprocmask(SIG_BLOCK, &set, 0);
+    int signals = signalfd(-1, &set, 0); kill(getpid(), SIGUSR1);
+    int child = fork(); if (child == 0) { pause(); _exit(0); }
+    int process = syscall(SYS_pidfd_open, child, 0);
+    struct rlimit limit = {77, 99}; setrlimit(RLIMIT_NOFILE, &limit);
+    cpu_set_t one; CPU_ZERO(&one); CPU_SET(2, &one); sched_setaffinity(0, sizeof one, &one);
+    pthread_mutexattr_t attr; pthread_mutexattr_init(&attr); pthread_mutexattr_setprotocol(&attr, PTHREAD_PRIO_INHERIT);
+    pthread_mutex_init(&lock, &attr); pthread_mutex_lock(&lock);
+    pthread_t thread; pthread_create(&thread, 0, waiter, 0);
+    // It waits once the lock's word says so.
+    while (!(*(volatile int *)&lock & 0x80000000)) sched_yield();
+    int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_CREAT | O_RDWR, 0600);
+    struct capture a = {f, 0}; int n = ioctl(s, 0x40086b01, &a);
+    if (n == 0) { kill(child, SIGKILL); _exit(3); } if (n < 0) { perror("capture"); _exit(9); }
+    char text[9] = {0}; read(fifo, text, 8); write(fifo, "again", 5); printf("%s ", text); read(fifo, text, 8); puts(text);
+    struct signalfd_siginfo info; read(signals, &info, sizeof info); printf("%d\n", info.ssi_signo == SIGUSR1);
+    struct pollfd p = {process, POLLIN}; n = poll(&p, 1, 0);
+    int sent = syscall(SYS_pidfd_send_signal, process, SIGKILL, 0, 0); printf("%d %d\n", n, sent < 0 && errno == ESRCH);
+    getrlimit(RLIMIT_NOFILE, &limit); sched_getaffinity(0, sizeof one, &one);
+    printf("%d %d %d\n", (int)limit.rlim_cur, CPU_COUNT(&one), CPU_ISSET(2, &one)); fflush(stdout);
+    pthread_mutex_unlock(&lock); pthread_join(thread, 0); fflush(stdout); _exit(4);
+  }
+  wait(&st); printf("%d\n", WEXITSTATUS(st)); fflush(stdout);
+  int s = open("/dev/card/checkpoint", O_RDWR), f = open("/tmp/image", O_RDONLY);
+  struct restore a = {f, {0, 1, 2}}; int pid = ioctl(s, 0x40106b02, &a);
+  if (pid < 0) { perror("restore"); return 1; }
+  waitpid(pid, &st, 0); printf("%d\n", WEXITSTATUS(st)); return 0;
+}"#;
+    let expected = "3\nin it again\n1\n1 1\n77 1 1\nhanded over\n4\n";
+    let flags = ["-static", "-pthread"];
+    check(kind, source, &flags, expected, ExitStatus::Exited(0));
+}
+
 /// What could not be restored is not captured: more in pipes than fits into an image, and a thread
 /// whose registers no thread may start with.
 fn refused_capture(kind: Kind) {
@@ -873,6 +933,6 @@ macro_rules! on_both {
 }
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
-capture_and_restore interrupted_write captured_write captured_files interrupted_capture
+capture_and_restore interrupted_write captured_write captured_files captured_objects interrupted_capture
 refused_capture high_base dynamic dynamic_cpp programs_of_the_host files wait_masks
 interrupted_sleep timers table_of_system_calls }

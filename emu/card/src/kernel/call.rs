@@ -230,6 +230,10 @@ impl<'a> Call<'a> {
             libc::SYS_rt_sigsuspend => self.rt_sigsuspend(Some(a[0])),
             libc::SYS_pause => self.rt_sigsuspend(None),
             libc::SYS_rt_sigtimedwait => self.rt_sigtimedwait(a[0], a[1], a[2]),
+            libc::SYS_signalfd => self.signalfd(int(0), a[1], a[2], 0),
+            libc::SYS_signalfd4 => self.signalfd(int(0), a[1], a[2], int(3)),
+            libc::SYS_pidfd_open => self.pidfd_open(int(0), int(1)),
+            libc::SYS_pidfd_send_signal => self.pidfd_send_signal(int(0), int(1), a[3] as u32),
             libc::SYS_sigaltstack => self.sigaltstack(a[0], a[1]),
             libc::SYS_kill => self.kill(int(0), int(1)),
             libc::SYS_tkill => self.tgkill(None, int(0), int(1)),
@@ -256,6 +260,12 @@ impl<'a> Call<'a> {
     }
 
     fn file_call(&mut self, number: u64, a: [u64; 6]) -> SysResult {
+        self.tell_signalfds();
+        if number as i64 == libc::SYS_read
+            && let Some(result) = self.read_signals(a[0] as i32, a[1], a[2])
+        {
+            return result;
+        }
         let proc = Proc::of(self);
         let process = self.state.process(self.pid);
         let limit_nofile = process.limits.nofile();

@@ -664,6 +664,7 @@ impl Call<'_> {
             actions: Arc::new(Mutex::new(image.actions)),
             pending: image.pending,
             threads: Vec::new(),
+            ending: Arc::default(),
             exit: None,
             children: Channel::new(),
             released: Channel::new(),

@@ -8,6 +8,7 @@ use std::{
 use super::{
     call::Call,
     errno::Errno,
+    pidfd::PidFd,
     signal::Pending,
     state::{Process, Thread, lock},
     wait::{Channel, Stop, SysResult},
@@ -23,14 +24,15 @@ const UNSUPPORTED: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
-    | libc::CLONE_NEWNET
-    | libc::CLONE_PIDFD) as u64;
+    | libc::CLONE_NEWNET) as u64;
 
 /// What to make, from the arguments of any of the calls.
 pub struct Request {
     /// `CLONE_*`.
     flags: u64,
     exit_signal: i32,
+    /// Where a descriptor of the new process is told (CLONE_PIDFD).
+    pidfd: u64,
     /// Stack pointer of the new thread; 0: the caller's.
     stack: u64,
     parent_tid: u64,
@@ -61,6 +63,7 @@ impl Call<'_> {
         self.create(&Request {
             flags: flags & !0xff,
             exit_signal: (flags & 0xff) as i32,
+            pidfd: parent_tid,
             stack,
             parent_tid,
             child_tid,
@@ -75,7 +78,7 @@ impl Call<'_> {
         }
         let [
             flags,
-            _pidfd,
+            pidfd,
             child_tid,
             parent_tid,
             exit_signal,
@@ -86,6 +89,7 @@ impl Call<'_> {
         self.create(&Request {
             flags,
             exit_signal: exit_signal as i32,
+            pidfd,
             stack: if stack == 0 {
                 0
             } else {
@@ -105,7 +109,8 @@ impl Call<'_> {
         let thread_like = request.has(libc::CLONE_THREAD);
         let coherent = (!thread_like || request.has(libc::CLONE_SIGHAND))
             && (!request.has(libc::CLONE_SIGHAND) || request.has(libc::CLONE_VM));
-        if !coherent || request.flags & UNSUPPORTED != 0 || request.exit_signal > 64 {
+        let no_process = thread_like && request.has(libc::CLONE_PIDFD);
+        if !coherent || no_process || request.flags & UNSUPPORTED != 0 || request.exit_signal > 64 {
             return Err(Errno::EINVAL.into());
         }
         let most = THREADS_MAX.min(self.kernel.platform.cpus_max());
@@ -118,6 +123,10 @@ impl Call<'_> {
             thread.pid = self.pid;
         } else {
             let process = self.child_process(id, request)?;
+            if request.has(libc::CLONE_PIDFD) {
+                let fd = self.insert_pidfd(PidFd::new(id, &process.ending), 0)?;
+                self.write(request.pidfd, &(fd as i32).to_le_bytes())?;
+            }
             self.state.processes.insert(id, process);
         }
         if request.has(libc::CLONE_PARENT_SETTID) {
@@ -208,6 +217,7 @@ impl Call<'_> {
             actions: copy_or_share(&parent.actions, share(libc::CLONE_SIGHAND)),
             pending: Pending::default(),
             threads: Vec::new(),
+            ending: Arc::default(),
             exit: None,
             children: Channel::new(),
             released: Channel::new(),

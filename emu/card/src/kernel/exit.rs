@@ -75,6 +75,7 @@ fn bury(kernel: &Kernel, state: &mut State, pid: i32) {
     }
     process.is_released = true;
     woken.push(process.released);
+    woken.push(process.ending.announce());
     let (parent, exit_signal) = (process.parent, process.exit_signal);
     for channel in woken {
         state.wake(channel);
@@ -154,8 +155,18 @@ impl Call<'_> {
 
     /// waitid(2).
     pub fn waitid(&mut self, kind: u32, id: i32, info: u64, options: i32) -> SysResult {
+        let mut nonblock = false;
         let pid = match kind {
             libc::P_ALL => -1,
+            libc::P_PIDFD => {
+                let pid;
+                (pid, nonblock) = self.process_of(id)?;
+                // 0 would be the caller's group.
+                if pid == 0 {
+                    return Err(Errno::ECHILD.into());
+                }
+                pid
+            }
             libc::P_PID => id,
             libc::P_PGID if id == 0 => 0,
             libc::P_PGID => -id,
@@ -164,7 +175,11 @@ impl Call<'_> {
         if options & libc::WEXITED == 0 {
             return Err(Errno::EINVAL.into());
         }
-        let found = self.find_child(pid, options & libc::WNOHANG != 0)?;
+        let no_hang = options & libc::WNOHANG != 0;
+        let found = self.find_child(pid, no_hang || nonblock)?;
+        if found.is_none() && !no_hang {
+            return Err(Errno::EAGAIN.into());
+        }
         if info != 0 {
             let mut bytes = [0; 128];
             if let Some((child, ended)) = found {

@@ -9,6 +9,7 @@ use std::{any::Any, time::Duration};
 use super::{
     device::{UserMemory, Waker},
     errno::Errno,
+    signal::SigSet,
     wait::{Channel, SysResult},
 };
 
@@ -141,6 +142,13 @@ pub enum Description {
     Socket,
     /// Standard input or output of the card's console: taken from the restorer's descriptors.
     Console,
+    /// A signalfd.
+    Signals {
+        /// The signals that are read from it.
+        mask: SigSet,
+    },
+    /// A descriptor of a process: restored as one whose process has ended.
+    Process,
     /// A timerfd.
     Timer {
         /// `CLOCK_*`.

@@ -13,7 +13,7 @@
 //! | `elf`, `exec`, `clone`, `exit` | programs and processes, from start to end |
 //! | [`checkpoint`] | processes to a stream and back |
 //! | [`clock`] | what time it is, and the page that tells programs |
-//! | `futex`, `signal`, `time`, `limits`, `sched`, `info` | the calls of those names |
+//! | `futex`, `signal`, [`signalfd`], [`pidfd`], `time`, `limits`, `sched`, `info` | the calls of those names |
 //! | [`fs`] | files |
 //! | `device`, `file` | how drivers outside this crate plug in |
 
@@ -35,9 +35,11 @@ mod info;
 pub mod limits;
 mod memory_calls;
 pub mod mm;
+pub mod pidfd;
 mod run;
 mod sched;
 pub mod signal;
+pub mod signalfd;
 pub mod state;
 pub mod syscalls;
 mod time;
@@ -177,6 +179,7 @@ impl Kernel {
             actions: Arc::new(Mutex::new(Actions::default())),
             pending: signal::Pending::default(),
             threads: Vec::new(),
+            ending: Arc::default(),
             exit: None,
             children: Channel::new(),
             released: Channel::new(),

@@ -37,8 +37,8 @@ const PENDING_MAX: usize = 1024;
 /// The red zone below the stack pointer that a leaf function may use (x86-64 ABI).
 const RED_ZONE: u64 = 128;
 const SA_RESTORER: u64 = 0x0400_0000;
-/// What a call that a handler may restart returns inside the kernel.
-const SIGSET_BYTES: u64 = 8;
+/// Bytes of a signal set, as calls are told them.
+pub const SIGSET_BYTES: u64 = 8;
 
 /// A set of signals, bit `n - 1` for signal `n`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,7 +157,7 @@ impl Pending {
     }
 
     /// Takes the lowest signal that is in `wanted`.
-    fn take(&mut self, wanted: SigSet) -> Option<Info> {
+    pub fn take(&mut self, wanted: SigSet) -> Option<Info> {
         let (index, _) = self
             .0
             .iter()

@@ -16,6 +16,7 @@ use super::{
     futex::Futexes,
     limits::Limits,
     mm::AddressSpace,
+    pidfd::Ending,
     sched::Affinity,
     signal::{Actions, AltStack, Pending, SigSet},
     timers::Timers,
@@ -72,6 +73,8 @@ pub struct Process {
     pub pending: Pending,
     /// Threads that have not ended.
     pub threads: Vec<i32>,
+    /// For those who hold a descriptor of it.
+    pub ending: Arc<Ending>,
     /// How it ends or ended; its threads are ending if it still has some.
     pub exit: Option<ExitStatus>,
     /// Woken when a child ends, or a thread of this process does.

@@ -85,6 +85,8 @@ fn target(description: &Description) -> String {
         Description::Event { .. } => "anon_inode:[eventfd]".into(),
         Description::Epoll { .. } => "anon_inode:[eventpoll]".into(),
         Description::Timer { .. } => "anon_inode:[timerfd]".into(),
+        Description::Signals { .. } => "anon_inode:[signalfd]".into(),
+        Description::Process => "anon_inode:[pidfd]".into(),
         Description::Socket => "socket:[1]".into(),
         Description::Console => "/dev/console".into(),
     }

@@ -42,6 +42,12 @@ pub enum ProcFile {
     Cpuinfo,
     /// Numbers of the cores.
     Online,
+    /// What is mounted where.
+    Mounts,
+    /// How much the card has to do, which it does not count.
+    Loadavg,
+    /// The card as a whole.
+    Machine,
 }
 
 /// Where they are.
@@ -54,7 +60,13 @@ pub const FILES: &[(&str, ProcFile)] = &[
     ("/proc/meminfo", ProcFile::Meminfo),
     ("/proc/uptime", ProcFile::Uptime),
     ("/proc/cpuinfo", ProcFile::Cpuinfo),
+    ("/proc/self/mounts", ProcFile::Mounts),
+    ("/proc/mounts", ProcFile::Mounts),
+    ("/proc/loadavg", ProcFile::Loadavg),
+    ("/proc/stat", ProcFile::Machine),
     ("/sys/devices/system/cpu/online", ProcFile::Online),
+    ("/sys/devices/system/cpu/possible", ProcFile::Online),
+    ("/sys/devices/system/cpu/present", ProcFile::Online),
 ];
 
 /// Opens a text: what it says now.
@@ -71,6 +83,9 @@ pub fn open(call: &FsCall, file: ProcFile, path: String) -> Result<Arc<dyn File>
             format!("{seconds:.2} 0.00\n").into_bytes()
         }
         ProcFile::Cpuinfo => cpuinfo(call.cores()).into_bytes(),
+        ProcFile::Mounts => b"card / ramfs rw 0 0\nproc /proc proc ro 0 0\n".to_vec(),
+        ProcFile::Loadavg => b"0.00 0.00 0.00 1/1 1\n".to_vec(),
+        ProcFile::Machine => machine(call.cores()).into_bytes(),
         ProcFile::Online => format!("0-{}\n", call.cores() - 1).into_bytes(),
     };
     let inode = Inode::new(call.vfs.memory(), 0, 0o444);
@@ -84,6 +99,17 @@ fn meminfo(call: &FsCall) -> String {
         call.vfs.memory().free_bytes() >> 10,
     );
     format!("MemTotal: {total:>12} kB\nMemFree: {free:>13} kB\nMemAvailable: {free:>8} kB\n")
+}
+
+/// /proc/stat: cores, and when the card's clock started.
+fn machine(cores: usize) -> String {
+    const TIMES: &str = "0 0 0 0 0 0 0 0 0 0";
+    let cores: String = (0..cores)
+        .map(|core| format!("cpu{core} {TIMES}\n"))
+        .collect();
+    let running = host_clock(libc::CLOCK_BOOTTIME);
+    let start = host_clock(libc::CLOCK_REALTIME).saturating_sub(running);
+    format!("cpu  {TIMES}\n{cores}btime {}\n", start.as_secs())
 }
 
 fn cpuinfo(cores: usize) -> String {

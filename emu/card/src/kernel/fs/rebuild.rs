@@ -21,6 +21,8 @@ use super::{
 use crate::kernel::{
     errno::Errno,
     file::{Cx, Description, File},
+    pidfd::PidFd,
+    signalfd::SignalFd,
     wait::Stop,
 };
 
@@ -206,6 +208,8 @@ fn one(
             missed,
         } => Timer::new(*clock, *left, *interval, *missed),
         Description::Epoll { .. } => Epoll::new(),
+        Description::Signals { mask } => SignalFd::new(*mask),
+        Description::Process => PidFd::ended(),
         Description::Socket => Socket::reset(),
         Description::Console => stdio[usize::try_from(image.fd).unwrap_or(1).min(2)].clone(),
     })
