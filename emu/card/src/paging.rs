@@ -129,16 +129,23 @@ impl PageTables {
     /// Every mapped page in `start..end`, in order: address, frame, access.
     pub fn mapped(&self, start: u64, end: u64) -> Vec<(u64, u64, Access)> {
         let mut found = Vec::new();
+        self.each(start, end, |va, frame, access| {
+            found.push((va, frame, access))
+        });
+        found
+    }
+
+    /// Shows every mapped page in `start..end`, in order: address, frame, access.
+    pub fn each(&self, start: u64, end: u64, mut seen: impl FnMut(u64, u64, Access)) {
         self.visit(start, end, |_, va, entry| {
             let pages = match entry & HUGE {
                 0 => va..va + PAGE,
                 _ => va.max(start)..(va + HUGE_PAGE).min(end),
             };
             for page in pages.step_by(PAGE as usize) {
-                found.push((page, (entry & ADDRESS) + (page - va), access(entry)));
+                seen(page, (entry & ADDRESS) + (page - va), access(entry));
             }
         });
-        found
     }
 
     /// Replaces every entry in `start..end`, which is given its address and what it is.

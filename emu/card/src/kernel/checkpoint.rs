@@ -856,13 +856,13 @@ impl Chain {
 /// file pages are not the process's: local store is saved as files (paper section 4.1), and so are
 /// nameless files; but for those that have changed since.
 fn own_pages(mm: &AddressSpace) -> Vec<((u64, u64), bool)> {
-    let own = mm.areas().filter(|(_, area)| !area.shared || is_own(area));
-    let pages = own.flat_map(|(start, area)| {
+    let mut pages = Vec::new();
+    for (start, area) in mm.areas().filter(|(_, area)| !area.shared || is_own(area)) {
         let sparse = is_own(area);
-        let present = mm.present(start, area.end).into_iter();
-        present.map(move |page| (page, sparse))
-    });
-    pages.collect()
+        let seen = |va, frame| pages.push(((va, frame), sparse));
+        mm.present(start, area.end, seen);
+    }
+    pages
 }
 
 /// Pages in runs of neighbours.
@@ -889,7 +889,11 @@ fn shared_file_pages(mm: &AddressSpace) -> impl Iterator<Item = (u64, u64)> {
         let is_clock = matches!(&area.backing, Backing::File { path, .. } if path == clock::PATH);
         area.shared && !is_own(area) && !is_clock
     });
-    shared.flat_map(|(start, area)| mm.present(start, area.end))
+    shared.flat_map(|(start, area)| {
+        let mut pages = Vec::new();
+        mm.present(start, area.end, |va, frame| pages.push((va, frame)));
+        pages
+    })
 }
 
 fn refused(error: crate::capture::stream::ImageError) -> Stop {

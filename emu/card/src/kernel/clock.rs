@@ -202,11 +202,14 @@ mod tests {
     fn it_follows_the_host_and_never_goes_back() {
         let (mut last, begun) = (now().0, std::time::Instant::now());
         while begun.elapsed() < Duration::from_millis(60) {
+            let before = host_clock(libc::CLOCK_REALTIME);
             let (monotonic, realtime) = now();
+            let after = host_clock(libc::CLOCK_REALTIME);
             assert!(monotonic >= last);
             last = monotonic;
-            let host = host_clock(libc::CLOCK_REALTIME);
-            assert!(host.abs_diff(realtime) < Duration::from_millis(5));
+            // A look at the host's clocks is as good as the host lets it be.
+            let slack = Duration::from_millis(20);
+            assert!(before <= realtime + slack && realtime <= after + slack);
         }
     }
 

@@ -587,13 +587,9 @@ impl AddressSpace {
         }
     }
 
-    /// Pages that exist in `start..end`: address and frame.
-    pub fn present(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        self.tables
-            .mapped(start, end)
-            .into_iter()
-            .map(|(va, frame, _)| (va, frame))
-            .collect()
+    /// Shows the pages that exist in `start..end`, in order: address and frame.
+    pub fn present(&self, start: u64, end: u64, mut seen: impl FnMut(u64, u64)) {
+        self.tables.each(start, end, |va, frame, _| seen(va, frame));
     }
 
     /// Puts contents at the page `va` of an area, whatever the area allows (restore, exec).
