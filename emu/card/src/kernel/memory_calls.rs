@@ -198,9 +198,9 @@ impl Call<'_> {
             let (_, area) = mm.area(at).ok_or(Errno::ENOMEM)?;
             at = area.end;
         }
-        for (page, _) in mm.present(start, end) {
+        mm.present(start, end, |page, _| {
             there[((page - start) / PAGE) as usize] = 1;
-        }
+        });
         UserMemory::write(&mut *mm, to, &there)?;
         Ok(0)
     }
