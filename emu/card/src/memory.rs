@@ -38,8 +38,6 @@ struct Frames {
     uses: Vec<u32>,
     /// Where the next search starts.
     next: usize,
-    /// No frame from here on has ever been handed out: they are zero.
-    fresh: usize,
     free: u64,
 }
 
@@ -103,7 +101,6 @@ impl CardMemory {
             frames: Mutex::new(Frames {
                 uses,
                 next: 1,
-                fresh: 1,
                 free: count as u64 - 1,
             }),
         })
@@ -137,13 +134,15 @@ impl CardMemory {
     /// `pages` contiguous zeroed frames, each used once, aligned to `align_pages` (a power of
     /// two).
     pub fn alloc_run(&self, pages: usize, align_pages: usize) -> Option<u64> {
-        let (start, used) = self.lock().take_run(pages, align_pages)?;
+        let start = self.lock().take_run(pages, align_pages)?;
         let address = start as u64 * PAGE;
+        // Frames that nobody has used are zero already; written to from here the host backs them with
+        // huge pages, touched by a guest first it does not.
         // SAFETY: the frames are inside the mapping and now belong to the caller alone.
         unsafe {
             self.base
                 .add(address as usize)
-                .write_bytes(0, used * PAGE as usize)
+                .write_bytes(0, pages * PAGE as usize)
         };
         Some(address)
     }
@@ -258,8 +257,7 @@ impl CardMemory {
 }
 
 impl Frames {
-    /// The first frame of a run, and how many of it have been used before.
-    fn take_run(&mut self, pages: usize, align: usize) -> Option<(usize, usize)> {
+    fn take_run(&mut self, pages: usize, align: usize) -> Option<usize> {
         assert!(pages > 0 && align.is_power_of_two());
         if (self.free as usize) < pages {
             return None;
@@ -270,9 +268,7 @@ impl Frames {
         self.uses[start..start + pages].fill(1);
         self.free -= pages as u64;
         self.next = start + pages;
-        let used = self.fresh.saturating_sub(start).min(pages);
-        self.fresh = self.fresh.max(start + pages);
-        Some((start, used))
+        Some(start)
     }
 
     fn find(&self, from: usize, to: usize, pages: usize, align: usize) -> Option<usize> {
