@@ -226,7 +226,7 @@ impl<'a> Call<'a> {
             libc::SYS_rt_sigaction => self.rt_sigaction(int(0), a[1], a[2], a[3]),
             libc::SYS_rt_sigprocmask => self.rt_sigprocmask(int(0), a[1], a[2], a[3]),
             libc::SYS_rt_sigreturn => self.rt_sigreturn(),
-            libc::SYS_rt_sigpending => self.rt_sigpending(a[0]),
+            libc::SYS_rt_sigpending => self.rt_sigpending(a[0], a[1]),
             libc::SYS_rt_sigsuspend => self.rt_sigsuspend(Some(a[0])),
             libc::SYS_pause => self.rt_sigsuspend(None),
             libc::SYS_rt_sigtimedwait => self.rt_sigtimedwait(a[0], a[1], a[2]),

@@ -52,10 +52,11 @@ impl Call<'_> {
             | libc::SYS_setresgid
             | libc::SYS_setpriority => Ok(0),
             libc::SYS_getresuid | libc::SYS_getresgid => self.getresuid(a),
+            libc::SYS_getpriority if !(0..=2).contains(&int(0)) => Err(Errno::EINVAL.into()),
             libc::SYS_getpriority => Ok(20),
             libc::SYS_uname => self.uname(a[0]),
             libc::SYS_sysinfo => self.sysinfo(a[0]),
-            libc::SYS_getrandom => self.getrandom(a[0], a[1] as usize),
+            libc::SYS_getrandom => self.getrandom(a[0], a[1] as usize, a[2] as u32),
             libc::SYS_getrlimit => self.prlimit(0, int(0), 0, a[1]),
             libc::SYS_setrlimit => self.prlimit(0, int(0), a[1], 0),
             libc::SYS_prlimit64 => self.prlimit(int(0), int(1), a[2], a[3]),
@@ -153,7 +154,11 @@ impl Call<'_> {
         Ok(0)
     }
 
-    fn getrandom(&mut self, to: u64, len: usize) -> SysResult {
+    fn getrandom(&mut self, to: u64, len: usize, flags: u32) -> SysResult {
+        const BOTH: u32 = libc::GRND_RANDOM | libc::GRND_INSECURE;
+        if flags & !(libc::GRND_NONBLOCK | BOTH) != 0 || flags & BOTH == BOTH {
+            return Err(Errno::EINVAL.into());
+        }
         let mut bytes = vec![0; len.min(RANDOM_MAX)];
         random(&mut bytes);
         self.write(to, &bytes)?;

@@ -26,12 +26,9 @@ impl Call<'_> {
             libc::SYS_brk => self.brk(a[0]),
             libc::SYS_mincore => self.mincore(a[0], a[1], a[2]),
             // Memory is never swapped, and files live in it.
-            libc::SYS_mlock
-            | libc::SYS_munlock
-            | libc::SYS_mlockall
-            | libc::SYS_munlockall
-            | libc::SYS_mlock2
-            | libc::SYS_msync => Ok(0),
+            libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 => self.is_mapped(a[0], a[1]),
+            libc::SYS_mlockall | libc::SYS_munlockall => Ok(0),
+            libc::SYS_msync => self.msync(a[0], a[1], int(2)),
             _ => return None,
         })
     }
@@ -47,13 +44,17 @@ impl Call<'_> {
     ) -> SysResult {
         let len = page_range(0, len)?.1;
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
-        if prot & !PROT_ALL != 0
+        let kind = flags & libc::MAP_TYPE;
+        if !(libc::MAP_SHARED..=libc::MAP_SHARED_VALIDATE).contains(&kind)
+            || kind == libc::MAP_SHARED_VALIDATE && flags & libc::MAP_ANONYMOUS != 0
             || !offset.is_multiple_of(PAGE)
             || fixed && !at.is_multiple_of(PAGE)
         {
             return Err(Errno::EINVAL.into());
         }
-        let shared = flags & 0xf != libc::MAP_PRIVATE;
+        // Of protections mmap(2) ignores what it does not know.
+        let prot = prot & PROT_ALL;
+        let shared = kind != libc::MAP_PRIVATE;
         let backing = match flags & libc::MAP_ANONYMOUS != 0 {
             true if shared => {
                 let inode = shared_anonymous(&self.kernel.memory, len)?;
@@ -64,7 +65,13 @@ impl Call<'_> {
                 }
             }
             true => Backing::Anonymous,
-            false => self.file_backing(fd, offset, len, shared)?,
+            false => self.file_backing(
+                fd,
+                offset,
+                len,
+                shared && prot & libc::PROT_WRITE != 0,
+                shared,
+            )?,
         };
         let mm = self.process().mm.clone();
         let mut mm = lock(&mm);
@@ -111,6 +118,7 @@ impl Call<'_> {
         fd: i32,
         offset: u64,
         len: u64,
+        writes: bool,
         shared: bool,
     ) -> Result<Backing, Errno> {
         let files = self.process().files.clone();
@@ -133,6 +141,17 @@ impl Call<'_> {
             .as_any()
             .downcast_ref::<RegularFile>()
             .ok_or(Errno::ENODEV)?;
+        // A private mapping reads the file, whatever becomes of its own pages (mmap(2), EACCES).
+        if open.check_readable().is_err() || writes && open.check_writable().is_err() {
+            return Err(Errno::EACCES);
+        }
+        // What is beyond the largest offset of a file cannot be mapped (mmap(2), EOVERFLOW).
+        if offset
+            .checked_add(len)
+            .is_none_or(|end| end > i64::MAX as u64)
+        {
+            return Err(Errno::EOVERFLOW);
+        }
         let (inode, path) = (file.inode().clone(), file.path().to_owned());
         Ok(Backing::File {
             inode,
@@ -142,7 +161,7 @@ impl Call<'_> {
     }
 
     fn munmap(&mut self, start: u64, len: u64) -> SysResult {
-        let (start, end) = page_range(start, len)?;
+        let (start, end) = page_range(start, len).map_err(|_| Errno::EINVAL)?;
         let mm = self.process().mm.clone();
         lock(&mm).unmap(self.cpu, start, end)?;
         Ok(0)
@@ -210,11 +229,34 @@ impl Call<'_> {
             return Ok(0);
         }
         let (start, end) = page_range(start, len)?;
+        let mm = self.process().mm.clone();
         if matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE) {
-            let mm = self.process().mm.clone();
             lock(&mm).release(self.cpu, start, end);
         }
+        // What is mapped has been advised all the same.
+        lock(&mm).check_mapped(start, end)?;
         Ok(0)
+    }
+
+    /// Calls that have nothing to do but to say whether all of a range is mapped.
+    fn is_mapped(&mut self, start: u64, len: u64) -> SysResult {
+        let within = start % PAGE;
+        if len == 0 {
+            return Ok(0);
+        }
+        let (start, end) = page_range(start - within, len.saturating_add(within))?;
+        let mm = self.process().mm.clone();
+        lock(&mm).check_mapped(start, end)?;
+        Ok(0)
+    }
+
+    fn msync(&mut self, start: u64, len: u64, flags: i32) -> SysResult {
+        const ALL: i32 = libc::MS_ASYNC | libc::MS_INVALIDATE | libc::MS_SYNC;
+        let both = libc::MS_ASYNC | libc::MS_SYNC;
+        if flags & !ALL != 0 || flags & both == both || !start.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL.into());
+        }
+        self.is_mapped(start, len)
     }
 
     fn brk(&mut self, to: u64) -> SysResult {

@@ -235,6 +235,21 @@ impl AddressSpace {
                 .is_none_or(|(_, area)| area.end <= start)
     }
 
+    /// ENOMEM unless all of `start..end` is mapped.
+    pub fn check_mapped(&self, start: u64, end: u64) -> Result<(), Errno> {
+        let mut covered = start;
+        for (area_start, area) in self.overlapping(start, end) {
+            if area_start > covered {
+                return Err(Errno::ENOMEM);
+            }
+            covered = area.end;
+        }
+        match covered < end {
+            true => Err(Errno::ENOMEM),
+            false => Ok(()),
+        }
+    }
+
     /// Takes everything in `start..end` away.
     pub fn unmap(&mut self, cpu: &mut dyn Cpu, start: u64, end: u64) -> Result<(), Errno> {
         self.split(start);
@@ -288,16 +303,7 @@ impl AddressSpace {
         end: u64,
         prot: i32,
     ) -> Result<(), Errno> {
-        let mut covered = start;
-        for (area_start, area) in self.overlapping(start, end) {
-            if area_start > covered {
-                return Err(Errno::ENOMEM);
-            }
-            covered = area.end;
-        }
-        if covered < end {
-            return Err(Errno::ENOMEM);
-        }
+        self.check_mapped(start, end)?;
         self.split(start);
         self.split(end);
         let mut taken_away = false;

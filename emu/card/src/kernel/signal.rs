@@ -583,10 +583,13 @@ impl Call<'_> {
     }
 
     /// rt_sigpending(2).
-    pub fn rt_sigpending(&mut self, to: u64) -> SysResult {
+    pub fn rt_sigpending(&mut self, to: u64, bytes: u64) -> SysResult {
+        if bytes > SIGSET_BYTES {
+            return Err(Errno::EINVAL.into());
+        }
         let set = self.thread().pending.set().0 | self.process().pending.set().0;
         let mask = self.thread().mask.0;
-        self.write_words(to, &[set & mask])?;
+        self.write(to, &(set & mask).to_le_bytes()[..bytes as usize])?;
         Ok(0)
     }
 

@@ -236,6 +236,9 @@ impl Call<'_> {
         if which != libc::ITIMER_REAL {
             return Err(Errno::EINVAL.into());
         }
+        if to == 0 {
+            return Err(Errno::EFAULT.into());
+        }
         let is = self.process().timers.real.map(left_of);
         self.put_itimer(to, is)
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use super::{
     FsCall, IO_MAX, Inode, Open, RegularFile, event::Event, names::FIRST_COOKIE, pipe,
-    regular::Directory, stat_of,
+    read_c_string, regular::Directory, stat_of,
 };
 use crate::kernel::{
     errno::Errno,
@@ -12,9 +12,14 @@ use crate::kernel::{
     wait::{Stop, SysResult},
 };
 
+/// As the kernel has it; the C library says 0, for it is always on.
+const O_LARGEFILE: i32 = 0o100_000;
 /// Flags of open(2) that are no status flags (fcntl(2), F_GETFL).
 const NOT_STATUS: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
+
+/// Bytes of a memfd's name, with the zero: `memfd:` goes before it (memfd_create(2)).
+const MEMFD_NAME_MAX: usize = 250;
 
 /// Runs one of these calls; `None` if it is none.
 pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
@@ -25,7 +30,9 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_dup => call.dup(int(0), 0, false),
         libc::SYS_dup2 if a[0] == a[1] => call.files.get(int(0)).map(|_| a[0]).map_err(Stop::from),
         libc::SYS_dup2 => call.dup_at(int(0), int(1), false),
-        libc::SYS_dup3 => call.dup_at(int(0), int(1), int(2) & libc::O_CLOEXEC != 0),
+        libc::SYS_dup3 => {
+            only(int(2), libc::O_CLOEXEC).and_then(|flags| call.dup_at(int(0), int(1), flags != 0))
+        }
         libc::SYS_fcntl => call.fcntl(int(0), int(1), a[2]),
         libc::SYS_flock => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
         libc::SYS_lseek => call.lseek(int(0), a[1] as i64, int(2)),
@@ -33,10 +40,7 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_getdents64 => call.getdents64(int(0), a[1], a[2] as usize),
         libc::SYS_ftruncate => call.ftruncate(int(0), a[1]),
         libc::SYS_fallocate => call.fallocate(int(0), int(1), a[2], a[3]),
-        libc::SYS_fchmod => call.regular(int(0), |inode| {
-            inode.set_mode(a[1] as u32);
-            Ok(0)
-        }),
+        libc::SYS_fchmod => call.fchmod(int(0), a[1] as u32),
         libc::SYS_fchown => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
         libc::SYS_fsync | libc::SYS_fdatasync => call.fsync(int(0)),
         libc::SYS_fsetxattr
@@ -62,11 +66,19 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_pipe2 => call.pipe(a[0], int(1)),
         libc::SYS_eventfd => call.eventfd(a[0], 0),
         libc::SYS_eventfd2 => call.eventfd(a[0], int(1)),
-        libc::SYS_memfd_create => call.memfd_create(int(1)),
+        libc::SYS_memfd_create => call.memfd_create(a[0], int(1)),
         libc::SYS_ioctl => call.ioctl(int(0), a[1] as u32, a[2]),
         libc::SYS_statfs | libc::SYS_fstatfs => call.statfs(a[1]),
         _ => return None,
     })
+}
+
+/// The flags, if there are none but `known`.
+pub fn only(flags: i32, known: i32) -> SysResult<i32> {
+    match flags & !known {
+        0 => Ok(flags),
+        _ => Err(Errno::EINVAL.into()),
+    }
 }
 
 impl FsCall<'_> {
@@ -103,12 +115,21 @@ impl FsCall<'_> {
     }
 
     fn close_range(&mut self, first: u64, last: u64, flags: i32) -> SysResult {
+        only(
+            flags,
+            (libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE) as i32,
+        )?;
+        // Descriptors are unsigned ints here (close_range(2)).
+        let (first, last) = (first as u32, last as u32);
+        if first > last {
+            return Err(Errno::EINVAL.into());
+        }
         let range = first..=last;
         let fds: Vec<_> = self
             .files
             .iter()
             .map(|(fd, ..)| fd)
-            .filter(|fd| range.contains(&(*fd as u64)))
+            .filter(|fd| range.contains(&(*fd as u32)))
             .collect();
         for fd in fds {
             if flags & libc::CLOSE_RANGE_CLOEXEC as i32 != 0 {
@@ -126,10 +147,10 @@ impl FsCall<'_> {
     }
 
     fn dup_at(&mut self, fd: i32, to: i32, close: bool) -> SysResult {
-        let open = self.files.get(fd)?;
         if fd == to {
             return Err(Errno::EINVAL.into());
         }
+        let open = self.files.get(fd)?;
         if to < 0 || to as usize >= self.limit_nofile {
             return Err(Errno::EBADF.into());
         }
@@ -154,14 +175,24 @@ impl FsCall<'_> {
                     .set_close_on_exec(fd, argument & libc::FD_CLOEXEC as u64 != 0)?;
                 Ok(0)
             }
-            libc::F_GETFL => Ok((open.flags() & !NOT_STATUS) as u64),
+            libc::F_GETFL => {
+                // Every file of a 64-bit program may be large (fs/open.c, force_o_largefile).
+                let large = match open.file.describe() {
+                    Description::Path { .. } => O_LARGEFILE,
+                    _ => 0,
+                };
+                Ok((open.flags() & !NOT_STATUS | large) as u64)
+            }
             libc::F_SETFL => {
                 open.set_flags(argument as i32);
                 Ok(0)
             }
             // Nobody else can hold a lock that matters on one card's private files.
             libc::F_SETLK | libc::F_SETLKW => Ok(0),
-            libc::F_GETPIPE_SZ | libc::F_SETPIPE_SZ => Ok(pipe::CAPACITY as u64),
+            libc::F_GETPIPE_SZ | libc::F_SETPIPE_SZ => match open.file.describe() {
+                Description::Pipe { .. } => Ok(pipe::CAPACITY as u64),
+                _ => Err(Errno::EBADF.into()),
+            },
             _ => Err(Errno::EINVAL.into()),
         }
     }
@@ -178,12 +209,16 @@ impl FsCall<'_> {
             directory.position.store(to, Ordering::Relaxed);
             return Ok(to);
         }
-        let file = open
-            .file
-            .as_any()
-            .downcast_ref::<RegularFile>()
-            .ok_or(Errno::ESPIPE)?;
-        Ok(file.seek(offset, whence)?)
+        if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
+            return Ok(file.seek(offset, whence)?);
+        }
+        match open.file.describe() {
+            // They have no position, and do not mind.
+            Description::Event { .. } | Description::Epoll { .. } | Description::Timer { .. } => {
+                Ok(0)
+            }
+            _ => Err(Errno::ESPIPE.into()),
+        }
     }
 
     fn fstat(&mut self, fd: i32, to: u64) -> SysResult {
@@ -250,13 +285,19 @@ impl FsCall<'_> {
     }
 
     fn fallocate(&mut self, fd: i32, mode: i32, offset: u64, len: u64) -> SysResult {
-        if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
-            return Err(Errno::EOPNOTSUPP.into());
-        }
+        let open = self.files.get(fd)?;
         if offset > i64::MAX as u64 || len > i64::MAX as u64 || len == 0 {
             return Err(Errno::EINVAL.into());
         }
-        self.files.get(fd)?.check_writable()?;
+        if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        open.check_writable()?;
+        match open.file.describe() {
+            Description::Path { .. } | Description::Nameless { .. } => {}
+            Description::Pipe { .. } => return Err(Errno::ESPIPE.into()),
+            _ => return Err(Errno::ENODEV.into()),
+        }
         self.regular(fd, |inode| {
             let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
             if mode == 0 && end > inode.size() {
@@ -264,6 +305,21 @@ impl FsCall<'_> {
             }
             Ok(0)
         })
+    }
+
+    fn fchmod(&mut self, fd: i32, mode: u32) -> SysResult {
+        let open = self.files.get(fd)?;
+        match open.file.describe() {
+            Description::Event { .. } | Description::Epoll { .. } | Description::Timer { .. } => {
+                return Err(Errno::EOPNOTSUPP.into());
+            }
+            _ => {}
+        }
+        // Of what is no regular file the bits mean nothing here.
+        if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
+            file.inode().set_mode(mode);
+        }
+        Ok(0)
     }
 
     fn fchdir(&mut self, fd: i32) -> SysResult {
@@ -279,6 +335,7 @@ impl FsCall<'_> {
     }
 
     fn pipe(&mut self, to: u64, flags: i32) -> SysResult {
+        only(flags, libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_DIRECT)?;
         let (read, write) = pipe::pipe();
         let nonblock = flags & libc::O_NONBLOCK;
         self.insert_pair(
@@ -320,12 +377,21 @@ impl FsCall<'_> {
     }
 
     fn eventfd(&mut self, count: u64, flags: i32) -> SysResult {
+        only(
+            flags,
+            libc::EFD_NONBLOCK | libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE,
+        )?;
         let file = Event::new(count as u32 as u64, flags);
         let open = Open::new(file, libc::O_RDWR | flags & libc::EFD_NONBLOCK);
         self.insert(open, flags & libc::EFD_CLOEXEC != 0)
     }
 
-    fn memfd_create(&mut self, flags: i32) -> SysResult {
+    fn memfd_create(&mut self, name: u64, flags: i32) -> SysResult {
+        only(flags, (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as i32)?;
+        read_c_string(self.cx.memory, name, MEMFD_NAME_MAX).map_err(|errno| match errno {
+            Errno::ENAMETOOLONG => Errno::EINVAL,
+            errno => errno,
+        })?;
         let inode = Inode::nameless(self.vfs.memory(), 0o777);
         let file = RegularFile::new(inode, "/memfd (deleted)".into(), libc::O_RDWR);
         self.insert(
@@ -456,7 +522,7 @@ mod tests {
         assert_eq!(kit.call(libc::SYS_write, &[fd, 0, 1]), Ok(1));
         assert_eq!(kit.call(libc::SYS_pwrite64, &[fd, 0, 1, 0]), Ok(1));
         assert_eq!(kit.vfs.read_all("/tmp/a").unwrap(), b"12345\0\0");
-        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NONBLOCK;
+        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NONBLOCK | super::O_LARGEFILE;
         assert_eq!(
             kit.call(libc::SYS_fcntl, &[fd, libc::F_GETFL as u64]),
             Ok(flags as u64)

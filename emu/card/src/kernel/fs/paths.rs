@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     FsCall, Open, PATH_MAX, RegularFile, Stat,
+    calls::only,
     pipe::Queue,
     proc::{self, ProcFile},
     read_c_string,
@@ -28,22 +29,30 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_stat => call.stat_path(AT_FDCWD, a[0], a[1], true),
         libc::SYS_lstat => call.stat_path(AT_FDCWD, a[0], a[1], false),
         libc::SYS_newfstatat => call.newfstatat(int(0), a[1], a[2], int(3)),
+        // STATX__RESERVED is for masks that are no masks.
+        libc::SYS_statx if a[3] as u32 & 1 << 31 != 0 => Err(Errno::EINVAL.into()),
         libc::SYS_statx => call.statx(int(0), a[1], int(2), a[4]),
         libc::SYS_access => call.access(AT_FDCWD, a[0], int(1), 0),
         libc::SYS_faccessat => call.access(int(0), a[1], int(2), 0),
-        libc::SYS_faccessat2 => call.access(int(0), a[1], int(2), int(3)),
+        libc::SYS_faccessat2 => only(
+            int(3),
+            libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH,
+        )
+        .and_then(|flags| call.access(int(0), a[1], int(2), flags)),
         libc::SYS_mkdir => call.mkdir(AT_FDCWD, a[0]),
         libc::SYS_mkdirat => call.mkdir(int(0), a[1]),
         libc::SYS_mknod => call.mknod(AT_FDCWD, a[0], a[1] as u32),
         libc::SYS_mknodat => call.mknod(int(0), a[1], a[2] as u32),
         libc::SYS_rmdir => call.unlink(AT_FDCWD, a[0], true),
         libc::SYS_unlink => call.unlink(AT_FDCWD, a[0], false),
-        libc::SYS_unlinkat => call.unlink(int(0), a[1], int(2) & libc::AT_REMOVEDIR != 0),
+        libc::SYS_unlinkat => {
+            only(int(2), libc::AT_REMOVEDIR).and_then(|flags| call.unlink(int(0), a[1], flags != 0))
+        }
         libc::SYS_rename => call.rename(AT_FDCWD, a[0], AT_FDCWD, a[1], 0),
         libc::SYS_renameat => call.rename(int(0), a[1], int(2), a[3], 0),
         libc::SYS_renameat2 => call.rename(int(0), a[1], int(2), a[3], a[4] as u32),
-        libc::SYS_link => call.link(AT_FDCWD, a[0], AT_FDCWD, a[1]),
-        libc::SYS_linkat => call.link(int(0), a[1], int(2), a[3]),
+        libc::SYS_link => call.link(AT_FDCWD, a[0], AT_FDCWD, a[1], 0),
+        libc::SYS_linkat => call.link(int(0), a[1], int(2), a[3], int(4)),
         libc::SYS_symlink => call.symlink(a[0], AT_FDCWD, a[1]),
         libc::SYS_symlinkat => call.symlink(a[0], int(1), a[2]),
         libc::SYS_readlink => call.readlink(AT_FDCWD, a[0], a[1], a[2] as usize),
@@ -241,7 +250,13 @@ impl FsCall<'_> {
     }
 
     fn mkdir(&mut self, dirfd: i32, at: u64) -> SysResult {
-        let found = self.find(dirfd, at, true)?;
+        let path = self.path_at(dirfd, at)?;
+        // Only a directory's own name may end so; nor is a link followed to where one could be.
+        let name = match path.trim_end_matches('/') {
+            "" => &path,
+            name => name,
+        };
+        let found = self.vfs.find(&self.fs.cwd, name, false)?;
         if found.node.is_some() {
             return Err(Errno::EEXIST.into());
         }
@@ -252,6 +267,13 @@ impl FsCall<'_> {
 
     /// mknod(2): FIFOs and regular files. Devices are the card's own.
     fn mknod(&mut self, dirfd: i32, at: u64, mode: u32) -> SysResult {
+        match mode & libc::S_IFMT {
+            0 | libc::S_IFREG | libc::S_IFIFO => {}
+            libc::S_IFDIR | libc::S_IFCHR | libc::S_IFBLK | libc::S_IFSOCK => {
+                return Err(Errno::EPERM.into());
+            }
+            _ => return Err(Errno::EINVAL.into()),
+        }
         let found = self.find(dirfd, at, false)?;
         if found.node.is_some() {
             return Err(Errno::EEXIST.into());
@@ -259,8 +281,7 @@ impl FsCall<'_> {
         let bits = mode & 0o7777 & !self.fs.umask;
         let node = match mode & libc::S_IFMT {
             libc::S_IFIFO => Node::Fifo(Queue::closed(), bits),
-            0 | libc::S_IFREG => Node::File(self.vfs.new_inode(bits)),
-            _ => return Err(Errno::EPERM.into()),
+            _ => Node::File(self.vfs.new_inode(bits)),
         };
         self.vfs.add(found.parent, &found.name, node)?;
         Ok(0)
@@ -320,9 +341,10 @@ impl FsCall<'_> {
         Ok(0)
     }
 
-    fn link(&mut self, from_dir: i32, from: u64, to_dir: i32, to: u64) -> SysResult {
+    fn link(&mut self, from_dir: i32, from: u64, to_dir: i32, to: u64, flags: i32) -> SysResult {
+        let follow = only(flags, libc::AT_SYMLINK_FOLLOW)? != 0;
         let node = self
-            .find(from_dir, from, false)?
+            .find(from_dir, from, follow)?
             .node
             .ok_or(Errno::ENOENT)?;
         let to = self.find(to_dir, to, false)?;
@@ -348,6 +370,10 @@ impl FsCall<'_> {
     }
 
     fn readlink(&mut self, dirfd: i32, at: u64, to: u64, max: usize) -> SysResult {
+        // The size is an int (readlink(2)).
+        if max as i32 <= 0 {
+            return Err(Errno::EINVAL.into());
+        }
         let node = self.find(dirfd, at, false)?.node.ok_or(Errno::ENOENT)?;
         let target = match self.vfs.node(node) {
             Some(Node::Link(target)) => target.clone(),
@@ -360,6 +386,9 @@ impl FsCall<'_> {
     }
 
     fn truncate(&mut self, at: u64, size: u64) -> SysResult {
+        if size > i64::MAX as u64 {
+            return Err(Errno::EINVAL.into());
+        }
         let path = self.path_at(AT_FDCWD, at)?;
         let found = self.vfs.find(&self.fs.cwd, &path, true)?;
         match found.node.and_then(|node| self.vfs.node(node)) {

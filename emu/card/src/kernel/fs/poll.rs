@@ -7,9 +7,10 @@ use std::{
     time::Duration,
 };
 
-use super::{FsCall, epoll::Epoll, table::Open};
+use super::{FsCall, calls::only, epoll::Epoll, table::Open};
 use crate::kernel::{
     errno::Errno,
+    file::Description,
     wait::{Stop, SysResult, Wait},
 };
 
@@ -62,10 +63,12 @@ fn timeval(call: &mut FsCall, at: u64) -> SysResult<()> {
         return Ok(());
     }
     let (seconds, micros) = (read_u64(call, at)?, read_u64(call, at.wrapping_add(8))?);
-    if seconds > i64::MAX as u64 || micros >= 1_000_000 {
+    // More than a second of microseconds is as good (Linux carries it over).
+    if seconds > i64::MAX as u64 || micros > i64::MAX as u64 {
         return Err(Errno::EINVAL.into());
     }
-    set_deadline(call, Duration::new(seconds, micros as u32 * 1000));
+    let timeout = Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros));
+    set_deadline(call, timeout);
     Ok(())
 }
 
@@ -159,7 +162,12 @@ fn select(call: &mut FsCall, count: i32, a: [u64; 6]) -> SysResult {
 }
 
 fn create(call: &mut FsCall, number: u64, flags: i32) -> SysResult {
-    let close = number as i64 == libc::SYS_epoll_create1 && flags & libc::EPOLL_CLOEXEC != 0;
+    // What epoll_create(2) is given is a size, of no meaning but that there is one.
+    let close = match number as i64 {
+        libc::SYS_epoll_create1 => only(flags, libc::EPOLL_CLOEXEC)? != 0,
+        _ if flags <= 0 => return Err(Errno::EINVAL.into()),
+        _ => false,
+    };
     call.insert(Open::new(Epoll::new(), libc::O_RDWR), close)
 }
 
@@ -171,6 +179,13 @@ fn control(call: &mut FsCall, epfd: i32, op: i32, fd: i32, event: u64) -> SysRes
         .downcast_ref::<Epoll>()
         .ok_or(Errno::EINVAL)?;
     let open = call.files.get(fd)?;
+    // What is always ready is not waited for (epoll_ctl(2)).
+    if matches!(
+        open.file.describe(),
+        Description::Path { .. } | Description::Nameless { .. }
+    ) {
+        return Err(Errno::EPERM.into());
+    }
     if epfd == fd || open.file.as_any().is::<Epoll>() {
         // Nested instances could form a loop.
         return Err(Errno::EINVAL.into());

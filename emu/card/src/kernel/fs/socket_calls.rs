@@ -71,6 +71,8 @@ fn check_kind(domain: i32, kind: i32) -> Result<i32, Errno> {
     match (domain, kind & 0xf) {
         (libc::AF_UNIX, kind @ (libc::SOCK_STREAM | libc::SOCK_SEQPACKET)) => Ok(kind),
         (libc::AF_INET, kind @ libc::SOCK_STREAM) => Ok(kind),
+        // SOCK_PACKET is the last that there is.
+        (libc::AF_UNIX | libc::AF_INET, 11..) => Err(Errno::EINVAL),
         (libc::AF_UNIX | libc::AF_INET, _) => Err(Errno::EPROTONOSUPPORT),
         _ => Err(Errno::EAFNOSUPPORT),
     }
@@ -295,6 +297,7 @@ fn message(call: &mut FsCall, at: u64) -> Result<Message, Errno> {
 }
 
 fn sendmsg(call: &mut FsCall, fd: i32, at: u64, flags: i32) -> SysResult {
+    with(call, fd, |_, _| Ok(0))?;
     let message = message(call, at)?;
     let passed = match *call.progress {
         0 => call.passed(message.control, message.control_bytes)?,
@@ -313,6 +316,7 @@ fn sendmsg(call: &mut FsCall, fd: i32, at: u64, flags: i32) -> SysResult {
 }
 
 fn recvmsg(call: &mut FsCall, fd: i32, at: u64, flags: i32) -> SysResult {
+    with(call, fd, |_, _| Ok(0))?;
     let message = message(call, at)?;
     let count = receive(call, fd, &message.vectors, flags)?;
     let mut passed = Vec::new();

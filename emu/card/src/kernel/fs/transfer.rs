@@ -53,6 +53,7 @@ pub enum More {
 
 impl FsCall<'_> {
     fn load(&mut self, a: [u64; 6]) -> SysResult<Vectors> {
+        self.files.get(a[0] as i32)?;
         Ok(Vectors::load(self.cx.memory, a[1], a[2])?)
     }
 

@@ -425,6 +425,9 @@ impl Vfs {
         let create = flags & libc::O_CREAT != 0;
         let exclusive = create && flags & libc::O_EXCL != 0;
         let follow = flags & libc::O_NOFOLLOW == 0 && !exclusive;
+        if create && flags & libc::O_DIRECTORY != 0 {
+            return Err(Errno::EINVAL.into());
+        }
         let found = self.find(&fs.cwd, path, follow)?;
         let number = match found.node {
             Some(_) if exclusive => return Err(Errno::EEXIST.into()),
