@@ -2,11 +2,14 @@
 //!
 //! `fixtures/yardsticks/calls.c` draws them. `SNAPRIG_CALL_SEEDS=A..B` chooses the seeds.
 
+mod host;
+
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Output, Stdio},
 };
 
+use host::platforms;
 use tempfile::TempDir;
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
@@ -18,15 +21,6 @@ const SEEDS: &str = "0..100";
 /// A card's files are in memory, so the host's are: other file systems count sizes and links of
 /// directories, holes and what they refuse in ways of their own.
 const MEMORY: &str = "/dev/shm";
-
-/// Platforms of this host. A platform that cannot run here is named.
-fn platforms() -> Vec<&'static str> {
-    if Path::new("/dev/kvm").exists() {
-        return vec!["kvm", "ptrace"];
-    }
-    println!("skipped: everything on kvm: no /dev/kvm");
-    vec!["ptrace"]
-}
 
 fn compile(dir: &TempDir) -> PathBuf {
     let program = dir.path().join("calls");

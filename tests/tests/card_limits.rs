@@ -1,18 +1,13 @@
 //! Programs that ask for more than a card has: they hear of it, the card goes on, the host does not
 //! notice.
 
+mod host;
+
 use std::{path::Path, process::Command};
 
-const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
+use host::platforms;
 
-/// Platforms of this host. A platform that cannot run here is named.
-fn platforms() -> Vec<&'static str> {
-    if Path::new("/dev/kvm").exists() {
-        return vec!["kvm", "ptrace"];
-    }
-    println!("skipped: everything on kvm: no /dev/kvm");
-    vec!["ptrace"]
-}
+const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
 
 #[test]
 fn who_asks_for_more_than_a_card_has_does_not_get_it() {

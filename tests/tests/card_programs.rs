@@ -2,11 +2,14 @@
 //!
 //! Their sources are in `fixtures/yardsticks`.
 
+mod host;
+
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
+use host::platforms;
 use tempfile::TempDir;
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
@@ -18,15 +21,6 @@ const ENVIRONMENT: [(&str, &str); 4] = [
     ("LANG", "C"),
     ("OMP_NUM_THREADS", "3"),
 ];
-
-/// Platforms of this host. A platform that cannot run here is named.
-fn platforms() -> Vec<&'static str> {
-    if Path::new("/dev/kvm").exists() {
-        return vec!["kvm", "ptrace"];
-    }
-    println!("skipped: everything on kvm: no /dev/kvm");
-    vec!["ptrace"]
-}
 
 fn run(program: &str, arguments: &[&str]) -> Output {
     Command::new(program)

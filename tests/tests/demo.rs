@@ -1,17 +1,12 @@
 //! The main job and `card run`, as a user runs them.
 
+mod host;
+
 use std::process::{Command, Output};
 
-const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
+use host::platforms;
 
-/// Platforms of this host. A platform that cannot run here is named.
-fn platforms() -> Vec<&'static str> {
-    if std::path::Path::new("/dev/kvm").exists() {
-        return vec!["kvm", "ptrace"];
-    }
-    println!("skipped: everything on kvm: no /dev/kvm");
-    vec!["ptrace"]
-}
+const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
 
 fn snaprig(arguments: &[&str]) -> Output {
     Command::new(SNAPRIG)

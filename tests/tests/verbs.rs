@@ -2,17 +2,27 @@
 
 mod fabric;
 
-use std::path::Path;
+use std::{path::Path, process::Output};
 
 use fabric::{Fabric, assert_success, free_port, installed, text, wait_until};
 
 /// Runs server and client, and then sees that nothing is left.
-fn run(arguments: &[&str], program: &[&str]) -> [std::process::Output; 2] {
+fn run(arguments: &[&str], program: &[&str]) -> [Output; 2] {
     let fabric = Fabric::new(arguments);
     let outputs = fabric.pair(free_port(), program);
     assert_success(&program.join(" "), &outputs);
     fabric.ended();
     outputs
+}
+
+/// A program of these has failed, and says that its peer did not answer.
+fn assert_given_up(outputs: &[Output]) {
+    let all = outputs.iter().map(text).collect::<String>();
+    assert!(
+        outputs.iter().any(|output| !output.status.success()),
+        "{all}"
+    );
+    assert!(all.contains("transport retry counter exceeded"), "{all}");
 }
 
 #[test]
@@ -153,12 +163,7 @@ fn a_plan_takes_a_link_down_and_connections_are_given_up() {
     for plan in [&down, partition.to_str().expect("a name")] {
         let fabric = Fabric::new(&["--plan", plan]);
         let outputs = fabric.pair(free_port(), &["ibv_rc_pingpong", "-n", "100"]);
-        let all = outputs.iter().map(text).collect::<String>();
-        assert!(
-            outputs.iter().any(|output| !output.status.success()),
-            "{all}"
-        );
-        assert!(all.contains("transport retry counter exceeded"), "{all}");
+        assert_given_up(&outputs);
         fabric.ended();
     }
 }
@@ -245,12 +250,7 @@ fn a_link_that_goes_down_ends_connections_and_says_why() {
     let down = fabric.tell(&["down", "1"]);
     assert!(text(&down).contains("down"), "{}", text(&down));
     let outputs = [server.output(), client.output()];
-    let all = outputs.iter().map(text).collect::<String>();
-    assert!(
-        outputs.iter().any(|output| !output.status.success()),
-        "{all}"
-    );
-    assert!(all.contains("transport retry counter exceeded"), "{all}");
+    assert_given_up(&outputs);
     fabric.ended();
 }
 

@@ -25,6 +25,14 @@ fn open(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket_with(family, kind, flags, None)?)
 }
 
+/// Whether a connection failed because nobody listens there (unix(7)).
+pub fn is_nobody(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+    )
+}
+
 /// Connects to who listens at a path.
 pub fn connect(path: &Path, flags: SocketFlags) -> io::Result<OwnedFd> {
     let socket = open(flags)?;

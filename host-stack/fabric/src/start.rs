@@ -36,11 +36,7 @@ pub type Environment = Vec<(&'static str, OsString)>;
 pub fn connect(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<OwnedFd> {
     let _held = hold(place)?;
     match try_connect(&place.socket()) {
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-            ) => {}
+        Err(error) if socket::is_nobody(&error) => {}
         other => return other,
     }
     start(place, setup, environment)?;

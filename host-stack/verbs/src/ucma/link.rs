@@ -69,11 +69,7 @@ pub(super) fn connect_to(names: &[String]) -> io::Result<OwnedFd> {
     for name in names {
         let (_directory, path) = address(name)?;
         match socket::connect(&path, SocketFlags::NONBLOCK) {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-                ) => {}
+            Err(error) if socket::is_nobody(&error) => {}
             other => return other,
         }
     }
