@@ -13,7 +13,7 @@ use crate::subject::{Interrupts, Kind, Register, Subject};
 /// Names the devices, by address.
 const ADDRESSES: &str = "SNAPRIG_TEST_VFIO";
 
-const KINDS: [&Kind; 4] = [&EDU, &E1000E, &E1000, &DISPLAY];
+const KINDS: [&Kind; 4] = [&EDU, &ROCKER, &E1000, &DISPLAY];
 
 /// QEMU's educational device (its docs/specs/edu): one MSI, and DMA through a buffer of a page.
 static EDU: Kind = Kind {
@@ -51,53 +51,52 @@ static EDU: Kind = Kind {
     }),
 };
 
-/// An Intel 82574 (its datasheet, 10.2): five MSI-X vectors, each for a cause that can be set.
-static E1000E: Kind = Kind {
-    name: "e1000e over VFIO",
-    id: 0x10d3_8086,
+/// QEMU's rocker, a switch (its docs/specs/rocker, "Test registers"): four MSI-X vectors.
+static ROCKER: Kind = Kind {
+    name: "rocker over VFIO",
+    id: 0x0006_1b36,
     bar: 0,
-    // The kernel resets it by its power management, at which QEMU's keeps its registers.
     register: Some(Register {
-        after_reset: None,
-        ..RECEIVE_RING
+        bar: 0,
+        offset: 0x10,
+        reads_as: |value| value.wrapping_mul(2),
+        after_reset: Some(0),
     }),
     memory: None,
     interrupts: Some(Interrupts {
-        vectors: 5,
-        raise: |device, vector| {
-            // IVAR: cause i (receive queue 0 is the first) is valid and goes to vector i.
-            device.write32(0, 0xe4, 0x000c_ba98).unwrap();
-            let cause = 1 << (20 + vector);
-            device.write32(0, INTERRUPT_MASK_SET, cause).unwrap();
-            device.write32(0, INTERRUPT_CAUSE_SET, cause).unwrap();
-        },
-        clear: |device| device.write32(0, INTERRUPT_CAUSE, u32::MAX).unwrap(),
+        vectors: 4,
+        raise: |device, vector| device.write32(0, 0x20, vector).unwrap(),
+        clear: |_| {},
     }),
-    msix_table: Some(3),
+    msix_table: Some(1),
     copy: None,
 };
 
-/// An Intel 82540EM: an interrupt line and no messages.
+/// An Intel 82540EM: an interrupt line and no messages. The register is half of a ring's address.
 static E1000: Kind = Kind {
     name: "e1000 over VFIO",
     id: 0x100e_8086,
     bar: 0,
-    register: Some(RECEIVE_RING),
+    register: Some(Register {
+        bar: 0,
+        offset: 0x2804,
+        reads_as: |value| value,
+        after_reset: Some(0),
+    }),
     memory: None,
     interrupts: Some(Interrupts {
         vectors: 1,
         raise: |device, _| {
             const LINK_STATUS_CHANGE: u32 = 4;
-            device
-                .write32(0, INTERRUPT_MASK_SET, LINK_STATUS_CHANGE)
-                .unwrap();
-            device
-                .write32(0, INTERRUPT_CAUSE_SET, LINK_STATUS_CHANGE)
-                .unwrap();
+            for mask_or_cause_set in [0xd0, 0xc8] {
+                device
+                    .write32(0, mask_or_cause_set, LINK_STATUS_CHANGE)
+                    .unwrap();
+            }
         },
-        // Cleared by being read.
+        // Causes are cleared by being read.
         clear: |device| {
-            device.read32(0, INTERRUPT_CAUSE).unwrap();
+            device.read32(0, 0xc0).unwrap();
         },
     }),
     msix_table: None,
@@ -114,17 +113,6 @@ static DISPLAY: Kind = Kind {
     interrupts: None,
     msix_table: None,
     copy: None,
-};
-
-/// Registers of both of Intel's: interrupts, and the upper half of a ring's address.
-const INTERRUPT_CAUSE: u64 = 0xc0;
-const INTERRUPT_CAUSE_SET: u64 = 0xc8;
-const INTERRUPT_MASK_SET: u64 = 0xd0;
-const RECEIVE_RING: Register = Register {
-    bar: 0,
-    offset: 0x2804,
-    reads_as: |value| value,
-    after_reset: Some(0),
 };
 
 /// The devices to test, if any are named.
