@@ -3,12 +3,13 @@
 //! The card is a hostile peer: a [`Mapping`] is made only of memory that cannot shrink, and every
 //! number that comes back from a register is the driver's to check.
 
-use std::{io, os::fd::BorrowedFd, ptr::NonNull};
+use std::{fmt::Write as _, io, ops::RangeInclusive, os::fd::BorrowedFd};
 
-use rustix::{
-    fs::{SealFlags, fcntl_get_seals, fstat},
-    mm::{MapFlags, ProtFlags, mmap, munmap},
-};
+use rustix::event::PollFd;
+use vfio_bindings::bindings::vfio::VFIO_PCI_BAR5_REGION_INDEX;
+use vfio_ioctls::VfioError;
+
+pub use crate::mapping::Mapping;
 
 /// Why a device did not do as asked.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +47,24 @@ pub enum DeviceError {
         /// Why not.
         why: &'static str,
     },
+    /// Memory cannot be mapped for the device, or unmapped.
+    #[error("DMA of {len:#x} bytes at {iova:#x}: {why}")]
+    Dma {
+        /// Where the device would see it.
+        iova: u64,
+        /// Bytes.
+        len: u64,
+        /// Why not.
+        why: DmaRefusal,
+    },
+    /// The kernel's VFIO driver refused something.
+    #[error("cannot {what}: {source}")]
+    Vfio {
+        /// What was asked.
+        what: &'static str,
+        /// Why it failed.
+        source: VfioError,
+    },
     /// The host's kernel refused something.
     #[error("{what}: {source}")]
     Io {
@@ -54,6 +73,49 @@ pub enum DeviceError {
         /// Why it failed.
         source: io::Error,
     },
+}
+
+/// Why memory was not mapped for a device, or not unmapped.
+#[derive(Debug, thiserror::Error)]
+pub enum DmaRefusal {
+    /// Not in pages.
+    #[error("addresses, offsets and sizes come in pages of {page_bytes} bytes")]
+    Unaligned {
+        /// The IOMMU's smallest page.
+        page_bytes: u64,
+    },
+    /// Not all of it is in one of the ranges that the IOMMU translates.
+    #[error("the IOMMU translates only{}", list(ranges))]
+    OutOfRange {
+        /// What [`HostDevice::dma_ranges`] says.
+        ranges: Vec<RangeInclusive<u64>>,
+    },
+    /// Some of it is mapped.
+    #[error("it overlaps what is mapped already; unmap that first")]
+    Overlap,
+    /// What was to be unmapped is not what was mapped.
+    #[error("no such range was mapped; ranges are unmapped as they were mapped")]
+    NotMapped,
+    /// Not memory that stays.
+    #[error("{0}")]
+    Memory(&'static str),
+    /// A device's memory is locked, and so much may not be.
+    #[error("the limit of locked memory is {limit_bytes} bytes; raise it (ulimit -l)")]
+    MemoryLimit {
+        /// RLIMIT_MEMLOCK.
+        limit_bytes: u64,
+    },
+    /// Anything else.
+    #[error("{0}")]
+    Vfio(VfioError),
+}
+
+fn list(ranges: &[RangeInclusive<u64>]) -> String {
+    let mut text = String::new();
+    for range in ranges {
+        let _ = write!(text, " {:#x} to {:#x}", range.start(), range.end());
+    }
+    text
 }
 
 /// A PCI function as its driver sees it. Every call returns an error at once when the device is
@@ -70,6 +132,10 @@ pub trait HostDevice: Send + Sync {
     fn bar_write(&self, bar: u32, offset: u64, from: &[u8]) -> Result<(), DeviceError>;
     /// Maps a BAR that is memory.
     fn map_bar(&self, bar: u32) -> Result<Mapping, DeviceError>;
+    /// The addresses at which [`HostDevice::dma_map`] can map, in order.
+    fn dma_ranges(&self) -> Vec<RangeInclusive<u64>> {
+        vec![0..=u64::MAX]
+    }
     /// Lets the device reach `len` bytes at `offset` of a memfd (sealed with `F_SEAL_SHRINK`) at
     /// address `iova`. All but the descriptor in multiples of 4 KiB.
     fn dma_map(
@@ -81,13 +147,20 @@ pub trait HostDevice: Send + Sync {
     ) -> Result<(), DeviceError>;
     /// Takes a range of [`HostDevice::dma_map`] away; on return the device no longer uses it.
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), DeviceError>;
-    /// The device signals this eventfd for interrupts of MSI-X vector `vector`.
+    /// The device signals this eventfd for interrupts of MSI-X vector `vector`. It may be signalled
+    /// without one, too.
     fn set_vector(&self, vector: u32, event: BorrowedFd<'_>) -> Result<(), DeviceError>;
+    /// To be called once the causes of an interrupt are cleared in the device: if all it has is a
+    /// level-triggered line, it is silent until then.
+    fn unmask(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// Resets the function.
     fn reset(&self) -> Result<(), DeviceError>;
-    /// A descriptor on which poll(2) reports `POLLHUP` when the device is gone, if it can tell.
-    fn hang_up(&self) -> Option<BorrowedFd<'_>>;
-    /// Gives the device up: every call from now on fails.
+    /// What to poll(2) to hear that the device is gone, or is wanted back by the kernel, if it can
+    /// tell.
+    fn hang_up(&self) -> Option<PollFd<'_>>;
+    /// Gives the device up: every call from now on fails, and it reaches no memory of ours.
     fn close(&self);
 
     /// Reads a 32-bit register.
@@ -103,71 +176,13 @@ pub trait HostDevice: Send + Sync {
     }
 }
 
-/// A mapped BAR.
-#[derive(Debug)]
-pub struct Mapping {
-    base: NonNull<u8>,
-    len: u64,
-}
-
-// SAFETY: the mapping lives as long as `self` and is shared memory that anybody may change at any
-// time; users access it through raw pointers and atomics only.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    /// Maps `len` bytes at `offset` of a memfd that is large enough and sealed against shrinking.
-    pub fn new(bar: u32, fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, DeviceError> {
-        let refuse = |why| DeviceError::Map { bar, why };
-        let seals = fcntl_get_seals(fd).map_err(|_| refuse("its descriptor is no memfd"))?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(refuse("its memfd is not sealed against shrinking"));
-        }
-        let bytes = fstat(fd).map_or(0, |stat| stat.st_size as u64);
-        if len == 0 || offset.checked_add(len).is_none_or(|end| end > bytes) {
-            return Err(refuse("its memfd is shorter than the BAR"));
-        }
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address that the kernel chooses; a file of `len` bytes
-        // exists, so `len` fits a usize.
-        let base = unsafe { mmap(std::ptr::null_mut(), len as usize, prot, flags, fd, offset) };
-        let base = base.map_err(|_| refuse("mmap(2) failed"))?;
-        Ok(Self {
-            base: NonNull::new(base.cast()).expect("mmap never returns null"),
-            len,
-        })
-    }
-
-    /// Bytes.
-    pub fn bytes(&self) -> u64 {
-        self.len
-    }
-
-    /// The address of `len` bytes at `offset`, if they are inside. Other processes write to them
-    /// at any time: no references, only raw copies and atomics.
-    pub fn pointer(&self, offset: u64, len: u64) -> Option<NonNull<u8>> {
-        let end = offset.checked_add(len)?;
-        // SAFETY: `offset` is at most the end of the mapping.
-        (end <= self.len).then(|| unsafe { self.base.add(offset as usize) })
-    }
-
-    /// Copies `from` to `offset`; false, and nothing written, if that is not inside.
-    #[must_use]
-    pub fn write(&self, offset: u64, from: &[u8]) -> bool {
-        let Some(to) = self.pointer(offset, from.len() as u64) else {
-            return false;
-        };
-        // SAFETY: the range is inside the mapping; `from` is private memory, so they are disjoint.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
-        true
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours; pointers into it are used only while `self` lives.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len as usize) };
+/// VFIO's region of a BAR, here and on the wire. Those that come after the BARs are of another kind.
+pub(crate) fn region(bar: u32) -> Result<u32, DeviceError> {
+    match bar {
+        0..=VFIO_PCI_BAR5_REGION_INDEX => Ok(bar),
+        _ => Err(DeviceError::Refused {
+            what: "find a BAR",
+            errno: libc::EINVAL,
+        }),
     }
 }

@@ -6,6 +6,8 @@
 //! | [`server`] | device | the vfio-user server; a device implements [`server::Function`] |
 //! | [`host`] | host | [`host::HostDevice`]: what a driver needs of a device, however it is reached |
 //! | [`vfio_user_client`] | host | that trait over vfio-user |
+//! | [`vfio`] | host | that trait over VFIO, for a device of this machine |
+//! | [`mapping`] | host | memory of a device, mapped |
 //! | [`mic`] | host | the driver of the coprocessor card |
 //!
 //! What must stay true: each side takes the other for hostile. A message is bounded and checked
@@ -20,9 +22,11 @@
 
 pub mod config;
 pub mod host;
+pub mod mapping;
 pub mod mic;
 
 pub mod server;
 mod socket;
+pub mod vfio;
 mod vfio_user;
 pub mod vfio_user_client;

@@ -15,8 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::event::{PollFd, PollFlags};
+
 use crate::{
-    host::{DeviceError, HostDevice, Mapping},
+    host::{DeviceError, HostDevice, Mapping, region},
     socket::{Message, Socket, Until},
     vfio_user::{
         self as proto, ACCESS_BYTES, ERROR, NO_REPLY, REGION_INFO_BYTES, TYPE_COMMAND, TYPE_MASK,
@@ -176,11 +178,11 @@ impl HostDevice for VfioUserClient {
     }
 
     fn bar_read(&self, bar: u32, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
-        self.region_read(bar, offset, to)
+        self.region_read(region(bar)?, offset, to)
     }
 
     fn bar_write(&self, bar: u32, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
-        let body = proto::access(offset, bar, from.len() as u32, from);
+        let body = proto::access(offset, region(bar)?, from.len() as u32, from);
         let mut state = self.lock();
         let flags = TYPE_COMMAND | NO_REPLY;
         self.send(
@@ -197,7 +199,7 @@ impl HostDevice for VfioUserClient {
     fn map_bar(&self, bar: u32) -> Result<Mapping, DeviceError> {
         let what = "describe a BAR";
         let mut body = Vec::with_capacity(REGION_INFO_BYTES);
-        proto::push_u32s(&mut body, &[ARGSZ_MAX, 0, bar, 0]);
+        proto::push_u32s(&mut body, &[ARGSZ_MAX, 0, region(bar)?, 0]);
         proto::push_u64s(&mut body, &[0, 0]);
         let reply = self.call(what, command::GET_REGION_INFO, &body, &[])?;
         let (Some(flags), Some(size), Some(offset)) = (
@@ -209,7 +211,8 @@ impl HostDevice for VfioUserClient {
         };
         match reply.fds.first() {
             Some(fd) if flags & vfio::REGION_MMAP != 0 => {
-                Mapping::new(bar, fd.as_fd(), offset, size)
+                let mapping = Mapping::of_memfd(fd.as_fd(), offset, size);
+                mapping.map_err(|why| DeviceError::Map { bar, why })
             }
             _ => Err(DeviceError::Map {
                 bar,
@@ -258,8 +261,11 @@ impl HostDevice for VfioUserClient {
         Ok(())
     }
 
-    fn hang_up(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+    fn hang_up(&self) -> Option<PollFd<'_>> {
+        Some(PollFd::from_borrowed_fd(
+            self.socket.as_fd(),
+            PollFlags::RDHUP,
+        ))
     }
 
     fn close(&self) {

@@ -13,6 +13,7 @@ mod channel;
 
 use std::{
     collections::BTreeMap,
+    ops::RangeInclusive,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
@@ -112,6 +113,7 @@ struct Inner {
     ring_len: u32,
     channels: [Mutex<Channel>; bar4::HOST_DMA_CHANNELS],
     turn: AtomicUsize,
+    dma_ranges: Vec<RangeInclusive<u64>>,
     windows: Mutex<BTreeMap<u64, u64>>,
     state: Mutex<u32>,
     changed: Condvar,
@@ -195,7 +197,8 @@ impl Mic {
             return Err(MicError::Invalid("DMA memory comes in pages of 4 KiB"));
         }
         let mut windows = lock(&self.inner.windows);
-        let iova = free_range(&windows, len).ok_or(MicError::NoAddresses)?;
+        let iova = free_range(&windows, &self.inner.dma_ranges, len);
+        let iova = iova.ok_or(MicError::NoAddresses)?;
         self.inner.device.dma_map(iova, len, fd, offset)?;
         windows.insert(iova, len);
         Ok(HOST_BASE + iova)
@@ -282,6 +285,7 @@ impl Inner {
             ring_len,
             channels: std::array::from_fn(|_| Mutex::new(Channel::new(ring_len))),
             turn: AtomicUsize::new(0),
+            dma_ranges: device.dma_ranges(),
             windows: Mutex::default(),
             state: Mutex::new(spad::STATE_BOOTING),
             changed: Condvar::new(),
@@ -330,11 +334,11 @@ impl Inner {
 
     fn run(&self, stop: &OwnedFd) {
         let why = loop {
-            let hang_up = self.device.hang_up().unwrap_or(stop.as_fd());
+            let stopped = || PollFd::new(stop, PollFlags::IN);
             let mut ready = [
                 PollFd::new(&self.interrupt, PollFlags::IN),
-                PollFd::from_borrowed_fd(hang_up, PollFlags::RDHUP),
-                PollFd::new(stop, PollFlags::IN),
+                self.device.hang_up().unwrap_or_else(stopped),
+                stopped(),
             ];
             if poll(&mut ready, None).is_err() {
                 continue;
@@ -359,6 +363,7 @@ impl Inner {
         // Writes are posted. Reading back makes sure that the causes are cleared before we look:
         // a later clear could take away the announcement of what came after we looked.
         self.read(bar4::SICR0)?;
+        self.device.unmask()?;
         for index in 0..bar4::HOST_DMA_CHANNELS {
             if causes & cause::DMA0 << index != 0 {
                 self.look_at_channel(index)?;
@@ -432,17 +437,24 @@ impl Inner {
 }
 
 /// The lowest free range of `len` bytes of the host's DMA addresses.
-fn free_range(windows: &BTreeMap<u64, u64>, len: u64) -> Option<u64> {
-    let mut at = 0u64;
-    for (start, used) in windows {
-        if start - at >= len {
-            return Some(at);
+fn free_range(
+    windows: &BTreeMap<u64, u64>,
+    ranges: &[RangeInclusive<u64>],
+    len: u64,
+) -> Option<u64> {
+    ranges.iter().find_map(|range| {
+        let end = HOST_BASE.min(range.end().saturating_add(1));
+        let mut at = *range.start();
+        // No window is in two ranges.
+        for (start, used) in windows.range(at..) {
+            if *start >= end || start - at >= len {
+                break;
+            }
+            at = start + used;
         }
-        at = start + used;
-    }
-    at.checked_add(len)
-        .filter(|end| *end <= HOST_BASE)
-        .map(|_| at)
+        let fits = at.checked_add(len).is_some_and(|next| next <= end);
+        fits.then_some(at)
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
