@@ -147,6 +147,14 @@ impl CardMemory {
         Some(address)
     }
 
+    /// One frame with a page of contents, used once.
+    pub fn alloc_filled(&self, page: &[u8]) -> Option<u64> {
+        assert_eq!(page.len() as u64, PAGE);
+        let address = self.lock().take_run(1, 1)? as u64 * PAGE;
+        self.write(address, page);
+        Some(address)
+    }
+
     /// Which frames have been written to.
     pub fn dirty(&self) -> &Dirty {
         &self.dirty
@@ -159,20 +167,31 @@ impl CardMemory {
 
     /// One more use of the frame at `address`.
     pub fn get(&self, address: u64) {
-        let mut frames = self.lock();
-        let uses = &mut frames.uses[(address / PAGE) as usize];
-        assert!(*uses > 0, "frame {address:#x} is free");
-        *uses += 1;
+        self.get_run(address, 1);
+    }
+
+    /// One more use of each of `pages` frames from `address` on.
+    pub fn get_run(&self, address: u64, pages: u64) {
+        let first = (address / PAGE) as usize;
+        for uses in &mut self.lock().uses[first..first + pages as usize] {
+            assert!(*uses > 0, "a frame of {address:#x} is free");
+            *uses += 1;
+        }
     }
 
     /// One use less; the last one frees the frame.
     pub fn put(&self, address: u64) {
-        let mut frames = self.lock();
-        let uses = &mut frames.uses[(address / PAGE) as usize];
-        assert!(*uses > 0, "frame {address:#x} is free already");
-        *uses -= 1;
-        if *uses == 0 {
-            frames.free += 1;
+        self.put_run(address, 1);
+    }
+
+    /// One use less of each of `pages` frames from `address` on.
+    pub fn put_run(&self, address: u64, pages: u64) {
+        let first = (address / PAGE) as usize;
+        let frames = &mut *self.lock();
+        for uses in &mut frames.uses[first..first + pages as usize] {
+            assert!(*uses > 0, "a frame of {address:#x} is free already");
+            *uses -= 1;
+            frames.free += u64::from(*uses == 0);
         }
     }
 

@@ -102,6 +102,12 @@ impl PageTables {
             .is_none_or(|directory| self.memory.load(slot(directory, va, 1)) == 0)
     }
 
+    /// Whether a huge page is mapped at `va`.
+    pub fn is_huge(&self, va: u64) -> bool {
+        directory(&self.memory, self.root, va)
+            .is_some_and(|directory| self.memory.load(slot(directory, va, 1)) & HUGE != 0)
+    }
+
     /// The frame at `va` and what may be done with it.
     pub fn get(&self, va: u64) -> Option<(u64, Access)> {
         lookup(&self.memory, self.root, va)
@@ -137,14 +143,23 @@ impl PageTables {
 
     /// Shows every mapped page in `start..end`, in order: address, frame, access.
     pub fn each(&self, start: u64, end: u64, mut seen: impl FnMut(u64, u64, Access)) {
-        self.visit(start, end, |_, va, entry| {
-            let pages = match entry & HUGE {
-                0 => va..va + PAGE,
-                _ => va.max(start)..(va + HUGE_PAGE).min(end),
-            };
-            for page in pages.step_by(PAGE as usize) {
-                seen(page, (entry & ADDRESS) + (page - va), access(entry));
+        self.extents(start, end, |va, frame, pages, access| {
+            for at in (0..pages * PAGE).step_by(PAGE as usize) {
+                seen(va + at, frame + at, access);
             }
+        });
+    }
+
+    /// The same for neighbours in neighbouring frames, as far as an entry says so at once: address,
+    /// frame, pages, access.
+    pub fn extents(&self, start: u64, end: u64, mut seen: impl FnMut(u64, u64, u64, Access)) {
+        self.visit(start, end, |_, va, entry| {
+            let (first, last) = match entry & HUGE {
+                0 => (va, va + PAGE),
+                _ => (va.max(start), (va + HUGE_PAGE).min(end)),
+            };
+            let frame = (entry & ADDRESS) + (first - va);
+            seen(first, frame, (last - first) / PAGE, access(entry));
         });
     }
 

@@ -1,14 +1,24 @@
 //! The card kernel's checkpoint service, `/dev/card/checkpoint`: the part that BLCR's kernel
 //! module plays in the paper (section 4.1, Capture; section 4.3, Restore).
 //!
-//! - [`CAPTURE`]: the caller's process is stopped and streamed, front to back, once, to a file
-//!   descriptor of the caller (a socket to the Snapify-IO daemon, a pipe, a file). Returns 0 in
-//!   the original process, [`RESTARTED`] in a restored one.
+//! - [`CAPTURE`]: the caller's process, with all its descendants, is stopped and streamed, front to
+//!   back, once, to a file descriptor of the caller (a socket to the Snapify-IO daemon, a pipe, a
+//!   file). Returns 0 in the original process, [`RESTARTED`] in a restored one. EBUSY while another
+//!   thread of them captures or restores; EDEADLK if only they would read what is written; EFBIG,
+//!   EOVERFLOW for what could not be restored.
 //! - [`MARK`]: the files that the caller's process maps shared are about to be saved by the caller
 //!   itself, while its other threads run on. What is written to them from now on belongs to the
 //!   image of the next [`CAPTURE`]. Takes no argument.
-//! - [`RESTORE`]: reads such a stream once, front to back, and starts the process as a child of
-//!   the caller. Returns its pid.
+//! - [`RESTORE`]: reads such a stream once, front to back, and starts the processes, the first as a
+//!   child of the caller. Returns its pid. EBADMSG for what is no whole image; EEXIST if an id is in
+//!   use; ENOMEM, EAGAIN if the card has too little memory or too many threads; EADDRINUSE if the name
+//!   of a socket is in use. Whatever the error, nothing of the image is left.
+//!
+//! What is captured: memory, shared memory among them; threads, and the calls in which they wait;
+//! signals, timers, limits; descriptors. Files that are open are in the image, and come back under
+//! their names in place of what is there; files that are only mapped (programs, libraries) and those
+//! that [`MARK`] names have to be on the other card. Pipes and connections whose other end is not
+//! captured come back at their end, or reset.
 //!
 //! Each structure is passed by address, as is usual with `ioctl(2)`. All fields little-endian.
 

@@ -12,20 +12,27 @@ use std::{mem::MaybeUninit, net::Shutdown, thread::JoinHandle, time::Duration};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Serialize, de::DeserializeOwned};
-use snaprig_card::capture::stream::{Decoder, PAGES_MAX, Piece};
+use snaprig_card::capture::{
+    chain,
+    stream::{Decoder, PAGES_MAX, Piece},
+};
 use snaprig_card::{device::Device, kernel::elf as card_elf, memory::CardMemory};
 use snaprig_hca::wire;
 use snaprig_wire::ring::{RING_BYTES, Ring};
 use snaprig_wire::{coi, dma, frame, scif, snapify, snapify_io};
 
-/// Process images, in portions as the first byte says: as they come, and with their checksums put
+/// Process images and chains of them, in portions as the first byte says: as they come, and with their checksums put
 /// right, which no mutation would.
 pub fn image(bytes: &[u8]) {
     let Some((step, stream)) = bytes.split_first() else {
         return;
     };
-    decode(stream, 1 + usize::from(*step));
-    decode(&with_checksums(stream), 1 + usize::from(*step));
+    for stream in [stream, &with_checksums(stream)] {
+        decode(stream, 1 + usize::from(*step));
+        // As the first of a chain, and as the second: whatever is said, it is said in order.
+        let _ = chain::collapse(vec![stream], std::io::sink());
+        let _ = chain::collapse(vec![stream, stream], std::io::sink());
+    }
 }
 
 fn decode(mut stream: &[u8], step: usize) -> Option<()> {
@@ -48,9 +55,8 @@ fn with_checksums(stream: &[u8]) -> Vec<u8> {
         let Some(payload) = stream.get(at + 16..end) else {
             break;
         };
-        let len = (payload.len() as u64).to_le_bytes();
-        let hashed = [&index.to_le_bytes()[..], &stream[at..at + 4], &len, payload].concat();
-        let sum = xxhash_rust::xxh3::xxh3_64(&hashed);
+        let seed = index << 3 | u64::from(stream[at]);
+        let sum = xxhash_rust::xxh3::xxh3_64_with_seed(payload, seed);
         stream[at + 8..at + 16].copy_from_slice(&sum.to_le_bytes());
         (at, index) = (end, index + 1);
     }

@@ -73,8 +73,8 @@ fn images() {
         gone: vec![(4096, 1)],
     };
     let start = encoder.start(b"process", &link).expect("it is short");
-    let mut pages = vec![0; PAGES_AT + 4096];
-    encoder.pages(&mut pages, 4096, |room| room.fill(7));
+    let mut pages = vec![7; PAGES_AT + 4096];
+    encoder.pages(&mut pages, 4096);
     let parts = [start, pages, encoder.end()];
     let seed = parts.concat();
     assert!(decode(&seed, 7).is_some() && with_checksums(&seed) == seed);

@@ -12,7 +12,7 @@
 use std::io::{self, Read, Write};
 
 use super::stream::{Decoder, Encoder, ImageError, Link, PAGES_AT, PAGES_MAX, Piece, TooLarge};
-use crate::{kernel::fs::nameless, memory::PAGE};
+use crate::memory::PAGE;
 
 /// Bytes that are read at once.
 const READ_MAX: usize = 64 << 10;
@@ -60,83 +60,100 @@ pub enum ChainError {
 
 /// Writes one whole image that says what the chain of `images`, the oldest first, says together.
 pub fn collapse<R: Read>(images: Vec<R>, mut to: impl Write) -> Result<(), ChainError> {
-    let mut sources = Vec::new();
-    for (index, from) in images.into_iter().enumerate() {
-        sources.push(Source::open(index, from)?);
+    let mut reader = Reader::open(images)?;
+    while !reader.chunk.is_empty() {
+        to.write_all(&reader.chunk)?;
+        reader.next_chunk()?;
     }
-    let newest = sources.last().ok_or(ChainError::Empty)?;
-    if sources[0].link.parent != 0 {
-        return Err(ChainError::NotWhole);
-    }
-    for (index, pair) in sources.windows(2).enumerate() {
-        if pair[1].link.parent != pair[0].link.id {
-            return Err(ChainError::Broken { index: index + 1 });
-        }
-    }
-    let link = Link {
-        id: newest.link.id,
-        ..Link::default()
-    };
-    let mut encoder = Encoder::default();
-    to.write_all(&encoder.start(&newest.process, &link)?)?;
-    let mut run = Run::default();
-    while let Some(address) = sources.iter().filter_map(Source::address).min() {
-        // The newest that has the page, unless a newer one says that it is gone.
-        let mut wins = true;
-        let mut page = None;
-        for (age, source) in sources.iter_mut().rev().enumerate() {
-            let has = source.address() == Some(address);
-            // The files of an image are whole in each.
-            if has && wins && (age == 0 || address < nameless::PAGES_START) {
-                page = Some(source.page().to_vec());
-            }
-            wins &= !has && !source.takes_away(address);
-            if has {
-                source.advance()?;
-            }
-        }
-        if let Some(page) = page {
-            if !run.continues_at(address) {
-                run.write(&mut encoder, &mut to)?;
-            }
-            run.add(address, &page);
-        }
-    }
-    run.write(&mut encoder, &mut to)?;
-    to.write_all(&encoder.end())?;
     Ok(to.flush()?)
 }
 
-/// Neighbouring pages that have not been written yet.
-#[derive(Default)]
-struct Run {
-    start: u64,
-    pages: Vec<u8>,
+/// A chain of images as one whole image, which is made as it is read: a restore can read it.
+pub struct Reader<R> {
+    sources: Vec<Source<R>>,
+    encoder: Encoder,
+    /// What is to be read next, and how much of it has been; empty at the end.
     chunk: Vec<u8>,
+    read: usize,
+    ended: bool,
 }
 
-impl Run {
-    fn continues_at(&self, address: u64) -> bool {
-        let len = self.pages.len();
-        len > 0 && len < PAGES_MAX && self.start + len as u64 == address
+impl<R: Read> Reader<R> {
+    /// Reads the beginnings of `images`, the oldest first, and checks that they are a chain.
+    pub fn open(images: Vec<R>) -> Result<Self, ChainError> {
+        let mut sources = Vec::new();
+        for (index, from) in images.into_iter().enumerate() {
+            sources.push(Source::open(index, from)?);
+        }
+        let newest = sources.last().ok_or(ChainError::Empty)?;
+        if sources[0].link.parent != 0 {
+            return Err(ChainError::NotWhole);
+        }
+        for (index, pair) in sources.windows(2).enumerate() {
+            if pair[1].link.parent != pair[0].link.id {
+                return Err(ChainError::Broken { index: index + 1 });
+            }
+        }
+        let link = Link {
+            id: newest.link.id,
+            ..Link::default()
+        };
+        let mut encoder = Encoder::default();
+        let chunk = encoder.start(&newest.process, &link)?;
+        Ok(Self {
+            sources,
+            encoder,
+            chunk,
+            read: 0,
+            ended: false,
+        })
     }
 
-    fn add(&mut self, address: u64, page: &[u8]) {
-        if self.pages.is_empty() {
-            self.start = address;
+    /// Makes the next part of the image.
+    fn next_chunk(&mut self) -> Result<(), ChainError> {
+        self.read = 0;
+        self.chunk.resize(PAGES_AT, 0);
+        let mut start = 0;
+        while let Some(address) = self.sources.iter().filter_map(Source::address).min() {
+            let len = self.chunk.len() - PAGES_AT;
+            if len == 0 {
+                start = address;
+            } else if start + len as u64 != address || len == PAGES_MAX {
+                break;
+            }
+            // The newest that has the page, unless a newer one says that it is gone.
+            let mut wins = true;
+            for source in self.sources.iter_mut().rev() {
+                let has = source.address() == Some(address);
+                if has && wins {
+                    self.chunk.extend_from_slice(source.page());
+                }
+                wins &= !has && !source.takes_away(address);
+                if has {
+                    source.advance()?;
+                }
+            }
         }
-        self.pages.extend_from_slice(page);
+        if self.chunk.len() > PAGES_AT {
+            self.encoder.pages(&mut self.chunk, start);
+        } else if std::mem::replace(&mut self.ended, true) {
+            self.chunk.clear();
+        } else {
+            self.chunk = self.encoder.end();
+        }
+        Ok(())
     }
+}
 
-    fn write(&mut self, encoder: &mut Encoder, to: &mut impl Write) -> io::Result<()> {
-        if self.pages.is_empty() {
-            return Ok(());
+impl<R: Read> Read for Reader<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if self.read == self.chunk.len() {
+            self.next_chunk().map_err(io::Error::other)?;
         }
-        self.chunk.resize(PAGES_AT + self.pages.len(), 0);
-        let fill = |room: &mut [u8]| room.copy_from_slice(&self.pages);
-        encoder.pages(&mut self.chunk, self.start, fill);
-        self.pages.clear();
-        to.write_all(&self.chunk)
+        let count = to.len().min(self.chunk.len() - self.read);
+        to[..count].copy_from_slice(&self.chunk[self.read..self.read + count]);
+        self.read += count;
+        Ok(count)
     }
 }
 
@@ -250,9 +267,9 @@ mod tests {
     fn image(link: &Link, pages: &Pages) -> Vec<u8> {
         let mut encoder = Encoder::default();
         let mut bytes = encoder.start(b"process", link).unwrap();
-        let mut chunk = [0; PAGES_AT + PAGE as usize];
         for (page, byte) in pages {
-            encoder.pages(&mut chunk, page * PAGE, |room| room.fill(*byte));
+            let mut chunk = [*byte; PAGES_AT + PAGE as usize];
+            encoder.pages(&mut chunk, page * PAGE);
             bytes.extend_from_slice(&chunk);
         }
         bytes.extend(encoder.end());
@@ -326,7 +343,12 @@ mod tests {
             // What was collapsed may be the first of another chain.
             let mut again = Vec::new();
             collapse(vec![one.as_slice()], &mut again).unwrap();
-            prop_assert_eq!(one, again);
+            prop_assert_eq!(&one, &again);
+            // Read as it is made it is the same.
+            let (mut chain, mut read) = (Vec::new(), Vec::new());
+            chain.extend(images.iter().map(Vec::as_slice));
+            Reader::open(chain).unwrap().read_to_end(&mut read).unwrap();
+            prop_assert_eq!(one, read);
         }
     }
 }

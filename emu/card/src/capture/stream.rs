@@ -9,8 +9,8 @@
 //!          2 pages:   address (u64), then whole pages
 //!          3 end:     bytes of pages in the stream (u64); exactly one, last
 //! ```
-//! Integers are little-endian. The checksum is XXH3 over the chunk's index, kind, length and
-//! payload, so that a chunk that was flipped, moved, repeated or left out is noticed.
+//! Integers are little-endian. The checksum is XXH3 over the payload, seeded with the chunk's index
+//! (from bit 3 on) and kind, so that a chunk that was flipped, moved, repeated or left out is noticed.
 //!
 //! ```text
 //! decoder:  Header --> Process --> Link --> Pages --(end)--> Complete
@@ -21,14 +21,14 @@
 //! What must stay true: a decoder believes nothing that it has not checked, holds at most one
 //! chunk, and names the offset in the stream of the first thing that is wrong.
 
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::memory::PAGE;
 
 /// First bytes of an image.
 pub const MAGIC: [u8; 8] = *b"SNAPPROC";
 /// Version of the format: a reader refuses every other.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Most bytes of pages in one chunk.
 pub const PAGES_MAX: usize = 1 << 20;
 /// Most bytes of the process chunk.
@@ -123,15 +123,14 @@ impl Encoder {
         Ok(bytes)
     }
 
-    /// Makes `chunk` a run of whole pages from page-aligned `address`, which `fill` writes. It is
-    /// [`PAGES_AT`] bytes longer than they are: at least one, at most [`PAGES_MAX`] bytes.
-    pub fn pages(&mut self, chunk: &mut [u8], address: u64, fill: impl FnOnce(&mut [u8])) {
+    /// Makes `chunk` a run of whole pages from page-aligned `address`. They are in it already, behind
+    /// [`PAGES_AT`] bytes of room: at least one, at most [`PAGES_MAX`] bytes.
+    pub fn pages(&mut self, chunk: &mut [u8], address: u64) {
         let len = chunk.len() - PAGES_AT;
         assert!((1..=PAGES_MAX).contains(&len));
         assert!((address | len as u64).is_multiple_of(PAGE));
         self.page_bytes += len as u64;
         chunk[CHUNK_HEADER_BYTES..PAGES_AT].copy_from_slice(&address.to_le_bytes());
-        fill(&mut chunk[PAGES_AT..]);
         let header = self.header(PAGES, &chunk[CHUNK_HEADER_BYTES..]);
         chunk[..CHUNK_HEADER_BYTES].copy_from_slice(&header);
     }
@@ -188,8 +187,10 @@ enum State {
 /// Reads an image from bytes as they come.
 pub struct Decoder {
     state: State,
-    /// The chunk at hand.
+    /// The chunk at hand, and room for more.
     buffer: Vec<u8>,
+    /// Bytes of it that are there.
+    len: usize,
     /// It has been handed out.
     taken: bool,
     /// Offset in the stream of `buffer[0]`.
@@ -203,6 +204,7 @@ impl Default for Decoder {
         Self {
             state: State::Header,
             buffer: Vec::new(),
+            len: 0,
             taken: false,
             offset: 0,
             index: 0,
@@ -212,10 +214,9 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// How many more bytes the next piece needs: read at most this many, then [`Decoder::push`].
-    /// Zero once the image is complete.
+    /// How many more bytes the next piece needs. Zero once the image is complete.
     pub fn wants(&self) -> usize {
-        let has = self.has();
+        let has = if self.taken { 0 } else { self.len };
         let need = match self.state {
             State::Complete => 0,
             State::Header => STREAM_HEADER_BYTES,
@@ -225,18 +226,29 @@ impl Decoder {
         need.saturating_sub(has)
     }
 
-    /// Takes the next bytes of the stream, at most [`Decoder::wants`]; a piece if one is complete.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Option<Piece<'_>>, ImageError> {
-        assert!(bytes.len() <= self.wants());
+    /// Room for the next bytes of the stream, at most `max` and [`Decoder::wants`] of them. Then
+    /// [`Decoder::filled`].
+    pub fn room(&mut self, max: usize) -> &mut [u8] {
+        let wants = self.wants().min(max);
         if std::mem::take(&mut self.taken) {
-            self.offset += self.buffer.len() as u64;
-            self.buffer.clear();
+            self.offset += self.len as u64;
+            self.len = 0;
         }
-        self.buffer.extend_from_slice(bytes);
+        let end = self.len + wants;
+        if self.buffer.len() < end {
+            self.buffer.resize(end, 0);
+        }
+        &mut self.buffer[self.len..end]
+    }
+
+    /// So many bytes have been put into the room; a piece if one is complete.
+    pub fn filled(&mut self, count: usize) -> Result<Option<Piece<'_>>, ImageError> {
+        assert!(count <= self.wants() && self.len + count <= self.buffer.len());
+        self.len += count;
         if matches!(self.state, State::Header) {
             return self.header();
         }
-        if self.buffer.len() < CHUNK_HEADER_BYTES {
+        if self.len < CHUNK_HEADER_BYTES {
             return Ok(None);
         }
         self.check_length()?;
@@ -246,9 +258,10 @@ impl Decoder {
         self.piece().map(Some)
     }
 
-    /// Bytes of the chunk at hand.
-    fn has(&self) -> usize {
-        if self.taken { 0 } else { self.buffer.len() }
+    /// Takes the next bytes of the stream, at most [`Decoder::wants`]; a piece if one is complete.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Option<Piece<'_>>, ImageError> {
+        self.room(bytes.len()).copy_from_slice(bytes);
+        self.filled(bytes.len())
     }
 
     /// The stream is at its end: an error unless the image is complete.
@@ -256,7 +269,7 @@ impl Decoder {
         match self.state {
             State::Complete => Ok(()),
             _ => Err(ImageError::Truncated {
-                offset: self.offset + self.buffer.len() as u64,
+                offset: self.offset + self.len as u64,
             }),
         }
     }
@@ -299,7 +312,7 @@ impl Decoder {
 
     fn piece(&mut self) -> Result<Piece<'_>, ImageError> {
         let kind = self.word(0);
-        if checksum(self.index, kind, &self.buffer[CHUNK_HEADER_BYTES..]) != self.long(8) {
+        if checksum(self.index, kind, &self.buffer[CHUNK_HEADER_BYTES..self.len]) != self.long(8) {
             return Err(self.damaged("its checksum differs"));
         }
         let link = match kind {
@@ -308,7 +321,7 @@ impl Decoder {
                 return Err(self.damaged("pages at an odd address"));
             }
             PAGES => {
-                self.page_bytes += (self.buffer.len() - PAGES_AT) as u64;
+                self.page_bytes += (self.len - PAGES_AT) as u64;
                 None
             }
             END if self.long(CHUNK_HEADER_BYTES) != self.page_bytes => {
@@ -324,18 +337,18 @@ impl Decoder {
             _ => State::Complete,
         };
         Ok(match (kind, link) {
-            (PROCESS, _) => Piece::Process(&self.buffer[CHUNK_HEADER_BYTES..]),
+            (PROCESS, _) => Piece::Process(&self.buffer[CHUNK_HEADER_BYTES..self.len]),
             (_, Some(link)) => Piece::Link(link),
             (PAGES, _) => Piece::Pages {
                 address: self.long(CHUNK_HEADER_BYTES),
-                bytes: &self.buffer[PAGES_AT..],
+                bytes: &self.buffer[PAGES_AT..self.len],
             },
             _ => Piece::End,
         })
     }
 
     fn link(&self) -> Result<Link, ImageError> {
-        let mut pairs = (CHUNK_HEADER_BYTES..self.buffer.len())
+        let mut pairs = (CHUNK_HEADER_BYTES..self.len)
             .step_by(16)
             .map(|at| (self.long(at), self.long(at + 8)));
         let (id, parent) = pairs.next().unwrap_or_default();
@@ -373,12 +386,8 @@ impl Decoder {
 }
 
 fn checksum(index: u64, kind: u32, payload: &[u8]) -> u64 {
-    let mut hash = Xxh3::new();
-    hash.update(&index.to_le_bytes());
-    hash.update(&kind.to_le_bytes());
-    hash.update(&(payload.len() as u64).to_le_bytes());
-    hash.update(payload);
-    hash.digest()
+    // The length is in the hash already.
+    xxh3_64_with_seed(payload, index << 3 | u64::from(kind))
 }
 
 #[cfg(test)]
@@ -398,8 +407,8 @@ mod tests {
         let mut encoder = Encoder::default();
         let mut bytes = encoder.start(b"the process", &link()).unwrap();
         for (address, byte, len) in [(0x40_0000, 7, 8192), (0x7000_0000, 9, 4096)] {
-            let mut chunk = vec![0; PAGES_AT + len];
-            encoder.pages(&mut chunk, address, |pages| pages.fill(byte));
+            let mut chunk = vec![byte; PAGES_AT + len];
+            encoder.pages(&mut chunk, address);
             bytes.extend_from_slice(&chunk);
         }
         bytes.extend(encoder.end());

@@ -15,7 +15,7 @@ use super::{
 };
 
 /// Most threads and processes of a card.
-const THREADS_MAX: usize = 2048;
+pub const THREADS_MAX: usize = 2048;
 /// Size of the first version of `struct clone_args`.
 const CLONE_ARGS_BYTES: u64 = 64;
 

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Kernel,
     call::Call,
+    checkpoint,
     errno::Errno,
     sched,
     signal::{self, Info},
@@ -42,6 +43,7 @@ pub fn end_thread(kernel: &Arc<Kernel>, state: &mut State, tid: i32, cpu: Option
         Call::new(kernel, state, tid, cpu).leave_futexes();
     }
     state.futexes.forget(tid);
+    checkpoint::let_others_go(state, tid);
     let ran = state.threads.remove(&tid).map(|thread| thread.ran);
     let process = state.process(pid);
     process.ran = process.ran.saturating_add(ran.unwrap_or_default());

@@ -45,6 +45,13 @@ pub trait File: Any + Send + Sync {
         Err(Errno::EINVAL.into())
     }
 
+    /// Reads at the current position (or from the stream) into `to`; 0: end of file.
+    fn read_into(&self, cx: &mut Cx, to: &mut [u8]) -> SysResult<usize> {
+        let bytes = self.read(cx, to.len())?;
+        to[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
     /// How many bytes a read would take away now: a read with a bad buffer must not.
     fn takes(&self) -> usize {
         0
@@ -87,17 +94,18 @@ pub trait File: Any + Send + Sync {
     /// The last descriptor is gone.
     fn release(&self, _wake: &mut dyn FnMut(Channel)) {}
 
-    /// How a snapshot of the process describes this descriptor.
+    /// What it is.
     fn describe(&self) -> Description;
 
     /// For code that needs the concrete type (`mmap` of a regular file, `accept` of a socket).
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What a snapshot records of an open file, and what a restore makes of it.
+/// What a file is. Of one that does not depend on others this is all that an image says
+/// ([`super::fs::image`] says the rest), and a restore makes it again from that.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Description {
-    /// A regular file or directory, opened again by path. The file must exist on the other card.
+    /// A regular file or directory.
     Path {
         /// Absolute path.
         path: String,
@@ -114,17 +122,10 @@ pub enum Description {
         /// `O_*` flags of open(2).
         flags: i32,
     },
-    /// A pipe, with the bytes in it. Its ends are recognised by `id` if more than one was captured.
-    /// A FIFO comes back as a pipe: its name is its card's.
+    /// An end of a pipe or FIFO.
     Pipe {
         /// The same number for all ends.
         id: u64,
-        /// It is read from.
-        reads: bool,
-        /// It is written to.
-        writes: bool,
-        /// What was in it (recorded with the ends that read).
-        bytes: Vec<u8>,
     },
     /// An eventfd with its counter.
     Event {
@@ -133,12 +134,9 @@ pub enum Description {
         /// `EFD_*` flags.
         flags: i32,
     },
-    /// An epoll instance with what it watches: (descriptor, events, data).
-    Epoll {
-        /// The interest list.
-        watched: Vec<(i32, u32, u64)>,
-    },
-    /// A connected Unix socket: restored as one whose peer has hung up.
+    /// An epoll instance.
+    Epoll,
+    /// A socket.
     Socket,
     /// Standard input or output of the card's console: taken from the restorer's descriptors.
     Console,
@@ -147,7 +145,7 @@ pub enum Description {
         /// The signals that are read from it.
         mask: SigSet,
     },
-    /// A descriptor of a process: restored as one whose process has ended.
+    /// A descriptor of a process.
     Process,
     /// A timerfd.
     Timer {
@@ -159,16 +157,5 @@ pub enum Description {
         interval: Duration,
         /// Expirations that have not been read.
         missed: u64,
-    },
-    /// A regular file without a name, whose contents are in the image.
-    Nameless {
-        /// Which of the image's files.
-        index: u32,
-        /// The path that it once had.
-        path: String,
-        /// `O_*` flags of open(2).
-        flags: i32,
-        /// File position.
-        position: u64,
     },
 }

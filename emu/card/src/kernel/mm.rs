@@ -79,6 +79,23 @@ impl Area {
     }
 }
 
+/// How much of a process is still to come while it is filled.
+pub struct Filling {
+    left: u64,
+}
+
+impl Filling {
+    /// A process of so many bytes of pages, at most.
+    pub fn new(bytes: u64) -> Self {
+        Self { left: bytes }
+    }
+
+    /// Whether all of it can come if a huge page is taken for the next of its pages.
+    fn has_room(&self, memory: &CardMemory) -> bool {
+        self.left.saturating_add(HUGE_PAGE) <= memory.free_bytes()
+    }
+}
+
 /// One address space.
 pub struct AddressSpace {
     memory: Arc<CardMemory>,
@@ -286,13 +303,9 @@ impl AddressSpace {
         }
     }
 
-    /// Ends an epoch of write tracking: no CPU of this space writes to a frame, from now on, without
-    /// being noticed. Returns the epoch that begins.
-    pub fn end_epoch(&self, cpu: &mut dyn Cpu) -> std::io::Result<u32> {
-        self.memory.dirty().start()?;
-        // Where the tables are cached, writes are noticed when an entry is cached anew.
+    /// No CPU of this space has anything cached of its tables.
+    pub fn flush_all(&self, cpu: &mut dyn Cpu) {
         self.flush(cpu, 0, USER_END);
-        self.memory.dirty().end_epoch()
     }
 
     /// mprotect(2).
@@ -598,16 +611,88 @@ impl AddressSpace {
         self.tables.each(start, end, |va, frame, _| seen(va, frame));
     }
 
-    /// Puts contents at the page `va` of an area, whatever the area allows (restore, exec).
+    /// The same for neighbours in neighbouring frames: address, frame, pages.
+    pub fn extents(&self, start: u64, end: u64, mut seen: impl FnMut(u64, u64, u64)) {
+        let seen = |va, frame, pages, _| seen(va, frame, pages);
+        self.tables.extents(start, end, seen);
+    }
+
+    /// What is mapped of one file is mapped of another from now on. No page of it is there yet.
+    pub fn replace_file(&mut self, old: &Arc<Inode>, new: &Arc<Inode>) {
+        for area in self.areas.values_mut() {
+            if let Backing::File { inode, .. } = &mut area.backing
+                && Arc::ptr_eq(inode, old)
+            {
+                *inode = new.clone();
+            }
+        }
+    }
+
+    /// Puts whole pages at `address` and behind it, whatever the areas there allow (restore).
+    pub fn fill_run(
+        &self,
+        mut address: u64,
+        mut pages: &[u8],
+        filling: &mut Filling,
+    ) -> Result<(), Errno> {
+        while !pages.is_empty() {
+            let (start, area) = self.area(address).ok_or(Errno::EBADMSG)?;
+            // No further than the area, nor than a huge page there.
+            let border = ((address | (HUGE_PAGE - 1)) + 1).min(area.end);
+            let len = pages.len().min((border - address) as usize);
+            let (part, rest) = pages.split_at(len);
+            let is_huge = match self.tables.get(address) {
+                Some(_) => self.tables.is_huge(address),
+                None => filling.has_room(&self.memory) && self.huge_page_in(start, area, address),
+            };
+            if is_huge {
+                let (frame, _) = self.tables.get(address).ok_or(Errno::EFAULT)?;
+                self.memory.write(frame, part);
+            } else {
+                self.fill_pages(start, area, address, part)?;
+            }
+            filling.left = filling.left.saturating_sub(len as u64);
+            address += len as u64;
+            pages = rest;
+        }
+        Ok(())
+    }
+
+    fn fill_pages(&self, start: u64, area: &Area, address: u64, pages: &[u8]) -> Result<(), Errno> {
+        for (index, page) in pages.chunks_exact(PAGE as usize).enumerate() {
+            let va = address + index as u64 * PAGE;
+            if self.tables.get(va).is_none() && !area.shared {
+                // All of it is written here: whatever else would be in it need not be brought.
+                let frame = self.memory.alloc_filled(page).ok_or(Errno::ENOMEM)?;
+                self.enter(va, frame, area.access())?;
+            } else {
+                self.fill_page(start, area, va, 0, page)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts contents at `va`, inside of one page of an area, whatever the area allows (exec).
     pub fn fill(&self, va: u64, bytes: &[u8]) -> Result<(), Errno> {
         let page = va & !(PAGE - 1);
         let (start, area) = self.area(page).ok_or(Errno::EFAULT)?;
-        if self.tables.get(page).is_none() && !self.huge_page_in(start, area, page) {
+        self.fill_page(start, area, page, va - page, bytes)
+    }
+
+    fn fill_page(
+        &self,
+        start: u64,
+        area: &Area,
+        page: u64,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        assert!(at + bytes.len() as u64 <= PAGE);
+        if self.tables.get(page).is_none() {
             self.page_in(start, area, page).map_err(|_| Errno::ENOMEM)?;
         }
         let (frame, _) = self.tables.get(page).ok_or(Errno::EFAULT)?;
-        assert!((va - page) + bytes.len() as u64 <= PAGE);
-        self.memory.write(frame + (va - page), bytes);
+        self.memory.write(frame + at, bytes);
         Ok(())
     }
 

@@ -50,6 +50,11 @@ impl PidFd {
         })
     }
 
+    /// The id of its process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
     /// Of a process that has ended, in a restored process.
     pub fn ended() -> Arc<Self> {
         let ending = Arc::new(Ending::default());

@@ -110,7 +110,8 @@ pub fn must_park(state: &mut State, tid: i32) -> bool {
     state.process(pid).stopped_by.is_some_and(|by| by != tid)
 }
 
-/// Saves the extended state and waits until the process goes on (or ends).
+/// Saves the extended state and waits until the process goes on. Even if it is killed: until then its
+/// memory stays as it is.
 pub fn park<'a>(
     mut state: MutexGuard<'a, State>,
     tid: i32,
@@ -129,7 +130,7 @@ pub fn park<'a>(
         state.wake(channel);
     }
     let wakeup = state.thread(tid).wakeup.clone();
-    while must_park(&mut state, tid) && state.process(pid).exit.is_none() {
+    while must_park(&mut state, tid) {
         state = wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
     state.thread(tid).parked = false;

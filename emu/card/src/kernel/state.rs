@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     checkpoint::Chain,
     errno::Errno,
@@ -25,7 +27,7 @@ use super::{
 use crate::platform::{Kick, Regs};
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExitStatus {
     /// exit(2) with this code (0 to 255).
     Exited(i32),
@@ -89,7 +91,7 @@ pub struct Process {
     pub stopped_by: Option<i32>,
     /// Pages of files that it maps shared, by address, with checksums: what they held when the
     /// checkpoint service was told that they are saved elsewhere.
-    pub marked: Option<BTreeMap<u64, u64>>,
+    pub marked: Option<Arc<BTreeMap<u64, u64>>>,
     /// Its last image, if others are to build on it.
     pub chain: Option<Chain>,
     /// Timers that send it signals.

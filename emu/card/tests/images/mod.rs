@@ -47,7 +47,18 @@ pub fn compile(dir: &Path, source: &str, flags: &[&str]) -> PathBuf {
 
 /// Runs a program on a new card: how it ends, and what it prints.
 pub fn run(kind: Kind, program: &Path, args: &[String], images: &Images) -> (ExitStatus, String) {
-    let memory = Arc::new(CardMemory::new(256 << 20).unwrap());
+    run_on(kind, 256 << 20, program, args, images)
+}
+
+/// The same on a card with so many bytes of memory.
+pub fn run_on(
+    kind: Kind,
+    bytes: u64,
+    program: &Path,
+    args: &[String],
+    images: &Images,
+) -> (ExitStatus, String) {
+    let memory = Arc::new(CardMemory::new(bytes).unwrap());
     let kernel = Kernel::new(Config {
         platform: platform::choose(Some(kind), &memory).unwrap(),
         memory,

@@ -477,11 +477,8 @@ impl CharDevice for ImageDevice {
 }
 
 impl File for ImageFile {
-    fn read(&self, _cx: &mut Cx, max: usize) -> SysResult<Vec<u8>> {
-        let mut bytes = vec![0; max];
-        let count = (&self.0).read(&mut bytes).map_err(errno)?;
-        bytes.truncate(count);
-        Ok(bytes)
+    fn read_into(&self, _cx: &mut Cx, to: &mut [u8]) -> SysResult<usize> {
+        (&self.0).read(to).map_err(errno)
     }
 
     fn write(&self, _cx: &mut Cx, data: &[u8]) -> SysResult<usize> {

@@ -214,9 +214,7 @@ impl FsCall<'_> {
         }
         match open.file.describe() {
             // They have no position, and do not mind.
-            Description::Event { .. } | Description::Epoll { .. } | Description::Timer { .. } => {
-                Ok(0)
-            }
+            Description::Event { .. } | Description::Epoll | Description::Timer { .. } => Ok(0),
             _ => Err(Errno::ESPIPE.into()),
         }
     }
@@ -294,7 +292,7 @@ impl FsCall<'_> {
         }
         open.check_writable()?;
         match open.file.describe() {
-            Description::Path { .. } | Description::Nameless { .. } => {}
+            Description::Path { .. } => {}
             Description::Pipe { .. } => return Err(Errno::ESPIPE.into()),
             _ => return Err(Errno::ENODEV.into()),
         }
@@ -310,7 +308,7 @@ impl FsCall<'_> {
     fn fchmod(&mut self, fd: i32, mode: u32) -> SysResult {
         let open = self.files.get(fd)?;
         match open.file.describe() {
-            Description::Event { .. } | Description::Epoll { .. } | Description::Timer { .. } => {
+            Description::Event { .. } | Description::Epoll | Description::Timer { .. } => {
                 return Err(Errno::EOPNOTSUPP.into());
             }
             _ => {}

@@ -78,12 +78,10 @@ fn fd_of(path: &str) -> Option<i32> {
 
 fn target(description: &Description) -> String {
     match description {
-        Description::Path { path, .. }
-        | Description::Nameless { path, .. }
-        | Description::Device { path, .. } => path.clone(),
-        Description::Pipe { id, .. } => format!("pipe:[{id}]"),
+        Description::Path { path, .. } | Description::Device { path, .. } => path.clone(),
+        Description::Pipe { id } => format!("pipe:[{id}]"),
         Description::Event { .. } => "anon_inode:[eventfd]".into(),
-        Description::Epoll { .. } => "anon_inode:[eventpoll]".into(),
+        Description::Epoll => "anon_inode:[eventpoll]".into(),
         Description::Timer { .. } => "anon_inode:[timerfd]".into(),
         Description::Signals { .. } => "anon_inode:[signalfd]".into(),
         Description::Process => "anon_inode:[pidfd]".into(),

@@ -15,15 +15,6 @@ use crate::{
 /// The largest file.
 pub const SIZE_MAX: u64 = 1 << 40;
 
-/// A run of pages that a file has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Where it starts.
-    pub offset: u64,
-    /// Its bytes, whole pages.
-    pub len: usize,
-}
-
 /// A regular file, named or not.
 pub struct Inode {
     memory: Arc<CardMemory>,
@@ -63,25 +54,21 @@ impl Inode {
         inode
     }
 
-    /// The pages that are no holes, in runs of at most `max` pages.
-    pub fn spans(&self, max: usize) -> Vec<Span> {
-        let mut spans: Vec<Span> = Vec::new();
-        for page in self.lock().frames.keys() {
-            let offset = page * PAGE;
-            match spans.last_mut() {
-                Some(last)
-                    if last.offset + last.len as u64 == offset
-                        && last.len < max * PAGE as usize =>
-                {
-                    last.len += PAGE as usize;
-                }
-                _ => spans.push(Span {
-                    offset,
-                    len: PAGE as usize,
-                }),
-            }
+    /// Shows the pages that are no holes, in order: offset and frame.
+    pub fn each_frame(&self, mut seen: impl FnMut(u64, u64)) {
+        for (page, frame) in &self.lock().frames {
+            seen(page * PAGE, *frame);
         }
-        spans
+    }
+
+    /// Whether `other` is of the same size and has the same bytes in it.
+    pub fn is_same(&self, other: &Self) -> bool {
+        const PART: usize = 1 << 20;
+        let size = self.size();
+        size == other.size()
+            && (0..size)
+                .step_by(PART)
+                .all(|offset| self.read_at(offset, PART) == other.read_at(offset, PART))
     }
 
     /// Its size in bytes.

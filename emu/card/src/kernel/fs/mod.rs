@@ -10,7 +10,7 @@
 //! | `table` | descriptors |
 //! | `calls`, `paths`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
 //! | `vectors`, `stat` | buffers of a call; what stat(2) tells |
-//! | [`rebuild`], [`nameless`] | descriptors and nameless files of a restored process |
+//! | [`image`], [`stored`], [`rebuild`] | what an image says of descriptors and files; both on a card again |
 //!
 //! What must stay true: contents take frames of card memory, and names are bounded, so that a card
 //! that is full answers ENOSPC; a description's `release` runs once, when its last descriptor goes.
@@ -22,20 +22,21 @@ mod dev;
 mod epoll;
 mod event;
 mod fd_names;
+pub mod image;
 mod inode;
 mod install;
-pub mod nameless;
 mod names;
 mod passed;
 mod paths;
-mod pipe;
+pub(in crate::kernel) mod pipe;
 mod poll;
 mod proc;
 pub mod rebuild;
 mod regular;
-mod socket;
+pub(in crate::kernel) mod socket;
 mod socket_calls;
 mod stat;
+pub mod stored;
 mod table;
 #[cfg(test)]
 mod test_kit;
@@ -50,7 +51,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     dev::is_zero_device,
-    inode::{Inode, Span, shared_anonymous},
+    inode::{Inode, shared_anonymous},
     install::Entry,
     proc::ProcInfo,
     regular::RegularFile,

@@ -29,7 +29,8 @@ pub struct Passed {
 }
 
 impl Passed {
-    fn new(files: Vec<Arc<Open>>, in_flight: &InFlight) -> Result<Self, Errno> {
+    /// Some that are on their way; ETOOMANYREFS if there are too many of them already.
+    pub fn new(files: Vec<Arc<Open>>, in_flight: &InFlight) -> Result<Self, Errno> {
         if files.len() > MESSAGE_MAX {
             return Err(Errno::EINVAL);
         }
@@ -41,6 +42,11 @@ impl Passed {
             files,
             in_flight: in_flight.clone(),
         })
+    }
+
+    /// What is on its way.
+    pub fn files(&self) -> &[Arc<Open>] {
+        &self.files
     }
 
     /// They have arrived.

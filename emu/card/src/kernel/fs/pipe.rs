@@ -6,7 +6,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{passed::Passed, table};
+use serde::{Deserialize, Serialize};
+
+use super::{Open, passed::Passed, table};
 use crate::kernel::{
     errno::Errno,
     file::{Cx, Description, File, PollMask},
@@ -20,6 +22,18 @@ const ATOMIC_BYTES: usize = 4096;
 
 /// Most messages in a queue of messages.
 const MESSAGES_MAX: usize = 1024;
+
+/// What an image says of a queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueImage {
+    bytes: Vec<u8>,
+    /// Lengths of its messages, if it keeps them apart.
+    messages: Option<Vec<u64>>,
+    /// Whether a reader and a writer has it open.
+    pub ends: (bool, bool),
+    /// Descriptors on their way: how many bytes on, and which of the image's descriptions.
+    pub passed: Vec<(u64, Vec<u32>)>,
+}
 
 /// One direction of a stream.
 pub struct Queue {
@@ -228,18 +242,64 @@ impl Queue {
         Ok(0)
     }
 
-    /// What is in it.
-    pub fn contents(&self) -> Vec<u8> {
-        self.lock().bytes.iter().copied().collect()
+    /// What an image says of it; `open` says which of the image's descriptions one on its way is.
+    pub fn image(&self, mut open: impl FnMut(&Arc<Open>) -> Option<u32>) -> QueueImage {
+        let inner = self.lock();
+        let mut passed = Vec::new();
+        for (at, group) in &inner.passed {
+            let files = group.files().iter().filter_map(&mut open).collect();
+            passed.push((at.saturating_sub(inner.taken), files));
+        }
+        QueueImage {
+            bytes: inner.bytes.iter().copied().collect(),
+            messages: inner
+                .messages
+                .as_ref()
+                .map(|messages| messages.iter().map(|len| *len as u64).collect()),
+            ends: (inner.readers > 0, inner.writers > 0),
+            passed,
+        }
     }
 
-    /// Puts the bytes of a snapshot back.
-    pub fn restore(&self, bytes: &[u8]) {
-        let mut inner = self.lock();
-        // Every end that reads says what is in it. A queue never holds more than its capacity.
-        if inner.bytes.is_empty() {
-            inner.bytes.extend(&bytes[..bytes.len().min(CAPACITY)]);
+    /// Descriptors that are on their way in it.
+    pub fn in_flight(&self) -> Vec<Arc<Open>> {
+        let inner = self.lock();
+        let groups = inner.passed.iter().map(|(_, group)| group.files());
+        groups.flatten().cloned().collect()
+    }
+
+    /// A queue of an image, without the descriptors on their way in it, and with no end open.
+    pub fn from_image(image: &QueueImage) -> Result<Arc<Self>, Errno> {
+        let sum = |lens: &Vec<u64>| {
+            let sum = lens.iter().try_fold(0u64, |sum, len| sum.checked_add(*len));
+            sum == Some(image.bytes.len() as u64) && lens.len() <= MESSAGES_MAX
+        };
+        if image.bytes.len() > CAPACITY || !image.messages.as_ref().is_none_or(sum) {
+            return Err(Errno::EBADMSG);
         }
+        let lens = |lens: &Vec<u64>| lens.iter().map(|len| *len as usize).collect();
+        let queue = Self::with_ends(0, image.messages.as_ref().map(lens));
+        queue.lock().bytes.extend(&image.bytes);
+        Ok(queue)
+    }
+
+    /// Puts descriptors on their way, `at` bytes on.
+    pub fn put_in_flight(&self, at: u64, passed: Passed) {
+        let mut inner = self.lock();
+        let at = inner.taken.saturating_add(at);
+        inner.passed.push_back((at, passed));
+    }
+
+    /// A socket's ends that are open in an image are open.
+    pub fn open_ends(&self, (reader, writer): (bool, bool)) {
+        let mut inner = self.lock();
+        (inner.readers, inner.writers) = (usize::from(reader), usize::from(writer));
+    }
+
+    /// Whether a reader, and whether a writer, has it open.
+    pub fn ends(&self) -> (bool, bool) {
+        let inner = self.lock();
+        (inner.readers > 0, inner.writers > 0)
     }
 
     /// Who has opened an end so far: readers, writers.
@@ -413,6 +473,11 @@ impl PipeEnd {
         })
     }
 
+    /// Its queue, and whether it reads and writes.
+    pub fn ends(&self) -> (&Arc<Queue>, bool, bool) {
+        (&self.queue, self.reads, self.writes)
+    }
+
     /// Whether it is an end of this queue.
     pub fn is_of(&self, queue: &Arc<Queue>) -> bool {
         Arc::ptr_eq(&self.queue, queue)
@@ -487,12 +552,6 @@ impl File for PipeEnd {
     fn describe(&self) -> Description {
         Description::Pipe {
             id: Arc::as_ptr(&self.queue) as u64,
-            reads: self.reads,
-            writes: self.writes,
-            bytes: match self.reads {
-                true => self.queue.contents(),
-                false => Vec::new(),
-            },
         }
     }
 

@@ -180,10 +180,7 @@ fn control(call: &mut FsCall, epfd: i32, op: i32, fd: i32, event: u64) -> SysRes
         .ok_or(Errno::EINVAL)?;
     let open = call.files.get(fd)?;
     // What is always ready is not waited for (epoll_ctl(2)).
-    if matches!(
-        open.file.describe(),
-        Description::Path { .. } | Description::Nameless { .. }
-    ) {
+    if matches!(open.file.describe(), Description::Path { .. }) {
         return Err(Errno::EPERM.into());
     }
     if epfd == fd || open.file.as_any().is::<Epoll>() {

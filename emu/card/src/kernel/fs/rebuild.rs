@@ -1,204 +1,294 @@
-//! Descriptors of a restored process, from what a snapshot says of them.
+//! Descriptors of restored processes, from what an image says of them ([`super::image`]).
+//!
+//! What must stay true: until [`Rebuilt::commit`] nothing on the card has changed. Indexes in an image
+//! may be anything; what they do not lead to makes it damaged.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
 };
 
-use serde::{Deserialize, Serialize};
-
 use super::{
     FileTable, FsContext, Open, RegularFile, Vfs,
     epoll::Epoll,
     event::Event,
-    nameless::{FileRef, Nameless},
+    image::{FileImage, FilesImage, OpenImage, SocketImage, SocketState, StreamImage},
+    passed::Passed,
     pipe::{PipeEnd, Queue},
     regular::Directory,
-    socket::Socket,
+    socket::{Listener, Socket, State, Stream},
+    socket_calls::Address,
+    stored::{FileRef, Stored},
     timer::Timer,
     tree::Node,
 };
 use crate::kernel::{
     errno::Errno,
     file::{Cx, Description, File},
-    pidfd::PidFd,
+    pidfd::{Ending, PidFd},
     signalfd::SignalFd,
     wait::Stop,
 };
 
-/// One descriptor in a snapshot. Descriptors that share a description have the same `shared`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileImage {
-    /// The number.
-    pub fd: i32,
-    /// Close on exec.
-    pub close_on_exec: bool,
-    /// `O_*` status flags.
-    pub flags: i32,
-    /// The same for duplicates.
-    pub shared: u64,
-    /// What it is.
-    pub description: Description,
-}
+/// What changes what is on the card, and is for a restore to leave out.
+const CREATION: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
 
-/// A file of the snapshot is not on this card.
+/// Something of the image cannot be on this card.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("descriptor {fd} ({path}): {errno}")]
+#[error("{what}: {errno}")]
 pub struct RebuildError {
-    /// The descriptor.
-    pub fd: i32,
-    /// What it referred to.
-    pub path: String,
-    /// Why it cannot be opened.
+    /// What.
+    pub what: String,
+    /// Why not.
     pub errno: Errno,
 }
 
-/// What a snapshot says of a process's descriptors.
-pub fn describe(files: &FileTable, vfs: &Vfs, nameless: &mut Nameless) -> Vec<FileImage> {
-    files
-        .iter()
-        .map(|(fd, open, close_on_exec)| FileImage {
-            fd,
-            close_on_exec,
-            flags: open.flags(),
-            shared: Arc::as_ptr(open) as u64,
-            description: describe_one(&*open.file, vfs, nameless),
-        })
-        .collect()
+fn failed(what: impl Into<String>) -> impl FnOnce(Errno) -> RebuildError {
+    let what = what.into();
+    move |errno| RebuildError { what, errno }
 }
 
-/// A file knows the path that it was opened by; that may be another's, or nobody's, by now.
-fn describe_one(file: &dyn File, vfs: &Vfs, nameless: &mut Nameless) -> Description {
-    let mut description = file.describe();
-    let Description::Path {
-        path,
-        flags,
-        position,
-    } = &mut description
-    else {
-        return description;
-    };
-    if let Some(directory) = file.as_any().downcast_ref::<Directory>()
-        && vfs.directory(directory.node()).is_ok()
-    {
-        *path = vfs.path_of(directory.node(), "");
-    }
-    if let Some(file) = file.as_any().downcast_ref::<RegularFile>() {
-        match nameless.refer(vfs, file.inode(), path) {
-            FileRef::Named(now) => *path = now,
-            FileRef::Nameless { index, path } => {
-                return Description::Nameless {
-                    index,
-                    path,
-                    flags: *flags,
-                    position: *position,
-                };
-            }
-        }
-    }
-    description
+fn damaged() -> RebuildError {
+    failed("a reference to what is not in the image")(Errno::EBADMSG)
 }
 
-/// The descriptors again. 0 to 2 are `stdio` where the snapshot has a console.
+/// Where files of the image are looked for.
+pub struct Sources<'a> {
+    /// In the image.
+    pub stored: &'a Stored,
+    /// Processes of the image.
+    pub endings: &'a BTreeMap<i32, Arc<Ending>>,
+    /// In place of the card's console.
+    pub stdio: &'a [Arc<dyn File>; 3],
+}
+
+/// Tables of descriptors, and names that are still to be given.
+pub struct Rebuilt {
+    /// The tables.
+    pub tables: Vec<FileTable>,
+    names: Vec<(Arc<Listener>, Address)>,
+}
+
+/// The tables of an image.
 pub fn rebuild(
     vfs: &mut Vfs,
     cx: &mut Cx,
-    fs: &FsContext,
-    images: &[FileImage],
-    nameless: &Nameless,
-    stdio: &[Arc<dyn File>; 3],
-) -> Result<FileTable, RebuildError> {
-    let mut rebuilt: BTreeMap<u64, Arc<Open>> = BTreeMap::new();
-    let mut queues: BTreeMap<u64, Arc<Queue>> = BTreeMap::new();
-    let mut table = FileTable::default();
-    for image in images {
-        let open = match rebuilt.get(&image.shared) {
-            Some(open) => open.clone(),
-            None => {
-                let file = one(vfs, cx, fs, image, nameless, stdio, &mut queues)?;
-                Open::new(file, image.flags)
-            }
-        };
-        rebuilt.insert(image.shared, open.clone());
-        table.insert_at(image.fd, open, image.close_on_exec, cx.wake);
+    image: &FilesImage,
+    sources: &Sources,
+) -> Result<Rebuilt, RebuildError> {
+    let queues = image.queues.iter().map(Queue::from_image);
+    let queues = queues.collect::<Result<Vec<_>, _>>();
+    let mut building = Building {
+        queues: queues.map_err(failed("a pipe"))?,
+        ends: image.queues.iter().map(|queue| queue.ends).collect(),
+        names: Vec::new(),
+    };
+    let mut opens = Vec::new();
+    for open in &image.opens {
+        let file = building.file(vfs, cx, open, sources)?;
+        opens.push(Open::new(file, open.flags));
     }
-    for image in images {
-        if let Description::Epoll { watched } = &image.description {
-            watch_again(&table, image.fd, watched);
+    let get = |index: u32| opens.get(index as usize).cloned().ok_or_else(damaged);
+    for (image, queue) in image.queues.iter().zip(&building.queues) {
+        for (at, passed) in &image.passed {
+            let files = passed.iter().map(|open| get(*open));
+            let files = files.collect::<Result<Vec<_>, _>>()?;
+            let passed = Passed::new(files, vfs.in_flight());
+            queue.put_in_flight(*at, passed.map_err(failed("descriptors on their way"))?);
         }
     }
-    // What a new queue has of its own; a pipe of which not every end was captured is at its end.
-    for queue in queues.values() {
-        queue.close_reader(cx.wake);
-        queue.close_writer(cx.wake);
+    for (image, open) in image.opens.iter().zip(&opens) {
+        if let (FileImage::Epoll(interest), Some(epoll)) =
+            (&image.file, open.file.as_any().downcast_ref::<Epoll>())
+        {
+            for entry in interest {
+                let watched = get(entry.open)?;
+                // Only a hostile image has an instance watch another, or one thing twice.
+                if !watched.file.as_any().is::<Epoll>() {
+                    let (fd, events) = (entry.fd, entry.events);
+                    let _ = epoll.control(libc::EPOLL_CTL_ADD, fd, &watched, events, entry.data);
+                }
+            }
+        }
     }
-    Ok(table)
+    let mut tables = Vec::new();
+    for image in &image.tables {
+        let mut table = FileTable::default();
+        for descriptor in image {
+            let open = get(descriptor.open)?;
+            table.insert_at(descriptor.fd, open, descriptor.close_on_exec, cx.wake);
+        }
+        tables.push(table);
+    }
+    let names = building.names;
+    Ok(Rebuilt { tables, names })
 }
 
-fn one(
+impl Rebuilt {
+    /// Gives sockets their names. If one cannot have its name, none has.
+    pub fn commit(self, vfs: &mut Vfs) -> Result<Vec<FileTable>, RebuildError> {
+        for (_, name) in &self.names {
+            let is_free = match name {
+                Address::Port(port) => vfs.find_port(*port).is_none(),
+                Address::Abstract(name) => vfs.find_abstract(name).is_none(),
+                Address::Path(path) => match vfs.find("/", path, true) {
+                    Ok(found) => found.node.is_none_or(|node| match vfs.node(node) {
+                        Some(Node::Socket(listener)) => !listener.is_open(),
+                        _ => false,
+                    }),
+                    Err(errno) => errno == Errno::ENOENT,
+                },
+            };
+            if !is_free {
+                return Err(failed(format!("a socket's name, {name:?}"))(
+                    Errno::EADDRINUSE,
+                ));
+            }
+        }
+        for (listener, name) in self.names {
+            let what = failed(format!("a socket's name, {name:?}"));
+            match name {
+                Address::Port(port) => vfs.add_port(port, &listener).map(|_| ()),
+                Address::Abstract(name) => vfs.add_abstract(name, &listener),
+                Address::Path(path) => vfs.put(&path, Node::Socket(listener)),
+            }
+            .map_err(what)?;
+        }
+        Ok(self.tables)
+    }
+}
+
+/// A rebuild on its way.
+struct Building {
+    queues: Vec<Arc<Queue>>,
+    ends: Vec<(bool, bool)>,
+    names: Vec<(Arc<Listener>, Address)>,
+}
+
+impl Building {
+    fn queue(&self, index: u32) -> Result<&Arc<Queue>, RebuildError> {
+        self.queues.get(index as usize).ok_or_else(damaged)
+    }
+
+    fn file(
+        &mut self,
+        vfs: &mut Vfs,
+        cx: &mut Cx,
+        image: &OpenImage,
+        sources: &Sources,
+    ) -> Result<Arc<dyn File>, RebuildError> {
+        Ok(match &image.file {
+            FileImage::Plain(description) => plain(vfs, cx, description)?,
+            FileImage::Console(number) => sources.stdio[usize::from(*number).min(2)].clone(),
+            FileImage::Regular {
+                file,
+                flags,
+                position,
+            } => regular(vfs, file, *flags, *position, sources.stored)
+                .map_err(failed(file.path()))?,
+            FileImage::Pipe {
+                queue,
+                reads,
+                writes,
+            } => PipeEnd::restored(self.queue(*queue)?, *reads, *writes, cx.wake),
+            FileImage::Socket(socket) => self.socket(socket)?,
+            FileImage::Epoll(_) => Epoll::new(),
+            FileImage::Process(pid) => match sources.endings.get(pid) {
+                Some(ending) => PidFd::new(*pid, ending),
+                None => PidFd::ended(),
+            },
+        })
+    }
+
+    fn socket(&mut self, image: &SocketImage) -> Result<Arc<Socket>, RebuildError> {
+        let (domain, kind) = (image.domain, image.kind);
+        let socket = match &image.state {
+            SocketState::New => Socket::new(domain, kind),
+            SocketState::Reset => Socket::in_state(domain, kind, State::Reset),
+            SocketState::Connected(stream) => {
+                Socket::in_state(domain, kind, State::Connected(self.stream(stream)?))
+            }
+            SocketState::Bound {
+                name,
+                path,
+                backlog,
+                waiting,
+            } => {
+                let socket = Socket::new(domain, kind);
+                let mut bound = None;
+                let keep = |listener: &Arc<Listener>| {
+                    bound = Some(listener.clone());
+                    Ok(name.clone())
+                };
+                socket.bind(keep).map_err(failed("a socket"))?;
+                if let Some(listener) = bound {
+                    let waiting = waiting.iter().map(|stream| self.stream(stream));
+                    let waiting = waiting.collect::<Result<_, _>>()?;
+                    let limit = usize::try_from(*backlog).unwrap_or(usize::MAX);
+                    listener.set_backlog(waiting, limit);
+                    let address = match path {
+                        Some(path) => Some(Address::Path(path.clone())),
+                        // One whose node is gone has no name any more.
+                        None => Address::parse(name, domain)
+                            .ok()
+                            .filter(|address| !matches!(address, Address::Path(_))),
+                    };
+                    self.names
+                        .extend(address.map(|address| (listener, address)));
+                }
+                socket
+            }
+        };
+        for (direction, timeout) in image.timeouts.iter().enumerate() {
+            socket.set_timeout(direction, *timeout);
+        }
+        Ok(socket)
+    }
+
+    fn stream(&self, image: &StreamImage) -> Result<Arc<Stream>, RebuildError> {
+        for index in [image.incoming, image.outgoing] {
+            self.queue(index)?.open_ends(self.ends[index as usize]);
+        }
+        Ok(Arc::new(Stream {
+            incoming: self.queue(image.incoming)?.clone(),
+            outgoing: self.queue(image.outgoing)?.clone(),
+            names: image.names.clone(),
+        }))
+    }
+}
+
+/// What a description says all of.
+fn plain(
     vfs: &mut Vfs,
     cx: &mut Cx,
-    fs: &FsContext,
-    image: &FileImage,
-    nameless: &Nameless,
-    stdio: &[Arc<dyn File>; 3],
-    queues: &mut BTreeMap<u64, Arc<Queue>>,
+    description: &Description,
 ) -> Result<Arc<dyn File>, RebuildError> {
-    let failed = |path: &str, errno| RebuildError {
-        fd: image.fd,
-        path: path.into(),
-        errno,
-    };
-    Ok(match &image.description {
+    Ok(match description {
         Description::Path {
             path,
             flags,
             position,
         } => {
-            let file = vfs
-                .open(cx, fs, path, *flags, 0)
-                .map_err(|stop| match stop {
-                    Stop::Errno(errno) => failed(path, errno),
-                    Stop::Wait(_) => failed(path, Errno::EIO),
-                })?;
-            if let Some(file) = file.as_any().downcast_ref::<RegularFile>() {
-                place(file, *position).map_err(|errno| failed(path, errno))?;
-            }
+            let root = FsContext {
+                cwd: "/".into(),
+                umask: 0,
+            };
+            let file = vfs.open(cx, &root, path, *flags & !CREATION, 0);
+            let file = file.map_err(|stop| match stop {
+                Stop::Errno(errno) => failed(path)(errno),
+                Stop::Wait(_) => failed(path)(Errno::EIO),
+            })?;
             if let Some(directory) = file.as_any().downcast_ref::<Directory>() {
                 directory.position.store(*position, Ordering::Relaxed);
             }
             file
         }
-        Description::Nameless {
-            index,
-            path,
-            flags,
-            position,
-        } => {
-            let inode = nameless.get(*index).map_err(|errno| failed(path, errno))?;
-            let file = RegularFile::new(inode, path.clone(), *flags);
-            place(&file, *position).map_err(|errno| failed(path, errno))?;
-            file
-        }
         Description::Device { path, flags } => {
-            let node = vfs
-                .find("/", path, true)
-                .map_err(|errno| failed(path, errno))?
-                .node;
-            match node.and_then(|node| vfs.node(node)) {
+            let found = vfs.find("/", path, true).map_err(failed(path))?;
+            match found.node.and_then(|node| vfs.node(node)) {
                 Some(Node::Device(device)) => device.open_disconnected(*flags),
-                _ => return Err(failed(path, Errno::ENODEV)),
+                _ => return Err(failed(path)(Errno::ENODEV)),
             }
-        }
-        Description::Pipe {
-            id,
-            reads,
-            writes,
-            bytes,
-        } => {
-            let queue = queues.entry(*id).or_insert_with(Queue::new);
-            queue.restore(bytes);
-            PipeEnd::restored(queue, *reads, *writes, cx.wake)
         }
         Description::Event { count, flags } => Event::new(*count, *flags),
         Description::Timer {
@@ -207,28 +297,28 @@ fn one(
             interval,
             missed,
         } => Timer::new(*clock, *left, *interval, *missed),
-        Description::Epoll { .. } => Epoll::new(),
         Description::Signals { mask } => SignalFd::new(*mask),
-        Description::Process => PidFd::ended(),
-        Description::Socket => Socket::reset(),
-        Description::Console => stdio[usize::try_from(image.fd).unwrap_or(1).min(2)].clone(),
+        Description::Pipe { .. }
+        | Description::Epoll
+        | Description::Socket
+        | Description::Process
+        | Description::Console => return Err(damaged()),
     })
 }
 
-fn place(file: &RegularFile, position: u64) -> Result<(), Errno> {
-    let position = i64::try_from(position).map_err(|_| Errno::EINVAL)?;
-    file.seek(position, libc::SEEK_SET).map(|_| ())
-}
-
-fn watch_again(table: &FileTable, epfd: i32, watched: &[(i32, u32, u64)]) {
-    let Ok(epoll) = table.get(epfd) else { return };
-    let Some(epoll) = epoll.file.as_any().downcast_ref::<Epoll>() else {
-        return;
+fn regular(
+    vfs: &Vfs,
+    file: &FileRef,
+    flags: i32,
+    position: u64,
+    stored: &Stored,
+) -> Result<Arc<dyn File>, Errno> {
+    let inode = match file {
+        FileRef::Named(path) => vfs.inode(path)?,
+        FileRef::Stored { index, .. } => stored.get(*index)?,
     };
-    for (fd, events, data) in watched {
-        if let Ok(open) = table.get(*fd) {
-            // The table holds it, and a new instance watches nothing twice.
-            let _ = epoll.control(libc::EPOLL_CTL_ADD, *fd, &open, *events, *data);
-        }
-    }
+    let position = i64::try_from(position).map_err(|_| Errno::EBADMSG)?;
+    let file = RegularFile::new(inode, file.path().to_owned(), flags & !CREATION);
+    file.seek(position, libc::SEEK_SET)?;
+    Ok(file)
 }

@@ -42,12 +42,17 @@ pub struct Stream {
     /// What its peer reads.
     pub outgoing: Arc<Queue>,
     /// Its own address and its peer's; empty: it has none.
-    names: [Vec<u8>; 2],
+    pub names: [Vec<u8>; 2],
 }
 
-enum State {
+/// What a socket has become.
+#[derive(Clone)]
+pub enum State {
+    /// Nothing yet.
     New,
+    /// It has a name, and may listen.
     Bound(Arc<Listener>),
+    /// It has a peer, or had one.
     Connected(Arc<Stream>),
     /// Restored from a snapshot: the peer is gone.
     Reset,
@@ -98,12 +103,8 @@ impl Socket {
         Self::in_state(domain, kind, State::New)
     }
 
-    /// A socket whose peer has gone, in a restored process.
-    pub fn reset() -> Arc<Self> {
-        Self::in_state(libc::AF_UNIX, libc::SOCK_STREAM, State::Reset)
-    }
-
-    fn in_state(domain: i32, kind: i32, state: State) -> Arc<Self> {
+    /// A socket that is not new: in a restored process, in any state.
+    pub fn in_state(domain: i32, kind: i32, state: State) -> Arc<Self> {
         Arc::new(Self {
             domain,
             kind,
@@ -115,6 +116,11 @@ impl Socket {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it has become.
+    pub fn state(&self) -> State {
+        self.lock().clone()
     }
 
     /// How long a call waits to receive (0) or to send (1).
@@ -147,17 +153,7 @@ impl Socket {
         let State::New = *state else {
             return Err(Errno::EINVAL);
         };
-        let listener = Arc::new(Listener {
-            inner: Mutex::new(Backlog {
-                waiting: VecDeque::new(),
-                limit: 0,
-                open: true,
-                arrivals: 0,
-            }),
-            channel: self.channel,
-            kind: self.kind,
-            name: OnceLock::new(),
-        });
+        let listener = Listener::new(self.kind, self.channel);
         let name = name(&listener)?;
         listener.name.get_or_init(|| name);
         *state = State::Bound(listener);
@@ -261,7 +257,42 @@ impl Socket {
 }
 
 impl Listener {
-    fn name(&self) -> Vec<u8> {
+    fn new(kind: i32, channel: Channel) -> Arc<Self> {
+        let inner = Backlog {
+            waiting: VecDeque::new(),
+            limit: 0,
+            open: true,
+            arrivals: 0,
+        };
+        Arc::new(Self {
+            inner: Mutex::new(inner),
+            channel,
+            kind,
+            name: OnceLock::new(),
+        })
+    }
+
+    /// Connections that wait to be accepted, and how many may.
+    pub fn backlog(&self) -> (Vec<Arc<Stream>>, usize) {
+        let backlog = self.lock();
+        (backlog.waiting.iter().cloned().collect(), backlog.limit)
+    }
+
+    /// Puts a backlog back, in a restored process.
+    pub fn set_backlog(&self, waiting: Vec<Arc<Stream>>, limit: usize) {
+        let mut backlog = self.lock();
+        backlog.limit = limit.min(BACKLOG_MAX);
+        backlog.arrivals += waiting.len() as u64;
+        backlog.waiting = waiting.into();
+    }
+
+    /// Whether its socket is open.
+    pub fn is_open(&self) -> bool {
+        self.lock().open
+    }
+
+    /// Its address (`struct sockaddr`).
+    pub fn name(&self) -> Vec<u8> {
         self.name.get().cloned().unwrap_or_default()
     }
 

@@ -99,9 +99,13 @@ fn socketpair(call: &mut FsCall, domain: i32, kind: i32, to: u64) -> SysResult {
 
 /// An address: the name in a `struct sockaddr_un` (unix(7)), or the port in a `struct sockaddr_in`
 /// (ip(7)) of this machine.
-enum Address {
+#[derive(Debug)]
+pub enum Address {
+    /// A path.
     Path(String),
+    /// An abstract name.
     Abstract(Vec<u8>),
+    /// A port.
     Port(u16),
 }
 
@@ -120,27 +124,35 @@ fn address(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResult<(Address,
     if i32::from(u16::from_le_bytes([bytes[0], bytes[1]])) != domain {
         return Err(Errno::EAFNOSUPPORT.into());
     }
-    if domain == libc::AF_INET {
-        let Some([_, _, high, low, ip @ ..]) = bytes.first_chunk::<8>() else {
-            return Err(Errno::EINVAL.into());
-        };
-        return match ip {
-            [127, ..] | [0, 0, 0, 0] => {
-                let port = u16::from_be_bytes([*high, *low]);
-                Ok((Address::Port(port), internet(port)))
-            }
-            _ => Err(Errno::EADDRNOTAVAIL.into()),
-        };
+    let address = Address::parse(&bytes, domain)?;
+    match address {
+        Address::Port(port) => Ok((address, internet(port))),
+        _ => Ok((address, bytes)),
     }
-    let name = &bytes[2..];
-    let address = match name.iter().position(|byte| *byte == 0) {
-        Some(0) => Address::Abstract(name[1..].to_vec()),
-        end => {
-            let path = name[..end.unwrap_or(name.len())].to_vec();
-            Address::Path(String::from_utf8(path).map_err(|_| Errno::EINVAL)?)
+}
+
+impl Address {
+    /// The address in a `struct sockaddr` of a family.
+    pub fn parse(bytes: &[u8], domain: i32) -> Result<Self, Errno> {
+        if domain == libc::AF_INET {
+            let Some([_, _, high, low, ip @ ..]) = bytes.first_chunk::<8>() else {
+                return Err(Errno::EINVAL);
+            };
+            return match ip {
+                [127, ..] | [0, 0, 0, 0] => Ok(Self::Port(u16::from_be_bytes([*high, *low]))),
+                _ => Err(Errno::EADDRNOTAVAIL),
+            };
         }
-    };
-    Ok((address, bytes))
+        let name = bytes.get(2..).ok_or(Errno::EINVAL)?;
+        match name.iter().position(|byte| *byte == 0) {
+            Some(0) => Ok(Self::Abstract(name[1..].to_vec())),
+            end => {
+                let path = name[..end.unwrap_or(name.len())].to_vec();
+                let path = String::from_utf8(path).map_err(|_| Errno::EINVAL)?;
+                Ok(Self::Path(path))
+            }
+        }
+    }
 }
 
 /// `struct sockaddr_in` of a port of 127.0.0.1.

@@ -560,6 +560,11 @@ impl Vfs {
         if hinted.is_some_and(|node| self.nodes.get(&node).is_some_and(is_it)) {
             return Some(hint.to_owned());
         }
+        self.path_of_node(is_it)
+    }
+
+    /// A path of the first node that is the one.
+    pub fn path_of_node(&self, is_it: impl Fn(&Node) -> bool) -> Option<String> {
         let (number, _) = self.nodes.iter().find(|(_, node)| is_it(node))?;
         self.nodes.iter().find_map(|(parent, node)| match node {
             Node::Directory(names, _) => Some(self.path_of(*parent, names.name_of(*number)?)),

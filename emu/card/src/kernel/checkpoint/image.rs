@@ -1,0 +1,136 @@
+//! What an image says of a tree of processes, but for its pages.
+//!
+//! Processes may share memory, descriptors, working directories and signal actions (clone(2)): an image
+//! has a list of each, and a process says which it has.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    kernel::{
+        fs::{FsContext, image::FilesImage, stored::FileRef},
+        limits::Limits,
+        signal::{Actions, AltStack, Pending, SigSet},
+        state::{ExitStatus, Thread},
+        timers::Timers,
+    },
+    platform::{Regs, USER_END},
+    xstate,
+};
+
+/// `syscall` is two bytes long.
+const SYSCALL_BYTES: u64 = 2;
+
+/// A process with all its descendants.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TreeImage {
+    /// The one that was captured is the first.
+    pub processes: Vec<ProcessImage>,
+    /// Address spaces.
+    pub spaces: Vec<SpaceImage>,
+    /// Working directories.
+    pub contexts: Vec<FsContext>,
+    /// What signals do.
+    pub actions: Vec<Actions>,
+    /// What is open.
+    pub files: FilesImage,
+    /// Bytes of pages that follow, at most.
+    pub page_bytes: u64,
+}
+
+/// A process.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ProcessImage {
+    pub pid: i32,
+    pub parent: i32,
+    /// Process group and session.
+    pub group: (i32, i32),
+    pub exe: String,
+    pub argv: Vec<String>,
+    /// Which of the spaces, tables of descriptors, working directories and signal actions.
+    pub space: u32,
+    pub table: u32,
+    pub context: u32,
+    pub actions: u32,
+    pub pending: Pending,
+    pub timers: Timers,
+    pub limits: Limits,
+    pub ran: Duration,
+    pub children_ran: Duration,
+    pub is_released: bool,
+    pub exit_signal: i32,
+    /// How it has ended, if it has.
+    pub exit: Option<ExitStatus>,
+    pub threads: Vec<ThreadImage>,
+}
+
+/// A thread.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ThreadImage {
+    pub tid: i32,
+    pub name: String,
+    pub regs: Regs,
+    pub xstate: Vec<u8>,
+    pub mask: SigSet,
+    pub pending: Pending,
+    pub alt_stack: AltStack,
+    pub clear_child_tid: u64,
+    pub robust_list: u64,
+    /// The end of its timed wait, as time left.
+    pub deadline: Option<Duration>,
+    pub ran: Duration,
+    /// The cores that it wants. Another card may have fewer: then it wants all of them.
+    pub affinity: Option<Vec<u8>>,
+    /// The vfork(2) child that it waits for.
+    pub vfork_child: Option<i32>,
+}
+
+/// An address space.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SpaceImage {
+    pub brk: (u64, u64),
+    pub areas: Vec<AreaImage>,
+}
+
+/// A range of addresses.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AreaImage {
+    pub start: u64,
+    pub end: u64,
+    pub prot: i32,
+    pub shared: bool,
+    /// File and offset.
+    pub file: Option<(FileRef, u64)>,
+}
+
+impl ThreadImage {
+    /// Whether a thread may start like this. (A running one may not be: user space has wrfsbase.)
+    pub fn is_sound(&self) -> bool {
+        xstate::check(&self.xstate).is_ok()
+            && self.regs.rip < USER_END
+            && self.regs.fs_base < USER_END
+            && self.regs.gs_base < USER_END
+    }
+}
+
+/// Registers with which a thread that is stopped in a call makes it again, or returns from it if
+/// it has already been woken or has moved some bytes, which are not to be moved twice.
+pub fn restartable(thread: &Thread, woken: bool) -> Regs {
+    match thread.call {
+        None => thread.regs,
+        Some(_) if woken => Regs {
+            rax: 0,
+            ..thread.regs
+        },
+        Some(_) if thread.progress > 0 => Regs {
+            rax: thread.progress as u64,
+            ..thread.regs
+        },
+        Some(number) => Regs {
+            rax: number,
+            rip: thread.regs.rip - SYSCALL_BYTES,
+            ..thread.regs
+        },
+    }
+}

@@ -1,0 +1,377 @@
+//! What an image says of the descriptors of its processes.
+//!
+//! Processes share descriptions, and descriptions share pipes, connections and files; so an image has
+//! a list of each, and says which of a list it means. First everything that can be reached is
+//! collected: through tables, through sockets that nobody has accepted yet, and through descriptors
+//! on their way in sockets. Then each is described.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    FileTable, Open, RegularFile, Vfs,
+    epoll::Epoll,
+    pipe::{PipeEnd, Queue, QueueImage},
+    regular::Directory,
+    socket::{Listener, Socket, State, Stream},
+    stored::{FileRef, StoredImage, Storing},
+    tree::Node,
+};
+use crate::kernel::{file::Description, pidfd::PidFd};
+
+/// All that the processes of an image have open.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FilesImage {
+    /// Descriptor tables.
+    pub tables: Vec<Vec<DescriptorImage>>,
+    /// Open file descriptions.
+    pub opens: Vec<OpenImage>,
+    /// Pipes, and directions of connections.
+    pub queues: Vec<QueueImage>,
+    /// Files whose contents are in the image.
+    pub stored: Vec<StoredImage>,
+}
+
+/// A descriptor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DescriptorImage {
+    /// The number.
+    pub fd: i32,
+    /// Close on exec.
+    pub close_on_exec: bool,
+    /// Which of the descriptions.
+    pub open: u32,
+}
+
+/// An open file description.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenImage {
+    /// `O_*` status flags.
+    pub flags: i32,
+    /// What it is.
+    pub file: FileImage,
+}
+
+/// What is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileImage {
+    /// Something that its description says all of.
+    Plain(Description),
+    /// Standard input or output of the card's console: the restorer's descriptor of this number.
+    Console(u8),
+    /// A regular file.
+    Regular {
+        /// Where it is.
+        file: FileRef,
+        /// `O_*` flags of open(2).
+        flags: i32,
+        /// File position.
+        position: u64,
+    },
+    /// An end of a pipe, or both. A FIFO comes back as a pipe: its name is its card's. What has no
+    /// other end in the image is at its end.
+    Pipe {
+        /// Which of the queues.
+        queue: u32,
+        /// It is read from.
+        reads: bool,
+        /// It is written to.
+        writes: bool,
+    },
+    /// A socket.
+    Socket(SocketImage),
+    /// An epoll instance.
+    Epoll(Vec<InterestImage>),
+    /// A descriptor of a process. One that is not in the image has ended.
+    Process(i32),
+}
+
+/// A socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketImage {
+    /// `AF_*`.
+    pub domain: i32,
+    /// `SOCK_*`.
+    pub kind: i32,
+    /// SO_RCVTIMEO and SO_SNDTIMEO.
+    pub timeouts: [Option<Duration>; 2],
+    /// What it has become.
+    pub state: SocketState,
+}
+
+/// What a socket has become.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SocketState {
+    /// Nothing yet.
+    New,
+    /// It has a name, and may listen.
+    Bound {
+        /// `struct sockaddr`.
+        name: Vec<u8>,
+        /// Where its node is, if it has one.
+        path: Option<String>,
+        /// How many may wait; 0: it does not listen.
+        backlog: u64,
+        /// Who waits.
+        waiting: Vec<StreamImage>,
+    },
+    /// It has a peer that is in the image, or has gone before.
+    Connected(StreamImage),
+    /// Its peer is not in the image.
+    Reset,
+}
+
+/// One end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamImage {
+    /// What it reads: which of the queues.
+    pub incoming: u32,
+    /// What its peer reads.
+    pub outgoing: u32,
+    /// Its address and its peer's.
+    pub names: [Vec<u8>; 2],
+}
+
+/// An entry of an epoll instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterestImage {
+    /// The descriptor that it was made with.
+    pub fd: i32,
+    /// Which of the descriptions.
+    pub open: u32,
+    /// `EPOLL*`.
+    pub events: u32,
+    /// What comes with a report.
+    pub data: u64,
+}
+
+/// Things that are known by where they are, in the order in which they were met.
+pub struct Met<T>(Vec<Arc<T>>, HashMap<*const T, u32>);
+
+impl<T> Default for Met<T> {
+    fn default() -> Self {
+        Self(Vec::new(), HashMap::new())
+    }
+}
+
+impl<T> Met<T> {
+    /// All of them.
+    pub fn met(&self) -> &[Arc<T>] {
+        &self.0
+    }
+
+    fn index_of(&self, thing: &Arc<T>) -> Option<u32> {
+        self.1.get(&Arc::as_ptr(thing)).copied()
+    }
+
+    /// Which of them it is, from now on.
+    pub fn meet(&mut self, thing: &Arc<T>) -> u32 {
+        let next = self.0.len() as u32;
+        let index = *self.1.entry(Arc::as_ptr(thing)).or_insert(next);
+        if index == next {
+            self.0.push(thing.clone());
+        }
+        index
+    }
+}
+
+/// What is open, on its way into an image.
+pub struct Describer<'a> {
+    vfs: &'a Vfs,
+    /// Files whose contents go into the image.
+    pub storing: Storing,
+    tables: Vec<Vec<DescriptorImage>>,
+    opens: Met<Open>,
+    /// The first descriptor of each.
+    first: Vec<i32>,
+    queues: Met<Queue>,
+    /// What ends of connections read that are in the image.
+    read: Vec<*const Queue>,
+}
+
+impl<'a> Describer<'a> {
+    /// For files of `vfs`.
+    pub fn new(vfs: &'a Vfs, storing: Storing) -> Self {
+        Self {
+            vfs,
+            storing,
+            tables: Vec::new(),
+            opens: Met::default(),
+            first: Vec::new(),
+            queues: Met::default(),
+            read: Vec::new(),
+        }
+    }
+
+    /// Takes up a table of descriptors.
+    pub fn table(&mut self, files: &FileTable) {
+        let mut table = Vec::new();
+        for (fd, open, close_on_exec) in files.iter() {
+            let open = self.open(open, fd);
+            table.push(DescriptorImage {
+                fd,
+                close_on_exec,
+                open,
+            });
+        }
+        self.tables.push(table);
+    }
+
+    /// Takes up a description, and what can be reached through it.
+    fn open(&mut self, open: &Arc<Open>, fd: i32) -> u32 {
+        let known = self.opens.0.len();
+        let index = self.opens.meet(open);
+        if self.opens.0.len() == known {
+            return index;
+        }
+        self.first.push(fd);
+        let file = open.file.as_any();
+        if let Some(pipe) = file.downcast_ref::<PipeEnd>() {
+            self.queues.meet(pipe.ends().0);
+        }
+        if let Some(socket) = file.downcast_ref::<Socket>() {
+            let streams = match socket.state() {
+                State::Bound(listener) => listener.backlog().0,
+                State::Connected(stream) => vec![stream],
+                State::New | State::Reset => Vec::new(),
+            };
+            for stream in streams {
+                self.read.push(Arc::as_ptr(&stream.incoming));
+                self.queues.meet(&stream.incoming);
+                self.queues.meet(&stream.outgoing);
+                for on_its_way in stream.incoming.in_flight() {
+                    self.open(&on_its_way, -1);
+                }
+            }
+        }
+        index
+    }
+
+    /// What the image says of all that was taken up.
+    pub fn describe(&mut self) -> FilesImage {
+        let opens = self.opens.0.clone();
+        let first = std::mem::take(&mut self.first);
+        let opens = opens.iter().zip(first).map(|(open, fd)| OpenImage {
+            flags: open.flags(),
+            file: self.file(open, fd),
+        });
+        let opens = opens.collect();
+        let open = |open: &Arc<Open>| self.opens.index_of(open);
+        FilesImage {
+            opens,
+            queues: self
+                .queues
+                .0
+                .iter()
+                .map(|queue| queue.image(open))
+                .collect(),
+            tables: std::mem::take(&mut self.tables),
+            // Those that are only mapped are yet to come.
+            stored: Vec::new(),
+        }
+    }
+
+    fn file(&mut self, open: &Open, fd: i32) -> FileImage {
+        let file = open.file.as_any();
+        if let Some(pipe) = file.downcast_ref::<PipeEnd>() {
+            let (queue, reads, writes) = pipe.ends();
+            return FileImage::Pipe {
+                queue: self.queues.meet(queue),
+                reads,
+                writes,
+            };
+        }
+        if let Some(socket) = file.downcast_ref::<Socket>() {
+            return FileImage::Socket(self.socket(socket));
+        }
+        if let Some(epoll) = file.downcast_ref::<Epoll>() {
+            let interest = epoll.watched().into_iter().filter_map(|interest| {
+                Some(InterestImage {
+                    fd: interest.fd,
+                    open: self.opens.index_of(&interest.open)?,
+                    events: interest.events,
+                    data: interest.data,
+                })
+            });
+            return FileImage::Epoll(interest.collect());
+        }
+        if let Some(process) = file.downcast_ref::<PidFd>() {
+            return FileImage::Process(process.pid());
+        }
+        match open.file.describe() {
+            Description::Console => FileImage::Console(u8::try_from(fd).unwrap_or(1).min(2)),
+            Description::Path {
+                path,
+                flags,
+                position,
+            } => self.path(open, path, flags, position),
+            plain => FileImage::Plain(plain),
+        }
+    }
+
+    /// A file knows the path that it was opened by; that may be another's, or nobody's, by now.
+    fn path(&mut self, open: &Open, path: String, flags: i32, position: u64) -> FileImage {
+        let file = open.file.as_any();
+        if let Some(regular) = file.downcast_ref::<RegularFile>() {
+            return FileImage::Regular {
+                file: self.storing.refer_open(self.vfs, regular.inode(), &path),
+                flags,
+                position,
+            };
+        }
+        let now = file
+            .downcast_ref::<Directory>()
+            .filter(|directory| self.vfs.directory(directory.node()).is_ok())
+            .map(|directory| self.vfs.path_of(directory.node(), ""));
+        FileImage::Plain(Description::Path {
+            path: now.unwrap_or(path),
+            flags,
+            position,
+        })
+    }
+
+    fn socket(&mut self, socket: &Socket) -> SocketImage {
+        let state = match socket.state() {
+            State::New => SocketState::New,
+            State::Reset => SocketState::Reset,
+            State::Connected(stream) => match self.stream(&stream) {
+                Some(stream) => SocketState::Connected(stream),
+                None => SocketState::Reset,
+            },
+            State::Bound(listener) => {
+                let (waiting, backlog) = listener.backlog();
+                SocketState::Bound {
+                    name: listener.name(),
+                    path: self.path_of(&listener),
+                    backlog: backlog as u64,
+                    waiting: waiting.iter().filter_map(|s| self.stream(s)).collect(),
+                }
+            }
+        };
+        SocketImage {
+            domain: socket.domain,
+            kind: socket.kind,
+            timeouts: [socket.timeout(0), socket.timeout(1)],
+            state,
+        }
+    }
+
+    /// An end of a connection, unless its peer is there, but not in the image.
+    fn stream(&mut self, stream: &Stream) -> Option<StreamImage> {
+        let peer_is_there = stream.outgoing.ends().0 || stream.incoming.ends().1;
+        if peer_is_there && !self.read.contains(&Arc::as_ptr(&stream.outgoing)) {
+            return None;
+        }
+        Some(StreamImage {
+            incoming: self.queues.meet(&stream.incoming),
+            outgoing: self.queues.meet(&stream.outgoing),
+            names: stream.names.clone(),
+        })
+    }
+
+    fn path_of(&self, listener: &Arc<Listener>) -> Option<String> {
+        let is_it = |node: &Node| matches!(node, Node::Socket(it) if Arc::ptr_eq(it, listener));
+        self.vfs.path_of_node(is_it)
+    }
+}
