@@ -1,68 +1,15 @@
 //! Both platforms run the same little programs and report the same exits.
 
+#[macro_use]
+mod machine;
+
 use std::sync::{Arc, mpsc};
 
+use machine::{CODE, DATA, Machine, WRITE};
 use snaprig_card::{
-    memory::{CardMemory, PAGE},
-    paging::{Access, PageTables},
-    platform::{self, Cpu, Exit, Kind, Platform, Regs, Space},
-};
-
-const CODE: u64 = 0x40_0000;
-const DATA: u64 = 0x60_0000;
-
-struct Machine {
-    memory: Arc<CardMemory>,
-    // Dropped before `tables`: the platform forgets translations before the frames are reused.
-    space: Arc<dyn Space>,
-    tables: PageTables,
-    platform: Arc<dyn Platform>,
-}
-
-impl Machine {
-    fn new(kind: Kind, code: &[u8]) -> Self {
-        let memory = Arc::new(CardMemory::new(16 << 20).unwrap());
-        let platform = platform::choose(Some(kind), &memory).unwrap();
-        let tables = PageTables::new(memory.clone()).unwrap();
-        let space = platform.new_space(tables.root()).unwrap();
-        let machine = Self {
-            memory,
-            space,
-            tables,
-            platform,
-        };
-        let frame = machine.page(
-            CODE,
-            Access {
-                execute: true,
-                ..Access::default()
-            },
-        );
-        machine.memory.write(frame, code);
-        machine
-    }
-
-    fn page(&self, va: u64, access: Access) -> u64 {
-        let frame = self.memory.alloc().unwrap();
-        self.tables.map(va, frame, access).unwrap();
-        frame
-    }
-
-    fn cpu(&self) -> Box<dyn Cpu> {
-        self.platform.new_cpu(self.space.clone()).unwrap()
-    }
-
-    /// Runs the code once, from the start.
-    fn run(&self, regs: &mut Regs) -> Exit {
-        regs.rip = CODE;
-        self.cpu().run(regs).unwrap()
-    }
-}
-
-const WRITE: Access = Access {
-    write: true,
-    execute: false,
-    none: false,
+    memory::PAGE,
+    paging::Access,
+    platform::{Exit, Kind, Regs},
 };
 
 fn syscall_keeps_every_register(kind: Kind) {
@@ -237,27 +184,6 @@ fn kicks_are_never_lost(kind: Kind) {
         assert_eq!(cpu.run(&mut regs).unwrap(), Exit::Kicked);
         thread.join().unwrap();
     }
-}
-
-macro_rules! on_both {
-    ($($name:ident)*) => {
-        mod kvm {$(
-            #[test]
-            fn $name() {
-                if !std::path::Path::new("/dev/kvm").exists() {
-                    println!("skipped: {}: no /dev/kvm", stringify!($name));
-                    return;
-                }
-                super::$name(super::Kind::Kvm);
-            }
-        )*}
-        mod ptrace {$(
-            #[test]
-            fn $name() {
-                super::$name(super::Kind::Ptrace);
-            }
-        )*}
-    };
 }
 
 on_both! {

@@ -1,18 +1,15 @@
-//! A guest thread's task, as its tracer sees it.
+//! A guest thread's task.
 
-use std::{
-    ffi::c_void,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicI32, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicI32, Ordering},
 };
 
 use super::{
     super::{Cpu, Exit, Kick, PlatformError, Regs, Space, kick_signal},
-    host,
     space::{MEMORY_FD, PtraceSpace},
-    stub::STUB,
+    stub,
+    task::{FIXED_FLAGS, Task},
 };
 use crate::{
     memory::PAGE,
@@ -23,13 +20,17 @@ use crate::{
 /// Pages that one fault maps at most, where their frames are neighbours.
 const MAP_PAGES: u64 = 512;
 const USER_FLAGS: u64 = 0x0025_0dd5;
-const FIXED_FLAGS: u64 = 0x202;
-/// End of a host process's addresses.
-const TASK_END: u64 = 0x7fff_ffff_f000;
 const NT_X86_XSTATE: libc::c_int = 0x202;
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 const SI_KERNEL: i32 = 0x80;
 const SEGV_ACCERR: i32 = 2;
+/// linux/audit.h.
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+/// The exception that a program gets for what it has no right to.
+const GENERAL_PROTECTION: Exit = Exit::Exception {
+    vector: 13,
+    error_code: 0,
+};
 /// Larger than any state that a processor has today.
 const XSTATE_MAX: usize = 16 << 10;
 const XSTATE_BV: usize = 512;
@@ -38,9 +39,9 @@ const SW_BYTES: usize = 464;
 /// A traced task that runs a thread of `space`.
 pub struct PtraceCpu {
     space: Arc<dyn Space>,
-    tid: libc::pid_t,
+    task: Task,
     kick: Arc<PtraceKick>,
-    /// Segment selectors and all else that the kernel does not touch.
+    /// The task's registers at its last stop.
     user: libc::user_regs_struct,
 }
 
@@ -48,88 +49,23 @@ impl PtraceCpu {
     /// A new task, seized by the calling thread.
     pub fn new(space: Arc<dyn Space>) -> Result<Self, PlatformError> {
         let process = process(&space)?;
-        let tid = process.new_task()?;
-        let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
-        ptrace(libc::PTRACE_SEIZE, tid, 0, options as u64)?;
-        ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0)?;
+        let task = Task::seize(process.new_task()?)?;
         let kick = Arc::new(PtraceKick {
             pid: AtomicI32::new(process.pid()),
-            tid: AtomicI32::new(tid),
+            tid: AtomicI32::new(task.tid),
             pending: AtomicBool::new(false),
         });
-        // SAFETY: plain integers, for which zero is a value.
-        let user = unsafe { std::mem::zeroed() };
-        let mut cpu = Self {
+        Ok(Self {
+            user: task.first(),
             space: space.clone(),
-            tid,
+            task,
             kick,
-            user,
-        };
-        cpu.wait()?;
-        cpu.user = cpu.registers()?;
-        if process.first_cpu() {
-            // What is left of the VMM's memory in a process that was forked from it.
-            let above = STUB + 2 * PAGE;
-            cpu.call(libc::SYS_munmap, [0, STUB, 0, 0, 0, 0])?;
-            cpu.call(libc::SYS_munmap, [above, TASK_END - above, 0, 0, 0, 0])?;
-        }
-        Ok(cpu)
+        })
     }
 
-    fn registers(&self) -> Result<libc::user_regs_struct, PlatformError> {
-        // SAFETY: plain integers, for which zero is a value.
-        let mut user: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-        ptrace(libc::PTRACE_GETREGS, self.tid, 0, (&raw mut user) as u64)?;
-        Ok(user)
-    }
-
-    fn set_registers(&self, user: &libc::user_regs_struct) -> Result<(), PlatformError> {
-        ptrace(libc::PTRACE_SETREGS, self.tid, 0, (&raw const *user) as u64)
-    }
-
-    /// Waits until the task stops; returns the stop's status.
-    fn wait(&self) -> Result<i32, PlatformError> {
-        let mut status = 0;
-        loop {
-            // SAFETY: `status` is valid to write to.
-            let waited = unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) };
-            if waited == self.tid && libc::WIFSTOPPED(status) {
-                return Ok(status);
-            }
-            if waited == self.tid {
-                return Err(PlatformError::Guest(format!("its task ended: {status:#x}")));
-            }
-            if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
-                return Err(host("waitpid"));
-            }
-        }
-    }
-
-    /// Makes the (stopped) task do one system call of the tracer's.
-    pub fn call(&mut self, number: i64, args: [u64; 6]) -> Result<u64, PlatformError> {
-        let mut user = self.user;
-        (user.rip, user.rax) = (STUB, number as u64);
-        user.orig_rax = u64::MAX;
-        (user.rdi, user.rsi, user.rdx) = (args[0], args[1], args[2]);
-        (user.r10, user.r8, user.r9) = (args[3], args[4], args[5]);
-        user.eflags = FIXED_FLAGS;
-        self.set_registers(&user)?;
-        loop {
-            ptrace(libc::PTRACE_CONT, self.tid, 0, 0)?;
-            let status = self.wait()?;
-            // The `int3` behind the `syscall`. A kick that comes meanwhile stays pending.
-            if libc::WSTOPSIG(status) == libc::SIGTRAP && status >> 16 == 0 {
-                break;
-            }
-        }
-        let result = self.registers()?.rax;
-        if (-4095..0).contains(&(result as i64)) {
-            return Err(PlatformError::Host {
-                call: format!("system call {number} in the traced process"),
-                source: std::io::Error::from_raw_os_error(-(result as i64) as i32),
-            });
-        }
-        Ok(result)
+    /// Unmaps a part of its address space.
+    pub fn unmap(&mut self, start: u64, len: u64) -> Result<(), PlatformError> {
+        self.task.unmap(start, len)
     }
 
     fn load(&mut self, regs: &Regs) -> Result<(), PlatformError> {
@@ -140,14 +76,11 @@ impl PtraceCpu {
         (u.r12, u.r13, u.r14, u.r15) = (regs.r12, regs.r13, regs.r14, regs.r15);
         (u.rip, u.fs_base, u.gs_base) = (regs.rip, regs.fs_base, regs.gs_base);
         u.eflags = regs.rflags & USER_FLAGS | FIXED_FLAGS;
-        // No restart of a system call that the host believes to be interrupted.
-        u.orig_rax = u64::MAX;
-        let user = self.user;
-        self.set_registers(&user)
+        self.task.set_registers(&self.user)
     }
 
     fn store(&mut self, regs: &mut Regs) -> Result<(), PlatformError> {
-        self.user = self.registers()?;
+        self.user = self.task.registers()?;
         let u = &self.user;
         *regs = Regs {
             rax: u.rax,
@@ -191,12 +124,15 @@ impl PtraceCpu {
         }
         // SAFETY: plain integers, for which zero is a value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        ptrace(libc::PTRACE_GETSIGINFO, self.tid, 0, (&raw mut info) as u64)?;
+        self.task
+            .ptrace(libc::PTRACE_GETSIGINFO, 0, (&raw mut info) as u64)?;
         Ok(match signal {
             libc::SIGFPE => exception(0),
             libc::SIGTRAP => exception(3),
             libc::SIGILL => exception(6),
-            libc::SIGSEGV | libc::SIGBUS if info.si_code == SI_KERNEL => exception(13),
+            // The vsyscall page, which the filter refuses.
+            libc::SIGSYS => Some(GENERAL_PROTECTION),
+            libc::SIGSEGV | libc::SIGBUS if info.si_code == SI_KERNEL => Some(GENERAL_PROTECTION),
             libc::SIGSEGV | libc::SIGBUS => {
                 // SAFETY: the signal is one of those that have an address.
                 let address = unsafe { info.si_addr() } as u64;
@@ -252,7 +188,8 @@ impl PtraceCpu {
                 write: writes,
                 ..access
             });
-            cpu.call(
+            cpu.task.call(
+                stub::CALL,
                 libc::SYS_mmap,
                 [first, len, prot, flags, MEMORY_FD as u64, offset],
             )
@@ -292,20 +229,28 @@ impl PtraceCpu {
             iov_len: area.len(),
         };
         let at = (&raw mut vector) as u64;
-        ptrace(libc::PTRACE_GETREGSET, self.tid, NT_X86_XSTATE as u64, at)?;
+        self.task
+            .ptrace(libc::PTRACE_GETREGSET, NT_X86_XSTATE as u64, at)?;
         area.truncate(vector.iov_len);
         Ok(area)
     }
 
-    /// Ends the task.
-    fn end(&mut self) {
-        let mut user = self.user;
-        (user.rip, user.rax, user.rdi, user.orig_rax) = (STUB, libc::SYS_exit as u64, 0, u64::MAX);
-        // The host takes back no base out of user space, which wrgsbase may have put there.
-        (user.fs_base, user.gs_base) = (0, 0);
-        let going = self.set_registers(&user).is_ok();
-        // A kick may stop it on its way.
-        while going && ptrace(libc::PTRACE_CONT, self.tid, 0, 0).is_ok() && self.wait().is_ok() {}
+    /// What a system call of the task's means. On the card, as behind `kvm`, there is only the 64-bit `syscall`.
+    fn system_call(&self, regs: &mut Regs) -> Result<Exit, PlatformError> {
+        // SAFETY: plain integers and arrays of them, for which zero is a value.
+        let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+        self.task.ptrace(
+            libc::PTRACE_GET_SYSCALL_INFO,
+            size_of_val(&info) as u64,
+            (&raw mut info) as u64,
+        )?;
+        if info.arch == AUDIT_ARCH_X86_64 {
+            regs.rax = self.user.orig_rax;
+            return Ok(Exit::Syscall);
+        }
+        // `int $0x80`, of two bytes. What `sysenter` leaves in rip is no address of the program's.
+        regs.rip = regs.rip.wrapping_sub(2);
+        Ok(GENERAL_PROTECTION)
     }
 }
 
@@ -316,12 +261,15 @@ impl Cpu for PtraceCpu {
                 return Ok(Exit::Kicked);
             }
             self.load(regs)?;
-            ptrace(libc::PTRACE_SYSEMU, self.tid, 0, 0)?;
-            let signal = libc::WSTOPSIG(self.wait()?);
+            self.task.ptrace(libc::PTRACE_SYSEMU, 0, 0)?;
+            let signal = libc::WSTOPSIG(self.task.wait()?);
             self.store(regs)?;
             if signal == SYSCALL_STOP {
-                regs.rax = self.user.orig_rax;
-                return Ok(Exit::Syscall);
+                return self.system_call(regs);
+            }
+            if !self.task.is_64_bit(&self.user) {
+                // The card has no 32-bit code; the host cannot be kept from having it.
+                return Ok(GENERAL_PROTECTION);
             }
             if let Some(exit) = self.signal(signal, regs)? {
                 return Ok(exit);
@@ -347,19 +295,20 @@ impl Cpu for PtraceCpu {
             iov_len: area.len(),
         };
         let at = (&raw mut vector) as u64;
-        ptrace(libc::PTRACE_SETREGSET, self.tid, NT_X86_XSTATE as u64, at)
+        self.task
+            .ptrace(libc::PTRACE_SETREGSET, NT_X86_XSTATE as u64, at)
     }
 
     fn set_space(&mut self, space: Arc<dyn Space>) -> Result<(), PlatformError> {
         let mut successor = Self::new(space)?;
-        self.end();
+        self.task.end();
         // The kernel keeps the handle that it was given first.
         self.kick
             .pid
             .store(process(&successor.space)?.pid(), Ordering::SeqCst);
-        self.kick.tid.store(successor.tid, Ordering::SeqCst);
+        self.kick.tid.store(successor.task.tid, Ordering::SeqCst);
         std::mem::swap(&mut self.space, &mut successor.space);
-        std::mem::swap(&mut self.tid, &mut successor.tid);
+        self.task = successor.task;
         self.user = successor.user;
         // The task that it would end has ended already.
         std::mem::forget(successor);
@@ -378,7 +327,7 @@ impl Cpu for PtraceCpu {
 impl Drop for PtraceCpu {
     fn drop(&mut self) {
         self.kick.tid.store(0, Ordering::SeqCst);
-        self.end();
+        self.task.end();
     }
 }
 
@@ -408,19 +357,4 @@ fn process(space: &Arc<dyn Space>) -> Result<&PtraceSpace, PlatformError> {
         .as_any()
         .downcast_ref::<PtraceSpace>()
         .ok_or_else(|| PlatformError::Guest("a space of another platform".into()))
-}
-
-fn ptrace(
-    request: libc::c_uint,
-    tid: libc::pid_t,
-    address: u64,
-    data: u64,
-) -> Result<(), PlatformError> {
-    // SAFETY: every caller passes the addresses that its request wants, valid for the call.
-    let result = unsafe { libc::ptrace(request, tid, address as *mut c_void, data as *mut c_void) };
-    if result < 0 {
-        Err(host(&format!("ptrace request {request:#x}")))
-    } else {
-        Ok(())
-    }
 }

@@ -5,70 +5,59 @@ use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc::{Sender, channel},
     },
 };
 
+use seccompiler::BpfProgram;
+
 use super::{
     super::{Cpu, PlatformError, Space, USER_END},
+    Request,
     cpu::PtraceCpu,
-    host,
-    stub::{self, LEADER, STUB, WORDS},
+    filter, host,
+    stub::{self, STUB},
+    task::Task,
 };
 use crate::memory::{CardMemory, PAGE};
 
-/// Descriptor of card memory in every traced process.
+/// Descriptor of card memory in every traced process, and the only one it has.
 pub const MEMORY_FD: i32 = 3;
+/// How a task is made: a thread of the process, without a stack, which the stub does not need.
+pub const CLONE_FLAGS: u64 = (libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM) as u64;
+/// End of a host process's addresses.
+const TASK_END: u64 = 0x7fff_ffff_f000;
 
 /// The traced process of one address space.
 pub struct PtraceSpace {
     pub(super) memory: Arc<CardMemory>,
     pub(super) root: u64,
-    pid: libc::pid_t,
-    words: Words,
-    making: Mutex<()>,
-    has_cpu: AtomicBool,
-    _code: OwnedFd,
+    leader: Leader,
+    /// To the forking thread, which traces the leader.
+    forker: Mutex<Sender<Request>>,
 }
 
-/// The page shared with the leader.
-struct Words(*mut AtomicU32);
-
-// SAFETY: the page is mapped shared for as long as the space lives and only accessed atomically.
-unsafe impl Send for Words {}
-// SAFETY: as above.
-unsafe impl Sync for Words {}
-
-impl Words {
-    fn command(&self) -> &AtomicU32 {
-        // SAFETY: see `Send`.
-        unsafe { &*self.0 }
-    }
-
-    fn tid(&self) -> &AtomicU32 {
-        // SAFETY: see `Send`; the word is the second of the page.
-        unsafe { &*self.0.add(1) }
-    }
-}
+/// The first task of a process. It never runs the guest's code: it makes the tasks that do. Traced by the
+/// thread that forked it.
+struct Leader(Task);
 
 impl PtraceSpace {
-    /// A process with the stub and nothing else.
-    pub fn new(memory: &Arc<CardMemory>, root: u64) -> Result<Self, PlatformError> {
+    /// A process with the stub and nothing else, traced by the calling thread, which answers `forker`.
+    pub fn new(
+        memory: &Arc<CardMemory>,
+        root: u64,
+        forker: Sender<Request>,
+    ) -> Result<Self, PlatformError> {
         let code = stub_file()?;
-        // SAFETY: a shared mapping of the second page of a file of ours; the result is checked.
-        let words = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                PAGE as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                code.as_raw_fd(),
-                PAGE as libc::off_t,
-            )
-        };
-        if words == libc::MAP_FAILED {
-            return Err(host("mmap of the stub's words"));
-        }
+        let filter = filter::program().map_err(|source| PlatformError::Host {
+            call: "the traced processes' seccomp filter".into(),
+            source,
+        })?;
         // SAFETY: getpid has no preconditions.
         let parent = unsafe { libc::getpid() };
         let (stub_fd, memory_fd) = (code.as_raw_fd(), memory.memfd().as_fd().as_raw_fd());
@@ -77,71 +66,53 @@ impl PtraceSpace {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             // SAFETY: this is the child, which has one thread; see `become_empty`.
-            unsafe { become_empty(parent, stub_fd, memory_fd, rseq) }
+            unsafe { become_empty(parent, stub_fd, memory_fd, rseq, &filter) }
         }
         if pid < 0 {
             return Err(host("fork of an address space"));
         }
+        let task = Task::volunteer(pid)?;
+        let leader = Leader(task);
+        // What is left of the VMM's memory in a process that was forked from it.
+        let above = STUB + PAGE;
+        task.unmap(0, STUB)?;
+        task.unmap(above, TASK_END - above)?;
         Ok(Self {
             memory: memory.clone(),
             root,
-            pid,
-            words: Words(words.cast()),
-            making: Mutex::new(()),
-            has_cpu: AtomicBool::new(false),
-            _code: code,
+            leader,
+            forker: Mutex::new(forker),
         })
     }
 
     /// Has the leader make a task, parked in the stub; returns its id.
     pub fn new_task(&self) -> Result<libc::pid_t, PlatformError> {
-        let _one_at_a_time = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        let command = self.words.command();
-        command.store(1, Ordering::SeqCst);
-        futex(command, libc::FUTEX_WAKE, 1);
-        while command.load(Ordering::SeqCst) != 0 {
-            // The timeout only guards against a leader that was killed from outside.
-            futex(command, libc::FUTEX_WAIT, 1);
-            if !self.is_alive() {
-                return Err(PlatformError::Guest("its process is gone".into()));
-            }
-        }
-        match self.words.tid().load(Ordering::SeqCst) as i32 {
-            tid if tid > 0 => Ok(tid),
-            _ => Err(PlatformError::Exhausted(
-                "the host makes no more tasks".into(),
-            )),
-        }
-    }
-
-    /// Whether the caller is the first to have a CPU here.
-    pub fn first_cpu(&self) -> bool {
-        !self.has_cpu.swap(true, Ordering::SeqCst)
+        let (reply, answer) = channel();
+        let leader = self.leader.0;
+        let forker = self.forker.lock().unwrap_or_else(PoisonError::into_inner);
+        let request = Request::Task { leader, reply };
+        forker.send(request).map_err(|_| super::forker_gone())?;
+        drop(forker);
+        answer.recv().map_err(|_| super::forker_gone())?
     }
 
     /// The process of all tasks.
     pub fn pid(&self) -> libc::pid_t {
-        self.pid
+        self.leader.0.tid
     }
+}
 
-    fn is_alive(&self) -> bool {
-        // SAFETY: WNOWAIT leaves the child as it is; `info` is valid to write to.
-        unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-            libc::waitid(libc::P_PID, self.pid as u32, &raw mut info, flags) == 0
-                && info.si_pid() == 0
-        }
-    }
+/// Has a leader make a task. On the thread that traces it.
+pub fn spawn(leader: Task) -> Result<libc::pid_t, PlatformError> {
+    let made = leader.call(stub::SPAWN, libc::SYS_clone, [CLONE_FLAGS, 0, 0, 0, 0, 0]);
+    made.map(|tid| tid as libc::pid_t)
 }
 
 impl Space for PtraceSpace {
     fn flush(&self, cpu: &mut dyn Cpu, start: u64, end: u64) -> Result<(), PlatformError> {
         let cpu = cpu.as_any_mut().downcast_mut::<PtraceCpu>();
         let cpu = cpu.ok_or_else(|| PlatformError::Guest("a CPU of another platform".into()))?;
-        let end = end.min(USER_END);
-        cpu.call(libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])
-            .map(|_| ())
+        cpu.unmap(start, end.min(USER_END) - start)
     }
 
     fn as_any(&self) -> &dyn std::any::Any {
@@ -149,18 +120,26 @@ impl Space for PtraceSpace {
     }
 }
 
-impl Drop for PtraceSpace {
+impl Drop for Leader {
     fn drop(&mut self) {
-        // SAFETY: the child is ours and not waited for yet; the words are mapped by `new`.
-        unsafe {
-            libc::kill(self.pid, libc::SIGKILL);
-            libc::waitpid(self.pid, std::ptr::null_mut(), libc::__WALL);
-            libc::munmap(self.words.0.cast(), PAGE as usize);
+        let mut status = 0;
+        let mut wait = |flags| {
+            // SAFETY: `status` is valid to write to.
+            let waited =
+                unsafe { libc::waitpid(self.0.tid, &raw mut status, flags | libc::__WALL) };
+            waited == 0 || waited == self.0.tid && libc::WIFSTOPPED(status)
+        };
+        // Killed from outside it may be nobody's any more, and its number another's.
+        let mut alive = wait(libc::WNOHANG);
+        while alive {
+            // SAFETY: no memory is involved; the process is a child that has not been waited for.
+            unsafe { libc::kill(self.0.tid, libc::SIGKILL) };
+            alive = wait(0);
         }
     }
 }
 
-/// A memfd with the stub's code, then the page of words.
+/// A memfd with the stub's code.
 fn stub_file() -> Result<OwnedFd, PlatformError> {
     use std::{io::Write, os::fd::FromRawFd};
     // SAFETY: the name is a C string; the result is checked, and the descriptor is ours.
@@ -171,31 +150,12 @@ fn stub_file() -> Result<OwnedFd, PlatformError> {
         }
         std::fs::File::from_raw_fd(fd)
     };
-    let written = file
-        .write_all(&stub::code())
-        .and_then(|()| file.set_len(2 * PAGE));
+    let written = file.write_all(&stub::code());
     written.map_err(|source| PlatformError::Host {
         call: "the stub".into(),
         source,
     })?;
     Ok(file.into())
-}
-
-fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
-    let timeout = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 100_000_000,
-    };
-    // SAFETY: the word and the timeout are valid for the call.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            operation,
-            value,
-            &raw const timeout,
-        );
-    }
 }
 
 /// Bytes of the first version of `struct rseq`.
@@ -226,7 +186,8 @@ fn rseq_area() -> Option<(usize, u32)> {
     (bytes > 0).then(|| (thread.wrapping_add_signed(offset), bytes))
 }
 
-/// Maps the stub, gives up all descriptors but card memory, and goes to the leader's loop.
+/// Maps the stub, gives up all descriptors but card memory, enters the filter, and stops in the stub for
+/// its tracer.
 ///
 /// # Safety
 /// To be called in a forked child only. It makes plain system calls and never returns.
@@ -235,6 +196,7 @@ unsafe fn become_empty(
     stub_fd: i32,
     memory_fd: i32,
     rseq: Option<(usize, u32)>,
+    filter: &BpfProgram,
 ) -> ! {
     // SAFETY: as above. Descriptors: the stub's is used once, card memory's becomes `MEMORY_FD`.
     unsafe {
@@ -247,29 +209,14 @@ unsafe fn become_empty(
                 libc::syscall(libc::SYS_rseq, area, bytes, RSEQ_UNREGISTER, RSEQ_SIGNATURE);
             }
         }
-        let map = |fd: i32, prot: i32, flags: i32, at: u64, offset: u64| {
-            let mapped = libc::mmap(
-                at as *mut c_void,
-                PAGE as usize,
-                prot,
-                flags,
-                fd,
-                offset as i64,
-            );
-            if mapped == libc::MAP_FAILED {
-                libc::_exit(1);
-            }
-        };
-        let fixed = libc::MAP_FIXED;
-        map(
-            stub_fd,
+        let mapped = libc::mmap(
+            STUB as *mut c_void,
+            PAGE as usize,
             libc::PROT_READ | libc::PROT_EXEC,
-            libc::MAP_PRIVATE | fixed,
-            STUB,
+            libc::MAP_PRIVATE | libc::MAP_FIXED,
+            stub_fd,
             0,
         );
-        let words = libc::PROT_READ | libc::PROT_WRITE;
-        map(stub_fd, words, libc::MAP_SHARED | fixed, WORDS, PAGE);
         libc::dup2(memory_fd, MEMORY_FD + 1);
         libc::dup2(MEMORY_FD + 1, MEMORY_FD);
         libc::syscall(libc::SYS_close_range, MEMORY_FD + 1, u32::MAX, 0);
@@ -277,13 +224,20 @@ unsafe fn become_empty(
             libc::close(fd);
         }
         // Signals do what they do by default; none is blocked.
+        for signal in 1..=libc::SIGRTMAX() {
+            libc::signal(signal, libc::SIG_DFL);
+        }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
-        // The first CPU unmaps everything else: it can, from the stub; this code could not.
+        let traced = libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+        if mapped == libc::MAP_FAILED || traced != 0 || !filter::enter(filter) {
+            libc::_exit(1);
+        }
+        // The tracer unmaps everything else: it can, from the stub; this code could not.
         std::arch::asm!(
-            "jmp {leader}",
-            leader = in(reg) STUB + LEADER,
+            "jmp {stop}",
+            stop = in(reg) stub::CALL.end - 1,
             options(noreturn),
         );
     }

@@ -1,0 +1,89 @@
+//! A machine of one address space, with little programs.
+
+use std::sync::Arc;
+
+use snaprig_card::{
+    memory::{CardMemory, PAGE},
+    paging::{Access, PageTables},
+    platform::{self, Cpu, Exit, Kind, Platform, Regs, Space},
+};
+
+pub const CODE: u64 = 0x40_0000;
+pub const DATA: u64 = 0x60_0000;
+
+pub struct Machine {
+    pub memory: Arc<CardMemory>,
+    // Dropped before `tables`: the platform forgets translations before the frames are reused.
+    pub space: Arc<dyn Space>,
+    pub tables: PageTables,
+    pub platform: Arc<dyn Platform>,
+}
+
+impl Machine {
+    pub fn new(kind: Kind, code: &[u8]) -> Self {
+        let memory = Arc::new(CardMemory::new(16 << 20).unwrap());
+        let platform = platform::choose(Some(kind), &memory).unwrap();
+        let tables = PageTables::new(memory.clone()).unwrap();
+        let space = platform.new_space(tables.root()).unwrap();
+        let machine = Self {
+            memory,
+            space,
+            tables,
+            platform,
+        };
+        let frame = machine.page(
+            CODE,
+            Access {
+                execute: true,
+                ..Access::default()
+            },
+        );
+        machine.memory.write(frame, code);
+        machine
+    }
+
+    pub fn page(&self, va: u64, access: Access) -> u64 {
+        let frame = self.memory.alloc().unwrap();
+        self.tables.map(va, frame, access).unwrap();
+        frame
+    }
+
+    pub fn cpu(&self) -> Box<dyn Cpu> {
+        self.platform.new_cpu(self.space.clone()).unwrap()
+    }
+
+    /// Runs the code once, from the start.
+    pub fn run(&self, regs: &mut Regs) -> Exit {
+        regs.rip = CODE;
+        self.cpu().run(regs).unwrap()
+    }
+}
+
+pub const WRITE: Access = Access {
+    write: true,
+    execute: false,
+    none: false,
+};
+
+/// Tests of a name on each platform.
+#[macro_export]
+macro_rules! on_both {
+    ($($name:ident)*) => {
+        mod kvm {$(
+            #[test]
+            fn $name() {
+                if !std::path::Path::new("/dev/kvm").exists() {
+                    println!("skipped: {}: no /dev/kvm", stringify!($name));
+                    return;
+                }
+                super::$name($crate::Kind::Kvm);
+            }
+        )*}
+        mod ptrace {$(
+            #[test]
+            fn $name() {
+                super::$name($crate::Kind::Ptrace);
+            }
+        )*}
+    };
+}
