@@ -228,6 +228,10 @@ impl Call<'_> {
                 pending: process.pending.clone(),
                 timers: process.timers.left(),
                 limits: process.limits.clone(),
+                credentials: process.credentials.clone(),
+                settings: process.settings,
+                job: process.job,
+                has_executed: process.has_executed,
                 ran: process.ran,
                 children_ran: process.children_ran,
                 is_released: process.is_released,
@@ -267,6 +271,7 @@ impl Call<'_> {
                         end: area.end,
                         prot: area.prot,
                         shared: area.shared,
+                        traits: area.traits,
                         file: match &area.backing {
                             Backing::Anonymous => None,
                             Backing::File {
@@ -422,6 +427,8 @@ fn thread_image(state: &mut State, tid: i32, captures: bool) -> Result<ThreadIma
             .map(|end| end.saturating_sub(crate::kernel::now())),
         ran: thread.ran,
         affinity: thread.affinity.map(|set| set.to_vec()),
+        policy: thread.policy,
+        rseq: thread.rseq.moved(),
         vfork_child: thread.vfork_child,
     })
 }

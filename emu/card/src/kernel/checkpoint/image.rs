@@ -9,8 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     kernel::{
+        credentials::Credentials,
         fs::{FsContext, image::FilesImage, stored::FileRef},
+        jobs::Job,
         limits::Limits,
+        mm::Traits,
+        rseq::Rseq,
+        sched::Policy,
+        settings::Settings,
         signal::{Actions, AltStack, Pending, SigSet},
         state::{ExitStatus, Thread},
         timers::Timers,
@@ -56,6 +62,10 @@ pub struct ProcessImage {
     pub pending: Pending,
     pub timers: Timers,
     pub limits: Limits,
+    pub credentials: Credentials,
+    pub settings: Settings,
+    pub job: Job,
+    pub has_executed: bool,
     pub ran: Duration,
     pub children_ran: Duration,
     pub is_released: bool,
@@ -82,6 +92,8 @@ pub struct ThreadImage {
     pub ran: Duration,
     /// The cores that it wants. Another card may have fewer: then it wants all of them.
     pub affinity: Option<Vec<u8>>,
+    pub policy: Policy,
+    pub rseq: Rseq,
     /// The vfork(2) child that it waits for.
     pub vfork_child: Option<i32>,
 }
@@ -100,6 +112,7 @@ pub struct AreaImage {
     pub end: u64,
     pub prot: i32,
     pub shared: bool,
+    pub traits: Traits,
     /// File and offset.
     pub file: Option<(FileRef, u64)>,
 }

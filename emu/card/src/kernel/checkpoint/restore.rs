@@ -161,6 +161,7 @@ impl Call<'_> {
                 prot: area.prot,
                 shared: area.shared,
                 backing,
+                traits: area.traits,
             };
             mm.add(start, area).map_err(|_| Errno::EBADMSG)?;
         }
@@ -257,6 +258,8 @@ impl Call<'_> {
         thread.deadline = image.deadline.map(|left| now.saturating_add(left));
         thread.ran = image.ran;
         thread.affinity = self.affinity_here(image.affinity);
+        thread.policy = image.policy;
+        thread.rseq = image.rseq;
         thread.vfork_child = image.vfork_child;
         thread
     }
@@ -386,6 +389,10 @@ impl Parts {
             chain: None,
             timers: image.timers.rearmed(),
             limits: image.limits,
+            credentials: image.credentials,
+            settings: image.settings,
+            job: image.job,
+            has_executed: image.has_executed,
             ran: image.ran,
             children_ran: image.children_ran,
             exe: image.exe,
