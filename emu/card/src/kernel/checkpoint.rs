@@ -61,7 +61,7 @@ const SYSCALL_BYTES: u64 = 2;
 struct ProcessImage {
     pid: i32,
     exe: String,
-    argv: Vec<String>,
+    argv: Vec<Vec<u8>>,
     brk: (u64, u64),
     areas: Vec<AreaImage>,
     files: Vec<rebuild::FileImage>,

@@ -81,7 +81,7 @@ const TABLE: &[(u64, &str, Support)] = &[
     (25, "mremap", Full),
     (26, "msync", Full),
     (27, "mincore", Partial("what has been touched is there")),
-    (28, "madvise", Partial("of the advice only MADV_DONTNEED and MADV_FREE do something")),
+    (28, "madvise", Partial("of the advice only MADV_DONTNEED and MADV_FREE do something; no MADV_REMOVE, no MADV_WIPEONFORK")),
     (29, "shmget", Absent),
     (30, "shmat", Absent),
     (31, "shmctl", Absent),
