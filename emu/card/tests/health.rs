@@ -2,7 +2,7 @@
 
 mod programs;
 
-use programs::{check, on_both};
+use programs::{check, compile, on_both, run};
 use snaprig_card::{kernel::ExitStatus, platform::Kind};
 
 /// Two processes share descriptors and are not waited for: what they had open is closed.
@@ -153,5 +153,42 @@ int main() {
     check(kind, source, &["-static"], "1\n", ExitStatus::Exited(0));
 }
 
+/// Files that fill a card leave enough for a program to run, and to remove them.
+fn full_of_files(kind: Kind) {
+    let source = r#"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char bytes[1 << 20];
+static int fill(const char *path) {
+  int fd = open(path, O_CREAT | O_WRONLY, 0600);
+  memset(bytes, 1, sizeof bytes);
+  for (size_t size = sizeof bytes; size > 0; size /= 2) while (write(fd, bytes, size) > 0);
+  int error = errno;
+  close(fd);
+  return error;
+}
+int main(int c, char **v) {
+  if (c == 2) return unlink("/tmp/full") ? 9 : 7;
+  int status, error = fill("/tmp/full");
+  if (fork() == 0) { memset(malloc(100000), 1, 100000); execl("/proc/self/exe", "again", "x", (char *)0); _exit(8); }
+  wait(&status);
+  printf("%d %d", error == ENOSPC, WEXITSTATUS(status));
+  printf(" %zd\n", write(open("/tmp/new", O_CREAT | O_WRONLY, 0600), bytes, sizeof bytes));
+  return 0;
+}"#;
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile(dir.path(), "program", source, &["-static"]);
+    let ran = run(kind, &program, &["run", "it"]);
+    assert_eq!(
+        (ran.out.as_str(), ran.status),
+        ("1 7 1048576\n", ExitStatus::Exited(0))
+    );
+}
+
 on_both! { shared_descriptors_close_with_their_last_process signals_do_not_end_a_vfork
-ids_that_cannot_be_told arguments_that_are_no_text unmapping_everything many_areas }
+ids_that_cannot_be_told arguments_that_are_no_text unmapping_everything many_areas full_of_files }
