@@ -78,11 +78,15 @@ def main():
             finally:
                 os._exit(0)
         end = time.monotonic() + seconds
-        status = 0
         while os.waitpid(child, os.WNOHANG)[0] == 0:
             if time.monotonic() > end:
+                os.write(1, f"\nRESULT unfinished test.{module}\n".encode())
                 os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                break
             time.sleep(0.05)
+        else:
+            os.write(1, f"\nRESULT ok test.{module}\n".encode())
         try:
             os.killpg(child, signal.SIGKILL)
         except ProcessLookupError:

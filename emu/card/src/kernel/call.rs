@@ -15,7 +15,7 @@ use super::{
     errno::Errno,
     file::Cx,
     fs::{self, FsCall, ProcInfo},
-    futex, run, signal,
+    futex, jobs, run, signal,
     state::{Process, State, Thread, lock},
     syscalls::{self, Support},
     time,
@@ -69,6 +69,7 @@ pub fn run(
                 abandon(&mut state, tid);
                 return Ok(tid);
             }
+            jobs::stop_if_due(&mut state, tid);
             if run::must_park(&mut state, tid) {
                 state = run::park(state, tid, cpu)?;
                 // What it waited for may have happened meanwhile.
@@ -222,23 +223,27 @@ impl<'a> Call<'a> {
             libc::SYS_exit => self.exit(int(0)),
             libc::SYS_exit_group => self.exit_group(int(0)),
             libc::SYS_wait4 => self.wait4(int(0), a[1], int(2), a[3]),
-            libc::SYS_waitid => self.waitid(a[0] as u32, int(1), a[2], int(3)),
+            libc::SYS_waitid => self.waitid(a[0] as u32, int(1), a[2], int(3), a[4]),
             libc::SYS_futex => self.futex(a),
             libc::SYS_rt_sigaction => self.rt_sigaction(int(0), a[1], a[2], a[3]),
             libc::SYS_rt_sigprocmask => self.rt_sigprocmask(int(0), a[1], a[2], a[3]),
             libc::SYS_rt_sigreturn => self.rt_sigreturn(),
             libc::SYS_rt_sigpending => self.rt_sigpending(a[0], a[1]),
-            libc::SYS_rt_sigsuspend => self.rt_sigsuspend(Some(a[0])),
+            libc::SYS_rt_sigsuspend => self.rt_sigsuspend(Some((a[0], a[1]))),
             libc::SYS_pause => self.rt_sigsuspend(None),
-            libc::SYS_rt_sigtimedwait => self.rt_sigtimedwait(a[0], a[1], a[2]),
+            libc::SYS_rt_sigtimedwait => self.rt_sigtimedwait(a[0], a[1], a[2], a[3]),
             libc::SYS_signalfd => self.signalfd(int(0), a[1], a[2], 0),
             libc::SYS_signalfd4 => self.signalfd(int(0), a[1], a[2], int(3)),
             libc::SYS_pidfd_open => self.pidfd_open(int(0), int(1)),
-            libc::SYS_pidfd_send_signal => self.pidfd_send_signal(int(0), int(1), a[3] as u32),
+            libc::SYS_pidfd_send_signal => {
+                self.pidfd_send_signal(int(0), int(1), a[2], a[3] as u32)
+            }
             libc::SYS_sigaltstack => self.sigaltstack(a[0], a[1]),
             libc::SYS_kill => self.kill(int(0), int(1)),
             libc::SYS_tkill => self.tgkill(None, int(0), int(1)),
             libc::SYS_tgkill => self.tgkill(Some(int(0)), int(1), int(2)),
+            libc::SYS_rt_sigqueueinfo => self.sigqueueinfo(int(0), None, int(1), a[2]),
+            libc::SYS_rt_tgsigqueueinfo => self.sigqueueinfo(int(0), Some(int(1)), int(2), a[3]),
             libc::SYS_clock_gettime => self.clock_gettime(int(0), a[1]),
             libc::SYS_clock_getres => self.clock_getres(int(0), a[1]),
             libc::SYS_gettimeofday => self.gettimeofday(a[0]),
@@ -316,7 +321,7 @@ impl<'a> Call<'a> {
             self.state.wake(channel);
         }
         if sigpipe {
-            let info = signal::Info::sent(libc::SIGPIPE, self.pid, true);
+            let info = signal::Info::sent(libc::SIGPIPE, (self.pid, 0), false);
             // If its queue is full it learns of it by the errno.
             let _ = signal::send(self.state, self.pid, Some(self.tid), info);
         }

@@ -26,6 +26,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{
     call::Call,
     clock,
+    credentials::Credentials,
     device::CharDevice,
     errno::Errno,
     file::{Cx, Description, File},
@@ -34,9 +35,12 @@ use super::{
         nameless::{self, FileRef, Nameless, NamelessImage},
         rebuild,
     },
+    jobs::Job,
     limits::Limits,
-    mm::{AddressSpace, Area, Backing},
-    sched::{Affinity, SET_BYTES},
+    mm::{AddressSpace, Area, Backing, Traits},
+    rseq::Rseq,
+    sched::{Affinity, Policy, SET_BYTES},
+    settings::Settings,
     signal::{Actions, AltStack, Pending, SigSet},
     state::{Process, State, Thread, lock},
     timers::Timers,
@@ -70,6 +74,8 @@ struct ProcessImage {
     pending: Pending,
     timers: Timers,
     limits: Limits,
+    credentials: Credentials,
+    settings: Settings,
     ran: Duration,
     children_ran: Duration,
     threads: Vec<ThreadImage>,
@@ -82,6 +88,7 @@ struct AreaImage {
     end: u64,
     prot: i32,
     shared: bool,
+    traits: Traits,
     /// File, which must exist on the other card if it has a name, and offset.
     file: Option<(FileRef, u64)>,
 }
@@ -102,6 +109,8 @@ struct ThreadImage {
     ran: Duration,
     /// The cores that it wants. Another card may have fewer: then it wants all of them.
     affinity: Option<Vec<u8>>,
+    policy: Policy,
+    rseq: Rseq,
 }
 
 /// The device.
@@ -363,6 +372,8 @@ impl Call<'_> {
                     deadline: thread.deadline.map(|end| end.saturating_sub(super::now())),
                     ran: thread.ran,
                     affinity: thread.affinity.map(|set| set.to_vec()),
+                    policy: thread.policy,
+                    rseq: thread.rseq.moved(),
                 };
                 image.is_sound().then_some(image).ok_or_else(|| {
                     tracing::warn!(tid, "a thread's registers point out of user space");
@@ -377,6 +388,7 @@ impl Call<'_> {
         let (pending, timers) = (process.pending.clone(), process.timers.left());
         let (limits, ran, children_ran) =
             (process.limits.clone(), process.ran, process.children_ran);
+        let (credentials, settings) = (process.credentials.clone(), process.settings);
         let marked = process.marked.take();
         let (mm, vfs) = (lock(&mm), &self.state.vfs);
         let epoch = match flags {
@@ -402,6 +414,8 @@ impl Call<'_> {
             pending,
             timers,
             limits,
+            credentials,
+            settings,
             ran,
             children_ran,
             threads,
@@ -608,6 +622,7 @@ impl Call<'_> {
                 end,
                 prot,
                 shared,
+                traits,
                 ..
             } = *area;
             if start % PAGE != 0 || end % PAGE != 0 {
@@ -620,6 +635,7 @@ impl Call<'_> {
                     prot,
                     shared,
                     backing,
+                    traits,
                 },
             )?;
         }
@@ -670,6 +686,10 @@ impl Call<'_> {
             released: Channel::new(),
             is_released: true,
             exit_signal: libc::SIGCHLD,
+            job: Job::default(),
+            has_executed: true,
+            credentials: image.credentials,
+            settings: image.settings,
             stopped_by: None,
             marked: None,
             chain: None,
@@ -698,6 +718,8 @@ impl Call<'_> {
             thread.deadline = saved.deadline.map(|left| super::now().saturating_add(left));
             thread.ran = saved.ran;
             thread.affinity = self.affinity_here(saved.affinity);
+            thread.policy = saved.policy;
+            thread.rseq = saved.rseq;
             kernel.start(self.state, thread);
         }
         Ok(pid as u64)
@@ -798,6 +820,7 @@ impl AreaImage {
             end: area.end,
             prot: area.prot,
             shared: area.shared && file.is_some(),
+            traits: area.traits,
             file,
         }
     }

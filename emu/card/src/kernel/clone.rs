@@ -9,16 +9,23 @@ use super::{
     call::Call,
     device::UserMemory,
     errno::Errno,
+    jobs::Job,
     pidfd::PidFd,
     signal::Pending,
     state::{Process, Thread, lock},
     wait::{Channel, Stop, SysResult},
 };
+use crate::memory::PAGE;
 
 /// Most threads and processes of a card.
 const THREADS_MAX: usize = 2048;
 /// Size of the first version of `struct clone_args`.
 const CLONE_ARGS_BYTES: u64 = 64;
+
+/// What follows in the last version that is known: set_tid and its size, a cgroup.
+const CLONE_ARGS_KNOWN: usize = 24;
+/// Flags that clone3(2) takes: the others are clone(2)'s exit signal and CLONE_DETACHED, or unknown.
+const CLONE_FLAGS: u64 = 0xffff_ff00 & !0x0040_0000;
 
 const UNSUPPORTED: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
@@ -74,6 +81,9 @@ impl Call<'_> {
 
     /// clone3(2).
     pub fn clone3(&mut self, args: u64, bytes: u64) -> SysResult {
+        if bytes > PAGE {
+            return Err(Errno::E2BIG.into());
+        }
         if bytes < CLONE_ARGS_BYTES {
             return Err(Errno::EINVAL.into());
         }
@@ -87,6 +97,21 @@ impl Call<'_> {
             stack_bytes,
             tls,
         ] = self.read_words(args)?;
+        // What of set_tid and later fields is not zero asks for what a card does not have.
+        let mut rest = vec![0; (bytes - CLONE_ARGS_BYTES) as usize];
+        self.read(args.wrapping_add(CLONE_ARGS_BYTES), &mut rest)?;
+        if rest.iter().skip(CLONE_ARGS_KNOWN).any(|byte| *byte != 0) {
+            return Err(Errno::E2BIG.into());
+        }
+        let has_parent = flags & (libc::CLONE_THREAD | libc::CLONE_PARENT) as u64 != 0;
+        if rest.iter().any(|byte| *byte != 0)
+            || flags & !CLONE_FLAGS != 0
+            || exit_signal > 64
+            || has_parent && exit_signal != 0
+            || (stack == 0) != (stack_bytes == 0)
+        {
+            return Err(Errno::EINVAL.into());
+        }
         self.create(&Request {
             flags,
             exit_signal: exit_signal as i32,
@@ -110,7 +135,9 @@ impl Call<'_> {
         let thread_like = request.has(libc::CLONE_THREAD);
         let coherent = (!thread_like || request.has(libc::CLONE_SIGHAND))
             && (!request.has(libc::CLONE_SIGHAND) || request.has(libc::CLONE_VM));
-        let no_process = thread_like && request.has(libc::CLONE_PIDFD);
+        let told_twice =
+            request.has(libc::CLONE_PARENT_SETTID) && request.pidfd == request.parent_tid;
+        let no_process = request.has(libc::CLONE_PIDFD) && (thread_like || told_twice);
         if !coherent || no_process || request.flags & UNSUPPORTED != 0 || request.exit_signal > 64 {
             return Err(Errno::EINVAL.into());
         }
@@ -184,6 +211,11 @@ impl Call<'_> {
         thread.name = parent.name.clone();
         thread.mask = parent.mask;
         thread.affinity = parent.affinity;
+        thread.policy = parent.policy.of_child();
+        // Memory of its own has the same registration (rseq); shared memory is its parent's.
+        if !request.has(libc::CLONE_VM) {
+            thread.rseq = parent.rseq.moved();
+        }
         if !request.has(libc::CLONE_VM) || request.has(libc::CLONE_VFORK) {
             thread.alt_stack = parent.alt_stack;
         }
@@ -221,6 +253,10 @@ impl Call<'_> {
             released: Channel::new(),
             is_released: !share(libc::CLONE_VFORK),
             exit_signal: request.exit_signal,
+            job: Job::default(),
+            has_executed: false,
+            credentials: parent.credentials.clone(),
+            settings: parent.settings.of_child(),
             stopped_by: None,
             marked: None,
             chain: None,

@@ -8,7 +8,7 @@ use super::{
     elf::{self, Executable},
     errno::Errno,
     fs::Vfs,
-    mm::{AddressSpace, Area, Backing, USER_START},
+    mm::{AddressSpace, Area, Backing, Traits, USER_START},
     state::lock,
     wait::{Stop, SysResult},
 };
@@ -48,6 +48,8 @@ const AT_SECURE: u64 = 23;
 const AT_SYSINFO_EHDR: u64 = 33;
 const AT_RANDOM: u64 = 25;
 const AT_HWCAP2: u64 = 26;
+const AT_RSEQ_FEATURE_SIZE: u64 = 27;
+const AT_RSEQ_ALIGN: u64 = 28;
 const AT_EXECFN: u64 = 31;
 const AT_MINSIGSTKSZ: u64 = 51;
 /// `AT_HWCAP2`: user space may use rdfsbase and its like.
@@ -98,6 +100,8 @@ pub fn load(
         (AT_SECURE, 0),
         (AT_HWCAP, std::arch::x86_64::__cpuid(1).edx.into()),
         (AT_HWCAP2, HWCAP2_FSGSBASE),
+        (AT_RSEQ_FEATURE_SIZE, super::rseq::FEATURE_BYTES.into()),
+        (AT_RSEQ_ALIGN, super::rseq::ALIGN),
         (AT_SYSINFO_EHDR, VDSO_BASE),
         (AT_MINSIGSTKSZ, xstate::bytes() as u64 + 1024),
     ];
@@ -172,6 +176,7 @@ fn map_program(
             prot: segment.prot,
             shared: false,
             backing,
+            traits: Traits::default(),
         };
         if segment.file_bytes > 0 {
             let backing = Backing::File {
@@ -211,6 +216,10 @@ fn map_vdso(vfs: &Vfs, mm: &mut AddressSpace) -> Result<(), Errno> {
             path: clock::PATH.into(),
             offset: 0,
         },
+        traits: Traits {
+            read_only: true,
+            ..Traits::default()
+        },
     };
     mm.add(VDSO_BASE - PAGE, clock)?;
     let code = Area {
@@ -218,6 +227,7 @@ fn map_vdso(vfs: &Vfs, mm: &mut AddressSpace) -> Result<(), Errno> {
         prot: libc::PROT_READ | libc::PROT_EXEC,
         shared: false,
         backing: Backing::Anonymous,
+        traits: Traits::default(),
     };
     mm.add(VDSO_BASE, code)?;
     for (page, bytes) in VDSO.chunks(PAGE as usize).enumerate() {
@@ -243,6 +253,7 @@ fn build_stack(
             prot,
             shared: false,
             backing: Backing::Anonymous,
+            traits: Traits::default(),
         },
     )?;
     let mut at = STACK_TOP;
@@ -324,6 +335,9 @@ impl Call<'_> {
         process.exe = start.exe;
         process.argv = argv;
         process.timers.become_program();
+        process.has_executed = true;
+        process.credentials.become_program();
+        process.settings = process.settings.of_program();
         let files = lock(&process.files).clone();
         process.files = Arc::new(Mutex::new(files));
         let mut actions = lock(&process.actions).clone();
@@ -340,6 +354,7 @@ impl Call<'_> {
         let thread = self.thread();
         thread.name = start.name;
         thread.alt_stack = super::signal::AltStack::default();
+        thread.rseq = super::rseq::Rseq::default();
         thread.xstate = Some(xstate::initial());
         thread.regs = Regs {
             rip: start.entry,

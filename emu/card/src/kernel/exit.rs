@@ -1,18 +1,14 @@
-//! Ends: exit(2), exit_group(2), deaths by signal, and wait4(2).
+//! Ends: exit(2), exit_group(2), deaths by signal. (How a parent hears of them is in `reap`.)
 
-use std::{
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::sync::{Arc, PoisonError};
 
 use super::{
     Kernel,
     call::Call,
-    errno::Errno,
-    sched,
+    jobs, sched,
     signal::{self, Info},
     state::{ExitStatus, Process, State, lock},
-    wait::{Stop, SysResult},
+    wait::SysResult,
 };
 use crate::platform::Cpu;
 
@@ -57,8 +53,9 @@ pub fn end_thread(kernel: &Arc<Kernel>, state: &mut State, tid: i32, cpu: Option
     for channel in stopper.into_iter().chain([channel]) {
         state.wake(channel);
     }
-    if last {
-        bury(kernel, state, pid);
+    match last {
+        true => bury(kernel, state, pid),
+        false => jobs::parked(state, pid),
     }
 }
 
@@ -86,43 +83,102 @@ fn bury(kernel: &Kernel, state: &mut State, pid: i32) {
     for channel in woken {
         state.wake(channel);
     }
-    let init = state.init.filter(|init| *init != pid);
-    let mut orphan_zombies = Vec::new();
-    for process in state
-        .processes
-        .values_mut()
-        .filter(|process| process.parent == pid)
-    {
-        process.parent = init.unwrap_or(0);
-        if process.threads.is_empty() {
-            orphan_zombies.push(process.pid);
-        }
-    }
-    if init.is_none() {
-        for zombie in orphan_zombies {
-            state.processes.remove(&zombie);
-        }
-    }
+    let groups = jobs::groups_around(state, pid);
+    leave_children(state, pid);
     tracing::debug!(pid, ?status, "process ended");
-    match state.processes.get(&parent).map(|parent| parent.children) {
-        None => {
-            state.processes.remove(&pid);
-            state.ended.insert(pid, status);
-            kernel.ended.notify_all();
+    tell_parent(kernel, state, pid, parent, exit_signal, status);
+    for (group, was_orphaned) in groups {
+        jobs::orphan(state, group, was_orphaned);
+    }
+}
+
+/// Children are adopted: by the nearest ancestor that asked for it (prctl(2),
+/// PR_SET_CHILD_SUBREAPER), or by the first process; and told, if they asked for that.
+fn leave_children(state: &mut State, pid: i32) {
+    let adopter = adopter(state, pid);
+    let mut orphans = Vec::new();
+    for process in state.processes.values_mut() {
+        if process.parent == pid {
+            process.parent = adopter.unwrap_or(0);
+            let has_ended = process.threads.is_empty();
+            orphans.push((process.pid, has_ended, process.settings.death_signal));
         }
-        Some(children) => {
-            let ignored = lock(&state.process(parent).actions)
-                .get(libc::SIGCHLD)
-                .handler
-                == 1;
-            if ignored {
-                state.processes.remove(&pid);
-            } else if exit_signal > 0 {
-                // A full queue loses the signal, never the status.
-                let _ = signal::send(state, parent, None, Info::child(exit_signal, pid, status));
+    }
+    let mut adopted_an_end = false;
+    for (orphan, has_ended, signal) in orphans {
+        match (has_ended, adopter) {
+            (true, None) => drop(state.processes.remove(&orphan)),
+            (true, Some(_)) => adopted_an_end = true,
+            (false, _) if signal > 0 => {
+                // A full queue loses it, as on Linux.
+                let _ = signal::send(state, orphan, None, Info::sent(signal, (pid, 0), false));
             }
-            state.wake(children);
+            (false, _) => {}
         }
+    }
+    if adopted_an_end && let Some(adopter) = adopter {
+        let children = state.process(adopter).children;
+        state.wake(children);
+    }
+}
+
+fn adopter(state: &State, pid: i32) -> Option<i32> {
+    let mut parent = state.processes.get(&pid)?.parent;
+    for _ in 0..state.processes.len() {
+        let Some(process) = state.processes.get(&parent) else {
+            break;
+        };
+        if process.settings.is_subreaper && process.exit.is_none() {
+            return Some(parent);
+        }
+        parent = process.parent;
+    }
+    let init = state.init.filter(|init| *init != pid);
+    init.filter(|init| state.processes.contains_key(init))
+}
+
+fn tell_parent(
+    kernel: &Kernel,
+    state: &mut State,
+    pid: i32,
+    parent: i32,
+    exit_signal: i32,
+    status: ExitStatus,
+) {
+    let Some(children) = state.processes.get(&parent).map(|parent| parent.children) else {
+        state.processes.remove(&pid);
+        state.ended.insert(pid, status);
+        kernel.ended.notify_all();
+        return;
+    };
+    let info = child_info(state.process(pid), exit_signal, status.code());
+    let actions = state.process(parent).actions.clone();
+    let (disowned, ignored) = {
+        let actions = lock(&actions);
+        let is_child = exit_signal == libc::SIGCHLD;
+        let ignored = actions.get(libc::SIGCHLD).handler == 1;
+        (is_child && actions.disown_children(), is_child && ignored)
+    };
+    if disowned {
+        state.processes.remove(&pid);
+    }
+    if exit_signal > 0 && !ignored {
+        // A full queue loses the signal, never the status.
+        let _ = signal::send(state, parent, None, info);
+    }
+    state.wake(children);
+}
+
+/// What SIGCHLD, or whatever a child sends instead, says of a child.
+pub fn child_info(child: &Process, signal: i32, (code, status): (i32, i32)) -> Info {
+    Info {
+        signal,
+        code,
+        pid: child.pid,
+        uid: child.credentials.uid.real,
+        value: status.into(),
+        // `si_utime`.
+        address: sched::ticks(child.ran),
     }
 }
 
@@ -140,100 +196,5 @@ impl Call<'_> {
     pub fn exit_group(&mut self, code: i32) -> SysResult {
         end_process(self.state, self.pid, ExitStatus::Exited(code & 0xff));
         Ok(0)
-    }
-
-    /// wait4(2).
-    pub fn wait4(&mut self, pid: i32, status: u64, options: i32, usage: u64) -> SysResult {
-        match self.find_child(pid, options & libc::WNOHANG != 0)? {
-            None => Ok(0),
-            Some((child, ended)) => {
-                if status != 0 {
-                    self.write(status, &ended.wait_status().to_le_bytes())?;
-                }
-                let ran = self.waited_for(child);
-                if usage != 0 {
-                    self.write(usage, &sched::usage(ran))?;
-                }
-                Ok(child as u64)
-            }
-        }
-    }
-
-    /// waitid(2).
-    pub fn waitid(&mut self, kind: u32, id: i32, info: u64, options: i32) -> SysResult {
-        let mut nonblock = false;
-        let pid = match kind {
-            libc::P_ALL => -1,
-            libc::P_PIDFD => {
-                let pid;
-                (pid, nonblock) = self.process_of(id)?;
-                // 0 would be the caller's group.
-                if pid == 0 {
-                    return Err(Errno::ECHILD.into());
-                }
-                pid
-            }
-            libc::P_PID => id,
-            libc::P_PGID if id == 0 => 0,
-            libc::P_PGID => -id,
-            _ => return Err(Errno::EINVAL.into()),
-        };
-        if options & libc::WEXITED == 0 {
-            return Err(Errno::EINVAL.into());
-        }
-        let no_hang = options & libc::WNOHANG != 0;
-        let found = self.find_child(pid, no_hang || nonblock)?;
-        if found.is_none() && !no_hang {
-            return Err(Errno::EAGAIN.into());
-        }
-        if info != 0 {
-            let mut bytes = [0; 128];
-            if let Some((child, ended)) = found {
-                bytes = Info::child(libc::SIGCHLD, child, ended).siginfo();
-            }
-            self.write(info, &bytes)?;
-        }
-        if let Some((child, _)) = found
-            && options & libc::WNOWAIT == 0
-        {
-            self.waited_for(child);
-        }
-        Ok(0)
-    }
-
-    /// An ended child is gone for good; its processor time, which counts for its parent now.
-    fn waited_for(&mut self, child: i32) -> Duration {
-        let child = self.state.processes.remove(&child);
-        let ran = child.map_or(Duration::ZERO, |child| {
-            child.ran.saturating_add(child.children_ran)
-        });
-        let process = self.process();
-        process.children_ran = process.children_ran.saturating_add(ran);
-        ran
-    }
-
-    fn find_child(&mut self, pid: i32, no_hang: bool) -> Result<Option<(i32, ExitStatus)>, Stop> {
-        let (me, group) = (self.pid, self.process().group.0);
-        let wanted = |process: &&Process| {
-            process.parent == me
-                && match pid {
-                    -1 => true,
-                    0 => process.group.0 == group,
-                    1.. => process.pid == pid,
-                    _ => Some(process.group.0) == pid.checked_neg(),
-                }
-        };
-        let mut any = false;
-        for process in self.state.processes.values().filter(wanted) {
-            any = true;
-            if let (Some(status), true) = (process.exit, process.threads.is_empty()) {
-                return Ok(Some((process.pid, status)));
-            }
-        }
-        match (any, no_hang) {
-            (false, _) => Err(Errno::ECHILD.into()),
-            (true, true) => Ok(None),
-            (true, false) => Err(Stop::wait(self.process().children)),
-        }
     }
 }

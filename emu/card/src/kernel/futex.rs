@@ -5,7 +5,7 @@
 //! by compare-and-exchange, as ring 3 does at the same time. Every thread has the same priority, so
 //! what is left to inherit is the lock itself, in the order in which its waiters came.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering};
+use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use super::{
     call::Call,
@@ -13,8 +13,11 @@ use super::{
     state::lock,
     wait::{Stop, SysResult, Wait},
 };
+use crate::platform::USER_END;
 
 const COMMAND_MASK: i32 = !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
+/// FUTEX_WAKE_OP: the argument is a number of bits to shift 1 by.
+const OP_ARGUMENT_SHIFT: u32 = 8;
 const ANY: u32 = u32::MAX;
 /// Most entries of a robust list that are followed (Linux: ROBUST_LIST_LIMIT).
 const ROBUST_MAX: usize = 2048;
@@ -90,6 +93,7 @@ impl Futexes {
         taken
     }
 
+    /// Moves up to `count` waiters to another queue.
     fn requeue(&mut self, from: u64, to: u64, count: usize) -> usize {
         let Some(queue) = self.queues.get_mut(&from) else {
             return 0;
@@ -119,21 +123,43 @@ impl Call<'_> {
     pub fn futex(&mut self, a: [u64; 6]) -> SysResult {
         let [word, op, value, timeout, word2, value3] = a;
         let (op, value) = (op as i32, value as u32);
-        let count = (value as i32).max(0) as usize;
-        match op & COMMAND_MASK {
-            libc::FUTEX_WAIT => self.futex_wait(word, op, value, timeout, ANY, true),
+        let (command, bits) = (op & COMMAND_MASK, value3 as u32);
+        let of_realtime = op & libc::FUTEX_CLOCK_REALTIME != 0;
+        let has_clock = matches!(command, libc::FUTEX_WAIT_BITSET | libc::FUTEX_LOCK_PI2);
+        if of_realtime && !has_clock {
+            return Err(Errno::ENOSYS.into());
+        }
+        // Linux wakes one at least, whatever it is told.
+        let count = (value as i32).max(1) as usize;
+        let private = op & libc::FUTEX_PRIVATE_FLAG != 0;
+        match command {
+            libc::FUTEX_WAIT => {
+                let deadline = self.relative_deadline(timeout)?;
+                self.futex_wait(word, value, deadline, ANY)
+            }
             libc::FUTEX_WAIT_BITSET => {
-                self.futex_wait(word, op, value, timeout, value3 as u32, false)
+                let deadline = self.absolute_deadline(timeout, of_realtime)?;
+                self.futex_wait(word, value, deadline, bits)
             }
-            libc::FUTEX_WAKE => self.futex_wake(word, count, ANY),
-            libc::FUTEX_WAKE_BITSET => self.futex_wake(word, count, value3 as u32),
-            libc::FUTEX_REQUEUE => self.futex_requeue(word, count, timeout, word2, None),
+            libc::FUTEX_WAKE => self.futex_wake(word, private, count, ANY),
+            libc::FUTEX_WAKE_BITSET => self.futex_wake(word, private, count, bits),
+            libc::FUTEX_WAKE_OP => {
+                let second = (word2, (timeout as i32).max(1) as usize);
+                self.futex_wake_op((word, count), second, bits, private)
+            }
+            libc::FUTEX_REQUEUE => {
+                self.futex_requeue(word, private, [value, timeout as u32], word2, None)
+            }
             libc::FUTEX_CMP_REQUEUE => {
-                self.futex_requeue(word, count, timeout, word2, Some(value3 as u32))
+                self.futex_requeue(word, private, [value, timeout as u32], word2, Some(bits))
             }
-            libc::FUTEX_LOCK_PI => self.futex_lock(word, timeout, true),
+            libc::FUTEX_LOCK_PI => {
+                let deadline = self.absolute_deadline(timeout, true)?;
+                self.futex_lock(word, deadline)
+            }
             libc::FUTEX_LOCK_PI2 => {
-                self.futex_lock(word, timeout, op & libc::FUTEX_CLOCK_REALTIME != 0)
+                let deadline = self.absolute_deadline(timeout, of_realtime)?;
+                self.futex_lock(word, deadline)
             }
             libc::FUTEX_TRYLOCK_PI => self.futex_try_lock(word).map(|_| 0),
             libc::FUTEX_UNLOCK_PI => self.futex_unlock(word),
@@ -142,12 +168,11 @@ impl Call<'_> {
     }
 
     /// FUTEX_LOCK_PI: done if the lock is free, or once its owner has handed it over.
-    fn futex_lock(&mut self, word: u64, timeout: u64, realtime: bool) -> SysResult {
+    fn futex_lock(&mut self, word: u64, deadline: Option<Duration>) -> SysResult {
         let tid = self.tid;
         if self.state.futexes.woken.remove(&tid) {
             return Ok(0);
         }
-        let deadline = self.absolute_deadline(timeout, realtime)?;
         let waits = self.state.futexes.key_of(tid).is_some();
         if waits && deadline.is_some_and(|deadline| deadline <= super::now()) {
             self.state.futexes.forget(tid);
@@ -202,11 +227,10 @@ impl Call<'_> {
 
     /// FUTEX_UNLOCK_PI.
     fn futex_unlock(&mut self, word: u64) -> SysResult {
-        let key = self.futex_key(word, true)?;
-        let value = self.kernel.memory.half_word(key).load(Ordering::SeqCst);
-        if value & FUTEX_TID_MASK != self.tid as u32 {
+        if self.read_u32(word)? & FUTEX_TID_MASK != self.tid as u32 {
             return Err(Errno::EPERM.into());
         }
+        let key = self.futex_key(word, true)?;
         self.hand_over(key, 0);
         Ok(0)
     }
@@ -227,11 +251,9 @@ impl Call<'_> {
     fn futex_wait(
         &mut self,
         word: u64,
-        op: i32,
         value: u32,
-        timeout: u64,
+        deadline: Option<Duration>,
         bits: u32,
-        relative: bool,
     ) -> SysResult {
         if bits == 0 {
             return Err(Errno::EINVAL.into());
@@ -240,11 +262,6 @@ impl Call<'_> {
         if self.state.futexes.woken.remove(&tid) {
             return Ok(0);
         }
-        let realtime = op & libc::FUTEX_CLOCK_REALTIME != 0;
-        let deadline = match relative {
-            true => self.relative_deadline(timeout)?,
-            false => self.absolute_deadline(timeout, realtime)?,
-        };
         if self.state.futexes.key_of(tid).is_none() {
             let key = self.futex_key(word, false)?;
             if self.read_u32(word)? != value {
@@ -269,11 +286,64 @@ impl Call<'_> {
     }
 
     /// Wakes up to `count` waiters; returns how many.
-    pub fn futex_wake(&mut self, word: u64, count: usize, bits: u32) -> SysResult {
-        let key = self.futex_key(word, false)?;
+    pub fn futex_wake(&mut self, word: u64, private: bool, count: usize, bits: u32) -> SysResult {
+        if bits == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        Ok(match self.futex_known(word, private)? {
+            None => 0,
+            Some(key) => self.wake_at(key, count, bits),
+        })
+    }
+
+    fn wake_at(&mut self, key: u64, count: usize, bits: u32) -> u64 {
         let woken = self.state.futexes.take(key, count, bits);
         self.wake_waiters(&woken);
-        Ok(woken.len() as u64)
+        woken.len() as u64
+    }
+
+    /// FUTEX_WAKE_OP: changes the second word, wakes waiters on the first, and on the second if what
+    /// it held fits.
+    fn futex_wake_op(
+        &mut self,
+        first: (u64, usize),
+        second: (u64, usize),
+        encoded: u32,
+        private: bool,
+    ) -> SysResult {
+        let key = self.futex_known(first.0, private)?;
+        let key2 = self.futex_key(second.0, true)?;
+        let twelve_bits = |from: u32| (from << 20) as i32 >> 20;
+        let (mut argument, compared) = (twelve_bits(encoded >> 12), twelve_bits(encoded));
+        let operation = encoded >> 28;
+        if operation & OP_ARGUMENT_SHIFT != 0 {
+            argument = 1_i32.wrapping_shl(argument as u32 & 31);
+        }
+        let memory = self.kernel.memory.clone();
+        let word = memory.half_word(key2);
+        let argument = argument as u32;
+        let before = match operation & 7 {
+            0 => word.swap(argument, Ordering::SeqCst),
+            1 => word.fetch_add(argument, Ordering::SeqCst),
+            2 => word.fetch_or(argument, Ordering::SeqCst),
+            3 => word.fetch_and(!argument, Ordering::SeqCst),
+            4 => word.fetch_xor(argument, Ordering::SeqCst),
+            _ => return Err(Errno::ENOSYS.into()),
+        } as i32;
+        let fits = match encoded >> 24 & 15 {
+            0 => before == compared,
+            1 => before != compared,
+            2 => before < compared,
+            3 => before <= compared,
+            4 => before > compared,
+            5 => before >= compared,
+            _ => return Err(Errno::ENOSYS.into()),
+        };
+        let mut woken = key.map_or(0, |key| self.wake_at(key, first.1, ANY));
+        if fits {
+            woken += self.wake_at(key2, second.1, ANY);
+        }
+        Ok(woken)
     }
 
     fn wake_waiters(&mut self, woken: &[i32]) {
@@ -286,23 +356,45 @@ impl Call<'_> {
         }
     }
 
+    /// FUTEX_CMP_REQUEUE, and FUTEX_REQUEUE, which expects nothing: wakes and moves so many.
     fn futex_requeue(
         &mut self,
         word: u64,
-        wake: usize,
-        move_at_most: u64,
+        private: bool,
+        counts: [u32; 2],
         to: u64,
         expected: Option<u32>,
     ) -> SysResult {
+        let [wake, move_at_most] = counts.map(|count| usize::try_from(count as i32));
+        let (Ok(wake), Ok(move_at_most)) = (wake, move_at_most) else {
+            return Err(Errno::EINVAL.into());
+        };
+        let (from, to) = (
+            self.futex_known(word, private)?,
+            self.futex_known(to, private)?,
+        );
         if let Some(expected) = expected
             && self.read_u32(word)? != expected
         {
             return Err(Errno::EAGAIN.into());
         }
-        let (from, to) = (self.futex_key(word, false)?, self.futex_key(to, false)?);
-        let woken = self.futex_wake(word, wake, ANY)?;
-        let at_most = (move_at_most as i32).max(0) as usize;
-        Ok(woken + self.state.futexes.requeue(from, to, at_most) as u64)
+        let (Some(from), Some(to)) = (from, to) else {
+            return Ok(0);
+        };
+        let woken = match wake {
+            0 => 0,
+            wake => self.wake_at(from, wake, ANY),
+        };
+        Ok(woken + self.state.futexes.requeue(from, to, move_at_most) as u64)
+    }
+
+    /// The key of a word that is not written to. A private one that is not in memory has nobody who
+    /// waits for it; a shared one is looked for there.
+    fn futex_known(&mut self, word: u64, private: bool) -> Result<Option<u64>, Errno> {
+        match self.futex_key(word, false) {
+            Err(Errno::EFAULT) if private && word < USER_END => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     fn futex_key(&mut self, word: u64, write: bool) -> Result<u64, Errno> {
@@ -332,7 +424,7 @@ impl Call<'_> {
         }
         let clear = std::mem::take(&mut self.thread().clear_child_tid);
         if clear != 0 && self.write(clear, &[0; 4]).is_ok() {
-            let _ = self.futex_wake(clear, 1, ANY);
+            let _ = self.futex_wake(clear, false, 1, ANY);
         }
     }
 
@@ -367,7 +459,7 @@ impl Call<'_> {
             match cell.compare_exchange(value, died, Ordering::SeqCst, Ordering::SeqCst) {
                 Err(now) => value = now,
                 Ok(_) if value & FUTEX_WAITERS == 0 => break,
-                Ok(_) => return self.futex_wake(word, 1, ANY).map(|_| ()),
+                Ok(_) => return self.futex_wake(word, false, 1, ANY).map(|_| ()),
             }
         }
         Ok(())

@@ -1,9 +1,12 @@
 //! Calls that ask: who am I, what is this machine, and small settings.
 
 use super::{call::Call, errno::Errno, sched::priority_range, wait::SysResult};
+use crate::platform::USER_END;
 
 const UTS_FIELD: usize = 65;
 const RANDOM_MAX: usize = 1 << 20;
+/// Bytes of `struct robust_list_head`.
+const ROBUST_HEAD_BYTES: u64 = 24;
 
 /// Fills `bytes` with the host's random numbers.
 pub fn random(bytes: &mut [u8]) {
@@ -29,31 +32,11 @@ impl Call<'_> {
             libc::SYS_getsid => self.group_of(int(0)).map(|group| group.1 as u64),
             libc::SYS_setpgid => self.setpgid(int(0), int(1)),
             libc::SYS_sched_rr_get_interval => self.round_robin(int(0), a[1]),
-            libc::SYS_personality => Ok(0),
-            libc::SYS_setreuid | libc::SYS_setregid | libc::SYS_setfsuid | libc::SYS_setfsgid => {
-                Ok(0)
-            }
+            libc::SYS_personality => self.personality(a[0] as u32),
             libc::SYS_get_robust_list => self.get_robust_list(int(0), a[1], a[2]),
-            libc::SYS_setsid => {
-                let pid = self.pid;
-                self.process().group = (pid, pid);
-                Ok(pid as u64)
-            }
-            // Everybody on a card is root.
-            libc::SYS_getuid
-            | libc::SYS_geteuid
-            | libc::SYS_getgid
-            | libc::SYS_getegid
-            | libc::SYS_getgroups
-            | libc::SYS_setuid
-            | libc::SYS_setgid
-            | libc::SYS_setgroups
-            | libc::SYS_setresuid
-            | libc::SYS_setresgid
-            | libc::SYS_setpriority => Ok(0),
-            libc::SYS_getresuid | libc::SYS_getresgid => self.getresuid(a),
-            libc::SYS_getpriority if !(0..=2).contains(&int(0)) => Err(Errno::EINVAL.into()),
-            libc::SYS_getpriority => Ok(20),
+            libc::SYS_setsid => self.setsid(),
+            libc::SYS_getpriority => self.getpriority(int(0), int(1)),
+            libc::SYS_setpriority => self.setpriority(int(0), int(1), int(2)),
             libc::SYS_uname => self.uname(a[0]),
             libc::SYS_sysinfo => self.sysinfo(a[0]),
             libc::SYS_getrandom => self.getrandom(a[0], a[1] as usize, a[2] as u32),
@@ -65,10 +48,14 @@ impl Call<'_> {
             libc::SYS_sched_yield => Ok(0),
             libc::SYS_sched_getaffinity => self.getaffinity(int(0), a[1], a[2]),
             libc::SYS_sched_setaffinity => self.setaffinity(int(0), a[1], a[2]),
-            libc::SYS_sched_getscheduler => self.scheduled(int(0)).map(|_| 0),
+            libc::SYS_sched_getscheduler => self.getscheduler(int(0)),
             libc::SYS_sched_getparam => self.getparam(int(0), a[1]),
-            libc::SYS_sched_setscheduler => self.setscheduler(int(0), int(1), a[2]),
-            libc::SYS_sched_setparam => self.setscheduler(int(0), libc::SCHED_OTHER, a[1]),
+            libc::SYS_sched_setscheduler => self.setscheduler(int(0), Some(int(1)), a[2]),
+            libc::SYS_sched_setparam => self.setscheduler(int(0), None, a[1]),
+            libc::SYS_sched_getattr => {
+                self.sched_getattr(int(0), a[1], a[2] as u32 as u64, a[3] as u32)
+            }
+            libc::SYS_sched_setattr => self.sched_setattr(int(0), a[1], a[2] as u32),
             libc::SYS_sched_get_priority_max => priority_range(int(0), 99),
             libc::SYS_sched_get_priority_min => priority_range(int(0), 1),
             libc::SYS_getcpu => self.getcpu(a[0], a[1]),
@@ -76,49 +63,34 @@ impl Call<'_> {
                 self.thread().clear_child_tid = a[0];
                 Ok(self.tid as u64)
             }
+            libc::SYS_set_robust_list if a[1] != ROBUST_HEAD_BYTES => Err(Errno::EINVAL.into()),
             libc::SYS_set_robust_list => {
                 self.thread().robust_list = a[0];
                 Ok(0)
             }
+            libc::SYS_rseq => self.rseq(a[0], a[1] as u32, int(2), a[3] as u32),
             libc::SYS_arch_prctl => self.arch_prctl(int(0), a[1]),
-            libc::SYS_prctl => self.prctl(int(0), a[1]),
-            libc::SYS_membarrier => self.membarrier(int(0)),
-            _ => return None,
+            libc::SYS_prctl => self.prctl(a),
+            libc::SYS_membarrier => self.membarrier(int(0), a[1] as u32, int(2)),
+            _ => return self.credentials_call(number, a),
         })
     }
 
     fn round_robin(&mut self, tid: i32, to: u64) -> SysResult {
         const SLICE_NANOS: u64 = 10_000_000;
+        if tid < 0 {
+            return Err(Errno::EINVAL.into());
+        }
         self.scheduled(tid)?;
         self.write_words(to, &[0, SLICE_NANOS])?;
         Ok(0)
     }
 
     fn get_robust_list(&mut self, tid: i32, head: u64, len: u64) -> SysResult {
-        const HEAD_BYTES: u64 = 24;
         let tid = self.scheduled(tid)?;
         let list = self.state.thread(tid).robust_list;
+        self.write_words(len, &[ROBUST_HEAD_BYTES])?;
         self.write_words(head, &[list])?;
-        self.write_words(len, &[HEAD_BYTES])?;
-        Ok(0)
-    }
-
-    fn group_of(&mut self, pid: i32) -> Result<(i32, i32), super::wait::Stop> {
-        let pid = if pid == 0 { self.pid } else { pid };
-        Ok(self.state.processes.get(&pid).ok_or(Errno::ESRCH)?.group)
-    }
-
-    fn setpgid(&mut self, pid: i32, group: i32) -> SysResult {
-        let pid = if pid == 0 { self.pid } else { pid };
-        let process = self.state.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
-        process.group.0 = if group == 0 { pid } else { group };
-        Ok(0)
-    }
-
-    fn getresuid(&mut self, a: [u64; 6]) -> SysResult {
-        for address in &a[..3] {
-            self.write(*address, &[0; 4])?;
-        }
         Ok(0)
     }
 
@@ -159,82 +131,71 @@ impl Call<'_> {
         if flags & !(libc::GRND_NONBLOCK | BOTH) != 0 || flags & BOTH == BOTH {
             return Err(Errno::EINVAL.into());
         }
+        if to
+            .checked_add(len.min(i32::MAX as usize) as u64)
+            .is_none_or(|end| end > USER_END)
+        {
+            return Err(Errno::EFAULT.into());
+        }
         let mut bytes = vec![0; len.min(RANDOM_MAX)];
         random(&mut bytes);
         self.write(to, &bytes)?;
         Ok(bytes.len() as u64)
     }
 
-    fn arch_prctl(&mut self, code: i32, value: u64) -> SysResult {
-        const ARCH_SET_GS: i32 = 0x1001;
-        const ARCH_SET_FS: i32 = 0x1002;
-        const ARCH_GET_FS: i32 = 0x1003;
-        const ARCH_GET_GS: i32 = 0x1004;
-        let regs = &mut self.thread().regs;
-        let in_user_space = value < crate::platform::USER_END;
-        match code {
-            ARCH_SET_FS if in_user_space => regs.fs_base = value,
-            ARCH_SET_GS if in_user_space => regs.gs_base = value,
-            ARCH_SET_FS | ARCH_SET_GS => return Err(Errno::EPERM.into()),
-            ARCH_GET_FS => {
-                let base = regs.fs_base;
-                self.write_words(value, &[base])?;
+    /// membarrier(2). Every other thread leaves ring 3 once, which orders everything, and aborts its
+    /// restartable sequence.
+    fn membarrier(&mut self, command: i32, flags: u32, _cpu: i32) -> SysResult {
+        const GLOBAL: i32 = 1;
+        const GLOBAL_EXPEDITED: i32 = 1 << 1;
+        const REGISTER_GLOBAL_EXPEDITED: i32 = 1 << 2;
+        const PRIVATE_EXPEDITED: i32 = 1 << 3;
+        const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
+        const SYNC_CORE: i32 = 1 << 5;
+        const REGISTER_SYNC_CORE: i32 = 1 << 6;
+        const RSEQ: i32 = 1 << 7;
+        const REGISTER_RSEQ: i32 = 1 << 8;
+        const GET_REGISTRATIONS: i32 = 1 << 9;
+        const ALL: i32 = GET_REGISTRATIONS * 2 - 1;
+        const FLAG_CPU: u32 = 1;
+        if flags != 0 && !(command == RSEQ && flags == FLAG_CPU) {
+            return Err(Errno::EINVAL.into());
+        }
+        let registered = self.process().settings.barriers;
+        let needs = match command {
+            0 => return Ok(ALL as u64),
+            GET_REGISTRATIONS => return Ok(registered as u64),
+            REGISTER_GLOBAL_EXPEDITED
+            | REGISTER_PRIVATE_EXPEDITED
+            | REGISTER_SYNC_CORE
+            | REGISTER_RSEQ => {
+                // The private one comes with each of its kind.
+                let own = match command {
+                    REGISTER_GLOBAL_EXPEDITED => command,
+                    _ => command | REGISTER_PRIVATE_EXPEDITED,
+                };
+                self.process().settings.barriers |= own;
+                return Ok(0);
             }
-            ARCH_GET_GS => {
-                let base = regs.gs_base;
-                self.write_words(value, &[base])?;
-            }
+            GLOBAL | GLOBAL_EXPEDITED => 0,
+            PRIVATE_EXPEDITED => REGISTER_PRIVATE_EXPEDITED,
+            SYNC_CORE => REGISTER_SYNC_CORE,
+            RSEQ => REGISTER_RSEQ,
             _ => return Err(Errno::EINVAL.into()),
+        };
+        if registered & needs != needs {
+            return Err(Errno::EPERM.into());
+        }
+        let (me, pid) = (self.tid, self.pid);
+        let everybody = command & (GLOBAL | GLOBAL_EXPEDITED) != 0;
+        for (tid, thread) in &self.state.threads {
+            if *tid != me
+                && (everybody || thread.pid == pid)
+                && let Some(kick) = &thread.kick
+            {
+                kick.kick();
+            }
         }
         Ok(0)
-    }
-
-    fn prctl(&mut self, option: i32, value: u64) -> SysResult {
-        match option {
-            libc::PR_SET_NAME => {
-                let mut name = [0; 16];
-                for (i, byte) in name.iter_mut().take(15).enumerate() {
-                    let mut one = [0];
-                    self.read(value.wrapping_add(i as u64), &mut one)?;
-                    *byte = one[0];
-                    if one[0] == 0 {
-                        break;
-                    }
-                }
-                let end = name.iter().position(|byte| *byte == 0).unwrap_or(15);
-                self.thread().name = String::from_utf8_lossy(&name[..end]).into_owned();
-                Ok(0)
-            }
-            libc::PR_GET_NAME => {
-                let mut name = self.thread().name.clone().into_bytes();
-                name.resize(16, 0);
-                self.write(value, &name)?;
-                Ok(0)
-            }
-            libc::PR_SET_PDEATHSIG | libc::PR_SET_DUMPABLE | libc::PR_SET_NO_NEW_PRIVS => Ok(0),
-            libc::PR_GET_DUMPABLE => Ok(1),
-            _ => Err(Errno::EINVAL.into()),
-        }
-    }
-
-    fn membarrier(&mut self, command: i32) -> SysResult {
-        // Query: global and private expedited with their registrations.
-        const SUPPORTED: u64 = 1 | 1 << 3 | 1 << 4;
-        match command {
-            0 => Ok(SUPPORTED),
-            1 | 8 => {
-                // Every other thread leaves ring 3 once, which orders everything.
-                let others = self.process().threads.clone();
-                let me = self.tid;
-                for tid in others.into_iter().filter(|tid| *tid != me) {
-                    if let Some(kick) = &self.state.thread(tid).kick {
-                        kick.kick();
-                    }
-                }
-                Ok(0)
-            }
-            16 => Ok(0),
-            _ => Err(Errno::EINVAL.into()),
-        }
     }
 }

@@ -4,13 +4,33 @@ use super::{
     call::Call,
     device::UserMemory,
     errno::Errno,
-    fs::{RegularFile, is_zero_device, shared_anonymous},
-    mm::{Area, Backing},
+    file::Description,
+    fs::{Open, RegularFile, is_zero_device, shared_anonymous},
+    mm::{AddressSpace, Area, Backing, Fault, Traits},
+    ranges::Remap,
     state::lock,
     wait::SysResult,
 };
 use crate::{memory::PAGE, platform::USER_END};
 
+/// MLOCK_ONFAULT of mlock2(2).
+const MLOCK_ONFAULT: i32 = 1;
+/// Flags that mmap(2) has always known (Linux: LEGACY_MAP_MASK), MAP_UNINITIALIZED among them.
+const LEGACY_FLAGS: i32 = libc::MAP_SHARED
+    | libc::MAP_PRIVATE
+    | libc::MAP_FIXED
+    | libc::MAP_ANONYMOUS
+    | libc::MAP_DENYWRITE
+    | libc::MAP_EXECUTABLE
+    | 0x0400_0000
+    | libc::MAP_GROWSDOWN
+    | libc::MAP_LOCKED
+    | libc::MAP_NORESERVE
+    | libc::MAP_POPULATE
+    | libc::MAP_NONBLOCK
+    | libc::MAP_STACK
+    | libc::MAP_HUGETLB
+    | libc::MAP_32BIT;
 const PROT_ALL: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
 
 /// The end of user space on Linux (arch/x86/include/asm/page_64_types.h, TASK_SIZE).
@@ -28,9 +48,12 @@ impl Call<'_> {
             libc::SYS_madvise => self.madvise(a[0], a[1], int(2)),
             libc::SYS_brk => self.brk(a[0]),
             libc::SYS_mincore => self.mincore(a[0], a[1], a[2]),
-            // Memory is never swapped, and files live in it.
-            libc::SYS_mlock | libc::SYS_munlock | libc::SYS_mlock2 => self.is_mapped(a[0], a[1]),
-            libc::SYS_mlockall | libc::SYS_munlockall => Ok(0),
+            libc::SYS_mlock => self.lock_range(a[0], a[1], true),
+            libc::SYS_mlock2 if int(2) & !MLOCK_ONFAULT != 0 => Err(Errno::EINVAL.into()),
+            libc::SYS_mlock2 => self.lock_range(a[0], a[1], true),
+            libc::SYS_munlock => self.lock_range(a[0], a[1], false),
+            libc::SYS_mlockall => self.mlockall(int(0)),
+            libc::SYS_munlockall => self.lock_all(false, false),
             libc::SYS_msync => self.msync(a[0], a[1], int(2)),
             _ => return None,
         })
@@ -45,21 +68,64 @@ impl Call<'_> {
         fd: i32,
         offset: u64,
     ) -> SysResult {
-        let len = page_range(0, len)?.1;
-        let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
-        let kind = flags & libc::MAP_TYPE;
-        if !(libc::MAP_SHARED..=libc::MAP_SHARED_VALIDATE).contains(&kind)
-            || kind == libc::MAP_SHARED_VALIDATE && flags & libc::MAP_ANONYMOUS != 0
-            || !offset.is_multiple_of(PAGE)
-            || fixed && !at.is_multiple_of(PAGE)
-        {
+        if !offset.is_multiple_of(PAGE) {
             return Err(Errno::EINVAL.into());
         }
+        let file = match flags & libc::MAP_ANONYMOUS {
+            0 => {
+                let files = self.process().files.clone();
+                let open = lock(&files).get(fd)?;
+                Some(open)
+            }
+            // No huge pages are set aside (mmap(2), ENOMEM).
+            _ if flags & libc::MAP_HUGETLB != 0 => return Err(Errno::ENOMEM.into()),
+            _ => None,
+        };
+        if len == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+        let len = len
+            .checked_next_multiple_of(PAGE)
+            .filter(|len| *len <= USER_END);
+        let len = len.ok_or(Errno::ENOMEM)?;
+        if fixed && at > USER_END - len {
+            return Err(Errno::ENOMEM.into());
+        }
+        if fixed && !at.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL.into());
+        }
+        let no_replace = flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
+        let mm = self.process().mm.clone();
+        if no_replace && !lock(&mm).is_free(at, at + len) {
+            return Err(Errno::EEXIST.into());
+        }
+        let kind = flags & libc::MAP_TYPE;
+        let shared = kind != libc::MAP_PRIVATE;
+        let is_kind = match kind {
+            libc::MAP_SHARED | libc::MAP_PRIVATE => true,
+            libc::MAP_SHARED_VALIDATE => file.is_some(),
+            _ => false,
+        };
         // Of protections mmap(2) ignores what it does not know.
         let prot = prot & PROT_ALL;
-        let shared = kind != libc::MAP_PRIVATE;
-        let backing = match flags & libc::MAP_ANONYMOUS != 0 {
-            true if shared => {
+        let mut traits = Traits::default();
+        let backing = match &file {
+            Some(open) => {
+                self.check_offset(open, offset, len)?;
+                if !is_kind {
+                    return Err(Errno::EINVAL.into());
+                }
+                if kind == libc::MAP_SHARED_VALIDATE && flags & !LEGACY_FLAGS != 0 {
+                    return Err(Errno::EOPNOTSUPP.into());
+                }
+                traits.read_only = shared && open.check_writable().is_err();
+                let writes = shared && prot & libc::PROT_WRITE != 0;
+                let executes = prot & libc::PROT_EXEC != 0;
+                self.file_backing(open, offset, len, (writes, executes), shared)?
+            }
+            None if !is_kind => return Err(Errno::EINVAL.into()),
+            None if shared => {
                 let inode = shared_anonymous(&self.kernel.memory, len)?;
                 Backing::File {
                     inode,
@@ -67,16 +133,9 @@ impl Call<'_> {
                     offset: 0,
                 }
             }
-            true => Backing::Anonymous,
-            false => self.file_backing(
-                fd,
-                offset,
-                len,
-                shared && prot & libc::PROT_WRITE != 0,
-                shared,
-            )?,
+            None => Backing::Anonymous,
         };
-        let mm = self.process().mm.clone();
+        traits.locked = flags & libc::MAP_LOCKED != 0 || lock(&mm).locks_all;
         let mut mm = lock(&mm);
         let hint = at & !(PAGE - 1);
         let is_promised = flags & libc::MAP_NORESERVE == 0 && prot & libc::PROT_WRITE != 0;
@@ -92,10 +151,6 @@ impl Call<'_> {
             .checked_add(len)
             .filter(|end| *end <= USER_END)
             .ok_or(Errno::ENOMEM)?;
-        if flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE && !mm.is_free(start, end)
-        {
-            return Err(Errno::EEXIST.into());
-        }
         mm.map(
             self.cpu,
             start,
@@ -104,28 +159,47 @@ impl Call<'_> {
                 prot,
                 shared,
                 backing,
+                traits,
             },
         )?;
-        if flags & libc::MAP_POPULATE != 0 {
-            for page in (start..end).step_by(PAGE as usize) {
-                if mm.frame(page, false).is_err() {
-                    break;
-                }
-            }
+        if flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0 {
+            // What cannot be had is had on the first touch, or never.
+            let _ = mm.populate(start, end, false);
         }
         Ok(start)
     }
 
+    /// What is beyond the largest offset of a file cannot be mapped (mmap(2), EOVERFLOW).
+    fn check_offset(&self, open: &Open, offset: u64, len: u64) -> Result<(), Errno> {
+        let last = offset.checked_add(len).ok_or(Errno::EOVERFLOW)?;
+        let is_regular = open.file.as_any().is::<RegularFile>();
+        match is_regular && last > i64::MAX as u64 {
+            true => Err(Errno::EOVERFLOW),
+            false => Ok(()),
+        }
+    }
+
     fn file_backing(
         &mut self,
-        fd: i32,
+        open: &Open,
         offset: u64,
         len: u64,
-        writes: bool,
+        (writes, executes): (bool, bool),
         shared: bool,
     ) -> Result<Backing, Errno> {
-        let files = self.process().files.clone();
-        let open = lock(&files).get(fd)?;
+        // A private mapping reads the file, whatever becomes of its own pages (mmap(2), EACCES).
+        if writes && open.check_writable().is_err() || open.check_readable().is_err() {
+            return Err(Errno::EACCES);
+        }
+        // Nothing can be executed that has no place in the file system.
+        if executes
+            && !matches!(
+                open.file.describe(),
+                Description::Path { .. } | Description::Device { .. }
+            )
+        {
+            return Err(Errno::EPERM);
+        }
         if is_zero_device(&*open.file) {
             return match shared {
                 false => Ok(Backing::Anonymous),
@@ -144,17 +218,6 @@ impl Call<'_> {
             .as_any()
             .downcast_ref::<RegularFile>()
             .ok_or(Errno::ENODEV)?;
-        // A private mapping reads the file, whatever becomes of its own pages (mmap(2), EACCES).
-        if open.check_readable().is_err() || writes && open.check_writable().is_err() {
-            return Err(Errno::EACCES);
-        }
-        // What is beyond the largest offset of a file cannot be mapped (mmap(2), EOVERFLOW).
-        if offset
-            .checked_add(len)
-            .is_none_or(|end| end > i64::MAX as u64)
-        {
-            return Err(Errno::EOVERFLOW);
-        }
         let (inode, path) = (file.inode().clone(), file.path().to_owned());
         Ok(Backing::File {
             inode,
@@ -182,44 +245,77 @@ impl Call<'_> {
     }
 
     fn mprotect(&mut self, start: u64, len: u64, prot: i32) -> SysResult {
+        const PROT_SEM: i32 = 8;
+        let grows = prot & (libc::PROT_GROWSDOWN | libc::PROT_GROWSUP);
+        let both = grows == libc::PROT_GROWSDOWN | libc::PROT_GROWSUP;
+        if both || !start.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL.into());
+        }
         if len == 0 {
             return Ok(0);
         }
-        let (start, end) = page_range(start, len)?;
-        if prot & !PROT_ALL != 0 {
+        let end = len
+            .checked_next_multiple_of(PAGE)
+            .and_then(|len| start.checked_add(len))
+            .ok_or(Errno::ENOMEM)?;
+        if prot & !(PROT_ALL | PROT_SEM | grows) != 0 {
             return Err(Errno::EINVAL.into());
         }
         let mm = self.process().mm.clone();
-        lock(&mm).protect(self.cpu, start, end, prot)?;
-        Ok(0)
+        lock(&mm).protect(self.cpu, start, end.min(USER_END), prot & PROT_ALL)?;
+        match end > USER_END {
+            true => Err(Errno::ENOMEM.into()),
+            false => Ok(0),
+        }
     }
 
     fn mremap(&mut self, old: u64, old_len: u64, new_len: u64, flags: i32, to: u64) -> SysResult {
-        let may_move = flags & libc::MREMAP_MAYMOVE != 0;
-        let fixed = flags & libc::MREMAP_FIXED != 0;
-        if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) != 0 || fixed && !may_move {
+        let has = |flag| flags & flag != 0;
+        let (may_move, fixed) = (has(libc::MREMAP_MAYMOVE), has(libc::MREMAP_FIXED));
+        let keeps_old = has(libc::MREMAP_DONTUNMAP);
+        let known = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        let (old_len, new_len) = (whole_pages(old_len), whole_pages(new_len));
+        if flags & !known != 0 || !old.is_multiple_of(PAGE) || new_len == 0 || new_len > USER_END {
             return Err(Errno::EINVAL.into());
         }
-        let (old, old_end) = page_range(old, old_len)?;
-        let (_, new_len) = page_range(0, new_len)?;
+        if fixed || keeps_old {
+            let is_apart = |to: u64| {
+                to + new_len <= old || old.checked_add(old_len).is_none_or(|end| end <= to)
+            };
+            if to > USER_END - new_len
+                || !to.is_multiple_of(PAGE)
+                || !may_move
+                || keeps_old && old_len != new_len
+                || !is_apart(to)
+            {
+                return Err(Errno::EINVAL.into());
+            }
+        }
+        let ask = Remap {
+            old,
+            old_len,
+            new_len,
+            may_move,
+            to: fixed.then_some(to),
+            keeps_old,
+        };
         let mm = self.process().mm.clone();
-        let mut mm = lock(&mm);
-        if !fixed {
-            return Ok(mm.remap(self.cpu, old, old_end - old, new_len, may_move)?);
-        }
-        let (to, to_end) = page_range(to, new_len)?;
-        if to < old_end && old < to_end {
-            return Err(Errno::EINVAL.into());
-        }
-        Ok(mm.remap_to(self.cpu, old, old_end - old, to, new_len)?)
+        let moved = lock(&mm).remap(self.cpu, &ask)?;
+        Ok(moved)
     }
 
     /// mincore(2): pages that have been touched are there.
     fn mincore(&mut self, start: u64, len: u64, to: u64) -> SysResult {
+        if !start.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL.into());
+        }
         if len == 0 {
             return Ok(0);
         }
         let (start, end) = page_range(start, len)?;
+        if to >= USER_END {
+            return Err(Errno::EFAULT.into());
+        }
         if (end - start) / PAGE > self.kernel.memory.bytes() / PAGE {
             return Err(Errno::ENOMEM.into());
         }
@@ -238,33 +334,99 @@ impl Call<'_> {
         Ok(0)
     }
 
+    /// madvise(2). Advice about what the host has, or about speed alone, is taken.
     fn madvise(&mut self, start: u64, len: u64, advice: i32) -> SysResult {
-        if len == 0 {
-            return Ok(0);
-        }
-        let (start, end) = page_range(start, len)?;
-        // Advice may be ignored, but these are orders.
-        if matches!(advice, libc::MADV_REMOVE | libc::MADV_WIPEONFORK) {
+        const TAKEN: [i32; 15] = [
+            libc::MADV_NORMAL,
+            libc::MADV_RANDOM,
+            libc::MADV_SEQUENTIAL,
+            libc::MADV_WILLNEED,
+            libc::MADV_MERGEABLE,
+            libc::MADV_UNMERGEABLE,
+            libc::MADV_HUGEPAGE,
+            libc::MADV_NOHUGEPAGE,
+            libc::MADV_DONTDUMP,
+            libc::MADV_DODUMP,
+            libc::MADV_COLD,
+            libc::MADV_PAGEOUT,
+            libc::MADV_KEEPONFORK,
+            libc::MADV_DOFORK,
+            libc::MADV_DONTFORK,
+        ];
+        const ACTS: [i32; 6] = [
+            libc::MADV_DONTNEED,
+            libc::MADV_FREE,
+            libc::MADV_REMOVE,
+            libc::MADV_WIPEONFORK,
+            libc::MADV_POPULATE_READ,
+            libc::MADV_POPULATE_WRITE,
+        ];
+        let is_known = TAKEN.contains(&advice) || ACTS.contains(&advice);
+        let wraps = len > 0 && whole_pages(len) == 0;
+        if !is_known || !start.is_multiple_of(PAGE) || wraps {
             return Err(Errno::EINVAL.into());
         }
-        let mm = self.process().mm.clone();
-        if matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE) {
-            lock(&mm).release(self.cpu, start, end);
-        }
-        // What is mapped has been advised all the same.
-        lock(&mm).check_mapped(start, end)?;
+        let end = start.checked_add(whole_pages(len)).ok_or(Errno::EINVAL)?;
+        let cpu = &mut *self.cpu;
+        let mm = self.state.process(self.pid).mm.clone();
+        lock(&mm).advise(start, end, |mm, at, area| {
+            let anonymous = matches!(area.backing, Backing::Anonymous);
+            match advice {
+                libc::MADV_DONTNEED if area.traits.locked => return Err(Errno::EINVAL),
+                libc::MADV_DONTNEED => mm.release(cpu, at, area.end),
+                libc::MADV_FREE if !anonymous => return Err(Errno::EINVAL),
+                libc::MADV_FREE => mm.release(cpu, at, area.end),
+                libc::MADV_REMOVE => remove(mm, at, area)?,
+                libc::MADV_DONTFORK => area.traits.not_forked = true,
+                libc::MADV_DOFORK => area.traits.not_forked = false,
+                libc::MADV_WIPEONFORK if !anonymous => return Err(Errno::EINVAL),
+                libc::MADV_WIPEONFORK => area.traits.wiped_on_fork = true,
+                libc::MADV_KEEPONFORK => area.traits.wiped_on_fork = false,
+                libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
+                    let write = advice == libc::MADV_POPULATE_WRITE;
+                    mm.populate(at, area.end, write)
+                        .map_err(|fault| match fault {
+                            Fault::NoPage => Errno::EFAULT,
+                            Fault::Denied => Errno::EINVAL,
+                            Fault::Unmapped | Fault::Full => Errno::ENOMEM,
+                        })?;
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
         Ok(0)
     }
 
-    /// Calls that have nothing to do but to say whether all of a range is mapped.
-    fn is_mapped(&mut self, start: u64, len: u64) -> SysResult {
+    /// mlock(2), mlock2(2), munlock(2).
+    fn lock_range(&mut self, start: u64, len: u64, locked: bool) -> SysResult {
         let within = start % PAGE;
-        if len == 0 {
-            return Ok(0);
-        }
-        let (start, end) = page_range(start - within, len.saturating_add(within))?;
+        let len = whole_pages(len.wrapping_add(within));
+        let start = start - within;
+        let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
         let mm = self.process().mm.clone();
-        lock(&mm).check_mapped(start, end)?;
+        lock(&mm).set_locked(start, end, locked)?;
+        Ok(0)
+    }
+
+    fn mlockall(&mut self, flags: i32) -> SysResult {
+        let known = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+        if flags & !known != 0 || flags & !libc::MCL_ONFAULT == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        self.lock_all(
+            flags & libc::MCL_CURRENT != 0,
+            flags & libc::MCL_FUTURE != 0,
+        )
+    }
+
+    fn lock_all(&mut self, current: bool, future: bool) -> SysResult {
+        let mm = self.process().mm.clone();
+        let mut mm = lock(&mm);
+        mm.locks_all = future;
+        if current || !future {
+            mm.set_all_locked(current);
+        }
         Ok(0)
     }
 
@@ -274,13 +436,42 @@ impl Call<'_> {
         if flags & !ALL != 0 || flags & both == both || !start.is_multiple_of(PAGE) {
             return Err(Errno::EINVAL.into());
         }
-        self.is_mapped(start, len)
+        let end = start.checked_add(whole_pages(len)).ok_or(Errno::ENOMEM)?;
+        let mm = self.process().mm.clone();
+        lock(&mm).sync(start, end, flags)?;
+        Ok(0)
     }
 
     fn brk(&mut self, to: u64) -> SysResult {
         let mm = self.process().mm.clone();
         Ok(lock(&mm).set_brk(self.cpu, to))
     }
+}
+
+/// A length in whole pages; one that wraps around is none, as it is for Linux's PAGE_ALIGN.
+fn whole_pages(len: u64) -> u64 {
+    len.checked_next_multiple_of(PAGE).unwrap_or(0)
+}
+
+/// MADV_REMOVE: a hole in the file behind an area.
+fn remove(mm: &AddressSpace, start: u64, area: &Area) -> Result<(), Errno> {
+    let Backing::File { inode, offset, .. } = &area.backing else {
+        return Err(Errno::EINVAL);
+    };
+    if area.traits.locked {
+        return Err(Errno::EINVAL);
+    }
+    if !area.shared || area.prot & libc::PROT_WRITE == 0 {
+        return Err(Errno::EACCES);
+    }
+    let bytes = inode.size().saturating_sub(*offset).min(area.end - start);
+    let zeros = [0; PAGE as usize];
+    for at in (0..bytes).step_by(PAGE as usize) {
+        let frame = inode.frame((offset + at) / PAGE)?;
+        mm.memory
+            .write(frame, &zeros[..(bytes - at).min(PAGE) as usize]);
+    }
+    Ok(())
 }
 
 /// `start` and the end of `len` bytes from there, in whole pages, below the end of user space.

@@ -6,6 +6,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     device::{Pinned, UserMemory},
     errno::Errno,
@@ -58,10 +60,26 @@ pub struct Area {
     pub shared: bool,
     /// Where its pages come from.
     pub backing: Backing,
+    /// What else is true of it.
+    pub traits: Traits,
+}
+
+/// What is true of an area beside its protection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traits {
+    /// Its file was opened for reading alone: it can never be written.
+    pub read_only: bool,
+    /// mlock(2).
+    pub locked: bool,
+    /// A child does not have it (MADV_DONTFORK).
+    pub not_forked: bool,
+    /// A child finds zeros in it (MADV_WIPEONFORK).
+    pub wiped_on_fork: bool,
 }
 
 impl Area {
-    fn access(&self) -> Access {
+    /// How its pages are entered.
+    pub(super) fn access(&self) -> Access {
         Access {
             write: self.prot & libc::PROT_WRITE != 0,
             execute: self.prot & libc::PROT_EXEC != 0,
@@ -70,7 +88,7 @@ impl Area {
     }
 
     /// The same area as seen from `by` bytes further on.
-    fn advanced(&self, by: u64) -> Self {
+    pub(super) fn advanced(&self, by: u64) -> Self {
         let mut area = self.clone();
         if let Backing::File { offset, .. } = &mut area.backing {
             *offset += by;
@@ -81,11 +99,13 @@ impl Area {
 
 /// One address space.
 pub struct AddressSpace {
-    memory: Arc<CardMemory>,
-    areas: BTreeMap<u64, Area>,
+    pub(super) memory: Arc<CardMemory>,
+    pub(super) areas: BTreeMap<u64, Area>,
     // Dropped in this order: the platform forgets translations before the tables' frames go back.
     space: Arc<dyn Space>,
-    tables: PageTables,
+    pub(super) tables: PageTables,
+    /// What is mapped from now on is locked (mlockall(2), MCL_FUTURE).
+    pub locks_all: bool,
     /// Start and end of the heap (brk(2)).
     pub brk: (u64, u64),
     /// No free range of as many bytes lies above this address: `find` need not look there.
@@ -118,6 +138,7 @@ impl AddressSpace {
             areas: BTreeMap::new(),
             space,
             tables,
+            locks_all: false,
             brk: (0, 0),
             full_above: (MMAP_TOP, 0),
         })
@@ -138,7 +159,13 @@ impl AddressSpace {
         let mut child = Self::new(&self.memory, platform)?;
         child.brk = self.brk;
         child.areas = self.areas.clone();
-        for (start, area) in &self.areas {
+        child.areas.retain(|_, area| !area.traits.not_forked);
+        for area in child.areas.values_mut() {
+            // Locks are not inherited (mlock(2)).
+            area.traits.locked = false;
+        }
+        let has_pages = |area: &Area| !area.traits.not_forked && !area.traits.wiped_on_fork;
+        for (start, area) in self.areas.iter().filter(|(_, area)| has_pages(area)) {
             for (va, frame, access) in self.tables.mapped(*start, area.end) {
                 let own = if area.shared {
                     self.memory.get(frame);
@@ -160,7 +187,8 @@ impl AddressSpace {
         Ok(copy)
     }
 
-    fn enter(&self, va: u64, frame: u64, access: Access) -> Result<(), Errno> {
+    /// Enters a page, whose frame it takes over.
+    pub(super) fn enter(&self, va: u64, frame: u64, access: Access) -> Result<(), Errno> {
         self.tables.map(va, frame, access).map_err(|_| {
             self.memory.put(frame);
             Errno::ENOMEM
@@ -169,7 +197,10 @@ impl AddressSpace {
 
     /// Adds an area over whatever was there. `start` and `area.end` are page-aligned.
     pub fn map(&mut self, cpu: &mut dyn Cpu, start: u64, area: Area) -> Result<(), Errno> {
-        if start < USER_START || area.end > USER_END || start >= area.end {
+        if start < USER_START {
+            return Err(Errno::EPERM);
+        }
+        if area.end > USER_END || start >= area.end {
             return Err(Errno::ENOMEM);
         }
         if self.areas.len() >= AREAS_MAX {
@@ -190,11 +221,12 @@ impl AddressSpace {
     }
 
     /// Adds an area, joined with its neighbour below where the two are one.
-    fn insert(&mut self, start: u64, area: Area) {
+    pub(super) fn insert(&mut self, start: u64, area: Area) {
         if let Some((&below, last)) = self.areas.range_mut(..start).next_back()
             && last.end == start
             && last.prot == area.prot
             && last.shared == area.shared
+            && last.traits == area.traits
             && !area.shared
             && matches!(
                 (&last.backing, &area.backing),
@@ -238,21 +270,6 @@ impl AddressSpace {
                 .is_none_or(|(_, area)| area.end <= start)
     }
 
-    /// ENOMEM unless all of `start..end` is mapped.
-    pub fn check_mapped(&self, start: u64, end: u64) -> Result<(), Errno> {
-        let mut covered = start;
-        for (area_start, area) in self.overlapping(start, end) {
-            if area_start > covered {
-                return Err(Errno::ENOMEM);
-            }
-            covered = area.end;
-        }
-        match covered < end {
-            true => Err(Errno::ENOMEM),
-            false => Ok(()),
-        }
-    }
-
     /// Takes everything in `start..end` away.
     pub fn unmap(&mut self, cpu: &mut dyn Cpu, start: u64, end: u64) -> Result<(), Errno> {
         self.split(start);
@@ -284,7 +301,8 @@ impl AddressSpace {
         }
     }
 
-    fn flush(&self, cpu: &mut dyn Cpu, start: u64, end: u64) {
+    /// Makes every CPU of the space forget what it knew of a range.
+    pub(super) fn flush(&self, cpu: &mut dyn Cpu, start: u64, end: u64) {
         if let Err(error) = self.space.flush(cpu, start, end) {
             // Running on with stale translations would let the guest see frames it gave back.
             tracing::error!(%error, "translations cannot be flushed");
@@ -301,37 +319,8 @@ impl AddressSpace {
         self.memory.dirty().end_epoch()
     }
 
-    /// mprotect(2).
-    pub fn protect(
-        &mut self,
-        cpu: &mut dyn Cpu,
-        start: u64,
-        end: u64,
-        prot: i32,
-    ) -> Result<(), Errno> {
-        self.check_mapped(start, end)?;
-        self.split(start);
-        self.split(end);
-        let mut taken_away = false;
-        for (area_start, area) in self.areas.range_mut(start..end) {
-            let before = area.access();
-            area.prot = prot;
-            let now = area.access();
-            if now == before {
-                continue;
-            }
-            taken_away |= now.none && !before.none
-                || before.write && !now.write
-                || before.execute && !now.execute;
-            self.tables.protect(*area_start, area.end, now);
-        }
-        if taken_away {
-            self.flush(cpu, start, end);
-        }
-        Ok(())
-    }
-
-    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Area)> {
+    /// The areas that reach into `start..end`, in order.
+    pub(super) fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Area)> {
         let first = self
             .areas
             .range(..=start)
@@ -350,7 +339,7 @@ impl AddressSpace {
     }
 
     /// Makes `at` a border between areas.
-    fn split(&mut self, at: u64) {
+    pub(super) fn split(&mut self, at: u64) {
         if let Some((&start, area)) = self.areas.range_mut(..at).next_back()
             && area.end > at
         {
@@ -358,87 +347,6 @@ impl AddressSpace {
             area.end = at;
             self.areas.insert(at, upper);
         }
-    }
-
-    /// mremap(2), by moving the pages' frames.
-    pub fn remap(
-        &mut self,
-        cpu: &mut dyn Cpu,
-        old: u64,
-        old_len: u64,
-        new_len: u64,
-        may_move: bool,
-    ) -> Result<u64, Errno> {
-        let (start, area) = self.area(old).ok_or(Errno::EFAULT)?;
-        if old + old_len > area.end {
-            return Err(Errno::EFAULT);
-        }
-        let rule = area.advanced(old - start);
-        if new_len <= old_len {
-            self.unmap(cpu, old + new_len, old + old_len)?;
-            return Ok(old);
-        }
-        let at_end = area.end == old + old_len;
-        if at_end && self.is_free(old + old_len, old + new_len) {
-            self.insert(
-                old + old_len,
-                Area {
-                    end: old + new_len,
-                    ..rule.advanced(old_len)
-                },
-            );
-            return Ok(old);
-        }
-        if !may_move {
-            return Err(Errno::ENOMEM);
-        }
-        let new = self.find(new_len)?;
-        self.move_pages(cpu, rule, old, old_len, new, new_len)
-    }
-
-    /// mremap(2) with MREMAP_FIXED: to `new`, over whatever was there. The ranges are apart.
-    pub fn remap_to(
-        &mut self,
-        cpu: &mut dyn Cpu,
-        old: u64,
-        old_len: u64,
-        new: u64,
-        new_len: u64,
-    ) -> Result<u64, Errno> {
-        let (start, area) = self.area(old).ok_or(Errno::EFAULT)?;
-        if new < USER_START || old + old_len > area.end {
-            return Err(Errno::EFAULT);
-        }
-        let rule = area.advanced(old - start);
-        if new_len < old_len {
-            self.unmap(cpu, old + new_len, old + old_len)?;
-        }
-        self.unmap(cpu, new, new + new_len)?;
-        self.move_pages(cpu, rule, old, old_len.min(new_len), new, new_len)
-    }
-
-    fn move_pages(
-        &mut self,
-        cpu: &mut dyn Cpu,
-        rule: Area,
-        old: u64,
-        old_len: u64,
-        new: u64,
-        new_len: u64,
-    ) -> Result<u64, Errno> {
-        self.insert(
-            new,
-            Area {
-                end: new + new_len,
-                ..rule
-            },
-        );
-        for (va, frame, access) in self.tables.mapped(old, old + old_len) {
-            self.memory.get(frame);
-            self.enter(new + (va - old), frame, access)?;
-        }
-        self.unmap(cpu, old, old + old_len)?;
-        Ok(new)
     }
 
     /// brk(2): the new end, or the old one if it cannot be.
@@ -458,6 +366,10 @@ impl AddressSpace {
                 prot: libc::PROT_READ | libc::PROT_WRITE,
                 shared: false,
                 backing: Backing::Anonymous,
+                traits: Traits {
+                    locked: self.locks_all,
+                    ..Traits::default()
+                },
             };
             self.insert(old, heap);
         } else if new < old && self.unmap(cpu, new, old).is_err() {

@@ -22,6 +22,7 @@ pub mod checkpoint;
 pub mod clock;
 mod clone;
 mod cores;
+mod credentials;
 pub mod device;
 #[doc(hidden)]
 pub mod elf;
@@ -32,12 +33,17 @@ pub mod file;
 pub mod fs;
 mod futex;
 mod info;
+mod jobs;
 pub mod limits;
 mod memory_calls;
 pub mod mm;
 pub mod pidfd;
+mod ranges;
+mod reap;
+mod rseq;
 mod run;
 mod sched;
+mod settings;
 pub mod signal;
 pub mod signalfd;
 pub mod state;
@@ -181,6 +187,10 @@ impl Kernel {
             released: Channel::new(),
             is_released: true,
             exit_signal: libc::SIGCHLD,
+            job: jobs::Job::default(),
+            has_executed: true,
+            credentials: credentials::Credentials::default(),
+            settings: settings::Settings::default(),
             stopped_by: None,
             marked: None,
             chain: None,

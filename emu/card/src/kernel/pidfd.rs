@@ -111,15 +111,24 @@ impl Call<'_> {
         Ok((if is_there { file.pid } else { 0 }, open.nonblock()))
     }
 
-    /// pidfd_send_signal(2), with information of its own only as kill(2) would give it.
-    pub fn pidfd_send_signal(&mut self, fd: i32, signal: i32, flags: u32) -> SysResult {
+    /// pidfd_send_signal(2).
+    pub fn pidfd_send_signal(&mut self, fd: i32, signal: i32, at: u64, flags: u32) -> SysResult {
         if flags != 0 {
             return Err(Errno::EINVAL.into());
         }
-        match self.process_of(fd)? {
+        let (pid, _) = self.process_of(fd)?;
+        if at == 0 {
             // 0 would be the caller's group.
-            (0, _) => Err(Errno::ESRCH.into()),
-            (pid, _) => self.kill(pid, signal),
+            return match pid {
+                0 => Err(Errno::ESRCH.into()),
+                pid => self.kill(pid, signal),
+            };
         }
+        let info = self.read_siginfo(signal, at)?;
+        if self.read_u32(at)? as i32 != signal {
+            return Err(Errno::EINVAL.into());
+        }
+        self.check_forged(&info, pid == self.pid)?;
+        self.send_to(&[pid], None, info)
     }
 }

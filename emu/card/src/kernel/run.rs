@@ -11,9 +11,9 @@
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::{
-    Kernel, call, exit,
+    Kernel, call, exit, jobs,
     mm::Fault,
-    now,
+    now, rseq,
     signal::{self, Info},
     state::{ExitStatus, State, lock},
 };
@@ -40,8 +40,9 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
     let mut cpu = kernel.platform.new_cpu(space)?;
     let kick = cpu.kicker();
     kernel.lock().thread(*tid).kick = Some(kick.clone());
+    let mut number = 0;
     loop {
-        let mut regs = {
+        let (mut regs, rseq, wanted) = {
             let state = kernel.lock();
             let Some(mut state) = attend(kernel, state, *tid, &mut *cpu)? else {
                 return Ok(());
@@ -50,17 +51,25 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
             if let Some(xstate) = thread.xstate.take() {
                 cpu.set_xstate(&xstate)?;
             }
-            thread.regs
+            (thread.regs, thread.rseq, thread.affinity)
         };
         let (exit, ran) = {
-            let _core = kernel.cores.take(kick.clone());
+            let core = kernel.cores.take(kick.clone(), wanted, number);
+            number = core.number;
+            if rseq.is_elsewhere(number) {
+                rseq::tell_core(&mut kernel.lock(), *tid, number);
+            }
             let start = now();
             (cpu.run(&mut regs)?, now().saturating_sub(start))
         };
         let mut state = kernel.lock();
         let thread = state.thread(*tid);
         thread.regs = regs;
+        thread.core = number;
         thread.ran = thread.ran.saturating_add(ran);
+        if exit != Exit::Syscall {
+            rseq::abort_section(&mut state, *tid);
+        }
         match exit {
             Exit::Kicked => {}
             Exit::Syscall => *tid = call::run(kernel, state, *tid, &mut *cpu)?,
@@ -104,10 +113,11 @@ pub fn attend<'a>(
     }
 }
 
-/// Whether another thread has stopped this one's process.
+/// Whether a signal or another thread has stopped this one's process.
 pub fn must_park(state: &mut State, tid: i32) -> bool {
     let pid = state.thread(tid).pid;
-    state.process(pid).stopped_by.is_some_and(|by| by != tid)
+    let process = state.process(pid);
+    process.job.stopped.is_some() || process.stopped_by.is_some_and(|by| by != tid)
 }
 
 /// Saves the extended state and waits until the process goes on (or ends).
@@ -128,6 +138,7 @@ pub fn park<'a>(
     {
         state.wake(channel);
     }
+    jobs::parked(&mut state, pid);
     let wakeup = state.thread(tid).wakeup.clone();
     while must_park(&mut state, tid) && state.process(pid).exit.is_none() {
         state = wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);

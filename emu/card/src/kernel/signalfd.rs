@@ -134,13 +134,17 @@ fn siginfo(info: &Info) -> [u8; SIGINFO_BYTES] {
     put(0, &info.signal.to_le_bytes());
     put(8, &info.code.to_le_bytes());
     put(12, &info.pid.to_le_bytes());
+    put(16, &info.uid.to_le_bytes());
     match info.signal {
-        libc::SIGCHLD => put(40, &(info.value as i32).to_le_bytes()),
+        libc::SIGCHLD => {
+            put(40, &(info.value as i32).to_le_bytes());
+            put(56, &info.address.to_le_bytes());
+        }
         _ => {
             put(44, &(info.value as i32).to_le_bytes());
             put(48, &info.value.to_le_bytes());
+            put(72, &info.address.to_le_bytes());
         }
     }
-    put(72, &info.address.to_le_bytes());
     bytes
 }

@@ -11,13 +11,17 @@ use std::{
 
 use super::{
     checkpoint::Chain,
+    credentials::Credentials,
     errno::Errno,
     fs::{FileTable, FsContext, Vfs},
     futex::Futexes,
+    jobs::Job,
     limits::Limits,
     mm::AddressSpace,
     pidfd::Ending,
-    sched::Affinity,
+    rseq::Rseq,
+    sched::{Affinity, Policy},
+    settings::Settings,
     signal::{Actions, AltStack, Pending, SigSet},
     timers::Timers,
     wait::{Channel, Wait},
@@ -39,6 +43,14 @@ impl ExitStatus {
         match self {
             Self::Exited(code) => (code & 0xff) << 8,
             Self::Signaled(signal) => signal & 0x7f,
+        }
+    }
+
+    /// `si_code` and `si_status` of SIGCHLD. Nothing dumps core on a card.
+    pub fn code(self) -> (i32, i32) {
+        match self {
+            Self::Exited(code) => (libc::CLD_EXITED, code),
+            Self::Signaled(signal) => (libc::CLD_KILLED, signal),
         }
     }
 }
@@ -85,6 +97,14 @@ pub struct Process {
     pub is_released: bool,
     /// The signal for the parent at the end.
     pub exit_signal: i32,
+    /// Whether it is stopped, and what its parent has not heard of that.
+    pub job: Job,
+    /// It has executed a program since it was made (setpgid(2), EACCES).
+    pub has_executed: bool,
+    /// Who it acts for.
+    pub credentials: Credentials,
+    /// What prctl(2) and its like have set.
+    pub settings: Settings,
     /// The thread that has stopped all others.
     pub stopped_by: Option<i32>,
     /// Pages of files that it maps shared, by address, with checksums: what they held when the
@@ -154,6 +174,12 @@ pub struct Thread {
     pub ran: Duration,
     /// The cores that it wants.
     pub affinity: Affinity,
+    /// The core that it was on last.
+    pub core: u32,
+    /// How it is scheduled, as it was told.
+    pub policy: Policy,
+    /// Restartable sequences (`rseq`).
+    pub rseq: Rseq,
 }
 
 impl Thread {
@@ -183,6 +209,9 @@ impl Thread {
             vfork_child: None,
             ran: Duration::ZERO,
             affinity: None,
+            core: 0,
+            policy: Policy::default(),
+            rseq: Rseq::default(),
         }
     }
 

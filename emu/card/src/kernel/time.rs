@@ -52,7 +52,7 @@ pub fn tell_time_left(state: &mut State, tid: i32, number: u64) {
 }
 
 /// Whether there is such a clock; 10 was a machine's that is gone.
-fn is_clock(clock: i32) -> bool {
+pub fn is_clock(clock: i32) -> bool {
     matches!(clock, 0..=9 | 11)
 }
 

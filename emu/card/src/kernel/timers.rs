@@ -17,10 +17,10 @@ use super::{
     call::Call,
     errno::Errno,
     now,
-    signal::{self, Info, SI_KERNEL},
+    signal::{self, Info},
     state::State,
-    time::card_clock,
-    wait::{Stop, SysResult},
+    time::{card_clock, is_clock},
+    wait::SysResult,
 };
 
 /// `si_code` of a POSIX timer.
@@ -82,6 +82,7 @@ pub struct Timers {
     /// ITIMER_REAL, which is also alarm(2).
     real: Option<Armed>,
     posix: BTreeMap<i32, Timer>,
+    next_id: i32,
 }
 
 impl Timers {
@@ -107,6 +108,7 @@ impl Timers {
     /// execve(2) keeps the alarm and deletes what timer_create(2) has made.
     pub fn become_program(&mut self) {
         self.posix.clear();
+        self.next_id = 0;
     }
 
     /// Whether any is armed.
@@ -122,27 +124,14 @@ impl Timers {
     /// The signals that are due.
     fn expire(&mut self, now: Duration) -> Vec<(Option<i32>, Info)> {
         let mut signals = Vec::new();
-        let mut signal = |thread, signal, code, value| {
-            let (pid, address) = (0, 0);
-            signals.push((
-                thread,
-                Info {
-                    signal,
-                    code,
-                    pid,
-                    value,
-                    address,
-                },
-            ));
-        };
         if let Some(armed) = self.real {
             let (times, rest) = armed.expire(now);
             self.real = rest;
             if times > 0 {
-                signal(None, libc::SIGALRM, SI_KERNEL, 0);
+                signals.push((None, Info::kernel(libc::SIGALRM)));
             }
         }
-        for timer in self.posix.values_mut() {
+        for (id, timer) in &mut self.posix {
             let Some(armed) = timer.armed else { continue };
             let (times, rest) = armed.expire(now);
             timer.armed = rest;
@@ -150,7 +139,15 @@ impl Timers {
                 && let Some(notify) = timer.notify
             {
                 timer.overrun = i32::try_from(times - 1).unwrap_or(i32::MAX);
-                signal(notify.thread, notify.signal, SI_TIMER, notify.value);
+                let info = Info {
+                    signal: notify.signal,
+                    code: SI_TIMER,
+                    pid: *id,
+                    uid: timer.overrun as u32,
+                    value: notify.value,
+                    address: 0,
+                };
+                signals.push((notify.thread, info));
             }
         }
         signals
@@ -266,25 +263,36 @@ impl Call<'_> {
 
     /// timer_create(2).
     pub fn timer_create(&mut self, clock: i32, event: u64, to: u64) -> SysResult {
-        let known = [
-            libc::CLOCK_REALTIME,
-            libc::CLOCK_MONOTONIC,
-            libc::CLOCK_BOOTTIME,
-        ];
-        if !known.contains(&clock) {
+        let event: Option<[u64; 3]> = match event {
+            0 => None,
+            event => Some(self.read_words(event)?),
+        };
+        if !is_clock(clock) {
             return Err(Errno::EINVAL.into());
         }
-        let timers = &self.process().timers.posix;
-        let id = (0..).find(|id| !timers.contains_key(id));
-        let id = id.filter(|_| timers.len() < TIMERS_MAX);
+        let has_timers = matches!(
+            clock,
+            libc::CLOCK_REALTIME | libc::CLOCK_MONOTONIC | libc::CLOCK_BOOTTIME | libc::CLOCK_TAI
+        );
+        if !has_timers {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        let timers = &mut self.process().timers;
+        if timers.posix.len() >= TIMERS_MAX {
+            return Err(Errno::EAGAIN.into());
+        }
+        // Ids are not used again soon, even one of a timer that is not made after all.
+        let next = timers.next_id;
+        let id = (next..=i32::MAX).find(|id| !timers.posix.contains_key(id));
         let id = id.ok_or(Errno::EAGAIN)?;
+        timers.next_id = id.wrapping_add(1).max(0);
         let notify = match event {
-            0 => Some(Notify {
+            None => Some(Notify {
                 signal: libc::SIGALRM,
                 thread: None,
                 value: id.into(),
             }),
-            event => self.read_event(event)?,
+            Some(event) => self.notify_of(event)?,
         };
         self.write(to, &id.to_le_bytes())?;
         let timer = Timer {
@@ -298,8 +306,8 @@ impl Call<'_> {
     }
 
     /// `struct sigevent` (sigevent(3type)).
-    fn read_event(&mut self, at: u64) -> Result<Option<Notify>, Stop> {
-        let [value, signal_and_kind, thread] = self.read_words(at)?;
+    fn notify_of(&mut self, event: [u64; 3]) -> Result<Option<Notify>, Errno> {
+        let [value, signal_and_kind, thread] = event;
         let (signal, kind) = (signal_and_kind as i32, (signal_and_kind >> 32) as u32);
         let thread = match kind {
             SIGEV_NONE => return Ok(None),
@@ -309,7 +317,7 @@ impl Call<'_> {
         };
         let mut is_ours = |tid| self.process().threads.contains(&tid);
         if !(1..=64).contains(&signal) || thread.is_some_and(|tid| !is_ours(tid)) {
-            return Err(Errno::EINVAL.into());
+            return Err(Errno::EINVAL);
         }
         let value = value as i64;
         Ok(Some(Notify {
