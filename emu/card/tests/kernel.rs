@@ -1,96 +1,13 @@
 //! The card kernel runs real programs: compiled here, run on a card, compared with what they say
 //! on Linux.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-    sync::{Arc, Mutex},
-};
+mod programs;
 
-use snaprig_card::{
-    kernel::{
-        Config, ExitStatus, Kernel, Spawn,
-        checkpoint::CheckpointDevice,
-        fs::console::{Input, Output},
-    },
-    memory::CardMemory,
-    platform::{self, Kind},
-};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> PathBuf {
-    let (input, output) = (dir.join(format!("{name}.c")), dir.join(name));
-    std::fs::write(&input, source).unwrap();
-    let status = Command::new("gcc")
-        .args(["-O1", "-w", "-D_GNU_SOURCE", "-o"])
-        .arg(&output)
-        .arg(&input)
-        .args(flags)
-        .status()
-        .expect("gcc is there");
-    assert!(status.success());
-    output
-}
-
-struct Ran {
-    status: ExitStatus,
-    out: String,
-}
-
-fn run(kind: Kind, program: &Path, args: &[&str]) -> Ran {
-    run_with(kind, program, args, &[])
-}
-
-/// Runs a program on a card that has these files of the host's, under the same names.
-fn run_with(kind: Kind, program: &Path, args: &[&str], files: &[PathBuf]) -> Ran {
-    let memory = Arc::new(CardMemory::new(128 << 20).unwrap());
-    let platform = platform::choose(Some(kind), &memory).unwrap();
-    let free = memory.free_bytes();
-    let kernel = Kernel::new(Config {
-        memory: memory.clone(),
-        platform,
-        cores: 4,
-        node: 1,
-    })
-    .unwrap();
-    kernel.register_device("/dev/card/checkpoint", Arc::new(CheckpointDevice));
-    kernel
-        .write_file("/bin/program", &std::fs::read(program).unwrap(), 0o755)
-        .unwrap();
-    for file in files {
-        let bytes = std::fs::read(file).unwrap();
-        let path = file.to_str().unwrap();
-        kernel.write_file(path, &bytes, 0o755).unwrap();
-    }
-    let out = Arc::new(Mutex::new(Vec::new()));
-    let sink = |out: &Arc<Mutex<Vec<u8>>>| {
-        let out = out.clone();
-        Output::new(move |bytes: &[u8]| out.lock().unwrap().extend_from_slice(bytes))
-    };
-    let pid = kernel
-        .spawn(Spawn {
-            path: "/bin/program".into(),
-            argv: std::iter::once(program.file_name().unwrap().to_str().unwrap())
-                .chain(args.iter().copied())
-                .map(str::to_owned)
-                .collect(),
-            env: vec!["GREETING=hello".into()],
-            stdio: [Input::closed(), sink(&out), sink(&out)],
-        })
-        .unwrap();
-    let status = kernel.wait_exit(pid);
-    kernel.shutdown();
-    drop(kernel);
-    assert!(memory.free_bytes() + (1 << 20) > free, "frames leak");
-    let out = String::from_utf8(out.lock().unwrap().clone()).unwrap();
-    Ran { status, out }
-}
-
-fn check(kind: Kind, source: &str, flags: &[&str], expected: &str, status: ExitStatus) {
-    let dir = tempfile::tempdir().unwrap();
-    let program = compile(dir.path(), "program", source, flags);
-    let ran = run(kind, &program, &["one", "two"]);
-    assert_eq!((ran.out.as_str(), ran.status), (expected, status));
-}
+use programs::{check, compile, on_both, run, run_with};
+use snaprig_card::{kernel::ExitStatus, platform::Kind};
 
 const HELLO: &str = r#"
 #include <stdio.h>
@@ -913,27 +830,6 @@ fn table_of_system_calls(kind: Kind) {
     let absent =
         |number: &u64| syscalls::find(*number).is_none_or(|call| call.support == Support::Absent);
     assert_eq!(numbers, (0..470).filter(absent).collect::<Vec<_>>());
-}
-
-macro_rules! on_both {
-    ($($name:ident)*) => {
-        mod kvm {$(
-            #[test]
-            fn $name() {
-                if !std::path::Path::new("/dev/kvm").exists() {
-                    println!("skipped: {}: no /dev/kvm", stringify!($name));
-                    return;
-                }
-                super::$name(super::Kind::Kvm);
-            }
-        )*}
-        mod ptrace {$(
-            #[test]
-            fn $name() {
-                super::$name(super::Kind::Ptrace);
-            }
-        )*}
-    };
 }
 
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std

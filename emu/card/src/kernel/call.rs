@@ -76,7 +76,8 @@ pub fn run(
                 state.thread(tid).waiting = None;
                 continue;
             }
-            if signal::is_due(&mut state, tid) {
+            // A child that runs in the caller's memory is waited for, whatever comes (vfork(2)).
+            if state.thread(tid).vfork_child.is_none() && signal::is_due(&mut state, tid) {
                 interrupt(&mut state, tid, number);
                 return Ok(tid);
             }
@@ -271,7 +272,7 @@ impl<'a> Call<'a> {
         {
             return result;
         }
-        let proc = Proc::of(self);
+        let cores = self.kernel.cores.count();
         let process = self.state.process(self.pid);
         let limit_nofile = process.limits.nofile();
         let (mm, files, context) = (
@@ -295,6 +296,11 @@ impl<'a> Call<'a> {
                 nonblock: false,
                 append: false,
                 now: super::now(),
+            };
+            let proc = Proc {
+                process: &self.state.processes[&self.pid],
+                thread: &self.state.threads[&self.tid],
+                cores,
             };
             let mut call = FsCall {
                 cx,
@@ -392,8 +398,8 @@ impl<'a> Call<'a> {
         self.write(address, &bytes)
     }
 
-    /// Reads a string of at most `max` bytes; longer ones are E2BIG.
-    pub fn read_string(&mut self, address: u64, max: usize) -> Result<String, Stop> {
+    /// Reads a string of fewer than `max` bytes; longer ones are E2BIG.
+    pub fn read_bytes(&mut self, address: u64, max: usize) -> Result<Vec<u8>, Stop> {
         let mm = self.process().mm.clone();
         let bytes = fs::read_c_string(&mut *lock(&mm), address, max).map_err(|errno| {
             if errno == Errno::ENAMETOOLONG {
@@ -402,48 +408,32 @@ impl<'a> Call<'a> {
                 errno
             }
         })?;
+        Ok(bytes)
+    }
+
+    /// The same, of text.
+    pub fn read_string(&mut self, address: u64, max: usize) -> Result<String, Stop> {
+        let bytes = self.read_bytes(address, max)?;
         String::from_utf8(bytes).map_err(|_| Errno::EINVAL.into())
     }
 }
 
 /// What /proc/self says of a process.
-struct Proc {
-    pid: i32,
-    parent: i32,
-    threads: usize,
-    name: String,
-    exe: String,
-    argv: Vec<String>,
-    maps: String,
+struct Proc<'a> {
+    process: &'a Process,
+    thread: &'a Thread,
     cores: usize,
 }
 
-impl Proc {
-    fn of(call: &mut Call) -> Self {
-        let (name, cores) = (call.thread().name.clone(), call.kernel.cores.count());
-        let process = call.process();
-        Self {
-            pid: process.pid,
-            parent: process.parent,
-            threads: process.threads.len(),
-            name,
-            exe: process.exe.clone(),
-            argv: process.argv.clone(),
-            maps: lock(&process.mm).maps(),
-            cores,
-        }
-    }
-}
-
-impl ProcInfo for Proc {
+impl ProcInfo for Proc<'_> {
     fn exe(&self) -> String {
-        self.exe.clone()
+        self.process.exe.clone()
     }
 
     fn cmdline(&self) -> Vec<u8> {
-        self.argv
-            .iter()
-            .flat_map(|arg| arg.bytes().chain([0]))
+        let arguments = self.process.argv.iter();
+        arguments
+            .flat_map(|argument| argument.iter().copied().chain([0]))
             .collect()
     }
 
@@ -451,19 +441,23 @@ impl ProcInfo for Proc {
         format!(
             "Name:\t{}\nState:\tR (running)\nTgid:\t{}\nPid:\t{}\nPPid:\t{}\nUid:\t0\t0\t0\t0\n\
              Gid:\t0\t0\t0\t0\nThreads:\t{}\n",
-            self.name, self.pid, self.pid, self.parent, self.threads
+            self.thread.name,
+            self.process.pid,
+            self.process.pid,
+            self.process.parent,
+            self.process.threads.len()
         )
     }
 
     fn stat(&self) -> String {
         format!(
             "{} ({}) R {} {} {} 0 -1 0\n",
-            self.pid, self.name, self.parent, self.pid, self.pid
+            self.process.pid,
+            self.thread.name,
+            self.process.parent,
+            self.process.pid,
+            self.process.pid
         )
-    }
-
-    fn maps(&self) -> String {
-        self.maps.clone()
     }
 
     fn cores(&self) -> usize {

@@ -72,8 +72,8 @@ pub fn load(
     vfs: &mut Vfs,
     mm: &mut AddressSpace,
     path: &str,
-    argv: &[String],
-    env: &[String],
+    argv: &[Vec<u8>],
+    env: &[Vec<u8>],
 ) -> Result<Start, Errno> {
     let (path, argv) = resolve_script(vfs, path, argv.to_vec(), 0)?;
     let program = elf::parse(&vfs.read_all(&path)?)?;
@@ -126,9 +126,9 @@ pub fn load(
 fn resolve_script(
     vfs: &Vfs,
     path: &str,
-    argv: Vec<String>,
+    argv: Vec<Vec<u8>>,
     depth: usize,
-) -> Result<(String, Vec<String>), Errno> {
+) -> Result<(String, Vec<Vec<u8>>), Errno> {
     let head = vfs.read_head(path, 256)?;
     let Some(line) = head.strip_prefix(b"#!") else {
         return Ok((path.to_owned(), argv));
@@ -141,12 +141,12 @@ fn resolve_script(
         .map_err(|_| Errno::ENOEXEC)?
         .trim();
     let (interpreter, argument) = match line.split_once(char::is_whitespace) {
-        Some((interpreter, argument)) => (interpreter, Some(argument.trim().to_owned())),
+        Some((interpreter, argument)) => (interpreter, Some(argument.trim().into())),
         None => (line, None),
     };
-    let mut script_argv = vec![interpreter.to_owned()];
+    let mut script_argv = vec![interpreter.into()];
     script_argv.extend(argument);
-    script_argv.push(path.to_owned());
+    script_argv.push(path.into());
     script_argv.extend(argv.into_iter().skip(1));
     resolve_script(vfs, interpreter, script_argv, depth + 1)
 }
@@ -240,8 +240,8 @@ fn map_vdso(vfs: &Vfs, mm: &mut AddressSpace) -> Result<(), Errno> {
 fn build_stack(
     mm: &mut AddressSpace,
     path: &str,
-    argv: &[String],
-    env: &[String],
+    argv: &[Vec<u8>],
+    env: &[Vec<u8>],
     aux: &[(u64, u64)],
 ) -> Result<u64, Errno> {
     let bottom = STACK_TOP - STACK_BYTES;
@@ -268,9 +268,8 @@ fn build_stack(
     super::info::random(&mut random);
     let random = push(mm, &random)?;
     let platform = push(mm, b"x86_64\0")?;
-    let mut string =
-        |mm: &mut AddressSpace, text: &str| push(mm, &[text.as_bytes(), &[0]].concat());
-    let file = string(mm, path)?;
+    let mut string = |mm: &mut AddressSpace, text: &[u8]| push(mm, &[text, &[0]].concat());
+    let file = string(mm, path.as_bytes())?;
     let env = env
         .iter()
         .map(|text| string(mm, text))
@@ -323,7 +322,7 @@ impl Call<'_> {
         Err(Stop::wait(self.process().children))
     }
 
-    fn become_program(&mut self, mm: AddressSpace, start: Start, argv: Vec<String>) -> SysResult {
+    fn become_program(&mut self, mm: AddressSpace, start: Start, argv: Vec<Vec<u8>>) -> SysResult {
         self.leave_futexes();
         self.cpu.set_space(mm.space()).map_err(|error| {
             tracing::error!(%error, "execve");
@@ -366,7 +365,8 @@ impl Call<'_> {
         Ok(0)
     }
 
-    fn strings(&mut self, table: u64) -> Result<Vec<String>, Stop> {
+    /// Strings are bytes: nothing says that they are text.
+    fn strings(&mut self, table: u64) -> Result<Vec<Vec<u8>>, Stop> {
         let (mut strings, mut bytes) = (Vec::new(), 0);
         if table == 0 {
             return Ok(strings);
@@ -376,7 +376,7 @@ impl Call<'_> {
             if pointer == 0 {
                 return Ok(strings);
             }
-            let string = self.read_string(pointer, STRINGS_MAX - bytes)?;
+            let string = self.read_bytes(pointer, STRINGS_MAX - bytes)?;
             bytes += string.len() + 1;
             if bytes >= STRINGS_MAX || strings.len() >= STRINGS_COUNT_MAX {
                 return Err(Errno::E2BIG.into());

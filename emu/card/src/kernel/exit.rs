@@ -1,6 +1,6 @@
 //! Ends: exit(2), exit_group(2), deaths by signal. (How a parent hears of them is in `reap`.)
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::{
     Kernel,
@@ -64,16 +64,19 @@ pub fn end_thread(kernel: &Arc<Kernel>, state: &mut State, tid: i32, cpu: Option
 fn bury(kernel: &Kernel, state: &mut State, pid: i32) {
     let process = state.process(pid);
     let status = *process.exit.get_or_insert(ExitStatus::Exited(0));
-    let files = process.files.clone();
+    // What it has open goes now, not when it is waited for; those with whom it shares keep theirs.
+    let (files, mm) = (std::mem::take(&mut process.files), process.mm.clone());
     let mut woken = Vec::new();
-    // The process is one of the two holders that are left when nobody shares its descriptors.
-    if Arc::strong_count(&files) == 2 {
-        lock(&files).close_all(&mut |channel| woken.push(channel));
+    if let Some(files) = Arc::into_inner(files) {
+        let mut files = files.into_inner().unwrap_or_else(PoisonError::into_inner);
+        files.close_all(&mut |channel| woken.push(channel));
     }
     // Its memory goes before its parent asks for its status.
-    if Arc::strong_count(&process.mm) == 1 {
-        lock(&process.mm).clear();
+    let runs_in_it = |one: &Process| !one.threads.is_empty() && Arc::ptr_eq(&one.mm, &mm);
+    if !state.processes.values().any(runs_in_it) {
+        lock(&mm).clear();
     }
+    let process = state.process(pid);
     process.is_released = true;
     woken.push(process.released);
     woken.push(process.ending.announce());

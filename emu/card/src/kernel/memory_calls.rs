@@ -33,6 +33,9 @@ const LEGACY_FLAGS: i32 = libc::MAP_SHARED
     | libc::MAP_32BIT;
 const PROT_ALL: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
 
+/// The end of user space on Linux (arch/x86/include/asm/page_64_types.h, TASK_SIZE).
+const LINUX_USER_END: u64 = (1 << 47) - PAGE;
+
 impl Call<'_> {
     /// Runs a memory call; `None` if it is none.
     pub fn memory_call(&mut self, number: u64, a: [u64; 6]) -> Option<SysResult> {
@@ -224,7 +227,18 @@ impl Call<'_> {
     }
 
     fn munmap(&mut self, start: u64, len: u64) -> SysResult {
-        let (start, end) = page_range(start, len).map_err(|_| Errno::EINVAL)?;
+        if !start.is_multiple_of(PAGE) || len == 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let end = start
+            .checked_add(len)
+            .and_then(|end| end.checked_next_multiple_of(PAGE));
+        // Linux's user space goes on where the card's ends: nothing is mapped there.
+        let end = end.filter(|end| *end <= LINUX_USER_END);
+        let end = end.ok_or(Errno::EINVAL)?.min(USER_END);
+        if start >= end {
+            return Ok(0);
+        }
         let mm = self.process().mm.clone();
         lock(&mm).unmap(self.cpu, start, end)?;
         Ok(0)

@@ -125,6 +125,8 @@ pub struct AddressSpace {
     pub locks_all: bool,
     /// Start and end of the heap (brk(2)).
     pub brk: (u64, u64),
+    /// No free range of as many bytes lies above this address: `find` need not look there.
+    full_above: (u64, u64),
 }
 
 /// Why a touch cannot be satisfied.
@@ -155,6 +157,7 @@ impl AddressSpace {
             tables,
             locks_all: false,
             brk: (0, 0),
+            full_above: (MMAP_TOP, 0),
         })
     }
 
@@ -254,22 +257,22 @@ impl AddressSpace {
         self.areas.insert(start, area);
     }
 
-    /// A free range of `len` bytes, the highest below the usual top.
-    pub fn find(&self, len: u64) -> Result<u64, Errno> {
-        let mut top = MMAP_TOP;
-        for (start, area) in self.areas.iter().rev() {
-            if *start >= top {
-                continue;
-            }
+    /// A free range of `len` bytes below the usual top, as high as there is one.
+    pub fn find(&mut self, len: u64) -> Result<u64, Errno> {
+        let mut top = match self.full_above {
+            (above, least) if len >= least => above,
+            _ => MMAP_TOP,
+        };
+        for (start, area) in self.areas.range(..top).rev() {
             if top.saturating_sub(area.end) >= len {
-                return Ok(top - len);
+                break;
             }
             top = *start;
         }
-        match top.checked_sub(len) {
-            Some(start) if start >= USER_START => Ok(start),
-            _ => Err(Errno::ENOMEM),
-        }
+        let start = top.checked_sub(len).filter(|start| *start >= USER_START);
+        let start = start.ok_or(Errno::ENOMEM)?;
+        self.full_above = (top, len);
+        Ok(start)
     }
 
     /// Whether nothing is mapped in `start..end`.
@@ -293,6 +296,9 @@ impl AddressSpace {
             .range(start..end)
             .map(|(start, _)| *start)
             .collect();
+        if !starts.is_empty() && end > self.full_above.0 {
+            self.full_above = (MMAP_TOP, 0);
+        }
         for start in starts {
             self.areas.remove(&start);
         }
@@ -337,31 +343,6 @@ impl AddressSpace {
             .range(first..end)
             .filter(move |(_, area)| area.end > start)
             .map(|(start, area)| (*start, area))
-    }
-
-    /// /proc/self/maps (proc(5)).
-    pub fn maps(&self) -> String {
-        let flag = |area: &Area, bit, letter| if area.prot & bit != 0 { letter } else { '-' };
-        self.areas
-            .iter()
-            .map(|(start, area)| {
-                let (offset, path) = match &area.backing {
-                    Backing::File { path, offset, .. } => (*offset, path.as_str()),
-                    Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
-                    Backing::Anonymous if *start == super::exec::VDSO_BASE => (0, "[vdso]"),
-                    Backing::Anonymous => (0, ""),
-                };
-                let line = format!(
-                    "{start:08x}-{:08x} {}{}{}{} {offset:08x} 00:01 0 {path}",
-                    area.end,
-                    flag(area, libc::PROT_READ, 'r'),
-                    flag(area, libc::PROT_WRITE, 'w'),
-                    flag(area, libc::PROT_EXEC, 'x'),
-                    if area.shared { 's' } else { 'p' },
-                );
-                format!("{}\n", line.trim_end())
-            })
-            .collect()
     }
 
     /// The area at `va`.
@@ -648,6 +629,30 @@ impl UserMemory for AddressSpace {
         // A bad address only ends the count.
         let _ = self.for_each_page(address, len, true, |_, part| good = part.end);
         good
+    }
+
+    fn maps(&self) -> String {
+        let flag = |area: &Area, bit, letter| if area.prot & bit != 0 { letter } else { '-' };
+        self.areas
+            .iter()
+            .map(|(start, area)| {
+                let (offset, path) = match &area.backing {
+                    Backing::File { path, offset, .. } => (*offset, path.as_str()),
+                    Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
+                    Backing::Anonymous if *start == super::exec::VDSO_BASE => (0, "[vdso]"),
+                    Backing::Anonymous => (0, ""),
+                };
+                let line = format!(
+                    "{start:08x}-{:08x} {}{}{}{} {offset:08x} 00:01 0 {path}",
+                    area.end,
+                    flag(area, libc::PROT_READ, 'r'),
+                    flag(area, libc::PROT_WRITE, 'w'),
+                    flag(area, libc::PROT_EXEC, 'x'),
+                    if area.shared { 's' } else { 'p' },
+                );
+                format!("{}\n", line.trim_end())
+            })
+            .collect()
     }
 
     fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno> {

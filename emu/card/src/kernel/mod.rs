@@ -163,14 +163,10 @@ impl Kernel {
     /// Starts a program. The first one adopts orphans, as init does.
     pub fn spawn(self: &Arc<Self>, spawn: Spawn) -> Result<i32, Errno> {
         let mut mm = AddressSpace::new(&self.memory, &*self.platform)?;
+        let bytes = |strings: Vec<String>| strings.into_iter().map(String::into_bytes).collect();
+        let (argv, env): (Vec<_>, Vec<_>) = (bytes(spawn.argv), bytes(spawn.env));
         let mut state = self.lock();
-        let start = exec::load(
-            &mut state.vfs,
-            &mut mm,
-            &spawn.path,
-            &spawn.argv,
-            &spawn.env,
-        )?;
+        let start = exec::load(&mut state.vfs, &mut mm, &spawn.path, &argv, &env)?;
         let pid = state.new_id()?;
         let process = Process {
             pid,
@@ -203,7 +199,7 @@ impl Kernel {
             ran: Duration::ZERO,
             children_ran: Duration::ZERO,
             exe: start.exe,
-            argv: spawn.argv,
+            argv,
         };
         state.processes.insert(pid, process);
         state.init.get_or_insert(pid);

@@ -125,7 +125,7 @@ pub struct Process {
     /// The program.
     pub exe: String,
     /// Its arguments.
-    pub argv: Vec<String>,
+    pub argv: Vec<Vec<u8>>,
 }
 
 /// A thread.

@@ -41,6 +41,10 @@ impl Memory {
 }
 
 impl UserMemory for Memory {
+    fn maps(&self) -> String {
+        String::new()
+    }
+
     fn read(&mut self, address: u64, to: &mut [u8]) -> Result<(), Errno> {
         to.copy_from_slice(self.at(address, to.len())?);
         Ok(())

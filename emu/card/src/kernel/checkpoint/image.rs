@@ -53,7 +53,7 @@ pub struct ProcessImage {
     /// Process group and session.
     pub group: (i32, i32),
     pub exe: String,
-    pub argv: Vec<String>,
+    pub argv: Vec<Vec<u8>>,
     /// Which of the spaces, tables of descriptors, working directories and signal actions.
     pub space: u32,
     pub table: u32,

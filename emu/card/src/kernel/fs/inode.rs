@@ -14,6 +14,9 @@ use crate::{
 
 /// The largest file.
 pub const SIZE_MAX: u64 = 1 << 40;
+/// The part of a card's memory that writes to files leave free: when they have filled the rest,
+/// programs can still run, if only to remove them.
+const RESERVED_PART: u64 = 64;
 
 /// A regular file, named or not.
 pub struct Inode {
@@ -122,6 +125,15 @@ impl Inode {
         Ok(frame)
     }
 
+    /// The same for a write, which gets no frame where they are about to run out.
+    fn frame_to_write(&self, index: u64) -> Result<u64, Errno> {
+        let is_hole = !self.lock().frames.contains_key(&index);
+        if is_hole && self.memory.free_bytes() < self.memory.bytes() / RESERVED_PART {
+            return Err(Errno::ENOSPC);
+        }
+        self.frame(index)
+    }
+
     /// Reads at most `max` bytes at `offset`.
     pub fn read_at(&self, offset: u64, max: usize) -> Vec<u8> {
         let inner = self.lock();
@@ -150,7 +162,7 @@ impl Inode {
         while done < data.len() {
             let at = offset + done as u64;
             let part = ((PAGE - at % PAGE) as usize).min(data.len() - done);
-            let Ok(frame) = self.frame(at / PAGE) else {
+            let Ok(frame) = self.frame_to_write(at / PAGE) else {
                 break;
             };
             self.memory

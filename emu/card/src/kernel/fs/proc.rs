@@ -15,8 +15,6 @@ pub trait ProcInfo {
     fn status(&self) -> String;
     /// /proc/self/stat.
     fn stat(&self) -> String;
-    /// /proc/self/maps.
-    fn maps(&self) -> String;
     /// Cores of the card.
     fn cores(&self) -> usize;
 }
@@ -73,7 +71,7 @@ pub const FILES: &[(&str, ProcFile)] = &[
 pub fn open(call: &FsCall, file: ProcFile, path: String) -> Result<Arc<dyn File>, Errno> {
     let text = match file {
         ProcFile::Exe => return Err(Errno::ELOOP),
-        ProcFile::Maps => call.proc.maps().into_bytes(),
+        ProcFile::Maps => call.cx.memory.maps().into_bytes(),
         ProcFile::Status => call.proc.status().into_bytes(),
         ProcFile::Stat => call.proc.stat().into_bytes(),
         ProcFile::Cmdline => call.proc.cmdline(),

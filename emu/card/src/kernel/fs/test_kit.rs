@@ -36,6 +36,10 @@ impl Memory {
 }
 
 impl UserMemory for Memory {
+    fn maps(&self) -> String {
+        String::new()
+    }
+
     fn read(&mut self, at: u64, to: &mut [u8]) -> Result<(), Errno> {
         let range = self.range(at, to.len())?;
         to.copy_from_slice(&self.0[range]);
@@ -71,9 +75,6 @@ impl ProcInfo for Proc {
         String::new()
     }
     fn stat(&self) -> String {
-        String::new()
-    }
-    fn maps(&self) -> String {
         String::new()
     }
     fn cores(&self) -> usize {
