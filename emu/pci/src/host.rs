@@ -105,6 +105,9 @@ pub enum DmaRefusal {
         /// RLIMIT_MEMLOCK.
         limit_bytes: u64,
     },
+    /// The kernel counts mappings, too.
+    #[error("no mappings are left; map fewer and larger ones (vfio_iommu_type1.dma_entry_limit)")]
+    TooMany,
     /// Anything else.
     #[error("{0}")]
     Vfio(VfioError),
@@ -160,7 +163,7 @@ pub trait HostDevice: Send + Sync {
     /// What to poll(2) to hear that the device is gone, or is wanted back by the kernel, if it can
     /// tell.
     fn hang_up(&self) -> Option<PollFd<'_>>;
-    /// Gives the device up: every call from now on fails, and it reaches no memory of ours.
+    /// Gives the device up: every call from now on fails, and what was mapped for it is unmapped.
     fn close(&self);
 
     /// Reads a 32-bit register.

@@ -9,6 +9,7 @@
 //! What must stay true: causes are cleared before what they announce is looked at, so that none is
 //! lost; no lock is held while a callback runs; after death every call fails at once.
 
+mod addresses;
 mod channel;
 
 use std::{
@@ -32,7 +33,7 @@ use snaprig_wire::{
     scif,
 };
 
-use self::channel::Channel;
+use self::{addresses::free_range, channel::Channel};
 use crate::host::{DeviceError, HostDevice, Mapping};
 
 const PAGE: u64 = 4096;
@@ -434,27 +435,6 @@ impl Inner {
     fn write(&self, register: u64, value: u32) -> Result<(), MicError> {
         Ok(self.device.write32(pci::BAR_MMIO, register, value)?)
     }
-}
-
-/// The lowest free range of `len` bytes of the host's DMA addresses.
-fn free_range(
-    windows: &BTreeMap<u64, u64>,
-    ranges: &[RangeInclusive<u64>],
-    len: u64,
-) -> Option<u64> {
-    ranges.iter().find_map(|range| {
-        let end = HOST_BASE.min(range.end().saturating_add(1));
-        let mut at = *range.start();
-        // No window is in two ranges.
-        for (start, used) in windows.range(at..) {
-            if *start >= end || start - at >= len {
-                break;
-            }
-            at = start + used;
-        }
-        let fits = at.checked_add(len).is_some_and(|next| next <= end);
-        fits.then_some(at)
-    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -143,11 +143,16 @@ impl Limits {
     }
 }
 
+/// What errno means of VFIO_IOMMU_MAP_DMA (the kernel's vfio_iommu_type1.c).
 fn explain(error: VfioError) -> DmaRefusal {
-    match &error {
-        VfioError::IommuDmaMap(errno) if errno.errno() == libc::ENOMEM => DmaRefusal::MemoryLimit {
+    let VfioError::IommuDmaMap(errno) = &error else {
+        return DmaRefusal::Vfio(error);
+    };
+    match errno.errno() {
+        libc::ENOMEM => DmaRefusal::MemoryLimit {
             limit_bytes: getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX),
         },
+        libc::ENOSPC => DmaRefusal::TooMany,
         _ => DmaRefusal::Vfio(error),
     }
 }

@@ -54,8 +54,9 @@ pub struct VfioClient {
 
 struct Open {
     device: VfioDevice,
-    /// The device's descriptor again. Dropped after `device`, which panics if the device leaves
-    /// sysfs while it is dropped; as long as this is open, a device that is unplugged stays there.
+    /// The device's descriptor again. Dropped after `device`, whose drop panics if the device has left
+    /// sysfs: while this is open, one that is unplugged stays there. (vfio-ioctls logs, then, that it
+    /// could not take the group out of its container, which is closed next.)
     file: OwnedFd,
     iommu: Mutex<Iommu>,
     vectors: Mutex<Vectors>,
@@ -107,42 +108,39 @@ impl VfioClient {
 }
 
 impl Open {
-    /// Where `len` bytes at `offset` of a region are in the device's file.
-    fn place(&self, region: u32, offset: u64, len: usize) -> Option<u64> {
-        let end = offset.checked_add(len as u64)?;
-        let is_inside = end <= self.device.get_region_size(region);
-        is_inside.then(|| self.device.get_region_offset(region) + offset)
-    }
-
     fn read(&self, region: u32, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
-        let what = "read a register";
-        let at = self.place(region, offset, to.len());
-        let done = at.ok_or(Errno::INVAL).and_then(|at| {
-            let bytes = to.len();
-            whole(pread(&self.file, to, at), bytes)
-        });
-        done.map_err(refused(what))
+        let len = to.len();
+        let at = self.place(region, offset, len);
+        let done = at.and_then(|at| pread(&self.file, to, at));
+        whole(done, len).map_err(refused("read a register"))
     }
 
     fn write(&self, region: u32, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
-        let what = "write a register";
         let at = self.place(region, offset, from.len());
-        let done = at.ok_or(Errno::INVAL);
-        let done = done.and_then(|at| whole(pwrite(&self.file, from, at), from.len()));
-        done.map_err(refused(what))
+        let done = at.and_then(|at| pwrite(&self.file, from, at));
+        whole(done, from.len()).map_err(refused("write a register"))
+    }
+
+    /// Where `len` bytes at `offset` of a region are in the device's file.
+    fn place(&self, region: u32, offset: u64, len: usize) -> Result<u64, Errno> {
+        let end = offset.checked_add(len as u64).ok_or(Errno::INVAL)?;
+        match end <= self.device.get_region_size(region) {
+            true => Ok(self.device.get_region_offset(region) + offset),
+            false => Err(Errno::INVAL),
+        }
     }
 
     fn map_bar(&self, bar: u32) -> Result<Mapping, DeviceError> {
         let mut config = [0; CONFIG_BYTES];
         self.read(VFIO_PCI_CONFIG_REGION_INDEX, 0, &mut config)?;
+        let (device, len) = (&self.device, self.device.get_region_size(bar));
         let areas = bars::mappable(
-            self.device.get_region_size(bar),
-            self.device.get_region_flags(bar),
-            &self.device.get_region_caps(bar),
+            len,
+            device.get_region_flags(bar),
+            &device.get_region_caps(bar),
             bars::msix_table(&config).filter(|table| table.bar == bar),
         );
-        let offset = self.device.get_region_offset(bar);
-        let len = self.device.get_region_size(bar);
+        let offset = device.get_region_offset(bar);
         Mapping::of_areas(self.file.as_fd(), offset, len, areas)
             .map_err(|why| DeviceError::Map { bar, why })
     }

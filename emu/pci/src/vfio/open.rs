@@ -154,6 +154,17 @@ impl fmt::Display for Address {
     }
 }
 
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            address,
+            vendor,
+            device,
+        } = self;
+        write!(f, "{address} ({vendor:04x}:{device:04x})")
+    }
+}
+
 impl Address {
     pub(super) fn sysfs(self) -> String {
         format!("{DEVICES}/{self}")

@@ -76,6 +76,12 @@ pub(super) fn all() -> Vec<Row> {
             "Linux 6.7",
         ),
         row(
+            "vfio",
+            vfio(),
+            Some("cards over vfio-user"),
+            "see the reason; needs an IOMMU",
+        ),
+        row(
             "FUSE",
             open("/dev/fuse"),
             Some("nothing uses it yet"),
@@ -235,6 +241,16 @@ fn pagemap_scan() -> Check {
         1 if region[0] == page => Ok("scanned a page".into()),
         found => Err(format!("{found} regions where one page is present")),
     }
+}
+
+/// The devices that are bound to vfio-pci.
+fn vfio() -> Check {
+    let bound = snaprig_pci::vfio::probe().map_err(|error| error.to_string())?;
+    let devices: Vec<_> = bound.iter().map(ToString::to_string).collect();
+    Ok(match devices.is_empty() {
+        true => "no device is bound to vfio-pci".into(),
+        false => format!("bound to vfio-pci: {}", devices.join(", ")),
+    })
 }
 
 fn memory() -> Check {
