@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use snaprig_card::{
-    memory::{CardMemory, PAGE},
+    memory::CardMemory,
     paging::{Access, PageTables},
     platform::{self, Cpu, Exit, Kind, Platform, Regs, Space},
 };

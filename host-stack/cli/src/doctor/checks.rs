@@ -76,6 +76,12 @@ pub(super) fn all() -> Vec<Row> {
             "Linux 6.7",
         ),
         row(
+            "seccomp",
+            snaprig_rig::sandbox::probe(),
+            Some("cards without a sandbox"),
+            "unset SNAPRIG_SECCOMP; Linux with CONFIG_SECCOMP_FILTER",
+        ),
+        row(
             "FUSE",
             open("/dev/fuse"),
             Some("nothing uses it yet"),
