@@ -45,6 +45,7 @@ pub struct Dirty {
     /// The epoch in which each frame was last seen to have been written to.
     written: OnceLock<Box<[AtomicU32]>>,
     epoch: AtomicU32,
+    /// The userfaultfd and this process's pagemap.
     descriptors: OnceLock<(OwnedFd, File)>,
 }
 
@@ -75,6 +76,21 @@ impl Dirty {
         if self.is_on() {
             return Ok(());
         }
+        self.open()?;
+        let (userfault, _) = self.descriptors.get().expect("just opened");
+        let mut range = [self.base.as_ptr() as u64, self.bytes, REGISTER_WP, 0];
+        ioctl(userfault, UFFDIO_REGISTER, &mut range)?;
+        let frames = (0..self.bytes / PAGE).map(|_| AtomicU32::new(0)).collect();
+        // Whoever was faster has done the same.
+        let _ = self.written.set(frames);
+        Ok(())
+    }
+
+    /// Opens what [`Dirty::start`] needs, in a process that will be allowed to open nothing.
+    pub fn open(&self) -> io::Result<()> {
+        if self.descriptors.get().is_some() {
+            return Ok(());
+        }
         let flags = libc::c_long::from(libc::O_CLOEXEC) | USER_MODE_ONLY;
         // SAFETY: a system call without pointers; the result is checked.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
@@ -84,13 +100,9 @@ impl Dirty {
         // SAFETY: it is ours and open.
         let userfault = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         ioctl(&userfault, UFFDIO_API, &mut [UFFD_API, FEATURES, 0])?;
-        let mut range = [self.base.as_ptr() as u64, self.bytes, REGISTER_WP, 0];
-        ioctl(&userfault, UFFDIO_REGISTER, &mut range)?;
         let pagemap = File::open("/proc/self/pagemap")?;
-        let frames = (0..self.bytes / PAGE).map(|_| AtomicU32::new(0)).collect();
         // Whoever was faster has done the same.
         let _ = self.descriptors.set((userfault, pagemap));
-        let _ = self.written.set(frames);
         Ok(())
     }
 

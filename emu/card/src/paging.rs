@@ -5,6 +5,9 @@
 //! an entry away does not free its frame: the caller flushes first, then puts it back. Entries
 //! above [`USER_END`] are the platform's and are left alone. A huge page can always be split: a
 //! table for that is put aside when it is mapped.
+//!
+//! The host's driver may write to card memory, so to the tables, at any time: an entry that points out of
+//! memory counts as none. What else it does there harms the card's programs only.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -87,7 +90,7 @@ impl PageTables {
 
     /// Maps the huge page at `va` to the frames from `frame` on.
     pub fn map_huge(&self, va: u64, frame: u64, access: Access) -> Result<(), OutOfMemory> {
-        assert!(va < USER_END && (va | frame).is_multiple_of(HUGE_PAGE) && self.has_room(va));
+        assert!(va < USER_END && (va | frame).is_multiple_of(HUGE_PAGE));
         let directory = self.table(va, 1)?;
         let spare = self.memory.alloc().ok_or(OutOfMemory)?;
         self.spare().push(spare);
@@ -190,13 +193,13 @@ impl PageTables {
             let next = (va | (HUGE_PAGE - 1)) + 1;
             if let Some(directory) = directory(&self.memory, self.root, va) {
                 let at = slot(directory, va, 1);
-                let entry = self.memory.load(at);
+                let entry = load(&self.memory, at, 1);
                 if entry & HUGE != 0 {
                     seen(at, va & !(HUGE_PAGE - 1), entry);
                 } else if entry & PRESENT != 0 {
                     for page in (va..end.min(next)).step_by(PAGE as usize) {
                         let at = slot(entry & ADDRESS, page, 0);
-                        let entry = self.memory.load(at);
+                        let entry = load(&self.memory, at, 0);
                         if entry & (PRESENT | HELD) != 0 {
                             seen(at, page, entry);
                         }
@@ -214,11 +217,14 @@ impl PageTables {
             return;
         };
         let at = slot(directory, va, 1);
-        let entry = self.memory.load(at);
+        let entry = load(&self.memory, at, 1);
         if entry & HUGE == 0 {
             return;
         }
-        let table = self.spare().pop().expect("there is one for each huge page");
+        // There is one for each huge page of ours.
+        let Some(table) = self.spare().pop() else {
+            return;
+        };
         for index in 0..ENTRIES {
             let page = (entry & !HUGE) + index * PAGE;
             self.memory.store(table + index * 8, page);
@@ -236,7 +242,7 @@ impl PageTables {
         let mut table = self.root;
         for level in (to + 1..=3).rev() {
             let slot = slot(table, va, level);
-            let mut entry = self.memory.load(slot);
+            let mut entry = load(&self.memory, slot, level);
             if entry & PRESENT == 0 {
                 let next = self.memory.alloc().ok_or(OutOfMemory)?;
                 entry = next | PRESENT | WRITE | USER | ACCESSED_DIRTY;
@@ -250,7 +256,7 @@ impl PageTables {
     fn free(&self, table: u64, level: u32, entries: u64) {
         if level > 0 {
             for index in 0..entries {
-                let entry = self.memory.load(table + index * 8);
+                let entry = load(&self.memory, table + index * 8, level);
                 if entry & PRESENT != 0 && entry & HUGE == 0 {
                     self.free(entry & ADDRESS, level - 1, ENTRIES);
                 }
@@ -271,13 +277,13 @@ impl Drop for PageTables {
 
 /// The frame at `va` in the tables at `root`, and what may be done with it.
 pub fn lookup(memory: &CardMemory, root: u64, va: u64) -> Option<(u64, Access)> {
-    let mut entry = memory.load(slot(directory(memory, root, va)?, va, 1));
+    let mut entry = load(memory, slot(directory(memory, root, va)?, va, 1), 1);
     let mut offset = va & (HUGE_PAGE - PAGE);
     if entry & HUGE == 0 {
         if entry & PRESENT == 0 {
             return None;
         }
-        (entry, offset) = (memory.load(slot(entry & ADDRESS, va, 0)), 0);
+        (entry, offset) = (load(memory, slot(entry & ADDRESS, va, 0), 0), 0);
     }
     (entry & (PRESENT | HELD) != 0).then(|| ((entry & ADDRESS) + offset, access(entry)))
 }
@@ -289,13 +295,30 @@ fn directory(memory: &CardMemory, root: u64, va: u64) -> Option<u64> {
     }
     let mut table = root;
     for level in (2..=3).rev() {
-        let entry = memory.load(slot(table, va, level));
+        let entry = load(memory, slot(table, va, level), level);
         if entry & PRESENT == 0 {
             return None;
         }
         table = entry & ADDRESS;
     }
     Some(table)
+}
+
+/// The entry at `slot` of a table of `level`; 0 if what it points to is not card memory.
+fn load(memory: &CardMemory, slot: u64, level: u32) -> u64 {
+    let mut entry = memory.load(slot);
+    if level == 0 {
+        entry &= !HUGE;
+    }
+    let bytes = match level {
+        1 if entry & HUGE != 0 => HUGE_PAGE,
+        _ => PAGE,
+    };
+    if memory.contains(entry & ADDRESS, bytes) {
+        entry
+    } else {
+        0
+    }
 }
 
 /// Address of the entry for `va` in `table`, at `level` (0 is the last).
@@ -350,6 +373,34 @@ mod tests {
         assert_eq!(tables.get(USER_END), None);
         drop(tables);
         assert_eq!(memory.free_bytes(), free);
+    }
+
+    #[test]
+    fn what_the_host_writes_to_tables_ends_nobody() {
+        let memory = Arc::new(CardMemory::new(64 * PAGE).unwrap());
+        let read = Access::default();
+        for (level, frame, flags) in [
+            (3, 1 << 28, PRESENT),
+            (2, 64, PRESENT),
+            (1, 64, PRESENT | HUGE),
+            (1, 0, PRESENT | HUGE),
+            (0, 64, PRESENT),
+            (0, 63, PRESENT),
+            (0, 60, PRESENT | HUGE),
+        ] {
+            let tables = PageTables::new(memory.clone()).unwrap();
+            let page = memory.alloc().unwrap();
+            tables.map(0, page, read).unwrap();
+            let table = (level..3).fold(tables.root(), |at, _| memory.load(at) & ADDRESS);
+            memory.store(table, (frame * PAGE) | flags);
+            let inside = |(frame, _)| memory.contains(frame, PAGE);
+            assert!(tables.get(0).is_none_or(inside));
+            tables.protect(0, PAGE, read);
+            for (_, frame) in tables.unmap(0, PAGE) {
+                memory.put(frame);
+            }
+            let _ = tables.map(0, page, read);
+        }
     }
 
     #[test]

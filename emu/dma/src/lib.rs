@@ -5,6 +5,7 @@
 //! | [`region`] | a sealed memfd, mapped: what may be copied from and to |
 //! | [`engine`] | queues, the thread that works them off, completions |
 //! | `schedule` | which chunk runs next: a state machine with no I/O |
+//! | [`restrict`] | io_urings that do what they were made for and nothing else |
 //! | `mover` | what moves a chunk: io_uring, or threads with pread(2) where there is none |
 //!
 //! ```text
@@ -20,6 +21,7 @@
 pub mod engine;
 mod mover;
 pub mod region;
+pub mod restrict;
 mod schedule;
 
 pub use engine::{Backend, Copy, CopyError, Done, Engine, EngineError, RegionId};

@@ -16,7 +16,7 @@ use std::{
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::schedule::Chunk;
+use crate::{restrict, schedule::Chunk};
 
 /// Entries of the ring. All chunks of all queues fit (see `schedule::IN_FLIGHT_MAX`).
 const RING_ENTRIES: u32 = 256;
@@ -48,7 +48,11 @@ impl Ring {
         let wake = Arc::new(eventfd(0, flags)?);
         let waker = wake.clone();
         let mover = Self {
-            ring: IoUring::new(RING_ENTRIES)?,
+            ring: restrict::ring(
+                RING_ENTRIES,
+                &[opcode::Read::CODE, opcode::PollAdd::CODE],
+                &[],
+            )?,
             wake,
             wake_armed: false,
         };

@@ -62,19 +62,33 @@ pub trait Function: Send + Sync {
     fn reset(&self);
 }
 
-/// Serves `function` at `socket` until `stop` (an eventfd) is readable. `aperture` is the memfd
+/// A socket that clients can connect to, though nobody serves them yet.
+pub struct Listener {
+    path: PathBuf,
+    socket: UnixListener,
+}
+
+impl Listener {
+    /// Makes the socket.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let socket = UnixListener::bind(path)?;
+        socket.set_nonblocking(true)?;
+        let path = path.to_owned();
+        Ok(Self { path, socket })
+    }
+}
+
+/// Serves `function` at a socket until `stop` (an eventfd) is readable. `aperture` is the memfd
 /// behind BAR0 and its size.
 pub fn serve(
-    socket: &Path,
+    listener: Listener,
     aperture: (OwnedFd, u64),
     function: Arc<dyn Function>,
     stop: OwnedFd,
 ) -> io::Result<JoinHandle<()>> {
-    let listener = UnixListener::bind(socket)?;
-    listener.set_nonblocking(true)?;
     let server = Server {
-        path: socket.to_owned(),
-        listener,
+        path: listener.path,
+        listener: listener.socket,
         aperture: aperture.0,
         aperture_bytes: aperture.1,
         function,

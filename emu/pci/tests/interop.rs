@@ -14,7 +14,7 @@ use rustix::{
     event::{EventfdFlags, eventfd},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
 };
-use snaprig_pci::server::{Errnum, Function, serve};
+use snaprig_pci::server::{Errnum, Function, Listener, serve};
 use snaprig_wire::pci;
 use vfio_user::Client;
 
@@ -89,7 +89,13 @@ fn the_vfio_user_crates_client_is_served() {
     let aperture = File::from(memfd());
     let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let served = (aperture.try_clone().unwrap().into(), MEMORY_BYTES);
-    let server = serve(&socket, served, function.clone(), stop.try_clone().unwrap()).unwrap();
+    let server = serve(
+        Listener::bind(&socket).unwrap(),
+        served,
+        function.clone(),
+        stop.try_clone().unwrap(),
+    )
+    .unwrap();
 
     // Negotiates, and asks for the device and all of its regions.
     let mut client = Client::new(&socket).unwrap();

@@ -23,7 +23,7 @@ use rustix::{
 };
 use snaprig_pci::{
     mic::{DmaError, Event, Mic, MicError},
-    server::{Errnum, Function, serve},
+    server::{Errnum, Function, Listener, serve},
     vfio_user_client::VfioUserClient,
 };
 use snaprig_wire::{
@@ -96,7 +96,8 @@ fn card() {
     };
     let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let aperture = (memory(), MEMORY_BYTES);
-    serve(Path::new(&socket), aperture, Arc::new(Idle), stop).unwrap();
+    let listener = Listener::bind(Path::new(&socket)).unwrap();
+    serve(listener, aperture, Arc::new(Idle), stop).unwrap();
     println!("ready");
     // Until the test ends, if it does not kill us before.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());

@@ -2,14 +2,15 @@
 //! together, boot the COI daemon, and serve until the rig is gone.
 
 use std::{
+    error::Error,
     io::Read,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, mpsc},
     time::Duration,
 };
 
 use snaprig_card::{
-    device::{self, Device},
+    device::{self, Device, Listener},
     kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice, fs::console},
     memory::CardMemory,
     platform::{self, Kind},
@@ -17,7 +18,12 @@ use snaprig_card::{
 use snaprig_scif::card as scif;
 use snaprig_wire::{bar4::spad, checkpoint};
 
-use crate::{files::CardFiles, guest, state};
+use crate::{
+    files::CardFiles,
+    guest,
+    sandbox::{self, Role, Sandbox},
+    state,
+};
 
 /// How long the last card waits for the host processes that write to the rig's directory: they end
 /// when they notice that the rig is gone.
@@ -27,6 +33,8 @@ const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
 /// On a card's standard input: its COI daemon is to be killed, as by SIGKILL. Without its first
 /// program a card stops, as Linux does without init.
 pub(crate) const KILL_DAEMON: u8 = b'k';
+
+type AnyError = Box<dyn Error + Send + Sync>;
 
 /// What one card is made of.
 #[derive(Clone, Debug)]
@@ -53,25 +61,29 @@ pub struct CardOptions {
 pub struct CardError {
     node: u16,
     what: &'static str,
-    source: Box<dyn std::error::Error + Send + Sync>,
+    source: AnyError,
 }
 
-/// Runs a card until its first program ends (an error: it never should) or the rig is gone, which
+/// Runs a card, in a process of its own, until its first program ends (an error: it never should) or the rig is gone, which
 /// shows as the end of standard input.
 pub fn run(options: &CardOptions) -> Result<(), CardError> {
     let failed = |what: &'static str| {
-        move |source: Box<dyn std::error::Error + Send + Sync>| CardError {
+        move |source: AnyError| CardError {
             node: options.node,
             what,
             source,
         }
     };
+    keep_three_descriptors();
     device::raise_descriptor_limit().map_err(|e| failed("its limit of descriptors")(e.into()))?;
     let memory = CardMemory::new(options.memory_bytes)
         .map_err(|e| failed("no memory for the card")(e.into()))?;
     let memory = Arc::new(memory);
+    // Where there is none, the first full snapshot says so.
+    let _ = memory.dirty().open();
     let platform =
         platform::choose(options.platform, &memory).map_err(|e| failed("no platform")(e.into()))?;
+    let kind = platform.kind();
     let device = Device::new(memory.clone(), options.node, options.cores)
         .map_err(|e| failed("no PCI function")(e.into()))?;
     let config = Config {
@@ -98,19 +110,57 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
             .write_file(path, program, 0o755)
             .map_err(|e| failed("its memory is too small to boot")(e.into()))?;
     }
-    device
-        .serve(&options.socket)
-        .map_err(|e| failed("its PCI function")(e.into()))?;
+    let listener =
+        Listener::bind(&options.socket).map_err(|e| failed("its PCI function")(e.into()))?;
+    // A backtrace would be read from files.
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+    // From here on guests, and the host's driver, have a say.
+    let sandbox = sandbox::enter(kind).map_err(|e| failed("its sandbox")(e.into()))?;
+    serve(&device, listener, sandbox).map_err(failed("its PCI function"))?;
     let directory = options.socket.parent().filter(|_| options.remove_directory);
     let directory = directory.map(Path::to_owned);
+    let (killing, (tell, daemon)) = (kernel.clone(), mpsc::channel());
+    let rig = std::thread::Builder::new().name("rig".into());
+    let rig = rig.spawn(move || {
+        if let Err(error) = sandbox.narrow(Role::Rig) {
+            tracing::error!("nobody would notice the rig's end: {error}");
+            std::process::exit(1);
+        }
+        // Nothing comes if the daemon does not start, which ends the process.
+        if let Ok(daemon) = daemon.recv() {
+            obey_the_rig(directory.as_deref(), || killing.kill(daemon));
+        }
+    });
+    rig.map_err(|e| failed("the thread that obeys the rig")(e.into()))?;
+    // Guest threads start as this one is.
+    sandbox
+        .narrow(Role::Guest)
+        .map_err(|e| failed("its sandbox")(e.into()))?;
     let daemon = kernel
         .spawn(boot(options.node))
         .map_err(|e| failed("the COI daemon does not start")(e.into()))?;
-    let killing = kernel.clone();
-    std::thread::spawn(move || obey_the_rig(directory.as_deref(), || killing.kill(daemon)));
+    tell.send(daemon)
+        .map_err(|e| failed("its sandbox")(e.into()))?;
     let status = kernel.wait_exit(daemon);
     device.set_state(spad::STATE_CRASHED);
     Err(failed("the COI daemon ended")(format!("{status:?}").into()))
+}
+
+/// Serves the host's driver on a thread that can do nothing else. It starts as its parent is.
+fn serve(device: &Arc<Device>, listener: Listener, sandbox: Sandbox) -> Result<(), AnyError> {
+    let device = device.clone();
+    let parent = std::thread::spawn(move || -> Result<(), AnyError> {
+        sandbox.narrow(Role::Host)?;
+        device.serve_on(listener)?;
+        Ok(())
+    });
+    parent.join().unwrap_or_else(|_| Err("a panic".into()))
+}
+
+/// Closes whatever else the process was born with: nobody in it knows of that.
+fn keep_three_descriptors() {
+    // SAFETY: called first of all, when nothing in this process owns a descriptor from 3 up.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
 }
 
 fn boot(node: u16) -> Spawn {

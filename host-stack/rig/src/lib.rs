@@ -18,6 +18,7 @@ pub mod files;
 pub mod guest;
 pub mod libraries;
 mod rig;
+pub mod sandbox;
 mod state;
 
 pub use rig::{Card, Rig, RigBuilder, RigError};

@@ -1,5 +1,8 @@
 //! The bodies of the fuzz targets: each takes any bytes, and panics if what must stay true does not.
 
+mod bytes;
+pub mod driver;
+pub mod guest;
 #[cfg(test)]
 mod smoke;
 

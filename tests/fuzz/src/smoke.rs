@@ -1,10 +1,13 @@
 //! Each body over valid inputs, mutated, and a little noise; the same ones in every run.
 
 use super::*;
+use crate::driver::{Hostile, Reach};
 use snaprig_card::capture::stream::{Encoder, Link, PAGES_AT};
 use snaprig_hca::packet::{Body, Extra, Packet, Remote, Route};
 use snaprig_hca::{Opcode, Transport, payload::Payload};
+use snaprig_pci::{host::HostDevice, vfio_user_client::VfioUserClient};
 use snaprig_wire::bar4;
+use std::fs;
 
 /// Marsaglia's xorshift64*.
 struct Random(u64);
@@ -42,10 +45,30 @@ impl Random {
     }
 }
 
-fn smoke(seeds: &[Vec<u8>], body: impl Fn(&[u8])) {
+/// Runs of the targets that do no more than look at bytes.
+const RUNS: usize = 20_000;
+
+/// What the fuzzer has kept for a target, and what once broke something.
+fn kept(target: &str) -> Vec<Vec<u8>> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["corpus", "regressions"].map(|folder| here.join(folder).join(target));
+    let entries = folders
+        .iter()
+        .filter_map(|folder| fs::read_dir(folder).ok());
+    let mut paths: Vec<_> = entries
+        .flatten()
+        .map(|entry| entry.expect("a file").path())
+        .collect();
+    paths.sort();
+    let read = |path| fs::read(path).expect("a file that can be read");
+    paths.into_iter().map(read).collect()
+}
+
+fn smoke(target: &str, seeds: &[Vec<u8>], runs: usize, body: impl Fn(&[u8])) {
     let mut random = Random(0x5eed);
+    kept(target).iter().for_each(|seed| body(seed));
     seeds.iter().for_each(|seed| body(seed));
-    for run in 0..20_000 {
+    for run in 0..runs {
         let mut input = seeds[random.below(seeds.len())].clone();
         if run % 16 == 0 {
             input = (0..random.below(200))
@@ -78,7 +101,7 @@ fn images() {
     let parts = [start, pages, encoder.end()];
     let seed = parts.concat();
     assert!(decode(&seed, 7).is_some() && with_checksums(&seed) == seed);
-    smoke(&[[&[255], &seed[..]].concat()], image);
+    smoke("image", &[[&[255], &seed[..]].concat()], RUNS, image);
 }
 
 #[test]
@@ -115,7 +138,7 @@ fn executables() {
         .concat(),
     );
     assert!(card_elf::parse(&seed).is_ok_and(|e| e.segments.len() == 2));
-    smoke(&[seed], elf);
+    smoke("elf", &[seed], RUNS, elf);
 }
 
 #[test]
@@ -206,7 +229,7 @@ fn all_messages() {
         frame::encode_framed(&open),
         copy.encode().to_vec(),
     ];
-    smoke(&seeds, messages);
+    smoke("messages", &seeds, RUNS, messages);
 }
 
 #[test]
@@ -267,7 +290,7 @@ fn fabric_packets() {
         seed(Transport::Rc, None, Body::AtomicResponse(13)),
     ];
     assert!(seeds.iter().all(|seed| wire::decode(seed).is_ok()));
-    smoke(&seeds, packets);
+    smoke("packets", &seeds, RUNS, packets);
 }
 
 #[test]
@@ -281,7 +304,8 @@ fn byte_rings() {
     ]
     .concat();
     let long = [operation(0, 64), operation(2, 0xffff_fff0), operation(3, 0)].concat();
-    smoke(&[fill.repeat(8), [far, long].concat().repeat(3)], rings);
+    let seeds = [fill.repeat(8), [far, long].concat().repeat(3)];
+    smoke("rings", &seeds, RUNS, rings);
 }
 
 #[test]
@@ -318,7 +342,55 @@ fn vfio_user_requests() {
         [&[0], &map[..], &hello, &start, &end, &read].concat(),
     ];
     let (device, server, socket) = card();
-    smoke(&seeds, |bytes| vfio_user(&socket, bytes));
+    smoke("vfio_user", &seeds, RUNS, |bytes| vfio_user(&socket, bytes));
     device.stop();
     server.join().expect("the server lives");
+}
+
+/// Noise of this many bytes.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random(seed);
+    (0..len).map(|_| random.below(256) as u8).collect()
+}
+
+#[test]
+fn hostile_drivers() {
+    let seeds: Vec<_> = (1..20).map(|seed| noise(seed, 1000)).collect();
+    smoke("driver", &seeds, 1000, driver::driver);
+}
+
+#[test]
+fn hostile_guests() {
+    let seeds: Vec<_> = (1..20).map(|seed| noise(seed, 1000)).collect();
+    smoke("guest", &seeds, 300, guest::guest);
+}
+
+/// A host behind a socket, of which there may be one after another.
+struct Socket(PathBuf, Option<VfioUserClient>);
+
+impl Reach for Socket {
+    fn host(&self) -> &dyn HostDevice {
+        self.1.as_ref().expect("only `next` takes it")
+    }
+
+    fn next(&mut self) {
+        self.1 = None;
+        self.1 = Some(VfioUserClient::connect(&self.0).expect("a connection"));
+    }
+}
+
+#[test]
+fn hostile_drivers_behind_a_socket() {
+    for seed in 1..100 {
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = directory.path().join("card");
+        let memory = Arc::new(CardMemory::new(driver::CARD_BYTES).expect("memory"));
+        let device = Device::new(memory, 1, 1).expect("a device");
+        let server = device.serve(&socket).expect("a server");
+        let mut link = Socket(socket, None);
+        link.next();
+        Hostile::new(device.clone(), link).run(&noise(seed, 600));
+        device.stop();
+        server.join().expect("the server lives");
+    }
 }

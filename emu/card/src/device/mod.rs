@@ -37,6 +37,8 @@ use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 use snaprig_dma::{Copy, Engine, EngineError, RegionError, RegionId};
+use snaprig_pci::server::Function;
+pub use snaprig_pci::server::Listener;
 use snaprig_wire::{
     bar4::{self, cause, spad},
     dma::{DESCRIPTOR_BYTES, Descriptor, HOST_BASE},
@@ -183,13 +185,23 @@ impl Device {
     /// Serves the function over vfio-user until [`Device::stop`]. A client may connect after
     /// another has left.
     pub fn serve(self: &Arc<Self>, socket: &Path) -> Result<JoinHandle<()>, DeviceError> {
+        let listener = Listener::bind(socket);
+        self.serve_on(listener.map_err(|e| io_error("making the vfio-user socket", e))?)
+    }
+
+    /// The same at a socket that was made before.
+    pub fn serve_on(self: &Arc<Self>, listener: Listener) -> Result<JoinHandle<()>, DeviceError> {
         let clone = |fd: io::Result<OwnedFd>| fd.map_err(|e| io_error("duplicating", e));
         let aperture = clone(self.memory.memfd().try_clone_to_owned())?;
         let stop = clone(self.stop.try_clone())?;
         let aperture = (aperture, self.memory.bytes());
-        let port = Arc::new(function::Port(self.clone()));
-        snaprig_pci::server::serve(socket, aperture, port, stop)
+        snaprig_pci::server::serve(listener, aperture, self.function(), stop)
             .map_err(|e| io_error("serving the vfio-user socket", e))
+    }
+
+    /// The function itself, for whoever serves it another way.
+    pub fn function(self: &Arc<Self>) -> Arc<dyn Function> {
+        Arc::new(function::Port(self.clone()))
     }
 
     /// Ends the thread of [`Device::serve`], which removes the socket.

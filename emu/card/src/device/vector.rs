@@ -13,6 +13,9 @@ use std::{
 
 use io_uring::{IoUring, opcode};
 
+/// `IORING_REGISTER_EVENTFD` and `IORING_UNREGISTER_EVENTFD` (io_uring_register(2)).
+const EVENTFDS: [u8; 2] = [4, 5];
+
 /// Where interrupts are signalled: an eventfd, or nowhere.
 pub(super) struct Vector {
     ring: Option<IoUring>,
@@ -23,7 +26,7 @@ pub(super) struct Vector {
 impl Default for Vector {
     fn default() -> Self {
         Self {
-            ring: IoUring::new(1).ok(),
+            ring: snaprig_dma::restrict::ring(1, &[opcode::Nop::CODE], &EVENTFDS).ok(),
             event: None,
             registered: false,
         }

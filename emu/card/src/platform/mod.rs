@@ -25,10 +25,11 @@ use serde::{Deserialize, Serialize};
 /// First address that programs may not use. Above it lie the platform's own pages.
 pub const USER_END: u64 = 0x7f80_0000_0000;
 
+pub use ptrace::{MEMORY_FD as TRACED_MEMORY_FD, STUB as TRACED_STUB};
 pub use select::{Kind, choose, probe};
 
 /// The signal that makes a host thread leave the guest; it does nothing else.
-pub(crate) fn kick_signal() -> libc::c_int {
+pub fn kick_signal() -> libc::c_int {
     libc::SIGRTMAX() - 1
 }
 
@@ -86,8 +87,8 @@ pub enum Exit {
 
 /// Makes spaces and CPUs.
 pub trait Platform: Send + Sync {
-    /// `kvm` or `ptrace`.
-    fn name(&self) -> &'static str;
+    /// Which one it is.
+    fn kind(&self) -> Kind;
 
     /// An address space whose page tables are rooted at card-physical `root` (one zeroed frame).
     /// The platform may put its own entries into the root's slots from [`USER_END`] up.

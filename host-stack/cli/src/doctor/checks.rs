@@ -82,6 +82,12 @@ pub(super) fn all() -> Vec<Row> {
             "see the reason; needs an IOMMU",
         ),
         row(
+            "seccomp",
+            snaprig_rig::sandbox::probe(),
+            Some("cards without a sandbox"),
+            "unset SNAPRIG_SECCOMP; Linux with CONFIG_SECCOMP_FILTER",
+        ),
+        row(
             "FUSE",
             open("/dev/fuse"),
             Some("nothing uses it yet"),

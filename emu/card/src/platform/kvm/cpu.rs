@@ -177,7 +177,6 @@ pub struct KvmCpu {
 impl KvmCpu {
     /// Takes over a virtual CPU, for the calling thread.
     pub fn new(vm: Arc<Vm>, mut vcpu: Vcpu, space: Arc<dyn Space>) -> Result<Self, PlatformError> {
-        install_handler();
         vcpu.set_xsave(&vcpu.initial)?;
         let run = std::ptr::from_mut(vcpu.fd.get_kvm_run());
         let root = root(&space);
@@ -451,7 +450,7 @@ impl Kick for KvmKick {
 }
 
 /// The kick signal must interrupt KVM_RUN and do nothing else.
-fn install_handler() {
+pub fn install_handler() {
     static ONCE: Once = Once::new();
     extern "C" fn nothing(_: libc::c_int) {}
     ONCE.call_once(|| {

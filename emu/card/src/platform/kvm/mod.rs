@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VmFd};
 
-use super::{Cpu, Platform, PlatformError, Space};
+use super::{Cpu, Kind, Platform, PlatformError, Space};
 use crate::{memory::CardMemory, xstate};
 
 /// Guest-physical address of the dummy slot: far above any card memory.
@@ -48,6 +48,7 @@ struct Vm {
 impl KvmPlatform {
     /// A VM over `memory`.
     pub fn new(memory: &Arc<CardMemory>) -> Result<Self, PlatformError> {
+        cpu::install_handler();
         let kvm = Kvm::new().map_err(|e| host("open /dev/kvm", e))?;
         let fd = kvm.create_vm().map_err(|e| host("KVM_CREATE_VM", e))?;
         // Needed on Intel hosts without unrestricted guests; below 4 GiB, outside low memory is
@@ -94,8 +95,8 @@ impl KvmPlatform {
 }
 
 impl Platform for KvmPlatform {
-    fn name(&self) -> &'static str {
-        "kvm"
+    fn kind(&self) -> Kind {
+        Kind::Kvm
     }
 
     fn new_space(&self, root: u64) -> Result<Arc<dyn Space>, PlatformError> {

@@ -33,8 +33,9 @@ use std::sync::{
     mpsc::{Sender, channel},
 };
 
+pub use self::{space::MEMORY_FD, stub::STUB};
 use self::{space::PtraceSpace, task::Task};
-use super::{Cpu, Platform, PlatformError, Space};
+use super::{Cpu, Kind, Platform, PlatformError, Space};
 use crate::{memory::CardMemory, xstate};
 
 /// The platform. A thread of its own forks spaces and traces their leaders: a child dies with the
@@ -85,8 +86,8 @@ impl PtracePlatform {
 }
 
 impl Platform for PtracePlatform {
-    fn name(&self) -> &'static str {
-        "ptrace"
+    fn kind(&self) -> Kind {
+        Kind::Ptrace
     }
 
     fn new_space(&self, root: u64) -> Result<Arc<dyn Space>, PlatformError> {

@@ -1,0 +1,442 @@
+//! A card's PCI function and a hostile driver: whatever the driver does, the device neither panics nor
+//! hangs, copies nothing outside of what it was given, and works after a reset or for the next host.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use snaprig_card::{
+    device::Device,
+    memory::{CardMemory, PAGE},
+};
+use snaprig_pci::{
+    host::{DeviceError, HostDevice, Mapping},
+    server::Function,
+};
+use snaprig_wire::{
+    bar4::{self, cause, spad},
+    dma::{DESCRIPTOR_BYTES, Descriptor, HOST_BASE},
+    pci::{BAR_APERTURE, BAR_MMIO},
+    ring::HEADER_BYTES,
+};
+
+use crate::bytes::Bytes;
+
+/// Memory of the card.
+pub const CARD_BYTES: u64 = 8 << 20;
+const DMA_RING_LEN: u64 = PAGE / DESCRIPTOR_BYTES as u64;
+/// Host memory: what is mapped is [`MAPPED`] of it; the rest must never change.
+const HOST_BYTES: u64 = 32 * PAGE;
+const MAPPED: std::ops::Range<u64> = 8 * PAGE..24 * PAGE;
+const CANARY: u8 = 0xc5;
+/// Where a well-behaved host maps its memory, out of the hostile one's reach.
+const GOOD_IOVA: u64 = 1 << 38;
+/// What a driver does at most in one run.
+const OPS_MAX: usize = 100;
+
+/// How a host reaches the device.
+pub trait Reach {
+    /// The host that is there.
+    fn host(&self) -> &dyn HostDevice;
+    /// This host goes, another comes.
+    fn next(&mut self);
+}
+
+/// The function itself, in this process.
+pub struct Local(Arc<dyn Function>);
+
+impl Local {
+    /// A host is there.
+    pub fn new(function: Arc<dyn Function>) -> Self {
+        function.attach();
+        Self(function)
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.0.detach();
+    }
+}
+
+impl Reach for Local {
+    fn host(&self) -> &dyn HostDevice {
+        self
+    }
+
+    fn next(&mut self) {
+        self.0.detach();
+        self.0.attach();
+    }
+}
+
+fn answer(result: Result<(), i32>) -> Result<(), DeviceError> {
+    result.map_err(|errno| DeviceError::Refused {
+        what: "do that",
+        errno,
+    })
+}
+
+impl HostDevice for Local {
+    fn config_read(&self, _offset: u64, _to: &mut [u8]) -> Result<(), DeviceError> {
+        answer(Err(libc::EINVAL))
+    }
+
+    fn config_write(&self, _offset: u64, _from: &[u8]) -> Result<(), DeviceError> {
+        answer(Err(libc::EINVAL))
+    }
+
+    fn bar_read(&self, bar: u32, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
+        answer(self.0.bar_read(bar, offset, to))
+    }
+
+    fn bar_write(&self, bar: u32, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
+        answer(self.0.bar_write(bar, offset, from))
+    }
+
+    fn map_bar(&self, bar: u32) -> Result<Mapping, DeviceError> {
+        Err(DeviceError::Map {
+            bar,
+            why: "it is this process's own",
+        })
+    }
+
+    fn dma_map(
+        &self,
+        iova: u64,
+        len: u64,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+    ) -> Result<(), DeviceError> {
+        let fd = fd.try_clone_to_owned().expect("a descriptor");
+        answer(self.0.dma_map(iova, len, fd, offset))
+    }
+
+    fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), DeviceError> {
+        answer(self.0.dma_unmap(iova, len))
+    }
+
+    fn set_vector(&self, vector: u32, event: BorrowedFd<'_>) -> Result<(), DeviceError> {
+        let event = event.try_clone_to_owned().expect("a descriptor");
+        self.0.set_vector(vector, Some(event));
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        self.0.reset();
+        Ok(())
+    }
+
+    fn hang_up(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn close(&self) {}
+}
+
+/// A driver that does what bytes say to a device in this process.
+pub fn driver(bytes: &[u8]) {
+    let memory = Arc::new(CardMemory::new(CARD_BYTES).expect("memory"));
+    let device = Device::new(memory, 1, 1).expect("a device");
+    let link = Local::new(device.function());
+    Hostile::new(device, link).run(bytes);
+}
+
+/// A device, a host of it, and the host's memory.
+pub struct Hostile<L> {
+    device: Arc<Device>,
+    link: L,
+    memory: CardMemory,
+}
+
+impl<L: Reach> Hostile<L> {
+    /// A host that has done nothing yet.
+    pub fn new(device: Arc<Device>, link: L) -> Self {
+        let memory = CardMemory::new(HOST_BYTES).expect("memory");
+        memory.write(0, &[CANARY; HOST_BYTES as usize]);
+        Self {
+            device,
+            link,
+            memory,
+        }
+    }
+
+    /// Does what the bytes say, and sees that the device is as good as new after it.
+    pub fn run(&mut self, bytes: &[u8]) {
+        let mut bytes = Bytes(bytes);
+        let last = bytes.below(3);
+        let len = MAPPED.end - MAPPED.start;
+        self.link
+            .host()
+            .dma_map(0, len, self.memory.memfd(), MAPPED.start)
+            .expect("a window");
+        for _ in 0..OPS_MAX {
+            if bytes.is_empty() {
+                break;
+            }
+            match self.step(&mut bytes) {
+                // Refusals are fine, a device that is gone is not.
+                Ok(()) | Err(DeviceError::Refused { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        match last {
+            0 => self.write(bar4::RGCR, bar4::RGCR_RESET),
+            1 => self.link.host().reset().expect("a reset"),
+            _ => self.link.next(),
+        }
+        self.works();
+        assert!(self.canaries_live(), "a copy went outside");
+    }
+
+    fn write(&self, register: u64, value: u32) {
+        let host = self.link.host();
+        host.write32(BAR_MMIO, register, value).expect("a register");
+    }
+
+    fn read(&self, register: u64) -> u32 {
+        let host = self.link.host();
+        host.read32(BAR_MMIO, register).expect("a register")
+    }
+
+    /// The page of descriptors that is meant for channel `c`.
+    fn ring(&self, c: usize) -> u64 {
+        u64::from(self.read(bar4::SPAD0 + 4 * spad::DMA_RINGS)) * PAGE + c as u64 * PAGE
+    }
+
+    /// Puts descriptors into channel `c`'s ring and starts it.
+    fn start(&self, c: usize, descriptors: &[Descriptor]) {
+        let ring = self.ring(c);
+        for (i, d) in descriptors.iter().enumerate() {
+            let at = ring + i as u64 * DESCRIPTOR_BYTES as u64;
+            self.device.memory().write(at, &d.encode());
+        }
+        let hi = (DMA_RING_LEN as u32) << 4 | (ring >> 32) as u32;
+        for (register, value) in [
+            (bar4::DCAR, 0),
+            (bar4::DRAR_LO, ring as u32),
+            (bar4::DRAR_HI, hi),
+            (bar4::DCAR, 1),
+            (bar4::DHPR, descriptors.len() as u32),
+        ] {
+            self.write(bar4::dma_register(c, register), value);
+        }
+    }
+
+    fn step(&self, bytes: &mut Bytes<'_>) -> Result<(), DeviceError> {
+        let (host, card) = (self.link.host(), self.device.memory());
+        let channel = |bytes: &mut Bytes<'_>| bytes.below(bar4::HOST_DMA_CHANNELS as u64) as usize;
+        let bar = |bytes: &mut Bytes<'_>| match bytes.below(3) {
+            0 => BAR_MMIO,
+            1 => BAR_APERTURE,
+            _ => bytes.u32(),
+        };
+        let page = |bytes: &mut Bytes<'_>| bytes.below(40) * PAGE;
+        match bytes.below(10) {
+            0 => {
+                let width = match bytes.below(5) {
+                    0 => u64::from(bytes.u16()),
+                    width => 1 << (width - 1),
+                };
+                host.bar_read(bar(bytes), offset(bytes), &mut vec![0; width as usize])
+            }
+            1 => {
+                let (bar, offset) = (bar(bytes), offset(bytes));
+                let len = bytes.one_of(&[4, 4, 1, 2, 8, 16]);
+                host.bar_write(bar, offset, &bytes.some(len))
+            }
+            2 => {
+                let channel = bytes.below(bar4::DMA_CHANNELS as u64) as usize;
+                let register =
+                    bytes.one_of(&[bar4::DHPR, bar4::DCAR, bar4::DRAR_LO, bar4::DRAR_HI]);
+                let register = match bytes.below(2) {
+                    0 => register,
+                    _ => bytes.below(16) * 4,
+                };
+                host.write32(
+                    BAR_MMIO,
+                    bar4::dma_register(channel, register),
+                    value(bytes),
+                )
+            }
+            3 | 4 => {
+                let ring = self.ring(channel(bytes));
+                let slot = bytes.one_of(&[0, 0, 0, 1, 63, DMA_RING_LEN - 1]);
+                for slot in slot..(slot + bytes.below(80)).min(DMA_RING_LEN) {
+                    card.write(ring + slot * DESCRIPTOR_BYTES as u64, &descriptor(bytes));
+                }
+                Ok(())
+            }
+            5 => {
+                let channel = channel(bytes);
+                self.start(channel, &[]);
+                host.write32(
+                    BAR_MMIO,
+                    bar4::dma_register(channel, bar4::DHPR),
+                    value(bytes),
+                )
+            }
+            6 => {
+                let ring = bytes.one_of(&[spad::RING_TO_CARD, spad::RING_TO_HOST]);
+                let page = u64::from(self.read(bar4::SPAD0 + 4 * ring));
+                let word = bytes.below(HEADER_BYTES as u64 / 8) * 8;
+                card.store(page * PAGE + word, bytes.u64());
+                // What the card's driver would do now.
+                let _ = self.device.ring_to_host().push(&[1; 100]);
+                let _ = self.device.ring_to_card().pop();
+                Ok(())
+            }
+            7 => {
+                let (iova, offset) = (
+                    page(bytes),
+                    MAPPED.start + page(bytes) % (MAPPED.end - MAPPED.start),
+                );
+                let len = page(bytes).min(MAPPED.end - offset);
+                host.dma_map(iova, len, self.memory.memfd(), offset)
+            }
+            8 => host.dma_unmap(page(bytes), page(bytes)),
+            _ => host.reset(),
+        }
+    }
+
+    /// The registers are as after power-on, and two channels at once copy both ways.
+    fn works(&self) {
+        for c in 0..bar4::HOST_DMA_CHANNELS {
+            for register in [bar4::DCAR, bar4::DHPR, bar4::DTPR, bar4::DSTAT] {
+                assert_eq!(self.read(bar4::dma_register(c, register)), 0);
+            }
+        }
+        assert_eq!((self.read(bar4::SICR0), self.read(bar4::SICE0)), (0, 0));
+        let device = &self.device;
+        assert_eq!(device.ring_to_card().pop(), Ok(None));
+        assert_eq!(device.ring_to_host().pop(), Ok(None));
+        device.ring_to_host().push(b"record").expect("room");
+        assert_eq!(device.ring_to_host().pop(), Ok(Some(b"record".to_vec())));
+
+        let host = self.link.host();
+        let len = MAPPED.end - MAPPED.start;
+        host.dma_map(GOOD_IOVA, len, self.memory.memfd(), MAPPED.start)
+            .expect("a window");
+        let bytes: Vec<u8> = (0..8 * PAGE).map(|i| ((i * 31) >> 3) as u8).collect();
+        self.memory.write(MAPPED.start, &bytes);
+        let window = HOST_BASE + GOOD_IOVA;
+        let card = device.memory().alloc_run(8, 1).expect("card memory");
+        let half = 4 * PAGE;
+        let copy = |src, dst| Descriptor {
+            src,
+            dst,
+            len: half as u32,
+            interrupt: true,
+        };
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        host.set_vector(0, event.as_fd()).expect("a vector");
+        let causes = cause::DMA0 | cause::DMA0 << 1;
+        self.write(bar4::SICE0, causes);
+        self.start(0, &[copy(window, card), copy(card, window + 8 * PAGE)]);
+        self.start(
+            1,
+            &[
+                copy(window + half, card + half),
+                copy(card + half, window + 12 * PAGE),
+            ],
+        );
+        let minute = Timespec {
+            tv_sec: 60,
+            tv_nsec: 0,
+        };
+        while self.read(bar4::SICR0) != causes {
+            let ready = poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&minute));
+            assert_eq!(ready, Ok(1), "no interrupt");
+            rustix::io::read(&event, &mut [0; 8]).expect("a signal");
+        }
+        let mut back = vec![0; bytes.len()];
+        self.memory.read(MAPPED.start + 8 * PAGE, &mut back);
+        assert!(back == bytes, "the device copies something else");
+        (0..8).for_each(|page| device.memory().put(card + page * PAGE));
+    }
+
+    fn canaries_live(&self) -> bool {
+        let mut bytes = vec![0; HOST_BYTES as usize];
+        self.memory.read(0, &mut bytes);
+        let (before, after) = (
+            &bytes[..MAPPED.start as usize],
+            &bytes[MAPPED.end as usize..],
+        );
+        before.iter().chain(after).all(|byte| *byte == CANARY)
+    }
+}
+
+fn offset(bytes: &mut Bytes<'_>) -> u64 {
+    let special = [
+        bar4::SPAD0,
+        bar4::SICR0,
+        bar4::SICE0,
+        bar4::SICC0,
+        bar4::RGCR,
+        bar4::SDBIC0,
+        bar4::DMA,
+        CARD_BYTES,
+        u64::MAX,
+    ];
+    match bytes.below(3) {
+        0 => bytes.one_of(&special).wrapping_add(bytes.below(20) * 4),
+        1 => bytes
+            .one_of(&special)
+            .wrapping_sub(8)
+            .wrapping_add(bytes.below(80)),
+        _ => bytes.u64(),
+    }
+}
+
+fn value(bytes: &mut Bytes<'_>) -> u32 {
+    match bytes.below(4) {
+        0 => bytes.u32(),
+        _ => bytes.below(300) as u32,
+    }
+}
+
+/// DMA addresses: the ends of card memory and of windows, and anything.
+fn address(bytes: &mut Bytes<'_>) -> u64 {
+    // Above the rings, whose descriptors a copy may overwrite otherwise.
+    let card = CARD_BYTES - (4 << 20) + u64::from(bytes.u16()) * 32;
+    match bytes.below(8) {
+        0 => bytes.u64() % (2 * HOST_BASE),
+        1 => {
+            let bases = [
+                0,
+                CARD_BYTES,
+                HOST_BASE,
+                HOST_BASE + 16 * PAGE,
+                2 * HOST_BASE - 1,
+            ];
+            let base = bytes.one_of(&bases);
+            base.saturating_sub(4097)
+                .saturating_add(bytes.below(8195))
+                .min(2 * HOST_BASE - 1)
+        }
+        2..5 => HOST_BASE + u64::from(bytes.u16()),
+        _ => card,
+    }
+}
+
+fn descriptor(bytes: &mut Bytes<'_>) -> [u8; DESCRIPTOR_BYTES] {
+    let kind = bytes.u8();
+    if kind % 16 == 15 {
+        return bytes.array();
+    }
+    let len = match kind % 8 {
+        0 => 1 << 20,
+        1 => 1 + bytes.u32() % (1 << 20),
+        _ => 1 + bytes.below(8192) as u32,
+    };
+    let interrupt = kind & 128 != 0;
+    Descriptor {
+        src: address(bytes),
+        dst: address(bytes),
+        len,
+        interrupt,
+    }
+    .encode()
+}
