@@ -50,6 +50,10 @@ fn offset() -> impl Strategy<Value = u64> {
         bar4::SICC0,
         bar4::RGCR,
         bar4::SDBIC0,
+        bar4::DCR,
+        bar4::SMPT00,
+        0,
+        0x800,
         BYTES,
         u64::MAX,
     ];
@@ -189,7 +193,13 @@ impl Hostile {
     fn works(&self) {
         let bench = &self.bench;
         for c in 0..bar4::HOST_DMA_CHANNELS {
-            for register in [bar4::DCAR, bar4::DHPR, bar4::DTPR, bar4::DSTAT] {
+            for register in [
+                bar4::DCAR,
+                bar4::DHPR,
+                bar4::DTPR,
+                bar4::DCHERR,
+                bar4::DCHERRMSK,
+            ] {
                 assert_eq!(bench.read(bar4::dma_register(c, register)), 0);
             }
         }
@@ -328,4 +338,60 @@ fn a_full_blocking_eventfd_does_not_hold_the_card_up() {
     card.join().unwrap();
     assert_eq!(raised, Ok(()));
     assert_eq!(bench.read(bar4::SICR0), cause::STATE);
+}
+
+/// One client at a time: the second waits until the first is gone, and finds nothing of it. One that
+/// only connects, or says half of something, holds nobody up once it leaves.
+#[test]
+fn a_second_client_waits_for_the_first_and_half_a_message_hurts_nobody() {
+    use std::{io::Write, os::unix::net::UnixStream};
+    let mut hostile = Hostile::new();
+    hostile.bench.start(0, &long_copies());
+    let mut silent = UnixStream::connect(&hostile.bench.socket).unwrap();
+    silent.write_all(&[0, 0, 1]).unwrap();
+    let socket = hostile.bench.socket.clone();
+    let (send, connected) = mpsc::channel();
+    let second = std::thread::spawn(move || {
+        let client = VfioUserClient::connect(&socket).unwrap();
+        send.send(()).unwrap();
+        client
+    });
+    // The first is still served, as if nobody waited.
+    assert_eq!(hostile.bench.read(bar4::SPAD0 + 4 * spad::NODE), 1);
+    assert!(connected.try_recv().is_err());
+    drop(silent);
+    hostile.bench.host = None;
+    hostile.bench.host = Some(second.join().unwrap());
+    hostile.map_good();
+    hostile.works();
+}
+
+/// Resets in a row, by both ways, with transfers between host and card under way.
+#[test]
+fn a_storm_of_resets_in_mid_transfer_leaves_a_device_that_works() {
+    let hostile = Hostile::new();
+    hostile.map_good();
+    let copy = |src, dst| Descriptor {
+        src,
+        dst,
+        len: 16 * PAGE as u32,
+        interrupt: true,
+    };
+    let (window, card) = (HOST_BASE + GOOD_IOVA, BYTES - (1 << 20));
+    let transfers = [copy(window, card), copy(card, window)].repeat(30);
+    let bench = &hostile.bench;
+    for round in 0..100 {
+        for c in 0..bar4::HOST_DMA_CHANNELS {
+            bench.start(c, &transfers);
+        }
+        match round % 2 {
+            0 => bench.write(bar4::RGCR, bar4::RGCR_RESET),
+            _ => bench.host().reset().unwrap(),
+        }
+        // The reply comes after the reset: nothing of before it goes on, or is announced.
+        assert_eq!(bench.read(bar4::SICR0), 0);
+        assert!(bench.device.channels.iter().all(|c| !lock(c).running()));
+    }
+    hostile.works();
+    assert!(hostile.canaries_live());
 }
