@@ -5,6 +5,7 @@ use std::{
     io::Read,
     path::{Path, PathBuf},
     sync::Arc,
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -27,6 +28,9 @@ const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
 /// On a card's standard input: its COI daemon is to be killed, as by SIGKILL. Without its first
 /// program a card stops, as Linux does without init.
 pub(crate) const KILL_DAEMON: u8 = b'k';
+/// On a card's standard input: it is to shut down. It says so to the host, lets the DMA that is under
+/// way end, and is gone.
+pub(crate) const SHUT_DOWN: u8 = b's';
 
 /// What one card is made of.
 #[derive(Clone, Debug)]
@@ -98,7 +102,7 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
             .write_file(path, program, 0o755)
             .map_err(|e| failed("its memory is too small to boot")(e.into()))?;
     }
-    device
+    let serving = device
         .serve(&options.socket)
         .map_err(|e| failed("its PCI function")(e.into()))?;
     let directory = options.socket.parent().filter(|_| options.remove_directory);
@@ -106,8 +110,20 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
     let daemon = kernel
         .spawn(boot(options.node))
         .map_err(|e| failed("the COI daemon does not start")(e.into()))?;
-    let killing = kernel.clone();
-    std::thread::spawn(move || obey_the_rig(directory.as_deref(), || killing.kill(daemon)));
+    let (killing, ending) = (kernel.clone(), device.clone());
+    let mut serving = Some(serving);
+    let obey = move |order| match order {
+        KILL_DAEMON => killing.kill(daemon),
+        SHUT_DOWN => {
+            ending.set_state(spad::STATE_SHUTTING_DOWN);
+            ending.stop();
+            // Not before the DMA that is under way has ended.
+            serving.take().map(JoinHandle::join);
+            std::process::exit(0);
+        }
+        _ => {}
+    };
+    std::thread::spawn(move || obey_the_rig(directory.as_deref(), obey));
     let status = kernel.wait_exit(daemon);
     device.set_state(spad::STATE_CRASHED);
     Err(failed("the COI daemon ended")(format!("{status:?}").into()))
@@ -132,13 +148,11 @@ fn boot(node: u16) -> Spawn {
 }
 
 /// Standard input is a pipe from the rig's process: it ends when that process does, even by
-/// SIGKILL. Whoever is left then tidies up. A byte on it is a fault on purpose.
-fn obey_the_rig(directory: Option<&Path>, kill_daemon: impl Fn()) {
+/// SIGKILL. Whoever is left then tidies up. A byte on it is an order.
+fn obey_the_rig(directory: Option<&Path>, mut obey: impl FnMut(u8)) {
     let mut byte = [0];
     while matches!(std::io::stdin().read(&mut byte), Ok(1..)) {
-        if byte == [KILL_DAEMON] {
-            kill_daemon();
-        }
+        obey(byte[0]);
     }
     if let Some(directory) = directory {
         remove(directory);

@@ -13,6 +13,7 @@
 //! What must stay true: dropping a [`Rig`] ends every card and removes its directory; a card ends
 //! by itself when the rig's process is gone, however that ended.
 
+mod card;
 pub mod card_process;
 pub mod files;
 pub mod guest;
@@ -20,4 +21,6 @@ pub mod libraries;
 mod rig;
 mod state;
 
-pub use rig::{Card, Rig, RigBuilder, RigError};
+pub use card::Card;
+pub use rig::{Rig, RigBuilder, RigError};
+pub use snaprig_scif::host::cards::CardState;
