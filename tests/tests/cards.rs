@@ -206,7 +206,7 @@ fn a_card_that_is_reset_in_mid_transfer_ends_every_transfer_and_those_to_other_c
             let ended: Result<(), snaprig_coi::CoiError> = transfers.join().expect("no panic");
             ended.expect_err("the card is gone");
             let buffer = bystander.buffer(BYTES).expect("a buffer");
-            let data: Vec<_> = (0..BYTES).map(|at| (at * 31 >> 3) as u8).collect();
+            let data: Vec<_> = (0..BYTES).map(|at| ((at * 31) >> 3) as u8).collect();
             buffer.write(0, &data).expect("written");
             let mut back = vec![0; BYTES];
             buffer.read(0, &mut back).expect("read");
