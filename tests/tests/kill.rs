@@ -30,6 +30,10 @@ fn killer(step: Step, pid: u32) -> Arc<dyn Fn(&StepReport) + Send + Sync> {
     })
 }
 
+fn pid_of(scene: &Scene, card: usize) -> u32 {
+    scene.rig.card(card).pid().expect("it is powered")
+}
+
 fn no_partial_files(dir: &Path) {
     for entry in std::fs::read_dir(dir).expect("a directory") {
         let name = entry
@@ -45,7 +49,7 @@ fn no_partial_files(dir: &Path) {
 fn a_card_killed_during_pause_fails_the_pause_and_the_work() {
     for step in [Step::Agree, Step::Lock, Step::Drain] {
         let scene = Scene::new(1);
-        let snapify = Snapify::new(&scene.process, killer(step, scene.rig.cards()[0].pid()));
+        let snapify = Snapify::new(&scene.process, killer(step, pid_of(&scene, 0)));
         snapify
             .pause(&scene.snapshot())
             .expect_err("the card is dead");
@@ -69,7 +73,7 @@ fn a_card_killed_during_capture_leaves_the_earlier_snapshot() {
     first.resume().expect("resume");
     scene.process.break_at(12, TIMEOUT).expect("it goes on");
     let before = image_of(&scene.snapshot());
-    let pid = scene.rig.cards()[0].pid();
+    let pid = pid_of(&scene, 0);
     let second = Snapify::new(&scene.process, killer(Step::Capture, pid));
     second.pause(&scene.snapshot()).expect("pause");
     second.capture(false).expect("capture starts");
@@ -86,7 +90,7 @@ fn image_of(path: &Path) -> Vec<u8> {
 fn a_card_killed_during_restore_leaves_a_process_that_another_card_can_have() {
     for step in [Step::Restore, Step::Reconnect] {
         let scene = Scene::new(3);
-        let pid = scene.rig.cards()[1].pid();
+        let pid = pid_of(&scene, 1);
         let snapify = Snapify::new(&scene.process, killer(step, pid));
         snapify.pause(&scene.snapshot()).expect("pause");
         snapify.capture(true).expect("capture");
@@ -149,7 +153,7 @@ fn calls_out_of_order_and_damaged_snapshots_are_refused() {
 fn a_card_killed_once_its_process_is_captured_is_no_loss() {
     for step in [Step::Commit, Step::Verify, Step::Resume] {
         let scene = Scene::new(2);
-        let snapify = Snapify::new(&scene.process, killer(step, scene.rig.cards()[0].pid()));
+        let snapify = Snapify::new(&scene.process, killer(step, pid_of(&scene, 0)));
         snapify.pause(&scene.snapshot()).expect("pause");
         snapify.capture(false).expect("capture starts");
         snapify.wait(TIMEOUT).expect("the image is on the host");
@@ -165,7 +169,7 @@ fn a_card_killed_once_its_process_is_captured_is_no_loss() {
 #[test]
 fn a_card_killed_while_the_restored_process_resumes_can_be_replaced_again() {
     let scene = Scene::new(3);
-    let pid = scene.rig.cards()[1].pid();
+    let pid = pid_of(&scene, 1);
     let snapify = Snapify::new(&scene.process, killer(Step::Resume, pid));
     snapify.pause(&scene.snapshot()).expect("pause");
     snapify.capture(true).expect("capture starts");

@@ -88,7 +88,7 @@ fn every_thread_of_a_running_card_is_under_filters() {
         let rig = Rig::builder().exe(SNAPRIG);
         let platform = platform.parse().expect("a platform");
         let rig = rig.platform(Some(platform)).start().expect("a rig");
-        let process = format!("/proc/{}", rig.cards()[0].pid());
+        let process = format!("/proc/{}", rig.cards()[0].pid().expect("it runs"));
         let mut filters = Vec::new();
         for task in fs::read_dir(format!("{process}/task")).expect("its threads") {
             let status = task.expect("a thread").path().join("status");

@@ -160,6 +160,19 @@ impl Engine {
         }
     }
 
+    /// Reads bytes of a region now; false if they are not inside.
+    pub fn read(&self, (id, at): (RegionId, u64), to: &mut [u8]) -> bool {
+        let state = self.shared.lock();
+        let region = state.regions.get(&id);
+        let Some(region) = region.filter(|region| region.contains(at, to.len() as u64)) else {
+            return false;
+        };
+        // SAFETY: the range is inside the region, which stays mapped while the lock is held; `to` is
+        // private memory, so they are disjoint.
+        unsafe { std::ptr::copy_nonoverlapping(region.pointer(at), to.as_mut_ptr(), to.len()) };
+        true
+    }
+
     /// Queues copies. They run one after the other, after all that were queued before in the same
     /// queue. `done` is called on the engine's thread, never on the caller's.
     ///

@@ -30,6 +30,8 @@ const STATUS_CAPABILITIES: u8 = 1 << 4;
 const MSIX_ID: u8 = 0x11;
 /// MSI-X message control: enable, and mask all.
 const MSIX_CONTROL_WRITABLE: u8 = 0xc0;
+/// Mask all, in the same byte.
+const MSIX_FUNCTION_MASK: u8 = 0x40;
 /// BAR flags: memory, 64 bit.
 const BAR_64BIT: u64 = 0b0100;
 /// BAR flag: prefetchable.
@@ -81,6 +83,11 @@ impl ConfigSpace {
                 self.bytes[at] = self.bytes[at] & !mask | byte & mask;
             }
         }
+    }
+
+    /// Whether the function mask of the MSI-X capability is set.
+    pub fn masks_vectors(&self) -> bool {
+        self.bytes[MSIX + 3] & MSIX_FUNCTION_MASK != 0
     }
 
     fn put(&mut self, at: usize, bytes: &[u8]) {

@@ -58,6 +58,8 @@ pub trait Function: Send + Sync {
     fn dma_unmap_all(&self);
     /// Where to signal a vector (below [`pci::MSIX_VECTORS`]): a non-blocking eventfd, or nowhere.
     fn set_vector(&self, vector: u32, event: Option<OwnedFd>);
+    /// Whether all vectors are masked, by the function mask of the MSI-X capability: signals are to wait.
+    fn mask_vectors(&self, is_masked: bool);
     /// Function-level reset.
     fn reset(&self);
 }
@@ -237,7 +239,10 @@ impl Server {
             return Err(libc::EINVAL);
         }
         match region {
-            vfio::REGION_CONFIG => config.write(offset, data),
+            vfio::REGION_CONFIG => {
+                config.write(offset, data);
+                self.function.mask_vectors(config.masks_vectors());
+            }
             0..vfio::REGION_CONFIG => self.function.bar_write(region, offset, data)?,
             _ => return Err(libc::EINVAL),
         }

@@ -76,6 +76,7 @@ impl Function for Recorder {
         self.note(format!("vector {vector}"));
         rustix::io::write(event.unwrap(), &7u64.to_ne_bytes()).unwrap();
     }
+    fn mask_vectors(&self, _is_masked: bool) {}
     fn reset(&self) {
         self.note("reset".into());
     }

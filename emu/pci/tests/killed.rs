@@ -85,6 +85,7 @@ impl Function for Idle {
     }
     fn dma_unmap_all(&self) {}
     fn set_vector(&self, _: u32, _: Option<OwnedFd>) {}
+    fn mask_vectors(&self, _is_masked: bool) {}
     fn reset(&self) {}
 }
 

@@ -1,8 +1,9 @@
 //! The MMIO registers in BAR4. Offsets are those of Knights Corner (Linux's former
 //! `drivers/misc/mic/host/mic_x100.h` and `drivers/dma/mic_x100_dma.h`); all registers are 32 bit.
 //!
-//! Deviations, all in registers that only a driver of ours uses: the scratchpads' meanings
-//! ([`spad`]), and byte-granular DMA descriptors ([`crate::dma`]).
+//! Deviations: the scratchpads' meanings ([`spad`]); the bits of [`DCHERR`], which Intel never
+//! published; and [`RGCR`], which resets the function and not the card's kernel: what holds the card's
+//! process does that, as the power button would.
 
 /// Start of the SBOX block.
 pub const SBOX: u64 = 0x1_0000;
@@ -10,7 +11,7 @@ pub const SBOX: u64 = 0x1_0000;
 pub const SPAD0: u64 = SBOX + 0xAB20;
 /// Scratchpads in the SBOX.
 pub const SPAD_COUNT: u64 = 16;
-/// Interrupt cause: one bit a cause ([`cause`]); read to see, write to [`SICC0`] to clear.
+/// Interrupt cause: one bit a cause ([`cause`]); bits written as one are cleared, here or in [`SICC0`].
 pub const SICR0: u64 = SBOX + 0x9004;
 /// Interrupt enable, set: bits written as one become enabled.
 pub const SICE0: u64 = SBOX + 0x900C;
@@ -35,22 +36,43 @@ pub const DMA_STRIDE: u64 = 0x40;
 pub const DMA_CHANNELS: usize = 8;
 /// Channels that the host owns (`0..HOST_DMA_CHANNELS`).
 pub const HOST_DMA_CHANNELS: usize = 4;
-/// Descriptor channel attributes: bit 0 enables the channel.
+/// Descriptor channel control, of all channels: bit `2 * channel` is set if the host owns it (fixed),
+/// bit `2 * channel + 1` enables it. Disabling forgets what is under way, the error and both indices.
+pub const DCR: u64 = SBOX + 0xA280;
+/// Channel attributes: [`DCAR_MASK_HOST`].
 pub const DCAR: u64 = 0x00;
+/// In [`DCAR`]: the channel's interrupt to the host waits.
+pub const DCAR_MASK_HOST: u32 = 1 << 25;
 /// Head pointer: index one past the last descriptor that is ready to run (written by the owner).
 pub const DHPR: u64 = 0x04;
-/// Tail pointer: index of the next descriptor to run (read only).
+/// Tail pointer: index of the next descriptor to run (read only). When the channel has halted, of the
+/// one that failed.
 pub const DTPR: u64 = 0x08;
-/// Ring address in card memory, low 32 bits.
+/// Ring address, low 32 bits; a multiple of 64.
 pub const DRAR_LO: u64 = 0x14;
-/// Ring address bits 32 to 35, and the ring's size in descriptors in bits 4 to 20.
+/// In bits 4 to 20 the ring's size in descriptors. In card memory the address's bits 32 to 35 are in
+/// 0 to 3; with [`DRAR_SYSTEM`], bits 32 and 33 in 0 and 1, and the window's number in 21 to 25.
 pub const DRAR_HI: u64 = 0x18;
-/// Status: bit 0 is set while the channel is halted by an error.
+/// In [`DRAR_HI`]: the ring is in host memory, in one of the windows of [`SMPT00`].
+pub const DRAR_SYSTEM: u32 = 1 << 26;
+/// Status: the tail in bits 0 to 16, and [`DSTAT_QUIET`].
 pub const DSTAT: u64 = 0x20;
-/// Error: index of the descriptor that failed; its cause is in [`DCHERRMSK`]'s place as an errno.
+/// In [`DSTAT`]: the channel runs nothing, for it is disabled or has halted.
+pub const DSTAT_QUIET: u32 = 1 << 29;
+/// Error: not zero once the channel has halted, and why ([`crate::dma::error`]).
 pub const DCHERR: u64 = 0x2C;
-/// The errno of the error in [`DCHERR`].
+/// Causes in [`DCHERR`] that raise no interrupt. The channel halts all the same.
 pub const DCHERRMSK: u64 = 0x30;
+
+/// First of the windows through which the card sees host memory (Knights Corner's SMPT, system memory
+/// page table): window `n` shows the 16 GiB at [`crate::dma::HOST_BASE`]` + n * 16 GiB`. Bits 2 to 31
+/// of a register are bits 34 to 63 of the host's DMA address there; bit 0, no snooping, means nothing
+/// here. After a reset window `n` shows the host's 16 GiB number `n`.
+pub const SMPT00: u64 = SBOX + 0x3100;
+/// Windows.
+pub const SMPT_COUNT: u64 = 32;
+/// Each window's size is 1 << this.
+pub const SMPT_SHIFT: u32 = 34;
 
 /// Offset in BAR4 of register `reg` of DMA channel `channel`.
 pub const fn dma_register(channel: usize, reg: u64) -> u64 {
@@ -59,7 +81,7 @@ pub const fn dma_register(channel: usize, reg: u64) -> u64 {
 
 /// Meanings of the 16 scratchpads. Addresses are card-physical, in pages of 4 KiB.
 pub mod spad {
-    /// [`STATE_BOOTING`], [`STATE_ONLINE`] or [`STATE_CRASHED`].
+    /// [`STATE_BOOTING`], [`STATE_ONLINE`], [`STATE_CRASHED`] or [`STATE_SHUTTING_DOWN`].
     pub const STATE: u64 = 0;
     /// The card's SCIF node number, 1 and up.
     pub const NODE: u64 = 1;
@@ -86,6 +108,8 @@ pub mod spad {
     pub const STATE_ONLINE: u32 = 1;
     /// The card kernel stopped; only a reset helps.
     pub const STATE_CRASHED: u32 = 2;
+    /// The card was told to end: its function goes away next.
+    pub const STATE_SHUTTING_DOWN: u32 = 3;
 }
 
 /// Interrupt causes in [`SICR0`].

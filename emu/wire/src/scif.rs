@@ -13,6 +13,9 @@
 //!   Closed                  <------>    the peer reads what was sent, then ECONNRESET
 //! ```
 //!
+//! When a card is gone the host says so to every other one ([`Body::Lost`]): a connection between
+//! cards ends like one between a card and the host.
+//!
 //! Programs on the card use the ioctls of the `mic` driver (Linux uapi `scif_ioctl.h`), programs
 //! on the host a Unix socket that carries the same operations.
 
@@ -20,7 +23,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of [`Message`]; a card and a host that differ do not talk.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// A node: 0 is the host, cards are 1 and up.
 pub type NodeId = u16;
@@ -117,4 +120,6 @@ pub enum Body {
     },
     /// The endpoint is gone.
     Closed,
+    /// From the host alone: this card is gone, and with it all of its endpoints.
+    Lost(NodeId),
 }

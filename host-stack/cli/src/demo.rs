@@ -25,6 +25,7 @@ use crate::{
     AnyError,
     host_process::{Controlled, Deadline, HostProcess},
     report::{Step, Steps},
+    size,
 };
 
 /// Memory that a card needs beside the points: programs, rings, page tables, room to restore.
@@ -45,6 +46,10 @@ pub struct Options {
     /// Cards to boot
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=8))]
     cards: u16,
+    /// Memory of each card, as in 1G,512M; the last one holds for all further cards [default: what
+    /// the points need]
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', value_parser = size::parse)]
+    memory: Vec<u64>,
     /// kvm or ptrace [default: the best that works here]
     #[arg(long)]
     platform: Option<Kind>,
@@ -81,11 +86,15 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         |_| Ok(kmeans::golden(&workload)),
     )?;
     let deadline = Deadline::after(Duration::from_secs(options.timeout));
+    let memory = match &options.memory[..] {
+        [] => vec![(CARD_BASE_BYTES + 4 * workload.bytes()).next_multiple_of(4096)],
+        each => each.to_vec(),
+    };
     let mut rig = steps.run("boot", &format!("{} cards", options.cards), |_| {
         Rig::builder()
             .exe(std::env::current_exe()?)
             .cards(options.cards.into())
-            .memory_bytes((CARD_BASE_BYTES + 4 * workload.bytes()).next_multiple_of(4096))
+            .memory_bytes_each(&memory)
             .platform(options.platform)
             .start()
             .map_err(AnyError::from)
@@ -102,7 +111,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     })?;
     let mut control = Controlled::connect(rig.dir(), &host, deadline)?;
     let snapshot = work.join("snapshot");
-    interrupt(&mut control, &mut steps, &mut rig, &snapshot, stop_at)?;
+    interrupt(&mut control, &mut steps, &rig, &snapshot, stop_at)?;
     let status = steps.run("finish", "the rest of the work, on card 2", |_| {
         host.wait(deadline)
     })?;
@@ -136,7 +145,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
 fn interrupt(
     control: &mut Controlled,
     steps: &mut Steps,
-    rig: &mut Rig,
+    rig: &Rig,
     snapshot: &Path,
     stop_at: u64,
 ) -> Result<(), AnyError> {
@@ -159,12 +168,9 @@ fn interrupt(
         "offload process, through Snapify-IO",
         &report,
     );
-    let pid = rig.cards()[0].pid();
+    let pid = rig.card(0).pid().ok_or("card 1 has no process")?;
     steps.run("kill", &format!("card 1, process {pid}, SIGKILL"), |_| {
-        rig.card_mut(0).kill()?;
-        rig.node()
-            .wait_dead(1, Duration::from_secs(10))
-            .map_err(AnyError::from)
+        rig.card(0).kill().map_err(AnyError::from)
     })?;
     let report = control.run("restore", &Control::Restore(2))?;
     add(

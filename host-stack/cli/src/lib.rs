@@ -5,6 +5,7 @@
 
 mod bench;
 mod campaign;
+mod card_list;
 mod card_run;
 mod card_syscalls;
 mod demo;
@@ -113,6 +114,8 @@ enum Command {
 enum CardCommand {
     /// Run a Linux program on a card: its stdio is ours, and so is its exit status
     Run(card_run::Options),
+    /// List the cards of a running rig, and what state each is in
+    List(card_list::Options),
     /// List the system calls of Linux: which a card has, which in part, which not
     Syscalls(card_syscalls::Options),
 }
@@ -144,6 +147,7 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Card(CardCommand::Run(options)) => card_run::run(&options),
+        Command::Card(CardCommand::List(options)) => card_list::run(&options),
         Command::Card(CardCommand::Syscalls(options)) => card_syscalls::run(&options),
         Command::Campaign {
             command: Some(CampaignCommand::Merge(options)),

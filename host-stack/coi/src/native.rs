@@ -17,6 +17,34 @@ pub fn run(
     argv: Vec<String>,
     env: Vec<String>,
 ) -> Result<Exit, CoiError> {
+    run_with(
+        engine,
+        path,
+        argv,
+        env,
+        std::io::stdin(),
+        |descriptor, bytes| {
+            // A closed output of ours is the program's loss, as in a pipe.
+            if descriptor == 2 {
+                drop(std::io::stderr().write_all(bytes));
+            } else {
+                let mut out = std::io::stdout();
+                drop(out.write_all(bytes).and_then(|()| out.flush()));
+            }
+        },
+    )
+}
+
+/// [`run`], with standard input read from `input` and what is written to descriptors 1 and 2 given to
+/// `output`.
+pub fn run_with(
+    engine: &Engine,
+    path: &str,
+    argv: Vec<String>,
+    env: Vec<String>,
+    mut input: impl Read + Send + 'static,
+    mut output: impl FnMut(u8, &[u8]),
+) -> Result<Exit, CoiError> {
     let node = engine.node();
     let daemon = Arc::new(engine.connect_daemon()?);
     let program = Program {
@@ -30,7 +58,7 @@ pub fn run(
     std::thread::spawn(move || {
         let mut buffer = [0; 16 << 10];
         loop {
-            let count = std::io::stdin().read(&mut buffer).unwrap_or(0);
+            let count = input.read(&mut buffer).unwrap_or(0);
             let sent = to.send_message(&ToDaemon::Stdin(buffer[..count].to_vec()));
             if count == 0 || sent.is_err() {
                 return;
@@ -42,12 +70,7 @@ pub fn run(
             .receive_message()
             .map_err(|_| CoiError::CardLost { node })?
         {
-            // A closed output of ours is the program's loss, as in a pipe.
-            FromDaemon::Output(2, bytes) => drop(std::io::stderr().write_all(&bytes)),
-            FromDaemon::Output(_, bytes) => {
-                let mut out = std::io::stdout();
-                drop(out.write_all(&bytes).and_then(|()| out.flush()));
-            }
+            FromDaemon::Output(descriptor, bytes) => output(descriptor, &bytes),
             FromDaemon::Exited(exit) => return Ok(exit),
             FromDaemon::Failed { why, .. } => return Err(CoiError::Refused { node, why }),
             FromDaemon::Created { .. } | FromDaemon::Adopted => {

@@ -6,6 +6,7 @@ use std::{
     io::Read,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -33,6 +34,9 @@ const REMOVAL_PAUSE: Duration = Duration::from_millis(20);
 /// On a card's standard input: its COI daemon is to be killed, as by SIGKILL. Without its first
 /// program a card stops, as Linux does without init.
 pub(crate) const KILL_DAEMON: u8 = b'k';
+/// On a card's standard input: it is to shut down. It says so to the host, lets the DMA that is under
+/// way end, and is gone.
+pub(crate) const SHUT_DOWN: u8 = b's';
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -116,10 +120,23 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     // From here on guests, and the host's driver, have a say.
     let sandbox = sandbox::enter(kind).map_err(|e| failed("its sandbox")(e.into()))?;
-    serve(&device, listener, sandbox).map_err(failed("its PCI function"))?;
+    let serving = serve(&device, listener, sandbox).map_err(failed("its PCI function"))?;
     let directory = options.socket.parent().filter(|_| options.remove_directory);
     let directory = directory.map(Path::to_owned);
-    let (killing, (tell, daemon)) = (kernel.clone(), mpsc::channel());
+    let (killing, ending) = (kernel.clone(), device.clone());
+    let mut serving = Some(serving);
+    let mut obey = move |order, daemon| match order {
+        KILL_DAEMON => killing.kill(daemon),
+        SHUT_DOWN => {
+            ending.set_state(spad::STATE_SHUTTING_DOWN);
+            ending.stop();
+            // Not before the DMA that is under way has ended.
+            serving.take().map(JoinHandle::join);
+            std::process::exit(0);
+        }
+        _ => {}
+    };
+    let (tell, daemon) = mpsc::channel();
     let rig = std::thread::Builder::new().name("rig".into());
     let rig = rig.spawn(move || {
         if let Err(error) = sandbox.narrow(Role::Rig) {
@@ -128,7 +145,7 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
         }
         // Nothing comes if the daemon does not start, which ends the process.
         if let Ok(daemon) = daemon.recv() {
-            obey_the_rig(directory.as_deref(), || killing.kill(daemon));
+            obey_the_rig(directory.as_deref(), |order| obey(order, daemon));
         }
     });
     rig.map_err(|e| failed("the thread that obeys the rig")(e.into()))?;
@@ -147,12 +164,15 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
 }
 
 /// Serves the host's driver on a thread that can do nothing else. It starts as its parent is.
-fn serve(device: &Arc<Device>, listener: Listener, sandbox: Sandbox) -> Result<(), AnyError> {
+fn serve(
+    device: &Arc<Device>,
+    listener: Listener,
+    sandbox: Sandbox,
+) -> Result<JoinHandle<()>, AnyError> {
     let device = device.clone();
-    let parent = std::thread::spawn(move || -> Result<(), AnyError> {
+    let parent = std::thread::spawn(move || -> Result<_, AnyError> {
         sandbox.narrow(Role::Host)?;
-        device.serve_on(listener)?;
-        Ok(())
+        Ok(device.serve_on(listener)?)
     });
     parent.join().unwrap_or_else(|_| Err("a panic".into()))
 }
@@ -182,13 +202,11 @@ fn boot(node: u16) -> Spawn {
 }
 
 /// Standard input is a pipe from the rig's process: it ends when that process does, even by
-/// SIGKILL. Whoever is left then tidies up. A byte on it is a fault on purpose.
-fn obey_the_rig(directory: Option<&Path>, kill_daemon: impl Fn()) {
+/// SIGKILL. Whoever is left then tidies up. A byte on it is an order.
+fn obey_the_rig(directory: Option<&Path>, mut obey: impl FnMut(u8)) {
     let mut byte = [0];
     while matches!(std::io::stdin().read(&mut byte), Ok(1..)) {
-        if byte == [KILL_DAEMON] {
-            kill_daemon();
-        }
+        obey(byte[0]);
     }
     if let Some(directory) = directory {
         remove(directory);

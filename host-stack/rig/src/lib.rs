@@ -13,6 +13,7 @@
 //! What must stay true: dropping a [`Rig`] ends every card and removes its directory; a card ends
 //! by itself when the rig's process is gone, however that ended.
 
+mod card;
 pub mod card_process;
 pub mod files;
 pub mod guest;
@@ -21,4 +22,6 @@ mod rig;
 pub mod sandbox;
 mod state;
 
-pub use rig::{Card, Rig, RigBuilder, RigError};
+pub use card::Card;
+pub use rig::{Rig, RigBuilder, RigError};
+pub use snaprig_scif::host::cards::CardState;

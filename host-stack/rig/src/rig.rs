@@ -1,26 +1,22 @@
-//! Starting, killing and cleaning up the processes of a rig.
+//! A rig: what it is to have, and how it starts and ends.
 
 use std::{
-    io::{self, Write},
+    io,
     ops::RangeInclusive,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    sync::Arc,
 };
 
 use snaprig_card::platform::Kind;
-use snaprig_scif::host::{HostConfig, HostNode};
+use snaprig_scif::host::{HostNode, cards::CardState};
 use tempfile::TempDir;
 
-use crate::{card_process::KILL_DAEMON, files::CardFiles};
+use crate::{card::Card, files::CardFiles};
 
-/// How long a card may take from its start to a COI daemon that listens. Software emulation
-/// (`ci/vm`) is 20 times slower than hardware.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
-
+/// Memory of a card unless told otherwise, in bytes.
+pub(crate) const MEMORY_BYTES: u64 = 512 << 20;
 /// Memory that a card may have, in bytes.
-const MEMORY_BYTES: RangeInclusive<u64> = 64 << 20..=16 << 30;
+const MEMORY_BYTES_RANGE: RangeInclusive<u64> = 64 << 20..=16 << 30;
 /// Most cores of a card: four times those of the largest Xeon Phi.
 const CORES_MAX: usize = 288;
 
@@ -53,6 +49,24 @@ pub enum RigError {
         /// What is known of it.
         why: String,
     },
+    /// A card that is not in the state for what was asked.
+    #[error("card {node} is {state}: it cannot be {what}")]
+    State {
+        /// The card.
+        node: u16,
+        /// Its state.
+        state: CardState,
+        /// What was asked.
+        what: &'static str,
+    },
+    /// The process of a card does not end.
+    #[error("card {node}: ending its process: {source}")]
+    End {
+        /// The card.
+        node: u16,
+        /// What the host said.
+        source: io::Error,
+    },
     /// No card has so much memory, or so little.
     #[error("a card with {bytes} bytes of memory: it must be 64 MiB to 16 GiB, in pages of 4 KiB")]
     Memory {
@@ -73,13 +87,13 @@ pub enum RigError {
 /// What a rig is to have.
 #[derive(Clone, Debug)]
 pub struct RigBuilder {
-    exe: PathBuf,
+    pub(crate) exe: PathBuf,
     cards: usize,
-    memory_bytes: Vec<u64>,
-    cores: usize,
-    platform: Option<Kind>,
-    files: Vec<CardFiles>,
-    keep: bool,
+    pub(crate) memory_bytes: Vec<u64>,
+    pub(crate) cores: usize,
+    pub(crate) platforms: Vec<Kind>,
+    pub(crate) files: Vec<CardFiles>,
+    pub(crate) keep: bool,
 }
 
 impl RigBuilder {
@@ -122,7 +136,14 @@ impl RigBuilder {
     /// The platform of every card; `None` (the default) is the best that works.
     #[must_use]
     pub fn platform(mut self, platform: Option<Kind>) -> Self {
-        self.platform = platform;
+        self.platforms = platform.into_iter().collect();
+        self
+    }
+
+    /// The platform of each card; the last one holds for all further cards.
+    #[must_use]
+    pub fn platform_each(mut self, platforms: &[Kind]) -> Self {
+        self.platforms = platforms.to_vec();
         self
     }
 
@@ -144,7 +165,7 @@ impl RigBuilder {
     pub fn start(mut self) -> Result<Rig, RigError> {
         self.keep |= std::env::var_os("SNAPRIG_KEEP").is_some();
         for bytes in self.memory_bytes.iter().copied() {
-            if !MEMORY_BYTES.contains(&bytes) || !bytes.is_multiple_of(4096) {
+            if !MEMORY_BYTES_RANGE.contains(&bytes) || !bytes.is_multiple_of(4096) {
                 return Err(RigError::Memory { bytes });
             }
         }
@@ -159,27 +180,23 @@ impl RigBuilder {
                 source,
             })?;
         dir.disable_cleanup(self.keep);
-        let mut cards = (1..=self.cards)
-            .map(|number| Card::start(&self, dir.path(), number as u16))
-            .collect::<Result<Vec<_>, _>>()?;
-        for card in &mut cards {
-            card.wait_for_socket()?;
-        }
-        let config = HostConfig {
-            socket: dir.path().join("scif.sock"),
-            cards: cards.iter().map(|card| card.socket.clone()).collect(),
-        };
-        let node = HostNode::start(config).map_err(|e| RigError::Node(e.into()))?;
+        let host = HostNode::start(dir.path().join("scif.sock"));
+        let host = Arc::new(host.map_err(|e| RigError::Node(e.into()))?);
         let io =
             snaprig_snapify_io::Daemon::start(dir.path()).map_err(|e| RigError::Node(e.into()))?;
-        let mut rig = Rig {
+        let cards = (1..=self.cards)
+            .map(|number| Card::new(&self, dir.path(), number as u16, &host))
+            .collect::<Vec<_>>();
+        // All boot at once.
+        for step in [Card::power_on, Card::attach, Card::wait_online] {
+            cards.iter().try_for_each(step)?;
+        }
+        Ok(Rig {
             cards,
             _io: io,
-            node,
+            node: host,
             dir,
-        };
-        rig.wait_online()?;
-        Ok(rig)
+        })
     }
 }
 
@@ -188,7 +205,7 @@ pub struct Rig {
     // In the order in which they end: cards first, so that nobody reports their loss.
     cards: Vec<Card>,
     _io: snaprig_snapify_io::Daemon,
-    node: HostNode,
+    node: Arc<HostNode>,
     dir: TempDir,
 }
 
@@ -198,9 +215,9 @@ impl Rig {
         RigBuilder {
             exe: "snaprig".into(),
             cards: 1,
-            memory_bytes: vec![512 << 20],
+            memory_bytes: vec![MEMORY_BYTES],
             cores: 4,
-            platform: None,
+            platforms: Vec::new(),
             files: Vec::new(),
             keep: false,
         }
@@ -221,132 +238,13 @@ impl Rig {
         &self.cards
     }
 
-    /// Card `i`, to be killed.
-    pub fn card_mut(&mut self, i: usize) -> &mut Card {
-        &mut self.cards[i]
+    /// Card `i`, to be killed, reset, unplugged.
+    pub fn card(&self, i: usize) -> &Card {
+        &self.cards[i]
     }
 
     /// The host's SCIF node.
     pub fn node(&self) -> &HostNode {
         &self.node
-    }
-
-    fn wait_online(&mut self) -> Result<(), RigError> {
-        for card in &mut self.cards {
-            self.node
-                .wait_online(card.node, BOOT_TIMEOUT)
-                .map_err(|e| {
-                    let why = match card.child.try_wait() {
-                        Ok(Some(status)) => format!("its process ended: {status}"),
-                        _ => e.to_string(),
-                    };
-                    RigError::Boot {
-                        node: card.node,
-                        why,
-                    }
-                })?;
-        }
-        Ok(())
-    }
-}
-
-/// A card's process.
-pub struct Card {
-    node: u16,
-    socket: PathBuf,
-    child: Child,
-}
-
-impl Card {
-    fn start(rig: &RigBuilder, dir: &Path, node: u16) -> Result<Self, RigError> {
-        let socket = dir.join(format!("card{node}.sock"));
-        let memory = rig
-            .memory_bytes
-            .get(node as usize - 1)
-            .or(rig.memory_bytes.last());
-        let mut command = Command::new(&rig.exe);
-        command
-            .arg("card-process")
-            .arg("--socket")
-            .arg(&socket)
-            .args((!rig.keep).then_some("--remove-directory"))
-            .args(["--node", &node.to_string()])
-            .args([
-                "--memory",
-                &memory.copied().unwrap_or(512 << 20).to_string(),
-            ])
-            .args(["--cores", &rig.cores.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            // What a terminal sends to the rig's group is not for the card: it ends after the rig,
-            // and tidies up.
-            .process_group(0);
-        if let Some(platform) = rig.platform {
-            command.args(["--platform", &platform.to_string()]);
-        }
-        for files in &rig.files {
-            command.arg("--files").arg(files.to_string());
-        }
-        let spawn = |source| RigError::Spawn {
-            node,
-            exe: rig.exe.clone(),
-            source,
-        };
-        let child = command.spawn().map_err(spawn)?;
-        Ok(Self {
-            node,
-            socket,
-            child,
-        })
-    }
-
-    /// Waits until its PCI function is served, or its process has ended.
-    fn wait_for_socket(&mut self) -> Result<(), RigError> {
-        let deadline = Instant::now() + BOOT_TIMEOUT;
-        while !self.socket.exists() {
-            let why = match self.child.try_wait() {
-                Ok(Some(status)) => format!("its process ended: {status}; see its message above"),
-                _ if Instant::now() >= deadline => format!("nothing after {BOOT_TIMEOUT:?}"),
-                _ => {
-                    std::thread::sleep(Duration::from_millis(2));
-                    continue;
-                }
-            };
-            return Err(RigError::Boot {
-                node: self.node,
-                why,
-            });
-        }
-        Ok(())
-    }
-
-    /// Its SCIF node.
-    pub fn node(&self) -> u16 {
-        self.node
-    }
-
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Kills its COI daemon (SIGKILL, on the card); the card stops without it.
-    pub fn kill_daemon(&mut self) -> io::Result<()> {
-        let stdin = self.child.stdin.as_mut();
-        let stdin = stdin.ok_or(io::ErrorKind::BrokenPipe)?;
-        stdin.write_all(&[KILL_DAEMON])
-    }
-
-    /// Kills its process (SIGKILL) and waits until it is gone: a card failure.
-    pub fn kill(&mut self) -> io::Result<()> {
-        self.child.kill()?;
-        self.child.wait().map(|_| ())
-    }
-}
-
-impl Drop for Card {
-    fn drop(&mut self) {
-        // It may be gone already; there is nobody to tell.
-        let _ = self.kill();
     }
 }

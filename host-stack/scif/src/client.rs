@@ -24,6 +24,7 @@ use snaprig_wire::{
 };
 
 use crate::host::{
+    cards::CardState,
     protocol::{Answer, Call, MESSAGE_MAX, Reply, Request, SEND_MAX},
     seqpacket,
 };
@@ -237,6 +238,14 @@ impl Endpoint {
         match self.call("scif_get_nodeIDs", Call::NodeIds)? {
             Answer::Nodes { all, own } => Ok((all, own)),
             _ => Err(protocol("scif_get_nodeIDs")),
+        }
+    }
+
+    /// What state each card of the rig is in. No call of scif.h: it is what sysfs says of a real card.
+    pub fn cards(&self) -> Result<Vec<(NodeId, CardState)>, ScifError> {
+        match self.call("the states of cards", Call::Cards)? {
+            Answer::Cards(cards) => Ok(cards),
+            _ => Err(protocol("the states of cards")),
         }
     }
 

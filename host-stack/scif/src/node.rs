@@ -787,9 +787,26 @@ impl Node {
     }
 
     fn peer_down(&mut self, node: NodeId) {
-        self.neighbours.remove(&node);
+        let was_there = self.neighbours.remove(&node);
         let (own, through_host) = (self.id, self.id != HOST && node == HOST);
-        let is_lost = |peer: PortId| peer.node == node || through_host && peer.node != own;
+        self.lose_peers(|peer| peer.node == node || through_host && peer.node != own);
+        if own == HOST && was_there {
+            for other in self.neighbours.clone() {
+                let [from, to] = [HOST, other].map(|node| PortId { node, port: 0 });
+                let (connection, body) = (0, Body::Lost(node));
+                let message = Message {
+                    from,
+                    to,
+                    connection,
+                    body,
+                };
+                self.out(Output::Send(other, message));
+            }
+        }
+    }
+
+    /// The connections to these peers end.
+    fn lose_peers(&mut self, is_lost: impl Fn(PortId) -> bool) {
         for endpoint in self.endpoints.values_mut() {
             endpoint.incoming.retain(|(peer, _)| !is_lost(*peer));
         }
@@ -848,8 +865,13 @@ impl Node {
             }
             return;
         }
-        if let Body::Connect = message.body {
-            return self.incoming(&message);
+        match message.body {
+            Body::Connect => return self.incoming(&message),
+            Body::Lost(node) if message.from.node == HOST && self.id != HOST => {
+                return self.lose_peers(|peer| peer.node == node && node != HOST);
+            }
+            Body::Lost(_) => return,
+            _ => {}
         }
         let found = self.endpoints.iter().find(|(_, endpoint)| {
             endpoint.port == Some(message.to.port)
@@ -962,6 +984,7 @@ impl Node {
                 }
             }
             Body::Unwindowed { offset, len } => self.unwindowed(id, offset, len),
+            Body::Lost(_) => {}
             Body::Closed => self.reset(id),
         }
     }

@@ -29,7 +29,7 @@
 //! |---|---|
 //! | [`macro@test`] | the attribute |
 //! | [`case`] | what a test is given, and what it prints when it fails |
-//! | [`Rig`] | real cards, each a process; everything ends with it |
+//! | [`Rig`] | real cards, each a process; [`Card`]s crash, are reset, unplugged; everything ends with it |
 //! | [`Fabric`] | HCAs, and programs that use them; everything ends with it |
 //! | [`sim`] | simulated systems |
 //! | [`coi`], [`scif`], [`snapify`] | the stack on a real rig |
@@ -39,7 +39,7 @@ pub mod sim;
 
 pub use snaprig_card::platform::Kind as Platform;
 pub use snaprig_fabric::{Fabric, FabricBuilder, FabricError, Model, PathFaults, place::Place};
-pub use snaprig_rig::{Card, Rig, RigBuilder, RigError};
+pub use snaprig_rig::{Card, CardState, Rig, RigBuilder, RigError};
 pub use snaprig_sim::{Fault, Kind, Plan, PlanError, Random, When, Workload};
 pub use {snaprig_coi as coi, snaprig_scif as scif, snaprig_snapify as snapify};
 

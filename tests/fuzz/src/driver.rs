@@ -129,7 +129,7 @@ impl HostDevice for Local {
         Ok(())
     }
 
-    fn hang_up(&self) -> Option<BorrowedFd<'_>> {
+    fn hang_up(&self) -> Option<PollFd<'_>> {
         None
     }
 
@@ -214,15 +214,12 @@ impl<L: Reach> Hostile<L> {
             self.device.memory().write(at, &d.encode());
         }
         let hi = (DMA_RING_LEN as u32) << 4 | (ring >> 32) as u32;
-        for (register, value) in [
-            (bar4::DCAR, 0),
-            (bar4::DRAR_LO, ring as u32),
-            (bar4::DRAR_HI, hi),
-            (bar4::DCAR, 1),
-            (bar4::DHPR, descriptors.len() as u32),
-        ] {
-            self.write(bar4::dma_register(c, register), value);
-        }
+        let others = self.read(bar4::DCR) & !(2 << (2 * c));
+        self.write(bar4::DCR, others);
+        self.write(bar4::dma_register(c, bar4::DRAR_LO), ring as u32);
+        self.write(bar4::dma_register(c, bar4::DRAR_HI), hi);
+        self.write(bar4::DCR, others | 2 << (2 * c));
+        self.write(bar4::dma_register(c, bar4::DHPR), descriptors.len() as u32);
     }
 
     fn step(&self, bytes: &mut Bytes<'_>) -> Result<(), DeviceError> {
@@ -304,7 +301,13 @@ impl<L: Reach> Hostile<L> {
     /// The registers are as after power-on, and two channels at once copy both ways.
     fn works(&self) {
         for c in 0..bar4::HOST_DMA_CHANNELS {
-            for register in [bar4::DCAR, bar4::DHPR, bar4::DTPR, bar4::DSTAT] {
+            for register in [
+                bar4::DCAR,
+                bar4::DHPR,
+                bar4::DTPR,
+                bar4::DCHERR,
+                bar4::DCHERRMSK,
+            ] {
                 assert_eq!(self.read(bar4::dma_register(c, register)), 0);
             }
         }
@@ -376,6 +379,8 @@ fn offset(bytes: &mut Bytes<'_>) -> u64 {
         bar4::SICC0,
         bar4::RGCR,
         bar4::SDBIC0,
+        bar4::DCR,
+        bar4::SMPT00,
         bar4::DMA,
         CARD_BYTES,
         u64::MAX,

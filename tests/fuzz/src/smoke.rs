@@ -332,10 +332,10 @@ fn vfio_user_requests() {
     // A descriptor at 1 MiB of card memory.
     let ring = request(
         10,
-        &[1 << 20, 0, 0, 16, 0x1000, 0x7f_0000, 0x2000, 0x1800_0000],
+        &[1 << 20, 0, 0, 16, 0x1000, 0x7f_0000, 0x2000, 0x8800_0000],
     );
     let address = [dma(bar4::DRAR_LO, 1 << 20), dma(bar4::DRAR_HI, 16 << 4)].concat();
-    let start = [ring, address, dma(bar4::DCAR, 1), dma(bar4::DHPR, 2)].concat();
+    let start = [ring, address, write(bar4::DCR, 0xaa), dma(bar4::DHPR, 2)].concat();
     let end = [request(3, &[24, 0, 4096, 0, 65536, 0]), request(13, &[])].concat();
     let seeds = [
         [&[1], &irqs[..], &hello, &regions, &start, &read].concat(),

@@ -2,9 +2,9 @@
 //! in, batches of descriptors go out.
 //!
 //! ```text
-//! disabled --DCAR 1--> idle --DHPR--> running --batch done--> idle
-//!    ^                   |               | a descriptor fails
-//!    '-----DCAR 0--------+---------------+--> halted (DSTAT 1, DCHERR index, errno)
+//! disabled --DCR 1--> idle --DHPR--> running --batch done--> idle
+//!    ^                  |               | a descriptor fails
+//!    '-----DCR 0--------+---------------+--> halted (DCHERR says why, DTPR which)
 //! ```
 //! Disabling forgets a running batch: its result, which carries an older generation, is ignored.
 //! The next batch waits until it is over all the same: one batch of a channel is with the engine at
@@ -12,7 +12,7 @@
 
 use snaprig_wire::{
     bar4,
-    dma::{DESCRIPTOR_BYTES, Descriptor},
+    dma::{DESCRIPTOR_BYTES, Descriptor, HOST_BASE, error},
 };
 
 /// Descriptors of one batch.
@@ -20,6 +20,8 @@ const BATCH_MAX: u32 = 64;
 /// DRAR_HI has 17 bits for the ring's size (Linux's former `drivers/dma/mic_x100_dma.c`), which also
 /// bounds the work behind one write of DHPR.
 const RING_LEN_MASK: u32 = 0x1_ffff;
+/// Rings begin at multiples of this (`MIC_DMA_ALIGN_BYTES`).
+const RING_ALIGNMENT: u64 = 64;
 
 #[derive(Default)]
 pub(super) struct Channel {
@@ -30,7 +32,11 @@ pub(super) struct Channel {
     tail: u32,
     ring_lo: u32,
     ring_hi: u32,
-    error: Option<(u32, i32)>,
+    attributes: u32,
+    error: u32,
+    error_mask: u32,
+    /// Something is to be said, and masked.
+    pending: bool,
 }
 
 /// What to copy next.
@@ -42,14 +48,15 @@ pub(super) struct Batch {
 impl Channel {
     pub(super) fn read(&self, register: u64) -> u32 {
         match register {
-            bar4::DCAR => self.enabled.into(),
+            bar4::DCAR => self.attributes,
             bar4::DHPR => self.head,
             bar4::DTPR => self.tail,
             bar4::DRAR_LO => self.ring_lo,
             bar4::DRAR_HI => self.ring_hi,
-            bar4::DSTAT => self.error.is_some().into(),
-            bar4::DCHERR => self.error.map_or(0, |(index, _)| index),
-            bar4::DCHERRMSK => self.error.map_or(0, |(_, errno)| errno as u32),
+            bar4::DSTAT if self.enabled && !self.halted() => self.tail,
+            bar4::DSTAT => self.tail | bar4::DSTAT_QUIET,
+            bar4::DCHERR => self.error,
+            bar4::DCHERRMSK => self.error_mask,
             _ => 0,
         }
     }
@@ -57,53 +64,81 @@ impl Channel {
     /// The ring may be changed only while the channel is disabled.
     pub(super) fn write(&mut self, register: u64, value: u32) {
         match register {
-            bar4::DCAR if value & 1 == 0 => self.disable(),
-            bar4::DCAR => self.enabled = true,
+            bar4::DCAR => self.attributes = value & bar4::DCAR_MASK_HOST,
             bar4::DHPR if self.enabled => self.head = value,
             bar4::DRAR_LO if !self.enabled => self.ring_lo = value,
             bar4::DRAR_HI if !self.enabled => self.ring_hi = value,
+            bar4::DCHERRMSK => self.error_mask = value,
             _ => {}
         }
     }
 
-    pub(super) fn disable(&mut self) {
+    pub(super) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    pub(super) fn enable(&mut self, enable: bool) {
+        match enable {
+            true => self.enabled = true,
+            false if self.enabled => self.disable(),
+            false => {}
+        }
+    }
+
+    /// As after power-on, but for a batch that is still being copied.
+    pub(super) fn reset(&mut self) {
+        *self = Self {
+            running: self.running,
+            generation: self.generation + 1,
+            ..Self::default()
+        };
+    }
+
+    /// Whether an interrupt is due now.
+    pub(super) fn take_interrupt(&mut self) -> bool {
+        self.attributes & bar4::DCAR_MASK_HOST == 0 && std::mem::take(&mut self.pending)
+    }
+
+    fn disable(&mut self) {
         *self = Self {
             running: self.running,
             generation: self.generation + 1,
             ring_lo: self.ring_lo,
             ring_hi: self.ring_hi,
+            attributes: self.attributes,
+            error_mask: self.error_mask,
             ..Self::default()
         };
     }
 
-    /// The next batch, if there is something to do; `read` gets 16 bytes at a card address, or
-    /// nothing if they are not card memory. May halt the channel instead.
+    /// The next batch, if there is something to do; `read` gets 16 bytes at a DMA address, or
+    /// nothing if there is no memory. May halt the channel instead.
     pub(super) fn next(
         &mut self,
         read: impl Fn(u64) -> Option<[u8; DESCRIPTOR_BYTES]>,
     ) -> Option<Batch> {
-        if !self.enabled || self.running || self.error.is_some() || self.head == self.tail {
+        if !self.enabled || self.running || self.halted() || self.head == self.tail {
             return None;
         }
-        let len = self.len();
-        if len < 2 || self.head >= len {
-            self.error = Some((self.tail, libc::EINVAL));
+        let (len, base) = (self.len(), self.base());
+        if len < 2 || self.head >= len || !base.is_multiple_of(RING_ALIGNMENT) {
+            self.halt(error::RING);
             return None;
         }
-        let base = u64::from(self.ring_lo) | u64::from(self.ring_hi & 0xf) << 32;
         let ready = (self.head + (len - self.tail)) % len;
         let mut descriptors = Vec::new();
         for i in 0..ready.min(BATCH_MAX) {
-            let index = u64::from(self.step(i, len));
-            let bytes = read(base + index * DESCRIPTOR_BYTES as u64);
-            match bytes.map(|bytes| Descriptor::decode(&bytes)) {
-                Some(Ok(descriptor)) => descriptors.push(descriptor),
-                _ => break,
+            let at = base + u64::from(self.step(i, len)) * DESCRIPTOR_BYTES as u64;
+            let bytes = read(at).ok_or(error::RING);
+            match bytes.and_then(|bytes| Descriptor::decode(&bytes, at)) {
+                Ok(descriptor) => descriptors.push(descriptor),
+                // It is this one's turn once those before it are done.
+                Err(_) if i > 0 => break,
+                Err(why) => {
+                    self.halt(why);
+                    return None;
+                }
             }
-        }
-        if descriptors.is_empty() {
-            self.error = Some((self.tail, libc::EINVAL));
-            return None;
         }
         self.running = true;
         Some(Batch {
@@ -112,16 +147,23 @@ impl Channel {
         })
     }
 
-    /// `done` descriptors of the batch were copied; `error` is the errno of the one after. False if
-    /// the batch was forgotten.
-    pub(super) fn finished(&mut self, generation: u64, done: usize, error: Option<i32>) -> bool {
+    /// `done` descriptors of the batch were copied; `why` the one after was not. Ignored if the batch
+    /// was forgotten.
+    pub(super) fn finished(&mut self, batch: &Batch, done: usize, why: Option<u32>) {
         self.running = false;
-        if generation != self.generation {
-            return false;
+        if batch.generation != self.generation {
+            return;
         }
         self.tail = self.step(done as u32, self.len());
-        self.error = error.map(|errno| (self.tail, errno));
-        true
+        self.pending |= batch.descriptors[..done].iter().any(|d| d.interrupt);
+        if let Some(why) = why {
+            self.halt(why);
+        }
+    }
+
+    fn halt(&mut self, why: u32) {
+        self.error = why;
+        self.pending |= why & !self.error_mask != 0;
     }
 
     /// Whether a batch, forgotten or not, is being copied.
@@ -129,8 +171,17 @@ impl Channel {
         self.running
     }
 
-    pub(super) fn halted(&self) -> bool {
-        self.error.is_some()
+    fn halted(&self) -> bool {
+        self.error != 0
+    }
+
+    /// The ring's DMA address.
+    fn base(&self) -> u64 {
+        let (lo, hi) = (u64::from(self.ring_lo), u64::from(self.ring_hi));
+        match self.ring_hi & bar4::DRAR_SYSTEM {
+            0 => lo | (hi & 0xf) << 32,
+            _ => HOST_BASE + ((hi >> 21 & 0x1f) << bar4::SMPT_SHIFT) + (lo | (hi & 3) << 32),
+        }
     }
 
     fn len(&self) -> u32 {
@@ -146,25 +197,18 @@ impl Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use snaprig_wire::dma;
 
     fn start(channel: &mut Channel) {
-        channel.write(bar4::DCAR, 0);
+        channel.enable(false);
         channel.write(bar4::DRAR_HI, 16 << 4);
-        channel.write(bar4::DCAR, 1);
+        channel.enable(true);
         channel.write(bar4::DHPR, 1);
     }
 
     #[test]
     fn a_forgotten_batch_holds_up_the_next_and_changes_nothing_else() {
-        let read = |_| {
-            let copy = Descriptor {
-                src: 0,
-                dst: 64,
-                len: 64,
-                interrupt: false,
-            };
-            Some(copy.encode())
-        };
+        let read = |_| Some(dma::copy_lines(0, 64, 1, true));
         let mut channel = Channel::default();
         start(&mut channel);
         let forgotten = channel.next(read).unwrap();
@@ -172,10 +216,32 @@ mod tests {
             start(&mut channel);
             assert!(channel.next(read).is_none() && channel.running());
         }
-        assert!(!channel.finished(forgotten.generation, 1, Some(libc::EFAULT)));
+        channel.finished(&forgotten, 1, Some(error::COPY));
         assert_eq!((channel.read(bar4::DTPR), channel.halted()), (0, false));
+        assert!(!channel.take_interrupt());
         let batch = channel.next(read).unwrap();
-        assert!(channel.finished(batch.generation, 1, None));
+        channel.finished(&batch, 1, None);
         assert_eq!(channel.read(bar4::DTPR), 1);
+        assert!(channel.take_interrupt() && !channel.take_interrupt());
+    }
+
+    #[test]
+    fn what_is_masked_waits_and_masked_errors_say_nothing() {
+        let mut channel = Channel::default();
+        channel.write(bar4::DCAR, bar4::DCAR_MASK_HOST);
+        start(&mut channel);
+        let batch = channel.next(|_| Some(dma::copy_lines(0, 64, 1, true)));
+        channel.finished(&batch.unwrap(), 1, None);
+        assert!(!channel.take_interrupt());
+        channel.write(bar4::DCAR, 0);
+        assert!(channel.take_interrupt());
+        for (mask, said) in [(error::LENGTH, false), (!error::LENGTH, true)] {
+            channel.write(bar4::DCHERRMSK, mask);
+            start(&mut channel);
+            let batch = channel.next(|_| Some(dma::copy_lines(0, 64, 0, false)));
+            assert!(batch.is_none() && channel.read(bar4::DCHERR) == error::LENGTH);
+            assert_eq!(channel.take_interrupt(), said);
+            assert_eq!(channel.read(bar4::DSTAT), bar4::DSTAT_QUIET);
+        }
     }
 }

@@ -15,6 +15,8 @@ mod channel;
 mod function;
 #[cfg(test)]
 mod hostile;
+mod interrupts;
+mod smpt;
 #[cfg(test)]
 mod tests;
 mod vector;
@@ -41,12 +43,12 @@ use snaprig_pci::server::Function;
 pub use snaprig_pci::server::Listener;
 use snaprig_wire::{
     bar4::{self, cause, spad},
-    dma::{DESCRIPTOR_BYTES, Descriptor, HOST_BASE},
+    dma::{DESCRIPTOR_BYTES, Descriptor, HOST_BASE, error},
     ring::{HEADER_BYTES, RING_BYTES, Ring},
     scif,
 };
 
-use self::{channel::Channel, vector::Vector};
+use self::{channel::Channel, interrupts::Interrupts, smpt::Smpt};
 use crate::memory::{CardMemory, PAGE};
 
 /// Descriptors in each of the host's rings: one page.
@@ -86,6 +88,7 @@ pub struct Device {
     engine: Engine,
     card: RegionId,
     windows: Mutex<BTreeMap<u64, Window>>,
+    smpt: Mutex<Smpt>,
     channels: [Mutex<Channel>; bar4::HOST_DMA_CHANNELS],
     /// Notified when a batch of the channel is over.
     idle: [Condvar; bar4::HOST_DMA_CHANNELS],
@@ -117,21 +120,6 @@ impl<'a> Deref for ToHost<'a> {
 
     fn deref(&self) -> &Ring<'a> {
         &self.ring
-    }
-}
-
-#[derive(Default)]
-struct Interrupts {
-    cause: u32,
-    enabled: u32,
-    vector: Vector,
-}
-
-impl Interrupts {
-    fn signal(&mut self, causes: u32) {
-        if causes & self.enabled != 0 {
-            self.vector.signal();
-        }
     }
 }
 
@@ -169,6 +157,7 @@ impl Device {
             engine,
             card,
             windows: Mutex::default(),
+            smpt: Mutex::default(),
             channels: Default::default(),
             idle: Default::default(),
             next_card_channel: AtomicUsize::new(0),
@@ -268,9 +257,7 @@ impl Device {
 
     /// Raises interrupt causes ([`cause`]).
     pub fn raise(&self, causes: u32) {
-        let mut interrupts = lock(&self.interrupts);
-        interrupts.cause |= causes;
-        interrupts.signal(causes);
+        lock(&self.interrupts).raise(causes);
     }
 
     /// Publishes the card's state and tells the host.
@@ -292,7 +279,7 @@ impl Device {
         let resolved: Result<Vec<_>, _> = copies.iter().map(|d| self.resolve(d)).collect();
         let (good, bad) = match resolved {
             Ok(good) => (good, None),
-            Err(errno) => (Vec::new(), Some(errno)),
+            Err(_) => (Vec::new(), Some(libc::EFAULT)),
         };
         let finish = move |result: Result<(), snaprig_dma::CopyError>| {
             done(match bad {
@@ -304,26 +291,35 @@ impl Device {
         self.engine.submit(queue, &good, Box::new(finish));
     }
 
-    /// Where a descriptor's ranges are. The engine checks card addresses against the region.
-    fn resolve(&self, descriptor: &Descriptor) -> Result<Copy, i32> {
+    /// Where a descriptor's ranges are, or which of them is nowhere ([`error`]).
+    fn resolve(&self, descriptor: &Descriptor) -> Result<Copy, u32> {
         let len = u64::from(descriptor.len);
+        if len == 0 {
+            let nowhere = (self.card, 0);
+            return Ok(Copy {
+                src: nowhere,
+                dst: nowhere,
+                len,
+            });
+        }
         Ok(Copy {
-            src: self.locate(descriptor.src, len)?,
-            dst: self.locate(descriptor.dst, len)?,
+            src: self.locate(descriptor.src, len).ok_or(error::SOURCE)?,
+            dst: self.locate(descriptor.dst, len).ok_or(error::DESTINATION)?,
             len,
         })
     }
 
-    fn locate(&self, address: u64, len: u64) -> Result<(RegionId, u64), i32> {
-        let Some(iova) = address.checked_sub(HOST_BASE) else {
+    fn locate(&self, address: u64, len: u64) -> Option<(RegionId, u64)> {
+        let Some(system) = address.checked_sub(HOST_BASE) else {
             let inside = self.memory.contains(address, len);
-            return inside.then_some((self.card, address)).ok_or(libc::EFAULT);
+            return inside.then_some((self.card, address));
         };
+        let iova = lock(&self.smpt).translate(system, len)?;
         let windows = lock(&self.windows);
-        let (start, window) = windows.range(..=iova).next_back().ok_or(libc::EFAULT)?;
+        let (start, window) = windows.range(..=iova).next_back()?;
         let at = iova - start;
         let inside = at.checked_add(len).is_some_and(|end| end <= window.len);
-        inside.then_some((window.region, at)).ok_or(libc::EFAULT)
+        inside.then_some((window.region, at))
     }
 }
 

@@ -93,14 +93,14 @@ impl Channel {
 
     /// The channel halted at its tail and will be enabled anew, empty. The job that failed, and
     /// its error; the others are to be issued again.
-    pub(super) fn halted(&mut self, errno: i32) -> Option<(DmaDone, DmaError)> {
+    pub(super) fn halted(&mut self, why: u32) -> Option<(DmaDone, DmaError)> {
         (self.head, self.tail) = (0, 0);
         let failed = self.jobs.pop_front()?;
         self.jobs
             .iter_mut()
             .for_each(|job| job.issued = job.finished);
         let index = failed.finished;
-        Some((failed.done, DmaError::Copy { index, errno }))
+        Some((failed.done, DmaError::Copy { index, why }))
     }
 
     /// The device is gone: everything that waits.

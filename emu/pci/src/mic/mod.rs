@@ -39,6 +39,8 @@ use crate::host::{DeviceError, HostDevice, Mapping};
 const PAGE: u64 = 4096;
 /// Most descriptors in a ring that the driver will use.
 const RING_LEN_MAX: u32 = 4096;
+/// [`bar4::DCR`] with all of the host's channels enabled.
+const CHANNELS: u32 = 0b1010_1010;
 
 /// What the card tells the host's software.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,12 +88,12 @@ pub enum MicError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DmaError {
     /// A copy failed; those before it are done.
-    #[error("copy {index} failed with errno {errno}")]
+    #[error("copy {index} failed, for {why:#x} (a bit of DCHERR)")]
     Copy {
         /// Which of the call's copies.
         index: usize,
-        /// Why.
-        errno: i32,
+        /// Why ([`snaprig_wire::dma::error`]).
+        why: u32,
     },
     /// The card is gone.
     #[error("the card is gone")]
@@ -154,6 +156,11 @@ impl Mic {
             spad::STATE_ONLINE => Ok(()),
             _ => Err(MicError::NotOnline),
         }
+    }
+
+    /// The card's state ([`spad`]), as far as it was announced.
+    pub fn state(&self) -> u32 {
+        *lock(&self.inner.state)
     }
 
     /// The card's SCIF node.
@@ -312,11 +319,11 @@ impl Inner {
     fn start_channel(&self, index: usize) -> Result<(), MicError> {
         let ring = self.slot(index, 0);
         let register = |r| bar4::dma_register(index, r);
-        self.write(register(bar4::DCAR), 0)?;
+        self.write(bar4::DCR, CHANNELS & !(2 << (2 * index)))?;
         self.write(register(bar4::DRAR_LO), ring as u32)?;
         let hi = self.ring_len << 4 | (ring >> 32) as u32 & 0xf;
         self.write(register(bar4::DRAR_HI), hi)?;
-        self.write(register(bar4::DCAR), 1)
+        self.write(bar4::DCR, CHANNELS)
     }
 
     fn slot(&self, channel: usize, slot: u32) -> u64 {
@@ -384,19 +391,15 @@ impl Inner {
 
     fn look_at_channel(&self, index: usize) -> Result<(), MicError> {
         let register = |r| self.read(bar4::dma_register(index, r));
-        // Status first: once halted, the tail stands still.
-        let halted = register(bar4::DSTAT)? & 1 != 0;
+        // The error first: once halted, the tail stands still.
+        let why = register(bar4::DCHERR)?;
         let tail = register(bar4::DTPR)?;
-        let errno = match halted {
-            true => Some(register(bar4::DCHERRMSK)? as i32),
-            false => None,
-        };
         let mut channel = lock(&self.channels[index]);
         let over = channel.completed(tail);
         let over = over.ok_or(MicError::Nonsense("DMA tail"))?;
         let mut failed = None;
-        if let Some(errno) = errno {
-            failed = channel.halted(errno);
+        if why != 0 {
+            failed = channel.halted(why);
             self.start_channel(index)?;
         }
         self.issue(index, &mut channel);

@@ -8,34 +8,32 @@
 //! What must stay true: a client's death closes its endpoint; a card's death fails everything that
 //! waits for it.
 
+pub mod cards;
 pub mod protocol;
 pub mod seqpacket;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use snaprig_pci::{
-    host::HostDevice,
-    mic::{Event, Mic, MicError},
-    vfio_user_client::VfioUserClient,
-};
 use snaprig_wire::{
-    bar4::spad,
     frame,
     ring::RingError,
     scif::{Extent, HOST, Message, NodeId, PAGE},
 };
 
-use self::protocol::{Answer, Call, MESSAGE_MAX, Reply, Request};
+use self::{
+    cards::{Attachment, Card, CardState},
+    protocol::{Answer, Call, MESSAGE_MAX, Reply, Request},
+};
 use crate::{
-    link::{Broken, Link, Watch},
+    link::Broken,
     node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value},
 };
 
@@ -48,19 +46,6 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 pub const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// Why such a card is dead.
 const DEAF: &str = "it does not read its ring";
-/// Why a card is dead that says so itself ([`spad::STATE_CRASHED`]).
-const CRASHED: &str = "its kernel stopped; look at its log";
-/// How long a card may take from the start of its process to serving its PCI function.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Where the node serves and which cards it has.
-#[derive(Clone, Debug)]
-pub struct HostConfig {
-    /// Socket for host programs.
-    pub socket: PathBuf,
-    /// vfio-user sockets of the cards; card `i` becomes node `i + 1`.
-    pub cards: Vec<PathBuf>,
-}
 
 /// Why the node cannot do as asked.
 #[derive(Debug, thiserror::Error)]
@@ -80,14 +65,6 @@ pub enum HostError {
         node: NodeId,
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// A card is dead, and why.
-    #[error("card {node} is dead: {why}")]
-    Dead {
-        /// The card's node.
-        node: NodeId,
-        /// What is known.
-        why: String,
     },
     /// Something did not happen in time.
     #[error("card {node}: {what} did not happen within {after:?}")]
@@ -114,29 +91,25 @@ struct Shared {
 
 struct State {
     node: Node,
+    /// The cards that are attached, dead ones included.
     cards: BTreeMap<NodeId, Card>,
+    /// Of every card that ever was.
+    states: BTreeMap<NodeId, CardState>,
     clients: BTreeMap<EndpointId, Arc<OwnedFd>>,
     requests: BTreeMap<RequestId, (EndpointId, u64)>,
-    backings: BTreeMap<BackingId, (NodeId, u64)>,
+    backings: BTreeMap<BackingId, (Attachment, u64)>,
     next: u64,
     stopped: bool,
 }
 
-struct Card {
-    mic: Arc<Mic>,
-    link: Link,
-    watch: Watch,
-    outbox: VecDeque<Vec<u8>>,
-    dead: Option<String>,
-}
-
 impl HostNode {
-    /// Connects to the cards and serves host programs.
-    pub fn start(config: HostConfig) -> Result<Self, HostError> {
+    /// Serves host programs at this socket; cards come with [`HostNode::attach`].
+    pub fn start(socket: PathBuf) -> Result<Self, HostError> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 node: Node::new(HOST),
                 cards: BTreeMap::new(),
+                states: BTreeMap::new(),
                 clients: BTreeMap::new(),
                 requests: BTreeMap::new(),
                 backings: BTreeMap::new(),
@@ -145,82 +118,14 @@ impl HostNode {
             }),
             changed: Condvar::new(),
         });
-        for (index, path) in config.cards.iter().enumerate() {
-            let node = index as NodeId + 1;
-            let failed = |source| HostError::Card { node, source };
-            let device = connect(path).map_err(|e| failed(e.into()))?;
-            let weak = Arc::downgrade(&shared);
-            let events = Box::new(move |event| card_event(&weak, node, event));
-            let mic = Mic::open(device, events).map_err(|e| failed(e.into()))?;
-            shared.lock().cards.insert(
-                node,
-                Card {
-                    mic,
-                    link: Link::default(),
-                    watch: Watch::default(),
-                    outbox: VecDeque::new(),
-                    dead: None,
-                },
-            );
-            shared.handle(Input::PeerUp(node));
-        }
-        let listener = listen(&config.socket).map_err(|e| HostError::Socket {
-            path: config.socket.clone(),
+        let listener = listen(&socket).map_err(|e| HostError::Socket {
+            path: socket.clone(),
             source: e.into(),
         })?;
         let (serving, watching) = (shared.clone(), shared.clone());
         std::thread::spawn(move || accept(&serving, &listener));
         std::thread::spawn(move || watching.watch());
-        Ok(Self {
-            shared,
-            socket: config.socket,
-        })
-    }
-
-    /// Waits until the card's programs run and its COI daemon listens.
-    pub fn wait_online(&self, node: NodeId, timeout: Duration) -> Result<(), HostError> {
-        let mic = self
-            .shared
-            .lock()
-            .cards
-            .get(&node)
-            .map(|card| card.mic.clone());
-        let failed = |source| HostError::Card { node, source };
-        mic.ok_or_else(|| failed("no such card".into()))?
-            .wait_online(timeout)
-            .map_err(|e: MicError| failed(e.into()))
-    }
-
-    /// Waits until the node has noticed that a card is dead.
-    pub fn wait_dead(&self, node: NodeId, timeout: Duration) -> Result<(), HostError> {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.shared.lock();
-        while state
-            .cards
-            .get(&node)
-            .is_some_and(|card| card.dead.is_none())
-        {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(HostError::Timeout {
-                    node,
-                    what: "its end",
-                    after: timeout,
-                });
-            }
-            state = self
-                .shared
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-        Ok(())
-    }
-
-    /// Why a card is dead; `None` while it lives.
-    pub fn death_of(&self, node: NodeId) -> Option<String> {
-        self.shared.lock().cards.get(&node)?.dead.clone()
+        Ok(Self { shared, socket })
     }
 }
 
@@ -241,18 +146,6 @@ impl Drop for HostNode {
         let _ = SocketAddrUnix::new(&self.socket)
             .and_then(|address| rustix::net::connect(seqpacket_socket()?, &address));
         let _ = std::fs::remove_file(&self.socket);
-    }
-}
-
-/// The card's process may still be starting.
-fn connect(path: &std::path::Path) -> Result<Arc<dyn HostDevice>, snaprig_pci::host::DeviceError> {
-    let deadline = Instant::now() + CONNECT_TIMEOUT;
-    loop {
-        match VfioUserClient::connect(path) {
-            Ok(client) => return Ok(Arc::new(client)),
-            Err(error) if Instant::now() >= deadline => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
     }
 }
 
@@ -294,18 +187,6 @@ fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
     }
 }
 
-fn card_event(shared: &Weak<Shared>, node: NodeId, event: Event) {
-    let Some(shared) = shared.upgrade() else {
-        return;
-    };
-    match event {
-        Event::Scif => shared.drain(node),
-        Event::State(spad::STATE_CRASHED) => shared.lock().lose(&shared, node, CRASHED.into()),
-        Event::State(_) => {}
-        Event::Dead(why) => shared.lock().lose(&shared, node, why),
-    }
-}
-
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -330,9 +211,10 @@ impl Shared {
     }
 
     /// Takes everything out of a card's ring.
-    fn drain(self: &Arc<Self>, node: NodeId) {
+    fn drain(self: &Arc<Self>, Attachment { node, number }: Attachment) {
         let mut state = self.lock();
-        let Some(mic) = state.cards.get(&node).map(|card| card.mic.clone()) else {
+        let card = state.cards.get(&node).filter(|card| card.number == number);
+        let Some(mic) = card.map(|card| card.mic.clone()) else {
             return;
         };
         let mut any = false;
@@ -387,19 +269,6 @@ impl State {
             card.outbox.push_back(record);
             self.flush_outbox(shared, node);
         }
-    }
-
-    /// A card is dead for everybody from now on. It is let go of, too, so that its programs notice.
-    fn lose(&mut self, shared: &Arc<Shared>, node: NodeId, why: String) {
-        let Some(card) = self.cards.get_mut(&node).filter(|card| card.dead.is_none()) else {
-            return;
-        };
-        tracing::warn!(node, why, "card is dead");
-        card.dead = Some(why);
-        card.outbox.clear();
-        card.mic.close();
-        self.step(shared, Input::PeerDown(node));
-        shared.changed.notify_all();
     }
 
     fn number(&mut self) -> u64 {
@@ -506,7 +375,8 @@ impl State {
     ) {
         let started = match self.cards.get(&peer) {
             // Both windows are in host memory: no card's engine is asked for that.
-            None => Err(libc::EOPNOTSUPP),
+            None if peer == HOST => Err(libc::EOPNOTSUPP),
+            None => Err(libc::ENODEV),
             Some(card) => {
                 let weak = Arc::downgrade(shared);
                 let done = Box::new(move |result: Result<(), snaprig_pci::mic::DmaError>| {
@@ -527,8 +397,9 @@ impl State {
     }
 
     fn release(&mut self, backing: BackingId) {
-        if let Some((node, address)) = self.backings.remove(&backing)
-            && let Some(card) = self.cards.get(&node)
+        if let Some((attachment, address)) = self.backings.remove(&backing)
+            && let Some(card) = self.cards.get(&attachment.node)
+            && card.number == attachment.number
         {
             // On a dead card there is nothing to unmap.
             let _ = card.mic.unmap(address);
@@ -548,13 +419,18 @@ impl State {
         if len == 0 || !len.is_multiple_of(PAGE) || !fd_offset.is_multiple_of(PAGE) {
             return Err(libc::EINVAL);
         }
-        let card = self.cards.get(&peer.node).ok_or(libc::EOPNOTSUPP)?;
+        let node = peer.node;
+        let card = self.cards.get(&node).ok_or(libc::EOPNOTSUPP)?;
         let address = card.mic.map(fd.as_fd(), fd_offset, len).map_err(|error| {
             tracing::warn!(%error, "a window cannot be mapped for DMA");
             libc::ENOMEM
         })?;
+        let attachment = Attachment {
+            node,
+            number: card.number,
+        };
         let backing = self.number();
-        self.backings.insert(backing, (peer.node, address));
+        self.backings.insert(backing, (attachment, address));
         Ok((vec![Extent { address, len }], backing))
     }
 
@@ -599,7 +475,15 @@ impl State {
                     prot,
                     backing,
                 }),
-            Call::NodeIds => return self.node_ids(endpoint, number),
+            Call::NodeIds => {
+                let (all, own) = (self.node.nodes(), HOST);
+                return self.answer(number, Answer::Nodes { all, own });
+            }
+            Call::Cards => {
+                let states = self.states.iter().map(|(node, state)| (*node, *state));
+                let answer = Answer::Cards(states.collect());
+                return self.answer(number, answer);
+            }
             Call::Close => {
                 self.step(shared, Input::Close(endpoint));
                 return self.reply(shared, number, Ok(Value::Unit));
@@ -611,18 +495,13 @@ impl State {
         }
     }
 
-    fn node_ids(&mut self, endpoint: EndpointId, request: RequestId) {
-        let Some((_, id)) = self.requests.remove(&request) else {
+    /// Answers what the node's machine is not asked.
+    fn answer(&mut self, request: RequestId, answer: Answer) {
+        let Some((endpoint, id)) = self.requests.remove(&request) else {
             return;
         };
-        let answer = Answer::Nodes {
-            all: self.node.nodes(),
-            own: HOST,
-        };
-        let reply = frame::encode(&Reply {
-            id,
-            result: Ok(answer),
-        });
+        let result = Ok(answer);
+        let reply = frame::encode(&Reply { id, result });
         if let Some(client) = self.clients.get(&endpoint) {
             let _ = seqpacket::send(client.as_fd(), &reply, None);
         }

@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 use snaprig_wire::scif::{NodeId, PortId};
 
+use super::cards::CardState;
+
 /// Most bytes of one [`Call::Send`]; longer sends are several.
 pub const SEND_MAX: usize = 32 << 10;
 /// Most bytes of a message.
@@ -46,6 +48,8 @@ pub enum Call {
         write: bool,
     },
     NodeIds,
+    /// Not of scif.h: what state each card is in.
+    Cards,
     Close,
 }
 
@@ -68,4 +72,5 @@ pub enum Answer {
     Bytes(Vec<u8>),
     Offset(i64),
     Nodes { all: Vec<NodeId>, own: NodeId },
+    Cards(Vec<(NodeId, CardState)>),
 }

@@ -310,3 +310,32 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_card_that_is_gone_ends_its_connections_to_other_cards_and_no_others() {
+    let mut net = Net::new();
+    let (one, two) = net.connect(1, 2);
+    let (with_host, _) = net.connect(1, 0);
+    let reading = net.request(1, one, Op::Recv(1));
+    let untouched = net.request(1, with_host, Op::Recv(1));
+    net.input(0, Input::PeerDown(2));
+    net.settle();
+    let told = net.done[1].remove(&reading);
+    assert_eq!(told, Some(Err(libc::ECONNRESET)));
+    assert!(!net.done[1].contains_key(&untouched));
+    // Only the host may say so, and not of itself.
+    let (from, to) = (PortId { node: 2, port: 0 }, PortId { node: 1, port: 0 });
+    for (from, lost) in [(from, 0), (PortId { node: 0, port: 0 }, 0)] {
+        let (connection, body) = (0, Body::Lost(lost));
+        let message = Message {
+            from,
+            to,
+            connection,
+            body,
+        };
+        net.input(1, Input::Message(message));
+    }
+    net.settle();
+    assert!(!net.done[1].contains_key(&untouched));
+    net.input(2, Input::Close(two));
+}

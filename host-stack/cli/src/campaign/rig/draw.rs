@@ -1,6 +1,6 @@
 //! A plan for real rigs from a seed. It is a plan as those of simulations are, with fewer points:
-//! the steps of Snapify's calls, at which processes can be killed or stopped, and the writing of
-//! files, which can fail.
+//! the steps of Snapify's calls, at which processes can be killed or stopped and cards be reset, and
+//! the writing of files, which can fail.
 
 use snaprig_campaign::model::SCENARIOS;
 use snaprig_sim::{Fault, Kind, KindName, Plan, Point, Random, When};
@@ -19,7 +19,7 @@ const FILE_BYTES: u64 = 3 << 20;
 /// The points that real rigs have.
 pub fn points() -> Vec<Point> {
     let step = |step| Point {
-        kinds: &[KindName::Crash, KindName::Hang],
+        kinds: &[KindName::Crash, KindName::Hang, KindName::Restart],
         ..snapify_faults::of_step(step)
     };
     let write = Point {
@@ -83,6 +83,7 @@ fn process_fault(random: &mut Random) -> Kind {
         } else {
             format!("card{card}")
         }),
+        5 => Kind::Restart(format!("card{card}")),
         _ => Kind::Crash(format!("card{card}")),
     }
 }

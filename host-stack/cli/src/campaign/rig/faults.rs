@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io::{BufRead, BufReader, Write},
     os::unix::net::UnixStream,
-    process::ChildStdin,
+    process::{ChildStdin, ChildStdout},
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
     time::Duration,
@@ -15,6 +15,8 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use snaprig_sim::{Fault, Kind, Plan, When};
 use snaprig_snapify::{Step, faults::of_step};
 use snaprig_snapify_io::faults::WRITE;
+
+use crate::rig_process::Place;
 
 /// How long a process that is stopped stays stopped: longer than any step takes, and much shorter
 /// than what anybody waits before taking it for dead.
@@ -27,6 +29,8 @@ pub struct Done {
     pub reached: BTreeMap<&'static str, (u64, u64)>,
     /// Processes that were killed, as plans name them.
     pub killed: BTreeSet<String>,
+    /// Cards that were reset, as plans name them.
+    pub restarted: BTreeSet<String>,
     /// What was done, for people.
     pub log: Vec<String>,
 }
@@ -35,10 +39,11 @@ pub struct Done {
 pub struct Victims {
     pub rig: u32,
     pub host: u32,
-    /// Card 1 first.
+    /// Card 1 first; 0 for none.
     pub cards: Vec<u32>,
-    /// The rig's standard input, which takes numbers of cards whose daemons are to die.
+    /// The rig's standard input and output, as [`crate::rig_process`] has them.
     pub rig_input: Option<ChildStdin>,
+    pub rig_output: Option<BufReader<ChildStdout>>,
 }
 
 /// Does a plan's faults.
@@ -60,8 +65,8 @@ impl Faults {
     }
 
     /// Serves the host process's announcements to their end; whoever was stopped runs again then.
-    /// Returns the rig's standard input.
-    pub fn serve(mut self, host: &UnixStream) -> Option<ChildStdin> {
+    /// Returns those who are left.
+    pub fn serve(mut self, host: &UnixStream) -> Victims {
         for line in BufReader::new(host).lines().map_while(Result::ok) {
             if let Ok(step) = serde_json::from_str(&line) {
                 self.step(step);
@@ -73,7 +78,7 @@ impl Faults {
             // It does nothing that could panic.
             let _ = stopped.join();
         }
-        self.victims.rig_input
+        self.victims
     }
 
     fn step(&mut self, step: Step) {
@@ -104,6 +109,7 @@ impl Faults {
         match kind {
             Kind::Crash(name) => self.kill(name),
             Kind::Hang(name) => self.stop(name),
+            Kind::Restart(name) => self.reset(name),
             Kind::DiskFull => self.limit(0),
             Kind::TornWrite(bytes) => self.limit(*bytes),
             _ => return,
@@ -132,13 +138,36 @@ impl Faults {
         if let Some(pid) = self.pid(name) {
             // One that is gone already is what was wanted.
             let _ = kill_process(pid, Signal::KILL);
-        } else if let (Some(card), Some(input)) =
-            (name.strip_prefix("daemon"), &mut self.victims.rig_input)
-        {
-            // A rig that is gone has no daemons.
-            let _ = writeln!(input, "{card}").and_then(|()| input.flush());
+        } else if let Some(card) = name.strip_prefix("daemon") {
+            self.order("daemon", card);
         }
         lock(&self.done).killed.insert(name.to_owned());
+    }
+
+    /// Returns when the card has booted, or has failed to.
+    fn reset(&mut self, name: &str) {
+        let Some(card) = name.strip_prefix("card") else {
+            return;
+        };
+        self.order("reset", card);
+        let mut line = String::new();
+        let read = self.victims.rig_output.as_mut();
+        // A rig that is gone says nothing.
+        let _ = read.map(|output| output.read_line(&mut line));
+        if let Ok(place) = serde_json::from_str::<Place>(&line) {
+            self.victims.cards = place.cards;
+        }
+        let mut done = lock(&self.done);
+        done.killed.remove(name);
+        done.killed.remove(&format!("daemon{card}"));
+        done.restarted.insert(name.to_owned());
+    }
+
+    fn order(&mut self, order: &str, card: &str) {
+        if let Some(input) = &mut self.victims.rig_input {
+            // A rig that is gone has no cards.
+            let _ = writeln!(input, "{order} {card}").and_then(|()| input.flush());
+        }
     }
 
     fn stop(&mut self, name: &str) {

@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, BufReader},
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -116,6 +116,7 @@ fn log(work: &Path, done: &Done) -> String {
 struct RigProcess {
     child: Child,
     input: Option<ChildStdin>,
+    output: Option<BufReader<ChildStdout>>,
     place: Place,
 }
 
@@ -147,12 +148,14 @@ impl RigProcess {
         let mut rig = Self {
             child,
             input,
+            output: None,
             place,
         };
         let output = output.ok_or("no standard output")?;
         deadline.wait_for("boot", &output)?;
         let mut line = String::new();
-        BufReader::new(output).read_line(&mut line)?;
+        let output = rig.output.insert(BufReader::new(output));
+        output.read_line(&mut line)?;
         rig.place = serde_json::from_str(&line).map_err(|_| {
             let said = fs::read_to_string(work.join("rig.log")).unwrap_or_default();
             format!("the rig did not start: {said}")
@@ -168,12 +171,12 @@ impl RigProcess {
         self.child.wait()?;
         let mut left = Vec::new();
         for (index, pid) in self.place.cards.iter().enumerate() {
-            let pid = Pid::from_raw(*pid as i32).ok_or("a card without a process")?;
             // One that is gone has no descriptor.
-            if let Ok(card) = pidfd_open(pid, PidfdFlags::empty())
+            if let Some(pid) = Pid::from_raw(*pid as i32)
+                && let Ok(card) = pidfd_open(pid, PidfdFlags::empty())
                 && deadline.wait_for("a card's end", &card).is_err()
             {
-                left.push(format!("card {}, process {pid},", index + 1));
+                left.push(format!("card {}, process {pid:?},", index + 1));
             }
         }
         Ok(left)
@@ -235,6 +238,7 @@ impl<'a> Application<'a> {
             host: host.pid(),
             cards: rig.place.cards.clone(),
             rig_input: rig.input.take(),
+            rig_output: rig.output.take(),
         };
         let faults = Faults::new(plan, victims, done.clone());
         let harm = std::thread::spawn(move || faults.serve(&announcements));
@@ -245,7 +249,9 @@ impl<'a> Application<'a> {
         fs::write(work.join("commands.log"), application.errors.join("\n"))?;
         let status = host.wait(deadline)?;
         // The announcements end with the host process.
-        rig.input = harm.join().map_err(|_| "a fault panicked")?;
+        let victims = harm.join().map_err(|_| "a fault panicked")?;
+        (rig.input, rig.output) = (victims.rig_input, victims.rig_output);
+        rig.place.cards = victims.cards;
         let ending = match (status.success(), fs::read_to_string(&result)) {
             (true, Ok(text)) if text == golden => Ending::Finished,
             (true, _) => Ending::Wrong,
@@ -305,7 +311,7 @@ impl<'a> Application<'a> {
         // From the card after its own on, its own last: it is there still if it was not ended, and
         // has no successor.
         let (home, cards) = (self.home, self.cards);
-        let mut is_at_home = scenario != "swap";
+        let mut is_at_home = scenario != "swap" && !self.was_reset(home);
         let targets = (0..cards).map(|step| (home + step) % cards + 1);
         targets.into_iter().any(|card| {
             let there =
@@ -328,6 +334,11 @@ impl<'a> Application<'a> {
         let gone = ["rig", "host"]
             .iter()
             .any(|name| done.killed.contains(*name));
-        gone || !self.captured && dead(self.home) || (1..=self.cards).all(dead)
+        let lost = dead(self.home) || done.restarted.contains(&format!("card{}", self.home));
+        gone || !self.captured && lost || (1..=self.cards).all(dead)
+    }
+
+    fn was_reset(&self, card: u16) -> bool {
+        lock(self.done).restarted.contains(&format!("card{card}"))
     }
 }
