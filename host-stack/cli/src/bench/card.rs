@@ -478,7 +478,7 @@ impl CharDevice for ImageDevice {
 
 impl File for ImageFile {
     fn read_into(&self, _cx: &mut Cx, to: &mut [u8]) -> SysResult<usize> {
-        (&self.0).read(to).map_err(errno)
+        Ok((&self.0).read(to).map_err(errno)?)
     }
 
     fn write(&self, _cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
