@@ -134,25 +134,26 @@ impl CardMemory {
     /// `pages` contiguous zeroed frames, each used once, aligned to `align_pages` (a power of
     /// two).
     pub fn alloc_run(&self, pages: usize, align_pages: usize) -> Option<u64> {
-        let start = self.lock().take_run(pages, align_pages)?;
-        let address = start as u64 * PAGE;
+        let address = self.alloc_unzeroed(pages, align_pages)?;
         // Frames that nobody has used are zero already; written to from here the host backs them with
         // huge pages, touched by a guest first it does not.
-        // SAFETY: the frames are inside the mapping and now belong to the caller alone.
-        unsafe {
-            self.base
-                .add(address as usize)
-                .write_bytes(0, pages * PAGE as usize)
-        };
+        self.zero(address, pages as u64 * PAGE);
         Some(address)
     }
 
-    /// One frame with a page of contents, used once.
-    pub fn alloc_filled(&self, page: &[u8]) -> Option<u64> {
-        assert_eq!(page.len() as u64, PAGE);
-        let address = self.lock().take_run(1, 1)? as u64 * PAGE;
-        self.write(address, page);
-        Some(address)
+    /// The same, with anything in the frames: the caller writes to all of each before anybody sees it.
+    pub fn alloc_unzeroed(&self, pages: usize, align_pages: usize) -> Option<u64> {
+        let start = self.lock().take_run(pages, align_pages)?;
+        Some(start as u64 * PAGE)
+    }
+
+    /// Fills with zeros. Panics as [`CardMemory::read`] does.
+    pub fn zero(&self, address: u64, len: u64) {
+        assert!(self.contains(address, len));
+        // SAFETY: the range is inside the mapping.
+        unsafe {
+            self.base.add(address as usize).write_bytes(0, len as usize);
+        }
     }
 
     /// Which frames have been written to.

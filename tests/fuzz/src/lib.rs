@@ -30,7 +30,7 @@ pub fn image(bytes: &[u8]) {
     let Some((step, stream)) = bytes.split_first() else {
         return;
     };
-    for stream in [stream, &with_checksums(stream)] {
+    for stream in [stream, &with_checksums(stream)[..]] {
         decode(stream, 1 + usize::from(*step));
         // As the first of a chain, and as the second: whatever is said, it is said in order.
         let _ = chain::collapse(vec![stream], std::io::sink());

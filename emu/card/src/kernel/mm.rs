@@ -4,6 +4,10 @@
 //! overlap; nothing is mapped outside an area. A page comes into being on the first touch; faults
 //! are grouped, because an exit costs 10 to 80 us where KVM is nested.
 
+mod fill;
+
+pub use self::fill::Filling;
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
@@ -94,23 +98,6 @@ impl Area {
             *offset += by;
         }
         area
-    }
-}
-
-/// How much of a process is still to come while it is filled.
-pub struct Filling {
-    left: u64,
-}
-
-impl Filling {
-    /// A process of so many bytes of pages, at most.
-    pub fn new(bytes: u64) -> Self {
-        Self { left: bytes }
-    }
-
-    /// Whether all of it can come if a huge page is taken for the next of its pages.
-    fn has_room(&self, memory: &CardMemory) -> bool {
-        self.left.saturating_add(HUGE_PAGE) <= memory.free_bytes()
     }
 }
 
@@ -438,23 +425,28 @@ impl AddressSpace {
 
     /// Brings in the huge page around `page`, where one fits and a quarter of memory is free.
     fn huge_page_in(&self, start: u64, area: &Area, page: u64) -> bool {
+        let pages = (HUGE_PAGE / PAGE) as usize;
+        let alloc = || self.memory.alloc_run(pages, pages);
+        self.has_room_for_huge_page(start, area, page)
+            && alloc().is_some_and(|frame| self.enter_huge(page, frame, area.access()))
+    }
+
+    fn has_room_for_huge_page(&self, start: u64, area: &Area, page: u64) -> bool {
         let first = page & !(HUGE_PAGE - 1);
-        let fits = first >= start && first + HUGE_PAGE <= area.end;
-        if !matches!(area.backing, Backing::Anonymous)
-            || area.end - start < HUGE_AREA
-            || !fits
-            || !self.tables.has_room(first)
-            || self.memory.free_bytes() < self.memory.bytes() / 4
-        {
-            return false;
-        }
-        let pages = HUGE_PAGE / PAGE;
-        let Some(frame) = self.memory.alloc_run(pages as usize, pages as usize) else {
-            return false;
-        };
-        let entered = self.tables.map_huge(first, frame, area.access()).is_ok();
+        matches!(area.backing, Backing::Anonymous)
+            && area.end - start >= HUGE_AREA
+            && first >= start
+            && first + HUGE_PAGE <= area.end
+            && self.tables.has_room(first)
+            && self.memory.free_bytes() >= self.memory.bytes() / 4
+    }
+
+    /// Maps the huge page around `page`; without room for that its frames go back.
+    fn enter_huge(&self, page: u64, frame: u64, access: Access) -> bool {
+        let first = page & !(HUGE_PAGE - 1);
+        let entered = self.tables.map_huge(first, frame, access).is_ok();
         if !entered {
-            (0..pages).for_each(|index| self.memory.put(frame + index * PAGE));
+            self.memory.put_run(frame, HUGE_PAGE / PAGE);
         }
         entered
     }
@@ -519,50 +511,6 @@ impl AddressSpace {
                 *inode = new.clone();
             }
         }
-    }
-
-    /// Puts whole pages at `address` and behind it, whatever the areas there allow (restore).
-    pub fn fill_run(
-        &self,
-        mut address: u64,
-        mut pages: &[u8],
-        filling: &mut Filling,
-    ) -> Result<(), Errno> {
-        while !pages.is_empty() {
-            let (start, area) = self.area(address).ok_or(Errno::EBADMSG)?;
-            // No further than the area, nor than a huge page there.
-            let border = ((address | (HUGE_PAGE - 1)) + 1).min(area.end);
-            let len = pages.len().min((border - address) as usize);
-            let (part, rest) = pages.split_at(len);
-            let is_huge = match self.tables.get(address) {
-                Some(_) => self.tables.is_huge(address),
-                None => filling.has_room(&self.memory) && self.huge_page_in(start, area, address),
-            };
-            if is_huge {
-                let (frame, _) = self.tables.get(address).ok_or(Errno::EFAULT)?;
-                self.memory.write(frame, part);
-            } else {
-                self.fill_pages(start, area, address, part)?;
-            }
-            filling.left = filling.left.saturating_sub(len as u64);
-            address += len as u64;
-            pages = rest;
-        }
-        Ok(())
-    }
-
-    fn fill_pages(&self, start: u64, area: &Area, address: u64, pages: &[u8]) -> Result<(), Errno> {
-        for (index, page) in pages.chunks_exact(PAGE as usize).enumerate() {
-            let va = address + index as u64 * PAGE;
-            if self.tables.get(va).is_none() && !area.shared {
-                // All of it is written here: whatever else would be in it need not be brought.
-                let frame = self.memory.alloc_filled(page).ok_or(Errno::ENOMEM)?;
-                self.enter(va, frame, area.access())?;
-            } else {
-                self.fill_page(start, area, va, 0, page)?;
-            }
-        }
-        Ok(())
     }
 
     /// Puts contents at `va`, inside of one page of an area, whatever the area allows (exec).

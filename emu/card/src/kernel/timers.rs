@@ -86,6 +86,12 @@ pub struct Timers {
 }
 
 impl Timers {
+    /// Whether timers of an image may run.
+    pub fn is_sound(&self) -> bool {
+        let mut notified = self.posix.values().filter_map(|timer| timer.notify);
+        self.posix.len() <= TIMERS_MAX && notified.all(|notify| signal::is_signal(notify.signal))
+    }
+
     /// For an image: what is left.
     pub fn left(&self) -> Self {
         self.shifted(|due| due.saturating_sub(now()))

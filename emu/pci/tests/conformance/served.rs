@@ -14,7 +14,7 @@ use std::{
 
 use snaprig_pci::{
     host::Mapping,
-    server::{Errnum, Function, serve},
+    server::{Errnum, Function, Listener, serve},
     vfio_user_client::VfioUserClient,
 };
 use snaprig_wire::pci;
@@ -93,6 +93,7 @@ fn index(bar: u32, offset: u64) -> Result<usize, Errnum> {
 
 impl Function for Device {
     fn attach(&self) {}
+    fn mask_vectors(&self, _is_masked: bool) {}
     fn detach(&self) {
         self.dma_unmap_all();
         self.vectors.lock().unwrap().clear();
@@ -198,7 +199,7 @@ pub fn subject() -> Subject {
     let aperture = (aperture.into(), MEMORY_PAGES * PAGE);
     let stop = event();
     let thread = serve(
-        &socket,
+        Listener::bind(&socket).unwrap(),
         aperture,
         Arc::new(device),
         stop.try_clone().unwrap(),

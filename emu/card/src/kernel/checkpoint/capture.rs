@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     Service, Work,
-    image::{AreaImage, ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
+    image::{ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
     is_request,
     pages::{self, Chain, Queue},
     tree,
@@ -215,30 +215,15 @@ impl Call<'_> {
             if let Some(marked) = &process.marked {
                 marks[space as usize] = Some(marked.clone());
             }
-            processes.push(ProcessImage {
-                pid: *pid,
-                parent: process.parent,
-                group: process.group,
-                exe: process.exe.clone(),
-                argv: process.argv.clone(),
+            let process = ProcessImage {
                 space,
                 table: tables.meet(&process.files),
                 context: contexts.meet(&process.fs),
                 actions: actions.meet(&process.actions),
-                pending: process.pending.clone(),
-                timers: process.timers.left(),
-                limits: process.limits.clone(),
-                credentials: process.credentials.clone(),
-                settings: process.settings,
-                job: process.job,
-                has_executed: process.has_executed,
-                ran: process.ran,
-                children_ran: process.children_ran,
-                is_released: process.is_released,
-                exit_signal: process.exit_signal,
-                exit: process.exit,
                 threads,
-            });
+                ..ProcessImage::of(process)
+            };
+            processes.push(process);
         }
         let epoch = match flags {
             0 => None,
@@ -262,27 +247,7 @@ impl Call<'_> {
         let mut storing = describer.storing;
         let space_images = spaces
             .iter()
-            .map(|mm| SpaceImage {
-                brk: mm.brk,
-                areas: mm
-                    .areas()
-                    .map(|(start, area)| AreaImage {
-                        start,
-                        end: area.end,
-                        prot: area.prot,
-                        shared: area.shared,
-                        traits: area.traits,
-                        file: match &area.backing {
-                            Backing::Anonymous => None,
-                            Backing::File {
-                                inode,
-                                path,
-                                offset,
-                            } => Some((storing.refer_mapped(vfs, inode, path), *offset)),
-                        },
-                    })
-                    .collect(),
-            })
+            .map(|mm| SpaceImage::of(mm, vfs, &mut storing))
             .collect();
         files.stored = storing.images();
         let memory = &self.kernel.memory;
@@ -390,10 +355,10 @@ fn written_queue(file: &dyn File) -> Option<Arc<pipe::Queue>> {
 /// Whether it is an end that reads from `queue`.
 fn reads(file: &dyn File, queue: &Arc<pipe::Queue>) -> bool {
     let file = file.as_any();
-    let socket = file.downcast_ref::<Socket>();
-    let stream = socket.and_then(|socket| socket.stream().ok());
+    let streams = file.downcast_ref::<Socket>().map(Socket::streams);
+    let mut streams = streams.into_iter().flatten();
     let end = file.downcast_ref::<PipeEnd>();
-    stream.is_some_and(|stream| Arc::ptr_eq(&stream.incoming, queue))
+    streams.any(|stream| Arc::ptr_eq(&stream.incoming, queue))
         || end.is_some_and(|end| end.ends().1 && end.is_of(queue))
 }
 

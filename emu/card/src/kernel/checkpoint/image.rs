@@ -10,17 +10,22 @@ use serde::{Deserialize, Serialize};
 use crate::{
     kernel::{
         credentials::Credentials,
-        fs::{FsContext, image::FilesImage, stored::FileRef},
+        fs::{
+            FsContext, Vfs,
+            image::FilesImage,
+            stored::{FileRef, Storing},
+        },
         jobs::Job,
         limits::Limits,
-        mm::Traits,
+        mm::{AddressSpace, Area, Backing, Traits},
         rseq::Rseq,
         sched::Policy,
         settings::Settings,
         signal::{Actions, AltStack, Pending, SigSet},
-        state::{ExitStatus, Thread},
+        state::{ExitStatus, Process, Thread},
         timers::Timers,
     },
+    memory::PAGE,
     platform::{Regs, USER_END},
     xstate,
 };
@@ -117,10 +122,78 @@ pub struct AreaImage {
     pub file: Option<(FileRef, u64)>,
 }
 
+impl ProcessImage {
+    /// What is a process's own; what it may share, and its threads, are still to be said.
+    pub fn of(process: &Process) -> Self {
+        Self {
+            pid: process.pid,
+            parent: process.parent,
+            group: process.group,
+            exe: process.exe.clone(),
+            argv: process.argv.clone(),
+            space: 0,
+            table: 0,
+            context: 0,
+            actions: 0,
+            pending: process.pending.clone(),
+            timers: process.timers.left(),
+            limits: process.limits.clone(),
+            credentials: process.credentials.clone(),
+            settings: process.settings,
+            job: process.job,
+            has_executed: process.has_executed,
+            ran: process.ran,
+            children_ran: process.children_ran,
+            is_released: process.is_released,
+            exit_signal: process.exit_signal,
+            exit: process.exit,
+            threads: Vec::new(),
+        }
+    }
+}
+
+impl SpaceImage {
+    /// What is mapped where, but for pages.
+    pub fn of(mm: &AddressSpace, vfs: &Vfs, storing: &mut Storing) -> Self {
+        let area = |(start, area): (u64, &Area)| AreaImage {
+            start,
+            end: area.end,
+            prot: area.prot,
+            shared: area.shared,
+            traits: area.traits,
+            file: match &area.backing {
+                Backing::Anonymous => None,
+                Backing::File {
+                    inode,
+                    path,
+                    offset,
+                } => Some((storing.refer_mapped(vfs, inode, path), *offset)),
+            },
+        };
+        Self {
+            brk: mm.brk,
+            areas: mm.areas().map(area).collect(),
+        }
+    }
+
+    /// Whether no address in it is out of user space, nor an offset out of a file.
+    pub fn is_sound(&self) -> bool {
+        let area_is_sound = |area: &AreaImage| {
+            let offset = area.file.as_ref().map_or(0, |(_, offset)| *offset);
+            (area.start | area.end).is_multiple_of(PAGE)
+                && area.end <= USER_END
+                && offset.is_multiple_of(PAGE)
+                && offset <= i64::MAX as u64 - USER_END
+        };
+        self.brk.0 <= self.brk.1 && self.brk.1 <= USER_END && self.areas.iter().all(area_is_sound)
+    }
+}
+
 impl ThreadImage {
     /// Whether a thread may start like this. (A running one may not be: user space has wrfsbase.)
     pub fn is_sound(&self) -> bool {
         xstate::check(&self.xstate).is_ok()
+            && self.pending.is_sound()
             && self.regs.rip < USER_END
             && self.regs.fs_base < USER_END
             && self.regs.gs_base < USER_END

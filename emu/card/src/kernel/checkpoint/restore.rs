@@ -28,11 +28,10 @@ use crate::{
         mm::{AddressSpace, Area, Backing, Filling},
         pidfd::Ending,
         sched::{Affinity, SET_BYTES},
-        signal::Actions,
+        signal::{self, Actions},
         state::{Process, Shared, Thread, lock},
         wait::{Channel, Stop, SysResult},
     },
-    memory::PAGE,
 };
 
 /// Bytes that are read at once.
@@ -152,9 +151,6 @@ impl Call<'_> {
                     offset: *offset,
                 },
             };
-            if !(area.start | area.end).is_multiple_of(PAGE) {
-                return Err(Errno::EBADMSG.into());
-            }
             let start = area.start;
             let area = Area {
                 end: area.end,
@@ -175,8 +171,9 @@ impl Call<'_> {
             image,
             mut spaces,
             mut stored,
-            ..
+            mut filling,
         } = tree;
+        filling.finish(&self.kernel.memory);
         // Others may have come while the image was read.
         self.check_room_for(&image)?;
         let own = self.process().files.clone();
@@ -290,7 +287,6 @@ impl TreeImage {
     fn is_sound(&self) -> bool {
         let count = self.ids().count();
         let ids: BTreeSet<i32> = self.ids().filter(|id| *id > 0).collect();
-        let pids: BTreeSet<i32> = self.processes.iter().map(|process| process.pid).collect();
         let has = |index: u32, len: usize| (index as usize) < len;
         let process_is_sound = |(index, process): (usize, &ProcessImage)| {
             let has_ended = process.threads.is_empty();
@@ -301,14 +297,22 @@ impl TreeImage {
                 && has_ended <= process.exit.is_some()
                 && match index {
                     0 => !has_ended,
-                    _ => process.parent != process.pid && pids.contains(&process.parent),
+                    // Parents come first: there is no circle.
+                    _ => self.processes[..index]
+                        .iter()
+                        .any(|other| other.pid == process.parent),
                 }
+                && (process.exit_signal == 0 || signal::is_signal(process.exit_signal))
+                && process.pending.is_sound()
+                && process.timers.is_sound()
                 && process.threads.iter().all(ThreadImage::is_sound)
         };
         !self.processes.is_empty()
             && ids.len() == count
             && self.processes.len() <= THREADS_MAX
             && self.spaces.len() <= self.processes.len()
+            && self.spaces.iter().all(SpaceImage::is_sound)
+            && self.actions.iter().all(Actions::is_sound)
             && self.processes.iter().enumerate().all(process_is_sound)
     }
 }

@@ -231,12 +231,7 @@ impl<'a> Describer<'a> {
             self.queues.meet(pipe.ends().0);
         }
         if let Some(socket) = file.downcast_ref::<Socket>() {
-            let streams = match socket.state() {
-                State::Bound(listener) => listener.backlog().0,
-                State::Connected(stream) => vec![stream],
-                State::New | State::Reset => Vec::new(),
-            };
-            for stream in streams {
+            for stream in socket.streams() {
                 self.read.push(Arc::as_ptr(&stream.incoming));
                 self.queues.meet(&stream.incoming);
                 self.queues.meet(&stream.outgoing);

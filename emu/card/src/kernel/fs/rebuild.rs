@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    FileTable, FsContext, Open, RegularFile, Vfs,
+    FileTable, Open, RegularFile, Vfs,
     epoll::Epoll,
     event::Event,
     image::{FileImage, FilesImage, OpenImage, SocketImage, SocketState, StreamImage},
@@ -27,7 +27,6 @@ use crate::kernel::{
     file::{Cx, Description, File},
     pidfd::{Ending, PidFd},
     signalfd::SignalFd,
-    wait::Stop,
 };
 
 /// What changes what is on the card, and is for a restore to leave out.
@@ -71,7 +70,7 @@ pub struct Rebuilt {
 
 /// The tables of an image.
 pub fn rebuild(
-    vfs: &mut Vfs,
+    vfs: &Vfs,
     cx: &mut Cx,
     image: &FilesImage,
     sources: &Sources,
@@ -115,6 +114,9 @@ pub fn rebuild(
     for image in &image.tables {
         let mut table = FileTable::default();
         for descriptor in image {
+            if descriptor.fd < 0 {
+                return Err(damaged());
+            }
             let open = get(descriptor.open)?;
             table.insert_at(descriptor.fd, open, descriptor.close_on_exec, cx.wake);
         }
@@ -172,13 +174,13 @@ impl Building {
 
     fn file(
         &mut self,
-        vfs: &mut Vfs,
+        vfs: &Vfs,
         cx: &mut Cx,
         image: &OpenImage,
         sources: &Sources,
     ) -> Result<Arc<dyn File>, RebuildError> {
         Ok(match &image.file {
-            FileImage::Plain(description) => plain(vfs, cx, description)?,
+            FileImage::Plain(description) => plain(vfs, description)?,
             FileImage::Console(number) => sources.stdio[usize::from(*number).min(2)].clone(),
             FileImage::Regular {
                 file,
@@ -258,30 +260,15 @@ impl Building {
 }
 
 /// What a description says all of.
-fn plain(
-    vfs: &mut Vfs,
-    cx: &mut Cx,
-    description: &Description,
-) -> Result<Arc<dyn File>, RebuildError> {
+fn plain(vfs: &Vfs, description: &Description) -> Result<Arc<dyn File>, RebuildError> {
     Ok(match description {
-        Description::Path {
-            path,
-            flags,
-            position,
-        } => {
-            let root = FsContext {
-                cwd: "/".into(),
-                umask: 0,
-            };
-            let file = vfs.open(cx, &root, path, *flags & !CREATION, 0);
-            let file = file.map_err(|stop| match stop {
-                Stop::Errno(errno) => failed(path)(errno),
-                Stop::Wait(_) => failed(path)(Errno::EIO),
-            })?;
-            if let Some(directory) = file.as_any().downcast_ref::<Directory>() {
-                directory.position.store(*position, Ordering::Relaxed);
-            }
-            file
+        Description::Path { path, position, .. } => {
+            let found = vfs.find("/", path, true).map_err(failed(path))?;
+            let node = found.node.ok_or(Errno::ENOENT).map_err(failed(path))?;
+            vfs.directory(node).map_err(failed(path))?;
+            let directory = Directory::new(node, path.clone());
+            directory.position.store(*position, Ordering::Relaxed);
+            directory
         }
         Description::Device { path, flags } => {
             let found = vfs.find("/", path, true).map_err(failed(path))?;

@@ -118,6 +118,15 @@ impl Socket {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Its connection, or those that wait to be accepted.
+    pub fn streams(&self) -> Vec<Arc<Stream>> {
+        match &*self.lock() {
+            State::Bound(listener) => listener.backlog().0,
+            State::Connected(stream) => vec![stream.clone()],
+            State::New | State::Reset => Vec::new(),
+        }
+    }
+
     /// What it has become.
     pub fn state(&self) -> State {
         self.lock().clone()

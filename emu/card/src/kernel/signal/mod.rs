@@ -163,6 +163,11 @@ impl Info {
     }
 }
 
+/// Whether there is such a signal.
+pub fn is_signal(signal: i32) -> bool {
+    (1..=SIGNALS).contains(&signal)
+}
+
 /// Signals that have been sent and not delivered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending(VecDeque<Info>);
@@ -179,6 +184,11 @@ impl Pending {
         }
         self.0.push_back(info);
         Ok(())
+    }
+
+    /// Whether signals of an image may be pending.
+    pub fn is_sound(&self) -> bool {
+        self.0.len() <= PENDING_MAX && self.0.iter().all(|info| is_signal(info.signal))
     }
 
     /// The set of what is pending.
@@ -233,6 +243,11 @@ impl Default for Actions {
 }
 
 impl Actions {
+    /// Whether actions of an image are all there.
+    pub fn is_sound(&self) -> bool {
+        self.0.len() == SIGNALS as usize
+    }
+
     /// What `signal` does.
     pub fn get(&self, signal: i32) -> Action {
         self.0.get(signal as usize - 1).copied().unwrap_or_default()
