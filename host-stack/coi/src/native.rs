@@ -22,6 +22,7 @@ pub fn run(
     let program = Program {
         name: path.into(),
         bytes: 0,
+        window: 0,
         argv,
         env,
     };

@@ -260,22 +260,35 @@ impl<'a> Call<'a> {
     }
 
     fn file_call(&mut self, number: u64, a: [u64; 6]) -> SysResult {
-        self.tell_signalfds();
+        if fs::asks_for_readiness(number) {
+            self.tell_signalfds();
+        }
         if number as i64 == libc::SYS_read
             && let Some(result) = self.read_signals(a[0] as i32, a[1], a[2])
         {
             return result;
         }
-        let proc = Proc::of(self);
-        let process = self.state.process(self.pid);
+        let cores = self.kernel.cores.count();
+        let mut deadline = self.thread().deadline;
+        let mut progress = self.thread().progress;
+        let State {
+            processes,
+            threads,
+            vfs,
+            ..
+        } = &mut *self.state;
+        let (process, thread) = (&processes[&self.pid], &threads[&self.tid]);
+        let proc = Proc {
+            process,
+            name: &thread.name,
+            cores,
+        };
         let limit_nofile = process.limits.nofile();
         let (mm, files, context) = (
             process.mm.clone(),
             process.files.clone(),
             process.fs.clone(),
         );
-        let mut deadline = self.thread().deadline;
-        let mut progress = self.thread().progress;
         let mut sigpipe = false;
         let mut woken = Vec::new();
         let result = {
@@ -295,7 +308,7 @@ impl<'a> Call<'a> {
                 cx,
                 files: &mut lock(&files),
                 fs: &mut lock(&context),
-                vfs: &mut self.state.vfs,
+                vfs,
                 limit_nofile,
                 proc: &proc,
                 deadline: &mut deadline,
@@ -402,63 +415,39 @@ impl<'a> Call<'a> {
 }
 
 /// What /proc/self says of a process.
-struct Proc {
-    pid: i32,
-    parent: i32,
-    threads: usize,
-    name: String,
-    exe: String,
-    argv: Vec<String>,
-    maps: String,
+struct Proc<'a> {
+    process: &'a Process,
+    /// The calling thread's.
+    name: &'a str,
     cores: usize,
 }
 
-impl Proc {
-    fn of(call: &mut Call) -> Self {
-        let (name, cores) = (call.thread().name.clone(), call.kernel.cores.count());
-        let process = call.process();
-        Self {
-            pid: process.pid,
-            parent: process.parent,
-            threads: process.threads.len(),
-            name,
-            exe: process.exe.clone(),
-            argv: process.argv.clone(),
-            maps: lock(&process.mm).maps(),
-            cores,
-        }
-    }
-}
-
-impl ProcInfo for Proc {
+impl ProcInfo for Proc<'_> {
     fn exe(&self) -> String {
-        self.exe.clone()
+        self.process.exe.clone()
     }
 
     fn cmdline(&self) -> Vec<u8> {
-        self.argv
+        self.process
+            .argv
             .iter()
             .flat_map(|arg| arg.bytes().chain([0]))
             .collect()
     }
 
     fn status(&self) -> String {
+        let Process { pid, parent, .. } = self.process;
         format!(
-            "Name:\t{}\nState:\tR (running)\nTgid:\t{}\nPid:\t{}\nPPid:\t{}\nUid:\t0\t0\t0\t0\n\
-             Gid:\t0\t0\t0\t0\nThreads:\t{}\n",
-            self.name, self.pid, self.pid, self.parent, self.threads
+            "Name:\t{}\nState:\tR (running)\nTgid:\t{pid}\nPid:\t{pid}\nPPid:\t{parent}\n\
+             Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nThreads:\t{}\n",
+            self.name,
+            self.process.threads.len()
         )
     }
 
     fn stat(&self) -> String {
-        format!(
-            "{} ({}) R {} {} {} 0 -1 0\n",
-            self.pid, self.name, self.parent, self.pid, self.pid
-        )
-    }
-
-    fn maps(&self) -> String {
-        self.maps.clone()
+        let Process { pid, parent, .. } = self.process;
+        format!("{pid} ({}) R {parent} {pid} {pid} 0 -1 0\n", self.name)
     }
 
     fn cores(&self) -> usize {

@@ -35,6 +35,10 @@ pub trait UserMemory {
     /// Faults in `len` bytes from page-aligned `address` (writable if `write`), keeps their frames
     /// until every clone of the pin is dropped, and says where they are in card memory.
     fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno>;
+    /// What /proc/self/maps says (proc(5)).
+    fn maps(&self) -> String {
+        String::new()
+    }
 }
 
 /// Pages that stay where they are in card memory while this lives: a registered window. They

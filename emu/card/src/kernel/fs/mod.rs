@@ -52,6 +52,7 @@ pub use self::{
     dev::is_zero_device,
     inode::{Inode, Span, shared_anonymous},
     install::Entry,
+    poll::asks_for_readiness,
     proc::ProcInfo,
     regular::RegularFile,
     stat::{Stat, stat_of},

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{FsCall, inode::Inode, regular::RegularFile};
 use crate::kernel::{errno::Errno, file::File, time::host_clock};
 
-/// What /proc/self says of the calling process.
+/// What /proc/self says of the calling process, but for its memory.
 pub trait ProcInfo {
     /// Path of the program.
     fn exe(&self) -> String;
@@ -15,8 +15,6 @@ pub trait ProcInfo {
     fn status(&self) -> String;
     /// /proc/self/stat.
     fn stat(&self) -> String;
-    /// /proc/self/maps.
-    fn maps(&self) -> String;
     /// Cores of the card.
     fn cores(&self) -> usize;
 }
@@ -73,7 +71,7 @@ pub const FILES: &[(&str, ProcFile)] = &[
 pub fn open(call: &FsCall, file: ProcFile, path: String) -> Result<Arc<dyn File>, Errno> {
     let text = match file {
         ProcFile::Exe => return Err(Errno::ELOOP),
-        ProcFile::Maps => call.proc.maps().into_bytes(),
+        ProcFile::Maps => call.cx.memory.maps().into_bytes(),
         ProcFile::Status => call.proc.status().into_bytes(),
         ProcFile::Stat => call.proc.stat().into_bytes(),
         ProcFile::Cmdline => call.proc.cmdline(),

@@ -73,9 +73,6 @@ impl ProcInfo for Proc {
     fn stat(&self) -> String {
         String::new()
     }
-    fn maps(&self) -> String {
-        String::new()
-    }
     fn cores(&self) -> usize {
         2
     }
