@@ -7,6 +7,9 @@ snaprig_wire::fault_points! {
     /// A run function is about to be run.
     RUN_FUNCTION = "coi.run_function", "the sink runs a function",
         [Delay, Crash, Hang, Restart];
+    /// The daemon is about to read a program's bytes from the host's window.
+    FETCH = "coi.fetch", "the COI daemon reads a program from the host",
+        [Delay, Crash, Hang, Restart];
     /// The daemon starts a program.
     SPAWN = "coi.spawn", "the COI daemon starts a program",
         [Error, Crash, Hang, Restart];

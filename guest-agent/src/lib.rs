@@ -9,6 +9,7 @@
 //! | [`daemon`] | the COI daemon |
 //! | [`faults`] | where something can go wrong |
 //! | [`snapify_io`] | files on other nodes, as descriptors |
+//! | [`spawn`] | starting programs |
 
 pub mod daemon;
 pub mod faults;
@@ -16,3 +17,4 @@ pub mod frames;
 pub mod offload;
 pub mod scif;
 pub mod snapify_io;
+pub mod spawn;

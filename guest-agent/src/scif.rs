@@ -210,6 +210,20 @@ impl Endpoint {
         )
     }
 
+    /// scif_vreadfrom: into a range of this process that need not be registered.
+    pub fn vreadfrom(&self, address: usize, len: u64, remote: i64) -> io::Result<()> {
+        self.ioctl(
+            iowr::<Copy>(12),
+            &mut Copy {
+                local: 0,
+                len,
+                remote,
+                address: address as u64,
+                flags: 0,
+            },
+        )
+    }
+
     /// scif_writeto.
     pub fn writeto(&self, local: i64, len: u64, remote: i64) -> io::Result<()> {
         self.ioctl(

@@ -11,8 +11,9 @@
 //!                                                     connection a pipeline
 //! ```
 //!
-//! A host process opens a connection to the daemon's port for case 1 (one a process) and sends
-//! [`ToDaemon::Create`]. The new process announces a SCIF port to the daemon, which passes it on.
+//! A host process opens a connection to the daemon's port for case 1 (one a process), registers the
+//! program's bytes there as a window and sends [`ToDaemon::Create`]; the daemon reads the window,
+//! which stays until it has answered. The new process announces a SCIF port to the daemon, which passes it on.
 //! The host connects to that port once for each of the others, and says which with [`Channel`].
 
 use alloc::{string::String, vec::Vec};
@@ -30,10 +31,10 @@ pub const BINARY_BYTES_MAX: u64 = 1 << 30;
 /// From the host to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDaemon {
-    /// Make an offload process; the program's bytes follow the frame.
+    /// Make an offload process of the program in a window of this connection.
     Create(Program),
     /// Run a program that knows nothing of COI, its stdio on this connection. It is on the card
-    /// already: its name is its path, and no bytes follow.
+    /// already: its name is its path, and there is no window.
     Native(Program),
     /// This connection carries [`crate::snapify::Request`]s from now on.
     Snapify,
@@ -55,6 +56,8 @@ pub struct Program {
     pub name: String,
     /// Bytes of the program.
     pub bytes: u64,
+    /// Where they are in the host's registered address space.
+    pub window: i64,
     /// Arguments, the program's name first.
     pub argv: Vec<String>,
     /// Environment, `NAME=value`.

@@ -1,6 +1,7 @@
 //! The Snapify-IO daemon on a card (paper section 6, figure 8): a local handler thread for each
 //! user process, which drives the requester's machine ([`snaprig_wire::snapify_io`]) with the
-//! process's bytes and a registered 4 MiB buffer.
+//! process's bytes and a registered 4 MiB buffer. Its socket is its standard input, bound by whoever
+//! started it: users may connect from then on.
 //!
 //! What must stay true: a user process that dies, or closes its descriptor before the end of its
 //! stream, has not finished: the connection is dropped, and with it the file.
@@ -8,7 +9,7 @@
 use std::{
     io::{self, Read, Write},
     os::{
-        fd::AsRawFd,
+        fd::{AsFd, AsRawFd},
         unix::net::{UnixListener, UnixStream},
     },
 };
@@ -17,14 +18,14 @@ use coi_device::{frames, scif::Endpoint};
 use snaprig_wire::{
     scif::{PortId, port},
     snapify_io::{
-        BUFFER_BYTES, Failure, Input, LocalOpen, Machine, Message, Mode, Output, SLOT_BYTES,
-        SOCKET, Sink, Source,
+        BUFFER_BYTES, Failure, Input, LocalOpen, Machine, Message, Mode, Output, SLOT_BYTES, Sink,
+        Source,
     },
 };
 use xxhash_rust::xxh3::xxh3_64;
 
 fn main() -> io::Result<()> {
-    let listener = UnixListener::bind(SOCKET)?;
+    let listener = UnixListener::from(io::stdin().as_fd().try_clone_to_owned()?);
     for user in listener.incoming() {
         // A connection that is gone before it is taken is no reason to stop.
         let Ok(mut user) = user else { continue };

@@ -1,10 +1,13 @@
 //! Case 1: starting programs, and what is left of them.
 
 use std::{
-    fs,
-    io::{self, Write},
-    os::unix::{fs::PermissionsExt, process::CommandExt},
-    process::{Command, Stdio},
+    fs::{self, File, OpenOptions},
+    io,
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::fs::OpenOptionsExt,
+    },
+    ptr,
 };
 
 use snaprig_wire::coi::{BINARY_BYTES_MAX, Program};
@@ -14,25 +17,22 @@ use super::{
     machine::{Failure, Pid},
     native::Native,
 };
-use crate::scif::Endpoint;
+use crate::{scif::Endpoint, spawn::Spawn};
 
-/// Receives a program and starts it; its id and path.
+/// Fetches a program and starts it; its id and path.
 pub fn start(daemon: &Daemon, host: &Endpoint, program: &Program) -> io::Result<(Pid, String)> {
-    let path = receive(daemon, host, program)?;
-    let child = command(&path, program).stdin(Stdio::null()).spawn()?;
+    let path = fetch(daemon, host, program)?;
+    let stdin = File::open("/dev/null")?;
+    let spawn = Spawn {
+        path: &path,
+        argv: &program.argv,
+        env: &program.env,
+        stdio: [Some(stdin.as_fd()), None, None],
+        own_group: false,
+    };
+    let pid = spawn.start()?;
     daemon.child_started();
-    Ok((child.id() as Pid, path))
-}
-
-/// A program with its arguments and environment.
-pub fn command(path: &str, program: &Program) -> Command {
-    let mut command = Command::new(path);
-    if let Some((name, arguments)) = program.argv.split_first() {
-        command.arg0(name).args(arguments);
-    }
-    command.env_clear();
-    command.envs(program.env.iter().filter_map(|entry| entry.split_once('=')));
-    command
+    Ok((pid, path))
 }
 
 /// Why a program did not start, and what to do about it.
@@ -50,8 +50,8 @@ pub fn describe(program: &Program, error: &io::Error) -> Failure {
     }
 }
 
-/// Receives a program's bytes and puts them into a file of their own.
-pub fn receive(daemon: &Daemon, host: &Endpoint, program: &Program) -> io::Result<String> {
+/// Brings a program's bytes from the host into a file of their own.
+fn fetch(daemon: &Daemon, host: &Endpoint, program: &Program) -> io::Result<String> {
     if program.bytes > BINARY_BYTES_MAX || program.name.contains('/') {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -63,30 +63,34 @@ pub fn receive(daemon: &Daemon, host: &Endpoint, program: &Program) -> io::Resul
     let directory = format!("/tmp/coi_procs/programs/{number}");
     fs::create_dir_all(&directory)?;
     let path = format!("{directory}/{}", program.name);
-    let received = receive_file(host, &path, program.bytes);
-    let executable = fs::Permissions::from_mode(0o755);
-    let made = received.and_then(|()| fs::set_permissions(&path, executable));
-    if let Err(error) = made {
+    if let Err(error) = fetch_into(&path, host, program) {
         let _ = fs::remove_dir_all(&directory);
         return Err(error);
     }
     Ok(path)
 }
 
-/// All bytes are taken off the connection even if they cannot be kept.
-fn receive_file(host: &Endpoint, path: &str, bytes: u64) -> io::Result<()> {
-    let mut file = fs::File::create(path);
-    let (mut left, mut buffer) = (bytes, vec![0; 64 << 10]);
-    let mut result = Ok(());
-    while left > 0 {
-        let part = &mut buffer[..left.min(64 << 10) as usize];
-        host.recv_exact(part)?;
-        left -= part.len() as u64;
-        if let (Ok(()), Ok(file)) = (&result, &mut file) {
-            result = file.write_all(part);
-        }
+/// By RDMA, straight into the file's pages.
+fn fetch_into(path: &str, host: &Endpoint, program: &Program) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true).mode(0o755);
+    let file = options.open(path)?;
+    file.set_len(program.bytes)?;
+    let len = program.bytes as usize;
+    if len == 0 {
+        return Ok(());
     }
-    file.map(|_| ()).and(result)
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let fd = file.as_raw_fd();
+    // SAFETY: a new shared mapping of a file of ours; the result is checked.
+    let pages = unsafe { libc::mmap(ptr::null_mut(), len, prot, libc::MAP_SHARED, fd, 0) };
+    if pages == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let fetched = host.vreadfrom(pages as usize, program.bytes, program.window);
+    // SAFETY: the mapping is ours, and nothing refers to it.
+    unsafe { libc::munmap(pages, len) };
+    fetched
 }
 
 /// Takes away what an ended process leaves, and waits for its last output.

@@ -22,9 +22,11 @@ use std::{
     collections::BTreeMap,
     fs, io,
     net::Shutdown,
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::AsFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::Path,
-    process::Command,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
@@ -32,13 +34,14 @@ use snaprig_wire::{
     coi::{Exit, ToDaemon},
     scif::port,
     snapify::{Hello, SIGNAL, SOCKET},
+    snapify_io,
 };
 
 use self::{
     machine::{Conn, Input, Machine, Output, Pid, Pipe},
     native::Native,
 };
-use crate::{frames, scif::Endpoint};
+use crate::{frames, scif::Endpoint, spawn::Spawn};
 
 const SNAPIFY_IOD: &str = "/bin/snapify_iod";
 /// Where the daemon says that it listens.
@@ -69,11 +72,16 @@ pub fn main() -> io::Result<()> {
     let local = UnixListener::bind(SOCKET)?;
     let taking = daemon.clone();
     std::thread::spawn(move || taking.take_processes(&local));
-    if Path::new(SNAPIFY_IOD).exists() {
-        Command::new(SNAPIFY_IOD).spawn()?;
-    }
+    let snapify_io = UnixListener::bind(snapify_io::SOCKET)?;
     let reaping = daemon.clone();
-    std::thread::spawn(move || reaping.reap());
+    std::thread::spawn(move || {
+        // It starts meanwhile: who connects to it waits in the backlog.
+        if let Err(error) = start_snapify_iod(&snapify_io) {
+            eprintln!("coi_daemon: {SNAPIFY_IOD}: {error}");
+        }
+        drop(snapify_io);
+        reaping.reap();
+    });
     let listener = Endpoint::open()?;
     listener.bind(port::COI_DAEMON)?;
     listener.listen(64)?;
@@ -85,6 +93,18 @@ pub fn main() -> io::Result<()> {
         let daemon = daemon.clone();
         std::thread::spawn(move || daemon.serve_host(host));
     }
+}
+
+/// Starts the Snapify-IO daemon, with its socket as its standard input.
+fn start_snapify_iod(socket: &UnixListener) -> io::Result<()> {
+    let spawn = Spawn {
+        path: SNAPIFY_IOD,
+        argv: &["snapify_iod".into()],
+        env: &[],
+        stdio: [Some(socket.as_fd()), None, None],
+        own_group: false,
+    };
+    spawn.start().map(|_| ())
 }
 
 impl Daemon {

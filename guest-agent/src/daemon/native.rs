@@ -1,17 +1,16 @@
 //! Programs that know nothing of COI (what micnativeloadex runs): stdio over the connection.
 
 use std::{
-    io::{self, Read, Write},
-    os::unix::process::CommandExt,
-    process::{ChildStdin, Stdio},
+    io::{self, PipeReader, PipeWriter, Read, Write},
+    os::fd::AsFd,
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
 };
 
 use snaprig_wire::coi::{FromDaemon, Program};
 
-use super::{Daemon, control, machine::Pid};
-use crate::{frames, scif::Endpoint};
+use super::{Daemon, machine::Pid};
+use crate::{frames, scif::Endpoint, spawn::Spawn};
 
 /// A native program's stdio.
 pub struct Native {
@@ -23,7 +22,7 @@ pub struct Native {
 
 /// Its standard input, until the host closes it or the program does.
 #[derive(Clone)]
-pub struct Stdin(Arc<Mutex<Option<ChildStdin>>>);
+pub struct Stdin(Arc<Mutex<Option<PipeWriter>>>);
 
 impl Native {
     /// Its standard input.
@@ -62,34 +61,34 @@ pub fn start(
     program: &Program,
 ) -> io::Result<(Pid, String)> {
     let path = program.name.clone();
-    let mut child = control::command(&path, program)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()?;
-    let pid = child.id() as Pid;
+    let (stdin, to_stdin) = io::pipe()?;
+    let (from_stdout, stdout) = io::pipe()?;
+    let (from_stderr, stderr) = io::pipe()?;
+    let spawn = Spawn {
+        path: &path,
+        argv: &program.argv,
+        env: &program.env,
+        stdio: [
+            Some(stdin.as_fd()),
+            Some(stdout.as_fd()),
+            Some(stderr.as_fd()),
+        ],
+        own_group: true,
+    };
+    let pid = spawn.start()?;
     let native = Native {
         group: pid,
-        stdin: Stdin(Arc::new(Mutex::new(child.stdin.take()))),
-        outputs: [
-            pump(host, 1, child.stdout.take()),
-            pump(host, 2, child.stderr.take()),
-        ],
+        stdin: Stdin(Arc::new(Mutex::new(Some(to_stdin)))),
+        outputs: [pump(host, 1, from_stdout), pump(host, 2, from_stderr)],
     };
     daemon.lock().natives.insert(pid, native);
     daemon.child_started();
     Ok((pid, path))
 }
 
-fn pump(
-    host: &Arc<Endpoint>,
-    stream: u8,
-    from: Option<impl Read + Send + 'static>,
-) -> JoinHandle<()> {
+fn pump(host: &Arc<Endpoint>, stream: u8, mut from: PipeReader) -> JoinHandle<()> {
     let host = host.clone();
     std::thread::spawn(move || {
-        let Some(mut from) = from else { return };
         let mut buffer = [0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             let output = FromDaemon::Output(stream, buffer[..count].to_vec());

@@ -50,6 +50,7 @@ pub fn run_with(
     let program = Program {
         name: path.into(),
         bytes: 0,
+        window: 0,
         argv,
         env,
     };

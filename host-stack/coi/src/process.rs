@@ -8,7 +8,10 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
-use snaprig_scif::client::Endpoint;
+use snaprig_scif::{
+    client::{Endpoint, SharedMemory},
+    node::PROT_READ,
+};
 use snaprig_wire::coi::{
     Answer, Channel as Kind, Command, Exit, FromDaemon, PIPELINES_MAX, Program, ToDaemon,
 };
@@ -133,16 +136,22 @@ impl Process {
     ) -> Result<Self, CoiError> {
         let control = engine.connect_daemon()?;
         let argv = std::iter::once(name.to_owned()).chain(arguments).collect();
+        let image = SharedMemory::new(binary.len()).map_err(|_| CoiError::NoMemory("a program"))?;
+        image.write(0, &binary);
+        let window = control.register(&image, 0, image.len(), None, PROT_READ)?;
         let program = Program {
             name: name.into(),
             bytes: binary.len() as u64,
+            window,
             argv,
             env,
         };
         control.send_message(&ToDaemon::Create(program))?;
-        control.send(&binary)?;
         let node = engine.node();
-        let (pid, port, path) = match control.receive_message()? {
+        let created = control.receive_message()?;
+        // A connection that is lost has no windows either, and says so when it is used.
+        let _ = control.unregister(window, image.len() as u64);
+        let (pid, port, path) = match created {
             FromDaemon::Created { pid, port, path } => (pid, port, path),
             FromDaemon::Failed { why, .. } => return Err(CoiError::Refused { node, why }),
             _ => {

@@ -170,6 +170,7 @@ fn all_messages() {
     let program = coi::Program {
         name: path(),
         bytes: 1 << 20,
+        window: 1 << 20,
         argv,
         env,
     };

@@ -266,22 +266,35 @@ impl<'a> Call<'a> {
     }
 
     fn file_call(&mut self, number: u64, a: [u64; 6]) -> SysResult {
-        self.tell_signalfds();
+        if fs::asks_for_readiness(number) {
+            self.tell_signalfds();
+        }
         if number as i64 == libc::SYS_read
             && let Some(result) = self.read_signals(a[0] as i32, a[1], a[2])
         {
             return result;
         }
         let cores = self.kernel.cores.count();
-        let process = self.state.process(self.pid);
+        let mut deadline = self.thread().deadline;
+        let mut progress = self.thread().progress;
+        let State {
+            processes,
+            threads,
+            vfs,
+            ..
+        } = &mut *self.state;
+        let (process, thread) = (&processes[&self.pid], &threads[&self.tid]);
+        let proc = Proc {
+            process,
+            thread,
+            cores,
+        };
         let limit_nofile = process.limits.nofile();
         let (mm, files, context) = (
             process.mm.clone(),
             process.files.clone(),
             process.fs.clone(),
         );
-        let mut deadline = self.thread().deadline;
-        let mut progress = self.thread().progress;
         let mut sigpipe = false;
         let mut woken = Vec::new();
         let result = {
@@ -297,16 +310,11 @@ impl<'a> Call<'a> {
                 append: false,
                 now: super::now(),
             };
-            let proc = Proc {
-                process: &self.state.processes[&self.pid],
-                thread: &self.state.threads[&self.tid],
-                cores,
-            };
             let mut call = FsCall {
                 cx,
                 files: &mut lock(&files),
                 fs: &mut lock(&context),
-                vfs: &mut self.state.vfs,
+                vfs,
                 limit_nofile,
                 proc: &proc,
                 deadline: &mut deadline,
@@ -438,25 +446,20 @@ impl ProcInfo for Proc<'_> {
     }
 
     fn status(&self) -> String {
+        let Process { pid, parent, .. } = self.process;
         format!(
-            "Name:\t{}\nState:\tR (running)\nTgid:\t{}\nPid:\t{}\nPPid:\t{}\nUid:\t0\t0\t0\t0\n\
-             Gid:\t0\t0\t0\t0\nThreads:\t{}\n",
+            "Name:\t{}\nState:\tR (running)\nTgid:\t{pid}\nPid:\t{pid}\nPPid:\t{parent}\n\
+             Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nThreads:\t{}\n",
             self.thread.name,
-            self.process.pid,
-            self.process.pid,
-            self.process.parent,
             self.process.threads.len()
         )
     }
 
     fn stat(&self) -> String {
+        let Process { pid, parent, .. } = self.process;
         format!(
-            "{} ({}) R {} {} {} 0 -1 0\n",
-            self.process.pid,
-            self.thread.name,
-            self.process.parent,
-            self.process.pid,
-            self.process.pid
+            "{pid} ({}) R {parent} {pid} {pid} 0 -1 0\n",
+            self.thread.name
         )
     }
 

@@ -36,6 +36,7 @@ const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const SEGMENTS_MAX: usize = 64;
 const ADDRESS_MAX: u64 = 1 << 46;
+const PATH_MAX: u64 = 4096;
 
 const ET_EXEC: u16 = 2;
 const ET_DYN: u16 = 3;
@@ -43,9 +44,23 @@ const EM_X86_64: u16 = 62;
 const PT_LOAD: u32 = 1;
 const PT_INTERP: u32 = 3;
 
-/// Reads an executable's headers. Everything that is not an x86-64 executable is ENOEXEC.
+/// [`read`], of a program in memory.
 pub fn parse(file: &[u8]) -> Result<Executable, Errno> {
-    let header = file.get(..HEADER_BYTES).ok_or(Errno::ENOEXEC)?;
+    read(file.len() as u64, |offset, len| {
+        let start = usize::try_from(offset).map_or(file.len(), |offset| offset.min(file.len()));
+        file[start..file.len().min(start.saturating_add(len))].to_vec()
+    })
+}
+
+/// Reads the headers of an executable of `file_len` bytes, of which `part` gives so many from an
+/// offset on, fewer at the end. Everything that is not an x86-64 executable is ENOEXEC.
+pub fn read(file_len: u64, part: impl Fn(u64, usize) -> Vec<u8>) -> Result<Executable, Errno> {
+    let exactly = |offset, len| {
+        let bytes = part(offset, len);
+        (bytes.len() == len).then_some(bytes).ok_or(Errno::ENOEXEC)
+    };
+    let header = exactly(0, HEADER_BYTES)?;
+    let header = &header[..];
     // 64 bit, little-endian, version 1.
     if header[..7] != [0x7f, b'E', b'L', b'F', 2, 1, 1] {
         return Err(Errno::ENOEXEC);
@@ -54,18 +69,17 @@ pub fn parse(file: &[u8]) -> Result<Executable, Errno> {
     if !matches!(kind, ET_EXEC | ET_DYN) || u16_at(header, 18) != EM_X86_64 {
         return Err(Errno::ENOEXEC);
     }
-    let (table, count) = (u64_at(header, 32) as usize, u16_at(header, 56));
+    let (table, count) = (u64_at(header, 32), u16_at(header, 56));
     if u16_at(header, 54) as usize != PROGRAM_HEADER_BYTES || usize::from(count) > SEGMENTS_MAX {
         return Err(Errno::ENOEXEC);
     }
     let bytes = usize::from(count) * PROGRAM_HEADER_BYTES;
-    let end = table.checked_add(bytes).ok_or(Errno::ENOEXEC)?;
-    let table_bytes = file.get(table..end).ok_or(Errno::ENOEXEC)?;
+    let table_bytes = exactly(table, bytes)?;
     let (mut segments, mut interpreter): (Vec<Segment>, _) = (Vec::new(), None);
     for header in table_bytes.chunks_exact(PROGRAM_HEADER_BYTES) {
         match u32_at(header, 0) {
-            PT_LOAD => segments.extend(segment(header, file.len() as u64)?),
-            PT_INTERP => interpreter = Some(path(header, file)?),
+            PT_LOAD => segments.extend(segment(header, file_len)?),
+            PT_INTERP => interpreter = Some(path(header, exactly)?),
             _ => {}
         }
     }
@@ -77,8 +91,8 @@ pub fn parse(file: &[u8]) -> Result<Executable, Errno> {
     }
     let headers_at = segments
         .iter()
-        .find(|s| (s.offset..s.offset + s.file_bytes).contains(&(table as u64)))
-        .map_or(0, |s| s.address + (table as u64 - s.offset));
+        .find(|s| (s.offset..s.offset + s.file_bytes).contains(&table))
+        .map_or(0, |s| s.address + (table - s.offset));
     Ok(Executable {
         relocatable: kind == ET_DYN,
         entry: u64_at(header, 24),
@@ -116,13 +130,15 @@ fn segment(header: &[u8], file_len: u64) -> Result<Option<Segment>, Errno> {
     }
 }
 
-fn path(header: &[u8], file: &[u8]) -> Result<String, Errno> {
-    let (offset, len) = (u64_at(header, 8) as usize, u64_at(header, 32) as usize);
-    let end = offset.checked_add(len).ok_or(Errno::ENOEXEC)?;
-    let bytes = file
-        .get(offset..end)
-        .filter(|b| b.len() <= 4096)
-        .ok_or(Errno::ENOEXEC)?;
+fn path(
+    header: &[u8],
+    exactly: impl Fn(u64, usize) -> Result<Vec<u8>, Errno>,
+) -> Result<String, Errno> {
+    let (offset, len) = (u64_at(header, 8), u64_at(header, 32));
+    if len > PATH_MAX {
+        return Err(Errno::ENOEXEC);
+    }
+    let bytes = exactly(offset, len as usize)?;
     let path = bytes.strip_suffix(&[0]).ok_or(Errno::ENOEXEC)?;
     String::from_utf8(path.to_vec()).map_err(|_| Errno::ENOEXEC)
 }

@@ -76,14 +76,14 @@ pub fn load(
     env: &[Vec<u8>],
 ) -> Result<Start, Errno> {
     let (path, argv) = resolve_script(vfs, path, argv.to_vec(), 0)?;
-    let program = elf::parse(&vfs.read_all(&path)?)?;
+    let program = read_headers(vfs, &path)?;
     let base = if program.relocatable { PROGRAM_BASE } else { 0 };
     let end = map_program(vfs, mm, &path, &program, base)?;
     mm.brk = (end.next_multiple_of(PAGE), end.next_multiple_of(PAGE));
     let (entry, interpreter_base) = match &program.interpreter {
         None => (base + program.entry, 0),
         Some(interpreter) => {
-            let ld = elf::parse(&vfs.read_all(interpreter)?)?;
+            let ld = read_headers(vfs, interpreter)?;
             map_program(vfs, mm, interpreter, &ld, INTERPRETER_BASE)?;
             (INTERPRETER_BASE + ld.entry, INTERPRETER_BASE)
         }
@@ -120,6 +120,11 @@ pub fn load(
         exe: path,
         name,
     })
+}
+
+fn read_headers(vfs: &Vfs, path: &str) -> Result<Executable, Errno> {
+    let inode = vfs.inode(path)?;
+    elf::read(inode.size(), |offset, len| inode.read_at(offset, len))
 }
 
 /// `#!interpreter [argument]` (execve(2), interpreter scripts).

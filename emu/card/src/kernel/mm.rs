@@ -482,7 +482,10 @@ impl AddressSpace {
             Some((frame, access)) if access.allows(write, false) => Ok(frame),
             Some(_) => Err(Errno::EFAULT),
             None => {
-                self.fault(va, write, false).map_err(|_| Errno::EFAULT)?;
+                self.fault(va, write, false).map_err(|fault| match fault {
+                    Fault::Full => Errno::ENOMEM,
+                    _ => Errno::EFAULT,
+                })?;
                 self.tables
                     .get(page)
                     .map(|(frame, _)| frame)
@@ -579,30 +582,6 @@ impl UserMemory for AddressSpace {
         good
     }
 
-    fn maps(&self) -> String {
-        let flag = |area: &Area, bit, letter| if area.prot & bit != 0 { letter } else { '-' };
-        self.areas
-            .iter()
-            .map(|(start, area)| {
-                let (offset, path) = match &area.backing {
-                    Backing::File { path, offset, .. } => (*offset, path.as_str()),
-                    Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
-                    Backing::Anonymous if *start == super::exec::VDSO_BASE => (0, "[vdso]"),
-                    Backing::Anonymous => (0, ""),
-                };
-                let line = format!(
-                    "{start:08x}-{:08x} {}{}{}{} {offset:08x} 00:01 0 {path}",
-                    area.end,
-                    flag(area, libc::PROT_READ, 'r'),
-                    flag(area, libc::PROT_WRITE, 'w'),
-                    flag(area, libc::PROT_EXEC, 'x'),
-                    if area.shared { 's' } else { 'p' },
-                );
-                format!("{}\n", line.trim_end())
-            })
-            .collect()
-    }
-
     fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno> {
         if !address.is_multiple_of(PAGE) || len == 0 || len > PIN_MAX_BYTES {
             return Err(Errno::EINVAL);
@@ -626,6 +605,30 @@ impl UserMemory for AddressSpace {
             extents,
             guard: Arc::new(pin),
         })
+    }
+
+    fn maps(&self) -> String {
+        let flag = |area: &Area, bit, letter| if area.prot & bit != 0 { letter } else { '-' };
+        self.areas
+            .iter()
+            .map(|(start, area)| {
+                let (offset, path) = match &area.backing {
+                    Backing::File { path, offset, .. } => (*offset, path.as_str()),
+                    Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
+                    Backing::Anonymous if *start == super::exec::VDSO_BASE => (0, "[vdso]"),
+                    Backing::Anonymous => (0, ""),
+                };
+                let line = format!(
+                    "{start:08x}-{:08x} {}{}{}{} {offset:08x} 00:01 0 {path}",
+                    area.end,
+                    flag(area, libc::PROT_READ, 'r'),
+                    flag(area, libc::PROT_WRITE, 'w'),
+                    flag(area, libc::PROT_EXEC, 'x'),
+                    if area.shared { 's' } else { 'p' },
+                );
+                format!("{}\n", line.trim_end())
+            })
+            .collect()
     }
 }
 

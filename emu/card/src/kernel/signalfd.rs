@@ -1,7 +1,7 @@
 //! signalfd(2): signals that are read from a descriptor instead of being delivered.
 //!
-//! Which signals those are depends on who looks, so each file call first tells the caller's
-//! descriptors what is pending for the caller.
+//! Which signals those are depends on who looks, so each call that asks for readiness first tells the
+//! caller's descriptors what is pending for the caller.
 
 use std::{
     any::Any,

@@ -13,8 +13,8 @@ use coi_device::{
 use snaprig_scif::node::EndpointId;
 use snaprig_sim::engine::Lane;
 use snaprig_wire::{
-    coi::{Channel, Command, Exit, RunFunction, ToDaemon},
-    scif::{NodeId, port},
+    coi::{Channel, Command, Exit, Program, RunFunction, ToDaemon},
+    scif::{NodeId, PAGE, port},
     snapify::{Hello, Purpose, Reply, Request},
 };
 
@@ -92,8 +92,16 @@ pub struct Card {
     pub processes: BTreeMap<Pid, Offload>,
     next: u64,
     pub next_pid: Pid,
+    /// Programs that are being brought in.
+    arriving: BTreeMap<Conn, Arriving>,
     /// Restores that wait for their files.
     pub restoring: BTreeMap<Conn, Restoring>,
+}
+
+struct Arriving {
+    program: Program,
+    /// Where its bytes go.
+    address: u64,
 }
 
 impl Card {
@@ -106,6 +114,7 @@ impl Card {
             processes: BTreeMap::new(),
             next: 1,
             next_pid: Pid::from(node as i16) * 1000,
+            arriving: BTreeMap::new(),
             restoring: BTreeMap::new(),
         }
     }
@@ -123,7 +132,7 @@ impl Card {
         for process in self.processes.values() {
             process.hash_state(hash);
         }
-        self.restoring.len().hash(hash);
+        (self.arriving.len(), self.restoring.len()).hash(hash);
     }
 
     /// Its machines.
@@ -191,6 +200,9 @@ impl World {
                     self.daemon(node, daemon::Input::Request(conn, request));
                 }
             }
+            (Role::Host(conn, false), Heard::Copied(_, result)) => {
+                self.brought_in(node, conn, result);
+            }
             (Role::Host(..), Heard::Gone) if self.canary == Some(Canary::DeafDaemon) => {}
             (Role::Host(_, true), Heard::Gone)
                 if self.canary == Some(Canary::RashDaemon) && self.pauses(node) =>
@@ -200,6 +212,7 @@ impl World {
             (Role::Host(conn, _), Heard::Gone) => {
                 self.daemon(node, daemon::Input::HostGone(conn));
                 self.card(node).conns.remove(&conn);
+                self.brought_in(node, conn, Err(libc::ECONNRESET));
                 self.close(node, endpoint);
             }
             (Role::Sink(pid), Heard::Listening(port)) => self.say_hello(node, pid, port),
@@ -284,6 +297,7 @@ impl World {
                 daemon::Output::HangUp(conn) => {
                     if let Some(endpoint) = self.card(node).conns.remove(&conn) {
                         self.close(node, endpoint);
+                        self.brought_in(node, conn, Err(libc::ECONNRESET));
                     }
                 }
                 daemon::Output::Ask(pipe, request) => self.tell_sink(node, pipe, Some(request)),
@@ -323,23 +337,7 @@ impl World {
     fn daemon_does(&mut self, node: NodeId, output: daemon::Output) {
         let own = self.process_of(node);
         match output {
-            daemon::Output::Spawn(conn, program, _) => {
-                let spawned = match self.fault(own, &faults::SPAWN) {
-                    Effect::Ended => return,
-                    Effect::Error(errno) => Err(refusal(errno)),
-                    _ => {
-                        let offload = Offload::of_program(&program.name);
-                        Ok((self.new_process(node, offload), program.name))
-                    }
-                };
-                if let Ok((pid, _)) = spawned {
-                    self.listen_as(node, pid, false);
-                }
-                // The process may be faster than who started it.
-                let late = 3 * LATE_NS;
-                let event = Event::Card(node, CardTask::Spawned(conn, spawned));
-                self.engine.after(own, late, event);
-            }
+            daemon::Output::Spawn(conn, program, _) => self.bring_in(node, conn, program),
             daemon::Output::Restore(conn, request) => self.restore(node, conn, request),
             daemon::Output::Signal(pid) => match self.fault(own, &faults::SIGNAL) {
                 Effect::Ended => {}
@@ -361,6 +359,54 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// The daemon brings in a program.
+    fn bring_in(&mut self, node: NodeId, conn: Conn, program: Program) {
+        let own = self.process_of(node);
+        match self.fault(own, &faults::FETCH) {
+            Effect::Ended => return,
+            Effect::Late(by_ns) => {
+                let output = daemon::Output::Spawn(conn, program, false);
+                let event = Event::Card(node, CardTask::Daemon(output));
+                return self.engine.after(own, by_ns, event);
+            }
+            _ => {}
+        }
+        let (address, window) = (self.buffer(), program.window);
+        let endpoint = self.card(node).conns.get(&conn).copied();
+        let arriving = Arriving { program, address };
+        self.card(node).arriving.insert(conn, arriving);
+        match endpoint {
+            None => self.brought_in(node, conn, Err(libc::ECONNRESET)),
+            Some(endpoint) => {
+                let sockets = &mut self.nodes[usize::from(node)];
+                sockets.copy_memory(endpoint, address, PAGE, window, false);
+                self.pump(node);
+            }
+        }
+    }
+
+    /// It is there, or cannot be had: it is started.
+    fn brought_in(&mut self, node: NodeId, conn: Conn, result: Result<(), i32>) {
+        let Some(arriving) = self.card(node).arriving.remove(&conn) else {
+            return;
+        };
+        let (own, name) = (self.process_of(node), arriving.program.name);
+        let image = self.memory.remove(&arriving.address);
+        let spawned = match (result, self.fault(own, &faults::SPAWN)) {
+            (_, Effect::Ended) => return,
+            (Err(errno), _) | (_, Effect::Error(errno)) => Err(refusal(errno)),
+            // Damaged on its way, it is no program.
+            _ if image.is_none_or(|image| image != name.as_bytes()) => Err(refusal(libc::ENOEXEC)),
+            _ => Ok((self.new_process(node, Offload::of_program(&name)), name)),
+        };
+        if let Ok((pid, _)) = spawned {
+            self.listen_as(node, pid, false);
+        }
+        // The process may be faster than who started it.
+        let event = Event::Card(node, CardTask::Spawned(conn, spawned));
+        self.engine.after(own, 3 * LATE_NS, event);
     }
 
     /// Offload processes on living cards.

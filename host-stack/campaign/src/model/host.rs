@@ -18,7 +18,7 @@ use snaprig_snapify::{
 };
 use snaprig_wire::{
     coi::{Answer, Channel, FromDaemon, Program, RunResult, ToDaemon},
-    scif::{HOST, NodeId, PortId, port::COI_DAEMON},
+    scif::{HOST, NodeId, PAGE, PortId, port::COI_DAEMON},
     snapify::{Reply, Request},
 };
 
@@ -84,6 +84,8 @@ pub struct Host {
     pid: i32,
     port: u16,
     control: Option<EndpointId>,
+    /// Where the daemon reads the program's bytes.
+    image: i64,
     pub channels: BTreeMap<Channel, EndpointId>,
     /// Channels that are being connected, for a create or a restore.
     connecting: BTreeMap<Channel, EndpointId>,
@@ -225,22 +227,37 @@ impl World {
     ) {
         match (role, heard) {
             (Role::Create, Heard::Connected) => {
+                let (address, image) = (self.buffer(), super::sink::program(host));
+                self.memory.insert(address, image.into_bytes());
+                let node = &mut self.nodes[usize::from(HOST)];
+                node.register(endpoint, address, PAGE, address);
+                self.pump(HOST);
+            }
+            (Role::Create, Heard::Registered(window)) => {
+                self.hosts[host].image = window;
+                let name = super::sink::program(host);
                 let program = Program {
-                    name: super::sink::program(host),
-                    bytes: 0,
+                    bytes: name.len() as u64,
+                    name,
+                    window,
                     argv: vec![],
                     env: vec![],
                 };
                 self.tell(HOST, endpoint, &ToDaemon::Create(program));
             }
-            (Role::Create, Heard::Frame(bytes)) => match decode(&bytes) {
-                Some(FromDaemon::Created { pid, port, .. }) => {
-                    (self.hosts[host].pid, self.hosts[host].port) = (pid, port);
-                    self.hosts[host].control = Some(endpoint);
-                    self.connect_channels(host);
+            (Role::Create, Heard::Frame(bytes)) => {
+                let window = self.hosts[host].image;
+                self.nodes[usize::from(HOST)].unregister(endpoint, window, PAGE);
+                self.pump(HOST);
+                match decode(&bytes) {
+                    Some(FromDaemon::Created { pid, port, .. }) => {
+                        (self.hosts[host].pid, self.hosts[host].port) = (pid, port);
+                        self.hosts[host].control = Some(endpoint);
+                        self.connect_channels(host);
+                    }
+                    _ => self.host_fails(host, "the process was not made"),
                 }
-                _ => self.host_fails(host, "the process was not made"),
-            },
+            }
             (Role::Create, Heard::Gone) => self.host_fails(host, "the card is gone"),
             (Role::Adopt, Heard::Frame(bytes)) => match decode(&bytes) {
                 Some(FromDaemon::Adopted) => self.connect_channels(host),

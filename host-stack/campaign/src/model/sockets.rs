@@ -138,6 +138,11 @@ impl Sockets {
         self.ask(endpoint, op, Asked::Register);
     }
 
+    /// Takes a window away.
+    pub fn unregister(&mut self, endpoint: EndpointId, offset: i64, len: u64) {
+        self.ask(endpoint, Op::Unregister { offset, len }, Asked::Other);
+    }
+
     /// Copies between a window of this side and one of the peer's.
     pub fn copy(&mut self, endpoint: EndpointId, local: i64, len: u64, remote: i64, write: bool) {
         let op = Op::Rma {

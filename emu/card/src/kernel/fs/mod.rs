@@ -53,6 +53,7 @@ pub use self::{
     dev::is_zero_device,
     inode::{Inode, shared_anonymous},
     install::Entry,
+    poll::asks_for_readiness,
     proc::ProcInfo,
     regular::RegularFile,
     stat::{Stat, stat_of},

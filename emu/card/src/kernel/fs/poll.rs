@@ -38,6 +38,21 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
     })
 }
 
+/// Whether a call asks files what is ready.
+pub fn asks_for_readiness(number: u64) -> bool {
+    matches!(
+        number as i64,
+        libc::SYS_poll
+            | libc::SYS_ppoll
+            | libc::SYS_select
+            | libc::SYS_pselect6
+            | libc::SYS_epoll_ctl
+            | libc::SYS_epoll_wait
+            | libc::SYS_epoll_pwait
+            | libc::SYS_epoll_pwait2
+    )
+}
+
 /// Sets the deadline at the first attempt; negative: none.
 fn milliseconds(call: &mut FsCall, timeout: i32) -> SysResult<()> {
     if let Ok(timeout) = u64::try_from(timeout) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{FsCall, inode::Inode, regular::RegularFile};
 use crate::kernel::{errno::Errno, file::File, time::host_clock};
 
-/// What /proc/self says of the calling process.
+/// What /proc/self says of the calling process, but for its memory.
 pub trait ProcInfo {
     /// Path of the program.
     fn exe(&self) -> String;
