@@ -8,7 +8,7 @@
 //! | `vfio-user` | and [`Role::Host`]: its sockets, and mapping what it is given |
 //! | `rig`, which tidies up | and [`Role::Rig`]: reading directories, removing what is in them |
 //!
-//! A call that is in no list is not made: the thread says which it was, and where ([`trap`]), and the
+//! A call that is in no list is not made: the thread says which it was, and where, and the
 //! process ends with [`FORBIDDEN`]. `SNAPRIG_SECCOMP=log` lets it be made and has the kernel log it
 //! (dmesg, audit); `off` does without filters, for debuggers.
 //!

@@ -120,12 +120,6 @@ const PRCTLS: &[u64] = &[
     libc::PR_GET_NAME as u64,
     libc::PR_SET_VMA as u64,
 ];
-/// What the child of a fork becomes.
-const FORKER_PRCTLS: &[u64] = &[
-    libc::PR_SET_PDEATHSIG as u64,
-    libc::PR_SET_NO_NEW_PRIVS as u64,
-];
-
 /// The calls of a role on a platform. `Any` has those of all roles.
 pub(super) fn rules(role: Role, platform: Kind) -> Result<Rules, BackendError> {
     let is = |one| role == one || role == Role::Any;
@@ -188,18 +182,17 @@ pub(super) fn rules(role: Role, platform: Kind) -> Result<Rules, BackendError> {
             libc::SYS_seccomp,
             &[(0, Compare::Is(libc::SECCOMP_SET_MODE_FILTER.into()))],
         )?;
-        list.one_of(libc::SYS_prctl, 0, &FORKER_PRCTLS[1..])?;
+        list.one_of(libc::SYS_prctl, 0, &[libc::PR_SET_NO_NEW_PRIVS as u64])?;
         // The DMA engine's threads, where there is no io_uring.
         list.calls(&[libc::SYS_pread64]);
     }
     if role == Role::Any && ptrace {
         list.calls(FORKER);
-        list.one_of(libc::SYS_prctl, 0, &FORKER_PRCTLS[..1])?;
+        list.one_of(libc::SYS_prctl, 0, &[libc::PR_SET_PDEATHSIG as u64])?;
         // fork(3) of glibc.
         let fork = libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID | libc::SIGCHLD;
         list.rule(libc::SYS_clone, &[(0, Compare::Is(fork as u64))])?;
-        // The stub, and card memory in a traced process: what this process cannot map itself, as nothing of its own
-        // is below the stub.
+        // The stub, and card memory below it, are code in a traced process, which has this filter, too.
         list.rule(libc::SYS_mmap, &[(0, Compare::Is(TRACED_STUB))])?;
         list.rule(
             libc::SYS_mmap,
