@@ -190,5 +190,41 @@ int main(int c, char **v) {
     );
 }
 
+/// Who is woken from a futex while it is stopped, and has a signal then, has been woken all the same.
+fn woken_while_stopped(kind: Kind) {
+    let source = r#"
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static void handler(int signal) {}
+static long futex(int *word, int op, int value, long more, int *other) {
+  return syscall(SYS_futex, word, op, value, more, other, 0);
+}
+int main() {
+  int *word = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), status;
+  struct sigaction action = {.sa_handler = handler};
+  sigaction(SIGUSR1, &action, 0);
+  pid_t child = fork();
+  if (child == 0) { while (futex(word, FUTEX_WAIT, 0, 0, 0)); _exit(0); }
+  while (futex(word, FUTEX_REQUEUE, 0, 1, word + 1) != 1) sched_yield();
+  kill(child, SIGSTOP);
+  waitpid(child, &status, WUNTRACED);
+  long woken = futex(word + 1, FUTEX_WAKE, 1, 0, 0);
+  kill(child, SIGUSR1);
+  kill(child, SIGCONT);
+  // Linux takes those that stop off the queue: it waits again, at the first word.
+  while (!woken) woken = futex(word, FUTEX_WAKE, 1, 0, 0);
+  alarm(20);
+  waitpid(child, &status, 0);
+  printf("%x\n", status); return 0;
+}"#;
+    check(kind, source, &["-static"], "0\n", ExitStatus::Exited(0));
+}
+
 on_both! { shared_descriptors_close_with_their_last_process signals_do_not_end_a_vfork
-ids_that_cannot_be_told arguments_that_are_no_text unmapping_everything many_areas full_of_files }
+ids_that_cannot_be_told arguments_that_are_no_text unmapping_everything many_areas full_of_files woken_while_stopped }
