@@ -132,19 +132,24 @@ fn many_areas(kind: Kind) {
 #include <time.h>
 #include <unistd.h>
 static double now() { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec * 1e-9; }
-static double reads(int fd) { double start = now(); char byte; for (int i = 0; i < 200; i++) pread(fd, &byte, 1, 0); return now() - start; }
-static double maps(int fd, int count) {
-  double start = now();
-  for (int i = 0; i < count; i++)
-    if (mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED) return -1;
-  return now() - start;
+static void reads(int fd) { char byte; for (int i = 0; i < 40; i++) pread(fd, &byte, 1, 0); }
+static void maps(int fd) { for (int i = 0; i < 200; i++) mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0); }
+// The best of some: what else runs on the host makes the others slower.
+static double best(void (*what)(int), int fd) {
+  double best = 1e9;
+  for (int i = 0; i < 7; i++) {
+    double start = now();
+    what(fd);
+    if (now() - start < best) best = now() - start;
+  }
+  return best;
 }
 int main() {
   int fd = open("/tmp/f", O_CREAT | O_RDWR, 0600);
   ftruncate(fd, 4096);
-  double few = reads(fd), first = maps(fd, 1000);
-  maps(fd, 20000);
-  double many = reads(fd), last = maps(fd, 1000);
+  double few = best(reads, fd), first = best(maps, fd);
+  for (int i = 0; i < 100; i++) maps(fd);
+  double many = best(reads, fd), last = best(maps, fd);
   if (many > 20 * few) printf("reads: %f, then %f s\n", few, many);
   if (last > 20 * first) printf("maps: %f, then %f s\n", first, last);
   while (mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0) != MAP_FAILED);
@@ -190,5 +195,41 @@ int main(int c, char **v) {
     );
 }
 
+/// Who is woken from a futex while it is stopped, and has a signal then, has been woken all the same.
+fn woken_while_stopped(kind: Kind) {
+    let source = r#"
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static void handler(int signal) {}
+static long futex(int *word, int op, int value, long more, int *other) {
+  return syscall(SYS_futex, word, op, value, more, other, 0);
+}
+int main() {
+  int *word = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), status;
+  struct sigaction action = {.sa_handler = handler};
+  sigaction(SIGUSR1, &action, 0);
+  pid_t child = fork();
+  if (child == 0) { while (futex(word, FUTEX_WAIT, 0, 0, 0)); _exit(0); }
+  while (futex(word, FUTEX_REQUEUE, 0, 1, word + 1) != 1) sched_yield();
+  kill(child, SIGSTOP);
+  waitpid(child, &status, WUNTRACED);
+  long woken = futex(word + 1, FUTEX_WAKE, 1, 0, 0);
+  kill(child, SIGUSR1);
+  kill(child, SIGCONT);
+  // Linux takes those that stop off the queue: it waits again, at the first word.
+  while (!woken) woken = futex(word, FUTEX_WAKE, 1, 0, 0);
+  alarm(20);
+  waitpid(child, &status, 0);
+  printf("%x\n", status); return 0;
+}"#;
+    check(kind, source, &["-static"], "0\n", ExitStatus::Exited(0));
+}
+
 on_both! { shared_descriptors_close_with_their_last_process signals_do_not_end_a_vfork
-ids_that_cannot_be_told arguments_that_are_no_text unmapping_everything many_areas full_of_files }
+ids_that_cannot_be_told arguments_that_are_no_text unmapping_everything many_areas full_of_files woken_while_stopped }

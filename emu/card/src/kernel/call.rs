@@ -76,8 +76,10 @@ pub fn run(
                 state.thread(tid).waiting = None;
                 continue;
             }
-            // A child that runs in the caller's memory is waited for, whatever comes (vfork(2)).
-            if state.thread(tid).vfork_child.is_none() && signal::is_due(&mut state, tid) {
+            // A child that runs in the caller's memory is waited for, whatever comes (vfork(2)); and who
+            // has been chosen for a wake-up, or for a lock, while it was stopped has it.
+            let goes_on = state.thread(tid).vfork_child.is_some() || state.futexes.is_woken(tid);
+            if !goes_on && signal::is_due(&mut state, tid) {
                 interrupt(&mut state, tid, number);
                 return Ok(tid);
             }

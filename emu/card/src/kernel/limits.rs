@@ -9,6 +9,8 @@ use super::{call::Call, errno::Errno, wait::SysResult};
 const NOFILE_MAX: u64 = 1024;
 /// The first stack's size, which is also that of threads' stacks.
 const STACK_BYTES: u64 = 8 << 20;
+/// What Linux says of locked memory, and does not hold root to (MLOCK_LIMIT).
+const MEMLOCK_BYTES: u64 = 8 << 20;
 /// `RLIM_NLIMITS`.
 const COUNT: usize = 16;
 
@@ -21,6 +23,7 @@ impl Default for Limits {
         let mut limits = [(libc::RLIM_INFINITY, libc::RLIM_INFINITY); COUNT];
         limits[libc::RLIMIT_STACK as usize].0 = STACK_BYTES;
         limits[libc::RLIMIT_NOFILE as usize] = (NOFILE_MAX, NOFILE_MAX);
+        limits[libc::RLIMIT_MEMLOCK as usize] = (MEMLOCK_BYTES, MEMLOCK_BYTES);
         limits[libc::RLIMIT_CORE as usize] = (0, 0);
         Self(limits)
     }
