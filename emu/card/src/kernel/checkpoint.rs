@@ -30,7 +30,7 @@ use super::{
     errno::Errno,
     file::{Cx, Description, File},
     fs::{
-        FsContext, Inode, Open, Span, Vfs,
+        FsContext, FsImage, Inode, Open, Span, Vfs,
         nameless::{self, FileRef, Nameless, NamelessImage},
         rebuild,
     },
@@ -65,7 +65,7 @@ struct ProcessImage {
     brk: (u64, u64),
     areas: Vec<AreaImage>,
     files: Vec<rebuild::FileImage>,
-    fs: FsContext,
+    fs: FsImage,
     actions: Actions,
     pending: Pending,
     timers: Timers,
@@ -397,7 +397,7 @@ impl Call<'_> {
                 .map(|(start, area)| AreaImage::of(start, area, vfs, &mut nameless))
                 .collect(),
             files: rebuild::describe(&lock(&files), vfs, &mut nameless),
-            fs,
+            fs: fs.image(vfs),
             actions,
             pending,
             timers,
@@ -649,18 +649,19 @@ impl Call<'_> {
             ]
         };
         let files = self.with_cx(|vfs, cx| {
-            rebuild::rebuild(vfs, cx, &image.fs, &image.files, nameless, &stdio).map_err(|error| {
+            rebuild::rebuild(vfs, cx, image.pid, &image.files, nameless, &stdio).map_err(|error| {
                 tracing::warn!(%error, "a restored process cannot have its files");
                 Stop::from(error.errno)
             })
         })?;
+        let fs = FsContext::restored(&mut self.state.vfs, &image.fs);
         let process = Process {
             pid: image.pid,
             parent: self.pid,
             group: self.process().group,
             mm: Arc::new(Mutex::new(mm)),
             files: Arc::new(Mutex::new(files)),
-            fs: Arc::new(Mutex::new(image.fs)),
+            fs: Arc::new(Mutex::new(fs)),
             actions: Arc::new(Mutex::new(image.actions)),
             pending: image.pending,
             threads: Vec::new(),

@@ -123,6 +123,8 @@ pub enum Description {
         reads: bool,
         /// It is written to.
         writes: bool,
+        /// How many bytes it holds.
+        capacity: u32,
         /// What was in it (recorded with the ends that read).
         bytes: Vec<u8>,
     },

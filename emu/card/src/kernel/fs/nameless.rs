@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Inode, Vfs,
     inode::{SIZE_MAX, Span},
+    meta::{Attributes, Meta},
 };
 use crate::{kernel::errno::Errno, memory::CardMemory};
 
@@ -46,13 +47,16 @@ impl FileRef {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamelessImage {
     size: u64,
-    mode: u32,
+    seals: i32,
+    attributes: Attributes,
 }
 
 /// The nameless files of a process.
 #[derive(Default)]
 pub struct Nameless {
     files: Vec<Arc<Inode>>,
+    /// Of files of an image: they are sealed when their pages are in them.
+    seals: Vec<i32>,
 }
 
 impl Nameless {
@@ -76,7 +80,8 @@ impl Nameless {
     pub fn images(&self) -> Vec<NamelessImage> {
         let image = |file: &Arc<Inode>| NamelessImage {
             size: file.size(),
-            mode: file.mode(),
+            seals: file.seals(),
+            attributes: file.meta().lock().clone(),
         };
         self.files.iter().map(image).collect()
     }
@@ -99,12 +104,21 @@ impl Nameless {
             return Err(Errno::EBADMSG);
         }
         let file = |image: &NamelessImage| {
-            let inode = Inode::nameless(memory, image.mode);
+            let meta = Meta::restored(image.attributes.clone());
+            meta.lock().nlink = 0;
+            let inode = Inode::of(memory, meta, 0);
             inode.truncate(image.size)?;
             Ok(inode)
         };
         let files = images.iter().map(file).collect::<Result<_, Errno>>()?;
-        Ok(Self { files })
+        let seals = images.iter().map(|image| image.seals).collect();
+        Ok(Self { files, seals })
+    }
+
+    /// All pages are in.
+    pub fn finish(&self) -> Result<(), Errno> {
+        let mut sealed = self.files.iter().zip(&self.seals);
+        sealed.try_for_each(|(file, seals)| file.seal(*seals))
     }
 
     /// Puts pages of the stream where they belong.
@@ -162,7 +176,11 @@ mod tests {
     fn a_hostile_image_is_refused() {
         let kit = Kit::new();
         let memory = kit.vfs.memory();
-        let image = |size| NamelessImage { size, mode: 0 };
+        let image = |size| NamelessImage {
+            size,
+            seals: 0,
+            attributes: Attributes::default(),
+        };
         assert!(Nameless::rebuild(memory, &[image(u64::MAX)]).is_err());
         let files = Nameless::rebuild(memory, &[image(10)]).unwrap();
         assert_eq!(files.get(1).err(), Some(Errno::EBADMSG));

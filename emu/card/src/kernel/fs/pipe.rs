@@ -15,6 +15,9 @@ use crate::kernel::{
 
 /// Bytes that a queue holds (pipe(7)).
 pub const CAPACITY: usize = 64 << 10;
+/// What it can be made to hold (/proc/sys/fs/pipe-max-size), and the least.
+const CAPACITY_MAX: usize = 1 << 20;
+const PAGE_BYTES: usize = 4096;
 /// Writes up to this many bytes are atomic (pipe(7), PIPE_BUF).
 const ATOMIC_BYTES: usize = 4096;
 
@@ -30,6 +33,8 @@ pub struct Queue {
 
 struct Inner {
     bytes: VecDeque<u8>,
+    /// How many bytes it holds.
+    capacity: usize,
     /// Lengths of the messages in it, if it keeps them apart (unix(7), SOCK_SEQPACKET).
     messages: Option<VecDeque<usize>>,
     /// Ends that are open.
@@ -67,6 +72,7 @@ impl Queue {
     fn with_ends(count: usize, messages: Option<VecDeque<usize>>) -> Arc<Self> {
         let inner = Inner {
             bytes: VecDeque::new(),
+            capacity: CAPACITY,
             messages,
             readers: count,
             writers: count,
@@ -151,7 +157,7 @@ impl Queue {
         if inner.messages.is_some() {
             return self.write_message(inner, cx, data);
         }
-        let room = CAPACITY - inner.bytes.len();
+        let room = inner.capacity - inner.bytes.len();
         let part = match data.len() {
             len if len <= room => len,
             len if len <= ATOMIC_BYTES => 0,
@@ -172,10 +178,10 @@ impl Queue {
         cx: &mut Cx,
         data: &[u8],
     ) -> SysResult<usize> {
-        if data.len() > CAPACITY {
+        if data.len() > inner.capacity {
             return Err(Errno::EMSGSIZE.into());
         }
-        let room = CAPACITY - inner.bytes.len();
+        let room = inner.capacity - inner.bytes.len();
         match &mut inner.messages {
             Some(messages) if messages.len() < MESSAGES_MAX && data.len() <= room => {
                 messages.push_back(data.len());
@@ -234,12 +240,37 @@ impl Queue {
     }
 
     /// Puts the bytes of a snapshot back.
-    pub fn restore(&self, bytes: &[u8]) {
+    pub fn restore(&self, capacity: u32, bytes: &[u8]) {
         let mut inner = self.lock();
+        inner.capacity = (capacity as usize).clamp(PAGE_BYTES, CAPACITY_MAX);
         // Every end that reads says what is in it. A queue never holds more than its capacity.
         if inner.bytes.is_empty() {
-            inner.bytes.extend(&bytes[..bytes.len().min(CAPACITY)]);
+            let len = bytes.len().min(inner.capacity);
+            inner.bytes.extend(&bytes[..len]);
         }
+    }
+
+    /// How many bytes it holds.
+    pub fn capacity(&self) -> usize {
+        self.lock().capacity
+    }
+
+    /// Makes it hold at least so many bytes (fcntl(2), F_SETPIPE_SZ).
+    fn set_capacity(&self, bytes: u32) -> Result<(), Errno> {
+        if bytes > 1 << 31 {
+            return Err(Errno::EINVAL);
+        }
+        let capacity = (bytes as usize).max(PAGE_BYTES).next_power_of_two();
+        if capacity > CAPACITY_MAX {
+            return Err(Errno::EPERM);
+        }
+        let mut inner = self.lock();
+        if inner.bytes.len() > capacity {
+            return Err(Errno::EBUSY);
+        }
+        inner.capacity = capacity;
+        inner.departures += 1;
+        Ok(())
     }
 
     /// Who has opened an end so far: readers, writers.
@@ -316,7 +347,7 @@ impl Inner {
     }
 
     fn is_writable(&self) -> bool {
-        CAPACITY - self.bytes.len() >= ATOMIC_BYTES
+        self.capacity - self.bytes.len() >= ATOMIC_BYTES
     }
 }
 
@@ -413,6 +444,23 @@ impl PipeEnd {
         })
     }
 
+    /// How many bytes there is room for.
+    pub fn room(&self) -> usize {
+        self.queue.capacity().saturating_sub(self.queue.len())
+    }
+
+    /// How many bytes the pipe holds.
+    pub fn capacity(&self) -> usize {
+        self.queue.capacity()
+    }
+
+    /// Makes the pipe hold at least so many bytes.
+    pub fn set_capacity(&self, bytes: u32, wake: &mut dyn FnMut(Channel)) -> Result<(), Errno> {
+        self.queue.set_capacity(bytes)?;
+        wake(self.queue.channel);
+        Ok(())
+    }
+
     /// Whether it is an end of this queue.
     pub fn is_of(&self, queue: &Arc<Queue>) -> bool {
         Arc::ptr_eq(&self.queue, queue)
@@ -489,6 +537,7 @@ impl File for PipeEnd {
             id: Arc::as_ptr(&self.queue) as u64,
             reads: self.reads,
             writes: self.writes,
+            capacity: self.queue.capacity() as u32,
             bytes: match self.reads {
                 true => self.queue.contents(),
                 false => Vec::new(),
@@ -548,7 +597,7 @@ mod tests {
     fn an_open_that_is_given_up_leaves_no_end() {
         let mut kit = with_fifo();
         assert!(is_wait(&kit.open(FIFO, libc::O_RDONLY)));
-        kit.vfs.abandon_open(1, &mut |_| {});
+        kit.vfs.abandon(1, &mut |_| {});
         assert_eq!(
             kit.open(FIFO, libc::O_WRONLY | libc::O_NONBLOCK),
             error(Errno::ENXIO)

@@ -8,9 +8,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    FileTable, FsContext, Open, RegularFile, Vfs,
+    FileTable, Open, RegularFile, Vfs,
     epoll::Epoll,
     event::Event,
+    locks::{self, LocksImage},
+    meta::Meta,
     nameless::{FileRef, Nameless},
     pipe::{PipeEnd, Queue},
     regular::Directory,
@@ -39,6 +41,8 @@ pub struct FileImage {
     pub shared: u64,
     /// What it is.
     pub description: Description,
+    /// What is locked of it.
+    pub locks: LocksImage,
 }
 
 /// A file of the snapshot is not on this card.
@@ -63,6 +67,7 @@ pub fn describe(files: &FileTable, vfs: &Vfs, nameless: &mut Nameless) -> Vec<Fi
             flags: open.flags(),
             shared: Arc::as_ptr(open) as u64,
             description: describe_one(&*open.file, vfs, nameless),
+            locks: locks::image(open, files.id()),
         })
         .collect()
 }
@@ -79,13 +84,18 @@ fn describe_one(file: &dyn File, vfs: &Vfs, nameless: &mut Nameless) -> Descript
         return description;
     };
     if let Some(directory) = file.as_any().downcast_ref::<Directory>()
-        && vfs.directory(directory.node()).is_ok()
+        && directory.meta().lock().nlink > 0
     {
         *path = vfs.path_of(directory.node(), "");
     }
     if let Some(file) = file.as_any().downcast_ref::<RegularFile>() {
         match nameless.refer(vfs, file.inode(), path) {
-            FileRef::Named(now) => *path = now,
+            FileRef::Named(now) => {
+                *path = now;
+                if *flags & libc::O_TMPFILE == libc::O_TMPFILE {
+                    *flags &= !libc::O_TMPFILE;
+                }
+            }
             FileRef::Nameless { index, path } => {
                 return Description::Nameless {
                     index,
@@ -103,7 +113,7 @@ fn describe_one(file: &dyn File, vfs: &Vfs, nameless: &mut Nameless) -> Descript
 pub fn rebuild(
     vfs: &mut Vfs,
     cx: &mut Cx,
-    fs: &FsContext,
+    pid: i32,
     images: &[FileImage],
     nameless: &Nameless,
     stdio: &[Arc<dyn File>; 3],
@@ -111,14 +121,26 @@ pub fn rebuild(
     let mut rebuilt: BTreeMap<u64, Arc<Open>> = BTreeMap::new();
     let mut queues: BTreeMap<u64, Arc<Queue>> = BTreeMap::new();
     let mut table = FileTable::default();
+    nameless.finish().map_err(|errno| RebuildError {
+        fd: -1,
+        path: "nameless files".into(),
+        errno,
+    })?;
     for image in images {
         let open = match rebuilt.get(&image.shared) {
             Some(open) => open.clone(),
             None => {
-                let file = one(vfs, cx, fs, image, nameless, stdio, &mut queues)?;
-                Open::new(file, image.flags)
+                let (file, meta) = one(vfs, cx, image, nameless, stdio, &mut queues)?;
+                Open::named(file, image.flags, meta)
             }
         };
+        locks::restore(&open, (table.id(), pid), &image.locks, cx.wake).map_err(|errno| {
+            RebuildError {
+                fd: image.fd,
+                path: "its locks".into(),
+                errno,
+            }
+        })?;
         rebuilt.insert(image.shared, open.clone());
         table.insert_at(image.fd, open, image.close_on_exec, cx.wake);
     }
@@ -135,32 +157,35 @@ pub fn rebuild(
     Ok(table)
 }
 
+/// A file again, and the attributes of its name.
+type Rebuilt = (Arc<dyn File>, Option<Arc<Meta>>);
+
 fn one(
     vfs: &mut Vfs,
     cx: &mut Cx,
-    fs: &FsContext,
     image: &FileImage,
     nameless: &Nameless,
     stdio: &[Arc<dyn File>; 3],
     queues: &mut BTreeMap<u64, Arc<Queue>>,
-) -> Result<Arc<dyn File>, RebuildError> {
+) -> Result<Rebuilt, RebuildError> {
     let failed = |path: &str, errno| RebuildError {
         fd: image.fd,
         path: path.into(),
         errno,
     };
-    Ok(match &image.description {
+    let mut meta = None;
+    let file: Arc<dyn File> = match &image.description {
         Description::Path {
             path,
             flags,
             position,
         } => {
-            let file = vfs
-                .open(cx, fs, path, *flags, 0)
-                .map_err(|stop| match stop {
-                    Stop::Errno(errno) => failed(path, errno),
-                    Stop::Wait(_) => failed(path, Errno::EIO),
-                })?;
+            let open = vfs.open_at(cx, path, *flags).map_err(|stop| match stop {
+                Stop::Errno(errno) => failed(path, errno),
+                Stop::Wait(_) => failed(path, Errno::EIO),
+            })?;
+            let file = open.file.clone();
+            meta = open.meta.clone();
             if let Some(file) = file.as_any().downcast_ref::<RegularFile>() {
                 place(file, *position).map_err(|errno| failed(path, errno))?;
             }
@@ -182,10 +207,10 @@ fn one(
         }
         Description::Device { path, flags } => {
             let node = vfs
-                .find("/", path, true)
-                .map_err(|errno| failed(path, errno))?
-                .node;
-            match node.and_then(|node| vfs.node(node)) {
+                .lookup(vfs.root(), path, true)
+                .map_err(|errno| failed(path, errno))?;
+            meta = vfs.meta(node).ok().cloned();
+            match vfs.node(node) {
                 Some(Node::Device(device)) => device.open_disconnected(*flags),
                 _ => return Err(failed(path, Errno::ENODEV)),
             }
@@ -194,10 +219,11 @@ fn one(
             id,
             reads,
             writes,
+            capacity,
             bytes,
         } => {
             let queue = queues.entry(*id).or_insert_with(Queue::new);
-            queue.restore(bytes);
+            queue.restore(*capacity, bytes);
             PipeEnd::restored(queue, *reads, *writes, cx.wake)
         }
         Description::Event { count, flags } => Event::new(*count, *flags),
@@ -212,7 +238,8 @@ fn one(
         Description::Process => PidFd::ended(),
         Description::Socket => Socket::reset(),
         Description::Console => stdio[usize::try_from(image.fd).unwrap_or(1).min(2)].clone(),
-    })
+    };
+    Ok((file, meta))
 }
 
 fn place(file: &RegularFile, position: u64) -> Result<(), Errno> {
