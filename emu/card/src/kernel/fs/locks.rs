@@ -518,7 +518,7 @@ mod tests {
         let open = |kit: &Kit, fd: u64| kit.files.get(fd as i32).unwrap();
         let saved = image(&open(&kit, one), kit.files.id());
         let (target, table) = (open(&kit, other), kit.files.id());
-        let mut again = || restore(&target, (table, 1), &saved, &mut |_| {});
+        let again = || restore(&target, (table, 1), &saved, &mut |_| {});
         assert_eq!(again(), Err(Errno::EAGAIN));
         kit.call(libc::SYS_close, &[one]).unwrap();
         assert_eq!(again(), Ok(()));
