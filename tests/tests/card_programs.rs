@@ -148,6 +148,19 @@ fn a_shell_script_with_everything() {
 }
 
 #[test]
+fn bash_and_the_usual_tools_over_files() {
+    const TOOLS: &str = "mktemp mkdir chmod touch ln mkfifo chown find sed sort stat cp diff tr cut \
+        install mv ls tar grep truncate dd cmp split cat sha256sum seq shuf gzip tail wc xargs \
+        flock rmdir realpath readlink rm true echo";
+    let script = format!("{SOURCES}/files.sh");
+    let tools = TOOLS.split_whitespace();
+    let tools: Vec<_> = tools.map(|name| format!("/usr/bin/{name}")).collect();
+    let files: Vec<&str> = tools.iter().map(String::as_str).chain([&*script]).collect();
+    let said = same(&["/bin/bash", &script], &files);
+    assert!(said.ends_with("through\n"), "{said}");
+}
+
+#[test]
 fn posix_threads() {
     dynamic_and_static(
         "gcc",

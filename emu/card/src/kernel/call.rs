@@ -139,9 +139,7 @@ fn abandon(state: &mut State, tid: i32) {
         open.file.abandon(tid);
     }
     let mut woken = Vec::new();
-    state
-        .vfs
-        .abandon_open(tid, &mut |channel| woken.push(channel));
+    state.vfs.abandon(tid, &mut |channel| woken.push(channel));
     for channel in woken {
         state.wake(channel);
     }
@@ -368,7 +366,7 @@ impl<'a> Call<'a> {
             return path.to_owned();
         }
         let context = self.process().fs.clone();
-        let cwd = lock(&context).cwd.clone();
+        let cwd = self.state.vfs.path_of(lock(&context).cwd.number, "");
         format!("{}/{path}", cwd.trim_end_matches('/'))
     }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     FileTable, Open, RegularFile, Vfs,
     epoll::Epoll,
+    locks::{self, LocksImage},
     pipe::{PipeEnd, Queue, QueueImage},
     regular::Directory,
     socket::{Listener, Socket, State, Stream},
@@ -42,6 +43,8 @@ pub struct DescriptorImage {
     pub close_on_exec: bool,
     /// Which of the descriptions.
     pub open: u32,
+    /// What is locked of it.
+    pub locks: LocksImage,
 }
 
 /// An open file description.
@@ -208,11 +211,13 @@ impl<'a> Describer<'a> {
     pub fn table(&mut self, files: &FileTable) {
         let mut table = Vec::new();
         for (fd, open, close_on_exec) in files.iter() {
+            let locks = locks::image(open, files.id());
             let open = self.open(open, fd);
             table.push(DescriptorImage {
                 fd,
                 close_on_exec,
                 open,
+                locks,
             });
         }
         self.tables.push(table);
@@ -309,6 +314,11 @@ impl<'a> Describer<'a> {
     fn path(&mut self, open: &Open, path: String, flags: i32, position: u64) -> FileImage {
         let file = open.file.as_any();
         if let Some(regular) = file.downcast_ref::<RegularFile>() {
+            // It has its name by now, or never will.
+            let flags = match flags & libc::O_TMPFILE {
+                libc::O_TMPFILE => flags & !libc::O_TMPFILE,
+                _ => flags,
+            };
             return FileImage::Regular {
                 file: self.storing.refer_open(self.vfs, regular.inode(), &path),
                 flags,
@@ -317,7 +327,7 @@ impl<'a> Describer<'a> {
         }
         let now = file
             .downcast_ref::<Directory>()
-            .filter(|directory| self.vfs.directory(directory.node()).is_ok())
+            .filter(|directory| directory.meta().lock().nlink > 0)
             .map(|directory| self.vfs.path_of(directory.node(), ""));
         FileImage::Plain(Description::Path {
             path: now.unwrap_or(path),
@@ -366,7 +376,8 @@ impl<'a> Describer<'a> {
     }
 
     fn path_of(&self, listener: &Arc<Listener>) -> Option<String> {
-        let is_it = |node: &Node| matches!(node, Node::Socket(it) if Arc::ptr_eq(it, listener));
+        let is_it =
+            |node: &Node| matches!(node, Node::Socket(Some(it)) if Arc::ptr_eq(it, listener));
         self.vfs.path_of_node(is_it)
     }
 }

@@ -17,6 +17,9 @@ use crate::kernel::{
 
 /// Bytes that a queue holds (pipe(7)).
 pub const CAPACITY: usize = 64 << 10;
+/// What it can be made to hold (/proc/sys/fs/pipe-max-size), and the least.
+const CAPACITY_MAX: usize = 1 << 20;
+const PAGE_BYTES: usize = 4096;
 /// Writes up to this many bytes are atomic (pipe(7), PIPE_BUF).
 const ATOMIC_BYTES: usize = 4096;
 
@@ -27,6 +30,8 @@ const MESSAGES_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueImage {
     bytes: Vec<u8>,
+    /// How many bytes it holds.
+    capacity: u64,
     /// Lengths of its messages, if it keeps them apart.
     messages: Option<Vec<u64>>,
     /// Whether a reader and a writer has it open.
@@ -44,6 +49,8 @@ pub struct Queue {
 
 struct Inner {
     bytes: VecDeque<u8>,
+    /// How many bytes it holds.
+    capacity: usize,
     /// Lengths of the messages in it, if it keeps them apart (unix(7), SOCK_SEQPACKET).
     messages: Option<VecDeque<usize>>,
     /// Ends that are open.
@@ -81,6 +88,7 @@ impl Queue {
     fn with_ends(count: usize, messages: Option<VecDeque<usize>>) -> Arc<Self> {
         let inner = Inner {
             bytes: VecDeque::new(),
+            capacity: CAPACITY,
             messages,
             readers: count,
             writers: count,
@@ -165,7 +173,7 @@ impl Queue {
         if inner.messages.is_some() {
             return self.write_message(inner, cx, data);
         }
-        let room = CAPACITY - inner.bytes.len();
+        let room = inner.capacity - inner.bytes.len();
         let part = match data.len() {
             len if len <= room => len,
             len if len <= ATOMIC_BYTES => 0,
@@ -186,10 +194,10 @@ impl Queue {
         cx: &mut Cx,
         data: &[u8],
     ) -> SysResult<usize> {
-        if data.len() > CAPACITY {
+        if data.len() > inner.capacity {
             return Err(Errno::EMSGSIZE.into());
         }
-        let room = CAPACITY - inner.bytes.len();
+        let room = inner.capacity - inner.bytes.len();
         match &mut inner.messages {
             Some(messages) if messages.len() < MESSAGES_MAX && data.len() <= room => {
                 messages.push_back(data.len());
@@ -252,6 +260,7 @@ impl Queue {
         }
         QueueImage {
             bytes: inner.bytes.iter().copied().collect(),
+            capacity: inner.capacity as u64,
             messages: inner
                 .messages
                 .as_ref()
@@ -274,12 +283,19 @@ impl Queue {
             let sum = lens.iter().try_fold(0u64, |sum, len| sum.checked_add(*len));
             sum == Some(image.bytes.len() as u64) && lens.len() <= MESSAGES_MAX
         };
-        if image.bytes.len() > CAPACITY || !image.messages.as_ref().is_none_or(sum) {
+        let capacity = usize::try_from(image.capacity).unwrap_or(usize::MAX);
+        if !(PAGE_BYTES..=CAPACITY_MAX).contains(&capacity)
+            || image.bytes.len() > capacity
+            || !image.messages.as_ref().is_none_or(sum)
+        {
             return Err(Errno::EBADMSG);
         }
         let lens = |lens: &Vec<u64>| lens.iter().map(|len| *len as usize).collect();
         let queue = Self::with_ends(0, image.messages.as_ref().map(lens));
-        queue.lock().bytes.extend(&image.bytes);
+        let mut inner = queue.lock();
+        inner.capacity = capacity;
+        inner.bytes.extend(&image.bytes);
+        drop(inner);
         Ok(queue)
     }
 
@@ -300,6 +316,29 @@ impl Queue {
     pub fn ends(&self) -> (bool, bool) {
         let inner = self.lock();
         (inner.readers > 0, inner.writers > 0)
+    }
+
+    /// How many bytes it holds.
+    pub fn capacity(&self) -> usize {
+        self.lock().capacity
+    }
+
+    /// Makes it hold at least so many bytes (fcntl(2), F_SETPIPE_SZ).
+    fn set_capacity(&self, bytes: u32) -> Result<(), Errno> {
+        if bytes > 1 << 31 {
+            return Err(Errno::EINVAL);
+        }
+        let capacity = (bytes as usize).max(PAGE_BYTES).next_power_of_two();
+        if capacity > CAPACITY_MAX {
+            return Err(Errno::EPERM);
+        }
+        let mut inner = self.lock();
+        if inner.bytes.len() > capacity {
+            return Err(Errno::EBUSY);
+        }
+        inner.capacity = capacity;
+        inner.departures += 1;
+        Ok(())
     }
 
     /// Who has opened an end so far: readers, writers.
@@ -376,7 +415,7 @@ impl Inner {
     }
 
     fn is_writable(&self) -> bool {
-        CAPACITY - self.bytes.len() >= ATOMIC_BYTES
+        self.capacity - self.bytes.len() >= ATOMIC_BYTES
     }
 }
 
@@ -476,6 +515,23 @@ impl PipeEnd {
     /// Its queue, and whether it reads and writes.
     pub fn ends(&self) -> (&Arc<Queue>, bool, bool) {
         (&self.queue, self.reads, self.writes)
+    }
+
+    /// How many bytes there is room for.
+    pub fn room(&self) -> usize {
+        self.queue.capacity().saturating_sub(self.queue.len())
+    }
+
+    /// How many bytes the pipe holds.
+    pub fn capacity(&self) -> usize {
+        self.queue.capacity()
+    }
+
+    /// Makes the pipe hold at least so many bytes.
+    pub fn set_capacity(&self, bytes: u32, wake: &mut dyn FnMut(Channel)) -> Result<(), Errno> {
+        self.queue.set_capacity(bytes)?;
+        wake(self.queue.channel);
+        Ok(())
     }
 
     /// Whether it is an end of this queue.
@@ -607,7 +663,7 @@ mod tests {
     fn an_open_that_is_given_up_leaves_no_end() {
         let mut kit = with_fifo();
         assert!(is_wait(&kit.open(FIFO, libc::O_RDONLY)));
-        kit.vfs.abandon_open(1, &mut |_| {});
+        kit.vfs.abandon(1, &mut |_| {});
         assert_eq!(
             kit.open(FIFO, libc::O_WRONLY | libc::O_NONBLOCK),
             error(Errno::ENXIO)

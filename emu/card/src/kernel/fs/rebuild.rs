@@ -13,9 +13,11 @@ use super::{
     epoll::Epoll,
     event::Event,
     image::{FileImage, FilesImage, OpenImage, SocketImage, SocketState, StreamImage},
+    locks,
+    meta::Meta,
     passed::Passed,
     pipe::{PipeEnd, Queue},
-    regular::Directory,
+    regular::{Directory, PathOnly},
     socket::{Listener, Socket, State, Stream},
     socket_calls::Address,
     stored::{FileRef, Stored},
@@ -55,6 +57,8 @@ fn damaged() -> RebuildError {
 pub struct Sources<'a> {
     /// In the image.
     pub stored: &'a Stored,
+    /// A process of each table of descriptors.
+    pub pids: &'a [i32],
     /// Processes of the image.
     pub endings: &'a BTreeMap<i32, Arc<Ending>>,
     /// In place of the card's console.
@@ -85,7 +89,8 @@ pub fn rebuild(
     let mut opens = Vec::new();
     for open in &image.opens {
         let file = building.file(vfs, cx, open, sources)?;
-        opens.push(Open::new(file, open.flags));
+        let (file, meta) = file;
+        opens.push(Open::named(file, open.flags, meta));
     }
     let get = |index: u32| opens.get(index as usize).cloned().ok_or_else(damaged);
     for (image, queue) in image.queues.iter().zip(&building.queues) {
@@ -111,13 +116,16 @@ pub fn rebuild(
         }
     }
     let mut tables = Vec::new();
-    for image in &image.tables {
+    for (image, pid) in image.tables.iter().zip(sources.pids) {
         let mut table = FileTable::default();
         for descriptor in image {
             if descriptor.fd < 0 {
                 return Err(damaged());
             }
             let open = get(descriptor.open)?;
+            let owner = (table.id(), *pid);
+            locks::restore(&open, owner, &descriptor.locks, cx.wake)
+                .map_err(failed(format!("locks of descriptor {}", descriptor.fd)))?;
             table.insert_at(descriptor.fd, open, descriptor.close_on_exec, cx.wake);
         }
         tables.push(table);
@@ -133,9 +141,11 @@ impl Rebuilt {
             let is_free = match name {
                 Address::Port(port) => vfs.find_port(*port).is_none(),
                 Address::Abstract(name) => vfs.find_abstract(name).is_none(),
-                Address::Path(path) => match vfs.find("/", path, true) {
+                Address::Path(path) => match vfs.find(vfs.root(), path, true) {
                     Ok(found) => found.node.is_none_or(|node| match vfs.node(node) {
-                        Some(Node::Socket(listener)) => !listener.is_open(),
+                        Some(Node::Socket(listener)) => {
+                            listener.as_ref().is_none_or(|it| !it.is_open())
+                        }
                         _ => false,
                     }),
                     Err(errno) => errno == Errno::ENOENT,
@@ -152,13 +162,16 @@ impl Rebuilt {
             match name {
                 Address::Port(port) => vfs.add_port(port, &listener).map(|_| ()),
                 Address::Abstract(name) => vfs.add_abstract(name, &listener),
-                Address::Path(path) => vfs.put(&path, Node::Socket(listener)),
+                Address::Path(path) => vfs.put(&path, Node::Socket(Some(listener))),
             }
             .map_err(what)?;
         }
         Ok(self.tables)
     }
 }
+
+/// A file, and the attributes of its name if it does not know them itself.
+type Named = (Arc<dyn File>, Option<Arc<Meta>>);
 
 /// A rebuild on its way.
 struct Building {
@@ -178,9 +191,9 @@ impl Building {
         cx: &mut Cx,
         image: &OpenImage,
         sources: &Sources,
-    ) -> Result<Arc<dyn File>, RebuildError> {
-        Ok(match &image.file {
-            FileImage::Plain(description) => plain(vfs, description)?,
+    ) -> Result<Named, RebuildError> {
+        let file: Arc<dyn File> = match &image.file {
+            FileImage::Plain(description) => return plain(vfs, description),
             FileImage::Console(number) => sources.stdio[usize::from(*number).min(2)].clone(),
             FileImage::Regular {
                 file,
@@ -199,7 +212,8 @@ impl Building {
                 Some(ending) => PidFd::new(*pid, ending),
                 None => PidFd::ended(),
             },
-        })
+        };
+        Ok((file, None))
     }
 
     fn socket(&mut self, image: &SocketImage) -> Result<Arc<Socket>, RebuildError> {
@@ -260,19 +274,30 @@ impl Building {
 }
 
 /// What a description says all of.
-fn plain(vfs: &Vfs, description: &Description) -> Result<Arc<dyn File>, RebuildError> {
-    Ok(match description {
-        Description::Path { path, position, .. } => {
-            let found = vfs.find("/", path, true).map_err(failed(path))?;
-            let node = found.node.ok_or(Errno::ENOENT).map_err(failed(path))?;
-            vfs.directory(node).map_err(failed(path))?;
-            let directory = Directory::new(node, path.clone());
-            directory.position.store(*position, Ordering::Relaxed);
-            directory
+fn plain(vfs: &Vfs, description: &Description) -> Result<Named, RebuildError> {
+    let mut meta = None;
+    let file: Arc<dyn File> = match description {
+        Description::Path {
+            path,
+            flags,
+            position,
+        } => {
+            let node = vfs.lookup(vfs.root(), path, true).map_err(failed(path))?;
+            let here = vfs.meta(node).map_err(failed(path))?.clone();
+            match vfs.node(node) {
+                Some(Node::Directory(..)) => {
+                    let directory = Directory::new(here, path.clone(), *flags);
+                    directory.position.store(*position, Ordering::Relaxed);
+                    directory
+                }
+                _ if flags & libc::O_PATH != 0 => PathOnly::new(here, path.clone(), *flags),
+                _ => return Err(failed(path)(Errno::ENOTDIR)),
+            }
         }
         Description::Device { path, flags } => {
-            let found = vfs.find("/", path, true).map_err(failed(path))?;
-            match found.node.and_then(|node| vfs.node(node)) {
+            let node = vfs.lookup(vfs.root(), path, true).map_err(failed(path))?;
+            meta = vfs.meta(node).ok().cloned();
+            match vfs.node(node) {
                 Some(Node::Device(device)) => device.open_disconnected(*flags),
                 _ => return Err(failed(path)(Errno::ENODEV)),
             }
@@ -290,7 +315,8 @@ fn plain(vfs: &Vfs, description: &Description) -> Result<Arc<dyn File>, RebuildE
         | Description::Socket
         | Description::Process
         | Description::Console => return Err(damaged()),
-    })
+    };
+    Ok((file, meta))
 }
 
 fn regular(

@@ -176,7 +176,7 @@ fn bind(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResult {
                     if found.node.is_some() {
                         return Err(Errno::EADDRINUSE);
                     }
-                    let node = Node::Socket(listener.clone());
+                    let node = Node::Socket(Some(listener.clone()));
                     call.vfs.add(found.parent, &found.name, node)?;
                 }
             }
@@ -218,7 +218,7 @@ fn connect(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResult {
             Address::Path(path) => {
                 let found = call.vfs.find(&call.fs.cwd, &path, true)?;
                 match call.vfs.node(found.node.ok_or(Errno::ENOENT)?) {
-                    Some(Node::Socket(listener)) => Some(listener.clone()),
+                    Some(Node::Socket(listener)) => listener.clone(),
                     _ => None,
                 }
             }
