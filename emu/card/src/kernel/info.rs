@@ -1,6 +1,9 @@
 //! Calls that ask: who am I, what is this machine, and small settings.
 
-use super::{call::Call, errno::Errno, sched::priority_range, wait::SysResult};
+use super::{
+    call::Call, device::UserMemory, errno::Errno, sched::priority_range, state::lock,
+    wait::SysResult,
+};
 use crate::platform::USER_END;
 
 const UTS_FIELD: usize = 65;
@@ -137,10 +140,15 @@ impl Call<'_> {
         {
             return Err(Errno::EFAULT.into());
         }
-        let mut bytes = vec![0; len.min(RANDOM_MAX)];
+        let mm = self.process().mm.clone();
+        let good = lock(&mm).writable(to, len.min(RANDOM_MAX));
+        if good == 0 && len > 0 {
+            return Err(Errno::EFAULT.into());
+        }
+        let mut bytes = vec![0; good];
         random(&mut bytes);
         self.write(to, &bytes)?;
-        Ok(bytes.len() as u64)
+        Ok(good as u64)
     }
 
     /// membarrier(2). Every other thread leaves ring 3 once, which orders everything, and aborts its

@@ -105,7 +105,7 @@ impl Call<'_> {
             self.write(info, &bytes[..12])?;
             self.write(info.wrapping_add(16), &bytes[16..])?;
         }
-        Ok(found.map(|_| 0)?)
+        found.map(|_| 0)
     }
 
     fn waitid_for(

@@ -313,7 +313,7 @@ impl Call<'_> {
             SIGEV_NONE => return Ok(None),
             SIGEV_SIGNAL => None,
             SIGEV_THREAD_ID => Some(thread as i32),
-            _ => return Err(Errno::EINVAL.into()),
+            _ => return Err(Errno::EINVAL),
         };
         let mut is_ours = |tid| self.process().threads.contains(&tid);
         if !(1..=64).contains(&signal) || thread.is_some_and(|tid| !is_ours(tid)) {

@@ -9,7 +9,7 @@ use std::{
 use super::{passed::Passed, table};
 use crate::kernel::{
     errno::Errno,
-    file::{Cx, Description, File, PollMask},
+    file::{Cx, Description, File, Identity, PollMask},
     wait::{Channel, Stop, SysResult},
 };
 
@@ -42,6 +42,10 @@ struct Inner {
     taken: u64,
     /// Descriptors on their way, each group with the position of its byte (unix(7), SCM_RIGHTS).
     passed: VecDeque<(u64, Passed)>,
+    /// Who has written what is in it, each from a position on.
+    senders: VecDeque<(u64, Identity)>,
+    /// No read crosses from one sender's bytes to another's (unix(7), SO_PASSCRED).
+    senders_apart: bool,
     /// How often something came in, or the writer went.
     arrivals: u64,
     /// How often room was made where there was too little, or the reader went.
@@ -74,6 +78,8 @@ impl Queue {
             writers_ever: count as u64,
             taken: 0,
             passed: VecDeque::new(),
+            senders: VecDeque::new(),
+            senders_apart: false,
             arrivals: 0,
             departures: 0,
         };
@@ -103,6 +109,7 @@ impl Queue {
             inner.passed.iter().find(|(at, _)| *at > inner.taken),
         );
         let border = next.map_or(usize::MAX, |(at, _)| (at - taken) as usize);
+        let border = border.min(inner.end_of_sender());
         let message = inner.messages.as_mut().and_then(VecDeque::pop_front);
         // What a reader has no room for of a message is lost.
         let count = message.unwrap_or_else(|| max.min(inner.bytes.len()).min(border));
@@ -118,6 +125,16 @@ impl Queue {
     /// The descriptors that came with the bytes of the last read.
     pub fn collect(&self) -> Vec<Passed> {
         self.lock().collect()
+    }
+
+    /// Whether a read takes the bytes of one sender only.
+    pub fn keep_senders_apart(&self, apart: bool) {
+        self.lock().senders_apart = apart;
+    }
+
+    /// Who has written the bytes of the last read.
+    pub fn sender(&self) -> Option<Identity> {
+        self.lock().senders.front().map(|(_, sender)| *sender)
     }
 
     /// Descriptors that go with the first of the last `count` bytes.
@@ -160,6 +177,7 @@ impl Queue {
         if part == 0 && !data.is_empty() {
             return Err(wait(cx, self.channel));
         }
+        inner.note_sender(cx.identity);
         inner.bytes.extend(&data[..part]);
         inner.arrivals += u64::from(part > 0);
         (cx.wake)(self.channel);
@@ -182,6 +200,7 @@ impl Queue {
             }
             _ => return Err(wait(cx, self.channel)),
         }
+        inner.note_sender(cx.identity);
         inner.bytes.extend(data);
         inner.arrivals += 1;
         (cx.wake)(self.channel);
@@ -290,6 +309,26 @@ impl Queue {
 }
 
 impl Inner {
+    /// What is written next is of this sender.
+    fn note_sender(&mut self, sender: Identity) {
+        if self.senders.back().is_none_or(|(_, last)| *last != sender) {
+            let at = self.taken + self.bytes.len() as u64;
+            self.senders.push_back((at, sender));
+        }
+    }
+
+    /// How many bytes there are of the first one's sender, if that matters. Those of whom nothing is
+    /// left are forgotten.
+    fn end_of_sender(&mut self) -> usize {
+        while self.senders.get(1).is_some_and(|(at, _)| *at <= self.taken) {
+            self.senders.pop_front();
+        }
+        match self.senders.get(1) {
+            Some((at, _)) if self.senders_apart => (at - self.taken) as usize,
+            _ => usize::MAX,
+        }
+    }
+
     /// What nobody took before the last end was closed is gone (fifo(7)).
     fn forget_unreachable(&mut self) {
         if self.readers == 0 && self.writers == 0 {
@@ -340,8 +379,16 @@ pub struct PipeEnd {
     queue: Arc<Queue>,
     reads: bool,
     writes: bool,
+    /// It has no name: it is no FIFO.
+    nameless: bool,
     /// How many readers and writers had come and gone when it was opened, if none was there.
     met: (u64, u64),
+}
+
+/// Whether a file is an end of a pipe that has no name.
+pub fn is_nameless_pipe(file: &dyn File) -> bool {
+    let end = file.as_any().downcast_ref::<PipeEnd>();
+    end.is_some_and(|end| end.nameless)
 }
 
 /// A pipe: reading end, writing end.
@@ -360,6 +407,7 @@ impl PipeEnd {
             queue,
             reads,
             writes,
+            nameless: true,
             met: (0, 0),
         })
     }
@@ -409,6 +457,7 @@ impl PipeEnd {
             queue: queue.clone(),
             reads,
             writes,
+            nameless: false,
             met,
         })
     }

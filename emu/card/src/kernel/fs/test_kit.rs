@@ -133,6 +133,7 @@ impl Kit {
             cx: Cx {
                 tid: 1,
                 pid: 1,
+                identity: Default::default(),
                 memory: &mut self.memory,
                 wake: &mut wake,
                 waker: &waker,
