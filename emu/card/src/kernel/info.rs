@@ -166,23 +166,24 @@ impl Call<'_> {
         const GET_REGISTRATIONS: i32 = 1 << 9;
         const ALL: i32 = GET_REGISTRATIONS * 2 - 1;
         const FLAG_CPU: u32 = 1;
+        const READY_SHIFT: i32 = 16;
         if flags != 0 && !(command == RSEQ && flags == FLAG_CPU) {
             return Err(Errno::EINVAL.into());
         }
         let registered = self.process().settings.barriers;
         let needs = match command {
             0 => return Ok(ALL as u64),
-            GET_REGISTRATIONS => return Ok(registered as u64),
+            GET_REGISTRATIONS => return Ok((registered & ALL) as u64),
             REGISTER_GLOBAL_EXPEDITED
             | REGISTER_PRIVATE_EXPEDITED
             | REGISTER_SYNC_CORE
             | REGISTER_RSEQ => {
-                // The private one comes with each of its kind.
+                // Each of the private ones is told with the first, but does not serve for it.
                 let own = match command {
                     REGISTER_GLOBAL_EXPEDITED => command,
                     _ => command | REGISTER_PRIVATE_EXPEDITED,
                 };
-                self.process().settings.barriers |= own;
+                self.process().settings.barriers |= own | command << READY_SHIFT;
                 return Ok(0);
             }
             GLOBAL | GLOBAL_EXPEDITED => 0,
@@ -191,7 +192,7 @@ impl Call<'_> {
             RSEQ => REGISTER_RSEQ,
             _ => return Err(Errno::EINVAL.into()),
         };
-        if registered & needs != needs {
+        if registered >> READY_SHIFT & needs != needs {
             return Err(Errno::EPERM.into());
         }
         let (me, pid) = (self.tid, self.pid);

@@ -359,7 +359,9 @@ impl Call<'_> {
         lock(&mm).advise(start, end, |mm, at, area| {
             let anonymous = matches!(area.backing, Backing::Anonymous);
             match advice {
-                libc::MADV_DONTNEED | libc::MADV_FREE if area.traits.locked => {
+                libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_COLD | libc::MADV_PAGEOUT
+                    if area.traits.locked =>
+                {
                     return Err(Errno::EINVAL);
                 }
                 libc::MADV_DONTNEED => mm.release(cpu, at, area.end),

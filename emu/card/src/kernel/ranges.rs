@@ -260,7 +260,8 @@ impl AddressSpace {
     /// Brings in all of a range, as reads or as writes would (MAP_POPULATE, MADV_POPULATE_READ).
     pub fn populate(&self, start: u64, end: u64, write: bool) -> Result<(), super::mm::Fault> {
         for page in (start..end).step_by(PAGE as usize) {
-            if self.tables.get(page).is_none() {
+            let there = self.tables.get(page);
+            if there.is_none_or(|(_, access)| !access.allows(write, false)) {
                 self.fault(page, write, false)?;
             }
         }

@@ -137,15 +137,21 @@ impl Mailbox {
         Ok(peer.filter(|_| !gone))
     }
 
-    /// Puts a letter into the mailbox `to`, which is not there if it is a port where nobody is.
-    pub fn send(&self, to: Option<Arc<Self>>, letter: Letter, cx: &mut Cx) -> SysResult<()> {
+    /// EMSGSIZE if a letter would be too long.
+    pub fn check_len(&self, len: usize) -> Result<(), Errno> {
         let most = match self.is_unix() {
             true => UNIX_LETTER_MAX,
             false => UDP_LETTER_MAX,
         };
-        if letter.bytes.len() > most {
-            return Err(Errno::EMSGSIZE.into());
+        match len > most {
+            true => Err(Errno::EMSGSIZE),
+            false => Ok(()),
         }
+    }
+
+    /// Puts a letter into the mailbox `to`, which is not there if it is a port where nobody is.
+    pub fn send(&self, to: Option<Arc<Self>>, letter: Letter, cx: &mut Cx) -> SysResult<()> {
+        self.check_len(letter.bytes.len())?;
         if self.lock().shut[1] {
             return Err(Errno::EPIPE.into());
         }

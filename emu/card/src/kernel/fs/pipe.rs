@@ -44,6 +44,9 @@ struct Inner {
     passed: VecDeque<(u64, Passed)>,
     /// Who has written what is in it, each from a position on.
     senders: VecDeque<(u64, Identity)>,
+    /// Its writer has gone without having read everything: whoever reads to the end is told (unix(7),
+    /// tcp(7), ECONNRESET).
+    reset: bool,
     /// No read crosses from one sender's bytes to another's (unix(7), SO_PASSCRED).
     senders_apart: bool,
     /// How often something came in, or the writer went.
@@ -79,6 +82,7 @@ impl Queue {
             taken: 0,
             passed: VecDeque::new(),
             senders: VecDeque::new(),
+            reset: false,
             senders_apart: false,
             arrivals: 0,
             departures: 0,
@@ -98,6 +102,9 @@ impl Queue {
         let mut inner = self.lock();
         if inner.is_empty() && inner.writers > 0 && max > 0 {
             return Err(wait(cx, self.channel));
+        }
+        if inner.is_empty() && inner.writers == 0 && std::mem::take(&mut inner.reset) {
+            return Err(Errno::ECONNRESET.into());
         }
         if !inner.is_writable() {
             inner.departures += 1;
@@ -130,6 +137,11 @@ impl Queue {
     /// Whether a read takes the bytes of one sender only.
     pub fn keep_senders_apart(&self, apart: bool) {
         self.lock().senders_apart = apart;
+    }
+
+    /// Its writer goes without having read everything that it was sent.
+    pub fn reset(&self) {
+        self.lock().reset = true;
     }
 
     /// Who has written the bytes of the last read.

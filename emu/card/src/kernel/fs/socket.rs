@@ -381,7 +381,17 @@ impl Socket {
 
     /// Reads and leaves the bytes where they are (MSG_PEEK).
     pub fn peek(&self, cx: &Cx, max: usize) -> SysResult<Vec<u8>> {
-        self.stream()?.incoming.peek(cx, max)
+        self.stream_to_read()?.incoming.peek(cx, max)
+    }
+
+    /// The connection, for a call that reads: a stream of unix(7) has an error of its own.
+    fn stream_to_read(&self) -> Result<Arc<Stream>, Errno> {
+        self.stream().map_err(|errno| match errno {
+            Errno::ENOTCONN if !self.is_internet() && self.kind == libc::SOCK_STREAM => {
+                Errno::EINVAL
+            }
+            errno => errno,
+        })
     }
 
     /// Whether it listens (SO_ACCEPTCONN).
@@ -422,7 +432,7 @@ impl File for Socket {
             })?;
             return Ok(taken.unwrap_or_default());
         }
-        self.stream()?.incoming.read(cx, max)
+        self.stream_to_read()?.incoming.read(cx, max)
     }
 
     fn takes(&self) -> usize {
@@ -544,6 +554,9 @@ impl Stream {
     }
 
     fn close(&self, wake: &mut dyn FnMut(Channel)) {
+        if self.incoming.len() > 0 {
+            self.outgoing.reset();
+        }
         self.incoming.close_reader(wake);
         self.outgoing.close_writer(wake);
     }
