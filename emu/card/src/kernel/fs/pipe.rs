@@ -174,7 +174,8 @@ impl Queue {
     /// atomic waits for room for all of it.
     pub fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
         let mut inner = self.lock();
-        if inner.readers == 0 {
+        // Nobody reads, or a socket was shut down to write.
+        if inner.readers == 0 || inner.writers == 0 {
             return Err(Errno::EPIPE.into());
         }
         if inner.messages.is_some() {
