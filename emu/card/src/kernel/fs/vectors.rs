@@ -1,7 +1,10 @@
 //! Where the bytes of a call are in the caller's memory: one buffer, or an array of `struct iovec`
 //! (readv(2)).
 
-use crate::kernel::{device::UserMemory, errno::Errno};
+use crate::{
+    kernel::{device::UserMemory, errno::Errno},
+    platform::USER_END,
+};
 
 /// Most of them.
 pub const IOV_MAX: u64 = 1024;
@@ -49,6 +52,15 @@ impl Vectors {
     /// Bytes in all of them.
     pub fn total(&self) -> usize {
         self.total
+    }
+
+    /// Whether all of it may be in user space, there or not.
+    pub fn is_in_user_space(&self) -> bool {
+        let fits = |(at, len): &(u64, usize)| {
+            at.checked_add(*len as u64)
+                .is_some_and(|end| end <= USER_END)
+        };
+        self.parts.iter().all(fits)
     }
 
     /// `len` bytes from `offset` on.
