@@ -40,6 +40,46 @@ pub struct MailboxImage {
     shut: [bool; 2],
 }
 
+#[cfg(test)]
+impl MailboxImage {
+    /// Some that a restore must not take: letters without end, and of a length that is none; names of
+    /// a length that is none; descriptions and peers that are not there.
+    pub fn hostile(&self) -> Vec<Self> {
+        let letter = LetterImage {
+            bytes: Vec::new(),
+            from: Vec::new(),
+            sender: Identity::default(),
+            passed: Vec::new(),
+        };
+        let with = |change: &dyn Fn(&mut Self, LetterImage)| {
+            let mut image = self.clone();
+            change(&mut image, letter.clone());
+            image
+        };
+        vec![
+            with(&|image, letter| image.letters = vec![letter; UNIX_LETTERS_MAX + 1]),
+            with(&|image, letter| {
+                let bytes = vec![0; UNIX_LETTER_MAX + 1];
+                image.letters = vec![LetterImage { bytes, ..letter }];
+            }),
+            with(&|image, letter| {
+                let from = vec![0; STORAGE_BYTES as usize + 1];
+                image.letters = vec![LetterImage { from, ..letter }];
+            }),
+            with(&|image, letter| {
+                let passed = vec![u32::MAX];
+                image.letters = vec![LetterImage { passed, ..letter }];
+            }),
+            with(&|image, _| image.names[1] = vec![0; STORAGE_BYTES as usize + 1]),
+            with(&|image, _| image.peer = PeerImage::There(u32::MAX)),
+            with(&|image, letter| {
+                image.domain = libc::AF_INET;
+                image.letters = vec![letter; BYTES_MAX / LETTER_COST + 1];
+            }),
+        ]
+    }
+}
+
 /// Whom a mailbox writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum PeerImage {

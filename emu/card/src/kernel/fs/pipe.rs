@@ -39,6 +39,27 @@ pub struct QueueImage {
     reset: bool,
 }
 
+#[cfg(test)]
+impl QueueImage {
+    /// Some that a restore must not take: senders and messages of what is not there.
+    pub fn hostile(&self) -> Vec<Self> {
+        let nobody = Identity::NOBODY;
+        let behind = self.bytes.len() as u64 + 1;
+        let with_senders = |senders| Self {
+            senders,
+            ..self.clone()
+        };
+        vec![
+            with_senders(vec![(behind, nobody)]),
+            with_senders(vec![(0, nobody); 2]),
+            Self {
+                messages: Some(vec![u64::MAX, 8]),
+                ..self.clone()
+            },
+        ]
+    }
+}
+
 /// One direction of a stream.
 pub struct Queue {
     inner: Mutex<Inner>,
@@ -407,7 +428,9 @@ impl Inner {
     fn note_sender(&mut self, sender: Identity) {
         let end = self.taken + self.bytes.len() as u64;
         // One who has written nothing is forgotten: there are no more of them than bytes.
-        self.senders.pop_back_if(|(at, _)| *at == end);
+        if self.senders.back().is_some_and(|(at, _)| *at == end) {
+            self.senders.pop_back();
+        }
         if self.senders.back().is_none_or(|(_, last)| *last != sender) {
             self.senders.push_back((end, sender));
         }

@@ -346,6 +346,7 @@ mod tests {
         file::Identity,
         fs::{
             image::Describer,
+            socket_options::Options,
             stored::Storing,
             test_kit::{Kit, Memory, Nobody, error, is_wait},
         },
@@ -487,6 +488,33 @@ mod tests {
             let refused = again(&image).err();
             assert_eq!(refused.unwrap().errno, Errno::EBADMSG);
         }
+    }
+
+    #[test]
+    fn contents_and_options_that_make_no_sense_are_refused() {
+        let image = image_of(&pair(libc::SOCK_DGRAM));
+        let mailbox = &image.mailboxes[0];
+        for hostile in mailbox.hostile() {
+            let mut image = image.clone();
+            image.mailboxes[0] = hostile;
+            assert_eq!(again(&image).err().unwrap().errno, Errno::EBADMSG);
+        }
+        let image = image_of(&pair(libc::SOCK_SEQPACKET));
+        for hostile in image.queues[0].hostile() {
+            let mut image = image.clone();
+            image.queues[0] = hostile;
+            assert_eq!(again(&image).err().unwrap().errno, Errno::EBADMSG);
+        }
+        let socket = Socket::new(libc::AF_UNIX, libc::SOCK_STREAM);
+        for (level, option, value) in [
+            (libc::SOL_SOCKET, libc::SO_PASSCRED, 2),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
+            (99, 99, 0),
+        ] {
+            assert!(!Options::with(level, option, value).are_sound(&socket));
+        }
+        let tells = Options::with(libc::SOL_SOCKET, libc::SO_PASSCRED, 1);
+        assert!(tells.are_sound(&socket));
     }
 
     fn bound(address: Vec<u8>) -> BoundImage {

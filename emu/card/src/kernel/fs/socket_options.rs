@@ -49,6 +49,14 @@ impl Options {
             .is_some_and(|value| *value != 0)
     }
 
+    #[cfg(test)]
+    pub fn with(level: i32, option: i32, value: i32) -> Self {
+        Self {
+            values: BTreeMap::from([((level, option), value)]),
+            ..Self::default()
+        }
+    }
+
     /// Whether a socket may have them.
     pub fn are_sound(&self, socket: &Socket) -> bool {
         let is_sound = |(&(level, option), value): (&(i32, i32), &i32)| {
