@@ -210,15 +210,46 @@ fn rust() {
 }
 
 #[test]
-fn python() {
+fn job_control() {
+    let dir = directory();
+    let script = format!("{SOURCES}/jobs.sh");
+    let files: Vec<_> = [
+        "/usr/bin/cat",
+        "/usr/bin/mkfifo",
+        "/usr/bin/rm",
+        "/usr/bin/sed",
+        "/usr/bin/sleep",
+    ]
+    .into();
+    let files = [&files[..], &["/bin/bash", &script, utf8(dir.path())]].concat();
+    same(&["/bin/bash", &script, utf8(dir.path())], &files);
+}
+
+/// Runs a script of the yardsticks with Python and its library.
+fn python_script(name: &str) {
     let python = "/usr/bin/python3";
     let library = run(
         python,
         &["-c", "import os; print(os.path.dirname(os.__file__))"],
     );
     let library = String::from_utf8(library.stdout).expect("UTF-8");
-    let script = format!("{SOURCES}/library.py");
-    same(&[python, &script], &[&script, library.trim()]);
+    let script = format!("{SOURCES}/{name}");
+    same(&[python, &script], &[&script, library.trim(), "/bin/echo"]);
+}
+
+#[test]
+fn python() {
+    python_script("library.py");
+}
+
+#[test]
+fn python_sockets() {
+    python_script("network.py");
+}
+
+#[test]
+fn python_processes() {
+    python_script("processes.py");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::{
     Kernel, checkpoint,
     device::UserMemory,
     errno::Errno,
-    file::Cx,
+    file::{Cx, Identity},
     fs::{self, FsCall, ProcInfo},
     futex, jobs, run, signal,
     state::{Process, State, Thread, lock},
@@ -275,6 +275,7 @@ impl<'a> Call<'a> {
             return result;
         }
         let cores = self.kernel.cores.count();
+        let identity = self.identity();
         let mut deadline = self.thread().deadline;
         let mut progress = self.thread().progress;
         let State {
@@ -303,6 +304,7 @@ impl<'a> Call<'a> {
             let cx = Cx {
                 tid: self.tid,
                 pid: self.pid,
+                identity,
                 memory: &mut *lock(&mm),
                 wake: &mut wake,
                 waker: &waker,
@@ -334,6 +336,16 @@ impl<'a> Call<'a> {
             let _ = signal::send(self.state, self.pid, Some(self.tid), info);
         }
         result.unwrap_or_else(|| self.not_there(number))
+    }
+
+    /// Who the caller is to others.
+    pub fn identity(&mut self) -> Identity {
+        let own = &self.process().credentials;
+        Identity {
+            uid: own.uid.effective,
+            gid: own.gid.effective,
+            pid: self.pid,
+        }
     }
 
     /// ENOSYS, logged once for each call.

@@ -5,22 +5,25 @@
 //! | `tree`, `names` | names: directories, links, devices, sockets |
 //! | `install` | what the host puts onto a card |
 //! | `inode`, `regular` | contents of regular files, in card memory |
-//! | `pipe`, `socket`, `passed`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
+//! | `pipe`, `socket`, `datagram`, `passed`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
 //! | [`console`], `dev`, `proc`, `fd_names` | the host's ends; /dev; /proc |
 //! | `table` | descriptors |
 //! | `meta`, `locks` | attributes; advisory locks |
 //! | `walk` | where a path leads |
-//! | `calls`, `fcntl`, `open`, `paths`, `attributes`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
+//! | `calls`, `fcntl`, `open`, `paths`, `attributes`, `transfer`, `copy` | system calls |
+//! | `socket_calls`, `socket_options`, `address`, `poll` | more of them |
 //! | `vectors`, `stat` | buffers of a call; what stat(2) tells |
 //! | [`image`], [`stored`], [`rebuild`] | what an image says of descriptors and files; both on a card again |
 //!
 //! What must stay true: contents take frames of card memory, and names are bounded, so that a card
 //! that is full answers ENOSPC; a description's `release` runs once, when its last descriptor goes.
 
+mod address;
 mod attributes;
 mod calls;
 pub mod console;
 mod copy;
+mod datagram;
 mod dev;
 mod epoll;
 mod event;
@@ -42,6 +45,7 @@ pub mod rebuild;
 mod regular;
 pub(in crate::kernel) mod socket;
 mod socket_calls;
+mod socket_options;
 mod stat;
 pub mod stored;
 mod table;
@@ -62,6 +66,7 @@ pub use self::{
     dev::is_zero_device,
     inode::{Inode, shared_anonymous},
     install::Entry,
+    pipe::is_nameless_pipe,
     poll::asks_for_readiness,
     proc::ProcInfo,
     regular::RegularFile,

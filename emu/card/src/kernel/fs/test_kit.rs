@@ -82,7 +82,8 @@ impl ProcInfo for Proc {
     }
 }
 
-struct Nobody;
+/// Wakes nobody.
+pub struct Nobody;
 
 impl WakeTarget for Nobody {
     fn wake(&self, _: Channel) {}
@@ -132,6 +133,7 @@ impl Kit {
             cx: Cx {
                 tid: 1,
                 pid: 1,
+                identity: Default::default(),
                 memory: &mut self.memory,
                 wake: &mut wake,
                 waker: &waker,

@@ -5,6 +5,8 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Stat, dev, fd_names,
     inode::Inode,
@@ -29,7 +31,25 @@ const LINK_BYTES_MAX: usize = 16 << 20;
 /// What a name adds to the size of its directory, as tmpfs(5) has it.
 const NAME_BYTES: u64 = 20;
 /// Ports for whoever wants any (ip_local_port_range).
-const EPHEMERAL_PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+const EPHEMERAL_PORTS: std::ops::Range<u16> = 32_768..61_000;
+
+/// Names that autobind has: five hexadecimal digits.
+const AUTOBIND_MAX: u32 = 0xf_ffff;
+
+/// Ports of one protocol and one internet family: whether it is UDP, and whether it is IPv6.
+pub type PortKind = (bool, bool);
+type Port = (PortKind, u16);
+
+/// What a socket is found under.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SocketName {
+    /// A path.
+    Path(String),
+    /// An abstract name.
+    Abstract(Vec<u8>),
+    /// A port, of these kinds.
+    Port(Vec<PortKind>, u16),
+}
 
 /// What the C library looks up: the card's only user and group, and its own name.
 const CONFIGURATION: [(&str, &str); 3] = [
@@ -98,8 +118,11 @@ pub struct Vfs {
     link_bytes: usize,
     /// Abstract names of sockets (unix(7)), each for as long as its socket is there.
     abstract_names: BTreeMap<Vec<u8>, Weak<Listener>>,
-    /// TCP ports of 127.0.0.1 that are bound, each for as long as its socket is there.
-    ports: BTreeMap<u16, Weak<Listener>>,
+    /// Ports that are bound, each for as long as its socket is there.
+    ports: BTreeMap<Port, Weak<Listener>>,
+    /// The next of each that is tried for who does not say which.
+    next_port: u16,
+    next_name: u32,
     /// Descriptors on their way through sockets.
     in_flight: InFlight,
     /// Ends of FIFOs whose open(2) waits for the other end, by thread.
@@ -123,6 +146,8 @@ impl Vfs {
             link_bytes: 0,
             abstract_names: BTreeMap::new(),
             ports: BTreeMap::new(),
+            next_port: EPHEMERAL_PORTS.start,
+            next_name: 0,
             in_flight: InFlight::default(),
             opening: BTreeMap::new(),
             lock_waits: LockWaits::default(),
@@ -369,33 +394,110 @@ impl Vfs {
         Ok(())
     }
 
+    /// Gives a socket an abstract name that nobody has (unix(7), autobind).
+    pub fn add_unnamed(&mut self, listener: &Arc<Listener>) -> Result<Vec<u8>, Errno> {
+        for _ in 0..=AUTOBIND_MAX {
+            let name = format!("{:05x}", self.next_name).into_bytes();
+            self.next_name = (self.next_name + 1) & AUTOBIND_MAX;
+            if self.add_abstract(name.clone(), listener).is_ok() {
+                return Ok(name);
+            }
+        }
+        Err(Errno::ENOSPC)
+    }
+
     /// The socket that has an abstract name.
     pub fn find_abstract(&self, name: &[u8]) -> Option<Arc<Listener>> {
         self.abstract_names.get(name)?.upgrade()
     }
 
-    /// Gives a socket a TCP port, any free one for 0. Returns which.
-    pub fn add_port(&mut self, port: u16, listener: &Arc<Listener>) -> Result<u16, Errno> {
+    /// Binds a socket to a port of these families, 0 being any that is free.
+    pub fn add_port(
+        &mut self,
+        kinds: &[PortKind],
+        number: u16,
+        listener: &Arc<Listener>,
+    ) -> Result<u16, Errno> {
         self.ports.retain(|_, listener| listener.strong_count() > 0);
-        let port = match port {
-            0 => self.free_port()?,
-            port if self.ports.contains_key(&port) => return Err(Errno::EADDRINUSE),
-            port => port,
+        let number = match number {
+            0 => self.free_port(kinds)?,
+            number if self.has_port(kinds, number) => return Err(Errno::EADDRINUSE),
+            number => number,
         };
-        self.ports.insert(port, Arc::downgrade(listener));
-        Ok(port)
+        for kind in kinds {
+            self.ports.insert((*kind, number), Arc::downgrade(listener));
+        }
+        Ok(number)
     }
 
-    /// A TCP port that nobody has bound.
-    pub fn free_port(&self) -> Result<u16, Errno> {
-        let mut ports = EPHEMERAL_PORTS;
-        let free = ports.find(|port| !self.ports.contains_key(port));
-        free.ok_or(Errno::EADDRINUSE)
+    fn has_port(&self, kinds: &[PortKind], number: u16) -> bool {
+        kinds
+            .iter()
+            .any(|kind| self.ports.contains_key(&(*kind, number)))
     }
 
-    /// The socket that has a TCP port.
-    pub fn find_port(&self, port: u16) -> Option<Arc<Listener>> {
-        self.ports.get(&port)?.upgrade()
+    /// A port that nobody is bound to.
+    pub fn free_port(&mut self, kinds: &[PortKind]) -> Result<u16, Errno> {
+        for _ in EPHEMERAL_PORTS {
+            let number = self.next_port;
+            self.next_port = match EPHEMERAL_PORTS.contains(&(number + 1)) {
+                true => number + 1,
+                false => EPHEMERAL_PORTS.start,
+            };
+            if !self.has_port(kinds, number) {
+                return Ok(number);
+            }
+        }
+        Err(Errno::EADDRINUSE)
+    }
+
+    /// The socket that is bound to a port.
+    pub fn find_port(&self, kind: PortKind, number: u16) -> Option<Arc<Listener>> {
+        self.ports.get(&(kind, number))?.upgrade()
+    }
+
+    /// What a socket is found under; nothing any more, if its node is gone.
+    pub fn socket_name(&self, listener: &Arc<Listener>) -> Option<SocketName> {
+        let is_it = |other: &Weak<Listener>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(listener));
+        if listener.domain == libc::AF_UNIX {
+            let mut named = self.abstract_names.iter();
+            if let Some((name, _)) = named.find(|(_, other)| is_it(other)) {
+                return Some(SocketName::Abstract(name.clone()));
+            }
+            let is_node = |node: &Node| matches!(node, Node::Socket(Some(other)) if Arc::ptr_eq(other, listener));
+            return self.path_of_node(is_node).map(SocketName::Path);
+        }
+        let ports = self.ports.iter().filter(|(_, other)| is_it(other));
+        let (kinds, numbers): (Vec<_>, Vec<_>) = ports.map(|(port, _)| *port).unzip();
+        Some(SocketName::Port(kinds, *numbers.first()?))
+    }
+
+    /// Whether no socket that is open has this name, nor anything else.
+    pub fn is_free(&self, name: &SocketName) -> bool {
+        match name {
+            SocketName::Port(kinds, number) => kinds
+                .iter()
+                .all(|kind| self.find_port(*kind, *number).is_none()),
+            SocketName::Abstract(name) => self.find_abstract(name).is_none(),
+            SocketName::Path(path) => match self.find(self.root(), path, true) {
+                Ok(found) => found.node.is_none_or(|node| match self.node(node) {
+                    Some(Node::Socket(listener)) => {
+                        listener.as_ref().is_none_or(|it| !it.is_open())
+                    }
+                    _ => false,
+                }),
+                Err(errno) => errno == Errno::ENOENT,
+            },
+        }
+    }
+
+    /// Gives a socket a name that is free.
+    pub fn name_socket(&mut self, name: SocketName, listener: Arc<Listener>) -> Result<(), Errno> {
+        match name {
+            SocketName::Port(kinds, number) => self.add_port(&kinds, number, &listener).map(|_| ()),
+            SocketName::Abstract(name) => self.add_abstract(name, &listener),
+            SocketName::Path(path) => self.put(&path, Node::Socket(Some(listener))),
+        }
     }
 
     /// How many descriptors are on their way.

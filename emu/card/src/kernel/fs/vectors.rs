@@ -1,7 +1,10 @@
 //! Where the bytes of a call are in the caller's memory: one buffer, or an array of `struct iovec`
 //! (readv(2)).
 
-use crate::kernel::{device::UserMemory, errno::Errno};
+use crate::{
+    kernel::{device::UserMemory, errno::Errno},
+    platform::USER_END,
+};
 
 /// Where the addresses of programs end on x86-64 (a card has fewer).
 const ADDRESS_END: u64 = 0x7fff_ffff_f000;
@@ -101,6 +104,15 @@ impl Vectors {
             true => Err(Errno::EFAULT),
             false => Ok(bytes),
         }
+    }
+
+    /// Whether all of it may be in user space, there or not.
+    pub fn is_in_user_space(&self) -> bool {
+        let fits = |(at, len): &(u64, usize)| {
+            at.checked_add(*len as u64)
+                .is_some_and(|end| end <= USER_END)
+        };
+        self.parts.iter().all(fits)
     }
 
     /// `len` bytes from `offset` on.
