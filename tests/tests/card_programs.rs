@@ -148,6 +148,19 @@ fn a_shell_script_with_everything() {
 }
 
 #[test]
+fn bash_and_the_usual_tools_over_files() {
+    const TOOLS: &str = "mktemp mkdir chmod touch ln mkfifo chown find sed sort stat cp diff tr cut \
+        install mv ls tar grep truncate dd cmp split cat sha256sum seq shuf gzip tail wc xargs \
+        flock rmdir realpath readlink rm true echo";
+    let script = format!("{SOURCES}/files.sh");
+    let tools = TOOLS.split_whitespace();
+    let tools: Vec<_> = tools.map(|name| format!("/usr/bin/{name}")).collect();
+    let files: Vec<&str> = tools.iter().map(String::as_str).chain([&*script]).collect();
+    let said = same(&["/bin/bash", &script], &files);
+    assert!(said.ends_with("through\n"), "{said}");
+}
+
+#[test]
 fn posix_threads() {
     dynamic_and_static(
         "gcc",
@@ -197,15 +210,46 @@ fn rust() {
 }
 
 #[test]
-fn python() {
+fn job_control() {
+    let dir = directory();
+    let script = format!("{SOURCES}/jobs.sh");
+    let files: Vec<_> = [
+        "/usr/bin/cat",
+        "/usr/bin/mkfifo",
+        "/usr/bin/rm",
+        "/usr/bin/sed",
+        "/usr/bin/sleep",
+    ]
+    .into();
+    let files = [&files[..], &["/bin/bash", &script, utf8(dir.path())]].concat();
+    same(&["/bin/bash", &script, utf8(dir.path())], &files);
+}
+
+/// Runs a script of the yardsticks with Python and its library.
+fn python_script(name: &str) {
     let python = "/usr/bin/python3";
     let library = run(
         python,
         &["-c", "import os; print(os.path.dirname(os.__file__))"],
     );
     let library = String::from_utf8(library.stdout).expect("UTF-8");
-    let script = format!("{SOURCES}/library.py");
-    same(&[python, &script], &[&script, library.trim()]);
+    let script = format!("{SOURCES}/{name}");
+    same(&[python, &script], &[&script, library.trim(), "/bin/echo"]);
+}
+
+#[test]
+fn python() {
+    python_script("library.py");
+}
+
+#[test]
+fn python_sockets() {
+    python_script("network.py");
+}
+
+#[test]
+fn python_processes() {
+    python_script("processes.py");
 }
 
 #[test]

@@ -82,6 +82,53 @@ int main() {
     );
 }
 
+/// Counters of cores that are read, and written a while later, by more threads than there are cores:
+/// nothing is lost if a thread that leaves its core in between starts again.
+const SEQUENCES: &str = r#"
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/rseq.h>
+static long counters[64][16];
+static struct rseq *area(void) { return (void *)((char *)__builtin_thread_pointer() + __rseq_offset); }
+static int add(struct rseq *r, unsigned cpu) {
+  __asm__ __volatile__ goto(
+    ".pushsection __rseq_cs, \"aw\"\n.balign 32\n3: .long 0, 0\n.quad 1f, 2f - 1f, 4f\n.popsection\n"
+    "leaq 3b(%%rip), %%rax\nmovq %%rax, %[cs]\n"
+    "1: cmpl %[cpu], %[id]\njne %l[missed]\n"
+    "movq %[counter], %%rcx\nmovl $300, %%eax\n5: decl %%eax\njnz 5b\nincq %%rcx\nmovq %%rcx, %[counter]\n2:\n"
+    ".pushsection __rseq_fail, \"ax\"\n.byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n4: jmp %l[missed]\n.popsection\n"
+    : : [cs] "m"(r->rseq_cs), [id] "m"(r->cpu_id), [cpu] "r"(cpu), [counter] "m"(counters[cpu][0])
+    : "memory", "cc", "rax", "rcx" : missed);
+  return 1;
+missed:
+  return 0;
+}
+static void *work(void *a) {
+  struct rseq *r = area();
+  for (int i = 0; i < 20000; i++)
+    while (!add(r, *(volatile unsigned *)&r->cpu_id_start)) {}
+  return a;
+}
+int main() {
+  pthread_t t[9]; long sum = 0; cpu_set_t one;
+  for (int i = 0; i < 9; i++) pthread_create(t + i, 0, work, 0);
+  for (int i = 0; i < 9; i++) pthread_join(t[i], 0);
+  for (int i = 0; i < 64; i++) sum += counters[i][0];
+  CPU_ZERO(&one); CPU_SET(1, &one);
+  sched_setaffinity(0, sizeof one, &one);
+  printf("%d %ld %d\n", __rseq_size > 0, sum, sched_getcpu());
+  return 0;
+}
+"#;
+
+fn restartable_sequences(kind: Kind) {
+    let flags = ["-static", "-pthread", "-O1"];
+    let expected = "1 180000 1\n";
+    check(kind, SEQUENCES, &flags, expected, ExitStatus::Exited(0));
+}
+
 fn processes(kind: Kind) {
     let source = r#"
 #include <stdio.h>
@@ -835,4 +882,4 @@ fn table_of_system_calls(kind: Kind) {
 on_both! { hello_static hello_static_pie memory threads processes signals divide_by_zero rust_std
 capture_and_restore interrupted_write captured_write captured_files captured_objects interrupted_capture
 refused_capture high_base dynamic dynamic_cpp programs_of_the_host files wait_masks
-interrupted_sleep timers table_of_system_calls }
+interrupted_sleep timers table_of_system_calls restartable_sequences }

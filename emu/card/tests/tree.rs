@@ -13,6 +13,7 @@ use snaprig_card::{capture::chain, kernel::ExitStatus};
 const FRAME: &str = r#"
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -163,6 +164,82 @@ static void work(void) {
 }"#,
         "echo 4\nend 0\necho 1\nmessage 3\nmessage 5\nthrough 1\nhalf 4\nend 0\nback 1\nback 1\n\
          hello 1\nclient 3\nnamed 0\nhidden 0\ntimeout 1\n",
+    );
+}
+
+/// Datagrams with whom they are from and descriptors, by address and between two; ports of both
+/// families; names that are kept; options; and credentials of who has written, or connected.
+#[test]
+fn datagrams_and_credentials() {
+    survives(
+        r#"
+#define SET(fd, level, option, value) do { int v = value; setsockopt(fd, level, option, &v, sizeof v); } while (0)
+static int get(int fd, int level, int option) { int v = -1; socklen_t n = sizeof v; getsockopt(fd, level, option, &v, &n); return v; }
+static char control[256]; static struct msghdr m; static struct iovec v;
+static int receive(int fd, char *to) {
+  v = (struct iovec){to, 32}; m = (struct msghdr){0, 0, &v, 1, control, sizeof control}; return recvmsg(fd, &m, MSG_DONTWAIT);
+}
+static void *part(int type) {
+  for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h; h = CMSG_NXTHDR(&m, h)) if (h->cmsg_type == type) return CMSG_DATA(h);
+  return 0;
+}
+static int pid_of(void) { struct ucred *of = part(2); return of ? of->pid : -1; }
+static void work(void) {
+  char b[33] = {0}, c[CMSG_SPACE(4)] = {0}; int d[2], s[2], p[2], me = getpid(), status; pid_t child;
+  socketpair(AF_UNIX, SOCK_DGRAM, 0, d); socketpair(AF_UNIX, SOCK_STREAM, 0, s);
+  SET(s[0], SOL_SOCKET, SO_PASSCRED, 1); SET(d[0], SOL_SOCKET, SO_PASSCRED, 1);
+  write(s[1], "mine", 4); write(d[1], "mine too", 8);
+  if ((child = fork()) == 0) { write(s[1], "its", 3); write(d[1], "its too", 7); _exit(0); }
+  waitpid(child, &status, 0);
+  pipe(p); write(p[1], "through", 7);
+  struct iovec one = {"f", 1}; struct msghdr with = {0, 0, &one, 1, c, sizeof c}; struct cmsghdr *h = CMSG_FIRSTHDR(&with);
+  h->cmsg_level = SOL_SOCKET; h->cmsg_type = SCM_RIGHTS; h->cmsg_len = CMSG_LEN(4); *(int *)CMSG_DATA(h) = p[0];
+  sendmsg(d[1], &with, 0); close(p[0]);
+  /* By name. */
+  struct sockaddr_un path = {AF_UNIX, "/tmp/letters"}, own; socklen_t own_len = sizeof own, len;
+  int box = socket(AF_UNIX, SOCK_DGRAM, 0), sender = socket(AF_UNIX, SOCK_DGRAM, 0), gone[2];
+  bind(box, (void *)&path, sizeof path); bind(sender, (void *)&path, sizeof(sa_family_t));
+  getsockname(sender, (void *)&own, &own_len); connect(sender, (void *)&path, sizeof path); write(sender, "named", 5);
+  socketpair(AF_UNIX, SOCK_DGRAM, 0, gone); close(gone[1]);
+  /* Ports. */
+  struct sockaddr_in in = {AF_INET, htons(4000), {htonl(INADDR_LOOPBACK)}}, from; struct sockaddr_in6 in6 = {AF_INET6, htons(4000)}, from6;
+  int udp = socket(AF_INET, SOCK_DGRAM, 0), to_udp = socket(AF_INET, SOCK_DGRAM, 0), lost = socket(AF_INET, SOCK_DGRAM, 0);
+  bind(udp, (void *)&in, sizeof in); in.sin_port = htons(4001); bind(to_udp, (void *)&in, sizeof in);
+  in.sin_port = htons(4000); connect(to_udp, (void *)&in, sizeof in); write(to_udp, "port", 4);
+  in.sin_port = htons(4002); connect(lost, (void *)&in, sizeof in); write(lost, "x", 1);
+  int l = socket(AF_INET6, SOCK_STREAM, 0), tcp = socket(AF_INET, SOCK_STREAM, 0); SET(tcp, IPPROTO_TCP, 4, 77);
+  bind(l, (void *)&in6, sizeof in6); listen(l, 2); in.sin_port = htons(4000); connect(tcp, (void *)&in, sizeof in); write(tcp, "tcp", 3);
+  struct linger linger = {1, 9}; setsockopt(l, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
+  /* A peer that has a name later, and one that has gone with something unread. */
+  int a[2], r[2]; socketpair(AF_UNIX, SOCK_STREAM, 0, a); socketpair(AF_UNIX, SOCK_STREAM, 0, r); write(r[0], "x", 1); close(r[1]);
+  int ul = socket(AF_UNIX, SOCK_STREAM, 0), uc = socket(AF_UNIX, SOCK_STREAM, 0); struct sockaddr_un listens = {AF_UNIX, "/tmp/ul"};
+  bind(ul, (void *)&listens, sizeof listens); listen(ul, 1); connect(uc, (void *)&listens, sizeof listens); int ua = accept(ul, 0, 0);
+  capture();
+  say("stream", receive(s[0], b)); say("mine", pid_of() == me); say("stream", receive(s[0], b)); say("its", pid_of() == child);
+  say("letter", receive(d[0], b)); say("mine", pid_of() == me); say("letter", receive(d[0], b)); say("its", pid_of() == child);
+  receive(d[0], b); int *passed = part(SCM_RIGHTS); memset(b, 0, 33); say("passed", read(*passed, b, 32)); say(b, 1);
+  len = sizeof path; memset(&path, 0, sizeof path); memset(b, 0, 33); say("named", recvfrom(box, b, 32, 0, (void *)&path, &len));
+  say(b, len == own_len && !memcmp(&path, &own, len)); say("again", write(sender, "more", 4)); say("again", read(box, b, 32));
+  struct sockaddr_un there = {AF_UNIX, "/tmp/letters"}; int late = socket(AF_UNIX, SOCK_DGRAM, 0);
+  say("late", sendto(late, "late", 4, 0, (void *)&there, sizeof there)); say("back", sendto(late, "b", 1, 0, (void *)&own, own_len));
+  say("not its peer", errno == EPERM); say("gone", write(gone[0], "x", 1) < 0 && errno == ECONNREFUSED);
+  len = sizeof from; say("port", recvfrom(udp, b, 32, 0, (void *)&from, &len)); say("from", ntohs(from.sin_port));
+  say("port", write(to_udp, "port", 4)); int other = socket(AF_INET, SOCK_DGRAM, 0);
+  in.sin_port = htons(4000); say("used", bind(other, (void *)&in, sizeof in) < 0 && errno == EADDRINUSE);
+  say("lost", get(lost, SOL_SOCKET, SO_ERROR) == ECONNREFUSED);
+  len = sizeof from6; int conn = accept(l, (void *)&from6, &len); say("v6", from6.sin6_family == AF_INET6 && len == sizeof from6);
+  say("tcp", read(conn, b, 32)); say("idle", get(tcp, IPPROTO_TCP, 4)); len = sizeof linger; linger.l_linger = 0;
+  getsockopt(l, SOL_SOCKET, SO_LINGER, &linger, &len); say("linger", linger.l_linger); say("passes", get(s[0], SOL_SOCKET, SO_PASSCRED));
+  int v4 = socket(AF_INET, SOCK_STREAM, 0); say("both", connect(v4, (void *)&in, sizeof in));
+  struct ucred peer; len = sizeof peer; getsockopt(a[0], SOL_SOCKET, SO_PEERCRED, &peer, &len); say("peer", peer.pid == me);
+  getsockopt(uc, SOL_SOCKET, SO_PEERCRED, &peer, &len); say("peer", peer.pid == me);
+  struct sockaddr_un mine = {AF_UNIX, "/tmp/late"}; say("named", bind(uc, (void *)&mine, sizeof mine)); len = sizeof path;
+  getpeername(ua, (void *)&path, &len); say(path.sun_path, 1); say("reset", read(r[0], b, 1) < 0 && errno == ECONNRESET);
+}"#,
+        "stream 4\nmine 1\nstream 3\nits 1\nletter 8\nmine 1\nletter 7\nits 1\npassed 7\nthrough 1\n\
+         named 5\nnamed 1\nagain 4\nagain 4\nlate 4\nback -1\nnot its peer 1\ngone 1\nport 4\nfrom 4001\n\
+         port 4\nused 1\nlost 1\nv6 1\ntcp 3\nidle 77\nlinger 9\npasses 1\nboth 0\npeer 1\npeer 1\nnamed 0\n\
+         /tmp/late 1\nreset 1\n",
     );
 }
 

@@ -13,7 +13,7 @@ use super::{
     Kernel, checkpoint,
     device::UserMemory,
     errno::Errno,
-    file::Cx,
+    file::{Cx, Identity},
     fs::{self, FsCall, ProcInfo},
     futex, jobs, run, signal,
     state::{Process, State, Thread, lock},
@@ -139,9 +139,7 @@ fn abandon(state: &mut State, tid: i32) {
         open.file.abandon(tid);
     }
     let mut woken = Vec::new();
-    state
-        .vfs
-        .abandon_open(tid, &mut |channel| woken.push(channel));
+    state.vfs.abandon(tid, &mut |channel| woken.push(channel));
     for channel in woken {
         state.wake(channel);
     }
@@ -277,6 +275,7 @@ impl<'a> Call<'a> {
             return result;
         }
         let cores = self.kernel.cores.count();
+        let identity = self.identity();
         let mut deadline = self.thread().deadline;
         let mut progress = self.thread().progress;
         let State {
@@ -305,6 +304,7 @@ impl<'a> Call<'a> {
             let cx = Cx {
                 tid: self.tid,
                 pid: self.pid,
+                identity,
                 memory: &mut *lock(&mm),
                 wake: &mut wake,
                 waker: &waker,
@@ -338,6 +338,16 @@ impl<'a> Call<'a> {
         result.unwrap_or_else(|| self.not_there(number))
     }
 
+    /// Who the caller is to others.
+    pub fn identity(&mut self) -> Identity {
+        let own = &self.process().credentials;
+        Identity {
+            uid: own.uid.effective,
+            gid: own.gid.effective,
+            pid: self.pid,
+        }
+    }
+
     /// ENOSYS, logged once for each call.
     fn not_there(&mut self, number: u64) -> SysResult {
         // Numbers that are no calls are all one.
@@ -368,7 +378,7 @@ impl<'a> Call<'a> {
             return path.to_owned();
         }
         let context = self.process().fs.clone();
-        let cwd = lock(&context).cwd.clone();
+        let cwd = self.state.vfs.path_of(lock(&context).cwd.number, "");
         format!("{}/{path}", cwd.trim_end_matches('/'))
     }
 

@@ -213,6 +213,12 @@ impl Call<'_> {
         if !privileged && new.iter().any(|id| *id != KEEP && !old.has(*id)) {
             return Err(Errno::EPERM.into());
         }
+        let now = [old.real, old.effective, old.saved];
+        let changes = |(new, now): (u32, u32)| new != KEEP && new != now;
+        let nothing = !new.into_iter().zip(now).any(changes);
+        if nothing && (new[1] == KEEP || new[1] == old.files) {
+            return Ok(0);
+        }
         let mut ids = old;
         for (id, new) in [&mut ids.real, &mut ids.effective, &mut ids.saved]
             .into_iter()

@@ -20,6 +20,11 @@ pub trait CharDevice: Send + Sync {
     /// open(2) in a restored process: a descriptor that stands where an open one stood
     /// ([`super::file::Description::Device`]). Its calls fail as if the peer had gone.
     fn open_disconnected(&self, flags: i32) -> Arc<dyn File>;
+
+    /// Its device number (makedev(3)).
+    fn number(&self) -> u64 {
+        0
+    }
 }
 
 /// A process's memory, as system calls reach it. Bad addresses are `EFAULT`; pages that are not

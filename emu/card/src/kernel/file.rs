@@ -6,6 +6,8 @@
 
 use std::{any::Any, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     device::{UserMemory, Waker},
     errno::Errno,
@@ -16,6 +18,26 @@ use super::{
 /// Readiness, as poll(2) has it.
 pub type PollMask = i16;
 
+/// Who does something: process, user and group (`struct ucred`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The process.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+impl Identity {
+    /// Nobody who is known (unix(7)).
+    pub const NOBODY: Self = Self {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+}
+
 /// What a method of a file is given of the calling thread.
 pub struct Cx<'a> {
     /// The calling thread's id: the key under which a call keeps what it must remember between
@@ -23,6 +45,8 @@ pub struct Cx<'a> {
     pub tid: i32,
     /// The calling process's id.
     pub pid: i32,
+    /// Who the caller is to others.
+    pub identity: Identity,
     /// The caller's memory.
     pub memory: &'a mut dyn UserMemory,
     /// Wakes other threads. (From inside a method use this one, never a `Waker` kept elsewhere:

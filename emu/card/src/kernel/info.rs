@@ -1,6 +1,9 @@
 //! Calls that ask: who am I, what is this machine, and small settings.
 
-use super::{call::Call, errno::Errno, sched::priority_range, wait::SysResult};
+use super::{
+    call::Call, device::UserMemory, errno::Errno, sched::priority_range, state::lock,
+    wait::SysResult,
+};
 use crate::platform::USER_END;
 
 const UTS_FIELD: usize = 65;
@@ -137,10 +140,15 @@ impl Call<'_> {
         {
             return Err(Errno::EFAULT.into());
         }
-        let mut bytes = vec![0; len.min(RANDOM_MAX)];
+        let mm = self.process().mm.clone();
+        let good = lock(&mm).writable(to, len.min(RANDOM_MAX));
+        if good == 0 && len > 0 {
+            return Err(Errno::EFAULT.into());
+        }
+        let mut bytes = vec![0; good];
         random(&mut bytes);
         self.write(to, &bytes)?;
-        Ok(bytes.len() as u64)
+        Ok(good as u64)
     }
 
     /// membarrier(2). Every other thread leaves ring 3 once, which orders everything, and aborts its
@@ -158,23 +166,24 @@ impl Call<'_> {
         const GET_REGISTRATIONS: i32 = 1 << 9;
         const ALL: i32 = GET_REGISTRATIONS * 2 - 1;
         const FLAG_CPU: u32 = 1;
+        const READY_SHIFT: i32 = 16;
         if flags != 0 && !(command == RSEQ && flags == FLAG_CPU) {
             return Err(Errno::EINVAL.into());
         }
         let registered = self.process().settings.barriers;
         let needs = match command {
             0 => return Ok(ALL as u64),
-            GET_REGISTRATIONS => return Ok(registered as u64),
+            GET_REGISTRATIONS => return Ok((registered & ALL) as u64),
             REGISTER_GLOBAL_EXPEDITED
             | REGISTER_PRIVATE_EXPEDITED
             | REGISTER_SYNC_CORE
             | REGISTER_RSEQ => {
-                // The private one comes with each of its kind.
+                // Each of the private ones is told with the first, but does not serve for it.
                 let own = match command {
                     REGISTER_GLOBAL_EXPEDITED => command,
                     _ => command | REGISTER_PRIVATE_EXPEDITED,
                 };
-                self.process().settings.barriers |= own;
+                self.process().settings.barriers |= own | command << READY_SHIFT;
                 return Ok(0);
             }
             GLOBAL | GLOBAL_EXPEDITED => 0,
@@ -183,7 +192,7 @@ impl Call<'_> {
             RSEQ => REGISTER_RSEQ,
             _ => return Err(Errno::EINVAL.into()),
         };
-        if registered & needs != needs {
+        if registered >> READY_SHIFT & needs != needs {
             return Err(Errno::EPERM.into());
         }
         let (me, pid) = (self.tid, self.pid);

@@ -5,7 +5,7 @@ use super::{
     device::UserMemory,
     errno::Errno,
     file::Description,
-    fs::{Open, RegularFile, is_zero_device, shared_anonymous},
+    fs::{Open, RegularFile, is_nameless_pipe, is_zero_device, shared_anonymous},
     mm::{AddressSpace, Area, Backing, Fault, Traits},
     ranges::Remap,
     state::lock,
@@ -191,13 +191,14 @@ impl Call<'_> {
         if writes && open.check_writable().is_err() || open.check_readable().is_err() {
             return Err(Errno::EACCES);
         }
-        // Nothing can be executed that has no place in the file system.
-        if executes
-            && !matches!(
-                open.file.describe(),
-                Description::Path { .. } | Description::Device { .. }
-            )
-        {
+        // Nothing can be executed that is of no file system.
+        let file = &*open.file;
+        let is_of_files = match file.describe() {
+            Description::Path { .. } | Description::Device { .. } => true,
+            Description::Pipe { .. } => !is_nameless_pipe(file),
+            _ => false,
+        };
+        if executes && !is_of_files {
             return Err(Errno::EPERM);
         }
         if is_zero_device(&*open.file) {
@@ -297,7 +298,7 @@ impl Call<'_> {
             new_len,
             may_move,
             to: fixed.then_some(to),
-            keeps_old,
+            keeps_old: keeps_old.then_some(to),
         };
         let mm = self.process().mm.clone();
         let moved = lock(&mm).remap(self.cpu, &ask)?;
@@ -372,7 +373,11 @@ impl Call<'_> {
         lock(&mm).advise(start, end, |mm, at, area| {
             let anonymous = matches!(area.backing, Backing::Anonymous);
             match advice {
-                libc::MADV_DONTNEED if area.traits.locked => return Err(Errno::EINVAL),
+                libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_COLD | libc::MADV_PAGEOUT
+                    if area.traits.locked =>
+                {
+                    return Err(Errno::EINVAL);
+                }
                 libc::MADV_DONTNEED => mm.release(cpu, at, area.end),
                 libc::MADV_FREE if !anonymous => return Err(Errno::EINVAL),
                 libc::MADV_FREE => mm.release(cpu, at, area.end),

@@ -174,10 +174,7 @@ impl Kernel {
             group: (pid, pid),
             mm: Arc::new(Mutex::new(mm)),
             files: Arc::new(Mutex::new(FileTable::new(spawn.stdio))),
-            fs: Arc::new(Mutex::new(FsContext {
-                cwd: "/".into(),
-                umask: 0o022,
-            })),
+            fs: Arc::new(Mutex::new(FsContext::new(&state.vfs))),
             actions: Arc::new(Mutex::new(Actions::default())),
             pending: signal::Pending::default(),
             threads: Vec::new(),

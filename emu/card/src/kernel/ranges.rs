@@ -23,8 +23,8 @@ pub struct Remap {
     pub may_move: bool,
     /// Where it is to be, over whatever is there.
     pub to: Option<u64>,
-    /// The old range stays, empty (MREMAP_DONTUNMAP).
-    pub keeps_old: bool,
+    /// The old range stays, empty (MREMAP_DONTUNMAP); the new one is here, if there is room.
+    pub keeps_old: Option<u64>,
 }
 
 impl AddressSpace {
@@ -164,7 +164,7 @@ impl AddressSpace {
             return Err(Errno::EINVAL);
         }
         let (rule, area_end) = (area.advanced(old - start), area.end);
-        if ask.to.is_none() && !ask.keeps_old && new_len <= old_len {
+        if ask.to.is_none() && ask.keeps_old.is_none() && new_len <= old_len {
             self.cut(cpu, ask)?;
             return Ok(old);
         }
@@ -182,7 +182,7 @@ impl AddressSpace {
         if let Some(to) = ask.to {
             return self.remap_to(cpu, ask, rule, to);
         }
-        let grows_in_place = !ask.keeps_old
+        let grows_in_place = ask.keeps_old.is_none()
             && old_len > 0
             && area_end == old + old_len
             && self.is_free(old + old_len, old + new_len);
@@ -197,7 +197,11 @@ impl AddressSpace {
         if !ask.may_move {
             return Err(Errno::ENOMEM);
         }
-        let new = self.find(new_len)?;
+        let hint = ask.keeps_old.filter(|at| self.is_free(*at, at + new_len));
+        let new = match hint {
+            Some(at) => at,
+            None => self.find(new_len)?,
+        };
         self.move_pages(cpu, ask, rule, new)
     }
 
@@ -247,8 +251,8 @@ impl AddressSpace {
         }
         match (ask.keeps_old, len) {
             (_, 0) => {}
-            (true, _) => self.release(cpu, old, old + len),
-            (false, _) => self.unmap(cpu, old, old + len)?,
+            (Some(_), _) => self.release(cpu, old, old + len),
+            (None, _) => self.unmap(cpu, old, old + len)?,
         }
         Ok(new)
     }
@@ -256,7 +260,8 @@ impl AddressSpace {
     /// Brings in all of a range, as reads or as writes would (MAP_POPULATE, MADV_POPULATE_READ).
     pub fn populate(&self, start: u64, end: u64, write: bool) -> Result<(), super::mm::Fault> {
         for page in (start..end).step_by(PAGE as usize) {
-            if self.tables.get(page).is_none() {
+            let there = self.tables.get(page);
+            if there.is_none_or(|(_, access)| !access.allows(write, false)) {
                 self.fault(page, write, false)?;
             }
         }

@@ -15,7 +15,8 @@ pub struct Settings {
     pub death_signal: i32,
     /// It adopts its descendants' orphans.
     pub is_subreaper: bool,
-    /// What it has registered for with membarrier(2).
+    /// What it has registered for with membarrier(2): as it is told, and what may be used, shifted by
+    /// 16 bits.
     pub barriers: i32,
     is_dumpable: bool,
     no_new_privileges: bool,

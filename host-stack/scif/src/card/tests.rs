@@ -135,6 +135,7 @@ impl Card {
         let mut cx = Cx {
             tid: 1,
             pid: 1,
+            identity: Default::default(),
             memory: &mut self.memory,
             wake: &mut |_| {},
             waker: &self.waker,

@@ -262,7 +262,11 @@ impl Call<'_> {
         let image = TreeImage {
             processes,
             spaces: space_images,
-            contexts: contexts.met().iter().map(|fs| lock(fs).clone()).collect(),
+            contexts: contexts
+                .met()
+                .iter()
+                .map(|fs| lock(fs).image(vfs))
+                .collect(),
             actions: actions.met().iter().map(|a| lock(a).clone()).collect(),
             files,
             page_bytes: pages.iter().map(|extent| extent.pages * PAGE).sum(),

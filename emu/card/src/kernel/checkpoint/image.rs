@@ -11,7 +11,7 @@ use crate::{
     kernel::{
         credentials::Credentials,
         fs::{
-            FsContext, Vfs,
+            FsImage, Vfs,
             image::FilesImage,
             stored::{FileRef, Storing},
         },
@@ -41,7 +41,7 @@ pub struct TreeImage {
     /// Address spaces.
     pub spaces: Vec<SpaceImage>,
     /// Working directories.
-    pub contexts: Vec<FsContext>,
+    pub contexts: Vec<FsImage>,
     /// What signals do.
     pub actions: Vec<Actions>,
     /// What is open.

@@ -138,13 +138,14 @@ impl Call<'_> {
     fn with_cx<T>(&mut self, f: impl FnOnce(&mut Vfs, &mut Cx) -> SysResult<T>) -> SysResult<T> {
         let mm = self.process().mm.clone();
         let waker = self.kernel.waker();
-        let (tid, pid) = (self.tid, self.pid);
+        let (tid, pid, identity) = (self.tid, self.pid, self.identity());
         let mut woken = Vec::new();
         let result = {
             let mut wake = |channel| woken.push(channel);
             let mut cx = Cx {
                 tid,
                 pid,
+                identity,
                 memory: &mut *lock(&mm),
                 wake: &mut wake,
                 waker: &waker,

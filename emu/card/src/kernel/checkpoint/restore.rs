@@ -185,12 +185,23 @@ impl Call<'_> {
                 own.get(stdio[2])?.file.clone(),
             ]
         };
-        for (old, new) in stored.settle(&self.state.vfs) {
+        for (old, new) in stored.settle(&self.state.vfs)? {
             spaces.iter_mut().for_each(|mm| mm.replace_file(&old, &new));
         }
         let pids = image.processes.iter().map(|process| process.pid);
         let endings: BTreeMap<i32, Arc<Ending>> = pids.map(|pid| (pid, Arc::default())).collect();
+        let table_pid = |table: u32| {
+            let process = image
+                .processes
+                .iter()
+                .find(|process| process.table == table);
+            process.map_or(0, |process| process.pid)
+        };
+        let pids: Vec<i32> = (0..image.files.tables.len() as u32)
+            .map(table_pid)
+            .collect();
         let sources = Sources {
+            pids: &pids,
             stored: &stored,
             endings: &endings,
             stdio: &stdio,
@@ -205,10 +216,13 @@ impl Call<'_> {
             stored.name(vfs)?;
             Ok(tables)
         })?;
+        let contexts = image.contexts.iter();
+        let contexts = contexts.map(|fs| FsContext::restored(&mut self.state.vfs, fs));
+        let contexts = contexts.collect();
         let parts = Parts {
             spaces: shared(spaces),
             tables: shared(tables),
-            contexts: shared(image.contexts),
+            contexts: shared(contexts),
             actions: shared(image.actions),
         };
         let root = &image.processes[0];

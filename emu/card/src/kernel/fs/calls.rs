@@ -3,8 +3,8 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{
-    FsCall, IO_MAX, Inode, Open, RegularFile, event::Event, names::FIRST_COOKIE, pipe,
-    read_c_string, regular::Directory, stat_of,
+    FsCall, IO_MAX, Inode, Open, RegularFile, attributes::is_anonymous, event::Event, meta::Meta,
+    names::FIRST_COOKIE, open::O_LARGEFILE, pipe, read_c_string, regular::Directory,
 };
 use crate::kernel::{
     errno::Errno,
@@ -12,11 +12,15 @@ use crate::kernel::{
     wait::{Stop, SysResult},
 };
 
-/// As the kernel has it; the C library says 0, for it is always on.
-const O_LARGEFILE: i32 = 0o100_000;
-/// Flags of open(2) that are no status flags (fcntl(2), F_GETFL).
-const NOT_STATUS: i32 =
-    libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
+/// ioctl(2): not to be closed on exec.
+const FIONCLEX: u64 = 0x5450;
+/// What fallocate(2) knows, though not all of it is there for every file.
+const FALLOCATE_KNOWN: i32 = libc::FALLOC_FL_KEEP_SIZE
+    | libc::FALLOC_FL_PUNCH_HOLE
+    | libc::FALLOC_FL_COLLAPSE_RANGE
+    | libc::FALLOC_FL_ZERO_RANGE
+    | libc::FALLOC_FL_INSERT_RANGE
+    | libc::FALLOC_FL_UNSHARE_RANGE;
 
 /// Bytes of a memfd's name, with the zero: `memfd:` goes before it (memfd_create(2)).
 const MEMFD_NAME_MAX: usize = 250;
@@ -28,32 +32,23 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_close => call.close(int(0)),
         libc::SYS_close_range => call.close_range(a[0], a[1], int(2)),
         libc::SYS_dup => call.dup(int(0), 0, false),
-        libc::SYS_dup2 if a[0] == a[1] => call.files.get(int(0)).map(|_| a[0]).map_err(Stop::from),
+        libc::SYS_dup2 if a[0] == a[1] => {
+            call.files.get_any(int(0)).map(|_| a[0]).map_err(Stop::from)
+        }
         libc::SYS_dup2 => call.dup_at(int(0), int(1), false),
         libc::SYS_dup3 => {
             only(int(2), libc::O_CLOEXEC).and_then(|flags| call.dup_at(int(0), int(1), flags != 0))
         }
         libc::SYS_fcntl => call.fcntl(int(0), int(1), a[2]),
-        libc::SYS_flock => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
+        libc::SYS_flock => call.flock(int(0), int(1)),
         libc::SYS_lseek => call.lseek(int(0), a[1] as i64, int(2)),
-        libc::SYS_fstat => call.fstat(int(0), a[1]),
         libc::SYS_getdents64 => call.getdents64(int(0), a[1], a[2] as usize),
         libc::SYS_ftruncate => call.ftruncate(int(0), a[1]),
         libc::SYS_fallocate => call.fallocate(int(0), int(1), a[2], a[3]),
-        libc::SYS_fchmod => call.fchmod(int(0), a[1] as u32),
-        libc::SYS_fchown => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
         libc::SYS_fsync | libc::SYS_fdatasync => call.fsync(int(0)),
-        libc::SYS_fsetxattr
-        | libc::SYS_fgetxattr
-        | libc::SYS_flistxattr
-        | libc::SYS_fremovexattr => match call.files.get(int(0)) {
-            Ok(_) => Err(Errno::EOPNOTSUPP.into()),
-            Err(errno) => Err(errno.into()),
-        },
-        // Files are in memory: there is nothing to bring in or out (posix_fadvise(2)).
-        libc::SYS_fadvise64 | libc::SYS_readahead | libc::SYS_sync_file_range => {
-            call.regular(int(0), |_| Ok(0))
-        }
+        libc::SYS_fadvise64 => call.fadvise(int(0), a[2] as i64, int(3)),
+        libc::SYS_readahead => call.readahead(int(0), a[2] as i64),
+        libc::SYS_sync_file_range => call.sync_file_range(int(0), a[1] as i64, a[2] as i64, int(3)),
         libc::SYS_syncfs => call.files.get(int(0)).map(|_| 0).map_err(Stop::from),
         libc::SYS_sync => Ok(0),
         libc::SYS_umask => {
@@ -61,14 +56,12 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
             call.fs.umask = a[0] as u32 & 0o777;
             Ok(before.into())
         }
-        libc::SYS_fchdir => call.fchdir(int(0)),
         libc::SYS_pipe => call.pipe(a[0], 0),
         libc::SYS_pipe2 => call.pipe(a[0], int(1)),
         libc::SYS_eventfd => call.eventfd(a[0], 0),
         libc::SYS_eventfd2 => call.eventfd(a[0], int(1)),
-        libc::SYS_memfd_create => call.memfd_create(a[0], int(1)),
+        libc::SYS_memfd_create => call.memfd_create(a[0], a[1] as u32),
         libc::SYS_ioctl => call.ioctl(int(0), a[1] as u32, a[2]),
-        libc::SYS_statfs | libc::SYS_fstatfs => call.statfs(a[1]),
         _ => return None,
     })
 }
@@ -141,8 +134,9 @@ impl FsCall<'_> {
         Ok(0)
     }
 
-    fn dup(&mut self, fd: i32, from: i32, close: bool) -> SysResult {
-        let open = self.files.get(fd)?;
+    /// dup(2), to the lowest free number from `from` on.
+    pub fn dup(&mut self, fd: i32, from: i32, close: bool) -> SysResult {
+        let open = self.files.get_any(fd)?;
         Ok(self.files.insert(open, close, from, self.limit_nofile)? as u64)
     }
 
@@ -150,7 +144,7 @@ impl FsCall<'_> {
         if fd == to {
             return Err(Errno::EINVAL.into());
         }
-        let open = self.files.get(fd)?;
+        let open = self.files.get_any(fd)?;
         if to < 0 || to as usize >= self.limit_nofile {
             return Err(Errno::EBADF.into());
         }
@@ -158,54 +152,57 @@ impl FsCall<'_> {
         Ok(to as u64)
     }
 
-    fn fcntl(&mut self, fd: i32, command: i32, argument: u64) -> SysResult {
+    /// posix_fadvise(2). Files are in memory: there is nothing to bring in or out.
+    fn fadvise(&mut self, fd: i32, len: i64, advice: i32) -> SysResult {
         let open = self.files.get(fd)?;
-        let from = i32::try_from(argument).unwrap_or(-1);
-        match command {
-            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC
-                if from < 0 || from as usize >= self.limit_nofile =>
-            {
-                Err(Errno::EINVAL.into())
-            }
-            libc::F_DUPFD => self.dup(fd, from, false),
-            libc::F_DUPFD_CLOEXEC => self.dup(fd, from, true),
-            libc::F_GETFD => Ok(self.files.closes_on_exec(fd)?.into()),
-            libc::F_SETFD => {
-                self.files
-                    .set_close_on_exec(fd, argument & libc::FD_CLOEXEC as u64 != 0)?;
-                Ok(0)
-            }
-            libc::F_GETFL => {
-                // Every file of a 64-bit program may be large (fs/open.c, force_o_largefile).
-                let large = match open.file.describe() {
-                    Description::Path { .. } => O_LARGEFILE,
-                    _ => 0,
-                };
-                Ok((open.flags() & !NOT_STATUS | large) as u64)
-            }
-            libc::F_SETFL => {
-                open.set_flags(argument as i32);
-                Ok(0)
-            }
-            // Nobody else can hold a lock that matters on one card's private files.
-            libc::F_SETLK | libc::F_SETLKW => Ok(0),
-            libc::F_GETPIPE_SZ | libc::F_SETPIPE_SZ => match open.file.describe() {
-                Description::Pipe { .. } => Ok(pipe::CAPACITY as u64),
-                _ => Err(Errno::EBADF.into()),
-            },
-            _ => Err(Errno::EINVAL.into()),
+        if matches!(open.file.describe(), Description::Pipe { .. }) {
+            return Err(Errno::ESPIPE.into());
+        }
+        match len >= 0 && (libc::POSIX_FADV_NORMAL..=libc::POSIX_FADV_NOREUSE).contains(&advice) {
+            true => Ok(0),
+            false => Err(Errno::EINVAL.into()),
+        }
+    }
+
+    fn readahead(&mut self, fd: i32, len: i64) -> SysResult {
+        self.files.get(fd)?.check_readable()?;
+        self.regular(fd, |_| match len {
+            0.. => Ok(0),
+            _ => Err(Errno::EINVAL),
+        })
+    }
+
+    fn sync_file_range(&mut self, fd: i32, offset: i64, len: i64, flags: i32) -> SysResult {
+        let open = self.files.get(fd)?;
+        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+            | libc::SYNC_FILE_RANGE_WRITE
+            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        only(flags, all as i32)?;
+        let end = offset.checked_add(len);
+        if offset < 0 || end.is_none_or(|end| end < offset) {
+            return Err(Errno::EINVAL.into());
+        }
+        match open.file.describe() {
+            Description::Path { .. } => Ok(0),
+            _ => Err(Errno::ESPIPE.into()),
         }
     }
 
     fn lseek(&mut self, fd: i32, offset: i64, whence: i32) -> SysResult {
         let open = self.files.get(fd)?;
+        if !(libc::SEEK_SET..=libc::SEEK_HOLE).contains(&whence) {
+            return Err(Errno::EINVAL.into());
+        }
         if let Some(directory) = open.file.as_any().downcast_ref::<Directory>() {
             let base = match whence {
                 libc::SEEK_SET => 0,
                 libc::SEEK_CUR => directory.position.load(Ordering::Relaxed),
                 _ => return Err(Errno::EINVAL.into()),
             };
-            let to = base.checked_add_signed(offset).ok_or(Errno::EINVAL)?;
+            let to = base.checked_add_signed(offset);
+            let to = to
+                .filter(|to| *to <= i64::MAX as u64)
+                .ok_or(Errno::EINVAL)?;
             directory.position.store(to, Ordering::Relaxed);
             return Ok(to);
         }
@@ -214,15 +211,10 @@ impl FsCall<'_> {
         }
         match open.file.describe() {
             // They have no position, and do not mind.
-            Description::Event { .. } | Description::Epoll | Description::Timer { .. } => Ok(0),
+            Description::Device { .. } => Ok(0),
+            description if is_anonymous(&description) => Ok(0),
             _ => Err(Errno::ESPIPE.into()),
         }
-    }
-
-    fn fstat(&mut self, fd: i32, to: u64) -> SysResult {
-        let stat = stat_of(&*self.files.get(fd)?);
-        self.cx.memory.write(to, &stat.bytes())?;
-        Ok(0)
     }
 
     /// fsync(2): files are in memory, so there is nothing to do.
@@ -240,6 +232,9 @@ impl FsCall<'_> {
             .as_any()
             .downcast_ref::<Directory>()
             .ok_or(Errno::ENOTDIR)?;
+        if directory.meta().lock().nlink == 0 {
+            return Err(Errno::ENOENT.into());
+        }
         self.refresh_fd_names(directory.path())?;
         let position = &directory.position;
         let (node, names) = (directory.node(), self.vfs.directory(directory.node())?);
@@ -276,18 +271,24 @@ impl FsCall<'_> {
     }
 
     fn ftruncate(&mut self, fd: i32, size: u64) -> SysResult {
+        if size > i64::MAX as u64 {
+            return Err(Errno::EINVAL.into());
+        }
         // Of the calls that write this is the one that says EINVAL (truncate(2)).
         let open = self.files.get(fd)?;
         open.check_writable().map_err(|_| Errno::EINVAL)?;
         self.regular(fd, |inode| inode.truncate(size).map(|()| 0))
     }
 
+    /// fallocate(2). Space is not taken before it is written to.
     fn fallocate(&mut self, fd: i32, mode: i32, offset: u64, len: u64) -> SysResult {
         let open = self.files.get(fd)?;
         if offset > i64::MAX as u64 || len > i64::MAX as u64 || len == 0 {
             return Err(Errno::EINVAL.into());
         }
-        if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
+        let punches = mode & libc::FALLOC_FL_PUNCH_HOLE != 0;
+        let keeps_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        if mode & !FALLOCATE_KNOWN != 0 || punches && !keeps_size {
             return Err(Errno::EOPNOTSUPP.into());
         }
         open.check_writable()?;
@@ -296,40 +297,19 @@ impl FsCall<'_> {
             Description::Pipe { .. } => return Err(Errno::ESPIPE.into()),
             _ => return Err(Errno::ENODEV.into()),
         }
+        let end = offset + len;
+        if end > i64::MAX as u64 {
+            return Err(Errno::EFBIG.into());
+        }
         self.regular(fd, |inode| {
-            let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-            if mode == 0 && end > inode.size() {
-                inode.truncate(end)?;
+            match mode & !libc::FALLOC_FL_KEEP_SIZE {
+                libc::FALLOC_FL_PUNCH_HOLE => inode.punch(offset, len)?,
+                0 if !keeps_size && end > inode.size() => inode.truncate(end)?,
+                0 => {}
+                _ => return Err(Errno::EOPNOTSUPP),
             }
             Ok(0)
         })
-    }
-
-    fn fchmod(&mut self, fd: i32, mode: u32) -> SysResult {
-        let open = self.files.get(fd)?;
-        match open.file.describe() {
-            Description::Event { .. } | Description::Epoll | Description::Timer { .. } => {
-                return Err(Errno::EOPNOTSUPP.into());
-            }
-            _ => {}
-        }
-        // Of what is no regular file the bits mean nothing here.
-        if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
-            file.inode().set_mode(mode);
-        }
-        Ok(0)
-    }
-
-    fn fchdir(&mut self, fd: i32) -> SysResult {
-        let open = self.files.get(fd)?;
-        let directory = open
-            .file
-            .as_any()
-            .downcast_ref::<Directory>()
-            .ok_or(Errno::ENOTDIR)?;
-        self.vfs.directory(directory.node())?;
-        self.fs.cwd = self.vfs.path_of(directory.node(), "");
-        Ok(0)
     }
 
     fn pipe(&mut self, to: u64, flags: i32) -> SysResult {
@@ -384,17 +364,38 @@ impl FsCall<'_> {
         self.insert(open, flags & libc::EFD_CLOEXEC != 0)
     }
 
-    fn memfd_create(&mut self, name: u64, flags: i32) -> SysResult {
-        only(flags, (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as i32)?;
-        read_c_string(self.cx.memory, name, MEMFD_NAME_MAX).map_err(|errno| match errno {
+    fn memfd_create(&mut self, name: u64, flags: u32) -> SysResult {
+        let own = flags & !(libc::MFD_HUGE_MASK << libc::MFD_HUGE_SHIFT);
+        let known = libc::MFD_CLOEXEC
+            | libc::MFD_ALLOW_SEALING
+            | libc::MFD_HUGETLB
+            | libc::MFD_NOEXEC_SEAL
+            | libc::MFD_EXEC;
+        let both = libc::MFD_NOEXEC_SEAL | libc::MFD_EXEC;
+        // The size of huge pages means something only where there are any.
+        let is_huge = flags & libc::MFD_HUGETLB != 0;
+        if own & !known != 0 || flags != own && !is_huge || flags & both == both {
+            return Err(Errno::EINVAL.into());
+        }
+        let name = read_c_string(self.cx.memory, name, MEMFD_NAME_MAX);
+        let name = name.map_err(|errno| match errno {
             Errno::ENAMETOOLONG => Errno::EINVAL,
             errno => errno,
         })?;
-        let inode = Inode::nameless(self.vfs.memory(), 0o777);
-        let file = RegularFile::new(inode, "/memfd (deleted)".into(), libc::O_RDWR);
+        let stays_data = flags & libc::MFD_NOEXEC_SEAL != 0;
+        let (mode, seals) = match stays_data {
+            true => (0o666, libc::F_SEAL_EXEC),
+            false if flags & libc::MFD_ALLOW_SEALING != 0 => (0o777, 0),
+            false => (0o777, libc::F_SEAL_SEAL),
+        };
+        let meta = Meta::new(mode);
+        meta.link(-1);
+        let inode = Inode::of(self.vfs.memory(), meta, seals);
+        let path = format!("/memfd:{} (deleted)", String::from_utf8_lossy(&name));
+        let file = RegularFile::new(inode, path, libc::O_RDWR);
         self.insert(
-            Open::new(file, libc::O_RDWR),
-            flags & libc::MFD_CLOEXEC as i32 != 0,
+            Open::new(file, libc::O_RDWR | O_LARGEFILE),
+            flags & libc::MFD_CLOEXEC != 0,
         )
     }
 
@@ -411,32 +412,13 @@ impl FsCall<'_> {
                 });
                 Ok(0)
             }
-            libc::FIOCLEX => {
-                self.files.set_close_on_exec(fd, true)?;
+            libc::FIOCLEX | FIONCLEX => {
+                self.files
+                    .set_close_on_exec(fd, u64::from(request) == libc::FIOCLEX)?;
                 Ok(0)
             }
             _ => Ok(open.file.ioctl(&mut self.cx, request, argument)? as u64),
         }
-    }
-
-    fn statfs(&mut self, to: u64) -> SysResult {
-        let (total, free) = (self.vfs.memory().bytes(), self.vfs.memory().free_bytes());
-        let words = [
-            0x0102_1994,
-            4096,
-            total / 4096,
-            free / 4096,
-            free / 4096,
-            1 << 17,
-            1 << 16,
-        ];
-        let mut bytes = [0; 120];
-        for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
-            slot.copy_from_slice(&u64::to_le_bytes(word));
-        }
-        bytes[64..72].copy_from_slice(&255_u64.to_le_bytes());
-        self.cx.memory.write(to, &bytes)?;
-        Ok(0)
     }
 }
 

@@ -73,6 +73,17 @@ impl CharDevice for MemoryDevice {
     fn open_disconnected(&self, _flags: i32) -> Arc<dyn File> {
         Arc::new(*self)
     }
+
+    fn number(&self) -> u64 {
+        match self.device {
+            Memory::Null => 0x103,
+            Memory::Zero => 0x105,
+            Memory::Full => 0x107,
+            Memory::Random if self.path == "/dev/random" => 0x108,
+            Memory::Random => 0x109,
+            Memory::Terminal => 0x500,
+        }
+    }
 }
 
 impl File for MemoryDevice {

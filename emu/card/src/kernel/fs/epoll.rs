@@ -14,8 +14,8 @@ use std::{
 use super::table::Open;
 use crate::kernel::{
     errno::Errno,
-    file::{Description, File, PollMask},
-    wait::Channel,
+    file::{Cx, Description, File, PollMask},
+    wait::{Channel, SysResult},
 };
 
 /// Most descriptors that one instance watches.
@@ -181,6 +181,11 @@ impl Watched {
 }
 
 impl File for Epoll {
+    /// It knows only requests about busy polling.
+    fn ioctl(&self, _cx: &mut Cx, _request: u32, _argument: u64) -> SysResult<i64> {
+        Err(Errno::EINVAL.into())
+    }
+
     fn poll(&self) -> PollMask {
         super::pipe::mask(self.any_ready(), libc::POLLIN)
     }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::{FsCall, Open, RegularFile, tree::Node};
+use super::{FsCall, Open, RegularFile, open::NOT_KEPT, tree::Node};
 use crate::kernel::{errno::Errno, file::Description, wait::SysResult};
 
 /// Where they are.
@@ -20,7 +20,7 @@ impl FsCall<'_> {
         if !leads.any(|prefix| path.starts_with(prefix)) {
             return Ok(());
         }
-        let Some(node) = self.vfs.find("/", PATH, false)?.node else {
+        let Ok(node) = self.vfs.lookup(self.vfs.root(), PATH, false) else {
             return Ok(());
         };
         let Ok(names) = self.vfs.directory(node) else {
@@ -50,13 +50,13 @@ impl FsCall<'_> {
         let Some(fd) = fd_of(path) else {
             return Ok(None);
         };
-        let open = self.files.get(fd).map_err(|_| Errno::ENOENT)?;
+        let open = self.files.get_any(fd).map_err(|_| Errno::ENOENT)?;
         if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
             if flags & libc::O_TRUNC != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY {
                 file.inode().truncate(0)?;
             }
             let again = RegularFile::new(file.inode().clone(), file.path().into(), flags);
-            return Ok(Some(Open::new(again, flags)));
+            return Ok(Some(Open::new(again, flags & !NOT_KEPT)));
         }
         match open.file.describe() {
             Description::Pipe { .. } | Description::Console => Ok(Some(open)),

@@ -5,20 +5,26 @@
 //! collected: through tables, through sockets that nobody has accepted yet, and through descriptors
 //! on their way in sockets. Then each is described.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     FileTable, Open, RegularFile, Vfs,
+    datagram::{Mailbox, MailboxImage},
     epoll::Epoll,
+    locks::{self, LocksImage},
     pipe::{PipeEnd, Queue, QueueImage},
     regular::Directory,
     socket::{Listener, Socket, State, Stream},
+    socket_options::Options,
     stored::{FileRef, StoredImage, Storing},
-    tree::Node,
+    tree::SocketName,
 };
-use crate::kernel::{file::Description, pidfd::PidFd};
+use crate::kernel::{
+    file::{Description, Identity},
+    pidfd::PidFd,
+};
 
 /// All that the processes of an image have open.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -29,6 +35,8 @@ pub struct FilesImage {
     pub opens: Vec<OpenImage>,
     /// Pipes, and directions of connections.
     pub queues: Vec<QueueImage>,
+    /// Mailboxes of sockets of datagrams.
+    pub mailboxes: Vec<MailboxImage>,
     /// Files whose contents are in the image.
     pub stored: Vec<StoredImage>,
 }
@@ -42,6 +50,8 @@ pub struct DescriptorImage {
     pub close_on_exec: bool,
     /// Which of the descriptions.
     pub open: u32,
+    /// What is locked of it.
+    pub locks: LocksImage,
 }
 
 /// An open file description.
@@ -94,10 +104,21 @@ pub struct SocketImage {
     pub domain: i32,
     /// `SOCK_*`.
     pub kind: i32,
-    /// SO_RCVTIMEO and SO_SNDTIMEO.
-    pub timeouts: [Option<Duration>; 2],
+    /// What was set (setsockopt(2)).
+    pub options: Options,
+    /// The name that it keeps, connected or sending letters.
+    pub kept: Option<BoundImage>,
     /// What it has become.
     pub state: SocketState,
+}
+
+/// A socket's name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoundImage {
+    /// `struct sockaddr`.
+    pub address: Vec<u8>,
+    /// What it is found under, if it still is.
+    pub name: Option<SocketName>,
 }
 
 /// What a socket has become.
@@ -107,10 +128,10 @@ pub enum SocketState {
     New,
     /// It has a name, and may listen.
     Bound {
-        /// `struct sockaddr`.
-        name: Vec<u8>,
-        /// Where its node is, if it has one.
-        path: Option<String>,
+        /// That name.
+        bound: BoundImage,
+        /// Who has made it listen.
+        owner: Identity,
         /// How many may wait; 0: it does not listen.
         backlog: u64,
         /// Who waits.
@@ -118,6 +139,8 @@ pub enum SocketState {
     },
     /// It has a peer that is in the image, or has gone before.
     Connected(StreamImage),
+    /// It sends datagrams: which of the mailboxes is its own. Its peer is one of them, or nobody.
+    Letters(u32),
     /// Its peer is not in the image.
     Reset,
 }
@@ -131,6 +154,8 @@ pub struct StreamImage {
     pub outgoing: u32,
     /// Its address and its peer's.
     pub names: [Vec<u8>; 2],
+    /// Who has made the peer.
+    pub peer: Identity,
 }
 
 /// An entry of an epoll instance.
@@ -186,6 +211,7 @@ pub struct Describer<'a> {
     /// The first descriptor of each.
     first: Vec<i32>,
     queues: Met<Queue>,
+    mailboxes: Met<Mailbox>,
     /// What ends of connections read that are in the image.
     read: Vec<*const Queue>,
 }
@@ -200,6 +226,7 @@ impl<'a> Describer<'a> {
             opens: Met::default(),
             first: Vec::new(),
             queues: Met::default(),
+            mailboxes: Met::default(),
             read: Vec::new(),
         }
     }
@@ -208,11 +235,13 @@ impl<'a> Describer<'a> {
     pub fn table(&mut self, files: &FileTable) {
         let mut table = Vec::new();
         for (fd, open, close_on_exec) in files.iter() {
+            let locks = locks::image(open, files.id());
             let open = self.open(open, fd);
             table.push(DescriptorImage {
                 fd,
                 close_on_exec,
                 open,
+                locks,
             });
         }
         self.tables.push(table);
@@ -239,6 +268,12 @@ impl<'a> Describer<'a> {
                     self.open(&on_its_way, -1);
                 }
             }
+            if let Some(mailbox) = socket.mailbox() {
+                self.mailboxes.meet(&mailbox);
+                for on_its_way in mailbox.in_flight() {
+                    self.open(&on_its_way, -1);
+                }
+            }
         }
         index
     }
@@ -253,6 +288,8 @@ impl<'a> Describer<'a> {
         });
         let opens = opens.collect();
         let open = |open: &Arc<Open>| self.opens.index_of(open);
+        let mailbox = |mailbox: &Arc<Mailbox>| self.mailboxes.index_of(mailbox);
+        let mailboxes = self.mailboxes.met().iter();
         FilesImage {
             opens,
             queues: self
@@ -261,6 +298,7 @@ impl<'a> Describer<'a> {
                 .iter()
                 .map(|queue| queue.image(open))
                 .collect(),
+            mailboxes: mailboxes.map(|one| one.image(open, mailbox)).collect(),
             tables: std::mem::take(&mut self.tables),
             // Those that are only mapped are yet to come.
             stored: Vec::new(),
@@ -309,6 +347,11 @@ impl<'a> Describer<'a> {
     fn path(&mut self, open: &Open, path: String, flags: i32, position: u64) -> FileImage {
         let file = open.file.as_any();
         if let Some(regular) = file.downcast_ref::<RegularFile>() {
+            // It has its name by now, or never will.
+            let flags = match flags & libc::O_TMPFILE {
+                libc::O_TMPFILE => flags & !libc::O_TMPFILE,
+                _ => flags,
+            };
             return FileImage::Regular {
                 file: self.storing.refer_open(self.vfs, regular.inode(), &path),
                 flags,
@@ -317,7 +360,7 @@ impl<'a> Describer<'a> {
         }
         let now = file
             .downcast_ref::<Directory>()
-            .filter(|directory| self.vfs.directory(directory.node()).is_ok())
+            .filter(|directory| directory.meta().lock().nlink > 0)
             .map(|directory| self.vfs.path_of(directory.node(), ""));
         FileImage::Plain(Description::Path {
             path: now.unwrap_or(path),
@@ -330,6 +373,7 @@ impl<'a> Describer<'a> {
         let state = match socket.state() {
             State::New => SocketState::New,
             State::Reset => SocketState::Reset,
+            State::Letters(mailbox) => SocketState::Letters(self.mailboxes.meet(&mailbox)),
             State::Connected(stream) => match self.stream(&stream) {
                 Some(stream) => SocketState::Connected(stream),
                 None => SocketState::Reset,
@@ -337,8 +381,8 @@ impl<'a> Describer<'a> {
             State::Bound(listener) => {
                 let (waiting, backlog) = listener.backlog();
                 SocketState::Bound {
-                    name: listener.name(),
-                    path: self.path_of(&listener),
+                    bound: self.bound(&listener),
+                    owner: listener.owner(),
                     backlog: backlog as u64,
                     waiting: waiting.iter().filter_map(|s| self.stream(s)).collect(),
                 }
@@ -347,7 +391,8 @@ impl<'a> Describer<'a> {
         SocketImage {
             domain: socket.domain,
             kind: socket.kind,
-            timeouts: [socket.timeout(0), socket.timeout(1)],
+            options: socket.options().clone(),
+            kept: socket.kept_name().map(|listener| self.bound(&listener)),
             state,
         }
     }
@@ -361,12 +406,15 @@ impl<'a> Describer<'a> {
         Some(StreamImage {
             incoming: self.queues.meet(&stream.incoming),
             outgoing: self.queues.meet(&stream.outgoing),
-            names: stream.names.clone(),
+            names: [stream.name(false), stream.name(true)],
+            peer: stream.peer,
         })
     }
 
-    fn path_of(&self, listener: &Arc<Listener>) -> Option<String> {
-        let is_it = |node: &Node| matches!(node, Node::Socket(it) if Arc::ptr_eq(it, listener));
-        self.vfs.path_of_node(is_it)
+    fn bound(&self, listener: &Arc<Listener>) -> BoundImage {
+        BoundImage {
+            address: listener.name(),
+            name: self.vfs.socket_name(listener),
+        }
     }
 }

@@ -1,16 +1,19 @@
 //! Contents of a regular file: frames of card memory, with holes.
 
 use std::{
+    cmp::Ordering,
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
-use super::Stat;
+use super::{Stat, meta::Meta, stat::BLOCK};
 use crate::{
-    kernel::{errno::Errno, time::card_clock},
+    kernel::errno::Errno,
     memory::{CardMemory, PAGE},
 };
+
+/// Seals that forbid every write.
+const SEALS_OF_WRITES: i32 = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
 
 /// The largest file.
 pub const SIZE_MAX: u64 = 1 << 40;
@@ -21,40 +24,75 @@ const RESERVED_PART: u64 = 64;
 /// A regular file, named or not.
 pub struct Inode {
     memory: Arc<CardMemory>,
-    number: u64,
+    meta: Arc<Meta>,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     size: u64,
     frames: BTreeMap<u64, u64>,
-    mode: u32,
-    nlink: u64,
-    mtime: Duration,
+    /// `F_SEAL_*` (fcntl(2)).
+    seals: i32,
+    /// No name may be given to it (open(2), O_TMPFILE with O_EXCL).
+    stays_nameless: bool,
 }
 
 impl Inode {
     /// An empty file.
-    pub fn new(memory: &Arc<CardMemory>, number: u64, mode: u32) -> Arc<Self> {
-        let inner = Inner {
-            size: 0,
-            frames: BTreeMap::new(),
-            mode: mode & 0o7777,
-            nlink: 1,
-            mtime: card_clock(libc::CLOCK_REALTIME),
-        };
-        Arc::new(Self {
-            memory: memory.clone(),
-            number,
-            inner: Mutex::new(inner),
-        })
+    pub fn new(memory: &Arc<CardMemory>, mode: u32) -> Arc<Self> {
+        Self::of(memory, Meta::new(mode), libc::F_SEAL_SEAL)
     }
 
     /// An empty file that has no name and never had one, or has one no more.
     pub fn nameless(memory: &Arc<CardMemory>, mode: u32) -> Arc<Self> {
-        let inode = Self::new(memory, 0, mode);
-        inode.link(-1);
+        let inode = Self::new(memory, mode);
+        inode.meta.link(-1);
         inode
+    }
+
+    /// An empty file with these attributes and `F_SEAL_*`.
+    pub fn of(memory: &Arc<CardMemory>, meta: Arc<Meta>, seals: i32) -> Arc<Self> {
+        let inner = Inner {
+            size: 0,
+            frames: BTreeMap::new(),
+            seals,
+            stays_nameless: false,
+        };
+        Arc::new(Self {
+            memory: memory.clone(),
+            meta,
+            inner: Mutex::new(inner),
+        })
+    }
+
+    /// Its attributes.
+    pub fn meta(&self) -> &Arc<Meta> {
+        &self.meta
+    }
+
+    /// Its seals.
+    pub fn seals(&self) -> i32 {
+        self.lock().seals
+    }
+
+    /// Adds seals (fcntl(2), F_ADD_SEALS).
+    pub fn seal(&self, seals: i32) -> Result<(), Errno> {
+        let mut inner = self.lock();
+        if inner.seals & libc::F_SEAL_SEAL != 0 {
+            return Err(Errno::EPERM);
+        }
+        inner.seals |= seals;
+        Ok(())
+    }
+
+    /// Whether it may get a name, though it has none.
+    pub fn may_be_named(&self) -> bool {
+        !self.lock().stays_nameless
+    }
+
+    /// It never gets a name.
+    pub fn keep_nameless(&self) {
+        self.lock().stays_nameless = true;
     }
 
     /// Shows the pages that are no holes, in order: offset and frame.
@@ -81,36 +119,35 @@ impl Inode {
 
     /// Its permission bits.
     pub fn mode(&self) -> u32 {
-        self.lock().mode
-    }
-
-    /// Sets its permission bits.
-    pub fn set_mode(&self, mode: u32) {
-        self.lock().mode = mode & 0o7777;
-    }
-
-    /// Sets the time of its last change.
-    pub fn set_mtime(&self, mtime: Duration) {
-        self.lock().mtime = mtime;
-    }
-
-    /// One name more or less; returns how many it has.
-    pub fn link(&self, by: i64) -> u64 {
-        let mut inner = self.lock();
-        inner.nlink = inner.nlink.saturating_add_signed(by);
-        inner.nlink
+        self.meta.lock().mode
     }
 
     /// What stat(2) tells.
     pub fn stat(&self) -> Stat {
         let inner = self.lock();
-        Stat {
-            ino: self.number,
-            mode: libc::S_IFREG | inner.mode,
-            nlink: inner.nlink,
-            size: inner.size,
-            rdev: 0,
-            mtime: inner.mtime,
+        let mut stat = Stat::of(&self.meta, libc::S_IFREG);
+        stat.size = inner.size;
+        stat.blocks = inner.frames.len() as u64 * (PAGE / BLOCK);
+        stat
+    }
+
+    /// The next byte from `offset` on that is in a page, or that is in none; ENXIO behind the end.
+    /// After the last byte comes a hole (lseek(2)).
+    pub fn seek(&self, offset: u64, data: bool) -> Result<u64, Errno> {
+        let inner = self.lock();
+        if offset >= inner.size {
+            return Err(Errno::ENXIO);
+        }
+        let first = offset / PAGE;
+        let page = match data {
+            true => inner.frames.range(first..).map(|(page, _)| *page).next(),
+            false => (first..).find(|page| !inner.frames.contains_key(page)),
+        };
+        let at = page.map(|page| offset.max(page * PAGE));
+        match at.filter(|at| *at < inner.size) {
+            Some(at) => Ok(at),
+            None if data => Err(Errno::ENXIO),
+            None => Ok(inner.size),
         }
     }
 
@@ -158,6 +195,7 @@ impl Inode {
         if end > SIZE_MAX {
             return Err(Errno::EFBIG);
         }
+        self.check_seals(data.is_empty(), end)?;
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
@@ -172,10 +210,52 @@ impl Inode {
         if done == 0 && !data.is_empty() {
             return Err(Errno::ENOSPC);
         }
-        let mut inner = self.lock();
-        inner.size = inner.size.max(offset + done as u64);
-        inner.mtime = card_clock(libc::CLOCK_REALTIME);
+        if done > 0 {
+            let mut inner = self.lock();
+            inner.size = inner.size.max(offset + done as u64);
+            self.meta.modified();
+        }
         Ok(done)
+    }
+
+    /// EPERM if the seals forbid a write up to `end`.
+    fn check_seals(&self, is_empty: bool, end: u64) -> Result<(), Errno> {
+        let inner = self.lock();
+        let grows = inner.seals & libc::F_SEAL_GROW != 0 && end > inner.size;
+        match inner.seals & SEALS_OF_WRITES != 0 || grows {
+            true if !is_empty => Err(Errno::EPERM),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a hole of `len` bytes at `offset` (fallocate(2), FALLOC_FL_PUNCH_HOLE).
+    pub fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        let mut inner = self.lock();
+        if inner.seals & SEALS_OF_WRITES != 0 {
+            return Err(Errno::EPERM);
+        }
+        let end = offset.saturating_add(len);
+        let pages = offset / PAGE..=end.saturating_sub(1) / PAGE;
+        let touched: Vec<_> = {
+            let is_mapped = self.memory.shared();
+            let frames = inner.frames.range(pages);
+            frames
+                .map(|(page, frame)| (*page, *frame, is_mapped(*frame)))
+                .collect()
+        };
+        for (page, frame, is_mapped) in touched {
+            let (start, stop) = (offset.max(page * PAGE), end.min((page + 1) * PAGE));
+            // A page that is mapped stays, for those who look at it.
+            if stop - start == PAGE && !is_mapped {
+                inner.frames.remove(&page);
+                self.memory.put(frame);
+            } else {
+                let zeros = vec![0; (stop - start) as usize];
+                self.memory.write(frame + start % PAGE, &zeros);
+            }
+        }
+        self.meta.modified();
+        Ok(())
     }
 
     /// Sets the size; what lies behind it is gone.
@@ -187,6 +267,14 @@ impl Inode {
             return Err(Errno::EFBIG);
         }
         let mut inner = self.lock();
+        let sealed = match size.cmp(&inner.size) {
+            Ordering::Less => libc::F_SEAL_SHRINK,
+            Ordering::Equal => 0,
+            Ordering::Greater => libc::F_SEAL_GROW,
+        };
+        if inner.seals & sealed != 0 {
+            return Err(Errno::EPERM);
+        }
         for (_, frame) in inner.frames.split_off(&size.div_ceil(PAGE)) {
             self.memory.put(frame);
         }
@@ -199,7 +287,7 @@ impl Inode {
             self.memory.write(frame + size % PAGE, &vec![0; tail]);
         }
         inner.size = size;
-        inner.mtime = card_clock(libc::CLOCK_REALTIME);
+        self.meta.modified();
         Ok(())
     }
 

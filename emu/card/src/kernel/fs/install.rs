@@ -5,10 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    IO_MAX, Vfs,
-    tree::{Found, Node},
-};
+use super::{IO_MAX, Inode, Vfs, tree::Node, walk::Found};
 use crate::kernel::errno::Errno;
 
 /// What a path is to be.
@@ -48,8 +45,8 @@ impl Vfs {
                 self.add(found.parent, &found.name, Node::Link(target))?;
             }
             Entry::Same(other) => {
-                let node = self.find("/", &other, false)?.node.ok_or(Errno::ENOENT)?;
-                let found = self.find("/", path, false)?;
+                let node = self.lookup(self.root(), &other, false)?;
+                let found = self.find(self.root(), path, false)?;
                 if found.node != Some(node) {
                     let found = self.vacate(path)?;
                     self.link(found.parent, &found.name, node)?;
@@ -60,7 +57,7 @@ impl Vfs {
                 mtime,
                 contents,
             } => {
-                let inode = self.new_inode(mode);
+                let inode = Inode::new(self.memory(), mode);
                 let (mut buffer, mut at) = (vec![0; IO_MAX], 0);
                 loop {
                     let count = contents.read(&mut buffer).map_err(Failure::Host)?;
@@ -73,7 +70,7 @@ impl Vfs {
                         break;
                     }
                 }
-                inode.set_mtime(mtime);
+                set_times(&inode, mtime);
                 let found = self.vacate(path)?;
                 self.add(found.parent, &found.name, Node::File(inode))?;
             }
@@ -86,7 +83,7 @@ impl Vfs {
         if let Some((parent, _)) = path.rsplit_once('/') {
             self.make_directories(parent)?;
         }
-        let found = self.find("/", path, false)?;
+        let found = self.find(self.root(), path, false)?;
         if found.name.is_empty() {
             return Err(Errno::EISDIR);
         }
@@ -98,6 +95,13 @@ impl Vfs {
         }
         Ok(found)
     }
+}
+
+/// What comes from the host was last touched when it was changed.
+fn set_times(inode: &Inode, mtime: Duration) {
+    let mut attributes = inode.meta().lock();
+    attributes.mtime = mtime.into();
+    attributes.atime = attributes.mtime;
 }
 
 enum Failure {

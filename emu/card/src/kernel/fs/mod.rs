@@ -5,27 +5,37 @@
 //! | `tree`, `names` | names: directories, links, devices, sockets |
 //! | `install` | what the host puts onto a card |
 //! | `inode`, `regular` | contents of regular files, in card memory |
-//! | `pipe`, `socket`, `passed`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
+//! | `pipe`, `socket`, `datagram`, `passed`, `event`, `timer`, `epoll` | what has no contents but a stream or a state |
 //! | [`console`], `dev`, `proc`, `fd_names` | the host's ends; /dev; /proc |
 //! | `table` | descriptors |
-//! | `calls`, `paths`, `transfer`, `copy`, `socket_calls`, `poll` | system calls |
+//! | `meta`, `locks` | attributes; advisory locks |
+//! | `walk` | where a path leads |
+//! | `calls`, `fcntl`, `open`, `paths`, `attributes`, `transfer`, `copy` | system calls |
+//! | `socket_calls`, `socket_options`, `address`, `poll` | more of them |
 //! | `vectors`, `stat` | buffers of a call; what stat(2) tells |
 //! | [`image`], [`stored`], [`rebuild`] | what an image says of descriptors and files; both on a card again |
 //!
 //! What must stay true: contents take frames of card memory, and names are bounded, so that a card
 //! that is full answers ENOSPC; a description's `release` runs once, when its last descriptor goes.
 
+mod address;
+mod attributes;
 mod calls;
 pub mod console;
 mod copy;
+mod datagram;
 mod dev;
 mod epoll;
 mod event;
+mod fcntl;
 mod fd_names;
 pub mod image;
 mod inode;
 mod install;
+mod locks;
+mod meta;
 mod names;
+mod open;
 mod passed;
 mod paths;
 pub(in crate::kernel) mod pipe;
@@ -35,6 +45,7 @@ pub mod rebuild;
 mod regular;
 pub(in crate::kernel) mod socket;
 mod socket_calls;
+mod socket_options;
 mod stat;
 pub mod stored;
 mod table;
@@ -44,15 +55,18 @@ mod timer;
 mod transfer;
 mod tree;
 mod vectors;
+mod walk;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+use self::meta::Meta;
 pub use self::{
     dev::is_zero_device,
     inode::{Inode, shared_anonymous},
     install::Entry,
+    pipe::is_nameless_pipe,
     poll::asks_for_readiness,
     proc::ProcInfo,
     regular::RegularFile,
@@ -73,12 +87,54 @@ pub const IO_MAX: usize = 1 << 20;
 pub const PATH_MAX: usize = 4096;
 
 /// A process's view of the file system.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone)]
 pub struct FsContext {
-    /// Working directory, absolute.
-    pub cwd: String,
+    /// Working directory.
+    pub cwd: Arc<Meta>,
     /// Permission bits that new files do not get.
     pub umask: u32,
+}
+
+/// What a snapshot says of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsImage {
+    /// Path of the working directory; `None`: it was removed.
+    cwd: Option<String>,
+    umask: u32,
+}
+
+impl FsContext {
+    /// At the root.
+    pub fn new(vfs: &Vfs) -> Self {
+        Self {
+            cwd: vfs.root().clone(),
+            umask: 0o022,
+        }
+    }
+
+    /// What a snapshot says of it.
+    pub fn image(&self, vfs: &Vfs) -> FsImage {
+        let exists = self.cwd.lock().nlink > 0;
+        FsImage {
+            cwd: exists.then(|| vfs.path_of(self.cwd.number, "")),
+            umask: self.umask,
+        }
+    }
+
+    /// The same again. A directory that is not on this card is one that was removed.
+    pub fn restored(vfs: &mut Vfs, image: &FsImage) -> Self {
+        let path = image.cwd.as_deref().unwrap_or_default();
+        let node = vfs.lookup(vfs.root(), path, true);
+        let node = node.and_then(|node| vfs.directory(node).map(|_| node));
+        let cwd = match node.and_then(|node| vfs.meta(node).cloned()) {
+            Ok(cwd) => cwd,
+            Err(_) => vfs.removed_directory(),
+        };
+        Self {
+            cwd,
+            umask: image.umask & 0o777,
+        }
+    }
 }
 
 /// A file call on its way.
@@ -108,6 +164,7 @@ pub fn syscall(call: &mut FsCall, number: u64, args: [u64; 6]) -> Option<SysResu
     let result = transfer::run(call, number, args)
         .or_else(|| calls::run(call, number, args))
         .or_else(|| paths::run(call, number, args))
+        .or_else(|| attributes::run(call, number, args))
         .or_else(|| copy::run(call, number, args))
         .or_else(|| timer::run(call, number, args))
         .or_else(|| poll::run(call, number, args))

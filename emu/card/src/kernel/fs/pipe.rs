@@ -11,12 +11,15 @@ use serde::{Deserialize, Serialize};
 use super::{Open, passed::Passed, table};
 use crate::kernel::{
     errno::Errno,
-    file::{Cx, Description, File, PollMask},
+    file::{Cx, Description, File, Identity, PollMask},
     wait::{Channel, Stop, SysResult},
 };
 
 /// Bytes that a queue holds (pipe(7)).
 pub const CAPACITY: usize = 64 << 10;
+/// What it can be made to hold (/proc/sys/fs/pipe-max-size), and the least.
+const CAPACITY_MAX: usize = 1 << 20;
+const PAGE_BYTES: usize = 4096;
 /// Writes up to this many bytes are atomic (pipe(7), PIPE_BUF).
 const ATOMIC_BYTES: usize = 4096;
 
@@ -27,12 +30,39 @@ const MESSAGES_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueImage {
     bytes: Vec<u8>,
+    /// How many bytes it holds.
+    capacity: u64,
     /// Lengths of its messages, if it keeps them apart.
     messages: Option<Vec<u64>>,
     /// Whether a reader and a writer has it open.
     pub ends: (bool, bool),
     /// Descriptors on their way: how many bytes on, and which of the image's descriptions.
     pub passed: Vec<(u64, Vec<u32>)>,
+    /// Who has written what is in it, each from so many bytes on.
+    senders: Vec<(u64, Identity)>,
+    /// Whether its writer has gone without having read everything.
+    reset: bool,
+}
+
+#[cfg(test)]
+impl QueueImage {
+    /// Some that a restore must not take: senders and messages of what is not there.
+    pub fn hostile(&self) -> Vec<Self> {
+        let nobody = Identity::NOBODY;
+        let behind = self.bytes.len() as u64 + 1;
+        let with_senders = |senders| Self {
+            senders,
+            ..self.clone()
+        };
+        vec![
+            with_senders(vec![(behind, nobody)]),
+            with_senders(vec![(0, nobody); 2]),
+            Self {
+                messages: Some(vec![u64::MAX, 8]),
+                ..self.clone()
+            },
+        ]
+    }
 }
 
 /// One direction of a stream.
@@ -44,6 +74,8 @@ pub struct Queue {
 
 struct Inner {
     bytes: VecDeque<u8>,
+    /// How many bytes it holds.
+    capacity: usize,
     /// Lengths of the messages in it, if it keeps them apart (unix(7), SOCK_SEQPACKET).
     messages: Option<VecDeque<usize>>,
     /// Ends that are open.
@@ -56,6 +88,13 @@ struct Inner {
     taken: u64,
     /// Descriptors on their way, each group with the position of its byte (unix(7), SCM_RIGHTS).
     passed: VecDeque<(u64, Passed)>,
+    /// Who has written what is in it, each from a position on.
+    senders: VecDeque<(u64, Identity)>,
+    /// Its writer has gone without having read everything: whoever reads to the end is told (unix(7),
+    /// tcp(7), ECONNRESET).
+    reset: bool,
+    /// No read crosses from one sender's bytes to another's (unix(7), SO_PASSCRED).
+    senders_apart: bool,
     /// How often something came in, or the writer went.
     arrivals: u64,
     /// How often room was made where there was too little, or the reader went.
@@ -81,6 +120,7 @@ impl Queue {
     fn with_ends(count: usize, messages: Option<VecDeque<usize>>) -> Arc<Self> {
         let inner = Inner {
             bytes: VecDeque::new(),
+            capacity: CAPACITY,
             messages,
             readers: count,
             writers: count,
@@ -88,6 +128,9 @@ impl Queue {
             writers_ever: count as u64,
             taken: 0,
             passed: VecDeque::new(),
+            senders: VecDeque::new(),
+            reset: false,
+            senders_apart: false,
             arrivals: 0,
             departures: 0,
         };
@@ -107,6 +150,9 @@ impl Queue {
         if inner.is_empty() && inner.writers > 0 && max > 0 {
             return Err(wait(cx, self.channel));
         }
+        if inner.is_empty() && inner.writers == 0 && std::mem::take(&mut inner.reset) {
+            return Err(Errno::ECONNRESET.into());
+        }
         if !inner.is_writable() {
             inner.departures += 1;
         }
@@ -117,6 +163,7 @@ impl Queue {
             inner.passed.iter().find(|(at, _)| *at > inner.taken),
         );
         let border = next.map_or(usize::MAX, |(at, _)| (at - taken) as usize);
+        let border = border.min(inner.end_of_sender());
         let message = inner.messages.as_mut().and_then(VecDeque::pop_front);
         // What a reader has no room for of a message is lost.
         let count = message.unwrap_or_else(|| max.min(inner.bytes.len()).min(border));
@@ -132,6 +179,21 @@ impl Queue {
     /// The descriptors that came with the bytes of the last read.
     pub fn collect(&self) -> Vec<Passed> {
         self.lock().collect()
+    }
+
+    /// Whether a read takes the bytes of one sender only.
+    pub fn keep_senders_apart(&self, apart: bool) {
+        self.lock().senders_apart = apart;
+    }
+
+    /// Its writer goes without having read everything that it was sent.
+    pub fn reset(&self) {
+        self.lock().reset = true;
+    }
+
+    /// Who has written the bytes of the last read.
+    pub fn sender(&self) -> Option<Identity> {
+        self.lock().senders.front().map(|(_, sender)| *sender)
     }
 
     /// Descriptors that go with the first of the last `count` bytes.
@@ -159,13 +221,14 @@ impl Queue {
     /// atomic waits for room for all of it.
     pub fn write(&self, cx: &mut Cx, data: &[u8]) -> SysResult<usize> {
         let mut inner = self.lock();
-        if inner.readers == 0 {
+        // Nobody reads, or a socket was shut down to write.
+        if inner.readers == 0 || inner.writers == 0 {
             return Err(Errno::EPIPE.into());
         }
         if inner.messages.is_some() {
             return self.write_message(inner, cx, data);
         }
-        let room = CAPACITY - inner.bytes.len();
+        let room = inner.capacity - inner.bytes.len();
         let part = match data.len() {
             len if len <= room => len,
             len if len <= ATOMIC_BYTES => 0,
@@ -174,6 +237,7 @@ impl Queue {
         if part == 0 && !data.is_empty() {
             return Err(wait(cx, self.channel));
         }
+        inner.note_sender(cx.identity);
         inner.bytes.extend(&data[..part]);
         inner.arrivals += u64::from(part > 0);
         (cx.wake)(self.channel);
@@ -186,16 +250,17 @@ impl Queue {
         cx: &mut Cx,
         data: &[u8],
     ) -> SysResult<usize> {
-        if data.len() > CAPACITY {
+        if data.len() > inner.capacity {
             return Err(Errno::EMSGSIZE.into());
         }
-        let room = CAPACITY - inner.bytes.len();
+        let room = inner.capacity - inner.bytes.len();
         match &mut inner.messages {
             Some(messages) if messages.len() < MESSAGES_MAX && data.len() <= room => {
                 messages.push_back(data.len());
             }
             _ => return Err(wait(cx, self.channel)),
         }
+        inner.note_sender(cx.identity);
         inner.bytes.extend(data);
         inner.arrivals += 1;
         (cx.wake)(self.channel);
@@ -244,7 +309,8 @@ impl Queue {
 
     /// What an image says of it; `open` says which of the image's descriptions one on its way is.
     pub fn image(&self, mut open: impl FnMut(&Arc<Open>) -> Option<u32>) -> QueueImage {
-        let inner = self.lock();
+        let mut inner = self.lock();
+        inner.end_of_sender();
         let mut passed = Vec::new();
         for (at, group) in &inner.passed {
             let files = group.files().iter().filter_map(&mut open).collect();
@@ -252,12 +318,19 @@ impl Queue {
         }
         QueueImage {
             bytes: inner.bytes.iter().copied().collect(),
+            capacity: inner.capacity as u64,
             messages: inner
                 .messages
                 .as_ref()
                 .map(|messages| messages.iter().map(|len| *len as u64).collect()),
             ends: (inner.readers > 0, inner.writers > 0),
             passed,
+            senders: inner
+                .senders
+                .iter()
+                .map(|(at, sender)| (at.saturating_sub(inner.taken), *sender))
+                .collect(),
+            reset: inner.reset,
         }
     }
 
@@ -274,12 +347,25 @@ impl Queue {
             let sum = lens.iter().try_fold(0u64, |sum, len| sum.checked_add(*len));
             sum == Some(image.bytes.len() as u64) && lens.len() <= MESSAGES_MAX
         };
-        if image.bytes.len() > CAPACITY || !image.messages.as_ref().is_none_or(sum) {
+        let len = image.bytes.len() as u64;
+        let senders_are_sound = image.senders.is_sorted_by(|one, next| one.0 < next.0)
+            && image.senders.last().is_none_or(|(at, _)| *at <= len);
+        let capacity = usize::try_from(image.capacity).unwrap_or(usize::MAX);
+        if !(PAGE_BYTES..=CAPACITY_MAX).contains(&capacity)
+            || image.bytes.len() > capacity
+            || !image.messages.as_ref().is_none_or(sum)
+            || !senders_are_sound
+        {
             return Err(Errno::EBADMSG);
         }
         let lens = |lens: &Vec<u64>| lens.iter().map(|len| *len as usize).collect();
         let queue = Self::with_ends(0, image.messages.as_ref().map(lens));
-        queue.lock().bytes.extend(&image.bytes);
+        let mut inner = queue.lock();
+        inner.capacity = capacity;
+        inner.bytes.extend(&image.bytes);
+        inner.senders.extend(&image.senders);
+        inner.reset = image.reset;
+        drop(inner);
         Ok(queue)
     }
 
@@ -300,6 +386,29 @@ impl Queue {
     pub fn ends(&self) -> (bool, bool) {
         let inner = self.lock();
         (inner.readers > 0, inner.writers > 0)
+    }
+
+    /// How many bytes it holds.
+    pub fn capacity(&self) -> usize {
+        self.lock().capacity
+    }
+
+    /// Makes it hold at least so many bytes (fcntl(2), F_SETPIPE_SZ).
+    fn set_capacity(&self, bytes: u32) -> Result<(), Errno> {
+        if bytes > 1 << 31 {
+            return Err(Errno::EINVAL);
+        }
+        let capacity = (bytes as usize).max(PAGE_BYTES).next_power_of_two();
+        if capacity > CAPACITY_MAX {
+            return Err(Errno::EPERM);
+        }
+        let mut inner = self.lock();
+        if inner.bytes.len() > capacity {
+            return Err(Errno::EBUSY);
+        }
+        inner.capacity = capacity;
+        inner.departures += 1;
+        Ok(())
     }
 
     /// Who has opened an end so far: readers, writers.
@@ -350,10 +459,38 @@ impl Queue {
 }
 
 impl Inner {
+    /// What is written next is of this sender.
+    fn note_sender(&mut self, sender: Identity) {
+        let end = self.taken + self.bytes.len() as u64;
+        // One who has written nothing is forgotten: there are no more of them than bytes.
+        if self.senders.back().is_some_and(|(at, _)| *at == end) {
+            self.senders.pop_back();
+        }
+        if self.senders.back().is_none_or(|(_, last)| *last != sender) {
+            self.senders.push_back((end, sender));
+        }
+    }
+
+    /// How many bytes there are of the first one's sender, if that matters. Those of whom nothing is
+    /// left are forgotten.
+    fn end_of_sender(&mut self) -> usize {
+        while self.senders.get(1).is_some_and(|(at, _)| *at <= self.taken) {
+            self.senders.pop_front();
+        }
+        match self.senders.get(1) {
+            Some((at, _)) if self.senders_apart => (at - self.taken) as usize,
+            _ => usize::MAX,
+        }
+    }
+
     /// What nobody took before the last end was closed is gone (fifo(7)).
     fn forget_unreachable(&mut self) {
         if self.readers == 0 && self.writers == 0 {
             self.bytes.clear();
+            self.senders.clear();
+            if let Some(messages) = &mut self.messages {
+                messages.clear();
+            }
         }
     }
 
@@ -376,7 +513,7 @@ impl Inner {
     }
 
     fn is_writable(&self) -> bool {
-        CAPACITY - self.bytes.len() >= ATOMIC_BYTES
+        self.capacity - self.bytes.len() >= ATOMIC_BYTES
     }
 }
 
@@ -400,8 +537,16 @@ pub struct PipeEnd {
     queue: Arc<Queue>,
     reads: bool,
     writes: bool,
+    /// It has no name: it is no FIFO.
+    nameless: bool,
     /// How many readers and writers had come and gone when it was opened, if none was there.
     met: (u64, u64),
+}
+
+/// Whether a file is an end of a pipe that has no name.
+pub fn is_nameless_pipe(file: &dyn File) -> bool {
+    let end = file.as_any().downcast_ref::<PipeEnd>();
+    end.is_some_and(|end| end.nameless)
 }
 
 /// A pipe: reading end, writing end.
@@ -420,6 +565,7 @@ impl PipeEnd {
             queue,
             reads,
             writes,
+            nameless: true,
             met: (0, 0),
         })
     }
@@ -438,7 +584,7 @@ impl PipeEnd {
             met(readers, queue.lacks(false)),
             met(writers, queue.lacks(true)),
         );
-        Self::another(queue, reads, writes, met, wake)
+        Self::another(queue, (reads, writes), false, met, wake)
     }
 
     /// An end of a pipe that is restored, whose other ends have been there.
@@ -448,13 +594,13 @@ impl PipeEnd {
         writes: bool,
         wake: &mut dyn FnMut(Channel),
     ) -> Arc<Self> {
-        Self::another(queue, reads, writes, (0, 0), wake)
+        Self::another(queue, (reads, writes), true, (0, 0), wake)
     }
 
     fn another(
         queue: &Arc<Queue>,
-        reads: bool,
-        writes: bool,
+        (reads, writes): (bool, bool),
+        nameless: bool,
         met: (u64, u64),
         wake: &mut dyn FnMut(Channel),
     ) -> Arc<Self> {
@@ -469,6 +615,7 @@ impl PipeEnd {
             queue: queue.clone(),
             reads,
             writes,
+            nameless,
             met,
         })
     }
@@ -476,6 +623,23 @@ impl PipeEnd {
     /// Its queue, and whether it reads and writes.
     pub fn ends(&self) -> (&Arc<Queue>, bool, bool) {
         (&self.queue, self.reads, self.writes)
+    }
+
+    /// How many bytes there is room for.
+    pub fn room(&self) -> usize {
+        self.queue.capacity().saturating_sub(self.queue.len())
+    }
+
+    /// How many bytes the pipe holds.
+    pub fn capacity(&self) -> usize {
+        self.queue.capacity()
+    }
+
+    /// Makes the pipe hold at least so many bytes.
+    pub fn set_capacity(&self, bytes: u32, wake: &mut dyn FnMut(Channel)) -> Result<(), Errno> {
+        self.queue.set_capacity(bytes)?;
+        wake(self.queue.channel);
+        Ok(())
     }
 
     /// Whether it is an end of this queue.
@@ -607,7 +771,7 @@ mod tests {
     fn an_open_that_is_given_up_leaves_no_end() {
         let mut kit = with_fifo();
         assert!(is_wait(&kit.open(FIFO, libc::O_RDONLY)));
-        kit.vfs.abandon_open(1, &mut |_| {});
+        kit.vfs.abandon(1, &mut |_| {});
         assert_eq!(
             kit.open(FIFO, libc::O_WRONLY | libc::O_NONBLOCK),
             error(Errno::ENXIO)

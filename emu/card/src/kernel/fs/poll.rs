@@ -151,12 +151,16 @@ fn select(call: &mut FsCall, count: i32, a: [u64; 6]) -> SysResult {
         (a[2], libc::POLLOUT | libc::POLLERR),
         (a[3], libc::POLLPRI),
     ];
-    let (mut ready, mut files, mut results) = (0, Vec::new(), Vec::new());
-    for (set, wanted) in interests {
-        let (mut asked, mut got) = (vec![0_u8; bytes], vec![0_u8; bytes]);
-        if set != 0 {
-            call.cx.memory.read(set, &mut asked)?;
+    let mut sets = [const { Vec::new() }; 3];
+    for ((set, _), asked) in interests.iter().zip(&mut sets) {
+        asked.resize(bytes, 0_u8);
+        if *set != 0 {
+            call.cx.memory.read(*set, asked)?;
         }
+    }
+    let (mut ready, mut files, mut results) = (0, Vec::new(), Vec::new());
+    for ((set, wanted), asked) in interests.into_iter().zip(sets) {
+        let mut got = vec![0_u8; bytes];
         for fd in (0..count).filter(|fd| asked[fd / 8] >> (fd % 8) & 1 == 1) {
             let open = call.files.get(fd as i32)?;
             if open.file.poll() & wanted != 0 {
@@ -187,25 +191,22 @@ fn create(call: &mut FsCall, number: u64, flags: i32) -> SysResult {
 }
 
 fn control(call: &mut FsCall, epfd: i32, op: i32, fd: i32, event: u64) -> SysResult {
+    // struct epoll_event is packed: events at 0, data at 4.
+    let mut bytes = [0; 12];
+    if op != libc::EPOLL_CTL_DEL {
+        call.cx.memory.read(event, &mut bytes)?;
+    }
     let epoll = call.files.get(epfd)?;
-    let epoll = epoll
-        .file
-        .as_any()
-        .downcast_ref::<Epoll>()
-        .ok_or(Errno::EINVAL)?;
     let open = call.files.get(fd)?;
     // What is always ready is not waited for (epoll_ctl(2)).
     if matches!(open.file.describe(), Description::Path { .. }) {
         return Err(Errno::EPERM.into());
     }
-    if epfd == fd || open.file.as_any().is::<Epoll>() {
+    let epoll = epoll.file.as_any().downcast_ref::<Epoll>();
+    let epoll = epoll.ok_or(Errno::EINVAL)?;
+    if open.file.as_any().is::<Epoll>() {
         // Nested instances could form a loop.
         return Err(Errno::EINVAL.into());
-    }
-    // struct epoll_event is packed: events at 0, data at 4.
-    let mut bytes = [0; 12];
-    if op != libc::EPOLL_CTL_DEL {
-        call.cx.memory.read(event, &mut bytes)?;
     }
     let events = u32::from_le_bytes(bytes[..4].try_into().expect("4 bytes"));
     let data = u64::from_le_bytes(bytes[4..].try_into().expect("8 bytes"));

@@ -86,7 +86,7 @@ pub fn open(call: &FsCall, file: ProcFile, path: String) -> Result<Arc<dyn File>
         ProcFile::Machine => machine(call.cores()).into_bytes(),
         ProcFile::Online => format!("0-{}\n", call.cores() - 1).into_bytes(),
     };
-    let inode = Inode::new(call.vfs.memory(), 0, 0o444);
+    let inode = Inode::new(call.vfs.memory(), 0o444);
     inode.write_at(0, &text)?;
     Ok(RegularFile::new(inode, path, libc::O_RDONLY))
 }

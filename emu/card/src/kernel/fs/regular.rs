@@ -8,11 +8,11 @@ use std::{
     },
 };
 
-use super::inode::Inode;
+use super::{inode::Inode, meta::Meta};
 use crate::kernel::{
     errno::Errno,
     file::{Cx, Description, File},
-    wait::SysResult,
+    wait::{Channel, SysResult},
 };
 
 /// An open regular file.
@@ -44,21 +44,38 @@ impl RegularFile {
         &self.path
     }
 
+    /// Whether memfd_create(2) made it.
+    pub fn is_memory_file(&self) -> bool {
+        self.path.starts_with("/memfd:") && self.inode.meta().lock().nlink == 0
+    }
+
+    /// Whether it was made without a name (open(2), O_TMPFILE).
+    pub fn is_temporary(&self) -> bool {
+        self.flags & libc::O_TMPFILE == libc::O_TMPFILE
+    }
+
+    /// Which open file description this is, among those who lock files.
+    pub fn id(&self) -> u64 {
+        std::ptr::from_ref(self) as u64
+    }
+
+    /// Where the next read or write begins.
+    pub fn position(&self) -> u64 {
+        *self.position.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// lseek(2).
     pub fn seek(&self, offset: i64, whence: i32) -> Result<u64, Errno> {
         let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = self.inode.size();
         let base = match whence {
             libc::SEEK_SET => 0,
             libc::SEEK_CUR => *position,
-            libc::SEEK_END => size,
-            // Without holes: all of a file is data (lseek(2)).
-            libc::SEEK_DATA if (offset as u64) < size => 0,
-            libc::SEEK_HOLE if (offset as u64) < size => {
-                *position = size;
-                return Ok(size);
+            libc::SEEK_END => self.inode.size(),
+            libc::SEEK_DATA | libc::SEEK_HOLE => {
+                let from = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+                *position = self.inode.seek(from, whence == libc::SEEK_DATA)?;
+                return Ok(*position);
             }
-            libc::SEEK_DATA | libc::SEEK_HOLE => return Err(Errno::ENXIO),
             _ => return Err(Errno::EINVAL),
         };
         let to = base
@@ -78,8 +95,7 @@ impl File for RegularFile {
     }
 
     fn takes(&self) -> usize {
-        let position = *self.position.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = self.inode.size().saturating_sub(position);
+        let left = self.inode.size().saturating_sub(self.position());
         usize::try_from(left).unwrap_or(usize::MAX)
     }
 
@@ -97,8 +113,7 @@ impl File for RegularFile {
         if u64::from(request) != libc::FIONREAD {
             return Err(Errno::ENOTTY.into());
         }
-        let position = *self.position.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = i64::try_from(self.inode.size()).unwrap_or(i64::MAX) - position as i64;
+        let left = i64::try_from(self.inode.size()).unwrap_or(i64::MAX) - self.position() as i64;
         cx.memory.write(argument, &(left as i32).to_le_bytes())?;
         Ok(0)
     }
@@ -107,8 +122,12 @@ impl File for RegularFile {
         Description::Path {
             path: self.path.clone(),
             flags: self.flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC),
-            position: *self.position.lock().unwrap_or_else(PoisonError::into_inner),
+            position: self.position(),
         }
+    }
+
+    fn release(&self, wake: &mut dyn FnMut(Channel)) {
+        self.inode.meta().locks.forget_description(self.id(), wake);
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -118,30 +137,42 @@ impl File for RegularFile {
 
 /// An open directory.
 pub struct Directory {
-    node: u64,
+    meta: Arc<Meta>,
     path: String,
+    flags: i32,
     /// The cookie of the entry that getdents64(2) has returned last.
     pub position: AtomicU64,
 }
 
 impl Directory {
     /// Opened at its first entry.
-    pub fn new(node: u64, path: String) -> Arc<Self> {
+    pub fn new(meta: Arc<Meta>, path: String, flags: i32) -> Arc<Self> {
         Arc::new(Self {
-            node,
+            meta,
             path,
+            flags,
             position: AtomicU64::new(0),
         })
     }
 
     /// Its node.
     pub fn node(&self) -> u64 {
-        self.node
+        self.meta.number
+    }
+
+    /// Its attributes.
+    pub fn meta(&self) -> &Arc<Meta> {
+        &self.meta
     }
 
     /// Its path.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// Which open file description this is, among those who lock files.
+    pub fn id(&self) -> u64 {
+        std::ptr::from_ref(self) as u64
     }
 }
 
@@ -153,8 +184,46 @@ impl File for Directory {
     fn describe(&self) -> Description {
         Description::Path {
             path: self.path.clone(),
-            flags: libc::O_RDONLY | libc::O_DIRECTORY,
+            flags: libc::O_RDONLY | libc::O_DIRECTORY | self.flags & libc::O_PATH,
             position: self.position.load(Ordering::Relaxed),
+        }
+    }
+
+    fn release(&self, wake: &mut dyn FnMut(Channel)) {
+        self.meta.locks.forget_description(self.id(), wake);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// What is open with O_PATH only, and is neither a regular file nor a directory: a link, a FIFO, a
+/// device, a socket.
+pub struct PathOnly {
+    meta: Arc<Meta>,
+    path: String,
+    flags: i32,
+}
+
+impl PathOnly {
+    /// A place in the tree.
+    pub fn new(meta: Arc<Meta>, path: String, flags: i32) -> Arc<Self> {
+        Arc::new(Self { meta, path, flags })
+    }
+
+    /// What is there.
+    pub fn meta(&self) -> &Arc<Meta> {
+        &self.meta
+    }
+}
+
+impl File for PathOnly {
+    fn describe(&self) -> Description {
+        Description::Path {
+            path: self.path.clone(),
+            flags: self.flags,
+            position: 0,
         }
     }
 

@@ -9,7 +9,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Inode, Vfs, inode::SIZE_MAX, tree::Node};
+use super::{
+    Inode, Vfs,
+    inode::SIZE_MAX,
+    meta::{Attributes, Meta},
+    tree::Node,
+};
 use crate::{kernel::errno::Errno, memory::CardMemory};
 
 /// Where the pages of files start.
@@ -44,7 +49,8 @@ impl FileRef {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredImage {
     size: u64,
-    mode: u32,
+    seals: i32,
+    attributes: Attributes,
     /// Its name, if it has one.
     name: Option<String>,
     /// The image itself is written to it: what is in it is not.
@@ -130,7 +136,8 @@ impl Storing {
             let is_target = self.is_target(file);
             StoredImage {
                 size: if is_target { 0 } else { file.size() },
-                mode: file.mode(),
+                seals: file.seals(),
+                attributes: file.meta().lock().clone(),
                 name: name.clone(),
                 is_target,
             }
@@ -162,7 +169,10 @@ impl Stored {
             return Err(Errno::EBADMSG);
         }
         let file = |image: &StoredImage| {
-            let inode = Inode::nameless(memory, image.mode);
+            let meta = Meta::restored(image.attributes.clone());
+            meta.lock().nlink = 0;
+            // Sealed when its pages are in it.
+            let inode = Inode::of(memory, meta, 0);
             inode.truncate(image.size)?;
             Ok(inode)
         };
@@ -196,7 +206,7 @@ impl Stored {
 
     /// Takes files of this card, where they are the same, in place of those of the image: pairs of the
     /// file of the image and the one that is to be used. To be called once, when all pages are there.
-    pub fn settle(&mut self, vfs: &Vfs) -> Vec<(Arc<Inode>, Arc<Inode>)> {
+    pub fn settle(&mut self, vfs: &Vfs) -> Result<Vec<(Arc<Inode>, Arc<Inode>)>, Errno> {
         let mut pairs = Vec::new();
         for (file, image) in self.files.iter_mut().zip(&mut self.images) {
             let there = image.name.as_ref().and_then(|name| vfs.inode(name).ok());
@@ -205,9 +215,17 @@ impl Stored {
             {
                 image.name = None;
                 pairs.push((std::mem::replace(file, there.clone()), there));
+                continue;
             }
+            // What has been written to it is as old as the image says.
+            let mut attributes = file.meta().lock();
+            let nlink = attributes.nlink;
+            *attributes = image.attributes.clone();
+            attributes.nlink = nlink;
+            drop(attributes);
+            file.seal(image.seals)?;
         }
-        pairs
+        Ok(pairs)
     }
 
     /// Gives the others the names that they had, each in place of what is there, as rename(2) would.
@@ -215,7 +233,7 @@ impl Stored {
         for (file, image) in self.files.iter().zip(&self.images) {
             if let Some(name) = &image.name {
                 vfs.put(name, Node::File(file.clone()))?;
-                file.link(1);
+                file.meta().link(1);
             }
         }
         Ok(())
@@ -268,18 +286,18 @@ mod tests {
             panic!("an open file is in the image");
         };
         let mut stored = again(&kit, &storing);
-        assert_eq!(stored.settle(&kit.vfs).len(), 1);
+        assert_eq!(stored.settle(&kit.vfs).unwrap().len(), 1);
         stored.name(&mut kit.vfs).unwrap();
         assert!(Arc::ptr_eq(&kit.vfs.inode("/tmp/a").unwrap(), &inode));
         for there in [Some(&b"other"[..]), None] {
-            let found = kit.vfs.find("/", "/tmp/a", false).unwrap();
+            let found = kit.vfs.find(kit.vfs.root(), "/tmp/a", false).unwrap();
             kit.vfs
                 .unlink_node(found.parent, &found.name, found.node.unwrap());
             if let Some(bytes) = there {
                 kit.file("/tmp/a", bytes);
             }
             let mut stored = again(&kit, &storing);
-            assert!(stored.settle(&kit.vfs).is_empty());
+            assert!(stored.settle(&kit.vfs).unwrap().is_empty());
             stored.name(&mut kit.vfs).unwrap();
             assert_eq!(kit.vfs.read_all("/tmp/a").unwrap(), b"one");
             assert_eq!(kit.vfs.inode("/tmp/a").unwrap().stat().nlink, 1);
@@ -292,7 +310,8 @@ mod tests {
         let memory = kit.vfs.memory();
         let image = |size| StoredImage {
             size,
-            mode: 0,
+            seals: 0,
+            attributes: Attributes::default(),
             name: None,
             is_target: false,
         };

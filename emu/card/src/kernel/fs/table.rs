@@ -4,26 +4,60 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicI32, Ordering},
+        atomic::{AtomicI32, AtomicU64, Ordering},
     },
 };
 
+use super::{
+    RegularFile,
+    locks::locks_of,
+    meta::Meta,
+    regular::{Directory, PathOnly},
+};
 use crate::kernel::{errno::Errno, file::File, wait::Channel};
 
 /// An open file description: the file and its status flags, shared by duplicates.
 pub struct Open {
     /// The file.
     pub file: Arc<dyn File>,
+    /// The attributes of the name that it was opened by, if the file does not know them itself.
+    pub meta: Option<Arc<Meta>>,
     flags: AtomicI32,
 }
 
 impl Open {
     /// A description with the `O_*` flags of open(2).
     pub fn new(file: Arc<dyn File>, flags: i32) -> Arc<Self> {
+        Self::named(file, flags, None)
+    }
+
+    /// The same of something that has these attributes.
+    pub fn named(file: Arc<dyn File>, flags: i32, meta: Option<Arc<Meta>>) -> Arc<Self> {
         Arc::new(Self {
             file,
+            meta,
             flags: AtomicI32::new(flags),
         })
+    }
+
+    /// Attributes of what is open, if that has any of its own.
+    pub fn attributes(&self) -> Option<&Arc<Meta>> {
+        let file = self.file.as_any();
+        if let Some(file) = file.downcast_ref::<RegularFile>() {
+            return Some(file.inode().meta());
+        }
+        if let Some(directory) = file.downcast_ref::<Directory>() {
+            return Some(directory.meta());
+        }
+        if let Some(place) = file.downcast_ref::<PathOnly>() {
+            return Some(place.meta());
+        }
+        self.meta.as_ref()
+    }
+
+    /// Whether it says where something is, and no more (open(2), O_PATH).
+    pub fn is_path_only(&self) -> bool {
+        self.flags() & libc::O_PATH != 0
     }
 
     /// Its status flags.
@@ -33,7 +67,7 @@ impl Open {
 
     /// Sets the flags that fcntl(2) may set.
     pub fn set_flags(&self, flags: i32) {
-        let settable = libc::O_NONBLOCK | libc::O_APPEND;
+        let settable = libc::O_NONBLOCK | libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME;
         self.flags.store(
             self.flags() & !settable | flags & settable,
             Ordering::Relaxed,
@@ -43,7 +77,7 @@ impl Open {
     /// EBADF unless it was opened for reading.
     pub fn check_readable(&self) -> Result<(), Errno> {
         match self.flags() & libc::O_ACCMODE {
-            libc::O_WRONLY => Err(Errno::EBADF),
+            libc::O_WRONLY | libc::O_ACCMODE => Err(Errno::EBADF),
             _ => Ok(()),
         }
     }
@@ -51,7 +85,7 @@ impl Open {
     /// EBADF unless it was opened for writing.
     pub fn check_writable(&self) -> Result<(), Errno> {
         match self.flags() & libc::O_ACCMODE {
-            libc::O_RDONLY => Err(Errno::EBADF),
+            libc::O_RDONLY | libc::O_ACCMODE => Err(Errno::EBADF),
             _ => Ok(()),
         }
     }
@@ -63,9 +97,30 @@ impl Open {
 }
 
 /// Descriptor numbers and what they refer to.
-#[derive(Clone, Default)]
 pub struct FileTable {
     entries: BTreeMap<i32, (Arc<Open>, bool)>,
+    /// Which table this is, among those who lock files.
+    id: u64,
+}
+
+impl Default for FileTable {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            entries: BTreeMap::new(),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}
+
+/// Locks are the original's (fork(2)).
+impl Clone for FileTable {
+    fn clone(&self) -> Self {
+        Self {
+            entries: self.entries.clone(),
+            ..Self::default()
+        }
+    }
 }
 
 impl FileTable {
@@ -80,8 +135,23 @@ impl FileTable {
         table
     }
 
-    /// What `fd` refers to.
+    /// Which table this is, among those who lock files.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What `fd` refers to. One that only says where something is cannot be worked with (open(2),
+    /// O_PATH).
     pub fn get(&self, fd: i32) -> Result<Arc<Open>, Errno> {
+        let open = self.get_any(fd)?;
+        match open.is_path_only() {
+            true => Err(Errno::EBADF),
+            false => Ok(open),
+        }
+    }
+
+    /// What `fd` refers to, even if it only says where something is.
+    pub fn get_any(&self, fd: i32) -> Result<Arc<Open>, Errno> {
         self.entries
             .get(&fd)
             .map(|(open, _)| open.clone())
@@ -129,15 +199,23 @@ impl FileTable {
         wake: &mut dyn FnMut(Channel),
     ) {
         if let Some((old, _)) = self.entries.insert(fd, (open, close_on_exec)) {
-            release(old, wake);
+            self.let_go(old, wake);
         }
     }
 
     /// Closes one descriptor.
     pub fn close(&mut self, fd: i32, wake: &mut dyn FnMut(Channel)) -> Result<(), Errno> {
         let (open, _) = self.entries.remove(&fd).ok_or(Errno::EBADF)?;
-        release(open, wake);
+        self.let_go(open, wake);
         Ok(())
+    }
+
+    /// With any descriptor of a file the locks of the table go (fcntl(2)).
+    fn let_go(&self, open: Arc<Open>, wake: &mut dyn FnMut(Channel)) {
+        if let Some((locks, _)) = locks_of(&open) {
+            locks.forget_table(self.id, wake);
+        }
+        release(open, wake);
     }
 
     /// Closes what execve(2) closes.
@@ -156,7 +234,7 @@ impl FileTable {
     /// Closes everything.
     pub fn close_all(&mut self, wake: &mut dyn FnMut(Channel)) {
         for (open, _) in std::mem::take(&mut self.entries).into_values() {
-            release(open, wake);
+            self.let_go(open, wake);
         }
     }
 

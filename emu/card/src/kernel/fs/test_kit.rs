@@ -82,7 +82,8 @@ impl ProcInfo for Proc {
     }
 }
 
-struct Nobody;
+/// Wakes nobody.
+pub struct Nobody;
 
 impl WakeTarget for Nobody {
     fn wake(&self, _: Channel) {}
@@ -104,14 +105,12 @@ pub struct Kit {
 impl Kit {
     pub fn new() -> Self {
         let memory = Arc::new(CardMemory::new(32 << 20).unwrap());
+        let vfs = Vfs::new(memory).unwrap();
         Self {
-            vfs: Vfs::new(memory).unwrap(),
+            fs: FsContext::new(&vfs),
+            vfs,
             memory: Memory(vec![0; 8 << 20]),
             files: FileTable::new(Self::stdio()),
-            fs: FsContext {
-                cwd: "/".into(),
-                umask: 0o022,
-            },
             limit_nofile: 1024,
             now: Duration::from_secs(1),
             deadline: None,
@@ -134,6 +133,7 @@ impl Kit {
             cx: Cx {
                 tid: 1,
                 pid: 1,
+                identity: Default::default(),
                 memory: &mut self.memory,
                 wake: &mut wake,
                 waker: &waker,
@@ -195,7 +195,7 @@ impl Kit {
     }
 
     pub fn exists(&self, path: &str) -> bool {
-        self.vfs.find("/", path, false).unwrap().node.is_some()
+        self.vfs.lookup(self.vfs.root(), path, false).is_ok()
     }
 
     pub fn open(&mut self, path: &str, flags: i32) -> SysResult {

@@ -4,7 +4,12 @@
 //! next attempt goes on from there, and a call that ends in any other way (a signal, an error, a
 //! capture) returns that count (write(2), signal(7)).
 
-use super::{FsCall, IO_MAX, Open, RegularFile, pipe::PipeEnd, socket::Socket, vectors::Vectors};
+use std::sync::Arc;
+
+use super::{
+    FsCall, IO_MAX, Open, RegularFile, event::Event, pipe::PipeEnd, regular::Directory,
+    socket::Socket, vectors::Vectors,
+};
 use crate::kernel::{
     errno::Errno,
     file::{Description, File},
@@ -13,32 +18,42 @@ use crate::kernel::{
 
 /// Runs one of these calls; `None` if it is none.
 pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
-    let fd = a[0] as i32;
-    let one = || Vectors::one(a[1], a[2] as usize);
+    let at = Some(a[3] as i64);
     Some(match number as i64 {
-        libc::SYS_read => call.read(fd, &one()),
-        libc::SYS_write => call.write(fd, &one()),
-        libc::SYS_pread64 => call.pread(fd, &one(), a[3] as i64),
-        libc::SYS_pwrite64 => call.pwrite(fd, &one(), a[3] as i64),
-        libc::SYS_readv => call.load(a).and_then(|to| call.read(fd, &to)),
-        libc::SYS_writev => call.load(a).and_then(|from| call.write(fd, &from)),
-        libc::SYS_preadv => call.load(a).and_then(|to| call.pread(fd, &to, a[3] as i64)),
-        libc::SYS_pwritev => call
-            .load(a)
-            .and_then(|from| call.pwrite(fd, &from, a[3] as i64)),
-        // Of the flags of these two none is supported.
-        libc::SYS_preadv2 | libc::SYS_pwritev2 if a[5] as u32 != 0 => Err(Errno::EOPNOTSUPP.into()),
-        libc::SYS_preadv2 => call.load(a).and_then(|to| match a[3] as i64 {
-            -1 => call.read(fd, &to),
-            at => call.pread(fd, &to, at),
-        }),
-        libc::SYS_pwritev2 => call.load(a).and_then(|from| match a[3] as i64 {
-            -1 => call.write(fd, &from),
-            at => call.pwrite(fd, &from, at),
-        }),
+        libc::SYS_read => call.transfer(a, Way::In, None, 0, false),
+        libc::SYS_write => call.transfer(a, Way::Out, None, 0, false),
+        libc::SYS_pread64 => call.transfer(a, Way::In, at, 0, false),
+        libc::SYS_pwrite64 => call.transfer(a, Way::Out, at, 0, false),
+        libc::SYS_readv => call.transfer(a, Way::In, None, 0, true),
+        libc::SYS_writev => call.transfer(a, Way::Out, None, 0, true),
+        libc::SYS_preadv => call.transfer(a, Way::In, at, 0, true),
+        libc::SYS_pwritev => call.transfer(a, Way::Out, at, 0, true),
+        // With -1 these two are readv and writev.
+        libc::SYS_preadv2 => {
+            let at = at.filter(|at| *at != -1);
+            call.transfer(a, Way::In, at, a[5] as i32, true)
+        }
+        libc::SYS_pwritev2 => {
+            let at = at.filter(|at| *at != -1);
+            call.transfer(a, Way::Out, at, a[5] as i32, true)
+        }
         _ => return None,
     })
 }
+
+/// Which way bytes go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Into the program's memory.
+    In,
+    /// Out of it.
+    Out,
+}
+
+/// What a stream keeps together when it is read.
+const STREAM_BUFFER: usize = 4096;
+/// preadv2(2): at the offset, whatever O_APPEND says.
+const RWF_NOAPPEND: i32 = 0x20;
 
 /// When a part that has been read is followed by another.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,14 +67,85 @@ pub enum More {
 }
 
 impl FsCall<'_> {
-    fn load(&mut self, a: [u64; 6]) -> SysResult<Vectors> {
-        self.files.get(a[0] as i32)?;
-        Ok(Vectors::load(self.cx.memory, a[1], a[2])?)
+    /// What is asked of a call before anything moves, in the order of Linux's fs/read_write.c; then
+    /// it does.
+    fn transfer(
+        &mut self,
+        a: [u64; 6],
+        way: Way,
+        at: Option<i64>,
+        flags: i32,
+        vectors: bool,
+    ) -> SysResult {
+        let fd = a[0] as i32;
+        let at = match at.map(u64::try_from) {
+            Some(at) => Some(at.map_err(|_| Errno::EINVAL)?),
+            None => None,
+        };
+        let open = self.open_for(fd)?;
+        if at.is_some() {
+            check_seekable(&open)?;
+        }
+        match way {
+            Way::In => open.check_readable()?,
+            Way::Out => open.check_writable()?,
+        }
+        check_possible(&open, way)?;
+        let memory = match vectors {
+            true => Vectors::load(self.cx.memory, a[1], a[2])?,
+            false => Vectors::checked(a[1], a[2])?,
+        };
+        if vectors && memory.total() == 0 {
+            return Ok(0);
+        }
+        let file = open.file.as_any().downcast_ref::<RegularFile>();
+        let start = at.or_else(|| file.map(RegularFile::position)).unwrap_or(0);
+        if start.saturating_add(memory.total() as u64) > i64::MAX as u64 {
+            return Err(Errno::EINVAL.into());
+        }
+        self.obey(&open, way, flags)?;
+        match (way, at) {
+            (Way::In, None) => self.read(fd, &memory, flags),
+            (Way::In, Some(at)) => self.pread(fd, &memory, at, flags),
+            (Way::Out, None) => self.write(fd, &memory, flags),
+            (Way::Out, Some(at)) => self.pwrite(fd, &memory, at, flags),
+        }
     }
 
-    fn read(&mut self, fd: i32, to: &Vectors) -> SysResult {
+    /// EOPNOTSUPP for flags of preadv2(2) that mean nothing for this file.
+    fn obey(&self, open: &Open, way: Way, flags: i32) -> Result<(), Errno> {
+        let always = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC;
+        let appends = libc::RWF_APPEND | RWF_NOAPPEND;
+        if flags & !(always | appends | libc::RWF_NOWAIT) != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if flags & appends == appends {
+            return Err(Errno::EINVAL);
+        }
+        let never_waits = matches!(
+            open.file.describe(),
+            Description::Path { .. } | Description::Device { .. }
+        );
+        let is_directory = way == Way::In && open.file.as_any().is::<Directory>();
+        match flags & libc::RWF_NOWAIT != 0 && never_waits
+            || flags & !libc::RWF_HIPRI != 0 && is_directory
+        {
+            true => Err(Errno::EOPNOTSUPP),
+            false => Ok(()),
+        }
+    }
+
+    /// The description that a call with flags of preadv2(2) works on.
+    fn open_with(&mut self, fd: i32, flags: i32) -> Result<Arc<Open>, Errno> {
         let open = self.open_for(fd)?;
-        open.check_readable()?;
+        self.cx.nonblock |= flags & libc::RWF_NOWAIT != 0;
+        self.cx.append |= flags & libc::RWF_APPEND != 0;
+        self.cx.append &= flags & RWF_NOAPPEND == 0;
+        Ok(open)
+    }
+
+    fn read(&mut self, fd: i32, to: &Vectors, flags: i32) -> SysResult {
+        let open = self.open_with(fd, flags)?;
         let more = match open.file.as_any().is::<RegularFile>() {
             true => More::IfFull,
             false => More::No,
@@ -79,7 +165,13 @@ impl FsCall<'_> {
         max: usize,
     ) -> SysResult<Vec<u8>> {
         let taken = file.takes().min(max);
-        let max = match to.writable(self.cx.memory, done, taken) {
+        let good = to.writable(self.cx.memory, done, taken);
+        // A stream hands over whole buffers (of a pipe, a page).
+        let good = match file.as_any().is::<RegularFile>() || good == taken {
+            true => good,
+            false => good / STREAM_BUFFER * STREAM_BUFFER,
+        };
+        let max = match good {
             0 if taken > 0 => return Err(Errno::EFAULT.into()),
             good if good < taken => good,
             _ => max,
@@ -87,9 +179,15 @@ impl FsCall<'_> {
         file.read(&mut self.cx, max)
     }
 
-    fn write(&mut self, fd: i32, from: &Vectors) -> SysResult {
-        let open = self.open_for(fd)?;
-        open.check_writable()?;
+    fn write(&mut self, fd: i32, from: &Vectors, flags: i32) -> SysResult {
+        let open = self.open_with(fd, flags)?;
+        if open.file.as_any().is::<RegularFile>() {
+            return self.put_good(from, |call, _, data| call.write_to(&*open.file, data));
+        }
+        // A counter takes one number, which has to be a buffer of its own (eventfd(2)).
+        if open.file.as_any().is::<Event>() && from.first() != 8 {
+            return Err(Errno::EINVAL.into());
+        }
         self.put(from, goes_on(&*open.file), |call, _, data| {
             call.write_to(&*open.file, data)
         })
@@ -107,28 +205,26 @@ impl FsCall<'_> {
     }
 
     /// pread(2): for files that have a position, and for devices, which ignore it.
-    fn pread(&mut self, fd: i32, to: &Vectors, offset: i64) -> SysResult {
-        let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-        let open = self.open_for(fd)?;
+    fn pread(&mut self, fd: i32, to: &Vectors, offset: u64, flags: i32) -> SysResult {
+        let open = self.open_with(fd, flags)?;
         if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
-            open.check_readable()?;
-            return self.get(to, More::IfFull, |_, done, max| {
-                Ok(file
-                    .inode()
-                    .read_at(offset.saturating_add(done as u64), max))
+            return self.get(to, More::IfFull, |call, done, max| {
+                let at = offset.saturating_add(done as u64);
+                let taken = file.inode().size().saturating_sub(at).min(max as u64) as usize;
+                match to.writable(call.cx.memory, done, taken) {
+                    0 if taken > 0 => Err(Errno::EFAULT.into()),
+                    good => Ok(file.inode().read_at(at, good)),
+                }
             });
         }
-        check_seekable(&open)?;
-        self.read(fd, to)
+        self.read(fd, to, flags)
     }
 
     /// pwrite(2). With O_APPEND Linux appends, whatever the offset.
-    fn pwrite(&mut self, fd: i32, from: &Vectors, offset: i64) -> SysResult {
-        let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-        let open = self.open_for(fd)?;
+    fn pwrite(&mut self, fd: i32, from: &Vectors, offset: u64, flags: i32) -> SysResult {
+        let open = self.open_with(fd, flags)?;
         if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
-            open.check_writable()?;
-            return self.put(from, true, |call, done, data| {
+            return self.put_good(from, |call, done, data| {
                 let at = match call.cx.append {
                     true => file.inode().size(),
                     false => offset.saturating_add(done as u64),
@@ -136,8 +232,25 @@ impl FsCall<'_> {
                 Ok(file.inode().write_at(at, data)?)
             });
         }
-        check_seekable(&open)?;
-        self.write(fd, from)
+        self.write(fd, from, flags)
+    }
+
+    /// Hands `from` to `part(bytes done, data)` up to the first bad address, so that what lies before
+    /// it is in the file (write(2)).
+    fn put_good(
+        &mut self,
+        from: &Vectors,
+        mut part: impl FnMut(&mut Self, usize, &[u8]) -> SysResult<usize>,
+    ) -> SysResult {
+        loop {
+            let done = *self.progress;
+            let len = (from.total() - done.min(from.total())).min(IO_MAX);
+            let data = from.read_good(self.cx.memory, done, len)?;
+            *self.progress += part(self, done, &data)?;
+            if *self.progress == from.total() {
+                return Ok(*self.progress as u64);
+            }
+        }
     }
 
     /// Fills `to` from `part(bytes done, most bytes)`; nothing is the end.
@@ -190,7 +303,19 @@ pub fn goes_on(file: &dyn File) -> bool {
     file.as_any().is::<PipeEnd>() || file.as_any().is::<Socket>()
 }
 
-fn check_seekable(open: &Open) -> Result<(), Errno> {
+/// EINVAL of what cannot be read, or written, at all.
+fn check_possible(open: &Open, way: Way) -> Result<(), Errno> {
+    match open.file.describe() {
+        Description::Epoll { .. } | Description::Process => Err(Errno::EINVAL),
+        Description::Timer { .. } | Description::Signals { .. } if way == Way::Out => {
+            Err(Errno::EINVAL)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// ESPIPE of what has no position.
+pub fn check_seekable(open: &Open) -> Result<(), Errno> {
     match open.file.describe() {
         Description::Path { .. } | Description::Device { .. } => Ok(()),
         _ => Err(Errno::ESPIPE),
@@ -283,9 +408,17 @@ mod tests {
             let bad = error(Errno::EFAULT);
             assert_eq!(kit.call(libc::SYS_read, &[fd, end, 10]), bad);
             assert_eq!(kit.call(libc::SYS_read, &[fd, u64::MAX, 10]), bad);
-            // What there is good memory for is read; a buffer need not be good beyond the bytes.
+            // Of a file what there is good memory for is read, of a stream only what is together.
             kit.put_words(0x4000, &[0x5000, 2, end - 1, 10]);
-            assert_eq!(kit.call(libc::SYS_readv, &[fd, 0x4000, 2]), Ok(3));
+            let some = match fd == file {
+                true => Ok(3),
+                false => bad.clone(),
+            };
+            assert_eq!(kit.call(libc::SYS_readv, &[fd, 0x4000, 2]), some);
+            if some == bad {
+                assert_eq!(kit.call(libc::SYS_read, &[fd, 0x5000, 3]), Ok(3));
+            }
+            // A buffer need not be good beyond the bytes.
             assert_eq!(kit.call(libc::SYS_read, &[fd, end - 7, 1000]), Ok(7));
             assert_eq!(kit.bytes(end as usize - 7, 7), b"3456789");
         }
@@ -350,11 +483,13 @@ mod tests {
             kit.call(libc::SYS_preadv, &[fd, 0x4000, 2, u64::MAX]),
             error(Errno::EINVAL)
         );
-        let flagged = [fd, 0x4000, 2, 3, 0, 8];
-        assert_eq!(
-            kit.call(libc::SYS_preadv2, &flagged),
-            error(Errno::EOPNOTSUPP)
-        );
+        for unknown in [8, 0x8000] {
+            let flagged = [fd, 0x4000, 2, 3, 0, unknown];
+            assert_eq!(
+                kit.call(libc::SYS_preadv2, &flagged),
+                error(Errno::EOPNOTSUPP)
+            );
+        }
         // With -1 they are readv and writev.
         assert_eq!(
             kit.call(libc::SYS_preadv2, &[fd, 0x4000, 2, u64::MAX, 0, 0]),
@@ -389,11 +524,13 @@ mod tests {
     }
 
     #[test]
-    fn an_eventfd_takes_eight_bytes_of_a_write() {
+    fn an_eventfd_takes_eight_bytes() {
         let mut kit = Kit::new();
         let fd = kit.call(libc::SYS_eventfd2, &[0, 0]).unwrap();
         kit.put_words(0x2000, &[1, 2]);
-        assert_eq!(kit.call(libc::SYS_write, &[fd, 0x2000, 16]), Ok(8));
+        let wrong = kit.call(libc::SYS_write, &[fd, 0x2000, 16]);
+        assert_eq!(wrong, error(Errno::EINVAL));
+        assert_eq!(kit.call(libc::SYS_write, &[fd, 0x2000, 8]), Ok(8));
         assert_eq!(kit.call(libc::SYS_read, &[fd, 0x2000, 8]), Ok(8));
         assert_eq!(kit.bytes(0x2000, 8), &1_u64.to_le_bytes());
     }

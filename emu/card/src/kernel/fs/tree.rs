@@ -5,23 +5,22 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
-    FsContext, PATH_MAX, Stat, dev, fd_names,
+    Stat, dev, fd_names,
     inode::Inode,
+    locks::LockWaits,
+    meta::Meta,
     names::Names,
     passed::InFlight,
     pipe::{PipeEnd, Queue},
     proc::{self, ProcFile},
-    regular::{Directory, RegularFile},
     socket::Listener,
+    walk::Found,
 };
 use crate::{
-    kernel::{
-        device::CharDevice,
-        errno::Errno,
-        file::{Cx, File},
-        wait::{Channel, Stop, SysResult},
-    },
+    kernel::{device::CharDevice, errno::Errno, wait::Channel},
     memory::CardMemory,
 };
 
@@ -29,12 +28,28 @@ use crate::{
 const NAMES_MAX: usize = 1 << 17;
 /// Most bytes of symbolic links on a card.
 const LINK_BYTES_MAX: usize = 16 << 20;
-const NAME_MAX: usize = 255;
-/// Symbolic links followed in one path (path_resolution(7)).
-const LINKS_MAX: usize = 40;
-const ROOT: u64 = 1;
+/// What a name adds to the size of its directory, as tmpfs(5) has it.
+const NAME_BYTES: u64 = 20;
 /// Ports for whoever wants any (ip_local_port_range).
-const EPHEMERAL_PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+const EPHEMERAL_PORTS: std::ops::Range<u16> = 32_768..61_000;
+
+/// Names that autobind has: five hexadecimal digits.
+const AUTOBIND_MAX: u32 = 0xf_ffff;
+
+/// Ports of one protocol and one internet family: whether it is UDP, and whether it is IPv6.
+pub type PortKind = (bool, bool);
+type Port = (PortKind, u16);
+
+/// What a socket is found under.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SocketName {
+    /// A path.
+    Path(String),
+    /// An abstract name.
+    Abstract(Vec<u8>),
+    /// A port, of these kinds.
+    Port(Vec<PortKind>, u16),
+}
 
 /// What the C library looks up: the card's only user and group, and its own name.
 const CONFIGURATION: [(&str, &str); 3] = [
@@ -53,60 +68,96 @@ pub enum Node {
     Link(String),
     /// A character device.
     Device(Arc<dyn CharDevice>),
-    /// A Unix socket that listens, or once did.
-    Socket(Arc<Listener>),
-    /// A FIFO, and its permission bits.
-    Fifo(Arc<Queue>, u32),
+    /// A Unix socket that listens, or once did; none if mknod(2) made it.
+    Socket(Option<Arc<Listener>>),
+    /// A FIFO.
+    Fifo(Arc<Queue>),
     /// A text of /proc.
     Proc(ProcFile),
+}
+
+impl Node {
+    /// A directory with nothing in it.
+    pub fn directory(parent: u64) -> Self {
+        Self::Directory(Names::default(), parent)
+    }
+
+    /// Its type (inode(7)).
+    pub fn kind(&self) -> u32 {
+        match self {
+            Self::Directory(..) => libc::S_IFDIR,
+            Self::Link(_) | Self::Proc(ProcFile::Exe) => libc::S_IFLNK,
+            Self::Device(_) => libc::S_IFCHR,
+            Self::Socket(_) => libc::S_IFSOCK,
+            Self::Fifo(_) => libc::S_IFIFO,
+            Self::File(_) | Self::Proc(_) => libc::S_IFREG,
+        }
+    }
+
+    /// Permission bits of one that nobody has chosen them for.
+    fn usual_mode(&self) -> u32 {
+        match self {
+            Self::Directory(..) => 0o755,
+            Self::Link(_) | Self::Proc(ProcFile::Exe) | Self::Socket(_) => 0o777,
+            Self::Device(_) => 0o666,
+            Self::File(_) | Self::Fifo(_) => 0o644,
+            Self::Proc(_) => 0o444,
+        }
+    }
 }
 
 /// The mounted tree.
 pub struct Vfs {
     memory: Arc<CardMemory>,
-    nodes: BTreeMap<u64, Node>,
+    root: Arc<Meta>,
+    nodes: BTreeMap<u64, (Arc<Meta>, Node)>,
+    /// Directories without a name that somebody still has open, or works in.
+    removed: Vec<u64>,
     /// Names in all directories, and bytes of all symbolic links.
     names: usize,
     link_bytes: usize,
     /// Abstract names of sockets (unix(7)), each for as long as its socket is there.
     abstract_names: BTreeMap<Vec<u8>, Weak<Listener>>,
-    /// TCP ports of 127.0.0.1 that are bound, each for as long as its socket is there.
-    ports: BTreeMap<u16, Weak<Listener>>,
+    /// Ports that are bound, each for as long as its socket is there.
+    ports: BTreeMap<Port, Weak<Listener>>,
+    /// The next of each that is tried for who does not say which.
+    next_port: u16,
+    next_name: u32,
     /// Descriptors on their way through sockets.
     in_flight: InFlight,
     /// Ends of FIFOs whose open(2) waits for the other end, by thread.
-    opening: BTreeMap<i32, Arc<PipeEnd>>,
-    next: u64,
-}
-
-/// Where a path leads: the directory, the last name in it, and what is there.
-pub struct Found {
-    /// The directory that holds the name.
-    pub parent: u64,
-    /// The name; empty for the root and for `.` or `..` at the end.
-    pub name: String,
-    /// The node, if there is one.
-    pub node: Option<u64>,
+    pub(super) opening: BTreeMap<i32, Arc<PipeEnd>>,
+    /// Who waits for whose record locks.
+    pub(super) lock_waits: LockWaits,
 }
 
 impl Vfs {
     /// An empty root with /dev, /proc, /tmp, /run.
     pub fn new(memory: Arc<CardMemory>) -> Result<Self, Errno> {
-        let mut nodes = BTreeMap::new();
-        nodes.insert(ROOT, Node::Directory(Names::default(), ROOT));
+        let root = Meta::new(0o755);
+        root.link(1);
+        let node = Node::directory(root.number);
         let mut vfs = Self {
             memory,
-            nodes,
+            nodes: BTreeMap::from([(root.number, (root.clone(), node))]),
+            root,
+            removed: Vec::new(),
             names: 0,
             link_bytes: 0,
             abstract_names: BTreeMap::new(),
             ports: BTreeMap::new(),
+            next_port: EPHEMERAL_PORTS.start,
+            next_name: 0,
             in_flight: InFlight::default(),
             opening: BTreeMap::new(),
-            next: ROOT + 1,
+            lock_waits: LockWaits::default(),
         };
         for directory in ["/tmp", "/run", "/dev/shm", "/etc", "/bin", fd_names::PATH] {
             vfs.make_directories(directory)?;
+        }
+        for path in ["/tmp", "/dev/shm"] {
+            let node = vfs.lookup(&vfs.root, path, true)?;
+            vfs.meta(node)?.set_mode(0o1777);
         }
         dev::register(&mut vfs)?;
         for (path, text) in CONFIGURATION {
@@ -123,6 +174,21 @@ impl Vfs {
         &self.memory
     }
 
+    /// The root directory.
+    pub fn root(&self) -> &Arc<Meta> {
+        &self.root
+    }
+
+    /// A directory that was removed: nothing can be found or made in it.
+    pub fn removed_directory(&mut self) -> Arc<Meta> {
+        let meta = Meta::new(0o755);
+        meta.link(-1);
+        let node = Node::directory(self.root.number);
+        self.nodes.insert(meta.number, (meta.clone(), node));
+        self.removed.push(meta.number);
+        meta
+    }
+
     /// Puts a device at `path`.
     pub fn register_device(&mut self, path: &str, device: Arc<dyn CharDevice>) {
         if let Err(errno) = self.put(path, Node::Device(device)) {
@@ -135,7 +201,7 @@ impl Vfs {
         if let Some((parent, _)) = path.rsplit_once('/') {
             self.make_directories(parent)?;
         }
-        let inode = self.new_inode(mode);
+        let inode = Inode::new(&self.memory, mode);
         let mut done = 0;
         while done < bytes.len() {
             done += inode.write_at(done as u64, &bytes[done..])?;
@@ -148,7 +214,7 @@ impl Vfs {
         if let Some((parent, _)) = path.rsplit_once('/') {
             self.make_directories(parent)?;
         }
-        let found = self.find("/", path, false)?;
+        let found = self.find(&self.root, path, false)?;
         if let Some(old) = found.node {
             self.unlink_node(found.parent, &found.name, old);
         }
@@ -160,13 +226,9 @@ impl Vfs {
         let mut at = String::new();
         for name in path.split('/').filter(|name| !name.is_empty()) {
             at = format!("{at}/{name}");
-            let found = self.find("/", &at, true)?;
+            let found = self.find(&self.root, &at, true)?;
             if found.node.is_none() {
-                self.add(
-                    found.parent,
-                    &found.name,
-                    Node::Directory(Names::default(), found.parent),
-                )?;
+                self.add(found.parent, &found.name, Node::directory(found.parent))?;
             }
         }
         Ok(())
@@ -174,47 +236,55 @@ impl Vfs {
 
     /// Adds a node under a new name.
     pub fn add(&mut self, parent: u64, name: &str, node: Node) -> Result<u64, Errno> {
-        if name.is_empty() {
+        let meta = match &node {
+            Node::File(inode) => inode.meta().clone(),
+            node => Meta::new(node.usual_mode()),
+        };
+        self.add_with(parent, name, node, meta)
+    }
+
+    /// The same with attributes of its own. A node that has none of its names left gets one again.
+    pub fn add_with(
+        &mut self,
+        parent: u64,
+        name: &str,
+        node: Node,
+        meta: Arc<Meta>,
+    ) -> Result<u64, Errno> {
+        if name.is_empty() || self.child(parent, name).is_ok() {
             return Err(Errno::EEXIST);
-        }
-        if self.names >= NAMES_MAX {
-            return Err(Errno::ENOSPC);
         }
         let link_bytes = match &node {
             Node::Link(target) => target.len(),
             _ => 0,
         };
-        if self.link_bytes + link_bytes > LINK_BYTES_MAX {
+        if self.names >= NAMES_MAX || self.link_bytes + link_bytes > LINK_BYTES_MAX {
             return Err(Errno::ENOSPC);
         }
-        let number = self.next;
-        let names = self.directory_mut(parent)?;
-        if names.get(name).is_some() {
-            return Err(Errno::EEXIST);
+        let number = meta.number;
+        let is_directory = matches!(node, Node::Directory(..));
+        self.insert_name(parent, name, number)?;
+        if is_directory {
+            meta.link(1);
+            self.meta(parent)?.link(1);
         }
-        names.insert(name, number);
-        self.nodes.insert(number, node);
-        self.next += 1;
+        self.nodes.insert(number, (meta, node));
         self.names += 1;
         self.link_bytes += link_bytes;
         Ok(number)
     }
 
-    /// A new regular file that has no name yet.
-    pub fn new_inode(&self, mode: u32) -> Arc<Inode> {
-        Inode::new(&self.memory, self.next, mode)
-    }
-
-    /// Gives a regular file another name (link(2)).
+    /// Gives a node another name (link(2)).
     pub fn link(&mut self, parent: u64, name: &str, node: u64) -> Result<(), Errno> {
-        let Some(Node::File(inode)) = self.nodes.get(&node) else {
+        if self.directory(node).is_ok() {
             return Err(Errno::EPERM);
-        };
+        }
         if self.names >= NAMES_MAX {
             return Err(Errno::ENOSPC);
         }
-        inode.link(1);
-        self.directory_mut(parent)?.insert(name, node);
+        let meta = self.meta(node)?.clone();
+        self.insert_name(parent, name, node)?;
+        meta.link(1);
         self.names += 1;
         Ok(())
     }
@@ -227,29 +297,90 @@ impl Vfs {
         if let Some(old) = to.node {
             self.unlink_node(to.parent, &to.name, old);
         }
-        self.directory_mut(from.parent)?.remove(&from.name);
-        self.directory_mut(to.parent)?.insert(&to.name, node);
-        if let Some(Node::Directory(_, up)) = self.nodes.get_mut(&node) {
-            *up = to.parent;
+        self.remove_name(from.parent, &from.name);
+        self.insert_name(to.parent, &to.name, node)?;
+        self.moved(node, from.parent, to.parent)
+    }
+
+    /// Two nodes get each other's name (rename(2), RENAME_EXCHANGE).
+    pub fn exchange(&mut self, one: &Found, other: &Found) -> Result<(), Errno> {
+        let (a, b) = (
+            one.node.ok_or(Errno::ENOENT)?,
+            other.node.ok_or(Errno::ENOENT)?,
+        );
+        self.insert_name(one.parent, &one.name, b)?;
+        self.insert_name(other.parent, &other.name, a)?;
+        self.moved(a, one.parent, other.parent)?;
+        self.moved(b, other.parent, one.parent)
+    }
+
+    /// A node has moved from one directory to another.
+    fn moved(&mut self, node: u64, from: u64, to: u64) -> Result<(), Errno> {
+        if let Some((_, Node::Directory(_, up))) = self.nodes.get_mut(&node) {
+            *up = to;
+            self.meta(from)?.link(-1);
+            self.meta(to)?.link(1);
         }
+        self.meta(node)?.lock().ctime = super::meta::Timestamp::now();
         Ok(())
     }
 
-    /// Takes a name away, and its node if it has no other.
+    /// Takes a name away, and its node if it has no other and nobody needs it.
     pub fn unlink_node(&mut self, parent: u64, name: &str, node: u64) {
-        if let Ok(names) = self.directory_mut(parent)
-            && names.remove(name).is_some()
-        {
+        if self.remove_name(parent, name) {
             self.names -= 1;
         }
-        if let Some(Node::File(inode)) = self.nodes.get(&node)
-            && inode.link(-1) > 0
-        {
+        let Some((meta, it)) = self.nodes.get(&node) else {
             return;
-        }
-        if let Some(Node::Link(target)) = self.nodes.remove(&node) {
+        };
+        if matches!(it, Node::Directory(..)) {
+            meta.lock().nlink = 0;
+            self.removed.push(node);
+            if let Ok(parent) = self.meta(parent) {
+                parent.link(-1);
+            }
+            self.sweep();
+        } else if meta.link(-1) == 0
+            && let Some((_, Node::Link(target))) = self.nodes.remove(&node)
+        {
             self.link_bytes -= target.len();
         }
+    }
+
+    /// Forgets removed directories that nobody has open any more.
+    fn sweep(&mut self) {
+        let nodes = &mut self.nodes;
+        self.removed.retain(|number| {
+            let needed = nodes
+                .get(number)
+                .is_some_and(|(meta, _)| Arc::strong_count(meta) > 1);
+            if !needed {
+                nodes.remove(number);
+            }
+            needed
+        });
+    }
+
+    fn insert_name(&mut self, directory: u64, name: &str, node: u64) -> Result<(), Errno> {
+        match self.nodes.get_mut(&directory) {
+            // Nothing is made in a directory that is gone.
+            Some((meta, Node::Directory(names, _))) if meta.lock().nlink > 0 => {
+                names.insert(name, node);
+                meta.modified();
+                Ok(())
+            }
+            Some((_, Node::Directory(..))) | None => Err(Errno::ENOENT),
+            Some(_) => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// Whether the name was there.
+    fn remove_name(&mut self, directory: u64, name: &str) -> bool {
+        let Some((meta, Node::Directory(names, _))) = self.nodes.get_mut(&directory) else {
+            return false;
+        };
+        meta.modified();
+        names.remove(name).is_some()
     }
 
     /// Gives a socket an abstract name.
@@ -263,33 +394,110 @@ impl Vfs {
         Ok(())
     }
 
+    /// Gives a socket an abstract name that nobody has (unix(7), autobind).
+    pub fn add_unnamed(&mut self, listener: &Arc<Listener>) -> Result<Vec<u8>, Errno> {
+        for _ in 0..=AUTOBIND_MAX {
+            let name = format!("{:05x}", self.next_name).into_bytes();
+            self.next_name = (self.next_name + 1) & AUTOBIND_MAX;
+            if self.add_abstract(name.clone(), listener).is_ok() {
+                return Ok(name);
+            }
+        }
+        Err(Errno::ENOSPC)
+    }
+
     /// The socket that has an abstract name.
     pub fn find_abstract(&self, name: &[u8]) -> Option<Arc<Listener>> {
         self.abstract_names.get(name)?.upgrade()
     }
 
-    /// Gives a socket a TCP port, any free one for 0. Returns which.
-    pub fn add_port(&mut self, port: u16, listener: &Arc<Listener>) -> Result<u16, Errno> {
+    /// Binds a socket to a port of these families, 0 being any that is free.
+    pub fn add_port(
+        &mut self,
+        kinds: &[PortKind],
+        number: u16,
+        listener: &Arc<Listener>,
+    ) -> Result<u16, Errno> {
         self.ports.retain(|_, listener| listener.strong_count() > 0);
-        let port = match port {
-            0 => self.free_port()?,
-            port if self.ports.contains_key(&port) => return Err(Errno::EADDRINUSE),
-            port => port,
+        let number = match number {
+            0 => self.free_port(kinds)?,
+            number if self.has_port(kinds, number) => return Err(Errno::EADDRINUSE),
+            number => number,
         };
-        self.ports.insert(port, Arc::downgrade(listener));
-        Ok(port)
+        for kind in kinds {
+            self.ports.insert((*kind, number), Arc::downgrade(listener));
+        }
+        Ok(number)
     }
 
-    /// A TCP port that nobody has bound.
-    pub fn free_port(&self) -> Result<u16, Errno> {
-        let mut ports = EPHEMERAL_PORTS;
-        let free = ports.find(|port| !self.ports.contains_key(port));
-        free.ok_or(Errno::EADDRINUSE)
+    fn has_port(&self, kinds: &[PortKind], number: u16) -> bool {
+        kinds
+            .iter()
+            .any(|kind| self.ports.contains_key(&(*kind, number)))
     }
 
-    /// The socket that has a TCP port.
-    pub fn find_port(&self, port: u16) -> Option<Arc<Listener>> {
-        self.ports.get(&port)?.upgrade()
+    /// A port that nobody is bound to.
+    pub fn free_port(&mut self, kinds: &[PortKind]) -> Result<u16, Errno> {
+        for _ in EPHEMERAL_PORTS {
+            let number = self.next_port;
+            self.next_port = match EPHEMERAL_PORTS.contains(&(number + 1)) {
+                true => number + 1,
+                false => EPHEMERAL_PORTS.start,
+            };
+            if !self.has_port(kinds, number) {
+                return Ok(number);
+            }
+        }
+        Err(Errno::EADDRINUSE)
+    }
+
+    /// The socket that is bound to a port.
+    pub fn find_port(&self, kind: PortKind, number: u16) -> Option<Arc<Listener>> {
+        self.ports.get(&(kind, number))?.upgrade()
+    }
+
+    /// What a socket is found under; nothing any more, if its node is gone.
+    pub fn socket_name(&self, listener: &Arc<Listener>) -> Option<SocketName> {
+        let is_it = |other: &Weak<Listener>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(listener));
+        if listener.domain == libc::AF_UNIX {
+            let mut named = self.abstract_names.iter();
+            if let Some((name, _)) = named.find(|(_, other)| is_it(other)) {
+                return Some(SocketName::Abstract(name.clone()));
+            }
+            let is_node = |node: &Node| matches!(node, Node::Socket(Some(other)) if Arc::ptr_eq(other, listener));
+            return self.path_of_node(is_node).map(SocketName::Path);
+        }
+        let ports = self.ports.iter().filter(|(_, other)| is_it(other));
+        let (kinds, numbers): (Vec<_>, Vec<_>) = ports.map(|(port, _)| *port).unzip();
+        Some(SocketName::Port(kinds, *numbers.first()?))
+    }
+
+    /// Whether no socket that is open has this name, nor anything else.
+    pub fn is_free(&self, name: &SocketName) -> bool {
+        match name {
+            SocketName::Port(kinds, number) => kinds
+                .iter()
+                .all(|kind| self.find_port(*kind, *number).is_none()),
+            SocketName::Abstract(name) => self.find_abstract(name).is_none(),
+            SocketName::Path(path) => match self.find(self.root(), path, true) {
+                Ok(found) => found.node.is_none_or(|node| match self.node(node) {
+                    Some(Node::Socket(listener)) => {
+                        listener.as_ref().is_none_or(|it| !it.is_open())
+                    }
+                    _ => false,
+                }),
+                Err(errno) => errno == Errno::ENOENT,
+            },
+        }
+    }
+
+    /// Gives a socket a name that is free.
+    pub fn name_socket(&mut self, name: SocketName, listener: Arc<Listener>) -> Result<(), Errno> {
+        match name {
+            SocketName::Port(kinds, number) => self.add_port(&kinds, number, &listener).map(|_| ()),
+            SocketName::Abstract(name) => self.add_abstract(name, &listener),
+            SocketName::Path(path) => self.put(&path, Node::Socket(Some(listener))),
+        }
     }
 
     /// How many descriptors are on their way.
@@ -299,208 +507,58 @@ impl Vfs {
 
     /// The node with this number.
     pub fn node(&self, number: u64) -> Option<&Node> {
-        self.nodes.get(&number)
+        self.nodes.get(&number).map(|(_, node)| node)
+    }
+
+    /// Its attributes.
+    pub fn meta(&self, number: u64) -> Result<&Arc<Meta>, Errno> {
+        let entry = self.nodes.get(&number).ok_or(Errno::ENOENT)?;
+        Ok(&entry.0)
     }
 
     /// A directory's names.
     pub fn directory(&self, number: u64) -> Result<&Names, Errno> {
-        match self.nodes.get(&number) {
+        match self.node(number) {
             Some(Node::Directory(names, _)) => Ok(names),
             Some(_) => Err(Errno::ENOTDIR),
             None => Err(Errno::ENOENT),
         }
     }
 
-    /// Sets permission bits, of what keeps them.
-    pub fn set_mode(&mut self, number: u64, mode: u32) {
-        match self.nodes.get_mut(&number) {
-            Some(Node::File(inode)) => inode.set_mode(mode),
-            Some(Node::Fifo(_, bits)) => *bits = mode & 0o7777,
-            _ => {}
-        }
-    }
-
     /// The directory above this one.
     pub fn parent(&self, number: u64) -> Result<u64, Errno> {
-        match self.nodes.get(&number) {
+        match self.node(number) {
             Some(Node::Directory(_, parent)) => Ok(*parent),
             Some(_) => Err(Errno::ENOTDIR),
             None => Err(Errno::ENOENT),
         }
     }
 
-    fn directory_mut(&mut self, number: u64) -> Result<&mut Names, Errno> {
-        match self.nodes.get_mut(&number) {
-            Some(Node::Directory(names, _)) => Ok(names),
-            Some(_) => Err(Errno::ENOTDIR),
-            None => Err(Errno::ENOENT),
-        }
-    }
-
-    /// Follows `path` from directory `base` (path_resolution(7)).
-    pub fn find(&self, base: &str, path: &str, follow: bool) -> Result<Found, Errno> {
-        if path.is_empty() {
-            return Err(Errno::ENOENT);
-        }
-        if path.len() >= PATH_MAX {
-            return Err(Errno::ENAMETOOLONG);
-        }
-        let start = if path.starts_with('/') || base == "/" {
-            ROOT
-        } else {
-            self.find("/", base, true)?.node.ok_or(Errno::ENOENT)?
-        };
-        self.walk(start, path, follow, &mut 0)
-    }
-
-    fn walk(
-        &self,
-        start: u64,
-        path: &str,
-        follow: bool,
-        links: &mut usize,
-    ) -> Result<Found, Errno> {
-        let mut at = if path.starts_with('/') { ROOT } else { start };
-        let must_be_directory = path.ends_with('/');
-        let names: Vec<&str> = path
-            .split('/')
-            .filter(|n| !n.is_empty() && *n != ".")
-            .collect();
-        let mut found = Found {
-            parent: at,
-            name: String::new(),
-            node: Some(at),
-        };
-        for (index, name) in names.iter().enumerate() {
-            if name.len() > NAME_MAX {
-                return Err(Errno::ENAMETOOLONG);
+    /// Whether a directory is another, or somewhere in it.
+    pub fn is_within(&self, mut directory: u64, other: u64) -> bool {
+        loop {
+            if directory == other {
+                return true;
             }
-            let last = index + 1 == names.len();
-            if *name == ".." {
-                at = self.parent(at)?;
-                found = Found {
-                    parent: at,
-                    name: String::new(),
-                    node: Some(at),
-                };
-                continue;
-            }
-            let node = self.directory(at)?.get(name);
-            if let Some(Node::Link(target)) = node.and_then(|node| self.nodes.get(&node))
-                && (!last || follow || must_be_directory)
-            {
-                *links += 1;
-                if *links > LINKS_MAX {
-                    return Err(Errno::ELOOP);
-                }
-                found = self.walk(at, target, true, links)?;
-            } else {
-                found = Found {
-                    parent: at,
-                    name: (*name).to_owned(),
-                    node,
-                };
-            }
-            match found.node {
-                Some(node) => at = node,
-                None if last => {}
-                None => return Err(Errno::ENOENT),
-            }
-        }
-        if must_be_directory && let Some(node) = found.node {
-            self.directory(node)?;
-        }
-        Ok(found)
-    }
-
-    /// open(2).
-    pub fn open(
-        &mut self,
-        cx: &mut Cx,
-        fs: &FsContext,
-        path: &str,
-        flags: i32,
-        mode: u32,
-    ) -> SysResult<Arc<dyn File>> {
-        let create = flags & libc::O_CREAT != 0;
-        let exclusive = create && flags & libc::O_EXCL != 0;
-        let follow = flags & libc::O_NOFOLLOW == 0 && !exclusive;
-        if create && flags & libc::O_DIRECTORY != 0 {
-            return Err(Errno::EINVAL.into());
-        }
-        let found = self.find(&fs.cwd, path, follow)?;
-        let number = match found.node {
-            Some(_) if exclusive => return Err(Errno::EEXIST.into()),
-            Some(node) => node,
-            None if create && !path.ends_with('/') => {
-                let inode = self.new_inode(mode & !fs.umask);
-                self.add(found.parent, &found.name, Node::File(inode))?
-            }
-            None => return Err(Errno::ENOENT.into()),
-        };
-        let absolute = self.path_of(found.parent, &found.name);
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        match self.nodes.get(&number).ok_or(Errno::ENOENT)? {
-            Node::Directory(..) if writes => Err(Errno::EISDIR.into()),
-            Node::Directory(..) => Ok(Directory::new(number, absolute)),
-            _ if flags & libc::O_DIRECTORY != 0 => Err(Errno::ENOTDIR.into()),
-            Node::File(inode) => {
-                if flags & libc::O_TRUNC != 0 && writes {
-                    inode.truncate(0)?;
-                }
-                Ok(RegularFile::new(inode.clone(), absolute, flags))
-            }
-            Node::Link(_) => Err(Errno::ELOOP.into()),
-            Node::Device(device) => device.open(cx, flags),
-            Node::Socket(_) => Err(Errno::ENXIO.into()),
-            Node::Proc(_) => Err(Errno::ENOENT.into()),
-            Node::Fifo(queue, _) => {
-                let queue = queue.clone();
-                Ok(self.open_fifo(cx, &queue, flags)?)
+            match self.parent(directory) {
+                Ok(up) if up != directory => directory = up,
+                _ => return false,
             }
         }
     }
 
-    /// open(2) of a FIFO waits for the other end, unless it is told not to or opens both (fifo(7)).
-    fn open_fifo(
-        &mut self,
-        cx: &mut Cx,
-        queue: &Arc<Queue>,
-        flags: i32,
-    ) -> SysResult<Arc<PipeEnd>> {
-        let nonblock = flags & libc::O_NONBLOCK != 0;
-        let end = match self.opening.remove(&cx.tid) {
-            Some(end) if end.is_of(queue) => end,
-            other => {
-                if let Some(end) = other {
-                    end.release(cx.wake);
-                }
-                let mode = flags & libc::O_ACCMODE;
-                let (reads, writes) = (mode != libc::O_WRONLY, mode != libc::O_RDONLY);
-                if nonblock && !reads && queue.has_no_reader() {
-                    return Err(Errno::ENXIO.into());
-                }
-                PipeEnd::open(queue, reads, writes, cx.wake)
-            }
-        };
-        if nonblock || end.has_partner() {
-            return Ok(end);
-        }
-        self.opening.insert(cx.tid, end);
-        Err(Stop::wait(queue.channel))
-    }
-
-    /// The thread will not go on with its open(2).
-    pub fn abandon_open(&mut self, tid: i32, wake: &mut dyn FnMut(Channel)) {
+    /// The thread will not go on with its open(2), or its wait for a lock.
+    pub fn abandon(&mut self, tid: i32, wake: &mut dyn FnMut(Channel)) {
+        self.lock_waits.forget(tid);
         if let Some(end) = self.opening.remove(&tid) {
-            end.release(wake);
+            crate::kernel::file::File::release(&*end, wake);
         }
     }
 
     /// The inode of the program at `path`.
     pub fn inode(&self, path: &str) -> Result<Arc<Inode>, Errno> {
-        let node = self.find("/", path, true)?.node.ok_or(Errno::ENOENT)?;
-        match self.nodes.get(&node) {
+        let node = self.lookup(&self.root, path, true)?;
+        match self.node(node) {
             Some(Node::File(inode)) => Ok(inode.clone()),
             Some(Node::Directory(..)) => Err(Errno::EACCES),
             _ => Err(Errno::ENOENT),
@@ -528,36 +586,26 @@ impl Vfs {
 
     /// What stat(2) tells of a node.
     pub fn stat(&self, number: u64) -> Result<Stat, Errno> {
-        let node = self.nodes.get(&number).ok_or(Errno::ENOENT)?;
-        let (mode, size) = match node {
+        let (meta, node) = self.nodes.get(&number).ok_or(Errno::ENOENT)?;
+        let size = match node {
             Node::File(inode) => return Ok(inode.stat()),
-            Node::Directory(names, _) => (libc::S_IFDIR | 0o755, names.len() as u64),
-            Node::Link(target) => (libc::S_IFLNK | 0o777, target.len() as u64),
-            Node::Device(_) => (libc::S_IFCHR | 0o666, 0),
-            Node::Socket(_) => (libc::S_IFSOCK | 0o777, 0),
-            Node::Fifo(_, mode) => (libc::S_IFIFO | mode, 0),
-            Node::Proc(ProcFile::Exe) => (libc::S_IFLNK | 0o777, 0),
-            Node::Proc(_) => (libc::S_IFREG | 0o444, 0),
+            Node::Directory(names, _) => (names.len() as u64 + 2) * NAME_BYTES,
+            Node::Link(target) => target.len() as u64,
+            _ => 0,
         };
-        let nlink = if matches!(node, Node::Directory(..)) {
-            2
-        } else {
-            1
-        };
-        Ok(Stat {
-            ino: number,
-            mode,
-            nlink,
-            size,
-            ..Stat::default()
-        })
+        let mut stat = Stat::of(meta, node.kind());
+        stat.size = size;
+        if let Node::Device(device) = node {
+            stat.rdev = device.number();
+        }
+        Ok(stat)
     }
 
     /// A path of a regular file, `hint` if that leads to it; none if it has no name.
     pub fn path_to(&self, inode: &Arc<Inode>, hint: &str) -> Option<String> {
         let is_it = |node: &Node| matches!(node, Node::File(other) if Arc::ptr_eq(other, inode));
-        let hinted = self.find("/", hint, true).ok().and_then(|found| found.node);
-        if hinted.is_some_and(|node| self.nodes.get(&node).is_some_and(is_it)) {
+        let hinted = self.lookup(&self.root, hint, true);
+        if hinted.is_ok_and(|node| self.node(node).is_some_and(is_it)) {
             return Some(hint.to_owned());
         }
         self.path_of_node(is_it)
@@ -565,22 +613,24 @@ impl Vfs {
 
     /// A path of the first node that is the one.
     pub fn path_of_node(&self, is_it: impl Fn(&Node) -> bool) -> Option<String> {
-        let (number, _) = self.nodes.iter().find(|(_, node)| is_it(node))?;
-        self.nodes.iter().find_map(|(parent, node)| match node {
-            Node::Directory(names, _) => Some(self.path_of(*parent, names.name_of(*number)?)),
-            _ => None,
-        })
+        let (number, _) = self.nodes.iter().find(|(_, (_, node))| is_it(node))?;
+        self.nodes
+            .iter()
+            .find_map(|(parent, (_, node))| match node {
+                Node::Directory(names, _) => Some(self.path_of(*parent, names.name_of(*number)?)),
+                _ => None,
+            })
     }
 
     /// The absolute path of a name in a directory.
     pub fn path_of(&self, parent: u64, name: &str) -> String {
         let mut parts = vec![name.to_owned()];
         let mut at = parent;
-        while at != ROOT {
-            let Some(Node::Directory(_, up)) = self.nodes.get(&at) else {
+        while at != self.root.number {
+            let Some(Node::Directory(_, up)) = self.node(at) else {
                 break;
             };
-            let Some(Node::Directory(names, _)) = self.nodes.get(up) else {
+            let Some(Node::Directory(names, _)) = self.node(*up) else {
                 break;
             };
             let Some(name) = names.name_of(at) else {
@@ -640,8 +690,12 @@ mod tests {
             rename_flags(&mut kit, "/tmp/a", "/tmp/b", noreplace),
             error(Errno::EEXIST)
         );
+        for was in [b"b", b"a"] {
+            assert_eq!(kit.vfs.read_all("/tmp/b").unwrap(), was);
+            assert_eq!(rename_flags(&mut kit, "/tmp/a", "/tmp/b", exchange), Ok(0));
+        }
         assert_eq!(
-            rename_flags(&mut kit, "/tmp/a", "/tmp/b", exchange),
+            rename_flags(&mut kit, "/tmp/a", "/tmp/b", noreplace | exchange),
             error(Errno::EINVAL)
         );
         assert_eq!(kit.vfs.read_all("/tmp/b").unwrap(), b"b");
@@ -701,7 +755,7 @@ mod tests {
         let mut kit = Kit::new();
         kit.file("/new/f", b"");
         let ino = |path| {
-            let node = kit.vfs.find("/", path, true).unwrap().node.unwrap();
+            let node = kit.vfs.lookup(kit.vfs.root(), path, true).unwrap();
             kit.vfs.stat(node).unwrap().ino
         };
         assert_ne!(ino("/new"), ino("/new/f"));
@@ -716,7 +770,8 @@ mod tests {
         let path = kit.path("f");
         assert!(kit.call(libc::SYS_openat, &[fd, path, 0]).is_ok());
         assert_eq!(kit.call(libc::SYS_fchdir, &[fd]), Ok(0));
-        assert_eq!(kit.fs.cwd, "/tmp/e");
+        kit.call(libc::SYS_getcwd, &[0x2000, 100]).unwrap();
+        assert_eq!(kit.bytes(0x2000, 7), b"/tmp/e\0");
         let path = kit.path("/tmp/e/f");
         kit.call(libc::SYS_unlink, &[path]).unwrap();
         let path = kit.path("/tmp/e");
