@@ -74,7 +74,7 @@ impl AddressSpace {
             Ok(())
         });
         if taken_away {
-            self.flush(cpu, start, end);
+            self.flush(Some(cpu), start, end);
         }
         result
     }
@@ -256,7 +256,7 @@ impl AddressSpace {
     /// Brings in all of a range, as reads or as writes would (MAP_POPULATE, MADV_POPULATE_READ).
     pub fn populate(&self, start: u64, end: u64, write: bool) -> Result<(), super::mm::Fault> {
         for page in (start..end).step_by(PAGE as usize) {
-            if self.tables.get(page).is_none() {
+            if self.tables.get(page).is_none() || write && self.is_copied(page) {
                 self.fault(page, write, false)?;
             }
         }
