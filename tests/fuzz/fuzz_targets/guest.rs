@@ -1,2 +1,3 @@
+//! The target `guest`, for libFuzzer.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| snaprig_fuzz::guest::guest(bytes));

@@ -1,2 +1,3 @@
+//! The target `rings`, for libFuzzer.
 #![no_main]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| snaprig_fuzz::rings(bytes));

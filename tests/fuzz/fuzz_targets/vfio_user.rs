@@ -1,3 +1,4 @@
+//! The target `vfio_user`, for libFuzzer.
 #![no_main]
 static CARD: std::sync::LazyLock<std::path::PathBuf> =
     std::sync::LazyLock::new(|| snaprig_fuzz::card().2);

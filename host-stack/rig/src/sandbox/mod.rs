@@ -21,7 +21,7 @@
 mod rules;
 mod trap;
 
-use std::io;
+use std::{hint::black_box, io, thread::JoinHandle};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use seccompiler::{
@@ -114,14 +114,24 @@ pub fn enter(platform: Kind) -> Result<Sandbox, SandboxError> {
     Ok(sandbox)
 }
 
-/// glibc's malloc reads a file of /sys when it first asks itself how many arenas there may be, which may be in
-/// any thread: tells it (mallopt(3)).
+/// glibc's malloc reads files when it first asks itself something, which may be in any thread. How many arenas there
+/// may be, it is told (mallopt(3)). Whether memory is overcommitted, it asks when it first gives back the end of a
+/// thread's heap: here, by more free memory than it keeps in one however its thresholds have grown
+/// (M_TRIM_THRESHOLD), in blocks below M_MMAP_THRESHOLD.
 fn settle_malloc() {
     const ARENAS_PER_CORE: usize = 8;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let arenas = libc::c_int::try_from(cores * ARENAS_PER_CORE).unwrap_or(libc::c_int::MAX);
     // SAFETY: no memory is involved.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, arenas) };
+    let blocks = || {
+        let blocks = (0..500).map(|_| Vec::<u8>::with_capacity(127 << 10));
+        drop(black_box(blocks.collect::<Vec<_>>()));
+    };
+    // Where there is no thread to be had, a card has none either, and says so.
+    let _ = std::thread::Builder::new()
+        .spawn(blocks)
+        .map(JoinHandle::join);
 }
 
 impl Sandbox {
