@@ -11,6 +11,7 @@
 use std::{
     fs::File,
     io,
+    ops::Range,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     ptr::NonNull,
     sync::{
@@ -19,7 +20,7 @@ use std::{
     },
 };
 
-use crate::memory::PAGE;
+use crate::{huge::HugePages, memory::PAGE};
 
 /// ioctl_userfaultfd(2).
 const UFFD_API: u64 = 0xaa;
@@ -33,8 +34,9 @@ const REGISTER_WP: u64 = 2;
 const PAGEMAP_SCAN: u64 = iowr(b'f', 16, SCAN_BYTES);
 const SCAN_BYTES: u64 = 96;
 /// PM_SCAN_WP_MATCHING, PM_SCAN_CHECK_WPASYNC.
-const SCAN_FLAGS: u64 = 1 | 2;
+const PROTECT: u64 = 1 | 2;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_HUGE: u64 = 1 << 6;
 /// Ranges that one scan reports at most.
 const RANGES: usize = 4096;
 
@@ -71,13 +73,16 @@ impl Dirty {
         self.written.get().is_some()
     }
 
-    /// Tracks writes from now on, to all frames. One caller at a time.
-    pub fn start(&self) -> io::Result<()> {
+    /// Tracks writes from now on, to all frames, which are no longer in `huge` pages: those are only
+    /// tracked as a whole. One caller at a time.
+    pub(crate) fn start(&self, huge: &HugePages) -> io::Result<()> {
         if self.is_on() {
             return Ok(());
         }
         self.open()?;
-        let (userfault, _) = self.descriptors.get().expect("just opened");
+        let (userfault, pagemap) = self.descriptors.get().expect("just opened");
+        huge.stop();
+        self.scan(pagemap, 0, PAGE_IS_HUGE, |range| huge.split(range))?;
         let mut range = [self.base.as_ptr() as u64, self.bytes, REGISTER_WP, 0];
         ioctl(userfault, UFFDIO_REGISTER, &mut range)?;
         let frames = (0..self.bytes / PAGE).map(|_| AtomicU32::new(0)).collect();
@@ -114,13 +119,30 @@ impl Dirty {
             return Err(io::ErrorKind::Unsupported.into());
         };
         let epoch = self.epoch.load(Ordering::SeqCst);
+        self.scan(pagemap, PROTECT, PAGE_IS_WRITTEN, |range| {
+            for frame in &written[(range.start / PAGE) as usize..(range.end / PAGE) as usize] {
+                frame.store(epoch, Ordering::SeqCst);
+            }
+            Ok(())
+        })?;
+        Ok(self.epoch.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+
+    /// Calls `each` with every range of addresses whose pages are of a category.
+    fn scan(
+        &self,
+        pagemap: &File,
+        flags: u64,
+        category: u64,
+        mut each: impl FnMut(Range<u64>) -> io::Result<()>,
+    ) -> io::Result<()> {
         let base = self.base.as_ptr() as u64;
         let (mut from, end) = (base, base + self.bytes);
         let mut ranges = vec![[0u64; 3]; RANGES];
         while from < end {
             let mut scan = [
                 SCAN_BYTES,
-                SCAN_FLAGS,
+                flags,
                 from,
                 end,
                 0,
@@ -128,21 +150,18 @@ impl Dirty {
                 RANGES as u64,
                 0,
                 0,
-                PAGE_IS_WRITTEN,
+                category,
                 0,
-                PAGE_IS_WRITTEN,
+                category,
             ];
             let found = ioctl(pagemap, PAGEMAP_SCAN, &mut scan)?;
             for [start, end, _] in &ranges[..found] {
-                let frames = ((start - base) / PAGE) as usize..((end - base) / PAGE) as usize;
-                for frame in &written[frames] {
-                    frame.store(epoch, Ordering::SeqCst);
-                }
+                each(start - base..end - base)?;
             }
             // Where the walk ended.
             from = scan[4];
         }
-        Ok(self.epoch.fetch_add(1, Ordering::SeqCst) + 1)
+        Ok(())
     }
 
     /// The frame at `address` is written to, or may be, in this epoch.
@@ -186,7 +205,7 @@ mod tests {
     #[test]
     fn a_frame_has_changed_if_it_was_written_to() {
         let memory = CardMemory::new(4096 * PAGE).unwrap();
-        if let Err(error) = memory.dirty().start() {
+        if let Err(error) = memory.track_writes() {
             eprintln!("skipped: no write tracking here: {error}");
             return;
         }
@@ -207,5 +226,26 @@ mod tests {
         memory.dirty().end_epoch().unwrap();
         assert_eq!(changed(second), [63]);
         assert_eq!(changed(first), [3, 17, 40, 50, 63]);
+    }
+
+    #[test]
+    fn frames_of_a_huge_page_are_told_apart() {
+        let memory = CardMemory::new(4096 * PAGE).unwrap();
+        let huge = memory.alloc_huge().unwrap();
+        memory.write(huge + 9 * PAGE, b"before");
+        if let Err(error) = memory.track_writes() {
+            eprintln!("skipped: no write tracking here: {error}");
+            return;
+        }
+        let first = memory.dirty().end_epoch().unwrap();
+        memory.write(huge + 5 * PAGE, b"written");
+        let mut bytes = [0; 6];
+        memory.read(huge + 9 * PAGE, &mut bytes);
+        assert_eq!(&bytes, b"before");
+        let later = memory.alloc_huge().unwrap();
+        memory.dirty().end_epoch().unwrap();
+        let since = |page: &u64| memory.dirty().changed_since(huge + page * PAGE, first);
+        assert_eq!((0..512).filter(since).collect::<Vec<_>>(), [5]);
+        assert!(memory.dirty().changed_since(later + 511 * PAGE, first));
     }
 }

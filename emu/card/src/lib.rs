@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`memory`] | card memory: one memfd, handed out in 4 KiB frames |
 //! | [`dirty`] | which frames have been written to |
+//! | `huge` | huge pages of the host behind those of the card |
 //! | [`platform`] | what runs ring-3 code: `kvm`, or `ptrace` where there is no usable /dev/kvm |
 //! | [`device`] | the PCI function: registers, interrupts, DMA, host memory |
 //! | [`kernel`] | the card kernel: processes, threads, memory maps, files, signals, system calls |
@@ -15,6 +16,7 @@
 pub mod capture;
 pub mod device;
 pub mod dirty;
+mod huge;
 pub mod kernel;
 pub mod memory;
 pub mod paging;

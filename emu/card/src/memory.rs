@@ -19,7 +19,7 @@ use std::{
     },
 };
 
-use crate::dirty::Dirty;
+use crate::{dirty::Dirty, huge::HugePages, paging::HUGE_PAGE};
 
 /// Bytes of a frame.
 pub const PAGE: u64 = 4096;
@@ -30,14 +30,16 @@ pub struct CardMemory {
     base: NonNull<u8>,
     bytes: u64,
     frames: Mutex<Frames>,
+    huge: HugePages,
     dirty: Dirty,
 }
 
 struct Frames {
     /// Uses of each frame; 0 is free.
     uses: Vec<u32>,
-    /// Where the next search starts.
-    next: usize,
+    /// Where the next search starts: for single frames, and for runs, so that a frame between two runs
+    /// does not keep the second from its place.
+    next: [usize; 2],
     free: u64,
 }
 
@@ -87,8 +89,6 @@ impl CardMemory {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the range is the mapping just made. Advice that is not followed costs only speed.
-        unsafe { libc::madvise(base, bytes as usize, libc::MADV_HUGEPAGE) };
         let count = (bytes / PAGE) as usize;
         let mut uses = vec![0; count];
         uses[0] = 1;
@@ -97,10 +97,11 @@ impl CardMemory {
             memfd,
             base,
             bytes,
+            huge: HugePages::new(base, bytes),
             dirty: Dirty::new(base, bytes),
             frames: Mutex::new(Frames {
                 uses,
-                next: 1,
+                next: [1; 2],
                 free: count as u64 - 1,
             }),
         })
@@ -135,8 +136,8 @@ impl CardMemory {
     /// two).
     pub fn alloc_run(&self, pages: usize, align_pages: usize) -> Option<u64> {
         let address = self.alloc_unzeroed(pages, align_pages)?;
-        // Frames that nobody has used are zero already; written to from here the host backs them with
-        // huge pages, touched by a guest first it does not.
+        // Frames that nobody has used are zero already; but a guest's first write to one is dearer than
+        // one from here.
         self.zero(address, pages as u64 * PAGE);
         Some(address)
     }
@@ -145,6 +146,22 @@ impl CardMemory {
     pub fn alloc_unzeroed(&self, pages: usize, align_pages: usize) -> Option<u64> {
         let start = self.lock().take_run(pages, align_pages)?;
         Some(start as u64 * PAGE)
+    }
+
+    /// The frames of a huge page, each used once, with anything in them, as
+    /// [`CardMemory::alloc_unzeroed`]; in a huge page of the host's, too, where it has one.
+    pub fn alloc_huge_unzeroed(&self) -> Option<u64> {
+        let pages = (HUGE_PAGE / PAGE) as usize;
+        let address = self.alloc_unzeroed(pages, pages)?;
+        self.huge.join(address);
+        Some(address)
+    }
+
+    /// The same, zeroed.
+    pub fn alloc_huge(&self) -> Option<u64> {
+        let address = self.alloc_huge_unzeroed()?;
+        self.zero(address, HUGE_PAGE);
+        Some(address)
     }
 
     /// Fills with zeros. Panics as [`CardMemory::read`] does.
@@ -159,6 +176,11 @@ impl CardMemory {
     /// Which frames have been written to.
     pub fn dirty(&self) -> &Dirty {
         &self.dirty
+    }
+
+    /// Sees from now on which frames are written to. One caller at a time.
+    pub fn track_writes(&self) -> io::Result<()> {
+        self.dirty.start(&self.huge)
     }
 
     /// Whether the frame at `address` holds nothing but zeros.
@@ -308,12 +330,14 @@ impl Frames {
         if (self.free as usize) < pages {
             return None;
         }
+        let kind = usize::from(pages > 1);
+        let next = self.next[kind];
         let start = self
-            .find(self.next, self.uses.len(), pages, align)
-            .or_else(|| self.find(1, (self.next + pages).min(self.uses.len()), pages, align))?;
+            .find(next, self.uses.len(), pages, align)
+            .or_else(|| self.find(1, (next + pages).min(self.uses.len()), pages, align))?;
         self.uses[start..start + pages].fill(1);
         self.free -= pages as u64;
-        self.next = start + pages;
+        self.next[kind] = start + pages;
         Some(start)
     }
 

@@ -398,10 +398,9 @@ impl AddressSpace {
 
     /// Brings in the huge page around `page`, where one fits and a quarter of memory is free.
     fn huge_page_in(&self, start: u64, area: &Area, page: u64) -> bool {
-        let pages = (HUGE_PAGE / PAGE) as usize;
-        let alloc = || self.memory.alloc_run(pages, pages);
+        let enter = |frame| self.enter_huge(page, frame, area.access());
         self.has_room_for_huge_page(start, area, page)
-            && alloc().is_some_and(|frame| self.enter_huge(page, frame, area.access()))
+            && self.memory.alloc_huge().is_some_and(enter)
     }
 
     fn has_room_for_huge_page(&self, start: u64, area: &Area, page: u64) -> bool {

@@ -327,8 +327,8 @@ impl Call<'_> {
             tracing::warn!(%error, "this host does not say what a process writes to");
             Errno::EOPNOTSUPP
         };
-        let dirty = self.kernel.memory.dirty();
-        dirty.start().map_err(|error| untold(&error))?;
+        let memory = self.kernel.memory.clone();
+        memory.track_writes().map_err(|error| untold(&error))?;
         let own = self.process().mm.clone();
         for mm in spaces {
             let is_own = Arc::ptr_eq(mm, &own);
@@ -342,7 +342,7 @@ impl Call<'_> {
                 mm.flush_all(&mut *cpu.map_err(|error| untold(&error))?);
             }
         }
-        dirty.end_epoch().map_err(|error| untold(&error))
+        memory.dirty().end_epoch().map_err(|error| untold(&error))
     }
 }
 

@@ -78,13 +78,12 @@ impl AddressSpace {
     /// Brings in the huge page around `page`, unfilled, where one fits and leaves room for all that is
     /// still to come.
     fn open_huge_page(&self, start: u64, area: &Area, page: u64, filling: &mut Filling) {
-        let pages = (HUGE_PAGE / PAGE) as usize;
         if !self.has_room_for_huge_page(start, area, page)
             || filling.left.saturating_add(HUGE_PAGE) > self.memory.free_bytes()
         {
             return;
         }
-        let Some(frame) = self.memory.alloc_unzeroed(pages, pages) else {
+        let Some(frame) = self.memory.alloc_huge_unzeroed() else {
             return;
         };
         if self.enter_huge(page, frame, area.access()) {
