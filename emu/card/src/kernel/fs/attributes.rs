@@ -452,7 +452,7 @@ pub fn is_anonymous(description: &Description) -> bool {
     matches!(
         description,
         Description::Event { .. }
-            | Description::Epoll { .. }
+            | Description::Epoll
             | Description::Timer { .. }
             | Description::Signals { .. }
             | Description::Process

@@ -156,6 +156,9 @@ impl Storing {
     }
 }
 
+/// A file of the image, and the one of the card that is used in its place.
+pub type Replaced = (Arc<Inode>, Arc<Inode>);
+
 /// The files of an image on a card.
 pub struct Stored {
     files: Vec<Arc<Inode>>,
@@ -206,7 +209,7 @@ impl Stored {
 
     /// Takes files of this card, where they are the same, in place of those of the image: pairs of the
     /// file of the image and the one that is to be used. To be called once, when all pages are there.
-    pub fn settle(&mut self, vfs: &Vfs) -> Result<Vec<(Arc<Inode>, Arc<Inode>)>, Errno> {
+    pub fn settle(&mut self, vfs: &Vfs) -> Result<Vec<Replaced>, Errno> {
         let mut pairs = Vec::new();
         for (file, image) in self.files.iter_mut().zip(&mut self.images) {
             let there = image.name.as_ref().and_then(|name| vfs.inode(name).ok());

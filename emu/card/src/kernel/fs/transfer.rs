@@ -306,7 +306,7 @@ pub fn goes_on(file: &dyn File) -> bool {
 /// EINVAL of what cannot be read, or written, at all.
 fn check_possible(open: &Open, way: Way) -> Result<(), Errno> {
     match open.file.describe() {
-        Description::Epoll { .. } | Description::Process => Err(Errno::EINVAL),
+        Description::Epoll | Description::Process => Err(Errno::EINVAL),
         Description::Timer { .. } | Description::Signals { .. } if way == Way::Out => {
             Err(Errno::EINVAL)
         }
