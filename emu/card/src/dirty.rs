@@ -40,7 +40,7 @@ const PAGE_IS_HUGE: u64 = 1 << 6;
 /// Ranges that one scan reports at most.
 const RANGES: usize = 4096;
 
-/// The tracker of one memory. It does nothing until [`Dirty::start`].
+/// The tracker of one memory. It does nothing until `Dirty::start`.
 pub struct Dirty {
     base: NonNull<u8>,
     bytes: u64,
@@ -91,7 +91,7 @@ impl Dirty {
         Ok(())
     }
 
-    /// Opens what [`Dirty::start`] needs, in a process that will be allowed to open nothing.
+    /// Opens what `Dirty::start` needs, in a process that will be allowed to open nothing.
     pub fn open(&self) -> io::Result<()> {
         if self.descriptors.get().is_some() {
             return Ok(());

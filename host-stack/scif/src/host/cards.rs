@@ -14,7 +14,7 @@
 //!
 //! What must stay true: a card may go at any moment and another come in its place under the same node.
 //! What was on its way from the former, or was mapped for it, never reaches the latter: everything
-//! that refers to a card names its [`Attachment`].
+//! that refers to a card names its `Attachment`.
 
 use std::{
     collections::VecDeque,

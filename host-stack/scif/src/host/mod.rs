@@ -1,4 +1,4 @@
-//! The host's SCIF node: one machine, a [`Mic`] for each card, a thread for each endpoint of a
+//! The host's SCIF node: one machine, a [`Mic`](snaprig_pci::mic::Mic) for each card, a thread for each endpoint of a
 //! host program.
 //!
 //! All inputs go through one lock. Outputs are done while it is held: a message is a copy into a
