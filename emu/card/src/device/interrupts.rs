@@ -68,10 +68,17 @@ impl Interrupts {
 
     /// As after power-on, but for the eventfd, which is the client's.
     pub(super) fn reset(&mut self) {
-        *self = Self {
-            vector: std::mem::take(&mut self.vector),
-            ..Self::default()
-        };
+        // A new vector would be a new io_uring, and a card that runs may make none.
+        let Self {
+            cause,
+            enabled,
+            table,
+            is_function_masked,
+            is_pending,
+            vector: _,
+        } = self;
+        (*cause, *enabled, *table) = (0, 0, [0; 4]);
+        (*is_function_masked, *is_pending) = (false, false);
     }
 
     fn signal(&mut self, causes: u32) {
