@@ -24,7 +24,6 @@ const EXECUTE: Access = Access {
     write: false,
     execute: true,
     none: false,
-    copied: false,
 };
 
 fn general_protection(exit: Exit) -> bool {

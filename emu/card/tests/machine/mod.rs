@@ -63,7 +63,6 @@ pub const WRITE: Access = Access {
     write: true,
     execute: false,
     none: false,
-    copied: false,
 };
 
 /// Tests of a name on each platform.
