@@ -316,10 +316,12 @@ impl FsCall<'_> {
         only(flags, libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_DIRECT)?;
         let (read, write) = pipe::pipe();
         let nonblock = flags & libc::O_NONBLOCK;
+        // It has an inode, though no name (pipe(7)).
+        let meta = Meta::new(0o600);
         self.insert_pair(
             to,
-            Open::new(read, libc::O_RDONLY | nonblock),
-            Open::new(write, libc::O_WRONLY | nonblock),
+            Open::named(read, libc::O_RDONLY | nonblock, Some(meta.clone())),
+            Open::named(write, libc::O_WRONLY | nonblock, Some(meta)),
             flags & libc::O_CLOEXEC != 0,
         )
     }
