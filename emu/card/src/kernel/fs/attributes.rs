@@ -323,7 +323,12 @@ impl FsCall<'_> {
             }
             Of::Descriptor(fd) => {
                 let open = self.files.get(fd)?;
-                Ok(self.meta_of(&open))
+                // A pipe without a name is of a file system that keeps none (xattr(7)).
+                let is_kept = |meta: &Arc<Meta>, kind: u32| {
+                    kind != libc::S_IFIFO || self.vfs.meta(meta.number).is_ok()
+                };
+                let found = self.meta_of(&open);
+                Ok(found.filter(|(meta, kind)| is_kept(meta, *kind)))
             }
         }
     }
