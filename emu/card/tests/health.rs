@@ -1,8 +1,10 @@
 //! Programs that share, race and leave things behind: the card kernel keeps its tables right.
 
+mod both;
 mod programs;
 
-use programs::{check, compile, on_both, run};
+use both::on_both;
+use programs::{check, compile, run};
 use snaprig_card::{kernel::ExitStatus, platform::Kind};
 
 /// Two processes share descriptors and are not waited for: what they had open is closed.

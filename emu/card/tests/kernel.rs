@@ -1,12 +1,14 @@
 //! The card kernel runs real programs: compiled here, run on a card, compared with what they say
 //! on Linux.
 
+mod both;
 mod programs;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use programs::{check, compile, on_both, run, run_with};
+use both::on_both;
+use programs::{check, compile, run, run_with};
 use snaprig_card::{kernel::ExitStatus, platform::Kind};
 
 const HELLO: &str = r#"

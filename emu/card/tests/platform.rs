@@ -1,10 +1,11 @@
 //! Both platforms run the same little programs and report the same exits.
 
-#[macro_use]
+mod both;
 mod machine;
 
 use std::sync::{Arc, mpsc};
 
+use both::on_both;
 use machine::{CODE, DATA, Machine, WRITE};
 use snaprig_card::{
     memory::PAGE,

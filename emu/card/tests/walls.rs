@@ -1,7 +1,7 @@
 //! What a program cannot do to get out: reach the platform's pages, make a system call of the host's by another
 //! door, or find anything in its address space that is not the card's.
 
-#[macro_use]
+mod both;
 mod machine;
 
 use std::{
@@ -13,6 +13,7 @@ use std::{
     },
 };
 
+use both::on_both;
 use machine::{CODE, DATA, Machine, WRITE};
 use snaprig_card::{
     memory::PAGE,

@@ -64,26 +64,3 @@ pub const WRITE: Access = Access {
     execute: false,
     none: false,
 };
-
-/// Tests of a name on each platform.
-#[macro_export]
-macro_rules! on_both {
-    ($($name:ident)*) => {
-        mod kvm {$(
-            #[test]
-            fn $name() {
-                if !std::path::Path::new("/dev/kvm").exists() {
-                    println!("skipped: {}: no /dev/kvm", stringify!($name));
-                    return;
-                }
-                super::$name($crate::Kind::Kvm);
-            }
-        )*}
-        mod ptrace {$(
-            #[test]
-            fn $name() {
-                super::$name($crate::Kind::Ptrace);
-            }
-        )*}
-    };
-}

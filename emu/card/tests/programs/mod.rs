@@ -94,27 +94,3 @@ pub fn check(kind: Kind, source: &str, flags: &[&str], expected: &str, status: E
     let ran = run(kind, &program, &["one", "two"]);
     assert_eq!((ran.out.as_str(), ran.status), (expected, status));
 }
-
-/// Makes a test for kvm and one for ptrace of each of the functions.
-macro_rules! on_both {
-    ($($name:ident)*) => {
-        mod kvm {$(
-            #[test]
-            fn $name() {
-                if !std::path::Path::new("/dev/kvm").exists() {
-                    println!("skipped: {}: no /dev/kvm", stringify!($name));
-                    return;
-                }
-                super::$name(super::Kind::Kvm);
-            }
-        )*}
-        mod ptrace {$(
-            #[test]
-            fn $name() {
-                super::$name(super::Kind::Ptrace);
-            }
-        )*}
-    };
-}
-
-pub(crate) use on_both;
