@@ -147,7 +147,7 @@ impl FsCall<'_> {
     }
 
     /// Attributes of what a path, or with `AT_EMPTY_PATH` a descriptor, leads to, and its type. What
-    /// has no name keeps none: `None`.
+    /// has no inode of its own keeps none: `None`.
     fn meta_at(
         &mut self,
         dirfd: i32,
@@ -333,6 +333,14 @@ impl FsCall<'_> {
         }
     }
 
+    /// What keeps an extended attribute of this name; `none` is why there is none of a file of its type.
+    fn keeper(&mut self, of: Of, name: &str, none: Errno) -> Result<Arc<Meta>, Errno> {
+        let target = self.attributed(of)?;
+        let kind = target.as_ref().map_or(0, |(_, kind)| *kind);
+        check_name(name, kind, none)?;
+        target.map(|(meta, _)| meta).ok_or(Errno::EOPNOTSUPP)
+    }
+
     fn xattr_name(&mut self, at: u64) -> Result<String, Errno> {
         let name = match read_c_string(self.cx.memory, at, XATTR_NAME_MAX + 1) {
             Err(Errno::ENAMETOOLONG) => return Err(Errno::ERANGE),
@@ -354,10 +362,7 @@ impl FsCall<'_> {
         if !value.is_empty() {
             self.cx.memory.read(a[2], &mut value)?;
         }
-        let target = self.attributed(of)?;
-        let kind = target.as_ref().map_or(0, |(_, kind)| *kind);
-        check_name(&name, kind, Errno::EPERM)?;
-        let (meta, _) = target.ok_or(Errno::EOPNOTSUPP)?;
+        let meta = self.keeper(of, &name, Errno::EPERM)?;
         let mut attributes = meta.lock();
         match attributes.extended.contains_key(&name) {
             true if flags & libc::XATTR_CREATE != 0 => return Err(Errno::EEXIST.into()),
@@ -379,10 +384,7 @@ impl FsCall<'_> {
 
     fn getxattr(&mut self, of: Of, a: [u64; 6]) -> SysResult {
         let name = self.xattr_name(a[1])?;
-        let target = self.attributed(of)?;
-        let kind = target.as_ref().map_or(0, |(_, kind)| *kind);
-        check_name(&name, kind, Errno::ENODATA)?;
-        let (meta, _) = target.ok_or(Errno::EOPNOTSUPP)?;
+        let meta = self.keeper(of, &name, Errno::ENODATA)?;
         let value = meta.lock().extended.get(&name).cloned();
         self.put_sized(&value.ok_or(Errno::ENODATA)?, a[2], a[3])
     }
@@ -399,10 +401,7 @@ impl FsCall<'_> {
 
     fn removexattr(&mut self, of: Of, a: [u64; 6]) -> SysResult {
         let name = self.xattr_name(a[1])?;
-        let target = self.attributed(of)?;
-        let kind = target.as_ref().map_or(0, |(_, kind)| *kind);
-        check_name(&name, kind, Errno::EPERM)?;
-        let (meta, _) = target.ok_or(Errno::EOPNOTSUPP)?;
+        let meta = self.keeper(of, &name, Errno::EPERM)?;
         let mut attributes = meta.lock();
         attributes.extended.remove(&name).ok_or(Errno::ENODATA)?;
         attributes.ctime = Timestamp::now();
