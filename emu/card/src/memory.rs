@@ -266,6 +266,19 @@ impl CardMemory {
         }
     }
 
+    /// Copies within memory. Panics as [`CardMemory::read`] does.
+    pub fn copy(&self, from: u64, to: u64, len: u64) {
+        assert!(self.contains(from, len) && self.contains(to, len));
+        // SAFETY: both ranges are inside the mapping; they may overlap.
+        unsafe {
+            std::ptr::copy(
+                self.base.add(from as usize).as_ptr(),
+                self.base.add(to as usize).as_ptr(),
+                len as usize,
+            );
+        }
+    }
+
     /// Whether `len` bytes at `address` are card memory.
     pub fn contains(&self, address: u64, len: u64) -> bool {
         address

@@ -25,6 +25,8 @@ const ACCESSED_DIRTY: u64 = 1 << 5 | 1 << 6;
 const HUGE: u64 = 1 << 7;
 /// A bit that the processor ignores: the entry keeps a frame though it is not present (PROT_NONE).
 const HELD: u64 = 1 << 9;
+/// Another bit that it ignores: the frame may be others' too, a write has to copy it first.
+const COPIED: u64 = 1 << 10;
 const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const ENTRIES: u64 = 512;
@@ -41,6 +43,8 @@ pub struct Access {
     pub execute: bool,
     /// Nothing at all (PROT_NONE): the entry keeps its frame and is not present.
     pub none: bool,
+    /// Copy on write: the frame may be others' too, so `write` is not.
+    pub copied: bool,
 }
 
 impl Access {
@@ -116,10 +120,18 @@ impl PageTables {
         lookup(&self.memory, self.root, va)
     }
 
-    /// Changes what is allowed in `start..end`.
+    /// Changes what is allowed in `start..end`. What is copied on write stays so.
     pub fn protect(&self, start: u64, end: u64, access: Access) {
         self.edit(start, end, |_, entry| {
-            entry & (ADDRESS | HUGE) | bits(access)
+            let copied = access.copied || entry & COPIED != 0;
+            entry & (ADDRESS | HUGE) | bits(Access { copied, ..access })
+        });
+    }
+
+    /// Puts the frames from `frame` on behind what is mapped in `start..end`.
+    pub fn replace(&self, start: u64, end: u64, frame: u64, access: Access) {
+        self.edit(start, end, |va, entry| {
+            (frame + (va - start)) | bits(access) | entry & HUGE
         });
     }
 
@@ -327,12 +339,14 @@ fn slot(table: u64, va: u64, level: u32) -> u64 {
 }
 
 fn bits(access: Access) -> u64 {
+    let copied = if access.copied { COPIED } else { 0 };
     if access.none {
-        return HELD;
+        return HELD | copied;
     }
-    let write = if access.write { WRITE } else { 0 };
+    let write = access.write && !access.copied;
+    let write = if write { WRITE } else { 0 };
     let no_execute = if access.execute { 0 } else { NO_EXECUTE };
-    PRESENT | USER | ACCESSED_DIRTY | write | no_execute
+    PRESENT | USER | ACCESSED_DIRTY | copied | write | no_execute
 }
 
 fn access(entry: u64) -> Access {
@@ -341,6 +355,7 @@ fn access(entry: u64) -> Access {
         write: !none && entry & WRITE != 0,
         execute: !none && entry & NO_EXECUTE == 0,
         none,
+        copied: entry & COPIED != 0,
     }
 }
 

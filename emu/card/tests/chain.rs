@@ -44,13 +44,15 @@ static void change(void) {
   int a = draw(2); uint64_t pages = sizes[a] / PAGE, page = draw(pages), count = 1 + draw(40);
   if (count > pages - page) count = pages - page;
   char *at = areas[a] + page * PAGE;
-  switch (draw(8)) {
+  switch (draw(9)) {
   case 0: madvise(at, count * PAGE, MADV_DONTNEED); break;
   case 1: munmap(at, count * PAGE); room(at, count * PAGE); break;
   case 2: mprotect(at, count * PAGE, PROT_READ); mprotect(at, count * PAGE, PROT_READ | PROT_WRITE);
           at[draw(count * PAGE)] = draw(256); break;
   case 3: for (uint64_t i = 0; i < count * PAGE; i++) at[i] = draw(256); break;
   case 4: for (uint64_t i = 0; i < count * PAGE; i++) at[i] = 0; break;
+  case 5: if (fork() == 0) { at[0]++; _exit(0); }
+          at[draw(count * PAGE)] = draw(256); wait(0); break;
   default: for (uint64_t i = 0; i < count; i++) at[draw(count * PAGE)] = draw(256);
   }
 }

@@ -73,7 +73,10 @@ fn faults_say_what_and_where_and_can_be_retried(kind: Kind) {
     assert_eq!(regs.rbx, 42);
     // Taken away and flushed: it faults again; at another frame it reads what is there.
     assert_eq!(machine.tables.unmap(DATA, DATA + PAGE).len(), 1);
-    machine.space.flush(&mut *cpu, DATA, DATA + PAGE).unwrap();
+    machine
+        .space
+        .flush(Some(&mut *cpu), DATA, DATA + PAGE)
+        .unwrap();
     regs.rip = CODE + 3;
     assert_eq!(cpu.run(&mut regs).unwrap(), fault(false));
     let frame = machine.page(DATA, Access::default());

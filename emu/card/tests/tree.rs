@@ -313,6 +313,36 @@ static void work(void) {
     );
 }
 
+/// Pages that a child has had from its parent, some of them changed in one of the two.
+#[test]
+fn shared_pages() {
+    survives(
+        r#"
+enum { PAGES = 33 << 8 };
+static long *all; static int go[2];
+static int is_as(int by, long value) {
+  int bad = 0;
+  for (long i = 0; i < PAGES; i++) bad += all[i * 512] != (i % 100 == by ? value : i);
+  return bad;
+}
+static void work(void) {
+  int ready[2], status; char byte; pipe(go); pipe(ready);
+  all = mmap(0, PAGES << 12, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  for (long i = 0; i < PAGES; i++) all[i * 512] = i;
+  if (fork() == 0) {
+    for (long i = 0; i < PAGES; i++) if (i % 100 == 7) all[i * 512] = -7;
+    write(ready[1], "r", 1); read(go[0], &byte, 1); _exit(is_as(7, -7) != 0);
+  }
+  read(ready[0], &byte, 1);
+  for (long i = 0; i < PAGES; i++) if (i % 100 == 8) all[i * 512] = -8;
+  capture();
+  say("parent", is_as(8, -8)); memset(all, 0, PAGES << 12);
+  write(go[1], "g", 1); wait(&status); say("child", WEXITSTATUS(status));
+}"#,
+        "parent 0\nchild 0\n",
+    );
+}
+
 /// Captures in a row are a chain of the whole tree: children come and go, and write to what is shared.
 #[test]
 fn chains_of_trees() {

@@ -25,6 +25,7 @@ const EXECUTE: Access = Access {
     write: false,
     execute: true,
     none: false,
+    copied: false,
 };
 
 fn general_protection(exit: Exit) -> bool {

@@ -325,7 +325,7 @@ impl Platform for Scripted {
 struct ScriptSpace(u64);
 
 impl Space for ScriptSpace {
-    fn flush(&self, _cpu: &mut dyn Cpu, _start: u64, _end: u64) -> Result<(), PlatformError> {
+    fn flush(&self, _: Option<&mut dyn Cpu>, _start: u64, _end: u64) -> Result<(), PlatformError> {
         Ok(())
     }
 

@@ -227,11 +227,17 @@ impl Call<'_> {
 
     fn child_process(&mut self, pid: i32, request: &Request) -> Result<Process, Errno> {
         let kernel = self.kernel.clone();
-        let parent = self.process();
+        let parent = self.process().mm.clone();
         let mm = match request.has(libc::CLONE_VM) {
-            true => parent.mm.clone(),
-            false => Arc::new(Mutex::new(lock(&parent.mm).fork(&*kernel.platform)?)),
+            true => parent,
+            false => {
+                let futexes = &self.state.futexes;
+                let is_awaited = |address, len| futexes.has_waiters(address, len);
+                let child = lock(&parent).fork(&*kernel.platform, &is_awaited)?;
+                Arc::new(Mutex::new(child))
+            }
         };
+        let parent = self.process();
         let share = |flag| request.has(flag);
         Ok(Process {
             pid,

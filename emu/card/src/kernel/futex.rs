@@ -1,5 +1,7 @@
 //! futex(2). A futex is known by the card-physical address of its word, which is the same for all
-//! who share the page, private or not.
+//! who share the page, private or not. So the page must be nobody else's by copy on write while
+//! somebody waits: whoever names a word makes its page the space's own, and fork copies the pages of
+//! those who wait.
 //!
 //! A lock with priority inheritance is a word that holds its owner's id. The kernel changes it only
 //! by compare-and-exchange, as ring 3 does at the same time. Every thread has the same priority, so
@@ -57,6 +59,11 @@ impl Futexes {
             queue.retain(|waiter| waiter.tid != tid);
             !queue.is_empty()
         });
+    }
+
+    /// Whether somebody waits for a word in `len` bytes of memory from `address` on.
+    pub fn has_waiters(&self, address: u64, len: u64) -> bool {
+        self.queues.range(address..address + len).next().is_some()
     }
 
     /// Whether the thread has been woken and its call will return 0.
@@ -402,7 +409,7 @@ impl Call<'_> {
             return Err(Errno::EINVAL);
         }
         let mm = self.process().mm.clone();
-        let frame = lock(&mm).frame(word, write)?;
+        let frame = lock(&mm).own_frame(word, write)?;
         Ok(frame + word % crate::memory::PAGE)
     }
 

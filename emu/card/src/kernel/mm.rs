@@ -1,10 +1,12 @@
 //! A process's memory: areas, demand faults, and the calls that change them.
 //!
 //! What must stay true: every present page-table entry owns one use of its frame; areas never
-//! overlap; nothing is mapped outside an area. A page comes into being on the first touch; faults
+//! overlap; nothing is mapped outside an area. A private frame has one entry, but for those that are
+//! copied on write (`share`). A page comes into being on the first touch; faults
 //! are grouped, because an exit costs 10 to 80 us where KVM is nested.
 
 mod fill;
+mod share;
 
 pub use self::fill::Filling;
 
@@ -88,6 +90,7 @@ impl Area {
             write: self.prot & libc::PROT_WRITE != 0,
             execute: self.prot & libc::PROT_EXEC != 0,
             none: self.prot & (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) == 0,
+            copied: false,
         }
     }
 
@@ -156,39 +159,6 @@ impl AddressSpace {
     /// Start and rule of every area, in order.
     pub fn areas(&self) -> impl Iterator<Item = (u64, &Area)> {
         self.areas.iter().map(|(start, area)| (*start, area))
-    }
-
-    /// A copy for `fork`: private pages are copied, shared ones shared.
-    pub fn fork(&self, platform: &dyn Platform) -> Result<Self, Errno> {
-        let mut child = Self::new(&self.memory, platform)?;
-        child.brk = self.brk;
-        child.areas = self.areas.clone();
-        child.areas.retain(|_, area| !area.traits.not_forked);
-        for area in child.areas.values_mut() {
-            // Locks are not inherited (mlock(2)).
-            area.traits.locked = false;
-        }
-        let has_pages = |area: &Area| !area.traits.not_forked && !area.traits.wiped_on_fork;
-        for (start, area) in self.areas.iter().filter(|(_, area)| has_pages(area)) {
-            for (va, frame, access) in self.tables.mapped(*start, area.end) {
-                let own = if area.shared {
-                    self.memory.get(frame);
-                    frame
-                } else {
-                    self.copy_of(frame)?
-                };
-                child.enter(va, own, access)?;
-            }
-        }
-        Ok(child)
-    }
-
-    fn copy_of(&self, frame: u64) -> Result<u64, Errno> {
-        let copy = self.memory.alloc().ok_or(Errno::ENOMEM)?;
-        let mut page = [0; PAGE as usize];
-        self.memory.read(frame, &mut page);
-        self.memory.write(copy, &page);
-        Ok(copy)
     }
 
     /// Enters a page, whose frame it takes over.
@@ -299,14 +269,14 @@ impl AddressSpace {
         if pages.is_empty() {
             return;
         }
-        self.flush(cpu, start, end);
+        self.flush(Some(cpu), start, end);
         for (_, frame) in pages {
             self.memory.put(frame);
         }
     }
 
     /// Makes every CPU of the space forget what it knew of a range.
-    pub(super) fn flush(&self, cpu: &mut dyn Cpu, start: u64, end: u64) {
+    pub(super) fn flush(&self, cpu: Option<&mut dyn Cpu>, start: u64, end: u64) {
         if let Err(error) = self.space.flush(cpu, start, end) {
             // Running on with stale translations would let the guest see frames it gave back.
             tracing::error!(%error, "translations cannot be flushed");
@@ -316,7 +286,7 @@ impl AddressSpace {
 
     /// No CPU of this space has anything cached of its tables.
     pub fn flush_all(&self, cpu: &mut dyn Cpu) {
-        self.flush(cpu, 0, USER_END);
+        self.flush(Some(cpu), 0, USER_END);
     }
 
     /// The areas that reach into `start..end`, in order.
@@ -400,6 +370,9 @@ impl AddressSpace {
         if !access.allows(write, execute) {
             return Err(Fault::Denied);
         }
+        if write && self.is_copied(page) {
+            return self.unshare(start, area, page);
+        }
         if self.huge_page_in(start, area, page) {
             return Ok(());
         }
@@ -463,7 +436,7 @@ impl AddressSpace {
                     self.memory.get(frame);
                     frame
                 } else {
-                    self.copy_of(frame).map_err(|_| Fault::Full)?
+                    self.copy_of(frame).ok_or(Fault::Full)?
                 }
             }
         };
@@ -479,8 +452,8 @@ impl AddressSpace {
         let page = va & !(PAGE - 1);
         match self.tables.get(page) {
             Some((frame, access)) if access.allows(write, false) => Ok(frame),
-            Some(_) => Err(Errno::EFAULT),
-            None => {
+            Some((_, access)) if !(write && access.copied) => Err(Errno::EFAULT),
+            _ => {
                 self.fault(va, write, false).map_err(|fault| match fault {
                     Fault::Full => Errno::ENOMEM,
                     _ => Errno::EFAULT,
@@ -533,6 +506,9 @@ impl AddressSpace {
         assert!(at + bytes.len() as u64 <= PAGE);
         if self.tables.get(page).is_none() {
             self.page_in(start, area, page).map_err(|_| Errno::ENOMEM)?;
+        }
+        if self.is_copied(page) {
+            self.unshare(start, area, page).map_err(|_| Errno::ENOMEM)?;
         }
         let (frame, _) = self.tables.get(page).ok_or(Errno::EFAULT)?;
         self.memory.write(frame + at, bytes);
@@ -592,7 +568,7 @@ impl UserMemory for AddressSpace {
         let mut extents: Vec<(u64, u64)> = Vec::new();
         let end = address.checked_add(len).ok_or(Errno::EFAULT)?;
         for va in (address..end).step_by(PAGE as usize) {
-            let frame = self.frame(va, write)?;
+            let frame = self.own_frame(va, write)?;
             self.memory.get(frame);
             pin.frames.push(frame);
             match extents.last_mut() {

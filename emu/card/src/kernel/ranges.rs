@@ -74,7 +74,7 @@ impl AddressSpace {
             Ok(())
         });
         if taken_away {
-            self.flush(cpu, start, end);
+            self.flush(Some(cpu), start, end);
         }
         result
     }
@@ -261,7 +261,8 @@ impl AddressSpace {
     pub fn populate(&self, start: u64, end: u64, write: bool) -> Result<(), super::mm::Fault> {
         for page in (start..end).step_by(PAGE as usize) {
             let there = self.tables.get(page);
-            if there.is_none_or(|(_, access)| !access.allows(write, false)) {
+            let is_there = there.is_some_and(|(_, access)| access.allows(write, false));
+            if !is_there || write && self.is_copied(page) {
                 self.fault(page, write, false)?;
             }
         }

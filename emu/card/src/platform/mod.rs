@@ -110,9 +110,9 @@ pub trait Platform: Send + Sync {
 /// One address space.
 pub trait Space: Send + Sync {
     /// Makes earlier removals (or protections) of entries in `start..end` visible to every CPU of
-    /// this space. Must be called from a thread that owns a [`Cpu`] of this space (it may be
-    /// needed to reach the memory), with the page tables already changed; `cpu` is that CPU.
-    fn flush(&self, cpu: &mut dyn Cpu, start: u64, end: u64) -> Result<(), PlatformError>;
+    /// this space, with the page tables already changed. `cpu` is one of this space that the
+    /// calling thread owns; without one it may take longer to reach the memory.
+    fn flush(&self, cpu: Option<&mut dyn Cpu>, start: u64, end: u64) -> Result<(), PlatformError>;
 
     /// For implementations to find their own type again.
     fn as_any(&self) -> &dyn std::any::Any;

@@ -63,4 +63,5 @@ pub const WRITE: Access = Access {
     write: true,
     execute: false,
     none: false,
+    copied: false,
 };

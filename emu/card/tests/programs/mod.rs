@@ -44,6 +44,22 @@ pub fn run(kind: Kind, program: &Path, args: &[&str]) -> Ran {
 
 /// Runs a program on a card that has these files of the host's, under the same names.
 pub fn run_with(kind: Kind, program: &Path, args: &[&str], files: &[PathBuf]) -> Ran {
+    run_on(kind, program, args, |kernel, _| {
+        for file in files {
+            let bytes = std::fs::read(file).unwrap();
+            let path = file.to_str().unwrap();
+            kernel.write_file(path, &bytes, 0o755).unwrap();
+        }
+    })
+}
+
+/// Runs a program on a card that has been made ready.
+pub fn run_on(
+    kind: Kind,
+    program: &Path,
+    args: &[&str],
+    make_ready: impl FnOnce(&Kernel, &Arc<CardMemory>),
+) -> Ran {
     let memory = Arc::new(CardMemory::new(128 << 20).unwrap());
     let platform = platform::choose(Some(kind), &memory).unwrap();
     let free = memory.free_bytes();
@@ -58,11 +74,7 @@ pub fn run_with(kind: Kind, program: &Path, args: &[&str], files: &[PathBuf]) ->
     kernel
         .write_file("/bin/program", &std::fs::read(program).unwrap(), 0o755)
         .unwrap();
-    for file in files {
-        let bytes = std::fs::read(file).unwrap();
-        let path = file.to_str().unwrap();
-        kernel.write_file(path, &bytes, 0o755).unwrap();
-    }
+    make_ready(&kernel, &memory);
     let out = Arc::new(Mutex::new(Vec::new()));
     let sink = |out: &Arc<Mutex<Vec<u8>>>| {
         let out = out.clone();

@@ -164,7 +164,7 @@ struct KvmSpace {
 }
 
 impl Space for KvmSpace {
-    fn flush(&self, _cpu: &mut dyn Cpu, _start: u64, _end: u64) -> Result<(), PlatformError> {
+    fn flush(&self, _: Option<&mut dyn Cpu>, _start: u64, _end: u64) -> Result<(), PlatformError> {
         self.vm.flush()
     }
 

@@ -1,7 +1,7 @@
 //! A guest thread's task.
 
 use std::sync::{
-    Arc,
+    Arc, PoisonError,
     atomic::{AtomicBool, AtomicI32, Ordering},
 };
 
@@ -168,6 +168,8 @@ impl PtraceCpu {
         let space = self.space.clone();
         let process = process(&space)?;
         let page = address & !(PAGE - 1);
+        let mapping = process.mapping.read();
+        let _mapping = mapping.unwrap_or_else(PoisonError::into_inner);
         let look = |va| paging::lookup(&process.memory, process.root, va);
         let Some((frame, access)) = look(page).filter(|(_, a)| a.allows(write, execute)) else {
             return Ok(Some(fault));

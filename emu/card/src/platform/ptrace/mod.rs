@@ -54,6 +54,12 @@ enum Request {
         leader: Task,
         reply: Sender<Result<libc::pid_t, PlatformError>>,
     },
+    Unmap {
+        leader: Task,
+        start: u64,
+        len: u64,
+        reply: Sender<Result<(), PlatformError>>,
+    },
 }
 
 impl PtracePlatform {
@@ -72,6 +78,12 @@ impl PtracePlatform {
                         reply,
                     } => drop(reply.send(PtraceSpace::new(&memory, root, forker))),
                     Request::Task { leader, reply } => drop(reply.send(space::spawn(leader))),
+                    Request::Unmap {
+                        leader,
+                        start,
+                        len,
+                        reply,
+                    } => drop(reply.send(leader.unmap(start, len))),
                 }
             }
         });

@@ -4,7 +4,7 @@ use std::{
     ffi::c_void,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, RwLock,
         mpsc::{Sender, channel},
     },
 };
@@ -38,6 +38,9 @@ pub struct PtraceSpace {
     pub(super) memory: Arc<CardMemory>,
     pub(super) root: u64,
     leader: Leader,
+    /// Held for reading from a look into the page tables until what they say is mapped: who changes them
+    /// and then flushes finds it mapped, or it is the change that is.
+    pub(super) mapping: RwLock<()>,
     /// To the forking thread, which traces the leader.
     forker: Mutex<Sender<Request>>,
 }
@@ -81,17 +84,25 @@ impl PtraceSpace {
             memory: memory.clone(),
             root,
             leader,
+            mapping: RwLock::default(),
             forker: Mutex::new(forker),
         })
     }
 
     /// Has the leader make a task, parked in the stub; returns its id.
     pub fn new_task(&self) -> Result<libc::pid_t, PlatformError> {
+        self.ask(|leader, reply| Request::Task { leader, reply })
+    }
+
+    /// Has the thread that traces the leader do something with it.
+    fn ask<T>(
+        &self,
+        request: impl FnOnce(Task, Sender<Result<T, PlatformError>>) -> Request,
+    ) -> Result<T, PlatformError> {
         let (reply, answer) = channel();
-        let leader = self.leader.0;
         let forker = self.forker.lock().unwrap_or_else(PoisonError::into_inner);
-        let request = Request::Task { leader, reply };
-        forker.send(request).map_err(|_| super::forker_gone())?;
+        let sent = forker.send(request(self.leader.0, reply));
+        sent.map_err(|_| super::forker_gone())?;
         drop(forker);
         answer.recv().map_err(|_| super::forker_gone())?
     }
@@ -109,10 +120,20 @@ pub fn spawn(leader: Task) -> Result<libc::pid_t, PlatformError> {
 }
 
 impl Space for PtraceSpace {
-    fn flush(&self, cpu: &mut dyn Cpu, start: u64, end: u64) -> Result<(), PlatformError> {
+    fn flush(&self, cpu: Option<&mut dyn Cpu>, start: u64, end: u64) -> Result<(), PlatformError> {
+        let _nobody_maps = self.mapping.write().unwrap_or_else(PoisonError::into_inner);
+        let len = end.min(USER_END) - start;
+        let Some(cpu) = cpu else {
+            return self.ask(|leader, reply| Request::Unmap {
+                leader,
+                start,
+                len,
+                reply,
+            });
+        };
         let cpu = cpu.as_any_mut().downcast_mut::<PtraceCpu>();
         let cpu = cpu.ok_or_else(|| PlatformError::Guest("a CPU of another platform".into()))?;
-        cpu.unmap(start, end.min(USER_END) - start)
+        cpu.unmap(start, len)
     }
 
     fn as_any(&self) -> &dyn std::any::Any {
