@@ -34,7 +34,7 @@ fn who_asks_for_more_than_a_card_has_does_not_get_it() {
                 "card",
                 "run",
                 "--memory",
-                "256M",
+                "64M",
                 "--platform",
                 platform,
                 "--",

@@ -1,11 +1,13 @@
 //! What fork(2) shares is copied on write: parent and child each see their own, whoever writes, and
 //! nothing is left over.
 
+mod both;
 mod programs;
 
 use std::sync::{Arc, Mutex};
 
-use programs::{check, compile, on_both, run_on};
+use both::on_both;
+use programs::{check, compile, run_on};
 use snaprig_card::{
     kernel::{
         ExitStatus,

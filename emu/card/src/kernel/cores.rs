@@ -20,16 +20,25 @@ const TIME_SLICE: Duration = Duration::from_millis(10);
 pub struct Cores {
     count: usize,
     inner: Mutex<Inner>,
-    freed: Condvar,
 }
 
 struct Inner {
     /// Numbers of the cores that nobody has.
     free: Vec<u32>,
     next_ticket: u64,
-    /// Tickets of those who wait, and the cores that they want; first come first served.
-    queue: VecDeque<(u64, Affinity)>,
+    /// First come first served.
+    queue: VecDeque<Waiter>,
     running: Vec<Running>,
+}
+
+struct Waiter {
+    ticket: u64,
+    wanted: Affinity,
+    /// The core to have again.
+    last: u32,
+    kick: Arc<dyn Kick>,
+    /// One each: a core that becomes free wakes the thread that gets it, not all of them.
+    turn: Arc<Condvar>,
 }
 
 struct Running {
@@ -59,7 +68,6 @@ impl Cores {
         Self {
             count: count.max(1),
             inner: Mutex::new(inner),
-            freed: Condvar::new(),
         }
     }
 
@@ -73,29 +81,27 @@ impl Cores {
         let mut inner = self.lock();
         let ticket = inner.next_ticket;
         inner.next_ticket += 1;
-        inner.queue.push_back((ticket, wanted));
+        let turn = Arc::new(Condvar::new());
+        inner.queue.push_back(Waiter {
+            ticket,
+            wanted,
+            last,
+            kick,
+            turn: turn.clone(),
+        });
+        inner.hand_out();
         let number = loop {
-            if let Some(number) = inner.choose(ticket, last) {
+            if let Some(number) = inner.number_of(ticket) {
                 break number;
             }
-            inner.kick_longest(wanted);
-            inner = self
-                .freed
-                .wait_timeout(inner, TIME_SLICE)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            inner = if inner.is_first(ticket, &wanted) {
+                inner.kick_longest(wanted);
+                let waited = turn.wait_timeout(inner, TIME_SLICE);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            } else {
+                turn.wait(inner).unwrap_or_else(PoisonError::into_inner)
+            };
         };
-        inner.queue.retain(|(other, _)| *other != ticket);
-        inner.free.retain(|free| *free != number);
-        inner.running.push(Running {
-            ticket,
-            number,
-            since: Instant::now(),
-            kick,
-        });
-        if !inner.free.is_empty() && !inner.queue.is_empty() {
-            self.freed.notify_all();
-        }
         Core {
             cores: self,
             ticket,
@@ -109,20 +115,55 @@ impl Cores {
 }
 
 impl Inner {
-    /// The core for a ticket, once those who came before have theirs.
-    fn choose(&self, ticket: u64, last: u32) -> Option<u32> {
-        let mut free = self.free.clone();
-        for (waiting, wanted) in &self.queue {
-            let mine = *waiting == ticket;
-            let same = free.iter().position(|number| mine && *number == last);
-            let same = same.filter(|_| wants(wanted, last));
-            let any = || free.iter().rposition(|number| wants(wanted, *number));
-            let chosen = same.or_else(any).map(|index| free.remove(index));
-            if mine {
-                return chosen;
+    /// Gives what is free to those who wait for it.
+    fn hand_out(&mut self) {
+        let mut index = 0;
+        while index < self.queue.len() && !self.free.is_empty() {
+            let waiter = &self.queue[index];
+            let Some(free) = self.choose(&waiter.wanted, waiter.last) else {
+                index += 1;
+                continue;
+            };
+            let number = self.free.remove(free);
+            let Some(waiter) = self.queue.remove(index) else {
+                return;
+            };
+            waiter.turn.notify_one();
+            // Who is first now among those who want the same looks after the time slices.
+            let heir = self
+                .queue
+                .iter()
+                .find(|other| other.wanted == waiter.wanted);
+            if let Some(heir) = heir {
+                heir.turn.notify_one();
             }
+            self.running.push(Running {
+                ticket: waiter.ticket,
+                number,
+                since: Instant::now(),
+                kick: waiter.kick,
+            });
         }
-        None
+    }
+
+    /// The place in `free` of the core for somebody.
+    fn choose(&self, wanted: &Affinity, last: u32) -> Option<usize> {
+        let same = || self.free.iter().position(|number| *number == last);
+        let same = wants(wanted, last).then(same).flatten();
+        let any = || self.free.iter().rposition(|number| wants(wanted, *number));
+        same.or_else(any)
+    }
+
+    fn number_of(&self, ticket: u64) -> Option<u32> {
+        let mut running = self.running.iter();
+        let mine = running.find(|running| running.ticket == ticket)?;
+        Some(mine.number)
+    }
+
+    /// Whether nobody came before who wants the same cores.
+    fn is_first(&self, ticket: u64, wanted: &Affinity) -> bool {
+        let first = self.queue.iter().find(|waiter| waiter.wanted == *wanted);
+        first.is_some_and(|first| first.ticket == ticket)
     }
 
     /// Whoever has had one of these cores longest leaves it, if its time is over.
@@ -152,8 +193,6 @@ impl Drop for Core<'_> {
             .running
             .retain(|running| running.ticket != self.ticket);
         inner.free.push(self.number);
-        if !inner.queue.is_empty() {
-            self.cores.freed.notify_all();
-        }
+        inner.hand_out();
     }
 }

@@ -19,7 +19,7 @@ const SEALS_OF_WRITES: i32 = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
 pub const SIZE_MAX: u64 = 1 << 40;
 /// The part of a card's memory that writes to files leave free: when they have filled the rest,
 /// programs can still run, if only to remove them.
-const RESERVED_PART: u64 = 64;
+const RESERVED_PART: u64 = 16;
 
 /// A regular file, named or not.
 pub struct Inode {

@@ -25,6 +25,10 @@ const COPY_PAGES: u64 = 64;
 /// Where less is free, only what is asked for is copied.
 const SPARE_BYTES: u64 = 64 * PAGE;
 
+/// The part of memory that fork leaves free for what was promised, half of what files leave. Without
+/// it a fork bomb is ended by the killing of who writes next instead of by an error.
+const RESERVED_PART: u64 = 32;
+
 /// A range to be widened.
 const NOTHING: Range<u64> = Range {
     start: u64::MAX,
@@ -60,7 +64,11 @@ impl AddressSpace {
         if !taken.is_empty() {
             self.flush(None, taken.start, taken.end);
         }
-        shared.map(|()| child)
+        shared?;
+        match self.memory.free_bytes() < self.memory.bytes() / RESERVED_PART {
+            true => Err(Errno::ENOMEM),
+            false => Ok(child),
+        }
     }
 
     fn share_pages(&self, child: &Self, start: u64, area: &Area) -> Result<(), Errno> {

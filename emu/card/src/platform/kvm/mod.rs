@@ -12,7 +12,10 @@
 mod cpu;
 mod system;
 
-use std::sync::{Arc, Mutex};
+use std::{
+    os::fd::AsRawFd,
+    sync::{Arc, Mutex},
+};
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VmFd};
@@ -23,6 +26,13 @@ use crate::{memory::CardMemory, xstate};
 /// Guest-physical address of the dummy slot: far above any card memory.
 const DUMMY_SLOT_ADDRESS: u64 = 1 << 38;
 const PAGE_BYTES: u64 = 4096;
+/// `_IO(KVMIO, 0x44)`: how many pages of shadow page tables a VM may have.
+const KVM_SET_NR_MMU_PAGES: libc::c_ulong = 0xae44;
+/// KVM's own limit is this part of a VM's memory (KVM_PERMILLE_MMU_PAGES), which for a small card is less
+/// than what its CPUs have in use at once: KVM_RUN then ends with ENOSPC.
+const MMU_PAGES_PART: u64 = 50;
+/// Shadow page tables that a CPU has in use: the top ones, of both rings, and a path below.
+const MMU_PAGES_PER_CPU: u64 = 8;
 /// Virtual CPUs that are kept for threads which have ended, but not given theirs back yet.
 const CPUS_SPARE: usize = 16;
 
@@ -65,6 +75,7 @@ impl KvmPlatform {
         // SAFETY: the mapping lives as long as `memory`, which the VM keeps.
         unsafe { fd.set_user_memory_region(region) }
             .map_err(|e| host("KVM_SET_USER_MEMORY_REGION", e))?;
+        allow_shadow_pages(&fd, memory.bytes());
         let mut cpuid = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(|e| host("KVM_GET_SUPPORTED_CPUID", e))?;
@@ -91,6 +102,17 @@ impl KvmPlatform {
                 .min(system::CPUS_MAX as usize)
                 .saturating_sub(CPUS_SPARE),
         })
+    }
+}
+
+/// Lets a VM have as many shadow page tables as all of its CPUs need. Where KVM has none (KVM_CAP_/// MMU_SHADOW_CACHE_CONTROL is missing) there is no limit either.
+fn allow_shadow_pages(vm: &VmFd, memory_bytes: u64) {
+    let pages = memory_bytes / PAGE_BYTES / MMU_PAGES_PART + system::CPUS_MAX * MMU_PAGES_PER_CPU;
+    // SAFETY: the argument is a number; no memory is involved.
+    let set = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_SET_NR_MMU_PAGES, pages) };
+    if set != 0 {
+        let error = std::io::Error::last_os_error();
+        tracing::debug!(%error, "KVM_SET_NR_MMU_PAGES");
     }
 }
 
