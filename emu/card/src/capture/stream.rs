@@ -28,7 +28,7 @@ use crate::memory::PAGE;
 /// First bytes of an image.
 pub const MAGIC: [u8; 8] = *b"SNAPPROC";
 /// Version of the format: a reader refuses every other.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Most bytes of pages in one chunk.
 pub const PAGES_MAX: usize = 1 << 20;
 /// Most bytes of the process chunk.

@@ -286,7 +286,7 @@ const TABLE: &[(u64, &str, Support)] = &[
     (230, "clock_nanosleep", Full),
     (231, "exit_group", Full),
     (232, "epoll_wait", Full),
-    (233, "epoll_ctl", Partial("no nested instances")),
+    (233, "epoll_ctl", Full),
     (234, "tgkill", Full),
     (235, "utimes", Full),
     (236, "vserver", Absent),

@@ -63,8 +63,9 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
             .and_then(|_| call.tell_file_system(a[1], None)),
         libc::SYS_fstatfs => match call.files.get_any(int(0)) {
             Ok(open) => {
-                let nameless = open.attributes().is_none();
-                call.tell_file_system(a[1], nameless.then(|| open.file.describe()))
+                let of = Some(open.file.describe());
+                let is_nameless = open.attributes().is_none() || call.is_nameless_pipe(&open);
+                call.tell_file_system(a[1], of.filter(|_| is_nameless))
             }
             Err(errno) => Err(errno.into()),
         },
@@ -323,14 +324,18 @@ impl FsCall<'_> {
             }
             Of::Descriptor(fd) => {
                 let open = self.files.get(fd)?;
-                // A pipe without a name is of a file system that keeps none (xattr(7)).
-                let is_kept = |meta: &Arc<Meta>, kind: u32| {
-                    kind != libc::S_IFIFO || self.vfs.meta(meta.number).is_ok()
-                };
-                let found = self.meta_of(&open);
-                Ok(found.filter(|(meta, kind)| is_kept(meta, *kind)))
+                // The file system of pipes keeps none (xattr(7)).
+                let is_kept = !self.is_nameless_pipe(&open);
+                Ok(self.meta_of(&open).filter(|_| is_kept))
             }
         }
+    }
+
+    /// Whether it is of pipe(2), and so of a file system of its own.
+    fn is_nameless_pipe(&self, open: &super::Open) -> bool {
+        let is_named = |meta: &Arc<Meta>| self.vfs.meta(meta.number).is_ok();
+        matches!(open.file.describe(), Description::Pipe { .. })
+            && !open.attributes().is_some_and(is_named)
     }
 
     /// What keeps an extended attribute of this name; `none` is why there is none of a file of its type.

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicI32, Ordering},
+        atomic::{AtomicI32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -20,6 +20,8 @@ use crate::kernel::{
 
 /// Most descriptors that one instance watches.
 const WATCHED_MAX: usize = 4096;
+/// Most instances that watch each other in a chain (fs/eventpoll.c, EP_MAX_NESTS).
+const NESTS_MAX: usize = 4;
 
 struct Watched {
     open: Weak<Open>,
@@ -48,6 +50,8 @@ pub struct Epoll {
     /// Where the next report starts, so that a busy descriptor does not hide the others.
     next: AtomicI32,
     channel: Channel,
+    /// How many instances there have ever been in a chain above this one.
+    above: AtomicUsize,
 }
 
 impl Epoll {
@@ -57,10 +61,11 @@ impl Epoll {
             watched: Mutex::default(),
             next: AtomicI32::new(0),
             channel: Channel::new(),
+            above: AtomicUsize::new(0),
         })
     }
 
-    /// epoll_ctl(2).
+    /// epoll_ctl(2). The kernel runs one at a time.
     pub fn control(
         &self,
         op: i32,
@@ -69,6 +74,12 @@ impl Epoll {
         events: u32,
         data: u64,
     ) -> Result<(), Errno> {
+        if let Some(nested) = open.file.as_any().downcast_ref::<Self>()
+            && op == libc::EPOLL_CTL_ADD
+        {
+            nested.check_nesting(self)?;
+            nested.go_below(self.above.load(Ordering::Relaxed) + 1);
+        }
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.retain(|_, entry| entry.open.strong_count() > 0);
         let entry = Watched {
@@ -92,6 +103,38 @@ impl Epoll {
             libc::EPOLL_CTL_DEL => watched.remove(&fd).map(|_| ()).ok_or(Errno::ENOENT),
             _ => Err(Errno::EINVAL),
         }
+    }
+
+    /// ELOOP if instances would watch each other in a ring, or in too long a chain.
+    fn check_nesting(&self, above: &Self) -> Result<(), Errno> {
+        let chain = above.above.load(Ordering::Relaxed) + self.height();
+        match chain >= NESTS_MAX || self.reaches(above) {
+            true => Err(Errno::ELOOP),
+            false => Ok(()),
+        }
+    }
+
+    /// What `of` says of the instances that this one watches.
+    fn nested<T>(&self, mut of: impl FnMut(&Self) -> T) -> Vec<T> {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let opens = watched.values().filter_map(|entry| entry.open.upgrade());
+        opens
+            .filter_map(|open| open.file.as_any().downcast_ref::<Self>().map(&mut of))
+            .collect()
+    }
+
+    fn height(&self) -> usize {
+        let below = self.nested(Self::height);
+        below.into_iter().max().map_or(0, |height| height + 1)
+    }
+
+    fn reaches(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other) || self.nested(|below| below.reaches(other)).contains(&true)
+    }
+
+    fn go_below(&self, above: usize) {
+        self.above.fetch_max(above, Ordering::Relaxed);
+        self.nested(|below| below.go_below(above + 1));
     }
 
     /// Up to `max` ready entries: events and data. Marks them as reported.
@@ -190,6 +233,16 @@ impl File for Epoll {
         super::pipe::mask(self.any_ready(), libc::POLLIN)
     }
 
+    /// Whatever happens to what it watches.
+    fn edges(&self, _events: PollMask) -> u64 {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let edges = watched.values().filter_map(|entry| {
+            let open = entry.open.upgrade()?;
+            Some(open.file.edges(entry.events as PollMask))
+        });
+        edges.fold(0, u64::wrapping_add)
+    }
+
     fn channels(&self) -> Vec<Channel> {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let files = watched.values().filter_map(|entry| entry.open.upgrade());
@@ -217,7 +270,10 @@ impl File for Epoll {
 #[cfg(test)]
 mod tests {
     use super::Epoll;
-    use crate::kernel::fs::test_kit::Kit;
+    use crate::kernel::{
+        errno::Errno,
+        fs::test_kit::{Kit, error},
+    };
 
     const EDGE: i32 = libc::EPOLLIN | libc::EPOLLET;
 
@@ -297,6 +353,37 @@ mod tests {
         kit.call(libc::SYS_read, &[b, 0x20000, 65536]).unwrap();
         assert_eq!(ready(&mut kit, set, 8), 1);
         assert_eq!(ready(&mut kit, set, 8), 0);
+    }
+
+    #[test]
+    fn instances_watch_each_other_in_chains_only() {
+        let mut kit = Kit::new();
+        let (read, to) = kit.pipe(0);
+        let chain: Vec<u64> = (0..6).map(|_| epoll(&mut kit)).collect();
+        kit.put(0x900, &EDGE.to_le_bytes());
+        let try_add = |kit: &mut Kit, above: u64, below: u64| {
+            let add = libc::EPOLL_CTL_ADD as u64;
+            kit.call(libc::SYS_epoll_ctl, &[above, add, below, 0x900])
+        };
+        assert_eq!(try_add(&mut kit, chain[0], chain[0]), error(Errno::EINVAL));
+        for pair in chain[..5].windows(2).rev() {
+            assert_eq!(try_add(&mut kit, pair[0], pair[1]), Ok(0));
+        }
+        for below in &chain[..4] {
+            let ring = try_add(&mut kit, chain[4], *below);
+            assert_eq!(ring, error(Errno::ELOOP));
+        }
+        for (above, below) in [(chain[5], chain[0]), (chain[4], chain[5])] {
+            let too_long = try_add(&mut kit, above, below);
+            assert_eq!(too_long, error(Errno::ELOOP));
+        }
+        add(&mut kit, chain[4], read, libc::EPOLLIN);
+        assert_eq!(ready(&mut kit, chain[0], 8), 0);
+        for _ in 0..2 {
+            write(&mut kit, to, 8);
+            assert_eq!(ready(&mut kit, chain[0], 8), 1);
+            assert_eq!(ready(&mut kit, chain[0], 8), 0, "no edge");
+        }
     }
 
     #[test]

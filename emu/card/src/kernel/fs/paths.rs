@@ -314,6 +314,7 @@ impl FsCall<'_> {
         }
         // What is not in the tree is on another file system.
         let number = open.attributes().ok_or(Errno::EXDEV)?.number;
+        self.vfs.meta(number).map_err(|_| Errno::EXDEV)?;
         self.vfs.link(parent, &name, number)?;
         Ok(0)
     }

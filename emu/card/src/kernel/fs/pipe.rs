@@ -3,6 +3,7 @@
 use std::{
     any::Any,
     collections::VecDeque,
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -36,8 +37,9 @@ pub struct QueueImage {
     messages: Option<Vec<u64>>,
     /// Whether a reader and a writer has it open.
     pub ends: (bool, bool),
-    /// Descriptors on their way: how many bytes on, and which of the image's descriptions.
-    pub passed: Vec<(u64, Vec<u32>)>,
+    /// Descriptors on their way: with which bytes, counted from the next one on, and which of the
+    /// image's descriptions.
+    pub passed: Vec<(Range<u64>, Vec<u32>)>,
     /// Who has written what is in it, each from so many bytes on.
     senders: Vec<(u64, Identity)>,
     /// Whether its writer has gone without having read everything.
@@ -86,8 +88,8 @@ struct Inner {
     writers_ever: u64,
     /// Bytes that were taken out so far.
     taken: u64,
-    /// Descriptors on their way, each group with the position of its byte (unix(7), SCM_RIGHTS).
-    passed: VecDeque<(u64, Passed)>,
+    /// Descriptors on their way, each group with the positions of its bytes (unix(7), SCM_RIGHTS).
+    passed: VecDeque<(Range<u64>, Passed)>,
     /// Who has written what is in it, each from a position on.
     senders: VecDeque<(u64, Identity)>,
     /// Its writer has gone without having read everything: whoever reads to the end is told (unix(7),
@@ -157,12 +159,9 @@ impl Queue {
             inner.departures += 1;
         }
         let lost = inner.collect();
-        // Not beyond the next descriptors: each group belongs to one read.
-        let (taken, next) = (
-            inner.taken,
-            inner.passed.iter().find(|(at, _)| *at > inner.taken),
-        );
-        let border = next.map_or(usize::MAX, |(at, _)| (at - taken) as usize);
+        // Not beyond what comes with the next descriptors: each group belongs to one read.
+        let next = inner.passed.front();
+        let border = next.map_or(usize::MAX, |(with, _)| (with.end - inner.taken) as usize);
         let border = border.min(inner.end_of_sender());
         let message = inner.messages.as_mut().and_then(VecDeque::pop_front);
         // What a reader has no room for of a message is lost.
@@ -196,11 +195,12 @@ impl Queue {
         self.lock().senders.front().map(|(_, sender)| *sender)
     }
 
-    /// Descriptors that go with the first of the last `count` bytes.
+    /// Descriptors that go with the last `count` bytes: who reads the first of these gets them.
     pub fn pass(&self, passed: Passed, count: usize) {
         let mut inner = self.lock();
-        let at = inner.taken + inner.bytes.len().saturating_sub(count) as u64;
-        inner.passed.push_back((at, passed));
+        let end = inner.taken + inner.bytes.len() as u64;
+        let at = end.saturating_sub(count as u64);
+        inner.passed.push_back((at..end, passed));
     }
 
     /// Copies up to `max` bytes and leaves them there (recv(2), MSG_PEEK).
@@ -312,9 +312,10 @@ impl Queue {
         let mut inner = self.lock();
         inner.end_of_sender();
         let mut passed = Vec::new();
-        for (at, group) in &inner.passed {
+        for (with, group) in &inner.passed {
             let files = group.files().iter().filter_map(&mut open).collect();
-            passed.push((at.saturating_sub(inner.taken), files));
+            let from_here = |at: u64| at.saturating_sub(inner.taken);
+            passed.push((from_here(with.start)..from_here(with.end), files));
         }
         QueueImage {
             bytes: inner.bytes.iter().copied().collect(),
@@ -348,12 +349,16 @@ impl Queue {
             sum == Some(image.bytes.len() as u64) && lens.len() <= MESSAGES_MAX
         };
         let len = image.bytes.len() as u64;
+        let passed = || image.passed.iter().map(|(with, _)| with);
+        let passed_are_sound = passed().all(|with| with.start < with.end && with.end <= len)
+            && passed().is_sorted_by(|one, next| one.end <= next.start);
         let senders_are_sound = image.senders.is_sorted_by(|one, next| one.0 < next.0)
             && image.senders.last().is_none_or(|(at, _)| *at <= len);
         let capacity = usize::try_from(image.capacity).unwrap_or(usize::MAX);
         if !(PAGE_BYTES..=CAPACITY_MAX).contains(&capacity)
             || image.bytes.len() > capacity
             || !image.messages.as_ref().is_none_or(sum)
+            || !passed_are_sound
             || !senders_are_sound
         {
             return Err(Errno::EBADMSG);
@@ -369,11 +374,12 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Puts descriptors on their way, `at` bytes on.
-    pub fn put_in_flight(&self, at: u64, passed: Passed) {
+    /// Puts descriptors on their way, with these bytes counted from the next one on.
+    pub fn put_in_flight(&self, with: &Range<u64>, passed: Passed) {
         let mut inner = self.lock();
-        let at = inner.taken.saturating_add(at);
-        inner.passed.push_back((at, passed));
+        let at = |bytes: u64| inner.taken.saturating_add(bytes);
+        let with = at(with.start)..at(with.end);
+        inner.passed.push_back((with, passed));
     }
 
     /// A socket's ends that are open in an image are open.
@@ -496,7 +502,7 @@ impl Inner {
 
     /// Descriptors whose bytes have been read.
     fn collect(&mut self) -> Vec<Passed> {
-        let read = |(at, _): &(u64, Passed)| *at < self.taken;
+        let read = |(with, _): &(Range<u64>, Passed)| with.start < self.taken;
         let count = self.passed.iter().take_while(|passed| read(passed)).count();
         self.passed
             .drain(..count)

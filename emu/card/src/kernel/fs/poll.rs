@@ -204,8 +204,8 @@ fn control(call: &mut FsCall, epfd: i32, op: i32, fd: i32, event: u64) -> SysRes
     }
     let epoll = epoll.file.as_any().downcast_ref::<Epoll>();
     let epoll = epoll.ok_or(Errno::EINVAL)?;
-    if open.file.as_any().is::<Epoll>() {
-        // Nested instances could form a loop.
+    let own = open.file.as_any().downcast_ref::<Epoll>();
+    if own.is_some_and(|own| std::ptr::eq(own, epoll)) {
         return Err(Errno::EINVAL.into());
     }
     let events = u32::from_le_bytes(bytes[..4].try_into().expect("4 bytes"));

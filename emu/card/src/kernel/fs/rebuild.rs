@@ -104,8 +104,8 @@ pub fn rebuild(
         Passed::new(files, vfs.in_flight()).map_err(failed("descriptors on their way"))
     };
     for (image, queue) in image.queues.iter().zip(&building.queues) {
-        for (at, passed) in &image.passed {
-            queue.put_in_flight(*at, pass(passed)?);
+        for (with, passed) in &image.passed {
+            queue.put_in_flight(with, pass(passed)?);
         }
     }
     for (image, mailbox) in image.mailboxes.iter().zip(&building.mailboxes) {
@@ -118,11 +118,9 @@ pub fn rebuild(
         {
             for entry in interest {
                 let watched = get(entry.open)?;
-                // Only a hostile image has an instance watch another, or one thing twice.
-                if !watched.file.as_any().is::<Epoll>() {
-                    let (fd, events) = (entry.fd, entry.events);
-                    let _ = epoll.control(libc::EPOLL_CTL_ADD, fd, &watched, events, entry.data);
-                }
+                let (fd, events) = (entry.fd, entry.events);
+                // Only a hostile image has instances watch each other, or one thing twice.
+                let _ = epoll.control(libc::EPOLL_CTL_ADD, fd, &watched, events, entry.data);
             }
         }
     }

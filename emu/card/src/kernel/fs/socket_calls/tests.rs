@@ -158,16 +158,17 @@ fn descriptors_go_with_their_bytes() {
     let at = message(&mut kit, 4, 24);
     assert_eq!(kit.call(libc::SYS_sendmsg, &[a, at, 0]), Ok(4));
     kit.call(libc::SYS_close, &[read]).unwrap();
+    kit.call(libc::SYS_write, &[a, 0x2000, 2]).unwrap();
     let at = message(&mut kit, 100, 24);
-    // What came before them is a read of its own.
-    assert_eq!(kit.call(libc::SYS_recvmsg, &[b, at, 0]), Ok(3));
-    assert_eq!(kit.bytes(0xc28, 8), &[0; 8]);
-    let at = message(&mut kit, 100, 24);
-    assert_eq!(kit.call(libc::SYS_recvmsg, &[b, at, 0]), Ok(4));
+    // What came before is read with them, what came after is a read of its own.
+    assert_eq!(kit.call(libc::SYS_recvmsg, &[b, at, 0]), Ok(7));
     assert_eq!(kit.bytes(0xc28, 8), &24_u64.to_le_bytes());
     let passed = i32::from_le_bytes(kit.bytes(0xd10, 4).try_into().unwrap()) as u64;
     kit.call(libc::SYS_write, &[write, 0x2000, 2]).unwrap();
     assert_eq!(kit.call(libc::SYS_read, &[passed, 0x3000, 9]), Ok(2));
+    let at = message(&mut kit, 100, 24);
+    assert_eq!(kit.call(libc::SYS_recvmsg, &[b, at, 0]), Ok(2));
+    assert_eq!(kit.bytes(0xc28, 8), &[0; 8]);
 }
 
 #[test]
