@@ -26,6 +26,8 @@ use crate::{
     state,
 };
 
+/// What a card has of its memory by the time that its first run function runs, about.
+const BOOT_BYTES: u64 = 20 << 20;
 /// How long the last card waits for the host processes that write to the rig's directory: they end
 /// when they notice that the rig is gone.
 const REMOVALS_MAX: usize = 500;
@@ -82,6 +84,7 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
     device::raise_descriptor_limit().map_err(|e| failed("its limit of descriptors")(e.into()))?;
     let memory = CardMemory::new(options.memory_bytes)
         .map_err(|e| failed("no memory for the card")(e.into()))?;
+    memory.populate(BOOT_BYTES);
     let memory = Arc::new(memory);
     // Where there is none, the first full snapshot says so.
     let _ = memory.dirty().open();

@@ -116,22 +116,32 @@ pub fn enter(platform: Kind) -> Result<Sandbox, SandboxError> {
 
 /// glibc's malloc reads files when it first asks itself something, which may be in any thread. How many arenas there
 /// may be, it is told (mallopt(3)). Whether memory is overcommitted, it asks when it first gives back the end of a
-/// thread's heap: here, by more free memory than it keeps in one however its thresholds have grown
-/// (M_TRIM_THRESHOLD), in blocks below M_MMAP_THRESHOLD.
+/// thread's heap: here, where it keeps little of that. Then it is told the thresholds that it would come to by itself.
 fn settle_malloc() {
     const ARENAS_PER_CORE: usize = 8;
+    const LITTLE: libc::c_int = 128 << 10;
+    const BLOCK: usize = 100 << 10;
+    // DEFAULT_MMAP_THRESHOLD_MAX of malloc.c, and twice that.
+    const MMAP_THRESHOLD: libc::c_int = 32 << 20;
+    const TRIM_THRESHOLD: libc::c_int = 2 * MMAP_THRESHOLD;
+    let set = |parameter, value| {
+        // SAFETY: no memory is involved.
+        unsafe { libc::mallopt(parameter, value) };
+    };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let arenas = libc::c_int::try_from(cores * ARENAS_PER_CORE).unwrap_or(libc::c_int::MAX);
-    // SAFETY: no memory is involved.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, arenas) };
+    set(libc::M_ARENA_MAX, arenas);
+    set(libc::M_TRIM_THRESHOLD, LITTLE);
     let blocks = || {
-        let blocks = (0..500).map(|_| Vec::<u8>::with_capacity(127 << 10));
+        let blocks = (0..10).map(|_| Vec::<u8>::with_capacity(BLOCK));
         drop(black_box(blocks.collect::<Vec<_>>()));
     };
     // Where there is no thread to be had, a card has none either, and says so.
     let _ = std::thread::Builder::new()
         .spawn(blocks)
         .map(JoinHandle::join);
+    set(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD);
+    set(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD);
 }
 
 impl Sandbox {
