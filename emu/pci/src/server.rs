@@ -15,7 +15,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     thread::JoinHandle,
 };
@@ -64,19 +64,16 @@ pub trait Function: Send + Sync {
     fn reset(&self);
 }
 
-/// A socket that clients can connect to, though nobody serves them yet.
-pub struct Listener {
-    path: PathBuf,
-    socket: UnixListener,
-}
+/// A socket that clients can connect to, though nobody serves them yet. Its name is there until somebody
+/// removes it.
+pub struct Listener(UnixListener);
 
 impl Listener {
     /// Makes the socket.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let socket = UnixListener::bind(path)?;
         socket.set_nonblocking(true)?;
-        let path = path.to_owned();
-        Ok(Self { path, socket })
+        Ok(Self(socket))
     }
 }
 
@@ -89,8 +86,7 @@ pub fn serve(
     stop: OwnedFd,
 ) -> io::Result<JoinHandle<()>> {
     let server = Server {
-        path: listener.path,
-        listener: listener.socket,
+        listener: listener.0,
         aperture: aperture.0,
         aperture_bytes: aperture.1,
         function,
@@ -102,7 +98,6 @@ pub fn serve(
 }
 
 struct Server {
-    path: PathBuf,
     listener: UnixListener,
     aperture: OwnedFd,
     aperture_bytes: u64,
@@ -125,8 +120,6 @@ impl Server {
             }
             self.function.detach();
         }
-        // Gone already if somebody cleaned up the directory.
-        let _ = std::fs::remove_file(&self.path);
     }
 
     /// The next client, or `None` when it is time to stop.

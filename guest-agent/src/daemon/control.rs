@@ -55,19 +55,31 @@ fn fetch(daemon: &Daemon, host: &Endpoint, program: &Program) -> io::Result<Stri
     if program.bytes > BINARY_BYTES_MAX || program.name.contains('/') {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let number = {
-        let mut inner = daemon.lock();
-        inner.next_program += 1;
-        inner.next_program
-    };
-    let directory = format!("/tmp/coi_procs/programs/{number}");
-    fs::create_dir_all(&directory)?;
+    let directory = new_directory(daemon)?;
     let path = format!("{directory}/{}", program.name);
     if let Err(error) = fetch_into(&path, host, program) {
         let _ = fs::remove_dir_all(&directory);
         return Err(error);
     }
     Ok(path)
+}
+
+/// A directory for one program. A process that was restored here has brought the one that it had elsewhere.
+fn new_directory(daemon: &Daemon) -> io::Result<String> {
+    const PROGRAMS: &str = "/tmp/coi_procs/programs";
+    fs::create_dir_all(PROGRAMS)?;
+    loop {
+        let number = {
+            let mut inner = daemon.lock();
+            inner.next_program += 1;
+            inner.next_program
+        };
+        let directory = format!("{PROGRAMS}/{number}");
+        match fs::create_dir(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|()| directory),
+        }
+    }
 }
 
 /// By RDMA, straight into the file's pages.

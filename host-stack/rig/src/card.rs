@@ -171,7 +171,7 @@ impl Card {
     /// Starts its process.
     pub(crate) fn power_on(&self) -> Result<(), RigError> {
         self.host.set_state(self.node, Booting);
-        // What a card that was killed left behind.
+        // What the last one left behind.
         let _ = std::fs::remove_file(&self.socket);
         let child = self.command().spawn().map_err(|source| RigError::Spawn {
             node: self.node,

@@ -7,7 +7,8 @@
 //! once, as Linux does what is pinned (mm/memory.c, `copy_present_page`).
 //!
 //! A write to what is shared costs a fault and a flush, which is as much as many pages' copies: so
-//! neighbours come along, and small areas (stacks, a program's data) are copied by fork itself.
+//! neighbours come along, and small areas (stacks, a program's data) are copied by fork itself: what every
+//! child writes to is had, or refused, where it is asked for.
 
 use std::ops::Range;
 
@@ -95,7 +96,7 @@ impl AddressSpace {
                 found.push((va, frame, pages, access));
             });
         let pages: u64 = found.iter().map(|(_, _, pages, _)| pages).sum();
-        let is_small = area.access().write && pages <= COPY_PAGES && self.has_plenty();
+        let is_small = area.access().write && pages <= COPY_PAGES;
         for (va, frame, pages, access) in found {
             let is_own = |frame, pages| {
                 !access.copied && (is_small || self.is_relied_on(frame, pages, is_awaited))
