@@ -50,7 +50,7 @@ fn build(workspace: &Path, target_dir: &Path) {
         .current_dir(workspace)
         .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
         // They go to the card, and into snapshots, with everything that is in them.
-        .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
+        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
         .args([
             "build",
             "--release",

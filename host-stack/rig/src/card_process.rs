@@ -84,8 +84,11 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
     device::raise_descriptor_limit().map_err(|e| failed("its limit of descriptors")(e.into()))?;
     let memory = CardMemory::new(options.memory_bytes)
         .map_err(|e| failed("no memory for the card")(e.into()))?;
-    memory.populate(BOOT_BYTES);
     let memory = Arc::new(memory);
+    let populating = {
+        let memory = memory.clone();
+        std::thread::spawn(move || memory.populate(BOOT_BYTES))
+    };
     // Where there is none, the first full snapshot says so.
     let _ = memory.dirty().open();
     let platform =
@@ -121,6 +124,9 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
         Listener::bind(&options.socket).map_err(|e| failed("its PCI function")(e.into()))?;
     // A backtrace would be read from files.
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+    populating
+        .join()
+        .map_err(|_| failed("its first memory")("a panic".into()))?;
     // From here on guests, and the host's driver, have a say.
     let sandbox = sandbox::enter(kind).map_err(|e| failed("its sandbox")(e.into()))?;
     let serving = serve(&device, listener, sandbox).map_err(failed("its PCI function"))?;
