@@ -115,6 +115,10 @@ pub trait Space: Send + Sync {
     fn flush(&self, cpu: Option<&mut dyn Cpu>, start: u64, end: u64) -> Result<(), PlatformError>;
 
     /// For implementations to find their own type again.
+    /// No CPU runs in it any more. What is remembered of its tables anywhere is forgotten, before their
+    /// frames are another's.
+    fn end(&self) {}
+
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
