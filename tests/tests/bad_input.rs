@@ -232,7 +232,7 @@ fn a_full_disk_fails_the_call_that_needs_it_and_the_process_goes_on() {
         (binary / 2, true),
         (binary + (100 << 10), true),
         (binary + (300 << 10), false),
-        (binary + (2 << 20), false),
+        (binary + (1 << 20), false),
     ] {
         let scene = Scene::new(1);
         mount_small_disk(scene.dir.path(), bytes.next_multiple_of(4096));
