@@ -624,11 +624,8 @@ impl Drop for Pin {
 }
 
 impl AddressSpace {
-    /// Gives all pages back. No CPU may run in this space again.
+    /// Gives all pages back. No CPU may run in this space again, so nothing is flushed.
     pub fn clear(&mut self) {
-        if !self.areas.is_empty() {
-            self.space.end();
-        }
         for (start, area) in std::mem::take(&mut self.areas) {
             for (_, frame) in self.tables.unmap(start, area.end) {
                 self.memory.put(frame);

@@ -114,10 +114,6 @@ pub trait Space: Send + Sync {
     /// calling thread owns; without one it may take longer to reach the memory.
     fn flush(&self, cpu: Option<&mut dyn Cpu>, start: u64, end: u64) -> Result<(), PlatformError>;
 
-    /// No CPU runs in it any more. What is remembered of its tables anywhere is forgotten, before their
-    /// frames are another's.
-    fn end(&self) {}
-
     /// For implementations to find their own type again.
     fn as_any(&self) -> &dyn std::any::Any;
 }

@@ -190,14 +190,6 @@ impl Space for KvmSpace {
         self.vm.flush()
     }
 
-    /// A CPU that gets a root which it has had before keeps what it knows of that (KVM_SET_SREGS flushes
-    /// for another CR3 alone), and paravirtual KVM what it knows of each table.
-    fn end(&self) {
-        if let Err(error) = self.vm.flush() {
-            tracing::error!(%error, "an address space ends");
-        }
-    }
-
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }
