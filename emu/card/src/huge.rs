@@ -74,7 +74,12 @@ impl HugePages {
 
     /// Has a page be there, and be mapped for writing.
     fn touch(&self, address: u64) -> io::Result<()> {
-        self.advise(address..address + PAGE, libc::MADV_POPULATE_WRITE)
+        self.populate(address..address + PAGE)
+    }
+
+    /// The same for all pages of a range.
+    pub fn populate(&self, range: Range<u64>) -> io::Result<()> {
+        self.advise(range, libc::MADV_POPULATE_WRITE)
     }
 
     fn advise(&self, range: Range<u64>, advice: i32) -> io::Result<()> {

@@ -110,9 +110,7 @@ impl CardMemory {
     /// Has the host find memory for the first bytes at once, which costs a fifth of what it costs page by
     /// page. Best effort: what it does not find now it is asked for again at the first touch.
     pub fn populate(&self, bytes: u64) {
-        let bytes = bytes.min(self.bytes) as usize;
-        // SAFETY: the range is inside the mapping, whose contents it leaves alone (madvise(2)).
-        unsafe { libc::madvise(self.base.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
+        let _ = self.huge.populate(0..bytes.min(self.bytes));
     }
 
     /// Size in bytes.

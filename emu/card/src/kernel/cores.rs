@@ -94,7 +94,8 @@ impl Cores {
             if let Some(number) = inner.number_of(ticket) {
                 break number;
             }
-            inner = if inner.is_first(ticket, &wanted) {
+            let first = inner.first(&wanted).map(|first| first.ticket);
+            inner = if first == Some(ticket) {
                 inner.kick_longest(wanted);
                 let waited = turn.wait_timeout(inner, TIME_SLICE);
                 waited.unwrap_or_else(PoisonError::into_inner).0
@@ -130,11 +131,7 @@ impl Inner {
             };
             waiter.turn.notify_one();
             // Who is first now among those who want the same looks after the time slices.
-            let heir = self
-                .queue
-                .iter()
-                .find(|other| other.wanted == waiter.wanted);
-            if let Some(heir) = heir {
+            if let Some(heir) = self.first(&waiter.wanted) {
                 heir.turn.notify_one();
             }
             self.running.push(Running {
@@ -160,10 +157,9 @@ impl Inner {
         Some(mine.number)
     }
 
-    /// Whether nobody came before who wants the same cores.
-    fn is_first(&self, ticket: u64, wanted: &Affinity) -> bool {
-        let first = self.queue.iter().find(|waiter| waiter.wanted == *wanted);
-        first.is_some_and(|first| first.ticket == ticket)
+    /// Who has waited longest of those who want these cores.
+    fn first(&self, wanted: &Affinity) -> Option<&Waiter> {
+        self.queue.iter().find(|waiter| waiter.wanted == *wanted)
     }
 
     /// Whoever has had one of these cores longest leaves it, if its time is over.

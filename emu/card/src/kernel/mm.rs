@@ -410,7 +410,7 @@ impl AddressSpace {
             && first >= start
             && first + HUGE_PAGE <= area.end
             && self.tables.has_room(first)
-            && self.memory.free_bytes() >= self.memory.bytes() / 4
+            && self.has_plenty()
     }
 
     /// Maps the huge page around `page`; without room for that its frames go back.

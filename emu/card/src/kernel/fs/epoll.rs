@@ -116,11 +116,18 @@ impl Epoll {
 
     /// What `of` says of the instances that this one watches.
     fn nested<T>(&self, mut of: impl FnMut(&Self) -> T) -> Vec<T> {
+        let opens = self.opens();
+        let files = opens.iter().map(|open| open.file.as_any());
+        files
+            .filter_map(|file| file.downcast_ref::<Self>().map(&mut of))
+            .collect()
+    }
+
+    /// What it watches and is still open.
+    fn opens(&self) -> Vec<Arc<Open>> {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let opens = watched.values().filter_map(|entry| entry.open.upgrade());
-        opens
-            .filter_map(|open| open.file.as_any().downcast_ref::<Self>().map(&mut of))
-            .collect()
+        opens.collect()
     }
 
     fn height(&self) -> usize {
@@ -244,18 +251,14 @@ impl File for Epoll {
     }
 
     fn channels(&self) -> Vec<Channel> {
-        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = watched.values().filter_map(|entry| entry.open.upgrade());
-        files
-            .flat_map(|open| open.file.channels())
-            .chain([self.channel])
-            .collect()
+        let opens = self.opens();
+        let channels = opens.iter().flat_map(|open| open.file.channels());
+        channels.chain([self.channel]).collect()
     }
 
     fn deadline(&self) -> Option<Duration> {
-        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = watched.values().filter_map(|entry| entry.open.upgrade());
-        files.filter_map(|open| open.file.deadline()).min()
+        let opens = self.opens();
+        opens.iter().filter_map(|open| open.file.deadline()).min()
     }
 
     fn describe(&self) -> Description {

@@ -138,15 +138,17 @@ impl AddressSpace {
 
     /// Whether somebody has pinned some of these frames of this space, or waits there.
     fn is_relied_on(&self, frame: u64, pages: u64, is_awaited: IsAwaited) -> bool {
-        let is_pinned = || {
-            let is_used_twice = self.memory.shared();
-            (0..pages).any(|page| is_used_twice(frame + page * PAGE))
-        };
-        is_awaited(frame, pages * PAGE) || is_pinned()
+        is_awaited(frame, pages * PAGE) || self.are_used_twice(frame, pages)
+    }
+
+    /// Whether one of these frames has more than one use.
+    fn are_used_twice(&self, frame: u64, pages: u64) -> bool {
+        let is_used_twice = self.memory.shared();
+        (0..pages).any(|page| is_used_twice(frame + page * PAGE))
     }
 
     /// Whether pages may be copied that nobody has asked for.
-    fn has_plenty(&self) -> bool {
+    pub(super) fn has_plenty(&self) -> bool {
         self.memory.free_bytes() >= self.memory.bytes() / 4
     }
 
@@ -236,11 +238,7 @@ impl AddressSpace {
         let Some((frame, _)) = self.tables.get(first) else {
             return false;
         };
-        let is_shared = {
-            let is_used_twice = self.memory.shared();
-            (0..pages).any(|page| is_used_twice(frame + page * PAGE))
-        };
-        let own = match is_shared {
+        let own = match self.are_used_twice(frame, pages) {
             false => Some(frame),
             true if self.has_plenty() => self.memory.alloc_unzeroed(pages as usize, pages as usize),
             true => None,
