@@ -6,7 +6,8 @@
 //! DMA engine) is reported by [`Dirty::mark`], or belongs to a frame with more than one use.
 //!
 //! Time is counted in epochs: a scan ends one. Whoever saved a frame in an epoch has it still if it
-//! has not changed since that epoch.
+//! has not changed since that epoch. A scan looks at the frames that are saved then, and at few
+//! others: a write to one of those is seen by the scan that does, as of a later epoch than it was.
 
 use std::{
     fs::File,
@@ -39,6 +40,8 @@ const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 /// Ranges that one scan reports at most.
 const RANGES: usize = 4096;
+/// What lies between frames is scanned with them up to so many bytes: another scan costs more.
+const GAP_BYTES: u64 = 1 << 20;
 
 /// The tracker of one memory. It does nothing until `Dirty::start`.
 pub struct Dirty {
@@ -82,7 +85,8 @@ impl Dirty {
         self.open()?;
         let (userfault, pagemap) = self.descriptors.get().expect("just opened");
         huge.stop();
-        self.scan(pagemap, 0, PAGE_IS_HUGE, |range| huge.split(range))?;
+        let all = 0..self.bytes;
+        self.scan(pagemap, all, 0, PAGE_IS_HUGE, |range| huge.split(range))?;
         let mut range = [self.base.as_ptr() as u64, self.bytes, REGISTER_WP, 0];
         ioctl(userfault, UFFDIO_REGISTER, &mut range)?;
         let frames = (0..self.bytes / PAGE).map(|_| AtomicU32::new(0)).collect();
@@ -111,33 +115,36 @@ impl Dirty {
         Ok(())
     }
 
-    /// Ends the epoch: every write before this call belongs to it or an earlier one. Returns the
-    /// epoch that begins. One caller at a time.
-    pub fn end_epoch(&self) -> io::Result<u32> {
+    /// Ends the epoch: every write to `frames` before this call belongs to it or an earlier one.
+    /// Returns the epoch that begins. One caller at a time.
+    pub fn end_epoch(&self, frames: impl IntoIterator<Item = Range<u64>>) -> io::Result<u32> {
         let (Some((_, pagemap)), Some(written)) = (self.descriptors.get(), self.written.get())
         else {
             return Err(io::ErrorKind::Unsupported.into());
         };
         let epoch = self.epoch.load(Ordering::SeqCst);
-        self.scan(pagemap, PROTECT, PAGE_IS_WRITTEN, |range| {
-            for frame in &written[(range.start / PAGE) as usize..(range.end / PAGE) as usize] {
-                frame.store(epoch, Ordering::SeqCst);
-            }
-            Ok(())
-        })?;
+        for part in joined(frames.into_iter().collect()) {
+            self.scan(pagemap, part, PROTECT, PAGE_IS_WRITTEN, |range| {
+                for frame in &written[(range.start / PAGE) as usize..(range.end / PAGE) as usize] {
+                    frame.store(epoch, Ordering::SeqCst);
+                }
+                Ok(())
+            })?;
+        }
         Ok(self.epoch.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
-    /// Calls `each` with every range of addresses whose pages are of a category.
+    /// Calls `each` with every range of addresses in `part` whose pages are of a category.
     fn scan(
         &self,
         pagemap: &File,
+        part: Range<u64>,
         flags: u64,
         category: u64,
         mut each: impl FnMut(Range<u64>) -> io::Result<()>,
     ) -> io::Result<()> {
         let base = self.base.as_ptr() as u64;
-        let (mut from, end) = (base, base + self.bytes);
+        let (mut from, end) = (base + part.start, base + part.end);
         let mut ranges = vec![[0u64; 3]; RANGES];
         while from < end {
             let mut scan = [
@@ -181,6 +188,19 @@ impl Dirty {
     }
 }
 
+/// As few ranges as have all of these, and not much more.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end + GAP_BYTES => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
 /// ioctl(2) with a structure of words.
 fn ioctl<const N: usize>(
     fd: &impl AsRawFd,
@@ -200,7 +220,50 @@ const fn iowr(kind: u8, number: u64, size: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::memory::{CardMemory, PAGE};
+    use std::iter::once;
+
+    use super::*;
+    use crate::memory::CardMemory;
+
+    fn end_epoch(memory: &CardMemory) -> u32 {
+        let all = 0..memory.bytes();
+        memory.dirty().end_epoch(once(all)).unwrap()
+    }
+
+    #[test]
+    fn ranges_are_joined_where_little_is_between() {
+        let far = 1 << 30;
+        let apart = vec![
+            far..far + 8 * PAGE,
+            far + PAGE..far + 2 * PAGE,
+            GAP_BYTES + PAGE..GAP_BYTES + 2 * PAGE,
+            0..PAGE,
+        ];
+        assert_eq!(
+            joined(apart),
+            [0..GAP_BYTES + 2 * PAGE, far..far + 8 * PAGE]
+        );
+    }
+
+    #[test]
+    fn what_is_not_scanned_in_its_epoch_is_seen_later() {
+        let memory = CardMemory::new(4096 * PAGE).unwrap();
+        if let Err(error) = memory.track_writes() {
+            eprintln!("skipped: no write tracking here: {error}");
+            return;
+        }
+        let (near, far) = (8 * PAGE, 4000 * PAGE);
+        let first = end_epoch(&memory);
+        memory.write(near, b"written");
+        memory.write(far, b"written");
+        let second = memory.dirty().end_epoch(once(near..near + PAGE)).unwrap();
+        let changed = |address| memory.dirty().changed_since(address, first);
+        assert!(changed(near) && !changed(far));
+        let third = end_epoch(&memory);
+        assert!(changed(far) && memory.dirty().changed_since(far, second));
+        assert!(!memory.dirty().changed_since(near, second));
+        assert!(!memory.dirty().changed_since(far, third));
+    }
 
     #[test]
     fn a_frame_has_changed_if_it_was_written_to() {
@@ -210,12 +273,12 @@ mod tests {
             return;
         }
         let frames: Vec<_> = (0..64).map(|_| memory.alloc().unwrap()).collect();
-        let first = memory.dirty().end_epoch().unwrap();
+        let first = end_epoch(&memory);
         for written in [3, 17, 40] {
             memory.write(frames[written] + 8, b"written");
         }
         memory.dirty().mark(frames[50]);
-        let second = memory.dirty().end_epoch().unwrap();
+        let second = end_epoch(&memory);
         let changed = |epoch| -> Vec<usize> {
             let since = |i: &usize| memory.dirty().changed_since(frames[*i], epoch);
             (0..64).filter(since).collect()
@@ -223,7 +286,7 @@ mod tests {
         assert_eq!(changed(first), [3, 17, 40, 50]);
         assert_eq!(changed(second), [0; 0]);
         memory.write(frames[63], b"written");
-        memory.dirty().end_epoch().unwrap();
+        end_epoch(&memory);
         assert_eq!(changed(second), [63]);
         assert_eq!(changed(first), [3, 17, 40, 50, 63]);
     }
@@ -237,13 +300,13 @@ mod tests {
             eprintln!("skipped: no write tracking here: {error}");
             return;
         }
-        let first = memory.dirty().end_epoch().unwrap();
+        let first = end_epoch(&memory);
         memory.write(huge + 5 * PAGE, b"written");
         let mut bytes = [0; 6];
         memory.read(huge + 9 * PAGE, &mut bytes);
         assert_eq!(&bytes, b"before");
         let later = memory.alloc_huge().unwrap();
-        memory.dirty().end_epoch().unwrap();
+        end_epoch(&memory);
         let since = |page: &u64| memory.dirty().changed_since(huge + page * PAGE, first);
         assert_eq!((0..512).filter(since).collect::<Vec<_>>(), [5]);
         assert!(memory.dirty().changed_since(later + 511 * PAGE, first));

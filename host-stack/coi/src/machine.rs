@@ -77,7 +77,8 @@ pub enum Input {
     Run(Ticket, u32, RunFunction),
     /// [`Output::Run`] of this pipeline is done.
     Sent(Generation, u32),
-    /// Tell when this many run functions have been sent, and send no more before resume.
+    /// Tell when this many run functions have been sent, and send no more before resume; said while
+    /// the process is paused, before the resume after that one.
     HoldAt(Ticket, u64),
     /// Tell how the process ends.
     End(Ticket),
@@ -198,6 +199,8 @@ pub struct Machine {
     started: u64,
     finished: u64,
     hold_at: Option<u64>,
+    /// The same from resume on.
+    hold_next: Option<u64>,
     holders: Vec<(u64, Ticket)>,
     /// Who waits for the end as such, and who for what became of a broken link.
     enders: Vec<(Ticket, bool)>,
@@ -229,6 +232,7 @@ impl Machine {
             started: 0,
             finished: 0,
             hold_at: None,
+            hold_next: None,
             holders: Vec::new(),
             enders: Vec::new(),
             outputs: VecDeque::new(),
@@ -318,7 +322,10 @@ impl Machine {
                 None => self.fail(ticket, CoiError::OutOfRange("no such pipeline".into())),
             },
             Input::HoldAt(ticket, count) => {
-                self.hold_at = Some(count);
+                match self.pause {
+                    Pause::Paused => self.hold_next = Some(count),
+                    _ => self.hold_at = Some(count),
+                }
                 self.holders.push((count, ticket));
             }
             Input::End(ticket) => self.enders.push((ticket, true)),
@@ -418,7 +425,8 @@ impl Machine {
     }
 
     fn resume(&mut self, now: Duration) {
-        (self.pause, self.pauser, self.hold_at) = (Pause::No, None, None);
+        (self.pause, self.pauser) = (Pause::No, None);
+        self.hold_at = self.hold_next.take();
         self.swapped_out = false;
         for (number, result) in std::mem::take(&mut self.early) {
             self.result(number, result);
@@ -755,6 +763,35 @@ mod tests {
         assert_eq!(told(&mut machine), []);
         machine.handle(Input::Resume, NOW);
         assert_eq!(told(&mut machine), [(1, true)]);
+    }
+
+    #[test]
+    fn a_hold_that_is_set_while_paused_holds_from_resume_on_until_the_next_one() {
+        let mut machine = paused();
+        let function = RunFunction {
+            function: 1,
+            buffers: vec![],
+            misc: vec![],
+            return_len: 1,
+        };
+        for input in [
+            Input::HoldAt(4, 0),
+            Input::Run(5, 0, function),
+            Input::Resume,
+            Input::Result(0, 0, result(1)),
+        ] {
+            machine.handle(input, NOW);
+        }
+        assert_eq!(told(&mut machine), [(4, true), (1, true)]);
+        assert_eq!(machine.counts(), (1, 1));
+        for input in [
+            Input::Pause(6),
+            Input::Answer(0, Answer::Done),
+            Input::Resume,
+        ] {
+            machine.handle(input, NOW);
+        }
+        assert_eq!(machine.counts(), (2, 1));
     }
 
     #[test]

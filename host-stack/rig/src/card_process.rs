@@ -146,18 +146,24 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
         _ => {}
     };
     let (tell, daemon) = mpsc::channel();
+    let (ready, narrowed) = mpsc::channel();
     let rig = std::thread::Builder::new().name("rig".into());
     let rig = rig.spawn(move || {
         if let Err(error) = sandbox.narrow(Role::Rig) {
             tracing::error!("nobody would notice the rig's end: {error}");
             std::process::exit(1);
         }
+        // Who does not wait for it is on the way out.
+        let _ = ready.send(());
         // Nothing comes if the daemon does not start, which ends the process.
         if let Ok(daemon) = daemon.recv() {
             obey_the_rig(directory.as_deref(), |order| obey(order, daemon));
         }
     });
     rig.map_err(|e| failed("the thread that obeys the rig")(e.into()))?;
+    narrowed
+        .recv()
+        .map_err(|e| failed("its sandbox")(e.into()))?;
     // Guest threads start as this one is.
     sandbox
         .narrow(Role::Guest)

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     memory::{CardMemory, PAGE},
     paging::{Access, HUGE_PAGE, PageTables},
-    platform::{Cpu, Platform, Space, USER_END},
+    platform::{Cpu, Platform, PlatformError, Space, USER_END},
 };
 
 /// Lowest address that may be mapped: null dereferences fault.
@@ -108,7 +108,6 @@ impl Area {
 pub struct AddressSpace {
     pub(super) memory: Arc<CardMemory>,
     pub(super) areas: BTreeMap<u64, Area>,
-    // Dropped in this order: the platform forgets translations before the tables' frames go back.
     space: Arc<dyn Space>,
     pub(super) tables: PageTables,
     /// What is mapped from now on is locked (mlockall(2), MCL_FUTURE).
@@ -277,16 +276,15 @@ impl AddressSpace {
 
     /// Makes every CPU of the space forget what it knew of a range.
     pub(super) fn flush(&self, cpu: Option<&mut dyn Cpu>, start: u64, end: u64) {
-        if let Err(error) = self.space.flush(cpu, start, end) {
-            // Running on with stale translations would let the guest see frames it gave back.
-            tracing::error!(%error, "translations cannot be flushed");
-            std::process::abort();
-        }
+        flushed(self.space.flush(cpu, start, end));
     }
 
-    /// No CPU of this space has anything cached of its tables.
-    pub fn flush_all(&self, cpu: &mut dyn Cpu) {
-        self.flush(Some(cpu), 0, USER_END);
+    /// From now on what CPUs of this space write to is noticed (`dirty`), if it is where its pages are
+    /// entered anew. `cpu` as for [`Space::flush`].
+    pub fn show_writes(&self, cpu: Option<&mut dyn Cpu>) {
+        if self.space.has_own_mapping() && !self.areas.is_empty() {
+            self.flush(cpu, 0, USER_END);
+        }
     }
 
     /// The areas that reach into `start..end`, in order.
@@ -624,8 +622,11 @@ impl Drop for Pin {
 }
 
 impl AddressSpace {
-    /// Gives all pages back. No CPU may run in this space again, so nothing is flushed.
+    /// Gives all pages back. No CPU may run in this space again.
     pub fn clear(&mut self) {
+        if !self.areas.is_empty() {
+            flushed(self.space.end());
+        }
         for (start, area) in std::mem::take(&mut self.areas) {
             for (_, frame) in self.tables.unmap(start, area.end) {
                 self.memory.put(frame);
@@ -637,5 +638,13 @@ impl AddressSpace {
 impl Drop for AddressSpace {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+fn flushed(result: Result<(), PlatformError>) {
+    if let Err(error) = result {
+        // Running on with stale translations would let the guest see frames it gave back.
+        tracing::error!(%error, "translations cannot be flushed");
+        std::process::abort();
     }
 }

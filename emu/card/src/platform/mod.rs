@@ -114,6 +114,14 @@ pub trait Space: Send + Sync {
     /// calling thread owns; without one it may take longer to reach the memory.
     fn flush(&self, cpu: Option<&mut dyn Cpu>, start: u64, end: u64) -> Result<(), PlatformError>;
 
+    /// Forgets all that is known of its tables, before their frames, and those of its pages, are another's.
+    /// No CPU runs in it any more.
+    fn end(&self) -> Result<(), PlatformError>;
+
+    /// Whether its CPUs reach memory through another mapping than the card kernel's, so that who watches
+    /// that one sees no writes of theirs.
+    fn has_own_mapping(&self) -> bool;
+
     /// For implementations to find their own type again.
     fn as_any(&self) -> &dyn std::any::Any;
 }

@@ -13,7 +13,6 @@ pub const DATA: u64 = 0x60_0000;
 
 pub struct Machine {
     pub memory: Arc<CardMemory>,
-    // Dropped before `tables`: the platform forgets translations before the frames are reused.
     pub space: Arc<dyn Space>,
     pub tables: PageTables,
     pub platform: Arc<dyn Platform>,

@@ -9,7 +9,7 @@ use super::{
     Service, Work,
     image::{ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
     is_request,
-    pages::{self, Chain, Queue},
+    pages::{self, Chain, Extent, Queue},
     tree,
 };
 use crate::{
@@ -28,11 +28,11 @@ use crate::{
         },
         info,
         mm::{AddressSpace, Area, Backing},
-        state::{Shared, State, Thread, lock},
+        state::{State, Thread, lock},
         wait::{Stop, SysResult},
     },
     memory::{CardMemory, PAGE},
-    platform::Regs,
+    platform::{Cpu, Regs},
 };
 
 /// Bytes that are written at once, if there are so many.
@@ -76,16 +76,18 @@ impl Writing {
     /// Encodes the pages from `address` on, as far as they are neighbours and one chunk takes them.
     fn encode_run(&mut self, address: u64) {
         let pages_at = self.encoded + PAGES_AT;
-        let most = pages_at + PAGES_MAX;
-        if self.bytes.len() < most {
-            self.bytes.resize(most, 0);
-        }
         let mut end = pages_at;
-        for room in self.bytes[pages_at..most].chunks_exact_mut(PAGE as usize) {
-            if !self.pages.take(address + (end - pages_at) as u64, room) {
+        while end < pages_at + PAGES_MAX {
+            let next = end + PAGE as usize;
+            // Page by page: an image that is small touches little memory.
+            if self.bytes.len() < next {
+                self.bytes.resize(next, 0);
+            }
+            let at = address + (end - pages_at) as u64;
+            if !self.pages.take(at, &mut self.bytes[end..next]) {
                 break;
             }
-            end += room.len();
+            end = next;
         }
         self.encoder
             .pages(&mut self.bytes[self.encoded..end], address);
@@ -225,10 +227,6 @@ impl Call<'_> {
             };
             processes.push(process);
         }
-        let epoch = match flags {
-            0 => None,
-            _ => Some(self.end_epoch(spaces.met())?),
-        };
         let spaces: Vec<_> = spaces.met().iter().map(lock).collect();
         for (mm, marked) in spaces.iter().zip(&marks) {
             let areas = mm.areas().filter(|_| marked.is_some());
@@ -259,6 +257,10 @@ impl Call<'_> {
         };
         let all: Vec<_> = spaces.iter().map(|mm| &**mm).collect();
         let mut pages = pages::list(&all, &storing, has_changed);
+        let epoch = match flags {
+            0 => None,
+            _ => Some(end_epoch(memory, self.cpu, &all, &pages)?),
+        };
         let image = TreeImage {
             processes,
             spaces: space_images,
@@ -290,11 +292,12 @@ impl Call<'_> {
             pages = last.changed(&pages, is_clean);
         }
         let mut encoder = Encoder::default();
-        let bytes = encoder.start(&frame::encode(&image), &link);
-        let bytes = bytes.map_err(|error| {
+        let started = encoder.start(&frame::encode(&image), &link);
+        let mut bytes = started.map_err(|error| {
             tracing::warn!(%error, "a process is not captured");
             Errno::EFBIG
         })?;
+        bytes.reserve(WRITE_MIN + PAGES_AT + PAGES_MAX);
         Ok(Writing {
             encoder,
             chain,
@@ -319,31 +322,27 @@ impl Call<'_> {
             })
             .collect()
     }
+}
 
-    /// Ends an epoch of write tracking: no CPU writes to a frame of these spaces, from now on, without
-    /// being noticed. Returns the epoch that begins.
-    fn end_epoch(&mut self, spaces: &[Shared<AddressSpace>]) -> Result<u32, Errno> {
-        let untold = |error: &dyn std::fmt::Display| {
-            tracing::warn!(%error, "this host does not say what a process writes to");
-            Errno::EOPNOTSUPP
-        };
-        let memory = self.kernel.memory.clone();
-        memory.track_writes().map_err(|error| untold(&error))?;
-        let own = self.process().mm.clone();
-        for mm in spaces {
-            let is_own = Arc::ptr_eq(mm, &own);
-            let mm = lock(mm);
-            // Where the tables are cached, writes are noticed when an entry is cached anew.
-            if is_own {
-                mm.flush_all(self.cpu);
-            } else if mm.areas().next().is_some() {
-                // Its own CPUs are its threads'.
-                let cpu = self.kernel.platform.new_cpu(mm.space());
-                mm.flush_all(&mut *cpu.map_err(|error| untold(&error))?);
-            }
-        }
-        memory.dirty().end_epoch().map_err(|error| untold(&error))
+/// Ends an epoch of write tracking: no CPU writes to these pages, from now on, without being noticed.
+/// Returns the epoch that begins. `cpu` is of the first of the spaces.
+fn end_epoch(
+    memory: &CardMemory,
+    cpu: &mut dyn Cpu,
+    spaces: &[&AddressSpace],
+    pages: &[Extent],
+) -> Result<u32, Errno> {
+    let untold = |error| {
+        tracing::warn!(%error, "this host does not say what a process writes to");
+        Errno::EOPNOTSUPP
+    };
+    memory.track_writes().map_err(untold)?;
+    let mut cpu = Some(cpu);
+    for mm in spaces {
+        mm.show_writes(cpu.take());
     }
+    let frames = pages.iter().map(Extent::frames);
+    memory.dirty().end_epoch(frames).map_err(untold)
 }
 
 /// What a write to a pipe or socket goes into.

@@ -3,7 +3,7 @@
 //! In the stream, address space `n` starts at `n * SPACE_BYTES`; files come behind all of them
 //! (`fs::stored`). Lists are of extents, so that they are short where memory is contiguous.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use crate::{
     kernel::{
@@ -32,6 +32,11 @@ pub struct Extent {
 impl Extent {
     fn end(&self) -> u64 {
         self.address + self.pages * PAGE
+    }
+
+    /// Card memory that it is in.
+    pub fn frames(&self) -> Range<u64> {
+        self.frame..self.frame + self.pages * PAGE
     }
 
     fn each(self) -> impl Iterator<Item = Self> {

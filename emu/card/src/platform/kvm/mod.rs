@@ -105,7 +105,8 @@ impl KvmPlatform {
     }
 }
 
-/// Lets a VM have as many shadow page tables as all of its CPUs need. Where KVM has none (KVM_CAP_/// MMU_SHADOW_CACHE_CONTROL is missing) there is no limit either.
+/// Lets a VM have as many shadow page tables as all of its CPUs need. Where KVM has none (kvm's api.rst,
+/// KVM_CAP_MMU_SHADOW_CACHE_CONTROL) there is no limit either.
 fn allow_shadow_pages(vm: &VmFd, memory_bytes: u64) {
     let pages = memory_bytes / PAGE_BYTES / MMU_PAGES_PART + system::CPUS_MAX * MMU_PAGES_PER_CPU;
     // SAFETY: the argument is a number; no memory is involved.
@@ -190,17 +191,18 @@ impl Space for KvmSpace {
         self.vm.flush()
     }
 
+    /// A CPU that gets a root which it has had before keeps what it knows of that (KVM_SET_SREGS flushes
+    /// for another CR3 alone), and paravirtual KVM what it knows of each table.
+    fn end(&self) -> Result<(), PlatformError> {
+        self.vm.flush()
+    }
+
+    fn has_own_mapping(&self) -> bool {
+        false
+    }
+
     fn as_any(&self) -> &dyn std::any::Any {
         self
-    }
-}
-
-impl Drop for KvmSpace {
-    fn drop(&mut self) {
-        // The frames of its page tables are about to be reused; a shadow of them must not survive.
-        if let Err(error) = self.vm.flush() {
-            tracing::error!(%error, "an address space may have left stale translations");
-        }
     }
 }
 

@@ -136,6 +136,15 @@ impl Space for PtraceSpace {
         cpu.unmap(start, len)
     }
 
+    /// Its processes end with it.
+    fn end(&self) -> Result<(), PlatformError> {
+        Ok(())
+    }
+
+    fn has_own_mapping(&self) -> bool {
+        true
+    }
+
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }

@@ -202,6 +202,8 @@ struct Application<'a> {
     captures: u32,
     /// The snapshot of the present pause is complete.
     captured: bool,
+    /// There is another pause to come: until then the application is not to end.
+    holds: bool,
     errors: Vec<String>,
 }
 
@@ -227,6 +229,7 @@ impl<'a> Application<'a> {
             home: 1,
             captures: 0,
             captured: false,
+            holds: false,
             errors: Vec::new(),
         };
         let listener = UnixListener::bind(work.join("steps.sock"))?;
@@ -286,8 +289,25 @@ impl<'a> Application<'a> {
         if !self.command("run", &hold) {
             return false;
         }
-        let rounds = if plan.scenario == "twice" { 2 } else { 1 };
-        (0..rounds).all(|_| self.round(&plan.scenario, snapshot))
+        self.holds = plan.scenario == "twice";
+        if !self.round(&plan.scenario, snapshot) {
+            return false;
+        }
+        if std::mem::take(&mut self.holds) {
+            // Until now it was held. It goes on by one run function, as far as it gets.
+            let next = Control::BreakAtRunFunction(interrupt_at(plan) + 1);
+            let _ = self.command("run", &next);
+            return self.round(&plan.scenario, snapshot);
+        }
+        true
+    }
+
+    /// The application goes on from the pause; or no further than it is, if there is another one to come.
+    fn resume(&mut self) -> bool {
+        let hold = Control::BreakAtRunFunction(0);
+        // If that fails, so does what comes next.
+        let _ = self.holds && self.command("hold", &hold);
+        self.command("resume", &Control::Resume)
     }
 
     fn round(&mut self, scenario: &str, snapshot: &Path) -> bool {
@@ -302,10 +322,10 @@ impl<'a> Application<'a> {
         self.captured = begun && self.command("wait", &Control::Wait);
         lift_limit(self.rig);
         if !self.captured {
-            return self.command("resume", &Control::Resume);
+            return self.resume();
         }
         self.captures += 1;
-        if scenario == "checkpoint" && self.command("resume", &Control::Resume) {
+        if scenario == "checkpoint" && self.resume() {
             return true;
         }
         // From the card after its own on, its own last: it is there still if it was not ended, and
@@ -317,7 +337,7 @@ impl<'a> Application<'a> {
             let there =
                 card == home && is_at_home || self.command("restore", &Control::Restore(card));
             is_at_home &= !there;
-            let back = there && self.command("resume", &Control::Resume);
+            let back = there && self.resume();
             if back {
                 self.home = card;
             }
