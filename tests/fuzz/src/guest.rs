@@ -329,6 +329,14 @@ impl Space for ScriptSpace {
         Ok(())
     }
 
+    fn end(&self) -> Result<(), PlatformError> {
+        Ok(())
+    }
+
+    fn has_own_mapping(&self) -> bool {
+        false
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
