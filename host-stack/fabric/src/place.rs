@@ -79,10 +79,21 @@ impl Place {
 
     /// Makes its directory, for this user alone.
     pub fn create(&self) -> io::Result<()> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.directory)
+        loop {
+            let made = fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&self.directory);
+            match made {
+                // It was there, and is not any more: the last daemon has taken it away meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !self.is_there() => {}
+                made => return made,
+            }
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        fs::symlink_metadata(&self.directory).is_ok()
     }
 
     /// The daemon's socket.
