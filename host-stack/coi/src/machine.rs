@@ -719,18 +719,21 @@ mod tests {
 
     const NOW: Duration = Duration::ZERO;
 
-    /// A process with one run function (ticket 1) in flight, paused and settled.
-    fn paused() -> Machine {
-        let mut machine = Machine::new(1, 7);
-        let function = RunFunction {
+    fn function() -> RunFunction {
+        RunFunction {
             function: 1,
             buffers: vec![],
             misc: vec![],
             return_len: 1,
-        };
+        }
+    }
+
+    /// A process with one run function (ticket 1) in flight, paused and settled.
+    fn paused() -> Machine {
+        let mut machine = Machine::new(1, 7);
         for input in [
             Input::AddPipeline,
-            Input::Run(1, 0, function),
+            Input::Run(1, 0, function()),
             Input::Sent(0, 0),
             Input::Pause(2),
             Input::Answer(0, Answer::Done),
@@ -768,15 +771,9 @@ mod tests {
     #[test]
     fn a_hold_that_is_set_while_paused_holds_from_resume_on_until_the_next_one() {
         let mut machine = paused();
-        let function = RunFunction {
-            function: 1,
-            buffers: vec![],
-            misc: vec![],
-            return_len: 1,
-        };
         for input in [
             Input::HoldAt(4, 0),
-            Input::Run(5, 0, function),
+            Input::Run(5, 0, function()),
             Input::Resume,
             Input::Result(0, 0, result(1)),
         ] {

@@ -79,21 +79,16 @@ impl Place {
 
     /// Makes its directory, for this user alone.
     pub fn create(&self) -> io::Result<()> {
-        loop {
-            let made = fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&self.directory);
-            match made {
-                // It was there, and is not any more: the last daemon has taken it away meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !self.is_there() => {}
-                made => return made,
-            }
+        let mut builder = fs::DirBuilder::new();
+        builder.mode(0o700);
+        if let Some(fabrics) = self.directory.parent() {
+            builder.recursive(true).create(fabrics)?;
         }
-    }
-
-    fn is_there(&self) -> bool {
-        fs::symlink_metadata(&self.directory).is_ok()
+        match builder.recursive(false).create(&self.directory) {
+            // An ending daemon may be taking it away: who finds it gone makes it again.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        }
     }
 
     /// The daemon's socket.
