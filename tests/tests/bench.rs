@@ -5,7 +5,7 @@ use std::process::Command;
 #[test]
 fn a_card_is_measured_beside_the_host() {
     let output = Command::new(env!("CARGO_BIN_EXE_snaprig-under-test"))
-        .args(["bench", "card", "--json", "--runs", "1", "--scale", "0.01"])
+        .args(["bench", "card", "--json", "--runs", "2", "--scale", "0.01"])
         .output()
         .expect("it starts");
     let error = String::from_utf8_lossy(&output.stderr);

@@ -236,6 +236,7 @@ impl Scene {
         let image = self.directory.path().join("image");
         let copy = Baseline::Memcpy(MIB as usize, true).measure(self.pin, self.scale);
         let copy = copy.ok_or("memcpy cannot be measured")?;
+        self.settle()?;
         let write = timed(bytes, || write_file(&image, bytes))?;
         let read = timed(bytes, || read_file(&image, bytes))?;
         let memory = bytes + MEMORY_BYTES;
@@ -244,6 +245,7 @@ impl Scene {
             run_on_card(kind, memory, BENCH_CAPTURE, arguments, self.pin, images)
         };
         let [image, increment] = IMAGES.map(str::to_owned);
+        self.settle()?;
         let seconds = run(&[image.clone(), bytes.to_string(), increment])?;
         let [whole, increment] = seconds[..] else {
             return Err("a process was not captured".into());
@@ -260,9 +262,17 @@ impl Scene {
         ])
     }
 
+    /// Until what was written is on the disk: else the kernel has whoever writes next wait for it, which would be the
+    /// increment, for what the whole capture wrote.
+    fn settle(&self) -> Result<(), AnyError> {
+        Ok(rustix::fs::syncfs(fs::File::open(self.directory.path())?)?)
+    }
+
     /// Microseconds from a write to a doorbell register to the interrupt that the card raises.
     fn doorbell(&self) -> Result<f64, AnyError> {
-        let socket = self.directory.path().join("card");
+        // A socket's name stays when its server ends: each run has its own.
+        let directory = tempfile::tempdir_in(self.directory.path())?;
+        let socket = directory.path().join("card");
         let memory = Arc::new(CardMemory::new(16 << 20)?);
         let device = Device::new(memory, 1, 1)?;
         let card = Arc::downgrade(&device);
