@@ -4,6 +4,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`scif`] | SCIF for programs on the card |
+//! | [`brought`] | programs and libraries that hosts bring to a card |
+//! | [`environment`] | what the daemon tells an offload process, and its loader |
 //! | [`frames`] | messages over SCIF and Unix sockets |
 //! | [`offload`] | the offload process's runtime and its sink C API |
 //! | [`daemon`] | the COI daemon |
@@ -11,7 +13,9 @@
 //! | [`snapify_io`] | files on other nodes, as descriptors |
 //! | [`spawn`] | starting programs |
 
+pub mod brought;
 pub mod daemon;
+pub mod environment;
 pub mod faults;
 pub mod frames;
 pub mod offload;

@@ -53,6 +53,13 @@ struct Unregister {
 }
 
 #[repr(C)]
+struct NodeIds {
+    nodes: u64,
+    own: u64,
+    len: i32,
+}
+
+#[repr(C)]
 struct Copy {
     local: i64,
     len: u64,
@@ -238,7 +245,19 @@ impl Endpoint {
         )
     }
 
-    /// Ends the connection for every thread that uses it.
+    /// scif_get_nodeIDs: the node of this card.
+    pub fn node(&self) -> io::Result<u16> {
+        let (mut nodes, mut own) = ([0_u16; 1], 0_u16);
+        let mut argument = NodeIds {
+            nodes: nodes.as_mut_ptr() as u64,
+            own: (&raw mut own) as u64,
+            len: nodes.len() as i32,
+        };
+        self.ioctl(iowr::<NodeIds>(14), &mut argument)?;
+        Ok(own)
+    }
+
+    /// Its descriptor.
     pub fn as_file(&self) -> &File {
         &self.0
     }

@@ -1,8 +1,9 @@
-//! Builds the programs that run on the card: static executables (`coi_daemon`, `snapify_iod`) and
-//! `libcoi_device.a`, from `guest-agent`, for embedding and for sink programs to link with.
+//! Builds the programs that run on the card: static executables (`coi_daemon`, `snapify_iod`), and
+//! the runtime of offload processes, `libcoi_device.a` for static ones and `libcoi_device.so.0` for
+//! dynamic ones; from `guest-agent`, for embedding and for sink programs to link with.
 //!
 //! They need other flags than the rest of the workspace (`crt-static`), hence a cargo of their own
-//! with a target directory of its own. Crates that link sinks get the place of the archive and of
+//! with target directories of its own. Crates that link sinks get the place of the archive and of
 //! the headers through `links` metadata: `DEP_SNAPRIG_GUEST_LIBDIR`, `DEP_SNAPRIG_GUEST_INCLUDE`.
 
 use std::{
@@ -12,6 +13,8 @@ use std::{
 };
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// The name that programs ask for.
+const LIBRARY: &str = "libcoi_device.so.0";
 
 fn main() {
     let manifest_dir = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
@@ -20,8 +23,12 @@ fn main() {
         .canonicalize()
         .expect("the workspace is there");
     let target_dir = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo")).join("guest");
-    build(&workspace, &target_dir);
+    build(&workspace, &target_dir, true);
     let out = target_dir.join(TARGET).join("release");
+    let shared = target_dir.with_extension("shared");
+    build(&workspace, &shared, false);
+    let archive = shared.join(TARGET).join("release").join("libcoi_device.a");
+    link(&workspace, &archive, &out.join(LIBRARY));
     println!("cargo:rustc-env=SNAPRIG_GUEST_BIN={}", out.display());
     println!("cargo:libdir={}", out.display());
     println!(
@@ -36,7 +43,8 @@ fn main() {
     }
 }
 
-fn build(workspace: &Path, target_dir: &Path) {
+/// Static programs and the archive for those, or the archive for the shared library.
+fn build(workspace: &Path, target_dir: &Path, is_static: bool) {
     let mut cargo = Command::new(env::var_os("CARGO").expect("set by cargo"));
     // The outer cargo's choices (clippy as compiler, flags, profile, target directory) are not ours.
     for (name, _) in env::vars_os() {
@@ -46,9 +54,11 @@ fn build(workspace: &Path, target_dir: &Path) {
             cargo.env_remove(name);
         }
     }
+    if is_static {
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    }
     let status = cargo
         .current_dir(workspace)
-        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
         // They go to the card, and into snapshots, with everything that is in them.
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
         .args([
@@ -61,10 +71,29 @@ fn build(workspace: &Path, target_dir: &Path) {
         ])
         .arg("--target-dir")
         .arg(target_dir)
+        .args((!is_static).then_some("--lib"))
         .status()
         .expect("cargo runs");
     assert!(
         status.success(),
         "the programs for the card do not build: see above"
     );
+}
+
+/// The shared library, with a name and versions that rustc would not give it.
+fn link(workspace: &Path, archive: &Path, library: &Path) {
+    let map = workspace.join("guest-agent/libcoi_device.map");
+    let status = Command::new("gcc")
+        .args(["-shared", "-s", "-static-libgcc", "-o"])
+        .arg(library)
+        .arg(format!("-Wl,-soname,{LIBRARY}"))
+        .arg(format!("-Wl,--version-script={}", map.display()))
+        .args(["-Wl,--gc-sections", "-Wl,-z,relro,-z,now", "-Wl,-z,defs"])
+        .arg("-Wl,--whole-archive")
+        .arg(archive)
+        .arg("-Wl,--no-whole-archive")
+        .args(["-lpthread", "-ldl", "-lm", "-lc"])
+        .status()
+        .unwrap_or_else(|error| panic!("gcc: {error}; ci/setup installs what is needed"));
+    assert!(status.success(), "{LIBRARY} does not link: see above");
 }

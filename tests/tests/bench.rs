@@ -1,23 +1,51 @@
-//! `snaprig bench card` measures what it says, on the platforms that are here.
+//! `snaprig bench card`, `bench scif` and `bench coi` measure what they say, on the platforms that are here.
 
 use std::process::Command;
 
-#[test]
-fn a_card_is_measured_beside_the_host() {
+/// That the benchmark succeeds, and has these rows.
+fn measures(name: &str, runs: &str, expected: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_snaprig-under-test"))
-        .args(["bench", "card", "--json", "--runs", "2", "--scale", "0.01"])
+        .args(["bench", name, "--json", "--runs", runs, "--scale", "0.01"])
         .output()
         .expect("it starts");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     let json = String::from_utf8(output.stdout).expect("JSON is UTF-8");
-    for measure in [
+    for measure in expected {
+        assert!(json.contains(&format!("{measure:?}")), "{measure}: {json}");
+    }
+}
+
+#[test]
+fn a_card_is_measured_beside_the_host() {
+    let expected = [
         "sgemm, ptrace",
         "futex, ptrace",
         "boot, ptrace",
         "restore 64M ptrace",
         "doorbell",
-    ] {
-        assert!(json.contains(&format!("{measure:?}")), "{measure}: {json}");
-    }
+    ];
+    measures("card", "2", &expected);
+}
+
+#[test]
+fn scif_is_measured_between_host_programs_and_with_a_card() {
+    let expected = [
+        "half trip 8B host",
+        "stream 4K card",
+        "write 64M host",
+        "read 1M card",
+    ];
+    measures("scif", "1", &expected);
+}
+
+#[test]
+fn coi_is_measured_beside_the_host() {
+    let expected = [
+        "run, ptrace",
+        "run, 8 p., ptrace",
+        "write 16M, ptrace",
+        "read 4K, ptrace",
+    ];
+    measures("coi", "1", &expected);
 }

@@ -67,13 +67,18 @@ fn a_campaign_is_of_the_scenarios_that_are_named() {
     let reached = |arguments: &[&str]| {
         let results = results(&[&["--seeds", "0..300"], arguments].concat());
         assert_eq!(results["failures"], 0);
-        ["scif.message", "hca.packet"].map(|point| !results["reached"][point].is_null())
+        let points = ["scif.message", "snapify.drain", "scif.call", "hca.packet"];
+        points.map(|point| !results["reached"][point].is_null())
     };
-    assert_eq!(reached(&[]), [true, true]);
-    assert_eq!(reached(&["--scenario", "verbs"]), [false, true]);
-    assert_eq!(reached(&["--scenario", "swap"]), [true, false]);
+    assert_eq!(reached(&[]), [true; 4]);
+    assert_eq!(
+        reached(&["--scenario", "verbs"]),
+        [false, false, false, true]
+    );
+    assert_eq!(reached(&["--scenario", "swap"]), [true, true, false, false]);
+    assert_eq!(reached(&["--scenario", "scif"]), [true, false, true, false]);
     let both = ["--scenario", "swap", "--scenario", "verbs"];
-    assert_eq!(reached(&both), [true, true]);
+    assert_eq!(reached(&both), [true, true, false, true]);
 }
 
 #[test]
@@ -92,6 +97,24 @@ fn a_bug_of_the_hca_is_found_and_its_failure_fails_again() {
     assert!(said.ends_with("it fails the same way\n"), "{said}");
     let state = text(&snaprig(&["repro", "--until", "hca.packet", &failure]).stdout);
     assert!(state.contains("connection 0: process"), "{state}");
+}
+
+#[test]
+fn a_bug_of_a_scif_node_is_found_and_its_failure_fails_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let report = path(dir.path());
+    let canary = ["--canary", "early-answer", "--scenario", "scif"];
+    let seeds = ["--seeds", "0..300", "--report", &report];
+    let output = snaprig(&[&["campaign"][..], &canary, &seeds].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    let failures = fs::read_dir(dir.path().join("failures")).expect("it is there");
+    let failure = path(&failures.flatten().next().expect("there is one").path());
+    let again = snaprig(&["repro", "--events", &failure]);
+    let said = text(&again.stdout);
+    assert!(said.contains("scif: Unwindow"), "{said}");
+    assert!(said.ends_with("it fails the same way\n"), "{said}");
+    let state = text(&snaprig(&["repro", "--until", "scif.copy", &failure]).stdout);
+    assert!(state.contains("side 0: program"), "{state}");
 }
 
 #[test]
@@ -178,6 +201,10 @@ fn plans_written_by_hand_hold_and_bad_ones_are_refused() {
             "1 to 8 cards",
         ),
         (
+            r#"{"version": 1, "seed": 1, "cards": 9, "scenario": "scif"}"#.into(),
+            "with scif, 1 to 8 cards",
+        ),
+        (
             r#"{"version": 1, "seed": 1, "cards": 1, "scenario": "verbs", "faults":
                 [{"point": "hca.post", "nth": 1, "kind": {"crash": "hca1"}}]}"#
                 .into(),
@@ -226,6 +253,7 @@ fn fault_points_are_listed_with_their_kinds() {
         .expect("UTF-8");
     for point in [
         "scif.message",
+        "scif.call",
         "snapify.capture",
         "snapify_io.write",
         "hca.packet",

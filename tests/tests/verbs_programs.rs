@@ -3,12 +3,9 @@
 
 mod fabric;
 
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
+use std::{path::Path, process::Command};
 
-use fabric::{Fabric, assert_success, free_port, installed, text, wait_for_listener};
+use fabric::{Fabric, assert_success, free_port, installed, serve, text};
 
 /// What a C program needs to be compiled.
 const VERBS_H: &str = "/usr/include/infiniband/verbs.h";
@@ -42,16 +39,6 @@ fn run_ours(name: &str, arguments: &[&str]) -> String {
     }
     fabric.ended();
     output.expect("it ran")
-}
-
-/// Runs a server that listens at a TCP port, and its client; both must end well.
-fn serve(fabric: &Fabric, port: u16, server: &[&str], client: &[&str]) -> [Output; 2] {
-    let server_runs = fabric.start(server);
-    wait_for_listener(port);
-    let client = fabric.start(client).output();
-    let outputs = [server_runs.output(), client];
-    assert_success(&server.join(" "), &outputs);
-    outputs
 }
 
 #[test]
@@ -157,41 +144,6 @@ fn ucx_runs() {
         }
         fabric.ended();
     }
-}
-
-#[test]
-fn libfabric_runs() {
-    if !installed("fi_pingpong") {
-        return;
-    }
-    let fabric = Fabric::new(&[]);
-    for (provider, endpoint, bytes) in [
-        ("verbs", "msg", "64"),
-        ("verbs", "msg", "100000"),
-        ("verbs", "dgram", "1024"),
-        ("verbs;ofi_rxm", "rdm", "64"),
-        ("verbs;ofi_rxm", "rdm", "1000000"),
-        ("verbs;ofi_rxd", "rdm", "4096"),
-    ] {
-        let port = free_port();
-        let port_text = port.to_string();
-        let program = [
-            "fi_pingpong",
-            "-c",
-            "-p",
-            provider,
-            "-e",
-            endpoint,
-            "-S",
-            bytes,
-            "-I",
-            "10",
-        ];
-        let server = [&program[..], &["-B", &port_text]].concat();
-        let client = [&program[..], &["-P", &port_text, "127.0.0.1"]].concat();
-        serve(&fabric, port, &server, &client);
-    }
-    fabric.ended();
 }
 
 #[test]

@@ -3,7 +3,12 @@
 //! The card is a hostile peer: a [`Mapping`] is made only of memory that cannot shrink, and every
 //! number that comes back from a register is the driver's to check.
 
-use std::{fmt::Write as _, io, ops::RangeInclusive, os::fd::BorrowedFd};
+use std::{
+    fmt::Write as _,
+    io,
+    ops::RangeInclusive,
+    os::fd::{BorrowedFd, OwnedFd},
+};
 
 use rustix::event::PollFd;
 use vfio_bindings::bindings::vfio::VFIO_PCI_BAR5_REGION_INDEX;
@@ -135,6 +140,11 @@ pub trait HostDevice: Send + Sync {
     fn bar_write(&self, bar: u32, offset: u64, from: &[u8]) -> Result<(), DeviceError>;
     /// Maps a BAR that is memory.
     fn map_bar(&self, bar: u32) -> Result<Mapping, DeviceError>;
+    /// The file behind a BAR that is memory, and where in it the BAR begins, if another process could
+    /// map that as well.
+    fn bar_file(&self, _bar: u32) -> Option<(OwnedFd, u64)> {
+        None
+    }
     /// The addresses at which [`HostDevice::dma_map`] can map, in order.
     fn dma_ranges(&self) -> Vec<RangeInclusive<u64>> {
         vec![0..=u64::MAX]

@@ -7,7 +7,7 @@
 use std::{
     io,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::Path,
@@ -60,6 +60,29 @@ impl VfioUserClient {
         };
         client.negotiate()?;
         Ok(client)
+    }
+
+    /// The memfd of a BAR, where the BAR is in it, and its size.
+    fn region_file(&self, bar: u32) -> Result<(OwnedFd, u64, u64), DeviceError> {
+        let what = "describe a BAR";
+        let mut body = Vec::with_capacity(REGION_INFO_BYTES);
+        proto::push_u32s(&mut body, &[ARGSZ_MAX, 0, region(bar)?, 0]);
+        proto::push_u64s(&mut body, &[0, 0]);
+        let mut reply = self.call(what, command::GET_REGION_INFO, &body, &[])?;
+        let (Some(flags), Some(size), Some(offset)) = (
+            proto::u32_at(&reply.body, 4),
+            proto::u64_at(&reply.body, 16),
+            proto::u64_at(&reply.body, 24),
+        ) else {
+            return Err(self.broken(what));
+        };
+        match reply.fds.pop() {
+            Some(file) if flags & vfio::REGION_MMAP != 0 => Ok((file, offset, size)),
+            _ => Err(DeviceError::Map {
+                bar,
+                why: "it is not memory",
+            }),
+        }
     }
 
     fn negotiate(&self) -> Result<(), DeviceError> {
@@ -197,28 +220,14 @@ impl HostDevice for VfioUserClient {
     }
 
     fn map_bar(&self, bar: u32) -> Result<Mapping, DeviceError> {
-        let what = "describe a BAR";
-        let mut body = Vec::with_capacity(REGION_INFO_BYTES);
-        proto::push_u32s(&mut body, &[ARGSZ_MAX, 0, region(bar)?, 0]);
-        proto::push_u64s(&mut body, &[0, 0]);
-        let reply = self.call(what, command::GET_REGION_INFO, &body, &[])?;
-        let (Some(flags), Some(size), Some(offset)) = (
-            proto::u32_at(&reply.body, 4),
-            proto::u64_at(&reply.body, 16),
-            proto::u64_at(&reply.body, 24),
-        ) else {
-            return Err(self.broken(what));
-        };
-        match reply.fds.first() {
-            Some(fd) if flags & vfio::REGION_MMAP != 0 => {
-                let mapping = Mapping::of_memfd(fd.as_fd(), offset, size);
-                mapping.map_err(|why| DeviceError::Map { bar, why })
-            }
-            _ => Err(DeviceError::Map {
-                bar,
-                why: "it is not memory",
-            }),
-        }
+        let (file, offset, size) = self.region_file(bar)?;
+        let mapping = Mapping::of_memfd(file.as_fd(), offset, size);
+        mapping.map_err(|why| DeviceError::Map { bar, why })
+    }
+
+    fn bar_file(&self, bar: u32) -> Option<(OwnedFd, u64)> {
+        let (file, offset, _) = self.region_file(bar).ok()?;
+        Some((file, offset))
     }
 
     fn dma_map(

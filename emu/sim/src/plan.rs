@@ -7,7 +7,8 @@
 //! ```
 //!
 //! `workload` and each of its fields may be left out. In scenario "verbs" there are processes with
-//! queue pairs instead of offload processes: "process1" and so on, on HCAs "hca1" and so on.
+//! queue pairs instead of offload processes: "process1" and so on, on HCAs "hca1" and so on. In
+//! scenario "scif" there are programs on the nodes: "program1" and so on, beside "rig" and "card1".
 //!
 //! | field of a fault | meaning |
 //! |---|---|
@@ -44,7 +45,7 @@ pub struct Plan {
     pub seed: u64,
     /// How many cards there are; with verbs, HCAs.
     pub cards: u16,
-    /// Which snapshots are taken; or "verbs".
+    /// Which snapshots are taken; or "verbs"; or "scif".
     pub scenario: String,
     /// What the application does meanwhile.
     #[serde(default)]
@@ -59,15 +60,17 @@ pub struct Plan {
 #[serde(default, deny_unknown_fields)]
 pub struct Workload {
     /// Host processes, each with an offload process and snapshots of its own; with verbs, processes,
-    /// spread over the HCAs.
+    /// spread over the HCAs; with scif, programs on each node.
     pub processes: u16,
-    /// Pipelines of each; with verbs, connections between processes.
+    /// Pipelines of each; with verbs, connections between processes; with scif, pairs of
+    /// programs that connect.
     pub pipelines: u16,
-    /// Run functions on each pipeline; with verbs, messages each way on each connection.
+    /// Run functions on each pipeline; with verbs, messages each way on each connection; with scif,
+    /// sends of each side.
     pub runs: u16,
-    /// Buffers of each process.
+    /// Buffers of each process; with scif, windows of each side.
     pub buffers: u16,
-    /// How often each buffer is written and read back over RMA.
+    /// How often each buffer is written and read back over RMA; with scif, RMA of each side.
     pub writes: u16,
 }
 

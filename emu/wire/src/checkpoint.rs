@@ -18,7 +18,8 @@
 //! signals, timers, limits; descriptors. Files that are open are in the image, and come back under
 //! their names in place of what is there; files that are only mapped (programs, libraries) and those
 //! that [`MARK`] names have to be on the other card. Pipes and connections whose other end is not
-//! captured come back at their end, or reset.
+//! captured come back at their end, or reset; but standard output and error that are such a pipe, or
+//! the console, go where [`Restore`] says.
 //!
 //! Each structure is passed by address, as is usual with `ioctl(2)`. All fields little-endian.
 
@@ -49,8 +50,8 @@ pub struct Capture {
     pub flags: u32,
 }
 
-/// Argument of [`RESTORE`]. In the restored process, descriptors 0 to 2 are copies of the
-/// caller's `stdio`; all other descriptors are as the image says.
+/// Argument of [`RESTORE`]. In the restored process, the card's console, and standard output and
+/// error whose reader is not in the image, are the caller's `stdio`; all else is as the image says.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Restore {

@@ -10,11 +10,15 @@
 //!   Data {..} (within credit) <---->    Data {..}
 //!   Credit {bytes read}     <------>    Credit
 //!   Window / Unwindow       <------>    the peer's registered windows, as DMA extents
+//!   Fence                   ------->    a mark, or a wait for one, or a signal after one
+//!                           <-------    Fenced
+//!   Poke                    <------>    a value into the receiver's own window (a signal)
+//!   Held .. Released        <------>    windows that the peer has mapped stay until then
 //!   Closed                  <------>    the peer reads what was sent, then ECONNRESET
 //! ```
 //!
-//! When a card is gone the host says so to every other one ([`Body::Lost`]): a connection between
-//! cards ends like one between a card and the host.
+//! When a card comes or is gone the host says so to every other one ([`Body::Found`], [`Body::Lost`]): a
+//! connection between cards ends like one between a card and the host.
 //!
 //! Programs on the card use the ioctls of the `mic` driver (Linux uapi `scif_ioctl.h`), programs
 //! on the host a Unix socket that carries the same operations.
@@ -23,7 +27,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of [`Message`]; a card and a host that differ do not talk.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// A node: 0 is the host, cards are 1 and up.
 pub type NodeId = u16;
@@ -117,9 +121,51 @@ pub enum Body {
         offset: i64,
         /// Bytes.
         len: u64,
+        /// Some of it is mapped there (scif_mmap): the memory stays until [`Body::Released`].
+        held: bool,
+    },
+    /// Before [`Body::Closed`]: some of the receiver's windows are mapped and stay until
+    /// [`Body::Released`].
+    Held,
+    /// What was held of this range is not any more.
+    Released {
+        /// Start of the range.
+        offset: i64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Asks for a fence over RMA that the receiver's side started; answered under the number.
+    Fence(u64, Fence),
+    /// How a [`Body::Fence`] ended: a mark (or 0), or an errno.
+    Fenced(u64, Result<i32, i32>),
+    /// Write this value at an offset of the receiver's own windows.
+    Poke {
+        /// A multiple of 4.
+        offset: i64,
+        /// What is written.
+        value: u64,
     },
     /// The endpoint is gone.
     Closed,
     /// From the host alone: this card is gone, and with it all of its endpoints.
     Lost(NodeId),
+    /// From the host alone: this card is there.
+    Found(NodeId),
+}
+
+/// What is asked of the side that started the RMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fence {
+    /// A mark for what is under way.
+    Mark,
+    /// The end of what has this mark.
+    Wait(i32),
+    /// Values into windows once what is under way has ended: (offset, value) as the receiver sees
+    /// the windows.
+    Signal {
+        /// In the receiver's windows.
+        local: Option<(i64, u64)>,
+        /// In the sender's.
+        remote: Option<(i64, u64)>,
+    },
 }

@@ -59,7 +59,8 @@ pub enum Request {
         /// Directory on the host (node 0), absolute.
         snapshot: String,
         /// Run functions that the host has ever sent, pipeline by pipeline: all must have been
-        /// received, or they would be lost between the two snapshots.
+        /// received, or they would be lost between the two snapshots. A pipeline whose number was
+        /// another's before goes on counting where that one ended.
         sent: Vec<u64>,
     },
     /// Stream the process image to [`IMAGE`] in `snapshot`.
@@ -84,6 +85,8 @@ pub enum Request {
         local_store: Vec<StoredFile>,
         /// The sink binary and its libraries: names below [`BINARIES`] and the path on the card.
         binaries: Vec<StoredFile>,
+        /// What it writes goes to the connection that adopts it ([`crate::coi::Program::proxy`]).
+        proxy: bool,
     },
 }
 
@@ -112,6 +115,9 @@ pub enum Reply {
         /// Results that the offload process has ever sent, pipeline by pipeline: the host waits
         /// until it has received them all.
         returned: Vec<u64>,
+        /// Notices ([`crate::coi::Notice`]) that the offload process has ever sent: the host waits
+        /// until it has received them all.
+        notices: u64,
     },
     /// To `Capture`.
     Captured {
@@ -120,6 +126,8 @@ pub enum Reply {
     },
     /// To `Resume`.
     Resumed,
+    /// To a [`Hello`] that asks for a flush: all output is written.
+    Flushed,
     /// To `Restore`.
     Restored {
         /// The process on its new card.
@@ -157,6 +165,8 @@ pub enum Purpose {
     },
     /// It was signalled to pause.
     Signalled,
+    /// It waits until what it wrote is written by the host (COIProcessProxyFlush): [`Reply::Flushed`].
+    Flush,
     /// It has just been restored, and waits for the host's channels on this SCIF port.
     Restarted {
         /// The port.

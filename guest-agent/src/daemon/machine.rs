@@ -5,6 +5,8 @@
 //!  process:    (Spawn) -> Starting --Hello Started--> Running --Exited--> cleaned up -> gone
 //!              (Restore) -> Returning --Hello Restarted--> Running
 //!  Snapify on  Running:  Pause: Signalled --Hello Signalled--> Open --Resume, either side gone--> none
+//!  a flush:    Hello Flush --> what the process wrote is on its way (Drain) --> Flush to its owner
+//!              <-- Flushed
 //! ```
 //!
 //! Connections of host processes and pipes to offload processes have numbers of the driver's
@@ -14,6 +16,11 @@
 //! on; every request gets exactly one reply, unless its connection is gone; a capture that ends the
 //! process is answered when nothing of the process is left, because its successor may come with
 //! the same id; a process that is restored and that nobody adopts is ended.
+
+mod flush;
+mod snapify;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -77,6 +84,10 @@ pub enum Input {
     PipeGone(Pipe),
     /// A child has ended.
     Exited(Pid, Exit),
+    /// [`Output::Examine`] is done.
+    Examined(Pid, Failure),
+    /// [`Output::Drain`] is done.
+    Drained(Pipe),
     /// [`Output::CleanUp`] is done.
     CleanedUp(Pid),
 }
@@ -99,8 +110,16 @@ pub enum Output {
     Ask(Pipe, Request),
     /// End an offload process's connection: if it is paused, it goes on.
     Drop(Pipe),
+    /// To an offload process that waits for a flush.
+    Say(Pipe, Reply),
     /// Bytes for a native program's standard input; none at its end.
     Stdin(Pid, Vec<u8>),
+    /// What the process writes goes to this connection from now on.
+    Proxy(Conn, Pid),
+    /// All that the process wrote until now is to be on its way to its owner. Then [`Input::Drained`].
+    Drain(Pipe, Pid),
+    /// Find out why a program ended before it could be reached. Then [`Input::Examined`].
+    Examine(Pid, Exit),
     /// Make the process connect: [`snaprig_wire::snapify::SIGNAL`].
     Signal(Pid),
     /// End the process: SIGKILL.
@@ -113,18 +132,24 @@ pub enum Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// Its program is being started.
-    Creating { native: bool, gone: bool },
+    Creating {
+        native: bool,
+        proxy: bool,
+        gone: bool,
+    },
     /// It owns this process.
     Owner(Pid),
     /// It carries Snapify's requests.
     Snapify { pending: bool },
     /// A restore that it asked for is under way.
-    Restoring { gone: bool },
+    Restoring { proxy: bool, gone: bool },
 }
 
 #[derive(Debug)]
 struct Process {
     native: bool,
+    /// What it writes goes to its owner.
+    proxy: bool,
     /// Where its program is.
     path: String,
     owner: Option<Conn>,
@@ -150,6 +175,8 @@ pub struct Machine {
     /// Processes that said hello, or ended, before their start was reported.
     early_hellos: BTreeMap<Pid, (Pipe, Purpose)>,
     early_ends: BTreeMap<Pid, Exit>,
+    /// Processes that wait for a flush.
+    flushing: BTreeMap<Pipe, Pid>,
     outputs: VecDeque<Output>,
 }
 
@@ -195,6 +222,8 @@ impl Machine {
             Input::Reply(pipe, reply) => self.reply(pipe, reply),
             Input::PipeGone(pipe) => self.pipe_gone(pipe),
             Input::Exited(pid, exit) => self.exited(pid, exit),
+            Input::Examined(pid, failure) => self.examined(pid, failure),
+            Input::Drained(pipe) => self.drained(pipe),
             Input::CleanedUp(pid) => self.cleaned_up(pid),
         }
     }
@@ -213,8 +242,12 @@ impl Machine {
             (None, ToDaemon::Adopt { pid }) => match self.processes.get_mut(&pid) {
                 Some(process) if process.owner.is_none() && process.ended.is_none() => {
                     process.owner = Some(conn);
+                    let proxy = process.proxy;
                     self.roles.insert(conn, Role::Owner(pid));
                     self.put(Output::Tell(conn, FromDaemon::Adopted));
+                    if proxy {
+                        self.put(Output::Proxy(conn, pid));
+                    }
                 }
                 _ => self.put(Output::HangUp(conn)),
             },
@@ -222,6 +255,7 @@ impl Machine {
             (Some(Role::Owner(pid)), ToDaemon::Stdin(bytes)) if self.is_native(pid) => {
                 self.put(Output::Stdin(pid, bytes));
             }
+            (Some(Role::Owner(pid)), ToDaemon::Flushed(pipe)) => self.written(pid, pipe),
             // Whatever else it says makes no sense, and it is not heard any more.
             _ => {
                 self.put(Output::HangUp(conn));
@@ -237,15 +271,20 @@ impl Machine {
     }
 
     fn create(&mut self, conn: Conn, program: Program, native: bool) {
-        let gone = false;
-        self.roles.insert(conn, Role::Creating { native, gone });
+        let (proxy, gone) = (program.proxy, false);
+        let role = Role::Creating {
+            native,
+            proxy,
+            gone,
+        };
+        self.roles.insert(conn, role);
         self.put(Output::Spawn(conn, program, native));
     }
 
     fn host_gone(&mut self, conn: Conn) {
         match self.roles.get_mut(&conn) {
             None => {}
-            Some(Role::Creating { gone, .. } | Role::Restoring { gone }) => *gone = true,
+            Some(Role::Creating { gone, .. } | Role::Restoring { gone, .. }) => *gone = true,
             Some(Role::Owner(pid)) => {
                 let pid = *pid;
                 self.roles.remove(&conn);
@@ -261,28 +300,6 @@ impl Machine {
         }
     }
 
-    /// Whoever paused processes over this connection is gone: they go on, but for those that came
-    /// back from a snapshot and that nobody owns.
-    fn let_go(&mut self, conn: Conn) {
-        let mine: Vec<_> = self
-            .processes
-            .iter_mut()
-            .filter(|(_, process)| process.snapify == Some(conn))
-            .map(|(pid, process)| {
-                (process.snapify, process.held) = (None, None);
-                (*pid, process.pipe.take(), process.owner)
-            })
-            .collect();
-        for (pid, pipe, owner) in mine {
-            if let Some(pipe) = pipe {
-                self.put(Output::Drop(pipe));
-            }
-            if owner.is_none() {
-                self.kill(pid);
-            }
-        }
-    }
-
     fn kill(&mut self, pid: Pid) {
         let alive = |process: &Process| process.ended.is_none();
         if self.processes.get(&pid).is_some_and(alive) {
@@ -291,7 +308,12 @@ impl Machine {
     }
 
     fn spawned(&mut self, conn: Conn, result: Result<(Pid, String), Failure>) {
-        let Some(Role::Creating { native, gone }) = self.roles.remove(&conn) else {
+        let Some(Role::Creating {
+            native,
+            proxy,
+            gone,
+        }) = self.roles.remove(&conn)
+        else {
             return;
         };
         let (pid, path) = match result {
@@ -302,6 +324,7 @@ impl Machine {
         };
         let process = Process {
             native,
+            proxy,
             path,
             owner: Some(conn),
             reached: native,
@@ -320,36 +343,6 @@ impl Machine {
         self.catch_up(pid);
     }
 
-    fn restored(&mut self, conn: Conn, result: Result<Pid, Failure>) {
-        let Some(Role::Restoring { gone }) = self.roles.remove(&conn) else {
-            return;
-        };
-        if !gone {
-            self.roles.insert(conn, Role::Snapify { pending: true });
-        }
-        let pid = match result {
-            Ok(pid) => pid,
-            Err(failure) => return self.refuse(conn, failure),
-        };
-        let process = Process {
-            native: false,
-            path: String::new(),
-            owner: None,
-            reached: false,
-            snapify: Some(conn),
-            pipe: None,
-            held: None,
-            terminating: false,
-            ended: None,
-            cleaned_up: false,
-        };
-        self.processes.insert(pid, process);
-        if gone {
-            self.let_go(conn);
-        }
-        self.catch_up(pid);
-    }
-
     /// What a process did before its start was reported.
     fn catch_up(&mut self, pid: Pid) {
         if let Some((pipe, why)) = self.early_hellos.remove(&pid) {
@@ -361,6 +354,9 @@ impl Machine {
     }
 
     fn hello(&mut self, pipe: Pipe, pid: Pid, why: Purpose) {
+        if why == Purpose::Flush {
+            return self.flush(pipe, pid);
+        }
         let Some(process) = self.processes.get_mut(&pid) else {
             if self.early_hellos.len() < UNCLAIMED_MAX {
                 self.early_hellos.insert(pid, (pipe, why));
@@ -389,86 +385,8 @@ impl Machine {
         }
     }
 
-    fn request(&mut self, conn: Conn, request: Request) {
-        match self.roles.get_mut(&conn) {
-            Some(Role::Snapify { pending }) if !*pending => *pending = true,
-            // Two requests at once, or no right to make one.
-            _ => {
-                self.put(Output::HangUp(conn));
-                return self.host_gone(conn);
-            }
-        }
-        let result = match &request {
-            Request::Restore { .. } => {
-                self.roles.insert(conn, Role::Restoring { gone: false });
-                return self.put(Output::Restore(conn, request));
-            }
-            Request::Pause { pid } => self.pause(conn, *pid),
-            Request::Drain { pid, .. } | Request::Capture { pid, .. } | Request::Resume { pid } => {
-                self.relay(conn, *pid, request.clone())
-            }
-        };
-        if let Err(failure) = result {
-            self.refuse(conn, failure);
-        }
-    }
-
-    fn pause(&mut self, conn: Conn, pid: Pid) -> Result<(), Failure> {
-        let process = self
-            .processes
-            .get_mut(&pid)
-            .filter(|process| process.ended.is_none() && !process.native && process.reached)
-            .ok_or(failure(ESRCH, "there is no such offload process"))?;
-        if process.snapify.is_some() {
-            return Err(failure(EBUSY, "the process is paused already"));
-        }
-        process.snapify = Some(conn);
-        self.put(Output::Signal(pid));
-        Ok(())
-    }
-
-    fn relay(&mut self, conn: Conn, pid: Pid, request: Request) -> Result<(), Failure> {
-        let process = self.processes.get_mut(&pid);
-        let process = process.filter(|process| process.snapify == Some(conn));
-        let paused = process.and_then(|process| process.pipe.map(|pipe| (process, pipe)));
-        let (process, pipe) = paused.ok_or(failure(EINVAL, "the process is not paused"))?;
-        process.terminating = matches!(
-            request,
-            Request::Capture {
-                terminate: true,
-                ..
-            }
-        );
-        self.put(Output::Ask(pipe, request));
-        Ok(())
-    }
-
-    fn reply(&mut self, pipe: Pipe, reply: Reply) {
-        let found = self
-            .processes
-            .iter_mut()
-            .find(|(_, process)| process.pipe == Some(pipe));
-        let Some((&pid, process)) = found else { return };
-        let Some(conn) = process.snapify else { return };
-        match &reply {
-            Reply::Captured { .. } if process.terminating => {
-                process.held = Some(reply);
-                return;
-            }
-            Reply::Resumed => {
-                (process.snapify, process.pipe) = (None, None);
-                let orphan = process.owner.is_none();
-                self.put(Output::Drop(pipe));
-                if orphan {
-                    self.kill(pid);
-                }
-            }
-            _ => {}
-        }
-        self.answer(conn, reply);
-    }
-
     fn pipe_gone(&mut self, pipe: Pipe) {
+        self.flushing.remove(&pipe);
         // Whoever has started says so and hangs up: that is all it has to say.
         self.early_hellos
             .retain(|_, (other, why)| *other != pipe || matches!(why, Purpose::Started { .. }));
@@ -495,19 +413,29 @@ impl Machine {
             return;
         };
         process.ended = Some(exit);
-        let unreached = (!process.reached).then_some(process.owner).flatten();
+        let unreached = !process.reached && process.owner.is_some();
         // What it said at last may still be in its pipe.
         let asked = match process.pipe {
             Some(_) => None,
             None if process.held.is_some() => None,
             None => process.snapify.take(),
         };
-        if let Some(conn) = unreached {
-            let why = format!("the process ended before it could be reached: {exit:?}");
-            self.put(Output::Tell(conn, FromDaemon::Failed { errno: 0, why }));
-        }
         if let Some(conn) = asked {
             self.refuse(conn, failure(0, format!("the process ended: {exit:?}")));
+        }
+        self.put(match unreached {
+            true => Output::Examine(pid, exit),
+            false => Output::CleanUp(pid),
+        });
+    }
+
+    /// It is known why a program could not be reached.
+    fn examined(&mut self, pid: Pid, Failure { errno, why }: Failure) {
+        let Some(process) = self.processes.get(&pid) else {
+            return;
+        };
+        if let Some(conn) = process.owner {
+            self.put(Output::Tell(conn, FromDaemon::Failed { errno, why }));
         }
         self.put(Output::CleanUp(pid));
     }
@@ -538,19 +466,5 @@ impl Machine {
             // It owns nothing any more; the next process with this id is somebody else's.
             self.roles.remove(&conn);
         }
-    }
-
-    /// Answers the request under way on a connection, if there is one and somebody to answer to.
-    fn answer(&mut self, conn: Conn, reply: Reply) {
-        if let Some(Role::Snapify { pending }) = self.roles.get_mut(&conn)
-            && std::mem::take(pending)
-        {
-            self.put(Output::Answer(conn, reply));
-        }
-    }
-
-    fn refuse(&mut self, conn: Conn, Failure { errno, why }: Failure) {
-        let step = "on the card".into();
-        self.answer(conn, Reply::Failed { step, errno, why });
     }
 }

@@ -7,6 +7,7 @@
 //! | [`machine`] | the protocol |
 //! | `control` | starting programs, and what is left of them |
 //! | `native` | stdio of programs that know nothing of COI |
+//! | `proxy` | what offload processes write, on its way to their hosts |
 //! | `snapify` | bringing a process back |
 //!
 //! One thread reads each connection, one waits for the ends of all children. Messages are sent
@@ -16,6 +17,7 @@
 mod control;
 pub mod machine;
 mod native;
+mod proxy;
 mod snapify;
 
 use std::{
@@ -31,13 +33,14 @@ use std::{
 };
 
 use snaprig_wire::{
-    coi::{Exit, ToDaemon},
+    coi::{CardInfo, Exit, FromDaemon, ToDaemon},
     scif::port,
     snapify::{Hello, SIGNAL, SOCKET},
     snapify_io,
 };
 
 use self::{
+    control::Remains,
     machine::{Conn, Input, Machine, Output, Pid, Pipe},
     native::Native,
 };
@@ -61,8 +64,9 @@ struct Inner {
     conns: BTreeMap<Conn, Arc<Endpoint>>,
     pipes: BTreeMap<Pipe, UnixStream>,
     natives: BTreeMap<Pid, Native>,
+    /// Of offload processes.
+    remains: BTreeMap<Pid, Remains>,
     next: u64,
-    next_program: u64,
     children_started: u64,
 }
 
@@ -95,6 +99,20 @@ pub fn main() -> io::Result<()> {
     }
 }
 
+/// What the card's kernel says of it.
+fn card_info() -> CardInfo {
+    // SAFETY: it is numbers only.
+    let mut system: libc::sysinfo = unsafe { std::mem::zeroed() };
+    // SAFETY: there is room for what sysinfo(2) writes. It fails for nothing else.
+    unsafe { libc::sysinfo(&raw mut system) };
+    let unit = u64::from(system.mem_unit.max(1));
+    CardInfo {
+        threads: std::thread::available_parallelism().map_or(1, |count| count.get() as u32),
+        memory_bytes: system.totalram * unit,
+        free_bytes: system.freeram * unit,
+    }
+}
+
 /// Starts the Snapify-IO daemon, with its socket as its standard input.
 fn start_snapify_iod(socket: &UnixListener) -> io::Result<()> {
     let spawn = Spawn {
@@ -124,6 +142,11 @@ impl Daemon {
                 false => frames::receive(&host).map(|message| Input::Host(conn, message)),
             };
             let Ok(input) = input else { break };
+            if let Input::Host(_, ToDaemon::Info) = input {
+                // The next receive finds out if the host is gone.
+                let _ = frames::send(&host, &FromDaemon::Info(card_info()));
+                continue;
+            }
             snapify |= matches!(input, Input::Host(_, ToDaemon::Snapify));
             self.handle(input);
             if !self.lock().conns.contains_key(&conn) {
@@ -232,18 +255,55 @@ impl Daemon {
                 stdin.write(&bytes);
                 None
             }
+            Output::Proxy(conn, pid) => {
+                let inner = self.lock();
+                let proxy = inner.remains.get(&pid)?.proxy.clone()?;
+                let host = inner.conns.get(&conn).cloned()?;
+                drop(inner);
+                proxy.start(&host);
+                None
+            }
+            Output::Drain(pipe, pid) => {
+                let proxy = self.lock().remains.get(&pid)?.proxy.clone();
+                // It may take as long as the host likes.
+                self.do_aside(move |_| {
+                    if let Some(proxy) = proxy {
+                        proxy.drain();
+                    }
+                    Input::Drained(pipe)
+                });
+                None
+            }
+            Output::Examine(pid, exit) => {
+                self.do_aside(move |daemon| {
+                    let program = daemon.lock().remains.get(&pid).map(Remains::program);
+                    Input::Examined(pid, control::examine(program, exit))
+                });
+                None
+            }
             Output::CleanUp(pid) => {
-                // A native program's last output may take as long as the host likes.
-                let daemon = self.clone();
-                std::thread::spawn(move || {
-                    let native = daemon.lock().natives.remove(&pid);
-                    control::clean_up(pid, native);
-                    daemon.handle(Input::CleanedUp(pid));
+                // A program's last output may take as long as the host likes.
+                self.do_aside(move |daemon| {
+                    let mut inner = daemon.lock();
+                    let native = inner.natives.remove(&pid);
+                    let remains = inner.remains.remove(&pid);
+                    drop(inner);
+                    control::clean_up(pid, native, remains);
+                    Input::CleanedUp(pid)
                 });
                 None
             }
             _ => None,
         }
+    }
+
+    /// Does something on a thread of its own, and says that it is done.
+    fn do_aside(self: &Arc<Self>, what: impl FnOnce(&Arc<Self>) -> Input + Send + 'static) {
+        let daemon = self.clone();
+        std::thread::spawn(move || {
+            let input = what(&daemon);
+            daemon.handle(input);
+        });
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -273,6 +333,10 @@ impl Inner {
             Output::Ask(pipe, request) => {
                 let stream = self.pipes.get_mut(&pipe);
                 let _ = stream.map(|stream| frames::write(stream, &request));
+            }
+            Output::Say(pipe, reply) => {
+                let stream = self.pipes.get_mut(&pipe);
+                let _ = stream.map(|stream| frames::write(stream, &reply));
             }
             Output::Drop(pipe) => {
                 let stream = self.pipes.remove(&pipe);

@@ -7,10 +7,10 @@ use std::{
     thread::JoinHandle,
 };
 
-use snaprig_wire::coi::{FromDaemon, Program};
+use snaprig_wire::coi::{FromDaemon, LIBRARIES_MAX, Program};
 
 use super::{Daemon, machine::Pid};
-use crate::{frames, scif::Endpoint, spawn::Spawn};
+use crate::{brought, frames, scif::Endpoint, spawn::Spawn};
 
 /// A native program's stdio.
 pub struct Native {
@@ -54,12 +54,18 @@ impl Stdin {
     }
 }
 
-/// Starts a program of the card's with its stdio on the connection; its id and path.
+/// Brings what comes along, and starts a program with its stdio on the connection; its id and path.
 pub fn start(
     daemon: &Daemon,
     host: &Arc<Endpoint>,
     program: &Program,
 ) -> io::Result<(Pid, String)> {
+    if program.libraries.len() > LIBRARIES_MAX {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for library in &program.libraries {
+        brought::library(host, library)?;
+    }
     let path = program.name.clone();
     let (stdin, to_stdin) = io::pipe()?;
     let (from_stdout, stdout) = io::pipe()?;

@@ -14,11 +14,15 @@ use snaprig_wire::{
     snapify::{BINARIES, IMAGE, LOCAL_STORE, Request, StoredFile},
 };
 
+use xxhash_rust::xxh3::Xxh3;
+
 use super::{
     Daemon,
+    control::{PROGRAMS, Remains},
     machine::{Failure, Pid},
+    proxy::Proxy,
 };
-use crate::snapify_io;
+use crate::{brought, snapify_io};
 
 /// Does a `Restore` request; the process's id. Nothing of a failed one stays on the card.
 pub fn restore(daemon: &Daemon, request: &Request) -> Result<Pid, Failure> {
@@ -26,6 +30,7 @@ pub fn restore(daemon: &Daemon, request: &Request) -> Result<Pid, Failure> {
         snapshot,
         local_store,
         binaries,
+        proxy,
     } = request
     else {
         let why = "no restore".into();
@@ -38,13 +43,15 @@ pub fn restore(daemon: &Daemon, request: &Request) -> Result<Pid, Failure> {
     let result = (|| {
         for (directory, files) in [(LOCAL_STORE, local_store), (BINARIES, binaries)] {
             for file in files {
-                // A program may be there already, and even run. A local store that is there is
-                // that of a living process.
+                // A program may be there already, and even run, and a library may be the card's own.
+                // A local store that is there is that of a living process.
                 let from = format!("{snapshot}/{directory}/{}", file.name);
-                let fetched = match directory == LOCAL_STORE && Path::new(&file.card_path).exists()
-                {
-                    true => Err(io::Error::from_raw_os_error(libc::EEXIST)),
-                    false => fetch(&from, file),
+                let path = Path::new(&file.card_path);
+                let is_store = directory == LOCAL_STORE;
+                let fetched = match path.exists() {
+                    true if is_store => Err(io::Error::from_raw_os_error(libc::EEXIST)),
+                    true if brought::is_own(path, file.len) => Ok(()),
+                    _ => fetch(&from, file, !is_store),
                 };
                 fetched.map_err(|error| describe(&file.card_path, &error))?;
                 if directory == LOCAL_STORE {
@@ -52,7 +59,18 @@ pub fn restore(daemon: &Daemon, request: &Request) -> Result<Pid, Failure> {
                 }
             }
         }
-        read_image(&format!("{snapshot}/{IMAGE}")).map_err(|error| describe(IMAGE, &error))
+        let image = format!("{snapshot}/{IMAGE}");
+        let mut started = |error| describe(IMAGE, &error);
+        let proxied = proxy.then(Proxy::new).transpose().map_err(&mut started)?;
+        let written = proxied.as_ref().map(|(_, written)| written.fds());
+        let [out, err] = written.map_or([1, 2], |fds| fds.map(|fd| fd.as_raw_fd()));
+        let pid = read_image(&image, [0, out, err]).map_err(started)?;
+        let mut files = binaries.iter().map(|file| file.card_path.clone());
+        let program = files.find(|path| path.starts_with(PROGRAMS));
+        let proxy = proxied.map(|(proxy, _)| proxy);
+        let remains = Remains::of_restored(program.unwrap_or_default(), proxy);
+        daemon.lock().remains.insert(pid, remains);
+        Ok(pid)
     })();
     match result {
         Ok(_) => daemon.child_started(),
@@ -78,7 +96,7 @@ fn describe(what: &str, error: &io::Error) -> Failure {
     }
 }
 
-fn read_image(path: &str) -> io::Result<Pid> {
+fn read_image(path: &str, stdio: [i32; 3]) -> io::Result<Pid> {
     let image = snapify_io::open_read(HOST, path)?;
     let service = OpenOptions::new()
         .read(true)
@@ -86,7 +104,7 @@ fn read_image(path: &str) -> io::Result<Pid> {
         .open(checkpoint::PATH)?;
     let argument = Restore {
         fd: image.as_raw_fd(),
-        stdio: [0, 1, 2],
+        stdio,
     };
     // SAFETY: the request's argument is a `Restore`, valid for the call.
     let pid = unsafe {
@@ -104,7 +122,7 @@ fn read_image(path: &str) -> io::Result<Pid> {
 
 /// Brings one file to the card, under its name only when it is whole: whoever has an earlier one
 /// open keeps that.
-fn fetch(from: &str, file: &StoredFile) -> io::Result<()> {
+fn fetch(from: &str, file: &StoredFile, is_binary: bool) -> io::Result<()> {
     let path = Path::new(&file.card_path);
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
@@ -113,6 +131,9 @@ fn fetch(from: &str, file: &StoredFile) -> io::Result<()> {
     let fetched = (|| {
         let mut to = File::create(&partial)?;
         snapify_io::open_read(HOST, from)?.copy_to(&mut to)?;
+        if is_binary {
+            brought::mark(&to, hash(&partial)?)?;
+        }
         fs::set_permissions(&partial, fs::Permissions::from_mode(file.mode))?;
         fs::rename(&partial, path)
     })();
@@ -121,4 +142,24 @@ fn fetch(from: &str, file: &StoredFile) -> io::Result<()> {
         let _ = fs::remove_file(&partial);
     }
     fetched
+}
+
+/// The hash of a file's bytes.
+fn hash(path: &str) -> io::Result<u64> {
+    let mut hasher = Xxh3::new();
+    io::copy(&mut File::open(path)?, &mut Hashing(&mut hasher))?;
+    Ok(hasher.digest())
+}
+
+struct Hashing<'a>(&'a mut Xxh3);
+
+impl io::Write for Hashing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -1,30 +1,189 @@
-//! The sink's C API, by the names of the public MPSS headers (`include/sink`).
+//! The sink's C API of buffers, events, pipelines and the process, by the names of the public MPSS
+//! headers (`include/sink`, `include/common`). Outside of an offload process it does nothing, and
+//! says so with COI_ERROR.
 
-use std::sync::PoisonError;
+use std::{
+    ffi::{CStr, c_char, c_void},
+    io,
+};
 
-use super::Runtime;
+use snaprig_wire::{
+    coi::Notice,
+    snapify::{Purpose, Reply},
+};
 
-const COI_SUCCESS: i32 = 0;
+use super::{
+    Runtime, announce,
+    info::{COI_ALREADY_EXISTS, COI_ERROR, COI_INVALID_HANDLE, COI_INVALID_POINTER, COI_SUCCESS},
+    lock,
+};
+use crate::frames;
+
+/// Which of the host's numbers in an event is a user event.
+const USER_EVENT: u64 = 1;
+
+/// COIEVENT: the host's number, and what it is one of.
+#[repr(C)]
+pub struct Event([u64; 2]);
 
 /// Run functions wait until this has been called.
 #[unsafe(no_mangle)]
 pub extern "C" fn COIPipelineStartExecutingRunFunctions() -> i32 {
-    let runtime = Runtime::get();
+    let Some(runtime) = Runtime::get() else {
+        return COI_ERROR;
+    };
     runtime.lock().started = true;
     runtime.changed.notify_all();
     COI_SUCCESS
 }
 
-/// Returns when the host destroys the process.
+/// Returns when the host ends the process, and no run function runs any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn COIProcessWaitForShutdown() -> i32 {
-    let runtime = Runtime::get();
+    let Some(runtime) = Runtime::get() else {
+        return COI_ERROR;
+    };
     let mut state = runtime.lock();
-    while !state.ending {
-        state = runtime
-            .changed
-            .wait(state)
-            .unwrap_or_else(PoisonError::into_inner);
+    while !state.ending || state.running > 0 {
+        state = runtime.wait(state);
     }
     COI_SUCCESS
+}
+
+/// Returns when the host has written what the process wrote until now.
+#[unsafe(no_mangle)]
+pub extern "C" fn COIProcessProxyFlush() -> i32 {
+    let Some(runtime) = Runtime::get() else {
+        return COI_ERROR;
+    };
+    // SAFETY: all of the process's streams; fflush(3) locks them.
+    unsafe { libc::fflush(std::ptr::null_mut()) };
+    loop {
+        let before = runtime.lock().restored;
+        match flush() {
+            Ok(()) => return COI_SUCCESS,
+            // Its daemon was that of another card.
+            Err(_) if runtime.lock().restored > before => {}
+            Err(_) => return COI_ERROR,
+        }
+    }
+}
+
+fn flush() -> io::Result<()> {
+    let mut daemon = announce(&Purpose::Flush)?;
+    match frames::read(&mut daemon)? {
+        Reply::Flushed => Ok(()),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Takes a reference to a buffer: the host leaves it alone until that is given back.
+///
+/// # Safety
+/// None is needed: the pointer is only compared.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn COIBufferAddRef(buffer: *mut c_void) -> i32 {
+    let Some(runtime) = Runtime::get() else {
+        return COI_ERROR;
+    };
+    if buffer.is_null() {
+        return COI_INVALID_POINTER;
+    }
+    let mut buffers = lock(&runtime.buffers);
+    let Some(id) = buffers.at(buffer as usize) else {
+        return COI_INVALID_HANDLE;
+    };
+    buffers.references.add(id);
+    COI_SUCCESS
+}
+
+/// Gives a reference to a buffer back.
+///
+/// # Safety
+/// None is needed: the pointer is only compared.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn COIBufferReleaseRef(buffer: *mut c_void) -> i32 {
+    let Some(runtime) = Runtime::get() else {
+        return COI_ERROR;
+    };
+    if buffer.is_null() {
+        return COI_INVALID_POINTER;
+    }
+    let mut buffers = lock(&runtime.buffers);
+    let id = buffers.at(buffer as usize);
+    let Some((id, count)) = id.and_then(|id| Some((id, buffers.references.release(id)?))) else {
+        return COI_INVALID_HANDLE;
+    };
+    // With the buffers locked, so that the host is told in order.
+    if count > 0 {
+        runtime.notices.put(Notice::Released { id, count });
+    }
+    COI_SUCCESS
+}
+
+/// Signals a user event of the host's.
+#[unsafe(no_mangle)]
+pub extern "C" fn COIEventSignalUserEvent(event: Event) -> i32 {
+    let Some(runtime) = Runtime::get() else {
+        return COI_ERROR;
+    };
+    let Event([number, USER_EVENT]) = event else {
+        return COI_INVALID_HANDLE;
+    };
+    runtime.notices.put(Notice::UserEvent(number));
+    COI_SUCCESS
+}
+
+/// Loads a library of the host's, as the host's own program would have it loaded.
+///
+/// # Safety
+/// Strings that are given end with a zero; `library` is null or valid to write to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn COIProcessLoadSinkLibraryFromFile(
+    file: *const c_char,
+    name: *const c_char,
+    search_path: *const c_char,
+    flags: u32,
+    library: *mut *mut c_void,
+) -> i32 {
+    let Some(runtime) = Runtime::get() else {
+        return COI_ERROR;
+    };
+    // SAFETY: the caller's.
+    let [file, name, search_path] = [file, name, search_path].map(|string| unsafe { text(string) });
+    let Some(file) = file.filter(|_| !library.is_null()) else {
+        return COI_INVALID_POINTER;
+    };
+    let mut state = runtime.lock();
+    state.next_request += 1;
+    let request = state.next_request;
+    state.requests.insert(request, None);
+    let flags = flags as i32;
+    runtime.notices.put(Notice::LoadLibrary {
+        request,
+        file,
+        name,
+        search_path,
+        flags,
+    });
+    let (result, number) = loop {
+        if let Some(Some(answer)) = state.requests.get(&request).copied() {
+            break answer;
+        }
+        state = runtime.wait(state);
+    };
+    state.requests.remove(&request);
+    if [COI_SUCCESS, COI_ALREADY_EXISTS].contains(&result) {
+        // SAFETY: it is not null, and the caller's.
+        unsafe { library.write(std::ptr::without_provenance_mut(number as usize)) };
+    }
+    result
+}
+
+/// # Safety
+/// The string is null or ends with a zero.
+unsafe fn text(string: *const c_char) -> Option<String> {
+    // SAFETY: the caller's.
+    let string = (!string.is_null()).then(|| unsafe { CStr::from_ptr(string) })?;
+    Some(string.to_string_lossy().into_owned())
 }

@@ -45,12 +45,21 @@ impl Channel {
     /// The next message. While the process is paused a broken connection is waited out.
     pub fn receive<T: DeserializeOwned>(&self, runtime: &Runtime) -> io::Result<T> {
         loop {
-            let endpoint = self.endpoint();
-            match frames::receive(&endpoint) {
-                Err(error) if !self.wait_for_successor(runtime, &endpoint) => return Err(error),
-                Err(_) => {}
-                message => return message,
+            if let Some(received) = self.receive_from(runtime, &self.endpoint()) {
+                return received;
             }
+        }
+    }
+
+    /// The next message on this endpoint; `None` if it has a successor meanwhile.
+    pub fn receive_from<T: DeserializeOwned>(
+        &self,
+        runtime: &Runtime,
+        endpoint: &Arc<Endpoint>,
+    ) -> Option<io::Result<T>> {
+        match frames::receive(endpoint) {
+            Err(_) if self.wait_for_successor(runtime, endpoint) => None,
+            received => Some(received),
         }
     }
 

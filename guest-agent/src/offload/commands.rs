@@ -1,21 +1,18 @@
 //! Case 3: the command server, one command after the other.
 
-use std::{
-    io,
-    sync::{Arc, PoisonError},
-};
+use std::{io, sync::Arc};
 
-use snaprig_wire::coi::{Answer, Command};
+use snaprig_wire::coi::{Answer, Command, FUNCTION_NAME_MAX, LIBRARIES_MAX, Library};
 
-use super::{Runtime, channel::Channel, machine::Input, symbols};
-use crate::scif::Endpoint;
+use super::{Runtime, channel::Channel, lock, machine::Input, pipeline};
+use crate::{brought, scif::Endpoint};
 
 /// Serves until the host's end is gone; then the process has no purpose left.
 pub fn serve(runtime: &'static Runtime, channel: &Channel) {
     while let Ok(command) = channel.receive::<Command>(runtime) {
         let marker = command == Command::Shutdown;
         let answer = run(runtime, command).unwrap_or_else(|error| Answer::Failed {
-            errno: error.raw_os_error().unwrap_or(0),
+            errno: brought::errno(&error),
             why: error.to_string(),
         });
         if channel.send(&answer).is_err() {
@@ -29,32 +26,79 @@ pub fn serve(runtime: &'static Runtime, channel: &Channel) {
 }
 
 fn run(runtime: &'static Runtime, command: Command) -> io::Result<Answer> {
-    let mut buffers = runtime
-        .buffers
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
     Ok(match command {
-        Command::Function(name) => match symbols::find(&name) {
-            Some(address) => Answer::Function(address as u64),
-            None => Answer::Failed {
-                errno: libc::ENOENT,
-                why: format!("{name}: no such function among the program's dynamic symbols"),
-            },
-        },
-        Command::CreateBuffer { id, len } => {
-            Answer::Window(buffers.create(id, len, &*dma(runtime)?)?)
+        Command::Function(name) => {
+            // A name that is too long is none.
+            let short = name.len() < FUNCTION_NAME_MAX;
+            let found = short.then(|| lock(&runtime.libraries).find(&name));
+            match found.flatten() {
+                Some(address) => Answer::Function(address as u64),
+                None => Answer::Failed {
+                    errno: libc::ENOENT,
+                    why: format!("{name}: no such function among the program's dynamic symbols"),
+                },
+            }
+        }
+        Command::CreateBuffer { id, len, address } => {
+            let dma = dma(runtime)?;
+            Answer::Window(lock(&runtime.buffers).create(id, len, address, &dma)?)
+        }
+        Command::AdoptBuffer { id, address, len } => {
+            let dma = dma(runtime)?;
+            Answer::Window(lock(&runtime.buffers).adopt(id, address, len, &dma)?)
         }
         Command::DestroyBuffer { id } => {
-            buffers.destroy(id, &*dma(runtime)?)?;
+            let dma = dma(runtime)?;
+            lock(&runtime.buffers).destroy(id, &dma)?;
             Answer::Done
         }
-        Command::Windows => Answer::Windows(buffers.windows()),
+        Command::CreatePipeline {
+            number,
+            mask,
+            stack_bytes,
+        } => {
+            pipeline::create(runtime, number, &mask, stack_bytes)?;
+            Answer::Done
+        }
+        Command::DestroyPipeline { number } => {
+            pipeline::destroy(runtime, number)?;
+            Answer::Done
+        }
+        Command::LoadLibrary { files, flags } => load(runtime, &files, flags)?,
+        Command::UnloadLibrary { library } => match lock(&runtime.libraries).unload(library) {
+            Ok(()) => Answer::Done,
+            Err((errno, why)) => Answer::Failed { errno, why },
+        },
+        Command::LibraryLoaded {
+            request,
+            result,
+            library,
+        } => {
+            runtime.library_loaded(request, result, library);
+            Answer::Done
+        }
+        Command::Windows => Answer::Windows(lock(&runtime.buffers).windows()),
         Command::Shutdown => Answer::Done,
         Command::EndProcess => {
             runtime.lock().ending = true;
             runtime.changed.notify_all();
             Answer::Done
         }
+    })
+}
+
+/// Brings the files along, and loads the last one.
+fn load(runtime: &Runtime, files: &[Library], flags: i32) -> io::Result<Answer> {
+    let Some(library) = files.last().filter(|_| files.len() <= LIBRARIES_MAX) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let dma = dma(runtime)?;
+    for file in files {
+        brought::library(&dma, file)?;
+    }
+    Ok(match lock(&runtime.libraries).load(&library.path, flags) {
+        Ok(number) => Answer::Library(number),
+        Err((errno, why)) => Answer::Failed { errno, why },
     })
 }
 

@@ -11,8 +11,10 @@
 //!     '-- Resume, daemon gone -- Quiet <--------------------------- Reconnecting <-'
 //! ```
 //!
-//! The channels are empty when the Shutdown marker has been seen, no result is being sent, and all
-//! run functions that the host has sent have been received.
+//! The channels are empty when the Shutdown marker has been seen, no result and no notice is being
+//! sent, and all run functions that the host has sent have been received. What the process has ever
+//! sent is counted, and the host waits until it has received as much: results by the number of
+//! their pipeline, whichever pipelines have had it, and notices.
 //!
 //! What must stay true: while it is quiet, nothing is sent on any channel; a request gets one
 //! reply, but the capture of which a restored process is the result: that one was answered in
@@ -45,12 +47,16 @@ pub enum Captured {
 pub enum Input {
     /// The host has made this channel.
     Connected(Channel),
+    /// A pipeline is gone, on both sides: its channel has no successor.
+    Disconnected(Channel),
     /// A run function of this pipeline was received.
     Received(u32),
-    /// A thread wants to send a result; [`Machine::may_send`] says when.
+    /// A thread wants to send a result or a notice; [`Machine::may_send`] says when.
     Sending,
     /// It has sent the result of this pipeline.
     Sent(u32),
+    /// It has sent a notice.
+    Noticed,
     /// The command server has answered the Shutdown marker (case 3).
     Marker,
     /// The daemon asks.
@@ -106,6 +112,8 @@ pub struct Machine {
     sending: usize,
     /// Run functions ever received and results ever sent, by pipeline.
     pipelines: BTreeMap<u32, (u64, u64)>,
+    /// Notices ever sent.
+    notices: u64,
     channels: BTreeSet<Channel>,
     outputs: VecDeque<Output>,
 }
@@ -117,6 +125,7 @@ impl Default for Machine {
             marker: false,
             sending: 0,
             pipelines: BTreeMap::new(),
+            notices: 0,
             channels: BTreeSet::new(),
             outputs: VecDeque::new(),
         }
@@ -154,6 +163,12 @@ impl Machine {
         !self.is_quiet()
     }
 
+    /// How many run functions this pipeline's number has ever received.
+    pub fn received(&self, pipeline: u32) -> u64 {
+        let pipeline = self.pipelines.get(&pipeline);
+        pipeline.map_or(0, |(received, _)| *received)
+    }
+
     /// The channels that the host has yet to make again after a restore.
     pub fn is_reconnecting(&self) -> bool {
         matches!(self.state, State::Reconnecting(..))
@@ -166,7 +181,14 @@ impl Machine {
                 self.channels.insert(channel);
                 self.reconnected(channel);
             }
+            Input::Disconnected(channel) => {
+                self.channels.remove(&channel);
+            }
             Input::Sending => self.sending += 1,
+            Input::Noticed => {
+                self.sending = self.sending.saturating_sub(1);
+                self.notices += 1;
+            }
             Input::Sent(pipeline) => {
                 self.sending = self.sending.saturating_sub(1);
                 self.pipelines.entry(pipeline).or_default().1 += 1;
@@ -183,6 +205,7 @@ impl Machine {
                         self.reply(Reply::Drained {
                             local_store,
                             returned,
+                            notices: self.notices,
                         });
                     }
                     Err(failure) => self.refuse(failure),
@@ -202,10 +225,7 @@ impl Machine {
 
     /// Whether nothing is in any channel, the host having sent so many run functions.
     fn is_empty(&self, sent: &[u64]) -> bool {
-        let received = |(number, sent): (u32, &u64)| {
-            let pipeline = self.pipelines.get(&number);
-            pipeline.map_or(0, |(received, _)| *received) >= *sent
-        };
+        let received = |(number, sent): (u32, &u64)| self.received(number) >= *sent;
         self.marker && self.sending == 0 && (0..).zip(sent).all(received)
     }
 
@@ -300,5 +320,119 @@ impl Machine {
     fn release(&mut self) {
         (self.state, self.marker) = (State::Running, false);
         self.outputs.push_back(Output::Released);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PID: i32 = 7;
+
+    fn outputs(machine: &mut Machine) -> Vec<Output> {
+        std::iter::from_fn(|| machine.poll_output()).collect()
+    }
+
+    fn give(machine: &mut Machine, inputs: impl IntoIterator<Item = Input>) {
+        inputs.into_iter().for_each(|input| machine.handle(input));
+    }
+
+    fn pause() -> Input {
+        Input::Request(Request::Pause { pid: PID })
+    }
+
+    fn drain(sent: &[u64]) -> Input {
+        Input::Request(Request::Drain {
+            pid: PID,
+            snapshot: "/s".into(),
+            sent: sent.to_vec(),
+        })
+    }
+
+    fn drained(returned: &[u64], notices: u64) -> Output {
+        Output::Reply(Reply::Drained {
+            local_store: vec![],
+            returned: returned.to_vec(),
+            notices,
+        })
+    }
+
+    #[test]
+    fn a_notice_on_its_way_holds_the_pause_up_and_is_counted() {
+        let mut machine = Machine::default();
+        let notice = [Input::Sending, Input::Noticed, Input::Sending];
+        give(&mut machine, notice);
+        give(&mut machine, [pause(), drain(&[]), Input::Marker]);
+        assert_eq!(outputs(&mut machine), [Output::Reply(Reply::Agreed)]);
+        assert!(!machine.may_send());
+        machine.handle(Input::Noticed);
+        let save = Output::SaveLocalStore("/s".into());
+        assert_eq!(outputs(&mut machine), [save]);
+        machine.handle(Input::Saved(Ok(vec![])));
+        assert_eq!(outputs(&mut machine), [drained(&[], 2)]);
+    }
+
+    #[test]
+    fn a_number_that_is_used_again_goes_on_counting() {
+        let mut machine = Machine::default();
+        let (first, again) = (Channel::Pipeline(1), Channel::Pipeline(1));
+        for channel in [first, again] {
+            give(
+                &mut machine,
+                [Input::Connected(channel), Input::Received(1)],
+            );
+            give(&mut machine, [Input::Sending, Input::Sent(1)]);
+            machine.handle(Input::Disconnected(channel));
+        }
+        give(&mut machine, [pause(), drain(&[0, 3]), Input::Marker]);
+        assert_eq!(outputs(&mut machine), [Output::Reply(Reply::Agreed)]);
+        machine.handle(Input::Received(1));
+        outputs(&mut machine);
+        machine.handle(Input::Saved(Ok(vec![])));
+        assert_eq!(outputs(&mut machine), [drained(&[0, 2], 0)]);
+    }
+
+    #[test]
+    fn a_restored_process_waits_for_every_channel_but_those_of_pipelines_that_are_gone() {
+        let mut machine = Machine::default();
+        let live = [Channel::Dma, Channel::Notice, Channel::Pipeline(2)];
+        give(&mut machine, live.map(Input::Connected));
+        let gone = Channel::Pipeline(0);
+        let inputs = [Input::Connected(gone), Input::Disconnected(gone)];
+        give(&mut machine, inputs);
+        give(&mut machine, [pause(), drain(&[]), Input::Marker]);
+        give(&mut machine, [Input::Saved(Ok(vec![]))]);
+        let terminate = true;
+        let snapshot = "/s".into();
+        let capture = Request::Capture {
+            pid: PID,
+            snapshot,
+            terminate,
+        };
+        give(
+            &mut machine,
+            [
+                Input::Request(capture),
+                Input::Captured(Ok(Captured::Restarted)),
+            ],
+        );
+        assert_eq!(outputs(&mut machine).last(), Some(&Output::Reconnect));
+        let resume = Input::Request(Request::Resume { pid: PID });
+        give(&mut machine, [resume, Input::Connected(live[0])]);
+        give(&mut machine, [Input::Connected(live[2])]);
+        assert!(machine.is_reconnecting());
+        machine.handle(Input::Connected(live[1]));
+        let resumed = [Output::Released, Output::Reply(Reply::Resumed)];
+        assert_eq!(outputs(&mut machine), resumed);
+        assert!(machine.may_send());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_and_changes_nothing() {
+        let mut machine = Machine::default();
+        give(&mut machine, [drain(&[]), Input::Noticed, pause()]);
+        let told = outputs(&mut machine);
+        assert!(matches!(told[0], Output::Reply(Reply::Failed { .. })));
+        assert_eq!(told[1], Output::Reply(Reply::Agreed));
     }
 }

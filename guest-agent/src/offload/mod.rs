@@ -1,8 +1,18 @@
 //! The offload process's runtime (COI on the sink), with Snapify's changes.
 //!
-//! Threads: the acceptor takes the host's connections; the command server runs case 3; a
-//! Pipe_Thread2 for each pipeline runs functions (case 4); the Snapify thread sleeps until the
-//! daemon's signal.
+//! | module | what it is |
+//! |---|---|
+//! | `start` | the runtime starts before the program's main |
+//! | `api`, `info` | what the program calls (`include/sink`, `include/common`) |
+//! | `commands` | the command server (case 3) |
+//! | `pipeline` | Pipe_Thread2, one for each pipeline (case 4) |
+//! | `notices` | what the host is told unasked |
+//! | `buffers`, `references` | the local store; who uses it |
+//! | `libraries`, `walk` | functions by name, in dynamic programs and in static ones |
+//! | `channel` | connections that a restore replaces |
+//! | [`machine`], `snapify` | pause and resume: the protocol, and the thread that drives it |
+//!
+//! Threads beside those: the acceptor takes the host's connections.
 //!
 //! What must stay true: while [`machine`] is quiet nothing is sent on any channel; a channel that
 //! breaks in that time is waited for, because a restored process gets a new one.
@@ -11,10 +21,15 @@ mod api;
 mod buffers;
 mod channel;
 mod commands;
+mod info;
+mod libraries;
 pub mod machine;
+mod notices;
 mod pipeline;
+mod references;
 mod snapify;
-mod symbols;
+mod start;
+mod walk;
 
 use std::{
     collections::BTreeMap,
@@ -31,13 +46,19 @@ use snaprig_wire::{
 use self::{
     buffers::Buffers,
     channel::Channel,
+    libraries::Libraries,
     machine::{Input, Machine},
+    notices::Notices,
+    pipeline::Pipeline,
 };
 use crate::{frames, scif::Endpoint};
 
 /// Everything the threads share.
 pub struct Runtime {
     buffers: Mutex<Buffers>,
+    libraries: Mutex<Libraries>,
+    pipelines: Mutex<BTreeMap<u32, Pipeline>>,
+    notices: Notices,
     state: Mutex<State>,
     changed: Condvar,
     /// Makes the Snapify thread look at the machine.
@@ -52,39 +73,60 @@ struct State {
     machine: Machine,
     /// Run functions may run (COIPipelineStartExecutingRunFunctions).
     started: bool,
-    /// The host wants the program to end.
+    /// Run functions that run, or whose results are not sent yet.
+    running: usize,
+    /// The host wants the program to end: no run function begins any more.
     ending: bool,
+    /// Requests for libraries, and what became of them: a COIRESULT and the library's number.
+    requests: BTreeMap<u64, Option<(i32, u64)>>,
+    next_request: u64,
+    /// How often the process was restored.
+    restored: u64,
 }
 
 impl Runtime {
-    /// The process's runtime, started at the first call.
-    pub fn get() -> &'static Self {
-        static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    /// The process's runtime, if it is an offload process. It is there before main if the linker
+    /// took `start` along, and from the first call on if not.
+    pub fn get() -> Option<&'static Self> {
+        static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
         let mut first = None;
         let runtime = RUNTIME.get_or_init(|| {
+            if !start::is_offload_process() {
+                return None;
+            }
             let (nudged, nudge) = io::pipe().unwrap_or_else(|error| unreachable_host(&error));
             first = Some(nudged);
-            Runtime {
+            Some(Runtime {
                 buffers: Mutex::default(),
+                libraries: Mutex::default(),
+                pipelines: Mutex::default(),
+                notices: Notices::default(),
                 state: Mutex::default(),
                 changed: Condvar::new(),
                 nudge,
-            }
+            })
         });
+        let runtime = runtime.as_ref()?;
         if let Some(nudged) = first
             && let Err(error) = runtime.start(nudged)
         {
             unreachable_host(&error);
         }
-        runtime
+        Some(runtime)
     }
 
     fn start(&'static self, nudged: io::PipeReader) -> io::Result<()> {
+        raise_descriptors();
         snapify::install()?;
         let port = self.listen()?;
         announce(&Purpose::Started { port })?;
         std::thread::spawn(move || self.accept());
+        std::thread::spawn(move || notices::serve(self));
         std::thread::spawn(move || snapify::serve(self, nudged));
+        // The program runs when its host is there: it may be short, and end with that.
+        for kind in [Kind::Dma, Kind::Command, Kind::Notice] {
+            self.wait_for_channel(kind, || false);
+        }
         Ok(())
     }
 
@@ -112,10 +154,7 @@ impl Runtime {
                         .as_ref()
                         .is_some_and(|now| Arc::ptr_eq(now, &listener))
                 {
-                    state = self
-                        .changed
-                        .wait(state)
-                        .unwrap_or_else(PoisonError::into_inner);
+                    state = self.wait(state);
                 }
             }
         }
@@ -131,20 +170,45 @@ impl Runtime {
             self.tell(Input::Connected(kind));
             return Ok(kind);
         }
+        if let Kind::Pipeline(number) = kind
+            && !lock(&self.pipelines).contains_key(&number)
+        {
+            // Nobody would serve it.
+            return Ok(kind);
+        }
         let channel = Arc::new(Channel::new(endpoint));
         self.lock().channels.insert(kind, channel.clone());
         self.tell(Input::Connected(kind));
         self.changed.notify_all();
         match kind {
-            Kind::Dma => {}
             Kind::Command => {
                 std::thread::spawn(move || commands::serve(self, &channel));
             }
-            Kind::Pipeline(number) => {
-                std::thread::spawn(move || pipeline::serve(self, &channel, number));
-            }
+            // Who serves them is there already.
+            Kind::Dma | Kind::Notice | Kind::Pipeline(_) => {}
         }
         Ok(kind)
+    }
+
+    /// Waits until the host has made a channel, or nobody wants it any more.
+    fn wait_for_channel(&self, kind: Kind, ends: impl Fn() -> bool) -> Option<Arc<Channel>> {
+        let mut state = self.lock();
+        loop {
+            if let Some(channel) = state.channels.get(&kind) {
+                return Some(channel.clone());
+            }
+            if ends() {
+                return None;
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// A channel is gone for good.
+    fn disconnect(&self, kind: Kind) {
+        if self.lock().channels.remove(&kind).is_some() {
+            self.tell(Input::Disconnected(kind));
+        }
     }
 
     fn dma(&self) -> Option<Arc<Channel>> {
@@ -163,25 +227,75 @@ impl Runtime {
 
     /// Threads that wait look whether they still have to.
     fn look_again(&self) {
-        self.changed.notify_all();
         let channels: Vec<_> = self.lock().channels.values().cloned().collect();
+        self.changed.notify_all();
         channels.iter().for_each(|channel| channel.look_again());
     }
 
-    /// Waits until results may be sent (case 4), and counts as one who sends.
+    /// Waits until something may be sent, and counts as one who sends.
     fn begin_sending(&self) {
         let mut state = self.lock();
         while !state.machine.may_send() {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.wait(state);
         }
         state.machine.handle(Input::Sending);
     }
 
+    /// Waits until run functions may run, and counts as one; false if none will any more.
+    fn may_run(&self) -> bool {
+        let mut state = self.lock();
+        while !state.started && !state.ending {
+            state = self.wait(state);
+        }
+        if state.ending {
+            return false;
+        }
+        state.running += 1;
+        true
+    }
+
+    /// A run function has run, and its result is sent.
+    fn has_run(&self) {
+        self.lock().running -= 1;
+        self.changed.notify_all();
+    }
+
+    /// A request for a library is answered.
+    fn library_loaded(&self, request: u64, result: i32, library: u64) {
+        if let Some(answer) = self.lock().requests.get_mut(&request) {
+            *answer = Some((result, library));
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits for a change.
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let woken = self.changed.wait(state);
+        woken.unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
+    }
+}
+
+/// Locks it, whatever became of others who had it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Each pipeline has descriptors, and there may be many: the soft limit is as high as the hard one.
+fn raise_descriptors() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is valid to read and to write. If there is no more, less has to do.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
     }
 }
 

@@ -1,65 +1,211 @@
 //! Case 4: Pipe_Thread2 runs the functions of one pipeline, one after the other (paper figure 4).
+//!
+//! A pipeline is made by a command, waits for its connection, and ends when a command says so or the
+//! host's end is gone.
+//!
+//! What must stay true: a number is free only when the thread that had it is gone; a run function that
+//! was begun returns its result, whatever else ends.
 
-use std::{ffi::c_void, sync::PoisonError};
+use std::{
+    ffi::c_void,
+    io::{self, PipeReader, PipeWriter, Write},
+    mem,
+    os::fd::AsRawFd,
+    sync::mpsc,
+    thread::{self, JoinHandle},
+};
 
-use snaprig_wire::coi::{BUFFERS_MAX, MISC_DATA_MAX, RunFunction, RunResult};
+use snaprig_wire::coi::{
+    BUFFERS_MAX, CPU_MASK_BITS, Channel as Kind, MISC_DATA_MAX, Notice, PIPELINES_MAX, RunFunction,
+    RunResult,
+};
 
-use super::{Runtime, channel::Channel, machine::Input, symbols};
+use super::{Runtime, channel::Channel, lock, machine::Input};
 
 type Function =
     unsafe extern "C" fn(u32, *mut *mut c_void, *mut u64, *mut c_void, u16, *mut c_void, u16);
 
-/// Serves until the host's end is gone.
-pub fn serve(runtime: &'static Runtime, channel: &Channel, number: u32) {
-    while let Ok(request) = channel.receive::<RunFunction>(runtime) {
-        runtime.tell(Input::Received(number));
-        let mut state = runtime.lock();
-        while !state.started {
-            state = runtime
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+/// Words of a CPU_SET(3).
+const MASK_WORDS: usize = CPU_MASK_BITS / 64;
+
+/// A pipeline's thread.
+pub struct Pipeline {
+    thread: JoinHandle<()>,
+    /// Closed, it ends the thread when that waits for the next run function.
+    alive: PipeWriter,
+}
+
+/// Starts a pipeline's thread: on these processors, with so many bytes of stack.
+pub fn create(
+    runtime: &'static Runtime,
+    number: u32,
+    mask: &[u64],
+    stack_bytes: u64,
+) -> io::Result<()> {
+    if number >= PIPELINES_MAX || mask.len() > MASK_WORDS {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    if lock(&runtime.pipelines).contains_key(&number) {
+        return Err(io::Error::from_raw_os_error(libc::EEXIST));
+    }
+    let mut words = [0; MASK_WORDS];
+    words[..mask.len()].copy_from_slice(mask);
+    let is_bound = !mask.is_empty();
+    let (ended, alive) = io::pipe()?;
+    let (tell, told) = mpsc::channel();
+    let stack = match stack_bytes {
+        0 => usual_stack(),
+        bytes => bytes as usize,
+    };
+    let thread = thread::Builder::new().stack_size(stack).spawn(move || {
+        let bound = if is_bound { bind(&words) } else { Ok(()) };
+        let runs = bound.is_ok();
+        // Whoever made the pipeline waits for this.
+        let _ = tell.send(bound);
+        let ends = || is_readable(ended.as_raw_fd());
+        if runs && let Some(channel) = runtime.wait_for_channel(Kind::Pipeline(number), ends) {
+            serve(runtime, &channel, number, &ended);
         }
-        drop(state);
-        let result = run(runtime, request).unwrap_or_else(RunResult::Refused);
+    })?;
+    told.recv()
+        .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
+    lock(&runtime.pipelines).insert(number, Pipeline { thread, alive });
+    Ok(())
+}
+
+/// Ends a pipeline, once what it was sent has returned.
+pub fn destroy(runtime: &Runtime, number: u32) -> io::Result<()> {
+    let pipeline = lock(&runtime.pipelines).remove(&number);
+    let Pipeline { thread, mut alive } =
+        pipeline.ok_or(io::Error::from_raw_os_error(libc::ENOENT))?;
+    // It may be gone already.
+    let _ = alive.write(b".");
+    runtime.look_again();
+    // A panic of it is the end of it, too.
+    let _ = thread.join();
+    runtime.disconnect(Kind::Pipeline(number));
+    Ok(())
+}
+
+/// What pthread_create(3) takes: the limit of the process's first stack.
+fn usual_stack() -> usize {
+    const UNLIMITED: usize = 2 << 20;
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is valid to write to.
+    unsafe { libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit) };
+    match limit.rlim_cur {
+        libc::RLIM_INFINITY => UNLIMITED,
+        bytes => bytes as usize,
+    }
+}
+
+/// Has the calling thread run on these processors alone.
+fn bind(words: &[u64; MASK_WORDS]) -> io::Result<()> {
+    // SAFETY: the mask has as many bytes as is said.
+    match unsafe { libc::sched_setaffinity(0, size_of_val(words), words.as_ptr().cast()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Serves until the host's end is gone, or the pipeline or the process ends.
+fn serve(runtime: &'static Runtime, channel: &Channel, number: u32, ended: &PipeReader) {
+    while let Some(request) = next(runtime, channel, ended) {
+        runtime.tell(Input::Received(number));
+        if !runtime.may_run() {
+            return;
+        }
+        if request.tell_start {
+            let (pipeline, count) = (number, runtime.lock().machine.received(number));
+            runtime.notices.put(Notice::Started { pipeline, count });
+        }
+        let result = run(runtime, request);
         // Nothing may be in the channel when the snapshot is taken.
         runtime.begin_sending();
+        let result = match result {
+            Ok(value) => RunResult::Returned {
+                value,
+                added: lock(&runtime.buffers).references.tell_added(),
+            },
+            Err(why) => RunResult::Refused(why),
+        };
         let sent = channel.send(&result);
         runtime.tell(Input::Sent(number));
+        runtime.has_run();
         if sent.is_err() {
             return;
         }
     }
 }
 
-fn run(runtime: &Runtime, mut request: RunFunction) -> Result<RunResult, String> {
+/// The next run function; `None` if there will be none.
+fn next(runtime: &'static Runtime, channel: &Channel, ended: &PipeReader) -> Option<RunFunction> {
+    loop {
+        let endpoint = channel.endpoint();
+        if !wait(endpoint.as_file().as_raw_fd(), ended.as_raw_fd()) {
+            return None;
+        }
+        if let Some(received) = channel.receive_from(runtime, &endpoint) {
+            return received.ok();
+        }
+    }
+}
+
+/// Waits for a message, or for the host's end to be gone; false if the pipeline ends instead.
+fn wait(endpoint: i32, ended: i32) -> bool {
+    let entry = |fd| libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut entries = [entry(endpoint), entry(ended)];
+    // SAFETY: two entries, valid for the call.
+    while unsafe { libc::poll(entries.as_mut_ptr(), 2, -1) } < 0 {
+        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return false;
+        }
+    }
+    // What it was sent is run before it ends.
+    entries[0].revents & libc::POLLIN != 0 || entries[1].revents == 0
+}
+
+fn is_readable(fd: i32) -> bool {
+    let mut entry = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry, valid for the call, which does not wait.
+    unsafe { libc::poll(&raw mut entry, 1, 0) > 0 }
+}
+
+fn run(runtime: &Runtime, mut request: RunFunction) -> Result<Vec<u8>, String> {
     if request.buffers.len() > BUFFERS_MAX || request.misc.len() > MISC_DATA_MAX {
         return Err("too many buffers, or too much data".into());
     }
-    if !symbols::is_function(request.function as usize) {
-        return Err(format!(
-            "{:#x} is no function of the program",
-            request.function
-        ));
+    let address = request.function as usize;
+    if !lock(&runtime.libraries).is_function(address) {
+        return Err(format!("{address:#x} is no function of the program"));
     }
-    let buffers = runtime
-        .buffers
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
     let (mut pointers, mut lengths) = (Vec::new(), Vec::new());
-    for id in &request.buffers {
-        let (address, len) = buffers
-            .get(*id)
-            .ok_or(format!("buffer {id} does not exist"))?;
+    let mut buffers = lock(&runtime.buffers);
+    for buffer in &request.buffers {
+        let (address, len) = buffers.part(buffer)?;
         pointers.push(address as *mut c_void);
-        lengths.push(len as u64);
+        lengths.push(len);
+    }
+    for buffer in request.buffers.iter().filter(|buffer| buffer.add_ref) {
+        buffers.references.given(buffer.id);
     }
     drop(buffers);
     let mut returned = vec![0; request.return_len.into()];
-    // SAFETY: the address is that of a dynamic function symbol of this program, which by COI's
-    // interface has this signature; the arguments are as long as they say.
+    // SAFETY: the address is that of a dynamic function symbol of this program or of a library that
+    // is loaded, which by COI's interface has this signature; the arguments are as long as they say.
     unsafe {
-        let function = std::mem::transmute::<usize, Function>(request.function as usize);
+        let function = mem::transmute::<usize, Function>(address);
         function(
             pointers.len() as u32,
             pointers.as_mut_ptr(),
@@ -70,5 +216,5 @@ fn run(runtime: &Runtime, mut request: RunFunction) -> Result<RunResult, String>
             request.return_len,
         );
     }
-    Ok(RunResult::Returned(returned))
+    Ok(returned)
 }

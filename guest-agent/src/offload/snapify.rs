@@ -8,10 +8,7 @@ use std::{
         fd::{AsRawFd, FromRawFd, IntoRawFd},
         unix::net::UnixStream,
     },
-    sync::{
-        PoisonError,
-        atomic::{AtomicI32, Ordering},
-    },
+    sync::atomic::{AtomicI32, Ordering},
 };
 
 use snaprig_wire::{
@@ -22,7 +19,7 @@ use snaprig_wire::{
 };
 
 use super::{
-    Runtime, announce,
+    Runtime, announce, lock,
     machine::{Captured, Failure, Input, Output},
 };
 use crate::{frames, snapify_io};
@@ -140,11 +137,7 @@ impl Session {
 
     fn save_local_store(&self, snapshot: &str) -> io::Result<Vec<StoredFile>> {
         mark()?;
-        let buffers = &self.runtime.buffers;
-        let files = buffers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .files();
+        let files = lock(&self.runtime.buffers).files();
         files
             .into_iter()
             .map(|(name, path, len)| {
@@ -168,6 +161,7 @@ impl Session {
 
     /// In a restored process: a new daemon, a new port, the host's channels again (section 4.3).
     fn reconnect(&mut self) -> io::Result<()> {
+        self.runtime.lock().restored += 1;
         let port = self.runtime.listen()?;
         self.daemon = announce(&Purpose::Restarted { port })?;
         let listener = self.runtime.lock().listener.clone();
@@ -177,10 +171,7 @@ impl Session {
             if self.runtime.accept_one(&listener)? == Kind::Dma
                 && let Some(dma) = self.runtime.dma()
             {
-                let buffers = self.runtime.buffers.lock();
-                buffers
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .register_again(&dma.endpoint())?;
+                lock(&self.runtime.buffers).register_again(&dma.endpoint())?;
             }
         }
         self.runtime.look_again();

@@ -28,7 +28,7 @@ use crate::{
     Canary,
     check::{self, Broken, check},
     draw::draw,
-    model, report, run, system, verbs,
+    model, report, run, scif, system, verbs,
 };
 
 /// Seeds by which every canary is found many times over.
@@ -313,6 +313,7 @@ pub fn unheard_canaries() -> Vec<Canary> {
 fn finds(seed: u64, canary: Canary) -> bool {
     let scenarios = match canary.of_the_hca() {
         Some(_) => &[verbs::SCENARIO][..],
+        None if canary.is_of_scif() => &[scif::SCENARIO],
         None => &model::SCENARIOS,
     };
     fails(&draw(seed, scenarios), Some(canary)).is_some()

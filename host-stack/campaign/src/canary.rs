@@ -41,11 +41,21 @@ pub enum Canary {
     LostTimer,
     /// An HCA that waits for an acknowledgement does so far too long.
     SlowTimer,
+    /// A SCIF node says that it uses a window no more, and copies with it.
+    EarlyAnswer,
+    /// A SCIF node does not say that its program has read.
+    LostCredit,
+    /// A SCIF node keeps memory of windows whose peer it has lost.
+    LeakedWindow,
+    /// A SCIF node takes messages of an earlier connection of the same ports.
+    StaleConnection,
+    /// A card does not hear that another one is gone.
+    LostNews,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 22] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
@@ -63,6 +73,11 @@ impl Canary {
         Self::LostFlush,
         Self::LostTimer,
         Self::SlowTimer,
+        Self::EarlyAnswer,
+        Self::LostCredit,
+        Self::LeakedWindow,
+        Self::StaleConnection,
+        Self::LostNews,
     ];
 
     /// As the command line spells it.
@@ -85,7 +100,25 @@ impl Canary {
             Self::LostFlush => "lost-flush",
             Self::LostTimer => "lost-timer",
             Self::SlowTimer => "slow-timer",
+            Self::EarlyAnswer => "early-answer",
+            Self::LostCredit => "lost-credit",
+            Self::LeakedWindow => "leaked-window",
+            Self::StaleConnection => "stale-connection",
+            Self::LostNews => "lost-news",
         }
+    }
+
+    /// Whether it is a bug of SCIF nodes, which shows in scenario "scif".
+    pub fn is_of_scif(self) -> bool {
+        use Canary::{EarlyAnswer, LeakedWindow, LostCredit, LostNews, StaleConnection};
+        let of_scif = [
+            EarlyAnswer,
+            LostCredit,
+            LeakedWindow,
+            StaleConnection,
+            LostNews,
+        ];
+        of_scif.contains(&self)
     }
 
     /// The bug that the HCA has for it.

@@ -2,7 +2,12 @@
 
 use snaprig_sim::{Fault, Kind, KindName, Plan, Point, Random, When, Workload};
 
-use crate::{model::SCENARIOS, points, system::processes, verbs};
+use crate::{
+    model::SCENARIOS,
+    points, scif,
+    system::{System, processes},
+    verbs,
+};
 
 /// Most faults of a drawn plan.
 const FAULTS_MAX: u64 = 3;
@@ -15,20 +20,47 @@ const TIME_NS: u64 = 500_000;
 
 /// One seed in so many is about verbs.
 const VERBS_ONE_IN: u64 = 4;
+/// Of the others, one in so many is about SCIF: as many.
+const SCIF_ONE_IN: u64 = 3;
 /// The most packets in a thousand that a drawn plan loses, and so on.
 const PER_MILLE: [u64; 3] = [20, 50, 200];
 
 /// The plan of a seed, of one of these scenarios, or, if none is named, of any.
 pub fn draw(seed: u64, scenarios: &[&str]) -> Plan {
-    match Random::new(seed, "scenario").pick(scenarios) {
-        Some(&verbs::SCENARIO) => draw_verbs(seed, None),
-        Some(&scenario) => Plan {
+    let Some(scenario) = Random::new(seed, "scenario").pick(scenarios).copied() else {
+        let mut system = Random::new(seed, "system");
+        return match () {
+            () if system.one_in(VERBS_ONE_IN) => draw_verbs(seed, None),
+            () if system.one_in(SCIF_ONE_IN) => draw_scif(seed, None),
+            () => draw_on(seed, None),
+        };
+    };
+    match System::of(scenario) {
+        System::Verbs => draw_verbs(seed, None),
+        System::Scif => draw_scif(seed, None),
+        System::Offload => Plan {
             scenario: scenario.into(),
             ..draw_on(seed, None)
         },
-        None if Random::new(seed, "system").one_in(VERBS_ONE_IN) => draw_verbs(seed, None),
-        None => draw_on(seed, None),
     }
+}
+
+/// The plan of a seed for SCIF, with so many cards.
+pub fn draw_scif(seed: u64, cards: Option<u16>) -> Plan {
+    let mut random = Random::new(seed, "plan of scif");
+    let mut amount = |least: u64, most: u64| (least + random.below(most - least + 1)) as u16;
+    // Cards talk with each other, too.
+    let drawn = if amount(0, 3) == 0 { 1 } else { amount(2, 3) };
+    let mut plan = Plan::new(seed, cards.unwrap_or(drawn), scif::SCENARIO);
+    plan.workload = Workload {
+        processes: amount(1, 2),
+        pipelines: amount(2, 6),
+        runs: amount(1, 6),
+        buffers: amount(1, 4),
+        writes: amount(0, 8),
+    };
+    draw_faults(&mut plan, &points::scif(), &mut random);
+    plan
 }
 
 /// The plan of a seed for verbs, on so many HCAs.
@@ -124,17 +156,23 @@ fn when(random: &mut Random) -> When {
 
 fn kind(name: KindName, plan: &Plan, random: &mut Random) -> Option<Kind> {
     let errnos = [libc::EIO, libc::ENOMEM, libc::ENOSPC, libc::EACCES];
-    let is_verbs = plan.scenario == verbs::SCENARIO;
+    let system = System::of(&plan.scenario);
     let numbered = |what: &str, count: u16, random: &mut Random| {
         format!("{what}{}", 1 + random.below(count.into()))
     };
-    let card =
-        |random: &mut Random| numbered(if is_verbs { "hca" } else { "card" }, plan.cards, random);
+    let card = |random: &mut Random| match system {
+        System::Verbs => numbered("hca", plan.cards, random),
+        System::Offload | System::Scif => numbered("card", plan.cards, random),
+    };
     // Mostly cards, which are processes of the offload stack.
-    let process = |random: &mut Random| match is_verbs {
-        true => numbered("process", plan.workload.processes, random),
-        false if random.one_in(4) => random.pick(&processes(plan)).cloned().unwrap_or_default(),
-        false => card(random),
+    let process = |random: &mut Random| match system {
+        System::Verbs => numbered("process", plan.workload.processes, random),
+        System::Scif if random.one_in(2) => card(random),
+        System::Scif => random.pick(&processes(plan)).cloned().unwrap_or_default(),
+        System::Offload if random.one_in(4) => {
+            random.pick(&processes(plan)).cloned().unwrap_or_default()
+        }
+        System::Offload => card(random),
     };
     Some(match name {
         KindName::Drop => Kind::Drop,

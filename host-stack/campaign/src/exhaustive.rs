@@ -1,7 +1,7 @@
 //! Every fault at every step: for each scenario on two cards, each kind that applies at each
 //! occurrence of each fault point that the undisturbed run reaches, once; and pairs of faults: of
 //! the offload stack at the steps of pause, capture, restore and resume, of verbs at the first
-//! steps of posting.
+//! steps of posting, of SCIF at the first calls.
 
 use snaprig_sim::{
     Fault, Kind, KindName, Plan, Point, Trace, When, Workload,
@@ -10,7 +10,12 @@ use snaprig_sim::{
 
 use snaprig_snapify::{Step, faults::of_step};
 
-use crate::{model::SCENARIOS, points, run, system::processes, verbs};
+use crate::{
+    model::SCENARIOS,
+    points, run, scif,
+    system::{System, processes},
+    verbs,
+};
 
 /// The order of events in which everything is tried.
 const SEED: u64 = 0;
@@ -20,13 +25,32 @@ const DELAY_NS: u64 = 5_000_000;
 
 /// Verbs that are different work, packet by packet and not.
 const VERBS_SEEDS: u64 = 8;
+/// SCIF that is different work.
+const SCIF_SEEDS: u64 = 3;
+/// Calls at which pairs of faults happen, and how far apart they are.
+const CALLS: u64 = 8;
+const CALLS_APART: u64 = 9;
 /// Work requests at which pairs of faults happen.
 const POSTS: u64 = 6;
 
 /// The systems in which everything is tried.
 fn undisturbed() -> Vec<Plan> {
     let offload = SCENARIOS.iter().map(|name| Plan::new(SEED, CARDS, name));
-    offload.chain(verbs()).collect()
+    offload.chain(verbs()).chain(scif()).collect()
+}
+
+fn scif() -> impl Iterator<Item = Plan> {
+    let workload = Workload {
+        processes: 1,
+        pipelines: 2,
+        runs: 1,
+        buffers: 1,
+        writes: 1,
+    };
+    (0..SCIF_SEEDS).map(move |seed| Plan {
+        workload,
+        ..Plan::new(seed, CARDS, scif::SCENARIO)
+    })
 }
 
 fn verbs() -> impl Iterator<Item = Plan> {
@@ -62,14 +86,14 @@ pub fn single() -> Vec<Plan> {
         .collect()
 }
 
-/// All plans with two faults, at the steps of Snapify's calls, or of the first posts: one process
+/// All plans with two faults, at the steps of Snapify's calls, of posts, or of SCIF calls: one process
 /// dies (or a link), and another one, or the same again, at the same step or a later one.
 pub fn pairs() -> Vec<Plan> {
-    let is_verbs = |plan: &Plan| plan.scenario == verbs::SCENARIO;
     let with_two = |plan: Plan| {
-        let deaths = match is_verbs(&plan) {
-            true => deaths_at_posts(&plan),
-            false => deaths_at_steps(&plan),
+        let deaths = match System::of(&plan.scenario) {
+            System::Verbs => deaths_at_posts(&plan),
+            System::Scif => deaths_at_calls(&plan),
+            System::Offload => deaths_at_steps(&plan),
         };
         let both = |(at, first): (usize, &Fault)| {
             let seconds = deaths[at + 1..].iter();
@@ -106,6 +130,15 @@ fn deaths_at_posts(plan: &Plan) -> Vec<Fault> {
         all.map(move |name| fault(snaprig_hca::faults::POST.name, nth, death(name)))
     };
     (1..=POSTS).flat_map(deaths).collect()
+}
+
+fn deaths_at_calls(plan: &Plan) -> Vec<Fault> {
+    let call = snaprig_scif::faults::program::CALL.name;
+    let deaths = |nth: u64| {
+        let all = processes(plan).into_iter();
+        all.map(move |name| fault(call, nth * CALLS_APART, Kind::Crash(name)))
+    };
+    (1..=CALLS).flat_map(deaths).collect()
 }
 
 fn fault(point: &str, nth: u64, kind: Kind) -> Fault {

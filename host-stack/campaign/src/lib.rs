@@ -1,13 +1,15 @@
-//! Fault campaigns over two systems: the whole offload stack (a host process, cards with their
-//! daemons and offload processes, Snapify-IO and a disk), and verbs (processes with queue pairs on
-//! the HCAs of a fabric). All of it is the machines that the real drivers drive, joined by
-//! [`snaprig_sim`].
+//! Fault campaigns over three systems: the whole offload stack (a host process, cards with their
+//! daemons and offload processes, Snapify-IO and a disk), verbs (processes with queue pairs on the
+//! HCAs of a fabric), and SCIF (programs on the nodes of a host and its cards). All of it is the
+//! machines that the real drivers drive, joined by [`snaprig_sim`].
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`points`] | where something can go wrong |
 //! | [`model`] | the offload stack, and one run of a plan |
 //! | [`verbs`] | verbs, and one run of a plan |
+//! | [`scif`] | SCIF, and one run of a plan |
+//! | `links` | nodes joined by links, for every system that has them |
 //! | [`system`] | whichever of them a plan is about |
 //! | [`check`] | what must be true of a run, whatever went wrong |
 //! | [`draw`] | a plan from a seed |
@@ -22,9 +24,11 @@ mod caught;
 pub mod check;
 pub mod draw;
 pub mod exhaustive;
+mod links;
 pub mod model;
 pub mod points;
 pub mod report;
+pub mod scif;
 pub mod system;
 pub mod verbs;
 

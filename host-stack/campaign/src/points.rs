@@ -2,22 +2,37 @@
 
 use snaprig_sim::Point;
 
-use crate::verbs;
+use crate::system::System;
 
 /// All of them.
 pub fn all() -> Vec<Point> {
-    [&offload()[..], snaprig_hca::faults::ALL].concat()
+    let of_programs = snaprig_scif::faults::program::ALL;
+    [&offload()[..], of_programs, snaprig_hca::faults::ALL].concat()
 }
 
 /// Those that these scenarios can reach; with none, all.
 pub fn of(scenarios: &[&str]) -> Vec<Point> {
-    let verbs = scenarios.iter().filter(|name| **name == verbs::SCENARIO);
-    match scenarios.len() - verbs.count() {
-        _ if scenarios.is_empty() => all(),
-        0 => snaprig_hca::faults::ALL.to_vec(),
-        others if others == scenarios.len() => offload(),
-        _ => all(),
+    if scenarios.is_empty() {
+        return all();
     }
+    let named = |system| scenarios.iter().any(|name| System::of(name) == system);
+    let systems = [
+        (System::Offload, offload()),
+        (System::Scif, scif()),
+        (System::Verbs, snaprig_hca::faults::ALL.to_vec()),
+    ];
+    let mut found: Vec<Point> = Vec::new();
+    for (_, points) in systems.into_iter().filter(|(system, _)| named(*system)) {
+        let new = points.into_iter().filter(|point| !found.contains(point));
+        found.extend(new.collect::<Vec<_>>());
+    }
+    found
+}
+
+/// Those of SCIF and the programs that use it.
+pub fn scif() -> Vec<Point> {
+    use snaprig_scif::faults;
+    [faults::ALL, faults::program::ALL].concat()
 }
 
 /// Those of the offload stack.

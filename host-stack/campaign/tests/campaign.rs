@@ -200,3 +200,22 @@ fn connections_live_on_a_network_that_loses_little() {
     assert!(connections > 500, "{connections}");
     assert!(failed * 200 <= connections, "{failed} of {connections}");
 }
+
+#[test]
+fn programs_that_use_scif_move_much_and_are_refused_little_when_nothing_goes_wrong() {
+    let (mut bytes, mut copies, mut refused) = (0, 0, 0);
+    for seed in 0..200 {
+        let mut plan = draw::draw(seed, &["scif"]);
+        plan.faults.clear();
+        let outcome = run(&plan, Trace::default(), None);
+        assert_eq!(check(&outcome), None, "seed {seed}");
+        let scif = &outcome.scif;
+        copies += scif.copies;
+        bytes += scif.sides.iter().map(|side| side.came).sum::<usize>();
+        let connects = scif.refusals.iter().filter(|one| one.call == "connect");
+        refused += connects.count();
+    }
+    assert!(bytes > 10_000_000, "{bytes}");
+    assert!(copies > 2_000, "{copies}");
+    assert!(refused < 1_000, "{refused}");
+}

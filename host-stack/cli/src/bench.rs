@@ -2,6 +2,8 @@
 
 mod baselines;
 mod card;
+mod coi;
+mod scif;
 mod table;
 mod verbs;
 pub mod verbs_process;
@@ -25,6 +27,10 @@ pub enum Bench {
     Sim(Options),
     /// A card beside the host: its programs, its system calls, its boot, its captures
     Card(card::Options),
+    /// Run functions and buffers of COI beside wake-ups and copies on the host
+    Coi(coi::Options),
+    /// Messages and RMA of SCIF, on the host and with a card, beside sockets and memcpy
+    Scif(scif::Options),
     /// Latency and bandwidth of verbs between two processes, beside UCX, libfabric and memcpy
     Verbs(verbs::Options),
 }
@@ -55,6 +61,8 @@ pub fn run_bench(bench: &Bench) -> Result<ExitCode, AnyError> {
     let options = match bench {
         Bench::Sim(options) => options,
         Bench::Card(options) => return card::run(options),
+        Bench::Coi(options) => return coi::run(options),
+        Bench::Scif(options) => return scif::run(options),
         Bench::Verbs(options) => return verbs::run(options),
     };
     let rows: Vec<_> = CARDS.into_iter().map(measure).collect();

@@ -50,10 +50,19 @@ fn can_run(rows: &[Row]) -> bool {
             .any(|row| row.ok && checks::PLATFORMS.contains(&row.what))
 }
 
+/// Everything is there that offload programs need beside a rig.
+fn can_run_offload(rows: &[Row]) -> bool {
+    can_run(rows) && are_ok(rows, &checks::NEEDED_BY_OFFLOAD)
+}
+
 /// Everything is there that HCAs need.
 fn can_run_verbs(rows: &[Row]) -> bool {
+    are_ok(rows, &checks::NEEDED_BY_VERBS)
+}
+
+fn are_ok(rows: &[Row], needed: &[&str]) -> bool {
     let is_ok = |what: &&str| rows.iter().any(|row| row.ok && row.what == *what);
-    checks::NEEDED_BY_VERBS.iter().all(is_ok)
+    needed.iter().all(is_ok)
 }
 
 /// What people read: at most 80 columns, the last two only where something is missing.
@@ -70,6 +79,7 @@ fn table(rows: &[Row]) -> String {
     }
     for (what, can) in [
         ("A rig", can_run(rows)),
+        ("Offload programs", can_run_offload(rows)),
         ("Verbs programs", can_run_verbs(rows)),
     ] {
         text += &format!("{what} {} run here.\n", if can { "can" } else { "CANNOT" });
@@ -178,6 +188,7 @@ mod tests {
                       Function not implemented                      a-word-that-does-not
                       (os error 38)                                 -fit-its-column
         A rig CANNOT run here.
+        Offload programs CANNOT run here.
         Verbs programs CANNOT run here.
         ");
     }
@@ -210,6 +221,7 @@ mod tests {
         librdmacm     NO: no librdmacm.so.1     no rdma_cm          apt-get install
                                                 programs            librdmacm1
         A rig CANNOT run here.
+        Offload programs CANNOT run here.
         Verbs programs can run here.
         ");
         for needed in 0..3 {

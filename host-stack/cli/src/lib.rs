@@ -5,6 +5,7 @@
 
 mod bench;
 mod campaign;
+mod card_exec;
 mod card_list;
 mod card_run;
 mod card_syscalls;
@@ -15,6 +16,7 @@ mod report;
 mod rig_process;
 mod size;
 mod snapshot;
+mod stack;
 mod verbs;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -57,6 +59,9 @@ enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(bench::Bench),
+    Run(stack::Options),
+    Include(stack::IncludeOptions),
+    BuildSink(stack::BuildOptions),
     Verbs(verbs::Options),
     Fabric(verbs::FabricOptions),
     /// Look into snapshots
@@ -114,6 +119,8 @@ enum Command {
 enum CardCommand {
     /// Run a Linux program on a card: its stdio is ours, and so is its exit status
     Run(card_run::Options),
+    /// Run a Linux program on a card of a running rig: its stdio is ours, and so is its exit status
+    Exec(card_exec::Options),
     /// List the cards of a running rig, and what state each is in
     List(card_list::Options),
     /// List the system calls of Linux: which a card has, which in part, which not
@@ -147,6 +154,7 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Card(CardCommand::Run(options)) => card_run::run(&options),
+        Command::Card(CardCommand::Exec(options)) => card_exec::run(&options),
         Command::Card(CardCommand::List(options)) => card_list::run(&options),
         Command::Card(CardCommand::Syscalls(options)) => card_syscalls::run(&options),
         Command::Campaign {
@@ -158,6 +166,9 @@ pub fn main() -> ExitCode {
         Command::Repro(options) => campaign::repro(&options),
         Command::Faults(options) => campaign::faults(&options),
         Command::Snapshot(SnapshotCommand::Verify(options)) => snapshot::verify(&options),
+        Command::Run(options) => stack::run(&options),
+        Command::Include(options) => stack::include(&options),
+        Command::BuildSink(options) => stack::build_sink(&options),
         Command::Verbs(options) => verbs::run(&options),
         Command::Fabric(options) => verbs::fabric(&options),
         Command::FabricProcess => verbs::fabric_process(),

@@ -15,28 +15,38 @@
 //! # }
 //! ```
 //!
+//! That is the simple interface: nothing waits for anything but run functions of one pipeline. All of
+//! COI, with buffers of many processes, events and dependencies, is in [`ops`] and
+//! [`Pipeline::submit`]; `libcoi_host.so.0` is made of it.
+//!
 //! What must stay true: a card or a process that dies fails everybody who waits for it, unless the
 //! process is paused: then they wait for its successor.
 
 mod buffer;
 mod error;
 pub mod faults;
+pub mod graph;
+pub mod libraries;
 pub mod machine;
 pub mod native;
+pub mod ops;
 mod pipeline;
-mod process;
+pub mod process;
 pub mod quiesce;
 
 use std::path::{Path, PathBuf};
 
-use snaprig_scif::client::Endpoint;
-use snaprig_wire::scif::{HOST, NodeId, PortId, port};
+use snaprig_scif::{client::Endpoint, host::cards::CardState};
+use snaprig_wire::{
+    coi::{FromDaemon, ToDaemon},
+    scif::{HOST, NodeId, PortId, port},
+};
 
 pub use self::{
     buffer::Buffer,
     error::CoiError,
     pipeline::{Event, Pipeline},
-    process::{Function, Process, Status},
+    process::{Function, Library, LibraryOptions, Process, ProcessOptions, Status},
 };
 
 /// A card, as a place to run offload processes.
@@ -44,6 +54,23 @@ pub use self::{
 pub struct Engine {
     rig: PathBuf,
     node: NodeId,
+}
+
+/// What is known of an engine; what is not known is 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineInfo {
+    /// Cores.
+    pub cores: u32,
+    /// Hardware threads.
+    pub threads: u32,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Memory that is free.
+    pub free_bytes: u64,
+    /// Its COI daemon listens.
+    pub online: bool,
+    /// How busy each hardware thread is, in percent.
+    pub load: Vec<u32>,
 }
 
 impl Engine {
@@ -69,6 +96,33 @@ impl Engine {
     /// Its SCIF node.
     pub fn node(&self) -> NodeId {
         self.node
+    }
+
+    /// What is known of it.
+    pub fn info(&self) -> Result<EngineInfo, CoiError> {
+        let cards = Endpoint::open(&self.rig)?.cards()?;
+        let own = cards.iter().find(|(node, _)| *node == self.node);
+        let online = matches!(own, Some((_, CardState::Online)));
+        if !online {
+            return Ok(EngineInfo::default());
+        }
+        let daemon = self.connect_daemon()?;
+        daemon.send_message(&ToDaemon::Info)?;
+        let FromDaemon::Info(card) = daemon.receive_message()? else {
+            return Err(CoiError::Protocol {
+                node: self.node,
+                what: "what the card is",
+            });
+        };
+        Ok(EngineInfo {
+            // One hardware thread each.
+            cores: card.threads,
+            threads: card.threads,
+            memory_bytes: card.memory_bytes,
+            free_bytes: card.free_bytes,
+            online,
+            load: Vec::new(),
+        })
     }
 
     /// The rig that it belongs to.

@@ -2,20 +2,24 @@
 
 use std::{sync::Arc, time::Duration};
 
-use snaprig_wire::coi::{BUFFERS_MAX, MISC_DATA_MAX, RunFunction};
+use snaprig_wire::coi::{BUFFERS_MAX, BufferUse, Command, MISC_DATA_MAX, RunFunction};
 
 use crate::{
     Buffer, CoiError, Function, Process,
-    machine::{Input, Ticket, Value},
+    machine::{Input, Region, Ticket, Value},
+    ops::{self, Access, Foreign, Order},
+    process::next_id,
 };
 
 /// A pipeline of a process.
 pub struct Pipeline {
-    pub(crate) number: u32,
-    pub(crate) process: Process,
+    number: u32,
+    /// What no other pipeline of any process has.
+    id: u64,
+    process: Process,
 }
 
-/// The completion of a run function.
+/// The completion of a run function that [`Pipeline::run`] has queued.
 #[derive(Clone)]
 pub struct Event(Arc<EventInner>);
 
@@ -31,8 +35,22 @@ impl Drop for EventInner {
 }
 
 impl Pipeline {
-    /// Queues a run function (COIPipelineRunFunction): buffers, miscellaneous data, and the bytes
-    /// of its return value.
+    pub(crate) fn new(number: u32, process: Process) -> Self {
+        let id = next_id();
+        Self {
+            number,
+            id,
+            process,
+        }
+    }
+
+    /// Its process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Queues a run function that depends on nothing but what is queued before it: buffers,
+    /// miscellaneous data, and the bytes of its return value.
     pub fn run(
         &self,
         function: Function,
@@ -40,16 +58,19 @@ impl Pipeline {
         misc: &[u8],
         return_len: u16,
     ) -> Result<Event, CoiError> {
-        if buffers.len() > BUFFERS_MAX || misc.len() > MISC_DATA_MAX {
-            return Err(CoiError::OutOfRange(format!(
-                "a run function takes {BUFFERS_MAX} buffers and {MISC_DATA_MAX} bytes of data"
-            )));
-        }
+        check(buffers.len(), misc.len())?;
+        let used = |buffer: &&Buffer| BufferUse {
+            id: buffer.shared().id(),
+            offset: 0,
+            len: buffer.shared().len(),
+            add_ref: false,
+        };
         let request = RunFunction {
             function: function.0,
-            buffers: buffers.iter().map(|buffer| buffer.id()).collect(),
+            buffers: buffers.iter().map(used).collect(),
             misc: misc.to_vec(),
             return_len,
+            tell_start: self.process.0.is_observed(),
         };
         let ticket = self.process.0.ticket();
         let process = self.process.clone();
@@ -58,6 +79,62 @@ impl Pipeline {
         process.handle(Input::Run(ticket, self.number, request));
         Ok(event)
     }
+
+    /// Queues a run function (COIPipelineRunFunction) that waits for what it depends on, and has the
+    /// buffers that it is given be where it runs. Its return value goes to `returned`.
+    pub fn submit(
+        &self,
+        function: Function,
+        buffers: &[(&ops::Buffer, Access)],
+        misc: &[u8],
+        returned: Foreign,
+        order: Order<'_>,
+    ) -> Result<ops::Event, CoiError> {
+        check(buffers.len(), misc.len())?;
+        let uses = buffers
+            .iter()
+            .map(|(buffer, access)| buffer.used_by(&self.process, *access))
+            .collect::<Result<Vec<_>, _>>()?;
+        let return_len = u16::try_from(returned.len())
+            .map_err(|_| CoiError::OutOfRange("a return value has at most 65535 bytes".into()))?;
+        let used = uses.iter().map(|one| BufferUse {
+            id: one.buffer,
+            offset: one.range.start,
+            len: one.range.end - one.range.start,
+            add_ref: one.add_ref,
+        });
+        let request = RunFunction {
+            function: function.0,
+            buffers: used.collect(),
+            misc: misc.to_vec(),
+            return_len,
+            tell_start: self.process.0.is_observed(),
+        };
+        let (process, number) = (&self.process, self.number);
+        ops::submit_run(process, number, self.id, request, uses, returned, order)
+    }
+
+    /// Takes it away, once all that was queued is done (COIPipelineDestroy).
+    pub fn destroy(&self) -> Result<(), CoiError> {
+        ops::drain_pipeline(self.id);
+        let process = &self.process.0;
+        let _pass = process.enter(Region::Lifecycle)?;
+        process.give_up_pipeline(self.number, || {
+            let number = self.number;
+            process
+                .command(Command::DestroyPipeline { number })
+                .map(|_| ())
+        })
+    }
+}
+
+fn check(buffers: usize, misc: usize) -> Result<(), CoiError> {
+    match buffers > BUFFERS_MAX || misc > MISC_DATA_MAX {
+        true => Err(CoiError::OutOfRange(format!(
+            "a run function takes {BUFFERS_MAX} buffers and {MISC_DATA_MAX} bytes of data"
+        ))),
+        false => Ok(()),
+    }
 }
 
 impl Event {
@@ -65,7 +142,7 @@ impl Event {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Vec<u8>, CoiError> {
         let EventInner { process, ticket } = &*self.0;
         match process.0.wait_for(*ticket, timeout) {
-            Some(Ok(Value::Returned(value))) => Ok(value),
+            Some(Ok(Value::Returned { value, .. })) => Ok(value),
             Some(Ok(_)) => Err(process.0.protocol("a run function")),
             Some(Err(error)) => Err(error),
             None => Err(CoiError::TimedOut),

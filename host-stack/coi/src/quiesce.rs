@@ -7,7 +7,9 @@ use snaprig_wire::coi::{Answer, FromDaemon, ToDaemon};
 
 use crate::{
     CoiError, Engine, Process,
+    libraries::File,
     machine::{Input, Value},
+    ops::Windows,
     process::{Links, Place, lock},
 };
 
@@ -34,6 +36,10 @@ pub struct Identity {
     pub path: String,
     /// The program's bytes.
     pub binary: Vec<u8>,
+    /// The libraries that were brought along.
+    pub libraries: Vec<File>,
+    /// What it writes comes to the host.
+    pub proxy: bool,
 }
 
 /// Takes the host's locks, case by case, and sends the marker. The host sends nothing afterwards.
@@ -44,9 +50,15 @@ pub fn quiesce(process: &Process, timeout: Duration) -> Result<Vec<u64>, CoiErro
     Ok(process.0.sent())
 }
 
-/// Waits until so many results have been received, pipeline by pipeline: all that were ever sent.
-pub fn settle(process: &Process, returned: Vec<u64>, timeout: Duration) -> Result<(), CoiError> {
-    let settle = |ticket| Input::Settle(ticket, returned);
+/// Waits until so many results, pipeline by pipeline, and so many notices have been received: all that
+/// were ever sent.
+pub fn settle(
+    process: &Process,
+    returned: Vec<u64>,
+    notices: u64,
+    timeout: Duration,
+) -> Result<(), CoiError> {
+    let settle = |ticket| Input::Settle(ticket, returned, notices);
     process.0.call(settle, Some(timeout)).map(|_| ())
 }
 
@@ -69,6 +81,8 @@ pub fn identity(process: &Process) -> Identity {
         name: process.0.name.clone(),
         path: place.path,
         binary: process.0.binary.clone(),
+        libraries: lock(&process.0.files).clone(),
+        proxy: process.0.proxy.is_some(),
     }
 }
 
@@ -92,7 +106,7 @@ pub fn reconnect(
         }
         Err(_) => return Err(CoiError::CardLost { node }),
     }
-    let links = Links::open(engine, port, control, inner.pipelines())?;
+    let links = Links::open(engine, port, control, &inner.pipelines())?;
     let buffers: Vec<Arc<_>> = lock(&inner.buffers).values().cloned().collect();
     let own = buffers
         .iter()
@@ -111,16 +125,15 @@ pub fn reconnect(
     let mut moved = Vec::new();
     for (buffer, own) in buffers.iter().zip(own) {
         let window = windows.iter().find(|window| window.id == buffer.id);
-        let new = window
+        let card = window
             .ok_or_else(|| inner.protocol("the windows of all buffers"))?
             .offset;
-        let mut offsets = lock(&buffer.windows);
+        let old = buffer.replace_windows(inner.id, Windows { own, card });
         moved.push(Moved {
             buffer: buffer.id,
-            old: offsets.1,
-            new,
+            old: old.unwrap_or_default().card,
+            new: card,
         });
-        *offsets = (own, new);
     }
     Ok(moved)
 }

@@ -13,17 +13,22 @@ pub const NAME: &str = "libibverbs.so.1";
 
 /// The library that belongs to a `snaprig` program.
 pub fn find(program: &Path) -> io::Result<PathBuf> {
+    find_file(program, FILE)
+}
+
+/// A library of ours that belongs to a `snaprig` program, by its file's name.
+pub fn find_file(program: &Path, file: &str) -> io::Result<PathBuf> {
     let near = program.parent().unwrap_or(Path::new("."));
     // What cargo leaves beside the program may be older than what it leaves among the dependencies.
     let library = [
-        near.join("deps").join(FILE),
-        near.join(FILE),
-        near.join("../lib").join(FILE),
+        near.join("deps").join(file),
+        near.join(file),
+        near.join("../lib").join(file),
     ];
     let library = library.iter().find(|path| path.is_file());
     let library = library.ok_or_else(|| {
         let why = format!(
-            "no {FILE} in {}; `cargo build -p snaprig-verbs` makes it",
+            "no {file} in {}; `cargo build --workspace` makes it",
             near.display()
         );
         io::Error::new(io::ErrorKind::NotFound, why)

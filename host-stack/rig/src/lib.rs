@@ -20,6 +20,7 @@ pub mod guest;
 pub mod libraries;
 mod rig;
 pub mod sandbox;
+pub mod sdk;
 mod state;
 
 pub use card::Card;

@@ -343,6 +343,11 @@ unsafe impl Sync for SharedMemory {}
 impl SharedMemory {
     /// `len` zero bytes, rounded up to whole pages.
     pub fn new(len: usize) -> io::Result<Self> {
+        Self::placed(len, None)
+    }
+
+    /// The same, mapped at an address that nothing else is mapped at.
+    pub fn placed(len: usize, address: Option<usize>) -> io::Result<Self> {
         const NAME: &CStr = c"snaprig-window";
         let len = len.max(1).next_multiple_of(4096);
         // SAFETY: the name is a C string; results are checked; the new descriptor is ours.
@@ -365,13 +370,18 @@ impl SharedMemory {
         if failed {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new shared mapping of the whole file; the result is checked.
+        let fixed = match address {
+            Some(_) => libc::MAP_FIXED_NOREPLACE,
+            None => 0,
+        };
+        // SAFETY: a new shared mapping of the whole file, which replaces no other; the result is
+        // checked.
         let base = unsafe {
             libc::mmap(
-                std::ptr::null_mut(),
+                std::ptr::without_provenance_mut(address.unwrap_or(0)),
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
+                libc::MAP_SHARED | fixed,
                 fd.as_raw_fd(),
                 0,
             )
@@ -391,6 +401,11 @@ impl SharedMemory {
     /// Whether there are none: never.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Where it is mapped.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
     }
 
     /// Copies out.

@@ -8,3 +8,13 @@ snaprig_wire::fault_points! {
     COPY = "scif.copy", "the DMA engine copies between windows",
         [Error, Corrupt, Crash, Hang, Restart];
 }
+
+/// Where programs that use SCIF themselves can go wrong. Programs that use it by way of COI have
+/// points of their own.
+pub mod program {
+    snaprig_wire::fault_points! {
+        /// A program is about to call its node.
+        CALL = "scif.call", "a program calls its SCIF node",
+            [Delay, Crash, Hang, Restart];
+    }
+}

@@ -59,8 +59,8 @@ pub enum Action {
     Ask(Request),
     /// Take the host's locks and send the marker.
     Quiesce,
-    /// Wait until so many results have been received, pipeline by pipeline.
-    Settle(Vec<u64>),
+    /// Wait until so many results, pipeline by pipeline, and so many notices have been received.
+    Settle(Vec<u64>, u64),
     /// Give the snapshot its name.
     Commit {
         /// Files of the local store.
@@ -102,6 +102,8 @@ pub enum Outcome {
         binaries: Vec<StoredFile>,
         /// Bytes of the process image.
         image_bytes: u64,
+        /// What the process writes comes to the host.
+        proxy: bool,
     },
 }
 
@@ -346,10 +348,11 @@ impl Machine {
                 Outcome::Reply(Reply::Drained {
                     local_store,
                     returned,
+                    notices,
                 }),
             ) => {
                 self.local_store = local_store;
-                self.go(State::Settling, Action::Settle(returned));
+                self.go(State::Settling, Action::Settle(returned, notices));
             }
             (State::Settling, Outcome::Done) => {
                 self.ended(total(&self.local_store));
@@ -383,6 +386,7 @@ impl Machine {
                     local_store,
                     binaries,
                     image_bytes,
+                    proxy,
                 },
             ) => {
                 self.ended(0);
@@ -391,6 +395,7 @@ impl Machine {
                     snapshot,
                     local_store,
                     binaries,
+                    proxy,
                 });
                 self.go(State::ConnectingAnew(card), Action::Connect(card));
             }

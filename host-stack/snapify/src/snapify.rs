@@ -281,11 +281,11 @@ impl Inner {
                 quiesce::quiesce(&self.process, timeout.unwrap_or(Duration::MAX)),
             )
             .map(Outcome::Quiet),
-            Action::Settle(returned) => in_time(
-                Step::Drain,
-                quiesce::settle(&self.process, returned, timeout.unwrap_or(Duration::MAX)),
-            )
-            .map(|()| Outcome::Done),
+            Action::Settle(returned, notices) => {
+                let timeout = timeout.unwrap_or(Duration::MAX);
+                let settled = quiesce::settle(&self.process, returned, notices, timeout);
+                in_time(Step::Drain, settled).map(|()| Outcome::Done)
+            }
             Action::Commit {
                 local_store,
                 image_bytes,
@@ -325,6 +325,18 @@ impl Inner {
             len: identity.binary.len() as u64,
             mode: PROGRAM_MODE,
         });
+        for (number, file) in identity.libraries.iter().enumerate() {
+            let own = file.path.rsplit('/').next().unwrap_or_default();
+            // Two of the same name may be in different directories.
+            let name = format!("{number}-{own}");
+            builder.add(&format!("{BINARIES}/{name}"), &file.bytes)?;
+            manifest.binaries.push(StoredFile {
+                name,
+                card_path: file.path.clone(),
+                len: file.bytes.len() as u64,
+                mode: PROGRAM_MODE,
+            });
+        }
         let directory = grant.directory().to_string_lossy().into_owned();
         session.building = Some((builder, manifest, grant));
         Ok(Outcome::Prepared(directory))
@@ -332,8 +344,8 @@ impl Inner {
 
     fn verify(&self, session: &mut Session) -> Result<Outcome, SnapifyError> {
         let manifest = store::open(&session.snapshot)?;
-        let rig = quiesce::identity(&self.process).engine;
-        let grant = Grant::new(rig.rig(), &session.snapshot)?;
+        let identity = quiesce::identity(&self.process);
+        let grant = Grant::new(identity.engine.rig(), &session.snapshot)?;
         let snapshot = grant.directory().to_string_lossy().into_owned();
         session.reading = Some(grant);
         Ok(Outcome::Verified {
@@ -341,6 +353,7 @@ impl Inner {
             local_store: manifest.local_store,
             binaries: manifest.binaries,
             image_bytes: manifest.image_bytes,
+            proxy: identity.proxy,
         })
     }
 

@@ -4,10 +4,10 @@ use std::{env, fmt, io, path::PathBuf};
 
 use snaprig_campaign::{
     check::{Broken, check},
-    draw::{draw_on, draw_verbs},
+    draw::{draw_on, draw_scif, draw_verbs},
     model, points,
     report::write_file,
-    system, verbs,
+    scif, system, verbs,
 };
 use snaprig_sim::{Plan, PlanError, Trace, Workload};
 use xxhash_rust::xxh3::xxh3_64;
@@ -70,6 +70,7 @@ impl Sim {
     pub fn draw(&self) -> Plan {
         self.plan(match self.scenario.as_deref() {
             Some(verbs::SCENARIO) => draw_verbs(self.seed, self.cards),
+            Some(scif::SCENARIO) => draw_scif(self.seed, self.cards),
             _ => draw_on(self.seed, self.cards),
         })
     }
@@ -113,7 +114,7 @@ impl SimBuilder {
         self
     }
 
-    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice"; or "verbs".
+    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice"; or "verbs", or "scif".
     #[must_use]
     pub fn scenario(mut self, scenario: &str) -> Self {
         self.0.scenario = Some(scenario.into());

@@ -182,18 +182,33 @@ fn all_messages() {
         window: 1 << 20,
         argv,
         env,
+        libraries: vec![coi::Library {
+            path: path(),
+            bytes: 1 << 20,
+            window: 1 << 21,
+            hash: u64::MAX,
+        }],
+        proxy: true,
     };
     let window = coi::Window {
         id: 1,
         offset: -1,
         len: 4096,
+        address: coi::BUFFER_SPACE,
     };
-    let (buffers, misc) = (vec![1, 2, 3], vec![9; 100]);
+    let buffer = coi::BufferUse {
+        id: 1,
+        offset: 8,
+        len: u64::MAX,
+        add_ref: true,
+    };
+    let (buffers, misc) = (vec![buffer; 3], vec![9; 100]);
     let run = coi::RunFunction {
         function: u64::MAX,
         buffers,
         misc,
         return_len: 8,
+        tell_start: true,
     };
     let file = snapify::StoredFile {
         name: path(),
@@ -206,6 +221,7 @@ fn all_messages() {
         snapshot: path(),
         local_store,
         binaries,
+        proxy: true,
     };
     let open = snapify_io::Message::Open {
         version: snapify_io::VERSION,

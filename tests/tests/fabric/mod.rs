@@ -252,6 +252,20 @@ pub fn assert_success(what: &str, outputs: &[Output]) {
     );
 }
 
+/// Runs a server that listens at a TCP port, and its client; both must end well.
+pub fn serve(fabric: &Fabric, port: u16, server: &[&str], client: &[&str]) -> [Output; 2] {
+    let server_runs = fabric.start(server);
+    wait_for_listener(port);
+    let client = fabric.start(client).output();
+    if !client.status.success() {
+        // Its server may wait for ever.
+        assert_success(&server.join(" "), std::slice::from_ref(&client));
+    }
+    let outputs = [server_runs.output(), client];
+    assert_success(&server.join(" "), &outputs);
+    outputs
+}
+
 /// The C compiler's program from these sources.
 pub fn compile(sources: &Path, to: &Path) {
     let sources = fs::read_dir(sources).expect("sources");

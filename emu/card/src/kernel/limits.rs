@@ -5,8 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{call::Call, errno::Errno, wait::SysResult};
 
-/// Most descriptors of a process.
-const NOFILE_MAX: u64 = 1024;
+/// Descriptors of a process that has not asked for more, and the most that one may have: what Linux
+/// has for those that nobody gives others (INR_OPEN_CUR, INR_OPEN_MAX).
+const NOFILE: u64 = 1024;
+const NOFILE_MAX: u64 = 4096;
 /// The first stack's size, which is also that of threads' stacks.
 const STACK_BYTES: u64 = 8 << 20;
 /// What Linux says of locked memory, and does not hold root to (MLOCK_LIMIT).
@@ -22,7 +24,7 @@ impl Default for Limits {
     fn default() -> Self {
         let mut limits = [(libc::RLIM_INFINITY, libc::RLIM_INFINITY); COUNT];
         limits[libc::RLIMIT_STACK as usize].0 = STACK_BYTES;
-        limits[libc::RLIMIT_NOFILE as usize] = (NOFILE_MAX, NOFILE_MAX);
+        limits[libc::RLIMIT_NOFILE as usize] = (NOFILE, NOFILE_MAX);
         limits[libc::RLIMIT_MEMLOCK as usize] = (MEMLOCK_BYTES, MEMLOCK_BYTES);
         limits[libc::RLIMIT_CORE as usize] = (0, 0);
         Self(limits)

@@ -173,6 +173,11 @@ impl Mic {
         self.inner.aperture.bytes()
     }
 
+    /// Card memory as a file, and where in it it begins, if the device has it so.
+    pub fn memory_file(&self) -> Option<(OwnedFd, u64)> {
+        self.inner.device.bar_file(pci::BAR_APERTURE)
+    }
+
     /// Whether the card is gone.
     pub fn is_dead(&self) -> bool {
         self.inner.dead.load(Ordering::Acquire)

@@ -5,6 +5,7 @@ use snaprig_hca::{Completion, Status, Transport};
 
 use crate::{
     model::{Ending, Outcome},
+    scif::Refusal,
     verbs::{Ended, Side},
 };
 
@@ -30,11 +31,48 @@ pub fn check(outcome: &Outcome) -> Option<String> {
     let silent =
         silent.then(|| "a disk or a service failed, and no call was told of an error".into());
     let verbs = &outcome.verbs;
-    silent.or_else(|| verbs.each(of_their_kind)).or_else(|| {
-        verbs
-            .each(none_without_fault)
-            .filter(|_| outcome.faults == 0)
-    })
+    silent
+        .or_else(|| verbs.each(of_their_kind))
+        .or_else(|| {
+            verbs
+                .each(none_without_fault)
+                .filter(|_| outcome.faults == 0)
+        })
+        .or_else(|| {
+            let mut refusals = outcome.scif.refusals.iter();
+            let odd = refusals.find(|refusal| !has_a_reason(refusal, outcome.faults > 0));
+            odd.map(|refusal| format!("{refusal:?}"))
+        })
+}
+
+/// Whether a call on a SCIF endpoint may be told that (the manual pages of scif.h).
+fn has_a_reason(refusal: &Refusal, faults: bool) -> bool {
+    let Refusal {
+        errno,
+        closed,
+        is_peer_gone,
+        is_expected,
+        ..
+    } = *refusal;
+    match (refusal.call, errno) {
+        _ if is_expected => true,
+        // It gave up, or closed the endpoint itself.
+        (_, libc::EINTR) => true,
+        (_, libc::EBADF) => closed,
+        ("listen" | "accept", _) => false,
+        // A port that an earlier endpoint has still.
+        ("bind", errno) => [libc::EINVAL, libc::EADDRINUSE].contains(&errno),
+        ("connect", errno) => {
+            let lost = [libc::ENODEV, libc::ECONNRESET].contains(&errno) && is_peer_gone;
+            lost || errno == libc::ECONNREFUSED
+        }
+        (_, libc::ECONNRESET) => is_peer_gone,
+        ("register", libc::EADDRINUSE) => true,
+        ("unregister", libc::ENXIO | libc::EINVAL) => true,
+        ("RMA", libc::EIO) => faults,
+        ("fence_signal", libc::ENXIO | libc::EACCES) => true,
+        _ => false,
+    }
 }
 
 /// Nothing but a lost peer fails a request.

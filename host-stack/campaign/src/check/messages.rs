@@ -1,10 +1,12 @@
 //! Every message comes once and in order. Run functions count, so what they return says which ran,
-//! how often, and in which order; messages of queue pairs are numbered.
+//! how often, and in which order; messages of queue pairs are numbered, and bytes of a SCIF stream tell
+//! where in it they belong.
 
 use snaprig_hca::{Opcode, Transport, types::completion_flags};
 
 use crate::{
     model::Outcome,
+    scif,
     verbs::{Ended, Side},
 };
 
@@ -21,6 +23,22 @@ pub fn check(outcome: &Outcome) -> Option<String> {
     super::seen(outcome, NAME)
         .or(wrong.map(|results| format!("results are {results:?}")))
         .or_else(|| outcome.verbs.each(once_in_order))
+        .or_else(|| outcome.scif.each(streams))
+}
+
+/// Bytes come once and in order, and all whose send is completed to a peer that lives and reads.
+fn streams(side: &scif::Side, peer: Option<&scif::Side>) -> Result<(), String> {
+    if let Some(wrong) = &side.wrong {
+        return Err(wrong.clone());
+    }
+    let Some(peer) = peer.filter(|peer| side.drained && side.undisturbed && peer.undisturbed)
+    else {
+        return Ok(());
+    };
+    match side.came >= peer.sent {
+        true => Ok(()),
+        false => Err(format!("{} bytes were sent, {} came", peer.sent, side.came)),
+    }
 }
 
 fn once_in_order(ended: &Ended, side: &Side, peer: &Side) -> Result<(), String> {

@@ -2,6 +2,7 @@
 //! is called, and how a run breaks it.
 
 pub mod atomics;
+pub mod backings;
 pub mod completions;
 pub mod contradiction;
 pub mod cut;
@@ -31,11 +32,12 @@ pub struct Broken {
 type Check = fn(&Outcome) -> Option<String>;
 
 /// All invariants. Safety comes first: what a hang hides is worse than the hang.
-pub const INVARIANTS: [(&str, Check); 14] = [
+pub const INVARIANTS: [(&str, Check); 15] = [
     (panic::NAME, panic::check),
     (contradiction::NAME, contradiction::check),
     (cut::NAME, cut::check),
     (rdma::NAME, rdma::check),
+    (backings::NAME, backings::check),
     (messages::NAME, messages::check),
     (atomics::NAME, atomics::check),
     (unreliable::NAME, unreliable::check),

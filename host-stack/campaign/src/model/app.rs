@@ -3,10 +3,12 @@
 //! ```text
 //!  buffers:    create all (case 1, case 3)
 //!  pipelines:  run functions, all asked for at once (case 4): each counts, in the process and in
-//!              the buffers that it is given
+//!              the buffers that it is given, holds references to those, and says when it begins
 //!  buffers:    write, read back, compare, again (case 2); at the end, what the run functions left
 //!  script:     pause, capture, restore, resume, as the scenario says
 //! ```
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use snaprig_coi::{
     CoiError,
@@ -16,7 +18,7 @@ use snaprig_scif::node::RequestId;
 use snaprig_sim::{Plan, Workload};
 use snaprig_snapify::{SnapifyError, machine::Call};
 use snaprig_wire::{
-    coi::{Answer, Channel, Command, RunFunction, Window},
+    coi::{Answer, BufferUse, Channel, Command, Notice, RunFunction, Window},
     scif::{HOST, NodeId, PAGE},
 };
 
@@ -24,7 +26,7 @@ use super::{
     Ending, Event, HostId, World,
     host::{HostTask, Told},
 };
-use crate::{Canary, check};
+use crate::{Canary, check, links::Network as _};
 
 /// The scenarios that plans may name.
 pub const SCENARIOS: [&str; 4] = ["migrate", "swap", "checkpoint", "twice"];
@@ -81,6 +83,10 @@ pub struct Application {
     buffers: Vec<Buffer>,
     /// By pipeline: tickets, and what came of them.
     runs: Vec<Vec<(u64, Fate)>>,
+    /// Run functions that have begun, as far as was told.
+    begun: BTreeSet<u64>,
+    /// References that the process holds, by buffer.
+    references: BTreeMap<u64, i64>,
     /// Another command, and whether its caller was told.
     lookup: Option<(u64, bool)>,
     working: bool,
@@ -105,6 +111,18 @@ impl Application {
                 buffer.offset = window.offset;
             }
         }
+    }
+
+    /// The process tells something unasked.
+    pub fn noticed(&mut self, notice: &Notice) {
+        if let Notice::Released { id, count } = notice {
+            *self.references.entry(*id).or_default() -= *count as i64;
+        }
+    }
+
+    /// The process is gone for good.
+    pub fn process_gone(&mut self) {
+        self.references.clear();
     }
 
     fn run_functions_are_done(&self) -> bool {
@@ -147,10 +165,14 @@ impl Application {
         }
         let told = self.runs.iter().flatten();
         let errors = told.filter_map(|(_, told)| told.as_ref()?.as_ref().err());
-        match failure.or(errors.into_iter().next()) {
-            Some(why) => Ending::Failed(why.clone()),
-            None if !self.working => Ending::Stuck("the work never began".into()),
-            None => Ending::Finished,
+        let held = self.references.iter().find(|(_, count)| **count != 0);
+        match (failure.or(errors.into_iter().next()), held) {
+            (Some(why), _) => Ending::Failed(why.clone()),
+            (None, Some((id, count))) => Ending::Stuck(format!(
+                "{count} references to buffer {id} were not given back"
+            )),
+            _ if !self.working => Ending::Stuck("the work never began".into()),
+            _ => Ending::Finished,
         }
     }
 }
@@ -271,7 +293,14 @@ impl World {
         let work = self.hosts[host].app.work;
         for pipeline in 0..work.pipelines {
             let buffers = (0..work.buffers).filter(|id| id % work.pipelines == pipeline);
-            let buffers: Vec<_> = buffers.map(u64::from).collect();
+            let buffers: Vec<_> = buffers
+                .map(|id| BufferUse {
+                    id: id.into(),
+                    offset: 0,
+                    len: BUFFER_BYTES,
+                    add_ref: true,
+                })
+                .collect();
             let tickets: Vec<_> = (0..work.runs).map(|_| self.ticket(host)).collect();
             let runs = tickets.iter().map(|ticket| (*ticket, None)).collect();
             self.hosts[host].app.runs.push(runs);
@@ -281,7 +310,12 @@ impl World {
                     buffers: buffers.clone(),
                     misc: vec![],
                     return_len: 8,
+                    tell_start: true,
                 };
+                for buffer in &buffers {
+                    let references = &mut self.hosts[host].app.references;
+                    *references.entry(buffer.id).or_default() += 1;
+                }
                 self.coi(host, coi::Input::Run(ticket, pipeline.into(), function));
             }
         }
@@ -295,6 +329,14 @@ impl World {
         let event = Event::Host(host, HostTask::Script);
         self.engine
             .after(self.host_processes[host], SCRIPT_AFTER_NS, event);
+    }
+
+    /// A run function has begun.
+    pub(super) fn begun(&mut self, host: HostId, ticket: u64) {
+        if !self.hosts[host].app.begun.insert(ticket) {
+            let how = "a caller was told twice that its run function begins";
+            self.violation(check::contradiction::NAME, how);
+        }
     }
 
     /// A caller is told.
@@ -316,16 +358,21 @@ impl World {
             runs.map(move |(of, told)| (number, of, told))
         });
         if let Some((number, _, told)) = runs.find(|(_, of, _)| **of == ticket) {
+            let early = result.is_ok() && !app.begun.contains(&ticket);
             if result.is_ok() {
                 self.ledger.of(host, number).received += 1;
             }
             let returned = match result {
-                Ok(Value::Returned(bytes)) => Ok(bytes),
+                Ok(Value::Returned { value, .. }) => Ok(value),
                 Ok(_) => Err("that is no result".to_owned()),
                 Err(error) => Err(error.to_string()),
             };
             if told.replace(returned).is_some() {
                 return Told::Twice;
+            }
+            if early {
+                let how = "a run function returned to a caller who was not told that it begins";
+                self.violation(check::contradiction::NAME, how);
             }
             self.finish_buffers(host);
             return Told::Once;
@@ -369,6 +416,7 @@ impl World {
                 let command = Command::CreateBuffer {
                     id: id as u64,
                     len: BUFFER_BYTES,
+                    address: None,
                 };
                 self.coi(host, coi::Input::Command(ticket, command));
             }

@@ -19,11 +19,14 @@ use snaprig_wire::{
 };
 
 use super::{
-    Effect, Event, World, decode, show,
+    Event, World, decode, show,
     sink::{Offload, Restoring},
     sockets::Heard,
 };
-use crate::Canary;
+use crate::{
+    Canary,
+    links::{Effect, Network as _},
+};
 
 /// About as long as a process takes to listen and say hello.
 const LATE_NS: u64 = 5_000;
@@ -74,6 +77,8 @@ pub enum CardTask {
     Ran(Pid, u32),
     /// Its result is sent.
     SendResult(Pid, u32),
+    /// A notice is sent.
+    SendNotice(Pid),
     /// The service streams the process.
     Capture(Pid),
 }
@@ -274,6 +279,7 @@ impl World {
             }
             CardTask::Ran(pid, pipeline) => self.ran(node, pid, pipeline),
             CardTask::SendResult(pid, pipeline) => self.send_result(node, pid, pipeline),
+            CardTask::SendNotice(pid) => self.send_notice(node, pid),
             CardTask::Capture(pid) => self.capture(node, pid),
         }
     }
@@ -302,7 +308,11 @@ impl World {
                 }
                 daemon::Output::Ask(pipe, request) => self.tell_sink(node, pipe, Some(request)),
                 daemon::Output::Drop(pipe) => self.tell_sink(node, pipe, None),
-                daemon::Output::Stdin(..) => {}
+                // Nothing is written here, and nobody asks for a flush.
+                daemon::Output::Stdin(..)
+                | daemon::Output::Proxy(..)
+                | daemon::Output::Drain(..)
+                | daemon::Output::Say(..) => {}
                 output => {
                     let own = self.process_of(node);
                     let event = Event::Card(node, CardTask::Daemon(output));
@@ -352,6 +362,13 @@ impl World {
                     }
                 }
             },
+            daemon::Output::Examine(pid, exit) => {
+                let why = daemon::Failure {
+                    errno: 0,
+                    why: format!("the process ended before it could be reached: {exit:?}"),
+                };
+                self.daemon(node, daemon::Input::Examined(pid, why));
+            }
             daemon::Output::Kill(pid) => self.end(node, pid, Exit::Signal(libc::SIGKILL)),
             daemon::Output::CleanUp(pid) => {
                 let event = Event::Card(node, CardTask::CleanedUp(pid));

@@ -17,18 +17,21 @@ use snaprig_snapify::{
     machine::{self as snapify, Action, Call, Outcome as Done},
 };
 use snaprig_wire::{
-    coi::{Answer, Channel, FromDaemon, Program, RunResult, ToDaemon},
+    coi::{Answer, Channel, FromDaemon, Notice, Program, RunResult, ToDaemon},
     scif::{HOST, NodeId, PAGE, PortId, port::COI_DAEMON},
     snapify::{Reply, Request},
 };
 
 use super::{
-    App, Effect, Ending, Event, HostId, World,
+    App, Ending, Event, HostId, World,
     app::{Application, Script},
     decode, show,
     sockets::Heard,
 };
-use crate::{Canary, check};
+use crate::{
+    Canary, check,
+    links::{Effect, Network as _},
+};
 
 /// No ticket or generation of the machine's.
 const NONE: u64 = u64::MAX;
@@ -55,6 +58,7 @@ impl Role {
             Self::Create | Self::Adopt | Self::Control(_) => show::<FromDaemon>(bytes),
             Self::Snapify => show::<Reply>(bytes),
             Self::Channel(_, Channel::Pipeline(_)) => show::<RunResult>(bytes),
+            Self::Channel(_, Channel::Notice) => show::<Notice>(bytes),
             Self::Channel(..) => show::<Answer>(bytes),
         }
     }
@@ -242,6 +246,8 @@ impl World {
                     window,
                     argv: vec![],
                     env: vec![],
+                    libraries: vec![],
+                    proxy: false,
                 };
                 self.tell(HOST, endpoint, &ToDaemon::Create(program));
             }
@@ -334,6 +340,7 @@ impl World {
             Channel::Pipeline(number) => {
                 decode(bytes).map(|result| coi::Input::Result(generation, number, result))
             }
+            Channel::Notice => decode(bytes).map(|notice| coi::Input::Notice(generation, notice)),
             Channel::Dma => None,
         };
         if let Some(input) = input {
@@ -368,7 +375,8 @@ impl World {
         let pipelines = self.hosts[host].app.pipelines();
         let next = match channel {
             Channel::Dma => Channel::Command,
-            Channel::Command => Channel::Pipeline(0),
+            Channel::Command => Channel::Notice,
+            Channel::Notice => Channel::Pipeline(0),
             Channel::Pipeline(last) if last + 1 < pipelines => Channel::Pipeline(last + 1),
             Channel::Pipeline(_) => return self.channels_connected(host),
         };
@@ -390,8 +398,8 @@ impl World {
             Some((_, node, pid, _)) => self.coi(host, coi::Input::Moved { node, pid }),
             None => {
                 let mut process = coi::Machine::new(one.place, one.pid);
-                for _ in 0..one.app.pipelines() {
-                    process.handle(coi::Input::AddPipeline, Duration::ZERO);
+                for number in 0..one.app.pipelines() {
+                    process.handle(coi::Input::AddPipeline(number), Duration::ZERO);
                 }
                 one.process = Some(process);
             }
@@ -468,7 +476,11 @@ impl World {
                     }
                     self.coi(host, coi::Input::Sent(generation, number));
                 }
+                coi::Output::Started(ticket) => self.begun(host, ticket),
+                coi::Output::Notice(notice) => self.hosts[host].app.noticed(&notice),
                 coi::Output::Done(ticket, result) => self.told(host, ticket, result),
+                // It holds nothing any more.
+                coi::Output::Gone(_) => self.hosts[host].app.process_gone(),
             }
         }
     }
@@ -584,7 +596,7 @@ impl World {
                 );
             }
             Action::Ask(request) => self.ask(host, request),
-            Action::Settle(_) if self.canary == Some(Canary::UnsettledResults) => {
+            Action::Settle(..) if self.canary == Some(Canary::UnsettledResults) => {
                 self.action_done(host, Ok(Done::Done));
             }
             Action::Quiesce => {
@@ -592,10 +604,10 @@ impl World {
                 self.hosts[host].quiescing = ticket;
                 self.coi(host, coi::Input::Pause(ticket));
             }
-            Action::Settle(returned) => {
+            Action::Settle(returned, notices) => {
                 let ticket = self.ticket(host);
                 self.hosts[host].waiting = ticket;
-                self.coi(host, coi::Input::Settle(ticket, returned));
+                self.coi(host, coi::Input::Settle(ticket, returned, notices));
             }
             Action::Reconnect { node, pid, port } => {
                 let peer = PortId {
@@ -681,6 +693,7 @@ fn link(channel: Channel) -> Option<Link> {
     match channel {
         Channel::Dma => None,
         Channel::Command => Some(Link::Command),
+        Channel::Notice => Some(Link::Notice),
         Channel::Pipeline(number) => Some(Link::Pipeline(number)),
     }
 }

@@ -18,8 +18,11 @@ use snaprig_wire::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Effect, HostId, World, decode, sockets::Heard};
-use crate::Canary;
+use super::{HostId, World, decode, sockets::Heard};
+use crate::{
+    Canary,
+    links::{Effect, Network as _},
+};
 
 /// A host process's snapshot while it is being made.
 pub fn partial(host: HostId) -> String {
@@ -538,6 +541,7 @@ impl World {
                 snapshot: finished,
                 local_store: manifest.local_store,
                 binaries: vec![],
+                proxy: false,
                 image_bytes: manifest.image_bytes,
             })
             .map_err(|errno| disk_error(Step::Verify, errno))

@@ -16,7 +16,6 @@
 //! | module | what it is |
 //! |---|---|
 //! | `sockets` | SCIF for the programs of one node |
-//! | `link` | records between two nodes, and what happens to them |
 //! | `host` | a host process: its connections, Snapify |
 //! | `app` | its application: run functions, buffers, and a script of snapshots |
 //! | `card` | a COI daemon |
@@ -29,7 +28,6 @@ mod card;
 mod host;
 mod io;
 mod ledger;
-mod link;
 mod sink;
 mod sockets;
 
@@ -41,7 +39,7 @@ use std::{
 use snaprig_scif::node::{EndpointId, Input};
 use xxhash_rust::xxh3::Xxh3;
 
-use snaprig_sim::{Disk, Engine, Kind, Plan, Point, ProcessId, Trace, engine::Lane};
+use snaprig_sim::{Disk, Engine, Plan, ProcessId, Trace, engine::Lane};
 use snaprig_wire::{
     coi::Channel,
     dma::Descriptor,
@@ -55,21 +53,16 @@ use self::{
     host::{Host, HostTask},
     io::Transfers,
     ledger::Ledger,
-    link::CardLink,
     sockets::{Does, Heard, Sockets},
 };
-use crate::{Canary, caught::caught, points, verbs};
+use crate::{
+    Canary,
+    caught::caught,
+    links::{self, CardLink, EVENTS_MAX, Effect, NOTICE_NS, Network, Tally},
+    points, scif, verbs,
+};
 
 pub use self::app::SCENARIOS;
-
-/// How long the rig takes to notice that a card's process is gone.
-const NOTICE_NS: u64 = 50_000;
-/// A run that makes more events than this does not come to rest.
-const EVENTS_MAX: u64 = 200_000;
-
-/// After so many events no fault happens any more: a plan may restart a card at each of its steps,
-/// and that there is progress can be asked only of what is left alone.
-const FAULTS_UNTIL: u64 = EVENTS_MAX / 2;
 
 /// A host process, from 0.
 type HostId = usize;
@@ -78,9 +71,9 @@ type HostId = usize;
 #[derive(Debug)]
 enum Event {
     /// To a node: a record of a neighbour's.
-    Record(link::Way, Vec<u8>),
+    Record(links::Way, Vec<u8>),
     /// Something happens to the link of this card.
-    Link(NodeId, link::Task),
+    Link(NodeId, links::Task),
     /// To the host's node: this host process is gone.
     HostGone(HostId),
     /// To the program behind an endpoint of a node.
@@ -94,7 +87,7 @@ enum Event {
 /// An event as a record shows it.
 fn label(roles: &BTreeMap<(NodeId, EndpointId), Role>, event: &Event) -> String {
     match event {
-        Event::Record(_, record) => match link::peek(record).map(|message| message.body) {
+        Event::Record(_, record) => match links::peek(record).map(|message| message.body) {
             Some(Body::Data(bytes)) => format!("scif: Data, {} bytes", bytes.len()),
             Some(Body::Window { offset, .. }) => format!("scif: Window at {offset}"),
             Some(body) => format!("scif: {body:?}"),
@@ -130,29 +123,6 @@ enum Role {
     Host(HostId, host::Role),
     Card(card::Role),
     Io(io::Role),
-}
-
-/// What a fault point leaves of what was about to happen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Effect {
-    /// All of it.
-    None,
-    /// Nothing: the process is gone, or stopped.
-    Ended,
-    /// All of it, later.
-    Late(u64),
-    /// An error.
-    Error(i32),
-    /// A bit of it is wrong.
-    Corrupt(u64),
-    /// So much of it.
-    Torn(u64),
-    /// Nothing, and nobody is told.
-    Dropped,
-    /// All of it, twice.
-    Doubled,
-    /// All of it, before what came before.
-    Early,
 }
 
 /// How a run ended.
@@ -227,6 +197,8 @@ pub struct Outcome {
     pub processes: Vec<String>,
     /// Queue pairs and what came of their work, in scenario "verbs".
     pub verbs: verbs::Ended,
+    /// Connections between programs and what came of them, in scenario "scif".
+    pub scif: scif::Ended,
 }
 
 struct World {
@@ -249,15 +221,12 @@ struct World {
     disk: Disk,
     ledger: Ledger,
     violations: Vec<(&'static str, String)>,
-    faults: u64,
-    loud_faults: u64,
+    tally: Tally,
     /// Bits of memory or files were flipped on purpose.
     damaged: bool,
     states: Option<BTreeSet<u64>>,
     /// The bug that this run has.
     canary: Option<Canary>,
-    /// The fault point at which the run stops, until it is reached.
-    until: Option<Until>,
 }
 
 /// Most cards of a plan.
@@ -341,7 +310,7 @@ pub enum Until {
 /// Runs a plan up to there, and describes every machine as it is then.
 pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, String) {
     let mut world = World::new(plan, Trace::recording(), canary);
-    world.until = Some(until);
+    world.tally.until = Some(until);
     // However it ends, this is how it is then.
     let _ = world.start(plan).or_else(|| world.rest());
     let state = world.describe();
@@ -377,12 +346,10 @@ impl World {
             disk: Disk::default(),
             ledger: Ledger::default(),
             violations: Vec::new(),
-            faults: 0,
-            loud_faults: 0,
+            tally: Tally::default(),
             damaged: false,
             states: None,
             canary,
-            until: None,
         }
     }
 
@@ -412,7 +379,7 @@ impl World {
                 let state = self.state();
                 self.states.get_or_insert_default().insert(state);
             }
-            match self.until {
+            match self.tally.until {
                 Some(Until::Event(count)) if self.engine.trace.events() >= count => break,
                 Some(Until::Now) => break,
                 _ => {}
@@ -436,110 +403,6 @@ impl World {
         }
     }
 
-    /// A fault point is reached: what is left of what was about to happen.
-    fn fault(&mut self, at: ProcessId, point: &Point) -> Effect {
-        if matches!(&self.until, Some(Until::Point(name)) if name == point.name) {
-            self.until = Some(Until::Now);
-        }
-        if self.engine.trace.events() > FAULTS_UNTIL {
-            return Effect::None;
-        }
-        let Some(kind) = self.engine.point(at, point) else {
-            return Effect::None;
-        };
-        self.faults += 1;
-        let process = kind.process().and_then(|name| self.engine.named(name));
-        match (kind, process) {
-            (Kind::Delay(by_ns), _) => Effect::Late(by_ns),
-            (Kind::Error(errno), _) => {
-                self.loud_faults += 1;
-                Effect::Error(errno)
-            }
-            (Kind::Corrupt(bit), _) => Effect::Corrupt(bit),
-            (Kind::TornWrite(bytes), _) => {
-                self.loud_faults += 1;
-                Effect::Torn(bytes)
-            }
-            (Kind::Drop, _) => Effect::Dropped,
-            (Kind::Duplicate, _) => Effect::Doubled,
-            (Kind::Reorder, _) => Effect::Early,
-            (Kind::DiskFull, _) => {
-                self.disk.fill();
-                Effect::None
-            }
-            (Kind::Crash(_), Some(process)) => {
-                self.crash(process);
-                self.alive(at)
-            }
-            (Kind::Restart(_), Some(process)) => {
-                self.crash(process);
-                self.boot_later(process);
-                self.alive(at)
-            }
-            (Kind::Hang(_), Some(process)) => {
-                self.engine.hang(process);
-                self.watch_for_silence(process);
-                self.alive(at)
-            }
-            (Kind::LinkDown(_), Some(card)) => {
-                self.cut_link(card);
-                Effect::None
-            }
-            (Kind::Partition(_), Some(card)) => {
-                self.partition(card);
-                Effect::None
-            }
-            (_, None) => Effect::None,
-        }
-    }
-
-    fn alive(&self, process: ProcessId) -> Effect {
-        match self.engine.is_alive(process) {
-            true => Effect::None,
-            false => Effect::Ended,
-        }
-    }
-
-    /// A process dies, and whoever has to notice will.
-    fn crash(&mut self, process: ProcessId) {
-        self.engine.crash(process);
-        let host = self.host_processes.iter().position(|one| *one == process);
-        if let Some(host) = host {
-            self.hosts[host].alive = false;
-            self.engine
-                .after(self.rig, NOTICE_NS, Event::HostGone(host));
-        } else if let Some(node) = self.node_of(process) {
-            self.nodes[usize::from(node)] = Sockets::new(node);
-            self.roles.retain(|(of, _), _| *of != node);
-            self.cards[usize::from(node) - 1].forget();
-            self.forget_requesters(node);
-            self.card_is_gone(node);
-        } else {
-            // Everything that a rig has started ends with it (`exit_with_the_rig`).
-            for process in self.card_processes.clone() {
-                self.engine.crash(process);
-            }
-            self.cards.iter_mut().for_each(Card::forget);
-            for (host, process) in self.host_processes.clone().into_iter().enumerate() {
-                let event = Event::Host(host, HostTask::RigGone);
-                self.engine.after(process, NOTICE_NS, event);
-            }
-        }
-    }
-
-    fn node_of(&self, process: ProcessId) -> Option<NodeId> {
-        let at = self.card_processes.iter().position(|one| *one == process)?;
-        Some(at as NodeId + 1)
-    }
-
-    /// The process that runs a node.
-    fn process_of(&self, node: NodeId) -> ProcessId {
-        match node {
-            HOST => self.rig,
-            card => self.card_processes[usize::from(card) - 1],
-        }
-    }
-
     /// Everything that hangs is ended, and the disk has room again; whether anything hung.
     fn heal(&mut self) -> bool {
         self.disk.make_room();
@@ -556,58 +419,10 @@ impl World {
 
     // SCIF.
 
-    /// Does what the node says.
-    fn pump(&mut self, node: NodeId) {
-        let own = self.process_of(node);
-        while let Some(does) = self.nodes[usize::from(node)].poll() {
-            if !self.engine.is_alive(own) {
-                continue;
-            }
-            match does {
-                Does::Send(to, message) => self.send_message(own, node, to, &message),
-                Does::Hear(endpoint, heard) => {
-                    let pipeline = |channel: &Channel| matches!(channel, Channel::Pipeline(_));
-                    let (program, thread) = match self.roles.get(&(node, endpoint)) {
-                        Some(Role::Host(host, host::Role::Channel(_, channel)))
-                            if pipeline(channel) =>
-                        {
-                            let program = self.host_processes[*host];
-                            (program, snaprig_coi::faults::PIPE_THREAD1)
-                        }
-                        Some(Role::Card(card::Role::Channel(_, Some(channel))))
-                            if pipeline(channel) =>
-                        {
-                            (own, coi_device::faults::PIPE_THREAD2)
-                        }
-                        Some(Role::Host(host, _)) => {
-                            (self.host_processes[*host], snaprig_coi::faults::THREAD)
-                        }
-                        _ => (own, snaprig_coi::faults::THREAD),
-                    };
-                    // Nothing is heard on an endpoint before it is accepted.
-                    let lane = match heard {
-                        Heard::Accepted(new) => lane(node, new),
-                        _ => lane(node, endpoint),
-                    };
-                    let by_ns = match self.fault(program, &thread) {
-                        Effect::Ended => continue,
-                        Effect::Late(by_ns) => by_ns,
-                        _ => 0,
-                    };
-                    let event = Event::Hear(node, endpoint, heard);
-                    self.engine.send_late(own, program, lane, by_ns, event);
-                }
-                Does::Copy(job, peer, copies) => {
-                    let event = Event::Copy(node, peer, job, copies);
-                    self.engine.after(own, 0, event);
-                }
-            }
-        }
-    }
-
     fn copy(&mut self, node: NodeId, peer: NodeId, job: u64, copies: &[Descriptor]) {
         let effect = self.fault(self.process_of(node), &snaprig_scif::faults::COPY);
-        if effect == Effect::Ended || self.is_held(node, peer, job) {
+        let card = if node == HOST { peer } else { node };
+        if effect == Effect::Ended || self.is_held(node, card, job) {
             return;
         }
         let result = match effect {
@@ -620,7 +435,7 @@ impl World {
                         && !bytes.is_empty()
                     {
                         self.damaged = true;
-                        link::flip(&mut bytes, bit);
+                        links::flip(&mut bytes, bit);
                     }
                     self.memory.insert(copy.dst, bytes);
                 }
@@ -746,8 +561,8 @@ impl World {
             apps: apps.collect(),
             violations: self.violations,
             leftovers,
-            faults: self.faults,
-            loud_faults: self.loud_faults,
+            faults: self.tally.faults,
+            loud_faults: self.tally.loud,
             states: self.states.unwrap_or_default(),
             reached: reached
                 .map(|(name, reached)| (*name, reached.times, reached.faults))
@@ -756,8 +571,139 @@ impl World {
             processes: self.engine.names(),
             trace: self.engine.trace,
             verbs: verbs::Ended::default(),
+            scif: scif::Ended::default(),
             ending,
         }
+    }
+}
+
+impl Network for World {
+    type Event = Event;
+
+    fn engine(&mut self) -> &mut Engine<Event> {
+        &mut self.engine
+    }
+
+    fn tally(&mut self) -> &mut Tally {
+        &mut self.tally
+    }
+
+    fn link(&mut self, card: NodeId) -> &mut CardLink {
+        &mut self.links[usize::from(card) - 1]
+    }
+
+    fn process_of(&self, node: NodeId) -> ProcessId {
+        match node {
+            HOST => self.rig,
+            card => self.card_processes[usize::from(card) - 1],
+        }
+    }
+
+    fn card_of(&self, process: ProcessId) -> Option<NodeId> {
+        let at = self.card_processes.iter().position(|one| *one == process)?;
+        Some(at as NodeId + 1)
+    }
+
+    fn record_comes(way: links::Way, record: Vec<u8>) -> Event {
+        Event::Record(way, record)
+    }
+
+    fn link_event(card: NodeId, task: links::Task) -> Event {
+        Event::Link(card, task)
+    }
+
+    fn node_hears(&mut self, node: NodeId, input: Input) {
+        self.nodes[usize::from(node)].handle(input);
+    }
+
+    fn pump(&mut self, node: NodeId) {
+        let own = self.process_of(node);
+        while let Some(does) = self.nodes[usize::from(node)].poll() {
+            if !self.engine.is_alive(own) {
+                continue;
+            }
+            match does {
+                Does::Send(to, message) => self.send_message(own, node, to, &message),
+                Does::Hear(endpoint, heard) => {
+                    let pipeline = |channel: &Channel| matches!(channel, Channel::Pipeline(_));
+                    let (program, thread) = match self.roles.get(&(node, endpoint)) {
+                        Some(Role::Host(host, host::Role::Channel(_, channel)))
+                            if pipeline(channel) =>
+                        {
+                            let program = self.host_processes[*host];
+                            (program, snaprig_coi::faults::PIPE_THREAD1)
+                        }
+                        Some(Role::Card(card::Role::Channel(_, Some(channel))))
+                            if pipeline(channel) =>
+                        {
+                            (own, coi_device::faults::PIPE_THREAD2)
+                        }
+                        Some(Role::Host(host, _)) => {
+                            (self.host_processes[*host], snaprig_coi::faults::THREAD)
+                        }
+                        _ => (own, snaprig_coi::faults::THREAD),
+                    };
+                    // Nothing is heard on an endpoint before it is accepted.
+                    let lane = match heard {
+                        Heard::Accepted(new) => lane(node, new),
+                        _ => lane(node, endpoint),
+                    };
+                    let by_ns = match self.fault(program, &thread) {
+                        Effect::Ended => continue,
+                        Effect::Late(by_ns) => by_ns,
+                        _ => 0,
+                    };
+                    let event = Event::Hear(node, endpoint, heard);
+                    self.engine.send_late(own, program, lane, by_ns, event);
+                }
+                Does::Copy(job, peer, copies) => {
+                    let event = Event::Copy(node, peer, job, copies);
+                    self.engine.after(own, 0, event);
+                }
+            }
+        }
+    }
+
+    fn crash(&mut self, process: ProcessId) {
+        self.engine.crash(process);
+        let host = self.host_processes.iter().position(|one| *one == process);
+        if let Some(host) = host {
+            self.hosts[host].alive = false;
+            self.engine
+                .after(self.rig, NOTICE_NS, Event::HostGone(host));
+        } else if let Some(node) = self.card_of(process) {
+            self.nodes[usize::from(node)] = Sockets::new(node);
+            self.roles.retain(|(of, _), _| *of != node);
+            self.cards[usize::from(node) - 1].forget();
+            self.forget_requesters(node);
+            self.card_is_gone(node);
+        } else {
+            // Everything that a rig has started ends with it (`exit_with_the_rig`).
+            for process in self.card_processes.clone() {
+                self.engine.crash(process);
+            }
+            self.cards.iter_mut().for_each(Card::forget);
+            for (host, process) in self.host_processes.clone().into_iter().enumerate() {
+                let event = Event::Host(host, HostTask::RigGone);
+                self.engine.after(process, NOTICE_NS, event);
+            }
+        }
+    }
+
+    fn forget_node(&mut self, card: NodeId) {
+        self.nodes[usize::from(card)] = Sockets::new(card);
+    }
+
+    fn start_again(&mut self, card: NodeId) {
+        self.start_card(card);
+    }
+
+    fn believes_links(&self) -> bool {
+        self.canary == Some(Canary::BelievingLink)
+    }
+
+    fn fill_disk(&mut self) {
+        self.disk.fill();
     }
 }
 

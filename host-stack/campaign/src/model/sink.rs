@@ -14,7 +14,7 @@ use coi_device::{
 use serde::{Deserialize, Serialize};
 use snaprig_scif::node::EndpointId;
 use snaprig_wire::{
-    coi::{Answer, Channel, Command, Exit, RunFunction, RunResult, Window},
+    coi::{Answer, BufferUse, Channel, Command, Exit, Notice, RunFunction, RunResult, Window},
     frame,
     scif::{NodeId, PAGE},
     snapify::{Hello, IMAGE, LOCAL_STORE, Purpose, Reply, Request, StoredFile},
@@ -22,13 +22,16 @@ use snaprig_wire::{
 };
 
 use super::{
-    Effect, Event, HostId, World,
+    Event, HostId, World,
     app::BUFFER_BYTES,
     card::{CardTask, FromSink, Role, refusal},
     decode,
     ledger::Counts,
 };
-use crate::{Canary, check};
+use crate::{
+    Canary, check,
+    links::{Effect, Network as _},
+};
 
 /// The program of a host process's offload process.
 pub fn program(host: HostId) -> String {
@@ -41,7 +44,7 @@ struct Thread {
     /// What its run functions count, and return.
     count: u64,
     /// The buffers of the run function that runs, or whose result waits.
-    running: Option<Vec<u64>>,
+    running: Option<Vec<BufferUse>>,
     result: Option<u64>,
 }
 
@@ -54,6 +57,8 @@ struct Image {
     counts: BTreeMap<u32, Counts>,
     /// What run functions have written to buffers since the local store was saved.
     changed: BTreeMap<u64, Pages>,
+    /// What the host is still to be told unasked.
+    notices: VecDeque<Notice>,
 }
 
 /// What is in a buffer: what run functions count in, what RMA writes to.
@@ -76,6 +81,8 @@ pub struct Offload {
     registering: VecDeque<u64>,
     creating: Option<u64>,
     windows_asked: bool,
+    /// A notice is being sent.
+    noticing: bool,
     /// Files of the local store: those that are saved, those that are not.
     saved: Vec<StoredFile>,
     marked: BTreeMap<u64, Pages>,
@@ -105,6 +112,7 @@ impl Offload {
             registering: VecDeque::new(),
             creating: None,
             windows_asked: false,
+            noticing: false,
             saved: Vec::new(),
             marked: BTreeMap::new(),
             unsaved: VecDeque::new(),
@@ -149,11 +157,19 @@ impl Offload {
 
     fn windows(&self) -> Vec<Window> {
         let buffers = self.buffers.iter();
-        let known = buffers.filter_map(|(id, buffer)| Some((*id, buffer.offset?)));
-        let len = BUFFER_BYTES;
+        let known = buffers.filter_map(|(id, buffer)| Some((*id, buffer.offset?, buffer.address)));
         known
-            .map(|(id, offset)| Window { id, offset, len })
+            .map(|(id, offset, address)| window(id, offset, address))
             .collect()
+    }
+}
+
+fn window(id: u64, offset: i64, address: u64) -> Window {
+    Window {
+        id,
+        offset,
+        len: BUFFER_BYTES,
+        address,
     }
 }
 
@@ -490,16 +506,17 @@ impl World {
         let Some(id) = process.registering.pop_front() else {
             return;
         };
-        if let Some(buffer) = process.buffers.get_mut(&id) {
-            buffer.offset = Some(offset);
-        }
-        let len = BUFFER_BYTES;
+        let Some(buffer) = process.buffers.get_mut(&id) else {
+            return;
+        };
+        buffer.offset = Some(offset);
+        let address = buffer.address;
         let answer = if process
             .creating
             .take_if(|creating| *creating == id)
             .is_some()
         {
-            Answer::Window(Window { id, offset, len })
+            Answer::Window(window(id, offset, address))
         } else if process.windows_asked && process.registering.is_empty() {
             process.windows_asked = false;
             Answer::Windows(process.windows())
@@ -530,6 +547,12 @@ impl World {
                     return;
                 };
                 process.image.counts.entry(number).or_default().received += 1;
+                if function.tell_start {
+                    let count = process.image.counts.entry(number).or_default().received;
+                    let pipeline = number;
+                    let notice = Notice::Started { pipeline, count };
+                    process.image.notices.push_back(notice);
+                }
                 let thread = process.image.threads.entry(number).or_default();
                 let before = thread.running.replace(function.buffers);
                 if before.is_some() {
@@ -539,7 +562,7 @@ impl World {
                 self.sink(node, pid, sink::Input::Received(number));
                 self.compute(node, pid, number);
             }
-            Channel::Dma => {}
+            Channel::Dma | Channel::Notice => {}
         }
     }
 
@@ -565,8 +588,17 @@ impl World {
             _ => Answer::Done,
         };
         self.tell(node, endpoint, &answer);
-        if *command == Command::Shutdown {
-            self.sink(node, pid, sink::Input::Marker);
+        match command {
+            Command::Shutdown => self.sink(node, pid, sink::Input::Marker),
+            Command::DestroyPipeline { number } => {
+                let channel = Channel::Pipeline(*number);
+                let process = self.living(node, pid);
+                if let Some(endpoint) = process.and_then(|one| one.channels.remove(&channel)) {
+                    self.close(node, endpoint);
+                }
+                self.sink(node, pid, sink::Input::Disconnected(channel));
+            }
+            _ => {}
         }
     }
 
@@ -594,7 +626,15 @@ impl World {
         thread.count += 1;
         thread.result = Some(thread.count);
         let given = thread.running.clone().unwrap_or_default();
-        let buffers = given.iter().filter_map(|id| process.buffers.get(id));
+        // What it was given references to, it gives back at once.
+        let referred = given.iter().filter(|buffer| buffer.add_ref);
+        let released = referred.map(|buffer| Notice::Released {
+            id: buffer.id,
+            count: 1,
+        });
+        process.image.notices.extend(released);
+        let buffers = given.iter();
+        let buffers = buffers.filter_map(|buffer| process.buffers.get(&buffer.id));
         let addresses: Vec<_> = buffers.map(|buffer| buffer.address).collect();
         for address in addresses {
             let count = self.memory.entry(address).or_insert_with(|| vec![0; 8]);
@@ -618,10 +658,33 @@ impl World {
                 sending.push(*number);
             }
         }
+        let notices = !process.image.notices.is_empty() && !process.noticing;
+        let notices = notices && process.channels.contains_key(&Channel::Notice);
+        if notices {
+            process.noticing = true;
+            process.machine.handle(sink::Input::Sending);
+        }
         for pipeline in sending {
             let event = Event::Card(node, CardTask::SendResult(pid, pipeline));
             self.engine.after(own, 0, event);
         }
+        if notices {
+            let event = Event::Card(node, CardTask::SendNotice(pid));
+            self.engine.after(own, 0, event);
+        }
+    }
+
+    pub(super) fn send_notice(&mut self, node: NodeId, pid: Pid) {
+        let Some(process) = self.living(node, pid) else {
+            return;
+        };
+        process.noticing = false;
+        let endpoint = process.channels.get(&Channel::Notice).copied();
+        let notice = process.image.notices.pop_front();
+        if let (Some(notice), Some(endpoint)) = (notice, endpoint) {
+            self.tell(node, endpoint, &notice);
+        }
+        self.sink(node, pid, sink::Input::Noticed);
     }
 
     pub(super) fn send_result(&mut self, node: NodeId, pid: Pid, pipeline: u32) {
@@ -633,7 +696,10 @@ impl World {
         let result = thread.and_then(|thread| thread.result.take());
         if let (Some(value), Some(endpoint)) = (result, endpoint) {
             process.image.counts.entry(pipeline).or_default().sent += 1;
-            let result = RunResult::Returned(value.to_le_bytes().to_vec());
+            let result = RunResult::Returned {
+                value: value.to_le_bytes().to_vec(),
+                added: vec![],
+            };
             self.tell(node, endpoint, &result);
         }
         self.sink(node, pid, sink::Input::Sent(pipeline));

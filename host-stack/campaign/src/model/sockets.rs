@@ -191,7 +191,7 @@ impl Sockets {
                 Output::Copy { job, peer, copies } => {
                     self.does.push_back(Does::Copy(job, peer, copies));
                 }
-                Output::Release(_) | Output::Changed(_) => {}
+                Output::Release(_) | Output::Changed(_) | Output::Poke { .. } => {}
                 Output::Done(request, result) => {
                     if let Some((endpoint, asked)) = self.asked.remove(&request) {
                         self.done(request, endpoint, asked, result);

@@ -23,7 +23,7 @@ use super::{
     Ended, GRH_BYTES, Memories, Sent, Side, data_of,
     work::{Connection, LONGEST, Message, Task, Work},
 };
-use crate::{Canary, Ending, Outcome, caught::caught, model::Until, points};
+use crate::{Canary, Ending, Outcome, caught::caught, model::Until, points, scif};
 
 /// A run that makes more events than this does not come to rest.
 const EVENTS_MAX: u64 = 100_000;
@@ -462,6 +462,7 @@ impl Run {
                 strange: self.work.switches
                     || plan.faults.iter().any(|fault| overtake(&fault.kind)),
             },
+            scif: scif::Ended::default(),
             trace: self.world.into_trace(),
         }
     }

@@ -307,7 +307,7 @@ impl Scene {
 }
 
 /// Microseconds from a write to an eventfd to what another thread answers on a second one.
-fn eventfd_round_trip() -> Result<f64, AnyError> {
+pub(super) fn eventfd_round_trip() -> Result<f64, AnyError> {
     const COUNT: u32 = 500;
     let (there, back) = (
         eventfd(0, EventfdFlags::CLOEXEC)?,

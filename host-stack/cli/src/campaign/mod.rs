@@ -21,7 +21,8 @@ use snaprig_campaign::{
     model::Until,
     points,
     report::Failure,
-    run, system, verbs,
+    run,
+    system::{self, System},
 };
 use snaprig_card::platform::Kind;
 use snaprig_sim::{Plan, Point, Trace, trace::Mark};
@@ -264,8 +265,8 @@ fn read(path: &Path, rig: bool) -> Result<Plan, AnyError> {
     if let Some(why) = system::impossible(&plan) {
         return Err(format!("{}: {why}", path.display()).into());
     }
-    if rig && plan.scenario == verbs::SCENARIO {
-        let (path, name) = (path.display(), verbs::SCENARIO);
+    if rig && System::of(&plan.scenario) != System::Offload {
+        let (path, name) = (path.display(), &plan.scenario);
         return Err(format!("{path}: scenario {name:?} has no rig; it runs in simulation").into());
     }
     if rig && plan.cards > rig::CARDS {

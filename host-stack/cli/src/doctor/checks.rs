@@ -1,5 +1,6 @@
 //! The checks. Each returns what it found, or why the thing cannot be used.
 
+mod offload;
 mod verbs;
 
 use std::{
@@ -12,6 +13,7 @@ use std::{
 use snaprig_card::platform::{self, Kind};
 
 use super::Row;
+pub(super) use offload::NEEDED as NEEDED_BY_OFFLOAD;
 pub(super) use verbs::NEEDED as NEEDED_BY_VERBS;
 
 type Check = Result<String, String>;
@@ -124,6 +126,7 @@ pub(super) fn all() -> Vec<Row> {
             "apt-get install qemu-system-x86",
         ),
     ];
+    rows.extend(offload::all());
     rows.extend(verbs::all());
     rows
 }

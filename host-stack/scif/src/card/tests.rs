@@ -11,17 +11,22 @@ use std::{
 };
 
 use snaprig_card::{
-    kernel::device::{UserMemory, WakeTarget},
+    kernel::{
+        device::{Pinned, UserMemory, WakeTarget},
+        errno::Errno,
+        file::{Cx, File},
+        wait::{Channel, Stop, SysResult},
+    },
     memory::CardMemory,
 };
 use snaprig_pci::{host::HostDevice, vfio_user_client::VfioUserClient};
 use snaprig_wire::{
     bar4,
     pci::BAR_MMIO,
-    scif::{Body, Message},
+    scif::{Body, Extent, Message, PAGE, PortId},
 };
 
-use super::*;
+use super::{file::*, *};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -337,7 +342,7 @@ fn connections_end_with_the_host_and_the_next_one_finds_a_clean_card() {
         let bytes = [0x1000, 1 | (BLOCK as u64) << 32, 0];
         assert_eq!(card.ask(&file, SCIF_RECV, &bytes), reset);
         assert_eq!(card.ask(&file, SCIF_SEND, &bytes), reset);
-        assert_eq!(file.poll(), libc::POLLIN | libc::POLLHUP);
+        assert_eq!(file.poll(), libc::POLLOUT | libc::POLLHUP);
         assert_eq!(card.memory.card.free_bytes(), free);
         let nobody = card.ask(&listener, SCIF_ACCEPTREQ, &[0, 0]);
         assert_eq!(nobody, Err(Errno::EAGAIN));

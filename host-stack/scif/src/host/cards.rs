@@ -17,7 +17,7 @@
 //! that refers to a card names its `Attachment`.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fmt,
     path::Path,
     sync::{Arc, PoisonError, Weak},
@@ -31,7 +31,7 @@ use snaprig_pci::{
 };
 use snaprig_wire::{bar4::spad, scif::NodeId};
 
-use super::{HostError, HostNode, Shared, State};
+use super::{HostError, HostNode, Shared, State, windows::Aperture};
 use crate::{
     link::{Link, Watch},
     node::Input,
@@ -90,6 +90,10 @@ pub(super) struct Card {
     pub(super) watch: Watch,
     pub(super) outbox: VecDeque<Vec<u8>>,
     pub(super) dead: Option<String>,
+    /// Its memory, if programs can map it.
+    pub(super) aperture: Option<Aperture>,
+    /// Memory of other cards that is mapped for it: whose stay, and where.
+    pub(super) others: BTreeMap<NodeId, (u64, u64)>,
 }
 
 impl HostNode {
@@ -105,7 +109,10 @@ impl HostNode {
         let mic = Mic::open(Arc::new(device), events).map_err(|e| failed(e.into()))?;
         let mut state = self.shared.lock();
         state.lose(&self.shared, node, "another one took its place".into());
+        let aperture = state.aperture(&mic);
         let card = Card {
+            aperture,
+            others: BTreeMap::new(),
             mic: mic.clone(),
             number,
             link: Link::default(),
@@ -214,6 +221,7 @@ impl State {
         card.dead = Some(why);
         card.outbox.clear();
         card.mic.close();
+        self.unreach(node);
         self.enter(shared, node, into);
         self.step(shared, Input::PeerDown(node));
     }

@@ -1,5 +1,13 @@
-//! The host's SCIF node: one machine, a [`Mic`](snaprig_pci::mic::Mic) for each card, a thread for each endpoint of a
+//! The host's SCIF node: one machine, a [`Mic`](snaprig_pci::mic::Mic) for each card, a thread for each connection of a
 //! host program.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`cards`] | how cards come and go |
+//! | `clients` | host programs and what they ask |
+//! | `windows` | memory of windows, for whoever uses them |
+//! | `ready` | a descriptor that is as ready as an endpoint |
+//! | [`protocol`] | what programs and node say to each other |
 //!
 //! All inputs go through one lock. Outputs are done while it is held: a message is a copy into a
 //! ring and a doorbell, a copy is a descriptor list for the card's DMA engine, a reply is one
@@ -9,13 +17,16 @@
 //! waits for it.
 
 pub mod cards;
+mod clients;
 pub mod protocol;
+mod ready;
 pub mod seqpacket;
+mod windows;
 
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     path::PathBuf,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -23,18 +34,19 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use snaprig_wire::{
-    frame,
     ring::RingError,
     scif::{Extent, HOST, Message, NodeId, PAGE},
 };
 
 use self::{
     cards::{Attachment, Card, CardState},
-    protocol::{Answer, Call, MESSAGE_MAX, Reply, Request},
+    clients::{Client, Pending},
+    ready::Ready,
+    windows::Windows,
 };
 use crate::{
     link::Broken,
-    node::{BackingId, EndpointId, Input, Local, Node, Op, Output, RequestId, Value},
+    node::{BackingId, EndpointId, Input, MappingId, Node, Output, RequestId},
 };
 
 /// Records that wait for room in a card's ring; a card that lets more pile up is taken for dead.
@@ -95,9 +107,12 @@ struct State {
     cards: BTreeMap<NodeId, Card>,
     /// Of every card that ever was.
     states: BTreeMap<NodeId, CardState>,
-    clients: BTreeMap<EndpointId, Arc<OwnedFd>>,
-    requests: BTreeMap<RequestId, (EndpointId, u64)>,
-    backings: BTreeMap<BackingId, (Attachment, u64)>,
+    clients: BTreeMap<u64, Client>,
+    requests: BTreeMap<RequestId, Pending>,
+    windows: Windows,
+    /// Programs' ends of their mappings.
+    holders: BTreeMap<MappingId, Arc<OwnedFd>>,
+    ready: BTreeMap<EndpointId, Ready>,
     next: u64,
     stopped: bool,
 }
@@ -112,7 +127,9 @@ impl HostNode {
                 states: BTreeMap::new(),
                 clients: BTreeMap::new(),
                 requests: BTreeMap::new(),
-                backings: BTreeMap::new(),
+                windows: Windows::default(),
+                holders: BTreeMap::new(),
+                ready: BTreeMap::new(),
                 next: 1,
                 stopped: false,
             }),
@@ -133,9 +150,10 @@ impl Drop for HostNode {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.stopped = true;
-        for client in state.clients.values() {
+        let clients = state.clients.values().map(|client| &client.socket);
+        for socket in clients.chain(state.holders.values()) {
             // A client that is gone needs no telling.
-            let _ = rustix::net::shutdown(client, rustix::net::Shutdown::Both);
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
         // A card's driver waits for its interrupt thread, which may be waiting for this lock.
         let cards = std::mem::take(&mut state.cards);
@@ -176,7 +194,7 @@ fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
             Ok(client) => {
                 let endpoint = state.number();
                 state.node.handle(Input::Open(endpoint));
-                state.add_client(shared, endpoint, client);
+                state.add_client(shared, endpoint, client, None);
             }
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
             Err(error) => {
@@ -276,71 +294,38 @@ impl State {
         self.next
     }
 
-    fn add_client(&mut self, shared: &Arc<Shared>, endpoint: EndpointId, client: OwnedFd) {
-        let client = Arc::new(client);
-        self.clients.insert(endpoint, client.clone());
-        let shared = shared.clone();
-        std::thread::spawn(move || serve(&shared, endpoint, &client));
-    }
-
     /// One input, and everything that follows from it.
     fn step(&mut self, shared: &Arc<Shared>, input: Input) {
         self.node.handle(input);
         while let Some(output) = self.node.poll_output() {
             match output {
                 Output::Done(request, result) => self.reply(shared, request, result),
-                Output::Send(node, message) => self.send(shared, node, &message),
+                Output::Send(node, message) => self.send(shared, node, message),
                 Output::Copy { job, peer, copies } => self.copy(shared, job, peer, copies),
                 Output::Release(backing) => self.release(backing),
-                Output::Changed(_) => {}
+                Output::Poke {
+                    peer,
+                    address,
+                    bytes,
+                } => self.poke(peer, address, &bytes),
+                Output::Changed(endpoint) => self.refresh(endpoint),
             }
         }
     }
 
-    fn reply(&mut self, shared: &Arc<Shared>, request: RequestId, result: Result<Value, i32>) {
-        let Some((endpoint, id)) = self.requests.remove(&request) else {
+    fn send(&mut self, shared: &Arc<Shared>, node: NodeId, mut message: Message) {
+        if !self.translate(&mut message) {
+            let from = message.from.node;
+            tracing::warn!(from, node, "a window that the other card cannot reach");
             return;
-        };
-        let mut socket = None;
-        let result = result.map(|value| match value {
-            Value::Unit => Answer::Unit,
-            Value::Port(port) => Answer::Port(port),
-            Value::Bytes(bytes) => Answer::Bytes(bytes),
-            Value::Offset(offset) => Answer::Offset(offset),
-            Value::Accepted { endpoint, peer } => {
-                socket = self.adopt(shared, endpoint);
-                Answer::Accepted(peer)
-            }
-        });
-        let Some(client) = self.clients.get(&endpoint) else {
-            return;
-        };
-        let reply = frame::encode(&Reply { id, result });
-        // A client that is gone is noticed by its thread.
-        let _ = seqpacket::send(client.as_fd(), &reply, socket.as_ref().map(AsFd::as_fd));
-    }
-
-    /// A socket for an accepted endpoint: the client's end.
-    fn adopt(&mut self, shared: &Arc<Shared>, endpoint: EndpointId) -> Option<OwnedFd> {
-        let (ours, theirs) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .ok()?;
-        self.add_client(shared, endpoint, ours);
-        Some(theirs)
-    }
-
-    fn send(&mut self, shared: &Arc<Shared>, node: NodeId, message: &Message) {
+        }
         let Some(card) = self.cards.get_mut(&node).filter(|card| card.dead.is_none()) else {
             return;
         };
         if card.outbox.len() >= OUTBOX_MAX {
             return self.lose(shared, node, DEAF.into());
         }
-        let record = card.link.seal(message);
+        let record = card.link.seal(&message);
         card.outbox.push_back(record);
         self.flush_outbox(shared, node);
     }
@@ -396,16 +381,6 @@ impl State {
         }
     }
 
-    fn release(&mut self, backing: BackingId) {
-        if let Some((attachment, address)) = self.backings.remove(&backing)
-            && let Some(card) = self.cards.get(&attachment.node)
-            && card.number == attachment.number
-        {
-            // On a dead card there is nothing to unmap.
-            let _ = card.mic.unmap(address);
-        }
-    }
-
     /// Maps a window's memory for the DMA engine of the endpoint's peer.
     fn register(
         &mut self,
@@ -419,106 +394,6 @@ impl State {
         if len == 0 || !len.is_multiple_of(PAGE) || !fd_offset.is_multiple_of(PAGE) {
             return Err(libc::EINVAL);
         }
-        let node = peer.node;
-        let card = self.cards.get(&node).ok_or(libc::EOPNOTSUPP)?;
-        let address = card.mic.map(fd.as_fd(), fd_offset, len).map_err(|error| {
-            tracing::warn!(%error, "a window cannot be mapped for DMA");
-            libc::ENOMEM
-        })?;
-        let attachment = Attachment {
-            node,
-            number: card.number,
-        };
-        let backing = self.number();
-        self.backings.insert(backing, (attachment, address));
-        Ok((vec![Extent { address, len }], backing))
+        self.map_for_card(peer.node, fd, fd_offset, len)
     }
-
-    fn call(
-        &mut self,
-        shared: &Arc<Shared>,
-        endpoint: EndpointId,
-        request: Request,
-        fd: Option<&OwnedFd>,
-    ) {
-        let number = self.number();
-        self.requests.insert(number, (endpoint, request.id));
-        let op = match request.call {
-            Call::Bind(port) => Ok(Op::Bind(port)),
-            Call::Listen(backlog) => Ok(Op::Listen(backlog as usize)),
-            Call::Connect(peer) => Ok(Op::Connect(peer)),
-            Call::Accept => Ok(Op::Accept),
-            Call::Send(data) => Ok(Op::Send(data)),
-            Call::Recv(max) => Ok(Op::Recv(max as usize)),
-            Call::Unregister { offset, len } => Ok(Op::Unregister { offset, len }),
-            Call::Rma {
-                local,
-                len,
-                remote,
-                write,
-            } => Ok(Op::Rma {
-                local: Local::Window(local),
-                len,
-                remote,
-                write,
-            }),
-            Call::Register {
-                fd_offset,
-                len,
-                offset,
-                prot,
-            } => self
-                .register(endpoint, fd, fd_offset, len)
-                .map(|(extents, backing)| Op::Register {
-                    extents,
-                    offset,
-                    prot,
-                    backing,
-                }),
-            Call::NodeIds => {
-                let (all, own) = (self.node.nodes(), HOST);
-                return self.answer(number, Answer::Nodes { all, own });
-            }
-            Call::Cards => {
-                let states = self.states.iter().map(|(node, state)| (*node, *state));
-                let answer = Answer::Cards(states.collect());
-                return self.answer(number, answer);
-            }
-            Call::Close => {
-                self.step(shared, Input::Close(endpoint));
-                return self.reply(shared, number, Ok(Value::Unit));
-            }
-        };
-        match op {
-            Ok(op) => self.step(shared, Input::Request(number, endpoint, op)),
-            Err(errno) => self.reply(shared, number, Err(errno)),
-        }
-    }
-
-    /// Answers what the node's machine is not asked.
-    fn answer(&mut self, request: RequestId, answer: Answer) {
-        let Some((endpoint, id)) = self.requests.remove(&request) else {
-            return;
-        };
-        let result = Ok(answer);
-        let reply = frame::encode(&Reply { id, result });
-        if let Some(client) = self.clients.get(&endpoint) {
-            let _ = seqpacket::send(client.as_fd(), &reply, None);
-        }
-    }
-}
-
-/// Serves one endpoint until its program closes it.
-fn serve(shared: &Arc<Shared>, endpoint: EndpointId, client: &OwnedFd) {
-    let mut buffer = vec![0; MESSAGE_MAX];
-    while let Ok(Some((len, fd))) = seqpacket::receive(client, &mut buffer) {
-        let Ok(request) = frame::decode::<Request>(&buffer[..len]) else {
-            break;
-        };
-        shared.lock().call(shared, endpoint, request, fd.as_ref());
-    }
-    let mut state = shared.lock();
-    state.clients.remove(&endpoint);
-    state.requests.retain(|_, (owner, _)| *owner != endpoint);
-    state.step(shared, Input::Close(endpoint));
 }

@@ -1,6 +1,6 @@
 //! What a host program and the host node say to each other on a Unix seqpacket socket: one
-//! connection is one endpoint. A memfd travels with [`Call::Register`], the new endpoint's socket
-//! with [`Answer::Accepted`].
+//! connection is one endpoint, or one of many of the same ([`Call::Join`]). A memfd travels with
+//! [`Call::Register`] and [`Call::Pool`], the new endpoint's socket with [`Answer::Accepted`].
 
 use serde::{Deserialize, Serialize};
 use snaprig_wire::scif::{NodeId, PortId};
@@ -51,6 +51,60 @@ pub enum Call {
     /// Not of scif.h: what state each card is in.
     Cards,
     Close,
+    // What libscif needs: one call at a time on each connection, of which an endpoint may have many.
+    /// This connection belongs to this endpoint, too, instead of a new one.
+    Join(u64),
+    /// A descriptor that is as ready as the endpoint is comes with the answer.
+    Descriptor,
+    ConnectAsync(PortId),
+    AcceptNow,
+    Write {
+        data: Vec<u8>,
+        block: bool,
+    },
+    Read {
+        max: u32,
+        block: bool,
+    },
+    /// What poll(2) would say.
+    Mask,
+    /// Ends the call that is under way on this connection; not answered.
+    Interrupt,
+    /// The endpoint's pages are in the memfd that comes with this, each at its address.
+    Pool,
+    RegisterPages {
+        address: u64,
+        len: u64,
+        offset: Option<i64>,
+        prot: u8,
+    },
+    /// RMA that the caller does itself.
+    Plan {
+        local: Option<i64>,
+        len: u64,
+        remote: i64,
+        write: bool,
+    },
+    /// It is done; not answered.
+    PlanDone(u64),
+    /// Memory that a [`Segment`] names comes with the answer.
+    Memory(u64),
+    Map {
+        offset: i64,
+        len: u64,
+        prot: u8,
+    },
+    FenceMark {
+        peer: bool,
+    },
+    FenceWait(i32),
+    FenceSignal {
+        local: Option<(i64, u64)>,
+        remote: Option<(i64, u64)>,
+        peer: bool,
+    },
+    /// Answered when nobody uses the endpoint's windows any more.
+    CloseWait,
 }
 
 /// How a request ended.
@@ -71,6 +125,36 @@ pub enum Answer {
     Accepted(PortId),
     Bytes(Vec<u8>),
     Offset(i64),
-    Nodes { all: Vec<NodeId>, own: NodeId },
+    Nodes {
+        all: Vec<NodeId>,
+        own: NodeId,
+    },
     Cards(Vec<(NodeId, CardState)>),
+    Endpoint(u64),
+    Count(u32),
+    Mask(i16),
+    Plan {
+        job: u64,
+        segments: Vec<Segment>,
+    },
+    /// A socket comes with this: the mapping lasts until it is closed.
+    Mapped(Vec<Segment>),
+    Mark(i32),
+    Gone {
+        held: bool,
+    },
 }
+
+/// A run of the peer's memory, for who maps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Which file ([`Call::Memory`]).
+    pub memory: u64,
+    /// Where in it.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Most segments in one answer.
+pub const SEGMENTS_MAX: usize = 512;

@@ -1,8 +1,14 @@
 //! Two or more nodes, joined in memory, stepped in an order that a seed chooses.
 
+mod losses;
+
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
+use snaprig_wire::{
+    dma::Descriptor,
+    scif::{Body, Extent, Fence, Message, PAGE},
+};
 
 use super::*;
 
@@ -13,6 +19,7 @@ struct Net {
     done: Vec<BTreeMap<RequestId, Result<Value, i32>>>,
     copies: Vec<(usize, u64, Vec<Descriptor>)>,
     released: Vec<(usize, BackingId)>,
+    pokes: Vec<(usize, u64, u64)>,
     next: u64,
 }
 
@@ -24,12 +31,14 @@ impl Net {
             done: vec![BTreeMap::new(); 3],
             copies: Vec::new(),
             released: Vec::new(),
+            pokes: Vec::new(),
             next: 0,
         };
         for card in 1..3 {
             net.input(0, Input::PeerUp(card));
             net.input(card.into(), Input::PeerUp(0));
         }
+        net.settle();
         net
     }
 
@@ -46,6 +55,10 @@ impl Net {
                 Output::Send(to, message) => self.links[at].push_back((to.into(), message)),
                 Output::Copy { job, copies, .. } => self.copies.push((at, job, copies)),
                 Output::Release(backing) => self.released.push((at, backing)),
+                Output::Poke { address, bytes, .. } => {
+                    let value = bytes.try_into().map_or(0, u64::from_le_bytes);
+                    self.pokes.push((at, address, value));
+                }
                 Output::Changed(_) => {}
             }
         }
@@ -139,7 +152,7 @@ fn connections_are_refused_where_nobody_listens() {
     let other = net.open(0);
     assert_eq!(net.ask(0, other, Op::Bind(77)), Ok(Value::Port(77)));
     let third = net.open(0);
-    assert_eq!(net.ask(0, third, Op::Bind(77)), Err(libc::EADDRINUSE));
+    assert_eq!(net.ask(0, third, Op::Bind(77)), Err(libc::EINVAL));
 }
 
 #[test]
@@ -290,7 +303,7 @@ proptest! {
     }
 
     #[test]
-    fn hostile_messages_never_panic(bodies in proptest::collection::vec((0..6u8, any::<i64>(), any::<u64>()), 0..40)) {
+    fn hostile_messages_never_panic(bodies in proptest::collection::vec((0..13u8, any::<i64>(), any::<u64>()), 0..40)) {
         let mut net = Net::new();
         let (host, card) = net.connect(0, 1);
         let peer = net.nodes[0].endpoints[&host].peer;
@@ -303,7 +316,14 @@ proptest! {
                 1 => Body::Credit(len as u32),
                 2 => Body::Window { offset, prot: len as u8, more: len % 2 == 0, extents },
                 3 => Body::Unwindow { offset, len },
-                4 => Body::Unwindowed { offset, len },
+                4 => Body::Unwindowed { offset, len, held: len % 2 == 0 },
+                5 => Body::Held,
+                6 => Body::Released { offset, len },
+                7 => Body::Fence(len, Fence::Mark),
+                8 => Body::Fence(len, Fence::Wait(offset as i32)),
+                9 => Body::Fence(len, Fence::Signal { local: Some((offset, len)), remote: Some((offset, len)) }),
+                10 => Body::Fenced(len, Err(offset as i32)),
+                11 => Body::Poke { offset, value: len },
                 _ => Body::Accepted,
             };
             net.input(0, Input::Message(Message { from: peer, to: own, connection, body }));
@@ -338,4 +358,165 @@ fn a_card_that_is_gone_ends_its_connections_to_other_cards_and_no_others() {
     net.settle();
     assert!(!net.done[1].contains_key(&untouched));
     net.input(2, Input::Close(two));
+}
+
+fn window(address: u64, backing: BackingId) -> Op {
+    Op::Register {
+        extents: extents(address, 4),
+        offset: Some(0),
+        prot: PROT_READ | PROT_WRITE,
+        backing,
+    }
+}
+
+/// A connection from node 0 to node 1, with a window of four pages at offset 0 on either side.
+fn joined() -> (Net, EndpointId, EndpointId) {
+    let mut net = Net::new();
+    let (host, card) = net.connect(0, 1);
+    net.ask(0, host, window(1 << 20, 7)).expect("a window");
+    net.ask(1, card, window(2 << 20, 8)).expect("a window");
+    (net, host, card)
+}
+
+fn copying(net: &mut Net, endpoint: EndpointId) -> u64 {
+    let rma = Op::Rma {
+        local: Local::Window(0),
+        len: PAGE,
+        remote: 0,
+        write: true,
+    };
+    net.request(0, endpoint, rma);
+    net.copies.pop().expect("a copy").1
+}
+
+#[test]
+fn fences_wait_for_what_was_marked_and_no_more() {
+    let (mut net, host, card) = joined();
+    let first = copying(&mut net, host);
+    let mark = |net: &mut Net, at, id, peer| match net.ask(at, id, Op::FenceMark { peer }) {
+        Ok(Value::Mark(mark)) => mark,
+        other => panic!("{other:?}"),
+    };
+    let own = mark(&mut net, 0, host, false);
+    let theirs = mark(&mut net, 1, card, true);
+    let second = copying(&mut net, host);
+    let waits = [
+        (0, net.request(0, host, Op::FenceWait(own))),
+        (1, net.request(1, card, Op::FenceWait(theirs))),
+    ];
+    net.settle();
+    assert!(
+        waits
+            .iter()
+            .all(|(at, wait)| !net.done[*at].contains_key(wait))
+    );
+    // A later one that ends first changes nothing.
+    net.input(0, Input::CopyDone(second, Ok(())));
+    net.settle();
+    assert!(
+        waits
+            .iter()
+            .all(|(at, wait)| !net.done[*at].contains_key(wait))
+    );
+    net.input(0, Input::CopyDone(first, Ok(())));
+    net.settle();
+    for (at, wait) in waits {
+        assert!(matches!(net.done[at].remove(&wait), Some(Ok(_))), "{at}");
+    }
+    let beyond = net.ask(0, host, Op::FenceWait(own + 5));
+    assert_eq!(beyond, Err(libc::EINVAL));
+}
+
+#[test]
+fn signals_are_written_by_who_has_the_window_when_the_copies_have_ended() {
+    for peer in [false, true] {
+        let (mut net, host, card) = joined();
+        let job = copying(&mut net, host);
+        let (at, id) = if peer { (1, card) } else { (0, host) };
+        let signal = Op::FenceSignal {
+            local: Some((8, 1)),
+            remote: Some((16, 2)),
+            peer,
+        };
+        net.ask(at, id, signal).expect("it is marked");
+        assert_eq!(net.pokes, []);
+        net.input(0, Input::CopyDone(job, Ok(())));
+        net.settle();
+        net.pokes.sort_unstable();
+        let expected = match peer {
+            false => [(0, (1 << 20) + 8, 1), (1, (2 << 20) + 16, 2)],
+            true => [(0, (1 << 20) + 16, 2), (1, (2 << 20) + 8, 1)],
+        };
+        assert_eq!(net.pokes, expected);
+    }
+}
+
+#[test]
+fn a_window_is_taken_back_when_copies_have_ended_and_kept_while_it_is_mapped() {
+    let (mut net, host, card) = joined();
+    let job = copying(&mut net, host);
+    let map = Op::Map {
+        offset: PAGE as i64,
+        len: PAGE,
+        prot: PROT_READ,
+    };
+    let Ok(Value::Mapped { mapping, extents }) = net.ask(0, host, map) else {
+        panic!("it can be mapped");
+    };
+    assert_eq!(extents[0].address, (2 << 20) + PAGE);
+    let whole = Op::Unregister {
+        offset: 0,
+        len: 4 * PAGE,
+    };
+    let taken = net.request(1, card, whole);
+    net.settle();
+    assert!(!net.done[1].contains_key(&taken), "a copy uses it");
+    net.input(0, Input::CopyDone(job, Ok(())));
+    net.settle();
+    let held = Some(Ok(Value::Gone { held: true }));
+    assert_eq!(net.done[1].remove(&taken), held);
+    assert_eq!(net.released, []);
+    assert_eq!(net.ask(1, card, window(3 << 20, 9)), Err(libc::EADDRINUSE));
+    net.released.clear();
+    // It outlives its endpoint.
+    let closed = net.request(0, host, Op::Close);
+    net.settle();
+    assert!(net.done[0].contains_key(&closed));
+    assert_eq!(net.released, [(0, 7)]);
+    net.input(0, Input::Unmapped(mapping));
+    net.settle();
+    assert_eq!(net.released, [(0, 7), (1, 8)]);
+    net.input(1, Input::Close(card));
+    net.settle();
+    assert!(
+        net.nodes[..2]
+            .iter()
+            .all(|node| node.endpoints.is_empty() || node.endpoints.len() == 1)
+    );
+}
+
+#[test]
+fn a_send_that_is_interrupted_says_how_much_went() {
+    let mut net = Net::new();
+    let (host, card) = net.connect(0, 1);
+    let write = |block, bytes| Op::Write {
+        data: vec![1; bytes],
+        block,
+    };
+    let long = net.request(0, host, write(true, 10_000));
+    net.settle();
+    assert_eq!(net.ask(0, host, write(false, 5)), Ok(Value::Count(0)));
+    net.input(0, Input::Interrupt(long));
+    let count = Some(Ok(Value::Count(QUEUE_BYTES)));
+    assert_eq!(net.done[0].remove(&long), count);
+    let waiting = net.request(0, host, Op::Recv(1));
+    net.input(0, Input::Interrupt(waiting));
+    assert_eq!(net.done[0].remove(&waiting), Some(Err(libc::EINTR)));
+    // It ended before the signal came.
+    net.input(0, Input::Interrupt(waiting));
+    let read = Op::Read {
+        max: 3,
+        block: false,
+    };
+    assert_eq!(net.ask(1, card, read), Ok(Value::Bytes(vec![1; 3])));
 }

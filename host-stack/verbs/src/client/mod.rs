@@ -4,11 +4,7 @@
 //! process's pool. From then on data moves without the daemon; [`Fabric`] is the [`Host`] of the
 //! HCA's machines in this process.
 
-mod freeze;
-mod maps;
-pub mod pages;
 pub mod peers;
-pub mod pool;
 
 use std::{
     collections::HashMap,
@@ -32,14 +28,17 @@ use snaprig_hca::{
     model::ModelName,
 };
 
+use snaprig_pages::{
+    pages::Range,
+    pool::{self, Moves, Pool},
+};
+
 use crate::{
     place::Place,
     protocol::{Answer, Ask, RAISED_BYTES, Raised, VERSION},
     socket, start,
 };
-use pages::Range;
 use peers::{Peers, Pools};
-use pool::Pool;
 
 /// How long the daemon has to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -113,7 +112,7 @@ impl Fabric {
         )
         .map_err(io::Error::from)?;
         let lookup = start::try_connect(&place.lookup()).map_err(|e| failed(e.to_string()))?;
-        let pool = Pool::new()?;
+        let pool = Pool::new(Moves::Plain, peers::is_window)?;
         socket::send(&socket, &Ask::Hello { version: VERSION }, &[pool.fd()])?;
         let (answer, fds) = socket::receive::<Answer>(&socket)?
             .ok_or_else(|| failed("the daemon ended; its log is beside its socket".into()))?;

@@ -15,9 +15,9 @@ use std::{
     },
 };
 
-use super::maps::Mapping;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use snaprig_hca::{Atomic, Memory, Segment, key::NOBODY, memory::PROCESSES_MAX};
+use snaprig_pages::maps::Mapping;
 
 /// Bytes of a window.
 const WINDOW: u64 = 1 << 30;

@@ -16,7 +16,8 @@ use std::{
 use snaprig_verbs_abi::*;
 
 use super::FABRIC;
-use crate::client::{self, Fabric, pages::Range};
+use crate::client::{self, Fabric};
+use snaprig_pages::pages::Range;
 
 /// The pipe by which a child says that it has its pages: out of it, into it.
 static PIPE: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];

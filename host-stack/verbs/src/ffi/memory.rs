@@ -10,7 +10,8 @@ use snaprig_hca::control::{Reply, Request};
 use snaprig_verbs_abi::*;
 
 use super::{Context, done, null, set_errno};
-use crate::client::{FabricError, pool::PoolError};
+use crate::client::FabricError;
+use snaprig_pages::pool::PoolError;
 
 /// A protection domain, or a parent domain over one.
 #[repr(C)]

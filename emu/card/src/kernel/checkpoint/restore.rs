@@ -19,9 +19,8 @@ use crate::{
         call::Call,
         clone::THREADS_MAX,
         errno::Errno,
-        file::File,
         fs::{
-            FileTable, FsContext,
+            FileTable, FsContext, Open,
             rebuild::{self, RebuildError, Sources},
             stored::{FileRef, PAGES_START, Stored},
         },
@@ -177,13 +176,9 @@ impl Call<'_> {
         // Others may have come while the image was read.
         self.check_room_for(&image)?;
         let own = self.process().files.clone();
-        let stdio: [Arc<dyn File>; 3] = {
+        let stdio: [Arc<Open>; 3] = {
             let own = lock(&own);
-            [
-                own.get(stdio[0])?.file.clone(),
-                own.get(stdio[1])?.file.clone(),
-                own.get(stdio[2])?.file.clone(),
-            ]
+            [own.get(stdio[0])?, own.get(stdio[1])?, own.get(stdio[2])?]
         };
         for (old, new) in stored.settle(&self.state.vfs)? {
             spaces.iter_mut().for_each(|mm| mm.replace_file(&old, &new));

@@ -80,7 +80,8 @@ pub enum FileImage {
         position: u64,
     },
     /// An end of a pipe, or both. A FIFO comes back as a pipe: its name is its card's. What has no
-    /// other end in the image is at its end.
+    /// other end in the image is at its end, but for standard output and error, which go where the
+    /// console's would.
     Pipe {
         /// Which of the queues.
         queue: u32,
@@ -305,10 +306,25 @@ impl<'a> Describer<'a> {
         }
     }
 
+    /// Whether a description in the image reads from a pipe.
+    fn is_read(&self, queue: &Arc<Queue>) -> bool {
+        self.opens.0.iter().any(|open| {
+            let pipe = open.file.as_any().downcast_ref::<PipeEnd>();
+            pipe.is_some_and(|pipe| {
+                let (other, reads, _) = pipe.ends();
+                reads && Arc::ptr_eq(other, queue)
+            })
+        })
+    }
+
     fn file(&mut self, open: &Open, fd: i32) -> FileImage {
         let file = open.file.as_any();
         if let Some(pipe) = file.downcast_ref::<PipeEnd>() {
             let (queue, reads, writes) = pipe.ends();
+            if let (1..=2, false) = (fd, reads || self.is_read(queue)) {
+                // Whoever reads what the process writes is the card's, and stays there.
+                return FileImage::Console(fd as u8);
+            }
             return FileImage::Pipe {
                 queue: self.queues.meet(queue),
                 reads,

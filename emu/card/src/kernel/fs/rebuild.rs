@@ -62,8 +62,8 @@ pub struct Sources<'a> {
     pub pids: &'a [i32],
     /// Processes of the image.
     pub endings: &'a BTreeMap<i32, Arc<Ending>>,
-    /// In place of the card's console.
-    pub stdio: &'a [Arc<dyn File>; 3],
+    /// In place of the card's console: shared with whoever restores, as fork(2) would.
+    pub stdio: &'a [Arc<Open>; 3],
 }
 
 /// Tables of descriptors, and names that are still to be given.
@@ -93,6 +93,10 @@ pub fn rebuild(
     };
     let mut opens = Vec::new();
     for open in &image.opens {
+        if let FileImage::Console(number) = &open.file {
+            opens.push(sources.stdio[usize::from(*number).min(2)].clone());
+            continue;
+        }
         let file = building.file(vfs, cx, open, sources)?;
         let (file, meta) = file;
         opens.push(Open::named(file, open.flags, meta));
@@ -185,7 +189,7 @@ impl Building {
     ) -> Result<Named, RebuildError> {
         let file: Arc<dyn File> = match &image.file {
             FileImage::Plain(description) => return plain(vfs, description),
-            FileImage::Console(number) => sources.stdio[usize::from(*number).min(2)].clone(),
+            FileImage::Console(_) => return Err(damaged()),
             FileImage::Regular {
                 file,
                 flags,
@@ -382,7 +386,7 @@ mod tests {
             pids: &[1],
             stored: &stored,
             endings: &BTreeMap::new(),
-            stdio: &Kit::stdio(),
+            stdio: &Kit::stdio().map(|file| Open::new(file, libc::O_RDWR)),
         };
         let mut cx = Cx {
             tid: 1,
@@ -456,6 +460,33 @@ mod tests {
             let mut kit = again(&image).unwrap();
             assert_eq!(kit.call(libc::SYS_write, &[3, 0x2000, 1]), error(errno));
         }
+    }
+
+    #[test]
+    fn output_whose_reader_stays_behind_goes_where_the_restore_says() {
+        let mut kit = Kit::new();
+        kit.call(libc::SYS_pipe2, &[0x800, 0]).unwrap();
+        let [reads, writes] = [3, 4].map(|fd| kit.files.get(fd).unwrap());
+        let mut captured = Kit::new();
+        for fd in [1, 4] {
+            captured
+                .files
+                .insert_at(fd, writes.clone(), false, &mut |_| {});
+        }
+        let outside = image_of(&captured);
+        let file = |image: &FilesImage, fd: i32| {
+            let table = image.tables[0].iter();
+            let open = table
+                .clone()
+                .find(|descriptor| descriptor.fd == fd)
+                .unwrap();
+            image.opens[open.open as usize].file.clone()
+        };
+        assert_eq!(file(&outside, 1), FileImage::Console(1));
+        assert!(again(&outside).is_ok());
+        captured.files.insert_at(3, reads, false, &mut |_| {});
+        let inside = image_of(&captured);
+        assert!(matches!(file(&inside, 1), FileImage::Pipe { .. }));
     }
 
     #[test]

@@ -1,0 +1,182 @@
+//! The C API that asks only of the card and of COI itself, by the names of the public MPSS headers
+//! (`include/common`): results, the engine, hardware threads, clocks.
+
+use std::{
+    ffi::{CStr, c_char},
+    fs,
+    sync::OnceLock,
+};
+
+use crate::scif::Endpoint;
+
+/// The function has done what it does.
+pub const COI_SUCCESS: i32 = 0;
+/// It has not.
+pub const COI_ERROR: i32 = 1;
+/// It is there already.
+pub const COI_ALREADY_EXISTS: i32 = 4;
+/// A pointer is null, or to something else.
+pub const COI_INVALID_POINTER: i32 = 6;
+/// A handle is none.
+pub const COI_INVALID_HANDLE: i32 = 14;
+
+/// Results, by number.
+const RESULTS: [&CStr; 31] = [
+    c"COI_SUCCESS",
+    c"COI_ERROR",
+    c"COI_NOT_INITIALIZED",
+    c"COI_ALREADY_INITIALIZED",
+    c"COI_ALREADY_EXISTS",
+    c"COI_DOES_NOT_EXIST",
+    c"COI_INVALID_POINTER",
+    c"COI_OUT_OF_RANGE",
+    c"COI_NOT_SUPPORTED",
+    c"COI_TIME_OUT_REACHED",
+    c"COI_MEMORY_OVERLAP",
+    c"COI_ARGUMENT_MISMATCH",
+    c"COI_SIZE_MISMATCH",
+    c"COI_OUT_OF_MEMORY",
+    c"COI_INVALID_HANDLE",
+    c"COI_RETRY",
+    c"COI_RESOURCE_EXHAUSTED",
+    c"COI_ALREADY_LOCKED",
+    c"COI_NOT_LOCKED",
+    c"COI_MISSING_DEPENDENCY",
+    c"COI_UNDEFINED_SYMBOL",
+    c"COI_PENDING",
+    c"COI_BINARY_AND_HARDWARE_MISMATCH",
+    c"COI_PROCESS_DIED",
+    c"COI_INVALID_FILE",
+    c"COI_EVENT_CANCELED",
+    c"COI_VERSION_MISMATCH",
+    c"COI_BAD_PORT",
+    c"COI_AUTHENTICATION_FAILURE",
+    c"COI_COMM_NOT_INITIALIZED",
+    c"COI_INCORRECT_FORMAT",
+];
+
+/// COI_DEVICE_KNC: what the card's PCI function says it is.
+const KNIGHTS_CORNER: i32 = 4;
+/// What there is none of.
+const NO_INDEX: u32 = u32::MAX;
+
+/// The name of a result; "COI_ERROR" for what is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn COIResultGetName(result: i32) -> *const c_char {
+    let index = usize::try_from(result).unwrap_or(usize::MAX);
+    RESULTS.get(index).unwrap_or(&c"COI_ERROR").as_ptr()
+}
+
+/// What kind of engine this is, and which of them.
+///
+/// # Safety
+/// The pointers are null or valid to write to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn COIEngineGetIndex(kind: *mut i32, index: *mut u32) -> i32 {
+    if kind.is_null() || index.is_null() {
+        return COI_INVALID_POINTER;
+    }
+    // Node 0 is the host.
+    let Ok(node) = Endpoint::open().and_then(|endpoint| endpoint.node()) else {
+        return COI_ERROR;
+    };
+    // SAFETY: they are not null, and the caller's.
+    unsafe {
+        kind.write(KNIGHTS_CORNER);
+        index.write(u32::from(node.saturating_sub(1)));
+    }
+    COI_SUCCESS
+}
+
+/// Time, in units of [`COIPerfGetCycleFrequency`].
+#[unsafe(no_mangle)]
+pub extern "C" fn COIPerfGetCycleCounter() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is valid to write to.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    (now.tv_sec as u64)
+        .wrapping_mul(COIPerfGetCycleFrequency())
+        .wrapping_add(now.tv_nsec as u64)
+}
+
+/// Units of [`COIPerfGetCycleCounter`] in a second: they are nanoseconds.
+#[unsafe(no_mangle)]
+pub extern "C" fn COIPerfGetCycleFrequency() -> u64 {
+    1_000_000_000
+}
+
+/// The id of the hardware thread that the caller runs on.
+#[unsafe(no_mangle)]
+pub extern "C" fn COISysGetAPICID() -> u32 {
+    COISysGetHardwareThreadIndex()
+}
+
+/// How many cores the card has.
+#[unsafe(no_mangle)]
+pub extern "C" fn COISysGetCoreCount() -> u32 {
+    COISysGetHardwareThreadCount()
+}
+
+/// How many hardware threads the card has: one a core.
+#[unsafe(no_mangle)]
+pub extern "C" fn COISysGetHardwareThreadCount() -> u32 {
+    static COUNT: OnceLock<u32> = OnceLock::new();
+    *COUNT.get_or_init(|| {
+        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let lines = info.lines();
+        lines.filter(|line| line.starts_with("processor")).count() as u32
+    })
+}
+
+/// Which hardware thread the caller runs on.
+#[unsafe(no_mangle)]
+pub extern "C" fn COISysGetHardwareThreadIndex() -> u32 {
+    // SAFETY: no memory is involved.
+    u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(NO_INDEX)
+}
+
+/// Which core the caller runs on.
+#[unsafe(no_mangle)]
+pub extern "C" fn COISysGetCoreIndex() -> u32 {
+    COISysGetHardwareThreadIndex()
+}
+
+/// How many level 2 caches the card has: one a core.
+#[unsafe(no_mangle)]
+pub extern "C" fn COISysGetL2CacheCount() -> u32 {
+    COISysGetCoreCount()
+}
+
+/// The level 2 cache of the core that the caller runs on.
+#[unsafe(no_mangle)]
+pub extern "C" fn COISysGetL2CacheIndex() -> u32 {
+    COISysGetCoreIndex()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_have_names_and_what_is_none_is_an_error() {
+        let name = |result| {
+            // SAFETY: a name is a constant that ends with a zero.
+            let name = unsafe { CStr::from_ptr(COIResultGetName(result)) };
+            name.to_str().unwrap()
+        };
+        assert_eq!(name(0), "COI_SUCCESS");
+        assert_eq!(name(23), "COI_PROCESS_DIED");
+        assert_eq!(name(30), "COI_INCORRECT_FORMAT");
+        assert_eq!((name(31), name(-1)), ("COI_ERROR", "COI_ERROR"));
+    }
+
+    #[test]
+    fn threads_and_time_are_those_of_the_machine() {
+        assert!(COISysGetHardwareThreadIndex() < COISysGetHardwareThreadCount());
+        let before = COIPerfGetCycleCounter();
+        assert!(before > 0 && COIPerfGetCycleCounter() >= before);
+    }
+}

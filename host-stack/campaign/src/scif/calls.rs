@@ -1,0 +1,398 @@
+//! Calls of programs: on their way to the node, under way there, and on their way back; and what the
+//! node wants done for them.
+
+use snaprig_scif::{
+    faults,
+    node::{
+        BackingId, EndpointId, Input, JobId, Op, Output, PROT_READ, PROT_WRITE, RequestId, Value,
+    },
+};
+use snaprig_sim::engine::Lane;
+use snaprig_wire::{
+    dma::Descriptor,
+    scif::{HOST, NodeId},
+};
+
+use super::{
+    Refusal,
+    memory::{Part, Window},
+    run::{Event, World},
+};
+use crate::{
+    Canary, check,
+    links::{Effect, Network as _},
+};
+
+/// Who has registered a window so long ago has told its peer.
+const KNOWN_NS: u64 = 1_000_000;
+
+/// A thread of a side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Thread {
+    /// It sends.
+    Send,
+    /// It receives.
+    Receive,
+    /// It registers, and copies.
+    Move,
+}
+
+/// Who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Who {
+    /// A program's listener.
+    Listener(usize),
+    /// Who connects for a talk.
+    Connecting(usize),
+    /// A side of a connection.
+    Side(usize, Thread),
+}
+
+/// What was asked of a node.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// scif_bind.
+    Bind,
+    /// scif_listen.
+    Listen,
+    /// scif_connect; the errno to expect.
+    Connect(Option<i32>),
+    /// scif_accept.
+    Accept,
+    /// scif_send, so many bytes.
+    Send(usize),
+    /// scif_recv.
+    Receive,
+    /// scif_register: its memory, and what may be done with it.
+    Register(BackingId, u8),
+    /// scif_unregister, from there on.
+    Unregister(i64),
+    /// RMA.
+    Rma(Rma),
+    /// scif_fence_mark; the RMA under way then.
+    Mark(Vec<(NodeId, JobId)>),
+    /// scif_fence_wait, for that RMA.
+    Wait(Vec<(NodeId, JobId)>),
+    /// scif_fence_signal.
+    Signal,
+}
+
+/// An RMA, as its program asks for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Rma {
+    /// An offset in the own windows.
+    pub local: Option<i64>,
+    /// Memory that is no window.
+    pub memory: Option<BackingId>,
+    /// Bytes.
+    pub len: u64,
+    /// Offset in the peer's windows.
+    pub remote: i64,
+    /// From here to the peer.
+    pub write: bool,
+}
+
+impl What {
+    /// As the manual pages call it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Bind => "bind",
+            Self::Listen => "listen",
+            Self::Connect(_) => "connect",
+            Self::Accept => "accept",
+            Self::Send(_) => "send",
+            Self::Receive => "receive",
+            Self::Register(..) => "register",
+            Self::Unregister(_) => "unregister",
+            Self::Rma(_) => "RMA",
+            Self::Mark(_) => "fence_mark",
+            Self::Wait(_) => "fence_wait",
+            Self::Signal => "fence_signal",
+        }
+    }
+}
+
+/// A call that a node has under way.
+#[derive(Debug)]
+pub struct Asked {
+    pub who: Who,
+    pub node: NodeId,
+    pub endpoint: EndpointId,
+    pub what: What,
+}
+
+/// A value that is to be written when RMA has ended.
+#[derive(Debug)]
+pub struct Signal {
+    /// Into whose windows.
+    pub side: usize,
+    /// Where.
+    pub offset: i64,
+    /// That RMA.
+    pub jobs: Vec<(NodeId, JobId)>,
+}
+
+/// RMA under way.
+#[derive(Debug)]
+pub struct Job {
+    pub side: usize,
+    pub peer: NodeId,
+    pub copies: Vec<Descriptor>,
+    pub from: Vec<Part>,
+    pub to: Vec<Part>,
+    /// Its windows are gone with their node.
+    pub is_doomed: bool,
+    pub memory: Option<BackingId>,
+}
+
+/// The lane on which calls of one thread keep their order.
+fn lane(who: Who, back: bool) -> Lane {
+    let number = match who {
+        Who::Listener(program) => program as u64,
+        Who::Connecting(talk) => 1 << 20 | talk as u64,
+        Who::Side(side, thread) => 2 << 20 | (side as u64) << 2 | thread as u64,
+    };
+    1 << 62 | number << 1 | u64::from(back)
+}
+
+impl World {
+    /// A thread calls its node, unless it dies of it.
+    pub fn call(&mut self, who: Who, endpoint: EndpointId, what: What, op: Op) -> RequestId {
+        self.next_number += 1;
+        let request = self.next_number;
+        let program = self.program_of(who);
+        let process = self.programs[program].process;
+        let by_ns = match self.fault(process, &faults::program::CALL) {
+            Effect::Ended => return request,
+            Effect::Late(by_ns) => by_ns,
+            _ => 0,
+        };
+        let input = Input::Request(request, endpoint, op);
+        self.tell_node(who, by_ns, Some(what), input);
+        request
+    }
+
+    /// Something reaches the node, after what this thread has called before.
+    pub fn tell_node(&mut self, who: Who, by_ns: u64, what: Option<What>, input: Input) {
+        let program = self.program_of(who);
+        let process = self.programs[program].process;
+        let node = self.process_of(self.programs[program].node);
+        let event = Event::Call(who, what, input);
+        self.engine
+            .send_late(process, node, lane(who, false), by_ns, event);
+    }
+
+    /// A call has come to the node.
+    pub fn called(&mut self, who: Who, what: Option<What>, input: Input) {
+        let program = self.program_of(who);
+        let node = self.programs[program].node;
+        // The node has closed what was its.
+        if self.programs[program].forgotten {
+            return;
+        }
+        match (&input, what) {
+            (Input::Request(request, endpoint, _), Some(what)) => {
+                if let What::Register(backing, _) = what {
+                    self.memory.register(backing);
+                }
+                if let (What::Unregister(offset), Who::Side(side, _)) = (&what, who) {
+                    let about = self.sides[side].windows.get_mut(offset);
+                    about.into_iter().for_each(|window| window.going = true);
+                }
+                let asked = Asked {
+                    who,
+                    node,
+                    endpoint: *endpoint,
+                    what,
+                };
+                self.asked.insert(*request, asked);
+                self.current = Some(*request);
+            }
+            (Input::Open(endpoint), _) => {
+                self.owners.insert((node, *endpoint), program);
+            }
+            (Input::Close(endpoint), _) => self.closes(node, *endpoint),
+            (Input::Cancel(request), _) => {
+                if let Some(asked) = self.asked.remove(request) {
+                    self.answer(asked, Err(libc::EINTR));
+                }
+            }
+            _ => {}
+        }
+        self.node_hears(node, input);
+        self.pump(node);
+        self.current = None;
+    }
+
+    /// An endpoint is closed by its program, or for it.
+    fn closes(&mut self, node: NodeId, endpoint: EndpointId) {
+        self.owners.remove(&(node, endpoint));
+        if let Some(side) = self.ends.get(&(node, endpoint)) {
+            self.sides[*side].closed = true;
+        }
+    }
+
+    /// A program is gone: its node closes everything that was its.
+    pub fn forget_program(&mut self, program: usize) {
+        let node = self.programs[program].node;
+        self.programs[program].forgotten = true;
+        let owned = self.owners.iter().filter(|(_, owner)| **owner == program);
+        let owned: Vec<_> = owned.map(|((_, endpoint), _)| *endpoint).collect();
+        for endpoint in owned {
+            self.closes(node, endpoint);
+            self.node_hears(node, Input::Close(endpoint));
+            self.pump(node);
+        }
+    }
+
+    /// What a node wants done.
+    pub fn does(&mut self, node: NodeId, output: Output) {
+        let own = self.process_of(node);
+        if !self.engine.is_alive(own) {
+            return;
+        }
+        match output {
+            Output::Send(to, message) => {
+                if self.may_send(&message) {
+                    self.send_message(own, node, to, &message);
+                }
+            }
+            Output::Done(request, result) => match self.asked.remove(&request) {
+                Some(asked) => {
+                    self.remember(&asked, &result);
+                    self.answer(asked, result);
+                }
+                None => self.violation(
+                    check::contradiction::NAME,
+                    format!("call {request} is told {result:?}, and has ended"),
+                ),
+            },
+            Output::Copy { job, peer, copies } => self.begin_copy(node, job, peer, copies),
+            Output::Release(backing) => {
+                if self.leaking && self.canary == Some(Canary::LeakedWindow) {
+                    return;
+                }
+                if !self.memory.release(backing) {
+                    let how = format!("backing {backing} is given back again");
+                    self.violation(check::backings::NAME, how);
+                }
+                for side in &mut self.sides {
+                    side.windows.retain(|_, window| window.backing != backing);
+                }
+            }
+            Output::Poke { address, bytes, .. } => self.poke(node, address, &bytes),
+            Output::Changed(_) => {}
+        }
+    }
+
+    /// What a call has changed at its node.
+    fn remember(&mut self, asked: &Asked, result: &Result<Value, i32>) {
+        match (&asked.what, result) {
+            (What::Accept, Ok(Value::Accepted { endpoint, .. })) => {
+                let program = self.program_of(asked.who);
+                self.owners.insert((asked.node, *endpoint), program);
+            }
+            (What::Register(backing, prot), Ok(Value::Offset(offset))) => {
+                if let Who::Side(side, _) = asked.who {
+                    let window = Window {
+                        backing: *backing,
+                        prot: *prot,
+                        since_ns: self.engine.now_ns(),
+                        going: false,
+                    };
+                    self.sides[side].windows.insert(*offset, window);
+                }
+            }
+            (What::Wait(jobs), Ok(_)) => {
+                let left = jobs.iter().find(|job| self.jobs.contains_key(job));
+                if let Some(job) = left {
+                    let how = format!("a fence is over, and {job:?} is not");
+                    self.violation(check::rdma::NAME, how);
+                }
+            }
+            (What::Rma(rma), Err(_)) => {
+                // Nothing is copied any more, or what is has it.
+                let memory = rma
+                    .memory
+                    .filter(|memory| self.jobs.values().all(|job| job.memory != Some(*memory)));
+                memory.into_iter().for_each(|memory| {
+                    self.memory.release(memory);
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// The program hears how its call has ended.
+    fn answer(&mut self, asked: Asked, result: Result<Value, i32>) {
+        if let Err(errno) = result {
+            self.refused(&asked, errno);
+        }
+        let program = self.program_of(asked.who);
+        let (process, node) = (self.programs[program].process, self.process_of(asked.node));
+        let way = lane(asked.who, true);
+        let event = Event::Told(asked.who, asked.what, result);
+        self.engine.send(node, process, way, event);
+    }
+
+    fn refused(&mut self, asked: &Asked, errno: i32) {
+        let mut refusal = Refusal {
+            call: asked.what.name(),
+            errno,
+            closed: !self.owners.contains_key(&(asked.node, asked.endpoint)),
+            is_peer_gone: self.tally.faults > 0,
+            is_expected: false,
+        };
+        match (&asked.what, asked.who) {
+            (What::Connect(expected), _) => refusal.is_expected = *expected == Some(errno),
+            (What::Rma(rma), Who::Side(side, _)) => {
+                let sure = |side, offset, prot| self.is_sure(side, offset, rma.len, prot);
+                let (reads, writes) = (PROT_READ, PROT_WRITE);
+                let (own, other) = if rma.write {
+                    (reads, writes)
+                } else {
+                    (writes, reads)
+                };
+                let here = rma.local.is_none_or(|local| sure(side, local, own));
+                let peer = self.sides[side].peer;
+                let there = peer.is_some_and(|peer| sure(peer, rma.remote, other));
+                let injected = self.injected.contains(&errno);
+                let missing = [libc::ENXIO, libc::EACCES].contains(&errno) && !(here && there);
+                refusal.is_expected = injected || missing;
+            }
+            _ => {}
+        }
+        if let Who::Side(side, _) = asked.who {
+            refusal.is_peer_gone = self.is_peer_gone(side);
+        }
+        self.refusals.push(refusal);
+    }
+
+    /// Whether a range is of windows that both sides have long known of, that stay and allow this.
+    fn is_sure(&self, side: usize, offset: i64, len: u64, prot: u8) -> bool {
+        let windows = &self.sides[side].windows;
+        let long_ago_ns = self.engine.now_ns().saturating_sub(KNOWN_NS);
+        let mut inside = windows.range(..offset.saturating_add_unsigned(len));
+        self.memory.range(windows, offset, len).is_some()
+            && inside.all(|(_, window)| {
+                let allows = window.prot & prot == prot;
+                allows && !window.going && window.since_ns < long_ago_ns
+            })
+    }
+
+    /// Whether a connection may end for something that its side has not done.
+    fn is_peer_gone(&self, side: usize) -> bool {
+        let Some(peer) = self.sides[side].peer else {
+            // Who was accepted does not know its peer before that has said who it is.
+            return self.tally.faults > 0 || self.sides[side].role.is_none();
+        };
+        let nodes = [side, peer].map(|one| self.sides[one].node);
+        self.sides[peer].closed || nodes.iter().any(|node| self.is_disturbed(*node))
+    }
+
+    /// Whether something has happened to a node or its link, since it was first there.
+    pub fn is_disturbed(&self, node: NodeId) -> bool {
+        let dead = !self.engine.is_alive(self.process_of(node));
+        dead || node != HOST && self.links[usize::from(node) - 1].was_disturbed()
+    }
+}

@@ -1,0 +1,64 @@
+//! Planted bugs of this system: what a node with them would say, or not.
+
+use snaprig_scif::node::Input;
+use snaprig_wire::scif::{Body, HOST, Message, NodeId, PortId};
+
+use super::run::World;
+use crate::{Canary, links::Network as _};
+
+impl World {
+    /// Whether a node with the bug of this run sends this message.
+    pub fn may_send(&mut self, message: &Message) -> bool {
+        if let Body::Connect = message.body {
+            let ends = (message.from, message.to);
+            self.latest.insert(ends, message.connection);
+        }
+        match message.body {
+            Body::Credit(_) => self.canary != Some(Canary::LostCredit),
+            _ => true,
+        }
+    }
+
+    /// What a node with the bug of this run hears, if anything.
+    pub fn misheard(&mut self, node: NodeId, input: Input) -> Option<Input> {
+        let (Input::Message(mut message), Some(canary)) = (input.clone(), self.canary) else {
+            return Some(input);
+        };
+        match (canary, &message.body) {
+            (Canary::EarlyAnswer, Body::Unwindow { offset, len }) if message.to.node == node => {
+                let body = Body::Unwindowed {
+                    offset: *offset,
+                    len: *len,
+                    held: false,
+                };
+                let answer = Message {
+                    from: message.to,
+                    to: message.from,
+                    connection: message.connection,
+                    body,
+                };
+                let next = if node == HOST {
+                    message.from.node
+                } else {
+                    HOST
+                };
+                let own = self.process_of(node);
+                self.send_message(own, node, next, &answer);
+            }
+            (Canary::StaleConnection, body) if !matches!(body, Body::Connect) => {
+                if let Some(latest) = self.latest_of(message.from, message.to) {
+                    message.connection = latest;
+                }
+            }
+            (Canary::LostNews, Body::Lost(_)) => return None,
+            _ => {}
+        }
+        Some(Input::Message(message))
+    }
+
+    /// The last connection between these ports, whoever connected.
+    fn latest_of(&self, from: PortId, to: PortId) -> Option<u32> {
+        let found = self.latest.get(&(from, to));
+        found.or_else(|| self.latest.get(&(to, from))).copied()
+    }
+}

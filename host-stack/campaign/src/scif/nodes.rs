@@ -1,0 +1,130 @@
+//! Nodes and their links, and what goes with a node or a program that dies.
+
+use snaprig_scif::node::{Input, Node};
+use snaprig_sim::{Engine, ProcessId};
+use snaprig_wire::scif::{HOST, NodeId};
+
+use super::run::{Event, World};
+use crate::links::{self, CardLink, NOTICE_NS, Network, Tally};
+
+impl World {
+    /// What a program has is gone with it.
+    fn lose_program(&mut self, program: usize) {
+        let sides = self.sides.iter_mut();
+        let its = sides.filter(|side| side.program == program);
+        its.for_each(|side| side.dead = true);
+        for (talk, talking) in self.work.talks.iter().zip(&mut self.talking) {
+            if talk.client == program {
+                talking.endpoint = None;
+            }
+        }
+    }
+
+    /// What a node has is gone with it, and so are its programs.
+    fn lose_node(&mut self, node: NodeId) {
+        self.memory.lose(node);
+        self.asked.retain(|_, asked| asked.node != node);
+        self.jobs.retain(|(of, _), _| *of != node);
+        self.owners.retain(|(of, _), _| *of != node);
+        self.forget_node(node);
+        for program in 0..self.programs.len() {
+            if self.programs[program].node == node {
+                self.engine.crash(self.programs[program].process);
+                self.programs[program].forgotten = true;
+                self.lose_program(program);
+            }
+        }
+    }
+}
+
+impl Network for World {
+    type Event = Event;
+
+    fn engine(&mut self) -> &mut Engine<Event> {
+        &mut self.engine
+    }
+
+    fn tally(&mut self) -> &mut Tally {
+        &mut self.tally
+    }
+
+    fn link(&mut self, card: NodeId) -> &mut CardLink {
+        &mut self.links[usize::from(card) - 1]
+    }
+
+    fn process_of(&self, node: NodeId) -> ProcessId {
+        match node {
+            HOST => self.rig,
+            card => self.cards[usize::from(card) - 1],
+        }
+    }
+
+    fn card_of(&self, process: ProcessId) -> Option<NodeId> {
+        let at = self.cards.iter().position(|one| *one == process)?;
+        Some(at as NodeId + 1)
+    }
+
+    fn record_comes(way: links::Way, record: Vec<u8>) -> Event {
+        Event::Record(way, record)
+    }
+
+    fn link_event(card: NodeId, task: links::Task) -> Event {
+        Event::Link(card, task)
+    }
+
+    fn node_hears(&mut self, node: NodeId, input: Input) {
+        if let Input::CopyDone(job, _) = input {
+            self.end_copy(node, job);
+        }
+        self.leaking |= matches!(input, Input::PeerDown(_));
+        if let Some(input) = self.misheard(node, input) {
+            self.nodes[usize::from(node)].handle(input);
+        }
+    }
+
+    fn pump(&mut self, _: NodeId) {
+        // A link that is lost ends copies of other nodes, too.
+        for node in 0..self.nodes.len() {
+            while let Some(output) = self.nodes[node].poll_output() {
+                self.does(node as NodeId, output);
+            }
+        }
+        self.leaking = false;
+    }
+
+    fn crash(&mut self, process: ProcessId) {
+        self.engine.crash(process);
+        let program = self.programs.iter().position(|one| one.process == process);
+        if let Some(program) = program {
+            self.lose_program(program);
+            let node = self.process_of(self.programs[program].node);
+            self.engine
+                .after(node, NOTICE_NS, Event::ProgramGone(program));
+        } else if let Some(node) = self.card_of(process) {
+            self.lose_node(node);
+            self.card_is_gone(node);
+        } else {
+            // Everything ends with the rig.
+            for card in self.cards.clone() {
+                self.engine.crash(card);
+            }
+            for node in 0..self.nodes.len() {
+                self.lose_node(node as NodeId);
+            }
+        }
+    }
+
+    fn forget_node(&mut self, card: NodeId) {
+        self.nodes[usize::from(card)] = Node::new(card);
+    }
+
+    fn start_again(&mut self, card: NodeId) {
+        for program in 0..self.programs.len() {
+            if self.programs[program].node == card {
+                self.engine.restart(self.programs[program].process);
+                self.programs[program].forgotten = false;
+                self.start_program(program);
+            }
+        }
+    }
+}

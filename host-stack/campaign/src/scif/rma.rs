@@ -1,0 +1,163 @@
+//! RMA and signals that nodes want done: they must be what programs have asked for, and when.
+
+use snaprig_scif::{
+    faults,
+    node::{Input, JobId},
+};
+use snaprig_wire::{
+    dma::Descriptor,
+    scif::{HOST, NodeId},
+};
+
+use super::{
+    calls::{Asked, Job, What, Who},
+    run::{Event, World},
+};
+use crate::{
+    check,
+    links::{Effect, Network as _},
+};
+
+/// Slowest DMA, beside the engine's own draw.
+const COPY_NS: [u64; 4] = [0, 5_000, 20_000, 60_000];
+
+impl World {
+    /// A node wants something copied: it must be what its program asked for.
+    pub fn begin_copy(&mut self, node: NodeId, job: JobId, peer: NodeId, copies: Vec<Descriptor>) {
+        let asked = self.current.and_then(|request| self.asked.get(&request));
+        let Some(Asked {
+            who: Who::Side(side, _),
+            what: What::Rma(rma),
+            ..
+        }) = asked
+        else {
+            return self.violation(check::rdma::NAME, "RMA for which nobody has asked");
+        };
+        let (number, side, rma) = (*side, &self.sides[*side], *rma);
+        let here = match (rma.local, rma.memory) {
+            (Some(offset), _) => self.memory.range(&side.windows, offset, rma.len),
+            (None, memory) => memory
+                .and_then(|id| self.memory.part(id, 0, rma.len))
+                .map(|part| vec![part]),
+        };
+        let there = side.peer.and_then(|peer| {
+            let windows = &self.sides[peer].windows;
+            self.memory.range(windows, rma.remote, rma.len)
+        });
+        let mut is_doomed = false;
+        let (from, to) = match (here, there, rma.write) {
+            (Some(here), Some(there), true) => (here, there),
+            (Some(here), Some(there), false) => (there, here),
+            // One side has heard that the link is down, and the other one has not.
+            _ if self.is_disturbed(node) || self.is_disturbed(peer) => {
+                is_doomed = true;
+                (Vec::new(), Vec::new())
+            }
+            _ => {
+                let how = format!("{rma:?} with windows that are not there");
+                return self.violation(check::rdma::NAME, how);
+            }
+        };
+        let job_of = Job {
+            side: number,
+            peer,
+            copies,
+            from,
+            to,
+            is_doomed,
+            memory: rma.memory,
+        };
+        self.jobs.insert((node, job), job_of);
+        let by_ns = COPY_NS[job as usize % COPY_NS.len()];
+        let own = self.process_of(node);
+        self.engine.after(own, by_ns, Event::Copy(node, job));
+    }
+
+    /// A copy is done, now.
+    pub fn copy(&mut self, node: NodeId, job: JobId) {
+        let own = self.process_of(node);
+        let effect = self.fault(own, &faults::COPY);
+        if effect == Effect::Ended {
+            return;
+        }
+        let Some(peer) = self.jobs.get(&(node, job)).map(|job| job.peer) else {
+            return;
+        };
+        for card in [node, peer] {
+            if self.is_held(node, card, job) {
+                return;
+            }
+        }
+        let is_lost = |card: NodeId| {
+            !self.engine.is_alive(self.process_of(card))
+                || card != HOST && self.links[usize::from(card) - 1].is_down()
+        };
+        let is_out_of_reach = node != peer && [node, peer].into_iter().any(is_lost);
+        let Some(of) = self.jobs.get(&(node, job)) else {
+            return;
+        };
+        let flip = match effect {
+            Effect::Corrupt(bit) => Some(bit),
+            _ => None,
+        };
+        let result = match effect {
+            _ if of.is_doomed
+                || is_out_of_reach
+                || self.memory.is_lost(&of.from)
+                || self.memory.is_lost(&of.to) =>
+            {
+                Err(libc::EIO)
+            }
+            Effect::Error(errno) => {
+                self.injected.insert(errno);
+                Err(errno)
+            }
+            _ => {
+                self.copies += 1;
+                let copied = self.memory.copy(&of.copies, &of.from, &of.to, flip);
+                if let Err(how) = copied {
+                    self.violation(check::rdma::NAME, how);
+                }
+                Ok(())
+            }
+        };
+        self.node_hears(node, Input::CopyDone(job, result));
+        self.pump(node);
+    }
+
+    /// A copy has ended: memory that is no window is free again.
+    pub fn end_copy(&mut self, node: NodeId, job: JobId) {
+        let job = self.jobs.remove(&(node, job));
+        if let Some(backing) = job.and_then(|job| job.memory) {
+            self.memory.release(backing);
+        }
+    }
+    /// A node writes a signal into a window of its own.
+    pub fn poke(&mut self, node: NodeId, address: u64, bytes: &[u8]) {
+        let Ok(value) = bytes.try_into().map(u64::from_le_bytes) else {
+            return self.violation(check::rdma::NAME, "a signal in pieces");
+        };
+        let Some(signal) = self.signals.remove(&(node, value)) else {
+            let how = format!("signal {value} on node {node} comes again, or was not asked for");
+            return self.violation(check::rdma::NAME, how);
+        };
+        if let Some(job) = signal.jobs.iter().find(|job| self.jobs.contains_key(job)) {
+            let how = format!("signal {value} comes, and {job:?} is under way");
+            self.violation(check::rdma::NAME, how);
+        }
+        let windows = &self.sides[signal.side].windows;
+        let parts = self
+            .memory
+            .range(windows, signal.offset, bytes.len() as u64);
+        let written = self.memory.poke(&parts.unwrap_or_default(), address, bytes);
+        if let Err(how) = written {
+            self.violation(check::rdma::NAME, how);
+        }
+    }
+
+    /// RMA that a side has under way.
+    pub fn under_way(&self, side: usize) -> Vec<(NodeId, JobId)> {
+        let jobs = self.jobs.iter().filter(|(_, job)| job.side == side);
+        jobs.map(|(id, _)| *id).collect()
+    }
+}

@@ -1,0 +1,210 @@
+//! `snaprig bench coi`: run functions and buffers of a COI program in C, beside what the host does
+//! without a card: a wake-up of another thread, a copy of as many bytes.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+};
+
+use clap::Args;
+use snaprig_card::platform::{self, Kind};
+use snaprig_rig::{Rig, sdk::Sdk};
+
+use super::{
+    card::eventfd_round_trip,
+    table::{Row, Unit, print},
+};
+use crate::AnyError;
+
+const HOST: &str = include_str!("../../../../fixtures/bench/coi_host.c");
+const SINK: &str = include_str!("../../../../fixtures/bench/coi_sink.c");
+
+/// What the benchmark is told.
+#[derive(Args)]
+pub struct Options {
+    /// Print JSON, with every sample
+    #[arg(long)]
+    json: bool,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    runs: u16,
+    /// Run and copy this share of what is usual
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, hide = true)]
+    scale: f64,
+}
+
+/// What the program calls a measure, and what its baseline: another of its measures, or the eventfd.
+struct Measure {
+    kind: Kind,
+    ours: String,
+    baseline: Option<String>,
+    row: Row,
+}
+
+fn measures(kinds: &[Kind]) -> Vec<Measure> {
+    let mut all = Vec::new();
+    for &kind in kinds {
+        let mut add = |measure: String, unit, ours: String, other: Option<String>, baseline| {
+            let row = Row {
+                measure: format!("{measure}, {kind}"),
+                unit,
+                ours: Vec::new(),
+                baseline,
+                samples: Some(Vec::new()),
+                ratio: None,
+                aim: None,
+            };
+            all.push(Measure {
+                kind,
+                ours,
+                baseline: other,
+                row,
+            });
+        };
+        let us = Unit::Microseconds;
+        add("run".into(), us, "run".into(), None, "eventfd");
+        for pipelines in [2, 4, 8] {
+            let (name, ours) = (format!("run, {pipelines} p."), format!("run{pipelines}"));
+            add(name, us, ours, Some("run1".into()), "one pipeline");
+        }
+        for what in ["write", "read"] {
+            for (size, bytes) in [("4K", 4 << 10), ("64K", 64 << 10)] {
+                let ours = format!("{what}{bytes}us");
+                add(format!("{what} {size}"), us, ours, None, "eventfd");
+            }
+            for (size, bytes) in [("1M", 1 << 20), ("16M", 16 << 20)] {
+                let (ours, copy) = (format!("{what}{bytes}"), format!("memcpy{bytes}"));
+                add(
+                    format!("{what} {size}"),
+                    Unit::Rate,
+                    ours,
+                    Some(copy),
+                    "memcpy",
+                );
+            }
+        }
+    }
+    all
+}
+
+/// Runs the benchmark.
+pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+    let (here, missing): (Vec<_>, Vec<_>) = [Kind::Kvm, Kind::Ptrace]
+        .into_iter()
+        .partition(|kind| platform::probe(*kind).is_ok());
+    for kind in missing {
+        eprintln!("{kind} does not work here and is not measured; see `snaprig doctor`");
+    }
+    let programs = Programs::compile()?;
+    let mut measures = measures(&here);
+    for _ in 0..options.runs {
+        for &kind in &here {
+            let values = programs.measure(kind, options.scale)?;
+            let wake_up = eventfd_round_trip()?;
+            let value = |name: &String| {
+                let value = values.get(name).copied();
+                value.ok_or_else(|| format!("the program measured no {name}"))
+            };
+            for measure in measures.iter_mut().filter(|measure| measure.kind == kind) {
+                let baseline = measure.baseline.as_ref().map_or(Ok(wake_up), value)?;
+                measure.row.ours.push(value(&measure.ours)?);
+                measure
+                    .row
+                    .samples
+                    .get_or_insert_default()
+                    .push(Some(baseline));
+            }
+        }
+    }
+    let rows = measures.into_iter().map(|measure| measure.row);
+    print(rows.collect(), options.runs, false, options.json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Host and sink, compiled here.
+struct Programs {
+    directory: tempfile::TempDir,
+    sdk: Sdk,
+}
+
+impl Programs {
+    fn compile() -> Result<Self, AnyError> {
+        let programs = Self {
+            directory: tempfile::tempdir()?,
+            sdk: Sdk::of(&std::env::current_exe()?)?,
+        };
+        programs.gcc("host", HOST, &["-lcoi_host", "-lpthread"])?;
+        programs.gcc("sink", SINK, &["-rdynamic", "-lcoi_device"])?;
+        Ok(programs)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn gcc(&self, name: &str, text: &str, more: &[&str]) -> Result<(), AnyError> {
+        let source = self.path(&format!("{name}.c"));
+        fs::write(&source, text)?;
+        let flag = |option: &str, directory: &Path| format!("{option}{}", directory.display());
+        let output = Command::new("gcc")
+            .args(["-O2", "-o"])
+            .args([self.path(name), source])
+            .args([flag("-I", self.sdk.include()), flag("-L", self.sdk.lib())])
+            .args(more)
+            .output()
+            .map_err(|error| format!("gcc: {error}; ci/setup installs it"))?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(format!("gcc: {}", String::from_utf8_lossy(&output.stderr)).into()),
+        }
+    }
+
+    /// What the program prints on a rig of its own.
+    fn measure(&self, kind: Kind, scale: f64) -> Result<BTreeMap<String, f64>, AnyError> {
+        let rig = Rig::builder()
+            .exe(std::env::current_exe()?)
+            .platform(Some(kind))
+            .start()?;
+        let output = Command::new(self.path("host"))
+            .arg(self.path("sink"))
+            .arg(scale.to_string())
+            .envs(self.sdk.environment(rig.dir())?)
+            .stderr(Stdio::inherit())
+            .output()?;
+        if !output.status.success() {
+            return Err(format!("the program on {kind}: {}", output.status).into());
+        }
+        parse(&String::from_utf8_lossy(&output.stdout))
+    }
+}
+
+fn parse(text: &str) -> Result<BTreeMap<String, f64>, AnyError> {
+    let line = |line: &str| {
+        let (name, value) = line
+            .split_once(' ')
+            .ok_or("a line is a name and a number")?;
+        Ok((name.to_owned(), value.parse()?))
+    };
+    text.lines().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_the_table() {
+        for measure in measures(&[Kind::Kvm, Kind::Ptrace]) {
+            assert!(measure.row.measure.len() <= 19, "{}", measure.row.measure);
+        }
+    }
+
+    #[test]
+    fn what_a_program_prints_is_read() {
+        let values = parse("run 1.5\nwrite4096 0.25\n").unwrap();
+        assert_eq!(values["write4096"], 0.25);
+        assert!(parse("run\n").is_err());
+    }
+}

@@ -1,0 +1,198 @@
+//! `snaprig bench scif`: messages and RMA between two host programs, and between a host program and a
+//! card, beside a Unix socket, shared memory and copies in one process.
+//!
+//! All of it is measured by one C program (`fixtures/bench/scif.c`), through libscif as any program
+//! has it; ratios are of the same run.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    sync::mpsc,
+};
+
+use clap::Args;
+use snaprig_coi::{Engine, native};
+use snaprig_fixtures::programs::BENCH_SCIF;
+use snaprig_rig::{Rig, files::CardFiles, libraries};
+
+use super::{
+    baselines::end,
+    table::{Aim, Row, Unit, print},
+};
+use crate::AnyError;
+
+/// What the benchmark is told.
+#[derive(Args)]
+pub struct Options {
+    /// Print JSON, with every sample
+    #[arg(long)]
+    json: bool,
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    runs: u16,
+    /// Send and copy this share of what is usual
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, hide = true)]
+    scale: f64,
+}
+
+/// RMA is compared with a streaming copy from here on.
+const AIMED: [&str; 3] = ["1M", "16M", "64M"];
+/// The card's memory: two windows, and room.
+const MEMORY_BYTES: u64 = 512 << 20;
+
+/// Runs the benchmark.
+pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+    let scene = Scene::new()?;
+    let mut rows: Vec<Row> = Vec::new();
+    for _ in 0..options.runs {
+        for node in [0, 1] {
+            for line in scene.measure(node, options.scale)? {
+                add(&mut rows, &line)?;
+            }
+        }
+    }
+    let pinned = std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= 2);
+    print(rows, options.runs, pinned, options.json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A line of the program's: `name|unit|ours|baseline|theirs|...`.
+fn add(rows: &mut Vec<Row>, line: &str) -> Result<(), AnyError> {
+    let fields: Vec<_> = line.split('|').collect();
+    let [name, unit, ours, baselines @ ..] = fields.as_slice() else {
+        return Err(format!("the program says {line:?}").into());
+    };
+    let unit = match *unit {
+        "us" => Unit::Microseconds,
+        _ => Unit::Rate,
+    };
+    for baseline in baselines.chunks_exact(2) {
+        let known = match baseline[0] {
+            "Unix socket" => "Unix socket",
+            "shared memory" => "shared memory",
+            "streaming" => "streaming",
+            _ => "memcpy",
+        };
+        let is_aimed = known == "streaming" && AIMED.iter().any(|size| name.contains(size));
+        let at = rows
+            .iter()
+            .position(|row| row.measure == *name && row.baseline == known);
+        let at = at.unwrap_or_else(|| {
+            rows.push(Row {
+                measure: (*name).to_owned(),
+                unit,
+                ours: Vec::new(),
+                baseline: known,
+                samples: Some(Vec::new()),
+                ratio: None,
+                aim: is_aimed.then_some(Aim::AtLeast(0.8)),
+            });
+            rows.len() - 1
+        });
+        rows[at].ours.push(ours.parse()?);
+        let sample = Some(baseline[1].parse()?);
+        rows[at].samples.get_or_insert_default().push(sample);
+    }
+    Ok(())
+}
+
+/// A rig of one card, and the program.
+struct Scene {
+    rig: Rig,
+    directory: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Scene {
+    fn new() -> Result<Self, AnyError> {
+        let directory = tempfile::tempdir()?;
+        let program = directory.path().join("scif");
+        fs::write(&program, BENCH_SCIF)?;
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        let exe = std::env::current_exe()?;
+        let library = snaprig_fabric::library::find_file(&exe, "libsnaprig_libscif.so")?;
+        symlink(&library, directory.path().join("libscif.so.0"))?;
+        let at = |host: &Path, card: &str| CardFiles {
+            host: host.to_owned(),
+            card: card.to_owned(),
+        };
+        let mut files = libraries::needed(&[program.clone(), library.clone()]);
+        files.push(at(&library, "/usr/lib/libscif.so.0"));
+        files.push(at(&program, "/bin/scif"));
+        let rig = Rig::builder()
+            .exe(exe)
+            .memory_bytes(MEMORY_BYTES)
+            .files(files)
+            .start()?;
+        Ok(Self {
+            rig,
+            directory,
+            program,
+        })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .env("SNAPRIG_RIG", self.rig.dir())
+            .env("LD_LIBRARY_PATH", self.directory.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// One run with the other side on this node: the program's lines.
+    fn measure(&self, node: u16, scale: f64) -> Result<Vec<String>, AnyError> {
+        let (send, lines) = mpsc::channel();
+        let mut here = None;
+        let serving = match node {
+            0 => {
+                let mut child = self.command().arg("serve").stdout(Stdio::piped()).spawn()?;
+                let out = child.stdout.take().ok_or("no pipe")?;
+                here = Some(child);
+                std::thread::spawn(move || {
+                    for line in BufReader::new(out).lines().map_while(Result::ok) {
+                        let _ = send.send(line);
+                    }
+                })
+            }
+            _ => {
+                let engine = Engine::get(self.rig.dir(), node - 1)?;
+                std::thread::spawn(move || {
+                    let argv = vec!["scif".into(), "serve".into()];
+                    let env = vec!["LD_LIBRARY_PATH=/usr/lib".into()];
+                    let said = |descriptor: u8, bytes: &[u8]| {
+                        let text = String::from_utf8_lossy(bytes);
+                        match descriptor {
+                            1 => drop(send.send(text.trim_end().to_owned())),
+                            _ => eprint!("{text}"),
+                        }
+                    };
+                    let input = std::io::empty();
+                    let ended = native::run_with(&engine, "/bin/scif", argv, env, input, said);
+                    if let Err(error) = ended {
+                        eprintln!("{error}");
+                    }
+                })
+            }
+        };
+        let line = lines.recv().map_err(|_| "the other side does not listen")?;
+        let port = line.strip_prefix("port ").ok_or("no port")?.to_owned();
+        let output = self
+            .command()
+            .args(["measure", &node.to_string(), &port, &scale.to_string()])
+            .stderr(Stdio::inherit())
+            .output()?;
+        if let Some(child) = &mut here {
+            end(child);
+        }
+        let _ = serving.join();
+        if !output.status.success() {
+            return Err(format!("the program ended: {}", output.status).into());
+        }
+        let text = String::from_utf8(output.stdout)?;
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+}

@@ -1,0 +1,62 @@
+//! What programs of the offload stack need.
+
+use std::{
+    env,
+    ffi::{CStr, CString},
+    os::unix::ffi::OsStrExt,
+};
+
+use snaprig_rig::sdk::Sdk;
+
+use super::{Check, Row, row};
+
+/// Without them, no offload program runs.
+pub(in crate::doctor) const NEEDED: [&str; 3] = ["libscif", "libcoi_host", "libcoi_device"];
+
+pub(super) fn all() -> Vec<Row> {
+    vec![
+        row(
+            NEEDED[0],
+            library("libscif.so.0", c"scif_open"),
+            Some("no SCIF programs"),
+            "cargo build -p snaprig-libscif",
+        ),
+        row(
+            NEEDED[1],
+            library("libcoi_host.so.0", c"COIEngineGetCount"),
+            Some("no COI programs"),
+            "cargo build -p snaprig-libcoi",
+        ),
+        row(
+            NEEDED[2],
+            library("libcoi_device.so.0", c"COIBufferAddRef"),
+            Some("no dynamic sinks"),
+            "see the reason; $XDG_CACHE_HOME",
+        ),
+    ]
+}
+
+/// Loads a library that `snaprig run` gives to programs, and finds a function in it.
+fn library(name: &str, function: &CStr) -> Check {
+    let program = env::current_exe().map_err(|error| error.to_string())?;
+    let sdk = Sdk::of(&program).map_err(|error| error.to_string())?;
+    let path = sdk.lib().join(name);
+    let text = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+    // SAFETY: a library of ours, which does nothing when it is loaded into a program that is neither a
+    // rig's nor a card's; it stays, as its threads might.
+    let found = unsafe {
+        let library = libc::dlopen(text.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL);
+        if library.is_null() {
+            return Err(format!("{}: it does not load", path.display()));
+        }
+        !libc::dlsym(library, function.as_ptr()).is_null()
+    };
+    match found {
+        true => Ok(path.display().to_string()),
+        false => Err(format!(
+            "{}: no {}",
+            path.display(),
+            function.to_string_lossy()
+        )),
+    }
+}

@@ -1,0 +1,240 @@
+//! Programs of the offload stack: `snaprig run` gives them a rig, `snaprig include` and `snaprig
+//! build-sink` compile them.
+
+use std::{
+    ffi::OsString,
+    fs,
+    io::{self, BufRead, BufReader},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, ExitStatus, Stdio},
+};
+
+use clap::{ArgGroup, Args};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{PidfdFlags, getsid, pidfd_open, setsid},
+};
+use snaprig_card::platform::Kind;
+use snaprig_rig::{Rig, files::CardFiles, sdk::Sdk};
+
+use crate::{AnyError, size};
+
+/// Run a program of the host on a rig: its libscif and libcoi_host are ours
+#[derive(Args)]
+pub struct Options {
+    /// Cards
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8))]
+    cards: u16,
+    /// Memory of each card, as in 1G,512M; the last one holds for all further cards
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "512M", value_parser = size::parse)]
+    memory: Vec<u64>,
+    /// Cores of each card
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    cores: usize,
+    /// kvm or ptrace [default: the best that works here]
+    #[arg(long)]
+    platform: Option<Kind>,
+    /// Put a directory, a tar image (*.tar) or a file onto every card: HOST[:PATH_ON_CARD]
+    #[arg(long, value_name = "HOST[:CARD]")]
+    files: Vec<CardFiles>,
+    /// Start a rig in the background, and print what to set in the environment to use it. It ends
+    /// with this session, or with the process SNAPRIG_RIG_PID
+    #[arg(long, conflicts_with = "program")]
+    env: bool,
+    /// The program and its arguments
+    #[arg(last = true, required_unless_present = "env", value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+impl Options {
+    fn start(&self) -> Result<Rig, AnyError> {
+        let rig = Rig::builder()
+            .exe(std::env::current_exe()?)
+            .cards(self.cards.into())
+            .memory_bytes_each(&self.memory)
+            .cores(self.cores)
+            .platform(self.platform)
+            .files(self.files.clone())
+            .start()?;
+        Ok(rig)
+    }
+}
+
+/// Boots the cards, runs the program, and takes over its exit status.
+pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+    // Before there is a thread, or a card.
+    let sdk = Sdk::of(&std::env::current_exe()?)?;
+    if options.env {
+        return in_the_background(options, &sdk);
+    }
+    let (program, arguments) = options.program.split_first().ok_or("no program")?;
+    let rig = options.start()?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .envs(sdk.environment(rig.dir())?)
+        .spawn()
+        .map_err(|error| format!("{}: {error}", Path::new(program).display()))?;
+    // Keys are for the program: the rig lasts as long as it does.
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    Ok(exit_code(child.wait()?))
+}
+
+/// As a shell reports it.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code();
+    let code = code.or(status.signal().map(|signal| 128 + signal));
+    ExitCode::from(code.unwrap_or(1) as u8)
+}
+
+/// The rig in a process of its own, which this one leaves behind.
+fn in_the_background(options: &Options, sdk: &Sdk) -> Result<ExitCode, AnyError> {
+    let session = pidfd_open(getsid(None)?, PidfdFlags::empty())?;
+    let (from, to) = io::pipe()?;
+    // SAFETY: this process has one thread.
+    match unsafe { libc::fork() } {
+        -1 => return Err(io::Error::last_os_error().into()),
+        0 => {}
+        _ => {
+            drop(to);
+            let mut lines = 0;
+            for line in BufReader::new(from).lines() {
+                println!("{}", line?);
+                lines += 1;
+            }
+            // The other has said why.
+            return Ok(if lines > 0 {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
+        }
+    }
+    drop(from);
+    setsid()?;
+    // Who waits for the end of our output, or of its own input, does not wait for the rig.
+    let null = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    let rig = options.start()?;
+    let mut environment = sdk.environment(rig.dir())?;
+    environment.push(("SNAPRIG_RIG_PID", std::process::id().to_string().into()));
+    let mut text = String::new();
+    for (name, value) in environment {
+        let value = value.to_string_lossy().replace('\'', r"'\''");
+        text += &format!("export {name}='{value}'\n");
+    }
+    io::Write::write_all(&mut &to, text.as_bytes())?;
+    drop(to);
+    rustix::stdio::dup2_stderr(&null)?;
+    poll(&mut [PollFd::new(&session, PollFlags::IN)], None)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Print what gcc needs to compile programs of the offload stack
+#[derive(Args)]
+#[command(group = ArgGroup::new("what"))]
+pub struct IncludeOptions {
+    /// For a host program of COI
+    #[arg(long, group = "what")]
+    host: bool,
+    /// For a sink
+    #[arg(long, group = "what")]
+    sink: bool,
+    /// For a program of SCIF, on the host or on a card
+    #[arg(long, group = "what")]
+    scif: bool,
+}
+
+/// Directories alone, or what to link with too.
+pub fn include(options: &IncludeOptions) -> Result<ExitCode, AnyError> {
+    let more: &[&str] = match (options.host, options.sink, options.scif) {
+        (true, ..) => &HOST,
+        (_, true, _) => &SINK,
+        (.., true) => &["-lscif"],
+        _ => &[],
+    };
+    let flags = flags(&Sdk::of(&std::env::current_exe()?)?, more);
+    let flags: Vec<_> = flags.iter().map(|flag| flag.to_string_lossy()).collect();
+    println!("{}", flags.join(" "));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What host programs of COI are linked with.
+const HOST: [&str; 2] = ["-lcoi_host", "-lpthread"];
+/// What sinks are linked with: run functions are found among their dynamic symbols.
+const SINK: [&str; 3] = ["-rdynamic", "-lcoi_device", "-lpthread"];
+
+/// Arguments of gcc, to come after the sources.
+fn flags(sdk: &Sdk, more: &[&str]) -> Vec<OsString> {
+    let mut flags: Vec<OsString> = Vec::new();
+    for (option, directory) in [("-I", sdk.include()), ("-L", sdk.lib())] {
+        let mut flag = OsString::from(option);
+        flag.push(directory);
+        flags.push(flag);
+    }
+    flags.extend(more.iter().map(OsString::from));
+    flags
+}
+
+/// Compile a sink: gcc, or g++ for C++, with our headers and libcoi_device
+#[derive(Args)]
+pub struct BuildOptions {
+    /// Sources, -o FILE, and whatever else gcc is to be told
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "SOURCES... -o FILE [GCC OPTIONS]"
+    )]
+    arguments: Vec<PathBuf>,
+}
+
+/// Becomes the compiler.
+pub fn build_sink(options: &BuildOptions) -> Result<ExitCode, AnyError> {
+    let sdk = Sdk::of(&std::env::current_exe()?)?;
+    let compiler = compiler(&options.arguments);
+    let error = Command::new(compiler)
+        .args(&options.arguments)
+        .args(flags(&sdk, &SINK))
+        .stdin(Stdio::null())
+        .exec();
+    Err(format!("{compiler}: {error}; ci/setup installs it").into())
+}
+
+fn compiler(arguments: &[PathBuf]) -> &'static str {
+    let of_c_plus_plus = |path: &PathBuf| {
+        let extension = path.extension();
+        extension.is_some_and(|extension| ["cc", "cpp", "cxx", "C"].iter().any(|e| extension == *e))
+    };
+    if arguments.iter().any(of_c_plus_plus) {
+        "g++"
+    } else {
+        "gcc"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_say_which_compiler() {
+        let arguments = |text: &str| text.split(' ').map(PathBuf::from).collect::<Vec<_>>();
+        assert_eq!(compiler(&arguments("sink.c -O2 -o sink")), "gcc");
+        assert_eq!(compiler(&arguments("-O2 sink.cpp more.c -o sink")), "g++");
+    }
+
+    #[test]
+    fn a_status_is_passed_on() {
+        let status = |command: &str| Command::new("sh").args(["-c", command]).status().unwrap();
+        assert_eq!(exit_code(status("exit 7")), ExitCode::from(7));
+        assert_eq!(exit_code(status("kill -9 $$")), ExitCode::from(137));
+    }
+}

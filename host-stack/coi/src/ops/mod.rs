@@ -1,0 +1,440 @@
+//! Operations and their events: the driver of [`crate::graph`]. One graph serves the whole host
+//! process: events, buffers and copies reach across offload processes.
+//!
+//! ```text
+//!  submit, signal ---> graph ---> Move: this thread if it waits anyway, else one of the pool
+//!        ^                   ---> Run: the process's machine; its result comes back through it
+//!        |                   ---> Completed: callbacks, then whoever waits
+//!        '--- Moved, Returned, Gone
+//! ```
+//!
+//! What must stay true: callbacks of an event have returned before anybody who waits for it is told;
+//! no lock is held while bytes move, messages are sent or callbacks run.
+
+mod addresses;
+mod body;
+mod buffer;
+mod events;
+mod foreign;
+mod kinds;
+mod pool;
+
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak},
+};
+
+use snaprig_wire::coi::RunFunction;
+
+pub(crate) use self::body::{Body, Windows};
+pub use self::{
+    buffer::{Buffer, Mapping},
+    events::{known, on_complete, register_user_event, signal, unregister, wait},
+    foreign::Foreign,
+    kinds::{Access, BufferOptions, MapKind, Piece, StatePlace},
+};
+use self::{events::Callback, pool::Pool};
+pub use crate::graph::State;
+use crate::{
+    CoiError, Process,
+    graph::{BufferId, Graph, Input, OpId, Output, ProcessId, Step, Work},
+    machine::Value,
+    process::{Inner, Notification, NotificationKind, lock},
+};
+
+/// The completion of an operation, or a user event. Never 0, and never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Event(pub u64);
+
+/// When an operation happens, and who is told.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Order<'a> {
+    /// What has to be done before it begins.
+    pub after: &'a [Event],
+    /// The call returns when it is done, and with its error.
+    pub wait: bool,
+    /// Goes along with its notifications.
+    pub tag: u64,
+}
+
+impl Order<'static> {
+    /// At once, and the call returns when it is done.
+    pub fn now() -> Self {
+        Self {
+            wait: true,
+            ..Self::default()
+        }
+    }
+}
+
+/// What an operation needs beside what the graph knows.
+#[derive(Default)]
+struct Payload {
+    /// Memory of the caller's, in the order of the places in the buffer.
+    pieces: Vec<Piece>,
+    run: Option<RunCall>,
+    tag: u64,
+    /// Processes that have been told that it begins.
+    told: Mutex<Vec<(ProcessId, NotificationKind)>>,
+}
+
+/// A run function that waits for its turn.
+struct RunCall {
+    process: Arc<Inner>,
+    number: u32,
+    request: Mutex<Option<RunFunction>>,
+    returned: Foreign,
+}
+
+#[derive(Default)]
+struct Books {
+    graph: Graph,
+    payloads: BTreeMap<OpId, Arc<Payload>>,
+    /// Never the last to let go of one: that takes this very lock.
+    bodies: BTreeMap<BufferId, Weak<Body>>,
+    processes: BTreeMap<ProcessId, Weak<Inner>>,
+    /// Events that nobody was told of yet.
+    open: BTreeSet<OpId>,
+    callbacks: BTreeMap<OpId, Callback>,
+}
+
+/// The graph and its threads.
+#[derive(Default)]
+struct Runtime {
+    state: Mutex<Books>,
+    signaled: Condvar,
+    pool: Pool,
+}
+
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(Runtime::default);
+
+thread_local! {
+    /// This thread is doing what the graph says already, and will go on.
+    static PERFORMING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Something to do outside of the lock.
+enum Job {
+    Move(OpId, Vec<Step>, Arc<Payload>),
+    Run(OpId, Arc<Payload>),
+    Complete(OpId, Result<(), CoiError>, Option<Arc<Payload>>),
+}
+
+/// There is one more process.
+pub(crate) fn add_process(process: &Arc<Inner>) {
+    let mut state = RUNTIME.lock();
+    state.processes.retain(|_, one| one.strong_count() > 0);
+    state.processes.insert(process.id, Arc::downgrade(process));
+}
+
+/// Tells the graph what happened.
+pub(crate) fn handle(input: Input) {
+    RUNTIME.lock().graph.handle(input);
+    RUNTIME.perform(None);
+}
+
+/// There is one buffer less.
+fn forget(buffer: BufferId) {
+    RUNTIME.lock().bodies.remove(&buffer);
+    handle(Input::Forget(buffer));
+}
+
+/// A process is gone for good.
+pub(crate) fn process_gone(process: ProcessId, error: CoiError) {
+    handle(Input::Gone(process, error));
+}
+
+/// A run function has returned.
+pub(crate) fn returned(op: OpId, result: Result<Value, CoiError>) {
+    let payload = RUNTIME.lock().payloads.get(&op).cloned();
+    let run = payload.as_ref().and_then(|payload| payload.run.as_ref());
+    let result = match (result, run) {
+        (Ok(Value::Returned { value, mut added }), Some(run)) => {
+            run.returned.write(|to| {
+                let bytes = to.len().min(value.len());
+                to[..bytes].copy_from_slice(&value[..bytes]);
+            });
+            // It may only hold what it was given.
+            added.retain(|(buffer, _)| {
+                let body = RUNTIME.body(*buffer);
+                body.is_ok_and(|body| body.is_in(run.process.id))
+            });
+            Ok(added)
+        }
+        (Ok(_), Some(run)) => Err(run.process.protocol("a run function")),
+        (Ok(_), None) => return,
+        (Err(error), _) => Err(error),
+    };
+    handle(Input::Returned(op, result));
+}
+
+/// A run function has begun on the card.
+pub(crate) fn began(process: &Arc<Inner>, op: OpId) {
+    let payload = RUNTIME.lock().payloads.get(&op).cloned();
+    if let Some(payload) = payload {
+        process.notify(&Notification {
+            kind: NotificationKind::RunStart,
+            event: Event(op),
+            tag: payload.tag,
+        });
+    }
+}
+
+/// A process signals a user event.
+pub(crate) fn signaled_by(process: &Arc<Inner>, event: Event) {
+    let payload = RUNTIME.lock().payloads.get(&event.0).cloned();
+    // Of one that has been signaled before, nobody is told.
+    if let Some(payload) = payload {
+        process.notify(&Notification {
+            kind: NotificationKind::UserEvent,
+            event,
+            tag: payload.tag,
+        });
+        // What is no user event is not for it to signal.
+        let _ = signal(event);
+    }
+}
+
+impl Runtime {
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        lock(&self.state)
+    }
+
+    /// Takes an operation in, and waits for it if that is asked for.
+    fn submit(
+        &'static self,
+        work: Work,
+        payload: Payload,
+        order: Order<'_>,
+    ) -> Result<Event, CoiError> {
+        let after: Vec<_> = order.after.iter().map(|event| event.0).collect();
+        let id = {
+            let mut state = self.lock();
+            let id = state.graph.submit(work, &after)?;
+            let tag = order.tag;
+            let payload = Arc::new(Payload { tag, ..payload });
+            state.payloads.insert(id, payload);
+            state.open.insert(id);
+            id
+        };
+        self.perform(order.wait.then_some(id));
+        if order.wait {
+            wait(&[Event(id)], true, None)?;
+        }
+        Ok(Event(id))
+    }
+
+    /// Does what the graph says; the bytes of `own` are moved by this very thread.
+    fn perform(&'static self, own: Option<OpId>) {
+        if PERFORMING.replace(true) {
+            return;
+        }
+        let mut mine = Vec::new();
+        loop {
+            while let Some(job) = self.next() {
+                match job {
+                    Job::Move(id, steps, payload) => {
+                        self.tell_of_move(id, &steps, &payload);
+                        if own == Some(id) {
+                            mine.push((id, steps, payload));
+                            continue;
+                        }
+                        self.pool.spawn(Box::new(move || {
+                            let result = self.move_bytes(&steps, &payload);
+                            handle(Input::Moved(id, result));
+                        }));
+                    }
+                    Job::Run(id, payload) => self.run(id, &payload),
+                    Job::Complete(id, result, payload) => {
+                        // A callback may ask for more, and wait for it.
+                        PERFORMING.set(false);
+                        self.complete(id, &result, payload.as_deref());
+                        PERFORMING.set(true);
+                    }
+                }
+            }
+            let Some((id, steps, payload)) = mine.pop() else {
+                break;
+            };
+            let result = self.move_bytes(&steps, &payload);
+            self.lock().graph.handle(Input::Moved(id, result));
+        }
+        PERFORMING.set(false);
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.lock();
+        let output = state.graph.poll_output()?;
+        let payload = |id| state.payloads.get(&id).cloned().unwrap_or_default();
+        Some(match output {
+            Output::Move(id, steps) => Job::Move(id, steps, payload(id)),
+            Output::Run(id) => Job::Run(id, payload(id)),
+            Output::Completed(id, result) => {
+                let payload = state.payloads.remove(&id);
+                Job::Complete(id, result, payload)
+            }
+        })
+    }
+
+    fn run(&self, id: OpId, payload: &Payload) {
+        let Some(run) = &payload.run else {
+            return;
+        };
+        if let Some(request) = lock(&run.request).take() {
+            self.tell(id, payload, run.process.id, NotificationKind::RunReady);
+            run.process.run(id, run.number, request);
+        }
+    }
+
+    fn complete(&self, id: OpId, result: &Result<(), CoiError>, payload: Option<&Payload>) {
+        if let Some(payload) = payload {
+            let told = std::mem::take(&mut *lock(&payload.told));
+            for (process, kind) in told {
+                let kind = match kind {
+                    NotificationKind::RunReady => NotificationKind::RunComplete,
+                    _ => NotificationKind::BufferComplete,
+                };
+                self.notify(id, payload, process, kind);
+            }
+        }
+        loop {
+            let callback = {
+                let mut state = self.lock();
+                let callback = state.callbacks.remove(&id);
+                if callback.is_none() {
+                    state.open.remove(&id);
+                }
+                callback
+            };
+            match callback {
+                Some(callback) => callback(Event(id), result.clone()),
+                None => break,
+            }
+        }
+        self.signaled.notify_all();
+    }
+
+    /// Who has bytes moved is told, once.
+    fn tell_of_move(&self, id: OpId, steps: &[Step], payload: &Payload) {
+        if payload.run.is_some() {
+            return;
+        }
+        let processes: BTreeSet<_> = steps.iter().filter_map(Step::process).collect();
+        for process in processes {
+            self.tell(id, payload, process, NotificationKind::BufferReady);
+        }
+    }
+
+    /// Tells a process's observers that something begins, and of its end later.
+    fn tell(&self, id: OpId, payload: &Payload, process: ProcessId, kind: NotificationKind) {
+        lock(&payload.told).push((process, kind));
+        self.notify(id, payload, process, kind);
+    }
+
+    fn notify(&self, id: OpId, payload: &Payload, process: ProcessId, kind: NotificationKind) {
+        let process = self.lock().processes.get(&process).and_then(Weak::upgrade);
+        if let Some(process) = process {
+            let (event, tag) = (Event(id), payload.tag);
+            process.notify(&Notification { kind, event, tag });
+        }
+    }
+
+    fn body(&self, id: BufferId) -> Result<Arc<Body>, CoiError> {
+        let body = self.lock().bodies.get(&id).and_then(Weak::upgrade);
+        body.ok_or_else(|| CoiError::InvalidHandle("no such buffer".into()))
+    }
+
+    /// The steps of one operation, one after the other.
+    fn move_bytes(&self, steps: &[Step], payload: &Payload) -> Result<(), CoiError> {
+        for step in steps {
+            match step {
+                Step::ToProcess {
+                    process,
+                    buffer,
+                    range,
+                    staged,
+                } => self.body(*buffer)?.send(*process, range, *staged)?,
+                Step::FromProcess {
+                    process,
+                    buffer,
+                    range,
+                    staged,
+                } => self.body(*buffer)?.fetch(*process, range, *staged)?,
+                Step::Put {
+                    buffer,
+                    range,
+                    staged,
+                } => {
+                    let body = self.body(*buffer)?;
+                    for (at, memory) in kinds::pieces_within(&payload.pieces, range) {
+                        body.put(at, memory, *staged);
+                    }
+                }
+                Step::Take {
+                    buffer,
+                    range,
+                    staged,
+                } => {
+                    let body = self.body(*buffer)?;
+                    for (at, memory) in kinds::pieces_within(&payload.pieces, range) {
+                        body.take(at, memory, *staged);
+                    }
+                }
+                Step::Copy {
+                    from,
+                    from_at,
+                    from_staged,
+                    into,
+                    into_at,
+                    into_staged,
+                    bytes,
+                } => {
+                    let into = self.body(*into)?;
+                    let range = *from_at..from_at + bytes;
+                    self.body(*from)?
+                        .copy(&range, *from_staged, &into, *into_at, *into_staged);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Queues a run function.
+pub(crate) fn submit_run(
+    process: &Process,
+    number: u32,
+    pipeline: u64,
+    request: RunFunction,
+    uses: Vec<crate::graph::Use>,
+    returned: Foreign,
+    order: Order<'_>,
+) -> Result<Event, CoiError> {
+    let work = Work::Run {
+        process: process.id(),
+        pipeline,
+        uses,
+    };
+    let run = RunCall {
+        process: process.0.clone(),
+        number,
+        request: Mutex::new(Some(request)),
+        returned,
+    };
+    let payload = Payload {
+        run: Some(run),
+        ..Payload::default()
+    };
+    if let Some(error) = process.0.end_known() {
+        return Err(error);
+    }
+    RUNTIME.submit(work, payload, order)
+}
+
+/// Waits until all that was queued in a pipeline is done.
+pub(crate) fn drain_pipeline(pipeline: u64) {
+    let work = Work::Barrier { pipeline };
+    // It is no error that a run function before it has failed.
+    let _ = RUNTIME.submit(work, Payload::default(), Order::now());
+}

@@ -1,0 +1,134 @@
+//! COIRESULT, and what a call failed of.
+
+use std::{
+    ffi::{CStr, c_char},
+    fmt,
+};
+
+use snaprig_coi::CoiError;
+
+/// Codes.
+pub mod code {
+    pub const SUCCESS: u32 = 0;
+    pub const ERROR: u32 = 1;
+    pub const NOT_INITIALIZED: u32 = 2;
+    pub const ALREADY_EXISTS: u32 = 4;
+    pub const DOES_NOT_EXIST: u32 = 5;
+    pub const INVALID_POINTER: u32 = 6;
+    pub const OUT_OF_RANGE: u32 = 7;
+    pub const NOT_SUPPORTED: u32 = 8;
+    pub const TIME_OUT_REACHED: u32 = 9;
+    pub const MEMORY_OVERLAP: u32 = 10;
+    pub const ARGUMENT_MISMATCH: u32 = 11;
+    pub const SIZE_MISMATCH: u32 = 12;
+    pub const OUT_OF_MEMORY: u32 = 13;
+    pub const INVALID_HANDLE: u32 = 14;
+    pub const BINARY_AND_HARDWARE_MISMATCH: u32 = 22;
+    pub const PROCESS_DIED: u32 = 23;
+    pub const INVALID_FILE: u32 = 24;
+    pub const EVENT_CANCELED: u32 = 25;
+}
+
+const NAMES: [&CStr; 31] = [
+    c"COI_SUCCESS",
+    c"COI_ERROR",
+    c"COI_NOT_INITIALIZED",
+    c"COI_ALREADY_INITIALIZED",
+    c"COI_ALREADY_EXISTS",
+    c"COI_DOES_NOT_EXIST",
+    c"COI_INVALID_POINTER",
+    c"COI_OUT_OF_RANGE",
+    c"COI_NOT_SUPPORTED",
+    c"COI_TIME_OUT_REACHED",
+    c"COI_MEMORY_OVERLAP",
+    c"COI_ARGUMENT_MISMATCH",
+    c"COI_SIZE_MISMATCH",
+    c"COI_OUT_OF_MEMORY",
+    c"COI_INVALID_HANDLE",
+    c"COI_RETRY",
+    c"COI_RESOURCE_EXHAUSTED",
+    c"COI_ALREADY_LOCKED",
+    c"COI_NOT_LOCKED",
+    c"COI_MISSING_DEPENDENCY",
+    c"COI_UNDEFINED_SYMBOL",
+    c"COI_PENDING",
+    c"COI_BINARY_AND_HARDWARE_MISMATCH",
+    c"COI_PROCESS_DIED",
+    c"COI_INVALID_FILE",
+    c"COI_EVENT_CANCELED",
+    c"COI_VERSION_MISMATCH",
+    c"COI_BAD_PORT",
+    c"COI_AUTHENTICATION_FAILURE",
+    c"COI_COMM_NOT_INITIALIZED",
+    c"COI_INCORRECT_FORMAT",
+];
+
+/// The name of a code.
+pub fn name(code: u32) -> &'static CStr {
+    NAMES.get(code as usize).copied().unwrap_or(c"COI_ERROR")
+}
+
+/// COIResultGetName.
+pub extern "C" fn COIResultGetName(code: u32) -> *const c_char {
+    name(code).as_ptr()
+}
+
+/// Why a call fails: its code, and a sentence for whoever traces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub code: u32,
+    pub why: String,
+}
+
+impl Failure {
+    pub fn new(code: u32, why: impl Into<String>) -> Self {
+        let why = why.into();
+        Self { code, why }
+    }
+}
+
+impl From<u32> for Failure {
+    fn from(code: u32) -> Self {
+        Self::new(code, "")
+    }
+}
+
+impl From<CoiError> for Failure {
+    fn from(error: CoiError) -> Self {
+        Self::new(error.code(), error.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&name(self.code).to_string_lossy())?;
+        match self.why.is_empty() {
+            true => Ok(()),
+            false => write!(f, " ({})", self.why),
+        }
+    }
+}
+
+/// What the functions come to.
+pub type Done<T = ()> = Result<T, Failure>;
+
+/// Fails a call unless this is so.
+pub fn require(is: bool, code: u32) -> Done {
+    match is {
+        true => Ok(()),
+        false => Err(code.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_has_its_name_and_what_is_none_is_an_error() {
+        assert_eq!(name(15), c"COI_RETRY");
+        assert_eq!(name(30), c"COI_INCORRECT_FORMAT");
+        assert_eq!(name(31), c"COI_ERROR");
+        assert_eq!(name(u32::MAX), c"COI_ERROR");
+    }
+}

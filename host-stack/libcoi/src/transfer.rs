@@ -1,0 +1,309 @@
+//! `COIBuffer_source.h`: writing, reading and copying.
+
+use std::{ffi::c_void, sync::Arc};
+
+use snaprig_coi::{
+    CoiError, Process,
+    ops::{Buffer, Event, Order, Piece, State, StatePlace},
+};
+
+use crate::{
+    arguments::{Completion, both_or_neither, dependencies, foreign},
+    arrays,
+    buffer::{buffer, inside},
+    process::{Entry, living},
+    result::{Done, code, require},
+    trace::api,
+    types::{Array, CoiEvent, Handle},
+};
+
+/// The copy types that bring the whole buffer along.
+const MOVE_ENTIRE: std::ops::RangeInclusive<u32> = 3..=5;
+
+api! {
+    fn COIBufferWrite(
+        buffer: Handle,
+        offset: u64,
+        data: *const c_void,
+        bytes: u64,
+        kind: u32,
+        dependency_count: u32,
+        dependencies: *const CoiEvent,
+        completion_out: *mut CoiEvent,
+    ) {
+        let buffer = one_part(buffer, offset, data, bytes, (dependency_count, dependencies))?;
+        // SAFETY: the caller says that the data is there until the write is done.
+        let memory = unsafe { foreign(data.cast_mut().cast(), bytes as usize) };
+        let pieces = vec![Piece { at: offset, memory }];
+        let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: the caller says that they are there.
+        unsafe { ends.run(|order| buffer.write(None, pieces, false, order)) }
+    }
+
+    fn COIBufferWriteEx(
+        buffer: Handle,
+        process: Handle,
+        offset: u64,
+        data: *const c_void,
+        bytes: u64,
+        kind: u32,
+        dependency_count: u32,
+        dependencies: *const CoiEvent,
+        completion_out: *mut CoiEvent,
+    ) {
+        let buffer = one_part(buffer, offset, data, bytes, (dependency_count, dependencies))?;
+        let target = Target::of(process)?;
+        // SAFETY: the caller says that the data is there until the write is done.
+        let memory = unsafe { foreign(data.cast_mut().cast(), bytes as usize) };
+        let pieces = vec![Piece { at: offset, memory }];
+        let covers = offset == 0 && bytes == buffer.len();
+        let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: the caller says that they are there.
+        unsafe {
+            ends.run(|order| {
+                target.reach(&buffer, covers, order, |to, order| {
+                    buffer.write(to, pieces, MOVE_ENTIRE.contains(&kind), order)
+                })
+            })
+        }
+    }
+
+    fn COIBufferRead(
+        buffer: Handle,
+        offset: u64,
+        data_out: *mut c_void,
+        bytes: u64,
+        kind: u32,
+        dependency_count: u32,
+        dependencies: *const CoiEvent,
+        completion_out: *mut CoiEvent,
+    ) {
+        let buffer = one_part(buffer, offset, data_out, bytes, (dependency_count, dependencies))?;
+        // SAFETY: the caller says that there is room until the read is done.
+        let memory = unsafe { foreign(data_out.cast(), bytes as usize) };
+        let pieces = vec![Piece { at: offset, memory }];
+        let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: the caller says that they are there.
+        unsafe { ends.run(|order| buffer.read(pieces, order)) }
+    }
+
+    fn COIBufferWriteMultiD(
+        buffer: Handle,
+        process: Handle,
+        offset: u64,
+        to: *const Array,
+        from: *const Array,
+        kind: u32,
+        dependency_count: u32,
+        dependencies: *const CoiEvent,
+        completion_out: *mut CoiEvent,
+    ) {
+        let buffer = self::buffer(buffer)?;
+        both_or_neither(dependency_count as usize, dependencies)?;
+        let target = Target::of(process)?;
+        require(!to.is_null() && !from.is_null(), code::INVALID_HANDLE)?;
+        // SAFETY: the caller says that they are arrays' descriptions.
+        let (to, from) = unsafe { (to.read(), from.read()) };
+        let moves = arrays::moves(&to, &from, offset, buffer.len(), from.base)?;
+        // SAFETY: the caller says that the array is there until the write is done.
+        let pieces = unsafe { arrays::pieces(&moves, from.base) };
+        let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: the caller says that they are there.
+        unsafe {
+            ends.run(|order| {
+                target.reach(&buffer, false, order, |to, order| {
+                    buffer.write(to, pieces, MOVE_ENTIRE.contains(&kind), order)
+                })
+            })
+        }
+    }
+
+    fn COIBufferReadMultiD(
+        buffer: Handle,
+        offset: u64,
+        to: *const Array,
+        from: *const Array,
+        kind: u32,
+        dependency_count: u32,
+        dependencies: *const CoiEvent,
+        completion_out: *mut CoiEvent,
+    ) {
+        let buffer = self::buffer(buffer)?;
+        both_or_neither(dependency_count as usize, dependencies)?;
+        require(!to.is_null() && !from.is_null(), code::INVALID_HANDLE)?;
+        // SAFETY: the caller says that they are arrays' descriptions.
+        let (to, from) = unsafe { (to.read(), from.read()) };
+        let moves = arrays::moves(&from, &to, offset, buffer.len(), to.base)?;
+        // SAFETY: the caller says that the array is there until the read is done.
+        let pieces = unsafe { arrays::pieces(&moves, to.base) };
+        let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: the caller says that they are there.
+        unsafe { ends.run(|order| buffer.read(pieces, order)) }
+    }
+
+    fn COIBufferCopy(
+        to: Handle,
+        from: Handle,
+        to_offset: u64,
+        from_offset: u64,
+        bytes: u64,
+        kind: u32,
+        dependency_count: u32,
+        dependencies: *const CoiEvent,
+        completion_out: *mut CoiEvent,
+    ) {
+        let ends = Ends::of(dependency_count, dependencies, completion_out);
+        let copy = Copy::of(to, from, to_offset, from_offset, bytes, &ends)?;
+        let Copy { to, from, bytes } = copy;
+        // SAFETY: the caller says that they are there.
+        unsafe {
+            ends.run(|order| to.copy_from(None, to_offset, &from, from_offset, bytes, false, order))
+        }
+    }
+
+    fn COIBufferCopyEx(
+        to: Handle,
+        process: Handle,
+        from: Handle,
+        to_offset: u64,
+        from_offset: u64,
+        bytes: u64,
+        kind: u32,
+        dependency_count: u32,
+        dependencies: *const CoiEvent,
+        completion_out: *mut CoiEvent,
+    ) {
+        let ends = Ends::of(dependency_count, dependencies, completion_out);
+        let copy = Copy::of(to, from, to_offset, from_offset, bytes, &ends)?;
+        let Copy { to, from, bytes } = copy;
+        let target = Target::of(process)?;
+        let covers = to_offset == 0 && bytes == to.len();
+        let whole = MOVE_ENTIRE.contains(&kind);
+        // SAFETY: the caller says that they are there.
+        unsafe {
+            ends.run(|order| {
+                target.reach(&to, covers, order, |place, order| {
+                    to.copy_from(place, to_offset, &from, from_offset, bytes, whole, order)
+                })
+            })
+        }
+    }
+}
+
+/// The checks of COIBufferWrite and COIBufferRead; the buffer.
+fn one_part(
+    handle: Handle,
+    offset: u64,
+    data: *const c_void,
+    bytes: u64,
+    (count, events): (u32, *const CoiEvent),
+) -> Done<Buffer> {
+    let buffer = buffer(handle)?;
+    require(!data.is_null(), code::INVALID_POINTER)?;
+    require(bytes > 0, code::OUT_OF_RANGE)?;
+    both_or_neither(count as usize, events)?;
+    inside(&buffer, offset, bytes)?;
+    Ok(buffer)
+}
+
+/// The buffers of a copy, and how much it is of.
+struct Copy {
+    to: Buffer,
+    from: Buffer,
+    bytes: u64,
+}
+
+impl Copy {
+    fn of(
+        to_handle: Handle,
+        from_handle: Handle,
+        to_offset: u64,
+        from_offset: u64,
+        bytes: u64,
+        ends: &Ends,
+    ) -> Done<Self> {
+        let (to, from) = (buffer(to_handle)?, buffer(from_handle)?);
+        both_or_neither(ends.dependencies.0 as usize, ends.dependencies.1)?;
+        let bytes = if bytes == 0 { to.len() } else { bytes };
+        inside(&from, from_offset, bytes)?;
+        inside(&to, to_offset, bytes)?;
+        // Parts of one buffer by different handles are compared below.
+        let apart = from_offset + bytes <= to_offset || to_offset + bytes <= from_offset;
+        require(to_handle != from_handle || apart, code::MEMORY_OVERLAP)?;
+        Ok(Self { to, from, bytes })
+    }
+}
+
+/// What an operation waits for, and who waits for it.
+struct Ends {
+    dependencies: (u32, *const CoiEvent),
+    completion: Completion,
+}
+
+impl Ends {
+    fn of(count: u32, events: *const CoiEvent, completion: *mut CoiEvent) -> Self {
+        Self {
+            dependencies: (count, events),
+            completion: Completion::of(completion),
+        }
+    }
+
+    /// # Safety
+    /// So many events are there, and there is room for the one of the operation.
+    unsafe fn run(&self, start: impl FnOnce(Order<'_>) -> Result<Event, CoiError>) -> Done {
+        // SAFETY: the caller's.
+        let after = unsafe { dependencies(self.dependencies.0, self.dependencies.1) };
+        let event = start(self.completion.order(&after));
+        // SAFETY: the caller's.
+        unsafe { self.completion.deliver(event) }
+    }
+}
+
+/// Where something is to be written.
+enum Target {
+    Anywhere,
+    Source,
+    Process(Arc<Entry>),
+}
+
+impl Target {
+    fn of(process: Handle) -> Done<Self> {
+        Ok(match process {
+            Handle::NULL => Self::Anywhere,
+            Handle::SOURCE => Self::Source,
+            process => Self::Process(living(process)?),
+        })
+    }
+
+    /// Starts a write there. What is valid on the source is written there: for that, it is made valid
+    /// there first, with what it holds unless the write covers all of it.
+    fn reach(
+        &self,
+        buffer: &Buffer,
+        covers: bool,
+        order: Order<'_>,
+        write: impl FnOnce(Option<&Process>, Order<'_>) -> Result<Event, CoiError>,
+    ) -> Result<Event, CoiError> {
+        match self {
+            Self::Anywhere => write(None, order),
+            Self::Process(entry) => write(Some(&entry.process), order),
+            Self::Source => {
+                let here = Order {
+                    after: &[],
+                    wait: false,
+                    tag: order.tag,
+                };
+                let event = buffer.set_state(StatePlace::Source, State::Valid, !covers, here)?;
+                let mut after = order.after.to_vec();
+                after.push(event);
+                write(
+                    None,
+                    Order {
+                        after: &after,
+                        ..order
+                    },
+                )
+            }
+        }
+    }
+}

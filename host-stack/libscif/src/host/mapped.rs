@@ -1,0 +1,145 @@
+//! scif_mmap and scif_munmap: the peer's windows in the program's own address space.
+//!
+//! What must stay true: the node knows of a mapping until it is unmapped, or the process ends; until
+//! then the peer's pages are not used for anything else, even if the endpoint is closed.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    ffi::c_void,
+    os::fd::{OwnedFd, RawFd},
+    sync::{Arc, Mutex},
+};
+
+use rustix::{
+    io::Errno,
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
+    net::{RecvFlags, Shutdown, recv, shutdown},
+};
+use snaprig_scif::host::protocol::{Answer, Call};
+
+use super::{NONSENSE, find, lock, memory};
+use crate::ffi::Result;
+
+/// Where something is mapped: its end, and what keeps it at the node.
+static MAPPED: Mutex<BTreeMap<usize, (usize, Arc<Holder>)>> = Mutex::new(BTreeMap::new());
+
+/// Keeps a mapping at the node.
+struct Holder {
+    socket: OwnedFd,
+    process: u32,
+}
+
+impl Holder {
+    fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            process: std::process::id(),
+        }
+    }
+}
+
+impl Drop for Holder {
+    /// Tells the node, and waits until it knows: what the program does next comes after that.
+    fn drop(&mut self) {
+        // A child of fork(2) has none of its parent's mappings.
+        if self.process == std::process::id() {
+            let _ = shutdown(&self.socket, Shutdown::Write);
+            let mut byte = [0];
+            while recv(&self.socket, &mut byte[..], RecvFlags::empty()) == Err(Errno::INTR) {}
+        }
+    }
+}
+
+/// # Safety
+/// As for mmap(2).
+pub(crate) unsafe fn map(
+    addr: *mut c_void,
+    len: usize,
+    prot: u8,
+    fixed: bool,
+    epd: RawFd,
+    offset: i64,
+) -> Result<*mut c_void> {
+    let endpoint = find(epd)?;
+    if offset < 0 {
+        super::connected(epd)?;
+        return Err(libc::ENXIO);
+    }
+    let call = Call::Map {
+        offset,
+        len: len as u64,
+        prot,
+    };
+    let (segments, holder) = match endpoint.call_with(call, None, false)? {
+        (Answer::Mapped(segments), Some(socket)) => (segments, Arc::new(Holder::new(socket))),
+        (Answer::Mapped(_), None) => return Err(libc::EMFILE),
+        _ => return Err(NONSENSE),
+    };
+    // All files first: what is mapped now goes only if all can be mapped.
+    let mut files = BTreeMap::new();
+    for segment in &segments {
+        if let Entry::Vacant(entry) = files.entry(segment.memory) {
+            entry.insert(memory::memory_file(&endpoint, segment.memory)?);
+        }
+    }
+    let flags = match fixed {
+        true => MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
+        false => MapFlags::PRIVATE | MapFlags::NORESERVE,
+    };
+    // SAFETY: the caller's promise.
+    let base = unsafe { mmap_anonymous(addr, len, ProtFlags::empty(), flags) };
+    let base = base.map_err(|e| e.raw_os_error())?;
+    unmapped(base.addr(), len);
+    let prot = ProtFlags::from_bits_truncate(prot.into());
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+    let mut at = 0;
+    for segment in &segments {
+        let bytes = segment.len as usize;
+        let file = &files[&segment.memory];
+        // SAFETY: inside what was reserved above.
+        let mapped = unsafe {
+            let place = base.byte_add(at);
+            mmap(place, bytes, prot, flags, file, segment.offset)
+        };
+        if let Err(error) = mapped {
+            // SAFETY: what was reserved above.
+            let _ = unsafe { munmap(base, len) };
+            return Err(error.raw_os_error());
+        }
+        at += bytes;
+    }
+    // SAFETY: advice on what was mapped above: no child has it (scif_mmap of the driver).
+    let _ = unsafe { madvise(base, len, Advice::LinuxDontFork) };
+    memory::claim(base.addr(), len);
+    lock(&MAPPED).insert(base.addr(), (base.addr() + len, holder));
+    Ok(base)
+}
+
+/// Nothing of ours is mapped there any more.
+pub(crate) fn unmapped(start: usize, len: usize) {
+    let end = start.saturating_add(len);
+    let mut mapped = lock(&MAPPED);
+    let touched: Vec<_> = mapped
+        .range(..end)
+        .filter(|(_, (ends, _))| *ends > start)
+        .map(|(at, _)| *at)
+        .collect();
+    if touched.is_empty() {
+        return;
+    }
+    let mut gone = Vec::new();
+    for at in touched {
+        if let Some((ends, holder)) = mapped.remove(&at) {
+            if at < start {
+                mapped.insert(at, (start, holder.clone()));
+            }
+            if ends > end {
+                mapped.insert(end, (ends, holder.clone()));
+            }
+            gone.push(holder);
+        }
+    }
+    drop(mapped);
+    drop(gone);
+    memory::disclaim(start, end - start);
+}

@@ -1,0 +1,276 @@
+//! Memory: the program's own, which is registered in a pool (`snaprig_pages`), and that of others,
+//! mapped here.
+//!
+//! What must stay true: a bad address of the program's is found before it is used; what is mapped here
+//! of the pool is none of the program's memory, and no copy of ours needs that to be mapped still.
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    os::fd::{AsFd, OwnedFd},
+    ptr,
+    sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
+};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use snaprig_pages::{
+    maps::Mapping,
+    pages::Range,
+    pool::{Moves, Pool, PoolError},
+};
+use snaprig_scif::host::protocol::{Answer, Call, Segment};
+
+use super::{NONSENSE, endpoint::Endpoint, lock};
+use crate::ffi::Result;
+
+const PAGE: usize = 4096;
+/// Others' memory is mapped in pieces of so many bytes.
+const CHUNK: u64 = 1 << 30;
+/// Most pieces that stay mapped.
+const CHUNKS_MAX: usize = 64;
+
+static POOL: OnceLock<Option<Pool>> = OnceLock::new();
+
+/// Where the program has registered pages now.
+pub(super) fn shared_pages() -> Vec<Range> {
+    let pool = POOL.get().and_then(Option::as_ref);
+    pool.map_or_else(Vec::new, |pool| pool.shared().unwrap_or_default())
+}
+
+/// The registered pages of this process.
+pub(super) fn pool() -> Result<&'static Pool> {
+    let pool = POOL.get_or_init(|| Pool::new(Moves::Private, is_ours).ok());
+    pool.as_ref().ok_or(libc::ENOMEM)
+}
+
+/// What this library has mapped: start and end.
+static OURS: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+
+fn is_ours(mapping: &Mapping) -> bool {
+    let ours = lock(&OURS);
+    let before = ours.range(..=mapping.range.start).next_back();
+    before.is_some_and(|(_, end)| mapping.range.start < *end)
+}
+
+/// A mapping at this place is the library's.
+pub(super) fn claim(start: usize, len: usize) {
+    lock(&OURS).insert(start as u64, (start + len) as u64);
+}
+
+/// It is not any more.
+pub(super) fn disclaim(start: usize, len: usize) {
+    let (start, end) = (start as u64, (start + len) as u64);
+    let mut ours = lock(&OURS);
+    let touched: Vec<_> = ours
+        .range(..end)
+        .filter(|(_, ours_end)| **ours_end > start)
+        .map(|(a, b)| (*a, *b))
+        .collect();
+    for (a, b) in touched {
+        ours.remove(&a);
+        if a < start {
+            ours.insert(a, start);
+        }
+        if b > end {
+            ours.insert(end, b);
+        }
+    }
+}
+
+/// Moves the program's memory into the pool.
+pub(super) fn share(address: u64, len: u64, prot: u8) -> Result {
+    let range = Range {
+        start: address,
+        end: address.checked_add(len).ok_or(libc::EFAULT)?,
+    };
+    // Frames of this very call are not to be moved.
+    let here = ptr::from_ref(&range).addr() as u64;
+    if (range.start..range.end).contains(&here) {
+        return Err(libc::EFAULT);
+    }
+    match pool()?.register(address, len, prot & 2 != 0) {
+        Ok(true) => Ok(()),
+        // Shared with another process already, or a file's.
+        Ok(false) => Err(libc::EAGAIN),
+        Err(PoolError::Fault) => Err(libc::EFAULT),
+        Err(PoolError::Io(error)) => Err(error.raw_os_error().unwrap_or(libc::ENOMEM)),
+    }
+}
+
+/// A registered range, and where the library has it mapped.
+pub(super) struct Shared {
+    address: u64,
+    len: u64,
+    alias: OnceLock<Option<usize>>,
+}
+
+impl Shared {
+    pub(super) fn new(address: u64, len: u64) -> Self {
+        Self {
+            address,
+            len,
+            alias: OnceLock::new(),
+        }
+    }
+
+    /// Where the bytes from `skip` on are, and how many.
+    pub(super) fn at(&self, skip: u64) -> Option<(*mut u8, u64)> {
+        let left = self.len.checked_sub(skip).filter(|left| *left > 0)?;
+        let alias = self.alias.get_or_init(|| {
+            let pool = pool().ok()?;
+            map(pool.fd(), self.address, self.len as usize).ok()
+        });
+        let at = (*alias)? + skip as usize;
+        Some((ptr::with_exposed_provenance_mut(at), left))
+    }
+
+    pub(super) fn give_back(mut self, held: bool) {
+        if let Some(Some(alias)) = self.alias.take() {
+            unmap(alias, self.len as usize);
+        }
+        if let (false, Ok(pool)) = (held, pool()) {
+            pool.deregister(self.address, self.len);
+        }
+    }
+}
+
+fn map(file: std::os::fd::BorrowedFd<'_>, offset: u64, len: usize) -> rustix::io::Result<usize> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+    // SAFETY: a new mapping, at a place of the kernel's choice.
+    let at = unsafe { mmap(ptr::null_mut(), len, prot, flags, file, offset) }?;
+    claim(at.expose_provenance(), len);
+    // SAFETY: advice on a mapping of ours.
+    let _ = unsafe { madvise(at, len, Advice::LinuxDontFork) };
+    Ok(at.expose_provenance())
+}
+
+fn unmap(at: usize, len: usize) {
+    // SAFETY: a mapping of ours that nobody uses.
+    let _ = unsafe { munmap(ptr::with_exposed_provenance_mut(at), len) };
+    disclaim(at, len);
+}
+
+/// Others' memory, by file and chunk.
+#[derive(Default)]
+pub(super) struct Peers {
+    chunks: BTreeMap<(u64, u64), usize>,
+}
+
+static PEERS: RwLock<Option<Peers>> = RwLock::new(None);
+
+impl Peers {
+    /// Where a segment is, and how much of it is there in a row.
+    pub(super) fn at(&self, segment: Segment) -> Option<(*mut u8, u64)> {
+        let skip = segment.offset % CHUNK;
+        let base = self.chunks.get(&(segment.memory, segment.offset / CHUNK))?;
+        let at = ptr::with_exposed_provenance_mut(base + skip as usize);
+        Some((at, segment.len.min(CHUNK - skip)))
+    }
+
+    fn missing(&self, segments: &[Segment]) -> Vec<(u64, u64)> {
+        let mut missing = Vec::new();
+        for segment in segments {
+            let last = (segment.offset + segment.len.max(1) - 1) / CHUNK;
+            for chunk in segment.offset / CHUNK..=last {
+                let key = (segment.memory, chunk);
+                if !self.chunks.contains_key(&key) && !missing.contains(&key) {
+                    missing.push(key);
+                }
+            }
+        }
+        missing
+    }
+}
+
+/// All of these segments, mapped for as long as the guard lives.
+pub(super) fn peers(
+    endpoint: &Endpoint,
+    segments: &[Segment],
+) -> Result<RwLockReadGuard<'static, Option<Peers>>> {
+    loop {
+        let peers = PEERS.read().unwrap_or_else(PoisonError::into_inner);
+        let missing = match &*peers {
+            Some(peers) => peers.missing(segments),
+            None => Peers::default().missing(segments),
+        };
+        if missing.is_empty() {
+            return Ok(peers);
+        }
+        drop(peers);
+        for key in missing {
+            let file = memory_file(endpoint, key.0)?;
+            let base = map(file.as_fd(), key.1 * CHUNK, CHUNK as usize);
+            let base = base.map_err(|_| libc::ENOMEM)?;
+            let mut peers = PEERS.write().unwrap_or_else(PoisonError::into_inner);
+            let peers = peers.get_or_insert_with(Peers::default);
+            while peers.chunks.len() >= CHUNKS_MAX {
+                // The file that came first is gone soonest.
+                if let Some((_, base)) = peers.chunks.pop_first() {
+                    unmap(base, CHUNK as usize);
+                }
+            }
+            if let Some(twice) = peers.chunks.insert(key, base) {
+                unmap(twice, CHUNK as usize);
+            }
+        }
+    }
+}
+
+/// The file that segments name so.
+pub(super) fn memory_file(endpoint: &Endpoint, memory: u64) -> Result<OwnedFd> {
+    match endpoint.call_with(Call::Memory(memory), None, false)? {
+        (Answer::Unit, Some(file)) => Ok(file),
+        (Answer::Unit, None) => Err(libc::EMFILE),
+        _ => Err(NONSENSE),
+    }
+}
+
+/// Whether the program's memory can be read, or written.
+pub(super) fn check(address: usize, len: usize, writes: bool) -> Result {
+    if len == 0 {
+        return Ok(());
+    }
+    let end = address.checked_add(len).ok_or(libc::EFAULT)?;
+    let start = address / PAGE * PAGE;
+    let end = end.checked_next_multiple_of(PAGE).ok_or(libc::EFAULT)?;
+    let advice = match writes {
+        true => Advice::LinuxPopulateWrite,
+        false => Advice::LinuxPopulateRead,
+    };
+    let at: *mut c_void = ptr::with_exposed_provenance_mut(start);
+    // SAFETY: populating changes nothing that a program can see.
+    match unsafe { madvise(at, end - start, advice) } {
+        // A kernel, or memory, that knows no such advice.
+        Ok(()) | Err(rustix::io::Errno::INVAL) if address >= PAGE => Ok(()),
+        _ => Err(libc::EFAULT),
+    }
+}
+
+/// Copies out of the program's memory.
+pub(super) fn read(address: usize, len: usize) -> Result<Vec<u8>> {
+    check(address, len, false)?;
+    let mut bytes = Vec::with_capacity(len);
+    // SAFETY: `len` bytes can be read there, and there is room for them.
+    unsafe {
+        ptr::copy_nonoverlapping(
+            ptr::with_exposed_provenance(address),
+            bytes.as_mut_ptr(),
+            len,
+        );
+        bytes.set_len(len);
+    }
+    Ok(bytes)
+}
+
+/// Copies into the program's memory, which was checked.
+pub(super) fn write(address: usize, bytes: &[u8]) {
+    // SAFETY: so many bytes can be written there.
+    unsafe {
+        ptr::copy_nonoverlapping(
+            bytes.as_ptr(),
+            ptr::with_exposed_provenance_mut(address),
+            bytes.len(),
+        );
+    }
+}

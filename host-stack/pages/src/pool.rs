@@ -1,0 +1,266 @@
+//! The pool: registered pages of this process, where everybody can map them.
+//!
+//! Private anonymous memory is moved, in place, into a memfd whose offsets are the addresses
+//! themselves: the page at address `a` is at offset `a` of the file. So a peer that has the file
+//! finds any registered byte without being told more, and what it mapped stays right for as long as
+//! this process lives. Pages that cannot be moved (files, shared memory, huge pages, the stack that
+//! is in use) stay where they are; peers reach them with process_vm_readv(2).
+//!
+//! While a range moves, threads that write to it wait: it is write-protected with userfaultfd(2).
+//! When the last region over a page is given back, so is the page, as private memory, wherever the
+//! program has it by then: memory may be unmapped or moved (mremap(2)) before its region goes, and
+//! other memory mapped in its place. A child after fork(2) gets copies, as it would of pinned pages;
+//! its parent waits until it has them.
+
+use std::{
+    ffi::c_void,
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt,
+    },
+    ptr,
+    sync::Mutex,
+};
+
+use rustix::{
+    fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    },
+    mm::{
+        Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous,
+        mprotect, mremap_fixed, munmap,
+    },
+};
+
+use crate::{
+    freeze::Freeze,
+    maps::{self, Mapping},
+    pages::{Pages, Range},
+};
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// Addresses of a process (x86-64, four levels).
+const ADDRESSES: u64 = 1 << 47;
+/// Ranges of at least this are asked to be huge pages.
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// The pool of this process.
+#[derive(Debug)]
+pub struct Pool {
+    file: File,
+    inode: u64,
+    pages: Mutex<Pages>,
+    moves: Moves,
+    is_ours: fn(&Mapping) -> bool,
+}
+
+/// What a pool takes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moves {
+    /// Anonymous memory that can be written, but for stacks.
+    Plain,
+    /// Any private memory: static variables, constants and stacks, too. A page of the stack that
+    /// the caller is running on must be none that it is using.
+    Private,
+}
+
+/// Why memory cannot be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Part of the range is not mapped, or forbids the access: EFAULT.
+    #[error("the range is not all mapped, or not for that access")]
+    Fault,
+    /// It could not be looked at or moved.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Pool {
+    /// An empty one. `is_ours`: a mapping of the file that is none of the program's, but of whoever
+    /// has the pool.
+    pub fn new(moves: Moves, is_ours: fn(&Mapping) -> bool) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create("snaprig-pool", flags)?);
+        ftruncate(&file, ADDRESSES)?;
+        // A peer's mapping of it must never end in SIGBUS.
+        fcntl_add_seals(&file, SealFlags::SHRINK)?;
+        Ok(Self {
+            inode: file.metadata()?.ino(),
+            file,
+            pages: Mutex::default(),
+            moves,
+            is_ours,
+        })
+    }
+
+    /// The file.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Registers memory; whether it is in the pool now. `writes`: it must be writable.
+    pub fn register(&self, address: u64, length: u64, writes: bool) -> Result<bool, PoolError> {
+        let range = page_range(address, length).ok_or(PoolError::Fault)?;
+        let mut pages = self.pages.lock().expect("no panic while it is held");
+        let mut mappings = maps::all()?;
+        mappings.retain(|m| m.range.and(range).is_some());
+        let allowed = |m: &Mapping| m.reads && (m.writes || !writes);
+        if !maps::covers(&mappings, range) || !mappings.iter().all(allowed) {
+            return Err(PoolError::Fault);
+        }
+        let here = ptr::from_ref(&range).addr() as u64;
+        let movable = |m: &Mapping| {
+            if self.moves == Moves::Private {
+                return m.inode == self.inode || m.private && !m.executes;
+            }
+            let stack = m.range.start <= here && here < m.range.end || m.name.starts_with("[stack");
+            let plain = m.name.is_empty() || m.name == "[heap]" || m.name.starts_with("[anon");
+            m.inode == self.inode || m.private && m.inode == 0 && m.writes && plain && !stack
+        };
+        if !mappings.iter().all(movable) {
+            return Ok(false);
+        }
+        // Whether its pages are counted says nothing of a mapping: it may be new at that place.
+        let in_place = |m: &Mapping| m.inode == self.inode && m.offset == m.range.start;
+        for mapping in mappings.iter().filter(|m| !in_place(m)) {
+            if let Some(part) = mapping.range.and(range) {
+                self.move_in(part, mapping.writes)?;
+            }
+        }
+        pages.add(range);
+        Ok(true)
+    }
+
+    /// Gives memory back that was registered, and is in the pool.
+    pub fn deregister(&self, address: u64, length: u64) {
+        let Some(range) = page_range(address, length) else {
+            return;
+        };
+        let mut pages = self.pages.lock().expect("no panic while it is held");
+        for free in pages.remove(range) {
+            if let Err(error) = self.move_out(free) {
+                tracing::warn!(%error, "registered pages stay shared");
+                continue;
+            }
+            let length = free.end - free.start;
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // Costs memory if it fails, nothing else.
+            let _ = fallocate(&self.file, hole, free.start, length);
+        }
+    }
+
+    /// Where the program has pages of the pool.
+    pub fn shared(&self) -> io::Result<Vec<Range>> {
+        let all = Range {
+            start: 0,
+            end: ADDRESSES,
+        };
+        Ok(self.places(all)?.into_iter().map(|(at, _)| at).collect())
+    }
+
+    /// Where the program has these pages of the pool now, and whether it can write to them.
+    fn places(&self, pages: Range) -> io::Result<Vec<(Range, bool)>> {
+        let mut mappings = maps::all()?;
+        mappings.retain(|m| m.inode == self.inode && !(self.is_ours)(m));
+        let place = |m: Mapping| {
+            let in_file = Range {
+                start: m.offset,
+                end: m.offset + (m.range.end - m.range.start),
+            };
+            let part = in_file.and(pages)?;
+            let start = m.range.start + (part.start - m.offset);
+            let end = start + (part.end - part.start);
+            Some((Range { start, end }, m.writes))
+        };
+        Ok(mappings.into_iter().filter_map(place).collect())
+    }
+
+    /// Makes these pages of the pool private memory.
+    fn move_out(&self, pages: Range) -> io::Result<()> {
+        for (range, writes) in self.places(pages)? {
+            make_private(range)?;
+            if !writes {
+                let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
+                // SAFETY: as the program had it.
+                unsafe { mprotect(at, length, MprotectFlags::READ) }?;
+            }
+        }
+        Ok(())
+    }
+
+    fn move_in(&self, range: Range, writes: bool) -> io::Result<()> {
+        let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let (populate, prot) = match writes {
+            true => (Advice::LinuxPopulateWrite, both),
+            false => (Advice::LinuxPopulateRead, ProtFlags::READ),
+        };
+        // SAFETY: populating changes nothing that a program can see.
+        unsafe { madvise(at, length, populate) }?;
+        let frozen = Freeze::new(range);
+        // SAFETY: a new mapping, at a place of the kernel's choice.
+        let copy = unsafe {
+            mmap(
+                ptr::null_mut(),
+                length,
+                both,
+                MapFlags::SHARED,
+                &self.file,
+                range.start,
+            )
+        }?;
+        if length as u64 >= HUGE_PAGE {
+            // SAFETY: advice. It is as good without.
+            let _ = unsafe { madvise(copy, length, Advice::LinuxHugepage) };
+        }
+        // SAFETY: both are mapped for `length` bytes; writers to the source wait.
+        unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), length) };
+        // SAFETY: the same bytes take the place of what was there.
+        let moved = unsafe {
+            let fixed = MapFlags::SHARED | MapFlags::FIXED;
+            mmap(at, length, prot, fixed, &self.file, range.start)
+        };
+        // SAFETY: mapped above, and not used any more.
+        let _ = unsafe { munmap(copy, length) };
+        drop(frozen);
+        moved.map(drop).map_err(Into::into)
+    }
+
+    /// Before fork(2): nobody registers.
+    ///
+    /// # Panics
+    /// If a thread panicked while it registered.
+    pub fn lock(&self) -> std::sync::MutexGuard<'_, Pages> {
+        self.pages.lock().expect("no panic while it is held")
+    }
+}
+
+/// Replaces shared pages by private ones with the same bytes.
+pub fn make_private(range: Range) -> io::Result<()> {
+    let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
+    let both = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, at a place of the kernel's choice.
+    let copy = unsafe { mmap_anonymous(ptr::null_mut(), length, both, MapFlags::PRIVATE) }?;
+    let frozen = Freeze::new(range);
+    // SAFETY: both are mapped for `length` bytes; writers to the source wait.
+    unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), length) };
+    // SAFETY: the same bytes take the place of what was there.
+    let moved = unsafe { mremap_fixed(copy, length, length, MremapFlags::MAYMOVE, at) };
+    drop(frozen);
+    moved.map(drop).map_err(Into::into)
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+fn page_range(address: u64, length: u64) -> Option<Range> {
+    let end = address
+        .checked_add(length.max(1))?
+        .checked_next_multiple_of(PAGE)?;
+    let start = address / PAGE * PAGE;
+    (end <= ADDRESSES).then_some(Range { start, end })
+}

@@ -1,0 +1,386 @@
+//! The state machine of one SCIF node.
+//!
+//! ```text
+//!  New --bind--> Bound --listen--> Listening --(accept)--> a new endpoint, Connected
+//!   |              |
+//!   '---connect----+--> Connecting --Accepted--> Connected --Closed, peer down--> Reset
+//!                            '------Refused----> Bound
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `connection` | bind, listen, connect, accept, close, and how connections end |
+//! | `stream` | send and receive |
+//! | `window` | registered memory of both sides, and who still uses it |
+//! | `rma` | copies between windows |
+//! | `fence` | marks, waits, signals |
+//! | `route` | messages to and from other nodes |
+//! | `types` | inputs and outputs |
+//!
+//! Requests come with an id of the driver's choosing and end with exactly one [`Output::Done`],
+//! unless they are cancelled. Errors are errno values as in the scif manual pages.
+//!
+//! What must stay true: a sender never has more bytes under way than the receiver has room for; a
+//! window's memory is released only when the peer has said that it uses it no more (or is gone).
+
+mod connection;
+mod fence;
+mod rma;
+mod route;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod types;
+mod window;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use snaprig_wire::scif::{NodeId, PORT_DYNAMIC, PortId, QUEUE_BYTES};
+
+pub use self::types::{Input, Local, Op, Output, Value};
+use self::{fence::Waiting, stream::Sending, window::Window};
+
+/// An endpoint of this node.
+pub type EndpointId = u64;
+/// A request, by the driver's own number.
+pub type RequestId = u64;
+/// Memory that backs a window, by the driver's own number.
+pub type BackingId = u64;
+/// RMA that is under way.
+pub type JobId = u64;
+/// A mapping of the peer's windows.
+pub type MappingId = u64;
+
+/// `SCIF_PROT_READ`.
+pub const PROT_READ: u8 = 1;
+/// `SCIF_PROT_WRITE`.
+pub const PROT_WRITE: u8 = 2;
+
+const ENDPOINTS_MAX: usize = 65_536;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    New,
+    Bound,
+    Listening,
+    /// Nobody waits where the connect does not block.
+    Connecting(Option<RequestId>),
+    Connected,
+    Reset,
+}
+
+struct Endpoint {
+    state: State,
+    port: Option<u16>,
+    peer: PortId,
+    connection: u32,
+    /// How a connect that does not block has ended, until that is asked.
+    outcome: Option<Result<(), i32>>,
+    backlog: usize,
+    incoming: VecDeque<(PortId, u32)>,
+    accepts: VecDeque<RequestId>,
+    received: VecDeque<u8>,
+    credit: usize,
+    sends: VecDeque<Sending>,
+    receives: VecDeque<(RequestId, usize)>,
+    windows: BTreeMap<i64, Window>,
+    /// Unregistered, and mapped by the peer.
+    retired: BTreeMap<i64, Window>,
+    unregistering: BTreeMap<(i64, u64), Option<RequestId>>,
+    peer_windows: BTreeMap<i64, Window>,
+    peer_window_part: Option<i64>,
+    /// RMA under way, each with its place in the order in which they were started.
+    jobs: BTreeMap<JobId, i32>,
+    started: i32,
+    waiting: Vec<Waiting>,
+    /// What the peer was asked of its RMA.
+    asked: BTreeMap<u64, RequestId>,
+    /// Mapped parts of the peer's windows, and those of them that it wants back.
+    mappings: BTreeMap<MappingId, (i64, u64)>,
+    held: Vec<(i64, u64)>,
+    /// The peer has mapped windows of ours and is gone otherwise.
+    peer_holds: bool,
+    closing: Option<RequestId>,
+    /// The peer's node is gone. In another life it numbers its connections anew, so what comes from
+    /// there is for others.
+    lost: bool,
+    closed: bool,
+    closed_sent: bool,
+    peer_closed: bool,
+}
+
+/// One node.
+pub struct Node {
+    id: NodeId,
+    endpoints: BTreeMap<EndpointId, Endpoint>,
+    /// Endpoints that the machine makes (accepted ones) are numbered from above.
+    next_endpoint: EndpointId,
+    next_connection: u32,
+    next_port: u16,
+    next_job: JobId,
+    jobs: BTreeMap<JobId, (Option<RequestId>, EndpointId)>,
+    mappings: BTreeMap<MappingId, EndpointId>,
+    neighbours: BTreeSet<NodeId>,
+    /// Other cards, as the host tells a card.
+    others: BTreeSet<NodeId>,
+    outputs: VecDeque<Output>,
+}
+
+impl Node {
+    /// Node `id`, with no neighbour.
+    pub fn new(id: NodeId) -> Self {
+        Self {
+            id,
+            endpoints: BTreeMap::new(),
+            next_endpoint: 1 << 63,
+            next_connection: 1,
+            next_port: PORT_DYNAMIC,
+            next_job: 1,
+            jobs: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            neighbours: BTreeSet::new(),
+            others: BTreeSet::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Takes one input. Then ask [`Node::poll_output`] until it has nothing more.
+    pub fn handle(&mut self, input: Input) {
+        match input {
+            Input::Open(id) => {
+                self.endpoints.entry(id).or_insert_with(Endpoint::new);
+            }
+            Input::Request(request, id, op) => self.request(request, id, op),
+            Input::Cancel(request) => drop(self.forget(request)),
+            Input::Interrupt(request) => self.interrupt(request),
+            Input::Close(id) => self.close(id),
+            Input::Message(message) => self.message(message),
+            Input::PeerUp(node) => self.peer_up(node),
+            Input::PeerDown(node) => self.peer_down(node),
+            Input::CopyDone(job, result) => self.copy_done(job, result),
+            Input::Unmapped(mapping) => self.unmapped(mapping),
+        }
+    }
+
+    /// The next thing to do.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Nodes that can be reached, this one included, in order (scif_get_nodeIDs).
+    pub fn nodes(&self) -> Vec<NodeId> {
+        self.neighbours
+            .union(&self.others)
+            .copied()
+            .chain([self.id])
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
+    }
+
+    /// Endpoints, RMA and mappings that there are: none once every endpoint is closed on both sides.
+    pub fn in_use(&self) -> usize {
+        self.endpoints.len() + self.jobs.len() + self.mappings.len()
+    }
+
+    /// The other side of a connection.
+    pub fn peer(&self, id: EndpointId) -> Option<PortId> {
+        let endpoint = self.endpoints.get(&id)?;
+        (endpoint.state == State::Connected).then_some(endpoint.peer)
+    }
+
+    /// Why a connected endpoint's calls would fail now.
+    pub fn check_connected(&self, id: EndpointId) -> Result<(), i32> {
+        let endpoint = self.endpoints.get(&id).filter(|e| !e.closed);
+        match endpoint.ok_or(libc::EBADF)?.state {
+            State::Connected => Ok(()),
+            State::Reset => Err(libc::ECONNRESET),
+            _ => Err(libc::ENOTCONN),
+        }
+    }
+
+    /// What poll(2) would say.
+    pub fn poll(&self, id: EndpointId) -> i16 {
+        let Some(endpoint) = self.endpoints.get(&id) else {
+            return libc::POLLNVAL;
+        };
+        let when = |is: bool, mask: i16| if is { mask } else { 0 };
+        let readable = when(!endpoint.received.is_empty(), libc::POLLIN);
+        let writable = when(endpoint.credit > 0, libc::POLLOUT);
+        match endpoint.state {
+            _ if endpoint.outcome.is_some() => libc::POLLOUT | readable,
+            State::Listening => when(!endpoint.incoming.is_empty(), libc::POLLIN),
+            State::Connecting(_) => 0,
+            State::Connected => readable | writable,
+            State::Reset => readable | writable | libc::POLLHUP,
+            State::New | State::Bound => libc::POLLERR,
+        }
+    }
+
+    fn out(&mut self, output: Output) {
+        self.outputs.push_back(output);
+    }
+
+    fn done(&mut self, request: RequestId, result: Result<Value, i32>) {
+        self.out(Output::Done(request, result));
+    }
+
+    fn request(&mut self, request: RequestId, id: EndpointId, op: Op) {
+        let result = match op {
+            Op::Bind(port) => self.bind(id, port).map(|port| Some(Value::Port(port))),
+            Op::Listen(backlog) => self.listen(id, backlog),
+            Op::Connect(peer) => self.connect(Some(request), id, peer),
+            Op::ConnectAsync(peer) => self.connect(None, id, peer),
+            Op::Accept => self.accept(request, id, true),
+            Op::TryAccept => self.accept(request, id, false),
+            Op::Send(data) => self.send(request, id, data),
+            Op::Recv(max) => self.read(request, id, max, true),
+            Op::Write { data, block } => self.write(request, id, data, block),
+            Op::Read { max, block } => self.read(request, id, max, block),
+            Op::Register {
+                extents,
+                offset,
+                prot,
+                backing,
+            } => {
+                let result = self.register(id, extents, offset, prot, backing);
+                if result.is_err() {
+                    self.out(Output::Release(backing));
+                }
+                result
+            }
+            Op::Unregister { offset, len } => self.unregister(request, id, offset, len),
+            Op::Rma {
+                local,
+                len,
+                remote,
+                write,
+            } => self.rma(request, id, &local, len, remote, write),
+            Op::Plan {
+                local,
+                len,
+                remote,
+                write,
+            } => self.plan(id, local, len, remote, write),
+            Op::Map { offset, len, prot } => self.map(id, offset, len, prot),
+            Op::FenceMark { peer } => self.fence_mark(request, id, peer),
+            Op::FenceWait(mark) => self.fence_wait(request, id, mark),
+            Op::FenceSignal {
+                local,
+                remote,
+                peer,
+            } => self.fence_signal(request, id, local, remote, peer),
+            Op::Close => self.close_and_wait(request, id),
+        };
+        match result {
+            Ok(Some(value)) => self.done(request, Ok(value)),
+            Ok(None) => {}
+            Err(errno) => self.done(request, Err(errno)),
+        }
+    }
+
+    fn endpoint(&mut self, id: EndpointId) -> Result<&mut Endpoint, i32> {
+        self.endpoints
+            .get_mut(&id)
+            .filter(|e| !e.closed)
+            .ok_or(libc::EBADF)
+    }
+
+    fn connected(&mut self, id: EndpointId) -> Result<&mut Endpoint, i32> {
+        let endpoint = self.endpoint(id)?;
+        match endpoint.state {
+            State::Connected => Ok(endpoint),
+            State::Reset => Err(libc::ECONNRESET),
+            _ => Err(libc::ENOTCONN),
+        }
+    }
+
+    /// The request ends untold. Bytes that it had sent.
+    fn forget(&mut self, request: RequestId) -> Option<usize> {
+        let mut found = None;
+        for (id, endpoint) in &mut self.endpoints {
+            let sent = endpoint.sends.iter().find(|s| s.request == request);
+            let mut is_here = sent.is_some();
+            found = sent.map(|s| s.sent).or(found);
+            endpoint.sends.retain(|s| s.request != request);
+            let mut gone = |is: bool| {
+                is_here |= is;
+                !is
+            };
+            endpoint.accepts.retain(|r| gone(*r == request));
+            endpoint.receives.retain(|(r, _)| gone(*r == request));
+            endpoint.asked.retain(|_, r| gone(*r == request));
+            endpoint.waiting.retain(|w| gone(w.is_for(request)));
+            for waiting in endpoint.unregistering.values_mut() {
+                if *waiting == Some(request) {
+                    *waiting = None;
+                    is_here = true;
+                }
+            }
+            if endpoint.closing == Some(request) {
+                endpoint.closing = None;
+                is_here = true;
+            }
+            if endpoint.state == State::Connecting(Some(request)) {
+                endpoint.state = State::Bound;
+                is_here = true;
+            }
+            if is_here {
+                self.outputs.push_back(Output::Changed(*id));
+                found = found.or(Some(0));
+            }
+        }
+        for (owner, _) in self.jobs.values_mut() {
+            if *owner == Some(request) {
+                *owner = None;
+                found = Some(0);
+            }
+        }
+        found
+    }
+
+    fn interrupt(&mut self, request: RequestId) {
+        match self.forget(request) {
+            Some(0) => self.done(request, Err(libc::EINTR)),
+            Some(sent) => self.done(request, Ok(Value::Count(sent))),
+            // It has ended.
+            None => {}
+        }
+    }
+}
+
+impl Endpoint {
+    fn new() -> Self {
+        Self {
+            state: State::New,
+            port: None,
+            peer: PortId { node: 0, port: 0 },
+            connection: 0,
+            outcome: None,
+            backlog: 0,
+            incoming: VecDeque::new(),
+            accepts: VecDeque::new(),
+            received: VecDeque::new(),
+            credit: QUEUE_BYTES,
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            windows: BTreeMap::new(),
+            retired: BTreeMap::new(),
+            unregistering: BTreeMap::new(),
+            peer_windows: BTreeMap::new(),
+            peer_window_part: None,
+            jobs: BTreeMap::new(),
+            started: 0,
+            waiting: Vec::new(),
+            asked: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            held: Vec::new(),
+            peer_holds: false,
+            closing: None,
+            lost: false,
+            closed: false,
+            closed_sent: false,
+            peer_closed: false,
+        }
+    }
+}

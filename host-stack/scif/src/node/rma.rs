@@ -1,0 +1,121 @@
+//! Copies between windows. A job lasts from the check of both sides to the end of the copy, whoever
+//! makes it.
+
+use snaprig_wire::{
+    dma::{Descriptor, LEN_MAX},
+    scif::Extent,
+};
+
+use super::{
+    EndpointId, JobId, Local, Node, Output, PROT_READ, PROT_WRITE, RequestId, Value,
+    fence::MARK_MASK,
+    window::{cut, slice},
+};
+
+/// What each side must allow.
+fn prots(write: bool) -> (u8, u8) {
+    match write {
+        true => (PROT_READ, PROT_WRITE),
+        false => (PROT_WRITE, PROT_READ),
+    }
+}
+
+impl Node {
+    pub(super) fn rma(
+        &mut self,
+        request: RequestId,
+        id: EndpointId,
+        local: &Local,
+        len: u64,
+        remote: i64,
+        write: bool,
+    ) -> Result<Option<Value>, i32> {
+        let endpoint = self.connected(id)?;
+        if len == 0 {
+            return Ok(Some(Value::Unit));
+        }
+        let (local_prot, remote_prot) = prots(write);
+        let here = match local {
+            Local::Window(offset) => slice(&endpoint.windows, *offset, len, local_prot)?,
+            Local::Memory { extents, skip } => cut(extents, *skip, len).ok_or(libc::EFAULT)?,
+        };
+        let there = slice(&endpoint.peer_windows, remote, len, remote_prot)?;
+        let copies = match write {
+            true => pair(&here, &there),
+            false => pair(&there, &here),
+        };
+        let peer = endpoint.peer.node;
+        let job = self.start_job(id, Some(request))?;
+        self.out(Output::Copy { job, peer, copies });
+        Ok(None)
+    }
+
+    pub(super) fn plan(
+        &mut self,
+        id: EndpointId,
+        local: Option<i64>,
+        len: u64,
+        remote: i64,
+        write: bool,
+    ) -> Result<Option<Value>, i32> {
+        let endpoint = self.connected(id)?;
+        if len == 0 {
+            return Err(libc::EINVAL);
+        }
+        let (local_prot, remote_prot) = prots(write);
+        if let Some(local) = local {
+            slice(&endpoint.windows, local, len, local_prot)?;
+        }
+        let extents = slice(&endpoint.peer_windows, remote, len, remote_prot)?;
+        let job = self.start_job(id, None)?;
+        Ok(Some(Value::Plan { job, extents }))
+    }
+
+    fn start_job(&mut self, id: EndpointId, request: Option<RequestId>) -> Result<JobId, i32> {
+        let job = self.next_job;
+        self.next_job += 1;
+        let endpoint = self.endpoint(id)?;
+        endpoint.started = endpoint.started.wrapping_add(1) & MARK_MASK;
+        endpoint.jobs.insert(job, endpoint.started);
+        self.jobs.insert(job, (request, id));
+        Ok(job)
+    }
+
+    pub(super) fn copy_done(&mut self, job: JobId, result: Result<(), i32>) {
+        let Some((request, id)) = self.jobs.remove(&job) else {
+            return;
+        };
+        if let Some(request) = request {
+            self.done(request, result.map(|()| Value::Unit));
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(&id) {
+            endpoint.jobs.remove(&job);
+        }
+        self.serve_fences(id);
+        self.try_finish_close(id);
+    }
+}
+
+/// Copies that move one list of extents to another of the same length.
+fn pair(from: &[Extent], to: &[Extent]) -> Vec<Descriptor> {
+    let (mut copies, mut i, mut j) = (Vec::new(), 0, 0);
+    let (mut from_done, mut to_done) = (0, 0);
+    while let (Some(src), Some(dst)) = (from.get(i), to.get(j)) {
+        let len = (src.len - from_done).min(dst.len - to_done).min(LEN_MAX);
+        copies.push(Descriptor {
+            src: src.address + from_done,
+            dst: dst.address + to_done,
+            len: len as u32,
+            interrupt: false,
+        });
+        from_done += len;
+        to_done += len;
+        if from_done == src.len {
+            (i, from_done) = (i + 1, 0);
+        }
+        if to_done == dst.len {
+            (j, to_done) = (j + 1, 0);
+        }
+    }
+    copies
+}

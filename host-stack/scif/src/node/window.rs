@@ -1,0 +1,438 @@
+//! Registered memory: the own windows, and what is known of the peer's.
+//!
+//! ```text
+//! register    Window .. --->  the peer can use it
+//! unregister  Unwindow  --->  nothing new; what is under way ends
+//!                       <---  Unwindowed {held: false}: the memory goes
+//!                             Unwindowed {held: true}: it is mapped there, and stays
+//!                       <---  Released: now it goes
+//! ```
+
+use std::collections::BTreeMap;
+
+use snaprig_wire::scif::{Body, EXTENTS_MAX, Extent, PAGE};
+
+use super::{
+    BackingId, Endpoint, EndpointId, MappingId, Node, Output, PROT_READ, PROT_WRITE, RequestId,
+    State, Value, fence::Then,
+};
+
+/// Most extents of a peer's windows on one connection: 64 GiB in 4 KiB pieces would be a lie.
+const PEER_EXTENTS_MAX: usize = 1 << 20;
+/// Most mappings of one connection.
+const MAPPINGS_MAX: usize = 4096;
+/// Registered address spaces end here (scif_register(3)).
+const OFFSETS_END: i64 = 1 << 62;
+
+pub(super) struct Window {
+    pub(super) len: u64,
+    prot: u8,
+    extents: Vec<Extent>,
+    pub(super) backing: Option<BackingId>,
+}
+
+impl Node {
+    pub(super) fn register(
+        &mut self,
+        id: EndpointId,
+        extents: Vec<Extent>,
+        offset: Option<i64>,
+        prot: u8,
+        backing: BackingId,
+    ) -> Result<Option<Value>, i32> {
+        let endpoint = self.connected(id)?;
+        let len = total(&extents).ok_or(libc::EINVAL)?;
+        if len == 0 || prot == 0 || prot & !(PROT_READ | PROT_WRITE) != 0 {
+            return Err(libc::EINVAL);
+        }
+        let is_free = |offset| {
+            !overlaps(&endpoint.windows, offset, len) && !overlaps(&endpoint.retired, offset, len)
+        };
+        let offset = match offset {
+            Some(offset)
+                if offset < 0
+                    || !(offset as u64).is_multiple_of(PAGE)
+                    || offset.checked_add_unsigned(len).is_none() =>
+            {
+                return Err(libc::EINVAL);
+            }
+            Some(offset) if offset.saturating_add_unsigned(len) > OFFSETS_END => {
+                return Err(libc::EADDRINUSE);
+            }
+            Some(offset) if is_free(offset) => offset,
+            Some(_) => return Err(libc::EADDRINUSE),
+            None => free_offset(endpoint, len).ok_or(libc::ENOMEM)?,
+        };
+        let window = Window {
+            len,
+            prot,
+            extents: extents.clone(),
+            backing: Some(backing),
+        };
+        endpoint.windows.insert(offset, window);
+        let parts = extents.chunks(EXTENTS_MAX);
+        let (mut at, count) = (offset, parts.len());
+        for (index, part) in parts.enumerate() {
+            let bytes = total(part).ok_or(libc::EINVAL)?;
+            let more = index + 1 < count;
+            self.tell(
+                id,
+                Body::Window {
+                    offset: at,
+                    prot,
+                    more,
+                    extents: part.to_vec(),
+                },
+            );
+            at += bytes as i64;
+        }
+        Ok(Some(Value::Offset(offset)))
+    }
+
+    pub(super) fn unregister(
+        &mut self,
+        request: RequestId,
+        id: EndpointId,
+        offset: i64,
+        len: u64,
+    ) -> Result<Option<Value>, i32> {
+        let endpoint = self.connected(id)?;
+        let end = offset.checked_add_unsigned(len).ok_or(libc::EINVAL)?;
+        if len == 0 || offset < 0 || !(offset as u64 | len).is_multiple_of(PAGE) {
+            return Err(libc::EINVAL);
+        }
+        // Whole windows only, as scif_unregister(3) demands.
+        let mut at = offset;
+        if let Some((start, window)) = endpoint.windows.range(..offset).next_back()
+            && start + window.len as i64 > offset
+        {
+            return Err(libc::EINVAL);
+        }
+        while at < end {
+            let window = endpoint.windows.get(&at).ok_or(libc::ENXIO)?;
+            at += window.len as i64;
+        }
+        if at != end {
+            return Err(libc::EINVAL);
+        }
+        match endpoint.unregistering.entry((offset, len)) {
+            // Another thread is at it.
+            std::collections::btree_map::Entry::Occupied(_) => return Err(libc::ENXIO),
+            std::collections::btree_map::Entry::Vacant(entry) => entry.insert(Some(request)),
+        };
+        self.tell(id, Body::Unwindow { offset, len });
+        Ok(None)
+    }
+
+    /// The peer takes windows back: nothing new uses them, and it is told when what is under way has
+    /// ended.
+    pub(super) fn unwindow(&mut self, id: EndpointId, offset: i64, len: u64) {
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
+        let Some(end) = offset.checked_add_unsigned(len) else {
+            return;
+        };
+        endpoint
+            .peer_windows
+            .retain(|at, _| *at < offset || *at >= end);
+        let mark = endpoint.started;
+        if self.after(id, mark, Then::Unwindowed(offset, len)).is_err() {
+            self.reset(id);
+        }
+    }
+
+    pub(super) fn unwindow_answer(&mut self, id: EndpointId, offset: i64, len: u64) {
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
+        let mut mapped = endpoint.mappings.values();
+        let held = mapped.any(|(at, bytes)| touches((offset, len), (*at, *bytes)));
+        if held {
+            endpoint.held.push((offset, len));
+        }
+        self.tell(id, Body::Unwindowed { offset, len, held });
+    }
+
+    pub(super) fn unwindowed(&mut self, id: EndpointId, offset: i64, len: u64, held: bool) {
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
+        // Nobody asked: the peer is broken, but harms only itself.
+        let Some(request) = endpoint.unregistering.remove(&(offset, len)) else {
+            return;
+        };
+        let mark = endpoint.started;
+        let then = Then::Retire {
+            offset,
+            len,
+            held,
+            request,
+        };
+        if self.after(id, mark, then).is_err() {
+            self.retire(id, offset, len, held, request);
+        }
+    }
+
+    /// Neither side copies to or from these windows any more.
+    pub(super) fn retire(
+        &mut self,
+        id: EndpointId,
+        offset: i64,
+        len: u64,
+        held: bool,
+        request: Option<RequestId>,
+    ) {
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
+        let mut gone = take_range(&mut endpoint.windows, offset, len);
+        if held {
+            endpoint.retired.append(&mut gone);
+        }
+        self.release(gone);
+        if let Some(request) = request {
+            self.done(request, Ok(Value::Gone { held }));
+        }
+    }
+
+    /// The peer has unmapped what it held.
+    pub(super) fn released(&mut self, id: EndpointId, offset: i64, len: u64) {
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
+        let gone = take_range(&mut endpoint.retired, offset, len);
+        endpoint.peer_holds &= offset > 0 || len < i64::MAX as u64;
+        self.release(gone);
+        self.try_finish_close(id);
+    }
+
+    pub(super) fn release(&mut self, windows: BTreeMap<i64, Window>) {
+        for backing in windows.into_values().filter_map(|window| window.backing) {
+            self.out(Output::Release(backing));
+        }
+    }
+
+    pub(super) fn map(
+        &mut self,
+        id: EndpointId,
+        offset: i64,
+        len: u64,
+        prot: u8,
+    ) -> Result<Option<Value>, i32> {
+        let mapping = self.next_job;
+        let endpoint = self.connected(id)?;
+        if len == 0 || prot & !(PROT_READ | PROT_WRITE) != 0 {
+            return Err(libc::EINVAL);
+        }
+        let mut extents = slice(&endpoint.peer_windows, offset, len, 0)?;
+        for bit in [PROT_READ, PROT_WRITE] {
+            if prot & bit != 0 {
+                extents = slice(&endpoint.peer_windows, offset, len, bit)?;
+            }
+        }
+        if endpoint.mappings.len() >= MAPPINGS_MAX {
+            return Err(libc::ENOMEM);
+        }
+        endpoint.mappings.insert(mapping, (offset, len));
+        self.next_job += 1;
+        self.mappings.insert(mapping, id);
+        Ok(Some(Value::Mapped { mapping, extents }))
+    }
+
+    pub(super) fn unmapped(&mut self, mapping: MappingId) {
+        let Some(id) = self.mappings.remove(&mapping) else {
+            return;
+        };
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
+        endpoint.mappings.remove(&mapping);
+        let mapped: Vec<_> = endpoint.mappings.values().copied().collect();
+        let is_free = |range: &(i64, u64)| !mapped.iter().any(|other| touches(*range, *other));
+        let (free, held) = std::mem::take(&mut endpoint.held)
+            .into_iter()
+            .partition::<Vec<_>, _>(is_free);
+        endpoint.held = held;
+        let all = endpoint.closed_sent && endpoint.mappings.is_empty();
+        for (offset, len) in free {
+            self.tell(id, Body::Released { offset, len });
+        }
+        if all {
+            let (offset, len) = (0, i64::MAX as u64);
+            self.tell(id, Body::Released { offset, len });
+        }
+        self.try_finish_close(id);
+    }
+
+    pub(super) fn peer_window(
+        &mut self,
+        id: EndpointId,
+        offset: i64,
+        prot: u8,
+        more: bool,
+        extents: Vec<Extent>,
+    ) {
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
+        if endpoint.state != State::Connected {
+            return;
+        }
+        let held: usize = endpoint
+            .peer_windows
+            .values()
+            .map(|w| w.extents.len())
+            .sum();
+        let len = total(&extents).filter(|len| *len > 0 && offset >= 0);
+        let Some(len) = len.filter(|_| held + extents.len() <= PEER_EXTENTS_MAX) else {
+            return self.reset(id);
+        };
+        let continued = endpoint.peer_window_part.take().filter(|start| {
+            let end = |window: &Window| start + window.len as i64;
+            endpoint
+                .peer_windows
+                .get(start)
+                .is_some_and(|window| end(window) == offset)
+        });
+        if overlaps(&endpoint.peer_windows, offset, len) {
+            return self.reset(id);
+        }
+        match continued {
+            Some(start) => {
+                if let Some(window) = endpoint.peer_windows.get_mut(&start) {
+                    window.len += len;
+                    window.extents.extend(extents);
+                }
+                endpoint.peer_window_part = more.then_some(start);
+            }
+            None => {
+                endpoint.peer_windows.insert(
+                    offset,
+                    Window {
+                        len,
+                        prot,
+                        extents,
+                        backing: None,
+                    },
+                );
+                endpoint.peer_window_part = more.then_some(offset);
+            }
+        }
+    }
+}
+
+/// After the last window, or in a gap where there is nothing after it.
+fn free_offset(endpoint: &Endpoint, len: u64) -> Option<i64> {
+    let fits = |offset: i64| {
+        offset
+            .checked_add_unsigned(len)
+            .filter(|end| *end <= OFFSETS_END)
+    };
+    let both = [&endpoint.windows, &endpoint.retired];
+    let ends = both.iter().filter_map(|windows| {
+        let (start, window) = windows.last_key_value()?;
+        Some(start + window.len as i64)
+    });
+    let last = ends.max().unwrap_or(PAGE as i64);
+    if fits(last).is_some() {
+        return Some(last);
+    }
+    let mut at = PAGE as i64;
+    loop {
+        let blocking = both.iter().find_map(|windows| {
+            let end = at.checked_add_unsigned(len)?;
+            let (start, window) = windows.range(..end).next_back()?;
+            let window_end = start + window.len as i64;
+            (window_end > at).then_some(window_end)
+        });
+        match blocking {
+            Some(end) => at = end,
+            None => return fits(at).map(|_| at),
+        }
+    }
+}
+
+fn touches(one: (i64, u64), other: (i64, u64)) -> bool {
+    let end = |(offset, len): (i64, u64)| offset.saturating_add_unsigned(len);
+    one.0 < end(other) && other.0 < end(one)
+}
+
+fn take_range(windows: &mut BTreeMap<i64, Window>, offset: i64, len: u64) -> BTreeMap<i64, Window> {
+    let end = offset.saturating_add_unsigned(len);
+    let inside = windows.range(offset..end.max(offset)).map(|(at, _)| *at);
+    let inside: Vec<i64> = inside.collect();
+    inside
+        .into_iter()
+        .filter_map(|at| windows.remove_entry(&at))
+        .collect()
+}
+
+/// Bytes of all extents; `None` if one is not whole pages or the sum makes no sense.
+fn total(extents: &[Extent]) -> Option<u64> {
+    extents.iter().try_fold(0_u64, |sum, extent| {
+        let sound = extent.len > 0
+            && extent.len % PAGE == 0
+            && extent.address % PAGE == 0
+            && extent.address.checked_add(extent.len)? <= 1 << 40;
+        sum.checked_add(extent.len)
+            .filter(|sum| sound && *sum <= 1 << 40)
+    })
+}
+
+fn overlaps(windows: &BTreeMap<i64, Window>, offset: i64, len: u64) -> bool {
+    let Some(end) = offset.checked_add_unsigned(len) else {
+        return true;
+    };
+    windows
+        .range(..end)
+        .next_back()
+        .is_some_and(|(start, window)| start + window.len as i64 > offset)
+}
+
+/// The extents of a range that may span adjacent windows, all of which allow `prot` (0: whatever they
+/// allow).
+pub(super) fn slice(
+    windows: &BTreeMap<i64, Window>,
+    offset: i64,
+    len: u64,
+    prot: u8,
+) -> Result<Vec<Extent>, i32> {
+    let end = offset.checked_add_unsigned(len).ok_or(libc::ENXIO)?;
+    let (mut at, mut found) = (offset, Vec::new());
+    while at < end {
+        let (start, window) = windows.range(..=at).next_back().ok_or(libc::ENXIO)?;
+        let window_end = start + window.len as i64;
+        if at >= window_end {
+            return Err(libc::ENXIO);
+        }
+        if window.prot & prot != prot {
+            return Err(libc::EACCES);
+        }
+        let part = (end.min(window_end) - at) as u64;
+        found.extend(cut(&window.extents, (at - start) as u64, part).ok_or(libc::ENXIO)?);
+        at += part as i64;
+    }
+    Ok(found)
+}
+
+/// `len` bytes of the extents, from `skip` on.
+pub(super) fn cut(extents: &[Extent], mut skip: u64, mut len: u64) -> Option<Vec<Extent>> {
+    let mut found = Vec::new();
+    for extent in extents {
+        if len == 0 {
+            break;
+        }
+        if skip >= extent.len {
+            skip -= extent.len;
+            continue;
+        }
+        let part = len.min(extent.len - skip);
+        found.push(Extent {
+            address: extent.address + skip,
+            len: part,
+        });
+        (skip, len) = (0, len - part);
+    }
+    (len == 0).then_some(found)
+}

@@ -1,0 +1,91 @@
+//! COI programs in C, written against the public documentation: on every platform they print what it
+//! says (`fixtures/coi/*/golden`).
+
+mod host;
+mod offload;
+
+use host::platforms;
+use offload::Program;
+
+/// Compiles a program and runs it on every platform.
+fn check(program: &Program, options: &[&str], arguments: &[&str]) {
+    for platform in platforms() {
+        let options = [&["--platform", platform], options].concat();
+        program.check("golden", &options, arguments);
+    }
+}
+
+/// A test for each program that needs nothing special.
+macro_rules! programs {
+    ($($name:ident),* $(,)?) => {
+        $(
+            #[test]
+            fn $name() {
+                let program = Program::compile(concat!("coi/", stringify!($name)), "", "");
+                check(&program, &[], &[]);
+            }
+        )*
+    };
+}
+
+programs!(
+    arguments_environment,
+    buffer_map,
+    buffer_references,
+    buffer_state,
+    buffer_with_user_memory,
+    buffers_with_pipeline_function,
+    callbacks_notifications,
+    coi_simple,
+    cpu_masks,
+    create_from_memory,
+    dependencies,
+    errors,
+    hello_world,
+    many_buffers,
+    many_pipelines,
+    misc_data_max,
+    multiple_pipeline_explicit,
+    multiple_pipeline_implicit,
+    perf,
+    proxy_output,
+    read_write_async,
+    shutdown_timeout_force,
+    sink_crash,
+    sub_buffers,
+    threads,
+    two_processes_one_engine,
+    user_event,
+);
+
+#[test]
+fn buffer_copy() {
+    let program = Program::compile("coi/buffer_copy", "", "");
+    check(&program, &["--cards", "2"], &[]);
+    check(&program, &["--cards", "1"], &[]);
+}
+
+#[test]
+fn libraries() {
+    // libneedy.so needs a library that is gone by the time it is loaded.
+    let shell = "
+        library() { name=$1; shift; gcc -shared -fPIC $from/$name.c -o $name.so \"$@\"; }
+        library libbase -Wl,-soname,libbase.so
+        library libplug -Wl,-soname,libplug.so -L. -lbase
+        library libnameless
+        library libincomplete -Wl,-soname,libincomplete.so
+        library libbase -Wl,-soname,libabsent.so; mv libbase.so libabsent.so
+        library libbase -Wl,-soname,libneedy.so -Wl,--no-as-needed -L. -labsent; mv libbase.so libneedy.so
+        library libbase -Wl,-soname,libbase.so; rm libabsent.so";
+    let program = Program::compile("coi/libraries", shell, "-L. -lbase");
+    let directory = program.directory().to_str().expect("UTF-8").to_owned();
+    check(&program, &[], &[&directory]);
+}
+
+#[test]
+fn libraries_v1() {
+    let shell = "gcc -shared -fPIC $from/libolder.c -o libolder.so -Wl,-soname,libolder.so";
+    let program = Program::compile("coi/libraries_v1", shell, "");
+    let directory = program.directory().to_str().expect("UTF-8").to_owned();
+    check(&program, &[], &[&directory]);
+}

@@ -1,0 +1,214 @@
+//! `snaprig run`, `card exec`, `include` and `build-sink`, as a user calls them.
+
+mod host;
+mod offload;
+
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use host::platforms;
+use offload::{Program, SNAPRIG, text};
+
+fn snaprig(arguments: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["120", SNAPRIG]).args(arguments);
+    command.stdin(Stdio::null()).output().expect("it starts")
+}
+
+/// A shell, with `snaprig` in `$snaprig`.
+fn shell(script: &str) -> Output {
+    Command::new("timeout")
+        .args(["120", "sh", "-c", script])
+        .env("snaprig", SNAPRIG)
+        .stdin(Stdio::null())
+        .output()
+        .expect("a shell")
+}
+
+fn printed(output: &Output) -> String {
+    assert!(output.status.success(), "{}", text(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn run_passes_on_what_a_program_prints_and_how_it_ends() {
+    let output = snaprig(&[
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "test -S $SNAPRIG_RIG/scif.sock && exit 7",
+    ]);
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output));
+    let output = snaprig(&["run", "--", "sh", "-c", "kill -9 $$"]);
+    assert_eq!(output.status.code(), Some(137), "{}", text(&output));
+    let output = snaprig(&[
+        "run", "--cards", "3", "--memory", "128M,64M", "--", SNAPRIG, "card", "list",
+    ]);
+    assert_eq!(printed(&output).lines().count(), 3, "{}", text(&output));
+    let output = snaprig(&["run", "--", "/nowhere/program"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output).contains("/nowhere/program"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn a_rig_ends_with_the_program_that_it_is_for() {
+    let output = snaprig(&["run", "--", "sh", "-c", "echo $SNAPRIG_RIG"]);
+    let rig = printed(&output);
+    assert!(
+        rig.starts_with('/') && !Path::new(rig.trim()).exists(),
+        "{rig}"
+    );
+}
+
+#[test]
+fn a_rig_in_the_background_serves_a_shell_until_it_is_ended() {
+    let program = Program::compile("coi/hello_world", "", "");
+    program.check("golden", &[], &[]);
+    let directory = program.directory().display();
+    let output = shell(&format!(
+        "eval \"$($snaprig run --env)\"
+         {directory}/host {directory}/sink && {directory}/host {directory}/sink
+         echo $SNAPRIG_RIG; kill $SNAPRIG_RIG_PID"
+    ));
+    let text = printed(&output);
+    assert_eq!(text.matches("Hello from the sink!").count(), 2, "{text}");
+    let rig = text.lines().last().expect("a line");
+    let begun = Instant::now();
+    while Path::new(rig).exists() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "{rig} is still there"
+        );
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_program_on_a_card_has_our_stdio_its_libraries_and_its_status() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let source = directory.path().join("on_card.c");
+    let text = r#"
+        #include <scif.h>
+        #include <stdio.h>
+        int main(int argc, char **argv) {
+            uint16_t nodes[8], self = 99;
+            char line[64] = "";
+            int count = scif_get_nodeIDs(nodes, 8, &self);
+            if (fgets(line, sizeof(line), stdin) == NULL) return 1;
+            printf("%s, node %d of %d: %s", argv[argc - 1], self, count, line);
+            fprintf(stderr, "goodbye\n");
+            return 40 + self;
+        }
+    "#;
+    fs::write(&source, text).expect("written");
+    let program = directory.path().join("on_card");
+    let compiled = shell(&format!(
+        "gcc -Wall -Werror {} $($snaprig include --scif) -o {}",
+        source.display(),
+        program.display()
+    ));
+    printed(&compiled);
+    for platform in platforms() {
+        for node in 1..=2 {
+            let mut child = Command::new("timeout")
+                .args([
+                    "120",
+                    SNAPRIG,
+                    "run",
+                    "--cards",
+                    "2",
+                    "--platform",
+                    platform,
+                    "--",
+                ])
+                .args([SNAPRIG, "card", "exec", "--node", &node.to_string(), "--"])
+                .arg(&program)
+                .args(["an argument", "the last"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("it starts");
+            let mut stdin = child.stdin.take().expect("a pipe");
+            stdin.write_all(b"a line of ours\n").expect("read");
+            drop(stdin);
+            let output = child.wait_with_output().expect("it ends");
+            let printed = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(
+                printed,
+                format!("the last, node {node} of 3: a line of ours\n")
+            );
+            assert!(offload::text(&output).contains("goodbye"));
+            assert_eq!(output.status.code(), Some(40 + node));
+        }
+    }
+}
+
+#[test]
+fn card_exec_says_what_is_wrong() {
+    let output = Command::new(SNAPRIG)
+        .args(["card", "exec", "--", "/bin/true"])
+        .env_remove("SNAPRIG_RIG")
+        .output()
+        .expect("it starts");
+    assert!(text(&output).contains("SNAPRIG_RIG"), "{}", text(&output));
+    for (arguments, expected) in [
+        (&["--", "/nowhere/program"][..], "/nowhere/program"),
+        (&["--", "/etc/passwd"], "no ELF file"),
+        (&["--node", "7", "--", "/bin/true"], "7"),
+    ] {
+        let command = [&["run", "--", SNAPRIG, "card", "exec"], arguments].concat();
+        let output = snaprig(&command);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains(expected), "{}", text(&output));
+    }
+    let output = snaprig(&[
+        "run",
+        "--",
+        SNAPRIG,
+        "card",
+        "exec",
+        "--",
+        "/bin/sh",
+        "-c",
+        "kill -11 $$",
+    ]);
+    assert_eq!(output.status.code(), Some(128 + 11), "{}", text(&output));
+}
+
+#[test]
+fn sinks_may_be_of_c_plus_plus() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let source = directory.path().join("sink.cpp");
+    let text = r#"
+        #include <intel-coi/sink/COIPipeline_sink.h>
+        #include <intel-coi/sink/COIProcess_sink.h>
+        #include <sink/COIBuffer_sink.h>
+        #include <string>
+        int main() { COIPipelineStartExecutingRunFunctions(); COIProcessWaitForShutdown(); return 0; }
+        COINATIVELIBEXPORT void run(uint32_t, void **, uint64_t *, void *, uint16_t, void *, uint16_t) {
+            throw std::string("never called");
+        }
+    "#;
+    fs::write(&source, text).expect("written");
+    let output = shell(&format!(
+        "cd {} && $snaprig build-sink sink.cpp -o sink -std=c++17 && nm -D sink",
+        directory.path().display()
+    ));
+    assert!(
+        printed(&output).contains(" T run"),
+        "{}",
+        offload::text(&output)
+    );
+}
