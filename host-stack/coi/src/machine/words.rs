@@ -90,7 +90,7 @@ pub enum Input {
     Lost(Generation, Link),
     /// The host's SCIF node is gone, and with it every hope of a successor.
     RigGone,
-    /// [`Machine::deadline`] has come.
+    /// [`super::Machine::deadline`] has come.
     Tick,
 }
 
