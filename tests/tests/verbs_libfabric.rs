@@ -1,7 +1,7 @@
-//! libfabric on our verbs. Alone, in a test program of its own: every 10 ms its ofi_rxm looks whether the peer has
-//! gone, and before that only as far into the completion queue as it had come when it last ran. A server that was kept
-//! from running for so long loses the last message of a client that is done (FI_OFI_RXM_CM_PROGRESS_INTERVAL,
-//! fi_rxm(7)), on any HCA.
+//! libfabric on our verbs. Alone, in a test program of its own: beside programs that take all processors, a server on
+//! ofi_rxm now and then waited for ever for the last message of a client that had ended well, and never did alone.
+//! Probably it takes a disconnection before the completions that came first (FI_OFI_RXM_CM_PROGRESS_INTERVAL: every
+//! 10 ms); that it is not us who lose one has not been shown.
 
 mod fabric;
 
