@@ -81,40 +81,36 @@ fn a_campaign_is_of_the_scenarios_that_are_named() {
     assert_eq!(reached(&both), [true, true, false, true]);
 }
 
-#[test]
-fn a_bug_of_the_hca_is_found_and_its_failure_fails_again() {
+/// A planted bug of one scenario is found; its failure fails again, with this event, and with this to be seen as it
+/// comes to this fault point.
+fn is_found_and_fails_again(canary: &[&str], seeds: &str, event: &str, point: &str, seen: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let report = path(dir.path());
-    let canary = ["--canary", "early-read", "--scenario", "verbs"];
-    let seeds = ["--seeds", "0..500", "--report", &report];
-    let output = snaprig(&[&["campaign"][..], &canary, &seeds].concat());
+    let seeds = ["--seeds", seeds, "--report", &report];
+    let output = snaprig(&[&["campaign"][..], canary, &seeds].concat());
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
     let failures = fs::read_dir(dir.path().join("failures")).expect("it is there");
     let failure = path(&failures.flatten().next().expect("there is one").path());
     let again = snaprig(&["repro", "--events", &failure]);
     let said = text(&again.stdout);
-    assert!(said.contains("ibv_post_send"), "{said}");
+    assert!(said.contains(event), "{said}");
     assert!(said.ends_with("it fails the same way\n"), "{said}");
-    let state = text(&snaprig(&["repro", "--until", "hca.packet", &failure]).stdout);
-    assert!(state.contains("connection 0: process"), "{state}");
+    let state = text(&snaprig(&["repro", "--until", point, &failure]).stdout);
+    assert!(state.contains(seen), "{state}");
+}
+
+#[test]
+fn a_bug_of_the_hca_is_found_and_its_failure_fails_again() {
+    let canary = ["--canary", "early-read", "--scenario", "verbs"];
+    let seen = "connection 0: process";
+    is_found_and_fails_again(&canary, "0..500", "ibv_post_send", "hca.packet", seen);
 }
 
 #[test]
 fn a_bug_of_a_scif_node_is_found_and_its_failure_fails_again() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let report = path(dir.path());
     let canary = ["--canary", "early-answer", "--scenario", "scif"];
-    let seeds = ["--seeds", "0..300", "--report", &report];
-    let output = snaprig(&[&["campaign"][..], &canary, &seeds].concat());
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
-    let failures = fs::read_dir(dir.path().join("failures")).expect("it is there");
-    let failure = path(&failures.flatten().next().expect("there is one").path());
-    let again = snaprig(&["repro", "--events", &failure]);
-    let said = text(&again.stdout);
-    assert!(said.contains("scif: Unwindow"), "{said}");
-    assert!(said.ends_with("it fails the same way\n"), "{said}");
-    let state = text(&snaprig(&["repro", "--until", "scif.copy", &failure]).stdout);
-    assert!(state.contains("side 0: program"), "{state}");
+    let seen = "side 0: program";
+    is_found_and_fails_again(&canary, "0..300", "scif: Unwindow", "scif.copy", seen);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! in C: whoever is left is told in bounded time, and nothing is left of the dead.
 
 mod children;
+mod host;
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -11,7 +12,8 @@ use std::{
 };
 
 use children::ends;
-use snaprig_card::platform::{self, Kind};
+use host::platforms;
+use rustix::process::Pid;
 use snaprig_coi::{Engine, native};
 use snaprig_rig::{Rig, files::CardFiles, sdk::Sdk};
 use snaprig_wire::coi::Exit;
@@ -97,25 +99,12 @@ impl Programs {
     }
 }
 
-fn rig(kind: Kind) -> Rig {
+fn rig(platform: &str) -> Rig {
     let busybox: CardFiles = "/bin/busybox".parse().expect("a path");
+    let kind = platform.parse().expect("a platform");
     let rig = Rig::builder().exe(SNAPRIG).platform(Some(kind));
     let rig = rig.memory_bytes(1 << 30).files(vec![busybox]);
     rig.start().expect("a rig")
-}
-
-fn platforms() -> Vec<Kind> {
-    let works = |kind: &Kind| match platform::probe(*kind) {
-        Ok(_) => true,
-        Err(error) => {
-            eprintln!("skipped: {kind} does not work here: {error}");
-            false
-        }
-    };
-    [Kind::Kvm, Kind::Ptrace]
-        .into_iter()
-        .filter(works)
-        .collect()
 }
 
 fn each_step(victim: Victim) {
@@ -137,7 +126,7 @@ fn each_step(victim: Victim) {
                 Victim::Host => host.kill().expect("it is ours"),
             }
             if victim == Victim::Host {
-                assert!(ends(host.id()), "{what}");
+                assert!(ends(Pid::from_child(&host), 60), "{what}");
                 host.wait().expect("it is ours");
                 is_clean(&rig, &what);
                 continue;
@@ -149,7 +138,7 @@ fn each_step(victim: Victim) {
             };
             let stdin = host.stdin.take();
             stdin.expect("a pipe").write_all(line).expect("it reads");
-            let is_over = ends(host.id());
+            let is_over = ends(Pid::from_child(&host), 60);
             if !is_over {
                 host.kill().expect("it is ours");
             }

@@ -1,6 +1,8 @@
 //! A demo that is ended at any moment leaves no process and no directory, and one that takes too
 //! long gives up.
 
+mod children;
+
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -9,10 +11,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec},
-    process::{Pid, PidfdFlags, pidfd_open},
-};
+use children::ends;
+use rustix::process::Pid;
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
 
@@ -40,19 +40,6 @@ fn children(pid: u32) -> Vec<Pid> {
     children
 }
 
-/// Whether the process ends within half a minute (pidfd_open(2)).
-fn ends(pid: Pid) -> bool {
-    let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
-        return true;
-    };
-    let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-    let timeout = Timespec {
-        tv_sec: 30,
-        tv_nsec: 0,
-    };
-    rustix::event::poll(&mut fds, Some(&timeout)).expect("it is a pidfd") > 0
-}
-
 #[test]
 fn a_demo_that_is_killed_takes_everything_along() {
     for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGINT] {
@@ -70,7 +57,7 @@ fn a_demo_that_is_killed_takes_everything_along() {
             unsafe { libc::kill(-(demo.id() as i32), signal) };
             demo.wait().expect("it ends");
             for pid in children {
-                assert!(ends(pid), "{step}: process {pid:?} is left");
+                assert!(ends(pid, 30), "{step}: process {pid:?} is left");
             }
             let left: Vec<_> = fs::read_dir(tmp.path()).expect("it is there").collect();
             assert!(left.is_empty(), "{step}: {left:?}");

@@ -13,6 +13,7 @@
 //! | [`coi`] | host process, COI daemon, offload process | SCIF connections |
 //! | [`snapify`] | the same three | the COI control connection and a Unix socket on the card |
 //! | [`snapify_io`] | Snapify-IO daemons | SCIF connections |
+//! | [`coi_result`] | COI and programs, on the host and on a card | return values |
 //! | [`checkpoint`] | a program on the card and the card kernel | `/dev/card/checkpoint` ioctls |
 //!
 //! [`fault`] is what all of them say of the places where something can go wrong.
@@ -26,6 +27,7 @@ extern crate alloc;
 pub mod bar4;
 pub mod checkpoint;
 pub mod coi;
+pub mod coi_result;
 pub mod dma;
 pub mod fault;
 pub mod frame;

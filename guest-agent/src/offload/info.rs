@@ -1,11 +1,9 @@
 //! The C API that asks only of the card and of COI itself, by the names of the public MPSS headers
 //! (`include/common`): results, the engine, hardware threads, clocks.
 
-use std::{
-    ffi::{CStr, c_char},
-    fs,
-    sync::OnceLock,
-};
+use std::{ffi::c_char, fs, sync::OnceLock};
+
+use snaprig_wire::coi_result;
 
 use crate::scif::Endpoint;
 
@@ -20,41 +18,6 @@ pub const COI_INVALID_POINTER: i32 = 6;
 /// A handle is none.
 pub const COI_INVALID_HANDLE: i32 = 14;
 
-/// Results, by number.
-const RESULTS: [&CStr; 31] = [
-    c"COI_SUCCESS",
-    c"COI_ERROR",
-    c"COI_NOT_INITIALIZED",
-    c"COI_ALREADY_INITIALIZED",
-    c"COI_ALREADY_EXISTS",
-    c"COI_DOES_NOT_EXIST",
-    c"COI_INVALID_POINTER",
-    c"COI_OUT_OF_RANGE",
-    c"COI_NOT_SUPPORTED",
-    c"COI_TIME_OUT_REACHED",
-    c"COI_MEMORY_OVERLAP",
-    c"COI_ARGUMENT_MISMATCH",
-    c"COI_SIZE_MISMATCH",
-    c"COI_OUT_OF_MEMORY",
-    c"COI_INVALID_HANDLE",
-    c"COI_RETRY",
-    c"COI_RESOURCE_EXHAUSTED",
-    c"COI_ALREADY_LOCKED",
-    c"COI_NOT_LOCKED",
-    c"COI_MISSING_DEPENDENCY",
-    c"COI_UNDEFINED_SYMBOL",
-    c"COI_PENDING",
-    c"COI_BINARY_AND_HARDWARE_MISMATCH",
-    c"COI_PROCESS_DIED",
-    c"COI_INVALID_FILE",
-    c"COI_EVENT_CANCELED",
-    c"COI_VERSION_MISMATCH",
-    c"COI_BAD_PORT",
-    c"COI_AUTHENTICATION_FAILURE",
-    c"COI_COMM_NOT_INITIALIZED",
-    c"COI_INCORRECT_FORMAT",
-];
-
 /// COI_DEVICE_KNC: what the card's PCI function says it is.
 const KNIGHTS_CORNER: i32 = 4;
 /// What there is none of.
@@ -63,8 +26,7 @@ const NO_INDEX: u32 = u32::MAX;
 /// The name of a result; "COI_ERROR" for what is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn COIResultGetName(result: i32) -> *const c_char {
-    let index = usize::try_from(result).unwrap_or(usize::MAX);
-    RESULTS.get(index).unwrap_or(&c"COI_ERROR").as_ptr()
+    coi_result::name(result as u32).as_ptr()
 }
 
 /// What kind of engine this is, and which of them.
@@ -164,7 +126,7 @@ mod tests {
     fn results_have_names_and_what_is_none_is_an_error() {
         let name = |result| {
             // SAFETY: a name is a constant that ends with a zero.
-            let name = unsafe { CStr::from_ptr(COIResultGetName(result)) };
+            let name = unsafe { std::ffi::CStr::from_ptr(COIResultGetName(result)) };
             name.to_str().unwrap()
         };
         assert_eq!(name(0), "COI_SUCCESS");

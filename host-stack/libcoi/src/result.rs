@@ -1,11 +1,9 @@
 //! COIRESULT, and what a call failed of.
 
-use std::{
-    ffi::{CStr, c_char},
-    fmt,
-};
+use std::{ffi::c_char, fmt};
 
 use snaprig_coi::CoiError;
+use snaprig_wire::coi_result::name;
 
 /// Codes.
 pub mod code {
@@ -27,45 +25,6 @@ pub mod code {
     pub const PROCESS_DIED: u32 = 23;
     pub const INVALID_FILE: u32 = 24;
     pub const EVENT_CANCELED: u32 = 25;
-}
-
-const NAMES: [&CStr; 31] = [
-    c"COI_SUCCESS",
-    c"COI_ERROR",
-    c"COI_NOT_INITIALIZED",
-    c"COI_ALREADY_INITIALIZED",
-    c"COI_ALREADY_EXISTS",
-    c"COI_DOES_NOT_EXIST",
-    c"COI_INVALID_POINTER",
-    c"COI_OUT_OF_RANGE",
-    c"COI_NOT_SUPPORTED",
-    c"COI_TIME_OUT_REACHED",
-    c"COI_MEMORY_OVERLAP",
-    c"COI_ARGUMENT_MISMATCH",
-    c"COI_SIZE_MISMATCH",
-    c"COI_OUT_OF_MEMORY",
-    c"COI_INVALID_HANDLE",
-    c"COI_RETRY",
-    c"COI_RESOURCE_EXHAUSTED",
-    c"COI_ALREADY_LOCKED",
-    c"COI_NOT_LOCKED",
-    c"COI_MISSING_DEPENDENCY",
-    c"COI_UNDEFINED_SYMBOL",
-    c"COI_PENDING",
-    c"COI_BINARY_AND_HARDWARE_MISMATCH",
-    c"COI_PROCESS_DIED",
-    c"COI_INVALID_FILE",
-    c"COI_EVENT_CANCELED",
-    c"COI_VERSION_MISMATCH",
-    c"COI_BAD_PORT",
-    c"COI_AUTHENTICATION_FAILURE",
-    c"COI_COMM_NOT_INITIALIZED",
-    c"COI_INCORRECT_FORMAT",
-];
-
-/// The name of a code.
-pub fn name(code: u32) -> &'static CStr {
-    NAMES.get(code as usize).copied().unwrap_or(c"COI_ERROR")
 }
 
 /// COIResultGetName.

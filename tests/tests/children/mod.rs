@@ -5,14 +5,13 @@ use rustix::{
     process::{Pid, PidfdFlags, pidfd_open},
 };
 
-/// Whether a process ends within a minute (pidfd_open(2)).
-pub fn ends(pid: u32) -> bool {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let Ok(pidfd) = pidfd_open(pid.expect("a process"), PidfdFlags::empty()) else {
+/// Whether a process ends within so many seconds (pidfd_open(2)).
+pub fn ends(pid: Pid, seconds: i64) -> bool {
+    let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
         return true;
     };
     let timeout = Timespec {
-        tv_sec: 60,
+        tv_sec: seconds,
         tv_nsec: 0,
     };
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
