@@ -5,7 +5,10 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, BufRead, BufReader},
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::{
+        fd::OwnedFd,
+        unix::process::{CommandExt, ExitStatusExt},
+    },
     path::{Path, PathBuf},
     process::{Command, ExitCode, ExitStatus, Stdio},
 };
@@ -13,7 +16,7 @@ use std::{
 use clap::{ArgGroup, Args};
 use rustix::{
     event::{PollFd, PollFlags, poll},
-    process::{PidfdFlags, getsid, pidfd_open, setsid},
+    process::{Pid, PidfdFlags, pidfd_open, setsid},
 };
 use snaprig_card::platform::Kind;
 use snaprig_rig::{Rig, files::CardFiles, sdk::Sdk};
@@ -92,7 +95,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 
 /// The rig in a process of its own, which this one leaves behind.
 fn in_the_background(options: &Options, sdk: &Sdk) -> Result<ExitCode, AnyError> {
-    let session = pidfd_open(getsid(None)?, PidfdFlags::empty())?;
+    let session = session_leader()?;
     let (from, to) = io::pipe()?;
     // SAFETY: this process has one thread.
     match unsafe { libc::fork() } {
@@ -135,6 +138,18 @@ fn in_the_background(options: &Options, sdk: &Sdk) -> Result<ExitCode, AnyError>
     rustix::stdio::dup2_stderr(&null)?;
     poll(&mut [PollFd::new(&session, PollFlags::IN)], None)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// With whom our session ends. Its leader may have ended before, and one outside of our PID namespace has no
+/// number here (pid_namespaces(7)): then only the namespace itself ends.
+fn session_leader() -> Result<OwnedFd, AnyError> {
+    // SAFETY: getsid(2) only looks a number up; rustix's takes it to be positive.
+    let leader = unsafe { libc::getsid(0) };
+    let leader = Pid::from_raw(leader.max(0)).unwrap_or(Pid::INIT);
+    match pidfd_open(leader, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => Ok(pidfd_open(Pid::INIT, PidfdFlags::empty())?),
+        other => Ok(other?),
+    }
 }
 
 /// Print what gcc needs to compile programs of the offload stack
