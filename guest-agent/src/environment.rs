@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, ffi::CStr, path::Path};
 
-use snaprig_wire::coi::{Library, Program};
+use snaprig_wire::coi::{LIBRARIES, Library, Program, USUAL_DIRECTORIES};
 
 /// The process is an offload process.
 pub const MODE: &CStr = c"COI_MODE";
@@ -14,15 +14,6 @@ pub const USER_VARIABLES: [(&CStr, &CStr); 2] = [
 ];
 /// The runtime as a library.
 const RUNTIME: &str = "libcoi_device.so.0";
-/// Where loaders look anyway.
-const USUAL: [&str; 6] = [
-    "/lib/x86_64-linux-gnu",
-    "/usr/lib/x86_64-linux-gnu",
-    "/lib64",
-    "/usr/lib64",
-    "/lib",
-    "/usr/lib",
-];
 
 /// The environment of a program: the host's, and what makes the loader find the libraries that came
 /// along.
@@ -55,15 +46,21 @@ pub fn of(program: &Program) -> Vec<String> {
     env
 }
 
-/// Where the libraries are, in order, each once; the usual directories last, or they would hide others.
+/// Where the libraries are, in order, each once; after them where those go that the process loads later,
+/// and the usual directories last, or they would hide others. A static program has no libraries.
 fn directories(libraries: &[Library]) -> Vec<String> {
-    let mut seen = BTreeSet::new();
     let parents = libraries
         .iter()
         .filter_map(|library| Path::new(&library.path).parent()?.to_str());
-    let parents = parents.filter(|parent| seen.insert(*parent));
-    let (usual, others): (Vec<_>, Vec<_>) = parents.partition(|parent| USUAL.contains(parent));
-    others.into_iter().chain(usual).map(str::to_owned).collect()
+    let (usual, mut others): (Vec<_>, Vec<_>) =
+        parents.partition(|parent| USUAL_DIRECTORIES.contains(parent));
+    if !libraries.is_empty() {
+        others.push(LIBRARIES);
+    }
+    let mut seen = BTreeSet::new();
+    let all = others.into_iter().chain(usual);
+    let once = all.filter(|parent| seen.insert(*parent));
+    once.map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -112,7 +109,7 @@ mod tests {
                 "COI_MODE=1",
                 "COI_USER_LD_LIBRARY_PATH=/u:/v",
                 "COI_USER_LD_PRELOAD=x.so",
-                "LD_LIBRARY_PATH=/opt/mine:/rig/lib:/lib64:/u:/v",
+                "LD_LIBRARY_PATH=/opt/mine:/rig/lib:/run/coi/libraries:/lib64:/u:/v",
                 "LD_PRELOAD=/rig/lib/libcoi_device.so.0:x.so",
             ]
         );

@@ -74,6 +74,8 @@ fn libraries() {
         library libplug -Wl,-soname,libplug.so -L. -lbase
         library libnameless
         library libincomplete -Wl,-soname,libincomplete.so
+        library libinner -Wl,-soname,libinner.so; mkdir deep; mv libinner.so deep
+        library libouter -Wl,-soname,libouter.so -Ldeep -linner
         library libbase -Wl,-soname,libabsent.so; mv libbase.so libabsent.so
         library libbase -Wl,-soname,libneedy.so -Wl,--no-as-needed -L. -labsent; mv libbase.so libneedy.so
         library libbase -Wl,-soname,libbase.so; rm libabsent.so";

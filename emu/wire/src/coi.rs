@@ -39,6 +39,19 @@ pub const CPU_MASK_BITS: usize = 1024;
 pub const BUFFER_SPACE: u64 = 0x1000_0000_0000;
 /// End of that range.
 pub const BUFFER_SPACE_END: u64 = 0x5000_0000_0000;
+/// Where libraries are on a card that its loader would not find under the paths that they have on the host:
+/// those from a host's memory, and those that a process loads while it runs. Every offload process looks
+/// there first.
+pub const LIBRARIES: &str = "/run/coi/libraries";
+/// Where loaders look anyway (ld.so(8)).
+pub const USUAL_DIRECTORIES: [&str; 6] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+];
 /// Most bytes of a program.
 pub const BINARY_BYTES_MAX: u64 = 1 << 30;
 

@@ -33,7 +33,7 @@ use std::{
 };
 
 use snaprig_wire::{
-    coi::{CardInfo, Exit, FromDaemon, ToDaemon},
+    coi::{CardInfo, Exit, FromDaemon, LIBRARIES, ToDaemon},
     scif::port,
     snapify::{Hello, SIGNAL, SOCKET},
     snapify_io,
@@ -73,6 +73,8 @@ struct Inner {
 /// Runs for ever.
 pub fn main() -> io::Result<()> {
     let daemon = Arc::new(Daemon::default());
+    // A loader does not look again where there was nothing at its process's start.
+    fs::create_dir_all(LIBRARIES)?;
     let local = UnixListener::bind(SOCKET)?;
     let taking = daemon.clone();
     std::thread::spawn(move || taking.take_processes(&local));

@@ -7,11 +7,10 @@ use std::{
     sync::Arc,
 };
 
+use snaprig_wire::coi::LIBRARIES;
+
 use super::{Needs, UNWINDER, needs, parse, usual_directories};
 use crate::CoiError;
-
-/// Where libraries are on the card that are no file on the host.
-const MEMORY_DIRECTORY: &str = "/run/coi/libraries";
 
 /// The runtime of offload processes.
 const RUNTIME: &str = "libcoi_device.so.0";
@@ -63,7 +62,7 @@ impl Search {
             let origin = library.origin.as_deref().and_then(Path::parent);
             let parsed = parse(&library.bytes, origin.unwrap_or(Path::new("/")));
             if let Some(needs) = parsed.filter(|needs| needs.name.as_deref() == Some(name)) {
-                let path = format!("{MEMORY_DIRECTORY}/{name}");
+                let path = format!("{LIBRARIES}/{name}");
                 let bytes = library.bytes.clone();
                 return Some((File { path, bytes }, needs));
             }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use snaprig_wire::coi::{Answer, Command};
+use snaprig_wire::coi::{Answer, Command, LIBRARIES, USUAL_DIRECTORIES};
 
 use super::{
     Process,
@@ -18,9 +18,6 @@ use crate::{
     libraries::{self, File, MemoryLibrary},
     machine::Region,
 };
-
-/// Where libraries are on the card that have no path on the host.
-const DIRECTORY: &str = "/run/coi/libraries";
 
 /// A library that a process has loaded, by the number that the process has for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +55,21 @@ impl LibraryOptions {
     }
 }
 
+/// Puts a library where the process's loader looks: it reads LD_LIBRARY_PATH once, at its start.
+fn make_found(file: &mut File) {
+    let path = Path::new(&file.path);
+    let is_usual = |parent: &Path| {
+        USUAL_DIRECTORIES
+            .iter()
+            .any(|usual| parent == Path::new(usual))
+    };
+    if let (Some(parent), Some(name)) = (path.parent(), path.file_name())
+        && !is_usual(parent)
+    {
+        file.path = format!("{LIBRARIES}/{}", name.to_string_lossy());
+    }
+}
+
 impl Process {
     /// Loads a library. One that is loaded already is [`CoiError::LibraryLoaded`].
     pub fn load_library(&self, options: LibraryOptions) -> Result<Library, CoiError> {
@@ -77,8 +89,11 @@ impl Process {
                 "{name} is what a library is called that it needs"
             )));
         }
+        for file in &mut files {
+            make_found(file);
+        }
         files.push(File {
-            path: format!("{DIRECTORY}/{}", name.replace('/', "_")),
+            path: format!("{LIBRARIES}/{}", name.replace('/', "_")),
             bytes: Arc::new(options.bytes),
         });
         let _pass = self.0.enter(Region::Lifecycle)?;
