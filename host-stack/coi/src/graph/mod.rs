@@ -71,6 +71,16 @@ pub enum Input {
         /// So many.
         count: i64,
     },
+    /// The host takes references in a process's name (or, less than none, gives some back). They do not
+    /// outlive the buffer: whoever destroys it need not give them back.
+    Counted {
+        /// The process.
+        process: ProcessId,
+        /// To this buffer.
+        buffer: BufferId,
+        /// So many.
+        count: i64,
+    },
     /// A process is gone for good: what is meant for it fails.
     Gone(ProcessId, CoiError),
     /// Nobody will use a buffer again: it is forgotten.
@@ -106,6 +116,8 @@ struct Buffer {
     waiting: BTreeSet<OpId>,
     /// References that processes hold. What is given back may be heard of before what was taken.
     references: BTreeMap<ProcessId, i64>,
+    /// Those among them that the host has taken itself.
+    counted: BTreeMap<ProcessId, i64>,
     /// Mapped and not asked to be unmapped.
     maps: BTreeSet<OpId>,
 }
@@ -143,6 +155,7 @@ impl Graph {
             started: BTreeSet::new(),
             waiting: BTreeSet::new(),
             references: BTreeMap::new(),
+            counted: BTreeMap::new(),
             maps: BTreeSet::new(),
         };
         self.buffers.insert(id, buffer);
@@ -305,6 +318,17 @@ impl Graph {
                 buffer,
                 count,
             } => self.add_references(process, buffer, -count),
+            Input::Counted {
+                process,
+                buffer,
+                count,
+            } => {
+                self.add_references(process, buffer, count);
+                if let Some(buffer) = self.buffers.get_mut(&buffer) {
+                    let counted = buffer.counted.entry(process).or_default();
+                    *counted = counted.saturating_add(count).max(0);
+                }
+            }
             Input::Gone(process, error) => self.gone(process, &error),
             Input::Forget(buffer) => {
                 self.buffers.remove(&buffer);
@@ -332,6 +356,7 @@ impl Graph {
     fn gone(&mut self, process: ProcessId, error: &CoiError) {
         for buffer in self.buffers.values_mut() {
             buffer.references.remove(&process);
+            buffer.counted.remove(&process);
         }
         let meant = |op: &Op| match &op.work {
             Work::Run { process: of, .. } => *of == process,

@@ -161,13 +161,15 @@ impl Graph {
             let Some(buffer) = self.buffers.get(&claim.buffer) else {
                 return true;
             };
-            let held = buffer.references.values().any(|count| *count > 0);
-            let waits_for_references = match op.class {
-                Class::Ordered => !buffer.unordered,
+            let mut references = buffer.references.iter();
+            let held = match op.class {
+                Class::Ordered => !buffer.unordered && references.any(|(_, count)| *count > 0),
                 Class::Transfer => false,
-                Class::Last => true,
+                Class::Last => references.any(|(process, count)| {
+                    *count > buffer.counted.get(process).copied().unwrap_or(0)
+                }),
             };
-            if held && waits_for_references {
+            if held {
                 return false;
             }
             let others = |id: &OpId| self.ops.get(id);

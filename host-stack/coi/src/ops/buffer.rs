@@ -374,7 +374,7 @@ impl Buffer {
             ));
         }
         let count = i64::try_from(count).unwrap_or(i64::MAX);
-        self.change_references(process, -count);
+        self.count_references(process, count);
         Ok(())
     }
 
@@ -388,7 +388,7 @@ impl Buffer {
                 "the process holds {held} references to the buffer"
             )));
         }
-        self.change_references(process, count);
+        self.count_references(process, -count);
         Ok(())
     }
 
@@ -401,11 +401,11 @@ impl Buffer {
         }
     }
 
-    fn change_references(&self, process: &Process, released: i64) {
-        super::handle(Input::Released {
+    fn count_references(&self, process: &Process, count: i64) {
+        super::handle(Input::Counted {
             process: process.id(),
             buffer: self.body.id,
-            count: released,
+            count,
         });
     }
 

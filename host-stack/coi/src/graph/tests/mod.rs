@@ -181,6 +181,39 @@ fn references_hold_up_run_functions_and_no_transfers() {
 }
 
 #[test]
+fn a_buffer_outlives_the_references_of_its_processes_and_not_those_of_the_host() {
+    let mut graph = graph();
+    let (process, buffer) = (P, B);
+    graph.handle(Input::Counted {
+        process,
+        buffer,
+        count: 2,
+    });
+    let a = submit(&mut graph, run_with(P, 1, Mode::Read, false), &[]);
+    assert!(started(&mut graph).is_empty());
+    graph.handle(Input::Counted {
+        process,
+        buffer,
+        count: -2,
+    });
+    assert_eq!(started(&mut graph), [a]);
+    graph.handle(Input::Returned(a, Ok(vec![(B, 1)])));
+    graph.handle(Input::Counted {
+        process,
+        buffer,
+        count: 1,
+    });
+    let last = submit(&mut graph, Work::Destroy { buffer }, &[]);
+    assert!(!outputs(&mut graph).contains(&Output::Completed(last, Ok(()))));
+    graph.handle(Input::Released {
+        process,
+        buffer,
+        count: 1,
+    });
+    assert!(outputs(&mut graph).contains(&Output::Completed(last, Ok(()))));
+}
+
+#[test]
 fn a_process_that_is_gone_fails_what_is_meant_for_it_and_holds_nothing() {
     let mut graph = graph();
     let a = submit(&mut graph, run_with(P, 1, Mode::Read, true), &[]);
