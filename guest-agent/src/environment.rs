@@ -6,6 +6,8 @@ use snaprig_wire::coi::{LIBRARIES, Library, Program, USUAL_DIRECTORIES};
 
 /// The process is an offload process.
 pub const MODE: &CStr = c"COI_MODE";
+/// `off`: the host does without snapshots of this process.
+pub const SNAPIFY: &CStr = c"SNAPRIG_SNAPIFY";
 /// Variables of the loader's that the daemon sets, and where the user's own are meanwhile: programs
 /// that the process starts get those.
 pub const USER_VARIABLES: [(&CStr, &CStr); 2] = [

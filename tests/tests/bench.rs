@@ -1,4 +1,4 @@
-//! `snaprig bench card`, `bench scif` and `bench coi` measure what they say, on the platforms that are here.
+//! `snaprig bench card`, `bench scif`, `bench coi` and `bench snapify` measure what they say, on the platforms that are here.
 
 use std::process::Command;
 
@@ -48,4 +48,9 @@ fn coi_is_measured_beside_the_host() {
         "read 4K, ptrace",
     ];
     measures("coi", "1", &expected);
+}
+
+#[test]
+fn what_snapify_costs_is_measured() {
+    measures("snapify", "1", &["MD", "KM", "BT-MZ"]);
 }

@@ -63,6 +63,8 @@ pub struct Runtime {
     changed: Condvar,
     /// Makes the Snapify thread look at the machine.
     nudge: io::PipeWriter,
+    /// Nobody will ever want a snapshot.
+    without_snapify: bool,
 }
 
 #[derive(Default)]
@@ -104,6 +106,7 @@ impl Runtime {
                 state: Mutex::default(),
                 changed: Condvar::new(),
                 nudge,
+                without_snapify: start::is_without_snapify(),
             })
         });
         let runtime = runtime.as_ref()?;
@@ -234,11 +237,21 @@ impl Runtime {
 
     /// Waits until something may be sent, and counts as one who sends.
     fn begin_sending(&self) {
+        if self.without_snapify {
+            return;
+        }
         let mut state = self.lock();
         while !state.machine.may_send() {
             state = self.wait(state);
         }
         state.machine.handle(Input::Sending);
+    }
+
+    /// It is sent.
+    fn end_sending(&self, sent: Input) {
+        if !self.without_snapify {
+            self.tell(sent);
+        }
     }
 
     /// Waits until run functions may run, and counts as one; false if none will any more.

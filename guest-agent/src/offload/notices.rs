@@ -67,7 +67,7 @@ pub fn serve(runtime: &'static Runtime) {
         // Nothing may be in the channel when the snapshot is taken.
         runtime.begin_sending();
         let sent = channel.send(&notice);
-        runtime.tell(Input::Noticed);
+        runtime.end_sending(Input::Noticed);
         if sent.is_err() {
             return;
         }

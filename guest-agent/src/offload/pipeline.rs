@@ -133,7 +133,7 @@ fn serve(runtime: &'static Runtime, channel: &Channel, number: u32, ended: &Pipe
             Err(why) => RunResult::Refused(why),
         };
         let sent = channel.send(&result);
-        runtime.tell(Input::Sent(number));
+        runtime.end_sending(Input::Sent(number));
         runtime.has_run();
         if sent.is_err() {
             return;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::Runtime;
-use crate::environment::{MODE, USER_VARIABLES};
+use crate::environment::{MODE, SNAPIFY, USER_VARIABLES};
 
 static IS_OFFLOAD_PROCESS: AtomicBool = AtomicBool::new(false);
 static READ: AtomicBool = AtomicBool::new(false);
@@ -22,6 +22,14 @@ pub fn is_offload_process() -> bool {
         IS_OFFLOAD_PROCESS.store(take_environment(), Ordering::Release);
     }
     IS_OFFLOAD_PROCESS.load(Ordering::Acquire)
+}
+
+/// Whether the host does without snapshots of this process.
+pub fn is_without_snapify() -> bool {
+    // SAFETY: the name ends with a zero. As for `take_environment`.
+    let value = unsafe { libc::getenv(SNAPIFY.as_ptr()) };
+    // SAFETY: a variable's value ends with a zero.
+    !value.is_null() && unsafe { CStr::from_ptr(value) } == c"off"
 }
 
 #[used]

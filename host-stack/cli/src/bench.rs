@@ -4,6 +4,7 @@ mod baselines;
 mod card;
 mod coi;
 mod scif;
+mod snapify;
 mod table;
 mod verbs;
 pub mod verbs_process;
@@ -31,6 +32,8 @@ pub enum Bench {
     Coi(coi::Options),
     /// Messages and RMA of SCIF, on the host and with a card, beside sockets and memcpy
     Scif(scif::Options),
+    /// What Snapify costs offload programs of which nobody takes a snapshot
+    Snapify(snapify::Options),
     /// Latency and bandwidth of verbs between two processes, beside UCX, libfabric and memcpy
     Verbs(verbs::Options),
 }
@@ -63,6 +66,7 @@ pub fn run_bench(bench: &Bench) -> Result<ExitCode, AnyError> {
         Bench::Card(options) => return card::run(options),
         Bench::Coi(options) => return coi::run(options),
         Bench::Scif(options) => return scif::run(options),
+        Bench::Snapify(options) => return snapify::run(options),
         Bench::Verbs(options) => return verbs::run(options),
     };
     let rows: Vec<_> = CARDS.into_iter().map(measure).collect();

@@ -1,7 +1,11 @@
 //! What Snapify needs of COI on the host (paper section 4): the locks of the four cases with the
 //! marker, and new connections after a restore.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    env,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use snaprig_wire::coi::{Answer, FromDaemon, ToDaemon};
 
@@ -12,6 +16,22 @@ use crate::{
     ops::Windows,
     process::{Links, Place, lock},
 };
+
+/// The variable that does without Snapify.
+const SWITCH: &str = "SNAPRIG_SNAPIFY";
+
+/// Whether this process does without Snapify (`SNAPRIG_SNAPIFY=off`): nothing of it can be snapshot, and
+/// what is there for that alone is left out. It shows what Snapify costs.
+pub fn is_off() -> bool {
+    static OFF: LazyLock<bool> =
+        LazyLock::new(|| env::var_os(SWITCH).is_some_and(|it| it == "off"));
+    *OFF
+}
+
+/// The same for the offload processes of this one, in their environment.
+pub(crate) fn switch() -> Option<String> {
+    is_off().then(|| format!("{SWITCH}=off"))
+}
 
 /// A window's offsets before and after a restore: the paper's lookup table of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +66,9 @@ pub struct Identity {
 /// Returns how many run functions it has ever sent, pipeline by pipeline. If it fails, [`release`]
 /// the locks.
 pub fn quiesce(process: &Process, timeout: Duration) -> Result<Vec<u64>, CoiError> {
+    if is_off() {
+        return Err(CoiError::NotSupported("SNAPRIG_SNAPIFY is off"));
+    }
     process.0.call(Input::Pause, Some(timeout))?;
     Ok(process.0.sent())
 }

@@ -5,6 +5,7 @@
 //! | `SINK_LD_LIBRARY_PATH` | where libraries for cards are |
 //! | `SINK_LD_PRELOAD` | libraries to bring along and load first |
 //! | `SINK_LD_TRACE_LOADED_OBJECTS` | only say which libraries a program needs |
+//! | `SNAPRIG_SNAPIFY` | `off`: no process can be snapshot, and nothing is done for that |
 //! | `COI_HOST_THREAD_AFFINITY` | processors for this library's threads |
 
 use std::{

@@ -243,7 +243,10 @@ impl Process {
             window: windows[0],
             argv,
             // Where the libraries are the daemon tells the loader.
-            env: with_preload(options.env, &options.preload),
+            env: with_preload(options.env, &options.preload)
+                .into_iter()
+                .chain(crate::quiesce::switch())
+                .collect(),
             libraries: libraries
                 .map(|(file, window)| announce(file, *window))
                 .collect(),
