@@ -1,5 +1,4 @@
-//! SCIF for programs on the card: ioctls on /dev/mic/scif (Linux uapi `scif_ioctl.h`), with the
-//! same methods as the host's endpoints.
+//! SCIF for programs on the card ([`ioctl`]), with the same methods as the host's endpoints.
 
 use std::{
     fs::{File, OpenOptions},
@@ -7,71 +6,16 @@ use std::{
     os::fd::AsRawFd,
 };
 
-use snaprig_wire::scif::PortId;
+use snaprig_wire::scif::{
+    PortId,
+    ioctl::{
+        self, Accept, BLOCK, Connect, Copy, DEVICE, MAP_FIXED, Message, NodeIds, Register,
+        Unregister,
+    },
+};
 
-const DEVICE: &str = "/dev/mic/scif";
-const BLOCK: i32 = 1;
-const MAP_FIXED: i32 = 0x10;
 /// Window protection: reading and writing.
-pub const PROT_READ_WRITE: i32 = 3;
-
-#[repr(C)]
-struct Connect {
-    own: [u16; 2],
-    peer: [u16; 2],
-}
-
-#[repr(C)]
-struct Accept {
-    flags: i32,
-    peer: [u16; 2],
-    endpoint: u64,
-}
-
-#[repr(C)]
-struct Message {
-    address: u64,
-    len: i32,
-    flags: i32,
-    out_len: i32,
-}
-
-#[repr(C)]
-struct Register {
-    address: u64,
-    len: u64,
-    offset: i64,
-    prot: i32,
-    flags: i32,
-    out_offset: i64,
-}
-
-#[repr(C)]
-struct Unregister {
-    offset: i64,
-    len: u64,
-}
-
-#[repr(C)]
-struct NodeIds {
-    nodes: u64,
-    own: u64,
-    len: i32,
-}
-
-#[repr(C)]
-struct Copy {
-    local: i64,
-    len: u64,
-    remote: i64,
-    address: u64,
-    flags: i32,
-}
-
-/// `_IOWR('s', number, T)`.
-const fn iowr<T>(number: u64) -> u64 {
-    3 << 30 | (size_of::<T>() as u64) << 16 | (b's' as u64) << 8 | number
-}
+pub const PROT_READ_WRITE: i32 = ioctl::PROT;
 
 /// One endpoint.
 pub struct Endpoint(File);
@@ -86,11 +30,12 @@ impl Endpoint {
             .map(Self)
     }
 
-    fn ioctl<T>(&self, request: u64, argument: &mut T) -> io::Result<()> {
+    fn ioctl<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
         loop {
             // SAFETY: `request` encodes the size of `T`, which the driver reads and writes; the
             // addresses inside it are of memory that the callers of this function borrow.
-            let result = unsafe { libc::ioctl(self.0.as_raw_fd(), request, &raw mut *argument) };
+            let result =
+                unsafe { libc::ioctl(self.0.as_raw_fd(), request.into(), &raw mut *argument) };
             match result {
                 0 => return Ok(()),
                 _ => match io::Error::last_os_error() {
@@ -104,15 +49,14 @@ impl Endpoint {
     /// scif_bind: port 0 takes a free one.
     pub fn bind(&self, port: u16) -> io::Result<u16> {
         let mut argument = u64::from(port);
-        self.ioctl(iowr::<u64>(1), &mut argument)?;
+        self.ioctl(ioctl::BIND, &mut argument)?;
         Ok(argument as u16)
     }
 
     /// scif_listen.
     pub fn listen(&self, backlog: i32) -> io::Result<()> {
-        // _IOW('s', 2, __s32): the number itself is the argument.
         // SAFETY: no pointer is passed.
-        match unsafe { libc::ioctl(self.0.as_raw_fd(), 0x4004_7302, backlog) } {
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), ioctl::LISTEN.into(), backlog) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -121,28 +65,28 @@ impl Endpoint {
     /// scif_connect; returns the own port.
     pub fn connect(&self, peer: PortId) -> io::Result<u16> {
         let mut argument = Connect {
-            own: [0; 2],
-            peer: [peer.node, peer.port],
+            peer_node: peer.node,
+            peer_port: peer.port,
+            ..Connect::default()
         };
-        self.ioctl(iowr::<Connect>(3), &mut argument)?;
-        Ok(argument.own[1])
+        self.ioctl(ioctl::CONNECT, &mut argument)?;
+        Ok(argument.own_port)
     }
 
     /// scif_accept: waits for a connection.
     pub fn accept(&self) -> io::Result<(Self, PortId)> {
         let mut argument = Accept {
             flags: BLOCK,
-            peer: [0; 2],
-            endpoint: 0,
+            ..Accept::default()
         };
-        self.ioctl(iowr::<Accept>(4), &mut argument)?;
+        self.ioctl(ioctl::ACCEPT, &mut argument)?;
         let accepted = Self::open()?;
-        accepted.ioctl(iowr::<u64>(5), &mut argument.endpoint)?;
+        accepted.ioctl(ioctl::ACCEPT_CLAIM, &mut argument.endpoint)?;
         Ok((
             accepted,
             PortId {
-                node: argument.peer[0],
-                port: argument.peer[1],
+                node: argument.peer_node,
+                port: argument.peer_port,
             },
         ))
     }
@@ -156,7 +100,7 @@ impl Endpoint {
                 flags: BLOCK,
                 out_len: 0,
             };
-            self.ioctl(iowr::<Message>(6), &mut argument)?;
+            self.ioctl(ioctl::SEND, &mut argument)?;
             data = &data[argument.out_len as usize..];
         }
         Ok(())
@@ -170,7 +114,7 @@ impl Endpoint {
             flags: BLOCK,
             out_len: 0,
         };
-        self.ioctl(iowr::<Message>(7), &mut argument)?;
+        self.ioctl(ioctl::RECV, &mut argument)?;
         Ok(argument.out_len as usize)
     }
 
@@ -194,19 +138,19 @@ impl Endpoint {
             flags: if offset.is_some() { MAP_FIXED } else { 0 },
             out_offset: 0,
         };
-        self.ioctl(iowr::<Register>(8), &mut argument)?;
+        self.ioctl(ioctl::REGISTER, &mut argument)?;
         Ok(argument.out_offset)
     }
 
     /// scif_unregister.
     pub fn unregister(&self, offset: i64, len: u64) -> io::Result<()> {
-        self.ioctl(iowr::<Unregister>(9), &mut Unregister { offset, len })
+        self.ioctl(ioctl::UNREGISTER, &mut Unregister { offset, len })
     }
 
     /// scif_readfrom.
     pub fn readfrom(&self, local: i64, len: u64, remote: i64) -> io::Result<()> {
         self.ioctl(
-            iowr::<Copy>(10),
+            ioctl::READ_FROM,
             &mut Copy {
                 local,
                 len,
@@ -220,7 +164,7 @@ impl Endpoint {
     /// scif_vreadfrom: into a range of this process that need not be registered.
     pub fn vreadfrom(&self, address: usize, len: u64, remote: i64) -> io::Result<()> {
         self.ioctl(
-            iowr::<Copy>(12),
+            ioctl::VREAD_FROM,
             &mut Copy {
                 local: 0,
                 len,
@@ -234,7 +178,7 @@ impl Endpoint {
     /// scif_writeto.
     pub fn writeto(&self, local: i64, len: u64, remote: i64) -> io::Result<()> {
         self.ioctl(
-            iowr::<Copy>(11),
+            ioctl::WRITE_TO,
             &mut Copy {
                 local,
                 len,
@@ -253,7 +197,7 @@ impl Endpoint {
             own: (&raw mut own) as u64,
             len: nodes.len() as i32,
         };
-        self.ioctl(iowr::<NodeIds>(14), &mut argument)?;
+        self.ioctl(ioctl::NODE_IDS, &mut argument)?;
         Ok(own)
     }
 

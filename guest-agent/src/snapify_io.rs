@@ -45,6 +45,25 @@ fn open(node: u16, path: &str, mode: Mode) -> io::Result<RemoteFile> {
     }
 }
 
+/// What is read or written at once: each call is one of the card kernel's.
+const CHUNK: usize = 256 << 10;
+
+/// Copies all of it; the bytes.
+pub fn copy(from: &mut impl Read, to: &mut impl io::Write) -> io::Result<u64> {
+    let mut chunk = vec![0; CHUNK];
+    let mut copied = 0;
+    loop {
+        let count = match from.read(&mut chunk) {
+            Ok(0) => return Ok(copied),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        to.write_all(chunk.get(..count).unwrap_or_default())?;
+        copied += count as u64;
+    }
+}
+
 /// After the last write: waits until the file is safe under its name; returns its bytes.
 pub fn finish(mut file: RemoteFile) -> io::Result<u64> {
     // A daemon that has failed is not there to be told of the end, but has said why.
@@ -59,7 +78,7 @@ pub fn finish(mut file: RemoteFile) -> io::Result<u64> {
 impl RemoteFile {
     /// Reads all of it into a file on the card. A short stream is an error.
     pub fn copy_to(&mut self, to: &mut File) -> io::Result<()> {
-        let copied = io::copy(&mut (&mut self.stream).take(self.len), to)?;
+        let copied = copy(&mut (&mut self.stream).take(self.len), to)?;
         if copied < self.len {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -93,10 +93,12 @@ RUN_FUNCTION(variable)
     strncpy(ret, value ? value : "none", ret_len);
 }
 
+/* Says something when the host has written to the buffer. */
 RUN_FUNCTION(say_late)
 {
     UNUSED;
-    usleep(300000);
+    while (*(volatile char *)buffers[0] == 0)
+        usleep(1000);
     printf("late\n");
     fflush(stdout);
 }

@@ -227,7 +227,7 @@ fn a_full_disk_fails_the_call_that_needs_it_and_the_process_goes_on() {
     for (bytes, pause_fails) in [
         (binary / 2, true),
         (binary + (100 << 10), true),
-        (binary + (300 << 10), false),
+        (binary + (800 << 10), false),
         (binary + (1 << 20), false),
     ] {
         let scene = Scene::new(1);

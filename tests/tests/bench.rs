@@ -35,6 +35,8 @@ fn scif_is_measured_between_host_programs_and_with_a_card() {
         "stream 4K card",
         "write 64M host",
         "read 1M card",
+        "engine write 64K",
+        "engine read 16M",
     ];
     measures("scif", "1", &expected);
 }

@@ -32,7 +32,7 @@ fn path(path: &Path) -> String {
 fn a_canary_fails_the_campaign_and_its_stored_failure_fails_again_the_same_way() {
     for (canary, code) in [
         ("uncounted-drain", 1),
-        ("silent-loss", 3),
+        ("believing-link", 3),
         ("rash-daemon", 4),
     ] {
         let dir = tempfile::tempdir().expect("a directory");
@@ -51,12 +51,12 @@ fn a_canary_fails_the_campaign_and_its_stored_failure_fails_again_the_same_way()
         assert_eq!(again.status.code(), Some(code), "{}", text(&again.stdout));
         let said = text(&again.stdout);
         assert!(said.ends_with("it fails the same way\n"), "{said}");
-        let state = snaprig(&["repro", "--until", "snapify.drain", &path(&failure)]);
-        assert!(
-            text(&state.stdout).contains("Draining"),
-            "{}",
-            text(&state.stdout)
-        );
+        // A hang may come before any snapshot.
+        if code != 3 {
+            let state = snaprig(&["repro", "--until", "snapify.drain", &path(&failure)]);
+            let state = text(&state.stdout);
+            assert!(state.contains("Draining"), "{state}");
+        }
         let healthy = snaprig(&["repro", &path(&failure.join("plan.json"))]);
         assert!(healthy.status.success(), "{}", text(&healthy.stdout));
     }

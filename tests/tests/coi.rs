@@ -32,6 +32,7 @@ programs!(
     arguments_environment,
     buffer_map,
     buffer_references,
+    buffer_space,
     buffer_state,
     buffer_with_user_memory,
     buffers_with_pipeline_function,
@@ -47,11 +48,13 @@ programs!(
     misc_data_max,
     multiple_pipeline_explicit,
     multiple_pipeline_implicit,
+    older_buffer_types,
     perf,
     proxy_output,
     read_write_async,
     shutdown_timeout_force,
     sink_crash,
+    source_on_sink,
     sub_buffers,
     threads,
     two_processes_one_engine,
@@ -63,6 +66,12 @@ fn buffer_copy() {
     let program = Program::compile("coi/buffer_copy", "", "");
     check(&program, &["--cards", "2"], &[]);
     check(&program, &["--cards", "1"], &[]);
+}
+
+#[test]
+fn buffer_paging() {
+    let program = Program::compile("coi/buffer_paging", "", "");
+    check(&program, &["--memory", "256M"], &[]);
 }
 
 #[test]

@@ -61,6 +61,11 @@ fn read(buffer: &Buffer) -> Vec<u64> {
     words
 }
 
+/// Waits until all that was queued has returned.
+fn drain(pipeline: &Pipeline) {
+    run(pipeline, "graph_give_back", &[], 0, &mut [], Order::now());
+}
+
 fn run(
     pipeline: &Pipeline,
     name: &str,
@@ -313,6 +318,75 @@ fn memory_of_the_process_is_a_buffer_and_stays_one_on_another_card() {
     }
     assert_eq!(read(&a), expected);
     a.destroy().expect("nobody uses it");
+}
+
+/// Buffers that share memory: what is only on the card, what is only on the host, what has never been
+/// written to, and what takes the place of another while the process is paused.
+#[test]
+fn small_buffers_move_along_with_what_is_in_each() {
+    const COUNT: usize = 1200;
+    let rig = rig(2);
+    let process = process(&rig, 0);
+    let own = std::slice::from_ref(&process);
+    let pipeline = process.pipeline().expect("a pipeline");
+    let blank = |words: usize| {
+        let options = BufferOptions {
+            bytes: 8 * words as u64,
+            ..BufferOptions::default()
+        };
+        (
+            Buffer::create(own, options).expect("a buffer"),
+            vec![0; words],
+        )
+    };
+    let made = |words: &[u64]| (buffer(own, &mut words.to_vec()), words.to_vec());
+    let step = |(buffer, expected): &mut (Buffer, Vec<u64>), number: u64| {
+        let buffers = [(&*buffer, Access::Write)];
+        run(
+            &pipeline,
+            "graph_step",
+            &buffers,
+            number,
+            &mut [],
+            Order::default(),
+        );
+        expected
+            .iter_mut()
+            .for_each(|word| *word = *word * 3 + number);
+    };
+    let mut all: Vec<_> = (0..COUNT)
+        .map(|at| match at % 4 {
+            0 => blank(1 + at % 600),
+            _ => made(&[at as u64 + 1; 3]),
+        })
+        .collect();
+    for (at, one) in all.iter_mut().enumerate().filter(|(at, _)| at % 3 != 1) {
+        step(one, at as u64);
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let snapify = Snapify::new(&process, quiet());
+    drain(&pipeline);
+    snapify.pause(&dir.path().join("snapshot")).expect("paused");
+    for at in (0..COUNT).step_by(5) {
+        all[at].0.destroy().expect("nobody uses it");
+        all[at] = match at % 2 {
+            0 => blank(2),
+            _ => made(&[7, at as u64]),
+        };
+    }
+    snapify.capture(true).expect("begun");
+    snapify.wait(TIMEOUT).expect("captured");
+    let engine = Engine::get(rig.dir(), 1).expect("card 2");
+    snapify.restore(&engine).expect("restored");
+    snapify.resume().expect("resumed");
+    for (at, one) in all.iter_mut().enumerate().filter(|(at, _)| at % 2 == 0) {
+        step(one, at as u64);
+    }
+    drain(&pipeline);
+    for (at, (buffer, expected)) in all.iter().enumerate() {
+        assert_eq!(read(buffer), *expected, "buffer {at}");
+        buffer.destroy().expect("nobody uses it");
+    }
 }
 
 #[test]

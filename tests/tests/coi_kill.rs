@@ -119,6 +119,7 @@ fn each_step(victim: Victim) {
             let mut host = programs.start(&rig, step);
             let what = format!("{victim:?} dies at {step} on {kind}");
             let card = rig.card(0);
+            let engine = Engine::get(rig.dir(), 0).expect("the card");
             match victim {
                 Victim::Sink => {}
                 Victim::Daemon => card.kill_daemon().expect("it is told"),
@@ -150,6 +151,11 @@ fn each_step(victim: Victim) {
                 ("over\n", Some(0)),
                 "{what}"
             );
+            if victim == Victim::Card {
+                // It is an engine still, which is offline.
+                assert_eq!(Engine::count(rig.dir()), Ok(1), "{what}");
+                assert_eq!(engine.is_online(), Ok(false), "{what}");
+            }
             match victim {
                 Victim::Sink => is_clean(&rig, &what),
                 _ => card.reset().expect("it boots again"),

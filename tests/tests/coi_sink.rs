@@ -15,7 +15,7 @@ use scene::{SNAPRIG, TIMEOUT, quiet};
 use snaprig_card::platform::Kind;
 use snaprig_coi::{
     Engine, Pipeline, Process,
-    ops::{Access, Buffer, BufferOptions, Event, Foreign, Order, register_user_event, wait},
+    ops::{Access, Buffer, BufferOptions, Event, Foreign, Order, Piece, register_user_event, wait},
     process::{LibraryOptions, ProcessOptions},
 };
 use snaprig_rig::{Rig, guest};
@@ -325,9 +325,12 @@ fn a_migration_loses_nothing_of_a_sink() {
         });
         let buffer = buffer(&process);
         keep(&pipeline, &buffer);
-        let late = submit(&other, "say_late", &[], &[], &mut [], Order::default());
+        let told = self::buffer(&process);
+        let buffers = [(&told, Access::Write)];
+        let late = submit(&other, "say_late", &buffers, &[], &mut [], Order::default());
         let dir = tempfile::tempdir().expect("a directory");
         snapify_there_and_back(rig, &process, dir.path());
+        tell(&told);
         wait(&[late], true, TIMEOUT).expect("it runs on");
         assert_eq!(place(&pipeline)[2], 0);
         assert_eq!(run(&pipeline, "extra", &[], 3), [9; 3]);
@@ -342,6 +345,16 @@ fn a_migration_loses_nothing_of_a_sink() {
         assert_eq!(exit, Ok(Exit::Code(7)));
         assert_eq!(written.get()[0], "late\nout two\nbye\n");
     });
+}
+
+/// Writes to a buffer where it is: to that of a run function that runs.
+fn tell(buffer: &Buffer) {
+    let mut bytes = [1];
+    // SAFETY: the bytes are there until the write is done.
+    let memory = unsafe { Foreign::new(bytes.as_mut_ptr(), bytes.len()) };
+    let piece = Piece { at: 0, memory };
+    let written = buffer.write(None, vec![piece], false, Order::now());
+    written.expect("it is somewhere");
 }
 
 fn snapify_there_and_back(rig: &Rig, process: &Process, dir: &Path) {

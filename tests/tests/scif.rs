@@ -33,8 +33,18 @@ fn messages_of_any_size_arrive() {
 }
 
 #[test]
+fn messages_arrive_whoever_waits_and_however() {
+    every_way("traffic");
+}
+
+#[test]
 fn registered_memory_is_shared_and_copied_truthfully() {
     every_way("rma");
+}
+
+#[test]
+fn windows_come_and_go_while_the_peer_copies() {
+    every_way("lease");
 }
 
 #[test]
@@ -77,10 +87,15 @@ fn errors_are_those_of_the_manual_pages() {
 
 #[test]
 fn mapped_windows_outlive_everything() {
+    every_way("mmap");
+}
+
+#[test]
+fn memory_that_a_cards_program_shares_with_others_can_be_a_window() {
     for platform in platforms() {
-        let bench = Bench::new(platform, &["mmap"]);
-        for server in [Place::Host, Place::Card(1)] {
-            bench.pair("mmap", server, Place::Host);
+        let bench = Bench::new(platform, &["shared"]);
+        for client in [Place::Host, Place::Card(1), Place::Card(2)] {
+            bench.pair("shared", Place::Card(1), client);
         }
     }
 }

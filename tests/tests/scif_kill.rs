@@ -59,6 +59,23 @@ fn who_talks_to_a_host_process_that_is_killed_is_told() {
     }
 }
 
+/// scif_connect(3): there is no such node, or it is lost.
+#[test]
+fn a_card_that_is_gone_is_no_device() {
+    for platform in platforms() {
+        let bench = Bench::new(platform, &["kill"]);
+        bench.rig.card(0).kill().expect("it was there");
+        for from in [Place::Host, Place::Card(2)] {
+            for node in ["1", "3"] {
+                let mut asking = bench.start(from, "kill", &["client", node, "1100", "recv"]);
+                let no_device = format!("connect: errno {}", libc::ENODEV);
+                assert_eq!(asking.line(), no_device, "{platform}: {node} from {from:?}");
+                assert_eq!(asking.end().0, 1);
+            }
+        }
+    }
+}
+
 #[test]
 fn who_talks_to_a_card_that_is_killed_is_told() {
     for platform in platforms() {

@@ -173,9 +173,11 @@ impl Dirty {
 
     /// The frame at `address` is written to, or may be, in this epoch.
     pub fn mark(&self, address: u64) {
-        if let Some(written) = self.written.get() {
+        let written = self.written.get();
+        // What is no frame is nobody's to track.
+        if let Some(frame) = written.and_then(|written| written.get((address / PAGE) as usize)) {
             let epoch = self.epoch.load(Ordering::SeqCst);
-            written[(address / PAGE) as usize].store(epoch, Ordering::SeqCst);
+            frame.store(epoch, Ordering::SeqCst);
         }
     }
 

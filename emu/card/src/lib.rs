@@ -3,6 +3,7 @@
 //! | folder | what it is |
 //! |---|---|
 //! | [`memory`] | card memory: one memfd, handed out in 4 KiB frames |
+//! | [`outside`] | memory of others, above it: what programs have mapped of their peers' |
 //! | [`dirty`] | which frames have been written to |
 //! | `huge` | huge pages of the host behind those of the card |
 //! | [`platform`] | what runs ring-3 code: `kvm`, or `ptrace` where there is no usable /dev/kvm |
@@ -19,6 +20,7 @@ pub mod dirty;
 mod huge;
 pub mod kernel;
 pub mod memory;
+pub mod outside;
 pub mod paging;
 pub mod platform;
 pub mod xstate;

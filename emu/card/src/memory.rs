@@ -2,7 +2,9 @@
 //!
 //! Everything on the card takes from it: page tables, processes, the RAM file system, rings. The
 //! host maps the same memfd through BAR0. A frame is named by its card-physical address and
-//! counted: it goes back when the last [`CardMemory::put`] matches [`CardMemory::get`].
+//! counted: it goes back when the last [`CardMemory::put`] matches [`CardMemory::get`]. Above it are
+//! pages of others ([`outside`]), which are no frames: they can be read and written, and
+//! have more than one use, always.
 //!
 //! What must stay true: every access is checked against the size, and goes through raw pointers
 //! or atomics, never through references, because guests, the DMA engine and the host write to it
@@ -19,7 +21,12 @@ use std::{
     },
 };
 
-use crate::{dirty::Dirty, huge::HugePages, paging::HUGE_PAGE};
+use crate::{
+    dirty::Dirty,
+    huge::HugePages,
+    outside::{self, Outside},
+    paging::HUGE_PAGE,
+};
 
 /// Bytes of a frame.
 pub const PAGE: u64 = 4096;
@@ -32,6 +39,7 @@ pub struct CardMemory {
     frames: Mutex<Frames>,
     huge: HugePages,
     dirty: Dirty,
+    outside: Outside,
 }
 
 struct Frames {
@@ -53,7 +61,7 @@ impl CardMemory {
     /// Memory of `bytes` (a multiple of 4 KiB), all zero, all free but frame 0 (so that address 0
     /// can mean "none").
     pub fn new(bytes: u64) -> io::Result<Self> {
-        if bytes == 0 || !bytes.is_multiple_of(PAGE) {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE) || bytes > outside::START {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         // SAFETY: the name is a C string; the result is checked.
@@ -99,6 +107,7 @@ impl CardMemory {
             bytes,
             huge: HugePages::new(base, bytes),
             dirty: Dirty::new(base, bytes),
+            outside: Outside::default(),
             frames: Mutex::new(Frames {
                 uses,
                 next: [1; 2],
@@ -113,7 +122,7 @@ impl CardMemory {
         let _ = self.huge.populate(0..bytes.min(self.bytes));
     }
 
-    /// Size in bytes.
+    /// Size in bytes, of frames.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -179,6 +188,11 @@ impl CardMemory {
         }
     }
 
+    /// Memory of others that the card's programs have.
+    pub fn outside(&self) -> &Outside {
+        &self.outside
+    }
+
     /// Which frames have been written to.
     pub fn dirty(&self) -> &Dirty {
         &self.dirty
@@ -191,7 +205,13 @@ impl CardMemory {
 
     /// Whether the frame at `address` holds nothing but zeros.
     pub fn is_zero(&self, address: u64) -> bool {
-        (0..PAGE / 8).all(|word| self.word(address + word * 8).load(Ordering::Relaxed) == 0)
+        if address < outside::START {
+            return (0..PAGE / 8)
+                .all(|word| self.word(address + word * 8).load(Ordering::Relaxed) == 0);
+        }
+        let mut page = [0; PAGE as usize];
+        self.read(address, &mut page);
+        page == [0; PAGE as usize]
     }
 
     /// One more use of the frame at `address`.
@@ -201,6 +221,9 @@ impl CardMemory {
 
     /// One more use of each of `pages` frames from `address` on.
     pub fn get_run(&self, address: u64, pages: u64) {
+        if address >= outside::START {
+            return;
+        }
         let first = (address / PAGE) as usize;
         let frames = &mut *self.lock();
         for uses in &mut frames.uses[first..first + pages as usize] {
@@ -219,6 +242,9 @@ impl CardMemory {
 
     /// One use less of each of `pages` frames from `address` on.
     pub fn put_run(&self, address: u64, pages: u64) {
+        if address >= outside::START {
+            return;
+        }
         let first = (address / PAGE) as usize;
         let frames = &mut *self.lock();
         for uses in &mut frames.uses[first..first + pages as usize] {
@@ -233,14 +259,17 @@ impl CardMemory {
 
     /// Uses of the frame at `address`.
     pub fn uses(&self, address: u64) -> u32 {
-        self.lock().uses[(address / PAGE) as usize]
+        match address {
+            ..outside::START => self.lock().uses[(address / PAGE) as usize],
+            _ => 2,
+        }
     }
 
     /// Whether frames have more than one use, for many of them: nothing is handed out or given
     /// back while the answer is held.
     pub fn shared(&self) -> impl Fn(u64) -> bool {
         let frames = self.lock();
-        move |address| frames.uses[(address / PAGE) as usize] > 1
+        move |address| address >= outside::START || frames.uses[(address / PAGE) as usize] > 1
     }
 
     /// Copies out of memory.
@@ -248,6 +277,9 @@ impl CardMemory {
     /// # Panics
     /// If the range is not inside: addresses from outside are checked by [`CardMemory::contains`].
     pub fn read(&self, address: u64, to: &mut [u8]) {
+        if address >= outside::START {
+            return self.outside.read(address, to);
+        }
         assert!(self.contains(address, to.len() as u64));
         // SAFETY: the range is inside the mapping; `to` is private memory, so they do not overlap.
         unsafe {
@@ -261,6 +293,9 @@ impl CardMemory {
 
     /// Copies into memory. Panics as [`CardMemory::read`] does.
     pub fn write(&self, address: u64, from: &[u8]) {
+        if address >= outside::START {
+            return self.outside.write(address, from);
+        }
         assert!(self.contains(address, from.len() as u64));
         // SAFETY: as in `read`.
         unsafe {
@@ -272,8 +307,13 @@ impl CardMemory {
         }
     }
 
-    /// Copies within memory. Panics as [`CardMemory::read`] does.
+    /// Copies within memory, to frames. Panics as [`CardMemory::read`] does.
     pub fn copy(&self, from: u64, to: u64, len: u64) {
+        if from >= outside::START {
+            let mut bytes = vec![0; len as usize];
+            self.read(from, &mut bytes);
+            return self.write(to, &bytes);
+        }
         assert!(self.contains(from, len) && self.contains(to, len));
         // SAFETY: both ranges are inside the mapping; they may overlap.
         unsafe {
@@ -285,7 +325,7 @@ impl CardMemory {
         }
     }
 
-    /// Whether `len` bytes at `address` are card memory.
+    /// Whether `len` bytes at `address` are card memory, of frames.
     pub fn contains(&self, address: u64, len: u64) -> bool {
         address
             .checked_add(len)

@@ -7,7 +7,9 @@
 //! table for that is put aside when it is mapped.
 //!
 //! The host's driver may write to card memory, so to the tables, at any time: an entry that points out of
-//! memory counts as none. What else it does there harms the card's programs only.
+//! memory counts as none. Pages alone, no tables and no huge pages, may also be in what is shown of a peer's
+//! memory ([`outside`](crate::outside)): the host has mapped that for the card, and may reach all of it.
+//! What else it does there harms the card's programs only.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -316,7 +318,7 @@ fn directory(memory: &CardMemory, root: u64, va: u64) -> Option<u64> {
     Some(table)
 }
 
-/// The entry at `slot` of a table of `level`; 0 if what it points to is not card memory.
+/// The entry at `slot` of a table of `level`; 0 if what it points to is not memory that it may point to.
 fn load(memory: &CardMemory, slot: u64, level: u32) -> u64 {
     let mut entry = memory.load(slot);
     if level == 0 {
@@ -326,7 +328,8 @@ fn load(memory: &CardMemory, slot: u64, level: u32) -> u64 {
         1 if entry & HUGE != 0 => HUGE_PAGE,
         _ => PAGE,
     };
-    if memory.contains(entry & ADDRESS, bytes) {
+    let address = entry & ADDRESS;
+    if memory.contains(address, bytes) || level == 0 && memory.outside().contains(address, bytes) {
         entry
     } else {
         0
@@ -362,6 +365,7 @@ fn access(entry: u64) -> Access {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outside;
 
     #[test]
     fn pages_map_protect_and_go_and_the_tables_are_given_back() {
@@ -400,6 +404,10 @@ mod tests {
             (1, 64, PRESENT | HUGE),
             (1, 0, PRESENT | HUGE),
             (0, 64, PRESENT),
+            (0, outside::START / PAGE, PRESENT),
+            (0, (outside::START + HUGE_PAGE) / PAGE, PRESENT),
+            (1, (outside::START + HUGE_PAGE) / PAGE, PRESENT | HUGE),
+            (2, (outside::START + HUGE_PAGE) / PAGE, PRESENT),
             (0, 63, PRESENT),
             (0, 60, PRESENT | HUGE),
         ] {

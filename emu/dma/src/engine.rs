@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     mover::{Mover, Ring, Threads, Wake},
-    region::{Region, RegionError},
+    region::{Region, RegionError, Shared as SharedMemory},
     schedule::{Active, Checked, Chunk, INLINE_BYTES, Step},
 };
 
@@ -158,6 +158,15 @@ impl Engine {
         while Arc::strong_count(&region) > 1 {
             state = self.shared.wait(state);
         }
+    }
+
+    /// The memory of a region, which stays when the region is forgotten.
+    pub fn memory(&self, id: RegionId) -> Option<SharedMemory> {
+        self.shared
+            .lock()
+            .regions
+            .get(&id)
+            .map(|region| region.share())
     }
 
     /// Reads bytes of a region now; false if they are not inside.

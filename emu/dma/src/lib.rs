@@ -25,4 +25,4 @@ pub mod restrict;
 mod schedule;
 
 pub use engine::{Backend, Copy, CopyError, Done, Engine, EngineError, RegionId};
-pub use region::RegionError;
+pub use region::{RegionError, Shared};

@@ -5,8 +5,9 @@
 //! is a SIGBUS; and it must be on tmpfs, because huge pages of hugetlbfs can run out at an access.
 
 use std::{
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr::NonNull,
+    sync::Arc,
 };
 
 use rustix::{
@@ -59,7 +60,15 @@ impl RegionError {
 
 /// Mapped memory that copies read and write.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub(crate) struct Region(Shared);
+
+/// A region's memory, for those who have it longer than the engine has the region.
+#[derive(Clone, Debug)]
+pub struct Shared(Arc<Memory>);
+
+/// A mapping of a part of a memfd.
+#[derive(Debug)]
+struct Memory {
     fd: OwnedFd,
     offset: u64,
     base: NonNull<u8>,
@@ -67,10 +76,27 @@ pub(crate) struct Region {
 }
 
 // SAFETY: the mapping lives as long as `self` and is only accessed by raw copies.
-unsafe impl Send for Region {}
+unsafe impl Send for Memory {}
 // SAFETY: as above; concurrent copies race only on the bytes themselves, which other processes
 // change at any time anyway, and of which nobody holds a reference.
-unsafe impl Sync for Region {}
+unsafe impl Sync for Memory {}
+
+impl Shared {
+    /// Where it is mapped in this process, for as long as this or a clone lives.
+    pub fn base(&self) -> NonNull<u8> {
+        self.0.base
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.len
+    }
+
+    /// The file, and where in it the memory begins.
+    pub fn file(&self) -> (BorrowedFd<'_>, u64) {
+        (self.0.fd.as_fd(), self.0.offset)
+    }
+}
 
 impl Region {
     /// Maps `len` bytes at `offset` of the memfd.
@@ -99,35 +125,45 @@ impl Region {
         let base = unsafe { mmap(std::ptr::null_mut(), len as usize, prot, flags, &fd, offset) }?;
         // SAFETY: the range is the mapping just made. Advice not followed costs only speed.
         let _ = unsafe { madvise(base, len as usize, Advice::LinuxHugepage) };
-        Ok(Self {
+        Ok(Self(Shared(Arc::new(Memory {
             fd,
             offset,
             base: NonNull::new(base.cast()).expect("mmap never returns null"),
             len,
-        })
+        }))))
+    }
+
+    /// Its memory.
+    pub(crate) fn share(&self) -> Shared {
+        self.0.clone()
+    }
+
+    fn memory(&self) -> &Memory {
+        &self.0.0
     }
 
     /// Whether `len` bytes at `at` are inside.
     pub(crate) fn contains(&self, at: u64, len: u64) -> bool {
-        at.checked_add(len).is_some_and(|end| end <= self.len)
+        at.checked_add(len)
+            .is_some_and(|end| end <= self.memory().len)
     }
 
     /// Where `at` (inside) is mapped.
     pub(crate) fn pointer(&self, at: u64) -> *mut u8 {
-        assert!(at <= self.len);
+        assert!(at <= self.memory().len);
         // SAFETY: at most one past the end of the mapping.
-        unsafe { self.base.as_ptr().add(at as usize) }
+        unsafe { self.memory().base.as_ptr().add(at as usize) }
     }
 
     /// The file, and where `at` is in it.
     pub(crate) fn file(&self, at: u64) -> (RawFd, u64) {
-        (self.fd.as_raw_fd(), self.offset + at)
+        (self.memory().fd.as_raw_fd(), self.memory().offset + at)
     }
 }
 
-impl Drop for Region {
+impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and copies hold the region while they use it.
+        // SAFETY: the mapping is ours, and whoever uses it holds it.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len as usize) };
     }
 }

@@ -59,18 +59,21 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Workload {
-    /// Host processes, each with an offload process and snapshots of its own; with verbs, processes,
+    /// Host processes, each with offload processes and snapshots of them; with verbs, processes,
     /// spread over the HCAs; with scif, programs on each node.
     pub processes: u16,
+    /// Offload processes of each host process, which share its buffers.
+    pub offloads: u16,
     /// Pipelines of each; with verbs, connections between processes; with scif, pairs of
     /// programs that connect.
     pub pipelines: u16,
     /// Run functions on each pipeline; with verbs, messages each way on each connection; with scif,
     /// sends of each side.
     pub runs: u16,
-    /// Buffers of each process; with scif, windows of each side.
+    /// Buffers of each host process; with scif, windows of each side.
     pub buffers: u16,
-    /// How often each buffer is written and read back over RMA; with scif, RMA of each side.
+    /// How often each buffer is written, read, copied, mapped or set to a state; with scif, RMA of
+    /// each side.
     pub writes: u16,
 }
 
@@ -78,6 +81,7 @@ impl Default for Workload {
     fn default() -> Self {
         Self {
             processes: 1,
+            offloads: 1,
             pipelines: 1,
             runs: 6,
             buffers: 1,

@@ -10,8 +10,9 @@ const RUNS_MAX: usize = 2000;
 type Amount = fn(&mut Workload) -> &mut u16;
 
 /// What there can be less of, and how little.
-const AMOUNTS: [(Amount, u16); 5] = [
+const AMOUNTS: [(Amount, u16); 6] = [
     (|work| &mut work.processes, 1),
+    (|work| &mut work.offloads, 1),
     (|work| &mut work.buffers, 0),
     (|work| &mut work.writes, 0),
     (|work| &mut work.pipelines, 1),

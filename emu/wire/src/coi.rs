@@ -185,8 +185,9 @@ pub enum Channel {
 pub enum Command {
     /// The address of a run function.
     Function(String),
-    /// Make a buffer: a file of local store, mapped and registered.
-    CreateBuffer {
+    /// Make memory for buffers: a file of local store, zero at first, mapped and registered. The host
+    /// says what buffers are in it when it uses them ([`BufferUse`]); small ones share one.
+    CreateMemory {
         /// The host's number for it.
         id: u64,
         /// Bytes, whole pages.
@@ -194,8 +195,8 @@ pub enum Command {
         /// Where the process maps it; it fails if something else is there. `None`: anywhere.
         address: Option<u64>,
     },
-    /// Take a buffer away. No reference to it is left.
-    DestroyBuffer {
+    /// Take memory away. No reference to a buffer in it is left.
+    DestroyMemory {
         /// Its number.
         id: u64,
     },
@@ -228,14 +229,14 @@ pub enum Command {
         /// The number that loading it gave.
         library: u64,
     },
-    /// After a restore: the windows of all buffers on the new connection.
+    /// After a restore: the windows of all memory on the new connection.
     Windows,
     /// To [`Notice::LoadLibrary`]: what became of it.
     LibraryLoaded {
         /// The request's number.
         request: u64,
         /// A COIRESULT.
-        result: i32,
+        result: u32,
         /// The number of the library, if that is COI_SUCCESS or COI_ALREADY_EXISTS.
         library: u64,
     },
@@ -243,9 +244,9 @@ pub enum Command {
     Shutdown,
     /// The program may leave COIProcessWaitForShutdown.
     EndProcess,
-    /// Make a buffer of memory that the process has (COI_SINK_MEMORY). It stays the process's, and is
-    /// no file of local store.
-    AdoptBuffer {
+    /// Have memory of the process's own be a buffer's (COI_SINK_MEMORY). It stays the process's, and
+    /// is no file of local store.
+    AdoptMemory {
         /// The host's number for it.
         id: u64,
         /// Where it begins, on any byte.
@@ -262,9 +263,9 @@ pub enum Answer {
     Done,
     /// Where the function is.
     Function(u64),
-    /// A buffer's window.
+    /// The window of what was made.
     Window(Window),
-    /// The windows of all buffers.
+    /// The windows of all memory.
     Windows(Vec<Window>),
     /// A library is loaded, under this number.
     Library(u64),
@@ -296,6 +297,8 @@ pub enum Notice {
         id: u64,
         /// How many.
         count: u64,
+        /// The last [`RunResult::Returned::told`] before.
+        told: u64,
     },
     /// The process signals a user event of the host's (COIEventSignalUserEvent).
     UserEvent(u64),
@@ -315,10 +318,10 @@ pub enum Notice {
     },
 }
 
-/// Where a buffer's memory is in the offload process's registered address space.
+/// Where memory of buffers is in the offload process's registered address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
-    /// The buffer.
+    /// The memory.
     pub id: u64,
     /// Offset of its window.
     pub offset: i64,
@@ -328,14 +331,19 @@ pub struct Window {
     pub address: u64,
 }
 
-/// A buffer as a run function is given it.
+/// A buffer as a run function is given it. A process knows a buffer from when it was given it first,
+/// until another one is where it was, or its memory is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferUse {
     /// The buffer.
     pub id: u64,
+    /// Where it begins in the process's memory: all of it is in memory that was made for buffers.
+    pub address: u64,
+    /// Bytes of it.
+    pub bytes: u64,
     /// Where the part that the function is given begins (a sub-buffer), in bytes.
     pub offset: u64,
-    /// Bytes of it.
+    /// Bytes of that part.
     pub len: u64,
     /// The function is given a reference of its own (COI_SINK_READ_ADDREF and so on), which the
     /// process gives back with COIBufferReleaseRef.
@@ -368,6 +376,9 @@ pub enum RunResult {
         /// been told of before, buffer by buffer: those buffers stay where they are until they
         /// are given back.
         added: Vec<(u64, u64)>,
+        /// How often the process has told of references that it has taken, this time included: what
+        /// it says on other connections may be heard earlier.
+        told: u64,
     },
     /// It was not run: no such buffer or function.
     Refused(String),

@@ -3,8 +3,9 @@
 use alloc::vec::Vec;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The longest message that any protocol here sends, in bytes.
-pub const MESSAGE_MAX: usize = 256 << 10;
+/// The longest message that any protocol here sends, in bytes: a run function with
+/// [`crate::coi::BUFFERS_MAX`] buffers, all its numbers as long as they get.
+pub const MESSAGE_MAX: usize = 1 << 20;
 
 /// The bytes are not a message of the expected type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 //!   Connect {from, to}      ------->    queued in the backlog
 //!                           <-------    Accepted {from, to}  | Refused
 //!   Data {..} (within credit) <---->    Data {..}
-//!   Credit {bytes read}     <------>    Credit
+//!   Credit {bytes read}     <------>    Credit; a reader that waits for many gives it before
 //!   Window / Unwindow       <------>    the peer's registered windows, as DMA extents
 //!   Fence                   ------->    a mark, or a wait for one, or a signal after one
 //!                           <-------    Fenced
@@ -20,14 +20,16 @@
 //! When a card comes or is gone the host says so to every other one ([`Body::Found`], [`Body::Lost`]): a
 //! connection between cards ends like one between a card and the host.
 //!
-//! Programs on the card use the ioctls of the `mic` driver (Linux uapi `scif_ioctl.h`), programs
-//! on the host a Unix socket that carries the same operations.
+//! Programs on the card use the ioctls of the `mic` driver ([`ioctl`]), programs on the host a Unix socket
+//! that carries the same operations.
+
+pub mod ioctl;
 
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of [`Message`]; a card and a host that differ do not talk.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// A node: 0 is the host, cards are 1 and up.
 pub type NodeId = u16;
@@ -39,6 +41,8 @@ pub const PORT_DYNAMIC: u16 = 1088;
 pub const PORT_PRIVILEGED: u16 = 1024;
 /// Bytes that an endpoint queues for its reader.
 pub const QUEUE_BYTES: usize = 4096;
+/// A reader that waits for more than that has room for so many bytes beyond it.
+pub const AHEAD_BYTES: usize = 32 << 10;
 /// Most extents in one [`Body::Window`].
 pub const EXTENTS_MAX: usize = 1024;
 /// The page size of windows, in bytes.

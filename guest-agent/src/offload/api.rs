@@ -9,14 +9,11 @@ use std::{
 
 use snaprig_wire::{
     coi::Notice,
+    coi_result::code,
     snapify::{Purpose, Reply},
 };
 
-use super::{
-    Runtime, announce,
-    info::{COI_ALREADY_EXISTS, COI_ERROR, COI_INVALID_HANDLE, COI_INVALID_POINTER, COI_SUCCESS},
-    lock,
-};
+use super::{Runtime, announce, lock};
 use crate::frames;
 
 /// Which of the host's numbers in an event is a user event.
@@ -28,43 +25,43 @@ pub struct Event([u64; 2]);
 
 /// Run functions wait until this has been called.
 #[unsafe(no_mangle)]
-pub extern "C" fn COIPipelineStartExecutingRunFunctions() -> i32 {
+pub extern "C" fn COIPipelineStartExecutingRunFunctions() -> u32 {
     let Some(runtime) = Runtime::get() else {
-        return COI_ERROR;
+        return code::ERROR;
     };
     runtime.lock().started = true;
     runtime.changed.notify_all();
-    COI_SUCCESS
+    code::SUCCESS
 }
 
 /// Returns when the host ends the process, and no run function runs any more.
 #[unsafe(no_mangle)]
-pub extern "C" fn COIProcessWaitForShutdown() -> i32 {
+pub extern "C" fn COIProcessWaitForShutdown() -> u32 {
     let Some(runtime) = Runtime::get() else {
-        return COI_ERROR;
+        return code::ERROR;
     };
     let mut state = runtime.lock();
     while !state.ending || state.running > 0 {
         state = runtime.wait(state);
     }
-    COI_SUCCESS
+    code::SUCCESS
 }
 
 /// Returns when the host has written what the process wrote until now.
 #[unsafe(no_mangle)]
-pub extern "C" fn COIProcessProxyFlush() -> i32 {
+pub extern "C" fn COIProcessProxyFlush() -> u32 {
     let Some(runtime) = Runtime::get() else {
-        return COI_ERROR;
+        return code::ERROR;
     };
     // SAFETY: all of the process's streams; fflush(3) locks them.
     unsafe { libc::fflush(std::ptr::null_mut()) };
     loop {
         let before = runtime.lock().restored;
         match flush() {
-            Ok(()) => return COI_SUCCESS,
+            Ok(()) => return code::SUCCESS,
             // Its daemon was that of another card.
             Err(_) if runtime.lock().restored > before => {}
-            Err(_) => return COI_ERROR,
+            Err(_) => return code::ERROR,
         }
     }
 }
@@ -82,19 +79,19 @@ fn flush() -> io::Result<()> {
 /// # Safety
 /// None is needed: the pointer is only compared.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn COIBufferAddRef(buffer: *mut c_void) -> i32 {
+pub unsafe extern "C" fn COIBufferAddRef(buffer: *mut c_void) -> u32 {
     let Some(runtime) = Runtime::get() else {
-        return COI_ERROR;
+        return code::ERROR;
     };
     if buffer.is_null() {
-        return COI_INVALID_POINTER;
+        return code::INVALID_POINTER;
     }
     let mut buffers = lock(&runtime.buffers);
     let Some(id) = buffers.at(buffer as usize) else {
-        return COI_INVALID_HANDLE;
+        return code::INVALID_HANDLE;
     };
     buffers.references.add(id);
-    COI_SUCCESS
+    code::SUCCESS
 }
 
 /// Gives a reference to a buffer back.
@@ -102,36 +99,37 @@ pub unsafe extern "C" fn COIBufferAddRef(buffer: *mut c_void) -> i32 {
 /// # Safety
 /// None is needed: the pointer is only compared.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn COIBufferReleaseRef(buffer: *mut c_void) -> i32 {
+pub unsafe extern "C" fn COIBufferReleaseRef(buffer: *mut c_void) -> u32 {
     let Some(runtime) = Runtime::get() else {
-        return COI_ERROR;
+        return code::ERROR;
     };
     if buffer.is_null() {
-        return COI_INVALID_POINTER;
+        return code::INVALID_POINTER;
     }
     let mut buffers = lock(&runtime.buffers);
     let id = buffers.at(buffer as usize);
     let Some((id, count)) = id.and_then(|id| Some((id, buffers.references.release(id)?))) else {
-        return COI_INVALID_HANDLE;
+        return code::INVALID_HANDLE;
     };
     // With the buffers locked, so that the host is told in order.
     if count > 0 {
-        runtime.notices.put(Notice::Released { id, count });
+        let told = buffers.references.told();
+        runtime.notices.put(Notice::Released { id, count, told });
     }
-    COI_SUCCESS
+    code::SUCCESS
 }
 
 /// Signals a user event of the host's.
 #[unsafe(no_mangle)]
-pub extern "C" fn COIEventSignalUserEvent(event: Event) -> i32 {
+pub extern "C" fn COIEventSignalUserEvent(event: Event) -> u32 {
     let Some(runtime) = Runtime::get() else {
-        return COI_ERROR;
+        return code::ERROR;
     };
     let Event([number, USER_EVENT]) = event else {
-        return COI_INVALID_HANDLE;
+        return code::INVALID_HANDLE;
     };
     runtime.notices.put(Notice::UserEvent(number));
-    COI_SUCCESS
+    code::SUCCESS
 }
 
 /// Loads a library of the host's, as the host's own program would have it loaded.
@@ -145,14 +143,14 @@ pub unsafe extern "C" fn COIProcessLoadSinkLibraryFromFile(
     search_path: *const c_char,
     flags: u32,
     library: *mut *mut c_void,
-) -> i32 {
+) -> u32 {
     let Some(runtime) = Runtime::get() else {
-        return COI_ERROR;
+        return code::ERROR;
     };
     // SAFETY: the caller's.
     let [file, name, search_path] = [file, name, search_path].map(|string| unsafe { text(string) });
     let Some(file) = file.filter(|_| !library.is_null()) else {
-        return COI_INVALID_POINTER;
+        return code::INVALID_POINTER;
     };
     let mut state = runtime.lock();
     state.next_request += 1;
@@ -173,7 +171,7 @@ pub unsafe extern "C" fn COIProcessLoadSinkLibraryFromFile(
         state = runtime.wait(state);
     };
     state.requests.remove(&request);
-    if [COI_SUCCESS, COI_ALREADY_EXISTS].contains(&result) {
+    if [code::SUCCESS, code::ALREADY_EXISTS].contains(&result) {
         // SAFETY: it is not null, and the caller's.
         unsafe { library.write(std::ptr::without_provenance_mut(number as usize)) };
     }

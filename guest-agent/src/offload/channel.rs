@@ -12,34 +12,47 @@ use crate::{frames, scif::Endpoint};
 
 /// The connection and its successors.
 pub struct Channel {
-    endpoint: Mutex<Arc<Endpoint>>,
+    state: Mutex<State>,
     replaced: Condvar,
+}
+
+struct State {
+    endpoint: Arc<Endpoint>,
+    /// Somebody waits for its successor. There are hundreds of channels, and each call to wake
+    /// nobody is a system call.
+    awaited: bool,
 }
 
 impl Channel {
     /// A channel over its first endpoint.
     pub fn new(endpoint: Endpoint) -> Self {
+        let state = State {
+            endpoint: Arc::new(endpoint),
+            awaited: false,
+        };
         Self {
-            endpoint: Mutex::new(Arc::new(endpoint)),
+            state: Mutex::new(state),
             replaced: Condvar::new(),
         }
     }
 
     /// The endpoint of now.
     pub fn endpoint(&self) -> Arc<Endpoint> {
-        self.lock().clone()
+        self.lock().endpoint.clone()
     }
 
     /// The endpoint after a restore.
     pub fn replace(&self, endpoint: Endpoint) {
-        *self.lock() = Arc::new(endpoint);
-        self.replaced.notify_all();
+        self.lock().endpoint = Arc::new(endpoint);
+        self.look_again();
     }
 
     /// Those who wait for a successor look again whether there will be one.
     pub fn look_again(&self) {
-        let _held = self.lock();
-        self.replaced.notify_all();
+        let mut state = self.lock();
+        if std::mem::take(&mut state.awaited) {
+            self.replaced.notify_all();
+        }
     }
 
     /// The next message. While the process is paused a broken connection is waited out.
@@ -70,20 +83,19 @@ impl Channel {
 
     /// False if the connection is simply lost: nobody is about to replace it.
     fn wait_for_successor(&self, runtime: &Runtime, broken: &Arc<Endpoint>) -> bool {
-        let mut endpoint = self.lock();
-        while Arc::ptr_eq(&endpoint, broken) {
+        let mut state = self.lock();
+        while Arc::ptr_eq(&state.endpoint, broken) {
             if !runtime.lock().machine.is_quiet() {
                 return false;
             }
-            endpoint = self
-                .replaced
-                .wait(endpoint)
-                .unwrap_or_else(PoisonError::into_inner);
+            state.awaited = true;
+            let woken = self.replaced.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
         }
         true
     }
 
-    fn lock(&self) -> MutexGuard<'_, Arc<Endpoint>> {
-        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -39,15 +39,15 @@ fn run(runtime: &'static Runtime, command: Command) -> io::Result<Answer> {
                 },
             }
         }
-        Command::CreateBuffer { id, len, address } => {
+        Command::CreateMemory { id, len, address } => {
             let dma = dma(runtime)?;
             Answer::Window(lock(&runtime.buffers).create(id, len, address, &dma)?)
         }
-        Command::AdoptBuffer { id, address, len } => {
+        Command::AdoptMemory { id, address, len } => {
             let dma = dma(runtime)?;
             Answer::Window(lock(&runtime.buffers).adopt(id, address, len, &dma)?)
         }
-        Command::DestroyBuffer { id } => {
+        Command::DestroyMemory { id } => {
             let dma = dma(runtime)?;
             lock(&runtime.buffers).destroy(id, &dma)?;
             Answer::Done

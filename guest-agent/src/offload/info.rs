@@ -3,20 +3,9 @@
 
 use std::{ffi::c_char, fs, sync::OnceLock};
 
-use snaprig_wire::coi_result;
+use snaprig_wire::coi_result::{code, name};
 
 use crate::scif::Endpoint;
-
-/// The function has done what it does.
-pub const COI_SUCCESS: i32 = 0;
-/// It has not.
-pub const COI_ERROR: i32 = 1;
-/// It is there already.
-pub const COI_ALREADY_EXISTS: i32 = 4;
-/// A pointer is null, or to something else.
-pub const COI_INVALID_POINTER: i32 = 6;
-/// A handle is none.
-pub const COI_INVALID_HANDLE: i32 = 14;
 
 /// COI_DEVICE_KNC: what the card's PCI function says it is.
 const KNIGHTS_CORNER: i32 = 4;
@@ -25,8 +14,8 @@ const NO_INDEX: u32 = u32::MAX;
 
 /// The name of a result; "COI_ERROR" for what is none.
 #[unsafe(no_mangle)]
-pub extern "C" fn COIResultGetName(result: i32) -> *const c_char {
-    coi_result::name(result as u32).as_ptr()
+pub extern "C" fn COIResultGetName(result: u32) -> *const c_char {
+    name(result).as_ptr()
 }
 
 /// What kind of engine this is, and which of them.
@@ -34,20 +23,20 @@ pub extern "C" fn COIResultGetName(result: i32) -> *const c_char {
 /// # Safety
 /// The pointers are null or valid to write to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn COIEngineGetIndex(kind: *mut i32, index: *mut u32) -> i32 {
+pub unsafe extern "C" fn COIEngineGetIndex(kind: *mut i32, index: *mut u32) -> u32 {
     if kind.is_null() || index.is_null() {
-        return COI_INVALID_POINTER;
+        return code::INVALID_POINTER;
     }
     // Node 0 is the host.
     let Ok(node) = Endpoint::open().and_then(|endpoint| endpoint.node()) else {
-        return COI_ERROR;
+        return code::ERROR;
     };
     // SAFETY: they are not null, and the caller's.
     unsafe {
         kind.write(KNIGHTS_CORNER);
         index.write(u32::from(node.saturating_sub(1)));
     }
-    COI_SUCCESS
+    code::SUCCESS
 }
 
 /// Time, in units of [`COIPerfGetCycleFrequency`].
@@ -132,7 +121,7 @@ mod tests {
         assert_eq!(name(0), "COI_SUCCESS");
         assert_eq!(name(23), "COI_PROCESS_DIED");
         assert_eq!(name(30), "COI_INCORRECT_FORMAT");
-        assert_eq!((name(31), name(-1)), ("COI_ERROR", "COI_ERROR"));
+        assert_eq!((name(31), name(u32::MAX)), ("COI_ERROR", "COI_ERROR"));
     }
 
     #[test]

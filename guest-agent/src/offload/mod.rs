@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `start` | the runtime starts before the program's main |
 //! | `api`, `info` | what the program calls (`include/sink`, `include/common`) |
+//! | `source` | what programs of the host call, and none of a card |
 //! | `commands` | the command server (case 3) |
 //! | `pipeline` | Pipe_Thread2, one for each pipeline (case 4) |
 //! | `notices` | what the host is told unasked |
@@ -26,8 +27,9 @@ mod libraries;
 pub mod machine;
 mod notices;
 mod pipeline;
-mod references;
+pub mod references;
 mod snapify;
+mod source;
 mod start;
 mod walk;
 
@@ -80,7 +82,7 @@ struct State {
     /// The host wants the program to end: no run function begins any more.
     ending: bool,
     /// Requests for libraries, and what became of them: a COIRESULT and the library's number.
-    requests: BTreeMap<u64, Option<(i32, u64)>>,
+    requests: BTreeMap<u64, Option<(u32, u64)>>,
     next_request: u64,
     /// How often the process was restored.
     restored: u64,
@@ -274,7 +276,7 @@ impl Runtime {
     }
 
     /// A request for a library is answered.
-    fn library_loaded(&self, request: u64, result: i32, library: u64) {
+    fn library_loaded(&self, request: u64, result: u32, library: u64) {
         if let Some(answer) = self.lock().requests.get_mut(&request) {
             *answer = Some((result, library));
         }

@@ -22,15 +22,17 @@ impl Notices {
     pub fn put(&self, notice: Notice) {
         let mut waiting = self.lock();
         if let (
-            Notice::Released { id, count },
+            Notice::Released { id, count, told },
             Some(Notice::Released {
                 id: last,
                 count: sum,
+                told: after,
             }),
         ) = (&notice, waiting.back_mut())
             && id == last
         {
             *sum = sum.saturating_add(*count);
+            *after = *told;
             return;
         }
         waiting.push_back(notice);
@@ -81,7 +83,8 @@ mod tests {
     #[test]
     fn references_that_are_given_back_add_up_and_nothing_changes_places() {
         let notices = Notices::default();
-        let released = |id, count| Notice::Released { id, count };
+        let told = 0;
+        let released = |id, count| Notice::Released { id, count, told };
         let event = Notice::UserEvent(3);
         for notice in [
             released(1, 1),

@@ -75,12 +75,19 @@ pub fn create(
 
 /// Ends a pipeline, once what it was sent has returned.
 pub fn destroy(runtime: &Runtime, number: u32) -> io::Result<()> {
+    if lock(&runtime.pipelines).contains_key(&number) {
+        // The host has made its channel, which may still be on its way: it must not be taken for that of
+        // the next pipeline of this number.
+        runtime.wait_for_channel(Kind::Pipeline(number), || false);
+    }
     let pipeline = lock(&runtime.pipelines).remove(&number);
     let Pipeline { thread, mut alive } =
         pipeline.ok_or(io::Error::from_raw_os_error(libc::ENOENT))?;
     // It may be gone already.
     let _ = alive.write(b".");
-    runtime.look_again();
+    // If it still waits for its connection, it looks again.
+    drop(runtime.lock());
+    runtime.changed.notify_all();
     // A panic of it is the end of it, too.
     let _ = thread.join();
     runtime.disconnect(Kind::Pipeline(number));
@@ -126,10 +133,12 @@ fn serve(runtime: &'static Runtime, channel: &Channel, number: u32, ended: &Pipe
         // Nothing may be in the channel when the snapshot is taken.
         runtime.begin_sending();
         let result = match result {
-            Ok(value) => RunResult::Returned {
-                value,
-                added: lock(&runtime.buffers).references.tell_added(),
-            },
+            Ok(value) => {
+                let references = &mut lock(&runtime.buffers).references;
+                let added = references.tell_added();
+                let told = references.told();
+                RunResult::Returned { value, added, told }
+            }
             Err(why) => RunResult::Refused(why),
         };
         let sent = channel.send(&result);

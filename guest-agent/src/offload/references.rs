@@ -11,10 +11,14 @@
 use std::collections::BTreeMap;
 
 /// References by buffer.
-#[derive(Debug, Default)]
-pub struct References(BTreeMap<u64, Counts>);
+#[derive(Clone, Debug, Default)]
+pub struct References {
+    all: BTreeMap<u64, Counts>,
+    /// How often the host was told of new ones.
+    told: u64,
+}
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Counts {
     held: u64,
     /// By the host.
@@ -24,43 +28,50 @@ struct Counts {
 impl References {
     /// The host has taken one for the process.
     pub fn given(&mut self, id: u64) {
-        let counts = self.0.entry(id).or_default();
+        let counts = self.all.entry(id).or_default();
         counts.held = counts.held.saturating_add(1);
         counts.known = counts.known.saturating_add(1);
     }
 
     /// The process takes one.
     pub fn add(&mut self, id: u64) {
-        let counts = self.0.entry(id).or_default();
+        let counts = self.all.entry(id).or_default();
         counts.held = counts.held.saturating_add(1);
     }
 
     /// The process gives one back; how many the host is to be told of. `None`: it holds none.
     pub fn release(&mut self, id: u64) -> Option<u64> {
-        let counts = self.0.get_mut(&id).filter(|counts| counts.held > 0)?;
+        let counts = self.all.get_mut(&id).filter(|counts| counts.held > 0)?;
         counts.held -= 1;
         let released = counts.known.saturating_sub(counts.held);
         counts.known -= released;
         if counts.held == 0 {
-            self.0.remove(&id);
+            self.all.remove(&id);
         }
         Some(released)
     }
 
+    /// How often the host was told of new ones.
+    pub fn told(&self) -> u64 {
+        self.told
+    }
+
     /// What the host is told with a result: new references, buffer by buffer.
     pub fn tell_added(&mut self) -> Vec<(u64, u64)> {
-        let counts = self.0.iter_mut();
+        let counts = self.all.iter_mut();
         let added = counts.filter_map(|(id, counts)| {
             let added = counts.held - counts.known;
             counts.known = counts.held;
             (added > 0).then_some((*id, added))
         });
-        added.collect()
+        let added: Vec<_> = added.collect();
+        self.told += u64::from(!added.is_empty());
+        added
     }
 
     /// The buffer is gone.
     pub fn forget(&mut self, id: u64) {
-        self.0.remove(&id);
+        self.all.remove(&id);
     }
 }
 

@@ -145,7 +145,7 @@ impl Session {
                 let to = format!("{snapshot}/{LOCAL_STORE}/{name}");
                 let mut to = snapify_io::open_write(HOST, &to)?;
                 // A daemon that has failed says why when it is asked for the end.
-                let copied = io::copy(&mut from, &mut to);
+                let copied = snapify_io::copy(&mut from, &mut to);
                 snapify_io::finish(to)?;
                 copied?;
                 let card_path = path.to_string_lossy().into_owned();

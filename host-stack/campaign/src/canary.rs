@@ -29,6 +29,22 @@ pub enum Canary {
     SilentLoss,
     /// The daemon panics when a host process goes away in the middle of a pause.
     RashDaemon,
+    /// COI's graph is not told what operations depend on.
+    HastyStart,
+    /// A run function is sent twice.
+    DoubledRun,
+    /// Who depends on a run function that failed is not told.
+    SwallowedError,
+    /// Not all of a buffer's bytes are moved.
+    SkippedMove,
+    /// Nobody hears that a run function has failed.
+    LostReturn,
+    /// References that run functions take are not counted.
+    LostReferences,
+    /// COI's graph is not told of a process that is gone.
+    UnknownDeath,
+    /// The last page of each buffer does not come back.
+    LostPage,
     /// An HCA's responder carries out what came before.
     RepeatedRequest,
     /// An HCA that sends again forgets where in the message that was.
@@ -55,7 +71,7 @@ pub enum Canary {
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 30] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
@@ -67,6 +83,14 @@ impl Canary {
         Self::DeafDaemon,
         Self::SilentLoss,
         Self::RashDaemon,
+        Self::HastyStart,
+        Self::DoubledRun,
+        Self::SwallowedError,
+        Self::SkippedMove,
+        Self::LostReturn,
+        Self::LostReferences,
+        Self::UnknownDeath,
+        Self::LostPage,
         Self::RepeatedRequest,
         Self::ForgottenOffset,
         Self::EarlyRead,
@@ -94,6 +118,14 @@ impl Canary {
             Self::DeafDaemon => "deaf-daemon",
             Self::SilentLoss => "silent-loss",
             Self::RashDaemon => "rash-daemon",
+            Self::HastyStart => "hasty-start",
+            Self::DoubledRun => "doubled-run",
+            Self::SwallowedError => "swallowed-error",
+            Self::SkippedMove => "skipped-move",
+            Self::LostReturn => "lost-return",
+            Self::LostReferences => "lost-references",
+            Self::UnknownDeath => "unknown-death",
+            Self::LostPage => "lost-page",
             Self::RepeatedRequest => "repeated-request",
             Self::ForgottenOffset => "forgotten-offset",
             Self::EarlyRead => "early-read",

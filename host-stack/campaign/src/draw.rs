@@ -11,17 +11,44 @@ use crate::{
 
 /// Most faults of a drawn plan.
 const FAULTS_MAX: u64 = 3;
-/// A fault's occurrence is drawn below 2 to the power of a number below this.
-const NTH_BITS: u64 = 8;
+/// A fault's occurrence is drawn below 2 to the power of a number below this: where a run comes by
+/// often, and elsewhere.
+const NTH_BITS: [u64; 2] = [8, 3];
+/// Points by which a run comes a hundred times.
+const OFTEN: [Point; 5] = [
+    snaprig_scif::faults::MESSAGE,
+    snaprig_scif::faults::program::CALL,
+    snaprig_hca::faults::PACKET,
+    snaprig_hca::faults::RESPONSE,
+    snaprig_coi::faults::THREAD,
+];
+/// Those that make one thing late, and nothing else.
+const SLOW: [Point; 7] = [
+    snaprig_coi::faults::PIPE_THREAD1,
+    coi_device::faults::PIPE_THREAD2,
+    coi_device::faults::RUN_FUNCTION,
+    coi_device::faults::RESULT,
+    coi_device::faults::GIVE_BACK,
+    snaprig_coi::faults::TRANSFER,
+    snaprig_coi::faults::TRANSFERRED,
+];
 /// Longest delay drawn: longer than a checkpoint takes.
 const DELAY_NS: u64 = 2_000_000;
 /// Timed faults are drawn before this: about as long as a run takes.
 const TIME_NS: u64 = 500_000;
 
 /// One seed in so many is about verbs.
-const VERBS_ONE_IN: u64 = 4;
+const VERBS_ONE_IN: u64 = 5;
 /// Of the others, one in so many is about SCIF: as many.
-const SCIF_ONE_IN: u64 = 3;
+const SCIF_ONE_IN: u64 = 4;
+/// Of faults in a system with links, one in so many is one of a link's: there are many ways in which
+/// one message can go wrong.
+const LINK_ONE_IN: u64 = 4;
+/// One offload stack in so many has something that is slow again and again: what is under way when a
+/// process is paused is what matters.
+const SLOW_ONE_IN: u64 = 2;
+/// Longest delay of what is slow: most of a checkpoint.
+const SLOW_NS: u64 = 300_000;
 /// The most packets in a thousand that a drawn plan loses, and so on.
 const PER_MILLE: [u64; 3] = [20, 50, 200];
 
@@ -54,6 +81,7 @@ pub fn draw_scif(seed: u64, cards: Option<u16>) -> Plan {
     let mut plan = Plan::new(seed, cards.unwrap_or(drawn), scif::SCENARIO);
     plan.workload = Workload {
         processes: amount(1, 2),
+        offloads: 1,
         pipelines: amount(2, 6),
         runs: amount(1, 6),
         buffers: amount(1, 4),
@@ -71,6 +99,7 @@ pub fn draw_verbs(seed: u64, cards: Option<u16>) -> Plan {
     let mut plan = Plan::new(seed, cards.unwrap_or(drawn), verbs::SCENARIO);
     plan.workload = Workload {
         processes: amount(2, 4),
+        offloads: 1,
         pipelines: amount(1, 4),
         runs: amount(1, 20),
         buffers: 0,
@@ -108,16 +137,34 @@ pub fn draw_on(seed: u64, cards: Option<u16>) -> Plan {
     let mut random = Random::new(seed, "plan");
     let drawn = 2 + random.below(2) as u16;
     let cards = cards.unwrap_or(drawn);
-    let scenario = random.pick(&SCENARIOS).copied().unwrap_or("migrate");
+    // That of two snapshots has more in it.
+    let scenario = match random.one_in(5) {
+        true => "twice",
+        false => random.pick(&SCENARIOS).copied().unwrap_or("migrate"),
+    };
     let mut plan = Plan::new(seed, cards, scenario);
     plan.workload = workload(seed);
     draw_faults(&mut plan, &points::offload(), &mut random);
+    if random.one_in(SLOW_ONE_IN)
+        && let Some(point) = random.pick(&SLOW)
+    {
+        plan.faults.push(Fault {
+            point: point.name.into(),
+            when: When::PerMille(100 + random.below(400)),
+            kind: Kind::Delay(random.below(SLOW_NS)),
+        });
+    }
     plan
 }
 
 fn draw_faults(plan: &mut Plan, points: &[Point], random: &mut Random) {
     for _ in 0..random.below(FAULTS_MAX + 1) {
-        let Some(point) = random.pick(points) else {
+        let link = snaprig_scif::faults::MESSAGE;
+        let point = match points.contains(&link) && random.one_in(LINK_ONE_IN) {
+            true => Some(&link),
+            false => random.pick(points),
+        };
+        let Some(point) = point else {
             continue;
         };
         let Some(name) = random.pick(point.kinds) else {
@@ -126,7 +173,7 @@ fn draw_faults(plan: &mut Plan, points: &[Point], random: &mut Random) {
         if let Some(kind) = kind(*name, plan, random) {
             plan.faults.push(Fault {
                 point: point.name.into(),
-                when: when(random),
+                when: when(point, random),
                 kind,
             });
         }
@@ -137,20 +184,21 @@ fn workload(seed: u64) -> Workload {
     let mut random = Random::new(seed, "workload");
     let mut amount = |least: u64, most: u64| (least + random.below(most - least + 1)) as u16;
     Workload {
-        processes: if amount(0, 3) == 0 { 2 } else { 1 },
+        processes: if amount(0, 7) == 0 { 2 } else { 1 },
+        offloads: if amount(0, 2) == 0 { 2 } else { 1 },
         pipelines: amount(1, 2),
-        runs: amount(1, 6),
-        buffers: amount(0, 2),
-        writes: amount(0, 2),
+        runs: amount(1, 5),
+        buffers: amount(0, 3),
+        writes: amount(0, 3),
     }
 }
 
-fn when(random: &mut Random) -> When {
+fn when(point: &Point, random: &mut Random) -> When {
     if random.one_in(8) {
         return When::AtNs(random.below(TIME_NS));
     }
-    // Some points are passed once in a run, others hundreds of times.
-    let most = 1 << random.below(NTH_BITS);
+    let bits = NTH_BITS[usize::from(!OFTEN.contains(point))];
+    let most = 1 << random.below(bits);
     When::Nth(1 + random.below(most))
 }
 

@@ -20,6 +20,8 @@ use crate::{
 /// The order of events in which everything is tried.
 const SEED: u64 = 0;
 const CARDS: u16 = 2;
+/// That of two offload processes: one with pipelines and buffers that are destroyed.
+const TWO_SEED: u64 = 7;
 /// Longer than a whole checkpoint takes.
 const DELAY_NS: u64 = 5_000_000;
 
@@ -36,12 +38,30 @@ const POSTS: u64 = 6;
 /// The systems in which everything is tried.
 fn undisturbed() -> Vec<Plan> {
     let offload = SCENARIOS.iter().map(|name| Plan::new(SEED, CARDS, name));
+    let offload = offload.chain([two_offloads()]);
     offload.chain(verbs()).chain(scif()).collect()
+}
+
+/// Two offload processes that share buffers.
+fn two_offloads() -> Plan {
+    let workload = Workload {
+        processes: 1,
+        offloads: 2,
+        pipelines: 1,
+        runs: 2,
+        buffers: 1,
+        writes: 2,
+    };
+    Plan {
+        workload,
+        ..Plan::new(TWO_SEED, CARDS, "swap")
+    }
 }
 
 fn scif() -> impl Iterator<Item = Plan> {
     let workload = Workload {
         processes: 1,
+        offloads: 1,
         pipelines: 2,
         runs: 1,
         buffers: 1,

@@ -67,7 +67,7 @@ fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
 }
 
 fn plan() -> impl Strategy<Value = Plan> {
-    let workload = (1..=3u16, 1..=3u16, 1..=5u16, 0..=3u16, 0..=3u16);
+    let workload = (1..=3u16, 1..=2u16, 1..=3u16, 1..=5u16, 0..=3u16, 0..=3u16);
     let system = (
         any::<u64>(),
         1..=4u16,
@@ -75,10 +75,11 @@ fn plan() -> impl Strategy<Value = Plan> {
         workload,
     );
     system.prop_flat_map(|(seed, cards, scenario, work)| {
-        let (processes, pipelines, runs, buffers, writes) = work;
+        let (processes, offloads, pipelines, runs, buffers, writes) = work;
         let mut plan = Plan::new(seed, cards, scenario);
         plan.workload = Workload {
             processes,
+            offloads,
             pipelines,
             runs,
             buffers,

@@ -33,7 +33,7 @@ pub struct Options {
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "512M", value_parser = size::parse)]
     memory: Vec<u64>,
     /// Cores of each card
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 8)]
     cores: usize,
     /// kvm or ptrace [default: the best that works here]
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! What can go wrong, for programs and for people.
 
 use snaprig_scif::client::ScifError;
-use snaprig_wire::{coi::Exit, scif::NodeId};
+use snaprig_wire::{coi::Exit, coi_result::code, scif::NodeId};
 
 /// A call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -98,39 +98,51 @@ impl CoiError {
     pub fn code(&self) -> u32 {
         match self {
             Self::Scif(error) => match error.errno {
-                libc::ENOMEM => 13,
-                libc::ECONNRESET | libc::ENODEV | libc::ENOTCONN => 23,
-                libc::ETIMEDOUT => 9,
-                libc::ENXIO => 2,
-                _ => 1,
+                libc::ENOMEM => code::OUT_OF_MEMORY,
+                libc::ECONNRESET | libc::ENODEV | libc::ENOTCONN => code::PROCESS_DIED,
+                libc::ETIMEDOUT => code::TIME_OUT_REACHED,
+                libc::ENXIO => code::NOT_INITIALIZED,
+                _ => code::ERROR,
             },
-            Self::CardLost { .. } | Self::ProcessDied { .. } => 23,
+            Self::CardLost { .. } | Self::ProcessDied { .. } => code::PROCESS_DIED,
             Self::Refused { errno, .. } => match *errno {
-                libc::ENOMEM | libc::ENOSPC => 16,
-                libc::ETIMEDOUT => 9,
-                libc::ELIBACC => 19,
-                libc::ENOSYS => 20,
-                libc::ELIBBAD => 24,
-                libc::ENOEXEC => 22,
-                _ => 1,
+                libc::ENOMEM | libc::ENOSPC => code::RESOURCE_EXHAUSTED,
+                libc::ETIMEDOUT => code::TIME_OUT_REACHED,
+                libc::ELIBACC => code::MISSING_DEPENDENCY,
+                libc::ENOSYS => code::UNDEFINED_SYMBOL,
+                libc::ELIBBAD => code::INVALID_FILE,
+                libc::ENOEXEC => code::BINARY_AND_HARDWARE_MISMATCH,
+                _ => code::ERROR,
             },
-            Self::TimedOut => 9,
-            Self::Protocol { .. } => 1,
-            Self::OutOfRange(_) => 7,
-            Self::NoMemory(_) => 13,
-            Self::Retry(_) => 15,
-            Self::InvalidHandle(_) => 14,
-            Self::Overlap => 10,
-            Self::Canceled => 25,
-            Self::Mismatch(_) => 11,
-            Self::NotSupported(_) => 8,
-            Self::Missing(_) => 19,
-            Self::Exhausted(_) => 16,
-            Self::NotInitialized(_) => 2,
-            Self::DoesNotExist(_) => 5,
-            Self::InvalidFile(_) => 24,
-            Self::WrongMachine(_) => 22,
-            Self::LibraryLoaded(_) => 4,
+            Self::TimedOut => code::TIME_OUT_REACHED,
+            Self::Protocol { .. } => code::ERROR,
+            Self::OutOfRange(_) => code::OUT_OF_RANGE,
+            Self::NoMemory(_) => code::OUT_OF_MEMORY,
+            Self::Retry(_) => code::RETRY,
+            Self::InvalidHandle(_) => code::INVALID_HANDLE,
+            Self::Overlap => code::MEMORY_OVERLAP,
+            Self::Canceled => code::EVENT_CANCELED,
+            Self::Mismatch(_) => code::ARGUMENT_MISMATCH,
+            Self::NotSupported(_) => code::NOT_SUPPORTED,
+            Self::Missing(_) => code::MISSING_DEPENDENCY,
+            Self::Exhausted(_) => code::RESOURCE_EXHAUSTED,
+            Self::NotInitialized(_) => code::NOT_INITIALIZED,
+            Self::DoesNotExist(_) => code::DOES_NOT_EXIST,
+            Self::InvalidFile(_) => code::INVALID_FILE,
+            Self::WrongMachine(_) => code::BINARY_AND_HARDWARE_MISMATCH,
+            Self::LibraryLoaded(_) => code::ALREADY_EXISTS,
+        }
+    }
+}
+
+impl CoiError {
+    /// Whether there is no memory for it, on the host or on a card.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::NoMemory(_) => true,
+            Self::Refused { errno, .. } => matches!(*errno, libc::ENOMEM | libc::ENOSPC),
+            Self::Scif(error) => matches!(error.errno, libc::ENOMEM | libc::ENOSPC),
+            _ => false,
         }
     }
 }

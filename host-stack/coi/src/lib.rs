@@ -23,6 +23,7 @@
 //! process is paused: then they wait for its successor.
 
 mod buffer;
+mod descriptors;
 mod error;
 pub mod faults;
 pub mod graph;
@@ -74,10 +75,17 @@ pub struct EngineInfo {
 }
 
 impl Engine {
-    /// How many there are.
+    /// How many there are, in whatever state.
     pub fn count(rig: &Path) -> Result<usize, CoiError> {
-        let (nodes, _) = Endpoint::open(rig)?.node_ids()?;
-        Ok(nodes.iter().filter(|node| **node != HOST).count())
+        let cards = Endpoint::open(rig)?.cards()?;
+        Ok(cards.iter().filter(|(node, _)| *node != HOST).count())
+    }
+
+    /// Whether its COI daemon listens.
+    pub fn is_online(&self) -> Result<bool, CoiError> {
+        let cards = Endpoint::open(&self.rig)?.cards()?;
+        let own = cards.iter().find(|(node, _)| *node == self.node);
+        Ok(matches!(own, Some((_, CardState::Online))))
     }
 
     /// Engine `index`, from 0: the card that is SCIF node `index + 1`.
@@ -100,9 +108,7 @@ impl Engine {
 
     /// What is known of it.
     pub fn info(&self) -> Result<EngineInfo, CoiError> {
-        let cards = Endpoint::open(&self.rig)?.cards()?;
-        let own = cards.iter().find(|(node, _)| *node == self.node);
-        let online = matches!(own, Some((_, CardState::Online)));
+        let online = self.is_online()?;
         if !online {
             return Ok(EngineInfo::default());
         }
@@ -132,7 +138,13 @@ impl Engine {
 
     /// A connection to a port on the card.
     pub fn connect(&self, port: u16) -> Result<Endpoint, CoiError> {
-        let endpoint = Endpoint::open(&self.rig)?;
+        let endpoint = match Endpoint::open(&self.rig) {
+            Err(error) if error.errno == libc::EMFILE => {
+                descriptors::raise();
+                Endpoint::open(&self.rig)?
+            }
+            endpoint => endpoint?,
+        };
         endpoint.connect(PortId {
             node: self.node,
             port,

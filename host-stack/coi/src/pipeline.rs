@@ -61,6 +61,8 @@ impl Pipeline {
         check(buffers.len(), misc.len())?;
         let used = |buffer: &&Buffer| BufferUse {
             id: buffer.shared().id(),
+            address: buffer.shared().body().sink_address(),
+            bytes: buffer.shared().len(),
             offset: 0,
             len: buffer.shared().len(),
             add_ref: false,
@@ -97,12 +99,17 @@ impl Pipeline {
             .collect::<Result<Vec<_>, _>>()?;
         let return_len = u16::try_from(returned.len())
             .map_err(|_| CoiError::OutOfRange("a return value has at most 65535 bytes".into()))?;
-        let used = uses.iter().map(|one| BufferUse {
-            id: one.buffer,
-            offset: one.range.start,
-            len: one.range.end - one.range.start,
-            add_ref: one.add_ref,
-        });
+        let used = uses
+            .iter()
+            .zip(buffers)
+            .map(|(one, (buffer, _))| BufferUse {
+                id: one.buffer,
+                address: buffer.body().sink_address(),
+                bytes: buffer.body().len(),
+                offset: one.range.start,
+                len: one.range.end - one.range.start,
+                add_ref: one.add_ref,
+            });
         let request = RunFunction {
             function: function.0,
             buffers: used.collect(),

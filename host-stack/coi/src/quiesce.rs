@@ -33,11 +33,12 @@ pub(crate) fn switch() -> Option<String> {
     is_off().then(|| format!("{SWITCH}=off"))
 }
 
-/// A window's offsets before and after a restore: the paper's lookup table of addresses.
+/// A window's offsets before and after a restore: the paper's lookup table of addresses. Small
+/// buffers share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// The buffer.
-    pub buffer: u64,
+    /// The memory that it is of.
+    pub memory: u64,
     /// Offset on the old card.
     pub old: i64,
     /// Offset on the new one.
@@ -130,10 +131,10 @@ pub fn reconnect(
         Err(_) => return Err(CoiError::CardLost { node }),
     }
     let links = Links::open(engine, port, control, &inner.pipelines())?;
-    let buffers: Vec<Arc<_>> = lock(&inner.buffers).values().cloned().collect();
-    let own = buffers
+    let arenas: Vec<Arc<_>> = lock(&inner.arenas).values().cloned().collect();
+    let own = arenas
         .iter()
-        .map(|buffer| buffer.register(&links.dma))
+        .map(|arena| arena.register(&links.dma))
         .collect::<Result<Vec<_>, _>>()?;
     let place = Place {
         engine: engine.clone(),
@@ -143,17 +144,17 @@ pub fn reconnect(
     };
     inner.replace(place, links);
     let Value::Answer(Answer::Windows(windows)) = inner.call(Input::Windows, None)? else {
-        return Err(inner.protocol("the windows of all buffers"));
+        return Err(inner.protocol("the windows of all memory"));
     };
     let mut moved = Vec::new();
-    for (buffer, own) in buffers.iter().zip(own) {
-        let window = windows.iter().find(|window| window.id == buffer.id);
+    for (arena, own) in arenas.iter().zip(own) {
+        let window = windows.iter().find(|window| window.id == arena.id);
         let card = window
-            .ok_or_else(|| inner.protocol("the windows of all buffers"))?
+            .ok_or_else(|| inner.protocol("the windows of all memory"))?
             .offset;
-        let old = buffer.replace_windows(inner.id, Windows { own, card });
+        let old = arena.replace_windows(inner.id, Windows { own, card });
         moved.push(Moved {
-            buffer: buffer.id,
+            memory: arena.id,
             old: old.unwrap_or_default().card,
             new: card,
         });

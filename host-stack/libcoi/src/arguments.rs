@@ -70,7 +70,7 @@ pub fn both_or_neither<T>(count: usize, pointer: *const T) -> Done {
 /// over: nobody waits for it.
 ///
 /// # Safety
-/// As [`array`]; [`both_or_neither`] holds.
+/// As [`array()`]; [`both_or_neither`] holds.
 pub unsafe fn dependencies(count: u32, pointer: *const CoiEvent) -> Vec<Event> {
     // SAFETY: the caller's.
     let events = unsafe { array(pointer, count as usize) };

@@ -16,7 +16,7 @@ use crate::{
     trace::api,
     types::{
         CoiEvent, Handle,
-        buffer::{NORMAL, OPENCL},
+        buffer::{NORMAL, OPENCL, PINNED, STREAMING_TO_SINK, STREAMING_TO_SOURCE},
         flag,
     },
 };
@@ -55,7 +55,7 @@ api! {
         let length = usize::try_from(bytes).map_err(|_| code::OUT_OF_MEMORY)?;
         let options = BufferOptions {
             bytes,
-            open_cl: kind == OPENCL,
+            open_cl: waits_for_nobody(kind),
             same_address_as_source: flags & flag::SAME_ADDRESS_SINKS_AND_SOURCE != 0,
             huge: flags & flag::HUGE_PAGES != 0,
             // SAFETY: the caller says that so many bytes are there; they are copied now.
@@ -82,7 +82,7 @@ api! {
         require(flags & !flag::ALL == 0, code::OUT_OF_RANGE)?;
         require(process_count > 0, code::OUT_OF_RANGE)?;
         require(!processes.is_null(), code::INVALID_POINTER)?;
-        require(kind == NORMAL || kind == OPENCL, code::NOT_SUPPORTED)?;
+        require(matches!(kind, NORMAL | PINNED | OPENCL), code::NOT_SUPPORTED)?;
         let on_sink = flags & flag::SINK_MEMORY != 0;
         require(!on_sink || kind == NORMAL, code::NOT_SUPPORTED)?;
         flags_go_with(kind, flags)?;
@@ -98,7 +98,7 @@ api! {
         let length = usize::try_from(bytes).map_err(|_| code::OUT_OF_MEMORY)?;
         let options = BufferOptions {
             bytes,
-            open_cl: kind == OPENCL,
+            open_cl: waits_for_nobody(kind),
             huge: flags & flag::HUGE_PAGES != 0,
             // SAFETY: the caller says that so many bytes are there, for as long as the buffer is.
             memory: (!on_sink).then(|| unsafe { foreign(memory.cast(), length) }),
@@ -266,10 +266,21 @@ api! {
     }
 }
 
+/// Whether a buffer of that type may be used while it is mapped. (Streaming buffers are never mapped while functions
+/// use the same version of them; here there is one version, and who maps it waits.)
+fn waits_for_nobody(kind: u32) -> bool {
+    kind == OPENCL || kind == PINNED
+}
+
 /// COI_VALID_BUFFER_TYPES_AND_FLAGS.
 fn flags_go_with(kind: u32, flags: u32) -> Done {
     let allowed = match kind {
         NORMAL => flag::ALL,
+        STREAMING_TO_SINK => {
+            flag::OPTIMIZE_SOURCE_WRITE | flag::OPTIMIZE_SINK_READ | flag::OPTIMIZE_SINK_WRITE
+        }
+        STREAMING_TO_SOURCE => flag::OPTIMIZE_SOURCE_READ | flag::OPTIMIZE_SINK_WRITE,
+        PINNED => flag::ALL & !(flag::OPTIMIZE_NO_DMA | flag::HUGE_PAGES | flag::SINK_MEMORY),
         OPENCL => flag::ALL & !flag::SINK_MEMORY,
         _ => return Err(code::NOT_SUPPORTED.into()),
     };

@@ -69,7 +69,9 @@ api! {
         require(index < count(kind)?, code::OUT_OF_RANGE)?;
         let rig = rig_from_environment().ok_or(code::OUT_OF_RANGE)?;
         let index = u16::try_from(index).map_err(|_| code::OUT_OF_RANGE)?;
-        let found = Engine::get(&rig, index)?;
+        // One that is not attached is offline, too.
+        let found = Engine::get(&rig, index).map_err(|_| code::NOT_INITIALIZED)?;
+        require(found.is_online()?, code::NOT_INITIALIZED)?;
         // SAFETY: it is the caller's place.
         unsafe { give(engine_out, handle(found)) };
         Ok(())

@@ -112,7 +112,7 @@ api! {
     fn COIProcessUnloadLibrary(process: Handle, library: Handle) {
         let process = living(process)?;
         let number = library.0 as u64;
-        require(lock(&process.libraries).contains_key(&number), code::INVALID_HANDLE)?;
+        // The process may have loaded it itself (COIProcessLoadSinkLibraryFromFile).
         process.process.unload_library(Library(number))?;
         lock(&process.libraries).remove(&number);
         process.forget_functions()

@@ -14,7 +14,7 @@ use std::{
 };
 
 use snaprig_coi::{
-    Process, ProcessOptions,
+    CoiError, Process, ProcessOptions,
     ops::{self, Event},
     process,
 };
@@ -247,8 +247,16 @@ api! {
         require(process.process.is_alive(), code::PROCESS_DIED)?;
         // SAFETY: the caller says that they are there.
         let after = unsafe { self::dependencies(dependency_count, dependencies) };
-        // Buffers have their memory from when they are made: there is no cache to grow.
-        let event = after_all(after, Completion::of(completion_out))?;
+        let pools = [(huge_bytes, huge_flags, true), (small_bytes, small_flags, false)];
+        // The sizes are what is to be, from now on; that they are is what may take its time.
+        let set = move |now: bool| {
+            pools.iter().try_for_each(|(bytes, flags, huge)| {
+                let now = now && flags & CACHE_GROW_NOW != 0;
+                process.process.keep_buffer_space(*bytes, *huge, now)
+            })
+        };
+        set(false)?;
+        let event = after_all(after, Completion::of(completion_out), move || set(true))?;
         // SAFETY: it is the caller's place.
         unsafe { Completion::of(completion_out).deliver(Ok(event)) }
     }
@@ -268,18 +276,30 @@ api! {
 const CACHE_MODES: u32 = 0x3;
 /// COI_CACHE_ACTION_NONE, COI_CACHE_ACTION_GROW_NOW.
 const CACHE_ACTIONS: u32 = 0x3_0000;
+const CACHE_GROW_NOW: u32 = 0x2_0000;
 const DMA_CHANNELS_MAX: u64 = 4;
 const DMA_SINGLE: u32 = 0;
 const DMA_ROUND_ROBIN: u32 = 2;
 
-/// An event that is signalled when all of these are; it is waited for, if that is wanted.
-fn after_all(after: Vec<Event>, completion: Completion) -> Done<Event> {
+/// An event of something that is done when all of these are signalled, and that fails if it does; it is
+/// waited for, if that is wanted.
+fn after_all(
+    after: Vec<Event>,
+    completion: Completion,
+    work: impl FnOnce() -> Result<(), CoiError> + Send + 'static,
+) -> Done<Event> {
     let event = ops::register_user_event(0);
     let wait = move || {
-        if !after.is_empty() {
-            ops::wait(&after, true, None)?;
+        let ready = match after.is_empty() {
+            true => Ok(Vec::new()),
+            false => ops::wait(&after, true, None),
+        };
+        let done = ready.and_then(|_| work());
+        match &done {
+            Ok(()) => ops::signal(event)?,
+            Err(error) => ops::fail(event, error.clone())?,
         }
-        ops::signal(event)
+        done
     };
     match completion {
         Completion::Wait => wait()?,

@@ -3,29 +3,8 @@
 use std::{ffi::c_char, fmt};
 
 use snaprig_coi::CoiError;
+pub use snaprig_wire::coi_result::code;
 use snaprig_wire::coi_result::name;
-
-/// Codes.
-pub mod code {
-    pub const SUCCESS: u32 = 0;
-    pub const ERROR: u32 = 1;
-    pub const NOT_INITIALIZED: u32 = 2;
-    pub const ALREADY_EXISTS: u32 = 4;
-    pub const DOES_NOT_EXIST: u32 = 5;
-    pub const INVALID_POINTER: u32 = 6;
-    pub const OUT_OF_RANGE: u32 = 7;
-    pub const NOT_SUPPORTED: u32 = 8;
-    pub const TIME_OUT_REACHED: u32 = 9;
-    pub const MEMORY_OVERLAP: u32 = 10;
-    pub const ARGUMENT_MISMATCH: u32 = 11;
-    pub const SIZE_MISMATCH: u32 = 12;
-    pub const OUT_OF_MEMORY: u32 = 13;
-    pub const INVALID_HANDLE: u32 = 14;
-    pub const BINARY_AND_HARDWARE_MISMATCH: u32 = 22;
-    pub const PROCESS_DIED: u32 = 23;
-    pub const INVALID_FILE: u32 = 24;
-    pub const EVENT_CANCELED: u32 = 25;
-}
 
 /// COIResultGetName.
 pub extern "C" fn COIResultGetName(code: u32) -> *const c_char {

@@ -31,13 +31,11 @@ api! {
         dependencies: *const CoiEvent,
         completion_out: *mut CoiEvent,
     ) {
-        let buffer = one_part(buffer, offset, data, bytes, (dependency_count, dependencies))?;
-        // SAFETY: the caller says that the data is there until the write is done.
-        let memory = unsafe { foreign(data.cast_mut().cast(), bytes as usize) };
-        let pieces = vec![Piece { at: offset, memory }];
         let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: the caller says that the data is there until the write is done.
+        let transfer = unsafe { Transfer::of_part(buffer, offset, data, bytes, &ends) }?;
         // SAFETY: the caller says that they are there.
-        unsafe { ends.run(|order| buffer.write(None, pieces, false, order)) }
+        unsafe { transfer.write(Handle::NULL, false, &ends) }
     }
 
     fn COIBufferWriteEx(
@@ -51,21 +49,11 @@ api! {
         dependencies: *const CoiEvent,
         completion_out: *mut CoiEvent,
     ) {
-        let buffer = one_part(buffer, offset, data, bytes, (dependency_count, dependencies))?;
-        let target = Target::of(process)?;
-        // SAFETY: the caller says that the data is there until the write is done.
-        let memory = unsafe { foreign(data.cast_mut().cast(), bytes as usize) };
-        let pieces = vec![Piece { at: offset, memory }];
-        let covers = offset == 0 && bytes == buffer.len();
         let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: the caller says that the data is there until the write is done.
+        let transfer = unsafe { Transfer::of_part(buffer, offset, data, bytes, &ends) }?;
         // SAFETY: the caller says that they are there.
-        unsafe {
-            ends.run(|order| {
-                target.reach(&buffer, covers, order, |to, order| {
-                    buffer.write(to, pieces, MOVE_ENTIRE.contains(&kind), order)
-                })
-            })
-        }
+        unsafe { transfer.write(process, MOVE_ENTIRE.contains(&kind), &ends) }
     }
 
     fn COIBufferRead(
@@ -78,13 +66,11 @@ api! {
         dependencies: *const CoiEvent,
         completion_out: *mut CoiEvent,
     ) {
-        let buffer = one_part(buffer, offset, data_out, bytes, (dependency_count, dependencies))?;
-        // SAFETY: the caller says that there is room until the read is done.
-        let memory = unsafe { foreign(data_out.cast(), bytes as usize) };
-        let pieces = vec![Piece { at: offset, memory }];
         let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: the caller says that there is room until the read is done.
+        let transfer = unsafe { Transfer::of_part(buffer, offset, data_out, bytes, &ends) }?;
         // SAFETY: the caller says that they are there.
-        unsafe { ends.run(|order| buffer.read(pieces, order)) }
+        unsafe { transfer.read(&ends) }
     }
 
     fn COIBufferWriteMultiD(
@@ -98,24 +84,12 @@ api! {
         dependencies: *const CoiEvent,
         completion_out: *mut CoiEvent,
     ) {
-        let buffer = self::buffer(buffer)?;
-        both_or_neither(dependency_count as usize, dependencies)?;
-        let target = Target::of(process)?;
-        require(!to.is_null() && !from.is_null(), code::INVALID_HANDLE)?;
-        // SAFETY: the caller says that they are arrays' descriptions.
-        let (to, from) = unsafe { (to.read(), from.read()) };
-        let moves = arrays::moves(&to, &from, offset, buffer.len(), from.base)?;
-        // SAFETY: the caller says that the array is there until the write is done.
-        let pieces = unsafe { arrays::pieces(&moves, from.base) };
         let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: the caller says that they are arrays' descriptions, and that the array in memory is
+        // there until the write is done.
+        let transfer = unsafe { Transfer::of_array(buffer, offset, to, from, &ends) }?;
         // SAFETY: the caller says that they are there.
-        unsafe {
-            ends.run(|order| {
-                target.reach(&buffer, false, order, |to, order| {
-                    buffer.write(to, pieces, MOVE_ENTIRE.contains(&kind), order)
-                })
-            })
-        }
+        unsafe { transfer.write(process, MOVE_ENTIRE.contains(&kind), &ends) }
     }
 
     fn COIBufferReadMultiD(
@@ -128,17 +102,11 @@ api! {
         dependencies: *const CoiEvent,
         completion_out: *mut CoiEvent,
     ) {
-        let buffer = self::buffer(buffer)?;
-        both_or_neither(dependency_count as usize, dependencies)?;
-        require(!to.is_null() && !from.is_null(), code::INVALID_HANDLE)?;
-        // SAFETY: the caller says that they are arrays' descriptions.
-        let (to, from) = unsafe { (to.read(), from.read()) };
-        let moves = arrays::moves(&from, &to, offset, buffer.len(), to.base)?;
-        // SAFETY: the caller says that the array is there until the read is done.
-        let pieces = unsafe { arrays::pieces(&moves, to.base) };
         let ends = Ends::of(dependency_count, dependencies, completion_out);
+        // SAFETY: as for a write.
+        let transfer = unsafe { Transfer::of_array(buffer, offset, from, to, &ends) }?;
         // SAFETY: the caller says that they are there.
-        unsafe { ends.run(|order| buffer.read(pieces, order)) }
+        unsafe { transfer.read(&ends) }
     }
 
     fn COIBufferCopy(
@@ -190,20 +158,76 @@ api! {
     }
 }
 
-/// The checks of COIBufferWrite and COIBufferRead; the buffer.
-fn one_part(
-    handle: Handle,
-    offset: u64,
-    data: *const c_void,
-    bytes: u64,
-    (count, events): (u32, *const CoiEvent),
-) -> Done<Buffer> {
-    let buffer = buffer(handle)?;
-    require(!data.is_null(), code::INVALID_POINTER)?;
-    require(bytes > 0, code::OUT_OF_RANGE)?;
-    both_or_neither(count as usize, events)?;
-    inside(&buffer, offset, bytes)?;
-    Ok(buffer)
+/// Bytes between a buffer and the program's memory: one range, or those of an array.
+struct Transfer {
+    buffer: Buffer,
+    pieces: Vec<Piece>,
+}
+
+impl Transfer {
+    /// # Safety
+    /// So many bytes are at `data` until the transfer is done.
+    unsafe fn of_part(
+        handle: Handle,
+        offset: u64,
+        data: *const c_void,
+        bytes: u64,
+        ends: &Ends,
+    ) -> Done<Self> {
+        let buffer = buffer(handle)?;
+        require(!data.is_null(), code::INVALID_POINTER)?;
+        require(bytes > 0, code::OUT_OF_RANGE)?;
+        both_or_neither(ends.dependencies.0 as usize, ends.dependencies.1)?;
+        inside(&buffer, offset, bytes)?;
+        // SAFETY: the caller's.
+        let memory = unsafe { foreign(data.cast_mut().cast(), bytes as usize) };
+        let pieces = vec![Piece { at: offset, memory }];
+        Ok(Self { buffer, pieces })
+    }
+
+    /// # Safety
+    /// They are descriptions, or null, and the array in memory is there until the transfer is done.
+    unsafe fn of_array(
+        handle: Handle,
+        offset: u64,
+        in_buffer: *const Array,
+        in_memory: *const Array,
+        ends: &Ends,
+    ) -> Done<Self> {
+        let buffer = buffer(handle)?;
+        both_or_neither(ends.dependencies.0 as usize, ends.dependencies.1)?;
+        let described = !in_buffer.is_null() && !in_memory.is_null();
+        require(described, code::INVALID_HANDLE)?;
+        // SAFETY: they are not null, and the caller's.
+        let (there, here) = unsafe { (in_buffer.read(), in_memory.read()) };
+        let moves = arrays::moves(&there, &here, offset, buffer.len(), here.base)?;
+        // SAFETY: the caller's.
+        let pieces = unsafe { arrays::pieces(&moves, here.base) };
+        Ok(Self { buffer, pieces })
+    }
+
+    /// # Safety
+    /// As [`Ends::run`].
+    unsafe fn write(self, process: Handle, whole: bool, ends: &Ends) -> Done {
+        let Self { buffer, pieces } = self;
+        let target = Target::of(process)?;
+        let covers = pieces.len() == 1 && pieces[0].memory.len() == buffer.len();
+        // SAFETY: the caller's.
+        unsafe {
+            ends.run(|order| {
+                target.reach(&buffer, covers, order, |to, order| {
+                    buffer.write(to, pieces, whole, order)
+                })
+            })
+        }
+    }
+
+    /// # Safety
+    /// As [`Ends::run`].
+    unsafe fn read(self, ends: &Ends) -> Done {
+        // SAFETY: the caller's.
+        unsafe { ends.run(|order| self.buffer.read(self.pieces, order)) }
+    }
 }
 
 /// The buffers of a copy, and how much it is of.

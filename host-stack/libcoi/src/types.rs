@@ -68,6 +68,9 @@ pub mod device {
 /// Types of buffers (COI_BUFFER_TYPE).
 pub mod buffer {
     pub const NORMAL: u32 = 1;
+    pub const STREAMING_TO_SINK: u32 = 2;
+    pub const STREAMING_TO_SOURCE: u32 = 3;
+    pub const PINNED: u32 = 4;
     pub const OPENCL: u32 = 5;
 }
 
@@ -75,6 +78,10 @@ pub mod buffer {
 pub mod flag {
     pub const SAME_ADDRESS_SINKS: u32 = 1;
     pub const SAME_ADDRESS_SINKS_AND_SOURCE: u32 = 2;
+    pub const OPTIMIZE_SOURCE_READ: u32 = 4;
+    pub const OPTIMIZE_SOURCE_WRITE: u32 = 8;
+    pub const OPTIMIZE_SINK_READ: u32 = 0x10;
+    pub const OPTIMIZE_SINK_WRITE: u32 = 0x20;
     pub const OPTIMIZE_NO_DMA: u32 = 0x40;
     pub const HUGE_PAGES: u32 = 0x80;
     pub const SINK_MEMORY: u32 = 0x100;

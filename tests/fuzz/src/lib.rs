@@ -23,6 +23,7 @@ use snaprig_card::{device::Device, kernel::elf as card_elf, memory::CardMemory};
 use snaprig_hca::wire;
 use snaprig_wire::ring::{RING_BYTES, Ring};
 use snaprig_wire::{coi, dma, frame, scif, snapify, snapify_io};
+use tempfile::TempDir;
 
 /// Process images and chains of them, in portions as the first byte says: as they come, and with their checksums put
 /// right, which no mutation would.
@@ -148,12 +149,38 @@ pub fn rings(bytes: &[u8]) {
 }
 
 /// A card that serves vfio-user clients at a socket, until it is told to stop.
-pub fn card() -> (Arc<Device>, JoinHandle<()>, PathBuf) {
-    let socket = std::env::temp_dir().join(format!("snaprig-fuzz-{}", std::process::id()));
+pub struct Card {
+    device: Arc<Device>,
+    server: JoinHandle<()>,
+    /// Where the socket is. libFuzzer never drops it: `ci/fuzz` removes what is left.
+    directory: TempDir,
+}
+
+impl Card {
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("card")
+    }
+
+    /// Ends it.
+    pub fn stop(self) {
+        self.device.stop();
+        self.server.join().expect("the server lives");
+    }
+}
+
+/// Starts such a card.
+pub fn card() -> Card {
+    let directory = TempDir::with_prefix("snaprig-fuzz-").expect("a directory");
     let memory = CardMemory::new(8 << 20).expect("memory");
     let device = Device::new(Arc::new(memory), 1, 1).expect("a device");
+    let socket = directory.path().join("card");
     let server = device.serve(&socket).expect("a server");
-    (device, server, socket)
+    Card {
+        device,
+        server,
+        directory,
+    }
 }
 
 /// A client of the card: sends all bytes but the first, and a memfd or an eventfd as the first says.

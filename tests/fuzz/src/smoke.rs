@@ -198,6 +198,8 @@ fn all_messages() {
     };
     let buffer = coi::BufferUse {
         id: 1,
+        address: coi::BUFFER_SPACE,
+        bytes: 4096,
         offset: 8,
         len: u64::MAX,
         add_ref: true,
@@ -367,10 +369,10 @@ fn vfio_user_requests() {
         [&[1], &irqs[..], &hello, &regions, &start, &read].concat(),
         [&[0], &map[..], &hello, &start, &end, &read].concat(),
     ];
-    let (device, server, socket) = card();
+    let card = card();
+    let socket = card.socket();
     smoke("vfio_user", &seeds, RUNS, |bytes| vfio_user(&socket, bytes));
-    device.stop();
-    server.join().expect("the server lives");
+    card.stop();
 }
 
 /// Noise of this many bytes.

@@ -3,7 +3,7 @@
 use std::{
     ops::Deref,
     os::fd::{AsRawFd, OwnedFd},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
 };
 
 use rustix::process::{Resource, getrlimit};
@@ -108,7 +108,8 @@ impl Function for Port {
             self.engine.remove_region(region);
             return Err(if overlaps { libc::EEXIST } else { libc::ENOSPC });
         }
-        windows.insert(iova, Window { len, region });
+        let shown = Weak::new();
+        windows.insert(iova, Window { len, region, shown });
         Ok(())
     }
 

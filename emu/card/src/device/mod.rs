@@ -28,7 +28,7 @@ use std::{
     os::fd::OwnedFd,
     path::Path,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard,
+        Arc, Condvar, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
@@ -49,7 +49,10 @@ use snaprig_wire::{
 };
 
 use self::{channel::Channel, interrupts::Interrupts, smpt::Smpt};
-use crate::memory::{CardMemory, PAGE};
+use crate::{
+    memory::{CardMemory, PAGE},
+    outside::Shown,
+};
 
 /// Descriptors in each of the host's rings: one page.
 const DMA_RING_LEN: u64 = PAGE / DESCRIPTOR_BYTES as u64;
@@ -107,6 +110,8 @@ pub struct Device {
 struct Window {
     len: u64,
     region: RegionId,
+    /// Where the card's programs have it, if one has.
+    shown: Weak<Shown>,
 }
 
 /// The ring from the card to the host, held.
@@ -315,6 +320,34 @@ impl Device {
             dst: self.locate(descriptor.dst, len).ok_or(error::DESTINATION)?,
             len,
         })
+    }
+
+    /// Where the card's programs may have the host's memory at a DMA address mapped: the address of its
+    /// first page, for as long as what comes with it lives, even if the host takes the memory back.
+    pub fn show(&self, address: u64, len: u64) -> Result<(u64, Arc<Shown>), i32> {
+        let system = address.checked_sub(HOST_BASE).ok_or(libc::ENXIO)?;
+        if len == 0 || !(address | len).is_multiple_of(PAGE) {
+            return Err(libc::EINVAL);
+        }
+        let iova = lock(&self.smpt).translate(system, len).ok_or(libc::ENXIO)?;
+        let mut windows = lock(&self.windows);
+        let window = windows.range_mut(..=iova).next_back();
+        let (start, window) = window.ok_or(libc::ENXIO)?;
+        let shown = match window.shown.upgrade() {
+            Some(shown) => shown,
+            None => {
+                let memory = self.engine.memory(window.region).ok_or(libc::ENXIO)?;
+                let shown = Shown::new(&self.memory, &memory).map_err(|error| {
+                    tracing::warn!(%error, "a peer's memory cannot be shown to programs");
+                    libc::ENOMEM
+                })?;
+                let shown = Arc::new(shown);
+                window.shown = Arc::downgrade(&shown);
+                shown
+            }
+        };
+        let at = shown.address(iova - start, len).ok_or(libc::ENXIO)?;
+        Ok((at, shown))
     }
 
     fn locate(&self, address: u64, len: u64) -> Option<(RegionId, u64)> {

@@ -54,6 +54,42 @@ pub struct Pinned {
     pub guard: Arc<dyn Send + Sync + std::any::Any>,
 }
 
+/// What a program has mapped of a device (mmap(2)): pages of card memory, or of a peer's
+/// ([`outside`](crate::outside)).
+pub struct DeviceMemory {
+    /// Where each run begins in the mapping, in order, and its address.
+    runs: Vec<(u64, u64)>,
+    bytes: u64,
+    /// The device is told of the end of the mapping by the end of this.
+    _guard: Arc<dyn Send + Sync + std::any::Any>,
+}
+
+impl DeviceMemory {
+    /// Whole pages, one run after the other: (address, bytes). They stay until `guard` is dropped.
+    pub fn new(
+        extents: impl IntoIterator<Item = (u64, u64)>,
+        guard: Arc<dyn Send + Sync + std::any::Any>,
+    ) -> Self {
+        let (mut runs, mut bytes) = (Vec::new(), 0);
+        for (address, len) in extents {
+            runs.push((bytes, address));
+            bytes += len;
+        }
+        Self {
+            runs,
+            bytes,
+            _guard: guard,
+        }
+    }
+
+    /// The page at `at` bytes into the mapping.
+    pub fn frame(&self, at: u64) -> Option<u64> {
+        let behind = self.runs.partition_point(|(start, _)| *start <= at);
+        let (start, address) = self.runs.get(behind.checked_sub(1)?)?;
+        (at < self.bytes).then_some(address + (at - start))
+    }
+}
+
 /// Wakes guest threads from outside the kernel, from any thread.
 #[derive(Clone)]
 pub struct Waker(Weak<dyn WakeTarget>);

@@ -9,7 +9,7 @@ use std::{any::Any, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    device::{UserMemory, Waker},
+    device::{DeviceMemory, UserMemory, Waker},
     errno::Errno,
     signal::SigSet,
     wait::{Channel, SysResult},
@@ -89,6 +89,11 @@ pub trait File: Any + Send + Sync {
     /// ioctl(2). Use `cx.memory` to reach the argument.
     fn ioctl(&self, _cx: &mut Cx, _request: u32, _argument: u64) -> SysResult<i64> {
         Err(Errno::ENOTTY.into())
+    }
+
+    /// What a device shows of `len` bytes (whole pages) at `offset`, to be shared (mmap(2)).
+    fn map(&self, _cx: &mut Cx, _offset: u64, _len: u64, _prot: i32) -> SysResult<DeviceMemory> {
+        Err(Errno::ENODEV.into())
     }
 
     /// What is ready now, as poll(2) events.

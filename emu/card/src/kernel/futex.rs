@@ -410,6 +410,10 @@ impl Call<'_> {
         }
         let mm = self.process().mm.clone();
         let frame = lock(&mm).own_frame(word, write)?;
+        // Nobody here sees who writes to a peer's memory: as on Linux (VM_PFNMAP).
+        if !self.kernel.memory.contains(frame, crate::memory::PAGE) {
+            return Err(Errno::EFAULT);
+        }
         Ok(frame + word % crate::memory::PAGE)
     }
 

@@ -1,5 +1,7 @@
 //! The calls that change an address space: mmap(2) and its relatives.
 
+use std::sync::Arc;
+
 use super::{
     call::Call,
     device::UserMemory,
@@ -120,9 +122,7 @@ impl Call<'_> {
                     return Err(Errno::EOPNOTSUPP.into());
                 }
                 traits.read_only = shared && open.check_writable().is_err();
-                let writes = shared && prot & libc::PROT_WRITE != 0;
-                let executes = prot & libc::PROT_EXEC != 0;
-                self.file_backing(open, offset, len, (writes, executes), shared)?
+                self.file_backing(open, offset, len, prot, shared)?
             }
             None if !is_kind => return Err(Errno::EINVAL.into()),
             None if shared => {
@@ -135,6 +135,9 @@ impl Call<'_> {
             }
             None => Backing::Anonymous,
         };
+        // Of a device, what is not asked for now is not to be had later.
+        let is_device = matches!(backing, Backing::Device { .. });
+        traits.read_only |= is_device && prot & libc::PROT_WRITE == 0;
         traits.locked = flags & libc::MAP_LOCKED != 0 || lock(&mm).locks_all;
         let mut mm = lock(&mm);
         let hint = at & !(PAGE - 1);
@@ -181,15 +184,17 @@ impl Call<'_> {
 
     fn file_backing(
         &mut self,
-        open: &Open,
+        open: &Arc<Open>,
         offset: u64,
         len: u64,
-        (writes, executes): (bool, bool),
+        prot: i32,
         shared: bool,
-    ) -> Result<Backing, Errno> {
+    ) -> SysResult<Backing> {
+        let writes = shared && prot & libc::PROT_WRITE != 0;
+        let executes = prot & libc::PROT_EXEC != 0;
         // A private mapping reads the file, whatever becomes of its own pages (mmap(2), EACCES).
         if writes && open.check_writable().is_err() || open.check_readable().is_err() {
-            return Err(Errno::EACCES);
+            return Err(Errno::EACCES.into());
         }
         // Nothing can be executed that is of no file system.
         let file = &*open.file;
@@ -199,7 +204,7 @@ impl Call<'_> {
             _ => false,
         };
         if executes && !is_of_files {
-            return Err(Errno::EPERM);
+            return Err(Errno::EPERM.into());
         }
         if is_zero_device(&*open.file) {
             return match shared {
@@ -214,16 +219,38 @@ impl Call<'_> {
                 }
             };
         }
-        let file = open
-            .file
-            .as_any()
-            .downcast_ref::<RegularFile>()
-            .ok_or(Errno::ENODEV)?;
+        let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() else {
+            return match open.file.describe() {
+                Description::Device { path, .. } if shared => {
+                    self.device_backing(open, path, offset, len, prot)
+                }
+                _ => Err(Errno::ENODEV.into()),
+            };
+        };
         let (inode, path) = (file.inode().clone(), file.path().to_owned());
         Ok(Backing::File {
             inode,
             path,
             offset,
+        })
+    }
+
+    fn device_backing(
+        &mut self,
+        open: &Arc<Open>,
+        path: String,
+        offset: u64,
+        len: u64,
+        prot: i32,
+    ) -> SysResult<Backing> {
+        if prot & libc::PROT_EXEC != 0 {
+            return Err(Errno::EACCES.into());
+        }
+        let memory = self.with_file(open, |file, cx| file.map(cx, offset, len, prot))?;
+        Ok(Backing::Device {
+            path,
+            memory: Arc::new(memory),
+            offset: 0,
         })
     }
 

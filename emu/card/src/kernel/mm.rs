@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    device::{Pinned, UserMemory},
+    device::{DeviceMemory, Pinned, UserMemory},
     errno::Errno,
     fs::Inode,
 };
@@ -53,6 +53,17 @@ pub enum Backing {
         /// Offset of the area's start in the file.
         offset: u64,
     },
+    /// What a device shows, from this byte offset on. A child has none of it.
+    Device {
+        /// The device's path, for /proc/self/maps.
+        path: String,
+        /// The mapping, of which this is all or a part.
+        memory: Arc<DeviceMemory>,
+        /// Offset of the area's start in the mapping.
+        offset: u64,
+    },
+    /// What a device showed before a restore: nothing is there any more.
+    Gone,
 }
 
 /// A range of addresses with one rule.
@@ -97,7 +108,7 @@ impl Area {
     /// The same area as seen from `by` bytes further on.
     pub(super) fn advanced(&self, by: u64) -> Self {
         let mut area = self.clone();
-        if let Backing::File { offset, .. } = &mut area.backing {
+        if let Backing::File { offset, .. } | Backing::Device { offset, .. } = &mut area.backing {
             *offset += by;
         }
         area
@@ -255,10 +266,13 @@ impl AddressSpace {
         if !starts.is_empty() && end > self.full_above.0 {
             self.full_above = (MMAP_TOP, 0);
         }
-        for start in starts {
-            self.areas.remove(&start);
-        }
+        let gone: Vec<_> = starts
+            .iter()
+            .filter_map(|start| self.areas.remove(start))
+            .collect();
         self.release(cpu, start, end);
+        // What devices have shown goes once nobody sees it.
+        drop(gone);
         Ok(())
     }
 
@@ -437,6 +451,13 @@ impl AddressSpace {
                     self.copy_of(frame).ok_or(Fault::Full)?
                 }
             }
+            Backing::Device { memory, offset, .. } => {
+                let frame = memory.frame(offset + (page - start));
+                let frame = frame.ok_or(Fault::NoPage)?;
+                self.memory.get(frame);
+                frame
+            }
+            Backing::Gone => return Err(Fault::NoPage),
         };
         self.enter(page, frame, area.access())
             .map_err(|_| Fault::Full)
@@ -567,6 +588,9 @@ impl UserMemory for AddressSpace {
         let end = address.checked_add(len).ok_or(Errno::EFAULT)?;
         for va in (address..end).step_by(PAGE as usize) {
             let frame = self.own_frame(va, write)?;
+            if !self.memory.contains(frame, PAGE) {
+                return Err(Errno::EFAULT);
+            }
             self.memory.get(frame);
             pin.frames.push(frame);
             match extents.last_mut() {
@@ -586,10 +610,12 @@ impl UserMemory for AddressSpace {
             .iter()
             .map(|(start, area)| {
                 let (offset, path) = match &area.backing {
-                    Backing::File { path, offset, .. } => (*offset, path.as_str()),
+                    Backing::File { path, offset, .. } | Backing::Device { path, offset, .. } => {
+                        (*offset, path.as_str())
+                    }
                     Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
                     Backing::Anonymous if *start == super::exec::VDSO_BASE => (0, "[vdso]"),
-                    Backing::Anonymous => (0, ""),
+                    Backing::Anonymous | Backing::Gone => (0, ""),
                 };
                 let line = format!(
                     "{start:08x}-{:08x} {}{}{}{} {offset:08x} 00:01 0 {path}",

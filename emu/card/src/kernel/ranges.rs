@@ -59,7 +59,10 @@ impl AddressSpace {
     ) -> Result<(), Errno> {
         let mut taken_away = false;
         let result = self.each_area(start, end, |mm, at, area| {
-            if prot & libc::PROT_WRITE != 0 && area.traits.read_only {
+            let is_device = matches!(area.backing, Backing::Device { .. });
+            if prot & libc::PROT_WRITE != 0 && area.traits.read_only
+                || prot & libc::PROT_EXEC != 0 && is_device
+            {
                 return Err(Errno::EACCES);
             }
             let before = area.access();
@@ -172,6 +175,10 @@ impl AddressSpace {
             return Err(Errno::EFAULT);
         }
         if old_len > area_end - old && new_len > old_len {
+            return Err(Errno::EFAULT);
+        }
+        // VM_DONTEXPAND.
+        if matches!(rule.backing, Backing::Device { .. }) && new_len > old_len {
             return Err(Errno::EFAULT);
         }
         if let Backing::File { offset, .. } = &rule.backing

@@ -58,16 +58,29 @@ pub fn run_on(
     args: &[String],
     images: &Images,
 ) -> (ExitStatus, String) {
+    run_with(kind, bytes, program, args, images, |_, _| {})
+}
+
+/// The same on a card that has more devices.
+pub fn run_with(
+    kind: Kind,
+    bytes: u64,
+    program: &Path,
+    args: &[String],
+    images: &Images,
+    equip: impl FnOnce(&Kernel, &Arc<CardMemory>),
+) -> (ExitStatus, String) {
     let memory = Arc::new(CardMemory::new(bytes).unwrap());
     let kernel = Kernel::new(Config {
         platform: platform::choose(Some(kind), &memory).unwrap(),
-        memory,
+        memory: memory.clone(),
         cores: 4,
         node: 1,
     })
     .unwrap();
     kernel.register_device("/dev/card/checkpoint", Arc::new(CheckpointDevice));
     kernel.register_device("/dev/image", Arc::new(images.clone()));
+    equip(&kernel, &memory);
     let bytes = std::fs::read(program).unwrap();
     kernel.write_file("/bin/program", &bytes, 0o755).unwrap();
     let out = Arc::new(Mutex::new(Vec::new()));

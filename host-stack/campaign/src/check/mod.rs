@@ -6,16 +6,22 @@ pub mod backings;
 pub mod completions;
 pub mod contradiction;
 pub mod cut;
+pub mod dependents;
 pub mod errors;
 pub mod leaks;
 pub mod messages;
+pub mod operations;
 pub mod panic;
 pub mod patience;
 pub mod progress;
 pub mod rdma;
+pub mod references;
+pub mod restored;
 pub mod snapshot;
 pub mod undisturbed;
 pub mod unreliable;
+pub mod visible;
+pub mod waiting;
 
 use crate::model::Outcome;
 
@@ -32,10 +38,15 @@ pub struct Broken {
 type Check = fn(&Outcome) -> Option<String>;
 
 /// All invariants. Safety comes first: what a hang hides is worse than the hang.
-pub const INVARIANTS: [(&str, Check); 15] = [
+pub const INVARIANTS: [(&str, Check); 21] = [
     (panic::NAME, panic::check),
     (contradiction::NAME, contradiction::check),
     (cut::NAME, cut::check),
+    (restored::NAME, restored::check),
+    (operations::NAME, operations::check),
+    (references::NAME, references::check),
+    (dependents::NAME, dependents::check),
+    (visible::NAME, visible::check),
     (rdma::NAME, rdma::check),
     (backings::NAME, backings::check),
     (messages::NAME, messages::check),
@@ -44,6 +55,7 @@ pub const INVARIANTS: [(&str, Check); 15] = [
     (completions::NAME, completions::check),
     (snapshot::NAME, snapshot::check),
     (undisturbed::NAME, undisturbed::check),
+    (waiting::NAME, waiting::check),
     (progress::NAME, progress::check),
     (patience::NAME, patience::check),
     (errors::NAME, errors::check),

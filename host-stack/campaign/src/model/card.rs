@@ -79,6 +79,8 @@ pub enum CardTask {
     SendResult(Pid, u32),
     /// A notice is sent.
     SendNotice(Pid),
+    /// A process gives back the references that it holds.
+    GiveBack(Pid),
     /// The service streams the process.
     Capture(Pid),
 }
@@ -280,6 +282,7 @@ impl World {
             CardTask::Ran(pid, pipeline) => self.ran(node, pid, pipeline),
             CardTask::SendResult(pid, pipeline) => self.send_result(node, pid, pipeline),
             CardTask::SendNotice(pid) => self.send_notice(node, pid),
+            CardTask::GiveBack(pid) => self.give_back(node, pid),
             CardTask::Capture(pid) => self.capture(node, pid),
         }
     }
@@ -316,7 +319,7 @@ impl World {
                 output => {
                     let own = self.process_of(node);
                     let event = Event::Card(node, CardTask::Daemon(output));
-                    self.engine.after(own, 0, event);
+                    self.net.engine.after(own, 0, event);
                 }
             }
         }
@@ -341,7 +344,9 @@ impl World {
     ) {
         let own = self.process_of(node);
         let lane = 1 << 61 | Lane::from(node) << 40 | pipe << 1 | way;
-        self.engine.send(own, own, lane, Event::Card(node, task));
+        self.net
+            .engine
+            .send(own, own, lane, Event::Card(node, task));
     }
 
     fn daemon_does(&mut self, node: NodeId, output: daemon::Output) {
@@ -353,7 +358,7 @@ impl World {
                 Effect::Ended => {}
                 Effect::Late(by_ns) => {
                     let event = Event::Card(node, CardTask::Daemon(daemon::Output::Signal(pid)));
-                    self.engine.after(own, by_ns, event);
+                    self.net.engine.after(own, by_ns, event);
                 }
                 _ => {
                     let waits = |process: &&mut Offload| process.pipe.is_none();
@@ -372,7 +377,7 @@ impl World {
             daemon::Output::Kill(pid) => self.end(node, pid, Exit::Signal(libc::SIGKILL)),
             daemon::Output::CleanUp(pid) => {
                 let event = Event::Card(node, CardTask::CleanedUp(pid));
-                self.engine.after(own, 0, event);
+                self.net.engine.after(own, 0, event);
             }
             _ => {}
         }
@@ -386,7 +391,7 @@ impl World {
             Effect::Late(by_ns) => {
                 let output = daemon::Output::Spawn(conn, program, false);
                 let event = Event::Card(node, CardTask::Daemon(output));
-                return self.engine.after(own, by_ns, event);
+                return self.net.engine.after(own, by_ns, event);
             }
             _ => {}
         }
@@ -423,13 +428,13 @@ impl World {
         }
         // The process may be faster than who started it.
         let event = Event::Card(node, CardTask::Spawned(conn, spawned));
-        self.engine.after(own, 3 * LATE_NS, event);
+        self.net.engine.after(own, 3 * LATE_NS, event);
     }
 
     /// Offload processes on living cards.
     pub(super) fn leftovers(&self) -> Vec<String> {
         let cards = self.cards.iter();
-        let living = cards.filter(|card| self.engine.is_alive(self.process_of(card.node)));
+        let living = cards.filter(|card| self.net.engine.is_alive(self.process_of(card.node)));
         living
             .flat_map(|card| {
                 let pids = card.processes.keys();

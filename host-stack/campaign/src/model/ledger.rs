@@ -8,7 +8,7 @@
 //! sent in it (Chandy, Lamport, "Distributed snapshots", ACM TOCS 1985); and, since Snapify saves no
 //! channels, nothing was sent that was not received (paper section 3: the channels are empty).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +37,10 @@ impl World {
     /// A process of this host is saved, or comes back: with its host as it is now, the state must be
     /// consistent.
     pub(super) fn check_cut(&mut self, host: HostId, when: &str, sink: &BTreeMap<u32, Counts>) {
-        for pipeline in 0..self.hosts[host].app.pipelines() {
+        let known = self.ledger.0.keys().filter(|(of, _)| *of == host);
+        let known = known.map(|(_, pipeline)| *pipeline);
+        let pipelines: BTreeSet<_> = known.chain(sink.keys().copied()).collect();
+        for pipeline in pipelines {
             let host_end = *self.ledger.of(host, pipeline);
             let sink_end = sink.get(&pipeline).copied().unwrap_or_default();
             let flows = [

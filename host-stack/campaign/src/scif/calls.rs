@@ -178,7 +178,8 @@ impl World {
         let process = self.programs[program].process;
         let node = self.process_of(self.programs[program].node);
         let event = Event::Call(who, what, input);
-        self.engine
+        self.net
+            .engine
             .send_late(process, node, lane(who, false), by_ns, event);
     }
 
@@ -248,7 +249,7 @@ impl World {
     /// What a node wants done.
     pub fn does(&mut self, node: NodeId, output: Output) {
         let own = self.process_of(node);
-        if !self.engine.is_alive(own) {
+        if !self.net.engine.is_alive(own) {
             return;
         }
         match output {
@@ -297,7 +298,7 @@ impl World {
                     let window = Window {
                         backing: *backing,
                         prot: *prot,
-                        since_ns: self.engine.now_ns(),
+                        since_ns: self.net.engine.now_ns(),
                         going: false,
                     };
                     self.sides[side].windows.insert(*offset, window);
@@ -332,7 +333,7 @@ impl World {
         let (process, node) = (self.programs[program].process, self.process_of(asked.node));
         let way = lane(asked.who, true);
         let event = Event::Told(asked.who, asked.what, result);
-        self.engine.send(node, process, way, event);
+        self.net.engine.send(node, process, way, event);
     }
 
     fn refused(&mut self, asked: &Asked, errno: i32) {
@@ -340,7 +341,7 @@ impl World {
             call: asked.what.name(),
             errno,
             closed: !self.owners.contains_key(&(asked.node, asked.endpoint)),
-            is_peer_gone: self.tally.faults > 0,
+            is_peer_gone: self.net.tally.faults > 0,
             is_expected: false,
         };
         match (&asked.what, asked.who) {
@@ -371,7 +372,11 @@ impl World {
     /// Whether a range is of windows that both sides have long known of, that stay and allow this.
     fn is_sure(&self, side: usize, offset: i64, len: u64, prot: u8) -> bool {
         let windows = &self.sides[side].windows;
-        let long_ago_ns = self.engine.now_ns().saturating_sub(KNOWN_NS);
+        let long_ago_ns = self
+            .net
+            .engine
+            .now_ns()
+            .saturating_sub(KNOWN_NS.saturating_add(self.net.tally.late_ns));
         let mut inside = windows.range(..offset.saturating_add_unsigned(len));
         self.memory.range(windows, offset, len).is_some()
             && inside.all(|(_, window)| {
@@ -384,7 +389,7 @@ impl World {
     fn is_peer_gone(&self, side: usize) -> bool {
         let Some(peer) = self.sides[side].peer else {
             // Who was accepted does not know its peer before that has said who it is.
-            return self.tally.faults > 0 || self.sides[side].role.is_none();
+            return self.net.tally.faults > 0 || self.sides[side].role.is_none();
         };
         let nodes = [side, peer].map(|one| self.sides[one].node);
         self.sides[peer].closed || nodes.iter().any(|node| self.is_disturbed(*node))
@@ -392,7 +397,7 @@ impl World {
 
     /// Whether something has happened to a node or its link, since it was first there.
     pub fn is_disturbed(&self, node: NodeId) -> bool {
-        let dead = !self.engine.is_alive(self.process_of(node));
-        dead || node != HOST && self.links[usize::from(node) - 1].was_disturbed()
+        let dead = !self.net.engine.is_alive(self.process_of(node));
+        dead || node != HOST && self.net.link(node).was_disturbed()
     }
 }

@@ -1,11 +1,11 @@
 //! Nodes and their links, and what goes with a node or a program that dies.
 
 use snaprig_scif::node::{Input, Node};
-use snaprig_sim::{Engine, ProcessId};
-use snaprig_wire::scif::{HOST, NodeId};
+use snaprig_sim::ProcessId;
+use snaprig_wire::scif::NodeId;
 
 use super::run::{Event, World};
-use crate::links::{self, CardLink, NOTICE_NS, Network, Tally};
+use crate::links::{NOTICE_NS, Net, Network};
 
 impl World {
     /// What a program has is gone with it.
@@ -29,7 +29,7 @@ impl World {
         self.forget_node(node);
         for program in 0..self.programs.len() {
             if self.programs[program].node == node {
-                self.engine.crash(self.programs[program].process);
+                self.net.engine.crash(self.programs[program].process);
                 self.programs[program].forgotten = true;
                 self.lose_program(program);
             }
@@ -40,36 +40,12 @@ impl World {
 impl Network for World {
     type Event = Event;
 
-    fn engine(&mut self) -> &mut Engine<Event> {
-        &mut self.engine
+    fn net(&self) -> &Net<Event> {
+        &self.net
     }
 
-    fn tally(&mut self) -> &mut Tally {
-        &mut self.tally
-    }
-
-    fn link(&mut self, card: NodeId) -> &mut CardLink {
-        &mut self.links[usize::from(card) - 1]
-    }
-
-    fn process_of(&self, node: NodeId) -> ProcessId {
-        match node {
-            HOST => self.rig,
-            card => self.cards[usize::from(card) - 1],
-        }
-    }
-
-    fn card_of(&self, process: ProcessId) -> Option<NodeId> {
-        let at = self.cards.iter().position(|one| *one == process)?;
-        Some(at as NodeId + 1)
-    }
-
-    fn record_comes(way: links::Way, record: Vec<u8>) -> Event {
-        Event::Record(way, record)
-    }
-
-    fn link_event(card: NodeId, task: links::Task) -> Event {
-        Event::Link(card, task)
+    fn net_mut(&mut self) -> &mut Net<Event> {
+        &mut self.net
     }
 
     fn node_hears(&mut self, node: NodeId, input: Input) {
@@ -93,20 +69,21 @@ impl Network for World {
     }
 
     fn crash(&mut self, process: ProcessId) {
-        self.engine.crash(process);
+        self.net.engine.crash(process);
         let program = self.programs.iter().position(|one| one.process == process);
         if let Some(program) = program {
             self.lose_program(program);
             let node = self.process_of(self.programs[program].node);
-            self.engine
+            self.net
+                .engine
                 .after(node, NOTICE_NS, Event::ProgramGone(program));
         } else if let Some(node) = self.card_of(process) {
             self.lose_node(node);
             self.card_is_gone(node);
         } else {
             // Everything ends with the rig.
-            for card in self.cards.clone() {
-                self.engine.crash(card);
+            for card in self.net.cards.clone() {
+                self.net.engine.crash(card);
             }
             for node in 0..self.nodes.len() {
                 self.lose_node(node as NodeId);
@@ -121,7 +98,7 @@ impl Network for World {
     fn start_again(&mut self, card: NodeId) {
         for program in 0..self.programs.len() {
             if self.programs[program].node == card {
-                self.engine.restart(self.programs[program].process);
+                self.net.engine.restart(self.programs[program].process);
                 self.programs[program].forgotten = false;
                 self.start_program(program);
             }

@@ -70,7 +70,7 @@ impl World {
         self.jobs.insert((node, job), job_of);
         let by_ns = COPY_NS[job as usize % COPY_NS.len()];
         let own = self.process_of(node);
-        self.engine.after(own, by_ns, Event::Copy(node, job));
+        self.net.engine.after(own, by_ns, Event::Copy(node, job));
     }
 
     /// A copy is done, now.
@@ -89,8 +89,8 @@ impl World {
             }
         }
         let is_lost = |card: NodeId| {
-            !self.engine.is_alive(self.process_of(card))
-                || card != HOST && self.links[usize::from(card) - 1].is_down()
+            !self.net.engine.is_alive(self.process_of(card))
+                || card != HOST && self.net.link(card).is_down()
         };
         let is_out_of_reach = node != peer && [node, peer].into_iter().any(is_lost);
         let Some(of) = self.jobs.get(&(node, job)) else {

@@ -8,7 +8,7 @@ use std::{
 
 use snaprig_scif::node::{BackingId, EndpointId, Input, JobId, Node, RequestId, Value};
 use snaprig_sim::{Engine, Plan, ProcessId, Trace};
-use snaprig_wire::scif::{Body, HOST, NodeId, PortId};
+use snaprig_wire::scif::{HOST, NodeId, PortId};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Canary, Ending, Outcome,
     caught::caught,
-    links::{self, CardLink, EVENTS_MAX, Network, Tally},
+    links::{self, EVENTS_MAX, Net, Network},
     model::Until,
     points, verbs,
 };
@@ -31,10 +31,8 @@ use crate::{
 /// Something that happens to a process.
 #[derive(Debug)]
 pub enum Event {
-    /// To a node: a record of a neighbour's.
-    Record(links::Way, Vec<u8>),
-    /// Something happens to the link of this card.
-    Link(NodeId, links::Task),
+    /// Something that links have happen.
+    Net(links::Event),
     /// To a node: a program's call.
     Call(Who, Option<What>, Input),
     /// To a node: RMA of it is done.
@@ -47,16 +45,16 @@ pub enum Event {
     Program(usize, Act),
 }
 
+impl From<links::Event> for Event {
+    fn from(event: links::Event) -> Self {
+        Self::Net(event)
+    }
+}
+
 /// An event as a record shows it.
 fn label(event: &Event) -> String {
     match event {
-        Event::Record(_, record) => match links::peek(record).map(|message| message.body) {
-            Some(Body::Data(bytes)) => format!("scif: Data, {} bytes", bytes.len()),
-            Some(Body::Window { offset, .. }) => format!("scif: Window at {offset}"),
-            Some(body) => format!("scif: {body:?}"),
-            None => "a record without a message".into(),
-        },
-        Event::Link(node, task) => format!("link of card {node}: {task:?}"),
+        Event::Net(event) => event.label(),
         Event::Call(who, Some(what), _) => format!("{who:?} calls {}", what.name()),
         Event::Call(who, None, input) => format!("{who:?}: {input:?}"),
         Event::Copy(_, job) => format!("DMA of job {job}"),
@@ -71,15 +69,9 @@ fn label(event: &Event) -> String {
 
 /// The system.
 pub struct World {
-    pub engine: Engine<Event>,
-    pub rig: ProcessId,
-    /// By node, from 1.
-    pub cards: Vec<ProcessId>,
+    pub net: Net<Event>,
     /// By node, from 0.
     pub nodes: Vec<Node>,
-    /// By node, from 1.
-    pub links: Vec<CardLink>,
-    pub tally: Tally,
     pub work: Work,
     pub programs: Vec<Program>,
     pub talking: Vec<Talking>,
@@ -130,14 +122,14 @@ pub fn run_counting(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcom
 /// Runs a plan up to there, and describes every connection as it is then.
 pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, String) {
     let mut world = World::new(plan, Trace::recording(), canary);
-    world.tally.until = Some(until);
+    world.net.tally.until = Some(until);
     // However it ends, this is how it is then.
     let _ = caught(|| {
         world.start();
         world.rest()
     });
     let state = world.describe();
-    (world.engine.trace, state)
+    (world.net.engine.trace, state)
 }
 
 impl World {
@@ -165,12 +157,8 @@ impl World {
             ..Talking::default()
         };
         Self {
-            engine,
-            rig,
-            cards,
+            net: Net::new(engine, rig, cards),
             nodes,
-            links: (1..=plan.cards).map(|_| CardLink::default()).collect(),
-            tally: Tally::default(),
             talking: work.talks.iter().map(talking).collect(),
             work,
             programs: all,
@@ -203,7 +191,7 @@ impl World {
         for program in 0..self.programs.len() {
             // Its card may be gone, or have been started again.
             let of = &self.programs[program];
-            if self.engine.is_alive(of.process) && of.listener == 0 {
+            if self.net.engine.is_alive(of.process) && of.listener == 0 {
                 self.start_program(program);
             }
         }
@@ -211,18 +199,20 @@ impl World {
 
     /// Runs until nothing is to come any more; whether that is so.
     fn rest(&mut self) -> bool {
-        while let Some((_, event)) = self.engine.next(label) {
+        while let Some((_, event)) = self.net.engine.next(label) {
             self.happen(event);
             if self.states.is_some() {
                 let state = self.state();
                 self.states.get_or_insert_default().insert(state);
             }
-            match self.tally.until {
-                Some(Until::Event(count)) if self.engine.trace.events() >= count => return true,
+            match self.net.tally.until {
+                Some(Until::Event(count)) if self.net.engine.trace.events() >= count => {
+                    return true;
+                }
                 Some(Until::Now) => return true,
                 _ => {}
             }
-            if self.engine.trace.events() > EVENTS_MAX {
+            if self.net.engine.trace.events() > EVENTS_MAX {
                 return false;
             }
         }
@@ -231,8 +221,7 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Record(way, record) => self.record(way, &record),
-            Event::Link(node, task) => self.link_task(node, task),
+            Event::Net(event) => self.on_link(event),
             Event::Call(who, what, input) => self.called(who, what, input),
             Event::Copy(node, job) => self.copy(node, job),
             Event::ProgramGone(program) => self.forget_program(program),
@@ -244,10 +233,10 @@ impl World {
     /// Everything that hangs is ended; whether anything did.
     fn heal(&mut self) -> bool {
         let programs = self.programs.iter().map(|program| program.process);
-        let all = [self.rig].into_iter().chain(self.cards.clone());
+        let all = [self.net.rig].into_iter().chain(self.net.cards.clone());
         let hung: Vec<_> = all
             .chain(programs)
-            .filter(|one| self.engine.is_hung(*one))
+            .filter(|one| self.net.engine.is_hung(*one))
             .collect();
         for process in &hung {
             self.crash(*process);
@@ -265,7 +254,7 @@ impl World {
     }
 
     fn is_node_alive(&self, node: NodeId) -> bool {
-        self.engine.is_alive(self.process_of(node))
+        self.net.engine.is_alive(self.process_of(node))
     }
 
     /// Who waits for something that never comes.
@@ -273,7 +262,9 @@ impl World {
         let waiting = self.asked.iter().find(|(_, asked)| {
             let program = &self.programs[self.program_of(asked.who)];
             let is_patient = matches!(asked.what, What::Accept);
-            self.engine.is_alive(program.process) && self.is_node_alive(asked.node) && !is_patient
+            self.net.engine.is_alive(program.process)
+                && self.is_node_alive(asked.node)
+                && !is_patient
         });
         if let Some((_, asked)) = waiting {
             return Some(format!("{:?} waits: {:?}", asked.who, asked.what));
@@ -328,28 +319,28 @@ impl World {
             (Ok((true, leftovers)), Some(waits)) => (Ending::Stuck(waits), leftovers),
             (Ok((true, leftovers)), None) => (Ending::Finished, leftovers),
         };
-        let reached = self.engine.faults().reached().iter();
+        let reached = self.net.engine.faults().reached().iter();
         Outcome {
             ending,
             apps: Vec::new(),
             violations: self.violations,
             leftovers,
-            faults: self.tally.faults,
+            faults: self.net.tally.faults,
             // Whether programs were told is for `check::errors` to say, call by call.
             loud_faults: 0,
             states: self.states.unwrap_or_default(),
             reached: reached
                 .map(|(name, reached)| (*name, reached.times, reached.faults))
                 .collect(),
-            now_ns: self.engine.now_ns(),
-            processes: self.engine.names(),
+            now_ns: self.net.engine.now_ns(),
+            processes: self.net.engine.names(),
             verbs: verbs::Ended::default(),
             scif: Ended {
                 sides,
                 refusals: self.refusals,
                 copies: self.copies,
             },
-            trace: self.engine.trace,
+            trace: self.net.engine.trace,
         }
     }
 
@@ -368,14 +359,14 @@ impl World {
 
     /// What must never happen has happened.
     pub fn violation(&mut self, invariant: &'static str, what: impl Into<String>) {
-        let (what, now) = (what.into(), self.engine.now_ns());
-        self.engine.trace.broken(now, self.rig, &what);
+        let (what, now) = (what.into(), self.net.engine.now_ns());
+        self.net.engine.trace.broken(now, self.net.rig, &what);
         self.violations.push((invariant, what));
     }
 
     /// Every connection, as it is.
     fn describe(&self) -> String {
-        let mut text = format!("at {} ns\n", self.engine.now_ns());
+        let mut text = format!("at {} ns\n", self.net.engine.now_ns());
         for (number, node) in self.nodes.iter().enumerate() {
             let life = match self.is_node_alive(number as NodeId) {
                 true => "",
@@ -414,7 +405,8 @@ impl World {
         for node in 0..self.nodes.len() {
             self.is_node_alive(node as NodeId).hash(&mut hash);
         }
-        for link in &self.links {
+        for card in 1..=self.net.cards.len() as NodeId {
+            let link = self.net.link(card);
             link.hash_state(&mut hash);
         }
         for side in &self.sides {

@@ -2,7 +2,10 @@
 //!
 //! What must stay true: the runs cover the buffer without gap or overlap, and neighbours differ.
 
-use std::{collections::BTreeSet, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use super::Place;
 
@@ -24,25 +27,28 @@ impl Run {
     }
 }
 
-/// The runs of one buffer.
+/// The runs of one buffer, by their beginnings.
 #[derive(Clone, Debug)]
-pub struct Copies(Vec<Run>);
+pub struct Copies(BTreeMap<u64, Run>);
 
 impl Copies {
     /// All of a buffer that is valid in one place.
     pub fn new(bytes: u64, place: Place, blank: bool) -> Self {
-        Self(vec![Run {
+        let all = Run {
             range: 0..bytes,
             valid: BTreeSet::from([place]),
             blank,
-        }])
+        };
+        Self(BTreeMap::from([(0, all)]))
     }
 
     /// The runs of a range, cut to it.
     pub fn within(&self, range: &Range<u64>) -> Vec<Run> {
-        let first = self.0.partition_point(|run| run.range.end <= range.start);
-        let runs = self.0[first..].iter();
+        let before = self.0.range(..=range.start).next_back();
+        let first = before.map_or(range.start, |(start, _)| *start);
+        let runs = self.0.range(first..).map(|(_, run)| run);
         runs.take_while(|run| run.range.start < range.end)
+            .filter(|run| run.range.end > range.start)
             .map(|run| Run {
                 range: run.range.start.max(range.start)..run.range.end.min(range.end),
                 ..run.clone()
@@ -55,28 +61,50 @@ impl Copies {
         if range.is_empty() {
             return;
         }
-        let mut runs: Vec<Run> = Vec::with_capacity(self.0.len() + 2);
-        let mut push = |run: Run| match runs.last_mut() {
-            _ if run.range.is_empty() => {}
-            Some(last) if last.valid == run.valid && last.blank == run.blank => {
-                last.range.end = run.range.end;
-            }
-            _ => runs.push(run),
+        self.split(range.start);
+        self.split(range.end);
+        for (_, run) in self.0.range_mut(range.clone()) {
+            change(run);
+        }
+        self.join(range);
+    }
+
+    /// A run begins here, if there are bytes.
+    fn split(&mut self, at: u64) {
+        let Some((_, run)) = self.0.range_mut(..at).next_back() else {
+            return;
         };
-        for run in std::mem::take(&mut self.0) {
-            let (start, end) = (run.range.start, run.range.end);
-            let cut = range.start.clamp(start, end)..range.end.clamp(start, end);
-            let part = |range: Range<u64>| Run {
-                range,
+        if at < run.range.end {
+            let rest = Run {
+                range: at..run.range.end,
                 ..run.clone()
             };
-            let mut changed = part(cut.clone());
-            change(&mut changed);
-            push(part(start..cut.start));
-            push(changed);
-            push(part(cut.end..end));
+            run.range.end = at;
+            self.0.insert(at, rest);
         }
-        self.0 = runs;
+    }
+
+    /// Neighbours in a range, and at its ends, that are alike become one.
+    fn join(&mut self, range: &Range<u64>) {
+        let before = self.0.range(..range.start).next_back();
+        let first = before.map_or(range.start, |(start, _)| *start);
+        let starts: Vec<_> = self.0.range(first..=range.end).map(|(at, _)| *at).collect();
+        let mut last: Option<Run> = None;
+        for start in starts {
+            let Some(run) = self.0.remove(&start) else {
+                continue;
+            };
+            match &mut last {
+                Some(last) if last.valid == run.valid && last.blank == run.blank => {
+                    last.range.end = run.range.end;
+                }
+                _ => {
+                    let done = last.replace(run);
+                    self.0.extend(done.map(|run| (run.range.start, run)));
+                }
+            }
+        }
+        self.0.extend(last.map(|run| (run.range.start, run)));
     }
 }
 

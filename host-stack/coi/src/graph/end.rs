@@ -35,6 +35,10 @@ impl Graph {
                 Work::Unmap { map } => {
                     self.maps.remove(map);
                 }
+                // Nothing may use it from this moment on: its place may be another one's.
+                Work::Destroy { buffer } if result.is_ok() => {
+                    self.buffers.remove(buffer);
+                }
                 _ => {}
             }
             let failure = match &result {

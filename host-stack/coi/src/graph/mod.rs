@@ -29,7 +29,9 @@
 mod copies;
 mod end;
 mod order;
+mod paging;
 mod plan;
+mod references;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -120,6 +122,10 @@ struct Buffer {
     counted: BTreeMap<ProcessId, i64>,
     /// Mapped and not asked to be unmapped.
     maps: BTreeSet<OpId>,
+    /// Processes that have no memory for it now: nothing of it is valid there.
+    absent: BTreeSet<ProcessId>,
+    /// The last operation on it that started.
+    last: OpId,
 }
 
 /// The machine: [`Graph::submit`] operations, [`Graph::handle`] what happens, then
@@ -157,6 +163,8 @@ impl Graph {
             references: BTreeMap::new(),
             counted: BTreeMap::new(),
             maps: BTreeSet::new(),
+            absent: BTreeSet::new(),
+            last: self.last,
         };
         self.buffers.insert(id, buffer);
     }
@@ -184,13 +192,6 @@ impl Graph {
         let runs = buffer.copies.within(range);
         let has = |run: &copies::Run| run.valid.contains(&place);
         (runs.iter().any(has), runs.iter().all(has))
-    }
-
-    /// References that a process holds to a buffer.
-    pub fn references(&self, process: ProcessId, buffer: BufferId) -> i64 {
-        let buffer = self.buffers.get(&buffer);
-        let count = buffer.and_then(|buffer| buffer.references.get(&process));
-        count.copied().unwrap_or(0)
     }
 
     /// Whether the host looks at a buffer, or has asked to; or has not quite ended to.
@@ -295,6 +296,11 @@ impl Graph {
         self.end_event(id, Err(CoiError::Canceled))
     }
 
+    /// A user event stands for something that has failed: so does what depends on it.
+    pub fn fail(&mut self, id: OpId, error: CoiError) -> Result<(), CoiError> {
+        self.end_event(id, Err(error))
+    }
+
     fn end_event(&mut self, id: OpId, result: Result<(), CoiError>) -> Result<(), CoiError> {
         match self.ops.get(&id).map(|op| &op.work) {
             Some(Work::UserEvent) => {
@@ -322,13 +328,7 @@ impl Graph {
                 process,
                 buffer,
                 count,
-            } => {
-                self.add_references(process, buffer, count);
-                if let Some(buffer) = self.buffers.get_mut(&buffer) {
-                    let counted = buffer.counted.entry(process).or_default();
-                    *counted = counted.saturating_add(count).max(0);
-                }
-            }
+            } => self.count_references(process, buffer, count),
             Input::Gone(process, error) => self.gone(process, &error),
             Input::Forget(buffer) => {
                 self.buffers.remove(&buffer);
@@ -340,17 +340,6 @@ impl Graph {
     /// The next thing to do.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
-    }
-
-    fn add_references(&mut self, process: ProcessId, buffer: BufferId, count: i64) {
-        let Some(buffer) = self.buffers.get_mut(&buffer) else {
-            return;
-        };
-        let held = buffer.references.entry(process).or_default();
-        *held = held.saturating_add(count);
-        if *held == 0 {
-            buffer.references.remove(&process);
-        }
     }
 
     fn gone(&mut self, process: ProcessId, error: &CoiError) {
@@ -418,6 +407,7 @@ impl Graph {
             if let Some(buffer) = self.buffers.get_mut(&claim.buffer) {
                 buffer.waiting.remove(&id);
                 buffer.started.insert(id);
+                buffer.last = id;
             }
         }
         let steps = self.plan(id);

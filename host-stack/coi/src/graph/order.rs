@@ -14,6 +14,8 @@ pub(super) enum Class {
     Transfer,
     /// It waits for everybody.
     Last,
+    /// It waits for nobody that has not started: they may wait for the memory that it makes free.
+    First,
 }
 
 impl Class {
@@ -21,6 +23,7 @@ impl Class {
         match work {
             Work::Write { .. } | Work::Read { .. } | Work::Copy { .. } => Self::Transfer,
             Work::Destroy { .. } => Self::Last,
+            Work::Evict { .. } => Self::First,
             _ => Self::Ordered,
         }
     }
@@ -115,7 +118,9 @@ impl Graph {
                     .ok_or_else(|| CoiError::InvalidHandle("nothing is mapped there".into()))?;
                 vec![claim(*buffer, range.clone(), *mode != Mode::Read)?]
             }
-            Work::SetState { buffer, range, .. } => vec![claim(*buffer, range.clone(), true)?],
+            Work::SetState { buffer, range, .. } | Work::Evict { buffer, range, .. } => {
+                vec![claim(*buffer, range.clone(), true)?]
+            }
             Work::Destroy { buffer } => vec![claim(*buffer, 0..self.bytes_of(*buffer)?, true)?],
             Work::Barrier { .. } | Work::UserEvent => Vec::new(),
         })
@@ -165,6 +170,7 @@ impl Graph {
             let held = match op.class {
                 Class::Ordered => !buffer.unordered && references.any(|(_, count)| *count > 0),
                 Class::Transfer => false,
+                Class::First => references.any(|(_, count)| *count > 0),
                 Class::Last => references.any(|(process, count)| {
                     *count > buffer.counted.get(process).copied().unwrap_or(0)
                 }),
@@ -173,6 +179,11 @@ impl Graph {
                 return false;
             }
             let others = |id: &OpId| self.ops.get(id);
+            // One at a time has a process get its memory back.
+            let mut moving = buffer.started.iter().filter_map(others);
+            if !buffer.absent.is_empty() && moving.any(|other| other.phase == Phase::Moving) {
+                return false;
+            }
             let started = buffer.started.iter().filter_map(others);
             let earlier = buffer.waiting.range(..id).filter_map(others);
             !started
@@ -192,6 +203,7 @@ fn hinders(other: &Op, op: &Op, claim: &Claim, unordered: bool) -> bool {
         (_, Class::Last) => true,
         (Phase::Moving, _) => theirs.any(|one| one.meets(claim)),
         (_, Class::Ordered) => !unordered && theirs.any(|one| one.conflicts(claim)),
+        (_, Class::First) => theirs.any(|one| one.meets(claim)),
         (_, Class::Transfer) => false,
     }
 }
@@ -199,8 +211,9 @@ fn hinders(other: &Op, op: &Op, claim: &Claim, unordered: bool) -> bool {
 /// Whether an earlier operation that has not started goes first.
 fn precedes(other: &Op, op: &Op, claim: &Claim, unordered: bool) -> bool {
     let ordered = match (other.class, op.class) {
+        (_, Class::First) => return false,
         (_, Class::Last) => return true,
-        (Class::Last, _) => true,
+        (Class::Last | Class::First, _) => true,
         (Class::Transfer, _) => other.pending == 0,
         (Class::Ordered, Class::Ordered) => !unordered,
         (Class::Ordered, Class::Transfer) => false,

@@ -7,6 +7,43 @@ use super::{BufferId, Graph, Mode, OpId, Phase, Place, ProcessId, State, Step, W
 impl Graph {
     /// The steps that an operation takes as things are.
     pub(super) fn plan(&self, id: OpId) -> Vec<Step> {
+        let steps = self.moves(id);
+        let entering = self.entering(id, &steps);
+        match entering.is_empty() {
+            true => steps,
+            false => {
+                let enter = |(process, buffer)| Step::Enter { process, buffer };
+                entering.into_iter().map(enter).chain(steps).collect()
+            }
+        }
+    }
+
+    /// Memory that processes have to have for it, and have not.
+    fn entering(&self, id: OpId, steps: &[Step]) -> BTreeSet<(ProcessId, BufferId)> {
+        let uses = match self.ops.get(&id).map(|op| &op.work) {
+            Some(Work::Run { process, uses, .. }) => Some((*process, uses)),
+            _ => None,
+        };
+        let used = uses.into_iter().flat_map(|(process, uses)| {
+            let used = uses.iter().map(move |one| (process, one.buffer));
+            used.collect::<Vec<_>>()
+        });
+        let moved = steps.iter().filter_map(|step| match step {
+            Step::ToProcess {
+                process, buffer, ..
+            }
+            | Step::FromProcess {
+                process, buffer, ..
+            } => Some((*process, *buffer)),
+            _ => None,
+        });
+        used.chain(moved)
+            .filter(|(process, buffer)| self.is_absent(*buffer, *process))
+            .collect()
+    }
+
+    /// What it moves.
+    fn moves(&self, id: OpId) -> Vec<Step> {
         let Some(op) = self.ops.get(&id) else {
             return Vec::new();
         };
@@ -17,6 +54,8 @@ impl Graph {
                     let place = Place::Process(*process);
                     self.bring(one.buffer, &one.range, place, &mut steps);
                 }
+                // What passes through the host comes first, so that many are moved at once.
+                steps.sort_by_key(|step| matches!(step, Step::ToProcess { .. }));
             }
             Work::Write {
                 buffer,
@@ -90,6 +129,19 @@ impl Graph {
                 mode,
             } if *mode != Mode::WriteEntire => {
                 self.bring(*buffer, range, Place::Host, &mut steps);
+            }
+            Work::Evict {
+                buffer,
+                range,
+                process,
+            } => {
+                for run in self.only_at(*buffer, range, Place::Process(*process)) {
+                    self.bring(*buffer, &run.range, Place::Host, &mut steps);
+                }
+                steps.push(Step::Leave {
+                    process: *process,
+                    buffer: *buffer,
+                });
             }
             Work::SetState {
                 buffer,
@@ -168,6 +220,17 @@ impl Graph {
                 state,
                 move_bytes,
             } => self.set_state(buffer, &range, place, state, move_bytes),
+            Work::Evict {
+                buffer,
+                range,
+                process,
+            } => {
+                let place = Place::Process(process);
+                self.set_state(buffer, &range, Some(place), State::Invalid, true);
+                if let Some(buffer) = self.buffers.get_mut(&buffer) {
+                    buffer.absent.insert(process);
+                }
+            }
             _ => {}
         }
     }

@@ -132,6 +132,16 @@ pub enum Work {
         /// Its bytes are moved if that takes it.
         move_bytes: bool,
     },
+    /// A process's memory of a buffer that nobody uses is wanted for others: what is valid only there is
+    /// moved to the host (paging; COIProcessSetCacheSize). It comes back when an operation needs it.
+    Evict {
+        /// The buffer, which is idle ([`super::Graph::idle_since`]).
+        buffer: BufferId,
+        /// All of it.
+        range: Range<u64>,
+        /// The process.
+        process: ProcessId,
+    },
     /// Nothing, once nobody uses a buffer any more.
     Destroy {
         /// The buffer.
@@ -145,6 +155,20 @@ pub enum Work {
 /// they are in memory of COI's own, not in what the host process sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
+    /// A process has memory for a buffer again, zero at first; then say [`super::Graph::entered`].
+    Enter {
+        /// The process.
+        process: ProcessId,
+        /// The buffer.
+        buffer: BufferId,
+    },
+    /// A process has no memory for a buffer any more.
+    Leave {
+        /// The process.
+        process: ProcessId,
+        /// The buffer.
+        buffer: BufferId,
+    },
     /// From the host to a process.
     ToProcess {
         /// The process.

@@ -25,6 +25,7 @@ mod progress;
 mod results;
 #[cfg(test)]
 mod tests;
+mod told;
 mod words;
 
 use std::{
@@ -38,6 +39,7 @@ use snaprig_wire::{
     scif::NodeId,
 };
 
+use self::told::Told;
 pub use self::words::{Generation, Input, Link, Output, Region, Ticket, Value};
 use crate::CoiError;
 
@@ -101,6 +103,8 @@ pub struct Machine {
     early_notices: VecDeque<Notice>,
     /// Notices ever received.
     notices: u64,
+    /// What waits for references that are still to be told of.
+    told: Told,
     /// Everybody was told that the process is gone.
     gone: bool,
     lifecycle: Waiters,
@@ -138,6 +142,7 @@ impl Machine {
             early: BTreeMap::new(),
             early_notices: VecDeque::new(),
             notices: 0,
+            told: Told::default(),
             gone: false,
             lifecycle: Waiters::default(),
             rdma: Waiters::default(),
@@ -226,6 +231,7 @@ impl Machine {
             self.early.is_empty(),
             self.early_notices.is_empty(),
             self.gone,
+            self.told.is_empty(),
         )
             .hash(hash);
         for region in [&self.lifecycle, &self.rdma] {

@@ -190,6 +190,7 @@ impl Machine {
             tickets.extend(pipeline.in_flight.take());
             pipeline.sending = false;
         }
+        tickets.extend(self.told.drain());
         tickets.extend(self.holders.drain(..).map(|(_, ticket)| ticket));
         for ticket in tickets {
             let error = self.death();

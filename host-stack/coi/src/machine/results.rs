@@ -2,7 +2,7 @@
 
 use snaprig_wire::coi::{Notice, RunResult};
 
-use super::{Machine, Output, Pause, Value};
+use super::{Machine, Output, Pause, Value, told::Heard};
 use crate::CoiError;
 
 /// Most notices that a process may send before its host knows that it runs again.
@@ -29,11 +29,14 @@ impl Machine {
         };
         self.finished += 1;
         match result {
-            RunResult::Returned { value, added } => {
+            RunResult::Returned { value, added, told } => {
                 if !begun {
                     self.outputs.push_back(Output::Started(ticket));
                 }
-                self.done(ticket, Value::Returned { value, added });
+                self.hear(
+                    told,
+                    Heard::Result(ticket, Value::Returned { value, added }),
+                );
             }
             RunResult::Refused(why) => {
                 let (node, errno) = (self.node, 0);
@@ -51,8 +54,12 @@ impl Machine {
             return;
         }
         self.notices += 1;
-        let Notice::Started { pipeline, count } = notice else {
-            return self.outputs.push_back(Output::Notice(notice));
+        let (pipeline, count) = match notice {
+            Notice::Started { pipeline, count } => (pipeline, count),
+            Notice::Released { id, count, told } => {
+                return self.hear(told, Heard::Released { id, count, told });
+            }
+            notice => return self.outputs.push_back(Output::Notice(notice)),
         };
         // One that comes after its result says nothing new.
         let Some(pipeline) = self.pipelines.get_mut(pipeline as usize) else {

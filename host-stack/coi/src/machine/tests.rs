@@ -45,6 +45,7 @@ fn result(value: u8) -> RunResult {
     RunResult::Returned {
         value: vec![value],
         added: vec![],
+        told: 0,
     }
 }
 
@@ -165,4 +166,65 @@ fn a_number_is_free_again_once_its_pipeline_is_gone_and_counts_on() {
         (machine.sent(), machine.free_pipeline()),
         (vec![2, 0], Some(2))
     );
+}
+
+#[test]
+fn what_was_said_after_references_were_told_of_waits_for_those_to_be_heard_of() {
+    let mut machine = Machine::new(1, 7);
+    let value = vec![1];
+    let added = vec![(5, 1)];
+    let heard = 1;
+    let telling = RunResult::Returned {
+        value,
+        added,
+        told: heard,
+    };
+    let (id, count) = (5, 1);
+    let released = Notice::Released {
+        id,
+        count,
+        told: heard,
+    };
+    let later = RunResult::Returned {
+        value: vec![2],
+        added: vec![],
+        told: heard,
+    };
+    for input in [
+        Input::AddPipeline(0),
+        Input::AddPipeline(1),
+        Input::Run(1, 0, function()),
+        Input::Run(2, 1, function()),
+        Input::Notice(0, released.clone()),
+        Input::Result(0, 1, later),
+    ] {
+        machine.handle(input, NOW);
+    }
+    assert_eq!(told(&mut machine), []);
+    machine.handle(Input::Result(0, 0, telling), NOW);
+    let said: Vec<_> = std::iter::from_fn(|| machine.poll_output()).collect();
+    let first = |output: &Output| matches!(output, Output::Done(1, Ok(_)));
+    let at = said.iter().position(first).expect("it is told");
+    let rest = &said[at + 1..];
+    assert!(rest.contains(&Output::Notice(released)), "{said:?}");
+    assert!(rest.iter().any(|one| matches!(one, Output::Done(2, Ok(_)))));
+}
+
+#[test]
+fn results_that_wait_fail_with_everybody_else() {
+    let mut machine = Machine::new(1, 7);
+    let result = RunResult::Returned {
+        value: vec![],
+        added: vec![],
+        told: 9,
+    };
+    for input in [
+        Input::AddPipeline(0),
+        Input::Run(1, 0, function()),
+        Input::Result(0, 0, result),
+        Input::RigGone,
+    ] {
+        machine.handle(input, NOW);
+    }
+    assert_eq!(told(&mut machine), [(1, false)]);
 }

@@ -1,177 +1,146 @@
-//! What a buffer is made of: memory of the host that is a window of each process's connection, the
-//! windows of the processes, and RMA between them (paper section 2).
-//!
-//! What must stay true: the host's windows and the cards' are those of the connections of now; a
-//! transfer is inside the region [`Region::Rdma`] of its process for as long as it lasts.
+//! What a buffer is made of: a place in memory of the host's and of processes ([`super::arena`]), and
+//! memory of the caller's that may be the host's copy of it.
 
-use std::{
-    ops::Range,
-    sync::{Arc, Mutex, Weak},
+use std::{ops::Range, sync::Arc};
+
+use super::{
+    BufferOptions, Foreign,
+    arena::{Arena, HUGE_PAGE, Kind},
+    forget,
+    slots::{self, Slot},
 };
-
-use snaprig_scif::client::{Endpoint, ScifError, SharedMemory};
-use snaprig_wire::coi::{Answer, Command};
-
-use super::{Foreign, addresses::Address, forget};
 use crate::{
     CoiError, Process,
-    machine::Region,
-    process::{Inner, lock, next_id},
+    process::{lock, next_id},
 };
-
-const READ_WRITE: u8 = 3;
 
 /// Memory of a buffer, on the host and on cards.
 pub(crate) struct Body {
     pub id: u64,
     bytes: u64,
-    place: Where,
-    /// The host's copy; or, if that is the caller's memory, what bytes pass through.
-    memory: SharedMemory,
+    /// The host's copy is there; or, if that is the caller's memory, what bytes pass through.
+    slot: Slot,
     /// Memory of the caller's that is the host's copy (COIBufferCreateFromMemory).
     user: Option<Foreign>,
-    homes: Vec<Home>,
-}
-
-/// Where it is in processes.
-enum Where {
-    /// Where the host has put it: in all at the same place.
-    Ours(Address),
-    /// In memory of the process's own.
-    Theirs(u64),
-}
-
-/// A process that the buffer is in.
-struct Home {
-    id: u64,
-    process: Weak<Inner>,
-    windows: Mutex<Windows>,
-}
-
-/// Offsets of a buffer's windows. They change on restore (section 4.3).
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Windows {
-    /// The host's.
-    pub own: i64,
-    /// The card's.
-    pub card: i64,
 }
 
 impl Drop for Body {
     fn drop(&mut self) {
         forget(self.id);
+        // Of its process nobody is left, or it was never made.
+        self.slot.give_back();
     }
 }
 
 impl Body {
     /// Makes a buffer in all of these processes.
-    pub fn create(
-        processes: &[Process],
-        bytes: u64,
-        at_its_address: bool,
-        user: Option<Foreign>,
-        sink_memory: Option<u64>,
-    ) -> Result<Arc<Self>, CoiError> {
-        let out_of_memory = || CoiError::NoMemory("a buffer");
-        let len = usize::try_from(bytes).map_err(|_| out_of_memory())?;
-        let place = match sink_memory {
-            Some(address) => Where::Theirs(address),
-            None => Where::Ours(Address::take(bytes).ok_or_else(out_of_memory)?),
-        };
-        let fixed = match &place {
-            Where::Ours(address) if at_its_address => Some(address.get() as usize),
-            _ => None,
-        };
-        let memory = SharedMemory::placed(len, fixed).map_err(|_| out_of_memory())?;
-        let home = |process: &Process| Home {
-            id: process.id(),
-            process: Arc::downgrade(&process.0),
-            windows: Mutex::default(),
+    pub fn create(processes: &[Process], options: &BufferOptions) -> Result<Arc<Self>, CoiError> {
+        let bytes = options.bytes;
+        let slot = match options.sink_memory {
+            Some(address) => {
+                let arena = Arena::adopt(&processes[0], bytes, address)?;
+                Slot::whole(arena, bytes)
+            }
+            None => {
+                let kind = match (options.same_address_as_source, options.huge) {
+                    (true, _) => Kind::AlsoHere,
+                    // Less is not worth one.
+                    (_, true) if bytes >= HUGE_PAGE => Kind::Huge,
+                    _ => Kind::Anywhere,
+                };
+                let slot = Slot::take(processes, bytes, kind);
+                match slot {
+                    Err(error) if error.is_out_of_memory() && slots::give_up_spares(processes) => {
+                        Slot::take(processes, bytes, kind)?
+                    }
+                    slot => slot?,
+                }
+            }
         };
         let body = Arc::new(Self {
             id: next_id(),
             bytes,
-            place,
-            memory,
-            user,
-            homes: processes.iter().map(home).collect(),
+            slot,
+            user: options.memory,
         });
-        for (index, process) in processes.iter().enumerate() {
-            if let Err(error) = body.move_in(process, &body.homes[index]) {
-                body.leave();
-                return Err(error);
-            }
+        if !body.slot.fresh {
+            body.clear();
+        }
+        // It is there until it is destroyed, even if nobody has a handle of it.
+        for process in body.slot.arena.processes() {
+            lock(&process.buffers).insert(body.id, body.clone());
         }
         Ok(body)
     }
 
-    fn move_in(self: &Arc<Self>, process: &Process, home: &Home) -> Result<(), CoiError> {
-        let _pass = process.0.enter(Region::Lifecycle)?;
-        let id = self.id;
-        let (command, len) = match &self.place {
-            Where::Ours(address) => {
-                let (len, address) = (self.memory.len() as u64, Some(address.get()));
-                (Command::CreateBuffer { id, len, address }, len)
-            }
-            Where::Theirs(address) => {
-                let (len, address) = (self.bytes, *address);
-                (Command::AdoptBuffer { id, address, len }, len)
-            }
-        };
-        let card = match process.0.command(command)? {
-            Answer::Window(window) if window.id == id && window.len == len => window.offset,
-            _ => return Err(process.0.protocol("create buffer")),
-        };
-        // From here on a restore finds it; it cannot come before the pass is given back.
-        lock(&process.0.buffers).insert(id, self.clone());
-        let own = self.register(&process.0.dma())?;
-        *lock(&home.windows) = Windows { own, card };
-        Ok(())
-    }
-
     /// Takes it away wherever it is: nobody uses it any more.
     pub fn leave(&self) {
-        for home in &self.homes {
-            let Some(process) = home.process.upgrade() else {
-                continue;
-            };
-            let Ok(_pass) = process.enter(Region::Lifecycle) else {
-                continue;
-            };
-            if lock(&process.buffers).remove(&self.id).is_none() {
-                continue;
-            }
-            // A process or card that is gone has it no more.
-            let _ = process.command(Command::DestroyBuffer { id: self.id });
-            let own = lock(&home.windows).own;
-            let _ = process.dma().unregister(own, self.memory.len() as u64);
+        for process in self.slot.arena.processes() {
+            lock(&process.buffers).remove(&self.id);
         }
+        self.slot.give_back();
     }
 
-    /// Registers the host's memory on a new connection.
-    pub fn register(&self, dma: &Endpoint) -> Result<i64, ScifError> {
-        dma.register(&self.memory, 0, self.memory.len(), None, READ_WRITE)
+    /// Whether it is zero wherever it is.
+    pub fn is_fresh(&self) -> bool {
+        self.slot.fresh
     }
 
-    /// New windows in a process; what they were before.
-    pub fn replace_windows(&self, process: u64, windows: Windows) -> Option<Windows> {
-        let home = self.homes.iter().find(|home| home.id == process)?;
-        Some(std::mem::replace(&mut *lock(&home.windows), windows))
+    /// Its memory in a process, if that could be taken away for a time.
+    pub fn evictable(&self) -> Option<&Arc<Arena>> {
+        self.slot.is_whole().then_some(&self.slot.arena)
     }
 
+    /// Where it is in processes.
     pub fn sink_address(&self) -> u64 {
-        match &self.place {
-            Where::Ours(address) => address.get(),
-            Where::Theirs(address) => *address,
-        }
+        self.slot.arena.address() + self.slot.at
+    }
+
+    /// Bytes of it.
+    pub fn len(&self) -> u64 {
+        self.bytes
     }
 
     pub fn is_in(&self, process: u64) -> bool {
-        self.homes.iter().any(|home| home.id == process)
+        self.slot.arena.is_in(process)
     }
 
     pub fn first_process(&self) -> Option<u64> {
-        self.homes.first().map(|home| home.id)
+        self.slot.arena.first_process()
+    }
+
+    /// Its memory, and which part of that a range is.
+    pub fn place(&self, range: &Range<u64>) -> (&Arc<Arena>, Range<u64>) {
+        let at = self.slot.at;
+        (&self.slot.arena, at + range.start..at + range.end)
+    }
+
+    /// Which part of its memory is its alone.
+    pub fn pages(&self) -> Range<u64> {
+        self.slot.pages()
+    }
+
+    fn clear(&self) {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        for at in (0..self.bytes).step_by(ZEROS.len()) {
+            let bytes = (self.bytes - at).min(ZEROS.len() as u64);
+            self.write_own(at, &ZEROS[..bytes as usize]);
+        }
+    }
+
+    fn own_memory(&self, at: u64) -> *mut u8 {
+        let memory = self.slot.arena.memory();
+        memory.as_ptr().wrapping_add((self.slot.at + at) as usize)
+    }
+
+    fn write_own(&self, at: u64, bytes: &[u8]) {
+        let memory = self.slot.arena.memory();
+        memory.write((self.slot.at + at) as usize, bytes);
+    }
+
+    fn read_own(&self, at: u64, bytes: &mut [u8]) {
+        let memory = self.slot.arena.memory();
+        memory.read((self.slot.at + at) as usize, bytes);
     }
 
     /// Where the host sees a byte of it.
@@ -179,7 +148,7 @@ impl Body {
         match self.user {
             // Its bytes beyond the end of the caller's memory are nobody's.
             Some(user) => user.pointer().wrapping_add(at as usize),
-            None => self.memory.as_ptr().wrapping_add(at as usize),
+            None => self.own_memory(at),
         }
     }
 
@@ -187,7 +156,7 @@ impl Body {
     pub fn put(&self, at: u64, from: Foreign, staged: bool) {
         match self.user.filter(|_| !staged) {
             Some(user) => from.copy_to(user.part(at, from.len())),
-            None => from.read(|bytes| self.memory.write(at as usize, bytes)),
+            None => from.read(|bytes| self.write_own(at, bytes)),
         }
     }
 
@@ -195,7 +164,7 @@ impl Body {
     pub fn take(&self, at: u64, to: Foreign, staged: bool) {
         match self.user.filter(|_| !staged) {
             Some(user) => user.part(at, to.len()).copy_to(to),
-            None => to.write(|bytes| self.memory.read(at as usize, bytes)),
+            None => to.write(|bytes| self.read_own(at, bytes)),
         }
     }
 
@@ -207,7 +176,7 @@ impl Body {
             // outlives the copy that this is for.
             None => unsafe {
                 Foreign::new(
-                    self.memory.as_ptr().wrapping_add(range.start as usize),
+                    self.own_memory(range.start),
                     (range.end - range.start) as usize,
                 )
             },
@@ -228,43 +197,34 @@ impl Body {
             .copy_to(into.seen(&to, into_staged));
     }
 
-    /// RMA of a range from the host to a process.
-    pub fn send(&self, process: u64, range: &Range<u64>, staged: bool) -> Result<(), CoiError> {
+    /// Before RMA of a range from the host: the caller's memory to what bytes pass through.
+    pub fn load(&self, range: &Range<u64>, staged: bool) {
         if let Some(user) = self.user.filter(|_| !staged) {
             let from = user.part(range.start, range.end - range.start);
-            from.read(|bytes| self.memory.write(range.start as usize, bytes));
+            from.read(|bytes| self.write_own(range.start, bytes));
         }
-        self.transfer(process, range, true)
+    }
+
+    /// The way back, after RMA.
+    pub fn unload(&self, range: &Range<u64>, staged: bool) {
+        if let Some(user) = self.user.filter(|_| !staged) {
+            let to = user.part(range.start, range.end - range.start);
+            to.write(|bytes| self.read_own(range.start, bytes));
+        }
+    }
+
+    /// RMA of a range from the host to a process.
+    pub fn send(&self, process: u64, range: &Range<u64>, staged: bool) -> Result<(), CoiError> {
+        self.load(range, staged);
+        let (arena, range) = self.place(range);
+        arena.transfer(process, &range, true)
     }
 
     /// RMA of a range from a process to the host.
     pub fn fetch(&self, process: u64, range: &Range<u64>, staged: bool) -> Result<(), CoiError> {
-        self.transfer(process, range, false)?;
-        if let Some(user) = self.user.filter(|_| !staged) {
-            let to = user.part(range.start, range.end - range.start);
-            to.write(|bytes| self.memory.read(range.start as usize, bytes));
-        }
+        let (arena, place) = self.place(range);
+        arena.transfer(process, &place, false)?;
+        self.unload(range, staged);
         Ok(())
-    }
-
-    fn transfer(&self, process: u64, range: &Range<u64>, write: bool) -> Result<(), CoiError> {
-        let home = self.homes.iter().find(|home| home.id == process);
-        let home = home.ok_or_else(|| CoiError::Missing("the buffer is not there".into()))?;
-        let gone = || CoiError::InvalidHandle("the process was destroyed".into());
-        let process = home.process.upgrade().ok_or_else(gone)?;
-        // Case 2: a snapshot waits for a transfer, a transfer waits for a snapshot.
-        let _pass = process.enter(Region::Rdma)?;
-        let Windows { own, card } = *lock(&home.windows);
-        let (own, card) = (own + range.start as i64, card + range.start as i64);
-        let len = range.end - range.start;
-        let dma = process.dma();
-        let done = match write {
-            true => dma.writeto(own, len, card),
-            false => dma.readfrom(own, len, card),
-        };
-        done.map_err(|error| match error.errno {
-            libc::ECONNRESET | libc::ENODEV | libc::EIO => process.broken(),
-            _ => error.into(),
-        })
     }
 }

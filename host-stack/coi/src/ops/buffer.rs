@@ -65,18 +65,13 @@ impl Buffer {
             let what = "memory of a process is a buffer of that process alone";
             return Err(CoiError::Mismatch(what.into()));
         }
-        let body = Body::create(
-            &unique,
-            bytes,
-            options.same_address_as_source,
-            options.memory,
-            options.sink_memory,
-        )?;
+        let body = Body::create(&unique, &options)?;
         if let Some(initial) = options.initial {
             body.put(0, initial.part(0, bytes), false);
         }
         let only_in = options.sink_memory.map(|_| Place::Process(unique[0].id()));
-        let blank = options.initial.is_none() && options.memory.is_none() && only_in.is_none();
+        let untouched = options.initial.is_none() && options.memory.is_none();
+        let blank = untouched && only_in.is_none() && body.is_fresh();
         let mut state = RUNTIME.lock();
         state.bodies.insert(body.id, Arc::downgrade(&body));
         state

@@ -86,6 +86,13 @@ pub fn unregister(event: Event) -> Result<(), CoiError> {
     Ok(())
 }
 
+/// A user event that stands for something fails as that does.
+pub fn fail(event: Event, error: CoiError) -> Result<(), CoiError> {
+    RUNTIME.lock().graph.fail(event.0, error)?;
+    RUNTIME.perform(None);
+    Ok(())
+}
+
 /// Has a function be called when an event happens, before anybody who waits for it is told; at once if
 /// it has. It takes the place of an earlier one.
 pub fn on_complete(

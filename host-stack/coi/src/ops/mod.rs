@@ -12,12 +12,16 @@
 //! no lock is held while bytes move, messages are sent or callbacks run.
 
 mod addresses;
+mod arena;
 mod body;
 mod buffer;
 mod events;
+mod evict;
 mod foreign;
 mod kinds;
+mod moves;
 mod pool;
+mod slots;
 
 use std::{
     cell::Cell,
@@ -27,10 +31,14 @@ use std::{
 
 use snaprig_wire::coi::RunFunction;
 
-pub(crate) use self::body::{Body, Windows};
+pub(crate) use self::{
+    arena::{Arena, Kind, Windows},
+    body::Body,
+    slots::{Pools, keep},
+};
 pub use self::{
     buffer::{Buffer, Mapping},
-    events::{known, on_complete, register_user_event, signal, unregister, wait},
+    events::{fail, known, on_complete, register_user_event, signal, unregister, wait},
     foreign::Foreign,
     kinds::{Access, BufferOptions, MapKind, Piece, StatePlace},
 };
@@ -77,6 +85,18 @@ struct Payload {
     tag: u64,
     /// Processes that have been told that it begins.
     told: Mutex<Vec<(ProcessId, NotificationKind)>>,
+    /// Nobody is told of it.
+    silent: bool,
+}
+
+impl Payload {
+    /// Of an operation that nobody has asked for.
+    fn silent() -> Self {
+        Self {
+            silent: true,
+            ..Self::default()
+        }
+    }
 }
 
 /// A run function that waits for its turn.
@@ -257,7 +277,10 @@ impl Runtime {
             let Some((id, steps, payload)) = mine.pop() else {
                 break;
             };
+            // It may have to make room first, which is an operation as well.
+            PERFORMING.set(false);
             let result = self.move_bytes(&steps, &payload);
+            PERFORMING.set(true);
             self.lock().graph.handle(Input::Moved(id, result));
         }
         PERFORMING.set(false);
@@ -317,7 +340,7 @@ impl Runtime {
 
     /// Who has bytes moved is told, once.
     fn tell_of_move(&self, id: OpId, steps: &[Step], payload: &Payload) {
-        if payload.run.is_some() {
+        if payload.run.is_some() || payload.silent {
             return;
         }
         let processes: BTreeSet<_> = steps.iter().filter_map(Step::process).collect();
@@ -343,61 +366,6 @@ impl Runtime {
     fn body(&self, id: BufferId) -> Result<Arc<Body>, CoiError> {
         let body = self.lock().bodies.get(&id).and_then(Weak::upgrade);
         body.ok_or_else(|| CoiError::InvalidHandle("no such buffer".into()))
-    }
-
-    /// The steps of one operation, one after the other.
-    fn move_bytes(&self, steps: &[Step], payload: &Payload) -> Result<(), CoiError> {
-        for step in steps {
-            match step {
-                Step::ToProcess {
-                    process,
-                    buffer,
-                    range,
-                    staged,
-                } => self.body(*buffer)?.send(*process, range, *staged)?,
-                Step::FromProcess {
-                    process,
-                    buffer,
-                    range,
-                    staged,
-                } => self.body(*buffer)?.fetch(*process, range, *staged)?,
-                Step::Put {
-                    buffer,
-                    range,
-                    staged,
-                } => {
-                    let body = self.body(*buffer)?;
-                    for (at, memory) in kinds::pieces_within(&payload.pieces, range) {
-                        body.put(at, memory, *staged);
-                    }
-                }
-                Step::Take {
-                    buffer,
-                    range,
-                    staged,
-                } => {
-                    let body = self.body(*buffer)?;
-                    for (at, memory) in kinds::pieces_within(&payload.pieces, range) {
-                        body.take(at, memory, *staged);
-                    }
-                }
-                Step::Copy {
-                    from,
-                    from_at,
-                    from_staged,
-                    into,
-                    into_at,
-                    into_staged,
-                    bytes,
-                } => {
-                    let into = self.body(*into)?;
-                    let range = *from_at..from_at + bytes;
-                    self.body(*from)?
-                        .copy(&range, *from_staged, &into, *into_at, *into_staged);
-                }
-            }
-        }
-        Ok(())
     }
 }
 

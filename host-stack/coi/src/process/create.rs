@@ -50,7 +50,7 @@ pub struct ProcessOptions {
     pub preload: Vec<PathBuf>,
     /// Libraries in memory.
     pub libraries: Vec<MemoryLibrary>,
-    /// Bytes of buffers that there should be room for.
+    /// Bytes of memory for buffers that it has from the first: if there is no room, there is no process.
     pub initial_buffer_space: u64,
     /// Where `libcoi_device.so.0` and `libscif.so.0` are; `None`: SNAPRIG_LIBRARIES, or beside the
     /// program or library that this code is part of.
@@ -304,6 +304,9 @@ impl Process {
             making_pipeline: Mutex::default(),
             asked_to_end: AtomicBool::new(false),
             buffers: Mutex::default(),
+            arenas: Mutex::default(),
+            pools: Mutex::default(),
+            evicting: Mutex::default(),
             libraries: Mutex::default(),
             notifications: Mutex::default(),
             watch: Arc::new(watch),
@@ -311,6 +314,8 @@ impl Process {
         ops::add_process(&inner);
         inner.listen();
         inner.watch_the_rig();
-        Ok(Self(inner))
+        let process = Self(inner);
+        process.keep_buffer_space(options.initial_buffer_space, false, true)?;
+        Ok(process)
     }
 }

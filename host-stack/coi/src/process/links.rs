@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Weak},
+    thread,
 };
 
 use serde::de::DeserializeOwned;
@@ -32,19 +33,14 @@ impl Links {
         control: Endpoint,
         pipelines: &[u32],
     ) -> Result<Self, CoiError> {
-        let open_pipeline = |number: &u32| {
-            let endpoint = open(engine, port, Kind::Pipeline(*number))?;
-            Ok((*number, Arc::new(endpoint)))
-        };
+        let one = |kind| open(engine, port, kind).map(Arc::new);
+        let (dma, command) = (one(Kind::Dma)?, one(Kind::Command)?);
         Ok(Self {
             control: Arc::new(control),
-            dma: Arc::new(open(engine, port, Kind::Dma)?),
-            command: Arc::new(open(engine, port, Kind::Command)?),
-            notice: Arc::new(open(engine, port, Kind::Notice)?),
-            pipelines: pipelines
-                .iter()
-                .map(open_pipeline)
-                .collect::<Result<_, CoiError>>()?,
+            dma,
+            command,
+            notice: one(Kind::Notice)?,
+            pipelines: open_pipelines(engine, port, pipelines)?,
         })
     }
 
@@ -61,7 +57,7 @@ impl Inner {
     /// One thread that learns when the rig is gone.
     pub(super) fn watch_the_rig(self: &Arc<Self>) {
         let (watch, process) = (self.watch.clone(), Arc::downgrade(self));
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             while watch.accept().is_ok() {}
             if let Some(process) = process.upgrade() {
                 process.handle(Input::RigGone);
@@ -104,7 +100,7 @@ impl Inner {
     /// The daemon tells of the process's output and of its end.
     fn listen_to_daemon(self: &Arc<Self>, from: Arc<Endpoint>, generation: Generation) {
         let (process, proxy) = (Arc::downgrade(self), self.proxy.clone());
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             loop {
                 let input = match from.receive_message() {
                     Ok(FromDaemon::Output(descriptor, bytes)) => {
@@ -151,7 +147,7 @@ impl Inner {
         input: impl Fn(T) -> Input + Send + 'static,
     ) {
         let process: Weak<Self> = Arc::downgrade(self);
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             loop {
                 let message = from.receive_message();
                 let Some(process) = process.upgrade() else {
@@ -180,6 +176,36 @@ pub(super) fn send(endpoint: &Endpoint, output: Output) -> Option<Input> {
         },
         _ => None,
     }
+}
+
+/// Threads that connect pipelines: the process takes one connection while others are on their way.
+const CONNECTORS: usize = 16;
+
+/// The connections of pipelines, many at a time.
+fn open_pipelines(
+    engine: &Engine,
+    port: u16,
+    numbers: &[u32],
+) -> Result<BTreeMap<u32, Arc<Endpoint>>, CoiError> {
+    let share = numbers.len().div_ceil(CONNECTORS).max(1);
+    let opened = thread::scope(|scope| {
+        let connect = |numbers: &'_ [u32]| -> Result<Vec<_>, CoiError> {
+            let connect = |number: &u32| {
+                let endpoint = open(engine, port, Kind::Pipeline(*number))?;
+                Ok((*number, Arc::new(endpoint)))
+            };
+            numbers.iter().map(connect).collect()
+        };
+        let shares = numbers.chunks(share);
+        let threads = shares.map(|share| scope.spawn(move || connect(share)));
+        let threads: Vec<_> = threads.collect();
+        let ends = threads.into_iter().map(|thread| {
+            let panicked = |panic| std::panic::resume_unwind(panic);
+            thread.join().unwrap_or_else(panicked)
+        });
+        ends.collect::<Result<Vec<_>, CoiError>>()
+    })?;
+    Ok(opened.into_iter().flatten().collect())
 }
 
 /// One of the connections to an offload process.

@@ -31,7 +31,7 @@ use crate::{
     Buffer, CoiError, Engine, Pipeline,
     libraries::File,
     machine::{Input, Machine, Output, Region, Ticket, Value},
-    ops::{self, Body},
+    ops::{self, Arena, Body, Kind as Memory, Pools},
 };
 
 /// Tickets with this bit are operations of the graph.
@@ -94,7 +94,12 @@ pub(crate) struct Inner {
     /// One pipeline at a time is made: its number is the smallest that is free.
     making_pipeline: Mutex<()>,
     asked_to_end: AtomicBool,
+    /// Buffers that are in it, and their memory.
     pub buffers: Mutex<BTreeMap<u64, Arc<Body>>>,
+    pub arenas: Mutex<BTreeMap<u64, Arc<Arena>>>,
+    pub pools: Pools,
+    /// One at a time looks for memory that can be done without.
+    pub evicting: Mutex<()>,
     /// Numbers of the libraries that are loaded.
     libraries: Mutex<BTreeSet<u64>>,
     notifications: Mutex<Notifications>,
@@ -208,6 +213,13 @@ impl Process {
     /// A new buffer of `bytes`, zero at first (COIBufferCreate).
     pub fn buffer(&self, bytes: usize) -> Result<Buffer, CoiError> {
         Buffer::create(self, bytes)
+    }
+
+    /// Has so much memory for buffers of this process alone, on small or on huge pages, be kept once
+    /// it is there (COIProcessSetCacheSize). `now`: it is made, if there is less.
+    pub fn keep_buffer_space(&self, bytes: u64, huge: bool, now: bool) -> Result<(), CoiError> {
+        let kind = if huge { Memory::Huge } else { Memory::Anywhere };
+        ops::keep(self, bytes, kind, now)
     }
 
     /// What it is doing.

@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use snaprig_wire::coi::{Command, Notice};
+use snaprig_wire::{
+    coi::{Command, Notice},
+    coi_result::code,
+};
 
 use super::{Inner, LibraryOptions, Process, lock};
 use crate::{
@@ -90,7 +93,7 @@ impl Inner {
     /// The process tells something unasked.
     pub(super) fn noticed(self: &Arc<Self>, notice: Notice) {
         match notice {
-            Notice::Released { id, count } => ops::handle(Input::Released {
+            Notice::Released { id, count, .. } => ops::handle(Input::Released {
                 process: self.id,
                 buffer: id,
                 count: i64::try_from(count).unwrap_or(i64::MAX),
@@ -108,9 +111,9 @@ impl Inner {
                 std::thread::spawn(move || {
                     let loaded = process.load_file(&file, name, search_path, flags);
                     let (result, library) = match loaded {
-                        Ok(library) => (0, library.0),
-                        Err(CoiError::LibraryLoaded(library)) => (4, library),
-                        Err(error) => (error.code() as i32, 0),
+                        Ok(library) => (code::SUCCESS, library.0),
+                        Err(CoiError::LibraryLoaded(library)) => (code::ALREADY_EXISTS, library),
+                        Err(error) => (error.code(), 0),
                     };
                     // A process that is gone waits no more.
                     let _ = process.0.command(Command::LibraryLoaded {

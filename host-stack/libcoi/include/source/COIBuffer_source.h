@@ -28,6 +28,12 @@ typedef enum COI_BUFFER_TYPE {
     COI_BUFFER_RESERVED_1 = 2,
     COI_BUFFER_RESERVED_2 = 3,
     COI_BUFFER_RESERVED_3 = 4,
+    /* What these three were called up to MPSS 3.2, whose programs use them. The streaming types are as NORMAL: each use
+       has the data of its time, though maps wait for earlier uses. PINNED is as OPENCL: never waits. What is written
+       through a map of it gets to the cards when it is unmapped. */
+    COI_BUFFER_STREAMING_TO_SINK = COI_BUFFER_RESERVED_1,
+    COI_BUFFER_STREAMING_TO_SOURCE = COI_BUFFER_RESERVED_2,
+    COI_BUFFER_PINNED = COI_BUFFER_RESERVED_3,
     /* Waits for nobody: may be used while it is mapped, and by several at once. It can have sub-buffers. */
     COI_BUFFER_OPENCL = 5
 } COI_BUFFER_TYPE;
@@ -48,7 +54,7 @@ typedef enum COI_BUFFER_TYPE {
 
 /* Flags that go with a type, as a mask. */
 static const uint64_t COI_VALID_BUFFER_TYPES_AND_FLAGS[COI_BUFFER_OPENCL + 1] __attribute__((unused)) = {
-    0, 0x1ff /* NORMAL */, 0, 0, 0, 0x0ff /* OPENCL */
+    0, 0x1ff /* NORMAL */, 0x038 /* TO_SINK */, 0x024 /* TO_SOURCE */, 0x03f /* PINNED */, 0x0ff /* OPENCL */
 };
 
 typedef enum COI_MAP_TYPE {
@@ -60,7 +66,8 @@ typedef enum COI_MAP_TYPE {
 /* Ways of mapping that go with a type. */
 static const uint64_t COI_VALID_BUFFER_TYPES_AND_MAP[COI_BUFFER_OPENCL + 1]
                                                     [COI_MAP_WRITE_ENTIRE_BUFFER + 1] __attribute__((unused)) = {
-    {0, 0, 0, 0}, {0, 1, 1, 1} /* NORMAL */, {0, 0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0}, {0, 1, 1, 1} /* OPENCL */
+    {0, 0, 0, 0},               {0, 1, 1, 1} /* NORMAL */, {0, 0, 0, 1} /* TO_SINK */, {0, 0, 1, 0} /* TO_SOURCE */,
+    {0, 1, 1, 1} /* PINNED */, {0, 1, 1, 1} /* OPENCL */
 };
 
 /* How to copy: a hint; and with MOVE_ENTIRE, the Ex calls bring the whole buffer to the process that they are told. */

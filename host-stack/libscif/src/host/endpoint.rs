@@ -8,11 +8,10 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
     ffi::c_int,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    sync::{Mutex, Once, OnceLock},
+    sync::{Mutex, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -25,7 +24,7 @@ use snaprig_scif::{
 };
 use snaprig_wire::frame;
 
-use super::{NONSENSE, fork, lock, memory};
+use super::{NONSENSE, direct::Direct, fork, lease::Lease, lock, memory, rma::Windows};
 use crate::ffi::Result;
 
 pub(super) struct Endpoint {
@@ -39,7 +38,10 @@ pub(super) struct Endpoint {
     pub(super) sending: Mutex<()>,
     pub(super) receiving: Mutex<()>,
     pub(super) pool_offered: Mutex<bool>,
-    windows: Mutex<BTreeMap<i64, memory::Shared>>,
+    windows: RwLock<Windows>,
+    /// None: messages go through the node.
+    direct: OnceLock<Option<Direct>>,
+    lease: OnceLock<Option<Lease>>,
 }
 
 struct Channels {
@@ -75,7 +77,9 @@ impl Endpoint {
             sending: Mutex::default(),
             receiving: Mutex::default(),
             pool_offered: Mutex::default(),
-            windows: Mutex::default(),
+            windows: RwLock::default(),
+            direct: OnceLock::new(),
+            lease: OnceLock::new(),
         })
     }
 
@@ -107,6 +111,36 @@ impl Endpoint {
         result
     }
 
+    /// The way to the peer, if it is not through the node. Of one that is not connected there is none yet.
+    pub(super) fn direct(&self) -> Result<Option<&Direct>> {
+        if let Some(direct) = self.direct.get() {
+            return Ok(direct.as_ref());
+        }
+        let channel = self.take_channel()?;
+        let result = ask_all(&channel, Call::Direct, None, false);
+        self.put_channel(channel);
+        let direct = match result {
+            Ok((Answer::Direct { side }, fds)) => {
+                Some(Direct::new(side.into(), self.descriptor(), fds)?)
+            }
+            Ok(_) => None,
+            // Whatever it is, the call itself says so.
+            Err(_) => return Ok(None),
+        };
+        // Another thread has the same.
+        Ok(self.direct.get_or_init(|| direct).as_ref())
+    }
+
+    /// The same, if that is known already.
+    pub(super) fn known_direct(&self) -> Option<&Direct> {
+        self.direct.get().and_then(Option::as_ref)
+    }
+
+    /// Another process may use it, too.
+    pub(super) fn is_shared(&self) -> bool {
+        self.forks != fork::count()
+    }
+
     pub(super) fn take_channel(&self) -> Result<OwnedFd> {
         let mut channels = lock(&self.channels);
         let process = std::process::id();
@@ -129,12 +163,12 @@ impl Endpoint {
     }
 
     pub(super) fn add_window(&self, offset: i64, memory: memory::Shared) {
-        lock(&self.windows).insert(offset, memory);
+        self.windows_mut().insert(offset, memory);
     }
 
     /// `held`: the peer has some of it mapped; it stays shared.
     pub(super) fn remove_windows(&self, offset: i64, len: u64, held: bool) {
-        let mut windows = lock(&self.windows);
+        let mut windows = self.windows_mut();
         let end = offset.saturating_add_unsigned(len);
         let gone: Vec<_> = windows.range(offset..end).map(|(at, _)| *at).collect();
         for at in gone {
@@ -144,18 +178,32 @@ impl Endpoint {
         }
     }
 
-    /// Where the bytes from `offset` on are, and how many in a row.
-    pub(super) fn window_at(&self, offset: i64) -> Option<(*mut u8, u64)> {
-        let windows = lock(&self.windows);
-        let (start, memory) = windows.range(..=offset).next_back()?;
-        memory.at((offset - start) as u64)
+    /// The own windows: none goes while a copy looks at them.
+    pub(super) fn windows(&self) -> RwLockReadGuard<'_, Windows> {
+        self.windows.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn windows_mut(&self) -> RwLockWriteGuard<'_, Windows> {
+        self.windows.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The leases of this process.
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        let lease = self.lease.get_or_init(|| {
+            let channel = self.take_channel().ok()?;
+            Lease::new(channel).ok()
+        });
+        lease.as_ref().filter(|lease| lease.is_own())
     }
 
     /// scif_close. What another process has of it after a fork stays open.
     pub(super) fn close(&self) {
         let is_own = lock(&self.channels).process == std::process::id();
         let mut held = true;
-        if is_own && self.forks == fork::count() {
+        if let Some(direct) = self.known_direct() {
+            direct.close(self.is_shared());
+        }
+        if is_own && !self.is_shared() {
             match self.call(Call::CloseWait) {
                 Ok(Answer::Gone { held: still }) => held = still,
                 // The node is gone, and with it everybody who could use the memory.
@@ -165,6 +213,9 @@ impl Endpoint {
         }
         self.remove_windows(0, i64::MAX as u64, held);
         lock(&self.channels).idle.clear();
+        if let Some(Some(lease)) = self.lease.get() {
+            lease.close();
+        }
         drop(lock(&self.descriptor).take());
     }
 }
@@ -211,6 +262,17 @@ pub(super) fn ask(
     fd: Option<BorrowedFd<'_>>,
     interruptible: bool,
 ) -> Result<(Answer, Option<OwnedFd>)> {
+    let (answer, mut fds) = ask_all(channel, call, fd, interruptible)?;
+    Ok((answer, fds.pop()))
+}
+
+/// The same, where several descriptors come with the answer.
+fn ask_all(
+    channel: &OwnedFd,
+    call: Call,
+    fd: Option<BorrowedFd<'_>>,
+    interruptible: bool,
+) -> Result<(Answer, Vec<OwnedFd>)> {
     tell(channel, call, fd)?;
     if interruptible && !wait(channel) {
         tell(channel, Call::Interrupt, None)?;
@@ -218,14 +280,14 @@ pub(super) fn ask(
     thread_local! {
         static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     }
-    let (reply, fd) = BUFFER.with_borrow_mut(|buffer| {
+    let (reply, fds) = BUFFER.with_borrow_mut(|buffer| {
         buffer.resize(MESSAGE_MAX, 0);
-        let received = seqpacket::receive(channel, buffer).map_err(|_| libc::ECONNRESET)?;
-        let (len, fd) = received.ok_or(libc::ECONNRESET)?;
+        let received = seqpacket::receive_all(channel, buffer).map_err(|_| libc::ECONNRESET)?;
+        let (len, fds) = received.ok_or(libc::ECONNRESET)?;
         let reply = frame::decode::<Reply>(&buffer[..len]).map_err(|_| NONSENSE)?;
-        Ok::<_, c_int>((reply, fd))
+        Ok::<_, c_int>((reply, fds))
     })?;
-    Ok((reply.result?, fd))
+    Ok((reply.result?, fds))
 }
 
 /// Says something on a connection.

@@ -101,14 +101,16 @@ pub(super) fn share(address: u64, len: u64, prot: u8) -> Result {
 pub(super) struct Shared {
     address: u64,
     len: u64,
+    prot: u8,
     alias: OnceLock<Option<usize>>,
 }
 
 impl Shared {
-    pub(super) fn new(address: u64, len: u64) -> Self {
+    pub(super) fn new(address: u64, len: u64, prot: u8) -> Self {
         Self {
             address,
             len,
+            prot,
             alias: OnceLock::new(),
         }
     }
@@ -122,6 +124,12 @@ impl Shared {
         });
         let at = (*alias)? + skip as usize;
         Some((ptr::with_exposed_provenance_mut(at), left))
+    }
+
+    /// Bytes from `skip` on that may be used so.
+    pub(super) fn allowed(&self, skip: u64, prot: u8) -> Option<u64> {
+        let left = self.len.checked_sub(skip).filter(|left| *left > 0)?;
+        (self.prot & prot == prot).then_some(left)
     }
 
     pub(super) fn give_back(mut self, held: bool) {

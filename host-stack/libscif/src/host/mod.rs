@@ -3,15 +3,19 @@
 //! | module | what it is |
 //! |---|---|
 //! | `endpoint` | an endpoint's connections to the node, and calls on them |
+//! | `direct` | messages to another program of this host |
 //! | `fork` | what a child of fork(2) has of all this |
 //! | `memory` | the own registered memory, and the peers', mapped |
 //! | `rma` | copies between the two |
+//! | `lease` | where the peer's memory is, for as long as that is known |
 //! | `stream` | the copying itself |
 //! | `mapped` | scif_mmap |
 //! | `wait` | scif_poll |
 
+mod direct;
 mod endpoint;
 mod fork;
+mod lease;
 mod mapped;
 mod memory;
 mod rma;
@@ -26,7 +30,7 @@ use std::{
 };
 
 use snaprig_scif::host::protocol::{Answer, Call, SEND_MAX};
-use snaprig_wire::scif::{NodeId, PORT_PRIVILEGED, PortId, QUEUE_BYTES};
+use snaprig_wire::scif::{AHEAD_BYTES, NodeId, PORT_PRIVILEGED, PortId, QUEUE_BYTES};
 
 use crate::ffi::Result;
 use endpoint::Endpoint;
@@ -131,6 +135,9 @@ pub(crate) fn send(epd: RawFd, msg: usize, len: usize, block: bool) -> Result<us
     let endpoint = find(epd)?;
     // One message after the other, whoever sends them.
     let _turn = lock(&endpoint.sending);
+    if let Some(direct) = endpoint.direct()?.filter(|_| len > 0) {
+        return direct.send(&endpoint, msg, len, block);
+    }
     let mut sent = 0;
     while sent < len {
         let most = if block { SEND_MAX } else { QUEUE_BYTES };
@@ -161,9 +168,12 @@ pub(crate) fn send(epd: RawFd, msg: usize, len: usize, block: bool) -> Result<us
 pub(crate) fn recv(epd: RawFd, msg: usize, len: usize, block: bool) -> Result<usize> {
     let endpoint = find(epd)?;
     let _turn = lock(&endpoint.receiving);
+    if let Some(direct) = endpoint.direct()?.filter(|_| len > 0) {
+        return direct.recv(&endpoint, msg, len, block);
+    }
     let mut received = 0;
     while received < len {
-        let most = (len - received).min(QUEUE_BYTES);
+        let most = (len - received).min(AHEAD_BYTES);
         // What has been received cannot be put back.
         let read = memory::check(msg + received, most, true).and_then(|()| {
             let max = most as u32;
@@ -218,7 +228,7 @@ pub(crate) fn register(
     }
     match endpoint.call(pages(len)) {
         Ok(Answer::Offset(offset)) => {
-            endpoint.add_window(offset, memory::Shared::new(address, len));
+            endpoint.add_window(offset, memory::Shared::new(address, len, prot));
             Ok(offset)
         }
         other => {

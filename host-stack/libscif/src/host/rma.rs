@@ -1,7 +1,9 @@
-//! Copies between the own memory and the peer's, on the caller's thread: the node checks the ranges
-//! and says where the peer's are; while a copy is under way it counts as DMA that is.
+//! Copies between the own memory and the peer's, on the caller's thread. Where the peer's is, is leased
+//! (`lease`); what does not fit a lease is planned by the node, which checks the ranges and says how a copy that
+//! cannot be made fails. While a copy is under way it counts as DMA that is.
 
 use std::{
+    collections::BTreeMap,
     os::fd::RawFd,
     ptr,
     sync::atomic::{Ordering, fence},
@@ -16,6 +18,9 @@ use super::{
 };
 use crate::ffi::Result;
 
+/// What copying from and to a window needs.
+const PROT_READ: u8 = 1;
+const PROT_WRITE: u8 = 2;
 /// A cache line.
 const LINE: u64 = 64;
 
@@ -36,13 +41,40 @@ impl Local {
         }
     }
 
-    fn at(self, endpoint: &Endpoint) -> Option<(*mut u8, u64)> {
+    fn at(self, windows: &Windows) -> Option<(*mut u8, u64)> {
         match self {
-            Self::Window(offset) => endpoint.window_at(offset),
+            Self::Window(offset) => {
+                let (start, memory) = windows.range(..=offset).next_back()?;
+                memory.at((offset - start).cast_unsigned())
+            }
             Self::Memory(address) => Some((ptr::with_exposed_provenance_mut(address), u64::MAX)),
         }
     }
+
+    /// Whether all of it may be used so, as far as is known here.
+    fn is_allowed(self, windows: &Windows, len: u64, prot: u8) -> bool {
+        let Self::Window(offset) = self else {
+            return true;
+        };
+        let mut at = offset;
+        let mut left = len;
+        while left > 0 {
+            let window = windows.range(..=at).next_back();
+            let allowed = window
+                .and_then(|(start, memory)| memory.allowed((at - start).cast_unsigned(), prot));
+            let Some(allowed) = allowed else {
+                return false;
+            };
+            let part = allowed.min(left);
+            at = at.saturating_add_unsigned(part);
+            left -= part;
+        }
+        true
+    }
 }
+
+/// The own windows, by offset.
+pub(super) type Windows = BTreeMap<i64, memory::Shared>;
 
 pub(crate) fn copy(
     epd: RawFd,
@@ -53,6 +85,9 @@ pub(crate) fn copy(
     ordered: bool,
 ) -> Result {
     let endpoint = find(epd)?;
+    if let Some(result) = copy_leased(&endpoint, local, len, remote, write, ordered) {
+        return result;
+    }
     let mut moved = 0;
     let mut checked = false;
     while moved < len || len == 0 {
@@ -95,7 +130,15 @@ pub(crate) fn copy(
         }
         if result.is_ok() {
             let is_last = moved + part >= len;
-            result = copy_segments(&endpoint, at, &segments, write, ordered && is_last);
+            let ordered = ordered && is_last;
+            result = copy_segments(
+                &endpoint,
+                &endpoint.windows(),
+                at,
+                &segments,
+                write,
+                ordered,
+            );
         }
         let told = tell(&channel, Call::PlanDone(job), None);
         endpoint.put_channel(channel);
@@ -108,8 +151,35 @@ pub(crate) fn copy(
     Ok(())
 }
 
+/// The copy, if it can be made without the node; it tells what is wrong with others.
+fn copy_leased(
+    endpoint: &Endpoint,
+    local: Local,
+    len: u64,
+    remote: i64,
+    write: bool,
+    ordered: bool,
+) -> Option<Result> {
+    let (local_prot, remote_prot) = match write {
+        true => (PROT_READ, PROT_WRITE),
+        false => (PROT_WRITE, PROT_READ),
+    };
+    let lease = endpoint.lease().filter(|_| len > 0)?;
+    let windows = endpoint.windows();
+    if !local.is_allowed(&windows, len, local_prot) {
+        return None;
+    }
+    lease.copy(remote, len, remote_prot, |segments| {
+        if let Local::Memory(address) = local {
+            memory::check(address, len as usize, !write)?;
+        }
+        copy_segments(endpoint, &windows, local, segments, write, ordered)
+    })
+}
+
 fn copy_segments(
     endpoint: &Endpoint,
+    windows: &Windows,
     local: Local,
     segments: &[Segment],
     write: bool,
@@ -125,7 +195,7 @@ fn copy_segments(
         while segment.len > 0 {
             let at = local.skip(moved);
             let (there, there_len) = peers.at(segment).ok_or(libc::ENOMEM)?;
-            let (here, here_len) = at.at(endpoint).ok_or(libc::ENXIO)?;
+            let (here, here_len) = at.at(windows).ok_or(libc::ENXIO)?;
             let part = segment.len.min(there_len).min(here_len);
             let (from, to) = if write { (here, there) } else { (there, here) };
             let end = from.addr() as u64 + part;

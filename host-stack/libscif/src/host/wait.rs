@@ -7,7 +7,7 @@ use std::{
 
 use snaprig_scif::host::protocol::{Answer, Call};
 
-use super::find;
+use super::{endpoint::Endpoint, find};
 use crate::ffi::Result;
 
 /// What is reported unasked.
@@ -47,10 +47,7 @@ fn look(epds: &mut [libc::pollfd]) -> Result<c_int> {
         epd.revents = match epd.fd {
             ..0 => 0,
             _ => match find(epd.fd) {
-                Ok(endpoint) => match endpoint.call(Call::Mask) {
-                    Ok(Answer::Mask(mask)) => mask & (epd.events | ALWAYS),
-                    _ => libc::POLLERR,
-                },
+                Ok(endpoint) => mask(&endpoint) & (epd.events | ALWAYS),
                 // No endpoint, but something that can be polled.
                 Err(libc::ENOTTY) => {
                     let mut one = *epd;
@@ -66,4 +63,15 @@ fn look(epds: &mut [libc::pollfd]) -> Result<c_int> {
         count += c_int::from(epd.revents != 0);
     }
     Ok(count)
+}
+
+fn mask(endpoint: &Endpoint) -> i16 {
+    match endpoint.known_direct() {
+        Some(direct) => direct.mask(),
+        // The node knows as well.
+        None => match endpoint.call(Call::Mask) {
+            Ok(Answer::Mask(mask)) => mask,
+            _ => libc::POLLERR,
+        },
+    }
 }

@@ -1,5 +1,4 @@
-//! SCIF on a card: the character device `/dev/mic/scif`, with the ioctls of the `mic` driver
-//! (Linux uapi `scif_ioctl.h`).
+//! SCIF on a card: the character device of [`ioctl`], as the `mic` driver had it.
 //!
 //! An ioctl posts its request once, under the calling thread's id, and waits for the file's
 //! channel; when it runs again it picks the result up. So a thread that is captured in the middle
@@ -9,7 +8,9 @@
 //! from outside are collected and done after it is released. A host that never stops writing gets
 //! one batch of messages between any two turns of the card's programs.
 
+mod calls;
 mod file;
+mod mapped;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,20 +29,20 @@ use snaprig_wire::{
     bar4::{DOORBELL_SCIF, cause, spad},
     dma::HOST_BASE,
     ring::{RING_BYTES, RingError},
-    scif::{HOST, NodeId},
+    scif::{HOST, NodeId, ioctl},
 };
 
 use self::file::ScifFile;
 use crate::{
     link::{Broken, Link},
-    node::{BackingId, EndpointId, Input, Node, Output, RequestId, Value},
+    node::{BackingId, EndpointId, Input, MappingId, Node, Output, RequestId, Value},
 };
 
 #[cfg(test)]
 mod tests;
 
 /// Path of the device.
-pub const PATH: &str = "/dev/mic/scif";
+pub const PATH: &str = ioctl::DEVICE;
 /// Messages from the host that are handled in one turn.
 const BATCH: usize = 64;
 /// Records that wait for room in the ring to the host; while there are more, nothing is read.
@@ -54,6 +55,8 @@ pub struct Driver {
     /// Held while waiting for `inner`: who waits is next, even if the last owner comes right back.
     turn: Mutex<()>,
     inner: Mutex<Inner>,
+    /// Mappings that have ended, which the node has not been told of.
+    unmapped: Mutex<Vec<MappingId>>,
 }
 
 struct Inner {
@@ -90,6 +93,7 @@ impl Driver {
                 outbox: VecDeque::new(),
                 wakes: Vec::new(),
             }),
+            unmapped: Mutex::default(),
         });
         let weak = Arc::downgrade(&driver);
         device.on_doorbell(
@@ -123,9 +127,12 @@ impl Driver {
         self.wake(inner);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        let _turn = lock(&self.turn);
-        lock(&self.inner)
+    fn lock(self: &Arc<Self>) -> MutexGuard<'_, Inner> {
+        let turn = lock(&self.turn);
+        let mut inner = lock(&self.inner);
+        drop(turn);
+        self.tell_unmapped(&mut inner);
+        inner
     }
 
     /// Takes out of the ring from the host what was in it when the doorbell rang: at most as much as
@@ -159,6 +166,11 @@ impl Driver {
                 Err(_) => Err(Broken::Ring),
             };
             match opened {
+                // What programs of this card say to each other does not leave it.
+                Ok(Some(message)) if message.from.node == inner.id => {
+                    self.give_up(inner, Broken::Nonsense);
+                    return 0;
+                }
                 Ok(Some(message)) => self.step(inner, Input::Message(message)),
                 // A sign of life is answered with one: what is lost on either way is noticed.
                 Ok(None) => {

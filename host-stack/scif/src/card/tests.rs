@@ -26,7 +26,7 @@ use snaprig_wire::{
     scif::{Body, Extent, Message, PAGE, PortId},
 };
 
-use super::{file::*, *};
+use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -253,7 +253,7 @@ fn a_host_that_never_stops_writing_holds_nobody_up() {
         send.send(()).unwrap();
     });
     let file = card.open();
-    assert_eq!(card.call(&file, SCIF_BIND, 0), Ok(0));
+    assert_eq!(card.call(&file, ioctl::BIND, 0), Ok(0));
     let result = answered.recv_timeout(PATIENCE);
     over.store(true, Ordering::Relaxed);
     writer.join().unwrap();
@@ -298,11 +298,11 @@ fn a_host_that_does_not_read_is_not_read_from_and_no_message_is_lost() {
 fn connections_end_with_the_host_and_the_next_one_finds_a_clean_card() {
     let mut card = Card::new();
     let listener = card.open();
-    card.ask(&listener, SCIF_BIND, &[2]).unwrap();
-    card.call(&listener, SCIF_LISTEN, 4).unwrap();
+    card.ask(&listener, ioctl::BIND, &[2]).unwrap();
+    card.call(&listener, ioctl::LISTEN, 4).unwrap();
     let early = card.open();
     let host_port = u64::from(HOST) << 32 | 7 << 48;
-    let alone = card.ask(&early, SCIF_CONNECT, &[host_port]);
+    let alone = card.ask(&early, ioctl::CONNECT, &[host_port]);
     assert_eq!(alone, Err(Errno::ENODEV), "there is no host yet");
     let mut host = card.host();
     for leaves in [true, false, true, false] {
@@ -312,19 +312,19 @@ fn connections_end_with_the_host_and_the_next_one_finds_a_clean_card() {
             assert!(writer.put(&card.device, &message(Body::Connect)));
         }
         ring(&host);
-        card.ask(&listener, SCIF_ACCEPTREQ, &[BLOCK as u64, 0])
+        card.ask(&listener, ioctl::ACCEPT, &[ioctl::BLOCK as u64, 0])
             .unwrap();
         let (mut endpoint, file) = ([0; 8], card.open());
         card.memory.read(8, &mut endpoint).unwrap();
-        card.ask(&file, SCIF_ACCEPTREG, &[u64::from_le_bytes(endpoint)])
+        card.ask(&file, ioctl::ACCEPT_CLAIM, &[u64::from_le_bytes(endpoint)])
             .unwrap();
         let free = card.memory.card.free_bytes();
         let window = [0, 4 * PAGE, 0, 3, 0];
-        card.ask(&file, SCIF_REG, &window).unwrap();
+        card.ask(&file, ioctl::REGISTER, &window).unwrap();
         assert_eq!(card.memory.card.free_bytes(), free - 4 * PAGE);
         let connecting = card.open();
         card.memory.write(0, &host_port.to_le_bytes()).unwrap();
-        let attempt = card.once(&connecting, SCIF_CONNECT, 0);
+        let attempt = card.once(&connecting, ioctl::CONNECT, 0);
         assert!(matches!(attempt, Err(Stop::Wait(_))));
 
         if leaves {
@@ -338,13 +338,13 @@ fn connections_end_with_the_host_and_the_next_one_finds_a_clean_card() {
         host.read32(BAR_MMIO, bar4::SICR0).unwrap();
         assert_eq!(card.device.ring_to_host().pop(), Ok(None));
         let reset = Err(Errno::ECONNRESET);
-        assert_eq!(card.call(&connecting, SCIF_CONNECT, 0), reset);
-        let bytes = [0x1000, 1 | (BLOCK as u64) << 32, 0];
-        assert_eq!(card.ask(&file, SCIF_RECV, &bytes), reset);
-        assert_eq!(card.ask(&file, SCIF_SEND, &bytes), reset);
+        assert_eq!(card.call(&connecting, ioctl::CONNECT, 0), reset);
+        let bytes = [0x1000, 1 | (ioctl::BLOCK as u64) << 32, 0];
+        assert_eq!(card.ask(&file, ioctl::RECV, &bytes), reset);
+        assert_eq!(card.ask(&file, ioctl::SEND, &bytes), reset);
         assert_eq!(file.poll(), libc::POLLOUT | libc::POLLHUP);
         assert_eq!(card.memory.card.free_bytes(), free);
-        let nobody = card.ask(&listener, SCIF_ACCEPTREQ, &[0, 0]);
+        let nobody = card.ask(&listener, ioctl::ACCEPT, &[0, 0]);
         assert_eq!(nobody, Err(Errno::EAGAIN));
         assert_eq!(card.driver.lock().node.nodes(), [HOST, 1]);
     }
@@ -356,8 +356,8 @@ fn the_memory_of_another_card_is_out_of_reach() {
     let mut card = Card::new();
     let host = card.host();
     let listener = card.open();
-    card.ask(&listener, SCIF_BIND, &[2]).unwrap();
-    card.call(&listener, SCIF_LISTEN, 4).unwrap();
+    card.ask(&listener, ioctl::BIND, &[2]).unwrap();
+    card.call(&listener, ioctl::LISTEN, 4).unwrap();
     let window = Body::Window {
         offset: 0,
         prot: 3,
@@ -367,7 +367,7 @@ fn the_memory_of_another_card_is_out_of_reach() {
             len: PAGE,
         }],
     };
-    let accept = [BLOCK as u64, 0];
+    let accept = [ioctl::BLOCK as u64, 0];
     let (mut endpoint, file) = ([0; 8], card.open());
     let mut writer = Host::default();
     let from = PortId { node: 2, port: 1 };
@@ -383,14 +383,14 @@ fn the_memory_of_another_card_is_out_of_reach() {
         assert!(writer.put(&card.device, &question));
         ring(&host);
         if body == Body::Connect {
-            card.ask(&listener, SCIF_ACCEPTREQ, &accept).unwrap();
+            card.ask(&listener, ioctl::ACCEPT, &accept).unwrap();
             card.memory.read(8, &mut endpoint).unwrap();
-            card.ask(&file, SCIF_ACCEPTREG, &[u64::from_le_bytes(endpoint)])
+            card.ask(&file, ioctl::ACCEPT_CLAIM, &[u64::from_le_bytes(endpoint)])
                 .unwrap();
         }
     }
     card.memory.card.write(8 << 20, b"mine");
-    let copy = card.ask(&file, SCIF_VWRITETO, &[0, PAGE, 0, 0x1000, 0]);
+    let copy = card.ask(&file, ioctl::VWRITE_TO, &[0, PAGE, 0, 0x1000, 0]);
     assert_eq!(copy, Err(Errno::EOPNOTSUPP));
     let mut bytes = [0; 4];
     card.memory.card.read(8 << 20, &mut bytes);
@@ -403,27 +403,29 @@ fn bytes_that_have_no_place_stay_with_the_endpoint() {
     let _host = card.host();
     // A connection within the card: both ends are the program's.
     let (listener, sender, receiver) = (card.open(), card.open(), card.open());
-    card.ask(&listener, SCIF_BIND, &[2]).unwrap();
-    card.call(&listener, SCIF_LISTEN, 4).unwrap();
+    card.ask(&listener, ioctl::BIND, &[2]).unwrap();
+    card.call(&listener, ioctl::LISTEN, 4).unwrap();
     let own_port: u64 = 1 << 32 | 2 << 48;
     card.memory.write(0, &own_port.to_le_bytes()).unwrap();
-    card.once(&sender, SCIF_CONNECT, 0).unwrap_err();
-    let accept = [BLOCK as u64, 0];
-    card.ask(&listener, SCIF_ACCEPTREQ, &accept).unwrap();
+    card.once(&sender, ioctl::CONNECT, 0).unwrap_err();
+    let accept = [ioctl::BLOCK as u64, 0];
+    card.ask(&listener, ioctl::ACCEPT, &accept).unwrap();
     let mut endpoint = [0; 8];
     card.memory.read(8, &mut endpoint).unwrap();
     let endpoint = u64::from_le_bytes(endpoint);
-    card.ask(&receiver, SCIF_ACCEPTREG, &[endpoint]).unwrap();
-    card.ask(&sender, SCIF_CONNECT, &[own_port]).unwrap();
+    card.ask(&receiver, ioctl::ACCEPT_CLAIM, &[endpoint])
+        .unwrap();
+    card.ask(&sender, ioctl::CONNECT, &[own_port]).unwrap();
 
     let end = card.memory.bytes.len() as u64;
-    let part = |at: u64, len: u64| [at, len | (BLOCK as u64) << 32, 0];
+    let part = |at: u64, len: u64| [at, len | (ioctl::BLOCK as u64) << 32, 0];
     card.memory.write(0x100, b"01234").unwrap();
-    card.ask(&sender, SCIF_SEND, &part(0x100, 5)).unwrap();
-    let bad = card.ask(&receiver, SCIF_RECV, &part(end, 100));
+    card.ask(&sender, ioctl::SEND, &part(0x100, 5)).unwrap();
+    let bad = card.ask(&receiver, ioctl::RECV, &part(end, 100));
     assert_eq!(bad, Err(Errno::EFAULT));
-    card.ask(&receiver, SCIF_RECV, &part(end - 3, 100)).unwrap();
-    card.ask(&receiver, SCIF_RECV, &part(0x200, 100)).unwrap();
+    card.ask(&receiver, ioctl::RECV, &part(end - 3, 100))
+        .unwrap();
+    card.ask(&receiver, ioctl::RECV, &part(0x200, 100)).unwrap();
     assert_eq!(card.memory.bytes[end as usize - 3..], *b"012");
     assert_eq!(card.memory.bytes[0x200..0x203], *b"34\0");
     assert_eq!(card.memory.bytes[16..20], 2_u32.to_le_bytes());
@@ -448,7 +450,7 @@ fn a_link_that_cannot_be_believed_ends_every_connection_and_the_card_says_so() {
     let connecting = card.open();
     let host_port = u64::from(HOST) << 32 | 7 << 48;
     card.memory.write(0, &host_port.to_le_bytes()).unwrap();
-    let attempt = card.once(&connecting, SCIF_CONNECT, 0);
+    let attempt = card.once(&connecting, ioctl::CONNECT, 0);
     assert!(matches!(attempt, Err(Stop::Wait(_))));
     let question = message(Body::Connect);
     let lost = writer.link.seal(&question);
@@ -456,7 +458,7 @@ fn a_link_that_cannot_be_believed_ends_every_connection_and_the_card_says_so() {
     assert!(writer.put(&card.device, &question));
     ring(&host);
     let reset = Err(Errno::ECONNRESET);
-    assert_eq!(card.call(&connecting, SCIF_CONNECT, 0), reset);
+    assert_eq!(card.call(&connecting, ioctl::CONNECT, 0), reset);
     let state = host.read32(BAR_MMIO, bar4::SPAD0 + 4 * spad::STATE);
     assert_eq!(state.unwrap(), spad::STATE_CRASHED);
 }

@@ -4,6 +4,7 @@
 //! copying itself counts as ended when the connection does on which it asked.
 
 use std::{
+    collections::btree_map::Entry,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
 };
@@ -16,6 +17,7 @@ use snaprig_wire::{
 
 use super::{
     Shared, State,
+    leases::Leased,
     protocol::{Answer, Call, MESSAGE_MAX, Reply, Request},
     ready::Ready,
     seqpacket,
@@ -33,6 +35,14 @@ pub(super) struct Client {
     request: Option<RequestId>,
     /// What it copies itself.
     plans: Vec<JobId>,
+    /// What it copies without asking.
+    pub(super) leased: Option<Leased>,
+}
+
+impl Client {
+    pub(super) fn endpoint(&self) -> EndpointId {
+        self.endpoint
+    }
 }
 
 /// Who waits for a request.
@@ -67,6 +77,7 @@ impl State {
             privileged: uid == 0 || own,
             request: None,
             plans: Vec::new(),
+            leased: None,
         };
         self.clients.insert(number, client);
         let shared = shared.clone();
@@ -90,7 +101,9 @@ impl State {
             return;
         };
         self.requests.retain(|_, pending| pending.client != number);
-        for job in client.plans {
+        let mut ended = client.plans;
+        ended.extend(self.returned(number));
+        for job in ended {
             self.step(shared, Input::CopyDone(job, Ok(())));
         }
         if let Some(request) = client.request {
@@ -99,6 +112,7 @@ impl State {
         let endpoint = client.endpoint;
         if !self.clients.values().any(|c| c.endpoint == endpoint) {
             self.ready.remove(&endpoint);
+            self.direct.remove(&endpoint);
             self.forget_pool(endpoint);
             self.step(shared, Input::Close(endpoint));
         }
@@ -136,6 +150,10 @@ impl State {
             Value::Accepted { endpoint, peer } => {
                 let user = self.clients.get(&pending.client).map(|c| c.user);
                 *descriptor = self.adopt(shared, endpoint, user);
+                // Accepted by libscif: it has a descriptor before its peer can send anything.
+                if self.ready.contains_key(&pending.endpoint) {
+                    let _ = self.descriptor(endpoint);
+                }
                 Answer::Accepted(peer)
             }
             Value::Plan { job, extents } => {
@@ -149,6 +167,21 @@ impl State {
                         self.node.handle(Input::CopyDone(job, Ok(())));
                         return Err(other.err().unwrap_or(libc::ECONNRESET));
                     }
+                }
+            }
+            Value::Leased {
+                offset,
+                prot,
+                extents,
+            } => {
+                let client = self.clients.get(&pending.client);
+                let leased = client.and_then(|client| client.leased.as_ref());
+                let generation = leased.ok_or(libc::EBADF)?.generation;
+                Answer::Lease {
+                    generation,
+                    offset,
+                    prot,
+                    segments: self.segments(pending.endpoint, &extents)?,
                 }
             }
             Value::Mapped { mapping, extents } => {
@@ -180,15 +213,19 @@ impl State {
         result: Result<Answer, i32>,
         descriptor: Option<OwnedFd>,
     ) {
+        self.answer_with(pending, result, descriptor.as_slice());
+    }
+
+    fn answer_with(&mut self, pending: &Pending, result: Result<Answer, i32>, fds: &[OwnedFd]) {
         let Some(client) = self.clients.get_mut(&pending.client) else {
             return;
         };
         client.request = None;
         let id = pending.id;
         let reply = frame::encode(&Reply { id, result });
-        let descriptor = descriptor.as_ref().map(AsFd::as_fd);
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         // A client that is gone is noticed by its thread.
-        let _ = seqpacket::send(client.socket.as_fd(), &reply, descriptor);
+        let _ = seqpacket::send_all(client.socket.as_fd(), &reply, &fds);
     }
 
     fn call(&mut self, shared: &Arc<Shared>, number: u64, request: Request, fd: Option<OwnedFd>) {
@@ -210,6 +247,19 @@ impl State {
                 }
                 return;
             }
+            Call::Leased => {
+                for job in self.returned(number) {
+                    self.step(shared, Input::CopyDone(job, Ok(())));
+                }
+                return;
+            }
+            Call::Leases => {
+                let (result, file) = match self.leases(number) {
+                    Ok(file) => (Ok(Answer::Unit), Some(file)),
+                    Err(errno) => (Err(errno), None),
+                };
+                return self.answer(&pending, result, file);
+            }
             Call::Interrupt => {
                 if let Some(request) = client.request {
                     self.step(shared, Input::Interrupt(request));
@@ -228,8 +278,16 @@ impl State {
                 return self.answer(&pending, result, fd);
             }
             Call::Mask => {
-                let mask = self.node.poll(endpoint);
+                let mask = self.mask(endpoint);
                 return self.answer(&pending, Ok(Answer::Mask(mask)), None);
+            }
+            Call::Direct => {
+                let (answer, fds) = match self.direct(endpoint) {
+                    Ok(Some((side, fds))) => (Ok(Answer::Direct { side }), fds),
+                    Ok(None) => (Ok(Answer::Unit), Vec::new()),
+                    Err(errno) => (Err(errno), Vec::new()),
+                };
+                return self.answer_with(&pending, answer, &fds);
             }
             Call::Pool => {
                 let result = fd.ok_or(libc::EBADF);
@@ -291,6 +349,7 @@ impl State {
                 remote,
                 write,
             }),
+            Call::Lease(remote) => Ok(Op::Lease(remote)),
             Call::Map { offset, len, prot } => Ok(Op::Map { offset, len, prot }),
             Call::FenceMark { peer } => Ok(Op::FenceMark { peer }),
             Call::FenceWait(mark) => Ok(Op::FenceWait(mark)),
@@ -363,19 +422,16 @@ impl State {
     }
 
     fn descriptor(&mut self, endpoint: EndpointId) -> Result<OwnedFd, i32> {
-        let mut ready = Ready::new().map_err(|e| e.raw_os_error())?;
-        ready.set(self.node.poll(endpoint));
+        let ready = match self.ready.entry(endpoint) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let mut ready = Ready::new().map_err(|e| e.raw_os_error())?;
+                ready.set(self.node.poll(endpoint));
+                entry.insert(ready)
+            }
+        };
         let theirs = ready.descriptor().try_clone_to_owned();
-        let theirs = theirs.map_err(|_| libc::EMFILE)?;
-        self.ready.insert(endpoint, ready);
-        Ok(theirs)
-    }
-
-    /// What poll would say of an endpoint has changed.
-    pub(super) fn refresh(&mut self, endpoint: EndpointId) {
-        if let Some(ready) = self.ready.get_mut(&endpoint) {
-            ready.set(self.node.poll(endpoint));
-        }
+        theirs.map_err(|_| libc::EMFILE)
     }
 }
 

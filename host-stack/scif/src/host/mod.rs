@@ -7,6 +7,10 @@
 //! | `clients` | host programs and what they ask |
 //! | `windows` | memory of windows, for whoever uses them |
 //! | `ready` | a descriptor that is as ready as an endpoint |
+//! | `direct` | two programs of this host that talk without the node |
+//! | [`lanes`] | the memory by which they do |
+//! | [`leases`] | programs that copy by themselves |
+//! | `shared` | memory that node and programs have mapped |
 //! | [`protocol`] | what programs and node say to each other |
 //!
 //! All inputs go through one lock. Outputs are done while it is held: a message is a copy into a
@@ -18,9 +22,13 @@
 
 pub mod cards;
 mod clients;
+mod direct;
+pub mod lanes;
+pub mod leases;
 pub mod protocol;
 mod ready;
 pub mod seqpacket;
+mod shared;
 mod windows;
 
 use std::{
@@ -41,6 +49,8 @@ use snaprig_wire::{
 use self::{
     cards::{Attachment, Card, CardState},
     clients::{Client, Pending},
+    direct::Direct,
+    leases::Recalled,
     ready::Ready,
     windows::Windows,
 };
@@ -113,6 +123,8 @@ struct State {
     /// Programs' ends of their mappings.
     holders: BTreeMap<MappingId, Arc<OwnedFd>>,
     ready: BTreeMap<EndpointId, Ready>,
+    direct: BTreeMap<EndpointId, Direct>,
+    recalled: Vec<Recalled>,
     next: u64,
     stopped: bool,
 }
@@ -130,6 +142,8 @@ impl HostNode {
                 windows: Windows::default(),
                 holders: BTreeMap::new(),
                 ready: BTreeMap::new(),
+                direct: BTreeMap::new(),
+                recalled: Vec::new(),
                 next: 1,
                 stopped: false,
             }),
@@ -297,7 +311,13 @@ impl State {
     /// One input, and everything that follows from it.
     fn step(&mut self, shared: &Arc<Shared>, input: Input) {
         self.node.handle(input);
-        while let Some(output) = self.node.poll_output() {
+        loop {
+            while let Some(recall) = self.node.poll_recall() {
+                self.recall(&recall);
+            }
+            let Some(output) = self.node.poll_output() else {
+                break;
+            };
             match output {
                 Output::Done(request, result) => self.reply(shared, request, result),
                 Output::Send(node, message) => self.send(shared, node, message),

@@ -56,6 +56,8 @@ pub enum Call {
     Join(u64),
     /// A descriptor that is as ready as the endpoint is comes with the answer.
     Descriptor,
+    /// What a direct connection is made of comes with the answer (`direct`).
+    Direct,
     ConnectAsync(PortId),
     AcceptNow,
     Write {
@@ -87,6 +89,12 @@ pub enum Call {
     },
     /// It is done; not answered.
     PlanDone(u64),
+    /// Memory to count copies in, which nobody asks about, comes with the answer (`leases`).
+    Leases,
+    /// Where the window at this offset of the peer's is, for such copies.
+    Lease(i64),
+    /// Those of what was recalled have ended; not answered.
+    Leased,
     /// Memory that a [`Segment`] names comes with the answer.
     Memory(u64),
     Map {
@@ -131,10 +139,21 @@ pub enum Answer {
     },
     Cards(Vec<(NodeId, CardState)>),
     Endpoint(u64),
+    /// The lanes' memory, the own socket and the peer's come with this.
+    Direct {
+        side: u8,
+    },
     Count(u32),
     Mask(i16),
     Plan {
         job: u64,
+        segments: Vec<Segment>,
+    },
+    /// From this offset on, in the peer's window.
+    Lease {
+        generation: u32,
+        offset: i64,
+        prot: u8,
         segments: Vec<Segment>,
     },
     /// A socket comes with this: the mapping lasts until it is closed.

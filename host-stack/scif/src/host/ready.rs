@@ -7,6 +7,8 @@
 //! | cannot be written | its send buffer is full |
 //! | is disconnected | the other end is shut down |
 //!
+//! Of endpoints with a direct connection (`direct`) the programs see to the first two themselves.
+//!
 //! What must stay true: nothing here waits, whatever a program does with its descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,8 +18,7 @@ use rustix::net::{
     socketpair, sockopt::set_socket_send_buffer_size,
 };
 
-/// Enough to fill the smallest send buffer that the kernel gives.
-const FILLING: [u8; 2048] = [0; 2048];
+use super::lanes::FILLING;
 
 pub(super) struct Ready {
     ours: OwnedFd,
@@ -47,6 +48,11 @@ impl Ready {
     /// The program's.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.theirs.as_fd()
+    }
+
+    /// The other end: who has it can make the program's ready.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.ours.as_fd()
     }
 
     /// The endpoint is ready for this now.

@@ -1,4 +1,4 @@
-//! Messages with at most one descriptor over a Unix seqpacket socket.
+//! Messages with a few descriptors over a Unix seqpacket socket.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -11,12 +11,19 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+/// Most descriptors of a message.
+const FDS_MAX: usize = 3;
+
 /// Sends one message.
 pub fn send(socket: BorrowedFd, bytes: &[u8], fd: Option<BorrowedFd>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    send_all(socket, bytes, fd.as_slice())
+}
+
+/// Sends one message with several descriptors.
+pub fn send_all(socket: BorrowedFd, bytes: &[u8], fds: &[BorrowedFd]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<_> = fd.into_iter().collect();
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     loop {
@@ -37,7 +44,16 @@ pub fn receive(
     socket: impl AsFd,
     buffer: &mut [u8],
 ) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let received = receive_all(socket, buffer)?;
+    Ok(received.map(|(bytes, mut fds)| (bytes, fds.pop())))
+}
+
+/// Receives one message with several descriptors; `None` when the peer has closed.
+pub fn receive_all(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         let mut parts = [IoSliceMut::new(buffer)];
@@ -52,11 +68,11 @@ pub fn receive(
             other => break other?,
         }
     };
-    let mut fd = None;
+    let mut all = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
-            fd = fds.last();
+            all.extend(fds);
         }
     }
-    Ok((received.bytes > 0).then_some((received.bytes, fd)))
+    Ok((received.bytes > 0).then_some((received.bytes, all)))
 }

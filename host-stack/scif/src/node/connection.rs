@@ -190,6 +190,7 @@ impl Node {
     }
 
     pub(super) fn close(&mut self, id: EndpointId) {
+        self.recall(id, true);
         let Some(endpoint) = self.endpoints.get_mut(&id) else {
             return;
         };
@@ -291,6 +292,7 @@ impl Node {
     }
 
     pub(super) fn reset(&mut self, id: EndpointId) {
+        self.recall(id, true);
         let Some(endpoint) = self.endpoints.get_mut(&id) else {
             return;
         };

@@ -70,9 +70,10 @@ impl Node {
         id: EndpointId,
         peer: bool,
     ) -> Result<Option<Value>, i32> {
-        let endpoint = self.connected(id)?;
+        self.connected(id)?;
         if !peer {
-            return Ok(Some(Value::Mark(endpoint.started)));
+            self.recall(id, false);
+            return Ok(Some(Value::Mark(self.connected(id)?.started)));
         }
         self.ask_peer(request, id, Fence::Mark)
     }
@@ -108,6 +109,7 @@ impl Node {
             let (local, remote) = (remote, local);
             return self.ask_peer(request, id, Fence::Signal { local, remote });
         }
+        self.recall(id, false);
         let mark = self.connected(id)?.started;
         self.after(id, mark, Then::Signal { local, remote })?;
         Ok(Some(Value::Unit))
@@ -147,6 +149,9 @@ impl Node {
 
     /// The peer asks for a fence over RMA of this side.
     pub(super) fn fence(&mut self, id: EndpointId, number: u64, fence: Fence) {
+        if !matches!(fence, Fence::Wait(_)) {
+            self.recall(id, false);
+        }
         let Some(endpoint) = self.endpoints.get(&id) else {
             return;
         };

@@ -20,7 +20,7 @@
 //! Requests come with an id of the driver's choosing and end with exactly one [`Output::Done`],
 //! unless they are cancelled. Errors are errno values as in the scif manual pages.
 //!
-//! What must stay true: a sender never has more bytes under way than the receiver has room for; a
+//! What must stay true: a sender never has more bytes under way than the receiver has room for, or waits for; a
 //! window's memory is released only when the peer has said that it uses it no more (or is gone).
 
 mod connection;
@@ -37,7 +37,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use snaprig_wire::scif::{NodeId, PORT_DYNAMIC, PortId, QUEUE_BYTES};
 
-pub use self::types::{Input, Local, Op, Output, Value};
+pub use self::types::{Input, Local, Op, Output, Recall, Value};
 use self::{fence::Waiting, stream::Sending, window::Window};
 
 /// An endpoint of this node.
@@ -81,6 +81,8 @@ struct Endpoint {
     accepts: VecDeque<RequestId>,
     received: VecDeque<u8>,
     credit: usize,
+    /// Credit that the peer was given for what a reader waits for.
+    ahead: usize,
     sends: VecDeque<Sending>,
     receives: VecDeque<(RequestId, usize)>,
     windows: BTreeMap<i64, Window>,
@@ -92,6 +94,9 @@ struct Endpoint {
     /// RMA under way, each with its place in the order in which they were started.
     jobs: BTreeMap<JobId, i32>,
     started: i32,
+    /// Copies may be under way of which nobody tells; or those are recalled, as this job.
+    leased: bool,
+    recalled: Option<JobId>,
     waiting: Vec<Waiting>,
     /// What the peer was asked of its RMA.
     asked: BTreeMap<u64, RequestId>,
@@ -124,6 +129,7 @@ pub struct Node {
     /// Other cards, as the host tells a card.
     others: BTreeSet<NodeId>,
     outputs: VecDeque<Output>,
+    recalls: VecDeque<Recall>,
 }
 
 impl Node {
@@ -141,6 +147,7 @@ impl Node {
             neighbours: BTreeSet::new(),
             others: BTreeSet::new(),
             outputs: VecDeque::new(),
+            recalls: VecDeque::new(),
         }
     }
 
@@ -167,6 +174,11 @@ impl Node {
         self.outputs.pop_front()
     }
 
+    /// Leases to take back, before any output is asked for; there are none where nothing is leased.
+    pub fn poll_recall(&mut self) -> Option<Recall> {
+        self.recalls.pop_front()
+    }
+
     /// Nodes that can be reached, this one included, in order (scif_get_nodeIDs).
     pub fn nodes(&self) -> Vec<NodeId> {
         self.neighbours
@@ -187,6 +199,28 @@ impl Node {
     pub fn peer(&self, id: EndpointId) -> Option<PortId> {
         let endpoint = self.endpoints.get(&id)?;
         (endpoint.state == State::Connected).then_some(endpoint.peer)
+    }
+
+    /// The other end of a connection with an endpoint of this node.
+    pub fn twin(&self, id: EndpointId) -> Option<EndpointId> {
+        let this = self.endpoints.get(&id)?;
+        let own = PortId {
+            node: self.id,
+            port: this.port?,
+        };
+        let is_it = |other: &Endpoint| {
+            other.state == State::Connected
+                && !other.closed
+                && other.connection == this.connection
+                && other.peer == own
+                && other.port == Some(this.peer.port)
+        };
+        if self.peer(id)?.node != self.id {
+            return None;
+        }
+        let mut endpoints = self.endpoints.iter();
+        let twin = endpoints.find(|(other, endpoint)| **other != id && is_it(endpoint));
+        twin.map(|(other, _)| *other)
     }
 
     /// Why a connected endpoint's calls would fail now.
@@ -262,6 +296,7 @@ impl Node {
                 remote,
                 write,
             } => self.plan(id, local, len, remote, write),
+            Op::Lease(remote) => self.lease(id, remote),
             Op::Map { offset, len, prot } => self.map(id, offset, len, prot),
             Op::FenceMark { peer } => self.fence_mark(request, id, peer),
             Op::FenceWait(mark) => self.fence_wait(request, id, mark),
@@ -362,6 +397,7 @@ impl Endpoint {
             accepts: VecDeque::new(),
             received: VecDeque::new(),
             credit: QUEUE_BYTES,
+            ahead: 0,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
             windows: BTreeMap::new(),
@@ -371,6 +407,8 @@ impl Endpoint {
             peer_window_part: None,
             jobs: BTreeMap::new(),
             started: 0,
+            leased: false,
+            recalled: None,
             waiting: Vec::new(),
             asked: BTreeMap::new(),
             mappings: BTreeMap::new(),

@@ -3,11 +3,11 @@
 
 use snaprig_wire::{
     dma::{Descriptor, LEN_MAX},
-    scif::Extent,
+    scif::{Extent, PAGE},
 };
 
 use super::{
-    EndpointId, JobId, Local, Node, Output, PROT_READ, PROT_WRITE, RequestId, Value,
+    EndpointId, JobId, Local, Node, Output, PROT_READ, PROT_WRITE, Recall, RequestId, Value,
     fence::MARK_MASK,
     window::{cut, slice},
 };
@@ -71,14 +71,66 @@ impl Node {
         Ok(Some(Value::Plan { job, extents }))
     }
 
+    pub(super) fn lease(&mut self, id: EndpointId, remote: i64) -> Result<Option<Value>, i32> {
+        let endpoint = self.connected(id)?;
+        if endpoint.recalled.is_some() {
+            return Err(libc::EAGAIN);
+        }
+        let before = endpoint.peer_windows.range(..=remote).next_back();
+        let (start, window) = before.ok_or(libc::ENXIO)?;
+        let skip = remote.wrapping_sub(*start).cast_unsigned() / PAGE * PAGE;
+        let len = window.len.checked_sub(skip).filter(|len| *len > 0);
+        let (offset, prot) = (start.saturating_add_unsigned(skip), window.prot);
+        let len = len.ok_or(libc::ENXIO)?;
+        let extents = slice(&endpoint.peer_windows, offset, len, 0)?;
+        endpoint.leased = true;
+        Ok(Some(Value::Leased {
+            offset,
+            prot,
+            extents,
+        }))
+    }
+
+    /// Copies under leases become a job, which is under way until the driver says that they have ended.
+    pub(super) fn recall(&mut self, id: EndpointId, revoke: bool) {
+        let Some(endpoint) = self.endpoints.get_mut(&id).filter(|e| e.leased) else {
+            return;
+        };
+        endpoint.leased = !revoke;
+        if endpoint.recalled.is_some() {
+            // Nothing has been leased since, but what was asked for may be less.
+            let same = self
+                .recalls
+                .iter_mut()
+                .filter(|recall| recall.endpoint == id);
+            same.for_each(|recall| recall.revoke |= revoke);
+            return;
+        }
+        let job = self.add_job(id, None);
+        if let Some(endpoint) = self.endpoints.get_mut(&id) {
+            endpoint.recalled = Some(job);
+        }
+        self.recalls.push_back(Recall {
+            job,
+            endpoint: id,
+            revoke,
+        });
+    }
+
     fn start_job(&mut self, id: EndpointId, request: Option<RequestId>) -> Result<JobId, i32> {
+        self.endpoint(id)?;
+        Ok(self.add_job(id, request))
+    }
+
+    fn add_job(&mut self, id: EndpointId, request: Option<RequestId>) -> JobId {
         let job = self.next_job;
         self.next_job += 1;
-        let endpoint = self.endpoint(id)?;
-        endpoint.started = endpoint.started.wrapping_add(1) & MARK_MASK;
-        endpoint.jobs.insert(job, endpoint.started);
-        self.jobs.insert(job, (request, id));
-        Ok(job)
+        if let Some(endpoint) = self.endpoints.get_mut(&id) {
+            endpoint.started = endpoint.started.wrapping_add(1) & MARK_MASK;
+            endpoint.jobs.insert(job, endpoint.started);
+            self.jobs.insert(job, (request, id));
+        }
+        job
     }
 
     pub(super) fn copy_done(&mut self, job: JobId, result: Result<(), i32>) {
@@ -90,6 +142,7 @@ impl Node {
         }
         if let Some(endpoint) = self.endpoints.get_mut(&id) {
             endpoint.jobs.remove(&job);
+            endpoint.recalled = endpoint.recalled.filter(|recalled| *recalled != job);
         }
         self.serve_fences(id);
         self.try_finish_close(id);

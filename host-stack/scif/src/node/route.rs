@@ -1,6 +1,6 @@
 //! Messages to and from other nodes, by way of the host.
 
-use snaprig_wire::scif::{Body, HOST, Message, PortId, QUEUE_BYTES};
+use snaprig_wire::scif::{AHEAD_BYTES, Body, HOST, Message, PortId, QUEUE_BYTES};
 
 use super::{ENDPOINTS_MAX, EndpointId, Node, Output, State};
 
@@ -128,7 +128,7 @@ impl Node {
             Body::Accepted => self.connect_ended(id, Ok(())),
             Body::Refused => self.connect_ended(id, Err(libc::ECONNREFUSED)),
             Body::Data(bytes) => {
-                if endpoint.received.len() + bytes.len() > QUEUE_BYTES {
+                if endpoint.received.len() + bytes.len() > QUEUE_BYTES + endpoint.ahead {
                     // More than it has credit for: the peer is broken.
                     return self.reset(id);
                 }
@@ -139,7 +139,8 @@ impl Node {
                 }
             }
             Body::Credit(bytes) => {
-                endpoint.credit = (endpoint.credit + bytes as usize).min(QUEUE_BYTES);
+                let credit = endpoint.credit.saturating_add(bytes as usize);
+                endpoint.credit = credit.min(QUEUE_BYTES + AHEAD_BYTES);
                 self.push_sends(id);
                 self.out(Output::Changed(id));
             }

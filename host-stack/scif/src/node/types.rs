@@ -80,6 +80,8 @@ pub enum Op {
         /// From here to the peer.
         write: bool,
     },
+    /// Where the peer's window around this offset is, for copies that nobody tells of until [`Recall`].
+    Lease(i64),
     /// scif_mmap: ended by [`Input::Unmapped`].
     Map {
         /// Offset in the peer's registered address space.
@@ -148,6 +150,15 @@ pub enum Value {
         /// To be ended.
         job: JobId,
         /// The peer's memory: all of the range.
+        extents: Vec<Extent>,
+    },
+    /// Where to copy until it is recalled.
+    Leased {
+        /// From here on in the peer's registered address space.
+        offset: i64,
+        /// `PROT_*` of the window.
+        prot: u8,
+        /// The peer's memory, to the window's end.
         extents: Vec<Extent>,
     },
     /// What to map.
@@ -221,4 +232,15 @@ pub enum Output {
     Release(BackingId),
     /// What poll would say of the endpoint may have changed.
     Changed(EndpointId),
+}
+
+/// What was leased of a connection ([`Op::Lease`]) is not to be used any more; a job stands for what is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recall {
+    /// Reported with [`Input::CopyDone`] when those copies have ended.
+    pub job: JobId,
+    /// Whose leases.
+    pub endpoint: EndpointId,
+    /// They end in any case; else only if somebody copies.
+    pub revoke: bool,
 }

@@ -26,7 +26,7 @@ const OFFSETS_END: i64 = 1 << 62;
 
 pub(super) struct Window {
     pub(super) len: u64,
-    prot: u8,
+    pub(super) prot: u8,
     extents: Vec<Extent>,
     pub(super) backing: Option<BackingId>,
 }
@@ -127,6 +127,7 @@ impl Node {
     /// The peer takes windows back: nothing new uses them, and it is told when what is under way has
     /// ended.
     pub(super) fn unwindow(&mut self, id: EndpointId, offset: i64, len: u64) {
+        self.recall(id, true);
         let Some(endpoint) = self.endpoints.get_mut(&id) else {
             return;
         };
@@ -155,6 +156,7 @@ impl Node {
     }
 
     pub(super) fn unwindowed(&mut self, id: EndpointId, offset: i64, len: u64, held: bool) {
+        self.recall(id, true);
         let Some(endpoint) = self.endpoints.get_mut(&id) else {
             return;
         };

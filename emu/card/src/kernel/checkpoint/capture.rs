@@ -407,7 +407,7 @@ fn is_saved_elsewhere(area: &Area) -> bool {
     area.shared
         && match &area.backing {
             Backing::File { inode, path, .. } => path != clock::PATH && inode.stat().nlink > 0,
-            Backing::Anonymous => false,
+            Backing::Anonymous | Backing::Device { .. } | Backing::Gone => false,
         }
 }
 

@@ -118,7 +118,8 @@ pub struct AreaImage {
     pub prot: i32,
     pub shared: bool,
     pub traits: Traits,
-    /// File and offset.
+    /// File and offset. What is shared and has none was of a device, whose end a restored process does
+    /// not have: touching it is SIGBUS, as calls on its descriptors are ECONNRESET.
     pub file: Option<(FileRef, u64)>,
 }
 
@@ -162,7 +163,8 @@ impl SpaceImage {
             shared: area.shared,
             traits: area.traits,
             file: match &area.backing {
-                Backing::Anonymous => None,
+                // What is shared and of no file is gone.
+                Backing::Anonymous | Backing::Device { .. } | Backing::Gone => None,
                 Backing::File {
                     inode,
                     path,

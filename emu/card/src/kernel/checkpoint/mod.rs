@@ -122,7 +122,7 @@ impl Call<'_> {
         Some(result)
     }
 
-    fn with_file<T>(
+    pub(super) fn with_file<T>(
         &mut self,
         open: &Arc<Open>,
         f: impl FnOnce(&dyn File, &mut Cx) -> SysResult<T>,

@@ -11,6 +11,7 @@ use crate::{
         mm::{AddressSpace, Area, Backing},
     },
     memory::{CardMemory, PAGE},
+    outside,
 };
 
 /// From one address space to the next in the stream: more than a program can address.
@@ -75,6 +76,10 @@ pub fn list(
         for (start, area) in mm.areas() {
             let sparse = matches!(area.backing, Backing::Anonymous);
             mm.extents(start, area.end, |va, frame, pages| {
+                // Somebody else's, whoever entered it here.
+                if frame >= outside::START {
+                    return;
+                }
                 let extent = Extent {
                     address: base + va,
                     frame,

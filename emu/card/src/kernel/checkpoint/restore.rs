@@ -136,6 +136,7 @@ impl Call<'_> {
         let mut mm = AddressSpace::new(&self.kernel.memory, &*self.kernel.platform)?;
         for area in &image.areas {
             let backing = match &area.file {
+                None if area.shared => Backing::Gone,
                 None => Backing::Anonymous,
                 Some((file, offset)) => Backing::File {
                     inode: match file {

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use super::{AddressSpace, Area, FAULT_PAGES, Fault};
+use super::{AddressSpace, Area, Backing, FAULT_PAGES, Fault};
 use crate::{
     kernel::errno::Errno,
     memory::PAGE,
@@ -46,13 +46,16 @@ impl AddressSpace {
         let mut child = Self::new(&self.memory, platform)?;
         child.brk = self.brk;
         child.areas = self.areas.clone();
-        child.areas.retain(|_, area| !area.traits.not_forked);
+        let is_inherited = |area: &Area| {
+            !area.traits.not_forked && !matches!(area.backing, Backing::Device { .. })
+        };
+        child.areas.retain(|_, area| is_inherited(area));
         for area in child.areas.values_mut() {
             // Locks are not inherited (mlock(2)).
             area.traits.locked = false;
         }
         let mut taken = NOTHING;
-        let has_pages = |area: &Area| !area.traits.not_forked && !area.traits.wiped_on_fork;
+        let has_pages = |area: &Area| is_inherited(area) && !area.traits.wiped_on_fork;
         let mut areas = self.areas.iter().filter(|(_, area)| has_pages(area));
         let shared = areas.try_for_each(|(start, area)| {
             if area.shared {

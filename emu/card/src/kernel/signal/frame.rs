@@ -119,7 +119,7 @@ impl Call<'_> {
     pub fn rt_sigreturn(&mut self) -> SysResult {
         let frame = self.thread().regs.rsp.wrapping_sub(8);
         let mut uc = [0; UC_BYTES];
-        self.read(frame + UCONTEXT, &mut uc)?;
+        self.read(frame.wrapping_add(UCONTEXT), &mut uc)?;
         let get = |at: usize| u64::from_le_bytes(uc[at..at + 8].try_into().expect("8 bytes"));
         let g = |index: usize| get(GREGS + index * 8);
         let fp = g(23);

@@ -1,5 +1,11 @@
 //! The `kvm` platform: one VM a card, one virtual CPU a guest thread.
 //!
+//! | slot | what it is |
+//! |---|---|
+//! | 0 | card memory |
+//! | 1 | nothing, but for a moment (see below) |
+//! | others | memory of peers that programs have mapped ([`outside`]) |
+//!
 //! Ring 0 holds nothing but an entry stub ([`system`]): `syscall` and exceptions arrive there and
 //! leave for the VMM with one `out`; the VMM sets the registers for ring 3 itself. That is the same
 //! on bare metal, where `syscall` enters ring 0, and on paravirtual nested KVM, where it stays in
@@ -10,6 +16,7 @@
 //! bare metal has TLBs): [`Vm::flush`] adds and deletes a dummy slot, which is right on both.
 
 mod cpu;
+mod outside;
 mod system;
 
 use std::{
@@ -21,9 +28,9 @@ use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VmFd};
 
 use super::{Cpu, Kind, Platform, PlatformError, Space};
-use crate::{memory::CardMemory, xstate};
+use crate::{memory::CardMemory, outside::Show, xstate};
 
-/// Guest-physical address of the dummy slot: far above any card memory.
+/// Guest-physical address of the dummy slot: far above any memory.
 const DUMMY_SLOT_ADDRESS: u64 = 1 << 38;
 const PAGE_BYTES: u64 = 4096;
 /// `_IO(KVMIO, 0x44)`: how many pages of shadow page tables a VM may have.
@@ -52,6 +59,7 @@ struct Vm {
     idle: Mutex<Vec<cpu::Vcpu>>,
     next_vcpu: Mutex<u64>,
     flushing: Mutex<()>,
+    slots: Mutex<outside::Slots>,
     has_host_counter: bool,
 }
 
@@ -89,14 +97,18 @@ impl KvmPlatform {
             idle: Mutex::default(),
             next_vcpu: Mutex::new(0),
             flushing: Mutex::default(),
+            slots: Mutex::default(),
             has_host_counter: false,
         };
         // All CPUs are alike. The first program takes this one.
         let first = vm.new_vcpu()?;
         vm.has_host_counter = first.has_host_counter()?;
         vm.idle.lock().expect("no panic while held").push(first);
+        let vm = Arc::new(vm);
+        let shows: Arc<dyn Show> = vm.clone();
+        memory.outside().tell(Arc::downgrade(&shows));
         Ok(Self {
-            vm: Arc::new(vm),
+            vm,
             cpus_max: kvm
                 .get_max_vcpus()
                 .min(system::CPUS_MAX as usize)

@@ -7,12 +7,14 @@ use std::sync::{
 
 use super::{
     super::{Cpu, Exit, Kick, PlatformError, Regs, Space, kick_signal},
+    outside as peer,
     space::{MEMORY_FD, PtraceSpace},
     stub,
     task::{FIXED_FLAGS, Task},
 };
 use crate::{
     memory::PAGE,
+    outside,
     paging::{self, Access},
     xstate,
 };
@@ -175,7 +177,8 @@ impl PtraceCpu {
             return Ok(Some(fault));
         };
         // Where writes are tracked, the first one to a page has to come here.
-        let tracked = process.memory.dirty().is_on();
+        let is_outside = frame >= outside::START;
+        let tracked = process.memory.dirty().is_on() && !is_outside;
         let writes = access.write && (write || access.execute || !tracked);
         let map = |cpu: &mut Self, first: u64, last: u64| {
             let offset = frame - (page - first);
@@ -190,11 +193,18 @@ impl PtraceCpu {
                 write: writes,
                 ..access
             });
-            cpu.task.call(
+            if is_outside {
+                let opening = process.opening.lock();
+                let _opening = opening.unwrap_or_else(PoisonError::into_inner);
+                let prot = prot & !(libc::PROT_EXEC as u64);
+                return peer::map(&cpu.task, &process.memory, first, len, prot, offset);
+            }
+            let mapped = cpu.task.call(
                 stub::CALL,
                 libc::SYS_mmap,
                 [first, len, prot, flags, MEMORY_FD as u64, offset],
-            )
+            );
+            mapped.map(drop)
         };
         // The host has room for only so many pages that differ from their neighbours.
         if tracked && writes && map(self, page, page).is_ok() {

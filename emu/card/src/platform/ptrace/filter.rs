@@ -17,27 +17,41 @@ use seccompiler::{
 
 use super::{
     super::USER_END,
+    outside::{OPEN_FLAGS, PEER_FD},
     space::{CLONE_FLAGS, MEMORY_FD},
+    stub,
 };
 
-/// The filter: card memory may be mapped below the stub, anything unmapped, tasks made, a task ended.
+/// The filter: card memory, and a peer's that the tracer has just opened, may be mapped below the stub,
+/// anything unmapped, tasks made, a task ended.
 pub fn program() -> io::Result<BpfProgram> {
     build().map_err(io::Error::other)
 }
 
 fn build() -> Result<BpfProgram, seccompiler::BackendError> {
     let fixed_shared = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
-    let map = SeccompRule::new(vec![
-        Condition::new(0, Qword, Lt, USER_END)?,
-        Condition::new(3, Dword, Eq, fixed_shared)?,
-        Condition::new(4, Dword, Eq, MEMORY_FD as u64)?,
+    let map = |fd: i32| {
+        SeccompRule::new(vec![
+            Condition::new(0, Qword, Lt, USER_END)?,
+            Condition::new(3, Dword, Eq, fixed_shared)?,
+            Condition::new(4, Dword, Eq, fd as u64)?,
+        ])
+    };
+    // The name is in a page that the guest cannot write, and is none but for the length of the call.
+    let open = SeccompRule::new(vec![
+        Condition::new(0, Dword, Eq, libc::AT_FDCWD as u32 as u64)?,
+        Condition::new(1, Qword, Eq, stub::NAME)?,
+        Condition::new(2, Dword, Eq, OPEN_FLAGS as u64)?,
     ])?;
+    let close = SeccompRule::new(vec![Condition::new(0, Dword, Eq, PEER_FD as u64)?])?;
     let spawn = SeccompRule::new(vec![
         Condition::new(0, Qword, Eq, CLONE_FLAGS)?,
         Condition::new(1, Qword, Eq, 0)?,
     ])?;
     let rules = [
-        (libc::SYS_mmap, vec![map]),
+        (libc::SYS_mmap, vec![map(MEMORY_FD)?, map(PEER_FD)?]),
+        (libc::SYS_openat, vec![open]),
+        (libc::SYS_close, vec![close]),
         (libc::SYS_munmap, vec![]),
         (libc::SYS_clone, vec![spawn]),
         (libc::SYS_exit, vec![]),

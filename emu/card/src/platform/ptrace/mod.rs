@@ -24,6 +24,7 @@
 
 mod cpu;
 mod filter;
+mod outside;
 mod space;
 mod stub;
 mod task;

@@ -21,7 +21,8 @@ use super::{
 };
 use crate::memory::{CardMemory, PAGE};
 
-/// Descriptor of card memory in every traced process, and the only one it has.
+/// Descriptor of card memory in every traced process, and the only one it has, but while a peer's memory is
+/// mapped (`outside`).
 pub const MEMORY_FD: i32 = 3;
 /// How a task is made: a thread of the process, without a stack, which the stub does not need.
 pub const CLONE_FLAGS: u64 = (libc::CLONE_VM
@@ -41,6 +42,8 @@ pub struct PtraceSpace {
     /// Held for reading from a look into the page tables until what they say is mapped: who changes them
     /// and then flushes finds it mapped, or it is the change that is.
     pub(super) mapping: RwLock<()>,
+    /// Held while the process has a descriptor of a peer's memory.
+    pub(super) opening: Mutex<()>,
     /// To the forking thread, which traces the leader.
     forker: Mutex<Sender<Request>>,
 }
@@ -85,6 +88,7 @@ impl PtraceSpace {
             root,
             leader,
             mapping: RwLock::default(),
+            opening: Mutex::default(),
             forker: Mutex::new(forker),
         })
     }

@@ -5,6 +5,7 @@
 //! CALL    syscall; int3
 //! PARK    pause; jmp PARK                              where a new task waits to be seized
 //! SPAWN   syscall; test %eax, %eax; jz PARK; int3      clone(2): the new task parks
+//! NAME    zeros; for the length of one openat(2), the name of a peer's memory
 //! ```
 //!
 //! A guest finds the page, and may execute it, as it may any `syscall` of its own: what makes a call of
@@ -17,6 +18,10 @@ pub const STUB: u64 = USER_END + (1 << 30);
 /// Offset of the parking loop.
 const PARK: usize = 0x10;
 const SPAWN_AT: usize = 0x20;
+const NAME_AT: usize = 0x800;
+/// Where the tracer puts a name, and room for it.
+pub const NAME: u64 = STUB + NAME_AT as u64;
+pub const NAME_BYTES: usize = 64;
 
 /// Where a system call of the tracer's starts, and the address behind the `int3` at which it ends.
 #[derive(Clone, Copy)]
@@ -43,7 +48,7 @@ const SPAWN_CODE: [u8; 7] = {
     [0x0f, 0x05, 0x85, 0xc0, 0x74, to_park as u8, 0xcc]
 };
 
-/// The page's code; everything else is `int3`.
+/// The page; what is not said above is `int3`.
 pub fn code() -> Vec<u8> {
     let mut page = vec![0xcc; 4096];
     for (at, code) in [
@@ -53,5 +58,6 @@ pub fn code() -> Vec<u8> {
     ] {
         page[at..at + code.len()].copy_from_slice(code);
     }
+    page[NAME_AT..NAME_AT + NAME_BYTES].fill(0);
     page
 }

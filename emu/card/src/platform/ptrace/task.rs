@@ -154,6 +154,15 @@ impl Task {
         Ok(result as u64)
     }
 
+    /// Writes to the (stopped) task's memory, whole words, even where it may only read.
+    pub fn poke(&self, address: u64, bytes: &[u8]) -> Result<(), PlatformError> {
+        let (words, _) = bytes.as_chunks();
+        for (at, word) in (address..).step_by(size_of::<u64>()).zip(words) {
+            self.ptrace(libc::PTRACE_POKEDATA, at, u64::from_ne_bytes(*word))?;
+        }
+        Ok(())
+    }
+
     /// Unmaps `len` bytes at `start`.
     pub fn unmap(&self, start: u64, len: u64) -> Result<(), PlatformError> {
         self.call(stub::CALL, libc::SYS_munmap, [start, len, 0, 0, 0, 0])

@@ -26,6 +26,8 @@ enum Deed {
     SetState(u64, u64, u8),
     Write(u64, u64, u8),
     Read(u64, u64),
+    /// Its memory in a process goes, if the buffer is idle.
+    Evict(u64),
     /// One of the things under way ends.
     End(usize),
 }
@@ -38,6 +40,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         (at(), at(), 0u8..3).prop_map(|(a, b, p)| Deed::SetState(a, b, p)),
         (at(), at(), 0u8..3).prop_map(|(a, b, p)| Deed::Write(a, b, p)),
         (at(), at()).prop_map(|(a, b)| Deed::Read(a, b)),
+        (1u64..3).prop_map(Deed::Evict),
         any::<usize>().prop_map(Deed::End),
     ]
 }
@@ -157,6 +160,21 @@ impl Scene {
                     assert_eq!(there[at as usize], expected, "operation {id}");
                 }
             }
+            Step::Enter { process, buffer } => {
+                let memory = self
+                    .memory
+                    .get_mut(&Place::Process(*process))
+                    .expect("it is there");
+                memory.fill(0);
+                self.graph.entered(*buffer, *process);
+            }
+            Step::Leave { process, .. } => {
+                let memory = self
+                    .memory
+                    .get_mut(&Place::Process(*process))
+                    .expect("it is there");
+                memory.fill(u64::MAX);
+            }
             Step::Copy { .. } => {}
         }
     }
@@ -236,6 +254,19 @@ impl Scene {
                 let after = self.last_of.clone();
                 self.submit(work, range, Mode::Read, Place::Host, &after);
                 self.settle(self.last_of[self.last_of.len() - 1]);
+            }
+            Deed::Evict(process) => {
+                if self.graph.idle_since(B).is_none() || self.graph.is_absent(B, process) {
+                    return;
+                }
+                let work = Work::Evict {
+                    buffer: B,
+                    range: 0..BYTES,
+                    process,
+                };
+                let id = self.graph.submit(work, &[]).expect("it is idle");
+                self.last_of.push(id);
+                self.gather();
             }
             Deed::End(which) => self.end(which),
         }

@@ -1,9 +1,15 @@
 //! Snapify-IO: requesters on the cards, the server and its disk on the host, and what Snapify does
 //! with the snapshot's directory.
 
+mod disk;
+mod snapshot;
+
 use std::collections::{BTreeMap, VecDeque};
 
-use coi_device::{daemon::machine::Conn, daemon::machine::Pid, offload::machine as sink};
+use coi_device::{
+    daemon::machine::{Conn, Pid},
+    offload::{machine as sink, references::References},
+};
 use serde::{Deserialize, Serialize};
 use snaprig_scif::node::EndpointId;
 use snaprig_snapify::{SnapifyError, Step, faults as snapify_faults, machine::Outcome as Done};
@@ -39,7 +45,7 @@ const SUMS: &str = ".sums";
 /// What a file is called until it is whole.
 const UNFINISHED: &str = ".unfinished";
 /// Bytes in a slot: small, so that small files need several.
-const CHUNK_BYTES: usize = 6;
+const CHUNK_BYTES: usize = 16;
 
 /// What says that a snapshot is complete.
 #[derive(Serialize, Deserialize)]
@@ -86,12 +92,16 @@ struct Transfer {
     owner: Option<Owner>,
 }
 
+/// What is kept of a captured process.
+type Kept = (sink::Machine, References, BTreeMap<u64, Vec<u64>>);
+
 /// All transfers, by node and endpoint.
 #[derive(Default)]
 pub struct Transfers {
     all: BTreeMap<(NodeId, EndpointId), Transfer>,
-    /// Machines of captured processes: they are no bytes, so the model keeps them here.
-    pub machines: BTreeMap<u64, sink::Machine>,
+    /// Machines of captured processes: they are no bytes, so the model keeps them here. And what was
+    /// in their buffers, to compare it with what comes back.
+    pub machines: BTreeMap<u64, Kept>,
     pub kept: u64,
 }
 
@@ -270,7 +280,7 @@ impl World {
 
     fn fill(&mut self, node: NodeId, endpoint: EndpointId, slot: u8) -> Option<Input> {
         if node == HOST {
-            match self.fault(self.rig, &faults::READ) {
+            match self.fault(self.net.rig, &faults::READ) {
                 Effect::Ended => return None,
                 Effect::Error(errno) => return Some(Input::Failed(failure("read", errno))),
                 _ => {}
@@ -334,125 +344,6 @@ impl World {
         }
     }
 
-    // The disk.
-
-    fn write(&mut self, endpoint: EndpointId, slot: u8, hash: u64) -> Option<Input> {
-        let transfer = self.transfers.all.get(&(HOST, endpoint))?;
-        let path = transfer.path.clone();
-        let bytes = self
-            .memory
-            .get(&(transfer.address + at(slot) as u64))?
-            .clone();
-        if xxh3_64(&bytes) != hash {
-            return Some(Input::Failed(failure(&path, libc::EBADMSG)));
-        }
-        let written = match self.fault(self.rig, &faults::WRITE) {
-            Effect::Ended => return None,
-            Effect::Error(errno) => Err(errno),
-            // write(2) says how much it wrote, and the rest fails.
-            Effect::Torn(most) => {
-                let name = format!("{path}{UNFINISHED}");
-                let torn = self.disk.append(&name, &bytes, most as usize);
-                torn.and(Err(libc::EIO))
-            }
-            _ => self
-                .disk
-                .append(&format!("{path}{UNFINISHED}"), &bytes, usize::MAX),
-        };
-        let transfer = self.transfers.all.get_mut(&(HOST, endpoint))?;
-        Some(match written {
-            Ok(()) => {
-                transfer.got.extend_from_slice(&bytes);
-                Input::Taken
-            }
-            Err(errno) => Input::Failed(failure(&path, errno)),
-        })
-    }
-
-    /// The server opens the file that a card names.
-    fn open(&mut self, endpoint: EndpointId, bytes: &[u8]) {
-        let Some(Message::Open {
-            mode, path, window, ..
-        }) = decode(bytes)
-        else {
-            return self.close(HOST, endpoint);
-        };
-        let opened = match self.fault(self.rig, &faults::OPEN) {
-            Effect::Ended => return,
-            Effect::Error(errno) => Err(errno),
-            _ => match mode {
-                Mode::Write => self
-                    .disk
-                    .create(&format!("{path}{UNFINISHED}"))
-                    .map(|()| Vec::new()),
-                Mode::Read => self.stored_file(&path),
-            },
-        };
-        let content = match opened {
-            Ok(content) => content,
-            Err(errno) => {
-                self.tell(HOST, endpoint, &Message::Failed(failure(&path, errno)));
-                return self.close(HOST, endpoint);
-            }
-        };
-        let address = self.buffer();
-        let transfer = Transfer {
-            machine: None,
-            path,
-            mode,
-            address,
-            own: 0,
-            window,
-            chunks: content.chunks(CHUNK_BYTES).map(Vec::from).collect(),
-            got: Vec::new(),
-            copying: None,
-            owner: None,
-        };
-        self.transfers.all.insert((HOST, endpoint), transfer);
-        self.register(HOST, endpoint);
-    }
-
-    /// The bytes of a file, if its checksums vouch for them.
-    fn stored_file(&self, path: &str) -> Result<Vec<u8>, i32> {
-        let bytes = self.disk.read(path).ok_or(libc::ENOENT)?;
-        let sums = self
-            .disk
-            .read(&format!("{path}{SUMS}"))
-            .ok_or(libc::ENOENT)?;
-        match xxh3_64(bytes).to_le_bytes() == *sums {
-            true => Ok(bytes.to_vec()),
-            false => Err(libc::EBADMSG),
-        }
-    }
-
-    fn commit_file(&mut self, node: NodeId, endpoint: EndpointId) -> Option<Input> {
-        if node != HOST {
-            return Some(Input::Committed);
-        }
-        let transfer = self.transfers.all.get(&(HOST, endpoint))?;
-        let (path, sum) = (transfer.path.clone(), xxh3_64(&transfer.got));
-        let done = match self.fault(self.rig, &faults::COMMIT) {
-            Effect::Ended => return None,
-            Effect::Error(errno) => Err(errno),
-            _ => self.name_file(&path, sum),
-        };
-        Some(match done {
-            Ok(()) => Input::Committed,
-            Err(errno) => Input::Failed(failure(&path, errno)),
-        })
-    }
-
-    fn name_file(&mut self, path: &str, sum: u64) -> Result<(), i32> {
-        let (unfinished, sums) = (format!("{path}{UNFINISHED}"), format!("{path}{SUMS}"));
-        if self.canary != Some(Canary::EarlyRename) {
-            self.disk.sync(&unfinished)?;
-        }
-        self.disk.create(&sums)?;
-        self.disk.append(&sums, &sum.to_le_bytes(), usize::MAX)?;
-        self.disk.sync(&sums)?;
-        self.disk.rename_one(&unfinished, path)
-    }
-
     fn finish(&mut self, node: NodeId, endpoint: EndpointId, result: Result<u64, Failure>) {
         let Some(transfer) = self.transfers.all.remove(&(node, endpoint)) else {
             return;
@@ -470,126 +361,6 @@ impl World {
                 let bytes = result.map(|_| transfer.got);
                 self.fetched(node, conn, bytes.map_err(|failure| failure.errno));
             }
-        }
-    }
-
-    // The snapshot's directory.
-
-    pub(super) fn prepare(&mut self, host: HostId) -> Result<Done, SnapifyError> {
-        match self.fault(self.host_processes[host], &snapify_faults::PREPARE) {
-            Effect::Error(errno) => return Err(disk_error(Step::Agree, errno)),
-            Effect::Ended => return Err(disk_error(Step::Agree, libc::EINTR)),
-            _ => {}
-        }
-        let partial = partial(host);
-        self.disk.remove(&partial);
-        if self.canary == Some(Canary::LostPredecessor) {
-            self.disk.remove(&finished(host));
-        }
-        let made = self.disk.create(&format!("{partial}binaries"));
-        made.map_err(|errno| disk_error(Step::Agree, errno))?;
-        Ok(Done::Prepared(partial))
-    }
-
-    pub(super) fn commit(
-        &mut self,
-        host: HostId,
-        local_store: &[StoredFile],
-        image_bytes: u64,
-    ) -> Result<Done, SnapifyError> {
-        let effect = self.fault(self.host_processes[host], &snapify_faults::COMMIT);
-        let manifest = Manifest {
-            round: self.hosts[host].script.round,
-            local_store: local_store.to_vec(),
-            image_bytes,
-        };
-        let done = match effect {
-            Effect::Error(errno) => Err(errno),
-            Effect::Ended => Err(libc::EINTR),
-            _ => self.commit_directory(host, &manifest),
-        };
-        done.map(|()| Done::Done)
-            .map_err(|errno| disk_error(Step::Commit, errno))
-    }
-
-    fn commit_directory(&mut self, host: HostId, manifest: &Manifest) -> Result<(), i32> {
-        let (partial, finished) = (partial(host), finished(host));
-        let name = format!("{partial}{MANIFEST}");
-        self.disk.create(&name)?;
-        self.disk
-            .append(&name, &frame::encode(manifest), usize::MAX)?;
-        self.disk.sync(&name)?;
-        self.disk.sync_names();
-        self.disk.rename(&partial, &finished)?;
-        self.disk.sync_names();
-        Ok(())
-    }
-
-    pub(super) fn verify(&mut self, host: HostId) -> Result<Done, SnapifyError> {
-        let finished = finished(host);
-        match self.fault(self.host_processes[host], &snapify_faults::VERIFY) {
-            Effect::Error(errno) => return Err(disk_error(Step::Verify, errno)),
-            Effect::Ended => return Err(disk_error(Step::Verify, libc::EINTR)),
-            Effect::Corrupt(bit) => {
-                self.hosts[host].script.damaged = true;
-                self.disk.corrupt(&format!("{finished}{IMAGE}"), bit);
-            }
-            _ => {}
-        }
-        self.whole_snapshot(host)
-            .map(|manifest| Done::Verified {
-                snapshot: finished,
-                local_store: manifest.local_store,
-                binaries: vec![],
-                proxy: false,
-                image_bytes: manifest.image_bytes,
-            })
-            .map_err(|errno| disk_error(Step::Verify, errno))
-    }
-
-    /// What is wrong with each host's snapshot, as it is or as a crash of the machine would leave it.
-    pub(super) fn broken_snapshots(&mut self) -> Vec<Option<String>> {
-        let mut broken = vec![None; self.hosts.len()];
-        for when in ["at the end", "after a crash of the machine"] {
-            for (host, broken) in broken.iter_mut().enumerate() {
-                let found = self.broken_snapshot(host);
-                *broken = broken.take().or(found.map(|how| format!("{how}, {when}")));
-            }
-            self.disk.crash();
-        }
-        broken
-    }
-
-    fn broken_snapshot(&self, host: HostId) -> Option<String> {
-        let script = &self.hosts[host].script;
-        let there = !self.disk.names(&finished(host)).is_empty();
-        match self.whole_snapshot(host) {
-            _ if script.damaged => None,
-            Err(_) if !there && script.safe_round == 0 => None,
-            Err(errno) => Some(format!("errno {errno}")),
-            Ok(manifest) if manifest.round < script.safe_round => Some(format!(
-                "it is snapshot {}, and {} was complete",
-                manifest.round, script.safe_round
-            )),
-            Ok(_) => None,
-        }
-    }
-
-    /// The snapshot's manifest, if all of the snapshot is there and whole.
-    fn whole_snapshot(&self, host: HostId) -> Result<Manifest, i32> {
-        let finished = finished(host);
-        let bytes = self.disk.read(&format!("{finished}{MANIFEST}"));
-        let manifest: Manifest = decode(bytes.ok_or(libc::ENOENT)?).ok_or(libc::EBADMSG)?;
-        let image = self.stored_file(&format!("{finished}{IMAGE}"))?;
-        for file in &manifest.local_store {
-            let name = format!("{finished}{LOCAL_STORE}/{}", file.name);
-            if self.stored_file(&name)?.len() as u64 != file.len {
-                return Err(libc::EBADMSG);
-            }
-        }
-        match image.len() as u64 == manifest.image_bytes {
-            true => Ok(manifest),
-            false => Err(libc::EBADMSG),
         }
     }
 }

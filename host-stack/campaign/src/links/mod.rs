@@ -3,6 +3,8 @@
 //! down, or loses everything; the card is started again. What notices, and what is done about it, is
 //! [`snaprig_scif::link`].
 
+mod net;
+
 use std::hash::{Hash, Hasher};
 
 use snaprig_scif::{host::SILENCE_MAX, link::Link, node::Input};
@@ -13,6 +15,7 @@ use snaprig_wire::{
     scif::{HOST, Message, NodeId},
 };
 
+pub use self::net::{Event, Net};
 use crate::model::Until;
 
 /// How long the rig takes to notice that a card's process is gone.
@@ -21,7 +24,9 @@ pub const NOTICE_NS: u64 = 50_000;
 pub const EVENTS_MAX: u64 = 200_000;
 /// After so many events no fault happens any more: a plan may restart a card at each of its steps,
 /// and that there is progress can be asked only of what is left alone.
-const FAULTS_UNTIL: u64 = EVENTS_MAX / 2;
+const FAULTS_UNTIL: u64 = EVENTS_MAX / 4;
+/// As many: each may have made an event of its own, to come hours later.
+const FAULTS_MAX: u64 = FAULTS_UNTIL / 4;
 /// How long a card takes to boot: longer than its death takes to be noticed.
 const BOOT_NS: u64 = 10 * NOTICE_NS;
 /// When the host's node next looks after a card, at the latest.
@@ -80,6 +85,8 @@ pub struct Tally {
     pub faults: u64,
     /// Those of which somebody must have been told.
     pub loud: u64,
+    /// The longest time that a message was kept back.
+    pub late_ns: u64,
     /// The fault point at which the run stops, until it is reached.
     pub until: Option<Until>,
 }
@@ -137,22 +144,13 @@ pub fn flip(bytes: &mut [u8], bit: u64) {
 /// A system of nodes and links: what it has, and what is the same in all of them.
 pub trait Network {
     /// What happens to its processes.
-    type Event;
+    type Event: From<Event>;
 
-    /// Its engine.
-    fn engine(&mut self) -> &mut Engine<Self::Event>;
-    /// Its counts.
-    fn tally(&mut self) -> &mut Tally;
-    /// The link of a card.
-    fn link(&mut self, card: NodeId) -> &mut CardLink;
-    /// The process that runs a node.
-    fn process_of(&self, node: NodeId) -> ProcessId;
-    /// The card that a process runs.
-    fn card_of(&self, process: ProcessId) -> Option<NodeId>;
-    /// The event that a record comes.
-    fn record_comes(way: Way, record: Vec<u8>) -> Self::Event;
-    /// The event that something happens to a card's link.
-    fn link_event(card: NodeId, task: Task) -> Self::Event;
+    /// Its nodes.
+    fn net(&self) -> &Net<Self::Event>;
+    /// The same.
+    fn net_mut(&mut self) -> &mut Net<Self::Event>;
+
     /// Something happens to a node; what it wants done is left to [`Network::pump`].
     fn node_hears(&mut self, node: NodeId, input: Input);
     /// Does what a node wants done.
@@ -170,13 +168,48 @@ pub trait Network {
     /// The disk is full, if there is one.
     fn fill_disk(&mut self) {}
 
+    /// Its engine.
+    fn engine(&mut self) -> &mut Engine<Self::Event> {
+        &mut self.net_mut().engine
+    }
+
+    /// Its counts.
+    fn tally(&mut self) -> &mut Tally {
+        &mut self.net_mut().tally
+    }
+
+    /// The link of a card.
+    fn link(&mut self, card: NodeId) -> &mut CardLink {
+        self.net_mut().link_mut(card)
+    }
+
+    /// The process that runs a node.
+    fn process_of(&self, node: NodeId) -> ProcessId {
+        self.net().process_of(node)
+    }
+
+    /// The card that a process runs.
+    fn card_of(&self, process: ProcessId) -> Option<NodeId> {
+        let at = self.net().cards.iter().position(|one| *one == process)?;
+        Some(at as NodeId + 1)
+    }
+
+    /// Something happens to a link.
+    fn on_link(&mut self, event: Event) {
+        match event {
+            Event::Record(way, record) => self.record(way, &record),
+            Event::Link(card, task) => self.link_task(card, task),
+        }
+    }
+
     /// A fault point is reached: what is left of what was about to happen.
     fn fault(&mut self, at: ProcessId, point: &Point) -> Effect {
         let until = &mut self.tally().until;
         if matches!(until, Some(Until::Point(name)) if name == point.name) {
             *until = Some(Until::Now);
         }
-        if self.engine().trace.events() > FAULTS_UNTIL {
+        let faults = self.tally().faults;
+        if self.engine().trace.events() > FAULTS_UNTIL || faults >= FAULTS_MAX {
             return Effect::None;
         }
         let Some(kind) = self.engine().point(at, point) else {
@@ -268,23 +301,29 @@ pub trait Network {
         let lane = Lane::from(way.card) << 1 | Lane::from(way.to_card);
         let mut by_ns = 0;
         match effect {
-            Effect::Late(late_ns) => by_ns = *late_ns,
+            Effect::Late(late_ns) => {
+                by_ns = *late_ns;
+                let tally = self.tally();
+                tally.late_ns = tally.late_ns.max(by_ns);
+            }
             Effect::Corrupt(bit) => flip(&mut record, *bit),
             Effect::Dropped => {
                 return self.link_later(HOST, LOOK_NS, way.card, Task::Look(way.life));
             }
             Effect::Early => {
-                return self
-                    .engine()
-                    .send_out_of_order(from, to, Self::record_comes(way, record));
+                return self.engine().send_out_of_order(
+                    from,
+                    to,
+                    Event::Record(way, record).into(),
+                );
             }
             Effect::Doubled => {
-                let event = Self::record_comes(way, record.clone());
+                let event = Event::Record(way, record.clone()).into();
                 self.engine().send(from, to, lane, event);
             }
             _ => {}
         }
-        let event = Self::record_comes(way, record);
+        let event = Event::Record(way, record).into();
         self.engine().send_late(from, to, lane, by_ns, event);
     }
 
@@ -366,7 +405,7 @@ pub trait Network {
     /// Something happens to a card's link, at a node.
     fn link_later(&mut self, at: NodeId, delay_ns: u64, card: NodeId, task: Task) {
         let process = self.process_of(at);
-        let event = Self::link_event(card, task);
+        let event = Event::Link(card, task).into();
         self.engine().after(process, delay_ns, event);
     }
 

@@ -1,0 +1,11 @@
+//! A restored process has in its buffers what the captured one had (`model::sink::saving`).
+
+use crate::model::Outcome;
+
+/// Its name.
+pub const NAME: &str = "buffers come back as they were";
+
+/// How a run breaks it.
+pub fn check(outcome: &Outcome) -> Option<String> {
+    super::seen(outcome, NAME)
+}

@@ -1,0 +1,193 @@
+//! An offload process is saved, and comes back.
+
+use super::*;
+
+impl World {
+    /// The next file of the local store, or word that all are saved.
+    pub(super) fn save_local_store(&mut self, node: NodeId, pid: Pid) {
+        let Some(process) = self.living(node, pid) else {
+            return;
+        };
+        let Some(id) = process.unsaved.front().copied() else {
+            let files = std::mem::take(&mut process.saved);
+            return self.sink(node, pid, sink::Input::Saved(Ok(files)));
+        };
+        let name = format!("{}{LOCAL_STORE}/{id}", process.saving_to);
+        let address = process.buffers.get(&id).map_or(0, |buffer| buffer.address);
+        let pages = self.pages(address);
+        if let Some(process) = self.living(node, pid) {
+            process.marked.insert(id, pages.clone());
+        }
+        self.store(node, pid, &name, frame::encode(&pages), Mode::Write);
+    }
+
+    pub(super) fn pages(&self, address: u64) -> Pages {
+        let pages = (0..BUFFER_BYTES).step_by(PAGE as usize);
+        pages.map(|at| self.cell(address + at)).collect()
+    }
+
+    pub(in crate::model) fn capture(&mut self, node: NodeId, pid: Pid) {
+        let own = self.process_of(node);
+        match self.fault(own, &faults::IMAGE) {
+            Effect::Ended => return,
+            Effect::Error(errno) => {
+                let failed = (errno, "the service failed".to_owned());
+                return self.sink(node, pid, sink::Input::Captured(Err(failed)));
+            }
+            _ => {}
+        }
+        let Some(process) = self.living(node, pid) else {
+            return;
+        };
+        let (mut image, machine) = (process.image.clone(), process.machine.clone());
+        let references = process.references.clone();
+        let name = format!("{}{IMAGE}", process.saving_to);
+        let (marked, buffers) = (process.marked.clone(), process.buffers.clone());
+        let mut now = BTreeMap::new();
+        for (id, buffer) in buffers {
+            let pages = self.pages(buffer.address);
+            now.insert(id, pages.clone());
+            if marked.get(&id) != Some(&pages) && self.canary != Some(Canary::StaleStore) {
+                image.changed.insert(id, pages);
+            }
+        }
+        self.check_cut(image.host, "at the capture", &image.counts);
+        self.transfers.kept += 1;
+        let kept = self.transfers.kept;
+        self.transfers
+            .machines
+            .insert(kept, (machine, references, now));
+        let bytes = frame::encode(&(image, kept));
+        self.store(node, pid, &name, bytes, Mode::Write);
+    }
+
+    /// A file of the process is on the host's disk, or is not.
+    pub(in crate::model) fn stored(
+        &mut self,
+        node: NodeId,
+        pid: Pid,
+        name: &str,
+        result: Result<u64, i32>,
+    ) {
+        let failed = |errno| (errno, format!("errno {errno}"));
+        if name.ends_with(IMAGE) {
+            let captured = result.map(Captured::Saved).map_err(failed);
+            return self.sink(node, pid, sink::Input::Captured(captured));
+        }
+        match (result, self.living(node, pid)) {
+            (Err(errno), _) => self.sink(node, pid, sink::Input::Saved(Err(failed(errno)))),
+            (Ok(len), Some(process)) => {
+                if let Some(id) = process.unsaved.pop_front() {
+                    process.saved.push(StoredFile {
+                        name: id.to_string(),
+                        card_path: format!("/local_store/{id}"),
+                        len,
+                        mode: 0o600,
+                    });
+                }
+                self.save_local_store(node, pid);
+            }
+            (Ok(_), None) => {}
+        }
+    }
+
+    // Coming back.
+
+    pub(in crate::model) fn restore(&mut self, node: NodeId, conn: Conn, request: Request) {
+        let Request::Restore {
+            snapshot,
+            local_store,
+            ..
+        } = request
+        else {
+            return;
+        };
+        let restoring = Restoring {
+            snapshot,
+            files: local_store.into(),
+            contents: BTreeMap::new(),
+        };
+        self.card(node).restoring.insert(conn, restoring);
+        self.fetch_next(node, conn);
+    }
+
+    pub(super) fn fetch_next(&mut self, node: NodeId, conn: Conn) {
+        if let Some(restoring) = self.card(node).restoring.get(&conn) {
+            let name = match restoring.files.front() {
+                Some(file) => format!("{}{LOCAL_STORE}/{}", restoring.snapshot, file.name),
+                None => format!("{}{IMAGE}", restoring.snapshot),
+            };
+            self.fetch(node, conn, &name);
+        }
+    }
+
+    /// A file has come from the host, or has not.
+    pub(in crate::model) fn fetched(
+        &mut self,
+        node: NodeId,
+        conn: Conn,
+        result: Result<Vec<u8>, i32>,
+    ) {
+        let Some(restoring) = self.card(node).restoring.get_mut(&conn) else {
+            return;
+        };
+        if let (Ok(bytes), Some(file)) = (&result, restoring.files.pop_front()) {
+            let id = file.name.parse().unwrap_or(0);
+            restoring.contents.insert(id, bytes.clone());
+            return self.fetch_next(node, conn);
+        }
+        let own = self.process_of(node);
+        let result = match self.fault(own, &faults::REVIVE) {
+            Effect::Ended => return,
+            Effect::Error(errno) => Err(errno),
+            _ => result,
+        };
+        let Some(restoring) = self.card(node).restoring.remove(&conn) else {
+            return;
+        };
+        let restored = result.and_then(|bytes| self.revive(node, &bytes, restoring.contents));
+        self.daemon(
+            node,
+            daemon::Input::Restored(conn, restored.map_err(refusal)),
+        );
+    }
+
+    pub(super) fn revive(
+        &mut self,
+        node: NodeId,
+        image: &[u8],
+        contents: BTreeMap<u64, Vec<u8>>,
+    ) -> Result<Pid, i32> {
+        let (mut image, kept) = decode::<(Image, u64)>(image).ok_or(libc::EBADMSG)?;
+        let machine = self.transfers.machines.get(&kept).cloned();
+        let (machine, references, captured) = machine.ok_or(libc::EBADMSG)?;
+        self.check_cut(image.host, "at the restore", &image.counts);
+        let mut changed = std::mem::take(&mut image.changed);
+        let mut offload = Offload::new(machine, image);
+        offload.references = references;
+        for (id, bytes) in contents {
+            let saved = decode(&bytes).ok_or(libc::EBADMSG)?;
+            let mut pages: Pages = changed.remove(&id).unwrap_or(saved);
+            if self.canary == Some(Canary::LostPage) {
+                pages.pop();
+            }
+            let address = self.buffer();
+            for (at, value) in (0..BUFFER_BYTES).step_by(PAGE as usize).zip(&pages) {
+                self.set_cell(address + at, *value);
+            }
+            let there = self.pages(address);
+            if captured.get(&id) != Some(&there) && !self.damaged {
+                let how = format!(
+                    "buffer {id} comes back as {there:?}, and was captured as {:?}",
+                    captured.get(&id)
+                );
+                self.violation(check::restored::NAME, how);
+            }
+            let offset = None;
+            offload.buffers.insert(id, Buffer { address, offset });
+        }
+        let pid = self.new_process(node, offload);
+        self.sink(node, pid, sink::Input::Captured(Ok(Captured::Restarted)));
+        Ok(pid)
+    }
+}

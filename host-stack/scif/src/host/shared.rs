@@ -1,0 +1,62 @@
+//! A little memory that the node and a program have mapped.
+//!
+//! What must stay true: it stays as long as it is mapped, whatever the other side does: the file is sealed.
+
+use std::{
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    ptr::{self, NonNull},
+};
+
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+/// The mapping.
+pub(super) struct SharedMemory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: shared memory that is reached through atomics and raw copies only.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// New memory, all zero, and its file.
+    pub(super) fn create(name: &str, len: usize) -> io::Result<(Self, OwnedFd)> {
+        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, len as u64)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let memory = Self::map(std::os::fd::AsFd::as_fd(&file), len)?;
+        Ok((memory, file))
+    }
+
+    /// Of a file that the node made.
+    pub(super) fn map(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping where the kernel likes.
+        let at = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0) }?;
+        let base = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len })
+    }
+
+    /// Where it begins: as many bytes as were asked for, on a page of its own.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Address and bytes.
+    pub(super) fn range(&self) -> (usize, usize) {
+        (self.base.as_ptr().expose_provenance(), self.len)
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: nobody has a reference any more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
