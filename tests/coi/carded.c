@@ -54,7 +54,7 @@ static void engines(void)
     CHECK(COIEngineGetInfo(engine, sizeof(COI_ENGINE_INFO_SCIF), &info), COI_SUCCESS);
     TRUE(info.CpuVendorId[0] == (char)0xee && info.ISA == COI_DEVICE_KNC);
     CHECK(COIEngineGetInfo(engine, sizeof info, &info), COI_SUCCESS);
-    TRUE(info.NumCores == 4 && info.NumThreads == 4 && info.PhysicalMemory > info.PhysicalMemoryFree);
+    TRUE(info.NumCores == 8 && info.NumThreads == 8 && info.PhysicalMemory > info.PhysicalMemoryFree);
     TRUE(info.VendorId == 0x8086 && info.InterconnType == COI_INTERCONN_PCIE && info.CoreMaxFrequency > 100);
     TRUE(strcmp(info.CpuVendorId, "GenuineIntel") == 0 && info.DriverVersion[0] >= '0');
     CHECK(COIEngineGetHostname(second, name), COI_SUCCESS);
