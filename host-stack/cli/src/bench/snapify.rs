@@ -54,17 +54,17 @@ macro_rules! workload {
 
 /// About half a second each, in several steps: what Snapify costs, it costs at each of them.
 const WORKLOADS: [Workload; 8] = [
-    workload!("md", "MD", ["--particles", "2000"], "--steps", 20),
-    workload!("mc", "MC", ["--paths", "20000"], "--steps", 1000),
-    workload!("sg", "SG", ["--size", "512"], "--iterations", 10),
-    workload!("ss", "SS", ["--documents", "8192"], "--queries", 640),
-    workload!("km", "KM", ["--points", "100000"], "--iterations", 40),
+    workload!("md", "MD", ["--particles", "2000"], "--steps", 100),
+    workload!("mc", "MC", ["--paths", "20000"], "--steps", 20000),
+    workload!("sg", "SG", ["--size", "512"], "--iterations", 30),
+    workload!("ss", "SS", ["--documents", "8192"], "--queries", 9600),
+    workload!("km", "KM", ["--points", "100000"], "--iterations", 160),
     workload!(
         "mz",
         "LU-MZ",
         ["--solver", "0", "--grid", "36"],
         "--iterations",
-        40
+        4
     ),
     workload!(
         "mz",
@@ -141,9 +141,12 @@ struct Cost {
 /// Runs the benchmark.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let programs = Programs::compile()?;
+    // More threads than processors would be at the mercy of the host's scheduler.
+    let cores = std::thread::available_parallelism()?.get();
     let rig = Rig::builder()
         .exe(std::env::current_exe()?)
         .platform(options.platform)
+        .cores(cores)
         .start()?;
     let mut times: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); WORKLOADS.len()];
     for run in 0..options.runs {
