@@ -3,6 +3,7 @@
 mod baselines;
 mod card;
 mod coi;
+mod compile;
 mod scif;
 mod snapify;
 mod table;

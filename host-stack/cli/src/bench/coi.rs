@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, ExitCode, Stdio},
 };
 
@@ -14,6 +14,7 @@ use snaprig_rig::{Rig, sdk::Sdk};
 
 use super::{
     card::eventfd_round_trip,
+    compile::gcc,
     table::{Row, Unit, print},
 };
 use crate::AnyError;
@@ -135,8 +136,8 @@ impl Programs {
             directory: tempfile::tempdir()?,
             sdk: Sdk::of(&std::env::current_exe()?)?,
         };
-        programs.gcc("host", HOST, &["-lcoi_host", "-lpthread"])?;
-        programs.gcc("sink", SINK, &["-rdynamic", "-lcoi_device"])?;
+        programs.add("host", HOST, &["-lcoi_host", "-lpthread"])?;
+        programs.add("sink", SINK, &["-rdynamic", "-lcoi_device"])?;
         Ok(programs)
     }
 
@@ -144,21 +145,10 @@ impl Programs {
         self.directory.path().join(name)
     }
 
-    fn gcc(&self, name: &str, text: &str, more: &[&str]) -> Result<(), AnyError> {
+    fn add(&self, name: &str, text: &str, more: &[&str]) -> Result<(), AnyError> {
         let source = self.path(&format!("{name}.c"));
         fs::write(&source, text)?;
-        let flag = |option: &str, directory: &Path| format!("{option}{}", directory.display());
-        let output = Command::new("gcc")
-            .args(["-O2", "-o"])
-            .args([self.path(name), source])
-            .args([flag("-I", self.sdk.include()), flag("-L", self.sdk.lib())])
-            .args(more)
-            .output()
-            .map_err(|error| format!("gcc: {error}; ci/setup installs it"))?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(format!("gcc: {}", String::from_utf8_lossy(&output.stderr)).into()),
-        }
+        gcc(&self.sdk, &[source], &self.path(name), more)
     }
 
     /// What the program prints on a rig of its own.

@@ -14,6 +14,7 @@ use serde::Serialize;
 use snaprig_card::platform::Kind;
 use snaprig_rig::{Rig, sdk::Sdk};
 
+use super::compile::gcc;
 use crate::AnyError;
 
 /// What the benchmark is told.
@@ -269,11 +270,13 @@ impl Programs {
                 .iter()
                 .map(|(path, _)| *path)
                 .filter(is_sink)
+                .map(|path| programs.directory.path().join(path))
                 .collect();
-            let host = format!("workloads/{folder}/host.c");
-            programs.gcc(folder, "host", &[&host], &["-lcoi_host", "-lpthread"])?;
+            let to = |name| programs.path(folder, name);
+            let more = ["-lcoi_host", "-lpthread"];
+            gcc(&programs.sdk, &[to("host.c")], &to("host"), &more)?;
             let more = ["-fopenmp", "-rdynamic", "-lcoi_device", "-lm"];
-            programs.gcc(folder, "sink", &sink, &more)?;
+            gcc(&programs.sdk, &sink, &to("sink"), &more)?;
         }
         Ok(programs)
     }
@@ -281,30 +284,6 @@ impl Programs {
     fn path(&self, folder: &str, name: &str) -> PathBuf {
         let workloads = self.directory.path().join("workloads");
         workloads.join(folder).join(name)
-    }
-
-    fn gcc(
-        &self,
-        folder: &str,
-        name: &str,
-        sources: &[&str],
-        more: &[&str],
-    ) -> Result<(), AnyError> {
-        let flag = |option: &str, directory: &Path| format!("{option}{}", directory.display());
-        let output = Command::new("gcc")
-            .current_dir(self.directory.path())
-            .arg("-O2")
-            .arg("-o")
-            .arg(self.path(folder, name))
-            .args(sources)
-            .args([flag("-I", self.sdk.include()), flag("-L", self.sdk.lib())])
-            .args(more)
-            .output()
-            .map_err(|error| format!("gcc: {error}; ci/setup installs it"))?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(format!("gcc: {}", String::from_utf8_lossy(&output.stderr)).into()),
-        }
     }
 
     /// How long the workload takes, in milliseconds.
