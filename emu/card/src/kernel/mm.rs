@@ -294,10 +294,21 @@ impl AddressSpace {
     }
 
     /// From now on what CPUs of this space write to is noticed (`dirty`), if it is where its pages are
-    /// entered anew. `cpu` as for [`Space::flush`].
-    pub fn show_writes(&self, cpu: Option<&mut dyn Cpu>) {
-        if self.space.has_own_mapping() && !self.areas.is_empty() {
-            self.flush(cpu, 0, USER_END);
+    /// entered anew. What none of them may write to stays: code that has to be entered again is most of what a
+    /// small increment costs its process. `cpu` as for [`Space::flush`].
+    pub fn show_writes(&self, mut cpu: Option<&mut dyn Cpu>) {
+        if !self.space.has_own_mapping() {
+            return;
+        }
+        let areas: Vec<_> = self.areas().collect();
+        let runs = areas.chunk_by(|(_, one), (_, next)| one.access().write == next.access().write);
+        for run in runs.filter(|run| run[0].1.access().write) {
+            let (start, end) = (run[0].0, run[run.len() - 1].1.end);
+            // `as_deref_mut` would borrow the CPU for as long as it lives.
+            match &mut cpu {
+                Some(cpu) => self.flush(Some(&mut **cpu), start, end),
+                None => self.flush(None, start, end),
+            }
         }
     }
 
