@@ -1,0 +1,98 @@
+//! What can go wrong, and what to do about it.
+
+use std::{io, path::PathBuf};
+
+use libc::pid_t;
+
+/// Result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a checkpoint or a restart has failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A thread ended while it was looked at.
+    #[error("thread {tid} has ended")]
+    Gone {
+        /// Its number.
+        tid: pid_t,
+    },
+    /// A thread cannot be traced.
+    #[error("thread {tid}: {call}")]
+    Trace {
+        /// The call that failed.
+        call: &'static str,
+        /// The thread.
+        tid: pid_t,
+        /// Why.
+        source: io::Error,
+    },
+    /// A call on behalf of a process failed.
+    #[error("process {pid}: {what}")]
+    Process {
+        /// The process, as it sees itself.
+        pid: pid_t,
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// What a process has cannot be saved.
+    #[error("process {pid} cannot be checkpointed: {what}")]
+    Refused {
+        /// The process.
+        pid: pid_t,
+        /// What it has.
+        what: String,
+    },
+    /// What an image needs is not there, or not what it was.
+    #[error("cannot restart: {what}")]
+    Missing {
+        /// What.
+        what: String,
+    },
+    /// A file is not what it should be.
+    #[error("{}: {what}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A call of this process failed.
+    #[error("{what}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// /proc says something that cannot be understood.
+    #[error("/proc")]
+    Proc(#[from] procfs::ProcError),
+    /// An image cannot be read.
+    #[error(transparent)]
+    Image(#[from] snaprig_ckpt_image::image::ImageError),
+    /// An image cannot be written.
+    #[error(transparent)]
+    Write(#[from] snaprig_ckpt_image::image::WriteError),
+}
+
+impl Error {
+    pub(crate) fn trace(call: &'static str, tid: pid_t, source: io::Error) -> Self {
+        Self::Trace { call, tid, source }
+    }
+
+    pub(crate) fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Io {
+            what: what.into(),
+            source: source.into(),
+        }
+    }
+
+    pub(crate) fn refused(pid: pid_t, what: impl Into<String>) -> Self {
+        Self::Refused {
+            pid,
+            what: what.into(),
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Transparent checkpoint and restart of trees of processes: the part that BLCR and MTCP play in the papers.
+//!
+//! ```text
+//! launch:      supervisor --fork, exec--> program            the supervisor waits, and answers commands
+//! checkpoint:  supervisor: freeze (ptrace) --> describe --> write pages --> let go
+//! restart:     supervisor in namespaces of its own --> files --> processes with the numbers that they had
+//!              --> memory, threads (ptrace) --> let go
+//! ```
+//! All of it is done from outside: nothing is preloaded, so what is static, or makes its system calls itself, is
+//! no exception, and nothing is slower while no checkpoint is taken. Programs keep their numbers because they are
+//! restarted in a PID namespace (clone(2), `set_tid`), which takes no privilege where user namespaces may be made.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `trace`, `remote`, `memory` | a held thread, the calls that it makes for us, its memory |
+//! | `freeze` | stops a tree of processes, and lets it go |
+//! | `state` | what an image says |
+//! | `dump` | from processes to an image |
+//! | `restart` | from an image to processes |
+//! | `supervisor` | launch, commands, exit |
+//!
+//! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
+//! restarted tree runs before all of it has been read and checked.
+
+mod dump;
+mod error;
+mod freeze;
+mod memory;
+mod remote;
+mod restart;
+mod state;
+mod supervisor;
+mod trace;
+
+pub use self::{
+    error::{Error, Result},
+    supervisor::{Dumped, Reply, Request, ask, launch, restart},
+};

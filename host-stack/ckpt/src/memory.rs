@@ -1,0 +1,78 @@
+//! Memory of another process, which the caller traces.
+
+use std::{fs::File, io, os::unix::fs::FileExt};
+
+use libc::pid_t;
+
+use crate::error::{Error, Result};
+
+/// Reads memory; pages that the process itself may not read, too.
+pub fn read(pid: pid_t, address: u64, to: &mut [u8]) -> Result<()> {
+    let file = open(pid, false)?;
+    let read = file.read_exact_at(to, address);
+    read.map_err(|source| failed(pid, "read", address, source))
+}
+
+/// Writes memory, also where the process itself may not.
+pub fn write(pid: pid_t, address: u64, from: &[u8]) -> Result<()> {
+    let file = open(pid, true)?;
+    let written = file.write_all_at(from, address);
+    written.map_err(|source| failed(pid, "write", address, source))
+}
+
+/// `/proc/PID/mem` (proc_pid_mem(5)).
+pub fn open(pid: pid_t, write: bool) -> Result<File> {
+    let path = format!("/proc/{pid}/mem");
+    let opened = File::options().read(true).write(write).open(&path);
+    opened.map_err(|source| Error::io(path, source))
+}
+
+fn failed(pid: pid_t, what: &str, address: u64, source: io::Error) -> Error {
+    Error::io(
+        format!("process {pid}: cannot {what} its memory at {address:#x}"),
+        source,
+    )
+}
+
+/// Moves parts of another process's memory here, one behind the other, with process_vm_readv(2); they fill `to`.
+pub fn gather(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<()> {
+    let local = libc::iovec {
+        iov_base: to.as_mut_ptr().cast(),
+        iov_len: to.len(),
+    };
+    let count = parts.len() as libc::c_ulong;
+    // SAFETY: the local part is `to`; the others are only looked at by the kernel.
+    let copied =
+        unsafe { libc::process_vm_readv(pid, &raw const local, 1, parts.as_ptr(), count, 0) };
+    let what = || format!("process {pid}: cannot read its memory");
+    match usize::try_from(copied) {
+        Ok(copied) if copied == to.len() => Ok(()),
+        Ok(_) => Err(Error::io(what(), io::ErrorKind::UnexpectedEof)),
+        Err(_) => Err(Error::io(what(), io::Error::last_os_error())),
+    }
+}
+
+/// Writes memory of another process where it may itself (process_vm_writev(2)).
+pub fn scatter(pid: pid_t, address: u64, from: &[u8]) -> Result<()> {
+    let local = libc::iovec {
+        iov_base: from.as_ptr().cast_mut().cast(),
+        iov_len: from.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: address as *mut libc::c_void,
+        iov_len: from.len(),
+    };
+    // SAFETY: the local part is `from`, which is only read.
+    let moved =
+        unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    match usize::try_from(moved) {
+        Ok(moved) if moved == from.len() => Ok(()),
+        Ok(_) => Err(failed(
+            pid,
+            "fill",
+            address,
+            io::ErrorKind::UnexpectedEof.into(),
+        )),
+        Err(_) => Err(failed(pid, "fill", address, io::Error::last_os_error())),
+    }
+}

@@ -1,0 +1,209 @@
+//! The namespaces of a restarted tree: processes have the numbers in it that they had (PID), their /proc (mount), and
+//! the clock goes on where it stood (time). Who is not root has them in a user namespace, as the same user.
+//!
+//! ```text
+//! restart (outside) --fork--> maker: unshare --fork--> first (1): reaps --clone3, set_tid--> supervisor --> the tree
+//! ```
+//! The supervisor's exit status goes back the same way.
+
+use std::{fs, io, process};
+
+use libc::pid_t;
+
+use crate::error::{Error, Result};
+
+/// CLONE_NEWTIME (linux/sched.h).
+const NEWTIME: i32 = 0x80;
+
+/// What the clocks of the tree showed, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Clocks {
+    /// CLOCK_MONOTONIC.
+    pub monotonic: u64,
+    /// CLOCK_BOOTTIME.
+    pub boottime: u64,
+}
+
+/// Runs `supervise` in namespaces of its own, as process number `supervisor`; its exit status. The calling process has
+/// one thread.
+pub fn run(supervisor: pid_t, clocks: Clocks, supervise: impl FnOnce() -> i32) -> Result<i32> {
+    // SAFETY: the process has one thread, so the child may do what it likes.
+    let maker = unsafe { libc::fork() };
+    match maker {
+        0 => {
+            let status = make(supervisor, clocks, supervise).unwrap_or_else(|error| {
+                eprintln!("snaprig: {}", chain(&error));
+                1
+            });
+            process::exit(status)
+        }
+        maker if maker < 0 => Err(Error::io("fork", io::Error::last_os_error())),
+        maker => Ok(status_of(maker)),
+    }
+}
+
+/// An error with its sources, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |error| error.source());
+    sources.fold(error.to_string(), |text, source| {
+        format!("{text}: {source}")
+    })
+}
+
+fn make(supervisor: pid_t, clocks: Clocks, supervise: impl FnOnce() -> i32) -> Result<i32> {
+    // SAFETY: no preconditions.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    if uid != 0 {
+        unshare(
+            libc::CLONE_NEWUSER,
+            "a user namespace (is kernel.unprivileged_userns_clone 0?)",
+        )?;
+        let map = |name: &str, text: String| {
+            let path = format!("/proc/self/{name}");
+            fs::write(&path, text).map_err(|source| Error::io(path, source))
+        };
+        map("setgroups", "deny".into())?;
+        map("uid_map", format!("{uid} {uid} 1"))?;
+        map("gid_map", format!("{gid} {gid} 1"))?;
+    }
+    unshare(
+        libc::CLONE_NEWPID | libc::CLONE_NEWNS,
+        "PID and mount namespaces",
+    )?;
+    if unshare(NEWTIME, "a time namespace").is_ok() {
+        // Without, deadlines of the tree pass when the clock gets there: sooner or later than they should.
+        set_clocks(clocks)?;
+    }
+    // SAFETY: the process has one thread.
+    let first = unsafe { libc::fork() };
+    match first {
+        0 => {
+            let status = be_first(supervisor, supervise).unwrap_or_else(|error| {
+                eprintln!("snaprig: {}", chain(&error));
+                1
+            });
+            process::exit(status)
+        }
+        first if first < 0 => Err(Error::io("fork", io::Error::last_os_error())),
+        first => Ok(status_of(first)),
+    }
+}
+
+fn unshare(flags: i32, what: &str) -> Result<()> {
+    // SAFETY: no memory is involved.
+    match unsafe { libc::unshare(flags) } {
+        0 => Ok(()),
+        _ => Err(Error::io(
+            format!("cannot make {what}"),
+            io::Error::last_os_error(),
+        )),
+    }
+}
+
+/// time_namespaces(7).
+fn set_clocks(clocks: Clocks) -> Result<()> {
+    let offset = |clock, then: u64| {
+        let mut now = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: `now` is valid to write to.
+        unsafe { libc::clock_gettime(clock, &raw mut now) };
+        let nanos = then as i128 - (now.tv_sec as i128 * 1_000_000_000 + now.tv_nsec as i128);
+        (
+            nanos.div_euclid(1_000_000_000),
+            nanos.rem_euclid(1_000_000_000),
+        )
+    };
+    let monotonic = offset(libc::CLOCK_MONOTONIC, clocks.monotonic);
+    let boottime = offset(libc::CLOCK_BOOTTIME, clocks.boottime);
+    let text = format!(
+        "monotonic {} {}\nboottime {} {}\n",
+        monotonic.0, monotonic.1, boottime.0, boottime.1
+    );
+    let path = "/proc/self/timens_offsets";
+    fs::write(path, text).map_err(|source| Error::io(path, source))
+}
+
+/// Process 1: mounts /proc, makes the supervisor, reaps whoever is left to it.
+fn be_first(supervisor: pid_t, supervise: impl FnOnce() -> i32) -> Result<i32> {
+    mount_proc();
+    match fork_as(supervisor, libc::SIGCHLD)? {
+        0 => process::exit(supervise()),
+        child => Ok(status_of(child)),
+    }
+}
+
+/// A /proc of the namespace's own. Where that is not to be had (a container that masks parts of it), the tree sees the
+/// old one, in which its numbers are others.
+fn mount_proc() {
+    let none = std::ptr::null();
+    // SAFETY: the strings end with a zero.
+    let mounted = unsafe {
+        libc::mount(
+            none,
+            c"/".as_ptr(),
+            none,
+            libc::MS_REC | libc::MS_PRIVATE,
+            none.cast(),
+        );
+        libc::mount(
+            c"proc".as_ptr(),
+            c"/proc".as_ptr(),
+            c"proc".as_ptr(),
+            0,
+            none.cast(),
+        )
+    };
+    if mounted != 0 {
+        tracing::warn!(error = %io::Error::last_os_error(), "no /proc of its own for a restarted tree");
+    }
+}
+
+/// fork(2) of the calling process, which has one thread, with a number for the child.
+pub fn fork_as(pid: pid_t, exit_signal: i32) -> Result<pid_t> {
+    let set_tid = [pid];
+    // SAFETY: plain integers, for which zero is a value.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.exit_signal = exit_signal as u64;
+    arguments.set_tid = set_tid.as_ptr() as u64;
+    arguments.set_tid_size = 1;
+    // SAFETY: as fork(2): no new stack, no shared memory; the structure is as long as it says.
+    let child = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            &raw const arguments,
+            size_of_val(&arguments),
+        )
+    };
+    match child {
+        child if child >= 0 => Ok(child as pid_t),
+        _ => Err(Error::io(
+            format!("process number {pid} cannot be had"),
+            io::Error::last_os_error(),
+        )),
+    }
+}
+
+/// Waits for a child, reaping all others; what a shell would say of its end.
+fn status_of(child: pid_t) -> i32 {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is valid to write to.
+        let ended = unsafe { libc::waitpid(-1, &raw mut status, 0) };
+        if ended == child {
+            return exit_code(status);
+        }
+        if ended < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return 1;
+        }
+    }
+}
+
+/// The exit code that a shell makes of a wait status.
+pub fn exit_code(status: i32) -> i32 {
+    match libc::WIFSIGNALED(status) {
+        true => 128 + libc::WTERMSIG(status),
+        false => libc::WEXITSTATUS(status),
+    }
+}

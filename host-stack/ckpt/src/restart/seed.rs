@@ -1,0 +1,232 @@
+//! Processes with the numbers, parents, sessions and descriptors that they had, and nothing else yet: forks of the
+//! supervisor that wait to be made what they were.
+//!
+//! What must stay true: a child that is of another session than its parent was born before its parent made one.
+
+use std::{
+    ffi::CString,
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::{FromRawFd, IntoRawFd, RawFd},
+    process,
+};
+
+use libc::pid_t;
+
+use super::{
+    files::{Opened, damaged},
+    namespaces::{chain, fork_as},
+};
+use crate::{
+    error::{Error, Result},
+    state::{Body, Kind, Process, Tree},
+};
+
+/// Longest message of a process that cannot be planted.
+const MESSAGE_MAX: usize = 2000;
+
+/// Makes all processes of a tree; returns when each of them waits.
+pub fn plant(tree: &Tree, opened: &mut Opened) -> Result<()> {
+    let (reader, writer) = io::pipe().map_err(|source| Error::io("pipe", source))?;
+    let ready = opened.keep(writer.into())?;
+    let planter = Planter {
+        tree,
+        opened,
+        ready,
+    };
+    planter.children(tree.supervisor, |_| true)?;
+    // SAFETY: it is ours, and not used again.
+    drop(unsafe { File::from_raw_fd(ready) });
+    let mut reader = File::from(std::os::fd::OwnedFd::from(reader));
+    for _ in tree
+        .processes
+        .iter()
+        .filter(|process| process.zombie.is_none())
+    {
+        let mut length = [0; 4];
+        let read = reader.read_exact(&mut length);
+        read.map_err(|source| Error::io("a process ended before it was restored", source))?;
+        let length = u32::from_ne_bytes(length) as usize;
+        if length > 0 {
+            let mut message = vec![0; length.min(MESSAGE_MAX)];
+            reader
+                .read_exact(&mut message)
+                .map_err(|source| Error::io("a process's message", source))?;
+            let what = String::from_utf8_lossy(&message).into_owned();
+            return Err(Error::Missing { what });
+        }
+    }
+    Ok(())
+}
+
+struct Planter<'a> {
+    tree: &'a Tree,
+    opened: &'a Opened,
+    /// Where processes say that they wait, or why they cannot.
+    ready: RawFd,
+}
+
+impl Planter<'_> {
+    /// Forks those children of a process, which the caller is, that `which` picks.
+    fn children(&self, parent: pid_t, which: impl Fn(&Process) -> bool) -> Result<()> {
+        let children = self
+            .tree
+            .processes
+            .iter()
+            .filter(|process| process.parent == parent);
+        for child in children.filter(|child| which(child)) {
+            if fork_as(child.pid, child.exit_signal)? == 0 {
+                self.become_process(child);
+            }
+        }
+        Ok(())
+    }
+
+    fn become_process(&self, process: &Process) -> ! {
+        if let Err(error) = self.settle(process) {
+            let mut message = chain(&error).into_bytes();
+            message.truncate(MESSAGE_MAX);
+            self.say(&message);
+            process::exit(1);
+        }
+        if let Some(status) = process.zombie {
+            end(status);
+        }
+        self.say(&[]);
+        loop {
+            // SAFETY: no preconditions.
+            unsafe { libc::pause() };
+        }
+    }
+
+    fn say(&self, message: &[u8]) {
+        let mut bytes = (message.len() as u32).to_ne_bytes().to_vec();
+        bytes.extend_from_slice(message);
+        // SAFETY: it is open; what is made of it is not closed.
+        let mut ready = unsafe { File::from_raw_fd(self.ready) };
+        // Who reads may be gone; then this process ends, too.
+        let _ = ready.write_all(&bytes);
+        let _ = ready.into_raw_fd();
+    }
+
+    fn settle(&self, process: &Process) -> Result<()> {
+        let leads = process.session == process.pid;
+        if leads {
+            self.children(process.pid, |child| child.session != process.session)?;
+            // SAFETY: no memory is involved.
+            if unsafe { libc::setsid() } < 0 {
+                return Err(Error::io("setsid", io::Error::last_os_error()));
+            }
+            self.children(process.pid, |child| child.session == process.session)?;
+        } else {
+            self.children(process.pid, |_| true)?;
+        }
+        match &process.body {
+            Some(body) => self.dress(process, body),
+            None => Ok(()),
+        }
+    }
+
+    /// Working directory, umask, descriptors.
+    fn dress(&self, process: &Process, body: &Body) -> Result<()> {
+        let cwd = CString::new(body.cwd.clone()).map_err(|_| damaged("a directory with a zero"))?;
+        // SAFETY: the string ends with a zero.
+        unsafe {
+            if libc::chdir(cwd.as_ptr()) != 0 {
+                let what = format!("the working directory {}", cwd.to_string_lossy());
+                return Err(Error::io(what, io::Error::last_os_error()));
+            }
+            libc::umask(body.umask);
+        }
+        for fd in 0..self.opened.base {
+            let wanted = body.descriptors.iter().find(|one| one.fd == fd);
+            // SAFETY: no memory is involved; what this process has below the base is nobody's.
+            unsafe {
+                let Some(wanted) = wanted else {
+                    libc::close(fd);
+                    continue;
+                };
+                let from = self
+                    .opened
+                    .files
+                    .get(wanted.file as usize)
+                    .copied()
+                    .unwrap_or(-1);
+                let flags = if wanted.close_on_exec {
+                    libc::O_CLOEXEC
+                } else {
+                    0
+                };
+                if libc::dup3(from, fd, flags) < 0 {
+                    return Err(Error::io(
+                        format!("descriptor {fd}"),
+                        io::Error::last_os_error(),
+                    ));
+                }
+            }
+        }
+        self.watch(process, body)
+    }
+
+    /// Epoll instances watch files by the numbers that one process has them at: the first that has all does it.
+    fn watch(&self, process: &Process, body: &Body) -> Result<()> {
+        let has = |body: &Body, fd, file| {
+            let mut descriptors = body.descriptors.iter();
+            descriptors.any(|one| one.fd == fd && one.file == file)
+        };
+        for (number, file) in self.tree.files.iter().enumerate() {
+            let Kind::Epoll { watched } = &file.kind else {
+                continue;
+            };
+            let has_all = |body: &Body| {
+                body.descriptors.iter().any(|one| one.file == number as u32)
+                    && watched.iter().all(|watch| has(body, watch.fd, watch.file))
+            };
+            let bodies = self
+                .tree
+                .processes
+                .iter()
+                .filter_map(|p| Some((p.pid, p.body.as_ref()?)));
+            let first = bodies.into_iter().find(|(_, body)| has_all(body));
+            if !has_all(body) || first.is_none_or(|(pid, _)| pid != process.pid) {
+                continue;
+            }
+            for watch in watched {
+                let mut event = libc::epoll_event {
+                    events: watch.events,
+                    u64: watch.data,
+                };
+                // SAFETY: `event` is valid to read.
+                let added = unsafe {
+                    let epoll = self.opened.files[number];
+                    libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, watch.fd, &raw mut event)
+                };
+                if added != 0 {
+                    return Err(Error::io("epoll_ctl", io::Error::last_os_error()));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ends as a process did that nobody has waited for.
+fn end(status: i32) -> ! {
+    if libc::WIFSIGNALED(status) {
+        let signal = libc::WTERMSIG(status);
+        // SAFETY: no memory is involved but what is given.
+        unsafe {
+            let none = libc::rlimit {
+                rlim_cur: 0,
+                rlim_max: 0,
+            };
+            libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+            libc::signal(signal, libc::SIG_DFL);
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigaddset(&raw mut set, signal);
+            libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+            libc::kill(libc::getpid(), signal);
+        }
+    }
+    process::exit(libc::WEXITSTATUS(status))
+}

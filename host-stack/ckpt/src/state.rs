@@ -1,0 +1,402 @@
+//! What an image says of processes, but for the bytes of their memory.
+//!
+//! What must stay true: everything here is what the processes saw: numbers of processes and threads,
+//! addresses, descriptors.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Everything of one tree of processes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Tree {
+    /// The process that supervises them, their first one's parent.
+    pub supervisor: i32,
+    /// The first one.
+    pub root: i32,
+    /// CLOCK_MONOTONIC and CLOCK_BOOTTIME when they stood still: nanoseconds.
+    pub monotonic_nanos: u64,
+    /// As above.
+    pub boottime_nanos: u64,
+    /// The vDSO that they use.
+    pub vdso: Vec<u8>,
+    /// Processes, a parent before its children.
+    pub processes: Vec<Process>,
+    /// Open file descriptions, by number.
+    pub files: Vec<OpenFile>,
+    /// Memory that several can map: spaces of the image behind those of the processes.
+    pub shared: Vec<SharedMemory>,
+}
+
+/// A process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    /// Its parent's.
+    pub parent: i32,
+    /// Its process group's.
+    pub group: i32,
+    /// Its session's.
+    pub session: i32,
+    /// What its parent gets when it ends; most often SIGCHLD.
+    pub exit_signal: i32,
+    /// Only for its parent to wait for: its wait status.
+    pub zombie: Option<i32>,
+    /// Stopped by job control: with this signal.
+    pub stopped: Option<i32>,
+    /// The rest, if it is not a zombie.
+    pub body: Option<Box<Body>>,
+}
+
+/// A process that lives.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Body {
+    /// Threads, the one with the process's number first.
+    pub threads: Vec<Thread>,
+    /// Its executable.
+    pub exe: FileId,
+    /// Working directory.
+    pub cwd: Vec<u8>,
+    /// umask(2).
+    pub umask: u32,
+    /// getrlimit(2), by number: soft and hard.
+    pub limits: Vec<(u64, u64)>,
+    /// Where code, data, stack, arguments and so on are (PR_SET_MM_MAP).
+    pub layout: Layout,
+    /// /proc/PID/auxv.
+    pub auxv: Vec<u8>,
+    /// Its memory.
+    pub areas: Vec<Area>,
+    /// Descriptors: number, open file, close-on-exec.
+    pub descriptors: Vec<Descriptor>,
+    /// What it does on each signal, from 1 on (the kernel's struct sigaction).
+    pub actions: Vec<[u64; 4]>,
+    /// Signals that wait for any of its threads.
+    pub pending: Vec<SigInfo>,
+    /// setitimer(2), by number: interval and rest, microseconds' seconds and parts.
+    pub interval_timers: [[u64; 4]; 3],
+    /// timer_create(2).
+    pub posix_timers: Vec<PosixTimer>,
+    /// prctl(2): attributes by option, as PR_SET_ takes them.
+    pub attributes: BTreeMap<i32, u64>,
+    /// oom_score_adj.
+    pub oom_score: i32,
+}
+
+/// struct prctl_mm_map, but for what is elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Code.
+    pub code: (u64, u64),
+    /// Initialised data.
+    pub data: (u64, u64),
+    /// The heap.
+    pub brk: (u64, u64),
+    /// Bottom of the stack.
+    pub stack: u64,
+    /// Arguments.
+    pub arguments: (u64, u64),
+    /// Environment.
+    pub environment: (u64, u64),
+}
+
+/// A thread.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Thread {
+    /// Its number.
+    pub tid: i32,
+    /// Its name.
+    pub name: Vec<u8>,
+    /// `struct user_regs_struct`.
+    pub regs: Vec<u64>,
+    /// XSAVE area.
+    pub xstate: Vec<u8>,
+    /// Signal mask.
+    pub mask: u64,
+    /// Signals that wait for it.
+    pub pending: Vec<SigInfo>,
+    /// sigaltstack(2): address, flags, size.
+    pub alternate_stack: [u64; 3],
+    /// set_tid_address(2).
+    pub clear_tid: u64,
+    /// set_robust_list(2): address and length.
+    pub robust_list: (u64, u64),
+    /// rseq(2): address, length, signature.
+    pub rseq: Option<(u64, u32, u32)>,
+    /// sched_setaffinity(2): the set, none if it is what its supervisor has.
+    pub affinity: Option<Vec<u8>>,
+    /// Scheduling policy, priority, nice value.
+    pub scheduling: (i32, i32, i32),
+    /// PR_SET_PDEATHSIG.
+    pub parent_death_signal: i32,
+    /// PR_SET_TIMERSLACK, nanoseconds.
+    pub timer_slack: u64,
+}
+
+/// `siginfo_t`, as words.
+pub type SigInfo = [u64; 16];
+
+/// timer_create(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PosixTimer {
+    /// Its number.
+    pub id: i32,
+    /// Signal, value, how it notifies, and whom.
+    pub signal: i32,
+    /// `sigev_value`.
+    pub value: u64,
+    /// `sigev_notify`.
+    pub notify: i32,
+    /// Thread, for SIGEV_THREAD_ID.
+    pub thread: i32,
+    /// Clock.
+    pub clock: i32,
+    /// Interval and rest: seconds, nanoseconds each.
+    pub setting: [u64; 4],
+}
+
+/// A file by its name, and what it must still be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileId {
+    /// Absolute.
+    pub path: Vec<u8>,
+    /// Bytes.
+    pub size: u64,
+    /// Last modification, nanoseconds.
+    pub modified_nanos: i64,
+    /// XXH3 of its bytes, or 0: only size and modification count.
+    pub hash: u64,
+}
+
+/// Part of an address space.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Area {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// PROT_ bits.
+    pub protection: i32,
+    /// MAP_SHARED.
+    pub is_shared: bool,
+    /// Where its pages come from.
+    pub backing: Backing,
+    /// Flags of smaps(5), two letters each, that are not told otherwise.
+    pub flags: Vec<[u8; 2]>,
+}
+
+/// Where the pages of an area come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backing {
+    /// Nowhere: zeros.
+    Anonymous,
+    /// A file.
+    File {
+        /// Which.
+        file: FileId,
+        /// Offset in it.
+        offset: u64,
+        /// Whether it is opened for writing.
+        write: bool,
+    },
+    /// Memory that can be mapped by several: number in [`Tree::shared`], offset.
+    Shared(u32, u64),
+    /// The kernel's: vDSO and its data, by name.
+    Kernel(Vec<u8>),
+}
+
+/// A descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptor {
+    /// Its number.
+    pub fd: i32,
+    /// Number in [`Tree::files`].
+    pub file: u32,
+    /// FD_CLOEXEC.
+    pub close_on_exec: bool,
+}
+
+/// Memory that several processes can map, or one and a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedMemory {
+    /// Name of a memfd; none: anonymous.
+    pub name: Option<Vec<u8>>,
+    /// Bytes.
+    pub size: u64,
+    /// F_GET_SEALS.
+    pub seals: i32,
+}
+
+/// An open file description.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OpenFile {
+    /// What fcntl(F_GETFL) says.
+    pub flags: i32,
+    /// What it is.
+    pub kind: Kind,
+    /// Who gets its signals (F_SETOWN, F_SETSIG).
+    pub owner: Option<(i32, i32, i32)>,
+}
+
+/// What an open file is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Kind {
+    /// Standard input, output or error of the supervisor.
+    Stdio(i32),
+    /// A file or directory, or a device that has no state.
+    Path {
+        /// Absolute name.
+        path: Vec<u8>,
+        /// Offset.
+        offset: u64,
+        /// What it must still be, for regular files.
+        file: Option<FileId>,
+        /// Its contents, if the program may write to it: a space of the image, and how long it is.
+        contents: Option<Contents>,
+        /// It has no name any more.
+        unlinked: bool,
+        /// Permissions.
+        mode: u32,
+        /// flock(2): LOCK_SH or LOCK_EX; 0: none.
+        lock: i32,
+        /// fcntl(2)'s locks: who, F_RDLCK or F_WRLCK, first and last byte.
+        record_locks: Vec<(i32, i32, u64, u64)>,
+    },
+    /// memfd_create(2), or what is mapped of one.
+    Memory {
+        /// Number in [`Tree::shared`].
+        shared: u32,
+        /// Offset.
+        offset: u64,
+    },
+    /// One end of a pipe.
+    Pipe {
+        /// Which pipe.
+        pipe: u64,
+        /// The end that is read.
+        reads: bool,
+        /// Bytes that it holds at most.
+        capacity: u32,
+        /// What is in it (with the end that is read).
+        bytes: Vec<u8>,
+        /// Packets (O_DIRECT), whose lengths are these.
+        packets: Vec<u32>,
+    },
+    /// A FIFO of the file system.
+    Fifo {
+        /// Absolute name.
+        path: Vec<u8>,
+        /// What is in it.
+        bytes: Vec<u8>,
+        /// Bytes that it holds at most.
+        capacity: u32,
+    },
+    /// eventfd(2).
+    Event {
+        /// Count.
+        count: u64,
+        /// EFD_SEMAPHORE.
+        semaphore: bool,
+    },
+    /// epoll(7).
+    Epoll {
+        /// Descriptor, events, data, and which file it was.
+        watched: Vec<Watch>,
+    },
+    /// signalfd(2).
+    Signal {
+        /// The mask.
+        mask: u64,
+    },
+    /// timerfd_create(2).
+    Timer {
+        /// Clock.
+        clock: i32,
+        /// Settings of timerfd_settime(2).
+        settings: i32,
+        /// Expirations that have not been read.
+        ticks: u64,
+        /// Interval and rest: seconds, nanoseconds each.
+        setting: [u64; 4],
+    },
+    /// inotify(7): path, mask, watch descriptor.
+    Inotify(Vec<(Vec<u8>, u32, i32)>),
+    /// pidfd_open(2).
+    Pid(i32),
+    /// socket(2).
+    Socket(Box<Socket>),
+    /// The master of a pseudoterminal.
+    Terminal {
+        /// Which pair.
+        number: u32,
+        /// The master's side.
+        master: bool,
+        /// termios, as bytes.
+        settings: Vec<u8>,
+        /// Rows, columns.
+        size: (u16, u16),
+    },
+    /// userfaultfd, perf and the like, by the name of their kind: a plugin's, if it says so.
+    Plugin(String),
+}
+
+/// One file that an epoll instance watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watch {
+    /// Descriptor that it was added as.
+    pub fd: i32,
+    /// Number in [`Tree::files`].
+    pub file: u32,
+    /// EPOLL bits.
+    pub events: u32,
+    /// The program's.
+    pub data: u64,
+}
+
+/// The bytes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contents {
+    /// Space of the image.
+    pub space: u32,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// A socket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Socket {
+    /// AF_.
+    pub family: i32,
+    /// SOCK_.
+    pub kind: i32,
+    /// IPPROTO_.
+    pub protocol: i32,
+    /// Identifies it among those of the tree.
+    pub inode: u64,
+    /// `struct sockaddr` that it is bound to.
+    pub local: Vec<u8>,
+    /// What it is connected to.
+    pub remote: Vec<u8>,
+    /// listen(2)'s backlog.
+    pub listens: Option<u32>,
+    /// The other end, if it is in the tree: its inode.
+    pub peer: Option<u64>,
+    /// What has come and was not read; datagrams one by one.
+    pub received: Vec<Message>,
+    /// shutdown(2): 1: no more receiving, 2: no more sending.
+    pub shut: u8,
+    /// getsockopt(2): level, name, value.
+    pub options: Vec<(i32, i32, Vec<u8>)>,
+}
+
+/// Bytes in a socket, with the files that were sent along.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Message {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Numbers in [`Tree::files`].
+    pub files: Vec<u32>,
+    /// Who sent it: `struct sockaddr`.
+    pub from: Vec<u8>,
+}
