@@ -9,6 +9,7 @@ mod card_exec;
 mod card_list;
 mod card_run;
 mod card_syscalls;
+mod ckpt;
 mod demo;
 mod doctor;
 mod host_process;
@@ -64,6 +65,9 @@ enum Command {
     BuildSink(stack::BuildOptions),
     Verbs(verbs::Options),
     Fabric(verbs::FabricOptions),
+    /// Checkpoint programs of this machine, and restart them
+    #[command(subcommand)]
+    Ckpt(ckpt::Command),
     /// Look into snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -166,6 +170,7 @@ pub fn main() -> ExitCode {
         Command::Repro(options) => campaign::repro(&options),
         Command::Faults(options) => campaign::faults(&options),
         Command::Snapshot(SnapshotCommand::Verify(options)) => snapshot::verify(&options),
+        Command::Ckpt(command) => ckpt::run(&command),
         Command::Run(options) => stack::run(&options),
         Command::Include(options) => stack::include(&options),
         Command::BuildSink(options) => stack::build_sink(&options),
