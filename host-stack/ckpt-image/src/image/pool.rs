@@ -1,0 +1,144 @@
+//! Buffers for page data: aligned, a few, used over and over.
+//!
+//! A buffer has room in front of its data for the list of its batch, so that both go out as one
+//! contiguous write; whose ends are on block boundaries, as O_DIRECT wants it.
+
+use std::{
+    io,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use super::{CHUNK_MAX, wire::LIST_MAX};
+
+/// Anonymous memory for one batch: [`LIST_MAX`] bytes, and [`CHUNK_MAX`] of data.
+struct Memory(NonNull<u8>);
+
+impl Memory {
+    const BYTES: usize = LIST_MAX + CHUNK_MAX;
+
+    fn new() -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice: nobody else has it.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), Self::BYTES, protection, flags)? };
+        NonNull::new(start.cast())
+            .map(Self)
+            .ok_or(io::ErrorKind::OutOfMemory.into())
+    }
+}
+
+// SAFETY: the mapping belongs to this value alone; a thread that has the value may use and unmap it.
+unsafe impl Send for Memory {}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped readable from `new` to `drop`, initialized (to zero) by the kernel, and
+        // written only through `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), Self::BYTES) }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and writable; `&mut self` makes the slice the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), Self::BYTES) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, which no slice outlives.
+        let unmapped = unsafe { munmap(self.0.as_ptr().cast(), Self::BYTES) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Memory of a pool's, with room in front of the data. Goes back when it is dropped.
+pub struct Block {
+    /// There until it is dropped.
+    memory: Option<Memory>,
+    home: SyncSender<Memory>,
+}
+
+impl Block {
+    /// All of it: the list's room, then the data.
+    pub fn bytes(&self) -> &[u8] {
+        self.memory.as_deref().unwrap_or_default()
+    }
+
+    /// All of it, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.memory.as_deref_mut().unwrap_or_default()
+    }
+
+    /// The data.
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes_mut()[LIST_MAX..]
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            // The channel has room for all there are; without a pool it is unmapped.
+            let _ = self.home.try_send(memory);
+        }
+    }
+}
+
+/// All blocks of a writer.
+pub struct Pool {
+    free: Receiver<Memory>,
+    home: SyncSender<Memory>,
+}
+
+impl Pool {
+    /// A pool of so many.
+    pub fn new(blocks: usize) -> io::Result<Self> {
+        let (home, free) = sync_channel(blocks);
+        for _ in 0..blocks {
+            let _ = home.try_send(Memory::new()?);
+        }
+        Ok(Self { free, home })
+    }
+
+    /// The next that is free; waits for it.
+    pub fn take(&self) -> Block {
+        Block {
+            memory: self.free.recv().ok(),
+            home: self.home.clone(),
+        }
+    }
+}
+
+/// [`CHUNK_MAX`] bytes, page-aligned, for page data: to fill, and to give to
+/// [`Writer::submit`](super::Writer::submit). What was in it before is anything.
+pub struct Buffer {
+    pub(super) block: Block,
+    /// Counts those that are out.
+    pub(super) _out: Arc<()>,
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.block.bytes()[LIST_MAX..]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.block.data_mut()
+    }
+}

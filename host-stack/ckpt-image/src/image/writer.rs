@@ -1,0 +1,517 @@
+//! Writes an image.
+//!
+//! ```text
+//! caller's thread              sealer's thread                 sink's thread
+//! buffer(), fill, submit() --> zeroes, zstd, XXH3, list   -->  write(2), io_uring
+//!     ^                                                            |
+//!     '------------------------- buffers ---------------------------'
+//! ```
+//! The caller never waits but for a free buffer. Once the sink has failed, what still comes is
+//! dropped, and the caller is told with its next call.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
+    },
+    thread::{self, JoinHandle},
+};
+
+use serde::Serialize;
+
+use super::{
+    CHUNK_MAX, Header, PAGE, Run, STATE_MAX, Summary, WriteError,
+    pool::{Block, Buffer, Pool},
+    seal::{Draft, Job, Sealer},
+    sink::{Sealed, Sink},
+    wire::{self, CHUNKS_MAX, Kind, blocks},
+};
+
+/// Most runs in one [`Writer::submit`]: a page each.
+const RUNS_MAX: usize = CHUNK_MAX / PAGE as usize;
+/// Blocks that are not for the caller: one that the writer fills itself, one at each thread.
+const OWN_BLOCKS: usize = 3;
+
+/// How an image is written.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What it is called in errors: a path, a peer.
+    pub name: String,
+    /// Level of zstd; none: not compressed.
+    pub zstd: Option<i32>,
+    /// Buffers that [`Writer::buffer`] hands out at a time.
+    pub buffers: usize,
+    /// Bytes that the image will take, about, if known: said when there is no room for them.
+    pub expected: u64,
+}
+
+impl Options {
+    /// Not compressed, four buffers.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            zstd: None,
+            buffers: 4,
+            expected: 0,
+        }
+    }
+}
+
+/// What the sink's thread tells.
+#[derive(Default)]
+struct Progress {
+    written: AtomicU64,
+    /// The sealer has sealed the trailer.
+    complete: AtomicBool,
+    failed: AtomicBool,
+    error: Mutex<Option<io::Error>>,
+}
+
+enum Order {
+    /// Bytes as they are: the header.
+    Bytes(Sealed),
+    Batch(Job),
+    /// The trailer, in this block.
+    Finish(Block),
+}
+
+/// An image that is being written, to a sink: any [`Write`](std::io::Write), or a file.
+///
+/// Dropped before [`Writer::finish`], what it has written is cut off, and every reader says so.
+pub struct Writer<S: Sink> {
+    options: Options,
+    has_parent: bool,
+    pool: Pool,
+    /// Counts the buffers that are out.
+    out: Arc<()>,
+    /// The batch that is being put together: its block, how full that is, and its chunks.
+    open: Option<(Job, usize)>,
+    sections: u32,
+    /// Bytes handed in.
+    handed: u64,
+    orders: Option<SyncSender<Order>>,
+    progress: Arc<Progress>,
+    sealer: Option<JoinHandle<Option<Summary>>>,
+    sinker: Option<JoinHandle<S>>,
+}
+
+impl<S: Sink> Writer<S> {
+    /// Starts an image: its header goes out.
+    pub fn new(to: S, header: &Header, options: Options) -> Result<Self, WriteError> {
+        let (bytes, sum) = wire::encode_header(header).ok_or(WriteError::Header)?;
+        let zstd = options.zstd.map(zstd::bulk::Compressor::new);
+        let zstd = zstd.transpose().map_err(WriteError::Memory)?;
+        let count = options.buffers.max(1) + OWN_BLOCKS;
+        let pool = Pool::new(count).map_err(WriteError::Memory)?;
+        let progress = Arc::new(Progress::default());
+        let (orders, ordered) = sync_channel(count);
+        let (sealed, to_write) = sync_channel(count);
+        let sealer = Sealer::new(bytes.len(), sum, zstd);
+        let (complete, told) = (Arc::clone(&progress), Arc::clone(&progress));
+        let spawned = || -> io::Result<_> {
+            let sealer = spawn("ckpt-seal", move || {
+                let summary = seal_all(sealer, &ordered, &sealed);
+                complete
+                    .complete
+                    .store(summary.is_some(), Ordering::Release);
+                // Only now does the sink's thread hear that nothing follows.
+                drop(sealed);
+                summary
+            })?;
+            let sinker = spawn("ckpt-write", move || write_all(to, &to_write, &told))?;
+            Ok((sealer, sinker))
+        };
+        let (sealer, sinker) = spawned().map_err(WriteError::Memory)?;
+        let mut block = pool.take();
+        block.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+        let mut writer = Self {
+            options,
+            has_parent: header.parent.is_some(),
+            pool,
+            out: Arc::default(),
+            open: None,
+            sections: 0,
+            handed: 0,
+            orders: Some(orders),
+            progress,
+            sealer: Some(sealer),
+            sinker: Some(sinker),
+        };
+        let len = bytes.len();
+        writer.send(Order::Bytes(Sealed::new(block, 0..len)), len)?;
+        Ok(writer)
+    }
+
+    /// The next section of state: at most [`STATE_MAX`] bytes. Sections and pages may come in any order.
+    pub fn state(&mut self, state: &impl Serialize) -> Result<(), WriteError> {
+        let section = self.sections;
+        let bytes = postcard::to_allocvec(state).ok();
+        let bytes = bytes.filter(|bytes| bytes.len() <= STATE_MAX);
+        let bytes = bytes.ok_or(WriteError::State { section })?;
+        self.flush()?;
+        // A chunk is never empty; decoding disregards what is left over.
+        let rest: &[u8] = if bytes.is_empty() { &[0] } else { &bytes };
+        let parts = rest.chunks(CHUNK_MAX);
+        let last = parts.len() - 1;
+        for (index, part) in parts.enumerate() {
+            let mut job = self.job();
+            let (now, padding) =
+                job.block.data_mut()[..blocks(part.len())].split_at_mut(part.len());
+            now.copy_from_slice(part);
+            padding.fill(0);
+            let last = index == last;
+            let run = Run {
+                space: section,
+                address: (index * CHUNK_MAX) as u64,
+                bytes: part.len() as u64,
+            };
+            job.drafts.push(Draft {
+                kind: Kind::State { zstd: false, last },
+                run,
+            });
+            self.send(Order::Batch(job), blocks(part.len()))?;
+        }
+        self.sections += 1;
+        Ok(())
+    }
+
+    /// Whole pages from `address` of `space` on. They are copied; [`Writer::submit`] does without that.
+    pub fn pages(&mut self, space: u32, address: u64, pages: &[u8]) -> Result<(), WriteError> {
+        check(Run {
+            space,
+            address,
+            bytes: pages.len() as u64,
+        })?;
+        let (mut address, mut rest) = (address, pages);
+        while !rest.is_empty() {
+            let free = CHUNK_MAX - self.open.as_ref().map_or(0, |(_, used)| *used);
+            let (now, later) = rest.split_at(rest.len().min(free));
+            if now.is_empty() || !self.has_room(now.len()) {
+                self.flush()?;
+                continue;
+            }
+            let (job, used) = self.open();
+            job.block.data_mut()[*used..*used + now.len()].copy_from_slice(now);
+            *used += now.len();
+            let run = Run {
+                space,
+                address,
+                bytes: now.len() as u64,
+            };
+            append(
+                &mut job.drafts,
+                Draft {
+                    kind: Kind::Pages { zstd: false },
+                    run,
+                },
+            );
+            address += now.len() as u64;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Pages that are zero: they cost an entry in a list.
+    pub fn zeroes(&mut self, space: u32, address: u64, bytes: u64) -> Result<(), WriteError> {
+        let run = Run {
+            space,
+            address,
+            bytes,
+        };
+        self.mark(Kind::Zeroes, run)
+    }
+
+    /// Pages of the parent that are no more: unmapped, or mapped anew and untouched since. For an
+    /// image with a parent.
+    pub fn gone(&mut self, space: u32, address: u64, bytes: u64) -> Result<(), WriteError> {
+        if !self.has_parent {
+            return Err(WriteError::Run {
+                space,
+                address,
+                bytes,
+            });
+        }
+        let run = Run {
+            space,
+            address,
+            bytes,
+        };
+        self.mark(Kind::Gone, run)
+    }
+
+    /// A buffer to fill; waits for a free one. So many as [`Options::buffers`] can be out at a time.
+    pub fn buffer(&mut self) -> Result<Buffer, WriteError> {
+        self.check_sink()?;
+        if Arc::strong_count(&self.out) > self.options.buffers.max(1) {
+            return Err(WriteError::Buffers(self.options.buffers.max(1)));
+        }
+        Ok(Buffer {
+            block: self.pool.take(),
+            _out: Arc::clone(&self.out),
+        })
+    }
+
+    /// The pages at the front of `buffer`: those of the first run, then those of the next.
+    pub fn submit(&mut self, buffer: Buffer, runs: &[Run]) -> Result<(), WriteError> {
+        let mut total = 0;
+        let mut drafts = Vec::with_capacity(runs.len());
+        for &run in runs {
+            check(run)?;
+            total += run.bytes;
+            if total > CHUNK_MAX as u64 {
+                let Run {
+                    space,
+                    address,
+                    bytes,
+                } = run;
+                return Err(WriteError::Run {
+                    space,
+                    address,
+                    bytes,
+                });
+            }
+            let kind = Kind::Pages { zstd: false };
+            append(&mut drafts, Draft { kind, run });
+        }
+        debug_assert!(drafts.len() <= RUNS_MAX);
+        if drafts.is_empty() {
+            return Ok(());
+        }
+        self.flush()?;
+        let block = buffer.block;
+        self.send(Order::Batch(Job { block, drafts }), total as usize)
+    }
+
+    /// Bytes of the image that the sink has taken.
+    pub fn written(&self) -> u64 {
+        self.progress.written.load(Ordering::Relaxed)
+    }
+
+    /// Ends the image and waits until the sink has all of it: the sink, and what was written.
+    pub fn finish(mut self) -> Result<(S, Summary), WriteError> {
+        self.flush()?;
+        let block = self.pool.take();
+        self.send(Order::Finish(block), PAGE as usize)?;
+        let (summary, sink) = self.join();
+        self.check_sink()?;
+        match (summary, sink) {
+            (Some(summary), Some(sink)) => Ok((sink, summary)),
+            _ => Err(WriteError::Panicked {
+                name: self.options.name.clone(),
+            }),
+        }
+    }
+
+    fn mark(&mut self, kind: Kind, run: Run) -> Result<(), WriteError> {
+        check(run)?;
+        if !self.has_room(0) {
+            self.flush()?;
+        }
+        append(&mut self.open().0.drafts, Draft { kind, run });
+        Ok(())
+    }
+
+    /// Whether the open batch can take a chunk of so many bytes: every page may become a chunk.
+    fn has_room(&self, bytes: usize) -> bool {
+        let Some((job, used)) = &self.open else {
+            return true;
+        };
+        let marks = job.drafts.iter().filter(|draft| !draft.kind.stores());
+        let pages = (used + bytes) / PAGE as usize;
+        pages + marks.count() < CHUNKS_MAX
+    }
+
+    fn open(&mut self) -> &mut (Job, usize) {
+        if self.open.is_none() {
+            self.open = Some((self.job(), 0));
+        }
+        self.open.as_mut().expect("it has just been made")
+    }
+
+    fn job(&self) -> Job {
+        Job {
+            block: self.pool.take(),
+            drafts: Vec::new(),
+        }
+    }
+
+    /// Sends off the open batch.
+    fn flush(&mut self) -> Result<(), WriteError> {
+        match self.open.take() {
+            Some((job, used)) => self.send(Order::Batch(job), used),
+            None => self.check_sink(),
+        }
+    }
+
+    fn send(&mut self, order: Order, bytes: usize) -> Result<(), WriteError> {
+        self.handed += bytes as u64;
+        let sent = self
+            .orders
+            .as_ref()
+            .is_some_and(|to| to.send(order).is_ok());
+        self.check_sink()?;
+        match sent {
+            true => Ok(()),
+            false => Err(WriteError::Panicked {
+                name: self.options.name.clone(),
+            }),
+        }
+    }
+
+    fn check_sink(&self) -> Result<(), WriteError> {
+        if !self.progress.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let (name, written) = (self.options.name.clone(), self.written());
+        let mut error = self
+            .progress
+            .error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let source = error.take().unwrap_or(io::ErrorKind::BrokenPipe.into());
+        Err(match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => WriteError::Full {
+                name,
+                written,
+                needed: (self.handed.max(self.options.expected))
+                    .saturating_sub(written)
+                    .max(PAGE),
+            },
+            _ => WriteError::Io {
+                name,
+                written,
+                source,
+            },
+        })
+    }
+
+    fn join(&mut self) -> (Option<Summary>, Option<S>) {
+        self.orders = None;
+        let summary = self.sealer.take().and_then(|thread| thread.join().ok());
+        let sink = self.sinker.take().and_then(|thread| thread.join().ok());
+        (summary.flatten(), sink)
+    }
+}
+
+impl<S: Sink> Drop for Writer<S> {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    thread::Builder::new().name(name.to_owned()).spawn(body)
+}
+
+fn seal_all(
+    mut sealer: Sealer,
+    orders: &Receiver<Order>,
+    to: &SyncSender<Sealed>,
+) -> Option<Summary> {
+    for order in orders {
+        let sealed = match order {
+            Order::Bytes(bytes) => bytes,
+            Order::Batch(job) => sealer.seal(job),
+            Order::Finish(block) => {
+                let (sealed, summary) = sealer.finish(block);
+                return to.send(sealed).ok().map(|()| summary);
+            }
+        };
+        to.send(sealed).ok()?;
+    }
+    None
+}
+
+fn write_all<S: Sink>(mut sink: S, from: &Receiver<Sealed>, progress: &Progress) -> S {
+    let fail = |error| {
+        *progress
+            .error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(error);
+        progress.failed.store(true, Ordering::Release);
+    };
+    let mut failed = false;
+    // Also after a failure: whoever waits for a buffer gets it.
+    while let Some(sealed) = next(&mut sink, from, &mut failed, &fail) {
+        if failed {
+            continue;
+        }
+        let len = sealed.len() as u64;
+        match sink.write(sealed) {
+            Ok(()) => {
+                progress.written.fetch_add(len, Ordering::Relaxed);
+            }
+            Err(error) => {
+                failed = true;
+                fail(error);
+            }
+        }
+    }
+    if !failed
+        && progress.complete.load(Ordering::Acquire)
+        && let Err(error) = sink.finish()
+    {
+        fail(error);
+    }
+    sink
+}
+
+/// What is to be written next. While there is nothing, the sink gives back what it can.
+fn next<S: Sink>(
+    sink: &mut S,
+    from: &Receiver<Sealed>,
+    failed: &mut bool,
+    fail: &impl Fn(io::Error),
+) -> Option<Sealed> {
+    while !*failed {
+        match from.try_recv() {
+            Ok(sealed) => return Some(sealed),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) => {}
+        }
+        match sink.settle() {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                *failed = true;
+                fail(error);
+            }
+        }
+    }
+    from.recv().ok()
+}
+
+/// Adds a chunk, or makes the last one longer by it.
+fn append(drafts: &mut Vec<Draft>, next: Draft) {
+    if let Some(last) = drafts.last_mut()
+        && last.kind == next.kind
+        && last.run.space == next.run.space
+        && last.run.address + last.run.bytes == next.run.address
+    {
+        last.run.bytes += next.run.bytes;
+    } else {
+        drafts.push(next);
+    }
+}
+
+fn check(run: Run) -> Result<(), WriteError> {
+    let Run {
+        space,
+        address,
+        bytes,
+    } = run;
+    let whole = bytes > 0 && (address | bytes).is_multiple_of(PAGE);
+    match whole && address.checked_add(bytes).is_some() {
+        true => Ok(()),
+        false => Err(WriteError::Run {
+            space,
+            address,
+            bytes,
+        }),
+    }
+}

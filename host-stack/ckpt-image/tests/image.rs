@@ -1,0 +1,276 @@
+//! Images: what is written is read, and nothing else.
+
+mod support;
+
+use std::io::{self, Write};
+
+use proptest::prelude::*;
+use snaprig_ckpt_image::image::{
+    CHUNK_MAX, Header, ImageError, Options, PAGE, Run, Totals, WriteError, Writer,
+};
+use support::{Op, Page, Registers, Shared, Told, header, image, op, read};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn what_is_written_is_read(
+        ops in prop::collection::vec(op(), 0..24),
+        zstd in prop::option::of(1..4),
+    ) {
+        let mut expected = Told::default();
+        ops.iter().for_each(|op| expected.tell(op));
+        let (bytes, summary) = image(&header(), zstd, &ops);
+        let (told, read) = read(&bytes[..]).unwrap();
+        prop_assert_eq!(told, expected);
+        prop_assert_eq!(read, summary);
+        prop_assert_eq!(summary.totals.file_bytes, bytes.len() as u64);
+    }
+}
+
+/// An image with something of every kind, and as small as that can be.
+fn small(zstd: Option<i32>) -> Vec<u8> {
+    let state = Registers {
+        name: "thread".into(),
+        words: vec![7; 2000],
+    };
+    let ops = [
+        Op::State(state),
+        Op::Pages(1, 16, vec![1, 2, 0, 3]),
+        Op::Zeroes(1, 100, 5),
+        Op::Gone(2, 3, 1),
+    ];
+    image(&header(), zstd, &ops).0
+}
+
+#[test]
+fn every_cut_is_found() {
+    for zstd in [None, Some(1)] {
+        let bytes = small(zstd);
+        for len in (0..bytes.len()).step_by(97).chain([bytes.len() - 1]) {
+            let error = read(&bytes[..len]).unwrap_err();
+            assert!(
+                matches!(error, ImageError::Truncated { offset, .. } if offset == len as u64),
+                "{len}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_is_found() {
+    for zstd in [None, Some(1)] {
+        let mut bytes = small(zstd);
+        for at in 0..bytes.len() {
+            bytes[at] ^= 1 << (at % 8);
+            let error = read(&bytes[..]).expect_err("a flipped bit");
+            if let ImageError::Damaged { offset, .. } = &error {
+                assert!(*offset <= at as u64, "{at}: {error}");
+            }
+            bytes[at] ^= 1 << (at % 8);
+        }
+        read(&bytes[..]).unwrap();
+    }
+}
+
+#[test]
+fn batches_of_another_image_or_in_another_order_are_found() {
+    let pages = |byte| {
+        [
+            Op::Submit(vec![(1, 1, vec![byte])]),
+            Op::Submit(vec![(1, 2, vec![byte + 1])]),
+        ]
+    };
+    let (one, two) = (
+        image(&header(), None, &pages(1)).0,
+        image(&header(), None, &pages(3)).0,
+    );
+    let batch = 2 * PAGE as usize;
+    let header = PAGE as usize;
+    let mut swapped = one.clone();
+    swapped[header..header + 2 * batch].rotate_left(batch);
+    assert!(matches!(
+        read(&swapped[..]),
+        Err(ImageError::Damaged { batch: Some(0), .. })
+    ));
+    let mut foreign = one.clone();
+    foreign[header..header + batch].copy_from_slice(&two[header..header + batch]);
+    assert!(matches!(
+        read(&foreign[..]),
+        Err(ImageError::Damaged { batch: None, .. })
+    ));
+    let missing = [&one[..header + batch], &one[header + 2 * batch..]].concat();
+    assert!(matches!(
+        read(&missing[..]),
+        Err(ImageError::Damaged { batch: None, .. })
+    ));
+}
+
+#[test]
+fn errors_say_what_and_where() {
+    let mut bytes = small(None);
+    let text = |bytes: &[u8]| read(bytes).unwrap_err().to_string();
+    insta::assert_snapshot!(text(b"not an image".repeat(400).as_slice()), @"image is not a checkpoint image (wrong first bytes); name an image or a checkpoint");
+    insta::assert_snapshot!(text(&bytes[..5000]), @"image is cut off at offset 5000; use an earlier checkpoint");
+    bytes[8] = 9;
+    insta::assert_snapshot!(text(&bytes), @"image is a checkpoint image of version 9, this snaprig reads version 1; restart it with the snaprig that wrote it");
+    bytes[8] = 1;
+    bytes[9000] ^= 1;
+    insta::assert_snapshot!(text(&bytes), @"image is damaged at offset 8192 (batch 0): the checksum of a chunk differs; use an earlier checkpoint");
+}
+
+#[test]
+fn zeroes_cost_an_entry_and_alternating_pages_no_more_than_themselves() {
+    let mut writer =
+        Writer::new(Shared::default(), &Header::default(), Options::new("image")).unwrap();
+    writer.zeroes(1, 0, 1 << 40).unwrap();
+    let mut buffer = writer.buffer().unwrap();
+    buffer.fill(0);
+    for page in buffer.chunks_mut(2 * PAGE as usize) {
+        page[PAGE as usize] = 1;
+    }
+    let run = Run {
+        space: 1,
+        address: 0,
+        bytes: CHUNK_MAX as u64,
+    };
+    writer.submit(buffer, &[run]).unwrap();
+    let (to, summary) = writer.finish().unwrap();
+    let half = CHUNK_MAX as u64 / 2;
+    assert_eq!(
+        summary.totals,
+        Totals {
+            file_bytes: summary.totals.file_bytes,
+            chunks: 1025,
+            state_bytes: 0,
+            page_bytes: half,
+            stored_bytes: half,
+            zero_bytes: (1 << 40) + half,
+            gone_bytes: 0,
+        }
+    );
+    assert!(summary.totals.file_bytes < half + 16 * PAGE);
+    let bytes = to.0.lock().unwrap().clone();
+    let mut reader = snaprig_ckpt_image::image::Reader::new(&bytes[..], "image").unwrap();
+    while reader.next().unwrap().is_some() {}
+}
+
+#[test]
+fn many_marks_and_pages_that_touch() {
+    let mut ops: Vec<_> = (0..5000).map(|page| Op::Zeroes(1, 2 * page, 1)).collect();
+    ops.extend((0..3000).map(|page| Op::Pages(1, page, vec![page as u8])));
+    ops.extend((0..5000).map(|page| Op::Gone(1, 3 * page, 1)));
+    let mut expected = Told::default();
+    ops.iter().for_each(|op| expected.tell(op));
+    let (bytes, _) = image(&header(), None, &ops);
+    assert_eq!(read(&bytes[..]).unwrap().0, expected);
+    assert_eq!(expected.pages[&(1, 3)], Page::Gone);
+}
+
+#[test]
+fn state_longer_than_a_chunk() {
+    let state = Registers {
+        name: "long".into(),
+        words: (0..700_000).map(|word| word << 40).collect(),
+    };
+    for zstd in [None, Some(1)] {
+        let (bytes, summary) = image(&header(), zstd, &[Op::State(state.clone())]);
+        assert!(summary.totals.chunks > 1);
+        assert_eq!(
+            read(&bytes[..]).unwrap().0.states,
+            std::slice::from_ref(&state)
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_in_an_image_is_refused() {
+    let mut writer =
+        Writer::new(Shared::default(), &Header::default(), Options::new("image")).unwrap();
+    for (address, len) in [(1, 4096), (4096, 1), (4096, 0), (u64::MAX - 4095, 4096)] {
+        let refused = writer.pages(1, address, &vec![0; len]);
+        assert!(
+            matches!(refused, Err(WriteError::Run { .. })),
+            "{address} {len}"
+        );
+    }
+    assert!(matches!(
+        writer.gone(1, 0, 4096),
+        Err(WriteError::Run { .. })
+    ));
+    let buffers: Vec<_> = (0..4).map(|_| writer.buffer().unwrap()).collect();
+    assert!(matches!(writer.buffer(), Err(WriteError::Buffers(4))));
+    // What the writer copies itself needs none of those.
+    for page in 0..3 {
+        writer.pages(1, page << 32, &vec![1; CHUNK_MAX]).unwrap();
+    }
+    drop(buffers);
+    let buffer = writer.buffer().unwrap();
+    let run = Run {
+        space: 1,
+        address: 0,
+        bytes: CHUNK_MAX as u64 + PAGE,
+    };
+    assert!(matches!(
+        writer.submit(buffer, &[run]),
+        Err(WriteError::Run { .. })
+    ));
+    let header = Header {
+        kernel: "x".repeat(70_000),
+        ..Header::default()
+    };
+    let refused = Writer::new(Shared::default(), &header, Options::new("image"));
+    assert!(matches!(refused, Err(WriteError::Header)));
+}
+
+/// Has room for so many bytes.
+struct Small(usize, io::ErrorKind);
+
+impl Write for Small {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match bytes.len().min(self.0) {
+            0 => Err(self.1.into()),
+            count => {
+                self.0 -= count;
+                Ok(count)
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes until an error comes.
+fn fill(kind: io::ErrorKind) -> WriteError {
+    let to = Small(10 << 20, kind);
+    let mut writer = Writer::new(to, &Header::default(), Options::new("/x/a.img")).unwrap();
+    for chunk in 0..8 {
+        let mut buffer = match writer.buffer() {
+            Ok(buffer) => buffer,
+            Err(error) => return error,
+        };
+        buffer.fill(1);
+        let run = Run {
+            space: 1,
+            address: chunk << 32,
+            bytes: CHUNK_MAX as u64,
+        };
+        if let Err(error) = writer.submit(buffer, &[run]) {
+            return error;
+        }
+    }
+    writer.finish().map(|_| ()).unwrap_err()
+}
+
+#[test]
+fn a_full_disk_is_told_from_other_errors() {
+    let full = fill(io::ErrorKind::StorageFull);
+    assert!(
+        matches!(&full, WriteError::Full { name, written, needed }
+            if name == "/x/a.img" && *written <= 10 << 20 && *needed >= PAGE),
+        "{full}"
+    );
+    let other = fill(io::ErrorKind::Other);
+    assert!(matches!(other, WriteError::Io { .. }), "{other}");
+}
