@@ -2,11 +2,16 @@
 
 mod support;
 
-use std::io::{self, Write};
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::Path,
+};
 
 use proptest::prelude::*;
 use snaprig_ckpt_image::image::{
-    CHUNK_MAX, Header, ImageError, Options, PAGE, Run, Totals, WriteError, Writer,
+    CHUNK_MAX, FileSink, Header, ImageError, Item, Options, PAGE, Run, Scanner, Summary, Totals,
+    WriteError, Writer,
 };
 use support::{Op, Page, Registers, Shared, Told, header, image, op, read};
 
@@ -273,4 +278,81 @@ fn a_full_disk_is_told_from_other_errors() {
     );
     let other = fill(io::ErrorKind::Other);
     assert!(matches!(other, WriteError::Io { .. }), "{other}");
+}
+
+/// Reads an image in a file, its pages apart from the rest.
+fn scan(path: &Path) -> Result<(Told, Summary), ImageError> {
+    let (mut scanner, mut scratch) = (Scanner::open(path)?, Vec::new());
+    let (mut told, mut pages) = (Told::default(), Vec::new());
+    while let Some(item) = scanner.next()? {
+        match item {
+            Item::State(state) => told.states.push(state.decode()?),
+            Item::Pages(stored) => pages.push(stored),
+            Item::Zeroes(run) => {
+                told.tell(&Op::Zeroes(run.space, run.address / PAGE, run.bytes / PAGE))
+            }
+            Item::Gone(run) => {
+                told.tell(&Op::Gone(run.space, run.address / PAGE, run.bytes / PAGE))
+            }
+        }
+    }
+    for stored in pages {
+        assert!(stored.offset.is_multiple_of(PAGE));
+        let mut bytes = vec![0; stored.run.bytes as usize];
+        scanner.load(&stored, &mut bytes, &mut scratch)?;
+        let first = bytes.iter().step_by(PAGE as usize).copied().collect();
+        told.tell(&Op::Pages(
+            stored.run.space,
+            stored.run.address / PAGE,
+            first,
+        ));
+    }
+    Ok((told, *scanner.summary()))
+}
+
+#[test]
+fn an_image_in_a_file_is_read_in_place() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("a.img");
+    let mut ops = vec![Op::Zeroes(1, 0, 3), Op::Gone(1, 10, 2)];
+    ops.extend((1..9).map(|run| Op::Submit(vec![(2, run << 20, vec![run as u8; 1000])])));
+    ops.push(Op::State(Registers {
+        name: "r".into(),
+        words: vec![1; 100_000],
+    }));
+    let mut expected = Told::default();
+    ops.iter().for_each(|op| expected.tell(op));
+    for zstd in [None, Some(1)] {
+        let sink = FileSink::new(File::create(&path).unwrap()).unwrap();
+        let options = Options {
+            zstd,
+            ..Options::new("a.img")
+        };
+        let mut writer = Writer::new(sink, &header(), options).unwrap();
+        ops.iter().for_each(|op| support::write_op(&mut writer, op));
+        let (_, summary) = writer.finish().unwrap();
+        assert_eq!(scan(&path).unwrap(), (expected.clone(), summary));
+        assert_eq!(
+            read(File::open(&path).unwrap()).unwrap(),
+            (expected.clone(), summary)
+        );
+    }
+    let whole = fs::read(&path).unwrap();
+    for len in (0..whole.len()).step_by(4095).chain([whole.len() - 1]) {
+        fs::write(&path, &whole[..len]).unwrap();
+        assert!(
+            matches!(scan(&path), Err(ImageError::Truncated { .. })),
+            "{len}"
+        );
+    }
+    fs::write(&path, [&whole[..], &[0]].concat()).unwrap();
+    scan(&path).unwrap_err();
+    let mut flipped = whole.clone();
+    for at in (0..whole.len()).step_by(1021) {
+        flipped[at] ^= 0x10;
+        fs::write(&path, &flipped).unwrap();
+        let error = scan(&path).expect_err("a flipped bit").to_string();
+        assert!(error.contains("a.img"), "{error}");
+        flipped[at] = whole[at];
+    }
 }

@@ -36,23 +36,13 @@ pub enum ImageError {
         /// What is wrong.
         what: &'static str,
     },
-    /// It ends before its end.
+    /// It ends before its end, or with something else.
     #[error("{name} is cut off at offset {offset}; use an earlier checkpoint")]
     Truncated {
         /// The file or stream.
         name: String,
         /// Where it ends.
         offset: u64,
-    },
-    /// It goes on after its end.
-    #[error("{name} has {extra} bytes after its end at offset {offset}; use an earlier checkpoint")]
-    Trailing {
-        /// The file or stream.
-        name: String,
-        /// Where the image ends.
-        offset: u64,
-        /// Bytes that follow.
-        extra: u64,
     },
     /// A section of its state is not what its reader takes for one.
     #[error(

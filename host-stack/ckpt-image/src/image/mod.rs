@@ -25,8 +25,10 @@
 //! and one section of state, and names the offset of the first thing that is wrong.
 
 mod error;
+mod file;
 mod pool;
 mod reader;
+mod scan;
 mod seal;
 mod sink;
 mod wire;
@@ -38,8 +40,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use self::{
     error::{ImageError, WriteError},
+    file::FileSink,
     pool::Buffer,
     reader::{Piece, Reader, State},
+    scan::{Item, Scanner, Stored},
     sink::{Sealed, Sink},
     writer::{Options, Writer},
 };

@@ -96,28 +96,40 @@ impl Drop for Block {
     }
 }
 
-/// All blocks of a writer.
+/// All blocks of a writer. They are made as they are needed: memory is not free.
 pub struct Pool {
     free: Receiver<Memory>,
     home: SyncSender<Memory>,
+    /// How many may still be made.
+    more: usize,
 }
 
 impl Pool {
     /// A pool of so many.
-    pub fn new(blocks: usize) -> io::Result<Self> {
+    pub fn new(blocks: usize) -> Self {
         let (home, free) = sync_channel(blocks);
-        for _ in 0..blocks {
-            let _ = home.try_send(Memory::new()?);
+        Self {
+            free,
+            home,
+            more: blocks,
         }
-        Ok(Self { free, home })
     }
 
-    /// The next that is free; waits for it.
-    pub fn take(&self) -> Block {
-        Block {
-            memory: self.free.recv().ok(),
+    /// The next that is free; waits for it once all have been made.
+    pub fn take(&mut self) -> io::Result<Block> {
+        let memory = match self.free.try_recv() {
+            Ok(memory) => memory,
+            Err(_) if self.more > 0 => {
+                self.more -= 1;
+                Memory::new()?
+            }
+            // We hold a sender: it does not fail.
+            Err(_) => self.free.recv().map_err(io::Error::other)?,
+        };
+        Ok(Block {
+            memory: Some(memory),
             home: self.home.clone(),
-        }
+        })
     }
 }
 

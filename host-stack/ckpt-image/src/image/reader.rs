@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use serde::de::DeserializeOwned;
 
 use super::{
-    CHUNK_MAX, Header, ImageError, STATE_MAX, Summary, Totals, hash,
+    CHUNK_MAX, Header, ImageError, Run, STATE_MAX, Summary, Totals, hash,
     wire::{self, BLOCK, Chunk, Digest, Kind, Next, Wrong},
 };
 
@@ -76,7 +76,7 @@ impl State<'_> {
 
 /// An image that is being read, from anything that can be read. It is not read past its end.
 pub struct Reader<R> {
-    from: Source<R>,
+    pub(super) from: Source<R>,
     header: Header,
     digest: Digest,
     batches: u64,
@@ -146,55 +146,64 @@ impl<R: Read> Reader<R> {
         reason = "a piece borrows from the reader"
     )]
     pub fn next(&mut self) -> Result<Option<Piece<'_>>, ImageError> {
-        loop {
-            if self.summary.is_some() {
-                return Ok(None);
-            }
-            let Some(&chunk) = self.chunks.get(self.done) else {
-                self.batch()?;
-                continue;
-            };
-            self.done += 1;
-            let run = chunk.run;
-            if chunk.kind.stores() {
-                self.load(&chunk)?;
-            }
-            match chunk.kind {
-                Kind::State { .. } => {
-                    if let Some(section) = self.part(&chunk)? {
-                        return Ok(Some(Piece::State(State {
-                            name: &self.from.name,
-                            offset: self.from.offset,
-                            section,
-                            bytes: &self.sections.bytes,
-                        })));
+        while let Some(chunk) = self.chunk()? {
+            let Run {
+                space,
+                address,
+                bytes,
+            } = chunk.run;
+            return Ok(Some(match chunk.kind {
+                Kind::Zeroes => Piece::Zeroes {
+                    space,
+                    address,
+                    bytes,
+                },
+                Kind::Gone => Piece::Gone {
+                    space,
+                    address,
+                    bytes,
+                },
+                Kind::Pages { zstd } => {
+                    self.load(&chunk)?;
+                    Piece::Pages {
+                        space,
+                        address,
+                        bytes: if zstd { &self.pages } else { &self.stored },
                     }
                 }
-                Kind::Pages { .. } => {
-                    return Ok(Some(Piece::Pages {
-                        space: run.space,
-                        address: run.address,
-                        bytes: match chunk.kind.zstd() {
-                            true => &self.pages,
-                            false => &self.stored,
-                        },
-                    }));
-                }
-                Kind::Zeroes => {
-                    return Ok(Some(Piece::Zeroes {
-                        space: run.space,
-                        address: run.address,
-                        bytes: run.bytes,
-                    }));
-                }
-                Kind::Gone => {
-                    return Ok(Some(Piece::Gone {
-                        space: run.space,
-                        address: run.address,
-                        bytes: run.bytes,
-                    }));
-                }
+                Kind::State { .. } => match self.part(&chunk)? {
+                    None => continue,
+                    Some(section) => Piece::State(self.state(section)),
+                },
+            }));
+        }
+        Ok(None)
+    }
+
+    /// The next chunk; its stored bytes are the next to be read. None: the image is complete.
+    pub(super) fn chunk(&mut self) -> Result<Option<Chunk>, ImageError> {
+        while self.summary.is_none() {
+            if let Some(chunk) = self.chunks.get(self.done) {
+                self.done += 1;
+                return Ok(Some(*chunk));
             }
+            self.batch()?;
+        }
+        Ok(None)
+    }
+
+    /// Batches whose lists have been read.
+    pub(super) fn batches(&self) -> u64 {
+        self.batches
+    }
+
+    /// The section that is complete.
+    pub(super) fn state(&self, section: u32) -> State<'_> {
+        State {
+            name: &self.from.name,
+            offset: self.from.offset,
+            section,
+            bytes: &self.sections.bytes,
         }
     }
 
@@ -250,35 +259,33 @@ impl<R: Read> Reader<R> {
         let at = self.from.offset;
         self.stored.resize(chunk.stored as usize, 0);
         self.from.fill(&mut self.stored)?;
-        let wrong = |what| {
-            let batch = Some(self.batches - 1);
-            ImageError::wrong(&self.from.name, at, batch, Wrong::Damaged(what))
-        };
         if hash(&self.stored) != chunk.hash {
-            return Err(wrong("the checksum of a chunk differs"));
+            return Err(self.damaged(at, "the checksum of a chunk differs"));
         }
         if chunk.kind.zstd() {
             self.pages.resize(chunk.run.bytes as usize, 0);
-            decompress(&self.stored, &mut self.pages).map_err(wrong)?;
+            let whole = decompress(&self.stored, &mut self.pages);
+            whole.map_err(|what| self.damaged(at, what))?;
         }
         Ok(())
     }
 
-    /// Adds a part of a section of state; its number if it is the last.
-    fn part(&mut self, chunk: &Chunk) -> Result<Option<u32>, ImageError> {
-        let bytes = match chunk.kind.zstd() {
-            true => &self.pages,
-            false => &self.stored[..chunk.run.bytes as usize],
+    /// Reads a part of a section of state; the section's number if it was the last.
+    pub(super) fn part(&mut self, chunk: &Chunk) -> Result<Option<u32>, ImageError> {
+        let at = self.from.offset;
+        self.load(chunk)?;
+        let (bytes, padding) = match chunk.kind.zstd() {
+            true => (&self.pages[..], &[][..]),
+            false => self.stored.split_at(chunk.run.bytes as usize),
         };
-        let padding = match chunk.kind.zstd() {
-            true => &[],
-            false => &self.stored[chunk.run.bytes as usize..],
-        };
-        let added = self.sections.add(chunk, bytes, padding);
-        added.map_err(|what| {
-            let (at, batch) = (self.from.offset - chunk.stored, Some(self.batches - 1));
-            ImageError::wrong(&self.from.name, at, batch, Wrong::Damaged(what))
-        })
+        let section = self.sections.add(chunk, bytes, padding);
+        section.map_err(|what| self.damaged(at, what))
+    }
+
+    /// Something is wrong with the batch at hand.
+    pub(super) fn damaged(&self, offset: u64, what: &'static str) -> ImageError {
+        let batch = self.batches.checked_sub(1);
+        ImageError::wrong(&self.from.name, offset, batch, Wrong::Damaged(what))
     }
 }
 
@@ -322,7 +329,7 @@ impl Sections {
 }
 
 /// Decompresses a chunk into exactly as many bytes as it is to have.
-fn decompress(stored: &[u8], to: &mut [u8]) -> Result<(), &'static str> {
+pub(super) fn decompress(stored: &[u8], to: &mut [u8]) -> Result<(), &'static str> {
     assert!(to.len() <= CHUNK_MAX);
     // A frame knows its own length; zeroes follow.
     let frame = zstd::zstd_safe::find_frame_compressed_size(stored);
@@ -342,10 +349,10 @@ fn block(bytes: &mut [u8]) -> &mut [u8; BLOCK] {
 }
 
 /// What is read, and how far.
-struct Source<R> {
-    from: R,
-    name: String,
-    offset: u64,
+pub(super) struct Source<R> {
+    pub from: R,
+    pub name: String,
+    pub offset: u64,
 }
 
 impl<R: Read> Source<R> {

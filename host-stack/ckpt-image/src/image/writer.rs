@@ -104,7 +104,7 @@ impl<S: Sink> Writer<S> {
         let zstd = options.zstd.map(zstd::bulk::Compressor::new);
         let zstd = zstd.transpose().map_err(WriteError::Memory)?;
         let count = options.buffers.max(1) + OWN_BLOCKS;
-        let pool = Pool::new(count).map_err(WriteError::Memory)?;
+        let mut pool = Pool::new(count);
         let progress = Arc::new(Progress::default());
         let (orders, ordered) = sync_channel(count);
         let (sealed, to_write) = sync_channel(count);
@@ -124,7 +124,7 @@ impl<S: Sink> Writer<S> {
             Ok((sealer, sinker))
         };
         let (sealer, sinker) = spawned().map_err(WriteError::Memory)?;
-        let mut block = pool.take();
+        let mut block = pool.take().map_err(WriteError::Memory)?;
         block.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
         let mut writer = Self {
             options,
@@ -156,7 +156,7 @@ impl<S: Sink> Writer<S> {
         let parts = rest.chunks(CHUNK_MAX);
         let last = parts.len() - 1;
         for (index, part) in parts.enumerate() {
-            let mut job = self.job();
+            let mut job = self.job()?;
             let (now, padding) =
                 job.block.data_mut()[..blocks(part.len())].split_at_mut(part.len());
             now.copy_from_slice(part);
@@ -192,7 +192,7 @@ impl<S: Sink> Writer<S> {
                 self.flush()?;
                 continue;
             }
-            let (job, used) = self.open();
+            let (job, used) = self.open()?;
             job.block.data_mut()[*used..*used + now.len()].copy_from_slice(now);
             *used += now.len();
             let run = Run {
@@ -248,7 +248,7 @@ impl<S: Sink> Writer<S> {
             return Err(WriteError::Buffers(self.options.buffers.max(1)));
         }
         Ok(Buffer {
-            block: self.pool.take(),
+            block: self.pool.take().map_err(WriteError::Memory)?,
             _out: Arc::clone(&self.out),
         })
     }
@@ -292,7 +292,7 @@ impl<S: Sink> Writer<S> {
     /// Ends the image and waits until the sink has all of it: the sink, and what was written.
     pub fn finish(mut self) -> Result<(S, Summary), WriteError> {
         self.flush()?;
-        let block = self.pool.take();
+        let block = self.pool.take().map_err(WriteError::Memory)?;
         self.send(Order::Finish(block), PAGE as usize)?;
         let (summary, sink) = self.join();
         self.check_sink()?;
@@ -309,7 +309,7 @@ impl<S: Sink> Writer<S> {
         if !self.has_room(0) {
             self.flush()?;
         }
-        append(&mut self.open().0.drafts, Draft { kind, run });
+        append(&mut self.open()?.0.drafts, Draft { kind, run });
         Ok(())
     }
 
@@ -323,18 +323,19 @@ impl<S: Sink> Writer<S> {
         pages + marks.count() < CHUNKS_MAX
     }
 
-    fn open(&mut self) -> &mut (Job, usize) {
-        if self.open.is_none() {
-            self.open = Some((self.job(), 0));
-        }
-        self.open.as_mut().expect("it has just been made")
+    fn open(&mut self) -> Result<&mut (Job, usize), WriteError> {
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => (self.job()?, 0),
+        };
+        Ok(self.open.insert(open))
     }
 
-    fn job(&self) -> Job {
-        Job {
-            block: self.pool.take(),
+    fn job(&mut self) -> Result<Job, WriteError> {
+        Ok(Job {
+            block: self.pool.take().map_err(WriteError::Memory)?,
             drafts: Vec::new(),
-        }
+        })
     }
 
     /// Sends off the open batch.

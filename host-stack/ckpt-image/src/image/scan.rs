@@ -1,0 +1,223 @@
+//! Reads what an image in a file is made of, and leaves its pages to be read straight into place.
+//!
+//! ```text
+//! scanner -- Stored { space, address, offset, hash } --> pread into the target, or mmap --> verify
+//! ```
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::Arc,
+};
+
+use super::{
+    Header, ImageError, PAGE, Reader, Run, State, Summary, hash,
+    reader::decompress,
+    wire::{self, Kind},
+};
+
+/// What comes next in an image.
+#[derive(Debug)]
+pub enum Item<'a> {
+    /// A section of state.
+    State(State<'a>),
+    /// Pages, and where they are in the file.
+    Pages(Stored),
+    /// Pages that are zero.
+    Zeroes(Run),
+    /// Pages of the parent that are no more.
+    Gone(Run),
+}
+
+/// Where the bytes of a run of pages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Where the pages belong. At most [`CHUNK_MAX`](super::CHUNK_MAX) bytes.
+    pub run: Run,
+    /// Where they are in the file: a multiple of [`PAGE`].
+    pub offset: u64,
+    /// How long they are there: a multiple of [`PAGE`].
+    pub bytes: u64,
+    /// They are compressed: only [`Scanner::load`] reads them.
+    pub zstd: bool,
+    /// Checksum of the bytes in the file.
+    pub hash: u64,
+    batch: u64,
+}
+
+/// An image in a file: verified but for its pages, which are verified by whoever reads them.
+pub struct Scanner {
+    reader: Reader<At>,
+    summary: Summary,
+}
+
+impl Scanner {
+    /// Opens the file and reads header and trailer.
+    pub fn open(path: &Path) -> Result<Self, ImageError> {
+        let name = path.display().to_string();
+        let io = |source| ImageError::Io {
+            name: name.clone(),
+            offset: 0,
+            source,
+        };
+        let file = File::open(path).map_err(io)?;
+        Self::new(file, name)
+    }
+
+    /// The same of a file that is open already.
+    pub fn new(file: File, name: impl Into<String>) -> Result<Self, ImageError> {
+        let at = At {
+            file: Arc::new(file),
+            at: 0,
+        };
+        let reader = Reader::new(at, name)?;
+        let summary = trailer(&reader)?;
+        Ok(Self { reader, summary })
+    }
+
+    /// Who made it where.
+    pub fn header(&self) -> &Header {
+        self.reader.header()
+    }
+
+    /// What the image is, as its trailer says. That this is so is known when [`Scanner::next`] has
+    /// come to the end.
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    /// The file, to read pages from.
+    pub fn file(&self) -> &Arc<File> {
+        &self.reader.from.from.file
+    }
+
+    /// The next item; none: that was all, and it is what the trailer says.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an item borrows from the scanner"
+    )]
+    pub fn next(&mut self) -> Result<Option<Item<'_>>, ImageError> {
+        while let Some(chunk) = self.reader.chunk()? {
+            return Ok(Some(match chunk.kind {
+                Kind::Zeroes => Item::Zeroes(chunk.run),
+                Kind::Gone => Item::Gone(chunk.run),
+                Kind::Pages { zstd } => {
+                    let from = &mut self.reader.from;
+                    let offset = from.offset;
+                    from.offset += chunk.stored;
+                    from.from.at = from.offset;
+                    Item::Pages(Stored {
+                        run: chunk.run,
+                        offset,
+                        bytes: chunk.stored,
+                        zstd,
+                        hash: chunk.hash,
+                        batch: self.reader.batches() - 1,
+                    })
+                }
+                Kind::State { .. } => match self.reader.part(&chunk)? {
+                    None => continue,
+                    Some(section) => Item::State(self.reader.state(section)),
+                },
+            }));
+        }
+        Ok(None)
+    }
+
+    /// Whether these are the bytes that were written there: those of the file, as they are in it.
+    pub fn verify(&self, stored: &Stored, bytes: &[u8]) -> Result<(), ImageError> {
+        match bytes.len() as u64 == stored.bytes && hash(bytes) == stored.hash {
+            true => Ok(()),
+            false => Err(self.damaged(stored, "the checksum of a chunk differs")),
+        }
+    }
+
+    /// Reads pages into `to`, which is as long as they are, and verifies them. `scratch` is for
+    /// what is compressed.
+    pub fn load(
+        &self,
+        stored: &Stored,
+        to: &mut [u8],
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), ImageError> {
+        assert_eq!(to.len() as u64, stored.run.bytes, "room for all pages");
+        if !stored.zstd {
+            self.read(stored, to)?;
+            return self.verify(stored, to);
+        }
+        scratch.resize(stored.bytes as usize, 0);
+        self.read(stored, scratch)?;
+        self.verify(stored, scratch)?;
+        decompress(scratch, to).map_err(|what| self.damaged(stored, what))
+    }
+
+    fn read(&self, stored: &Stored, to: &mut [u8]) -> Result<(), ImageError> {
+        let (name, offset) = (self.reader.from.name.clone(), stored.offset);
+        let read = self.file().read_exact_at(to, offset);
+        read.map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => ImageError::Truncated { name, offset },
+            _ => ImageError::Io {
+                name,
+                offset,
+                source,
+            },
+        })
+    }
+
+    fn damaged(&self, stored: &Stored, what: &'static str) -> ImageError {
+        ImageError::Damaged {
+            name: self.reader.from.name.clone(),
+            offset: stored.offset,
+            batch: Some(stored.batch),
+            what,
+        }
+    }
+}
+
+/// The trailer of a file, which is as long as it says.
+fn trailer(reader: &Reader<At>) -> Result<Summary, ImageError> {
+    let (name, file) = (&reader.from.name, &reader.from.from.file);
+    let io = |offset| {
+        move |source| ImageError::Io {
+            name: name.clone(),
+            offset,
+            source,
+        }
+    };
+    let len = file.metadata().map_err(io(0))?.len();
+    let truncated = || ImageError::Truncated {
+        name: name.clone(),
+        offset: len,
+    };
+    let at = len.checked_sub(PAGE).ok_or_else(truncated)?;
+    let mut block = [0; wire::BLOCK];
+    file.read_exact_at(&mut block, at).map_err(io(at))?;
+    let whole = at.is_multiple_of(PAGE) && wire::next(&block) == Ok(wire::Next::Trailer);
+    if !whole {
+        return Err(truncated());
+    }
+    let wrong = |wrong| ImageError::wrong(name, at, None, wrong);
+    let (_, summary) = wire::decode_trailer(&mut block).map_err(wrong)?;
+    match summary.totals.file_bytes == len {
+        true => Ok(summary),
+        false => Err(wrong(wire::Wrong::Damaged(
+            "a file of another length than its trailer says",
+        ))),
+    }
+}
+
+/// A file, read at an offset of its own.
+pub(super) struct At {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl Read for At {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(to, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
