@@ -26,6 +26,7 @@
 
 mod error;
 mod file;
+mod pipeline;
 mod pool;
 mod reader;
 mod scan;

@@ -1,29 +1,15 @@
-//! Writes an image.
+//! Writes an image: what is handed in becomes batches, which go through a [`pipeline`](super::pipeline).
 //!
-//! ```text
-//! caller's thread              sealer's thread                 sink's thread
-//! buffer(), fill, submit() --> zeroes, zstd, XXH3, list   -->  write(2), io_uring
-//!     ^                                                            |
-//!     '------------------------- buffers ---------------------------'
-//! ```
-//! The caller never waits but for a free buffer. Once the sink has failed, what still comes is
-//! dropped, and the caller is told with its next call.
+//! The caller never waits but for a free buffer. That the sink has failed is told with the next call.
 
-use std::{
-    io,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
-    },
-    thread::{self, JoinHandle},
-};
+use std::{io, sync::Arc};
 
 use serde::Serialize;
 
 use super::{
     CHUNK_MAX, Header, PAGE, Run, STATE_MAX, Summary, WriteError,
-    pool::{Block, Buffer, Pool},
+    pipeline::{Order, Pipeline},
+    pool::{Buffer, Pool},
     seal::{Draft, Job, Sealer},
     sink::{Sealed, Sink},
     wire::{self, CHUNKS_MAX, Kind, blocks},
@@ -59,22 +45,13 @@ impl Options {
     }
 }
 
-/// What the sink's thread tells.
-#[derive(Default)]
-struct Progress {
-    written: AtomicU64,
-    /// The sealer has sealed the trailer.
-    complete: AtomicBool,
-    failed: AtomicBool,
-    error: Mutex<Option<io::Error>>,
-}
-
-enum Order {
-    /// Bytes as they are: the header.
-    Bytes(Sealed),
-    Batch(Job),
-    /// The trailer, in this block.
-    Finish(Block),
+/// The batch that is being put together.
+struct Open {
+    job: Job,
+    /// Bytes of its block that are full.
+    used: usize,
+    /// Chunks that have no bytes there.
+    marks: usize,
 }
 
 /// An image that is being written, to a sink: any [`Write`](std::io::Write), or a file.
@@ -86,15 +63,11 @@ pub struct Writer<S: Sink> {
     pool: Pool,
     /// Counts the buffers that are out.
     out: Arc<()>,
-    /// The batch that is being put together: its block, how full that is, and its chunks.
-    open: Option<(Job, usize)>,
+    open: Option<Open>,
     sections: u32,
     /// Bytes handed in.
     handed: u64,
-    orders: Option<SyncSender<Order>>,
-    progress: Arc<Progress>,
-    sealer: Option<JoinHandle<Option<Summary>>>,
-    sinker: Option<JoinHandle<S>>,
+    pipeline: Pipeline<S>,
 }
 
 impl<S: Sink> Writer<S> {
@@ -105,25 +78,8 @@ impl<S: Sink> Writer<S> {
         let zstd = zstd.transpose().map_err(WriteError::Memory)?;
         let count = options.buffers.max(1) + OWN_BLOCKS;
         let mut pool = Pool::new(count);
-        let progress = Arc::new(Progress::default());
-        let (orders, ordered) = sync_channel(count);
-        let (sealed, to_write) = sync_channel(count);
         let sealer = Sealer::new(bytes.len(), sum, zstd);
-        let (complete, told) = (Arc::clone(&progress), Arc::clone(&progress));
-        let spawned = || -> io::Result<_> {
-            let sealer = spawn("ckpt-seal", move || {
-                let summary = seal_all(sealer, &ordered, &sealed);
-                complete
-                    .complete
-                    .store(summary.is_some(), Ordering::Release);
-                // Only now does the sink's thread hear that nothing follows.
-                drop(sealed);
-                summary
-            })?;
-            let sinker = spawn("ckpt-write", move || write_all(to, &to_write, &told))?;
-            Ok((sealer, sinker))
-        };
-        let (sealer, sinker) = spawned().map_err(WriteError::Memory)?;
+        let pipeline = Pipeline::start(to, sealer, count).map_err(WriteError::Memory)?;
         let mut block = pool.take().map_err(WriteError::Memory)?;
         block.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
         let mut writer = Self {
@@ -134,10 +90,7 @@ impl<S: Sink> Writer<S> {
             open: None,
             sections: 0,
             handed: 0,
-            orders: Some(orders),
-            progress,
-            sealer: Some(sealer),
-            sinker: Some(sinker),
+            pipeline,
         };
         let len = bytes.len();
         writer.send(Order::Bytes(Sealed::new(block, 0..len)), len)?;
@@ -186,13 +139,13 @@ impl<S: Sink> Writer<S> {
         })?;
         let (mut address, mut rest) = (address, pages);
         while !rest.is_empty() {
-            let free = CHUNK_MAX - self.open.as_ref().map_or(0, |(_, used)| *used);
+            let free = CHUNK_MAX - self.open.as_ref().map_or(0, |open| open.used);
             let (now, later) = rest.split_at(rest.len().min(free));
             if now.is_empty() || !self.has_room(now.len()) {
                 self.flush()?;
                 continue;
             }
-            let (job, used) = self.open()?;
+            let Open { job, used, .. } = self.open()?;
             job.block.data_mut()[*used..*used + now.len()].copy_from_slice(now);
             *used += now.len();
             let run = Run {
@@ -200,13 +153,8 @@ impl<S: Sink> Writer<S> {
                 address,
                 bytes: now.len() as u64,
             };
-            append(
-                &mut job.drafts,
-                Draft {
-                    kind: Kind::Pages { zstd: false },
-                    run,
-                },
-            );
+            let kind = Kind::Pages { zstd: false };
+            append(&mut job.drafts, Draft { kind, run });
             address += now.len() as u64;
             rest = later;
         }
@@ -259,7 +207,7 @@ impl<S: Sink> Writer<S> {
         let mut drafts = Vec::with_capacity(runs.len());
         for &run in runs {
             check(run)?;
-            total += run.bytes;
+            total = run.bytes.saturating_add(total);
             if total > CHUNK_MAX as u64 {
                 let Run {
                     space,
@@ -286,7 +234,7 @@ impl<S: Sink> Writer<S> {
 
     /// Bytes of the image that the sink has taken.
     pub fn written(&self) -> u64 {
-        self.progress.written.load(Ordering::Relaxed)
+        self.pipeline.written()
     }
 
     /// Ends the image and waits until the sink has all of it: the sink, and what was written.
@@ -294,13 +242,11 @@ impl<S: Sink> Writer<S> {
         self.flush()?;
         let block = self.pool.take().map_err(WriteError::Memory)?;
         self.send(Order::Finish(block), PAGE as usize)?;
-        let (summary, sink) = self.join();
+        let (summary, sink) = self.pipeline.join();
         self.check_sink()?;
         match (summary, sink) {
             (Some(summary), Some(sink)) => Ok((sink, summary)),
-            _ => Err(WriteError::Panicked {
-                name: self.options.name.clone(),
-            }),
+            _ => Err(self.panicked()),
         }
     }
 
@@ -309,24 +255,27 @@ impl<S: Sink> Writer<S> {
         if !self.has_room(0) {
             self.flush()?;
         }
-        append(&mut self.open()?.0.drafts, Draft { kind, run });
+        let open = self.open()?;
+        open.marks += usize::from(append(&mut open.job.drafts, Draft { kind, run }));
         Ok(())
     }
 
     /// Whether the open batch can take a chunk of so many bytes: every page may become a chunk.
     fn has_room(&self, bytes: usize) -> bool {
-        let Some((job, used)) = &self.open else {
-            return true;
-        };
-        let marks = job.drafts.iter().filter(|draft| !draft.kind.stores());
-        let pages = (used + bytes) / PAGE as usize;
-        pages + marks.count() < CHUNKS_MAX
+        self.open.as_ref().is_none_or(|open| {
+            let pages = (open.used + bytes) / PAGE as usize;
+            pages + open.marks < CHUNKS_MAX
+        })
     }
 
-    fn open(&mut self) -> Result<&mut (Job, usize), WriteError> {
+    fn open(&mut self) -> Result<&mut Open, WriteError> {
         let open = match self.open.take() {
             Some(open) => open,
-            None => (self.job()?, 0),
+            None => Open {
+                job: self.job()?,
+                used: 0,
+                marks: 0,
+            },
         };
         Ok(self.open.insert(open))
     }
@@ -341,44 +290,32 @@ impl<S: Sink> Writer<S> {
     /// Sends off the open batch.
     fn flush(&mut self) -> Result<(), WriteError> {
         match self.open.take() {
-            Some((job, used)) => self.send(Order::Batch(job), used),
+            Some(open) => self.send(Order::Batch(open.job), open.used),
             None => self.check_sink(),
         }
     }
 
     fn send(&mut self, order: Order, bytes: usize) -> Result<(), WriteError> {
         self.handed += bytes as u64;
-        let sent = self
-            .orders
-            .as_ref()
-            .is_some_and(|to| to.send(order).is_ok());
+        let sent = self.pipeline.send(order);
         self.check_sink()?;
         match sent {
             true => Ok(()),
-            false => Err(WriteError::Panicked {
-                name: self.options.name.clone(),
-            }),
+            false => Err(self.panicked()),
         }
     }
 
     fn check_sink(&self) -> Result<(), WriteError> {
-        if !self.progress.failed.load(Ordering::Acquire) {
+        let Some(source) = self.pipeline.failure() else {
             return Ok(());
-        }
+        };
         let (name, written) = (self.options.name.clone(), self.written());
-        let mut error = self
-            .progress
-            .error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let source = error.take().unwrap_or(io::ErrorKind::BrokenPipe.into());
+        let known = self.handed.max(self.options.expected);
         Err(match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => WriteError::Full {
                 name,
                 written,
-                needed: (self.handed.max(self.options.expected))
-                    .saturating_sub(written)
-                    .max(PAGE),
+                needed: known.saturating_sub(written).max(PAGE),
             },
             _ => WriteError::Io {
                 name,
@@ -388,116 +325,25 @@ impl<S: Sink> Writer<S> {
         })
     }
 
-    fn join(&mut self) -> (Option<Summary>, Option<S>) {
-        self.orders = None;
-        let summary = self.sealer.take().and_then(|thread| thread.join().ok());
-        let sink = self.sinker.take().and_then(|thread| thread.join().ok());
-        (summary.flatten(), sink)
-    }
-}
-
-impl<S: Sink> Drop for Writer<S> {
-    fn drop(&mut self) {
-        self.join();
-    }
-}
-
-fn spawn<T: Send + 'static>(
-    name: &str,
-    body: impl FnOnce() -> T + Send + 'static,
-) -> io::Result<JoinHandle<T>> {
-    thread::Builder::new().name(name.to_owned()).spawn(body)
-}
-
-fn seal_all(
-    mut sealer: Sealer,
-    orders: &Receiver<Order>,
-    to: &SyncSender<Sealed>,
-) -> Option<Summary> {
-    for order in orders {
-        let sealed = match order {
-            Order::Bytes(bytes) => bytes,
-            Order::Batch(job) => sealer.seal(job),
-            Order::Finish(block) => {
-                let (sealed, summary) = sealer.finish(block);
-                return to.send(sealed).ok().map(|()| summary);
-            }
-        };
-        to.send(sealed).ok()?;
-    }
-    None
-}
-
-fn write_all<S: Sink>(mut sink: S, from: &Receiver<Sealed>, progress: &Progress) -> S {
-    let fail = |error| {
-        *progress
-            .error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(error);
-        progress.failed.store(true, Ordering::Release);
-    };
-    let mut failed = false;
-    // Also after a failure: whoever waits for a buffer gets it.
-    while let Some(sealed) = next(&mut sink, from, &mut failed, &fail) {
-        if failed {
-            continue;
-        }
-        let len = sealed.len() as u64;
-        match sink.write(sealed) {
-            Ok(()) => {
-                progress.written.fetch_add(len, Ordering::Relaxed);
-            }
-            Err(error) => {
-                failed = true;
-                fail(error);
-            }
+    fn panicked(&self) -> WriteError {
+        WriteError::Panicked {
+            name: self.options.name.clone(),
         }
     }
-    if !failed
-        && progress.complete.load(Ordering::Acquire)
-        && let Err(error) = sink.finish()
-    {
-        fail(error);
-    }
-    sink
 }
 
-/// What is to be written next. While there is nothing, the sink gives back what it can.
-fn next<S: Sink>(
-    sink: &mut S,
-    from: &Receiver<Sealed>,
-    failed: &mut bool,
-    fail: &impl Fn(io::Error),
-) -> Option<Sealed> {
-    while !*failed {
-        match from.try_recv() {
-            Ok(sealed) => return Some(sealed),
-            Err(TryRecvError::Disconnected) => return None,
-            Err(TryRecvError::Empty) => {}
-        }
-        match sink.settle() {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(error) => {
-                *failed = true;
-                fail(error);
-            }
-        }
-    }
-    from.recv().ok()
-}
-
-/// Adds a chunk, or makes the last one longer by it.
-fn append(drafts: &mut Vec<Draft>, next: Draft) {
+/// Adds a chunk, or makes the last one longer by it; whether there is one more.
+fn append(drafts: &mut Vec<Draft>, next: Draft) -> bool {
     if let Some(last) = drafts.last_mut()
         && last.kind == next.kind
         && last.run.space == next.run.space
         && last.run.address + last.run.bytes == next.run.address
     {
         last.run.bytes += next.run.bytes;
-    } else {
-        drafts.push(next);
+        return false;
     }
+    drafts.push(next);
+    true
 }
 
 fn check(run: Run) -> Result<(), WriteError> {
