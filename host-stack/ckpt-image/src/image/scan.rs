@@ -77,6 +77,18 @@ impl Scanner {
         Ok(Self { reader, summary })
     }
 
+    /// The same image, from its beginning.
+    pub fn again(&self) -> Result<Self, ImageError> {
+        let at = At {
+            file: Arc::clone(self.file()),
+            at: 0,
+        };
+        Ok(Self {
+            reader: Reader::new(at, self.reader.from.name.clone())?,
+            summary: self.summary,
+        })
+    }
+
     /// Who made it where.
     pub fn header(&self) -> &Header {
         self.reader.header()

@@ -100,12 +100,19 @@ impl<S: Sink> Writer<S> {
     /// The next section of state: at most [`STATE_MAX`] bytes. Sections and pages may come in any order.
     pub fn state(&mut self, state: &impl Serialize) -> Result<(), WriteError> {
         let section = self.sections;
-        let bytes = postcard::to_allocvec(state).ok();
-        let bytes = bytes.filter(|bytes| bytes.len() <= STATE_MAX);
-        let bytes = bytes.ok_or(WriteError::State { section })?;
+        let bytes = postcard::to_allocvec(state).map_err(|_| WriteError::State { section })?;
+        self.state_bytes(&bytes)
+    }
+
+    /// The same of a state that is serialized already (postcard).
+    pub fn state_bytes(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        let section = self.sections;
+        if bytes.len() > STATE_MAX {
+            return Err(WriteError::State { section });
+        }
         self.flush()?;
         // A chunk is never empty; decoding disregards what is left over.
-        let rest: &[u8] = if bytes.is_empty() { &[0] } else { &bytes };
+        let rest = if bytes.is_empty() { &[0] } else { bytes };
         let parts = rest.chunks(CHUNK_MAX);
         let last = parts.len() - 1;
         for (index, part) in parts.enumerate() {
