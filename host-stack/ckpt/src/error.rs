@@ -72,6 +72,9 @@ pub enum Error {
     /// An image cannot be read.
     #[error(transparent)]
     Image(#[from] snaprig_ckpt_image::image::ImageError),
+    /// A directory of checkpoints.
+    #[error(transparent)]
+    Store(#[from] snaprig_ckpt_image::store::StoreError),
     /// An image cannot be written.
     #[error(transparent)]
     Write(#[from] snaprig_ckpt_image::image::WriteError),

@@ -34,5 +34,5 @@ mod trace;
 
 pub use self::{
     error::{Error, Result},
-    supervisor::{Dumped, Reply, Request, ask, launch, restart},
+    supervisor::{Dumped, Interval, Reply, Request, Running, Status, ask, launch, restart},
 };

@@ -7,6 +7,7 @@
 //! ```
 
 use std::{
+    ffi::OsString,
     fs,
     io::{self, BufRead, BufReader, Write},
     os::{
@@ -16,15 +17,19 @@ use std::{
             process::CommandExt,
         },
     },
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
 
 use libc::pid_t;
-use rustix::event::{PollFd, PollFlags, poll};
+use procfs::process::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
-use snaprig_ckpt_image::image::{Header, Options as WriteOptions, Reader, Writer};
+use snaprig_ckpt_image::{
+    image::{Header, Options as WriteOptions, Reader},
+    store::{Checkpoint, Manifest, Member, Store},
+};
 
 use crate::{
     dump::{self, Before, Named},
@@ -33,8 +38,18 @@ use crate::{
     restart::{self, Clocks},
 };
 
-/// Longest command line that a client sends.
+/// Longest command line that a client sends, and how long it may take to.
 const REQUEST_MAX: u64 = 4096;
+const ASKING: Duration = Duration::from_secs(5);
+/// The socket's name in the directory.
+const CONTROL: &str = "control";
+/// What the tree is called in a checkpoint.
+const MEMBER: &str = "tree";
+/// Buffers of 4 MiB that are filled before the disk has to keep up.
+const BUFFERS: usize = 64;
+
+/// How long from one checkpoint to the next; none: only those that are asked for.
+pub type Interval = Option<Duration>;
 
 /// What a supervisor is asked for.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -53,20 +68,37 @@ pub enum Request {
 pub enum Reply {
     /// A checkpoint is complete.
     Dumped(Dumped),
-    /// Processes and threads of the tree.
-    Status {
-        /// Numbers of the processes.
-        processes: Vec<pid_t>,
-    },
+    /// Who is there.
+    Status(Status),
     /// It failed, and the tree runs on.
     Failed(String),
+}
+
+/// A tree.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Its processes.
+    pub processes: Vec<Running>,
+    /// Its last checkpoint, if there was any.
+    pub last: Option<u64>,
+}
+
+/// A process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Running {
+    /// Its number.
+    pub pid: pid_t,
+    /// How many threads it has.
+    pub threads: usize,
+    /// Its name.
+    pub name: String,
 }
 
 /// A checkpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Dumped {
-    /// Its image.
-    pub image: PathBuf,
+    /// Its number.
+    pub round: u64,
     /// Bytes of it.
     pub bytes: u64,
     /// How long the tree stood still.
@@ -76,7 +108,7 @@ pub struct Dumped {
 }
 
 /// Launches a program, and supervises it to its end; its exit status.
-pub fn launch(directory: &Path, program: &[std::ffi::OsString]) -> Result<i32> {
+pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Result<i32> {
     let [name, arguments @ ..] = program else {
         return Err(Error::io("no program", io::ErrorKind::InvalidInput));
     };
@@ -94,16 +126,20 @@ pub fn launch(directory: &Path, program: &[std::ffi::OsString]) -> Result<i32> {
     }
     let child = command.spawn();
     let child = child.map_err(|source| Error::io(name.to_string_lossy().into_owned(), source))?;
-    Supervisor::new(directory, listener, signals, child.id() as pid_t).run()
+    let command = program.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    Supervisor::new(directory, listener, signals, child.id() as pid_t, command, interval)?.run()
 }
 
-/// Restarts what is in a directory, and supervises it to its end; its exit status. The calling process has one thread.
-pub fn restart(directory: &Path) -> Result<i32> {
-    let path = directory.join("image");
-    let file =
-        fs::File::open(&path).map_err(|source| Error::io(path.display().to_string(), source))?;
+/// Restarts the newest checkpoint of a directory, and supervises it to its end; its exit status. The calling process
+/// has one thread.
+pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
+    let checkpoint = newest(directory)?;
+    let chain = checkpoint.chain(MEMBER)?;
+    let path = chain.last().ok_or_else(|| nothing(directory))?;
+    let file = fs::File::open(path).map_err(|source| Error::io(path.display().to_string(), source))?;
     let mut reader = Reader::new(file, path.display().to_string())?;
     let tree = restart::read_tree(&mut reader)?;
+    let command = checkpoint.manifest().command.clone();
     // SAFETY: no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
     let clocks = Clocks {
@@ -111,11 +147,11 @@ pub fn restart(directory: &Path) -> Result<i32> {
         boottime: tree.boottime_nanos,
     };
     restart::run(tree.supervisor, clocks, || {
-        let mut supervise = || -> Result<i32> {
+        let supervise = || -> Result<i32> {
             let listener = listen(directory)?;
             let signals = Signals::block()?;
             restart::restore(&tree, &mut reader, !is_root)?;
-            Supervisor::new(directory, listener, signals, tree.root).run()
+            Supervisor::new(directory, listener, signals, tree.root, command, interval)?.run()
         };
         supervise().unwrap_or_else(|error| {
             eprintln!("snaprig: {}", restart::chain(&error));
@@ -124,9 +160,27 @@ pub fn restart(directory: &Path) -> Result<i32> {
     })
 }
 
+/// The newest checkpoint that is sound; what is wrong with newer ones is said.
+fn newest(directory: &Path) -> Result<Checkpoint> {
+    if !directory.is_dir() {
+        return Err(nothing(directory));
+    }
+    let latest = Store::open(directory)?.latest()?;
+    for error in &latest.damaged {
+        eprintln!("snaprig: a newer checkpoint is passed over: {}", restart::chain(error));
+    }
+    latest.checkpoint.ok_or_else(|| nothing(directory))
+}
+
+fn nothing(directory: &Path) -> Error {
+    Error::Missing {
+        what: format!("there is no complete checkpoint in {}", directory.display()),
+    }
+}
+
 /// Asks the supervisor of a directory.
 pub fn ask(directory: &Path, request: Request) -> Result<Reply> {
-    let path = directory.join("control");
+    let path = directory.join(CONTROL);
     let failed = |source| Error::io(format!("no supervisor at {}", path.display()), source);
     let mut stream = UnixStream::connect(&path).map_err(failed)?;
     let mut line = serde_json::to_vec(&request).map_err(|e| failed(e.into()))?;
@@ -142,7 +196,7 @@ pub fn ask(directory: &Path, request: Request) -> Result<Reply> {
 fn listen(directory: &Path) -> Result<UnixListener> {
     let failed = |source| Error::io(directory.display().to_string(), source);
     fs::create_dir_all(directory).map_err(failed)?;
-    let path = directory.join("control");
+    let path = directory.join(CONTROL);
     // A dead supervisor's name.
     if UnixStream::connect(&path).is_err() {
         let _ = fs::remove_file(&path);
@@ -195,54 +249,83 @@ impl Signals {
 
 struct Supervisor<'a> {
     directory: &'a Path,
+    store: Store,
     listener: UnixListener,
     signals: Signals,
     root: pid_t,
+    command: Vec<String>,
     named: Named,
     status: i32,
-    round: u64,
+    last: Option<u64>,
+    interval: Interval,
+    /// When the next checkpoint is due.
+    due: Option<Instant>,
 }
 
 impl<'a> Supervisor<'a> {
-    fn new(directory: &'a Path, listener: UnixListener, signals: Signals, root: pid_t) -> Self {
+    fn new(
+        directory: &'a Path,
+        listener: UnixListener,
+        signals: Signals,
+        root: pid_t,
+        command: Vec<String>,
+        interval: Interval,
+    ) -> Result<Self> {
         // Who loses its parent is this one's child.
         // SAFETY: no memory is involved.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
-        Self {
+        let store = Store::open(directory)?;
+        Ok(Self {
             directory,
+            last: store.rounds()?.last().copied(),
+            store,
             listener,
             signals,
             root,
+            command,
             named: Named::default(),
             status: 0,
-            round: 0,
-        }
+            interval,
+            due: interval.map(|interval| Instant::now() + interval),
+        })
     }
 
     fn run(mut self) -> Result<i32> {
         while self.reap() {
-            let (listener, signals) = (self.listener.as_fd(), self.signals.fd.as_fd());
-            let mut ready = [
-                PollFd::new(&listener, PollFlags::IN),
-                PollFd::new(&signals, PollFlags::IN),
-            ];
-            match poll(&mut ready, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(Error::io("poll", error)),
+            if self.due.is_some_and(|due| due <= Instant::now()) {
+                if let Err(error) = self.dump(false) {
+                    eprintln!("snaprig: no checkpoint was taken: {}", restart::chain(&error));
+                }
+                self.due = self.interval.map(|interval| Instant::now() + interval);
             }
-            let asked = !ready[0].revents().is_empty();
+            if self.wait()? && let Ok((stream, _)) = self.listener.accept() {
+                self.answer(stream);
+            }
             while let Some(signal) = self.signals.next() {
                 if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
                     // SAFETY: no memory is involved; it is a child that has not been waited for, or nobody.
                     unsafe { libc::kill(self.root, signal) };
                 }
             }
-            if asked && let Ok((stream, _)) = self.listener.accept() {
-                self.answer(stream);
-            }
         }
-        let _ = fs::remove_file(self.directory.join("control"));
+        let _ = fs::remove_file(self.directory.join(CONTROL));
         Ok(self.status)
+    }
+
+    /// Waits for something to do; whether somebody asks.
+    fn wait(&self) -> Result<bool> {
+        let (listener, signals) = (self.listener.as_fd(), self.signals.fd.as_fd());
+        let mut ready = [
+            PollFd::new(&listener, PollFlags::IN),
+            PollFd::new(&signals, PollFlags::IN),
+        ];
+        let left = self.due.map(|due| due.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut ready, left.as_ref()) {
+            Ok(_) => Ok(!ready[0].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(Error::io("poll", error)),
+        }
     }
 
     /// Waits for children that have ended; whether there are others.
@@ -263,7 +346,7 @@ impl<'a> Supervisor<'a> {
     fn answer(&mut self, stream: UnixStream) {
         let mut line = String::new();
         let mut from = BufReader::new(io::Read::take(&stream, REQUEST_MAX));
-        let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+        let _ = stream.set_read_timeout(Some(ASKING));
         if from.read_line(&mut line).is_err() {
             return;
         }
@@ -281,50 +364,71 @@ impl<'a> Supervisor<'a> {
     fn reply(&mut self, request: Request) -> Reply {
         let replied = match request {
             Request::Dump { kill } => self.dump(kill).map(Reply::Dumped),
-            // SAFETY: no preconditions.
-            Request::Status => crate::freeze::descendants(unsafe { libc::getpid() })
-                .map(|processes| Reply::Status { processes }),
+            Request::Status => self.look().map(Reply::Status),
         };
         replied.unwrap_or_else(|error| Reply::Failed(restart::chain(&error)))
     }
 
+    fn look(&self) -> Result<Status> {
+        // SAFETY: no preconditions.
+        let pids = crate::freeze::descendants(unsafe { libc::getpid() })?;
+        let stats = pids.into_iter().filter_map(|pid| Process::new(pid).ok()?.stat().ok());
+        let running = stats.map(|stat| Running {
+            pid: stat.pid,
+            threads: stat.num_threads as usize,
+            name: stat.comm,
+        });
+        Ok(Status {
+            processes: running.collect(),
+            last: self.last,
+        })
+    }
+
+    /// A checkpoint. Whatever goes wrong, the tree runs on.
     fn dump(&mut self, kill: bool) -> Result<Dumped> {
         let begun = Instant::now();
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
+        let number = self.last.map_or(1, |last| last + 1);
+        let round = self.store.begin(number, 0)?;
         let before = Before::look(me)?;
         let stopped = Instant::now();
         let mut frozen = Frozen::freeze(me)?;
         let described = dump::describe(&mut frozen, self.root, &before, &mut self.named)?;
-        let (image, temporary) = (
-            self.directory.join("image"),
-            self.directory.join("image.tmp"),
-        );
-        let failed = |source| Error::io(temporary.display().to_string(), source);
-        let file = fs::File::create(&temporary).map_err(failed)?;
         let header = Header {
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             page_bytes: 4096,
-            round: self.round,
+            round: number,
             ..Header::default()
         };
-        let options = WriteOptions::new(temporary.display().to_string());
-        let mut writer = Writer::new(file, &header, options)?;
+        let options = WriteOptions {
+            buffers: BUFFERS,
+            ..WriteOptions::new(MEMBER)
+        };
+        let mut writer = round.joined().image(MEMBER, &header, options)?;
         dump::write(&described, &frozen, &mut writer)?;
-        let (file, summary) = writer.finish()?;
-        file.sync_all().map_err(failed)?;
-        fs::rename(&temporary, &image).map_err(failed)?;
-        self.round += 1;
-        match kill {
-            true => {
-                frozen.kill();
-                self.status = 128 + libc::SIGKILL;
+        // All bytes are here: who goes on need not wait for the disk.
+        let mut pause = None;
+        let held = match kill {
+            true => Some(frozen),
+            false => {
+                frozen.let_go()?;
+                pause = Some(stopped.elapsed());
+                None
             }
-            false => frozen.let_go()?,
+        };
+        let (_, summary) = writer.finish()?;
+        let member = Member::new(MEMBER, &summary);
+        round.commit(Manifest::now(self.command.clone(), None, vec![member]))?;
+        self.last = Some(number);
+        if let Some(frozen) = held {
+            frozen.kill();
+            self.status = 128 + libc::SIGKILL;
         }
         Ok(Dumped {
-            image,
+            round: number,
             bytes: summary.totals.file_bytes,
-            pause: stopped.elapsed(),
+            pause: pause.unwrap_or_else(|| stopped.elapsed()),
             took: begun.elapsed(),
         })
     }

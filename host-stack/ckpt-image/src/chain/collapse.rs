@@ -47,26 +47,32 @@ fn write(
     let sink = FileSink::new(file).map_err(io_error(partial))?;
     let options = Options {
         zstd,
-        expected: chain.parts().map(|part| part.stored_bytes()).sum(),
+        expected: chain.stored_bytes(),
         ..Options::new(to.display().to_string())
     };
-    Ok(chain.copy_to(sink, options)?.1)
+    let writer = Writer::new(sink, &chain.collapsed_header(), options)?;
+    Ok(chain.copy_to(writer)?.1)
 }
 
 impl Chain {
-    /// Writes one image that says what the chain says, and stands for its newest.
-    pub fn copy_to<S: Sink>(
-        &mut self,
-        to: S,
-        options: Options,
-    ) -> Result<(S, Summary), ChainError> {
+    /// The header of an image that says what the chain says: it stands for the newest.
+    pub fn collapsed_header(&self) -> Header {
         let (newest, summary) = self.newest();
-        let header = Header {
+        Header {
             parent: None,
             stands_for: Some(summary.id),
             ..newest.clone()
-        };
-        let mut writer = Writer::new(to, &header, options)?;
+        }
+    }
+
+    /// Bytes of the pages that a collapsed image has, uncompressed.
+    pub fn stored_bytes(&self) -> u64 {
+        let stored = self.parts().filter(|part| part.place != Place::Zeroes);
+        stored.map(|part| part.run.bytes).sum()
+    }
+
+    /// Writes what the chain says: the newest's state, and all pages.
+    pub fn copy_to<S: Sink>(&mut self, mut writer: Writer<S>) -> Result<(S, Summary), ChainError> {
         self.states(|state| -> Result<(), ChainError> { Ok(writer.state_bytes(state.bytes())?) })?;
         let parts: Vec<_> = self.parts().collect();
         let mut pages = vec![0; CHUNK_MAX];
@@ -81,15 +87,5 @@ impl Chain {
             writer.pages(run.space, run.address, pages)?;
         }
         Ok(writer.finish()?)
-    }
-}
-
-impl super::Part {
-    /// Bytes that the pages take in an image.
-    fn stored_bytes(&self) -> u64 {
-        match self.place {
-            Place::Zeroes => 0,
-            Place::Stored { .. } => self.run.bytes,
-        }
     }
 }

@@ -1,0 +1,160 @@
+//! What a checkpoint is of. `manifest.json`:
+//!
+//! ```text
+//! { "version": 1, "checksum": XXH3 of the manifest as compact JSON, "manifest": { ... } }
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{StoreError, io_error};
+use crate::image::{ImageId, Summary};
+
+/// The file's name.
+pub const NAME: &str = "manifest.json";
+/// Version of the file; others are refused.
+pub const VERSION: u32 = 1;
+/// Most bytes of the file.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// What a checkpoint is of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Which checkpoint of the store it is.
+    pub round: u64,
+    /// The earlier round whose images its increments build on.
+    pub parent: Option<u64>,
+    /// The command line of what was checkpointed.
+    pub command: Vec<String>,
+    /// When: milliseconds since 1970 (UTC).
+    pub time_unix_ms: u64,
+    /// What was checkpointed: a process, or a tree of them, of each agent.
+    pub members: Vec<Member>,
+}
+
+/// An image of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Member {
+    /// Whose it is.
+    pub name: String,
+    /// The file's name.
+    pub image: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Its id: the hash of all that is in it.
+    pub id: ImageId,
+}
+
+impl Member {
+    /// The member of this name, whose image has been written.
+    pub fn new(name: &str, summary: &Summary) -> Self {
+        Self {
+            name: name.to_owned(),
+            image: image_name(name),
+            bytes: summary.totals.file_bytes,
+            id: summary.id,
+        }
+    }
+}
+
+/// The file of a member's image.
+pub fn image_name(member: &str) -> String {
+    format!("{member}.img")
+}
+
+/// Whether a member may be called that.
+pub fn check_name(name: &str) -> Result<(), StoreError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    match (1..=100).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.') {
+        true => Ok(()),
+        false => Err(StoreError::Name {
+            name: name.to_owned(),
+        }),
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Sealed<M> {
+    version: u32,
+    checksum: String,
+    manifest: M,
+}
+
+impl Manifest {
+    /// Writes it into the directory of its checkpoint.
+    pub(super) fn write(&self, dir: &Path) -> Result<(), StoreError> {
+        let path = dir.join(NAME);
+        self.check(&path)?;
+        let partial = dir.join("manifest.json.partial");
+        let sealed = Sealed {
+            version: VERSION,
+            checksum: self.checksum(),
+            manifest: self,
+        };
+        let text = serde_json::to_vec_pretty(&sealed).map_err(io::Error::other);
+        let text = text.map_err(io_error(&path))?;
+        let written = File::create(&partial).and_then(|mut file| {
+            file.write_all(&text)?;
+            file.sync_all()
+        });
+        written.map_err(io_error(&partial))?;
+        fs::rename(&partial, &path).map_err(io_error(&path))
+    }
+
+    /// Reads that of the checkpoint in this directory.
+    pub(super) fn read(dir: &Path) -> Result<Self, StoreError> {
+        let path = dir.join(NAME);
+        let mut text = Vec::new();
+        let file = File::open(&path).map_err(io_error(&path))?;
+        let read = file.take(BYTES_MAX).read_to_end(&mut text);
+        read.map_err(io_error(&path))?;
+        let damaged = |error: serde_json::Error| wrong(&path, &error.to_string());
+        // The version first: nothing else of another version's need make sense.
+        let any: Sealed<serde_json::Value> = serde_json::from_slice(&text).map_err(damaged)?;
+        if any.version != VERSION {
+            let found = any.version;
+            return Err(StoreError::Version { path, found });
+        }
+        let sealed: Sealed<Self> = serde_json::from_slice(&text).map_err(damaged)?;
+        if sealed.checksum != sealed.manifest.checksum() {
+            return Err(wrong(&path, "its checksum differs"));
+        }
+        sealed.manifest.check(&path)?;
+        Ok(sealed.manifest)
+    }
+
+    fn checksum(&self) -> String {
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        format!("{:016x}", xxh3_64(&text))
+    }
+
+    fn check(&self, path: &Path) -> Result<(), StoreError> {
+        if self.parent.is_some_and(|parent| parent >= self.round) {
+            return Err(wrong(path, "a checkpoint that builds on a later one"));
+        }
+        let mut names = BTreeSet::new();
+        for member in &self.members {
+            check_name(&member.name)?;
+            if member.image != image_name(&member.name) || !names.insert(&member.name) {
+                return Err(wrong(path, "members that share a name"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wrong(path: &Path, why: &str) -> StoreError {
+    StoreError::Manifest {
+        path: PathBuf::from(path),
+        why: why.to_owned(),
+    }
+}
