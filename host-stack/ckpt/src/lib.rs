@@ -18,6 +18,7 @@
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
 //! | `supervisor` | launch, commands, exit |
+//! | `show` | what an image says, for people |
 //!
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
 //! restarted tree runs before all of it has been read and checked.
@@ -28,11 +29,13 @@ mod freeze;
 mod memory;
 mod remote;
 mod restart;
+mod show;
 mod state;
 mod supervisor;
 mod trace;
 
 pub use self::{
     error::{Error, Result},
+    show::inspect,
     supervisor::{Dumped, Interval, Reply, Request, Running, Status, ask, launch, restart},
 };

@@ -126,8 +126,19 @@ pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Res
     }
     let child = command.spawn();
     let child = child.map_err(|source| Error::io(name.to_string_lossy().into_owned(), source))?;
-    let command = program.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-    Supervisor::new(directory, listener, signals, child.id() as pid_t, command, interval)?.run()
+    let command = program
+        .iter()
+        .map(|part| part.to_string_lossy().into_owned())
+        .collect();
+    Supervisor::new(
+        directory,
+        listener,
+        signals,
+        child.id() as pid_t,
+        command,
+        interval,
+    )?
+    .run()
 }
 
 /// Restarts the newest checkpoint of a directory, and supervises it to its end; its exit status. The calling process
@@ -136,7 +147,8 @@ pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
     let checkpoint = newest(directory)?;
     let chain = checkpoint.chain(MEMBER)?;
     let path = chain.last().ok_or_else(|| nothing(directory))?;
-    let file = fs::File::open(path).map_err(|source| Error::io(path.display().to_string(), source))?;
+    let file =
+        fs::File::open(path).map_err(|source| Error::io(path.display().to_string(), source))?;
     let mut reader = Reader::new(file, path.display().to_string())?;
     let tree = restart::read_tree(&mut reader)?;
     let command = checkpoint.manifest().command.clone();
@@ -167,7 +179,10 @@ fn newest(directory: &Path) -> Result<Checkpoint> {
     }
     let latest = Store::open(directory)?.latest()?;
     for error in &latest.damaged {
-        eprintln!("snaprig: a newer checkpoint is passed over: {}", restart::chain(error));
+        eprintln!(
+            "snaprig: a newer checkpoint is passed over: {}",
+            restart::chain(error)
+        );
     }
     latest.checkpoint.ok_or_else(|| nothing(directory))
 }
@@ -294,11 +309,16 @@ impl<'a> Supervisor<'a> {
         while self.reap() {
             if self.due.is_some_and(|due| due <= Instant::now()) {
                 if let Err(error) = self.dump(false) {
-                    eprintln!("snaprig: no checkpoint was taken: {}", restart::chain(&error));
+                    eprintln!(
+                        "snaprig: no checkpoint was taken: {}",
+                        restart::chain(&error)
+                    );
                 }
                 self.due = self.interval.map(|interval| Instant::now() + interval);
             }
-            if self.wait()? && let Ok((stream, _)) = self.listener.accept() {
+            if self.wait()?
+                && let Ok((stream, _)) = self.listener.accept()
+            {
                 self.answer(stream);
             }
             while let Some(signal) = self.signals.next() {
@@ -319,7 +339,9 @@ impl<'a> Supervisor<'a> {
             PollFd::new(&listener, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
         ];
-        let left = self.due.map(|due| due.saturating_duration_since(Instant::now()));
+        let left = self
+            .due
+            .map(|due| due.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut ready, left.as_ref()) {
             Ok(_) => Ok(!ready[0].revents().is_empty()),
@@ -372,7 +394,9 @@ impl<'a> Supervisor<'a> {
     fn look(&self) -> Result<Status> {
         // SAFETY: no preconditions.
         let pids = crate::freeze::descendants(unsafe { libc::getpid() })?;
-        let stats = pids.into_iter().filter_map(|pid| Process::new(pid).ok()?.stat().ok());
+        let stats = pids
+            .into_iter()
+            .filter_map(|pid| Process::new(pid).ok()?.stat().ok());
         let running = stats.map(|stat| Running {
             pid: stat.pid,
             threads: stat.num_threads as usize,
@@ -396,7 +420,10 @@ impl<'a> Supervisor<'a> {
         let mut frozen = Frozen::freeze(me)?;
         let described = dump::describe(&mut frozen, self.root, &before, &mut self.named)?;
         let header = Header {
-            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            kernel: rustix::system::uname()
+                .release()
+                .to_string_lossy()
+                .into_owned(),
             page_bytes: 4096,
             round: number,
             ..Header::default()

@@ -21,14 +21,21 @@ pub enum Command {
     ///
     /// Its exit status is that of the program.
     Restart(Restart),
-    /// List the processes of a program, and its checkpoints
+    /// List the processes of a program, and its last checkpoint
     Status(Status),
+    /// Verify an image, and show what is in it
+    Inspect(Inspect),
 }
 
 #[derive(Args)]
 struct Directory {
     /// Directory of the program's checkpoints
-    #[arg(long, value_name = "DIR", env = "SNAPRIG_CKPT_DIR", default_value = "snaprig-ckpt")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "SNAPRIG_CKPT_DIR",
+        default_value = "snaprig-ckpt"
+    )]
     dir: PathBuf,
 }
 
@@ -82,6 +89,17 @@ pub struct Status {
     json: bool,
 }
 
+/// What `ckpt inspect` is told.
+#[derive(Args)]
+pub struct Inspect {
+    /// The image: DIR/0001/tree.img
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Serialize)]
 struct Dumped {
     round: u64,
@@ -104,13 +122,16 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
         }
         Command::Dump(options) => dump(options),
         Command::Status(options) => status(options),
+        Command::Inspect(options) => inspect(options),
     }
 }
 
 fn every(seconds: Option<f64>) -> Result<Interval, AnyError> {
     match seconds {
         None => Ok(None),
-        Some(seconds) if seconds > 0.0 && seconds < 1e9 => Ok(Some(Duration::from_secs_f64(seconds))),
+        Some(seconds) if seconds > 0.0 && seconds < 1e9 => {
+            Ok(Some(Duration::from_secs_f64(seconds)))
+        }
         Some(seconds) => Err(format!("an interval of {seconds} s").into()),
     }
 }
@@ -151,7 +172,10 @@ fn status(options: &Status) -> Result<ExitCode, AnyError> {
     }
     println!("{:>8} {:>8}  program", "process", "threads");
     for process in &status.processes {
-        println!("{:>8} {:>8}  {}", process.pid, process.threads, process.name);
+        println!(
+            "{:>8} {:>8}  {}",
+            process.pid, process.threads, process.name
+        );
     }
     match status.last {
         Some(round) => println!("last checkpoint: {round}"),
@@ -160,9 +184,20 @@ fn status(options: &Status) -> Result<ExitCode, AnyError> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn inspect(options: &Inspect) -> Result<ExitCode, AnyError> {
+    let inspection = snaprig_ckpt::inspect(&options.image)?;
+    match options.json {
+        true => println!("{}", inspection.json()),
+        false => print!("{inspection}"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn unexpected(reply: Reply) -> Result<ExitCode, AnyError> {
     match reply {
-        Reply::Failed(error) => Err(format!("no checkpoint was taken, and the program runs on: {error}").into()),
+        Reply::Failed(error) => {
+            Err(format!("no checkpoint was taken, and the program runs on: {error}").into())
+        }
         other => Err(format!("the supervisor answered something else: {other:?}").into()),
     }
 }

@@ -1,0 +1,117 @@
+//! What an image says of its processes, for people: lines of at most 80 columns.
+
+use std::{fs::File, path::Path};
+
+use snaprig_ckpt_image::inspect::Inspection;
+
+use crate::{
+    error::{Error, Result},
+    state::{Backing, Body, Kind, OpenFile, Process, Tree},
+};
+
+/// Longest line.
+const COLUMNS: usize = 78;
+
+/// Reads an image, all of which is verified.
+pub fn inspect(image: &Path) -> Result<Inspection> {
+    let name = image.display().to_string();
+    let file = File::open(image).map_err(|source| Error::io(name.clone(), source))?;
+    let shown = Inspection::read(file, &name, |section| match section.decode::<Tree>() {
+        Ok(tree) => lines(&tree),
+        Err(error) => vec![error.to_string()],
+    })?;
+    Ok(shown)
+}
+
+fn lines(tree: &Tree) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{:>5} {:>7} {:>7} {:>7} {:>7} {:>5} {:>5}  program",
+        "space", "process", "parent", "threads", "session", "areas", "files"
+    )];
+    lines.extend(
+        tree.processes
+            .iter()
+            .enumerate()
+            .map(|(space, process)| self::process(space, process)),
+    );
+    let first = tree.processes.len();
+    for (index, shared) in tree.shared.iter().enumerate() {
+        let name = shared
+            .name
+            .as_deref()
+            .map_or("anonymous".into(), String::from_utf8_lossy);
+        lines.push(format!(
+            "{:>5} shared memory, {} bytes: {name}",
+            first + index,
+            shared.size
+        ));
+    }
+    for (number, file) in tree.files.iter().enumerate() {
+        lines.push(format!("file {number}: {}", self::file(file)));
+    }
+    for line in &mut lines {
+        if let Some((end, _)) = line.char_indices().nth(COLUMNS) {
+            line.truncate(end);
+        }
+    }
+    lines
+}
+
+fn process(space: usize, process: &Process) -> String {
+    let Process {
+        pid,
+        parent,
+        session,
+        ..
+    } = process;
+    let Some(body) = &process.body else {
+        let status = process.zombie.unwrap_or(0);
+        return format!("{space:>5} {pid:>7} {parent:>7} has ended, with wait status {status:#x}");
+    };
+    let (threads, areas, files) = (body.threads.len(), body.areas.len(), body.descriptors.len());
+    let exe = String::from_utf8_lossy(&body.exe.path);
+    let (program, mapped) = (exe.rsplit('/').next().unwrap_or_default(), libraries(body));
+    format!(
+        "{space:>5} {pid:>7} {parent:>7} {threads:>7} {session:>7} {areas:>5} {files:>5}  {program}, {mapped} files mapped"
+    )
+}
+
+fn libraries(body: &Body) -> usize {
+    let files = body.areas.iter().filter_map(|area| match &area.backing {
+        Backing::File { file, .. } => Some(&file.path),
+        _ => None,
+    });
+    files.collect::<std::collections::BTreeSet<_>>().len()
+}
+
+fn file(file: &OpenFile) -> String {
+    match &file.kind {
+        Kind::Stdio(number) => format!("standard descriptor {number} of the supervisor"),
+        Kind::Path {
+            path,
+            offset,
+            contents,
+            unlinked,
+            ..
+        } => {
+            let saved = contents.map_or(String::new(), |contents| {
+                format!(", {} bytes saved", contents.size)
+            });
+            let gone = if *unlinked { ", without a name" } else { "" };
+            format!("{} at {offset}{saved}{gone}", String::from_utf8_lossy(path))
+        }
+        Kind::Memory { shared, offset } => format!("shared memory {shared} at {offset}"),
+        Kind::Pipe {
+            pipe, reads, bytes, ..
+        } => match reads {
+            true => format!("pipe {pipe}, to read; {} bytes in it", bytes.len()),
+            false => format!("pipe {pipe}, to write"),
+        },
+        Kind::Epoll { watched } => format!("epoll of {} files", watched.len()),
+        Kind::Event { count, .. } => format!("eventfd, {count}"),
+        Kind::Signal { mask } => format!("signalfd of {mask:#x}"),
+        Kind::Timer { ticks, .. } => format!("timerfd, {ticks} times since it was read"),
+        Kind::Pid(pid) => format!("process {pid}"),
+        other => format!("{other:?}"),
+    }
+}
