@@ -3,11 +3,12 @@
 use super::*;
 use crate::driver::{Hostile, Reach};
 use snaprig_card::capture::stream::{Encoder, Link, PAGES_AT};
+use snaprig_ckpt_image::image::{Header, Options, Writer};
 use snaprig_hca::packet::{Body, Extra, Packet, Remote, Route};
 use snaprig_hca::{Opcode, Transport, payload::Payload};
 use snaprig_pci::{host::HostDevice, vfio_user_client::VfioUserClient};
 use snaprig_wire::bar4;
-use std::fs;
+use std::{fs, io::Write, sync::Mutex};
 
 /// Marsaglia's xorshift64*.
 struct Random(u64);
@@ -111,6 +112,51 @@ fn images() {
     let seed = parts.concat();
     assert!(decode(&seed, 7).is_some() && with_checksums(&seed) == seed);
     smoke("image", &[[&[255], &seed[..]].concat()], RUNS, image);
+}
+
+#[test]
+fn images_of_processes() {
+    let seed = |zstd, parent| {
+        let to = Arc::new(Mutex::new(Vec::new()));
+        let header = Header {
+            kernel: "6.18".into(),
+            parent,
+            ..Header::default()
+        };
+        let options = Options {
+            zstd,
+            ..Options::new("seed")
+        };
+        let mut writer = Writer::new(Shared(to.clone()), &header, options).expect("a writer");
+        writer.state(&("thread", [1_u64, 2])).expect("it fits");
+        writer.pages(1, 4096, &[7; 2 * 4096]).expect("pages");
+        writer.zeroes(1, 1 << 40, 8192).expect("pages");
+        if parent.is_some() {
+            writer.gone(2, 0, 4096).expect("pages");
+        }
+        writer.finish().expect("memory is not full");
+        let mut image = std::mem::take(&mut *to.lock().expect("nobody panics"));
+        assert!(ckpt_image::read(&image));
+        let before = image.clone();
+        ckpt_image::seal(&mut image).expect("it is whole");
+        assert_eq!(image, before);
+        ckpt_image::short(&image)
+    };
+    let parent = "00000000000000ff".parse().ok();
+    let seeds = [seed(None, None), seed(None, parent), seed(Some(1), None)];
+    smoke("ckpt_image", &seeds, 5000, ckpt_image::ckpt_image);
+}
+
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("nobody panics").write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 #[test]

@@ -95,15 +95,20 @@ impl<S: Sink> Pipeline<S> {
         self.progress.written.load(Ordering::Relaxed)
     }
 
-    /// Whether the sink has failed; with what, the first time that this is asked.
+    /// With what the sink has failed, if it has.
     pub fn failure(&self) -> Option<io::Error> {
         let progress = &self.progress;
-        progress.failed.load(Ordering::Acquire).then(|| {
-            let mut error = progress
-                .error
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            error.take().unwrap_or(io::ErrorKind::BrokenPipe.into())
+        if !progress.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        let error = progress
+            .error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let error = error.as_ref()?;
+        Some(match error.raw_os_error() {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(error.kind(), error.to_string()),
         })
     }
 

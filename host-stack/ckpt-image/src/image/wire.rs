@@ -128,12 +128,15 @@ impl Chunk {
                 _ => Err("a chunk with bytes that should have none"),
             };
         }
-        let blocks = bytes.div_ceil(PAGE) * PAGE;
+        if bytes > CHUNK_MAX as u64 {
+            return Err("a chunk of an impossible length");
+        }
+        let blocks = bytes.next_multiple_of(PAGE);
         let sound = match self.kind.zstd() {
             true => self.stored.is_multiple_of(PAGE) && (PAGE..blocks).contains(&self.stored),
             false => self.stored == blocks,
         };
-        match sound && bytes <= CHUNK_MAX as u64 {
+        match sound {
             true => Ok(()),
             false => Err("a chunk of an impossible length"),
         }

@@ -1,0 +1,150 @@
+//! Images of checkpointed processes. An input is short for an image, whose blocks are mostly zeroes: of
+//! each block how many bytes follow (u16), and those.
+
+use std::{fs, io::Write as _};
+
+use snaprig_ckpt_image::{
+    chain::{Chain, Place},
+    image::{CHUNK_MAX, PAGE, Piece, Reader, STATE_MAX},
+};
+use tempfile::NamedTempFile;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+const BLOCK: usize = PAGE as usize;
+/// More blocks than this are left out.
+const BLOCKS_MAX: usize = 64;
+
+/// As they come, and with their checksums put right, which no mutation would.
+pub fn ckpt_image(bytes: &[u8]) {
+    let mut image = long(bytes);
+    for _ in 0..2 {
+        read(&image);
+        chain(&image);
+        seal(&mut image);
+    }
+}
+
+/// The image that an input is short for.
+fn long(mut bytes: &[u8]) -> Vec<u8> {
+    let mut image = Vec::new();
+    while let Some((len, rest)) = bytes.split_first_chunk() {
+        if image.len() == BLOCKS_MAX * BLOCK {
+            break;
+        }
+        let len = usize::from(u16::from_le_bytes(*len))
+            .min(BLOCK)
+            .min(rest.len());
+        let (block, later) = rest.split_at(len);
+        image.extend_from_slice(block);
+        image.resize(image.len().next_multiple_of(BLOCK), 0);
+        bytes = later;
+    }
+    image
+}
+
+/// The input that is short for an image.
+pub fn short(image: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for block in image.chunks(BLOCK) {
+        let len = block
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |at| at + 1);
+        bytes.extend_from_slice(&(len as u16).to_le_bytes());
+        bytes.extend_from_slice(&block[..len]);
+    }
+    bytes
+}
+
+/// Reads an image to its end, or to what is wrong with it; whether it is whole.
+pub fn read(image: &[u8]) -> bool {
+    let Ok(mut reader) = Reader::new(image, "image") else {
+        return false;
+    };
+    loop {
+        match reader.next() {
+            Err(error) => {
+                assert!(error.to_string().contains("image"));
+                return false;
+            }
+            Ok(None) => return true,
+            Ok(Some(Piece::State(state))) => {
+                assert!(state.bytes().len() <= STATE_MAX);
+                let _ = state.decode::<(String, Vec<u64>)>();
+            }
+            Ok(Some(Piece::Pages { address, bytes, .. })) => {
+                assert!((1..=CHUNK_MAX).contains(&bytes.len()));
+                assert!((address | bytes.len() as u64).is_multiple_of(PAGE));
+            }
+            Ok(Some(Piece::Zeroes { address, bytes, .. } | Piece::Gone { address, bytes, .. })) => {
+                assert!(bytes > 0 && address.checked_add(bytes).is_some());
+                assert!((address | bytes).is_multiple_of(PAGE));
+            }
+        }
+    }
+}
+
+/// The same in a file, alone in a chain: its parts are in order and can be read, or it is refused.
+fn chain(image: &[u8]) {
+    let mut file = NamedTempFile::with_prefix("snaprig-fuzz-").expect("a file");
+    file.write_all(image).expect("it fits");
+    let path = [file.path().to_owned()];
+    if let Ok(mut chain) = Chain::open(&path) {
+        let (mut last, parts) = ((0, 0), chain.parts().collect::<Vec<_>>());
+        for part in parts {
+            let run = part.run;
+            assert!((run.space, run.address) >= last);
+            last = (run.space, run.address + run.bytes);
+            if part.place != Place::Zeroes {
+                let _ = chain.load(&part, &mut vec![0; run.bytes as usize]);
+            }
+        }
+    }
+    fs::remove_file(&path[0]).expect("it is there");
+}
+
+fn word(bytes: &[u8], at: usize) -> usize {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")) as usize
+}
+
+fn put(bytes: &mut [u8], at: usize, word: u64) {
+    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+}
+
+/// Hashes `bytes` with zeroes where the hash is, and puts it there.
+fn sum(bytes: &mut [u8], at: usize, seed: u64) -> u64 {
+    put(bytes, at, 0);
+    let sum = xxh3_64_with_seed(bytes, seed);
+    put(bytes, at, sum);
+    sum
+}
+
+/// `image/mod.rs` draws header, batch, chunk and trailer.
+pub fn seal(image: &mut [u8]) -> Option<()> {
+    let header = word(image.get(..BLOCK)?, 12).max(BLOCK);
+    let mut sums = sum(image.get_mut(..header)?, 16, 0).to_le_bytes().to_vec();
+    let mut at = header;
+    for index in 0.. {
+        let start = image.get(at..at + BLOCK)?;
+        if start.starts_with(b"TRLR") {
+            put(image, at + 24, xxh3_64(&sums).max(1));
+            sum(&mut image[at..at + BLOCK], 16, 0);
+            break;
+        }
+        let chunks = word(start, 4);
+        let data = at + (32 + 40 * chunks.min(1637)).next_multiple_of(BLOCK);
+        let mut from = data;
+        for chunk in (at + 32..).step_by(40).take(chunks) {
+            let stored = word(image.get(chunk..chunk + 40)?, 24);
+            if stored > 0 {
+                let hash = xxh3_64(image.get(from..from + stored)?);
+                put(image, chunk + 32, hash);
+                from += stored;
+            }
+        }
+        let sum = sum(image.get_mut(at..data)?, 24, index);
+        sums.extend_from_slice(&sum.to_le_bytes());
+        at = from;
+    }
+    Some(())
+}
