@@ -42,7 +42,7 @@ impl Place {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
         // Where an ordinary user reaches it.
         let snaprig = dir.path().join("snaprig");
-        fs::copy(env!("CARGO_BIN_EXE_snaprig"), &snaprig).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_snaprig-under-test"), &snaprig).unwrap();
         Self { dir, snaprig, user }
     }
 
