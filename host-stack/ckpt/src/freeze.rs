@@ -7,6 +7,7 @@ use procfs::process::Process;
 
 use crate::{
     error::{Error, Result},
+    memory,
     remote::{self, Remote},
     trace::{Regs, Stop, Tracee},
 };
@@ -40,7 +41,7 @@ pub struct HeldThread {
     pub tracee: Tracee,
     pub regs: Regs,
     pub mask: u64,
-    /// It has made calls for us.
+    /// It has made calls for us, or has other registers than it was stopped with.
     touched: bool,
     /// SIGSTOP came meanwhile.
     stray_stop: bool,
@@ -50,13 +51,14 @@ impl HeldThread {
     fn hold(tid: pid_t) -> Result<(Self, Option<i32>)> {
         let tracee = Tracee::seize(tid)?;
         let signal = settle(&tracee)?;
-        let (regs, mask) = (tracee.regs()?, tracee.mask()?);
+        let (mut regs, mask) = (tracee.regs()?, tracee.mask()?);
+        let is_other = abort_sequence(&tracee, &mut regs)? | continue_call(&mut regs);
         let stopped = (signal != libc::SIGTRAP).then_some(signal);
         let thread = Self {
             tracee,
             regs,
             mask,
-            touched: false,
+            touched: is_other,
             stray_stop: false,
         };
         Ok((thread, stopped))
@@ -111,8 +113,70 @@ fn settle(tracee: &Tracee) -> Result<i32> {
     }
 }
 
+/// Calls that fail with EINTR when a thread is stopped, though no handler runs (signal(7)): those with a deadline that
+/// cannot be seen, and those that were never made to go on.
+const NOT_RESTARTED: [i64; 15] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+];
+/// As if a call had said that it is made again unless a handler runs (ERESTARTNOHAND).
+const RESTART_NO_HANDLER: u64 = -514i64 as u64;
+
+/// A call that has been interrupted by nothing but the stop goes on; if a handler is about to run, it fails.
+fn continue_call(regs: &mut Regs) -> bool {
+    let is_interrupted = regs.rax as i64 == -i64::from(libc::EINTR);
+    let continues = is_interrupted && NOT_RESTARTED.contains(&(regs.orig_rax as i64));
+    if continues {
+        regs.rax = RESTART_NO_HANDLER;
+    }
+    continues
+}
+
+/// A thread in a restartable sequence has to leave it by its abort handler, as after any interruption (rseq(2)); the
+/// kernel forgets the sequence when it sees the thread elsewhere, in a call for us.
+fn abort_sequence(tracee: &Tracee, regs: &mut Regs) -> Result<bool> {
+    /// Of `rseq_cs` in `struct rseq` (linux/rseq.h).
+    const SEQUENCE: u64 = 8;
+    let Some((address, ..)) = tracee.rseq().unwrap_or(None) else {
+        return Ok(false);
+    };
+    let mut word = [0; 8];
+    memory::read(tracee.tid(), address + SEQUENCE, &mut word)?;
+    let at = u64::from_ne_bytes(word);
+    if at == 0 {
+        return Ok(false);
+    }
+    // struct rseq_cs: version and flags, start, length, abort handler.
+    let mut bytes = [0; 32];
+    memory::read(tracee.tid(), at, &mut bytes)?;
+    let [_, start, length, handler] = std::array::from_fn(|index| {
+        u64::from_ne_bytes(bytes[index * 8..][..8].try_into().expect("eight bytes"))
+    });
+    let is_within = regs.rip.wrapping_sub(start) < length;
+    if is_within {
+        regs.rip = handler;
+        // It is in no call: nothing is to be made again.
+        regs.orig_rax = u64::MAX;
+    }
+    memory::write(tracee.tid(), address + SEQUENCE, &[0; 8])?;
+    Ok(is_within)
+}
+
 impl Frozen {
-    /// Stops all descendants of a process but those that are excepted.
+    /// Stops all descendants of a process.
     pub fn freeze(ancestor: pid_t) -> Result<Self> {
         let mut frozen = Self {
             processes: Vec::new(),
@@ -157,7 +221,8 @@ impl Frozen {
         let process = &mut self.processes[index];
         let mut grown = false;
         for tid in tids {
-            if process.threads.iter().any(|held| held.tracee.tid() == tid) {
+            let is_held = process.threads.iter().any(|held| held.tracee.tid() == tid);
+            if is_held || has_ended(pid, tid) {
                 continue;
             }
             grown = true;
@@ -168,6 +233,8 @@ impl Frozen {
                 }
                 // The next round sees what is left.
                 Err(Error::Gone { .. }) => {}
+                // Who has ended cannot be traced.
+                Err(_) if has_ended(pid, tid) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -183,6 +250,10 @@ impl Frozen {
                 .position(|other| *other == pid)
                 .unwrap_or(usize::MAX)
         };
+        // Some have ended, and have been waited for, before they could be held.
+        let is_there = |process: &HeldProcess| order.contains(&process.pid);
+        self.processes
+            .retain(|process| is_there(process) && !process.threads.is_empty());
         self.processes.sort_by_key(|process| at(process.pid));
         for process in &mut self.processes {
             let pid = process.pid;
@@ -280,6 +351,12 @@ fn threads(pid: pid_t) -> Result<Vec<pid_t>> {
     Ok(names
         .filter_map(|name| name.to_str()?.parse().ok())
         .collect())
+}
+
+/// Whether a thread has ended, or is gone already.
+fn has_ended(pid: pid_t, tid: pid_t) -> bool {
+    let stat = Process::new(pid).and_then(|process| process.task_from_tid(tid)?.stat());
+    stat.map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
 }
 
 /// Whether a process has ended, and waits for its parent.
