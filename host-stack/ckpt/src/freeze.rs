@@ -1,6 +1,9 @@
 //! Stops a tree of processes, and lets it go.
 
-use std::{collections::BTreeSet, fs};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+};
 
 use libc::pid_t;
 use procfs::process::Process;
@@ -35,11 +38,68 @@ pub struct HeldProcess {
     pub stopped: Option<i32>,
 }
 
+/// Calls that threads have been in since they were stopped the last time. The kernel goes on with some of them by
+/// restart_syscall(2), and does not say any more which they were.
+#[derive(Debug, Default)]
+pub struct Calls(HashMap<pid_t, InCall>);
+
+/// A call, and where a thread made it.
+#[derive(Clone, Copy, Debug)]
+struct InCall {
+    number: u64,
+    rip: u64,
+    rsp: u64,
+}
+
+impl Calls {
+    /// Gives calls of threads their numbers again, and keeps those that the next stop needs.
+    fn name(&mut self, frozen: &mut Frozen) {
+        let mut named = HashMap::new();
+        for thread in frozen.processes.iter_mut().flat_map(|p| &mut p.threads) {
+            let (tid, regs) = (thread.tracee.tid(), &thread.regs);
+            let (is_within, is_before) = (is_in_block(regs), is_at_block(regs));
+            if !is_within && !is_before {
+                continue;
+            }
+            let mut call = InCall {
+                number: regs.orig_rax,
+                rip: regs.rip + if is_before { SYSCALL_BYTES } else { 0 },
+                rsp: regs.rsp,
+            };
+            if is_before || call.number == RESTART_SYSCALL {
+                let known = self.0.get(&tid);
+                let known = known.filter(|known| (known.rip, known.rsp) == (call.rip, call.rsp));
+                let Some(known) = known else { continue };
+                call = *known;
+            }
+            thread.call = Some(call.number);
+            named.insert(tid, call);
+        }
+        self.0 = named;
+    }
+}
+
+const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
+/// Of the instruction.
+const SYSCALL_BYTES: u64 = 2;
+
+/// Whether a thread is in a call that the kernel goes on with by a way of its own.
+fn is_in_block(regs: &Regs) -> bool {
+    regs.rax == RESTART_BLOCK && regs.orig_rax as i64 >= 0
+}
+
+/// Whether a thread is just about to go on with such a call.
+fn is_at_block(regs: &Regs) -> bool {
+    regs.rax == RESTART_SYSCALL
+}
+
 /// A held thread as it was when it was stopped.
 #[derive(Debug)]
 pub struct HeldThread {
     pub tracee: Tracee,
     pub regs: Regs,
+    /// Number of the call that it is in, if the kernel would go on with it by a way of its own.
+    call: Option<u64>,
     pub mask: u64,
     /// It has made calls for us, or has other registers than it was stopped with.
     touched: bool,
@@ -56,12 +116,29 @@ impl HeldThread {
         let stopped = (signal != libc::SIGTRAP).then_some(signal);
         let thread = Self {
             tracee,
+            call: None,
             regs,
             mask,
             touched: is_other,
             stray_stop: false,
         };
         Ok((thread, stopped))
+    }
+
+    /// Its registers as the program would have them without the kernel's memory: it makes its call, and does not go on
+    /// with it.
+    pub fn own_regs(&self) -> Regs {
+        match self.call {
+            Some(call) if is_in_block(&self.regs) => Regs {
+                orig_rax: call,
+                ..self.regs
+            },
+            Some(call) => Regs {
+                rax: call,
+                ..self.regs
+            },
+            None => self.regs,
+        }
     }
 
     /// Has it make calls: `work` says which.
@@ -132,6 +209,8 @@ const NOT_RESTARTED: [i64; 15] = [
     libc::SYS_sendto,
     libc::SYS_sendmsg,
 ];
+/// What a call says that the kernel goes on with by a way of its own (ERESTART_RESTARTBLOCK).
+const RESTART_BLOCK: u64 = -516i64 as u64;
 /// As if a call had said that it is made again unless a handler runs (ERESTARTNOHAND).
 const RESTART_NO_HANDLER: u64 = -514i64 as u64;
 
@@ -177,7 +256,7 @@ fn abort_sequence(tracee: &Tracee, regs: &mut Regs) -> Result<bool> {
 
 impl Frozen {
     /// Stops all descendants of a process.
-    pub fn freeze(ancestor: pid_t) -> Result<Self> {
+    pub fn freeze(ancestor: pid_t, calls: &mut Calls) -> Result<Self> {
         let mut frozen = Self {
             processes: Vec::new(),
             zombies: Vec::new(),
@@ -189,7 +268,9 @@ impl Frozen {
                 grown |= frozen.hold(pid)?;
             }
             if !grown {
-                return frozen.in_order(ancestor);
+                let mut frozen = frozen.in_order(ancestor)?;
+                calls.name(&mut frozen);
+                return Ok(frozen);
             }
         }
         Err(Error::io(

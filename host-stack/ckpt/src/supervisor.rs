@@ -29,7 +29,7 @@ use snaprig_ckpt_image::image::{Header, Options as WriteOptions, Reader, Writer}
 use crate::{
     dump::{self, Before, Named},
     error::{Error, Result},
-    freeze::Frozen,
+    freeze::{Calls, Frozen},
     restart::{self, Clocks},
 };
 
@@ -199,6 +199,7 @@ struct Supervisor<'a> {
     signals: Signals,
     root: pid_t,
     named: Named,
+    calls: Calls,
     status: i32,
     round: u64,
 }
@@ -214,6 +215,7 @@ impl<'a> Supervisor<'a> {
             signals,
             root,
             named: Named::default(),
+            calls: Calls::default(),
             status: 0,
             round: 0,
         }
@@ -294,7 +296,7 @@ impl<'a> Supervisor<'a> {
         let me = unsafe { libc::getpid() };
         let before = Before::look(me)?;
         let stopped = Instant::now();
-        let mut frozen = Frozen::freeze(me)?;
+        let mut frozen = Frozen::freeze(me, &mut self.calls)?;
         let described = dump::describe(&mut frozen, self.root, &before, &mut self.named)?;
         let (image, temporary) = (
             self.directory.join("image"),

@@ -162,7 +162,7 @@ fn describe_thread(pid: pid_t, thread: &HeldThread, asked: AskedThread) -> Resul
     Ok(Thread {
         tid,
         name: name.strip_suffix(b"\n").unwrap_or(&name).to_vec(),
-        regs: regs_words(&thread.regs),
+        regs: regs_words(&thread.own_regs()),
         xstate: thread.tracee.xstate()?,
         mask: thread.mask,
         pending: thread.tracee.pending(false)?.iter().map(words).collect(),

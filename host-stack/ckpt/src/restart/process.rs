@@ -34,10 +34,10 @@ const RESTART_NO_HANDLER: i64 = -514;
 
 /// A process that is becoming what it was.
 pub struct Growing<'a> {
-    process: &'a Process,
-    body: &'a Body,
+    pub(super) process: &'a Process,
+    pub(super) body: &'a Body,
     first: Tracee,
-    stub: u64,
+    pub(super) stub: u64,
 }
 
 impl<'a> Growing<'a> {
@@ -85,12 +85,12 @@ impl<'a> Growing<'a> {
         self.process.pid
     }
 
-    fn remote(&self) -> Result<Remote<'_>> {
+    pub(super) fn remote(&self) -> Result<Remote<'_>> {
         Remote::new(&self.first, self.process.pid)
     }
 
     /// Has it make calls that must succeed.
-    fn make(&self, what: &str, calls: &[Call]) -> Result<()> {
+    pub(super) fn make(&self, what: &str, calls: &[Call]) -> Result<()> {
         let results = self.remote()?.calls(self.stub, self.process.pid, calls)?;
         for (index, returned) in results.into_iter().enumerate() {
             result(returned).map_err(|source| Error::Process {
@@ -207,6 +207,7 @@ impl<'a> Growing<'a> {
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
             self.set_thread(tracee, thread, drops_privileges)?;
         }
+        self.make_timers()?;
         let at = syscall_instruction(pid, &self.body.areas)?;
         let unmap = call(libc::SYS_munmap, [self.stub, STUB_BYTES]);
         self.remote()?
@@ -416,13 +417,13 @@ impl<'a> Growing<'a> {
 }
 
 /// Data of calls, put together before they are written.
-struct Data {
+pub(super) struct Data {
     start: u64,
     bytes: Vec<u8>,
 }
 
 impl Data {
-    fn at(start: u64) -> Self {
+    pub fn at(start: u64) -> Self {
         Self {
             start,
             bytes: Vec::new(),
@@ -430,19 +431,19 @@ impl Data {
     }
 
     /// Adds bytes; their address.
-    fn put(&mut self, bytes: &[u8]) -> u64 {
+    pub fn put(&mut self, bytes: &[u8]) -> u64 {
         let at = self.start + self.bytes.len() as u64;
         self.bytes.extend_from_slice(bytes);
         self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
         at
     }
 
-    fn put_words(&mut self, words: &[u64]) -> u64 {
+    pub fn put_words(&mut self, words: &[u64]) -> u64 {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         self.put(&bytes)
     }
 
-    fn write(&self, pid: pid_t) -> Result<()> {
+    pub fn write(&self, pid: pid_t) -> Result<()> {
         if self.bytes.len() as u64 > remote::DATA_BYTES {
             return Err(damaged("more of a process than there is room for"));
         }
@@ -538,15 +539,14 @@ fn set_registers(tracee: &Tracee, thread: &Thread) -> Result<()> {
     }
     let regs = regs_of(&thread.regs).ok_or_else(|| damaged("registers of another kind"))?;
     let is_block = regs.orig_rax as i64 >= 0 && regs.rax as i64 == RESTART_BLOCK;
-    tracee.set_regs(&Regs {
+    let rax = match regs.orig_rax as i64 {
+        // Which call it was is known to nobody: somebody else had stopped the thread before the checkpoint.
+        libc::SYS_restart_syscall if is_block => -i64::from(libc::EINTR) as u64,
         // How far it got was known to the kernel alone: it is made again from its beginning.
-        rax: if is_block {
-            RESTART_NO_HANDLER as u64
-        } else {
-            regs.rax
-        },
-        ..regs
-    })?;
+        _ if is_block => RESTART_NO_HANDLER as u64,
+        _ => regs.rax,
+    };
+    tracee.set_regs(&Regs { rax, ..regs })?;
     tracee.set_xstate(&thread.xstate)?;
     tracee.set_mask(thread.mask)
 }

@@ -89,7 +89,7 @@ impl Job {
         match snaprig_ckpt::ask(&self.path("job"), Request::Dump { kill }) {
             Ok(Reply::Dumped(_)) => Ok(()),
             Ok(Reply::Failed(why)) => Err(why),
-            other => panic!("{other:?}"),
+            other => panic!("{other:?}; {}", self.output()),
         }
     }
 
