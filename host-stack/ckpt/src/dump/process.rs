@@ -62,6 +62,7 @@ pub fn describe(
     flags: &Flags,
     shared: &mut Shared,
     named: &mut Named,
+    nameless: &mut Vec<(pid_t, u64)>,
 ) -> Result<Body> {
     let pid = process.pid;
     let proc = Proc::new(pid)?;
@@ -69,7 +70,7 @@ pub fn describe(
     if status.seccomp.is_some_and(|mode| mode != 0) {
         return Err(Error::refused(pid, "a seccomp filter"));
     }
-    let areas = areas(pid, flags, shared, named)?;
+    let areas = areas(pid, flags, shared, named, nameless)?;
     let timers = timers(pid)?;
     let asked = ask(process, &areas, &timers)?;
     let set = |setting: &[u64; 4], timer: &PosixTimer| PosixTimer {
@@ -78,10 +79,7 @@ pub fn describe(
     };
     let layout = Layout {
         code: (stat.startcode, stat.endcode),
-        data: (
-            stat.start_data.unwrap_or(0) as u64,
-            stat.end_data.unwrap_or(0) as u64,
-        ),
+        data: (stat.start_data.unwrap_or(0), stat.end_data.unwrap_or(0)),
         brk: (stat.start_brk.unwrap_or(0) as u64, asked.brk),
         stack: stat.startstack,
         arguments: (
