@@ -16,7 +16,7 @@ use procfs::process::{Process as Proc, Stat};
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
 
 pub use self::named::{Named, hash, modified};
-pub use self::process::{SIGNALS, regs_of, syscall_instruction};
+pub use self::process::{SIGNALS, credentials, regs_of, syscall_instruction};
 use self::{
     areas::{Flags, Shared},
     files::Files,

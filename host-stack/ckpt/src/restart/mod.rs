@@ -7,6 +7,7 @@
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
 //! all processes end, and no file of the tree has been written to but those whose contents the image has.
 
+mod credentials;
 mod files;
 mod layout;
 mod namespaces;
