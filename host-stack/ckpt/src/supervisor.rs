@@ -110,7 +110,7 @@ pub fn restart(directory: &Path) -> Result<i32> {
         monotonic: tree.monotonic_nanos,
         boottime: tree.boottime_nanos,
     };
-    restart::run(tree.supervisor, clocks, || {
+    restart::run(restart::place(&tree), clocks, || {
         let mut supervise = || -> Result<i32> {
             let listener = listen(directory)?;
             let signals = Signals::block()?;

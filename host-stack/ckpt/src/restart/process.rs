@@ -13,7 +13,7 @@ use procfs::process::{MMapPath, Process as Proc};
 use super::{
     credentials,
     files::{Opened, damaged},
-    layout,
+    groups, layout,
 };
 use crate::{
     dump::{SIGNALS, credentials as credentials_of, regs_of, syscall_instruction},
@@ -199,10 +199,19 @@ impl<'a> Growing<'a> {
 
     /// Everything that a process is beside its memory; all of its threads, which stand at their stops with the
     /// registers that they had.
-    pub fn finish(self, opened: &Opened, drops_privileges: bool) -> Result<Vec<Tracee>> {
+    pub fn finish(
+        self,
+        tree: &Tree,
+        opened: &Opened,
+        drops_privileges: bool,
+    ) -> Result<Vec<Tracee>> {
         let pid = self.process.pid;
         self.protect()?;
         self.set_attributes(opened)?;
+        if let Some(group) = groups::joins(tree, self.process) {
+            let join = call(libc::SYS_setpgid, [0, group as u64]);
+            self.make("its process group", &[join])?;
+        }
         let threads = self.make_threads()?;
         let all: Vec<&Tracee> = std::iter::once(&self.first).chain(&threads).collect();
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
