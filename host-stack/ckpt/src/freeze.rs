@@ -1,12 +1,16 @@
 //! Stops a tree of processes, and lets it go.
 
-use std::{collections::BTreeSet, fs};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+};
 
 use libc::pid_t;
 use procfs::process::Process;
 
 use crate::{
     error::{Error, Result},
+    memory,
     remote::{self, Remote},
     trace::{Regs, Stop, Tracee},
 };
@@ -34,13 +38,70 @@ pub struct HeldProcess {
     pub stopped: Option<i32>,
 }
 
+/// Calls that threads have been in since they were stopped the last time. The kernel goes on with some of them by
+/// restart_syscall(2), and does not say any more which they were.
+#[derive(Debug, Default)]
+pub struct Calls(HashMap<pid_t, InCall>);
+
+/// A call, and where a thread made it.
+#[derive(Clone, Copy, Debug)]
+struct InCall {
+    number: u64,
+    rip: u64,
+    rsp: u64,
+}
+
+impl Calls {
+    /// Gives calls of threads their numbers again, and keeps those that the next stop needs.
+    fn name(&mut self, frozen: &mut Frozen) {
+        let mut named = HashMap::new();
+        for thread in frozen.processes.iter_mut().flat_map(|p| &mut p.threads) {
+            let (tid, regs) = (thread.tracee.tid(), &thread.regs);
+            let (is_within, is_before) = (is_in_block(regs), is_at_block(regs));
+            if !is_within && !is_before {
+                continue;
+            }
+            let mut call = InCall {
+                number: regs.orig_rax,
+                rip: regs.rip + if is_before { SYSCALL_BYTES } else { 0 },
+                rsp: regs.rsp,
+            };
+            if is_before || call.number == RESTART_SYSCALL {
+                let known = self.0.get(&tid);
+                let known = known.filter(|known| (known.rip, known.rsp) == (call.rip, call.rsp));
+                let Some(known) = known else { continue };
+                call = *known;
+            }
+            thread.call = Some(call.number);
+            named.insert(tid, call);
+        }
+        self.0 = named;
+    }
+}
+
+const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
+/// Of the instruction.
+const SYSCALL_BYTES: u64 = 2;
+
+/// Whether a thread is in a call that the kernel goes on with by a way of its own.
+fn is_in_block(regs: &Regs) -> bool {
+    regs.rax == RESTART_BLOCK && regs.orig_rax as i64 >= 0
+}
+
+/// Whether a thread is just about to go on with such a call.
+fn is_at_block(regs: &Regs) -> bool {
+    regs.rax == RESTART_SYSCALL
+}
+
 /// A held thread as it was when it was stopped.
 #[derive(Debug)]
 pub struct HeldThread {
     pub tracee: Tracee,
     pub regs: Regs,
+    /// Number of the call that it is in, if the kernel would go on with it by a way of its own.
+    call: Option<u64>,
     pub mask: u64,
-    /// It has made calls for us.
+    /// It has made calls for us, or has other registers than it was stopped with.
     touched: bool,
     /// SIGSTOP came meanwhile.
     stray_stop: bool,
@@ -50,16 +111,34 @@ impl HeldThread {
     fn hold(tid: pid_t) -> Result<(Self, Option<i32>)> {
         let tracee = Tracee::seize(tid)?;
         let signal = settle(&tracee)?;
-        let (regs, mask) = (tracee.regs()?, tracee.mask()?);
+        let (mut regs, mask) = (tracee.regs()?, tracee.mask()?);
+        let is_other = abort_sequence(&tracee, &mut regs)? | continue_call(&mut regs);
         let stopped = (signal != libc::SIGTRAP).then_some(signal);
         let thread = Self {
             tracee,
+            call: None,
             regs,
             mask,
-            touched: false,
+            touched: is_other,
             stray_stop: false,
         };
         Ok((thread, stopped))
+    }
+
+    /// Its registers as the program would have them without the kernel's memory: it makes its call, and does not go on
+    /// with it.
+    pub fn own_regs(&self) -> Regs {
+        match self.call {
+            Some(call) if is_in_block(&self.regs) => Regs {
+                orig_rax: call,
+                ..self.regs
+            },
+            Some(call) => Regs {
+                rax: call,
+                ..self.regs
+            },
+            None => self.regs,
+        }
     }
 
     /// Has it make calls: `work` says which.
@@ -111,9 +190,73 @@ fn settle(tracee: &Tracee) -> Result<i32> {
     }
 }
 
+/// Calls that fail with EINTR when a thread is stopped, though no handler runs (signal(7)): those with a deadline that
+/// cannot be seen, and those that were never made to go on.
+const NOT_RESTARTED: [i64; 15] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+];
+/// What a call says that the kernel goes on with by a way of its own (ERESTART_RESTARTBLOCK).
+const RESTART_BLOCK: u64 = -516i64 as u64;
+/// As if a call had said that it is made again unless a handler runs (ERESTARTNOHAND).
+const RESTART_NO_HANDLER: u64 = -514i64 as u64;
+
+/// A call that has been interrupted by nothing but the stop goes on; if a handler is about to run, it fails.
+fn continue_call(regs: &mut Regs) -> bool {
+    let is_interrupted = regs.rax as i64 == -i64::from(libc::EINTR);
+    let continues = is_interrupted && NOT_RESTARTED.contains(&(regs.orig_rax as i64));
+    if continues {
+        regs.rax = RESTART_NO_HANDLER;
+    }
+    continues
+}
+
+/// A thread in a restartable sequence has to leave it by its abort handler, as after any interruption (rseq(2)); the
+/// kernel forgets the sequence when it sees the thread elsewhere, in a call for us.
+fn abort_sequence(tracee: &Tracee, regs: &mut Regs) -> Result<bool> {
+    /// Of `rseq_cs` in `struct rseq` (linux/rseq.h).
+    const SEQUENCE: u64 = 8;
+    let Some((address, ..)) = tracee.rseq().unwrap_or(None) else {
+        return Ok(false);
+    };
+    let mut word = [0; 8];
+    memory::read(tracee.tid(), address + SEQUENCE, &mut word)?;
+    let at = u64::from_ne_bytes(word);
+    if at == 0 {
+        return Ok(false);
+    }
+    // struct rseq_cs: version and flags, start, length, abort handler.
+    let mut bytes = [0; 32];
+    memory::read(tracee.tid(), at, &mut bytes)?;
+    let [_, start, length, handler] = std::array::from_fn(|index| {
+        u64::from_ne_bytes(bytes[index * 8..][..8].try_into().expect("eight bytes"))
+    });
+    let is_within = regs.rip.wrapping_sub(start) < length;
+    if is_within {
+        regs.rip = handler;
+        // It is in no call: nothing is to be made again.
+        regs.orig_rax = u64::MAX;
+    }
+    memory::write(tracee.tid(), address + SEQUENCE, &[0; 8])?;
+    Ok(is_within)
+}
+
 impl Frozen {
-    /// Stops all descendants of a process but those that are excepted.
-    pub fn freeze(ancestor: pid_t) -> Result<Self> {
+    /// Stops all descendants of a process.
+    pub fn freeze(ancestor: pid_t, calls: &mut Calls) -> Result<Self> {
         let mut frozen = Self {
             processes: Vec::new(),
             zombies: Vec::new(),
@@ -125,7 +268,9 @@ impl Frozen {
                 grown |= frozen.hold(pid)?;
             }
             if !grown {
-                return frozen.in_order(ancestor);
+                let mut frozen = frozen.in_order(ancestor)?;
+                calls.name(&mut frozen);
+                return Ok(frozen);
             }
         }
         Err(Error::io(
@@ -157,7 +302,8 @@ impl Frozen {
         let process = &mut self.processes[index];
         let mut grown = false;
         for tid in tids {
-            if process.threads.iter().any(|held| held.tracee.tid() == tid) {
+            let is_held = process.threads.iter().any(|held| held.tracee.tid() == tid);
+            if is_held || has_ended(pid, tid) {
                 continue;
             }
             grown = true;
@@ -168,6 +314,8 @@ impl Frozen {
                 }
                 // The next round sees what is left.
                 Err(Error::Gone { .. }) => {}
+                // Who has ended cannot be traced.
+                Err(_) if has_ended(pid, tid) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -183,6 +331,10 @@ impl Frozen {
                 .position(|other| *other == pid)
                 .unwrap_or(usize::MAX)
         };
+        // Some have ended, and have been waited for, before they could be held.
+        let is_there = |process: &HeldProcess| order.contains(&process.pid);
+        self.processes
+            .retain(|process| is_there(process) && !process.threads.is_empty());
         self.processes.sort_by_key(|process| at(process.pid));
         for process in &mut self.processes {
             let pid = process.pid;
@@ -280,6 +432,12 @@ fn threads(pid: pid_t) -> Result<Vec<pid_t>> {
     Ok(names
         .filter_map(|name| name.to_str()?.parse().ok())
         .collect())
+}
+
+/// Whether a thread has ended, or is gone already.
+fn has_ended(pid: pid_t, tid: pid_t) -> bool {
+    let stat = Process::new(pid).and_then(|process| process.task_from_tid(tid)?.stat());
+    stat.map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
 }
 
 /// Whether a process has ended, and waits for its parent.

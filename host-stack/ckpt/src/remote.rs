@@ -49,6 +49,10 @@ global_asm!(
     "mov [r15 + 56], rax",
     "add r15, 64",
     "dec r14",
+    "jnz 2b",
+    // SIGCONT has taken the stop away: it is asked for again.
+    "inc r14",
+    "sub r15, 64",
     "jmp 2b",
     "snaprig_ckpt_stub_end:",
     ".popsection",

@@ -132,6 +132,29 @@ pub struct Thread {
     pub parent_death_signal: i32,
     /// PR_SET_TIMERSLACK, nanoseconds.
     pub timer_slack: u64,
+    /// Who it is.
+    pub credentials: Credentials,
+}
+
+/// Users, groups and capabilities of a thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    /// Real, effective, saved, and that for files.
+    pub users: [u32; 4],
+    /// As above.
+    pub groups: [u32; 4],
+    /// getgroups(2).
+    pub more: Vec<u32>,
+    /// capabilities(7), a bit each.
+    pub effective: u64,
+    /// As above.
+    pub permitted: u64,
+    /// As above.
+    pub inheritable: u64,
+    /// As above.
+    pub bounding: u64,
+    /// As above.
+    pub ambient: u64,
 }
 
 /// `siginfo_t`, as words.

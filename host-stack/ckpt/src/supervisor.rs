@@ -34,7 +34,7 @@ use snaprig_ckpt_image::{
 use crate::{
     dump::{self, Before, Named},
     error::{Error, Result},
-    freeze::Frozen,
+    freeze::{Calls, Frozen},
     restart::{self, Clocks},
 };
 
@@ -158,8 +158,13 @@ pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
         monotonic: tree.monotonic_nanos,
         boottime: tree.boottime_nanos,
     };
+<<<<<<< HEAD
     restart::run(tree.supervisor, clocks, || {
         let supervise = || -> Result<i32> {
+=======
+    restart::run(restart::place(&tree), clocks, || {
+        let mut supervise = || -> Result<i32> {
+>>>>>>> h-ckpt-procs
             let listener = listen(directory)?;
             let signals = Signals::block()?;
             restart::restore(&tree, &mut reader, !is_root)?;
@@ -270,6 +275,7 @@ struct Supervisor<'a> {
     root: pid_t,
     command: Vec<String>,
     named: Named,
+    calls: Calls,
     status: i32,
     last: Option<u64>,
     interval: Interval,
@@ -299,6 +305,7 @@ impl<'a> Supervisor<'a> {
             root,
             command,
             named: Named::default(),
+            calls: Calls::default(),
             status: 0,
             interval,
             due: interval.map(|interval| Instant::now() + interval),
@@ -417,7 +424,7 @@ impl<'a> Supervisor<'a> {
         let round = self.store.begin(number, 0)?;
         let before = Before::look(me)?;
         let stopped = Instant::now();
-        let mut frozen = Frozen::freeze(me)?;
+        let mut frozen = Frozen::freeze(me, &mut self.calls)?;
         let described = dump::describe(&mut frozen, self.root, &before, &mut self.named)?;
         let header = Header {
             kernel: rustix::system::uname()

@@ -88,6 +88,10 @@ impl Tracee {
                 return Err(Error::Gone { tid: self.tid });
             }
             let error = io::Error::last_os_error();
+            // A thread that calls exec(2) takes the number of its process's first.
+            if error.raw_os_error() == Some(libc::ECHILD) {
+                return Err(Error::Gone { tid: self.tid });
+            }
             if error.kind() != io::ErrorKind::Interrupted {
                 return Err(Error::trace("waitpid", self.tid, error));
             }

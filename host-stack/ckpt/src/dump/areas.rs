@@ -110,12 +110,14 @@ impl Shared {
     }
 }
 
-/// The areas of a process.
+/// The areas of a process. `nameless`: where those begin that are private and of a file without a name: also pages
+/// that are still the file's are nowhere else.
 pub fn areas(
     pid: pid_t,
     flags: &Flags,
     shared: &mut Shared,
     named: &mut Named,
+    nameless: &mut Vec<(pid_t, u64)>,
 ) -> Result<Vec<Area>> {
     let maps = Process::new(pid)?.maps()?;
     let mut areas = Vec::new();
@@ -125,6 +127,9 @@ pub fn areas(
         let Some(backing) = backing(pid, map, is_shared, shared, named)? else {
             continue;
         };
+        if backing == Backing::Anonymous && map.inode != 0 {
+            nameless.push((pid, start));
+        }
         areas.push(Area {
             start,
             end,
@@ -176,7 +181,7 @@ fn backing(
     let (start, end) = map.address;
     if let Some(gone) = gone {
         if !is_shared {
-            // All of its pages are saved: see `pages_of`.
+            // All of its pages are saved.
             return Ok(Some(Backing::Anonymous));
         }
         let name = gone.strip_prefix(b"/memfd:").map(<[u8]>::to_vec);
@@ -207,11 +212,6 @@ fn backing(
 
 fn dev((major, minor): (i32, i32)) -> u64 {
     libc::makedev(major as u32, minor as u32)
-}
-
-/// Whether an area's pages are all its own, those of the file too: the file has no name.
-pub fn is_of_nameless(map: &MemoryMap) -> bool {
-    matches!(&map.pathname, MMapPath::Path(path) if path.as_os_str().as_bytes().ends_with(b" (deleted)"))
 }
 
 /// Device and inode of a file.

@@ -16,7 +16,7 @@ use procfs::process::{Process as Proc, Stat};
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
 
 pub use self::named::{Named, hash, modified};
-pub use self::process::{SIGNALS, regs_of, syscall_instruction};
+pub use self::process::{SIGNALS, credentials, regs_of, syscall_instruction};
 use self::{
     areas::{Flags, Shared},
     files::Files,
@@ -57,6 +57,8 @@ pub struct Described {
     /// What the image says of it.
     pub tree: Tree,
     shared: Shared,
+    /// Areas all of whose pages are saved: process and first address.
+    nameless: Vec<(pid_t, u64)>,
     contents: Vec<(u32, std::path::PathBuf)>,
 }
 
@@ -68,13 +70,13 @@ pub fn describe(
     named: &mut Named,
 ) -> Result<Described> {
     let (mut shared, mut files) = (Shared::default(), Files::default());
-    let mut processes = Vec::new();
+    let (mut processes, mut nameless) = (Vec::new(), Vec::new());
     let none = Flags::default();
     for held in &mut frozen.processes {
         let stat = Proc::new(held.pid)?.stat()?;
         let known = before.flags.iter().find(|(pid, _)| *pid == held.pid);
         let flags = known.map_or(&none, |(_, flags)| flags);
-        let mut body = process::describe(held, &stat, flags, &mut shared, named)?;
+        let mut body = process::describe(held, &stat, flags, &mut shared, named, &mut nameless)?;
         body.descriptors = files.of(held.pid, &mut shared, named)?;
         processes.push(Process {
             stopped: held.stopped,
@@ -117,6 +119,7 @@ pub fn describe(
     Ok(Described {
         tree,
         shared,
+        nameless,
         contents: files.contents,
     })
 }
@@ -177,7 +180,13 @@ pub fn write<S: Sink>(
     let bodies = frozen.processes.iter().zip(&described.tree.processes);
     for (space, (held, process)) in bodies.enumerate() {
         let areas = process.body.iter().flat_map(|body| &body.areas);
-        write_space(space as u32, held.pid, areas, writer)?;
+        let is_nameless = |area: &&Area| described.nameless.contains(&(held.pid, area.start));
+        let (nameless, areas): (Vec<&Area>, Vec<_>) = areas.partition(is_nameless);
+        write_space(space as u32, held.pid, areas.into_iter(), writer)?;
+        let file = memory::open(held.pid, false)?;
+        for area in nameless {
+            write_mapped(space as u32, &file, area.start..area.end, 0, writer)?;
+        }
     }
     let first = described.tree.processes.len();
     for (index, object) in described.shared.met.iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, os::unix::ffi::OsStrExt};
 
 use libc::pid_t;
-use procfs::process::{Process as Proc, Stat};
+use procfs::process::{LimitValue, Process as Proc, Stat, Status};
 
 use super::{
     areas::{Flags, Shared, areas},
@@ -14,7 +14,7 @@ use crate::{
     freeze::{HeldProcess, HeldThread},
     memory,
     remote::{self, Call, PAGE, STUB_BYTES, call, result},
-    state::{Area, Backing, Body, Layout, PosixTimer, Thread},
+    state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
     trace::{Regs, SigInfo},
 };
 
@@ -22,8 +22,6 @@ use crate::{
 pub const SIGNALS: u64 = 64;
 /// Bytes of the kernel's struct sigaction.
 const ACTION_BYTES: u64 = 32;
-/// Limits of getrlimit(2).
-const LIMITS: u32 = 16;
 /// prctl(2): attributes of a process that are asked for, and how they are set.
 const ATTRIBUTES: [(i32, i32); 3] = [
     (libc::PR_GET_DUMPABLE, libc::PR_SET_DUMPABLE),
@@ -62,6 +60,7 @@ pub fn describe(
     flags: &Flags,
     shared: &mut Shared,
     named: &mut Named,
+    nameless: &mut Vec<(pid_t, u64)>,
 ) -> Result<Body> {
     let pid = process.pid;
     let proc = Proc::new(pid)?;
@@ -69,7 +68,7 @@ pub fn describe(
     if status.seccomp.is_some_and(|mode| mode != 0) {
         return Err(Error::refused(pid, "a seccomp filter"));
     }
-    let areas = areas(pid, flags, shared, named)?;
+    let areas = areas(pid, flags, shared, named, nameless)?;
     let timers = timers(pid)?;
     let asked = ask(process, &areas, &timers)?;
     let set = |setting: &[u64; 4], timer: &PosixTimer| PosixTimer {
@@ -78,10 +77,7 @@ pub fn describe(
     };
     let layout = Layout {
         code: (stat.startcode, stat.endcode),
-        data: (
-            stat.start_data.unwrap_or(0) as u64,
-            stat.end_data.unwrap_or(0) as u64,
-        ),
+        data: (stat.start_data.unwrap_or(0), stat.end_data.unwrap_or(0)),
         brk: (stat.start_brk.unwrap_or(0) as u64, asked.brk),
         stack: stat.startstack,
         arguments: (
@@ -112,7 +108,7 @@ pub fn describe(
         exe: named.file(pid, &proc.exe()?, true)?,
         cwd: link("cwd")?,
         umask: status.umask.unwrap_or(0o22),
-        limits: limits(pid)?,
+        limits: limits(&proc)?,
         layout,
         auxv: read("auxv")?,
         areas,
@@ -162,7 +158,7 @@ fn describe_thread(pid: pid_t, thread: &HeldThread, asked: AskedThread) -> Resul
     Ok(Thread {
         tid,
         name: name.strip_suffix(b"\n").unwrap_or(&name).to_vec(),
-        regs: regs_words(&thread.regs),
+        regs: regs_words(&thread.own_regs()),
         xstate: thread.tracee.xstate()?,
         mask: thread.mask,
         pending: thread.tracee.pending(false)?.iter().map(words).collect(),
@@ -174,7 +170,22 @@ fn describe_thread(pid: pid_t, thread: &HeldThread, asked: AskedThread) -> Resul
         scheduling: scheduling(tid),
         parent_death_signal: asked.parent_death_signal,
         timer_slack: asked.timer_slack,
+        credentials: credentials(&Proc::new(pid)?.task_from_tid(tid)?.status()?),
     })
+}
+
+/// Who a thread is.
+pub fn credentials(status: &Status) -> Credentials {
+    Credentials {
+        users: [status.ruid, status.euid, status.suid, status.fuid],
+        groups: [status.rgid, status.egid, status.sgid, status.fgid],
+        more: status.groups.iter().map(|id| *id as u32).collect(),
+        effective: status.capeff,
+        permitted: status.capprm,
+        inheritable: status.capinh,
+        bounding: status.capbnd.unwrap_or(0),
+        ambient: status.capamb.unwrap_or(0),
+    }
 }
 
 /// `struct user_regs_struct` as words.
@@ -228,21 +239,33 @@ fn scheduling(tid: pid_t) -> (i32, i32, i32) {
     }
 }
 
-fn limits(pid: pid_t) -> Result<Vec<(u64, u64)>> {
-    (0..LIMITS)
-        .map(|number| {
-            let mut limit = libc::rlimit {
-                rlim_cur: 0,
-                rlim_max: 0,
-            };
-            // SAFETY: `limit` is valid to write to.
-            let got = unsafe { libc::prlimit(pid, number, std::ptr::null(), &raw mut limit) };
-            match got {
-                0 => Ok((limit.rlim_cur, limit.rlim_max)),
-                _ => Err(Error::io("prlimit", std::io::Error::last_os_error())),
-            }
-        })
-        .collect()
+/// From /proc: prlimit(2) is not for processes of others.
+fn limits(proc: &Proc) -> Result<Vec<(u64, u64)>> {
+    let limits = proc.limits()?;
+    let by_number = [
+        limits.max_cpu_time,
+        limits.max_file_size,
+        limits.max_data_size,
+        limits.max_stack_size,
+        limits.max_core_file_size,
+        limits.max_resident_set,
+        limits.max_processes,
+        limits.max_open_files,
+        limits.max_locked_memory,
+        limits.max_address_space,
+        limits.max_file_locks,
+        limits.max_pending_signals,
+        limits.max_msgqueue_size,
+        limits.max_nice_priority,
+        limits.max_realtime_priority,
+        limits.max_realtime_timeout,
+    ];
+    let value = |value| match value {
+        LimitValue::Unlimited => libc::RLIM_INFINITY,
+        LimitValue::Value(value) => value,
+    };
+    let pairs = by_number.map(|limit| (value(limit.soft_limit), value(limit.hard_limit)));
+    Ok(pairs.to_vec())
 }
 
 /// The timers of a process, from /proc/PID/timers; without their settings.

@@ -7,18 +7,24 @@
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
 //! all processes end, and no file of the tree has been written to but those whose contents the image has.
 
+mod credentials;
 mod files;
+mod groups;
 mod layout;
 mod namespaces;
 mod process;
 mod seed;
+mod timers;
 
 use std::{fs::File, io, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
 
 use snaprig_ckpt_image::image::{Piece, Reader};
 
-pub use self::namespaces::{Clocks, chain, exit_code, run};
 use self::{files::Opened, process::Growing};
+pub use self::{
+    groups::place,
+    namespaces::{Clocks, chain, exit_code, run},
+};
 use crate::{
     error::{Error, Result},
     state::{Kind, Process, Tree},
@@ -85,10 +91,10 @@ fn grow<R: Read>(
     cut(tree, opened)?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
-        threads.extend(growing.finish(opened, drops_privileges)?);
+        threads.extend(growing.finish(tree, opened, drops_privileges)?);
     }
+    groups::dismiss(tree);
     for process in &tree.processes {
-        regroup(process);
         if let Some(signal) = process.stopped {
             // SAFETY: no memory is involved.
             unsafe { libc::kill(process.pid, signal) };
@@ -98,12 +104,6 @@ fn grow<R: Read>(
         thread.detach(0)?;
     }
     Ok(())
-}
-
-/// Joins a process group, whose leader is there.
-fn regroup(process: &Process) {
-    // SAFETY: no memory is involved. A group that is not there is that of whoever has started the tree.
-    unsafe { libc::setpgid(process.pid, process.group) };
 }
 
 /// Reads the rest of the image into memory and files.

@@ -24,14 +24,23 @@ pub struct Clocks {
     pub boottime: u64,
 }
 
-/// Runs `supervise` in namespaces of its own, as process number `supervisor`; its exit status. The calling process has
+/// The numbers that a tree has from outside.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its supervisor.
+    pub supervisor: pid_t,
+    /// The session that both were launched in: a process stands for its leader. None: that of the caller.
+    pub session: Option<pid_t>,
+}
+
+/// Runs `supervise` in namespaces of its own, as the process of that number; its exit status. The calling process has
 /// one thread.
-pub fn run(supervisor: pid_t, clocks: Clocks, supervise: impl FnOnce() -> i32) -> Result<i32> {
+pub fn run(place: Place, clocks: Clocks, supervise: impl FnOnce() -> i32) -> Result<i32> {
     // SAFETY: the process has one thread, so the child may do what it likes.
     let maker = unsafe { libc::fork() };
     match maker {
         0 => {
-            let status = make(supervisor, clocks, supervise).unwrap_or_else(|error| {
+            let status = make(place, clocks, supervise).unwrap_or_else(|error| {
                 eprintln!("snaprig: {}", chain(&error));
                 1
             });
@@ -50,7 +59,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     })
 }
 
-fn make(supervisor: pid_t, clocks: Clocks, supervise: impl FnOnce() -> i32) -> Result<i32> {
+fn make(place: Place, clocks: Clocks, supervise: impl FnOnce() -> i32) -> Result<i32> {
     // SAFETY: no preconditions.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     if uid != 0 {
@@ -78,7 +87,7 @@ fn make(supervisor: pid_t, clocks: Clocks, supervise: impl FnOnce() -> i32) -> R
     let first = unsafe { libc::fork() };
     match first {
         0 => {
-            let status = be_first(supervisor, supervise).unwrap_or_else(|error| {
+            let status = be_first(place, supervise).unwrap_or_else(|error| {
                 eprintln!("snaprig: {}", chain(&error));
                 1
             });
@@ -126,12 +135,47 @@ fn set_clocks(clocks: Clocks) -> Result<()> {
 }
 
 /// Process 1: mounts /proc, makes the supervisor, reaps whoever is left to it.
-fn be_first(supervisor: pid_t, supervise: impl FnOnce() -> i32) -> Result<i32> {
+fn be_first(place: Place, supervise: impl FnOnce() -> i32) -> Result<i32> {
     mount_proc();
-    match fork_as(supervisor, libc::SIGCHLD)? {
+    let Some(leader) = place.session else {
+        return be_parent(place, supervise);
+    };
+    if leader == 1 || leader == place.supervisor {
+        let supervise = || {
+            if leader != 1 {
+                lead();
+            }
+            supervise()
+        };
+        if leader == 1 {
+            lead();
+        }
+        return be_parent(place, supervise);
+    }
+    match fork_as(leader, libc::SIGCHLD)? {
+        0 => {
+            lead();
+            let status = be_parent(place, supervise).unwrap_or_else(|error| {
+                eprintln!("snaprig: {}", chain(&error));
+                1
+            });
+            process::exit(status)
+        }
+        child => Ok(status_of(child)),
+    }
+}
+
+/// Makes the supervisor, and reaps.
+fn be_parent(place: Place, supervise: impl FnOnce() -> i32) -> Result<i32> {
+    match fork_as(place.supervisor, libc::SIGCHLD)? {
         0 => process::exit(supervise()),
         child => Ok(status_of(child)),
     }
+}
+
+fn lead() {
+    // SAFETY: no memory is involved. A process that was just made leads no group, so it cannot fail.
+    unsafe { libc::setsid() };
 }
 
 /// A /proc of the namespace's own. Where that is not to be had (a container that masks parts of it), the tree sees the
@@ -162,9 +206,19 @@ fn mount_proc() {
 
 /// fork(2) of the calling process, which has one thread, with a number for the child.
 pub fn fork_as(pid: pid_t, exit_signal: i32) -> Result<pid_t> {
+    clone_as(pid, 0, exit_signal)
+}
+
+/// As [`fork_as`], but the child is the calling process's brother.
+pub fn fork_brother(pid: pid_t) -> Result<pid_t> {
+    clone_as(pid, libc::CLONE_PARENT, 0)
+}
+
+fn clone_as(pid: pid_t, flags: i32, exit_signal: i32) -> Result<pid_t> {
     let set_tid = [pid];
     // SAFETY: plain integers, for which zero is a value.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = flags as u64;
     arguments.exit_signal = exit_signal as u64;
     arguments.set_tid = set_tid.as_ptr() as u64;
     arguments.set_tid_size = 1;

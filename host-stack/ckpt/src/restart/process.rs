@@ -5,17 +5,18 @@
 //! finish:   protections --> attributes, signals, timers --> threads --> stub unmapped --> registers
 //! ```
 
-use std::{io, ops::Range};
+use std::ops::Range;
 
 use libc::pid_t;
 use procfs::process::{MMapPath, Process as Proc};
 
 use super::{
+    credentials,
     files::{Opened, damaged},
-    layout,
+    groups, layout,
 };
 use crate::{
-    dump::{SIGNALS, regs_of, syscall_instruction},
+    dump::{SIGNALS, credentials as credentials_of, regs_of, syscall_instruction},
     error::{Error, Result},
     memory,
     remote::{self, Call, PAGE, Remote, STUB_BYTES, call, result},
@@ -34,10 +35,10 @@ const RESTART_NO_HANDLER: i64 = -514;
 
 /// A process that is becoming what it was.
 pub struct Growing<'a> {
-    process: &'a Process,
-    body: &'a Body,
+    pub(super) process: &'a Process,
+    pub(super) body: &'a Body,
     first: Tracee,
-    stub: u64,
+    pub(super) stub: u64,
 }
 
 impl<'a> Growing<'a> {
@@ -85,12 +86,12 @@ impl<'a> Growing<'a> {
         self.process.pid
     }
 
-    fn remote(&self) -> Result<Remote<'_>> {
+    pub(super) fn remote(&self) -> Result<Remote<'_>> {
         Remote::new(&self.first, self.process.pid)
     }
 
     /// Has it make calls that must succeed.
-    fn make(&self, what: &str, calls: &[Call]) -> Result<()> {
+    pub(super) fn make(&self, what: &str, calls: &[Call]) -> Result<()> {
         let results = self.remote()?.calls(self.stub, self.process.pid, calls)?;
         for (index, returned) in results.into_iter().enumerate() {
             result(returned).map_err(|source| Error::Process {
@@ -198,15 +199,26 @@ impl<'a> Growing<'a> {
 
     /// Everything that a process is beside its memory; all of its threads, which stand at their stops with the
     /// registers that they had.
-    pub fn finish(self, opened: &Opened, drops_privileges: bool) -> Result<Vec<Tracee>> {
+    pub fn finish(
+        self,
+        tree: &Tree,
+        opened: &Opened,
+        drops_privileges: bool,
+    ) -> Result<Vec<Tracee>> {
         let pid = self.process.pid;
         self.protect()?;
         self.set_attributes(opened)?;
+        if let Some(group) = groups::joins(tree, self.process) {
+            let join = call(libc::SYS_setpgid, [0, group as u64]);
+            self.make("its process group", &[join])?;
+        }
         let threads = self.make_threads()?;
         let all: Vec<&Tracee> = std::iter::once(&self.first).chain(&threads).collect();
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
             self.set_thread(tracee, thread, drops_privileges)?;
         }
+        self.make_timers()?;
+        self.limit()?;
         let at = syscall_instruction(pid, &self.body.areas)?;
         let unmap = call(libc::SYS_munmap, [self.stub, STUB_BYTES]);
         self.remote()?
@@ -215,8 +227,27 @@ impl<'a> Growing<'a> {
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
             set_registers(tracee, thread)?;
         }
-        limit(pid, &self.body.limits)?;
+        // Who may not lower it keeps that of its supervisor.
+        let _ = std::fs::write(
+            format!("/proc/{pid}/oom_score_adj"),
+            self.body.oom_score.to_string(),
+        );
         Ok(std::iter::once(self.first).chain(threads).collect())
+    }
+
+    /// What it may use at most. What this machine does not allow any more stays as its supervisor has it.
+    fn limit(&self) -> Result<()> {
+        let mut data = Data::at(remote::data(self.stub));
+        let limits = self.body.limits.iter().enumerate();
+        let calls: Vec<_> = limits
+            .map(|(number, (soft, hard))| {
+                let limit = data.put_words(&[*soft, *hard]);
+                call(libc::SYS_prlimit64, [0, number as u64, limit, 0])
+            })
+            .collect();
+        data.write(self.process.pid)?;
+        self.remote()?.calls(self.stub, self.process.pid, &calls)?;
+        Ok(())
     }
 
     fn protect(&self) -> Result<()> {
@@ -282,9 +313,8 @@ impl<'a> Growing<'a> {
             calls.push(call(libc::SYS_setitimer, [which as u64, timer, 0]));
         }
         // What a process begins with cannot always be asked for: no_new_privs has no way back.
-        let is_new = |(option, value): &(&i32, &u64)| {
-            **value != u64::from(**option == libc::PR_SET_DUMPABLE)
-        };
+        let is_new =
+            |(option, value): &(&i32, &u64)| **value != 0 && **option != libc::PR_SET_DUMPABLE;
         for (option, value) in body.attributes.iter().filter(is_new) {
             calls.push(call(libc::SYS_prctl, [*option as u64, *value, 0, 0, 0]));
         }
@@ -360,10 +390,21 @@ impl<'a> Growing<'a> {
         let mut name = thread.name.clone();
         name.push(0);
         let name = data.put(&name);
-        let mut calls = vec![
+        // First: what follows is forgotten with a change of user (PR_SET_PDEATHSIG).
+        let own = credentials_of(&Proc::myself()?.status()?);
+        let mut calls =
+            credentials::calls(&own, &thread.credentials, !drops_privileges, &mut data)?;
+        let dumpable = self.body.attributes.get(&libc::PR_SET_DUMPABLE);
+        if let Some(dumpable @ 0..=1) = dumpable {
+            calls.push(call(
+                libc::SYS_prctl,
+                [libc::PR_SET_DUMPABLE as u64, *dumpable],
+            ));
+        }
+        calls.extend([
             call(libc::SYS_set_tid_address, [thread.clear_tid]),
             call(libc::SYS_prctl, [libc::PR_SET_NAME as u64, name]),
-        ];
+        ]);
         if thread.robust_list.0 != 0 {
             calls.push(call(
                 libc::SYS_set_robust_list,
@@ -396,12 +437,6 @@ impl<'a> Growing<'a> {
             data.write(pid)?;
             Remote::new(tracee, pid)?.calls(self.stub, thread.tid, &[all])?;
         }
-        if drops_privileges {
-            // _LINUX_CAPABILITY_VERSION_3, own thread; no capabilities.
-            let header = data.put(&0x2008_0522u64.to_ne_bytes());
-            let none = data.put(&[0; 24]);
-            calls.push(call(libc::SYS_capset, [header, none]));
-        }
         data.write(pid)?;
         let results = Remote::new(tracee, pid)?.calls(self.stub, thread.tid, &calls)?;
         for (index, returned) in results.into_iter().enumerate() {
@@ -411,18 +446,33 @@ impl<'a> Growing<'a> {
                 source,
             })?;
         }
+        schedule(thread);
         self.queue(&thread.pending, Some((tracee, thread.tid)))
     }
 }
 
+/// Policy and nice value; who may not have what it had is served as its supervisor is.
+fn schedule(thread: &Thread) {
+    let (policy, priority, nice) = thread.scheduling;
+    // SAFETY: plain integers, for which zero is a value; valid to read.
+    unsafe {
+        let mut parameters: libc::sched_param = std::mem::zeroed();
+        parameters.sched_priority = priority;
+        if libc::sched_getscheduler(thread.tid) != policy {
+            libc::sched_setscheduler(thread.tid, policy, &raw const parameters);
+        }
+        libc::setpriority(libc::PRIO_PROCESS, thread.tid as u32, nice);
+    }
+}
+
 /// Data of calls, put together before they are written.
-struct Data {
+pub(super) struct Data {
     start: u64,
     bytes: Vec<u8>,
 }
 
 impl Data {
-    fn at(start: u64) -> Self {
+    pub fn at(start: u64) -> Self {
         Self {
             start,
             bytes: Vec::new(),
@@ -430,19 +480,19 @@ impl Data {
     }
 
     /// Adds bytes; their address.
-    fn put(&mut self, bytes: &[u8]) -> u64 {
+    pub fn put(&mut self, bytes: &[u8]) -> u64 {
         let at = self.start + self.bytes.len() as u64;
         self.bytes.extend_from_slice(bytes);
         self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
         at
     }
 
-    fn put_words(&mut self, words: &[u64]) -> u64 {
+    pub fn put_words(&mut self, words: &[u64]) -> u64 {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         self.put(&bytes)
     }
 
-    fn write(&self, pid: pid_t) -> Result<()> {
+    pub fn write(&self, pid: pid_t) -> Result<()> {
         if self.bytes.len() as u64 > remote::DATA_BYTES {
             return Err(damaged("more of a process than there is room for"));
         }
@@ -538,31 +588,14 @@ fn set_registers(tracee: &Tracee, thread: &Thread) -> Result<()> {
     }
     let regs = regs_of(&thread.regs).ok_or_else(|| damaged("registers of another kind"))?;
     let is_block = regs.orig_rax as i64 >= 0 && regs.rax as i64 == RESTART_BLOCK;
-    tracee.set_regs(&Regs {
+    let rax = match regs.orig_rax as i64 {
+        // Which call it was is known to nobody: somebody else had stopped the thread before the checkpoint.
+        libc::SYS_restart_syscall if is_block => -i64::from(libc::EINTR) as u64,
         // How far it got was known to the kernel alone: it is made again from its beginning.
-        rax: if is_block {
-            RESTART_NO_HANDLER as u64
-        } else {
-            regs.rax
-        },
-        ..regs
-    })?;
+        _ if is_block => RESTART_NO_HANDLER as u64,
+        _ => regs.rax,
+    };
+    tracee.set_regs(&Regs { rax, ..regs })?;
     tracee.set_xstate(&thread.xstate)?;
     tracee.set_mask(thread.mask)
-}
-
-fn limit(pid: pid_t, limits: &[(u64, u64)]) -> Result<()> {
-    for (number, (soft, hard)) in limits.iter().enumerate() {
-        let limit = libc::rlimit {
-            rlim_cur: *soft,
-            rlim_max: *hard,
-        };
-        // SAFETY: `limit` is valid to read.
-        let set =
-            unsafe { libc::prlimit(pid, number as u32, &raw const limit, std::ptr::null_mut()) };
-        if set != 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EPERM) {
-            return Err(Error::io("prlimit", io::Error::last_os_error()));
-        }
-    }
-    Ok(())
 }

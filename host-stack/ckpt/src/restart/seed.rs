@@ -15,7 +15,8 @@ use libc::pid_t;
 
 use super::{
     files::{Opened, damaged},
-    namespaces::{chain, fork_as},
+    groups,
+    namespaces::{chain, fork_as, fork_brother},
 };
 use crate::{
     error::{Error, Result},
@@ -34,7 +35,10 @@ pub fn plant(tree: &Tree, opened: &mut Opened) -> Result<()> {
         opened,
         ready,
     };
-    planter.children(tree.supervisor, |_| true)?;
+    // SAFETY: no preconditions.
+    let session = unsafe { libc::getsid(0) };
+    groups::make(tree, session)?;
+    planter.children(tree.supervisor, session, |_| true)?;
     // SAFETY: it is ours, and not used again.
     drop(unsafe { File::from_raw_fd(ready) });
     let mut reader = File::from(std::os::fd::OwnedFd::from(reader));
@@ -67,19 +71,62 @@ struct Planter<'a> {
 }
 
 impl Planter<'_> {
-    /// Forks those children of a process, which the caller is, that `which` picks.
-    fn children(&self, parent: pid_t, which: impl Fn(&Process) -> bool) -> Result<()> {
-        let children = self
-            .tree
-            .processes
-            .iter()
-            .filter(|process| process.parent == parent);
-        for child in children.filter(|child| which(child)) {
-            if fork_as(child.pid, child.exit_signal)? == 0 {
-                self.become_process(child);
+    /// Forks those children of a process, which the caller is and which is in `session`, that `which` picks.
+    fn children(
+        &self,
+        parent: pid_t,
+        session: pid_t,
+        which: impl Fn(&Process) -> bool,
+    ) -> Result<()> {
+        let all = self.tree.processes.iter();
+        let children: Vec<_> = all
+            .filter(|child| child.parent == parent && which(child))
+            .collect();
+        let mut made = Vec::new();
+        for child in &children {
+            let of = child.session;
+            let is_strange = of != session && groups::is_orphaned(self.tree, of);
+            if !is_strange || groups::place(self.tree).session.is_none() && of == self.outside() {
+                if fork_as(child.pid, child.exit_signal)? == 0 {
+                    self.become_process(child);
+                }
+            } else if !made.contains(&of) {
+                made.push(of);
+                let brothers = children.iter().filter(|child| child.session == of);
+                self.orphaned(of, brothers.copied())?;
             }
         }
         Ok(())
+    }
+
+    /// The session that the tree was launched in.
+    fn outside(&self) -> pid_t {
+        let root = self.tree.root;
+        let root = self.tree.processes.iter().find(|one| one.pid == root);
+        root.map_or(0, |root| root.session)
+    }
+
+    /// Children in a session whose leader has ended: it makes them, as its brothers.
+    fn orphaned<'a>(
+        &self,
+        session: pid_t,
+        children: impl Iterator<Item = &'a Process>,
+    ) -> Result<()> {
+        let leader = fork_as(session, libc::SIGCHLD)?;
+        if leader != 0 {
+            return groups::wait(leader);
+        }
+        // SAFETY: no memory is involved; it was just made, and leads no group.
+        unsafe { libc::setsid() };
+        let mut made = groups::make(self.tree, session);
+        for child in children {
+            match fork_brother(child.pid) {
+                Ok(0) => self.become_process(child),
+                Ok(_) => {}
+                Err(error) => made = Err(error),
+            }
+        }
+        process::exit(i32::from(made.is_err()))
     }
 
     fn become_process(&self, process: &Process) -> ! {
@@ -110,16 +157,27 @@ impl Planter<'_> {
     }
 
     fn settle(&self, process: &Process) -> Result<()> {
-        let leads = process.session == process.pid;
-        if leads {
-            self.children(process.pid, |child| child.session != process.session)?;
+        let (pid, session) = (process.pid, process.session);
+        if session == pid {
+            // SAFETY: no preconditions.
+            let before = unsafe { libc::getsid(0) };
+            self.children(pid, before, |child| child.session != session)?;
             // SAFETY: no memory is involved.
             if unsafe { libc::setsid() } < 0 {
                 return Err(Error::io("setsid", io::Error::last_os_error()));
             }
-            self.children(process.pid, |child| child.session == process.session)?;
+            groups::make(self.tree, session)?;
+            self.children(pid, session, |child| child.session == session)?;
         } else {
-            self.children(process.pid, |_| true)?;
+            if process.group == pid {
+                // SAFETY: no memory is involved; it is in the session of its group, and leads none.
+                unsafe { libc::setpgid(0, 0) };
+            }
+            self.children(pid, session, |_| true)?;
+        }
+        if let (Some(_), Some(group)) = (process.zombie, groups::joins(self.tree, process)) {
+            // SAFETY: no memory is involved. It has ended: nothing but its number is left to look at.
+            unsafe { libc::setpgid(0, group) };
         }
         match &process.body {
             Some(body) => self.dress(process, body),

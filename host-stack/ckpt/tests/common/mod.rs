@@ -1,0 +1,216 @@
+//! Programs under a supervisor: launched, checkpointed, killed, restarted.
+//!
+//! Each has a directory: `job` is the supervisor's, `out` what it prints. Everything of it ends with its `Job`.
+
+#![allow(dead_code)] // Each test program uses a part.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use snaprig_ckpt::{Reply, Request};
+use tempfile::TempDir;
+
+/// Nobody's numbers.
+pub const NOBODY: u32 = 65534;
+/// How long anything may take that must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program under a supervisor.
+pub struct Job {
+    pub directory: TempDir,
+    supervisor: Child,
+    user: Option<u32>,
+}
+
+impl Job {
+    /// Launches a program; its arguments are of its directory's programs, or as they are.
+    pub fn launch(program: &[&str]) -> Self {
+        Self::launch_as(None, program)
+    }
+
+    /// As an ordinary user; none if the test is one itself.
+    pub fn launch_as_nobody(program: &[&str]) -> Self {
+        // SAFETY: no preconditions.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        Self::launch_as(is_root.then_some(NOBODY), program)
+    }
+
+    fn launch_as(user: Option<u32>, program: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        let mut arguments = vec!["launch", "job"];
+        arguments.extend(program);
+        let supervisor = start(directory.path(), user, &arguments);
+        let job = Self {
+            directory,
+            supervisor,
+            user,
+        };
+        job.wait_for_control();
+        job
+    }
+
+    fn wait_for_control(&self) {
+        wait_until("a supervisor answers", || {
+            snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok()
+        });
+    }
+
+    /// A path in its directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// What it has printed.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.path("out")).unwrap_or_default()).into_owned()
+    }
+
+    /// Waits until it has printed something.
+    pub fn wait_for(&self, text: &str) {
+        wait_until_or(
+            || self.output().contains(text),
+            || format!("{text:?} in {}", self.output()),
+        );
+    }
+
+    /// Tells it to go on: a file that it looks for.
+    pub fn tell(&self, name: &str) {
+        fs::write(self.path(name), "").unwrap();
+    }
+
+    /// A checkpoint.
+    pub fn dump(&self, kill: bool) -> Result<(), String> {
+        match snaprig_ckpt::ask(&self.path("job"), Request::Dump { kill }) {
+            Ok(Reply::Dumped(_)) => Ok(()),
+            Ok(Reply::Failed(why)) => Err(why),
+            other => panic!("{other:?}; {}", self.output()),
+        }
+    }
+
+    /// A checkpoint, the end of all processes, and a restart.
+    pub fn over_again(&mut self) {
+        self.dump(true)
+            .unwrap_or_else(|why| panic!("{why}; {}", self.output()));
+        self.ended();
+        self.restart();
+    }
+
+    pub fn restart(&mut self) {
+        self.supervisor = start(self.directory.path(), self.user, &["restart", "job"]);
+        wait_until_or(
+            || snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok(),
+            || format!("a restarted supervisor answers; {}", self.output()),
+        );
+    }
+
+    /// Its exit status, when it has ended.
+    pub fn ended(&mut self) -> i32 {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.supervisor.try_wait().unwrap() {
+                return status.code().unwrap_or(-1);
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "it does not end; {}",
+                self.output()
+            );
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Numbers of its processes, as the test sees them.
+    pub fn processes(&self) -> Vec<i32> {
+        let mut found = vec![self.supervisor.id() as i32];
+        let mut at = 0;
+        while let Some(pid) = found.get(at).copied() {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+            for task in tasks.into_iter().flatten().flatten() {
+                let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+                found.extend(
+                    children
+                        .split_whitespace()
+                        .map(|pid| pid.parse::<i32>().unwrap()),
+                );
+            }
+            at += 1;
+        }
+        found
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for pid in self.processes() {
+            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        let _ = self.supervisor.wait();
+    }
+}
+
+fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
+    let out = File::options()
+        .append(true)
+        .create(true)
+        .open(directory.join("out"))
+        .unwrap();
+    let mut command = Command::new(driver());
+    command.args(arguments).current_dir(directory);
+    command.stdin(Stdio::null());
+    command.stdout(out.try_clone().unwrap()).stderr(out);
+    if let Some(user) = user {
+        std::os::unix::process::CommandExt::uid(&mut command, user);
+        std::os::unix::process::CommandExt::gid(&mut command, user);
+    }
+    command.spawn().unwrap()
+}
+
+/// examples/ckpt.rs, which cargo builds beside the tests.
+fn driver() -> PathBuf {
+    let me = std::env::current_exe().unwrap();
+    me.ancestors().nth(2).unwrap().join("examples/ckpt")
+}
+
+/// A program of tests/programs.
+pub fn program(name: &str) -> String {
+    format!("{}/tests/programs/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Compiles a program of tests/programs into a directory that everybody may read.
+pub fn compiled(name: &str, options: &[&str]) -> (TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(directory.path(), mode).unwrap();
+    let out = directory.path().join("program");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O1", "-g", "-Wall", "-Werror", "-pthread", "-o"])
+        .arg(&out);
+    assert!(
+        gcc.arg(program(name))
+            .args(options)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let out = out.to_str().unwrap().to_owned();
+    (directory, out)
+}
+
+pub fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    wait_until_or(is_so, || what.into());
+}
+
+fn wait_until_or(mut is_so: impl FnMut() -> bool, what: impl Fn() -> String) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "waited in vain: {}", what());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
