@@ -158,13 +158,8 @@ pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
         monotonic: tree.monotonic_nanos,
         boottime: tree.boottime_nanos,
     };
-<<<<<<< HEAD
-    restart::run(tree.supervisor, clocks, || {
-        let supervise = || -> Result<i32> {
-=======
     restart::run(restart::place(&tree), clocks, || {
-        let mut supervise = || -> Result<i32> {
->>>>>>> h-ckpt-procs
+        let supervise = || -> Result<i32> {
             let listener = listen(directory)?;
             let signals = Signals::block()?;
             restart::restore(&tree, &mut reader, !is_root)?;
