@@ -11,6 +11,7 @@
 //! | `stream` | the copying itself |
 //! | `mapped` | scif_mmap |
 //! | `wait` | scif_poll |
+//! | `watch` | the end of the rig |
 
 mod direct;
 mod endpoint;
@@ -21,6 +22,7 @@ mod memory;
 mod rma;
 mod stream;
 mod wait;
+mod watch;
 
 use std::{
     collections::BTreeMap,
