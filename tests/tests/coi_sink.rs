@@ -14,7 +14,7 @@ use std::{
 use scene::{SNAPRIG, TIMEOUT, quiet};
 use snaprig_card::platform::Kind;
 use snaprig_coi::{
-    Engine, Pipeline, Process,
+    CoiError, Engine, Pipeline, Process,
     ops::{Access, Buffer, BufferOptions, Event, Foreign, Order, Piece, register_user_event, wait},
     process::{LibraryOptions, ProcessOptions},
 };
@@ -357,6 +357,56 @@ fn a_migration_loses_nothing_of_a_sink() {
         let exit = process.destroy(Duration::from_secs(10));
         assert_eq!(exit, Ok(Exit::Code(7)));
         said_only(&written, &format!("{counted}out two\nbye\n"));
+    });
+}
+
+/// As much of a card's memory as two buffers cannot both have.
+fn large(rig: &Rig, process: &Process) -> Buffer {
+    let info = engine(rig, 0).info().expect("it is there");
+    let options = BufferOptions {
+        bytes: info.memory_bytes / 5 * 3,
+        ..BufferOptions::default()
+    };
+    Buffer::create(std::slice::from_ref(process), options).expect("a buffer")
+}
+
+#[test]
+fn a_run_function_waits_for_the_room_that_anothers_buffer_takes() {
+    on_each_platform(|rig, programs| {
+        let written = Written::default();
+        let options = programs.options("sink", &[], &written);
+        let process = Process::create_with(&engine(rig, 0), options).expect("a process");
+        let [pipeline, other] = [(); 2].map(|()| process.pipeline().expect("a pipeline"));
+        let [one, two] = [(); 2].map(|()| large(rig, &process));
+        let told = buffer(&process);
+        let all = Access::WriteEntire;
+        let buffers = [(&told, Access::Write), (&one, all)];
+        let order = Order::default();
+        let first = submit(&pipeline, "count_aloud", &buffers, &[], &mut [], order);
+        while written.get()[0].is_empty() {
+            std::thread::yield_now();
+        }
+        let mut echoed = [0; 5];
+        let second = submit(&other, "echo", &[(&two, all)], b"hello", &mut echoed, order);
+        let waited = wait(&[second], true, Some(Duration::from_millis(200)));
+        assert_eq!(waited, Err(CoiError::TimedOut));
+        tell(&told);
+        wait(&[first, second], true, TIMEOUT).expect("one after the other");
+        assert_eq!(&echoed, b"hello");
+        // Both at once there is never room for.
+        let both = [(&one, all), (&two, all)];
+        let event = submit(&pipeline, "echo", &both, &[], &mut [], order);
+        let error = wait(&[event], true, TIMEOUT).expect_err("they do not fit");
+        assert!(error.to_string().contains("memory"), "{error}");
+        submit(
+            &other,
+            "echo",
+            &[(&one, all)],
+            b"again",
+            &mut echoed,
+            Order::now(),
+        );
+        assert_eq!(&echoed, b"again");
     });
 }
 

@@ -307,8 +307,7 @@ impl Runtime {
                             continue;
                         }
                         self.pool.spawn(Box::new(move || {
-                            let result = self.move_bytes(&steps, &payload);
-                            handle(Input::Moved(id, result));
+                            handle(self.moved(id, &steps, &payload));
                         }));
                     }
                     Job::Run(id, payload) => self.run(id, &payload),
@@ -325,9 +324,9 @@ impl Runtime {
             };
             // It may have to make room first, which is an operation as well.
             PERFORMING.set(false);
-            let result = self.move_bytes(&steps, &payload);
+            let moved = self.moved(id, &steps, &payload);
             PERFORMING.set(true);
-            self.lock().graph.handle(Input::Moved(id, result));
+            self.lock().graph.handle(moved);
         }
         PERFORMING.set(false);
     }
@@ -386,7 +385,9 @@ impl Runtime {
 
     /// Who has bytes moved is told, once.
     fn tell_of_move(&self, id: OpId, steps: &[Step], payload: &Payload) {
-        if payload.run.is_some() || payload.silent {
+        // There may have been no room for it the first time.
+        let is_told = !lock(&payload.told).is_empty();
+        if payload.run.is_some() || payload.silent || is_told {
             return;
         }
         let processes: BTreeSet<_> = steps.iter().filter_map(Step::process).collect();
