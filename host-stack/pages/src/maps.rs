@@ -96,3 +96,38 @@ pub fn covers(mappings: &[Mapping], range: Range) -> bool {
     }
     at >= range.end
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::{
+        fs::{MemfdFlags, ftruncate, memfd_create},
+        mm::{MapFlags, ProtFlags, mmap, munmap},
+    };
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    #[test]
+    fn the_file_of_shared_memory_is_found_and_that_of_other_memory_is_not() {
+        let file = memfd_create("shared", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 4 * PAGE).unwrap();
+        let inode = rustix::fs::fstat(&file).unwrap().st_ino;
+        for (flags, is_found) in [(MapFlags::SHARED, true), (MapFlags::PRIVATE, false)] {
+            let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, 3 * PAGE);
+            // SAFETY: a new mapping, at a place of the kernel's choice.
+            let at = unsafe { mmap(std::ptr::null_mut(), len as usize, prot, flags, &file, PAGE) };
+            let at = at.unwrap();
+            let start = at.addr() as u64 + PAGE;
+            let part = |end| shared_file(Range { start, end }, true).unwrap();
+            let found = part(start + PAGE);
+            assert_eq!(found.is_some(), is_found);
+            if let Some((same, offset)) = found {
+                assert_eq!((same.metadata().unwrap().ino(), offset), (inode, 2 * PAGE));
+            }
+            assert!(part(start + 3 * PAGE).is_none(), "more than is mapped");
+            // SAFETY: mapped above.
+            unsafe { munmap(at, len as usize) }.unwrap();
+        }
+    }
+}
