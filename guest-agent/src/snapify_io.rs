@@ -13,7 +13,10 @@ use std::{
     },
 };
 
-use snaprig_wire::snapify_io::{LocalOpen, Message, Mode, SOCKET};
+use snaprig_wire::{
+    frame,
+    snapify_io::{LocalOpen, Message, Mode, SOCKET},
+};
 
 use crate::frames;
 
@@ -64,14 +67,62 @@ pub fn copy(from: &mut impl Read, to: &mut impl io::Write) -> io::Result<u64> {
     }
 }
 
+/// Room for what a daemon says at the end of a file, in bytes.
+const WORD_BYTES_MAX: usize = 64 << 10;
+
 /// After the last write: waits until the file is safe under its name; returns its bytes.
-pub fn finish(mut file: RemoteFile) -> io::Result<u64> {
-    // A daemon that has failed is not there to be told of the end, but has said why.
-    let _ = file.stream.shutdown(Shutdown::Write);
-    match frames::read(&mut file.stream)? {
-        Message::Finished { bytes } => Ok(bytes),
-        Message::Failed(failure) => Err(io::Error::other(failure)),
-        _ => Err(io::ErrorKind::InvalidData.into()),
+pub fn finish(file: RemoteFile) -> io::Result<u64> {
+    let mut word = LastWord::default();
+    word.hear(&file)?;
+    word.understand()
+}
+
+/// What the daemon says at the end of a file. It is heard and found to be good without a lock or the
+/// heap.
+pub struct LastWord {
+    encoded: Vec<u8>,
+    len: usize,
+}
+
+impl Default for LastWord {
+    /// Room for it.
+    fn default() -> Self {
+        Self {
+            encoded: vec![0; WORD_BYTES_MAX],
+            len: 0,
+        }
+    }
+}
+
+impl LastWord {
+    /// Waits for it, after the last write.
+    pub fn hear(&mut self, file: &RemoteFile) -> io::Result<()> {
+        let mut stream = &file.stream;
+        // A daemon that has failed is not there to be told of the end, but has said why.
+        let _ = stream.shutdown(Shutdown::Write);
+        let mut prefix = [0; 4];
+        stream.read_exact(&mut prefix)?;
+        self.len = u32::from_le_bytes(prefix) as usize;
+        let body = self.encoded.get_mut(..self.len);
+        stream.read_exact(body.ok_or(io::ErrorKind::InvalidData)?)
+    }
+
+    fn encoded(&self) -> &[u8] {
+        self.encoded.get(..self.len).unwrap_or_default()
+    }
+
+    /// The bytes of the file, if it is safe under its name.
+    pub fn finished(&self) -> Option<u64> {
+        Message::finished(self.encoded())
+    }
+
+    /// The same, or why it is not.
+    pub fn understand(&self) -> io::Result<u64> {
+        match frame::decode(self.encoded()) {
+            Ok(Message::Finished { bytes }) => Ok(bytes),
+            Ok(Message::Failed(failure)) => Err(io::Error::other(failure)),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 }
 

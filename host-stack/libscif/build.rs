@@ -44,6 +44,8 @@ fn main() {
     write("exports.rs", exports);
     let map = write("libscif.map", map);
     link("-soname,libscif.so.0");
+    // It has a thread, and handlers of fork(2).
+    link("-z,nodelete");
     // It goes to cards, whose files are in their memory.
     link("--strip-debug");
     // Beside rustc's own script, which lld takes and ld does not.

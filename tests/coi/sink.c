@@ -93,14 +93,16 @@ RUN_FUNCTION(variable)
     strncpy(ret, value ? value : "none", ret_len);
 }
 
-/* Says something when the host has written to the buffer. */
-RUN_FUNCTION(say_late)
+/* Counts, out loud, until the host has written to the buffer; returns how far it has come. */
+RUN_FUNCTION(count_aloud)
 {
     UNUSED;
-    while (*(volatile char *)buffers[0] == 0)
-        usleep(1000);
-    printf("late\n");
-    fflush(stdout);
+    uint32_t lines = 0;
+    while (*(volatile char *)buffers[0] == 0) {
+        printf("%u\n", lines++);
+        fflush(stdout);
+    }
+    memcpy(ret, &lines, ret_len);
 }
 
 RUN_FUNCTION(load)

@@ -14,7 +14,7 @@ use std::{
 use scene::{SNAPRIG, TIMEOUT, quiet};
 use snaprig_card::platform::Kind;
 use snaprig_coi::{
-    Engine, Pipeline, Process,
+    CoiError, Engine, Pipeline, Process,
     ops::{Access, Buffer, BufferOptions, Event, Foreign, Order, Piece, register_user_event, wait},
     process::{LibraryOptions, ProcessOptions},
 };
@@ -327,15 +327,28 @@ fn a_migration_loses_nothing_of_a_sink() {
         keep(&pipeline, &buffer);
         let told = self::buffer(&process);
         let buffers = [(&told, Access::Write)];
-        let late = submit(&other, "say_late", &buffers, &[], &mut [], Order::default());
+        let mut lines = [0; 4];
+        let counting = submit(
+            &other,
+            "count_aloud",
+            &buffers,
+            &[],
+            &mut lines,
+            Order::default(),
+        );
         let dir = tempfile::tempdir().expect("a directory");
         snapify_there_and_back(rig, &process, dir.path());
         tell(&told);
-        wait(&[late], true, TIMEOUT).expect("it runs on");
+        wait(&[counting], true, TIMEOUT).expect("it runs on");
+        let counted: String = (0..u32::from_le_bytes(lines))
+            .map(|line| format!("{line}\n"))
+            .collect();
         assert_eq!(place(&pipeline)[2], 0);
         assert_eq!(run(&pipeline, "extra", &[], 3), [9; 3]);
         assert_eq!(results(&run(&pipeline, "say", b"two\0", 4)), [0]);
-        assert_eq!(written.get(), ["late\nout two\n", "err two\n"]);
+        // What it did was done once, wherever it was.
+        said_only(&written, &format!("{counted}out two\n"));
+        assert_eq!(written.get()[1], "err two\n");
         is_held_until_given_back(&pipeline, &other, &buffer);
         let library = library.expect("it was loaded");
         process.unload_library(library).expect("it still is");
@@ -343,8 +356,67 @@ fn a_migration_loses_nothing_of_a_sink() {
         assert_eq!(run(&again, "echo", b"again", 5), b"again");
         let exit = process.destroy(Duration::from_secs(10));
         assert_eq!(exit, Ok(Exit::Code(7)));
-        assert_eq!(written.get()[0], "late\nout two\nbye\n");
+        said_only(&written, &format!("{counted}out two\nbye\n"));
     });
+}
+
+/// As much of a card's memory as two buffers cannot both have.
+fn large(rig: &Rig, process: &Process) -> Buffer {
+    let info = engine(rig, 0).info().expect("it is there");
+    let options = BufferOptions {
+        bytes: info.memory_bytes / 5 * 3,
+        ..BufferOptions::default()
+    };
+    Buffer::create(std::slice::from_ref(process), options).expect("a buffer")
+}
+
+#[test]
+fn a_run_function_waits_for_the_room_that_anothers_buffer_takes() {
+    on_each_platform(|rig, programs| {
+        let written = Written::default();
+        let options = programs.options("sink", &[], &written);
+        let process = Process::create_with(&engine(rig, 0), options).expect("a process");
+        let [pipeline, other] = [(); 2].map(|()| process.pipeline().expect("a pipeline"));
+        let [one, two] = [(); 2].map(|()| large(rig, &process));
+        let told = buffer(&process);
+        let all = Access::WriteEntire;
+        let buffers = [(&told, Access::Write), (&one, all)];
+        let order = Order::default();
+        let first = submit(&pipeline, "count_aloud", &buffers, &[], &mut [], order);
+        while written.get()[0].is_empty() {
+            std::thread::yield_now();
+        }
+        let mut echoed = [0; 5];
+        let second = submit(&other, "echo", &[(&two, all)], b"hello", &mut echoed, order);
+        let waited = wait(&[second], true, Some(Duration::from_millis(200)));
+        assert_eq!(waited, Err(CoiError::TimedOut));
+        tell(&told);
+        wait(&[first, second], true, TIMEOUT).expect("one after the other");
+        assert_eq!(&echoed, b"hello");
+        // Both at once there is never room for.
+        let both = [(&one, all), (&two, all)];
+        let event = submit(&pipeline, "echo", &both, &[], &mut [], order);
+        let error = wait(&[event], true, TIMEOUT).expect_err("they do not fit");
+        assert!(error.to_string().contains("memory"), "{error}");
+        submit(
+            &other,
+            "echo",
+            &[(&one, all)],
+            b"again",
+            &mut echoed,
+            Order::now(),
+        );
+        assert_eq!(&echoed, b"again");
+    });
+}
+
+/// The lines on a process's output are these, each once: the first ones that are not are in the message.
+fn said_only(written: &Written, expected: &str) {
+    let said = &written.get()[0];
+    let mut lines = said.lines().zip(expected.lines()).enumerate();
+    let wrong = lines.find(|(_, (said, expected))| said != expected);
+    assert_eq!(wrong, None, "what was said, and was to be said");
+    assert_eq!(said.len(), expected.len());
 }
 
 /// Writes to a buffer where it is: to that of a run function that runs.
@@ -359,7 +431,8 @@ fn tell(buffer: &Buffer) {
 
 fn snapify_there_and_back(rig: &Rig, process: &Process, dir: &Path) {
     let snapify = Snapify::new(process, quiet());
-    for (name, card) in [("there", 1), ("back", 0)] {
+    // Onto its own card: it is swapped.
+    for (name, card) in [("there", 1), ("swapped", 1), ("back", 0)] {
         let moved = snapify.migrate(&dir.join(name), &engine(rig, card));
         moved.expect("the card has room");
     }

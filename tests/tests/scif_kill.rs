@@ -4,7 +4,10 @@
 mod host;
 mod pairs;
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use host::platforms;
 use pairs::{Bench, Place, Running};
@@ -90,4 +93,17 @@ fn who_talks_to_a_card_that_is_killed_is_told() {
             bench.pair("stream", Place::Host, Place::Card(2));
         }
     }
+}
+
+/// Also who waits in poll(2), for messages that do not pass through the node.
+#[test]
+fn who_talks_to_another_program_of_the_host_is_told_when_the_rig_is_killed() {
+    let directory = pairs::compiled(&["orphan"]);
+    let rig = ["run", "--platform", "ptrace", "--memory", "64M", "--"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-under-test"));
+    command.args(rig).arg(directory.path().join("orphan"));
+    let output = command.output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let expected = "second: hung up 1, reset 1\nfirst: hung up 1, reset 1\n";
+    assert_eq!(said, expected, "{output:?}");
 }

@@ -36,6 +36,8 @@ struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; }
 static void say(const char *what, long value) {
   char line[99]; int n = sprintf(line, "%s %ld\n", what, value); write(1, line, n);
 }
+#define HOLD 4
+static int release(void) { return ioctl(open("/dev/card/checkpoint", O_RDWR), 0x6b04, 0); }
 /* 0 in the process that goes on, 1 in the restored one. */
 static int capture_to(const char *path, unsigned flags) {
   struct capture to = {open(path, O_WRONLY), flags};
@@ -453,5 +455,60 @@ int main() {
                 assert_eq!(ran, ended, "{mib} MiB, from {from} to {to}");
             }
         }
+    }
+}
+
+/// After a capture that holds, nobody but who captured runs on, until it releases them, or ends: then
+/// nothing of the tree is left, and it can come back at once, under its ids.
+#[test]
+fn who_is_held_runs_on_elsewhere_alone() {
+    let Some(kinds) = both() else {
+        return;
+    };
+    let work = r#"
+static volatile long *spins;
+static void *spin(void *x) { for (;;) { ++spins[0]; write(-1, x, 0); } }
+static void *blocked(void *pipe) { char byte; read(*(int *)pipe, &byte, 1); return 0; }
+static void await_all(void) { long b0 = spins[0], b1 = spins[1]; while (spins[0] == b0 || spins[1] == b1) sched_yield(); }
+static int is_still(void) {
+  long b0 = spins[0], b1 = spins[1];
+  for (int n = 0; n < 500; n++) sched_yield();
+  return spins[0] == b0 && spins[1] == b1;
+}
+static void tree(void) {
+  pthread_t spinner, reader; int p[2]; pipe(p);
+  pid_t child = fork();
+  if (child == 0) { if (fork() == 0) pause(); for (;;) ++spins[1]; }
+  pid_t zombie = fork(); if (zombie == 0) _exit(42);
+  siginfo_t info; waitid(P_PID, zombie, &info, WEXITED | WNOWAIT);
+  pthread_create(&spinner, 0, spin, 0); pthread_create(&reader, 0, blocked, p);
+  await_all();
+  if (capture_to("/dev/image", HOLD)) { say("a restored one", 1); _exit(1); }
+  say("still", is_still());
+  signal(SIGALRM, SIG_IGN); kill(getpid(), SIGALRM); struct pollfd none = {p[0], POLLIN}; poll(&none, 1, 10);
+  say("still", is_still());
+  if (release()) _exit(2);
+  await_all(); say("released", 1);
+  if (capture_to("/dev/image", HOLD) == 0) _exit(33);
+  await_all(); say("restored", 1);
+  int status; say("zombie", waitpid(zombie, &status, 0) == zombie);
+  write(p[1], "b", 1); pthread_join(reader, 0); _exit(34);
+}
+static void work(void) {
+  int status; spins = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (fork() == 0) tree();
+  wait(&status); say("ended", WEXITSTATUS(status)); say("still", is_still());
+  struct restore from = {open("/dev/image", O_RDONLY), {0, 1, 2}};
+  pid_t pid = ioctl(open("/dev/card/checkpoint", O_RDWR), 0x40106b02, &from);
+  if (pid < 0) say("restore", -errno);
+  waitpid(pid, &status, 0); say("ended", WEXITSTATUS(status));
+}"#;
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile(dir.path(), &format!("{FRAME}{work}"), &["-pthread"]);
+    let expected =
+        "still 1\nstill 1\nreleased 1\nended 33\nstill 1\nrestored 1\nzombie 1\nended 34\n";
+    for kind in kinds {
+        let ended = run(kind, &program, &["first".into()], &Images::default());
+        assert_eq!(ended, (ExitStatus::Exited(0), expected.into()), "on {kind}");
     }
 }

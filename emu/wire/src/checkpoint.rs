@@ -5,7 +5,9 @@
 //!   back, once, to a file descriptor of the caller (a socket to the Snapify-IO daemon, a pipe, a
 //!   file). Returns 0 in the original process, [`RESTARTED`] in a restored one. EBUSY while another
 //!   thread of them captures or restores; EDEADLK if only they would read what is written; EFBIG,
-//!   EOVERFLOW for what could not be restored.
+//!   EOVERFLOW for what could not be restored. When it has returned, all run on; with [`HOLD`], after
+//!   a capture that went well, only the calling thread does.
+//! - [`RELEASE`]: what the calling thread holds runs on. Takes no argument.
 //! - [`MARK`]: the files that the caller's process maps shared are about to be saved by the caller
 //!   itself, while its other threads run on. What is written to them from now on belongs to the
 //!   image of the next [`CAPTURE`]. Takes no argument.
@@ -29,6 +31,8 @@ pub const CAPTURE: u32 = iow(1, size_of::<Capture>());
 pub const RESTORE: u32 = iow(2, size_of::<Restore>());
 /// `ioctl` number of the mark: `_IO('k', 3)`.
 pub const MARK: u32 = (b'k' as u32) << 8 | 3;
+/// `ioctl` number of the release: `_IO('k', 4)`.
+pub const RELEASE: u32 = (b'k' as u32) << 8 | 4;
 /// What [`CAPTURE`] returns in a restored process.
 pub const RESTARTED: i64 = 1;
 /// Flag of [`CAPTURE`]: a whole image, the first of a chain. From now on the kernel remembers what
@@ -37,6 +41,12 @@ pub const TRACK: u32 = 1;
 /// Flag of [`CAPTURE`]: the next image of the chain, with what has changed since the last. ENODATA
 /// if there is none: a capture failed since, or the process has executed a program.
 pub const INCREMENT: u32 = 2;
+/// Flag of [`CAPTURE`], with any other: who goes on elsewhere must not go on here. After a capture
+/// that returned 0, the processes but for the calling thread stay stopped, until it asks for
+/// [`RELEASE`] or ends. They end with it; and if it ends its process (exit_group(2)), before that:
+/// nothing of them is left when its parent hears of it. A stopped thread may have any lock, the
+/// heap's too.
+pub const HOLD: u32 = 4;
 /// Path of the device.
 pub const PATH: &str = "/dev/card/checkpoint";
 
@@ -46,7 +56,7 @@ pub const PATH: &str = "/dev/card/checkpoint";
 pub struct Capture {
     /// Descriptor to write the image to.
     pub fd: i32,
-    /// [`TRACK`] or [`INCREMENT`]; 0: a whole image, on its own.
+    /// [`TRACK`] or [`INCREMENT`], neither: a whole image, on its own; and [`HOLD`].
     pub flags: u32,
 }
 

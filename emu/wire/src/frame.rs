@@ -41,6 +41,14 @@ pub fn encode_framed<T: Serialize>(message: &T) -> Vec<u8> {
     framed
 }
 
+/// The same, in `room`, for those who may not allocate; `None` if it is too small.
+pub fn encode_framed_in<'a, T: Serialize>(message: &T, room: &'a mut [u8]) -> Option<&'a [u8]> {
+    let (prefix, body) = room.split_first_chunk_mut()?;
+    let len = postcard::to_slice(message, body).ok()?.len();
+    *prefix = (len as u32).to_le_bytes();
+    room.get(..4 + len)
+}
+
 /// The length in a frame's first four bytes, if it is one that a peer may send.
 pub fn frame_len(prefix: [u8; 4]) -> Result<usize, Malformed> {
     match u32::from_le_bytes(prefix) as usize {

@@ -128,6 +128,19 @@ pub enum Message {
     Failed(Failure),
 }
 
+impl Message {
+    /// The bytes of [`Message::Finished`], if this is its encoding. Reads it without allocating.
+    pub fn finished(encoded: &[u8]) -> Option<u64> {
+        // A variant is its number, then its fields.
+        let mut room = [0; 2];
+        let finished = postcard::to_slice(&Self::Finished { bytes: 0 }, &mut room).ok()?;
+        let (tag, rest) = encoded.split_first()?;
+        let bytes = postcard::take_from_bytes(rest).ok();
+        let bytes = bytes.filter(|_| finished.first() == Some(tag));
+        bytes.and_then(|(bytes, left)| left.is_empty().then_some(bytes))
+    }
+}
+
 /// Why a transfer failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {

@@ -18,7 +18,8 @@
 //!
 //! What must stay true: while it is quiet, nothing is sent on any channel; a request gets one
 //! reply, but the capture of which a restored process is the result: that one was answered in
-//! another life.
+//! another life. What a run function does after a capture that ends the process it does in that other
+//! life: here, none runs on.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -76,15 +77,20 @@ pub enum Output {
     Reply(Reply),
     /// Save the local store below this directory. Then [`Input::Saved`].
     SaveLocalStore(String),
-    /// Stream the process to this directory. Then [`Input::Captured`].
-    Capture(String),
+    /// Stream the process to this directory. Then [`Input::Captured`]. If the capture is to end the
+    /// process and goes well, nothing of the process runs from then on: whoever streams it answers
+    /// with [`Reply::Captured`], ends it, and this machine hears no more.
+    Capture {
+        /// The directory.
+        snapshot: String,
+        /// Whether the process ends.
+        terminate: bool,
+    },
     /// Listen on a new port, tell the daemon of this card, and take the host's channels; register
     /// all windows anew on the one for RDMA as soon as it is there.
     Reconnect,
     /// The process is as it was before pause: threads that wait look again.
     Released,
-    /// The process ends, as it was told.
-    Exit,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,9 +103,7 @@ enum State {
     },
     Saving,
     Quiet,
-    Capturing {
-        terminate: bool,
-    },
+    Capturing,
     /// These channels are missing; true: resume comes right after.
     Reconnecting(BTreeSet<Channel>, bool),
 }
@@ -276,8 +280,11 @@ impl Machine {
                     ..
                 },
             ) => {
-                self.state = State::Capturing { terminate };
-                self.outputs.push_back(Output::Capture(snapshot));
+                self.state = State::Capturing;
+                self.outputs.push_back(Output::Capture {
+                    snapshot,
+                    terminate,
+                });
             }
             (State::Agreed | State::Draining { .. } | State::Quiet, Request::Resume { .. }) => {
                 self.release();
@@ -289,17 +296,12 @@ impl Machine {
     }
 
     fn captured(&mut self, result: Result<Captured, Failure>) {
-        let State::Capturing { terminate } = self.state else {
+        if self.state != State::Capturing {
             return;
-        };
+        }
         self.state = State::Quiet;
         match result {
-            Ok(Captured::Saved(bytes)) => {
-                self.reply(Reply::Captured { bytes });
-                if terminate {
-                    self.outputs.push_back(Output::Exit);
-                }
-            }
+            Ok(Captured::Saved(bytes)) => self.reply(Reply::Captured { bytes }),
             Ok(Captured::Restarted) => {
                 if !self.channels.is_empty() {
                     self.state = State::Reconnecting(self.channels.clone(), false);

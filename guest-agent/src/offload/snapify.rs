@@ -3,7 +3,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Read},
+    io::{self, Read, Write},
     os::{
         fd::{AsRawFd, FromRawFd, IntoRawFd},
         unix::net::UnixStream,
@@ -12,8 +12,9 @@ use std::{
 };
 
 use snaprig_wire::{
-    checkpoint::{self, Capture, RESTARTED},
+    checkpoint::{self, Capture, HOLD, RESTARTED},
     coi::Channel as Kind,
+    frame,
     scif::HOST,
     snapify::{IMAGE, LOCAL_STORE, Purpose, Reply, SIGNAL, StoredFile},
 };
@@ -22,7 +23,10 @@ use super::{
     Runtime, announce, lock,
     machine::{Captured, Failure, Input, Output},
 };
-use crate::{frames, snapify_io};
+use crate::{
+    frames,
+    snapify_io::{self, LastWord, RemoteFile},
+};
 
 /// Where the handler writes and the thread reads.
 static WAKE: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
@@ -119,8 +123,14 @@ impl Session {
                 let saved = saved.map_err(failure);
                 self.runtime.lock().machine.handle(Input::Saved(saved));
             }
-            Output::Capture(snapshot) => {
-                let captured = capture(&snapshot);
+            Output::Capture {
+                snapshot,
+                terminate,
+            } => {
+                let captured = match terminate {
+                    true => capture_and_end(&self.daemon, &snapshot),
+                    false => capture(&snapshot),
+                };
                 let captured = captured.map_err(failure);
                 self.runtime
                     .lock()
@@ -129,7 +139,6 @@ impl Session {
             }
             Output::Reconnect => self.reconnect()?,
             Output::Released => self.runtime.look_again(),
-            Output::Exit => std::process::exit(0),
             Output::Reply(_) => {}
         }
         Ok(())
@@ -219,25 +228,87 @@ fn mark() -> io::Result<()> {
 }
 
 fn capture(snapshot: &str) -> io::Result<Captured> {
-    let image = snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"))?;
-    let service = service()?;
-    let argument = Capture {
-        fd: image.as_raw_fd(),
-        flags: 0,
-    };
-    // SAFETY: the request's argument is a `Capture`, valid for the call.
-    let result = unsafe {
-        libc::ioctl(
-            service.as_raw_fd(),
-            checkpoint::CAPTURE.into(),
-            &raw const argument,
-        )
-    };
-    let error = io::Error::last_os_error();
-    match i64::from(result) {
-        RESTARTED => Ok(Captured::Restarted),
-        0 => snapify_io::finish(image).map(Captured::Saved),
+    let image = open_image(snapshot)?;
+    match stream(&service()?, &image, 0) {
+        Ok(RESTARTED) => Ok(Captured::Restarted),
+        Ok(_) => snapify_io::finish(image).map(Captured::Saved),
         // The service saw a broken stream; the daemon knows what broke it.
-        _ => Err(snapify_io::finish(image).err().unwrap_or(error)),
+        Err(error) => Err(snapify_io::finish(image).err().unwrap_or(error)),
+    }
+}
+
+/// The process's last capture here: once the image is written this thread alone runs, waits until it is
+/// safe, tells the daemon, and ends the process. Others may have been stopped with any lock, the
+/// heap's too: all that wants one is done before. If the image does not become safe, they go on.
+fn capture_and_end(daemon: &UnixStream, snapshot: &str) -> io::Result<Captured> {
+    let image = open_image(snapshot)?;
+    let service = service()?;
+    let mut word = LastWord::default();
+    // A handler might want a lock.
+    let blocked = Blocked::all();
+    match stream(&service, &image, HOLD) {
+        Ok(RESTARTED) => return Ok(Captured::Restarted),
+        Ok(_) => {}
+        Err(error) => return Err(snapify_io::finish(image).err().unwrap_or(error)),
+    }
+    let failed = match (word.hear(&image), word.finished()) {
+        (Ok(()), Some(bytes)) => Some(end(daemon, bytes)),
+        (heard, _) => heard.err(),
+    };
+    // SAFETY: the request takes no argument. It does not fail on this device.
+    unsafe { libc::ioctl(service.as_raw_fd(), checkpoint::RELEASE.into(), 0) };
+    drop(blocked);
+    let failed = failed.or_else(|| word.understand().err());
+    Err(failed.unwrap_or(io::ErrorKind::InvalidData.into()))
+}
+
+/// Answers the daemon and ends the process, without a lock or the heap. Returns if it has not.
+fn end(mut daemon: &UnixStream, bytes: u64) -> io::Error {
+    let mut room = [0; 32];
+    let reply = frame::encode_framed_in(&Reply::Captured { bytes }, &mut room);
+    match daemon.write_all(reply.unwrap_or_default()) {
+        // SAFETY: it returns to nobody. What exit(3) would have done is done by the one that comes back.
+        Ok(()) => unsafe { libc::_exit(0) },
+        Err(error) => error,
+    }
+}
+
+fn open_image(snapshot: &str) -> io::Result<RemoteFile> {
+    snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"))
+}
+
+/// Has the process streamed; what the request returns.
+fn stream(service: &File, image: &RemoteFile, flags: u32) -> io::Result<i64> {
+    let fd = image.as_raw_fd();
+    let argument = Capture { fd, flags };
+    let request = checkpoint::CAPTURE.into();
+    // SAFETY: the request's argument is a `Capture`, valid for the call.
+    match unsafe { libc::ioctl(service.as_raw_fd(), request, &raw const argument) } {
+        -1 => Err(io::Error::last_os_error()),
+        result => Ok(result.into()),
+    }
+}
+
+/// All signals wait, for the calling thread.
+struct Blocked(libc::sigset_t);
+
+impl Blocked {
+    fn all() -> Self {
+        // SAFETY: sigset_t is numbers only; both are valid for the calls, which fail for nothing here.
+        unsafe {
+            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the set is valid for the call.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut());
+        }
     }
 }

@@ -19,6 +19,8 @@ pub enum Canary {
     ForgottenWindow,
     /// What run functions write to buffers during a pause is not in the snapshot.
     StaleStore,
+    /// Run functions go on after a capture that ends their process.
+    RunsOn,
     /// The earlier snapshot is removed when a new one is begun.
     LostPredecessor,
     /// A file takes its name before it is synced.
@@ -71,13 +73,14 @@ pub enum Canary {
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
         Self::BelievingLink,
         Self::ForgottenWindow,
         Self::StaleStore,
+        Self::RunsOn,
         Self::LostPredecessor,
         Self::EarlyRename,
         Self::DeafDaemon,
@@ -113,6 +116,7 @@ impl Canary {
             Self::BelievingLink => "believing-link",
             Self::ForgottenWindow => "forgotten-window",
             Self::StaleStore => "stale-store",
+            Self::RunsOn => "runs-on",
             Self::LostPredecessor => "lost-predecessor",
             Self::EarlyRename => "early-rename",
             Self::DeafDaemon => "deaf-daemon",

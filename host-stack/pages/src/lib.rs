@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`pool`] | a memfd into which pages are moved, and out of it |
 //! | [`pages`] | which pages are registered, and how often |
-//! | [`maps`] | what is mapped where |
+//! | [`maps`] | what is mapped where, and of which file |
 //! | `freeze` | makes writers wait for a moment |
 
 mod freeze;

@@ -1,6 +1,10 @@
 //! What is mapped where in this process: /proc/self/maps (proc_pid_maps(5)).
 
-use std::{fs, io};
+use std::{
+    fs, io, iter,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 use crate::pages::Range;
 
@@ -52,6 +56,35 @@ fn parse(line: &str) -> Option<Mapping> {
     })
 }
 
+/// The file that a range is mapped shared of, opened anew, and where in it the range begins; `None` if it
+/// is of no file, or of several mappings, or if there is no way to the file.
+///
+/// Whoever has CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE reaches it by the mapping itself; others only if
+/// they have it open, and may open it again: anonymous shared memory (mmap(2), MAP_ANONYMOUS) is then out
+/// of reach.
+pub fn shared_file(range: Range, writes: bool) -> io::Result<Option<(fs::File, u64)>> {
+    let holds = |m: &Mapping| m.range.start <= range.start && range.end <= m.range.end;
+    let mapping = all()?.into_iter().find(holds);
+    let Some(mapping) = mapping.filter(|m| !m.private && m.inode != 0) else {
+        return Ok(None);
+    };
+    let Range { start, end } = mapping.range;
+    let mapped = format!("/proc/self/map_files/{start:x}-{end:x}").into();
+    let named = |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to == Path::new(&mapping.name));
+    let open = fs::read_dir("/proc/self/fd")?.filter_map(|entry| Some(entry.ok()?.path()));
+    for path in iter::once(mapped).chain(open.filter(named)) {
+        let file = fs::File::options().read(true).write(writes).open(path);
+        let file = file.ok().filter(|file| {
+            let is_it = file.metadata().map(|of| of.ino() == mapping.inode);
+            is_it.unwrap_or(false)
+        });
+        if let Some(file) = file {
+            return Ok(Some((file, mapping.offset + (range.start - start))));
+        }
+    }
+    Ok(None)
+}
+
 /// Whether `mappings`, in order, leave no gap in `range`.
 pub fn covers(mappings: &[Mapping], range: Range) -> bool {
     let mut at = range.start;
@@ -62,4 +95,39 @@ pub fn covers(mappings: &[Mapping], range: Range) -> bool {
         at = mapping.range.end;
     }
     at >= range.end
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::{
+        fs::{MemfdFlags, ftruncate, memfd_create},
+        mm::{MapFlags, ProtFlags, mmap, munmap},
+    };
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    #[test]
+    fn the_file_of_shared_memory_is_found_and_that_of_other_memory_is_not() {
+        let file = memfd_create("shared", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 4 * PAGE).unwrap();
+        let inode = rustix::fs::fstat(&file).unwrap().st_ino;
+        for (flags, is_found) in [(MapFlags::SHARED, true), (MapFlags::PRIVATE, false)] {
+            let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, 3 * PAGE);
+            // SAFETY: a new mapping, at a place of the kernel's choice.
+            let at = unsafe { mmap(std::ptr::null_mut(), len as usize, prot, flags, &file, PAGE) };
+            let at = at.unwrap();
+            let start = at.addr() as u64 + PAGE;
+            let part = |end| shared_file(Range { start, end }, true).unwrap();
+            let found = part(start + PAGE);
+            assert_eq!(found.is_some(), is_found);
+            if let Some((same, offset)) = found {
+                assert_eq!((same.metadata().unwrap().ino(), offset), (inode, 2 * PAGE));
+            }
+            assert!(part(start + 3 * PAGE).is_none(), "more than is mapped");
+            // SAFETY: mapped above.
+            unsafe { munmap(at, len as usize) }.unwrap();
+        }
+    }
 }

@@ -59,14 +59,20 @@ pub struct Running {
     pub process: Option<u32>,
 }
 
+/// A directory with these programs of `fixtures/scif`.
+pub fn compiled(programs: &[&str]) -> TempDir {
+    let directory = TempDir::new().expect("a directory");
+    link_library(directory.path());
+    for program in programs {
+        compile(directory.path(), program);
+    }
+    directory
+}
+
 impl Bench {
     /// A rig with these programs of `fixtures/scif`.
     pub fn new(platform: &str, programs: &[&str]) -> Self {
-        let directory = TempDir::new().expect("a directory");
-        link_library(directory.path());
-        for program in programs {
-            compile(directory.path(), program);
-        }
+        let directory = compiled(programs);
         let binaries: Vec<PathBuf> = programs.iter().map(|p| directory.path().join(p)).collect();
         let library = directory.path().join("libscif.so.0");
         let mut wanted = binaries.clone();

@@ -143,7 +143,7 @@ fn abandon(state: &mut State, tid: i32) {
     for channel in woken {
         state.wake(channel);
     }
-    checkpoint::let_others_go(state, tid);
+    checkpoint::give_up(state, tid);
 }
 
 /// Whether the call has found nothing, but a signal that only its own mask lets through: then it is

@@ -41,7 +41,7 @@ pub fn end_thread(kernel: &Arc<Kernel>, state: &mut State, tid: i32, cpu: Option
         Call::new(kernel, state, tid, cpu).leave_futexes();
     }
     state.futexes.forget(tid);
-    checkpoint::let_others_go(state, tid);
+    checkpoint::holder_ends(state, tid);
     let ran = state.threads.remove(&tid).map(|thread| thread.ran);
     let process = state.process(pid);
     process.ran = process.ran.saturating_add(ran.unwrap_or_default());
@@ -154,11 +154,14 @@ fn tell_parent(
     };
     let info = child_info(state.process(pid), exit_signal, status.code());
     let actions = state.process(parent).actions.clone();
+    // It ends with the tree that it was captured with: whoever would wait for it does so elsewhere.
+    let is_held = checkpoint::is_held(state, pid);
     let (disowned, ignored) = {
         let actions = lock(&actions);
         let is_child = exit_signal == libc::SIGCHLD;
         let ignored = actions.get(libc::SIGCHLD).handler == 1;
-        (is_child && actions.disown_children(), is_child && ignored)
+        let disowned = is_held || is_child && actions.disown_children();
+        (disowned, is_child && ignored)
     };
     if disowned {
         state.processes.remove(&pid);
@@ -195,6 +198,7 @@ impl Call<'_> {
 
     /// exit_group(2).
     pub fn exit_group(&mut self, code: i32) -> SysResult {
+        self.end_held()?;
         end_process(self.state, self.pid, ExitStatus::Exited(code & 0xff));
         Ok(0)
     }

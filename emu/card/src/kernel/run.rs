@@ -11,7 +11,7 @@
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::{
-    Kernel, call, exit, jobs,
+    Kernel, call, checkpoint, exit, jobs,
     mm::Fault,
     now, rseq,
     signal::{self, Info},
@@ -116,8 +116,7 @@ pub fn attend<'a>(
 /// Whether a signal or another thread has stopped this one's process.
 pub fn must_park(state: &mut State, tid: i32) -> bool {
     let pid = state.thread(tid).pid;
-    let process = state.process(pid);
-    process.job.stopped.is_some() || process.stopped_by.is_some_and(|by| by != tid)
+    state.process(pid).job.stopped.is_some() || checkpoint::is_stopped(state, pid, tid)
 }
 
 /// Saves the extended state and waits until the process goes on. Even if it is killed: until then its

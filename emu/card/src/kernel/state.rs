@@ -162,6 +162,8 @@ pub struct Thread {
     pub waiting: Option<Wait>,
     /// Parked for `stopped_by`, with its extended state saved.
     pub parked: bool,
+    /// It has captured what it has stopped, and keeps it so (`snaprig_wire::checkpoint::HOLD`).
+    pub holds: bool,
     /// The host thread sleeps on this.
     pub wakeup: Arc<Condvar>,
     /// Makes its CPU leave ring 3.
@@ -204,6 +206,7 @@ impl Thread {
             progress: 0,
             waiting: None,
             parked: false,
+            holds: false,
             wakeup: Arc::new(Condvar::new()),
             kick: None,
             channel: Channel::new(),

@@ -1,4 +1,5 @@
-//! A restored process has in its buffers what the captured one had (`model::sink::saving`).
+//! A restored process has in its buffers what the captured one had; and what its capture
+//! has ended did nothing after it (`model::sink::saving`).
 
 use crate::model::Outcome;
 

@@ -59,7 +59,7 @@ impl Role {
 }
 
 /// Something that a card does by itself.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum CardTask {
     /// To the daemon, over the Unix socket.
     FromSink(daemon::Pipe, Option<FromSink>),
@@ -85,7 +85,21 @@ pub enum CardTask {
     Capture(Pid),
 }
 
-#[derive(Debug)]
+impl CardTask {
+    /// The process whose threads do it.
+    fn of_thread(&self) -> Option<Pid> {
+        match self {
+            Self::ToSink(pid, ..)
+            | Self::Ran(pid, _)
+            | Self::SendResult(pid, _)
+            | Self::SendNotice(pid)
+            | Self::GiveBack(pid) => Some(*pid),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
 pub enum FromSink {
     Hello(Hello),
     Reply(Reply),
@@ -246,6 +260,10 @@ impl World {
     }
 
     pub(super) fn card_task(&mut self, node: NodeId, task: CardTask) {
+        let thread = task.of_thread().and_then(|pid| self.living(node, pid));
+        if let Some(held) = thread.and_then(|process| process.held.as_mut()) {
+            return held.push(task);
+        }
         match task {
             CardTask::FromSink(pipe, message) => self.daemon(
                 node,

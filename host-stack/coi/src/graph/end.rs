@@ -17,6 +17,7 @@ impl Graph {
                 continue;
             };
             self.ready.remove(&id);
+            self.leaves(id, &op.work, op.phase);
             for claim in &op.claims {
                 if let Some(buffer) = self.buffers.get_mut(&claim.buffer) {
                     buffer.waiting.remove(&id);

@@ -18,11 +18,13 @@
 //!   the same bytes that were ready before. Run functions and references do not hold them up: programs
 //!   use them to talk to a run function that runs.
 //! - Everybody waits while bytes of theirs are being moved.
+//! - Who finds no room for a buffer in a process waits until others that use buffers have ended, and is
+//!   tried again (`room`): it fails if there is none for it alone.
 //! - Whoever depends on an operation that failed fails with the same error, and is never started. A
 //!   user event that is unregistered counts as signaled for those who depend on it.
 //!
-//! What must stay true: each operation is completed exactly once; it is started at most once, after all
-//! that it depends on; run functions of a pipeline are started one at a time, in the order in which they
+//! What must stay true: each operation is completed exactly once; it runs at most once, after all that it
+//! depends on; run functions of a pipeline are started one at a time, in the order in which they
 //! were submitted; and every byte that a run function or the host is shown is the one that was
 //! written last.
 
@@ -32,6 +34,7 @@ mod order;
 mod paging;
 mod plan;
 mod references;
+mod room;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -45,6 +48,7 @@ pub use self::work::{Mode, Output, Place, State, Step, Use, Work};
 use self::{
     copies::Copies,
     order::{Claim, Class},
+    room::Room,
 };
 use crate::CoiError;
 
@@ -62,6 +66,8 @@ pub type PipelineId = u64;
 pub enum Input {
     /// [`Output::Move`] is done, or has failed.
     Moved(OpId, Result<(), CoiError>),
+    /// [`Output::Move`] has failed: there was no room in a process for a buffer, while others used theirs.
+    NoRoom(OpId, CoiError),
     /// [`Output::Run`] is done; references that the process has taken meanwhile, buffer by buffer.
     Returned(OpId, Result<Vec<(BufferId, u64)>, CoiError>),
     /// A process gives references back (or, less than none, takes some).
@@ -105,6 +111,8 @@ struct Op {
     pending: usize,
     phase: Phase,
     dependents: Vec<OpId>,
+    /// If nobody else was under way when it started: how many had been started then.
+    alone: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -141,6 +149,7 @@ pub struct Graph {
     pipelines: BTreeMap<PipelineId, VecDeque<OpId>>,
     /// What maps that are done, and not unmapped, look at.
     maps: BTreeMap<OpId, (BufferId, Range<u64>, Mode)>,
+    room: Room,
     outputs: VecDeque<Output>,
 }
 
@@ -269,6 +278,7 @@ impl Graph {
             pending,
             phase: Phase::Waiting,
             dependents: Vec::new(),
+            alone: None,
         };
         self.ops.insert(id, op);
         match failed {
@@ -318,6 +328,7 @@ impl Graph {
     pub fn handle(&mut self, input: Input) {
         match input {
             Input::Moved(id, result) => self.moved(id, result),
+            Input::NoRoom(id, error) => self.no_room(id, error),
             Input::Returned(id, result) => self.returned(id, result),
             Input::Released {
                 process,
@@ -332,6 +343,7 @@ impl Graph {
             Input::Gone(process, error) => self.gone(process, &error),
             Input::Forget(buffer) => {
                 self.buffers.remove(&buffer);
+                self.room.more();
             }
         }
         self.go_on();
@@ -343,6 +355,7 @@ impl Graph {
     }
 
     fn gone(&mut self, process: ProcessId, error: &CoiError) {
+        self.room.more();
         for buffer in self.buffers.values_mut() {
             buffer.references.remove(&process);
             buffer.counted.remove(&process);
@@ -375,7 +388,7 @@ impl Graph {
                     progress = true;
                 }
             }
-            if !progress {
+            if !progress && !self.try_again() {
                 return;
             }
         }
@@ -400,6 +413,7 @@ impl Graph {
 
     fn start(&mut self, id: OpId) {
         self.ready.remove(&id);
+        self.enters(id);
         let Some(op) = self.ops.get(&id) else {
             return;
         };
@@ -429,6 +443,7 @@ impl Graph {
             self.spoil(id);
             return self.complete(id, result);
         }
+        self.has_room(id);
         self.apply(id);
         let Some(op) = self.ops.get_mut(&id) else {
             return;

@@ -16,6 +16,9 @@ impl Graph {
         };
         let held = buffer.references.entry(process).or_default();
         *held = held.saturating_add(count);
+        if count < 0 {
+            self.room.more();
+        }
         if *held == 0 {
             buffer.references.remove(&process);
         }

@@ -138,6 +138,22 @@ impl Arena {
         Ok(arena)
     }
 
+    /// A page that is a process's in name.
+    #[cfg(test)]
+    pub fn without_card(process: &Process) -> Arc<Self> {
+        Arc::new(Self {
+            id: next_id(),
+            bytes: PAGE,
+            place: Where::Theirs(0),
+            memory: SharedMemory::placed(PAGE as usize, None).expect("a page"),
+            homes: vec![Home {
+                id: process.id(),
+                process: Arc::downgrade(&process.0),
+                windows: Mutex::default(),
+            }],
+        })
+    }
+
     /// A process gets memory for it, zero at first. If it has too little, what is idle there may have to
     /// make room.
     pub fn enter(self: &Arc<Self>, process: &Arc<Inner>, room: Room) -> Result<(), CoiError> {

@@ -73,6 +73,18 @@ impl Body {
         Ok(body)
     }
 
+    /// All of this memory.
+    #[cfg(test)]
+    pub fn in_arena(arena: Arc<Arena>) -> Arc<Self> {
+        let bytes = arena.memory().len() as u64;
+        Arc::new(Self {
+            id: next_id(),
+            bytes,
+            slot: Slot::whole(arena, bytes),
+            user: None,
+        })
+    }
+
     /// Takes it away wherever it is: nobody uses it any more.
     pub fn leave(&self) {
         for process in self.slot.arena.processes() {

@@ -148,10 +148,31 @@ pub(crate) fn add_process(process: &Arc<Inner>) {
     state.processes.insert(process.id, Arc::downgrade(process));
 }
 
+/// The graph was told something. What it says to that is still to be done, and may call back.
+#[must_use]
+#[derive(Default)]
+pub(crate) struct Told {
+    /// Whoever lets go of one last may end what it is of.
+    _payload: Option<Arc<Payload>>,
+    _bodies: Vec<Arc<Body>>,
+}
+
+impl Told {
+    /// Does what the graph says.
+    pub fn perform(self) {
+        RUNTIME.perform(None);
+    }
+}
+
 /// Tells the graph what happened.
-pub(crate) fn handle(input: Input) {
+pub(crate) fn tell(input: Input) -> Told {
     RUNTIME.lock().graph.handle(input);
-    RUNTIME.perform(None);
+    Told::default()
+}
+
+/// The same, and does what it says.
+pub(crate) fn handle(input: Input) {
+    tell(input).perform();
 }
 
 /// There is one buffer less.
@@ -166,7 +187,8 @@ pub(crate) fn process_gone(process: ProcessId, error: CoiError) {
 }
 
 /// A run function has returned.
-pub(crate) fn returned(op: OpId, result: Result<Value, CoiError>) {
+pub(crate) fn returned(op: OpId, result: Result<Value, CoiError>) -> Told {
+    let mut bodies = Vec::new();
     let payload = RUNTIME.lock().payloads.get(&op).cloned();
     let run = payload.as_ref().and_then(|payload| payload.run.as_ref());
     let result = match (result, run) {
@@ -177,16 +199,21 @@ pub(crate) fn returned(op: OpId, result: Result<Value, CoiError>) {
             });
             // It may only hold what it was given.
             added.retain(|(buffer, _)| {
-                let body = RUNTIME.body(*buffer);
-                body.is_ok_and(|body| body.is_in(run.process.id))
+                let body = RUNTIME.body(*buffer).ok();
+                bodies.extend(body.clone());
+                body.is_some_and(|body| body.is_in(run.process.id))
             });
             Ok(added)
         }
         (Ok(_), Some(run)) => Err(run.process.protocol("a run function")),
-        (Ok(_), None) => return,
+        (Ok(_), None) => return Told::default(),
         (Err(error), _) => Err(error),
     };
-    handle(Input::Returned(op, result));
+    RUNTIME.lock().graph.handle(Input::Returned(op, result));
+    Told {
+        _payload: payload,
+        _bodies: bodies,
+    }
 }
 
 /// A run function has begun on the card.
@@ -214,6 +241,25 @@ pub(crate) fn signaled_by(process: &Arc<Inner>, event: Event) {
         // What is no user event is not for it to signal.
         let _ = signal(event);
     }
+}
+
+/// A buffer of a process that has no memory for it.
+#[cfg(test)]
+pub(crate) fn buffer_without_card(process: &Process) -> Arc<Body> {
+    let body = Body::in_arena(Arena::without_card(process));
+    let mut state = RUNTIME.lock();
+    state
+        .graph
+        .add_buffer(body.id, body.len(), false, true, None);
+    state.bodies.insert(body.id, Arc::downgrade(&body));
+    drop(state);
+    body
+}
+
+/// Whether neither operations nor processes nor the host use a buffer.
+#[cfg(test)]
+pub(crate) fn is_idle(buffer: BufferId) -> bool {
+    RUNTIME.lock().graph.idle_since(buffer).is_some()
 }
 
 impl Runtime {
@@ -261,8 +307,7 @@ impl Runtime {
                             continue;
                         }
                         self.pool.spawn(Box::new(move || {
-                            let result = self.move_bytes(&steps, &payload);
-                            handle(Input::Moved(id, result));
+                            handle(self.moved(id, &steps, &payload));
                         }));
                     }
                     Job::Run(id, payload) => self.run(id, &payload),
@@ -279,9 +324,9 @@ impl Runtime {
             };
             // It may have to make room first, which is an operation as well.
             PERFORMING.set(false);
-            let result = self.move_bytes(&steps, &payload);
+            let moved = self.moved(id, &steps, &payload);
             PERFORMING.set(true);
-            self.lock().graph.handle(Input::Moved(id, result));
+            self.lock().graph.handle(moved);
         }
         PERFORMING.set(false);
     }
@@ -340,7 +385,9 @@ impl Runtime {
 
     /// Who has bytes moved is told, once.
     fn tell_of_move(&self, id: OpId, steps: &[Step], payload: &Payload) {
-        if payload.run.is_some() || payload.silent {
+        // There may have been no room for it the first time.
+        let is_told = !lock(&payload.told).is_empty();
+        if payload.run.is_some() || payload.silent || is_told {
             return;
         }
         let processes: BTreeSet<_> = steps.iter().filter_map(Step::process).collect();

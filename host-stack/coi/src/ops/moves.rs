@@ -1,10 +1,13 @@
 //! The steps of an operation, done: RMA between the host and processes, copies on the host. Steps that
 //! move neighbours are one transfer.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use super::{Arena, Body, Payload, Piece, Runtime, arena::Room, kinds};
-use crate::{CoiError, graph::Step};
+use crate::{
+    CoiError,
+    graph::{Input, OpId, Step},
+};
 
 /// Steps of one kind, one behind the other: buffers, ranges of them, and whether they are staged.
 struct Moves {
@@ -22,6 +25,37 @@ struct Transfer {
 }
 
 impl Runtime {
+    /// The steps of an operation are done; or there is no room for one of its buffers, and might be.
+    pub(super) fn moved(&self, id: OpId, steps: &[Step], payload: &Payload) -> Input {
+        match self.move_bytes(steps, payload) {
+            Err(error) if error.is_out_of_memory() && self.could_enter(steps) => {
+                Input::NoRoom(id, error)
+            }
+            result => Input::Moved(id, result),
+        }
+    }
+
+    /// Whether cards are large enough for what is to be in them at once.
+    fn could_enter(&self, steps: &[Step]) -> bool {
+        let mut wanted: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for step in steps {
+            let Step::Enter { process, buffer } = step else {
+                continue;
+            };
+            let Ok(body) = self.body(*buffer) else {
+                return false;
+            };
+            let (arena, _) = body.place(&(0..0));
+            let info = arena.process(*process).map(|one| one.place().engine.info());
+            let Ok(Ok(info)) = info else {
+                return false;
+            };
+            let (bytes, _) = wanted.entry(*process).or_insert((0, info.memory_bytes));
+            *bytes = bytes.saturating_add(body.len());
+        }
+        wanted.values().all(|(bytes, has)| bytes <= has)
+    }
+
     /// The steps of one operation, one after the other.
     pub(super) fn move_bytes(&self, steps: &[Step], payload: &Payload) -> Result<(), CoiError> {
         let mut moves: Option<Moves> = None;

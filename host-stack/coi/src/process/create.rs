@@ -2,11 +2,9 @@
 //! reads.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     io::Write,
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, atomic::AtomicBool},
-    time::Instant,
+    sync::Arc,
 };
 
 use snaprig_scif::{
@@ -18,11 +16,10 @@ use snaprig_wire::{
     frame,
 };
 
-use super::{Inner, Links, Place, Process, State, next_id};
+use super::{Inner, Links, Place, Process};
 use crate::{
     CoiError, Engine,
     libraries::{self, File, MemoryLibrary, Search},
-    machine::Machine,
     ops,
 };
 
@@ -223,7 +220,11 @@ impl Process {
         Self::make(engine, options, files)
     }
 
-    fn make(engine: &Engine, options: ProcessOptions, files: Vec<File>) -> Result<Self, CoiError> {
+    fn make(
+        engine: &Engine,
+        mut options: ProcessOptions,
+        files: Vec<File>,
+    ) -> Result<Self, CoiError> {
         if options.binary.len() as u64 > BINARY_BYTES_MAX || files.len() > LIBRARIES_MAX {
             return Err(CoiError::Exhausted(format!(
                 "a program has at most {BINARY_BYTES_MAX} bytes and {LIBRARIES_MAX} libraries"
@@ -231,7 +232,9 @@ impl Process {
         }
         let control = engine.connect_daemon()?;
         let first = std::iter::once(options.name.clone());
-        let argv = first.chain(options.arguments).collect();
+        let argv = first
+            .chain(std::mem::take(&mut options.arguments))
+            .collect();
         let mut contents = vec![&options.binary[..]];
         contents.extend(files.iter().map(|file| &file.bytes[..]));
         let cargo = Cargo::load(&control, &contents)?;
@@ -243,7 +246,7 @@ impl Process {
             window: windows[0],
             argv,
             // Where the libraries are the daemon tells the loader.
-            env: with_preload(options.env, &options.preload)
+            env: with_preload(std::mem::take(&mut options.env), &options.preload)
                 .into_iter()
                 .chain(crate::quiesce::switch())
                 .collect(),
@@ -278,44 +281,19 @@ impl Process {
         watch.bind(0)?;
         watch.listen(1)?;
         let engine = engine.clone();
-        let state = State {
-            machine: Machine::new(node, pid),
-            place: Place {
-                engine,
-                pid,
-                port,
-                path,
-            },
-            links,
-            next_ticket: 1,
-            awaited: BTreeSet::new(),
-            done: BTreeMap::new(),
-            ticking: None,
+        let place = Place {
+            engine,
+            pid,
+            port,
+            path,
         };
-        let inner = Arc::new(Inner {
-            id: next_id(),
-            name: options.name,
-            binary: options.binary,
-            files: Mutex::new(files),
-            proxy: options.proxy,
-            epoch: Instant::now(),
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            making_pipeline: Mutex::default(),
-            asked_to_end: AtomicBool::new(false),
-            buffers: Mutex::default(),
-            arenas: Mutex::default(),
-            pools: Mutex::default(),
-            evicting: Mutex::default(),
-            libraries: Mutex::default(),
-            notifications: Mutex::default(),
-            watch: Arc::new(watch),
-        });
+        let space = options.initial_buffer_space;
+        let inner = Inner::new(place, links, options, files, watch);
         ops::add_process(&inner);
         inner.listen();
         inner.watch_the_rig();
         let process = Self(inner);
-        process.keep_buffer_space(options.initial_buffer_space, false, true)?;
+        process.keep_buffer_space(space, false, true)?;
         Ok(process)
     }
 }

@@ -6,6 +6,8 @@ mod end;
 mod library;
 mod links;
 mod notify;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +20,7 @@ use std::{
 
 use serde::Serialize;
 use snaprig_scif::client::Endpoint;
-use snaprig_wire::coi::{Answer, Channel as Kind, Command, Exit, RunFunction};
+use snaprig_wire::coi::{Answer, Channel as Kind, Command, Exit, Notice, RunFunction};
 
 pub(crate) use self::links::Links;
 pub use self::{
@@ -29,6 +31,7 @@ pub use self::{
 use self::{links::send, notify::Notifications};
 use crate::{
     Buffer, CoiError, Engine, Pipeline,
+    graph::Input::{Gone, Released},
     libraries::File,
     machine::{Input, Machine, Output, Region, Ticket, Value},
     ops::{self, Arena, Body, Kind as Memory, Pools},
@@ -90,6 +93,9 @@ pub(crate) struct Inner {
     /// What the machine's times are counted from.
     epoch: Instant,
     state: Mutex<State>,
+    /// Whoever has it brings the machine news, and the graph of operations what the machine says to
+    /// that: what one thread heard from the machine first, the graph hears first.
+    order: Mutex<()>,
     changed: Condvar,
     /// One pipeline at a time is made: its number is the smallest that is free.
     making_pipeline: Mutex<()>,
@@ -128,6 +134,12 @@ pub(crate) struct Place {
     pub port: u16,
     /// Its program on the card.
     pub path: String,
+}
+
+/// What the machine said, and who has heard it.
+enum Heard {
+    Graph(ops::Told),
+    Other(Output),
 }
 
 /// A place inside a region; dropped, it is left. Without Snapify there are no regions.
@@ -253,6 +265,45 @@ impl Process {
 }
 
 impl Inner {
+    /// A process that was made there, and is connected to.
+    fn new(
+        place: Place,
+        links: Links,
+        options: ProcessOptions,
+        files: Vec<File>,
+        watch: Endpoint,
+    ) -> Arc<Self> {
+        let state = State {
+            machine: Machine::new(place.engine.node(), place.pid),
+            place,
+            links,
+            next_ticket: 1,
+            awaited: BTreeSet::new(),
+            done: BTreeMap::new(),
+            ticking: None,
+        };
+        Arc::new(Self {
+            id: next_id(),
+            name: options.name,
+            binary: options.binary,
+            files: Mutex::new(files),
+            proxy: options.proxy,
+            epoch: Instant::now(),
+            state: Mutex::new(state),
+            order: Mutex::default(),
+            changed: Condvar::new(),
+            making_pipeline: Mutex::default(),
+            asked_to_end: AtomicBool::new(false),
+            buffers: Mutex::default(),
+            arenas: Mutex::default(),
+            pools: Mutex::default(),
+            evicting: Mutex::default(),
+            libraries: Mutex::default(),
+            notifications: Mutex::default(),
+            watch: Arc::new(watch),
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -263,6 +314,7 @@ impl Inner {
         while let Some(input) = inputs.pop() {
             let mut sends = Vec::new();
             let mut news = Vec::new();
+            let order = lock(&self.order);
             let mut state = self.lock();
             state.machine.handle(input, self.epoch.elapsed());
             while let Some(output) = state.machine.poll_output() {
@@ -282,28 +334,45 @@ impl Inner {
             }
             self.set_timer(&mut state);
             drop(state);
+            let heard: Vec<_> = news.into_iter().map(|output| self.tell(output)).collect();
+            drop(order);
             self.changed.notify_all();
             // Nobody is kept out while bytes are on their way. There is at most one message under
             // way on a link, so their order is not lost.
             for (endpoint, output) in sends {
                 inputs.extend(send(&endpoint, output));
             }
-            for output in news {
-                self.tell(output);
-            }
+            heard.into_iter().for_each(|heard| self.go_on(heard));
         }
     }
 
-    /// Tells the graph of operations.
-    fn tell(self: &Arc<Self>, output: Output) {
+    /// Tells the graph of operations, if it is for that. Nothing of this calls back.
+    fn tell(&self, output: Output) -> Heard {
         match output {
-            Output::Done(ticket, result) => ops::returned(ticket & !OPERATION, result),
-            Output::Started(ticket) if ticket & OPERATION != 0 => {
+            Output::Done(ticket, result) => {
+                Heard::Graph(ops::returned(ticket & !OPERATION, result))
+            }
+            Output::Notice(Notice::Released { id, count, .. }) => {
+                Heard::Graph(ops::tell(Released {
+                    process: self.id,
+                    buffer: id,
+                    count: i64::try_from(count).unwrap_or(i64::MAX),
+                }))
+            }
+            Output::Gone(error) => Heard::Graph(ops::tell(Gone(self.id, error))),
+            output => Heard::Other(output),
+        }
+    }
+
+    /// What follows, when nobody is kept out.
+    fn go_on(self: &Arc<Self>, heard: Heard) {
+        match heard {
+            Heard::Graph(told) => told.perform(),
+            Heard::Other(Output::Started(ticket)) if ticket & OPERATION != 0 => {
                 ops::began(self, ticket & !OPERATION);
             }
-            Output::Notice(notice) => self.noticed(notice),
-            Output::Gone(error) => ops::process_gone(self.id, error),
-            _ => {}
+            Heard::Other(Output::Notice(notice)) => self.noticed(notice),
+            Heard::Other(_) => {}
         }
     }
 

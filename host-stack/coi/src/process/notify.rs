@@ -11,7 +11,6 @@ use snaprig_wire::{
 use super::{Inner, LibraryOptions, Process, lock};
 use crate::{
     CoiError,
-    graph::Input,
     ops::{self, Event},
 };
 
@@ -93,11 +92,6 @@ impl Inner {
     /// The process tells something unasked.
     pub(super) fn noticed(self: &Arc<Self>, notice: Notice) {
         match notice {
-            Notice::Released { id, count, .. } => ops::handle(Input::Released {
-                process: self.id,
-                buffer: id,
-                count: i64::try_from(count).unwrap_or(i64::MAX),
-            }),
             Notice::UserEvent(id) => ops::signaled_by(self, Event(id)),
             Notice::LoadLibrary {
                 request,
@@ -123,7 +117,8 @@ impl Inner {
                     });
                 });
             }
-            Notice::Started { .. } => {}
+            // The graph has heard of those.
+            Notice::Released { .. } | Notice::Started { .. } => {}
         }
     }
 }

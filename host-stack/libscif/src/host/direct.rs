@@ -23,7 +23,7 @@ use snaprig_scif::host::{
     protocol::Call,
 };
 
-use super::{endpoint::Endpoint, memory};
+use super::{endpoint::Endpoint, memory, watch};
 use crate::ffi::Result;
 
 /// Long messages go in parts, so that one side puts while the other takes.
@@ -82,6 +82,12 @@ impl Direct {
         if !is_shared {
             let _ = shutdown(&self.own, Shutdown::Both);
         }
+    }
+
+    /// The rig is gone: poll(2) says so from now on.
+    pub(super) fn hang_up(&self) {
+        self.gone.store(true, Ordering::SeqCst);
+        let _ = shutdown(&self.own, Shutdown::Both);
     }
 
     /// What poll(2) says.
@@ -280,6 +286,7 @@ impl Direct {
         if !endpoint.is_shared() {
             return Ok(Some(Turn(None)));
         }
+        watch::start();
         let at = 2 * self.side as i64 + which;
         let command = if block { libc::F_SETLKW } else { libc::F_SETLK };
         match self.lock(command, libc::F_WRLCK, at) {

@@ -24,7 +24,7 @@ use snaprig_scif::{
 };
 use snaprig_wire::frame;
 
-use super::{NONSENSE, direct::Direct, fork, lease::Lease, lock, memory, rma::Windows};
+use super::{NONSENSE, direct::Direct, fork, lease::Lease, lock, memory, rma::Windows, watch};
 use crate::ffi::Result;
 
 pub(super) struct Endpoint {
@@ -128,7 +128,15 @@ impl Endpoint {
             Err(_) => return Ok(None),
         };
         // Another thread has the same.
-        Ok(self.direct.get_or_init(|| direct).as_ref())
+        let direct = self.direct.get_or_init(|| direct).as_ref();
+        if let Some(direct) = direct {
+            watch::start();
+            // It may have gone before it could see this one.
+            if watch::is_gone() {
+                direct.hang_up();
+            }
+        }
+        Ok(direct)
     }
 
     /// The same, if that is known already.
@@ -226,7 +234,7 @@ pub(super) fn ask_node(call: Call) -> Result<Answer> {
 }
 
 /// A connection to the node: a new endpoint.
-fn connect() -> Result<OwnedFd> {
+pub(super) fn connect() -> Result<OwnedFd> {
     static RIG: OnceLock<Option<PathBuf>> = OnceLock::new();
     let rig = RIG.get_or_init(rig_from_environment).as_ref();
     let rig = rig.ok_or_else(|| complain("SNAPRIG_RIG is not set", libc::ENXIO))?;

@@ -79,7 +79,7 @@ pub(crate) unsafe fn map(
     let mut files = BTreeMap::new();
     for segment in &segments {
         if let Entry::Vacant(entry) = files.entry(segment.memory) {
-            entry.insert(memory::memory_file(&endpoint, segment.memory)?);
+            entry.insert(memory::memory_file(&endpoint, segment.memory)?.0);
         }
     }
     let flags = match fixed {

@@ -7,14 +7,14 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     ptr,
     sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use snaprig_pages::{
-    maps::Mapping,
+    maps::{self, Mapping},
     pages::Range,
     pool::{Moves, Pool, PoolError},
 };
@@ -28,6 +28,8 @@ const PAGE: usize = 4096;
 const CHUNK: u64 = 1 << 30;
 /// Most pieces that stay mapped.
 const CHUNKS_MAX: usize = 64;
+/// Most files that stay open.
+const FILES_MAX: usize = 64;
 
 static POOL: OnceLock<Option<Pool>> = OnceLock::new();
 
@@ -90,16 +92,38 @@ pub(super) fn share(address: u64, len: u64, prot: u8) -> Result {
     }
     match pool()?.register(address, len, prot & 2 != 0) {
         Ok(true) => Ok(()),
-        // Shared with another process already, or a file's.
+        // Shared with another process already, or a file's: `shared_file`.
         Ok(false) => Err(libc::EAGAIN),
         Err(PoolError::Fault) => Err(libc::EFAULT),
         Err(PoolError::Io(error)) => Err(error.raw_os_error().unwrap_or(libc::ENOMEM)),
     }
 }
 
+/// The file that the program shares this memory by, and where in it that is; EAGAIN if there is none that
+/// could be given away: pages of its own that cannot be moved, or of a file that cannot be reached.
+pub(super) fn shared_file(address: u64, len: u64, prot: u8) -> Result<(OwnedFd, u64)> {
+    let end = address.checked_add(len).ok_or(libc::EFAULT)?;
+    let range = Range {
+        start: address,
+        end,
+    };
+    let found = maps::shared_file(range, prot & 2 != 0);
+    let found = found.map_err(|error| error.raw_os_error().unwrap_or(libc::ENOMEM))?;
+    let (file, at) = found.ok_or(libc::EAGAIN)?;
+    Ok((file.into(), at))
+}
+
+/// Where registered memory is.
+enum Source {
+    /// In the pool, at this address.
+    Pool(u64),
+    /// In a file that the program shares with others, from there on.
+    File(OwnedFd, u64),
+}
+
 /// A registered range, and where the library has it mapped.
 pub(super) struct Shared {
-    address: u64,
+    source: Source,
     len: u64,
     prot: u8,
     alias: OnceLock<Option<usize>>,
@@ -108,10 +132,17 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(address: u64, len: u64, prot: u8) -> Self {
         Self {
-            address,
+            source: Source::Pool(address),
             len,
             prot,
             alias: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn of_file(file: OwnedFd, at: u64, len: u64, prot: u8) -> Self {
+        Self {
+            source: Source::File(file, at),
+            ..Self::new(0, len, prot)
         }
     }
 
@@ -119,8 +150,14 @@ impl Shared {
     pub(super) fn at(&self, skip: u64) -> Option<(*mut u8, u64)> {
         let left = self.len.checked_sub(skip).filter(|left| *left > 0)?;
         let alias = self.alias.get_or_init(|| {
-            let pool = pool().ok()?;
-            map(pool.fd(), self.address, self.len as usize).ok()
+            let len = self.len as usize;
+            match &self.source {
+                Source::Pool(address) => map(pool().ok()?.fd(), *address, len, BOTH).ok(),
+                Source::File(file, at) => {
+                    let prot = ProtFlags::from_bits_truncate(self.prot.into());
+                    map(file.as_fd(), *at, len, prot).ok()
+                }
+            }
         });
         let at = (*alias)? + skip as usize;
         Some((ptr::with_exposed_provenance_mut(at), left))
@@ -136,14 +173,20 @@ impl Shared {
         if let Some(Some(alias)) = self.alias.take() {
             unmap(alias, self.len as usize);
         }
-        if let (false, Ok(pool)) = (held, pool()) {
-            pool.deregister(self.address, self.len);
+        if let (false, Source::Pool(address), Ok(pool)) = (held, &self.source, pool()) {
+            pool.deregister(*address, self.len);
         }
     }
 }
 
-fn map(file: std::os::fd::BorrowedFd<'_>, offset: u64, len: usize) -> rustix::io::Result<usize> {
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
+const BOTH: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+fn map(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    prot: ProtFlags,
+) -> rustix::io::Result<usize> {
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
     // SAFETY: a new mapping, at a place of the kernel's choice.
     let at = unsafe { mmap(ptr::null_mut(), len, prot, flags, file, offset) }?;
@@ -159,26 +202,82 @@ fn unmap(at: usize, len: usize) {
     disclaim(at, len);
 }
 
-/// Others' memory, by file and chunk.
+/// Others' memory, by file and chunk; and files that are read and written, as they may become shorter.
 #[derive(Default)]
 pub(super) struct Peers {
     chunks: BTreeMap<(u64, u64), usize>,
+    files: BTreeMap<u64, OwnedFd>,
+}
+
+/// Where a peer's bytes are.
+#[derive(Clone, Copy)]
+pub(super) enum There<'a> {
+    /// Here, for this library alone.
+    Mapped(*mut u8),
+    /// In this file.
+    File(BorrowedFd<'a>, u64),
+}
+
+impl There<'_> {
+    /// A number that grows with its addresses, page by page as they do.
+    pub(super) fn number(self) -> u64 {
+        match self {
+            Self::Mapped(at) => at.addr() as u64,
+            Self::File(_, at) => at,
+        }
+    }
+}
+
+/// Reads from a file into the program's memory, which was checked, or (`write`) the way back.
+pub(super) fn transfer(
+    file: BorrowedFd<'_>,
+    mut at: u64,
+    here: *mut u8,
+    len: usize,
+    write: bool,
+) -> Result {
+    let fd = file.as_raw_fd();
+    let mut done = 0;
+    while done < len {
+        let here = here.wrapping_add(done);
+        // SAFETY: the kernel checks the memory.
+        let count = unsafe {
+            match write {
+                true => libc::pwrite(fd, here.cast(), len - done, at.cast_signed()),
+                false => libc::pread(fd, here.cast(), len - done, at.cast_signed()),
+            }
+        };
+        match count {
+            // The file has become shorter: there is no such window any more.
+            0 => return Err(libc::ENXIO),
+            1.. => (done, at) = (done + count as usize, at + count as u64),
+            _ => match std::io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                errno => return Err(errno.unwrap_or(libc::EIO)),
+            },
+        }
+    }
+    Ok(())
 }
 
 static PEERS: RwLock<Option<Peers>> = RwLock::new(None);
 
 impl Peers {
     /// Where a segment is, and how much of it is there in a row.
-    pub(super) fn at(&self, segment: Segment) -> Option<(*mut u8, u64)> {
+    pub(super) fn at(&self, segment: Segment) -> Option<(There<'_>, u64)> {
+        if let Some(file) = self.files.get(&segment.memory) {
+            return Some((There::File(file.as_fd(), segment.offset), segment.len));
+        }
         let skip = segment.offset % CHUNK;
         let base = self.chunks.get(&(segment.memory, segment.offset / CHUNK))?;
         let at = ptr::with_exposed_provenance_mut(base + skip as usize);
-        Some((at, segment.len.min(CHUNK - skip)))
+        Some((There::Mapped(at), segment.len.min(CHUNK - skip)))
     }
 
     fn missing(&self, segments: &[Segment]) -> Vec<(u64, u64)> {
         let mut missing = Vec::new();
-        for segment in segments {
+        let mapped = |segment: &&Segment| !self.files.contains_key(&segment.memory);
+        for segment in segments.iter().filter(mapped) {
             let last = (segment.offset + segment.len.max(1) - 1) / CHUNK;
             for chunk in segment.offset / CHUNK..=last {
                 let key = (segment.memory, chunk);
@@ -207,8 +306,17 @@ pub(super) fn peers(
         }
         drop(peers);
         for key in missing {
-            let file = memory_file(endpoint, key.0)?;
-            let base = map(file.as_fd(), key.1 * CHUNK, CHUNK as usize);
+            let (file, is_sealed) = memory_file(endpoint, key.0)?;
+            if !is_sealed {
+                let mut peers = PEERS.write().unwrap_or_else(PoisonError::into_inner);
+                let files = &mut peers.get_or_insert_with(Peers::default).files;
+                while files.len() >= FILES_MAX {
+                    files.pop_first();
+                }
+                files.insert(key.0, file);
+                continue;
+            }
+            let base = map(file.as_fd(), key.1 * CHUNK, CHUNK as usize, BOTH);
             let base = base.map_err(|_| libc::ENOMEM)?;
             let mut peers = PEERS.write().unwrap_or_else(PoisonError::into_inner);
             let peers = peers.get_or_insert_with(Peers::default);
@@ -225,11 +333,12 @@ pub(super) fn peers(
     }
 }
 
-/// The file that segments name so.
-pub(super) fn memory_file(endpoint: &Endpoint, memory: u64) -> Result<OwnedFd> {
+/// The file that segments name so, and whether it stays as long as it is.
+pub(super) fn memory_file(endpoint: &Endpoint, memory: u64) -> Result<(OwnedFd, bool)> {
     match endpoint.call_with(Call::Memory(memory), None, false)? {
-        (Answer::Unit, Some(file)) => Ok(file),
-        (Answer::Unit, None) => Err(libc::EMFILE),
+        (Answer::Unit, Some(file)) => Ok((file, true)),
+        (Answer::File, Some(file)) => Ok((file, false)),
+        (Answer::Unit | Answer::File, None) => Err(libc::EMFILE),
         _ => Err(NONSENSE),
     }
 }

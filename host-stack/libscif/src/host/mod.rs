@@ -11,6 +11,7 @@
 //! | `stream` | the copying itself |
 //! | `mapped` | scif_mmap |
 //! | `wait` | scif_poll |
+//! | `watch` | the end of the rig |
 
 mod direct;
 mod endpoint;
@@ -21,11 +22,12 @@ mod memory;
 mod rma;
 mod stream;
 mod wait;
+mod watch;
 
 use std::{
     collections::BTreeMap,
     ffi::c_int,
-    os::fd::{AsRawFd, RawFd},
+    os::fd::{AsFd, AsRawFd, RawFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
@@ -219,7 +221,24 @@ pub(crate) fn register(
         offset,
         prot,
     };
-    if let Err(errno) = memory::share(address, len, prot) {
+    let shared = memory::share(address, len, prot);
+    if shared == Err(libc::EAGAIN)
+        && let Ok((file, at)) = memory::shared_file(address, len, prot)
+    {
+        let call = Call::RegisterFile {
+            at,
+            len,
+            offset,
+            prot,
+        };
+        let answer = endpoint.call_with(call, Some(file.as_fd()), false)?;
+        let (Answer::Offset(offset), _) = answer else {
+            return Err(NONSENSE);
+        };
+        endpoint.add_window(offset, memory::Shared::of_file(file, at, len, prot));
+        return Ok(offset);
+    }
+    if let Err(errno) = shared {
         // Whether it is connected at all comes first.
         return match endpoint.call(pages(0)) {
             Err(libc::EINVAL) | Ok(_) => Err(errno),

@@ -14,7 +14,9 @@ use snaprig_scif::host::protocol::{Answer, Call, Segment};
 use super::{
     NONSENSE,
     endpoint::{Endpoint, ask, tell},
-    find, memory, stream,
+    find,
+    memory::{self, There},
+    stream,
 };
 use crate::ffi::Result;
 
@@ -197,17 +199,30 @@ fn copy_segments(
             let (there, there_len) = peers.at(segment).ok_or(libc::ENOMEM)?;
             let (here, here_len) = at.at(windows).ok_or(libc::ENXIO)?;
             let part = segment.len.min(there_len).min(here_len);
-            let (from, to) = if write { (here, there) } else { (there, here) };
-            let end = from.addr() as u64 + part;
+            let from = if write {
+                here.addr() as u64
+            } else {
+                there.number()
+            };
+            let end = from + part;
             let last = match ordered && moved + part == total {
-                true => {
-                    part - ((end - 1) / LINE * LINE)
-                        .saturating_sub(from.addr() as u64)
-                        .min(part)
-                }
+                true => part - ((end - 1) / LINE * LINE).saturating_sub(from).min(part),
                 false => 0,
             };
             let first = (part - last) as usize;
+            let there = match there {
+                There::Mapped(there) => there,
+                There::File(file, at) => {
+                    let rest = here.wrapping_add(first);
+                    memory::transfer(file, at, here, first, write)?;
+                    memory::transfer(file, at + first as u64, rest, last as usize, write)?;
+                    moved += part;
+                    segment.offset += part;
+                    segment.len -= part;
+                    continue;
+                }
+            };
+            let (from, to) = if write { (here, there) } else { (there, here) };
             // SAFETY: both are mapped for `part` bytes: the peer's as long as `peers` is locked, this
             // side's because it was checked or is mapped by the library. Others may write to either at
             // any time; then the bytes are the old or the new ones.

@@ -295,9 +295,12 @@ impl State {
                 return self.answer(&pending, result.map(|()| Answer::Unit), None);
             }
             Call::Memory(id) => {
-                let memory = self.memory(id);
-                let result = memory.as_ref().map(|_| Answer::Unit);
-                return self.answer(&pending, result.ok_or(libc::ENXIO), memory);
+                let (result, file) = match self.memory(id) {
+                    Some((file, true)) => (Ok(Answer::Unit), Some(file)),
+                    Some((file, false)) => (Ok(Answer::File), Some(file)),
+                    None => (Err(libc::ENXIO), None),
+                };
+                return self.answer(&pending, result, file);
             }
             Call::NodeIds => {
                 let (all, own) = (self.node.nodes(), HOST);
@@ -370,6 +373,19 @@ impl State {
                 prot,
             } => self
                 .register(endpoint, fd.as_ref(), fd_offset, len)
+                .map(|(extents, backing)| Op::Register {
+                    extents,
+                    offset,
+                    prot,
+                    backing,
+                }),
+            Call::RegisterFile {
+                at,
+                len,
+                offset,
+                prot,
+            } => self
+                .register_file(endpoint, fd, at, len)
                 .map(|(extents, backing)| Op::Register {
                     extents,
                     offset,

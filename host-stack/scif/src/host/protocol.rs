@@ -1,6 +1,6 @@
 //! What a host program and the host node say to each other on a Unix seqpacket socket: one
 //! connection is one endpoint, or one of many of the same ([`Call::Join`]). A memfd travels with
-//! [`Call::Register`] and [`Call::Pool`], the new endpoint's socket with [`Answer::Accepted`].
+//! [`Call::Register`] and [`Call::Pool`], any file with [`Call::RegisterFile`], the new endpoint's socket with [`Answer::Accepted`].
 
 use serde::{Deserialize, Serialize};
 use snaprig_wire::scif::{NodeId, PortId};
@@ -80,6 +80,13 @@ pub enum Call {
         offset: Option<i64>,
         prot: u8,
     },
+    /// Memory that the program shares with others: of the file that comes with this, from `at` on.
+    RegisterFile {
+        at: u64,
+        len: u64,
+        offset: Option<i64>,
+        prot: u8,
+    },
     /// RMA that the caller does itself.
     Plan {
         local: Option<i64>,
@@ -139,6 +146,8 @@ pub enum Answer {
     },
     Cards(Vec<(NodeId, CardState)>),
     Endpoint(u64),
+    /// A file comes with this, and may become shorter while it is mapped.
+    File,
     /// The lanes' memory, the own socket and the peer's come with this.
     Direct {
         side: u8,

@@ -8,6 +8,10 @@
 //! | a card | a host program | its card-physical address: BAR0 |
 //! | a card | another card | a DMA address: BAR0 of the one is mapped for the other |
 //!
+//! A host program's window is a part of its pool, or of a file that it shares with others. Such a file may
+//! become shorter at any time: it is read and written here, not mapped, and is no window for a card unless
+//! it can be sealed against that.
+//!
 //! What must stay true: a segment lies in memory that is there, whatever a card says.
 
 use std::{
@@ -16,7 +20,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::{
+    fs::{FileType, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat},
+    io::pwrite,
+};
 use snaprig_pci::host::Mapping;
 use snaprig_wire::{
     dma::HOST_BASE,
@@ -33,11 +40,14 @@ use crate::node::{BackingId, EndpointId};
 /// Addresses of windows between host programs end here.
 const LOOPBACK_END: u64 = 1 << 40;
 
-/// A program's registered pages: each at its address.
+/// A program's registered pages, each at its address; or a file that it shares.
 pub(super) struct Pool {
     id: u64,
     file: OwnedFd,
-    inode: (u64, u64),
+    /// Device, inode, and how the file is open.
+    what: (u64, u64, OFlags),
+    /// It never becomes shorter: whoever has it mapped is safe.
+    is_sealed: bool,
 }
 
 /// What a backing of a host program's window is.
@@ -74,20 +84,38 @@ pub(super) struct Windows {
 impl State {
     /// The memory of an endpoint's program.
     pub(super) fn pool(&mut self, endpoint: EndpointId, file: OwnedFd) -> Result<(), i32> {
-        let seals = fcntl_get_seals(&file).map_err(|_| libc::EINVAL)?;
-        let stat = fstat(&file).map_err(|_| libc::EINVAL)?;
-        if !seals.contains(SealFlags::SHRINK) {
+        let pool = self.known(file)?;
+        if !pool.is_sealed {
             return Err(libc::EINVAL);
         }
-        let inode = (stat.st_dev, stat.st_ino);
-        self.windows.pools.retain(|_, pool| pool.strong_count() > 0);
-        let known = self.windows.pools.values().filter_map(Weak::upgrade);
-        let pool = known.into_iter().find(|pool| pool.inode == inode);
-        let id = self.number();
-        let pool = pool.unwrap_or_else(|| Arc::new(Pool { id, file, inode }));
-        self.windows.pools.insert(pool.id, Arc::downgrade(&pool));
         self.windows.pool_of.insert(endpoint, pool);
         Ok(())
+    }
+
+    /// A file that a program shares with its peers, as it was known before.
+    fn known(&mut self, file: OwnedFd) -> Result<Arc<Pool>, i32> {
+        let stat = fstat(&file).map_err(|_| libc::EINVAL)?;
+        let flags = fcntl_getfl(&file).map_err(|_| libc::EINVAL)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(libc::EINVAL);
+        }
+        // Files of a disk have no seals.
+        let is_sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let what = (stat.st_dev, stat.st_ino, flags & OFlags::RWMODE);
+        self.windows.pools.retain(|_, pool| pool.strong_count() > 0);
+        let mut known = self.windows.pools.values().filter_map(Weak::upgrade);
+        let known = known.find(|pool| pool.what == what && pool.is_sealed == is_sealed);
+        let id = self.number();
+        let pool = known.unwrap_or_else(|| {
+            Arc::new(Pool {
+                id,
+                file,
+                what,
+                is_sealed,
+            })
+        });
+        self.windows.pools.insert(pool.id, Arc::downgrade(&pool));
+        Ok(pool)
     }
 
     pub(super) fn forget_pool(&mut self, endpoint: EndpointId) {
@@ -103,7 +131,42 @@ impl State {
     ) -> Result<(Vec<Extent>, BackingId), i32> {
         self.node.check_connected(endpoint)?;
         let pool = self.windows.pool_of.get(&endpoint).cloned();
-        let pool = pool.ok_or(libc::EBADF)?;
+        self.register_in(endpoint, pool.ok_or(libc::EBADF)?, address, len)
+    }
+
+    /// Makes a part of a file that the endpoint's program shares a window for its peer.
+    pub(super) fn register_file(
+        &mut self,
+        endpoint: EndpointId,
+        file: Option<OwnedFd>,
+        at: u64,
+        len: u64,
+    ) -> Result<(Vec<Extent>, BackingId), i32> {
+        self.node.check_connected(endpoint)?;
+        let file = file.ok_or(libc::EBADF)?;
+        let is_for_card = self
+            .node
+            .peer(endpoint)
+            .is_some_and(|peer| peer.node != HOST);
+        if is_for_card {
+            // Cards map nothing that could become shorter. A memfd that was made without
+            // MFD_ALLOW_SEALING, and any other file, cannot be kept from it.
+            let _ = fcntl_add_seals(&file, SealFlags::SHRINK);
+        }
+        let pool = self.known(file)?;
+        if is_for_card && !pool.is_sealed {
+            return Err(libc::EAGAIN);
+        }
+        self.register_in(endpoint, pool, at, len)
+    }
+
+    fn register_in(
+        &mut self,
+        endpoint: EndpointId,
+        pool: Arc<Pool>,
+        address: u64,
+        len: u64,
+    ) -> Result<(Vec<Extent>, BackingId), i32> {
         let bytes = fstat(&pool.file).map_err(|_| libc::EINVAL)?.st_size as u64;
         let inside = address.checked_add(len).is_some_and(|end| end <= bytes);
         if len == 0 || !(address | len).is_multiple_of(PAGE) || !inside {
@@ -249,18 +312,18 @@ impl State {
         inside.then_some((window, skip))
     }
 
-    /// A file that a segment names.
-    pub(super) fn memory(&self, id: u64) -> Option<OwnedFd> {
+    /// A file that a segment names, and whether it may be mapped without a care.
+    pub(super) fn memory(&self, id: u64) -> Option<(OwnedFd, bool)> {
         let pool = self.windows.pools.get(&id).and_then(Weak::upgrade);
         if let Some(pool) = pool {
-            return pool.file.try_clone().ok();
+            return Some((pool.file.try_clone().ok()?, pool.is_sealed));
         }
         let mut apertures = self
             .cards
             .values()
             .filter_map(|card| card.aperture.as_ref());
         let aperture = apertures.find(|aperture| aperture.id == id)?;
-        aperture.file.try_clone().ok()
+        Some((aperture.file.try_clone().ok()?, true))
     }
 
     /// A signal into a window of a host program.
@@ -269,6 +332,12 @@ impl State {
             return;
         };
         let at = window.offset + skip;
+        if !window.pool.is_sealed {
+            std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+            // There is nobody to be told that the file has become shorter.
+            let _ = pwrite(&window.pool.file, bytes, at);
+            return;
+        }
         let page = at / PAGE * PAGE;
         let Ok(mapping) = Mapping::of_memfd(window.pool.file.as_fd(), page, PAGE) else {
             return;

@@ -325,6 +325,9 @@ impl Node {
         let endpoint = self.endpoint(id)?;
         match endpoint.state {
             State::Connected => Ok(endpoint),
+            // Of a lost node as well, as the driver has it: it ends the connections of one at once, and
+            // looks at that first. ENODEV, which the manual pages list too, is for what finds a device
+            // gone before the node has heard of it.
             State::Reset => Err(libc::ECONNRESET),
             _ => Err(libc::ENOTCONN),
         }

@@ -256,6 +256,62 @@ fn a_dead_node_fails_everything_that_waits_for_it() {
     assert_eq!(net.ask(0, host, Op::Send(vec![1])), Err(libc::ECONNRESET));
 }
 
+/// Whoever closed it: the peer, or the loss of its node, even if another one has come in its place.
+#[test]
+fn every_call_on_a_connection_that_is_over_says_that_it_is_reset() {
+    let extents = vec![Extent {
+        address: 0,
+        len: 4096,
+    }];
+    let rma = |local| Op::Rma {
+        local,
+        len: 8,
+        remote: 0,
+        write: true,
+    };
+    let calls = [
+        Op::Send(vec![1]),
+        Op::Recv(1),
+        Op::Register {
+            extents: extents.clone(),
+            offset: None,
+            prot: 3,
+            backing: 1,
+        },
+        Op::Unregister {
+            offset: 0,
+            len: 4096,
+        },
+        rma(Local::Window(0)),
+        rma(Local::Memory { extents, skip: 0 }),
+        Op::FenceMark { peer: false },
+        Op::FenceMark { peer: true },
+        Op::FenceWait(0),
+        Op::FenceSignal {
+            local: Some((0, 1)),
+            remote: None,
+            peer: false,
+        },
+    ];
+    for how in 0..3 {
+        let mut net = Net::new();
+        let (host, card) = net.connect(0, 1);
+        match how {
+            0 => net.input(1, Input::Close(card)),
+            _ => net.input(0, Input::PeerDown(1)),
+        }
+        net.settle();
+        if how == 2 {
+            net.input(0, Input::PeerUp(1));
+        }
+        assert_ne!(net.nodes[0].poll(host) & libc::POLLHUP, 0);
+        for call in calls.clone() {
+            let said = net.ask(0, host, call.clone());
+            assert_eq!(said, Err(libc::ECONNRESET), "{call:?}");
+        }
+    }
+}
+
 #[test]
 fn a_dead_node_is_no_longer_in_a_backlog() {
     let mut net = Net::new();

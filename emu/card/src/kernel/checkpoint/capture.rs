@@ -99,6 +99,7 @@ impl Call<'_> {
     pub(super) fn capture(&mut self, service: &Service, argument: u64) -> SysResult {
         let [argument] = self.read_words(argument)?;
         let (fd, flags) = (argument as i32, (argument >> 32) as u32);
+        let (holds, flags) = (flags & wire::HOLD != 0, flags & !wire::HOLD);
         if ![0, wire::TRACK, wire::INCREMENT].contains(&flags) {
             return Err(Errno::EINVAL.into());
         }
@@ -121,6 +122,7 @@ impl Call<'_> {
         loop {
             if writing.written == writing.encoded && !writing.encode_next() {
                 self.process().chain = writing.chain;
+                self.thread().holds = holds;
                 return Ok(0);
             }
             let part = &writing.bytes[writing.written..writing.encoded];

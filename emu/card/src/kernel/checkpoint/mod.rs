@@ -2,7 +2,8 @@
 //! part that BLCR's kernel module plays in the paper (sections 4.1 and 4.3).
 //!
 //! ```text
-//! capture:  stop the tree's threads --> describe --> pages, run by run --> end --> let them go on
+//! capture:  stop the tree's threads --> describe --> pages, run by run --> end --> let them go on, or
+//!                                                                             hold them until they end
 //! restore:  process chunk --> areas, files --> pages --> end --> descriptors, names --> threads start
 //! ```
 //! Both are calls that wait for a file descriptor and are run again; what they have done so far is
@@ -13,6 +14,7 @@
 //! | `image` | what an image says, but for pages |
 //! | `pages` | lists of pages, and what has changed since the last image |
 //! | `capture`, `restore` | the two calls |
+//! | `hold` | who is stopped, and for how long |
 //!
 //! What must stay true: what cannot be restored is not captured; a stopped process does not run, and
 //! does not end, until its image is written (or given up: a signal ends either call with EINTR); a
@@ -20,6 +22,7 @@
 //! leaves nothing behind if one is wrong, or if the card is full.
 
 mod capture;
+mod hold;
 mod image;
 mod pages;
 mod restore;
@@ -32,8 +35,9 @@ use std::{
 
 use snaprig_wire::checkpoint as wire;
 
+pub(super) use self::hold::{give_up, holder_ends, is_held, is_stopped};
 pub use self::pages::Chain;
-use self::{capture::Writing, restore::Reading};
+use self::{capture::Writing, hold::let_others_go, restore::Reading};
 use super::{
     call::Call,
     device::CharDevice,
@@ -113,10 +117,12 @@ impl Call<'_> {
         let result = match request {
             wire::CAPTURE => self.capture(service, a[2]),
             wire::MARK => Ok(self.mark()),
+            wire::RELEASE => Ok(0),
             _ => self.restore(service, a[2]),
         };
         let goes_on = matches!(result, Err(Stop::Wait(_)));
-        if request == wire::CAPTURE && !goes_on {
+        let goes_on = goes_on || result.is_ok() && self.thread().holds;
+        if request == wire::RELEASE || request == wire::CAPTURE && !goes_on {
             let_others_go(self.state, self.tid);
         }
         Some(result)
@@ -164,7 +170,7 @@ impl Call<'_> {
 
 /// Whether an ioctl(2) request is one of the device's.
 pub(super) fn is_request(request: u32) -> bool {
-    [wire::CAPTURE, wire::MARK, wire::RESTORE].contains(&request)
+    [wire::CAPTURE, wire::MARK, wire::RESTORE, wire::RELEASE].contains(&request)
 }
 
 /// A process and its descendants, itself first.
@@ -176,21 +182,6 @@ fn tree(state: &State, pid: i32) -> Vec<i32> {
         at += 1;
     }
     tree
-}
-
-/// The threads that `me` has stopped run on, if it has stopped any.
-pub(super) fn let_others_go(state: &mut State, me: i32) {
-    for process in state.processes.values_mut() {
-        if process.stopped_by != Some(me) {
-            continue;
-        }
-        process.stopped_by = None;
-        for tid in &process.threads {
-            if let Some(thread) = state.threads.get_mut(tid).filter(|_| *tid != me) {
-                thread.poke();
-            }
-        }
-    }
 }
 
 fn refused(error: crate::capture::stream::ImageError) -> Stop {

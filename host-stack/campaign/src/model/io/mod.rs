@@ -4,7 +4,7 @@
 mod disk;
 mod snapshot;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use coi_device::{
     daemon::machine::{Conn, Pid},
@@ -103,6 +103,8 @@ pub struct Transfers {
     /// in their buffers, to compare it with what comes back.
     pub machines: BTreeMap<u64, Kept>,
     pub kept: u64,
+    /// Those whose processes ran on, and were ended then: they have done more than they will know of.
+    pub stale: BTreeSet<u64>,
 }
 
 impl World {

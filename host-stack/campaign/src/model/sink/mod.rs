@@ -107,6 +107,12 @@ pub struct Offload {
     marked: BTreeMap<u64, Pages>,
     unsaved: VecDeque<u64>,
     saving_to: String,
+    /// The capture under way ends the process.
+    ending: bool,
+    /// Its image is taken, and it ends when that is safe: what its threads would do meanwhile.
+    pub held: Option<Vec<CardTask>>,
+    /// The number of its last image.
+    kept: u64,
     alive: bool,
     pub pipe: Option<daemon::Pipe>,
     listener: Option<EndpointId>,
@@ -138,6 +144,9 @@ impl Offload {
             marked: BTreeMap::new(),
             unsaved: VecDeque::new(),
             saving_to: String::new(),
+            ending: false,
+            held: None,
+            kept: 0,
             alive: true,
             pipe: None,
             listener: None,
@@ -274,6 +283,14 @@ impl World {
 
     // Its machine.
 
+    pub(super) fn answer_daemon(&mut self, node: NodeId, pid: Pid, reply: Reply) {
+        let pipe = self.living(node, pid).and_then(|process| process.pipe);
+        if let Some(pipe) = pipe {
+            let reply = FromSink::Reply(reply);
+            self.over_pipe(node, pipe, 1, CardTask::FromSink(pipe, Some(reply)));
+        }
+    }
+
     pub(super) fn sink(&mut self, node: NodeId, pid: Pid, input: sink::Input) {
         let Some(process) = self.living(node, pid) else {
             return;
@@ -286,11 +303,7 @@ impl World {
             match output {
                 sink::Output::Reply(reply) => {
                     let resumed = reply == Reply::Resumed;
-                    let pipe = self.living(node, pid).and_then(|process| process.pipe);
-                    if let Some(pipe) = pipe {
-                        let reply = FromSink::Reply(reply);
-                        self.over_pipe(node, pipe, 1, CardTask::FromSink(pipe, Some(reply)));
-                    }
+                    self.answer_daemon(node, pid, reply);
                     if resumed {
                         self.close_pipe(node, pid);
                     }
@@ -303,9 +316,12 @@ impl World {
                     }
                     self.save_local_store(node, pid);
                 }
-                sink::Output::Capture(to) => {
+                sink::Output::Capture {
+                    snapshot,
+                    terminate,
+                } => {
                     if let Some(process) = self.living(node, pid) {
-                        process.saving_to = to;
+                        (process.saving_to, process.ending) = (snapshot, terminate);
                     }
                     let own = self.process_of(node);
                     let event = Event::Card(node, CardTask::Capture(pid));
@@ -313,7 +329,6 @@ impl World {
                 }
                 sink::Output::Reconnect => self.listen_as(node, pid, true),
                 sink::Output::Released => {}
-                sink::Output::Exit => self.end(node, pid, Exit::Code(0)),
             }
         }
         self.try_to_send(node, pid);

@@ -1,5 +1,7 @@
 //! An offload process is saved, and comes back.
 
+use coi_device::offload::machine::Failure;
+
 use super::*;
 
 impl World {
@@ -36,9 +38,14 @@ impl World {
             }
             _ => {}
         }
+        let runs_on = self.canary == Some(Canary::RunsOn);
         let Some(process) = self.living(node, pid) else {
             return;
         };
+        let ending = process.ending;
+        if ending && !runs_on {
+            process.held = Some(Vec::new());
+        }
         let (mut image, machine) = (process.image.clone(), process.machine.clone());
         let references = process.references.clone();
         let name = format!("{}{IMAGE}", process.saving_to);
@@ -54,6 +61,9 @@ impl World {
         self.check_cut(image.host, "at the capture", &image.counts);
         self.transfers.kept += 1;
         let kept = self.transfers.kept;
+        if let Some(process) = self.living(node, pid) {
+            process.kept = kept;
+        }
         self.transfers
             .machines
             .insert(kept, (machine, references, now));
@@ -69,8 +79,10 @@ impl World {
         name: &str,
         result: Result<u64, i32>,
     ) {
-        let failed = |errno| (errno, format!("errno {errno}"));
         if name.ends_with(IMAGE) {
+            if self.living(node, pid).is_some_and(|one| one.ending) {
+                return self.end_or_go_on(node, pid, result);
+            }
             let captured = result.map(Captured::Saved).map_err(failed);
             return self.sink(node, pid, sink::Input::Captured(captured));
         }
@@ -88,6 +100,36 @@ impl World {
                 self.save_local_store(node, pid);
             }
             (Ok(_), None) => {}
+        }
+    }
+
+    /// The image of a process's last capture is safe, or is not: then its threads go on after all.
+    fn end_or_go_on(&mut self, node: NodeId, pid: Pid, result: Result<u64, i32>) {
+        let Some(process) = self.living(node, pid) else {
+            return;
+        };
+        let (held, kept) = (process.held.take(), process.kept);
+        if held.is_none() {
+            self.transfers.stale.insert(kept);
+        }
+        let held = held.unwrap_or_default();
+        let hung_up = |task: &CardTask| matches!(task, CardTask::ToSink(_, _, None));
+        let result = match held.iter().any(hung_up) {
+            true => Err(libc::EPIPE),
+            false => result,
+        };
+        match result {
+            Ok(bytes) => {
+                self.answer_daemon(node, pid, Reply::Captured { bytes });
+                self.end(node, pid, Exit::Code(0));
+            }
+            Err(errno) => {
+                let own = self.process_of(node);
+                for task in held {
+                    self.net.engine.after(own, 0, Event::Card(node, task));
+                }
+                self.sink(node, pid, sink::Input::Captured(Err(failed(errno))));
+            }
         }
     }
 
@@ -161,6 +203,10 @@ impl World {
         let (mut image, kept) = decode::<(Image, u64)>(image).ok_or(libc::EBADMSG)?;
         let machine = self.transfers.machines.get(&kept).cloned();
         let (machine, references, captured) = machine.ok_or(libc::EBADMSG)?;
+        if self.transfers.stale.contains(&kept) {
+            let how = "a process comes back that ran on where it was captured";
+            self.violation(check::restored::NAME, how);
+        }
         self.check_cut(image.host, "at the restore", &image.counts);
         let mut changed = std::mem::take(&mut image.changed);
         let mut offload = Offload::new(machine, image);
@@ -190,4 +236,8 @@ impl World {
         self.sink(node, pid, sink::Input::Captured(Ok(Captured::Restarted)));
         Ok(pid)
     }
+}
+
+fn failed(errno: i32) -> Failure {
+    (errno, format!("errno {errno}"))
 }

@@ -291,3 +291,106 @@ fn a_pipeline_and_a_buffer_go_when_nothing_uses_them_any_more() {
     });
     assert_eq!(outputs(&mut graph), [Output::Completed(gone, Ok(()))]);
 }
+
+/// Two buffers that a process has no memory for, and a run function on each.
+fn crowded() -> (Graph, OpId, OpId) {
+    let mut graph = graph();
+    graph.add_buffer(B + 1, BYTES, false, false, None);
+    for buffer in graph.buffers.values_mut() {
+        buffer.absent.insert(P);
+    }
+    let on = |buffer, pipeline| Work::Run {
+        process: P,
+        pipeline,
+        uses: vec![Use {
+            buffer,
+            range: 0..BYTES,
+            mode: Mode::Read,
+            add_ref: false,
+        }],
+    };
+    let first = submit(&mut graph, on(B, 1), &[]);
+    let second = submit(&mut graph, on(B + 1, 2), &[]);
+    (graph, first, second)
+}
+
+fn no_room() -> CoiError {
+    CoiError::NoMemory("a buffer")
+}
+
+/// What is to be moved, and what has ended.
+fn next(graph: &mut Graph) -> Vec<(OpId, Option<bool>)> {
+    let outputs = std::iter::from_fn(|| graph.poll_output());
+    let seen = outputs.filter_map(|output| match output {
+        Output::Move(id, _) => Some((id, None)),
+        Output::Completed(id, result) => Some((id, Some(result.is_ok()))),
+        Output::Run(_) => None,
+    });
+    seen.collect()
+}
+
+#[test]
+fn who_finds_no_room_beside_another_waits_for_its_end() {
+    let (mut graph, first, second) = crowded();
+    assert_eq!(next(&mut graph), [(first, None), (second, None)]);
+    graph.handle(Input::Moved(first, Ok(())));
+    graph.handle(Input::NoRoom(second, no_room()));
+    assert_eq!(next(&mut graph), []);
+    finish(&mut graph, first);
+    assert_eq!(next(&mut graph), [(first, Some(true)), (second, None)]);
+    graph.handle(Input::Moved(second, Ok(())));
+    finish(&mut graph, second);
+    assert_eq!(next(&mut graph), [(second, Some(true))]);
+}
+
+#[test]
+fn who_finds_no_room_alone_fails_and_its_buffer_is_free() {
+    let (mut graph, first, second) = crowded();
+    next(&mut graph);
+    graph.handle(Input::Moved(first, Ok(())));
+    graph.handle(Input::NoRoom(second, no_room()));
+    finish(&mut graph, first);
+    next(&mut graph);
+    graph.handle(Input::NoRoom(second, no_room()));
+    assert_eq!(next(&mut graph), [(second, Some(false))]);
+    assert!(graph.idle_since(B).is_some() && graph.idle_since(B + 1).is_some());
+    assert_eq!(graph.result(second), Err(no_room()));
+}
+
+#[test]
+fn two_that_take_each_others_room_have_it_one_after_the_other() {
+    let (mut graph, first, second) = crowded();
+    next(&mut graph);
+    graph.handle(Input::NoRoom(second, no_room()));
+    graph.handle(Input::NoRoom(first, no_room()));
+    assert_eq!(next(&mut graph), [(first, None)]);
+    // The first has what it needs: perhaps there is room for the second as well.
+    graph.handle(Input::Moved(first, Ok(())));
+    assert_eq!(next(&mut graph), [(second, None)]);
+    graph.handle(Input::NoRoom(second, no_room()));
+    assert_eq!(next(&mut graph), []);
+    finish(&mut graph, first);
+    assert_eq!(next(&mut graph), [(first, Some(true)), (second, None)]);
+}
+
+#[test]
+fn room_comes_with_references_that_are_given_back_and_not_after_the_end_of_a_process() {
+    for is_gone in [false, true] {
+        let (mut graph, first, second) = crowded();
+        next(&mut graph);
+        graph.handle(Input::Moved(first, Ok(())));
+        graph.handle(Input::Returned(first, Ok(vec![(B, 1)])));
+        graph.handle(Input::NoRoom(second, no_room()));
+        assert_eq!(next(&mut graph), [(first, Some(true))]);
+        match is_gone {
+            true => graph.handle(Input::Gone(P, died())),
+            false => graph.handle(Input::Released {
+                process: P,
+                buffer: B,
+                count: 1,
+            }),
+        }
+        let expected = is_gone.then_some(false);
+        assert_eq!(next(&mut graph), [(second, expected)]);
+    }
+}
