@@ -1,23 +1,35 @@
-use std::path::Path;
+//! The library from the command line, as its tests use it.
+//!
+//!     ckpt launch DIR PROGRAM ARGUMENTS...     ckpt dump DIR [kill]     ckpt restart DIR
+
+use std::{ffi::OsString, path::Path, process::exit};
+
+use snaprig_ckpt::{Error, Reply, Request};
+
 fn main() {
-    let a: Vec<_> = std::env::args_os().skip(1).collect();
-    let d = Path::new(&a[1]);
-    let r = match a[0].to_str().unwrap() {
-        "launch" => snaprig_ckpt::launch(d, &a[2..], None),
-        "restart" => snaprig_ckpt::restart(d, None),
-        "dump" => {
-            snaprig_ckpt::ask(d, snaprig_ckpt::Request::Dump { kill: a.len() > 2 }).map(|r| {
-                println!("{r:?}");
-                0
-            })
-        }
-        _ => panic!(),
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let [command, directory, rest @ ..] = &arguments[..] else {
+        exit(2);
     };
-    match r {
-        Ok(s) => std::process::exit(s),
-        Err(e) => {
-            eprintln!("{e:?}");
-            std::process::exit(1)
+    match run(command.to_str(), Path::new(directory), rest) {
+        Ok(status) => exit(status),
+        Err(error) => {
+            eprintln!("{error:?}");
+            exit(1);
         }
+    }
+}
+
+fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32, Error> {
+    match command {
+        Some("launch") => snaprig_ckpt::launch(directory, rest, None),
+        Some("restart") => snaprig_ckpt::restart(directory, None),
+        Some("dump") => {
+            let kill = !rest.is_empty();
+            let reply = snaprig_ckpt::ask(directory, Request::Dump { kill })?;
+            println!("{reply:?}");
+            Ok(i32::from(matches!(reply, Reply::Failed(_))))
+        }
+        _ => Ok(2),
     }
 }

@@ -211,14 +211,6 @@ impl Tracee {
         ptrace(libc::PTRACE_DETACH, self.tid, 0, signal as usize)?;
         Ok(())
     }
-
-    /// The thread or process that was born (PTRACE_GETEVENTMSG).
-    pub fn event_message(&self) -> Result<pid_t> {
-        let mut message = 0usize;
-        let message_at = (&raw mut message) as usize;
-        ptrace(libc::PTRACE_GETEVENTMSG, self.tid, 0, message_at)?;
-        Ok(message as pid_t)
-    }
 }
 
 fn ptrace(request: libc::c_uint, tid: pid_t, address: usize, data: usize) -> Result<usize> {

@@ -5,7 +5,9 @@ mod common;
 use common::{Job, program, wait_until};
 
 fn try_with(mut job: Job) {
-    wait_until("all are ready", || job.output().matches("ready").count() == 5);
+    wait_until("all are ready", || {
+        job.output().matches("ready").count() == 5
+    });
     job.dump(false).unwrap();
     for _ in 0..2 {
         job.over_again();
@@ -23,5 +25,8 @@ fn a_tree_is_what_it_was() {
 
 #[test]
 fn a_tree_of_an_ordinary_user() {
-    try_with(Job::launch_as_nobody(&["/usr/bin/python3", &program("tree.py")]));
+    try_with(Job::launch_as_nobody(&[
+        "/usr/bin/python3",
+        &program("tree.py"),
+    ]));
 }

@@ -31,8 +31,6 @@ impl Flags {
         let smaps = Process::new(pid)?.smaps()?;
         let flags = smaps.iter().map(|map| {
             let (start, end) = map.address;
-            let has = format!("{:?}", map.extension.vm_flags);
-            let _ = has;
             (start, (end, flags_of(map)))
         });
         Ok(Self(flags.collect()))

@@ -4,9 +4,8 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs::{self, File, Metadata},
     io,
-    mem::MaybeUninit,
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::{
             ffi::OsStrExt,
             fs::{FileTypeExt, MetadataExt, PermissionsExt},
@@ -41,10 +40,13 @@ pub struct Files {
     /// Contents to be saved: which file's, and where it can be opened.
     pub contents: Vec<(u32, PathBuf)>,
     /// Epoll instances are resolved when all are known: their lines of fdinfo.
-    epolls: Vec<(u32, pid_t, Vec<(i32, u32, u64)>)>,
+    epolls: Vec<(u32, pid_t, Vec<Target>)>,
     /// Descriptor tables met: who can see what an epoll's numbers mean.
     tables: BTreeMap<(pid_t, i32), u32>,
 }
+
+/// What an epoll instance watches: descriptor, events, data.
+type Target = (i32, u32, u64);
 
 /// What /proc/PID/fdinfo/FD says.
 struct Info {
@@ -339,7 +341,7 @@ fn hex(text: &str) -> Option<u64> {
 }
 
 /// `tfd: 5 events: 19 data: 5 pos:0 ino:61af sdev:7`, one line a descriptor.
-fn watched(info: &Info) -> Vec<(i32, u32, u64)> {
+fn watched(info: &Info) -> Vec<Target> {
     let lines = info.fields.iter().filter(|(key, _)| key == "tfd");
     lines
         .filter_map(|(_, line)| {
@@ -427,16 +429,4 @@ fn peek_pipe(end: OwnedFd, capacity: i32) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(moved as usize);
     io::Read::read_to_end(&mut File::from(ours), &mut bytes)?;
     Ok(bytes)
-}
-
-/// Bytes that can be read of a socket or pipe at once (FIONREAD).
-pub fn readable(fd: impl AsFd) -> io::Result<u64> {
-    let mut count = MaybeUninit::<i32>::uninit();
-    // SAFETY: `count` is valid to write to, and written when the call succeeds.
-    unsafe {
-        match libc::ioctl(fd.as_fd().as_raw_fd(), libc::FIONREAD, count.as_mut_ptr()) {
-            0 => Ok(count.assume_init().max(0) as u64),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
 }

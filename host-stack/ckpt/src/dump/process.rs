@@ -78,16 +78,10 @@ pub fn describe(
     let layout = Layout {
         code: (stat.startcode, stat.endcode),
         data: (stat.start_data.unwrap_or(0), stat.end_data.unwrap_or(0)),
-        brk: (stat.start_brk.unwrap_or(0) as u64, asked.brk),
+        brk: (stat.start_brk.unwrap_or(0), asked.brk),
         stack: stat.startstack,
-        arguments: (
-            stat.arg_start.unwrap_or(0) as u64,
-            stat.arg_end.unwrap_or(0) as u64,
-        ),
-        environment: (
-            stat.env_start.unwrap_or(0) as u64,
-            stat.env_end.unwrap_or(0) as u64,
-        ),
+        arguments: (stat.arg_start.unwrap_or(0), stat.arg_end.unwrap_or(0)),
+        environment: (stat.env_start.unwrap_or(0), stat.env_end.unwrap_or(0)),
     };
     let threads = process.threads.iter().zip(&asked.threads);
     let threads = threads.map(|(thread, asked)| describe_thread(pid, thread, *asked));
@@ -179,7 +173,7 @@ pub fn credentials(status: &Status) -> Credentials {
     Credentials {
         users: [status.ruid, status.euid, status.suid, status.fuid],
         groups: [status.rgid, status.egid, status.sgid, status.fgid],
-        more: status.groups.iter().map(|id| *id as u32).collect(),
+        more: status.groups.clone(),
         effective: status.capeff,
         permitted: status.capprm,
         inheritable: status.capinh,

@@ -152,12 +152,7 @@ impl Opened {
                 let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const *mask, 8, 0) };
                 owned(fd as i32, "signalfd")?
             }
-            Kind::Timer {
-                clock,
-                settings,
-                setting,
-                ..
-            } => timer(*clock, *settings, setting)?,
+            Kind::Timer { clock, setting, .. } => timer(*clock, setting)?,
             _ => {
                 return Err(damaged(
                     "a file of a kind that this version does not restore",
@@ -392,7 +387,7 @@ fn memory(shared: &SharedMemory) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(file.into_raw_fd()) })
 }
 
-fn timer(clock: i32, settings: i32, setting: &[u64; 4]) -> Result<OwnedFd> {
+fn timer(clock: i32, setting: &[u64; 4]) -> Result<OwnedFd> {
     // SAFETY: no memory is involved; checked.
     let fd = owned(
         unsafe { libc::timerfd_create(clock, libc::TFD_CLOEXEC) },
@@ -410,7 +405,6 @@ fn timer(clock: i32, settings: i32, setting: &[u64; 4]) -> Result<OwnedFd> {
             tv_nsec: value_nanos,
         },
     };
-    let _ = settings;
     // SAFETY: `spec` is valid to read.
     let set =
         unsafe { libc::timerfd_settime(fd.as_raw_fd(), 0, &raw const spec, std::ptr::null_mut()) };

@@ -81,11 +81,6 @@ impl<'a> Growing<'a> {
         Ok(growing)
     }
 
-    /// Number of the process.
-    pub fn pid(&self) -> pid_t {
-        self.process.pid
-    }
-
     pub(super) fn remote(&self) -> Result<Remote<'_>> {
         Remote::new(&self.first, self.process.pid)
     }
