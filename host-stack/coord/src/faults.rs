@@ -9,7 +9,7 @@ snaprig_wire::fault_points! {
         [Delay, Error, Crash, Hang];
     /// A member writes its image.
     IMAGE = "coord.image", "an agent writes its image",
-        [Error, DiskFull, TornWrite, Delay, Crash, Hang];
+        [Error, DiskFull, TornWrite, Crash, Hang];
     /// The manifest is about to be renamed.
     COMMIT = "coord.commit", "the coordinator is about to rename the manifest",
         [Error, Delay, Crash, Hang];

@@ -303,8 +303,13 @@ impl Machine {
 
     /// There is no coordinator any more, or none yet.
     fn lost(&mut self, why: String) {
-        let retry_ns = RETRY_NS << self.attempts.min(16);
-        let retry_ns = self.now.saturating_add(retry_ns.min(RETRY_MAX_NS));
+        let retry_ns = (RETRY_NS << self.attempts.min(16)).min(RETRY_MAX_NS);
+        // Not all at once: up to half as long again, by chance, but no clock and no dice in here.
+        let spread = match &self.config.role {
+            Role::Member { incarnation, .. } => incarnation % 256,
+            Role::Control => 0,
+        };
+        let retry_ns = self.now.saturating_add(retry_ns + retry_ns * spread / 512);
         self.attempts = self.attempts.saturating_add(1);
         self.part(State::Apart { retry_ns }, &why);
         if self.why.as_ref() != Some(&why) {
