@@ -44,7 +44,7 @@ const VERBS_ONE_IN: u64 = 5;
 /// Of the others, one in so many is about SCIF: as many.
 const SCIF_ONE_IN: u64 = 4;
 /// Of the others again, one in so many is about a job and its coordinator.
-const COORD_ONE_IN: u64 = 6;
+const COORD_ONE_IN: u64 = 10;
 /// Of faults in a system with links, one in so many is one of a link's: there are many ways in which
 /// one message can go wrong.
 const LINK_ONE_IN: u64 = 4;

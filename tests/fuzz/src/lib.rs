@@ -1,6 +1,7 @@
 //! The bodies of the fuzz targets: each takes any bytes, and panics if what must stay true does not.
 
 mod bytes;
+pub mod coord;
 pub mod driver;
 pub mod guest;
 #[cfg(test)]

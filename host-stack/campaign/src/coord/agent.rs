@@ -123,7 +123,12 @@ impl World {
             Effect::Ended => return,
             Effect::Error(errno) => {
                 let result = Err(format!("{}: errno {errno}", phase.name()));
-                return self.done(agent, round, phase, result);
+                self.done(agent, round, phase, result);
+                // A program that cannot be made to run, or to end, is lost.
+                if matches!(phase, Phase::Resume | Phase::End | Phase::Go) && self.lives(agent) {
+                    self.crash(process);
+                }
+                return;
             }
             Effect::Late(by_ns) => by_ns,
             _ => 0,

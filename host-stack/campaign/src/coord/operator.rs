@@ -351,6 +351,9 @@ impl World {
         }
         if self.restarted.iter().all(|agent| self.has_ended(*agent)) {
             self.operator.part = Part::Over;
+        } else if left == 0 && self.generation == 1 {
+            // Something is late there, by hours perhaps.
+            self.restart(2);
         } else if left == 0 {
             self.stuck = Some("restarted programs do not come to their end".into());
         } else {

@@ -41,6 +41,8 @@ const FAULTS_UNTIL: u64 = EVENTS_MAX / 4;
 const FAULTS_MAX: u64 = 2000;
 /// A program sends about once in so long.
 const STEP_NS: u64 = 60_000;
+/// The longest time that its messages are on their way: longer than coordinators' are.
+const LATENCY_NS: u64 = 400_000;
 
 /// What all of the job know.
 pub fn token() -> Token {
@@ -319,7 +321,8 @@ impl World {
             end.sent += 1;
             let lane = 2 * connection as u64 + side as u64;
             let to = self.peers[peer].process;
-            self.engine.send(of.process, to, lane, data);
+            let late_ns = self.random.below(LATENCY_NS);
+            self.engine.send_late(of.process, to, lane, late_ns, data);
         }
         if self.agents[agent]
             .program

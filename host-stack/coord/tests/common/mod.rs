@@ -106,8 +106,13 @@ impl Keeper for Disk {
 
 /// The next event that is not about the connection.
 pub fn next(member: &Member) -> Event {
+    next_of(member, LONG)
+}
+
+/// The same, within this time.
+pub fn next_of(member: &Member, patience: Duration) -> Event {
     loop {
-        match member.next_event(Some(LONG)).expect("an event in time") {
+        match member.next_event(Some(patience)).expect("an event in time") {
             Event::Joined | Event::Apart { .. } => {}
             event => return event,
         }
