@@ -105,7 +105,8 @@ pub fn draw_coord(seed: u64) -> Plan {
     plan.workload = Workload {
         processes: amount(1, 4),
         offloads: 1,
-        pipelines: amount(1, 4),
+        // Who is not connected with a peer does not miss it.
+        pipelines: amount(0, 4),
         runs: amount(1, 30),
         buffers: 0,
         writes: amount(1, 3),
@@ -239,6 +240,7 @@ fn kind(name: KindName, plan: &Plan, random: &mut Random) -> Option<Kind> {
     let process = |random: &mut Random| match system {
         System::Verbs => numbered("process", plan.workload.processes, random),
         System::Scif if random.one_in(2) => card(random),
+        System::Coord if random.one_in(2) => coord::COORDINATOR.into(),
         System::Scif | System::Coord => random.pick(&processes(plan)).cloned().unwrap_or_default(),
         System::Offload if random.one_in(4) => {
             random.pick(&processes(plan)).cloned().unwrap_or_default()

@@ -31,7 +31,7 @@ const VERBS_SEEDS: u64 = 8;
 /// SCIF that is different work.
 const SCIF_SEEDS: u64 = 3;
 /// Jobs whose checkpoints are of different kinds.
-const COORD_SEEDS: u64 = 3;
+const COORD_SEEDS: u64 = 2;
 /// Phases at which pairs of faults happen.
 const PHASES: u64 = 12;
 /// Calls at which pairs of faults happen, and how far apart they are.

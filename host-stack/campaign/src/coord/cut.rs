@@ -51,19 +51,25 @@ impl World {
         text.lines().map(image).collect()
     }
 
+    /// Whether an agent must be part of the round that has begun: it had joined, and lives. Who is
+    /// kept from coming again for longer than a coordinator waits counts as dead.
+    pub fn belongs(&self, agent: usize) -> bool {
+        let is_away = self.peers[agent].wire.is_none();
+        let is_late = self.late_until_ns > self.engine.now_ns();
+        let had_joined = self.agents[agent]
+            .joined_ns
+            .is_some_and(|at| at < self.begun_ns);
+        had_joined && self.lives(agent) && !(is_away && is_late)
+    }
+
     /// A checkpoint has just come to be.
     pub fn check_commit(&mut self, round: u64) {
         let programs = match self.load(round) {
             Ok(programs) => programs,
             Err(what) => return self.violation(half::NAME, format!("round {round}: {what}")),
         };
-        let begun_ns = self.begun_ns;
-        let missing = (0..self.agents.len()).find(|agent| {
-            let belongs = self.agents[*agent]
-                .joined_ns
-                .is_some_and(|at| at < begun_ns);
-            belongs && self.lives(*agent) && !programs.contains_key(agent)
-        });
+        let mut agents = 0..self.agents.len();
+        let missing = agents.find(|agent| self.belongs(*agent) && !programs.contains_key(agent));
         if let Some(agent) = missing {
             let what = format!("round {round}: agent{} lives, and is not in it", agent + 1);
             self.violation(half::NAME, what);

@@ -160,6 +160,7 @@ impl World {
         if phase == Phase::Stop && self.last_round < round {
             self.last_round = round;
             self.begun_ns = self.engine.now_ns();
+            self.check_members(round);
         }
         let is_there = self.disk.read(&manifest_of(round)).is_some();
         let is_background = matches!(
@@ -177,6 +178,24 @@ impl World {
                 phase.name()
             );
             self.violation(crate::check::decided::NAME, what);
+        }
+    }
+
+    /// A round begins: of whoever has ever joined, and lives.
+    fn check_members(&mut self, round: u64) {
+        let Some(keeper) = &self.keeper else {
+            return;
+        };
+        let members = keeper.machine.status().members;
+        let is_member = |agent: usize| members.iter().any(|one| one.name == agent.to_string());
+        let mut agents = 0..self.agents.len();
+        let forgotten = agents.find(|agent| self.belongs(*agent) && !is_member(*agent));
+        if let Some(agent) = forgotten {
+            let what = format!(
+                "round {round} begins without agent{}, which lives",
+                agent + 1
+            );
+            self.violation(crate::check::half::NAME, what);
         }
     }
 

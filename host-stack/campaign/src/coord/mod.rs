@@ -27,9 +27,11 @@
 //! | `net` | connections between machines, and what goes wrong on them |
 //! | `cut` | whether a checkpoint is whole, and one moment of the job |
 //! | `run` | one run of a plan |
+//! | `end` | what comes of it |
 
 mod agent;
 mod cut;
+mod end;
 mod keeper;
 mod net;
 mod operator;
@@ -43,7 +45,7 @@ pub use run::{run, run_counting, state_at};
 /// Its scenario.
 pub const SCENARIO: &str = "coord";
 /// The coordinator's process.
-const COORDINATOR: &str = "coordinator";
+pub const COORDINATOR: &str = "coordinator";
 /// Most agents, connections, messages each way, and checkpoints of a plan.
 const MOST: [u16; 4] = [8, 8, 100, 8];
 

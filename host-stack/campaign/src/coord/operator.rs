@@ -26,7 +26,7 @@ const AGAIN_NS: u64 = 2_000_000_000;
 /// with what comes after it, and some.
 const REST_NS: u64 = 200_000_000_000;
 /// How often an order is given while things go wrong, and when nothing does.
-const TRIES: [u32; 2] = [3, 12];
+const TRIES: [u32; 2] = [3, 20];
 /// How often is looked whether restarted programs have ended, and how many times.
 const LOOK_NS: u64 = 1_000_000;
 const LOOKS: u32 = 1000;
@@ -99,16 +99,28 @@ impl World {
 
     pub fn operator_told(&mut self, event: Told) {
         match event {
-            Told::Joined => self.operator_later(PAUSE_NS, Event::Order),
+            Told::Joined => {
+                let pause_ns = match self.operator.tries {
+                    0 => PAUSE_NS,
+                    _ => self.again_ns(),
+                };
+                self.operator_later(pause_ns, Event::Order);
+            }
             Told::Apart { why } => {
                 self.operator.order = None;
                 self.operator.why = why;
                 self.try_again();
-                let again_ns = self.random.below(AGAIN_NS);
+                let again_ns = self.again_ns();
                 self.operator_later(again_ns, Event::OperatorConnects);
             }
             _ => {}
         }
+    }
+
+    /// Often at once, before members have noticed what happened; or when they have.
+    fn again_ns(&mut self) -> u64 {
+        let most_ns = AGAIN_NS >> self.random.below(7);
+        self.random.below(most_ns)
     }
 
     fn operator_later(&mut self, by_ns: u64, event: Event) {
@@ -206,7 +218,7 @@ impl World {
             self.operator_call(Call::Forget { name }, None);
         }
         self.try_again();
-        let again_ns = self.random.below(AGAIN_NS);
+        let again_ns = self.again_ns();
         self.operator_later(again_ns, Event::Order);
     }
 

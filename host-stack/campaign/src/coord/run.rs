@@ -1,10 +1,6 @@
 //! One run of a plan: to the end of its restart.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Write,
-    hash::{Hash, Hasher},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use snaprig_coord::{
     auth::Token,
@@ -14,7 +10,6 @@ use snaprig_coord::{
     phase::Phase,
 };
 use snaprig_sim::{Disk, Engine, Kind, Plan, Point, ProcessId, Random, Trace};
-use xxhash_rust::xxh3::Xxh3;
 
 use super::{
     COORDINATOR,
@@ -25,12 +20,12 @@ use super::{
     program::Work,
 };
 use crate::{
-    Canary, Ending, Outcome,
+    Canary, Outcome,
     caught::caught,
     check::messages,
     links::{EVENTS_MAX, Effect, Tally},
     model::Until,
-    points, scif, verbs,
+    points,
 };
 
 /// The job's name.
@@ -126,8 +121,8 @@ pub struct World {
     pub late_until_ns: u64,
     pub stuck: Option<String>,
     pub canary: Option<Canary>,
-    violations: Vec<(&'static str, String)>,
-    states: Option<BTreeSet<u64>>,
+    pub violations: Vec<(&'static str, String)>,
+    pub states: Option<BTreeSet<u64>>,
 }
 
 /// Runs a plan to its end, with a planted bug or without.
@@ -197,7 +192,7 @@ impl World {
         }
     }
 
-    fn start(&mut self) {
+    pub fn start(&mut self) {
         for agent in 0..self.agents.len() {
             self.start_agent(agent);
             self.step_later(agent);
@@ -217,7 +212,7 @@ impl World {
     }
 
     /// Until all is over; false if it never is.
-    fn go(&mut self) -> bool {
+    pub fn go(&mut self) -> bool {
         while self.operator.part != Part::Over && self.stuck.is_none() {
             let Some((_, event)) = self.engine.next(label) else {
                 self.stuck = Some("nothing happens any more".into());
@@ -407,73 +402,6 @@ impl World {
         let (what, now) = (what.into(), self.engine.now_ns());
         self.engine.trace.broken(now, self.coordinator, &what);
         self.violations.push((invariant, what));
-    }
-
-    fn finish(mut self) -> Outcome {
-        let ended = caught(|| {
-            self.start();
-            self.go()
-        });
-        let ending = match (ended, self.stuck) {
-            (Err(panic), _) => Ending::Crashed(panic),
-            (Ok(false), _) => Ending::Endless,
-            (Ok(true), Some(why)) => Ending::Stuck(why),
-            (Ok(true), None) => Ending::Finished,
-        };
-        let reached = self.engine.faults().reached().iter();
-        Outcome {
-            ending,
-            apps: Vec::new(),
-            violations: self.violations,
-            leftovers: Vec::new(),
-            faults: self.tally.faults,
-            // Whether they are told of is for rounds to say.
-            loud_faults: 0,
-            states: self.states.unwrap_or_default(),
-            reached: reached
-                .map(|(name, reached)| (*name, reached.times, reached.faults))
-                .collect(),
-            now_ns: self.engine.now_ns(),
-            processes: self.engine.names(),
-            verbs: verbs::Ended::default(),
-            scif: scif::Ended::default(),
-            trace: self.engine.trace,
-        }
-    }
-
-    /// Everybody, as they are.
-    fn describe(&self) -> String {
-        let mut text = format!("at {} ns, {:?}\n", self.engine.now_ns(), self.operator.part);
-        for (number, agent) in self.agents.iter().enumerate() {
-            let life = match (self.lives(number), agent.is_running) {
-                (false, _) => "not alive",
-                (_, true) => "running",
-                (_, false) => "stopped",
-            };
-            let round = self.peers[number].machine.round();
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "agent{}: {life}, in round {round:?}", number + 1);
-            for end in &agent.program.ends {
-                let _ = writeln!(text, "  {end:?}");
-            }
-        }
-        let last = self.last_checkpoint();
-        let _ = writeln!(text, "members {:?}, last checkpoint {last:?}", self.roster);
-        text
-    }
-
-    /// What everybody would do next depends on this, and on nothing else but numbers and times.
-    fn state(&self) -> u64 {
-        let mut hash = Xxh3::new();
-        self.operator.part.hash(&mut hash);
-        self.engine.is_alive(self.coordinator).hash(&mut hash);
-        for (number, agent) in self.agents.iter().enumerate() {
-            let phase = self.peers[number].machine.round().map(|(_, phase)| phase);
-            let is_joined = self.roster.contains(&number.to_string());
-            (self.lives(number), agent.is_running, phase, is_joined).hash(&mut hash);
-        }
-        self.disk.hash_names(&mut hash);
-        hash.finish()
     }
 }
 

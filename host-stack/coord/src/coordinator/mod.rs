@@ -41,6 +41,7 @@
 mod barriers;
 mod board;
 mod peers;
+mod round;
 mod rounds;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -56,7 +57,7 @@ use crate::{
 use barriers::Barriers;
 use board::Board;
 use peers::{Entry, Peer};
-use rounds::Round;
+use round::Round;
 
 /// A connection, by a number of the driver's that is never used again.
 pub type ConnectionId = u64;
