@@ -152,7 +152,8 @@ impl World {
         let current = self.peers[agent].machine.round();
         let goes_on = matches!(phase, Phase::Resume | Phase::End | Phase::Go);
         let is_now = current == Some((round, phase));
-        if !is_now && !(goes_on && current.is_none() && !self.agents[agent].is_running) {
+        let is_alone = goes_on && current.is_none() && !self.agents[agent].is_running;
+        if !is_now && !is_alone {
             return;
         }
         let said = match phase {

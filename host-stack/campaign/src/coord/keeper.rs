@@ -129,7 +129,7 @@ impl World {
                 message,
             } => {
                 self.watch_decision(&message);
-                self.to_peer(connection, message);
+                self.tell_peer(connection, message);
             }
             Output::Disconnect { connection, .. } => {
                 if let Some(peer) = self.wires.remove(&connection) {

@@ -86,7 +86,7 @@ impl World {
     fn peer_acts(&mut self, peer: usize, output: member::Output) {
         match output {
             member::Output::Connect => self.connect(peer),
-            member::Output::Send(message) => self.to_coordinator(peer, message),
+            member::Output::Send(message) => self.tell_coordinator(peer, message),
             member::Output::Close => {
                 if let Some(number) = self.peers[peer].wire.take() {
                     self.close_later(Wire { number, peer }, true);
@@ -143,7 +143,7 @@ impl World {
         nonce
     }
 
-    fn to_coordinator(&mut self, peer: usize, message: ToCoordinator) {
+    fn tell_coordinator(&mut self, peer: usize, message: ToCoordinator) {
         let Some(number) = self.peers[peer].wire else {
             return;
         };
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    pub fn to_peer(&mut self, number: u64, message: ToMember) {
+    pub fn tell_peer(&mut self, number: u64, message: ToMember) {
         let Some(peer) = self.wires.get(&number).copied() else {
             return;
         };
