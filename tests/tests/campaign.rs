@@ -67,18 +67,34 @@ fn a_campaign_is_of_the_scenarios_that_are_named() {
     let reached = |arguments: &[&str]| {
         let results = results(&[&["--seeds", "0..300"], arguments].concat());
         assert_eq!(results["failures"], 0);
-        let points = ["scif.message", "snapify.drain", "scif.call", "hca.packet"];
+        let points = [
+            "scif.message",
+            "snapify.drain",
+            "scif.call",
+            "hca.packet",
+            "coord.phase",
+        ];
         points.map(|point| !results["reached"][point].is_null())
     };
-    assert_eq!(reached(&[]), [true; 4]);
+    assert_eq!(reached(&[]), [true; 5]);
     assert_eq!(
         reached(&["--scenario", "verbs"]),
-        [false, false, false, true]
+        [false, false, false, true, false]
     );
-    assert_eq!(reached(&["--scenario", "swap"]), [true, true, false, false]);
-    assert_eq!(reached(&["--scenario", "scif"]), [true, false, true, false]);
+    assert_eq!(
+        reached(&["--scenario", "swap"]),
+        [true, true, false, false, false]
+    );
+    assert_eq!(
+        reached(&["--scenario", "scif"]),
+        [true, false, true, false, false]
+    );
+    assert_eq!(
+        reached(&["--scenario", "coord"]),
+        [false, false, false, false, true]
+    );
     let both = ["--scenario", "swap", "--scenario", "verbs"];
-    assert_eq!(reached(&both), [true, true, false, true]);
+    assert_eq!(reached(&both), [true, true, false, true, false]);
 }
 
 /// A planted bug of one scenario is found; its failure fails again, with this event, and with this to be seen as it
@@ -111,6 +127,13 @@ fn a_bug_of_a_scif_node_is_found_and_its_failure_fails_again() {
     let canary = ["--canary", "early-answer", "--scenario", "scif"];
     let seen = "side 0: program";
     is_found_and_fails_again(&canary, "0..300", "scif: Unwindow", "scif.copy", seen);
+}
+
+#[test]
+fn a_bug_of_a_coordinator_is_found_and_its_failure_fails_again() {
+    let canary = ["--canary", "believed-write", "--scenario", "coord"];
+    let seen = "agent1: ";
+    is_found_and_fails_again(&canary, "0..300", "Begin {", "coord.commit", seen);
 }
 
 #[test]
@@ -201,6 +224,12 @@ fn plans_written_by_hand_hold_and_bad_ones_are_refused() {
             "with scif, 1 to 8 cards",
         ),
         (
+            r#"{"version": 1, "seed": 1, "cards": 1, "scenario": "coord",
+                "workload": {"processes": 9}}"#
+                .into(),
+            "with coord, 1 to 8 processes",
+        ),
+        (
             r#"{"version": 1, "seed": 1, "cards": 1, "scenario": "verbs", "faults":
                 [{"point": "hca.post", "nth": 1, "kind": {"crash": "hca1"}}]}"#
                 .into(),
@@ -253,6 +282,7 @@ fn fault_points_are_listed_with_their_kinds() {
         "snapify.capture",
         "snapify_io.write",
         "hca.packet",
+        "coord.committed",
     ] {
         assert!(listed.contains(point));
     }

@@ -9,6 +9,7 @@
 //! `workload` and each of its fields may be left out. In scenario "verbs" there are processes with
 //! queue pairs instead of offload processes: "process1" and so on, on HCAs "hca1" and so on. In
 //! scenario "scif" there are programs on the nodes: "program1" and so on, beside "rig" and "card1".
+//! In scenario "coord" there are "coordinator" and "agent1" and so on.
 //!
 //! | field of a fault | meaning |
 //! |---|---|
@@ -45,7 +46,7 @@ pub struct Plan {
     pub seed: u64,
     /// How many cards there are; with verbs, HCAs.
     pub cards: u16,
-    /// Which snapshots are taken; or "verbs"; or "scif".
+    /// Which snapshots are taken; or "verbs"; or "scif"; or "coord".
     pub scenario: String,
     /// What the application does meanwhile.
     #[serde(default)]
@@ -60,20 +61,20 @@ pub struct Plan {
 #[serde(default, deny_unknown_fields)]
 pub struct Workload {
     /// Host processes, each with offload processes and snapshots of them; with verbs, processes,
-    /// spread over the HCAs; with scif, programs on each node.
+    /// spread over the HCAs; with scif, programs on each node; with coord, agents.
     pub processes: u16,
     /// Offload processes of each host process, which share its buffers.
     pub offloads: u16,
     /// Pipelines of each; with verbs, connections between processes; with scif, pairs of
-    /// programs that connect.
+    /// programs that connect; with coord, connections between programs.
     pub pipelines: u16,
     /// Run functions on each pipeline; with verbs, messages each way on each connection; with scif,
-    /// sends of each side.
+    /// sends of each side; with coord, messages each way on each connection.
     pub runs: u16,
     /// Buffers of each host process; with scif, windows of each side.
     pub buffers: u16,
     /// How often each buffer is written, read, copied, mapped or set to a state; with scif, RMA of
-    /// each side.
+    /// each side; with coord, checkpoints of the job.
     pub writes: u16,
 }
 

@@ -69,11 +69,27 @@ pub enum Canary {
     StaleConnection,
     /// A card does not hear that another one is gone.
     LostNews,
+    /// A coordinator takes an image for written whose member says that it is not.
+    BelievedWrite,
+    /// A manifest is written before all images are.
+    HastyManifest,
+    /// A coordinator that takes over does not know who belongs to the job.
+    ForgottenMembers,
+    /// Whether there is a manifest is told otherwise than the disk has it.
+    TwiceDecided,
+    /// An agent does not wait for what is on its way in connections.
+    UncountedBytes,
+    /// An agent does not have its program run on when a checkpoint fails.
+    DeafAgent,
+    /// An agent removes its image when it cannot know whether there is a manifest.
+    DoubtfulRemoval,
+    /// What was in a connection is put back twice.
+    DoubledRefill,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 39] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
@@ -105,6 +121,14 @@ impl Canary {
         Self::LeakedWindow,
         Self::StaleConnection,
         Self::LostNews,
+        Self::BelievedWrite,
+        Self::HastyManifest,
+        Self::ForgottenMembers,
+        Self::TwiceDecided,
+        Self::UncountedBytes,
+        Self::DeafAgent,
+        Self::DoubtfulRemoval,
+        Self::DoubledRefill,
     ];
 
     /// As the command line spells it.
@@ -141,6 +165,14 @@ impl Canary {
             Self::LeakedWindow => "leaked-window",
             Self::StaleConnection => "stale-connection",
             Self::LostNews => "lost-news",
+            Self::BelievedWrite => "believed-write",
+            Self::HastyManifest => "hasty-manifest",
+            Self::ForgottenMembers => "forgotten-members",
+            Self::TwiceDecided => "twice-decided",
+            Self::UncountedBytes => "uncounted-bytes",
+            Self::DeafAgent => "deaf-agent",
+            Self::DoubtfulRemoval => "doubtful-removal",
+            Self::DoubledRefill => "doubled-refill",
         }
     }
 
@@ -155,6 +187,21 @@ impl Canary {
             LostNews,
         ];
         of_scif.contains(&self)
+    }
+
+    /// Whether it is a bug of a job's coordinator or agents, which shows in scenario "coord".
+    pub fn is_of_coord(self) -> bool {
+        matches!(
+            self,
+            Self::BelievedWrite
+                | Self::HastyManifest
+                | Self::ForgottenMembers
+                | Self::TwiceDecided
+                | Self::UncountedBytes
+                | Self::DeafAgent
+                | Self::DoubtfulRemoval
+                | Self::DoubledRefill
+        )
     }
 
     /// The bug that the HCA has for it.

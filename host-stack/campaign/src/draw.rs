@@ -3,6 +3,7 @@
 use snaprig_sim::{Fault, Kind, KindName, Plan, Point, Random, When, Workload};
 
 use crate::{
+    coord,
     model::SCENARIOS,
     points, scif,
     system::{System, processes},
@@ -15,7 +16,8 @@ const FAULTS_MAX: u64 = 3;
 /// often, and elsewhere.
 const NTH_BITS: [u64; 2] = [8, 3];
 /// Points by which a run comes a hundred times.
-const OFTEN: [Point; 5] = [
+const OFTEN: [Point; 6] = [
+    snaprig_coord::faults::MESSAGE,
     snaprig_scif::faults::MESSAGE,
     snaprig_scif::faults::program::CALL,
     snaprig_hca::faults::PACKET,
@@ -41,6 +43,8 @@ const TIME_NS: u64 = 500_000;
 const VERBS_ONE_IN: u64 = 5;
 /// Of the others, one in so many is about SCIF: as many.
 const SCIF_ONE_IN: u64 = 4;
+/// Of the others again, one in so many is about a job and its coordinator.
+const COORD_ONE_IN: u64 = 10;
 /// Of faults in a system with links, one in so many is one of a link's: there are many ways in which
 /// one message can go wrong.
 const LINK_ONE_IN: u64 = 4;
@@ -59,12 +63,14 @@ pub fn draw(seed: u64, scenarios: &[&str]) -> Plan {
         return match () {
             () if system.one_in(VERBS_ONE_IN) => draw_verbs(seed, None),
             () if system.one_in(SCIF_ONE_IN) => draw_scif(seed, None),
+            () if system.one_in(COORD_ONE_IN) => draw_coord(seed),
             () => draw_on(seed, None),
         };
     };
     match System::of(scenario) {
         System::Verbs => draw_verbs(seed, None),
         System::Scif => draw_scif(seed, None),
+        System::Coord => draw_coord(seed),
         System::Offload => Plan {
             scenario: scenario.into(),
             ..draw_on(seed, None)
@@ -88,6 +94,24 @@ pub fn draw_scif(seed: u64, cards: Option<u16>) -> Plan {
         writes: amount(0, 8),
     };
     draw_faults(&mut plan, &points::scif(), &mut random);
+    plan
+}
+
+/// The plan of a seed for a job and its coordinator.
+pub fn draw_coord(seed: u64) -> Plan {
+    let mut random = Random::new(seed, "plan of coord");
+    let mut amount = |least: u64, most: u64| (least + random.below(most - least + 1)) as u16;
+    let mut plan = Plan::new(seed, 1, coord::SCENARIO);
+    plan.workload = Workload {
+        processes: amount(1, 4),
+        offloads: 1,
+        // Who is not connected with a peer does not miss it.
+        pipelines: amount(0, 4),
+        runs: amount(1, 30),
+        buffers: 0,
+        writes: amount(1, 3),
+    };
+    draw_faults(&mut plan, snaprig_coord::faults::ALL, &mut random);
     plan
 }
 
@@ -210,13 +234,14 @@ fn kind(name: KindName, plan: &Plan, random: &mut Random) -> Option<Kind> {
     };
     let card = |random: &mut Random| match system {
         System::Verbs => numbered("hca", plan.cards, random),
-        System::Offload | System::Scif => numbered("card", plan.cards, random),
+        System::Offload | System::Scif | System::Coord => numbered("card", plan.cards, random),
     };
     // Mostly cards, which are processes of the offload stack.
     let process = |random: &mut Random| match system {
         System::Verbs => numbered("process", plan.workload.processes, random),
         System::Scif if random.one_in(2) => card(random),
-        System::Scif => random.pick(&processes(plan)).cloned().unwrap_or_default(),
+        System::Coord if random.one_in(2) => coord::COORDINATOR.into(),
+        System::Scif | System::Coord => random.pick(&processes(plan)).cloned().unwrap_or_default(),
         System::Offload if random.one_in(4) => {
             random.pick(&processes(plan)).cloned().unwrap_or_default()
         }

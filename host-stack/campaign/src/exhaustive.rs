@@ -1,7 +1,7 @@
 //! Every fault at every step: for each scenario on two cards, each kind that applies at each
 //! occurrence of each fault point that the undisturbed run reaches, once; and pairs of faults: of
 //! the offload stack at the steps of pause, capture, restore and resume, of verbs at the first
-//! steps of posting, of SCIF at the first calls.
+//! steps of posting, of SCIF at the first calls, of a job at the first phases.
 
 use snaprig_sim::{
     Fault, Kind, KindName, Plan, Point, Trace, When, Workload,
@@ -11,6 +11,7 @@ use snaprig_sim::{
 use snaprig_snapify::{Step, faults::of_step};
 
 use crate::{
+    coord,
     model::SCENARIOS,
     points, run, scif,
     system::{System, processes},
@@ -29,6 +30,10 @@ const DELAY_NS: u64 = 5_000_000;
 const VERBS_SEEDS: u64 = 8;
 /// SCIF that is different work.
 const SCIF_SEEDS: u64 = 3;
+/// Jobs whose checkpoints are of different kinds.
+const COORD_SEEDS: u64 = 2;
+/// Phases at which pairs of faults happen.
+const PHASES: u64 = 12;
 /// Calls at which pairs of faults happen, and how far apart they are.
 const CALLS: u64 = 8;
 const CALLS_APART: u64 = 9;
@@ -39,7 +44,8 @@ const POSTS: u64 = 6;
 fn undisturbed() -> Vec<Plan> {
     let offload = SCENARIOS.iter().map(|name| Plan::new(SEED, CARDS, name));
     let offload = offload.chain([two_offloads()]);
-    offload.chain(verbs()).chain(scif()).collect()
+    let others = verbs().chain(scif()).chain(coord());
+    offload.chain(others).collect()
 }
 
 /// Two offload processes that share buffers.
@@ -70,6 +76,21 @@ fn scif() -> impl Iterator<Item = Plan> {
     (0..SCIF_SEEDS).map(move |seed| Plan {
         workload,
         ..Plan::new(seed, CARDS, scif::SCENARIO)
+    })
+}
+
+fn coord() -> impl Iterator<Item = Plan> {
+    let workload = Workload {
+        processes: 2,
+        offloads: 1,
+        pipelines: 2,
+        runs: 8,
+        buffers: 0,
+        writes: 2,
+    };
+    (0..COORD_SEEDS).map(move |seed| Plan {
+        workload,
+        ..Plan::new(seed, 1, coord::SCENARIO)
     })
 }
 
@@ -113,6 +134,7 @@ pub fn pairs() -> Vec<Plan> {
         let deaths = match System::of(&plan.scenario) {
             System::Verbs => deaths_at_posts(&plan),
             System::Scif => deaths_at_calls(&plan),
+            System::Coord => deaths_at_phases(&plan),
             System::Offload => deaths_at_steps(&plan),
         };
         let both = |(at, first): (usize, &Fault)| {
@@ -159,6 +181,15 @@ fn deaths_at_calls(plan: &Plan) -> Vec<Fault> {
         all.map(move |name| fault(call, nth * CALLS_APART, Kind::Crash(name)))
     };
     (1..=CALLS).flat_map(deaths).collect()
+}
+
+fn deaths_at_phases(plan: &Plan) -> Vec<Fault> {
+    let phase = snaprig_coord::faults::PHASE.name;
+    let deaths = |nth: u64| {
+        let all = processes(plan).into_iter();
+        all.map(move |name| fault(phase, nth, Kind::Crash(name)))
+    };
+    (1..=PHASES).flat_map(deaths).collect()
 }
 
 fn fault(point: &str, nth: u64, kind: Kind) -> Fault {

@@ -1,7 +1,8 @@
-//! Fault campaigns over three systems: the whole offload stack (a host process, cards with their
+//! Fault campaigns over four systems: the whole offload stack (a host process, cards with their
 //! daemons and offload processes, Snapify-IO and a disk), verbs (processes with queue pairs on the
-//! HCAs of a fabric), and SCIF (programs on the nodes of a host and its cards). All of it is the
-//! machines that the real drivers drive, joined by [`snaprig_sim`].
+//! HCAs of a fabric), SCIF (programs on the nodes of a host and its cards), and a job whose processes
+//! are checkpointed together (agents, their coordinator, manifests). All of it is the machines that
+//! the real drivers drive, joined by [`snaprig_sim`].
 //!
 //! | module | what it is |
 //! |---|---|
@@ -9,6 +10,7 @@
 //! | [`model`] | the offload stack, and one run of a plan |
 //! | [`verbs`] | verbs, and one run of a plan |
 //! | [`scif`] | SCIF, and one run of a plan |
+//! | [`coord`] | a job and its coordinator, and one run of a plan |
 //! | `links` | nodes joined by links, for every system that has them |
 //! | [`system`] | whichever of them a plan is about |
 //! | [`check`] | what must be true of a run, whatever went wrong |
@@ -22,6 +24,7 @@ pub mod campaign;
 pub mod canary;
 mod caught;
 pub mod check;
+pub mod coord;
 pub mod draw;
 pub mod exhaustive;
 mod links;

@@ -7,7 +7,8 @@ use crate::system::System;
 /// All of them.
 pub fn all() -> Vec<Point> {
     let of_programs = snaprig_scif::faults::program::ALL;
-    [&offload()[..], of_programs, snaprig_hca::faults::ALL].concat()
+    let (of_hcas, of_jobs) = (snaprig_hca::faults::ALL, snaprig_coord::faults::ALL);
+    [&offload()[..], of_programs, of_hcas, of_jobs].concat()
 }
 
 /// Those that these scenarios can reach; with none, all.
@@ -20,6 +21,7 @@ pub fn of(scenarios: &[&str]) -> Vec<Point> {
         (System::Offload, offload()),
         (System::Scif, scif()),
         (System::Verbs, snaprig_hca::faults::ALL.to_vec()),
+        (System::Coord, snaprig_coord::faults::ALL.to_vec()),
     ];
     let mut found: Vec<Point> = Vec::new();
     for (_, points) in systems.into_iter().filter(|(system, _)| named(*system)) {

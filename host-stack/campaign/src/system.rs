@@ -1,10 +1,10 @@
 //! The systems that plans are about, behind one door: the offload stack ([`model`]), verbs
-//! ([`verbs`]) and SCIF ([`scif`]). A plan's scenario says which.
+//! ([`verbs`]), SCIF ([`scif`]) and a job ([`coord`]). A plan's scenario says which.
 
 use snaprig_sim::{Plan, Trace};
 
 use crate::{
-    Canary, Outcome,
+    Canary, Outcome, coord,
     model::{self, Until},
     scif, verbs,
 };
@@ -18,6 +18,8 @@ pub enum System {
     Verbs,
     /// SCIF.
     Scif,
+    /// A job and its coordinator.
+    Coord,
 }
 
 impl System {
@@ -26,6 +28,7 @@ impl System {
         match scenario {
             verbs::SCENARIO => Self::Verbs,
             scif::SCENARIO => Self::Scif,
+            coord::SCENARIO => Self::Coord,
             _ => Self::Offload,
         }
     }
@@ -35,7 +38,7 @@ impl System {
 pub fn scenarios() -> impl Iterator<Item = &'static str> {
     model::SCENARIOS
         .into_iter()
-        .chain([verbs::SCENARIO, scif::SCENARIO])
+        .chain([verbs::SCENARIO, scif::SCENARIO, coord::SCENARIO])
 }
 
 /// The processes of a plan's system, as plans name them.
@@ -43,6 +46,7 @@ pub fn processes(plan: &Plan) -> Vec<String> {
     match System::of(&plan.scenario) {
         System::Verbs => verbs::processes(plan),
         System::Scif => scif::processes(plan),
+        System::Coord => coord::processes(plan),
         System::Offload => model::processes(plan),
     }
 }
@@ -57,6 +61,7 @@ pub fn impossible(plan: &Plan) -> Option<String> {
     match System::of(&plan.scenario) {
         System::Verbs => verbs::impossible(plan),
         System::Scif => scif::impossible(plan),
+        System::Coord => coord::impossible(plan),
         System::Offload => model::impossible(plan),
     }
 }
@@ -66,6 +71,7 @@ pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
     match System::of(&plan.scenario) {
         System::Verbs => verbs::run(plan, trace, canary),
         System::Scif => scif::run(plan, trace, canary),
+        System::Coord => coord::run(plan, trace, canary),
         System::Offload => model::run(plan, trace, canary),
     }
 }
@@ -75,6 +81,7 @@ pub fn run_counting(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcom
     match System::of(&plan.scenario) {
         System::Verbs => verbs::run_counting(plan, trace, canary),
         System::Scif => scif::run_counting(plan, trace, canary),
+        System::Coord => coord::run_counting(plan, trace, canary),
         System::Offload => model::run_counting(plan, trace, canary),
     }
 }
@@ -84,6 +91,7 @@ pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, St
     match System::of(&plan.scenario) {
         System::Verbs => verbs::state_at(plan, canary, until),
         System::Scif => scif::state_at(plan, canary, until),
+        System::Coord => coord::state_at(plan, canary, until),
         System::Offload => model::state_at(plan, canary, until),
     }
 }

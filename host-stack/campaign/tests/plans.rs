@@ -33,7 +33,11 @@ fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
         let names = names.iter().filter(|name| is(name));
         names.cloned().collect::<Vec<_>>()
     };
-    let (processes, cards) = (those(|name| !is_hca(name)), those(is_card));
+    let (processes, mut cards) = (those(|name| !is_hca(name)), those(is_card));
+    if cards.is_empty() {
+        // No fault of this system is about one.
+        cards.push(String::new());
+    }
     (
         select(all),
         any::<prop::sample::Index>(),

@@ -4,7 +4,8 @@ use std::{env, fmt, io, path::PathBuf};
 
 use snaprig_campaign::{
     check::{Broken, check},
-    draw::{draw_on, draw_scif, draw_verbs},
+    coord,
+    draw::{draw_coord, draw_on, draw_scif, draw_verbs},
     model, points,
     report::write_file,
     scif, system, verbs,
@@ -71,6 +72,7 @@ impl Sim {
         self.plan(match self.scenario.as_deref() {
             Some(verbs::SCENARIO) => draw_verbs(self.seed, self.cards),
             Some(scif::SCENARIO) => draw_scif(self.seed, self.cards),
+            Some(coord::SCENARIO) => draw_coord(self.seed),
             _ => draw_on(self.seed, self.cards),
         })
     }
@@ -114,7 +116,8 @@ impl SimBuilder {
         self
     }
 
-    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice"; or "verbs", or "scif".
+    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice"; or "verbs", or "scif", or
+    /// "coord".
     #[must_use]
     pub fn scenario(mut self, scenario: &str) -> Self {
         self.0.scenario = Some(scenario.into());

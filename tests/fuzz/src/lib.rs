@@ -2,6 +2,7 @@
 
 mod bytes;
 pub mod ckpt_image;
+pub mod coord;
 pub mod driver;
 pub mod guest;
 #[cfg(test)]

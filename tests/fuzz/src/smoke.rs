@@ -307,6 +307,60 @@ fn all_messages() {
 }
 
 #[test]
+fn coordinators() {
+    use snaprig_coord::message::{Call, ToCoordinator};
+    use snaprig_coord::phase::{Kind, Order, Phase};
+    let frame = |peer: u8, message: &ToCoordinator| {
+        let bytes = frame::encode(message);
+        let len = (bytes.len() as u16).to_le_bytes();
+        [&[peer + 8, 1, 0][..], &len, &bytes].concat()
+    };
+    let call = |id, call| ToCoordinator::Call { id, call };
+    let done = |phase| ToCoordinator::Done {
+        round: 1,
+        phase,
+        result: Ok("an image".into()),
+    };
+    let publish = Call::Publish {
+        round: 1,
+        entries: vec![(b"key".to_vec(), b"value".to_vec())],
+    };
+    let lookup = Call::Lookup {
+        round: 1,
+        keys: vec![b"key".to_vec()],
+        patience_ms: 1000,
+    };
+    let barrier = Call::Barrier {
+        round: 1,
+        name: "drained".into(),
+        patience_ms: 1000,
+    };
+    let mut round = vec![frame(
+        2,
+        &call(1, Call::Order(Order::new(Kind::Checkpoint))),
+    )];
+    for (id, one) in (1..).zip([publish, lookup, barrier]) {
+        round.extend([0, 1].map(|peer| frame(peer, &call(id, one.clone()))));
+    }
+    for phase in [Phase::Stop, Phase::Drain, Phase::Write] {
+        round.extend([0, 1].map(|peer| frame(peer, &done(phase))));
+    }
+    // The disk answers, and all resume.
+    round.push(vec![4 + 32, 0, 0, 0, 0]);
+    round.extend([0, 1].map(|peer| frame(peer, &done(Phase::Resume))));
+    // With the proof of somebody else.
+    let stranger = coord::hello(2).map(|message| frame(3, &message)).concat();
+    let others = [
+        call(2, Call::Status),
+        call(3, Call::Forget { name: "0".into() }),
+    ];
+    let others = others.map(|message| frame(2, &message)).concat();
+    let leave = frame(0, &ToCoordinator::Leave);
+    let seeds = [round.concat(), stranger, others, leave];
+    smoke("coord", &seeds, RUNS / 4, coord::coord);
+}
+
+#[test]
 fn fabric_packets() {
     let seed = |transport, global, body| {
         let route = Route {

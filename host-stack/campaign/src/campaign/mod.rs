@@ -31,6 +31,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::{
     Canary,
     check::{self, Broken, check},
+    coord,
     draw::draw,
     model, report, run, scif, system, verbs,
 };

@@ -67,6 +67,7 @@ fn finds(seed: u64, canary: Canary) -> bool {
     let scenarios = match canary.of_the_hca() {
         Some(_) => &[verbs::SCENARIO][..],
         None if canary.is_of_scif() => &[scif::SCENARIO],
+        None if canary.is_of_coord() => &[coord::SCENARIO],
         None => &model::SCENARIOS,
     };
     fails(&draw(seed, scenarios), Some(canary)).is_some()

@@ -6,8 +6,10 @@ pub mod backings;
 pub mod completions;
 pub mod contradiction;
 pub mod cut;
+pub mod decided;
 pub mod dependents;
 pub mod errors;
+pub mod half;
 pub mod leaks;
 pub mod messages;
 pub mod operations;
@@ -16,7 +18,9 @@ pub mod patience;
 pub mod progress;
 pub mod rdma;
 pub mod references;
+pub mod restarts;
 pub mod restored;
+pub mod resumed;
 pub mod snapshot;
 pub mod undisturbed;
 pub mod unreliable;
@@ -38,10 +42,14 @@ pub struct Broken {
 type Check = fn(&Outcome) -> Option<String>;
 
 /// All invariants. Safety comes first: what a hang hides is worse than the hang.
-pub const INVARIANTS: [(&str, Check); 21] = [
+pub const INVARIANTS: [(&str, Check); 25] = [
     (panic::NAME, panic::check),
     (contradiction::NAME, contradiction::check),
     (cut::NAME, cut::check),
+    (half::NAME, half::check),
+    (decided::NAME, decided::check),
+    (resumed::NAME, resumed::check),
+    (restarts::NAME, restarts::check),
     (restored::NAME, restored::check),
     (operations::NAME, operations::check),
     (references::NAME, references::check),

@@ -1,0 +1,334 @@
+//! The coordinator's machine over sockets, in one thread; manifests are written by another, so that
+//! a slow disk keeps nobody from being heard.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Read, Write},
+    os::{fd::AsFd, unix::net::UnixStream},
+    sync::{Arc, mpsc},
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{
+    address::Listener,
+    connection::{Connection, End},
+};
+use crate::{
+    Ns,
+    auth::random,
+    coordinator::{Config, ConnectionId, Input, Machine, Output, PEERS_MAX, STRANGERS_MAX},
+    message::ToMember,
+};
+
+/// Most connections: more than the machine takes, so that it can say no.
+const CONNECTIONS_MAX: usize = PEERS_MAX + STRANGERS_MAX;
+
+/// What a coordinator keeps on a disk.
+pub trait Keeper: Send + Sync {
+    /// These are the job's members from now on: a coordinator that takes over starts with them
+    /// ([`Config::members`]).
+    fn members(&self, members: &[String]) -> io::Result<()>;
+
+    /// All members have written, and it is on the disk: makes that a checkpoint, at once and for
+    /// good. When it fails, there is none, and members remove what they have written: on an error
+    /// after the rename, the name has to go again.
+    fn commit(
+        &self,
+        round: u64,
+        note: &[u8],
+        reports: &BTreeMap<String, String>,
+    ) -> Result<(), String>;
+}
+
+/// A coordinator that runs in a thread, until it is stopped or dropped.
+#[derive(Debug)]
+pub struct Coordinator {
+    wake: UnixStream,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Coordinator {
+    /// Starts it.
+    pub fn start(listener: Listener, config: Config, keeper: Arc<dyn Keeper>) -> io::Result<Self> {
+        let (wake, woken) = UnixStream::pair()?;
+        let server = Server::new(listener, config, keeper, woken, false)?;
+        let thread = thread::Builder::new().name("coordinator".into());
+        Ok(Self {
+            wake,
+            thread: Some(thread.spawn(move || server.run())?),
+        })
+    }
+
+    /// Serves in this thread, until the last member and the last peer are gone.
+    pub fn serve(listener: Listener, config: Config, keeper: Arc<dyn Keeper>) -> io::Result<()> {
+        // Nobody has the other end: it is kept, so that it does not end.
+        let (_wake, woken) = UnixStream::pair()?;
+        Server::new(listener, config, keeper, woken, true)?.run()
+    }
+
+    /// Stops it. Its peers see their connections end.
+    pub fn stop(mut self) -> io::Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        let _ = self.wake.shutdown(std::net::Shutdown::Both);
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(result)) => result,
+            Some(Err(_)) => Err(io::Error::other("the coordinator's thread panicked")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+struct Server {
+    listener: Listener,
+    machine: Machine,
+    keeper: Arc<dyn Keeper>,
+    connections: BTreeMap<ConnectionId, Connection>,
+    next: ConnectionId,
+    /// Ends when it is to stop; a byte comes with each of `committed`.
+    woken: UnixStream,
+    /// Wakes this thread.
+    wake: UnixStream,
+    waker: UnixStream,
+    committed: mpsc::Receiver<Input>,
+    commits: mpsc::Sender<Input>,
+    start: Instant,
+    /// Ends when nobody is there any more; somebody was.
+    until_idle: bool,
+    was_used: bool,
+}
+
+impl Server {
+    fn new(
+        listener: Listener,
+        config: Config,
+        keeper: Arc<dyn Keeper>,
+        woken: UnixStream,
+        until_idle: bool,
+    ) -> io::Result<Self> {
+        let (commits, committed) = mpsc::channel();
+        let (wake, waker) = UnixStream::pair()?;
+        for socket in [&woken, &wake, &waker] {
+            socket.set_nonblocking(true)?;
+        }
+        Ok(Self {
+            listener,
+            machine: Machine::new(config, 0),
+            keeper,
+            connections: BTreeMap::new(),
+            next: 1,
+            woken,
+            wake,
+            waker,
+            committed,
+            commits,
+            start: Instant::now(),
+            until_idle,
+            was_used: false,
+        })
+    }
+
+    fn now(&self) -> Ns {
+        self.start.elapsed().as_nanos() as Ns
+    }
+
+    fn run(mut self) -> io::Result<()> {
+        loop {
+            if self.until_idle && self.was_used && self.machine.is_idle() {
+                return Ok(());
+            }
+            let ready = self.wait()?;
+            if ready.stop {
+                return Ok(());
+            }
+            for connection in ready.connections {
+                self.serve_one(connection);
+            }
+            if ready.listener {
+                self.accept();
+            }
+            let mut bytes = [0; 64];
+            let _ = self.wake.read(&mut bytes);
+            while let Ok(input) = self.committed.try_recv() {
+                self.handle(input);
+            }
+            let now = self.now();
+            if self.machine.deadline().is_some_and(|due| due <= now) {
+                self.handle(Input::Tick);
+            }
+        }
+    }
+
+    fn wait(&self) -> io::Result<Ready> {
+        let timeout = self.machine.deadline().map(|due| {
+            let ns = due.saturating_sub(self.now());
+            Timespec {
+                tv_sec: (ns / 1_000_000_000) as i64,
+                tv_nsec: (ns % 1_000_000_000) as i64,
+            }
+        });
+        let listens = match self.connections.len() < CONNECTIONS_MAX {
+            true => PollFlags::IN,
+            false => PollFlags::empty(),
+        };
+        let mut fds = vec![
+            PollFd::new(&self.woken, PollFlags::IN),
+            PollFd::new(&self.listener, listens),
+            PollFd::new(&self.wake, PollFlags::IN),
+        ];
+        for connection in self.connections.values() {
+            let writes = match connection.is_writing() {
+                true => PollFlags::OUT,
+                false => PollFlags::empty(),
+            };
+            let fd = connection.as_fd();
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN | writes));
+        }
+        match poll(&mut fds, timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
+            other => other?,
+        };
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let connections = self.connections.keys().zip(&fds[3..]);
+        let connections = connections.filter(|(_, fd)| is_ready(fd));
+        Ok(Ready {
+            stop: is_ready(&fds[0]),
+            listener: is_ready(&fds[1]),
+            connections: connections.map(|(id, _)| *id).collect(),
+        })
+    }
+
+    fn accept(&mut self) {
+        while self.connections.len() < CONNECTIONS_MAX {
+            let stream = match self.listener.accept() {
+                Ok(stream) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return tracing::warn!(%error, "a peer could not be taken"),
+            };
+            let nonce = match random() {
+                Ok(nonce) => nonce,
+                Err(error) => return tracing::warn!(%error, "there is no nonce for a peer"),
+            };
+            let connection = self.next;
+            self.next += 1;
+            self.connections.insert(connection, Connection::new(stream));
+            self.was_used = true;
+            self.handle(Input::Connected { connection, nonce });
+        }
+    }
+
+    /// Reads and writes what can be.
+    fn serve_one(&mut self, connection: ConnectionId) {
+        let Some(at) = self.connections.get_mut(&connection) else {
+            return;
+        };
+        // A connection that cannot be written to cannot be read from for long.
+        let _ = at.flush();
+        let end = at.read().err();
+        loop {
+            // A message may have ended the connection.
+            let Some(at) = self.connections.get_mut(&connection) else {
+                return;
+            };
+            match at.next() {
+                Ok(Some(message)) => self.handle(Input::Message {
+                    connection,
+                    message,
+                }),
+                Ok(None) => break,
+                Err(end) => return self.end(connection, end),
+            }
+        }
+        if let Some(end) = end {
+            self.end(connection, end);
+        }
+    }
+
+    fn end(&mut self, connection: ConnectionId, end: End) {
+        match end {
+            End::Closed(_) => {
+                self.connections.remove(&connection);
+                self.handle(Input::Gone { connection });
+            }
+            End::Nonsense(what) => self.handle(Input::Nonsense { connection, what }),
+        }
+    }
+
+    fn handle(&mut self, input: Input) {
+        for output in self.machine.handle(input, self.now()) {
+            self.act(output);
+        }
+    }
+
+    fn act(&mut self, output: Output) {
+        match output {
+            Output::Send {
+                connection,
+                message,
+            } => {
+                let Some(at) = self.connections.get_mut(&connection) else {
+                    return;
+                };
+                if message == ToMember::Welcome {
+                    at.trust();
+                }
+                if let Err(error) = at.send(&message) {
+                    tracing::warn!(%error, connection, "a peer could not be sent to");
+                    // The machine hears of it by and by, as of any other end.
+                    let _ = at.shut();
+                }
+            }
+            Output::Disconnect { connection, why } => {
+                tracing::info!(connection, why, "a peer is turned away");
+                self.connections.remove(&connection);
+            }
+            Output::Members(members) => {
+                if let Err(error) = self.keeper.members(&members) {
+                    tracing::error!(%error, "who belongs to the job could not be kept");
+                }
+            }
+            Output::Commit {
+                round,
+                note,
+                reports,
+            } => self.commit(round, note, reports),
+        }
+    }
+
+    fn commit(&self, round: u64, note: Vec<u8>, reports: BTreeMap<String, String>) {
+        let (keeper, commits) = (self.keeper.clone(), self.commits.clone());
+        let waker = self.waker.try_clone();
+        let commit = move || {
+            let result = keeper.commit(round, &note, &reports);
+            // Nobody hears: the coordinator has been stopped.
+            let _ = commits.send(Input::Committed { round, result });
+            if let Ok(mut waker) = waker {
+                let _ = waker.write(&[1]);
+            }
+        };
+        let thread = thread::Builder::new().name("commit".into());
+        if let Err(error) = thread.spawn(commit) {
+            let result = Err(error.to_string());
+            let _ = self.commits.send(Input::Committed { round, result });
+            let _ = (&self.waker).write(&[1]);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Ready {
+    stop: bool,
+    listener: bool,
+    connections: Vec<ConnectionId>,
+}
