@@ -337,6 +337,8 @@ impl State {
                 len,
                 remote,
                 write,
+                ordered: false,
+                sync: true,
             }),
             Call::Plan {
                 local,

@@ -7,8 +7,8 @@ use snaprig_wire::scif::{NodeId, PortId};
 
 use super::cards::CardState;
 
-/// Most bytes of one [`Call::Send`]; longer sends are several.
-pub const SEND_MAX: usize = 32 << 10;
+/// Most bytes of one [`Call::Send`], and of an answer; longer ones are several.
+pub const SEND_MAX: usize = 64 << 10;
 /// Most bytes of a message.
 pub const MESSAGE_MAX: usize = SEND_MAX + 1024;
 

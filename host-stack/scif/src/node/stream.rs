@@ -1,6 +1,9 @@
 //! Send and receive: bytes within the credit that the receiver gives.
+//!
+//! Credit goes back a quarter of the window at once: most messages that are read are no news to the sender. What is
+//! kept back is less than that, so a sender without credit has filled the rest, and hears of its reader.
 
-use snaprig_wire::scif::{AHEAD_BYTES, Body, QUEUE_BYTES};
+use snaprig_wire::scif::Body;
 
 use super::{EndpointId, Node, Output, RequestId, State, Value};
 
@@ -129,24 +132,11 @@ impl Node {
         }
         endpoint.receives.push_back((request, max));
         self.serve_receives(id);
-        self.give_ahead(id, max);
         Ok(None)
     }
 
-    /// A reader waits for more than the queue holds: it takes that at once, so there is room for it.
-    fn give_ahead(&mut self, id: EndpointId, max: usize) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else {
-            return;
-        };
-        let is_alone = endpoint.receives.len() == 1 && endpoint.state == State::Connected;
-        let more = max.min(AHEAD_BYTES).saturating_sub(endpoint.ahead);
-        if is_alone && max > QUEUE_BYTES && more > 0 {
-            endpoint.ahead += more;
-            self.tell(id, Body::Credit(more as u32));
-        }
-    }
-
     pub(super) fn serve_receives(&mut self, id: EndpointId) {
+        let credit_min = self.window / 4;
         loop {
             let Some(endpoint) = self.endpoints.get_mut(&id) else {
                 return;
@@ -162,10 +152,10 @@ impl Node {
             if endpoint.received.is_empty() {
                 self.outputs.push_back(Output::Changed(id));
             }
-            let given = count.min(endpoint.ahead);
-            endpoint.ahead -= given;
-            if endpoint.state == State::Connected && count > given {
-                self.tell(id, Body::Credit((count - given) as u32));
+            endpoint.owed += count;
+            if endpoint.state == State::Connected && endpoint.owed >= credit_min {
+                let credit = std::mem::take(&mut endpoint.owed);
+                self.tell(id, Body::Credit(credit as u32));
             }
             self.done(request, Ok(Value::Bytes(bytes)));
         }
