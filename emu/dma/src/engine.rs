@@ -199,7 +199,7 @@ impl Engine {
     }
 
     /// Makes short copies on the calling thread, if that takes no longer than queueing them would:
-    /// `None` if they are longer than 256 KiB together or the queue is not idle.
+    /// `None` if they are longer than 1 MiB together or the queue is not idle.
     ///
     /// # Panics
     /// If there is no such queue.

@@ -99,7 +99,7 @@ pub enum Body {
     /// Nobody listens there, or the backlog is full.
     Refused,
     /// Bytes of the stream, never more than the receiver has room for.
-    Data(Vec<u8>),
+    Data(#[serde(with = "serde_bytes")] Vec<u8>),
     /// The reader took this many bytes from its queue.
     Credit(u32),
     /// A window was registered, or a further part of it (`more` says that another follows).

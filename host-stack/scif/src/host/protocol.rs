@@ -29,7 +29,7 @@ pub enum Call {
     Listen(u32),
     Connect(PortId),
     Accept,
-    Send(Vec<u8>),
+    Send(#[serde(with = "serde_bytes")] Vec<u8>),
     Recv(u32),
     Register {
         fd_offset: u64,
@@ -61,6 +61,7 @@ pub enum Call {
     ConnectAsync(PortId),
     AcceptNow,
     Write {
+        #[serde(with = "serde_bytes")]
         data: Vec<u8>,
         block: bool,
     },
@@ -131,7 +132,7 @@ pub enum Answer {
     Unit,
     Port(u16),
     Accepted(PortId),
-    Bytes(Vec<u8>),
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     Offset(i64),
     Nodes {
         all: Vec<NodeId>,

@@ -148,7 +148,10 @@ impl Node {
                 return;
             };
             let count = max.min(endpoint.received.len());
-            let bytes: Vec<u8> = endpoint.received.drain(..count).collect();
+            let (first, rest) = endpoint.received.as_slices();
+            let first = &first[..count.min(first.len())];
+            let bytes = [first, &rest[..count - first.len()]].concat();
+            endpoint.received.drain(..count);
             if endpoint.received.is_empty() {
                 self.outputs.push_back(Output::Changed(id));
             }
