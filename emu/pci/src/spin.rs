@@ -1,13 +1,10 @@
 //! Looking for a while before sleeping: who is answered sooner than it could fall asleep and be woken is
 //! spared both.
 //!
-//! What must stay true: whoever spins is about to sleep, so that one look too many costs time and nothing else; on one
-//! processor the other side has its turn between two looks.
+//! What must stay true: whoever spins is about to sleep, so that one look too many costs time and nothing else. Nobody
+//! yields between two looks: on a busy processor that is the end of the thread's turn, and later than a wake-up.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, Timespec, poll};
 
@@ -24,7 +21,6 @@ pub fn spin(mut is: impl FnMut() -> bool) -> bool {
         if begun.elapsed() > SPIN {
             return false;
         }
-        thread::yield_now();
     }
 }
 
