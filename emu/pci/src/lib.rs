@@ -9,7 +9,6 @@
 //! | [`vfio`] | host | that trait over VFIO, for a device of this machine |
 //! | [`mapping`] | host | memory of a device, mapped |
 //! | [`mic`] | host | the driver of the coprocessor card |
-//! | [`spin`] | both | looking for a while before sleeping |
 //!
 //! What must stay true: each side takes the other for hostile. A message is bounded and checked
 //! before it is acted upon; memory is mapped only from memfds that cannot shrink; a peer that dies
@@ -28,7 +27,6 @@ pub mod mic;
 
 pub mod server;
 mod socket;
-pub mod spin;
 pub mod vfio;
 mod vfio_user;
 pub mod vfio_user_client;

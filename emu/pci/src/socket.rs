@@ -23,10 +23,7 @@ use rustix::{
     },
 };
 
-use crate::{
-    spin::{is_ready, spin},
-    vfio_user::{HEADER_BYTES, Header},
-};
+use crate::vfio_user::{HEADER_BYTES, Header};
 
 /// Descriptors that one message may carry.
 pub(crate) const FDS_MAX: usize = 16;
@@ -155,7 +152,6 @@ impl Socket {
                 PollFd::new(&self.0, flags),
                 PollFd::from_borrowed_fd(stop, stop_flags),
             ];
-            spin(|| is_ready(&mut ready));
             match poll(&mut ready, timeout.as_ref()) {
                 Ok(_) if until.stop.is_some() && !ready[1].revents().is_empty() => {
                     return Err(io::ErrorKind::Interrupted.into());

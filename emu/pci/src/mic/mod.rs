@@ -34,10 +34,7 @@ use snaprig_wire::{
 };
 
 use self::{addresses::free_range, channel::Channel};
-use crate::{
-    host::{DeviceError, HostDevice, Mapping},
-    spin::{is_ready, spin},
-};
+use crate::host::{DeviceError, HostDevice, Mapping};
 
 const PAGE: u64 = 4096;
 /// Most descriptors in a ring that the driver will use.
@@ -356,7 +353,6 @@ impl Inner {
                 self.device.hang_up().unwrap_or_else(stopped),
                 stopped(),
             ];
-            spin(|| is_ready(&mut ready));
             if poll(&mut ready, None).is_err() {
                 continue;
             }

@@ -20,7 +20,6 @@ use snaprig_scif::{
     host::{
         protocol::{Answer, Call, MESSAGE_MAX, Reply, Request},
         seqpacket,
-        spin::{is_ready, spin},
     },
 };
 use snaprig_wire::frame;
@@ -301,6 +300,5 @@ pub(super) fn tell(channel: &OwnedFd, call: Call, fd: Option<BorrowedFd<'_>>) ->
 fn wait(channel: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, poll};
     let mut fds = [PollFd::new(channel, PollFlags::IN)];
-    spin(|| is_ready(&mut fds));
     poll(&mut fds, None) != Err(rustix::io::Errno::INTR)
 }

@@ -40,8 +40,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use snaprig_pci::spin;
-
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use snaprig_wire::{
     ring::RingError,

@@ -6,12 +6,10 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use rustix::event::{PollFd, PollFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use snaprig_pci::spin::{is_ready, spin};
 
 /// Most descriptors of a message.
 const FDS_MAX: usize = 3;
@@ -57,7 +55,6 @@ pub fn receive_all(
 ) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    spin(|| is_ready(&mut [PollFd::new(&socket, PollFlags::IN)]));
     let received = loop {
         let mut parts = [IoSliceMut::new(buffer)];
         match recvmsg(
