@@ -8,7 +8,7 @@
 //!   Connect {from, to}      ------->    queued in the backlog
 //!                           <-------    Accepted {from, to}  | Refused
 //!   Data {..} (within credit) <---->    Data {..}
-//!   Credit {bytes read}     <------>    Credit, for a quarter of the window at once
+//!   Credit {bytes read}     <------>    Credit
 //!   Window / Unwindow       <------>    the peer's registered windows, as DMA extents
 //!   Fence                   ------->    a mark, or a wait for one, or a signal after one
 //!                           <-------    Fenced
@@ -39,7 +39,7 @@ pub const HOST: NodeId = 0;
 pub const PORT_DYNAMIC: u16 = 1088;
 /// Ports below this one need privilege to bind.
 pub const PORT_PRIVILEGED: u16 = 1024;
-/// Bytes that an endpoint queues for a reader on the same host (scif_send(3)).
+/// Unread bytes of a connection beyond which a send that does not wait takes no more (scif_send(3)).
 pub const QUEUE_BYTES: usize = 4096;
 /// Bytes of a connection between nodes that are under way or queued for its reader: what the way there and back
 /// takes, at the speed that messages have.

@@ -81,8 +81,6 @@ struct Endpoint {
     accepts: VecDeque<RequestId>,
     received: VecDeque<u8>,
     credit: usize,
-    /// Bytes that were read, for which the peer has not been given credit again.
-    owed: usize,
     sends: VecDeque<Sending>,
     receives: VecDeque<(RequestId, usize)>,
     windows: BTreeMap<i64, Window>,
@@ -249,7 +247,7 @@ impl Node {
         };
         let when = |is: bool, mask: i16| if is { mask } else { 0 };
         let readable = when(!endpoint.received.is_empty(), libc::POLLIN);
-        let writable = when(endpoint.credit > 0, libc::POLLOUT);
+        let writable = when(endpoint.room(self.window) > 0, libc::POLLOUT);
         match endpoint.state {
             _ if endpoint.outcome.is_some() => libc::POLLOUT | readable,
             State::Listening => when(!endpoint.incoming.is_empty(), libc::POLLIN),
@@ -415,7 +413,6 @@ impl Endpoint {
             accepts: VecDeque::new(),
             received: VecDeque::new(),
             credit,
-            owed: 0,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
             windows: BTreeMap::new(),

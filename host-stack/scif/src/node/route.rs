@@ -129,7 +129,7 @@ impl Node {
             Body::Accepted => self.connect_ended(id, Ok(())),
             Body::Refused => self.connect_ended(id, Err(libc::ECONNREFUSED)),
             Body::Data(bytes) => {
-                if endpoint.received.len() + endpoint.owed + bytes.len() > window {
+                if endpoint.received.len() + bytes.len() > window {
                     // More than it has credit for: the peer is broken.
                     return self.reset(id);
                 }

@@ -1,11 +1,11 @@
 //! Send and receive: bytes within the credit that the receiver gives.
 //!
-//! Credit goes back a quarter of the window at once: most messages that are read are no news to the sender. What is
-//! kept back is less than that, so a sender without credit has filled the rest, and hears of its reader.
+//! Who waits may fill the window; who does not, and poll(2), has room while less than [`QUEUE_BYTES`] are unread, as
+//! scif_send(3) has it.
 
-use snaprig_wire::scif::Body;
+use snaprig_wire::scif::{Body, QUEUE_BYTES};
 
-use super::{EndpointId, Node, Output, RequestId, State, Value};
+use super::{Endpoint, EndpointId, Node, Output, RequestId, State, Value};
 
 /// A send that has not ended.
 pub(super) struct Sending {
@@ -23,6 +23,14 @@ impl Sending {
             sent if self.counts && sent > 0 => Ok(Value::Count(sent)),
             _ => Err(errno),
         }
+    }
+}
+
+impl Endpoint {
+    /// Bytes that a send takes that does not wait.
+    pub(super) fn room(&self, window: usize) -> usize {
+        self.credit
+            .saturating_sub(window.saturating_sub(QUEUE_BYTES))
     }
 }
 
@@ -54,10 +62,11 @@ impl Node {
         mut data: Vec<u8>,
         block: bool,
     ) -> Result<Option<Value>, i32> {
+        let window = self.window;
         let endpoint = self.connected(id)?;
         if !block {
             let room = match endpoint.sends.is_empty() {
-                true => endpoint.credit,
+                true => endpoint.room(window),
                 // Whoever waits is first.
                 false => 0,
             };
@@ -77,6 +86,7 @@ impl Node {
     }
 
     pub(super) fn push_sends(&mut self, id: EndpointId) {
+        let window = self.window;
         loop {
             let Some(endpoint) = self.endpoints.get_mut(&id) else {
                 return;
@@ -97,7 +107,7 @@ impl Node {
             if is_over {
                 endpoint.sends.pop_front();
             }
-            if endpoint.credit == 0 {
+            if endpoint.room(window) == 0 {
                 self.out(Output::Changed(id));
             }
             self.tell(id, Body::Data(bytes));
@@ -136,7 +146,6 @@ impl Node {
     }
 
     pub(super) fn serve_receives(&mut self, id: EndpointId) {
-        let credit_min = self.window / 4;
         loop {
             let Some(endpoint) = self.endpoints.get_mut(&id) else {
                 return;
@@ -155,10 +164,8 @@ impl Node {
             if endpoint.received.is_empty() {
                 self.outputs.push_back(Output::Changed(id));
             }
-            endpoint.owed += count;
-            if endpoint.state == State::Connected && endpoint.owed >= credit_min {
-                let credit = std::mem::take(&mut endpoint.owed);
-                self.tell(id, Body::Credit(credit as u32));
+            if endpoint.state == State::Connected {
+                self.tell(id, Body::Credit(count as u32));
             }
             self.done(request, Ok(Value::Bytes(bytes)));
         }
