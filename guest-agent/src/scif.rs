@@ -147,7 +147,7 @@ impl Endpoint {
         self.ioctl(ioctl::UNREGISTER, &mut Unregister { offset, len })
     }
 
-    /// scif_readfrom.
+    /// scif_readfrom, as all of these with SCIF_RMA_SYNC.
     pub fn readfrom(&self, local: i64, len: u64, remote: i64) -> io::Result<()> {
         self.ioctl(
             ioctl::READ_FROM,
@@ -156,7 +156,7 @@ impl Endpoint {
                 len,
                 remote,
                 address: 0,
-                flags: 0,
+                flags: ioctl::RMA_SYNC,
             },
         )
     }
@@ -170,7 +170,7 @@ impl Endpoint {
                 len,
                 remote,
                 address: address as u64,
-                flags: 0,
+                flags: ioctl::RMA_SYNC,
             },
         )
     }
@@ -184,7 +184,7 @@ impl Endpoint {
                 len,
                 remote,
                 address: 0,
-                flags: 0,
+                flags: ioctl::RMA_SYNC,
             },
         )
     }

@@ -11,7 +11,7 @@ use std::{
 use crate::{
     mover::{Mover, Ring, Threads, Wake},
     region::{Region, RegionError, Shared as SharedMemory},
-    schedule::{Active, Checked, Chunk, INLINE_BYTES, Step},
+    schedule::{Active, Checked, Chunk, NOW_BYTES, Step},
 };
 
 /// What moves long copies.
@@ -199,7 +199,7 @@ impl Engine {
     }
 
     /// Makes short copies on the calling thread, if that takes no longer than queueing them would:
-    /// `None` if they are longer than 64 KiB together or the queue is not idle.
+    /// `None` if they are longer than 1 MiB together or the queue is not idle.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -209,7 +209,7 @@ impl Engine {
             .try_fold(0u64, |sum, copy| sum.checked_add(copy.len))?;
         let mut state = self.shared.lock();
         let slot = &mut state.queues[queue];
-        if total > INLINE_BYTES || slot.busy || !slot.waiting.is_empty() {
+        if total > NOW_BYTES || slot.busy || !slot.waiting.is_empty() {
             return None;
         }
         slot.busy = true;
@@ -381,6 +381,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::INLINE_BYTES;
     use proptest::prelude::*;
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     use std::{os::unix::fs::FileExt, sync::mpsc};

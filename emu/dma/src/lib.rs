@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! submit(queue, copies, done) --> queue --> copy by copy:  up to 64 KiB: a mapped store
-//!                                                          longer: chunks of 256 KiB in parallel
+//!                                                          longer: chunks of 1 MiB in parallel
 //!                         done(Ok | index, errno) <-- after the last copy, or the first that fails
 //! ```
 //!

@@ -116,22 +116,67 @@ impl<'a> Ring<'a> {
     }
 
     fn copy_in(&self, position: u64, from: &[u8]) {
-        for (i, byte) in from.iter().enumerate() {
-            self.at(position, i).store(*byte, Ordering::Relaxed);
-        }
+        let (now, later) = self.circle(position, from.len());
+        let (first, rest) = from.split_at(now.len());
+        store(now, first);
+        store(later, rest);
     }
 
     fn copy_out(&self, position: u64, to: &mut [u8]) {
-        for (i, byte) in to.iter_mut().enumerate() {
-            *byte = self.at(position, i).load(Ordering::Relaxed);
-        }
+        let (now, later) = self.circle(position, to.len());
+        let (first, rest) = to.split_at_mut(now.len());
+        load(now, first);
+        load(later, rest);
     }
 
-    fn at(&self, position: u64, i: usize) -> &AtomicU8 {
+    /// The `len` bytes from `position` on: those up to the circle's end, and those from its start on.
+    fn circle(&self, position: u64, len: usize) -> (&[AtomicU8], &[AtomicU8]) {
         // The data area is no power of two, so the circle breaks where a counter wraps: after 2^64
         // bytes, or as soon as a hostile peer says so. Such a record is nonsense, and that is all.
-        &self.bytes[(position.wrapping_add(i as u64) % DATA_BYTES) as usize]
+        let start = (position % DATA_BYTES) as usize;
+        let now = len.min(self.bytes.len() - start);
+        (&self.bytes[start..start + now], &self.bytes[..len - now])
     }
+}
+
+/// Bytes of a word that is copied at once.
+const WORD_BYTES: usize = size_of::<u64>();
+
+/// Copies into shared memory, in words where that is aligned: bytes take ten times as long.
+fn store(to: &[AtomicU8], from: &[u8]) {
+    // SAFETY: an aligned AtomicU64 has the bytes of eight AtomicU8, and all bits are valid for both. Sides that keep
+    // to the protocol never access the same bytes at a time; what others do, they do from other processes.
+    let (head, words, tail) = unsafe { to.align_to::<AtomicU64>() };
+    let bytes = |to: &[AtomicU8], from: &[u8]| {
+        to.iter()
+            .zip(from)
+            .for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
+    };
+    let (first, rest) = from.split_at(head.len());
+    let (middle, last) = rest.split_at(words.len() * WORD_BYTES);
+    bytes(head, first);
+    for (to, from) in words.iter().zip(middle.as_chunks().0) {
+        to.store(u64::from_ne_bytes(*from), Ordering::Relaxed);
+    }
+    bytes(tail, last);
+}
+
+/// The same, out of it.
+fn load(from: &[AtomicU8], to: &mut [u8]) {
+    // SAFETY: as above.
+    let (head, words, tail) = unsafe { from.align_to::<AtomicU64>() };
+    let bytes = |from: &[AtomicU8], to: &mut [u8]| {
+        from.iter()
+            .zip(to)
+            .for_each(|(from, to)| *to = from.load(Ordering::Relaxed));
+    };
+    let (first, rest) = to.split_at_mut(head.len());
+    let (middle, last) = rest.split_at_mut(words.len() * WORD_BYTES);
+    bytes(head, first);
+    for (from, to) in words.iter().zip(middle.as_chunks_mut().0) {
+        *to = from.load(Ordering::Relaxed).to_ne_bytes();
+    }
+    bytes(tail, last);
 }
 
 fn record_bytes(len: usize) -> u64 {

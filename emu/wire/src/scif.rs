@@ -8,7 +8,7 @@
 //!   Connect {from, to}      ------->    queued in the backlog
 //!                           <-------    Accepted {from, to}  | Refused
 //!   Data {..} (within credit) <---->    Data {..}
-//!   Credit {bytes read}     <------>    Credit; a reader that waits for many gives it before
+//!   Credit {bytes read}     <------>    Credit
 //!   Window / Unwindow       <------>    the peer's registered windows, as DMA extents
 //!   Fence                   ------->    a mark, or a wait for one, or a signal after one
 //!                           <-------    Fenced
@@ -29,7 +29,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of [`Message`]; a card and a host that differ do not talk.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// A node: 0 is the host, cards are 1 and up.
 pub type NodeId = u16;
@@ -39,10 +39,11 @@ pub const HOST: NodeId = 0;
 pub const PORT_DYNAMIC: u16 = 1088;
 /// Ports below this one need privilege to bind.
 pub const PORT_PRIVILEGED: u16 = 1024;
-/// Bytes that an endpoint queues for its reader.
+/// Unread bytes of a connection beyond which a send that does not wait takes no more (scif_send(3)).
 pub const QUEUE_BYTES: usize = 4096;
-/// A reader that waits for more than that has room for so many bytes beyond it.
-pub const AHEAD_BYTES: usize = 32 << 10;
+/// Bytes of a connection between nodes that are under way or queued for its reader: what the way there and back
+/// takes, at the speed that messages have.
+pub const WINDOW_BYTES: usize = 256 << 10;
 /// Most extents in one [`Body::Window`].
 pub const EXTENTS_MAX: usize = 1024;
 /// The page size of windows, in bytes.
@@ -98,7 +99,7 @@ pub enum Body {
     /// Nobody listens there, or the backlog is full.
     Refused,
     /// Bytes of the stream, never more than the receiver has room for.
-    Data(Vec<u8>),
+    Data(#[serde(with = "serde_bytes")] Vec<u8>),
     /// The reader took this many bytes from its queue.
     Credit(u32),
     /// A window was registered, or a further part of it (`more` says that another follows).

@@ -20,7 +20,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_wire::{
     frame,
-    scif::{NodeId, PortId, QUEUE_BYTES},
+    scif::{NodeId, PortId},
 };
 
 use crate::host::{
@@ -144,7 +144,7 @@ impl Endpoint {
 
     /// scif_recv: at least one byte.
     pub fn recv(&self, to: &mut [u8]) -> Result<usize, ScifError> {
-        let max = to.len().min(QUEUE_BYTES) as u32;
+        let max = to.len().min(SEND_MAX) as u32;
         match self.call("scif_recv", Call::Recv(max))? {
             Answer::Bytes(bytes) if bytes.len() <= to.len() => {
                 to[..bytes.len()].copy_from_slice(&bytes);

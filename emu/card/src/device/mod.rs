@@ -279,8 +279,6 @@ impl Device {
     /// Copies on a channel of the card's, one after the other. `done` gets an errno and runs on
     /// the engine's thread, never on the caller's.
     pub fn dma(&self, copies: Vec<Descriptor>, done: Box<dyn FnOnce(Result<(), i32>) + Send>) {
-        let card_channels = bar4::DMA_CHANNELS - bar4::HOST_DMA_CHANNELS;
-        let turn = self.next_card_channel.fetch_add(1, Ordering::Relaxed) % card_channels;
         let resolved: Result<Vec<_>, _> = copies.iter().map(|d| self.resolve(d)).collect();
         let (good, bad) = match resolved {
             Ok(good) => (good, None),
@@ -292,8 +290,25 @@ impl Device {
                 None => result.map_err(|e| e.errno),
             });
         };
-        let queue = bar4::HOST_DMA_CHANNELS + turn;
-        self.engine.submit(queue, &good, Box::new(finish));
+        self.engine
+            .submit(self.card_channel(), &good, Box::new(finish));
+    }
+
+    /// The same at once, on the calling thread, if that is sooner than [`Device::dma`].
+    pub fn dma_now(&self, copies: &[Descriptor]) -> Option<Result<(), i32>> {
+        let resolved: Result<Vec<_>, _> = copies.iter().map(|d| self.resolve(d)).collect();
+        let Ok(good) = resolved else {
+            return Some(Err(libc::EFAULT));
+        };
+        let result = self.engine.try_now(self.card_channel(), &good)?;
+        Some(result.map_err(|e| e.errno))
+    }
+
+    /// The next one of the card's own channels.
+    fn card_channel(&self) -> usize {
+        let card_channels = bar4::DMA_CHANNELS - bar4::HOST_DMA_CHANNELS;
+        let turn = self.next_card_channel.fetch_add(1, Ordering::Relaxed) % card_channels;
+        bar4::HOST_DMA_CHANNELS + turn
     }
 
     /// Writes into card memory what follows on DMA that has ended. Nothing, if it is not all there.

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! interrupt thread: poll(eventfd, hang-up, stop)
-//!   eventfd  -> read SICR0, write SICC0, then look: DMA tails -> done; SCIF, STATE -> Event
+//!   eventfd  -> a look at the ring, read SICR0, write SICC0, then look: DMA tails -> done; SCIF, STATE -> Event
 //!   hang-up  -> every pending DMA fails, Event::Dead, thread ends
 //! ```
 //!
-//! What must stay true: causes are cleared before what they announce is looked at, so that none is
+//! What must stay true: causes are cleared before what they announce is looked at (once more), so that none is
 //! lost; no lock is held while a callback runs; after death every call fails at once.
 
 mod addresses;
@@ -371,6 +371,10 @@ impl Inner {
     }
 
     fn interrupted(&self) -> Result<(), MicError> {
+        // Each register is a round trip to the card; its ring is here, and who waits for it need not wait for those.
+        if !self.ring(1).is_empty() {
+            (self.events)(Event::Scif);
+        }
         let causes = self.read(bar4::SICR0)?;
         self.write(bar4::SICC0, causes)?;
         // Writes are posted. Reading back makes sure that the causes are cleared before we look:

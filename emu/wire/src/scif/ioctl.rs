@@ -15,6 +15,10 @@ pub const MAP_FIXED: i32 = 0x10;
 pub const PROT: i32 = 3;
 /// `SCIF_RMA_*`: USECPU, USECACHE, SYNC, ORDERED.
 pub const RMA_FLAGS: i32 = 0xf;
+/// SCIF_RMA_SYNC.
+pub const RMA_SYNC: i32 = 4;
+/// SCIF_RMA_ORDERED.
+pub const RMA_ORDERED: i32 = 8;
 /// SCIF_FENCE_INIT_SELF.
 pub const FENCE_INIT_SELF: i32 = 1;
 /// SCIF_FENCE_INIT_PEER.

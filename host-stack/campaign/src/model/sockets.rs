@@ -66,7 +66,7 @@ impl Sockets {
     /// Node `id` without neighbours.
     pub fn new(id: NodeId) -> Self {
         Self {
-            node: Node::new(id),
+            node: Node::with_window(id, QUEUE_BYTES),
             next: 1,
             asked: BTreeMap::new(),
             inboxes: BTreeMap::new(),
@@ -150,6 +150,8 @@ impl Sockets {
             len,
             remote,
             write,
+            ordered: false,
+            sync: true,
         };
         self.ask(endpoint, op, Asked::Copy);
     }
@@ -169,6 +171,8 @@ impl Sockets {
             len,
             remote,
             write,
+            ordered: false,
+            sync: true,
         };
         self.ask(endpoint, op, Asked::Copy)
     }

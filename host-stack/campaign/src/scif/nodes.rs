@@ -2,7 +2,7 @@
 
 use snaprig_scif::node::{Input, Node};
 use snaprig_sim::ProcessId;
-use snaprig_wire::scif::NodeId;
+use snaprig_wire::scif::{NodeId, QUEUE_BYTES};
 
 use super::run::{Event, World};
 use crate::links::{NOTICE_NS, Net, Network};
@@ -92,7 +92,7 @@ impl Network for World {
     }
 
     fn forget_node(&mut self, card: NodeId) {
-        self.nodes[usize::from(card)] = Node::new(card);
+        self.nodes[usize::from(card)] = Node::with_window(card, QUEUE_BYTES);
     }
 
     fn start_again(&mut self, card: NodeId) {

@@ -391,6 +391,8 @@ impl World {
                     len,
                     remote,
                     write,
+                    ordered: false,
+                    sync: true,
                 };
                 let request = self.call(who, endpoint, What::Rma(rma), op);
                 self.give_up_after(who, request, patience_ns, false);

@@ -8,7 +8,7 @@ use std::{
 
 use snaprig_scif::node::{BackingId, EndpointId, Input, JobId, Node, RequestId, Value};
 use snaprig_sim::{Engine, Plan, ProcessId, Trace};
-use snaprig_wire::scif::{HOST, NodeId, PortId};
+use snaprig_wire::scif::{HOST, NodeId, PortId, QUEUE_BYTES};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
@@ -146,7 +146,8 @@ impl World {
             listener: 0,
         };
         let all: Vec<_> = all.take(programs(plan)).enumerate().map(program).collect();
-        let mut nodes: Vec<_> = (0..=plan.cards).map(Node::new).collect();
+        let node = |id| Node::with_window(id, QUEUE_BYTES);
+        let mut nodes: Vec<_> = (0..=plan.cards).map(node).collect();
         for node in 1..=plan.cards {
             nodes[usize::from(HOST)].handle(Input::PeerUp(node));
             nodes[usize::from(node)].handle(Input::PeerUp(HOST));

@@ -32,7 +32,7 @@ use std::{
 };
 
 use snaprig_scif::host::protocol::{Answer, Call, SEND_MAX};
-use snaprig_wire::scif::{AHEAD_BYTES, NodeId, PORT_PRIVILEGED, PortId, QUEUE_BYTES};
+use snaprig_wire::scif::{NodeId, PORT_PRIVILEGED, PortId};
 
 use crate::ffi::Result;
 use endpoint::Endpoint;
@@ -142,8 +142,7 @@ pub(crate) fn send(epd: RawFd, msg: usize, len: usize, block: bool) -> Result<us
     }
     let mut sent = 0;
     while sent < len {
-        let most = if block { SEND_MAX } else { QUEUE_BYTES };
-        let data = memory::read(msg + sent, (len - sent).min(most));
+        let data = memory::read(msg + sent, (len - sent).min(SEND_MAX));
         let part = data.and_then(|data| {
             let part = data.len();
             match endpoint.call_with(Call::Write { data, block }, None, block)? {
@@ -175,7 +174,7 @@ pub(crate) fn recv(epd: RawFd, msg: usize, len: usize, block: bool) -> Result<us
     }
     let mut received = 0;
     while received < len {
-        let most = (len - received).min(AHEAD_BYTES);
+        let most = (len - received).min(SEND_MAX);
         // What has been received cannot be put back.
         let read = memory::check(msg + received, most, true).and_then(|()| {
             let max = most as u32;

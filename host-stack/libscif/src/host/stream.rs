@@ -26,7 +26,8 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         std::ptr::copy_nonoverlapping(from, to, head);
         asm!(
             "2:",
-            "prefetchnta [{from} + 512]",
+            // Not prefetchnta: where that fetches into the first cache alone (Intel's), it halves the speed.
+            "prefetcht0 [{from} + 1024]",
             "movdqu xmm0, [{from}]",
             "movdqu xmm1, [{from} + 16]",
             "movdqu xmm2, [{from} + 32]",

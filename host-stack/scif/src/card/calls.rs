@@ -10,11 +10,11 @@ use snaprig_card::kernel::{
     wait::{Stop, SysResult},
 };
 use snaprig_wire::scif::{
-    AHEAD_BYTES, Extent, PAGE, PortId, QUEUE_BYTES,
+    Extent, PAGE, PortId, WINDOW_BYTES,
     ioctl::{
         Accept, BLOCK, Connect, Copy, FENCE_INIT_PEER, FENCE_INIT_SELF, FenceMark, FenceSignal,
-        MAP_FIXED, Message, NodeIds, PROT, RMA_FLAGS, Register, SIGNAL_LOCAL, SIGNAL_REMOTE,
-        Unregister,
+        MAP_FIXED, Message, NodeIds, PROT, RMA_FLAGS, RMA_ORDERED, RMA_SYNC, Register,
+        SIGNAL_LOCAL, SIGNAL_REMOTE, Unregister,
     },
 };
 
@@ -123,7 +123,7 @@ impl ScifFile {
             0 => 0,
             _ => match self.request(cx, |_, cx| {
                 // What does not fit now is not looked at.
-                let most = if block { len } else { len.min(QUEUE_BYTES) };
+                let most = if block { len } else { len.min(WINDOW_BYTES) };
                 let mut data = vec![0; most];
                 cx.memory.read(address, &mut data)?;
                 Ok(Op::Write { data, block })
@@ -143,7 +143,7 @@ impl ScifFile {
             0 => Vec::new(),
             _ => match self.request(cx, |_, cx| {
                 // What has been received cannot be put back: no more than there is good memory for.
-                match cx.memory.writable(address, len.min(AHEAD_BYTES)) {
+                match cx.memory.writable(address, len.min(WINDOW_BYTES)) {
                     0 => Err(Errno::EFAULT),
                     max => Ok(Op::Read { max, block }),
                 }
@@ -223,6 +223,7 @@ impl ScifFile {
             address,
             flags,
         } = Copy::decode(&read(cx, argument)?);
+        let (ordered, sync) = (flags & RMA_ORDERED != 0, flags & RMA_SYNC != 0);
         let result = self.request(cx, |inner, cx| {
             let endpoint = self.endpoint()?;
             inner.node.check_connected(endpoint).map_err(Errno)?;
@@ -235,6 +236,8 @@ impl ScifFile {
                     len,
                     remote,
                     write,
+                    ordered,
+                    sync,
                 });
             }
             if len == 0 {
@@ -258,6 +261,8 @@ impl ScifFile {
                 len,
                 remote,
                 write,
+                ordered,
+                sync,
             })
         });
         if !matches!(result, Err(Stop::Wait(_))) {

@@ -222,12 +222,19 @@ impl Driver {
                 Output::Copy { job, peer, copies } => {
                     let driver = Arc::downgrade(self);
                     let is_here = [HOST, inner.id].contains(&peer);
+                    // The memory of a card that is gone is, too, before this one is told.
+                    let told = move |errno| match errno {
+                        libc::EFAULT if !is_here => libc::ECONNRESET,
+                        errno => errno,
+                    };
+                    if let Some(result) = self.device.dma_now(&copies) {
+                        inner
+                            .node
+                            .handle(Input::CopyDone(job, result.map_err(told)));
+                        continue;
+                    }
                     let done = move |result: Result<(), i32>| {
-                        // The memory of a card that is gone is, too, before this one is told.
-                        let result = result.map_err(|errno| match errno {
-                            libc::EFAULT if !is_here => libc::ECONNRESET,
-                            errno => errno,
-                        });
+                        let result = result.map_err(told);
                         if let Some(driver) = driver.upgrade() {
                             let mut inner = driver.lock();
                             driver.step(&mut inner, Input::CopyDone(job, result));

@@ -340,6 +340,8 @@ impl State {
                 len,
                 remote,
                 write,
+                ordered: false,
+                sync: true,
             }),
             Call::Plan {
                 local,

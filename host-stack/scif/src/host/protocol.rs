@@ -7,8 +7,8 @@ use snaprig_wire::scif::{NodeId, PortId};
 
 use super::cards::CardState;
 
-/// Most bytes of one [`Call::Send`]; longer sends are several.
-pub const SEND_MAX: usize = 32 << 10;
+/// Most bytes of one [`Call::Send`], and of an answer; longer ones are several.
+pub const SEND_MAX: usize = 64 << 10;
 /// Most bytes of a message.
 pub const MESSAGE_MAX: usize = SEND_MAX + 1024;
 
@@ -29,7 +29,7 @@ pub enum Call {
     Listen(u32),
     Connect(PortId),
     Accept,
-    Send(Vec<u8>),
+    Send(#[serde(with = "serde_bytes")] Vec<u8>),
     Recv(u32),
     Register {
         fd_offset: u64,
@@ -61,6 +61,7 @@ pub enum Call {
     ConnectAsync(PortId),
     AcceptNow,
     Write {
+        #[serde(with = "serde_bytes")]
         data: Vec<u8>,
         block: bool,
     },
@@ -138,7 +139,7 @@ pub enum Answer {
     Unit,
     Port(u16),
     Accepted(PortId),
-    Bytes(Vec<u8>),
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     Offset(i64),
     Nodes {
         all: Vec<NodeId>,

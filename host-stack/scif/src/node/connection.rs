@@ -163,7 +163,7 @@ impl Node {
         };
         let accepted = self.next_endpoint;
         self.next_endpoint += 1;
-        let mut endpoint = Endpoint::new();
+        let mut endpoint = Endpoint::new(self.window);
         endpoint.state = State::Connected;
         endpoint.port = Some(port);
         (endpoint.peer, endpoint.connection) = (peer, connection);

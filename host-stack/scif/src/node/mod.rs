@@ -20,8 +20,8 @@
 //! Requests come with an id of the driver's choosing and end with exactly one [`Output::Done`],
 //! unless they are cancelled. Errors are errno values as in the scif manual pages.
 //!
-//! What must stay true: a sender never has more bytes under way than the receiver has room for, or waits for; a
-//! window's memory is released only when the peer has said that it uses it no more (or is gone).
+//! What must stay true: a sender never has more bytes under way than the receiver has room for; a window's
+//! memory is released only when the peer has said that it uses it no more (or is gone).
 
 mod connection;
 mod fence;
@@ -35,10 +35,10 @@ mod window;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use snaprig_wire::scif::{NodeId, PORT_DYNAMIC, PortId, QUEUE_BYTES};
+use snaprig_wire::scif::{NodeId, PORT_DYNAMIC, PortId, WINDOW_BYTES};
 
 pub use self::types::{Input, Local, Op, Output, Recall, Value};
-use self::{fence::Waiting, stream::Sending, window::Window};
+use self::{fence::Waiting, rma::How, stream::Sending, window::Window};
 
 /// An endpoint of this node.
 pub type EndpointId = u64;
@@ -81,8 +81,6 @@ struct Endpoint {
     accepts: VecDeque<RequestId>,
     received: VecDeque<u8>,
     credit: usize,
-    /// Credit that the peer was given for what a reader waits for.
-    ahead: usize,
     sends: VecDeque<Sending>,
     receives: VecDeque<(RequestId, usize)>,
     windows: BTreeMap<i64, Window>,
@@ -117,6 +115,8 @@ struct Endpoint {
 /// One node.
 pub struct Node {
     id: NodeId,
+    /// Bytes of a connection under way and unread, the same on every node.
+    window: usize,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     /// Endpoints that the machine makes (accepted ones) are numbered from above.
     next_endpoint: EndpointId,
@@ -135,8 +135,14 @@ pub struct Node {
 impl Node {
     /// Node `id`, with no neighbour.
     pub fn new(id: NodeId) -> Self {
+        Self::with_window(id, WINDOW_BYTES)
+    }
+
+    /// One that lets so many bytes of a connection be under way or unread, for nodes that do alike: few bytes fill it.
+    pub fn with_window(id: NodeId, window: usize) -> Self {
         Self {
             id,
+            window,
             endpoints: BTreeMap::new(),
             next_endpoint: 1 << 63,
             next_connection: 1,
@@ -155,7 +161,8 @@ impl Node {
     pub fn handle(&mut self, input: Input) {
         match input {
             Input::Open(id) => {
-                self.endpoints.entry(id).or_insert_with(Endpoint::new);
+                let new = || Endpoint::new(self.window);
+                self.endpoints.entry(id).or_insert_with(new);
             }
             Input::Request(request, id, op) => self.request(request, id, op),
             Input::Cancel(request) => drop(self.forget(request)),
@@ -240,7 +247,7 @@ impl Node {
         };
         let when = |is: bool, mask: i16| if is { mask } else { 0 };
         let readable = when(!endpoint.received.is_empty(), libc::POLLIN);
-        let writable = when(endpoint.credit > 0, libc::POLLOUT);
+        let writable = when(endpoint.room(self.window) > 0, libc::POLLOUT);
         match endpoint.state {
             _ if endpoint.outcome.is_some() => libc::POLLOUT | readable,
             State::Listening => when(!endpoint.incoming.is_empty(), libc::POLLIN),
@@ -289,7 +296,16 @@ impl Node {
                 len,
                 remote,
                 write,
-            } => self.rma(request, id, &local, len, remote, write),
+                ordered,
+                sync,
+            } => {
+                let how = How {
+                    write,
+                    ordered,
+                    sync,
+                };
+                self.rma(request, id, &local, len, remote, how)
+            }
             Op::Plan {
                 local,
                 len,
@@ -388,7 +404,7 @@ impl Node {
 }
 
 impl Endpoint {
-    fn new() -> Self {
+    fn new(credit: usize) -> Self {
         Self {
             state: State::New,
             port: None,
@@ -399,8 +415,7 @@ impl Endpoint {
             incoming: VecDeque::new(),
             accepts: VecDeque::new(),
             received: VecDeque::new(),
-            credit: QUEUE_BYTES,
-            ahead: 0,
+            credit,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
             windows: BTreeMap::new(),

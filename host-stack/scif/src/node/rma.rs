@@ -12,6 +12,18 @@ use super::{
     window::{cut, slice},
 };
 
+/// Most copies of an endpoint that are under way and that no call waits for; the next call waits for its own.
+const STARTED_MAX: usize = 64;
+/// A cache line.
+const LINE: u64 = 64;
+
+/// What is wanted of a copy ([`super::Op::Rma`]).
+pub(super) struct How {
+    pub(super) write: bool,
+    pub(super) ordered: bool,
+    pub(super) sync: bool,
+}
+
 /// What each side must allow.
 fn prots(write: bool) -> (u8, u8) {
     match write {
@@ -28,26 +40,33 @@ impl Node {
         local: &Local,
         len: u64,
         remote: i64,
-        write: bool,
+        how: How,
     ) -> Result<Option<Value>, i32> {
         let endpoint = self.connected(id)?;
         if len == 0 {
             return Ok(Some(Value::Unit));
         }
+        let write = how.write;
         let (local_prot, remote_prot) = prots(write);
         let here = match local {
             Local::Window(offset) => slice(&endpoint.windows, *offset, len, local_prot)?,
             Local::Memory { extents, skip } => cut(extents, *skip, len).ok_or(libc::EFAULT)?,
         };
         let there = slice(&endpoint.peer_windows, remote, len, remote_prot)?;
-        let copies = match write {
+        let mut copies = match write {
             true => pair(&here, &there),
             false => pair(&there, &here),
         };
+        if how.ordered {
+            split_last_line(&mut copies);
+        }
         let peer = endpoint.peer.node;
-        let job = self.start_job(id, Some(request))?;
+        // Memory that is not registered is the program's again when the call ends.
+        let is_registered = matches!(local, Local::Window(_));
+        let waits = how.sync || !is_registered || endpoint.jobs.len() >= STARTED_MAX;
+        let job = self.start_job(id, waits.then_some(request))?;
         self.out(Output::Copy { job, peer, copies });
-        Ok(None)
+        Ok((!waits).then_some(Value::Unit))
     }
 
     pub(super) fn plan(
@@ -146,6 +165,25 @@ impl Node {
         }
         self.serve_fences(id);
         self.try_finish_close(id);
+    }
+}
+
+/// Makes the last cache line of the source a copy of its own: they are made one after the other.
+fn split_last_line(copies: &mut Vec<Descriptor>) {
+    let Some(copy) = copies.last_mut() else {
+        return;
+    };
+    let end = copy.src + u64::from(copy.len);
+    let first = ((end - 1) / LINE * LINE).saturating_sub(copy.src);
+    if first > 0 {
+        let last = Descriptor {
+            src: copy.src + first,
+            dst: copy.dst + first,
+            len: copy.len - first as u32,
+            interrupt: false,
+        };
+        copy.len = first as u32;
+        copies.push(last);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Messages to and from other nodes, by way of the host.
 
-use snaprig_wire::scif::{AHEAD_BYTES, Body, HOST, Message, PortId, QUEUE_BYTES};
+use snaprig_wire::scif::{Body, HOST, Message, PortId};
 
 use super::{ENDPOINTS_MAX, EndpointId, Node, Output, State};
 
@@ -120,6 +120,7 @@ impl Node {
     }
 
     fn on_connection(&mut self, id: EndpointId, message: Message) {
+        let window = self.window;
         let Some(endpoint) = self.endpoints.get_mut(&id) else {
             return;
         };
@@ -128,7 +129,7 @@ impl Node {
             Body::Accepted => self.connect_ended(id, Ok(())),
             Body::Refused => self.connect_ended(id, Err(libc::ECONNREFUSED)),
             Body::Data(bytes) => {
-                if endpoint.received.len() + bytes.len() > QUEUE_BYTES + endpoint.ahead {
+                if endpoint.received.len() + bytes.len() > window {
                     // More than it has credit for: the peer is broken.
                     return self.reset(id);
                 }
@@ -140,7 +141,7 @@ impl Node {
             }
             Body::Credit(bytes) => {
                 let credit = endpoint.credit.saturating_add(bytes as usize);
-                endpoint.credit = credit.min(QUEUE_BYTES + AHEAD_BYTES);
+                endpoint.credit = credit.min(window);
                 self.push_sends(id);
                 self.out(Output::Changed(id));
             }

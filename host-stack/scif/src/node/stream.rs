@@ -1,8 +1,11 @@
 //! Send and receive: bytes within the credit that the receiver gives.
+//!
+//! Who waits may fill the window; who does not, and poll(2), has room while less than [`QUEUE_BYTES`] are unread, as
+//! scif_send(3) has it.
 
-use snaprig_wire::scif::{AHEAD_BYTES, Body, QUEUE_BYTES};
+use snaprig_wire::scif::{Body, QUEUE_BYTES};
 
-use super::{EndpointId, Node, Output, RequestId, State, Value};
+use super::{Endpoint, EndpointId, Node, Output, RequestId, State, Value};
 
 /// A send that has not ended.
 pub(super) struct Sending {
@@ -20,6 +23,14 @@ impl Sending {
             sent if self.counts && sent > 0 => Ok(Value::Count(sent)),
             _ => Err(errno),
         }
+    }
+}
+
+impl Endpoint {
+    /// Bytes that a send takes that does not wait.
+    pub(super) fn room(&self, window: usize) -> usize {
+        self.credit
+            .saturating_sub(window.saturating_sub(QUEUE_BYTES))
     }
 }
 
@@ -51,10 +62,11 @@ impl Node {
         mut data: Vec<u8>,
         block: bool,
     ) -> Result<Option<Value>, i32> {
+        let window = self.window;
         let endpoint = self.connected(id)?;
         if !block {
             let room = match endpoint.sends.is_empty() {
-                true => endpoint.credit,
+                true => endpoint.room(window),
                 // Whoever waits is first.
                 false => 0,
             };
@@ -74,6 +86,7 @@ impl Node {
     }
 
     pub(super) fn push_sends(&mut self, id: EndpointId) {
+        let window = self.window;
         loop {
             let Some(endpoint) = self.endpoints.get_mut(&id) else {
                 return;
@@ -94,7 +107,7 @@ impl Node {
             if is_over {
                 endpoint.sends.pop_front();
             }
-            if endpoint.credit == 0 {
+            if endpoint.room(window) == 0 {
                 self.out(Output::Changed(id));
             }
             self.tell(id, Body::Data(bytes));
@@ -129,21 +142,7 @@ impl Node {
         }
         endpoint.receives.push_back((request, max));
         self.serve_receives(id);
-        self.give_ahead(id, max);
         Ok(None)
-    }
-
-    /// A reader waits for more than the queue holds: it takes that at once, so there is room for it.
-    fn give_ahead(&mut self, id: EndpointId, max: usize) {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else {
-            return;
-        };
-        let is_alone = endpoint.receives.len() == 1 && endpoint.state == State::Connected;
-        let more = max.min(AHEAD_BYTES).saturating_sub(endpoint.ahead);
-        if is_alone && max > QUEUE_BYTES && more > 0 {
-            endpoint.ahead += more;
-            self.tell(id, Body::Credit(more as u32));
-        }
     }
 
     pub(super) fn serve_receives(&mut self, id: EndpointId) {
@@ -158,14 +157,15 @@ impl Node {
                 return;
             };
             let count = max.min(endpoint.received.len());
-            let bytes: Vec<u8> = endpoint.received.drain(..count).collect();
+            let (first, rest) = endpoint.received.as_slices();
+            let first = &first[..count.min(first.len())];
+            let bytes = [first, &rest[..count - first.len()]].concat();
+            endpoint.received.drain(..count);
             if endpoint.received.is_empty() {
                 self.outputs.push_back(Output::Changed(id));
             }
-            let given = count.min(endpoint.ahead);
-            endpoint.ahead -= given;
-            if endpoint.state == State::Connected && count > given {
-                self.tell(id, Body::Credit((count - given) as u32));
+            if endpoint.state == State::Connected {
+                self.tell(id, Body::Credit(count as u32));
             }
             self.done(request, Ok(Value::Bytes(bytes)));
         }

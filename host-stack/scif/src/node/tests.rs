@@ -1,6 +1,6 @@
 //! Two or more nodes, joined in memory, stepped in an order that a seed chooses.
 
-mod ahead;
+mod credit;
 mod fences;
 mod leases;
 mod losses;
@@ -14,6 +14,9 @@ use snaprig_wire::{
 };
 
 use super::*;
+
+/// Few bytes fill it.
+const WINDOW: usize = 4096;
 
 /// Nodes 0 (the host), 1 and 2; links deliver in order, one message at a time.
 struct Net {
@@ -29,7 +32,7 @@ struct Net {
 impl Net {
     fn new() -> Self {
         let mut net = Self {
-            nodes: (0..3).map(Node::new).collect(),
+            nodes: (0..3).map(|id| Node::with_window(id, WINDOW)).collect(),
             links: (0..3).map(|_| VecDeque::new()).collect(),
             done: vec![BTreeMap::new(); 3],
             copies: Vec::new(),
@@ -180,6 +183,8 @@ fn windows_are_reached_by_rma_and_released_when_nobody_uses_them() {
         len: 5000,
         remote: there + 3,
         write: true,
+        ordered: false,
+        sync: true,
     };
     let request = net.request(0, host, rma);
     let (at, job, copies) = net.copies.pop().expect("a copy");
@@ -193,6 +198,8 @@ fn windows_are_reached_by_rma_and_released_when_nobody_uses_them() {
         len: 5 * PAGE,
         remote: there,
         write: true,
+        ordered: false,
+        sync: true,
     };
     assert_eq!(net.ask(0, host, beyond), Err(libc::ENXIO));
     // The peer closes while the copy runs: its memory stays until the copy has ended.
@@ -229,6 +236,8 @@ fn a_close_is_told_when_the_last_copy_has_ended() {
         len: PAGE,
         remote,
         write: true,
+        ordered: false,
+        sync: true,
     };
     net.request(0, host, copy);
     let (_, job, _) = net.copies.pop().expect("a copy");
@@ -443,6 +452,8 @@ fn copying(net: &mut Net, endpoint: EndpointId) -> u64 {
         len: PAGE,
         remote: 0,
         write: true,
+        ordered: false,
+        sync: true,
     };
     net.request(0, endpoint, rma);
     net.copies.pop().expect("a copy").1
@@ -460,7 +471,7 @@ fn a_send_that_is_interrupted_says_how_much_went() {
     net.settle();
     assert_eq!(net.ask(0, host, write(false, 5)), Ok(Value::Count(0)));
     net.input(0, Input::Interrupt(long));
-    let count = Some(Ok(Value::Count(QUEUE_BYTES)));
+    let count = Some(Ok(Value::Count(WINDOW)));
     assert_eq!(net.done[0].remove(&long), count);
     let waiting = net.request(0, host, Op::Recv(1));
     net.input(0, Input::Interrupt(waiting));

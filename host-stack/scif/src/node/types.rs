@@ -68,6 +68,10 @@ pub enum Op {
         remote: i64,
         /// From here to the peer.
         write: bool,
+        /// SCIF_RMA_ORDERED: the last cache line is seen last.
+        ordered: bool,
+        /// SCIF_RMA_SYNC: done when the copy is. Else when it has been started; how it ends nobody is told.
+        sync: bool,
     },
     /// The same, copied by whoever asks: it is told where, and ends the job ([`Input::CopyDone`]).
     Plan {

@@ -107,3 +107,54 @@ fn a_window_is_taken_back_when_copies_have_ended_and_kept_while_it_is_mapped() {
             .all(|node| node.endpoints.is_empty() || node.endpoints.len() == 1)
     );
 }
+
+fn start(net: &mut Net, endpoint: EndpointId, ordered: bool) -> RequestId {
+    let rma = Op::Rma {
+        local: Local::Window(10),
+        len: PAGE,
+        remote: 0,
+        write: true,
+        ordered,
+        sync: false,
+    };
+    net.request(0, endpoint, rma)
+}
+
+#[test]
+fn a_copy_that_nobody_waits_for_is_waited_for_by_fences_and_by_who_starts_too_many() {
+    let (mut net, host, card) = joined();
+    let mut jobs = Vec::new();
+    let last = loop {
+        let started = start(&mut net, host, false);
+        jobs.push(net.copies.pop().expect("a copy").1);
+        match net.done[0].remove(&started) {
+            Some(done) => assert_eq!(done, Ok(Value::Unit)),
+            None => break started,
+        }
+    };
+    assert!((2..1000).contains(&jobs.len()));
+    let Ok(Value::Mark(mark)) = net.ask(1, card, Op::FenceMark { peer: true }) else {
+        panic!("it can be marked");
+    };
+    let wait = net.request(1, card, Op::FenceWait(mark));
+    for job in jobs {
+        net.settle();
+        assert!(!net.done[1].contains_key(&wait));
+        // That it fails nobody is told but who waits for it.
+        net.input(0, Input::CopyDone(job, Err(libc::EIO)));
+    }
+    net.settle();
+    assert!(matches!(net.done[1].remove(&wait), Some(Ok(_))));
+    assert_eq!(net.done[0].remove(&last), Some(Err(libc::EIO)));
+}
+
+#[test]
+fn the_last_cache_line_of_an_ordered_copy_is_a_copy_of_its_own() {
+    let (mut net, host, _) = joined();
+    start(&mut net, host, true);
+    let (_, _, copies) = net.copies.pop().expect("copies");
+    let lens: Vec<_> = copies.iter().map(|copy| copy.len).collect();
+    assert_eq!(lens, [PAGE as u32 - 10, 10]);
+    assert_eq!(copies[1].src, (1 << 20) + PAGE);
+    assert_eq!(copies[1].dst, copies[0].dst + u64::from(copies[0].len));
+}

@@ -46,6 +46,8 @@ fn an_endpoint_that_has_lost_its_peer_while_it_connected_is_as_good_as_new() {
         len: 8,
         remote: 0,
         write: true,
+        ordered: false,
+        sync: true,
     };
     net.request(0, endpoint, rma);
     let (_, job, _) = net.copies.pop().expect("it copies");
@@ -71,6 +73,8 @@ fn a_fence_of_a_peer_that_is_closing_is_told_that_it_is_gone() {
         len: 8,
         remote: 0,
         write: true,
+        ordered: false,
+        sync: true,
     };
     // Its close waits for this.
     net.request(1, other, rma);
@@ -101,7 +105,7 @@ fn a_connection_of_a_lost_node_hears_nothing_of_the_nodes_next_life() {
     for life in 0..2 {
         if life > 0 {
             net.input(0, Input::PeerDown(1));
-            net.nodes[1] = Node::new(1);
+            net.nodes[1] = Node::with_window(1, WINDOW);
             net.input(0, Input::PeerUp(1));
             net.input(1, Input::PeerUp(0));
         }
