@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fs,
+    time::{Duration, Instant},
 };
 
 use libc::pid_t;
@@ -17,6 +18,8 @@ use crate::{
 
 /// How often a tree may have grown while it was being stopped.
 const ROUNDS: usize = 1000;
+/// How long a thread may take to stop.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A tree of processes that stands still.
 #[derive(Debug)]
@@ -110,7 +113,7 @@ pub struct HeldThread {
 impl HeldThread {
     fn hold(tid: pid_t) -> Result<(Self, Option<i32>)> {
         let tracee = Tracee::seize(tid)?;
-        let signal = settle(&tracee)?;
+        let signal = settle(&tracee, Some(Instant::now() + PATIENCE))?;
         let (mut regs, mask) = (tracee.regs()?, tracee.mask()?);
         let is_other = abort_sequence(&tracee, &mut regs)? | continue_call(&mut regs);
         let stopped = (signal != libc::SIGTRAP).then_some(signal);
@@ -165,7 +168,7 @@ impl HeldThread {
             // At a stop in the delivery of signals the kernel looks whether a call is to be made again.
             self.tracee.interrupt()?;
             self.tracee.go_on(0)?;
-            settle(&self.tracee)?;
+            settle(&self.tracee, None)?;
             self.tracee.set_regs(&self.regs)?;
             self.tracee.set_mask(self.mask)?;
         }
@@ -180,9 +183,9 @@ impl HeldThread {
 
 /// Waits for the stop of PTRACE_INTERRUPT; signals that come before it are delivered. Returns the signal that has
 /// stopped the process, or SIGTRAP.
-fn settle(tracee: &Tracee) -> Result<i32> {
+fn settle(tracee: &Tracee, deadline: Option<Instant>) -> Result<i32> {
     loop {
-        match tracee.wait()? {
+        match tracee.wait_until(deadline)? {
             Stop::Event(signal) => return Ok(signal),
             Stop::Signal(signal) => tracee.go_on(signal)?,
             Stop::Syscall | Stop::Born => tracee.go_on(0)?,
