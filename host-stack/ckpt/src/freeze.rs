@@ -111,8 +111,8 @@ pub struct HeldThread {
 }
 
 impl HeldThread {
-    fn hold(tid: pid_t) -> Result<(Self, Option<i32>)> {
-        let tracee = Tracee::seize(tid)?;
+    /// Of a thread that has been seized: waits until it stands still. And the signal that has stopped it before.
+    fn hold(tracee: Tracee) -> Result<(Self, Option<i32>)> {
         let signal = settle(&tracee, Some(Instant::now() + PATIENCE))?;
         let (mut regs, mask) = (tracee.regs()?, tracee.mask()?);
         let is_other = abort_sequence(&tracee, &mut regs)? | continue_call(&mut regs);
@@ -303,14 +303,15 @@ impl Frozen {
             self.processes.len() - 1
         });
         let process = &mut self.processes[index];
-        let mut grown = false;
-        for tid in tids {
-            let is_held = process.threads.iter().any(|held| held.tracee.tid() == tid);
-            if is_held || has_ended(pid, tid) {
-                continue;
-            }
-            grown = true;
-            match HeldThread::hold(tid) {
+        let is_held = |tid| process.threads.iter().any(|held| held.tracee.tid() == tid);
+        let new = tids
+            .into_iter()
+            .filter(|tid| !is_held(*tid) && !has_ended(pid, *tid));
+        // All at once: the more of them run, the longer each needs to get to its stop.
+        let seized: Vec<_> = new.map(|tid| (tid, Tracee::seize(tid))).collect();
+        let (grown, mut result) = (!seized.is_empty(), Ok(()));
+        for (tid, tracee) in seized {
+            match tracee.and_then(HeldThread::hold) {
                 Ok((thread, stopped)) => {
                     process.stopped = process.stopped.or(stopped);
                     process.threads.push(thread);
@@ -319,10 +320,10 @@ impl Frozen {
                 Err(Error::Gone { .. }) => {}
                 // Who has ended cannot be traced.
                 Err(_) if has_ended(pid, tid) => {}
-                Err(error) => return Err(error),
+                Err(error) => result = Err(error),
             }
         }
-        Ok(grown)
+        result.map(|()| grown)
     }
 
     /// Parents before children.
