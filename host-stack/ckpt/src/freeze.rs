@@ -162,16 +162,25 @@ impl HeldThread {
         remote::finish(&self.tracee, pid, table, calls, &mut self.stray_stop)
     }
 
+    /// On its way to a stop in the delivery of signals, where the kernel looks whether a call is to be made again.
+    fn turn(&self) -> Result<()> {
+        match self.touched {
+            true => self.tracee.interrupt().and_then(|()| self.tracee.go_on(0)),
+            false => Ok(()),
+        }
+    }
+
     /// It is where it was; the kernel does the rest of the call that it was in.
-    fn let_go(&mut self) -> Result<()> {
+    fn put_back(&self) -> Result<()> {
         if self.touched {
-            // At a stop in the delivery of signals the kernel looks whether a call is to be made again.
-            self.tracee.interrupt()?;
-            self.tracee.go_on(0)?;
             settle(&self.tracee, None)?;
             self.tracee.set_regs(&self.regs)?;
             self.tracee.set_mask(self.mask)?;
         }
+        Ok(())
+    }
+
+    fn let_go(&self) -> Result<()> {
         self.tracee.detach(0)?;
         if self.stray_stop {
             // SAFETY: a system call without pointers.
@@ -361,10 +370,16 @@ impl Frozen {
 
     /// All of them go on.
     pub fn let_go(mut self) -> Result<()> {
+        self.release()
+    }
+
+    /// Step by step with all of them: one that runs takes time from those that do not yet.
+    fn release(&mut self) -> Result<()> {
         let mut result = Ok(());
-        for process in &mut self.processes {
-            for thread in &mut process.threads {
-                match thread.let_go() {
+        let threads = || self.processes.iter().flat_map(|process| &process.threads);
+        for step in [HeldThread::turn, HeldThread::put_back, HeldThread::let_go] {
+            for thread in threads() {
+                match step(thread) {
                     // Somebody has killed it.
                     Err(Error::Gone { .. }) | Ok(()) => {}
                     Err(error) => result = Err(error),
@@ -392,14 +407,8 @@ impl Frozen {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        for thread in self
-            .processes
-            .iter_mut()
-            .flat_map(|process| &mut process.threads)
-        {
-            if let Err(error) = thread.let_go() {
-                tracing::warn!(%error, "a thread cannot be let go");
-            }
+        if let Err(error) = self.release() {
+            tracing::warn!(%error, "a thread cannot be let go");
         }
     }
 }
