@@ -16,6 +16,14 @@ pub enum Error {
         /// Its number.
         tid: pid_t,
     },
+    /// A thread does not stop.
+    #[error(
+        "thread {tid} does not stop: it waits for a child of vfork(2), or for a device; try again"
+    )]
+    Stuck {
+        /// Its number.
+        tid: pid_t,
+    },
     /// A thread cannot be traced.
     #[error("thread {tid}: {call}")]
     Trace {

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fs,
+    time::{Duration, Instant},
 };
 
 use libc::pid_t;
@@ -17,6 +18,8 @@ use crate::{
 
 /// How often a tree may have grown while it was being stopped.
 const ROUNDS: usize = 1000;
+/// How long a thread may take to stop.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A tree of processes that stands still.
 #[derive(Debug)]
@@ -108,9 +111,9 @@ pub struct HeldThread {
 }
 
 impl HeldThread {
-    fn hold(tid: pid_t) -> Result<(Self, Option<i32>)> {
-        let tracee = Tracee::seize(tid)?;
-        let signal = settle(&tracee)?;
+    /// Of a thread that has been seized: waits until it stands still. And the signal that has stopped it before.
+    fn hold(tracee: Tracee) -> Result<(Self, Option<i32>)> {
+        let signal = settle(&tracee, Some(Instant::now() + PATIENCE))?;
         let (mut regs, mask) = (tracee.regs()?, tracee.mask()?);
         let is_other = abort_sequence(&tracee, &mut regs)? | continue_call(&mut regs);
         let stopped = (signal != libc::SIGTRAP).then_some(signal);
@@ -159,16 +162,25 @@ impl HeldThread {
         remote::finish(&self.tracee, pid, table, calls, &mut self.stray_stop)
     }
 
+    /// On its way to a stop in the delivery of signals, where the kernel looks whether a call is to be made again.
+    fn turn(&self) -> Result<()> {
+        match self.touched {
+            true => self.tracee.interrupt().and_then(|()| self.tracee.go_on(0)),
+            false => Ok(()),
+        }
+    }
+
     /// It is where it was; the kernel does the rest of the call that it was in.
-    fn let_go(&mut self) -> Result<()> {
+    fn put_back(&self) -> Result<()> {
         if self.touched {
-            // At a stop in the delivery of signals the kernel looks whether a call is to be made again.
-            self.tracee.interrupt()?;
-            self.tracee.go_on(0)?;
-            settle(&self.tracee)?;
+            settle(&self.tracee, None)?;
             self.tracee.set_regs(&self.regs)?;
             self.tracee.set_mask(self.mask)?;
         }
+        Ok(())
+    }
+
+    fn let_go(&self) -> Result<()> {
         self.tracee.detach(0)?;
         if self.stray_stop {
             // SAFETY: a system call without pointers.
@@ -180,9 +192,9 @@ impl HeldThread {
 
 /// Waits for the stop of PTRACE_INTERRUPT; signals that come before it are delivered. Returns the signal that has
 /// stopped the process, or SIGTRAP.
-fn settle(tracee: &Tracee) -> Result<i32> {
+fn settle(tracee: &Tracee, deadline: Option<Instant>) -> Result<i32> {
     loop {
-        match tracee.wait()? {
+        match tracee.wait_until(deadline)? {
             Stop::Event(signal) => return Ok(signal),
             Stop::Signal(signal) => tracee.go_on(signal)?,
             Stop::Syscall | Stop::Born => tracee.go_on(0)?,
@@ -300,14 +312,15 @@ impl Frozen {
             self.processes.len() - 1
         });
         let process = &mut self.processes[index];
-        let mut grown = false;
-        for tid in tids {
-            let is_held = process.threads.iter().any(|held| held.tracee.tid() == tid);
-            if is_held || has_ended(pid, tid) {
-                continue;
-            }
-            grown = true;
-            match HeldThread::hold(tid) {
+        let is_held = |tid| process.threads.iter().any(|held| held.tracee.tid() == tid);
+        let new = tids
+            .into_iter()
+            .filter(|tid| !is_held(*tid) && !has_ended(pid, *tid));
+        // All at once: the more of them run, the longer each needs to get to its stop.
+        let seized: Vec<_> = new.map(|tid| (tid, Tracee::seize(tid))).collect();
+        let (grown, mut result) = (!seized.is_empty(), Ok(()));
+        for (tid, tracee) in seized {
+            match tracee.and_then(HeldThread::hold) {
                 Ok((thread, stopped)) => {
                     process.stopped = process.stopped.or(stopped);
                     process.threads.push(thread);
@@ -316,10 +329,10 @@ impl Frozen {
                 Err(Error::Gone { .. }) => {}
                 // Who has ended cannot be traced.
                 Err(_) if has_ended(pid, tid) => {}
-                Err(error) => return Err(error),
+                Err(error) => result = Err(error),
             }
         }
-        Ok(grown)
+        result.map(|()| grown)
     }
 
     /// Parents before children.
@@ -357,10 +370,16 @@ impl Frozen {
 
     /// All of them go on.
     pub fn let_go(mut self) -> Result<()> {
+        self.release()
+    }
+
+    /// Step by step with all of them: one that runs takes time from those that do not yet.
+    fn release(&mut self) -> Result<()> {
         let mut result = Ok(());
-        for process in &mut self.processes {
-            for thread in &mut process.threads {
-                match thread.let_go() {
+        let threads = || self.processes.iter().flat_map(|process| &process.threads);
+        for step in [HeldThread::turn, HeldThread::put_back, HeldThread::let_go] {
+            for thread in threads() {
+                match step(thread) {
                     // Somebody has killed it.
                     Err(Error::Gone { .. }) | Ok(()) => {}
                     Err(error) => result = Err(error),
@@ -388,14 +407,8 @@ impl Frozen {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        for thread in self
-            .processes
-            .iter_mut()
-            .flat_map(|process| &mut process.threads)
-        {
-            if let Err(error) = thread.let_go() {
-                tracing::warn!(%error, "a thread cannot be let go");
-            }
+        if let Err(error) = self.release() {
+            tracing::warn!(%error, "a thread cannot be let go");
         }
     }
 }

@@ -36,6 +36,7 @@ use crate::{
     error::{Error, Result},
     freeze::{Calls, Frozen},
     restart::{self, Clocks},
+    trace,
 };
 
 /// Longest command line that a client sends, and how long it may take to.
@@ -358,6 +359,10 @@ impl<'a> Supervisor<'a> {
             let mut status = 0;
             // SAFETY: `status` is valid to write to.
             let ended = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+            if ended > 0 && libc::WIFSTOPPED(status) {
+                trace::let_go_late(ended);
+                continue;
+            }
             if ended == self.root {
                 self.status = restart::exit_code(status);
             }

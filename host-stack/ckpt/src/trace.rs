@@ -4,7 +4,11 @@
 //! what `remote` has it run; one that is let go is where it was, with the registers and the signal mask
 //! that it had. If the tracer dies, the kernel lets it go.
 
-use std::{ffi::c_void, io, mem};
+use std::{
+    ffi::c_void,
+    io, mem, thread,
+    time::{Duration, Instant},
+};
 
 use libc::pid_t;
 
@@ -22,6 +26,9 @@ const SIGNALS: usize = 32;
 const OPTIONS: usize = 1;
 /// PTRACE_O_TRACECLONE, _FORK, _VFORK.
 const BIRTHS: usize = 1 << 3 | 1 << 1 | 1 << 2;
+
+/// How often one looks whether a thread has stopped that is given a time for it.
+const LOOK_AGAIN: Duration = Duration::from_micros(20);
 
 /// `siginfo_t`, as bytes.
 pub type SigInfo = [u8; 128];
@@ -77,10 +84,23 @@ impl Tracee {
 
     /// Waits until it stops.
     pub fn wait(&self) -> Result<Stop> {
+        self.wait_until(None)
+    }
+
+    /// Waits until it stops, but no longer than that: then it will stop later ([`let_go_late`]).
+    pub fn wait_until(&self, deadline: Option<Instant>) -> Result<Stop> {
         let mut status = 0;
         loop {
+            let flags = libc::__WALL | deadline.map_or(0, |_| libc::WNOHANG);
             // SAFETY: `status` is valid to write to.
-            let waited = unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) };
+            let waited = unsafe { libc::waitpid(self.tid, &raw mut status, flags) };
+            if let (0, Some(deadline)) = (waited, deadline) {
+                if Instant::now() > deadline {
+                    return Err(Error::Stuck { tid: self.tid });
+                }
+                thread::sleep(LOOK_AGAIN);
+                continue;
+            }
             if waited == self.tid && libc::WIFSTOPPED(status) {
                 break;
             }
@@ -211,6 +231,12 @@ impl Tracee {
         ptrace(libc::PTRACE_DETACH, self.tid, 0, signal as usize)?;
         Ok(())
     }
+}
+
+/// Lets a thread go that has stopped when nobody waited for it any more.
+pub fn let_go_late(tid: pid_t) {
+    // It may have ended.
+    let _ = Tracee { tid }.detach(0);
 }
 
 fn ptrace(request: libc::c_uint, tid: pid_t, address: usize, data: usize) -> Result<usize> {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Job, program, wait_until};
+use common::{Job, compiled, program, wait_until};
 
 fn try_with(mut job: Job) {
     wait_until("all are ready", || {
@@ -29,4 +29,22 @@ fn a_tree_of_an_ordinary_user() {
         "/usr/bin/python3",
         &program("tree.py"),
     ]));
+}
+
+/// Nothing stops a thread that waits in vfork(2): the checkpoint fails, and nobody is held; later, one succeeds.
+#[test]
+fn a_parent_in_vfork_runs_on() {
+    let (_directory, vfork) = compiled("vfork.c", &["-Wno-unused-result"]);
+    let mut job = Job::launch(&[&vfork]);
+    job.wait_for("ready");
+    let why = job.dump(false).unwrap_err();
+    assert!(why.contains("vfork"), "{why}");
+    job.tell("go");
+    job.wait_for("gone on");
+    job.over_again();
+    job.tell("stop");
+    assert_eq!(
+        (job.ended(), job.output().as_str()),
+        (0, "ready\ngone on\nright\n")
+    );
 }

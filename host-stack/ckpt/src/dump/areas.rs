@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
-    path::Path,
 };
 
 use libc::pid_t;
@@ -165,7 +164,8 @@ fn backing(
             )));
         }
         MMapPath::Path(path) => path,
-        MMapPath::Vsys(_) => Path::new("/SYSV (deleted)"),
+        // Its number would be another one.
+        MMapPath::Vsys(_) => return Err(Error::refused(pid, "System V shared memory (shmget(2))")),
         _ if is_shared => {
             return Err(Error::refused(
                 pid,

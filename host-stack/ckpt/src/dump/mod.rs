@@ -8,6 +8,7 @@ mod files;
 mod named;
 mod pages;
 mod process;
+mod refused;
 
 use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
 
@@ -43,6 +44,9 @@ impl Before {
     /// Of all descendants of a process.
     pub fn look(ancestor: pid_t) -> Result<Self> {
         let pids = crate::freeze::descendants(ancestor)?;
+        for pid in &pids {
+            refused::check(*pid, ancestor)?;
+        }
         let flags = pids
             .into_iter()
             .filter_map(|pid| Some((pid, Flags::read(pid).ok()?)));

@@ -34,9 +34,7 @@ def orphaned():
     first = child(lambda: (os.setpgid(0, 0), wait("joined")))
     while os.getpgid(first) != first:
         pass
-    second = child(lambda: stay("of an orphaned group"))
-    os.setpgid(second, first)
-    open("joined", "w").close()
+    second = child(lambda: (os.setpgid(0, first), open("joined", "w").close(), stay("of an orphaned group")))
     os.waitpid(first, 0)
     return second
 
