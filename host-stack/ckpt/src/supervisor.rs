@@ -295,7 +295,7 @@ impl<'a> Supervisor<'a> {
         let before = Before::look(me)?;
         let stopped = Instant::now();
         let mut frozen = Frozen::freeze(me)?;
-        let described = dump::describe(&mut frozen, self.root, &before, &mut self.named)?;
+        let mut described = dump::describe(&mut frozen, self.root, &before, &mut self.named)?;
         let (image, temporary) = (
             self.directory.join("image"),
             self.directory.join("image.tmp"),
@@ -316,10 +316,17 @@ impl<'a> Supervisor<'a> {
         self.round += 1;
         match kill {
             true => {
+                described.abandon();
+                // Copies of descriptors would keep connections until they are closed.
                 frozen.kill();
+                drop(described);
                 self.status = 128 + libc::SIGKILL;
             }
-            false => frozen.let_go()?,
+            false => {
+                // What was taken out of connections is put back first.
+                drop(described);
+                frozen.let_go()?;
+            }
         }
         Ok(Dumped {
             image,

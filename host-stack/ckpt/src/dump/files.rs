@@ -4,9 +4,8 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs::{self, File, Metadata},
     io,
-    mem::MaybeUninit,
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::{
             ffi::OsStrExt,
             fs::{FileTypeExt, MetadataExt, PermissionsExt},
@@ -20,10 +19,11 @@ use libc::pid_t;
 use super::{
     areas::{Shared, id_of},
     named::Named,
+    sockets::Sockets,
 };
 use crate::{
     error::{Error, Result},
-    state::{Contents, Descriptor, Kind, OpenFile, Watch},
+    state::{Contents, Descriptor, Kind, Message, OpenFile, Watch},
 };
 
 /// Files that a program writes to are saved up to so many bytes; of larger ones only what they are is remembered.
@@ -44,6 +44,10 @@ pub struct Files {
     epolls: Vec<(u32, pid_t, Vec<(i32, u32, u64)>)>,
     /// Descriptor tables met: who can see what an epoll's numbers mean.
     tables: BTreeMap<(pid_t, i32), u32>,
+    /// Sockets.
+    pub sockets: Sockets,
+    /// Copies of files that no process has.
+    pub kept: Vec<OwnedFd>,
 }
 
 /// What /proc/PID/fdinfo/FD says.
@@ -216,7 +220,16 @@ impl Files {
             return pipe(pid, fd, info, metadata);
         }
         if kind.is_socket() {
-            return refused("a socket");
+            let (mut socket, messages) = self.sockets.meet(number, (pid, fd), metadata.ino())?;
+            for message in messages {
+                let files = self.passed(message.files, shared, named)?;
+                socket.received.push(Message {
+                    bytes: message.bytes,
+                    files,
+                    from: message.from,
+                });
+            }
+            return Ok(Kind::Socket(Box::new(socket)));
         }
         if let Some(memfd) = name.strip_prefix(b"/memfd:") {
             let memfd = memfd.strip_suffix(b" (deleted)").unwrap_or(memfd);
@@ -271,8 +284,27 @@ impl Files {
         })
     }
 
-    /// Says of epoll instances what they watch, when all files are known.
+    /// Files that are on their way from process to process: they are this process's as well until all is saved.
+    fn passed(
+        &mut self,
+        copies: Vec<OwnedFd>,
+        shared: &mut Shared,
+        named: &mut Named,
+    ) -> Result<Vec<u32>> {
+        let mut numbers = Vec::new();
+        for copy in copies {
+            // SAFETY: getpid has no preconditions.
+            let (me, fd) = (unsafe { libc::getpid() }, copy.as_raw_fd());
+            self.kept.push(copy);
+            let info = Info::read(me, fd)?;
+            numbers.push(self.meet(me, fd, &info, shared, named)?);
+        }
+        Ok(numbers)
+    }
+
+    /// Says of epoll instances what they watch, and of sockets who is at their other end, when all files are known.
     pub fn resolve(&mut self) -> Result<()> {
+        self.sockets.join(&mut self.open)?;
         for (number, pid, lines) in std::mem::take(&mut self.epolls) {
             let mut found = Vec::new();
             for (fd, events, data) in lines {
@@ -427,16 +459,4 @@ fn peek_pipe(end: OwnedFd, capacity: i32) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(moved as usize);
     io::Read::read_to_end(&mut File::from(ours), &mut bytes)?;
     Ok(bytes)
-}
-
-/// Bytes that can be read of a socket or pipe at once (FIONREAD).
-pub fn readable(fd: impl AsFd) -> io::Result<u64> {
-    let mut count = MaybeUninit::<i32>::uninit();
-    // SAFETY: `count` is valid to write to, and written when the call succeeds.
-    unsafe {
-        match libc::ioctl(fd.as_fd().as_raw_fd(), libc::FIONREAD, count.as_mut_ptr()) {
-            0 => Ok(count.assume_init().max(0) as u64),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
 }

@@ -4,12 +4,20 @@
 //! processes in their order, then shared memory, then contents of files.
 
 mod areas;
+mod diag;
 mod files;
 mod named;
 mod pages;
 mod process;
+mod sockets;
 
-use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::fd::{AsRawFd, OwnedFd},
+    os::unix::fs::FileExt,
+};
 
 use libc::pid_t;
 use procfs::process::{Process as Proc, Stat};
@@ -21,6 +29,7 @@ use self::{
     areas::{Flags, Shared},
     files::Files,
     pages::Pagemap,
+    sockets::Sockets,
 };
 use crate::{
     error::{Error, Result},
@@ -58,6 +67,16 @@ pub struct Described {
     pub tree: Tree,
     shared: Shared,
     contents: Vec<(u32, std::path::PathBuf)>,
+    sockets: Sockets,
+    /// Files that only we have: on their way from process to process.
+    _kept: Vec<OwnedFd>,
+}
+
+impl Described {
+    /// The image is complete, and the tree is to end.
+    pub fn abandon(&mut self) {
+        self.sockets.abandon();
+    }
 }
 
 /// Describes a tree that stands still; `root` is its first process.
@@ -118,6 +137,8 @@ pub fn describe(
         tree,
         shared,
         contents: files.contents,
+        sockets: files.sockets,
+        _kept: files.kept,
     })
 }
 

@@ -12,6 +12,7 @@ mod layout;
 mod namespaces;
 mod process;
 mod seed;
+mod sockets;
 
 use std::{fs::File, io, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
 
