@@ -15,6 +15,7 @@
 //! | `trace`, `remote`, `memory` | a held thread, the calls that it makes for us, its memory |
 //! | `freeze` | stops a tree of processes, and lets it go |
 //! | `state` | what an image says |
+//! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
 //! | `supervisor` | launch, commands, exit |
@@ -25,11 +26,13 @@
 
 mod dump;
 mod error;
+mod flow;
 mod freeze;
 mod memory;
 mod remote;
 mod restart;
 mod show;
+mod socket;
 mod state;
 mod supervisor;
 mod trace;

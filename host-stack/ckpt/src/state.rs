@@ -399,18 +399,45 @@ pub struct Socket {
     pub inode: u64,
     /// `struct sockaddr` that it is bound to.
     pub local: Vec<u8>,
+    /// The directory that a Unix socket's name begins at, if it is relative.
+    pub directory: Vec<u8>,
     /// What it is connected to.
     pub remote: Vec<u8>,
-    /// listen(2)'s backlog.
-    pub listens: Option<u32>,
-    /// The other end, if it is in the tree: its inode.
-    pub peer: Option<u64>,
-    /// What has come and was not read; datagrams one by one.
+    /// What it is used for.
+    pub stage: Stage,
+    /// What has come, or is on its way, and was not read; datagrams one by one.
     pub received: Vec<Message>,
     /// shutdown(2): 1: no more receiving, 2: no more sending.
     pub shut: u8,
     /// getsockopt(2): level, name, value.
     pub options: Vec<(i32, i32, Vec<u8>)>,
+}
+
+/// What a socket is used for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// Not connected; it may be bound.
+    Idle,
+    /// listen(2).
+    Listening {
+        /// Connections that wait at most.
+        backlog: u32,
+        /// Those that wait, by the inodes of the sockets that have made them.
+        waiting: Vec<u64>,
+    },
+    /// Connected.
+    Connected {
+        /// The other end's inode; none: nobody has it any more, or it waits to be accepted, or, of datagrams, it is
+        /// nobody of the tree.
+        peer: Option<u64>,
+    },
+    /// connect(2) has not succeeded yet.
+    Connecting,
+    /// A connection that both have ended, or one of them by force.
+    Ended {
+        /// ECONNRESET.
+        reset: bool,
+    },
 }
 
 /// Bytes in a socket, with the files that were sent along.

@@ -444,8 +444,10 @@ impl<'a> Supervisor<'a> {
         // All bytes are here: who goes on need not wait for the disk.
         let mut pause = None;
         let held = match kill {
-            true => Some(frozen),
+            true => Some((frozen, described)),
             false => {
+                // What was taken out of connections is put back first.
+                drop(described);
                 frozen.let_go()?;
                 pause = Some(stopped.elapsed());
                 None
@@ -455,8 +457,11 @@ impl<'a> Supervisor<'a> {
         let member = Member::new(MEMBER, &summary);
         round.commit(Manifest::now(self.command.clone(), None, vec![member]))?;
         self.last = Some(number);
-        if let Some(frozen) = held {
+        if let Some((frozen, mut described)) = held {
+            described.abandon();
+            // Copies of descriptors would keep connections until they are closed.
             frozen.kill();
+            drop(described);
             self.status = 128 + libc::SIGKILL;
         }
         Ok(Dumped {

@@ -19,10 +19,11 @@ use libc::pid_t;
 use super::{
     areas::{Shared, id_of},
     named::Named,
+    sockets::Sockets,
 };
 use crate::{
     error::{Error, Result},
-    state::{Contents, Descriptor, Kind, OpenFile, Watch},
+    state::{Contents, Descriptor, Kind, Message, OpenFile, Watch},
 };
 
 /// Files that a program writes to are saved up to so many bytes; of larger ones only what they are is remembered.
@@ -43,6 +44,10 @@ pub struct Files {
     epolls: Vec<(u32, pid_t, Vec<Target>)>,
     /// Descriptor tables met: who can see what an epoll's numbers mean.
     tables: BTreeMap<(pid_t, i32), u32>,
+    /// Sockets.
+    pub sockets: Sockets,
+    /// Copies of files that no process has.
+    pub kept: Vec<OwnedFd>,
 }
 
 /// What an epoll instance watches: descriptor, events, data.
@@ -218,7 +223,16 @@ impl Files {
             return pipe(pid, fd, info, metadata);
         }
         if kind.is_socket() {
-            return refused("a socket");
+            let (mut socket, messages) = self.sockets.meet(number, (pid, fd), metadata.ino())?;
+            for message in messages {
+                let files = self.passed(message.files, shared, named)?;
+                socket.received.push(Message {
+                    bytes: message.bytes,
+                    files,
+                    from: message.from,
+                });
+            }
+            return Ok(Kind::Socket(Box::new(socket)));
         }
         if let Some(memfd) = name.strip_prefix(b"/memfd:") {
             let memfd = memfd.strip_suffix(b" (deleted)").unwrap_or(memfd);
@@ -273,8 +287,27 @@ impl Files {
         })
     }
 
-    /// Says of epoll instances what they watch, when all files are known.
+    /// Files that are on their way from process to process: they are this process's as well until all is saved.
+    fn passed(
+        &mut self,
+        copies: Vec<OwnedFd>,
+        shared: &mut Shared,
+        named: &mut Named,
+    ) -> Result<Vec<u32>> {
+        let mut numbers = Vec::new();
+        for copy in copies {
+            // SAFETY: getpid has no preconditions.
+            let (me, fd) = (unsafe { libc::getpid() }, copy.as_raw_fd());
+            self.kept.push(copy);
+            let info = Info::read(me, fd)?;
+            numbers.push(self.meet(me, fd, &info, shared, named)?);
+        }
+        Ok(numbers)
+    }
+
+    /// Says of epoll instances what they watch, and of sockets who is at their other end, when all files are known.
     pub fn resolve(&mut self) -> Result<()> {
+        self.sockets.join(&mut self.open)?;
         for (number, pid, lines) in std::mem::take(&mut self.epolls) {
             let mut found = Vec::new();
             for (fd, events, data) in lines {

@@ -4,13 +4,21 @@
 //! processes in their order, then shared memory, then contents of files.
 
 mod areas;
+mod diag;
 mod files;
 mod named;
 mod pages;
 mod process;
 mod refused;
+mod sockets;
 
-use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::fd::{AsRawFd, OwnedFd},
+    os::unix::fs::FileExt,
+};
 
 use libc::pid_t;
 use procfs::process::{Process as Proc, Stat};
@@ -22,6 +30,7 @@ use self::{
     areas::{Flags, Shared},
     files::Files,
     pages::Pagemap,
+    sockets::Sockets,
 };
 use crate::{
     error::{Error, Result},
@@ -64,6 +73,16 @@ pub struct Described {
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
     contents: Vec<(u32, std::path::PathBuf)>,
+    sockets: Sockets,
+    /// Files that only we have: on their way from process to process.
+    _kept: Vec<OwnedFd>,
+}
+
+impl Described {
+    /// The image is complete, and the tree is to end.
+    pub fn abandon(&mut self) {
+        self.sockets.abandon();
+    }
 }
 
 /// Describes a tree that stands still; `root` is its first process.
@@ -125,6 +144,8 @@ pub fn describe(
         shared,
         nameless,
         contents: files.contents,
+        sockets: files.sockets,
+        _kept: files.kept,
     })
 }
 

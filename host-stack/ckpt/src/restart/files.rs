@@ -12,6 +12,7 @@ use std::{
     path::Path,
 };
 
+use super::sockets;
 use crate::{
     dump::modified,
     error::{Error, Result},
@@ -66,10 +67,13 @@ impl Opened {
             opened.shared.push(memory);
         }
         for number in 0..tree.files.len() {
-            if opened.files[number] < 0 {
+            let is_socket = matches!(tree.files[number].kind, Kind::Socket(_));
+            if opened.files[number] < 0 && !is_socket {
                 opened.file(tree, number)?;
             }
         }
+        let lost = sockets::open(tree, &mut opened)?;
+        sockets::refill(tree, &opened, lost)?;
         for area in bodies.flat_map(|body| &body.areas) {
             if let Backing::File { file, write, .. } = &area.backing {
                 opened.map(file, *write)?;
@@ -349,7 +353,8 @@ fn seek(fd: &OwnedFd, offset: u64) -> Result<()> {
     }
 }
 
-fn set_flags(fd: &impl AsRawFd, flags: i32) -> Result<()> {
+/// fcntl(2), F_SETFL.
+pub fn set_flags(fd: &impl AsRawFd, flags: i32) -> Result<()> {
     // SAFETY: no memory is involved.
     match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags & !MAKING) } {
         0 => Ok(()),

@@ -14,6 +14,7 @@ mod layout;
 mod namespaces;
 mod process;
 mod seed;
+mod sockets;
 mod timers;
 
 use std::{fs::File, io, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};

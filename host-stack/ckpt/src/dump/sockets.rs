@@ -1,0 +1,519 @@
+//! The sockets of a tree: what each is set to, who is at its other end, and what is on its way between them.
+//!
+//! What must stay true: nothing is taken out of a connection before all sockets of the tree are known and none is
+//! refused; what was taken is put back when this is dropped, before the tree runs on.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    mem::size_of,
+    net::{SocketAddr, UdpSocket},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+};
+
+use libc::pid_t;
+use procfs::{
+    net::{TcpNetEntry, TcpState},
+    process::Process as Proc,
+};
+
+use super::{diag, files::copy_of};
+use crate::{
+    error::{Error, Result},
+    flow,
+    socket::{self, Received},
+    state::{Kind, Message, OpenFile, Socket, Stage},
+};
+
+/// States of TCP (net/tcp_states.h).
+const SYN_SENT: u8 = 2;
+const CLOSED: u8 = 7;
+const LISTENS: u8 = 10;
+/// Those in which an end has said that it sends no more: FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING.
+const SENT_END: [u8; 4] = [4, 5, 9, 11];
+/// Where the backlog is in struct tcp_info (tcpi_sacked).
+const BACKLOG_AT: usize = 28;
+
+/// Options by level: what was set before bind(2) first.
+const OPTIONS: [(i32, i32); 41] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+    (libc::IPPROTO_IP, libc::IP_FREEBIND),
+    (libc::SOL_SOCKET, libc::SO_BROADCAST),
+    (libc::SOL_SOCKET, libc::SO_DONTROUTE),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_PASSCRED),
+    (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_CORK),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
+    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::IPPROTO_TCP, libc::TCP_FASTOPEN),
+    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
+    (libc::IPPROTO_TCP, libc::TCP_CONGESTION),
+    (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IP, libc::IP_TTL),
+    (libc::IPPROTO_IP, libc::IP_RECVERR),
+    (libc::IPPROTO_IP, libc::IP_PKTINFO),
+    (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+    (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL),
+    (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+];
+
+/// A socket as it is met.
+#[derive(Debug)]
+struct Met {
+    /// Number among the files of the tree.
+    file: u32,
+    pid: pid_t,
+    fd: i32,
+    copy: OwnedFd,
+    /// State of TCP.
+    state: u8,
+}
+
+/// Bytes that are in no socket any more.
+#[derive(Debug)]
+struct Taken {
+    sender: OwnedFd,
+    receiver: OwnedFd,
+    bytes: Vec<u8>,
+}
+
+/// All sockets of a tree.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    met: Vec<Met>,
+    taken: Vec<Taken>,
+}
+
+impl Sockets {
+    /// A socket that is met for the first time, and the messages in it, if they can be read without being taken.
+    pub fn meet(
+        &mut self,
+        file: u32,
+        (pid, fd): (pid_t, i32),
+        inode: u64,
+    ) -> Result<(Socket, Vec<Received>)> {
+        let copy = copy_of(pid, fd)?;
+        let failed = |source| Error::Process {
+            pid,
+            what: format!("the socket at descriptor {fd}"),
+            source,
+        };
+        let described = describe(pid, &copy, inode).map_err(failed)?;
+        let Some((socket, state)) = described else {
+            let family = socket::number(&copy, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(-1);
+            let what = format!(
+                "descriptor {fd} is a socket of a kind that cannot be saved (family {family})"
+            );
+            return Err(Error::refused(pid, what));
+        };
+        let is_tcp = socket.protocol == libc::IPPROTO_TCP;
+        let has_messages = !is_tcp
+            && matches!(
+                socket.family,
+                libc::AF_UNIX | libc::AF_INET | libc::AF_INET6
+            );
+        let messages = match has_messages {
+            true => socket::peek_messages(&copy).map_err(failed)?,
+            false => Vec::new(),
+        };
+        self.met.push(Met {
+            file,
+            pid,
+            fd,
+            copy,
+            state,
+        });
+        Ok((socket, messages))
+    }
+
+    /// When all are known: finds out who is connected to whom, and saves what is on its way.
+    pub fn join(&mut self, open: &mut [OpenFile]) -> Result<()> {
+        self.join_unix(open)?;
+        let pairs = self.join_tcp(open)?;
+        for (receiver, sender) in pairs {
+            let bytes = self.save(receiver, sender)?;
+            if !bytes.is_empty() {
+                let message = Message {
+                    bytes,
+                    ..Message::default()
+                };
+                at(open, self.met[receiver].file).received = vec![message];
+            }
+        }
+        Ok(())
+    }
+
+    /// Before a tree ends whose image is complete: its connections leave nothing behind that keeps their addresses
+    /// (TIME_WAIT), and nothing is put back.
+    pub fn abandon(&mut self) {
+        self.taken.clear();
+        for met in self.met.iter().filter(|met| met.state != 0) {
+            let linger = [1i32, 0].map(i32::to_ne_bytes).concat();
+            // What cannot be set so is waited for when the tree is restarted.
+            let _ = socket::set_option(&met.copy, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+        }
+    }
+
+    fn refused(&self, met: &Met, what: &str) -> Error {
+        Error::refused(met.pid, format!("descriptor {} is {what}", met.fd))
+    }
+
+    fn join_unix(&self, open: &mut [OpenFile]) -> Result<()> {
+        let ours = |open: &mut [OpenFile], met: &Met| at(open, met.file).family == libc::AF_UNIX;
+        if !self.met.iter().any(|met| ours(open, met)) {
+            return Ok(());
+        }
+        let known = diag::unix_sockets();
+        let known = known.map_err(|source| Error::io("sock_diag of Unix sockets", source))?;
+        let inodes: HashMap<u64, u32> = self
+            .met
+            .iter()
+            .map(|met| (at(open, met.file).inode, met.file))
+            .collect();
+        let waiting: Vec<u64> = inodes
+            .keys()
+            .filter_map(|inode| known.get(inode))
+            .flat_map(|known| known.waiting.iter().copied())
+            .collect();
+        for met in &self.met {
+            let socket = at(open, met.file);
+            let Some(known) = known
+                .get(&socket.inode)
+                .filter(|_| socket.family == libc::AF_UNIX)
+            else {
+                continue;
+            };
+            socket.shut = known.shut;
+            if let Some(backlog) = known.listens {
+                let waiting = known.waiting.iter().copied();
+                let waiting = waiting.filter(|inode| inodes.contains_key(inode));
+                socket.stage = Stage::Listening {
+                    backlog,
+                    waiting: waiting.collect(),
+                };
+                continue;
+            }
+            let is_datagram = socket.kind == libc::SOCK_DGRAM;
+            let is_lost = |peer: u64| peer != 0 && !inodes.contains_key(&peer);
+            socket.stage = match known.peer {
+                None => Stage::Idle,
+                Some(peer) if is_lost(peer) && (!is_datagram || socket.remote.is_empty()) => {
+                    let remote = socket::show(&socket.remote);
+                    let what = format!("a Unix socket connected to a process outside ({remote})");
+                    return Err(self.refused(met, &what));
+                }
+                Some(peer) => Stage::Connected {
+                    peer: Some(peer).filter(|peer| inodes.contains_key(peer)),
+                },
+            };
+            // What was sent on a connection that nobody has accepted can be read by nobody.
+            if waiting.contains(&socket.inode) && socket::unsent(&met.copy).unwrap_or(0) > 0 {
+                let what = "a Unix socket that has sent something on a connection not yet accepted";
+                return Err(self.refused(met, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the ends of TCP connections: who receives, and from whom, if it is in the tree.
+    fn join_tcp(&self, open: &mut [OpenFile]) -> Result<Vec<(usize, Option<usize>)>> {
+        let mut ends: HashMap<(SocketAddr, SocketAddr), usize> = HashMap::new();
+        for (index, met) in self
+            .met
+            .iter()
+            .enumerate()
+            .filter(|(_, met)| met.state != 0)
+        {
+            let socket = at(open, met.file);
+            if let (Some(local), Some(remote)) = names(socket) {
+                ends.insert((local, remote), index);
+            }
+        }
+        let mut pairs = Vec::new();
+        for (index, met) in self
+            .met
+            .iter()
+            .enumerate()
+            .filter(|(_, met)| met.state != 0)
+        {
+            let socket = at(open, met.file);
+            if matches!(socket.stage, Stage::Ended { .. }) {
+                pairs.push((index, None));
+            }
+            let (Stage::Connected { .. }, (Some(local), Some(remote))) =
+                (&socket.stage, names(socket))
+            else {
+                continue;
+            };
+            let other = ends.get(&(remote, local)).copied();
+            if other == Some(index) {
+                return Err(self.refused(met, "a socket connected to itself"));
+            }
+            match other {
+                Some(other) => {
+                    let peer = at(open, self.met[other].file).inode;
+                    at(open, met.file).stage = Stage::Connected { peer: Some(peer) };
+                }
+                None => self.lonely(met, open, local, remote)?,
+            }
+            pairs.push((index, other));
+        }
+        Ok(pairs)
+    }
+
+    /// A connection whose other end no process of the tree has: it waits to be accepted, has been closed, or is a
+    /// stranger's.
+    fn lonely(
+        &self,
+        met: &Met,
+        open: &mut [OpenFile],
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<()> {
+        let is_other = |entry: &TcpNetEntry| {
+            (plain(entry.local_address), plain(entry.remote_address)) == (remote, local)
+                && entry.inode == 0
+        };
+        let entries = entries(met.pid)?;
+        let other = entries.iter().find(|entry| is_other(entry));
+        let stranger = format!("a TCP socket connected to {remote}, which is outside");
+        let is_local = UdpSocket::bind((remote.ip(), 0)).is_ok();
+        if !is_local
+            || entries.iter().any(|entry| {
+                (plain(entry.local_address), plain(entry.remote_address)) == (remote, local)
+                    && entry.inode != 0
+            })
+        {
+            return Err(self.refused(met, &stranger));
+        }
+        let waits = other
+            .filter(|other| matches!(other.state, TcpState::Established | TcpState::CloseWait));
+        let Some(waits) = waits else {
+            return match other.is_some_and(|other| other.tx_queue > 1) {
+                true => Err(self.refused(
+                    met,
+                    &format!("a TCP socket to which {remote}, which has ended, still sends"),
+                )),
+                false => Ok(()),
+            };
+        };
+        let inode = at(open, met.file).inode;
+        let listener = self.met.iter().find(|listener| {
+            let socket = at(open, listener.file);
+            let address = socket::address(&socket.local);
+            matches!(socket.stage, Stage::Listening { .. })
+                && address.is_some_and(|address| {
+                    address.port() == remote.port()
+                        && (address.ip().is_unspecified() || address.ip() == remote.ip())
+                })
+        });
+        let Some(listener) = listener else {
+            return Err(self.refused(met, &stranger));
+        };
+        // The end of what is sent counts as well.
+        let ended = u32::from(waits.state == TcpState::CloseWait);
+        if waits.rx_queue > ended {
+            let what = "a TCP socket that has sent something on a connection not yet accepted";
+            return Err(self.refused(met, what));
+        }
+        if let Stage::Listening { waiting, .. } = &mut at(open, listener.file).stage {
+            waiting.push(inode);
+        }
+        Ok(())
+    }
+
+    /// What an end has not read yet.
+    fn save(&mut self, receiver: usize, sender: Option<usize>) -> Result<Vec<u8>> {
+        let met = &self.met[receiver];
+        let failed = |source| Error::Process {
+            pid: met.pid,
+            what: format!(
+                "what is on its way to the TCP socket at descriptor {}",
+                met.fd
+            ),
+            source,
+        };
+        let Some(sender) = sender.map(|sender| &self.met[sender]) else {
+            return flow::peek(&met.copy).map_err(failed);
+        };
+        if flow::arrives(&sender.copy, &met.copy).map_err(failed)? {
+            return flow::peek(&met.copy).map_err(failed);
+        }
+        if SENT_END.contains(&sender.state) {
+            let what = "a TCP socket that has more to send than fits, and has said that it is all";
+            return Err(self.refused(sender, what));
+        }
+        let copy = |fd: &OwnedFd| fd.try_clone().map_err(failed);
+        let mut taken = Taken {
+            sender: copy(&sender.copy)?,
+            receiver: copy(&met.copy)?,
+            bytes: Vec::new(),
+        };
+        let is_all = || Ok(socket::unsent(&sender.copy)? == 0);
+        let result = flow::take(&met.copy, &mut taken.bytes, is_all).map_err(failed);
+        let bytes = taken.bytes.clone();
+        self.taken.push(taken);
+        result.map(|()| bytes)
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        for taken in self.taken.drain(..) {
+            if let Err(error) = flow::put(&taken.sender, &taken.receiver, &taken.bytes) {
+                tracing::error!(%error, bytes = taken.bytes.len(), "what was taken from a connection cannot be put back");
+            }
+        }
+    }
+}
+
+/// The socket that a file is.
+fn at(open: &mut [OpenFile], file: u32) -> &mut Socket {
+    match &mut open[file as usize].kind {
+        Kind::Socket(socket) => socket,
+        _ => unreachable!("only sockets are met here"),
+    }
+}
+
+fn names(socket: &Socket) -> (Option<SocketAddr>, Option<SocketAddr>) {
+    (
+        socket::address(&socket.local),
+        socket::address(&socket.remote),
+    )
+}
+
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// All TCP connections that a process's network namespace has.
+fn entries(pid: pid_t) -> Result<Vec<TcpNetEntry>> {
+    let process = Proc::new(pid)?;
+    let mut entries = process.tcp()?;
+    // There may be no IPv6.
+    entries.extend(process.tcp6().unwrap_or_default());
+    Ok(entries)
+}
+
+/// What a socket says of itself, and TCP's state; none if it is of a kind that cannot be saved.
+fn describe(pid: pid_t, fd: &OwnedFd, inode: u64) -> io::Result<Option<(Socket, u8)>> {
+    let number = |name| socket::number(fd, libc::SOL_SOCKET, name);
+    let (family, kind, protocol) = (
+        number(libc::SO_DOMAIN)?,
+        number(libc::SO_TYPE)?,
+        number(libc::SO_PROTOCOL)?,
+    );
+    let is_known = match family {
+        libc::AF_UNIX | libc::AF_NETLINK => true,
+        libc::AF_INET | libc::AF_INET6 => {
+            (kind == libc::SOCK_STREAM && protocol == libc::IPPROTO_TCP)
+                || (kind == libc::SOCK_DGRAM && protocol == libc::IPPROTO_UDP)
+        }
+        _ => false,
+    };
+    if !is_known {
+        return Ok(None);
+    }
+    let mut socket = Socket {
+        family,
+        kind,
+        protocol,
+        inode,
+        local: socket::local_name(fd)?,
+        directory: Vec::new(),
+        remote: socket::remote_name(fd)?,
+        stage: Stage::Idle,
+        received: Vec::new(),
+        shut: 0,
+        options: options(fd),
+    };
+    if family == libc::AF_UNIX && !socket.local.is_empty() {
+        let directory = fs::read_link(format!("/proc/{pid}/cwd"))?;
+        socket.directory = directory.as_os_str().as_bytes().to_vec();
+    }
+    let state = match protocol {
+        libc::IPPROTO_TCP if family != libc::AF_UNIX => tcp(fd, &mut socket)?,
+        _ => 0,
+    };
+    if state == 0 && family != libc::AF_UNIX && !socket.remote.is_empty() {
+        socket.stage = Stage::Connected { peer: None };
+    }
+    Ok(Some((socket, state)))
+}
+
+/// Where a TCP socket stands.
+fn tcp(fd: &OwnedFd, socket: &mut Socket) -> io::Result<u8> {
+    let info = socket::option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    let state = info.first().copied().unwrap_or(CLOSED);
+    let events = socket::events(fd, libc::POLLRDHUP, 0)?;
+    socket.stage = match state {
+        LISTENS => {
+            let backlog = info.get(BACKLOG_AT..BACKLOG_AT + size_of::<u32>());
+            let backlog = backlog.and_then(|bytes| bytes.try_into().ok());
+            Stage::Listening {
+                backlog: backlog.map_or(0, u32::from_ne_bytes),
+                waiting: Vec::new(),
+            }
+        }
+        SYN_SENT => Stage::Connecting,
+        CLOSED if events & libc::POLLERR != 0 => Stage::Ended { reset: true },
+        CLOSED if was_connected(fd) => Stage::Ended { reset: false },
+        CLOSED => Stage::Idle,
+        _ => Stage::Connected { peer: None },
+    };
+    // ESTABLISHED, FIN_WAIT1 and 2: the other end has not said that it is done, so this one has.
+    let stops = [1, 4, 5].contains(&state) && events & libc::POLLRDHUP != 0;
+    socket.shut = u8::from(stops) | u8::from(SENT_END.contains(&state)) << 1;
+    Ok(state)
+}
+
+/// Of a socket that is not connected: one that was says that its stream has ended.
+fn was_connected(fd: &OwnedFd) -> bool {
+    let mut byte = 0u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the byte is valid to write to.
+    unsafe { libc::recv(fd.as_raw_fd(), (&raw mut byte).cast(), 1, flags) >= 0 }
+}
+
+fn options(fd: impl AsFd) -> Vec<(i32, i32, Vec<u8>)> {
+    let fd = fd.as_fd();
+    let known = OPTIONS.iter().filter_map(|(level, name)| {
+        let value = socket::option(fd, *level, *name).ok()?;
+        Some((*level, *name, value))
+    });
+    let mut options: Vec<_> = known.collect();
+    // Sizes of buffers count if the program has set them; else the kernel goes on to choose.
+    let lock = socket::number(fd, libc::SOL_SOCKET, socket::SO_BUF_LOCK).unwrap_or(0);
+    for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
+        if let (true, Ok(bytes)) = (lock & bit != 0, socket::number(fd, libc::SOL_SOCKET, name)) {
+            // The kernel doubles what it is given (socket(7)).
+            options.push((libc::SOL_SOCKET, name, (bytes / 2).to_ne_bytes().to_vec()));
+        }
+    }
+    options
+}
