@@ -1,52 +1,54 @@
-//! Sockets of real programs: checkpointed, killed, restarted, twice.
+//! Sockets of real programs, with what is on its way through them.
 
-use std::{
-    fs,
-    io::{BufRead, BufReader},
-    path::Path,
-    process::{Child, Command, Stdio},
-};
+mod common;
 
-use snaprig_ckpt::{Reply, Request, ask};
+use common::{Job, program};
 
-/// A driver of the library: an example of this crate, beside the tests.
-fn driver() -> Command {
-    let tests = std::env::current_exe().expect("this test");
-    let target = tests
-        .parent()
-        .and_then(Path::parent)
-        .expect("its target directory");
-    Command::new(target.join("examples/ckpt"))
-}
-
-fn start(verb: &str, directory: &Path, program: &[&str]) -> Child {
-    let mut command = driver();
-    command.arg(verb).arg(directory).args(program);
-    command.stdout(Stdio::piped()).spawn().expect("the driver")
-}
-
-fn dump(directory: &Path, kill: bool) {
-    match ask(directory, Request::Dump { kill }).expect("a supervisor") {
-        Reply::Dumped(_) => {}
-        reply => panic!("{reply:?}"),
+fn all_kinds(mut job: Job) {
+    job.wait_for("ready");
+    job.dump(false).unwrap();
+    for _ in 0..2 {
+        job.over_again();
     }
+    job.tell("go");
+    let status = job.ended();
+    assert_eq!((status, job.output().as_str()), (0, "ready\nall right\n"));
 }
 
 #[test]
 fn sockets_of_all_kinds_are_what_they_were() {
-    let room = tempfile::tempdir().expect("a directory");
-    let (images, work) = (room.path().join("images"), room.path().join("work"));
-    fs::create_dir(&work).expect("a directory");
-    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/sockets.py");
-    let work_name = work.to_str().expect("a name");
-    let mut launched = start("launch", &images, &["python3", program, work_name]);
-    let mut lines = BufReader::new(launched.stdout.take().expect("a pipe")).lines();
-    assert_eq!(lines.next().expect("a line").expect("text"), "ready");
-    dump(&images, false);
-    dump(&images, true);
-    launched.wait().expect("its end");
-    fs::write(work.join("go"), "").expect("a file");
-    let restarted = start("restart", &images, &[]);
-    let output = restarted.wait_with_output().expect("its end");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "all right\n");
+    all_kinds(Job::launch(&["/usr/bin/python3", &program("sockets.py")]));
+}
+
+#[test]
+fn those_of_an_ordinary_user_are_as_well() {
+    all_kinds(Job::launch_as_nobody(&[
+        "/usr/bin/python3",
+        &program("sockets.py"),
+    ]));
+}
+
+fn under_load(mut job: Job) {
+    job.wait_for("ready");
+    for _ in 0..20 {
+        job.dump(false).unwrap();
+        job.over_again();
+    }
+    job.tell("stop");
+    let (status, output) = (job.ended(), job.output());
+    assert!(
+        status == 0 && output.contains("right") && !output.contains("wrong"),
+        "{status}: {output}"
+    );
+}
+
+#[test]
+fn a_python_server_and_its_clients_lose_nothing() {
+    under_load(Job::launch(&["/usr/bin/python3", &program("echo.py")]));
+}
+
+#[test]
+#[ignore = "needs redis-server, redis-benchmark and redis-cli"]
+fn redis_and_its_benchmark_lose_nothing() {
+    under_load(Job::launch(&["/bin/sh", &program("redis.sh")]));
 }

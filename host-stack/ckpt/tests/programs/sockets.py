@@ -1,7 +1,7 @@
 """Sockets of all kinds with something in them. Says `ready`, waits for the file `go`, and looks whether all is there."""
 import array, os, socket, sys, time
 
-os.chdir(sys.argv[1])
+os.chdir(sys.argv[1] if len(sys.argv) > 1 else ".")
 checks = []
 
 

@@ -277,6 +277,8 @@ fn every_call_on_a_connection_that_is_over_says_that_it_is_reset() {
         len: 8,
         remote: 0,
         write: true,
+        ordered: false,
+        sync: true,
     };
     let calls = [
         Op::Send(vec![1]),
