@@ -79,7 +79,7 @@ fn add(rows: &mut Vec<Row>, line: &str) -> Result<(), AnyError> {
             "pwrite" => "pwrite",
             _ => "memcpy",
         };
-        let is_long = AIMED.iter().any(|size| name.contains(size));
+        let is_long = AIMED.iter().any(|size| name.contains(size)) && !name.contains("no copy");
         let aim = match known {
             "streaming" if is_long => Some(Aim::AtLeast(0.8)),
             "pread" | "pwrite" if is_long => Some(Aim::AtLeast(1.0)),
