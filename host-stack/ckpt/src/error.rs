@@ -52,6 +52,9 @@ pub enum Error {
         /// What it has.
         what: String,
     },
+    /// What a process has cannot be saved now, but most likely soon.
+    #[error("{0}")]
+    NotNow(Box<Error>),
     /// What an image needs is not there, or not what it was.
     #[error("cannot restart: {what}")]
     Missing {
@@ -98,6 +101,11 @@ impl Error {
             what: what.into(),
             source: source.into(),
         }
+    }
+
+    /// It is worth another try.
+    pub(crate) fn for_now(self) -> Self {
+        Self::NotNow(Box::new(self))
     }
 
     pub(crate) fn refused(pid: pid_t, what: impl Into<String>) -> Self {

@@ -19,6 +19,7 @@ use std::{
     },
     path::Path,
     process::Command,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -42,6 +43,9 @@ use crate::{
 /// Longest command line that a client sends, and how long it may take to.
 const REQUEST_MAX: u64 = 4096;
 const ASKING: Duration = Duration::from_secs(5);
+/// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
+const TRIES_MAX: u32 = 200;
+const BETWEEN_TRIES: Duration = Duration::from_millis(2);
 /// The socket's name in the directory.
 const CONTROL: &str = "control";
 /// What the tree is called in a checkpoint.
@@ -423,9 +427,19 @@ impl<'a> Supervisor<'a> {
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.store.begin(number, 0)?;
         let before = Before::look(me)?;
-        let stopped = Instant::now();
-        let mut frozen = Frozen::freeze(me, &mut self.calls)?;
-        let described = dump::describe(&mut frozen, self.root, &before, &mut self.named)?;
+        let mut tries = 0;
+        let (stopped, frozen, described) = loop {
+            let stopped = Instant::now();
+            let mut frozen = Frozen::freeze(me, &mut self.calls)?;
+            match dump::describe(&mut frozen, self.root, &before, &mut self.named) {
+                Ok(described) => break (stopped, frozen, described),
+                // The tree runs on for a moment, and gets past what is in the way.
+                Err(Error::NotNow(_)) if tries < TRIES_MAX => frozen.let_go()?,
+                Err(error) => return Err(error),
+            }
+            tries += 1;
+            thread::sleep(BETWEEN_TRIES);
+        };
         let header = Header {
             kernel: rustix::system::uname()
                 .release()

@@ -234,7 +234,7 @@ impl Sockets {
             // What was sent on a connection that nobody has accepted can be read by nobody.
             if waiting.contains(&socket.inode) && socket::unsent(&met.copy).unwrap_or(0) > 0 {
                 let what = "a Unix socket that has sent something on a connection not yet accepted";
-                return Err(self.refused(met, what));
+                return Err(self.refused(met, what).for_now());
             }
         }
         Ok(())
@@ -339,7 +339,7 @@ impl Sockets {
         let ended = u32::from(waits.state == TcpState::CloseWait);
         if waits.rx_queue > ended {
             let what = "a TCP socket that has sent something on a connection not yet accepted";
-            return Err(self.refused(met, what));
+            return Err(self.refused(met, what).for_now());
         }
         if let Stage::Listening { waiting, .. } = &mut at(open, listener.file).stage {
             waiting.push(inode);

@@ -1,7 +1,8 @@
 //! Sessions and process groups whose leaders are not in the tree: they have ended, or are the launcher's.
 //!
 //! A number is a session's or a group's as long as anybody is in it. So a helper takes the number, makes session or
-//! group, and ends when the others have joined.
+//! group, and ends when the others have joined. A leader of another namespace has number 0: a tree of its group is in
+//! that of whoever restarts it.
 
 use libc::pid_t;
 
@@ -96,9 +97,22 @@ pub fn wait(child: pid_t) -> Result<()> {
 
 /// The group that a process has to join, if it does not lead it.
 pub fn joins(tree: &Tree, process: &Process) -> Option<pid_t> {
-    let is_leader = process.session == process.pid || process.group == process.pid;
-    let is_of_callers = is_orphaned(tree, process.group) && is_on_terminal();
-    (!is_leader && process.group > 0 && !is_of_callers).then_some(process.group)
+    let group = process.group;
+    let is_leader = process.session == process.pid || group == process.pid;
+    let is_outside = is_orphaned(tree, group) || group == tree.supervisor;
+    let is_of_callers = is_outside && is_on_terminal();
+    // The first process leads a group where it leads a session.
+    let can_be = group > 1 || group == 1 && process.session == 1;
+    (!is_leader && can_be && !is_of_callers).then_some(group)
+}
+
+/// A supervisor that led a group does again, as it does where a shell has started it; the caller is the supervisor.
+pub fn lead(tree: &Tree) {
+    let led = |process: &Process| process.group == tree.supervisor;
+    if tree.processes.iter().any(led) && !is_on_terminal() {
+        // SAFETY: no memory is involved. It fails for who leads a session, and its group with that.
+        unsafe { libc::setpgid(0, 0) };
+    }
 }
 
 /// Everybody has joined: helpers end.

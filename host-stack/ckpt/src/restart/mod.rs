@@ -44,6 +44,7 @@ pub fn read_tree<R: Read>(reader: &mut Reader<R>) -> Result<Tree> {
 /// Returns when all processes run.
 pub fn restore<R: Read>(tree: &Tree, reader: &mut Reader<R>, drops_privileges: bool) -> Result<()> {
     check(tree)?;
+    groups::lead(tree);
     let mut opened = Opened::open(tree)?;
     let result = grow(tree, reader, &mut opened, drops_privileges);
     if result.is_err() {

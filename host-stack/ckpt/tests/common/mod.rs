@@ -165,6 +165,8 @@ fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
     command.args(arguments).current_dir(directory);
     command.stdin(Stdio::null());
     command.stdout(out.try_clone().unwrap()).stderr(out);
+    // As shells do it. What the tests run in may be a container whose group is that of its first process.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
     if let Some(user) = user {
         std::os::unix::process::CommandExt::uid(&mut command, user);
         std::os::unix::process::CommandExt::gid(&mut command, user);
