@@ -125,6 +125,14 @@ impl Tracee {
         })
     }
 
+    /// Waits until it stops as it was asked to; whatever stops it before is passed over, signals too.
+    pub fn wait_for_event(&self) -> Result<()> {
+        while !matches!(self.wait()?, Stop::Event(_)) {
+            self.go_on(0)?;
+        }
+        Ok(())
+    }
+
     /// Its registers.
     pub fn regs(&self) -> Result<Regs> {
         // SAFETY: plain integers, for which zero is a value.

@@ -5,14 +5,7 @@ mod common;
 use common::{Job, program};
 
 fn all_kinds(mut job: Job) {
-    job.wait_for("ready");
-    job.dump(false).unwrap();
-    for _ in 0..2 {
-        job.over_again();
-    }
-    job.tell("go");
-    let status = job.ended();
-    assert_eq!((status, job.output().as_str()), (0, "ready\nall right\n"));
+    job.stays_what_it_was("ready\nall right\n");
 }
 
 #[test]

@@ -139,6 +139,18 @@ pub fn areas(
     Ok(areas)
 }
 
+/// The name of an area that is the kernel's: the vDSO or its data.
+pub fn kernels(map: &MemoryMap) -> Option<Vec<u8>> {
+    Some(match &map.pathname {
+        MMapPath::Vdso => b"[vdso]".to_vec(),
+        MMapPath::Vvar => b"[vvar]".to_vec(),
+        MMapPath::Other(name) if name.starts_with("vvar") || name.starts_with("[vvar") => {
+            format!("[{}]", name.trim_matches(['[', ']'])).into_bytes()
+        }
+        _ => return None,
+    })
+}
+
 fn protection(perms: MMPermissions) -> i32 {
     let bit = |flag, bit| if perms.contains(flag) { bit } else { 0 };
     bit(MMPermissions::READ, libc::PROT_READ)
@@ -154,15 +166,11 @@ fn backing(
     shared: &mut Shared,
     named: &mut Named,
 ) -> Result<Option<Backing>> {
+    if let Some(name) = kernels(map) {
+        return Ok(Some(Backing::Kernel(name)));
+    }
     let path = match &map.pathname {
         MMapPath::Vsyscall => return Ok(None),
-        MMapPath::Vdso => return Ok(Some(Backing::Kernel(b"[vdso]".to_vec()))),
-        MMapPath::Vvar => return Ok(Some(Backing::Kernel(b"[vvar]".to_vec()))),
-        MMapPath::Other(name) if name.starts_with("vvar") || name.starts_with("[vvar") => {
-            return Ok(Some(Backing::Kernel(
-                format!("[{}]", name.trim_matches(['[', ']'])).into_bytes(),
-            )));
-        }
         MMapPath::Path(path) => path,
         // Its number would be another one.
         MMapPath::Vsys(_) => return Err(Error::refused(pid, "System V shared memory (shmget(2))")),

@@ -24,8 +24,9 @@ use libc::pid_t;
 use procfs::process::{Process as Proc, Stat};
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
 
+pub use self::areas::kernels;
 pub use self::named::{Named, hash, modified};
-pub use self::process::{SIGNALS, credentials, regs_of, syscall_instruction};
+pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};
 use self::{
     areas::{Flags, Shared},
     files::Files,
@@ -245,21 +246,20 @@ fn write_space<'a, S: Sink>(
         };
         pagemap.own(area.start..area.end, to)?;
     }
-    copy_pages(space, pid, &readable, 0, writer)?;
+    copy_pages(space, pid, &readable, writer)?;
     // What a process may not read itself is read with its tracer's rights.
     let file = memory::open(pid, false)?;
     for part in other {
-        write_part(space, &file, part, 0, writer)?;
+        write_part(space, &file, part, writer)?;
     }
     Ok(())
 }
 
-/// Has pages of a process written, as many at once as a buffer takes. `back`: what is taken off their addresses.
+/// Has pages of a process written, as many at once as a buffer takes.
 fn copy_pages<S: Sink>(
     space: u32,
     pid: pid_t,
     parts: &[Range<u64>],
-    back: u64,
     writer: &mut Writer<S>,
 ) -> Result<()> {
     let mut parts = parts.iter().cloned().peekable();
@@ -273,7 +273,7 @@ fn copy_pages<S: Sink>(
             }
             runs.push(Run {
                 space,
-                address: part.start - back,
+                address: part.start,
                 bytes,
             });
             remote.push(libc::iovec {
@@ -292,12 +292,11 @@ fn copy_pages<S: Sink>(
     Ok(())
 }
 
-/// Has part of a file written; `back` is what is taken off its offsets.
+/// Has part of a process's memory written.
 fn write_part<S: Sink>(
     space: u32,
     file: &File,
     part: Range<u64>,
-    back: u64,
     writer: &mut Writer<S>,
 ) -> Result<()> {
     let mut at = part.start;
@@ -308,7 +307,7 @@ fn write_part<S: Sink>(
         read.map_err(|source| Error::io(format!("memory at {at:#x}"), source))?;
         let run = Run {
             space,
-            address: at - back,
+            address: at,
             bytes,
         };
         writer.submit(buffer, &[run])?;
@@ -342,7 +341,7 @@ fn write_shared<S: Sink>(
     Ok(())
 }
 
-/// As [`write_part`], but for pages that are zero and need not be said.
+/// As [`write_part`], as far as there is something; `back` is what is taken off addresses.
 fn write_mapped<S: Sink>(
     space: u32,
     file: &File,

@@ -363,11 +363,17 @@ pub fn syscall_instruction(pid: pid_t, areas: &[Area]) -> Result<u64> {
         if memory::read(pid, area.start, &mut bytes).is_err() {
             continue;
         }
-        if let Some(at) = bytes.windows(2).position(|two| two == [0x0f, 0x05]) {
-            return Ok(area.start + at as u64);
+        if let Some(at) = find_syscall(&bytes) {
+            return Ok(area.start + at);
         }
     }
     Err(Error::refused(pid, "code without a single system call"))
+}
+
+/// Where in some code there is a `syscall` instruction.
+pub fn find_syscall(code: &[u8]) -> Option<u64> {
+    let at = code.windows(2).position(|two| two == [0x0f, 0x05])?;
+    Some(at as u64)
 }
 
 fn ask_with(process: &mut HeldProcess, stub: u64, timers: &[PosixTimer]) -> Result<Asked> {

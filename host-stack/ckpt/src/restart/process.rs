@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use libc::pid_t;
-use procfs::process::{MMapPath, Process as Proc};
+use procfs::process::Process as Proc;
 
 use super::{
     credentials,
@@ -16,12 +16,14 @@ use super::{
     groups, layout,
 };
 use crate::{
-    dump::{SIGNALS, credentials as credentials_of, regs_of, syscall_instruction},
+    dump::{
+        SIGNALS, credentials as credentials_of, find_syscall, kernels, regs_of, syscall_instruction,
+    },
     error::{Error, Result},
     memory,
     remote::{self, Call, PAGE, Remote, STUB_BYTES, call, result},
-    state::{Area, Backing, Body, Process, Thread, Tree},
-    trace::{Regs, Stop, Tracee},
+    state::{Area, Backing, Body, Credentials, Process, Thread, Tree},
+    trace::{Regs, Tracee},
 };
 
 /// End of the addresses of processes.
@@ -52,22 +54,23 @@ impl<'a> Growing<'a> {
     ) -> Result<Self> {
         let pid = process.pid;
         let first = Tracee::seize(pid)?;
-        while !matches!(first.wait()?, Stop::Event(_)) {
-            first.go_on(0)?;
-        }
+        first.wait_for_event()?;
         first.trace_births()?;
         let maps = Proc::new(pid)?.maps()?;
         let mapped = maps.iter().map(|map| map.address.0..map.address.1);
         let wanted = body.areas.iter().map(|area| area.start..area.end);
         let stub = layout::hole(mapped.chain(wanted), STUB_BYTES + SPARE_BYTES);
         let stub = stub.ok_or_else(|| damaged("an address space without a hole"))?;
-        let kernels: Vec<(Vec<u8>, Range<u64>)> = maps.iter().filter_map(kernels).collect();
+        let kernels: Vec<(Vec<u8>, Range<u64>)> = maps
+            .iter()
+            .filter_map(|map| Some((kernels(map)?, map.address.0..map.address.1)))
+            .collect();
         let vdso = kernels.iter().find(|(name, _)| name == b"[vdso]");
         let (_, vdso) = vdso.ok_or_else(|| damaged("no vDSO on this kernel"))?;
         let mut code = vec![0; (vdso.end - vdso.start) as usize];
         memory::read(pid, vdso.start, &mut code)?;
-        let at = code.windows(2).position(|two| two == [0x0f, 0x05]);
-        let at = vdso.start + at.ok_or_else(|| damaged("no system call in the vDSO"))? as u64;
+        let at = find_syscall(&code);
+        let at = vdso.start + at.ok_or_else(|| damaged("no system call in the vDSO"))?;
         let growing = Self {
             process,
             body,
@@ -209,8 +212,9 @@ impl<'a> Growing<'a> {
         }
         let threads = self.make_threads()?;
         let all: Vec<&Tracee> = std::iter::once(&self.first).chain(&threads).collect();
+        let own = credentials_of(&Proc::myself()?.status()?);
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
-            self.set_thread(tracee, thread, drops_privileges)?;
+            self.set_thread(tracee, thread, &own, drops_privileges)?;
         }
         self.make_timers()?;
         self.limit()?;
@@ -371,24 +375,26 @@ impl<'a> Growing<'a> {
             let clone = call(libc::SYS_clone3, [at, size_of_val(&arguments) as u64]);
             self.make(&format!("thread {} cannot be made", thread.tid), &[clone])?;
             let born = Tracee::born(thread.tid);
-            while !matches!(born.wait()?, Stop::Event(_)) {
-                born.go_on(0)?;
-            }
+            born.wait_for_event()?;
             threads.push(born);
         }
         Ok(threads)
     }
 
-    fn set_thread(&self, tracee: &Tracee, thread: &Thread, drops_privileges: bool) -> Result<()> {
+    fn set_thread(
+        &self,
+        tracee: &Tracee,
+        thread: &Thread,
+        own: &Credentials,
+        drops_privileges: bool,
+    ) -> Result<()> {
         let pid = self.process.pid;
         let mut data = Data::at(remote::data(self.stub));
         let mut name = thread.name.clone();
         name.push(0);
         let name = data.put(&name);
         // First: what follows is forgotten with a change of user (PR_SET_PDEATHSIG).
-        let own = credentials_of(&Proc::myself()?.status()?);
-        let mut calls =
-            credentials::calls(&own, &thread.credentials, !drops_privileges, &mut data)?;
+        let mut calls = credentials::calls(own, &thread.credentials, !drops_privileges, &mut data)?;
         let dumpable = self.body.attributes.get(&libc::PR_SET_DUMPABLE);
         if let Some(dumpable @ 0..=1) = dumpable {
             calls.push(call(
@@ -495,19 +501,6 @@ impl Data {
     }
 }
 
-/// Areas that are the kernel's.
-fn kernels(map: &procfs::process::MemoryMap) -> Option<(Vec<u8>, Range<u64>)> {
-    let name = match &map.pathname {
-        MMapPath::Vdso => b"[vdso]".to_vec(),
-        MMapPath::Vvar => b"[vvar]".to_vec(),
-        MMapPath::Other(name) if name.starts_with("vvar") || name.starts_with("[vvar") => {
-            format!("[{}]", name.trim_matches(['[', ']'])).into_bytes()
-        }
-        _ => return None,
-    };
-    Some((name, map.address.0..map.address.1))
-}
-
 /// Where areas are, seen from the first.
 fn offsets(areas: &[(Vec<u8>, Range<u64>)]) -> impl Iterator<Item = u64> + Clone {
     let first = areas.iter().map(|(_, part)| part.start).min().unwrap_or(0);
@@ -578,9 +571,7 @@ fn advice(flag: &[u8; 2]) -> Option<i32> {
 fn set_registers(tracee: &Tracee, thread: &Thread) -> Result<()> {
     tracee.interrupt()?;
     tracee.go_on(0)?;
-    while !matches!(tracee.wait()?, Stop::Event(_)) {
-        tracee.go_on(0)?;
-    }
+    tracee.wait_for_event()?;
     let regs = regs_of(&thread.regs).ok_or_else(|| damaged("registers of another kind"))?;
     let is_block = regs.orig_rax as i64 >= 0 && regs.rax as i64 == RESTART_BLOCK;
     let rax = match regs.orig_rax as i64 {

@@ -101,6 +101,19 @@ impl Job {
         self.restart();
     }
 
+    /// It says that it is ready, runs on after a checkpoint, is restarted twice, and is told to look at what it has: it
+    /// ends well, and says nothing else.
+    pub fn stays_what_it_was(&mut self, says: &str) {
+        self.wait_for("ready");
+        self.dump(false).unwrap();
+        for _ in 0..2 {
+            self.over_again();
+        }
+        self.tell("go");
+        let status = self.ended();
+        assert_eq!((status, self.output().as_str()), (0, says));
+    }
+
     pub fn restart(&mut self) {
         self.supervisor = start(self.directory.path(), self.user, &["restart", "job"]);
         wait_until_or(
