@@ -174,7 +174,7 @@ fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
         .create(true)
         .open(directory.join("out"))
         .unwrap();
-    let mut command = Command::new(driver());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
     command.args(arguments).current_dir(directory);
     command.stdin(Stdio::null());
     command.stdout(out.try_clone().unwrap()).stderr(out);
@@ -185,12 +185,6 @@ fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
         std::os::unix::process::CommandExt::gid(&mut command, user);
     }
     command.spawn().unwrap()
-}
-
-/// examples/ckpt.rs, which cargo builds beside the tests.
-fn driver() -> PathBuf {
-    let me = std::env::current_exe().unwrap();
-    me.ancestors().nth(2).unwrap().join("examples/ckpt")
 }
 
 /// A program of tests/programs.

@@ -1,6 +1,6 @@
 //! The library from the command line, as its tests use it.
 //!
-//!     ckpt launch DIR PROGRAM ARGUMENTS...     ckpt dump DIR [kill]     ckpt restart DIR
+//!     snaprig-ckpt-driver launch DIR PROGRAM ARGUMENTS... | dump DIR [kill] | restart DIR
 
 use std::{ffi::OsString, path::Path, process::exit};
 

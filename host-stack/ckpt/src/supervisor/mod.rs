@@ -1,116 +1,46 @@
 //! The parent of a tree: launches or restarts it, answers commands, and ends with the exit status of its first process.
-//!
-//! ```text
-//! client                      supervisor (socket DIR/control)
-//!   | --- Request (a line) --->  |  freeze, describe, write, rename, let go (or kill)
-//!   | <-- Reply (a line) ------- |
-//! ```
+
+mod checkpoint;
+mod control;
+mod signals;
 
 use std::{
     ffi::OsString,
-    fs,
-    io::{self, BufRead, BufReader, Write},
+    fs, io,
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
-        unix::{
-            net::{UnixListener, UnixStream},
-            process::CommandExt,
-        },
+        fd::AsFd,
+        unix::{net::UnixListener, process::CommandExt},
     },
     path::Path,
     process::Command,
-    thread,
     time::{Duration, Instant},
 };
 
 use libc::pid_t;
 use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::{Deserialize, Serialize};
 use snaprig_ckpt_image::{
-    image::{Header, Options as WriteOptions, Reader},
-    store::{Checkpoint, Manifest, Member, Store},
+    image::Reader,
+    store::{Checkpoint, Manifest, Store},
 };
 
+pub use self::control::{Dumped, Reply, Request, Running, Status, ask};
+use self::{
+    checkpoint::{Known, Stopped},
+    control::{CONTROL, listen},
+    signals::Signals,
+};
 use crate::{
-    dump::{self, Before, Named},
     error::{Error, Result},
-    freeze::{Calls, Frozen},
     restart::{self, Clocks},
     trace,
 };
 
-/// Longest command line that a client sends, and how long it may take to.
-const REQUEST_MAX: u64 = 4096;
-const ASKING: Duration = Duration::from_secs(5);
-/// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
-const TRIES_MAX: u32 = 200;
-const BETWEEN_TRIES: Duration = Duration::from_millis(2);
-/// The socket's name in the directory.
-const CONTROL: &str = "control";
 /// What the tree is called in a checkpoint.
 const MEMBER: &str = "tree";
-/// Buffers of 4 MiB that are filled before the disk has to keep up.
-const BUFFERS: usize = 64;
 
 /// How long from one checkpoint to the next; none: only those that are asked for.
 pub type Interval = Option<Duration>;
-
-/// What a supervisor is asked for.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub enum Request {
-    /// A checkpoint; and then the tree runs on, or ends.
-    Dump {
-        /// It ends.
-        kill: bool,
-    },
-    /// Who is there.
-    Status,
-}
-
-/// What it answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Reply {
-    /// A checkpoint is complete.
-    Dumped(Dumped),
-    /// Who is there.
-    Status(Status),
-    /// It failed, and the tree runs on.
-    Failed(String),
-}
-
-/// A tree.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Status {
-    /// Its processes.
-    pub processes: Vec<Running>,
-    /// Its last checkpoint, if there was any.
-    pub last: Option<u64>,
-}
-
-/// A process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Running {
-    /// Its number.
-    pub pid: pid_t,
-    /// How many threads it has.
-    pub threads: usize,
-    /// Its name.
-    pub name: String,
-}
-
-/// A checkpoint.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Dumped {
-    /// Its number.
-    pub round: u64,
-    /// Bytes of it.
-    pub bytes: u64,
-    /// How long the tree stood still.
-    pub pause: Duration,
-    /// How long it took in all.
-    pub took: Duration,
-}
 
 /// Launches a program, and supervises it to its end; its exit status.
 pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Result<i32> {
@@ -198,75 +128,6 @@ fn nothing(directory: &Path) -> Error {
     }
 }
 
-/// Asks the supervisor of a directory.
-pub fn ask(directory: &Path, request: Request) -> Result<Reply> {
-    let path = directory.join(CONTROL);
-    let failed = |source| Error::io(format!("no supervisor at {}", path.display()), source);
-    let mut stream = UnixStream::connect(&path).map_err(failed)?;
-    let mut line = serde_json::to_vec(&request).map_err(|e| failed(e.into()))?;
-    line.push(b'\n');
-    stream.write_all(&line).map_err(failed)?;
-    let mut reply = String::new();
-    BufReader::new(stream)
-        .read_line(&mut reply)
-        .map_err(failed)?;
-    serde_json::from_str(&reply).map_err(|e| failed(e.into()))
-}
-
-fn listen(directory: &Path) -> Result<UnixListener> {
-    let failed = |source| Error::io(directory.display().to_string(), source);
-    fs::create_dir_all(directory).map_err(failed)?;
-    let path = directory.join(CONTROL);
-    // A dead supervisor's name.
-    if UnixStream::connect(&path).is_err() {
-        let _ = fs::remove_file(&path);
-    }
-    UnixListener::bind(&path).map_err(failed)
-}
-
-/// SIGCHLD and what ends a supervisor, as a descriptor.
-struct Signals {
-    fd: OwnedFd,
-    before: libc::sigset_t,
-}
-
-impl Signals {
-    fn block() -> Result<Self> {
-        // SAFETY: the sets are valid to write to and read; the result is checked.
-        unsafe {
-            let (mut set, mut before) = std::mem::zeroed::<(libc::sigset_t, libc::sigset_t)>();
-            for signal in [
-                libc::SIGCHLD,
-                libc::SIGTERM,
-                libc::SIGHUP,
-                libc::SIGINT,
-                libc::SIGQUIT,
-            ] {
-                libc::sigaddset(&raw mut set, signal);
-            }
-            libc::sigprocmask(libc::SIG_BLOCK, &raw const set, &raw mut before);
-            match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
-                fd if fd < 0 => Err(Error::io("signalfd", io::Error::last_os_error())),
-                fd => Ok(Self {
-                    fd: OwnedFd::from_raw_fd(fd),
-                    before,
-                }),
-            }
-        }
-    }
-
-    /// The next one that has come.
-    fn next(&self) -> Option<i32> {
-        // SAFETY: plain integers, for which zero is a value; read into as far as it reaches.
-        unsafe {
-            let mut info: libc::signalfd_siginfo = std::mem::zeroed();
-            let bytes = size_of_val(&info);
-            let read = libc::read(self.fd.as_raw_fd(), (&raw mut info).cast(), bytes);
-            (read == bytes as isize).then_some(info.ssi_signo as i32)
-        }
-    }
-}
-
 struct Supervisor<'a> {
     directory: &'a Path,
     store: Store,
@@ -274,8 +135,7 @@ struct Supervisor<'a> {
     signals: Signals,
     root: pid_t,
     command: Vec<String>,
-    named: Named,
-    calls: Calls,
+    known: Known,
     status: i32,
     last: Option<u64>,
     interval: Interval,
@@ -304,8 +164,7 @@ impl<'a> Supervisor<'a> {
             signals,
             root,
             command,
-            named: Named::default(),
-            calls: Calls::default(),
+            known: Known::default(),
             status: 0,
             interval,
             due: interval.map(|interval| Instant::now() + interval),
@@ -326,7 +185,7 @@ impl<'a> Supervisor<'a> {
             if self.wait()?
                 && let Ok((stream, _)) = self.listener.accept()
             {
-                self.answer(stream);
+                control::answer(&stream, |request| self.reply(request));
             }
             while let Some(signal) = self.signals.next() {
                 if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
@@ -376,24 +235,6 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    fn answer(&mut self, stream: UnixStream) {
-        let mut line = String::new();
-        let mut from = BufReader::new(io::Read::take(&stream, REQUEST_MAX));
-        let _ = stream.set_read_timeout(Some(ASKING));
-        if from.read_line(&mut line).is_err() {
-            return;
-        }
-        let reply = match serde_json::from_str(&line) {
-            Ok(request) => self.reply(request),
-            Err(error) => Reply::Failed(format!("not a request: {error}")),
-        };
-        if let Ok(mut reply) = serde_json::to_vec(&reply) {
-            reply.push(b'\n');
-            // Who asked may be gone.
-            let _ = (&stream).write_all(&reply);
-        }
-    }
-
     fn reply(&mut self, request: Request) -> Reply {
         let replied = match request {
             Request::Dump { kill } => self.dump(kill).map(Reply::Dumped),
@@ -422,66 +263,25 @@ impl<'a> Supervisor<'a> {
     /// A checkpoint. Whatever goes wrong, the tree runs on.
     fn dump(&mut self, kill: bool) -> Result<Dumped> {
         let begun = Instant::now();
-        // SAFETY: no preconditions.
-        let me = unsafe { libc::getpid() };
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.store.begin(number, 0)?;
-        let before = Before::look(me)?;
-        let mut tries = 0;
-        let (stopped, frozen, described) = loop {
-            let stopped = Instant::now();
-            let mut frozen = Frozen::freeze(me, &mut self.calls)?;
-            match dump::describe(&mut frozen, self.root, &before, &mut self.named) {
-                Ok(described) => break (stopped, frozen, described),
-                // The tree runs on for a moment, and gets past what is in the way.
-                Err(Error::NotNow(_)) if tries < TRIES_MAX => frozen.let_go()?,
-                Err(error) => return Err(error),
-            }
-            tries += 1;
-            thread::sleep(BETWEEN_TRIES);
+        let stopped = Stopped::stop(self.root, &mut self.known)?;
+        let saved = stopped.save(round.joined(), MEMBER)?;
+        let (held, pause) = match kill {
+            true => (Some(stopped), None),
+            false => (None, Some(stopped.let_go()?)),
         };
-        let header = Header {
-            kernel: rustix::system::uname()
-                .release()
-                .to_string_lossy()
-                .into_owned(),
-            page_bytes: 4096,
-            round: number,
-            ..Header::default()
-        };
-        let options = WriteOptions {
-            buffers: BUFFERS,
-            ..WriteOptions::new(MEMBER)
-        };
-        let mut writer = round.joined().image(MEMBER, &header, options)?;
-        dump::write(&described, &frozen, &mut writer)?;
-        // All bytes are here: who goes on need not wait for the disk.
-        let mut pause = None;
-        let held = match kill {
-            true => Some((frozen, described)),
-            false => {
-                // What was taken out of connections is put back first.
-                drop(described);
-                frozen.let_go()?;
-                pause = Some(stopped.elapsed());
-                None
-            }
-        };
-        let (_, summary) = writer.finish()?;
-        let member = Member::new(MEMBER, &summary);
+        let (member, bytes) = saved.finish()?;
         round.commit(Manifest::now(self.command.clone(), None, vec![member]))?;
         self.last = Some(number);
-        if let Some((frozen, mut described)) = held {
-            described.abandon();
-            // Copies of descriptors would keep connections until they are closed.
-            frozen.kill();
-            drop(described);
+        let ended = held.map(|held| {
             self.status = 128 + libc::SIGKILL;
-        }
+            held.end()
+        });
         Ok(Dumped {
             round: number,
-            bytes: summary.totals.file_bytes,
-            pause: pause.unwrap_or_else(|| stopped.elapsed()),
+            bytes,
+            pause: pause.or(ended).unwrap_or_default(),
             took: begun.elapsed(),
         })
     }
