@@ -277,3 +277,25 @@ fn what_cannot_be_saved_is_refused_and_runs_on() {
     assert_eq!(job.line(), "on");
     assert_eq!(job.ends(), 0);
 }
+
+#[test]
+fn a_tokio_server_and_its_clients_lose_nothing() {
+    let place = Place::new(None);
+    let mut job = place.launch(&[env!("CARGO_BIN_EXE_tokio-echo")]);
+    assert_eq!(job.line(), "begun");
+    for _ in 0..rounds() {
+        succeeded(&place.dump("--leave-running"));
+        succeeded(&place.dump("--kill"));
+        assert_eq!(job.ends(), 128 + libc::SIGKILL);
+        job = place.restart();
+    }
+    job.go_on();
+    assert_eq!(job.line(), "right");
+    assert_eq!(job.ends(), 0);
+}
+
+/// How often; SNAPRIG_CKPT_ROUNDS says otherwise.
+fn rounds() -> u64 {
+    let rounds = std::env::var("SNAPRIG_CKPT_ROUNDS");
+    rounds.map_or(20, |rounds| rounds.parse().unwrap())
+}
