@@ -7,9 +7,15 @@ use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
+use snaprig_ckpt::Request;
 use tempfile::TempDir;
+
+/// How long a restart may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Who is nobody in particular.
 const ORDINARY: u32 = 65534;
@@ -83,6 +89,14 @@ impl Place {
         let mut command = self.ckpt("restart");
         command.arg(self.checkpoints());
         Self::start(command)
+    }
+
+    fn wait_for_supervisor(&self) {
+        let begun = Instant::now();
+        while snaprig_ckpt::ask(&self.checkpoints(), Request::Status).is_err() {
+            assert!(begun.elapsed() < PATIENCE, "no supervisor answers");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn dump(&self, how: &str) -> Output {
@@ -288,6 +302,7 @@ fn a_tokio_server_and_its_clients_lose_nothing() {
         succeeded(&place.dump("--kill"));
         assert_eq!(job.ends(), 128 + libc::SIGKILL);
         job = place.restart();
+        place.wait_for_supervisor();
     }
     job.go_on();
     assert_eq!(job.line(), "right");
