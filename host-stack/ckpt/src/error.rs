@@ -16,6 +16,12 @@ pub enum Error {
         /// Its number.
         tid: pid_t,
     },
+    /// A process ended while its memory was read.
+    #[error("process {pid} was killed during the checkpoint: none was taken; try again")]
+    Killed {
+        /// Its number.
+        pid: pid_t,
+    },
     /// A thread does not stop.
     #[error(
         "thread {tid} does not stop: it waits for a child of vfork(2), or for a device; try again"

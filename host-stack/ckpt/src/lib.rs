@@ -19,6 +19,7 @@
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
 //! | `supervisor` | launch, commands, exit |
+//! | `steps` | where a supervisor can be killed on purpose |
 //! | `show` | what an image says, for people |
 //!
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
@@ -34,11 +35,13 @@ mod restart;
 mod show;
 mod socket;
 mod state;
+mod steps;
 mod supervisor;
 mod trace;
 
 pub use self::{
     error::{Error, Result},
     show::inspect,
+    steps::STEPS,
     supervisor::{Dumped, Interval, Reply, Request, Running, Status, ask, launch, restart},
 };

@@ -11,6 +11,7 @@ mod pages;
 mod process;
 mod refused;
 mod sockets;
+mod stub;
 
 use std::{
     fs::File,
@@ -39,6 +40,7 @@ use crate::{
     memory,
     remote::PAGE,
     state::{Area, Backing, Kind, Process, SharedMemory, Tree},
+    steps::{self, Step},
 };
 
 /// Parts of one process_vm_readv(2).
@@ -203,6 +205,7 @@ pub fn write<S: Sink>(
     writer: &mut Writer<S>,
 ) -> Result<()> {
     writer.state(&described.tree)?;
+    steps::reached(Step::WriteState);
     let bodies = frozen.processes.iter().zip(&described.tree.processes);
     for (space, (held, process)) in bodies.enumerate() {
         let areas = process.body.iter().flat_map(|body| &body.areas);
@@ -287,6 +290,7 @@ fn copy_pages<S: Sink>(
             }
         }
         memory::gather(pid, &remote, &mut buffer[..filled])?;
+        steps::reached(Step::WritePages);
         writer.submit(buffer, &runs)?;
     }
     Ok(())

@@ -24,11 +24,12 @@ use snaprig_ckpt_image::image::{Piece, Reader};
 use self::{files::Opened, process::Growing};
 pub use self::{
     groups::place,
-    namespaces::{Clocks, chain, exit_code, run},
+    namespaces::{Clocks, Complete, chain, exit_code, run},
 };
 use crate::{
     error::{Error, Result},
     state::{Kind, Process, Tree},
+    steps::{self, Step},
     trace::Tracee,
 };
 
@@ -42,11 +43,18 @@ pub fn read_tree<R: Read>(reader: &mut Reader<R>) -> Result<Tree> {
 
 /// Makes the tree of an image whose first section has been read; the caller is its supervisor, and has one thread.
 /// Returns when all processes run.
-pub fn restore<R: Read>(tree: &Tree, reader: &mut Reader<R>, drops_privileges: bool) -> Result<()> {
+pub fn restore<R: Read>(
+    tree: &Tree,
+    reader: &mut Reader<R>,
+    drops_privileges: bool,
+    complete: Complete,
+) -> Result<()> {
     check(tree)?;
     groups::lead(tree);
     let mut opened = Opened::open(tree)?;
+    steps::reached(Step::RestartFiles);
     let result = grow(tree, reader, &mut opened, drops_privileges);
+    let result = result.and_then(|threads| let_go(&threads, complete));
     if result.is_err() {
         for process in &tree.processes {
             // SAFETY: no memory is involved; in this namespace the number is nobody else's.
@@ -81,8 +89,9 @@ fn grow<R: Read>(
     reader: &mut Reader<R>,
     opened: &mut Opened,
     drops_privileges: bool,
-) -> Result<()> {
+) -> Result<Vec<Tracee>> {
     seed::plant(tree, opened)?;
+    steps::reached(Step::RestartPlanted);
     let mut growing = Vec::new();
     for process in &tree.processes {
         if let Some(body) = &process.body {
@@ -91,6 +100,7 @@ fn grow<R: Read>(
     }
     fill(tree, reader, opened)?;
     cut(tree, opened)?;
+    steps::reached(Step::RestartFilled);
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
@@ -102,8 +112,24 @@ fn grow<R: Read>(
             unsafe { libc::kill(process.pid, signal) };
         }
     }
+    Ok(threads)
+}
+
+/// All of them run on, also if this process dies, from one moment on. Before that they end with it: those that it has
+/// let go of already by the hand of process 1, which is a moment later.
+fn let_go(threads: &[Tracee], complete: Complete) -> Result<()> {
+    steps::reached(Step::RestartHeld);
     for thread in threads {
-        thread.detach(0)?;
+        thread.unbind()?;
+    }
+    complete.set();
+    steps::reached(Step::RestartComplete);
+    for thread in threads {
+        match thread.detach(0) {
+            // Somebody has killed it.
+            Err(Error::Gone { .. }) | Ok(()) => steps::reached(Step::RestartLetGo),
+            Err(error) => return Err(error),
+        }
     }
     Ok(())
 }

@@ -23,6 +23,7 @@ use crate::{
     dump::{self, Before, Described, Named},
     error::{Error, Result},
     freeze::{Calls, Frozen},
+    steps::{self, Step},
 };
 
 /// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
@@ -57,6 +58,7 @@ impl Stopped {
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;
             match dump::describe(&mut frozen, root, &before, &mut known.named) {
                 Ok(described) => {
+                    steps::reached(Step::Described);
                     return Ok(Self {
                         since,
                         frozen,
@@ -65,6 +67,8 @@ impl Stopped {
                 }
                 // The tree runs on for a moment, and gets past what is in the way.
                 Err(Error::NotNow(_)) if tries < TRIES_MAX => frozen.let_go()?,
+                // What is left of the tree is a tree as well.
+                Err(_) if tries < TRIES_MAX && frozen.lost().is_some() => frozen.let_go()?,
                 Err(error) => return Err(error),
             }
             tries += 1;
@@ -89,7 +93,12 @@ impl Stopped {
             ..WriteOptions::new(member)
         };
         let mut writer = round.image(member, &header, options)?;
-        dump::write(&self.described, &self.frozen, &mut writer)?;
+        let written = dump::write(&self.described, &self.frozen, &mut writer);
+        written.map_err(|error| match self.frozen.lost() {
+            Some(pid) => Error::Killed { pid },
+            None => error,
+        })?;
+        steps::reached(Step::Written);
         Ok(Saved {
             member: member.to_owned(),
             writer,

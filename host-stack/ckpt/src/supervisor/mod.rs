@@ -33,6 +33,7 @@ use self::{
 use crate::{
     error::{Error, Result},
     restart::{self, Clocks},
+    steps::{self, Step},
     trace,
 };
 
@@ -93,11 +94,11 @@ pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
         monotonic: tree.monotonic_nanos,
         boottime: tree.boottime_nanos,
     };
-    restart::run(restart::place(&tree), clocks, || {
+    restart::run(restart::place(&tree), clocks, |complete| {
         let supervise = || -> Result<i32> {
             let listener = listen(directory)?;
             let signals = Signals::block()?;
-            restart::restore(&tree, &mut reader, !is_root)?;
+            restart::restore(&tree, &mut reader, !is_root, complete)?;
             Supervisor::new(directory, listener, signals, tree.root, command, interval)?.run()
         };
         supervise().unwrap_or_else(|error| {
@@ -263,6 +264,7 @@ impl<'a> Supervisor<'a> {
     /// A checkpoint. Whatever goes wrong, the tree runs on.
     fn dump(&mut self, kill: bool) -> Result<Dumped> {
         let begun = Instant::now();
+        steps::reached(Step::Begun);
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.store.begin(number, 0)?;
         let stopped = Stopped::stop(self.root, &mut self.known)?;
@@ -272,7 +274,9 @@ impl<'a> Supervisor<'a> {
             false => (None, Some(stopped.let_go()?)),
         };
         let (member, bytes) = saved.finish()?;
+        steps::reached(Step::Finished);
         round.commit(Manifest::now(self.command.clone(), None, vec![member]))?;
+        steps::reached(Step::Committed);
         self.last = Some(number);
         let ended = held.map(|held| {
             self.status = 128 + libc::SIGKILL;
