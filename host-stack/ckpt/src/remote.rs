@@ -77,7 +77,7 @@ pub fn stub() -> &'static [u8] {
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     number: i64,
-    arguments: [u64; 6],
+    pub arguments: [u64; 6],
 }
 
 /// A call with the arguments that it has.

@@ -6,11 +6,16 @@
 mod areas;
 mod diag;
 mod files;
+mod held;
 mod named;
 mod pages;
+mod pipes;
 mod process;
 mod refused;
+mod seen;
 mod sockets;
+mod terminals;
+mod watches;
 
 use std::{
     fs::File,
@@ -18,6 +23,7 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, OwnedFd},
     os::unix::fs::FileExt,
+    path::PathBuf,
 };
 
 use libc::pid_t;
@@ -25,13 +31,14 @@ use procfs::process::{Process as Proc, Stat};
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
 
 pub use self::areas::kernels;
-pub use self::named::{Named, hash, modified};
+pub use self::named::{Named, hash, modified, tail};
 pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};
 use self::{
     areas::{Flags, Shared},
     files::Files,
     pages::Pagemap,
     sockets::Sockets,
+    terminals::Terminals,
 };
 use crate::{
     error::{Error, Result},
@@ -52,10 +59,10 @@ pub struct Before {
 
 impl Before {
     /// Of all descendants of a process.
-    pub fn look(ancestor: pid_t) -> Result<Self> {
+    pub fn look(ancestor: pid_t, named: &mut Named) -> Result<Self> {
         let pids = crate::freeze::descendants(ancestor)?;
         for pid in &pids {
-            refused::check(*pid, ancestor)?;
+            refused::check(*pid, ancestor, named)?;
         }
         let flags = pids
             .into_iter()
@@ -73,8 +80,9 @@ pub struct Described {
     shared: Shared,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
-    contents: Vec<(u32, std::path::PathBuf)>,
+    contents: Vec<PathBuf>,
     sockets: Sockets,
+    terminals: Terminals,
     /// Files that only we have: on their way from process to process.
     _kept: Vec<OwnedFd>,
 }
@@ -83,6 +91,7 @@ impl Described {
     /// The image is complete, and the tree is to end.
     pub fn abandon(&mut self) {
         self.sockets.abandon();
+        self.terminals.abandon();
     }
 }
 
@@ -115,7 +124,8 @@ pub fn describe(
             ..plain(&stat)
         });
     }
-    files.resolve()?;
+    let pids: Vec<pid_t> = processes.iter().map(|process| process.pid).collect();
+    let resolved = files.resolve(&pids, &mut shared)?;
     number_contents(&mut files, processes.len() + shared.met.len());
     let vdso = vdso(&frozen.processes, &processes)?;
     let supervisor = processes
@@ -130,6 +140,9 @@ pub fn describe(
         vdso,
         processes,
         files: files.open,
+        pipes: resolved.pipes,
+        terminals: resolved.terminals,
+        console: resolved.console,
         shared: shared
             .met
             .iter()
@@ -146,6 +159,7 @@ pub fn describe(
         nameless,
         contents: files.contents,
         sockets: files.sockets,
+        terminals: files.terminals,
         _kept: files.kept,
     })
 }
@@ -163,12 +177,15 @@ fn plain(stat: &Stat) -> Process {
     }
 }
 
+/// Contents of files are in the spaces behind those of memory.
 fn number_contents(files: &mut Files, first: usize) {
-    for (index, (file, _)) in files.contents.iter().enumerate() {
-        if let Kind::Path { contents, .. } = &mut files.open[*file as usize].kind
-            && let Some(contents) = contents
+    for file in &mut files.open {
+        if let Kind::Path {
+            contents: Some(contents),
+            ..
+        } = &mut file.kind
         {
-            contents.space = (first + index) as u32;
+            contents.space += first as u32;
         }
     }
 }
@@ -219,7 +236,7 @@ pub fn write<S: Sink>(
         write_shared((first + index) as u32, object, writer)?;
     }
     let first = first + described.shared.met.len();
-    for (index, (_, path)) in described.contents.iter().enumerate() {
+    for (index, path) in described.contents.iter().enumerate() {
         let opened = File::open(path);
         let file = opened.map_err(|source| Error::io(path.display().to_string(), source))?;
         write_file((first + index) as u32, &file, writer)?;

@@ -5,19 +5,23 @@
 //! supervisor: open files --> plant processes --> lay out their memory --> fill it --> finish --> let all go
 //! ```
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
-//! all processes end, and no file of the tree has been written to but those whose contents the image has.
+//! all processes end, and no file of the tree has been written to.
 
 mod credentials;
 mod files;
 mod groups;
+mod held;
 mod layout;
 mod namespaces;
+mod paths;
+mod pipes;
 mod process;
 mod seed;
 mod sockets;
+mod terminals;
 mod timers;
 
-use std::{fs::File, io, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
+use std::{fs::File, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
 
 use snaprig_ckpt_image::image::{Piece, Reader};
 
@@ -28,7 +32,7 @@ pub use self::{
 };
 use crate::{
     error::{Error, Result},
-    state::{Kind, Process, Tree},
+    state::{Process, Tree},
     trace::Tracee,
 };
 
@@ -48,6 +52,7 @@ pub fn restore<R: Read>(tree: &Tree, reader: &mut Reader<R>, drops_privileges: b
     let mut opened = Opened::open(tree)?;
     let result = grow(tree, reader, &mut opened, drops_privileges);
     if result.is_err() {
+        paths::withdraw(&opened);
         for process in &tree.processes {
             // SAFETY: no memory is involved; in this namespace the number is nobody else's.
             unsafe { libc::kill(process.pid, libc::SIGKILL) };
@@ -90,11 +95,14 @@ fn grow<R: Read>(
         }
     }
     fill(tree, reader, opened)?;
-    cut(tree, opened)?;
+    paths::commit(opened)?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
     }
+    held::finish(tree, opened)?;
+    terminals::finish(tree, opened)?;
+    terminals::take_over(tree)?;
     groups::dismiss(tree);
     for process in &tree.processes {
         if let Some(signal) = process.stopped {
@@ -105,6 +113,7 @@ fn grow<R: Read>(
     for thread in threads {
         thread.detach(0)?;
     }
+    terminals::redraw(tree);
     Ok(())
 }
 
@@ -125,7 +134,7 @@ fn fill<R: Read>(tree: &Tree, reader: &mut Reader<R>, opened: &Opened) -> Result
         if let Some(process) = tree.processes.get(index) {
             crate::memory::scatter(process.pid, address, bytes)?;
         } else if index < contents {
-            let memory = opened.shared[index - shared];
+            let (memory, _) = opened.shared[index - shared];
             write_at(memory, bytes, address)?;
         } else if let Some(Some(file)) = opened.contents.get(&space) {
             write_at(*file, bytes, address)?;
@@ -139,24 +148,4 @@ fn write_at(fd: i32, bytes: &[u8], at: u64) -> Result<()> {
     let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let written = file.write_all_at(bytes, at);
     written.map_err(|source| Error::io("contents of a file", source))
-}
-
-/// Contents come in whole pages: takes off what is behind a file's end.
-fn cut(tree: &Tree, opened: &Opened) -> Result<()> {
-    for file in &tree.files {
-        let Kind::Path {
-            contents: Some(contents),
-            ..
-        } = &file.kind
-        else {
-            continue;
-        };
-        if let Some(Some(fd)) = opened.contents.get(&contents.space) {
-            // SAFETY: no memory is involved.
-            if unsafe { libc::ftruncate(*fd, contents.size as i64) } != 0 {
-                return Err(Error::io("ftruncate", io::Error::last_os_error()));
-            }
-        }
-    }
-    Ok(())
 }
