@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs,
+    fs::{self, File},
+    io::{Seek, SeekFrom},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::{
@@ -28,7 +29,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     freeze,
-    state::{Console, Contents, Descriptor, Kind, Message, OpenFile, Pipe, Terminal, Watch},
+    state::{Console, Contents, Descriptor, Kind, LockedBy, Message, OpenFile, Pipe, Terminal, Watch},
 };
 
 /// Files that a program writes to are saved up to so many bytes; of larger ones only what they are is remembered.
@@ -45,8 +46,8 @@ pub struct Files {
     first: Vec<(pid_t, i32)>,
     /// Those that may be the same.
     alike: HashMap<(u64, u64, u64), Vec<u32>>,
-    /// Contents to be saved: where they can be opened.
-    pub contents: Vec<PathBuf>,
+    /// Contents to be saved.
+    pub contents: Vec<Source>,
     /// Of which files they are: device and inode.
     saved: HashMap<(u64, u64), Contents>,
     /// Epoll instances are resolved when all are known: their lines of fdinfo.
@@ -60,6 +61,34 @@ pub struct Files {
     pub terminals: Terminals,
     /// Copies of files that no process has.
     pub kept: Vec<OwnedFd>,
+}
+
+/// Where the bytes of a file are read.
+#[derive(Debug)]
+pub enum Source {
+    /// By a name.
+    Path(PathBuf),
+    /// Through the program's own open file, and where that is at: to open a file breaks a lease on it.
+    Own(File, u64),
+}
+
+impl Source {
+    /// Has the bytes read; they are where they were when it returns.
+    pub fn read(&self, read: impl FnOnce(&File) -> Result<()>) -> Result<()> {
+        match self {
+            Self::Path(path) => {
+                let file = File::open(path);
+                let named = |source| Error::io(path.display().to_string(), source);
+                read(&file.map_err(named)?)
+            }
+            Self::Own(file, offset) => {
+                let done = read(file);
+                let back = { file }.seek(SeekFrom::Start(*offset));
+                back.map_err(|source| Error::io("lseek", source))?;
+                done
+            }
+        }
+    }
 }
 
 /// What an epoll instance watches: descriptor, events, data.
@@ -160,7 +189,7 @@ impl Files {
     ) -> Result<Kind> {
         let info = &seen.info;
         Ok(match seen.class(is_ours)? {
-            Class::Path => self.path(seen, named)?,
+            Class::Path => self.path(number, seen, copy, named)?,
             Class::Proc(pid, path) => Kind::Proc {
                 pid,
                 path,
@@ -217,7 +246,13 @@ impl Files {
         Ok(Kind::Socket(Box::new(socket)))
     }
 
-    fn path(&mut self, seen: &Seen, named: &mut Named) -> Result<Kind> {
+    fn path(
+        &mut self,
+        number: u32,
+        seen: &Seen,
+        copy: OwnedFd,
+        named: &mut Named,
+    ) -> Result<Kind> {
         let (metadata, name) = (&seen.metadata, seen.name.as_os_str().as_bytes());
         let gone = seen.lost_name();
         // What the kernel makes up as it is read is neither saved nor compared.
@@ -231,7 +266,13 @@ impl Files {
         if gone.is_some() && !is_saved {
             return Err(seen.refused("a large file without a name"));
         }
+        let mut locks = self.open[number as usize].locks.iter();
+        let is_leased = locks.any(|lock| lock.by == LockedBy::Lease);
+        if is_leased && seen.info.flags & (libc::O_ACCMODE | libc::O_DIRECT) != libc::O_RDWR {
+            return Err(seen.refused("a lease on what only others can read"));
+        }
         let (file, tail) = match is_regular && gone.is_none() {
+            true if is_leased => (Some(named.file(seen.pid, &seen.name, false)?), 0),
             true => {
                 let is_hashed = !writes && metadata.len() <= HASHED_MAX;
                 let file = named
@@ -246,20 +287,25 @@ impl Files {
             offset: seen.info.offset,
             file,
             tail,
-            contents: is_saved.then(|| self.save(seen)),
+            contents: is_saved.then(|| {
+                self.save(seen, match is_leased {
+                    true => Source::Own(copy.into(), seen.info.offset),
+                    false => Source::Path(seen.path()),
+                })
+            }),
             unlinked: gone.is_some(),
             mode: metadata.permissions().mode() & 0o7777,
         })
     }
 
     /// The contents of a file, which are saved once. The space is that behind all others, for now.
-    fn save(&mut self, seen: &Seen) -> Contents {
+    fn save(&mut self, seen: &Seen, source: Source) -> Contents {
         let contents = &mut self.contents;
         *self
             .saved
             .entry(id_of(&seen.metadata))
             .or_insert_with(|| {
-                contents.push(seen.path());
+                contents.push(source);
                 Contents {
                     space: contents.len() as u32 - 1,
                     size: seen.metadata.len(),

@@ -23,7 +23,6 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, OwnedFd},
     os::unix::fs::FileExt,
-    path::PathBuf,
 };
 
 use libc::pid_t;
@@ -35,7 +34,7 @@ pub use self::named::{Named, hash, modified, tail};
 pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};
 use self::{
     areas::{Flags, Shared},
-    files::Files,
+    files::{Files, Source},
     pages::Pagemap,
     sockets::Sockets,
     terminals::Terminals,
@@ -80,7 +79,7 @@ pub struct Described {
     shared: Shared,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
-    contents: Vec<PathBuf>,
+    contents: Vec<Source>,
     sockets: Sockets,
     terminals: Terminals,
     /// Files that only we have: on their way from process to process.
@@ -236,10 +235,8 @@ pub fn write<S: Sink>(
         write_shared((first + index) as u32, object, writer)?;
     }
     let first = first + described.shared.met.len();
-    for (index, path) in described.contents.iter().enumerate() {
-        let opened = File::open(path);
-        let file = opened.map_err(|source| Error::io(path.display().to_string(), source))?;
-        write_file((first + index) as u32, &file, writer)?;
+    for (index, source) in described.contents.iter().enumerate() {
+        source.read(|file| write_file((first + index) as u32, file, writer))?;
     }
     Ok(())
 }

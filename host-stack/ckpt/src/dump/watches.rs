@@ -72,7 +72,7 @@ fn parse(line: &str) -> Option<Line> {
     });
     let kind = hex("fhandle-type").map(|kind| kind as i32);
     Some(Line {
-        wd: field("wd")?.parse().ok()?,
+        wd: i32::try_from(hex("wd")?).ok()?,
         // The kernel's own way to pack it.
         id: (
             libc::makedev((device >> 20) as u32, device as u32 & 0xf_ffff),

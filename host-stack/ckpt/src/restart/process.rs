@@ -205,8 +205,9 @@ impl<'a> Growing<'a> {
     ) -> Result<Vec<Tracee>> {
         let pid = self.process.pid;
         self.protect()?;
-        self.hold(tree, opened)?;
+        self.set_foreground(tree, opened)?;
         self.set_attributes(opened)?;
+        self.hold(tree)?;
         if let Some(group) = groups::joins(tree, self.process) {
             let join = call(libc::SYS_setpgid, [0, group as u64]);
             self.make("its process group", &[join])?;
@@ -235,13 +236,18 @@ impl<'a> Growing<'a> {
         Ok(std::iter::once(self.first).chain(threads).collect())
     }
 
-    /// What it holds through its files, and who is in the foreground of its terminal.
-    fn hold(&self, tree: &Tree, opened: &Opened) -> Result<()> {
+    /// What it holds through its files. It has no others any more: to close any of a file gives its locks up.
+    fn hold(&self, tree: &Tree) -> Result<()> {
         let pid = self.process.pid;
         for step in held::steps(tree, self.process, self.body) {
             let made = self.call_with(step.call, step.data.as_deref())?;
             result(made).map_err(|source| step.failed(pid, source))?;
         }
+        Ok(())
+    }
+
+    /// Who is in the foreground of its terminal, which it still has from its supervisor.
+    fn set_foreground(&self, tree: &Tree, opened: &Opened) -> Result<()> {
         for (set, group) in terminals::foreground(tree, opened, self.process) {
             // A group whose last member has ended is nobody's.
             self.call_with(set, Some(&group.to_ne_bytes()))?;
