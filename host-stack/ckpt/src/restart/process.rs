@@ -13,7 +13,7 @@ use procfs::process::Process as Proc;
 use super::{
     credentials,
     files::{Opened, damaged},
-    groups, layout,
+    groups, held, layout, terminals,
 };
 use crate::{
     dump::{
@@ -207,7 +207,9 @@ impl<'a> Growing<'a> {
     ) -> Result<Vec<Tracee>> {
         let pid = self.process.pid;
         self.protect()?;
+        self.set_foreground(tree, opened)?;
         self.set_attributes(opened)?;
+        self.hold(tree)?;
         if let Some(group) = groups::joins(tree, self.process) {
             let join = call(libc::SYS_setpgid, [0, group as u64]);
             self.make("its process group", &[join])?;
@@ -236,6 +238,36 @@ impl<'a> Growing<'a> {
             self.body.oom_score.to_string(),
         );
         Ok(std::iter::once(self.first).chain(threads).collect())
+    }
+
+    /// What it holds through its files. It has no others any more: to close any of a file gives its locks up.
+    fn hold(&self, tree: &Tree) -> Result<()> {
+        let pid = self.process.pid;
+        for step in held::steps(tree, self.process, self.body) {
+            let made = self.call_with(step.call, step.data.as_deref())?;
+            result(made).map_err(|source| step.failed(pid, source))?;
+        }
+        Ok(())
+    }
+
+    /// Who is in the foreground of its terminal, which it still has from its supervisor.
+    fn set_foreground(&self, tree: &Tree, opened: &Opened) -> Result<()> {
+        for (set, group) in terminals::foreground(tree, opened, self.process) {
+            // A group whose last member has ended is nobody's.
+            self.call_with(set, Some(&group.to_ne_bytes()))?;
+        }
+        Ok(())
+    }
+
+    /// A call whose third argument is the address of these bytes, if there are any.
+    fn call_with(&self, mut call: Call, bytes: Option<&[u8]>) -> Result<i64> {
+        if let Some(bytes) = bytes {
+            let mut data = Data::at(remote::data(self.stub));
+            call.arguments[2] = data.put(bytes);
+            data.write(self.process.pid)?;
+        }
+        let made = self.remote()?.calls(self.stub, self.process.pid, &[call])?;
+        Ok(made[0])
     }
 
     /// What it may use at most. What this machine does not allow any more stays as its supervisor has it.
@@ -543,7 +575,7 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
         }
         Backing::Shared(number, offset) => {
             let fd = opened.shared.get(*number as usize).copied();
-            let fd = fd.ok_or_else(|| damaged("shared memory"))?;
+            let (_, fd) = fd.ok_or_else(|| damaged("shared memory"))?;
             (area.protection, libc::MAP_SHARED, fd, *offset)
         }
     };

@@ -51,7 +51,7 @@ impl Stopped {
     pub fn stop(root: pid_t, known: &mut Known) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        let before = Before::look(me)?;
+        let before = Before::look(me, &mut known.named)?;
         let mut tries = 0;
         loop {
             let since = Instant::now();
