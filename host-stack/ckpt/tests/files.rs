@@ -2,12 +2,6 @@
 
 mod common;
 
-use std::{
-    fs::{self, File},
-    io::Write,
-    os::fd::AsRawFd,
-};
-
 use common::{Job, program};
 
 fn stays(name: &str) {
