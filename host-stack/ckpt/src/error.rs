@@ -86,6 +86,15 @@ pub enum Error {
     /// A directory of checkpoints.
     #[error(transparent)]
     Store(#[from] snaprig_ckpt_image::store::StoreError),
+    /// A chain of images cannot be read.
+    #[error(transparent)]
+    Chain(#[from] snaprig_ckpt_image::chain::ChainError),
+    /// A checkpoint turned out to be damaged when it was restarted.
+    #[error("{what}")]
+    Damaged {
+        /// What is wrong.
+        what: String,
+    },
     /// An image cannot be written.
     #[error(transparent)]
     Write(#[from] snaprig_ckpt_image::image::WriteError),
@@ -106,6 +115,14 @@ impl Error {
     /// It is worth another try.
     pub(crate) fn for_now(self) -> Self {
         Self::NotNow(Box::new(self))
+    }
+
+    /// An older checkpoint may be whole.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Self::Image(_) | Self::Chain(_) | Self::Store(_) | Self::Damaged { .. }
+        )
     }
 
     pub(crate) fn refused(pid: pid_t, what: impl Into<String>) -> Self {

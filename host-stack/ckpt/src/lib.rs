@@ -15,6 +15,7 @@
 //! | `trace`, `remote`, `memory` | a held thread, the calls that it makes for us, its memory |
 //! | `freeze` | stops a tree of processes, and lets it go |
 //! | `state` | what an image says |
+//! | `track`, `ranges`, `spaces` | which pages are written to; what a chain of images has of them |
 //! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
@@ -29,16 +30,24 @@ mod error;
 mod flow;
 mod freeze;
 mod memory;
+mod ranges;
 mod remote;
 mod restart;
 mod show;
 mod socket;
+mod spaces;
 mod state;
 mod supervisor;
 mod trace;
+mod track;
+
+pub use snaprig_ckpt_image::interval::Policy;
 
 pub use self::{
     error::{Error, Result},
     show::inspect,
-    supervisor::{Dumped, Interval, Reply, Request, Running, Status, ask, launch, restart},
+    supervisor::{
+        Copied, Dumped, Mode, Options, Pause, Reply, Request, Running, Schedule, Status, ask,
+        launch, restart,
+    },
 };

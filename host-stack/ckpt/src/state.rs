@@ -24,7 +24,7 @@ pub struct Tree {
     pub processes: Vec<Process>,
     /// Open file descriptions, by number.
     pub files: Vec<OpenFile>,
-    /// Memory that several can map: spaces of the image behind those of the processes.
+    /// Memory that several can map.
     pub shared: Vec<SharedMemory>,
 }
 
@@ -33,6 +33,8 @@ pub struct Tree {
 pub struct Process {
     /// Its number.
     pub pid: i32,
+    /// Space of the image that its memory is.
+    pub space: u32,
     /// Its parent's.
     pub parent: i32,
     /// Its process group's.
@@ -243,6 +245,8 @@ pub struct Descriptor {
 /// Memory that several processes can map, or one and a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedMemory {
+    /// Space of the image.
+    pub space: u32,
     /// Name of a memfd; none: anonymous.
     pub name: Option<Vec<u8>>,
     /// Bytes.

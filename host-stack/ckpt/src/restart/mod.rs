@@ -17,11 +17,13 @@ mod seed;
 mod sockets;
 mod timers;
 
-use std::{fs::File, io, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
+mod fill;
 
-use snaprig_ckpt_image::image::{Piece, Reader};
+use std::io;
 
-use self::{files::Opened, process::Growing};
+use snaprig_ckpt_image::chain::Chain;
+
+use self::{files::Opened, fill::fill, process::Growing};
 pub use self::{
     groups::place,
     namespaces::{Clocks, chain, exit_code, run},
@@ -32,21 +34,29 @@ use crate::{
     trace::Tracee,
 };
 
-/// Reads what an image says of its tree.
-pub fn read_tree<R: Read>(reader: &mut Reader<R>) -> Result<Tree> {
-    match reader.next()? {
-        Some(Piece::State(state)) => Ok(state.decode()?),
-        _ => Err(files::damaged("no tree of processes")),
-    }
+/// Reads what a chain of images says of its tree.
+pub fn read_tree(chain: &Chain) -> Result<Tree> {
+    let mut tree = None;
+    chain.states(|state| -> Result<()> {
+        tree = Some(state.decode()?);
+        Ok(())
+    })?;
+    tree.ok_or_else(|| files::damaged("no tree of processes"))
 }
 
-/// Makes the tree of an image whose first section has been read; the caller is its supervisor, and has one thread.
-/// Returns when all processes run.
-pub fn restore<R: Read>(tree: &Tree, reader: &mut Reader<R>, drops_privileges: bool) -> Result<()> {
+/// Makes the tree of a chain of images; the caller is its supervisor, and has one thread. When all processes stand as
+/// they were, and every byte of them has been read and checked, `may_go` says whether they run; then they do when this
+/// returns.
+pub fn restore(
+    tree: &Tree,
+    chain: &mut Chain,
+    drops_privileges: bool,
+    may_go: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     check(tree)?;
     groups::lead(tree);
     let mut opened = Opened::open(tree)?;
-    let result = grow(tree, reader, &mut opened, drops_privileges);
+    let result = grow(tree, chain, &mut opened, drops_privileges, may_go);
     if result.is_err() {
         for process in &tree.processes {
             // SAFETY: no memory is involved; in this namespace the number is nobody else's.
@@ -76,11 +86,12 @@ fn check(tree: &Tree) -> Result<()> {
     }
 }
 
-fn grow<R: Read>(
+fn grow(
     tree: &Tree,
-    reader: &mut Reader<R>,
+    chain: &mut Chain,
     opened: &mut Opened,
     drops_privileges: bool,
+    may_go: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     seed::plant(tree, opened)?;
     let mut growing = Vec::new();
@@ -89,12 +100,13 @@ fn grow<R: Read>(
             growing.push(Growing::lay_out(process, body, tree, opened)?);
         }
     }
-    fill(tree, reader, opened)?;
+    fill(tree, chain, opened)?;
     cut(tree, opened)?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
     }
+    may_go()?;
     groups::dismiss(tree);
     for process in &tree.processes {
         if let Some(signal) = process.stopped {
@@ -106,39 +118,6 @@ fn grow<R: Read>(
         thread.detach(0)?;
     }
     Ok(())
-}
-
-/// Reads the rest of the image into memory and files.
-fn fill<R: Read>(tree: &Tree, reader: &mut Reader<R>, opened: &Opened) -> Result<()> {
-    let shared = tree.processes.len();
-    let contents = shared + tree.shared.len();
-    while let Some(piece) = reader.next()? {
-        let Piece::Pages {
-            space,
-            address,
-            bytes,
-        } = piece
-        else {
-            continue;
-        };
-        let index = space as usize;
-        if let Some(process) = tree.processes.get(index) {
-            crate::memory::scatter(process.pid, address, bytes)?;
-        } else if index < contents {
-            let memory = opened.shared[index - shared];
-            write_at(memory, bytes, address)?;
-        } else if let Some(Some(file)) = opened.contents.get(&space) {
-            write_at(*file, bytes, address)?;
-        }
-    }
-    Ok(())
-}
-
-fn write_at(fd: i32, bytes: &[u8], at: u64) -> Result<()> {
-    // SAFETY: it is open, and stays so: the file is not dropped.
-    let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
-    let written = file.write_all_at(bytes, at);
-    written.map_err(|source| Error::io("contents of a file", source))
 }
 
 /// Contents come in whole pages: takes off what is behind a file's end.

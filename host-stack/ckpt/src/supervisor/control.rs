@@ -17,6 +17,7 @@ use std::{
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
 
+use super::checkpoint::{Copied, Pause};
 use crate::error::{Error, Result};
 
 /// Longest command line that a client sends, and how long it may take to.
@@ -32,6 +33,8 @@ pub enum Request {
     Dump {
         /// It ends.
         kill: bool,
+        /// It is a full one, whatever the mode.
+        full: bool,
     },
     /// Who is there.
     Status,
@@ -75,8 +78,12 @@ pub struct Dumped {
     pub round: u64,
     /// Bytes of it.
     pub bytes: u64,
+    /// The earlier one that it builds on; none: it is a full one.
+    pub parent: Option<u64>,
+    /// How memory was copied.
+    pub copied: Copied,
     /// How long the tree stood still.
-    pub pause: Duration,
+    pub pause: Pause,
     /// How long it took in all.
     pub took: Duration,
 }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use snaprig_ckpt::{Reply, Request};
+use snaprig_ckpt::{Dumped, Reply, Request};
 use tempfile::TempDir;
 
 /// Nobody's numbers.
@@ -25,31 +25,45 @@ pub struct Job {
     pub directory: TempDir,
     supervisor: Child,
     user: Option<u32>,
+    environment: Vec<(String, String)>,
 }
 
 impl Job {
     /// Launches a program; its arguments are of its directory's programs, or as they are.
     pub fn launch(program: &[&str]) -> Self {
-        Self::launch_as(None, program)
+        Self::launch_as(None, &[], program)
+    }
+
+    /// With an environment: what the supervisor is told (see the driver).
+    pub fn launch_with(environment: &[(&str, &str)], program: &[&str]) -> Self {
+        Self::launch_as(None, environment, program)
     }
 
     /// As an ordinary user; none if the test is one itself.
     pub fn launch_as_nobody(program: &[&str]) -> Self {
-        // SAFETY: no preconditions.
-        let is_root = unsafe { libc::geteuid() } == 0;
-        Self::launch_as(is_root.then_some(NOBODY), program)
+        Self::launch_as_nobody_with(&[], program)
     }
 
-    fn launch_as(user: Option<u32>, program: &[&str]) -> Self {
+    /// As above, with an environment.
+    pub fn launch_as_nobody_with(environment: &[(&str, &str)], program: &[&str]) -> Self {
+        // SAFETY: no preconditions.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        Self::launch_as(is_root.then_some(NOBODY), environment, program)
+    }
+
+    fn launch_as(user: Option<u32>, environment: &[(&str, &str)], program: &[&str]) -> Self {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let environment: Vec<_> = environment.iter().map(own).collect();
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(directory.path(), user, user).unwrap();
         let mut arguments = vec!["launch", "job"];
         arguments.extend(program);
-        let supervisor = start(directory.path(), user, &arguments);
+        let supervisor = start(directory.path(), user, &environment, &arguments);
         let job = Self {
             directory,
             supervisor,
             user,
+            environment,
         };
         job.wait_for_control();
         job
@@ -86,8 +100,13 @@ impl Job {
 
     /// A checkpoint.
     pub fn dump(&self, kill: bool) -> Result<(), String> {
-        match snaprig_ckpt::ask(&self.path("job"), Request::Dump { kill }) {
-            Ok(Reply::Dumped(_)) => Ok(()),
+        self.dumped(kill, false).map(drop)
+    }
+
+    /// A checkpoint, and what is said of it.
+    pub fn dumped(&self, kill: bool, full: bool) -> Result<Dumped, String> {
+        match snaprig_ckpt::ask(&self.path("job"), Request::Dump { kill, full }) {
+            Ok(Reply::Dumped(dumped)) => Ok(dumped),
             Ok(Reply::Failed(why)) => Err(why),
             other => panic!("{other:?}; {}", self.output()),
         }
@@ -115,11 +134,27 @@ impl Job {
     }
 
     pub fn restart(&mut self) {
-        self.supervisor = start(self.directory.path(), self.user, &["restart", "job"]);
+        self.restart_from(&[]);
+    }
+
+    /// A restart, and of which checkpoint.
+    pub fn restart_from(&mut self, round: &[&str]) {
+        let arguments = [&["restart", "job"], round].concat();
+        let (directory, environment) = (self.directory.path(), &self.environment);
+        self.supervisor = start(directory, self.user, environment, &arguments);
         wait_until_or(
             || snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok(),
             || format!("a restarted supervisor answers; {}", self.output()),
         );
+    }
+
+    /// The supervisor and all processes end, as they are.
+    pub fn kill(&mut self) {
+        for pid in self.processes() {
+            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        let _ = self.supervisor.wait();
     }
 
     /// Its exit status, when it has ended.
@@ -160,15 +195,16 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        for pid in self.processes() {
-            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-        }
-        let _ = self.supervisor.wait();
+        self.kill();
     }
 }
 
-fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
+fn start(
+    directory: &Path,
+    user: Option<u32>,
+    environment: &[(String, String)],
+    arguments: &[&str],
+) -> Child {
     let out = File::options()
         .append(true)
         .create(true)
@@ -176,6 +212,7 @@ fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
         .unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
     command.args(arguments).current_dir(directory);
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::null());
     command.stdout(out.try_clone().unwrap()).stderr(out);
     // As shells do it. What the tests run in may be a container whose group is that of its first process.
