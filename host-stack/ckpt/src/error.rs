@@ -95,6 +95,12 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
+    /// The other side, or another process of this one, has said no.
+    #[error("{what}")]
+    Refusal {
+        /// What it has said.
+        what: String,
+    },
     /// An image cannot be written.
     #[error(transparent)]
     Write(#[from] snaprig_ckpt_image::image::WriteError),

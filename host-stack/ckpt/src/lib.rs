@@ -47,7 +47,7 @@ pub use self::{
     error::{Error, Result},
     show::inspect,
     supervisor::{
-        Copied, Dumped, Mode, Options, Pause, Reply, Request, Running, Schedule, Status, ask,
-        launch, restart,
+        Address, Copied, Dumped, Migrated, Mode, Options, Pause, Reply, Request, Running, Schedule,
+        Status, ask, launch, receive, restart,
     },
 };

@@ -6,7 +6,6 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     os::unix::fs::FileExt,
-    path::PathBuf,
     thread,
     time::Duration,
 };
@@ -128,25 +127,25 @@ fn a_tree_of_processes_and_files() {
 }
 
 /// What the images of a round say together: spaces by what is in them, whatever their numbers.
-fn contents(job: &Job, round: u64) -> Vec<BTreeMap<u64, u64>> {
+fn contents(job: &Job, round: u64) -> Vec<BTreeMap<u64, Vec<u8>>> {
     let checkpoint = Store::open(job.path("job"))
         .unwrap()
         .checkpoint(round)
         .unwrap();
     let mut chain = Chain::open(&checkpoint.chain("tree").unwrap()).unwrap();
-    let mut spaces: BTreeMap<u32, BTreeMap<u64, u64>> = BTreeMap::new();
+    let mut spaces: BTreeMap<u32, BTreeMap<u64, Vec<u8>>> = BTreeMap::new();
     let parts: Vec<_> = chain.parts().collect();
     let mut bytes = vec![0; 4 << 20];
     for part in parts {
         let space = spaces.entry(part.run.space).or_default();
         for at in (0..part.run.bytes).step_by(4096) {
-            space.insert(part.run.address + at, 0);
+            space.insert(part.run.address + at, vec![0; 4096]);
         }
         if part.place != Place::Zeroes {
             let bytes = &mut bytes[..part.run.bytes as usize];
             chain.load(&part, bytes).unwrap();
             for (at, page) in (part.run.address..).step_by(4096).zip(bytes.chunks(4096)) {
-                space.insert(at, snaprig_ckpt_image::image::hash(page));
+                space.insert(at, page.to_vec());
             }
         }
     }
@@ -199,13 +198,21 @@ fn chain_is_what_a_full_image_is(mode: &str) {
     assert!(contents(&job, increment.round) == whole);
 }
 
-fn differences(one: &[BTreeMap<u64, u64>], other: &[BTreeMap<u64, u64>]) -> String {
-    let sizes = |of: &[BTreeMap<u64, u64>]| of.iter().map(BTreeMap::len).collect::<Vec<_>>();
-    let mut text = format!("pages {:?} {:?}", sizes(one), sizes(other));
+/// Pages that are not the same, and where they differ first.
+fn differences(one: &[BTreeMap<u64, Vec<u8>>], other: &[BTreeMap<u64, Vec<u8>>]) -> String {
+    let mut text = String::new();
     for (one, other) in one.iter().zip(other) {
-        let keys = one.keys().chain(other.keys());
-        let differ = keys.filter(|at| one.get(at) != other.get(at)).take(8);
-        text += &format!("; {:x?}", differ.collect::<Vec<_>>());
+        text += &format!("{} and {} pages", one.len(), other.len());
+        for (at, page) in one {
+            let Some(same) = other.get(at).filter(|same| *same != page) else {
+                continue;
+            };
+            let first = (0..4096).find(|byte| page[*byte] != same[*byte]).unwrap() / 8 * 8;
+            let count = (0..4096).filter(|byte| page[*byte] != same[*byte]).count();
+            let (page, same) = (&page[first..first + 32], &same[first..first + 32]);
+            text += &format!("; {at:x}+{first:x}: {count} bytes: {page:x?} {same:x?}");
+        }
+        text += "\n";
     }
     text
 }
@@ -286,27 +293,9 @@ fn an_increment_is_not_restarted_on_a_damaged_parent() {
     );
 }
 
-/// A program with much memory, of which it writes to little.
-fn large() -> (tempfile::TempDir, PathBuf) {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("large.py");
-    let text = "import os, time, sys\n\
-        memory = bytearray(os.urandom(1 << 20) * 192)\n\
-        before = hash(bytes(memory[1 << 26:]))\n\
-        print('ready', flush=True)\n\
-        n = 0\n\
-        while not os.path.exists('go'):\n\
-        \x20   memory[n * 4096 % (1 << 22)] = n & 255\n\
-        \x20   n += 1\n\
-        print('right' if hash(bytes(memory[1 << 26:])) == before else 'wrong')\n";
-    fs::write(&path, text).unwrap();
-    (directory, path)
-}
-
 #[test]
 fn what_is_copied_in_the_background_is_not_copied_when_it_stands_still() {
-    let (_directory, large) = large();
-    let python = ["/usr/bin/python3", large.to_str().unwrap()];
+    let python = ["/usr/bin/python3", &program("large.py")];
     let mut job = Job::launch_with(&[("MODE", "background")], &python);
     job.wait_for("ready");
     let first = job.dumped(false, false).unwrap();
@@ -324,8 +313,7 @@ fn what_is_copied_in_the_background_is_not_copied_when_it_stands_still() {
 
 #[test]
 fn a_supervisor_that_is_killed_while_it_copies_leaves_the_checkpoint_before() {
-    let (_directory, large) = large();
-    let python = ["/usr/bin/python3", large.to_str().unwrap()];
+    let python = ["/usr/bin/python3", &program("large.py")];
     let mut job = Job::launch_with(&[("MODE", "background")], &python);
     job.wait_for("ready");
     job.dump(false).unwrap();

@@ -1,13 +1,14 @@
 //! The library from the command line, as its tests use it.
 //!
 //!     snaprig-ckpt-driver launch DIR PROGRAM ARGUMENTS... | dump DIR [kill] [full] | restart DIR [ROUND]
+//!         | receive DIR SOCKET | receive DIR HOST:PORT TOKEN
 //!
 //! MODE (incremental, background), ZSTD (a level), KEEP (checkpoints) and OVERHEAD (percent) are taken from the
 //! environment.
 
 use std::{env, ffi::OsString, path::Path, process::exit};
 
-use snaprig_ckpt::{Error, Mode, Options, Policy, Reply, Request, Schedule};
+use snaprig_ckpt::{Address, Error, Mode, Options, Policy, Reply, Request, Schedule};
 
 fn main() {
     let arguments: Vec<OsString> = env::args_os().skip(1).collect();
@@ -47,6 +48,14 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
         Some("restart") => {
             let round = rest.first().and_then(|round| round.to_str()?.parse().ok());
             snaprig_ckpt::restart(directory, round, &options())
+        }
+        Some("receive") => {
+            let at = match rest {
+                [socket] => Address::Unix(socket.into()),
+                [host, token, ..] => Address::Tcp(host.to_string_lossy().into(), token.into()),
+                [] => return Ok(2),
+            };
+            snaprig_ckpt::receive(directory, &at, &options())
         }
         Some("dump") => {
             let has = |word: &str| rest.iter().any(|given| given == word);

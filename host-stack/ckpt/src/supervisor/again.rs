@@ -11,15 +11,13 @@ use std::{
     path::Path,
 };
 
-use snaprig_ckpt_image::{
-    chain::Chain,
-    store::{Checkpoint, Store},
-};
+use snaprig_ckpt_image::{chain::Chain, store::Store};
 
 use super::{MEMBER, Options, Supervisor, control::listen, signals::Signals};
 use crate::{
     error::{Error, Result},
     restart::{self, Clocks},
+    state::Tree,
 };
 
 /// Longest message of what is wrong with a checkpoint.
@@ -55,46 +53,57 @@ fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
     let checkpoint = store.checkpoint(round)?;
     let mut chain = Chain::open(&checkpoint.chain(MEMBER)?)?;
     let tree = restart::read_tree(&chain)?;
+    run(store.dir(), &tree, options, || {
+        restart::restore(&tree, &mut chain, drops_privileges(), || Ok(()))?;
+        Ok(checkpoint.manifest().command.clone())
+    })
+}
+
+/// Has `restore` make a tree in namespaces of its own, and supervises that to its end; its exit status. `restore` says
+/// what the tree's command line was; if it fails, so does this.
+pub fn run(
+    directory: &Path,
+    tree: &Tree,
+    options: &Options,
+    restore: impl FnOnce() -> Result<Vec<String>>,
+) -> Result<i32> {
     let failed = |source| Error::io("pipe", source);
-    let (mut damage, damaged) = io::pipe().map_err(failed)?;
-    let place = restart::place(&tree);
+    let (mut heard, said) = io::pipe().map_err(failed)?;
     let clocks = Clocks {
         monotonic: tree.monotonic_nanos,
         boottime: tree.boottime_nanos,
     };
-    let status = restart::run(place, clocks, || {
-        let supervised = supervise(store.dir(), &checkpoint, options, || {
-            restart::restore(&tree, &mut chain, drops_privileges(), || Ok(()))?;
-            drop(chain);
-            Ok(tree.root)
-        });
-        supervised.unwrap_or_else(|error| {
-            let message = restart::chain(&error);
-            match error.is_damage() {
-                true => tell(&damaged, &message),
-                false => eprintln!("snaprig: {message}"),
-            }
+    let status = restart::run(restart::place(tree), clocks, || {
+        supervise(directory, tree, options, restore).unwrap_or_else(|error| {
+            tell(&said, &error);
             1
         })
     })?;
-    drop(damaged);
+    drop(said);
     let mut what = String::new();
-    damage.read_to_string(&mut what).map_err(failed)?;
-    match what.is_empty() {
-        true => Ok(status),
-        false => Err(Error::Damaged { what }),
+    heard.read_to_string(&mut what).map_err(failed)?;
+    match what.split_at_checked(1) {
+        None => Ok(status),
+        Some((DAMAGED, what)) => Err(Error::Damaged { what: what.into() }),
+        Some((_, what)) => Err(Error::Refusal { what: what.into() }),
     }
 }
 
-/// A message that fits into a pipe.
-fn tell(mut to: impl Write, message: &str) {
+/// What a message to the caller begins with.
+const DAMAGED: &str = "d";
+const OTHER: &str = "o";
+
+/// An error, as a message that fits into a pipe.
+fn tell(mut to: impl Write, error: &Error) {
+    let kind = if error.is_damage() { DAMAGED } else { OTHER };
+    let message = kind.to_owned() + &restart::chain(error);
     let end = message.floor_char_boundary(MESSAGE_MAX);
     // Who would read it is gone.
     let _ = to.write_all(&message.as_bytes()[..end]);
 }
 
 /// Whether a tree is restarted by somebody who cannot give it other users than himself.
-fn drops_privileges() -> bool {
+pub fn drops_privileges() -> bool {
     // SAFETY: no preconditions.
     unsafe { libc::geteuid() != 0 }
 }
@@ -102,13 +111,12 @@ fn drops_privileges() -> bool {
 /// Restores a tree, and supervises it.
 fn supervise(
     directory: &Path,
-    checkpoint: &Checkpoint,
+    tree: &Tree,
     options: &Options,
-    restore: impl FnOnce() -> Result<libc::pid_t>,
+    restore: impl FnOnce() -> Result<Vec<String>>,
 ) -> Result<i32> {
     let listener = listen(directory)?;
     let signals = Signals::block()?;
-    let root = restore()?;
-    let command = checkpoint.manifest().command.clone();
-    Supervisor::new(directory, listener, signals, root, command, options)?.run()
+    let command = restore()?;
+    Supervisor::new(directory, listener, signals, tree.root, command, options)?.run()
 }

@@ -56,7 +56,7 @@ pub fn copy<S: Sink>(
     let mut left = u64::MAX;
     while ahead.passes < PASSES_MAX && known.tracking.is_possible() {
         let bytes = pass(me, known, spaces, writer, &mut ahead)?;
-        (left, ahead.passes) = (left_to_copy(me)?, ahead.passes + 1);
+        left = left_to_copy(me)?;
         if left <= LITTLE || left > bytes / 2 {
             break;
         }
@@ -112,6 +112,10 @@ fn pass<S: Sink>(
     for pid in freeze::descendants(me)? {
         missing.extend(protect(pid, areas(pid), spaces).map(|pages| (pid, pages)));
     }
+    if missing.iter().all(|(_, pages)| pages.bytes() == 0) {
+        return Ok(0);
+    }
+    ahead.passes += 1;
     let begun = Instant::now();
     Frozen::freeze(me, &mut known.calls)?.let_go()?;
     ahead.stopped += begun.elapsed();

@@ -246,6 +246,11 @@ impl Stopped {
         }
     }
 
+    /// When it was stopped.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
     /// The tree runs on.
     pub fn let_go(self) -> Result<Pause> {
         // What was taken out of connections is put back first.

@@ -17,7 +17,10 @@ use std::{
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{Copied, Pause};
+use super::{
+    checkpoint::{Copied, Pause},
+    migrate::{Address, Migrated},
+};
 use crate::error::{Error, Result};
 
 /// Longest command line that a client sends, and how long it may take to.
@@ -27,7 +30,7 @@ const ASKING: Duration = Duration::from_secs(5);
 pub const CONTROL: &str = "control";
 
 /// What a supervisor is asked for.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// A checkpoint; and then the tree runs on, or ends.
     Dump {
@@ -35,6 +38,11 @@ pub enum Request {
         kill: bool,
         /// It is a full one, whatever the mode.
         full: bool,
+    },
+    /// The tree goes on at another supervisor.
+    Migrate {
+        /// Where that listens.
+        to: Address,
     },
     /// Who is there.
     Status,
@@ -45,6 +53,8 @@ pub enum Request {
 pub enum Reply {
     /// A checkpoint is complete.
     Dumped(Dumped),
+    /// It goes on elsewhere.
+    Migrated(Migrated),
     /// Who is there.
     Status(Status),
     /// It failed, and the tree runs on.

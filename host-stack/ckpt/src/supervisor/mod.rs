@@ -4,6 +4,7 @@ mod again;
 mod ahead;
 mod checkpoint;
 mod control;
+mod migrate;
 mod schedule;
 mod signals;
 
@@ -28,6 +29,7 @@ pub use self::{
     again::restart,
     checkpoint::{Copied, Mode, Pause},
     control::{Dumped, Reply, Request, Running, Status, ask},
+    migrate::{Address, Migrated, receive},
     schedule::Schedule,
 };
 use self::{
@@ -196,6 +198,7 @@ impl<'a> Supervisor<'a> {
     fn reply(&mut self, request: Request) -> Reply {
         let replied = match request {
             Request::Dump { kill, full } => self.dump(kill, full).map(Reply::Dumped),
+            Request::Migrate { to } => self.migrate(&to).map(Reply::Migrated),
             Request::Status => self.look().map(Reply::Status),
         };
         replied.unwrap_or_else(|error| Reply::Failed(chain(&error)))

@@ -69,6 +69,25 @@ impl Job {
         job
     }
 
+    /// Waits for a program that migrates: `at` is where, as the driver is told.
+    pub fn receive(user: Option<u32>, at: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        let arguments = [&["receive", "job"], at].concat();
+        let supervisor = start(directory.path(), user, &[], &arguments);
+        Self {
+            directory,
+            supervisor,
+            user,
+            environment: Vec::new(),
+        }
+    }
+
+    /// Whether there is a supervisor that answers.
+    pub fn answers(&self) -> bool {
+        snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok()
+    }
+
     fn wait_for_control(&self) {
         wait_until("a supervisor answers", || {
             snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok()
