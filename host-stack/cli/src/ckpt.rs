@@ -21,6 +21,12 @@ pub enum Command {
     ///
     /// Its exit status is that of the program.
     Restart(Restart),
+    /// Move a program to where `ckpt receive` waits for it; most of its memory is sent while it runs
+    Migrate(Migrate),
+    /// Wait for a program that `ckpt migrate` sends, and run it from there on
+    ///
+    /// What has arrived is a checkpoint. The exit status is that of the program.
+    Receive(Receive),
     /// List the processes of a program, and its last checkpoint
     Status(Status),
     /// Verify an image, and show what is in it
@@ -147,6 +153,57 @@ pub struct Restart {
     how: How,
 }
 
+/// Where a program goes.
+#[derive(Args)]
+struct Address {
+    /// HOST:PORT, or the path of a Unix socket, with a / in it
+    #[arg(value_name = "ADDRESS")]
+    address: String,
+    /// With HOST:PORT: a file of 32 random bytes, the same on both sides, that only its owner can read
+    #[arg(long, value_name = "FILE")]
+    token: Option<PathBuf>,
+}
+
+impl Address {
+    /// Paths are made absolute: who uses them may be in another directory.
+    fn address(&self) -> Result<snaprig_ckpt::Address, AnyError> {
+        if self.address.contains('/') {
+            let path = std::path::absolute(&self.address)?;
+            return Ok(snaprig_ckpt::Address::Unix(path));
+        }
+        let token = self.token.as_ref();
+        let token = token.ok_or(
+            "over TCP both sides need a token: `head -c 32 /dev/urandom > FILE; chmod 600 FILE`, \
+             the same FILE on both sides, and --token FILE",
+        )?;
+        let token = std::path::absolute(token)?;
+        Ok(snaprig_ckpt::Address::Tcp(self.address.clone(), token))
+    }
+}
+
+/// What `ckpt migrate` is told.
+#[derive(Args)]
+pub struct Migrate {
+    #[command(flatten)]
+    directory: Directory,
+    #[command(flatten)]
+    to: Address,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `ckpt receive` is told.
+#[derive(Args)]
+pub struct Receive {
+    #[command(flatten)]
+    directory: Directory,
+    #[command(flatten)]
+    at: Address,
+    #[command(flatten)]
+    how: How,
+}
+
 /// What `ckpt status` is told.
 #[derive(Args)]
 pub struct Status {
@@ -188,6 +245,18 @@ struct Dumped {
     took_ms: f64,
 }
 
+#[derive(Serialize)]
+struct Migrated {
+    bytes: u64,
+    /// Sent while the program ran, and how often; private memory that was sent while it stood still.
+    copied_ahead_bytes: u64,
+    passes: u32,
+    copied_stopped_bytes: u64,
+    /// How long it ran nowhere.
+    blackout_ms: f64,
+    took_ms: f64,
+}
+
 /// Runs one of the commands.
 pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
     match command {
@@ -201,7 +270,13 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
             let status = snaprig_ckpt::restart(&options.dir, options.round, &how)?;
             Ok(ExitCode::from(status as u8))
         }
+        Command::Receive(options) => {
+            let (dir, how) = (&options.directory.dir, options.how.options()?);
+            let status = snaprig_ckpt::receive(dir, &options.at.address()?, &how)?;
+            Ok(ExitCode::from(status as u8))
+        }
         Command::Dump(options) => dump(options),
+        Command::Migrate(options) => migrate(options),
         Command::Status(options) => status(options),
         Command::Inspect(options) => inspect(options),
     }
@@ -223,7 +298,6 @@ fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
         Reply::Dumped(dumped) => dumped,
         other => return unexpected(other),
     };
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let (pause, copied) = (dumped.pause, dumped.copied);
     let dumped = Dumped {
         round: dumped.round,
@@ -254,6 +328,37 @@ fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
         dumped.took_ms,
         dumped.stood_still_ms
     );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn migrate(options: &Migrate) -> Result<ExitCode, AnyError> {
+    let to = options.to.address()?;
+    let migrated = match snaprig_ckpt::ask(&options.directory.dir, Request::Migrate { to })? {
+        Reply::Migrated(migrated) => migrated,
+        Reply::Failed(error) => return Err(format!("no migration: {error}").into()),
+        other => return unexpected(other),
+    };
+    let migrated = Migrated {
+        bytes: migrated.bytes,
+        copied_ahead_bytes: migrated.copied.ahead,
+        passes: migrated.copied.passes,
+        copied_stopped_bytes: migrated.copied.stopped,
+        blackout_ms: ms(migrated.blackout),
+        took_ms: ms(migrated.took),
+    };
+    match options.json {
+        true => println!("{}", serde_json::to_string_pretty(&migrated)?),
+        false => println!(
+            "{} sent in {:.0} ms; the program ran nowhere for {:.0} ms",
+            size::show(migrated.bytes),
+            migrated.took_ms,
+            migrated.blackout_ms
+        ),
+    }
     Ok(ExitCode::SUCCESS)
 }
 
