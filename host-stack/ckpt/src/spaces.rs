@@ -19,8 +19,8 @@ pub enum Key {
     Process(pid_t),
     /// Shared memory: device and inode.
     Shared(u64, u64),
-    /// A file's contents: device, inode, and which of its descriptions.
-    Contents(u64, u64, u32),
+    /// A file's contents: device and inode.
+    Contents(u64, u64),
 }
 
 /// A space.

@@ -24,10 +24,10 @@ use std::{
 use libc::pid_t;
 
 use crate::{
-    dump::{copy_of, syscall_of},
+    dump::{Stub, code_of, copy_of},
     error::Result,
     freeze::HeldProcess,
-    remote::call,
+    remote::{call, result},
 };
 
 /// ioctl_userfaultfd(2).
@@ -108,20 +108,34 @@ fn still_to_do<'a>(userfault: &OwnedFd, areas: &'a [Range<u64>]) -> &'a [Range<u
 
 /// Has a process make a userfaultfd, and takes it.
 fn open(process: &mut HeldProcess) -> Result<io::Result<OwnedFd>> {
-    let pid = process.pid;
-    let at = syscall_of(pid)?;
-    process.threads[0].remote(pid, |remote| {
-        let flags = libc::O_CLOEXEC as u64 | libc::O_NONBLOCK as u64 | USER_MODE_ONLY;
-        let fd = match remote.call_at(at, call(libc::SYS_userfaultfd, [flags]))? {
-            Ok(fd) => fd,
-            Err(error) => return Ok(Err(error)),
-        };
-        let copy = copy_of(pid, fd as i32);
-        remote.call_at(at, call(libc::SYS_close, [fd]))?.ok();
-        let userfault = copy?;
-        let mut api = [UFFD_API, FEATURES, 0];
-        Ok(ioctl(&userfault, UFFDIO_API, &mut api).map(|()| userfault))
-    })
+    let stub = Stub::map(process, &code_of(process.handle())?)?;
+    let opened = open_with(process, &stub);
+    // Whatever came of it.
+    stub.unmap(process)?;
+    let userfault = match opened? {
+        Ok(userfault) => userfault,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut api = [UFFD_API, FEATURES, 0];
+    Ok(ioctl(&userfault, UFFDIO_API, &mut api).map(|()| userfault))
+}
+
+fn open_with(process: &mut HeldProcess, stub: &Stub) -> Result<io::Result<OwnedFd>> {
+    let (pid, tid) = (process.pid, process.handle());
+    let mut make = |number, argument| -> Result<io::Result<u64>> {
+        let calls = [call(number, [argument])];
+        let made =
+            process.threads[0].remote(pid, stub.end, |remote| remote.calls(stub.at, tid, &calls));
+        Ok(result(made?[0]))
+    };
+    let flags = libc::O_CLOEXEC as u64 | libc::O_NONBLOCK as u64 | USER_MODE_ONLY;
+    let fd = match make(libc::SYS_userfaultfd, flags)? {
+        Ok(fd) => fd,
+        Err(error) => return Ok(Err(error)),
+    };
+    let copy = copy_of(pid, fd as i32);
+    make(libc::SYS_close, fd)?.ok();
+    copy.map(Ok)
 }
 
 fn register(userfault: &OwnedFd, area: &Range<u64>) -> io::Result<()> {

@@ -14,7 +14,7 @@ use std::{
     thread,
 };
 
-use common::{Job, NOBODY, compiled, program, wait_until};
+use common::{Job, compiled, nobody, program, wait_until};
 use snaprig_ckpt::{Address, Migrated, Reply, Request};
 
 fn migrate(job: &Job, to: Address) -> Result<Migrated, String> {
@@ -71,9 +71,7 @@ fn a_program_migrates() {
 #[test]
 fn a_program_of_an_ordinary_user_migrates() {
     let (_directory, churn) = compiled("churn.c", &[]);
-    // SAFETY: no preconditions.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    there_and_on(Job::launch_as_nobody(&[&churn]), is_root.then_some(NOBODY));
+    there_and_on(Job::launch_as_nobody(&[&churn]), nobody());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use common::{Job, compiled, program, wait_until};
+use common::{Job, compiled, nobody, program, wait_until};
 use snaprig_ckpt_image::{
     chain::{Chain, Place},
     store::Store,
@@ -80,13 +80,18 @@ fn assert_no_userfaultfd(job: &Job) {
 #[test]
 fn a_chain_restarts_from_any_round() {
     let (_directory, churn) = compiled("churn.c", &[]);
-    any_round(Job::launch_with(&[("MODE", "incremental")], &[&churn]));
+    any_round(Job::launch_with(
+        None,
+        &[("MODE", "incremental")],
+        &[&churn],
+    ));
 }
 
 #[test]
 fn a_chain_of_an_ordinary_user() {
     let (_directory, churn) = compiled("churn.c", &[]);
-    any_round(Job::launch_as_nobody_with(
+    any_round(Job::launch_with(
+        nobody(),
         &[("MODE", "incremental")],
         &[&churn],
     ));
@@ -96,13 +101,14 @@ fn a_chain_of_an_ordinary_user() {
 fn what_was_copied_in_the_background_restarts_from_any_round() {
     let (_directory, churn) = compiled("churn.c", &[]);
     let mode = [("MODE", "background"), ("ZSTD", "1")];
-    any_round(Job::launch_with(&mode, &[&churn]));
+    any_round(Job::launch_with(None, &mode, &[&churn]));
 }
 
 #[test]
 fn the_background_of_an_ordinary_user() {
     let (_directory, churn) = compiled("churn.c", &[]);
-    any_round(Job::launch_as_nobody_with(
+    any_round(Job::launch_with(
+        nobody(),
         &[("MODE", "background")],
         &[&churn],
     ));
@@ -111,7 +117,7 @@ fn the_background_of_an_ordinary_user() {
 #[test]
 fn a_tree_of_processes_and_files() {
     let mode = [("MODE", "background")];
-    let mut job = Job::launch_with(&mode, &["/usr/bin/python3", &program("threads.py")]);
+    let mut job = Job::launch_with(None, &mode, &["/usr/bin/python3", &program("threads.py")]);
     job.wait_for("begun");
     for _ in 0..rounds() {
         job.dump(false).unwrap();
@@ -178,7 +184,7 @@ fn chain_is_what_a_full_image_is(mode: &str) {
     let (_directory, churn) = compiled("churn.c", &[]);
     // The kernel writes the number of its processor into a thread's memory, also between two checkpoints (rseq(2)).
     let no_rseq = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
-    let job = Job::launch_with(&[("MODE", mode), no_rseq], &[&churn]);
+    let job = Job::launch_with(None, &[("MODE", mode), no_rseq], &[&churn]);
     job.wait_for("ready");
     for round in 0..rounds() {
         thread::sleep(Duration::from_micros(round * 7919 % 20_011));
@@ -265,7 +271,7 @@ fn a_damaged_checkpoint_is_passed_over_by_name() {
 #[test]
 fn an_increment_is_not_restarted_on_a_damaged_parent() {
     let (_directory, churn) = compiled("churn.c", &[]);
-    let mut job = Job::launch_with(&[("MODE", "incremental")], &[&churn]);
+    let mut job = Job::launch_with(None, &[("MODE", "incremental")], &[&churn]);
     job.wait_for("ready");
     job.dump(false).unwrap();
     job.dumped(false, true).unwrap();
@@ -296,7 +302,7 @@ fn an_increment_is_not_restarted_on_a_damaged_parent() {
 #[test]
 fn what_is_copied_in_the_background_is_not_copied_when_it_stands_still() {
     let python = ["/usr/bin/python3", &program("large.py")];
-    let mut job = Job::launch_with(&[("MODE", "background")], &python);
+    let mut job = Job::launch_with(None, &[("MODE", "background")], &python);
     job.wait_for("ready");
     let first = job.dumped(false, false).unwrap();
     assert!(
@@ -314,7 +320,7 @@ fn what_is_copied_in_the_background_is_not_copied_when_it_stands_still() {
 #[test]
 fn a_supervisor_that_is_killed_while_it_copies_leaves_the_checkpoint_before() {
     let python = ["/usr/bin/python3", &program("large.py")];
-    let mut job = Job::launch_with(&[("MODE", "background")], &python);
+    let mut job = Job::launch_with(None, &[("MODE", "background")], &python);
     job.wait_for("ready");
     job.dump(false).unwrap();
     let asking = {
@@ -342,7 +348,7 @@ fn a_supervisor_that_is_killed_while_it_copies_leaves_the_checkpoint_before() {
 fn older_checkpoints_go_but_for_those_that_are_built_on() {
     let (_directory, churn) = compiled("churn.c", &[]);
     let mode = [("MODE", "incremental"), ("KEEP", "2")];
-    let mut job = Job::launch_with(&mode, &[&churn]);
+    let mut job = Job::launch_with(None, &mode, &[&churn]);
     job.wait_for("ready");
     for round in 1..=5 {
         job.dumped(round == 5, round == 4).unwrap();
@@ -359,7 +365,7 @@ fn older_checkpoints_go_but_for_those_that_are_built_on() {
 fn checkpoints_are_made_as_often_as_they_may_cost() {
     let (_directory, churn) = compiled("churn.c", &[]);
     let mode = [("MODE", "background"), ("OVERHEAD", "50"), ("KEEP", "3")];
-    let mut job = Job::launch_with(&mode, &[&churn]);
+    let mut job = Job::launch_with(None, &mode, &[&churn]);
     job.wait_for("ready");
     wait_until("there are some", || {
         let rounds = Store::open(job.path("job")).unwrap().rounds().unwrap();

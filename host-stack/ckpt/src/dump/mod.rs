@@ -6,35 +6,43 @@
 mod areas;
 mod diag;
 mod files;
+mod held;
 mod named;
 mod pages;
+mod pipes;
 mod process;
 mod refused;
+mod seen;
 mod sockets;
+mod stub;
+mod terminals;
+mod watches;
 mod write;
 
-use std::{collections::HashMap, os::fd::OwnedFd};
+use std::os::fd::OwnedFd;
 
 use libc::pid_t;
-use procfs::process::{MMPermissions, Process as Proc, Stat};
+use procfs::process::{MMPermissions, MMapPath, Process as Proc, Stat};
 
 pub use self::areas::kernels;
 pub use self::files::copy_of;
-pub use self::named::{Named, hash, modified};
+pub use self::named::{Named, hash, modified, tail};
 pub use self::pages::Pagemap;
 pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};
+pub use self::stub::Stub;
 pub use self::write::{Saving, copy_running, look, write};
 use self::{
     areas::{Flags, Shared},
-    files::Files,
+    files::{Files, Source},
     sockets::Sockets,
+    terminals::Terminals,
 };
 use crate::{
-    error::{Error, Result},
+    error::Result,
     freeze::{Frozen, HeldProcess},
     memory,
     spaces::{Key, Spaces},
-    state::{Area, Backing, Kind, Process, SharedMemory, Tree},
+    state::{Area, Backing, FileId, Kind, Process, SharedMemory, Tree},
 };
 
 /// What can be found out of a tree while it runs, so that it stands still for a shorter time.
@@ -45,10 +53,10 @@ pub struct Before {
 
 impl Before {
     /// Of all descendants of a process.
-    pub fn look(ancestor: pid_t) -> Result<Self> {
+    pub fn look(ancestor: pid_t, named: &mut Named) -> Result<Self> {
         let pids = crate::freeze::descendants(ancestor)?;
         for pid in &pids {
-            refused::check(*pid, ancestor)?;
+            refused::check(*pid, ancestor, named)?;
         }
         let flags = pids
             .into_iter()
@@ -66,9 +74,10 @@ pub struct Described {
     shared: Shared,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
-    /// Contents of files: which file's, where it can be opened, which space they are.
-    contents: Vec<(u32, std::path::PathBuf, Key)>,
+    /// Contents of files, in the order that the tree numbers them until their spaces are.
+    contents: Vec<(Key, Source)>,
     sockets: Sockets,
+    terminals: Terminals,
     /// Files that only we have: on their way from process to process.
     _kept: Vec<OwnedFd>,
 }
@@ -77,6 +86,7 @@ impl Described {
     /// The image is complete, and the tree is to end.
     pub fn abandon(&mut self) {
         self.sockets.abandon();
+        self.terminals.abandon();
     }
 }
 
@@ -109,7 +119,8 @@ pub fn describe(
             ..plain(&stat)
         });
     }
-    files.resolve()?;
+    let pids: Vec<pid_t> = processes.iter().map(|process| process.pid).collect();
+    let resolved = files.resolve(&pids, &mut shared)?;
     let vdso = vdso(&frozen.processes, &processes)?;
     let supervisor = processes
         .iter()
@@ -123,6 +134,9 @@ pub fn describe(
         vdso,
         processes,
         files: files.open,
+        pipes: resolved.pipes,
+        terminals: resolved.terminals,
+        console: resolved.console,
         shared: shared
             .met
             .iter()
@@ -134,16 +148,15 @@ pub fn describe(
             })
             .collect(),
     };
+    let contents = files.contents.into_iter();
+    let contents = contents.map(|source| Ok((source.key()?, source)));
     Ok(Described {
+        contents: contents.collect::<Result<_>>()?,
         tree,
         shared,
         nameless,
-        contents: files
-            .contents
-            .into_iter()
-            .map(|(file, path)| (file, path, Key::Contents(0, 0, 0)))
-            .collect(),
         sockets: files.sockets,
+        terminals: files.terminals,
         _kept: files.kept,
     })
 }
@@ -163,7 +176,7 @@ fn plain(stat: &Stat) -> Process {
 }
 
 impl Described {
-    /// Numbers its spaces; a space keeps its number in all images of a chain.
+    /// Numbers its spaces, once; a space keeps its number in all images of a chain.
     pub fn number(&mut self, spaces: &mut Spaces) -> Result<()> {
         spaces.gather();
         let tree = &mut self.tree;
@@ -173,17 +186,12 @@ impl Described {
         for (shared, object) in tree.shared.iter_mut().zip(&self.shared.met) {
             shared.space = spaces.meet(Key::Shared(object.id.0, object.id.1)).number();
         }
-        let mut met = HashMap::new();
-        for (file, path, key) in &mut self.contents {
-            let metadata = std::fs::metadata(&*path);
-            let metadata =
-                metadata.map_err(|source| Error::io(path.display().to_string(), source))?;
-            let (device, inode) = areas::id_of(&metadata);
-            let count = met.entry((device, inode)).or_insert(0);
-            *key = Key::Contents(device, inode, *count);
-            *count += 1;
-            if let Kind::Path { contents, .. } = &mut tree.files[*file as usize].kind
-                && let Some(contents) = contents
+        for file in &mut tree.files {
+            if let Kind::Path {
+                contents: Some(contents),
+                ..
+            } = &mut file.kind
+                && let Some((key, _)) = self.contents.get(contents.space as usize)
             {
                 contents.space = spaces.meet(*key).number();
             }
@@ -215,21 +223,32 @@ fn clock(clock: libc::clockid_t) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Where a process that is held can make a system call.
-pub fn syscall_of(pid: pid_t) -> Result<u64> {
+/// The code of a process, as far as it matters to who has it make calls ([`Stub`]).
+pub fn code_of(pid: pid_t) -> Result<Vec<Area>> {
     let maps = Proc::new(pid)?.maps()?;
     let code = maps
         .iter()
         .filter(|map| map.perms.contains(MMPermissions::EXECUTE));
-    let areas: Vec<_> = code
-        .map(|map| Area {
-            start: map.address.0,
-            end: map.address.1,
-            protection: libc::PROT_EXEC,
-            is_shared: false,
-            backing: kernels(map).map_or(Backing::Anonymous, Backing::Kernel),
-            flags: Vec::new(),
-        })
-        .collect();
-    syscall_instruction(pid, &areas)
+    let areas = code.map(|map| Area {
+        start: map.address.0,
+        end: map.address.1,
+        protection: libc::PROT_READ | libc::PROT_EXEC,
+        is_shared: map.perms.contains(MMPermissions::SHARED),
+        backing: match (&map.pathname, kernels(map)) {
+            (_, Some(name)) => Backing::Kernel(name),
+            (MMapPath::Path(_), None) => Backing::File {
+                file: FileId {
+                    path: Vec::new(),
+                    size: 0,
+                    modified_nanos: 0,
+                    hash: 0,
+                },
+                offset: map.offset,
+                write: false,
+            },
+            _ => Backing::Anonymous,
+        },
+        flags: Vec::new(),
+    });
+    Ok(areas.collect())
 }

@@ -14,6 +14,7 @@ use crate::{
     remote::PAGE,
     spaces::{Key, Space, Spaces},
     state::{Area, Backing},
+    steps::{self, Step},
     track::Tracking,
 };
 
@@ -139,17 +140,21 @@ pub fn write<S: Sink>(
         let wrote = write_shared(space.number(), object, writer)?;
         write_gone(space.number(), &space.is_now(wrote), writer)?;
     }
-    for (_, path, key) in &described.contents {
-        let opened = File::open(path);
-        let file = opened.map_err(|source| Error::io(path.display().to_string(), source))?;
+    for (key, source) in &described.contents {
         let space = spaces.meet(*key);
-        let wrote = write_file(space.number(), &file, writer)?;
+        let mut wrote = Ranges::default();
+        source.read(|file| {
+            wrote = write_file(space.number(), file, writer)?;
+            Ok(())
+        })?;
         write_gone(space.number(), &space.is_now(wrote), writer)?;
     }
     for (space, gone) in spaces.part() {
         write_gone(space, &gone, writer)?;
     }
-    Ok(writer.state(&described.tree)?)
+    writer.state(&described.tree)?;
+    steps::reached(Step::WriteState);
+    Ok(())
 }
 
 fn write_gone<S: Sink>(space: u32, gone: &Ranges, writer: &mut Writer<S>) -> Result<()> {
@@ -233,6 +238,7 @@ fn copy_held<S: Sink>(
         let mut buffer = writer.buffer()?;
         let load = Load::take(space, &mut parts, buffer.len());
         memory::gather(pid, &load.remote, &mut buffer[..load.bytes])?;
+        steps::reached(Step::WritePages);
         writer.submit(buffer, &load.runs)?;
     }
     Ok(())

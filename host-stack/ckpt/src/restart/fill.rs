@@ -12,17 +12,15 @@ use super::files::Opened;
 use crate::{
     error::{Error, Result},
     memory,
-    state::{Backing, Kind, Tree},
+    state::{Backing, Tree},
 };
 
 /// What a space of the images is of.
 enum Target {
     /// A process's memory: where it is not zero before it is filled.
     Memory(pid_t, Vec<Range<u64>>),
-    /// New shared memory.
-    Shared(i32),
-    /// A file, of so many bytes.
-    File(i32, u64),
+    /// New shared memory, or a new file.
+    New(i32),
 }
 
 /// Fills all spaces.
@@ -56,17 +54,12 @@ fn targets(tree: &Tree, opened: &Opened) -> HashMap<u32, Target> {
         let of_file = of_file.map(|area| area.start..area.end).collect();
         targets.insert(process.space, Target::Memory(process.pid, of_file));
     }
-    for (shared, fd) in tree.shared.iter().zip(&opened.shared) {
-        targets.insert(shared.space, Target::Shared(*fd));
+    for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
+        targets.insert(shared.space, Target::New(*memory));
     }
-    for file in &tree.files {
-        if let Kind::Path {
-            contents: Some(contents),
-            ..
-        } = &file.kind
-            && let Some(Some(fd)) = opened.contents.get(&contents.space)
-        {
-            targets.insert(contents.space, Target::File(*fd, contents.size));
+    for (space, fd) in &opened.contents {
+        if let Some(fd) = fd {
+            targets.insert(*space, Target::New(*fd));
         }
     }
     targets
@@ -75,19 +68,17 @@ fn targets(tree: &Tree, opened: &Opened) -> HashMap<u32, Target> {
 fn put(target: &Target, address: u64, bytes: &[u8]) -> Result<()> {
     match target {
         Target::Memory(pid, _) => memory::scatter(*pid, address, bytes),
-        Target::Shared(fd) | Target::File(fd, _) => write_at(*fd, bytes, address),
+        Target::New(fd) => write_at(*fd, bytes, address),
     }
 }
 
 /// Zeros, where there is something else.
 fn clear(target: &Target, run: Range<u64>) -> Result<()> {
-    let filled = match target {
-        Target::Shared(_) => return Ok(()),
-        Target::Memory(_, of_file) => of_file.as_slice(),
-        Target::File(_, size) => &[0..*size],
+    let Target::Memory(_, of_file) = target else {
+        return Ok(());
     };
     let zeros = [0; 64 << 10];
-    for part in filled {
+    for part in of_file {
         let (mut at, end) = (run.start.max(part.start), run.end.min(part.end));
         while at < end {
             let bytes = (end - at).min(zeros.len() as u64);

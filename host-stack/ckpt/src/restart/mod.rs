@@ -5,32 +5,34 @@
 //! supervisor: open files --> plant processes --> lay out their memory --> fill it --> finish --> let all go
 //! ```
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
-//! all processes end, and no file of the tree has been written to but those whose contents the image has.
+//! all processes end, and no file of the tree has been written to.
 
 mod credentials;
 mod files;
+mod fill;
 mod groups;
+mod held;
 mod layout;
 mod namespaces;
+mod paths;
+mod pipes;
 mod process;
 mod seed;
 mod sockets;
+mod terminals;
 mod timers;
-
-mod fill;
-
-use std::io;
 
 use snaprig_ckpt_image::chain::Chain;
 
 use self::{files::Opened, fill::fill, process::Growing};
 pub use self::{
     groups::place,
-    namespaces::{Clocks, chain, exit_code, run},
+    namespaces::{Clocks, Complete, chain, exit_code, run},
 };
 use crate::{
     error::{Error, Result},
-    state::{Kind, Process, Tree},
+    state::{Process, Tree},
+    steps::{self, Step},
     trace::Tracee,
 };
 
@@ -51,13 +53,22 @@ pub fn restore(
     tree: &Tree,
     chain: &mut Chain,
     drops_privileges: bool,
+    complete: Complete,
     may_go: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     check(tree)?;
     groups::lead(tree);
     let mut opened = Opened::open(tree)?;
-    let result = grow(tree, chain, &mut opened, drops_privileges, may_go);
-    if result.is_err() {
+    steps::reached(Step::RestartFiles);
+    let result = grow(tree, chain, &mut opened, drops_privileges);
+    let result = result.and_then(|threads| {
+        may_go()?;
+        let_go(&threads, complete)
+    });
+    if result.is_ok() {
+        terminals::redraw(tree);
+    } else {
+        paths::withdraw(&opened);
         for process in &tree.processes {
             // SAFETY: no memory is involved; in this namespace the number is nobody else's.
             unsafe { libc::kill(process.pid, libc::SIGKILL) };
@@ -91,9 +102,9 @@ fn grow(
     chain: &mut Chain,
     opened: &mut Opened,
     drops_privileges: bool,
-    may_go: impl FnOnce() -> Result<()>,
-) -> Result<()> {
+) -> Result<Vec<Tracee>> {
     seed::plant(tree, opened)?;
+    steps::reached(Step::RestartPlanted);
     let mut growing = Vec::new();
     for process in &tree.processes {
         if let Some(body) = &process.body {
@@ -101,12 +112,15 @@ fn grow(
         }
     }
     fill(tree, chain, opened)?;
-    cut(tree, opened)?;
+    steps::reached(Step::RestartFilled);
+    paths::commit(opened)?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
     }
-    may_go()?;
+    held::finish(tree, opened)?;
+    terminals::finish(tree, opened)?;
+    terminals::take_over(tree)?;
     groups::dismiss(tree);
     for process in &tree.processes {
         if let Some(signal) = process.stopped {
@@ -114,27 +128,23 @@ fn grow(
             unsafe { libc::kill(process.pid, signal) };
         }
     }
-    for thread in threads {
-        thread.detach(0)?;
-    }
-    Ok(())
+    Ok(threads)
 }
 
-/// Contents come in whole pages: takes off what is behind a file's end.
-fn cut(tree: &Tree, opened: &Opened) -> Result<()> {
-    for file in &tree.files {
-        let Kind::Path {
-            contents: Some(contents),
-            ..
-        } = &file.kind
-        else {
-            continue;
-        };
-        if let Some(Some(fd)) = opened.contents.get(&contents.space) {
-            // SAFETY: no memory is involved.
-            if unsafe { libc::ftruncate(*fd, contents.size as i64) } != 0 {
-                return Err(Error::io("ftruncate", io::Error::last_os_error()));
-            }
+/// All of them run on, also if this process dies, from one moment on. Before that they end with it: those that it has
+/// let go of already by the hand of process 1, which is a moment later.
+fn let_go(threads: &[Tracee], complete: Complete) -> Result<()> {
+    steps::reached(Step::RestartHeld);
+    for thread in threads {
+        thread.unbind()?;
+    }
+    complete.set();
+    steps::reached(Step::RestartComplete);
+    for thread in threads {
+        match thread.detach(0) {
+            // Somebody has killed it.
+            Err(Error::Gone { .. }) | Ok(()) => steps::reached(Step::RestartLetGo),
+            Err(error) => return Err(error),
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use snaprig_ckpt_image::{chain::Chain, store::Store};
 use super::{MEMBER, Options, Supervisor, control::listen, signals::Signals};
 use crate::{
     error::{Error, Result},
-    restart::{self, Clocks},
+    restart::{self, Clocks, Complete},
     state::Tree,
 };
 
@@ -53,8 +53,8 @@ fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
     let checkpoint = store.checkpoint(round)?;
     let mut chain = Chain::open(&checkpoint.chain(MEMBER)?)?;
     let tree = restart::read_tree(&chain)?;
-    run(store.dir(), &tree, options, || {
-        restart::restore(&tree, &mut chain, drops_privileges(), || Ok(()))?;
+    run(store.dir(), &tree, options, |complete| {
+        restart::restore(&tree, &mut chain, drops_privileges(), complete, || Ok(()))?;
         Ok(checkpoint.manifest().command.clone())
     })
 }
@@ -65,7 +65,7 @@ pub fn run(
     directory: &Path,
     tree: &Tree,
     options: &Options,
-    restore: impl FnOnce() -> Result<Vec<String>>,
+    restore: impl FnOnce(Complete) -> Result<Vec<String>>,
 ) -> Result<i32> {
     let failed = |source| Error::io("pipe", source);
     let (mut heard, said) = io::pipe().map_err(failed)?;
@@ -73,7 +73,8 @@ pub fn run(
         monotonic: tree.monotonic_nanos,
         boottime: tree.boottime_nanos,
     };
-    let status = restart::run(restart::place(tree), clocks, || {
+    let status = restart::run(restart::place(tree), clocks, |complete| {
+        let restore = || restore(complete);
         supervise(directory, tree, options, restore).unwrap_or_else(|error| {
             tell(&said, &error);
             1

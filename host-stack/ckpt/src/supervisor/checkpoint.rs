@@ -28,6 +28,7 @@ use crate::{
     error::{Error, Result},
     freeze::{Calls, Frozen},
     spaces::Spaces,
+    steps::{self, Step},
     track::Tracking,
 };
 
@@ -174,21 +175,12 @@ impl<S: Sink> Begun<S> {
     /// Writes what is left of the pages, and the state. All bytes have been read when it returns: who goes on need not
     /// wait for the disk.
     pub fn save(mut self, stopped: &mut Stopped, known: &mut Known) -> Result<Saved<S>> {
-        let Stopped {
-            described,
-            frozen,
-            pause,
-            ..
-        } = stopped;
-        let begun = Instant::now();
-        described.number(&mut self.spaces)?;
-        let tracking = self.is_tracking.then_some(&mut known.tracking);
-        let saving = dump::look(described, frozen, tracking, &mut self.spaces)?;
-        let looked = Instant::now();
-        let left: u64 = saving.iter().map(dump::Saving::bytes).sum();
-        dump::write(described, saving, &mut self.spaces, &mut self.writer)?;
-        (pause.scan, pause.copy) = (looked - begun, looked.elapsed());
-        pause.ahead = self.ahead.stopped;
+        let written = self.write(stopped, known);
+        let left = written.map_err(|error| match stopped.frozen.lost() {
+            Some(pid) => Error::Killed { pid },
+            None => error,
+        })?;
+        steps::reached(Step::Written);
         let is_tracked = self.is_tracking && known.tracking.is_possible();
         Ok(Saved {
             writer: self.writer,
@@ -201,6 +193,28 @@ impl<S: Sink> Begun<S> {
                 stopped: left,
             },
         })
+    }
+}
+
+impl<S: Sink> Begun<S> {
+    /// How many bytes of private memory were left.
+    fn write(&mut self, stopped: &mut Stopped, known: &mut Known) -> Result<u64> {
+        let Stopped {
+            described,
+            frozen,
+            pause,
+            ..
+        } = stopped;
+        let begun = Instant::now();
+        described.number(&mut self.spaces)?;
+        let tracking = self.is_tracking.then_some(&mut known.tracking);
+        let saving = dump::look(described, frozen, tracking, &mut self.spaces)?;
+        let looked = Instant::now();
+        let left = saving.iter().map(dump::Saving::bytes).sum();
+        dump::write(described, saving, &mut self.spaces, &mut self.writer)?;
+        (pause.scan, pause.copy) = (looked - begun, looked.elapsed());
+        pause.ahead = self.ahead.stopped;
+        Ok(left)
     }
 }
 
@@ -217,7 +231,7 @@ impl Stopped {
     pub fn stop(root: pid_t, known: &mut Known) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        let before = Before::look(me)?;
+        let before = Before::look(me, &mut known.named)?;
         let mut tries = 0;
         loop {
             let since = Instant::now();
@@ -225,6 +239,7 @@ impl Stopped {
             let held = Instant::now();
             match dump::describe(&mut frozen, root, &before, &mut known.named) {
                 Ok(described) => {
+                    steps::reached(Step::Described);
                     let pause = Pause {
                         freeze: held - since,
                         describe: held.elapsed(),
@@ -239,6 +254,8 @@ impl Stopped {
                 }
                 // The tree runs on for a moment, and gets past what is in the way.
                 Err(Error::NotNow(_)) if tries < TRIES_MAX => frozen.let_go()?,
+                // What is left of the tree is a tree as well.
+                Err(_) if tries < TRIES_MAX && frozen.lost().is_some() => frozen.let_go()?,
                 Err(error) => return Err(error),
             }
             tries += 1;

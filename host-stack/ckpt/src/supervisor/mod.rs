@@ -41,6 +41,7 @@ use self::{
 use crate::{
     error::{Error, Result},
     restart::{chain, exit_code},
+    steps::{self, Step},
     trace,
 };
 
@@ -224,6 +225,7 @@ impl<'a> Supervisor<'a> {
     /// A checkpoint. Whatever goes wrong, the tree runs on.
     fn dump(&mut self, kill: bool, full: bool) -> Result<Dumped> {
         let begun = Instant::now();
+        steps::reached(Step::Begun);
         let cost = self.due.cost();
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.store.begin(number, 0)?;
@@ -241,8 +243,10 @@ impl<'a> Supervisor<'a> {
             false => (None, Some(stopped.let_go()?)),
         };
         let (_, written) = saved.finish()?;
+        steps::reached(Step::Finished);
         let members = vec![written.member(MEMBER)];
         round.commit(Manifest::now(self.command.clone(), parent, members))?;
+        steps::reached(Step::Committed);
         self.last = Some(number);
         let ended = held.map(|held| {
             self.status = 128 + libc::SIGKILL;

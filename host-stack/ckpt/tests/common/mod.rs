@@ -22,70 +22,104 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A program under a supervisor.
 pub struct Job {
-    pub directory: TempDir,
+    pub directory: Directory,
     supervisor: Child,
     user: Option<u32>,
+    /// What its supervisors are told (see the driver).
     environment: Vec<(String, String)>,
+    /// The step at which its supervisor kills itself (SNAPRIG_CKPT_DIE_AT).
+    dies_at: Option<String>,
+}
+
+/// Where a job is: its own, or another's.
+pub enum Directory {
+    Own(TempDir),
+    Anothers(PathBuf),
+}
+
+impl Directory {
+    fn new(user: Option<u32>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        Self::Own(directory)
+    }
+
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Own(directory) => directory.path(),
+            Self::Anothers(directory) => directory,
+        }
+    }
 }
 
 impl Job {
     /// Launches a program; its arguments are of its directory's programs, or as they are.
     pub fn launch(program: &[&str]) -> Self {
-        Self::launch_as(None, &[], program)
-    }
-
-    /// With an environment: what the supervisor is told (see the driver).
-    pub fn launch_with(environment: &[(&str, &str)], program: &[&str]) -> Self {
-        Self::launch_as(None, environment, program)
+        Self::launch_with(None, &[], program)
     }
 
     /// As an ordinary user; none if the test is one itself.
     pub fn launch_as_nobody(program: &[&str]) -> Self {
-        Self::launch_as_nobody_with(&[], program)
+        Self::launch_with(nobody(), &[], program)
     }
 
-    /// As above, with an environment.
-    pub fn launch_as_nobody_with(environment: &[(&str, &str)], program: &[&str]) -> Self {
-        // SAFETY: no preconditions.
-        let is_root = unsafe { libc::geteuid() } == 0;
-        Self::launch_as(is_root.then_some(NOBODY), environment, program)
+    /// With a supervisor that kills itself at a step.
+    pub fn launch_to_die(user: Option<u32>, at: &str, program: &[&str]) -> Self {
+        let directory = Directory::new(user);
+        Self::begin(directory, user, &[], Some(at.to_owned()), program)
     }
 
-    fn launch_as(user: Option<u32>, environment: &[(&str, &str)], program: &[&str]) -> Self {
-        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        let environment: Vec<_> = environment.iter().map(own).collect();
-        let directory = tempfile::tempdir().unwrap();
-        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
-        let mut arguments = vec!["launch", "job"];
-        arguments.extend(program);
-        let supervisor = start(directory.path(), user, &environment, &arguments);
-        let job = Self {
-            directory,
-            supervisor,
-            user,
-            environment,
-        };
-        job.wait_for_control();
-        job
+    /// With an environment: what the supervisor is told (see the driver).
+    pub fn launch_with(user: Option<u32>, environment: &[(&str, &str)], program: &[&str]) -> Self {
+        Self::begin(Directory::new(user), user, environment, None, program)
     }
 
     /// Waits for a program that migrates: `at` is where, as the driver is told.
     pub fn receive(user: Option<u32>, at: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        let directory = Directory::new(user);
         let arguments = [&["receive", "job"], at].concat();
-        let supervisor = start(directory.path(), user, &[], &arguments);
+        let supervisor = start(directory.path(), user, &[], None, &arguments);
         Self {
             directory,
             supervisor,
             user,
             environment: Vec::new(),
+            dies_at: None,
         }
     }
 
     /// Whether there is a supervisor that answers.
     pub fn answers(&self) -> bool {
         snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok()
+    }
+
+    /// Where another is, whose supervisor is dead, and as its user.
+    pub fn launch_in(other: &Self, program: &[&str]) -> Self {
+        let directory = Directory::Anothers(other.directory.path().to_owned());
+        Self::begin(directory, other.user, &[], None, program)
+    }
+
+    fn begin(
+        directory: Directory,
+        user: Option<u32>,
+        environment: &[(&str, &str)],
+        dies_at: Option<String>,
+        program: &[&str],
+    ) -> Self {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let environment: Vec<_> = environment.iter().map(own).collect();
+        let arguments = [&["launch", "job"], program].concat();
+        let dies = dies_at.as_deref();
+        let supervisor = start(directory.path(), user, &environment, dies, &arguments);
+        let job = Self {
+            directory,
+            supervisor,
+            user,
+            environment,
+            dies_at,
+        };
+        job.wait_for_control();
+        job
     }
 
     fn wait_for_control(&self) {
@@ -158,13 +192,23 @@ impl Job {
 
     /// A restart, and of which checkpoint.
     pub fn restart_from(&mut self, round: &[&str]) {
-        let arguments = [&["restart", "job"], round].concat();
-        let (directory, environment) = (self.directory.path(), &self.environment);
-        self.supervisor = start(directory, self.user, environment, &arguments);
+        self.begin_restart(None, round);
         wait_until_or(
             || snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok(),
             || format!("a restarted supervisor answers; {}", self.output()),
         );
+    }
+
+    /// Has a supervisor restart it that kills itself at a step.
+    pub fn restart_to_die(&mut self, at: &str) {
+        self.begin_restart(Some(at.to_owned()), &[]);
+    }
+
+    fn begin_restart(&mut self, dies_at: Option<String>, round: &[&str]) {
+        self.dies_at = dies_at;
+        let (directory, at) = (self.directory.path(), self.dies_at.as_deref());
+        let arguments = [&["restart", "job"], round].concat();
+        self.supervisor = start(directory, self.user, &self.environment, at, &arguments);
     }
 
     /// The supervisor and all processes end, as they are.
@@ -174,6 +218,11 @@ impl Job {
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         let _ = self.supervisor.wait();
+    }
+
+    /// Its supervisor, as the test sees it.
+    pub fn supervisor(&self) -> i32 {
+        self.supervisor.id() as i32
     }
 
     /// Its exit status, when it has ended.
@@ -218,10 +267,17 @@ impl Drop for Job {
     }
 }
 
+/// Nobody; none if the test is no root.
+pub fn nobody() -> Option<u32> {
+    // SAFETY: no preconditions.
+    (unsafe { libc::geteuid() } == 0).then_some(NOBODY)
+}
+
 fn start(
     directory: &Path,
     user: Option<u32>,
     environment: &[(String, String)],
+    dies_at: Option<&str>,
     arguments: &[&str],
 ) -> Child {
     let out = File::options()
@@ -231,8 +287,9 @@ fn start(
         .unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
     command.args(arguments).current_dir(directory);
-    command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::null());
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    command.envs(dies_at.map(|step| ("SNAPRIG_CKPT_DIE_AT", step)));
     command.stdout(out.try_clone().unwrap()).stderr(out);
     // As shells do it. What the tests run in may be a container whose group is that of its first process.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);

@@ -2,7 +2,7 @@
 //! tree, and supervises it from then on.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     fs::File,
     io::{self, Read, Write},
     path::Path,
@@ -11,7 +11,7 @@ use std::{
 use snaprig_ckpt_image::{
     chain::Chain,
     image::{Reader, Summary},
-    store::{Manifest, Member, Round, Store},
+    store::{Manifest, Member, Store},
 };
 
 use super::wire::{self, Address, Answer, Begin, Go, Running, Stream};
@@ -60,14 +60,19 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
     let summary = hold(stream, &file)?;
     let mut chain = Chain::open(std::slice::from_ref(&path))?;
     let tree = restart::read_tree(&chain)?;
-    let commit = |round: Round| -> Result<()> {
+    // Not the closure's own: processes between this one and the supervisor give theirs up.
+    let round = Cell::new(Some(round));
+    let commit = || -> Result<()> {
         file.sync_all().map_err(unwritten)?;
+        let Some(round) = round.take() else {
+            return Ok(());
+        };
         let members = vec![Member::new(MEMBER, &summary)];
         round.commit(Manifest::now(command.clone(), None, members))?;
         Ok(())
     };
     let stream = RefCell::new(stream);
-    again::run(store.dir(), &tree, options, || {
+    again::run(store.dir(), &tree, options, |complete| {
         let decided = || {
             let mut stream = stream.borrow_mut();
             wire::send(*stream, &Answer::Ready)?;
@@ -75,14 +80,20 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
             wire::receive(*stream).map(|Go| ())
         };
         let mut is_ready = false;
-        let restored = restart::restore(&tree, &mut chain, again::drops_privileges(), || {
-            is_ready = true;
-            decided().map_err(failed)
-        });
+        let restored = restart::restore(
+            &tree,
+            &mut chain,
+            again::drops_privileges(),
+            complete,
+            || {
+                is_ready = true;
+                decided().map_err(failed)
+            },
+        );
         if let Err(error) = restored {
             return Err(match is_ready {
                 // The other side may have ended its tree: then this is all that there is of it.
-                true => match commit(round) {
+                true => match commit() {
                     Ok(()) => in_doubt(store.dir(), &error),
                     Err(also) => also,
                 },
@@ -91,7 +102,7 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
         }
         // It runs. Who asked need not hear of it.
         let _ = wire::send(*stream.borrow_mut(), &Running);
-        if let Err(error) = commit(round) {
+        if let Err(error) = commit() {
             eprintln!(
                 "snaprig: what has arrived is no checkpoint: {}",
                 restart::chain(&error)
