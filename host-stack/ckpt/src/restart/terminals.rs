@@ -11,7 +11,10 @@ use std::{
     ptr,
 };
 
-use super::files::{Opened, damaged, duplicate, path_to, reopen, set_flags};
+use super::{
+    files::{Opened, damaged, duplicate, path_to, reopen, set_flags},
+    groups,
+};
 use crate::{
     error::{Error, Result},
     remote::{Call, call},
@@ -202,7 +205,13 @@ pub fn take_over(tree: &Tree) -> Result<()> {
         return Ok(());
     };
     let failed = |source| Error::io("the terminal", source);
-    let is_there = tree.processes.iter().any(|process| process.group == console.group);
+    let group = console.group;
+    // The group that the supervisor was launched in is that of whoever restarts, and in the foreground already.
+    let is_in = |process: &Process| {
+        process.group == group
+            && (process.pid == group || groups::joins(tree, process) == Some(group))
+    };
+    let is_there = tree.processes.iter().any(is_in);
     // Who is not in the foreground may do so when it does not listen to the objection (tty_ioctl(4)).
     // SAFETY: the sets are valid to write to and to read.
     let before = unsafe {
@@ -213,8 +222,8 @@ pub fn take_over(tree: &Tree) -> Result<()> {
     };
     let set = terminal::set_settings(borrowed(fd), &console.look);
     if is_there {
-        // Of a group that is that of whoever restarts by now, this is so already.
-        let _ = terminal::set_foreground(borrowed(fd), console.group);
+        // Who restarts in the background stays there.
+        let _ = terminal::set_foreground(borrowed(fd), group);
     }
     // SAFETY: the set is valid to read.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };

@@ -16,8 +16,7 @@ class Terminal:
     def __init__(self, rows, columns):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.environ.update(PS1="user> ", TERM="vt100")
-            os.environ.pop("HISTFILE", None)
+            os.environ.update(PS1="user> ", TERM="vt100", HISTFILE="/dev/null")
             os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
         shells.append(self.pid)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -71,7 +70,8 @@ def screen(first, second):
 def shell(first, second):
     """A shell with job control, on the terminal of its user."""
     first.type(f"PS1='inner> ' TERM=dumb {DRIVER} launch job bash --norc --noprofile -i\n".encode())
-    first.until(b"\ninner> ")
+    first.until(b"-i\r\n")
+    first.until(b"inner> ")
     first.type(b"x=5; sleep 1000\n")
     first.until(b"sleep 1000\r\n")
     dump()

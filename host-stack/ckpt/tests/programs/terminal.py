@@ -31,7 +31,7 @@ def ptsname(fd):
 shell, master = pty.fork()
 if shell == 0:
     os.environ["PS1"] = "prompt> "
-    os.environ["TERM"] = "dumb"
+    os.environ.update(TERM="dumb", HISTFILE="/dev/null")
     os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
 fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
 read_until(master, b"prompt> ")
