@@ -146,13 +146,7 @@ pub fn set_settings(fd: impl AsFd, look: &Look) -> io::Result<()> {
 /// Gives a terminal a size.
 pub fn set_size(fd: impl AsFd, look: &Look) -> io::Result<()> {
     // SAFETY: four numbers are what it reads.
-    let set = unsafe {
-        libc::ioctl(
-            fd.as_fd().as_raw_fd(),
-            libc::TIOCSWINSZ,
-            look.size.as_ptr(),
-        )
-    };
+    let set = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCSWINSZ, look.size.as_ptr()) };
     check(set).map(drop)
 }
 
@@ -175,11 +169,7 @@ pub fn set_foreground(fd: impl AsFd, group: i32) -> io::Result<()> {
 }
 
 /// What a terminal is set to; `slave`: one of its slaves, if there are.
-pub fn describe(
-    number: u32,
-    master: impl AsFd,
-    slave: Option<impl AsFd>,
-) -> io::Result<Terminal> {
+pub fn describe(number: u32, master: impl AsFd, slave: Option<impl AsFd>) -> io::Result<Terminal> {
     let master = master.as_fd();
     let is = |request| get::<i32>(master, request).map(|value| value != 0);
     let exclusive = match &slave {
@@ -208,11 +198,7 @@ pub fn prepare(master: impl AsFd, terminal: &Terminal) -> io::Result<()> {
 }
 
 /// What only matters when all who had it have it again.
-pub fn finish(
-    master: impl AsFd,
-    slave: Option<impl AsFd>,
-    terminal: &Terminal,
-) -> io::Result<()> {
+pub fn finish(master: impl AsFd, slave: Option<impl AsFd>, terminal: &Terminal) -> io::Result<()> {
     set(master.as_fd(), libc::TIOCSPTLCK, i32::from(terminal.locked))?;
     set_packets(master, terminal.packets)?;
     match (terminal.exclusive, slave) {
@@ -324,8 +310,8 @@ pub fn put(master: &OwnedFd, slave: &OwnedFd, terminal: &Terminal) -> io::Result
     fcntl_setfl(master, flags | OFlags::NONBLOCK)?;
     set_packets(master, false)?;
     plain.set(master)?;
-    let put = put_input(master, slave, terminal, plain)
-        .and_then(|()| write_all(slave, &terminal.output));
+    let put =
+        put_input(master, slave, terminal, plain).and_then(|()| write_all(slave, &terminal.output));
     settings.set(master)?;
     set_packets(master, terminal.packets)?;
     fcntl_setfl(master, flags)?;
@@ -335,8 +321,9 @@ pub fn put(master: &OwnedFd, slave: &OwnedFd, terminal: &Terminal) -> io::Result
 /// Settings with no special characters but the end of a line, and one that ends a line without being in it (VEOF):
 /// if possible the one that does anyway.
 fn plain(settings: &Settings, input: &[Line]) -> io::Result<Settings> {
-    let is_free =
-        |byte: &u8| ![0, b'\n'].contains(byte) && input.iter().all(|line| !line.bytes.contains(byte));
+    let is_free = |byte: &u8| {
+        ![0, b'\n'].contains(byte) && input.iter().all(|line| !line.bytes.contains(byte))
+    };
     let own = settings.characters[libc::VEOF];
     let end = [own].into_iter().chain(1..=u8::MAX).find(is_free);
     let is_needed = input.iter().any(|line| line.is_pushed);

@@ -29,7 +29,9 @@ use super::{
 use crate::{
     error::{Error, Result},
     freeze,
-    state::{Console, Contents, Descriptor, Kind, LockedBy, Message, OpenFile, Pipe, Terminal, Watch},
+    state::{
+        Console, Contents, Descriptor, Kind, LockedBy, Message, OpenFile, Pipe, Terminal, Watch,
+    },
 };
 
 /// Files that a program writes to are saved up to so many bytes; of larger ones only what they are is remembered.
@@ -174,8 +176,7 @@ impl Files {
     /// The number of an open file that has been met before.
     fn known(&self, seen: &Seen) -> Option<u32> {
         let alike = self.alike.get(&seen_alike(seen))?;
-        let is_same =
-            |file: &&u32| is_same_file((seen.pid, seen.fd), self.first[**file as usize]);
+        let is_same = |file: &&u32| is_same_file((seen.pid, seen.fd), self.first[**file as usize]);
         alike.iter().find(is_same).copied()
     }
 
@@ -246,13 +247,7 @@ impl Files {
         Ok(Kind::Socket(Box::new(socket)))
     }
 
-    fn path(
-        &mut self,
-        number: u32,
-        seen: &Seen,
-        copy: OwnedFd,
-        named: &mut Named,
-    ) -> Result<Kind> {
+    fn path(&mut self, number: u32, seen: &Seen, copy: OwnedFd, named: &mut Named) -> Result<Kind> {
         let (metadata, name) = (&seen.metadata, seen.name.as_os_str().as_bytes());
         let gone = seen.lost_name();
         // What the kernel makes up as it is read is neither saved nor compared.
@@ -288,10 +283,13 @@ impl Files {
             file,
             tail,
             contents: is_saved.then(|| {
-                self.save(seen, match is_leased {
-                    true => Source::Own(copy.into(), seen.info.offset),
-                    false => Source::Path(seen.path()),
-                })
+                self.save(
+                    seen,
+                    match is_leased {
+                        true => Source::Own(copy.into(), seen.info.offset),
+                        false => Source::Path(seen.path()),
+                    },
+                )
             }),
             unlinked: gone.is_some(),
             mode: metadata.permissions().mode() & 0o7777,
@@ -301,16 +299,13 @@ impl Files {
     /// The contents of a file, which are saved once. The space is that behind all others, for now.
     fn save(&mut self, seen: &Seen, source: Source) -> Contents {
         let contents = &mut self.contents;
-        *self
-            .saved
-            .entry(id_of(&seen.metadata))
-            .or_insert_with(|| {
-                contents.push(source);
-                Contents {
-                    space: contents.len() as u32 - 1,
-                    size: seen.metadata.len(),
-                }
-            })
+        *self.saved.entry(id_of(&seen.metadata)).or_insert_with(|| {
+            contents.push(source);
+            Contents {
+                space: contents.len() as u32 - 1,
+                size: seen.metadata.len(),
+            }
+        })
     }
 
     /// Files that are on their way from process to process: they are this process's as well until all is saved.
@@ -326,7 +321,10 @@ impl Files {
             self.kept.push(copy);
             let seen = Seen::look(me(), fd)?;
             let number = self.meet(&seen, shared, named)?;
-            if matches!(self.open[number as usize].kind, Kind::Proc { .. } | Kind::Pid(1..)) {
+            if matches!(
+                self.open[number as usize].kind,
+                Kind::Proc { .. } | Kind::Pid(1..)
+            ) {
                 return Err(seen.refused("it is in a message on its way"));
             }
             numbers.push(number);

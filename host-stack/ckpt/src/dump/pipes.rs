@@ -104,9 +104,7 @@ impl Met {
             let what = format!(
                 "descriptor {} is a pipe whose other end a process outside has ({})",
                 self.fd,
-                std::fs::read_link(&self.path)
-                    .unwrap_or_default()
-                    .display()
+                std::fs::read_link(&self.path).unwrap_or_default().display()
             );
             return Err(Error::refused(self.pid, what));
         }

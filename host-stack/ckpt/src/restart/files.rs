@@ -26,8 +26,7 @@ use crate::{
 };
 
 /// Open flags that make, and do not describe; and one that the process sets itself, which its signals name.
-const MAKING: i32 =
-    libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_ASYNC;
+const MAKING: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_ASYNC;
 
 /// All that is open for a tree.
 pub struct Opened {
@@ -152,7 +151,8 @@ impl Opened {
             Kind::Path { .. } => paths::open(self, file)?,
             Kind::Memory { shared, offset } => {
                 let memory = self.shared.get(*shared as usize).copied();
-                let (memory, _) = memory.ok_or_else(|| damaged("shared memory without a number"))?;
+                let (memory, _) =
+                    memory.ok_or_else(|| damaged("shared memory without a number"))?;
                 // An open file of its own, with an offset of its own.
                 let opened = reopen(&path_to(memory), file.flags)?;
                 seek(&opened, *offset)?;
@@ -266,7 +266,9 @@ fn given(number: RawFd, flags: i32) -> Result<OwnedFd> {
     // SAFETY: no memory is involved.
     let is_passed_on = unsafe { libc::fcntl(number, libc::F_GETFD) } == 0;
     if number > 2 && !is_passed_on {
-        eprintln!("snaprig: nothing is at descriptor {number}, which the program was launched with");
+        eprintln!(
+            "snaprig: nothing is at descriptor {number}, which the program was launched with"
+        );
         return lonely(flags);
     }
     let fd = duplicate(number)?;

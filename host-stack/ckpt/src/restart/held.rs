@@ -47,7 +47,11 @@ pub fn lock(tree: &Tree, opened: &Opened) -> Result<()> {
 }
 
 fn flock(fd: RawFd, lock: &Lock) -> io::Result<()> {
-    let how = if lock.write { libc::LOCK_EX } else { libc::LOCK_SH };
+    let how = if lock.write {
+        libc::LOCK_EX
+    } else {
+        libc::LOCK_SH
+    };
     // SAFETY: no memory is involved.
     check(unsafe { libc::flock(fd, how | libc::LOCK_NB) }).map(drop)
 }
@@ -70,7 +74,9 @@ fn region(lock: &Lock) -> libc::flock {
     region.l_whence = libc::SEEK_SET as i16;
     region.l_start = lock.start as i64;
     // 0: to wherever the end will be.
-    region.l_len = lock.end.map_or(0, |end| end.wrapping_sub(lock.start) as i64 + 1);
+    region.l_len = lock
+        .end
+        .map_or(0, |end| end.wrapping_sub(lock.start) as i64 + 1);
     region
 }
 
@@ -234,7 +240,9 @@ fn own(fd: RawFd, owner: &Owner) -> Result<()> {
     match set {
         // A group that has not been the tree's: nobody is told.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
-        set => set.map(drop).map_err(|source| Error::io("F_SETOWN", source)),
+        set => set
+            .map(drop)
+            .map_err(|source| Error::io("F_SETOWN", source)),
     }
 }
 

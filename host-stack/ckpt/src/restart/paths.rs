@@ -201,7 +201,14 @@ fn nameless(
 pub fn commit(opened: &Opened) -> Result<()> {
     for staged in &opened.staged {
         let contents = borrowed(staged.fd);
-        let name = || staged.path.as_deref().unwrap_or(Path::new("a file")).display().to_string();
+        let name = || {
+            staged
+                .path
+                .as_deref()
+                .unwrap_or(Path::new("a file"))
+                .display()
+                .to_string()
+        };
         let failed = |source| Error::io(name(), source);
         contents.set_len(staged.size).map_err(failed)?;
         match &staged.path {

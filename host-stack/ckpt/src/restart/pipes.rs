@@ -25,9 +25,7 @@ use crate::{
 /// Opens all ends of all pipes.
 pub fn open(tree: &Tree, opened: &mut Opened) -> Result<()> {
     for (number, pipe) in tree.pipes.iter().enumerate() {
-        let is_end = |(_, file): &(usize, &OpenFile)| {
-            matches!(file.kind, Kind::Pipe(pipe) if pipe as usize == number)
-        };
+        let is_end = |(_, file): &(usize, &OpenFile)| matches!(file.kind, Kind::Pipe(pipe) if pipe as usize == number);
         let ends: Vec<_> = tree.files.iter().enumerate().filter(is_end).collect();
         let flags: Vec<i32> = ends.iter().map(|(_, file)| file.flags).collect();
         let made = match &pipe.fifo {
@@ -117,8 +115,7 @@ fn name(fifo: &Fifo) -> Result<(PathBuf, bool)> {
                 .prefix(".snaprig-")
                 .make_in(&directory, |path| make(path, fifo.mode));
             let made = made.and_then(|made| made.into_temp_path().keep().map_err(Into::into));
-            let made =
-                made.map_err(|source| Error::io(directory.display().to_string(), source))?;
+            let made = made.map_err(|source| Error::io(directory.display().to_string(), source))?;
             Ok((made, true))
         }
         (false, Ok(found)) if found.file_type().is_fifo() => Ok((path.to_owned(), false)),

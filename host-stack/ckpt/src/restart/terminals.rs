@@ -119,7 +119,9 @@ fn masters(tree: &Tree) -> Result<Vec<(OwnedFd, u32)>> {
         .collect();
     // Whose number somebody else has gets one that nobody of the tree had.
     let mut spare = made.into_iter();
-    let masters = found.into_iter().map(|found| found.or_else(|| spare.next()));
+    let masters = found
+        .into_iter()
+        .map(|found| found.or_else(|| spare.next()));
     let masters: Option<Vec<_>> = masters.collect();
     masters.ok_or_else(|| damaged("the same terminal twice"))
 }
@@ -175,10 +177,7 @@ pub fn foreground(tree: &Tree, opened: &Opened, process: &Process) -> Vec<(Call,
     let terminals = tree.terminals.iter().zip(&opened.terminals);
     let led = terminals.filter_map(|(terminal, (_, slave))| {
         let (session, group) = terminal.session?;
-        let set = call(
-            libc::SYS_ioctl,
-            [(*slave)? as u64, libc::TIOCSPGRP, 0],
-        );
+        let set = call(libc::SYS_ioctl, [(*slave)? as u64, libc::TIOCSPGRP, 0]);
         (session == process.pid && group > 0).then_some((set, group))
     });
     led.collect()
@@ -235,7 +234,10 @@ pub fn redraw(tree: &Tree) {
     let Some(console) = tree.console.as_ref().filter(|_| own_terminal().is_some()) else {
         return;
     };
-    let drawing = tree.processes.iter().filter(|one| one.group == console.group);
+    let drawing = tree
+        .processes
+        .iter()
+        .filter(|one| one.group == console.group);
     for process in drawing {
         // SAFETY: no memory is involved; in this namespace the number is nobody else's.
         unsafe { libc::kill(process.pid, libc::SIGWINCH) };

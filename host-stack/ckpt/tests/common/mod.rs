@@ -40,9 +40,18 @@ impl Job {
         Self::launch_as(is_root.then_some(NOBODY), program)
     }
 
+    /// In a directory that has something in it.
+    pub fn launch_in(directory: TempDir, program: &[&str]) -> Self {
+        Self::launch_with(directory, None, program)
+    }
+
     fn launch_as(user: Option<u32>, program: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        Self::launch_with(directory, user, program)
+    }
+
+    fn launch_with(directory: TempDir, user: Option<u32>, program: &[&str]) -> Self {
         let mut arguments = vec!["launch", "job"];
         arguments.extend(program);
         let supervisor = start(directory.path(), user, &arguments);
@@ -120,6 +129,15 @@ impl Job {
             || snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok(),
             || format!("a restarted supervisor answers; {}", self.output()),
         );
+    }
+
+    /// A restart that fails; what it says.
+    pub fn refuses_to_restart(&mut self) -> String {
+        let before = self.output().len();
+        self.supervisor = start(self.directory.path(), self.user, &["restart", "job"]);
+        let (status, output) = (self.ended(), self.output());
+        assert_ne!(status, 0, "{output}");
+        output[before..].to_owned()
     }
 
     /// Its exit status, when it has ended.
