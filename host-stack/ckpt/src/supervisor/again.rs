@@ -98,9 +98,8 @@ const OTHER: &str = "o";
 fn tell(mut to: impl Write, error: &Error) {
     let kind = if error.is_damage() { DAMAGED } else { OTHER };
     let message = kind.to_owned() + &restart::chain(error);
-    let end = message.floor_char_boundary(MESSAGE_MAX);
     // Who would read it is gone.
-    let _ = to.write_all(&message.as_bytes()[..end]);
+    let _ = to.write_all(&message.as_bytes()[..message.len().min(MESSAGE_MAX)]);
 }
 
 /// Whether a tree is restarted by somebody who cannot give it other users than himself.
