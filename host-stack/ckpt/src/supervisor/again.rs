@@ -81,9 +81,9 @@ pub fn run(
         })
     })?;
     drop(said);
-    let mut what = String::new();
-    heard.read_to_string(&mut what).map_err(failed)?;
-    match what.split_at_checked(1) {
+    let mut what = Vec::new();
+    heard.read_to_end(&mut what).map_err(failed)?;
+    match String::from_utf8_lossy(&what).split_at_checked(1) {
         None => Ok(status),
         Some((DAMAGED, what)) => Err(Error::Damaged { what: what.into() }),
         Some((_, what)) => Err(Error::Refusal { what: what.into() }),
