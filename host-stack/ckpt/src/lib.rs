@@ -16,6 +16,7 @@
 //! | `freeze` | stops a tree of processes, and lets it go |
 //! | `state` | what an image says |
 //! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
+//! | `job`, `carry` | trees that are checkpointed together; bytes that their supervisors hand each other |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
 //! | `supervisor` | launch, commands, exit |
@@ -24,10 +25,12 @@
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
 //! restarted tree runs before all of it has been read and checked.
 
+mod carry;
 mod dump;
 mod error;
 mod flow;
 mod freeze;
+mod job;
 mod memory;
 mod remote;
 mod restart;
@@ -39,6 +42,12 @@ mod trace;
 
 pub use self::{
     error::{Error, Result},
+    job::{
+        Forgotten, Job, JobDumped, JobMember, JobStatus, coordinate, dump_job, forget, job_status,
+    },
     show::inspect,
-    supervisor::{Dumped, Interval, Reply, Request, Running, Status, ask, launch, restart},
+    supervisor::{
+        Dumped, Interval, Reply, Request, Running, Status, ask, launch, launch_in, restart,
+        restart_job,
+    },
 };

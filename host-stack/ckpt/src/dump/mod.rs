@@ -3,6 +3,7 @@
 //! The image's first section is the tree ([`crate::state::Tree`]); its spaces are the address spaces of the
 //! processes in their order, then shared memory, then contents of files.
 
+mod abroad;
 mod areas;
 mod diag;
 mod files;
@@ -24,6 +25,7 @@ use libc::pid_t;
 use procfs::process::{Process as Proc, Stat};
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
 
+pub use self::abroad::listener;
 pub use self::areas::kernels;
 pub use self::named::{Named, hash, modified};
 pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};
@@ -36,6 +38,7 @@ use self::{
 use crate::{
     error::{Error, Result},
     freeze::{Frozen, HeldProcess},
+    job::Board,
     memory,
     remote::PAGE,
     state::{Area, Backing, Kind, Process, SharedMemory, Tree},
@@ -80,6 +83,16 @@ pub struct Described {
 }
 
 impl Described {
+    /// The tree is in no job: it has no connections to others.
+    pub fn alone(&mut self) -> Result<()> {
+        self.sockets.alone()
+    }
+
+    /// All trees of the job stand still: connections between them are described, and what is on its way in them.
+    pub fn meet_others(&mut self, board: &Board) -> Result<()> {
+        self.sockets.meet_others(&mut self.tree.files, board)
+    }
+
     /// The image is complete, and the tree is to end.
     pub fn abandon(&mut self) {
         self.sockets.abandon();

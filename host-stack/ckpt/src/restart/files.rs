@@ -16,6 +16,7 @@ use super::sockets;
 use crate::{
     dump::modified,
     error::{Error, Result},
+    job::Board,
     state::{Backing, FileId, Kind, OpenFile, SharedMemory, Tree},
 };
 
@@ -38,8 +39,8 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens everything.
-    pub fn open(tree: &Tree) -> Result<Self> {
+    /// Opens everything; in a job, together with other trees.
+    pub fn open(tree: &Tree, board: Option<&Board>) -> Result<Self> {
         let bodies = tree
             .processes
             .iter()
@@ -72,7 +73,7 @@ impl Opened {
                 opened.file(tree, number)?;
             }
         }
-        let lost = sockets::open(tree, &mut opened)?;
+        let lost = sockets::open(tree, &mut opened, board)?;
         sockets::refill(tree, &opened, lost)?;
         for area in bodies.flat_map(|body| &body.areas) {
             if let Backing::File { file, write, .. } = &area.backing {

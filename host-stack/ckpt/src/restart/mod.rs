@@ -7,6 +7,7 @@
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
 //! all processes end, and no file of the tree has been written to but those whose contents the image has.
 
+mod abroad;
 mod credentials;
 mod files;
 mod groups;
@@ -28,6 +29,7 @@ pub use self::{
 };
 use crate::{
     error::{Error, Result},
+    job::Board,
     state::{Kind, Process, Tree},
     trace::Tracee,
 };
@@ -40,21 +42,71 @@ pub fn read_tree<R: Read>(reader: &mut Reader<R>) -> Result<Tree> {
     }
 }
 
-/// Makes the tree of an image whose first section has been read; the caller is its supervisor, and has one thread.
-/// Returns when all processes run.
-pub fn restore<R: Read>(tree: &Tree, reader: &mut Reader<R>, drops_privileges: bool) -> Result<()> {
-    check(tree)?;
-    groups::lead(tree);
-    let mut opened = Opened::open(tree)?;
-    let result = grow(tree, reader, &mut opened, drops_privileges);
-    if result.is_err() {
-        for process in &tree.processes {
-            // SAFETY: no memory is involved; in this namespace the number is nobody else's.
-            unsafe { libc::kill(process.pid, libc::SIGKILL) };
+/// A tree that is being made: dropped before it is let go, all of its processes end.
+pub struct Restored<'a> {
+    tree: &'a Tree,
+    opened: Option<Opened>,
+    threads: Vec<Tracee>,
+    runs: bool,
+}
+
+impl<'a> Restored<'a> {
+    /// Opens the files of the tree of an image whose first section has been read; in a job, together with other trees.
+    /// The caller is its supervisor.
+    pub fn open(tree: &'a Tree, board: Option<&Board>) -> Result<Self> {
+        check(tree)?;
+        groups::lead(tree);
+        Ok(Self {
+            tree,
+            opened: Some(Opened::open(tree, board)?),
+            threads: Vec::new(),
+            runs: false,
+        })
+    }
+
+    /// Makes its processes; none of them runs. The caller has one thread, but for that of a member of a job.
+    pub fn grow<R: Read>(
+        &mut self,
+        reader: &mut Reader<R>,
+        drops_privileges: bool,
+        board: Option<&Board>,
+    ) -> Result<()> {
+        let Some(opened) = &mut self.opened else {
+            return Ok(());
+        };
+        self.threads = grow(self.tree, reader, opened, drops_privileges, board)?;
+        Ok(())
+    }
+
+    /// All of it runs.
+    pub fn go(mut self) -> Result<()> {
+        groups::dismiss(self.tree);
+        for process in &self.tree.processes {
+            if let Some(signal) = process.stopped {
+                // SAFETY: no memory is involved.
+                unsafe { libc::kill(process.pid, signal) };
+            }
+        }
+        for thread in self.threads.drain(..) {
+            thread.detach(0)?;
+        }
+        self.runs = true;
+        Ok(())
+    }
+}
+
+impl Drop for Restored<'_> {
+    fn drop(&mut self) {
+        if !self.runs {
+            for process in &self.tree.processes {
+                // SAFETY: no memory is involved; in this namespace the number is nobody else's.
+                unsafe { libc::kill(process.pid, libc::SIGKILL) };
+            }
+        }
+        if let Some(opened) = self.opened.take() {
+            opened.close();
         }
     }
-    opened.close();
-    result
 }
 
 /// Numbers of an image that everything else relies on.
@@ -81,8 +133,11 @@ fn grow<R: Read>(
     reader: &mut Reader<R>,
     opened: &mut Opened,
     drops_privileges: bool,
-) -> Result<()> {
+    board: Option<&Board>,
+) -> Result<Vec<Tracee>> {
+    let quiet = board.map(Board::quiet);
     seed::plant(tree, opened)?;
+    drop(quiet);
     let mut growing = Vec::new();
     for process in &tree.processes {
         if let Some(body) = &process.body {
@@ -95,17 +150,7 @@ fn grow<R: Read>(
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
     }
-    groups::dismiss(tree);
-    for process in &tree.processes {
-        if let Some(signal) = process.stopped {
-            // SAFETY: no memory is involved.
-            unsafe { libc::kill(process.pid, signal) };
-        }
-    }
-    for thread in threads {
-        thread.detach(0)?;
-    }
-    Ok(())
+    Ok(threads)
 }
 
 /// Reads the rest of the image into memory and files.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! stop:     look --> freeze --> describe       (a tree that is where it cannot be saved runs on for a moment)
+//! meet:     connections to other trees         (of a job, when all of them stand still)
 //! save:     state and pages into the image     (the tree stands still)
 //! let go:   the tree runs on; the disk may lag
 //! finish:   trailer, fsync                     (of all members; then their round is committed)
@@ -23,6 +24,7 @@ use crate::{
     dump::{self, Before, Described, Named},
     error::{Error, Result},
     freeze::{Calls, Frozen},
+    job::Board,
 };
 
 /// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
@@ -41,8 +43,9 @@ pub struct Known {
 /// A tree that stands still, and is described.
 pub struct Stopped {
     since: Instant,
-    frozen: Frozen,
+    // Dropped first: what was taken out of connections is put back before the tree runs on.
     described: Described,
+    frozen: Frozen,
 }
 
 impl Stopped {
@@ -59,8 +62,8 @@ impl Stopped {
                 Ok(described) => {
                     return Ok(Self {
                         since,
-                        frozen,
                         described,
+                        frozen,
                     });
                 }
                 // The tree runs on for a moment, and gets past what is in the way.
@@ -70,6 +73,17 @@ impl Stopped {
             tries += 1;
             thread::sleep(BETWEEN_TRIES);
         }
+    }
+
+    /// The tree is in no job: connections to others are refused.
+    pub fn alone(mut self) -> Result<Self> {
+        self.described.alone()?;
+        Ok(self)
+    }
+
+    /// All trees of the job stand still: connections between them are described.
+    pub fn meet_others(&mut self, board: &Board) -> Result<()> {
+        self.described.meet_others(board)
     }
 
     /// Writes state and pages as the image of a member of a round. All bytes have been read when it returns: who goes

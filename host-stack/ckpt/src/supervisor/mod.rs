@@ -1,7 +1,10 @@
 //! The parent of a tree: launches or restarts it, answers commands, and ends with the exit status of its first process.
+//! In a job, it does what the coordinator says ([`member`]).
 
 mod checkpoint;
 mod control;
+mod member;
+mod restore;
 mod signals;
 
 use std::{
@@ -11,7 +14,7 @@ use std::{
         fd::AsFd,
         unix::{net::UnixListener, process::CommandExt},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
@@ -19,20 +22,22 @@ use std::{
 use libc::pid_t;
 use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use snaprig_ckpt_image::{
-    image::Reader,
-    store::{Checkpoint, Manifest, Store},
-};
+use snaprig_ckpt_image::store::{Manifest, Store};
 
-pub use self::control::{Dumped, Reply, Request, Running, Status, ask};
 use self::{
     checkpoint::{Known, Stopped},
     control::{CONTROL, listen},
+    member::{Done, Member},
+};
+pub use self::{
+    control::{Dumped, Reply, Request, Running, Status, ask},
+    restore::{restart, restart_job},
     signals::Signals,
 };
 use crate::{
     error::{Error, Result},
-    restart::{self, Clocks},
+    job::{self, Job},
+    restart::{self, exit_code},
     trace,
 };
 
@@ -44,11 +49,40 @@ pub type Interval = Option<Duration>;
 
 /// Launches a program, and supervises it to its end; its exit status.
 pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Result<i32> {
+    let parts = Parts::new(directory, Store::open(directory)?)?;
+    let child = start(program, &parts.signals)?;
+    Supervisor::new(parts, child, command_of(program), interval).run()
+}
+
+/// The same, as a member of a job, which has a name in it. The calling process has one thread.
+pub fn launch_in(job: &Job, name: Option<String>, program: &[OsString]) -> Result<i32> {
+    let coordinator = job::ensure(job)?;
+    let first = program.first().ok_or_else(no_program)?;
+    let name = name.unwrap_or_else(|| job::name_of(Path::new(first)));
+    let mut parts = Parts::new(&job.of_member(&name), job.store()?)?;
+    // Its thread has the mask of this one.
+    parts.member = Some(Member::join(job, &name)?);
+    drop(coordinator);
+    let child = start(program, &parts.signals)?;
+    Supervisor::new(parts, child, command_of(program), None).run()
+}
+
+fn no_program() -> Error {
+    Error::io("no program", io::ErrorKind::InvalidInput)
+}
+
+fn command_of(program: &[OsString]) -> Vec<String> {
+    let words = program
+        .iter()
+        .map(|part| part.to_string_lossy().into_owned());
+    words.collect()
+}
+
+/// Starts a program, with the signal mask that it is to have.
+fn start(program: &[OsString], signals: &Signals) -> Result<pid_t> {
     let [name, arguments @ ..] = program else {
-        return Err(Error::io("no program", io::ErrorKind::InvalidInput));
+        return Err(no_program());
     };
-    let listener = listen(directory)?;
-    let signals = Signals::block()?;
     let mut command = Command::new(name);
     command.args(arguments);
     let mask = signals.before;
@@ -61,78 +95,32 @@ pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Res
     }
     let child = command.spawn();
     let child = child.map_err(|source| Error::io(name.to_string_lossy().into_owned(), source))?;
-    let command = program
-        .iter()
-        .map(|part| part.to_string_lossy().into_owned())
-        .collect();
-    Supervisor::new(
-        directory,
-        listener,
-        signals,
-        child.id() as pid_t,
-        command,
-        interval,
-    )?
-    .run()
+    Ok(child.id() as pid_t)
 }
 
-/// Restarts the newest checkpoint of a directory, and supervises it to its end; its exit status. The calling process
-/// has one thread.
-pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
-    let checkpoint = newest(directory)?;
-    let chain = checkpoint.chain(MEMBER)?;
-    let path = chain.last().ok_or_else(|| nothing(directory))?;
-    let file =
-        fs::File::open(path).map_err(|source| Error::io(path.display().to_string(), source))?;
-    let mut reader = Reader::new(file, path.display().to_string())?;
-    let tree = restart::read_tree(&mut reader)?;
-    let command = checkpoint.manifest().command.clone();
-    // SAFETY: no preconditions.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    let clocks = Clocks {
-        monotonic: tree.monotonic_nanos,
-        boottime: tree.boottime_nanos,
-    };
-    restart::run(restart::place(&tree), clocks, || {
-        let supervise = || -> Result<i32> {
-            let listener = listen(directory)?;
-            let signals = Signals::block()?;
-            restart::restore(&tree, &mut reader, !is_root)?;
-            Supervisor::new(directory, listener, signals, tree.root, command, interval)?.run()
-        };
-        supervise().unwrap_or_else(|error| {
-            eprintln!("snaprig: {}", restart::chain(&error));
-            1
-        })
-    })
-}
-
-/// The newest checkpoint that is sound; what is wrong with newer ones is said.
-fn newest(directory: &Path) -> Result<Checkpoint> {
-    if !directory.is_dir() {
-        return Err(nothing(directory));
-    }
-    let latest = Store::open(directory)?.latest()?;
-    for error in &latest.damaged {
-        eprintln!(
-            "snaprig: a newer checkpoint is passed over: {}",
-            restart::chain(error)
-        );
-    }
-    latest.checkpoint.ok_or_else(|| nothing(directory))
-}
-
-fn nothing(directory: &Path) -> Error {
-    Error::Missing {
-        what: format!("there is no complete checkpoint in {}", directory.display()),
-    }
-}
-
-struct Supervisor<'a> {
-    directory: &'a Path,
+/// What a supervisor has before there is a tree.
+struct Parts {
+    directory: PathBuf,
     store: Store,
     listener: UnixListener,
     signals: Signals,
+    member: Option<Member>,
+}
+
+impl Parts {
+    fn new(directory: &Path, store: Store) -> Result<Self> {
+        Ok(Self {
+            directory: directory.to_owned(),
+            store,
+            listener: listen(directory)?,
+            signals: Signals::block()?,
+            member: None,
+        })
+    }
+}
+
+struct Supervisor {
+    parts: Parts,
     root: pid_t,
     command: Vec<String>,
     known: Known,
@@ -143,36 +131,29 @@ struct Supervisor<'a> {
     due: Option<Instant>,
 }
 
-impl<'a> Supervisor<'a> {
-    fn new(
-        directory: &'a Path,
-        listener: UnixListener,
-        signals: Signals,
-        root: pid_t,
-        command: Vec<String>,
-        interval: Interval,
-    ) -> Result<Self> {
+impl Supervisor {
+    fn new(parts: Parts, root: pid_t, command: Vec<String>, interval: Interval) -> Self {
         // Who loses its parent is this one's child.
         // SAFETY: no memory is involved.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
-        let store = Store::open(directory)?;
-        Ok(Self {
-            directory,
-            last: store.rounds()?.last().copied(),
-            store,
-            listener,
-            signals,
+        Self {
+            last: parts
+                .store
+                .rounds()
+                .ok()
+                .and_then(|rounds| rounds.last().copied()),
+            parts,
             root,
             command,
             known: Known::default(),
             status: 0,
             interval,
             due: interval.map(|interval| Instant::now() + interval),
-        })
+        }
     }
 
     fn run(mut self) -> Result<i32> {
-        while self.reap() {
+        while self.holds() || self.reap() {
             if self.due.is_some_and(|due| due <= Instant::now()) {
                 if let Err(error) = self.dump(false) {
                     eprintln!(
@@ -183,28 +164,51 @@ impl<'a> Supervisor<'a> {
                 self.due = self.interval.map(|interval| Instant::now() + interval);
             }
             if self.wait()?
-                && let Ok((stream, _)) = self.listener.accept()
+                && let Ok((stream, _)) = self.parts.listener.accept()
             {
                 control::answer(&stream, |request| self.reply(request));
             }
-            while let Some(signal) = self.signals.next() {
+            while let Some(signal) = self.parts.signals.next() {
                 if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
                     // SAFETY: no memory is involved; it is a child that has not been waited for, or nobody.
                     unsafe { libc::kill(self.root, signal) };
                 }
             }
+            self.take_part();
         }
-        let _ = fs::remove_file(self.directory.join(CONTROL));
+        let _ = fs::remove_file(self.parts.directory.join(CONTROL));
+        if let Some(member) = self.parts.member {
+            member.link.leave();
+        }
         Ok(self.status)
+    }
+
+    /// Whether the tree stands still for a round: nothing of it ends meanwhile.
+    fn holds(&self) -> bool {
+        self.parts.member.as_ref().is_some_and(Member::holds)
+    }
+
+    /// Does what the job's coordinator says, if it says something.
+    fn take_part(&mut self) {
+        let Some(member) = &mut self.parts.member else {
+            return;
+        };
+        match member.next(self.root, &mut self.known) {
+            Done::Complete(round) => self.last = Some(round),
+            Done::Ended => self.status = 128 + libc::SIGKILL,
+            Done::Nothing => {}
+        }
     }
 
     /// Waits for something to do; whether somebody asks.
     fn wait(&self) -> Result<bool> {
-        let (listener, signals) = (self.listener.as_fd(), self.signals.fd.as_fd());
-        let mut ready = [
+        let (listener, signals) = (self.parts.listener.as_fd(), self.parts.signals.fd.as_fd());
+        let mut ready = vec![
             PollFd::new(&listener, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
         ];
+        let member = self.parts.member.as_ref().map(|member| member.link.ready());
+        ready.extend(member.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let left = self
             .due
             .map(|due| due.saturating_duration_since(Instant::now()));
@@ -227,7 +231,7 @@ impl<'a> Supervisor<'a> {
                 continue;
             }
             if ended == self.root {
-                self.status = restart::exit_code(status);
+                self.status = exit_code(status);
             }
             if ended <= 0 {
                 return ended == 0;
@@ -262,10 +266,17 @@ impl<'a> Supervisor<'a> {
 
     /// A checkpoint. Whatever goes wrong, the tree runs on.
     fn dump(&mut self, kill: bool) -> Result<Dumped> {
+        if let Some(member) = &self.parts.member {
+            let what = format!(
+                "it is member {} of a job: that is checkpointed as a whole (--job)",
+                member.name
+            );
+            return Err(Error::Job { what });
+        }
         let begun = Instant::now();
         let number = self.last.map_or(1, |last| last + 1);
-        let round = self.store.begin(number, 0)?;
-        let stopped = Stopped::stop(self.root, &mut self.known)?;
+        let round = self.parts.store.begin(number, 0)?;
+        let stopped = Stopped::stop(self.root, &mut self.known)?.alone()?;
         let saved = stopped.save(round.joined(), MEMBER)?;
         let (held, pause) = match kill {
             true => (Some(stopped), None),
