@@ -17,9 +17,11 @@
 //! | `state` | what an image says |
 //! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
 //! | `job`, `carry` | trees that are checkpointed together; bytes that their supervisors hand each other |
+//! | `terminal` | settings and contents of pseudoterminals |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
 //! | `supervisor` | launch, commands, exit |
+//! | `steps` | where a supervisor can be killed on purpose |
 //! | `show` | what an image says, for people |
 //!
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
@@ -37,7 +39,9 @@ mod restart;
 mod show;
 mod socket;
 mod state;
+mod steps;
 mod supervisor;
+mod terminal;
 mod trace;
 
 pub use self::{
@@ -46,6 +50,7 @@ pub use self::{
         Forgotten, Job, JobDumped, JobMember, JobStatus, coordinate, dump_job, forget, job_status,
     },
     show::inspect,
+    steps::STEPS,
     supervisor::{
         Dumped, Interval, Reply, Request, Running, Status, ask, launch, launch_in, restart,
         restart_job,

@@ -1,10 +1,12 @@
-//! `snaprig ckpt`: checkpoint and restart of programs on this machine.
+//! `snaprig ckpt`: checkpoint and restart of programs, and of jobs of several.
+
+mod job;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use snaprig_ckpt::{Interval, Reply, Request};
+use snaprig_ckpt::{Interval, Job, Reply, Request};
 
 use crate::{AnyError, size};
 
@@ -23,6 +25,13 @@ pub enum Command {
     Restart(Restart),
     /// List the processes of a program, and its last checkpoint
     Status(Status),
+    /// Coordinate a job's checkpoints, where machines other than this one reach it
+    ///
+    /// The first launch of a job starts a coordinator where there is none: this is for jobs of several machines, and for
+    /// an interval. It ends with SIGTERM or SIGINT; programs run on, and the next checkpoint finds the next coordinator.
+    Coordinator(job::Coordinator),
+    /// Have a job checkpointed without a member that is missing
+    Forget(job::Forget),
     /// Verify an image, and show what is in it
     Inspect(Inspect),
 }
@@ -39,13 +48,40 @@ struct Directory {
     dir: PathBuf,
 }
 
+/// Of which job it is.
+#[derive(Args)]
+struct InJob {
+    /// Directory of the job, in place of one of its own: what is launched in it is checkpointed at the same moment
+    #[arg(long, value_name = "DIR", env = "SNAPRIG_CKPT_JOB")]
+    job: Option<PathBuf>,
+}
+
+/// How long others are waited for.
+#[derive(Args)]
+struct Patience {
+    /// How many seconds each step of a job may take
+    #[arg(long, value_name = "SECONDS", default_value = "120", requires = "job")]
+    patience: u32,
+}
+
+impl Patience {
+    fn time(&self) -> Duration {
+        Duration::from_secs(self.patience.into())
+    }
+}
+
 /// What `ckpt launch` is told.
 #[derive(Args)]
 pub struct Launch {
     #[command(flatten)]
     directory: Directory,
-    /// Checkpoint every so many seconds
-    #[arg(long, value_name = "SECONDS")]
+    #[command(flatten)]
+    in_job: InJob,
+    /// Its name in the job: one that no other member has
+    #[arg(long, value_name = "MEMBER", requires = "job")]
+    name: Option<String>,
+    /// Checkpoint every so many seconds; a job: `ckpt coordinator --interval`
+    #[arg(long, value_name = "SECONDS", conflicts_with = "job")]
     interval: Option<f64>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
@@ -57,6 +93,10 @@ pub struct Launch {
 pub struct Dump {
     #[command(flatten)]
     directory: Directory,
+    #[command(flatten)]
+    in_job: InJob,
+    #[command(flatten)]
+    patience: Patience,
     /// The program goes on (the default)
     #[arg(long, conflicts_with = "kill")]
     leave_running: bool,
@@ -72,8 +112,15 @@ pub struct Dump {
 #[derive(Args)]
 pub struct Restart {
     /// Directory of the program's checkpoints
-    #[arg(value_name = "DIR")]
-    dir: PathBuf,
+    #[arg(value_name = "DIR", required_unless_present = "job")]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    in_job: InJob,
+    /// Only this member of the job, others on other machines
+    #[arg(long, value_name = "MEMBER", requires = "job")]
+    member: Option<String>,
+    #[command(flatten)]
+    patience: Patience,
     /// Checkpoint every so many seconds
     #[arg(long, value_name = "SECONDS")]
     interval: Option<f64>,
@@ -84,6 +131,8 @@ pub struct Restart {
 pub struct Status {
     #[command(flatten)]
     directory: Directory,
+    #[command(flatten)]
+    in_job: InJob,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -111,18 +160,39 @@ struct Dumped {
 /// Runs one of the commands.
 pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
     match command {
-        Command::Launch(options) => {
-            let every = every(options.interval)?;
-            let status = snaprig_ckpt::launch(&options.directory.dir, &options.program, every)?;
-            Ok(ExitCode::from(status as u8))
-        }
-        Command::Restart(options) => {
-            let status = snaprig_ckpt::restart(&options.dir, every(options.interval)?)?;
-            Ok(ExitCode::from(status as u8))
-        }
+        Command::Launch(options) => launch(options),
+        Command::Restart(options) => restart(options),
         Command::Dump(options) => dump(options),
         Command::Status(options) => status(options),
         Command::Inspect(options) => inspect(options),
+        Command::Coordinator(options) => job::coordinate(options),
+        Command::Forget(options) => job::forget(options),
+    }
+}
+
+fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
+    let status = match &options.in_job.job {
+        Some(job) => {
+            let job = Job::open_or_create(job)?;
+            snaprig_ckpt::launch_in(&job, options.name.clone(), &options.program)?
+        }
+        None => {
+            let every = every(options.interval)?;
+            snaprig_ckpt::launch(&options.directory.dir, &options.program, every)?
+        }
+    };
+    Ok(ExitCode::from(status as u8))
+}
+
+fn restart(options: &Restart) -> Result<ExitCode, AnyError> {
+    // A directory that is named counts more than a job of the environment.
+    match (&options.dir, &options.in_job.job) {
+        (Some(dir), _) => {
+            let status = snaprig_ckpt::restart(dir, every(options.interval)?)?;
+            Ok(ExitCode::from(status as u8))
+        }
+        (None, Some(job)) => job::restart(job, options.member.as_deref(), options.patience.time()),
+        (None, None) => Err("of what? Name a directory, or a job (--job)".into()),
     }
 }
 
@@ -137,6 +207,9 @@ fn every(seconds: Option<f64>) -> Result<Interval, AnyError> {
 }
 
 fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
+    if let Some(job) = &options.in_job.job {
+        return job::dump(job, options.kill, options.patience.time(), options.json);
+    }
     let request = Request::Dump { kill: options.kill };
     let dumped = match snaprig_ckpt::ask(&options.directory.dir, request)? {
         Reply::Dumped(dumped) => dumped,
@@ -162,6 +235,9 @@ fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
 }
 
 fn status(options: &Status) -> Result<ExitCode, AnyError> {
+    if let Some(job) = &options.in_job.job {
+        return job::status(job, options.json);
+    }
     let status = match snaprig_ckpt::ask(&options.directory.dir, Request::Status)? {
         Reply::Status(status) => status,
         other => return unexpected(other),

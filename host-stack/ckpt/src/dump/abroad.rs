@@ -147,7 +147,7 @@ impl Sockets {
     /// When all trees of a job stand still: finds the other ends of connections, and saves what is on its way to this
     /// tree.
     pub fn meet_others(&mut self, open: &mut [OpenFile], board: &Board) -> Result<()> {
-        let (mut ends, refusals) = self.look_again(open)?;
+        let ends = self.look_again(open)?;
         let mut said = self.guests(open, &ends)?;
         for end in &ends {
             let listens = self.listens(open, end.local);
@@ -164,9 +164,9 @@ impl Sockets {
         let keys: Vec<_> = ends.iter().map(|end| end.others("end")).collect();
         let others = board.look::<Said>(&keys)?;
         let mut joined = Vec::new();
-        for ((mut end, refusal), other) in ends.drain(..).zip(refusals).zip(others) {
+        for (mut end, other) in ends.into_iter().zip(others) {
             let Some(other) = other else {
-                self.nobodys(open, &end, refusal)?;
+                self.nobodys(open, &end)?;
                 continue;
             };
             let waits = self.waits(&end, other.waits)?;
@@ -186,16 +186,14 @@ impl Sockets {
     }
 
     /// Since the tree was stopped, others went on: what their ends are now.
-    fn look_again(&mut self, open: &mut [OpenFile]) -> Result<(Vec<End>, Vec<Option<Error>>)> {
-        let mut refusals: Vec<Option<Error>> = self.met.iter().map(|_| None).collect();
-        for stranger in self.strangers.drain(..) {
-            refusals[stranger.met] = Some(stranger.refusal);
-        }
-        let (mut ends, mut left) = (Vec::new(), Vec::new());
-        for (index, refusal) in refusals.into_iter().enumerate() {
+    fn look_again(&mut self, open: &mut [OpenFile]) -> Result<Vec<End>> {
+        let strangers: Vec<_> = self.strangers.drain(..).map(|one| one.met).collect();
+        let mut ends = Vec::new();
+        for index in 0..self.met.len() {
             let met = &mut self.met[index];
             let socket = at(open, met.file);
-            if refusal.is_none() && (met.state == 0 || socket.stage != Stage::Connecting) {
+            let may_be = met.state != 0 && socket.stage == Stage::Connecting;
+            if !may_be && !strangers.contains(&index) {
                 continue;
             }
             let failed = |source| met.failed(source);
@@ -213,13 +211,12 @@ impl Sockets {
                         local,
                         accepts,
                     });
-                    left.push(refusal);
                 }
                 // It has ended, or is still on its way.
                 _ => self.peek(open, index)?,
             }
         }
-        Ok((ends, left))
+        Ok(ends)
     }
 
     /// Whether a socket of the tree listens at an address.
@@ -293,18 +290,15 @@ impl Sockets {
     }
 
     /// Nobody of the job has the other end: it has been closed, or is a stranger's.
-    fn nobodys(&mut self, open: &mut [OpenFile], end: &End, refusal: Option<Error>) -> Result<()> {
+    fn nobodys(&mut self, open: &mut [OpenFile], end: &End) -> Result<()> {
         let met = &self.met[end.met];
         let (Some(local), Some(remote)) = names(at(open, met.file)) else {
             return Ok(());
         };
-        let now = self.lonely(met, open, local, remote)?;
-        if met.state != CLOSE_WAIT
-            && let Some(refusal) = now
-        {
-            return Err(refusal_of(refusal));
+        let refusal = self.lonely(met, open, local, remote)?;
+        if let (Some(refusal), true) = (refusal, met.state != CLOSE_WAIT) {
+            return Err(refusal);
         }
-        drop(refusal);
         self.peek(open, end.met)
     }
 
@@ -540,16 +534,6 @@ fn received(socket: &mut Socket, bytes: Vec<u8>) {
             ..Message::default()
         }],
     };
-}
-
-fn refusal_of(refusal: Error) -> Error {
-    match refusal {
-        Error::Refused { pid, what } => Error::refused(
-            pid,
-            format!("{what} of the job; launch that with `--job`, too"),
-        ),
-        other => other,
-    }
 }
 
 fn accept(listener: &TcpListener, id: &[u8]) -> io::Result<TcpStream> {

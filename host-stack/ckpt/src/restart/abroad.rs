@@ -33,6 +33,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CONNECTING_S: i64 = 10;
 /// Connections that may wait while they are made.
 const BACKLOG: u32 = 4096;
+/// IP_LOCAL_PORT_RANGE (Linux 6.3), IP_BIND_ADDRESS_NO_PORT (ip(7)).
+const LOCAL_PORT_RANGE: i32 = 51;
+const BIND_ADDRESS_NO_PORT: i32 = 24;
 /// As many times what is on its way goes through a new connection, so that its buffers grow; but no more than this.
 const PUMPED: usize = 8;
 const PUMPED_MAX: usize = 64 << 20;
@@ -249,20 +252,46 @@ fn accept(
 fn dial(socket: &Socket, to: SocketAddr) -> io::Result<OwnedFd> {
     let to = socket::name_of(socket.family, to);
     let local = socket::address(&socket.local).filter(|local| is_here(local.ip()));
-    if local.is_some() {
-        let fd = ready(socket)?;
-        let bound = patiently(|| socket::bind(&fd, &socket.local));
-        // An earlier instance may keep the pair of names for a while.
-        if bound
-            .and_then(|()| patiently(|| socket::connect(&fd, &to)))
-            .is_ok()
-        {
-            return Ok(fd);
+    if let Some(local) = local {
+        // An earlier instance may keep the name for a while.
+        match patiently(|| named(socket, local, &to)) {
+            Ok(fd) => return Ok(fd),
+            Err(error) => {
+                tracing::warn!(%error, %local, "a connection has another name than it had")
+            }
         }
     }
     let fd = ready(socket)?;
     socket::connect(&fd, &to)?;
     Ok(fd)
+}
+
+/// Connects with a name: bound to it; or as the kernel chooses, of one port, which it does also where an earlier
+/// connection's name is no longer needed (TIME_WAIT), and bind(2) says that it is in use.
+fn named(socket: &Socket, local: SocketAddr, to: &[u8]) -> io::Result<OwnedFd> {
+    let fd = ready(socket)?;
+    let bound = socket::bind(&fd, &socket.local).and_then(|()| socket::connect(&fd, to));
+    let Err(in_use) = bound else {
+        return Ok(fd);
+    };
+    let fd = ready(socket)?;
+    let port = i32::from(local.port());
+    let choose = |range: i32, late: i32| {
+        socket::set_number(&fd, libc::IPPROTO_IP, LOCAL_PORT_RANGE, range)
+            .and_then(|()| socket::set_number(&fd, libc::IPPROTO_IP, BIND_ADDRESS_NO_PORT, late))
+    };
+    // A kernel that cannot do it says so; then the other way is waited for.
+    if choose(port | port << 16, 1).is_err() {
+        return Err(in_use);
+    }
+    let address = SocketAddr::new(local.ip(), 0);
+    socket::bind(&fd, &socket::name_of(socket.family, address))?;
+    socket::connect(&fd, to)?;
+    choose(0, 0)?;
+    match socket::address(&socket::local_name(&fd)?) == Some(local) {
+        true => Ok(fd),
+        false => Err(in_use),
+    }
 }
 
 /// A socket that gives up connecting after a while; the program's own setting comes with its other options.

@@ -5,32 +5,37 @@
 //! supervisor: open files --> plant processes --> lay out their memory --> fill it --> finish --> let all go
 //! ```
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
-//! all processes end, and no file of the tree has been written to but those whose contents the image has.
+//! all processes end, and no file of the tree has been written to.
 
 mod abroad;
 mod credentials;
 mod files;
 mod groups;
+mod held;
 mod layout;
 mod namespaces;
+mod paths;
+mod pipes;
 mod process;
 mod seed;
 mod sockets;
+mod terminals;
 mod timers;
 
-use std::{fs::File, io, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
+use std::{fs::File, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
 
 use snaprig_ckpt_image::image::{Piece, Reader};
 
 use self::{files::Opened, process::Growing};
 pub use self::{
     groups::place,
-    namespaces::{Clocks, chain, exit_code, run},
+    namespaces::{Clocks, Complete, chain, exit_code, run},
 };
 use crate::{
     error::{Error, Result},
     job::Board,
-    state::{Kind, Process, Tree},
+    state::{Process, Tree},
+    steps::{self, Step},
     trace::Tracee,
 };
 
@@ -56,9 +61,11 @@ impl<'a> Restored<'a> {
     pub fn open(tree: &'a Tree, board: Option<&Board>) -> Result<Self> {
         check(tree)?;
         groups::lead(tree);
+        let opened = Opened::open(tree, board)?;
+        steps::reached(Step::RestartFiles);
         Ok(Self {
             tree,
-            opened: Some(Opened::open(tree, board)?),
+            opened: Some(opened),
             threads: Vec::new(),
             runs: false,
         })
@@ -79,33 +86,27 @@ impl<'a> Restored<'a> {
     }
 
     /// All of it runs.
-    pub fn go(mut self) -> Result<()> {
-        groups::dismiss(self.tree);
-        for process in &self.tree.processes {
-            if let Some(signal) = process.stopped {
-                // SAFETY: no memory is involved.
-                unsafe { libc::kill(process.pid, signal) };
-            }
-        }
-        for thread in self.threads.drain(..) {
-            thread.detach(0)?;
-        }
+    pub fn go(mut self, complete: Complete) -> Result<()> {
+        let_go(&self.threads, complete)?;
         self.runs = true;
+        terminals::redraw(self.tree);
         Ok(())
     }
 }
 
 impl Drop for Restored<'_> {
     fn drop(&mut self) {
+        let Some(opened) = self.opened.take() else {
+            return;
+        };
         if !self.runs {
+            paths::withdraw(&opened);
             for process in &self.tree.processes {
                 // SAFETY: no memory is involved; in this namespace the number is nobody else's.
                 unsafe { libc::kill(process.pid, libc::SIGKILL) };
             }
         }
-        if let Some(opened) = self.opened.take() {
-            opened.close();
-        }
+        opened.close();
     }
 }
 
@@ -138,6 +139,7 @@ fn grow<R: Read>(
     let quiet = board.map(Board::quiet);
     seed::plant(tree, opened)?;
     drop(quiet);
+    steps::reached(Step::RestartPlanted);
     let mut growing = Vec::new();
     for process in &tree.processes {
         if let Some(body) = &process.body {
@@ -145,12 +147,42 @@ fn grow<R: Read>(
         }
     }
     fill(tree, reader, opened)?;
-    cut(tree, opened)?;
+    steps::reached(Step::RestartFilled);
+    paths::commit(opened)?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
     }
+    held::finish(tree, opened)?;
+    terminals::finish(tree, opened)?;
+    terminals::take_over(tree)?;
+    groups::dismiss(tree);
+    for process in &tree.processes {
+        if let Some(signal) = process.stopped {
+            // SAFETY: no memory is involved.
+            unsafe { libc::kill(process.pid, signal) };
+        }
+    }
     Ok(threads)
+}
+
+/// All of them run on, also if this process dies, from one moment on. Before that they end with it: those that it has
+/// let go of already by the hand of process 1, which is a moment later.
+fn let_go(threads: &[Tracee], complete: Complete) -> Result<()> {
+    steps::reached(Step::RestartHeld);
+    for thread in threads {
+        thread.unbind()?;
+    }
+    complete.set();
+    steps::reached(Step::RestartComplete);
+    for thread in threads {
+        match thread.detach(0) {
+            // Somebody has killed it.
+            Err(Error::Gone { .. }) | Ok(()) => steps::reached(Step::RestartLetGo),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Reads the rest of the image into memory and files.
@@ -170,7 +202,7 @@ fn fill<R: Read>(tree: &Tree, reader: &mut Reader<R>, opened: &Opened) -> Result
         if let Some(process) = tree.processes.get(index) {
             crate::memory::scatter(process.pid, address, bytes)?;
         } else if index < contents {
-            let memory = opened.shared[index - shared];
+            let (memory, _) = opened.shared[index - shared];
             write_at(memory, bytes, address)?;
         } else if let Some(Some(file)) = opened.contents.get(&space) {
             write_at(*file, bytes, address)?;
@@ -184,24 +216,4 @@ fn write_at(fd: i32, bytes: &[u8], at: u64) -> Result<()> {
     let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let written = file.write_all_at(bytes, at);
     written.map_err(|source| Error::io("contents of a file", source))
-}
-
-/// Contents come in whole pages: takes off what is behind a file's end.
-fn cut(tree: &Tree, opened: &Opened) -> Result<()> {
-    for file in &tree.files {
-        let Kind::Path {
-            contents: Some(contents),
-            ..
-        } = &file.kind
-        else {
-            continue;
-        };
-        if let Some(Some(fd)) = opened.contents.get(&contents.space) {
-            // SAFETY: no memory is involved.
-            if unsafe { libc::ftruncate(*fd, contents.size as i64) } != 0 {
-                return Err(Error::io("ftruncate", io::Error::last_os_error()));
-            }
-        }
-    }
-    Ok(())
 }

@@ -347,7 +347,7 @@ fn accept(listeners: &[BorrowedFd]) -> io::Result<OwnedFd> {
 }
 
 /// Tries until names of an earlier instance are free.
-pub fn patiently(mut work: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+pub fn patiently<T>(mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let begun = Instant::now();
     loop {
         match work() {

@@ -25,6 +25,7 @@ use crate::{
     error::{Error, Result},
     freeze::{Calls, Frozen},
     job::Board,
+    steps::{self, Step},
 };
 
 /// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
@@ -53,13 +54,14 @@ impl Stopped {
     pub fn stop(root: pid_t, known: &mut Known) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        let before = Before::look(me)?;
+        let before = Before::look(me, &mut known.named)?;
         let mut tries = 0;
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;
             match dump::describe(&mut frozen, root, &before, &mut known.named) {
                 Ok(described) => {
+                    steps::reached(Step::Described);
                     return Ok(Self {
                         since,
                         described,
@@ -68,6 +70,8 @@ impl Stopped {
                 }
                 // The tree runs on for a moment, and gets past what is in the way.
                 Err(Error::NotNow(_)) if tries < TRIES_MAX => frozen.let_go()?,
+                // What is left of the tree is a tree as well.
+                Err(_) if tries < TRIES_MAX && frozen.lost().is_some() => frozen.let_go()?,
                 Err(error) => return Err(error),
             }
             tries += 1;
@@ -103,7 +107,12 @@ impl Stopped {
             ..WriteOptions::new(member)
         };
         let mut writer = round.image(member, &header, options)?;
-        dump::write(&self.described, &self.frozen, &mut writer)?;
+        let written = dump::write(&self.described, &self.frozen, &mut writer);
+        written.map_err(|error| match self.frozen.lost() {
+            Some(pid) => Error::Killed { pid },
+            None => error,
+        })?;
+        steps::reached(Step::Written);
         Ok(Saved {
             member: member.to_owned(),
             writer,

@@ -38,6 +38,7 @@ use crate::{
     error::{Error, Result},
     job::{self, Job},
     restart::{self, exit_code},
+    steps::{self, Step},
     trace,
 };
 
@@ -274,6 +275,7 @@ impl Supervisor {
             return Err(Error::Job { what });
         }
         let begun = Instant::now();
+        steps::reached(Step::Begun);
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.parts.store.begin(number, 0)?;
         let stopped = Stopped::stop(self.root, &mut self.known)?.alone()?;
@@ -283,7 +285,9 @@ impl Supervisor {
             false => (None, Some(stopped.let_go()?)),
         };
         let (member, bytes) = saved.finish()?;
+        steps::reached(Step::Finished);
         round.commit(Manifest::now(self.command.clone(), None, vec![member]))?;
+        steps::reached(Step::Committed);
         self.last = Some(number);
         let ended = held.map(|held| {
             self.status = 128 + libc::SIGKILL;

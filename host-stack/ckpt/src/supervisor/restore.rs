@@ -28,7 +28,7 @@ use super::{Interval, MEMBER, Member, Parts, Supervisor};
 use crate::{
     error::{Error, Result},
     job::{self, Board, Job},
-    restart::{self, Clocks, Restored},
+    restart::{self, Clocks, Complete, Restored},
     state::Tree,
 };
 
@@ -45,11 +45,11 @@ pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
     let checkpoint = newest(&store)?;
     let (tree, mut reader) = open(&checkpoint, MEMBER)?;
     let command = checkpoint.manifest().command.clone();
-    within(&tree, || {
+    within(&tree, |complete| {
         let parts = Parts::new(directory, store)?;
         let mut restored = Restored::open(&tree, None)?;
         restored.grow(&mut reader, drops_privileges(), None)?;
-        restored.go()?;
+        restored.go(complete)?;
         Supervisor::new(parts, tree.root, command, interval).run()
     })
 }
@@ -128,10 +128,10 @@ fn status_of(child: libc::pid_t) -> i32 {
 /// Restarts a member of a job, and supervises it to its end.
 fn member(job: &Job, checkpoint: &Checkpoint, name: &str) -> Result<i32> {
     let (tree, mut reader) = open(checkpoint, name)?;
-    within(&tree, || {
+    within(&tree, |complete| {
         let mut parts = Parts::new(&job.of_member(name), job.store()?)?;
         let member = Member::join(job, name)?;
-        let restored = together(&member, &tree, &mut reader, checkpoint.manifest().round);
+        let restored = together(&member, &tree, &mut reader, checkpoint, complete);
         let round = match restored {
             Ok(round) => round,
             Err(error) => {
@@ -150,8 +150,10 @@ fn together<R: io::Read>(
     member: &Member,
     tree: &Tree,
     reader: &mut Reader<R>,
-    checkpoint: u64,
+    checkpoint: &Checkpoint,
+    complete: Complete,
 ) -> Result<u64> {
+    let checkpoint = checkpoint.manifest().round;
     let (round, order) = begin(member, Phase::Connect)?;
     let board = Board {
         member: &member.link,
@@ -170,7 +172,7 @@ fn together<R: io::Read>(
         restored.grow(reader, drops_privileges(), Some(&board))
     })?;
     begin(member, Phase::Go)?;
-    restored.go()?;
+    restored.go(complete)?;
     Ok(round)
 }
 
@@ -235,13 +237,13 @@ fn drops_privileges() -> bool {
 }
 
 /// Works in the namespaces of a tree that is restarted; the exit status.
-fn within(tree: &Tree, work: impl FnOnce() -> Result<i32>) -> Result<i32> {
+fn within(tree: &Tree, work: impl FnOnce(Complete) -> Result<i32>) -> Result<i32> {
     let clocks = Clocks {
         monotonic: tree.monotonic_nanos,
         boottime: tree.boottime_nanos,
     };
-    restart::run(restart::place(tree), clocks, || {
-        work().unwrap_or_else(|error| {
+    restart::run(restart::place(tree), clocks, |complete| {
+        work(complete).unwrap_or_else(|error| {
             eprintln!("snaprig: {}", restart::chain(&error));
             1
         })

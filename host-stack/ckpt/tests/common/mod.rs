@@ -22,34 +22,70 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A program under a supervisor.
 pub struct Job {
-    pub directory: TempDir,
+    pub directory: Directory,
     supervisor: Child,
     user: Option<u32>,
+    /// The step at which its supervisor kills itself (SNAPRIG_CKPT_DIE_AT).
+    dies_at: Option<String>,
+}
+
+/// Where a job is: its own, or another's.
+pub enum Directory {
+    Own(TempDir),
+    Anothers(PathBuf),
+}
+
+impl Directory {
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Own(directory) => directory.path(),
+            Self::Anothers(directory) => directory,
+        }
+    }
 }
 
 impl Job {
     /// Launches a program; its arguments are of its directory's programs, or as they are.
     pub fn launch(program: &[&str]) -> Self {
-        Self::launch_as(None, program)
+        Self::launch_as(None, None, program)
     }
 
     /// As an ordinary user; none if the test is one itself.
     pub fn launch_as_nobody(program: &[&str]) -> Self {
-        // SAFETY: no preconditions.
-        let is_root = unsafe { libc::geteuid() } == 0;
-        Self::launch_as(is_root.then_some(NOBODY), program)
+        Self::launch_as(nobody(), None, program)
     }
 
-    fn launch_as(user: Option<u32>, program: &[&str]) -> Self {
+    /// With a supervisor that kills itself at a step.
+    pub fn launch_to_die(user: Option<u32>, at: &str, program: &[&str]) -> Self {
+        Self::launch_as(user, Some(at.to_owned()), program)
+    }
+
+    /// Where another is, whose supervisor is dead, and as its user.
+    pub fn launch_in(other: &Self, program: &[&str]) -> Self {
+        let directory = Directory::Anothers(other.directory.path().to_owned());
+        Self::begin(directory, other.user, None, program)
+    }
+
+    fn launch_as(user: Option<u32>, dies_at: Option<String>, program: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        Self::begin(Directory::Own(directory), user, dies_at, program)
+    }
+
+    fn begin(
+        directory: Directory,
+        user: Option<u32>,
+        dies_at: Option<String>,
+        program: &[&str],
+    ) -> Self {
         let mut arguments = vec!["launch", "job"];
         arguments.extend(program);
-        let supervisor = start(directory.path(), user, &arguments);
+        let supervisor = start(directory.path(), user, dies_at.as_deref(), &arguments);
         let job = Self {
             directory,
             supervisor,
             user,
+            dies_at,
         };
         job.wait_for_control();
         job
@@ -115,11 +151,27 @@ impl Job {
     }
 
     pub fn restart(&mut self) {
-        self.supervisor = start(self.directory.path(), self.user, &["restart", "job"]);
+        self.begin_restart(None);
         wait_until_or(
             || snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok(),
             || format!("a restarted supervisor answers; {}", self.output()),
         );
+    }
+
+    /// Has a supervisor restart it that kills itself at a step.
+    pub fn restart_to_die(&mut self, at: &str) {
+        self.begin_restart(Some(at.to_owned()));
+    }
+
+    fn begin_restart(&mut self, dies_at: Option<String>) {
+        self.dies_at = dies_at;
+        let (directory, at) = (self.directory.path(), self.dies_at.as_deref());
+        self.supervisor = start(directory, self.user, at, &["restart", "job"]);
+    }
+
+    /// Its supervisor, as the test sees it.
+    pub fn supervisor(&self) -> i32 {
+        self.supervisor.id() as i32
     }
 
     /// Its exit status, when it has ended.
@@ -173,7 +225,13 @@ fn tree_of(pid: i32) -> Vec<i32> {
     found
 }
 
-fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
+/// Nobody; none if the test is no root.
+pub fn nobody() -> Option<u32> {
+    // SAFETY: no preconditions.
+    (unsafe { libc::geteuid() } == 0).then_some(NOBODY)
+}
+
+fn start(directory: &Path, user: Option<u32>, dies_at: Option<&str>, arguments: &[&str]) -> Child {
     let out = File::options()
         .append(true)
         .create(true)
@@ -182,6 +240,7 @@ fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
     command.args(arguments).current_dir(directory);
     command.stdin(Stdio::null());
+    command.envs(dies_at.map(|step| ("SNAPRIG_CKPT_DIE_AT", step)));
     command.stdout(out.try_clone().unwrap()).stderr(out);
     // As shells do it. What the tests run in may be a container whose group is that of its first process.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
@@ -231,9 +290,7 @@ impl Trees {
 
     /// Of an ordinary user; of the test's, if that is one.
     pub fn of_nobody() -> Self {
-        // SAFETY: no preconditions.
-        let is_root = unsafe { libc::geteuid() } == 0;
-        Self::of(is_root.then_some(NOBODY))
+        Self::of(nobody())
     }
 
     fn of(user: Option<u32>) -> Self {
@@ -250,7 +307,7 @@ impl Trees {
     pub fn launch(&mut self, name: &str, program: &[&str]) {
         let mut arguments = vec!["launch-in", "job", name];
         arguments.extend(program);
-        let supervisor = start(self.directory.path(), self.user, &arguments);
+        let supervisor = start(self.directory.path(), self.user, None, &arguments);
         self.supervisors.push(supervisor);
         let directory = self.directory.path().join("job/members").join(name);
         wait_until_or(
@@ -320,7 +377,7 @@ impl Trees {
     pub fn begin_restart(&mut self, only: Option<&str>) {
         let mut arguments = vec!["restart-job", "job"];
         arguments.extend(only);
-        let supervisor = start(self.directory.path(), self.user, &arguments);
+        let supervisor = start(self.directory.path(), self.user, None, &arguments);
         self.supervisors.push(supervisor);
     }
 
