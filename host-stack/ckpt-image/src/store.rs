@@ -8,8 +8,8 @@
 //! DIR/0005.old/            a round that is being removed
 //! ```
 //! One leader begins, prepares and publishes a round; other agents may join and write images of their
-//! members. A job on several machines has a directory on each: all prepare, then all publish. Who was
-//! interrupted in between finds the round prepared ([`Store::prepared`]) and asks what became of it.
+//! members. Those of a job join first ([`Store::join`]), and when all have written, its coordinator leads
+//! ([`Store::lead`]): the rename is the commit of the job's checkpoint.
 //!
 //! What must stay true: only a published round is ever offered, and its manifest is believed no more
 //! than its images are. Removing a round takes its name away first.
@@ -105,8 +105,11 @@ impl Store {
             return Err(StoreError::Exists { path });
         }
         fs::rename(&from, &path).map_err(io_error(&path))?;
-        sync(&self.dir)?;
-        Ok(self.at(path, manifest))
+        // It has its name, and nobody knows for how long: who is told that it failed must find it gone.
+        match sync(&self.dir) {
+            Err(error) if fs::rename(&path, &from).is_ok() => Err(error),
+            _ => Ok(self.at(path, manifest)),
+        }
     }
 
     /// The newest checkpoint that is sound, as far as that is known without reading all pages, and

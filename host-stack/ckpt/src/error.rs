@@ -85,6 +85,21 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
+    /// What has to do with the job.
+    #[error("{what}")]
+    Job {
+        /// What is wrong.
+        what: String,
+    },
+    /// A call to the coordinator failed.
+    #[error(transparent)]
+    Call(#[from] snaprig_coord::message::CallError),
+    /// The coordinator is not to be had.
+    #[error(transparent)]
+    Connect(#[from] snaprig_coord::driver::ConnectError),
+    /// A job's directory.
+    #[error(transparent)]
+    Directory(#[from] snaprig_coord::job::JobError),
     /// /proc says something that cannot be understood.
     #[error("/proc")]
     Proc(#[from] procfs::ProcError),

@@ -1,5 +1,5 @@
-//! What is on its way through a TCP connection: taken out, and put back. Each step takes one end, or what came of the
-//! other, so that the ends may be of different trees.
+//! What is on its way through a TCP connection: taken out, and put back. Of connections between trees, each tree has one
+//! end, and goes these steps by itself (`dump/abroad.rs`).
 //!
 //! ```text
 //! sender: push (nothing is held back) --> receiver: peek, when all has arrived
@@ -10,7 +10,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +19,7 @@ use crate::socket::{self, SO_BUF_LOCK};
 
 /// How long it takes at most until what can arrive has arrived: acknowledgements that the receiver had put off are
 /// asked for at once.
-const ARRIVAL: Duration = Duration::from_millis(20);
+pub const ARRIVAL: Duration = Duration::from_millis(20);
 /// After so long without a byte a connection does not work.
 const SILENCE: Duration = Duration::from_secs(10);
 /// A look at a connection that moves.
@@ -115,11 +115,28 @@ fn receive(fd: impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Puts bytes where they were: sent again, and in the buffers of the two ends, which grow if they must.
-pub fn put(sender: impl AsFd, receiver: impl AsFd, bytes: &[u8]) -> io::Result<()> {
-    let (sender, receiver) = (sender.as_fd(), receiver.as_fd());
+/// Takes what is there, and more than a part of it later; how much.
+pub fn take_some(receiver: impl AsFd, bytes: &mut Vec<u8>) -> io::Result<usize> {
+    let before = bytes.len();
+    bytes.resize(before + PART, 0);
+    let read = receive(receiver, &mut bytes[before..], 0);
+    let count = match &read {
+        Ok(count) => *count,
+        Err(_) => 0,
+    };
+    bytes.truncate(before + count);
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        read => read,
+    }
+}
+
+/// Puts bytes where they were: sent again, and in the buffers of the two ends, as far as they are at hand, which grow if
+/// they must.
+pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) -> io::Result<()> {
+    let sender = sender.as_fd();
     let mut sent = 0;
-    let mut grown: Option<[Grown; 2]> = None;
+    let mut grown: Option<(Grown, Option<Grown>)> = None;
     let mut last = Instant::now();
     while sent < bytes.len() {
         let part = &bytes[sent..bytes.len().min(sent + PART)];
@@ -131,10 +148,8 @@ pub fn put(sender: impl AsFd, receiver: impl AsFd, bytes: &[u8]) -> io::Result<(
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             Err(_) if last.elapsed() < ARRIVAL => thread::sleep(LOOK),
             Err(_) if grown.is_none() => {
-                grown = Some([
-                    Grown::grow(sender, bytes.len(), libc::SO_SNDBUF, SEND_FORCE)?,
-                    Grown::grow(receiver, bytes.len(), libc::SO_RCVBUF, RECEIVE_FORCE)?,
-                ]);
+                let receiving = receiver.map(|end| Grown::receiving(end, bytes.len()));
+                grown = Some((Grown::sending(sender, bytes.len())?, receiving.transpose()?));
                 last = Instant::now();
             }
             Err(_) if last.elapsed() < SILENCE => thread::sleep(LOOK),
@@ -148,9 +163,11 @@ pub fn put(sender: impl AsFd, receiver: impl AsFd, bytes: &[u8]) -> io::Result<(
             }
         }
     }
-    if let Some([sending, receiving]) = grown {
+    if let Some((sending, receiving)) = grown {
         sending.shrink(sender)?;
-        receiving.shrink(receiver)?;
+        if let (Some(receiving), Some(receiver)) = (receiving, receiver) {
+            receiving.shrink(receiver)?;
+        }
     }
     Ok(())
 }
@@ -166,6 +183,11 @@ impl Grown {
     /// Room for what is to be sent.
     pub fn sending(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
         Self::grow(fd, bytes, libc::SO_SNDBUF, SEND_FORCE)
+    }
+
+    /// Room for what is to come.
+    pub fn receiving(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
+        Self::grow(fd, bytes, libc::SO_RCVBUF, RECEIVE_FORCE)
     }
 
     fn grow(fd: impl AsFd, bytes: usize, option: i32, force: i32) -> io::Result<Self> {

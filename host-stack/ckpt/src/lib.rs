@@ -17,6 +17,7 @@
 //! | `state` | what an image says |
 //! | `track`, `ranges`, `spaces` | which pages are written to; what a chain of images has of them |
 //! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
+//! | `job`, `carry` | trees that are checkpointed together; bytes that their supervisors hand each other |
 //! | `terminal` | settings and contents of pseudoterminals |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
@@ -27,10 +28,12 @@
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
 //! restarted tree runs before all of it has been read and checked.
 
+mod carry;
 mod dump;
 mod error;
 mod flow;
 mod freeze;
+mod job;
 mod memory;
 mod ranges;
 mod remote;
@@ -49,10 +52,13 @@ pub use snaprig_ckpt_image::interval::Policy;
 
 pub use self::{
     error::{Error, Result},
+    job::{
+        Forgotten, Job, JobDumped, JobMember, JobStatus, coordinate, dump_job, forget, job_status,
+    },
     show::inspect,
     steps::STEPS,
     supervisor::{
         Address, Copied, Dumped, Migrated, Mode, Options, Pause, Reply, Request, Running, Schedule,
-        Status, ask, launch, receive, restart,
+        Status, ask, launch, launch_in, receive, restart, restart_job,
     },
 };

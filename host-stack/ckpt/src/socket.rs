@@ -345,6 +345,36 @@ pub fn address(name: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
+/// As a name for sockets of a family: those of IPv6 reach addresses of IPv4, too.
+pub fn name_of(family: i32, address: SocketAddr) -> Vec<u8> {
+    let port = address.port().to_be_bytes();
+    let mut name = (family as u16).to_ne_bytes().to_vec();
+    name.extend(port);
+    match (family, address.ip()) {
+        (libc::AF_INET6, ip) => {
+            let ip = match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            let scope = match address {
+                SocketAddr::V6(address) => address.scope_id(),
+                SocketAddr::V4(_) => 0,
+            };
+            // struct sockaddr_in6: the flow, the address, the scope.
+            name.extend([0; 4]);
+            name.extend(ip.octets());
+            name.extend(scope.to_ne_bytes());
+        }
+        (_, IpAddr::V4(ip)) => {
+            name.extend(ip.octets());
+            name.extend([0; 8]);
+        }
+        // Nobody reaches it from there: connect(2) says so.
+        (_, IpAddr::V6(_)) => name.extend([0; 12]),
+    }
+    name
+}
+
 /// A name as people write it.
 pub fn show(name: &[u8]) -> String {
     if let Some(address) = address(name) {

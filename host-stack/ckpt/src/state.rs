@@ -317,6 +317,15 @@ pub enum Stage {
         /// ECONNRESET.
         reset: bool,
     },
+    /// A TCP connection to another tree of the job.
+    Abroad {
+        /// What both ends call it.
+        id: Vec<u8>,
+        /// This end is connected to when it is made again.
+        accepts: bool,
+        /// Nobody has accepted it: what the socket is called that listens.
+        waits: Option<Vec<u8>>,
+    },
 }
 
 /// Bytes in a socket, with the files that were sent along.

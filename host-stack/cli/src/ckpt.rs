@@ -1,10 +1,12 @@
-//! `snaprig ckpt`: checkpoint and restart of programs on this machine.
+//! `snaprig ckpt`: checkpoint and restart of programs, and of jobs of several.
+
+mod job;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-use snaprig_ckpt::{Options, Policy, Reply, Request, Schedule};
+use snaprig_ckpt::{Job, Options, Policy, Reply, Request, Schedule};
 
 use crate::{AnyError, size};
 
@@ -29,6 +31,13 @@ pub enum Command {
     Receive(Receive),
     /// List the processes of a program, and its last checkpoint
     Status(Status),
+    /// Coordinate a job's checkpoints, where machines other than this one reach it
+    ///
+    /// The first launch of a job starts a coordinator where there is none: this is for jobs of several machines, and for
+    /// an interval. It ends with SIGTERM or SIGINT; programs run on, and the next checkpoint finds the next coordinator.
+    Coordinator(job::Coordinator),
+    /// Have a job checkpointed without a member that is missing
+    Forget(job::Forget),
     /// Verify an image, and show what is in it
     Inspect(Inspect),
 }
@@ -85,6 +94,20 @@ struct How {
 }
 
 impl How {
+    /// Nothing of it has a meaning in a job.
+    fn none_in_a_job(&self) -> Result<(), AnyError> {
+        let is_plain = matches!(self.mode, Mode::Full)
+            && (self.interval, self.overhead, self.compress, self.keep) == (None, None, None, None);
+        match is_plain {
+            true => Ok(()),
+            false => Err(
+                "a job has full checkpoints, when they are asked for or at the interval of \
+                          `ckpt coordinator --interval`: leave --mode, --interval and the like away"
+                    .into(),
+            ),
+        }
+    }
+
     fn options(&self) -> Result<Options, AnyError> {
         let schedule = match (self.interval, self.overhead) {
             (Some(interval), _) => Schedule::Every(seconds(interval)?),
@@ -109,6 +132,28 @@ impl How {
     }
 }
 
+/// Of which job it is.
+#[derive(Args)]
+struct InJob {
+    /// Directory of the job, in place of one of its own: what is launched in it is checkpointed at the same moment
+    #[arg(long, value_name = "DIR", env = "SNAPRIG_CKPT_JOB")]
+    job: Option<PathBuf>,
+}
+
+/// How long others are waited for.
+#[derive(Args)]
+struct Patience {
+    /// How many seconds each step of a job may take
+    #[arg(long, value_name = "SECONDS", default_value = "120", requires = "job")]
+    patience: u32,
+}
+
+impl Patience {
+    fn time(&self) -> Duration {
+        Duration::from_secs(self.patience.into())
+    }
+}
+
 /// What `ckpt launch` is told.
 #[derive(Args)]
 pub struct Launch {
@@ -116,6 +161,11 @@ pub struct Launch {
     directory: Directory,
     #[command(flatten)]
     how: How,
+    #[command(flatten)]
+    in_job: InJob,
+    /// Its name in the job: one that no other member has
+    #[arg(long, value_name = "MEMBER", requires = "job")]
+    name: Option<String>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -126,6 +176,10 @@ pub struct Launch {
 pub struct Dump {
     #[command(flatten)]
     directory: Directory,
+    #[command(flatten)]
+    in_job: InJob,
+    #[command(flatten)]
+    patience: Patience,
     /// The program goes on (the default)
     #[arg(long, conflicts_with = "kill")]
     leave_running: bool,
@@ -144,10 +198,17 @@ pub struct Dump {
 #[derive(Args)]
 pub struct Restart {
     /// Directory of the program's checkpoints
-    #[arg(value_name = "DIR")]
-    dir: PathBuf,
+    #[arg(value_name = "DIR", required_unless_present = "job")]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    in_job: InJob,
+    /// Only this member of the job, others on other machines
+    #[arg(long, value_name = "MEMBER", requires = "job")]
+    member: Option<String>,
+    #[command(flatten)]
+    patience: Patience,
     /// This checkpoint, and no other
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", conflicts_with = "job")]
     round: Option<u64>,
     #[command(flatten)]
     how: How,
@@ -209,6 +270,8 @@ pub struct Receive {
 pub struct Status {
     #[command(flatten)]
     directory: Directory,
+    #[command(flatten)]
+    in_job: InJob,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -260,16 +323,8 @@ struct Migrated {
 /// Runs one of the commands.
 pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
     match command {
-        Command::Launch(options) => {
-            let how = options.how.options()?;
-            let status = snaprig_ckpt::launch(&options.directory.dir, &options.program, &how)?;
-            Ok(ExitCode::from(status as u8))
-        }
-        Command::Restart(options) => {
-            let how = options.how.options()?;
-            let status = snaprig_ckpt::restart(&options.dir, options.round, &how)?;
-            Ok(ExitCode::from(status as u8))
-        }
+        Command::Launch(options) => launch(options),
+        Command::Restart(options) => restart(options),
         Command::Receive(options) => {
             let (dir, how) = (&options.directory.dir, options.how.options()?);
             let status = snaprig_ckpt::receive(dir, &options.at.address()?, &how)?;
@@ -279,6 +334,38 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
         Command::Migrate(options) => migrate(options),
         Command::Status(options) => status(options),
         Command::Inspect(options) => inspect(options),
+        Command::Coordinator(options) => job::coordinate(options),
+        Command::Forget(options) => job::forget(options),
+    }
+}
+
+fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
+    let status = match &options.in_job.job {
+        Some(job) => {
+            options.how.none_in_a_job()?;
+            let job = Job::open_or_create(job)?;
+            snaprig_ckpt::launch_in(&job, options.name.clone(), &options.program)?
+        }
+        None => {
+            let how = options.how.options()?;
+            snaprig_ckpt::launch(&options.directory.dir, &options.program, &how)?
+        }
+    };
+    Ok(ExitCode::from(status as u8))
+}
+
+fn restart(options: &Restart) -> Result<ExitCode, AnyError> {
+    // A directory that is named counts more than a job of the environment.
+    match (&options.dir, &options.in_job.job) {
+        (Some(dir), _) => {
+            let status = snaprig_ckpt::restart(dir, options.round, &options.how.options()?)?;
+            Ok(ExitCode::from(status as u8))
+        }
+        (None, Some(job)) => {
+            options.how.none_in_a_job()?;
+            job::restart(job, options.member.as_deref(), options.patience.time())
+        }
+        (None, None) => Err("of what? Name a directory, or a job (--job)".into()),
     }
 }
 
@@ -290,6 +377,9 @@ fn seconds(seconds: f64) -> Result<Duration, AnyError> {
 }
 
 fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
+    if let Some(job) = &options.in_job.job {
+        return job::dump(job, options.kill, options.patience.time(), options.json);
+    }
     let request = Request::Dump {
         kill: options.kill,
         full: options.full,
@@ -363,6 +453,9 @@ fn migrate(options: &Migrate) -> Result<ExitCode, AnyError> {
 }
 
 fn status(options: &Status) -> Result<ExitCode, AnyError> {
+    if let Some(job) = &options.in_job.job {
+        return job::status(job, options.json);
+    }
     let status = match snaprig_ckpt::ask(&options.directory.dir, Request::Status)? {
         Reply::Status(status) => status,
         other => return unexpected(other),

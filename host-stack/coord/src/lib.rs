@@ -9,7 +9,7 @@
 //!        |                               |                   |                   |
 //!        '------------ coordinator ------'-------------------'------- TCP -------'
 //!                        |
-//!                      manifest: its rename is the commit
+//!                      a manifest, by rename: that is the commit ([`driver::Keeper`])
 //! ```
 //!
 //! An agent stops, saves and restores the processes of its tree; what must happen in all trees or in
@@ -25,7 +25,6 @@
 //! | [`member`] | a member's side, as a machine |
 //! | [`driver`] | both over sockets: [`driver::Coordinator`], [`driver::Member`] |
 //! | [`job`] | a job's directory: where its coordinator is, its token, who belongs to it |
-//! | [`manifest`] | what makes a checkpoint complete |
 //! | [`faults`] | where it can go wrong |
 //!
 //! What must stay true: a checkpoint is complete or is none, and that is decided in one place (the
@@ -40,7 +39,6 @@ pub mod coordinator;
 pub mod driver;
 pub mod faults;
 pub mod job;
-pub mod manifest;
 pub mod member;
 pub mod message;
 pub mod phase;

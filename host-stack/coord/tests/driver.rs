@@ -47,8 +47,8 @@ fn every_kind_of_round_goes_through_its_phases_and_checkpoints_are_committed() {
             assert_eq!((summary.outcome, summary.members), (Outcome::Complete, 3));
             assert_eq!(summary.lost, []);
         }
-        assert_eq!(disk.checkpoints.complete().unwrap(), [1, 2]);
-        let last = disk.checkpoints.last().unwrap().expect("a manifest");
+        assert_eq!(disk.checkpoints.complete(), [1, 2]);
+        let last = disk.checkpoints.last().expect("a manifest");
         assert!(last.members.keys().eq(["0", "1", "2"]));
         let status = control.status().expect("a status");
         assert_eq!((status.members.len(), status.rounds.len()), (3, 3));
@@ -77,7 +77,7 @@ fn a_veto_undoes_the_round_and_says_whose_it_is() {
     });
     let reason = "other: a socket to a stranger".into();
     assert_eq!(summary.outcome, Outcome::Undone { reason });
-    assert!(disk.checkpoints.complete().unwrap().is_empty());
+    assert!(disk.checkpoints.complete().is_empty());
 }
 
 #[test]
@@ -224,6 +224,6 @@ fn who_loses_the_coordinator_after_writing_is_in_doubt_and_keeps_what_it_wrote()
             let ended = order.join().expect("a thread");
             assert!(matches!(ended, Err(CallError::Apart { .. })));
         });
-        assert!(disk.checkpoints.complete().unwrap().is_empty());
+        assert!(disk.checkpoints.complete().is_empty());
     }
 }

@@ -13,10 +13,9 @@ use std::{
     time::Duration,
 };
 
-use common::Disk;
+use common::{Disk, Manifest};
 use snaprig_coord::{
     driver::{Control, Coordinator, Keeper},
-    manifest::Manifest,
     member::Event,
     message::{Outcome, Summary},
     phase::{Kind, Order, Phase},
@@ -226,7 +225,7 @@ impl Job {
 
     /// The last checkpoint, every image of which is what its member wrote.
     fn last(&self) -> Option<Manifest> {
-        let last = self.disk.checkpoints.last().expect("a manifest")?;
+        let last = self.disk.checkpoints.last()?;
         let round = self.disk.checkpoints.round(last.round);
         for (name, sum) in &last.members {
             let image = fs::read(round.join(format!("{name}.image"))).expect("an image");

@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use rustix::fs::{FlockOperation, flock};
@@ -21,8 +22,6 @@ pub struct Round {
     joined: Joined,
     /// Where it is, until it is prepared and somebody else's.
     remove: Remove,
-    /// The directory, locked (flock(2)): what a dead leader left is told from what a living one makes.
-    lock: File,
 }
 
 /// A round that members' images are written to.
@@ -30,6 +29,9 @@ pub struct Round {
 pub struct Joined {
     round: u64,
     dir: PathBuf,
+    /// The directory, locked by all who are in the round (flock(2)): what the dead left is told from what the living
+    /// make.
+    lock: Arc<File>,
 }
 
 /// A round that is whole. Dropped before it is published, nothing of it remains; if its process
@@ -38,7 +40,7 @@ pub struct Prepared {
     store: Store,
     round: u64,
     remove: Remove,
-    _lock: File,
+    _lock: Arc<File>,
 }
 
 /// A directory that goes when this is dropped.
@@ -83,24 +85,59 @@ impl Store {
             _ => io_error(&dir)(source),
         })?;
         let remove = Remove(Some(dir.clone()));
-        let lock = File::open(&dir).map_err(io_error(&dir))?;
-        lock_dir(&lock).map_err(io_error(&dir))?;
+        let joined = Joined::open(round, dir)?;
         Ok(Round {
             store: self.clone(),
-            joined: Joined { round, dir },
+            joined,
             remove,
-            lock,
         })
     }
 
-    /// Joins a round that another process has begun.
+    /// Joins a round. Whose members are on their own until all of them have written is begun by the first, and led by
+    /// [`Store::lead`] then.
     pub fn join(&self, round: u64) -> Result<Joined, StoreError> {
+        let _lock = self.lock()?;
+        let path = self.path(round, None);
+        if path.exists() {
+            return Err(StoreError::Exists { path });
+        }
         let dir = self.path(round, Some(TMP));
-        fs::metadata(&dir).map_err(io_error(&dir))?;
-        Ok(Joined { round, dir })
+        match fs::create_dir(&dir) {
+            Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+                Err(io_error(&dir)(source))
+            }
+            _ => Joined::open(round, dir),
+        }
     }
 
-    /// Removes what dead processes have left.
+    /// Leads a round that members have joined and written, to be committed.
+    pub fn lead(&self, round: u64) -> Result<Round, StoreError> {
+        let _lock = self.lock()?;
+        let dir = self.path(round, Some(TMP));
+        let joined = Joined::open(round, dir.clone())?;
+        self.tidy()?;
+        Ok(Round {
+            store: self.clone(),
+            joined,
+            remove: Remove(Some(dir)),
+        })
+    }
+
+    /// A number for the next round: no directory of an earlier one has it, whole or not.
+    pub fn next_round(&self) -> Result<u64, StoreError> {
+        let mut last = 0;
+        for extension in [None, Some(TMP), Some(OLD)] {
+            last = self.named(extension)?.into_iter().fold(last, u64::max);
+        }
+        Ok(last.saturating_add(1))
+    }
+
+    /// Removes what dead processes have left, also if it is prepared.
+    pub fn sweep(&self) -> Result<(), StoreError> {
+        let _lock = self.lock()?;
+        self.tidy()
+    }
+
     fn tidy(&self) -> Result<(), StoreError> {
         for round in self.named(Some(OLD))? {
             let path = self.path(round, Some(OLD));
@@ -109,7 +146,7 @@ impl Store {
         for round in self.named(Some(TMP))? {
             let path = self.path(round, Some(TMP));
             let lock = File::open(&path).map_err(io_error(&path))?;
-            if lock_dir(&lock).is_ok() {
+            if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 fs::remove_dir_all(&path).map_err(io_error(&path))?;
             }
         }
@@ -117,11 +154,30 @@ impl Store {
     }
 }
 
-fn lock_dir(dir: &File) -> io::Result<()> {
-    Ok(flock(dir, FlockOperation::NonBlockingLockExclusive)?)
-}
-
 impl Joined {
+    fn open(round: u64, dir: PathBuf) -> Result<Self, StoreError> {
+        let lock = File::open(&dir).map_err(io_error(&dir))?;
+        let locked = flock(&lock, FlockOperation::NonBlockingLockShared);
+        locked.map_err(|errno| io_error(&dir)(errno.into()))?;
+        let lock = Arc::new(lock);
+        Ok(Self { round, dir, lock })
+    }
+
+    /// The round is not to be, or not with this member: removes its image, and the directory with the last one.
+    pub fn discard(self, member: &str) -> Result<(), StoreError> {
+        check_name(member)?;
+        let path = self.dir.join(image_name(member));
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error(&path)(error));
+            }
+            _ => {}
+        }
+        // Others' images may be in it still.
+        let _ = fs::remove_dir(&self.dir);
+        Ok(())
+    }
+
     /// Which it is.
     pub fn round(&self) -> u64 {
         self.round
@@ -161,7 +217,7 @@ impl Round {
     /// All images have been written: checks that they are those that the manifest names, and writes
     /// the manifest. Its round is this one.
     pub fn prepare(self, manifest: Manifest) -> Result<Prepared, StoreError> {
-        let Joined { round, dir } = &self.joined;
+        let Joined { round, dir, lock } = &self.joined;
         let manifest = Manifest {
             round: *round,
             ..manifest
@@ -173,7 +229,7 @@ impl Round {
             store: self.store,
             round: *round,
             remove: self.remove,
-            _lock: self.lock,
+            _lock: lock.clone(),
         })
     }
 

@@ -2,13 +2,18 @@
 //!
 //!     snaprig-ckpt-driver launch DIR PROGRAM ARGUMENTS... | dump DIR [kill] [full] | restart DIR [ROUND]
 //!         | receive DIR SOCKET | receive DIR HOST:PORT TOKEN
+//!     snaprig-ckpt-driver launch-in JOB NAME PROGRAM ARGUMENTS... | dump-job JOB [kill] | restart-job JOB [NAME]
+//!     snaprig-ckpt-driver coordinate JOB [ADDRESS]
 //!
 //! MODE (incremental, background), ZSTD (a level), KEEP (checkpoints) and OVERHEAD (percent) are taken from the
 //! environment.
 
-use std::{env, ffi::OsString, path::Path, process::exit};
+use std::{env, ffi::OsString, path::Path, process::exit, time::Duration};
 
-use snaprig_ckpt::{Address, Error, Mode, Options, Policy, Reply, Request, Schedule};
+use snaprig_ckpt::{Address, Error, Job, Mode, Options, Policy, Reply, Request, Schedule};
+
+/// How long a phase may take here.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() {
     let arguments: Vec<OsString> = env::args_os().skip(1).collect();
@@ -63,6 +68,31 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
             let reply = snaprig_ckpt::ask(directory, Request::Dump { kill, full })?;
             println!("{reply:?}");
             Ok(i32::from(matches!(reply, Reply::Failed(_))))
+        }
+        Some("launch-in") => {
+            let name = rest
+                .first()
+                .and_then(|name| name.to_str())
+                .map(str::to_owned);
+            snaprig_ckpt::launch_in(&Job::open_or_create(directory)?, name, &rest[1..])
+        }
+        Some("dump-job") => {
+            let job = Job::open(directory)?;
+            let dumped = snaprig_ckpt::dump_job(&job, !rest.is_empty(), PATIENCE)?;
+            println!("{dumped:?}");
+            Ok(0)
+        }
+        Some("restart-job") => {
+            let only = rest.first().and_then(|name| name.to_str());
+            snaprig_ckpt::restart_job(&Job::open(directory)?, only, PATIENCE)
+        }
+        Some("coordinate") => {
+            let job = Job::open_or_create(directory)?;
+            let listen = rest
+                .first()
+                .and_then(|address| address.to_str()?.parse().ok());
+            snaprig_ckpt::coordinate(&job, listen, None)?;
+            Ok(0)
         }
         _ => Ok(2),
     }

@@ -3,6 +3,7 @@
 //! The image's state is the tree ([`crate::state::Tree`]); its spaces are the address spaces of the processes, shared
 //! memory, and contents of files.
 
+mod abroad;
 mod areas;
 mod diag;
 mod files;
@@ -24,6 +25,7 @@ use std::os::fd::OwnedFd;
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, Process as Proc, Stat};
 
+pub use self::abroad::listener;
 pub use self::areas::kernels;
 pub use self::files::copy_of;
 pub use self::named::{Named, hash, modified, tail};
@@ -40,6 +42,7 @@ use self::{
 use crate::{
     error::Result,
     freeze::{Frozen, HeldProcess},
+    job::Board,
     memory,
     spaces::{Key, Spaces},
     state::{Area, Backing, FileId, Kind, Process, SharedMemory, Tree},
@@ -83,6 +86,16 @@ pub struct Described {
 }
 
 impl Described {
+    /// The tree is in no job: it has no connections to others.
+    pub fn alone(&mut self) -> Result<()> {
+        self.sockets.alone()
+    }
+
+    /// All trees of the job stand still: connections between them are described, and what is on its way in them.
+    pub fn meet_others(&mut self, board: &Board) -> Result<()> {
+        self.sockets.meet_others(&mut self.tree.files, board)
+    }
+
     /// The image is complete, and the tree is to end.
     pub fn abandon(&mut self) {
         self.sockets.abandon();

@@ -20,7 +20,11 @@ use procfs::{
     process::Process as Proc,
 };
 
-use super::{diag, files::copy_of};
+use super::{
+    abroad::{Stranger, Stuck},
+    diag,
+    files::copy_of,
+};
 use crate::{
     error::{Error, Result},
     flow,
@@ -33,7 +37,7 @@ const SYN_SENT: u8 = 2;
 const CLOSED: u8 = 7;
 const LISTENS: u8 = 10;
 /// Those in which an end has said that it sends no more: FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING.
-const SENT_END: [u8; 4] = [4, 5, 9, 11];
+pub const SENT_END: [u8; 4] = [4, 5, 9, 11];
 /// Where the backlog is in struct tcp_info (tcpi_sacked).
 const BACKLOG_AT: usize = 28;
 
@@ -84,14 +88,31 @@ const OPTIONS: [(i32, i32); 41] = [
 
 /// A socket as it is met.
 #[derive(Debug)]
-struct Met {
+pub struct Met {
     /// Number among the files of the tree.
-    file: u32,
-    pid: pid_t,
+    pub file: u32,
+    pub pid: pid_t,
     fd: i32,
-    copy: OwnedFd,
+    pub copy: OwnedFd,
     /// State of TCP.
-    state: u8,
+    pub state: u8,
+}
+
+impl Met {
+    pub fn refused(&self, what: &str) -> Error {
+        Error::refused(self.pid, format!("descriptor {} is {what}", self.fd))
+    }
+
+    pub fn failed(&self, source: io::Error) -> Error {
+        Error::Process {
+            pid: self.pid,
+            what: format!(
+                "what is on its way to the TCP socket at descriptor {}",
+                self.fd
+            ),
+            source,
+        }
+    }
 }
 
 /// Bytes that are in no socket any more.
@@ -105,8 +126,11 @@ struct Taken {
 /// All sockets of a tree.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    met: Vec<Met>,
+    pub met: Vec<Met>,
     taken: Vec<Taken>,
+    /// Connections to who may be of the same job.
+    pub strangers: Vec<Stranger>,
+    pub stuck: Vec<Stuck>,
 }
 
 impl Sockets {
@@ -172,15 +196,12 @@ impl Sockets {
     /// (TIME_WAIT), and nothing is put back.
     pub fn abandon(&mut self) {
         self.taken.clear();
+        self.stuck.clear();
         for met in self.met.iter().filter(|met| met.state != 0) {
             let linger = [1i32, 0].map(i32::to_ne_bytes).concat();
             // What cannot be set so is waited for when the tree is restarted.
             let _ = socket::set_option(&met.copy, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
         }
-    }
-
-    fn refused(&self, met: &Met, what: &str) -> Error {
-        Error::refused(met.pid, format!("descriptor {} is {what}", met.fd))
     }
 
     fn join_unix(&self, open: &mut [OpenFile]) -> Result<()> {
@@ -225,7 +246,7 @@ impl Sockets {
                 Some(peer) if is_lost(peer) && (!is_datagram || socket.remote.is_empty()) => {
                     let remote = socket::show(&socket.remote);
                     let what = format!("a Unix socket connected to a process outside ({remote})");
-                    return Err(self.refused(met, &what));
+                    return Err(met.refused(&what));
                 }
                 Some(peer) => Stage::Connected {
                     peer: Some(peer).filter(|peer| inodes.contains_key(peer)),
@@ -234,14 +255,14 @@ impl Sockets {
             // What was sent on a connection that nobody has accepted can be read by nobody.
             if waiting.contains(&socket.inode) && socket::unsent(&met.copy).unwrap_or(0) > 0 {
                 let what = "a Unix socket that has sent something on a connection not yet accepted";
-                return Err(self.refused(met, what).for_now());
+                return Err(met.refused(what).for_now());
             }
         }
         Ok(())
     }
 
     /// Finds the ends of TCP connections: who receives, and from whom, if it is in the tree.
-    fn join_tcp(&self, open: &mut [OpenFile]) -> Result<Vec<(usize, Option<usize>)>> {
+    fn join_tcp(&mut self, open: &mut [OpenFile]) -> Result<Vec<(usize, Option<usize>)>> {
         let mut ends: HashMap<(SocketAddr, SocketAddr), usize> = HashMap::new();
         for (index, met) in self
             .met
@@ -254,7 +275,7 @@ impl Sockets {
                 ends.insert((local, remote), index);
             }
         }
-        let mut pairs = Vec::new();
+        let (mut pairs, mut strangers) = (Vec::new(), Vec::new());
         for (index, met) in self
             .met
             .iter()
@@ -272,29 +293,38 @@ impl Sockets {
             };
             let other = ends.get(&(remote, local)).copied();
             if other == Some(index) {
-                return Err(self.refused(met, "a socket connected to itself"));
+                return Err(met.refused("a socket connected to itself"));
             }
             match other {
                 Some(other) => {
                     let peer = at(open, self.met[other].file).inode;
                     at(open, met.file).stage = Stage::Connected { peer: Some(peer) };
                 }
-                None => self.lonely(met, open, local, remote)?,
+                None => {
+                    if let Some(refusal) = self.lonely(met, open, local, remote)? {
+                        strangers.push(Stranger {
+                            met: index,
+                            refusal,
+                        });
+                        continue;
+                    }
+                }
             }
             pairs.push((index, other));
         }
+        self.strangers = strangers;
         Ok(pairs)
     }
 
     /// A connection whose other end no process of the tree has: it waits to be accepted, has been closed, or is a
-    /// stranger's.
-    fn lonely(
+    /// stranger's, which is refused unless that is of the same job.
+    pub fn lonely(
         &self,
         met: &Met,
         open: &mut [OpenFile],
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> Result<()> {
+    ) -> Result<Option<Error>> {
         let is_other = |entry: &TcpNetEntry| {
             (plain(entry.local_address), plain(entry.remote_address)) == (remote, local)
                 && entry.inode == 0
@@ -309,17 +339,16 @@ impl Sockets {
                     && entry.inode != 0
             })
         {
-            return Err(self.refused(met, &stranger));
+            return Ok(Some(met.refused(&stranger)));
         }
         let waits = other
             .filter(|other| matches!(other.state, TcpState::Established | TcpState::CloseWait));
         let Some(waits) = waits else {
             return match other.is_some_and(|other| other.tx_queue > 1) {
-                true => Err(self.refused(
-                    met,
-                    &format!("a TCP socket to which {remote}, which has ended, still sends"),
-                )),
-                false => Ok(()),
+                true => Err(met.refused(&format!(
+                    "a TCP socket to which {remote}, which has ended, still sends"
+                ))),
+                false => Ok(None),
             };
         };
         let inode = at(open, met.file).inode;
@@ -333,31 +362,24 @@ impl Sockets {
                 })
         });
         let Some(listener) = listener else {
-            return Err(self.refused(met, &stranger));
+            return Ok(Some(met.refused(&stranger)));
         };
         // The end of what is sent counts as well.
         let ended = u32::from(waits.state == TcpState::CloseWait);
         if waits.rx_queue > ended {
             let what = "a TCP socket that has sent something on a connection not yet accepted";
-            return Err(self.refused(met, what).for_now());
+            return Err(met.refused(what).for_now());
         }
         if let Stage::Listening { waiting, .. } = &mut at(open, listener.file).stage {
             waiting.push(inode);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// What an end has not read yet.
     fn save(&mut self, receiver: usize, sender: Option<usize>) -> Result<Vec<u8>> {
         let met = &self.met[receiver];
-        let failed = |source| Error::Process {
-            pid: met.pid,
-            what: format!(
-                "what is on its way to the TCP socket at descriptor {}",
-                met.fd
-            ),
-            source,
-        };
+        let failed = |source| met.failed(source);
         let Some(sender) = sender.map(|sender| &self.met[sender]) else {
             return flow::peek(&met.copy).map_err(failed);
         };
@@ -366,7 +388,7 @@ impl Sockets {
         }
         if SENT_END.contains(&sender.state) {
             let what = "a TCP socket that has more to send than fits, and has said that it is all";
-            return Err(self.refused(sender, what));
+            return Err(sender.refused(what));
         }
         let copy = |fd: &OwnedFd| fd.try_clone().map_err(failed);
         let mut taken = Taken {
@@ -384,8 +406,10 @@ impl Sockets {
 
 impl Drop for Sockets {
     fn drop(&mut self) {
+        self.give_back();
         for taken in self.taken.drain(..) {
-            if let Err(error) = flow::put(&taken.sender, &taken.receiver, &taken.bytes) {
+            if let Err(error) = flow::put(&taken.sender, Some(taken.receiver.as_fd()), &taken.bytes)
+            {
                 tracing::error!(%error, bytes = taken.bytes.len(), "what was taken from a connection cannot be put back");
             }
         }
@@ -393,26 +417,26 @@ impl Drop for Sockets {
 }
 
 /// The socket that a file is.
-fn at(open: &mut [OpenFile], file: u32) -> &mut Socket {
+pub fn at(open: &mut [OpenFile], file: u32) -> &mut Socket {
     match &mut open[file as usize].kind {
         Kind::Socket(socket) => socket,
         _ => unreachable!("only sockets are met here"),
     }
 }
 
-fn names(socket: &Socket) -> (Option<SocketAddr>, Option<SocketAddr>) {
+pub fn names(socket: &Socket) -> (Option<SocketAddr>, Option<SocketAddr>) {
     (
         socket::address(&socket.local),
         socket::address(&socket.remote),
     )
 }
 
-fn plain(address: SocketAddr) -> SocketAddr {
+pub fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// All TCP connections that a process's network namespace has.
-fn entries(pid: pid_t) -> Result<Vec<TcpNetEntry>> {
+pub fn entries(pid: pid_t) -> Result<Vec<TcpNetEntry>> {
     let process = Proc::new(pid)?;
     let mut entries = process.tcp()?;
     // There may be no IPv6.
@@ -467,7 +491,7 @@ fn describe(pid: pid_t, fd: &OwnedFd, inode: u64) -> io::Result<Option<(Socket, 
 }
 
 /// Where a TCP socket stands.
-fn tcp(fd: &OwnedFd, socket: &mut Socket) -> io::Result<u8> {
+pub fn tcp(fd: &OwnedFd, socket: &mut Socket) -> io::Result<u8> {
     let info = socket::option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
     let state = info.first().copied().unwrap_or(CLOSED);
     let events = socket::events(fd, libc::POLLRDHUP, 0)?;

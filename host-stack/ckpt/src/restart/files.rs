@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    job::Board,
     state::{Backing, FileId, Kind, SharedMemory, Tree},
 };
 
@@ -53,8 +54,8 @@ pub fn is_late(kind: &Kind) -> bool {
 }
 
 impl Opened {
-    /// Opens everything.
-    pub fn open(tree: &Tree) -> Result<Self> {
+    /// Opens everything; in a job, together with other trees.
+    pub fn open(tree: &Tree, board: Option<&Board>) -> Result<Self> {
         let bodies = tree
             .processes
             .iter()
@@ -92,7 +93,7 @@ impl Opened {
         for number in 0..tree.files.len() {
             opened.file(tree, number)?;
         }
-        let lost = sockets::open(tree, &mut opened)?;
+        let lost = sockets::open(tree, &mut opened, board)?;
         sockets::refill(tree, &opened, lost)?;
         for area in bodies.flat_map(|body| &body.areas) {
             if let Backing::File { file, write, .. } = &area.backing {

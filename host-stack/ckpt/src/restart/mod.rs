@@ -7,6 +7,7 @@
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
 //! all processes end, and no file of the tree has been written to.
 
+mod abroad;
 mod credentials;
 mod files;
 mod fill;
@@ -31,6 +32,7 @@ pub use self::{
 };
 use crate::{
     error::{Error, Result},
+    job::Board,
     state::{Process, Tree},
     steps::{self, Step},
     trace::Tracee,
@@ -46,36 +48,68 @@ pub fn read_tree(chain: &Chain) -> Result<Tree> {
     tree.ok_or_else(|| files::damaged("no tree of processes"))
 }
 
-/// Makes the tree of a chain of images; the caller is its supervisor, and has one thread. When all processes stand as
-/// they were, and every byte of them has been read and checked, `may_go` says whether they run; then they do when this
-/// returns.
-pub fn restore(
-    tree: &Tree,
-    chain: &mut Chain,
-    drops_privileges: bool,
-    complete: Complete,
-    may_go: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    check(tree)?;
-    groups::lead(tree);
-    let mut opened = Opened::open(tree)?;
-    steps::reached(Step::RestartFiles);
-    let result = grow(tree, chain, &mut opened, drops_privileges);
-    let result = result.and_then(|threads| {
-        may_go()?;
-        let_go(&threads, complete)
-    });
-    if result.is_ok() {
-        terminals::redraw(tree);
-    } else {
-        paths::withdraw(&opened);
-        for process in &tree.processes {
-            // SAFETY: no memory is involved; in this namespace the number is nobody else's.
-            unsafe { libc::kill(process.pid, libc::SIGKILL) };
-        }
+/// A tree that is being made: dropped before it is let go, all of its processes end.
+pub struct Restored<'a> {
+    tree: &'a Tree,
+    opened: Option<Opened>,
+    threads: Vec<Tracee>,
+    runs: bool,
+}
+
+impl<'a> Restored<'a> {
+    /// Opens the files of the tree of a chain of images; in a job, together with other trees.
+    /// The caller is its supervisor.
+    pub fn open(tree: &'a Tree, board: Option<&Board>) -> Result<Self> {
+        check(tree)?;
+        groups::lead(tree);
+        let opened = Opened::open(tree, board)?;
+        steps::reached(Step::RestartFiles);
+        Ok(Self {
+            tree,
+            opened: Some(opened),
+            threads: Vec::new(),
+            runs: false,
+        })
     }
-    opened.close();
-    result
+
+    /// Makes its processes, every byte of which has been read and checked when it returns; none of them runs. The caller
+    /// has one thread, but for that of a member of a job.
+    pub fn grow(
+        &mut self,
+        chain: &mut Chain,
+        drops_privileges: bool,
+        board: Option<&Board>,
+    ) -> Result<()> {
+        let Some(opened) = &mut self.opened else {
+            return Ok(());
+        };
+        self.threads = grow(self.tree, chain, opened, drops_privileges, board)?;
+        Ok(())
+    }
+
+    /// All of it runs.
+    pub fn go(mut self, complete: Complete) -> Result<()> {
+        let_go(&self.threads, complete)?;
+        self.runs = true;
+        terminals::redraw(self.tree);
+        Ok(())
+    }
+}
+
+impl Drop for Restored<'_> {
+    fn drop(&mut self) {
+        let Some(opened) = self.opened.take() else {
+            return;
+        };
+        if !self.runs {
+            paths::withdraw(&opened);
+            for process in &self.tree.processes {
+                // SAFETY: no memory is involved; in this namespace the number is nobody else's.
+                unsafe { libc::kill(process.pid, libc::SIGKILL) };
+            }
+        }
+        opened.close();
+    }
 }
 
 /// Numbers of an image that everything else relies on.
@@ -102,8 +136,11 @@ fn grow(
     chain: &mut Chain,
     opened: &mut Opened,
     drops_privileges: bool,
+    board: Option<&Board>,
 ) -> Result<Vec<Tracee>> {
+    let quiet = board.map(Board::quiet);
     seed::plant(tree, opened)?;
+    drop(quiet);
     steps::reached(Step::RestartPlanted);
     let mut growing = Vec::new();
     for process in &tree.processes {

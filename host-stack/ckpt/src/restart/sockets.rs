@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! open:    those that stand alone (bound, listening, datagrams) --> connections, through listeners that are there or
-//!          are made for the purpose --> connections that wait to be accepted
+//!          are made for the purpose --> those to other trees of the job --> connections that wait to be accepted
 //! refill:  contents (all files are open: they may be passed along) --> ends of streams --> options
 //! ```
 
@@ -19,10 +19,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::files::{Opened, damaged, path_of, set_flags};
+use super::{
+    abroad,
+    files::{Opened, damaged, path_of, set_flags},
+};
 use crate::{
     error::{Error, Result},
     flow::{self, Grown},
+    job::Board,
     socket,
     state::{Kind, Message, Socket, Stage, Tree},
 };
@@ -34,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// So long a connection within this machine takes at most.
 const ACCEPT_MS: i32 = 5000;
 /// More than this on its way is more than the buffers of a new connection hold.
-const COLD_BYTES: usize = 64 << 10;
+pub const COLD_BYTES: usize = 64 << 10;
 /// Options that matter to bind(2).
 const BEFORE_BIND: [(i32, i32); 4] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
@@ -43,7 +47,7 @@ const BEFORE_BIND: [(i32, i32); 4] = [
     (libc::IPPROTO_IP, libc::IP_FREEBIND),
 ];
 /// Those that matter to the window of a connection.
-const BUFFERS: [(i32, i32); 2] = [
+pub const BUFFERS: [(i32, i32); 2] = [
     (libc::SOL_SOCKET, libc::SO_SNDBUF),
     (libc::SOL_SOCKET, libc::SO_RCVBUF),
 ];
@@ -51,14 +55,15 @@ const BUFFERS: [(i32, i32); 2] = [
 /// Other ends that nobody has any more, by the inodes of those that are left.
 pub type Lost = BTreeMap<u64, OwnedFd>;
 
-struct Made<'a> {
-    all: Vec<&'a Socket>,
-    made: BTreeMap<u64, OwnedFd>,
+/// Sockets by their inodes: all that there are to be, and those that are made.
+pub struct Made<'a> {
+    pub all: Vec<&'a Socket>,
+    pub made: BTreeMap<u64, OwnedFd>,
     lost: Lost,
 }
 
-/// Opens all sockets of a tree.
-pub fn open(tree: &Tree, opened: &mut Opened) -> Result<Lost> {
+/// Opens all sockets of a tree; in a job, together with other trees.
+pub fn open(tree: &Tree, opened: &mut Opened, board: Option<&Board>) -> Result<Lost> {
     let all: Vec<&Socket> = sockets(tree).map(|(_, socket)| socket).collect();
     let mut made = Made {
         all,
@@ -81,7 +86,9 @@ pub fn open(tree: &Tree, opened: &mut Opened) -> Result<Lost> {
         };
         made.connection(socket).map_err(failed)?;
     }
+    abroad::connect(&mut made, board)?;
     made.waiting()?;
+    abroad::wait(&mut made, board)?;
     let Made { mut made, lost, .. } = made;
     for (number, socket) in sockets(tree) {
         let fd = made.remove(&socket.inode);
@@ -174,7 +181,7 @@ impl<'a> Made<'a> {
             Stage::Connecting => {
                 self.made.insert(socket.inode, refused(socket)?);
             }
-            Stage::Idle | Stage::Listening { .. } => {}
+            Stage::Idle | Stage::Listening { .. } | Stage::Abroad { .. } => {}
         }
         Ok(())
     }
@@ -230,7 +237,7 @@ impl<'a> Made<'a> {
     }
 
     /// All through which a TCP connection to a name may come.
-    fn listeners(&self, server: &Socket) -> Vec<BorrowedFd<'_>> {
+    pub fn listeners(&self, server: &Socket) -> Vec<BorrowedFd<'_>> {
         let Some(name) = socket::address(&server.local) else {
             return Vec::new();
         };
@@ -280,12 +287,12 @@ fn covers(address: SocketAddr, name: SocketAddr) -> bool {
     address.port() == name.port() && (address.ip().is_unspecified() || address.ip() == name.ip())
 }
 
-fn plain(socket: &Socket) -> io::Result<OwnedFd> {
+pub fn plain(socket: &Socket) -> io::Result<OwnedFd> {
     socket::socket(socket.family, socket.kind, socket.protocol)
 }
 
 /// SO_REUSEADDR for now; the program's own setting comes with its other options.
-fn reuse(fd: impl AsFd) -> bool {
+pub fn reuse(fd: impl AsFd) -> bool {
     socket::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).is_ok()
 }
 
@@ -340,7 +347,7 @@ fn accept(listeners: &[BorrowedFd]) -> io::Result<OwnedFd> {
 }
 
 /// Tries until names of an earlier instance are free.
-fn patiently(mut work: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+pub fn patiently<T>(mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let begun = Instant::now();
     loop {
         match work() {
@@ -431,7 +438,7 @@ fn within<T>(socket: &Socket, work: impl FnOnce() -> io::Result<T>) -> io::Resul
 }
 
 /// Sets those options that `which` picks and that are not what they should be.
-fn apply(fd: impl AsFd, socket: &Socket, which: impl Fn((i32, i32)) -> bool) {
+pub fn apply(fd: impl AsFd, socket: &Socket, which: impl Fn((i32, i32)) -> bool) {
     let fd = fd.as_fd();
     for (level, name, value) in &socket.options {
         let is_same = || socket::option(fd, *level, *name).is_ok_and(|now| now == *value);
@@ -451,7 +458,9 @@ pub fn refill(tree: &Tree, opened: &Opened, lost: Lost) -> Result<()> {
         // SAFETY: it is open until all are closed.
         Some(unsafe { BorrowedFd::borrow_raw(opened.files[number]) })
     };
-    for (_, socket) in sockets(tree).filter(|(_, socket)| !socket.received.is_empty()) {
+    let is_ours = |socket: &Socket| !matches!(socket.stage, Stage::Abroad { .. });
+    let filled = sockets(tree).filter(|(_, socket)| !socket.received.is_empty());
+    for (_, socket) in filled.filter(|(_, socket)| is_ours(socket)) {
         let failed = |source| {
             let name = socket::show(&socket.local);
             Error::io(format!("contents of the socket {name}"), source)
@@ -470,7 +479,7 @@ pub fn refill(tree: &Tree, opened: &Opened, lost: Lost) -> Result<()> {
     }
     for (number, socket) in sockets(tree) {
         let fd = fd_of(socket.inode).ok_or_else(|| damaged("a socket"))?;
-        let is_connected = matches!(socket.stage, Stage::Connected { .. });
+        let is_connected = matches!(socket.stage, Stage::Connected { .. } | Stage::Abroad { .. });
         for (bit, how) in [(1, libc::SHUT_RD), (2, libc::SHUT_WR)] {
             if is_connected && socket.shut & bit != 0 {
                 // The other end may have said so before.
@@ -500,7 +509,7 @@ fn tcp(sender: BorrowedFd, receiver: BorrowedFd, socket: &Socket) -> io::Result<
         if message.bytes.len() > COLD_BYTES {
             flow::warm(sender, receiver, message.bytes.len())?;
         }
-        flow::put(sender, receiver, &message.bytes)?;
+        flow::put(sender, Some(receiver), &message.bytes)?;
     }
     Ok(())
 }

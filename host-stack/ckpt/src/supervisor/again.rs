@@ -11,12 +11,15 @@ use std::{
     path::Path,
 };
 
-use snaprig_ckpt_image::{chain::Chain, store::Store};
+use snaprig_ckpt_image::{
+    chain::Chain,
+    store::{Checkpoint, Store},
+};
 
-use super::{MEMBER, Options, Supervisor, control::listen, signals::Signals};
+use super::{MEMBER, Options, Parts, Supervisor};
 use crate::{
     error::{Error, Result},
-    restart::{self, Clocks, Complete},
+    restart::{self, Clocks, Complete, Restored},
     state::Tree,
 };
 
@@ -51,22 +54,25 @@ pub fn restart(directory: &Path, round: Option<u64>, options: &Options) -> Resul
 /// Restarts a checkpoint. If it is damaged, nothing of its tree has run.
 fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
     let checkpoint = store.checkpoint(round)?;
-    let mut chain = Chain::open(&checkpoint.chain(MEMBER)?)?;
-    let tree = restart::read_tree(&chain)?;
-    run(store.dir(), &tree, options, |complete| {
-        restart::restore(&tree, &mut chain, drops_privileges(), complete, || Ok(()))?;
-        Ok(checkpoint.manifest().command.clone())
+    let (tree, mut chain) = open(&checkpoint, MEMBER)?;
+    within(&tree, |complete| {
+        let parts = Parts::new(store.dir(), store.clone())?;
+        let mut restored = Restored::open(&tree, None)?;
+        restored.grow(&mut chain, drops_privileges(), None)?;
+        restored.go(complete)?;
+        let command = checkpoint.manifest().command.clone();
+        Supervisor::new(parts, tree.root, command, options).run()
     })
 }
 
-/// Has `restore` make a tree in namespaces of its own, and supervises that to its end; its exit status. `restore` says
-/// what the tree's command line was; if it fails, so does this.
-pub fn run(
-    directory: &Path,
-    tree: &Tree,
-    options: &Options,
-    restore: impl FnOnce(Complete) -> Result<Vec<String>>,
-) -> Result<i32> {
+/// Opens a member's chain of images, and reads what it says of the tree.
+pub fn open(checkpoint: &Checkpoint, member: &str) -> Result<(Tree, Chain)> {
+    let chain = Chain::open(&checkpoint.chain(member)?)?;
+    Ok((restart::read_tree(&chain)?, chain))
+}
+
+/// Works in the namespaces of a tree that is restarted, as its supervisor; the exit status. If it fails, so does this.
+pub fn within(tree: &Tree, work: impl FnOnce(Complete) -> Result<i32>) -> Result<i32> {
     let failed = |source| Error::io("pipe", source);
     let (mut heard, said) = io::pipe().map_err(failed)?;
     let clocks = Clocks {
@@ -74,8 +80,7 @@ pub fn run(
         boottime: tree.boottime_nanos,
     };
     let status = restart::run(restart::place(tree), clocks, |complete| {
-        let restore = || restore(complete);
-        supervise(directory, tree, options, restore).unwrap_or_else(|error| {
+        work(complete).unwrap_or_else(|error| {
             tell(&said, &error);
             1
         })
@@ -106,17 +111,4 @@ fn tell(mut to: impl Write, error: &Error) {
 pub fn drops_privileges() -> bool {
     // SAFETY: no preconditions.
     unsafe { libc::geteuid() != 0 }
-}
-
-/// Restores a tree, and supervises it.
-fn supervise(
-    directory: &Path,
-    tree: &Tree,
-    options: &Options,
-    restore: impl FnOnce() -> Result<Vec<String>>,
-) -> Result<i32> {
-    let listener = listen(directory)?;
-    let signals = Signals::block()?;
-    let command = restore()?;
-    Supervisor::new(directory, listener, signals, tree.root, command, options)?.run()
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! begin:    an image, whole or an increment; in the background (`ahead`), most of it is copied now, while the tree runs
 //! stop:     look --> freeze --> describe       (a tree that is where it cannot be saved runs on for a moment)
+//! meet:     connections to other trees         (of a job, when all of them stand still)
 //! save:     state and pages into the image     (the tree stands still)
 //! let go:   the tree runs on; the disk may lag
 //! finish:   trailer, fsync                     (of all members; then their round is committed)
@@ -27,6 +28,7 @@ use crate::{
     dump::{self, Before, Described, Named},
     error::{Error, Result},
     freeze::{Calls, Frozen},
+    job::Board,
     spaces::Spaces,
     steps::{self, Step},
     track::Tracking,
@@ -221,8 +223,9 @@ impl<S: Sink> Begun<S> {
 /// A tree that stands still, and is described.
 pub struct Stopped {
     since: Instant,
-    frozen: Frozen,
+    // Dropped first: what was taken out of connections is put back before the tree runs on.
     described: Described,
+    frozen: Frozen,
     pause: Pause,
 }
 
@@ -247,8 +250,8 @@ impl Stopped {
                     };
                     return Ok(Self {
                         since,
-                        frozen,
                         described,
+                        frozen,
                         pause,
                     });
                 }
@@ -266,6 +269,17 @@ impl Stopped {
     /// When it was stopped.
     pub fn since(&self) -> Instant {
         self.since
+    }
+
+    /// The tree is in no job: connections to others are refused.
+    pub fn alone(mut self) -> Result<Self> {
+        self.described.alone()?;
+        Ok(self)
+    }
+
+    /// All trees of the job stand still: connections between them are described.
+    pub fn meet_others(&mut self, board: &Board) -> Result<()> {
+        self.described.meet_others(board)
     }
 
     /// The tree runs on.

@@ -1,12 +1,15 @@
 //! The parent of a tree: launches or restarts it, answers commands, and ends with the exit status of its first process.
+//! In a job, it does what the coordinator says ([`member`]).
 
 mod again;
 mod ahead;
 mod checkpoint;
 mod control;
+mod member;
 mod migrate;
 mod schedule;
 mod signals;
+mod together;
 
 use std::{
     ffi::OsString,
@@ -15,7 +18,7 @@ use std::{
         fd::AsFd,
         unix::{net::UnixListener, process::CommandExt},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     time::Instant,
 };
@@ -31,15 +34,18 @@ pub use self::{
     control::{Dumped, Reply, Request, Running, Status, ask},
     migrate::{Address, Migrated, receive},
     schedule::Schedule,
+    signals::Signals,
+    together::restart_job,
 };
 use self::{
     checkpoint::{Begun, How, Known, Stopped},
     control::{CONTROL, listen},
+    member::{Done, Member},
     schedule::Due,
-    signals::Signals,
 };
 use crate::{
     error::{Error, Result},
+    job::{self, Job},
     restart::{chain, exit_code},
     steps::{self, Step},
     trace,
@@ -63,11 +69,40 @@ pub struct Options {
 
 /// Launches a program, and supervises it to its end; its exit status.
 pub fn launch(directory: &Path, program: &[OsString], options: &Options) -> Result<i32> {
+    let parts = Parts::new(directory, Store::open(directory)?)?;
+    let child = start(program, &parts.signals)?;
+    Supervisor::new(parts, child, command_of(program), options).run()
+}
+
+/// The same, as a member of a job, which has a name in it. The calling process has one thread.
+pub fn launch_in(job: &Job, name: Option<String>, program: &[OsString]) -> Result<i32> {
+    let coordinator = job::ensure(job)?;
+    let first = program.first().ok_or_else(no_program)?;
+    let name = name.unwrap_or_else(|| job::name_of(Path::new(first)));
+    let mut parts = Parts::new(&job.of_member(&name), job.store()?)?;
+    // Its thread has the mask of this one.
+    parts.member = Some(Member::join(job, &name)?);
+    drop(coordinator);
+    let child = start(program, &parts.signals)?;
+    Supervisor::new(parts, child, command_of(program), &Options::default()).run()
+}
+
+fn no_program() -> Error {
+    Error::io("no program", io::ErrorKind::InvalidInput)
+}
+
+fn command_of(program: &[OsString]) -> Vec<String> {
+    let words = program
+        .iter()
+        .map(|part| part.to_string_lossy().into_owned());
+    words.collect()
+}
+
+/// Starts a program, with the signal mask that it is to have.
+fn start(program: &[OsString], signals: &Signals) -> Result<pid_t> {
     let [name, arguments @ ..] = program else {
-        return Err(Error::io("no program", io::ErrorKind::InvalidInput));
+        return Err(no_program());
     };
-    let listener = listen(directory)?;
-    let signals = Signals::block()?;
     let mut command = Command::new(name);
     command.args(arguments);
     let mask = signals.before;
@@ -80,26 +115,32 @@ pub fn launch(directory: &Path, program: &[OsString], options: &Options) -> Resu
     }
     let child = command.spawn();
     let child = child.map_err(|source| Error::io(name.to_string_lossy().into_owned(), source))?;
-    let command = program
-        .iter()
-        .map(|part| part.to_string_lossy().into_owned())
-        .collect();
-    Supervisor::new(
-        directory,
-        listener,
-        signals,
-        child.id() as pid_t,
-        command,
-        options,
-    )?
-    .run()
+    Ok(child.id() as pid_t)
 }
 
-struct Supervisor<'a> {
-    directory: &'a Path,
+/// What a supervisor has before there is a tree.
+struct Parts {
+    directory: PathBuf,
     store: Store,
     listener: UnixListener,
     signals: Signals,
+    member: Option<Member>,
+}
+
+impl Parts {
+    fn new(directory: &Path, store: Store) -> Result<Self> {
+        Ok(Self {
+            directory: directory.to_owned(),
+            store,
+            listener: listen(directory)?,
+            signals: Signals::block()?,
+            member: None,
+        })
+    }
+}
+
+struct Supervisor<'a> {
+    parts: Parts,
     root: pid_t,
     command: Vec<String>,
     known: Known,
@@ -110,35 +151,28 @@ struct Supervisor<'a> {
 }
 
 impl<'a> Supervisor<'a> {
-    fn new(
-        directory: &'a Path,
-        listener: UnixListener,
-        signals: Signals,
-        root: pid_t,
-        command: Vec<String>,
-        options: &'a Options,
-    ) -> Result<Self> {
+    fn new(parts: Parts, root: pid_t, command: Vec<String>, options: &'a Options) -> Self {
         // Who loses its parent is this one's child.
         // SAFETY: no memory is involved.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
-        let store = Store::open(directory)?;
-        Ok(Self {
-            directory,
-            last: store.rounds()?.last().copied(),
-            store,
-            listener,
-            signals,
+        Self {
+            last: parts
+                .store
+                .rounds()
+                .ok()
+                .and_then(|rounds| rounds.last().copied()),
+            parts,
             root,
             command,
             known: Known::default(),
             status: 0,
             options,
             due: Due::new(options.schedule),
-        })
+        }
     }
 
     fn run(mut self) -> Result<i32> {
-        while self.reap() {
+        while self.holds() || self.reap() {
             if self.due.is_now()
                 && let Err(error) = self.dump(false, false)
             {
@@ -146,28 +180,51 @@ impl<'a> Supervisor<'a> {
                 self.due.failed();
             }
             if self.wait()?
-                && let Ok((stream, _)) = self.listener.accept()
+                && let Ok((stream, _)) = self.parts.listener.accept()
             {
                 control::answer(&stream, |request| self.reply(request));
             }
-            while let Some(signal) = self.signals.next() {
+            while let Some(signal) = self.parts.signals.next() {
                 if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
                     // SAFETY: no memory is involved; it is a child that has not been waited for, or nobody.
                     unsafe { libc::kill(self.root, signal) };
                 }
             }
+            self.take_part();
         }
-        let _ = fs::remove_file(self.directory.join(CONTROL));
+        let _ = fs::remove_file(self.parts.directory.join(CONTROL));
+        if let Some(member) = self.parts.member {
+            member.link.leave();
+        }
         Ok(self.status)
+    }
+
+    /// Whether the tree stands still for a round: nothing of it ends meanwhile.
+    fn holds(&self) -> bool {
+        self.parts.member.as_ref().is_some_and(Member::holds)
+    }
+
+    /// Does what the job's coordinator says, if it says something.
+    fn take_part(&mut self) {
+        let Some(member) = &mut self.parts.member else {
+            return;
+        };
+        match member.next(self.root, &mut self.known) {
+            Done::Complete(round) => self.last = Some(round),
+            Done::Ended => self.status = 128 + libc::SIGKILL,
+            Done::Nothing => {}
+        }
     }
 
     /// Waits for something to do; whether somebody asks.
     fn wait(&self) -> Result<bool> {
-        let (listener, signals) = (self.listener.as_fd(), self.signals.fd.as_fd());
-        let mut ready = [
+        let (listener, signals) = (self.parts.listener.as_fd(), self.parts.signals.fd.as_fd());
+        let mut ready = vec![
             PollFd::new(&listener, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
         ];
+        let member = self.parts.member.as_ref().map(|member| member.link.ready());
+        ready.extend(member.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let left = self.due.left();
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut ready, left.as_ref()) {
@@ -222,13 +279,26 @@ impl<'a> Supervisor<'a> {
         })
     }
 
+    /// It is in no job.
+    fn is_alone(&self) -> Result<()> {
+        let Some(member) = &self.parts.member else {
+            return Ok(());
+        };
+        let what = format!(
+            "it is member {} of a job: that is checkpointed as a whole (--job)",
+            member.name
+        );
+        Err(Error::Job { what })
+    }
+
     /// A checkpoint. Whatever goes wrong, the tree runs on.
     fn dump(&mut self, kill: bool, full: bool) -> Result<Dumped> {
+        self.is_alone()?;
         let begun = Instant::now();
         steps::reached(Step::Begun);
         let cost = self.due.cost();
         let number = self.last.map_or(1, |last| last + 1);
-        let round = self.store.begin(number, 0)?;
+        let round = self.parts.store.begin(number, 0)?;
         let how = How {
             mode: self.options.mode,
             is_whole: full,
@@ -236,7 +306,7 @@ impl<'a> Supervisor<'a> {
         };
         let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
-        let mut stopped = Stopped::stop(self.root, &mut self.known)?;
+        let mut stopped = Stopped::stop(self.root, &mut self.known)?.alone()?;
         let saved = image.save(&mut stopped, &mut self.known)?;
         let (held, pause) = match kill {
             true => (Some(stopped), None),
@@ -255,7 +325,7 @@ impl<'a> Supervisor<'a> {
         if let Some(lineage) = written.lineage {
             self.known.keep(lineage);
         }
-        if let Some(Err(error)) = self.options.keep.map(|keep| self.store.prune(keep)) {
+        if let Some(Err(error)) = self.options.keep.map(|keep| self.parts.store.prune(keep)) {
             eprintln!("snaprig: older checkpoints stay: {}", chain(&error));
         }
         let pause = pause.or(ended).unwrap_or_default();

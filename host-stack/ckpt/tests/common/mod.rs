@@ -257,21 +257,7 @@ impl Job {
 
     /// Numbers of its processes, as the test sees them.
     pub fn processes(&self) -> Vec<i32> {
-        let mut found = vec![self.supervisor.id() as i32];
-        let mut at = 0;
-        while let Some(pid) = found.get(at).copied() {
-            let tasks = fs::read_dir(format!("/proc/{pid}/task"));
-            for task in tasks.into_iter().flatten().flatten() {
-                let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-                found.extend(
-                    children
-                        .split_whitespace()
-                        .map(|pid| pid.parse::<i32>().unwrap()),
-                );
-            }
-            at += 1;
-        }
-        found
+        tree_of(self.supervisor.id() as i32)
     }
 }
 
@@ -279,6 +265,25 @@ impl Drop for Job {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A process and its descendants.
+fn tree_of(pid: i32) -> Vec<i32> {
+    let mut found = vec![pid];
+    let mut at = 0;
+    while let Some(pid) = found.get(at).copied() {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+        for task in tasks.into_iter().flatten().flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            found.extend(
+                children
+                    .split_whitespace()
+                    .map(|pid| pid.parse::<i32>().unwrap()),
+            );
+        }
+        at += 1;
+    }
+    found
 }
 
 /// Nobody; none if the test is no root.
@@ -337,6 +342,181 @@ pub fn compiled(name: &str, options: &[&str]) -> (TempDir, String) {
     );
     let out = out.to_str().unwrap().to_owned();
     (directory, out)
+}
+
+/// Trees of a job, in one directory: `job` is the job's, `out` what all of them print.
+pub struct Trees {
+    pub directory: TempDir,
+    user: Option<u32>,
+    supervisors: Vec<Child>,
+}
+
+impl Trees {
+    pub fn new() -> Self {
+        Self::of(None)
+    }
+
+    /// Of an ordinary user; of the test's, if that is one.
+    pub fn of_nobody() -> Self {
+        Self::of(nobody())
+    }
+
+    fn of(user: Option<u32>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        Self {
+            directory,
+            user,
+            supervisors: Vec::new(),
+        }
+    }
+
+    /// Launches a tree, and waits until it has joined.
+    pub fn launch(&mut self, name: &str, program: &[&str]) {
+        let mut arguments = vec!["launch-in", "job", name];
+        arguments.extend(program);
+        let supervisor = start(self.directory.path(), self.user, None, &arguments);
+        self.supervisors.push(supervisor);
+        let directory = self.directory.path().join("job/members").join(name);
+        wait_until_or(
+            || snaprig_ckpt::ask(&directory, Request::Status).is_ok(),
+            || format!("{name} answers; {}", self.output()),
+        );
+    }
+
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.directory.path().join("out")).unwrap_or_default())
+            .into_owned()
+    }
+
+    pub fn wait_for(&self, text: &str) {
+        wait_until_or(
+            || self.output().contains(text),
+            || format!("{text:?} in {}", self.output()),
+        );
+    }
+
+    pub fn tell(&self, name: &str) {
+        fs::write(self.directory.path().join(name), "").unwrap();
+    }
+
+    /// The driver, as who the trees are.
+    pub fn driver(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
+        command.current_dir(self.directory.path());
+        if let Some(user) = self.user {
+            std::os::unix::process::CommandExt::uid(&mut command, user);
+            std::os::unix::process::CommandExt::gid(&mut command, user);
+        }
+        command
+    }
+
+    /// A checkpoint of all; what is said if there is none.
+    pub fn dump(&self, kill: bool) -> Result<(), String> {
+        let mut command = self.driver();
+        command
+            .args(["dump-job", "job"])
+            .args(kill.then_some("kill"));
+        let output = command.output().unwrap();
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(format!(
+                "{}{}",
+                String::from_utf8_lossy(&output.stderr),
+                self.output()
+            )),
+        }
+    }
+
+    /// Restarts all, and waits until they run.
+    pub fn restart(&mut self) {
+        self.begin_restart(None);
+        let members = fs::read_dir(self.directory.path().join("job/members")).unwrap();
+        for member in members {
+            let member = member.unwrap().path();
+            wait_until_or(
+                || snaprig_ckpt::ask(&member, Request::Status).is_ok(),
+                || format!("{} answers; {}", member.display(), self.output()),
+            );
+        }
+    }
+
+    /// Has all restart, or one.
+    pub fn begin_restart(&mut self, only: Option<&str>) {
+        let mut arguments = vec!["restart-job", "job"];
+        arguments.extend(only);
+        let supervisor = start(self.directory.path(), self.user, None, &arguments);
+        self.supervisors.push(supervisor);
+    }
+
+    /// SIGKILL for a tree: for its supervisor first.
+    pub fn kill_tree(&mut self, number: usize) {
+        let supervisor = &mut self.supervisors[number];
+        for pid in tree_of(supervisor.id() as i32) {
+            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        let _ = supervisor.wait();
+    }
+
+    /// The exit statuses of all that were started, when they have ended.
+    pub fn ended(&mut self) -> Vec<i32> {
+        let mut statuses = Vec::new();
+        for mut supervisor in std::mem::take(&mut self.supervisors) {
+            let begun = Instant::now();
+            let status = loop {
+                if let Some(status) = supervisor.try_wait().unwrap() {
+                    break status;
+                }
+                if begun.elapsed() > PATIENCE {
+                    self.supervisors.push(supervisor);
+                    panic!("they do not end; {}", self.output());
+                }
+                thread::sleep(Duration::from_millis(1));
+            };
+            statuses.push(status.code().unwrap_or(-1));
+        }
+        statuses
+    }
+
+    /// The coordinator's process, as the job's directory says.
+    pub fn coordinator(&self) -> Option<i32> {
+        let file = fs::read(self.directory.path().join("job/coordinator.json")).ok()?;
+        let file: serde_json::Value = serde_json::from_slice(&file).ok()?;
+        file.get("pid")?.as_i64().map(|pid| pid as i32)
+    }
+
+    pub fn kill_coordinator(&self) {
+        if let Some(pid) = self.coordinator() {
+            let is_it = fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.contains("snaprig-ckpt-driver"));
+            if is_it {
+                // SAFETY: no memory is involved.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            }
+        }
+    }
+
+    /// SIGKILL for everything of the job, at once.
+    pub fn kill_all(&mut self) {
+        self.kill_coordinator();
+        for mut supervisor in std::mem::take(&mut self.supervisors) {
+            if matches!(supervisor.try_wait(), Ok(Some(_))) {
+                continue;
+            }
+            for pid in tree_of(supervisor.id() as i32) {
+                // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            }
+            let _ = supervisor.wait();
+        }
+    }
+}
+
+impl Drop for Trees {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
 }
 
 pub fn wait_until(what: &str, is_so: impl FnMut() -> bool) {

@@ -6,7 +6,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -59,6 +59,8 @@ struct Link {
     wake: UnixStream,
     events: Mutex<mpsc::Receiver<Event>>,
     ready: Arc<OwnedFd>,
+    /// The thread's, whenever it does anything but wait in the kernel.
+    gate: Arc<Mutex<()>>,
     /// The last call's number: they reach the machine in order.
     last_id: Mutex<u64>,
     thread: Option<JoinHandle<()>>,
@@ -72,13 +74,18 @@ impl Link {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
         let ready = Arc::new(eventfd(0, flags)?);
         wake.set_nonblocking(true)?;
-        let session = Session::new(locator, config, receiver, woken, sender, ready.clone())?;
+        let gate = Arc::new(Mutex::new(()));
+        let (its_ready, its_gate) = (ready.clone(), gate.clone());
+        let session = Session::new(
+            locator, config, receiver, woken, sender, its_ready, its_gate,
+        )?;
         let thread = thread::Builder::new().name("coord".into());
         Ok(Self {
             commands: Some(commands),
             wake,
             events: Mutex::new(events),
             ready,
+            gate,
             last_id: Mutex::new(0),
             thread: Some(thread.spawn(move || session.run())?),
         })
@@ -281,6 +288,15 @@ impl Member {
     /// How the job is.
     pub fn status(&self) -> Result<Status, CallError> {
         self.link.status()
+    }
+
+    /// Until this is dropped, the thread that talks to the coordinator waits in the kernel and holds nothing: the
+    /// process can be forked as if it had one thread.
+    pub fn quiet(&self) -> MutexGuard<'_, ()> {
+        self.link
+            .gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The member goes for good: it does not count as missing.

@@ -7,7 +7,7 @@ use std::{
     os::{fd::AsFd, unix::net::UnixStream},
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,6 +25,8 @@ use crate::{
 
 /// Most connections: more than the machine takes, so that it can say no.
 const CONNECTIONS_MAX: usize = PEERS_MAX + STRANGERS_MAX;
+/// How long one that nobody needs waits for the next who does.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// What a coordinator keeps on a disk.
 pub trait Keeper: Send + Sync {
@@ -62,7 +64,7 @@ impl Coordinator {
         })
     }
 
-    /// Serves in this thread, until the last member and the last peer are gone.
+    /// Serves in this thread, until there has been no member and no peer for a while.
     pub fn serve(listener: Listener, config: Config, keeper: Arc<dyn Keeper>) -> io::Result<()> {
         // Nobody has the other end: it is kept, so that it does not end.
         let (_wake, woken) = UnixStream::pair()?;
@@ -104,9 +106,10 @@ struct Server {
     committed: mpsc::Receiver<Input>,
     commits: mpsc::Sender<Input>,
     start: Instant,
-    /// Ends when nobody is there any more; somebody was.
+    /// Ends when nobody has been there for a while.
     until_idle: bool,
-    was_used: bool,
+    /// Since when nobody is there.
+    idle: Option<Instant>,
 }
 
 impl Server {
@@ -135,7 +138,7 @@ impl Server {
             commits,
             start: Instant::now(),
             until_idle,
-            was_used: false,
+            idle: None,
         })
     }
 
@@ -145,7 +148,7 @@ impl Server {
 
     fn run(mut self) -> io::Result<()> {
         loop {
-            if self.until_idle && self.was_used && self.machine.is_idle() {
+            if self.is_over() {
                 return Ok(());
             }
             let ready = self.wait()?;
@@ -170,13 +173,24 @@ impl Server {
         }
     }
 
+    /// Whether nobody has been there for a while, and that ends it.
+    fn is_over(&mut self) -> bool {
+        let is_idle = self.until_idle && self.machine.is_idle();
+        self.idle = is_idle.then(|| self.idle.unwrap_or_else(Instant::now));
+        self.idle.is_some_and(|since| since.elapsed() >= LINGER)
+    }
+
     fn wait(&self) -> io::Result<Ready> {
-        let timeout = self.machine.deadline().map(|due| {
-            let ns = due.saturating_sub(self.now());
-            Timespec {
-                tv_sec: (ns / 1_000_000_000) as i64,
-                tv_nsec: (ns % 1_000_000_000) as i64,
-            }
+        let due = self
+            .machine
+            .deadline()
+            .map(|due| due.saturating_sub(self.now()));
+        let linger = self
+            .idle
+            .map(|since| LINGER.saturating_sub(since.elapsed()).as_nanos() as Ns);
+        let timeout = due.into_iter().chain(linger).min().map(|ns| Timespec {
+            tv_sec: (ns / 1_000_000_000) as i64,
+            tv_nsec: (ns % 1_000_000_000) as i64,
         });
         let listens = match self.connections.len() < CONNECTIONS_MAX {
             true => PollFlags::IN,
@@ -223,7 +237,6 @@ impl Server {
             let connection = self.next;
             self.next += 1;
             self.connections.insert(connection, Connection::new(stream));
-            self.was_used = true;
             self.handle(Input::Connected { connection, nonce });
         }
     }

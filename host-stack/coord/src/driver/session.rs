@@ -8,7 +8,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     time::{Duration, Instant},
 };
 
@@ -57,6 +57,8 @@ pub(super) struct Session {
     events: mpsc::Sender<Event>,
     /// Counts events (eventfd(2)).
     ready: Arc<OwnedFd>,
+    /// Held whenever this thread does anything but wait in the kernel.
+    gate: Arc<Mutex<()>>,
     start: Instant,
 }
 
@@ -68,6 +70,7 @@ impl Session {
         woken: UnixStream,
         events: mpsc::Sender<Event>,
         ready: Arc<OwnedFd>,
+        gate: Arc<Mutex<()>>,
     ) -> io::Result<Self> {
         woken.set_nonblocking(true)?;
         Ok(Self {
@@ -79,6 +82,7 @@ impl Session {
             waiting: BTreeMap::new(),
             events,
             ready,
+            gate,
             start: Instant::now(),
         })
     }
@@ -89,9 +93,13 @@ impl Session {
 
     /// Until nobody gives commands any more.
     pub(super) fn run(mut self) {
+        let gate = self.gate.clone();
+        let close = || gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut working = close();
         self.handle(Input::Tick);
         loop {
-            self.wait();
+            self.wait(working);
+            working = close();
             let mut bytes = [0; 64];
             let is_over = matches!(self.woken.read(&mut bytes), Ok(0));
             while let Ok(command) = self.commands.try_recv() {
@@ -108,7 +116,8 @@ impl Session {
         }
     }
 
-    fn wait(&self) {
+    /// Nothing is locked or allocated meanwhile.
+    fn wait(&self, working: MutexGuard<'_, ()>) {
         let timeout = self.machine.deadline().map(|due| {
             let ns = due.saturating_sub(self.now());
             Timespec {
@@ -116,17 +125,19 @@ impl Session {
                 tv_nsec: (ns % 1_000_000_000) as i64,
             }
         });
-        let mut fds = vec![PollFd::new(&self.woken, PollFlags::IN)];
+        let woken = || PollFd::new(&self.woken, PollFlags::IN);
+        let (mut fds, mut count) = ([woken(), woken()], 1);
         if let Some(connection) = &self.connection {
             let writes = match connection.is_writing() {
                 true => PollFlags::OUT,
                 false => PollFlags::empty(),
             };
-            let fd = connection.as_fd();
-            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN | writes));
+            fds[1] = PollFd::from_borrowed_fd(connection.as_fd(), PollFlags::IN | writes);
+            count = 2;
         }
+        drop(working);
         // EINTR: there is nothing to do, and the next round waits again.
-        let _ = poll(&mut fds, timeout.as_ref());
+        let _ = poll(&mut fds[..count], timeout.as_ref());
     }
 
     fn command(&mut self, command: Command) {

@@ -2,20 +2,78 @@
 
 #![allow(dead_code, reason = "not every test uses all of it")]
 
-use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use snaprig_coord::{
     auth::Token,
     coordinator::Config,
     driver::{Address, Control, Coordinator, Keeper, Listener, Locator, Member},
     job::JobDir,
-    manifest::{Checkpoints, Manifest},
     member::Event,
     phase::Phase,
 };
 
 /// Longer than anything takes here.
 pub const LONG: Duration = Duration::from_secs(60);
+
+/// A checkpoint: its round, and by member what it said.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Manifest {
+    pub round: u64,
+    pub members: BTreeMap<String, String>,
+}
+
+/// Checkpoints that are complete when a manifest has its name.
+pub struct Checkpoints(PathBuf);
+
+impl Checkpoints {
+    /// Where members write.
+    pub fn round(&self, round: u64) -> PathBuf {
+        self.0.join(format!("{round:04}"))
+    }
+
+    fn rounds(&self) -> Vec<u64> {
+        let entries = fs::read_dir(&self.0).expect("a directory");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        let mut rounds: Vec<u64> = names
+            .map(|name| name.to_str().expect("a name").parse().expect("a number"))
+            .collect();
+        rounds.sort_unstable();
+        rounds
+    }
+
+    fn commit(&self, round: u64, members: &BTreeMap<String, String>) -> io::Result<()> {
+        fs::create_dir_all(self.round(round))?;
+        let (new, path) = (
+            self.round(round).join("new"),
+            self.round(round).join("manifest"),
+        );
+        fs::write(&new, serde_json::to_vec(members)?)?;
+        fs::rename(new, path)
+    }
+
+    /// Those that are complete.
+    pub fn complete(&self) -> Vec<u64> {
+        let is_complete = |round: &u64| self.round(*round).join("manifest").exists();
+        self.rounds().into_iter().filter(is_complete).collect()
+    }
+
+    /// The last one that is.
+    pub fn last(&self) -> Option<Manifest> {
+        let read = |round| {
+            let text = fs::read(self.round(round).join("manifest")).ok()?;
+            let members = serde_json::from_slice(&text).expect("a manifest is whole");
+            Some(Manifest { round, members })
+        };
+        self.rounds().into_iter().rev().find_map(read)
+    }
+}
 
 /// A job's directory as a coordinator keeps it.
 pub struct Disk {
@@ -34,7 +92,8 @@ impl Disk {
     }
 
     fn of(job: JobDir) -> Self {
-        let checkpoints = Checkpoints::open(&job.path("checkpoints")).expect("checkpoints");
+        let checkpoints = Checkpoints(job.path("checkpoints"));
+        fs::create_dir_all(&checkpoints.0).expect("a directory");
         Self { job, checkpoints }
     }
 
@@ -51,7 +110,7 @@ impl Disk {
             job: "job".into(),
             token: self.token(),
             members: self.job.members().expect("members"),
-            first_round: self.checkpoints.next_round().expect("a number"),
+            first_round: self.checkpoints.rounds().last().map_or(1, |last| last + 1),
         }
     }
 
@@ -94,12 +153,7 @@ impl Keeper for Disk {
         _: &[u8],
         reports: &BTreeMap<String, String>,
     ) -> Result<(), String> {
-        let manifest = Manifest {
-            job: "job".into(),
-            round,
-            members: reports.clone(),
-        };
-        let committed = self.checkpoints.commit(&manifest);
+        let committed = self.checkpoints.commit(round, reports);
         committed.map_err(|error| error.to_string())
     }
 }

@@ -48,6 +48,7 @@ impl Write for Sent {
 impl Supervisor<'_> {
     /// The tree goes on at another supervisor. Whatever goes wrong before that has it restored, it runs on here.
     pub fn migrate(&mut self, to: &Address) -> Result<Migrated> {
+        self.is_alone()?;
         let begun = Instant::now();
         let failed = |source| Error::io(format!("migration to {to}"), source);
         let mut stream = to.connect().map_err(failed)?;
@@ -65,7 +66,7 @@ impl Supervisor<'_> {
             Ok(Writer::new(sent, header, options)?)
         });
         let image = image.map_err(|error| why(&mut stream, error))?;
-        let mut stopped = Stopped::stop(self.root, &mut self.known)?;
+        let mut stopped = Stopped::stop(self.root, &mut self.known)?.alone()?;
         let written = (|| {
             let saved = image.save(&mut stopped, &mut self.known)?;
             let written = saved.finish()?.1;

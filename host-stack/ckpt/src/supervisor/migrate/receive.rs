@@ -17,8 +17,8 @@ use snaprig_ckpt_image::{
 use super::wire::{self, Address, Answer, Begin, Go, Running, Stream};
 use crate::{
     error::{Error, Result},
-    restart,
-    supervisor::{MEMBER, Options, again},
+    restart::{self, Restored},
+    supervisor::{MEMBER, Options, Parts, Supervisor, again},
 };
 
 /// Waits for a tree that migrates here, and supervises it to its end; its exit status. The image is a checkpoint in the
@@ -72,7 +72,8 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
         Ok(())
     };
     let stream = RefCell::new(stream);
-    again::run(store.dir(), &tree, options, |complete| {
+    again::within(&tree, |complete| {
+        let parts = Parts::new(store.dir(), store.clone())?;
         let decided = || {
             let mut stream = stream.borrow_mut();
             wire::send(*stream, &Answer::Ready)?;
@@ -80,17 +81,14 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
             wire::receive(*stream).map(|Go| ())
         };
         let mut is_ready = false;
-        let restored = restart::restore(
-            &tree,
-            &mut chain,
-            again::drops_privileges(),
-            complete,
-            || {
-                is_ready = true;
-                decided().map_err(failed)
-            },
-        );
-        if let Err(error) = restored {
+        let mut restore = || -> Result<()> {
+            let mut restored = Restored::open(&tree, None)?;
+            restored.grow(&mut chain, again::drops_privileges(), None)?;
+            is_ready = true;
+            decided().map_err(failed)?;
+            restored.go(complete)
+        };
+        if let Err(error) = restore() {
             return Err(match is_ready {
                 // The other side may have ended its tree: then this is all that there is of it.
                 true => match commit() {
@@ -108,7 +106,7 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
                 restart::chain(&error)
             );
         }
-        Ok(command.clone())
+        Supervisor::new(parts, tree.root, command.clone(), options).run()
     })
 }
 

@@ -1,0 +1,228 @@
+//! SIGKILL for a supervisor, or for the coordinator, in each phase of a checkpoint and of a restart: the last complete
+//! checkpoint restarts, a half one is never offered, and everybody else runs on.
+//!
+//! A member of the test's own, which has no tree, holds the others in a phase.
+
+mod common;
+
+use std::{fs, thread, time::Duration};
+
+use common::{Trees, program};
+use snaprig_ckpt_image::{
+    image::{Header, Options},
+    store::{Joined, Member as Image, Store},
+};
+use snaprig_coord::{
+    driver::{Locator, Member},
+    job::JobDir,
+    member::Event,
+    phase::Phase,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+const NAME: &str = "holder";
+
+/// A member without a tree.
+struct Holder {
+    member: Member,
+    store: Store,
+    joined: Option<Joined>,
+}
+
+impl Holder {
+    fn join(trees: &Trees) -> Self {
+        let job = JobDir::open(&trees.directory.path().join("job")).unwrap();
+        let (name, token) = (job.name().to_owned(), job.token().unwrap());
+        let store = Store::open(job.path("checkpoints")).unwrap();
+        let member = Member::connect(Locator::Job(job), &name, token, NAME, LONG).unwrap();
+        Self {
+            member,
+            store,
+            joined: None,
+        }
+    }
+
+    /// Takes part until this phase begins, or the round is over; whether it has begun.
+    fn until(&mut self, wanted: Option<Phase>) -> bool {
+        loop {
+            match self
+                .member
+                .next_event(Some(LONG))
+                .expect("an event in time")
+            {
+                Event::Begin { phase, .. } if wanted == Some(phase) => return true,
+                Event::Begin { round, phase, .. } => self.go(round, phase),
+                Event::Undo {
+                    round, in_doubt, ..
+                } => {
+                    if let Some(joined) = self.joined.take().filter(|_| !in_doubt) {
+                        joined.discard(NAME).unwrap();
+                    }
+                    self.member.done(round, Phase::Undo, Ok(String::new()));
+                }
+                Event::Finished { .. } => return false,
+                Event::Joined | Event::Apart { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn go(&mut self, round: u64, phase: Phase) {
+        let mut report = String::new();
+        match phase {
+            Phase::Stop => self.joined = Some(self.store.join(round).unwrap()),
+            // Where others meet to tell each other of their connections.
+            Phase::Drain => {
+                for place in ["ends", "sides"] {
+                    // Undone meanwhile: it is said next.
+                    let _ = self.member.barrier(round, place, LONG);
+                }
+            }
+            Phase::Write => {
+                let joined = self.joined.as_ref().unwrap();
+                let writer = joined
+                    .image(NAME, &Header::default(), Options::new(NAME))
+                    .unwrap();
+                let image = Image::new(NAME, &writer.finish().unwrap().1);
+                report = serde_json::to_string(&image).unwrap();
+            }
+            _ => {}
+        }
+        self.member.done(round, phase, Ok(report));
+    }
+}
+
+fn streams(trees: &mut Trees) {
+    let python = "/usr/bin/python3";
+    trees.launch("server", &[python, &program("stream_server.py")]);
+    trees.launch(
+        "client",
+        &[python, &program("stream_client.py"), "client", "3"],
+    );
+    trees.wait_for("server ready");
+    trees.wait_for("client client ready");
+}
+
+/// Complete checkpoints, every byte of which is right.
+fn complete(trees: &Trees) -> Vec<u64> {
+    let store = Store::open(trees.directory.path().join("job/checkpoints")).unwrap();
+    let rounds = store.rounds().unwrap();
+    for round in &rounds {
+        store.checkpoint(*round).unwrap().verify().unwrap();
+    }
+    rounds
+}
+
+fn order(trees: &Trees, kill: bool) -> thread::JoinHandle<Result<(), String>> {
+    let mut command = trees.driver();
+    command
+        .args(["dump-job", "job"])
+        .args(kill.then_some("kill"));
+    thread::spawn(move || {
+        let output = command.output().unwrap();
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    })
+}
+
+/// The trees go on where their checkpoint was, to a right end.
+fn restarts(trees: &mut Trees) {
+    trees.kill_all();
+    // What they have said since is not their checkpoint's.
+    fs::write(trees.directory.path().join("out"), "").unwrap();
+    for name in ["server", "client"] {
+        trees.begin_restart(Some(name));
+    }
+    let mut holder = Holder::join(trees);
+    assert!(!holder.until(None), "it is over");
+    holder.member.leave();
+    trees.tell("stop");
+    let ended = trees.ended();
+    let output = trees.output();
+    assert_eq!(ended, [0, 0], "{output}");
+    assert!(
+        output.contains("server right") && output.contains("client client right"),
+        "{output}"
+    );
+}
+
+const PHASES: [(Phase, bool); 7] = [
+    (Phase::Stop, false),
+    (Phase::Drain, false),
+    (Phase::Freeze, false),
+    (Phase::Resume, false),
+    (Phase::Write, false),
+    (Phase::Write, true),
+    (Phase::End, true),
+];
+
+#[test]
+fn a_supervisor_dies_in_each_phase() {
+    for (phase, kill) in PHASES {
+        let mut trees = Trees::new();
+        streams(&mut trees);
+        let mut holder = Holder::join(&trees);
+        let first = order(&trees, false);
+        assert!(!holder.until(None), "it is over");
+        first.join().unwrap().unwrap();
+        let second = order(&trees, kill);
+        assert!(holder.until(Some(phase)), "{}", trees.output());
+        trees.kill_tree(1);
+        let round = holder
+            .member
+            .status()
+            .unwrap()
+            .round
+            .map(|round| round.round);
+        holder.go(round.unwrap_or(0), phase);
+        if phase != Phase::End {
+            holder.until(None);
+        }
+        let complete = complete(&trees);
+        assert_eq!(
+            second.join().unwrap().is_ok(),
+            phase == Phase::End,
+            "{phase:?}"
+        );
+        assert_eq!(
+            complete.len(),
+            1 + usize::from(phase == Phase::End),
+            "{phase:?}"
+        );
+        holder.member.leave();
+        restarts(&mut trees);
+    }
+}
+
+#[test]
+fn the_coordinator_dies_in_each_phase() {
+    for (phase, kill) in PHASES {
+        let mut trees = Trees::new();
+        streams(&mut trees);
+        let mut holder = Holder::join(&trees);
+        let first = order(&trees, false);
+        assert!(!holder.until(None), "it is over");
+        first.join().unwrap().unwrap();
+        let second = order(&trees, kill);
+        assert!(holder.until(Some(phase)), "{}", trees.output());
+        let round = holder.member.status().unwrap().round.unwrap().round;
+        trees.kill_coordinator();
+        assert!(second.join().unwrap().is_err());
+        holder.go(round, phase);
+        if phase == Phase::End {
+            // It was decided: who has heard of it has ended.
+            assert_eq!(complete(&trees).len(), 2);
+        } else {
+            assert_eq!(complete(&trees).len(), 1, "{phase:?}");
+            // All run on, and the next coordinator has them checkpointed.
+            let third = order(&trees, false);
+            assert!(!holder.until(None), "{}", trees.output());
+            third.join().unwrap().unwrap();
+            assert_eq!(complete(&trees).len(), 2);
+        }
+        holder.member.leave();
+        restarts(&mut trees);
+    }
+}

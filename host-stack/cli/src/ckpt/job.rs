@@ -1,0 +1,120 @@
+//! The same of jobs: trees of processes that are checkpointed and restarted together.
+
+use std::{path::Path, process::ExitCode, time::Duration};
+
+use clap::Args;
+use snaprig_ckpt::{Job, JobDumped, JobMember};
+
+use crate::{AnyError, size};
+
+/// What `ckpt coordinator` is told.
+#[derive(Args)]
+pub struct Coordinator {
+    /// Directory of the job: made if it is not there
+    #[arg(long, value_name = "DIR", env = "SNAPRIG_CKPT_JOB")]
+    job: std::path::PathBuf,
+    /// Where members reach it: HOST:PORT, as they know this machine, or the path of a socket
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<String>,
+    /// Checkpoint the job every so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    interval: Option<f64>,
+}
+
+/// What `ckpt forget` is told.
+#[derive(Args)]
+pub struct Forget {
+    /// Directory of the job
+    #[arg(long, value_name = "DIR", env = "SNAPRIG_CKPT_JOB")]
+    job: std::path::PathBuf,
+    /// The member
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+pub fn coordinate(options: &Coordinator) -> Result<ExitCode, AnyError> {
+    let listen = options.listen.as_deref();
+    let listen = listen
+        .map(|text| text.strip_prefix("tcp:").unwrap_or(text).parse())
+        .transpose()?;
+    let interval = super::every(options.interval)?;
+    snaprig_ckpt::coordinate(&Job::open_or_create(&options.job)?, listen, interval)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn forget(options: &Forget) -> Result<ExitCode, AnyError> {
+    let forgotten = snaprig_ckpt::forget(&Job::open(&options.job)?, &options.name)?;
+    println!("{} is no member of the job any more", forgotten.0);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn dump(job: &Path, kill: bool, patience: Duration, json: bool) -> Result<ExitCode, AnyError> {
+    let dumped = snaprig_ckpt::dump_job(&Job::open(job)?, kill, patience)?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&as_json(&dumped))?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "checkpoint {} of {} members: {} in {:.0} ms; nobody stood still for more than {:.0} ms",
+        dumped.round,
+        dumped.members,
+        size::show(dumped.bytes),
+        dumped.took.as_secs_f64() * 1e3,
+        dumped.pause.as_secs_f64() * 1e3
+    );
+    for (name, why) in &dumped.lost {
+        eprintln!("snaprig: {name} was lost when it was complete: {why}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn as_json(dumped: &JobDumped) -> serde_json::Value {
+    serde_json::json!({
+        "round": dumped.round,
+        "members": dumped.members,
+        "bytes": dumped.bytes,
+        "stood_still_ms": dumped.pause.as_secs_f64() * 1e3,
+        "took_ms": dumped.took.as_secs_f64() * 1e3,
+        "lost": dumped.lost,
+    })
+}
+
+pub fn restart(job: &Path, member: Option<&str>, patience: Duration) -> Result<ExitCode, AnyError> {
+    let status = snaprig_ckpt::restart_job(&Job::open(job)?, member, patience)?;
+    Ok(ExitCode::from(status as u8))
+}
+
+pub fn status(job: &Path, json: bool) -> Result<ExitCode, AnyError> {
+    let status = snaprig_ckpt::job_status(&Job::open(job)?)?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "{:<20} {:>8} {:>8}  program",
+        "member", "process", "threads"
+    );
+    status.members.iter().for_each(show);
+    if let Some((round, step, waiting)) = &status.step {
+        println!("round {round}: {step}, waiting for {}", waiting.join(", "));
+    }
+    match status.last {
+        Some(round) => println!("last checkpoint: {round}"),
+        None => println!("no checkpoint yet"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(member: &JobMember) {
+    let name = &member.name;
+    match (&member.missing, &member.processes) {
+        (Some(why), _) => println!("{name:<20} missing: {why}"),
+        (None, None) => println!("{name:<20} on another machine, or busy"),
+        (None, Some(processes)) => {
+            for process in processes {
+                let (pid, threads) = (process.pid, process.threads);
+                println!("{name:<20} {pid:>8} {threads:>8}  {}", process.name);
+            }
+        }
+    }
+}
