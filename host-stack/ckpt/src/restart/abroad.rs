@@ -169,10 +169,9 @@ fn substitute(socket: &Socket) -> io::Result<OwnedFd> {
     apply(&fd, socket, |option| {
         BUFFERS.contains(&option) || option.1 == libc::SO_REUSEPORT
     });
-    match socket::address(&socket.local).filter(|address| is_here(address.ip())) {
-        Some(_) => patiently(|| socket::bind(&fd, &socket.local))?,
-        // Another machine's name: the kernel chooses one when it listens.
-        None => {}
+    // With another machine's name, the kernel chooses one when it listens.
+    if socket::address(&socket.local).is_some_and(|address| is_here(address.ip())) {
+        patiently(|| socket::bind(&fd, &socket.local))?;
     }
     Ok(fd)
 }
