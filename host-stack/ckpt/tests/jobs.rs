@@ -32,7 +32,7 @@ fn end_well(trees: &mut Trees) {
 }
 
 fn lose_nothing(mut trees: Trees) {
-    let rounds = std::env::var("SNAPRIG_TEST_ROUNDS").map_or(10, |rounds| rounds.parse().unwrap());
+    let rounds = std::env::var("SNAPRIG_CKPT_ROUNDS").map_or(10, |rounds| rounds.parse().unwrap());
     streams(&mut trees);
     for round in 0..rounds {
         // Random enough: what has been sent by then depends on the machine.

@@ -226,3 +226,43 @@ fn the_coordinator_dies_in_each_phase() {
         restarts(&mut trees);
     }
 }
+
+#[test]
+fn a_restart_that_is_cut_short_leaves_nothing_and_is_begun_again() {
+    for (phase, is_coordinator) in [
+        (Phase::Connect, false),
+        (Phase::Refill, false),
+        (Phase::Connect, true),
+        (Phase::Refill, true),
+    ] {
+        let mut trees = Trees::new();
+        streams(&mut trees);
+        let mut holder = Holder::join(&trees);
+        let dumped = order(&trees, false);
+        assert!(!holder.until(None), "it is over");
+        dumped.join().unwrap().unwrap();
+        holder.member.leave();
+        trees.kill_all();
+        for name in ["server", "client"] {
+            trees.begin_restart(Some(name));
+        }
+        let mut holder = Holder::join(&trees);
+        assert!(holder.until(Some(phase)), "{}", trees.output());
+        match is_coordinator {
+            true => trees.kill_coordinator(),
+            false => {
+                trees.kill_tree(0);
+                assert!(!holder.until(None), "it is undone");
+            }
+        }
+        // Whoever is left ends: nothing of a half restart runs.
+        assert!(
+            trees.ended().iter().all(|status| *status != 0),
+            "{}",
+            trees.output()
+        );
+        assert_eq!(complete(&trees).len(), 1);
+        drop(holder);
+        restarts(&mut trees);
+    }
+}

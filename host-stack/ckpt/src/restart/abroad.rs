@@ -169,7 +169,7 @@ fn substitute(socket: &Socket) -> io::Result<OwnedFd> {
     apply(&fd, socket, |option| {
         BUFFERS.contains(&option) || option.1 == libc::SO_REUSEPORT
     });
-    // Of another machine's name the kernel makes one of this one when it listens.
+    // With another machine's name, the kernel chooses one when it listens.
     if socket::address(&socket.local).is_some_and(|address| is_here(address.ip())) {
         patiently(|| socket::bind(&fd, &socket.local))?;
     }
