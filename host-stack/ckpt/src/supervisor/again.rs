@@ -81,8 +81,9 @@ pub fn run(
         })
     })?;
     drop(said);
-    let mut what = String::new();
-    heard.read_to_string(&mut what).map_err(failed)?;
+    let mut what = Vec::new();
+    heard.read_to_end(&mut what).map_err(failed)?;
+    let what = String::from_utf8_lossy(&what);
     match what.split_at_checked(1) {
         None => Ok(status),
         Some((DAMAGED, what)) => Err(Error::Damaged { what: what.into() }),
@@ -98,8 +99,8 @@ const OTHER: &str = "o";
 fn tell(mut to: impl Write, error: &Error) {
     let kind = if error.is_damage() { DAMAGED } else { OTHER };
     let message = kind.to_owned() + &restart::chain(error);
-    let end = message.floor_char_boundary(MESSAGE_MAX);
-    // Who would read it is gone.
+    let end = message.len().min(MESSAGE_MAX);
+    // Who would read it may be gone.
     let _ = to.write_all(&message.as_bytes()[..end]);
 }
 
