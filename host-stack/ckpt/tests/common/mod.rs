@@ -63,6 +63,11 @@ impl Job {
         Self::launch_with(nobody(), &[], program)
     }
 
+    /// In a directory that has something in it.
+    pub fn launch_among(directory: TempDir, program: &[&str]) -> Self {
+        Self::begin(Directory::Own(directory), None, &[], None, program)
+    }
+
     /// With a supervisor that kills itself at a step.
     pub fn launch_to_die(user: Option<u32>, at: &str, program: &[&str]) -> Self {
         let directory = Directory::new(user);
@@ -223,6 +228,15 @@ impl Job {
     /// Its supervisor, as the test sees it.
     pub fn supervisor(&self) -> i32 {
         self.supervisor.id() as i32
+    }
+
+    /// A restart that fails; what it says.
+    pub fn refuses_to_restart(&mut self) -> String {
+        let before = self.output().len();
+        self.begin_restart(None, &[]);
+        let (status, output) = (self.ended(), self.output());
+        assert_ne!(status, 0, "{output}");
+        output[before..].to_owned()
     }
 
     /// Its exit status, when it has ended.
