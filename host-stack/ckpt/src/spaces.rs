@@ -112,36 +112,36 @@ impl Spaces {
 mod tests {
     use super::*;
 
-    fn pages(ranges: &[std::ops::Range<u64>]) -> Ranges {
-        ranges.iter().cloned().collect()
+    fn pages(ranges: &[(u64, u64)]) -> Ranges {
+        ranges.iter().map(|(start, end)| *start..*end).collect()
     }
 
     #[test]
     fn what_was_copied_before_it_was_written_to_is_missing_again() {
         let mut spaces = Spaces::default();
         let space = spaces.meet(Key::Process(7));
-        let own = pages(&[0..8]);
+        let own = pages(&[(0, 8)]);
         assert_eq!(space.missing(&own), own);
         space.written(&own);
-        space.copied(&pages(&[0..6]));
-        assert_eq!(space.missing(&own), pages(&[6..8]));
-        space.written(&pages(&[2..3]));
+        space.copied(&pages(&[(0, 6)]));
+        assert_eq!(space.missing(&own), pages(&[(6, 8)]));
+        space.written(&pages(&[(2, 3)]));
         // Page 4 is not there any more, and 2 was copied, but is not what it was.
-        let own = pages(&[0..4, 5..8]);
-        assert_eq!(space.missing(&own), pages(&[2..3, 6..8]));
-        assert_eq!(space.is_now(own.clone()), pages(&[4..5]));
+        let own = pages(&[(0, 4), (5, 8)]);
+        assert_eq!(space.missing(&own), pages(&[(2, 3), (6, 8)]));
+        assert_eq!(space.is_now(own.clone()), pages(&[(4, 5)]));
         assert_eq!(space.missing(&own).bytes(), 0);
     }
 
     #[test]
     fn a_space_that_is_not_met_is_gone_and_its_number_is_not_another_s() {
         let mut spaces = Spaces::default();
-        spaces.meet(Key::Process(7)).copied(&pages(&[0..8]));
+        spaces.meet(Key::Process(7)).copied(&pages(&[(0, 8)]));
         assert_eq!(spaces.meet(Key::Shared(1, 1)).number(), 1);
         assert_eq!(spaces.part(), []);
         spaces.gather();
         assert_eq!(spaces.meet(Key::Shared(1, 1)).number(), 1);
-        assert_eq!(spaces.part(), [(0, pages(&[0..8]))]);
+        assert_eq!(spaces.part(), [(0, pages(&[(0, 8)]))]);
         assert_eq!(spaces.meet(Key::Process(7)).number(), 2);
     }
 }

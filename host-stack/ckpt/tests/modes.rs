@@ -177,22 +177,26 @@ fn contents(job: &Job, round: u64) -> Vec<BTreeMap<u64, Vec<u8>>> {
 
 /// All processes of a job stop, as job control has it.
 fn stop(job: &Job) {
-    let state = |pid: &i32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit(") ")
-            .next()
-            .and_then(|rest| rest.chars().next())
-    };
     wait_until("all have stopped", || {
-        let processes = job.processes();
-        for pid in &processes[1..] {
+        for pid in &job.processes()[1..] {
             // SAFETY: no memory is involved; they are a supervisor's descendants.
             unsafe { libc::kill(*pid, libc::SIGSTOP) };
         }
-        processes[1..]
-            .iter()
-            .all(|pid| matches!(state(pid), Some('T' | 'Z') | None))
+        // Those, too, that were born meanwhile.
+        let states = |pid: &i32| tasks(*pid).iter().all(|state| matches!(state, 'T' | 'Z'));
+        job.processes()[1..].iter().all(states)
     });
+}
+
+/// The states of a process's threads (proc_pid_stat(5)).
+fn tasks(pid: i32) -> Vec<char> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten();
+    let stats = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    stats
+        .filter_map(|stat| stat.rsplit(") ").next()?.chars().next())
+        .collect()
 }
 
 fn chain_is_what_a_full_image_is(mode: &str) {

@@ -1,7 +1,7 @@
 //! The library from the command line, as its tests use it.
 //!
 //!     snaprig-ckpt-driver launch DIR PROGRAM ARGUMENTS... | dump DIR [kill] [full] | restart DIR [ROUND]
-//!         | receive DIR SOCKET | receive DIR HOST:PORT TOKEN
+//!         | migrate DIR SOCKET | receive DIR SOCKET | receive DIR HOST:PORT TOKEN
 //!     snaprig-ckpt-driver launch-in JOB NAME PROGRAM ARGUMENTS... | dump-job JOB [kill] | restart-job JOB [NAME]
 //!     snaprig-ckpt-driver coordinate JOB [ADDRESS]
 //!
@@ -53,6 +53,12 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
         Some("restart") => {
             let round = rest.first().and_then(|round| round.to_str()?.parse().ok());
             snaprig_ckpt::restart(directory, round, &options())
+        }
+        Some("migrate") => {
+            let to = Address::Unix(rest.first().map(Into::into).unwrap_or_default());
+            let reply = snaprig_ckpt::ask(directory, Request::Migrate { to })?;
+            println!("{reply:?}");
+            Ok(i32::from(matches!(reply, Reply::Failed(_))))
         }
         Some("receive") => {
             let at = match rest {

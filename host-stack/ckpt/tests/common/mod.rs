@@ -375,7 +375,7 @@ impl Trees {
     pub fn launch(&mut self, name: &str, program: &[&str]) {
         let mut arguments = vec!["launch-in", "job", name];
         arguments.extend(program);
-        let supervisor = start(self.directory.path(), self.user, None, &arguments);
+        let supervisor = start(self.directory.path(), self.user, &[], None, &arguments);
         self.supervisors.push(supervisor);
         let directory = self.directory.path().join("job/members").join(name);
         wait_until_or(
@@ -445,7 +445,7 @@ impl Trees {
     pub fn begin_restart(&mut self, only: Option<&str>) {
         let mut arguments = vec!["restart-job", "job"];
         arguments.extend(only);
-        let supervisor = start(self.directory.path(), self.user, None, &arguments);
+        let supervisor = start(self.directory.path(), self.user, &[], None, &arguments);
         self.supervisors.push(supervisor);
     }
 

@@ -117,19 +117,24 @@ static void *churn(void *seed) {
     return NULL;
 }
 
-/* Pages that a device writes to, as far as the file system lets it: no page table tells who does. */
-static void *read_directly(void *unused) {
-    uint64_t state = 99;
-    uint32_t full[PAGES] = {0}, page[PAGE / 4];
-    struct area area = {map(PAGES), PAGES, full};
+static void write_blocks(void) {
+    uint32_t page[PAGE / 4];
     int fd = open("blocks", O_RDWR | O_CREAT | O_TRUNC, 0600);
     for (uint32_t block = 0; block < PAGES; block++) {
         for (int i = 0; i < PAGE / 4; i++)
             page[i] = block + 1;
         CHECK(write(fd, page, PAGE) == PAGE);
     }
+    CHECK(fsync(fd) == 0);
     close(fd);
-    fd = open("blocks", O_RDONLY | O_DIRECT);
+}
+
+/* Pages that a device writes to, as far as the file system lets it: no page table tells who does. */
+static void *read_directly(void *unused) {
+    uint64_t state = 99;
+    uint32_t full[PAGES] = {0};
+    struct area area = {map(PAGES), PAGES, full};
+    int fd = open("blocks", O_RDONLY | O_DIRECT);
     if (fd < 0)
         fd = open("blocks", O_RDONLY);
     while (!stop) {
@@ -170,6 +175,7 @@ int main(void) {
     pthread_t threads[THREADS], reader;
     for (uint64_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, churn, (void *)(i + 1));
+    write_blocks();
     pthread_create(&reader, NULL, read_directly, NULL);
     uint64_t state = 77;
     uint32_t full[PAGES] = {0}, of_memfd[PAGES] = {0}, own_full[PAGES] = {0};
