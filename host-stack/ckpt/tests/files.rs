@@ -44,7 +44,7 @@ fn terminals_within_a_tree() {
 
 /// Somebody at a terminal, with an interactive shell.
 fn on_a_terminal(what: &str) {
-    for user in [None, Some(common::NOBODY)] {
+    for user in [None, common::nobody()] {
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(directory.path(), user, user).unwrap();
         let mut command = Command::new("/usr/bin/python3");
@@ -83,7 +83,7 @@ fn with_files(is_locked: bool) -> Job {
     if is_locked {
         write("locked", "");
     }
-    let mut job = Job::launch_in(directory, &["/usr/bin/python3", &program("changes.py")]);
+    let mut job = Job::launch_among(directory, &["/usr/bin/python3", &program("changes.py")]);
     job.wait_for("ready");
     job.dump(true).unwrap();
     job.ended();

@@ -23,7 +23,7 @@ fn files_that_cannot_be_saved() {
         .write(true)
         .open(&fifo)
         .unwrap();
-    let mut job = Job::launch_in(directory, &["/usr/bin/python3", &program("refused.py")]);
+    let mut job = Job::launch_among(directory, &["/usr/bin/python3", &program("refused.py")]);
     let kinds = [
         ("device", "a device"),
         ("io_uring", "[io_uring]"),

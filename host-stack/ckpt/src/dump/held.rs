@@ -35,7 +35,9 @@ pub fn owner(copy: &OwnedFd) -> io::Result<Option<Owner>> {
 
 /// The locks that a process has through a descriptor: its own, and those of the open file (proc_locks(5)).
 ///
-///     1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF
+/// ```text
+/// 1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF
+/// ```
 pub fn locks(seen: &Seen) -> Result<Vec<Lock>> {
     let lines = seen.info.all("lock");
     lines

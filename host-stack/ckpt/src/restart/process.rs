@@ -23,6 +23,7 @@ use crate::{
     memory,
     remote::{self, Call, PAGE, Remote, STUB_BYTES, call, result},
     state::{Area, Backing, Body, Credentials, Process, Thread, Tree},
+    steps::{self, Step},
     trace::{Regs, Tracee},
 };
 
@@ -55,7 +56,7 @@ impl<'a> Growing<'a> {
         let pid = process.pid;
         let first = Tracee::seize(pid)?;
         first.wait_for_event()?;
-        first.trace_births()?;
+        first.bind()?;
         let maps = Proc::new(pid)?.maps()?;
         let mapped = maps.iter().map(|map| map.address.0..map.address.1);
         let wanted = body.areas.iter().map(|area| area.start..area.end);
@@ -81,6 +82,7 @@ impl<'a> Growing<'a> {
         growing.make_empty(&kernels)?;
         growing.place_kernels(&kernels, &code, tree)?;
         growing.map_areas(opened)?;
+        steps::reached(Step::RestartMapped);
         Ok(growing)
     }
 
@@ -110,11 +112,11 @@ impl<'a> Growing<'a> {
             [self.stub, STUB_BYTES, protection, flags as u64, u64::MAX, 0],
         );
         let failed = |source| Error::io("no room for calls", source);
-        remote.call_at(at, map)?.map_err(failed)?;
+        remote.call_at(at, 0, map)?.map_err(failed)?;
         memory::write(self.process.pid, self.stub, remote::stub())?;
         let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
         let protect = call(libc::SYS_mprotect, [self.stub, PAGE, executable]);
-        remote.call_at(at, protect)?.map_err(failed)?;
+        remote.call_at(at, 0, protect)?.map_err(failed)?;
         Ok(())
     }
 
@@ -213,6 +215,7 @@ impl<'a> Growing<'a> {
             self.make("its process group", &[join])?;
         }
         let threads = self.make_threads()?;
+        steps::reached(Step::RestartThreads);
         let all: Vec<&Tracee> = std::iter::once(&self.first).chain(&threads).collect();
         let own = credentials_of(&Proc::myself()?.status()?);
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
@@ -223,10 +226,11 @@ impl<'a> Growing<'a> {
         let at = syscall_instruction(pid, &self.body.areas)?;
         let unmap = call(libc::SYS_munmap, [self.stub, STUB_BYTES]);
         self.remote()?
-            .call_at(at, unmap)?
+            .call_at(at, 0, unmap)?
             .map_err(|source| Error::io("munmap of the stub", source))?;
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
             set_registers(tracee, thread)?;
+            steps::reached(Step::RestartRegisters);
         }
         // Who may not lower it keeps that of its supervisor.
         let _ = std::fs::write(

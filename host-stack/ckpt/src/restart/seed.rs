@@ -11,7 +11,7 @@
 //! What must stay true: a child that is of another session than its parent was born before its parent made one.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     ffi::CString,
     fs::File,
     io::{self, Read, Write},
@@ -263,13 +263,13 @@ impl Planter<'_> {
         let mut made: BTreeMap<u32, OwnedFd> = BTreeMap::new();
         let late = || body.descriptors.iter().filter(|one| self.is_late(one));
         for one in late().filter(|one| one.fd < self.opened.base) {
-            if !made.contains_key(&one.file) {
+            if let Entry::Vacant(entry) = made.entry(one.file) {
                 let file = open_late(&self.tree.files[one.file as usize])?;
                 // SAFETY: no memory is involved; checked.
                 let above = unsafe {
                     libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, self.opened.base)
                 };
-                made.insert(one.file, owned(above, "too many files")?);
+                entry.insert(owned(above, "too many files")?);
             }
             place(made[&one.file].as_raw_fd(), one)?;
         }
