@@ -44,7 +44,7 @@ fn terminals_within_a_tree() {
 
 /// Somebody at a terminal, with an interactive shell.
 fn on_a_terminal(what: &str) {
-    for user in [None, Some(common::NOBODY)] {
+    for user in [None, common::nobody()] {
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(directory.path(), user, user).unwrap();
         let mut command = Command::new("/usr/bin/python3");

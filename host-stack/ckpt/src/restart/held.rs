@@ -76,7 +76,7 @@ fn region(lock: &Lock) -> libc::flock {
     // 0: to wherever the end will be.
     region.l_len = lock
         .end
-        .map_or(0, |end| end.wrapping_sub(lock.start) as i64 + 1);
+        .map_or(0, |end| end.wrapping_sub(lock.start).wrapping_add(1) as i64);
     region
 }
 
