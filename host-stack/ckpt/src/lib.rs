@@ -18,6 +18,7 @@
 //! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
+//! | `plugins` | what programs take down themselves before a checkpoint |
 //! | `supervisor` | launch, commands, exit |
 //! | `show` | what an image says, for people |
 //!
@@ -29,6 +30,7 @@ mod error;
 mod flow;
 mod freeze;
 mod memory;
+mod plugins;
 mod remote;
 mod restart;
 mod show;

@@ -227,6 +227,8 @@ pub enum Backing {
     Shared(u32, u64),
     /// The kernel's: vDSO and its data, by name.
     Kernel(Vec<u8>),
+    /// A plugin's: it cannot be touched until that has mapped something there.
+    Plugin,
 }
 
 /// A descriptor.
@@ -360,8 +362,10 @@ pub enum Kind {
         /// Rows, columns.
         size: (u16, u16),
     },
-    /// userfaultfd, perf and the like, by the name of their kind: a plugin's, if it says so.
+    /// The plugin's of this name.
     Plugin(String),
+    /// A process's connection to its supervisor, for its plugins.
+    Supervisor,
 }
 
 /// One file that an epoll instance watches.

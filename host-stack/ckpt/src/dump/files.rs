@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    plugins::Owned,
     state::{Contents, Descriptor, Kind, Message, OpenFile, Watch},
 };
 
@@ -31,7 +32,9 @@ pub const CONTENTS_MAX: u64 = 256 << 20;
 
 /// Open files, as they are met.
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct Files<'a> {
+    /// What is not to be looked at.
+    owned: Option<&'a Owned>,
     /// What each is.
     pub open: Vec<OpenFile>,
     /// Who has each first: process and descriptor.
@@ -95,7 +98,15 @@ impl Info {
     }
 }
 
-impl Files {
+impl<'a> Files<'a> {
+    /// None yet; those that belong to plugins are not saved.
+    pub fn new(owned: &'a Owned) -> Self {
+        Self {
+            owned: Some(owned),
+            ..Self::default()
+        }
+    }
+
     /// The descriptors of a process.
     pub fn of(
         &mut self,
@@ -140,7 +151,12 @@ impl Files {
         for file in candidates {
             let (other, number) = self.first[file as usize];
             if is_same_file((pid, fd), (other, number)) {
-                return Ok(file);
+                let is_channel = matches!(self.open[file as usize].kind, Kind::Supervisor);
+                match is_channel && pid != other {
+                    false => return Ok(file),
+                    // Between fork(2) and the first that it says for itself, or exec.
+                    true => return Err(not_registered(pid, other).for_now()),
+                }
             }
         }
         let number = self.open.len() as u32;
@@ -152,7 +168,11 @@ impl Files {
             kind: Kind::Plugin(String::new()),
             owner: None,
         });
-        let kind = self.kind(number, pid, fd, info, &path, &metadata, shared, named)?;
+        let owned = self.owned.and_then(|owned| owned.kind(pid, fd, &metadata));
+        let kind = match owned {
+            Some(kind) => kind,
+            None => self.kind(number, pid, fd, info, &path, &metadata, shared, named)?,
+        };
         self.open[number as usize].kind = kind;
         Ok(number)
     }
@@ -328,6 +348,14 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// A child that has the connection of its parent's plugins.
+fn not_registered(pid: pid_t, parent: pid_t) -> Error {
+    let what = format!(
+        "it has the plugins of process {parent}, and was not made by fork(3), which registers them"
+    );
+    Error::refused(pid, what)
 }
 
 /// Whether two descriptors are of one open file (kcmp(2)).

@@ -37,6 +37,7 @@ use crate::{
     error::{Error, Result},
     freeze::{Frozen, HeldProcess},
     memory,
+    plugins::Owned,
     remote::PAGE,
     state::{Area, Backing, Kind, Process, SharedMemory, Tree},
 };
@@ -92,15 +93,23 @@ pub fn describe(
     root: pid_t,
     before: &Before,
     named: &mut Named,
+    owned: &Owned,
 ) -> Result<Described> {
-    let (mut shared, mut files) = (Shared::default(), Files::default());
+    let (mut shared, mut files) = (Shared::default(), Files::new(owned));
     let (mut processes, mut nameless) = (Vec::new(), Vec::new());
     let none = Flags::default();
     for held in &mut frozen.processes {
         let stat = Proc::new(held.pid)?.stat()?;
         let known = before.flags.iter().find(|(pid, _)| *pid == held.pid);
         let flags = known.map_or(&none, |(_, flags)| flags);
-        let mut body = process::describe(held, &stat, flags, &mut shared, named, &mut nameless)?;
+        let mut body = process::describe(
+            held,
+            &stat,
+            (flags, owned),
+            &mut shared,
+            named,
+            &mut nameless,
+        )?;
         body.descriptors = files.of(held.pid, &mut shared, named)?;
         processes.push(Process {
             stopped: held.stopped,

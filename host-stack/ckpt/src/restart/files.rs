@@ -12,7 +12,7 @@ use std::{
     path::Path,
 };
 
-use super::sockets;
+use super::{plugins, sockets};
 use crate::{
     dump::modified,
     error::{Error, Result},
@@ -34,6 +34,8 @@ pub struct Opened {
     mapped: BTreeMap<(Vec<u8>, bool), RawFd>,
     /// Spaces of the image that are contents of files; those whose files have not changed are not needed.
     pub contents: BTreeMap<u32, Option<RawFd>>,
+    /// The supervisor's ends of its connections to plugins, by file.
+    channels: BTreeMap<u32, RawFd>,
     next: RawFd,
 }
 
@@ -59,6 +61,7 @@ impl Opened {
             shared: Vec::new(),
             mapped: BTreeMap::new(),
             contents: BTreeMap::new(),
+            channels: BTreeMap::new(),
             next: base,
         };
         for shared in &tree.shared {
@@ -109,6 +112,19 @@ impl Opened {
         unsafe { libc::close_range(self.base as u32, self.next as u32, 0) };
     }
 
+    /// A connection of a process to the supervisor, which keeps the other end.
+    fn channel(&mut self, number: usize) -> Result<OwnedFd> {
+        let (theirs, ours) = plugins::channel()?;
+        let ours = self.keep(ours)?;
+        self.channels.insert(number as u32, ours);
+        Ok(theirs)
+    }
+
+    /// The supervisor's ends, and whose the others are; they are not closed with the rest.
+    pub fn channels(&self, tree: &Tree) -> Result<Vec<(i32, OwnedFd)>> {
+        plugins::outlive(tree, &self.channels, self.next)
+    }
+
     fn map(&mut self, file: &FileId, write: bool) -> Result<()> {
         let key = (file.path.clone(), write);
         if self.mapped.contains_key(&key) {
@@ -157,6 +173,8 @@ impl Opened {
                 owned(fd as i32, "signalfd")?
             }
             Kind::Timer { clock, setting, .. } => timer(*clock, setting)?,
+            Kind::Plugin(_) => plugins::hung_up()?,
+            Kind::Supervisor => self.channel(number)?,
             _ => {
                 return Err(damaged(
                     "a file of a kind that this version does not restore",

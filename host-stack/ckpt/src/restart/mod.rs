@@ -12,12 +12,19 @@ mod files;
 mod groups;
 mod layout;
 mod namespaces;
+mod plugins;
 mod process;
 mod seed;
 mod sockets;
 mod timers;
 
-use std::{fs::File, io, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
+use std::{
+    fs::File,
+    io,
+    io::Read,
+    os::fd::{FromRawFd, OwnedFd},
+    os::unix::fs::FileExt,
+};
 
 use snaprig_ckpt_image::image::{Piece, Reader};
 
@@ -41,8 +48,12 @@ pub fn read_tree<R: Read>(reader: &mut Reader<R>) -> Result<Tree> {
 }
 
 /// Makes the tree of an image whose first section has been read; the caller is its supervisor, and has one thread.
-/// Returns when all processes run.
-pub fn restore<R: Read>(tree: &Tree, reader: &mut Reader<R>, drops_privileges: bool) -> Result<()> {
+/// Returns when all processes run: the other ends of their plugins' connections.
+pub fn restore<R: Read>(
+    tree: &Tree,
+    reader: &mut Reader<R>,
+    drops_privileges: bool,
+) -> Result<Vec<(i32, OwnedFd)>> {
     check(tree)?;
     groups::lead(tree);
     let mut opened = Opened::open(tree)?;
@@ -53,8 +64,9 @@ pub fn restore<R: Read>(tree: &Tree, reader: &mut Reader<R>, drops_privileges: b
             unsafe { libc::kill(process.pid, libc::SIGKILL) };
         }
     }
+    let channels = opened.channels(tree);
     opened.close();
-    result
+    result.and(channels)
 }
 
 /// Numbers of an image that everything else relies on.
@@ -91,6 +103,7 @@ fn grow<R: Read>(
     }
     fill(tree, reader, opened)?;
     cut(tree, opened)?;
+    seal(tree, opened)?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
@@ -139,6 +152,18 @@ fn write_at(fd: i32, bytes: &[u8], at: u64) -> Result<()> {
     let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let written = file.write_all_at(bytes, at);
     written.map_err(|source| Error::io("contents of a file", source))
+}
+
+/// What may not be done to shared memory any more (fcntl(2), F_ADD_SEALS).
+fn seal(tree: &Tree, opened: &Opened) -> Result<()> {
+    for (shared, fd) in tree.shared.iter().zip(&opened.shared) {
+        // SAFETY: no memory is involved.
+        if shared.seals != 0 && unsafe { libc::fcntl(*fd, libc::F_ADD_SEALS, shared.seals) } != 0 {
+            let source = io::Error::last_os_error();
+            return Err(Error::io("seals of shared memory", source));
+        }
+    }
+    Ok(())
 }
 
 /// Contents come in whole pages: takes off what is behind a file's end.

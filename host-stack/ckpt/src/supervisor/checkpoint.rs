@@ -1,7 +1,7 @@
 //! One checkpoint of a tree, step by step.
 //!
 //! ```text
-//! stop:     look --> freeze --> describe       (a tree that is where it cannot be saved runs on for a moment)
+//! stop:     look --> plugins --> freeze --> describe       (where it cannot be saved, it runs on for a moment)
 //! save:     state and pages into the image     (the tree stands still)
 //! let go:   the tree runs on; the disk may lag
 //! finish:   trailer, fsync                     (of all members; then their round is committed)
@@ -23,6 +23,7 @@ use crate::{
     dump::{self, Before, Described, Named},
     error::{Error, Result},
     freeze::{Calls, Frozen},
+    plugins::{Gathered, Plugins},
 };
 
 /// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
@@ -39,28 +40,40 @@ pub struct Known {
 }
 
 /// A tree that stands still, and is described.
-pub struct Stopped {
+pub struct Stopped<'a> {
     since: Instant,
-    frozen: Frozen,
+    // In the order in which they are let go.
     described: Described,
+    frozen: Frozen,
+    gathered: Gathered<'a>,
 }
 
-impl Stopped {
-    /// Stops the descendants of this process, of which `root` is the first.
-    pub fn stop(root: pid_t, known: &mut Known) -> Result<Self> {
+impl<'a> Stopped<'a> {
+    /// Stops the descendants of this process, of which `root` is the first; what their plugins have to save is in the
+    /// round's directory then.
+    pub fn stop(
+        root: pid_t,
+        known: &mut Known,
+        plugins: &'a mut Plugins,
+        round: &Joined,
+    ) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
         let before = Before::look(me)?;
         let mut tries = 0;
+        let directory = round.dir().canonicalize();
+        let directory = directory.map_err(|source| Error::io("the round's directory", source))?;
+        let mut gathered = plugins.gather(&directory)?;
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;
-            match dump::describe(&mut frozen, root, &before, &mut known.named) {
+            match describe(&mut frozen, root, &before, known, &gathered) {
                 Ok(described) => {
                     return Ok(Self {
                         since,
-                        frozen,
                         described,
+                        frozen,
+                        gathered,
                     });
                 }
                 // The tree runs on for a moment, and gets past what is in the way.
@@ -69,6 +82,7 @@ impl Stopped {
             }
             tries += 1;
             thread::sleep(BETWEEN_TRIES);
+            gathered = gathered.again(&directory)?;
         }
     }
 
@@ -101,7 +115,9 @@ impl Stopped {
         // What was taken out of connections is put back first.
         drop(self.described);
         self.frozen.let_go()?;
-        Ok(self.since.elapsed())
+        let stood_still = self.since.elapsed();
+        drop(self.gathered);
+        Ok(stood_still)
     }
 
     /// The tree ends, for its checkpoint is complete; how long it has stood still.
@@ -110,8 +126,22 @@ impl Stopped {
         // Copies of descriptors would keep connections until they are closed.
         self.frozen.kill();
         drop(self.described);
+        self.gathered.forget();
         self.since.elapsed()
     }
+}
+
+fn describe(
+    frozen: &mut Frozen,
+    root: pid_t,
+    before: &Before,
+    known: &mut Known,
+    gathered: &Gathered,
+) -> Result<Described> {
+    if !gathered.is_all() {
+        return Err(Error::refused(root, "its plugins come and go").for_now());
+    }
+    dump::describe(frozen, root, before, &mut known.named, &gathered.owned())
 }
 
 /// An image whose bytes may still be on their way to the disk.

@@ -32,6 +32,7 @@ use self::{
 };
 use crate::{
     error::{Error, Result},
+    plugins::Plugins,
     restart::{self, Clocks},
     trace,
 };
@@ -48,9 +49,11 @@ pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Res
         return Err(Error::io("no program", io::ErrorKind::InvalidInput));
     };
     let listener = listen(directory)?;
+    let plugins = Plugins::listen(directory)?;
     let signals = Signals::block()?;
     let mut command = Command::new(name);
-    command.args(arguments);
+    let (variable, socket) = plugins.variable();
+    command.args(arguments).env(variable, socket);
     let mask = signals.before;
     // SAFETY: it calls only an async-signal-safe function.
     unsafe {
@@ -68,6 +71,7 @@ pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Res
     Supervisor::new(
         directory,
         listener,
+        plugins,
         signals,
         child.id() as pid_t,
         command,
@@ -96,9 +100,16 @@ pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
     restart::run(restart::place(&tree), clocks, || {
         let supervise = || -> Result<i32> {
             let listener = listen(directory)?;
+            let mut plugins = Plugins::listen(directory)?;
             let signals = Signals::block()?;
-            restart::restore(&tree, &mut reader, !is_root)?;
-            Supervisor::new(directory, listener, signals, tree.root, command, interval)?.run()
+            let channels = restart::restore(&tree, &mut reader, !is_root)?;
+            // If it fails, all end with this process, which is the first of their namespace but for its parents.
+            plugins.restart(channels, checkpoint.path())?;
+            let root = tree.root;
+            Supervisor::new(
+                directory, listener, plugins, signals, root, command, interval,
+            )?
+            .run()
         };
         supervise().unwrap_or_else(|error| {
             eprintln!("snaprig: {}", restart::chain(&error));
@@ -132,6 +143,7 @@ struct Supervisor<'a> {
     directory: &'a Path,
     store: Store,
     listener: UnixListener,
+    plugins: Plugins,
     signals: Signals,
     root: pid_t,
     command: Vec<String>,
@@ -147,6 +159,7 @@ impl<'a> Supervisor<'a> {
     fn new(
         directory: &'a Path,
         listener: UnixListener,
+        plugins: Plugins,
         signals: Signals,
         root: pid_t,
         command: Vec<String>,
@@ -161,6 +174,7 @@ impl<'a> Supervisor<'a> {
             last: store.rounds()?.last().copied(),
             store,
             listener,
+            plugins,
             signals,
             root,
             command,
@@ -187,6 +201,7 @@ impl<'a> Supervisor<'a> {
             {
                 control::answer(&stream, |request| self.reply(request));
             }
+            self.plugins.go_on();
             while let Some(signal) = self.signals.next() {
                 if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
                     // SAFETY: no memory is involved; it is a child that has not been waited for, or nobody.
@@ -201,12 +216,17 @@ impl<'a> Supervisor<'a> {
     /// Waits for something to do; whether somebody asks.
     fn wait(&self) -> Result<bool> {
         let (listener, signals) = (self.listener.as_fd(), self.signals.fd.as_fd());
+        let plugins = self.plugins.as_fd();
         let mut ready = [
             PollFd::new(&listener, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
+            PollFd::new(&plugins, PollFlags::IN),
         ];
         let left = self
             .due
+            .into_iter()
+            .chain(self.plugins.deadline())
+            .min()
             .map(|due| due.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut ready, left.as_ref()) {
@@ -265,7 +285,8 @@ impl<'a> Supervisor<'a> {
         let begun = Instant::now();
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.store.begin(number, 0)?;
-        let stopped = Stopped::stop(self.root, &mut self.known)?;
+        let (known, plugins) = (&mut self.known, &mut self.plugins);
+        let stopped = Stopped::stop(self.root, known, plugins, round.joined())?;
         let saved = stopped.save(round.joined(), MEMBER)?;
         let (held, pause) = match kill {
             true => (Some(stopped), None),
