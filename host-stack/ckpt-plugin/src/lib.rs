@@ -31,7 +31,7 @@
 //! | restart | in a restarted process, instead of resume; may fail, and with it the restart | descending |
 //!
 //! Plugins run one after another, those of all processes of a tree, in a thread of this library's (one a process that
-//! has plugins), while the threads of the program run, too: a plugin keeps them away from what it has taken down by
+//! has plugins: who takes too long keeps the others of its process waiting), while the threads of the program run, too: a plugin keeps them away from what it has taken down by
 //! locks of its own, from pre-checkpoint to what follows. Until then fork(2) waits, and so does unregistering.
 //!
 //! A descriptor that a plugin owns is not saved. In a restarted process it is a socket whose other end is closed, as if

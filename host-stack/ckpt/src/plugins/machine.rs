@@ -7,10 +7,13 @@
 //! round:   none --gather--> Gathering --release--> Releasing --all Idle--> none
 //!                            | refused, late: failed      restart: Listing --> Restarting --> none, or failed
 //! ```
-//! One plugin at a time is asked or told. The order is that of [`Key`].
+//! One plugin at a time is asked or told; none of a process one of whose plugins is late. The order is that of [`Key`].
 //!
 //! What must stay true: whoever is Ready is told sooner or later, also after its own lateness and after any failure; a
 //! round is gathered only when every plugin of everybody who is connected is Ready.
+
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -171,7 +174,9 @@ impl Machine {
         let is_done = match self.round {
             Round::None => true,
             Round::Gathering(_) => self.is_gathered(),
-            Round::Releasing | Round::Restarting { .. } => false,
+            // Those whose processes are late are told when they are not any more.
+            Round::Releasing => !self.is_busy(),
+            Round::Restarting { .. } => false,
         };
         if is_done {
             Progress::Done
@@ -243,22 +248,20 @@ impl Machine {
         self.processes.insert(connection, process);
     }
 
-    /// A process has gone, with its plugins.
-    pub fn gone(&mut self, connection: Connection, now: Instant) {
+    /// A process has gone, with its plugins. Afterwards: [`Machine::tick`].
+    pub fn gone(&mut self, connection: Connection) {
         self.processes.remove(&connection);
-        self.step(now);
     }
 
-    /// A process says something.
+    /// A process says something. When all that it has said has been told: [`Machine::tick`].
     pub fn received(&mut self, connection: Connection, message: ToSupervisor, now: Instant) {
         if self.take(connection, message, now).is_none() {
             self.processes.remove(&connection);
             self.outputs.push_back(Output::Close(connection));
         }
-        self.step(now);
     }
 
-    /// Time has passed.
+    /// Something has happened, or time has passed.
     pub fn tick(&mut self, now: Instant) {
         let is_due = |plugin: &Plugin| match plugin.state {
             State::Busy(doing, serial, due) if due <= now => Some((doing, serial)),
@@ -287,6 +290,11 @@ impl Machine {
             });
         }
         self.step(now);
+    }
+
+    fn is_busy(&self) -> bool {
+        let is_busy = |plugin: &Plugin| matches!(plugin.state, State::Busy(..));
+        self.plugins().any(|(_, plugin)| is_busy(plugin))
     }
 
     fn is_listed(&self) -> bool {
@@ -398,8 +406,7 @@ impl Machine {
 
     /// Asks or tells the next one.
     fn step(&mut self, now: Instant) {
-        let is_busy = |plugin: &Plugin| matches!(plugin.state, State::Busy(..));
-        if self.failure.is_some() || self.plugins().any(|(_, plugin)| is_busy(plugin)) {
+        if self.failure.is_some() || self.is_busy() {
             return;
         }
         if matches!(self.round, Round::Gathering(_)) && self.is_late() {
@@ -407,8 +414,18 @@ impl Machine {
         }
         let in_state = |state| move |(_, plugin): &(Key, &Plugin)| plugin.state == state;
         let idle = self.plugins().find(in_state(State::Idle));
-        let ready = self.plugins().rev().find(in_state(State::Ready));
-        let (idle, ready) = (idle.map(|(key, _)| key), ready.map(|(key, _)| key));
+        let idle = idle.map(|(key, _)| key);
+        let ready: Vec<Key> = self
+            .plugins()
+            .rev()
+            .filter(in_state(State::Ready))
+            .map(|(key, _)| key)
+            .collect();
+        let left = !ready.is_empty();
+        let is_late = |connection: &Connection| self.processes[connection].is_late();
+        let ready = ready
+            .into_iter()
+            .find(|(_, connection, _)| !is_late(connection));
         let (event, key) = match &self.round {
             Round::Gathering(directory) => {
                 let directory = directory.clone();
@@ -424,6 +441,7 @@ impl Machine {
         match (key, &self.round) {
             (Some(key), _) => self.tell(key, event, now),
             (None, Round::Gathering(_)) => {}
+            (None, _) if left => {}
             (None, _) => self.round = Round::None,
         }
     }
@@ -431,8 +449,7 @@ impl Machine {
     /// Whether somebody has still not answered what an earlier round has asked: then there is none.
     fn is_late(&mut self) -> bool {
         let late = self.processes.values().find_map(|process| {
-            let mut plugins = process.plugins.values();
-            let late = plugins.find(|plugin| matches!(plugin.state, State::Late(..)))?;
+            let late = process.late()?;
             Some(late.refusal(process.pid, "it is still at work on an earlier checkpoint"))
         });
         self.failure = self.failure.take().or(late);
@@ -453,6 +470,18 @@ impl Machine {
             let message = ToProcess::Do { serial, id, event };
             self.outputs.push_back(Output::Send(connection, message));
         }
+    }
+}
+
+impl Process {
+    /// Who has taken too long, and is still at it. Plugins of a process have one thread: the others come after it.
+    fn late(&self) -> Option<&Plugin> {
+        let mut plugins = self.plugins.values();
+        plugins.find(|plugin| matches!(plugin.state, State::Late(..)))
+    }
+
+    fn is_late(&self) -> bool {
+        self.late().is_some()
     }
 }
 

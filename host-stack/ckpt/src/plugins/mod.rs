@@ -220,7 +220,7 @@ impl Plugins {
 
     fn hang_up(&mut self, connection: Connection) {
         self.sockets.remove(&connection);
-        self.machine.gone(connection, Instant::now());
+        self.machine.gone(connection);
     }
 
     fn perform(&mut self) {
@@ -275,6 +275,7 @@ impl Gathered<'_> {
     /// Asks those, too, that have come since.
     pub fn again(mut self, directory: &Path) -> Result<Self> {
         if let Some(plugins) = &mut self.0 {
+            plugins.hear(Some(Instant::now()));
             plugins
                 .machine
                 .gather(directory.as_os_str().as_bytes(), Instant::now());

@@ -24,24 +24,37 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Job {
     pub directory: TempDir,
     supervisor: Child,
+    /// Processes that have lost it.
+    orphans: Vec<i32>,
     user: Option<u32>,
 }
 
 impl Job {
     /// Launches a program; its arguments are of its directory's programs, or as they are.
     pub fn launch(program: &[&str]) -> Self {
-        Self::launch_as(None, program)
+        Self::launch_as(None, |_| (), program)
+    }
+
+    /// The same, in a directory that somebody has prepared.
+    pub fn launch_with(prepare: impl FnOnce(&Path), program: &[&str]) -> Self {
+        Self::launch_as(None, prepare, program)
     }
 
     /// As an ordinary user; none if the test is one itself.
     pub fn launch_as_nobody(program: &[&str]) -> Self {
-        // SAFETY: no preconditions.
-        let is_root = unsafe { libc::geteuid() } == 0;
-        Self::launch_as(is_root.then_some(NOBODY), program)
+        Self::launch_as_nobody_with(|_| (), program)
     }
 
-    fn launch_as(user: Option<u32>, program: &[&str]) -> Self {
+    /// The same, in a directory that somebody has prepared.
+    pub fn launch_as_nobody_with(prepare: impl FnOnce(&Path), program: &[&str]) -> Self {
+        // SAFETY: no preconditions.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        Self::launch_as(is_root.then_some(NOBODY), prepare, program)
+    }
+
+    fn launch_as(user: Option<u32>, prepare: impl FnOnce(&Path), program: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
+        prepare(directory.path());
         std::os::unix::fs::chown(directory.path(), user, user).unwrap();
         let mut arguments = vec!["launch", "job"];
         arguments.extend(program);
@@ -49,6 +62,7 @@ impl Job {
         let job = Self {
             directory,
             supervisor,
+            orphans: Vec::new(),
             user,
         };
         job.wait_for_control();
@@ -122,6 +136,19 @@ impl Job {
         );
     }
 
+    /// A restart that fails.
+    pub fn restart_in_vain(&mut self) {
+        self.supervisor = start(self.directory.path(), self.user, &["restart", "job"]);
+        assert_ne!(self.ended(), 0);
+    }
+
+    /// SIGKILL; the program lives on.
+    pub fn kill_supervisor(&mut self) {
+        self.orphans = self.processes().split_off(1);
+        self.supervisor.kill().unwrap();
+        self.supervisor.wait().unwrap();
+    }
+
     /// Its exit status, when it has ended.
     pub fn ended(&mut self) -> i32 {
         let begun = Instant::now();
@@ -160,8 +187,9 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        for pid in self.processes() {
-            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
+        let orphans = std::mem::take(&mut self.orphans);
+        for pid in self.processes().into_iter().chain(orphans) {
+            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for, or were.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         let _ = self.supervisor.wait();
@@ -176,6 +204,7 @@ fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
         .unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
     command.args(arguments).current_dir(directory);
+    command.env("SNAPRIG_TEST", arguments[0]);
     command.stdin(Stdio::null());
     command.stdout(out.try_clone().unwrap()).stderr(out);
     // As shells do it. What the tests run in may be a container whose group is that of its first process.
