@@ -16,6 +16,12 @@ pub enum Error {
         /// Its number.
         tid: pid_t,
     },
+    /// A process ended while its memory was read.
+    #[error("process {pid} was killed during the checkpoint: none was taken; try again")]
+    Killed {
+        /// Its number.
+        pid: pid_t,
+    },
     /// A thread does not stop.
     #[error(
         "thread {tid} does not stop: it waits for a child of vfork(2), or for a device; try again"
@@ -45,10 +51,12 @@ pub enum Error {
         source: io::Error,
     },
     /// What a process has cannot be saved.
-    #[error("process {pid} cannot be checkpointed: {what}")]
+    #[error("process {pid} ({name}) cannot be checkpointed: {what}")]
     Refused {
         /// The process.
         pid: pid_t,
+        /// Its name.
+        name: String,
         /// What it has.
         what: String,
     },
@@ -109,8 +117,10 @@ impl Error {
     }
 
     pub(crate) fn refused(pid: pid_t, what: impl Into<String>) -> Self {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         Self::Refused {
             pid,
+            name: name.trim_end().into(),
             what: what.into(),
         }
     }

@@ -12,8 +12,9 @@ use procfs::process::Process;
 use crate::{
     error::{Error, Result},
     memory,
-    remote::{self, Remote},
-    trace::{Regs, Stop, Tracee},
+    remote::{self, Home, Remote, SYSCALL_BYTES, bit},
+    steps::{self, Step},
+    trace::{Regs, Stop, Tracee, has_ended},
 };
 
 /// How often a tree may have grown while it was being stopped.
@@ -39,6 +40,13 @@ pub struct HeldProcess {
     pub threads: Vec<HeldThread>,
     /// The signal that has stopped it (job control).
     pub stopped: Option<i32>,
+}
+
+impl HeldProcess {
+    /// The number of a thread that lives, by which /proc and others know the process.
+    pub fn handle(&self) -> pid_t {
+        self.threads[0].tracee.tid()
+    }
 }
 
 /// Calls that threads have been in since they were stopped the last time. The kernel goes on with some of them by
@@ -83,9 +91,6 @@ impl Calls {
 }
 
 const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
-/// Of the instruction.
-const SYSCALL_BYTES: u64 = 2;
-
 /// Whether a thread is in a call that the kernel goes on with by a way of its own.
 fn is_in_block(regs: &Regs) -> bool {
     regs.rax == RESTART_BLOCK && regs.orig_rax as i64 >= 0
@@ -104,10 +109,10 @@ pub struct HeldThread {
     /// Number of the call that it is in, if the kernel would go on with it by a way of its own.
     call: Option<u64>,
     pub mask: u64,
-    /// It has made calls for us, or has other registers than it was stopped with.
-    touched: bool,
-    /// SIGSTOP came meanwhile.
-    stray_stop: bool,
+    /// It is elsewhere: it makes calls for us.
+    is_away: bool,
+    /// Signals that came meanwhile, a bit each from 1 on.
+    stray: u64,
 }
 
 impl HeldThread {
@@ -115,15 +120,18 @@ impl HeldThread {
     fn hold(tracee: Tracee) -> Result<(Self, Option<i32>)> {
         let signal = settle(&tracee, Some(Instant::now() + PATIENCE))?;
         let (mut regs, mask) = (tracee.regs()?, tracee.mask()?);
-        let is_other = abort_sequence(&tracee, &mut regs)? | continue_call(&mut regs);
+        if abort_sequence(&tracee, &mut regs)? | continue_call(&mut regs) {
+            tracee.set_regs(&regs)?;
+        }
+        steps::reached(Step::FreezeHeld);
         let stopped = (signal != libc::SIGTRAP).then_some(signal);
         let thread = Self {
             tracee,
             call: None,
             regs,
             mask,
-            touched: is_other,
-            stray_stop: false,
+            is_away: false,
+            stray: 0,
         };
         Ok((thread, stopped))
     }
@@ -144,48 +152,66 @@ impl HeldThread {
         }
     }
 
-    /// Has it make calls: `work` says which.
+    /// Where it goes when its tracer dies.
+    pub fn home(&self) -> Home {
+        Home::new(&self.regs, self.mask)
+    }
+
+    /// Has it make calls: `work` says which. `end`: a signal that does nothing to it.
     pub fn remote<T>(
         &mut self,
         pid: pid_t,
+        end: i32,
         work: impl FnOnce(&mut Remote) -> Result<T>,
     ) -> Result<T> {
-        self.touched = true;
-        let mut remote = Remote::new(&self.tracee, pid)?;
+        let mut remote = Remote::with_home(&self.tracee, pid, Some(self.home()), end)?;
+        self.is_away = true;
         let result = work(&mut remote);
-        self.stray_stop |= remote.stopped;
+        self.stray |= remote.stray;
         result
     }
 
     /// Waits until the calls that it was started on are done; what they returned.
-    pub fn finish(&mut self, pid: pid_t, table: u64, calls: usize) -> Result<Vec<i64>> {
-        remote::finish(&self.tracee, pid, table, calls, &mut self.stray_stop)
+    pub fn finish(&mut self, home: u64, calls: usize, end: i32) -> Result<Vec<i64>> {
+        remote::finish(&self.tracee, home, calls, end, &mut self.stray)
     }
 
     /// On its way to a stop in the delivery of signals, where the kernel looks whether a call is to be made again.
-    fn turn(&self) -> Result<()> {
-        match self.touched {
+    pub fn turn(&mut self) -> Result<()> {
+        match self.is_away {
             true => self.tracee.interrupt().and_then(|()| self.tracee.go_on(0)),
             false => Ok(()),
         }
     }
 
     /// It is where it was; the kernel does the rest of the call that it was in.
-    fn put_back(&self) -> Result<()> {
-        if self.touched {
-            settle(&self.tracee, None)?;
-            self.tracee.set_regs(&self.regs)?;
+    pub fn put_back(&mut self) -> Result<()> {
+        if self.is_away {
+            loop {
+                match self.tracee.wait()? {
+                    Stop::Event(_) => break,
+                    Stop::Signal(signal) => self.stray |= bit(signal),
+                    Stop::Syscall | Stop::Born => {}
+                }
+                self.tracee.go_on(0)?;
+            }
             self.tracee.set_mask(self.mask)?;
+            steps::reached(Step::AskMask);
+            self.tracee.set_regs(&self.regs)?;
+            self.is_away = false;
+            steps::reached(Step::AskBack);
         }
         Ok(())
     }
 
-    fn let_go(&self) -> Result<()> {
+    fn let_go(&mut self) -> Result<()> {
         self.tracee.detach(0)?;
-        if self.stray_stop {
+        let tid = self.tracee.tid();
+        for signal in (1..=64).filter(|signal| self.stray & bit(*signal) != 0) {
             // SAFETY: a system call without pointers.
-            unsafe { libc::kill(self.tracee.tid(), libc::SIGSTOP) };
+            unsafe { libc::syscall(libc::SYS_tkill, tid, signal) };
         }
+        steps::reached(Step::LetGo);
         Ok(())
     }
 }
@@ -236,8 +262,8 @@ fn continue_call(regs: &mut Regs) -> bool {
     continues
 }
 
-/// A thread in a restartable sequence has to leave it by its abort handler, as after any interruption (rseq(2)); the
-/// kernel forgets the sequence when it sees the thread elsewhere, in a call for us.
+/// A thread in a restartable sequence has to leave it by its abort handler, as after any interruption (rseq(2)). The
+/// kernel forgets the sequence when it sees the thread elsewhere.
 fn abort_sequence(tracee: &Tracee, regs: &mut Regs) -> Result<bool> {
     /// Of `rseq_cs` in `struct rseq` (linux/rseq.h).
     const SEQUENCE: u64 = 8;
@@ -262,7 +288,6 @@ fn abort_sequence(tracee: &Tracee, regs: &mut Regs) -> Result<bool> {
         // It is in no call: nothing is to be made again.
         regs.orig_rax = u64::MAX;
     }
-    memory::write(tracee.tid(), address + SEQUENCE, &[0; 8])?;
     Ok(is_within)
 }
 
@@ -282,6 +307,7 @@ impl Frozen {
             if !grown {
                 let mut frozen = frozen.in_order(ancestor)?;
                 calls.name(&mut frozen);
+                steps::reached(Step::Frozen);
                 return Ok(frozen);
             }
         }
@@ -315,9 +341,10 @@ impl Frozen {
         let is_held = |tid| process.threads.iter().any(|held| held.tracee.tid() == tid);
         let new = tids
             .into_iter()
-            .filter(|tid| !is_held(*tid) && !has_ended(pid, *tid));
+            .filter(|tid| !is_held(*tid) && !has_ended(*tid));
         // All at once: the more of them run, the longer each needs to get to its stop.
         let seized: Vec<_> = new.map(|tid| (tid, Tracee::seize(tid))).collect();
+        steps::reached(Step::FreezeSeized);
         let (grown, mut result) = (!seized.is_empty(), Ok(()));
         for (tid, tracee) in seized {
             match tracee.and_then(HeldThread::hold) {
@@ -328,7 +355,7 @@ impl Frozen {
                 // The next round sees what is left.
                 Err(Error::Gone { .. }) => {}
                 // Who has ended cannot be traced.
-                Err(_) if has_ended(pid, tid) => {}
+                Err(_) if has_ended(tid) => {}
                 Err(error) => result = Err(error),
             }
         }
@@ -368,6 +395,13 @@ impl Frozen {
         Ok(self)
     }
 
+    /// A process that has been killed since it was stopped.
+    pub fn lost(&self) -> Option<pid_t> {
+        let mut processes = self.processes.iter();
+        let lost = processes.find(|process| has_ended(process.handle()));
+        lost.map(|process| process.pid)
+    }
+
     /// All of them go on.
     pub fn let_go(mut self) -> Result<()> {
         self.release()
@@ -376,9 +410,8 @@ impl Frozen {
     /// Step by step with all of them: one that runs takes time from those that do not yet.
     fn release(&mut self) -> Result<()> {
         let mut result = Ok(());
-        let threads = || self.processes.iter().flat_map(|process| &process.threads);
         for step in [HeldThread::turn, HeldThread::put_back, HeldThread::let_go] {
-            for thread in threads() {
+            for thread in self.processes.iter_mut().flat_map(|it| &mut it.threads) {
                 match step(thread) {
                     // Somebody has killed it.
                     Err(Error::Gone { .. }) | Ok(()) => {}
@@ -437,6 +470,15 @@ pub fn descendants(ancestor: pid_t) -> Result<Vec<pid_t>> {
     Ok(found)
 }
 
+/// Whether a process is another, or a descendant of it.
+pub fn is_descendant(pid: pid_t, ancestor: pid_t) -> bool {
+    let parent = |pid: &pid_t| {
+        let stat = Process::new(*pid).and_then(|process| process.stat());
+        stat.ok().map(|stat| stat.ppid).filter(|parent| *parent > 0)
+    };
+    std::iter::successors(Some(pid), parent).any(|one| one == ancestor)
+}
+
 /// The threads of a process.
 fn threads(pid: pid_t) -> Result<Vec<pid_t>> {
     let path = format!("/proc/{pid}/task");
@@ -445,12 +487,6 @@ fn threads(pid: pid_t) -> Result<Vec<pid_t>> {
     Ok(names
         .filter_map(|name| name.to_str()?.parse().ok())
         .collect())
-}
-
-/// Whether a thread has ended, or is gone already.
-fn has_ended(pid: pid_t, tid: pid_t) -> bool {
-    let stat = Process::new(pid).and_then(|process| process.task_from_tid(tid)?.stat());
-    stat.map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
 }
 
 /// Whether a process has ended, and waits for its parent.

@@ -16,10 +16,12 @@
 //! | `freeze` | stops a tree of processes, and lets it go |
 //! | `state` | what an image says |
 //! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
+//! | `terminal` | settings and contents of pseudoterminals |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
 //! | `plugins` | what programs take down themselves before a checkpoint |
 //! | `supervisor` | launch, commands, exit |
+//! | `steps` | where a supervisor can be killed on purpose |
 //! | `show` | what an image says, for people |
 //!
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
@@ -36,11 +38,14 @@ mod restart;
 mod show;
 mod socket;
 mod state;
+mod steps;
 mod supervisor;
+mod terminal;
 mod trace;
 
 pub use self::{
     error::{Error, Result},
     show::inspect,
+    steps::STEPS,
     supervisor::{Dumped, Interval, Reply, Request, Running, Status, ask, launch, restart},
 };

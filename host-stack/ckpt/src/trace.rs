@@ -2,7 +2,7 @@
 //!
 //! What must stay true: all calls are made by the thread that seized; a thread that is held runs only
 //! what `remote` has it run; one that is let go is where it was, with the registers and the signal mask
-//! that it had. If the tracer dies, the kernel lets it go.
+//! that it had. If the tracer dies, the kernel lets it go from where it is, or, of a tree that is not complete, ends it.
 
 use std::{
     ffi::c_void,
@@ -24,11 +24,16 @@ const XSTATE_MAX: usize = 64 << 10;
 const SIGNALS: usize = 32;
 /// PTRACE_O_TRACESYSGOOD.
 const OPTIONS: usize = 1;
+/// PTRACE_O_EXITKILL.
+const ENDS_WITH_US: usize = 1 << 20;
 /// PTRACE_O_TRACECLONE, _FORK, _VFORK.
 const BIRTHS: usize = 1 << 3 | 1 << 1 | 1 << 2;
 
-/// How often one looks whether a thread has stopped that is given a time for it.
+/// How often one looks whether a thread has stopped: at once, and then with pauses; and every so many looks, whether it
+/// has ended.
+const LOOKS_AT_ONCE: u64 = 50;
 const LOOK_AGAIN: Duration = Duration::from_micros(20);
+const LOOKS_AT_STATE: u64 = 100;
 
 /// `siginfo_t`, as bytes.
 pub type SigInfo = [u8; 128];
@@ -70,9 +75,16 @@ impl Tracee {
         self.tid
     }
 
-    /// From now on, what it gives birth to is held from its first moment on.
-    pub fn trace_births(&self) -> Result<()> {
-        ptrace(libc::PTRACE_SETOPTIONS, self.tid, 0, OPTIONS | BIRTHS)?;
+    /// From now on, what it gives birth to is held from its first moment on; and all of them end with their tracer.
+    pub fn bind(&self) -> Result<()> {
+        let options = OPTIONS | BIRTHS | ENDS_WITH_US;
+        ptrace(libc::PTRACE_SETOPTIONS, self.tid, 0, options)?;
+        Ok(())
+    }
+
+    /// From now on, it runs on without its tracer.
+    pub fn unbind(&self) -> Result<()> {
+        ptrace(libc::PTRACE_SETOPTIONS, self.tid, 0, OPTIONS)?;
         Ok(())
     }
 
@@ -87,25 +99,29 @@ impl Tracee {
         self.wait_until(None)
     }
 
-    /// Waits until it stops, but no longer than that: then it will stop later ([`let_go_late`]).
+    /// Waits until it stops, but no longer than that: then it will stop later ([`let_go_late`]). The kernel says nothing
+    /// of the end of a first thread before those of all others are known, so it is looked for.
     pub fn wait_until(&self, deadline: Option<Instant>) -> Result<Stop> {
         let mut status = 0;
-        loop {
-            let flags = libc::__WALL | deadline.map_or(0, |_| libc::WNOHANG);
+        for look in 1u64.. {
+            let flags = libc::__WALL | libc::WNOHANG;
             // SAFETY: `status` is valid to write to.
             let waited = unsafe { libc::waitpid(self.tid, &raw mut status, flags) };
-            if let (0, Some(deadline)) = (waited, deadline) {
-                if Instant::now() > deadline {
-                    return Err(Error::Stuck { tid: self.tid });
-                }
-                thread::sleep(LOOK_AGAIN);
-                continue;
-            }
             if waited == self.tid && libc::WIFSTOPPED(status) {
                 break;
             }
-            if waited == self.tid {
+            if waited == self.tid || look.is_multiple_of(LOOKS_AT_STATE) && has_ended(self.tid) {
                 return Err(Error::Gone { tid: self.tid });
+            }
+            if waited == 0 {
+                if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                    return Err(Error::Stuck { tid: self.tid });
+                }
+                match look < LOOKS_AT_ONCE {
+                    true => thread::yield_now(),
+                    false => thread::sleep(LOOK_AGAIN),
+                }
+                continue;
             }
             let error = io::Error::last_os_error();
             // A thread that calls exec(2) takes the number of its process's first.
@@ -239,6 +255,12 @@ impl Tracee {
         ptrace(libc::PTRACE_DETACH, self.tid, 0, signal as usize)?;
         Ok(())
     }
+}
+
+/// Whether a thread has ended, or is gone already.
+pub fn has_ended(tid: pid_t) -> bool {
+    let stat = procfs::process::Process::new(tid).and_then(|thread| thread.stat());
+    stat.map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
 }
 
 /// Lets a thread go that has stopped when nobody waited for it any more.

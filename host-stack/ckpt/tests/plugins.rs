@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use common::{Job, program, wait_until};
+use common::{Job, nobody, program, wait_until};
 use tempfile::TempDir;
 
 /// The C program, beside the library, in a directory that everybody may read.
@@ -38,7 +38,7 @@ struct Scene {
 
 impl Scene {
     fn new(options: &[&str]) -> Self {
-        let job = Job::launch_with(listen, &[&[&PROGRAM.1, "log"], options].concat());
+        let job = Job::launch_with(None, listen, &[&[&PROGRAM.1, "log"], options].concat());
         job.wait_for("ready");
         Self { job }
     }
@@ -135,7 +135,7 @@ fn a_program_with_threads_and_a_child_has_what_it_had() {
 
 #[test]
 fn an_ordinary_users_plugins() {
-    let job = Job::launch_as_nobody_with(listen, &[&PROGRAM.1, "log", "threads"]);
+    let job = Job::launch_with(nobody(), listen, &[&PROGRAM.1, "log", "threads"]);
     job.wait_for("ready");
     let mut scene = Scene { job };
     scene.job.over_again();
@@ -247,7 +247,7 @@ fn without_its_supervisor_a_program_goes_on() {
 #[test]
 fn a_plugin_in_rust_and_none_without_a_supervisor() {
     let driver = env!("CARGO_BIN_EXE_snaprig-ckpt-driver");
-    let mut job = Job::launch_with(listen, &[driver, "plugin", "stranger"]);
+    let mut job = Job::launch_with(None, listen, &[driver, "plugin", "stranger"]);
     job.stays_what_it_was("ready\nright\n");
     let directory = tempfile::tempdir().unwrap();
     listen(directory.path());

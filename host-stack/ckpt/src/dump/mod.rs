@@ -6,11 +6,17 @@
 mod areas;
 mod diag;
 mod files;
+mod held;
 mod named;
 mod pages;
+mod pipes;
 mod process;
 mod refused;
+mod seen;
 mod sockets;
+mod stub;
+mod terminals;
+mod watches;
 
 use std::{
     fs::File,
@@ -25,13 +31,14 @@ use procfs::process::{Process as Proc, Stat};
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
 
 pub use self::areas::kernels;
-pub use self::named::{Named, hash, modified};
+pub use self::named::{Named, hash, modified, tail};
 pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};
 use self::{
     areas::{Flags, Shared},
-    files::Files,
+    files::{Files, Source},
     pages::Pagemap,
     sockets::Sockets,
+    terminals::Terminals,
 };
 use crate::{
     error::{Error, Result},
@@ -40,6 +47,7 @@ use crate::{
     plugins::Owned,
     remote::PAGE,
     state::{Area, Backing, Kind, Process, SharedMemory, Tree},
+    steps::{self, Step},
 };
 
 /// Parts of one process_vm_readv(2).
@@ -53,10 +61,10 @@ pub struct Before {
 
 impl Before {
     /// Of all descendants of a process.
-    pub fn look(ancestor: pid_t) -> Result<Self> {
+    pub fn look(ancestor: pid_t, named: &mut Named, owned: &Owned) -> Result<Self> {
         let pids = crate::freeze::descendants(ancestor)?;
         for pid in &pids {
-            refused::check(*pid, ancestor)?;
+            refused::check(*pid, ancestor, named, owned)?;
         }
         let flags = pids
             .into_iter()
@@ -74,8 +82,9 @@ pub struct Described {
     shared: Shared,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
-    contents: Vec<(u32, std::path::PathBuf)>,
+    contents: Vec<Source>,
     sockets: Sockets,
+    terminals: Terminals,
     /// Files that only we have: on their way from process to process.
     _kept: Vec<OwnedFd>,
 }
@@ -84,6 +93,7 @@ impl Described {
     /// The image is complete, and the tree is to end.
     pub fn abandon(&mut self) {
         self.sockets.abandon();
+        self.terminals.abandon();
     }
 }
 
@@ -124,7 +134,8 @@ pub fn describe(
             ..plain(&stat)
         });
     }
-    files.resolve()?;
+    let pids: Vec<pid_t> = processes.iter().map(|process| process.pid).collect();
+    let resolved = files.resolve(&pids, &mut shared)?;
     number_contents(&mut files, processes.len() + shared.met.len());
     let vdso = vdso(&frozen.processes, &processes)?;
     let supervisor = processes
@@ -139,6 +150,9 @@ pub fn describe(
         vdso,
         processes,
         files: files.open,
+        pipes: resolved.pipes,
+        terminals: resolved.terminals,
+        console: resolved.console,
         shared: shared
             .met
             .iter()
@@ -155,6 +169,7 @@ pub fn describe(
         nameless,
         contents: files.contents,
         sockets: files.sockets,
+        terminals: files.terminals,
         _kept: files.kept,
     })
 }
@@ -172,12 +187,15 @@ fn plain(stat: &Stat) -> Process {
     }
 }
 
+/// Contents of files are in the spaces behind those of memory.
 fn number_contents(files: &mut Files, first: usize) {
-    for (index, (file, _)) in files.contents.iter().enumerate() {
-        if let Kind::Path { contents, .. } = &mut files.open[*file as usize].kind
-            && let Some(contents) = contents
+    for file in &mut files.open {
+        if let Kind::Path {
+            contents: Some(contents),
+            ..
+        } = &mut file.kind
         {
-            contents.space = (first + index) as u32;
+            contents.space += first as u32;
         }
     }
 }
@@ -212,6 +230,7 @@ pub fn write<S: Sink>(
     writer: &mut Writer<S>,
 ) -> Result<()> {
     writer.state(&described.tree)?;
+    steps::reached(Step::WriteState);
     let bodies = frozen.processes.iter().zip(&described.tree.processes);
     for (space, (held, process)) in bodies.enumerate() {
         let areas = process.body.iter().flat_map(|body| &body.areas);
@@ -228,10 +247,8 @@ pub fn write<S: Sink>(
         write_shared((first + index) as u32, object, writer)?;
     }
     let first = first + described.shared.met.len();
-    for (index, (_, path)) in described.contents.iter().enumerate() {
-        let opened = File::open(path);
-        let file = opened.map_err(|source| Error::io(path.display().to_string(), source))?;
-        write_file((first + index) as u32, &file, writer)?;
+    for (index, source) in described.contents.iter().enumerate() {
+        source.read(|file| write_file((first + index) as u32, file, writer))?;
     }
     Ok(())
 }
@@ -296,6 +313,7 @@ fn copy_pages<S: Sink>(
             }
         }
         memory::gather(pid, &remote, &mut buffer[..filled])?;
+        steps::reached(Step::WritePages);
         writer.submit(buffer, &runs)?;
     }
     Ok(())

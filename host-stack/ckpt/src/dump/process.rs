@@ -8,14 +8,16 @@ use procfs::process::{LimitValue, Process as Proc, Stat, Status};
 use super::{
     areas::{Flags, Shared, areas},
     named::Named,
+    stub::Stub,
 };
 use crate::{
     error::{Error, Result},
     freeze::{HeldProcess, HeldThread},
     memory,
     plugins::Owned,
-    remote::{self, Call, PAGE, STUB_BYTES, call, result},
+    remote::{self, Call, call, regs_words, result},
     state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
+    steps::{self, Step},
     trace::{Regs, SigInfo},
 };
 
@@ -31,7 +33,7 @@ const ATTRIBUTES: [(i32, i32); 3] = [
 ];
 /// From one thread's part of the stub's room to the next.
 const SLOT_BYTES: u64 = 1 << 10;
-/// Where a thread's data are in its part, behind its calls.
+/// Where a thread's data are in its part, behind its home and its calls.
 const SLOT_DATA: u64 = 768;
 /// Where the parts begin, behind the process's data.
 const SLOTS: u64 = 8 << 10;
@@ -153,7 +155,7 @@ fn describe_thread(pid: pid_t, thread: &HeldThread, asked: AskedThread) -> Resul
     Ok(Thread {
         tid,
         name: name.strip_suffix(b"\n").unwrap_or(&name).to_vec(),
-        regs: regs_words(&thread.own_regs()),
+        regs: regs_words(&thread.own_regs()).to_vec(),
         xstate: thread.tracee.xstate()?,
         mask: thread.mask,
         pending: thread.tracee.pending(false)?.iter().map(words).collect(),
@@ -181,13 +183,6 @@ pub fn credentials(status: &Status) -> Credentials {
         bounding: status.capbnd.unwrap_or(0),
         ambient: status.capamb.unwrap_or(0),
     }
-}
-
-/// `struct user_regs_struct` as words.
-fn regs_words(regs: &Regs) -> Vec<u64> {
-    let count = size_of::<Regs>() / 8;
-    // SAFETY: it is made of 64-bit integers alone.
-    unsafe { std::slice::from_raw_parts((&raw const *regs).cast::<u64>(), count) }.to_vec()
 }
 
 /// Words as `struct user_regs_struct`; none: they are not as many.
@@ -309,45 +304,12 @@ fn timers(pid: pid_t) -> Result<Vec<PosixTimer>> {
 
 /// Asks a process for what only it can be asked for.
 fn ask(process: &mut HeldProcess, areas: &[Area], timers: &[PosixTimer]) -> Result<Asked> {
-    let pid = process.pid;
-    let at = syscall_instruction(pid, areas)?;
-    let stub = with_stub(&mut process.threads[0], pid, at)?;
-    let asked = ask_with(process, stub, timers);
+    let stub = Stub::map(process, areas)?;
+    let asked = ask_with(process, &stub, timers);
+    steps::reached(Step::Asked);
     // Whatever came of it.
-    process.threads[0].remote(pid, |remote| {
-        let unmap = call(libc::SYS_munmap, [stub, STUB_BYTES]);
-        remote
-            .call_at(at, unmap)?
-            .map_err(|source| Error::io("munmap of the stub", source))
-    })?;
+    stub.unmap(process)?;
     asked
-}
-
-/// Maps the stub into a process; its address.
-fn with_stub(thread: &mut HeldThread, pid: pid_t, at: u64) -> Result<u64> {
-    let failed = |what: &str, source| Error::Process {
-        pid,
-        what: what.into(),
-        source,
-    };
-    thread.remote(pid, |remote| {
-        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-        let map = call(
-            libc::SYS_mmap,
-            [0, STUB_BYTES, protection, flags, u64::MAX, 0],
-        );
-        let stub = remote
-            .call_at(at, map)?
-            .map_err(|source| failed("no room for calls", source))?;
-        memory::write(pid, stub, remote::stub())?;
-        let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-        let protect = call(libc::SYS_mprotect, [stub, PAGE, executable]);
-        remote
-            .call_at(at, protect)?
-            .map_err(|source| failed("no code for calls", source))?;
-        Ok(stub)
-    })
 }
 
 /// A `syscall` instruction that the process has: the vDSO has one, and so has any C library.
@@ -377,9 +339,9 @@ pub fn find_syscall(code: &[u8]) -> Option<u64> {
     Some(at as u64)
 }
 
-fn ask_with(process: &mut HeldProcess, stub: u64, timers: &[PosixTimer]) -> Result<Asked> {
+fn ask_with(process: &mut HeldProcess, stub: &Stub, timers: &[PosixTimer]) -> Result<Asked> {
     let pid = process.pid;
-    let data = remote::data(stub);
+    let data = remote::data(stub.at);
     let timers_at = data + SIGNALS * ACTION_BYTES;
     let interval_at = timers_at + timers.len() as u64 * 32;
     let subreaper_at = interval_at + 3 * 32;
@@ -408,7 +370,9 @@ fn ask_with(process: &mut HeldProcess, stub: u64, timers: &[PosixTimer]) -> Resu
     for (get, _) in ATTRIBUTES {
         calls.push(call(libc::SYS_prctl, [get as u64, 0, 0, 0, 0]));
     }
-    let results = process.threads[0].remote(pid, |remote| remote.calls(stub, pid, &calls))?;
+    let first = &mut process.threads[0];
+    let tid = first.tracee.tid();
+    let results = first.remote(pid, stub.end, |remote| remote.calls(stub.at, tid, &calls))?;
     let mut bytes = vec![0; (subreaper_at + 8 - data) as usize];
     memory::read(pid, data, &mut bytes)?;
     let four = |at: u64| -> [u64; 4] {
@@ -445,12 +409,12 @@ fn ask_with(process: &mut HeldProcess, stub: u64, timers: &[PosixTimer]) -> Resu
 }
 
 /// Asks all threads, as many at a time as the stub has room for.
-fn ask_threads(process: &mut HeldProcess, stub: u64) -> Result<Vec<AskedThread>> {
+fn ask_threads(process: &mut HeldProcess, stub: &Stub) -> Result<Vec<AskedThread>> {
     let pid = process.pid;
     let mut asked = Vec::new();
     let slots = ((remote::DATA_BYTES - SLOTS) / SLOT_BYTES) as usize;
     for threads in process.threads.chunks_mut(slots) {
-        let slot = |index: usize| remote::data(stub) + SLOTS + index as u64 * SLOT_BYTES;
+        let slot = |index: usize| remote::data(stub.at) + SLOTS + index as u64 * SLOT_BYTES;
         for (index, thread) in threads.iter_mut().enumerate() {
             let (table, tid) = (slot(index), thread.tracee.tid());
             let data = table + SLOT_DATA;
@@ -463,11 +427,13 @@ fn ask_threads(process: &mut HeldProcess, stub: u64) -> Result<Vec<AskedThread>>
                 call(libc::SYS_prctl, [libc::PR_GET_PDEATHSIG as u64, data + 32]),
                 call(libc::SYS_prctl, [libc::PR_GET_TIMERSLACK as u64]),
             ];
-            thread.remote(pid, |remote| remote.start_at(stub, table, tid, &calls))?;
+            thread.remote(pid, stub.end, |remote| {
+                remote.start_at(stub.at, table, tid, &calls)
+            })?;
         }
         for (index, thread) in threads.iter_mut().enumerate() {
             let table = slot(index);
-            let results = thread.finish(pid, table, 4)?;
+            let results = thread.finish(table, 4, stub.end)?;
             let mut bytes = [0; 40];
             memory::read(pid, table + SLOT_DATA, &mut bytes)?;
             let word = |index: usize| {

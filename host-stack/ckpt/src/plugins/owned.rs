@@ -56,6 +56,16 @@ impl Owned {
         })
     }
 
+    /// Whether a file is a plugin's of any process: a child that has it, too, may not have said so yet.
+    pub fn is_known(&self, metadata: &std::fs::Metadata) -> bool {
+        let is_it = |descriptor: &Descriptor| {
+            (descriptor.device, descriptor.inode) == (metadata.dev(), metadata.ino())
+        };
+        self.descriptors
+            .values()
+            .any(|(descriptor, _)| is_it(descriptor))
+    }
+
     /// The parts of a mapping, in order, and whether each is a plugin's.
     pub fn parts(&self, pid: pid_t, map: &MemoryMap) -> Vec<(bool, MemoryMap)> {
         let (start, end) = map.address;

@@ -23,6 +23,7 @@ pub fn place(tree: &Tree) -> Place {
     let is_outside = session > 0 && !is_there(tree, session);
     Place {
         supervisor: tree.supervisor,
+        root: tree.root,
         session: (is_outside && !is_on_terminal()).then_some(session),
     }
 }

@@ -5,25 +5,30 @@
 //! supervisor: open files --> plant processes --> lay out their memory --> fill it --> finish --> let all go
 //! ```
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
-//! all processes end, and no file of the tree has been written to but those whose contents the image has.
+//! all processes end, and no file of the tree has been written to.
 
 mod credentials;
 mod files;
 mod groups;
+mod held;
 mod layout;
 mod namespaces;
+mod paths;
+mod pipes;
 mod plugins;
 mod process;
 mod seed;
 mod sockets;
+mod terminals;
 mod timers;
 
 use std::{
     fs::File,
-    io,
     io::Read,
-    os::fd::{FromRawFd, OwnedFd},
-    os::unix::fs::FileExt,
+    os::{
+        fd::{FromRawFd, OwnedFd},
+        unix::fs::FileExt,
+    },
 };
 
 use snaprig_ckpt_image::image::{Piece, Reader};
@@ -31,11 +36,12 @@ use snaprig_ckpt_image::image::{Piece, Reader};
 use self::{files::Opened, process::Growing};
 pub use self::{
     groups::place,
-    namespaces::{Clocks, chain, exit_code, run},
+    namespaces::{Clocks, Complete, chain, exit_code, run},
 };
 use crate::{
     error::{Error, Result},
-    state::{Kind, Process, Tree},
+    state::{Process, Tree},
+    steps::{self, Step},
     trace::Tracee,
 };
 
@@ -53,20 +59,29 @@ pub fn restore<R: Read>(
     tree: &Tree,
     reader: &mut Reader<R>,
     drops_privileges: bool,
+    complete: Complete,
 ) -> Result<Vec<(i32, OwnedFd)>> {
     check(tree)?;
     groups::lead(tree);
     let mut opened = Opened::open(tree)?;
+    steps::reached(Step::RestartFiles);
     let result = grow(tree, reader, &mut opened, drops_privileges);
-    if result.is_err() {
+    let result = result.and_then(|threads| {
+        let channels = opened.channels(tree)?;
+        let_go(&threads, complete)?;
+        Ok(channels)
+    });
+    if result.is_ok() {
+        terminals::redraw(tree);
+    } else {
+        paths::withdraw(&opened);
         for process in &tree.processes {
             // SAFETY: no memory is involved; in this namespace the number is nobody else's.
             unsafe { libc::kill(process.pid, libc::SIGKILL) };
         }
     }
-    let channels = opened.channels(tree);
     opened.close();
-    result.and(channels)
+    result
 }
 
 /// Numbers of an image that everything else relies on.
@@ -93,8 +108,9 @@ fn grow<R: Read>(
     reader: &mut Reader<R>,
     opened: &mut Opened,
     drops_privileges: bool,
-) -> Result<()> {
+) -> Result<Vec<Tracee>> {
     seed::plant(tree, opened)?;
+    steps::reached(Step::RestartPlanted);
     let mut growing = Vec::new();
     for process in &tree.processes {
         if let Some(body) = &process.body {
@@ -102,12 +118,15 @@ fn grow<R: Read>(
         }
     }
     fill(tree, reader, opened)?;
-    cut(tree, opened)?;
-    seal(tree, opened)?;
+    steps::reached(Step::RestartFilled);
+    paths::commit(opened)?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
     }
+    held::finish(tree, opened)?;
+    terminals::finish(tree, opened)?;
+    terminals::take_over(tree)?;
     groups::dismiss(tree);
     for process in &tree.processes {
         if let Some(signal) = process.stopped {
@@ -115,8 +134,24 @@ fn grow<R: Read>(
             unsafe { libc::kill(process.pid, signal) };
         }
     }
+    Ok(threads)
+}
+
+/// All of them run on, also if this process dies, from one moment on. Before that they end with it: those that it has
+/// let go of already by the hand of process 1, which is a moment later.
+fn let_go(threads: &[Tracee], complete: Complete) -> Result<()> {
+    steps::reached(Step::RestartHeld);
     for thread in threads {
-        thread.detach(0)?;
+        thread.unbind()?;
+    }
+    complete.set();
+    steps::reached(Step::RestartComplete);
+    for thread in threads {
+        match thread.detach(0) {
+            // Somebody has killed it.
+            Err(Error::Gone { .. }) | Ok(()) => steps::reached(Step::RestartLetGo),
+            Err(error) => return Err(error),
+        }
     }
     Ok(())
 }
@@ -138,7 +173,7 @@ fn fill<R: Read>(tree: &Tree, reader: &mut Reader<R>, opened: &Opened) -> Result
         if let Some(process) = tree.processes.get(index) {
             crate::memory::scatter(process.pid, address, bytes)?;
         } else if index < contents {
-            let memory = opened.shared[index - shared];
+            let (memory, _) = opened.shared[index - shared];
             write_at(memory, bytes, address)?;
         } else if let Some(Some(file)) = opened.contents.get(&space) {
             write_at(*file, bytes, address)?;
@@ -152,36 +187,4 @@ fn write_at(fd: i32, bytes: &[u8], at: u64) -> Result<()> {
     let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let written = file.write_all_at(bytes, at);
     written.map_err(|source| Error::io("contents of a file", source))
-}
-
-/// What may not be done to shared memory any more (fcntl(2), F_ADD_SEALS).
-fn seal(tree: &Tree, opened: &Opened) -> Result<()> {
-    for (shared, fd) in tree.shared.iter().zip(&opened.shared) {
-        // SAFETY: no memory is involved.
-        if shared.seals != 0 && unsafe { libc::fcntl(*fd, libc::F_ADD_SEALS, shared.seals) } != 0 {
-            let source = io::Error::last_os_error();
-            return Err(Error::io("seals of shared memory", source));
-        }
-    }
-    Ok(())
-}
-
-/// Contents come in whole pages: takes off what is behind a file's end.
-fn cut(tree: &Tree, opened: &Opened) -> Result<()> {
-    for file in &tree.files {
-        let Kind::Path {
-            contents: Some(contents),
-            ..
-        } = &file.kind
-        else {
-            continue;
-        };
-        if let Some(Some(fd)) = opened.contents.get(&contents.space) {
-            // SAFETY: no memory is involved.
-            if unsafe { libc::ftruncate(*fd, contents.size as i64) } != 0 {
-                return Err(Error::io("ftruncate", io::Error::last_os_error()));
-            }
-        }
-    }
-    Ok(())
 }

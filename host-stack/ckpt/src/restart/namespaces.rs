@@ -5,8 +5,15 @@
 //! restart (outside) --fork--> maker: unshare --fork--> first (1): reaps --clone3, set_tid--> supervisor --> the tree
 //! ```
 //! The supervisor's exit status goes back the same way.
+//!
+//! What must stay true: when the supervisor dies before the tree is complete, all of it ends: the first process does,
+//! and the kernel ends the rest of its namespace. When it dies later, the tree runs on: the first process is its
+//! parent, and ends with it.
 
-use std::{fs, io, process};
+use std::{
+    fs, io, process, ptr,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use libc::pid_t;
 
@@ -29,18 +36,52 @@ pub struct Clocks {
 pub struct Place {
     /// Its supervisor.
     pub supervisor: pid_t,
+    /// Its first process.
+    pub root: pid_t,
     /// The session that both were launched in: a process stands for its leader. None: that of the caller.
     pub session: Option<pid_t>,
 }
 
+/// Whether a tree is complete: known to the supervisor and to the processes above it.
+#[derive(Clone, Copy)]
+pub struct Complete(&'static AtomicBool);
+
+impl Complete {
+    fn new() -> Result<Self> {
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+        );
+        // SAFETY: new memory, which is never unmapped; zero is a value of what is in it.
+        unsafe {
+            let bytes = size_of::<AtomicBool>();
+            let page = libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0);
+            match page == libc::MAP_FAILED {
+                true => Err(Error::io("mmap", io::Error::last_os_error())),
+                false => Ok(Self(&*page.cast::<AtomicBool>())),
+            }
+        }
+    }
+
+    /// From now on, the tree runs on without its supervisor.
+    pub fn set(self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn is_set(self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// Runs `supervise` in namespaces of its own, as the process of that number; its exit status. The calling process has
 /// one thread.
-pub fn run(place: Place, clocks: Clocks, supervise: impl FnOnce() -> i32) -> Result<i32> {
+pub fn run(place: Place, clocks: Clocks, supervise: impl FnOnce(Complete) -> i32) -> Result<i32> {
+    let complete = Complete::new()?;
     // SAFETY: the process has one thread, so the child may do what it likes.
     let maker = unsafe { libc::fork() };
     match maker {
         0 => {
-            let status = make(place, clocks, supervise).unwrap_or_else(|error| {
+            let status = make(place, clocks, complete, supervise).unwrap_or_else(|error| {
                 eprintln!("snaprig: {}", chain(&error));
                 1
             });
@@ -59,7 +100,12 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     })
 }
 
-fn make(place: Place, clocks: Clocks, supervise: impl FnOnce() -> i32) -> Result<i32> {
+fn make(
+    place: Place,
+    clocks: Clocks,
+    complete: Complete,
+    supervise: impl FnOnce(Complete) -> i32,
+) -> Result<i32> {
     // SAFETY: no preconditions.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     if uid != 0 {
@@ -87,7 +133,8 @@ fn make(place: Place, clocks: Clocks, supervise: impl FnOnce() -> i32) -> Result
     let first = unsafe { libc::fork() };
     match first {
         0 => {
-            let status = be_first(place, supervise).unwrap_or_else(|error| {
+            let supervise = || supervise(complete);
+            let status = be_first(place, complete, supervise).unwrap_or_else(|error| {
                 eprintln!("snaprig: {}", chain(&error));
                 1
             });
@@ -134,42 +181,65 @@ fn set_clocks(clocks: Clocks) -> Result<()> {
     fs::write(path, text).map_err(|source| Error::io(path, source))
 }
 
-/// Process 1: mounts /proc, makes the supervisor, reaps whoever is left to it.
-fn be_first(place: Place, supervise: impl FnOnce() -> i32) -> Result<i32> {
+/// Process 1: mounts /proc, makes the supervisor, reaps whoever is left to it. When the supervisor has ended, or the
+/// leader above it, it waits for the tree, if that is complete; what a shell would say of the end of the tree's first
+/// process, or of its supervisor's.
+fn be_first(place: Place, complete: Complete, supervise: impl FnOnce() -> i32) -> Result<i32> {
     mount_proc();
-    let Some(leader) = place.session else {
-        return be_parent(place, supervise);
-    };
-    if leader == 1 || leader == place.supervisor {
-        let supervise = || {
-            if leader != 1 {
-                lead();
+    let child = make_above(place, supervise)?;
+    let (mut status, mut of_child, mut last) = (0, 1, None);
+    loop {
+        // SAFETY: `status` is valid to write to.
+        let ended = unsafe { libc::waitpid(-1, &raw mut status, 0) };
+        if ended == place.root || ended == place.supervisor && libc::WIFEXITED(status) {
+            last = Some(exit_code(status));
+        }
+        if ended == child {
+            of_child = exit_code(status);
+            if !complete.is_set() {
+                return Ok(of_child);
             }
-            supervise()
-        };
-        if leader == 1 {
-            lead();
         }
-        return be_parent(place, supervise);
-    }
-    match fork_as(leader, libc::SIGCHLD)? {
-        0 => {
-            lead();
-            let status = be_parent(place, supervise).unwrap_or_else(|error| {
-                eprintln!("snaprig: {}", chain(&error));
-                1
-            });
-            process::exit(status)
+        if ended < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return Ok(last.unwrap_or(of_child));
         }
-        child => Ok(status_of(child)),
     }
 }
 
-/// Makes the supervisor, and reaps.
-fn be_parent(place: Place, supervise: impl FnOnce() -> i32) -> Result<i32> {
-    match fork_as(place.supervisor, libc::SIGCHLD)? {
-        0 => process::exit(supervise()),
-        child => Ok(status_of(child)),
+/// Makes the supervisor, and, if the tree is of a session of its own, that one's leader above it.
+fn make_above(place: Place, supervise: impl FnOnce() -> i32) -> Result<pid_t> {
+    let supervisor = |supervise: &mut dyn FnMut() -> i32| -> Result<pid_t> {
+        match fork_as(place.supervisor, libc::SIGCHLD)? {
+            0 => process::exit(supervise()),
+            child => Ok(child),
+        }
+    };
+    let mut supervise = Some(supervise);
+    let mut supervise = || supervise.take().map_or(1, |supervise| supervise());
+    match place.session {
+        None => supervisor(&mut supervise),
+        Some(1) => {
+            lead();
+            supervisor(&mut supervise)
+        }
+        Some(leader) if leader == place.supervisor => supervisor(&mut || {
+            lead();
+            supervise()
+        }),
+        Some(leader) => match fork_as(leader, libc::SIGCHLD)? {
+            0 => {
+                lead();
+                let child = supervisor(&mut supervise);
+                process::exit(child.map_or_else(
+                    |error| {
+                        eprintln!("snaprig: {}", chain(&error));
+                        1
+                    },
+                    status_of,
+                ))
+            }
+            child => Ok(child),
+        },
     }
 }
 
@@ -181,7 +251,7 @@ fn lead() {
 /// A /proc of the namespace's own. Where that is not to be had (a container that masks parts of it), the tree sees the
 /// old one, in which its numbers are others.
 fn mount_proc() {
-    let none = std::ptr::null();
+    let none = ptr::null();
     // SAFETY: the strings end with a zero.
     let mounted = unsafe {
         libc::mount(

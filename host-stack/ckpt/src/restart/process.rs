@@ -13,7 +13,7 @@ use procfs::process::Process as Proc;
 use super::{
     credentials,
     files::{Opened, damaged},
-    groups, layout,
+    groups, held, layout, terminals,
 };
 use crate::{
     dump::{
@@ -23,6 +23,7 @@ use crate::{
     memory,
     remote::{self, Call, PAGE, Remote, STUB_BYTES, call, result},
     state::{Area, Backing, Body, Credentials, Process, Thread, Tree},
+    steps::{self, Step},
     trace::{Regs, Tracee},
 };
 
@@ -55,7 +56,7 @@ impl<'a> Growing<'a> {
         let pid = process.pid;
         let first = Tracee::seize(pid)?;
         first.wait_for_event()?;
-        first.trace_births()?;
+        first.bind()?;
         let maps = Proc::new(pid)?.maps()?;
         let mapped = maps.iter().map(|map| map.address.0..map.address.1);
         let wanted = body.areas.iter().map(|area| area.start..area.end);
@@ -81,6 +82,7 @@ impl<'a> Growing<'a> {
         growing.make_empty(&kernels)?;
         growing.place_kernels(&kernels, &code, tree)?;
         growing.map_areas(opened)?;
+        steps::reached(Step::RestartMapped);
         Ok(growing)
     }
 
@@ -110,11 +112,11 @@ impl<'a> Growing<'a> {
             [self.stub, STUB_BYTES, protection, flags as u64, u64::MAX, 0],
         );
         let failed = |source| Error::io("no room for calls", source);
-        remote.call_at(at, map)?.map_err(failed)?;
+        remote.call_at(at, 0, map)?.map_err(failed)?;
         memory::write(self.process.pid, self.stub, remote::stub())?;
         let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
         let protect = call(libc::SYS_mprotect, [self.stub, PAGE, executable]);
-        remote.call_at(at, protect)?.map_err(failed)?;
+        remote.call_at(at, 0, protect)?.map_err(failed)?;
         Ok(())
     }
 
@@ -205,12 +207,15 @@ impl<'a> Growing<'a> {
     ) -> Result<Vec<Tracee>> {
         let pid = self.process.pid;
         self.protect()?;
+        self.set_foreground(tree, opened)?;
         self.set_attributes(opened)?;
+        self.hold(tree)?;
         if let Some(group) = groups::joins(tree, self.process) {
             let join = call(libc::SYS_setpgid, [0, group as u64]);
             self.make("its process group", &[join])?;
         }
         let threads = self.make_threads()?;
+        steps::reached(Step::RestartThreads);
         let all: Vec<&Tracee> = std::iter::once(&self.first).chain(&threads).collect();
         let own = credentials_of(&Proc::myself()?.status()?);
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
@@ -221,10 +226,11 @@ impl<'a> Growing<'a> {
         let at = syscall_instruction(pid, &self.body.areas)?;
         let unmap = call(libc::SYS_munmap, [self.stub, STUB_BYTES]);
         self.remote()?
-            .call_at(at, unmap)?
+            .call_at(at, 0, unmap)?
             .map_err(|source| Error::io("munmap of the stub", source))?;
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
             set_registers(tracee, thread)?;
+            steps::reached(Step::RestartRegisters);
         }
         // Who may not lower it keeps that of its supervisor.
         let _ = std::fs::write(
@@ -232,6 +238,36 @@ impl<'a> Growing<'a> {
             self.body.oom_score.to_string(),
         );
         Ok(std::iter::once(self.first).chain(threads).collect())
+    }
+
+    /// What it holds through its files. It has no others any more: to close any of a file gives its locks up.
+    fn hold(&self, tree: &Tree) -> Result<()> {
+        let pid = self.process.pid;
+        for step in held::steps(tree, self.process, self.body) {
+            let made = self.call_with(step.call, step.data.as_deref())?;
+            result(made).map_err(|source| step.failed(pid, source))?;
+        }
+        Ok(())
+    }
+
+    /// Who is in the foreground of its terminal, which it still has from its supervisor.
+    fn set_foreground(&self, tree: &Tree, opened: &Opened) -> Result<()> {
+        for (set, group) in terminals::foreground(tree, opened, self.process) {
+            // A group whose last member has ended is nobody's.
+            self.call_with(set, Some(&group.to_ne_bytes()))?;
+        }
+        Ok(())
+    }
+
+    /// A call whose third argument is the address of these bytes, if there are any.
+    fn call_with(&self, mut call: Call, bytes: Option<&[u8]>) -> Result<i64> {
+        if let Some(bytes) = bytes {
+            let mut data = Data::at(remote::data(self.stub));
+            call.arguments[2] = data.put(bytes);
+            data.write(self.process.pid)?;
+        }
+        let made = self.remote()?.calls(self.stub, self.process.pid, &[call])?;
+        Ok(made[0])
     }
 
     /// What it may use at most. What this machine does not allow any more stays as its supervisor has it.
@@ -543,7 +579,7 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
         }
         Backing::Shared(number, offset) => {
             let fd = opened.shared.get(*number as usize).copied();
-            let fd = fd.ok_or_else(|| damaged("shared memory"))?;
+            let (_, fd) = fd.ok_or_else(|| damaged("shared memory"))?;
             (area.protection, libc::MAP_SHARED, fd, *offset)
         }
     };

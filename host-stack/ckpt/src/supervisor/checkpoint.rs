@@ -24,6 +24,7 @@ use crate::{
     error::{Error, Result},
     freeze::{Calls, Frozen},
     plugins::{Gathered, Plugins},
+    steps::{self, Step},
 };
 
 /// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
@@ -59,16 +60,17 @@ impl<'a> Stopped<'a> {
     ) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        let before = Before::look(me)?;
         let mut tries = 0;
         let directory = round.dir().canonicalize();
         let directory = directory.map_err(|source| Error::io("the round's directory", source))?;
         let mut gathered = plugins.gather(&directory)?;
+        let before = Before::look(me, &mut known.named, &gathered.owned())?;
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;
             match describe(&mut frozen, root, &before, known, &gathered) {
                 Ok(described) => {
+                    steps::reached(Step::Described);
                     return Ok(Self {
                         since,
                         described,
@@ -78,6 +80,8 @@ impl<'a> Stopped<'a> {
                 }
                 // The tree runs on for a moment, and gets past what is in the way.
                 Err(Error::NotNow(_)) if tries < TRIES_MAX => frozen.let_go()?,
+                // What is left of the tree is a tree as well.
+                Err(_) if tries < TRIES_MAX && frozen.lost().is_some() => frozen.let_go()?,
                 Err(error) => return Err(error),
             }
             tries += 1;
@@ -103,7 +107,12 @@ impl<'a> Stopped<'a> {
             ..WriteOptions::new(member)
         };
         let mut writer = round.image(member, &header, options)?;
-        dump::write(&self.described, &self.frozen, &mut writer)?;
+        let written = dump::write(&self.described, &self.frozen, &mut writer);
+        written.map_err(|error| match self.frozen.lost() {
+            Some(pid) => Error::Killed { pid },
+            None => error,
+        })?;
+        steps::reached(Step::Written);
         Ok(Saved {
             member: member.to_owned(),
             writer,

@@ -34,6 +34,7 @@ use crate::{
     error::{Error, Result},
     plugins::Plugins,
     restart::{self, Clocks},
+    steps::{self, Step},
     trace,
 };
 
@@ -97,14 +98,16 @@ pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
         monotonic: tree.monotonic_nanos,
         boottime: tree.boottime_nanos,
     };
-    restart::run(restart::place(&tree), clocks, || {
+    restart::run(restart::place(&tree), clocks, |complete| {
         let supervise = || -> Result<i32> {
             let listener = listen(directory)?;
             let mut plugins = Plugins::listen(directory)?;
             let signals = Signals::block()?;
-            let channels = restart::restore(&tree, &mut reader, !is_root)?;
-            // If it fails, all end with this process, which is the first of their namespace but for its parents.
-            plugins.restart(channels, checkpoint.path())?;
+            let channels = restart::restore(&tree, &mut reader, !is_root, complete)?;
+            if let Err(error) = plugins.restart(channels, checkpoint.path()) {
+                end_all();
+                return Err(error);
+            }
             let root = tree.root;
             Supervisor::new(
                 directory, listener, plugins, signals, root, command, interval,
@@ -116,6 +119,25 @@ pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
             1
         })
     })
+}
+
+/// Ends all processes of a tree that has been restarted, and is not to go on.
+fn end_all() {
+    // SAFETY: no preconditions.
+    let me = unsafe { libc::getpid() };
+    let lives = |pid: &pid_t| {
+        let stat = Process::new(*pid).and_then(|process| process.stat());
+        stat.is_ok_and(|stat| stat.state != 'Z')
+    };
+    // Those that are being made while others end are seen the next time.
+    while let Ok(pids) = crate::freeze::descendants(me)
+        && pids.iter().any(lives)
+    {
+        for pid in pids {
+            // SAFETY: no memory is involved; in this namespace they are all of this tree.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    }
 }
 
 /// The newest checkpoint that is sound; what is wrong with newer ones is said.
@@ -283,6 +305,7 @@ impl<'a> Supervisor<'a> {
     /// A checkpoint. Whatever goes wrong, the tree runs on.
     fn dump(&mut self, kill: bool) -> Result<Dumped> {
         let begun = Instant::now();
+        steps::reached(Step::Begun);
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.store.begin(number, 0)?;
         let (known, plugins) = (&mut self.known, &mut self.plugins);
@@ -293,7 +316,9 @@ impl<'a> Supervisor<'a> {
             false => (None, Some(stopped.let_go()?)),
         };
         let (member, bytes) = saved.finish()?;
+        steps::reached(Step::Finished);
         round.commit(Manifest::now(self.command.clone(), None, vec![member]))?;
+        steps::reached(Step::Committed);
         self.last = Some(number);
         let ended = held.map(|held| {
             self.status = 128 + libc::SIGKILL;

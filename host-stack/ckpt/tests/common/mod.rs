@@ -22,48 +22,81 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A program under a supervisor.
 pub struct Job {
-    pub directory: TempDir,
+    pub directory: Directory,
     supervisor: Child,
     /// Processes that have lost it.
     orphans: Vec<i32>,
     user: Option<u32>,
+    /// The step at which its supervisor kills itself (SNAPRIG_CKPT_DIE_AT).
+    dies_at: Option<String>,
+}
+
+/// Where a job is: its own, or another's.
+pub enum Directory {
+    Own(TempDir),
+    Anothers(PathBuf),
+}
+
+impl Directory {
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Own(directory) => directory.path(),
+            Self::Anothers(directory) => directory,
+        }
+    }
 }
 
 impl Job {
     /// Launches a program; its arguments are of its directory's programs, or as they are.
     pub fn launch(program: &[&str]) -> Self {
-        Self::launch_as(None, |_| (), program)
+        Self::launch_as(None, None, program)
     }
 
     /// The same, in a directory that somebody has prepared.
-    pub fn launch_with(prepare: impl FnOnce(&Path), program: &[&str]) -> Self {
-        Self::launch_as(None, prepare, program)
+    pub fn launch_with(user: Option<u32>, prepare: impl FnOnce(&Path), program: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        prepare(directory.path());
+        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        Self::begin(Directory::Own(directory), user, None, program)
     }
 
     /// As an ordinary user; none if the test is one itself.
     pub fn launch_as_nobody(program: &[&str]) -> Self {
-        Self::launch_as_nobody_with(|_| (), program)
+        Self::launch_as(nobody(), None, program)
     }
 
-    /// The same, in a directory that somebody has prepared.
-    pub fn launch_as_nobody_with(prepare: impl FnOnce(&Path), program: &[&str]) -> Self {
-        // SAFETY: no preconditions.
-        let is_root = unsafe { libc::geteuid() } == 0;
-        Self::launch_as(is_root.then_some(NOBODY), prepare, program)
+    /// With a supervisor that kills itself at a step.
+    pub fn launch_to_die(user: Option<u32>, at: &str, program: &[&str]) -> Self {
+        Self::launch_as(user, Some(at.to_owned()), program)
     }
 
-    fn launch_as(user: Option<u32>, prepare: impl FnOnce(&Path), program: &[&str]) -> Self {
+    /// Where another is, whose supervisor is dead, and as its user.
+    pub fn launch_in(other: &Self, program: &[&str]) -> Self {
+        let directory = Directory::Anothers(other.directory.path().to_owned());
+        Self::begin(directory, other.user, None, program)
+    }
+
+    fn launch_as(user: Option<u32>, dies_at: Option<String>, program: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        prepare(directory.path());
         std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        Self::begin(Directory::Own(directory), user, dies_at, program)
+    }
+
+    fn begin(
+        directory: Directory,
+        user: Option<u32>,
+        dies_at: Option<String>,
+        program: &[&str],
+    ) -> Self {
         let mut arguments = vec!["launch", "job"];
         arguments.extend(program);
-        let supervisor = start(directory.path(), user, &arguments);
+        let supervisor = start(directory.path(), user, dies_at.as_deref(), &arguments);
         let job = Self {
             directory,
             supervisor,
             orphans: Vec::new(),
             user,
+            dies_at,
         };
         job.wait_for_control();
         job
@@ -129,16 +162,32 @@ impl Job {
     }
 
     pub fn restart(&mut self) {
-        self.supervisor = start(self.directory.path(), self.user, &["restart", "job"]);
+        self.begin_restart(None);
         wait_until_or(
             || snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok(),
             || format!("a restarted supervisor answers; {}", self.output()),
         );
     }
 
+    /// Has a supervisor restart it that kills itself at a step.
+    pub fn restart_to_die(&mut self, at: &str) {
+        self.begin_restart(Some(at.to_owned()));
+    }
+
+    fn begin_restart(&mut self, dies_at: Option<String>) {
+        self.dies_at = dies_at;
+        let (directory, at) = (self.directory.path(), self.dies_at.as_deref());
+        self.supervisor = start(directory, self.user, at, &["restart", "job"]);
+    }
+
+    /// Its supervisor, as the test sees it.
+    pub fn supervisor(&self) -> i32 {
+        self.supervisor.id() as i32
+    }
+
     /// A restart that fails.
     pub fn restart_in_vain(&mut self) {
-        self.supervisor = start(self.directory.path(), self.user, &["restart", "job"]);
+        self.begin_restart(None);
         assert_ne!(self.ended(), 0);
     }
 
@@ -196,7 +245,13 @@ impl Drop for Job {
     }
 }
 
-fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
+/// Nobody; none if the test is no root.
+pub fn nobody() -> Option<u32> {
+    // SAFETY: no preconditions.
+    (unsafe { libc::geteuid() } == 0).then_some(NOBODY)
+}
+
+fn start(directory: &Path, user: Option<u32>, dies_at: Option<&str>, arguments: &[&str]) -> Child {
     let out = File::options()
         .append(true)
         .create(true)
@@ -206,6 +261,7 @@ fn start(directory: &Path, user: Option<u32>, arguments: &[&str]) -> Child {
     command.args(arguments).current_dir(directory);
     command.env("SNAPRIG_TEST", arguments[0]);
     command.stdin(Stdio::null());
+    command.envs(dies_at.map(|step| ("SNAPRIG_CKPT_DIE_AT", step)));
     command.stdout(out.try_clone().unwrap()).stderr(out);
     // As shells do it. What the tests run in may be a container whose group is that of its first process.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
