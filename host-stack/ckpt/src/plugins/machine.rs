@@ -12,12 +12,12 @@
 //! What must stay true: whoever is Ready is told sooner or later, also after its own lateness and after any failure; a
 //! round is gathered only when every plugin of everybody who is connected is Ready.
 
+mod process;
 #[cfg(test)]
 mod tests;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    ops::Range,
     time::{Duration, Instant},
 };
 
@@ -25,10 +25,12 @@ use libc::pid_t;
 use snaprig_ckpt_plugin::{
     PATIENCE_MAX,
     message::{
-        Descriptor, Event, NAME_MAX, OWNS_MAX, REASON_MAX, Registered, ToProcess, ToSupervisor,
-        VERSION,
+        Event, NAME_MAX, OWNS_MAX, REASON_MAX, Registered, ToProcess, ToSupervisor, VERSION,
     },
 };
+
+use self::process::{Doing, Plugin, Process, State};
+pub use self::process::{Owned, Refusal};
 
 /// Plugins of a process, and what one may own of each kind.
 const PLUGINS_MAX: usize = 256;
@@ -61,57 +63,6 @@ pub enum Progress {
     Done,
     /// It is not to be.
     Failed(Refusal),
-}
-
-/// Who refuses, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The process.
-    pub pid: pid_t,
-    /// Which plugin, and its reason.
-    pub what: String,
-}
-
-/// What belongs to plugins of a process, and not into an image.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Owned {
-    /// Its end of the connection.
-    pub channel: Option<Descriptor>,
-    /// Descriptors, and whose they are.
-    pub descriptors: Vec<(Descriptor, String)>,
-    /// Memory.
-    pub regions: Vec<Range<u64>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
-    Asked,
-    Told,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Idle,
-    Busy(Doing, u64, Instant),
-    Late(Doing, u64),
-    Ready,
-}
-
-#[derive(Debug)]
-struct Plugin {
-    registered: Registered,
-    state: State,
-    descriptors: Vec<Descriptor>,
-    regions: Vec<Range<u64>>,
-}
-
-#[derive(Debug)]
-struct Process {
-    pid: pid_t,
-    channel: Option<Descriptor>,
-    /// It has said what plugins it has.
-    listed: bool,
-    plugins: BTreeMap<u32, Plugin>,
 }
 
 #[derive(Debug)]
@@ -195,20 +146,8 @@ impl Machine {
 
     /// What belongs to plugins, process by process.
     pub fn owned(&self) -> impl Iterator<Item = (pid_t, Owned)> {
-        self.processes.values().map(|process| {
-            let plugins = process.plugins.values();
-            let of = |plugin: &Plugin| {
-                let name = plugin.registered.name.clone();
-                let descriptors = plugin.descriptors.clone().into_iter();
-                descriptors.map(move |descriptor| (descriptor, name.clone()))
-            };
-            let owned = Owned {
-                channel: process.channel,
-                descriptors: plugins.clone().flat_map(of).collect(),
-                regions: plugins.flat_map(|plugin| plugin.regions.clone()).collect(),
-            };
-            (process.pid, owned)
-        })
+        let processes = self.processes.values();
+        processes.map(|process| (process.pid, process.owned()))
     }
 
     /// There will be a checkpoint, in this directory; also: whoever has come since is asked, too.
@@ -470,39 +409,5 @@ impl Machine {
             let message = ToProcess::Do { serial, id, event };
             self.outputs.push_back(Output::Send(connection, message));
         }
-    }
-}
-
-impl Process {
-    /// Who has taken too long, and is still at it. Plugins of a process have one thread: the others come after it.
-    fn late(&self) -> Option<&Plugin> {
-        let mut plugins = self.plugins.values();
-        plugins.find(|plugin| matches!(plugin.state, State::Late(..)))
-    }
-
-    fn is_late(&self) -> bool {
-        self.late().is_some()
-    }
-}
-
-impl Plugin {
-    fn is_asked(&self) -> bool {
-        matches!(
-            self.state,
-            State::Busy(Doing::Asked, ..) | State::Late(Doing::Asked, _)
-        )
-    }
-
-    fn refusal(&self, pid: pid_t, reason: &str) -> Refusal {
-        let name = &self.registered.name;
-        Refusal {
-            pid,
-            what: format!("plugin {name}: {reason}"),
-        }
-    }
-
-    fn lateness(&self) -> String {
-        let patience = Duration::from_millis(self.registered.patience_ms);
-        format!("it has not answered within {patience:?}")
     }
 }
