@@ -15,6 +15,8 @@ fn main() {
         "-soname,libcoi_host.so.0".to_owned(),
         format!("--version-script={}", map.display()),
         "--no-warnings".to_owned(),
+        // It has threads, and handlers of fork(2).
+        "-z,nodelete".to_owned(),
     ] {
         println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
     }

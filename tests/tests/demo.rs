@@ -45,6 +45,24 @@ fn the_restored_run_equals_the_undisturbed_one_wherever_it_is_interrupted() {
 }
 
 #[test]
+fn host_cards_and_rig_die_and_the_application_goes_on_elsewhere() {
+    for platform in platforms() {
+        for (kill, seed) in [("all", "1"), ("all", "5"), ("host", "2")] {
+            let outcome = demo(&["--platform", platform, "--seed", seed, "--kill", kill]);
+            assert_eq!(
+                (&outcome["identical"], &outcome["killed"]),
+                (&true.into(), &kill.into())
+            );
+            let steps = outcome["steps"].as_array().expect("a list");
+            let checkpoint = steps.iter().find(|step| step["name"] == "checkpoint");
+            let bytes = checkpoint.expect("a step")["bytes"].as_u64();
+            // Of both processes: neither is that small.
+            assert!(bytes.is_some_and(|bytes| bytes > 1 << 20), "{bytes:?}");
+        }
+    }
+}
+
+#[test]
 fn generated_points_of_the_papers_shape() {
     for platform in platforms() {
         let outcome = demo(&["--platform", platform, "--scale", "20000"]);

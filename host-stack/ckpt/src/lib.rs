@@ -21,6 +21,7 @@
 //! | `terminal` | settings and contents of pseudoterminals |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
+//! | `plugins` | what programs take down themselves before a checkpoint |
 //! | `supervisor` | launch, commands, exit |
 //! | `steps` | where a supervisor can be killed on purpose |
 //! | `show` | what an image says, for people |
@@ -35,6 +36,7 @@ mod flow;
 mod freeze;
 mod job;
 mod memory;
+mod plugins;
 mod ranges;
 mod remote;
 mod restart;

@@ -129,6 +129,8 @@ fn file(file: &OpenFile) -> String {
         Kind::Signal { mask } => format!("signalfd of {mask:#x}"),
         Kind::Timer { ticks, .. } => format!("timerfd, {ticks} times since it was read"),
         Kind::Pid(pid) => format!("process {pid}"),
+        Kind::Plugin(name) => format!("plugin {name}'s"),
+        Kind::Supervisor => "the connection of plugins to the supervisor".into(),
         other => format!("{other:?}"),
     }
 }

@@ -239,6 +239,8 @@ pub enum Backing {
     Shared(u32, u64),
     /// The kernel's: vDSO and its data, by name.
     Kernel(Vec<u8>),
+    /// A plugin's: it cannot be touched until that has mapped something there.
+    Plugin,
 }
 
 /// A descriptor.

@@ -6,6 +6,9 @@
 //!      |--- control socket --> host process: pause, capture, (card 1: SIGKILL), restore, resume
 //!      '--- compares the result files of the host process and of a plain run on the host
 //! ```
+//! What `--kill host` and `--kill all` do is in [`whole`].
+
+mod whole;
 
 use std::{
     fs,
@@ -14,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use snaprig_card::platform::Kind;
 use snaprig_fixtures::kmeans;
@@ -31,6 +34,9 @@ use crate::{
 /// Memory that a card needs beside the points: programs, rings, page tables, room to restore.
 const CARD_BASE_BYTES: u64 = 256 << 20;
 
+/// The result of the application.
+const RESTORED: &str = "restored.txt";
+
 /// What `demo` is told.
 #[derive(Args)]
 pub struct Options {
@@ -43,6 +49,10 @@ pub struct Options {
     /// Moves the point of interruption (and the generated points)
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// What is killed: the card, and the offload process goes on on another one; the host process, or all, cards and
+    /// rig included, and the application is restarted from a checkpoint of both its processes
+    #[arg(long, value_enum, default_value_t = Kill::Card, value_name = "WHAT")]
+    kill: Kill,
     /// Cards to boot
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=8))]
     cards: u16,
@@ -64,14 +74,41 @@ pub struct Options {
     timeout: u64,
 }
 
+/// What is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Kill {
+    /// The card
+    Card,
+    /// The host process and its supervisor
+    Host,
+    /// Both, all cards, and the rig
+    All,
+}
+
 /// The JSON document.
 #[derive(Serialize)]
 struct Outcome<'a> {
     seed: u64,
+    killed: Kill,
     interrupted_at_run_function: u64,
     run_functions: u64,
     steps: &'a [Step],
     identical: bool,
+}
+
+/// What all demos have.
+struct Scene<'a> {
+    options: &'a Options,
+    workload: &'a kmeans::Workload,
+    undisturbed: kmeans::Outcome,
+    /// Run function that is interrupted.
+    stop_at: u64,
+    /// Of each card, in bytes; the last one holds for all further cards.
+    memory: Vec<u64>,
+    /// Where snapshots and results are kept.
+    keep: Option<KeepDir>,
+    deadline: Deadline,
 }
 
 /// Runs the demo. Success only if the two results are the same, bit for bit.
@@ -79,66 +116,107 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let keep = options.keep.as_deref().map(KeepDir::new).transpose()?;
     let mut steps = Steps::new(options.json);
     let workload = workload(options)?;
-    let stop_at = point_of_interruption(options.seed, workload.run_functions());
     let undisturbed = steps.run::<_, AnyError>(
         "undisturbed",
         "the same arithmetic in one host process",
         |_| Ok(kmeans::golden(&workload)),
     )?;
-    let deadline = Deadline::after(Duration::from_secs(options.timeout));
-    let memory = match &options.memory[..] {
-        [] => vec![(CARD_BASE_BYTES + 4 * workload.bytes()).next_multiple_of(4096)],
-        each => each.to_vec(),
+    let scene = Scene {
+        options,
+        workload: &workload,
+        undisturbed,
+        stop_at: point_of_interruption(options.seed, workload.run_functions()),
+        memory: match &options.memory[..] {
+            [] => vec![(CARD_BASE_BYTES + 4 * workload.bytes()).next_multiple_of(4096)],
+            each => each.to_vec(),
+        },
+        keep,
+        deadline: Deadline::after(Duration::from_secs(options.timeout)),
     };
+    let identical = match options.kill {
+        Kill::Card => card_dies(&scene, &mut steps)?,
+        Kill::Host | Kill::All => whole::run(&scene, &mut steps)?,
+    };
+    let outcome = Outcome {
+        seed: options.seed,
+        killed: options.kill,
+        interrupted_at_run_function: scene.stop_at,
+        run_functions: workload.run_functions(),
+        steps: steps.all(),
+        identical,
+    };
+    conclude(options, &outcome)
+}
+
+impl Scene<'_> {
+    /// Where snapshots and results go: with --keep there, else to where everything goes in the end.
+    fn work(&self, scratch: &Path) -> PathBuf {
+        self.keep.as_ref().map_or(scratch, KeepDir::path).to_owned()
+    }
+
+    /// Whether the result of the application is that of the plain run; if not, `keep` keeps both.
+    fn compare(
+        &self,
+        steps: &mut Steps,
+        work: &Path,
+        keep: impl FnOnce(),
+    ) -> Result<bool, AnyError> {
+        let name = work.join("undisturbed.txt");
+        self.undisturbed
+            .write(&name)
+            .map_err(|e| format!("{}: {e}", name.display()))?;
+        let restored = work.join(RESTORED);
+        let identical = steps.run(
+            "compare",
+            "centres, inertia history, assignments",
+            |bytes| {
+                let other =
+                    fs::read(&restored).map_err(|e| format!("{}: {e}", restored.display()))?;
+                *bytes = other.len() as u64;
+                Ok::<_, AnyError>(self.undisturbed.to_text().into_bytes() == other)
+            },
+        )?;
+        if !identical {
+            keep();
+            eprintln!("both results are in {}", work.display());
+        }
+        Ok(identical)
+    }
+}
+
+/// The card dies, and the host process goes on with another.
+fn card_dies(scene: &Scene, steps: &mut Steps) -> Result<bool, AnyError> {
+    let Scene {
+        options,
+        workload,
+        deadline,
+        ..
+    } = scene;
     let mut rig = steps.run("boot", &format!("{} cards", options.cards), |_| {
         Rig::builder()
             .exe(std::env::current_exe()?)
             .cards(options.cards.into())
-            .memory_bytes_each(&memory)
+            .memory_bytes_each(&scene.memory)
             .platform(options.platform)
             .start()
             .map_err(AnyError::from)
     })?;
     // Without --keep everything goes when the rig's directory does.
-    let work = keep.as_ref().map_or(rig.dir(), KeepDir::path).to_owned();
-    let name = work.join("undisturbed.txt");
-    undisturbed
-        .write(&name)
-        .map_err(|e| format!("{}: {e}", name.display()))?;
-    let restored = work.join("restored.txt");
+    let work = scene.work(rig.dir());
+    let restored = work.join(RESTORED);
     let mut host = steps.run("start", "host process, offload process on card 1", |_| {
-        HostProcess::start(rig.dir(), &workload, &restored, Stdio::inherit(), deadline)
+        HostProcess::start(rig.dir(), workload, &restored, Stdio::inherit(), *deadline)
     })?;
-    let mut control = Controlled::connect(rig.dir(), &host, deadline)?;
+    let mut control = Controlled::connect(rig.dir(), host.pid(), *deadline)?;
     let snapshot = work.join("snapshot");
-    interrupt(&mut control, &mut steps, &rig, &snapshot, stop_at)?;
+    interrupt(&mut control, steps, &rig, &snapshot, scene.stop_at)?;
     let status = steps.run("finish", "the rest of the work, on card 2", |_| {
-        host.wait(deadline)
+        host.wait(*deadline)
     })?;
     if !status.success() {
         return Err(format!("the host process failed: {status}").into());
     }
-    let identical = steps.run(
-        "compare",
-        "centres, inertia history, assignments",
-        |bytes| {
-            let other = fs::read(&restored).map_err(|e| format!("{}: {e}", restored.display()))?;
-            *bytes = other.len() as u64;
-            Ok::<_, AnyError>(undisturbed.to_text().into_bytes() == other)
-        },
-    )?;
-    let outcome = Outcome {
-        seed: options.seed,
-        interrupted_at_run_function: stop_at,
-        run_functions: workload.run_functions(),
-        steps: steps.all(),
-        identical,
-    };
-    if !identical {
-        rig.keep();
-        eprintln!("both results are in {}", work.display());
-    }
-    conclude(options, &outcome)
+    scene.compare(steps, &work, || rig.keep())
 }
 
 /// Pause, capture, kill, restore, resume: the paper's sections 4.1 to 4.3 in a row.

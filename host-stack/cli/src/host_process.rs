@@ -55,9 +55,9 @@ pub struct Controlled {
 }
 
 impl Controlled {
-    /// Of this host process.
-    pub fn connect(rig: &Path, host: &HostProcess, deadline: Deadline) -> Result<Self, AnyError> {
-        let client = Client::connect(rig, host.pid())?;
+    /// Of the host process of this number.
+    pub fn connect(rig: &Path, host: u32, deadline: Deadline) -> Result<Self, AnyError> {
+        let client = Client::connect(rig, host)?;
         Ok(Self { client, deadline })
     }
 
@@ -85,7 +85,61 @@ impl HostProcess {
         log: Stdio,
         deadline: Deadline,
     ) -> Result<Self, AnyError> {
+        let command = Command::new(std::env::current_exe()?);
+        Self::begin(command, rig, workload, result, log, deadline)
+    }
+
+    /// The same, under a supervisor that keeps checkpoints in a directory.
+    pub fn supervised(
+        checkpoints: &Path,
+        rig: &Path,
+        workload: &kmeans::Workload,
+        result: &Path,
+        deadline: Deadline,
+    ) -> Result<Self, AnyError> {
+        let own = std::env::current_exe()?;
+        let mut command = Command::new(&own);
+        command.args(["ckpt", "launch", "--dir"]).arg(checkpoints);
+        command.arg("--").arg(&own);
+        Self::begin(command, rig, workload, result, Stdio::inherit(), deadline)
+    }
+
+    /// Restarts it from the newest checkpoint of a directory, on this rig; waits until it goes on.
+    pub fn restart(checkpoints: &Path, rig: &Path, deadline: Deadline) -> Result<Self, AnyError> {
         let child = Command::new(std::env::current_exe()?)
+            .args(["ckpt", "restart"])
+            .arg(checkpoints)
+            .env("SNAPRIG_RIG", rig)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()?;
+        let mut host = Self { child };
+        // Its supervisor answers as soon as the program goes on.
+        while snaprig_ckpt::ask(checkpoints, snaprig_ckpt::Request::Status).is_err() {
+            if let Some(status) = host.child.try_wait()? {
+                return match status.success() {
+                    true => Ok(host),
+                    false => Err("the checkpoint was not restarted".into()),
+                };
+            }
+            if deadline.left().is_zero() {
+                return Err(Deadline::passed("restart"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(host)
+    }
+
+    fn begin(
+        mut command: Command,
+        rig: &Path,
+        workload: &kmeans::Workload,
+        result: &Path,
+        log: Stdio,
+        deadline: Deadline,
+    ) -> Result<Self, AnyError> {
+        let child = command
             .args(["workload", "kmeans"])
             .args(workload.arguments())
             .arg("--result")
@@ -133,7 +187,31 @@ impl HostProcess {
 impl Drop for HostProcess {
     fn drop(&mut self) {
         // It may have ended already; there is nobody to tell.
-        let _ = self.child.kill();
+        for pid in tree(self.child.id()) {
+            // SAFETY: no memory is involved; it is a child that has not been waited for, or a descendant of one.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
         let _ = self.child.wait();
     }
+}
+
+/// A process, and all that it has made and that have not lost their parents, children before their parents.
+pub fn tree(root: u32) -> Vec<i32> {
+    let mut found = vec![root as i32];
+    let mut at = 0;
+    while let Some(pid) = found.get(at) {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+        for task in tasks.into_iter().flatten().flatten() {
+            let children = std::fs::read_to_string(task.path().join("children"));
+            let children = children.unwrap_or_default();
+            found.extend(
+                children
+                    .split_whitespace()
+                    .filter_map(|pid| pid.parse::<i32>().ok()),
+            );
+        }
+        at += 1;
+    }
+    found.reverse();
+    found
 }

@@ -40,7 +40,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Snapshot an offload program in mid-run, kill its card, finish on another one
+    /// Snapshot an offload program in mid-run, kill its card (or everything), and finish it
     Demo(demo::Options),
     /// Work with one card
     #[command(subcommand)]
@@ -94,8 +94,8 @@ enum Command {
     RigProcess {
         #[arg(long)]
         cards: usize,
-        #[arg(long)]
-        memory: u64,
+        #[arg(long, value_delimiter = ',')]
+        memory: Vec<u64>,
         #[arg(long)]
         platform: Option<Kind>,
     },
@@ -186,7 +186,7 @@ pub fn main() -> ExitCode {
             cards,
             memory,
             platform,
-        } => rig_process::run(cards, memory, platform),
+        } => rig_process::run(cards, &memory, platform),
         Command::CardProcess {
             socket,
             node,

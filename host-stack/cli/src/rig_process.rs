@@ -1,8 +1,8 @@
-//! The process that holds a rig for a campaign, so that it can be killed, stopped and limited
-//! without harm to the campaign.
+//! The process that holds a rig for a campaign or a demo, so that it can be killed, stopped and limited
+//! without harm to those.
 //!
 //! ```text
-//!  campaign                     this process
+//!  campaign, demo               this process
 //!     |  <---- {"dir", "cards"} ---  the rig is there
 //!     |  ------ daemon N\n ------->  card N's COI daemon is killed
 //!     |  ------ reset N\n -------->  card N is reset
@@ -11,16 +11,17 @@
 //! ```
 
 use std::{
-    io::{BufRead, Write},
-    path::PathBuf,
-    process::ExitCode,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
 };
 
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde::{Deserialize, Serialize};
 use snaprig_card::platform::Kind;
 use snaprig_rig::Rig;
 
-use crate::AnyError;
+use crate::{AnyError, host_process::Deadline};
 
 /// Where a rig is.
 #[derive(Debug, Serialize, Deserialize)]
@@ -32,7 +33,11 @@ pub struct Place {
 }
 
 /// Holds a rig until the end of standard input.
-pub fn run(cards: usize, memory_bytes: u64, platform: Option<Kind>) -> Result<ExitCode, AnyError> {
+pub fn run(
+    cards: usize,
+    memory_bytes: &[u64],
+    platform: Option<Kind>,
+) -> Result<ExitCode, AnyError> {
     // A campaign may limit how long this process's files get: that is to be an error of write(2)
     // (EFBIG), not the end.
     // SAFETY: no handler is installed, and no thread runs yet.
@@ -40,7 +45,7 @@ pub fn run(cards: usize, memory_bytes: u64, platform: Option<Kind>) -> Result<Ex
     let rig = Rig::builder()
         .exe(std::env::current_exe()?)
         .cards(cards)
-        .memory_bytes(memory_bytes)
+        .memory_bytes_each(memory_bytes)
         .platform(platform)
         .start()?;
     say_place(&rig)?;
@@ -80,4 +85,87 @@ fn say_place(rig: &Rig) -> Result<(), AnyError> {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "{}", serde_json::to_string(&place)?)?;
     Ok(stdout.flush()?)
+}
+
+/// The process that holds the rig, as those see it who have started it.
+pub struct RigProcess {
+    pub child: Child,
+    pub input: Option<ChildStdin>,
+    pub output: Option<BufReader<ChildStdout>>,
+    pub place: Place,
+}
+
+impl RigProcess {
+    /// Starts it, with this standard error; the rig's own directory is made in `within`, if that is given.
+    pub fn start(
+        cards: u16,
+        memory_bytes: &[u64],
+        platform: Option<Kind>,
+        log: Stdio,
+        within: Option<&Path>,
+        deadline: Deadline,
+    ) -> Result<Self, AnyError> {
+        let memory: Vec<_> = memory_bytes.iter().map(u64::to_string).collect();
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .arg("rig-process")
+            .args(["--cards", &cards.to_string()])
+            .args(["--memory", &memory.join(",")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log);
+        if let Some(platform) = platform {
+            command.args(["--platform", &platform.to_string()]);
+        }
+        if let Some(directory) = within {
+            command.env("TMPDIR", directory);
+        }
+        let mut child = command.spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let place = Place {
+            dir: PathBuf::new(),
+            cards: Vec::new(),
+        };
+        // From here on it is ended whatever happens.
+        let mut rig = Self {
+            child,
+            input,
+            output: None,
+            place,
+        };
+        let output = output.ok_or("no standard output")?;
+        deadline.wait_for("boot", &output)?;
+        let mut line = String::new();
+        let output = rig.output.insert(BufReader::new(output));
+        output.read_line(&mut line)?;
+        rig.place = serde_json::from_str(&line).map_err(|_| "the rig did not start")?;
+        Ok(rig)
+    }
+
+    /// Ends it, as whoever started it does, and says what of it is still there.
+    pub fn end(mut self, deadline: Deadline) -> Result<Vec<String>, AnyError> {
+        drop(self.input.take());
+        let rig = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
+        deadline.wait_for("the rig's end", &rig)?;
+        self.child.wait()?;
+        let mut left = Vec::new();
+        for (index, pid) in self.place.cards.iter().enumerate() {
+            // One that is gone has no descriptor.
+            if let Some(pid) = Pid::from_raw(*pid as i32)
+                && let Ok(card) = pidfd_open(pid, PidfdFlags::empty())
+                && deadline.wait_for("a card's end", &card).is_err()
+            {
+                left.push(format!("card {}, process {pid:?},", index + 1));
+            }
+        }
+        Ok(left)
+    }
+}
+
+impl Drop for RigProcess {
+    fn drop(&mut self) {
+        // It has ended already, or whoever started it gives up; its cards end with it.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.wait();
+    }
 }

@@ -165,6 +165,9 @@ pub struct IncludeOptions {
     /// For a program of SCIF, on the host or on a card
     #[arg(long, group = "what")]
     scif: bool,
+    /// For a program with plugins of checkpoints
+    #[arg(long, group = "what")]
+    ckpt: bool,
 }
 
 /// Directories alone, or what to link with too.
@@ -173,6 +176,7 @@ pub fn include(options: &IncludeOptions) -> Result<ExitCode, AnyError> {
         (true, ..) => &HOST,
         (_, true, _) => &SINK,
         (.., true) => &["-lscif"],
+        _ if options.ckpt => &["-lsnaprig_ckpt_plugin"],
         _ => &[],
     };
     let flags = flags(&Sdk::of(&std::env::current_exe()?)?, more);

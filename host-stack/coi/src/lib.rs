@@ -37,7 +37,7 @@ pub mod quiesce;
 
 use std::path::{Path, PathBuf};
 
-use snaprig_scif::{client::Endpoint, host::cards::CardState};
+use snaprig_scif::{checkpoint, client::Endpoint, host::cards::CardState};
 use snaprig_wire::{
     coi::{FromDaemon, ToDaemon},
     scif::{HOST, NodeId, PortId, port},
@@ -77,12 +77,14 @@ pub struct EngineInfo {
 impl Engine {
     /// How many there are, in whatever state.
     pub fn count(rig: &Path) -> Result<usize, CoiError> {
+        let _inside = checkpoint::enter();
         let cards = Endpoint::open(rig)?.cards()?;
         Ok(cards.iter().filter(|(node, _)| *node != HOST).count())
     }
 
     /// Whether its COI daemon listens.
     pub fn is_online(&self) -> Result<bool, CoiError> {
+        let _inside = checkpoint::enter();
         let cards = Endpoint::open(&self.rig)?.cards()?;
         let own = cards.iter().find(|(node, _)| *node == self.node);
         Ok(matches!(own, Some((_, CardState::Online))))
@@ -90,6 +92,7 @@ impl Engine {
 
     /// Engine `index`, from 0: the card that is SCIF node `index + 1`.
     pub fn get(rig: &Path, index: u16) -> Result<Self, CoiError> {
+        let _inside = checkpoint::enter();
         let node = index + 1;
         let (nodes, _) = Endpoint::open(rig)?.node_ids()?;
         match nodes.contains(&node) {
@@ -108,6 +111,7 @@ impl Engine {
 
     /// What is known of it.
     pub fn info(&self) -> Result<EngineInfo, CoiError> {
+        let _inside = checkpoint::enter();
         let online = self.is_online()?;
         if !online {
             return Ok(EngineInfo::default());
@@ -131,9 +135,9 @@ impl Engine {
         })
     }
 
-    /// The rig that it belongs to.
-    pub fn rig(&self) -> &Path {
-        &self.rig
+    /// Where the rig is now that it belongs to.
+    pub fn rig(&self) -> PathBuf {
+        checkpoint::place(&self.rig)
     }
 
     /// A connection to a port on the card.

@@ -13,7 +13,7 @@ use crate::{
     CoiError, Engine, Process,
     libraries::File,
     machine::{Input, Value},
-    ops::Windows,
+    ops::{self, Windows},
     process::{Links, Place, lock},
 };
 
@@ -84,6 +84,18 @@ pub fn settle(
 ) -> Result<(), CoiError> {
     let settle = |ticket| Input::Settle(ticket, returned, notices);
     process.0.call(settle, Some(timeout)).map(|_| ())
+}
+
+/// All offload processes of this host process that are alive.
+pub fn living() -> Vec<Process> {
+    let mut all = ops::processes();
+    all.retain(Process::is_alive);
+    all
+}
+
+/// The process is paused, and its rig is another one: that, too, is watched.
+pub fn watch_anew(process: &Process) -> Result<(), CoiError> {
+    process.0.watch_anew()
 }
 
 /// Releases the host's locks.

@@ -19,7 +19,7 @@ pub fn offer() {
     let Some((handle, entry)) = oldest() else {
         return;
     };
-    match serve(entry.process.engine().rig(), &entry.process) {
+    match serve(&entry.process.engine().rig(), &entry.process) {
         Ok(serving) => *service = Some((handle, serving)),
         // The program does not need it.
         Err(error) => trace::say(|| format!("Snapify cannot control this program: {error}")),

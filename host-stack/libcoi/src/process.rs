@@ -410,6 +410,7 @@ impl Create {
             let why = "SINK_LD_TRACE_LOADED_OBJECTS is set";
             return Err(Failure::new(code::NOT_INITIALIZED, why));
         }
+        snaprig_snapify::plugin::register();
         let process = Process::create_with(&card, options)?;
         drop(affinity);
         let handle = PROCESSES.insert(Arc::new(Entry {

@@ -2,8 +2,8 @@
 //! the names that programs ask for.
 //!
 //! ```text
-//!   snaprig-sdk/include/{common,sink,source}/*.h, intel-coi -> ., scif.h
-//!   snaprig-sdk/lib/lib{scif,coi_host,coi_device}.so.0, and .so beside each
+//!   snaprig-sdk/include/{common,sink,source}/*.h, intel-coi -> ., scif.h, snaprig_ckpt_plugin.h
+//!   snaprig-sdk/lib/lib{scif,coi_host,coi_device,snaprig_ckpt_plugin}.so.0, and .so beside each
 //! ```
 //!
 //! The directory is beside the `snaprig` program, or in the user's cache if nothing can be written
@@ -48,14 +48,21 @@ const SOURCE: [(&str, &str); 5] = headers!("host-stack/libcoi/include/":
     "source/COIProcess_source.h",
 );
 const SCIF: [(&str, &str); 1] = headers!("host-stack/libscif/include/": "scif.h");
+const PLUGINS: [(&str, &str); 1] =
+    headers!("host-stack/libckpt-plugin/include/": "snaprig_ckpt_plugin.h");
 /// Some programs say `intel-coi/source/...` where others say `source/...`.
 const PREFIX: &str = "intel-coi";
 
 /// Libraries for programs of the host and of cards, the files that cargo makes of them, and the
 /// packages that those are of.
-pub const LIBRARIES: [(&str, &str, &str); 2] = [
+pub const LIBRARIES: [(&str, &str, &str); 3] = [
     ("libscif.so.0", "libsnaprig_libscif.so", "snaprig-libscif"),
     ("libcoi_host.so.0", "libsnaprig_libcoi.so", "snaprig-libcoi"),
+    (
+        "libsnaprig_ckpt_plugin.so.0",
+        "libsnaprig_libckpt_plugin.so",
+        "snaprig-libckpt-plugin",
+    ),
 ];
 /// What names the directory of the libraries in the environment.
 pub const LIBRARIES_ENV: &str = "SNAPRIG_LIBRARIES";
@@ -82,7 +89,7 @@ impl Sdk {
     fn make(root: &Path, program: &Path) -> io::Result<Self> {
         let include = root.join("include");
         let lib = root.join("lib");
-        for (name, text) in COMMON.iter().chain(&SOURCE).chain(&SCIF) {
+        for (name, text) in COMMON.iter().chain(&SOURCE).chain(&SCIF).chain(&PLUGINS) {
             let path = include.join(name);
             if let Some(parent) = path.parent() {
                 fs::create_dir_all(parent)?;
@@ -218,6 +225,7 @@ mod tests {
                 "intel-coi/source/COIBuffer_source.h",
                 "sink/COIPipeline_sink.h",
                 "scif.h",
+                "snaprig_ckpt_plugin.h",
             ] {
                 assert!(sdk.include().join(header).is_file(), "{header}");
             }

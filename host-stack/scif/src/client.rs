@@ -23,10 +23,13 @@ use snaprig_wire::{
     scif::{NodeId, PortId},
 };
 
-use crate::host::{
-    cards::CardState,
-    protocol::{Answer, Call, MESSAGE_MAX, Reply, Request, SEND_MAX},
-    seqpacket,
+use crate::{
+    checkpoint::{self, Leads},
+    host::{
+        cards::CardState,
+        protocol::{Answer, Call, MESSAGE_MAX, Reply, Request, SEND_MAX},
+        seqpacket,
+    },
 };
 
 /// Name of the host node's socket in a rig's directory.
@@ -61,6 +64,7 @@ pub fn rig_from_environment() -> Option<PathBuf> {
 
 /// One endpoint.
 pub struct Endpoint {
+    _leads: Leads,
     socket: OwnedFd,
     next: AtomicU64,
     inbox: Mutex<Inbox>,
@@ -78,6 +82,7 @@ struct Inbox {
 impl Endpoint {
     /// scif_open, on the node of the rig in this directory.
     pub fn open(rig: &Path) -> Result<Self, ScifError> {
+        let rig = checkpoint::place(rig);
         let connect = || {
             let socket = rustix::net::socket_with(
                 AddressFamily::UNIX,
@@ -98,6 +103,7 @@ impl Endpoint {
 
     fn over(socket: OwnedFd) -> Self {
         Self {
+            _leads: Leads::new(&socket),
             socket,
             next: AtomicU64::new(1),
             inbox: Mutex::default(),

@@ -6,12 +6,13 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
 use snaprig_coi::{Engine, Process};
+use snaprig_scif::checkpoint::{self, Leads};
 
 use crate::{Snapify, SnapifyError, Step, StepReport};
 
@@ -67,7 +68,7 @@ fn socket(rig: &Path, pid: u32) -> PathBuf {
 /// The service, until it is dropped: then the command under way, if there is one, is waited for, so
 /// that a snapshot that is being made is either finished or taken away.
 pub struct Service {
-    path: PathBuf,
+    listening: Arc<Listening>,
     snapify: Snapify,
     at_work: Arc<Mutex<()>>,
 }
@@ -75,7 +76,7 @@ pub struct Service {
 impl Drop for Service {
     fn drop(&mut self) {
         // It goes with the rig's directory at the latest.
-        let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(&*lock(&self.listening.path));
         // The service's thread ends with the process, and must not be at work then.
         std::mem::forget(lock(&self.at_work));
         // A capture goes on in the background; how it ends is of no interest any more.
@@ -83,10 +84,74 @@ impl Drop for Service {
     }
 }
 
+/// Where commands come in. It leads to the rig: in a program that was restarted it is to be made again.
+struct Listening {
+    rig: PathBuf,
+    path: Mutex<PathBuf>,
+    listener: Mutex<Arc<Listener>>,
+}
+
+struct Listener {
+    _leads: Leads,
+    socket: UnixListener,
+}
+
+impl Listener {
+    /// In the directory of the rig as it is now.
+    fn bind(rig: &Path) -> io::Result<(PathBuf, Self)> {
+        let path = socket(&checkpoint::place(rig), std::process::id());
+        let socket = UnixListener::bind(&path)?;
+        let _leads = Leads::new(&socket);
+        Ok((path, Self { _leads, socket }))
+    }
+}
+
+/// The services that there are.
+static SERVICES: Mutex<Vec<Weak<Listening>>> = Mutex::new(Vec::new());
+
+/// The rig is another one: commands come in there.
+pub(crate) fn serve_again() -> io::Result<()> {
+    let services: Vec<_> = lock(&SERVICES).iter().filter_map(Weak::upgrade).collect();
+    for listening in services {
+        let (path, listener) = Listener::bind(&listening.rig)?;
+        *lock(&listening.path) = path;
+        *lock(&listening.listener) = Arc::new(listener);
+    }
+    Ok(())
+}
+
+impl Listening {
+    /// The next client; none: there will be no more.
+    fn accept(&self) -> Option<UnixStream> {
+        loop {
+            let listener = lock(&self.listener).clone();
+            match listener.socket.accept() {
+                Ok((client, _)) => return Some(client),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(_) => {
+                    // If the program was restarted, there is another one, or will be.
+                    checkpoint::settled();
+                    if Arc::ptr_eq(&listener, &lock(&self.listener)) {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Serves commands for `process` in this host process.
 pub fn serve(rig: &Path, process: &Process) -> io::Result<Service> {
-    let path = socket(rig, std::process::id());
-    let listener = UnixListener::bind(&path)?;
+    let (path, listener) = Listener::bind(rig)?;
+    let listening = Arc::new(Listening {
+        rig: rig.to_owned(),
+        path: Mutex::new(path),
+        listener: Mutex::new(Arc::new(listener)),
+    });
+    let mut services = lock(&SERVICES);
+    services.retain(|service| service.strong_count() > 0);
+    services.push(Arc::downgrade(&listening));
+    drop(services);
     let steps: Arc<Mutex<Vec<StepReport>>> = Arc::default();
     let listener_of_steps: Arc<Mutex<Option<UnixStream>>> = Arc::default();
     let (seen, told) = (steps.clone(), listener_of_steps.clone());
@@ -114,14 +179,16 @@ pub fn serve(rig: &Path, process: &Process) -> io::Result<Service> {
         listener_of_steps,
         at_work: at_work.clone(),
     };
+    let clients = listening.clone();
     std::thread::spawn(move || {
-        for client in listener.incoming().flatten() {
+        while let Some(client) = clients.accept() {
+            let _leads = Leads::new(&client);
             // A client that breaks off has its own reasons.
             let _ = work.converse(&client);
         }
     });
     Ok(Service {
-        path,
+        listening,
         snapify,
         at_work,
     })
@@ -206,7 +273,7 @@ fn run(
     Ok(0)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -14,6 +14,7 @@
 //! | [`snapify`](mod@snapify) | the five calls of the paper's table 1, and the scenarios of section 5 |
 //! | [`step`] | every step of them, by name |
 //! | [`faults`] | where something can go wrong |
+//! | [`plugin`] | the same as part of a checkpoint of the whole application |
 //! | [`control`] | the same from outside: a socket in the host process |
 //!
 //! What must stay true: one request at a time; a failed capture leaves the earlier snapshot and a
@@ -24,6 +25,7 @@ pub mod control;
 mod error;
 pub mod faults;
 pub mod machine;
+pub mod plugin;
 pub mod snapify;
 pub mod step;
 

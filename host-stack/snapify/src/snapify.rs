@@ -151,6 +151,14 @@ impl Snapify {
         self.0.call(session, Call::Restore(engine.node()))
     }
 
+    /// The same, of a snapshot that is in another directory now.
+    pub fn restore_from(&self, snapshot: &Path, engine: &Engine) -> Result<u64, SnapifyError> {
+        let mut session = self.0.take()?;
+        session.snapshot = snapshot.to_owned();
+        session.target = Some(engine.clone());
+        self.0.call(session, Call::Restore(engine.node()))
+    }
+
     /// Swapping out (paper figure 6): the process leaves its card.
     pub fn swap_out(&self, snapshot: &Path) -> Result<u64, SnapifyError> {
         let saved = self.pause(snapshot)?;
@@ -315,7 +323,7 @@ impl Inner {
         let identity = quiesce::identity(&self.process);
         session.snapshot.clone_from(&session.requested);
         let builder = Builder::create(&session.snapshot)?;
-        let grant = Grant::new(identity.engine.rig(), builder.directory())?;
+        let grant = Grant::new(&identity.engine.rig(), builder.directory())?;
         let mut manifest = Manifest::new(identity.name.clone(), identity.engine.node());
         // The host has the program, so it need not come back from the card (paper, footnote 2).
         builder.add(&format!("{BINARIES}/{}", identity.name), &identity.binary)?;
@@ -345,7 +353,7 @@ impl Inner {
     fn verify(&self, session: &mut Session) -> Result<Outcome, SnapifyError> {
         let manifest = store::open(&session.snapshot)?;
         let identity = quiesce::identity(&self.process);
-        let grant = Grant::new(identity.engine.rig(), &session.snapshot)?;
+        let grant = Grant::new(&identity.engine.rig(), &session.snapshot)?;
         let snapshot = grant.directory().to_string_lossy().into_owned();
         session.reading = Some(grant);
         Ok(Outcome::Verified {

@@ -85,6 +85,12 @@ impl Program {
         );
     }
 
+    /// Where its sources are.
+    #[allow(dead_code, reason = "not every test program uses it")]
+    pub fn sources(&self) -> &Path {
+        &self.sources
+    }
+
     /// Where it is.
     pub fn directory(&self) -> &Path {
         self.directory.path()

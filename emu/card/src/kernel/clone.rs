@@ -145,7 +145,10 @@ impl Call<'_> {
         if self.state.threads.len() >= most {
             return Err(Errno::EAGAIN.into());
         }
-        let id = self.state.new_id()?;
+        let id = match thread_like {
+            true => self.state.new_thread_id(self.pid)?,
+            false => self.state.new_process_id()?,
+        };
         let mut thread = self.child_thread(id, request)?;
         if thread_like {
             thread.pid = self.pid;
@@ -271,6 +274,7 @@ impl Call<'_> {
             limits: parent.limits.clone(),
             ran: Duration::ZERO,
             children_ran: Duration::ZERO,
+            last_id: pid,
             exe: parent.exe.clone(),
             argv: parent.argv.clone(),
         })

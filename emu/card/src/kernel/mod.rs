@@ -167,7 +167,7 @@ impl Kernel {
         let (argv, env): (Vec<_>, Vec<_>) = (bytes(spawn.argv), bytes(spawn.env));
         let mut state = self.lock();
         let start = exec::load(&mut state.vfs, &mut mm, &spawn.path, &argv, &env)?;
-        let pid = state.new_id()?;
+        let pid = state.new_process_id()?;
         let process = Process {
             pid,
             parent: 0,
@@ -195,6 +195,7 @@ impl Kernel {
             limits: limits::Limits::default(),
             ran: Duration::ZERO,
             children_ran: Duration::ZERO,
+            last_id: pid,
             exe: start.exe,
             argv,
         };

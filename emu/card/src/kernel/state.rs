@@ -122,6 +122,8 @@ pub struct Process {
     pub ran: Duration,
     /// Processor time of its children that it has waited for, and theirs.
     pub children_ran: Duration,
+    /// The id that was the last to be given to a thread of it.
+    pub last_id: i32,
     /// The program.
     pub exe: String,
     /// Its arguments.
@@ -259,6 +261,9 @@ pub struct State {
 
 /// Ids of a card: `node * IDS_PER_CARD` and up, so that a process keeps its ids on another card.
 pub const IDS_PER_CARD: i32 = 0x8000;
+/// From the id of one process to that of the next; threads have those in between. So a process that is restored on a
+/// card that has started again does not find its threads' ids with threads of the card's own programs.
+const IDS_PER_PROCESS: i32 = 64;
 
 impl State {
     /// An empty system for card `node`.
@@ -280,12 +285,33 @@ impl State {
         }
     }
 
-    /// An id that no process or thread has.
-    pub fn new_id(&mut self) -> Result<i32, Errno> {
-        for _ in 0..IDS_PER_CARD {
+    /// An id for a process, which no other and no thread has.
+    pub fn new_process_id(&mut self) -> Result<i32, Errno> {
+        let (first, last) = self.ids;
+        for _ in first..=last {
             let id = self.next_id;
-            self.next_id = if id >= self.ids.1 { self.ids.0 } else { id + 1 };
+            // How many ids there are is no multiple of the step: in the end it has been to all of them.
+            self.next_id = first + (id - first + IDS_PER_PROCESS) % (last - first + 1);
             if self.id_is_free(id) {
+                return Ok(id);
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// An id for a thread of a process, which no other and no process has.
+    pub fn new_thread_id(&mut self, pid: i32) -> Result<i32, Errno> {
+        let (first, last) = self.ids;
+        let mut id = self.process(pid).last_id;
+        for _ in first..=last {
+            // That of a process from another card is behind all of this one's, or before.
+            id = if (first..last).contains(&id) {
+                id + 1
+            } else {
+                first
+            };
+            if self.id_is_free(id) {
+                self.process(pid).last_id = id;
                 return Ok(id);
             }
         }

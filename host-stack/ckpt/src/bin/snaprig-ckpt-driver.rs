@@ -4,13 +4,25 @@
 //!         | migrate DIR SOCKET | receive DIR SOCKET | receive DIR HOST:PORT TOKEN
 //!     snaprig-ckpt-driver launch-in JOB NAME PROGRAM ARGUMENTS... | dump-job JOB [kill] | restart-job JOB [NAME]
 //!     snaprig-ckpt-driver coordinate JOB [ADDRESS]
+//!     snaprig-ckpt-driver plugin SOCKET
 //!
-//! MODE (incremental, background), ZSTD (a level), KEEP (checkpoints) and OVERHEAD (percent) are taken from the
-//! environment.
+//! The last is a program with a plugin: it is connected to that socket. MODE (incremental, background), ZSTD (a level),
+//! KEEP (checkpoints) and OVERHEAD (percent) are taken from the environment.
 
-use std::{env, ffi::OsString, path::Path, process::exit, time::Duration};
+use std::{
+    env,
+    ffi::OsString,
+    fs, io,
+    io::{Read, Write},
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    process::exit,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::Duration,
+};
 
 use snaprig_ckpt::{Address, Error, Job, Mode, Options, Policy, Reply, Request, Schedule};
+use snaprig_ckpt_plugin::{Checkpoint, Options as PluginOptions, Plugin, Restart, register};
 
 /// How long a phase may take here.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -50,6 +62,13 @@ fn options() -> Options {
 fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32, Error> {
     match command {
         Some("launch") => snaprig_ckpt::launch(directory, rest, &options()),
+        Some("plugin") => Ok(with_plugin(directory).map_or_else(
+            |error| {
+                eprintln!("wrong: {error}");
+                1
+            },
+            |()| 0,
+        )),
         Some("restart") => {
             let round = rest.first().and_then(|round| round.to_str()?.parse().ok());
             snaprig_ckpt::restart(directory, round, &options())
@@ -102,4 +121,73 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
         }
         _ => Ok(2),
     }
+}
+
+/// Asks whoever listens at a socket until there is a file `go`.
+fn with_plugin(socket: &Path) -> io::Result<()> {
+    let device = Arc::new(Device {
+        socket: socket.to_owned(),
+        stream: Mutex::new(Some(UnixStream::connect(socket)?)),
+        away: Mutex::new(false),
+        back: Condvar::new(),
+    });
+    let registered = register(PluginOptions::new("device"), device.clone());
+    let registered = registered.map_err(io::Error::other)?;
+    println!("ready");
+    while !fs::exists("go")? {
+        device.ask()?;
+    }
+    drop(registered);
+    println!("right");
+    Ok(())
+}
+
+/// What only a plugin can save.
+struct Device {
+    socket: PathBuf,
+    stream: Mutex<Option<UnixStream>>,
+    away: Mutex<bool>,
+    back: Condvar,
+}
+
+impl Device {
+    fn ask(&self) -> io::Result<()> {
+        let away = self.back.wait_while(lock(&self.away), |away| *away);
+        let _here = away.unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = &mut *lock(&self.stream) {
+            stream.write_all(b"x")?;
+            stream.read_exact(&mut [0])?;
+        }
+        Ok(())
+    }
+
+    fn set_away(&self, is_away: bool) {
+        *lock(&self.away) = is_away;
+        self.back.notify_all();
+    }
+}
+
+impl Plugin for Device {
+    fn pre_checkpoint(&self, event: &mut Checkpoint) -> Result<(), String> {
+        self.set_away(true);
+        for stream in lock(&self.stream).iter() {
+            event.own_descriptor(stream.as_raw_fd());
+        }
+        Ok(())
+    }
+
+    fn resume(&self) {
+        self.set_away(false);
+    }
+
+    fn restart(&self, _: &Restart) -> Result<(), String> {
+        let stream = UnixStream::connect(&self.socket);
+        *lock(&self.stream) = Some(stream.map_err(|error| error.to_string())?);
+        self.set_away(false);
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,6 +12,7 @@ use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use super::named::Named;
 use crate::{
     error::{Error, Result},
+    plugins::Owned,
     state::{Area, Backing},
 };
 
@@ -111,15 +112,20 @@ impl Shared {
 /// that are still the file's are nowhere else.
 pub fn areas(
     pid: pid_t,
-    flags: &Flags,
+    (flags, owned): (&Flags, &Owned),
     shared: &mut Shared,
     named: &mut Named,
     nameless: &mut Vec<(pid_t, u64)>,
 ) -> Result<Vec<Area>> {
     let maps = Process::new(pid)?.maps()?;
     let mut areas = Vec::new();
-    for map in maps.iter() {
-        let (start, end) = map.address;
+    let parts = maps.iter().flat_map(|map| owned.parts(pid, map));
+    for (is_owned, map) in parts {
+        let (map, (start, end)) = (&map, map.address);
+        if is_owned {
+            areas.push(plugins_area(start, end));
+            continue;
+        }
         let is_shared = map.perms.contains(MMPermissions::SHARED);
         let Some(backing) = backing(pid, map, is_shared, shared, named)? else {
             continue;
@@ -137,6 +143,18 @@ pub fn areas(
         });
     }
     Ok(areas)
+}
+
+/// What a plugin maps itself: none of the process's pages.
+fn plugins_area(start: u64, end: u64) -> Area {
+    Area {
+        start,
+        end,
+        protection: libc::PROT_NONE,
+        is_shared: true,
+        backing: Backing::Plugin,
+        flags: Vec::new(),
+    }
 }
 
 /// The name of an area that is the kernel's: the vDSO or its data.

@@ -29,6 +29,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     freeze,
+    plugins::Owned,
     spaces::Key,
     state::{
         Console, Contents, Descriptor, Kind, LockedBy, Message, OpenFile, Pipe, Terminal, Watch,
@@ -42,7 +43,9 @@ const HASHED_MAX: u64 = 128 << 10;
 
 /// Open files, as they are met.
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct Files<'a> {
+    /// What is not to be looked at.
+    owned: Option<&'a Owned>,
     /// What each is.
     pub open: Vec<OpenFile>,
     /// Who has each first: process and descriptor.
@@ -119,7 +122,15 @@ pub struct Resolved {
     pub console: Option<Console>,
 }
 
-impl Files {
+impl<'a> Files<'a> {
+    /// None yet; those that belong to plugins are not saved.
+    pub fn new(owned: &'a Owned) -> Self {
+        Self {
+            owned: Some(owned),
+            ..Self::default()
+        }
+    }
+
     /// The descriptors of a process.
     pub fn of(
         &mut self,
@@ -144,6 +155,7 @@ impl Files {
     fn meet(&mut self, seen: &Seen, shared: &mut Shared, named: &mut Named) -> Result<u32> {
         let locks = held::locks(seen)?;
         if let Some(file) = self.known(seen) {
+            self.check_plugins(file, seen)?;
             // Each process has its own.
             let held = &mut self.open[file as usize].locks;
             for lock in locks {
@@ -166,6 +178,13 @@ impl Files {
             owner: None,
             locks,
         });
+        let owned = self
+            .owned
+            .and_then(|owned| owned.kind(pid, fd, &seen.metadata));
+        if let Some(kind) = owned {
+            self.open[number as usize].kind = kind;
+            return Ok(number);
+        }
         let copy = copy_of(pid, fd)?;
         if !seen.is_name() {
             let owner = held::owner(&copy).map_err(|source| Error::Process {
@@ -183,6 +202,16 @@ impl Files {
             self.open[number as usize].kind = self.kind(number, seen, copy, shared, named)?;
         }
         Ok(number)
+    }
+
+    /// Between fork(2) and the first that it says for itself, or exec, a child has its parent's plugins, and none.
+    fn check_plugins(&self, file: u32, seen: &Seen) -> Result<()> {
+        let (parent, _) = self.first[file as usize];
+        let is_channel = matches!(self.open[file as usize].kind, Kind::Supervisor);
+        match is_channel && seen.pid != parent {
+            true => Err(not_registered(seen.pid, parent).for_now()),
+            false => Ok(()),
+        }
     }
 
     /// The number of an open file that has been met before.
@@ -450,6 +479,14 @@ fn inherited(seen: &Seen) -> Option<i32> {
 /// Whether a process is of the tree that this one supervises, or this one.
 pub fn is_ours(pid: pid_t) -> bool {
     freeze::is_descendant(pid, me())
+}
+
+/// A child that has the connection of its parent's plugins.
+fn not_registered(pid: pid_t, parent: pid_t) -> Error {
+    let what = format!(
+        "it has the plugins of process {parent}, and was not made by fork(3), which registers them"
+    );
+    Error::refused(pid, what)
 }
 
 /// Whether two descriptors are of one open file (kcmp(2)).

@@ -44,6 +44,7 @@ use crate::{
     freeze::{Frozen, HeldProcess},
     job::Board,
     memory,
+    plugins::Owned,
     spaces::{Key, Spaces},
     state::{Area, Backing, FileId, Kind, Process, SharedMemory, Tree},
 };
@@ -56,10 +57,10 @@ pub struct Before {
 
 impl Before {
     /// Of all descendants of a process.
-    pub fn look(ancestor: pid_t, named: &mut Named) -> Result<Self> {
+    pub fn look(ancestor: pid_t, named: &mut Named, owned: &Owned) -> Result<Self> {
         let pids = crate::freeze::descendants(ancestor)?;
         for pid in &pids {
-            refused::check(*pid, ancestor, named)?;
+            refused::check(*pid, ancestor, named, owned)?;
         }
         let flags = pids
             .into_iter()
@@ -109,15 +110,23 @@ pub fn describe(
     root: pid_t,
     before: &Before,
     named: &mut Named,
+    owned: &Owned,
 ) -> Result<Described> {
-    let (mut shared, mut files) = (Shared::default(), Files::default());
+    let (mut shared, mut files) = (Shared::default(), Files::new(owned));
     let (mut processes, mut nameless) = (Vec::new(), Vec::new());
     let none = Flags::default();
     for held in &mut frozen.processes {
         let stat = Proc::new(held.pid)?.stat()?;
         let known = before.flags.iter().find(|(pid, _)| *pid == held.pid);
         let flags = known.map_or(&none, |(_, flags)| flags);
-        let mut body = process::describe(held, &stat, flags, &mut shared, named, &mut nameless)?;
+        let mut body = process::describe(
+            held,
+            &stat,
+            (flags, owned),
+            &mut shared,
+            named,
+            &mut nameless,
+        )?;
         body.descriptors = files.of(held.pid, &mut shared, named)?;
         processes.push(Process {
             stopped: held.stopped,

@@ -14,6 +14,7 @@ use crate::{
     error::{Error, Result},
     freeze::{HeldProcess, HeldThread},
     memory,
+    plugins::Owned,
     remote::{self, Call, call, regs_words, result},
     state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
     steps::{self, Step},
@@ -59,7 +60,7 @@ struct AskedThread {
 pub fn describe(
     process: &mut HeldProcess,
     stat: &Stat,
-    flags: &Flags,
+    before: (&Flags, &Owned),
     shared: &mut Shared,
     named: &mut Named,
     nameless: &mut Vec<(pid_t, u64)>,
@@ -70,7 +71,7 @@ pub fn describe(
     if status.seccomp.is_some_and(|mode| mode != 0) {
         return Err(Error::refused(pid, "a seccomp filter"));
     }
-    let areas = areas(pid, flags, shared, named, nameless)?;
+    let areas = areas(pid, before, shared, named, nameless)?;
     let timers = timers(pid)?;
     let asked = ask(process, &areas, &timers)?;
     let set = |setting: &[u64; 4], timer: &PosixTimer| PosixTimer {

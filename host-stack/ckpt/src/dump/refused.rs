@@ -11,13 +11,16 @@ use super::{
     seen::{Class, Seen},
     watches,
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    plugins::Owned,
+};
 
 /// Namespaces that a tree shares with its supervisor: it is restarted in one of each.
 const NAMESPACES: [&str; 8] = ["user", "pid", "mnt", "net", "ipc", "uts", "cgroup", "time"];
 
 /// Refuses a process of a tree by the name of what it has. One that has ended meanwhile is none.
-pub fn check(pid: pid_t, supervisor: pid_t, named: &mut Named) -> Result<()> {
+pub fn check(pid: pid_t, supervisor: pid_t, named: &mut Named, owned: &Owned) -> Result<()> {
     let Ok(status) = Process::new(pid).and_then(|process| process.status()) else {
         return Ok(());
     };
@@ -38,17 +41,21 @@ pub fn check(pid: pid_t, supervisor: pid_t, named: &mut Named) -> Result<()> {
     }
     for fd in descriptors(pid).unwrap_or_default() {
         // What is looked at may be closed meanwhile, and its number be another file's.
-        if check_file(pid, fd, named).is_err() && is_own(pid, fd).is_none() {
-            check_file(pid, fd, named)?;
+        let mut check = || check_file(pid, fd, named, owned);
+        if check().is_err() && is_own(pid, fd).is_none() {
+            check()?;
         }
     }
     Ok(())
 }
 
-fn check_file(pid: pid_t, fd: i32, named: &mut Named) -> Result<()> {
+fn check_file(pid: pid_t, fd: i32, named: &mut Named, owned: &Owned) -> Result<()> {
     let Ok(seen) = Seen::look(pid, fd) else {
         return Ok(());
     };
+    if owned.is_known(&seen.metadata) {
+        return Ok(());
+    }
     match seen.class(is_ours)? {
         Class::Inotify => watches::find_all(&seen, named).map(drop),
         _ => Ok(()),

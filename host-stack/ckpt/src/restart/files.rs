@@ -18,7 +18,7 @@ use std::{
 use super::{
     held,
     paths::{self, Staged},
-    pipes, sockets, terminals,
+    pipes, plugins, sockets, terminals,
 };
 use crate::{
     error::{Error, Result},
@@ -43,6 +43,8 @@ pub struct Opened {
     mapped: BTreeMap<(Vec<u8>, bool), RawFd>,
     /// Spaces of the image that are contents of files; those whose files have not changed are not needed.
     pub contents: BTreeMap<u32, Option<RawFd>>,
+    /// The supervisor's ends of its connections to plugins, by file.
+    channels: BTreeMap<u32, RawFd>,
     /// Contents that take their files' place when all is well.
     pub staged: Vec<Staged>,
     next: RawFd,
@@ -76,6 +78,7 @@ impl Opened {
             terminals: Vec::new(),
             mapped: BTreeMap::new(),
             contents: BTreeMap::new(),
+            channels: BTreeMap::new(),
             staged: Vec::new(),
             next: base,
         };
@@ -123,6 +126,19 @@ impl Opened {
     pub fn close(self) {
         // SAFETY: what is at and behind the base is this one's.
         unsafe { libc::close_range(self.base as u32, self.next as u32, 0) };
+    }
+
+    /// A connection of a process to the supervisor, which keeps the other end.
+    fn channel(&mut self, number: usize) -> Result<OwnedFd> {
+        let (theirs, ours) = plugins::channel()?;
+        let ours = self.keep(ours)?;
+        self.channels.insert(number as u32, ours);
+        Ok(theirs)
+    }
+
+    /// The supervisor's ends, and whose the others are; they are not closed with the rest.
+    pub fn channels(&self, tree: &Tree) -> Result<Vec<(i32, OwnedFd)>> {
+        plugins::outlive(tree, &self.channels, self.next)
     }
 
     fn map(&mut self, file: &FileId, write: bool) -> Result<()> {
@@ -175,6 +191,8 @@ impl Opened {
             } => timer(*clock, *settings, *ticks, setting)?,
             Kind::Inotify(notices) => held::inotify(notices)?,
             Kind::Console => terminals::console(file.flags)?,
+            Kind::Plugin(_) => plugins::hung_up()?,
+            Kind::Supervisor => self.channel(number)?,
             Kind::Pid(-1) => ended()?,
             // Others have opened them, or will.
             Kind::Pipe(_) | Kind::Terminal { .. } | Kind::Socket(_) => return Ok(()),

@@ -17,11 +17,14 @@ mod layout;
 mod namespaces;
 mod paths;
 mod pipes;
+mod plugins;
 mod process;
 mod seed;
 mod sockets;
 mod terminals;
 mod timers;
+
+use std::os::fd::OwnedFd;
 
 use snaprig_ckpt_image::chain::Chain;
 
@@ -87,12 +90,16 @@ impl<'a> Restored<'a> {
         Ok(())
     }
 
-    /// All of it runs.
-    pub fn go(mut self, complete: Complete) -> Result<()> {
+    /// All of it runs: the other ends of its plugins' connections.
+    pub fn go(mut self, complete: Complete) -> Result<Vec<(i32, OwnedFd)>> {
+        let channels = match &self.opened {
+            Some(opened) => opened.channels(self.tree)?,
+            None => Vec::new(),
+        };
         let_go(&self.threads, complete)?;
         self.runs = true;
         terminals::redraw(self.tree);
-        Ok(())
+        Ok(channels)
     }
 }
 

@@ -559,6 +559,10 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
         | has(b"nr", libc::MAP_NORESERVE);
     let (protection, flags, fd, offset) = match &area.backing {
         Backing::Kernel(_) => return Ok(None),
+        Backing::Plugin => {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            (libc::PROT_NONE, flags, -1, 0)
+        }
         Backing::Anonymous => (to_fill, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0),
         Backing::File {
             file,

@@ -138,8 +138,10 @@ pub enum Kind {
     },
     /// The terminal that the tree was on with its supervisor.
     Console,
-    /// userfaultfd, perf and the like, by the name of their kind: a plugin's, if it says so.
+    /// The plugin's of this name.
     Plugin(String),
+    /// A process's connection to its supervisor, for its plugins.
+    Supervisor,
 }
 
 /// One file that an epoll instance watches.

@@ -11,6 +11,8 @@ use std::{
     path::Path,
 };
 
+use libc::pid_t;
+use procfs::process::Process;
 use snaprig_ckpt_image::{
     chain::Chain,
     store::{Checkpoint, Store},
@@ -59,10 +61,43 @@ fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
         let parts = Parts::new(store.dir(), store.clone())?;
         let mut restored = Restored::open(&tree, None)?;
         restored.grow(&mut chain, drops_privileges(), None)?;
-        restored.go(complete)?;
+        go(restored, complete, &parts, &checkpoint)?;
         let command = checkpoint.manifest().command.clone();
         Supervisor::new(parts, tree.root, command, options).run()
     })
+}
+
+/// Has a tree run, and its plugins build up again what they have taken down. If one cannot, the tree ends.
+pub fn go(
+    restored: Restored,
+    complete: Complete,
+    parts: &Parts,
+    checkpoint: &Checkpoint,
+) -> Result<()> {
+    let channels = restored.go(complete)?;
+    let mut plugins = parts.plugins.borrow_mut();
+    plugins
+        .restart(channels, checkpoint.path())
+        .inspect_err(|_| end_all())
+}
+
+/// Ends all processes of a tree that has been restarted, and is not to go on.
+fn end_all() {
+    // SAFETY: no preconditions.
+    let me = unsafe { libc::getpid() };
+    let lives = |pid: &pid_t| {
+        let stat = Process::new(*pid).and_then(|process| process.stat());
+        stat.is_ok_and(|stat| stat.state != 'Z')
+    };
+    // Those that are being made while others end are seen the next time.
+    while let Ok(pids) = crate::freeze::descendants(me)
+        && pids.iter().any(lives)
+    {
+        for pid in pids {
+            // SAFETY: no memory is involved; in this namespace they are all of this tree.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    }
 }
 
 /// Opens a member's chain of images, and reads what it says of the tree.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! begin:    an image, whole or an increment; in the background (`ahead`), most of it is copied now, while the tree runs
-//! stop:     look --> freeze --> describe       (a tree that is where it cannot be saved runs on for a moment)
+//! stop:     look --> plugins --> freeze --> describe       (where it cannot be saved, it runs on for a moment)
 //! meet:     connections to other trees         (of a job, when all of them stand still)
 //! save:     state and pages into the image     (the tree stands still)
 //! let go:   the tree runs on; the disk may lag
@@ -12,6 +12,7 @@
 //! What must stay true: dropped at any step, the tree runs on as it was, and its next image is a whole one.
 
 use std::{
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -29,6 +30,7 @@ use crate::{
     error::{Error, Result},
     freeze::{Calls, Frozen},
     job::Board,
+    plugins::{Gathered, SharedPlugins},
     spaces::Spaces,
     steps::{self, Step},
     track::Tracking,
@@ -223,24 +225,34 @@ impl<S: Sink> Begun<S> {
 /// A tree that stands still, and is described.
 pub struct Stopped {
     since: Instant,
-    // Dropped first: what was taken out of connections is put back before the tree runs on.
+    // In the order in which they are let go: what was taken out of connections is put back before the tree runs on.
     described: Described,
     frozen: Frozen,
+    gathered: Gathered,
     pause: Pause,
 }
 
 impl Stopped {
-    /// Stops the descendants of this process, of which `root` is the first.
-    pub fn stop(root: pid_t, known: &mut Known) -> Result<Self> {
+    /// Stops the descendants of this process, of which `root` is the first; what their plugins have to save is in the
+    /// round's directory then.
+    pub fn stop(
+        root: pid_t,
+        known: &mut Known,
+        plugins: &SharedPlugins,
+        directory: &Path,
+    ) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        let before = Before::look(me, &mut known.named)?;
         let mut tries = 0;
+        let directory = directory.canonicalize();
+        let directory = directory.map_err(|source| Error::io("the round's directory", source))?;
+        let mut gathered = Gathered::of(plugins, &directory)?;
+        let before = Before::look(me, &mut known.named, &gathered.owned())?;
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;
             let held = Instant::now();
-            match dump::describe(&mut frozen, root, &before, &mut known.named) {
+            match describe(&mut frozen, root, &before, known, &gathered) {
                 Ok(described) => {
                     steps::reached(Step::Described);
                     let pause = Pause {
@@ -252,6 +264,7 @@ impl Stopped {
                         since,
                         described,
                         frozen,
+                        gathered,
                         pause,
                     });
                 }
@@ -263,6 +276,7 @@ impl Stopped {
             }
             tries += 1;
             thread::sleep(BETWEEN_TRIES);
+            gathered = gathered.again(&directory)?;
         }
     }
 
@@ -287,7 +301,9 @@ impl Stopped {
         // What was taken out of connections is put back first.
         drop(self.described);
         self.frozen.let_go()?;
-        Ok(ended(self.pause, self.since))
+        let pause = ended(self.pause, self.since);
+        drop(self.gathered);
+        Ok(pause)
     }
 
     /// The tree ends, for its checkpoint is complete.
@@ -296,8 +312,22 @@ impl Stopped {
         // Copies of descriptors would keep connections until they are closed.
         self.frozen.kill();
         drop(self.described);
+        self.gathered.forget();
         ended(self.pause, self.since)
     }
+}
+
+fn describe(
+    frozen: &mut Frozen,
+    root: pid_t,
+    before: &Before,
+    known: &mut Known,
+    gathered: &Gathered,
+) -> Result<Described> {
+    if !gathered.is_all() {
+        return Err(Error::refused(root, "its plugins come and go").for_now());
+    }
+    dump::describe(frozen, root, before, &mut known.named, &gathered.owned())
 }
 
 fn ended(pause: Pause, since: Instant) -> Pause {

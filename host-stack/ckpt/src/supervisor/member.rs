@@ -21,6 +21,7 @@ use super::checkpoint::{Begun, How, Known, Saved, Stopped};
 use crate::{
     error::{Error, Result},
     job::{Board, Job, NOT_NOW},
+    plugins::SharedPlugins,
     restart,
 };
 
@@ -71,14 +72,14 @@ impl Member {
     }
 
     /// Does what the coordinator says next, if it has said something.
-    pub fn next(&mut self, root: pid_t, known: &mut Known) -> Done {
+    pub fn next(&mut self, root: pid_t, known: &mut Known, plugins: &SharedPlugins) -> Done {
         match self.link.next_event(Some(Duration::ZERO)) {
             Some(Event::Begin {
                 round,
                 phase,
                 order,
             }) => {
-                let result = self.begin(round, phase, &order, root, known);
+                let result = self.begin(round, phase, &order, root, known, plugins);
                 let done = match (&result, phase) {
                     (Ok(_), Phase::End) => Done::Ended,
                     _ => Done::Nothing,
@@ -124,6 +125,7 @@ impl Member {
         order: &Order,
         root: pid_t,
         known: &mut Known,
+        plugins: &SharedPlugins,
     ) -> Result<String> {
         if phase == Phase::Stop {
             // First of all what can fail without anybody being stopped.
@@ -135,7 +137,8 @@ impl Member {
                 stopped: None,
                 saved: None,
             });
-            taking.stopped = Some(Stopped::stop(root, known)?);
+            let stopped = Stopped::stop(root, known, plugins, taking.joined.dir())?;
+            taking.stopped = Some(stopped);
             return Ok(String::new());
         }
         let runs = || Error::Job {

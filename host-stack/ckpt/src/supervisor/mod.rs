@@ -12,6 +12,7 @@ mod signals;
 mod together;
 
 use std::{
+    cell::RefCell,
     ffi::OsString,
     fs, io,
     os::{
@@ -20,6 +21,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::Command,
+    rc::Rc,
     time::Instant,
 };
 
@@ -46,6 +48,7 @@ use self::{
 use crate::{
     error::{Error, Result},
     job::{self, Job},
+    plugins::{Plugins, SharedPlugins},
     restart::{chain, exit_code},
     steps::{self, Step},
     trace,
@@ -70,7 +73,7 @@ pub struct Options {
 /// Launches a program, and supervises it to its end; its exit status.
 pub fn launch(directory: &Path, program: &[OsString], options: &Options) -> Result<i32> {
     let parts = Parts::new(directory, Store::open(directory)?)?;
-    let child = start(program, &parts.signals)?;
+    let child = start(program, &parts)?;
     Supervisor::new(parts, child, command_of(program), options).run()
 }
 
@@ -83,7 +86,7 @@ pub fn launch_in(job: &Job, name: Option<String>, program: &[OsString]) -> Resul
     // Its thread has the mask of this one.
     parts.member = Some(Member::join(job, &name)?);
     drop(coordinator);
-    let child = start(program, &parts.signals)?;
+    let child = start(program, &parts)?;
     Supervisor::new(parts, child, command_of(program), &Options::default()).run()
 }
 
@@ -99,13 +102,15 @@ fn command_of(program: &[OsString]) -> Vec<String> {
 }
 
 /// Starts a program, with the signal mask that it is to have.
-fn start(program: &[OsString], signals: &Signals) -> Result<pid_t> {
+fn start(program: &[OsString], parts: &Parts) -> Result<pid_t> {
     let [name, arguments @ ..] = program else {
         return Err(no_program());
     };
     let mut command = Command::new(name);
-    command.args(arguments);
-    let mask = signals.before;
+    let plugins = parts.plugins.borrow();
+    let (variable, socket) = plugins.variable();
+    command.args(arguments).env(variable, socket);
+    let mask = parts.signals.before;
     // SAFETY: it calls only an async-signal-safe function.
     unsafe {
         command.pre_exec(move || {
@@ -124,6 +129,7 @@ struct Parts {
     store: Store,
     listener: UnixListener,
     signals: Signals,
+    plugins: SharedPlugins,
     member: Option<Member>,
 }
 
@@ -133,6 +139,7 @@ impl Parts {
             directory: directory.to_owned(),
             store,
             listener: listen(directory)?,
+            plugins: Rc::new(RefCell::new(Plugins::listen(directory)?)),
             signals: Signals::block()?,
             member: None,
         })
@@ -184,6 +191,7 @@ impl<'a> Supervisor<'a> {
             {
                 control::answer(&stream, |request| self.reply(request));
             }
+            self.parts.plugins.borrow_mut().go_on();
             while let Some(signal) = self.parts.signals.next() {
                 if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
                     // SAFETY: no memory is involved; it is a child that has not been waited for, or nobody.
@@ -209,7 +217,7 @@ impl<'a> Supervisor<'a> {
         let Some(member) = &mut self.parts.member else {
             return;
         };
-        match member.next(self.root, &mut self.known) {
+        match member.next(self.root, &mut self.known, &self.parts.plugins) {
             Done::Complete(round) => self.last = Some(round),
             Done::Ended => self.status = 128 + libc::SIGKILL,
             Done::Nothing => {}
@@ -219,13 +227,19 @@ impl<'a> Supervisor<'a> {
     /// Waits for something to do; whether somebody asks.
     fn wait(&self) -> Result<bool> {
         let (listener, signals) = (self.parts.listener.as_fd(), self.parts.signals.fd.as_fd());
+        let plugins = self.parts.plugins.borrow();
         let mut ready = vec![
             PollFd::new(&listener, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
+            PollFd::from_borrowed_fd(plugins.as_fd(), PollFlags::IN),
         ];
         let member = self.parts.member.as_ref().map(|member| member.link.ready());
         ready.extend(member.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let left = self.due.left();
+        let now = Instant::now();
+        let plugins_left = plugins
+            .deadline()
+            .map(|due| due.saturating_duration_since(now));
+        let left = self.due.left().into_iter().chain(plugins_left).min();
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut ready, left.as_ref()) {
             Ok(_) => Ok(!ready[0].revents().is_empty()),
@@ -306,7 +320,9 @@ impl<'a> Supervisor<'a> {
         };
         let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
-        let mut stopped = Stopped::stop(self.root, &mut self.known)?.alone()?;
+        let (known, directory) = (&mut self.known, round.joined().dir());
+        let stopped = Stopped::stop(self.root, known, &self.parts.plugins, directory)?;
+        let mut stopped = stopped.alone()?;
         let saved = image.save(&mut stopped, &mut self.known)?;
         let (held, pause) = match kill {
             true => (Some(stopped), None),

@@ -26,7 +26,7 @@ use snaprig_coord::{
 
 use super::{
     Member, Options, Parts, Supervisor,
-    again::{drops_privileges, open, within},
+    again::{drops_privileges, go, open, within},
 };
 use crate::{
     error::{Error, Result},
@@ -115,7 +115,7 @@ fn member(job: &Job, checkpoint: &Checkpoint, name: &str) -> Result<i32> {
     within(&tree, |complete| {
         let mut parts = Parts::new(&job.of_member(name), job.store()?)?;
         let member = Member::join(job, name)?;
-        let restored = together(&member, &tree, &mut chain, checkpoint, complete);
+        let restored = together(&member, &tree, &mut chain, checkpoint, complete, &parts);
         let round = match restored {
             Ok(round) => round,
             Err(error) => {
@@ -136,18 +136,19 @@ fn together(
     chain: &mut Chain,
     checkpoint: &Checkpoint,
     complete: Complete,
+    parts: &Parts,
 ) -> Result<u64> {
-    let checkpoint = checkpoint.manifest().round;
+    let newest = checkpoint.manifest().round;
     let (round, order) = begin(member, Phase::Connect)?;
     let board = Board {
         member: &member.link,
         round,
         patience: Duration::from_millis(order.phase_ms.into()),
     };
-    let open = || match order.note == checkpoint.to_le_bytes() {
+    let open = || match order.note == newest.to_le_bytes() {
         true => Restored::open(tree, Some(&board)),
         false => Err(missing(format!(
-            "another member restarts another checkpoint than {checkpoint}, the newest one that is sound here"
+            "another member restarts another checkpoint than {newest}, the newest one that is sound here"
         ))),
     };
     let mut restored = does(member, round, Phase::Connect, open)?;
@@ -156,7 +157,7 @@ fn together(
         restored.grow(chain, drops_privileges(), Some(&board))
     })?;
     begin(member, Phase::Go)?;
-    restored.go(complete)?;
+    go(restored, complete, parts, checkpoint)?;
     Ok(round)
 }
 

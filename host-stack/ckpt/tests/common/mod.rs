@@ -24,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Job {
     pub directory: Directory,
     supervisor: Child,
+    /// Processes that have lost it.
+    orphans: Vec<i32>,
     user: Option<u32>,
     /// What its supervisors are told (see the driver).
     environment: Vec<(String, String)>,
@@ -58,6 +60,17 @@ impl Job {
         Self::launch_with(None, &[], program)
     }
 
+    /// The same, in a directory that somebody has prepared.
+    pub fn launch_prepared(
+        user: Option<u32>,
+        prepare: impl FnOnce(&Path),
+        program: &[&str],
+    ) -> Self {
+        let directory = Directory::new(user);
+        prepare(directory.path());
+        Self::begin(directory, user, &[], None, program)
+    }
+
     /// As an ordinary user; none if the test is one itself.
     pub fn launch_as_nobody(program: &[&str]) -> Self {
         Self::launch_with(nobody(), &[], program)
@@ -87,6 +100,7 @@ impl Job {
         Self {
             directory,
             supervisor,
+            orphans: Vec::new(),
             user,
             environment: Vec::new(),
             dies_at: None,
@@ -119,6 +133,7 @@ impl Job {
         let job = Self {
             directory,
             supervisor,
+            orphans: Vec::new(),
             user,
             environment,
             dies_at,
@@ -239,6 +254,19 @@ impl Job {
         output[before..].to_owned()
     }
 
+    /// A restart that fails.
+    pub fn restart_in_vain(&mut self) {
+        self.begin_restart(None, &[]);
+        assert_ne!(self.ended(), 0);
+    }
+
+    /// SIGKILL; the program lives on.
+    pub fn kill_supervisor(&mut self) {
+        self.orphans = self.processes().split_off(1);
+        self.supervisor.kill().unwrap();
+        self.supervisor.wait().unwrap();
+    }
+
     /// Its exit status, when it has ended.
     pub fn ended(&mut self) -> i32 {
         let begun = Instant::now();
@@ -263,6 +291,11 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
+        let orphans = std::mem::take(&mut self.orphans);
+        for pid in orphans {
+            // SAFETY: no memory is involved; they were descendants of a child, and live until they are killed.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
         self.kill();
     }
 }
@@ -306,6 +339,7 @@ fn start(
         .unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
     command.args(arguments).current_dir(directory);
+    command.env("SNAPRIG_TEST", arguments[0]);
     command.stdin(Stdio::null());
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.envs(dies_at.map(|step| ("SNAPRIG_CKPT_DIE_AT", step)));

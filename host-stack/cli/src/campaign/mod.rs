@@ -1,7 +1,7 @@
 //! `snaprig campaign`, `snaprig repro`, `snaprig faults`: fault campaigns in the simulator, and on
 //! real rigs (`rig`).
 
-mod rig;
+pub(crate) mod rig;
 
 use std::{
     io::IsTerminal,

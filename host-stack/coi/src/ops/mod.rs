@@ -148,6 +148,15 @@ pub(crate) fn add_process(process: &Arc<Inner>) {
     state.processes.insert(process.id, Arc::downgrade(process));
 }
 
+/// Those that somebody has.
+pub(crate) fn processes() -> Vec<Process> {
+    let state = RUNTIME.lock();
+    let living: Vec<_> = state.processes.values().filter_map(Weak::upgrade).collect();
+    // Never the last to let go of one with the lock held.
+    drop(state);
+    living.into_iter().map(Process).collect()
+}
+
 /// The graph was told something. What it says to that is still to be done, and may call back.
 #[must_use]
 #[derive(Default)]

@@ -8,6 +8,7 @@ use std::{
 };
 
 use snaprig_scif::{
+    checkpoint,
     client::{Endpoint, SharedMemory},
     node::PROT_READ,
 };
@@ -191,6 +192,14 @@ fn with_preload(mut env: Vec<String>, preload: &[PathBuf]) -> Vec<String> {
     env
 }
 
+/// An endpoint that nobody connects to: what ends it is the end of the rig.
+pub(super) fn watch(engine: &Engine) -> Result<Endpoint, CoiError> {
+    let watch = Endpoint::open(&engine.rig())?;
+    watch.bind(0)?;
+    watch.listen(1)?;
+    Ok(watch)
+}
+
 impl Process {
     /// Makes a process of a program in memory (COIProcessCreateFromMemory).
     pub fn create(
@@ -225,6 +234,7 @@ impl Process {
         mut options: ProcessOptions,
         files: Vec<File>,
     ) -> Result<Self, CoiError> {
+        let _inside = checkpoint::enter();
         if options.binary.len() as u64 > BINARY_BYTES_MAX || files.len() > LIBRARIES_MAX {
             return Err(CoiError::Exhausted(format!(
                 "a program has at most {BINARY_BYTES_MAX} bytes and {LIBRARIES_MAX} libraries"
@@ -277,9 +287,7 @@ impl Process {
             }
         };
         let links = Links::open(engine, port, control, &[])?;
-        let watch = Endpoint::open(engine.rig())?;
-        watch.bind(0)?;
-        watch.listen(1)?;
+        let watch = watch(engine)?;
         let engine = engine.clone();
         let place = Place {
             engine,

@@ -7,10 +7,10 @@ use std::{
 };
 
 use serde::de::DeserializeOwned;
-use snaprig_scif::client::Endpoint;
+use snaprig_scif::{checkpoint, client::Endpoint};
 use snaprig_wire::coi::{Channel as Kind, FromDaemon, ToDaemon};
 
-use super::Inner;
+use super::{Inner, lock};
 use crate::{
     CoiError, Engine,
     machine::{Generation, Input, Link, Output},
@@ -56,11 +56,20 @@ impl Links {
 impl Inner {
     /// One thread that learns when the rig is gone.
     pub(super) fn watch_the_rig(self: &Arc<Self>) {
-        let (watch, process) = (self.watch.clone(), Arc::downgrade(self));
+        let (mut watch, process) = (lock(&self.watch).clone(), Arc::downgrade(self));
         thread::spawn(move || {
-            while watch.accept().is_ok() {}
-            if let Some(process) = process.upgrade() {
-                process.handle(Input::RigGone);
+            loop {
+                while watch.accept().is_ok() {}
+                // If the program was restarted from a checkpoint, it comes back to another.
+                checkpoint::settled();
+                let Some(process) = process.upgrade() else {
+                    return;
+                };
+                let now = lock(&process.watch).clone();
+                if Arc::ptr_eq(&now, &watch) {
+                    return process.handle(Input::RigGone);
+                }
+                watch = now;
             }
         });
     }

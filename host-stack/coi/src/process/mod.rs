@@ -110,7 +110,7 @@ pub(crate) struct Inner {
     libraries: Mutex<BTreeSet<u64>>,
     notifications: Mutex<Notifications>,
     /// Nobody connects to it: its accept ends when the rig does.
-    watch: Arc<Endpoint>,
+    watch: Mutex<Arc<Endpoint>>,
 }
 
 struct State {
@@ -300,7 +300,7 @@ impl Inner {
             evicting: Mutex::default(),
             libraries: Mutex::default(),
             notifications: Mutex::default(),
-            watch: Arc::new(watch),
+            watch: Mutex::new(Arc::new(watch)),
         })
     }
 
@@ -549,6 +549,13 @@ impl Inner {
         old.close();
         self.listen();
     }
+
+    /// The rig that it is part of is another one.
+    pub fn watch_anew(&self) -> Result<(), CoiError> {
+        let watch = create::watch(&self.place().engine)?;
+        *lock(&self.watch) = Arc::new(watch);
+        Ok(())
+    }
 }
 
 impl Drop for Inner {
@@ -557,7 +564,7 @@ impl Drop for Inner {
         ops::process_gone(self.id, CoiError::CardLost { node });
         // The daemon ends the process with its control connection; the listeners end too.
         self.lock().links.close();
-        self.watch.close();
+        lock(&self.watch).close();
     }
 }
 

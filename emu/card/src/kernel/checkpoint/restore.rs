@@ -409,6 +409,7 @@ impl Parts {
             has_executed: image.has_executed,
             ran: image.ran,
             children_ran: image.children_ran,
+            last_id: image.pid,
             exe: image.exe,
             argv: image.argv,
         }

@@ -49,6 +49,11 @@ impl Supervisor<'_> {
     /// The tree goes on at another supervisor. Whatever goes wrong before that has it restored, it runs on here.
     pub fn migrate(&mut self, to: &Address) -> Result<Migrated> {
         self.is_alone()?;
+        if !self.parts.plugins.borrow().are_none() {
+            let what = "a program with plugins cannot migrate: what they save goes into a directory; \
+                        use `ckpt dump --kill` and `ckpt restart`";
+            return Err(Error::refused(self.root, what));
+        }
         let begun = Instant::now();
         let failed = |source| Error::io(format!("migration to {to}"), source);
         let mut stream = to.connect().map_err(failed)?;
@@ -66,7 +71,13 @@ impl Supervisor<'_> {
             Ok(Writer::new(sent, header, options)?)
         });
         let image = image.map_err(|error| why(&mut stream, error))?;
-        let mut stopped = Stopped::stop(self.root, &mut self.known)?.alone()?;
+        let mut stopped = Stopped::stop(
+            self.root,
+            &mut self.known,
+            &self.parts.plugins,
+            self.parts.store.dir(),
+        )?
+        .alone()?;
         let written = (|| {
             let saved = image.save(&mut stopped, &mut self.known)?;
             let written = saved.finish()?.1;

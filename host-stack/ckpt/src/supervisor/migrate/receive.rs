@@ -86,7 +86,7 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
             restored.grow(&mut chain, again::drops_privileges(), None)?;
             is_ready = true;
             decided().map_err(failed)?;
-            restored.go(complete)
+            restored.go(complete).map(|_| ())
         };
         if let Err(error) = restore() {
             return Err(match is_ready {

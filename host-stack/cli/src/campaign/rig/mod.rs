@@ -17,7 +17,7 @@ mod check;
 mod draw;
 mod faults;
 mod run;
-mod work;
+pub(crate) mod work;
 
 use std::{collections::BTreeMap, io, path::Path, sync::Mutex};
 

@@ -3,15 +3,12 @@
 
 use std::{
     fs::{self, File},
-    io::{BufRead, BufReader},
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use snaprig_card::platform::Kind;
 use snaprig_fixtures::kmeans::Workload;
 use snaprig_sim::Plan;
@@ -26,7 +23,7 @@ use super::{
 use crate::{
     AnyError,
     host_process::{Controlled, Deadline, HostProcess},
-    rig_process::Place,
+    rig_process::RigProcess,
 };
 
 /// Longest run; one takes about a second, and twenty times as long in emulation.
@@ -80,7 +77,13 @@ pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome,
     let deadline = Deadline::after(TIMEOUT);
     let work = Work::new()?;
     let done: Arc<Mutex<Done>> = Arc::default();
-    let mut rig = RigProcess::start(plan.cards, platform, work.path(), deadline)?;
+    let said = work.path().join("rig.log");
+    let err = File::create(&said)?.into();
+    let rig = RigProcess::start(plan.cards, &[CARD_BYTES], platform, err, None, deadline);
+    let mut rig = rig.map_err(|error| {
+        let said = fs::read_to_string(&said).unwrap_or_default();
+        format!("{error}: {said}")
+    })?;
     let ran = Application::run(plan, &mut rig, work.path(), &done, golden, deadline);
     let left = rig.end(deadline);
     let done = std::mem::take(&mut *lock(&done));
@@ -110,85 +113,6 @@ fn log(work: &Path, done: &Done) -> String {
         log += &format!("\n== {name}\n{text}");
     }
     log
-}
-
-/// The process that holds the rig.
-struct RigProcess {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: Option<BufReader<ChildStdout>>,
-    place: Place,
-}
-
-impl RigProcess {
-    fn start(
-        cards: u16,
-        platform: Option<Kind>,
-        work: &Path,
-        deadline: Deadline,
-    ) -> Result<Self, AnyError> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .arg("rig-process")
-            .args(["--cards", &cards.to_string()])
-            .args(["--memory", &CARD_BYTES.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(File::create(work.join("rig.log"))?);
-        if let Some(platform) = platform {
-            command.args(["--platform", &platform.to_string()]);
-        }
-        let mut child = command.spawn()?;
-        let (input, output) = (child.stdin.take(), child.stdout.take());
-        let place = Place {
-            dir: PathBuf::new(),
-            cards: Vec::new(),
-        };
-        // From here on it is ended whatever happens.
-        let mut rig = Self {
-            child,
-            input,
-            output: None,
-            place,
-        };
-        let output = output.ok_or("no standard output")?;
-        deadline.wait_for("boot", &output)?;
-        let mut line = String::new();
-        let output = rig.output.insert(BufReader::new(output));
-        output.read_line(&mut line)?;
-        rig.place = serde_json::from_str(&line).map_err(|_| {
-            let said = fs::read_to_string(work.join("rig.log")).unwrap_or_default();
-            format!("the rig did not start: {said}")
-        })?;
-        Ok(rig)
-    }
-
-    /// Ends it, as whoever started it does, and says what of it is still there.
-    fn end(mut self, deadline: Deadline) -> Result<Vec<String>, AnyError> {
-        drop(self.input.take());
-        let rig = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
-        deadline.wait_for("the rig's end", &rig)?;
-        self.child.wait()?;
-        let mut left = Vec::new();
-        for (index, pid) in self.place.cards.iter().enumerate() {
-            // One that is gone has no descriptor.
-            if let Some(pid) = Pid::from_raw(*pid as i32)
-                && let Ok(card) = pidfd_open(pid, PidfdFlags::empty())
-                && deadline.wait_for("a card's end", &card).is_err()
-            {
-                left.push(format!("card {}, process {pid:?},", index + 1));
-            }
-        }
-        Ok(left)
-    }
-}
-
-impl Drop for RigProcess {
-    fn drop(&mut self) {
-        // It has ended already, or its campaign gives up; its cards end with it.
-        let _ = kill_process(Pid::from_child(&self.child), Signal::KILL);
-        let _ = self.child.wait();
-    }
 }
 
 /// The host process, and the script.
@@ -222,7 +146,7 @@ impl<'a> Application<'a> {
         let dir = &rig.place.dir;
         let mut host = HostProcess::start(dir, &Workload::shipped(), &result, log, deadline)?;
         let mut application = Self {
-            control: Controlled::connect(dir, &host, deadline)?,
+            control: Controlled::connect(dir, host.pid(), deadline)?,
             rig: rig.child.id(),
             cards: plan.cards,
             done,

@@ -1,4 +1,4 @@
-//! The directory of one run. A campaign that is killed cannot remove it; the next one does.
+//! The directory of one run. A campaign or demo that is killed cannot remove it; the next one does.
 
 use std::{
     env,
@@ -33,6 +33,11 @@ impl Work {
             directory,
             _lock: lock,
         })
+    }
+
+    /// Leaves it behind.
+    pub fn keep(&mut self) {
+        self.directory.disable_cleanup(true);
     }
 
     /// Where it is.

@@ -1,0 +1,155 @@
+//! Programs of `libcoi_host.so.0`, as they are, under `snaprig ckpt`: checkpointed in mid-run with their offload
+//! processes, killed with cards and rig, and restarted on another rig.
+
+mod host;
+mod offload;
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use host::platforms;
+use offload::{Program, SNAPRIG};
+use snaprig_rig::{Rig, sdk::Sdk};
+use snaprig_snapify::control::{Client, Command as Control};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program under a supervisor; all of it ends with this.
+struct Job {
+    supervisor: Child,
+}
+
+impl Job {
+    fn start(rig: &Rig, directory: &Path, arguments: &[&str]) -> Self {
+        let sdk = Sdk::of(Path::new(SNAPRIG)).expect("libraries");
+        let out = File::options()
+            .append(true)
+            .create(true)
+            .open(directory.join("out"));
+        let supervisor = Command::new(SNAPRIG)
+            .arg("ckpt")
+            .args(arguments)
+            .current_dir(directory)
+            .envs(sdk.environment(rig.dir()).expect("an environment"))
+            .stdin(Stdio::null())
+            .stdout(out.expect("a file"))
+            .spawn()
+            .expect("it starts");
+        Self { supervisor }
+    }
+
+    fn ended(&mut self) -> Option<i32> {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            if let Some(status) = self.supervisor.try_wait().expect("a child") {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("it does not end");
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let mut found = vec![self.supervisor.id() as i32];
+        let mut at = 0;
+        while let Some(pid) = found.get(at).copied() {
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            let children = children.unwrap_or_default();
+            found.extend(
+                children
+                    .split_whitespace()
+                    .filter_map(|pid| pid.parse::<i32>().ok()),
+            );
+            at += 1;
+        }
+        for pid in found {
+            // SAFETY: no memory is involved; they are a child that has not been waited for, and its descendants.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        let _ = self.supervisor.wait();
+    }
+}
+
+fn until<T>(what: &str, mut is_there: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = is_there() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn rig(platform: &str) -> Rig {
+    let rig = Rig::builder().exe(SNAPRIG).cards(1);
+    let platform = platform.parse().expect("a platform");
+    rig.platform(Some(platform)).start().expect("a rig")
+}
+
+/// The number of the program under a supervisor.
+fn program(checkpoints: &Path) -> Option<u32> {
+    match snaprig_ckpt::ask(checkpoints, snaprig_ckpt::Request::Status) {
+        Ok(snaprig_ckpt::Reply::Status(status)) => Some(status.processes.first()?.pid as u32),
+        _ => None,
+    }
+}
+
+fn outlives_everything(folder: &str, run_functions: u64) {
+    let compiled = Program::compile(&format!("workloads/{folder}"), "", "-fopenmp");
+    let golden: PathBuf = compiled.sources().join("golden");
+    let golden = fs::read_to_string(golden).expect("a golden output");
+    let [host, sink] = ["host", "sink"].map(|name| compiled.directory().join(name));
+    let [host, sink] = [&host, &sink].map(|path| path.to_str().expect("a name"));
+    for platform in platforms() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let directory = scratch.path();
+        let checkpoints = directory.join("checkpoints");
+        let first = rig(platform);
+        let launch = ["launch", "--dir", "checkpoints", "--", host, sink];
+        let mut job = Job::start(&first, directory, &launch);
+        let pid = until("a supervisor", || program(&checkpoints));
+        let mut control = until("an offload process", || {
+            Client::connect(first.dir(), pid).ok()
+        });
+        let hold = Control::BreakAtRunFunction(run_functions);
+        control.run(&hold, PATIENCE).expect("it gets there");
+        drop(control);
+        let dump = snaprig_ckpt::Request::Dump { kill: true };
+        let dumped = snaprig_ckpt::ask(&checkpoints, dump).expect("a supervisor");
+        let is_dumped = matches!(dumped, snaprig_ckpt::Reply::Dumped(_));
+        assert!(is_dumped, "{platform}: {dumped:?}");
+        assert_eq!(job.ended(), Some(137));
+        drop(first);
+        let second = rig(platform);
+        let mut job = Job::start(&second, directory, &["restart", "checkpoints"]);
+        let status = job.ended();
+        let out = fs::read_to_string(directory.join("out")).expect("its output");
+        assert_eq!(
+            (status, out.as_str()),
+            (Some(0), golden.as_str()),
+            "{platform}"
+        );
+    }
+}
+
+#[test]
+fn molecular_dynamics() {
+    outlives_everything("md", 4);
+}
+
+#[test]
+fn k_means() {
+    outlives_everything("km", 3);
+}
+
+#[test]
+fn matrix_multiplications() {
+    outlives_everything("sg", 2);
+}
