@@ -38,7 +38,8 @@ struct Scene {
 
 impl Scene {
     fn new(options: &[&str]) -> Self {
-        let job = Job::launch_with(None, listen, &[&[&PROGRAM.1, "log"], options].concat());
+        let job =
+            Job::launch_prepared(None, &[], listen, &[&[&PROGRAM.1, "log"], options].concat());
         job.wait_for("ready");
         Self { job }
     }
@@ -134,8 +135,24 @@ fn a_program_with_threads_and_a_child_has_what_it_had() {
 }
 
 #[test]
+fn increments_and_copies_in_the_background_leave_out_what_plugins_own() {
+    for mode in ["incremental", "background"] {
+        let arguments = [&*PROGRAM.1, "log", "threads"];
+        let job = Job::launch_prepared(None, &[("MODE", mode)], listen, &arguments);
+        job.wait_for("ready");
+        let mut scene = Scene { job };
+        for _ in 0..2 {
+            scene.job.dump(false).unwrap();
+            scene.job.dump(false).unwrap();
+            scene.job.over_again();
+        }
+        scene.ends();
+    }
+}
+
+#[test]
 fn an_ordinary_users_plugins() {
-    let job = Job::launch_with(nobody(), listen, &[&PROGRAM.1, "log", "threads"]);
+    let job = Job::launch_prepared(nobody(), &[], listen, &[&PROGRAM.1, "log", "threads"]);
     job.wait_for("ready");
     let mut scene = Scene { job };
     scene.job.over_again();
@@ -191,8 +208,7 @@ fn a_restart_that_a_plugin_refuses_names_it() {
     scene.job.dump(true).unwrap();
     assert_eq!(scene.job.ended(), 137);
     scene.job.tell("broken");
-    scene.job.restart_in_vain();
-    let output = scene.job.output();
+    let output = scene.job.refuses_to_restart();
     assert!(
         output.contains("plugin device: the device is broken"),
         "{output}"
@@ -210,7 +226,13 @@ fn a_dead_program_keeps_nobody_waiting() {
     let program = scene.job.processes()[1];
     let directory = scene.job.path("job");
     let dump = thread::spawn(move || {
-        snaprig_ckpt::ask(&directory, snaprig_ckpt::Request::Dump { kill: false })
+        snaprig_ckpt::ask(
+            &directory,
+            snaprig_ckpt::Request::Dump {
+                kill: false,
+                full: false,
+            },
+        )
     });
     wait_until("it is asked", || {
         fs::read_to_string(scene.job.path("log")).is_ok_and(|log| log.contains("before late"))
@@ -228,7 +250,13 @@ fn without_its_supervisor_a_program_goes_on() {
     scene.job.tell("slow");
     let directory = scene.job.path("job");
     let dump = thread::spawn(move || {
-        snaprig_ckpt::ask(&directory, snaprig_ckpt::Request::Dump { kill: false })
+        snaprig_ckpt::ask(
+            &directory,
+            snaprig_ckpt::Request::Dump {
+                kill: false,
+                full: false,
+            },
+        )
     });
     wait_until("it is asked", || {
         fs::read_to_string(scene.job.path("log")).is_ok_and(|log| log.contains("before late"))
@@ -247,7 +275,7 @@ fn without_its_supervisor_a_program_goes_on() {
 #[test]
 fn a_plugin_in_rust_and_none_without_a_supervisor() {
     let driver = env!("CARGO_BIN_EXE_snaprig-ckpt-driver");
-    let mut job = Job::launch_with(None, listen, &[driver, "plugin", "stranger"]);
+    let mut job = Job::launch_prepared(None, &[], listen, &[driver, "plugin", "stranger"]);
     job.stays_what_it_was("ready\nright\n");
     let directory = tempfile::tempdir().unwrap();
     listen(directory.path());

@@ -1,11 +1,15 @@
 //! The library from the command line, as its tests use it.
 //!
-//!     snaprig-ckpt-driver launch DIR PROGRAM ARGUMENTS... | dump DIR [kill] | restart DIR
+//!     snaprig-ckpt-driver launch DIR PROGRAM ARGUMENTS... | dump DIR [kill] [full] | restart DIR [ROUND]
+//!         | receive DIR SOCKET | receive DIR HOST:PORT TOKEN
 //!     snaprig-ckpt-driver plugin SOCKET
 //!
 //! The last is a program with a plugin: it is connected to that socket.
+//! MODE (incremental, background), ZSTD (a level), KEEP (checkpoints) and OVERHEAD (percent) are taken from the
+//! environment.
 
 use std::{
+    env,
     ffi::OsString,
     fs, io,
     io::{Read, Write},
@@ -15,11 +19,11 @@ use std::{
     sync::{Arc, Condvar, Mutex, PoisonError},
 };
 
-use snaprig_ckpt::{Error, Reply, Request};
-use snaprig_ckpt_plugin::{Checkpoint, Options, Plugin, Restart, register};
+use snaprig_ckpt::{Address, Error, Mode, Options, Policy, Reply, Request, Schedule};
+use snaprig_ckpt_plugin::{Checkpoint, Options as PluginOptions, Plugin, Restart, register};
 
 fn main() {
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let arguments: Vec<OsString> = env::args_os().skip(1).collect();
     let [command, directory, rest @ ..] = &arguments[..] else {
         exit(2);
     };
@@ -32,9 +36,27 @@ fn main() {
     }
 }
 
+fn options() -> Options {
+    let number = |name| env::var(name).ok().and_then(|text| text.parse().ok());
+    let share = number("OVERHEAD").map(|percent| Policy {
+        share: f64::from(percent) / 100.0,
+        ..Policy::default()
+    });
+    Options {
+        schedule: share.map_or(Schedule::Asked, Schedule::Share),
+        mode: match env::var("MODE").as_deref() {
+            Ok("incremental") => Mode::Incremental,
+            Ok("background") => Mode::Background,
+            _ => Mode::Full,
+        },
+        zstd: number("ZSTD"),
+        keep: number("KEEP").map(|keep| keep as usize),
+    }
+}
+
 fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32, Error> {
     match command {
-        Some("launch") => snaprig_ckpt::launch(directory, rest, None),
+        Some("launch") => snaprig_ckpt::launch(directory, rest, &options()),
         Some("plugin") => Ok(with_plugin(directory).map_or_else(
             |error| {
                 eprintln!("wrong: {error}");
@@ -42,10 +64,22 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
             },
             |()| 0,
         )),
-        Some("restart") => snaprig_ckpt::restart(directory, None),
+        Some("restart") => {
+            let round = rest.first().and_then(|round| round.to_str()?.parse().ok());
+            snaprig_ckpt::restart(directory, round, &options())
+        }
+        Some("receive") => {
+            let at = match rest {
+                [socket] => Address::Unix(socket.into()),
+                [host, token, ..] => Address::Tcp(host.to_string_lossy().into(), token.into()),
+                [] => return Ok(2),
+            };
+            snaprig_ckpt::receive(directory, &at, &options())
+        }
         Some("dump") => {
-            let kill = !rest.is_empty();
-            let reply = snaprig_ckpt::ask(directory, Request::Dump { kill })?;
+            let has = |word: &str| rest.iter().any(|given| given == word);
+            let (kill, full) = (has("kill"), has("full"));
+            let reply = snaprig_ckpt::ask(directory, Request::Dump { kill, full })?;
             println!("{reply:?}");
             Ok(i32::from(matches!(reply, Reply::Failed(_))))
         }
@@ -61,7 +95,7 @@ fn with_plugin(socket: &Path) -> io::Result<()> {
         away: Mutex::new(false),
         back: Condvar::new(),
     });
-    let registered = register(Options::new("device"), device.clone());
+    let registered = register(PluginOptions::new("device"), device.clone());
     let registered = registered.map_err(io::Error::other)?;
     println!("ready");
     while !fs::exists("go")? {

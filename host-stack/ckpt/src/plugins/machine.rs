@@ -24,9 +24,7 @@ use std::{
 use libc::pid_t;
 use snaprig_ckpt_plugin::{
     PATIENCE_MAX,
-    message::{
-        Event, NAME_MAX, OWNS_MAX, REASON_MAX, Registered, ToProcess, ToSupervisor, VERSION,
-    },
+    message::{Event, NAME_MAX, OWNS_MAX, REASON_MAX, ToProcess, ToSupervisor, VERSION},
 };
 
 use self::process::{Doing, Plugin, Process, State};
@@ -142,6 +140,14 @@ impl Machine {
             && self
                 .plugins()
                 .all(|(_, plugin)| plugin.state == State::Ready)
+    }
+
+    /// A plugin, if there is any: its process, and its name.
+    pub fn first(&self) -> Option<(pid_t, &str)> {
+        self.processes.values().find_map(|process| {
+            let plugin = process.plugins.values().next()?;
+            Some((process.pid, &*plugin.registered.name))
+        })
     }
 
     /// What belongs to plugins, process by process.

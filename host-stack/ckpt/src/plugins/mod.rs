@@ -18,7 +18,7 @@ use std::{
         unix::ffi::{OsStrExt, OsStringExt},
     },
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use libc::pid_t;
@@ -90,9 +90,10 @@ impl Plugins {
         (SOCKET, &self.path)
     }
 
-    /// When [`Plugins::go_on`] is due, at the latest.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.machine.deadline()
+    /// How long until [`Plugins::go_on`] is due, at the latest.
+    pub fn left(&self) -> Option<Duration> {
+        let deadline = self.machine.deadline()?;
+        Some(deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Hears what processes say, and answers.
@@ -102,15 +103,31 @@ impl Plugins {
         self.perform();
     }
 
-    /// Asks all plugins for a checkpoint in this directory, those that have been asked not again. If one refuses, the
-    /// others are told.
+    /// Asks all plugins for a checkpoint in this directory. If one refuses, the others are told.
     pub fn gather(&mut self, directory: &Path) -> Result<Gathered<'_>> {
-        let gathered = Gathered(Some(self));
-        gathered.again(directory)
+        let directory = directory.canonicalize();
+        let directory = directory.map_err(|source| Error::io("the round's directory", source))?;
+        let gathered = Gathered {
+            plugins: Some(self),
+            directory: Some(directory),
+        };
+        gathered.again()
+    }
+
+    /// For a checkpoint that files of plugins cannot go along with: there are none.
+    pub fn none(&mut self) -> Result<Gathered<'_>> {
+        let gathered = Gathered {
+            plugins: Some(self),
+            directory: None,
+        };
+        gathered.again()
     }
 
     /// Tells plugins of a restarted tree, whose processes' ends of connections these are the others of.
     pub fn restart(&mut self, channels: Vec<(pid_t, OwnedFd)>, checkpoint: &Path) -> Result<()> {
+        if channels.is_empty() {
+            return Ok(());
+        }
         for (pid, channel) in channels {
             self.add(channel, pid)?;
         }
@@ -269,43 +286,60 @@ impl Drop for Plugins {
 }
 
 /// Plugins that are ready for a checkpoint; dropped, they are told that the program runs on.
-pub struct Gathered<'a>(Option<&'a mut Plugins>);
+pub struct Gathered<'a> {
+    /// None: there is nobody to tell.
+    plugins: Option<&'a mut Plugins>,
+    /// Where their files are; none: they cannot have any, and so there must be none of them.
+    directory: Option<PathBuf>,
+}
 
 impl Gathered<'_> {
     /// Asks those, too, that have come since.
-    pub fn again(mut self, directory: &Path) -> Result<Self> {
-        if let Some(plugins) = &mut self.0 {
-            plugins.hear(Some(Instant::now()));
-            plugins
-                .machine
-                .gather(directory.as_os_str().as_bytes(), Instant::now());
-            if let Progress::Failed(refusal) = plugins.work() {
-                return Err(Error::refused(refusal.pid, refusal.what));
-            }
+    pub fn again(mut self) -> Result<Self> {
+        let Some(plugins) = &mut self.plugins else {
+            return Ok(self);
+        };
+        plugins.hear(Some(Instant::now()));
+        let Some(directory) = &self.directory else {
+            return match plugins.machine.first() {
+                Some((pid, name)) => {
+                    let what = format!("plugin {name}: it cannot go along to another machine");
+                    Err(Error::refused(pid, what))
+                }
+                None => Ok(self),
+            };
+        };
+        let now = Instant::now();
+        plugins
+            .machine
+            .gather(directory.as_os_str().as_bytes(), now);
+        match plugins.work() {
+            Progress::Failed(refusal) => Err(Error::refused(refusal.pid, refusal.what)),
+            _ => Ok(self),
         }
-        Ok(self)
     }
 
     /// Whether, now that the tree stands still, nobody has come since, or said something.
     pub fn is_all(&self) -> bool {
-        self.0.as_ref().is_none_or(|plugins| !plugins.has_news())
+        let mut plugins = self.plugins.iter();
+        plugins.all(|plugins| !plugins.has_news())
     }
 
     /// What belongs to plugins.
     pub fn owned(&self) -> Owned {
-        let plugins = self.0.iter().flat_map(|plugins| plugins.machine.owned());
-        Owned::of(plugins)
+        let plugins = self.plugins.iter();
+        Owned::of(plugins.flat_map(|plugins| plugins.machine.owned()))
     }
 
     /// The tree has ended: there is nobody to tell.
     pub fn forget(mut self) {
-        self.0 = None;
+        self.plugins = None;
     }
 }
 
 impl Drop for Gathered<'_> {
     fn drop(&mut self) {
-        if let Some(plugins) = &mut self.0 {
+        if let Some(plugins) = &mut self.plugins {
             plugins.release();
         }
     }
