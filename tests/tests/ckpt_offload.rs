@@ -121,7 +121,10 @@ fn outlives_everything(folder: &str, run_functions: u64) {
         let hold = Control::BreakAtRunFunction(run_functions);
         control.run(&hold, PATIENCE).expect("it gets there");
         drop(control);
-        let dump = snaprig_ckpt::Request::Dump { kill: true };
+        let dump = snaprig_ckpt::Request::Dump {
+            kill: true,
+            full: true,
+        };
         let dumped = snaprig_ckpt::ask(&checkpoints, dump).expect("a supervisor");
         let is_dumped = matches!(dumped, snaprig_ckpt::Reply::Dumped(_));
         assert!(is_dumped, "{platform}: {dumped:?}");

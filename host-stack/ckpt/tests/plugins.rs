@@ -134,6 +134,22 @@ fn a_program_with_threads_and_a_child_has_what_it_had() {
 }
 
 #[test]
+fn increments_and_copies_in_the_background_leave_out_what_plugins_own() {
+    for mode in ["incremental", "background"] {
+        let arguments = [&*PROGRAM.1, "log", "threads"];
+        let job = Job::launch_prepared(None, &[("MODE", mode)], listen, &arguments);
+        job.wait_for("ready");
+        let mut scene = Scene { job };
+        for _ in 0..2 {
+            scene.job.dump(false).unwrap();
+            scene.job.dump(false).unwrap();
+            scene.job.over_again();
+        }
+        scene.ends();
+    }
+}
+
+#[test]
 fn an_ordinary_users_plugins() {
     let job = Job::launch_prepared(nobody(), listen, &[&PROGRAM.1, "log", "threads"]);
     job.wait_for("ready");
@@ -191,8 +207,7 @@ fn a_restart_that_a_plugin_refuses_names_it() {
     scene.job.dump(true).unwrap();
     assert_eq!(scene.job.ended(), 137);
     scene.job.tell("broken");
-    scene.job.restart_in_vain();
-    let output = scene.job.output();
+    let output = scene.job.refuses_to_restart();
     assert!(
         output.contains("plugin device: the device is broken"),
         "{output}"

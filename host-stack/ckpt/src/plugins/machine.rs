@@ -144,6 +144,14 @@ impl Machine {
                 .all(|(_, plugin)| plugin.state == State::Ready)
     }
 
+    /// A plugin, if there is any: its process, and its name.
+    pub fn first(&self) -> Option<(pid_t, &str)> {
+        self.processes.values().find_map(|process| {
+            let plugin = process.plugins.values().next()?;
+            Some((process.pid, &*plugin.registered.name))
+        })
+    }
+
     /// What belongs to plugins, process by process.
     pub fn owned(&self) -> impl Iterator<Item = (pid_t, Owned)> {
         let processes = self.processes.values();

@@ -92,9 +92,10 @@ impl Plugins {
         (SOCKET, &self.path)
     }
 
-    /// When [`Plugins::go_on`] is due, at the latest.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.machine.deadline()
+    /// How long until [`Plugins::go_on`] is due, at the latest.
+    pub fn left(&self) -> Option<Duration> {
+        let deadline = self.machine.deadline()?;
+        Some(deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Hears what processes say, and answers.
@@ -111,6 +112,9 @@ impl Plugins {
 
     /// Tells plugins of a restarted tree, whose processes' ends of connections these are the others of.
     pub fn restart(&mut self, channels: Vec<(pid_t, OwnedFd)>, checkpoint: &Path) -> Result<()> {
+        if channels.is_empty() {
+            return Ok(());
+        }
         for (pid, channel) in channels {
             self.add(channel, pid)?;
         }
@@ -293,7 +297,6 @@ impl Gathered {
                 return Err(Error::refused(refusal.pid, refusal.what));
             }
         }
-        Ok(self)
     }
 
     /// Whether, now that the tree stands still, nobody has come since, or said something.
@@ -310,7 +313,7 @@ impl Gathered {
 
     /// The tree has ended: there is nobody to tell.
     pub fn forget(mut self) {
-        self.0 = None;
+        self.plugins = None;
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::{
     io::{self, Read, Write},
+    os::fd::OwnedFd,
     path::Path,
 };
 

@@ -248,6 +248,7 @@ impl Stopped {
         let directory = directory.map_err(|source| Error::io("the round's directory", source))?;
         let mut gathered = Gathered::of(plugins, &directory)?;
         let before = Before::look(me, &mut known.named, &gathered.owned())?;
+        let mut tries = 0;
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;
@@ -276,7 +277,7 @@ impl Stopped {
             }
             tries += 1;
             thread::sleep(BETWEEN_TRIES);
-            gathered = gathered.again(&directory)?;
+            gathered = gathered.again()?;
         }
     }
 

@@ -318,6 +318,7 @@ impl<'a> Supervisor<'a> {
             is_whole: full,
             zstd: self.options.zstd,
         };
+        let gathered = self.plugins.gather(round.joined().dir())?;
         let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
         let (known, directory) = (&mut self.known, round.joined().dir());

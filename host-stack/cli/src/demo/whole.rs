@@ -111,7 +111,11 @@ fn program(checkpoints: &Path) -> Result<u32, AnyError> {
 
 /// Takes a checkpoint; its number.
 fn dump(checkpoints: &Path) -> Result<u64, AnyError> {
-    match snaprig_ckpt::ask(checkpoints, Request::Dump { kill: false })? {
+    let dump = Request::Dump {
+        kill: false,
+        full: true,
+    };
+    match snaprig_ckpt::ask(checkpoints, dump)? {
         Reply::Dumped(dumped) => Ok(dumped.round),
         Reply::Failed(why) => Err(format!("no checkpoint was taken: {why}").into()),
         other => Err(format!("the supervisor answered {other:?}").into()),

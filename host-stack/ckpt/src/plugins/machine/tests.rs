@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use snaprig_ckpt_plugin::message::Registered;
 
 use snaprig_ckpt_plugin::message::Registered;
 

@@ -67,6 +67,8 @@ impl Supervisor<'_> {
         };
         let sent = Sent(stream.again().map_err(failed)?);
         let number = self.last.map_or(1, |last| last + 1);
+        let gathered = self.plugins.none();
+        let gathered = gathered.map_err(|error| why(&mut stream, error))?;
         let image = Begun::begin_with(number, &how, &mut self.known, |header, options| {
             Ok(Writer::new(sent, header, options)?)
         });
