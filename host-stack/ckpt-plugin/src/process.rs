@@ -268,12 +268,16 @@ fn perform(id: u32, event: Event) -> Result<(), String> {
                 regions: Vec::new(),
             };
             let result = guarded(|| plugin.pre_checkpoint(&mut checkpoint));
-            match result {
-                Ok(()) => return Ok(declare(&checkpoint)),
-                refused => refused,
+            if result.is_ok() {
+                declare(&checkpoint);
+                return Ok(());
             }
+            result
         }
-        Event::Resume => guarded(|| Ok(plugin.resume())),
+        Event::Resume => guarded(|| {
+            plugin.resume();
+            Ok(())
+        }),
         Event::Restart { directory: path } => {
             let directory = directory(path);
             guarded(|| plugin.restart(&Restart { directory }))

@@ -24,9 +24,7 @@ use std::{
 use libc::pid_t;
 use snaprig_ckpt_plugin::{
     PATIENCE_MAX,
-    message::{
-        Event, NAME_MAX, OWNS_MAX, REASON_MAX, ToProcess, ToSupervisor, VERSION,
-    },
+    message::{Event, NAME_MAX, OWNS_MAX, REASON_MAX, ToProcess, ToSupervisor, VERSION},
 };
 
 use self::process::{Doing, Plugin, Process, State};

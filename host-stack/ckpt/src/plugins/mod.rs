@@ -92,10 +92,9 @@ impl Plugins {
         (SOCKET, &self.path)
     }
 
-    /// How long until [`Plugins::go_on`] is due, at the latest.
-    pub fn left(&self) -> Option<Duration> {
-        let deadline = self.machine.deadline()?;
-        Some(deadline.saturating_duration_since(Instant::now()))
+    /// When [`Plugins::go_on`] is due, at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.machine.deadline()
     }
 
     /// Hears what processes say, and answers.
@@ -103,11 +102,6 @@ impl Plugins {
         self.hear(Some(Instant::now()));
         self.machine.tick(Instant::now());
         self.perform();
-    }
-
-    /// Whether there are programs with plugins.
-    pub fn are_none(&self) -> bool {
-        self.sockets.is_empty()
     }
 
     /// Tells plugins of a restarted tree, whose processes' ends of connections these are the others of.
@@ -128,6 +122,25 @@ impl Plugins {
             Progress::Failed(refusal) => Err(Error::Missing {
                 what: format!("process {}, {}", refusal.pid, refusal.what),
             }),
+            _ => Ok(()),
+        }
+    }
+
+    fn gather(&mut self, directory: Option<&Path>) -> Result<()> {
+        self.hear(Some(Instant::now()));
+        let Some(directory) = directory else {
+            return match self.machine.first() {
+                Some((pid, name)) => {
+                    let what = format!("plugin {name}: it cannot go along to another machine");
+                    Err(Error::refused(pid, what))
+                }
+                None => Ok(()),
+            };
+        };
+        let now = Instant::now();
+        self.machine.gather(directory.as_os_str().as_bytes(), now);
+        match self.work() {
+            Progress::Failed(refusal) => Err(Error::refused(refusal.pid, refusal.what)),
             _ => Ok(()),
         }
     }
@@ -276,38 +289,42 @@ impl Drop for Plugins {
 pub type SharedPlugins = Rc<RefCell<Plugins>>;
 
 /// Plugins that are ready for a checkpoint; dropped, they are told that the program runs on.
-pub struct Gathered(Option<SharedPlugins>);
+pub struct Gathered {
+    /// None: there is nobody to tell.
+    plugins: Option<SharedPlugins>,
+    /// Where their files are; none: they cannot have any, and so there must be none of them.
+    directory: Option<PathBuf>,
+}
 
 impl Gathered {
-    /// Asks all plugins for a checkpoint in this directory, those that have been asked not again. If one refuses, the
-    /// others are told.
-    pub fn of(plugins: &SharedPlugins, directory: &Path) -> Result<Self> {
-        Self(Some(plugins.clone())).again(directory)
+    /// Asks all plugins for a checkpoint in this directory. If one refuses, the others are told. Without a directory
+    /// their files cannot go along, and there must be none of them.
+    pub fn of(plugins: &SharedPlugins, directory: Option<&Path>) -> Result<Self> {
+        let directory = directory.map(Path::canonicalize).transpose();
+        let gathered = Self {
+            plugins: Some(plugins.clone()),
+            directory: directory.map_err(|source| Error::io("the round's directory", source))?,
+        };
+        gathered.again()
     }
 
     /// Asks those, too, that have come since.
-    pub fn again(self, directory: &Path) -> Result<Self> {
-        if let Some(plugins) = &self.0 {
-            let mut plugins = plugins.borrow_mut();
-            plugins.hear(Some(Instant::now()));
-            plugins
-                .machine
-                .gather(directory.as_os_str().as_bytes(), Instant::now());
-            if let Progress::Failed(refusal) = plugins.work() {
-                return Err(Error::refused(refusal.pid, refusal.what));
-            }
+    pub fn again(self) -> Result<Self> {
+        if let Some(plugins) = &self.plugins {
+            plugins.borrow_mut().gather(self.directory.as_deref())?;
         }
+        Ok(self)
     }
 
     /// Whether, now that the tree stands still, nobody has come since, or said something.
     pub fn is_all(&self) -> bool {
-        let plugins = self.0.as_ref();
+        let plugins = self.plugins.as_ref();
         plugins.is_none_or(|plugins| !plugins.borrow().has_news())
     }
 
     /// What belongs to plugins.
     pub fn owned(&self) -> Owned {
-        let plugins = self.0.as_ref().map(|plugins| plugins.borrow());
+        let plugins = self.plugins.as_ref().map(|plugins| plugins.borrow());
         Owned::of(plugins.iter().flat_map(|plugins| plugins.machine.owned()))
     }
 
@@ -319,7 +336,7 @@ impl Gathered {
 
 impl Drop for Gathered {
     fn drop(&mut self) {
-        if let Some(plugins) = &self.0 {
+        if let Some(plugins) = &self.plugins {
             plugins.borrow_mut().release();
         }
     }

@@ -8,7 +8,6 @@
 
 use std::{
     io::{self, Read, Write},
-    os::fd::OwnedFd,
     path::Path,
 };
 

@@ -239,16 +239,13 @@ impl Stopped {
         root: pid_t,
         known: &mut Known,
         plugins: &SharedPlugins,
-        directory: &Path,
+        directory: Option<&Path>,
     ) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
         let mut tries = 0;
-        let directory = directory.canonicalize();
-        let directory = directory.map_err(|source| Error::io("the round's directory", source))?;
-        let mut gathered = Gathered::of(plugins, &directory)?;
+        let mut gathered = Gathered::of(plugins, directory)?;
         let before = Before::look(me, &mut known.named, &gathered.owned())?;
-        let mut tries = 0;
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;

@@ -137,7 +137,7 @@ impl Member {
                 stopped: None,
                 saved: None,
             });
-            let stopped = Stopped::stop(root, known, plugins, taking.joined.dir())?;
+            let stopped = Stopped::stop(root, known, plugins, Some(taking.joined.dir()))?;
             taking.stopped = Some(stopped);
             return Ok(String::new());
         }

@@ -318,10 +318,9 @@ impl<'a> Supervisor<'a> {
             is_whole: full,
             zstd: self.options.zstd,
         };
-        let gathered = self.plugins.gather(round.joined().dir())?;
         let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
-        let (known, directory) = (&mut self.known, round.joined().dir());
+        let (known, directory) = (&mut self.known, Some(round.joined().dir()));
         let stopped = Stopped::stop(self.root, known, &self.parts.plugins, directory)?;
         let mut stopped = stopped.alone()?;
         let saved = image.save(&mut stopped, &mut self.known)?;

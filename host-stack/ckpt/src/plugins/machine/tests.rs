@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use snaprig_ckpt_plugin::message::Registered;
 
-use snaprig_ckpt_plugin::message::Registered;
-
 use super::*;
 
 /// What processes would see.

@@ -49,11 +49,6 @@ impl Supervisor<'_> {
     /// The tree goes on at another supervisor. Whatever goes wrong before that has it restored, it runs on here.
     pub fn migrate(&mut self, to: &Address) -> Result<Migrated> {
         self.is_alone()?;
-        if !self.parts.plugins.borrow().are_none() {
-            let what = "a program with plugins cannot migrate: what they save goes into a directory; \
-                        use `ckpt dump --kill` and `ckpt restart`";
-            return Err(Error::refused(self.root, what));
-        }
         let begun = Instant::now();
         let failed = |source| Error::io(format!("migration to {to}"), source);
         let mut stream = to.connect().map_err(failed)?;
@@ -67,19 +62,12 @@ impl Supervisor<'_> {
         };
         let sent = Sent(stream.again().map_err(failed)?);
         let number = self.last.map_or(1, |last| last + 1);
-        let gathered = self.plugins.none();
-        let gathered = gathered.map_err(|error| why(&mut stream, error))?;
         let image = Begun::begin_with(number, &how, &mut self.known, |header, options| {
             Ok(Writer::new(sent, header, options)?)
         });
         let image = image.map_err(|error| why(&mut stream, error))?;
-        let mut stopped = Stopped::stop(
-            self.root,
-            &mut self.known,
-            &self.parts.plugins,
-            self.parts.store.dir(),
-        )?
-        .alone()?;
+        let mut stopped =
+            Stopped::stop(self.root, &mut self.known, &self.parts.plugins, None)?.alone()?;
         let written = (|| {
             let saved = image.save(&mut stopped, &mut self.known)?;
             let written = saved.finish()?.1;

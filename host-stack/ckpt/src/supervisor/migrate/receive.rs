@@ -94,10 +94,10 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
                 true => match commit() {
                     Ok(()) => in_doubt(store.dir(), &error),
                     Err(also) => also,
-                });
-            }
-            Err(error) => return Err(error),
-        };
+                },
+                false => error,
+            });
+        }
         // It runs. Who asked need not hear of it.
         let _ = wire::send(*stream.borrow_mut(), &Running);
         if let Err(error) = commit() {
