@@ -234,6 +234,7 @@ impl<'a> Supervisor<'a> {
             is_whole: full,
             zstd: self.options.zstd,
         };
+        self.known.check(&self.store, MEMBER);
         let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
         let mut stopped = Stopped::stop(self.root, &mut self.known)?;
