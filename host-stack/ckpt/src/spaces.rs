@@ -108,7 +108,6 @@ impl Spaces {
 }
 
 #[cfg(test)]
-#[expect(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 
