@@ -132,6 +132,16 @@ fn over_tcp_both_sides_know_the_token() {
 }
 
 #[test]
+fn a_file_is_not_a_place_to_listen_at() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    fs::write(&path, "kept").unwrap();
+    let mut target = Job::receive(None, &[path.to_str().unwrap()]);
+    assert_eq!(target.ended(), 1);
+    assert_eq!(fs::read_to_string(path).unwrap(), "kept");
+}
+
+#[test]
 fn who_loses_the_target_runs_on() {
     let (_directory, churn) = compiled("churn.c", &[]);
     let mut source = Job::launch(&[&churn]);

@@ -364,6 +364,36 @@ fn a_supervisor_that_is_killed_while_it_copies_leaves_the_checkpoint_before() {
 }
 
 #[test]
+fn a_chain_ends_before_it_is_long() {
+    let (_directory, churn) = compiled("churn.c", &[]);
+    let mut job = Job::launch_with(None, &[("MODE", "incremental")], &[&churn]);
+    job.wait_for("ready");
+    let parents = (1..=18).map(|_| job.dumped(false, false).unwrap().parent);
+    let expected = (1..=18).map(|round| (round != 1 && round != 17).then(|| round - 1));
+    assert!(parents.eq(expected));
+    job.kill();
+    // The longest.
+    job.restart_from(&["16"]);
+    job.tell("go");
+    assert_eq!(job.ended(), 0);
+}
+
+#[test]
+fn what_was_removed_is_not_built_on() {
+    let (_directory, churn) = compiled("churn.c", &[]);
+    let mut job = Job::launch_with(None, &[("MODE", "incremental")], &[&churn]);
+    job.wait_for("ready");
+    job.dump(false).unwrap();
+    assert_eq!(job.dumped(false, false).unwrap().parent, Some(1));
+    fs::remove_dir_all(job.path("job/0001")).unwrap();
+    assert_eq!(job.dumped(true, false).unwrap().parent, None);
+    job.ended();
+    job.restart();
+    job.tell("go");
+    assert_eq!(job.ended(), 0);
+}
+
+#[test]
 fn older_checkpoints_go_but_for_those_that_are_built_on() {
     let (_directory, churn) = compiled("churn.c", &[]);
     let mode = [("MODE", "incremental"), ("KEEP", "2")];

@@ -21,7 +21,7 @@ use libc::pid_t;
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_image::{
     image::{FileSink, Header, ImageId, Options as WriteOptions, Sink, Summary, Writer},
-    store::{Joined, Member},
+    store::{Joined, Member, Store},
 };
 
 use super::ahead::{self, Ahead};
@@ -87,7 +87,7 @@ pub struct Pause {
 /// What is kept from one checkpoint of a tree to the next.
 #[derive(Default)]
 pub struct Known {
-    named: Named,
+    pub(super) named: Named,
     pub(super) calls: Calls,
     pub(super) tracking: Tracking,
     lineage: Option<Lineage>,
@@ -97,6 +97,15 @@ impl Known {
     /// A checkpoint is complete: the next increment builds on it.
     pub fn keep(&mut self, lineage: Lineage) {
         self.lineage = Some(lineage);
+    }
+
+    /// If the chain of a member is not there any more, none builds on it.
+    pub fn check(&mut self, store: &Store, member: &str) {
+        let is_there = |lineage: &Lineage| {
+            let checkpoint = store.checkpoint(lineage.round);
+            checkpoint.and_then(|it| it.chain(member)).is_ok()
+        };
+        self.lineage = self.lineage.take().filter(is_there);
     }
 }
 

@@ -318,6 +318,7 @@ impl<'a> Supervisor<'a> {
             is_whole: full,
             zstd: self.options.zstd,
         };
+        self.known.check(&self.store, MEMBER);
         let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
         let (known, directory) = (&mut self.known, Some(round.joined().dir()));

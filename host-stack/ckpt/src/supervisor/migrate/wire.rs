@@ -24,7 +24,7 @@ use std::{
     io::{self, Read, Write},
     net::{TcpListener, TcpStream, ToSocketAddrs},
     os::unix::{
-        fs::MetadataExt,
+        fs::{FileTypeExt, MetadataExt},
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -135,8 +135,10 @@ impl Address {
     pub fn listen(&self) -> io::Result<Listener> {
         match self {
             Self::Unix(path) => {
-                if UnixStream::connect(path).is_err() {
-                    let _ = std::fs::remove_file(path);
+                let found = std::fs::symlink_metadata(path);
+                let is_socket = found.is_ok_and(|found| found.file_type().is_socket());
+                if is_socket && UnixStream::connect(path).is_err() {
+                    std::fs::remove_file(path)?;
                 }
                 Ok(Listener::Unix(UnixListener::bind(path)?, path.clone()))
             }
