@@ -6,7 +6,10 @@
 use std::time::Duration;
 
 use libc::pid_t;
-use snaprig_ckpt_image::store::{Joined, Store};
+use snaprig_ckpt_image::{
+    image::FileSink,
+    store::{Joined, Store},
+};
 use snaprig_coord::{
     driver,
     member::Event,
@@ -14,7 +17,7 @@ use snaprig_coord::{
     phase::{Kind, Order, Phase},
 };
 
-use super::checkpoint::{Known, Saved, Stopped};
+use super::checkpoint::{Begun, How, Known, Saved, Stopped};
 use crate::{
     error::{Error, Result},
     job::{Board, Job, NOT_NOW},
@@ -35,7 +38,7 @@ struct Taking {
     kind: Kind,
     joined: Joined,
     stopped: Option<Stopped>,
-    saved: Option<Saved>,
+    saved: Option<Saved<FileSink>>,
 }
 
 /// What comes of an event.
@@ -152,9 +155,9 @@ impl Member {
                 };
                 taking.stopped()?.meet_others(&board)?;
             }
-            Phase::Freeze => taking.save(&self.name)?,
+            Phase::Freeze => taking.save(&self.name, known)?,
             Phase::Resume => drop(taking.stopped.take().map(Stopped::let_go).transpose()?),
-            Phase::Write => return taking.finish(&self.name),
+            Phase::Write => return taking.finish(&self.name, known),
             Phase::End => {
                 taking.stopped.take().map(Stopped::end);
             }
@@ -192,21 +195,23 @@ impl Taking {
         self.stopped.as_mut().ok_or_else(none)
     }
 
-    fn save(&mut self, name: &str) -> Result<()> {
-        let joined = self.joined.clone();
-        self.saved = Some(self.stopped()?.save(&joined, name)?);
+    /// A whole image: a job's checkpoint builds on no other.
+    fn save(&mut self, name: &str, known: &mut Known) -> Result<()> {
+        let image = Begun::begin(&self.joined, name, &How::default(), known)?;
+        self.saved = Some(image.save(self.stopped()?, known)?);
         Ok(())
     }
 
     /// The image is on the disk: what goes into the manifest.
-    fn finish(&mut self, name: &str) -> Result<String> {
+    fn finish(&mut self, name: &str, known: &mut Known) -> Result<String> {
         if self.saved.is_none() {
-            self.save(name)?;
+            self.save(name, known)?;
         }
         let none = || Error::Job {
             what: "there is no image".into(),
         };
-        let (member, _) = self.saved.take().ok_or_else(none)?.finish()?;
+        let (_, written) = self.saved.take().ok_or_else(none)?.finish()?;
+        let member = written.member(name);
         let report = serde_json::to_string(&member);
         report.map_err(|error| Error::io("what is said of an image", std::io::Error::from(error)))
     }

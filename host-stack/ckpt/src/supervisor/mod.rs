@@ -1,11 +1,15 @@
 //! The parent of a tree: launches or restarts it, answers commands, and ends with the exit status of its first process.
 //! In a job, it does what the coordinator says ([`member`]).
 
+mod again;
+mod ahead;
 mod checkpoint;
 mod control;
 mod member;
-mod restore;
+mod migrate;
+mod schedule;
 mod signals;
+mod together;
 
 use std::{
     ffi::OsString,
@@ -14,9 +18,9 @@ use std::{
         fd::AsFd,
         unix::{net::UnixListener, process::CommandExt},
     },
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use libc::pid_t;
@@ -24,20 +28,25 @@ use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snaprig_ckpt_image::store::{Manifest, Store};
 
+pub use self::{
+    again::restart,
+    checkpoint::{Copied, Mode, Pause},
+    control::{Dumped, Reply, Request, Running, Status, ask},
+    migrate::{Address, Migrated, receive},
+    schedule::Schedule,
+    signals::Signals,
+    together::restart_job,
+};
 use self::{
-    checkpoint::{Known, Stopped},
+    checkpoint::{Begun, How, Known, Stopped},
     control::{CONTROL, listen},
     member::{Done, Member},
-};
-pub use self::{
-    control::{Dumped, Reply, Request, Running, Status, ask},
-    restore::{restart, restart_job},
-    signals::Signals,
+    schedule::Due,
 };
 use crate::{
     error::{Error, Result},
     job::{self, Job},
-    restart::{self, exit_code},
+    restart::{chain, exit_code},
     steps::{self, Step},
     trace,
 };
@@ -45,14 +54,26 @@ use crate::{
 /// What the tree is called in a checkpoint.
 const MEMBER: &str = "tree";
 
-/// How long from one checkpoint to the next; none: only those that are asked for.
-pub type Interval = Option<Duration>;
+/// How a tree is checkpointed.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// When.
+    pub schedule: Schedule,
+    /// What a checkpoint has, and when that is copied.
+    pub mode: Mode,
+    /// Compressed with zstd, at this level.
+    pub zstd: Option<i32>,
+    /// Older checkpoints than so many are removed, unless one of those builds on them.
+    pub keep: Option<usize>,
+}
 
 /// Launches a program, and supervises it to its end; its exit status.
-pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Result<i32> {
-    let parts = Parts::new(directory, Store::open(directory)?)?;
-    let child = start(program, &parts.signals)?;
-    Supervisor::new(parts, child, command_of(program), interval).run()
+pub fn launch(directory: &Path, program: &[OsString], options: &Options) -> Result<i32> {
+    let listener = listen(directory)?;
+    let signals = Signals::block()?;
+    let root = start(program, &signals)?;
+    let command = command_of(program);
+    Supervisor::new(directory, listener, signals, root, command, options)?.run()
 }
 
 /// The same, as a member of a job, which has a name in it. The calling process has one thread.
@@ -60,12 +81,17 @@ pub fn launch_in(job: &Job, name: Option<String>, program: &[OsString]) -> Resul
     let coordinator = job::ensure(job)?;
     let first = program.first().ok_or_else(no_program)?;
     let name = name.unwrap_or_else(|| job::name_of(Path::new(first)));
-    let mut parts = Parts::new(&job.of_member(&name), job.store()?)?;
-    // Its thread has the mask of this one.
-    parts.member = Some(Member::join(job, &name)?);
+    let directory = job.of_member(&name);
+    let listener = listen(&directory)?;
+    let signals = Signals::block()?;
+    // Its thread has the signal mask of this one.
+    let member = Member::join(job, &name)?;
     drop(coordinator);
-    let child = start(program, &parts.signals)?;
-    Supervisor::new(parts, child, command_of(program), None).run()
+    let root = start(program, &signals)?;
+    let (command, options) = (command_of(program), Options::default());
+    let mut supervisor = Supervisor::new(&directory, listener, signals, root, command, &options)?;
+    supervisor.member = Some(member);
+    supervisor.run()
 }
 
 fn no_program() -> Error {
@@ -99,77 +125,65 @@ fn start(program: &[OsString], signals: &Signals) -> Result<pid_t> {
     Ok(child.id() as pid_t)
 }
 
-/// What a supervisor has before there is a tree.
-struct Parts {
-    directory: PathBuf,
+struct Supervisor<'a> {
+    directory: &'a Path,
     store: Store,
     listener: UnixListener,
     signals: Signals,
-    member: Option<Member>,
-}
-
-impl Parts {
-    fn new(directory: &Path, store: Store) -> Result<Self> {
-        Ok(Self {
-            directory: directory.to_owned(),
-            store,
-            listener: listen(directory)?,
-            signals: Signals::block()?,
-            member: None,
-        })
-    }
-}
-
-struct Supervisor {
-    parts: Parts,
     root: pid_t,
     command: Vec<String>,
     known: Known,
     status: i32,
     last: Option<u64>,
-    interval: Interval,
-    /// When the next checkpoint is due.
-    due: Option<Instant>,
+    options: &'a Options,
+    due: Due,
+    /// Of a job.
+    member: Option<Member>,
 }
 
-impl Supervisor {
-    fn new(parts: Parts, root: pid_t, command: Vec<String>, interval: Interval) -> Self {
+impl<'a> Supervisor<'a> {
+    fn new(
+        directory: &'a Path,
+        listener: UnixListener,
+        signals: Signals,
+        root: pid_t,
+        command: Vec<String>,
+        options: &'a Options,
+    ) -> Result<Self> {
         // Who loses its parent is this one's child.
         // SAFETY: no memory is involved.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
-        Self {
-            last: parts
-                .store
-                .rounds()
-                .ok()
-                .and_then(|rounds| rounds.last().copied()),
-            parts,
+        let store = Store::open(directory)?;
+        Ok(Self {
+            directory,
+            last: store.rounds()?.last().copied(),
+            store,
+            listener,
+            signals,
             root,
             command,
             known: Known::default(),
             status: 0,
-            interval,
-            due: interval.map(|interval| Instant::now() + interval),
-        }
+            options,
+            due: Due::new(options.schedule),
+            member: None,
+        })
     }
 
     fn run(mut self) -> Result<i32> {
         while self.holds() || self.reap() {
-            if self.due.is_some_and(|due| due <= Instant::now()) {
-                if let Err(error) = self.dump(false) {
-                    eprintln!(
-                        "snaprig: no checkpoint was taken: {}",
-                        restart::chain(&error)
-                    );
-                }
-                self.due = self.interval.map(|interval| Instant::now() + interval);
+            if self.due.is_now()
+                && let Err(error) = self.dump(false, false)
+            {
+                eprintln!("snaprig: no checkpoint was taken: {}", chain(&error));
+                self.due.failed();
             }
             if self.wait()?
-                && let Ok((stream, _)) = self.parts.listener.accept()
+                && let Ok((stream, _)) = self.listener.accept()
             {
                 control::answer(&stream, |request| self.reply(request));
             }
-            while let Some(signal) = self.parts.signals.next() {
+            while let Some(signal) = self.signals.next() {
                 if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
                     // SAFETY: no memory is involved; it is a child that has not been waited for, or nobody.
                     unsafe { libc::kill(self.root, signal) };
@@ -177,8 +191,8 @@ impl Supervisor {
             }
             self.take_part();
         }
-        let _ = fs::remove_file(self.parts.directory.join(CONTROL));
-        if let Some(member) = self.parts.member {
+        let _ = fs::remove_file(self.directory.join(CONTROL));
+        if let Some(member) = self.member {
             member.link.leave();
         }
         Ok(self.status)
@@ -186,12 +200,12 @@ impl Supervisor {
 
     /// Whether the tree stands still for a round: nothing of it ends meanwhile.
     fn holds(&self) -> bool {
-        self.parts.member.as_ref().is_some_and(Member::holds)
+        self.member.as_ref().is_some_and(Member::holds)
     }
 
     /// Does what the job's coordinator says, if it says something.
     fn take_part(&mut self) {
-        let Some(member) = &mut self.parts.member else {
+        let Some(member) = &mut self.member else {
             return;
         };
         match member.next(self.root, &mut self.known) {
@@ -201,18 +215,28 @@ impl Supervisor {
         }
     }
 
+    /// What is done with a tree is done with all trees of its job.
+    fn alone(&self) -> Result<()> {
+        match &self.member {
+            None => Ok(()),
+            Some(Member { name, .. }) => Err(Error::Job {
+                what: format!(
+                    "it is member {name} of a job: that is checkpointed as a whole (--job)"
+                ),
+            }),
+        }
+    }
+
     /// Waits for something to do; whether somebody asks.
     fn wait(&self) -> Result<bool> {
-        let (listener, signals) = (self.parts.listener.as_fd(), self.parts.signals.fd.as_fd());
+        let (listener, signals) = (self.listener.as_fd(), self.signals.fd.as_fd());
         let mut ready = vec![
             PollFd::new(&listener, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
         ];
-        let member = self.parts.member.as_ref().map(|member| member.link.ready());
+        let member = self.member.as_ref().map(|member| member.link.ready());
         ready.extend(member.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let left = self
-            .due
-            .map(|due| due.saturating_duration_since(Instant::now()));
+        let left = self.due.left();
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut ready, left.as_ref()) {
             Ok(_) => Ok(!ready[0].revents().is_empty()),
@@ -242,10 +266,11 @@ impl Supervisor {
 
     fn reply(&mut self, request: Request) -> Reply {
         let replied = match request {
-            Request::Dump { kill } => self.dump(kill).map(Reply::Dumped),
+            Request::Dump { kill, full } => self.dump(kill, full).map(Reply::Dumped),
+            Request::Migrate { to } => self.migrate(&to).map(Reply::Migrated),
             Request::Status => self.look().map(Reply::Status),
         };
-        replied.unwrap_or_else(|error| Reply::Failed(restart::chain(&error)))
+        replied.unwrap_or_else(|error| Reply::Failed(chain(&error)))
     }
 
     fn look(&self) -> Result<Status> {
@@ -266,37 +291,50 @@ impl Supervisor {
     }
 
     /// A checkpoint. Whatever goes wrong, the tree runs on.
-    fn dump(&mut self, kill: bool) -> Result<Dumped> {
-        if let Some(member) = &self.parts.member {
-            let what = format!(
-                "it is member {} of a job: that is checkpointed as a whole (--job)",
-                member.name
-            );
-            return Err(Error::Job { what });
-        }
+    fn dump(&mut self, kill: bool, full: bool) -> Result<Dumped> {
+        self.alone()?;
         let begun = Instant::now();
         steps::reached(Step::Begun);
+        let cost = self.due.cost();
         let number = self.last.map_or(1, |last| last + 1);
-        let round = self.parts.store.begin(number, 0)?;
-        let stopped = Stopped::stop(self.root, &mut self.known)?.alone()?;
-        let saved = stopped.save(round.joined(), MEMBER)?;
+        let round = self.store.begin(number, 0)?;
+        let how = How {
+            mode: self.options.mode,
+            is_whole: full,
+            zstd: self.options.zstd,
+        };
+        let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
+        let parent = image.parent();
+        let mut stopped = Stopped::stop(self.root, &mut self.known)?.alone()?;
+        let saved = image.save(&mut stopped, &mut self.known)?;
         let (held, pause) = match kill {
             true => (Some(stopped), None),
             false => (None, Some(stopped.let_go()?)),
         };
-        let (member, bytes) = saved.finish()?;
+        let (_, written) = saved.finish()?;
         steps::reached(Step::Finished);
-        round.commit(Manifest::now(self.command.clone(), None, vec![member]))?;
+        let members = vec![written.member(MEMBER)];
+        round.commit(Manifest::now(self.command.clone(), parent, members))?;
         steps::reached(Step::Committed);
         self.last = Some(number);
         let ended = held.map(|held| {
             self.status = 128 + libc::SIGKILL;
             held.end()
         });
+        if let Some(lineage) = written.lineage {
+            self.known.keep(lineage);
+        }
+        if let Some(Err(error)) = self.options.keep.map(|keep| self.store.prune(keep)) {
+            eprintln!("snaprig: older checkpoints stay: {}", chain(&error));
+        }
+        let pause = pause.or(ended).unwrap_or_default();
+        self.due.ended(cost, pause.all);
         Ok(Dumped {
             round: number,
-            bytes,
-            pause: pause.or(ended).unwrap_or_default(),
+            bytes: written.summary.totals.file_bytes,
+            parent,
+            copied: written.copied,
+            pause,
             took: begun.elapsed(),
         })
     }

@@ -37,7 +37,7 @@ pub fn coordinate(options: &Coordinator) -> Result<ExitCode, AnyError> {
     let listen = listen
         .map(|text| text.strip_prefix("tcp:").unwrap_or(text).parse())
         .transpose()?;
-    let interval = super::every(options.interval)?;
+    let interval = options.interval.map(super::seconds).transpose()?;
     snaprig_ckpt::coordinate(&Job::open_or_create(&options.job)?, listen, interval)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! Restarts trees: one, or those of a job, which go through the phases of a restart together.
+//! Restarts the trees of a job, which go through the phases of a restart together.
 //!
 //! ```text
 //! phase     supervisor
@@ -9,14 +9,12 @@
 //! What must stay true: until `Go`, nothing of any tree runs; if one cannot be restarted, all that was made ends.
 
 use std::{
-    fs, io,
-    path::Path,
-    process,
+    io, process,
     time::{Duration, Instant},
 };
 
 use snaprig_ckpt_image::{
-    image::Reader,
+    chain::Chain,
     store::{Checkpoint, Store},
 };
 use snaprig_coord::{
@@ -24,35 +22,16 @@ use snaprig_coord::{
     phase::{Order, Phase},
 };
 
-use super::{Interval, MEMBER, Member, Parts, Supervisor};
+use super::{Options, again, member::Member};
 use crate::{
     error::{Error, Result},
     job::{self, Board, Job},
-    restart::{self, Clocks, Complete, Restored},
+    restart::{self, Complete, Restored},
     state::Tree,
 };
 
 /// How long a member waits for the others.
 const GATHERING: Duration = Duration::from_secs(60);
-
-/// Restarts the newest checkpoint of a directory, and supervises it to its end; its exit status. The calling process
-/// has one thread.
-pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
-    if !directory.is_dir() {
-        return Err(nothing(directory));
-    }
-    let store = Store::open(directory)?;
-    let checkpoint = newest(&store)?;
-    let (tree, mut reader) = open(&checkpoint, MEMBER)?;
-    let command = checkpoint.manifest().command.clone();
-    within(&tree, |complete| {
-        let parts = Parts::new(directory, store)?;
-        let mut restored = Restored::open(&tree, None)?;
-        restored.grow(&mut reader, drops_privileges(), None)?;
-        restored.go(complete)?;
-        Supervisor::new(parts, tree.root, command, interval).run()
-    })
-}
 
 /// Restarts the newest checkpoint of a job: all of its members, or one of them, while others are restarted on other
 /// machines. Returns when all have ended: the exit status of the first of them that is not 0. The calling process has
@@ -127,29 +106,29 @@ fn status_of(child: libc::pid_t) -> i32 {
 
 /// Restarts a member of a job, and supervises it to its end.
 fn member(job: &Job, checkpoint: &Checkpoint, name: &str) -> Result<i32> {
-    let (tree, mut reader) = open(checkpoint, name)?;
-    within(&tree, |complete| {
-        let mut parts = Parts::new(&job.of_member(name), job.store()?)?;
+    let mut chain = Chain::open(&checkpoint.chain(name)?)?;
+    let tree = restart::read_tree(&chain)?;
+    let options = Options::default();
+    again::run(&job.of_member(name), &tree, &options, |complete| {
         let member = Member::join(job, name)?;
-        let restored = together(&member, &tree, &mut reader, checkpoint, complete);
-        let round = match restored {
-            Ok(round) => round,
+        match together(&member, &tree, &mut chain, checkpoint, complete) {
+            Ok(round) => {
+                member.link.done(round, Phase::Go, Ok(String::new()));
+                Ok((Vec::new(), Some(member)))
+            }
             Err(error) => {
                 member.link.leave();
-                return Err(error);
+                Err(error)
             }
-        };
-        member.link.done(round, Phase::Go, Ok(String::new()));
-        parts.member = Some(member);
-        Supervisor::new(parts, tree.root, Vec::new(), None).run()
+        }
     })
 }
 
 /// Goes through the phases of a restart with all others; the round.
-fn together<R: io::Read>(
+fn together(
     member: &Member,
     tree: &Tree,
-    reader: &mut Reader<R>,
+    chain: &mut Chain,
     checkpoint: &Checkpoint,
     complete: Complete,
 ) -> Result<u64> {
@@ -169,7 +148,7 @@ fn together<R: io::Read>(
     let mut restored = does(member, round, Phase::Connect, open)?;
     begin(member, Phase::Refill)?;
     does(member, round, Phase::Refill, || {
-        restored.grow(reader, drops_privileges(), Some(&board))
+        restored.grow(chain, again::drops_privileges(), Some(&board))
     })?;
     begin(member, Phase::Go)?;
     restored.go(complete)?;
@@ -231,36 +210,6 @@ fn missing(what: String) -> Error {
     Error::Missing { what }
 }
 
-fn drops_privileges() -> bool {
-    // SAFETY: no preconditions.
-    unsafe { libc::geteuid() != 0 }
-}
-
-/// Works in the namespaces of a tree that is restarted; the exit status.
-fn within(tree: &Tree, work: impl FnOnce(Complete) -> Result<i32>) -> Result<i32> {
-    let clocks = Clocks {
-        monotonic: tree.monotonic_nanos,
-        boottime: tree.boottime_nanos,
-    };
-    restart::run(restart::place(tree), clocks, |complete| {
-        work(complete).unwrap_or_else(|error| {
-            eprintln!("snaprig: {}", restart::chain(&error));
-            1
-        })
-    })
-}
-
-/// Opens a member's image, and reads what it says of the tree.
-fn open(checkpoint: &Checkpoint, member: &str) -> Result<(Tree, Reader<fs::File>)> {
-    let chain = checkpoint.chain(member)?;
-    let path = chain.last().ok_or_else(|| nothing(checkpoint.path()))?;
-    let file =
-        fs::File::open(path).map_err(|source| Error::io(path.display().to_string(), source))?;
-    let mut reader = Reader::new(file, path.display().to_string())?;
-    let tree = restart::read_tree(&mut reader)?;
-    Ok((tree, reader))
-}
-
 /// The newest checkpoint that is sound; what is wrong with newer ones is said.
 fn newest(store: &Store) -> Result<Checkpoint> {
     let latest = store.latest()?;
@@ -270,12 +219,11 @@ fn newest(store: &Store) -> Result<Checkpoint> {
             restart::chain(error)
         );
     }
-    latest.checkpoint.ok_or_else(|| nothing(store.dir()))
-}
-
-fn nothing(directory: &Path) -> Error {
-    missing(format!(
-        "there is no complete checkpoint in {}",
-        directory.display()
-    ))
+    let nothing = || {
+        missing(format!(
+            "there is no complete checkpoint in {}",
+            store.dir().display()
+        ))
+    };
+    latest.checkpoint.ok_or_else(nothing)
 }
