@@ -214,12 +214,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Of a held thread that goes home without its tracer; `end`: a signal that does nothing to it.
-    pub fn with_home(
-        tracee: &'a Tracee,
-        pid: pid_t,
-        home: Option<Home>,
-        end: i32,
-    ) -> Result<Self> {
+    pub fn with_home(tracee: &'a Tracee, pid: pid_t, home: Option<Home>, end: i32) -> Result<Self> {
         let base = Regs {
             // No restart of a call that the kernel believes to be interrupted.
             orig_rax: u64::MAX,
@@ -342,7 +337,9 @@ pub fn finish(
     loop {
         match tracee.wait()? {
             Stop::Signal(signal) if signal == end && tracee.regs()?.r14 <= 1 => break,
-            Stop::Signal(signal) if signal == end || signal == libc::SIGSTOP => *stray |= bit(signal),
+            Stop::Signal(signal) if signal == end || signal == libc::SIGSTOP => {
+                *stray |= bit(signal)
+            }
             Stop::Signal(signal) => {
                 let what = format!("signal {signal} in the checkpointer's calls");
                 let (pid, source) = (tracee.tid(), io::ErrorKind::Other.into());

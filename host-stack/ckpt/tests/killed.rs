@@ -78,7 +78,10 @@ fn ends_well(mut job: Job, root: i32, step: &str, stop: &str) {
     job.tell(stop);
     assert_eq!(job.ended(), 0, "{step}: {}", job.output());
     let output = job.output();
-    assert!(rights(&job) == 2 && !output.contains("wrong"), "{step}: {output}");
+    assert!(
+        rights(&job) == 2 && !output.contains("wrong"),
+        "{step}: {output}"
+    );
 }
 
 /// The newest round of a job.
@@ -89,7 +92,9 @@ fn newest(job: &Job) -> u32 {
 }
 
 fn steps(restart: bool) -> impl Iterator<Item = &'static &'static str> {
-    STEPS.iter().filter(move |step| step.starts_with("restart-") == restart)
+    STEPS
+        .iter()
+        .filter(move |step| step.starts_with("restart-") == restart)
 }
 
 #[test]
@@ -115,7 +120,11 @@ fn calls_and_signals_go_on_at_every_step() {
 #[test]
 fn processes_go_on_at_every_third_step() {
     for step in steps(false).step_by(3) {
-        let job = Job::launch_to_die(nobody(), &format!("{step}:2"), &["bash", &program("pipeline.sh")]);
+        let job = Job::launch_to_die(
+            nobody(),
+            &format!("{step}:2"),
+            &["bash", &program("pipeline.sh")],
+        );
         goes_on(job, step, "", "stop");
     }
 }
@@ -140,7 +149,11 @@ fn a_restart_is_whole_or_nothing_at_every_step() {
             job.restart();
         }
         job.tell("stop");
-        assert_eq!((job.ended(), &*job.output()), (0, "begun\nright\n"), "{step}");
+        assert_eq!(
+            (job.ended(), &*job.output()),
+            (0, "begun\nright\n"),
+            "{step}"
+        );
     }
 }
 
@@ -156,9 +169,12 @@ fn programs_go_on_whenever_it_is_killed() {
         job.wait_for(if round % 2 == 0 { "begun" } else { "" });
         job.dump(false).unwrap();
         let (root, path) = (job.processes()[1], job.path("job"));
-        let dumps = thread::spawn(move || {
-            while snaprig_ckpt::ask(&path, Request::Dump { kill: false }).is_ok() {}
-        });
+        let dumps =
+            thread::spawn(
+                move || {
+                    while snaprig_ckpt::ask(&path, Request::Dump { kill: false }).is_ok() {}
+                },
+            );
         // The moment is what is random, nothing is waited for.
         thread::sleep(Duration::from_micros(draw(round) % 100_000));
         kill(job.supervisor());

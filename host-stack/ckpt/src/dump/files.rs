@@ -50,6 +50,9 @@ pub struct Files {
     pub kept: Vec<OwnedFd>,
 }
 
+/// pidfd_open(2), since Linux 6.9.
+const PIDFD_THREAD: i32 = libc::O_EXCL;
+
 /// What an epoll instance watches: descriptor, events, data.
 type Target = (i32, u32, u64);
 
@@ -356,7 +359,11 @@ pub fn copy_of(pid: pid_t, fd: i32) -> Result<OwnedFd> {
     };
     // SAFETY: no memory is involved; the results are checked, and ours.
     unsafe {
-        let process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        let mut process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        if process < 0 {
+            // A thread: the first one of its process has ended.
+            process = libc::syscall(libc::SYS_pidfd_open, pid, PIDFD_THREAD);
+        }
         if process < 0 {
             return Err(failed());
         }

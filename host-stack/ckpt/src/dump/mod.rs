@@ -12,6 +12,7 @@ mod process;
 mod refused;
 mod sockets;
 mod stub;
+mod threads;
 
 use std::{
     fs::File,
@@ -55,16 +56,18 @@ pub struct Before {
 impl Before {
     /// Of all descendants of a process.
     pub fn look(ancestor: pid_t) -> Result<Self> {
-        let pids = crate::freeze::descendants(ancestor)?;
-        for pid in &pids {
-            refused::check(*pid, ancestor)?;
+        let mut flags = Vec::new();
+        for pid in crate::freeze::descendants(ancestor)? {
+            let Some(living) = refused::check(pid, ancestor)? else {
+                continue;
+            };
+            // One that has ended has none.
+            if let Ok(found) = Flags::read(living) {
+                refused::flags(pid, &found)?;
+                flags.push((pid, found));
+            }
         }
-        let flags = pids
-            .into_iter()
-            .filter_map(|pid| Some((pid, Flags::read(pid).ok()?)));
-        Ok(Self {
-            flags: flags.collect(),
-        })
+        Ok(Self { flags })
     }
 }
 
@@ -102,8 +105,8 @@ pub fn describe(
         let stat = Proc::new(held.pid)?.stat()?;
         let known = before.flags.iter().find(|(pid, _)| *pid == held.pid);
         let flags = known.map_or(&none, |(_, flags)| flags);
-        let mut body = process::describe(held, &stat, flags, &mut shared, named, &mut nameless)?;
-        body.descriptors = files.of(held.pid, &mut shared, named)?;
+        let mut body = process::describe(held, flags, &mut shared, named, &mut nameless)?;
+        body.descriptors = files.of(held.handle(), &mut shared, named)?;
         processes.push(Process {
             stopped: held.stopped,
             body: Some(Box::new(body)),
@@ -181,7 +184,7 @@ fn vdso(held: &[HeldProcess], processes: &[Process]) -> Result<Vec<u8>> {
         let is_vdso = |area: &&Area| area.backing == Backing::Kernel(b"[vdso]".to_vec());
         if let Some(area) = areas.clone().find(is_vdso) {
             let mut bytes = vec![0; (area.end - area.start) as usize];
-            memory::read(held.pid, area.start, &mut bytes)?;
+            memory::read(held.handle(), area.start, &mut bytes)?;
             return Ok(bytes);
         }
     }
@@ -209,10 +212,10 @@ pub fn write<S: Sink>(
     let bodies = frozen.processes.iter().zip(&described.tree.processes);
     for (space, (held, process)) in bodies.enumerate() {
         let areas = process.body.iter().flat_map(|body| &body.areas);
-        let is_nameless = |area: &&Area| described.nameless.contains(&(held.pid, area.start));
+        let is_nameless = |area: &&Area| described.nameless.contains(&(held.handle(), area.start));
         let (nameless, areas): (Vec<&Area>, Vec<_>) = areas.partition(is_nameless);
-        write_space(space as u32, held.pid, areas.into_iter(), writer)?;
-        let file = memory::open(held.pid, false)?;
+        write_space(space as u32, held.handle(), areas.into_iter(), writer)?;
+        let file = memory::open(held.handle(), false)?;
         for area in nameless {
             write_mapped(space as u32, &file, area.start..area.end, 0, writer)?;
         }

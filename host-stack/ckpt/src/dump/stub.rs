@@ -100,8 +100,7 @@ impl Stub {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let room = [self.at + PAGE, STUB_BYTES - PAGE, protection];
         let protect = call(libc::SYS_mprotect, room);
-        let mapped =
-            written.and_then(|()| self.one(process, "the checkpointer's calls", protect));
+        let mapped = written.and_then(|()| self.one(process, "the checkpointer's calls", protect));
         if mapped.is_err() {
             let unmap = call(libc::SYS_munmap, [self.at, STUB_BYTES]);
             self.one(process, "the checkpointer's calls", unmap)?;
@@ -164,7 +163,9 @@ fn padding(tid: pid_t, areas: &[Area]) -> Result<u64> {
     let code = areas.iter().filter(is_code);
     let kernels = code.clone().filter(is_kernels);
     let others = code.filter(|area| {
-        !is_kernels(area) && matches!(area.backing, Backing::File { .. }) && area.protection & libc::PROT_READ != 0
+        !is_kernels(area)
+            && matches!(area.backing, Backing::File { .. })
+            && area.protection & libc::PROT_READ != 0
     });
     for area in kernels.chain(others) {
         let mut page = vec![0; PAGE as usize];
@@ -172,7 +173,10 @@ fn padding(tid: pid_t, areas: &[Area]) -> Result<u64> {
         if memory::read(tid, start, &mut page).is_err() {
             continue;
         }
-        let used = page.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
+        let used = page
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |at| at + 1);
         // Some zeros may belong to what is before them.
         let free = (used + ALIGNED).next_multiple_of(ALIGNED);
         if used > 0 && free + needed() <= page.len() {

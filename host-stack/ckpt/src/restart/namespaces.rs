@@ -75,11 +75,7 @@ impl Complete {
 
 /// Runs `supervise` in namespaces of its own, as the process of that number; its exit status. The calling process has
 /// one thread.
-pub fn run(
-    place: Place,
-    clocks: Clocks,
-    supervise: impl FnOnce(Complete) -> i32,
-) -> Result<i32> {
+pub fn run(place: Place, clocks: Clocks, supervise: impl FnOnce(Complete) -> i32) -> Result<i32> {
     let complete = Complete::new()?;
     // SAFETY: the process has one thread, so the child may do what it likes.
     let maker = unsafe { libc::fork() };

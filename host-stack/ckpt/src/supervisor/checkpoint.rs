@@ -51,8 +51,14 @@ impl Stopped {
     pub fn stop(root: pid_t, known: &mut Known) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        let before = Before::look(me)?;
         let mut tries = 0;
+        let before = loop {
+            match Before::look(me) {
+                Err(Error::NotNow(_)) if tries < TRIES_MAX => tries += 1,
+                looked => break looked?,
+            }
+            thread::sleep(BETWEEN_TRIES);
+        };
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;

@@ -226,12 +226,7 @@ pub fn nobody() -> Option<u32> {
     (unsafe { libc::geteuid() } == 0).then_some(NOBODY)
 }
 
-fn start(
-    directory: &Path,
-    user: Option<u32>,
-    dies_at: Option<&str>,
-    arguments: &[&str],
-) -> Child {
+fn start(directory: &Path, user: Option<u32>, dies_at: Option<&str>, arguments: &[&str]) -> Child {
     let out = File::options()
         .append(true)
         .create(true)
