@@ -7,9 +7,15 @@ use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
+use snaprig_ckpt::Request;
 use tempfile::TempDir;
+
+/// How long a restart may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Who is nobody in particular.
 const ORDINARY: u32 = 65534;
@@ -83,6 +89,14 @@ impl Place {
         let mut command = self.ckpt("restart");
         command.arg(self.checkpoints());
         Self::start(command)
+    }
+
+    fn wait_for_supervisor(&self) {
+        let begun = Instant::now();
+        while snaprig_ckpt::ask(&self.checkpoints(), Request::Status).is_err() {
+            assert!(begun.elapsed() < PATIENCE, "no supervisor answers");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn dump(&self, how: &str) -> Output {
@@ -276,4 +290,27 @@ fn what_cannot_be_saved_is_refused_and_runs_on() {
     job.go_on();
     assert_eq!(job.line(), "on");
     assert_eq!(job.ends(), 0);
+}
+
+#[test]
+fn a_tokio_server_and_its_clients_lose_nothing() {
+    let place = Place::new(None);
+    let mut job = place.launch(&[env!("CARGO_BIN_EXE_tokio-echo")]);
+    assert_eq!(job.line(), "begun");
+    for _ in 0..rounds() {
+        succeeded(&place.dump("--leave-running"));
+        succeeded(&place.dump("--kill"));
+        assert_eq!(job.ends(), 128 + libc::SIGKILL);
+        job = place.restart();
+        place.wait_for_supervisor();
+    }
+    job.go_on();
+    assert_eq!(job.line(), "right");
+    assert_eq!(job.ends(), 0);
+}
+
+/// How often; SNAPRIG_CKPT_ROUNDS says otherwise.
+fn rounds() -> u64 {
+    let rounds = std::env::var("SNAPRIG_CKPT_ROUNDS");
+    rounds.map_or(20, |rounds| rounds.parse().unwrap())
 }

@@ -17,6 +17,9 @@
 //!    waits until all results that were sent are received
 //!    Capture          ----------->     Capture         --------->   the checkpoint service streams
 //!                     <-----------     Captured        <----------  the process to Snapify-IO
+//!    (swap, migration: it stands still until the snapshot has its name;
+//!    End              ----------->     End             --------->   and ends then: if there will be
+//!                     <-----------     Ended                        none, Resume has it go on)
 //!    Resume           ----------->     Resume          --------->   releases its locks
 //!                     <-----------     Resumed         <----------  Resumed
 //!
@@ -63,13 +66,14 @@ pub enum Request {
         /// another's before goes on counting where that one ended.
         sent: Vec<u64>,
     },
-    /// Stream the process image to [`IMAGE`] in `snapshot`.
+    /// Stream the process image to [`IMAGE`] in `snapshot`. If the process is to end, nothing of it
+    /// runs from then on until the next request.
     Capture {
         /// The offload process.
         pid: i32,
         /// Directory on the host (node 0), absolute.
         snapshot: String,
-        /// End the process once its image is safe (swap out, migration).
+        /// `End` is to come (swap out, migration).
         terminate: bool,
     },
     /// Release the locks and go on.
@@ -87,6 +91,11 @@ pub enum Request {
         binaries: Vec<StoredFile>,
         /// What it writes goes to the connection that adopts it ([`crate::coi::Program::proxy`]).
         proxy: bool,
+    },
+    /// End a process that stands still since `Capture`: its snapshot is complete.
+    End {
+        /// The offload process.
+        pid: i32,
     },
 }
 
@@ -135,6 +144,8 @@ pub enum Reply {
         /// The SCIF port where it waits for the host process's channels.
         port: u16,
     },
+    /// To `End`: nothing of the process is left.
+    Ended,
     /// The request failed; nothing of it remains.
     Failed {
         /// What was being done.

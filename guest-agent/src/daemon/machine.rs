@@ -161,8 +161,6 @@ struct Process {
     pipe: Option<Pipe>,
     /// A reply that waits until nothing of the process is left.
     held: Option<Reply>,
-    /// The request under way ends the process.
-    terminating: bool,
     ended: Option<Exit>,
     cleaned_up: bool,
 }
@@ -194,12 +192,7 @@ impl Machine {
                 process.snapify.is_some(),
             )
                 .hash(hash);
-            (
-                process.pipe.is_some(),
-                process.held.is_some(),
-                process.terminating,
-            )
-                .hash(hash);
+            (process.pipe.is_some(), process.held.is_some()).hash(hash);
             (process.ended.is_some(), process.cleaned_up).hash(hash);
         }
         (self.early_hellos.len(), self.early_ends.len()).hash(hash);
@@ -331,7 +324,6 @@ impl Machine {
             snapify: None,
             pipe: None,
             held: None,
-            terminating: false,
             ended: None,
             cleaned_up: false,
         };

@@ -41,6 +41,8 @@ pub enum Captured {
     Saved(u64),
     /// This process is the one that was restored from it.
     Restarted,
+    /// The process was to end, has answered that its image is safe, and does not end after all.
+    GoesOn,
 }
 
 /// What happens.
@@ -77,9 +79,11 @@ pub enum Output {
     Reply(Reply),
     /// Save the local store below this directory. Then [`Input::Saved`].
     SaveLocalStore(String),
-    /// Stream the process to this directory. Then [`Input::Captured`]. If the capture is to end the
-    /// process and goes well, nothing of the process runs from then on: whoever streams it answers
-    /// with [`Reply::Captured`], ends it, and this machine hears no more.
+    /// Stream the process to this directory. Then [`Input::Captured`]. If the process is to end and
+    /// the capture goes well, nothing of it runs from then on: whoever streams it answers with
+    /// [`Reply::Captured`] and waits for what comes next. With [`Request::End`], or if the daemon is gone
+    /// (the snapshot may be complete by then), this machine hears no more; with any other request it
+    /// hears [`Captured::GoesOn`], and then that.
     Capture {
         /// The directory.
         snapshot: String,
@@ -302,6 +306,7 @@ impl Machine {
         self.state = State::Quiet;
         match result {
             Ok(Captured::Saved(bytes)) => self.reply(Reply::Captured { bytes }),
+            Ok(Captured::GoesOn) => {}
             Ok(Captured::Restarted) => {
                 if !self.channels.is_empty() {
                     self.state = State::Reconnecting(self.channels.clone(), false);

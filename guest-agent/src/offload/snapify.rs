@@ -16,7 +16,7 @@ use snaprig_wire::{
     coi::Channel as Kind,
     frame,
     scif::HOST,
-    snapify::{IMAGE, LOCAL_STORE, Purpose, Reply, SIGNAL, StoredFile},
+    snapify::{IMAGE, LOCAL_STORE, Purpose, Reply, Request, SIGNAL, StoredFile},
 };
 
 use super::{
@@ -238,8 +238,9 @@ fn capture(snapshot: &str) -> io::Result<Captured> {
 }
 
 /// The process's last capture here: once the image is written this thread alone runs, waits until it is
-/// safe, tells the daemon, and ends the process. Others may have been stopped with any lock, the
-/// heap's too: all that wants one is done before. If the image does not become safe, they go on.
+/// safe, tells the daemon, and ends the process when it is told to. Others may have been stopped with any
+/// lock, the heap's too: all that wants one is done before. If the image does not become safe, or the
+/// snapshot not complete, they go on.
 fn capture_and_end(daemon: &UnixStream, snapshot: &str) -> io::Result<Captured> {
     let image = open_image(snapshot)?;
     let service = service()?;
@@ -251,26 +252,48 @@ fn capture_and_end(daemon: &UnixStream, snapshot: &str) -> io::Result<Captured> 
         Ok(_) => {}
         Err(error) => return Err(snapify_io::finish(image).err().unwrap_or(error)),
     }
-    let failed = match (word.hear(&image), word.finished()) {
-        (Ok(()), Some(bytes)) => Some(end(daemon, bytes)),
-        (heard, _) => heard.err(),
+    let (told, failed) = match (word.hear(&image), word.finished()) {
+        (Ok(()), Some(bytes)) => match end_if_told(daemon, bytes) {
+            Ok(()) => (true, None),
+            Err(error) => (false, Some(error)),
+        },
+        (heard, _) => (false, heard.err()),
     };
     // SAFETY: the request takes no argument. It does not fail on this device.
     unsafe { libc::ioctl(service.as_raw_fd(), checkpoint::RELEASE.into(), 0) };
     drop(blocked);
+    if told {
+        return Ok(Captured::GoesOn);
+    }
     let failed = failed.or_else(|| word.understand().err());
     Err(failed.unwrap_or(io::ErrorKind::InvalidData.into()))
 }
 
-/// Answers the daemon and ends the process, without a lock or the heap. Returns if it has not.
-fn end(mut daemon: &UnixStream, bytes: u64) -> io::Error {
+/// Answers the daemon, and ends the process if that is what it asks for next, or if it is gone: the snapshot may be
+/// complete by then. Without a lock or the heap. Returns when it asks for something else, which is not read yet.
+fn end_if_told(mut daemon: &UnixStream, bytes: u64) -> io::Result<()> {
     let mut room = [0; 32];
     let reply = frame::encode_framed_in(&Reply::Captured { bytes }, &mut room);
-    match daemon.write_all(reply.unwrap_or_default()) {
+    daemon.write_all(reply.unwrap_or_default())?;
+    // SAFETY: no preconditions.
+    let pid = unsafe { libc::getpid() };
+    let end = frame::encode_framed_in(&Request::End { pid }, &mut room).unwrap_or_default();
+    // What is as long as it may still be something else.
+    if may_start_with(daemon, &end[..4]) && may_start_with(daemon, end) {
         // SAFETY: it returns to nobody. What exit(3) would have done is done by the one that comes back.
-        Ok(()) => unsafe { libc::_exit(0) },
-        Err(error) => error,
+        unsafe { libc::_exit(0) }
     }
+    Ok(())
+}
+
+/// Waits until as many bytes have come; false if they are others. They stay where they are.
+fn may_start_with(stream: &UnixStream, bytes: &[u8]) -> bool {
+    let mut room = [0_u8; 32];
+    let peeked = &mut room[..bytes.len()];
+    let (to, flags) = (peeked.as_mut_ptr(), libc::MSG_PEEK | libc::MSG_WAITALL);
+    // SAFETY: there is room for as many bytes. All signals are blocked, so it is not interrupted.
+    let read = unsafe { libc::recv(stream.as_raw_fd(), to.cast(), bytes.len(), flags) };
+    read != bytes.len() as isize || peeked == bytes
 }
 
 fn open_image(snapshot: &str) -> io::Result<RemoteFile> {

@@ -51,10 +51,12 @@ pub enum Error {
         source: io::Error,
     },
     /// What a process has cannot be saved.
-    #[error("process {pid} cannot be checkpointed: {what}")]
+    #[error("process {pid} ({name}) cannot be checkpointed: {what}")]
     Refused {
         /// The process.
         pid: pid_t,
+        /// Its name.
+        name: String,
         /// What it has.
         what: String,
     },
@@ -115,8 +117,10 @@ impl Error {
     }
 
     pub(crate) fn refused(pid: pid_t, what: impl Into<String>) -> Self {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         Self::Refused {
             pid,
+            name: name.trim_end().into(),
             what: what.into(),
         }
     }

@@ -460,6 +460,15 @@ pub fn descendants(ancestor: pid_t) -> Result<Vec<pid_t>> {
     Ok(found)
 }
 
+/// Whether a process is another, or a descendant of it.
+pub fn is_descendant(pid: pid_t, ancestor: pid_t) -> bool {
+    let parent = |pid: &pid_t| {
+        let stat = Process::new(*pid).and_then(|process| process.stat());
+        stat.ok().map(|stat| stat.ppid).filter(|parent| *parent > 0)
+    };
+    std::iter::successors(Some(pid), parent).any(|one| one == ancestor)
+}
+
 /// The threads of a process.
 fn threads(pid: pid_t) -> Result<Vec<pid_t>> {
     let path = format!("/proc/{pid}/task");

@@ -16,6 +16,7 @@
 //! | `freeze` | stops a tree of processes, and lets it go |
 //! | `state` | what an image says |
 //! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
+//! | `terminal` | settings and contents of pseudoterminals |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
 //! | `supervisor` | launch, commands, exit |
@@ -37,6 +38,7 @@ mod socket;
 mod state;
 mod steps;
 mod supervisor;
+mod terminal;
 mod trace;
 
 pub use self::{

@@ -174,7 +174,7 @@ pub fn regs_words(regs: &Regs) -> [u64; size_of::<Regs>() / 8] {
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     number: i64,
-    arguments: [u64; 6],
+    pub arguments: [u64; 6],
 }
 
 /// A call with the arguments that it has.

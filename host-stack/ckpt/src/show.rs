@@ -47,7 +47,25 @@ fn lines(tree: &Tree) -> Vec<String> {
         ));
     }
     for (number, file) in tree.files.iter().enumerate() {
-        lines.push(format!("file {number}: {}", self::file(file)));
+        let locks = match file.locks.len() {
+            0 => String::new(),
+            count => format!("; {count} locks"),
+        };
+        lines.push(format!("file {number}: {}{locks}", self::file(file)));
+    }
+    for (number, pipe) in tree.pipes.iter().enumerate() {
+        let bytes: usize = pipe.contents.iter().map(|part| part.bytes.len()).sum();
+        let name = pipe.fifo.as_ref().map_or(String::new(), |fifo| {
+            format!(": {}", String::from_utf8_lossy(&fifo.path))
+        });
+        lines.push(format!("pipe {number}: {bytes} bytes in it{name}"));
+    }
+    for (number, terminal) in tree.terminals.iter().enumerate() {
+        let [rows, columns, ..] = terminal.look.size;
+        lines.push(format!(
+            "terminal {number}: /dev/pts/{}, {columns} by {rows}",
+            terminal.number
+        ));
     }
     for line in &mut lines {
         if let Some((end, _)) = line.char_indices().nth(COLUMNS) {
@@ -101,12 +119,17 @@ fn file(file: &OpenFile) -> String {
             format!("{} at {offset}{saved}{gone}", String::from_utf8_lossy(path))
         }
         Kind::Memory { shared, offset } => format!("shared memory {shared} at {offset}"),
-        Kind::Pipe {
-            pipe, reads, bytes, ..
-        } => match reads {
-            true => format!("pipe {pipe}, to read; {} bytes in it", bytes.len()),
-            false => format!("pipe {pipe}, to write"),
+        Kind::Pipe(number) => match file.flags & libc::O_ACCMODE {
+            libc::O_RDONLY => format!("pipe {number}, to read"),
+            _ => format!("pipe {number}, to write"),
         },
+        Kind::Terminal { terminal, master } => match master {
+            true => format!("terminal {terminal}, the side of who serves it"),
+            false => format!("terminal {terminal}"),
+        },
+        Kind::Console => "the terminal of the supervisor".into(),
+        Kind::Proc { pid, path, .. } => format!("/proc/{pid}{}", String::from_utf8_lossy(path)),
+        Kind::Inotify(notices) => format!("inotify of {} files", notices.len()),
         Kind::Epoll { watched } => format!("epoll of {} files", watched.len()),
         Kind::Event { count, .. } => format!("eventfd, {count}"),
         Kind::Signal { mask } => format!("signalfd of {mask:#x}"),

@@ -3,9 +3,13 @@
 //! What must stay true: everything here is what the processes saw: numbers of processes and threads,
 //! addresses, descriptors.
 
+mod files;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+pub use self::files::*;
 
 /// Everything of one tree of processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,6 +28,12 @@ pub struct Tree {
     pub processes: Vec<Process>,
     /// Open file descriptions, by number.
     pub files: Vec<OpenFile>,
+    /// Pipes and FIFOs, by number.
+    pub pipes: Vec<Pipe>,
+    /// Pseudoterminals both of whose sides are the tree's, by number.
+    pub terminals: Vec<Terminal>,
+    /// The terminal that the tree was on with its supervisor.
+    pub console: Option<Console>,
     /// Memory that several can map: spaces of the image behind those of the processes.
     pub shared: Vec<SharedMemory>,
 }
@@ -267,141 +277,6 @@ pub struct SharedMemory {
     pub size: u64,
     /// F_GET_SEALS.
     pub seals: i32,
-}
-
-/// An open file description.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct OpenFile {
-    /// What fcntl(F_GETFL) says.
-    pub flags: i32,
-    /// What it is.
-    pub kind: Kind,
-    /// Who gets its signals (F_SETOWN, F_SETSIG).
-    pub owner: Option<(i32, i32, i32)>,
-}
-
-/// What an open file is.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Kind {
-    /// Standard input, output or error of the supervisor.
-    Stdio(i32),
-    /// A file or directory, or a device that has no state.
-    Path {
-        /// Absolute name.
-        path: Vec<u8>,
-        /// Offset.
-        offset: u64,
-        /// What it must still be, for regular files.
-        file: Option<FileId>,
-        /// Its contents, if the program may write to it: a space of the image, and how long it is.
-        contents: Option<Contents>,
-        /// It has no name any more.
-        unlinked: bool,
-        /// Permissions.
-        mode: u32,
-        /// flock(2): LOCK_SH or LOCK_EX; 0: none.
-        lock: i32,
-        /// fcntl(2)'s locks: who, F_RDLCK or F_WRLCK, first and last byte.
-        record_locks: Vec<(i32, i32, u64, u64)>,
-    },
-    /// memfd_create(2), or what is mapped of one.
-    Memory {
-        /// Number in [`Tree::shared`].
-        shared: u32,
-        /// Offset.
-        offset: u64,
-    },
-    /// One end of a pipe.
-    Pipe {
-        /// Which pipe.
-        pipe: u64,
-        /// The end that is read.
-        reads: bool,
-        /// Bytes that it holds at most.
-        capacity: u32,
-        /// What is in it (with the end that is read).
-        bytes: Vec<u8>,
-        /// Packets (O_DIRECT), whose lengths are these.
-        packets: Vec<u32>,
-    },
-    /// A FIFO of the file system.
-    Fifo {
-        /// Absolute name.
-        path: Vec<u8>,
-        /// What is in it.
-        bytes: Vec<u8>,
-        /// Bytes that it holds at most.
-        capacity: u32,
-    },
-    /// eventfd(2).
-    Event {
-        /// Count.
-        count: u64,
-        /// EFD_SEMAPHORE.
-        semaphore: bool,
-    },
-    /// epoll(7).
-    Epoll {
-        /// Descriptor, events, data, and which file it was.
-        watched: Vec<Watch>,
-    },
-    /// signalfd(2).
-    Signal {
-        /// The mask.
-        mask: u64,
-    },
-    /// timerfd_create(2).
-    Timer {
-        /// Clock.
-        clock: i32,
-        /// Settings of timerfd_settime(2).
-        settings: i32,
-        /// Expirations that have not been read.
-        ticks: u64,
-        /// Interval and rest: seconds, nanoseconds each.
-        setting: [u64; 4],
-    },
-    /// inotify(7): path, mask, watch descriptor.
-    Inotify(Vec<(Vec<u8>, u32, i32)>),
-    /// pidfd_open(2).
-    Pid(i32),
-    /// socket(2).
-    Socket(Box<Socket>),
-    /// The master of a pseudoterminal.
-    Terminal {
-        /// Which pair.
-        number: u32,
-        /// The master's side.
-        master: bool,
-        /// termios, as bytes.
-        settings: Vec<u8>,
-        /// Rows, columns.
-        size: (u16, u16),
-    },
-    /// userfaultfd, perf and the like, by the name of their kind: a plugin's, if it says so.
-    Plugin(String),
-}
-
-/// One file that an epoll instance watches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Watch {
-    /// Descriptor that it was added as.
-    pub fd: i32,
-    /// Number in [`Tree::files`].
-    pub file: u32,
-    /// EPOLL bits.
-    pub events: u32,
-    /// The program's.
-    pub data: u64,
-}
-
-/// The bytes of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Contents {
-    /// Space of the image.
-    pub space: u32,
-    /// Bytes.
-    pub size: u64,
 }
 
 /// A socket.

@@ -229,8 +229,9 @@ fn a_process_of_the_tree_may_be_killed_at_any_moment() {
             round += 1;
             thread::sleep(Duration::from_micros(draw(round) % 3000));
             let children = job.processes();
-            let victim = children.get(2 + draw(round) as usize % 4);
-            victim.copied().map(kill);
+            if let Some(victim) = children.get(2 + draw(round) as usize % 4) {
+                kill(*victim);
+            }
         }
         dumps.join().unwrap();
         job.over_again();

@@ -23,7 +23,8 @@ fn what_shows_while_it_runs_is_refused_before_anything_stops() {
         ("filter", "a seccomp filter"),
         ("traced", "traces it"),
         ("chroot", "a root directory of its own"),
-        ("userfaultfd", "a userfaultfd"),
+        ("userfaultfd", "userfaultfd"),
+        ("shmget", "System V shared memory"),
         ("ldt", "an LDT"),
         ("keyring", "a keyring of"),
     ] {

@@ -20,3 +20,8 @@ fn whatever_can_be_set_is_what_it_was() {
 fn a_first_thread_may_have_ended() {
     stays("headless.c", &[]);
 }
+
+#[test]
+fn another_kernels_vdso_leads_to_this_ones() {
+    stays("vdso.c", &[]);
+}

@@ -2,6 +2,7 @@
 
 mod baselines;
 mod card;
+mod ckpt;
 mod coi;
 mod compile;
 mod scif;
@@ -29,6 +30,8 @@ pub enum Bench {
     Sim(Options),
     /// A card beside the host: its programs, its system calls, its boot, its captures
     Card(card::Options),
+    /// Checkpoint and restart of processes beside the disk, and CRIU and DMTCP where they are installed
+    Ckpt(ckpt::Options),
     /// Run functions and buffers of COI beside wake-ups and copies on the host
     Coi(coi::Options),
     /// Messages and RMA of SCIF, on the host and with a card, beside sockets and memcpy
@@ -65,6 +68,7 @@ pub fn run_bench(bench: &Bench) -> Result<ExitCode, AnyError> {
     let options = match bench {
         Bench::Sim(options) => options,
         Bench::Card(options) => return card::run(options),
+        Bench::Ckpt(options) => return ckpt::run(options),
         Bench::Coi(options) => return coi::run(options),
         Bench::Scif(options) => return scif::run(options),
         Bench::Snapify(options) => return snapify::run(options),

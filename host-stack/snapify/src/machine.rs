@@ -8,6 +8,7 @@
 //!     '----------------'                                         |  |  Capture: Capture, Commit
 //!                                                                |  '- fails: paused, resumable -.
 //!                                                                '-----------------------------'
+//!  Capture that ends the process: Capture, Commit, End. Until it has its name the process only waits
 //!  Restore (Paused): Verify, Connect, Restore, Reconnect; fails: still Paused, another card may try
 //! ```
 //!
@@ -158,7 +159,11 @@ enum State {
     Capturing {
         terminate: bool,
     },
-    Committing,
+    Committing {
+        terminate: bool,
+    },
+    /// The snapshot is complete.
+    Ending,
     Resuming,
     Verifying(NodeId),
     ConnectingAnew(NodeId),
@@ -236,7 +241,7 @@ impl Machine {
             State::Locking => Step::Lock,
             State::Draining | State::Settling => Step::Drain,
             State::Capturing { .. } => Step::Capture,
-            State::Committing => Step::Commit,
+            State::Committing { .. } => Step::Commit,
             State::Verifying(_) => Step::Verify,
             State::Restoring(_) => Step::Restore,
             State::Reconnecting => Step::Reconnect,
@@ -292,9 +297,11 @@ impl Machine {
     /// Begins the next action, and the step that it is.
     fn go(&mut self, state: State, action: Action) {
         let timeout = match state {
-            State::Agreeing | State::Locking | State::Draining | State::Settling => {
-                Some(PAUSE_TIMEOUT)
-            }
+            State::Agreeing
+            | State::Locking
+            | State::Draining
+            | State::Settling
+            | State::Ending => Some(PAUSE_TIMEOUT),
             _ => None,
         };
         self.state = state;
@@ -358,17 +365,23 @@ impl Machine {
                 self.ended(total(&self.local_store));
                 self.returned(State::Paused, Ok(self.bytes));
             }
-            (State::Capturing { .. }, Outcome::Reply(Reply::Captured { bytes })) => {
+            (State::Capturing { terminate }, Outcome::Reply(Reply::Captured { bytes })) => {
                 self.ended(bytes);
                 let commit = Action::Commit {
                     local_store: std::mem::take(&mut self.local_store),
                     image_bytes: bytes,
                 };
-                self.go(State::Committing, commit);
+                self.go(State::Committing { terminate }, commit);
             }
-            (State::Committing, Outcome::Done) => {
+            (State::Committing { terminate }, Outcome::Done) => {
                 self.ended(0);
                 (self.building, self.captured) = (None, true);
+                match terminate {
+                    true => self.go(State::Ending, Action::Ask(Request::End { pid })),
+                    false => self.returned(State::Paused, Ok(self.bytes)),
+                }
+            }
+            (State::Ending, Outcome::Reply(Reply::Ended)) => {
                 self.returned(State::Paused, Ok(self.bytes));
             }
             (State::Resuming, Outcome::Reply(Reply::Resumed)) => {
@@ -447,17 +460,15 @@ impl Machine {
                 self.undone();
             }
             State::Undoing => self.undone(),
-            State::Capturing { terminate } => {
+            State::Capturing { terminate } | State::Committing { terminate } => {
                 if terminate {
                     self.outputs.push_back(Output::SwappedOut(false));
                 }
                 self.drop_snapshot();
                 self.returned(State::Paused, Err(error));
             }
-            State::Committing => {
-                self.drop_snapshot();
-                self.returned(State::Paused, Err(error));
-            }
+            // The process, or its card, is gone already.
+            State::Ending => self.returned(State::Paused, Ok(self.bytes)),
             State::ConnectingAnew(_) | State::Restoring(_) | State::Reconnecting => {
                 self.outputs.push_back(Output::Forget);
                 self.returned(State::Paused, Err(error));

@@ -50,7 +50,6 @@ impl Machine {
             snapify: Some(conn),
             pipe: None,
             held: None,
-            terminating: false,
             ended: None,
             cleaned_up: false,
         };
@@ -77,9 +76,10 @@ impl Machine {
                 return self.put(Output::Restore(conn, request));
             }
             Request::Pause { pid } => self.pause(conn, *pid),
-            Request::Drain { pid, .. } | Request::Capture { pid, .. } | Request::Resume { pid } => {
-                self.relay(conn, *pid, request.clone())
-            }
+            Request::Drain { pid, .. }
+            | Request::Capture { pid, .. }
+            | Request::Resume { pid }
+            | Request::End { pid } => self.relay(conn, *pid, request.clone()),
         };
         if let Err(failure) = result {
             self.refuse(conn, failure);
@@ -105,13 +105,7 @@ impl Machine {
         let process = process.filter(|process| process.snapify == Some(conn));
         let paused = process.and_then(|process| process.pipe.map(|pipe| (process, pipe)));
         let (process, pipe) = paused.ok_or(failure(EINVAL, "the process is not paused"))?;
-        process.terminating = matches!(
-            request,
-            Request::Capture {
-                terminate: true,
-                ..
-            }
-        );
+        process.held = matches!(request, Request::End { .. }).then_some(Reply::Ended);
         self.put(Output::Ask(pipe, request));
         Ok(())
     }
@@ -123,20 +117,15 @@ impl Machine {
             .find(|(_, process)| process.pipe == Some(pipe));
         let Some((&pid, process)) = found else { return };
         let Some(conn) = process.snapify else { return };
-        match &reply {
-            Reply::Captured { .. } if process.terminating => {
-                process.held = Some(reply);
-                return;
+        // It was to end, and says why it does not.
+        process.held = None;
+        if reply == Reply::Resumed {
+            (process.snapify, process.pipe) = (None, None);
+            let orphan = process.owner.is_none();
+            self.put(Output::Drop(pipe));
+            if orphan {
+                self.kill(pid);
             }
-            Reply::Resumed => {
-                (process.snapify, process.pipe) = (None, None);
-                let orphan = process.owner.is_none();
-                self.put(Output::Drop(pipe));
-                if orphan {
-                    self.kill(pid);
-                }
-            }
-            _ => {}
         }
         self.answer(conn, reply);
     }

@@ -260,6 +260,13 @@ impl World {
     }
 
     pub(super) fn card_task(&mut self, node: NodeId, task: CardTask) {
+        if let CardTask::ToSink(pid, pipe, request) = &task
+            && let Some(process) = self.living(node, *pid)
+            && process.is_leaving
+            && process.pipe == Some(*pipe)
+        {
+            self.last_word(node, *pid, request.as_ref());
+        }
         let thread = task.of_thread().and_then(|pid| self.living(node, pid));
         if let Some(held) = thread.and_then(|process| process.held.as_mut()) {
             return held.push(task);

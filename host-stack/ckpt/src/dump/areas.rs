@@ -42,11 +42,18 @@ impl Flags {
         let path = format!("/proc/{pid}/smaps");
         let text = fs::read_to_string(&path).map_err(|source| Error::io(path, source))?;
         let mut flags = Self::default();
-        let (mut area, mut is_execute_only) = (None, false);
+        let (mut area, mut is_execute_only, mut is_shared) = (None, false, false);
         for line in text.lines() {
             let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
             match key {
                 "VmFlags:" => flags.add(area, value),
+                // Of such a size as there are most: another one is not known of its mapping.
+                "KernelPageSize:" if is_shared && value.trim() != "4 kB" => {
+                    flags.refuse(area, "shared huge pages (MAP_HUGETLB)");
+                }
+                "KernelPageSize:" if !["4 kB", "2048 kB"].contains(&value.trim()) => {
+                    flags.refuse(area, "huge pages of more than 2 MiB (MAP_HUGETLB)");
+                }
                 // Memory that can only be executed has one of the kernel's.
                 "ProtectionKey:" if value.trim() != "0" && !is_execute_only => {
                     flags.refuse(area, "a protection key (pkeys(7))");
@@ -57,6 +64,11 @@ impl Flags {
                     let hex = |text| u64::from_str_radix(text, 16).ok();
                     area = ends.and_then(|(start, end)| Some((hex(start)?, hex(end)?)));
                     is_execute_only = value.starts_with("--x");
+                    is_shared = value.get(3..4) == Some("s");
+                    if value.contains(" /SYSV") {
+                        // Its number would be another one.
+                        flags.refuse(area, "System V shared memory (shmget(2))");
+                    }
                 }
             }
         }
@@ -150,7 +162,8 @@ pub fn areas(
         let Some(backing) = backing(pid, map, is_shared, shared, named)? else {
             continue;
         };
-        if backing == Backing::Anonymous && map.inode != 0 {
+        let flags = flags.at(start);
+        if backing == Backing::Anonymous && map.inode != 0 && !flags.contains(b"ht") {
             nameless.push((pid, start));
         }
         areas.push(Area {
@@ -159,7 +172,7 @@ pub fn areas(
             protection: protection(map.perms),
             is_shared,
             backing,
-            flags: flags.at(start),
+            flags,
         });
     }
     Ok(areas)

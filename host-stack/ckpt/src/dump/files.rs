@@ -2,32 +2,47 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs::{self, File, Metadata},
-    io,
+    ffi::OsStr,
+    fs::{self, File},
+    io::{Seek, SeekFrom},
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::{
             ffi::OsStrExt,
-            fs::{FileTypeExt, MetadataExt, PermissionsExt},
+            fs::{MetadataExt, PermissionsExt},
         },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use libc::pid_t;
 
 use super::{
     areas::{Shared, id_of},
+    held,
     named::Named,
+    pipes::Pipes,
+    seen::{Class, Info, Seen},
     sockets::Sockets,
+    terminals::{self, Terminals},
+    watches,
 };
 use crate::{
     error::{Error, Result},
-    state::{Contents, Descriptor, Kind, Message, OpenFile, Watch},
+    freeze,
+    state::{
+        Console, Contents, Descriptor, FileId, Kind, LockedBy, Message, OpenFile, Pipe, Terminal,
+        Watch,
+    },
 };
 
 /// Files that a program writes to are saved up to so many bytes; of larger ones only what they are is remembered.
-pub const CONTENTS_MAX: u64 = 256 << 20;
+const CONTENTS_MAX: u64 = 256 << 20;
+/// Files that a program only reads are known again by all of their bytes, if they have no more than this.
+const HASHED_MAX: u64 = 128 << 10;
+
+/// A time of modification that no file has.
+const UNKNOWN: i64 = i64::MIN;
 
 /// Open files, as they are met.
 #[derive(Debug, Default)]
@@ -38,14 +53,19 @@ pub struct Files {
     first: Vec<(pid_t, i32)>,
     /// Those that may be the same.
     alike: HashMap<(u64, u64, u64), Vec<u32>>,
-    /// Contents to be saved: which file's, and where it can be opened.
-    pub contents: Vec<(u32, PathBuf)>,
+    /// Contents to be saved.
+    pub contents: Vec<Source>,
+    /// Of which files they are: device and inode.
+    saved: HashMap<(u64, u64), Contents>,
     /// Epoll instances are resolved when all are known: their lines of fdinfo.
     epolls: Vec<(u32, pid_t, Vec<Target>)>,
     /// Descriptor tables met: who can see what an epoll's numbers mean.
     tables: BTreeMap<(pid_t, i32), u32>,
     /// Sockets.
     pub sockets: Sockets,
+    pipes: Pipes,
+    /// Terminals.
+    pub terminals: Terminals,
     /// Copies of files that no process has.
     pub kept: Vec<OwnedFd>,
 }
@@ -53,49 +73,46 @@ pub struct Files {
 /// pidfd_open(2), since Linux 6.9.
 const PIDFD_THREAD: i32 = libc::O_EXCL;
 
+/// Where the bytes of a file are read.
+#[derive(Debug)]
+pub enum Source {
+    /// By a name.
+    Path(PathBuf),
+    /// Through the program's own open file, and where that is at: to open a file breaks a lease on it.
+    Own(File, u64),
+}
+
+impl Source {
+    /// Has the bytes read; they are where they were when it returns.
+    pub fn read(&self, read: impl FnOnce(&File) -> Result<()>) -> Result<()> {
+        match self {
+            Self::Path(path) => {
+                let file = File::open(path);
+                let named = |source| Error::io(path.display().to_string(), source);
+                read(&file.map_err(named)?)
+            }
+            Self::Own(file, offset) => {
+                let done = read(file);
+                let back = { file }.seek(SeekFrom::Start(*offset));
+                back.map_err(|source| Error::io("lseek", source))?;
+                done
+            }
+        }
+    }
+}
+
 /// What an epoll instance watches: descriptor, events, data.
 type Target = (i32, u32, u64);
 
-/// What /proc/PID/fdinfo/FD says.
-struct Info {
-    offset: u64,
-    flags: i32,
-    fields: Vec<(String, String)>,
-}
-
-impl Info {
-    fn read(pid: pid_t, fd: i32) -> Result<Self> {
-        let path = format!("/proc/{pid}/fdinfo/{fd}");
-        let text = fs::read_to_string(&path).map_err(|source| Error::io(path, source))?;
-        let fields: Vec<(String, String)> = text
-            .lines()
-            .filter_map(|line| line.split_once(':'))
-            .map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned()))
-            .collect();
-        let mut info = Self {
-            offset: 0,
-            flags: 0,
-            fields,
-        };
-        info.offset = info
-            .get("pos")
-            .and_then(|text| text.parse().ok())
-            .unwrap_or(0);
-        let flags = info
-            .get("flags")
-            .and_then(|text| i32::from_str_radix(text, 8).ok());
-        info.flags = flags.unwrap_or(0);
-        Ok(info)
-    }
-
-    fn get(&self, key: &str) -> Option<&str> {
-        let found = self.fields.iter().find(|(name, _)| name == key);
-        found.map(|(_, value)| &**value)
-    }
-
-    fn number(&self, key: &str) -> Option<u64> {
-        self.get(key)?.parse().ok()
-    }
+/// What files of a tree are of.
+#[derive(Debug, Default)]
+pub struct Resolved {
+    /// Pipes.
+    pub pipes: Vec<Pipe>,
+    /// Pseudoterminals.
+    pub terminals: Vec<Terminal>,
+    /// The terminal that the tree is on with its supervisor.
+    pub console: Option<Console>,
 }
 
 impl Files {
@@ -106,187 +123,246 @@ impl Files {
         shared: &mut Shared,
         named: &mut Named,
     ) -> Result<Vec<Descriptor>> {
-        let path = format!("/proc/{pid}/fd");
-        let entries = fs::read_dir(&path).map_err(|source| Error::io(path, source))?;
-        let names = entries.flatten().map(|entry| entry.file_name());
-        let mut numbers: Vec<i32> = names
-            .filter_map(|name| name.to_str()?.parse().ok())
-            .collect();
-        numbers.sort_unstable();
-        let mut descriptors = Vec::new();
-        for fd in numbers {
-            let info = Info::read(pid, fd)?;
-            let file = self.meet(pid, fd, &info, shared, named)?;
+        let mut found = Vec::new();
+        for fd in descriptors(pid)? {
+            let seen = Seen::look(pid, fd)?;
+            let file = self.meet(&seen, shared, named)?;
             self.tables.insert((pid, fd), file);
-            descriptors.push(Descriptor {
+            found.push(Descriptor {
                 fd,
                 file,
-                close_on_exec: info.flags & libc::O_CLOEXEC != 0,
+                close_on_exec: seen.info.flags & libc::O_CLOEXEC != 0,
             });
         }
-        Ok(descriptors)
+        Ok(found)
     }
 
-    fn meet(
-        &mut self,
-        pid: pid_t,
-        fd: i32,
-        info: &Info,
-        shared: &mut Shared,
-        named: &mut Named,
-    ) -> Result<u32> {
-        let path = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
-        let metadata = fs::metadata(&path);
+    /// A file that a process has mapped to write to: its contents go back with its memory, if it has a descriptor of it
+    /// or not. All that have are known. Its time of modification says nothing: memory is written without one.
+    pub fn mapped(&mut self, file: &FileId) -> Result<()> {
+        let path = Path::new(OsStr::from_bytes(&file.path));
+        let metadata = fs::metadata(path);
         let metadata = metadata.map_err(|source| Error::io(path.display().to_string(), source))?;
-        let alike = (metadata.dev(), metadata.ino(), info.offset);
-        let candidates = self.alike.get(&alike).cloned().unwrap_or_default();
-        for file in candidates {
-            let (other, number) = self.first[file as usize];
-            if is_same_file((pid, fd), (other, number)) {
-                return Ok(file);
-            }
+        if !metadata.is_file() || metadata.len() > CONTENTS_MAX {
+            return Ok(());
         }
+        if let Some(saved) = self.saved.get(&id_of(&metadata)) {
+            for open in &mut self.open {
+                if let Kind::Path {
+                    contents: Some(contents),
+                    file: Some(file),
+                    ..
+                } = &mut open.kind
+                    && contents.space == saved.space
+                {
+                    file.modified_nanos = UNKNOWN;
+                }
+            }
+            return Ok(());
+        }
+        let contents = Contents {
+            space: self.contents.len() as u32,
+            size: metadata.len(),
+        };
+        self.contents.push(Source::Path(path.to_owned()));
+        self.saved.insert(id_of(&metadata), contents);
+        self.first.push((me(), -1));
+        self.open.push(OpenFile {
+            flags: libc::O_RDWR,
+            kind: Kind::Path {
+                path: file.path.clone(),
+                offset: 0,
+                file: Some(FileId {
+                    modified_nanos: UNKNOWN,
+                    ..file.clone()
+                }),
+                tail: 0,
+                contents: Some(contents),
+                unlinked: false,
+                mode: metadata.permissions().mode() & 0o7777,
+            },
+            owner: None,
+            locks: Vec::new(),
+        });
+        Ok(())
+    }
+
+    fn meet(&mut self, seen: &Seen, shared: &mut Shared, named: &mut Named) -> Result<u32> {
+        let locks = held::locks(seen)?;
+        if let Some(file) = self.known(seen) {
+            // Each process has its own.
+            let held = &mut self.open[file as usize].locks;
+            for lock in locks {
+                if !held.contains(&lock) {
+                    held.push(lock);
+                }
+            }
+            return Ok(file);
+        }
+        let (pid, fd) = (seen.pid, seen.fd);
         let number = self.open.len() as u32;
-        self.alike.entry(alike).or_default().push(number);
+        let alike = self.alike.entry(seen_alike(seen)).or_default();
+        alike.push(number);
         self.first.push((pid, fd));
+        let own = is_own(pid, fd);
         // Its place: epolls may watch themselves in a circle.
         self.open.push(OpenFile {
-            flags: info.flags & !libc::O_CLOEXEC,
-            kind: Kind::Plugin(String::new()),
+            flags: seen.info.flags & !libc::O_CLOEXEC,
+            kind: Kind::Stdio(own.unwrap_or(-1)),
             owner: None,
+            locks,
         });
-        let kind = self.kind(number, pid, fd, info, &path, &metadata, shared, named)?;
-        self.open[number as usize].kind = kind;
+        let copy = copy_of(pid, fd)?;
+        if !seen.is_name() {
+            let owner = held::owner(&copy).map_err(|source| Error::Process {
+                pid,
+                what: format!("the owner of descriptor {fd}"),
+                source,
+            })?;
+            let told = owner.filter(|owner| owner.kind != held::OF_GROUP && owner.id != 0);
+            if told.is_some_and(|owner| !is_ours(owner.id)) {
+                return Err(seen.refused("a process outside gets its signals (F_SETOWN)"));
+            }
+            self.open[number as usize].owner = owner;
+        }
+        if own.is_none() {
+            self.open[number as usize].kind = self.kind(number, seen, copy, shared, named)?;
+        }
         Ok(number)
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "all that is known of a descriptor"
-    )]
+    /// The number of an open file that has been met before.
+    fn known(&self, seen: &Seen) -> Option<u32> {
+        let alike = self.alike.get(&seen_alike(seen))?;
+        let is_same = |file: &&u32| is_same_file((seen.pid, seen.fd), self.first[**file as usize]);
+        alike.iter().find(is_same).copied()
+    }
+
     fn kind(
         &mut self,
         number: u32,
-        pid: pid_t,
-        fd: i32,
-        info: &Info,
-        path: &PathBuf,
-        metadata: &Metadata,
+        seen: &Seen,
+        copy: OwnedFd,
         shared: &mut Shared,
         named: &mut Named,
     ) -> Result<Kind> {
-        // SAFETY: getpid has no preconditions.
-        let me = unsafe { libc::getpid() };
-        if let Some(own) = (0..3).find(|own| is_same_file((pid, fd), (me, *own))) {
-            return Ok(Kind::Stdio(own));
-        }
-        let target =
-            fs::read_link(path).map_err(|source| Error::io(path.display().to_string(), source))?;
-        let name = target.as_os_str().as_bytes();
-        let refused = |what: &str| {
-            let target = target.display();
-            Err(Error::refused(
+        let info = &seen.info;
+        Ok(match seen.class(is_ours)? {
+            Class::Path => self.path(number, seen, copy, named)?,
+            Class::Proc(pid, path) => Kind::Proc {
                 pid,
-                format!("descriptor {fd} is {what} ({target})"),
-            ))
-        };
-        let kind = metadata.file_type();
-        if let Some(anonymous) = name.strip_prefix(b"anon_inode:") {
-            return match anonymous {
-                b"[eventfd]" => Ok(Kind::Event {
-                    count: info.get("eventfd-count").and_then(hex).unwrap_or(0),
-                    semaphore: info.number("eventfd-semaphore") == Some(1),
-                }),
-                b"[eventpoll]" => {
-                    self.epolls.push((number, pid, watched(info)));
-                    Ok(Kind::Epoll {
-                        watched: Vec::new(),
-                    })
-                }
-                b"[signalfd]" => Ok(Kind::Signal {
-                    mask: info.get("sigmask").and_then(hex).unwrap_or(0),
-                }),
-                b"[timerfd]" => {
-                    timer(info).map_or_else(|| refused("a timer that is not understood"), Ok)
-                }
-                b"[pidfd]" => match info.get("Pid").and_then(|pid| pid.parse().ok()) {
-                    Some(pid) => Ok(Kind::Pid(pid)),
-                    None => refused("of a process outside"),
-                },
-                _ => refused("of a kind that cannot be saved"),
-            };
-        }
-        if name == b"[pidfd]" || name.starts_with(b"pidfd:") {
-            return match info.get("Pid").and_then(|pid| pid.parse().ok()) {
-                Some(pid) => Ok(Kind::Pid(pid)),
-                None => refused("of a process outside"),
-            };
-        }
-        if kind.is_fifo() && name.starts_with(b"pipe:") {
-            return pipe(pid, fd, info, metadata);
-        }
-        if kind.is_socket() {
-            let (mut socket, messages) = self.sockets.meet(number, (pid, fd), metadata.ino())?;
-            for message in messages {
-                let files = self.passed(message.files, shared, named)?;
-                socket.received.push(Message {
-                    bytes: message.bytes,
-                    files,
-                    from: message.from,
-                });
-            }
-            return Ok(Kind::Socket(Box::new(socket)));
-        }
-        if let Some(memfd) = name.strip_prefix(b"/memfd:") {
-            let memfd = memfd.strip_suffix(b" (deleted)").unwrap_or(memfd);
-            let object = shared.meet(id_of(metadata), Some(memfd.to_vec()));
-            let object_of = &mut shared.met[object];
-            object_of.size = metadata.len();
-            object_of.open = Some((pid, fd));
-            let copy = copy_of(pid, fd)?;
-            // SAFETY: no memory is involved.
-            object_of.seals = unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_GET_SEALS) }.max(0);
-            return Ok(Kind::Memory {
-                shared: object as u32,
+                path,
                 offset: info.offset,
+            },
+            Class::Memory(name) => memory(seen, name, &copy, shared),
+            Class::Pipe | Class::Socket if inherited(seen).is_some() => {
+                Kind::Stdio(inherited(seen).unwrap_or(-1))
+            }
+            Class::Pipe => Kind::Pipe(self.pipes.meet(seen, copy)),
+            Class::Socket => self.socket(number, seen, shared, named)?,
+            Class::Terminal => {
+                self.terminals.meet(number, seen, copy)?;
+                Kind::Console
+            }
+            Class::Event => Kind::Event {
+                count: info.get("eventfd-count").and_then(hex).unwrap_or(0),
+                semaphore: info.number("eventfd-semaphore") == Some(1),
+            },
+            Class::Epoll => {
+                self.epolls.push((number, seen.pid, watched(info)));
+                Kind::Epoll {
+                    watched: Vec::new(),
+                }
+            }
+            Class::Signal => Kind::Signal {
+                mask: info.get("sigmask").and_then(hex).unwrap_or(0),
+            },
+            Class::Timer => {
+                timer(info).ok_or_else(|| seen.refused("a timer that is not understood"))?
+            }
+            Class::Inotify => Kind::Inotify(watches::describe(seen, copy.as_fd(), named)?),
+            Class::Pid(pid) => Kind::Pid(pid),
+        })
+    }
+
+    fn socket(
+        &mut self,
+        number: u32,
+        seen: &Seen,
+        shared: &mut Shared,
+        named: &mut Named,
+    ) -> Result<Kind> {
+        let of = (seen.pid, seen.fd);
+        let (mut socket, messages) = self.sockets.meet(number, of, seen.metadata.ino())?;
+        for message in messages {
+            let files = self.passed(message.files, shared, named)?;
+            socket.received.push(Message {
+                bytes: message.bytes,
+                files,
+                from: message.from,
             });
         }
-        if kind.is_fifo() {
-            return refused("a FIFO");
-        }
-        if kind.is_char_device() && !is_stateless(metadata) {
-            return refused("a device");
-        }
-        if kind.is_block_device() {
-            return refused("a device");
-        }
-        let gone = name
-            .strip_suffix(b" (deleted)")
-            .filter(|_| metadata.nlink() == 0);
-        let is_regular = kind.is_file();
-        let writes = info.flags & libc::O_ACCMODE != libc::O_RDONLY;
+        Ok(Kind::Socket(Box::new(socket)))
+    }
+
+    fn path(&mut self, number: u32, seen: &Seen, copy: OwnedFd, named: &mut Named) -> Result<Kind> {
+        let (metadata, name) = (&seen.metadata, seen.name.as_os_str().as_bytes());
+        let gone = seen.lost_name();
+        // What the kernel makes up as it is read is neither saved nor compared.
+        let is_regular = metadata.is_file()
+            && !seen.is_name()
+            && ![b"/proc/".as_slice(), b"/sys/"]
+                .iter()
+                .any(|root| name.starts_with(root));
+        let writes = seen.info.flags & libc::O_ACCMODE != libc::O_RDONLY;
         let is_saved = is_regular && (gone.is_some() || writes) && metadata.len() <= CONTENTS_MAX;
-        if gone.is_some() && is_regular && !is_saved {
-            return refused("a large file without a name");
+        if gone.is_some() && !is_saved {
+            return Err(seen.refused("a large file without a name"));
         }
-        if is_saved {
-            self.contents.push((number, path.clone()));
+        let mut locks = self.open[number as usize].locks.iter();
+        let is_leased = locks.any(|lock| lock.by == LockedBy::Lease);
+        if is_leased && seen.info.flags & (libc::O_ACCMODE | libc::O_DIRECT) != libc::O_RDWR {
+            return Err(seen.refused("a lease on what only others can read"));
         }
+        let (file, tail) = match is_regular && gone.is_none() {
+            true if is_leased => (Some(named.file(seen.pid, &seen.name, false)?), 0),
+            true => {
+                let is_hashed = !writes && metadata.len() <= HASHED_MAX;
+                let file = named
+                    .file(seen.pid, &seen.name, is_hashed)
+                    .or_else(|_| named.file(seen.pid, &seen.name, false))?;
+                (Some(file), named.tail(&seen.name))
+            }
+            false => (None, 0),
+        };
         Ok(Kind::Path {
             path: gone.unwrap_or(name).to_vec(),
-            offset: info.offset,
-            file: match is_regular && gone.is_none() {
-                true => Some(named.file(pid, &target, false)?),
-                false => None,
-            },
-            contents: is_saved.then_some(Contents {
-                space: 0,
-                size: metadata.len(),
+            offset: seen.info.offset,
+            file,
+            tail,
+            contents: is_saved.then(|| {
+                self.save(
+                    seen,
+                    match is_leased {
+                        true => Source::Own(copy.into(), seen.info.offset),
+                        false => Source::Path(seen.path()),
+                    },
+                )
             }),
             unlinked: gone.is_some(),
             mode: metadata.permissions().mode() & 0o7777,
-            lock: 0,
-            record_locks: Vec::new(),
+        })
+    }
+
+    /// The contents of a file, which are saved once. The space is that behind all others, for now.
+    fn save(&mut self, seen: &Seen, source: Source) -> Contents {
+        let contents = &mut self.contents;
+        *self.saved.entry(id_of(&seen.metadata)).or_insert_with(|| {
+            contents.push(source);
+            Contents {
+                space: contents.len() as u32 - 1,
+                size: seen.metadata.len(),
+            }
         })
     }
 
@@ -299,38 +375,127 @@ impl Files {
     ) -> Result<Vec<u32>> {
         let mut numbers = Vec::new();
         for copy in copies {
-            // SAFETY: getpid has no preconditions.
-            let (me, fd) = (unsafe { libc::getpid() }, copy.as_raw_fd());
+            let fd = copy.as_raw_fd();
             self.kept.push(copy);
-            let info = Info::read(me, fd)?;
-            numbers.push(self.meet(me, fd, &info, shared, named)?);
+            let seen = Seen::look(me(), fd)?;
+            let number = self.meet(&seen, shared, named)?;
+            if matches!(
+                self.open[number as usize].kind,
+                Kind::Proc { .. } | Kind::Pid(1..)
+            ) {
+                return Err(seen.refused("it is in a message on its way"));
+            }
+            numbers.push(number);
         }
         Ok(numbers)
     }
 
-    /// Says of epoll instances what they watch, and of sockets who is at their other end, when all files are known.
-    pub fn resolve(&mut self) -> Result<()> {
-        self.sockets.join(&mut self.open)?;
-        for (number, pid, lines) in std::mem::take(&mut self.epolls) {
-            let mut found = Vec::new();
-            for (fd, events, data) in lines {
-                // What it watches may be closed here and open in a child.
-                let Some(file) = self.tables.get(&(pid, fd)) else {
-                    let what =
-                        format!("an epoll instance watches descriptor {fd}, which is closed");
-                    return Err(Error::refused(pid, what));
-                };
-                found.push(Watch {
-                    fd,
-                    file: *file,
-                    events,
-                    data,
-                });
-            }
-            self.open[number as usize].kind = Kind::Epoll { watched: found };
+    /// When all files are known: says of epoll instances what they watch, of sockets and pipes who is at their other
+    /// ends, and what is in them. `processes`: those of the tree.
+    pub fn resolve(&mut self, processes: &[pid_t], shared: &mut Shared) -> Result<Resolved> {
+        self.share(shared);
+        let pipes = self.pipes.describe()?;
+        let mut terminals = self.terminals.join(&mut self.open, processes)?;
+        for (number, pid, targets) in std::mem::take(&mut self.epolls) {
+            let watched = targets
+                .into_iter()
+                .map(|target| self.watch(number, pid, target));
+            let watched = watched.collect::<Result<_>>()?;
+            self.open[number as usize].kind = Kind::Epoll { watched };
         }
-        Ok(())
+        self.sockets.join(&mut self.open)?;
+        self.terminals.take(&mut terminals)?;
+        Ok(Resolved {
+            pipes,
+            terminals,
+            console: terminals::console(&self.open),
+        })
     }
+
+    /// Files without names that somebody maps are memory, which all who have them share.
+    fn share(&mut self, shared: &mut Shared) {
+        for (file, first) in self.open.iter_mut().zip(&self.first) {
+            let Kind::Path {
+                contents: Some(contents),
+                unlinked: true,
+                offset,
+                ..
+            } = &file.kind
+            else {
+                continue;
+            };
+            let mut saved = self.saved.iter();
+            let id = saved.find(|(_, other)| other.space == contents.space);
+            let id = id.map(|(id, _)| *id);
+            let object = shared.met.iter().position(|object| Some(object.id) == id);
+            if let Some(number) = object {
+                shared.met[number].size = contents.size;
+                shared.met[number].open = Some(*first);
+                file.kind = Kind::Memory {
+                    shared: number as u32,
+                    offset: *offset,
+                };
+            }
+        }
+    }
+
+    /// What an epoll instance watches may be closed, or another file's number by now.
+    fn watch(&self, epoll: u32, pid: pid_t, (fd, events, data): Target) -> Result<Watch> {
+        let (_, own) = self.first[epoll as usize];
+        let file = self.tables.get(&(pid, fd)).copied();
+        let file = file.filter(|_| is_watched((pid, fd), own, fd));
+        let file = file.ok_or_else(|| {
+            let what = format!("an epoll instance watches descriptor {fd}, which is closed");
+            Error::refused(pid, what)
+        })?;
+        Ok(Watch {
+            fd,
+            file,
+            events,
+            data,
+        })
+    }
+}
+
+fn seen_alike(seen: &Seen) -> (u64, u64, u64) {
+    let (device, inode) = id_of(&seen.metadata);
+    (device, inode, seen.info.offset)
+}
+
+/// The numbers of a process's descriptors.
+pub fn descriptors(pid: pid_t) -> Result<Vec<i32>> {
+    let path = format!("/proc/{pid}/fd");
+    let entries = fs::read_dir(&path).map_err(|source| Error::io(path, source))?;
+    let names = entries.flatten().map(|entry| entry.file_name());
+    let mut numbers: Vec<i32> = names
+        .filter_map(|name| name.to_str()?.parse().ok())
+        .collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+fn me() -> pid_t {
+    // SAFETY: no preconditions.
+    unsafe { libc::getpid() }
+}
+
+/// Which of the supervisor's standard descriptors a process's is.
+pub fn is_own(pid: pid_t, fd: i32) -> Option<i32> {
+    (0..3).find(|own| is_same_file((pid, fd), (me(), *own)))
+}
+
+/// Which of the descriptors that the supervisor was launched with a descriptor is: its own are closed by exec(2).
+fn inherited(seen: &Seen) -> Option<i32> {
+    let own = descriptors(me()).ok()?;
+    // SAFETY: no memory is involved.
+    let is_passed_on = |fd: &i32| unsafe { libc::fcntl(*fd, libc::F_GETFD) } == 0;
+    let mut passed_on = own.into_iter().filter(is_passed_on);
+    passed_on.find(|own| is_same_file((seen.pid, seen.fd), (me(), *own)))
+}
+
+/// Whether a process is of the tree that this one supervises, or this one.
+pub fn is_ours(pid: pid_t) -> bool {
+    freeze::is_descendant(pid, me())
 }
 
 /// Whether two descriptors are of one open file (kcmp(2)).
@@ -349,12 +514,30 @@ fn is_same_file((pid, fd): (pid_t, i32), (other, number): (pid_t, i32)) -> bool 
     }
 }
 
+/// Whether a descriptor is of the open file that an epoll instance of the same process has as number `target`.
+fn is_watched((pid, fd): (pid_t, i32), epoll: i32, target: i32) -> bool {
+    const KCMP_EPOLL_TFD: i32 = 7;
+    // struct kcmp_epoll_slot: epoll's descriptor, target, which of several.
+    let slot = [epoll as u32, target as u32, 0];
+    // SAFETY: `slot` is valid to read.
+    unsafe {
+        libc::syscall(
+            libc::SYS_kcmp,
+            pid,
+            pid,
+            KCMP_EPOLL_TFD,
+            fd as u64,
+            slot.as_ptr(),
+        ) == 0
+    }
+}
+
 /// A descriptor of this process for the same open file (pidfd_getfd(2)).
 pub fn copy_of(pid: pid_t, fd: i32) -> Result<OwnedFd> {
     let failed = || {
         Error::io(
             format!("descriptor {fd} of process {pid}"),
-            io::Error::last_os_error(),
+            std::io::Error::last_os_error(),
         )
     };
     // SAFETY: no memory is involved; the results are checked, and ours.
@@ -376,24 +559,35 @@ pub fn copy_of(pid: pid_t, fd: i32) -> Result<OwnedFd> {
     }
 }
 
+fn memory(seen: &Seen, name: Vec<u8>, copy: &OwnedFd, shared: &mut Shared) -> Kind {
+    let object = shared.meet(id_of(&seen.metadata), Some(name));
+    let object_of = &mut shared.met[object];
+    object_of.size = seen.metadata.len();
+    object_of.open = Some((seen.pid, seen.fd));
+    // SAFETY: no memory is involved.
+    object_of.seals = unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_GET_SEALS) }.max(0);
+    Kind::Memory {
+        shared: object as u32,
+        offset: seen.info.offset,
+    }
+}
+
 fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text, 16).ok()
 }
 
 /// `tfd: 5 events: 19 data: 5 pos:0 ino:61af sdev:7`, one line a descriptor.
 fn watched(info: &Info) -> Vec<Target> {
-    let lines = info.fields.iter().filter(|(key, _)| key == "tfd");
-    lines
-        .filter_map(|(_, line)| {
-            let mut words = line.split_whitespace();
-            let fd = words.next()?.parse().ok()?;
-            let events = words
-                .nth(1)
-                .and_then(|word| u32::from_str_radix(word, 16).ok())?;
-            let data = words.nth(1).and_then(hex)?;
-            Some((fd, events, data))
-        })
-        .collect()
+    let lines = info.all("tfd").filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let fd = words.next()?.parse().ok()?;
+        let events = words
+            .nth(1)
+            .and_then(|word| u32::from_str_radix(word, 16).ok())?;
+        let data = words.nth(1).and_then(hex)?;
+        Some((fd, events, data))
+    });
+    lines.collect()
 }
 
 /// `clockid: 1`, `ticks: 0`, `settime flags: 01`, `it_value: (0, 49406829)`, `it_interval: (1, 0)`.
@@ -405,68 +599,19 @@ fn timer(info: &Info) -> Option<Kind> {
     };
     let ([value, value_nanos], [interval, interval_nanos]) =
         (pair("it_value")?, pair("it_interval")?);
-    Some(Kind::Timer {
-        clock: info.number("clockid")? as i32,
-        settings: i32::from_str_radix(info.get("settime flags")?, 8).ok()?,
-        ticks: info.number("ticks")?,
-        setting: [interval, interval_nanos, value, value_nanos],
-    })
-}
-
-/// /dev/null, zero, full, random, urandom: opened again they are what they were.
-fn is_stateless(metadata: &Metadata) -> bool {
-    let number = metadata.rdev();
-    libc::major(number) == 1 && [3, 5, 7, 8, 9].contains(&libc::minor(number))
-}
-
-/// One end of a pipe. What is in it goes with an end that can be read, and is copied by tee(2).
-fn pipe(pid: pid_t, fd: i32, info: &Info, metadata: &Metadata) -> Result<Kind> {
-    let end = copy_of(pid, fd)?;
-    let reads = info.flags & libc::O_ACCMODE == libc::O_RDONLY;
-    let failed = |source| Error::Process {
-        pid,
-        what: format!("the pipe at descriptor {fd}"),
-        source,
-    };
-    // SAFETY: no memory is involved.
-    let capacity = unsafe { libc::fcntl(end.as_raw_fd(), libc::F_GETPIPE_SZ) };
-    let bytes = match reads {
-        true => peek_pipe(end, capacity).map_err(failed)?,
-        false => Vec::new(),
-    };
-    Ok(Kind::Pipe {
-        pipe: metadata.ino(),
-        reads,
-        capacity: u32::try_from(capacity).unwrap_or(64 << 10),
-        bytes,
-        packets: Vec::new(),
-    })
-}
-
-/// What is in a pipe, which stays there.
-fn peek_pipe(end: OwnedFd, capacity: i32) -> io::Result<Vec<u8>> {
-    let (ours, theirs) = rustix::pipe::pipe()?;
-    // SAFETY: no memory is involved.
-    unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_SETPIPE_SZ, capacity) };
-    // SAFETY: no memory is involved.
-    let moved = unsafe {
-        let flags = libc::SPLICE_F_NONBLOCK;
-        libc::tee(
-            end.as_raw_fd(),
-            theirs.as_raw_fd(),
-            capacity as usize,
-            flags,
-        )
-    };
-    if moved < 0 {
-        let error = io::Error::last_os_error();
-        return match error.kind() {
-            io::ErrorKind::WouldBlock => Ok(Vec::new()),
-            _ => Err(error),
-        };
+    let clock = info.number("clockid")? as i32;
+    let settings = i32::from_str_radix(info.get("settime flags")?, 8).ok()?;
+    let mut setting = [interval, interval_nanos, value, value_nanos];
+    let is_of_day = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_ALARM].contains(&clock);
+    if is_of_day && settings & libc::TFD_TIMER_ABSTIME != 0 && setting[2..] != [0, 0] {
+        let now = super::clock(libc::CLOCK_REALTIME);
+        let at = now + value * 1_000_000_000 + value_nanos;
+        (setting[2], setting[3]) = (at / 1_000_000_000, at % 1_000_000_000);
     }
-    drop(theirs);
-    let mut bytes = Vec::with_capacity(moved as usize);
-    io::Read::read_to_end(&mut File::from(ours), &mut bytes)?;
-    Ok(bytes)
+    Some(Kind::Timer {
+        clock,
+        settings,
+        ticks: info.number("ticks")?,
+        setting,
+    })
 }

@@ -6,13 +6,18 @@
 mod areas;
 mod diag;
 mod files;
+mod held;
 mod named;
 mod pages;
+mod pipes;
 mod process;
 mod refused;
+mod seen;
 mod sockets;
 mod stub;
+mod terminals;
 mod threads;
+mod watches;
 
 use std::{
     fs::File,
@@ -27,13 +32,14 @@ use procfs::process::{Process as Proc, Stat};
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
 
 pub use self::areas::kernels;
-pub use self::named::{Named, hash, modified};
+pub use self::named::{Named, hash, modified, tail};
 pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};
 use self::{
     areas::{Flags, Shared},
-    files::Files,
+    files::{Files, Source},
     pages::Pagemap,
     sockets::Sockets,
+    terminals::Terminals,
 };
 use crate::{
     error::{Error, Result},
@@ -55,10 +61,10 @@ pub struct Before {
 
 impl Before {
     /// Of all descendants of a process.
-    pub fn look(ancestor: pid_t) -> Result<Self> {
+    pub fn look(ancestor: pid_t, named: &mut Named) -> Result<Self> {
         let mut flags = Vec::new();
         for pid in crate::freeze::descendants(ancestor)? {
-            let Some(living) = refused::check(pid, ancestor)? else {
+            let Some(living) = refused::check(pid, ancestor, named)? else {
                 continue;
             };
             // One that has ended has none.
@@ -78,8 +84,9 @@ pub struct Described {
     shared: Shared,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
-    contents: Vec<(u32, std::path::PathBuf)>,
+    contents: Vec<Source>,
     sockets: Sockets,
+    terminals: Terminals,
     /// Files that only we have: on their way from process to process.
     _kept: Vec<OwnedFd>,
 }
@@ -88,6 +95,7 @@ impl Described {
     /// The image is complete, and the tree is to end.
     pub fn abandon(&mut self) {
         self.sockets.abandon();
+        self.terminals.abandon();
     }
 }
 
@@ -120,7 +128,17 @@ pub fn describe(
             ..plain(&stat)
         });
     }
-    files.resolve()?;
+    let bodies = processes.iter().filter_map(|process| process.body.as_ref());
+    for area in bodies.flat_map(|body| &body.areas) {
+        if let Backing::File {
+            file, write: true, ..
+        } = &area.backing
+        {
+            files.mapped(file)?;
+        }
+    }
+    let pids: Vec<pid_t> = processes.iter().map(|process| process.pid).collect();
+    let resolved = files.resolve(&pids, &mut shared)?;
     number_contents(&mut files, processes.len() + shared.met.len());
     let vdso = vdso(&frozen.processes, &processes)?;
     let supervisor = processes
@@ -135,6 +153,9 @@ pub fn describe(
         vdso,
         processes,
         files: files.open,
+        pipes: resolved.pipes,
+        terminals: resolved.terminals,
+        console: resolved.console,
         shared: shared
             .met
             .iter()
@@ -151,6 +172,7 @@ pub fn describe(
         nameless,
         contents: files.contents,
         sockets: files.sockets,
+        terminals: files.terminals,
         _kept: files.kept,
     })
 }
@@ -168,12 +190,15 @@ fn plain(stat: &Stat) -> Process {
     }
 }
 
+/// Contents of files are in the spaces behind those of memory.
 fn number_contents(files: &mut Files, first: usize) {
-    for (index, (file, _)) in files.contents.iter().enumerate() {
-        if let Kind::Path { contents, .. } = &mut files.open[*file as usize].kind
-            && let Some(contents) = contents
+    for file in &mut files.open {
+        if let Kind::Path {
+            contents: Some(contents),
+            ..
+        } = &mut file.kind
         {
-            contents.space = (first + index) as u32;
+            contents.space += first as u32;
         }
     }
 }
@@ -225,10 +250,8 @@ pub fn write<S: Sink>(
         write_shared((first + index) as u32, object, writer)?;
     }
     let first = first + described.shared.met.len();
-    for (index, (_, path)) in described.contents.iter().enumerate() {
-        let opened = File::open(path);
-        let file = opened.map_err(|source| Error::io(path.display().to_string(), source))?;
-        write_file((first + index) as u32, &file, writer)?;
+    for (index, source) in described.contents.iter().enumerate() {
+        source.read(|file| write_file((first + index) as u32, file, writer))?;
     }
     Ok(())
 }

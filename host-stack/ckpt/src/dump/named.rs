@@ -4,21 +4,39 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, Read},
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
 use libc::pid_t;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::{
     error::{Error, Result},
     state::FileId,
 };
 
+/// The end of a file by which one that has only grown is known again, in bytes.
+const TAIL: u64 = 64 << 10;
+
 /// What is known of files.
 #[derive(Debug, Default)]
-pub struct Named(HashMap<PathBuf, (FileId, u64)>);
+pub struct Named {
+    files: HashMap<PathBuf, Known>,
+    /// Names of files that inotify instances watch, by device and inode.
+    pub watched: HashMap<(u64, u64), PathBuf>,
+}
+
+/// A file.
+#[derive(Debug)]
+struct Known {
+    id: FileId,
+    inode: u64,
+    tail: Option<u64>,
+}
 
 impl Named {
     /// A file that a process uses; `hashed`: its bytes are looked at as well.
@@ -34,12 +52,12 @@ impl Named {
     fn look(&mut self, path: &Path, hashed: bool) -> io::Result<FileId> {
         let metadata = std::fs::metadata(path)?;
         let modified_nanos = modified(&metadata);
-        if let Some((known, inode)) = self.0.get(path) {
+        if let Some(Known { id, inode, .. }) = self.files.get(path) {
             let is_same = *inode == metadata.ino()
-                && known.size == metadata.len()
-                && known.modified_nanos == modified_nanos;
-            if is_same && (known.hash != 0 || !hashed) {
-                return Ok(known.clone());
+                && id.size == metadata.len()
+                && id.modified_nanos == modified_nanos;
+            if is_same && (id.hash != 0 || !hashed) {
+                return Ok(id.clone());
             }
         }
         let hash = match hashed {
@@ -52,14 +70,38 @@ impl Named {
             modified_nanos,
             hash,
         };
-        self.0.insert(path.to_owned(), (id.clone(), metadata.ino()));
+        let known = Known {
+            id: id.clone(),
+            inode: metadata.ino(),
+            tail: None,
+        };
+        self.files.insert(path.to_owned(), known);
         Ok(id)
+    }
+
+    /// [`tail`] of a file that has been looked up; 0: it cannot be read.
+    pub fn tail(&mut self, path: &Path) -> u64 {
+        let Some(known) = self.files.get_mut(path) else {
+            return 0;
+        };
+        let size = known.id.size;
+        *known
+            .tail
+            .get_or_insert_with(|| tail(path, size).unwrap_or(0))
     }
 }
 
 /// Last modification of a file, in nanoseconds.
 pub fn modified(metadata: &std::fs::Metadata) -> i64 {
     metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec()
+}
+
+/// XXH3 of the last 64 KiB of the first `size` bytes of a file; not 0.
+pub fn tail(path: &Path, size: u64) -> io::Result<u64> {
+    let mut bytes = vec![0; size.min(TAIL) as usize];
+    let start = size - bytes.len() as u64;
+    File::open(path)?.read_exact_at(&mut bytes, start)?;
+    Ok(xxh3_64(&bytes).max(1))
 }
 
 /// XXH3 of a file's bytes; not 0.

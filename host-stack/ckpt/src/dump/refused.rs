@@ -10,7 +10,13 @@ use std::{
 use libc::pid_t;
 use procfs::process::{Process, Status};
 
-use super::areas::Flags;
+use super::{
+    areas::Flags,
+    files::{descriptors, is_ours, is_own},
+    named::Named,
+    seen::{Class, Seen},
+    watches,
+};
 use crate::{
     error::{Error, Result},
     freeze::HeldProcess,
@@ -23,8 +29,9 @@ const NAMESPACES: [&str; 8] = ["user", "pid", "mnt", "net", "ipc", "uts", "cgrou
 const ELFCLASS32: u8 = 1;
 const EI_CLASS: usize = 4;
 
-/// Refuses a process by the name of what it has. One of its threads, for the first may have ended; none, if all have.
-pub fn check(pid: pid_t, supervisor: pid_t) -> Result<Option<pid_t>> {
+/// Refuses a process of a tree by the name of what it has. One of its threads, for the first may have ended; none, if all
+/// have.
+pub fn check(pid: pid_t, supervisor: pid_t, named: &mut Named) -> Result<Option<pid_t>> {
     let Ok(tasks) = Process::new(pid).and_then(|process| process.tasks()) else {
         return Ok(None);
     };
@@ -42,7 +49,7 @@ pub fn check(pid: pid_t, supervisor: pid_t) -> Result<Option<pid_t>> {
         }
     }
     let Some(tid) = living else { return Ok(None) };
-    match whole(tid, supervisor) {
+    match whole(tid, supervisor).and_then(|()| files(tid, named)) {
         // It may have been about to end.
         Err(_) if has_ended(tid) => Ok(None),
         Err(error) => Err(error),
@@ -137,4 +144,25 @@ pub fn held(process: &HeldProcess) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses a process by what files it has.
+fn files(pid: pid_t, named: &mut Named) -> Result<()> {
+    for fd in descriptors(pid).unwrap_or_default() {
+        // What is looked at may be closed meanwhile, and its number be another file's.
+        if check_file(pid, fd, named).is_err() && is_own(pid, fd).is_none() {
+            check_file(pid, fd, named)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_file(pid: pid_t, fd: i32, named: &mut Named) -> Result<()> {
+    let Ok(seen) = Seen::look(pid, fd) else {
+        return Ok(());
+    };
+    match seen.class(is_ours)? {
+        Class::Inotify => watches::find_all(&seen, named).map(drop),
+        _ => Ok(()),
+    }
 }

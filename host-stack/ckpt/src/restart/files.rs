@@ -1,4 +1,7 @@
 //! Opens the files of a tree again, each once, at numbers that no process of the tree uses; processes inherit them.
+//!
+//! What must stay true: nothing of the file system is written to here but what is new and has no name yet, or goes
+//! away again if the restart fails ([`super::paths`]).
 
 use std::{
     collections::BTreeMap,
@@ -7,34 +10,46 @@ use std::{
     io::{self, Write},
     os::{
         fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd},
-        unix::{ffi::OsStrExt, fs::OpenOptionsExt},
+        unix::{ffi::OsStrExt, net::UnixStream},
     },
     path::Path,
 };
 
-use super::sockets;
+use super::{
+    held,
+    paths::{self, Staged},
+    pipes, sockets, terminals,
+};
 use crate::{
-    dump::modified,
     error::{Error, Result},
-    state::{Backing, FileId, Kind, OpenFile, SharedMemory, Tree},
+    state::{Backing, FileId, Kind, SharedMemory, Tree},
 };
 
-/// Open flags that make, and do not describe.
-const MAKING: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY;
+/// Open flags that make, and do not describe; and one that the process sets itself, which its signals name.
+const MAKING: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_ASYNC;
 
 /// All that is open for a tree.
 pub struct Opened {
     /// The lowest number.
     pub base: RawFd,
-    /// Its files, by number in the image.
+    /// Its files, by number in the image; -1: they are opened by the processes that have them ([`is_late`]).
     pub files: Vec<RawFd>,
-    /// Its shared memory, by number in the image.
-    pub shared: Vec<RawFd>,
+    /// Its shared memory, by number in the image: to be filled, and to be mapped.
+    pub shared: Vec<(RawFd, RawFd)>,
+    /// Its terminals, by number in the image: master and slave.
+    pub terminals: Vec<(RawFd, RawFd)>,
     /// What is mapped: by name, and whether it is written to.
     mapped: BTreeMap<(Vec<u8>, bool), RawFd>,
     /// Spaces of the image that are contents of files; those whose files have not changed are not needed.
     pub contents: BTreeMap<u32, Option<RawFd>>,
+    /// Contents that take their files' place when all is well.
+    pub staged: Vec<Staged>,
     next: RawFd,
+}
+
+/// Whether a file can only be opened when the processes of the tree are there.
+pub fn is_late(kind: &Kind) -> bool {
+    matches!(kind, Kind::Proc { .. } | Kind::Pid(1..))
 }
 
 impl Opened {
@@ -51,26 +66,31 @@ impl Opened {
             .max();
         let mapped = bodies.clone().map(|body| body.areas.len()).sum::<usize>();
         let base = used.unwrap_or(2).max(2) + 64;
-        let needed = base as u64 + (tree.files.len() + tree.shared.len() + mapped) as u64 + 64;
-        raise_limit(needed)?;
+        let others = 2 * (tree.files.len() + tree.shared.len() + tree.terminals.len()) + mapped;
+        raise_limit(base as u64 + others as u64 + 64)?;
         let mut opened = Self {
             base,
             files: vec![-1; tree.files.len()],
             shared: Vec::new(),
+            terminals: Vec::new(),
             mapped: BTreeMap::new(),
             contents: BTreeMap::new(),
+            staged: Vec::new(),
             next: base,
         };
         for shared in &tree.shared {
             let memory = memory(shared)?;
-            let memory = opened.keep(memory)?;
             opened.shared.push(memory);
         }
+        for (memory, view) in &mut opened.shared {
+            let next = &mut opened.next;
+            *memory = keep_at(next, *memory)?;
+            *view = keep_at(next, *view)?;
+        }
+        pipes::open(tree, &mut opened)?;
+        terminals::open(tree, &mut opened)?;
         for number in 0..tree.files.len() {
-            let is_socket = matches!(tree.files[number].kind, Kind::Socket(_));
-            if opened.files[number] < 0 && !is_socket {
-                opened.file(tree, number)?;
-            }
+            opened.file(tree, number)?;
         }
         let lost = sockets::open(tree, &mut opened)?;
         sockets::refill(tree, &opened, lost)?;
@@ -84,6 +104,7 @@ impl Opened {
                 opened.map(&body.exe, false)?;
             }
         }
+        held::lock(tree, &opened)?;
         Ok(opened)
     }
 
@@ -94,13 +115,7 @@ impl Opened {
 
     /// Moves a descriptor to where no process of the tree has one.
     pub fn keep(&mut self, fd: OwnedFd) -> Result<RawFd> {
-        // SAFETY: no memory is involved.
-        let kept = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, self.next) };
-        if kept < 0 {
-            return Err(Error::io("too many files", io::Error::last_os_error()));
-        }
-        self.next = kept + 1;
-        Ok(kept)
+        keep_at(&mut self.next, fd.into_raw_fd())
     }
 
     /// Closes all of them: the tree has its own.
@@ -118,7 +133,7 @@ impl Opened {
         let opened = File::options().read(true).write(write).open(path);
         let opened = opened.map_err(|error| missing(path, &error))?;
         if !write {
-            unchanged(file)?;
+            paths::unchanged(file)?;
         }
         let fd = self.keep(opened.into())?;
         self.mapped.insert(key, fd);
@@ -128,27 +143,22 @@ impl Opened {
     fn file(&mut self, tree: &Tree, number: usize) -> Result<()> {
         let file = &tree.files[number];
         let fd = match &file.kind {
-            Kind::Stdio(own) => duplicate(*own)?,
-            Kind::Path { .. } => self.path(file)?,
+            Kind::Stdio(own) => {
+                let fd = given(*own, file.flags)?;
+                self.files[number] = self.keep(fd)?;
+                return Ok(());
+            }
+            Kind::Path { .. } => paths::open(self, file)?,
             Kind::Memory { shared, offset } => {
                 let memory = self.shared.get(*shared as usize).copied();
-                let memory = memory.ok_or_else(|| damaged("shared memory without a number"))?;
+                let (memory, _) =
+                    memory.ok_or_else(|| damaged("shared memory without a number"))?;
                 // An open file of its own, with an offset of its own.
-                let path = format!("/proc/self/fd/{memory}");
-                let opened = reopen(Path::new(&path), file.flags)?;
+                let opened = reopen(&path_to(memory), file.flags)?;
                 seek(&opened, *offset)?;
                 opened
             }
-            Kind::Pipe { pipe, .. } => return self.pipe(tree, *pipe),
-            Kind::Event { count, semaphore } => {
-                let flags = if *semaphore { libc::EFD_SEMAPHORE } else { 0 };
-                // SAFETY: no memory is involved; checked below.
-                let event = owned(unsafe { libc::eventfd(0, flags) }, "eventfd")?;
-                (&File::from(event.try_clone().map_err(|e| Error::io("eventfd", e))?))
-                    .write_all(&count.to_ne_bytes())
-                    .map_err(|source| Error::io("eventfd", source))?;
-                event
-            }
+            Kind::Event { count, semaphore } => event(*count, *semaphore)?,
             // SAFETY: no memory is involved; checked.
             Kind::Epoll { .. } => owned(unsafe { libc::epoll_create1(0) }, "epoll_create1")?,
             Kind::Signal { mask } => {
@@ -156,143 +166,52 @@ impl Opened {
                 let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const *mask, 8, 0) };
                 owned(fd as i32, "signalfd")?
             }
-            Kind::Timer { clock, setting, .. } => timer(*clock, setting)?,
+            Kind::Timer {
+                clock,
+                settings,
+                ticks,
+                setting,
+            } => timer(*clock, *settings, *ticks, setting)?,
+            Kind::Inotify(notices) => held::inotify(notices)?,
+            Kind::Console => terminals::console(file.flags)?,
+            Kind::Pid(-1) => ended()?,
+            // Others have opened them, or will.
+            Kind::Pipe(_) | Kind::Terminal { .. } | Kind::Socket(_) => return Ok(()),
+            kind if is_late(kind) => return Ok(()),
             _ => {
                 return Err(damaged(
                     "a file of a kind that this version does not restore",
                 ));
             }
         };
-        set_flags(&fd, file.flags)?;
+        if file.flags & libc::O_PATH == 0 {
+            set_flags(&fd, file.flags)?;
+        }
         self.files[number] = self.keep(fd)?;
         Ok(())
     }
+}
 
-    /// Both ends of a pipe, with what was in it.
-    fn pipe(&mut self, tree: &Tree, inode: u64) -> Result<()> {
-        let (reader, mut writer) = io::pipe().map_err(|source| Error::io("pipe", source))?;
-        let mut ends = Vec::new();
-        for (number, file) in tree.files.iter().enumerate() {
-            let Kind::Pipe {
-                pipe,
-                reads,
-                capacity,
-                bytes,
-                ..
-            } = &file.kind
-            else {
-                continue;
-            };
-            if *pipe != inode {
-                continue;
-            }
-            ends.push((number, *reads, file.flags));
-            if !bytes.is_empty() {
-                // SAFETY: no memory is involved.
-                unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, *capacity) };
-                set_flags(&writer, libc::O_NONBLOCK)?;
-                writer
-                    .write_all(bytes)
-                    .map_err(|source| Error::io("a pipe's contents", source))?;
-            }
-        }
-        for (number, reads, flags) in ends {
-            let end = duplicate(if reads {
-                reader.as_raw_fd()
-            } else {
-                writer.as_raw_fd()
-            })?;
-            set_flags(&end, flags)?;
-            self.files[number] = self.keep(end)?;
-        }
-        Ok(())
+fn keep_at(next: &mut RawFd, fd: RawFd) -> Result<RawFd> {
+    // SAFETY: it is open, and not used again.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: no memory is involved.
+    let kept = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, *next) };
+    if kept < 0 {
+        return Err(Error::io("too many files", io::Error::last_os_error()));
     }
-
-    fn path(&mut self, file: &OpenFile) -> Result<OwnedFd> {
-        let Kind::Path {
-            path,
-            offset,
-            file: id,
-            contents,
-            unlinked,
-            mode,
-            ..
-        } = &file.kind
-        else {
-            return Err(damaged("a file without a name"));
-        };
-        let path = path_of(path);
-        if *unlinked {
-            return self.nameless(path, file, *mode, *offset);
-        }
-        if let Some(contents) = contents {
-            let same = id.as_ref().is_some_and(is_unchanged);
-            let target = match same {
-                true => None,
-                false => {
-                    let target = File::options()
-                        .write(true)
-                        .create(true)
-                        .truncate(false)
-                        .mode(*mode)
-                        .open(path);
-                    let target =
-                        target.map_err(|source| Error::io(path.display().to_string(), source))?;
-                    target
-                        .set_len(0)
-                        .and_then(|()| target.set_len(contents.size))
-                        .map_err(|source| Error::io(path.display().to_string(), source))?;
-                    Some(self.keep(target.into())?)
-                }
-            };
-            self.contents.insert(contents.space, target);
-        } else if let Some(id) = id {
-            unchanged(id)?;
-        }
-        let opened = reopen(path, file.flags)?;
-        seek(&opened, *offset)?;
-        Ok(opened)
-    }
-
-    /// A file that has lost its name: a new one in the same directory, which loses its own.
-    fn nameless(
-        &mut self,
-        path: &Path,
-        file: &OpenFile,
-        mode: u32,
-        offset: u64,
-    ) -> Result<OwnedFd> {
-        let Kind::Path {
-            contents: Some(contents),
-            ..
-        } = &file.kind
-        else {
-            return Err(damaged("a file that had no name any more"));
-        };
-        let directory = path.parent().filter(|parent| parent.is_dir());
-        let directory = directory.map_or_else(std::env::temp_dir, Path::to_owned);
-        let made = tempfile::Builder::new()
-            .prefix(".snaprig-")
-            .tempfile_in(&directory);
-        let made = made.map_err(|source| Error::io(directory.display().to_string(), source))?;
-        let failed = |source| Error::io(made.path().display().to_string(), source);
-        let permissions: fs::Permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
-        made.as_file().set_len(contents.size).map_err(failed)?;
-        let opened = reopen(made.path(), file.flags)?;
-        seek(&opened, offset)?;
-        made.as_file()
-            .set_permissions(permissions)
-            .map_err(failed)?;
-        let target = made.into_file();
-        let target = self.keep(target.into())?;
-        self.contents.insert(contents.space, Some(target));
-        Ok(opened)
-    }
+    *next = kept + 1;
+    Ok(kept)
 }
 
 /// The file system's name of bytes.
 pub fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
+}
+
+/// By which an open file can be opened once more.
+pub fn path_to(fd: RawFd) -> std::path::PathBuf {
+    format!("/proc/self/fd/{fd}").into()
 }
 
 /// An image that says what cannot be.
@@ -302,36 +221,14 @@ pub fn damaged(what: &str) -> Error {
     }
 }
 
-fn missing(path: &Path, error: &io::Error) -> Error {
+pub fn missing(path: &Path, error: &io::Error) -> Error {
     Error::Missing {
         what: format!("{} cannot be opened: {error}", path.display()),
     }
 }
 
-fn is_unchanged(file: &FileId) -> bool {
-    let metadata = fs::metadata(path_of(&file.path));
-    metadata.is_ok_and(|now| now.len() == file.size && modified(&now) == file.modified_nanos)
-}
-
-/// Refuses a file that is not what it was: the same size and modification time, or the same bytes.
-fn unchanged(file: &FileId) -> Result<()> {
-    if is_unchanged(file) {
-        return Ok(());
-    }
-    let path = path_of(&file.path);
-    let now = fs::metadata(path).map_err(|error| missing(path, &error))?;
-    let is_same = file.hash != 0
-        && now.len() == file.size
-        && crate::dump::hash(path).is_ok_and(|hash| hash == file.hash);
-    match is_same {
-        true => Ok(()),
-        false => Err(Error::Missing {
-            what: format!("{} has changed since the checkpoint", path.display()),
-        }),
-    }
-}
-
-fn reopen(path: &Path, flags: i32) -> Result<OwnedFd> {
+/// Opens what is there, with flags as F_GETFL says them.
+pub fn reopen(path: &Path, flags: i32) -> Result<OwnedFd> {
     let name =
         CString::new(path.as_os_str().as_bytes()).map_err(|_| damaged("a name with a zero"))?;
     let flags = flags & !MAKING | libc::O_CLOEXEC | libc::O_NOCTTY;
@@ -344,7 +241,8 @@ fn reopen(path: &Path, flags: i32) -> Result<OwnedFd> {
     }
 }
 
-fn seek(fd: &OwnedFd, offset: u64) -> Result<()> {
+/// lseek(2), where there is something to seek.
+pub fn seek(fd: &OwnedFd, offset: u64) -> Result<()> {
     // SAFETY: no memory is involved.
     let moved = unsafe { libc::lseek(fd.as_raw_fd(), offset as i64, libc::SEEK_SET) };
     match moved < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::ESPIPE) {
@@ -362,7 +260,39 @@ pub fn set_flags(fd: &impl AsRawFd, flags: i32) -> Result<()> {
     }
 }
 
-fn duplicate(fd: RawFd) -> Result<OwnedFd> {
+/// What whoever restarts has at a number that the tree was given a file at; it is only made to block or not. Of pipes
+/// and sockets beside the standard ones, an end without another will do.
+fn given(number: RawFd, flags: i32) -> Result<OwnedFd> {
+    // SAFETY: no memory is involved.
+    let is_passed_on = unsafe { libc::fcntl(number, libc::F_GETFD) } == 0;
+    if number > 2 && !is_passed_on {
+        eprintln!(
+            "snaprig: nothing is at descriptor {number}, which the program was launched with"
+        );
+        return lonely(flags);
+    }
+    let fd = duplicate(number)?;
+    // SAFETY: no memory is involved.
+    let own = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    set_flags(&fd, own & !libc::O_NONBLOCK | flags & libc::O_NONBLOCK)?;
+    Ok(fd)
+}
+
+/// An end of a pipe or connection whose other end has been closed.
+fn lonely(flags: i32) -> Result<OwnedFd> {
+    let failed = |source| Error::io("pipe", source);
+    let (reader, writer) = io::pipe().map_err(failed)?;
+    let fd = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => reader.into(),
+        libc::O_WRONLY => writer.into(),
+        _ => UnixStream::pair().map_err(failed)?.0.into(),
+    };
+    set_flags(&fd, flags)?;
+    Ok(fd)
+}
+
+/// A copy of a descriptor of this process.
+pub fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: no memory is involved; checked.
     owned(
         unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) },
@@ -370,7 +300,8 @@ fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     )
 }
 
-fn owned(fd: i32, what: &str) -> Result<OwnedFd> {
+/// The result of a call that opens something.
+pub fn owned(fd: i32, what: &str) -> Result<OwnedFd> {
     match fd {
         fd if fd < 0 => Err(Error::io(what, io::Error::last_os_error())),
         // SAFETY: it is open and ours.
@@ -378,21 +309,40 @@ fn owned(fd: i32, what: &str) -> Result<OwnedFd> {
     }
 }
 
-fn memory(shared: &SharedMemory) -> Result<OwnedFd> {
+/// Memory to be filled, and a descriptor of it to be mapped: what is sealed against writing cannot have been mapped by
+/// one that writes.
+fn memory(shared: &SharedMemory) -> Result<(RawFd, RawFd)> {
     let name = shared.name.clone().unwrap_or_else(|| b"snaprig".to_vec());
     let name = CString::new(name).map_err(|_| damaged("a name with a zero"))?;
+    let sealing = match shared.seals & libc::F_SEAL_EXEC {
+        0 => libc::MFD_ALLOW_SEALING,
+        _ => libc::MFD_NOEXEC_SEAL,
+    };
     // SAFETY: the name ends with a zero.
-    let fd =
-        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    let memory = owned(fd, "memfd_create")?;
-    let file = File::from(memory);
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | sealing) };
+    let file = File::from(owned(fd, "memfd_create")?);
     file.set_len(shared.size)
         .map_err(|source| Error::io("memfd", source))?;
-    // SAFETY: what was a file's is ours.
-    Ok(unsafe { OwnedFd::from_raw_fd(file.into_raw_fd()) })
+    let view = match shared.seals & libc::F_SEAL_WRITE {
+        0 => duplicate(file.as_raw_fd())?,
+        _ => reopen(&path_to(file.as_raw_fd()), libc::O_RDONLY)?,
+    };
+    Ok((file.into_raw_fd(), view.into_raw_fd()))
 }
 
-fn timer(clock: i32, setting: &[u64; 4]) -> Result<OwnedFd> {
+fn event(count: u64, semaphore: bool) -> Result<OwnedFd> {
+    let flags = if semaphore { libc::EFD_SEMAPHORE } else { 0 };
+    // SAFETY: no memory is involved; checked.
+    let event = owned(unsafe { libc::eventfd(0, flags) }, "eventfd")?;
+    let mut file = File::from(event);
+    let written = file.write_all(&count.to_ne_bytes());
+    written.map_err(|source| Error::io("eventfd", source))?;
+    Ok(file.into())
+}
+
+fn timer(clock: i32, settings: i32, ticks: u64, setting: &[u64; 4]) -> Result<OwnedFd> {
+    /// `_IOW('T', 0, __u64)` (linux/timerfd.h).
+    const SET_TICKS: libc::Ioctl = 0x4008_5400;
     // SAFETY: no memory is involved; checked.
     let fd = owned(
         unsafe { libc::timerfd_create(clock, libc::TFD_CLOEXEC) },
@@ -404,18 +354,38 @@ fn timer(clock: i32, setting: &[u64; 4]) -> Result<OwnedFd> {
             tv_sec: interval,
             tv_nsec: interval_nanos,
         },
-        // What is left, whatever it was set to be.
         it_value: libc::timespec {
             tv_sec: value,
             tv_nsec: value_nanos,
         },
     };
-    // SAFETY: `spec` is valid to read.
-    let set =
-        unsafe { libc::timerfd_settime(fd.as_raw_fd(), 0, &raw const spec, std::ptr::null_mut()) };
+    // Of other clocks it is what is left, whatever it was set to be.
+    let is_of_day = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_ALARM].contains(&clock);
+    let flags = if is_of_day { settings } else { 0 };
+    // SAFETY: both are valid to read.
+    let set = unsafe {
+        let none = std::ptr::null_mut();
+        libc::timerfd_settime(fd.as_raw_fd(), flags, &raw const spec, none) == 0
+            && (ticks == 0 || libc::ioctl(fd.as_raw_fd(), SET_TICKS, &raw const ticks) == 0)
+    };
     match set {
-        0 => Ok(fd),
-        _ => Err(Error::io("timerfd_settime", io::Error::last_os_error())),
+        true => Ok(fd),
+        false => Err(Error::io("timerfd_settime", io::Error::last_os_error())),
+    }
+}
+
+/// The pidfd of a process that has ended, and has been waited for.
+fn ended() -> Result<OwnedFd> {
+    // SAFETY: the process has one thread; the child ends at once.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(0);
+        }
+        let fd = libc::syscall(libc::SYS_pidfd_open, child, 0) as i32;
+        let fd = owned(fd, "pidfd_open");
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+        fd
     }
 }
 
@@ -440,4 +410,9 @@ fn raise_limit(needed: u64) -> Result<()> {
             )),
         }
     }
+}
+
+/// Whether a directory entry is there, whatever it leads to.
+pub fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
 }

@@ -5,19 +5,24 @@
 //! supervisor: open files --> plant processes --> lay out their memory --> fill it --> finish --> let all go
 //! ```
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
-//! all processes end, and no file of the tree has been written to but those whose contents the image has.
+//! all processes end, and no file of the tree has been written to.
 
 mod credentials;
 mod files;
 mod groups;
+mod held;
 mod layout;
 mod namespaces;
+mod paths;
+mod pipes;
 mod process;
 mod seed;
 mod sockets;
+mod terminals;
 mod timers;
+mod vdso;
 
-use std::{fs::File, io, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
+use std::{fs::File, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
 
 use snaprig_ckpt_image::image::{Piece, Reader};
 
@@ -28,7 +33,7 @@ pub use self::{
 };
 use crate::{
     error::{Error, Result},
-    state::{Kind, Process, Tree},
+    state::{Process, Tree},
     steps::{self, Step},
     trace::Tracee,
 };
@@ -55,7 +60,10 @@ pub fn restore<R: Read>(
     steps::reached(Step::RestartFiles);
     let result = grow(tree, reader, &mut opened, drops_privileges);
     let result = result.and_then(|threads| let_go(&threads, complete));
-    if result.is_err() {
+    if result.is_ok() {
+        terminals::redraw(tree);
+    } else {
+        paths::withdraw(&opened);
         for process in &tree.processes {
             // SAFETY: no memory is involved; in this namespace the number is nobody else's.
             unsafe { libc::kill(process.pid, libc::SIGKILL) };
@@ -99,12 +107,15 @@ fn grow<R: Read>(
         }
     }
     fill(tree, reader, opened)?;
-    cut(tree, opened)?;
     steps::reached(Step::RestartFilled);
+    paths::commit(opened)?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
     }
+    held::finish(tree, opened)?;
+    terminals::finish(tree, opened)?;
+    terminals::take_over(tree)?;
     groups::dismiss(tree);
     for process in &tree.processes {
         if let Some(signal) = process.stopped {
@@ -151,7 +162,7 @@ fn fill<R: Read>(tree: &Tree, reader: &mut Reader<R>, opened: &Opened) -> Result
         if let Some(process) = tree.processes.get(index) {
             crate::memory::scatter(process.pid, address, bytes)?;
         } else if index < contents {
-            let memory = opened.shared[index - shared];
+            let (memory, _) = opened.shared[index - shared];
             write_at(memory, bytes, address)?;
         } else if let Some(Some(file)) = opened.contents.get(&space) {
             write_at(*file, bytes, address)?;
@@ -165,24 +176,4 @@ fn write_at(fd: i32, bytes: &[u8], at: u64) -> Result<()> {
     let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let written = file.write_all_at(bytes, at);
     written.map_err(|source| Error::io("contents of a file", source))
-}
-
-/// Contents come in whole pages: takes off what is behind a file's end.
-fn cut(tree: &Tree, opened: &Opened) -> Result<()> {
-    for file in &tree.files {
-        let Kind::Path {
-            contents: Some(contents),
-            ..
-        } = &file.kind
-        else {
-            continue;
-        };
-        if let Some(Some(fd)) = opened.contents.get(&contents.space) {
-            // SAFETY: no memory is involved.
-            if unsafe { libc::ftruncate(*fd, contents.size as i64) } != 0 {
-                return Err(Error::io("ftruncate", io::Error::last_os_error()));
-            }
-        }
-    }
-    Ok(())
 }

@@ -13,7 +13,7 @@ use procfs::process::Process as Proc;
 use super::{
     credentials,
     files::{Opened, damaged},
-    groups, layout,
+    groups, held, layout, terminals, vdso,
 };
 use crate::{
     dump::{
@@ -172,15 +172,14 @@ impl<'a> Growing<'a> {
                 .map(|(name, part)| (name.clone(), part.end - part.start))
                 .collect()
         };
+        let spare = self.stub + STUB_BYTES;
         if wanted.is_empty() {
-            return Ok(());
+            let unmap = call(libc::SYS_munmap, [spare, SPARE_BYTES]);
+            return self.make("a vDSO that it has not had", &[unmap]);
         }
         if sizes(&wanted) != sizes(kernels) || code != tree.vdso {
-            return Err(Error::Missing {
-                what: "this kernel's vDSO is another than that of the checkpoint".into(),
-            });
+            return self.redirect_vdso(kernels, code, tree);
         }
-        let spare = self.stub + STUB_BYTES;
         let moves = kernels.iter().zip(offsets(kernels)).zip(&wanted);
         let calls: Vec<_> = moves
             .map(|(((_, part), from), (_, to))| {
@@ -189,6 +188,48 @@ impl<'a> Growing<'a> {
             })
             .collect();
         self.make("its vDSO cannot be moved", &calls)
+    }
+
+    /// The kernel's vDSO stays where it is now, and that of the checkpoint leads to it.
+    fn redirect_vdso(
+        &self,
+        kernels: &[(Vec<u8>, Range<u64>)],
+        code: &[u8],
+        tree: &Tree,
+    ) -> Result<()> {
+        let is_vdso = |name: &[u8]| name == b"[vdso]";
+        let mut areas = self.body.areas.iter();
+        let old =
+            areas.find(|area| matches!(&area.backing, Backing::Kernel(name) if is_vdso(name)));
+        let Some(old) = old else { return Ok(()) };
+        let now = kernels.iter().zip(offsets(kernels));
+        let mut now = now.filter(|((name, _), _)| is_vdso(name));
+        let (_, offset) = now
+            .next()
+            .ok_or_else(|| damaged("no vDSO on this kernel"))?;
+        let (pid, bytes) = (self.process.pid, old.end - old.start);
+        if tree.vdso.len() as u64 != bytes {
+            return Err(damaged("a vDSO of another size"));
+        }
+        for thread in &self.body.threads {
+            let at = regs_of(&thread.regs).map_or(0, |regs| regs.rip);
+            if (old.start..old.end).contains(&at) {
+                let what = format!(
+                    "thread {} was in the vDSO of another kernel: an earlier checkpoint may do",
+                    thread.tid
+                );
+                return Err(Error::Missing { what });
+            }
+        }
+        let redirected = vdso::redirect(&tree.vdso, code, self.stub + STUB_BYTES + offset)?;
+        let to_fill = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let arguments = [old.start, bytes, to_fill, flags as u64, u64::MAX, 0];
+        let what = "the vDSO of another kernel";
+        self.make(what, &[call(libc::SYS_mmap, arguments)])?;
+        memory::write(pid, old.start, &redirected)?;
+        let code = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        self.make(what, &[call(libc::SYS_mprotect, [old.start, bytes, code])])
     }
 
     fn map_areas(&self, opened: &Opened) -> Result<()> {
@@ -209,7 +250,9 @@ impl<'a> Growing<'a> {
     ) -> Result<Vec<Tracee>> {
         let pid = self.process.pid;
         self.protect()?;
+        self.set_foreground(tree, opened)?;
         self.set_attributes(opened)?;
+        self.hold(tree)?;
         if let Some(group) = groups::joins(tree, self.process) {
             let join = call(libc::SYS_setpgid, [0, group as u64]);
             self.make("its process group", &[join])?;
@@ -247,6 +290,36 @@ impl<'a> Growing<'a> {
         Ok(std::iter::once(self.first).chain(threads).collect())
     }
 
+    /// What it holds through its files. It has no others any more: to close any of a file gives its locks up.
+    fn hold(&self, tree: &Tree) -> Result<()> {
+        let pid = self.process.pid;
+        for step in held::steps(tree, self.process, self.body) {
+            let made = self.call_with(step.call, step.data.as_deref())?;
+            result(made).map_err(|source| step.failed(pid, source))?;
+        }
+        Ok(())
+    }
+
+    /// Who is in the foreground of its terminal, which it still has from its supervisor.
+    fn set_foreground(&self, tree: &Tree, opened: &Opened) -> Result<()> {
+        for (set, group) in terminals::foreground(tree, opened, self.process) {
+            // A group whose last member has ended is nobody's.
+            self.call_with(set, Some(&group.to_ne_bytes()))?;
+        }
+        Ok(())
+    }
+
+    /// A call whose third argument is the address of these bytes, if there are any.
+    fn call_with(&self, mut call: Call, bytes: Option<&[u8]>) -> Result<i64> {
+        if let Some(bytes) = bytes {
+            let mut data = Data::at(remote::data(self.stub));
+            call.arguments[2] = data.put(bytes);
+            data.write(self.process.pid)?;
+        }
+        let made = self.remote()?.calls(self.stub, self.process.pid, &[call])?;
+        Ok(made[0])
+    }
+
     /// What it may use at most. What this machine does not allow any more stays as its supervisor has it.
     fn limit(&self) -> Result<()> {
         let mut data = Data::at(remote::data(self.stub));
@@ -279,12 +352,9 @@ impl<'a> Growing<'a> {
 
     fn protect(&self) -> Result<()> {
         let mut calls = Vec::new();
-        for area in &self.body.areas {
+        for area in self.body.areas.iter().filter(|area| !is_kernels(area)) {
             let range = [area.start, area.end - area.start];
-            if !area.is_shared
-                && !is_kernels(area)
-                && area.protection != libc::PROT_READ | libc::PROT_WRITE
-            {
+            if !area.is_shared && area.protection != libc::PROT_READ | libc::PROT_WRITE {
                 let protection = area.protection as u64;
                 calls.push(call(libc::SYS_mprotect, [range[0], range[1], protection]));
             }
@@ -580,7 +650,8 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
     let has = |flag: &[u8; 2], bit| if area.flags.contains(flag) { bit } else { 0 };
     let fixed = libc::MAP_FIXED_NOREPLACE
         | has(b"gd", libc::MAP_GROWSDOWN)
-        | has(b"nr", libc::MAP_NORESERVE);
+        | has(b"nr", libc::MAP_NORESERVE)
+        | has(b"ht", libc::MAP_HUGETLB | libc::MAP_HUGE_2MB);
     let (protection, flags, fd, offset) = match &area.backing {
         Backing::Kernel(_) => return Ok(None),
         Backing::Anonymous if area.flags.contains(b"dp") => {
@@ -602,7 +673,7 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
         }
         Backing::Shared(number, offset) => {
             let fd = opened.shared.get(*number as usize).copied();
-            let fd = fd.ok_or_else(|| damaged("shared memory"))?;
+            let (_, fd) = fd.ok_or_else(|| damaged("shared memory"))?;
             (area.protection, libc::MAP_SHARED, fd, *offset)
         }
     };

@@ -1,26 +1,36 @@
 //! Processes with the numbers, parents, sessions and descriptors that they had, and nothing else yet: forks of the
 //! supervisor that wait to be made what they were.
 //!
+//! ```text
+//! supervisor                                  each process
+//!   |  -- fork, by its parent --------------->  |  session, group, terminal, descriptors
+//!   |  <-- there is one more -----------------  |
+//!   |  -- all are there (a byte for each) --->  |  pidfds, files of /proc/PID, what epoll watches
+//!   |  <-- done ------------------------------  |  waits
+//! ```
 //! What must stay true: a child that is of another session than its parent was born before its parent made one.
 
 use std::{
+    collections::{BTreeMap, btree_map::Entry},
     ffi::CString,
     fs::File,
     io::{self, Read, Write},
-    os::fd::{FromRawFd, IntoRawFd, RawFd},
+    mem::ManuallyDrop,
+    os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd},
     process,
 };
 
 use libc::pid_t;
 
 use super::{
-    files::{Opened, damaged},
+    files::{Opened, damaged, is_late, owned, path_of, reopen, seek},
     groups,
     namespaces::{chain, fork_as, fork_brother},
+    terminals,
 };
 use crate::{
     error::{Error, Result},
-    state::{Body, Kind, Process, Tree},
+    state::{Body, Descriptor, Kind, OpenFile, Process, Tree},
 };
 
 /// Longest message of a process that cannot be planted.
@@ -30,10 +40,13 @@ const MESSAGE_MAX: usize = 2000;
 pub fn plant(tree: &Tree, opened: &mut Opened) -> Result<()> {
     let (reader, writer) = io::pipe().map_err(|source| Error::io("pipe", source))?;
     let ready = opened.keep(writer.into())?;
+    let (all_there, mut told) = io::pipe().map_err(|source| Error::io("pipe", source))?;
+    let all_there = opened.keep(all_there.into())?;
     let planter = Planter {
         tree,
         opened,
         ready,
+        all_there,
     };
     // SAFETY: no preconditions.
     let session = unsafe { libc::getsid(0) };
@@ -41,12 +54,18 @@ pub fn plant(tree: &Tree, opened: &mut Opened) -> Result<()> {
     planter.children(tree.supervisor, session, |_| true)?;
     // SAFETY: it is ours, and not used again.
     drop(unsafe { File::from_raw_fd(ready) });
-    let mut reader = File::from(std::os::fd::OwnedFd::from(reader));
-    for _ in tree
-        .processes
-        .iter()
-        .filter(|process| process.zombie.is_none())
-    {
+    let mut reader = File::from(OwnedFd::from(reader));
+    let living = tree.processes.iter().filter(|one| one.zombie.is_none());
+    let count = living.count();
+    hear(&mut reader, count)?;
+    told.write_all(&vec![0; count])
+        .map_err(|source| Error::io("pipe", source))?;
+    hear(&mut reader, count)
+}
+
+/// Waits until so many processes have got to where they say so, or one says why it cannot.
+fn hear(reader: &mut File, count: usize) -> Result<()> {
+    for _ in 0..count {
         let mut length = [0; 4];
         let read = reader.read_exact(&mut length);
         read.map_err(|source| Error::io("a process ended before it was restored", source))?;
@@ -68,6 +87,8 @@ struct Planter<'a> {
     opened: &'a Opened,
     /// Where processes say that they wait, or why they cannot.
     ready: RawFd,
+    /// Where each of them reads that all are there.
+    all_there: RawFd,
 }
 
 impl Planter<'_> {
@@ -131,18 +152,37 @@ impl Planter<'_> {
 
     fn become_process(&self, process: &Process) -> ! {
         if let Err(error) = self.settle(process) {
-            let mut message = chain(&error).into_bytes();
-            message.truncate(MESSAGE_MAX);
-            self.say(&message);
-            process::exit(1);
+            self.fail(&error);
         }
         if let Some(status) = process.zombie {
             end(status);
         }
         self.say(&[]);
+        self.wait_for_all();
+        let late = process.body.as_ref().map(|body| self.add(process, body));
+        if let Some(Err(error)) = late {
+            self.fail(&error);
+        }
+        self.say(&[]);
         loop {
             // SAFETY: no preconditions.
             unsafe { libc::pause() };
+        }
+    }
+
+    fn fail(&self, error: &Error) -> ! {
+        let mut message = chain(error).into_bytes();
+        message.truncate(MESSAGE_MAX);
+        self.say(&message);
+        process::exit(1);
+    }
+
+    fn wait_for_all(&self) {
+        // SAFETY: it is open; what is made of it is not closed.
+        let mut told = ManuallyDrop::new(unsafe { File::from_raw_fd(self.all_there) });
+        if told.read_exact(&mut [0]).is_err() {
+            // The restart has failed.
+            process::exit(1);
         }
     }
 
@@ -166,6 +206,7 @@ impl Planter<'_> {
             if unsafe { libc::setsid() } < 0 {
                 return Err(Error::io("setsid", io::Error::last_os_error()));
             }
+            terminals::control(self.tree, self.opened, session)?;
             groups::make(self.tree, session)?;
             self.children(pid, session, |child| child.session == session)?;
         } else {
@@ -180,13 +221,13 @@ impl Planter<'_> {
             unsafe { libc::setpgid(0, group) };
         }
         match &process.body {
-            Some(body) => self.dress(process, body),
+            Some(body) => self.dress(body),
             None => Ok(()),
         }
     }
 
     /// Working directory, umask, descriptors.
-    fn dress(&self, process: &Process, body: &Body) -> Result<()> {
+    fn dress(&self, body: &Body) -> Result<()> {
         let cwd = CString::new(body.cwd.clone()).map_err(|_| damaged("a directory with a zero"))?;
         // SAFETY: the string ends with a zero.
         unsafe {
@@ -200,29 +241,39 @@ impl Planter<'_> {
             let wanted = body.descriptors.iter().find(|one| one.fd == fd);
             // SAFETY: no memory is involved; what this process has below the base is nobody's.
             unsafe {
+                let wanted = wanted.filter(|one| !self.is_late(one));
                 let Some(wanted) = wanted else {
                     libc::close(fd);
                     continue;
                 };
-                let from = self
-                    .opened
-                    .files
-                    .get(wanted.file as usize)
-                    .copied()
-                    .unwrap_or(-1);
-                let flags = if wanted.close_on_exec {
-                    libc::O_CLOEXEC
-                } else {
-                    0
-                };
-                if libc::dup3(from, fd, flags) < 0 {
-                    return Err(Error::io(
-                        format!("descriptor {fd}"),
-                        io::Error::last_os_error(),
-                    ));
-                }
+                let from = self.opened.files.get(wanted.file as usize);
+                place(from.copied().unwrap_or(-1), wanted)?;
             }
         }
+        Ok(())
+    }
+
+    fn is_late(&self, one: &Descriptor) -> bool {
+        let file = self.tree.files.get(one.file as usize);
+        file.is_some_and(|file| is_late(&file.kind))
+    }
+
+    /// What takes other processes to be there.
+    fn add(&self, process: &Process, body: &Body) -> Result<()> {
+        let mut made: BTreeMap<u32, OwnedFd> = BTreeMap::new();
+        let late = || body.descriptors.iter().filter(|one| self.is_late(one));
+        for one in late().filter(|one| one.fd < self.opened.base) {
+            if let Entry::Vacant(entry) = made.entry(one.file) {
+                let file = open_late(&self.tree.files[one.file as usize])?;
+                // SAFETY: no memory is involved; checked.
+                let above = unsafe {
+                    libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, self.opened.base)
+                };
+                entry.insert(owned(above, "too many files")?);
+            }
+            place(made[&one.file].as_raw_fd(), one)?;
+        }
+        drop(made);
         self.watch(process, body)
     }
 
@@ -265,6 +316,50 @@ impl Planter<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Gives an open file the number that a process has it at.
+fn place(from: RawFd, wanted: &Descriptor) -> Result<()> {
+    let flags = if wanted.close_on_exec {
+        libc::O_CLOEXEC
+    } else {
+        0
+    };
+    // SAFETY: no memory is involved; what has been there is nobody's.
+    match unsafe { libc::dup3(from, wanted.fd, flags) } {
+        -1 => Err(Error::io(
+            format!("descriptor {}", wanted.fd),
+            io::Error::last_os_error(),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Opens what is of a process of the tree.
+fn open_late(file: &OpenFile) -> Result<OwnedFd> {
+    match &file.kind {
+        Kind::Pid(pid) => {
+            let flags = (file.flags & libc::O_NONBLOCK) as u32;
+            // SAFETY: no memory is involved; checked.
+            let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, *pid, flags) };
+            owned(fd as i32, "pidfd_open")
+        }
+        Kind::Proc { pid, path, offset } => {
+            let own = std::fs::read_link("/proc/self").unwrap_or_default();
+            if own.to_str() != Some(&process::id().to_string()) {
+                let what = "a file of /proc/PID: /proc is another namespace's";
+                return Err(Error::Missing { what: what.into() });
+            }
+            let mut name = format!("/proc/{pid}").into_bytes();
+            name.extend(path);
+            let opened = reopen(path_of(&name), file.flags)?;
+            if file.flags & libc::O_PATH == 0 {
+                seek(&opened, *offset)?;
+            }
+            Ok(opened)
+        }
+        _ => Err(damaged("a file that is opened late")),
     }
 }
 

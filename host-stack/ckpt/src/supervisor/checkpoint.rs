@@ -53,7 +53,7 @@ impl Stopped {
         let me = unsafe { libc::getpid() };
         let mut tries = 0;
         let before = loop {
-            match Before::look(me) {
+            match Before::look(me, &mut known.named) {
                 Err(Error::NotNow(_)) if tries < TRIES_MAX => tries += 1,
                 looked => break looked?,
             }

@@ -1,6 +1,7 @@
 # A server and a benchmark that counts up, until it is stopped: nothing is lost, nothing doubled.
 port=$((20000 + $$ % 10000))
-redis-server --port $port --save "" --appendonly no --daemonize no >/dev/null &
+# Debian has the server in its package of tools under another name, without the service.
+(exec -a redis-server redis-check-rdb --port $port --save "" --appendonly no --daemonize no >/dev/null) &
 until redis-cli -p $port ping >/dev/null 2>&1; do :; done
 echo ready
 wanted=0

@@ -5,6 +5,7 @@
 
 use std::{
     any::Any,
+    ffi::OsStr,
     fs::{self, File as HostFile, OpenOptions},
     io::{Read, Write},
     os::{
@@ -203,7 +204,8 @@ impl Scene {
             Measured::Program(kind, program, first, pin) => {
                 let arguments = [first.to_owned(), self.scale.to_string()];
                 let pin = pin && self.pin;
-                let theirs = self.on_the_host(program, &arguments, pin)?;
+                let here = self.directory.path();
+                let theirs = on_the_host(here, program, &arguments, &[], pin)?;
                 let ours = run_on_card(kind, MEMORY_BYTES, program, &arguments, pin, None)?;
                 Ok(vec![(one(&ours)?, theirs)])
             }
@@ -211,23 +213,6 @@ impl Scene {
             Measured::Doorbell => Ok(vec![(self.doorbell()?, eventfd_round_trip()?)]),
             Measured::Capture(kind, bytes) => self.capture(kind, bytes),
         }
-    }
-
-    fn on_the_host(
-        &self,
-        program: &[u8],
-        arguments: &[String],
-        pin: bool,
-    ) -> Result<f64, AnyError> {
-        let path = self.directory.path().join("program");
-        fs::write(&path, program)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        let mut command = Command::new(&path);
-        if pin {
-            pinned(&mut command, 0);
-        }
-        let output = command.args(arguments).output()?;
-        one(&numbers(&output.stdout)?)
     }
 
     /// Samples of capture and restore, each against memory and against the slower of memory and
@@ -304,6 +289,27 @@ impl Scene {
     fn times(&self, usual: u32) -> u32 {
         ((f64::from(usual) * self.scale) as u32).max(10)
     }
+}
+
+/// What a program prints that is written to a directory and started there, by other commands if there are any.
+pub(super) fn on_the_host(
+    directory: &Path,
+    program: &[u8],
+    arguments: &[String],
+    under: &[&str],
+    pin: bool,
+) -> Result<f64, AnyError> {
+    let path = directory.join("program");
+    fs::write(&path, program)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    let path = path.as_os_str();
+    let mut words = under.iter().map(OsStr::new).chain([path]);
+    let mut command = Command::new(words.next().unwrap_or(path));
+    if pin {
+        pinned(&mut command, 0);
+    }
+    let output = command.args(words).args(arguments).output()?;
+    one(&numbers(&output.stdout)?)
 }
 
 /// Microseconds from a write to an eventfd to what another thread answers on a second one.

@@ -109,8 +109,10 @@ pub struct Offload {
     saving_to: String,
     /// The capture under way ends the process.
     ending: bool,
-    /// Its image is taken, and it ends when that is safe: what its threads would do meanwhile.
+    /// Its image is taken, and it ends when its snapshot is complete: what its threads would do meanwhile.
     pub held: Option<Vec<CardTask>>,
+    /// It has said that its image is safe, and ends if that is what it is asked for next.
+    pub is_leaving: bool,
     /// The number of its last image.
     kept: u64,
     alive: bool,
@@ -146,6 +148,7 @@ impl Offload {
             saving_to: String::new(),
             ending: false,
             held: None,
+            is_leaving: false,
             kept: 0,
             alive: true,
             pipe: None,

@@ -81,7 +81,7 @@ impl World {
     ) {
         if name.ends_with(IMAGE) {
             if self.living(node, pid).is_some_and(|one| one.ending) {
-                return self.end_or_go_on(node, pid, result);
+                return self.leave_or_go_on(node, pid, result);
             }
             let captured = result.map(Captured::Saved).map_err(failed);
             return self.sink(node, pid, sink::Input::Captured(captured));
@@ -104,33 +104,54 @@ impl World {
     }
 
     /// The image of a process's last capture is safe, or is not: then its threads go on after all.
-    fn end_or_go_on(&mut self, node: NodeId, pid: Pid, result: Result<u64, i32>) {
+    fn leave_or_go_on(&mut self, node: NodeId, pid: Pid, result: Result<u64, i32>) {
         let Some(process) = self.living(node, pid) else {
             return;
         };
-        let (held, kept) = (process.held.take(), process.kept);
-        if held.is_none() {
-            self.transfers.stale.insert(kept);
-        }
-        let held = held.unwrap_or_default();
         let hung_up = |task: &CardTask| matches!(task, CardTask::ToSink(_, _, None));
-        let result = match held.iter().any(hung_up) {
+        let result = match process.held.iter().flatten().any(hung_up) {
             true => Err(libc::EPIPE),
             false => result,
         };
         match result {
             Ok(bytes) => {
+                process.is_leaving = true;
                 self.answer_daemon(node, pid, Reply::Captured { bytes });
-                self.end(node, pid, Exit::Code(0));
             }
-            Err(errno) => {
-                let own = self.process_of(node);
-                for task in held {
-                    self.net.engine.after(own, 0, Event::Card(node, task));
-                }
-                self.sink(node, pid, sink::Input::Captured(Err(failed(errno))));
-            }
+            Err(errno) => self.go_on(node, pid, Err(failed(errno))),
         }
+    }
+
+    /// A process that only waits for its end is asked for that, or for something else. Nobody who is gone
+    /// will: its snapshot may be complete.
+    pub(in crate::model) fn last_word(
+        &mut self,
+        node: NodeId,
+        pid: Pid,
+        request: Option<&Request>,
+    ) {
+        let Some(process) = self.living(node, pid) else {
+            return;
+        };
+        process.is_leaving = false;
+        let (ran_on, kept) = (process.held.is_none(), process.kept);
+        let ends = matches!(request, None | Some(Request::End { .. }));
+        if ran_on || !ends {
+            self.transfers.stale.insert(kept);
+        }
+        match ends {
+            true => self.end(node, pid, Exit::Code(0)),
+            false => self.go_on(node, pid, Ok(Captured::GoesOn)),
+        }
+    }
+
+    fn go_on(&mut self, node: NodeId, pid: Pid, captured: Result<Captured, Failure>) {
+        let held = self.living(node, pid).and_then(|one| one.held.take());
+        let own = self.process_of(node);
+        for task in held.into_iter().flatten() {
+            self.net.engine.after(own, 0, Event::Card(node, task));
+        }
+        self.sink(node, pid, sink::Input::Captured(captured));
     }
 
     // Coming back.
