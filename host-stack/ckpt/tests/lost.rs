@@ -17,7 +17,7 @@ fn fails_to_restart(job: &mut Job) -> String {
 
 #[test]
 fn no_room_for_an_image() {
-    let mut job = Job::launch_as_nobody(&["/usr/bin/python3", &program("grows.py")]);
+    let mut job = Job::launch(&["/usr/bin/python3", &program("grows.py")]);
     job.wait_for("ready");
     let limit = libc::rlimit {
         rlim_cur: 48 << 20,
