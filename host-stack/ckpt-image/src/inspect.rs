@@ -182,7 +182,7 @@ impl Inspection {
             &format!("{}, stored as {stored}", size(totals.page_bytes)),
         )?;
         line("zero", &size(totals.zero_bytes))?;
-        if parent.is_some() {
+        if parent.is_some() || totals.gone_bytes > 0 {
             line("gone", &size(totals.gone_bytes))?;
         }
         let sections = self.state.len();

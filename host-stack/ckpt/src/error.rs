@@ -94,6 +94,21 @@ pub enum Error {
     /// A directory of checkpoints.
     #[error(transparent)]
     Store(#[from] snaprig_ckpt_image::store::StoreError),
+    /// A chain of images cannot be read.
+    #[error(transparent)]
+    Chain(#[from] snaprig_ckpt_image::chain::ChainError),
+    /// A checkpoint turned out to be damaged when it was restarted.
+    #[error("{what}")]
+    Damaged {
+        /// What is wrong.
+        what: String,
+    },
+    /// The other side, or another process of this one, has said no.
+    #[error("{what}")]
+    Refusal {
+        /// What it has said.
+        what: String,
+    },
     /// An image cannot be written.
     #[error(transparent)]
     Write(#[from] snaprig_ckpt_image::image::WriteError),
@@ -114,6 +129,14 @@ impl Error {
     /// It is worth another try.
     pub(crate) fn for_now(self) -> Self {
         Self::NotNow(Box::new(self))
+    }
+
+    /// An older checkpoint may be whole.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Self::Image(_) | Self::Chain(_) | Self::Store(_) | Self::Damaged { .. }
+        )
     }
 
     pub(crate) fn refused(pid: pid_t, what: impl Into<String>) -> Self {

@@ -15,6 +15,7 @@
 //! | `trace`, `remote`, `memory` | a held thread, the calls that it makes for us, its memory |
 //! | `freeze` | stops a tree of processes, and lets it go |
 //! | `state` | what an image says |
+//! | `track`, `ranges`, `spaces` | which pages are written to; what a chain of images has of them |
 //! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
 //! | `terminal` | settings and contents of pseudoterminals |
 //! | `dump` | from processes to an image |
@@ -31,19 +32,27 @@ mod error;
 mod flow;
 mod freeze;
 mod memory;
+mod ranges;
 mod remote;
 mod restart;
 mod show;
 mod socket;
+mod spaces;
 mod state;
 mod steps;
 mod supervisor;
 mod terminal;
 mod trace;
+mod track;
+
+pub use snaprig_ckpt_image::interval::Policy;
 
 pub use self::{
     error::{Error, Result},
     show::inspect,
     steps::STEPS,
-    supervisor::{Dumped, Interval, Reply, Request, Running, Status, ask, launch, restart},
+    supervisor::{
+        Address, Copied, Dumped, Migrated, Mode, Options, Pause, Reply, Request, Running, Schedule,
+        Status, ask, launch, receive, restart,
+    },
 };

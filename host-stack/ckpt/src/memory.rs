@@ -36,6 +36,17 @@ fn failed(pid: pid_t, what: &str, address: u64, source: io::Error) -> Error {
 
 /// Moves parts of another process's memory here, one behind the other, with process_vm_readv(2); they fill `to`.
 pub fn gather(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<()> {
+    match gather_some(pid, parts, to)? == to.len() {
+        true => Ok(()),
+        false => Err(Error::io(
+            format!("process {pid}: cannot read its memory"),
+            io::ErrorKind::UnexpectedEof,
+        )),
+    }
+}
+
+/// The same, up to the first page that is not there; how many bytes that is.
+pub fn gather_some(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<usize> {
     let local = libc::iovec {
         iov_base: to.as_mut_ptr().cast(),
         iov_len: to.len(),
@@ -44,11 +55,15 @@ pub fn gather(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<()> {
     // SAFETY: the local part is `to`; the others are only looked at by the kernel.
     let copied =
         unsafe { libc::process_vm_readv(pid, &raw const local, 1, parts.as_ptr(), count, 0) };
-    let what = || format!("process {pid}: cannot read its memory");
-    match usize::try_from(copied) {
-        Ok(copied) if copied == to.len() => Ok(()),
-        Ok(_) => Err(Error::io(what(), io::ErrorKind::UnexpectedEof)),
-        Err(_) => Err(Error::io(what(), io::Error::last_os_error())),
+    match (usize::try_from(copied), io::Error::last_os_error()) {
+        (Ok(copied), _) => Ok(copied),
+        (Err(_), error) if error.raw_os_error() == Some(libc::EFAULT) => Ok(0),
+        // It has ended.
+        (Err(_), error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(0),
+        (Err(_), source) => Err(Error::io(
+            format!("process {pid}: cannot read its memory"),
+            source,
+        )),
     }
 }
 

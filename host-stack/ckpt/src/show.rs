@@ -28,22 +28,15 @@ fn lines(tree: &Tree) -> Vec<String> {
         "{:>5} {:>7} {:>7} {:>7} {:>7} {:>5} {:>5}  program",
         "space", "process", "parent", "threads", "session", "areas", "files"
     )];
-    lines.extend(
-        tree.processes
-            .iter()
-            .enumerate()
-            .map(|(space, process)| self::process(space, process)),
-    );
-    let first = tree.processes.len();
-    for (index, shared) in tree.shared.iter().enumerate() {
+    lines.extend(tree.processes.iter().map(process));
+    for shared in &tree.shared {
         let name = shared
             .name
             .as_deref()
             .map_or("anonymous".into(), String::from_utf8_lossy);
         lines.push(format!(
             "{:>5} shared memory, {} bytes: {name}",
-            first + index,
-            shared.size
+            shared.space, shared.size
         ));
     }
     for (number, file) in tree.files.iter().enumerate() {
@@ -75,9 +68,10 @@ fn lines(tree: &Tree) -> Vec<String> {
     lines
 }
 
-fn process(space: usize, process: &Process) -> String {
+fn process(process: &Process) -> String {
     let Process {
         pid,
+        space,
         parent,
         session,
         ..

@@ -34,7 +34,7 @@ pub struct Tree {
     pub terminals: Vec<Terminal>,
     /// The terminal that the tree was on with its supervisor.
     pub console: Option<Console>,
-    /// Memory that several can map: spaces of the image behind those of the processes.
+    /// Memory that several can map.
     pub shared: Vec<SharedMemory>,
 }
 
@@ -43,6 +43,8 @@ pub struct Tree {
 pub struct Process {
     /// Its number.
     pub pid: i32,
+    /// Space of the image that its memory is.
+    pub space: u32,
     /// Its parent's.
     pub parent: i32,
     /// Its process group's.
@@ -271,6 +273,8 @@ pub struct Descriptor {
 /// Memory that several processes can map, or one and a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedMemory {
+    /// Space of the image.
+    pub space: u32,
     /// Name of a memfd; none: anonymous.
     pub name: Option<Vec<u8>>,
     /// Bytes.

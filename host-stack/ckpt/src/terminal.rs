@@ -16,7 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::{
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    io::FdFlags,
+};
 
 use crate::{
     socket::{check, events, readable},
@@ -149,13 +152,15 @@ pub fn set_size(fd: impl AsFd, look: &Look) -> io::Result<()> {
 
 /// The slave of a master, opened with these flags.
 pub fn open_slave(master: impl AsFd, flags: i32) -> io::Result<OwnedFd> {
-    let flags = flags | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // With O_CLOEXEC among them, the kernel says of all who have it that it is closed by exec(2).
+    let flags = flags & !libc::O_CLOEXEC | libc::O_NOCTTY;
     // SAFETY: no memory is involved; what is open is ours.
-    unsafe {
+    let slave = unsafe {
         let master = master.as_fd().as_raw_fd();
-        let slave = check(libc::ioctl(master, libc::TIOCGPTPEER, flags))?;
-        Ok(OwnedFd::from_raw_fd(slave))
-    }
+        OwnedFd::from_raw_fd(check(libc::ioctl(master, libc::TIOCGPTPEER, flags))?)
+    };
+    rustix::io::fcntl_setfd(&slave, FdFlags::CLOEXEC)?;
+    Ok(slave)
 }
 
 /// The group in the foreground becomes another, as far as that is there.

@@ -2,6 +2,13 @@
 
 mod common;
 
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::fd::AsRawFd,
+    process::Command,
+};
+
 use common::{Job, program};
 
 fn stays(name: &str) {
@@ -28,4 +35,162 @@ fn files_with_and_without_names() {
 #[test]
 fn watches() {
     stays("watches.py");
+}
+
+#[test]
+fn terminals_within_a_tree() {
+    stays("terminal.py");
+}
+
+/// Somebody at a terminal, with an interactive shell.
+fn on_a_terminal(what: &str) {
+    for user in [None, Some(common::NOBODY)] {
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        let mut command = Command::new("/usr/bin/python3");
+        command.arg(program("on_terminal.py"));
+        command.args([env!("CARGO_BIN_EXE_snaprig-ckpt-driver"), what]);
+        command.current_dir(directory.path());
+        if let Some(user) = user {
+            std::os::unix::process::CommandExt::uid(&mut command, user);
+            std::os::unix::process::CommandExt::gid(&mut command, user);
+        }
+        let output = command.output().unwrap();
+        let shown = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && output.stdout == b"all right\n",
+            "{shown}"
+        );
+    }
+}
+
+#[test]
+fn a_program_that_draws_goes_on_on_another_terminal() {
+    on_a_terminal("screen");
+}
+
+#[test]
+fn a_shell_goes_on_on_another_terminal() {
+    on_a_terminal("shell");
+}
+
+/// A program that has read and written files, which is not there any more; and what it finds at the end.
+fn with_files(is_locked: bool) -> Job {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, what: &str| fs::write(directory.path().join(name), what).unwrap();
+    write("source", "what is read");
+    write("data", "data of old");
+    if is_locked {
+        write("locked", "");
+    }
+    let mut job = Job::launch_among(directory, &["/usr/bin/python3", &program("changes.py")]);
+    job.wait_for("ready");
+    job.dump(true).unwrap();
+    job.ended();
+    job
+}
+
+fn finds(mut job: Job, what: &str) {
+    job.tell("go");
+    let (status, output) = (job.ended(), job.output());
+    assert!(status == 0 && output.ends_with(what), "{status}: {output}");
+}
+
+const AS_BEFORE: &str = "b'what is read' b'DATA of old' b'begun\\ndone\\n' 0o640\n";
+
+#[test]
+fn what_is_read_may_have_grown() {
+    let mut job = with_files(false);
+    let mut source = File::options()
+        .append(true)
+        .open(job.path("source"))
+        .unwrap();
+    source.write_all(b", and more").unwrap();
+    job.restart();
+    finds(
+        job,
+        "b'what is read, and more' b'DATA of old' b'begun\\ndone\\n' 0o640\n",
+    );
+}
+
+#[test]
+fn what_is_read_and_has_changed_is_named() {
+    let mut job = with_files(false);
+    for change in ["What is read", "short", "something else, and more"] {
+        fs::write(job.path("source"), change).unwrap();
+        let why = job.refuses_to_restart();
+        assert!(
+            why.contains("source has changed since the checkpoint"),
+            "{why}"
+        );
+        assert_eq!(fs::read_to_string(job.path("source")).unwrap(), change);
+    }
+    fs::remove_file(job.path("source")).unwrap();
+    fs::write(job.path("data"), "newer").unwrap();
+    fs::remove_file(job.path("log")).unwrap();
+    let why = job.refuses_to_restart();
+    assert!(
+        why.contains("source cannot be opened: No such file"),
+        "{why}"
+    );
+    // Nothing has been touched.
+    assert_eq!(fs::read_to_string(job.path("data")).unwrap(), "newer");
+    assert!(!job.path("log").exists());
+    fs::write(job.path("source"), "what is read").unwrap();
+    job.restart();
+    finds(job, AS_BEFORE);
+}
+
+#[test]
+fn what_is_written_is_set_back_and_what_it_was_is_kept() {
+    let mut job = with_files(false);
+    let changes = ["begun\nby another\n", "x"];
+    for (number, change) in changes.iter().enumerate() {
+        fs::write(job.path("log"), change).unwrap();
+        fs::remove_file(job.path("data")).unwrap();
+        job.restart();
+        job.dump(true).unwrap();
+        job.ended();
+        let kept = job.path(&format!("log.snaprig-{}", number + 1));
+        assert_eq!(fs::read_to_string(&kept).unwrap(), *change);
+        let said = job.output();
+        assert!(
+            said.contains("log has changed since the checkpoint and is set back"),
+            "{said}"
+        );
+        assert!(said.contains(kept.to_str().unwrap()), "{said}");
+        assert_eq!(fs::read_to_string(job.path("log")).unwrap(), "begun\n");
+    }
+    job.restart();
+    finds(job, AS_BEFORE);
+}
+
+#[test]
+fn locks_that_somebody_else_has_are_named() {
+    let mut job = with_files(true);
+    let locked = File::options()
+        .write(true)
+        .open(job.path("locked"))
+        .unwrap();
+    locked.lock_shared().unwrap();
+    let why = job.refuses_to_restart();
+    assert!(
+        why.contains("lock on") && why.contains("locked is somebody else's"),
+        "{why}"
+    );
+    locked.unlock().unwrap();
+    // SAFETY: plain integers, for which zero is a value.
+    let mut part: libc::flock = unsafe { std::mem::zeroed() };
+    (part.l_type, part.l_start, part.l_len) = (libc::F_WRLCK as i16, 25, 1);
+    // SAFETY: `part` is valid to read.
+    let got = unsafe { libc::fcntl(locked.as_raw_fd(), libc::F_OFD_SETLK, &raw const part) };
+    assert_eq!(got, 0);
+    let why = job.refuses_to_restart();
+    assert!(
+        why.contains("locked, bytes 20 to 29 is somebody else's"),
+        "{why}"
+    );
+    drop(locked);
+    job.restart();
+    finds(job, AS_BEFORE);
 }

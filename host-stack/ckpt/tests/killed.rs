@@ -56,7 +56,13 @@ fn goes_on(job: Job, step: &str, begins: &str, stop: &str) {
     job.wait_for(begins);
     job.dump(false).unwrap();
     let root = job.processes()[1];
-    let asked = snaprig_ckpt::ask(&job.path("job"), Request::Dump { kill: false });
+    let asked = snaprig_ckpt::ask(
+        &job.path("job"),
+        Request::Dump {
+            kill: false,
+            full: false,
+        },
+    );
     assert!(asked.is_err(), "{step}: {asked:?}");
     ends_well(job, root, step, stop);
 }
@@ -169,12 +175,17 @@ fn programs_go_on_whenever_it_is_killed() {
         job.wait_for(if round % 2 == 0 { "begun" } else { "" });
         job.dump(false).unwrap();
         let (root, path) = (job.processes()[1], job.path("job"));
-        let dumps =
-            thread::spawn(
-                move || {
-                    while snaprig_ckpt::ask(&path, Request::Dump { kill: false }).is_ok() {}
+        let dumps = thread::spawn(move || {
+            while snaprig_ckpt::ask(
+                &path,
+                Request::Dump {
+                    kill: false,
+                    full: false,
                 },
-            );
+            )
+            .is_ok()
+            {}
+        });
         // The moment is what is random, nothing is waited for.
         thread::sleep(Duration::from_micros(draw(round) % 100_000));
         kill(job.supervisor());
@@ -218,7 +229,15 @@ fn a_process_of_the_tree_may_be_killed_at_any_moment() {
         let dumps = thread::spawn(move || {
             let mut done = 0;
             while done < 20 {
-                match snaprig_ckpt::ask(&path, Request::Dump { kill: false }).unwrap() {
+                match snaprig_ckpt::ask(
+                    &path,
+                    Request::Dump {
+                        kill: false,
+                        full: false,
+                    },
+                )
+                .unwrap()
+                {
                     snaprig_ckpt::Reply::Failed(why) => eprintln!("{why}"),
                     _ => done += 1,
                 }

@@ -2,7 +2,77 @@
 
 mod common;
 
-use common::{Job, compiled, wait_until};
+use common::{Job, compiled, program, wait_until};
+
+/// Each is named with its descriptor, and the program runs on; when all of it is gone it can be saved.
+#[test]
+fn files_that_cannot_be_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let fifo = directory.path().join("fifo");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    // The program's descriptor of it is of a pipe into which somebody else writes.
+    let _writer = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&fifo)
+        .unwrap();
+    let mut job = Job::launch_among(directory, &["/usr/bin/python3", &program("refused.py")]);
+    let kinds = [
+        ("device", "a device"),
+        ("io_uring", "[io_uring]"),
+        ("userfaultfd", "[userfaultfd]"),
+        ("fanotify", "[fanotify]"),
+        ("secretmem", "secret memory"),
+        ("pidfd", "the pidfd of process 1, which is outside"),
+        ("process", "it has /proc/1/status open"),
+        ("namespace", "it has net:["),
+        ("removed", "it has been removed"),
+        ("renamed", "or gone"),
+        ("fifo", "whose other end a process outside has"),
+        ("watched", "whose name cannot be found"),
+        ("unread", "events that the program has not read"),
+    ];
+    let mut had = 0;
+    for (name, what) in kinds {
+        let says = |what: &str| {
+            let output = job.output();
+            let mut lines = output.lines();
+            let line = lines.find(|line| line.starts_with(&format!("{what} {name} ")));
+            line.map(str::to_owned)
+        };
+        wait_until(name, || says("has").is_some() || says("no").is_some());
+        let Some(has) = says("has") else { continue };
+        let number = has.trim_end_matches('.').rsplit(' ').next().unwrap();
+        let why = job.dump(true).unwrap_err();
+        assert!(
+            why.contains("(python3) cannot be checkpointed"),
+            "{name}: {why}"
+        );
+        assert!(
+            why.contains(what) && why.contains(&format!("descriptor {number}")),
+            "{name}: {why}"
+        );
+        job.tell(&format!("next-{name}"));
+        had += 1;
+    }
+    // Some of them take rights, or kernels, that not everybody has.
+    assert!(had >= 8, "{}", job.output());
+    job.wait_for("ready");
+    job.over_again();
+    job.tell("go");
+    assert!(
+        job.ended() == 0 && job.output().ends_with("all right\n"),
+        "{}",
+        job.output()
+    );
+}
 
 #[test]
 fn namespaces_of_its_own() {

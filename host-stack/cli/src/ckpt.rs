@@ -2,9 +2,9 @@
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-use snaprig_ckpt::{Interval, Reply, Request};
+use snaprig_ckpt::{Options, Policy, Reply, Request, Schedule};
 
 use crate::{AnyError, size};
 
@@ -17,10 +17,16 @@ pub enum Command {
     Launch(Launch),
     /// Checkpoint a program that `ckpt launch` or `ckpt restart` has started
     Dump(Dump),
-    /// Restart a program from its newest complete checkpoint
+    /// Restart a program from its newest complete checkpoint, or an older one if that is damaged
     ///
     /// Its exit status is that of the program.
     Restart(Restart),
+    /// Move a program to where `ckpt receive` waits for it; most of its memory is sent while it runs
+    Migrate(Migrate),
+    /// Wait for a program that `ckpt migrate` sends, and run it from there on
+    ///
+    /// What has arrived is a checkpoint. The exit status is that of the program.
+    Receive(Receive),
     /// List the processes of a program, and its last checkpoint
     Status(Status),
     /// Verify an image, and show what is in it
@@ -39,14 +45,77 @@ struct Directory {
     dir: PathBuf,
 }
 
+/// What a checkpoint has of a program's memory, and when that is copied.
+#[derive(Clone, Copy, ValueEnum)]
+enum Mode {
+    /// All of it, while the program stands still
+    Full,
+    /// What was written to since the last one; from time to time all
+    Incremental,
+    /// The same, most of it copied while the program runs
+    Background,
+}
+
+/// How a program is checkpointed.
+#[derive(Args)]
+struct How {
+    /// What a checkpoint has, and when that is copied
+    #[arg(long, value_enum, default_value = "full")]
+    mode: Mode,
+    /// Checkpoint every so many seconds
+    #[arg(long, value_name = "SECONDS", conflicts_with = "overhead")]
+    interval: Option<f64>,
+    /// Checkpoint as often as it costs no more than so much of the run time
+    #[arg(long, value_name = "PERCENT")]
+    overhead: Option<f64>,
+    /// With --overhead: but at least every so many seconds
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        requires = "overhead",
+        default_value_t = 60.0
+    )]
+    max_interval: f64,
+    /// Compress images with zstd, at this level
+    #[arg(long, value_name = "LEVEL", num_args = 0..=1, default_missing_value = "1", value_parser = clap::value_parser!(i32).range(1..=19))]
+    compress: Option<i32>,
+    /// Keep so many checkpoints, and those that they build on
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    keep: Option<u32>,
+}
+
+impl How {
+    fn options(&self) -> Result<Options, AnyError> {
+        let schedule = match (self.interval, self.overhead) {
+            (Some(interval), _) => Schedule::Every(seconds(interval)?),
+            (None, Some(percent)) if percent > 0.0 && percent <= 100.0 => Schedule::Share(Policy {
+                share: percent / 100.0,
+                longest: seconds(self.max_interval)?,
+                ..Policy::default()
+            }),
+            (None, Some(percent)) => return Err(format!("an overhead of {percent}%").into()),
+            (None, None) => Schedule::Asked,
+        };
+        Ok(Options {
+            schedule,
+            mode: match self.mode {
+                Mode::Full => snaprig_ckpt::Mode::Full,
+                Mode::Incremental => snaprig_ckpt::Mode::Incremental,
+                Mode::Background => snaprig_ckpt::Mode::Background,
+            },
+            zstd: self.compress,
+            keep: self.keep.map(|keep| keep as usize),
+        })
+    }
+}
+
 /// What `ckpt launch` is told.
 #[derive(Args)]
 pub struct Launch {
     #[command(flatten)]
     directory: Directory,
-    /// Checkpoint every so many seconds
-    #[arg(long, value_name = "SECONDS")]
-    interval: Option<f64>,
+    #[command(flatten)]
+    how: How,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -63,6 +132,9 @@ pub struct Dump {
     /// The program ends when the checkpoint is complete
     #[arg(long)]
     kill: bool,
+    /// A full one, whatever the mode
+    #[arg(long)]
+    full: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -74,9 +146,62 @@ pub struct Restart {
     /// Directory of the program's checkpoints
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// Checkpoint every so many seconds
-    #[arg(long, value_name = "SECONDS")]
-    interval: Option<f64>,
+    /// This checkpoint, and no other
+    #[arg(long, value_name = "NUMBER")]
+    round: Option<u64>,
+    #[command(flatten)]
+    how: How,
+}
+
+/// Where a program goes.
+#[derive(Args)]
+struct Address {
+    /// HOST:PORT, or the path of a Unix socket, with a / in it
+    #[arg(value_name = "ADDRESS")]
+    address: String,
+    /// With HOST:PORT: a file of 32 random bytes, the same on both sides, that only its owner can read
+    #[arg(long, value_name = "FILE")]
+    token: Option<PathBuf>,
+}
+
+impl Address {
+    /// Paths are made absolute: who uses them may be in another directory.
+    fn address(&self) -> Result<snaprig_ckpt::Address, AnyError> {
+        if self.address.contains('/') {
+            let path = std::path::absolute(&self.address)?;
+            return Ok(snaprig_ckpt::Address::Unix(path));
+        }
+        let token = self.token.as_ref();
+        let token = token.ok_or(
+            "over TCP both sides need a token: `head -c 32 /dev/urandom > FILE; chmod 600 FILE`, \
+             the same FILE on both sides, and --token FILE",
+        )?;
+        let token = std::path::absolute(token)?;
+        Ok(snaprig_ckpt::Address::Tcp(self.address.clone(), token))
+    }
+}
+
+/// What `ckpt migrate` is told.
+#[derive(Args)]
+pub struct Migrate {
+    #[command(flatten)]
+    directory: Directory,
+    #[command(flatten)]
+    to: Address,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `ckpt receive` is told.
+#[derive(Args)]
+pub struct Receive {
+    #[command(flatten)]
+    directory: Directory,
+    #[command(flatten)]
+    at: Address,
+    #[command(flatten)]
+    how: How,
 }
 
 /// What `ckpt status` is told.
@@ -103,8 +228,32 @@ pub struct Inspect {
 #[derive(Serialize)]
 struct Dumped {
     round: u64,
+    /// The checkpoint that it builds on.
+    parent: Option<u64>,
     bytes: u64,
+    /// Copied while the program ran, and how often; private memory that was copied while it stood still.
+    copied_ahead_bytes: u64,
+    passes: u32,
+    copied_stopped_bytes: u64,
     stood_still_ms: f64,
+    /// Parts of that.
+    ahead_ms: f64,
+    freeze_ms: f64,
+    describe_ms: f64,
+    scan_ms: f64,
+    copy_ms: f64,
+    took_ms: f64,
+}
+
+#[derive(Serialize)]
+struct Migrated {
+    bytes: u64,
+    /// Sent while the program ran, and how often; private memory that was sent while it stood still.
+    copied_ahead_bytes: u64,
+    passes: u32,
+    copied_stopped_bytes: u64,
+    /// How long it ran nowhere.
+    blackout_ms: f64,
     took_ms: f64,
 }
 
@@ -112,50 +261,102 @@ struct Dumped {
 pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
     match command {
         Command::Launch(options) => {
-            let every = every(options.interval)?;
-            let status = snaprig_ckpt::launch(&options.directory.dir, &options.program, every)?;
+            let how = options.how.options()?;
+            let status = snaprig_ckpt::launch(&options.directory.dir, &options.program, &how)?;
             Ok(ExitCode::from(status as u8))
         }
         Command::Restart(options) => {
-            let status = snaprig_ckpt::restart(&options.dir, every(options.interval)?)?;
+            let how = options.how.options()?;
+            let status = snaprig_ckpt::restart(&options.dir, options.round, &how)?;
+            Ok(ExitCode::from(status as u8))
+        }
+        Command::Receive(options) => {
+            let (dir, how) = (&options.directory.dir, options.how.options()?);
+            let status = snaprig_ckpt::receive(dir, &options.at.address()?, &how)?;
             Ok(ExitCode::from(status as u8))
         }
         Command::Dump(options) => dump(options),
+        Command::Migrate(options) => migrate(options),
         Command::Status(options) => status(options),
         Command::Inspect(options) => inspect(options),
     }
 }
 
-fn every(seconds: Option<f64>) -> Result<Interval, AnyError> {
-    match seconds {
-        None => Ok(None),
-        Some(seconds) if seconds > 0.0 && seconds < 1e9 => {
-            Ok(Some(Duration::from_secs_f64(seconds)))
-        }
-        Some(seconds) => Err(format!("an interval of {seconds} s").into()),
+fn seconds(seconds: f64) -> Result<Duration, AnyError> {
+    match seconds > 0.0 && seconds < 1e9 {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => Err(format!("an interval of {seconds} s").into()),
     }
 }
 
 fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
-    let request = Request::Dump { kill: options.kill };
+    let request = Request::Dump {
+        kill: options.kill,
+        full: options.full,
+    };
     let dumped = match snaprig_ckpt::ask(&options.directory.dir, request)? {
         Reply::Dumped(dumped) => dumped,
         other => return unexpected(other),
     };
+    let (pause, copied) = (dumped.pause, dumped.copied);
     let dumped = Dumped {
         round: dumped.round,
+        parent: dumped.parent,
         bytes: dumped.bytes,
-        stood_still_ms: dumped.pause.as_secs_f64() * 1e3,
-        took_ms: dumped.took.as_secs_f64() * 1e3,
+        copied_ahead_bytes: copied.ahead,
+        passes: copied.passes,
+        copied_stopped_bytes: copied.stopped,
+        stood_still_ms: ms(pause.all),
+        ahead_ms: ms(pause.ahead),
+        freeze_ms: ms(pause.freeze),
+        describe_ms: ms(pause.describe),
+        scan_ms: ms(pause.scan),
+        copy_ms: ms(pause.copy),
+        took_ms: ms(dumped.took),
+    };
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&dumped)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let builds_on = dumped
+        .parent
+        .map_or(String::new(), |parent| format!(" on top of {parent}"));
+    println!(
+        "checkpoint {}{builds_on}: {} in {:.0} ms; the program stood still for {:.0} ms",
+        dumped.round,
+        size::show(dumped.bytes),
+        dumped.took_ms,
+        dumped.stood_still_ms
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn migrate(options: &Migrate) -> Result<ExitCode, AnyError> {
+    let to = options.to.address()?;
+    let migrated = match snaprig_ckpt::ask(&options.directory.dir, Request::Migrate { to })? {
+        Reply::Migrated(migrated) => migrated,
+        Reply::Failed(error) => return Err(format!("no migration: {error}").into()),
+        other => return unexpected(other),
+    };
+    let migrated = Migrated {
+        bytes: migrated.bytes,
+        copied_ahead_bytes: migrated.copied.ahead,
+        passes: migrated.copied.passes,
+        copied_stopped_bytes: migrated.copied.stopped,
+        blackout_ms: ms(migrated.blackout),
+        took_ms: ms(migrated.took),
     };
     match options.json {
-        true => println!("{}", serde_json::to_string_pretty(&dumped)?),
+        true => println!("{}", serde_json::to_string_pretty(&migrated)?),
         false => println!(
-            "checkpoint {}: {} in {:.0} ms; the program stood still for {:.0} ms",
-            dumped.round,
-            size::show(dumped.bytes),
-            dumped.took_ms,
-            dumped.stood_still_ms
+            "{} sent in {:.0} ms; the program ran nowhere for {:.0} ms",
+            size::show(migrated.bytes),
+            migrated.took_ms,
+            migrated.blackout_ms
         ),
     }
     Ok(ExitCode::SUCCESS)

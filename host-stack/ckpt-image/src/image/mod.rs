@@ -19,7 +19,8 @@
 //! ```
 //! A chunk's XXH3 is that of its stored bytes, padding included; a batch's that of its list, seeded
 //! with its index; so no byte is without a checksum. The id of an image is the XXH3 of the checksums
-//! of its header and of all its batches. A later chunk about the same page is the one that counts.
+//! of its header and of all its batches. A later chunk about the same page is the one that counts: a writer
+//! may begin while pages still change, and say at the end what has changed meanwhile; so state, too, may be anywhere.
 //!
 //! What must stay true: a reader believes nothing that it has not checked, holds at most one batch
 //! and one section of state, and names the offset of the first thing that is wrong.

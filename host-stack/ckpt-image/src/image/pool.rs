@@ -100,7 +100,8 @@ impl Drop for Block {
 pub struct Pool {
     free: Receiver<Memory>,
     home: SyncSender<Memory>,
-    /// How many may still be made.
+    /// How many have been made, and how many may still be.
+    made: usize,
     more: usize,
 }
 
@@ -111,6 +112,7 @@ impl Pool {
         Self {
             free,
             home,
+            made: 0,
             more: blocks,
         }
     }
@@ -119,10 +121,7 @@ impl Pool {
     pub fn take(&mut self) -> io::Result<Block> {
         let memory = match self.free.try_recv() {
             Ok(memory) => memory,
-            Err(_) if self.more > 0 => {
-                self.more -= 1;
-                Memory::new()?
-            }
+            Err(_) if self.more > 0 => self.make()?,
             // We hold a sender: it does not fail.
             Err(_) => self.free.recv().map_err(io::Error::other)?,
         };
@@ -130,6 +129,30 @@ impl Pool {
             memory: Some(memory),
             home: self.home.clone(),
         })
+    }
+
+    /// Waits until all that have been made are back, and makes more until there are so many, or as many as
+    /// there may be.
+    pub fn settle(&mut self, blocks: usize) -> io::Result<()> {
+        let mut all = Vec::new();
+        for _ in 0..self.made {
+            // We hold a sender: it does not fail.
+            all.push(self.free.recv().map_err(io::Error::other)?);
+        }
+        while all.len() < blocks && self.more > 0 {
+            all.push(self.make()?);
+        }
+        for memory in all {
+            // It has room for all there are.
+            let _ = self.home.try_send(memory);
+        }
+        Ok(())
+    }
+
+    fn make(&mut self) -> io::Result<Memory> {
+        let memory = Memory::new()?;
+        (self.made, self.more) = (self.made + 1, self.more - 1);
+        Ok(memory)
     }
 }
 

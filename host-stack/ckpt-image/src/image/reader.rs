@@ -32,7 +32,7 @@ pub enum Piece<'a> {
         /// How long.
         bytes: u64,
     },
-    /// Pages of the parent that are no more.
+    /// Pages that the parent has, or that were here before, and that are no more.
     Gone {
         /// The space.
         space: u32,
@@ -240,10 +240,6 @@ impl<R: Read> Reader<R> {
                 self.digest.add(sum);
                 self.totals.file_bytes += len as u64;
                 for chunk in &chunks {
-                    if chunk.kind == Kind::Gone && self.header.parent.is_none() {
-                        let what = "pages gone from an image without a parent";
-                        return Err(wrong(Some(index), Wrong::Damaged(what)));
-                    }
                     chunk.count(&mut self.totals);
                     self.totals.file_bytes += chunk.stored;
                 }

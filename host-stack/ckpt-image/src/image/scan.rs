@@ -27,7 +27,7 @@ pub enum Item<'a> {
     Pages(Stored),
     /// Pages that are zero.
     Zeroes(Run),
-    /// Pages of the parent that are no more.
+    /// Pages that the parent has, or that were here before, and that are no more.
     Gone(Run),
 }
 

@@ -43,7 +43,7 @@ pub enum Kind {
     Pages { zstd: bool },
     /// Pages that are zero.
     Zeroes,
-    /// Pages of the parent's that are no more.
+    /// Pages that the parent has, or that were here before, and that are no more.
     Gone,
     /// State, whether it is compressed, and whether it is the last of its section.
     State { zstd: bool, last: bool },

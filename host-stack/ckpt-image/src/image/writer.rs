@@ -59,7 +59,6 @@ struct Open {
 /// Dropped before [`Writer::finish`], what it has written is cut off, and every reader says so.
 pub struct Writer<S: Sink> {
     options: Options,
-    has_parent: bool,
     pool: Pool,
     /// Counts the buffers that are out.
     out: Arc<()>,
@@ -84,7 +83,6 @@ impl<S: Sink> Writer<S> {
         block.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
         let mut writer = Self {
             options,
-            has_parent: header.parent.is_some(),
             pool,
             out: Arc::default(),
             open: None,
@@ -178,16 +176,9 @@ impl<S: Sink> Writer<S> {
         self.mark(Kind::Zeroes, run)
     }
 
-    /// Pages of the parent that are no more: unmapped, or mapped anew and untouched since. For an
-    /// image with a parent.
+    /// Pages that the parent has, or that were handed in before, and that are no more: unmapped, or mapped
+    /// anew and untouched since.
     pub fn gone(&mut self, space: u32, address: u64, bytes: u64) -> Result<(), WriteError> {
-        if !self.has_parent {
-            return Err(WriteError::Run {
-                space,
-                address,
-                bytes,
-            });
-        }
         let run = Run {
             space,
             address,
@@ -237,6 +228,15 @@ impl<S: Sink> Writer<S> {
         self.flush()?;
         let block = buffer.block;
         self.send(Order::Batch(Job { block, drafts }), total as usize)
+    }
+
+    /// Waits until the sink has all that was handed in, and sees to it that so many buffers (of those that
+    /// [`Options::buffers`] allows) are there, in memory: nobody waits for them then. No buffer is out.
+    pub fn settle(&mut self, buffers: usize) -> Result<(), WriteError> {
+        self.flush()?;
+        let settled = self.pool.settle(buffers.saturating_add(OWN_BLOCKS));
+        settled.map_err(WriteError::Memory)?;
+        self.check_sink()
     }
 
     /// Bytes of the image that the sink has taken.

@@ -30,6 +30,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     freeze,
+    spaces::Key,
     state::{
         Console, Contents, Descriptor, FileId, Kind, LockedBy, Message, OpenFile, Pipe, Terminal,
         Watch,
@@ -83,6 +84,17 @@ pub enum Source {
 }
 
 impl Source {
+    /// Which space of a chain of images the bytes are.
+    pub fn key(&self) -> Result<Key> {
+        let metadata = match self {
+            Self::Path(path) => fs::metadata(path),
+            Self::Own(file, _) => file.metadata(),
+        };
+        let metadata = metadata.map_err(|source| Error::io("contents of a file", source))?;
+        let (device, inode) = id_of(&metadata);
+        Ok(Key::Contents(device, inode))
+    }
+
     /// Has the bytes read; they are where they were when it returns.
     pub fn read(&self, read: impl FnOnce(&File) -> Result<()>) -> Result<()> {
         match self {

@@ -1,7 +1,7 @@
 //! From a tree of processes that stands still to an image.
 //!
-//! The image's first section is the tree ([`crate::state::Tree`]); its spaces are the address spaces of the
-//! processes in their order, then shared memory, then contents of files.
+//! The image's state is the tree ([`crate::state::Tree`]); its spaces are the address spaces of the processes, shared
+//! memory, and contents of files.
 
 mod areas;
 mod diag;
@@ -18,40 +18,33 @@ mod stub;
 mod terminals;
 mod threads;
 mod watches;
+mod write;
 
-use std::{
-    fs::File,
-    io,
-    ops::Range,
-    os::fd::{AsRawFd, OwnedFd},
-    os::unix::fs::FileExt,
-};
+use std::os::fd::OwnedFd;
 
 use libc::pid_t;
-use procfs::process::{Process as Proc, Stat};
-use snaprig_ckpt_image::image::{Run, Sink, Writer};
+use procfs::process::{MMPermissions, MMapPath, Process as Proc, Stat};
 
 pub use self::areas::kernels;
+pub use self::files::copy_of;
 pub use self::named::{Named, hash, modified, tail};
+pub use self::pages::Pagemap;
 pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};
+pub use self::stub::Stub;
+pub use self::write::{Saving, copy_running, look, write};
 use self::{
     areas::{Flags, Shared},
     files::{Files, Source},
-    pages::Pagemap,
     sockets::Sockets,
     terminals::Terminals,
 };
 use crate::{
-    error::{Error, Result},
+    error::Result,
     freeze::{Frozen, HeldProcess},
     memory,
-    remote::PAGE,
-    state::{Area, Backing, Kind, Process, SharedMemory, Tree},
-    steps::{self, Step},
+    spaces::{Key, Spaces},
+    state::{Area, Backing, FileId, Kind, Process, SharedMemory, Tree},
 };
-
-/// Parts of one process_vm_readv(2).
-const PARTS: usize = 512;
 
 /// What can be found out of a tree while it runs, so that it stands still for a shorter time.
 #[derive(Debug, Default)]
@@ -84,7 +77,8 @@ pub struct Described {
     shared: Shared,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
-    contents: Vec<Source>,
+    /// Contents of files, in the order that the tree numbers them until their spaces are.
+    contents: Vec<(Key, Source)>,
     sockets: Sockets,
     terminals: Terminals,
     /// Files that only we have: on their way from process to process.
@@ -139,7 +133,6 @@ pub fn describe(
     }
     let pids: Vec<pid_t> = processes.iter().map(|process| process.pid).collect();
     let resolved = files.resolve(&pids, &mut shared)?;
-    number_contents(&mut files, processes.len() + shared.met.len());
     let vdso = vdso(&frozen.processes, &processes)?;
     let supervisor = processes
         .iter()
@@ -160,17 +153,20 @@ pub fn describe(
             .met
             .iter()
             .map(|object| SharedMemory {
+                space: 0,
                 name: object.name.clone(),
                 size: object.size,
                 seals: object.seals,
             })
             .collect(),
     };
+    let contents = files.contents.into_iter();
+    let contents = contents.map(|source| Ok((source.key()?, source)));
     Ok(Described {
+        contents: contents.collect::<Result<_>>()?,
         tree,
         shared,
         nameless,
-        contents: files.contents,
         sockets: files.sockets,
         terminals: files.terminals,
         _kept: files.kept,
@@ -180,6 +176,7 @@ pub fn describe(
 fn plain(stat: &Stat) -> Process {
     Process {
         pid: stat.pid,
+        space: 0,
         parent: stat.ppid,
         group: stat.pgrp,
         session: stat.session,
@@ -190,16 +187,28 @@ fn plain(stat: &Stat) -> Process {
     }
 }
 
-/// Contents of files are in the spaces behind those of memory.
-fn number_contents(files: &mut Files, first: usize) {
-    for file in &mut files.open {
-        if let Kind::Path {
-            contents: Some(contents),
-            ..
-        } = &mut file.kind
-        {
-            contents.space += first as u32;
+impl Described {
+    /// Numbers its spaces, once; a space keeps its number in all images of a chain.
+    pub fn number(&mut self, spaces: &mut Spaces) -> Result<()> {
+        spaces.gather();
+        let tree = &mut self.tree;
+        for process in tree.processes.iter_mut().filter(|p| p.body.is_some()) {
+            process.space = spaces.meet(Key::Process(process.pid)).number();
         }
+        for (shared, object) in tree.shared.iter_mut().zip(&self.shared.met) {
+            shared.space = spaces.meet(Key::Shared(object.id.0, object.id.1)).number();
+        }
+        for file in &mut tree.files {
+            if let Kind::Path {
+                contents: Some(contents),
+                ..
+            } = &mut file.kind
+                && let Some((key, _)) = self.contents.get(contents.space as usize)
+            {
+                contents.space = spaces.meet(*key).number();
+            }
+        }
+        Ok(())
     }
 }
 
@@ -226,197 +235,32 @@ fn clock(clock: libc::clockid_t) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Writes state and pages of a tree.
-pub fn write<S: Sink>(
-    described: &Described,
-    frozen: &Frozen,
-    writer: &mut Writer<S>,
-) -> Result<()> {
-    writer.state(&described.tree)?;
-    steps::reached(Step::WriteState);
-    let bodies = frozen.processes.iter().zip(&described.tree.processes);
-    for (space, (held, process)) in bodies.enumerate() {
-        let areas = process.body.iter().flat_map(|body| &body.areas);
-        let is_nameless = |area: &&Area| described.nameless.contains(&(held.handle(), area.start));
-        let (nameless, areas): (Vec<&Area>, Vec<_>) = areas.partition(is_nameless);
-        write_space(space as u32, held.handle(), areas.into_iter(), writer)?;
-        let file = memory::open(held.handle(), false)?;
-        for area in nameless {
-            write_mapped(space as u32, &file, area.start..area.end, 0, writer)?;
-        }
-    }
-    let first = described.tree.processes.len();
-    for (index, object) in described.shared.met.iter().enumerate() {
-        write_shared((first + index) as u32, object, writer)?;
-    }
-    let first = first + described.shared.met.len();
-    for (index, source) in described.contents.iter().enumerate() {
-        source.read(|file| write_file((first + index) as u32, file, writer))?;
-    }
-    Ok(())
-}
-
-/// Writes what is a process's own.
-fn write_space<'a, S: Sink>(
-    space: u32,
-    pid: pid_t,
-    areas: impl Iterator<Item = &'a Area>,
-    writer: &mut Writer<S>,
-) -> Result<()> {
-    let pagemap = Pagemap::open(pid)?;
-    let (mut readable, mut other) = (Vec::new(), Vec::new());
-    for area in areas {
-        if area.is_shared || matches!(area.backing, Backing::Kernel(_)) {
-            continue;
-        }
-        let to = match area.protection & libc::PROT_READ {
-            0 => &mut other,
-            _ => &mut readable,
-        };
-        pagemap.own(area.start..area.end, to)?;
-    }
-    copy_pages(space, pid, &readable, writer)?;
-    // What a process may not read itself is read with its tracer's rights.
-    let file = memory::open(pid, false)?;
-    for part in other {
-        write_part(space, &file, part, writer)?;
-    }
-    Ok(())
-}
-
-/// Has pages of a process written, as many at once as a buffer takes.
-fn copy_pages<S: Sink>(
-    space: u32,
-    pid: pid_t,
-    parts: &[Range<u64>],
-    writer: &mut Writer<S>,
-) -> Result<()> {
-    let mut parts = parts.iter().cloned().peekable();
-    while parts.peek().is_some() {
-        let mut buffer = writer.buffer()?;
-        let (mut runs, mut remote, mut filled) = (Vec::new(), Vec::new(), 0);
-        while let Some(part) = parts.peek_mut() {
-            let bytes = (part.end - part.start).min((buffer.len() - filled) as u64);
-            if bytes == 0 || remote.len() == PARTS {
-                break;
-            }
-            runs.push(Run {
-                space,
-                address: part.start,
-                bytes,
-            });
-            remote.push(libc::iovec {
-                iov_base: part.start as *mut libc::c_void,
-                iov_len: bytes as usize,
-            });
-            filled += bytes as usize;
-            part.start += bytes;
-            if part.is_empty() {
-                parts.next();
-            }
-        }
-        memory::gather(pid, &remote, &mut buffer[..filled])?;
-        steps::reached(Step::WritePages);
-        writer.submit(buffer, &runs)?;
-    }
-    Ok(())
-}
-
-/// Has part of a process's memory written.
-fn write_part<S: Sink>(
-    space: u32,
-    file: &File,
-    part: Range<u64>,
-    writer: &mut Writer<S>,
-) -> Result<()> {
-    let mut at = part.start;
-    while at < part.end {
-        let mut buffer = writer.buffer()?;
-        let bytes = (part.end - at).min(buffer.len() as u64);
-        let read = file.read_exact_at(&mut buffer[..bytes as usize], at);
-        read.map_err(|source| Error::io(format!("memory at {at:#x}"), source))?;
-        let run = Run {
-            space,
-            address: at,
-            bytes,
-        };
-        writer.submit(buffer, &[run])?;
-        at += bytes;
-    }
-    Ok(())
-}
-
-/// Writes shared memory: from its descriptor, or through who maps it.
-fn write_shared<S: Sink>(
-    space: u32,
-    object: &areas::SharedObject,
-    writer: &mut Writer<S>,
-) -> Result<()> {
-    if let Some((pid, fd)) = object.open {
-        let path = format!("/proc/{pid}/fd/{fd}");
-        let file = File::open(&path).map_err(|source| Error::io(path, source))?;
-        return write_file(space, &file, writer);
-    }
-    let mut written: Vec<Range<u64>> = Vec::new();
-    for (pid, address, part) in &object.mapped {
-        if written.contains(part) {
-            continue;
-        }
-        let file = memory::open(*pid, false)?;
-        let bytes = part.end - part.start;
-        let back = address.wrapping_sub(part.start);
-        write_mapped(space, &file, *address..address + bytes, back, writer)?;
-        written.push(part.clone());
-    }
-    Ok(())
-}
-
-/// As [`write_part`], as far as there is something; `back` is what is taken off addresses.
-fn write_mapped<S: Sink>(
-    space: u32,
-    file: &File,
-    part: Range<u64>,
-    back: u64,
-    writer: &mut Writer<S>,
-) -> Result<()> {
-    let mut at = part.start;
-    let mut bytes = vec![0; 1 << 20];
-    while at < part.end {
-        let count = (part.end - at).min(bytes.len() as u64) as usize;
-        match file.read_exact_at(&mut bytes[..count], at) {
-            Ok(()) => writer.pages(space, at.wrapping_sub(back), &bytes[..count])?,
-            // Behind the end of the memory there is nothing.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(()),
-            Err(source) => return Err(Error::io(format!("memory at {at:#x}"), source)),
-        }
-        at += count as u64;
-    }
-    Ok(())
-}
-
-/// Writes the data of a file, but not its holes; the last page is filled with zeros.
-fn write_file<S: Sink>(space: u32, file: &File, writer: &mut Writer<S>) -> Result<()> {
-    let failed = |source| Error::io("contents of a file", source);
-    let size = file.metadata().map_err(failed)?.len();
-    let mut at = 0;
-    let mut bytes = vec![0; 1 << 20];
-    while at < size {
-        // SAFETY: no memory is involved.
-        let data = unsafe { libc::lseek(file.as_raw_fd(), at as i64, libc::SEEK_DATA) };
-        at = match u64::try_from(data) {
-            Ok(data) => (data / PAGE * PAGE).max(at),
-            // A hole to the end; or a file system that does not say.
-            Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => break,
-            Err(_) => at,
-        };
-        let count = (size - at).min(bytes.len() as u64) as usize;
-        file.read_exact_at(&mut bytes[..count], at)
-            .map_err(failed)?;
-        let whole = count.next_multiple_of(PAGE as usize);
-        bytes[count..whole].fill(0);
-        writer.pages(space, at, &bytes[..whole])?;
-        at += whole as u64;
-    }
-    Ok(())
+/// The code of a process, as far as it matters to who has it make calls ([`Stub`]).
+pub fn code_of(pid: pid_t) -> Result<Vec<Area>> {
+    let maps = Proc::new(pid)?.maps()?;
+    let code = maps
+        .iter()
+        .filter(|map| map.perms.contains(MMPermissions::EXECUTE));
+    let areas = code.map(|map| Area {
+        start: map.address.0,
+        end: map.address.1,
+        protection: libc::PROT_READ | libc::PROT_EXEC,
+        is_shared: map.perms.contains(MMPermissions::SHARED),
+        backing: match (&map.pathname, kernels(map)) {
+            (_, Some(name)) => Backing::Kernel(name),
+            (MMapPath::Path(_), None) => Backing::File {
+                file: FileId {
+                    path: Vec::new(),
+                    size: 0,
+                    modified_nanos: 0,
+                    hash: 0,
+                },
+                offset: map.offset,
+                write: false,
+            },
+            _ => Backing::Anonymous,
+        },
+        flags: Vec::new(),
+    });
+    Ok(areas.collect())
 }

@@ -1,4 +1,4 @@
-//! Which pages of a process have something in them that is nowhere else.
+//! Which pages of a process have something in them that is nowhere else, and which of those were written to.
 
 use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
 
@@ -6,12 +6,17 @@ use libc::pid_t;
 
 use crate::{
     error::{Error, Result},
+    ranges::Ranges,
     remote::PAGE,
 };
 
 /// `_IOWR('f', 16, struct pm_scan_arg)` (Documentation/admin-guide/mm/pagemap.rst).
 const PAGEMAP_SCAN: libc::c_ulong = 3 << 30 | (SCAN_BYTES << 16) | (b'f' as u64) << 8 | 16;
 const SCAN_BYTES: u64 = 96;
+/// PM_SCAN_WP_MATCHING.
+const PROTECT: u64 = 1;
+const IS_TRACKED: u64 = 1;
+const IS_WRITTEN: u64 = 1 << 1;
 const IS_FILE: u64 = 1 << 2;
 const IS_PRESENT: u64 = 1 << 3;
 const IS_SWAPPED: u64 = 1 << 4;
@@ -27,6 +32,17 @@ pub struct Pagemap {
     pid: pid_t,
 }
 
+/// What is asked of a scan: pages that are there and not zero, of all of some categories, and of none of others. What
+/// need not be asked is not: whether a page is a file's takes longer than everything else.
+#[derive(Clone, Copy, Default)]
+struct Wanted {
+    categories: u64,
+    not: u64,
+    /// Categories that are told of each range.
+    told: u64,
+    flags: u64,
+}
+
 impl Pagemap {
     /// Of a process.
     pub fn open(pid: pid_t) -> Result<Self> {
@@ -35,49 +51,122 @@ impl Pagemap {
         Ok(Self { file, pid })
     }
 
-    /// Adds the pages of `part` that are the process's own: touched, and not (or no longer) a file's.
-    pub fn own(&self, part: Range<u64>, to: &mut Vec<Range<u64>>) -> Result<()> {
-        let scanned = match self.scan(part.clone(), to) {
+    /// Adds the pages of `part` that are the process's own: touched, and not (or no longer) a file's; `of_file`: one is
+    /// mapped there.
+    pub fn own(&self, part: Range<u64>, of_file: bool, to: &mut Ranges) -> Result<()> {
+        let wanted = Wanted {
+            not: IS_ZERO | if of_file { IS_FILE } else { 0 },
+            ..Wanted::default()
+        };
+        let scanned = match self.scan(part.clone(), wanted, |range, _| to.push(range)) {
             // Before Linux 6.7.
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.read(part, to),
             scanned => scanned,
         };
-        let what = || format!("process {}: pagemap", self.pid);
-        scanned.map_err(|source| Error::io(what(), source))
+        self.done(scanned)
     }
 
-    fn scan(&self, part: Range<u64>, to: &mut Vec<Range<u64>>) -> io::Result<()> {
+    /// Whether writes to the area that this page is of are tracked.
+    pub fn is_tracked(&self, page: u64) -> bool {
+        let mut range = [[0; 3]; 1];
+        let mut scan = [
+            SCAN_BYTES,
+            0,
+            page,
+            page + PAGE,
+            0,
+            range.as_mut_ptr() as u64,
+            1,
+            1,
+            0,
+            IS_TRACKED,
+            0,
+            IS_TRACKED,
+        ];
+        self.ioctl(&mut scan).is_ok_and(|found| found == 1)
+    }
+
+    /// Adds the process's own pages of `part` where that is tracked, and which of them have been written to since this
+    /// was asked the last time, or since they are tracked.
+    pub fn take_written(
+        &self,
+        part: Range<u64>,
+        own: &mut Ranges,
+        written: &mut Ranges,
+    ) -> Result<()> {
+        // One walk for both, and the kernel protects only what it tells to be written to.
+        let wanted = Wanted {
+            categories: IS_TRACKED,
+            not: IS_ZERO,
+            told: IS_WRITTEN,
+            flags: PROTECT,
+        };
+        let scanned = self.scan(part, wanted, |range, told| {
+            if told & IS_WRITTEN != 0 {
+                written.push(range.clone());
+            }
+            own.push(range);
+        });
+        self.done(scanned)
+    }
+
+    /// Bytes of the pages that [`Pagemap::take_written`] would find to be written to; they stay what they are.
+    pub fn written_bytes(&self, part: Range<u64>) -> Result<u64> {
+        let wanted = Wanted {
+            categories: IS_TRACKED | IS_WRITTEN,
+            not: IS_ZERO,
+            ..Wanted::default()
+        };
+        let mut bytes = 0;
+        let scanned = self.scan(part, wanted, |range, _| bytes += range.end - range.start);
+        self.done(scanned)?;
+        Ok(bytes)
+    }
+
+    fn done(&self, scanned: io::Result<()>) -> Result<()> {
+        scanned.map_err(|source| Error::io(format!("process {}: pagemap", self.pid), source))
+    }
+
+    fn scan(
+        &self,
+        part: Range<u64>,
+        wanted: Wanted,
+        mut each: impl FnMut(Range<u64>, u64),
+    ) -> io::Result<()> {
         let mut from = part.start;
         let mut ranges = vec![[0u64; 3]; RANGES];
         while from < part.end {
-            let not = IS_FILE | IS_ZERO;
             let mut scan = [
                 SCAN_BYTES,
-                0,
+                wanted.flags,
                 from,
                 part.end,
                 0,
                 ranges.as_mut_ptr() as u64,
                 RANGES as u64,
                 0,
-                not,
-                not,
+                wanted.not,
+                wanted.not | wanted.categories,
                 IS_PRESENT | IS_SWAPPED,
-                IS_PRESENT,
+                wanted.told,
             ];
-            // SAFETY: the structure is as long as its number says; the ranges are as many as it says.
-            let found =
-                unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, scan.as_mut_ptr()) };
-            let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
-            for [start, end, _] in &ranges[..found] {
-                push(to, *start..*end);
+            let found = self.ioctl(&mut scan)?;
+            for [start, end, told] in &ranges[..found] {
+                each(*start..*end, *told);
             }
             from = scan[4];
         }
         Ok(())
     }
 
-    fn read(&self, part: Range<u64>, to: &mut Vec<Range<u64>>) -> io::Result<()> {
+    /// Asks the kernel; how many ranges it has told.
+    fn ioctl(&self, scan: &mut [u64; 12]) -> io::Result<usize> {
+        // SAFETY: the structure is as long as its number says; its ranges are as many as it says, and stay.
+        let found = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, scan.as_mut_ptr()) };
+        usize::try_from(found).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn read(&self, part: Range<u64>, to: &mut Ranges) -> io::Result<()> {
         let mut at = part.start;
         let mut bytes = vec![0; ENTRIES * 8];
         while at < part.end {
@@ -88,19 +177,11 @@ impl Pagemap {
                 let entry = u64::from_ne_bytes(entry.try_into().expect("eight bytes"));
                 let (present, swapped, file) = (entry >> 63, entry >> 62 & 1, entry >> 61 & 1);
                 if (present | swapped) == 1 && file == 0 {
-                    push(to, at..at + PAGE);
+                    to.push(at..at + PAGE);
                 }
                 at += PAGE;
             }
         }
         Ok(())
-    }
-}
-
-/// Adds a range behind all others.
-fn push(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
-    match ranges.last_mut() {
-        Some(last) if last.end == range.start => last.end = range.end,
-        _ => ranges.push(range),
     }
 }

@@ -36,8 +36,8 @@ pub struct Opened {
     pub files: Vec<RawFd>,
     /// Its shared memory, by number in the image: to be filled, and to be mapped.
     pub shared: Vec<(RawFd, RawFd)>,
-    /// Its terminals, by number in the image: master and slave.
-    pub terminals: Vec<(RawFd, RawFd)>,
+    /// Its terminals, by number in the image: master, and slave if anybody has opened that.
+    pub terminals: Vec<(RawFd, Option<RawFd>)>,
     /// What is mapped: by name, and whether it is written to.
     mapped: BTreeMap<(Vec<u8>, bool), RawFd>,
     /// Spaces of the image that are contents of files; those whose files have not changed are not needed.

@@ -9,6 +9,7 @@
 
 mod credentials;
 mod files;
+mod fill;
 mod groups;
 mod held;
 mod layout;
@@ -22,11 +23,9 @@ mod terminals;
 mod timers;
 mod vdso;
 
-use std::{fs::File, io::Read, os::fd::FromRawFd, os::unix::fs::FileExt};
+use snaprig_ckpt_image::chain::Chain;
 
-use snaprig_ckpt_image::image::{Piece, Reader};
-
-use self::{files::Opened, process::Growing};
+use self::{files::Opened, fill::fill, process::Growing};
 pub use self::{
     groups::place,
     namespaces::{Clocks, Complete, chain, exit_code, run},
@@ -38,28 +37,35 @@ use crate::{
     trace::Tracee,
 };
 
-/// Reads what an image says of its tree.
-pub fn read_tree<R: Read>(reader: &mut Reader<R>) -> Result<Tree> {
-    match reader.next()? {
-        Some(Piece::State(state)) => Ok(state.decode()?),
-        _ => Err(files::damaged("no tree of processes")),
-    }
+/// Reads what a chain of images says of its tree.
+pub fn read_tree(chain: &Chain) -> Result<Tree> {
+    let mut tree = None;
+    chain.states(|state| -> Result<()> {
+        tree = Some(state.decode()?);
+        Ok(())
+    })?;
+    tree.ok_or_else(|| files::damaged("no tree of processes"))
 }
 
-/// Makes the tree of an image whose first section has been read; the caller is its supervisor, and has one thread.
-/// Returns when all processes run.
-pub fn restore<R: Read>(
+/// Makes the tree of a chain of images; the caller is its supervisor, and has one thread. When all processes stand as
+/// they were, and every byte of them has been read and checked, `may_go` says whether they run; then they do when this
+/// returns.
+pub fn restore(
     tree: &Tree,
-    reader: &mut Reader<R>,
+    chain: &mut Chain,
     drops_privileges: bool,
     complete: Complete,
+    may_go: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     check(tree)?;
     groups::lead(tree);
     let mut opened = Opened::open(tree)?;
     steps::reached(Step::RestartFiles);
-    let result = grow(tree, reader, &mut opened, drops_privileges);
-    let result = result.and_then(|threads| let_go(&threads, complete));
+    let result = grow(tree, chain, &mut opened, drops_privileges);
+    let result = result.and_then(|threads| {
+        may_go()?;
+        let_go(&threads, complete)
+    });
     if result.is_ok() {
         terminals::redraw(tree);
     } else {
@@ -92,9 +98,9 @@ fn check(tree: &Tree) -> Result<()> {
     }
 }
 
-fn grow<R: Read>(
+fn grow(
     tree: &Tree,
-    reader: &mut Reader<R>,
+    chain: &mut Chain,
     opened: &mut Opened,
     drops_privileges: bool,
 ) -> Result<Vec<Tracee>> {
@@ -106,7 +112,7 @@ fn grow<R: Read>(
             growing.push(Growing::lay_out(process, body, tree, opened)?);
         }
     }
-    fill(tree, reader, opened)?;
+    fill(tree, chain, opened)?;
     steps::reached(Step::RestartFilled);
     paths::commit(opened)?;
     let mut threads: Vec<Tracee> = Vec::new();
@@ -143,37 +149,4 @@ fn let_go(threads: &[Tracee], complete: Complete) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Reads the rest of the image into memory and files.
-fn fill<R: Read>(tree: &Tree, reader: &mut Reader<R>, opened: &Opened) -> Result<()> {
-    let shared = tree.processes.len();
-    let contents = shared + tree.shared.len();
-    while let Some(piece) = reader.next()? {
-        let Piece::Pages {
-            space,
-            address,
-            bytes,
-        } = piece
-        else {
-            continue;
-        };
-        let index = space as usize;
-        if let Some(process) = tree.processes.get(index) {
-            crate::memory::scatter(process.pid, address, bytes)?;
-        } else if index < contents {
-            let (memory, _) = opened.shared[index - shared];
-            write_at(memory, bytes, address)?;
-        } else if let Some(Some(file)) = opened.contents.get(&space) {
-            write_at(*file, bytes, address)?;
-        }
-    }
-    Ok(())
-}
-
-fn write_at(fd: i32, bytes: &[u8], at: u64) -> Result<()> {
-    // SAFETY: it is open, and stays so: the file is not dropped.
-    let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
-    let written = file.write_all_at(bytes, at);
-    written.map_err(|source| Error::io("contents of a file", source))
 }

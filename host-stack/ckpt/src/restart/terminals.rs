@@ -11,7 +11,10 @@ use std::{
     ptr,
 };
 
-use super::files::{Opened, damaged, duplicate, path_to, reopen, set_flags};
+use super::{
+    files::{Opened, damaged, duplicate, path_to, reopen, set_flags},
+    groups,
+};
 use crate::{
     error::{Error, Result},
     remote::{Call, call},
@@ -33,18 +36,25 @@ pub fn open(tree: &Tree, opened: &mut Opened) -> Result<()> {
     if has_others(&masters) && own_terminal().is_none() && mount_own() {
         masters = self::masters(tree)?;
     }
-    for (terminal, (master, got)) in tree.terminals.iter().zip(masters) {
+    for (number, (master, got)) in masters.into_iter().enumerate() {
+        let terminal = &tree.terminals[number];
         let wanted = terminal.number;
         if got != wanted {
             eprintln!("snaprig: the terminal /dev/pts/{wanted} is /dev/pts/{got} now");
         }
         let failed = |source| Error::io(format!("the terminal /dev/pts/{wanted}"), source);
         terminal::prepare(&master, terminal).map_err(failed)?;
-        let flags = libc::O_RDWR | libc::O_NONBLOCK;
-        let slave = terminal::open_slave(&master, flags).map_err(failed)?;
-        terminal::put(&master, &slave, terminal).map_err(failed)?;
-        let pair = (opened.keep(master)?, opened.keep(slave)?);
-        opened.terminals.push(pair);
+        let slave = match has_been_open(tree, number) {
+            true => {
+                let flags = libc::O_RDWR | libc::O_NONBLOCK;
+                let slave = terminal::open_slave(&master, flags).map_err(failed)?;
+                terminal::put(&master, &slave, terminal).map_err(failed)?;
+                Some(opened.keep(slave)?)
+            }
+            false => None,
+        };
+        let master = opened.keep(master)?;
+        opened.terminals.push((master, slave));
     }
     for (number, file) in tree.files.iter().enumerate() {
         let Kind::Terminal { terminal, master } = file.kind else {
@@ -63,10 +73,19 @@ pub fn open(tree: &Tree, opened: &mut Opened) -> Result<()> {
     Ok(())
 }
 
+/// Whether anybody has opened a terminal's slave: its master would see that it is closed.
+fn has_been_open(tree: &Tree, number: usize) -> bool {
+    let is_slave = |kind: &Kind| matches!(kind, Kind::Terminal { terminal, master: false } if *terminal as usize == number);
+    let terminal = &tree.terminals[number];
+    terminal.hung_up
+        || terminal.session.is_some()
+        || tree.files.iter().any(|file| is_slave(&file.kind))
+}
+
 /// When all who had them have them again.
 pub fn finish(tree: &Tree, opened: &Opened) -> Result<()> {
     for (terminal, (master, slave)) in tree.terminals.iter().zip(&opened.terminals) {
-        terminal::finish(borrowed(*master), Some(borrowed(*slave)), terminal)
+        terminal::finish(borrowed(*master), slave.map(borrowed), terminal)
             .map_err(|source| Error::io("a terminal", source))?;
     }
     Ok(())
@@ -140,9 +159,10 @@ fn mount_own() -> bool {
 /// The leader of a session, which has just made it, gets its terminal.
 pub fn control(tree: &Tree, opened: &Opened, session: i32) -> Result<()> {
     for (terminal, (_, slave)) in tree.terminals.iter().zip(&opened.terminals) {
-        if terminal.session.is_some_and(|(of, _)| of == session) {
+        let is_its = terminal.session.is_some_and(|(of, _)| of == session);
+        if let Some(slave) = slave.filter(|_| is_its) {
             // SAFETY: no memory is involved.
-            if unsafe { libc::ioctl(*slave, libc::TIOCSCTTY, 0) } != 0 {
+            if unsafe { libc::ioctl(slave, libc::TIOCSCTTY, 0) } != 0 {
                 let error = io::Error::last_os_error();
                 return Err(Error::io("a session's terminal", error));
             }
@@ -157,7 +177,7 @@ pub fn foreground(tree: &Tree, opened: &Opened, process: &Process) -> Vec<(Call,
     let terminals = tree.terminals.iter().zip(&opened.terminals);
     let led = terminals.filter_map(|(terminal, (_, slave))| {
         let (session, group) = terminal.session?;
-        let set = call(libc::SYS_ioctl, [*slave as u64, libc::TIOCSPGRP, 0]);
+        let set = call(libc::SYS_ioctl, [(*slave)? as u64, libc::TIOCSPGRP, 0]);
         (session == process.pid && group > 0).then_some((set, group))
     });
     led.collect()
@@ -184,10 +204,13 @@ pub fn take_over(tree: &Tree) -> Result<()> {
         return Ok(());
     };
     let failed = |source| Error::io("the terminal", source);
-    let is_there = tree
-        .processes
-        .iter()
-        .any(|process| process.group == console.group);
+    let group = console.group;
+    // The group that the supervisor was launched in is that of whoever restarts, and in the foreground already.
+    let is_in = |process: &Process| {
+        process.group == group
+            && (process.pid == group || groups::joins(tree, process) == Some(group))
+    };
+    let is_there = tree.processes.iter().any(is_in);
     // Who is not in the foreground may do so when it does not listen to the objection (tty_ioctl(4)).
     // SAFETY: the sets are valid to write to and to read.
     let before = unsafe {
@@ -198,8 +221,8 @@ pub fn take_over(tree: &Tree) -> Result<()> {
     };
     let set = terminal::set_settings(borrowed(fd), &console.look);
     if is_there {
-        // Of a group that is that of whoever restarts by now, this is so already.
-        let _ = terminal::set_foreground(borrowed(fd), console.group);
+        // Who restarts in the background stays there.
+        let _ = terminal::set_foreground(borrowed(fd), group);
     }
     // SAFETY: the set is valid to read.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };

@@ -1,12 +1,14 @@
 //! One checkpoint of a tree, step by step.
 //!
 //! ```text
+//! begin:    an image, whole or an increment; in the background (`ahead`), most of it is copied now, while the tree runs
 //! stop:     look --> freeze --> describe       (a tree that is where it cannot be saved runs on for a moment)
 //! save:     state and pages into the image     (the tree stands still)
 //! let go:   the tree runs on; the disk may lag
 //! finish:   trailer, fsync                     (of all members; then their round is committed)
+//! keep:     what the next increment builds on
 //! ```
-//! What must stay true: dropped at any step, the tree runs on as it was.
+//! What must stay true: dropped at any step, the tree runs on as it was, and its next image is a whole one.
 
 use std::{
     thread,
@@ -14,16 +16,20 @@ use std::{
 };
 
 use libc::pid_t;
+use serde::{Deserialize, Serialize};
 use snaprig_ckpt_image::{
-    image::{FileSink, Header, Options as WriteOptions, Writer},
+    image::{FileSink, Header, ImageId, Options as WriteOptions, Sink, Summary, Writer},
     store::{Joined, Member},
 };
 
+use super::ahead::{self, Ahead};
 use crate::{
     dump::{self, Before, Described, Named},
     error::{Error, Result},
     freeze::{Calls, Frozen},
+    spaces::Spaces,
     steps::{self, Step},
+    track::Tracking,
 };
 
 /// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
@@ -31,12 +37,185 @@ const TRIES_MAX: u32 = 200;
 const BETWEEN_TRIES: Duration = Duration::from_millis(2);
 /// Buffers of 4 MiB that are filled before the disk has to keep up.
 const BUFFERS: usize = 64;
+/// Images of a chain; then there is a whole one again. A restart reads all of them, and is as slow as they are many.
+const CHAIN: usize = 16;
+
+/// What a checkpoint has of a tree's memory, and when it is copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// All of it, while the tree stands still. Nothing is slower between checkpoints.
+    #[default]
+    Full,
+    /// What was written to since the last one. A page's first write after a checkpoint takes a fault.
+    Incremental,
+    /// The same, most of it copied while the tree runs.
+    Background,
+}
+
+/// How a checkpoint is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct How {
+    /// What it has, and when that is copied.
+    pub mode: Mode,
+    /// Whatever the mode, it builds on no other.
+    pub is_whole: bool,
+    /// Compressed with zstd, at this level.
+    pub zstd: Option<i32>,
+}
+
+/// How long a tree stood still, and for what.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Pause {
+    /// Before the checkpoint proper: to track writes, and to have calls end while memory is copied in the background.
+    pub ahead: Duration,
+    /// To stop all of its threads.
+    pub freeze: Duration,
+    /// To describe what is not memory.
+    pub describe: Duration,
+    /// To find the pages that are to be copied.
+    pub scan: Duration,
+    /// To copy them.
+    pub copy: Duration,
+    /// In all, to the end of the last stop.
+    pub all: Duration,
+}
 
 /// What is kept from one checkpoint of a tree to the next.
 #[derive(Default)]
 pub struct Known {
     named: Named,
-    calls: Calls,
+    pub(super) calls: Calls,
+    pub(super) tracking: Tracking,
+    lineage: Option<Lineage>,
+}
+
+impl Known {
+    /// A checkpoint is complete: the next increment builds on it.
+    pub fn keep(&mut self, lineage: Lineage) {
+        self.lineage = Some(lineage);
+    }
+}
+
+/// The chain that the next increment builds on.
+pub struct Lineage {
+    newest: ImageId,
+    round: u64,
+    images: usize,
+    spaces: Spaces,
+}
+
+/// An image that is being written.
+pub struct Begun<S: Sink> {
+    writer: Writer<S>,
+    round: u64,
+    /// The round that it builds on, and how many images it does.
+    parent: Option<u64>,
+    images: usize,
+    spaces: Spaces,
+    is_tracking: bool,
+    ahead: Ahead,
+}
+
+impl Begun<FileSink> {
+    /// The image of a member of a round.
+    pub fn begin(round: &Joined, member: &str, how: &How, known: &mut Known) -> Result<Self> {
+        Self::begin_with(round.round(), how, known, |header, options| {
+            Ok(round.image(member, header, options)?)
+        })
+    }
+}
+
+impl<S: Sink> Begun<S> {
+    /// An image that `start` makes.
+    pub fn begin_with(
+        round: u64,
+        how: &How,
+        known: &mut Known,
+        start: impl FnOnce(&Header, WriteOptions) -> Result<Writer<S>>,
+    ) -> Result<Self> {
+        // Whatever becomes of this image, none builds on what was before it.
+        let lineage = known.lineage.take();
+        let is_tracking = how.mode != Mode::Full && known.tracking.is_possible();
+        let lineage = lineage.filter(|it| is_tracking && !how.is_whole && it.images < CHAIN);
+        let header = Header {
+            kernel: rustix::system::uname()
+                .release()
+                .to_string_lossy()
+                .into_owned(),
+            page_bytes: 4096,
+            round,
+            parent: lineage.as_ref().map(|lineage| lineage.newest),
+            ..Header::default()
+        };
+        let options = WriteOptions {
+            buffers: BUFFERS,
+            zstd: how.zstd,
+            ..WriteOptions::new("image")
+        };
+        let mut begun = Self {
+            writer: start(&header, options)?,
+            round,
+            parent: lineage.as_ref().map(|lineage| lineage.round),
+            images: lineage.as_ref().map_or(1, |lineage| lineage.images + 1),
+            spaces: lineage.map(|lineage| lineage.spaces).unwrap_or_default(),
+            is_tracking,
+            ahead: Ahead::default(),
+        };
+        if is_tracking && how.mode == Mode::Background {
+            begun.ahead = ahead::copy(known, &mut begun.spaces, &mut begun.writer)?;
+        }
+        Ok(begun)
+    }
+
+    /// The round that it builds on.
+    pub fn parent(&self) -> Option<u64> {
+        self.parent
+    }
+
+    /// Writes what is left of the pages, and the state. All bytes have been read when it returns: who goes on need not
+    /// wait for the disk.
+    pub fn save(mut self, stopped: &mut Stopped, known: &mut Known) -> Result<Saved<S>> {
+        let written = self.write(stopped, known);
+        let left = written.map_err(|error| match stopped.frozen.lost() {
+            Some(pid) => Error::Killed { pid },
+            None => error,
+        })?;
+        steps::reached(Step::Written);
+        let is_tracked = self.is_tracking && known.tracking.is_possible();
+        Ok(Saved {
+            writer: self.writer,
+            round: self.round,
+            images: self.images,
+            spaces: is_tracked.then_some(self.spaces),
+            copied: Copied {
+                ahead: self.ahead.bytes,
+                passes: self.ahead.passes,
+                stopped: left,
+            },
+        })
+    }
+}
+
+impl<S: Sink> Begun<S> {
+    /// How many bytes of private memory were left.
+    fn write(&mut self, stopped: &mut Stopped, known: &mut Known) -> Result<u64> {
+        let Stopped {
+            described,
+            frozen,
+            pause,
+            ..
+        } = stopped;
+        let begun = Instant::now();
+        described.number(&mut self.spaces)?;
+        let tracking = self.is_tracking.then_some(&mut known.tracking);
+        let saving = dump::look(described, frozen, tracking, &mut self.spaces)?;
+        let looked = Instant::now();
+        let left = saving.iter().map(dump::Saving::bytes).sum();
+        dump::write(described, saving, &mut self.spaces, &mut self.writer)?;
+        (pause.scan, pause.copy) = (looked - begun, looked.elapsed());
+        pause.ahead = self.ahead.stopped;
+        Ok(left)
+    }
 }
 
 /// A tree that stands still, and is described.
@@ -44,6 +223,7 @@ pub struct Stopped {
     since: Instant,
     frozen: Frozen,
     described: Described,
+    pause: Pause,
 }
 
 impl Stopped {
@@ -62,13 +242,20 @@ impl Stopped {
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;
+            let held = Instant::now();
             match dump::describe(&mut frozen, root, &before, &mut known.named) {
                 Ok(described) => {
                     steps::reached(Step::Described);
+                    let pause = Pause {
+                        freeze: held - since,
+                        describe: held.elapsed(),
+                        ..Pause::default()
+                    };
                     return Ok(Self {
                         since,
                         frozen,
                         described,
+                        pause,
                     });
                 }
                 // The tree runs on for a moment, and gets past what is in the way.
@@ -82,66 +269,89 @@ impl Stopped {
         }
     }
 
-    /// Writes state and pages as the image of a member of a round. All bytes have been read when it returns: who goes
-    /// on need not wait for the disk.
-    pub fn save(&self, round: &Joined, member: &str) -> Result<Saved> {
-        let header = Header {
-            kernel: rustix::system::uname()
-                .release()
-                .to_string_lossy()
-                .into_owned(),
-            page_bytes: 4096,
-            round: round.round(),
-            ..Header::default()
-        };
-        let options = WriteOptions {
-            buffers: BUFFERS,
-            ..WriteOptions::new(member)
-        };
-        let mut writer = round.image(member, &header, options)?;
-        let written = dump::write(&self.described, &self.frozen, &mut writer);
-        written.map_err(|error| match self.frozen.lost() {
-            Some(pid) => Error::Killed { pid },
-            None => error,
-        })?;
-        steps::reached(Step::Written);
-        Ok(Saved {
-            member: member.to_owned(),
-            writer,
-        })
+    /// When it was stopped.
+    pub fn since(&self) -> Instant {
+        self.since
     }
 
-    /// The tree runs on; how long it has stood still.
-    pub fn let_go(self) -> Result<Duration> {
+    /// The tree runs on.
+    pub fn let_go(self) -> Result<Pause> {
         // What was taken out of connections is put back first.
         drop(self.described);
         self.frozen.let_go()?;
-        Ok(self.since.elapsed())
+        Ok(ended(self.pause, self.since))
     }
 
-    /// The tree ends, for its checkpoint is complete; how long it has stood still.
-    pub fn end(mut self) -> Duration {
+    /// The tree ends, for its checkpoint is complete.
+    pub fn end(mut self) -> Pause {
         self.described.abandon();
         // Copies of descriptors would keep connections until they are closed.
         self.frozen.kill();
         drop(self.described);
-        self.since.elapsed()
+        ended(self.pause, self.since)
     }
 }
 
-/// An image whose bytes may still be on their way to the disk.
-pub struct Saved {
-    member: String,
-    writer: Writer<FileSink>,
+fn ended(pause: Pause, since: Instant) -> Pause {
+    Pause {
+        all: pause.ahead + since.elapsed(),
+        ..pause
+    }
 }
 
-impl Saved {
-    /// Waits until all of it is on the disk; the image, and how many bytes it has.
-    pub fn finish(self) -> Result<(Member, u64)> {
-        let (_, summary) = self.writer.finish()?;
-        Ok((
-            Member::new(&self.member, &summary),
-            summary.totals.file_bytes,
-        ))
+/// How memory was copied.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Copied {
+    /// Bytes while the tree ran.
+    pub ahead: u64,
+    /// Times that memory was looked at for it.
+    pub passes: u32,
+    /// Bytes of private memory while it stood still.
+    pub stopped: u64,
+}
+
+/// An image whose bytes may still be on their way to the disk.
+pub struct Saved<S: Sink> {
+    writer: Writer<S>,
+    round: u64,
+    images: usize,
+    spaces: Option<Spaces>,
+    copied: Copied,
+}
+
+/// An image that is where it belongs.
+pub struct Written {
+    /// What it is.
+    pub summary: Summary,
+    /// How its pages were copied.
+    pub copied: Copied,
+    /// What the next one builds on, for [`Known::keep`]. None: it is a whole one.
+    pub lineage: Option<Lineage>,
+}
+
+impl<S: Sink> Saved<S> {
+    /// Waits until the sink has all of it, and gives that back.
+    pub fn finish(self) -> Result<(S, Written)> {
+        let (sink, summary) = self.writer.finish()?;
+        let (round, images) = (self.round, self.images);
+        let lineage = self.spaces.map(|spaces| Lineage {
+            newest: summary.id,
+            round,
+            images,
+            spaces,
+        });
+        let written = Written {
+            summary,
+            copied: self.copied,
+            lineage,
+        };
+        Ok((sink, written))
+    }
+}
+
+impl Written {
+    /// The image as that of a member of its round.
+    pub fn member(&self, name: &str) -> Member {
+        Member::new(name, &self.summary)
     }
 }

@@ -17,6 +17,10 @@ use std::{
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
 
+use super::{
+    checkpoint::{Copied, Pause},
+    migrate::{Address, Migrated},
+};
 use crate::error::{Error, Result};
 
 /// Longest command line that a client sends, and how long it may take to.
@@ -26,12 +30,19 @@ const ASKING: Duration = Duration::from_secs(5);
 pub const CONTROL: &str = "control";
 
 /// What a supervisor is asked for.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// A checkpoint; and then the tree runs on, or ends.
     Dump {
         /// It ends.
         kill: bool,
+        /// It is a full one, whatever the mode.
+        full: bool,
+    },
+    /// The tree goes on at another supervisor.
+    Migrate {
+        /// Where that listens.
+        to: Address,
     },
     /// Who is there.
     Status,
@@ -42,6 +53,8 @@ pub enum Request {
 pub enum Reply {
     /// A checkpoint is complete.
     Dumped(Dumped),
+    /// It goes on elsewhere.
+    Migrated(Migrated),
     /// Who is there.
     Status(Status),
     /// It failed, and the tree runs on.
@@ -75,8 +88,12 @@ pub struct Dumped {
     pub round: u64,
     /// Bytes of it.
     pub bytes: u64,
+    /// The earlier one that it builds on; none: it is a full one.
+    pub parent: Option<u64>,
+    /// How memory was copied.
+    pub copied: Copied,
     /// How long the tree stood still.
-    pub pause: Duration,
+    pub pause: Pause,
     /// How long it took in all.
     pub took: Duration,
 }

@@ -1,7 +1,11 @@
 //! The parent of a tree: launches or restarts it, answers commands, and ends with the exit status of its first process.
 
+mod again;
+mod ahead;
 mod checkpoint;
 mod control;
+mod migrate;
+mod schedule;
 mod signals;
 
 use std::{
@@ -13,26 +17,30 @@ use std::{
     },
     path::Path,
     process::Command,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use libc::pid_t;
 use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use snaprig_ckpt_image::{
-    image::Reader,
-    store::{Checkpoint, Manifest, Store},
-};
+use snaprig_ckpt_image::store::{Manifest, Store};
 
-pub use self::control::{Dumped, Reply, Request, Running, Status, ask};
+pub use self::{
+    again::restart,
+    checkpoint::{Copied, Mode, Pause},
+    control::{Dumped, Reply, Request, Running, Status, ask},
+    migrate::{Address, Migrated, receive},
+    schedule::Schedule,
+};
 use self::{
-    checkpoint::{Known, Stopped},
+    checkpoint::{Begun, How, Known, Stopped},
     control::{CONTROL, listen},
+    schedule::Due,
     signals::Signals,
 };
 use crate::{
     error::{Error, Result},
-    restart::{self, Clocks},
+    restart::{chain, exit_code},
     steps::{self, Step},
     trace,
 };
@@ -40,11 +48,21 @@ use crate::{
 /// What the tree is called in a checkpoint.
 const MEMBER: &str = "tree";
 
-/// How long from one checkpoint to the next; none: only those that are asked for.
-pub type Interval = Option<Duration>;
+/// How a tree is checkpointed.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// When.
+    pub schedule: Schedule,
+    /// What a checkpoint has, and when that is copied.
+    pub mode: Mode,
+    /// Compressed with zstd, at this level.
+    pub zstd: Option<i32>,
+    /// Older checkpoints than so many are removed, unless one of those builds on them.
+    pub keep: Option<usize>,
+}
 
 /// Launches a program, and supervises it to its end; its exit status.
-pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Result<i32> {
+pub fn launch(directory: &Path, program: &[OsString], options: &Options) -> Result<i32> {
     let [name, arguments @ ..] = program else {
         return Err(Error::io("no program", io::ErrorKind::InvalidInput));
     };
@@ -72,61 +90,9 @@ pub fn launch(directory: &Path, program: &[OsString], interval: Interval) -> Res
         signals,
         child.id() as pid_t,
         command,
-        interval,
+        options,
     )?
     .run()
-}
-
-/// Restarts the newest checkpoint of a directory, and supervises it to its end; its exit status. The calling process
-/// has one thread.
-pub fn restart(directory: &Path, interval: Interval) -> Result<i32> {
-    let checkpoint = newest(directory)?;
-    let chain = checkpoint.chain(MEMBER)?;
-    let path = chain.last().ok_or_else(|| nothing(directory))?;
-    let file =
-        fs::File::open(path).map_err(|source| Error::io(path.display().to_string(), source))?;
-    let mut reader = Reader::new(file, path.display().to_string())?;
-    let tree = restart::read_tree(&mut reader)?;
-    let command = checkpoint.manifest().command.clone();
-    // SAFETY: no preconditions.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    let clocks = Clocks {
-        monotonic: tree.monotonic_nanos,
-        boottime: tree.boottime_nanos,
-    };
-    restart::run(restart::place(&tree), clocks, |complete| {
-        let supervise = || -> Result<i32> {
-            let listener = listen(directory)?;
-            let signals = Signals::block()?;
-            restart::restore(&tree, &mut reader, !is_root, complete)?;
-            Supervisor::new(directory, listener, signals, tree.root, command, interval)?.run()
-        };
-        supervise().unwrap_or_else(|error| {
-            eprintln!("snaprig: {}", restart::chain(&error));
-            1
-        })
-    })
-}
-
-/// The newest checkpoint that is sound; what is wrong with newer ones is said.
-fn newest(directory: &Path) -> Result<Checkpoint> {
-    if !directory.is_dir() {
-        return Err(nothing(directory));
-    }
-    let latest = Store::open(directory)?.latest()?;
-    for error in &latest.damaged {
-        eprintln!(
-            "snaprig: a newer checkpoint is passed over: {}",
-            restart::chain(error)
-        );
-    }
-    latest.checkpoint.ok_or_else(|| nothing(directory))
-}
-
-fn nothing(directory: &Path) -> Error {
-    Error::Missing {
-        what: format!("there is no complete checkpoint in {}", directory.display()),
-    }
 }
 
 struct Supervisor<'a> {
@@ -139,9 +105,8 @@ struct Supervisor<'a> {
     known: Known,
     status: i32,
     last: Option<u64>,
-    interval: Interval,
-    /// When the next checkpoint is due.
-    due: Option<Instant>,
+    options: &'a Options,
+    due: Due,
 }
 
 impl<'a> Supervisor<'a> {
@@ -151,7 +116,7 @@ impl<'a> Supervisor<'a> {
         signals: Signals,
         root: pid_t,
         command: Vec<String>,
-        interval: Interval,
+        options: &'a Options,
     ) -> Result<Self> {
         // Who loses its parent is this one's child.
         // SAFETY: no memory is involved.
@@ -167,21 +132,18 @@ impl<'a> Supervisor<'a> {
             command,
             known: Known::default(),
             status: 0,
-            interval,
-            due: interval.map(|interval| Instant::now() + interval),
+            options,
+            due: Due::new(options.schedule),
         })
     }
 
     fn run(mut self) -> Result<i32> {
         while self.reap() {
-            if self.due.is_some_and(|due| due <= Instant::now()) {
-                if let Err(error) = self.dump(false) {
-                    eprintln!(
-                        "snaprig: no checkpoint was taken: {}",
-                        restart::chain(&error)
-                    );
-                }
-                self.due = self.interval.map(|interval| Instant::now() + interval);
+            if self.due.is_now()
+                && let Err(error) = self.dump(false, false)
+            {
+                eprintln!("snaprig: no checkpoint was taken: {}", chain(&error));
+                self.due.failed();
             }
             if self.wait()?
                 && let Ok((stream, _)) = self.listener.accept()
@@ -206,9 +168,7 @@ impl<'a> Supervisor<'a> {
             PollFd::new(&listener, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
         ];
-        let left = self
-            .due
-            .map(|due| due.saturating_duration_since(Instant::now()));
+        let left = self.due.left();
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut ready, left.as_ref()) {
             Ok(_) => Ok(!ready[0].revents().is_empty()),
@@ -228,7 +188,7 @@ impl<'a> Supervisor<'a> {
                 continue;
             }
             if ended == self.root {
-                self.status = restart::exit_code(status);
+                self.status = exit_code(status);
             }
             if ended <= 0 {
                 return ended == 0;
@@ -238,10 +198,11 @@ impl<'a> Supervisor<'a> {
 
     fn reply(&mut self, request: Request) -> Reply {
         let replied = match request {
-            Request::Dump { kill } => self.dump(kill).map(Reply::Dumped),
+            Request::Dump { kill, full } => self.dump(kill, full).map(Reply::Dumped),
+            Request::Migrate { to } => self.migrate(&to).map(Reply::Migrated),
             Request::Status => self.look().map(Reply::Status),
         };
-        replied.unwrap_or_else(|error| Reply::Failed(restart::chain(&error)))
+        replied.unwrap_or_else(|error| Reply::Failed(chain(&error)))
     }
 
     fn look(&self) -> Result<Status> {
@@ -262,30 +223,49 @@ impl<'a> Supervisor<'a> {
     }
 
     /// A checkpoint. Whatever goes wrong, the tree runs on.
-    fn dump(&mut self, kill: bool) -> Result<Dumped> {
+    fn dump(&mut self, kill: bool, full: bool) -> Result<Dumped> {
         let begun = Instant::now();
         steps::reached(Step::Begun);
+        let cost = self.due.cost();
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.store.begin(number, 0)?;
-        let stopped = Stopped::stop(self.root, &mut self.known)?;
-        let saved = stopped.save(round.joined(), MEMBER)?;
+        let how = How {
+            mode: self.options.mode,
+            is_whole: full,
+            zstd: self.options.zstd,
+        };
+        let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
+        let parent = image.parent();
+        let mut stopped = Stopped::stop(self.root, &mut self.known)?;
+        let saved = image.save(&mut stopped, &mut self.known)?;
         let (held, pause) = match kill {
             true => (Some(stopped), None),
             false => (None, Some(stopped.let_go()?)),
         };
-        let (member, bytes) = saved.finish()?;
+        let (_, written) = saved.finish()?;
         steps::reached(Step::Finished);
-        round.commit(Manifest::now(self.command.clone(), None, vec![member]))?;
+        let members = vec![written.member(MEMBER)];
+        round.commit(Manifest::now(self.command.clone(), parent, members))?;
         steps::reached(Step::Committed);
         self.last = Some(number);
         let ended = held.map(|held| {
             self.status = 128 + libc::SIGKILL;
             held.end()
         });
+        if let Some(lineage) = written.lineage {
+            self.known.keep(lineage);
+        }
+        if let Some(Err(error)) = self.options.keep.map(|keep| self.store.prune(keep)) {
+            eprintln!("snaprig: older checkpoints stay: {}", chain(&error));
+        }
+        let pause = pause.or(ended).unwrap_or_default();
+        self.due.ended(cost, pause.all);
         Ok(Dumped {
             round: number,
-            bytes,
-            pause: pause.or(ended).unwrap_or_default(),
+            bytes: written.summary.totals.file_bytes,
+            parent,
+            copied: written.copied,
+            pause,
             took: begun.elapsed(),
         })
     }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use snaprig_ckpt::{Reply, Request};
+use snaprig_ckpt::{Dumped, Reply, Request};
 use tempfile::TempDir;
 
 /// Nobody's numbers.
@@ -25,6 +25,8 @@ pub struct Job {
     pub directory: Directory,
     supervisor: Child,
     user: Option<u32>,
+    /// What its supervisors are told (see the driver).
+    environment: Vec<(String, String)>,
     /// The step at which its supervisor kills itself (SNAPRIG_CKPT_DIE_AT).
     dies_at: Option<String>,
 }
@@ -36,6 +38,12 @@ pub enum Directory {
 }
 
 impl Directory {
+    fn new(user: Option<u32>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
+        Self::Own(directory)
+    }
+
     pub fn path(&self) -> &Path {
         match self {
             Self::Own(directory) => directory.path(),
@@ -47,44 +55,72 @@ impl Directory {
 impl Job {
     /// Launches a program; its arguments are of its directory's programs, or as they are.
     pub fn launch(program: &[&str]) -> Self {
-        Self::launch_as(None, None, program)
+        Self::launch_with(None, &[], program)
     }
 
     /// As an ordinary user; none if the test is one itself.
     pub fn launch_as_nobody(program: &[&str]) -> Self {
-        Self::launch_as(nobody(), None, program)
+        Self::launch_with(nobody(), &[], program)
+    }
+
+    /// In a directory that has something in it.
+    pub fn launch_among(directory: TempDir, program: &[&str]) -> Self {
+        Self::begin(Directory::Own(directory), None, &[], None, program)
     }
 
     /// With a supervisor that kills itself at a step.
     pub fn launch_to_die(user: Option<u32>, at: &str, program: &[&str]) -> Self {
-        Self::launch_as(user, Some(at.to_owned()), program)
+        let directory = Directory::new(user);
+        Self::begin(directory, user, &[], Some(at.to_owned()), program)
+    }
+
+    /// With an environment: what the supervisor is told (see the driver).
+    pub fn launch_with(user: Option<u32>, environment: &[(&str, &str)], program: &[&str]) -> Self {
+        Self::begin(Directory::new(user), user, environment, None, program)
+    }
+
+    /// Waits for a program that migrates: `at` is where, as the driver is told.
+    pub fn receive(user: Option<u32>, at: &[&str]) -> Self {
+        let directory = Directory::new(user);
+        let arguments = [&["receive", "job"], at].concat();
+        let supervisor = start(directory.path(), user, &[], None, &arguments);
+        Self {
+            directory,
+            supervisor,
+            user,
+            environment: Vec::new(),
+            dies_at: None,
+        }
+    }
+
+    /// Whether there is a supervisor that answers.
+    pub fn answers(&self) -> bool {
+        snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok()
     }
 
     /// Where another is, whose supervisor is dead, and as its user.
     pub fn launch_in(other: &Self, program: &[&str]) -> Self {
         let directory = Directory::Anothers(other.directory.path().to_owned());
-        Self::begin(directory, other.user, None, program)
-    }
-
-    fn launch_as(user: Option<u32>, dies_at: Option<String>, program: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        std::os::unix::fs::chown(directory.path(), user, user).unwrap();
-        Self::begin(Directory::Own(directory), user, dies_at, program)
+        Self::begin(directory, other.user, &[], None, program)
     }
 
     fn begin(
         directory: Directory,
         user: Option<u32>,
+        environment: &[(&str, &str)],
         dies_at: Option<String>,
         program: &[&str],
     ) -> Self {
-        let mut arguments = vec!["launch", "job"];
-        arguments.extend(program);
-        let supervisor = start(directory.path(), user, dies_at.as_deref(), &arguments);
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let environment: Vec<_> = environment.iter().map(own).collect();
+        let arguments = [&["launch", "job"], program].concat();
+        let dies = dies_at.as_deref();
+        let supervisor = start(directory.path(), user, &environment, dies, &arguments);
         let job = Self {
             directory,
             supervisor,
             user,
+            environment,
             dies_at,
         };
         job.wait_for_control();
@@ -122,8 +158,13 @@ impl Job {
 
     /// A checkpoint.
     pub fn dump(&self, kill: bool) -> Result<(), String> {
-        match snaprig_ckpt::ask(&self.path("job"), Request::Dump { kill }) {
-            Ok(Reply::Dumped(_)) => Ok(()),
+        self.dumped(kill, false).map(drop)
+    }
+
+    /// A checkpoint, and what is said of it.
+    pub fn dumped(&self, kill: bool, full: bool) -> Result<Dumped, String> {
+        match snaprig_ckpt::ask(&self.path("job"), Request::Dump { kill, full }) {
+            Ok(Reply::Dumped(dumped)) => Ok(dumped),
             Ok(Reply::Failed(why)) => Err(why),
             other => panic!("{other:?}; {}", self.output()),
         }
@@ -151,7 +192,12 @@ impl Job {
     }
 
     pub fn restart(&mut self) {
-        self.begin_restart(None);
+        self.restart_from(&[]);
+    }
+
+    /// A restart, and of which checkpoint.
+    pub fn restart_from(&mut self, round: &[&str]) {
+        self.begin_restart(None, round);
         wait_until_or(
             || snaprig_ckpt::ask(&self.path("job"), Request::Status).is_ok(),
             || format!("a restarted supervisor answers; {}", self.output()),
@@ -160,18 +206,37 @@ impl Job {
 
     /// Has a supervisor restart it that kills itself at a step.
     pub fn restart_to_die(&mut self, at: &str) {
-        self.begin_restart(Some(at.to_owned()));
+        self.begin_restart(Some(at.to_owned()), &[]);
     }
 
-    fn begin_restart(&mut self, dies_at: Option<String>) {
+    fn begin_restart(&mut self, dies_at: Option<String>, round: &[&str]) {
         self.dies_at = dies_at;
         let (directory, at) = (self.directory.path(), self.dies_at.as_deref());
-        self.supervisor = start(directory, self.user, at, &["restart", "job"]);
+        let arguments = [&["restart", "job"], round].concat();
+        self.supervisor = start(directory, self.user, &self.environment, at, &arguments);
+    }
+
+    /// The supervisor and all processes end, as they are.
+    pub fn kill(&mut self) {
+        for pid in self.processes() {
+            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        let _ = self.supervisor.wait();
     }
 
     /// Its supervisor, as the test sees it.
     pub fn supervisor(&self) -> i32 {
         self.supervisor.id() as i32
+    }
+
+    /// A restart that fails; what it says.
+    pub fn refuses_to_restart(&mut self) -> String {
+        let before = self.output().len();
+        self.begin_restart(None, &[]);
+        let (status, output) = (self.ended(), self.output());
+        assert_ne!(status, 0, "{output}");
+        output[before..].to_owned()
     }
 
     /// Its exit status, when it has ended.
@@ -212,11 +277,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        for pid in self.processes() {
-            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-        }
-        let _ = self.supervisor.wait();
+        self.kill();
     }
 }
 
@@ -226,7 +287,13 @@ pub fn nobody() -> Option<u32> {
     (unsafe { libc::geteuid() } == 0).then_some(NOBODY)
 }
 
-fn start(directory: &Path, user: Option<u32>, dies_at: Option<&str>, arguments: &[&str]) -> Child {
+fn start(
+    directory: &Path,
+    user: Option<u32>,
+    environment: &[(String, String)],
+    dies_at: Option<&str>,
+    arguments: &[&str],
+) -> Child {
     let out = File::options()
         .append(true)
         .create(true)
@@ -235,6 +302,7 @@ fn start(directory: &Path, user: Option<u32>, dies_at: Option<&str>, arguments: 
     let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
     command.args(arguments).current_dir(directory);
     command.stdin(Stdio::null());
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.envs(dies_at.map(|step| ("SNAPRIG_CKPT_DIE_AT", step)));
     command.stdout(out.try_clone().unwrap()).stderr(out);
     // As shells do it. What the tests run in may be a container whose group is that of its first process.

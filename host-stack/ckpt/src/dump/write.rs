@@ -1,0 +1,367 @@
+//! Writes what processes have in their memory, shared memory, and contents of files.
+
+use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
+
+use libc::pid_t;
+use snaprig_ckpt_image::image::{Run, Sink, Writer};
+
+use super::{Described, Pagemap, areas};
+use crate::{
+    error::{Error, Result},
+    freeze::{Frozen, HeldProcess},
+    memory,
+    ranges::Ranges,
+    remote::PAGE,
+    spaces::{Key, Space, Spaces},
+    state::{Area, Backing},
+    steps::{self, Step},
+    track::Tracking,
+};
+
+/// Parts of one process_vm_readv(2): as many as it takes (IOV_MAX).
+const PARTS: usize = 1024;
+
+/// What of a process's memory is to be saved.
+pub struct Saving {
+    pid: pid_t,
+    space: u32,
+    /// What it can read itself.
+    readable: Ranges,
+    /// What only a tracer can.
+    hidden: Ranges,
+    /// Areas that are saved whole: of files that have no name.
+    nameless: Ranges,
+    /// What the chain says of it, and is no more.
+    gone: Ranges,
+}
+
+impl Saving {
+    /// Bytes of the pages that are to be copied.
+    pub fn bytes(&self) -> u64 {
+        self.readable.bytes() + self.hidden.bytes() + self.nameless.bytes()
+    }
+}
+
+/// Looks which pages of a tree that stands still the chain does not have. With `tracking`, writes are tracked from now
+/// on.
+pub fn look(
+    described: &Described,
+    frozen: &mut Frozen,
+    mut tracking: Option<&mut Tracking>,
+    spaces: &mut Spaces,
+) -> Result<Vec<Saving>> {
+    let bodies = frozen
+        .processes
+        .iter_mut()
+        .zip(&described.tree.processes)
+        .filter_map(|(held, process)| Some((held, process.body.as_ref()?)));
+    bodies
+        .map(|(held, body)| {
+            let nameless = described.nameless.iter().copied();
+            let nameless = nameless.filter(|(pid, _)| *pid == held.handle());
+            let nameless: Vec<u64> = nameless.map(|(_, start)| start).collect();
+            let space = spaces.meet(Key::Process(held.pid));
+            look_at(held, &body.areas, &nameless, tracking.as_deref_mut(), space)
+        })
+        .collect()
+}
+
+fn look_at(
+    held: &mut HeldProcess,
+    areas: &[Area],
+    nameless_at: &[u64],
+    tracking: Option<&mut Tracking>,
+    space: &mut Space,
+) -> Result<Saving> {
+    let (pid, pagemap) = (held.handle(), Pagemap::open(held.handle())?);
+    let is_nameless = |area: &Area| nameless_at.contains(&area.start);
+    let is_anonymous = |area: &Area| area.backing == Backing::Anonymous && !is_nameless(area);
+    let is_private = |area: &&Area| !area.is_shared && !matches!(area.backing, Backing::Kernel(_));
+    let private: Vec<&Area> = areas.iter().filter(is_private).collect();
+    if let Some(tracking) = tracking {
+        let new = private.iter().filter(|area| is_anonymous(area));
+        let new = new.filter(|area| !pagemap.is_tracked(area.start));
+        let new: Vec<_> = new.map(|area| area.start..area.end).collect();
+        tracking.start(held, &new)?;
+    }
+    let (mut own, mut written) = (Ranges::default(), Ranges::default());
+    let (mut hidden, mut nameless) = (Ranges::default(), Ranges::default());
+    for area in private {
+        let part = area.start..area.end;
+        if is_nameless(area) {
+            own.push(part.clone());
+            nameless.push(part.clone());
+            written.push(part);
+            continue;
+        }
+        if is_anonymous(area) && pagemap.is_tracked(area.start) {
+            pagemap.take_written(part.clone(), &mut own, &mut written)?;
+        } else {
+            pagemap.own(part.clone(), !is_anonymous(area), &mut own)?;
+            written.push(part.clone());
+        }
+        if area.protection & libc::PROT_READ == 0 {
+            hidden.push(part);
+        }
+    }
+    space.written(&written);
+    let missing = space.missing(&own).without(&nameless);
+    Ok(Saving {
+        pid,
+        space: space.number(),
+        readable: missing.without(&hidden),
+        hidden: missing.within(&hidden),
+        nameless,
+        gone: space.is_now(own),
+    })
+}
+
+/// Writes what was looked at, all else that has bytes, and the tree's state.
+pub fn write<S: Sink>(
+    described: &Described,
+    saving: Vec<Saving>,
+    spaces: &mut Spaces,
+    writer: &mut Writer<S>,
+) -> Result<()> {
+    for saving in saving {
+        copy_held(saving.space, saving.pid, &saving.readable, writer)?;
+        // What a process may not read itself is read with its tracer's rights.
+        let file = memory::open(saving.pid, false)?;
+        for part in saving.hidden.iter() {
+            write_part(saving.space, &file, part, writer)?;
+        }
+        for part in saving.nameless.iter() {
+            write_mapped(saving.space, &file, part, 0, writer)?;
+        }
+        write_gone(saving.space, &saving.gone, writer)?;
+    }
+    for object in &described.shared.met {
+        let space = spaces.meet(Key::Shared(object.id.0, object.id.1));
+        let wrote = write_shared(space.number(), object, writer)?;
+        write_gone(space.number(), &space.is_now(wrote), writer)?;
+    }
+    for (key, source) in &described.contents {
+        let space = spaces.meet(*key);
+        let mut wrote = Ranges::default();
+        source.read(|file| {
+            wrote = write_file(space.number(), file, writer)?;
+            Ok(())
+        })?;
+        write_gone(space.number(), &space.is_now(wrote), writer)?;
+    }
+    for (space, gone) in spaces.part() {
+        write_gone(space, &gone, writer)?;
+    }
+    writer.state(&described.tree)?;
+    steps::reached(Step::WriteState);
+    Ok(())
+}
+
+fn write_gone<S: Sink>(space: u32, gone: &Ranges, writer: &mut Writer<S>) -> Result<()> {
+    for part in gone.iter() {
+        writer.gone(space, part.start, part.end - part.start)?;
+    }
+    Ok(())
+}
+
+/// Pages that are copied at once: they fill the front of a buffer.
+#[derive(Default)]
+struct Load {
+    runs: Vec<Run>,
+    remote: Vec<libc::iovec>,
+    bytes: usize,
+}
+
+impl Load {
+    /// Takes from the front of `parts` what fits.
+    fn take(space: u32, parts: &mut Vec<Range<u64>>, room: usize) -> Self {
+        let mut load = Self::default();
+        while let Some(part) = parts.last_mut() {
+            let bytes = (part.end - part.start).min((room - load.bytes) as u64);
+            if bytes == 0 || load.remote.len() == PARTS {
+                break;
+            }
+            load.runs.push(Run {
+                space,
+                address: part.start,
+                bytes,
+            });
+            load.remote.push(libc::iovec {
+                iov_base: part.start as *mut libc::c_void,
+                iov_len: bytes as usize,
+            });
+            load.bytes += bytes as usize;
+            part.start += bytes;
+            if part.is_empty() {
+                parts.pop();
+            }
+        }
+        load
+    }
+
+    /// Leaves out what is behind so many bytes; the first page of that is left out for good.
+    fn cut(&mut self, copied: usize, parts: &mut Vec<Range<u64>>) {
+        let mut left = (copied as u64) / PAGE * PAGE;
+        let mut behind = Vec::new();
+        for run in &mut self.runs {
+            let (address, bytes) = (run.address, run.bytes);
+            run.bytes = bytes.min(left);
+            left -= run.bytes;
+            if run.bytes < bytes {
+                behind.push(address + run.bytes..address + bytes);
+            }
+        }
+        self.runs.retain(|run| run.bytes > 0);
+        if let Some(first) = behind.first_mut() {
+            first.start += PAGE;
+        }
+        parts.extend(behind.into_iter().rev().filter(|part| !part.is_empty()));
+    }
+}
+
+/// The last first.
+fn reversed(parts: &Ranges) -> Vec<Range<u64>> {
+    let mut parts: Vec<_> = parts.iter().collect();
+    parts.reverse();
+    parts
+}
+
+/// Has pages of a process that stands still written, as many at once as a buffer takes.
+fn copy_held<S: Sink>(
+    space: u32,
+    pid: pid_t,
+    parts: &Ranges,
+    writer: &mut Writer<S>,
+) -> Result<()> {
+    let mut parts = reversed(parts);
+    while !parts.is_empty() {
+        let mut buffer = writer.buffer()?;
+        let load = Load::take(space, &mut parts, buffer.len());
+        memory::gather(pid, &load.remote, &mut buffer[..load.bytes])?;
+        steps::reached(Step::WritePages);
+        writer.submit(buffer, &load.runs)?;
+    }
+    Ok(())
+}
+
+/// The same of one that runs: what it takes away meanwhile is left out. What was copied.
+pub fn copy_running<S: Sink>(
+    space: u32,
+    pid: pid_t,
+    parts: &Ranges,
+    writer: &mut Writer<S>,
+) -> Result<Ranges> {
+    let (mut parts, mut copied) = (reversed(parts), Vec::new());
+    while !parts.is_empty() {
+        let mut buffer = writer.buffer()?;
+        let mut load = Load::take(space, &mut parts, buffer.len());
+        let count = memory::gather_some(pid, &load.remote, &mut buffer[..load.bytes])?;
+        if count < load.bytes {
+            load.cut(count, &mut parts);
+        }
+        let runs = load.runs.iter();
+        copied.extend(runs.map(|run| run.address..run.address + run.bytes));
+        writer.submit(buffer, &load.runs)?;
+    }
+    Ok(copied.into_iter().collect())
+}
+
+/// Has part of a process's memory written.
+fn write_part<S: Sink>(
+    space: u32,
+    file: &File,
+    part: Range<u64>,
+    writer: &mut Writer<S>,
+) -> Result<()> {
+    let mut at = part.start;
+    while at < part.end {
+        let mut buffer = writer.buffer()?;
+        let bytes = (part.end - at).min(buffer.len() as u64);
+        let read = file.read_exact_at(&mut buffer[..bytes as usize], at);
+        read.map_err(|source| Error::io(format!("memory at {at:#x}"), source))?;
+        let run = Run {
+            space,
+            address: at,
+            bytes,
+        };
+        writer.submit(buffer, &[run])?;
+        at += bytes;
+    }
+    Ok(())
+}
+
+/// Writes shared memory: from its descriptor, or through who maps it. What was written.
+fn write_shared<S: Sink>(
+    space: u32,
+    object: &areas::SharedObject,
+    writer: &mut Writer<S>,
+) -> Result<Ranges> {
+    if let Some((pid, fd)) = object.open {
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let file = File::open(&path).map_err(|source| Error::io(path, source))?;
+        return write_file(space, &file, writer);
+    }
+    let mut written: Vec<Range<u64>> = Vec::new();
+    for (pid, address, part) in &object.mapped {
+        if written.contains(part) {
+            continue;
+        }
+        let file = memory::open(*pid, false)?;
+        let bytes = part.end - part.start;
+        let back = address.wrapping_sub(part.start);
+        write_mapped(space, &file, *address..address + bytes, back, writer)?;
+        written.push(part.clone());
+    }
+    Ok(written.into_iter().collect())
+}
+
+/// As [`write_part`], as far as there is something; `back` is what is taken off addresses.
+fn write_mapped<S: Sink>(
+    space: u32,
+    file: &File,
+    part: Range<u64>,
+    back: u64,
+    writer: &mut Writer<S>,
+) -> Result<()> {
+    let mut at = part.start;
+    let mut bytes = vec![0; 1 << 20];
+    while at < part.end {
+        let count = (part.end - at).min(bytes.len() as u64) as usize;
+        match file.read_exact_at(&mut bytes[..count], at) {
+            Ok(()) => writer.pages(space, at.wrapping_sub(back), &bytes[..count])?,
+            // Behind the end of the memory there is nothing.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(()),
+            Err(source) => return Err(Error::io(format!("memory at {at:#x}"), source)),
+        }
+        at += count as u64;
+    }
+    Ok(())
+}
+
+/// Writes the data of a file, but not its holes; the last page is filled with zeros. What was written.
+fn write_file<S: Sink>(space: u32, file: &File, writer: &mut Writer<S>) -> Result<Ranges> {
+    let failed = |source| Error::io("contents of a file", source);
+    let size = file.metadata().map_err(failed)?.len();
+    let (mut at, mut written) = (0, Ranges::default());
+    let mut bytes = vec![0; 1 << 20];
+    while at < size {
+        // SAFETY: no memory is involved.
+        let data = unsafe { libc::lseek(file.as_raw_fd(), at as i64, libc::SEEK_DATA) };
+        at = match u64::try_from(data) {
+            Ok(data) => (data / PAGE * PAGE).max(at),
+            // A hole to the end; or a file system that does not say.
+            Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => break,
+            Err(_) => at,
+        };
+        let count = (size - at).min(bytes.len() as u64) as usize;
+        file.read_exact_at(&mut bytes[..count], at)
+            .map_err(failed)?;
+        let whole = count.next_multiple_of(PAGE as usize);
+        bytes[count..whole].fill(0);
+        writer.pages(space, at, &bytes[..whole])?;
+        written.push(at..at + whole as u64);
+        at += whole as u64;
+    }
+    Ok(written)
+}

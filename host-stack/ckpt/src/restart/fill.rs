@@ -1,0 +1,97 @@
+//! Fills memory, shared memory and files with what a chain of images has: for each page what the newest says.
+
+use std::{collections::HashMap, fs::File, ops::Range, os::fd::FromRawFd, os::unix::fs::FileExt};
+
+use libc::pid_t;
+use snaprig_ckpt_image::{
+    chain::{Chain, Place},
+    image::CHUNK_MAX,
+};
+
+use super::files::Opened;
+use crate::{
+    error::{Error, Result},
+    memory,
+    state::{Backing, Tree},
+};
+
+/// What a space of the images is of.
+enum Target {
+    /// A process's memory: where it is not zero before it is filled.
+    Memory(pid_t, Vec<Range<u64>>),
+    /// New shared memory, or a new file.
+    New(i32),
+}
+
+/// Fills all spaces.
+pub fn fill(tree: &Tree, chain: &mut Chain, opened: &Opened) -> Result<()> {
+    let targets = targets(tree, opened);
+    let parts: Vec<_> = chain.parts().collect();
+    let mut pages = vec![0; CHUNK_MAX];
+    for part in parts {
+        // Of files that have not changed nothing is needed, but it is checked.
+        let target = targets.get(&part.run.space);
+        if part.place == Place::Zeroes {
+            let run = part.run.address..part.run.address + part.run.bytes;
+            target.map_or(Ok(()), |target| clear(target, run))?;
+            continue;
+        }
+        let pages = &mut pages[..part.run.bytes as usize];
+        chain.load(&part, pages)?;
+        target.map_or(Ok(()), |target| put(target, part.run.address, pages))?;
+    }
+    Ok(())
+}
+
+fn targets(tree: &Tree, opened: &Opened) -> HashMap<u32, Target> {
+    let mut targets = HashMap::new();
+    for process in &tree.processes {
+        let Some(body) = &process.body else { continue };
+        let of_file = body
+            .areas
+            .iter()
+            .filter(|area| !area.is_shared && matches!(area.backing, Backing::File { .. }));
+        let of_file = of_file.map(|area| area.start..area.end).collect();
+        targets.insert(process.space, Target::Memory(process.pid, of_file));
+    }
+    for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
+        targets.insert(shared.space, Target::New(*memory));
+    }
+    for (space, fd) in &opened.contents {
+        if let Some(fd) = fd {
+            targets.insert(*space, Target::New(*fd));
+        }
+    }
+    targets
+}
+
+fn put(target: &Target, address: u64, bytes: &[u8]) -> Result<()> {
+    match target {
+        Target::Memory(pid, _) => memory::scatter(*pid, address, bytes),
+        Target::New(fd) => write_at(*fd, bytes, address),
+    }
+}
+
+/// Zeros, where there is something else.
+fn clear(target: &Target, run: Range<u64>) -> Result<()> {
+    let Target::Memory(_, of_file) = target else {
+        return Ok(());
+    };
+    let zeros = [0; 64 << 10];
+    for part in of_file {
+        let (mut at, end) = (run.start.max(part.start), run.end.min(part.end));
+        while at < end {
+            let bytes = (end - at).min(zeros.len() as u64);
+            put(target, at, &zeros[..bytes as usize])?;
+            at += bytes;
+        }
+    }
+    Ok(())
+}
+
+fn write_at(fd: i32, bytes: &[u8], at: u64) -> Result<()> {
+    // SAFETY: it is open, and stays so: the file is not dropped.
+    let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+    let written = file.write_all_at(bytes, at);
+    written.map_err(|source| Error::io("contents of a file", source))
+}

@@ -1,0 +1,106 @@
+"""The user at a terminal: launches a program from an interactive shell, works with it, has it checkpointed and killed, and
+restarts it on another terminal of another size. Says `all right`, or what is wrong.
+
+    on_terminal.py DRIVER screen|shell
+"""
+import fcntl, os, pty, select, signal, struct, subprocess, sys, termios, time
+
+DRIVER, WHAT = sys.argv[1:]
+PROGRAMS = os.path.dirname(os.path.abspath(__file__))
+shells = []
+
+
+class Terminal:
+    """A terminal with a shell of its user on it."""
+
+    def __init__(self, rows, columns):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(PS1="user> ", TERM="vt100", HISTFILE="/dev/null")
+            os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+        shells.append(self.pid)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.shown = b""
+        self.until(b"user> ")
+
+    def until(self, text, seconds=60):
+        """Waits until something is shown; what has been until then."""
+        end = time.monotonic() + seconds
+        while text not in self.shown:
+            if time.monotonic() > end:
+                sys.exit(f"waited for {text} in vain; shown: {self.shown}")
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.shown += os.read(self.fd, 4096)
+        before, self.shown = self.shown.split(text, 1)
+        return before
+
+    def type(self, text):
+        os.write(self.fd, text)
+
+    def lflag(self):
+        return termios.tcgetattr(self.fd)[3]
+
+
+def dump(*more):
+    subprocess.run([DRIVER, "dump", "job", *more], check=True, stdout=subprocess.DEVNULL)
+
+
+def screen(first, second):
+    """A program that draws."""
+    first.type(f"{DRIVER} launch job /usr/bin/python3 {PROGRAMS}/screen.py\n".encode())
+    first.until(b"24 x 80")
+    first.type(b"abc")
+    first.until(b"c")
+    dump()
+    first.type(b"d")
+    first.until(b"d")
+    dump("kill")
+    first.type(b"\nstty sane\n")
+    first.until(b"user> ")
+    second.type(f"{DRIVER} restart job\n".encode())
+    second.until(b"40 x 100")
+    assert not second.lflag() & termios.ECHO and not second.lflag() & termios.ICANON
+    second.type(b"e")
+    second.until(b"abcde")
+    second.type(b"q")
+    second.until(b"right: abcde")
+    second.until(b"user> ")
+
+
+def shell(first, second):
+    """A shell with job control, on the terminal of its user."""
+    first.type(f"PS1='inner> ' TERM=dumb {DRIVER} launch job bash --norc --noprofile -i\n".encode())
+    first.until(b"-i\r\n")
+    first.until(b"inner> ")
+    first.type(b"x=5; sleep 1000\n")
+    first.until(b"sleep 1000\r\n")
+    dump()
+    first.type(b"\x1a")
+    first.until(b"Stopped")
+    first.until(b"inner> ")
+    dump("kill")
+    first.until(b"user> ")
+    second.type(f"{DRIVER} restart job\n".encode())
+    second.until(b"restart job\r\n")
+    second.type(b"echo x is $x; jobs; stty size\n")
+    second.until(b"x is 5")
+    second.until(b"Stopped")
+    second.until(b"40 100")
+    second.until(b"inner> ")
+    second.type(b"fg\n")
+    second.until(b"sleep 1000\r\n")
+    second.type(b"\x03")
+    second.until(b"inner> ")
+    second.type(b"exit 7\n")
+    second.until(b"user> ")
+    second.type(b"echo status $?\n")
+    second.until(b"status 7")
+
+
+try:
+    {"screen": screen, "shell": shell}[WHAT](Terminal(24, 80), Terminal(40, 100))
+    print("all right", flush=True)
+finally:
+    for pid in shells:
+        os.kill(pid, signal.SIGHUP)
+        os.kill(pid, signal.SIGKILL)
