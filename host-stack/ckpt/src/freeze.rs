@@ -36,7 +36,7 @@ pub struct Frozen {
 pub struct HeldProcess {
     /// Its number.
     pub pid: pid_t,
-    /// Its threads, the first one with its number.
+    /// Its threads that live, the first one with its number, if that is among them.
     pub threads: Vec<HeldThread>,
     /// The signal that has stopped it (job control).
     pub stopped: Option<i32>,
@@ -381,16 +381,6 @@ impl Frozen {
             process
                 .threads
                 .sort_by_key(|thread| (thread.tracee.tid() != pid, thread.tracee.tid()));
-            if process
-                .threads
-                .first()
-                .is_none_or(|first| first.tracee.tid() != pid)
-            {
-                return Err(Error::refused(
-                    pid,
-                    "its first thread has ended, others have not",
-                ));
-            }
         }
         Ok(self)
     }

@@ -94,6 +94,12 @@ pub struct Body {
     pub attributes: BTreeMap<i32, u64>,
     /// oom_score_adj.
     pub oom_score: i32,
+    /// coredump_filter (core(5)).
+    pub core_filter: u32,
+    /// membarrier(2): what it has registered for.
+    pub membarrier: u32,
+    /// mlockall(2): MCL_FUTURE, MCL_ONFAULT.
+    pub locks_future: i32,
 }
 
 /// struct prctl_mm_map, but for what is elsewhere.
@@ -146,6 +152,16 @@ pub struct Thread {
     pub timer_slack: u64,
     /// Who it is.
     pub credentials: Credentials,
+    /// PR_SET_NO_NEW_PRIVS.
+    pub no_new_privileges: bool,
+    /// personality(2).
+    pub personality: u32,
+    /// ioprio_set(2).
+    pub io_priority: i32,
+    /// set_mempolicy(2): mode, and nodes as bits.
+    pub memory_policy: (i32, Vec<u64>),
+    /// prctl(2)'s calls that make it what it was, if the machine still allows them: option and arguments.
+    pub options: Vec<[u64; 3]>,
 }
 
 /// Users, groups and capabilities of a thread.
@@ -167,6 +183,8 @@ pub struct Credentials {
     pub bounding: u64,
     /// As above.
     pub ambient: u64,
+    /// PR_SET_SECUREBITS.
+    pub secure_bits: u32,
 }
 
 /// `siginfo_t`, as words.

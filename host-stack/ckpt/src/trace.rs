@@ -238,6 +238,17 @@ impl Tracee {
         Ok((address != 0).then_some((address, sizes as u32, (sizes >> 32) as u32)))
     }
 
+    /// Whether system calls of it come back to it as signals (PR_SET_SYSCALL_USER_DISPATCH).
+    pub fn dispatches_calls(&self) -> bool {
+        /// linux/ptrace.h, since 6.4
+        const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
+        // Mode, selector, offset, length.
+        let mut words = [0u64; 4];
+        let (bytes, words_at) = (size_of_val(&words), words.as_mut_ptr() as usize);
+        let request = PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG;
+        ptrace(request, self.tid, bytes, words_at).is_ok() && words[0] != 0
+    }
+
     /// Lets it run to the next stop, with a signal if that is not 0.
     pub fn go_on(&self, signal: i32) -> Result<()> {
         ptrace(libc::PTRACE_CONT, self.tid, 0, signal as usize)?;

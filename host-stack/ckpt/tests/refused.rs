@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Job, program, wait_until};
+use common::{Job, compiled, program, wait_until};
 
 /// Each is named with its descriptor, and the program runs on; when all of it is gone it can be saved.
 #[test]
@@ -83,4 +83,34 @@ fn namespaces_of_its_own() {
     assert!(why.contains("a namespace of its own (user)"), "{why}");
     job.tell("go");
     assert_eq!((job.ended(), job.output().as_str()), (0, "ready\nright\n"));
+}
+
+/// Each says what it has, and counts on: it does not stand still for the answer.
+#[test]
+fn what_shows_while_it_runs_is_refused_before_anything_stops() {
+    let (_directory, odd) = compiled("odd.c", &[]);
+    for (kind, named) in [
+        ("filter", "a seccomp filter"),
+        ("traced", "traces it"),
+        ("chroot", "a root directory of its own"),
+        ("userfaultfd", "userfaultfd"),
+        ("shmget", "System V shared memory"),
+        ("ldt", "an LDT"),
+        ("keyring", "a keyring of"),
+    ] {
+        let mut job = match kind {
+            "chroot" => Job::launch(&[&odd, kind]),
+            _ => Job::launch_as_nobody(&[&odd, kind]),
+        };
+        wait_until("it has what it says, or cannot", || {
+            job.output().contains('\n')
+        });
+        if job.output().starts_with("ready") {
+            let why = job.dump(true).expect_err(kind);
+            assert!(why.contains(named), "{kind}: {why}");
+        }
+        job.tell("go");
+        assert_eq!(job.ended(), 0, "{kind}: {}", job.output());
+        assert!(job.output().ends_with("right\n"), "{kind}");
+    }
 }

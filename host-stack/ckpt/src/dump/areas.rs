@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     ops::Range,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
 };
@@ -17,53 +18,90 @@ use crate::{
 };
 
 /// Flags of smaps(5) that a mapping is made with or given later, and that nothing else tells.
-const FLAGS: [&[u8; 2]; 9] = [
-    b"gd", b"nr", b"dc", b"dd", b"wf", b"lo", b"hg", b"nh", b"mg",
+const FLAGS: [&str; 15] = [
+    "gd", "nr", "dc", "dd", "wf", "lo", "lf", "hg", "nh", "mg", "sr", "rr", "sl", "dp", "ht",
+];
+/// Those of what cannot be saved.
+const REFUSED: [(&str, &str); 4] = [
+    ("um", "memory with a userfaultfd(2)"),
+    ("uw", "memory with a userfaultfd(2)"),
+    ("ui", "memory with a userfaultfd(2)"),
+    ("ss", "a shadow stack"),
 ];
 
 /// What smaps says of each area, read while the process still runs: the kernel walks all page tables for it.
 #[derive(Debug, Default)]
-pub struct Flags(BTreeMap<u64, (u64, Vec<[u8; 2]>)>);
+pub struct Flags {
+    by_start: BTreeMap<u64, (u64, Vec<[u8; 2]>)>,
+    /// What cannot be saved, if there is anything.
+    pub refused: Option<String>,
+}
 
 impl Flags {
     /// Of a process.
     pub fn read(pid: pid_t) -> Result<Self> {
-        let smaps = Process::new(pid)?.smaps()?;
-        let flags = smaps.iter().map(|map| {
-            let (start, end) = map.address;
-            (start, (end, flags_of(map)))
-        });
-        Ok(Self(flags.collect()))
+        let path = format!("/proc/{pid}/smaps");
+        let text = fs::read_to_string(&path).map_err(|source| Error::io(path, source))?;
+        let mut flags = Self::default();
+        let (mut area, mut is_execute_only, mut is_shared) = (None, false, false);
+        for line in text.lines() {
+            let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+            match key {
+                "VmFlags:" => flags.add(area, value),
+                // Of such a size as there are most: another one is not known of its mapping.
+                "KernelPageSize:" if is_shared && value.trim() != "4 kB" => {
+                    flags.refuse(area, "shared huge pages (MAP_HUGETLB)");
+                }
+                "KernelPageSize:" if !["4 kB", "2048 kB"].contains(&value.trim()) => {
+                    flags.refuse(area, "huge pages of more than 2 MiB (MAP_HUGETLB)");
+                }
+                // Memory that can only be executed has one of the kernel's.
+                "ProtectionKey:" if value.trim() != "0" && !is_execute_only => {
+                    flags.refuse(area, "a protection key (pkeys(7))");
+                }
+                key if key.ends_with(':') => {}
+                range => {
+                    let ends = range.split_once('-');
+                    let hex = |text| u64::from_str_radix(text, 16).ok();
+                    area = ends.and_then(|(start, end)| Some((hex(start)?, hex(end)?)));
+                    is_execute_only = value.starts_with("--x");
+                    is_shared = value.get(3..4) == Some("s");
+                    if value.contains(" /SYSV") {
+                        // Its number would be another one.
+                        flags.refuse(area, "System V shared memory (shmget(2))");
+                    }
+                }
+            }
+        }
+        Ok(flags)
+    }
+
+    fn add(&mut self, area: Option<(u64, u64)>, words: &str) {
+        let Some((start, end)) = area else { return };
+        let mut flags = Vec::new();
+        for word in words.split_whitespace() {
+            if let (true, &[first, second]) = (FLAGS.contains(&word), word.as_bytes()) {
+                flags.push([first, second]);
+            }
+            if let Some((_, what)) = REFUSED.iter().find(|(flag, _)| *flag == word) {
+                self.refuse(area, what);
+            }
+        }
+        self.by_start.insert(start, (end, flags));
+    }
+
+    fn refuse(&mut self, area: Option<(u64, u64)>, what: &str) {
+        let start = area.map_or(0, |(start, _)| start);
+        self.refused = Some(format!("{what} at {start:#x}"));
     }
 
     /// Of the area that was at `start`.
     fn at(&self, start: u64) -> Vec<[u8; 2]> {
-        let before = self.0.range(..=start).next_back();
+        let before = self.by_start.range(..=start).next_back();
         let area = before.filter(|(_, (end, _))| start < *end);
         area.map(|(_, (_, flags))| flags.clone())
             .unwrap_or_default()
     }
-}
-
-fn flags_of(map: &MemoryMap) -> Vec<[u8; 2]> {
-    use procfs::process::VmFlags;
-    let flags = map.extension.vm_flags;
-    let known = [
-        VmFlags::GD,
-        VmFlags::NR,
-        VmFlags::DC,
-        VmFlags::DD,
-        VmFlags::WF,
-        VmFlags::LO,
-        VmFlags::HG,
-        VmFlags::NH,
-        VmFlags::MG,
-    ];
-    let set = known
-        .into_iter()
-        .zip(FLAGS)
-        .filter(|(flag, _)| flags.contains(*flag));
-    set.map(|(_, name)| *name).collect()
 }
 
 /// Memory that several can map, as it is met.
@@ -130,7 +168,8 @@ pub fn areas(
         let Some(backing) = backing(pid, map, is_shared, shared, named)? else {
             continue;
         };
-        if backing == Backing::Anonymous && map.inode != 0 {
+        let flags = flags.at(start);
+        if backing == Backing::Anonymous && map.inode != 0 && !flags.contains(b"ht") {
             nameless.push((pid, start));
         }
         areas.push(Area {
@@ -139,7 +178,7 @@ pub fn areas(
             protection: protection(map.perms),
             is_shared,
             backing,
-            flags: flags.at(start),
+            flags,
         });
     }
     Ok(areas)
@@ -239,6 +278,6 @@ fn dev((major, minor): (i32, i32)) -> u64 {
 }
 
 /// Device and inode of a file.
-pub fn id_of(metadata: &std::fs::Metadata) -> (u64, u64) {
+pub fn id_of(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    ffi::OsStr,
     fs::{self, File},
     io::{Seek, SeekFrom},
     os::{
@@ -11,7 +12,7 @@ use std::{
             fs::{MetadataExt, PermissionsExt},
         },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use libc::pid_t;
@@ -32,7 +33,8 @@ use crate::{
     plugins::Owned,
     spaces::Key,
     state::{
-        Console, Contents, Descriptor, Kind, LockedBy, Message, OpenFile, Pipe, Terminal, Watch,
+        Console, Contents, Descriptor, FileId, Kind, LockedBy, Message, OpenFile, Pipe, Terminal,
+        Watch,
     },
 };
 
@@ -40,6 +42,9 @@ use crate::{
 const CONTENTS_MAX: u64 = 256 << 20;
 /// Files that a program only reads are known again by all of their bytes, if they have no more than this.
 const HASHED_MAX: u64 = 128 << 10;
+
+/// A time of modification that no file has.
+const UNKNOWN: i64 = i64::MIN;
 
 /// Open files, as they are met.
 #[derive(Debug, Default)]
@@ -68,6 +73,9 @@ pub struct Files<'a> {
     /// Copies of files that no process has.
     pub kept: Vec<OwnedFd>,
 }
+
+/// pidfd_open(2), since Linux 6.9.
+const PIDFD_THREAD: i32 = libc::O_EXCL;
 
 /// Where the bytes of a file are read.
 #[derive(Debug)]
@@ -150,6 +158,56 @@ impl<'a> Files<'a> {
             });
         }
         Ok(found)
+    }
+
+    /// A file that a process has mapped to write to: its contents go back with its memory, if it has a descriptor of it
+    /// or not. All that have are known. Its time of modification says nothing: memory is written without one.
+    pub fn mapped(&mut self, file: &FileId) -> Result<()> {
+        let path = Path::new(OsStr::from_bytes(&file.path));
+        let metadata = fs::metadata(path);
+        let metadata = metadata.map_err(|source| Error::io(path.display().to_string(), source))?;
+        if !metadata.is_file() || metadata.len() > CONTENTS_MAX {
+            return Ok(());
+        }
+        if let Some(saved) = self.saved.get(&id_of(&metadata)) {
+            for open in &mut self.open {
+                if let Kind::Path {
+                    contents: Some(contents),
+                    file: Some(file),
+                    ..
+                } = &mut open.kind
+                    && contents.space == saved.space
+                {
+                    file.modified_nanos = UNKNOWN;
+                }
+            }
+            return Ok(());
+        }
+        let contents = Contents {
+            space: self.contents.len() as u32,
+            size: metadata.len(),
+        };
+        self.contents.push(Source::Path(path.to_owned()));
+        self.saved.insert(id_of(&metadata), contents);
+        self.first.push((me(), -1));
+        self.open.push(OpenFile {
+            flags: libc::O_RDWR,
+            kind: Kind::Path {
+                path: file.path.clone(),
+                offset: 0,
+                file: Some(FileId {
+                    modified_nanos: UNKNOWN,
+                    ..file.clone()
+                }),
+                tail: 0,
+                contents: Some(contents),
+                unlinked: false,
+                mode: metadata.permissions().mode() & 0o7777,
+            },
+            owner: None,
+            locks: Vec::new(),
+        });
+        Ok(())
     }
 
     fn meet(&mut self, seen: &Seen, shared: &mut Shared, named: &mut Named) -> Result<u32> {
@@ -533,7 +591,11 @@ pub fn copy_of(pid: pid_t, fd: i32) -> Result<OwnedFd> {
     };
     // SAFETY: no memory is involved; the results are checked, and ours.
     unsafe {
-        let process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        let mut process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        if process < 0 {
+            // A thread: the first one of its process has ended.
+            process = libc::syscall(libc::SYS_pidfd_open, pid, PIDFD_THREAD);
+        }
         if process < 0 {
             return Err(failed());
         }

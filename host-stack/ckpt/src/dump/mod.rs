@@ -17,6 +17,7 @@ mod seen;
 mod sockets;
 mod stub;
 mod terminals;
+mod threads;
 mod watches;
 mod write;
 
@@ -58,16 +59,18 @@ pub struct Before {
 impl Before {
     /// Of all descendants of a process.
     pub fn look(ancestor: pid_t, named: &mut Named, owned: &Owned) -> Result<Self> {
-        let pids = crate::freeze::descendants(ancestor)?;
-        for pid in &pids {
-            refused::check(*pid, ancestor, named, owned)?;
+        let mut flags = Vec::new();
+        for pid in crate::freeze::descendants(ancestor)? {
+            let Some(living) = refused::check(pid, ancestor, named, owned)? else {
+                continue;
+            };
+            // One that has ended has none.
+            if let Ok(found) = Flags::read(living) {
+                refused::flags(pid, &found)?;
+                flags.push((pid, found));
+            }
         }
-        let flags = pids
-            .into_iter()
-            .filter_map(|pid| Some((pid, Flags::read(pid).ok()?)));
-        Ok(Self {
-            flags: flags.collect(),
-        })
+        Ok(Self { flags })
     }
 }
 
@@ -119,15 +122,9 @@ pub fn describe(
         let stat = Proc::new(held.pid)?.stat()?;
         let known = before.flags.iter().find(|(pid, _)| *pid == held.pid);
         let flags = known.map_or(&none, |(_, flags)| flags);
-        let mut body = process::describe(
-            held,
-            &stat,
-            (flags, owned),
-            &mut shared,
-            named,
-            &mut nameless,
-        )?;
-        body.descriptors = files.of(held.pid, &mut shared, named)?;
+        let before = (flags, owned);
+        let mut body = process::describe(held, before, &mut shared, named, &mut nameless)?;
+        body.descriptors = files.of(held.handle(), &mut shared, named)?;
         processes.push(Process {
             stopped: held.stopped,
             body: Some(Box::new(body)),
@@ -140,6 +137,15 @@ pub fn describe(
             zombie: Some(stat.exit_code.unwrap_or(0)),
             ..plain(&stat)
         });
+    }
+    let bodies = processes.iter().filter_map(|process| process.body.as_ref());
+    for area in bodies.flat_map(|body| &body.areas) {
+        if let Backing::File {
+            file, write: true, ..
+        } = &area.backing
+        {
+            files.mapped(file)?;
+        }
     }
     let pids: Vec<pid_t> = processes.iter().map(|process| process.pid).collect();
     let resolved = files.resolve(&pids, &mut shared)?;
@@ -228,7 +234,7 @@ fn vdso(held: &[HeldProcess], processes: &[Process]) -> Result<Vec<u8>> {
         let is_vdso = |area: &&Area| area.backing == Backing::Kernel(b"[vdso]".to_vec());
         if let Some(area) = areas.clone().find(is_vdso) {
             let mut bytes = vec![0; (area.end - area.start) as usize];
-            memory::read(held.pid, area.start, &mut bytes)?;
+            memory::read(held.handle(), area.start, &mut bytes)?;
             return Ok(bytes);
         }
     }

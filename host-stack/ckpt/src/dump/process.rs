@@ -1,21 +1,43 @@
 //! What a process is, but for its memory's bytes and its files.
+//!
+//! | state | |
+//! |---|---|
+//! | registers, x87 to AVX-512 and PKRU, TLS, name, signal mask, pending signals, alternate stack | saved |
+//! | robust list, rseq, set_tid_address(2), parent death signal, timer slack | saved |
+//! | users, groups, capabilities, ambient and bounding set, securebits, setfsuid(2), no_new_privs | saved |
+//! | dumpable | saved; 2 becomes 0, which is as strict |
+//! | personality(2), nice value, policy, priority, affinity, ioprio_set(2), set_mempolicy(2) | saved |
+//! | PR_SET_TSC, PR_MCE_KILL, PR_SET_SPECULATION_CTRL, PR_SET_IO_FLUSHER | saved |
+//! | PR_SET_CHILD_SUBREAPER, _THP_DISABLE, _MDWE, _MEMORY_MERGE; membarrier(2), mlockall(MCL_FUTURE) | saved |
+//! | limits, umask, oom_score_adj, core filter, signal actions, all timers | saved |
+//! | mlock(2), mlock2(2), mseal(2), MAP_DROPPABLE, all of madvise(2) that lasts | saved |
+//! | a first thread that has ended while others live | saved |
+//! | seccomp(2), a tracer, namespaces, a root directory, a control group, a security label of its own | refused |
+//! | userfaultfd(2) on its memory, protection keys, a shadow stack, 32-bit programs | refused |
+//! | an LDT, keyrings of its own, syscall user dispatch | refused, but only a stopped process says so |
+//! | mbind(2) of parts of memory | lost: only where pages are changes |
+//! | landlock(7) | lost: nothing tells of it |
+//!
+//! What is refused is so before anything stops ([`super::refused`]), but for what a process must be asked for.
 
 use std::{collections::BTreeMap, fs, os::unix::ffi::OsStrExt};
 
 use libc::pid_t;
-use procfs::process::{LimitValue, Process as Proc, Stat, Status};
+use procfs::process::{LimitValue, Process as Proc, Status};
 
 use super::{
     areas::{Flags, Shared, areas},
     named::Named,
+    refused,
     stub::Stub,
+    threads::{self, AskedThread},
 };
 use crate::{
     error::{Error, Result},
     freeze::{HeldProcess, HeldThread},
     memory,
     plugins::Owned,
-    remote::{self, Call, call, regs_words, result},
+    remote::{self, Call, PAGE, STUB_BYTES, call, regs_words, result},
     state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
     steps::{self, Step},
     trace::{Regs, SigInfo},
@@ -26,17 +48,21 @@ pub const SIGNALS: u64 = 64;
 /// Bytes of the kernel's struct sigaction.
 const ACTION_BYTES: u64 = 32;
 /// prctl(2): attributes of a process that are asked for, and how they are set.
-const ATTRIBUTES: [(i32, i32); 3] = [
+const ATTRIBUTES: [(i32, i32); 4] = [
     (libc::PR_GET_DUMPABLE, libc::PR_SET_DUMPABLE),
-    (libc::PR_GET_NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS),
     (libc::PR_GET_THP_DISABLE, libc::PR_SET_THP_DISABLE),
+    (libc::PR_GET_MDWE, libc::PR_SET_MDWE),
+    (PR_GET_MEMORY_MERGE, PR_SET_MEMORY_MERGE),
 ];
-/// From one thread's part of the stub's room to the next.
-const SLOT_BYTES: u64 = 1 << 10;
-/// Where a thread's data are in its part, behind its home and its calls.
-const SLOT_DATA: u64 = 768;
-/// Where the parts begin, behind the process's data.
-const SLOTS: u64 = 8 << 10;
+/// linux/prctl.h
+const PR_SET_MEMORY_MERGE: i32 = 67;
+const PR_GET_MEMORY_MERGE: i32 = 68;
+/// keyctl(2): KEYCTL_GET_KEYRING_ID, KEY_SPEC_PROCESS_KEYRING, KEY_SPEC_SESSION_KEYRING.
+const GET_KEYRING: u64 = 0;
+const PROCESS_KEYRING: u64 = -2i64 as u64;
+const SESSION_KEYRING: u64 = -3i64 as u64;
+/// membarrier(2): MEMBARRIER_CMD_GET_REGISTRATIONS.
+const GET_REGISTRATIONS: u64 = 1 << 9;
 
 /// What calls of its threads say of a process.
 struct Asked {
@@ -45,32 +71,23 @@ struct Asked {
     timers: Vec<[u64; 4]>,
     brk: u64,
     attributes: BTreeMap<i32, u64>,
+    membarrier: u32,
+    locks_future: i32,
     threads: Vec<AskedThread>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct AskedThread {
-    alternate_stack: [u64; 3],
-    clear_tid: u64,
-    parent_death_signal: i32,
-    timer_slack: u64,
 }
 
 /// Describes a process; its descriptors are added by others.
 pub fn describe(
     process: &mut HeldProcess,
-    stat: &Stat,
     before: (&Flags, &Owned),
     shared: &mut Shared,
     named: &mut Named,
     nameless: &mut Vec<(pid_t, u64)>,
 ) -> Result<Body> {
-    let pid = process.pid;
+    let pid = process.handle();
     let proc = Proc::new(pid)?;
-    let status = proc.status()?;
-    if status.seccomp.is_some_and(|mode| mode != 0) {
-        return Err(Error::refused(pid, "a seccomp filter"));
-    }
+    let (status, stat) = (proc.status()?, proc.stat()?);
+    refused::held(process)?;
     let areas = areas(pid, before, shared, named, nameless)?;
     let timers = timers(pid)?;
     let asked = ask(process, &areas, &timers)?;
@@ -87,7 +104,11 @@ pub fn describe(
         environment: (stat.env_start.unwrap_or(0), stat.env_end.unwrap_or(0)),
     };
     let threads = process.threads.iter().zip(&asked.threads);
-    let threads = threads.map(|(thread, asked)| describe_thread(pid, thread, *asked));
+    let threads = threads.map(|(thread, asked)| describe_thread(process.pid, thread, asked));
+    let mut threads: Vec<Thread> = threads.collect::<Result<_>>()?;
+    if pid != process.pid {
+        threads.insert(0, ended(process.pid, &areas, &threads[0])?);
+    }
     let link = |name: &str| -> Result<Vec<u8>> {
         let path = format!("/proc/{pid}/{name}");
         let target = fs::read_link(&path).map_err(|source| Error::io(path, source))?;
@@ -101,7 +122,7 @@ pub fn describe(
         .trim()
         .parse();
     Ok(Body {
-        threads: threads.collect::<Result<_>>()?,
+        threads,
         exe: named.file(pid, &proc.exe()?, true)?,
         cwd: link("cwd")?,
         umask: status.umask.unwrap_or(0o22),
@@ -126,6 +147,36 @@ pub fn describe(
             .collect(),
         attributes: asked.attributes,
         oom_score: oom_score.unwrap_or(0),
+        core_filter: u32::from_str_radix(
+            String::from_utf8_lossy(&read("coredump_filter")?).trim(),
+            16,
+        )
+        .unwrap_or(0x33),
+        membarrier: asked.membarrier,
+        locks_future: asked.locks_future,
+    })
+}
+
+/// A first thread that has ended while others live, as one that is about to: it makes exit(2).
+fn ended(pid: pid_t, areas: &[Area], other: &Thread) -> Result<Thread> {
+    let stat = Proc::new(pid)?.stat()?;
+    let status = stat.exit_code.unwrap_or(0) >> 8;
+    let mut regs = regs_of(&other.regs).unwrap_or_else(|| regs_of(&[0; 27]).expect("27 words"));
+    regs.rip = syscall_instruction(other.tid, areas)?;
+    regs.rax = libc::SYS_exit as u64;
+    regs.rdi = status as u64;
+    regs.orig_rax = u64::MAX;
+    Ok(Thread {
+        tid: pid,
+        name: stat.comm.into_bytes(),
+        regs: regs_words(&regs).to_vec(),
+        mask: u64::MAX,
+        pending: Vec::new(),
+        alternate_stack: [0, 2, 0],
+        clear_tid: 0,
+        robust_list: (0, 0),
+        rseq: None,
+        ..other.clone()
     })
 }
 
@@ -138,7 +189,7 @@ fn words(info: &SigInfo) -> [u64; 16] {
     words
 }
 
-fn describe_thread(pid: pid_t, thread: &HeldThread, asked: AskedThread) -> Result<Thread> {
+fn describe_thread(pid: pid_t, thread: &HeldThread, asked: &AskedThread) -> Result<Thread> {
     let tid = thread.tracee.tid();
     let comm = format!("/proc/{pid}/task/{tid}/comm");
     let name = fs::read(&comm).map_err(|source| Error::io(comm, source))?;
@@ -167,7 +218,15 @@ fn describe_thread(pid: pid_t, thread: &HeldThread, asked: AskedThread) -> Resul
         scheduling: scheduling(tid),
         parent_death_signal: asked.parent_death_signal,
         timer_slack: asked.timer_slack,
-        credentials: credentials(&Proc::new(pid)?.task_from_tid(tid)?.status()?),
+        credentials: Credentials {
+            secure_bits: asked.secure_bits,
+            ..credentials(&Proc::new(pid)?.task_from_tid(tid)?.status()?)
+        },
+        no_new_privileges: asked.no_new_privileges,
+        personality: asked.personality,
+        io_priority: io_priority(tid),
+        memory_policy: asked.memory_policy.clone(),
+        options: asked.options.clone(),
     })
 }
 
@@ -182,6 +241,7 @@ pub fn credentials(status: &Status) -> Credentials {
         inheritable: status.capinh,
         bounding: status.capbnd.unwrap_or(0),
         ambient: status.capamb.unwrap_or(0),
+        secure_bits: 0,
     }
 }
 
@@ -227,6 +287,13 @@ fn scheduling(tid: pid_t) -> (i32, i32, i32) {
         let nice = libc::getpriority(libc::PRIO_PROCESS, tid as u32);
         (policy, parameters.sched_priority, nice)
     }
+}
+
+/// ioprio_get(2); 0: none of its own.
+fn io_priority(tid: pid_t) -> i32 {
+    const WHO_PROCESS: i32 = 1;
+    // SAFETY: no memory is involved.
+    unsafe { libc::syscall(libc::SYS_ioprio_get, WHO_PROCESS, tid) as i32 }.max(0)
 }
 
 /// From /proc: prlimit(2) is not for processes of others.
@@ -304,8 +371,9 @@ fn timers(pid: pid_t) -> Result<Vec<PosixTimer>> {
 
 /// Asks a process for what only it can be asked for.
 fn ask(process: &mut HeldProcess, areas: &[Area], timers: &[PosixTimer]) -> Result<Asked> {
+    let locked = locked_bytes(process.handle())?;
     let stub = Stub::map(process, areas)?;
-    let asked = ask_with(process, &stub, timers);
+    let asked = ask_with(process, &stub, timers, locked);
     steps::reached(Step::Asked);
     // Whatever came of it.
     stub.unmap(process)?;
@@ -339,13 +407,18 @@ pub fn find_syscall(code: &[u8]) -> Option<u64> {
     Some(at as u64)
 }
 
-fn ask_with(process: &mut HeldProcess, stub: &Stub, timers: &[PosixTimer]) -> Result<Asked> {
+fn ask_with(
+    process: &mut HeldProcess,
+    stub: &Stub,
+    timers: &[PosixTimer],
+    locked: u64,
+) -> Result<Asked> {
     let pid = process.pid;
     let data = remote::data(stub.at);
     let timers_at = data + SIGNALS * ACTION_BYTES;
     let interval_at = timers_at + timers.len() as u64 * 32;
     let subreaper_at = interval_at + 3 * 32;
-    if subreaper_at + 8 > data + SLOTS {
+    if subreaper_at + 16 > data + threads::SLOTS {
         return Err(Error::refused(pid, format!("{} timers", timers.len())));
     }
     let mut calls: Vec<Call> = (0..SIGNALS)
@@ -370,11 +443,20 @@ fn ask_with(process: &mut HeldProcess, stub: &Stub, timers: &[PosixTimer]) -> Re
     for (get, _) in ATTRIBUTES {
         calls.push(call(libc::SYS_prctl, [get as u64, 0, 0, 0, 0]));
     }
+    let others_at = calls.len();
+    let last = stub.at + STUB_BYTES - PAGE;
+    calls.extend([
+        call(libc::SYS_keyctl, [GET_KEYRING, PROCESS_KEYRING, 0]),
+        call(libc::SYS_keyctl, [GET_KEYRING, SESSION_KEYRING, 0]),
+        call(libc::SYS_modify_ldt, [0, subreaper_at, 8]),
+        call(libc::SYS_membarrier, [GET_REGISTRATIONS, 0, 0]),
+        call(libc::SYS_mincore, [last, PAGE, subreaper_at + 8]),
+    ]);
     let first = &mut process.threads[0];
     let tid = first.tracee.tid();
     let results = first.remote(pid, stub.end, |remote| remote.calls(stub.at, tid, &calls))?;
-    let mut bytes = vec![0; (subreaper_at + 8 - data) as usize];
-    memory::read(pid, data, &mut bytes)?;
+    let mut bytes = vec![0; (subreaper_at + 16 - data) as usize];
+    memory::read(process.handle(), data, &mut bytes)?;
     let four = |at: u64| -> [u64; 4] {
         std::array::from_fn(|index| {
             let at = (at - data) as usize + index * 8;
@@ -390,7 +472,17 @@ fn ask_with(process: &mut HeldProcess, stub: &Stub, timers: &[PosixTimer]) -> Re
         .enumerate()
         .filter_map(of_attribute)
         .collect();
+    let &[process_keyring, session_keyring, table, registered, _] = &results[others_at..] else {
+        return Err(Error::refused(pid, "calls without results"));
+    };
+    if process_keyring > 0 || session_keyring != own_session_keyring() {
+        return Err(Error::refused(pid, "a keyring of its own (keyctl(2))"));
+    }
+    if table > 0 {
+        return Err(Error::refused(pid, "an LDT (modify_ldt(2))"));
+    }
     let is_subreaper = bytes[(subreaper_at - data) as usize];
+    let is_there = bytes[(subreaper_at - data) as usize + 8] & 1 != 0;
     attributes.insert(libc::PR_SET_CHILD_SUBREAPER, u64::from(is_subreaper));
     let asked = Asked {
         actions: (0..SIGNALS)
@@ -402,54 +494,30 @@ fn ask_with(process: &mut HeldProcess, stub: &Stub, timers: &[PosixTimer]) -> Re
             .collect(),
         brk: results[asked_at] as u64,
         attributes,
+        membarrier: registered.max(0) as u32,
+        locks_future: match (locked_bytes(process.handle())? > locked, is_there) {
+            (false, _) => 0,
+            (true, true) => libc::MCL_FUTURE,
+            (true, false) => libc::MCL_FUTURE | libc::MCL_ONFAULT,
+        },
         threads: Vec::new(),
     };
-    let threads = ask_threads(process, stub)?;
+    let threads = threads::ask(process, stub)?;
     Ok(Asked { threads, ..asked })
 }
 
-/// Asks all threads, as many at a time as the stub has room for.
-fn ask_threads(process: &mut HeldProcess, stub: &Stub) -> Result<Vec<AskedThread>> {
-    let pid = process.pid;
-    let mut asked = Vec::new();
-    let slots = ((remote::DATA_BYTES - SLOTS) / SLOT_BYTES) as usize;
-    for threads in process.threads.chunks_mut(slots) {
-        let slot = |index: usize| remote::data(stub.at) + SLOTS + index as u64 * SLOT_BYTES;
-        for (index, thread) in threads.iter_mut().enumerate() {
-            let (table, tid) = (slot(index), thread.tracee.tid());
-            let data = table + SLOT_DATA;
-            let calls = [
-                call(libc::SYS_sigaltstack, [0, data]),
-                call(
-                    libc::SYS_prctl,
-                    [libc::PR_GET_TID_ADDRESS as u64, data + 24],
-                ),
-                call(libc::SYS_prctl, [libc::PR_GET_PDEATHSIG as u64, data + 32]),
-                call(libc::SYS_prctl, [libc::PR_GET_TIMERSLACK as u64]),
-            ];
-            thread.remote(pid, stub.end, |remote| {
-                remote.start_at(stub.at, table, tid, &calls)
-            })?;
+/// What a process has locked (mlock(2)).
+fn locked_bytes(tid: pid_t) -> Result<u64> {
+    Ok(Proc::new(tid)?.status()?.vmlck.unwrap_or(0))
+}
+
+fn own_session_keyring() -> i64 {
+    // SAFETY: no memory is involved.
+    let keyring = unsafe { libc::syscall(libc::SYS_keyctl, GET_KEYRING, SESSION_KEYRING, 0) };
+    match keyring {
+        keyring if keyring < 0 => {
+            -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
         }
-        for (index, thread) in threads.iter_mut().enumerate() {
-            let table = slot(index);
-            let results = thread.finish(table, 4, stub.end)?;
-            let mut bytes = [0; 40];
-            memory::read(pid, table + SLOT_DATA, &mut bytes)?;
-            let word = |index: usize| {
-                u64::from_ne_bytes(
-                    bytes[index * 8..index * 8 + 8]
-                        .try_into()
-                        .expect("eight bytes"),
-                )
-            };
-            asked.push(AskedThread {
-                alternate_stack: [word(0), word(1) & 0xffff_ffff, word(2)],
-                clear_tid: word(3),
-                parent_death_signal: word(4) as i32,
-                timer_slack: results[3].max(0) as u64,
-            });
-        }
+        keyring => keyring,
     }
-    Ok(asked)
 }

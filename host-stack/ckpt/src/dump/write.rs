@@ -58,7 +58,7 @@ pub fn look(
     bodies
         .map(|(held, body)| {
             let nameless = described.nameless.iter().copied();
-            let nameless = nameless.filter(|(pid, _)| *pid == held.pid);
+            let nameless = nameless.filter(|(pid, _)| *pid == held.handle());
             let nameless: Vec<u64> = nameless.map(|(_, start)| start).collect();
             let space = spaces.meet(Key::Process(held.pid));
             look_at(held, &body.areas, &nameless, tracking.as_deref_mut(), space)
@@ -73,7 +73,7 @@ fn look_at(
     tracking: Option<&mut Tracking>,
     space: &mut Space,
 ) -> Result<Saving> {
-    let (pid, pagemap) = (held.pid, Pagemap::open(held.pid)?);
+    let (pid, pagemap) = (held.handle(), Pagemap::open(held.handle())?);
     let is_nameless = |area: &Area| nameless_at.contains(&area.start);
     let is_anonymous = |area: &Area| area.backing == Backing::Anonymous && !is_nameless(area);
     let is_private = |area: &&Area| !area.is_shared && !matches!(area.backing, Backing::Kernel(_));

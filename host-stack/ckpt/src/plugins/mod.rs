@@ -126,6 +126,11 @@ impl Plugins {
         }
     }
 
+    /// Whether there are no programs with plugins.
+    pub fn are_none(&self) -> bool {
+        self.sockets.is_empty()
+    }
+
     fn gather(&mut self, directory: Option<&Path>) -> Result<()> {
         self.hear(Some(Instant::now()));
         let Some(directory) = directory else {

@@ -24,6 +24,7 @@ pub fn calls(
     is_root: bool,
     data: &mut Data,
 ) -> Result<Vec<Call>> {
+    let bits = |bits| call(libc::SYS_prctl, [libc::PR_SET_SECUREBITS as u64, bits]);
     if !is_root {
         if (own.users, own.groups) != (wanted.users, wanted.groups) {
             let what = format!(
@@ -35,13 +36,15 @@ pub fn calls(
         let header = data.put(&HEADER.to_ne_bytes());
         let none = data.put(&[0; 24]);
         let mut calls = dropped(own, wanted);
+        if own.secure_bits != wanted.secure_bits {
+            calls.push(bits(wanted.secure_bits.into()));
+        }
         calls.push(call(libc::SYS_capset, [header, none]));
         return Ok(calls);
     }
     if own == wanted {
         return Ok(Vec::new());
     }
-    let bits = |bits| call(libc::SYS_prctl, [libc::PR_SET_SECUREBITS as u64, bits]);
     let list: Vec<u8> = wanted.more.iter().flat_map(|id| id.to_ne_bytes()).collect();
     let list = data.put(&list);
     let of = |ids: [u32; 4]| ids.map(u64::from);
@@ -51,9 +54,11 @@ pub fn calls(
         call(libc::SYS_setgroups, [wanted.more.len() as u64, list]),
         call(libc::SYS_setresgid, [groups[0], groups[1], groups[2]]),
         call(libc::SYS_setresuid, [user, effective, saved]),
+        call(libc::SYS_setfsgid, [groups[3]]),
+        call(libc::SYS_setfsuid, [files]),
     ];
     calls.extend(dropped(own, wanted));
-    calls.push(bits(0));
+    calls.push(bits(wanted.secure_bits.into()));
     // The kernel's struct: effective, permitted, inheritable; low words, then high words.
     let sets = [wanted.effective, wanted.permitted, wanted.inheritable];
     let words = [0, 32].map(|shift| sets.map(|set| (set >> shift) as u32));
@@ -70,11 +75,6 @@ pub fn calls(
             libc::PR_CAP_AMBIENT_RAISE as u64,
         );
         calls.push(call(libc::SYS_prctl, [ambient, raise, capability, 0, 0]));
-    }
-    if files != effective || groups[3] != groups[1] {
-        return Err(Error::Missing {
-            what: "a thread with another user or group for files (setfsuid(2))".into(),
-        });
     }
     Ok(calls)
 }

@@ -23,6 +23,7 @@ mod seed;
 mod sockets;
 mod terminals;
 mod timers;
+mod vdso;
 
 use std::os::fd::OwnedFd;
 

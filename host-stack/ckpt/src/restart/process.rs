@@ -13,7 +13,7 @@ use procfs::process::Process as Proc;
 use super::{
     credentials,
     files::{Opened, damaged},
-    groups, held, layout, terminals,
+    groups, held, layout, terminals, vdso,
 };
 use crate::{
     dump::{
@@ -33,6 +33,8 @@ const USER_END: u64 = 0x7fff_ffff_f000;
 const SPARE_BYTES: u64 = 256 << 10;
 /// Error of calls that the kernel goes on with by a way of its own (ERESTART_RESTARTBLOCK), and of those that it makes
 /// again unless a handler runs (ERESTARTNOHAND).
+/// mmap(2), since Linux 6.11.
+const MAP_DROPPABLE: i32 = 8;
 const RESTART_BLOCK: i64 = -516;
 const RESTART_NO_HANDLER: i64 = -514;
 
@@ -170,15 +172,14 @@ impl<'a> Growing<'a> {
                 .map(|(name, part)| (name.clone(), part.end - part.start))
                 .collect()
         };
+        let spare = self.stub + STUB_BYTES;
         if wanted.is_empty() {
-            return Ok(());
+            let unmap = call(libc::SYS_munmap, [spare, SPARE_BYTES]);
+            return self.make("a vDSO that it has not had", &[unmap]);
         }
         if sizes(&wanted) != sizes(kernels) || code != tree.vdso {
-            return Err(Error::Missing {
-                what: "this kernel's vDSO is another than that of the checkpoint".into(),
-            });
+            return self.redirect_vdso(kernels, code, tree);
         }
-        let spare = self.stub + STUB_BYTES;
         let moves = kernels.iter().zip(offsets(kernels)).zip(&wanted);
         let calls: Vec<_> = moves
             .map(|(((_, part), from), (_, to))| {
@@ -187,6 +188,48 @@ impl<'a> Growing<'a> {
             })
             .collect();
         self.make("its vDSO cannot be moved", &calls)
+    }
+
+    /// The kernel's vDSO stays where it is now, and that of the checkpoint leads to it.
+    fn redirect_vdso(
+        &self,
+        kernels: &[(Vec<u8>, Range<u64>)],
+        code: &[u8],
+        tree: &Tree,
+    ) -> Result<()> {
+        let is_vdso = |name: &[u8]| name == b"[vdso]";
+        let mut areas = self.body.areas.iter();
+        let old =
+            areas.find(|area| matches!(&area.backing, Backing::Kernel(name) if is_vdso(name)));
+        let Some(old) = old else { return Ok(()) };
+        let now = kernels.iter().zip(offsets(kernels));
+        let mut now = now.filter(|((name, _), _)| is_vdso(name));
+        let (_, offset) = now
+            .next()
+            .ok_or_else(|| damaged("no vDSO on this kernel"))?;
+        let (pid, bytes) = (self.process.pid, old.end - old.start);
+        if tree.vdso.len() as u64 != bytes {
+            return Err(damaged("a vDSO of another size"));
+        }
+        for thread in &self.body.threads {
+            let at = regs_of(&thread.regs).map_or(0, |regs| regs.rip);
+            if (old.start..old.end).contains(&at) {
+                let what = format!(
+                    "thread {} was in the vDSO of another kernel: an earlier checkpoint may do",
+                    thread.tid
+                );
+                return Err(Error::Missing { what });
+            }
+        }
+        let redirected = vdso::redirect(&tree.vdso, code, self.stub + STUB_BYTES + offset)?;
+        let to_fill = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let arguments = [old.start, bytes, to_fill, flags as u64, u64::MAX, 0];
+        let what = "the vDSO of another kernel";
+        self.make(what, &[call(libc::SYS_mmap, arguments)])?;
+        memory::write(pid, old.start, &redirected)?;
+        let code = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        self.make(what, &[call(libc::SYS_mprotect, [old.start, bytes, code])])
     }
 
     fn map_areas(&self, opened: &Opened) -> Result<()> {
@@ -217,12 +260,17 @@ impl<'a> Growing<'a> {
         let threads = self.make_threads()?;
         steps::reached(Step::RestartThreads);
         let all: Vec<&Tracee> = std::iter::once(&self.first).chain(&threads).collect();
-        let own = credentials_of(&Proc::myself()?.status()?);
+        let own = Credentials {
+            // SAFETY: no memory is involved.
+            secure_bits: unsafe { libc::prctl(libc::PR_GET_SECUREBITS) }.max(0) as u32,
+            ..credentials_of(&Proc::myself()?.status()?)
+        };
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
             self.set_thread(tracee, thread, &own, drops_privileges)?;
         }
         self.make_timers()?;
         self.limit()?;
+        self.lock()?;
         let at = syscall_instruction(pid, &self.body.areas)?;
         let unmap = call(libc::SYS_munmap, [self.stub, STUB_BYTES]);
         self.remote()?
@@ -237,6 +285,8 @@ impl<'a> Growing<'a> {
             format!("/proc/{pid}/oom_score_adj"),
             self.body.oom_score.to_string(),
         );
+        let filter = format!("{:#x}", self.body.core_filter);
+        let _ = std::fs::write(format!("/proc/{pid}/coredump_filter"), filter);
         Ok(std::iter::once(self.first).chain(threads).collect())
     }
 
@@ -285,15 +335,26 @@ impl<'a> Growing<'a> {
         Ok(())
     }
 
+    /// What is not to change any more, and what is locked that is yet to come.
+    fn lock(&self) -> Result<()> {
+        /// mseal(2), since Linux 6.10.
+        const SYS_MSEAL: i64 = 462;
+        let sealed = self.body.areas.iter();
+        let sealed = sealed.filter(|area| area.flags.contains(b"sl") && !is_kernels(area));
+        let mut calls: Vec<_> = sealed
+            .map(|area| call(SYS_MSEAL, [area.start, area.end - area.start, 0]))
+            .collect();
+        if self.body.locks_future != 0 {
+            calls.push(call(libc::SYS_mlockall, [self.body.locks_future as u64]));
+        }
+        self.make("its memory cannot be locked", &calls)
+    }
+
     fn protect(&self) -> Result<()> {
         let mut calls = Vec::new();
-        for area in &self.body.areas {
+        for area in self.body.areas.iter().filter(|area| !is_kernels(area)) {
             let range = [area.start, area.end - area.start];
-            let is_kernels = matches!(area.backing, Backing::Kernel(_));
-            if !area.is_shared
-                && !is_kernels
-                && area.protection != libc::PROT_READ | libc::PROT_WRITE
-            {
+            if !area.is_shared && area.protection != libc::PROT_READ | libc::PROT_WRITE {
                 let protection = area.protection as u64;
                 calls.push(call(libc::SYS_mprotect, [range[0], range[1], protection]));
             }
@@ -301,7 +362,8 @@ impl<'a> Growing<'a> {
                 calls.push(call(libc::SYS_madvise, [range[0], range[1], advice as u64]));
             }
             if area.flags.contains(b"lo") {
-                calls.push(call(libc::SYS_mlock, range));
+                let on_fault = u64::from(area.flags.contains(b"lf"));
+                calls.push(call(libc::SYS_mlock2, [range[0], range[1], on_fault]));
             }
         }
         self.make("its memory cannot be protected", &calls)
@@ -347,12 +409,18 @@ impl<'a> Growing<'a> {
             let timer = data.put_words(timer);
             calls.push(call(libc::SYS_setitimer, [which as u64, timer, 0]));
         }
-        // What a process begins with cannot always be asked for: no_new_privs has no way back.
         let is_new =
             |(option, value): &(&i32, &u64)| **value != 0 && **option != libc::PR_SET_DUMPABLE;
         for (option, value) in body.attributes.iter().filter(is_new) {
-            calls.push(call(libc::SYS_prctl, [*option as u64, *value, 0, 0, 0]));
+            // What else PR_GET_THP_DISABLE says is an argument of its own.
+            let (value, more) = match *option {
+                libc::PR_SET_THP_DISABLE => (1, value & !1),
+                _ => (*value, 0),
+            };
+            calls.push(call(libc::SYS_prctl, [*option as u64, value, more, 0, 0]));
         }
+        let registered = (0..32).filter(|bit| body.membarrier & 1 << bit != 0);
+        calls.extend(registered.map(|bit| call(libc::SYS_membarrier, [1 << bit, 0, 0])));
         data.write(pid)?;
         self.make("its attributes cannot be set", &calls)?;
         self.queue(&body.pending, None)?;
@@ -432,10 +500,12 @@ impl<'a> Growing<'a> {
         // First: what follows is forgotten with a change of user (PR_SET_PDEATHSIG).
         let mut calls = credentials::calls(own, &thread.credentials, !drops_privileges, &mut data)?;
         let dumpable = self.body.attributes.get(&libc::PR_SET_DUMPABLE);
-        if let Some(dumpable @ 0..=1) = dumpable {
+        if let Some(dumpable) = dumpable {
+            // 2 can be had of the kernel alone, and 0 is as strict.
+            let dumpable = u64::from(*dumpable == 1);
             calls.push(call(
                 libc::SYS_prctl,
-                [libc::PR_SET_DUMPABLE as u64, *dumpable],
+                [libc::PR_SET_DUMPABLE as u64, dumpable],
             ));
         }
         calls.extend([
@@ -467,14 +537,14 @@ impl<'a> Growing<'a> {
             libc::SYS_prctl,
             [libc::PR_SET_TIMERSLACK as u64, thread.timer_slack],
         ));
-        if let Some(set) = &thread.affinity {
-            let at = data.put(set);
-            // The machine may have other processors: then it runs anywhere.
-            let all = call(libc::SYS_sched_setaffinity, [0, set.len() as u64, at]);
-            data.write(pid)?;
-            Remote::new(tracee, pid)?.calls(self.stub, thread.tid, &[all])?;
+        if thread.no_new_privileges {
+            let option = libc::PR_SET_NO_NEW_PRIVS as u64;
+            calls.push(call(libc::SYS_prctl, [option, 1, 0, 0, 0]));
         }
+        calls.push(call(libc::SYS_personality, [thread.personality.into()]));
+        let wishes = wishes(thread, &mut data);
         data.write(pid)?;
+        Remote::new(tracee, pid)?.calls(self.stub, thread.tid, &wishes)?;
         let results = Remote::new(tracee, pid)?.calls(self.stub, thread.tid, &calls)?;
         for (index, returned) in results.into_iter().enumerate() {
             result(returned).map_err(|source| Error::Process {
@@ -486,6 +556,30 @@ impl<'a> Growing<'a> {
         schedule(thread);
         self.queue(&thread.pending, Some((tracee, thread.tid)))
     }
+}
+
+/// Calls that may fail: the machine has other processors or nodes, or does not allow any more what it did.
+fn wishes(thread: &Thread, data: &mut Data) -> Vec<Call> {
+    let mut calls = Vec::new();
+    if let Some(set) = &thread.affinity {
+        let at = data.put(set);
+        calls.push(call(libc::SYS_sched_setaffinity, [0, set.len() as u64, at]));
+    }
+    if thread.io_priority != 0 {
+        let priority = thread.io_priority as u64;
+        calls.push(call(libc::SYS_ioprio_set, [1, 0, priority]));
+    }
+    let (mode, nodes) = &thread.memory_policy;
+    if *mode != 0 {
+        let (at, bits) = (data.put_words(nodes), nodes.len() as u64 * 64);
+        calls.push(call(libc::SYS_set_mempolicy, [*mode as u64, at, bits]));
+    }
+    let options = thread.options.iter();
+    calls
+        .extend(options.map(|[option, first, second]| {
+            call(libc::SYS_prctl, [*option, *first, *second, 0, 0])
+        }));
+    calls
 }
 
 /// Policy and nice value; who may not have what it had is served as its supervisor is.
@@ -556,12 +650,16 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
     let has = |flag: &[u8; 2], bit| if area.flags.contains(flag) { bit } else { 0 };
     let fixed = libc::MAP_FIXED_NOREPLACE
         | has(b"gd", libc::MAP_GROWSDOWN)
-        | has(b"nr", libc::MAP_NORESERVE);
+        | has(b"nr", libc::MAP_NORESERVE)
+        | has(b"ht", libc::MAP_HUGETLB | libc::MAP_HUGE_2MB);
     let (protection, flags, fd, offset) = match &area.backing {
         Backing::Kernel(_) => return Ok(None),
         Backing::Plugin => {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
             (libc::PROT_NONE, flags, -1, 0)
+        }
+        Backing::Anonymous if area.flags.contains(b"dp") => {
+            (to_fill, MAP_DROPPABLE | libc::MAP_ANONYMOUS, -1, 0)
         }
         Backing::Anonymous => (to_fill, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0),
         Backing::File {
@@ -594,6 +692,10 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
     Ok(Some(call(libc::SYS_mmap, arguments)))
 }
 
+fn is_kernels(area: &Area) -> bool {
+    matches!(area.backing, Backing::Kernel(_))
+}
+
 /// madvise(2) of a flag of smaps.
 fn advice(flag: &[u8; 2]) -> Option<i32> {
     Some(match flag {
@@ -603,6 +705,8 @@ fn advice(flag: &[u8; 2]) -> Option<i32> {
         b"hg" => libc::MADV_HUGEPAGE,
         b"nh" => libc::MADV_NOHUGEPAGE,
         b"mg" => libc::MADV_MERGEABLE,
+        b"sr" => libc::MADV_SEQUENTIAL,
+        b"rr" => libc::MADV_RANDOM,
         _ => return None,
     })
 }

@@ -20,7 +20,7 @@ use snaprig_ckpt_image::image::{CHUNK_MAX, Sink, Writer};
 
 use super::checkpoint::Known;
 use crate::{
-    dump::{self, Before, Pagemap},
+    dump::{self, Pagemap},
     error::Result,
     freeze::{self, Frozen},
     ranges::Ranges,
@@ -52,8 +52,6 @@ pub fn copy<S: Sink>(
     // SAFETY: no preconditions.
     let me = unsafe { libc::getpid() };
     let mut ahead = Ahead::default();
-    // What cannot be saved is refused before anything stops.
-    Before::look(me, &mut known.named)?;
     arm(me, known, &mut ahead)?;
     let mut left = u64::MAX;
     while ahead.passes < PASSES_MAX && known.tracking.is_possible() {

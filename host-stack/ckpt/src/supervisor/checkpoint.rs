@@ -30,7 +30,7 @@ use crate::{
     error::{Error, Result},
     freeze::{Calls, Frozen},
     job::Board,
-    plugins::{Gathered, SharedPlugins},
+    plugins::{Gathered, Owned, SharedPlugins},
     spaces::Spaces,
     steps::{self, Step},
     track::Tracking,
@@ -231,6 +231,16 @@ impl<S: Sink> Begun<S> {
     }
 }
 
+/// Refuses what cannot be saved before memory is copied. What plugins have, they say when they are asked.
+pub fn look(known: &mut Known, plugins: &SharedPlugins) -> Result<()> {
+    if plugins.borrow().are_none() {
+        // SAFETY: no preconditions.
+        let me = unsafe { libc::getpid() };
+        Before::look(me, &mut known.named, &Owned::default())?;
+    }
+    Ok(())
+}
+
 /// A tree that stands still, and is described.
 pub struct Stopped {
     since: Instant,
@@ -254,7 +264,13 @@ impl Stopped {
         let me = unsafe { libc::getpid() };
         let mut tries = 0;
         let mut gathered = Gathered::of(plugins, directory)?;
-        let before = Before::look(me, &mut known.named, &gathered.owned())?;
+        let before = loop {
+            match Before::look(me, &mut known.named, &gathered.owned()) {
+                Err(Error::NotNow(_)) if tries < TRIES_MAX => tries += 1,
+                looked => break looked?,
+            }
+            thread::sleep(BETWEEN_TRIES);
+        };
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;

@@ -318,7 +318,10 @@ impl<'a> Supervisor<'a> {
             is_whole: full,
             zstd: self.options.zstd,
         };
-        self.known.check(&self.store, MEMBER);
+        self.known.check(&self.parts.store, MEMBER);
+        if how.mode == Mode::Background {
+            checkpoint::look(&mut self.known, &self.parts.plugins)?;
+        }
         let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
         let (known, directory) = (&mut self.known, Some(round.joined().dir()));

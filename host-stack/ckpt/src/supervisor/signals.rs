@@ -27,6 +27,8 @@ impl Signals {
                 libc::SIGHUP,
                 libc::SIGINT,
                 libc::SIGQUIT,
+                // A file that is too large is an error, not the end.
+                libc::SIGXFSZ,
             ] {
                 libc::sigaddset(&raw mut set, signal);
             }

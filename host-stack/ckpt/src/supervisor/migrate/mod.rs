@@ -15,7 +15,7 @@ use self::wire::{Answer, Begin, Go, Running, Stream};
 pub use self::{receive::receive, wire::Address};
 use super::{
     Supervisor,
-    checkpoint::{Begun, Copied, How, Mode, Stopped},
+    checkpoint::{self, Begun, Copied, How, Mode, Stopped},
 };
 use crate::error::{Error, Result};
 
@@ -49,6 +49,7 @@ impl Supervisor<'_> {
     /// The tree goes on at another supervisor. Whatever goes wrong before that has it restored, it runs on here.
     pub fn migrate(&mut self, to: &Address) -> Result<Migrated> {
         self.is_alone()?;
+        checkpoint::look(&mut self.known, &self.parts.plugins)?;
         let begun = Instant::now();
         let failed = |source| Error::io(format!("migration to {to}"), source);
         let mut stream = to.connect().map_err(failed)?;
