@@ -4,6 +4,8 @@
 //! memory, and contents of files.
 
 mod areas;
+mod counters;
+mod descriptors;
 mod diag;
 mod files;
 mod held;
@@ -25,7 +27,7 @@ use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, Process as Proc, Stat};
 
 pub use self::areas::kernels;
-pub use self::files::copy_of;
+pub use self::descriptors::copy_of;
 pub use self::named::{Named, hash, modified, tail};
 pub use self::pages::Pagemap;
 pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};

@@ -6,7 +6,7 @@ use libc::pid_t;
 use procfs::process::Process;
 
 use super::{
-    files::{descriptors, is_ours, is_own},
+    descriptors::{descriptors, is_ours, is_own},
     named::Named,
     seen::{Class, Seen},
     watches,

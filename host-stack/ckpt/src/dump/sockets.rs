@@ -20,7 +20,7 @@ use procfs::{
     process::Process as Proc,
 };
 
-use super::{diag, files::copy_of};
+use super::{descriptors::copy_of, diag};
 use crate::{
     error::{Error, Result},
     flow,

@@ -13,6 +13,7 @@ mod fill;
 mod groups;
 mod held;
 mod layout;
+mod made;
 mod namespaces;
 mod paths;
 mod pipes;
