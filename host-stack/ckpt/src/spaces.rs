@@ -108,6 +108,7 @@ impl Spaces {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 

@@ -132,6 +132,21 @@ fn a_tree_of_processes_and_files() {
     );
 }
 
+#[test]
+fn what_cannot_be_tracked_is_saved_whole() {
+    let mode = [("MODE", "background")];
+    let python = ["/usr/bin/python3", &program("narrow.py")];
+    let mut job = Job::launch_with(None, &mode, &python);
+    job.wait_for("ready");
+    for _ in 0..3 {
+        let dumped = job.dumped(false, false).unwrap();
+        assert!(dumped.copied.stopped > 8 << 20, "{dumped:?}");
+    }
+    job.over_again();
+    job.tell("go");
+    assert_eq!((job.ended(), job.output().as_str()), (0, "ready\nright\n"));
+}
+
 /// What the images of a round say together: spaces by what is in them, whatever their numbers.
 fn contents(job: &Job, round: u64) -> Vec<BTreeMap<u64, Vec<u8>>> {
     let checkpoint = Store::open(job.path("job"))

@@ -34,19 +34,14 @@ pub struct Pagemap {
 
 /// What is asked of a scan: pages that are there and not zero, of all of some categories, and of none of others. What
 /// need not be asked is not: whether a page is a file's takes longer than everything else.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Wanted {
     categories: u64,
     not: u64,
+    /// Categories that are told of each range.
+    told: u64,
     flags: u64,
 }
-
-/// Pages that have been written to, of memory that is tracked; all of that is anonymous.
-const WRITTEN: Wanted = Wanted {
-    categories: IS_TRACKED | IS_WRITTEN,
-    not: IS_ZERO,
-    flags: 0,
-};
 
 impl Pagemap {
     /// Of a process.
@@ -60,11 +55,10 @@ impl Pagemap {
     /// mapped there.
     pub fn own(&self, part: Range<u64>, of_file: bool, to: &mut Ranges) -> Result<()> {
         let wanted = Wanted {
-            categories: 0,
             not: IS_ZERO | if of_file { IS_FILE } else { 0 },
-            flags: 0,
+            ..Wanted::default()
         };
-        let scanned = match self.scan(part.clone(), wanted, |range| to.push(range)) {
+        let scanned = match self.scan(part.clone(), wanted, |range, _| to.push(range)) {
             // Before Linux 6.7.
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.read(part, to),
             scanned => scanned,
@@ -92,20 +86,40 @@ impl Pagemap {
         self.ioctl(&mut scan).is_ok_and(|found| found == 1)
     }
 
-    /// Adds the process's own pages of `part` that have been written to since this was asked the last time, or since
-    /// they are tracked. All others are left out.
-    pub fn take_written(&self, part: Range<u64>, to: &mut Ranges) -> Result<()> {
+    /// Adds the process's own pages of `part` where that is tracked, and which of them have been written to since this
+    /// was asked the last time, or since they are tracked.
+    pub fn take_written(
+        &self,
+        part: Range<u64>,
+        own: &mut Ranges,
+        written: &mut Ranges,
+    ) -> Result<()> {
+        // One walk for both, and the kernel protects only what it tells to be written to.
         let wanted = Wanted {
+            categories: IS_TRACKED,
+            not: IS_ZERO,
+            told: IS_WRITTEN,
             flags: PROTECT,
-            ..WRITTEN
         };
-        self.done(self.scan(part, wanted, |range| to.push(range)))
+        let scanned = self.scan(part, wanted, |range, told| {
+            if told & IS_WRITTEN != 0 {
+                written.push(range.clone());
+            }
+            own.push(range);
+        });
+        self.done(scanned)
     }
 
-    /// Bytes of the pages that [`Pagemap::take_written`] would find; they stay what they are.
+    /// Bytes of the pages that [`Pagemap::take_written`] would find to be written to; they stay what they are.
     pub fn written_bytes(&self, part: Range<u64>) -> Result<u64> {
+        let wanted = Wanted {
+            categories: IS_TRACKED | IS_WRITTEN,
+            not: IS_ZERO,
+            ..Wanted::default()
+        };
         let mut bytes = 0;
-        self.done(self.scan(part, WRITTEN, |range| bytes += range.end - range.start))?;
+        let scanned = self.scan(part, wanted, |range, _| bytes += range.end - range.start);
+        self.done(scanned)?;
         Ok(bytes)
     }
 
@@ -117,7 +131,7 @@ impl Pagemap {
         &self,
         part: Range<u64>,
         wanted: Wanted,
-        mut each: impl FnMut(Range<u64>),
+        mut each: impl FnMut(Range<u64>, u64),
     ) -> io::Result<()> {
         let mut from = part.start;
         let mut ranges = vec![[0u64; 3]; RANGES];
@@ -134,12 +148,11 @@ impl Pagemap {
                 wanted.not,
                 wanted.not | wanted.categories,
                 IS_PRESENT | IS_SWAPPED,
-                // What is told of a range: nothing, so that ranges do not end where that changes.
-                0,
+                wanted.told,
             ];
             let found = self.ioctl(&mut scan)?;
-            for [start, end, _] in &ranges[..found] {
-                each(*start..*end);
+            for [start, end, told] in &ranges[..found] {
+                each(*start..*end, *told);
             }
             from = scan[4];
         }

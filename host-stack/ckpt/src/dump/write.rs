@@ -18,8 +18,8 @@ use crate::{
     track::Tracking,
 };
 
-/// Parts of one process_vm_readv(2).
-const PARTS: usize = 512;
+/// Parts of one process_vm_readv(2): as many as it takes (IOV_MAX).
+const PARTS: usize = 1024;
 
 /// What of a process's memory is to be saved.
 pub struct Saving {
@@ -94,10 +94,10 @@ fn look_at(
             written.push(part);
             continue;
         }
-        pagemap.own(part.clone(), !is_anonymous(area), &mut own)?;
         if is_anonymous(area) && pagemap.is_tracked(area.start) {
-            pagemap.take_written(part.clone(), &mut written)?;
+            pagemap.take_written(part.clone(), &mut own, &mut written)?;
         } else {
+            pagemap.own(part.clone(), !is_anonymous(area), &mut own)?;
             written.push(part.clone());
         }
         if area.protection & libc::PROT_READ == 0 {

@@ -81,9 +81,9 @@ pub fn run(
         })
     })?;
     drop(said);
-    let mut what = String::new();
-    heard.read_to_string(&mut what).map_err(failed)?;
-    match what.split_at_checked(1) {
+    let mut what = Vec::new();
+    heard.read_to_end(&mut what).map_err(failed)?;
+    match String::from_utf8_lossy(&what).split_at_checked(1) {
         None => Ok(status),
         Some((DAMAGED, what)) => Err(Error::Damaged { what: what.into() }),
         Some((_, what)) => Err(Error::Refusal { what: what.into() }),
@@ -98,9 +98,8 @@ const OTHER: &str = "o";
 fn tell(mut to: impl Write, error: &Error) {
     let kind = if error.is_damage() { DAMAGED } else { OTHER };
     let message = kind.to_owned() + &restart::chain(error);
-    let end = message.floor_char_boundary(MESSAGE_MAX);
     // Who would read it is gone.
-    let _ = to.write_all(&message.as_bytes()[..end]);
+    let _ = to.write_all(&message.as_bytes()[..message.len().min(MESSAGE_MAX)]);
 }
 
 /// Whether a tree is restarted by somebody who cannot give it other users than himself.

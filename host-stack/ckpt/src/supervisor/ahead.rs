@@ -137,9 +137,7 @@ fn protect(pid: pid_t, areas: Vec<std::ops::Range<u64>>, spaces: &mut Spaces) ->
     let mut result = Ok(());
     for area in areas {
         if result.is_ok() && pagemap.is_tracked(area.start) {
-            result = pagemap
-                .own(area.clone(), false, &mut own)
-                .and_then(|()| pagemap.take_written(area.clone(), &mut written));
+            result = pagemap.take_written(area.clone(), &mut own, &mut written);
             if result.is_err() {
                 // Of how much it was told is not known.
                 written.push(area);

@@ -255,8 +255,8 @@ impl<'a> Supervisor<'a> {
         if let Some(lineage) = written.lineage {
             self.known.keep(lineage);
         }
-        if let Some(keep) = self.options.keep {
-            self.store.prune(keep)?;
+        if let Some(Err(error)) = self.options.keep.map(|keep| self.store.prune(keep)) {
+            eprintln!("snaprig: older checkpoints stay: {}", chain(&error));
         }
         let pause = pause.or(ended).unwrap_or_default();
         self.due.ended(cost, pause.all);

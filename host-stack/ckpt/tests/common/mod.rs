@@ -204,15 +204,6 @@ impl Job {
         );
     }
 
-    /// A restart that fails; what it says.
-    pub fn refuses_to_restart(&mut self) -> String {
-        let before = self.output().len();
-        self.begin_restart(None, &[]);
-        let (status, output) = (self.ended(), self.output());
-        assert_ne!(status, 0, "{output}");
-        output[before..].to_owned()
-    }
-
     /// Has a supervisor restart it that kills itself at a step.
     pub fn restart_to_die(&mut self, at: &str) {
         self.begin_restart(Some(at.to_owned()), &[]);
@@ -237,6 +228,15 @@ impl Job {
     /// Its supervisor, as the test sees it.
     pub fn supervisor(&self) -> i32 {
         self.supervisor.id() as i32
+    }
+
+    /// A restart that fails; what it says.
+    pub fn refuses_to_restart(&mut self) -> String {
+        let before = self.output().len();
+        self.begin_restart(None, &[]);
+        let (status, output) = (self.ended(), self.output());
+        assert_ne!(status, 0, "{output}");
+        output[before..].to_owned()
     }
 
     /// Its exit status, when it has ended.

@@ -117,6 +117,33 @@ static void *churn(void *seed) {
     return NULL;
 }
 
+/* Pages that a device writes to, as far as the file system lets it: no page table tells who does. */
+static void *read_directly(void *unused) {
+    uint64_t state = 99;
+    uint32_t full[PAGES] = {0}, page[PAGE / 4];
+    struct area area = {map(PAGES), PAGES, full};
+    int fd = open("blocks", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    for (uint32_t block = 0; block < PAGES; block++) {
+        for (int i = 0; i < PAGE / 4; i++)
+            page[i] = block + 1;
+        CHECK(write(fd, page, PAGE) == PAGE);
+    }
+    close(fd);
+    fd = open("blocks", O_RDONLY | O_DIRECT);
+    if (fd < 0)
+        fd = open("blocks", O_RDONLY);
+    while (!stop) {
+        size_t from = draw(&state) % PAGES, to = draw(&state) % PAGES, count = 1 + draw(&state) % 16;
+        if (from + count > PAGES || to + count > PAGES)
+            continue;
+        CHECK(pread(fd, area.at + to * PAGE, count * PAGE, from * PAGE) == (ssize_t)(count * PAGE));
+        for (size_t i = 0; i < count; i++)
+            full[to + i] = from + i + 1;
+        look(&area);
+    }
+    return unused;
+}
+
 /* Memory that parent and children write to: children that end before anybody looks, too. */
 static void children(uint64_t *state, struct area *shared, struct area *own) {
     for (int i = 0; i < 3; i++) {
@@ -140,9 +167,10 @@ static void children(uint64_t *state, struct area *shared, struct area *own) {
 }
 
 int main(void) {
-    pthread_t threads[THREADS];
+    pthread_t threads[THREADS], reader;
     for (uint64_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, churn, (void *)(i + 1));
+    pthread_create(&reader, NULL, read_directly, NULL);
     uint64_t state = 77;
     uint32_t full[PAGES] = {0}, of_memfd[PAGES] = {0}, own_full[PAGES] = {0};
     struct area shared = {mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), PAGES,
@@ -168,6 +196,7 @@ int main(void) {
     stop = 1;
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
+    pthread_join(reader, NULL);
     look(&shared);
     look(&file);
     look(&own);
