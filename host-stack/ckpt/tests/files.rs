@@ -42,6 +42,24 @@ fn terminals_within_a_tree() {
     stays("terminal.py");
 }
 
+/// Somebody else has the numbers of its terminals by then: it has a /dev/pts of its own.
+#[test]
+fn terminals_keep_their_numbers() {
+    for launch in [Job::launch, Job::launch_as_nobody] {
+        let mut job = launch(&["/usr/bin/python3", &program("terminal.py")]);
+        job.wait_for("ready");
+        job.dump(true).unwrap();
+        job.ended();
+        let master = || File::options().read(true).write(true).open("/dev/ptmx");
+        let others: Vec<File> = (0..32).map(|_| master().unwrap()).collect();
+        job.restart();
+        job.tell("go");
+        let status = job.ended();
+        assert_eq!((status, job.output().as_str()), (0, "ready\nall right\n"));
+        drop(others);
+    }
+}
+
 /// Somebody at a terminal, with an interactive shell.
 fn on_a_terminal(what: &str) {
     for user in [None, common::nobody()] {

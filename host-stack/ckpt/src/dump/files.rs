@@ -6,7 +6,7 @@ use std::{
     fs::{self, File},
     io::{Seek, SeekFrom},
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::{
             ffi::OsStrExt,
             fs::{MetadataExt, PermissionsExt},
@@ -19,17 +19,18 @@ use libc::pid_t;
 
 use super::{
     areas::{Shared, id_of},
+    counters::{Target, hex, timer, watched},
+    descriptors::{copy_of, descriptors, is_ours, is_own, is_same_file, is_watched, me, passed_on},
     held,
     named::Named,
     pipes::Pipes,
-    seen::{Class, Info, Seen},
+    seen::{Class, Seen},
     sockets::Sockets,
     terminals::{self, Terminals},
     watches,
 };
 use crate::{
     error::{Error, Result},
-    freeze,
     plugins::Owned,
     spaces::Key,
     state::{
@@ -72,10 +73,9 @@ pub struct Files<'a> {
     pub terminals: Terminals,
     /// Copies of files that no process has.
     pub kept: Vec<OwnedFd>,
+    /// What the supervisor was launched with.
+    passed_on: Option<Vec<i32>>,
 }
-
-/// pidfd_open(2), since Linux 6.9.
-const PIDFD_THREAD: i32 = libc::O_EXCL;
 
 /// Where the bytes of a file are read.
 #[derive(Debug)]
@@ -115,9 +115,6 @@ impl Source {
         }
     }
 }
-
-/// What an epoll instance watches: descriptor, events, data.
-type Target = (i32, u32, u64);
 
 /// What files of a tree are of.
 #[derive(Debug, Default)]
@@ -288,7 +285,13 @@ impl<'a> Files<'a> {
         named: &mut Named,
     ) -> Result<Kind> {
         let info = &seen.info;
-        Ok(match seen.class(is_ours)? {
+        let class = seen.class(is_ours)?;
+        if matches!(class, Class::Pipe | Class::Socket)
+            && let Some(own) = self.inherited(seen)
+        {
+            return Ok(Kind::Stdio(own));
+        }
+        Ok(match class {
             Class::Path => self.path(number, seen, copy, named)?,
             Class::Proc(pid, path) => Kind::Proc {
                 pid,
@@ -296,9 +299,6 @@ impl<'a> Files<'a> {
                 offset: info.offset,
             },
             Class::Memory(name) => memory(seen, name, &copy, shared),
-            Class::Pipe | Class::Socket if inherited(seen).is_some() => {
-                Kind::Stdio(inherited(seen).unwrap_or(-1))
-            }
             Class::Pipe => Kind::Pipe(self.pipes.meet(seen, copy)),
             Class::Socket => self.socket(number, seen, shared, named)?,
             Class::Terminal => {
@@ -324,6 +324,13 @@ impl<'a> Files<'a> {
             Class::Inotify => Kind::Inotify(watches::describe(seen, copy.as_fd(), named)?),
             Class::Pid(pid) => Kind::Pid(pid),
         })
+    }
+
+    /// Which of the descriptors that the supervisor was launched with a descriptor is.
+    fn inherited(&mut self, seen: &Seen) -> Option<i32> {
+        let passed_on = self.passed_on.get_or_insert_with(passed_on);
+        let is_it = |own: &&i32| is_same_file((seen.pid, seen.fd), (me(), **own));
+        passed_on.iter().find(is_it).copied()
     }
 
     fn socket(
@@ -503,109 +510,12 @@ fn seen_alike(seen: &Seen) -> (u64, u64, u64) {
     (device, inode, seen.info.offset)
 }
 
-/// The numbers of a process's descriptors.
-pub fn descriptors(pid: pid_t) -> Result<Vec<i32>> {
-    let path = format!("/proc/{pid}/fd");
-    let entries = fs::read_dir(&path).map_err(|source| Error::io(path, source))?;
-    let names = entries.flatten().map(|entry| entry.file_name());
-    let mut numbers: Vec<i32> = names
-        .filter_map(|name| name.to_str()?.parse().ok())
-        .collect();
-    numbers.sort_unstable();
-    Ok(numbers)
-}
-
-fn me() -> pid_t {
-    // SAFETY: no preconditions.
-    unsafe { libc::getpid() }
-}
-
-/// Which of the supervisor's standard descriptors a process's is.
-pub fn is_own(pid: pid_t, fd: i32) -> Option<i32> {
-    (0..3).find(|own| is_same_file((pid, fd), (me(), *own)))
-}
-
-/// Which of the descriptors that the supervisor was launched with a descriptor is: its own are closed by exec(2).
-fn inherited(seen: &Seen) -> Option<i32> {
-    let own = descriptors(me()).ok()?;
-    // SAFETY: no memory is involved.
-    let is_passed_on = |fd: &i32| unsafe { libc::fcntl(*fd, libc::F_GETFD) } == 0;
-    let mut passed_on = own.into_iter().filter(is_passed_on);
-    passed_on.find(|own| is_same_file((seen.pid, seen.fd), (me(), *own)))
-}
-
-/// Whether a process is of the tree that this one supervises, or this one.
-pub fn is_ours(pid: pid_t) -> bool {
-    freeze::is_descendant(pid, me())
-}
-
 /// A child that has the connection of its parent's plugins.
 fn not_registered(pid: pid_t, parent: pid_t) -> Error {
     let what = format!(
         "it has the plugins of process {parent}, and was not made by fork(3), which registers them"
     );
     Error::refused(pid, what)
-}
-
-/// Whether two descriptors are of one open file (kcmp(2)).
-fn is_same_file((pid, fd): (pid_t, i32), (other, number): (pid_t, i32)) -> bool {
-    const KCMP_FILE: i32 = 0;
-    // SAFETY: no memory is involved.
-    unsafe {
-        libc::syscall(
-            libc::SYS_kcmp,
-            pid,
-            other,
-            KCMP_FILE,
-            fd as u64,
-            number as u64,
-        ) == 0
-    }
-}
-
-/// Whether a descriptor is of the open file that an epoll instance of the same process has as number `target`.
-fn is_watched((pid, fd): (pid_t, i32), epoll: i32, target: i32) -> bool {
-    const KCMP_EPOLL_TFD: i32 = 7;
-    // struct kcmp_epoll_slot: epoll's descriptor, target, which of several.
-    let slot = [epoll as u32, target as u32, 0];
-    // SAFETY: `slot` is valid to read.
-    unsafe {
-        libc::syscall(
-            libc::SYS_kcmp,
-            pid,
-            pid,
-            KCMP_EPOLL_TFD,
-            fd as u64,
-            slot.as_ptr(),
-        ) == 0
-    }
-}
-
-/// A descriptor of this process for the same open file (pidfd_getfd(2)).
-pub fn copy_of(pid: pid_t, fd: i32) -> Result<OwnedFd> {
-    let failed = || {
-        Error::io(
-            format!("descriptor {fd} of process {pid}"),
-            std::io::Error::last_os_error(),
-        )
-    };
-    // SAFETY: no memory is involved; the results are checked, and ours.
-    unsafe {
-        let mut process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
-        if process < 0 {
-            // A thread: the first one of its process has ended.
-            process = libc::syscall(libc::SYS_pidfd_open, pid, PIDFD_THREAD);
-        }
-        if process < 0 {
-            return Err(failed());
-        }
-        let process = OwnedFd::from_raw_fd(process as i32);
-        let copy = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0);
-        match copy {
-            copy if copy < 0 => Err(failed()),
-            copy => Ok(OwnedFd::from_raw_fd(copy as i32)),
-        }
-    }
 }
 
 fn memory(seen: &Seen, name: Vec<u8>, copy: &OwnedFd, shared: &mut Shared) -> Kind {
@@ -619,48 +529,4 @@ fn memory(seen: &Seen, name: Vec<u8>, copy: &OwnedFd, shared: &mut Shared) -> Ki
         shared: object as u32,
         offset: seen.info.offset,
     }
-}
-
-fn hex(text: &str) -> Option<u64> {
-    u64::from_str_radix(text, 16).ok()
-}
-
-/// `tfd: 5 events: 19 data: 5 pos:0 ino:61af sdev:7`, one line a descriptor.
-fn watched(info: &Info) -> Vec<Target> {
-    let lines = info.all("tfd").filter_map(|line| {
-        let mut words = line.split_whitespace();
-        let fd = words.next()?.parse().ok()?;
-        let events = words
-            .nth(1)
-            .and_then(|word| u32::from_str_radix(word, 16).ok())?;
-        let data = words.nth(1).and_then(hex)?;
-        Some((fd, events, data))
-    });
-    lines.collect()
-}
-
-/// `clockid: 1`, `ticks: 0`, `settime flags: 01`, `it_value: (0, 49406829)`, `it_interval: (1, 0)`.
-fn timer(info: &Info) -> Option<Kind> {
-    let pair = |key| -> Option<[u64; 2]> {
-        let text: &str = info.get(key)?;
-        let (seconds, nanos) = text.trim_matches(['(', ')']).split_once(", ")?;
-        Some([seconds.parse().ok()?, nanos.parse().ok()?])
-    };
-    let ([value, value_nanos], [interval, interval_nanos]) =
-        (pair("it_value")?, pair("it_interval")?);
-    let clock = info.number("clockid")? as i32;
-    let settings = i32::from_str_radix(info.get("settime flags")?, 8).ok()?;
-    let mut setting = [interval, interval_nanos, value, value_nanos];
-    let is_of_day = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_ALARM].contains(&clock);
-    if is_of_day && settings & libc::TFD_TIMER_ABSTIME != 0 && setting[2..] != [0, 0] {
-        let now = super::clock(libc::CLOCK_REALTIME);
-        let at = now + value * 1_000_000_000 + value_nanos;
-        (setting[2], setting[3]) = (at / 1_000_000_000, at % 1_000_000_000);
-    }
-    Some(Kind::Timer {
-        clock,
-        settings,
-        ticks: info.number("ticks")?,
-        setting,
-    })
 }

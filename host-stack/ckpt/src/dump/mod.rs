@@ -5,6 +5,8 @@
 
 mod abroad;
 mod areas;
+mod counters;
+mod descriptors;
 mod diag;
 mod files;
 mod held;
@@ -28,7 +30,7 @@ use procfs::process::{MMPermissions, MMapPath, Process as Proc, Stat};
 
 pub use self::abroad::listener;
 pub use self::areas::kernels;
-pub use self::files::copy_of;
+pub use self::descriptors::copy_of;
 pub use self::named::{Named, hash, modified, tail};
 pub use self::pages::Pagemap;
 pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};

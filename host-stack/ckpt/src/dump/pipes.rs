@@ -1,7 +1,7 @@
 //! The pipes and FIFOs of a tree, and what is in them: it is copied by tee(2), and stays.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, Read},
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
@@ -16,7 +16,7 @@ use std::{
 use libc::pid_t;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::seen::Seen;
+use super::{descriptors::passed_on, seen::Seen};
 use crate::{
     error::{Error, Result},
     socket::{check, events, readable},
@@ -99,12 +99,17 @@ impl Met {
         // SAFETY: no memory is involved.
         let capacity = check(unsafe { libc::fcntl(end.as_raw_fd(), libc::F_GETPIPE_SZ) });
         let capacity = capacity.map_err(failed)? as u32;
-        let hung_up = self.hung_up().map_err(failed)?;
-        if self.has_strangers(hung_up).map_err(failed)? {
+        let mut hung_up = self.hung_up().map_err(failed)?;
+        let has_strangers = self.has_strangers(hung_up).map_err(failed)?;
+        if has_strangers && self.is_passed_on() {
+            // `launch program > >(tee log)`: the shell's child is the supervisor's. Who restarts has a pipe of its own
+            // there, or none.
+            hung_up = true;
+        } else if has_strangers {
             let what = format!(
                 "descriptor {} is a pipe whose other end a process outside has ({})",
                 self.fd,
-                std::fs::read_link(&self.path).unwrap_or_default().display()
+                fs::read_link(&self.path).unwrap_or_default().display()
             );
             return Err(Error::refused(self.pid, what));
         }
@@ -126,6 +131,15 @@ impl Met {
             contents,
             hung_up,
         })
+    }
+
+    /// Whether its other end is the supervisor's, who was launched with it.
+    fn is_passed_on(&self) -> bool {
+        let is_it = |fd: i32| {
+            let metadata = fs::metadata(format!("/proc/self/fd/{fd}"));
+            metadata.is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.id)
+        };
+        passed_on().into_iter().any(is_it)
     }
 
     /// Whether readers see that there are no writers any more.

@@ -12,7 +12,7 @@ use procfs::process::{Process, Status};
 
 use super::{
     areas::Flags,
-    files::{descriptors, is_ours, is_own},
+    descriptors::{descriptors, is_ours, is_own},
     named::Named,
     seen::{Class, Seen},
     watches,

@@ -22,8 +22,8 @@ use procfs::{
 
 use super::{
     abroad::{Stranger, Stuck},
+    descriptors::copy_of,
     diag,
-    files::copy_of,
 };
 use crate::{
     error::{Error, Result},

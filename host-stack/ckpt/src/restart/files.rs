@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     ffi::{CString, OsStr},
     fs::{self, File},
-    io::{self, Write},
+    io,
     os::{
         fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd},
         unix::{ffi::OsStrExt, net::UnixStream},
@@ -16,14 +16,14 @@ use std::{
 };
 
 use super::{
-    held,
+    held, made,
     paths::{self, Staged},
     pipes, plugins, sockets, terminals,
 };
 use crate::{
     error::{Error, Result},
     job::Board,
-    state::{Backing, FileId, Kind, SharedMemory, Tree},
+    state::{Backing, FileId, Kind, Tree},
 };
 
 /// Open flags that make, and do not describe; and one that the process sets itself, which its signals name.
@@ -83,7 +83,7 @@ impl Opened {
             next: base,
         };
         for shared in &tree.shared {
-            let memory = memory(shared)?;
+            let memory = made::memory(shared)?;
             opened.shared.push(memory);
         }
         for (memory, view) in &mut opened.shared {
@@ -175,7 +175,7 @@ impl Opened {
                 seek(&opened, *offset)?;
                 opened
             }
-            Kind::Event { count, semaphore } => event(*count, *semaphore)?,
+            Kind::Event { count, semaphore } => made::event(*count, *semaphore)?,
             // SAFETY: no memory is involved; checked.
             Kind::Epoll { .. } => owned(unsafe { libc::epoll_create1(0) }, "epoll_create1")?,
             Kind::Signal { mask } => {
@@ -188,12 +188,12 @@ impl Opened {
                 settings,
                 ticks,
                 setting,
-            } => timer(*clock, *settings, *ticks, setting)?,
+            } => made::timer(*clock, *settings, *ticks, setting)?,
             Kind::Inotify(notices) => held::inotify(notices)?,
             Kind::Console => terminals::console(file.flags)?,
             Kind::Plugin(_) => plugins::hung_up()?,
             Kind::Supervisor => self.channel(number)?,
-            Kind::Pid(-1) => ended()?,
+            Kind::Pid(-1) => made::ended()?,
             // Others have opened them, or will.
             Kind::Pipe(_) | Kind::Terminal { .. } | Kind::Socket(_) => return Ok(()),
             kind if is_late(kind) => return Ok(()),
@@ -325,86 +325,6 @@ pub fn owned(fd: i32, what: &str) -> Result<OwnedFd> {
         fd if fd < 0 => Err(Error::io(what, io::Error::last_os_error())),
         // SAFETY: it is open and ours.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-    }
-}
-
-/// Memory to be filled, and a descriptor of it to be mapped: what is sealed against writing cannot have been mapped by
-/// one that writes.
-fn memory(shared: &SharedMemory) -> Result<(RawFd, RawFd)> {
-    let name = shared.name.clone().unwrap_or_else(|| b"snaprig".to_vec());
-    let name = CString::new(name).map_err(|_| damaged("a name with a zero"))?;
-    let sealing = match shared.seals & libc::F_SEAL_EXEC {
-        0 => libc::MFD_ALLOW_SEALING,
-        _ => libc::MFD_NOEXEC_SEAL,
-    };
-    // SAFETY: the name ends with a zero.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | sealing) };
-    let file = File::from(owned(fd, "memfd_create")?);
-    file.set_len(shared.size)
-        .map_err(|source| Error::io("memfd", source))?;
-    let view = match shared.seals & libc::F_SEAL_WRITE {
-        0 => duplicate(file.as_raw_fd())?,
-        _ => reopen(&path_to(file.as_raw_fd()), libc::O_RDONLY)?,
-    };
-    Ok((file.into_raw_fd(), view.into_raw_fd()))
-}
-
-fn event(count: u64, semaphore: bool) -> Result<OwnedFd> {
-    let flags = if semaphore { libc::EFD_SEMAPHORE } else { 0 };
-    // SAFETY: no memory is involved; checked.
-    let event = owned(unsafe { libc::eventfd(0, flags) }, "eventfd")?;
-    let mut file = File::from(event);
-    let written = file.write_all(&count.to_ne_bytes());
-    written.map_err(|source| Error::io("eventfd", source))?;
-    Ok(file.into())
-}
-
-fn timer(clock: i32, settings: i32, ticks: u64, setting: &[u64; 4]) -> Result<OwnedFd> {
-    /// `_IOW('T', 0, __u64)` (linux/timerfd.h).
-    const SET_TICKS: libc::Ioctl = 0x4008_5400;
-    // SAFETY: no memory is involved; checked.
-    let fd = owned(
-        unsafe { libc::timerfd_create(clock, libc::TFD_CLOEXEC) },
-        "timerfd_create",
-    )?;
-    let [interval, interval_nanos, value, value_nanos] = setting.map(|word| word as i64);
-    let spec = libc::itimerspec {
-        it_interval: libc::timespec {
-            tv_sec: interval,
-            tv_nsec: interval_nanos,
-        },
-        it_value: libc::timespec {
-            tv_sec: value,
-            tv_nsec: value_nanos,
-        },
-    };
-    // Of other clocks it is what is left, whatever it was set to be.
-    let is_of_day = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_ALARM].contains(&clock);
-    let flags = if is_of_day { settings } else { 0 };
-    // SAFETY: both are valid to read.
-    let set = unsafe {
-        let none = std::ptr::null_mut();
-        libc::timerfd_settime(fd.as_raw_fd(), flags, &raw const spec, none) == 0
-            && (ticks == 0 || libc::ioctl(fd.as_raw_fd(), SET_TICKS, &raw const ticks) == 0)
-    };
-    match set {
-        true => Ok(fd),
-        false => Err(Error::io("timerfd_settime", io::Error::last_os_error())),
-    }
-}
-
-/// The pidfd of a process that has ended, and has been waited for.
-fn ended() -> Result<OwnedFd> {
-    // SAFETY: the process has one thread; the child ends at once.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            libc::_exit(0);
-        }
-        let fd = libc::syscall(libc::SYS_pidfd_open, child, 0) as i32;
-        let fd = owned(fd, "pidfd_open");
-        libc::waitpid(child, std::ptr::null_mut(), 0);
-        fd
     }
 }
 

@@ -14,6 +14,7 @@ mod fill;
 mod groups;
 mod held;
 mod layout;
+mod made;
 mod namespaces;
 mod paths;
 mod pipes;

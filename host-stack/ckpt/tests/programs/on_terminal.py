@@ -42,7 +42,9 @@ class Terminal:
 
 
 def dump(*more):
-    subprocess.run([DRIVER, "dump", "job", *more], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([DRIVER, "dump", "job", *more], stdout=subprocess.PIPE)
+    if done.returncode != 0:
+        sys.exit(done.stdout.decode())
 
 
 def screen(first, second):
@@ -68,11 +70,11 @@ def screen(first, second):
 
 
 def shell(first, second):
-    """A shell with job control, on the terminal of its user."""
-    first.type(f"PS1='inner> ' TERM=dumb {DRIVER} launch job bash --norc --noprofile -i\n".encode())
-    first.until(b"-i\r\n")
+    """A shell with job control, on the terminal of its user, with a pipe that its user has given it."""
+    first.type(f"PS1='inner> ' TERM=dumb {DRIVER} launch job bash --norc --noprofile -i 7> >(cat >> told)\n".encode())
+    first.until(b"told)\r\n")
     first.until(b"inner> ")
-    first.type(b"x=5; sleep 1000\n")
+    first.type(b"echo first >&7; x=5; sleep 1000\n")
     first.until(b"sleep 1000\r\n")
     dump()
     first.type(b"\x1a")
@@ -80,9 +82,9 @@ def shell(first, second):
     first.until(b"inner> ")
     dump("kill")
     first.until(b"user> ")
-    second.type(f"{DRIVER} restart job\n".encode())
-    second.until(b"restart job\r\n")
-    second.type(b"echo x is $x; jobs; stty size\n")
+    second.type(f"{DRIVER} restart job 7> >(cat >> told)\n".encode())
+    second.until(b"told)\r\n")
+    second.type(b"echo second >&7; echo x is $x; jobs; stty size\n")
     second.until(b"x is 5")
     second.until(b"Stopped")
     second.until(b"40 100")
@@ -95,6 +97,11 @@ def shell(first, second):
     second.until(b"user> ")
     second.type(b"echo status $?\n")
     second.until(b"status 7")
+    # Those who read end when nobody has the pipes any more.
+    end = time.monotonic() + 60
+    while not os.path.exists("told") or open("told").read() != "first\nsecond\n":
+        assert time.monotonic() < end, open("told").read()
+        time.sleep(0.01)
 
 
 try:
