@@ -1,5 +1,6 @@
 //! Programs of the offload stack, compiled and run as a user would: gcc with what `snaprig include`
 //! prints, `snaprig build-sink`, `snaprig run`.
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::{
     fs,
@@ -86,7 +87,6 @@ impl Program {
     }
 
     /// Where its sources are.
-    #[allow(dead_code, reason = "not every test program uses it")]
     pub fn sources(&self) -> &Path {
         &self.sources
     }

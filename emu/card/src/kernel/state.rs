@@ -122,7 +122,7 @@ pub struct Process {
     pub ran: Duration,
     /// Processor time of its children that it has waited for, and theirs.
     pub children_ran: Duration,
-    /// The id that was the last to be given to a thread of it.
+    /// The id that was the last to be given to a thread of it, of those behind its own.
     pub last_id: i32,
     /// The program.
     pub exe: String,
@@ -299,23 +299,20 @@ impl State {
         Err(Errno::EAGAIN)
     }
 
-    /// An id for a thread of a process, which no other and no process has.
+    /// An id for a thread of a process, which no other and no process has: one of those behind its own, in turn, for as
+    /// long as there are any.
     pub fn new_thread_id(&mut self, pid: i32) -> Result<i32, Errno> {
-        let (first, last) = self.ids;
-        let mut id = self.process(pid).last_id;
-        for _ in first..=last {
-            // That of a process from another card is behind all of this one's, or before.
-            id = if (first..last).contains(&id) {
-                id + 1
-            } else {
-                first
-            };
-            if self.id_is_free(id) {
-                self.process(pid).last_id = id;
-                return Ok(id);
-            }
+        let behind = IDS_PER_PROCESS - 1;
+        let last = self.process(pid).last_id - pid;
+        let own = (0..behind).map(|step| pid + 1 + (last + step) % behind);
+        let is_free = |id: &i32| id / IDS_PER_CARD == pid / IDS_PER_CARD && self.id_is_free(*id);
+        if let Some(id) = own.into_iter().find(is_free) {
+            self.process(pid).last_id = id;
+            return Ok(id);
         }
-        Err(Errno::EAGAIN)
+        let (first, last) = self.ids;
+        let others = (first..=last).rev();
+        others.into_iter().find(is_free).ok_or(Errno::EAGAIN)
     }
 
     /// Whether no process or thread has this id.

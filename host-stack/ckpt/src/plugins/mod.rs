@@ -24,7 +24,6 @@ use std::{
 };
 
 use libc::pid_t;
-use procfs::process::Process;
 use rustix::{
     event::{Timespec, epoll},
     net::{
@@ -36,7 +35,10 @@ use snaprig_ckpt_plugin::message::{MESSAGE_MAX, SOCKET, ToProcess, decode, encod
 
 use self::machine::{Connection, Machine, Output, Progress};
 pub use self::owned::Owned;
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    freeze,
+};
 
 /// The socket's name in a directory of checkpoints.
 const NAME: &str = "plugins";
@@ -198,13 +200,15 @@ impl Plugins {
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // SAFETY: no preconditions.
+        let own = unsafe { libc::getpid() };
         while let Ok(socket) = accept_with(&self.listener, flags) {
             let peer = sockopt::socket_peercred(&socket);
             let Ok(pid) = peer.map(|peer| peer.pid.as_raw_nonzero().get()) else {
                 continue;
             };
             // Who is none of the tree has no plugins in it.
-            if is_descendant(pid)
+            if freeze::is_descendant(pid, own)
                 && let Err(error) = self.add(socket, pid)
             {
                 tracing::warn!(%error, pid, "its plugins are not known");
@@ -354,14 +358,4 @@ fn watch(epoll: &OwnedFd, fd: &OwnedFd, number: u64) -> rustix::io::Result<()> {
         epoll::EventData::new_u64(number),
         epoll::EventFlags::IN,
     )
-}
-
-/// Whether a process is of this one's tree.
-fn is_descendant(pid: pid_t) -> bool {
-    // SAFETY: no preconditions.
-    let me = unsafe { libc::getpid() };
-    let parent = |pid: &pid_t| Some(Process::new(*pid).ok()?.stat().ok()?.ppid);
-    std::iter::successors(Some(pid), parent)
-        .take_while(|pid| *pid > 1)
-        .any(|pid| pid == me)
 }
