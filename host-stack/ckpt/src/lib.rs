@@ -54,9 +54,7 @@ pub use snaprig_ckpt_image::interval::Policy;
 
 pub use self::{
     error::{Error, Result},
-    job::{
-        Forgotten, Job, JobDumped, JobMember, JobStatus, coordinate, dump_job, forget, job_status,
-    },
+    job::{Job, JobDumped, JobMember, JobStatus, coordinate, dump_job, forget, job_status},
     show::inspect,
     steps::STEPS,
     supervisor::{

@@ -42,9 +42,7 @@ use snaprig_coord::{
 pub use self::{
     board::Board,
     coordinator::{coordinate, ensure},
-    order::{
-        Forgotten, JobDumped, JobMember, JobStatus, NOT_NOW, conduct, dump_job, forget, job_status,
-    },
+    order::{JobDumped, JobMember, JobStatus, NOT_NOW, conduct, dump_job, forget, job_status},
 };
 use crate::error::{Error, Result};
 

@@ -27,7 +27,7 @@ pub const NOT_NOW: &str = "not now: ";
 const TRIES_MAX: u32 = 50;
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 /// How long members may take to come to a restart.
-pub const GATHERING: Duration = Duration::from_secs(60);
+const GATHERING: Duration = Duration::from_secs(60);
 /// Steps in which trees stand still.
 const STANDING: [&str; 4] = ["stop", "drain", "freeze", "resume"];
 
@@ -71,10 +71,6 @@ pub struct JobMember {
     /// Its processes; none: it is on another machine, or busy.
     pub processes: Option<Vec<Running>>,
 }
-
-/// A member that is not waited for any more.
-#[derive(Clone, Debug, Serialize)]
-pub struct Forgotten(pub String);
 
 /// Takes a checkpoint of all members; after it, they run on or end. The calling process has one thread.
 pub fn dump_job(job: &Job, kill: bool, patience: Duration) -> Result<JobDumped> {
@@ -160,9 +156,8 @@ pub fn job_status(job: &Job) -> Result<JobStatus> {
 }
 
 /// A member that is missing does not come back: there are checkpoints without it.
-pub fn forget(job: &Job, member: &str) -> Result<Forgotten> {
-    job.control()?.forget(member)?;
-    Ok(Forgotten(member.to_owned()))
+pub fn forget(job: &Job, member: &str) -> Result<()> {
+    Ok(job.control()?.forget(member)?)
 }
 
 /// Has the members of a checkpoint restart, once all of them are there; `is_hopeless` says that one of them is gone.

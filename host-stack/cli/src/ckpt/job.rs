@@ -43,8 +43,8 @@ pub fn coordinate(options: &Coordinator) -> Result<ExitCode, AnyError> {
 }
 
 pub fn forget(options: &Forget) -> Result<ExitCode, AnyError> {
-    let forgotten = snaprig_ckpt::forget(&Job::open(&options.job)?, &options.name)?;
-    println!("{} is no member of the job any more", forgotten.0);
+    snaprig_ckpt::forget(&Job::open(&options.job)?, &options.name)?;
+    println!("{} is no member of the job any more", options.name);
     Ok(ExitCode::SUCCESS)
 }
 
