@@ -24,7 +24,6 @@ const FLAGS: [&str; 15] = [
 /// Those of what cannot be saved.
 const REFUSED: [(&str, &str); 4] = [
     ("um", "memory with a userfaultfd(2)"),
-    ("uw", "memory with a userfaultfd(2)"),
     ("ui", "memory with a userfaultfd(2)"),
     ("ss", "a shadow stack"),
 ];
