@@ -16,6 +16,7 @@ mod refused;
 mod seen;
 mod sockets;
 mod stub;
+mod stuck;
 mod terminals;
 mod watches;
 mod write;

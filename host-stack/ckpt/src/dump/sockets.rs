@@ -20,11 +20,7 @@ use procfs::{
     process::Process as Proc,
 };
 
-use super::{
-    abroad::{Stranger, Stuck},
-    diag,
-    files::copy_of,
-};
+use super::{abroad::Stranger, diag, files::copy_of, stuck::Stuck};
 use crate::{
     error::{Error, Result},
     flow,
