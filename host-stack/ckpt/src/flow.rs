@@ -1,5 +1,5 @@
 //! What is on its way through a TCP connection: taken out, and put back. Of connections between trees, each tree has one
-//! end, and goes these steps by itself (`dump/abroad.rs`).
+//! end, and goes these steps by itself (`dump/abroad.rs`, `stuck.rs`).
 //!
 //! ```text
 //! sender: push (nothing is held back) --> receiver: peek, when all has arrived

@@ -22,7 +22,7 @@ const FLAGS: [&str; 15] = [
     "gd", "nr", "dc", "dd", "wf", "lo", "lf", "hg", "nh", "mg", "sr", "rr", "sl", "dp", "ht",
 ];
 /// Those of what cannot be saved.
-const REFUSED: [(&str, &str); 4] = [
+const REFUSED: [(&str, &str); 3] = [
     ("um", "memory with a userfaultfd(2)"),
     ("ui", "memory with a userfaultfd(2)"),
     ("ss", "a shadow stack"),

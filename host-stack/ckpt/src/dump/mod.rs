@@ -18,6 +18,7 @@ mod refused;
 mod seen;
 mod sockets;
 mod stub;
+mod stuck;
 mod terminals;
 mod threads;
 mod watches;

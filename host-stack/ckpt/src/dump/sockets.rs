@@ -20,11 +20,7 @@ use procfs::{
     process::Process as Proc,
 };
 
-use super::{
-    abroad::{Stranger, Stuck},
-    descriptors::copy_of,
-    diag,
-};
+use super::{abroad::Stranger, descriptors::copy_of, diag, stuck::Stuck};
 use crate::{
     error::{Error, Result},
     flow,
