@@ -269,11 +269,17 @@ fn perform(id: u32, event: Event) -> Result<(), String> {
             };
             let result = guarded(|| plugin.pre_checkpoint(&mut checkpoint));
             match result {
-                Ok(()) => return Ok(declare(&checkpoint)),
+                Ok(()) => {
+                    declare(&checkpoint);
+                    return Ok(());
+                }
                 refused => refused,
             }
         }
-        Event::Resume => guarded(|| Ok(plugin.resume())),
+        Event::Resume => guarded(|| {
+            plugin.resume();
+            Ok(())
+        }),
         Event::Restart { directory: path } => {
             let directory = directory(path);
             guarded(|| plugin.restart(&Restart { directory }))

@@ -140,7 +140,7 @@ mod tests {
         drop(inner);
         assert!(told.try_recv().is_err());
         // A call within a call does not wait, whoever wants to leave.
-        wait_while(|state| !state.away);
+        drop(wait_while(|state| !state.away));
         drop(enter());
         drop(outer);
         leaver.join().unwrap();
