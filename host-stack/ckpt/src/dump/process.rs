@@ -60,6 +60,8 @@ const PR_GET_MEMORY_MERGE: i32 = 68;
 const GET_KEYRING: u64 = 0;
 const PROCESS_KEYRING: u64 = -2i64 as u64;
 const SESSION_KEYRING: u64 = -3i64 as u64;
+/// KEY_SPEC_USER_SESSION_KEYRING: what those have of a user who have no other.
+const USER_SESSION_KEYRING: u64 = -5i64 as u64;
 /// membarrier(2): MEMBARRIER_CMD_GET_REGISTRATIONS.
 const GET_REGISTRATIONS: u64 = 1 << 9;
 
@@ -447,6 +449,7 @@ fn ask_with(
     calls.extend([
         call(libc::SYS_keyctl, [GET_KEYRING, PROCESS_KEYRING, 0]),
         call(libc::SYS_keyctl, [GET_KEYRING, SESSION_KEYRING, 0]),
+        call(libc::SYS_keyctl, [GET_KEYRING, USER_SESSION_KEYRING, 0]),
         call(libc::SYS_modify_ldt, [0, subreaper_at, 8]),
         call(libc::SYS_membarrier, [GET_REGISTRATIONS, 0, 0]),
         call(libc::SYS_mincore, [last, PAGE, subreaper_at + 8]),
@@ -471,10 +474,10 @@ fn ask_with(
         .enumerate()
         .filter_map(of_attribute)
         .collect();
-    let &[process_keyring, session_keyring, table, registered, _] = &results[others_at..] else {
+    let &[own, session, of_user, table, registered, _] = &results[others_at..] else {
         return Err(Error::refused(pid, "calls without results"));
     };
-    if process_keyring > 0 || session_keyring != own_session_keyring() {
+    if own > 0 || ![own_session_keyring(), of_user].contains(&session) {
         return Err(Error::refused(pid, "a keyring of its own (keyctl(2))"));
     }
     if table > 0 {

@@ -158,7 +158,7 @@ impl Seen {
             let memory = memory.strip_suffix(b" (deleted)").unwrap_or(memory);
             return Ok(Class::Memory(memory.to_vec()));
         }
-        if name.starts_with(b"/secretmem") && self.lost_name().is_some() {
+        if name == b"/secretmem (deleted)" {
             return Err(self.refused("secret memory can be read by nobody else"));
         }
         if let Some((pid, rest)) = of_process(name) {

@@ -7,6 +7,7 @@
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
 //! all processes end, and no file of the tree has been written to.
 
+mod areas;
 mod credentials;
 mod files;
 mod fill;
@@ -20,6 +21,7 @@ mod process;
 mod seed;
 mod sockets;
 mod terminals;
+mod threads;
 mod timers;
 mod vdso;
 
