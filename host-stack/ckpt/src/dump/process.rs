@@ -15,6 +15,9 @@
 //! | seccomp(2), a tracer, namespaces, a root directory, a control group, a security label of its own | refused |
 //! | userfaultfd(2) on its memory, protection keys, a shadow stack, 32-bit programs | refused |
 //! | an LDT, keyrings of its own, syscall user dispatch | refused, but only a stopped process says so |
+//! | System V shared memory, shared huge pages | refused |
+//! | System V semaphores and message queues | the kernel's, not the tree's: there as long as that runs |
+//! | MADV_GUARD_INSTALL | the checkpoint fails when it reads such a page |
 //! | mbind(2) of parts of memory | lost: only where pages are changes |
 //! | landlock(7) | lost: nothing tells of it |
 //!
