@@ -15,6 +15,9 @@
 //! | seccomp(2), a tracer, namespaces, a root directory, a control group, a security label of its own | refused |
 //! | userfaultfd(2) on its memory, protection keys, a shadow stack, 32-bit programs | refused |
 //! | an LDT, keyrings of its own, syscall user dispatch | refused, but only a stopped process says so |
+//! | System V shared memory, shared huge pages | refused |
+//! | System V semaphores and message queues | the kernel's, not the tree's: there as long as that runs |
+//! | MADV_GUARD_INSTALL | the checkpoint fails when it reads such a page |
 //! | mbind(2) of parts of memory | lost: only where pages are changes |
 //! | landlock(7) | lost: nothing tells of it |
 //!
@@ -61,6 +64,8 @@ const PR_GET_MEMORY_MERGE: i32 = 68;
 const GET_KEYRING: u64 = 0;
 const PROCESS_KEYRING: u64 = -2i64 as u64;
 const SESSION_KEYRING: u64 = -3i64 as u64;
+/// KEY_SPEC_USER_SESSION_KEYRING: what those have of a user who have no other.
+const USER_SESSION_KEYRING: u64 = -5i64 as u64;
 /// membarrier(2): MEMBARRIER_CMD_GET_REGISTRATIONS.
 const GET_REGISTRATIONS: u64 = 1 << 9;
 
@@ -448,6 +453,7 @@ fn ask_with(
     calls.extend([
         call(libc::SYS_keyctl, [GET_KEYRING, PROCESS_KEYRING, 0]),
         call(libc::SYS_keyctl, [GET_KEYRING, SESSION_KEYRING, 0]),
+        call(libc::SYS_keyctl, [GET_KEYRING, USER_SESSION_KEYRING, 0]),
         call(libc::SYS_modify_ldt, [0, subreaper_at, 8]),
         call(libc::SYS_membarrier, [GET_REGISTRATIONS, 0, 0]),
         call(libc::SYS_mincore, [last, PAGE, subreaper_at + 8]),
@@ -472,10 +478,10 @@ fn ask_with(
         .enumerate()
         .filter_map(of_attribute)
         .collect();
-    let &[process_keyring, session_keyring, table, registered, _] = &results[others_at..] else {
+    let &[own, session, of_user, table, registered, _] = &results[others_at..] else {
         return Err(Error::refused(pid, "calls without results"));
     };
-    if process_keyring > 0 || session_keyring != own_session_keyring() {
+    if own > 0 || ![own_session_keyring(), of_user].contains(&session) {
         return Err(Error::refused(pid, "a keyring of its own (keyctl(2))"));
     }
     if table > 0 {

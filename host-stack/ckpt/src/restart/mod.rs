@@ -8,6 +8,7 @@
 //! all processes end, and no file of the tree has been written to.
 
 mod abroad;
+mod areas;
 mod credentials;
 mod files;
 mod fill;
@@ -23,6 +24,7 @@ mod process;
 mod seed;
 mod sockets;
 mod terminals;
+mod threads;
 mod timers;
 mod vdso;
 

@@ -11,38 +11,29 @@ use libc::pid_t;
 use procfs::process::Process as Proc;
 
 use super::{
-    credentials,
     files::{Opened, damaged},
-    groups, held, layout, terminals, vdso,
+    groups, held, layout, terminals, threads,
 };
 use crate::{
-    dump::{
-        SIGNALS, credentials as credentials_of, find_syscall, kernels, regs_of, syscall_instruction,
-    },
+    dump::{SIGNALS, credentials as credentials_of, find_syscall, kernels, syscall_instruction},
     error::{Error, Result},
     memory,
     remote::{self, Call, PAGE, Remote, STUB_BYTES, call, result},
-    state::{Area, Backing, Body, Credentials, Process, Thread, Tree},
+    state::{Body, Credentials, Process, Tree},
     steps::{self, Step},
-    trace::{Regs, Tracee},
+    trace::Tracee,
 };
 
 /// End of the addresses of processes.
 const USER_END: u64 = 0x7fff_ffff_f000;
 /// Room beside the stub, where the vDSO waits.
-const SPARE_BYTES: u64 = 256 << 10;
-/// Error of calls that the kernel goes on with by a way of its own (ERESTART_RESTARTBLOCK), and of those that it makes
-/// again unless a handler runs (ERESTARTNOHAND).
-/// mmap(2), since Linux 6.11.
-const MAP_DROPPABLE: i32 = 8;
-const RESTART_BLOCK: i64 = -516;
-const RESTART_NO_HANDLER: i64 = -514;
+pub(super) const SPARE_BYTES: u64 = 256 << 10;
 
 /// A process that is becoming what it was.
 pub struct Growing<'a> {
     pub(super) process: &'a Process,
     pub(super) body: &'a Body,
-    first: Tracee,
+    pub(super) first: Tracee,
     pub(super) stub: u64,
 }
 
@@ -150,96 +141,6 @@ impl<'a> Growing<'a> {
         self.make("cannot be emptied", &calls)
     }
 
-    /// Moves vDSO and its data to where the process has them.
-    fn place_kernels(
-        &self,
-        kernels: &[(Vec<u8>, Range<u64>)],
-        code: &[u8],
-        tree: &Tree,
-    ) -> Result<()> {
-        let wanted = self
-            .body
-            .areas
-            .iter()
-            .filter_map(|area| match &area.backing {
-                Backing::Kernel(name) => Some((name.clone(), area.start..area.end)),
-                _ => None,
-            });
-        let wanted: Vec<_> = wanted.collect();
-        let sizes = |areas: &[(Vec<u8>, Range<u64>)]| -> Vec<(Vec<u8>, u64)> {
-            areas
-                .iter()
-                .map(|(name, part)| (name.clone(), part.end - part.start))
-                .collect()
-        };
-        let spare = self.stub + STUB_BYTES;
-        if wanted.is_empty() {
-            let unmap = call(libc::SYS_munmap, [spare, SPARE_BYTES]);
-            return self.make("a vDSO that it has not had", &[unmap]);
-        }
-        if sizes(&wanted) != sizes(kernels) || code != tree.vdso {
-            return self.redirect_vdso(kernels, code, tree);
-        }
-        let moves = kernels.iter().zip(offsets(kernels)).zip(&wanted);
-        let calls: Vec<_> = moves
-            .map(|(((_, part), from), (_, to))| {
-                let from = spare + from;
-                moved(&(from..from + part.end - part.start), to.start)
-            })
-            .collect();
-        self.make("its vDSO cannot be moved", &calls)
-    }
-
-    /// The kernel's vDSO stays where it is now, and that of the checkpoint leads to it.
-    fn redirect_vdso(
-        &self,
-        kernels: &[(Vec<u8>, Range<u64>)],
-        code: &[u8],
-        tree: &Tree,
-    ) -> Result<()> {
-        let is_vdso = |name: &[u8]| name == b"[vdso]";
-        let mut areas = self.body.areas.iter();
-        let old =
-            areas.find(|area| matches!(&area.backing, Backing::Kernel(name) if is_vdso(name)));
-        let Some(old) = old else { return Ok(()) };
-        let now = kernels.iter().zip(offsets(kernels));
-        let mut now = now.filter(|((name, _), _)| is_vdso(name));
-        let (_, offset) = now
-            .next()
-            .ok_or_else(|| damaged("no vDSO on this kernel"))?;
-        let (pid, bytes) = (self.process.pid, old.end - old.start);
-        if tree.vdso.len() as u64 != bytes {
-            return Err(damaged("a vDSO of another size"));
-        }
-        for thread in &self.body.threads {
-            let at = regs_of(&thread.regs).map_or(0, |regs| regs.rip);
-            if (old.start..old.end).contains(&at) {
-                let what = format!(
-                    "thread {} was in the vDSO of another kernel: an earlier checkpoint may do",
-                    thread.tid
-                );
-                return Err(Error::Missing { what });
-            }
-        }
-        let redirected = vdso::redirect(&tree.vdso, code, self.stub + STUB_BYTES + offset)?;
-        let to_fill = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        let arguments = [old.start, bytes, to_fill, flags as u64, u64::MAX, 0];
-        let what = "the vDSO of another kernel";
-        self.make(what, &[call(libc::SYS_mmap, arguments)])?;
-        memory::write(pid, old.start, &redirected)?;
-        let code = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-        self.make(what, &[call(libc::SYS_mprotect, [old.start, bytes, code])])
-    }
-
-    fn map_areas(&self, opened: &Opened) -> Result<()> {
-        let mut calls = Vec::new();
-        for area in &self.body.areas {
-            calls.extend(map(area, opened)?);
-        }
-        self.make("its memory cannot be mapped", &calls)
-    }
-
     /// Everything that a process is beside its memory; all of its threads, which stand at their stops with the
     /// registers that they had.
     pub fn finish(
@@ -277,7 +178,7 @@ impl<'a> Growing<'a> {
             .call_at(at, 0, unmap)?
             .map_err(|source| Error::io("munmap of the stub", source))?;
         for (tracee, thread) in all.iter().zip(&self.body.threads) {
-            set_registers(tracee, thread)?;
+            threads::set_registers(tracee, thread)?;
             steps::reached(Step::RestartRegisters);
         }
         // Who may not lower it keeps that of its supervisor.
@@ -333,40 +234,6 @@ impl<'a> Growing<'a> {
         data.write(self.process.pid)?;
         self.remote()?.calls(self.stub, self.process.pid, &calls)?;
         Ok(())
-    }
-
-    /// What is not to change any more, and what is locked that is yet to come.
-    fn lock(&self) -> Result<()> {
-        /// mseal(2), since Linux 6.10.
-        const SYS_MSEAL: i64 = 462;
-        let sealed = self.body.areas.iter();
-        let sealed = sealed.filter(|area| area.flags.contains(b"sl") && !is_kernels(area));
-        let mut calls: Vec<_> = sealed
-            .map(|area| call(SYS_MSEAL, [area.start, area.end - area.start, 0]))
-            .collect();
-        if self.body.locks_future != 0 {
-            calls.push(call(libc::SYS_mlockall, [self.body.locks_future as u64]));
-        }
-        self.make("its memory cannot be locked", &calls)
-    }
-
-    fn protect(&self) -> Result<()> {
-        let mut calls = Vec::new();
-        for area in self.body.areas.iter().filter(|area| !is_kernels(area)) {
-            let range = [area.start, area.end - area.start];
-            if !area.is_shared && area.protection != libc::PROT_READ | libc::PROT_WRITE {
-                let protection = area.protection as u64;
-                calls.push(call(libc::SYS_mprotect, [range[0], range[1], protection]));
-            }
-            for advice in area.flags.iter().filter_map(advice) {
-                calls.push(call(libc::SYS_madvise, [range[0], range[1], advice as u64]));
-            }
-            if area.flags.contains(b"lo") {
-                let on_fault = u64::from(area.flags.contains(b"lf"));
-                calls.push(call(libc::SYS_mlock2, [range[0], range[1], on_fault]));
-            }
-        }
-        self.make("its memory cannot be protected", &calls)
     }
 
     /// What is the whole process's.
@@ -432,7 +299,11 @@ impl<'a> Growing<'a> {
     }
 
     /// Signals that waited.
-    fn queue(&self, pending: &[[u64; 16]], thread: Option<(&Tracee, i32)>) -> Result<()> {
+    pub(super) fn queue(
+        &self,
+        pending: &[[u64; 16]],
+        thread: Option<(&Tracee, i32)>,
+    ) -> Result<()> {
         let pid = self.process.pid as u64;
         for part in pending.chunks(256) {
             let mut data = Data::at(remote::data(self.stub));
@@ -457,142 +328,6 @@ impl<'a> Growing<'a> {
             }
         }
         Ok(())
-    }
-
-    /// Makes all threads but the first.
-    fn make_threads(&self) -> Result<Vec<Tracee>> {
-        let pid = self.process.pid;
-        let mut threads = Vec::new();
-        for thread in &self.body.threads[1..] {
-            let mut data = Data::at(remote::data(self.stub));
-            let set_tid = data.put(&thread.tid.to_ne_bytes());
-            let flags = libc::CLONE_VM
-                | libc::CLONE_FS
-                | libc::CLONE_FILES
-                | libc::CLONE_SIGHAND
-                | libc::CLONE_THREAD
-                | libc::CLONE_SYSVSEM;
-            // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, its size, tls, set_tid, ...
-            let arguments = [flags as u64, 0, 0, 0, 0, 0, 0, 0, set_tid, 1, 0];
-            let at = data.put_words(&arguments);
-            data.write(pid)?;
-            let clone = call(libc::SYS_clone3, [at, size_of_val(&arguments) as u64]);
-            self.make(&format!("thread {} cannot be made", thread.tid), &[clone])?;
-            let born = Tracee::born(thread.tid);
-            born.wait_for_event()?;
-            threads.push(born);
-        }
-        Ok(threads)
-    }
-
-    fn set_thread(
-        &self,
-        tracee: &Tracee,
-        thread: &Thread,
-        own: &Credentials,
-        drops_privileges: bool,
-    ) -> Result<()> {
-        let pid = self.process.pid;
-        let mut data = Data::at(remote::data(self.stub));
-        let mut name = thread.name.clone();
-        name.push(0);
-        let name = data.put(&name);
-        // First: what follows is forgotten with a change of user (PR_SET_PDEATHSIG).
-        let mut calls = credentials::calls(own, &thread.credentials, !drops_privileges, &mut data)?;
-        let dumpable = self.body.attributes.get(&libc::PR_SET_DUMPABLE);
-        if let Some(dumpable) = dumpable {
-            // 2 can be had of the kernel alone, and 0 is as strict.
-            let dumpable = u64::from(*dumpable == 1);
-            calls.push(call(
-                libc::SYS_prctl,
-                [libc::PR_SET_DUMPABLE as u64, dumpable],
-            ));
-        }
-        calls.extend([
-            call(libc::SYS_set_tid_address, [thread.clear_tid]),
-            call(libc::SYS_prctl, [libc::PR_SET_NAME as u64, name]),
-        ]);
-        if thread.robust_list.0 != 0 {
-            calls.push(call(
-                libc::SYS_set_robust_list,
-                [thread.robust_list.0, thread.robust_list.1],
-            ));
-        }
-        // sigaltstack(2): SS_ONSTACK is not set but found.
-        let [address, flags, size] = thread.alternate_stack;
-        let stack = data.put_words(&[address, flags & !1, size]);
-        calls.push(call(libc::SYS_sigaltstack, [stack, 0]));
-        if let Some((address, length, signature)) = thread.rseq {
-            calls.push(call(
-                libc::SYS_rseq,
-                [address, length.into(), 0, signature.into()],
-            ));
-        }
-        let death = thread.parent_death_signal as u64;
-        calls.push(call(
-            libc::SYS_prctl,
-            [libc::PR_SET_PDEATHSIG as u64, death],
-        ));
-        calls.push(call(
-            libc::SYS_prctl,
-            [libc::PR_SET_TIMERSLACK as u64, thread.timer_slack],
-        ));
-        if thread.no_new_privileges {
-            let option = libc::PR_SET_NO_NEW_PRIVS as u64;
-            calls.push(call(libc::SYS_prctl, [option, 1, 0, 0, 0]));
-        }
-        calls.push(call(libc::SYS_personality, [thread.personality.into()]));
-        let wishes = wishes(thread, &mut data);
-        data.write(pid)?;
-        Remote::new(tracee, pid)?.calls(self.stub, thread.tid, &wishes)?;
-        let results = Remote::new(tracee, pid)?.calls(self.stub, thread.tid, &calls)?;
-        for (index, returned) in results.into_iter().enumerate() {
-            result(returned).map_err(|source| Error::Process {
-                pid,
-                what: format!("thread {} ({:?})", thread.tid, calls[index]),
-                source,
-            })?;
-        }
-        schedule(thread);
-        self.queue(&thread.pending, Some((tracee, thread.tid)))
-    }
-}
-
-/// Calls that may fail: the machine has other processors or nodes, or does not allow any more what it did.
-fn wishes(thread: &Thread, data: &mut Data) -> Vec<Call> {
-    let mut calls = Vec::new();
-    if let Some(set) = &thread.affinity {
-        let at = data.put(set);
-        calls.push(call(libc::SYS_sched_setaffinity, [0, set.len() as u64, at]));
-    }
-    if thread.io_priority != 0 {
-        let priority = thread.io_priority as u64;
-        calls.push(call(libc::SYS_ioprio_set, [1, 0, priority]));
-    }
-    let (mode, nodes) = &thread.memory_policy;
-    if *mode != 0 {
-        let (at, bits) = (data.put_words(nodes), nodes.len() as u64 * 64);
-        calls.push(call(libc::SYS_set_mempolicy, [*mode as u64, at, bits]));
-    }
-    let options = thread.options.iter();
-    calls
-        .extend(options.map(|[option, first, second]| {
-            call(libc::SYS_prctl, [*option, *first, *second, 0, 0])
-        }));
-    calls
-}
-
-/// Policy and nice value; who may not have what it had is served as its supervisor is.
-fn schedule(thread: &Thread) {
-    let (policy, priority, nice) = thread.scheduling;
-    // SAFETY: plain integers, for which zero is a value; valid to read.
-    unsafe {
-        let mut parameters: libc::sched_param = std::mem::zeroed();
-        parameters.sched_priority = priority;
-        if libc::sched_getscheduler(thread.tid) != policy {
-            libc::sched_setscheduler(thread.tid, policy, &raw const parameters);
-        }
-        libc::setpriority(libc::PRIO_PROCESS, thread.tid as u32, nice);
     }
 }
 
@@ -632,100 +367,13 @@ impl Data {
 }
 
 /// Where areas are, seen from the first.
-fn offsets(areas: &[(Vec<u8>, Range<u64>)]) -> impl Iterator<Item = u64> + Clone {
+pub(super) fn offsets(areas: &[(Vec<u8>, Range<u64>)]) -> impl Iterator<Item = u64> + Clone {
     let first = areas.iter().map(|(_, part)| part.start).min().unwrap_or(0);
     areas.iter().map(move |(_, part)| part.start - first)
 }
 
-fn moved(part: &Range<u64>, to: u64) -> Call {
+pub(super) fn moved(part: &Range<u64>, to: u64) -> Call {
     let bytes = part.end - part.start;
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
     call(libc::SYS_mremap, [part.start, bytes, bytes, flags, to])
-}
-
-/// The call that maps an area.
-fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
-    let (start, bytes) = (area.start, area.end - area.start);
-    let to_fill = libc::PROT_READ | libc::PROT_WRITE;
-    let has = |flag: &[u8; 2], bit| if area.flags.contains(flag) { bit } else { 0 };
-    let fixed = libc::MAP_FIXED_NOREPLACE
-        | has(b"gd", libc::MAP_GROWSDOWN)
-        | has(b"nr", libc::MAP_NORESERVE)
-        | has(b"ht", libc::MAP_HUGETLB | libc::MAP_HUGE_2MB);
-    let (protection, flags, fd, offset) = match &area.backing {
-        Backing::Kernel(_) => return Ok(None),
-        Backing::Plugin => {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            (libc::PROT_NONE, flags, -1, 0)
-        }
-        Backing::Anonymous if area.flags.contains(b"dp") => {
-            (to_fill, MAP_DROPPABLE | libc::MAP_ANONYMOUS, -1, 0)
-        }
-        Backing::Anonymous => (to_fill, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0),
-        Backing::File {
-            file,
-            offset,
-            write,
-        } => {
-            let fd = opened
-                .mapped(file, *write)
-                .ok_or_else(|| damaged("a mapped file"))?;
-            match area.is_shared {
-                true => (area.protection, libc::MAP_SHARED, fd, *offset),
-                false => (to_fill, libc::MAP_PRIVATE, fd, *offset),
-            }
-        }
-        Backing::Shared(number, offset) => {
-            let fd = opened.shared.get(*number as usize).copied();
-            let (_, fd) = fd.ok_or_else(|| damaged("shared memory"))?;
-            (area.protection, libc::MAP_SHARED, fd, *offset)
-        }
-    };
-    let arguments = [
-        start,
-        bytes,
-        protection as u64,
-        (flags | fixed) as u64,
-        fd as i64 as u64,
-        offset,
-    ];
-    Ok(Some(call(libc::SYS_mmap, arguments)))
-}
-
-fn is_kernels(area: &Area) -> bool {
-    matches!(area.backing, Backing::Kernel(_))
-}
-
-/// madvise(2) of a flag of smaps.
-fn advice(flag: &[u8; 2]) -> Option<i32> {
-    Some(match flag {
-        b"dc" => libc::MADV_DONTFORK,
-        b"dd" => libc::MADV_DONTDUMP,
-        b"wf" => libc::MADV_WIPEONFORK,
-        b"hg" => libc::MADV_HUGEPAGE,
-        b"nh" => libc::MADV_NOHUGEPAGE,
-        b"mg" => libc::MADV_MERGEABLE,
-        b"sr" => libc::MADV_SEQUENTIAL,
-        b"rr" => libc::MADV_RANDOM,
-        _ => return None,
-    })
-}
-
-/// The registers that it had, at a stop at which the kernel looks whether a call is to be made again.
-fn set_registers(tracee: &Tracee, thread: &Thread) -> Result<()> {
-    tracee.interrupt()?;
-    tracee.go_on(0)?;
-    tracee.wait_for_event()?;
-    let regs = regs_of(&thread.regs).ok_or_else(|| damaged("registers of another kind"))?;
-    let is_block = regs.orig_rax as i64 >= 0 && regs.rax as i64 == RESTART_BLOCK;
-    let rax = match regs.orig_rax as i64 {
-        // Which call it was is known to nobody: somebody else had stopped the thread before the checkpoint.
-        libc::SYS_restart_syscall if is_block => -i64::from(libc::EINTR) as u64,
-        // How far it got was known to the kernel alone: it is made again from its beginning.
-        _ if is_block => RESTART_NO_HANDLER as u64,
-        _ => regs.rax,
-    };
-    tracee.set_regs(&Regs { rax, ..regs })?;
-    tracee.set_xstate(&thread.xstate)?;
-    tracee.set_mask(thread.mask)
 }

@@ -3,16 +3,111 @@
 //!
 //! What must stay true: the new one is as far from its data (`[vvar]`) as the kernel has mapped it.
 
+use std::ops::Range;
+
 use object::{Object, ObjectSymbol, SymbolKind};
 
-use super::files::damaged;
-use crate::error::{Error, Result};
+use super::{
+    files::damaged,
+    process::{Growing, SPARE_BYTES, moved, offsets},
+};
+use crate::{
+    dump::regs_of,
+    error::{Error, Result},
+    memory,
+    remote::{STUB_BYTES, call},
+    state::{Backing, Tree},
+};
 
 /// `movabs rax, ADDRESS; jmp rax`: functions begin with no argument in that register.
 const JUMP_BYTES: usize = 12;
 
+impl Growing<'_> {
+    /// Moves vDSO and its data to where the process has them.
+    pub(super) fn place_kernels(
+        &self,
+        kernels: &[(Vec<u8>, Range<u64>)],
+        code: &[u8],
+        tree: &Tree,
+    ) -> Result<()> {
+        let wanted = self
+            .body
+            .areas
+            .iter()
+            .filter_map(|area| match &area.backing {
+                Backing::Kernel(name) => Some((name.clone(), area.start..area.end)),
+                _ => None,
+            });
+        let wanted: Vec<_> = wanted.collect();
+        let sizes = |areas: &[(Vec<u8>, Range<u64>)]| -> Vec<(Vec<u8>, u64)> {
+            areas
+                .iter()
+                .map(|(name, part)| (name.clone(), part.end - part.start))
+                .collect()
+        };
+        let spare = self.stub + STUB_BYTES;
+        if wanted.is_empty() {
+            let unmap = call(libc::SYS_munmap, [spare, SPARE_BYTES]);
+            return self.make("a vDSO that it has not had", &[unmap]);
+        }
+        if sizes(&wanted) != sizes(kernels) || code != tree.vdso {
+            return self.redirect_vdso(kernels, code, tree);
+        }
+        let moves = kernels.iter().zip(offsets(kernels)).zip(&wanted);
+        let calls: Vec<_> = moves
+            .map(|(((_, part), from), (_, to))| {
+                let from = spare + from;
+                moved(&(from..from + part.end - part.start), to.start)
+            })
+            .collect();
+        self.make("its vDSO cannot be moved", &calls)
+    }
+
+    /// The kernel's vDSO stays where it is now, and that of the checkpoint leads to it.
+    fn redirect_vdso(
+        &self,
+        kernels: &[(Vec<u8>, Range<u64>)],
+        code: &[u8],
+        tree: &Tree,
+    ) -> Result<()> {
+        let is_vdso = |name: &[u8]| name == b"[vdso]";
+        let mut areas = self.body.areas.iter();
+        let old =
+            areas.find(|area| matches!(&area.backing, Backing::Kernel(name) if is_vdso(name)));
+        let Some(old) = old else { return Ok(()) };
+        let now = kernels.iter().zip(offsets(kernels));
+        let mut now = now.filter(|((name, _), _)| is_vdso(name));
+        let (_, offset) = now
+            .next()
+            .ok_or_else(|| damaged("no vDSO on this kernel"))?;
+        let (pid, bytes) = (self.process.pid, old.end - old.start);
+        if tree.vdso.len() as u64 != bytes {
+            return Err(damaged("a vDSO of another size"));
+        }
+        for thread in &self.body.threads {
+            let at = regs_of(&thread.regs).map_or(0, |regs| regs.rip);
+            if (old.start..old.end).contains(&at) {
+                let what = format!(
+                    "thread {} was in the vDSO of another kernel: an earlier checkpoint may do",
+                    thread.tid
+                );
+                return Err(Error::Missing { what });
+            }
+        }
+        let redirected = redirect(&tree.vdso, code, self.stub + STUB_BYTES + offset)?;
+        let to_fill = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let arguments = [old.start, bytes, to_fill, flags as u64, u64::MAX, 0];
+        let what = "the vDSO of another kernel";
+        self.make(what, &[call(libc::SYS_mmap, arguments)])?;
+        memory::write(pid, old.start, &redirected)?;
+        let code = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        self.make(what, &[call(libc::SYS_mprotect, [old.start, bytes, code])])
+    }
+}
+
 /// The old vDSO with jumps into the new one, which is mapped at `at`.
-pub fn redirect(old: &[u8], new: &[u8], at: u64) -> Result<Vec<u8>> {
+fn redirect(old: &[u8], new: &[u8], at: u64) -> Result<Vec<u8>> {
     let functions = functions(old)?;
     let known = self::functions(new)?;
     let mut code = old.to_vec();
@@ -67,7 +162,7 @@ mod tests {
             |map: &&procfs::process::MemoryMap| map.pathname == procfs::process::MMapPath::Vdso;
         let (start, end) = maps.iter().find(is_vdso).unwrap().address;
         let mut bytes = vec![0; (end - start) as usize];
-        crate::memory::read(std::process::id() as i32, start, &mut bytes).unwrap();
+        memory::read(std::process::id() as i32, start, &mut bytes).unwrap();
         bytes
     }
 
