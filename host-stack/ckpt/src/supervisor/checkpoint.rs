@@ -236,7 +236,11 @@ pub fn look(known: &mut Known, plugins: &SharedPlugins) -> Result<()> {
     if plugins.borrow().are_none() {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        Before::look(me, &mut known.named, &Owned::default())?;
+        return match Before::look(me, &mut known.named, &Owned::default()) {
+            // When it is stopped it is looked at again.
+            Err(Error::NotNow(_)) => Ok(()),
+            looked => looked.map(drop),
+        };
     }
     Ok(())
 }

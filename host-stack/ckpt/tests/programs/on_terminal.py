@@ -37,6 +37,16 @@ class Terminal:
     def type(self, text):
         os.write(self.fd, text)
 
+    def group(self):
+        return struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCGPGRP, bytes(4)))[0]
+
+    def until_not(self, group):
+        """Waits until another process group is in the foreground: a shell says what it starts before that has it."""
+        end = time.monotonic() + 60
+        while self.group() == group:
+            assert time.monotonic() < end, "the shell keeps the terminal"
+            time.sleep(0.01)
+
     def lflag(self):
         return termios.tcgetattr(self.fd)[3]
 
@@ -74,8 +84,10 @@ def shell(first, second):
     first.type(f"PS1='inner> ' TERM=dumb {DRIVER} launch job bash --norc --noprofile -i 7> >(cat >> told)\n".encode())
     first.until(b"told)\r\n")
     first.until(b"inner> ")
+    inner = first.group()
     first.type(b"echo first >&7; x=5; sleep 1000\n")
     first.until(b"sleep 1000\r\n")
+    first.until_not(inner)
     dump()
     first.type(b"\x1a")
     first.until(b"Stopped")
@@ -89,8 +101,10 @@ def shell(first, second):
     second.until(b"Stopped")
     second.until(b"40 100")
     second.until(b"inner> ")
+    inner = second.group()
     second.type(b"fg\n")
     second.until(b"sleep 1000\r\n")
+    second.until_not(inner)
     second.type(b"\x03")
     second.until(b"inner> ")
     second.type(b"exit 7\n")

@@ -78,6 +78,9 @@ check(f"jobs {shown}", b"Running" in shown and b"Stopped" in shown and b"30 100"
 read_until(master, b"prompt> ")
 os.write(master, b"fg\n")
 read_until(master, b"sleep 2000\r\n")
+# It says so before the job has the terminal.
+while fcntl.ioctl(master, termios.TIOCGPGRP, bytes(4)) != struct.pack("i", foreground):
+    time.sleep(0.01)
 os.write(master, b"\x03")
 read_until(master, b"prompt> ")
 os.write(master, b"kill %1; exit 7\n")
