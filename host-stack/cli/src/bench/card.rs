@@ -93,15 +93,6 @@ enum Measured {
 
 fn measures(kinds: &[Kind], scale: f64) -> Vec<Measure> {
     let mut all = Vec::new();
-    let row = |measure: String, unit, baseline, aim| Row {
-        measure,
-        unit,
-        ours: Vec::new(),
-        baseline,
-        samples: Some(Vec::new()),
-        ratio: None,
-        aim,
-    };
     for &kind in kinds {
         let on_kvm = |aim| (kind == Kind::Kvm).then_some(aim);
         let mut add = |measured, rows| {
@@ -117,7 +108,7 @@ fn measures(kinds: &[Kind], scale: f64) -> Vec<Measure> {
         ] {
             let program = Measured::Program(kind, BENCH_COMPUTE, what, true);
             let name = format!("{what}, {kind}");
-            add(program, vec![row(name, unit, "the host", on_kvm(aim))]);
+            add(program, vec![Row::new(name, unit, "the host", on_kvm(aim))]);
         }
         for (what, pin) in [
             ("null", true),
@@ -129,11 +120,11 @@ fn measures(kinds: &[Kind], scale: f64) -> Vec<Measure> {
             let name = format!("{what}, {kind}");
             add(
                 program,
-                vec![row(name, Unit::Microseconds, "the host", None)],
+                vec![Row::new(name, Unit::Microseconds, "the host", None)],
             );
         }
         let (name, aim) = (format!("boot, {kind}"), Aim::AtMost(60.0 / FIRECRACKER_MS));
-        let boot = row(name, Unit::Milliseconds, "Firecracker", on_kvm(aim));
+        let boot = Row::new(name, Unit::Milliseconds, "Firecracker", on_kvm(aim));
         add(Measured::Boot(kind), vec![boot]);
         for (size, mib) in [("64M", 64), ("512M", 512), ("2G", 2048)] {
             let bytes = ((mib * MIB) as f64 * scale) as u64 & !(MIB - 1);
@@ -141,15 +132,15 @@ fn measures(kinds: &[Kind], scale: f64) -> Vec<Measure> {
             for what in ["capture", "restore"] {
                 let name = format!("{what} {size} {kind}");
                 let aim = Some(Aim::AtLeast(0.7));
-                rows.push(row(name.clone(), Unit::Rate, "memcpy", None));
-                rows.push(row(name, Unit::Rate, "memcpy | file", aim));
+                rows.push(Row::new(name.clone(), Unit::Rate, "memcpy", None));
+                rows.push(Row::new(name, Unit::Rate, "memcpy | file", aim));
             }
             let (name, aim) = (format!("5% of {size} {kind}"), Some(Aim::AtMost(0.1)));
-            rows.push(row(name, Unit::Milliseconds, "whole capture", aim));
+            rows.push(Row::new(name, Unit::Milliseconds, "whole capture", aim));
             add(Measured::Capture(kind, bytes.max(MIB)), rows);
         }
     }
-    let doorbell = row("doorbell".into(), Unit::Microseconds, "eventfd", None);
+    let doorbell = Row::new("doorbell".into(), Unit::Microseconds, "eventfd", None);
     all.push(Measure {
         kind: Measured::Doorbell,
         rows: vec![doorbell],
@@ -172,10 +163,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         directory: tempfile::tempdir()?,
     };
     let mut measures = measures(&here, options.scale);
-    measures.retain(|measure| {
-        let mut rows = measure.rows.iter();
-        rows.any(|row| row.measure.contains(&options.only))
-    });
+    measures.retain(|measure| measure.rows.iter().any(|row| row.is_named(&options.only)));
     for _ in 0..options.runs {
         for measure in &mut measures {
             let samples = scene.measure(measure.kind)?;

@@ -76,18 +76,6 @@ enum Measured {
     Overhead(&'static [u8], &'static str),
 }
 
-fn row(measure: String, unit: Unit, baseline: &'static str, aim: Option<Aim>) -> Row {
-    Row {
-        measure,
-        unit,
-        ours: Vec::new(),
-        baseline,
-        samples: Some(Vec::new()),
-        ratio: None,
-        aim,
-    }
-}
-
 fn measures() -> Vec<Measure> {
     let mut all = Vec::new();
     for (size, mib) in [("64M", 64), ("512M", 512), ("4G", 4096)] {
@@ -95,7 +83,7 @@ fn measures() -> Vec<Measure> {
             let mut rows = Vec::new();
             for what in ["write", "restart"] {
                 let name = format!("{what} {size} {threads} t.");
-                let row = |baseline, aim| row(name.clone(), Unit::Rate, baseline, aim);
+                let row = |baseline, aim| Row::new(name.clone(), Unit::Rate, baseline, aim);
                 rows.push(row("memcpy", None));
                 rows.push(row("file", Some(Aim::AtLeast(0.8))));
                 for peer in Peer::ALL {
@@ -107,15 +95,15 @@ fn measures() -> Vec<Measure> {
         }
         for percent in [1.0, 10.0] {
             let name = format!("{percent}% of {size}");
-            let rows = vec![row(name, Unit::Milliseconds, "whole", None)];
+            let rows = vec![Row::new(name, Unit::Milliseconds, "whole", None)];
             let what = Measured::Increment(mib, percent);
             all.push(Measure { what, rows });
         }
         let aim = Some(Aim::AtMost(1.0));
         let rows = vec![
-            row(format!("pause {size}"), Unit::Milliseconds, "20 ms", aim),
-            row(format!("pause {size}"), Unit::Milliseconds, "whole", None),
-            row(
+            Row::new(format!("pause {size}"), Unit::Milliseconds, "20 ms", aim),
+            Row::new(format!("pause {size}"), Unit::Milliseconds, "whole", None),
+            Row::new(
                 format!("pause {size}, seen"),
                 Unit::Milliseconds,
                 "20 ms",
@@ -141,7 +129,7 @@ fn measures() -> Vec<Measure> {
             Aim::AtMost(1.0 + OVERHEAD),
         ),
     ] {
-        let rows = vec![row(name.into(), unit, "alone", Some(aim))];
+        let rows = vec![Row::new(name.into(), unit, "alone", Some(aim))];
         let what = Measured::Overhead(program, argument);
         all.push(Measure { what, rows });
     }
@@ -153,10 +141,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let base = options.dir.clone().unwrap_or(".".into());
     let scene = Scene::new(&base, options.scale)?;
     let mut measures = measures();
-    measures.retain(|measure| {
-        let mut rows = measure.rows.iter();
-        rows.any(|row| row.measure.contains(&options.only))
-    });
+    measures.retain(|measure| measure.rows.iter().any(|row| row.is_named(&options.only)));
     for _ in 0..options.runs {
         for measure in &mut measures {
             let samples = scene.measure(measure.what)?;

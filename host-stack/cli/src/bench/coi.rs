@@ -48,15 +48,7 @@ fn measures(kinds: &[Kind]) -> Vec<Measure> {
     let mut all = Vec::new();
     for &kind in kinds {
         let mut add = |measure: String, unit, ours: String, other: Option<String>, baseline| {
-            let row = Row {
-                measure: format!("{measure}, {kind}"),
-                unit,
-                ours: Vec::new(),
-                baseline,
-                samples: Some(Vec::new()),
-                ratio: None,
-                aim: None,
-            };
+            let row = Row::new(format!("{measure}, {kind}"), unit, baseline, None);
             all.push(Measure {
                 kind,
                 ours,

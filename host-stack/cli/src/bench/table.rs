@@ -83,6 +83,24 @@ pub fn print(mut rows: Vec<Row>, runs: u16, pinned: bool, json: bool) -> Result<
 }
 
 impl Row {
+    /// Without samples.
+    pub fn new(measure: String, unit: Unit, baseline: &'static str, aim: Option<Aim>) -> Self {
+        Self {
+            measure,
+            unit,
+            ours: Vec::new(),
+            baseline,
+            samples: Some(Vec::new()),
+            ratio: None,
+            aim,
+        }
+    }
+
+    /// Whether its measure has this in its name.
+    pub fn is_named(&self, text: &str) -> bool {
+        self.measure.contains(text)
+    }
+
     fn spread(&self) -> Option<Spread> {
         let samples = self.samples.iter().flatten();
         let ratios = self.ours.iter().zip(samples);
