@@ -89,15 +89,7 @@ fn add(rows: &mut Vec<Row>, line: &str) -> Result<(), AnyError> {
             .iter()
             .position(|row| row.measure == *name && row.baseline == known);
         let at = at.unwrap_or_else(|| {
-            rows.push(Row {
-                measure: (*name).to_owned(),
-                unit,
-                ours: Vec::new(),
-                baseline: known,
-                samples: Some(Vec::new()),
-                ratio: None,
-                aim,
-            });
+            rows.push(Row::new((*name).to_owned(), unit, known, aim));
             rows.len() - 1
         });
         rows[at].ours.push(ours.parse()?);
