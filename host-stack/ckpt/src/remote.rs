@@ -48,6 +48,7 @@ const CALLS_MAX: usize = 1024;
 global_asm!(
     ".pushsection .rodata.snaprig_ckpt_stub, \"a\"",
     ".globl snaprig_ckpt_stub",
+    ".globl snaprig_ckpt_one_call",
     ".globl snaprig_ckpt_stub_end",
     "snaprig_ckpt_stub:",
     "2:",
