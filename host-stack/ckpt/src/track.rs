@@ -12,7 +12,9 @@
 //! What must stay true: an area is registered whole, while its process is held: else it would be divided, and mremap(2)
 //! is not for several areas. The descriptor is closed in the process before that runs; an area that is not tracked, for
 //! whatever reason, says so ([`Pagemap::is_tracked`](crate::dump::Pagemap::is_tracked)), and is saved whole. What the
-//! kernel takes an area's tracking away for (a fork's child, mremap(2), exec) therefore needs no notice.
+//! kernel takes an area's tracking away for (a fork's child, mremap(2), exec) therefore needs no notice. It may leave
+//! the marks of protected pages there, though: an area that mremap(2) joins to one that it moves is not tracked any more
+//! either, but its marks stay, also of pages that are written to from then on. So what is registered begins without any.
 
 use std::{
     collections::HashMap,
@@ -36,6 +38,8 @@ const UFFD_API: u64 = 0xaa;
 const FEATURES: u64 = 1 << 13 | 1 << 15;
 const UFFDIO_API: libc::c_ulong = iowr(0x3f, 24);
 const UFFDIO_REGISTER: libc::c_ulong = iowr(0, 32);
+const UFFDIO_UNREGISTER: libc::c_ulong = 2 << 30 | 16 << 16 | 0xaa << 8 | 1;
+const UFFDIO_WRITEPROTECT: libc::c_ulong = iowr(6, 24);
 const REGISTER_WP: u64 = 2;
 /// UFFD_USER_MODE_ONLY: all that ordinary users may have. Asynchronous faults are resolved in the kernel, its own, too.
 const USER_MODE_ONLY: u64 = 1;
@@ -54,7 +58,8 @@ impl Tracking {
         !self.is_off
     }
 
-    /// Tracks writes to areas of a process that is held; those that cannot be are left as they are.
+    /// Tracks writes to areas of a process that is held, which are not tracked yet; those that cannot be are left as they
+    /// are. All of their pages are as if they had been written to.
     pub fn start(&mut self, process: &mut HeldProcess, areas: &[Range<u64>]) -> Result<()> {
         let left = match self.of.get(&process.pid) {
             Some(userfault) => still_to_do(userfault, areas),
@@ -139,8 +144,18 @@ fn open_with(process: &mut HeldProcess, stub: &Stub) -> Result<io::Result<OwnedF
 }
 
 fn register(userfault: &OwnedFd, area: &Range<u64>) -> io::Result<()> {
-    let mut range = [area.start, area.end - area.start, REGISTER_WP, 0];
-    ioctl(userfault, UFFDIO_REGISTER, &mut range)
+    let (start, bytes) = (area.start, area.end - area.start);
+    ioctl(
+        userfault,
+        UFFDIO_REGISTER,
+        &mut [start, bytes, REGISTER_WP, 0],
+    )?;
+    let unprotected = ioctl(userfault, UFFDIO_WRITEPROTECT, &mut [start, bytes, 0]);
+    if unprotected.is_err() {
+        // Marks that may be wrong are worse than none.
+        ioctl(userfault, UFFDIO_UNREGISTER, &mut [start, bytes])?;
+    }
+    unprotected
 }
 
 fn ioctl<const N: usize>(

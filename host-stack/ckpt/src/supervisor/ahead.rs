@@ -12,7 +12,10 @@
 //!
 //! What must stay true: a page that was protected, and not copied after that, is missing from what the chain has.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, Process};
@@ -71,12 +74,12 @@ pub fn copy<S: Sink>(
 fn arm(me: pid_t, known: &mut Known, ahead: &mut Ahead) -> Result<()> {
     let pids = freeze::descendants(me)?;
     known.tracking.retain(&pids);
-    let untracked: u64 = pids.iter().map(|pid| untracked_bytes(*pid)).sum();
-    if untracked > LITTLE {
+    let bytes: u64 = pids.iter().map(|pid| untracked_bytes(*pid)).sum();
+    if bytes > LITTLE {
         let begun = Instant::now();
         let mut frozen = Frozen::freeze(me, &mut known.calls)?;
         for process in &mut frozen.processes {
-            let areas = areas(process.pid);
+            let areas = untracked(process.pid);
             known.tracking.start(process, &areas)?;
         }
         frozen.let_go()?;
@@ -91,13 +94,21 @@ fn untracked_bytes(pid: pid_t) -> u64 {
         return 0;
     };
     let mut own = Ranges::default();
-    for area in areas(pid) {
-        if !pagemap.is_tracked(area.start) {
-            // It may have ended.
-            let _ = pagemap.own(area, false, &mut own);
-        }
+    for area in untracked(pid) {
+        // It may have ended.
+        let _ = pagemap.own(area, false, &mut own);
     }
     own.bytes()
+}
+
+/// The areas of a process that no pass can copy.
+fn untracked(pid: pid_t) -> Vec<Range<u64>> {
+    let Ok(pagemap) = Pagemap::open(pid) else {
+        return Vec::new();
+    };
+    let mut areas = areas(pid);
+    areas.retain(|area| !pagemap.is_tracked(area.start));
+    areas
 }
 
 /// Copies what the chain does not have, as it is now; how much that is.
@@ -131,7 +142,7 @@ fn pass<S: Sink>(
 }
 
 /// Protects what was written to; what of a process the chain does not have. None: it has ended.
-fn protect(pid: pid_t, areas: Vec<std::ops::Range<u64>>, spaces: &mut Spaces) -> Option<Ranges> {
+fn protect(pid: pid_t, areas: Vec<Range<u64>>, spaces: &mut Spaces) -> Option<Ranges> {
     let pagemap = Pagemap::open(pid).ok()?;
     let (mut own, mut written) = (Ranges::default(), Ranges::default());
     let mut result = Ok(());
@@ -165,7 +176,7 @@ fn left_to_copy(me: pid_t) -> Result<u64> {
 }
 
 /// The private anonymous areas of a process that it can read; none of one that has ended.
-fn areas(pid: pid_t) -> Vec<std::ops::Range<u64>> {
+fn areas(pid: pid_t) -> Vec<Range<u64>> {
     let Ok(maps) = Process::new(pid).and_then(|process| process.maps()) else {
         return Vec::new();
     };
