@@ -68,22 +68,13 @@ impl Pagemap {
 
     /// Whether writes to the area that this page is of are tracked.
     pub fn is_tracked(&self, page: u64) -> bool {
-        let mut range = [[0; 3]; 1];
-        let mut scan = [
-            SCAN_BYTES,
-            0,
-            page,
-            page + PAGE,
-            0,
-            range.as_mut_ptr() as u64,
-            1,
-            1,
-            0,
-            IS_TRACKED,
-            0,
-            IS_TRACKED,
-        ];
-        self.ioctl(&mut scan).is_ok_and(|found| found == 1)
+        let wanted = Wanted {
+            categories: IS_TRACKED,
+            told: IS_TRACKED,
+            ..Wanted::default()
+        };
+        let asked = self.ask(page..page + PAGE, wanted, 0, &mut [[0; 3]]);
+        asked.is_ok_and(|(found, _)| found == 1)
     }
 
     /// Adds the process's own pages of `part` where that is tracked, and which of them have been written to since this
@@ -134,36 +125,46 @@ impl Pagemap {
         mut each: impl FnMut(Range<u64>, u64),
     ) -> io::Result<()> {
         let mut from = part.start;
-        let mut ranges = vec![[0u64; 3]; RANGES];
+        let mut ranges = vec![[0; 3]; RANGES];
         while from < part.end {
-            let mut scan = [
-                SCAN_BYTES,
-                wanted.flags,
-                from,
-                part.end,
-                0,
-                ranges.as_mut_ptr() as u64,
-                RANGES as u64,
-                0,
-                wanted.not,
-                wanted.not | wanted.categories,
-                IS_PRESENT | IS_SWAPPED,
-                wanted.told,
-            ];
-            let found = self.ioctl(&mut scan)?;
-            for [start, end, told] in &ranges[..found] {
+            let asked = self.ask(from..part.end, wanted, IS_PRESENT | IS_SWAPPED, &mut ranges)?;
+            for [start, end, told] in &ranges[..asked.0] {
                 each(*start..*end, *told);
             }
-            from = scan[4];
+            from = asked.1;
         }
         Ok(())
     }
 
-    /// Asks the kernel; how many ranges it has told.
-    fn ioctl(&self, scan: &mut [u64; 12]) -> io::Result<usize> {
-        // SAFETY: the structure is as long as its number says; its ranges are as many as it says, and stay.
+    /// Asks the kernel for ranges of any of some categories (0: of whatever); how many it has told, and how far that is.
+    fn ask(
+        &self,
+        part: Range<u64>,
+        wanted: Wanted,
+        any: u64,
+        ranges: &mut [[u64; 3]],
+    ) -> io::Result<(usize, u64)> {
+        let mut scan = [
+            SCAN_BYTES,
+            wanted.flags,
+            part.start,
+            part.end,
+            0,
+            ranges.as_mut_ptr() as u64,
+            ranges.len() as u64,
+            0,
+            wanted.not,
+            wanted.not | wanted.categories,
+            any,
+            wanted.told,
+        ];
+        // SAFETY: the structure is as long as its number says; its ranges are as many as it says, of as many bytes as
+        // the kernel's (struct page_region), and stay.
         let found = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, scan.as_mut_ptr()) };
-        usize::try_from(found).map_err(|_| io::Error::last_os_error())
+        match usize::try_from(found) {
+            Ok(found) if found <= ranges.len() => Ok((found, scan[4])),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     fn read(&self, part: Range<u64>, to: &mut Ranges) -> io::Result<()> {

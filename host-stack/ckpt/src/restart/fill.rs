@@ -1,10 +1,22 @@
 //! Fills memory, shared memory and files with what a chain of images has: for each page what the newest says.
+//!
+//! ```text
+//! loader:  read, verify --> buffer --> filler: copy to where it belongs --> buffer, empty again
+//! ```
 
-use std::{collections::HashMap, fs::File, ops::Range, os::fd::FromRawFd, os::unix::fs::FileExt};
+use std::{
+    collections::HashMap,
+    fs::File,
+    ops::Range,
+    os::fd::FromRawFd,
+    os::unix::fs::FileExt,
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread,
+};
 
 use libc::pid_t;
 use snaprig_ckpt_image::{
-    chain::{Chain, Place},
+    chain::{Chain, Part, Place},
     image::CHUNK_MAX,
 };
 
@@ -23,23 +35,86 @@ enum Target {
     New(i32),
 }
 
+/// Buffers between who loads and who fills.
+const BUFFERS: usize = 3;
+
+/// Parts that are loaded together, one behind the other in a buffer of [`CHUNK_MAX`] bytes.
+#[derive(Default)]
+struct Batch {
+    parts: Vec<Part>,
+    pages: Vec<u8>,
+    used: usize,
+}
+
 /// Fills all spaces.
 pub fn fill(tree: &Tree, chain: &mut Chain, opened: &Opened) -> Result<()> {
     let targets = targets(tree, opened);
-    let parts: Vec<_> = chain.parts().collect();
-    let mut pages = vec![0; CHUNK_MAX];
-    for part in parts {
-        // Of files that have not changed nothing is needed, but it is checked.
-        let target = targets.get(&part.run.space);
-        if part.place == Place::Zeroes {
-            let run = part.run.address..part.run.address + part.run.bytes;
-            target.map_or(Ok(()), |target| clear(target, run))?;
-            continue;
+    thread::scope(|scope| {
+        // Whoever stops drops its ends, and the other one stops as well.
+        let (loaded, to_fill) = sync_channel(BUFFERS);
+        let (emptied, empty) = sync_channel(BUFFERS);
+        for _ in 0..BUFFERS {
+            let _ = emptied.send(Batch::default());
         }
-        let pages = &mut pages[..part.run.bytes as usize];
-        chain.load(&part, pages)?;
-        target.map_or(Ok(()), |target| put(target, part.run.address, pages))?;
+        let loader = thread::Builder::new().name("loader".into());
+        let loader = loader.spawn_scoped(scope, move || load(chain, &empty, &loaded));
+        let loader = loader.map_err(|source| Error::io("a thread", source))?;
+        for mut batch in to_fill {
+            put_batch(&targets, &mut batch)?;
+            let _ = emptied.send(batch);
+        }
+        loader
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Loads all parts, one after the other, as long as they are wanted.
+fn load(chain: &mut Chain, empty: &Receiver<Batch>, loaded: &SyncSender<Batch>) -> Result<()> {
+    let parts: Vec<_> = chain.parts().collect();
+    let mut parts = parts.into_iter().peekable();
+    while parts.peek().is_some() {
+        let Ok(mut batch) = empty.recv() else { break };
+        batch.pages.resize(CHUNK_MAX, 0);
+        while let Some(part) = parts.next_if(|part| batch.used + stored(part) <= CHUNK_MAX) {
+            let to = batch.used..batch.used + stored(&part);
+            batch.used = to.end;
+            if !to.is_empty() {
+                chain.load(&part, &mut batch.pages[to])?;
+            }
+            batch.parts.push(part);
+        }
+        if loaded.send(batch).is_err() {
+            break;
+        }
     }
+    Ok(())
+}
+
+/// Bytes of a part in a buffer.
+fn stored(part: &Part) -> usize {
+    match part.place {
+        Place::Zeroes => 0,
+        Place::Stored { .. } => part.run.bytes as usize,
+    }
+}
+
+fn put_batch(targets: &HashMap<u32, Target>, batch: &mut Batch) -> Result<()> {
+    let mut at = 0;
+    for part in batch.parts.drain(..) {
+        let pages = &batch.pages[at..at + stored(&part)];
+        at += pages.len();
+        // Of files that have not changed nothing is needed: but it has been checked.
+        let Some(target) = targets.get(&part.run.space) else {
+            continue;
+        };
+        let start = part.run.address;
+        match part.place {
+            Place::Zeroes => clear(target, start..start + part.run.bytes)?,
+            Place::Stored { .. } => put(target, start, pages)?,
+        }
+    }
+    batch.used = 0;
     Ok(())
 }
 
