@@ -11,12 +11,14 @@
 
 mod collapse;
 mod index;
+mod loader;
 
 use std::{io, path::PathBuf};
 
 pub use self::{
     collapse::collapse,
     index::{Index, Part, Place},
+    loader::Loader,
 };
 use crate::image::{Header, ImageError, Item, Scanner, State, Stored, Summary, WriteError};
 
@@ -72,16 +74,12 @@ struct Image {
     name: String,
     scanner: Scanner,
     chunks: Vec<Stored>,
-    /// The chunk that was loaded last, if a part of it was wanted.
-    loaded: Option<usize>,
-    pages: Vec<u8>,
 }
 
 /// Images that build on each other.
 pub struct Chain {
     images: Vec<Image>,
     index: Index,
-    scratch: Vec<u8>,
 }
 
 impl Chain {
@@ -93,7 +91,6 @@ impl Chain {
         let mut chain = Self {
             images: Vec::new(),
             index: Index::default(),
-            scratch: Vec::new(),
         };
         let mut chunks = 0_u64;
         for path in paths {
@@ -151,8 +148,6 @@ impl Chain {
             name,
             scanner,
             chunks,
-            loaded: None,
-            pages: Vec::new(),
         });
         Ok(())
     }
@@ -192,32 +187,6 @@ impl Chain {
                 Some((&image.scanner, image.chunks.get(chunk)?))
             }
         }
-    }
-
-    /// Reads the pages of a part into `to`, which is as long as they are, and verifies them.
-    pub fn load(&mut self, part: &Part, to: &mut [u8]) -> Result<(), ChainError> {
-        assert_eq!(to.len() as u64, part.run.bytes, "room for all pages");
-        let Place::Stored { image, chunk, skip } = part.place else {
-            to.fill(0);
-            return Ok(());
-        };
-        let image = &mut self.images[image];
-        let stored = &image.chunks[chunk];
-        if stored.run.bytes == part.run.bytes {
-            image.scanner.load(stored, to, &mut self.scratch)?;
-            return Ok(());
-        }
-        // The other parts of the chunk are wanted next.
-        if image.loaded != Some(chunk) {
-            image.loaded = None;
-            image.pages.resize(stored.run.bytes as usize, 0);
-            image
-                .scanner
-                .load(stored, &mut image.pages, &mut self.scratch)?;
-            image.loaded = Some(chunk);
-        }
-        to.copy_from_slice(&image.pages[skip as usize..][..to.len()]);
-        Ok(())
     }
 
     /// Names of its images, the oldest first.

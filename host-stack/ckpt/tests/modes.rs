@@ -11,10 +11,7 @@ use std::{
 };
 
 use common::{Job, compiled, nobody, program, wait_until};
-use snaprig_ckpt_image::{
-    chain::{Chain, Place},
-    store::Store,
-};
+use snaprig_ckpt_image::{chain::Chain, image::ImageError, store::Store};
 
 /// Checkpoints of a chain; SNAPRIG_CKPT_ROUNDS says otherwise.
 fn rounds() -> u64 {
@@ -153,22 +150,17 @@ fn contents(job: &Job, round: u64) -> Vec<BTreeMap<u64, Vec<u8>>> {
         .unwrap()
         .checkpoint(round)
         .unwrap();
-    let mut chain = Chain::open(&checkpoint.chain("tree").unwrap()).unwrap();
+    let chain = Chain::open(&checkpoint.chain("tree").unwrap()).unwrap();
     let mut spaces: BTreeMap<u32, BTreeMap<u64, Vec<u8>>> = BTreeMap::new();
-    let parts: Vec<_> = chain.parts().collect();
-    let mut bytes = vec![0; 4 << 20];
-    for part in parts {
+    let mut loader = chain.loader();
+    for part in chain.parts() {
         let space = spaces.entry(part.run.space).or_default();
-        for at in (0..part.run.bytes).step_by(4096) {
-            space.insert(part.run.address + at, vec![0; 4096]);
-        }
-        if part.place != Place::Zeroes {
-            let bytes = &mut bytes[..part.run.bytes as usize];
-            chain.load(&part, bytes).unwrap();
-            for (at, page) in (part.run.address..).step_by(4096).zip(bytes.chunks(4096)) {
-                space.insert(at, page.to_vec());
-            }
-        }
+        let loaded = loader.load(&part, |at, pages| -> Result<(), ImageError> {
+            let pages = pages.chunks(4096).map(<[u8]>::to_vec);
+            space.extend((part.run.address + at..).step_by(4096).zip(pages));
+            Ok(())
+        });
+        loaded.unwrap();
     }
     let mut spaces: Vec<_> = spaces.into_values().collect();
     spaces.sort();

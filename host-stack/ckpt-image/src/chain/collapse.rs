@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{Chain, ChainError, Place};
-use crate::image::{CHUNK_MAX, FileSink, Header, Options, Sink, Summary, Writer};
+use crate::image::{FileSink, Header, Options, Sink, Summary, Writer};
 
 /// Writes what the chain of `images`, the oldest first, says together as one image, whose name is
 /// `to` once it is complete and on the disk. Whatever fails, the images are as they were.
@@ -42,7 +42,7 @@ fn write(
     to: &Path,
     zstd: Option<i32>,
 ) -> Result<Summary, ChainError> {
-    let mut chain = Chain::open(images)?;
+    let chain = Chain::open(images)?;
     let file = File::create(partial).map_err(io_error(partial))?;
     let sink = FileSink::new(file).map_err(io_error(partial))?;
     let options = Options {
@@ -72,19 +72,19 @@ impl Chain {
     }
 
     /// Writes what the chain says: the newest's state, and all pages.
-    pub fn copy_to<S: Sink>(&mut self, mut writer: Writer<S>) -> Result<(S, Summary), ChainError> {
+    pub fn copy_to<S: Sink>(&self, mut writer: Writer<S>) -> Result<(S, Summary), ChainError> {
         self.states(|state| -> Result<(), ChainError> { Ok(writer.state_bytes(state.bytes())?) })?;
         let parts: Vec<_> = self.parts().collect();
-        let mut pages = vec![0; CHUNK_MAX];
+        let mut loader = self.loader();
         for part in parts {
             let run = part.run;
             if part.place == Place::Zeroes {
                 writer.zeroes(run.space, run.address, run.bytes)?;
                 continue;
             }
-            let pages = &mut pages[..run.bytes as usize];
-            self.load(&part, pages)?;
-            writer.pages(run.space, run.address, pages)?;
+            loader.load(&part, |at, pages| -> Result<(), ChainError> {
+                Ok(writer.pages(run.space, run.address + at, pages)?)
+            })?;
         }
         Ok(writer.finish()?)
     }

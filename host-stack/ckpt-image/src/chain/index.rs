@@ -21,6 +21,21 @@ pub enum Place {
 }
 
 impl Place {
+    /// Whether both are of the same chunk, or both nowhere.
+    pub fn is_beside(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Stored { image, chunk, .. },
+                Self::Stored {
+                    image: its_image,
+                    chunk: its_chunk,
+                    ..
+                },
+            ) => (image, chunk) == (its_image, its_chunk),
+            (one, other) => one == other,
+        }
+    }
+
     fn after(self, bytes: u64) -> Self {
         match self {
             Self::Zeroes => Self::Zeroes,

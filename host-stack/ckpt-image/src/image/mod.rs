@@ -164,6 +164,9 @@ pub struct Summary {
     pub totals: Totals,
 }
 
+/// Makes [`hash`] of bytes that come one after the other.
+pub use xxhash_rust::xxh3::Xxh3Default as Hasher;
+
 /// The checksum of a chunk's stored bytes.
 pub fn hash(stored: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(stored)

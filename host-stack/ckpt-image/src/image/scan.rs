@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    Header, ImageError, PAGE, Reader, Run, State, Summary, hash,
+    Hasher, Header, ImageError, PAGE, Reader, Run, State, Summary, hash,
     reader::decompress,
     wire::{self, Kind},
 };
@@ -142,7 +142,7 @@ impl Scanner {
     pub fn verify(&self, stored: &Stored, bytes: &[u8]) -> Result<(), ImageError> {
         match bytes.len() as u64 == stored.bytes && hash(bytes) == stored.hash {
             true => Ok(()),
-            false => Err(self.damaged(stored, "the checksum of a chunk differs")),
+            false => Err(self.differs(stored)),
         }
     }
 
@@ -156,17 +156,40 @@ impl Scanner {
     ) -> Result<(), ImageError> {
         assert_eq!(to.len() as u64, stored.run.bytes, "room for all pages");
         if !stored.zstd {
-            self.read(stored, to)?;
+            self.read(stored, 0, to)?;
             return self.verify(stored, to);
         }
         scratch.resize(stored.bytes as usize, 0);
-        self.read(stored, scratch)?;
+        self.read(stored, 0, scratch)?;
         self.verify(stored, scratch)?;
         decompress(scratch, to).map_err(|what| self.damaged(stored, what))
     }
 
-    fn read(&self, stored: &Stored, to: &mut [u8]) -> Result<(), ImageError> {
-        let (name, offset) = (self.reader.from.name.clone(), stored.offset);
+    /// Reads pages that are not compressed as many at once as the buffer takes, and calls `each` with them and with
+    /// where in the run they are. Whether they are what was written is known only when it returns.
+    pub fn stream<E: From<ImageError>>(
+        &self,
+        stored: &Stored,
+        buffer: &mut [u8],
+        mut each: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut hasher = Hasher::default();
+        let (mut at, piece) = (0, buffer.len() as u64);
+        while at < stored.bytes {
+            let pages = &mut buffer[..piece.min(stored.bytes - at) as usize];
+            self.read(stored, at, pages)?;
+            hasher.update(pages);
+            each(at, pages)?;
+            at += pages.len() as u64;
+        }
+        match hasher.digest() == stored.hash {
+            true => Ok(()),
+            false => Err(self.differs(stored).into()),
+        }
+    }
+
+    fn read(&self, stored: &Stored, skip: u64, to: &mut [u8]) -> Result<(), ImageError> {
+        let (name, offset) = (self.reader.from.name.clone(), stored.offset + skip);
         let read = self.file().read_exact_at(to, offset);
         read.map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => ImageError::Truncated { name, offset },
@@ -176,6 +199,10 @@ impl Scanner {
                 source,
             },
         })
+    }
+
+    fn differs(&self, stored: &Stored) -> ImageError {
+        self.damaged(stored, "the checksum of a chunk differs")
     }
 
     fn damaged(&self, stored: &Stored, what: &'static str) -> ImageError {

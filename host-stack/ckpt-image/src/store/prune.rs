@@ -68,7 +68,7 @@ impl Store {
                 members.push(member.clone());
                 continue;
             }
-            let mut chain = Chain::open(&before.chain(&member.name)?)?;
+            let chain = Chain::open(&before.chain(&member.name)?)?;
             let options = Options {
                 zstd,
                 expected: chain.stored_bytes(),

@@ -1,8 +1,4 @@
 //! Fills memory, shared memory and files with what a chain of images has: for each page what the newest says.
-//!
-//! ```text
-//! loader:  read, verify --> buffer --> filler: copy to where it belongs --> buffer, empty again
-//! ```
 
 use std::{
     collections::HashMap,
@@ -10,15 +6,12 @@ use std::{
     ops::Range,
     os::fd::FromRawFd,
     os::unix::fs::FileExt,
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
 use libc::pid_t;
-use snaprig_ckpt_image::{
-    chain::{Chain, Part, Place},
-    image::CHUNK_MAX,
-};
+use snaprig_ckpt_image::chain::{Chain, Part, Place};
 
 use super::files::Opened;
 use crate::{
@@ -26,6 +19,9 @@ use crate::{
     memory,
     state::{Backing, Tree},
 };
+
+/// Threads that fill at most: more than that wait for the memory.
+const FILLERS_MAX: usize = 4;
 
 /// What a space of the images is of.
 enum Target {
@@ -35,86 +31,58 @@ enum Target {
     New(i32),
 }
 
-/// Buffers between who loads and who fills.
-const BUFFERS: usize = 3;
-
-/// Parts that are loaded together, one behind the other in a buffer of [`CHUNK_MAX`] bytes.
-#[derive(Default)]
-struct Batch {
-    parts: Vec<Part>,
-    pages: Vec<u8>,
-    used: usize,
-}
-
-/// Fills all spaces.
-pub fn fill(tree: &Tree, chain: &mut Chain, opened: &Opened) -> Result<()> {
-    let targets = targets(tree, opened);
+/// Fills all spaces: with a thread for each processor, for what takes longest is to make the pages.
+pub fn fill(tree: &Tree, chain: &Chain, opened: &Opened) -> Result<()> {
+    let (targets, next) = (targets(tree, opened), AtomicUsize::new(0));
+    let parts: Vec<_> = chain.parts().collect();
+    // Parts of one chunk, which is read once.
+    let groups: Vec<_> = parts
+        .chunk_by(|one, other| one.place.is_beside(&other.place))
+        .collect();
+    let fill = || {
+        let filled = fill_some(&groups, &next, chain, &targets);
+        if filled.is_err() {
+            next.store(groups.len(), Ordering::Relaxed);
+        }
+        filled
+    };
+    let fillers = thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(FILLERS_MAX);
     thread::scope(|scope| {
-        // Whoever stops drops its ends, and the other one stops as well.
-        let (loaded, to_fill) = sync_channel(BUFFERS);
-        let (emptied, empty) = sync_channel(BUFFERS);
-        for _ in 0..BUFFERS {
-            let _ = emptied.send(Batch::default());
+        let others: Vec<_> = (1..fillers).map(|_| scope.spawn(fill)).collect();
+        let mut filled = fill();
+        for other in others {
+            let other = other
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            filled = filled.and(other);
         }
-        let loader = thread::Builder::new().name("loader".into());
-        let loader = loader.spawn_scoped(scope, move || load(chain, &empty, &loaded));
-        let loader = loader.map_err(|source| Error::io("a thread", source))?;
-        for mut batch in to_fill {
-            put_batch(&targets, &mut batch)?;
-            let _ = emptied.send(batch);
-        }
-        loader
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        filled
     })
 }
 
-/// Loads all parts, one after the other, as long as they are wanted.
-fn load(chain: &mut Chain, empty: &Receiver<Batch>, loaded: &SyncSender<Batch>) -> Result<()> {
-    let parts: Vec<_> = chain.parts().collect();
-    let mut parts = parts.into_iter().peekable();
-    while parts.peek().is_some() {
-        let Ok(mut batch) = empty.recv() else { break };
-        batch.pages.resize(CHUNK_MAX, 0);
-        while let Some(part) = parts.next_if(|part| batch.used + stored(part) <= CHUNK_MAX) {
-            let to = batch.used..batch.used + stored(&part);
-            batch.used = to.end;
-            if !to.is_empty() {
-                chain.load(&part, &mut batch.pages[to])?;
+/// Fills group after group that nobody else has begun with.
+fn fill_some(
+    groups: &[&[Part]],
+    next: &AtomicUsize,
+    chain: &Chain,
+    targets: &HashMap<u32, Target>,
+) -> Result<()> {
+    let mut loader = chain.loader();
+    while let Some(group) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
+        for part in *group {
+            let (target, start) = (targets.get(&part.run.space), part.run.address);
+            match (part.place, target) {
+                (Place::Zeroes, Some(target)) => clear(target, start..start + part.run.bytes)?,
+                (Place::Zeroes, None) => {}
+                // Of files that have not changed nothing is needed, but it is checked.
+                (Place::Stored { .. }, target) => loader.load(part, |at, pages| {
+                    target.map_or(Ok(()), |target| put(target, start + at, pages))
+                })?,
             }
-            batch.parts.push(part);
-        }
-        if loaded.send(batch).is_err() {
-            break;
         }
     }
-    Ok(())
-}
-
-/// Bytes of a part in a buffer.
-fn stored(part: &Part) -> usize {
-    match part.place {
-        Place::Zeroes => 0,
-        Place::Stored { .. } => part.run.bytes as usize,
-    }
-}
-
-fn put_batch(targets: &HashMap<u32, Target>, batch: &mut Batch) -> Result<()> {
-    let mut at = 0;
-    for part in batch.parts.drain(..) {
-        let pages = &batch.pages[at..at + stored(&part)];
-        at += pages.len();
-        // Of files that have not changed nothing is needed: but it has been checked.
-        let Some(target) = targets.get(&part.run.space) else {
-            continue;
-        };
-        let start = part.run.address;
-        match part.place {
-            Place::Zeroes => clear(target, start..start + part.run.bytes)?,
-            Place::Stored { .. } => put(target, start, pages)?,
-        }
-    }
-    batch.used = 0;
     Ok(())
 }
 

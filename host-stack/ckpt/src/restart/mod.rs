@@ -83,7 +83,7 @@ impl<'a> Restored<'a> {
     /// has one thread, but for that of a member of a job.
     pub fn grow(
         &mut self,
-        chain: &mut Chain,
+        chain: &Chain,
         drops_privileges: bool,
         board: Option<&Board>,
     ) -> Result<()> {
@@ -144,7 +144,7 @@ fn check(tree: &Tree) -> Result<()> {
 
 fn grow(
     tree: &Tree,
-    chain: &mut Chain,
+    chain: &Chain,
     opened: &mut Opened,
     drops_privileges: bool,
     board: Option<&Board>,

@@ -56,11 +56,11 @@ pub fn restart(directory: &Path, round: Option<u64>, options: &Options) -> Resul
 /// Restarts a checkpoint. If it is damaged, nothing of its tree has run.
 fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
     let checkpoint = store.checkpoint(round)?;
-    let (tree, mut chain) = open(&checkpoint, MEMBER)?;
+    let (tree, chain) = open(&checkpoint, MEMBER)?;
     within(&tree, |complete| {
         let parts = Parts::new(store.dir(), store.clone())?;
         let mut restored = Restored::open(&tree, None)?;
-        restored.grow(&mut chain, drops_privileges(), None)?;
+        restored.grow(&chain, drops_privileges(), None)?;
         go(restored, complete, &parts, &checkpoint)?;
         let command = checkpoint.manifest().command.clone();
         Supervisor::new(parts, tree.root, command, options).run()

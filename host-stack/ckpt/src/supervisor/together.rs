@@ -111,11 +111,11 @@ fn status_of(child: libc::pid_t) -> i32 {
 
 /// Restarts a member of a job, and supervises it to its end.
 fn member(job: &Job, checkpoint: &Checkpoint, name: &str) -> Result<i32> {
-    let (tree, mut chain) = open(checkpoint, name)?;
+    let (tree, chain) = open(checkpoint, name)?;
     within(&tree, |complete| {
         let mut parts = Parts::new(&job.of_member(name), job.store()?)?;
         let member = Member::join(job, name)?;
-        let restored = together(&member, &tree, &mut chain, checkpoint, complete, &parts);
+        let restored = together(&member, &tree, &chain, checkpoint, complete, &parts);
         let round = match restored {
             Ok(round) => round,
             Err(error) => {
@@ -133,7 +133,7 @@ fn member(job: &Job, checkpoint: &Checkpoint, name: &str) -> Result<i32> {
 fn together(
     member: &Member,
     tree: &Tree,
-    chain: &mut Chain,
+    chain: &Chain,
     checkpoint: &Checkpoint,
     complete: Complete,
     parts: &Parts,

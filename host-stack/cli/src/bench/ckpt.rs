@@ -142,9 +142,10 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let scene = Scene::new(&base, options.scale)?;
     let mut measures = measures();
     measures.retain(|measure| measure.rows.iter().any(|row| row.is_named(&options.only)));
-    for _ in 0..options.runs {
+    for run in 0..options.runs {
         for measure in &mut measures {
-            let samples = scene.measure(measure.what)?;
+            // Who comes first finds memory and disk as the one before left them: they take turns.
+            let samples = scene.measure(measure.what, run % 2 == 1)?;
             for (row, (ours, theirs)) in measure.rows.iter_mut().zip(samples) {
                 row.ours.push(ours);
                 match theirs {
@@ -166,6 +167,15 @@ enum Theirs {
     Missing,
     /// None: it failed.
     Is(Option<f64>),
+}
+
+impl Theirs {
+    fn map(self, change: impl Fn(f64) -> f64) -> Self {
+        match self {
+            Self::Is(Some(sample)) => known(change(sample)),
+            other => other,
+        }
+    }
 }
 
 fn known(sample: f64) -> Theirs {
@@ -211,9 +221,13 @@ impl Scene {
     }
 
     /// A sample for each row.
-    fn measure(&self, what: Measured) -> Result<Vec<(f64, Theirs)>, AnyError> {
+    fn measure(
+        &self,
+        what: Measured,
+        are_peers_first: bool,
+    ) -> Result<Vec<(f64, Theirs)>, AnyError> {
         match what {
-            Measured::Full(mib, threads) => self.full(mib, threads),
+            Measured::Full(mib, threads) => self.full(mib, threads, are_peers_first),
             Measured::Increment(mib, percent) => self.increment(mib, percent),
             Measured::Background(mib, percent) => self.background(mib, percent),
             Measured::Overhead(program, argument) => self.overhead(program, argument),
@@ -224,7 +238,12 @@ impl Scene {
         ((usual as f64 * self.scale) as u64).max(1)
     }
 
-    fn full(&self, mib: u64, threads: u32) -> Result<Vec<(f64, Theirs)>, AnyError> {
+    fn full(
+        &self,
+        mib: u64,
+        threads: u32,
+        are_peers_first: bool,
+    ) -> Result<Vec<(f64, Theirs)>, AnyError> {
         let bytes = self.mib(mib) * MIB;
         let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
         let image = self.directory.path().join("file");
@@ -233,21 +252,17 @@ impl Scene {
         drop_cached(&image)?;
         let (read, ()) = timed(|| read_file(&image, bytes))?;
         fs::remove_file(&image)?;
-        let (write, restart) = self.ours(mib, threads)?;
-        let mut peers = Vec::new();
-        for peer in Peer::ALL {
-            let both = match peer.is_here() {
-                false => [Theirs::Missing; 2],
-                true => match self.peers(peer, mib, threads) {
-                    Ok((write, restart)) => [known(rate(write)), known(rate(restart))],
-                    Err(error) => {
-                        eprintln!("{}: {error}", peer.name());
-                        [Theirs::Is(None); 2]
-                    }
-                },
-            };
-            peers.push(both);
-        }
+        let all_peers = || {
+            let seconds = Peer::ALL.map(|peer| self.peer(peer, mib, threads));
+            seconds.map(|both| both.map(|theirs| theirs.map(rate)))
+        };
+        let ((write, restart), peers) = match are_peers_first {
+            false => (self.ours(mib, threads)?, all_peers()),
+            true => {
+                let peers = all_peers();
+                (self.ours(mib, threads)?, peers)
+            }
+        };
         let mut samples = Vec::new();
         for (index, ours, file) in [(0, write, written), (1, restart, read)] {
             let ours = rate(ours);
@@ -275,7 +290,20 @@ impl Scene {
         Ok((dumped.took_ms / 1e3, restart))
     }
 
-    /// As [`Scene::ours`].
+    /// As [`Scene::ours`], of what may be missing.
+    fn peer(&self, peer: Peer, mib: u64, threads: u32) -> [Theirs; 2] {
+        if !peer.is_here() {
+            return [Theirs::Missing; 2];
+        }
+        match self.peers(peer, mib, threads) {
+            Ok((write, restart)) => [known(write), known(restart)],
+            Err(error) => {
+                eprintln!("{}: {error}", peer.name());
+                [Theirs::Is(None); 2]
+            }
+        }
+    }
+
     fn peers(&self, peer: Peer, mib: u64, threads: u32) -> Result<(f64, f64), AnyError> {
         let place = self.place()?;
         let (ready, stop) = (place.path().join("ready"), place.path().join("stop"));

@@ -58,7 +58,7 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
     create.read(true).write(true).create_new(true);
     let file = create.open(&path).map_err(unwritten)?;
     let summary = hold(stream, &file)?;
-    let mut chain = Chain::open(std::slice::from_ref(&path))?;
+    let chain = Chain::open(std::slice::from_ref(&path))?;
     let tree = restart::read_tree(&chain)?;
     // Not the closure's own: processes between this one and the supervisor give theirs up.
     let round = Cell::new(Some(round));
@@ -83,7 +83,7 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
         let mut is_ready = false;
         let mut restore = || -> Result<()> {
             let mut restored = Restored::open(&tree, None)?;
-            restored.grow(&mut chain, again::drops_privileges(), None)?;
+            restored.grow(&chain, again::drops_privileges(), None)?;
             is_ready = true;
             decided().map_err(failed)?;
             restored.go(complete).map(|_| ())
