@@ -36,6 +36,7 @@ mod flow;
 mod freeze;
 mod job;
 mod memory;
+mod parallel;
 mod plugins;
 mod ranges;
 mod remote;

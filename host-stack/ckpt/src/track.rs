@@ -14,7 +14,8 @@
 //! whatever reason, says so ([`Pagemap::is_tracked`](crate::dump::Pagemap::is_tracked)), and is saved whole. What the
 //! kernel takes an area's tracking away for (a fork's child, mremap(2), exec) therefore needs no notice. It may leave
 //! the marks of protected pages there, though: an area that mremap(2) joins to one that it moves is not tracked any more
-//! either, but its marks stay, also of pages that are written to from then on. So what is registered begins without any.
+//! either, but its marks stay, also of pages that are written to from then on. So what is registered begins without any:
+//! in an address space where something has been tracked before, they are taken away.
 
 use std::{
     collections::HashMap,
@@ -62,7 +63,7 @@ impl Tracking {
     /// are. All of their pages are as if they had been written to.
     pub fn start(&mut self, process: &mut HeldProcess, areas: &[Range<u64>]) -> Result<()> {
         let left = match self.of.get(&process.pid) {
-            Some(userfault) => still_to_do(userfault, areas),
+            Some(userfault) => still_to_do(areas, |area| begin_anew(userfault, area)),
             None => areas,
         };
         if left.is_empty() || self.is_off {
@@ -72,7 +73,7 @@ impl Tracking {
         self.of.remove(&process.pid);
         match open(process)? {
             Ok(userfault) => {
-                still_to_do(&userfault, left);
+                still_to_do(left, |area| register(&userfault, area));
                 self.of.insert(process.pid, userfault);
             }
             Err(error) => self.refuse(&error),
@@ -98,9 +99,12 @@ impl Tracking {
 }
 
 /// Registers areas; those from the first on that it fails for because the address space is no more.
-fn still_to_do<'a>(userfault: &OwnedFd, areas: &'a [Range<u64>]) -> &'a [Range<u64>] {
+fn still_to_do(
+    areas: &[Range<u64>],
+    register: impl Fn(&Range<u64>) -> io::Result<()>,
+) -> &[Range<u64>] {
     for (index, area) in areas.iter().enumerate() {
-        let registered = register(userfault, area);
+        let registered = register(area);
         let is_gone = |error: io::Error| {
             [Some(libc::ENOMEM), Some(libc::ESRCH)].contains(&error.raw_os_error())
         };
@@ -144,12 +148,14 @@ fn open_with(process: &mut HeldProcess, stub: &Stub) -> Result<io::Result<OwnedF
 }
 
 fn register(userfault: &OwnedFd, area: &Range<u64>) -> io::Result<()> {
+    let mut range = [area.start, area.end - area.start, REGISTER_WP, 0];
+    ioctl(userfault, UFFDIO_REGISTER, &mut range)
+}
+
+/// Registers what may have marks.
+fn begin_anew(userfault: &OwnedFd, area: &Range<u64>) -> io::Result<()> {
+    register(userfault, area)?;
     let (start, bytes) = (area.start, area.end - area.start);
-    ioctl(
-        userfault,
-        UFFDIO_REGISTER,
-        &mut [start, bytes, REGISTER_WP, 0],
-    )?;
     let unprotected = ioctl(userfault, UFFDIO_WRITEPROTECT, &mut [start, bytes, 0]);
     if unprotected.is_err() {
         // Marks that may be wrong are worse than none.

@@ -5,7 +5,7 @@ use std::{fs, io::Write as _};
 
 use snaprig_ckpt_image::{
     chain::{Chain, Place},
-    image::{CHUNK_MAX, PAGE, Piece, Reader, STATE_MAX},
+    image::{CHUNK_MAX, ImageError, PAGE, Piece, Reader, STATE_MAX},
 };
 use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -89,14 +89,14 @@ fn chain(image: &[u8]) {
     let mut file = NamedTempFile::with_prefix("snaprig-fuzz-").expect("a file");
     file.write_all(image).expect("it fits");
     let path = [file.path().to_owned()];
-    if let Ok(mut chain) = Chain::open(&path) {
-        let (mut last, parts) = ((0, 0), chain.parts().collect::<Vec<_>>());
-        for part in parts {
+    if let Ok(chain) = Chain::open(&path) {
+        let (mut last, mut loader) = ((0, 0), chain.loader());
+        for part in chain.parts() {
             let run = part.run;
             assert!((run.space, run.address) >= last);
             last = (run.space, run.address + run.bytes);
             if part.place != Place::Zeroes {
-                let _ = chain.load(&part, &mut vec![0; run.bytes as usize]);
+                let _ = loader.load(&part, |_, _| -> Result<(), ImageError> { Ok(()) });
             }
         }
     }

@@ -6,6 +6,7 @@ use libc::pid_t;
 
 use crate::{
     error::{Error, Result},
+    parallel,
     ranges::Ranges,
     remote::PAGE,
 };
@@ -25,6 +26,10 @@ const IS_ZERO: u64 = 1 << 5;
 const RANGES: usize = 4096;
 /// Entries of pagemap that are read at once.
 const ENTRIES: usize = 1 << 15;
+/// Bytes that one page table is for.
+const TABLE: u64 = 2 << 20;
+/// Bytes that are worth a thread.
+const PIECE_MIN: u64 = 128 << 20;
 
 /// Finds pages of a process.
 pub struct Pagemap {
@@ -85,20 +90,33 @@ impl Pagemap {
         own: &mut Ranges,
         written: &mut Ranges,
     ) -> Result<()> {
-        // One walk for both, and the kernel protects only what it tells to be written to.
+        // Large areas are walked by several at a time: a process may stand still for it.
+        let pieces = parallel::split(part, PIECE_MIN, TABLE);
+        let walked = parallel::each(pieces, |piece| self.take_piece(piece));
+        for piece in walked {
+            let (its, told) = self.done(piece)?;
+            its.iter().for_each(|range| own.push(range));
+            told.iter().for_each(|range| written.push(range));
+        }
+        Ok(())
+    }
+
+    /// One walk for both; the kernel protects only what it tells to be written to.
+    fn take_piece(&self, part: Range<u64>) -> io::Result<(Ranges, Ranges)> {
         let wanted = Wanted {
             categories: IS_TRACKED,
             not: IS_ZERO,
             told: IS_WRITTEN,
             flags: PROTECT,
         };
-        let scanned = self.scan(part, wanted, |range, told| {
+        let (mut own, mut written) = (Ranges::default(), Ranges::default());
+        self.scan(part, wanted, |range, told| {
             if told & IS_WRITTEN != 0 {
                 written.push(range.clone());
             }
             own.push(range);
-        });
-        self.done(scanned)
+        })?;
+        Ok((own, written))
     }
 
     /// Bytes of the pages that [`Pagemap::take_written`] would find to be written to; they stay what they are.
@@ -114,7 +132,7 @@ impl Pagemap {
         Ok(bytes)
     }
 
-    fn done(&self, scanned: io::Result<()>) -> Result<()> {
+    fn done<T>(&self, scanned: io::Result<T>) -> Result<T> {
         scanned.map_err(|source| Error::io(format!("process {}: pagemap", self.pid), source))
     }
 

@@ -9,7 +9,7 @@ use super::{Described, Pagemap, areas};
 use crate::{
     error::{Error, Result},
     freeze::{Frozen, HeldProcess},
-    memory,
+    memory, parallel,
     ranges::Ranges,
     remote::PAGE,
     spaces::{Key, Space, Spaces},
@@ -168,7 +168,6 @@ fn write_gone<S: Sink>(space: u32, gone: &Ranges, writer: &mut Writer<S>) -> Res
 #[derive(Default)]
 struct Load {
     runs: Vec<Run>,
-    remote: Vec<libc::iovec>,
     bytes: usize,
 }
 
@@ -178,17 +177,13 @@ impl Load {
         let mut load = Self::default();
         while let Some(part) = parts.last_mut() {
             let bytes = (part.end - part.start).min((room - load.bytes) as u64);
-            if bytes == 0 || load.remote.len() == PARTS {
+            if bytes == 0 || load.runs.len() == PARTS {
                 break;
             }
             load.runs.push(Run {
                 space,
                 address: part.start,
                 bytes,
-            });
-            load.remote.push(libc::iovec {
-                iov_base: part.start as *mut libc::c_void,
-                iov_len: bytes as usize,
             });
             load.bytes += bytes as usize;
             part.start += bytes;
@@ -197,6 +192,15 @@ impl Load {
             }
         }
         load
+    }
+
+    /// Where they are.
+    fn remote(&self) -> Vec<libc::iovec> {
+        let runs = self.runs.iter().map(|run| libc::iovec {
+            iov_base: run.address as *mut libc::c_void,
+            iov_len: run.bytes as usize,
+        });
+        runs.collect()
     }
 
     /// Leaves out what is behind so many bytes; the first page of that is left out for good.
@@ -226,7 +230,7 @@ fn reversed(parts: &Ranges) -> Vec<Range<u64>> {
     parts
 }
 
-/// Has pages of a process that stands still written, as many at once as a buffer takes.
+/// Has pages of a process that stands still written: on all processors, as many at once as a buffer takes.
 fn copy_held<S: Sink>(
     space: u32,
     pid: pid_t,
@@ -235,11 +239,21 @@ fn copy_held<S: Sink>(
 ) -> Result<()> {
     let mut parts = reversed(parts);
     while !parts.is_empty() {
-        let mut buffer = writer.buffer()?;
-        let load = Load::take(space, &mut parts, buffer.len());
-        memory::gather(pid, &load.remote, &mut buffer[..load.bytes])?;
-        steps::reached(Step::WritePages);
-        writer.submit(buffer, &load.runs)?;
+        let mut loads = Vec::new();
+        while !parts.is_empty() && loads.len() < parallel::threads() {
+            let buffer = writer.buffer()?;
+            let load = Load::take(space, &mut parts, buffer.len());
+            loads.push((buffer, load));
+        }
+        let copied = parallel::each(loads, |(mut buffer, load)| {
+            memory::gather(pid, &load.remote(), &mut buffer[..load.bytes])?;
+            Ok::<_, Error>((buffer, load))
+        });
+        for copied in copied {
+            let (buffer, load) = copied?;
+            steps::reached(Step::WritePages);
+            writer.submit(buffer, &load.runs)?;
+        }
     }
     Ok(())
 }
@@ -255,7 +269,7 @@ pub fn copy_running<S: Sink>(
     while !parts.is_empty() {
         let mut buffer = writer.buffer()?;
         let mut load = Load::take(space, &mut parts, buffer.len());
-        let count = memory::gather_some(pid, &load.remote, &mut buffer[..load.bytes])?;
+        let count = memory::gather_some(pid, &load.remote(), &mut buffer[..load.bytes])?;
         if count < load.bytes {
             load.cut(count, &mut parts);
         }

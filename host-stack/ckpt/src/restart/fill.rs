@@ -7,7 +7,6 @@ use std::{
     os::fd::FromRawFd,
     os::unix::fs::FileExt,
     sync::atomic::{AtomicUsize, Ordering},
-    thread,
 };
 
 use libc::pid_t;
@@ -16,12 +15,9 @@ use snaprig_ckpt_image::chain::{Chain, Part, Place};
 use super::files::Opened;
 use crate::{
     error::{Error, Result},
-    memory,
+    memory, parallel,
     state::{Backing, Tree},
 };
-
-/// Threads that fill at most: more than that wait for the memory.
-const FILLERS_MAX: usize = 4;
 
 /// What a space of the images is of.
 enum Target {
@@ -31,7 +27,7 @@ enum Target {
     New(i32),
 }
 
-/// Fills all spaces: with a thread for each processor, for what takes longest is to make the pages.
+/// Fills all spaces, on all processors: what takes longest is to make the pages.
 pub fn fill(tree: &Tree, chain: &Chain, opened: &Opened) -> Result<()> {
     let (targets, next) = (targets(tree, opened), AtomicUsize::new(0));
     let parts: Vec<_> = chain.parts().collect();
@@ -46,20 +42,8 @@ pub fn fill(tree: &Tree, chain: &Chain, opened: &Opened) -> Result<()> {
         }
         filled
     };
-    let fillers = thread::available_parallelism()
-        .map_or(1, usize::from)
-        .min(FILLERS_MAX);
-    thread::scope(|scope| {
-        let others: Vec<_> = (1..fillers).map(|_| scope.spawn(fill)).collect();
-        let mut filled = fill();
-        for other in others {
-            let other = other
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            filled = filled.and(other);
-        }
-        filled
-    })
+    let filled = parallel::each(0..parallel::threads(), |_| fill());
+    filled.into_iter().collect()
 }
 
 /// Fills group after group that nobody else has begun with.

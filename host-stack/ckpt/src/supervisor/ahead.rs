@@ -4,7 +4,7 @@
 //! ```text
 //! arm:   a stop, if there is much memory to which writes are not tracked yet
 //! pass:  protect what was written to --> a stop, of nothing else --> copy it      (while the program writes on)
-//! again: as long as a pass leaves much less to copy than it has copied
+//! again: as long as a pass leaves much less to copy than it has copied; and once more just before the tree stands still
 //! ```
 //! The stop in the middle of a pass is for system calls that were under way: they may write to pages that they have
 //! looked up before those were protected (read(2) with O_DIRECT, process_vm_writev(2)), and no fault tells of that.
@@ -58,7 +58,7 @@ pub fn copy<S: Sink>(
     arm(me, known, &mut ahead)?;
     let mut left = u64::MAX;
     while ahead.passes < PASSES_MAX && known.tracking.is_possible() {
-        let bytes = pass(me, known, spaces, writer, &mut ahead)?;
+        let bytes = pass(known, spaces, writer, &mut ahead)?;
         left = left_to_copy(me)?;
         if left <= LITTLE || left > bytes / 2 {
             break;
@@ -112,13 +112,14 @@ fn untracked(pid: pid_t) -> Vec<Range<u64>> {
 }
 
 /// Copies what the chain does not have, as it is now; how much that is.
-fn pass<S: Sink>(
-    me: pid_t,
+pub fn pass<S: Sink>(
     known: &mut Known,
     spaces: &mut Spaces,
     writer: &mut Writer<S>,
     ahead: &mut Ahead,
 ) -> Result<u64> {
+    // SAFETY: no preconditions.
+    let me = unsafe { libc::getpid() };
     let mut missing = Vec::new();
     for pid in freeze::descendants(me)? {
         missing.extend(protect(pid, areas(pid), spaces).map(|pages| (pid, pages)));

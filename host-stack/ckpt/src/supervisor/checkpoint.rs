@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! begin:    an image, whole or an increment; in the background (`ahead`), most of it is copied now, while the tree runs
-//! stop:     look --> plugins --> freeze --> describe       (where it cannot be saved, it runs on for a moment)
+//! stop:     look --> plugins --> catch up --> freeze --> describe    (where it cannot be saved, it runs on for a moment)
 //! meet:     connections to other trees         (of a job, when all of them stand still)
 //! save:     state and pages into the image     (the tree stands still)
 //! let go:   the tree runs on; the disk may lag
@@ -185,6 +185,14 @@ impl<S: Sink> Begun<S> {
         self.parent
     }
 
+    /// Copies what was written to since most of it was copied, if it was: while the tree runs.
+    pub fn catch_up(&mut self, known: &mut Known) -> Result<()> {
+        match self.ahead.passes {
+            0 => Ok(()),
+            _ => ahead::pass(known, &mut self.spaces, &mut self.writer, &mut self.ahead).map(drop),
+        }
+    }
+
     /// Writes what is left of the pages, and the state. All bytes have been read when it returns: who goes on need not
     /// wait for the disk.
     pub fn save(mut self, stopped: &mut Stopped, known: &mut Known) -> Result<Saved<S>> {
@@ -257,12 +265,13 @@ pub struct Stopped {
 
 impl Stopped {
     /// Stops the descendants of this process, of which `root` is the first; what their plugins have to save is in the
-    /// round's directory then.
+    /// round's directory then. `last` is done while they still run, when all that takes long has been done.
     pub fn stop(
         root: pid_t,
         known: &mut Known,
         plugins: &SharedPlugins,
         directory: Option<&Path>,
+        last: impl FnOnce(&mut Known) -> Result<()>,
     ) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
@@ -275,6 +284,7 @@ impl Stopped {
             }
             thread::sleep(BETWEEN_TRIES);
         };
+        last(known)?;
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;

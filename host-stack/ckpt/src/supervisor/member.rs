@@ -137,7 +137,8 @@ impl Member {
                 stopped: None,
                 saved: None,
             });
-            let stopped = Stopped::stop(root, known, plugins, Some(taking.joined.dir()))?;
+            let directory = Some(taking.joined.dir());
+            let stopped = Stopped::stop(root, known, plugins, directory, |_| Ok(()))?;
             taking.stopped = Some(stopped);
             return Ok(String::new());
         }

@@ -322,10 +322,11 @@ impl<'a> Supervisor<'a> {
         if how.mode == Mode::Background {
             checkpoint::look(&mut self.known, &self.parts.plugins)?;
         }
-        let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
+        let mut image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
         let (known, directory) = (&mut self.known, Some(round.joined().dir()));
-        let stopped = Stopped::stop(self.root, known, &self.parts.plugins, directory)?;
+        let last = |known: &mut _| image.catch_up(known);
+        let stopped = Stopped::stop(self.root, known, &self.parts.plugins, directory, last)?;
         let mut stopped = stopped.alone()?;
         let saved = image.save(&mut stopped, &mut self.known)?;
         let (held, pause) = match kill {

@@ -66,9 +66,10 @@ impl Supervisor<'_> {
         let image = Begun::begin_with(number, &how, &mut self.known, |header, options| {
             Ok(Writer::new(sent, header, options)?)
         });
-        let image = image.map_err(|error| why(&mut stream, error))?;
-        let mut stopped =
-            Stopped::stop(self.root, &mut self.known, &self.parts.plugins, None)?.alone()?;
+        let mut image = image.map_err(|error| why(&mut stream, error))?;
+        let last = |known: &mut _| image.catch_up(known);
+        let stopped = Stopped::stop(self.root, &mut self.known, &self.parts.plugins, None, last);
+        let mut stopped = stopped.map_err(|error| why(&mut stream, error))?.alone()?;
         let written = (|| {
             let saved = image.save(&mut stopped, &mut self.known)?;
             let written = saved.finish()?.1;
