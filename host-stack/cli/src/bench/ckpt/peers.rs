@@ -64,7 +64,7 @@ impl Peer {
             Self::Dmtcp => dmtcp("dmtcp_launch", images),
         };
         if self == Self::Dmtcp {
-            command.arg(program);
+            command.arg("--no-gzip").arg(program);
         }
         let child = quiet(&mut command).args(arguments).spawn()?;
         let mut running = Running {
@@ -176,7 +176,6 @@ fn dmtcp(program: &str, images: &Path) -> Command {
             "--new-coordinator",
             "--coord-port",
             "0",
-            "--no-gzip",
             "--interval",
             "0",
         ])
