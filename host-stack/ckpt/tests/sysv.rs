@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, ptr, thread, time::Duration};
 
-use common::{Job, compiled, nobody, wait_until};
+use common::{Job, compiled, nobody, program, wait_until};
 use snaprig_ckpt::{Address, Reply, Request};
 
 /// Objects that a program has made where it was launched, which stay there when it is killed: kinds and numbers.
@@ -136,4 +136,38 @@ fn what_others_use_is_refused() {
     let me = format!("which process {} uses as well", std::process::id());
     assert!(why.contains(&named) && why.contains(&me), "{why}");
     job.kill();
+}
+
+/// A server with its processes, and clients that move money from account to account: none is lost.
+fn postgresql(settings: &[&str]) {
+    let script = program("postgres.sh");
+    let mut job = Job::launch_as_nobody(&[&["bash", &script], settings].concat());
+    wait_until("it is ready, or not there", || {
+        ["ready", "no postgres", "wrong"]
+            .iter()
+            .any(|word| job.output().contains(word))
+    });
+    if job.output().contains("no postgres") {
+        eprintln!("skipped: PostgreSQL is not installed (apt-get install postgresql)");
+        return;
+    }
+    for round in 0..20u64 {
+        thread::sleep(Duration::from_micros(round * 7919 % 200_011));
+        job.dump(false).unwrap();
+        job.over_again();
+    }
+    ends_well(&job.path("stop"), &mut job);
+}
+
+/// The key of its data directory is a segment's.
+#[test]
+fn postgresql_and_its_benchmark_lose_nothing() {
+    postgresql(&[]);
+}
+
+/// All of its shared memory is System V's.
+#[test]
+fn postgresql_in_segments_loses_nothing() {
+    let types = ["shared_memory_type=sysv", "dynamic_shared_memory_type=sysv"];
+    postgresql(&["-c", types[0], "-c", types[1]]);
 }
