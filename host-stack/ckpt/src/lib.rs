@@ -18,6 +18,7 @@
 //! | `track`, `ranges`, `spaces` | which pages are written to; what a chain of images has of them |
 //! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
 //! | `job`, `carry` | trees that are checkpointed together; bytes that their supervisors hand each other |
+//! | `sysv` | System V objects of an IPC namespace |
 //! | `terminal` | settings and contents of pseudoterminals |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
@@ -47,6 +48,7 @@ mod spaces;
 mod state;
 mod steps;
 mod supervisor;
+mod sysv;
 mod terminal;
 mod trace;
 mod track;

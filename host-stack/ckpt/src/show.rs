@@ -6,7 +6,7 @@ use snaprig_ckpt_image::inspect::Inspection;
 
 use crate::{
     error::{Error, Result},
-    state::{Backing, Body, Kind, OpenFile, Process, Tree},
+    state::{Backing, Body, Kind, OpenFile, Process, Segment, Sysv, Tree},
 };
 
 /// Longest line.
@@ -39,6 +39,9 @@ fn lines(tree: &Tree) -> Vec<String> {
             shared.space, shared.size
         ));
     }
+    if let Some(sysv) = &tree.sysv {
+        lines.extend(self::sysv(sysv));
+    }
     for (number, file) in tree.files.iter().enumerate() {
         let locks = match file.locks.len() {
             0 => String::new(),
@@ -64,6 +67,30 @@ fn lines(tree: &Tree) -> Vec<String> {
         if let Some((end, _)) = line.char_indices().nth(COLUMNS) {
             line.truncate(end);
         }
+    }
+    lines
+}
+
+fn sysv(sysv: &Sysv) -> Vec<String> {
+    let mut lines = Vec::new();
+    for Segment {
+        object,
+        space,
+        size,
+    } in &sysv.segments
+    {
+        let (id, key) = (object.id, object.key);
+        lines.push(format!(
+            "{space:>5} System V shared memory {id}, key {key:#x}, {size} bytes"
+        ));
+    }
+    for set in &sysv.sets {
+        let (id, key, count) = (set.object.id, set.object.key, set.values.len());
+        lines.push(format!("semaphores {id}, key {key:#x}: {count}"));
+    }
+    for queue in &sysv.queues {
+        let (id, key, count) = (queue.object.id, queue.object.key, queue.messages.len());
+        lines.push(format!("queue {id}, key {key:#x}: {count} messages"));
     }
     lines
 }

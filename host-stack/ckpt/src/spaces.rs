@@ -19,6 +19,8 @@ pub enum Key {
     Process(pid_t),
     /// Shared memory: device and inode.
     Shared(u64, u64),
+    /// System V shared memory: its number.
+    Segment(i32),
     /// A file's contents: device and inode.
     Contents(u64, u64),
 }

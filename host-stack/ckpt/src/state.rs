@@ -4,12 +4,13 @@
 //! addresses, descriptors.
 
 mod files;
+mod sysv;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::files::*;
+pub use self::{files::*, sysv::*};
 
 /// Everything of one tree of processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -36,6 +37,8 @@ pub struct Tree {
     pub console: Option<Console>,
     /// Memory that several can map.
     pub shared: Vec<SharedMemory>,
+    /// System V objects; none: it has the IPC namespace of whoever restarts it, and nothing in it.
+    pub sysv: Option<Sysv>,
 }
 
 /// A process.
@@ -255,6 +258,8 @@ pub enum Backing {
     },
     /// Memory that can be mapped by several: number in [`Tree::shared`], offset.
     Shared(u32, u64),
+    /// System V shared memory: its number, offset.
+    Segment(i32, u64),
     /// The kernel's: vDSO and its data, by name.
     Kernel(Vec<u8>),
     /// A plugin's: it cannot be touched until that has mapped something there.

@@ -94,7 +94,6 @@ fn what_shows_while_it_runs_is_refused_before_anything_stops() {
         ("traced", "traces it"),
         ("chroot", "a root directory of its own"),
         ("userfaultfd", "userfaultfd"),
-        ("shmget", "System V shared memory"),
         ("ldt", "an LDT"),
         ("keyring", "a keyring of"),
     ] {

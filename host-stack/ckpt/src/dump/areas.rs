@@ -10,7 +10,7 @@ use std::{
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 
-use super::named::Named;
+use super::{named::Named, sysv::Attachment};
 use crate::{
     error::{Error, Result},
     plugins::Owned,
@@ -21,6 +21,8 @@ use crate::{
 const FLAGS: [&str; 15] = [
     "gd", "nr", "dc", "dd", "wf", "lo", "lf", "hg", "nh", "mg", "sr", "rr", "sl", "dp", "ht",
 ];
+/// What can be made writable.
+const MAY_WRITE: &str = "mw";
 /// Those of what cannot be saved.
 const REFUSED: [(&str, &str); 3] = [
     ("um", "memory with a userfaultfd(2)"),
@@ -43,10 +45,11 @@ impl Flags {
         let text = fs::read_to_string(&path).map_err(|source| Error::io(path, source))?;
         let mut flags = Self::default();
         let (mut area, mut is_execute_only, mut is_shared) = (None, false, false);
+        let mut is_segment = false;
         for line in text.lines() {
             let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
             match key {
-                "VmFlags:" => flags.add(area, value),
+                "VmFlags:" => flags.add(area, value, is_segment),
                 // Of such a size as there are most: another one is not known of its mapping.
                 "KernelPageSize:" if is_shared && value.trim() != "4 kB" => {
                     flags.refuse(area, "shared huge pages (MAP_HUGETLB)");
@@ -65,21 +68,20 @@ impl Flags {
                     area = ends.and_then(|(start, end)| Some((hex(start)?, hex(end)?)));
                     is_execute_only = value.starts_with("--x");
                     is_shared = value.get(3..4) == Some("s");
-                    if value.contains(" /SYSV") {
-                        // Its number would be another one.
-                        flags.refuse(area, "System V shared memory (shmget(2))");
-                    }
+                    is_segment = value.contains(" /SYSV");
                 }
             }
         }
         Ok(flags)
     }
 
-    fn add(&mut self, area: Option<(u64, u64)>, words: &str) {
+    fn add(&mut self, area: Option<(u64, u64)>, words: &str, is_segment: bool) {
         let Some((start, end)) = area else { return };
         let mut flags = Vec::new();
         for word in words.split_whitespace() {
-            if let (true, &[first, second]) = (FLAGS.contains(&word), word.as_bytes()) {
+            // Whether it is attached with SHM_RDONLY, a segment's protection need not tell.
+            let is_kept = FLAGS.contains(&word) || is_segment && word == MAY_WRITE;
+            if let (true, &[first, second]) = (is_kept, word.as_bytes()) {
                 flags.push([first, second]);
             }
             if let Some((_, what)) = REFUSED.iter().find(|(flag, _)| *flag == word) {
@@ -108,6 +110,8 @@ impl Flags {
 pub struct Shared {
     /// Device and inode of each.
     pub met: Vec<SharedObject>,
+    /// Where System V shared memory is.
+    pub attachments: Vec<Attachment>,
 }
 
 /// Memory that several can map.
@@ -228,8 +232,17 @@ fn backing(
     let path = match &map.pathname {
         MMapPath::Vsyscall => return Ok(None),
         MMapPath::Path(path) => path,
-        // Its number would be another one.
-        MMapPath::Vsys(_) => return Err(Error::refused(pid, "System V shared memory (shmget(2))")),
+        MMapPath::Vsys(_) => {
+            let (id, (start, end)) = (map.inode as i32, map.address);
+            shared.attachments.push(Attachment {
+                id,
+                pid,
+                start,
+                offset: map.offset,
+                bytes: end - start,
+            });
+            return Ok(Some(Backing::Segment(id, map.offset)));
+        }
         _ if is_shared => {
             return Err(Error::refused(
                 pid,

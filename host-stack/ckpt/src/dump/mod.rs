@@ -19,8 +19,10 @@ mod seen;
 mod sockets;
 mod stub;
 mod stuck;
+mod sysv;
 mod terminals;
 mod threads;
+mod undo;
 mod watches;
 mod write;
 
@@ -57,13 +59,21 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Before {
     flags: Vec<(pid_t, Flags)>,
+    /// The IPC namespace is the tree's alone.
+    has_own_ipc: bool,
 }
 
 impl Before {
     /// Of all descendants of a process.
-    pub fn look(ancestor: pid_t, named: &mut Named, owned: &Owned) -> Result<Self> {
-        let mut flags = Vec::new();
-        for pid in crate::freeze::descendants(ancestor)? {
+    pub fn look(
+        ancestor: pid_t,
+        named: &mut Named,
+        owned: &Owned,
+        has_own_ipc: bool,
+    ) -> Result<Self> {
+        let (mut flags, pids) = (Vec::new(), crate::freeze::descendants(ancestor)?);
+        sysv::look(&pids, has_own_ipc)?;
+        for pid in pids {
             let Some(living) = refused::check(pid, ancestor, named, owned)? else {
                 continue;
             };
@@ -73,7 +83,7 @@ impl Before {
                 flags.push((pid, found));
             }
         }
-        Ok(Self { flags })
+        Ok(Self { flags, has_own_ipc })
     }
 }
 
@@ -82,6 +92,8 @@ pub struct Described {
     /// What the image says of it.
     pub tree: Tree,
     shared: Shared,
+    /// System V shared memory, as the tree has it.
+    segments: Vec<sysv::Source>,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
     /// Contents of files, in the order that the tree numbers them until their spaces are.
@@ -107,6 +119,7 @@ impl Described {
     pub fn abandon(&mut self) {
         self.sockets.abandon();
         self.terminals.abandon();
+        self.segments.iter().for_each(sysv::Source::abandon);
     }
 }
 
@@ -125,8 +138,8 @@ pub fn describe(
         let stat = Proc::new(held.pid)?.stat()?;
         let known = before.flags.iter().find(|(pid, _)| *pid == held.pid);
         let flags = known.map_or(&none, |(_, flags)| flags);
-        let before = (flags, owned);
-        let mut body = process::describe(held, before, &mut shared, named, &mut nameless)?;
+        let known = (flags, owned);
+        let mut body = process::describe(held, known, &mut shared, named, &mut nameless)?;
         body.descriptors = files.of(held.handle(), &mut shared, named)?;
         processes.push(Process {
             stopped: held.stopped,
@@ -153,6 +166,7 @@ pub fn describe(
     let pids: Vec<pid_t> = processes.iter().map(|process| process.pid).collect();
     let resolved = files.resolve(&pids, &mut shared)?;
     let vdso = vdso(&frozen.processes, &processes)?;
+    let (sysv, segments) = sysv::describe(frozen, &shared.attachments, before.has_own_ipc)?;
     let supervisor = processes
         .iter()
         .find(|process| process.pid == root)
@@ -178,6 +192,7 @@ pub fn describe(
                 seals: object.seals,
             })
             .collect(),
+        sysv,
     };
     let contents = files.contents.into_iter();
     let contents = contents.map(|source| Ok((source.key()?, source)));
@@ -185,6 +200,7 @@ pub fn describe(
         contents: contents.collect::<Result<_>>()?,
         tree,
         shared,
+        segments,
         nameless,
         sockets: files.sockets,
         terminals: files.terminals,
@@ -216,6 +232,9 @@ impl Described {
         }
         for (shared, object) in tree.shared.iter_mut().zip(&self.shared.met) {
             shared.space = spaces.meet(Key::Shared(object.id.0, object.id.1)).number();
+        }
+        for segment in tree.sysv.iter_mut().flat_map(|sysv| &mut sysv.segments) {
+            segment.space = spaces.meet(Key::Segment(segment.object.id)).number();
         }
         for file in &mut tree.files {
             if let Kind::Path {

@@ -15,11 +15,12 @@
 //! | seccomp(2), a tracer, namespaces, a root directory, a control group, a security label of its own | refused |
 //! | userfaultfd(2) on its memory, protection keys, a shadow stack, 32-bit programs | refused |
 //! | an LDT, keyrings of its own, syscall user dispatch | refused, but only a stopped process says so |
-//! | System V shared memory, shared huge pages | refused |
-//! | System V semaphores and message queues | the kernel's, not the tree's: there as long as that runs |
+//! | shared huge pages | refused |
+//! | System V shared memory, semaphores (SEM_UNDO, too), queues ([`super::sysv`]) | saved; what others have, too: refused |
+//! | times of System V objects, who has attached a segment last, or sent and received | lost |
 //! | MADV_GUARD_INSTALL | the checkpoint fails when it reads such a page |
 //! | mbind(2) of parts of memory | lost: only where pages are changes |
-//! | landlock(7) | lost: nothing tells of it |
+//! | landlock(7), F_NOTIFY | lost: nothing tells of it |
 //!
 //! What is refused is so before anything stops ([`super::refused`]), but for what a process must be asked for.
 

@@ -5,7 +5,7 @@ use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
 use libc::pid_t;
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
 
-use super::{Described, Pagemap, areas};
+use super::{Described, Pagemap, areas, sysv::Bytes};
 use crate::{
     error::{Error, Result},
     freeze::{Frozen, HeldProcess},
@@ -138,6 +138,20 @@ pub fn write<S: Sink>(
     for object in &described.shared.met {
         let space = spaces.meet(Key::Shared(object.id.0, object.id.1));
         let wrote = write_shared(space.number(), object, writer)?;
+        write_gone(space.number(), &space.is_now(wrote), writer)?;
+    }
+    let segments = described.tree.sysv.iter().flat_map(|sysv| &sysv.segments);
+    for (segment, source) in segments.zip(&described.segments) {
+        let space = spaces.meet(Key::Segment(segment.object.id));
+        let whole = 0..segment.size.next_multiple_of(PAGE);
+        match &source.bytes {
+            Bytes::Mapped(pid, start) => {
+                let (file, part) = (memory::open(*pid, false)?, *start..*start + whole.end);
+                write_mapped(space.number(), &file, part, *start, writer)?;
+            }
+            Bytes::Attached(attached) => writer.pages(space.number(), 0, attached.pages())?,
+        }
+        let wrote = std::iter::once(whole).collect();
         write_gone(space.number(), &space.is_now(wrote), writer)?;
     }
     for (key, source) in &described.contents {

@@ -7,17 +7,22 @@ use super::{
 use crate::{
     error::Result,
     remote::{Call, call},
-    state::{Area, Backing},
+    state::{Area, Backing, Tree},
 };
 
 /// mmap(2), since Linux 6.11.
 const MAP_DROPPABLE: i32 = 8;
 
 impl Growing<'_> {
-    pub(super) fn map_areas(&self, opened: &Opened) -> Result<()> {
+    pub(super) fn map_areas(&self, tree: &Tree, opened: &Opened) -> Result<()> {
         let mut calls = Vec::new();
         for area in &self.body.areas {
-            calls.extend(map(area, opened)?);
+            match (&area.backing, &tree.sysv) {
+                (Backing::Segment(id, offset), Some(sysv)) => {
+                    calls.extend(self.attach(area, (*id, *offset), sysv)?);
+                }
+                _ => calls.extend(map(area, opened)?),
+            }
         }
         self.make("its memory cannot be mapped", &calls)
     }
@@ -94,6 +99,7 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
             let (_, fd) = fd.ok_or_else(|| damaged("shared memory"))?;
             (area.protection, libc::MAP_SHARED, fd, *offset)
         }
+        Backing::Segment(..) => return Err(damaged("System V shared memory")),
     };
     let arguments = [
         start,

@@ -12,11 +12,12 @@ use std::{
 use libc::pid_t;
 use snaprig_ckpt_image::chain::{Chain, Part, Place};
 
-use super::files::Opened;
+use super::files::{Opened, damaged};
 use crate::{
     error::{Error, Result},
     memory, parallel,
     state::{Backing, Tree},
+    sysv::Attached,
 };
 
 /// What a space of the images is of.
@@ -25,11 +26,13 @@ enum Target {
     Memory(pid_t, Vec<Range<u64>>),
     /// New shared memory, or a new file.
     New(i32),
+    /// New System V shared memory.
+    Segment(Attached),
 }
 
 /// Fills all spaces, on all processors: what takes longest is to make the pages.
 pub fn fill(tree: &Tree, chain: &Chain, opened: &Opened) -> Result<()> {
-    let (targets, next) = (targets(tree, opened), AtomicUsize::new(0));
+    let (targets, next) = (targets(tree, opened)?, AtomicUsize::new(0));
     let parts: Vec<_> = chain.parts().collect();
     // Parts of one chunk, which is read once.
     let groups: Vec<_> = parts
@@ -70,7 +73,7 @@ fn fill_some(
     Ok(())
 }
 
-fn targets(tree: &Tree, opened: &Opened) -> HashMap<u32, Target> {
+fn targets(tree: &Tree, opened: &Opened) -> Result<HashMap<u32, Target>> {
     let mut targets = HashMap::new();
     for process in &tree.processes {
         let Some(body) = &process.body else { continue };
@@ -84,18 +87,30 @@ fn targets(tree: &Tree, opened: &Opened) -> HashMap<u32, Target> {
     for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
         targets.insert(shared.space, Target::New(*memory));
     }
+    for segment in tree.sysv.iter().flat_map(|sysv| &sysv.segments) {
+        let id = segment.object.id;
+        let attached = Attached::attach(id, segment.size, true);
+        let attached =
+            attached.map_err(|source| Error::io(format!("System V shared memory {id}"), source))?;
+        targets.insert(segment.space, Target::Segment(attached));
+    }
     for (space, fd) in &opened.contents {
         if let Some(fd) = fd {
             targets.insert(*space, Target::New(*fd));
         }
     }
-    targets
+    Ok(targets)
 }
 
 fn put(target: &Target, address: u64, bytes: &[u8]) -> Result<()> {
     match target {
         Target::Memory(pid, _) => memory::scatter(*pid, address, bytes),
         Target::New(fd) => write_at(*fd, bytes, address),
+        Target::Segment(attached) => {
+            let address = attached.address(address, bytes.len() as u64);
+            let address = address.ok_or_else(|| damaged("pages behind the end of a segment"))?;
+            memory::scatter(std::process::id() as pid_t, address, bytes)
+        }
     }
 }
 

@@ -23,6 +23,7 @@ mod plugins;
 mod process;
 mod seed;
 mod sockets;
+mod sysv;
 mod terminals;
 mod threads;
 mod timers;
@@ -69,6 +70,9 @@ impl<'a> Restored<'a> {
     pub fn open(tree: &'a Tree, board: Option<&Board>) -> Result<Self> {
         check(tree)?;
         groups::lead(tree);
+        if let Some(sysv) = &tree.sysv {
+            sysv::make(sysv)?;
+        }
         let opened = Opened::open(tree, board)?;
         steps::reached(Step::RestartFiles);
         Ok(Self {
@@ -162,6 +166,12 @@ fn grow(
     fill(tree, chain, opened)?;
     steps::reached(Step::RestartFilled);
     paths::commit(opened)?;
+    if let Some(sysv) = &tree.sysv {
+        for work in [Growing::owe, Growing::touch] {
+            growing.iter().try_for_each(|growing| work(growing, sysv))?;
+        }
+        sysv::finish(sysv)?;
+    }
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);

@@ -1,5 +1,6 @@
 //! The namespaces of a restarted tree: processes have the numbers in it that they had (PID), their /proc (mount), and
-//! the clock goes on where it stood (time). Who is not root has them in a user namespace, as the same user.
+//! the clock goes on where it stood (time); System V objects have the numbers that they had (IPC), if there are any.
+//! Who is not root has them in a user namespace, as the same user.
 //!
 //! ```text
 //! restart (outside) --fork--> maker: unshare --fork--> first (1): reaps --clone3, set_tid--> supervisor --> the tree
@@ -74,14 +75,20 @@ impl Complete {
 }
 
 /// Runs `supervise` in namespaces of its own, as the process of that number; its exit status. The calling process has
-/// one thread.
-pub fn run(place: Place, clocks: Clocks, supervise: impl FnOnce(Complete) -> i32) -> Result<i32> {
+/// one thread. `has_own_ipc`: System V objects are those of the tree alone.
+pub fn run(
+    place: Place,
+    clocks: Clocks,
+    has_own_ipc: bool,
+    supervise: impl FnOnce(Complete) -> i32,
+) -> Result<i32> {
     let complete = Complete::new()?;
     // SAFETY: the process has one thread, so the child may do what it likes.
     let maker = unsafe { libc::fork() };
     match maker {
         0 => {
-            let status = make(place, clocks, complete, supervise).unwrap_or_else(|error| {
+            let made = make(place, clocks, has_own_ipc, complete, supervise);
+            let status = made.unwrap_or_else(|error| {
                 eprintln!("snaprig: {}", chain(&error));
                 1
             });
@@ -103,6 +110,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 fn make(
     place: Place,
     clocks: Clocks,
+    has_own_ipc: bool,
     complete: Complete,
     supervise: impl FnOnce(Complete) -> i32,
 ) -> Result<i32> {
@@ -125,6 +133,12 @@ fn make(
         libc::CLONE_NEWPID | libc::CLONE_NEWNS,
         "PID and mount namespaces",
     )?;
+    if has_own_ipc {
+        unshare(
+            libc::CLONE_NEWIPC,
+            "an IPC namespace, for the System V objects of the program",
+        )?;
+    }
     if unshare(NEWTIME, "a time namespace").is_ok() {
         // Without, deadlines of the tree pass when the clock gets there: sooner or later than they should.
         set_clocks(clocks)?;

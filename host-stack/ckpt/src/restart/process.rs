@@ -74,7 +74,7 @@ impl<'a> Growing<'a> {
         growing.map_stub(at)?;
         growing.make_empty(&kernels)?;
         growing.place_kernels(&kernels, &code, tree)?;
-        growing.map_areas(opened)?;
+        growing.map_areas(tree, opened)?;
         steps::reached(Step::RestartMapped);
         Ok(growing)
     }

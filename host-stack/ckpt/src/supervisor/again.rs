@@ -63,7 +63,7 @@ fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
         restored.grow(&chain, drops_privileges(), None)?;
         go(restored, complete, &parts, &checkpoint)?;
         let command = checkpoint.manifest().command.clone();
-        Supervisor::new(parts, tree.root, command, options).run()
+        Supervisor::of_restarted(parts, &tree, command, options).run()
     })
 }
 
@@ -114,7 +114,8 @@ pub fn within(tree: &Tree, work: impl FnOnce(Complete) -> Result<i32>) -> Result
         monotonic: tree.monotonic_nanos,
         boottime: tree.boottime_nanos,
     };
-    let status = restart::run(restart::place(tree), clocks, |complete| {
+    let has_own_ipc = tree.sysv.is_some();
+    let status = restart::run(restart::place(tree), clocks, has_own_ipc, |complete| {
         work(complete).unwrap_or_else(|error| {
             tell(&said, &error);
             1

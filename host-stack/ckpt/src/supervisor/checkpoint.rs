@@ -90,6 +90,8 @@ pub struct Known {
     pub(super) named: Named,
     pub(super) calls: Calls,
     pub(super) tracking: Tracking,
+    /// The tree was restarted in an IPC namespace of its own.
+    pub(super) has_own_ipc: bool,
     lineage: Option<Lineage>,
 }
 
@@ -244,7 +246,8 @@ pub fn look(known: &mut Known, plugins: &SharedPlugins) -> Result<()> {
     if plugins.borrow().are_none() {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        return match Before::look(me, &mut known.named, &Owned::default()) {
+        let has_own_ipc = known.has_own_ipc;
+        return match Before::look(me, &mut known.named, &Owned::default(), has_own_ipc) {
             // When it is stopped it is looked at again.
             Err(Error::NotNow(_)) => Ok(()),
             looked => looked.map(drop),
@@ -278,7 +281,8 @@ impl Stopped {
         let mut tries = 0;
         let mut gathered = Gathered::of(plugins, directory)?;
         let before = loop {
-            match Before::look(me, &mut known.named, &gathered.owned()) {
+            let has_own_ipc = known.has_own_ipc;
+            match Before::look(me, &mut known.named, &gathered.owned(), has_own_ipc) {
                 Err(Error::NotNow(_)) if tries < TRIES_MAX => tries += 1,
                 looked => break looked?,
             }

@@ -50,6 +50,7 @@ use crate::{
     job::{self, Job},
     plugins::{Plugins, SharedPlugins},
     restart::{chain, exit_code},
+    state::Tree,
     steps::{self, Step},
     trace,
 };
@@ -176,6 +177,13 @@ impl<'a> Supervisor<'a> {
             options,
             due: Due::new(options.schedule),
         }
+    }
+
+    /// Of a tree that has been restarted.
+    fn of_restarted(parts: Parts, tree: &Tree, command: Vec<String>, options: &'a Options) -> Self {
+        let mut supervisor = Self::new(parts, tree.root, command, options);
+        supervisor.known.has_own_ipc = tree.sysv.is_some();
+        supervisor
     }
 
     fn run(mut self) -> Result<i32> {

@@ -125,7 +125,7 @@ fn member(job: &Job, checkpoint: &Checkpoint, name: &str) -> Result<i32> {
         };
         member.link.done(round, Phase::Go, Ok(String::new()));
         parts.member = Some(member);
-        Supervisor::new(parts, tree.root, Vec::new(), &Options::default()).run()
+        Supervisor::of_restarted(parts, &tree, Vec::new(), &Options::default()).run()
     })
 }
 

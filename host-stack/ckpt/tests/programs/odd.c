@@ -13,7 +13,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
-#include <sys/shm.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -42,12 +41,6 @@ static int faults(void) {
     return fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0 && ioctl(fd, UFFDIO_REGISTER, &part) == 0;
 }
 
-static int shared(void) {
-    int id = shmget(IPC_PRIVATE, 4096, 0600);
-    void *at = shmat(id, NULL, 0);
-    return shmctl(id, IPC_RMID, NULL) == 0 && at != (void *)-1;
-}
-
 static int table(void) {
     struct user_desc entry = {.entry_number = 0, .base_addr = 0, .limit = 1, .seg_32bit = 1, .limit_in_pages = 1};
     return syscall(SYS_modify_ldt, 1, &entry, sizeof entry) == 0;
@@ -60,7 +53,6 @@ int main(int count, char **arguments) {
               : strcmp(kind, "chroot") == 0      ? mkdir("root", 0755) == 0 && chroot("root") == 0
               : strcmp(kind, "userfaultfd") == 0 ? faults()
               : strcmp(kind, "ldt") == 0         ? table()
-              : strcmp(kind, "shmget") == 0      ? shared()
                                                  : syscall(SYS_keyctl, 0, -2, 1) > 0; /* process keyring, made */
     puts(has ? "ready" : "cannot");
     fflush(stdout);

@@ -106,7 +106,7 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
                 restart::chain(&error)
             );
         }
-        Supervisor::new(parts, tree.root, command.clone(), options).run()
+        Supervisor::of_restarted(parts, &tree, command.clone(), options).run()
     })
 }
 

@@ -1,0 +1,173 @@
+//! System V objects: shared memory, semaphores, message queues.
+
+mod common;
+
+use std::{fs, ptr, thread, time::Duration};
+
+use common::{Job, compiled, nobody, program, wait_until};
+use snaprig_ckpt::{Address, Reply, Request};
+
+/// Objects that a program has made where it was launched, which stay there when it is killed: kinds and numbers.
+struct Objects(Vec<(char, i32)>);
+
+impl Objects {
+    fn of(job: &Job) -> Self {
+        let text = fs::read_to_string(job.path("objects")).unwrap();
+        let words = text.split(' ').map(|word| word.split_at(1));
+        let parsed = words.map(|(kind, id)| (kind.chars().next().unwrap(), id.parse().unwrap()));
+        Self(parsed.collect())
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        for (kind, id) in self.0.iter().copied() {
+            // SAFETY: no memory is involved.
+            unsafe {
+                match kind {
+                    'm' => libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()),
+                    's' => libc::semctl(id, 0, libc::IPC_RMID),
+                    _ => libc::msgctl(id, libc::IPC_RMID, ptr::null_mut()),
+                };
+            }
+        }
+    }
+}
+
+/// Checkpointed at moments that differ, killed, and restarted.
+fn under_load(mut job: Job) {
+    job.wait_for("ready");
+    let _objects = Objects::of(&job);
+    for round in 0..20u64 {
+        // The moment is what is random, nothing is waited for.
+        thread::sleep(Duration::from_micros(round * 7919 % 20_011));
+        job.dump(false).unwrap();
+        job.over_again();
+    }
+    ends_well(&job.path("go"), &mut job);
+}
+
+fn ends_well(go: &std::path::Path, job: &mut Job) {
+    fs::write(go, "").unwrap();
+    let (status, output) = (job.ended(), job.output());
+    assert!(
+        status == 0 && output.ends_with("right\n") && !output.contains("wrong"),
+        "{status}: {output}"
+    );
+}
+
+#[test]
+fn objects_of_all_kinds_are_what_they_were() {
+    let (_directory, sysv) = compiled("sysv.c", &[]);
+    under_load(Job::launch(&[&sysv]));
+}
+
+#[test]
+fn those_of_an_ordinary_user_are_as_well() {
+    let (_directory, sysv) = compiled("sysv.c", &[]);
+    under_load(Job::launch_as_nobody(&[&sysv]));
+}
+
+#[test]
+fn what_is_copied_in_the_background_has_them() {
+    let (_directory, sysv) = compiled("sysv.c", &[]);
+    let mode = [("MODE", "background")];
+    under_load(Job::launch_with(nobody(), &mode, &[&sysv]));
+}
+
+#[test]
+fn they_migrate_with_their_program() {
+    let (_directory, sysv) = compiled("sysv.c", &[]);
+    let source = Job::launch_as_nobody(&[&sysv]);
+    source.wait_for("ready");
+    let _objects = Objects::of(&source);
+    let (go, mut jobs) = (source.path("go"), vec![source]);
+    for _ in 0..3 {
+        let target = Job::receive(nobody(), &["socket"]);
+        let socket = target.path("socket");
+        wait_until("it listens", || socket.exists());
+        let to = Address::Unix(socket);
+        let source = jobs.last_mut().unwrap();
+        match snaprig_ckpt::ask(&source.path("job"), Request::Migrate { to }) {
+            Ok(Reply::Migrated(_)) => {}
+            other => panic!("{other:?}; {}", source.output()),
+        }
+        assert_eq!(source.ended(), 128 + libc::SIGKILL);
+        wait_until("it is supervised", || target.answers());
+        jobs.push(target);
+    }
+    ends_well(&go, jobs.last_mut().unwrap());
+}
+
+/// Whoever else has one is named, and the program runs on.
+#[test]
+fn what_others_use_is_refused() {
+    let (_directory, sysv) = compiled("sysv.c", &[]);
+    let mut job = Job::launch(&[&sysv]);
+    job.wait_for("ready");
+    let objects = Objects::of(&job);
+    let (segment, set) = (objects.0[0].1, objects.0[5].1);
+    // SAFETY: what is attached is not looked at.
+    let attached = unsafe { libc::shmat(segment, ptr::null(), libc::SHM_RDONLY) };
+    let why = job.dump(true).unwrap_err();
+    let named = format!("System V shared memory {segment} (key");
+    assert!(
+        why.contains(&named) && why.contains("others have attached as well, 1 times"),
+        "{why}"
+    );
+    // SAFETY: it is not used.
+    unsafe { libc::shmdt(attached) };
+    job.over_again();
+    // In a namespace of its own, nobody has what it has: and there it is no more.
+    // SAFETY: no memory is involved.
+    unsafe { libc::semctl(set, 0, libc::SETVAL, 1) };
+    job.dump(false).unwrap();
+    ends_well(&job.path("go"), &mut job);
+    drop(objects);
+
+    let mut job = Job::launch(&[&sysv]);
+    job.wait_for("ready");
+    let objects = Objects::of(&job);
+    let set = objects.0[5].1;
+    // SAFETY: no memory is involved.
+    unsafe { libc::semctl(set, 0, libc::SETVAL, 1) };
+    let why = job.dump(true).unwrap_err();
+    let named = format!("the System V semaphores {set} (key");
+    let me = format!("which process {} uses as well", std::process::id());
+    assert!(why.contains(&named) && why.contains(&me), "{why}");
+    job.kill();
+}
+
+/// A server with its processes, and clients that move money from account to account: none is lost.
+fn postgresql(settings: &[&str]) {
+    let script = program("postgres.sh");
+    let mut job = Job::launch_as_nobody(&[&["bash", &script], settings].concat());
+    wait_until("it is ready, or not there", || {
+        ["ready", "no postgres", "wrong"]
+            .iter()
+            .any(|word| job.output().contains(word))
+    });
+    if job.output().contains("no postgres") {
+        eprintln!("skipped: PostgreSQL is not installed (apt-get install postgresql)");
+        return;
+    }
+    for round in 0..20u64 {
+        thread::sleep(Duration::from_micros(round * 7919 % 200_011));
+        job.dump(false).unwrap();
+        job.over_again();
+    }
+    ends_well(&job.path("stop"), &mut job);
+}
+
+/// The key of its data directory is a segment's.
+#[test]
+fn postgresql_and_its_benchmark_lose_nothing() {
+    postgresql(&[]);
+}
+
+/// All of its shared memory is System V's.
+#[test]
+fn postgresql_in_segments_loses_nothing() {
+    let types = ["shared_memory_type=sysv", "dynamic_shared_memory_type=sysv"];
+    postgresql(&["-c", types[0], "-c", types[1]]);
+}
