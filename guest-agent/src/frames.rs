@@ -14,11 +14,8 @@ pub fn send<T: Serialize>(to: &Endpoint, message: &T) -> io::Result<()> {
 
 /// Receives one message over SCIF.
 pub fn receive<T: DeserializeOwned>(from: &Endpoint) -> io::Result<T> {
-    let mut prefix = [0; 4];
-    from.recv_exact(&mut prefix)?;
-    let mut body = vec![0; frame::frame_len(prefix).map_err(io::Error::other)?];
-    from.recv_exact(&mut body)?;
-    frame::decode(&body).map_err(io::Error::other)
+    let message = from.incoming().next(|to| from.recv(to))?;
+    message.map_err(io::Error::other)
 }
 
 /// Writes one message to a stream.

@@ -4,13 +4,17 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::fd::AsRawFd,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use snaprig_wire::scif::{
-    PortId,
-    ioctl::{
-        self, Accept, BLOCK, Connect, Copy, DEVICE, MAP_FIXED, Message, NodeIds, Register,
-        Unregister,
+use snaprig_wire::{
+    frame::Incoming,
+    scif::{
+        PortId,
+        ioctl::{
+            self, Accept, BLOCK, Connect, Copy, DEVICE, MAP_FIXED, Message, NodeIds, Register,
+            Unregister,
+        },
     },
 };
 
@@ -18,16 +22,20 @@ use snaprig_wire::scif::{
 pub const PROT_READ_WRITE: i32 = ioctl::PROT;
 
 /// One endpoint.
-pub struct Endpoint(File);
+pub struct Endpoint {
+    file: File,
+    /// Of its messages, what has come.
+    incoming: Mutex<Incoming>,
+}
 
 impl Endpoint {
     /// scif_open.
     pub fn open() -> io::Result<Self> {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(DEVICE)
-            .map(Self)
+        let file = OpenOptions::new().read(true).write(true).open(DEVICE)?;
+        Ok(Self {
+            file,
+            incoming: Mutex::default(),
+        })
     }
 
     fn ioctl<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
@@ -35,7 +43,7 @@ impl Endpoint {
             // SAFETY: `request` encodes the size of `T`, which the driver reads and writes; the
             // addresses inside it are of memory that the callers of this function borrow.
             let result =
-                unsafe { libc::ioctl(self.0.as_raw_fd(), request.into(), &raw mut *argument) };
+                unsafe { libc::ioctl(self.file.as_raw_fd(), request.into(), &raw mut *argument) };
             match result {
                 0 => return Ok(()),
                 _ => match io::Error::last_os_error() {
@@ -56,7 +64,7 @@ impl Endpoint {
     /// scif_listen.
     pub fn listen(&self, backlog: i32) -> io::Result<()> {
         // SAFETY: no pointer is passed.
-        match unsafe { libc::ioctl(self.0.as_raw_fd(), ioctl::LISTEN.into(), backlog) } {
+        match unsafe { libc::ioctl(self.file.as_raw_fd(), ioctl::LISTEN.into(), backlog) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -118,13 +126,9 @@ impl Endpoint {
         Ok(argument.out_len as usize)
     }
 
-    /// scif_recv of all of `to`.
-    pub fn recv_exact(&self, to: &mut [u8]) -> io::Result<()> {
-        let mut done = 0;
-        while done < to.len() {
-            done += self.recv(&mut to[done..])?;
-        }
-        Ok(())
+    /// Its messages ([`crate::frames::receive`]). Whoever has them is the one who receives.
+    pub fn incoming(&self) -> MutexGuard<'_, Incoming> {
+        self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// scif_register: a range of whole pages of this process, which must stay mapped until
@@ -203,6 +207,6 @@ impl Endpoint {
 
     /// Its descriptor.
     pub fn as_file(&self) -> &File {
-        &self.0
+        &self.file
     }
 }

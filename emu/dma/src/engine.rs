@@ -71,7 +71,7 @@ pub struct Engine {
 
 struct Shared {
     state: Mutex<State>,
-    /// Notified when a job has let go of its regions.
+    /// Notified when a job has let go of its regions, if somebody waits for that.
     released: Condvar,
 }
 
@@ -80,6 +80,8 @@ struct State {
     next_region: u64,
     queues: Vec<Queue>,
     stop: bool,
+    /// Threads that wait for regions to be let go of.
+    waiting: usize,
 }
 
 #[derive(Default)]
@@ -113,6 +115,7 @@ impl Engine {
                 next_region: 0,
                 queues: (0..queues).map(|_| Queue::default()).collect(),
                 stop: false,
+                waiting: 0,
             }),
             released: Condvar::new(),
         });
@@ -155,9 +158,11 @@ impl Engine {
         let Some(region) = state.regions.remove(&id) else {
             return;
         };
+        state.waiting += 1;
         while Arc::strong_count(&region) > 1 {
             state = self.shared.wait(state);
         }
+        state.waiting -= 1;
     }
 
     /// The memory of a region, which stays when the region is forgotten.
@@ -221,7 +226,7 @@ impl Engine {
         let slot = &mut state.queues[queue];
         slot.busy = false;
         let more = !slot.waiting.is_empty();
-        self.shared.released.notify_all();
+        self.shared.let_go(&state);
         drop(state);
         if more {
             (self.wake)();
@@ -246,6 +251,13 @@ impl Drop for Engine {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no state is left half-changed")
+    }
+
+    /// A job has let go of its regions. To wake nobody is a system call, too.
+    fn let_go(&self, state: &State) {
+        if state.waiting > 0 {
+            self.released.notify_all();
+        }
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -372,7 +384,7 @@ impl Worker {
         drop(work);
         let mut state = self.shared.lock();
         state.queues[queue].busy = false;
-        self.shared.released.notify_all();
+        self.shared.let_go(&state);
         drop(state);
         done(result);
     }

@@ -55,8 +55,10 @@ pub const DRAR_LO: u64 = 0x14;
 pub const DRAR_HI: u64 = 0x18;
 /// In [`DRAR_HI`]: the ring is in host memory, in one of the windows of [`SMPT00`].
 pub const DRAR_SYSTEM: u32 = 1 << 26;
-/// Status: the tail in bits 0 to 16, and [`DSTAT_QUIET`].
+/// Status: the tail ([`DSTAT_TAIL`]), and [`DSTAT_QUIET`].
 pub const DSTAT: u64 = 0x20;
+/// In [`DSTAT`]: the tail.
+pub const DSTAT_TAIL: u32 = 0x1_ffff;
 /// In [`DSTAT`]: the channel runs nothing, for it is disabled or has halted.
 pub const DSTAT_QUIET: u32 = 1 << 29;
 /// Error: not zero once the channel has halted, and why ([`crate::dma::error`]).

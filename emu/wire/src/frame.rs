@@ -3,6 +3,9 @@
 use alloc::vec::Vec;
 use serde::{Serialize, de::DeserializeOwned};
 
+/// What is received at once where more than one message may be there already, in bytes.
+const AHEAD: usize = 4096;
+
 /// The longest message that any protocol here sends, in bytes: a run function with
 /// [`crate::coi::BUFFERS_MAX`] buffers, all its numbers as long as they get.
 pub const MESSAGE_MAX: usize = 1 << 20;
@@ -54,5 +57,89 @@ pub fn frame_len(prefix: [u8; 4]) -> Result<usize, Malformed> {
     match u32::from_le_bytes(prefix) as usize {
         len if len <= MESSAGE_MAX => Ok(len),
         _ => Err(Malformed),
+    }
+}
+
+/// Messages of a byte stream. Each call to receive is dear, so what has come behind a message is kept for the next.
+#[derive(Debug, Default)]
+pub struct Incoming(Vec<u8>);
+
+impl Incoming {
+    /// Whether there are bytes that nobody will have to wait for.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next message. `receive` waits for bytes, at least one, and says how many they are.
+    pub fn next<T: DeserializeOwned, E>(
+        &mut self,
+        mut receive: impl FnMut(&mut [u8]) -> Result<usize, E>,
+    ) -> Result<Result<T, Malformed>, E> {
+        loop {
+            let wanted = match self.0.split_first_chunk() {
+                None => 4,
+                Some((prefix, rest)) => match frame_len(*prefix) {
+                    Err(malformed) => return Ok(Err(malformed)),
+                    Ok(len) if len <= rest.len() => {
+                        let message = decode(&rest[..len]);
+                        self.0.drain(..4 + len);
+                        return Ok(message);
+                    }
+                    Ok(len) => 4 + len,
+                },
+            };
+            let came = self.0.len();
+            self.0.resize(wanted.max(came + AHEAD), 0);
+            let received = receive(&mut self.0[came..]);
+            let count = received.as_ref().map_or(0, |count| *count);
+            self.0.truncate(came + count);
+            received?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::{string::String, vec};
+
+    /// Receives so many messages from a stream that comes in parts of this many bytes.
+    fn receive(stream: &[u8], part: usize, count: usize) -> Vec<Result<String, Malformed>> {
+        let (mut incoming, mut rest) = (Incoming::default(), stream);
+        let mut next = || {
+            incoming.next(|to| {
+                let now;
+                (now, rest) = rest
+                    .split_at_checked(part.min(to.len()))
+                    .unwrap_or((rest, &[]));
+                to[..now.len()].copy_from_slice(now);
+                if now.is_empty() {
+                    Err(())
+                } else {
+                    Ok(now.len())
+                }
+            })
+        };
+        (0..count).map_while(|_| next().ok()).collect()
+    }
+
+    #[test]
+    fn messages_are_the_same_however_they_come() {
+        let texts = [String::from("one"), String::new(), "x".repeat(3 * AHEAD)];
+        let all: Vec<_> = texts.iter().flat_map(encode_framed).collect();
+        for part in [1, 3, 7, AHEAD, all.len()] {
+            let received = receive(&all, part, 4);
+            assert_eq!(received, texts.clone().map(Ok), "in parts of {part}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_is_told() {
+        let malformed = vec![Err(Malformed)];
+        let long = (MESSAGE_MAX as u32 + 1).to_le_bytes();
+        assert_eq!(receive(&long, 4, 1), malformed);
+        let wrong = [2, 0, 0, 0, 5, b'x'];
+        assert_eq!(receive(&wrong, 6, 1), malformed);
+        assert_eq!(receive(&[1, 0, 0], 3, 1), []);
     }
 }

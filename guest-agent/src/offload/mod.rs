@@ -269,10 +269,14 @@ impl Runtime {
         true
     }
 
-    /// A run function has run, and its result is sent.
+    /// A run function has run, and its result is sent. Only the end of the process waits for that: to wake
+    /// nobody is a system call, too.
     fn has_run(&self) {
-        self.lock().running -= 1;
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.running -= 1;
+        if state.ending && state.running == 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// A request for a library is answered.

@@ -13,8 +13,15 @@ use super::{Runtime, machine::Input};
 /// What is still to be told.
 #[derive(Default)]
 pub struct Notices {
-    waiting: Mutex<VecDeque<Notice>>,
+    waiting: Mutex<Waiting>,
     added: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    queue: VecDeque<Notice>,
+    /// The thread that tells has nothing to tell, and is to be woken: which is a system call.
+    idle: bool,
 }
 
 impl Notices {
@@ -28,23 +35,26 @@ impl Notices {
                 count: sum,
                 told: after,
             }),
-        ) = (&notice, waiting.back_mut())
+        ) = (&notice, waiting.queue.back_mut())
             && id == last
         {
             *sum = sum.saturating_add(*count);
             *after = *told;
             return;
         }
-        waiting.push_back(notice);
-        self.added.notify_one();
+        waiting.queue.push_back(notice);
+        if std::mem::take(&mut waiting.idle) {
+            self.added.notify_one();
+        }
     }
 
     fn next(&self) -> Notice {
         let mut waiting = self.lock();
         loop {
-            match waiting.pop_front() {
+            match waiting.queue.pop_front() {
                 Some(notice) => return notice,
                 None => {
+                    waiting.idle = true;
                     waiting = self
                         .added
                         .wait(waiting)
@@ -54,7 +64,7 @@ impl Notices {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Notice>> {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

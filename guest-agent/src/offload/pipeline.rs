@@ -154,7 +154,8 @@ fn serve(runtime: &'static Runtime, channel: &Channel, number: u32, ended: &Pipe
 fn next(runtime: &'static Runtime, channel: &Channel, ended: &PipeReader) -> Option<RunFunction> {
     loop {
         let endpoint = channel.endpoint();
-        if !wait(endpoint.as_file().as_raw_fd(), ended.as_raw_fd()) {
+        let is_here = !endpoint.incoming().is_empty();
+        if !is_here && !wait(endpoint.as_file().as_raw_fd(), ended.as_raw_fd()) {
             return None;
         }
         if let Some(received) = channel.receive_from(runtime, &endpoint) {

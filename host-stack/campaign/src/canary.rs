@@ -63,6 +63,8 @@ pub enum Canary {
     EarlyAnswer,
     /// A SCIF node does not say that its program has read.
     LostCredit,
+    /// A SCIF node's fence does not wait for RMA that no call waits for.
+    EarlyFence,
     /// A SCIF node keeps memory of windows whose peer it has lost.
     LeakedWindow,
     /// A SCIF node takes messages of an earlier connection of the same ports.
@@ -89,7 +91,7 @@ pub enum Canary {
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Self; 39] = [
+    pub const ALL: [Self; 40] = [
         Self::UncountedDrain,
         Self::UnsettledResults,
         Self::OpenRdma,
@@ -118,6 +120,7 @@ impl Canary {
         Self::SlowTimer,
         Self::EarlyAnswer,
         Self::LostCredit,
+        Self::EarlyFence,
         Self::LeakedWindow,
         Self::StaleConnection,
         Self::LostNews,
@@ -162,6 +165,7 @@ impl Canary {
             Self::SlowTimer => "slow-timer",
             Self::EarlyAnswer => "early-answer",
             Self::LostCredit => "lost-credit",
+            Self::EarlyFence => "early-fence",
             Self::LeakedWindow => "leaked-window",
             Self::StaleConnection => "stale-connection",
             Self::LostNews => "lost-news",
@@ -178,15 +182,15 @@ impl Canary {
 
     /// Whether it is a bug of SCIF nodes, which shows in scenario "scif".
     pub fn is_of_scif(self) -> bool {
-        use Canary::{EarlyAnswer, LeakedWindow, LostCredit, LostNews, StaleConnection};
-        let of_scif = [
-            EarlyAnswer,
-            LostCredit,
-            LeakedWindow,
-            StaleConnection,
-            LostNews,
-        ];
-        of_scif.contains(&self)
+        matches!(
+            self,
+            Self::EarlyAnswer
+                | Self::LostCredit
+                | Self::EarlyFence
+                | Self::LeakedWindow
+                | Self::StaleConnection
+                | Self::LostNews
+        )
     }
 
     /// Whether it is a bug of a job's coordinator or agents, which shows in scenario "coord".

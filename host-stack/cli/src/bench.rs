@@ -5,6 +5,8 @@ mod card;
 mod ckpt;
 mod coi;
 mod compile;
+mod counters;
+mod estimate;
 mod scif;
 mod snapify;
 mod table;

@@ -19,7 +19,7 @@ use std::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_wire::{
-    frame,
+    frame::{self, Incoming},
     scif::{NodeId, PortId},
 };
 
@@ -69,13 +69,18 @@ pub struct Endpoint {
     next: AtomicU64,
     inbox: Mutex<Inbox>,
     arrived: Condvar,
+    /// Messages of the protocols above SCIF. Whoever has them is the one who receives.
+    incoming: Mutex<Incoming>,
 }
 
 #[derive(Default)]
 struct Inbox {
     replies: BTreeMap<u64, (Reply, Option<OwnedFd>)>,
-    /// A thread is reading for all.
+    /// A thread is reading for all, else this is what it reads into.
     reading: bool,
+    room: Vec<u8>,
+    /// Threads that wait for it.
+    waiting: usize,
     closed: bool,
 }
 
@@ -108,6 +113,7 @@ impl Endpoint {
             next: AtomicU64::new(1),
             inbox: Mutex::default(),
             arrived: Condvar::new(),
+            incoming: Mutex::default(),
         }
     }
 
@@ -160,15 +166,6 @@ impl Endpoint {
         }
     }
 
-    /// scif_recv with SCIF_RECV_BLOCK: all of `to`.
-    pub fn recv_exact(&self, to: &mut [u8]) -> Result<(), ScifError> {
-        let mut done = 0;
-        while done < to.len() {
-            done += self.recv(&mut to[done..])?;
-        }
-        Ok(())
-    }
-
     /// Sends one message of the protocols above SCIF, behind its length.
     pub fn send_message<T: Serialize>(&self, message: &T) -> Result<(), ScifError> {
         self.send(&frame::encode_framed(message))
@@ -176,12 +173,10 @@ impl Endpoint {
 
     /// Receives one message of the protocols above SCIF.
     pub fn receive_message<T: DeserializeOwned>(&self) -> Result<T, ScifError> {
-        let mut prefix = [0; 4];
-        self.recv_exact(&mut prefix)?;
-        let len = frame::frame_len(prefix).map_err(|_| protocol("scif_recv"))?;
-        let mut body = vec![0; len];
-        self.recv_exact(&mut body)?;
-        frame::decode(&body).map_err(|_| protocol("scif_recv"))
+        let incoming = self.incoming.lock();
+        let mut incoming = incoming.unwrap_or_else(PoisonError::into_inner);
+        let message = incoming.next(|to| self.recv(to))?;
+        message.map_err(|_| protocol("scif_recv"))
     }
 
     /// scif_register: `len` bytes of `memory` from `start`, both whole pages.
@@ -295,31 +290,34 @@ impl Endpoint {
                 return None;
             }
             if inbox.reading {
-                inbox = self
-                    .arrived
-                    .wait(inbox)
-                    .unwrap_or_else(PoisonError::into_inner);
+                inbox.waiting += 1;
+                let woken = self.arrived.wait(inbox);
+                inbox = woken.unwrap_or_else(PoisonError::into_inner);
+                inbox.waiting -= 1;
                 continue;
             }
             inbox.reading = true;
+            let mut room = std::mem::take(&mut inbox.room);
             drop(inbox);
-            let received = self.read_one();
+            let received = self.read_one(&mut room);
             inbox = self.lock();
-            inbox.reading = false;
+            (inbox.reading, inbox.room) = (false, room);
             match received {
                 Some((reply, fd)) => {
                     inbox.replies.insert(reply.id, (reply, fd));
                 }
                 None => inbox.closed = true,
             }
-            self.arrived.notify_all();
+            if inbox.waiting > 0 {
+                self.arrived.notify_all();
+            }
         }
     }
 
-    fn read_one(&self) -> Option<(Reply, Option<OwnedFd>)> {
-        let mut buffer = vec![0; MESSAGE_MAX];
-        let (len, fd) = seqpacket::receive(&self.socket, &mut buffer).ok()??;
-        Some((frame::decode(&buffer[..len]).ok()?, fd))
+    fn read_one(&self, room: &mut Vec<u8>) -> Option<(Reply, Option<OwnedFd>)> {
+        room.resize(MESSAGE_MAX, 0);
+        let (len, fd) = seqpacket::receive(&self.socket, room).ok()??;
+        Some((frame::decode(&room[..len]).ok()?, fd))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inbox> {

@@ -400,9 +400,14 @@ impl Inner {
 
     fn look_at_channel(&self, index: usize) -> Result<(), MicError> {
         let register = |r| self.read(bar4::dma_register(index, r));
-        // The error first: once halted, the tail stands still.
-        let why = register(bar4::DCHERR)?;
-        let tail = register(bar4::DTPR)?;
+        // Each register is a round trip to the card: the error is asked for only if there is one.
+        let status = register(bar4::DSTAT)?;
+        let why = match status & bar4::DSTAT_QUIET {
+            0 => 0,
+            // The tail has stood still since.
+            _ => register(bar4::DCHERR)?,
+        };
+        let tail = status & bar4::DSTAT_TAIL;
         let mut channel = lock(&self.channels[index]);
         let over = channel.completed(tail);
         let over = over.ok_or(MicError::Nonsense("DMA tail"))?;

@@ -1,6 +1,8 @@
 //! Calls of programs: on their way to the node, under way there, and on their way back; and what the
 //! node wants done for them.
 
+use std::collections::VecDeque;
+
 use snaprig_scif::{
     faults,
     node::{
@@ -90,6 +92,17 @@ pub struct Rma {
     pub remote: i64,
     /// From here to the peer.
     pub write: bool,
+    /// SCIF_RMA_SYNC.
+    pub sync: bool,
+    /// SCIF_RMA_ORDERED.
+    pub ordered: bool,
+}
+
+impl Rma {
+    /// Its call ends when it does: a program has memory that is no window again when the call ends.
+    pub fn is_awaited(&self) -> bool {
+        self.sync || self.memory.is_some()
+    }
 }
 
 impl What {
@@ -137,7 +150,10 @@ pub struct Signal {
 pub struct Job {
     pub side: usize,
     pub peer: NodeId,
-    pub copies: Vec<Descriptor>,
+    /// The call that waits for it, if one does.
+    pub awaited: Option<RequestId>,
+    /// What is still to be copied, in this order.
+    pub copies: VecDeque<Descriptor>,
     pub from: Vec<Part>,
     pub to: Vec<Part>,
     /// Its windows are gone with their node.
@@ -260,6 +276,11 @@ impl World {
             }
             Output::Done(request, result) => match self.asked.remove(&request) {
                 Some(asked) => {
+                    let mut jobs = self.jobs.values();
+                    if result.is_ok() && jobs.any(|job| job.awaited == Some(request)) {
+                        let how = format!("call {request} has ended, and its RMA has not");
+                        self.violation(check::rdma::NAME, how);
+                    }
                     self.remember(&asked, &result);
                     self.answer(asked, result);
                 }

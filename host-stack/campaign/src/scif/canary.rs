@@ -1,6 +1,6 @@
 //! Planted bugs of this system: what a node with them would say, or not.
 
-use snaprig_scif::node::Input;
+use snaprig_scif::node::{Input, Op};
 use snaprig_wire::scif::{Body, HOST, Message, NodeId, PortId};
 
 use super::run::World;
@@ -21,6 +21,12 @@ impl World {
 
     /// What a node with the bug of this run hears, if anything.
     pub fn misheard(&mut self, node: NodeId, input: Input) -> Option<Input> {
+        if let (Input::Request(request, endpoint, Op::FenceWait(_)), Some(Canary::EarlyFence)) =
+            (&input, self.canary)
+        {
+            // A mark that is before all RMA.
+            return Some(Input::Request(*request, *endpoint, Op::FenceWait(0)));
+        }
         let (Input::Message(mut message), Some(canary)) = (input.clone(), self.canary) else {
             return Some(input);
         };

@@ -9,6 +9,9 @@ use snaprig_wire::{
     scif::{Extent, NodeId, PAGE},
 };
 
+/// A cache line.
+const LINE: u64 = 64;
+
 /// Memory for a window, or for RMA without one.
 #[derive(Debug)]
 struct Backing {
@@ -161,30 +164,60 @@ impl Memory {
         parts.iter().any(lost)
     }
 
-    /// What these parts hold.
-    fn read(&self, parts: &[Part]) -> Vec<u8> {
-        let bytes = parts.iter().flat_map(|part| {
-            let backing = self.get(part.backing);
-            let bytes = backing.map_or(&[][..], |backing| &backing.bytes);
-            bytes[part.at as usize..][..part.len as usize].iter()
-        });
-        bytes.copied().collect()
-    }
-
-    /// What is at this address, if that is in one of these parts.
-    fn find(&self, parts: &[Part], address: u64, len: u64) -> Option<(BackingId, usize)> {
+    /// What is at this address, if that is in one of these parts: where in its backing, and where in all of them.
+    fn find(&self, parts: &[Part], address: u64, len: u64) -> Option<(BackingId, usize, u64)> {
         let (start, (id, at, extent)) = self.extents.range(..=address).next_back()?;
         let (skip, at) = (address - start, at + (address - start));
         let inside =
             |part: &Part| part.backing == *id && part.at <= at && at + len <= part.at + part.len;
-        let is_here = skip + len <= *extent && parts.iter().any(inside);
-        is_here.then_some((*id, at as usize))
+        let nth = parts.iter().position(inside)?;
+        let before: u64 = parts[..nth].iter().map(|part| part.len).sum();
+        let is_here = skip + len <= *extent;
+        is_here.then_some((*id, at as usize, before + at - parts[nth].at))
     }
 
-    /// Copies, with one bit wrong or none; how that is not what was asked for.
+    /// How copies are not the ones that were asked for: each byte of these parts once, to its place in those. The
+    /// last cache line by itself, if that is to come last.
+    pub fn check(
+        &self,
+        copies: &[Descriptor],
+        from: &[Part],
+        to: &[Part],
+        ordered: bool,
+    ) -> Result<(), String> {
+        let mut due = 0;
+        for copy in copies {
+            let len = u64::from(copy.len);
+            let places = [(from, copy.src), (to, copy.dst)];
+            let places = places.map(|(parts, address)| self.find(parts, address, len));
+            let [Some((.., src)), Some((.., dst))] = places else {
+                return Err(format!("{copy:?} is outside of {from:?} and {to:?}"));
+            };
+            if (src, dst) != (due, due) {
+                return Err(format!("{copy:?} is not byte {due} of {from:?} and {to:?}"));
+            }
+            due += len;
+        }
+        let all: u64 = from.iter().map(|part| part.len).sum();
+        if due != all {
+            return Err(format!("{due} of {all} bytes of {from:?} are copied"));
+        }
+        let is_line = |copy: &Descriptor| {
+            let last = copy.src + u64::from(copy.len.max(1)) - 1;
+            copy.src / LINE == last / LINE
+        };
+        match ordered && !copies.last().is_none_or(is_line) {
+            true => Err(format!(
+                "{copies:?}: the last cache line does not come last"
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Copies, with one bit wrong or none; how that must not be.
     pub fn copy(
         &mut self,
-        copies: &[Descriptor],
+        copy: &Descriptor,
         from: &[Part],
         to: &[Part],
         flip: Option<u64>,
@@ -197,32 +230,26 @@ impl Memory {
                 return Err(format!("RMA with {part:?}, which was given back"));
             }
         }
-        let expected = self.read(from);
-        for copy in copies {
-            let len = u64::from(copy.len);
-            let places = (self.find(from, copy.src, len), self.find(to, copy.dst, len));
-            let (Some((src, src_at)), Some((dst, dst_at))) = places else {
-                return Err(format!("{copy:?} is outside of {from:?} and {to:?}"));
-            };
-            let bytes = self.get(src).map_or(&[][..], |backing| &backing.bytes);
-            let mut bytes = bytes[src_at..][..len as usize].to_vec();
-            if let Some(bit) = flip {
-                crate::links::flip(&mut bytes, bit);
-            }
-            if let Some(backing) = self.backings.get_mut(&dst) {
-                backing.bytes[dst_at..][..bytes.len()].copy_from_slice(&bytes);
-            }
+        let len = u64::from(copy.len);
+        let places = (self.find(from, copy.src, len), self.find(to, copy.dst, len));
+        let (Some((src, src_at, _)), Some((dst, dst_at, _))) = places else {
+            return Err(format!("{copy:?} is outside of {from:?} and {to:?}"));
+        };
+        let bytes = self.get(src).map_or(&[][..], |backing| &backing.bytes);
+        let mut bytes = bytes[src_at..][..len as usize].to_vec();
+        if let Some(bit) = flip {
+            crate::links::flip(&mut bytes, bit);
         }
-        match self.read(to) == expected || flip.is_some() {
-            true => Ok(()),
-            false => Err(format!("{to:?} is not what {from:?} was")),
+        if let Some(backing) = self.backings.get_mut(&dst) {
+            backing.bytes[dst_at..][..bytes.len()].copy_from_slice(&bytes);
         }
+        Ok(())
     }
 
     /// Writes a value; how it does not belong there.
     pub fn poke(&mut self, parts: &[Part], address: u64, bytes: &[u8]) -> Result<(), String> {
         let found = self.find(parts, address, bytes.len() as u64);
-        let Some((id, at)) = found else {
+        let Some((id, at, _)) = found else {
             return Err(format!("a signal at {address:#x} is outside of {parts:?}"));
         };
         match self.backings.get_mut(&id) {

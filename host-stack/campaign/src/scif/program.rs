@@ -364,6 +364,8 @@ impl World {
                 picks,
                 write,
                 windowed,
+                sync,
+                ordered,
                 patience_ns,
             } => {
                 let peer = self.sides[side].peer;
@@ -379,6 +381,8 @@ impl World {
                     len,
                     remote,
                     write,
+                    sync,
+                    ordered,
                 };
                 let op = Op::Rma {
                     local: match (local, memory) {
@@ -391,8 +395,8 @@ impl World {
                     len,
                     remote,
                     write,
-                    ordered: false,
-                    sync: true,
+                    ordered,
+                    sync,
                 };
                 let request = self.call(who, endpoint, What::Rma(rma), op);
                 self.give_up_after(who, request, patience_ns, false);

@@ -1,9 +1,13 @@
 //! RMA and signals that nodes want done: they must be what programs have asked for, and when.
+//!
+//! A DMA engine makes the copies of a job in their order, but the parts of each in any, and jobs of one connection
+//! overtake each other. What dies in the middle leaves any part of it written.
 
 use snaprig_scif::{
     faults,
     node::{Input, JobId},
 };
+use snaprig_sim::Random;
 use snaprig_wire::{
     dma::Descriptor,
     scif::{HOST, NodeId},
@@ -20,6 +24,27 @@ use crate::{
 
 /// Slowest DMA, beside the engine's own draw.
 const COPY_NS: [u64; 4] = [0, 5_000, 20_000, 60_000];
+
+/// Most parts of a copy.
+const PARTS_MAX: u64 = 4;
+
+/// Parts of a copy, in any order.
+fn parts(copy: &Descriptor, random: &mut Random) -> Vec<Descriptor> {
+    let count = 1 + random.below(PARTS_MAX.min(copy.len.into())) as u32;
+    let len = copy.len.div_ceil(count).max(1);
+    let part = |at: u32| Descriptor {
+        src: copy.src + u64::from(at),
+        dst: copy.dst + u64::from(at),
+        len: len.min(copy.len - at),
+        interrupt: false,
+    };
+    let mut left: Vec<_> = (0..copy.len).step_by(len as usize).map(part).collect();
+    let mut parts = Vec::with_capacity(left.len());
+    while !left.is_empty() {
+        parts.push(left.swap_remove(random.below(left.len() as u64) as usize));
+    }
+    parts
+}
 
 impl World {
     /// A node wants something copied: it must be what its program asked for.
@@ -58,22 +83,39 @@ impl World {
                 return self.violation(check::rdma::NAME, how);
             }
         };
+        if !is_doomed && let Err(how) = self.memory.check(&copies, &from, &to, rma.ordered) {
+            self.violation(check::rdma::NAME, how);
+        }
+        let mut random = Random::new(self.net.engine.now_ns(), "parts of RMA");
         let job_of = Job {
             side: number,
             peer,
-            copies,
+            awaited: self.current.filter(|_| rma.is_awaited()),
+            copies: copies
+                .iter()
+                .flat_map(|copy| parts(copy, &mut random))
+                .collect(),
             from,
             to,
             is_doomed,
             memory: rma.memory,
         };
         self.jobs.insert((node, job), job_of);
-        let by_ns = COPY_NS[job as usize % COPY_NS.len()];
+        self.copy_later(node, job);
+    }
+
+    /// The next part of a job takes its time.
+    fn copy_later(&mut self, node: NodeId, job: JobId) {
+        let left = self
+            .jobs
+            .get(&(node, job))
+            .map_or(0, |job| job.copies.len());
+        let by_ns = COPY_NS[(job as usize + left) % COPY_NS.len()];
         let own = self.process_of(node);
         self.net.engine.after(own, by_ns, Event::Copy(node, job));
     }
 
-    /// A copy is done, now.
+    /// A part of a job is copied, now.
     pub fn copy(&mut self, node: NodeId, job: JobId) {
         let own = self.process_of(node);
         let effect = self.fault(own, &faults::COPY);
@@ -93,9 +135,10 @@ impl World {
                 || card != HOST && self.net.link(card).is_down()
         };
         let is_out_of_reach = node != peer && [node, peer].into_iter().any(is_lost);
-        let Some(of) = self.jobs.get(&(node, job)) else {
+        let Some(of) = self.jobs.get_mut(&(node, job)) else {
             return;
         };
+        let part = of.copies.pop_front();
         let flip = match effect {
             Effect::Corrupt(bit) => Some(bit),
             _ => None,
@@ -113,11 +156,15 @@ impl World {
                 Err(errno)
             }
             _ => {
-                self.copies += 1;
-                let copied = self.memory.copy(&of.copies, &of.from, &of.to, flip);
-                if let Err(how) = copied {
+                let is_over = of.copies.is_empty();
+                let copied = part.map(|part| self.memory.copy(&part, &of.from, &of.to, flip));
+                if let Some(Err(how)) = copied {
                     self.violation(check::rdma::NAME, how);
                 }
+                if !is_over {
+                    return self.copy_later(node, job);
+                }
+                self.copies += 1;
                 Ok(())
             }
         };
@@ -125,7 +172,7 @@ impl World {
         self.pump(node);
     }
 
-    /// A copy has ended: memory that is no window is free again.
+    /// A job has ended: memory that is no window is free again.
     pub fn end_copy(&mut self, node: NodeId, job: JobId) {
         let job = self.jobs.remove(&(node, job));
         if let Some(backing) = job.and_then(|job| job.memory) {

@@ -120,6 +120,10 @@ pub enum Move {
         write: bool,
         /// This side's memory is a window.
         windowed: bool,
+        /// The call waits until it is done (SCIF_RMA_SYNC).
+        sync: bool,
+        /// The last cache line comes last (SCIF_RMA_ORDERED).
+        ordered: bool,
         /// How long it waits.
         patience_ns: Option<u64>,
     },
@@ -258,12 +262,15 @@ fn moves(concern: u64, plan: &Plan) -> Vec<Move> {
         .map(|_| register(&mut windows))
         .collect();
     let mut r = Random::new(concern, "moves");
+    let mut flags = Random::new(concern, "flags of RMA");
     for _ in 0..plan.workload.writes {
         let picks = [r.number(), r.number(), r.number(), r.number()];
         all.push(Move::Rma {
             picks,
             write: r.one_in(2),
             windowed: r.one_in(2),
+            sync: flags.one_in(3),
+            ordered: flags.one_in(3),
             patience_ns: r.one_in(8).then(|| r.below(20_000)),
         });
         let picks = [r.number(), r.number(), r.number(), r.number()];

@@ -163,7 +163,7 @@ fn libfabric_field(output: &str) -> Option<f64> {
 fn memcpy(bytes: usize, streams: bool, pin: bool, scale: f64) -> f64 {
     let measure = || {
         if pin {
-            let _ = pin_to(0);
+            let _ = pin_to(&[0]);
         }
         let room = if streams { STREAM_BYTES } else { bytes };
         let (from, mut to) = (vec![1u8; room], vec![2u8; room]);
@@ -184,21 +184,55 @@ fn memcpy(bytes: usize, streams: bool, pin: bool, scale: f64) -> f64 {
 /// Pins a program that is to be started.
 pub fn pinned(command: &mut Command, core: usize) {
     // SAFETY: one system call, between fork and exec.
-    unsafe { command.pre_exec(move || pin_to(core)) };
+    unsafe { command.pre_exec(move || pin_to(&[core])) };
 }
 
 /// Pins this thread.
-pub fn pin_to(core: usize) -> io::Result<()> {
-    // SAFETY: a set on the stack.
+pub fn pin_to(cores: &[usize]) -> io::Result<()> {
+    pin(0, cores)
+}
+
+/// Pins all threads of this process.
+pub fn pin_all(cores: &[usize]) -> io::Result<()> {
+    for task in fs::read_dir("/proc/self/task")? {
+        let tid = task?.file_name().to_string_lossy().parse();
+        match pin(tid.map_err(io::Error::other)?, cores) {
+            // It has ended since.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+fn pin(tid: libc::pid_t, cores: &[usize]) -> io::Result<()> {
+    // SAFETY: a set on the stack; CPU_SET takes no number that is not in it.
     let done = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+        for core in cores {
+            libc::CPU_SET(*core, &mut set);
+        }
+        libc::sched_setaffinity(tid, size_of::<libc::cpu_set_t>(), &raw const set)
     };
     if done == 0 {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// The processors that this thread may use.
+pub fn processors() -> io::Result<Vec<usize>> {
+    // SAFETY: a set on the stack.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        match libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) {
+            0 => {
+                let all = 0..libc::CPU_SETSIZE as usize;
+                Ok(all.filter(|core| libc::CPU_ISSET(*core, &set)).collect())
+            }
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 

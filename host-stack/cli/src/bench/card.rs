@@ -362,7 +362,7 @@ fn run_on_card(
     let work = move || -> Result<Vec<f64>, AnyError> {
         if pin {
             // A card's threads are children of this one.
-            pin_to(0)?;
+            pin_to(&[0])?;
         }
         let memory = Arc::new(CardMemory::new(memory_bytes)?);
         let kernel = Kernel::new(Config {

@@ -1,8 +1,26 @@
 //! `snaprig bench snapify`: what Snapify costs where nobody takes a snapshot (the paper's Figure 9: 1.5% on
-//! average, 5% at worst). All workloads run with it and without it (`SNAPRIG_SNAPIFY=off`), in pairs on
-//! one card, now the one first and now the other.
+//! average, 5% at worst).
+//!
+//! All workloads run with it and without it (`SNAPRIG_SNAPIFY=off`), in pairs on one card, round after round. Of two
+//! pairs one has the run with it first and the next has it last, as the seed draws it. The host's program and the
+//! rig have one processor for themselves and the card the others, in both runs alike, so that the scheduler has
+//! nothing to choose. Each run is timed, and what all of it does on processors is counted ([`super::counters`]):
+//! Snapify cannot cost less than that, and wake-ups disturb it less. What the pairs say, and how sure that is,
+//! is in [`super::estimate`].
+//!
+//! As JSON:
+//!
+//! ```text
+//! { "seed": N, "pairs": N, "pinned": BOOL,
+//!   "rows": [{ "workload": "MD", "measures": MEASURES }, ..],
+//!   "average": { MEASURE: COST, .. } }
+//! MEASURES  { "wall_ms": SAMPLES, "cpu_ms": SAMPLES, "instructions": SAMPLES }, those that there are here
+//! SAMPLES   { "with": [NUMBER, ..], "without": [NUMBER, ..], "percent": COST }, a number a pair
+//! COST      { "estimate": NUMBER, "from": NUMBER, "to": NUMBER }, percent of what it is without; 95 % sure
+//! ```
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
@@ -13,8 +31,14 @@ use clap::Args;
 use serde::Serialize;
 use snaprig_card::platform::Kind;
 use snaprig_rig::{Rig, sdk::Sdk};
+use snaprig_sim::Random;
 
-use super::compile::gcc;
+use super::{
+    baselines::{pin_all, pin_to, processors},
+    compile::gcc,
+    counters::Counter,
+    estimate::{Interval, intervals, median},
+};
 use crate::AnyError;
 
 /// What the benchmark is told.
@@ -24,8 +48,11 @@ pub struct Options {
     #[arg(long)]
     json: bool,
     /// How many pairs of each workload
-    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
+    /// Draws the order of runs [default: another one each time]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// Kind of cards [default: the best that works here]
     #[arg(long)]
     platform: Option<Kind>,
@@ -53,33 +80,33 @@ macro_rules! workload {
     };
 }
 
-/// About half a second each, in several steps: what Snapify costs, it costs at each of them.
+/// About a quarter of a second each, in several steps: what Snapify costs, it costs at each of them.
 const WORKLOADS: [Workload; 8] = [
-    workload!("md", "MD", ["--particles", "2000"], "--steps", 100),
-    workload!("mc", "MC", ["--paths", "20000"], "--steps", 20000),
-    workload!("sg", "SG", ["--size", "512"], "--iterations", 30),
-    workload!("ss", "SS", ["--documents", "8192"], "--queries", 9600),
-    workload!("km", "KM", ["--points", "100000"], "--iterations", 160),
+    workload!("md", "MD", ["--particles", "2000"], "--steps", 50),
+    workload!("mc", "MC", ["--paths", "20000"], "--steps", 10000),
+    workload!("sg", "SG", ["--size", "512"], "--iterations", 15),
+    workload!("ss", "SS", ["--documents", "8192"], "--queries", 4800),
+    workload!("km", "KM", ["--points", "100000"], "--iterations", 80),
     workload!(
         "mz",
         "LU-MZ",
         ["--solver", "0", "--grid", "36"],
         "--iterations",
-        4
+        2
     ),
     workload!(
         "mz",
         "SP-MZ",
         ["--solver", "1", "--grid", "36"],
         "--iterations",
-        40
+        20
     ),
     workload!(
         "mz",
         "BT-MZ",
         ["--solver", "2", "--grid", "36"],
         "--iterations",
-        20
+        10
     ),
 ];
 
@@ -115,58 +142,92 @@ const SOURCES: [(&str, &str); 19] = sources![
 const WORST_PERCENT: f64 = 1.0;
 const AVERAGE_PERCENT: f64 = 0.5;
 
+/// What is measured.
+const WALL: &str = "wall_ms";
+const CPU: &str = "cpu_ms";
+const INSTRUCTIONS: &str = "instructions";
+
+/// What was measured of one run.
+type Sample = BTreeMap<&'static str, f64>;
+
 #[derive(Serialize)]
 struct Report {
-    runs: u16,
+    seed: u64,
+    pairs: u16,
+    pinned: bool,
     rows: Vec<Row>,
-    average: Cost,
+    average: BTreeMap<&'static str, Interval>,
 }
 
 #[derive(Serialize)]
 struct Row {
     workload: &'static str,
-    with_ms: Vec<f64>,
-    without_ms: Vec<f64>,
-    cost: Cost,
+    measures: BTreeMap<&'static str, Samples>,
 }
 
-/// In percent of the time without it.
-#[derive(Clone, Copy, Serialize)]
-struct Cost {
-    median: f64,
-    /// The median is in between with a confidence of 95%.
-    from: f64,
-    to: f64,
-    aim: f64,
+#[derive(Serialize)]
+struct Samples {
+    with: Vec<f64>,
+    without: Vec<f64>,
+    percent: Interval,
 }
 
 /// Runs the benchmark.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+    let seed = options.seed.unwrap_or_else(|| std::process::id().into());
+    eprintln!("seed {seed}");
     let programs = Programs::compile()?;
+    let counters = counters();
+    let here = processors()?;
+    let is_pinned = here.len() > 1;
+    let (host, card) = here.split_at(usize::from(is_pinned));
+    // What the card is made of inherits that.
+    pin_to(card)?;
     // More threads than processors would be at the mercy of the host's scheduler.
-    let cores = std::thread::available_parallelism()?.get();
     let rig = Rig::builder()
         .exe(std::env::current_exe()?)
         .platform(options.platform)
-        .cores(cores)
+        .cores(card.len())
         .start()?;
-    let mut times: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); WORKLOADS.len()];
-    for run in 0..options.runs {
-        for (workload, (with, without)) in WORKLOADS.iter().zip(&mut times) {
-            let mut measure = |on: bool| -> Result<(), AnyError> {
-                let milliseconds = programs.run(workload, rig.dir(), on, options.scale)?;
-                match on {
-                    true => with.push(milliseconds),
-                    false => without.push(milliseconds),
-                }
-                Ok(())
+    if is_pinned {
+        pin_all(host)?;
+    }
+    let measure = |workload: &Workload, on: bool| {
+        let before = read(&counters)?;
+        let wall = programs.run(workload, rig.dir(), on, options.scale)?;
+        let mut sample = read(&counters)?;
+        for (name, value) in &mut sample {
+            *value -= before.get(name).copied().unwrap_or_default();
+        }
+        sample.insert(WALL, wall);
+        Ok::<Sample, AnyError>(sample)
+    };
+    for workload in &WORKLOADS {
+        // The first one brings its files to the card.
+        measure(workload, true)?;
+    }
+    let mut order = Random::new(seed, "order");
+    let mut is_first = [false; WORKLOADS.len()];
+    let mut pairs: Vec<Vec<[Sample; 2]>> = vec![Vec::new(); WORKLOADS.len()];
+    for round in 0..options.runs {
+        let all = WORKLOADS.iter().zip(&mut pairs).zip(&mut is_first);
+        for ((workload, pairs), is_first) in all {
+            *is_first = match round % 2 {
+                0 => order.one_in(2),
+                _ => !*is_first,
             };
-            let first = run % 2 == 0;
-            measure(first)?;
-            measure(!first)?;
+            let [one, other] = [
+                measure(workload, *is_first)?,
+                measure(workload, !*is_first)?,
+            ];
+            pairs.push(if *is_first {
+                [one, other]
+            } else {
+                [other, one]
+            });
         }
     }
-    let report = report(options.runs, times);
+    let report = report(seed, is_pinned, &pairs);
     match options.json {
         true => println!("{}", serde_json::to_string_pretty(&report)?),
         false => print!("{}", table(&report)),
@@ -174,69 +235,97 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(runs: u16, times: Vec<(Vec<f64>, Vec<f64>)>) -> Report {
-    let percent = |with: &f64, without: &f64| 100.0 * (with / without - 1.0);
-    let mut sums = vec![0.0; usize::from(runs)];
-    let mut rows = Vec::new();
-    for (workload, (with_ms, without_ms)) in WORKLOADS.iter().zip(times) {
-        let pairs = with_ms.iter().zip(&without_ms);
-        let costs: Vec<_> = pairs
-            .map(|(with, without)| percent(with, without))
-            .collect();
-        for (sum, cost) in sums.iter_mut().zip(&costs) {
-            *sum += cost / WORKLOADS.len() as f64;
-        }
-        rows.push(Row {
-            workload: workload.name,
-            with_ms,
-            without_ms,
-            cost: cost(costs, WORST_PERCENT),
+/// What can be counted here: name, counter, and how much of it is one.
+fn counters() -> Vec<(&'static str, Counter, f64)> {
+    let cpu = Counter::cpu_time().map(|counter| (CPU, counter, 1e6));
+    let instructions = Counter::instructions().map(|counter| (INSTRUCTIONS, counter, 1.0));
+    [cpu, instructions].into_iter().flatten().collect()
+}
+
+fn read(counters: &[(&'static str, Counter, f64)]) -> Result<Sample, AnyError> {
+    let read = |(name, counter, one): &(&'static str, Counter, f64)| {
+        Ok((*name, counter.read()? as f64 / one))
+    };
+    counters.iter().map(read).collect()
+}
+
+/// Of each workload pairs of samples: with it and without.
+fn report(seed: u64, pinned: bool, pairs: &[Vec<[Sample; 2]>]) -> Report {
+    let row = |workload: &Workload| Row {
+        workload: workload.name,
+        measures: BTreeMap::new(),
+    };
+    let mut rows: Vec<_> = WORKLOADS.iter().map(row).collect();
+    let mut average = BTreeMap::new();
+    for measure in [WALL, CPU, INSTRUCTIONS] {
+        let value = |sample: &Sample| sample.get(measure).copied();
+        let of = |which: usize| {
+            let all = pairs.iter().map(|pairs| {
+                let samples = pairs.iter().map(|pair| value(&pair[which]));
+                samples.collect::<Option<Vec<_>>>()
+            });
+            all.collect::<Option<Vec<_>>>()
+        };
+        let (Some(with), Some(without)) = (of(0), of(1)) else {
+            continue;
+        };
+        let ratios = with.iter().zip(&without).map(|(with, without)| {
+            let pairs = with.iter().zip(without);
+            pairs.map(|(with, without)| (with / without).ln()).collect()
         });
+        let (all, mean) = intervals(&ratios.collect::<Vec<_>>(), seed);
+        average.insert(measure, percent(mean));
+        for (((row, cost), with), without) in rows.iter_mut().zip(all).zip(with).zip(without) {
+            let percent = percent(cost);
+            let samples = Samples {
+                with,
+                without,
+                percent,
+            };
+            row.measures.insert(measure, samples);
+        }
     }
     Report {
-        runs,
+        seed,
+        pairs: pairs.first().map_or(0, |pairs| pairs.len() as u16),
+        pinned,
         rows,
-        average: cost(sums, AVERAGE_PERCENT),
+        average,
     }
 }
 
-/// Median and confidence interval, by order statistics: whatever the distribution, half of the samples are on either
-/// side of the median, but for a deviation of sqrt(n) / 2.
-fn cost(mut percents: Vec<f64>, aim: f64) -> Cost {
-    percents.sort_by(f64::total_cmp);
-    let last = percents.len().saturating_sub(1) as f64;
-    let spread = 0.98 * (percents.len() as f64).sqrt();
-    let at = |place: f64| {
-        let place = place.clamp(0.0, last) as usize;
-        percents.get(place).copied().unwrap_or(f64::NAN)
-    };
-    Cost {
-        median: at(last / 2.0),
-        from: at((last / 2.0 - spread).floor()),
-        to: at((last / 2.0 + spread).ceil()),
-        aim,
+/// Of the logarithm of a ratio.
+fn percent(of: Interval) -> Interval {
+    let percent = |logarithm: f64| 100.0 * logarithm.exp_m1();
+    Interval {
+        estimate: percent(of.estimate),
+        from: percent(of.from),
+        to: percent(of.to),
     }
 }
 
 fn table(report: &Report) -> String {
-    let mut text = format!(
-        "{:<8} {:>11} {:>11}     {:<28}  aim\n",
-        "workload", "with", "without", "cost of Snapify, 95% sure"
-    );
-    let spread =
-        |cost: &Cost| format!("{:>6.2} %  ({:.2}..{:.2})", cost.median, cost.from, cost.to);
-    let middle = |samples: &[f64]| cost(samples.to_vec(), 0.0).median;
+    let line = |name: &str, without: &str, costs: [String; 2], aim: &str| {
+        let [wall, cpu] = costs;
+        format!("{name:<8} {without:>9}  {wall:<26}{cpu:<26}{aim}\n")
+    };
+    let spread = |cost: Option<&Interval>| {
+        let Some(Interval { estimate, from, to }) = cost else {
+            return "      -".into();
+        };
+        format!("{estimate:>6.2} % ({from:.2}..{to:.2})")
+    };
+    let costs = ["  more time, 95% sure", "  more CPU time"].map(str::to_owned);
+    let mut text = line("workload", "without", costs, "aim");
     for row in &report.rows {
-        let (with, without) = (middle(&row.with_ms), middle(&row.without_ms));
-        text += &format!(
-            "{:<8} {with:>8.1} ms {without:>8.1} ms     {:<28}  <={}\n",
-            row.workload,
-            spread(&row.cost),
-            row.cost.aim
-        );
+        let wall = row.measures.get(WALL);
+        let mut without = wall.map_or_else(Vec::new, |wall| wall.without.clone());
+        let without = format!("{:.1} ms", median(&mut without));
+        let costs = [WALL, CPU].map(|of| spread(row.measures.get(of).map(|of| &of.percent)));
+        text += &line(row.workload, &without, costs, &format!("<={WORST_PERCENT}"));
     }
-    let average = spread(&report.average);
-    text + &format!("{:<37}{average:<28}  <={}\n", "average", report.average.aim)
+    let costs = [WALL, CPU].map(|of| spread(report.average.get(of)));
+    text + &line("average", "", costs, &format!("<={AVERAGE_PERCENT}"))
 }
 
 /// Hosts and sinks, compiled here.
@@ -320,16 +409,30 @@ impl Programs {
 mod tests {
     use super::*;
 
+    fn sample(wall: f64, cpu: f64) -> Sample {
+        BTreeMap::from([(WALL, wall), (CPU, cpu)])
+    }
+
     #[test]
     fn a_table_fits_eighty_columns() {
-        let pair = || (vec![512.3, 498.0, 505.0], vec![500.0, 500.0, 500.0]);
-        let text = table(&report(3, (0..WORKLOADS.len()).map(|_| pair()).collect()));
+        let pair = |wall, cpu| [sample(wall, cpu), sample(500.0, 400.0)];
+        let pairs = vec![pair(512.3, 401.0), pair(498.0, 402.0), pair(505.0, 400.0)];
+        let text = table(&report(1, true, &vec![pairs; WORKLOADS.len()]));
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         let lines: Vec<_> = text.lines().collect();
         insta::assert_snapshot!([lines[0], lines[1], lines[9]].join("\n"), @r"
-        workload        with     without     cost of Snapify, 95% sure     aim
-        MD          505.0 ms    500.0 ms       1.00 %  (-0.40..2.46)       <=1
-        average                                1.00 %  (-0.40..2.46)       <=0.5
+        workload   without    more time, 95% sure       more CPU time           aim
+        MD        500.0 ms    1.01 % (-0.40..2.46)      0.25 % (0.00..0.50)     <=1
+        average               1.01 % (-0.40..2.46)      0.25 % (0.00..0.50)     <=0.5
         ");
+    }
+
+    #[test]
+    fn what_is_not_counted_is_missing() {
+        let pair = || [(); 2].map(|()| BTreeMap::from([(WALL, 1.0)]));
+        let report = report(1, true, &vec![vec![pair()]; WORKLOADS.len()]);
+        let measures = report.rows.iter().flat_map(|row| row.measures.keys());
+        assert!(measures.chain(report.average.keys()).all(|of| *of == WALL));
+        assert!(table(&report).contains("0.00 % (0.00..0.00)"));
     }
 }

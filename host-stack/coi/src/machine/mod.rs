@@ -209,6 +209,24 @@ impl Machine {
         self.pause != Pause::No
     }
 
+    /// Lets a caller into a region at once, as [`Input::Enter`] would; false if it has to come with a ticket.
+    pub fn pass(&mut self, region: Region) -> bool {
+        let open = self.is_open(region) && self.fate.is_none();
+        let region = self.region(region);
+        let passes = open && region.waiting.is_empty();
+        region.inside += usize::from(passes);
+        passes
+    }
+
+    /// A caller has passed, and nobody waits for that; false if it has to be said with [`Input::Leave`].
+    pub fn leave(&mut self, region: Region) -> bool {
+        let unheeded = self.pause == Pause::No;
+        if unheeded {
+            self.left(region);
+        }
+        unheeded
+    }
+
     /// When [`Input::Tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
         self.suspect
@@ -256,10 +274,7 @@ impl Machine {
     pub fn handle(&mut self, input: Input, now: Duration) {
         match input {
             Input::Enter(ticket, region) => self.region(region).waiting.push_back(ticket),
-            Input::Leave(region) => {
-                let region = self.region(region);
-                region.inside = region.inside.saturating_sub(1);
-            }
+            Input::Leave(region) => self.left(region),
             Input::Command(ticket, command) => self.commands.push_back((ticket, command)),
             Input::AddPipeline(number) if number < PIPELINES_MAX => {
                 let number = number as usize;
@@ -332,6 +347,20 @@ impl Machine {
             Region::Lifecycle => &mut self.lifecycle,
             Region::Rdma => &mut self.rdma,
         }
+    }
+
+    fn left(&mut self, region: Region) {
+        let region = self.region(region);
+        region.inside = region.inside.saturating_sub(1);
+    }
+
+    /// Whether the pause, if there is one, has not come to it.
+    fn is_open(&self, region: Region) -> bool {
+        self.pause
+            < match region {
+                Region::Lifecycle => Pause::Lifecycle,
+                Region::Rdma => Pause::Rdma,
+            }
     }
 
     fn done(&mut self, ticket: Ticket, value: Value) {

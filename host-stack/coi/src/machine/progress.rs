@@ -58,11 +58,8 @@ impl Machine {
     }
 
     pub(super) fn let_in(&mut self) {
-        for (region, closed_at) in [
-            (Region::Lifecycle, Pause::Lifecycle),
-            (Region::Rdma, Pause::Rdma),
-        ] {
-            while self.pause < closed_at {
+        for region in [Region::Lifecycle, Region::Rdma] {
+            while self.is_open(region) {
                 let region = self.region(region);
                 let Some(ticket) = region.waiting.pop_front() else {
                     break;

@@ -50,6 +50,38 @@ fn result(value: u8) -> RunResult {
 }
 
 #[test]
+fn who_passes_without_a_ticket_is_waited_for_and_nobody_passes_a_pause() {
+    for region in [Region::Lifecycle, Region::Rdma] {
+        let mut machine = Machine::new(1, 7);
+        assert!(machine.pass(region) && machine.leave(region));
+        assert!(machine.pass(region));
+        machine.handle(Input::Pause(1), NOW);
+        assert!(!machine.pass(region));
+        machine.handle(Input::Enter(2, region), NOW);
+        assert!(machine.poll_output().is_none(), "somebody is inside");
+        assert!(!machine.leave(region));
+        machine.handle(Input::Leave(region), NOW);
+        let marker = machine.poll_output();
+        assert_eq!(marker, Some(Output::Command(0, Command::Shutdown)));
+        machine.handle(Input::Answer(0, Answer::Done), NOW);
+        assert_eq!(told(&mut machine), [(1, true)]);
+        machine.handle(Input::Resume, NOW);
+        assert_eq!(told(&mut machine), [(2, true)]);
+    }
+}
+
+#[test]
+fn nobody_passes_a_process_that_is_gone_or_those_who_wait() {
+    let mut machine = paused();
+    machine.handle(Input::Enter(4, Region::Rdma), NOW);
+    assert!(!machine.pass(Region::Rdma));
+    machine.handle(Input::Resume, NOW);
+    assert!(machine.pass(Region::Rdma));
+    machine.handle(Input::RigGone, NOW);
+    assert!(!machine.pass(Region::Rdma));
+}
+
+#[test]
 fn a_result_that_comes_before_resume_is_confirmed_waits_for_it() {
     let mut machine = paused();
     machine.handle(Input::Result(0, 0, result(1)), NOW);

@@ -48,8 +48,11 @@ pub fn wait(
             return Ok(happened);
         }
         let now = Instant::now();
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(CoiError::TimedOut);
+        }
+        state.waiting += 1;
         state = match deadline {
-            Some(deadline) if deadline <= now => return Err(CoiError::TimedOut),
             Some(deadline) => {
                 let waited = RUNTIME.signaled.wait_timeout(state, deadline - now);
                 waited.unwrap_or_else(PoisonError::into_inner).0
@@ -59,6 +62,7 @@ pub fn wait(
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner),
         };
+        state.waiting -= 1;
     }
 }
 

@@ -117,6 +117,8 @@ struct Books {
     /// Events that nobody was told of yet.
     open: BTreeSet<OpId>,
     callbacks: BTreeMap<OpId, Callback>,
+    /// Threads that wait for events.
+    waiting: usize,
 }
 
 /// The graph and its threads.
@@ -375,21 +377,18 @@ impl Runtime {
                 self.notify(id, payload, process, kind);
             }
         }
-        loop {
-            let callback = {
-                let mut state = self.lock();
-                let callback = state.callbacks.remove(&id);
-                if callback.is_none() {
-                    state.open.remove(&id);
-                }
-                callback
+        let is_awaited = loop {
+            let mut state = self.lock();
+            let Some(callback) = state.callbacks.remove(&id) else {
+                state.open.remove(&id);
+                break state.waiting > 0;
             };
-            match callback {
-                Some(callback) => callback(Event(id), result.clone()),
-                None => break,
-            }
+            drop(state);
+            callback(Event(id), result.clone());
+        };
+        if is_awaited {
+            self.signaled.notify_all();
         }
-        self.signaled.notify_all();
     }
 
     /// Who has bytes moved is told, once.

@@ -147,7 +147,9 @@ pub(crate) struct Pass<'a>(Option<(&'a Arc<Inner>, Region)>);
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        if let Some((process, region)) = self.0.take() {
+        if let Some((process, region)) = self.0.take()
+            && !process.lock().machine.leave(region)
+        {
             process.handle(Input::Leave(region));
         }
     }
@@ -316,12 +318,14 @@ impl Inner {
             let mut news = Vec::new();
             let order = lock(&self.order);
             let mut state = self.lock();
+            let mut is_awaited = false;
             state.machine.handle(input, self.epoch.elapsed());
             while let Some(output) = state.machine.poll_output() {
                 match output {
                     Output::Done(ticket, result) if ticket & OPERATION == 0 => {
                         if state.awaited.contains(&ticket) {
                             state.done.insert(ticket, result);
+                            is_awaited = true;
                         }
                     }
                     Output::Command(..) => sends.push((state.links.command.clone(), output)),
@@ -332,11 +336,13 @@ impl Inner {
                     output => news.push(output),
                 }
             }
-            self.set_timer(&mut state);
+            is_awaited |= self.set_timer(&mut state);
             drop(state);
             let heard: Vec<_> = news.into_iter().map(|output| self.tell(output)).collect();
             drop(order);
-            self.changed.notify_all();
+            if is_awaited {
+                self.changed.notify_all();
+            }
             // Nobody is kept out while bytes are on their way. There is at most one message under
             // way on a link, so their order is not lost.
             for (endpoint, output) in sends {
@@ -381,11 +387,12 @@ impl Inner {
         self.handle(Input::Run(op | OPERATION, number, request));
     }
 
-    /// Somebody has to look when the machine's time is up, even if nobody waits for it.
-    fn set_timer(self: &Arc<Self>, state: &mut State) {
+    /// Somebody has to look when the machine's time is up, even if nobody waits for it. Whether that is another
+    /// time than before.
+    fn set_timer(self: &Arc<Self>, state: &mut State) -> bool {
         let due = state.machine.deadline();
         if due == state.ticking {
-            return;
+            return false;
         }
         state.ticking = due;
         if let Some(due) = due {
@@ -397,6 +404,7 @@ impl Inner {
                 }
             });
         }
+        true
     }
 
     /// A call with a ticket of its own, and its end.
@@ -472,7 +480,10 @@ impl Inner {
         if crate::quiesce::is_off() {
             return self.end_known().map_or(Ok(Pass(None)), Err);
         }
-        self.call(|ticket| Input::Enter(ticket, region), None)?;
+        // It is open, but for a pause: that must cost no more than a lock.
+        if !self.lock().machine.pass(region) {
+            self.call(|ticket| Input::Enter(ticket, region), None)?;
+        }
         Ok(Pass(Some((self, region))))
     }
 

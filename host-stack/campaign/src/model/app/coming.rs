@@ -47,7 +47,7 @@ impl World {
         let ticket = self.ticket(host);
         let waiter = Waiter::Coming(what, Stage::Enter);
         self.apps[app].waiters.insert((host, ticket), waiter);
-        self.coi(host, coi::Input::Enter(ticket, Region::Lifecycle));
+        self.go_in(host, ticket, Region::Lifecycle);
     }
 
     pub(super) fn goes_on(
@@ -201,7 +201,7 @@ impl World {
     }
 
     fn leave_and_end(&mut self, app: AppId, what: &Coming, result: Result<(), String>) {
-        self.coi(what.host(), coi::Input::Leave(Region::Lifecycle));
+        self.go_out(what.host(), Region::Lifecycle);
         self.is_over(app, what, result);
     }
 

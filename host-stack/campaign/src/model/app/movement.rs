@@ -150,12 +150,12 @@ impl World {
         self.apps[app]
             .waiters
             .insert((host, ticket), Waiter::Enter(op));
-        self.coi(host, coi::Input::Enter(ticket, Region::Rdma));
+        self.go_in(host, ticket, Region::Rdma);
     }
 
     pub(super) fn leave(&mut self, host: HostId) {
         if self.canary != Some(Canary::OpenRdma) {
-            self.coi(host, coi::Input::Leave(Region::Rdma));
+            self.go_out(host, Region::Rdma);
         }
     }
 

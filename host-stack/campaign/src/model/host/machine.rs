@@ -54,6 +54,23 @@ impl World {
         }
     }
 
+    /// Into a region, as the host process does it: at once where that is open.
+    pub(in crate::model) fn go_in(&mut self, host: HostId, ticket: u64, region: Region) {
+        let process = self.hosts[host].process.as_mut();
+        match process.is_some_and(|process| process.pass(region)) {
+            true => self.told(host, ticket, Ok(Value::Unit)),
+            false => self.coi(host, coi::Input::Enter(ticket, region)),
+        }
+    }
+
+    /// Out of it.
+    pub(in crate::model) fn go_out(&mut self, host: HostId, region: Region) {
+        let process = self.hosts[host].process.as_mut();
+        if !process.is_some_and(|process| process.leave(region)) {
+            self.coi(host, coi::Input::Leave(region));
+        }
+    }
+
     pub(super) fn told(&mut self, host: HostId, ticket: u64, result: Result<Value, CoiError>) {
         let one = &mut self.hosts[host];
         let quiesced = one.quiescing == ticket;

@@ -12,7 +12,7 @@ use std::{
 
 use snaprig_coi::{
     CoiError, faults,
-    machine::{self as coi, Link, Value},
+    machine::{self as coi, Link, Region, Value},
 };
 use snaprig_scif::{client::ScifError, node::EndpointId};
 use snaprig_sim::Plan;
