@@ -4,7 +4,7 @@ mod common;
 
 use std::{thread, time::Duration};
 
-use common::{Trees, program};
+use common::{Trees, program, rounds};
 
 /// A server in one tree, and clients in two others, each with several connections that are always full.
 fn streams(trees: &mut Trees) {
@@ -32,9 +32,8 @@ fn end_well(trees: &mut Trees) {
 }
 
 fn lose_nothing(mut trees: Trees) {
-    let rounds = std::env::var("SNAPRIG_CKPT_ROUNDS").map_or(10, |rounds| rounds.parse().unwrap());
     streams(&mut trees);
-    for round in 0..rounds {
+    for round in 0..rounds(10) {
         // Random enough: what has been sent by then depends on the machine.
         thread::sleep(Duration::from_millis(round * 37 % 50));
         trees.dump(false).unwrap();

@@ -13,10 +13,9 @@ use std::{
 use common::{Job, compiled, nobody, program, wait_until};
 use snaprig_ckpt_image::{chain::Chain, image::ImageError, store::Store};
 
-/// Checkpoints of a chain; SNAPRIG_CKPT_ROUNDS says otherwise.
+/// Checkpoints of a chain.
 fn rounds() -> u64 {
-    let rounds = std::env::var("SNAPRIG_CKPT_ROUNDS");
-    rounds.map_or(5, |rounds| rounds.parse().unwrap())
+    common::rounds(5)
 }
 
 /// Takes checkpoints at any moments, and restarts the program from each of them.

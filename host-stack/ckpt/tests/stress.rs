@@ -4,13 +4,7 @@ mod common;
 
 use std::{thread, time::Duration};
 
-use common::{Job, compiled, program};
-
-/// How often; SNAPRIG_CKPT_ROUNDS says otherwise.
-fn rounds() -> u64 {
-    let rounds = std::env::var("SNAPRIG_CKPT_ROUNDS");
-    rounds.map_or(50, |rounds| rounds.parse().unwrap())
-}
+use common::{Job, compiled, program, rounds};
 
 /// SplitMix64.
 fn draw(seed: u64, round: u64) -> u64 {
@@ -21,7 +15,7 @@ fn draw(seed: u64, round: u64) -> u64 {
 }
 
 fn stress(mut job: Job, seed: u64) {
-    for round in 0..rounds() {
+    for round in 0..rounds(50) {
         // The moment is what is random, nothing is waited for.
         thread::sleep(Duration::from_micros(draw(seed, round) % 30_000));
         if draw(seed, round) >> 60 == 0 {

@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, ptr, thread, time::Duration};
 
-use common::{Job, compiled, nobody, program, wait_until};
+use common::{Job, compiled, nobody, program, rounds, wait_until};
 use snaprig_ckpt::{Address, Reply, Request};
 
 /// Objects that a program has made where it was launched, which stay there when it is killed: kinds and numbers.
@@ -38,7 +38,7 @@ impl Drop for Objects {
 fn under_load(mut job: Job) {
     job.wait_for("ready");
     let _objects = Objects::of(&job);
-    for round in 0..20u64 {
+    for round in 0..rounds(20) {
         // The moment is what is random, nothing is waited for.
         thread::sleep(Duration::from_micros(round * 7919 % 20_011));
         job.dump(false).unwrap();
@@ -148,10 +148,10 @@ fn postgresql(settings: &[&str]) {
             .any(|word| job.output().contains(word))
     });
     if job.output().contains("no postgres") {
-        eprintln!("skipped: PostgreSQL is not installed (apt-get install postgresql)");
+        println!("skipped: PostgreSQL is not installed (apt-get install postgresql)");
         return;
     }
-    for round in 0..20u64 {
+    for round in 0..rounds(10) {
         thread::sleep(Duration::from_micros(round * 7919 % 200_011));
         job.dump(false).unwrap();
         job.over_again();

@@ -553,6 +553,12 @@ impl Drop for Trees {
     }
 }
 
+/// How often something is done; SNAPRIG_CKPT_ROUNDS says otherwise.
+pub fn rounds(usual: u64) -> u64 {
+    let rounds = std::env::var("SNAPRIG_CKPT_ROUNDS");
+    rounds.map_or(usual, |rounds| rounds.parse().unwrap())
+}
+
 pub fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
     wait_until_or(is_so, || what.into());
 }
