@@ -11,6 +11,7 @@ mod diag;
 mod files;
 mod held;
 mod named;
+mod outside;
 mod pages;
 mod pipes;
 mod process;
@@ -18,7 +19,6 @@ mod refused;
 mod seen;
 mod sockets;
 mod stub;
-mod stuck;
 mod terminals;
 mod threads;
 mod watches;
@@ -59,9 +59,25 @@ pub struct Before {
     flags: Vec<(pid_t, Flags)>,
 }
 
+/// What a tree is looked at for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A checkpoint of its own.
+    Alone,
+    /// A checkpoint of its job, with others that it may be connected to.
+    Job,
+    /// It is to go on while what it has here may be there still.
+    Moving,
+}
+
 impl Before {
     /// Of all descendants of a process.
-    pub fn look(ancestor: pid_t, named: &mut Named, owned: &Owned) -> Result<Self> {
+    pub fn look(
+        ancestor: pid_t,
+        purpose: Purpose,
+        named: &mut Named,
+        owned: &Owned,
+    ) -> Result<Self> {
         let mut flags = Vec::new();
         for pid in crate::freeze::descendants(ancestor)? {
             let Some(living) = refused::check(pid, ancestor, named, owned)? else {
@@ -72,6 +88,10 @@ impl Before {
                 refused::flags(pid, &found)?;
                 flags.push((pid, found));
             }
+        }
+        outside::check(ancestor, owned, purpose != Purpose::Job)?;
+        if purpose == Purpose::Moving {
+            held::none(ancestor)?;
         }
         Ok(Self { flags })
     }
@@ -127,7 +147,7 @@ pub fn describe(
         let flags = known.map_or(&none, |(_, flags)| flags);
         let before = (flags, owned);
         let mut body = process::describe(held, before, &mut shared, named, &mut nameless)?;
-        body.descriptors = files.of(held.handle(), &mut shared, named)?;
+        body.descriptors = files.of((held.pid, held.handle()), &mut shared, named)?;
         processes.push(Process {
             stopped: held.stopped,
             body: Some(Box::new(body)),

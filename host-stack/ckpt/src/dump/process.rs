@@ -17,7 +17,7 @@
 //! | an LDT, keyrings of its own, syscall user dispatch | refused, but only a stopped process says so |
 //! | System V shared memory, shared huge pages | refused |
 //! | System V semaphores and message queues | the kernel's, not the tree's: there as long as that runs |
-//! | MADV_GUARD_INSTALL | the checkpoint fails when it reads such a page |
+//! | MADV_GUARD_INSTALL | saved from Linux 6.15 on; refused in shared memory, when it stands still |
 //! | mbind(2) of parts of memory | lost: only where pages are changes |
 //! | landlock(7) | lost: nothing tells of it |
 //!
@@ -135,6 +135,7 @@ pub fn describe(
         layout,
         auxv: read("auxv")?,
         areas,
+        guards: Vec::new(),
         descriptors: Vec::new(),
         actions: asked.actions,
         pending: process.threads[0]

@@ -94,7 +94,7 @@ fn untracked_bytes(pid: pid_t) -> u64 {
     for area in areas(pid) {
         if !pagemap.is_tracked(area.start) {
             // It may have ended.
-            let _ = pagemap.own(area, false, &mut own);
+            let _ = pagemap.own(area, false, &mut own, &mut Ranges::default());
         }
     }
     own.bytes()
@@ -137,7 +137,8 @@ fn protect(pid: pid_t, areas: Vec<std::ops::Range<u64>>, spaces: &mut Spaces) ->
     let mut result = Ok(());
     for area in areas {
         if result.is_ok() && pagemap.is_tracked(area.start) {
-            result = pagemap.take_written(area.clone(), &mut own, &mut written);
+            result =
+                pagemap.take_written(area.clone(), &mut own, &mut written, &mut Ranges::default());
             if result.is_err() {
                 // Of how much it was told is not known.
                 written.push(area);

@@ -19,6 +19,7 @@ use snaprig_coord::{
 
 use super::checkpoint::{Begun, How, Known, Saved, Stopped};
 use crate::{
+    dump::Purpose,
     error::{Error, Result},
     job::{Board, Job, NOT_NOW},
     plugins::SharedPlugins,
@@ -137,7 +138,8 @@ impl Member {
                 stopped: None,
                 saved: None,
             });
-            let stopped = Stopped::stop(root, known, plugins, Some(taking.joined.dir()))?;
+            let directory = Some(taking.joined.dir());
+            let stopped = Stopped::stop(root, Purpose::Job, known, plugins, directory)?;
             taking.stopped = Some(stopped);
             return Ok(String::new());
         }

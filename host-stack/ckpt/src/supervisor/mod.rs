@@ -46,6 +46,7 @@ use self::{
     schedule::Due,
 };
 use crate::{
+    dump::Purpose,
     error::{Error, Result},
     job::{self, Job},
     plugins::{Plugins, SharedPlugins},
@@ -320,12 +321,13 @@ impl<'a> Supervisor<'a> {
         };
         self.known.check(&self.parts.store, MEMBER);
         if how.mode == Mode::Background {
-            checkpoint::look(&mut self.known, &self.parts.plugins)?;
+            checkpoint::look(&mut self.known, Purpose::Alone, &self.parts.plugins)?;
         }
         let image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
         let (known, directory) = (&mut self.known, Some(round.joined().dir()));
-        let stopped = Stopped::stop(self.root, known, &self.parts.plugins, directory)?;
+        let plugins = &self.parts.plugins;
+        let stopped = Stopped::stop(self.root, Purpose::Alone, known, plugins, directory)?;
         let mut stopped = stopped.alone()?;
         let saved = image.save(&mut stopped, &mut self.known)?;
         let (held, pause) = match kill {

@@ -17,7 +17,10 @@ use super::{
     Supervisor,
     checkpoint::{self, Begun, Copied, How, Mode, Stopped},
 };
-use crate::error::{Error, Result};
+use crate::{
+    dump::Purpose,
+    error::{Error, Result},
+};
 
 /// A migration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,10 +52,14 @@ impl Supervisor<'_> {
     /// The tree goes on at another supervisor. Whatever goes wrong before that has it restored, it runs on here.
     pub fn migrate(&mut self, to: &Address) -> Result<Migrated> {
         self.is_alone()?;
-        checkpoint::look(&mut self.known, &self.parts.plugins)?;
         let begun = Instant::now();
         let failed = |source| Error::io(format!("migration to {to}"), source);
         let mut stream = to.connect().map_err(failed)?;
+        let purpose = match stream.is_here().map_err(failed)? {
+            true => Purpose::Moving,
+            false => Purpose::Alone,
+        };
+        checkpoint::look(&mut self.known, purpose, &self.parts.plugins)?;
         wire::greet(&mut stream, to.token()?.as_ref()).map_err(failed)?;
         let command = self.command.clone();
         wire::send(&mut stream, &Begin { command }).map_err(failed)?;
@@ -67,8 +74,8 @@ impl Supervisor<'_> {
             Ok(Writer::new(sent, header, options)?)
         });
         let image = image.map_err(|error| why(&mut stream, error))?;
-        let mut stopped =
-            Stopped::stop(self.root, &mut self.known, &self.parts.plugins, None)?.alone()?;
+        let (known, plugins) = (&mut self.known, &self.parts.plugins);
+        let mut stopped = Stopped::stop(self.root, purpose, known, plugins, None)?.alone()?;
         let written = (|| {
             let saved = image.save(&mut stopped, &mut self.known)?;
             let written = saved.finish()?.1;
