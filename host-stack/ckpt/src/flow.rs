@@ -23,8 +23,9 @@ use crate::{
 /// How long it takes at most until what can arrive has arrived: acknowledgements that the receiver had put off are
 /// asked for at once.
 pub const ARRIVAL: Duration = Duration::from_millis(20);
-/// The same, of what a larger buffer makes room for: a sender that has found none asks again after RTO_MIN (200 ms).
-pub const GROWN_ARRIVAL: Duration = Duration::from_millis(500);
+/// The same, of what a larger buffer makes room for: a sender whose bytes found none sends them again after RTO_MIN
+/// (200 ms), and then waits twice as long each time.
+pub const GROWN_ARRIVAL: Duration = Duration::from_secs(3);
 /// More bytes than this are in no connection, unless its receiver has not read for many checkpoints: then all of it would
 /// not fit into the image's state.
 const BYTES_MAX: u64 = 32 << 20;
@@ -146,7 +147,7 @@ fn receive(fd: impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<usize> {
 pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) -> io::Result<()> {
     let sender = sender.as_fd();
     let mut sent = 0;
-    let mut grown: Option<(Grown, Option<Grown>)> = None;
+    let mut grown: Option<Grown> = None;
     let mut last = Instant::now();
     while sent < bytes.len() {
         let part = &bytes[sent..bytes.len().min(sent + PART)];
@@ -158,8 +159,8 @@ pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) ->
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             Err(_) if last.elapsed() < ARRIVAL => thread::sleep(LOOK),
             Err(_) if grown.is_none() => {
-                let receiving = receiver.map(|end| Grown::receiving(end, bytes.len()));
-                grown = Some((Grown::sending(sender, bytes.len())?, receiving.transpose()?));
+                grown = Some(Grown::sending(sender, bytes.len())?);
+                receiver.map_or(Ok(()), |end| hold(end, bytes.len() as u64))?;
                 last = Instant::now();
             }
             Err(_) if last.elapsed() < SILENCE => thread::sleep(LOOK),
@@ -173,20 +174,12 @@ pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) ->
             }
         }
     }
-    if let Some((sending, receiving)) = grown {
-        sending.shrink(sender)?;
-        if let (Some(receiving), Some(receiver)) = (receiving, receiver) {
-            receiving.shrink(receiver)?;
-        }
-    }
-    Ok(())
+    grown.map_or(Ok(()), |grown| grown.shrink(sender))
 }
 
-/// A buffer that has been made larger for a while.
+/// The buffer of a sender that has been made larger for a while.
 #[derive(Debug)]
 pub struct Grown {
-    option: i32,
-    force: i32,
     bytes: i32,
     lock: i32,
 }
@@ -194,20 +187,9 @@ pub struct Grown {
 impl Grown {
     /// Room for what is to be sent.
     pub fn sending(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
-        Self::grow(fd, bytes, libc::SO_SNDBUF, SEND_FORCE)
-    }
-
-    /// Room for what is to come.
-    pub fn receiving(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
-        Self::grow(fd, bytes, libc::SO_RCVBUF, RECEIVE_FORCE)
-    }
-
-    fn grow(fd: impl AsFd, bytes: usize, option: i32, force: i32) -> io::Result<Self> {
         let fd = fd.as_fd();
         let grown = Self {
-            option,
-            force,
-            bytes: socket::number(fd, libc::SOL_SOCKET, option)?,
+            bytes: socket::number(fd, libc::SOL_SOCKET, libc::SO_SNDBUF)?,
             lock: socket::number(fd, libc::SOL_SOCKET, SO_BUF_LOCK)?,
         };
         // The kernel doubles it, for what it needs itself.
@@ -215,18 +197,14 @@ impl Grown {
             .unwrap_or(i32::MAX / 4)
             .min(i32::MAX / 4)
             .saturating_add(grown.bytes);
-        if socket::set_number(fd, libc::SOL_SOCKET, force, wanted).is_ok() || wanted == grown.bytes
+        if socket::set_number(fd, libc::SOL_SOCKET, SEND_FORCE, wanted).is_err()
+            && wanted > grown.bytes
         {
-            return Ok(grown);
-        }
-        if option == libc::SO_RCVBUF {
-            await_bytes(fd, grown.lock, wanted.saturating_mul(2))?;
-            return Ok(grown);
-        }
-        socket::set_number(fd, libc::SOL_SOCKET, option, wanted)?;
-        if socket::number(fd, libc::SOL_SOCKET, option)? < grown.bytes {
-            // Who is not root cannot have what the kernel itself has given.
-            socket::set_number(fd, libc::SOL_SOCKET, SO_BUF_LOCK, grown.lock)?;
+            socket::set_number(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, wanted)?;
+            if socket::number(fd, libc::SOL_SOCKET, libc::SO_SNDBUF)? < grown.bytes {
+                // Who is not root cannot have what the kernel itself has given.
+                socket::set_number(fd, libc::SOL_SOCKET, SO_BUF_LOCK, grown.lock)?;
+            }
         }
         Ok(grown)
     }
@@ -234,8 +212,7 @@ impl Grown {
     /// As it was.
     pub fn shrink(&self, fd: impl AsFd) -> io::Result<()> {
         let (fd, bytes) = (fd.as_fd(), self.bytes / 2);
-        socket::set_number(fd, libc::SOL_SOCKET, self.force, bytes)
-            .or_else(|_| socket::set_number(fd, libc::SOL_SOCKET, self.option, bytes))?;
+        socket::set_number(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)?;
         socket::set_number(fd, libc::SOL_SOCKET, SO_BUF_LOCK, self.lock)
     }
 }

@@ -30,7 +30,6 @@ fn connections_that_are_full_both_ways_stay_so() {
         job.wait_for("ready");
         job.dump(false).unwrap();
         job.over_again();
-        job.dump(false).unwrap();
         job.tell("stop");
         assert_eq!((job.ended(), &*job.output()), (0, "ready\nright\n"));
     }

@@ -543,15 +543,31 @@ pub fn refill(tree: &Tree, opened: &Opened, lost: Lost) -> Result<()> {
                 }
             }
         }
-        apply(fd, socket, |_| true);
+        // One that had to grow for what is in it stays so (flow::hold).
+        let is_larger = |bytes: &i32| *bytes > buffer_of(socket).saturating_mul(2);
+        let size = socket::number(fd, libc::SOL_SOCKET, libc::SO_RCVBUF);
+        let has_grown = !socket.received.is_empty() && size.as_ref().is_ok_and(is_larger);
+        apply(fd, socket, |option| !(has_grown && option == BUFFERS[1]));
         set_flags(&fd, tree.files[number].flags)?;
     }
     Ok(())
 }
 
+/// The size that the program has given the receiving buffer.
+fn buffer_of(socket: &Socket) -> i32 {
+    let mut options = socket.options.iter();
+    let set = options.find(|(level, name, _)| (*level, *name) == BUFFERS[1]);
+    let bytes = set.and_then(|(_, _, value)| value.as_slice().try_into().ok());
+    bytes.map_or(i32::MAX, i32::from_ne_bytes)
+}
+
 fn tcp(sender: BorrowedFd, receiver: BorrowedFd, socket: &Socket) -> io::Result<()> {
     for message in &socket.received {
-        if message.bytes.len() > COLD_BYTES {
+        let lock = socket::number(receiver, libc::SOL_SOCKET, socket::SO_BUF_LOCK)?;
+        if lock & socket::RECEIVE_LOCK != 0 {
+            // It does not grow with use.
+            flow::hold(receiver, message.bytes.len() as u64)?;
+        } else if message.bytes.len() > COLD_BYTES {
             flow::warm(sender, receiver, message.bytes.len())?;
         }
         flow::put(sender, Some(receiver), &message.bytes)?;
