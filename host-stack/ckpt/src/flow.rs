@@ -1,25 +1,34 @@
-//! What is on its way through a TCP connection: taken out, and put back. Of connections between trees, each tree has one
-//! end, and goes these steps by itself (`dump/abroad.rs`, `stuck.rs`).
+//! What is on its way through a TCP connection: read, and left where the program finds it. Of connections between trees,
+//! each tree has one end, and goes these steps by itself (`dump/abroad.rs`).
 //!
 //! ```text
 //! sender: push (nothing is held back) --> receiver: peek, when all has arrived
-//!                                                   take, when it is more than the receiver's buffer holds
-//! go on:  sender: put (what was taken, before the program sends anything else)
+//!                                                   grow, when it is more than the receiver's buffer holds: then it does
+//! restart: warm (a new connection gets buffers of that size) --> put
 //! ```
-//! What must stay true: both programs stand still; what was taken is put back, whatever happens in between.
+//! What must stay true: both programs stand still; nothing is ever taken out, so that nothing is lost with a supervisor.
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     thread,
     time::{Duration, Instant},
 };
 
-use crate::socket::{self, SO_BUF_LOCK};
+use crate::{
+    socket::{self, SO_BUF_LOCK},
+    steps::{self, Step},
+};
 
 /// How long it takes at most until what can arrive has arrived: acknowledgements that the receiver had put off are
 /// asked for at once.
 pub const ARRIVAL: Duration = Duration::from_millis(20);
+/// The same, of what a larger buffer makes room for: a sender whose bytes found none sends them again after RTO_MIN
+/// (200 ms), and then waits twice as long each time.
+pub const GROWN_ARRIVAL: Duration = Duration::from_secs(3);
+/// More bytes than this are in no connection, unless its receiver has not read for many checkpoints: then all of it would
+/// not fit into the image's state.
+const BYTES_MAX: u64 = 32 << 20;
 /// After so long without a byte a connection does not work.
 const SILENCE: Duration = Duration::from_secs(10);
 /// A look at a connection that moves.
@@ -41,21 +50,66 @@ pub fn push(sender: impl AsFd) -> io::Result<()> {
 }
 
 /// Has the receiver acknowledge what it has (tcp(7)): an even number, so that it goes on as before.
-pub fn acknowledge(receiver: impl AsFd) {
+fn acknowledge(receiver: impl AsFd) {
     // Of an end that is no longer connected nobody waits for it.
     let _ = socket::set_number(receiver, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 2);
 }
 
-/// Whether all that was sent has arrived; waits as long as that can take.
-pub fn arrives(sender: impl AsFd, receiver: impl AsFd) -> io::Result<bool> {
-    push(&sender)?;
-    let begun = Instant::now();
+/// Has the kernel say that there is room, if there is: what has been read counts, also if it stays (tcp_cleanup_rbuf).
+pub fn invite(receiver: impl AsFd) {
+    acknowledge(&receiver);
+    // Of an end that is no longer connected nobody waits for it.
+    let _ = receive(&receiver, &mut [0], libc::MSG_PEEK);
+}
+
+/// All that was sent and not yet read, which stays there; none: the receiver can have no buffer that holds it.
+pub fn gather(sender: &OwnedFd, receiver: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
+    push(sender)?;
+    if arrives(sender, receiver, ARRIVAL)? {
+        return peek(receiver).map(Some);
+    }
+    for times in 1..=2 {
+        hold(receiver, socket::unsent(sender)? * times)?;
+        steps::reached(Step::FlowGrown);
+        if arrives(sender, receiver, GROWN_ARRIVAL)? {
+            let bytes = peek(receiver)?;
+            steps::reached(Step::FlowRead);
+            return Ok(Some(bytes));
+        }
+    }
+    Ok(None)
+}
+
+/// Has a receiver's buffer hold what is to come beside what is there. It stays so large: where the sender has been told of
+/// room that is no more, what it sends is dropped, and it waits ever longer (RFC 7323, 2.4).
+pub fn hold(receiver: impl AsFd, unsent: u64) -> io::Result<()> {
+    let receiver = receiver.as_fd();
+    let all = unsent.saturating_add(socket::readable(receiver)?);
+    // The kernel's own part of it, and no more: the sender would fill that, too.
+    let wanted = (all + all / 4 + PART as u64).min(BYTES_MAX) as i32;
+    let lock = socket::number(receiver, libc::SOL_SOCKET, SO_BUF_LOCK)?;
+    if socket::number(receiver, libc::SOL_SOCKET, libc::SO_RCVBUF)? >= wanted {
+        return Ok(());
+    }
+    if socket::set_number(receiver, libc::SOL_SOCKET, RECEIVE_FORCE, wanted / 2).is_err() {
+        await_bytes(receiver, lock, wanted)?;
+    }
+    socket::set_number(receiver, libc::SOL_SOCKET, SO_BUF_LOCK, lock)
+}
+
+/// Whether all that was sent arrives; waits until nothing has moved for a while.
+fn arrives(sender: &OwnedFd, receiver: &OwnedFd, silence: Duration) -> io::Result<bool> {
+    let (mut left, mut last) = (u64::MAX, Instant::now());
     loop {
-        acknowledge(&receiver);
-        if socket::unsent(&sender)? == 0 {
+        invite(receiver);
+        let unsent = socket::unsent(sender)?;
+        if unsent == 0 {
             return Ok(true);
         }
-        if begun.elapsed() > ARRIVAL {
+        if unsent != left {
+            (left, last) = (unsent, Instant::now());
+        }
+        if last.elapsed() > silence {
             return Ok(false);
         }
         thread::sleep(LOOK);
@@ -78,33 +132,6 @@ pub fn peek(receiver: impl AsFd) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Takes everything until `is_all` says that the sender has no more; what has come is in `bytes`, also if this fails.
-pub fn take(
-    receiver: impl AsFd,
-    bytes: &mut Vec<u8>,
-    mut is_all: impl FnMut() -> io::Result<bool>,
-) -> io::Result<()> {
-    let receiver = receiver.as_fd();
-    let mut last = Instant::now();
-    let mut part = vec![0; PART];
-    loop {
-        acknowledge(receiver);
-        // Before it is read: what has been acknowledged has arrived.
-        let all = is_all()?;
-        match receive(receiver, &mut part, 0) {
-            Ok(0) => return Ok(()),
-            Ok(count) => {
-                bytes.extend_from_slice(&part[..count]);
-                last = Instant::now();
-            }
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-            Err(_) if all => return Ok(()),
-            Err(_) if last.elapsed() > SILENCE => return Err(io::ErrorKind::TimedOut.into()),
-            Err(_) => thread::sleep(LOOK),
-        }
-    }
-}
-
 fn receive(fd: impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<usize> {
     // SAFETY: the bytes are as many as it says.
     let count = unsafe {
@@ -115,28 +142,12 @@ fn receive(fd: impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Takes what is there, and more than a part of it later; how much.
-pub fn take_some(receiver: impl AsFd, bytes: &mut Vec<u8>) -> io::Result<usize> {
-    let before = bytes.len();
-    bytes.resize(before + PART, 0);
-    let read = receive(receiver, &mut bytes[before..], 0);
-    let count = match &read {
-        Ok(count) => *count,
-        Err(_) => 0,
-    };
-    bytes.truncate(before + count);
-    match read {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-        read => read,
-    }
-}
-
 /// Puts bytes where they were: sent again, and in the buffers of the two ends, as far as they are at hand, which grow if
 /// they must.
 pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) -> io::Result<()> {
     let sender = sender.as_fd();
     let mut sent = 0;
-    let mut grown: Option<(Grown, Option<Grown>)> = None;
+    let mut grown: Option<Grown> = None;
     let mut last = Instant::now();
     while sent < bytes.len() {
         let part = &bytes[sent..bytes.len().min(sent + PART)];
@@ -148,8 +159,8 @@ pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) ->
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             Err(_) if last.elapsed() < ARRIVAL => thread::sleep(LOOK),
             Err(_) if grown.is_none() => {
-                let receiving = receiver.map(|end| Grown::receiving(end, bytes.len()));
-                grown = Some((Grown::sending(sender, bytes.len())?, receiving.transpose()?));
+                grown = Some(Grown::sending(sender, bytes.len())?);
+                receiver.map_or(Ok(()), |end| hold(end, bytes.len() as u64))?;
                 last = Instant::now();
             }
             Err(_) if last.elapsed() < SILENCE => thread::sleep(LOOK),
@@ -163,18 +174,12 @@ pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) ->
             }
         }
     }
-    if let Some((sending, receiving)) = grown {
-        sending.shrink(sender)?;
-        if let (Some(receiving), Some(receiver)) = (receiving, receiver) {
-            receiving.shrink(receiver)?;
-        }
-    }
-    Ok(())
+    grown.map_or(Ok(()), |grown| grown.shrink(sender))
 }
 
-/// A buffer that has been made larger for a while.
+/// The buffer of a sender that has been made larger for a while.
+#[derive(Debug)]
 pub struct Grown {
-    option: i32,
     bytes: i32,
     lock: i32,
 }
@@ -182,30 +187,21 @@ pub struct Grown {
 impl Grown {
     /// Room for what is to be sent.
     pub fn sending(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
-        Self::grow(fd, bytes, libc::SO_SNDBUF, SEND_FORCE)
-    }
-
-    /// Room for what is to come.
-    pub fn receiving(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
-        Self::grow(fd, bytes, libc::SO_RCVBUF, RECEIVE_FORCE)
-    }
-
-    fn grow(fd: impl AsFd, bytes: usize, option: i32, force: i32) -> io::Result<Self> {
         let fd = fd.as_fd();
         let grown = Self {
-            option,
-            bytes: socket::number(fd, libc::SOL_SOCKET, option)?,
+            bytes: socket::number(fd, libc::SOL_SOCKET, libc::SO_SNDBUF)?,
             lock: socket::number(fd, libc::SOL_SOCKET, SO_BUF_LOCK)?,
         };
         // The kernel doubles it, for what it needs itself.
         let wanted = i32::try_from(bytes)
             .unwrap_or(i32::MAX / 4)
             .min(i32::MAX / 4)
-            + grown.bytes;
-        if socket::set_number(fd, libc::SOL_SOCKET, force, wanted).is_err() && wanted > grown.bytes
+            .saturating_add(grown.bytes);
+        if socket::set_number(fd, libc::SOL_SOCKET, SEND_FORCE, wanted).is_err()
+            && wanted > grown.bytes
         {
-            socket::set_number(fd, libc::SOL_SOCKET, option, wanted)?;
-            if socket::number(fd, libc::SOL_SOCKET, option)? < grown.bytes {
+            socket::set_number(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, wanted)?;
+            if socket::number(fd, libc::SOL_SOCKET, libc::SO_SNDBUF)? < grown.bytes {
                 // Who is not root cannot have what the kernel itself has given.
                 socket::set_number(fd, libc::SOL_SOCKET, SO_BUF_LOCK, grown.lock)?;
             }
@@ -215,10 +211,33 @@ impl Grown {
 
     /// As it was.
     pub fn shrink(&self, fd: impl AsFd) -> io::Result<()> {
-        let fd = fd.as_fd();
-        socket::set_number(fd, libc::SOL_SOCKET, self.option, self.bytes / 2)?;
+        let (fd, bytes) = (fd.as_fd(), self.bytes / 2);
+        socket::set_number(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)?;
         socket::set_number(fd, libc::SOL_SOCKET, SO_BUF_LOCK, self.lock)
     }
+}
+
+/// The buffer of a receiver that waits for many bytes grows until it holds as many (tcp_set_rcvlowat): further than who
+/// is not root can set it, up to half of net.ipv4.tcp_rmem. No program must be left waiting for them: a process of its
+/// own has it wait no longer, also if this one is killed.
+fn await_bytes(receiver: BorrowedFd, lock: i32, bytes: i32) -> io::Result<()> {
+    let low = socket::number(receiver, libc::SOL_SOCKET, libc::SO_RCVLOWAT)?;
+    let unlocked = lock & !socket::RECEIVE_LOCK;
+    // SAFETY: the child makes calls that need nothing of other threads, and ends.
+    let child = unsafe { socket::check(libc::fork())? };
+    if child == 0 {
+        let set = |name, value| {
+            let _ = socket::set_number(receiver, libc::SOL_SOCKET, name, value);
+        };
+        set(SO_BUF_LOCK, unlocked);
+        set(libc::SO_RCVLOWAT, bytes);
+        set(libc::SO_RCVLOWAT, low);
+        // SAFETY: nothing of this process is needed any more.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: the status is not asked for. Whoever else waits for children may have been told.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    Ok(())
 }
 
 /// Sends so much through a new connection that the kernel gives it buffers for `bytes`: they grow with use (tcp(7),

@@ -18,6 +18,8 @@ const DATAGRAM_MAX: usize = 1 << 20;
 const PASSED_MAX: usize = 253;
 /// SO_BUF_LOCK (socket(7)): which buffers have a size that the program has set; 1: sending, 2: receiving.
 pub const SO_BUF_LOCK: i32 = 72;
+/// Of it: the receiving one.
+pub const RECEIVE_LOCK: i32 = 2;
 
 /// One message, as it is in a socket.
 #[derive(Debug, Default)]

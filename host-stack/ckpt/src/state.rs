@@ -83,6 +83,8 @@ pub struct Body {
     pub auxv: Vec<u8>,
     /// Its memory.
     pub areas: Vec<Area>,
+    /// Pages that nobody may touch (MADV_GUARD_INSTALL): first address, and that behind them.
+    pub guards: Vec<(u64, u64)>,
     /// Descriptors: number, open file, close-on-exec.
     pub descriptors: Vec<Descriptor>,
     /// What it does on each signal, from 1 on (the kernel's struct sigaction).

@@ -59,6 +59,10 @@ steps! {
     AskBack "ask-back",
     /// The stub is unmapped; the thread that has done it is on its way back.
     AskUnmapped "ask-unmapped",
+    /// A receiver's buffer is larger than it was, for what is on its way to it.
+    FlowGrown "flow-grown",
+    /// What was on its way has arrived there, and is read.
+    FlowRead "flow-read",
     /// All of it is described.
     Described "described",
     /// The image has its first section.

@@ -32,6 +32,20 @@ fn files_with_and_without_names() {
     stays("paths.py");
 }
 
+/// As long as it is, what is in it is saved; holes are not.
+#[test]
+fn a_large_file_without_a_name() {
+    let code = "import os, tempfile, time\n\
+        file = tempfile.TemporaryFile(dir='.')\n\
+        file.write(b'first'); file.seek(1 << 30); file.write(b'last'); file.truncate(3 << 30); file.flush()\n\
+        print('ready', flush=True)\n\
+        while not os.path.exists('go'): time.sleep(0.01)\n\
+        parts = [os.pread(file.fileno(), 5, at) for at in (0, 1 << 29, 1 << 30)]\n\
+        right = parts == [b'first', bytes(5), b'last\\0'] and os.fstat(file.fileno()).st_size == 3 << 30\n\
+        print('right' if right else parts, flush=True)";
+    Job::launch_as_nobody(&["/usr/bin/python3", "-c", code]).stays_what_it_was("ready\nright\n");
+}
+
 #[test]
 fn watches() {
     stays("watches.py");

@@ -100,3 +100,23 @@ fn everything_is_killed_and_the_last_checkpoint_restarts() {
     trees.dump(false).unwrap();
     end_well(&mut trees);
 }
+
+/// What is wrong with one of its images is only found when it is read.
+#[test]
+fn a_damaged_checkpoint_is_passed_over_for_the_one_before_it() {
+    let mut trees = Trees::new();
+    streams(&mut trees);
+    trees.dump(false).unwrap();
+    trees.dump(false).unwrap();
+    trees.kill_all();
+    let image = trees.directory.path().join("job/checkpoints/0002/one.img");
+    let mut bytes = std::fs::read(&image).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&image, bytes).unwrap();
+    trees.restart();
+    let output = trees.output();
+    assert!(output.contains("checkpoint 2 is passed over"), "{output}");
+    trees.dump(false).unwrap();
+    end_well(&mut trees);
+}

@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{Job, compiled, wait_until};
+use common::{Job, compiled, nobody, wait_until};
 
 fn try_with(mut job: Job) {
     job.stays_what_it_was("ready\nright\n");
@@ -33,6 +33,24 @@ fn memory_is_what_it_was() {
 fn memory_of_an_ordinary_user() {
     let (_directory, memory) = compiled("memory.c", &[]);
     try_with(Job::launch_as_nobody(&[&memory]));
+}
+
+/// Also in increments, and copied while the program runs.
+#[test]
+fn guard_pages_are_what_they_were() {
+    let (_directory, guards) = compiled("guards.c", &[]);
+    for (user, mode) in [
+        (None, "full"),
+        (nobody(), "incremental"),
+        (None, "background"),
+    ] {
+        let mut job = Job::launch_with(user, &[("MODE", mode)], &[&guards]);
+        wait_until("it has guards, or cannot", || job.output().contains('\n'));
+        if job.output().contains("no guards") {
+            return eprintln!("skipped: this kernel has no guard pages");
+        }
+        job.stays_what_it_was("ready\nright\n");
+    }
 }
 
 /// A page that is not there for long: whoever has huge pages has them again.

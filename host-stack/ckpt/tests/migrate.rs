@@ -74,6 +74,33 @@ fn a_program_of_an_ordinary_user_migrates() {
     there_and_on(Job::launch_as_nobody(&[&churn]), nobody());
 }
 
+/// They could not be had there while it is here. A supervisor that stopped anything would die of it.
+#[test]
+fn locks_are_refused_before_anything_stops() {
+    for take in [
+        "fcntl.flock(file, fcntl.LOCK_EX)",
+        "fcntl.lockf(file, fcntl.LOCK_EX)",
+        "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+    ] {
+        let code = format!(
+            "import fcntl, os, time\n\
+             file = open('locked', 'w')\n\
+             {take}\n\
+             print('ready', flush=True)\n\
+             while not os.path.exists('go'): time.sleep(0.01)\n\
+             print('right', flush=True)"
+        );
+        let python = ["/usr/bin/python3", "-c", &code];
+        let mut source = Job::launch_to_die(None, "freeze-seized:0", &python);
+        source.wait_for("ready");
+        let (_target, socket) = target(None);
+        let why = migrate(&source, Address::Unix(socket)).unwrap_err();
+        assert!(why.contains("it has a lock on it"), "{why}");
+        source.tell("go");
+        assert_eq!((source.ended(), &*source.output()), (0, "ready\nright\n"));
+    }
+}
+
 #[test]
 fn what_is_sent_while_it_runs_is_not_sent_when_it_stands_still() {
     let python = ["/usr/bin/python3", &program("large.py")];

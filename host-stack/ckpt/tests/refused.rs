@@ -113,3 +113,60 @@ fn what_shows_while_it_runs_is_refused_before_anything_stops() {
         assert!(job.output().ends_with("right\n"), "{kind}");
     }
 }
+
+/// A supervisor that stopped anything for the answer would die of it.
+#[test]
+fn connections_to_others_are_refused_before_anything_stops() {
+    let tcp = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let to = tcp.local_addr().unwrap();
+    let connect = format!("s = socket.create_connection(('127.0.0.1', {}))", to.port());
+    for (have, what) in [
+        (
+            &*connect,
+            format!("a TCP socket connected to {to}, which is outside"),
+        ),
+        (
+            "s = socket.socket(socket.AF_UNIX); s.connect('socket')",
+            "a Unix socket connected to a process outside".into(),
+        ),
+        (
+            "s = open('fifo')",
+            "a pipe whose other end a process outside has".into(),
+        ),
+        (
+            "s = open('fifo', 'w')",
+            "a pipe whose other end a process outside has".into(),
+        ),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        let (cwd, mode) = (rustix::fs::CWD, 0o600.into());
+        rustix::fs::mknodat(cwd, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let both = std::fs::File::options().read(true).write(true).open(&fifo);
+        let unix = std::os::unix::net::UnixListener::bind(directory.path().join("socket")).unwrap();
+        let code = format!(
+            "import os, socket, time\n\
+             {have}\n\
+             print('ready', flush=True)\n\
+             while not os.path.exists('close'): time.sleep(0.005)\n\
+             s.close()\n\
+             print('closed', flush=True)\n\
+             while not os.path.exists('go'): time.sleep(0.005)"
+        );
+        let python = ["/usr/bin/python3", "-c", &code];
+        let mut job = Job::launch_among_to_die(directory, "freeze-seized:1", &python);
+        job.wait_for("ready");
+        let accepted = match have {
+            _ if have.contains("create_connection") => (Some(tcp.accept().unwrap()), None),
+            _ if have.contains("AF_UNIX") => (None, Some(unix.accept().unwrap())),
+            _ => (None, None),
+        };
+        let why = job.dump(false).unwrap_err();
+        assert!(why.contains(&what), "{why}");
+        drop((both, unix, accepted));
+        job.tell("close");
+        job.wait_for("closed");
+        job.tell("go");
+        assert_eq!(job.ended(), 0);
+    }
+}

@@ -21,6 +21,20 @@ fn those_of_an_ordinary_user_are_as_well() {
     ]));
 }
 
+/// Also those that have been checkpointed several times since they were read from.
+#[test]
+fn connections_that_are_full_both_ways_stay_so() {
+    for mut job in [Job::launch, Job::launch_as_nobody]
+        .map(|launch| launch(&["/usr/bin/python3", &program("flow.py")]))
+    {
+        job.wait_for("ready");
+        job.dump(false).unwrap();
+        job.over_again();
+        job.tell("stop");
+        assert_eq!((job.ended(), &*job.output()), (0, "ready\nright\n"));
+    }
+}
+
 fn under_load(mut job: Job) {
     job.wait_for("ready");
     for _ in 0..20 {
@@ -43,4 +57,44 @@ fn a_python_server_and_its_clients_lose_nothing() {
 #[test]
 fn redis_and_its_benchmark_lose_nothing() {
     under_load(Job::launch(&["bash", &program("redis.sh")]));
+}
+
+/// A server of which an earlier connection is left behind (TIME_WAIT), and that has not, or no longer, SO_REUSEADDR.
+fn listens_again(reuses: bool) {
+    let code = format!(
+        "import os, socket, time\n\
+         l = socket.socket()\n\
+         l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, {})\n\
+         l.bind(('127.0.0.1', 0)); l.listen(5); at = l.getsockname()\n\
+         c = socket.create_connection(at); s, _ = l.accept()\n\
+         s.close(); assert c.recv(1) == b''; c.close()\n\
+         l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)\n\
+         print('ready', flush=True)\n\
+         while not os.path.exists('go'): time.sleep(0.005)\n\
+         c = socket.create_connection(at); s, _ = l.accept()\n\
+         s.send(b'there'); there = c.recv(10) == b'there'\n\
+         there = there and l.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 0\n\
+         print('right' if there else 'wrong', flush=True)",
+        u8::from(reuses)
+    );
+    let mut job = Job::launch_as_nobody(&["/usr/bin/python3", "-c", &code]);
+    job.wait_for("ready");
+    job.dump(true).unwrap();
+    job.ended();
+    job.restart();
+    job.tell("go");
+    let (status, output) = (job.ended(), job.output());
+    assert!(status == 0 && output.ends_with("right\n"), "{output}");
+    assert_eq!(output.contains("TIME_WAIT"), !reuses, "{output}");
+}
+
+#[test]
+fn a_port_that_was_bound_with_reuse_is_had_at_once() {
+    listens_again(true);
+}
+
+/// Linux gives it to nobody before its connections are forgotten: a minute at most.
+#[test]
+fn a_port_that_was_bound_without_is_waited_for() {
+    listens_again(false);
 }

@@ -5,9 +5,9 @@
 //!   | -- "end": this is one --> |                                |
 //!   |                     all have said so                       |
 //!   | <-- who has the other --- |                                |             nobody: it is a stranger's
-//!   | -- "out": all arrived? -> |                                |
-//!   | <------------------------ |                                |
-//!   |                                                            |             if not: stuck.rs
+//!   | -- "out": what is left -> |                                |
+//!   | <------------------------ |                                |             any: the receiver's buffer grows
+//!   | -- "left": of that -----> |                                |             must be nothing
 //! ```
 
 use std::{
@@ -21,13 +21,14 @@ use libc::pid_t;
 use procfs::net::TcpState;
 use serde::{Deserialize, Serialize};
 
-use super::sockets::{SENT_END, Sockets, at, entries, names, plain, tcp};
+use super::sockets::{Met, Sockets, at, entries, names, plain, tcp};
 use crate::{
     error::{Error, Result},
     flow,
     job::Board,
     socket,
     state::{Message, OpenFile, Socket, Stage},
+    steps::{self, Step},
 };
 
 /// The other end has said that it sends no more (net/tcp_states.h).
@@ -46,14 +47,14 @@ pub struct Stranger {
 
 /// An end of a connection between trees.
 #[derive(Clone, Debug)]
-pub struct End {
-    pub met: usize,
-    pub id: Vec<u8>,
+struct End {
+    met: usize,
+    id: Vec<u8>,
     /// Its address is the lower one.
     is_low: bool,
-    pub local: SocketAddr,
+    local: SocketAddr,
     /// It is the one that is connected to, when the connection is made again.
-    pub accepts: bool,
+    accepts: bool,
 }
 
 /// What a tree says of an end.
@@ -65,21 +66,12 @@ struct Said {
     waits: Option<(Vec<u8>, u32)>,
 }
 
-/// What it says of what it has sent.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Out {
-    /// All has arrived.
-    is_clear: bool,
-    /// One of the directions is shut.
-    is_shut: bool,
-}
-
 impl End {
-    pub fn own(&self, what: &str) -> Vec<u8> {
+    fn own(&self, what: &str) -> Vec<u8> {
         key(what, &self.id, self.is_low)
     }
 
-    pub fn others(&self, what: &str) -> Vec<u8> {
+    fn others(&self, what: &str) -> Vec<u8> {
         key(what, &self.id, !self.is_low)
     }
 }
@@ -296,73 +288,75 @@ impl Sockets {
     ) -> Result<()> {
         // All go through them in this order, so that nobody waits for who waits for it.
         ends.sort_by(|one, other| one.id.cmp(&other.id));
-        let own = self.settle(open, &ends)?;
-        let said: Vec<_> = ends
-            .iter()
-            .zip(&own)
-            .map(|(end, out)| (end.own("out"), *out))
-            .collect();
-        board.publish(&said)?;
-        let keys: Vec<_> = ends.iter().map(|end| end.others("out")).collect();
-        let others: Vec<Out> = board.lookup(&keys)?;
+        let out = self.settle(&ends, board, "out", flow::ARRIVAL)?;
         let mut stuck = Vec::new();
-        for ((end, own), other) in ends.iter().zip(own).zip(others) {
-            if own.is_clear && other.is_clear {
-                continue;
+        for (end, (own, others)) in ends.iter().zip(out) {
+            let met = &self.met[end.met];
+            if others > 0 {
+                let held = flow::hold(&met.copy, others.saturating_mul(2));
+                held.map_err(|source| met.failed(source))?;
             }
-            if own.is_shut || other.is_shut {
-                let what = "a TCP socket of a connection with more on its way than fits, of which an end has said that \
-                            it is done";
-                return Err(self.met[end.met].refused(what));
+            if own > 0 || others > 0 {
+                stuck.push(end.clone());
             }
-            stuck.push(end.clone());
         }
-        let is_stuck = |end: &End| stuck.iter().any(|one| one.met == end.met);
-        for end in ends.iter().filter(|end| !is_stuck(end)) {
+        if !stuck.is_empty() {
+            steps::reached(Step::FlowGrown);
+            let left = self.settle(&stuck, board, "left", flow::GROWN_ARRIVAL)?;
+            let left = stuck.iter().zip(left);
+            if let Some((end, _)) = left.into_iter().find(|(_, left)| *left != (0, 0)) {
+                return Err(self.met[end.met].overfull());
+            }
+        }
+        for end in &ends {
             self.peek(open, end.met)?;
         }
-        self.connect_sides(stuck, board)?;
-        board.meet("sides")?;
-        self.take(board)?;
-        for stuck in &self.stuck {
-            let met = &self.met[stuck.end.met];
-            received(at(open, met.file), stuck.bytes.clone());
+        if !stuck.is_empty() {
+            steps::reached(Step::FlowRead);
         }
         Ok(())
     }
 
-    /// Has all arrive that can.
-    fn settle(&self, open: &mut [OpenFile], ends: &[End]) -> Result<Vec<Out>> {
-        let (mut left, mut last) = (u64::MAX, Instant::now());
-        for end in ends {
-            let met = &self.met[end.met];
+    /// Has all arrive that can, both ways: how many bytes of this tree, and of the others, do not.
+    fn settle(
+        &self,
+        ends: &[End],
+        board: &Board,
+        what: &str,
+        silence: Duration,
+    ) -> Result<Vec<(u64, u64)>> {
+        let met: Vec<&Met> = ends.iter().map(|end| &self.met[end.met]).collect();
+        for met in &met {
             flow::push(&met.copy).map_err(|source| met.failed(source))?;
         }
-        loop {
-            let mut unsent = Vec::new();
-            for end in ends {
-                let met = &self.met[end.met];
-                flow::acknowledge(&met.copy);
-                unsent.push(socket::unsent(&met.copy).map_err(|source| met.failed(source))?);
-            }
-            let sum = unsent.iter().sum();
-            if sum != left {
-                (left, last) = (sum, Instant::now());
-            }
-            if left == 0 || last.elapsed() > flow::ARRIVAL {
-                let mut out = Vec::new();
-                for (end, unsent) in ends.iter().zip(unsent) {
-                    let met = &self.met[end.met];
-                    let is_shut = at(open, met.file).shut != 0
-                        || SENT_END.contains(&met.state)
-                        || met.state == CLOSE_WAIT;
-                    let is_clear = unsent == 0;
-                    out.push(Out { is_clear, is_shut });
+        let keys: Vec<_> = ends.iter().map(|end| end.others(what)).collect();
+        let (mut left, mut last) = (Vec::new(), Instant::now());
+        let mut said: Option<Vec<u64>> = None;
+        thread::scope(|scope| {
+            let others = scope.spawn(|| board.lookup::<u64>(&keys));
+            loop {
+                let mut unsent = Vec::new();
+                for met in &met {
+                    flow::invite(&met.copy);
+                    unsent.push(socket::unsent(&met.copy).map_err(|source| met.failed(source))?);
                 }
-                return Ok(out);
+                if unsent != left {
+                    (left, last) = (unsent, Instant::now());
+                }
+                let is_done = left.iter().all(|left| *left == 0) || last.elapsed() > silence;
+                if is_done && said.is_none() {
+                    let own = ends.iter().map(|end| end.own(what));
+                    board.publish(&own.zip(left.iter().copied()).collect::<Vec<_>>())?;
+                    said = Some(left.clone());
+                }
+                if let Some(said) = said.take_if(|_| others.is_finished()) {
+                    let others = others.join();
+                    let panicked = |_| Error::io("what others say", io::Error::other("a panic"));
+                    return Ok(said.into_iter().zip(others.map_err(panicked)??).collect());
+                }
+                thread::sleep(LOOK);
             }
-            thread::sleep(LOOK);
-        }
+        })
     }
 }
 

@@ -23,6 +23,8 @@ const LISTENS: u8 = 10;
 /// A Unix socket.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
+    /// It is connected to a name, not to a socket.
+    pub is_datagram: bool,
     /// Inode of the socket at the other end; 0: nobody has it any more, or not yet.
     pub peer: Option<u64>,
     /// Inodes of those that wait to be accepted.
@@ -83,7 +85,10 @@ fn next(bytes: &[u8], header: usize) -> Option<(u16, &[u8], &[u8])> {
 fn one(message: &[u8]) -> Option<(u64, Known)> {
     let is_listening = *message.get(2)? == LISTENS;
     let inode = u64::from(u32_at(message, 4)?);
-    let mut known = Known::default();
+    let mut known = Known {
+        is_datagram: i32::from(*message.get(1)?) == libc::SOCK_DGRAM,
+        ..Known::default()
+    };
     let mut rest = message.get(16..)?;
     while let Some((kind, value, behind)) = next(rest, 4) {
         match kind {

@@ -34,12 +34,13 @@ use crate::{
     plugins::Owned,
     spaces::Key,
     state::{
-        Console, Contents, Descriptor, FileId, Kind, LockedBy, Message, OpenFile, Pipe, Terminal,
-        Watch,
+        Console, Contents, Descriptor, FileId, Kind, Lock, LockedBy, Message, OpenFile, Pipe,
+        Terminal, Watch,
     },
 };
 
-/// Files that a program writes to are saved up to so many bytes; of larger ones only what they are is remembered.
+/// Files with names that a program writes to are saved up to so many bytes; of larger ones only what they are is
+/// remembered.
 const CONTENTS_MAX: u64 = 256 << 20;
 /// Files that a program only reads are known again by all of their bytes, if they have no more than this.
 const HASHED_MAX: u64 = 128 << 10;
@@ -136,17 +137,18 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// The descriptors of a process.
+    /// The descriptors of a process, as one of its threads has them: the first may have ended.
     pub fn of(
         &mut self,
-        pid: pid_t,
+        (process, pid): (pid_t, pid_t),
         shared: &mut Shared,
         named: &mut Named,
     ) -> Result<Vec<Descriptor>> {
         let mut found = Vec::new();
         for fd in descriptors(pid)? {
             let seen = Seen::look(pid, fd)?;
-            let file = self.meet(&seen, shared, named)?;
+            let locks = held::locks(process, &seen)?;
+            let file = self.meet(&seen, locks, shared, named)?;
             self.tables.insert((pid, fd), file);
             found.push(Descriptor {
                 fd,
@@ -207,8 +209,13 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    fn meet(&mut self, seen: &Seen, shared: &mut Shared, named: &mut Named) -> Result<u32> {
-        let locks = held::locks(seen)?;
+    fn meet(
+        &mut self,
+        seen: &Seen,
+        locks: Vec<Lock>,
+        shared: &mut Shared,
+        named: &mut Named,
+    ) -> Result<u32> {
         if let Some(file) = self.known(seen) {
             self.check_plugins(file, seen)?;
             // Each process has its own.
@@ -363,9 +370,10 @@ impl<'a> Files<'a> {
                 .iter()
                 .any(|root| name.starts_with(root));
         let writes = seen.info.flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let is_saved = is_regular && (gone.is_some() || writes) && metadata.len() <= CONTENTS_MAX;
+        // What has no name is nowhere else.
+        let is_saved = is_regular && (gone.is_some() || writes && metadata.len() <= CONTENTS_MAX);
         if gone.is_some() && !is_saved {
-            return Err(seen.refused("a large file without a name"));
+            return Err(seen.refused("a file of the kernel's that has been removed"));
         }
         let mut locks = self.open[number as usize].locks.iter();
         let is_leased = locks.any(|lock| lock.by == LockedBy::Lease);
@@ -426,7 +434,9 @@ impl<'a> Files<'a> {
             let fd = copy.as_raw_fd();
             self.kept.push(copy);
             let seen = Seen::look(me(), fd)?;
-            let number = self.meet(&seen, shared, named)?;
+            // A process's own locks are not on their way.
+            let locks = held::locks(me(), &seen)?;
+            let number = self.meet(&seen, locks, shared, named)?;
             if matches!(
                 self.open[number as usize].kind,
                 Kind::Proc { .. } | Kind::Pid(1..)

@@ -7,9 +7,10 @@ use std::{
 
 use libc::pid_t;
 
-use super::seen::Seen;
+use super::{descriptors::descriptors, seen::Seen};
 use crate::{
     error::Result,
+    freeze,
     socket::check,
     state::{Lock, LockedBy, Owner},
 };
@@ -38,7 +39,7 @@ pub fn owner(copy: &OwnedFd) -> io::Result<Option<Owner>> {
 /// ```text
 /// 1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF
 /// ```
-pub fn locks(seen: &Seen) -> Result<Vec<Lock>> {
+pub fn locks(process: pid_t, seen: &Seen) -> Result<Vec<Lock>> {
     let lines = seen.info.all("lock");
     lines
         .map(|line| {
@@ -47,13 +48,35 @@ pub fn locks(seen: &Seen) -> Result<Vec<Lock>> {
                 let error = seen.refused("its lease is being broken");
                 return Err(error.for_now());
             }
-            lock(&words, seen.pid).ok_or_else(|| {
+            lock(&words, process).ok_or_else(|| {
                 seen.refused(&format!(
                     "it has a lock of a kind that cannot be saved ({line})"
                 ))
             })
         })
         .collect()
+}
+
+/// Refuses a tree that holds what nobody else can have while it lives.
+pub fn none(ancestor: pid_t) -> Result<()> {
+    for pid in freeze::descendants(ancestor)? {
+        for fd in descriptors(pid).unwrap_or_default() {
+            let Ok(seen) = Seen::look(pid, fd) else {
+                continue;
+            };
+            let mut locks = seen.info.all("lock");
+            // Those who only read share it.
+            if let Some(line) = locks.find(|line| line.contains(" WRITE ")) {
+                let kind = line.split_whitespace().nth(1).unwrap_or("a lock");
+                let what = format!(
+                    "it has a lock on it ({kind}), which cannot be had on this machine while it is here: make a \
+                     checkpoint, and restart that"
+                );
+                return Err(seen.refused(&what));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn lock(words: &[&str], pid: pid_t) -> Option<Lock> {

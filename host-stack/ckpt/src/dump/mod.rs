@@ -11,6 +11,7 @@ mod diag;
 mod files;
 mod held;
 mod named;
+mod outside;
 mod pages;
 mod pipes;
 mod process;
@@ -18,7 +19,6 @@ mod refused;
 mod seen;
 mod sockets;
 mod stub;
-mod stuck;
 mod sysv;
 mod terminals;
 mod threads;
@@ -63,13 +63,24 @@ pub struct Before {
     has_own_ipc: bool,
 }
 
+/// What a tree is looked at for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A checkpoint of its own.
+    Alone,
+    /// A checkpoint of its job, with others that it may be connected to.
+    Job,
+    /// It is to go on while what it has here may be there still.
+    Moving,
+}
+
 impl Before {
     /// Of all descendants of a process.
     pub fn look(
         ancestor: pid_t,
+        (purpose, has_own_ipc): (Purpose, bool),
         named: &mut Named,
         owned: &Owned,
-        has_own_ipc: bool,
     ) -> Result<Self> {
         let (mut flags, pids) = (Vec::new(), crate::freeze::descendants(ancestor)?);
         sysv::look(&pids, has_own_ipc)?;
@@ -82,6 +93,10 @@ impl Before {
                 refused::flags(pid, &found)?;
                 flags.push((pid, found));
             }
+        }
+        outside::check(ancestor, owned, purpose != Purpose::Job)?;
+        if purpose == Purpose::Moving {
+            held::none(ancestor)?;
         }
         Ok(Self { flags, has_own_ipc })
     }
@@ -140,7 +155,7 @@ pub fn describe(
         let flags = known.map_or(&none, |(_, flags)| flags);
         let known = (flags, owned);
         let mut body = process::describe(held, known, &mut shared, named, &mut nameless)?;
-        body.descriptors = files.of(held.handle(), &mut shared, named)?;
+        body.descriptors = files.of((held.pid, held.handle()), &mut shared, named)?;
         processes.push(Process {
             stopped: held.stopped,
             body: Some(Box::new(body)),

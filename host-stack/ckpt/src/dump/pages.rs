@@ -1,6 +1,6 @@
 //! Which pages of a process have something in them that is nowhere else, and which of those were written to.
 
-use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
+use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt, sync::OnceLock};
 
 use libc::pid_t;
 
@@ -22,6 +22,10 @@ const IS_FILE: u64 = 1 << 2;
 const IS_PRESENT: u64 = 1 << 3;
 const IS_SWAPPED: u64 = 1 << 4;
 const IS_ZERO: u64 = 1 << 5;
+/// MADV_GUARD_INSTALL: to touch it is SIGSEGV. Told since Linux 6.15; such pages count as swapped.
+const IS_GUARD: u64 = 1 << 8;
+/// Whether this kernel tells of them.
+static TELLS_GUARDS: OnceLock<bool> = OnceLock::new();
 /// Ranges that one scan reports at most.
 const RANGES: usize = 4096;
 /// Entries of pagemap that are read at once.
@@ -57,13 +61,24 @@ impl Pagemap {
     }
 
     /// Adds the pages of `part` that are the process's own: touched, and not (or no longer) a file's; `of_file`: one is
-    /// mapped there.
-    pub fn own(&self, part: Range<u64>, of_file: bool, to: &mut Ranges) -> Result<()> {
+    /// mapped there. And those that are guards.
+    pub fn own(
+        &self,
+        part: Range<u64>,
+        of_file: bool,
+        to: &mut Ranges,
+        guards: &mut Ranges,
+    ) -> Result<()> {
         let wanted = Wanted {
             not: IS_ZERO | if of_file { IS_FILE } else { 0 },
+            told: self.guard(),
             ..Wanted::default()
         };
-        let scanned = match self.scan(part.clone(), wanted, |range, _| to.push(range)) {
+        let divide = |range, told| match told & IS_GUARD {
+            0 => to.push(range),
+            _ => guards.push(range),
+        };
+        let scanned = match self.scan(part.clone(), wanted, divide) {
             // Before Linux 6.7.
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.read(part, to),
             scanned => scanned,
@@ -89,34 +104,68 @@ impl Pagemap {
         part: Range<u64>,
         own: &mut Ranges,
         written: &mut Ranges,
+        guards: &mut Ranges,
     ) -> Result<()> {
         // Large areas are walked by several at a time: a process may stand still for it.
         let pieces = parallel::split(part, PIECE_MIN, TABLE);
         let walked = parallel::each(pieces, |piece| self.take_piece(piece));
         for piece in walked {
-            let (its, told) = self.done(piece)?;
-            its.iter().for_each(|range| own.push(range));
-            told.iter().for_each(|range| written.push(range));
+            for (from, to) in self.done(piece)?.iter().zip([&mut *own, written, guards]) {
+                from.iter().for_each(|range| to.push(range));
+            }
         }
         Ok(())
     }
 
-    /// One walk for both; the kernel protects only what it tells to be written to.
-    fn take_piece(&self, part: Range<u64>) -> io::Result<(Ranges, Ranges)> {
+    /// Own pages, those of them that have been written to, and guards. One walk for all; the kernel protects only what it
+    /// tells to be written to.
+    fn take_piece(&self, part: Range<u64>) -> io::Result<[Ranges; 3]> {
         let wanted = Wanted {
             categories: IS_TRACKED,
             not: IS_ZERO,
-            told: IS_WRITTEN,
+            told: IS_WRITTEN | self.guard(),
             flags: PROTECT,
         };
         let (mut own, mut written) = (Ranges::default(), Ranges::default());
+        let mut guards = Ranges::default();
         self.scan(part, wanted, |range, told| {
+            if told & IS_GUARD != 0 {
+                guards.push(range);
+                return;
+            }
             if told & IS_WRITTEN != 0 {
                 written.push(range.clone());
             }
             own.push(range);
         })?;
-        Ok((own, written))
+        Ok([own, written, guards])
+    }
+
+    /// Adds the pages of `part` that are guards.
+    pub fn guards(&self, part: Range<u64>, to: &mut Ranges) -> Result<()> {
+        let wanted = Wanted {
+            categories: self.guard(),
+            ..Wanted::default()
+        };
+        match wanted.categories {
+            0 => Ok(()),
+            _ => self.done(self.scan(part, wanted, |range, _| to.push(range))),
+        }
+    }
+
+    /// The category of guards, if this kernel has it.
+    fn guard(&self) -> u64 {
+        let wanted = Wanted {
+            categories: IS_GUARD,
+            told: IS_GUARD,
+            ..Wanted::default()
+        };
+        let tells = || self.ask(0..PAGE, wanted, 0, &mut [[0; 3]]).is_ok();
+        if *TELLS_GUARDS.get_or_init(tells) {
+            IS_GUARD
+        } else {
+            0
+        }
     }
 
     /// Bytes of the pages that [`Pagemap::take_written`] would find to be written to; they stay what they are.

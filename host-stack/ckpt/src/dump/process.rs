@@ -18,7 +18,7 @@
 //! | shared huge pages | refused |
 //! | System V shared memory, semaphores (SEM_UNDO, too), queues ([`super::sysv`]) | saved; what others have, too: refused |
 //! | times of System V objects, who has attached a segment last, or sent and received | lost |
-//! | MADV_GUARD_INSTALL | the checkpoint fails when it reads such a page |
+//! | MADV_GUARD_INSTALL | saved from Linux 6.15 on; refused in shared memory, when it stands still |
 //! | mbind(2) of parts of memory | lost: only where pages are changes |
 //! | landlock(7), F_NOTIFY | lost: nothing tells of it |
 //!
@@ -136,6 +136,7 @@ pub fn describe(
         layout,
         auxv: read("auxv")?,
         areas,
+        guards: Vec::new(),
         descriptors: Vec::new(),
         actions: asked.actions,
         pending: process.threads[0]

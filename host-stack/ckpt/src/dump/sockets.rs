@@ -1,7 +1,6 @@
 //! The sockets of a tree: what each is set to, who is at its other end, and what is on its way between them.
 //!
-//! What must stay true: nothing is taken out of a connection before all sockets of the tree are known and none is
-//! refused; what was taken is put back when this is dropped, before the tree runs on.
+//! What must stay true: nothing is taken out of a connection.
 
 use std::{
     collections::HashMap,
@@ -20,7 +19,7 @@ use procfs::{
     process::Process as Proc,
 };
 
-use super::{abroad::Stranger, descriptors::copy_of, diag, stuck::Stuck};
+use super::{abroad::Stranger, descriptors::copy_of, diag};
 use crate::{
     error::{Error, Result},
     flow,
@@ -99,6 +98,13 @@ impl Met {
         Error::refused(self.pid, format!("descriptor {} is {what}", self.fd))
     }
 
+    /// What it has sent does not arrive, however large the other end's buffer may become.
+    pub fn overfull(&self) -> Error {
+        let what = "a TCP socket of a connection with more on its way than its receiver may hold (net.ipv4.tcp_rmem): \
+                    wait until it reads";
+        self.refused(what)
+    }
+
     pub fn failed(&self, source: io::Error) -> Error {
         Error::Process {
             pid: self.pid,
@@ -111,22 +117,12 @@ impl Met {
     }
 }
 
-/// Bytes that are in no socket any more.
-#[derive(Debug)]
-struct Taken {
-    sender: OwnedFd,
-    receiver: OwnedFd,
-    bytes: Vec<u8>,
-}
-
 /// All sockets of a tree.
 #[derive(Debug, Default)]
 pub struct Sockets {
     pub met: Vec<Met>,
-    taken: Vec<Taken>,
     /// Connections to who may be of the same job.
     pub strangers: Vec<Stranger>,
-    pub stuck: Vec<Stuck>,
 }
 
 impl Sockets {
@@ -189,10 +185,8 @@ impl Sockets {
     }
 
     /// Before a tree ends whose image is complete: its connections leave nothing behind that keeps their addresses
-    /// (TIME_WAIT), and nothing is put back.
-    pub fn abandon(&mut self) {
-        self.taken.clear();
-        self.stuck.clear();
+    /// (TIME_WAIT).
+    pub fn abandon(&self) {
         for met in self.met.iter().filter(|met| met.state != 0) {
             let linger = [1i32, 0].map(i32::to_ne_bytes).concat();
             // What cannot be set so is waited for when the tree is restarted.
@@ -373,42 +367,14 @@ impl Sockets {
     }
 
     /// What an end has not read yet.
-    fn save(&mut self, receiver: usize, sender: Option<usize>) -> Result<Vec<u8>> {
+    fn save(&self, receiver: usize, sender: Option<usize>) -> Result<Vec<u8>> {
         let met = &self.met[receiver];
         let failed = |source| met.failed(source);
         let Some(sender) = sender.map(|sender| &self.met[sender]) else {
             return flow::peek(&met.copy).map_err(failed);
         };
-        if flow::arrives(&sender.copy, &met.copy).map_err(failed)? {
-            return flow::peek(&met.copy).map_err(failed);
-        }
-        if SENT_END.contains(&sender.state) {
-            let what = "a TCP socket that has more to send than fits, and has said that it is all";
-            return Err(sender.refused(what));
-        }
-        let copy = |fd: &OwnedFd| fd.try_clone().map_err(failed);
-        let mut taken = Taken {
-            sender: copy(&sender.copy)?,
-            receiver: copy(&met.copy)?,
-            bytes: Vec::new(),
-        };
-        let is_all = || Ok(socket::unsent(&sender.copy)? == 0);
-        let result = flow::take(&met.copy, &mut taken.bytes, is_all).map_err(failed);
-        let bytes = taken.bytes.clone();
-        self.taken.push(taken);
-        result.map(|()| bytes)
-    }
-}
-
-impl Drop for Sockets {
-    fn drop(&mut self) {
-        self.give_back();
-        for taken in self.taken.drain(..) {
-            if let Err(error) = flow::put(&taken.sender, Some(taken.receiver.as_fd()), &taken.bytes)
-            {
-                tracing::error!(%error, bytes = taken.bytes.len(), "what was taken from a connection cannot be put back");
-            }
-        }
+        let gathered = flow::gather(&sender.copy, &met.copy).map_err(failed)?;
+        gathered.ok_or_else(|| sender.overfull())
     }
 }
 

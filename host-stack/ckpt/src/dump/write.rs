@@ -45,7 +45,7 @@ impl Saving {
 /// Looks which pages of a tree that stands still the chain does not have. With `tracking`, writes are tracked from now
 /// on.
 pub fn look(
-    described: &Described,
+    described: &mut Described,
     frozen: &mut Frozen,
     mut tracking: Option<&mut Tracking>,
     spaces: &mut Spaces,
@@ -53,15 +53,18 @@ pub fn look(
     let bodies = frozen
         .processes
         .iter_mut()
-        .zip(&described.tree.processes)
-        .filter_map(|(held, process)| Some((held, process.body.as_ref()?)));
+        .zip(&mut described.tree.processes)
+        .filter_map(|(held, process)| Some((held, process.body.as_mut()?)));
     bodies
         .map(|(held, body)| {
             let nameless = described.nameless.iter().copied();
             let nameless = nameless.filter(|(pid, _)| *pid == held.handle());
             let nameless: Vec<u64> = nameless.map(|(_, start)| start).collect();
             let space = spaces.meet(Key::Process(held.pid));
-            look_at(held, &body.areas, &nameless, tracking.as_deref_mut(), space)
+            let (saving, guards) =
+                look_at(held, &body.areas, &nameless, tracking.as_deref_mut(), space)?;
+            body.guards = guards.iter().map(|part| (part.start, part.end)).collect();
+            Ok(saving)
         })
         .collect()
 }
@@ -72,7 +75,7 @@ fn look_at(
     nameless_at: &[u64],
     tracking: Option<&mut Tracking>,
     space: &mut Space,
-) -> Result<Saving> {
+) -> Result<(Saving, Ranges)> {
     let (pid, pagemap) = (held.handle(), Pagemap::open(held.handle())?);
     let is_nameless = |area: &Area| nameless_at.contains(&area.start);
     let is_anonymous = |area: &Area| area.backing == Backing::Anonymous && !is_nameless(area);
@@ -86,6 +89,22 @@ fn look_at(
     }
     let (mut own, mut written) = (Ranges::default(), Ranges::default());
     let (mut hidden, mut nameless) = (Ranges::default(), Ranges::default());
+    let mut guards = Ranges::default();
+    for area in areas
+        .iter()
+        .filter(|area| area.is_shared || is_nameless(area))
+    {
+        let before = guards.bytes();
+        pagemap.guards(area.start..area.end, &mut guards)?;
+        if guards.bytes() > before && !matches!(area.backing, Backing::File { .. }) {
+            // What is behind them can be read by others, but not through them.
+            let what = format!(
+                "guard pages (MADV_GUARD_INSTALL) in shared memory at {:#x}",
+                area.start
+            );
+            return Err(Error::refused(held.pid, what));
+        }
+    }
     for area in private {
         let part = area.start..area.end;
         if is_nameless(area) {
@@ -95,9 +114,9 @@ fn look_at(
             continue;
         }
         if is_anonymous(area) && pagemap.is_tracked(area.start) {
-            pagemap.take_written(part.clone(), &mut own, &mut written)?;
+            pagemap.take_written(part.clone(), &mut own, &mut written, &mut guards)?;
         } else {
-            pagemap.own(part.clone(), !is_anonymous(area), &mut own)?;
+            pagemap.own(part.clone(), !is_anonymous(area), &mut own, &mut guards)?;
             written.push(part.clone());
         }
         if area.protection & libc::PROT_READ == 0 {
@@ -106,14 +125,15 @@ fn look_at(
     }
     space.written(&written);
     let missing = space.missing(&own).without(&nameless);
-    Ok(Saving {
+    let saving = Saving {
         pid,
         space: space.number(),
         readable: missing.without(&hidden),
         hidden: missing.within(&hidden),
         nameless,
         gone: space.is_now(own),
-    })
+    };
+    Ok((saving, guards))
 }
 
 /// Writes what was looked at, all else that has bytes, and the tree's state.

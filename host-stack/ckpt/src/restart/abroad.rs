@@ -267,7 +267,7 @@ fn dial(socket: &Socket, to: SocketAddr) -> io::Result<OwnedFd> {
 
 /// Connects with a name: bound to it; or as the kernel chooses, of one port, which it does also where an earlier
 /// connection's name is no longer needed (TIME_WAIT), and bind(2) says that it is in use.
-fn named(socket: &Socket, local: SocketAddr, to: &[u8]) -> io::Result<OwnedFd> {
+pub fn named(socket: &Socket, local: SocketAddr, to: &[u8]) -> io::Result<OwnedFd> {
     let fd = ready(socket)?;
     let bound = socket::bind(&fd, &socket.local).and_then(|()| socket::connect(&fd, to));
     let Err(in_use) = bound else {

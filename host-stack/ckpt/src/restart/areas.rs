@@ -13,6 +13,9 @@ use crate::{
 /// mmap(2), since Linux 6.11.
 const MAP_DROPPABLE: i32 = 8;
 
+/// madvise(2), since Linux 6.13.
+const MADV_GUARD_INSTALL: u64 = 102;
+
 impl Growing<'_> {
     pub(super) fn map_areas(&self, tree: &Tree, opened: &Opened) -> Result<()> {
         let mut calls = Vec::new();
@@ -40,6 +43,18 @@ impl Growing<'_> {
             calls.push(call(libc::SYS_mlockall, [self.body.locks_future as u64]));
         }
         self.make("its memory cannot be locked", &calls)
+    }
+
+    /// Before anything is locked: then there are none to be had.
+    pub(super) fn guard(&self) -> Result<()> {
+        let guards = self.body.guards.iter();
+        let install = |(start, end): &(u64, u64)| {
+            let arguments = [*start, end.saturating_sub(*start), MADV_GUARD_INSTALL];
+            call(libc::SYS_madvise, arguments)
+        };
+        let calls: Vec<_> = guards.map(install).collect();
+        let what = "this kernel makes no guard pages (MADV_GUARD_INSTALL, since Linux 6.13, of files 6.15)";
+        self.make(what, &calls)
     }
 
     pub(super) fn protect(&self) -> Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lay out:  stub in a hole --> everything else unmapped --> vDSO to its place --> areas
-//! finish:   protections --> attributes, signals, timers --> threads --> stub unmapped --> registers
+//! finish:   guards, protections --> attributes, signals, timers --> threads --> stub unmapped --> registers
 //! ```
 
 use std::ops::Range;
@@ -150,6 +150,7 @@ impl<'a> Growing<'a> {
         drops_privileges: bool,
     ) -> Result<Vec<Tracee>> {
         let pid = self.process.pid;
+        self.guard()?;
         self.protect()?;
         self.set_foreground(tree, opened)?;
         self.set_attributes(opened)?;

@@ -19,6 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use procfs::net::{TcpNetEntry, TcpState};
+
 use super::{
     abroad,
     files::{Opened, damaged, path_of, set_flags},
@@ -33,6 +35,10 @@ use crate::{
 
 /// What an earlier instance has left of its connections is gone after so long (TIME_WAIT is reused after a second).
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Where SO_REUSEADDR was not set it is not reused, but ends after a minute (TCP_TIMEWAIT_LEN).
+const TIME_WAIT: Duration = Duration::from_secs(75);
+/// Errors of bind(2), and of connect(2), of who may have it later.
+const IN_USE: [Option<i32>; 2] = [Some(libc::EADDRINUSE), Some(libc::EADDRNOTAVAIL)];
 /// A look whether it is gone.
 const LOOK: Duration = Duration::from_millis(20);
 /// So long a connection within this machine takes at most.
@@ -133,7 +139,12 @@ impl<'a> Made<'a> {
         apply(&fd, socket, |option| {
             BEFORE_BIND.contains(&option) || BUFFERS.contains(&option)
         });
-        bind(&fd, socket)?;
+        let listens = matches!(socket.stage, Stage::Listening { .. });
+        match socket::address(&socket.local).filter(|_| listens) {
+            // listen(2) finds out whether somebody else does.
+            Some(address) if reuse(&fd) => outlast(address, || bind(&fd, socket))?,
+            _ => bind(&fd, socket)?,
+        }
         if let Stage::Listening { backlog, .. } = socket.stage {
             socket::listen(&fd, backlog)?;
         }
@@ -298,35 +309,39 @@ pub fn reuse(fd: impl AsFd) -> bool {
 
 /// A TCP connection between two names, through one of the listeners, or one that is made for it: the accepted end, and
 /// the connecting one.
-pub fn connect(
+fn connect(
     client: &Socket,
     server: &Socket,
     listeners: &[BorrowedFd],
 ) -> io::Result<(OwnedFd, OwnedFd)> {
-    let temporary;
-    let mut listeners = listeners.to_vec();
-    if listeners.is_empty() {
-        temporary = plain(server)?;
-        reuse(&temporary);
-        apply(&temporary, server, |option| {
-            BUFFERS.contains(&option) || option.1 == libc::SO_REUSEPORT
-        });
-        patiently(|| socket::bind(&temporary, &server.local))?;
-        socket::listen(&temporary, 8)?;
-        listeners.push(temporary.as_fd());
+    if !listeners.is_empty() {
+        return through(client, listeners);
     }
-    let connecting = plain(client)?;
-    reuse(&connecting);
-    apply(&connecting, client, |option| {
+    let address = socket::address(&server.local).ok_or(io::ErrorKind::InvalidData)?;
+    let listener = outlast(address, || substitute(server))?;
+    through(client, &[listener.as_fd()])
+}
+
+/// A socket that listens where nobody does any more.
+fn substitute(server: &Socket) -> io::Result<OwnedFd> {
+    let listener = plain(server)?;
+    reuse(&listener);
+    apply(&listener, server, |option| {
         BUFFERS.contains(&option) || option.1 == libc::SO_REUSEPORT
     });
-    patiently(|| socket::bind(&connecting, &client.local))?;
-    patiently(|| socket::connect(&connecting, &client.remote))?;
+    socket::bind(&listener, &server.local)?;
+    socket::listen(&listener, 8)?;
+    Ok(listener)
+}
+
+fn through(client: &Socket, listeners: &[BorrowedFd]) -> io::Result<(OwnedFd, OwnedFd)> {
+    let local = socket::address(&client.local).ok_or(io::ErrorKind::InvalidData)?;
+    let connecting = outlast(local, || abroad::named(client, local, &client.remote))?;
     loop {
-        let accepted = accept(&listeners)?;
+        let accepted = accept(listeners)?;
         let from = socket::remote_name(&accepted)?;
         // Somebody else may have come: nobody answers who is not one of the tree's.
-        if socket::address(&from) == socket::address(&client.local) {
+        if socket::address(&from) == Some(local) {
             return Ok((accepted, connecting));
         }
     }
@@ -351,16 +366,46 @@ pub fn patiently<T>(mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let begun = Instant::now();
     loop {
         match work() {
-            Err(error)
-                if [Some(libc::EADDRINUSE), Some(libc::EADDRNOTAVAIL)]
-                    .contains(&error.raw_os_error())
-                    && begun.elapsed() < PATIENCE =>
-            {
+            Err(error) if IN_USE.contains(&error.raw_os_error()) && begun.elapsed() < PATIENCE => {
                 thread::sleep(LOOK);
             }
             done => return done,
         }
     }
+}
+
+/// The same, for as long as nothing but earlier connections are at an address (TIME_WAIT): to bind where they were takes
+/// SO_REUSEADDR of both, and theirs is what it was (inet_bind_conflict).
+fn outlast<T>(address: SocketAddr, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let begun = Instant::now();
+    let mut is_said = false;
+    loop {
+        let done = patiently(&mut work);
+        let in_use = done
+            .as_ref()
+            .is_err_and(|error| IN_USE.contains(&error.raw_os_error()));
+        if !in_use || begun.elapsed() > TIME_WAIT || !is_left_behind(address) {
+            return done;
+        }
+        if !is_said {
+            is_said = true;
+            eprintln!(
+                "snaprig: port {} was bound without SO_REUSEADDR: it is waited for what is left of its connections \
+                 (TIME_WAIT, a minute at most)",
+                address.port()
+            );
+        }
+    }
+}
+
+/// Whether all sockets that are bound to an address are connections that have ended.
+fn is_left_behind(address: SocketAddr) -> bool {
+    let mut entries = procfs::net::tcp().unwrap_or_default();
+    // There may be no IPv6.
+    entries.extend(procfs::net::tcp6().unwrap_or_default());
+    let port = |entry: &&TcpNetEntry| entry.local_address.port() == address.port();
+    let mut here = entries.iter().filter(port).peekable();
+    here.peek().is_some() && here.all(|entry| entry.state == TcpState::TimeWait)
 }
 
 /// A connection whose names nobody can ask for any more.
@@ -498,15 +543,31 @@ pub fn refill(tree: &Tree, opened: &Opened, lost: Lost) -> Result<()> {
                 }
             }
         }
-        apply(fd, socket, |_| true);
+        // One that had to grow for what is in it stays so (flow::hold).
+        let is_larger = |bytes: &i32| *bytes > buffer_of(socket).saturating_mul(2);
+        let size = socket::number(fd, libc::SOL_SOCKET, libc::SO_RCVBUF);
+        let has_grown = !socket.received.is_empty() && size.as_ref().is_ok_and(is_larger);
+        apply(fd, socket, |option| !(has_grown && option == BUFFERS[1]));
         set_flags(&fd, tree.files[number].flags)?;
     }
     Ok(())
 }
 
+/// The size that the program has given the receiving buffer.
+fn buffer_of(socket: &Socket) -> i32 {
+    let mut options = socket.options.iter();
+    let set = options.find(|(level, name, _)| (*level, *name) == BUFFERS[1]);
+    let bytes = set.and_then(|(_, _, value)| value.as_slice().try_into().ok());
+    bytes.map_or(i32::MAX, i32::from_ne_bytes)
+}
+
 fn tcp(sender: BorrowedFd, receiver: BorrowedFd, socket: &Socket) -> io::Result<()> {
     for message in &socket.received {
-        if message.bytes.len() > COLD_BYTES {
+        let lock = socket::number(receiver, libc::SOL_SOCKET, socket::SO_BUF_LOCK)?;
+        if lock & socket::RECEIVE_LOCK != 0 {
+            // It does not grow with use.
+            flow::hold(receiver, message.bytes.len() as u64)?;
+        } else if message.bytes.len() > COLD_BYTES {
             flow::warm(sender, receiver, message.bytes.len())?;
         }
         flow::put(sender, Some(receiver), &message.bytes)?;

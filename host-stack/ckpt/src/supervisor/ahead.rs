@@ -96,7 +96,7 @@ fn untracked_bytes(pid: pid_t) -> u64 {
     let mut own = Ranges::default();
     for area in untracked(pid) {
         // It may have ended.
-        let _ = pagemap.own(area, false, &mut own);
+        let _ = pagemap.own(area, false, &mut own, &mut Ranges::default());
     }
     own.bytes()
 }
@@ -149,7 +149,8 @@ fn protect(pid: pid_t, areas: Vec<Range<u64>>, spaces: &mut Spaces) -> Option<Ra
     let mut result = Ok(());
     for area in areas {
         if result.is_ok() && pagemap.is_tracked(area.start) {
-            result = pagemap.take_written(area.clone(), &mut own, &mut written);
+            result =
+                pagemap.take_written(area.clone(), &mut own, &mut written, &mut Ranges::default());
             if result.is_err() {
                 // Of how much it was told is not known.
                 written.push(area);

@@ -26,7 +26,7 @@ use snaprig_ckpt_image::{
 
 use super::ahead::{self, Ahead};
 use crate::{
-    dump::{self, Before, Described, Named},
+    dump::{self, Before, Described, Named, Purpose},
     error::{Error, Result},
     freeze::{Calls, Frozen},
     job::Board,
@@ -242,12 +242,12 @@ impl<S: Sink> Begun<S> {
 }
 
 /// Refuses what cannot be saved before memory is copied. What plugins have, they say when they are asked.
-pub fn look(known: &mut Known, plugins: &SharedPlugins) -> Result<()> {
+pub fn look(known: &mut Known, purpose: Purpose, plugins: &SharedPlugins) -> Result<()> {
     if plugins.borrow().are_none() {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        let has_own_ipc = known.has_own_ipc;
-        return match Before::look(me, &mut known.named, &Owned::default(), has_own_ipc) {
+        let purpose = (purpose, known.has_own_ipc);
+        return match Before::look(me, purpose, &mut known.named, &Owned::default()) {
             // When it is stopped it is looked at again.
             Err(Error::NotNow(_)) => Ok(()),
             looked => looked.map(drop),
@@ -259,7 +259,7 @@ pub fn look(known: &mut Known, plugins: &SharedPlugins) -> Result<()> {
 /// A tree that stands still, and is described.
 pub struct Stopped {
     since: Instant,
-    // In the order in which they are let go: what was taken out of connections is put back before the tree runs on.
+    // In the order in which they are let go: what was taken out of terminals is put back before the tree runs on.
     described: Described,
     frozen: Frozen,
     gathered: Gathered,
@@ -271,6 +271,7 @@ impl Stopped {
     /// round's directory then. `last` is done while they still run, when all that takes long has been done.
     pub fn stop(
         root: pid_t,
+        purpose: Purpose,
         known: &mut Known,
         plugins: &SharedPlugins,
         directory: Option<&Path>,
@@ -281,8 +282,8 @@ impl Stopped {
         let mut tries = 0;
         let mut gathered = Gathered::of(plugins, directory)?;
         let before = loop {
-            let has_own_ipc = known.has_own_ipc;
-            match Before::look(me, &mut known.named, &gathered.owned(), has_own_ipc) {
+            let purpose = (purpose, known.has_own_ipc);
+            match Before::look(me, purpose, &mut known.named, &gathered.owned()) {
                 Err(Error::NotNow(_)) if tries < TRIES_MAX => tries += 1,
                 looked => break looked?,
             }
@@ -339,7 +340,7 @@ impl Stopped {
 
     /// The tree runs on.
     pub fn let_go(self) -> Result<Pause> {
-        // What was taken out of connections is put back first.
+        // What was taken out of terminals is put back first.
         drop(self.described);
         self.frozen.let_go()?;
         let pause = ended(self.pause, self.since);

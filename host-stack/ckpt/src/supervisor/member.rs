@@ -19,6 +19,7 @@ use snaprig_coord::{
 
 use super::checkpoint::{Begun, How, Known, Saved, Stopped};
 use crate::{
+    dump::Purpose,
     error::{Error, Result},
     job::{Board, Job, NOT_NOW},
     plugins::SharedPlugins,
@@ -138,7 +139,8 @@ impl Member {
                 saved: None,
             });
             let directory = Some(taking.joined.dir());
-            let stopped = Stopped::stop(root, known, plugins, directory, |_| Ok(()))?;
+            let last = |_: &mut _| Ok(());
+            let stopped = Stopped::stop(root, Purpose::Job, known, plugins, directory, last)?;
             taking.stopped = Some(stopped);
             return Ok(String::new());
         }

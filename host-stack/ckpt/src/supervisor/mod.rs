@@ -46,6 +46,7 @@ use self::{
     schedule::Due,
 };
 use crate::{
+    dump::Purpose,
     error::{Error, Result},
     job::{self, Job},
     plugins::{Plugins, SharedPlugins},
@@ -328,13 +329,13 @@ impl<'a> Supervisor<'a> {
         };
         self.known.check(&self.parts.store, MEMBER);
         if how.mode == Mode::Background {
-            checkpoint::look(&mut self.known, &self.parts.plugins)?;
+            checkpoint::look(&mut self.known, Purpose::Alone, &self.parts.plugins)?;
         }
         let mut image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
         let (known, directory) = (&mut self.known, Some(round.joined().dir()));
-        let last = |known: &mut _| image.catch_up(known);
-        let stopped = Stopped::stop(self.root, known, &self.parts.plugins, directory, last)?;
+        let (plugins, last) = (&self.parts.plugins, |known: &mut _| image.catch_up(known));
+        let stopped = Stopped::stop(self.root, Purpose::Alone, known, plugins, directory, last)?;
         let mut stopped = stopped.alone()?;
         let saved = image.save(&mut stopped, &mut self.known)?;
         let (held, pause) = match kill {

@@ -9,12 +9,13 @@
 //! What must stay true: until `Go`, nothing of any tree runs; if one cannot be restarted, all that was made ends.
 
 use std::{
-    io,
-    path::Path,
+    fs::File,
+    io::{self, Read, Write},
     process,
     time::{Duration, Instant},
 };
 
+use rustix::pipe::{PipeFlags, pipe_with};
 use snaprig_ckpt_image::{
     chain::Chain,
     store::{Checkpoint, Store},
@@ -38,11 +39,35 @@ use crate::{
 /// How long a member waits for the others.
 const GATHERING: Duration = Duration::from_secs(60);
 
-/// Restarts the newest checkpoint of a job: all of its members, or one of them, while others are restarted on other
-/// machines. Returns when all have ended: the exit status of the first of them that is not 0. The calling process has
-/// one thread.
+/// Restarts the newest checkpoint of a job that is sound: all of its members, or one of them, while others are restarted
+/// on other machines; what is wrong with newer ones is said. Returns when all have ended: the exit status of the first of
+/// them that is not 0. The calling process has one thread.
 pub fn restart_job(job: &Job, only: Option<&str>, patience: Duration) -> Result<i32> {
-    let checkpoint = newest(&job.store()?)?;
+    let store = job.store()?;
+    for round in store.rounds()?.into_iter().rev() {
+        match attempt(job, &store, round, only, patience) {
+            Err(error) if error.is_damage() => eprintln!(
+                "snaprig: checkpoint {round} is passed over: {}",
+                restart::chain(&error)
+            ),
+            other => return other,
+        }
+    }
+    Err(missing(format!(
+        "there is no complete checkpoint in {}",
+        store.dir().display()
+    )))
+}
+
+/// Restarts a checkpoint. If it is damaged, nothing of any tree has run.
+fn attempt(
+    job: &Job,
+    store: &Store,
+    round: u64,
+    only: Option<&str>,
+    patience: Duration,
+) -> Result<i32> {
+    let checkpoint = store.checkpoint(round)?;
     let names = checkpoint
         .manifest()
         .members
@@ -55,13 +80,26 @@ pub fn restart_job(job: &Job, only: Option<&str>, patience: Duration) -> Result<
         // It says where, and what to do.
         checkpoint.chain(only)?;
     }
+    for name in &names {
+        // Nobody is to wait for one that cannot come.
+        open(&checkpoint, name)?;
+    }
     drop(job::ensure(job)?);
+    // A coordinator that is made here has a copy: it is read as far as it goes.
+    let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
+    let pipe = pipe_with(flags).map_err(|source| Error::io("pipe", source))?;
+    let (mut heard, said): (File, File) = (pipe.0.into(), pipe.1.into());
     let mut children = Vec::new();
     for name in &names {
         // SAFETY: the process has one thread, so the child may do what it likes.
         match unsafe { libc::fork() } {
             0 => process::exit(member(job, &checkpoint, name).unwrap_or_else(|error| {
-                eprintln!("snaprig: {name}: {}", restart::chain(&error));
+                let why = format!("{name}: {}", restart::chain(&error));
+                match error.is_damage() {
+                    // If nobody reads it, that one is gone.
+                    true => drop((&said).write_all(why.as_bytes())),
+                    false => eprintln!("snaprig: {why}"),
+                }
                 1
             })),
             child if child < 0 => return Err(Error::io("fork", io::Error::last_os_error())),
@@ -79,6 +117,17 @@ pub fn restart_job(job: &Job, only: Option<&str>, patience: Duration) -> Result<
         }
     }
     let statuses: Vec<i32> = children.into_iter().map(status_of).collect();
+    let mut damage = Vec::new();
+    // It ends with what there is: no more is to come.
+    let _ = heard.read_to_end(&mut damage);
+    if !damage.is_empty() {
+        let what = String::from_utf8_lossy(&damage).into_owned();
+        return Err(match only {
+            None => Error::Damaged { what },
+            // Others do not know of it: they wait for this checkpoint.
+            Some(_) => Error::Refusal { what },
+        });
+    }
     Ok(statuses
         .into_iter()
         .find(|status| *status != 0)
@@ -214,23 +263,4 @@ fn begin(member: &Member, wanted: Phase) -> Result<(u64, Order)> {
 
 fn missing(what: String) -> Error {
     Error::Missing { what }
-}
-
-/// The newest checkpoint that is sound; what is wrong with newer ones is said.
-fn newest(store: &Store) -> Result<Checkpoint> {
-    let latest = store.latest()?;
-    for error in &latest.damaged {
-        eprintln!(
-            "snaprig: a newer checkpoint is passed over: {}",
-            restart::chain(error)
-        );
-    }
-    latest.checkpoint.ok_or_else(|| nothing(store.dir()))
-}
-
-fn nothing(directory: &Path) -> Error {
-    missing(format!(
-        "there is no complete checkpoint in {}",
-        directory.display()
-    ))
 }

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 /// Nobody's numbers.
 pub const NOBODY: u32 = 65534;
 /// How long anything may take that must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(100);
 
 /// A program under a supervisor.
 pub struct Job {
@@ -85,6 +85,18 @@ impl Job {
     pub fn launch_to_die(user: Option<u32>, at: &str, program: &[&str]) -> Self {
         let directory = Directory::new(user);
         Self::begin(directory, user, &[], Some(at.to_owned()), program)
+    }
+
+    /// In a directory that is another's.
+    pub fn launch_at(directory: &Path, program: &[&str]) -> Self {
+        let directory = Directory::Anothers(directory.to_owned());
+        Self::begin(directory, None, &[], None, program)
+    }
+
+    /// Among others, and with a supervisor that kills itself at a step.
+    pub fn launch_among_to_die(directory: TempDir, at: &str, program: &[&str]) -> Self {
+        let at = Some(at.to_owned());
+        Self::begin(Directory::Own(directory), None, &[], at, program)
     }
 
     /// With an environment: what the supervisor is told (see the driver).

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static volatile unsigned long counts[2];
@@ -18,6 +19,21 @@ static char state(void) {
     text[count] = 0;
     fclose(file);
     return strrchr(text, ')')[2];
+}
+
+/* A lock of the process's, whose first thread has ended; who else could have it is a child. */
+static int lock(int fd, int command, short kind) {
+    struct flock all = {.l_type = kind, .l_whence = SEEK_SET, .l_start = 1, .l_len = 2};
+    return fcntl(fd, command, &all) == 0 ? all.l_type : -1;
+}
+
+static int is_locked(int fd) {
+    pid_t child = fork();
+    if (child == 0)
+        _exit(lock(fd, F_GETLK, F_WRLCK) == F_WRLCK);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WEXITSTATUS(status);
 }
 
 static void *counter(void *unused) {
@@ -33,6 +49,8 @@ static void *waiter(void *first) {
     FILE *file = fopen("kept", "w+");
     fputs("kept", file);
     fflush(file);
+    if (lock(fileno(file), F_SETLK, F_WRLCK) < 0)
+        puts("no lock");
     puts("ready");
     fflush(stdout);
     while (access("go", F_OK) != 0) {
@@ -44,6 +62,7 @@ static void *waiter(void *first) {
         ;
     rewind(file);
     int kept = fgets(before, sizeof before, file) && strcmp(before, "kept") == 0;
+    kept = kept && is_locked(fileno(file));
     puts(kept && state() == 'Z' && getpid() != (pid_t)syscall(SYS_gettid) ? "right" : "wrong");
     fflush(stdout);
     _exit(0);

@@ -17,7 +17,10 @@ use super::{
     Supervisor,
     checkpoint::{self, Begun, Copied, How, Mode, Stopped},
 };
-use crate::error::{Error, Result};
+use crate::{
+    dump::Purpose,
+    error::{Error, Result},
+};
 
 /// A migration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,10 +52,14 @@ impl Supervisor<'_> {
     /// The tree goes on at another supervisor. Whatever goes wrong before that has it restored, it runs on here.
     pub fn migrate(&mut self, to: &Address) -> Result<Migrated> {
         self.is_alone()?;
-        checkpoint::look(&mut self.known, &self.parts.plugins)?;
         let begun = Instant::now();
         let failed = |source| Error::io(format!("migration to {to}"), source);
         let mut stream = to.connect().map_err(failed)?;
+        let purpose = match stream.is_here().map_err(failed)? {
+            true => Purpose::Moving,
+            false => Purpose::Alone,
+        };
+        checkpoint::look(&mut self.known, purpose, &self.parts.plugins)?;
         wire::greet(&mut stream, to.token()?.as_ref()).map_err(failed)?;
         let command = self.command.clone();
         wire::send(&mut stream, &Begin { command }).map_err(failed)?;
@@ -68,7 +75,8 @@ impl Supervisor<'_> {
         });
         let mut image = image.map_err(|error| why(&mut stream, error))?;
         let last = |known: &mut _| image.catch_up(known);
-        let stopped = Stopped::stop(self.root, &mut self.known, &self.parts.plugins, None, last);
+        let (known, plugins) = (&mut self.known, &self.parts.plugins);
+        let stopped = Stopped::stop(self.root, purpose, known, plugins, None, last);
         let mut stopped = stopped.map_err(|error| why(&mut stream, error))?.alone()?;
         let written = (|| {
             let saved = image.save(&mut stopped, &mut self.known)?;

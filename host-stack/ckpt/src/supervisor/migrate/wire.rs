@@ -270,6 +270,14 @@ fn introduce(
 }
 
 impl Stream {
+    /// Whether the other side is on this machine.
+    pub fn is_here(&self) -> io::Result<bool> {
+        match self {
+            Self::Unix(_) => Ok(true),
+            Self::Tcp(stream) => Ok(stream.local_addr()?.ip() == stream.peer_addr()?.ip()),
+        }
+    }
+
     /// Another one for the same connection.
     pub fn again(&self) -> io::Result<Self> {
         match self {
