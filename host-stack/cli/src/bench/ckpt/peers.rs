@@ -172,13 +172,7 @@ fn port_file(images: &Path) -> PathBuf {
 fn dmtcp(program: &str, images: &Path) -> Command {
     let mut command = Command::new(program);
     command
-        .args([
-            "--new-coordinator",
-            "--coord-port",
-            "0",
-            "--interval",
-            "0",
-        ])
+        .args(["--new-coordinator", "--coord-port", "0", "--interval", "0"])
         .arg("--port-file")
         .arg(port_file(images))
         .arg("--ckptdir")
