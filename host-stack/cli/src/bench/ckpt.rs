@@ -72,6 +72,8 @@ enum Measured {
     Increment(u64, f64),
     /// How long a program of so many MiB stands still, so much percent of whose memory is dirty.
     Background(u64, f64),
+    /// How long a program of so many MiB runs nowhere while it moves, so much percent of whose memory is dirty.
+    Migration(u64, f64),
     /// What it costs a program to be supervised.
     Overhead(&'static [u8], &'static str),
 }
@@ -111,6 +113,10 @@ fn measures() -> Vec<Measure> {
             ),
         ];
         let what = Measured::Background(mib, 1.0);
+        all.push(Measure { what, rows });
+        let name = format!("blackout {size}");
+        let rows = vec![Row::new(name, Unit::Milliseconds, "restart", None)];
+        let what = Measured::Migration(mib, 1.0);
         all.push(Measure { what, rows });
     }
     for (name, program, argument, unit, aim) in [
@@ -230,6 +236,7 @@ impl Scene {
             Measured::Full(mib, threads) => self.full(mib, threads, are_peers_first),
             Measured::Increment(mib, percent) => self.increment(mib, percent),
             Measured::Background(mib, percent) => self.background(mib, percent),
+            Measured::Migration(mib, percent) => self.migration(mib, percent),
             Measured::Overhead(program, argument) => self.overhead(program, argument),
         }
     }
@@ -354,6 +361,34 @@ impl Scene {
         ])
     }
 
+    /// Beside a checkpoint and a restart of it.
+    fn migration(&self, mib: u64, percent: f64) -> Result<Vec<(f64, Theirs)>, AnyError> {
+        let (write, restart) = self.ours(mib, 1)?;
+        let (source, target) = (self.place()?, self.place()?);
+        let mut job = self.launch(source.path(), &[], mib, 1, percent)?;
+        let socket = target.path().join("socket");
+        let mut command = snaprig()?;
+        command
+            .arg("receive")
+            .arg("--dir")
+            .arg(target.path().join("store"));
+        let child = command.arg(&socket).stdout(Stdio::null()).spawn()?;
+        // It ends when there is the file that it was told of where it began.
+        let moved = Job {
+            child,
+            place: source.path().to_owned(),
+        };
+        wait_for(|| socket.exists())?;
+        let mut command = snaprig()?;
+        command
+            .args(["migrate", "--json", "--dir"])
+            .arg(job.store());
+        let migrated: Migrated = said(command.arg(&socket))?;
+        job.child.wait()?;
+        moved.stop()?;
+        Ok(vec![(migrated.blackout_ms, known((write + restart) * 1e3))])
+    }
+
     fn overhead(&self, program: &[u8], argument: &str) -> Result<Vec<(f64, Theirs)>, AnyError> {
         let arguments = [argument.to_owned(), self.scale.to_string()];
         let alone = on_the_host(self.directory.path(), program, &arguments, &[], true)?;
@@ -435,6 +470,21 @@ struct Dumped {
     took_ms: f64,
 }
 
+/// What a migration says of itself.
+#[derive(serde::Deserialize)]
+struct Migrated {
+    blackout_ms: f64,
+}
+
+/// What a command says as JSON.
+fn said<T: serde::de::DeserializeOwned>(command: &mut Command) -> Result<T, AnyError> {
+    let output = command.output()?;
+    match output.status.success() {
+        true => Ok(serde_json::from_slice(&output.stdout)?),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned().into()),
+    }
+}
+
 impl Job {
     fn store(&self) -> PathBuf {
         self.place.join("store")
@@ -447,11 +497,7 @@ impl Job {
     fn dump(&self, options: &[&str]) -> Result<Dumped, AnyError> {
         let mut command = snaprig()?;
         command.arg("dump").arg("--dir").arg(self.store());
-        let output = command.arg("--json").args(options).output()?;
-        match output.status.success() {
-            true => Ok(serde_json::from_slice(&output.stdout)?),
-            false => Err(String::from_utf8_lossy(&output.stderr).into_owned().into()),
-        }
+        said(command.arg("--json").args(options))
     }
 
     /// Has the program end; for how long it did not run at most, in ms, if it said so.
