@@ -73,10 +73,8 @@ impl Holder {
             Phase::Stop => self.joined = Some(self.store.join(round).unwrap()),
             // Where others meet to tell each other of their connections.
             Phase::Drain => {
-                for place in ["ends", "sides"] {
-                    // Undone meanwhile: it is said next.
-                    let _ = self.member.barrier(round, place, LONG);
-                }
+                // Undone meanwhile: it is said next.
+                let _ = self.member.barrier(round, "ends", LONG);
             }
             Phase::Write => {
                 let joined = self.joined.as_ref().unwrap();
