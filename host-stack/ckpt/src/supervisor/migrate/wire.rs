@@ -31,6 +31,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -140,7 +141,7 @@ impl Address {
                 if is_socket && UnixStream::connect(path).is_err() {
                     std::fs::remove_file(path)?;
                 }
-                Ok(Listener::Unix(UnixListener::bind(path)?, path.clone()))
+                Ok(Listener::Unix(listen_at(path)?, path.clone()))
             }
             Self::Tcp(host, _) => TcpListener::bind(host).map(Listener::Tcp),
         }
@@ -153,6 +154,19 @@ impl Address {
             Self::Tcp(_, path) => Token::read(path).map(Some),
         }
     }
+}
+
+/// A socket that has its name from when it listens: who sees it can connect.
+fn listen_at(path: &Path) -> io::Result<UnixListener> {
+    let unnamed = path.with_file_name(format!(".{}", std::process::id()));
+    let listener = UnixListener::bind(&unnamed)?;
+    rustix::fs::renameat_with(CWD, &unnamed, CWD, path, RenameFlags::NOREPLACE).inspect_err(
+        |_| {
+            // What is left of it is of no use to anybody.
+            let _ = std::fs::remove_file(&unnamed);
+        },
+    )?;
+    Ok(listener)
 }
 
 impl std::fmt::Display for Address {
