@@ -1,1 +1,0 @@
-dmtcp_restart_script_98ff-40000-4ccb6d297b2.sh
