@@ -89,14 +89,15 @@ fn look_at(
     }
     let (mut own, mut written) = (Ranges::default(), Ranges::default());
     let (mut hidden, mut nameless) = (Ranges::default(), Ranges::default());
-    let mut guards = Ranges::default();
+    // In areas that lie between the private ones: ranges are added in order.
+    let (mut guards, mut shared_guards) = (Ranges::default(), Ranges::default());
     for area in areas
         .iter()
         .filter(|area| area.is_shared || is_nameless(area))
     {
-        let before = guards.bytes();
-        pagemap.guards(area.start..area.end, &mut guards)?;
-        if guards.bytes() > before && !matches!(area.backing, Backing::File { .. }) {
+        let before = shared_guards.bytes();
+        pagemap.guards(area.start..area.end, &mut shared_guards)?;
+        if shared_guards.bytes() > before && !matches!(area.backing, Backing::File { .. }) {
             // What is behind them can be read by others, but not through them.
             let what = format!(
                 "guard pages (MADV_GUARD_INSTALL) in shared memory at {:#x}",
@@ -133,7 +134,7 @@ fn look_at(
         nameless,
         gone: space.is_now(own),
     };
-    Ok((saving, guards))
+    Ok((saving, guards.union(&shared_guards)))
 }
 
 /// Writes what was looked at, all else that has bytes, and the tree's state.
