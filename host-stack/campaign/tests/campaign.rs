@@ -9,8 +9,10 @@ use snaprig_campaign::{
 use snaprig_hca::Transport;
 use snaprig_sim::{Fault, Kind, Plan, Trace, When, Workload};
 
-/// Seeds of every kind by which each planted bug is found.
-const CANARY_SEEDS: u64 = 1000;
+/// Seeds of every kind by which most planted bugs are found, and all of them.
+const CANARY_SEEDS: [u64; 2] = [100, 1000];
+/// Seeds that are run again, to be the same.
+const AGAIN: u64 = 2000;
 
 /// The plan of a seed, of any scenario.
 fn draw(seed: u64) -> Plan {
@@ -38,8 +40,10 @@ fn no_invariant_breaks_whatever_goes_wrong_and_it_is_the_same_again() {
         if let Some(broken) = check(&outcome) {
             panic!("seed {seed}: {broken:?}: {}", plan.to_text());
         }
-        let again = run(&plan, Trace::default(), None);
-        assert_eq!(outcome.trace.hash(), again.trace.hash(), "seed {seed}");
+        if seed < AGAIN {
+            let again = run(&plan, Trace::default(), None);
+            assert_eq!(outcome.trace.hash(), again.trace.hash(), "seed {seed}");
+        }
     }
 }
 
@@ -80,13 +84,18 @@ fn campaign(canary: Option<Canary>, options: &Options) -> Result<Results, Campai
 
 #[test]
 fn every_canary_is_found_and_its_plan_is_small_and_fails_again() {
-    let options = Options {
-        plans: Plans::Drawn(0..CANARY_SEEDS),
-        ..options()
+    let found_by = |canary, seeds| {
+        let options = Options {
+            plans: Plans::Drawn(0..seeds),
+            ..options()
+        };
+        let results = campaign(Some(canary), &options).expect("it runs");
+        results.found.into_iter().next()
     };
     for canary in Canary::ALL {
-        let results = campaign(Some(canary), &options).expect("it runs");
-        let found = results.found.first();
+        let found = CANARY_SEEDS
+            .iter()
+            .find_map(|seeds| found_by(canary, *seeds));
         let found = found.unwrap_or_else(|| panic!("{} sings unheard", canary.name()));
         assert!(found.plan.faults.len() <= 3, "{found:?}");
         let again = fails(&found.plan, Some(canary)).map(|(_, broken)| broken.invariant);
@@ -156,8 +165,10 @@ fn reports_and_shards_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn every_fault_at_every_step_and_every_pair_of_deaths_breaks_nothing() {
-    for plans in [exhaustive::single(), exhaustive::pairs()] {
+fn every_fault_at_every_step_breaks_nothing_nor_do_pairs_of_deaths() {
+    // All pairs are for `ci/run --all`.
+    let some_pairs = exhaustive::pairs().into_iter().step_by(16);
+    for plans in [exhaustive::single(), some_pairs.collect()] {
         let count = plans.len() as u64;
         let options = Options {
             plans: Plans::Listed(plans),
