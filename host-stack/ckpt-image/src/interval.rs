@@ -5,8 +5,10 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// What checkpoints may cost.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Policy {
     /// The share of the run time that they are not to exceed: above 0, up to 1.
     pub share: f64,

@@ -3,7 +3,9 @@
 //!
 //! ```text
 //! sender: push (nothing is held back) --> receiver: peek, when all has arrived
-//!                                                   grow, when it is more than the receiver's buffer holds: then it does
+//!                 when it is more than the receiver's buffer holds:
+//!                 who may peeks at what the sender still has (`queue`)
+//!                 who may not has the receiver's buffer grow until it holds all, and the sender send less ahead
 //! restart: warm (a new connection gets buffers of that size) --> put
 //! ```
 //! What must stay true: both programs stand still; nothing is ever taken out, so that nothing is lost with a supervisor.
@@ -16,6 +18,8 @@ use std::{
 };
 
 use crate::{
+    apart::Apart,
+    queue,
     socket::{self, SO_BUF_LOCK},
     steps::{self, Step},
 };
@@ -37,9 +41,15 @@ const LOOK: Duration = Duration::from_micros(200);
 const PART: usize = 256 << 10;
 /// As much is sent through a new connection, so that its buffers grow.
 const WARMING_MAX: usize = 64 << 20;
+/// What a sender may have from now on that is not yet on its way, if its receiver has not kept up: as programs that send
+/// much set it themselves.
+const UNSENT_MAX: i32 = 128 << 10;
 /// SO_SNDBUFFORCE, SO_RCVBUFFORCE (socket(7)): for who may.
 const SEND_FORCE: i32 = 32;
 const RECEIVE_FORCE: i32 = 33;
+
+/// SO_MEMINFO (linux/sock_diag.h): numbers of four bytes, of which the first one is what fills the receiving buffer.
+const SO_MEMINFO: i32 = 55;
 
 /// Sends what is held back (TCP_CORK, Nagle's algorithm).
 pub fn push(sender: impl AsFd) -> io::Result<()> {
@@ -62,14 +72,27 @@ pub fn invite(receiver: impl AsFd) {
     let _ = receive(&receiver, &mut [0], libc::MSG_PEEK);
 }
 
-/// All that was sent and not yet read, which stays there; none: the receiver can have no buffer that holds it.
-pub fn gather(sender: &OwnedFd, receiver: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
+/// All that was sent and not yet read, which stays there; none: neither can be looked at what the sender still has, nor
+/// can the receiver have a buffer that holds it. `has_ended`: the sender has said that it sends no more.
+pub fn gather(
+    sender: &OwnedFd,
+    receiver: &OwnedFd,
+    has_ended: bool,
+) -> io::Result<Option<Vec<u8>>> {
     push(sender)?;
     if arrives(sender, receiver, ARRIVAL)? {
         return peek(receiver).map(Some);
     }
+    match peek_both(sender, receiver, has_ended) {
+        Ok(bytes) => return Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= BYTES_MAX)),
+        Err(error) => tracing::debug!(%error, "a sender's queue cannot be looked at"),
+    }
+    restrain(sender)?;
     for times in 1..=2 {
-        hold(receiver, socket::unsent(sender)? * times)?;
+        let fits = hold(receiver, socket::unsent(sender)? * times)?;
+        if !fits && times == 1 {
+            return Ok(None);
+        }
         steps::reached(Step::FlowGrown);
         if arrives(sender, receiver, GROWN_ARRIVAL)? {
             let bytes = peek(receiver)?;
@@ -77,24 +100,60 @@ pub fn gather(sender: &OwnedFd, receiver: &OwnedFd) -> io::Result<Option<Vec<u8>
             return Ok(Some(bytes));
         }
     }
-    Ok(None)
+    Err(io::ErrorKind::TimedOut.into())
 }
 
-/// Has a receiver's buffer hold what is to come beside what is there. It stays so large: where the sender has been told of
-/// room that is no more, what it sends is dropped, and it waits ever longer (RFC 7323, 2.4).
-pub fn hold(receiver: impl AsFd, unsent: u64) -> io::Result<()> {
-    let receiver = receiver.as_fd();
-    let all = unsent.saturating_add(socket::readable(receiver)?);
-    // The kernel's own part of it, and no more: the sender would fill that, too.
-    let wanted = (all + all / 4 + PART as u64).min(BYTES_MAX) as i32;
-    let lock = socket::number(receiver, libc::SOL_SOCKET, SO_BUF_LOCK)?;
-    if socket::number(receiver, libc::SOL_SOCKET, libc::SO_RCVBUF)? >= wanted {
-        return Ok(());
+/// What a sender had in its own buffer its receiver gets, so the sender needs no such room again (TCP_NOTSENT_LOWAT,
+/// tcp(7)): else each checkpoint would have the receiver hold as much more. It stays so; what is on its way is not
+/// counted, so that nothing is slower.
+pub fn restrain(sender: impl AsFd) -> io::Result<()> {
+    let sender = sender.as_fd();
+    let before = socket::number(sender, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT)?;
+    // 0: as net.ipv4.tcp_notsent_lowat says, which is no limit, or -1, which is none either.
+    match (1..=UNSENT_MAX).contains(&before) {
+        true => Ok(()),
+        false => {
+            let name = libc::TCP_NOTSENT_LOWAT;
+            socket::set_number(sender, libc::IPPROTO_TCP, name, UNSENT_MAX)
+        }
     }
-    if socket::set_number(receiver, libc::SOL_SOCKET, RECEIVE_FORCE, wanted / 2).is_err() {
+}
+
+/// What the receiver has, and what the sender still has, for who may look at that: nothing of it is moved.
+fn peek_both(sender: &OwnedFd, receiver: &OwnedFd, has_ended: bool) -> io::Result<Vec<u8>> {
+    let queue = queue::peek(sender.as_fd(), receiver.as_fd(), has_ended)?;
+    let mut bytes = peek(receiver)?;
+    let rest = queue.behind(bytes.len());
+    bytes.extend(rest.ok_or_else(|| io::Error::other("a queue that does not fit the receiver"))?);
+    steps::reached(Step::FlowRead);
+    Ok(bytes)
+}
+
+/// Has a receiver's buffer hold what is to come beside what is there; whether it does. It stays so large: where the
+/// sender has been told of room that is no more, what it sends is dropped, and it waits ever longer (RFC 7323, 2.4).
+pub fn hold(receiver: impl AsFd, unsent: u64) -> io::Result<bool> {
+    let (receiver, unsent) = (receiver.as_fd(), unsent.min(BYTES_MAX));
+    let size = || socket::number(receiver, libc::SOL_SOCKET, libc::SO_RCVBUF);
+    let filled = socket::option(receiver, libc::SOL_SOCKET, SO_MEMINFO)?;
+    let filled = filled
+        .first_chunk()
+        .map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+    // The kernel counts what packets take, which is more than what is in them.
+    let all = match socket::readable(receiver)? {
+        0 => unsent + unsent / 4,
+        bytes => unsent * u64::from(filled) / bytes,
+    };
+    let needed = all.max(unsent + unsent / 32) + u64::from(filled);
+    // A window closes when a 16th of the buffer is left. No more than that: the sender would fill it, too.
+    let wanted = (needed + needed / 16 + PART as u64 / 2).min(BYTES_MAX) as i32;
+    let lock = socket::number(receiver, libc::SOL_SOCKET, SO_BUF_LOCK)?;
+    if size()? < wanted
+        && socket::set_number(receiver, libc::SOL_SOCKET, RECEIVE_FORCE, wanted / 2).is_err()
+    {
         await_bytes(receiver, lock, wanted)?;
     }
-    socket::set_number(receiver, libc::SOL_SOCKET, SO_BUF_LOCK, lock)
+    socket::set_number(receiver, libc::SOL_SOCKET, SO_BUF_LOCK, lock)?;
+    Ok(size()? as u64 >= needed)
 }
 
 /// Whether all that was sent arrives; waits until nothing has moved for a while.
@@ -160,7 +219,7 @@ pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) ->
             Err(_) if last.elapsed() < ARRIVAL => thread::sleep(LOOK),
             Err(_) if grown.is_none() => {
                 grown = Some(Grown::sending(sender, bytes.len())?);
-                receiver.map_or(Ok(()), |end| hold(end, bytes.len() as u64))?;
+                receiver.map_or(Ok(true), |end| hold(end, bytes.len() as u64))?;
                 last = Instant::now();
             }
             Err(_) if last.elapsed() < SILENCE => thread::sleep(LOOK),
@@ -223,20 +282,15 @@ impl Grown {
 fn await_bytes(receiver: BorrowedFd, lock: i32, bytes: i32) -> io::Result<()> {
     let low = socket::number(receiver, libc::SOL_SOCKET, libc::SO_RCVLOWAT)?;
     let unlocked = lock & !socket::RECEIVE_LOCK;
-    // SAFETY: the child makes calls that need nothing of other threads, and ends.
-    let child = unsafe { socket::check(libc::fork())? };
-    if child == 0 {
-        let set = |name, value| {
-            let _ = socket::set_number(receiver, libc::SOL_SOCKET, name, value);
-        };
+    let set = |name, value| {
+        let _ = socket::set_number(receiver, libc::SOL_SOCKET, name, value);
+    };
+    let apart = Apart::begin(|| {
         set(SO_BUF_LOCK, unlocked);
         set(libc::SO_RCVLOWAT, bytes);
         set(libc::SO_RCVLOWAT, low);
-        // SAFETY: nothing of this process is needed any more.
-        unsafe { libc::_exit(0) };
-    }
-    // SAFETY: the status is not asked for. Whoever else waits for children may have been told.
-    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    })?;
+    apart.wait();
     Ok(())
 }
 

@@ -16,7 +16,8 @@
 //! | `freeze` | stops a tree of processes, and lets it go |
 //! | `state` | what an image says |
 //! | `track`, `ranges`, `spaces` | which pages are written to; what a chain of images has of them |
-//! | `socket`, `flow` | calls on sockets; what is on its way through a TCP connection |
+//! | `socket`, `flow`, `queue` | calls on sockets; what is on its way through a TCP connection; what its sender still has |
+//! | `apart` | work that goes on if this process is killed |
 //! | `job`, `carry` | trees that are checkpointed together; bytes that their supervisors hand each other |
 //! | `sysv` | System V objects of an IPC namespace |
 //! | `terminal` | settings and contents of pseudoterminals |
@@ -30,6 +31,7 @@
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
 //! restarted tree runs before all of it has been read and checked.
 
+mod apart;
 mod carry;
 mod dump;
 mod error;
@@ -39,6 +41,7 @@ mod job;
 mod memory;
 mod parallel;
 mod plugins;
+mod queue;
 mod ranges;
 mod remote;
 mod restart;
@@ -57,7 +60,10 @@ pub use snaprig_ckpt_image::interval::Policy;
 
 pub use self::{
     error::{Error, Result},
-    job::{Job, JobDumped, JobMember, JobStatus, coordinate, dump_job, forget, job_status},
+    job::{
+        Job, JobDump, JobDumped, JobMember, JobStatus, Settings, coordinate, dump_job, forget,
+        job_status,
+    },
     show::inspect,
     steps::STEPS,
     supervisor::{

@@ -34,19 +34,9 @@ fn failed(pid: pid_t, what: &str, address: u64, source: io::Error) -> Error {
     )
 }
 
-/// Moves parts of another process's memory here, one behind the other, with process_vm_readv(2); they fill `to`.
+/// Moves parts of another process's memory here, one behind the other, with process_vm_readv(2); they fill `to`. It pins
+/// the pages: of those that the process shares with relatives since fork(2) the kernel makes it copies of its own.
 pub fn gather(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<()> {
-    match gather_some(pid, parts, to)? == to.len() {
-        true => Ok(()),
-        false => Err(Error::io(
-            format!("process {pid}: cannot read its memory"),
-            io::ErrorKind::UnexpectedEof,
-        )),
-    }
-}
-
-/// The same, up to the first page that is not there; how many bytes that is.
-pub fn gather_some(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<usize> {
     let local = libc::iovec {
         iov_base: to.as_mut_ptr().cast(),
         iov_len: to.len(),
@@ -55,16 +45,52 @@ pub fn gather_some(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<u
     // SAFETY: the local part is `to`; the others are only looked at by the kernel.
     let copied =
         unsafe { libc::process_vm_readv(pid, &raw const local, 1, parts.as_ptr(), count, 0) };
-    match (usize::try_from(copied), io::Error::last_os_error()) {
-        (Ok(copied), _) => Ok(copied),
-        (Err(_), error) if error.raw_os_error() == Some(libc::EFAULT) => Ok(0),
-        // It has ended.
-        (Err(_), error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(0),
-        (Err(_), source) => Err(Error::io(
-            format!("process {pid}: cannot read its memory"),
-            source,
-        )),
+    match usize::try_from(copied) {
+        Ok(copied) => whole(pid, copied, to.len()),
+        Err(_) => Err(unread(pid, io::Error::last_os_error())),
     }
+}
+
+/// The same, a little slower, and what is shared stays so.
+pub fn gather_shared(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<()> {
+    let copied = gather_some(pid, parts, to)?;
+    whole(pid, copied, to.len())
+}
+
+/// The same, up to the first page that is not there; how many bytes that is.
+pub fn gather_some(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<usize> {
+    let Ok(file) = open(pid, false) else {
+        // It has ended.
+        return Ok(0);
+    };
+    let mut copied = 0;
+    for part in parts {
+        let mut at = 0;
+        while at < part.iov_len {
+            let to = &mut to[copied..copied + part.iov_len - at];
+            let count = match file.read_at(to, part.iov_base as u64 + at as u64) {
+                Ok(count) => count,
+                Err(error) if error.raw_os_error() == Some(libc::EIO) => 0,
+                Err(source) => return Err(unread(pid, source)),
+            };
+            if count == 0 {
+                return Ok(copied);
+            }
+            (at, copied) = (at + count, copied + count);
+        }
+    }
+    Ok(copied)
+}
+
+fn whole(pid: pid_t, copied: usize, wanted: usize) -> Result<()> {
+    match copied == wanted {
+        true => Ok(()),
+        false => Err(unread(pid, io::ErrorKind::UnexpectedEof)),
+    }
+}
+
+fn unread(pid: pid_t, source: impl Into<io::Error>) -> Error {
+    Error::io(format!("process {pid}: cannot read its memory"), source)
 }
 
 /// Writes memory of another process where it may itself (process_vm_writev(2)).

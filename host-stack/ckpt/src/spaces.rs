@@ -26,13 +26,15 @@ pub enum Key {
 }
 
 /// A space.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Space {
     number: u32,
     /// Pages about which the chain says something.
     said: Ranges,
     /// Those of them that it has as they are, or were when they were last seen to be written to.
     has: Ranges,
+    /// What has been written to since [`Spaces::begin`].
+    written: Ranges,
     /// It is there in the checkpoint that is being made.
     is_met: bool,
 }
@@ -46,6 +48,7 @@ impl Space {
     /// These have been written to.
     pub fn written(&mut self, pages: &Ranges) {
         self.has = self.has.without(pages);
+        self.written = self.written.union(pages);
     }
 
     /// Of these pages, which are all that there are, the ones that the chain does not have.
@@ -68,7 +71,7 @@ impl Space {
 }
 
 /// All spaces of a tree.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Spaces {
     next: u32,
     known: HashMap<Key, Space>,
@@ -87,6 +90,25 @@ impl Spaces {
         });
         space.is_met = true;
         space
+    }
+
+    /// An image is begun: for [`Spaces::undone`], what is written to is noted from now on.
+    pub fn begin(&mut self) {
+        for space in self.known.values_mut() {
+            space.written = Ranges::default();
+        }
+    }
+
+    /// The image that was begun when these were the spaces is not part of the chain; what became of them for it is known.
+    /// What was seen to be written to then is not told again.
+    pub fn undone(mut self, attempt: &Self) -> Self {
+        for (key, space) in &mut self.known {
+            match attempt.known.get(key) {
+                Some(seen) => space.written(&seen.written),
+                None => space.has = Ranges::default(),
+            }
+        }
+        self
     }
 
     /// From now on, spaces are met anew.
@@ -132,6 +154,30 @@ mod tests {
         assert_eq!(space.missing(&own), pages(&[(2, 3), (6, 8)]));
         assert_eq!(space.is_now(own.clone()), pages(&[(4, 5)]));
         assert_eq!(space.missing(&own).bytes(), 0);
+    }
+
+    #[test]
+    fn what_was_seen_for_an_image_that_is_undone_is_missing_still() {
+        let mut spaces = Spaces::default();
+        let own = pages(&[(0, 8)]);
+        spaces.meet(Key::Process(7)).copied(&own);
+        spaces.meet(Key::Process(8)).copied(&own);
+        spaces.begin();
+        let (before, mut attempt) = (spaces.clone(), spaces);
+        attempt.gather();
+        let space = attempt.meet(Key::Process(7));
+        space.written(&pages(&[(2, 4)]));
+        space.copied(&pages(&[(2, 4)]));
+        assert_eq!(space.is_now(pages(&[(0, 6)])), pages(&[(6, 8)]));
+        attempt.meet(Key::Process(9)).copied(&own);
+        attempt.part();
+        let mut spaces = before.undone(&attempt);
+        let space = spaces.meet(Key::Process(7));
+        assert_eq!(space.missing(&own), pages(&[(2, 4)]));
+        assert_eq!(space.is_now(pages(&[(0, 6)])), pages(&[(6, 8)]));
+        // It has ended meanwhile: another may have its number.
+        assert_eq!(spaces.meet(Key::Process(8)).missing(&own), own);
+        assert_eq!(spaces.meet(Key::Process(9)).number(), 2);
     }
 
     #[test]

@@ -83,6 +83,8 @@ pub struct Body {
     pub auxv: Vec<u8>,
     /// Its memory.
     pub areas: Vec<Area>,
+    /// Where parts of it are to be.
+    pub placements: Vec<Placement>,
     /// Pages that nobody may touch (MADV_GUARD_INSTALL): first address, and that behind them.
     pub guards: Vec<(u64, u64)>,
     /// Descriptors: number, open file, close-on-exec.
@@ -242,6 +244,19 @@ pub struct Area {
     pub backing: Backing,
     /// Flags of smaps(5), two letters each, that are not told otherwise.
     pub flags: Vec<[u8; 2]>,
+}
+
+/// A policy of a part of memory (mbind(2)).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// MPOL_, with its flags.
+    pub mode: i32,
+    /// Nodes, as bits.
+    pub nodes: Vec<u64>,
 }
 
 /// Where the pages of an area come from.

@@ -63,6 +63,8 @@ steps! {
     FlowGrown "flow-grown",
     /// What was on its way has arrived there, and is read.
     FlowRead "flow-read",
+    /// What was in a terminal is out of it, and on its way back.
+    TerminalTaken "terminal-taken",
     /// All of it is described.
     Described "described",
     /// The image has its first section.

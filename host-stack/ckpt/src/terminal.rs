@@ -4,12 +4,12 @@
 //! master --write--> line discipline: lines, editing --read--> slave        (input)
 //! master <--read--- bytes as they are <-----------------write-- slave        (output)
 //! ```
-//! Taken input is put back under settings that have no special characters, so that it is neither edited nor echoed
+//! All of it is put back at once, by a process of its own ([`contents`]). Taken input is put back under settings that have no special characters, so that it is neither edited nor echoed
 //! nor answered with signals once more; lines are lines again, and what was being edited can still be.
 
 use std::{
     fs::File,
-    io::{self, Read, Write},
+    io::{self, Read, Seek, Write},
     mem::size_of,
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     thread,
@@ -17,13 +17,15 @@ use std::{
 };
 
 use rustix::{
-    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create},
     io::FdFlags,
 };
 
 use crate::{
+    apart::Apart,
     socket::{check, events, readable},
     state::{Line, Look, Terminal},
+    steps::{self, Step},
 };
 
 /// Most that a line discipline holds (N_TTY_BUF_SIZE).
@@ -226,8 +228,46 @@ pub fn is_stopped(master: impl AsFd, slave: impl AsFd) -> io::Result<bool> {
     Ok(!can_write && readable(master)? < LINE_MAX as u64 - 1)
 }
 
-/// Takes what is in a terminal; `slave` is its own open file, and does not block.
-pub fn take(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> io::Result<()> {
+/// What a process of its own says: what was in a terminal, and errno, or 0.
+type Said = (Vec<Line>, Vec<u8>, i32);
+
+/// Finds out what is in a terminal, and leaves it there; `slave` is its own open file, and does not block. It must be
+/// taken out for that: a process of its own does so, and puts it back, to the end, if this one is killed meanwhile. A
+/// program that runs on then may write to the terminal before all is there again.
+pub fn contents(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> io::Result<()> {
+    let mut said = File::from(memfd_create("terminal", MemfdFlags::CLOEXEC)?);
+    let (taken, has_taken) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let apart = Apart::begin(|| {
+        let errno = |result: io::Result<()>| {
+            result.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0)
+        };
+        let took = errno(take(master, slave, terminal));
+        // SAFETY: this process has no use for it any more.
+        unsafe { libc::close(has_taken.as_raw_fd()) };
+        let put = errno(put(master, slave, terminal));
+        let failed = if took == 0 { put } else { took };
+        let contents: Said = (terminal.input.clone(), terminal.output.clone(), failed);
+        let bytes = postcard::to_stdvec(&contents).unwrap_or_default();
+        let _ = said.write_all(&bytes);
+    })?;
+    drop(has_taken);
+    // Nothing comes; that it ends is what is waited for.
+    let _ = File::from(taken).read_exact(&mut [0]);
+    steps::reached(Step::TerminalTaken);
+    apart.wait();
+    let mut bytes = Vec::new();
+    said.rewind()?;
+    said.read_to_end(&mut bytes)?;
+    let said: Said = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
+    (terminal.input, terminal.output) = (said.0, said.1);
+    match said.2 {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Takes what is in a terminal.
+fn take(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> io::Result<()> {
     let settings = Settings::of(master)?;
     if settings.is_canonical() {
         while let Some(bytes) = read(slave)? {

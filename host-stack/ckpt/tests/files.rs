@@ -32,6 +32,17 @@ fn files_with_and_without_names() {
     stays("paths.py");
 }
 
+#[test]
+fn what_is_not_whole() {
+    stays("remains.py");
+}
+
+/// With a limit that leaves little room for more (RLIMIT_NOFILE), and in no more time than others.
+#[test]
+fn thousands_of_one_name() {
+    stays("many.py");
+}
+
 /// As long as it is, what is in it is saved; holes are not.
 #[test]
 fn a_large_file_without_a_name() {

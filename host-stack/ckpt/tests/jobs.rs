@@ -4,7 +4,8 @@ mod common;
 
 use std::{thread, time::Duration};
 
-use common::{Trees, program, rounds};
+use common::{Trees, compiled, program, rounds, wait_until};
+use tempfile::TempDir;
 
 /// A server in one tree, and clients in two others, each with several connections that are always full.
 fn streams(trees: &mut Trees) {
@@ -62,19 +63,35 @@ fn those_of_an_ordinary_user_neither() {
 fn what_is_not_of_the_job_is_refused_by_name_and_the_job_runs_on() {
     let mut trees = Trees::new();
     streams(&mut trees);
-    let stranger = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (stranger, _) = trees.meet_a_stranger();
     let port = stranger.local_addr().unwrap().port();
-    let code = format!(
-        "import os, socket, time\ns = socket.create_connection(('127.0.0.1', {port}))\nprint('met', flush=True)\n\
-         while not os.path.exists('stop'): time.sleep(0.01)"
-    );
-    trees.launch("three", &["/usr/bin/python3", "-c", &code]);
-    trees.wait_for("met");
     let why = trees.dump(false).unwrap_err();
     assert!(
         why.contains(&format!("connected to 127.0.0.1:{port}, which is outside")),
         "{why}"
     );
+    drop(stranger);
+    end_well(&mut trees);
+}
+
+/// Whose end is closed, not yet accepted, or on its way in a message is no stranger.
+#[test]
+fn connections_that_come_and_go_are_not_strangers() {
+    let mut trees = Trees::new();
+    let python = "/usr/bin/python3";
+    trees.launch("server", &[python, &program("coming_server.py")]);
+    for name in ["one", "two"] {
+        trees.launch(name, &[python, &program("coming_client.py"), name]);
+    }
+    for who in ["server", "client one", "client two"] {
+        trees.wait_for(&format!("{who} ready"));
+    }
+    for _ in 0..rounds(10) {
+        trees.dump(false).unwrap();
+    }
+    trees.dump(true).unwrap();
+    trees.ended();
+    trees.restart();
     end_well(&mut trees);
 }
 
@@ -118,5 +135,166 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before_it() {
     let output = trees.output();
     assert!(output.contains("checkpoint 2 is passed over"), "{output}");
     trees.dump(false).unwrap();
+    end_well(&mut trees);
+}
+
+/// Checkpoints of a job, and what each builds on.
+fn parents(trees: &Trees) -> Vec<(u64, Option<u64>)> {
+    let store = trees.store();
+    let rounds = store.rounds().unwrap().into_iter();
+    let parent = |round| store.checkpoint(round).unwrap().manifest().parent;
+    rounds.map(|round| (round, parent(round))).collect()
+}
+
+/// A member that knows what its memory must be, beside those that are connected.
+fn with_churn(mode: &[(&str, &str)]) -> (TempDir, Trees) {
+    let (directory, churn) = compiled("churn.c", &[]);
+    let mut trees = Trees::with(mode);
+    streams(&mut trees);
+    trees.launch("churn", &[&churn]);
+    trees.wait_for("ready\nready");
+    (directory, trees)
+}
+
+fn all_end_well(trees: &mut Trees) {
+    trees.tell("go");
+    end_well(trees);
+    assert!(trees.output().lines().any(|line| line == "right"));
+}
+
+/// Takes checkpoints at any moments, some of which are undone, and restarts the job from each of them.
+fn any_round(mode: &[(&str, &str)]) {
+    let (_directory, mut trees) = with_churn(mode);
+    let mut expected = Vec::new();
+    let mut last = None;
+    for round in 1..=rounds(4) {
+        thread::sleep(Duration::from_micros(round * 7919 % 20_011));
+        trees.dump(false).unwrap();
+        let number = *trees.store().rounds().unwrap().last().unwrap();
+        expected.push((number, last));
+        last = Some(number);
+        if round % 2 == 1 {
+            is_undone(&mut trees);
+        }
+    }
+    assert_eq!(parents(&trees), expected);
+    for (round, _) in &expected {
+        trees.kill_all();
+        trees.restart_from(*round);
+        // Its memory is what it must be, and theirs, as long as nobody says otherwise.
+        trees.tell("go");
+        trees.wait_for("right");
+        assert!(!trees.output().contains("wrong"), "{}", trees.output());
+        let path = |name| trees.directory.path().join(name);
+        std::fs::remove_file(path("go")).unwrap();
+        std::fs::write(path("out"), "").unwrap();
+    }
+    end_well(&mut trees);
+}
+
+/// A checkpoint that is not one, for a stranger whom a member knows.
+fn is_undone(trees: &mut Trees) {
+    let (stranger, name) = trees.meet_a_stranger();
+    let why = trees.dump(false).unwrap_err();
+    assert!(why.contains("which is outside"), "{why}");
+    drop(stranger);
+    trees.wait_for(&format!("{name} has parted"));
+    trees.left(&name);
+}
+
+#[test]
+fn increments_restart_from_any_round() {
+    any_round(&[("MODE", "incremental")]);
+}
+
+#[test]
+fn what_was_copied_in_the_background_restarts_from_any_round() {
+    any_round(&[("MODE", "background"), ("ZSTD", "1")]);
+}
+
+#[test]
+fn a_full_one_builds_on_nothing_and_older_ones_go() {
+    let (_directory, mut trees) = with_churn(&[("MODE", "incremental"), ("KEEP", "2")]);
+    for _ in 0..3 {
+        trees.dump(false).unwrap();
+    }
+    assert_eq!(parents(&trees), [(1, None), (2, Some(1)), (3, Some(2))]);
+    trees.dump_with(&["full"]).unwrap();
+    trees.dump(false).unwrap();
+    assert_eq!(parents(&trees), [(4, None), (5, Some(4))]);
+    trees.dump_with(&["background", "kill"]).unwrap();
+    assert_eq!(parents(&trees), [(4, None), (5, Some(4)), (6, Some(5))]);
+    trees.ended();
+    // What others build on is made whole, and then goes.
+    trees.store().collapse(6, None).unwrap();
+    assert_eq!(trees.store().prune(1).unwrap(), [4, 5]);
+    trees.restart();
+    all_end_well(&mut trees);
+}
+
+#[test]
+fn a_damaged_image_of_a_chain_is_passed_over_with_all_that_build_on_it() {
+    let (_directory, mut trees) = with_churn(&[("MODE", "incremental")]);
+    for words in [&[][..], &["full"], &[]] {
+        trees.dump_with(words).unwrap();
+    }
+    assert_eq!(parents(&trees), [(1, None), (2, None), (3, Some(2))]);
+    trees.kill_all();
+    let image = trees.store().dir().join("0002/churn.img");
+    let len = std::fs::metadata(&image).unwrap().len();
+    let file = std::fs::File::options().write(true).open(image).unwrap();
+    for at in (4096 * 3..len - 4096).step_by(4096) {
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0xa5], at + 99).unwrap();
+    }
+    trees.restart();
+    let output = trees.output();
+    for round in [3, 2] {
+        let said = format!("checkpoint {round} is passed over");
+        assert!(output.contains(&said), "{output}");
+    }
+    all_end_well(&mut trees);
+}
+
+/// Who was launched later has no image that the others' rounds know of.
+#[test]
+fn a_member_that_comes_later_begins_with_a_whole_image() {
+    let (_directory, mut trees) = with_churn(&[("MODE", "background")]);
+    trees.dump(false).unwrap();
+    trees.launch("later", &["/usr/bin/python3", &program("large.py")]);
+    trees.wait_for("ready\nready\nready");
+    trees.dump(false).unwrap();
+    trees.dump(true).unwrap();
+    assert_eq!(parents(&trees), [(1, None), (2, Some(1)), (3, Some(2))]);
+    let store = trees.store();
+    let lengths = |name| store.checkpoint(3).unwrap().chain(name).unwrap().len();
+    assert_eq!((lengths("churn"), lengths("later")), (3, 2));
+    trees.ended();
+    trees.restart();
+    all_end_well(&mut trees);
+}
+
+#[test]
+fn checkpoints_are_made_at_an_interval_whoever_comes_and_goes() {
+    let mode = [("MODE", "background"), ("INTERVAL", "100"), ("KEEP", "3")];
+    let mut trees = Trees::with(&mode);
+    streams(&mut trees);
+    let reaches = |trees: &Trees, more: u64| {
+        let last = |trees: &Trees| trees.store().rounds().unwrap().last().copied();
+        let before = last(trees).unwrap_or(0);
+        wait_until("there are more", || last(trees) >= Some(before + more));
+    };
+    reaches(&trees, 3);
+    // One that is not connected comes, and goes.
+    let code = "import os, time\nwhile not os.path.exists('leave'): time.sleep(0.01)";
+    trees.launch("four", &["/usr/bin/python3", "-c", code]);
+    reaches(&trees, 2);
+    trees.tell("leave");
+    trees.left("four");
+    reaches(&trees, 2);
+    assert!(trees.store().rounds().unwrap().len() <= 18);
+    trees.kill_all();
+    trees.restart();
+    // The job is what it was told to be.
+    reaches(&trees, 2);
     end_well(&mut trees);
 }

@@ -70,7 +70,14 @@ impl Holder {
     fn go(&mut self, round: u64, phase: Phase) {
         let mut report = String::new();
         match phase {
-            Phase::Stop => self.joined = Some(self.store.join(round).unwrap()),
+            Phase::Look => {
+                self.joined = Some(self.store.join(round).unwrap());
+                // Where others meet to find strangers, and when most of their memory is copied. Undone meanwhile: it is
+                // said next.
+                for name in ["seen", "seen again", "copied"] {
+                    let _ = self.member.barrier(round, name, LONG);
+                }
+            }
             // Where others meet to tell each other of their connections.
             Phase::Drain => {
                 // Undone meanwhile: it is said next.
@@ -82,7 +89,7 @@ impl Holder {
                     .image(NAME, &Header::default(), Options::new(NAME))
                     .unwrap();
                 let image = Image::new(NAME, &writer.finish().unwrap().1);
-                report = serde_json::to_string(&image).unwrap();
+                report = serde_json::json!({ "image": image, "parent": null }).to_string();
             }
             _ => {}
         }
@@ -146,7 +153,8 @@ fn restarts(trees: &mut Trees) {
     );
 }
 
-const PHASES: [(Phase, bool); 7] = [
+const PHASES: [(Phase, bool); 8] = [
+    (Phase::Look, false),
     (Phase::Stop, false),
     (Phase::Drain, false),
     (Phase::Freeze, false),
@@ -263,4 +271,57 @@ fn a_restart_that_is_cut_short_leaves_nothing_and_is_begun_again() {
         drop(holder);
         restarts(&mut trees);
     }
+}
+
+/// Nothing is lost, doubled or out of order of what is on its way between trees, whichever of them loses its supervisor.
+#[test]
+fn a_supervisor_dies_when_a_full_connection_is_looked_at() {
+    for step in ["flow-grown", "flow-read"] {
+        for (index, victim) in ["sender", "receiver"].into_iter().enumerate() {
+            let mut trees = [Trees::new, Trees::of_nobody][index]();
+            for name in ["receiver", "sender"] {
+                let at = format!("{step}:2");
+                let at = Some(&*at).filter(|_| name == victim);
+                let saturated = ["/usr/bin/python3", &*program("saturated.py"), name];
+                trees.launch_to_die(name, at, &saturated);
+            }
+            trees.wait_for("receiver ready");
+            trees.wait_for("sender ready");
+            order(&trees, false).join().unwrap().unwrap();
+            trees.tell("go");
+            trees.wait_for("full");
+            assert!(order(&trees, false).join().unwrap().is_err(), "{step}");
+            trees.tell("stop");
+            for says in ["right", "sent"] {
+                trees.wait_for(says);
+            }
+            assert_eq!(complete(&trees), [1], "{step}");
+            trees.kill_all();
+            fs::write(trees.directory.path().join("out"), "").unwrap();
+            fs::remove_file(trees.directory.path().join("stop")).unwrap();
+            trees.restart();
+            trees.wait_for("full");
+            trees.tell("stop");
+            trees.wait_for("sent");
+            let output = trees.output();
+            assert!(
+                output.contains("right") && !output.contains("wrong"),
+                "{step}: {output}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_stranger_is_refused_before_anybody_stops() {
+    let mut trees = Trees::new();
+    streams(&mut trees);
+    let (stranger, _) = trees.meet_a_stranger();
+    let port = stranger.local_addr().unwrap().port();
+    let mut holder = Holder::join(&trees);
+    let ordered = order(&trees, false);
+    assert!(!holder.until(Some(Phase::Stop)), "it has begun to stop");
+    let why = ordered.join().unwrap().unwrap_err();
+    let said = format!("connected to 127.0.0.1:{port}, which is outside");
+    assert!(why.contains(&said), "{why}");
 }

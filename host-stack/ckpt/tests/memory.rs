@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{Job, compiled, nobody, wait_until};
+use common::{Job, compiled, nobody, program, wait_until};
 
 fn try_with(mut job: Job) {
     job.stays_what_it_was("ready\nright\n");
@@ -95,5 +95,33 @@ fn a_mapped_file_goes_back_with_memory() {
         job.tell("stop");
         assert_eq!(job.ended(), 0);
         assert!(job.output().ends_with("\nright\n"), "{}", job.output());
+    }
+}
+
+/// A checkpoint does not make a program larger.
+#[test]
+fn what_relatives_share_stays_shared() {
+    for mode in ["", "incremental", "background"] {
+        let python = ["/usr/bin/python3", &program("relatives.py")];
+        let mut job = Job::launch_with(nobody(), &[("MODE", mode)], &python);
+        job.wait_for("ready");
+        for _ in 0..2 {
+            job.dump(false).unwrap();
+        }
+        job.tell("go");
+        assert_eq!(
+            (job.ended(), &*job.output()),
+            (0, "ready\nright shared\n"),
+            "{mode}"
+        );
+    }
+}
+
+/// Also that of who has made it, which is mapped by another name.
+#[test]
+fn a_named_semaphore_is_one() {
+    let (_directory, semaphores) = compiled("semaphores.c", &["-Wno-unused-result"]);
+    for launch in [Job::launch, Job::launch_as_nobody] {
+        launch(&[&semaphores]).stays_what_it_was("ready\nright\n");
     }
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Job, compiled, program, wait_until};
+use snaprig_ckpt::{Reply, Request};
 
 /// Each is named with its descriptor, and the program runs on; when all of it is gone it can be saved.
 #[test]
@@ -38,6 +39,9 @@ fn files_that_cannot_be_saved() {
         ("fifo", "whose other end a process outside has"),
         ("watched", "whose name cannot be found"),
         ("unread", "events that the program has not read"),
+        ("messages", "a POSIX message queue"),
+        ("raw", "a socket of a kind that cannot be saved (PACKET)"),
+        ("answer", "is a netlink socket with what has not been read"),
     ];
     let mut had = 0;
     for (name, what) in kinds {
@@ -96,6 +100,9 @@ fn what_shows_while_it_runs_is_refused_before_anything_stops() {
         ("userfaultfd", "userfaultfd"),
         ("ldt", "an LDT"),
         ("keyring", "a keyring of"),
+        ("requests", "io_setup"),
+        ("socket", "a mapped socket"),
+        ("removed", "its program has been removed"),
     ] {
         let mut job = match kind {
             "chroot" => Job::launch(&[&odd, kind]),
@@ -112,6 +119,26 @@ fn what_shows_while_it_runs_is_refused_before_anything_stops() {
         assert_eq!(job.ended(), 0, "{kind}: {}", job.output());
         assert!(job.output().ends_with("right\n"), "{kind}");
     }
+}
+
+/// As in a container.
+#[test]
+fn a_filter_that_the_supervisor_has_as_well_is_none_of_its_own() {
+    let (_directory, odd) = compiled("odd.c", &[]);
+    let driver = format!("{odd} within {}", env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
+    let program = "sh -c 'echo ready; while [ ! -e go ]; do :; done; echo right'";
+    let script = format!("{driver} launch inner {program}; {driver} restart inner");
+    let mut job = Job::launch_as_nobody(&["sh", "-c", &script]);
+    job.wait_for("ready");
+    let inner = job.path("inner");
+    let dump = |kill| snaprig_ckpt::ask(&inner, Request::Dump { kill, full: false });
+    let dumped = dump(true);
+    assert!(matches!(dumped, Ok(Reply::Dumped(_))), "{dumped:?}");
+    wait_until("it is restarted", || {
+        matches!(dump(false), Ok(Reply::Dumped(_)))
+    });
+    job.tell("go");
+    assert_eq!((job.ended(), job.output().as_str()), (0, "ready\nright\n"));
 }
 
 /// A supervisor that stopped anything for the answer would die of it.

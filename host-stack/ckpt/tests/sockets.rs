@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Job, program};
+use common::{Job, Trees, program};
 
 fn all_kinds(mut job: Job) {
     job.stays_what_it_was("ready\nall right\n");
@@ -21,6 +21,15 @@ fn those_of_an_ordinary_user_are_as_well() {
     ]));
 }
 
+#[test]
+fn options_groups_and_netlink_are_what_they_were() {
+    for mut job in [Job::launch, Job::launch_as_nobody]
+        .map(|launch| launch(&["/usr/bin/python3", &program("options.py")]))
+    {
+        job.stays_what_it_was("ready\nall right\n");
+    }
+}
+
 /// Also those that have been checkpointed several times since they were read from.
 #[test]
 fn connections_that_are_full_both_ways_stay_so() {
@@ -32,6 +41,71 @@ fn connections_that_are_full_both_ways_stay_so() {
         job.over_again();
         job.tell("stop");
         assert_eq!((job.ended(), &*job.output()), (0, "ready\nright\n"));
+    }
+}
+
+/// A sender that never stops, while its receiver reads fast, slowly, and not at all.
+fn saturated(mut job: Job, rounds: u64) {
+    for (says, tells) in [("fast", "slowly"), ("slow", "not"), ("full", "")] {
+        job.wait_for(says);
+        for _ in 0..if tells.is_empty() { rounds } else { 3 } {
+            job.dump(false)
+                .unwrap_or_else(|why| panic!("{says}: {why}; {}", job.output()));
+        }
+        if !tells.is_empty() {
+            job.tell(tells);
+        }
+    }
+    job.over_again();
+    job.dump(false).unwrap();
+    job.tell("stop");
+    assert_eq!(
+        (job.ended(), &*job.output()),
+        (0, "fast\nslow\nfull\nright\n")
+    );
+}
+
+#[test]
+fn a_receiver_that_does_not_read_is_checkpointed_again_and_again() {
+    let program = program("saturated.py");
+    saturated(Job::launch(&["/usr/bin/python3", &program, "both"]), 30);
+}
+
+/// Who may not look at what a sender still has needs room for it at the receiver, which grows a little each time.
+#[test]
+fn one_of_an_ordinary_user_is_as_well() {
+    let mut job = Job::launch_as_nobody(&["/usr/bin/python3", &program("saturated.py"), "still"]);
+    job.wait_for("full");
+    for _ in 0..8 {
+        job.dump(false)
+            .unwrap_or_else(|why| panic!("{why}; {}", job.output()));
+    }
+    job.over_again();
+    job.tell("stop");
+    assert_eq!((job.ended(), &*job.output()), (0, "full\nright\n"));
+}
+
+#[test]
+fn one_between_trees_is_as_well() {
+    for mut trees in [Trees::new(), Trees::of_nobody()] {
+        let saturated = program("saturated.py");
+        for name in ["receiver", "sender"] {
+            trees.launch(name, &["/usr/bin/python3", &saturated, name]);
+        }
+        trees.wait_for("receiver ready");
+        trees.wait_for("sender ready");
+        trees.tell("go");
+        trees.wait_for("full");
+        for _ in 0..6 {
+            trees.dump(false).unwrap();
+        }
+        trees.tell("stop");
+        trees.ended();
+        let output = trees.output();
+        assert!(
+            output.contains("sent") && output.contains("right"),
+            "{output}"
+        );
     }
 }
 

@@ -6,7 +6,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-use snaprig_ckpt::{Job, Options, Policy, Reply, Request, Schedule};
+use snaprig_ckpt::{Job, JobDump, Options, Policy, Reply, Request, Schedule, Settings};
 
 use crate::{AnyError, size};
 
@@ -33,8 +33,7 @@ pub enum Command {
     Status(Status),
     /// Coordinate a job's checkpoints, where machines other than this one reach it
     ///
-    /// The first launch of a job starts a coordinator where there is none: this is for jobs of several machines, and for
-    /// an interval. It ends with SIGTERM or SIGINT; programs run on, and the next checkpoint finds the next coordinator.
+    /// The first launch of a job starts a coordinator where there is none: this is for jobs of several machines. It ends with SIGTERM or SIGINT; programs run on, and the next checkpoint finds the next coordinator.
     Coordinator(job::Coordinator),
     /// Have a job checkpointed without a member that is missing
     Forget(job::Forget),
@@ -65,12 +64,22 @@ enum Mode {
     Background,
 }
 
-/// How a program is checkpointed.
+impl From<Mode> for snaprig_ckpt::Mode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Full => Self::Full,
+            Mode::Incremental => Self::Incremental,
+            Mode::Background => Self::Background,
+        }
+    }
+}
+
+/// How a program is checkpointed. Of a job, it holds for all of it from now on, until something else is said.
 #[derive(Args)]
 struct How {
-    /// What a checkpoint has, and when that is copied
-    #[arg(long, value_enum, default_value = "full")]
-    mode: Mode,
+    /// What a checkpoint has, and when that is copied [default: full]
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
     /// Checkpoint every so many seconds
     #[arg(long, value_name = "SECONDS", conflicts_with = "overhead")]
     interval: Option<f64>,
@@ -94,40 +103,35 @@ struct How {
 }
 
 impl How {
-    /// Nothing of it has a meaning in a job.
-    fn none_in_a_job(&self) -> Result<(), AnyError> {
-        let is_plain = matches!(self.mode, Mode::Full)
-            && (self.interval, self.overhead, self.compress, self.keep) == (None, None, None, None);
-        match is_plain {
-            true => Ok(()),
-            false => Err(
-                "a job has full checkpoints, when they are asked for or at the interval of \
-                          `ckpt coordinator --interval`: leave --mode, --interval and the like away"
-                    .into(),
-            ),
-        }
+    /// What is said of it: of a job, the rest stays as it was.
+    fn settings(&self) -> Result<Settings, AnyError> {
+        let schedule = match (self.interval, self.overhead) {
+            (Some(interval), _) => Some(Schedule::Every(seconds(interval)?)),
+            (None, Some(percent)) if percent > 0.0 && percent <= 100.0 => {
+                Some(Schedule::Share(Policy {
+                    share: percent / 100.0,
+                    longest: seconds(self.max_interval)?,
+                    ..Policy::default()
+                }))
+            }
+            (None, Some(percent)) => return Err(format!("an overhead of {percent}%").into()),
+            (None, None) => None,
+        };
+        Ok(Settings {
+            schedule,
+            mode: self.mode.map(Into::into),
+            zstd: self.compress,
+            keep: self.keep.map(|keep| keep as usize),
+        })
     }
 
     fn options(&self) -> Result<Options, AnyError> {
-        let schedule = match (self.interval, self.overhead) {
-            (Some(interval), _) => Schedule::Every(seconds(interval)?),
-            (None, Some(percent)) if percent > 0.0 && percent <= 100.0 => Schedule::Share(Policy {
-                share: percent / 100.0,
-                longest: seconds(self.max_interval)?,
-                ..Policy::default()
-            }),
-            (None, Some(percent)) => return Err(format!("an overhead of {percent}%").into()),
-            (None, None) => Schedule::Asked,
-        };
+        let settings = self.settings()?;
         Ok(Options {
-            schedule,
-            mode: match self.mode {
-                Mode::Full => snaprig_ckpt::Mode::Full,
-                Mode::Incremental => snaprig_ckpt::Mode::Incremental,
-                Mode::Background => snaprig_ckpt::Mode::Background,
-            },
-            zstd: self.compress,
-            keep: self.keep.map(|keep| keep as usize),
+            schedule: settings.schedule.unwrap_or_default(),
+            mode: settings.mode.unwrap_or_default(),
+            zstd: settings.zstd,
+            keep: settings.keep,
         })
     }
 }
@@ -189,6 +193,9 @@ pub struct Dump {
     /// A full one, whatever the mode
     #[arg(long)]
     full: bool,
+    /// Of a job: what this one has, and when that is copied [default: what was said at its launch]
+    #[arg(long, value_enum, requires = "job")]
+    mode: Option<Mode>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -208,7 +215,7 @@ pub struct Restart {
     #[command(flatten)]
     patience: Patience,
     /// This checkpoint, and no other
-    #[arg(long, value_name = "NUMBER", conflicts_with = "job")]
+    #[arg(long, value_name = "NUMBER")]
     round: Option<u64>,
     #[command(flatten)]
     how: How,
@@ -342,8 +349,9 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
 fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
     let status = match &options.in_job.job {
         Some(job) => {
-            options.how.none_in_a_job()?;
+            let settings = options.how.settings()?;
             let job = Job::open_or_create(job)?;
+            job.set(settings)?;
             snaprig_ckpt::launch_in(&job, options.name.clone(), &options.program)?
         }
         None => {
@@ -362,8 +370,11 @@ fn restart(options: &Restart) -> Result<ExitCode, AnyError> {
             Ok(ExitCode::from(status as u8))
         }
         (None, Some(job)) => {
-            options.how.none_in_a_job()?;
-            job::restart(job, options.member.as_deref(), options.patience.time())
+            let opened = Job::open(job)?;
+            opened.set(options.how.settings()?)?;
+            let (only, patience) = (options.member.as_deref(), options.patience.time());
+            let status = snaprig_ckpt::restart_job(&opened, only, options.round, patience)?;
+            Ok(ExitCode::from(status as u8))
         }
         (None, None) => Err("of what? Name a directory, or a job (--job)".into()),
     }
@@ -378,7 +389,13 @@ fn seconds(seconds: f64) -> Result<Duration, AnyError> {
 
 fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
     if let Some(job) = &options.in_job.job {
-        return job::dump(job, options.kill, options.patience.time(), options.json);
+        let wanted = JobDump {
+            kill: options.kill,
+            full: options.full,
+            mode: options.mode.map(Into::into),
+            patience: options.patience.time(),
+        };
+        return job::dump(job, &wanted, options.json);
     }
     let request = Request::Dump {
         kill: options.kill,

@@ -143,7 +143,7 @@ impl JobDir {
             version: VERSION,
             name: name.into(),
         };
-        job.write("job.json", &file)?;
+        job.write_file("job.json", &file)?;
         Ok(job)
     }
 
@@ -153,7 +153,7 @@ impl JobDir {
             directory: directory.into(),
             name: String::new(),
         };
-        let file: JobFile = job.read("job.json")?;
+        let file: JobFile = job.read_file("job.json")?;
         job.check_version("job.json", file.version)?;
         if !is_name(&file.name) {
             return Err(JobError::Name(file.name));
@@ -179,7 +179,7 @@ impl JobDir {
 
     /// Where its coordinator is, or was.
     pub fn address(&self) -> Result<Address, JobError> {
-        let file: CoordinatorFile = self.read("coordinator.json")?;
+        let file: CoordinatorFile = self.read_file("coordinator.json")?;
         self.check_version("coordinator.json", file.version)?;
         Ok(file.address)
     }
@@ -191,7 +191,7 @@ impl JobDir {
             address: address.clone(),
             pid,
         };
-        self.write("coordinator.json", &file)
+        self.write_file("coordinator.json", &file)
     }
 
     /// Its members, as its last coordinator has left them; none if there was none.
@@ -199,7 +199,7 @@ impl JobDir {
         if !self.path("members.json").exists() {
             return Ok(Vec::new());
         }
-        let file: MembersFile = self.read("members.json")?;
+        let file: MembersFile = self.read_file("members.json")?;
         self.check_version("members.json", file.version)?;
         Ok(file.members)
     }
@@ -210,7 +210,7 @@ impl JobDir {
             version: VERSION,
             members: members.to_vec(),
         };
-        self.write("members.json", &file)
+        self.write_file("members.json", &file)
     }
 
     /// Becomes the job's coordinator: until the lock is dropped, or its process ends, nobody else
@@ -227,7 +227,7 @@ impl JobDir {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(file.into()),
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                let known: Result<CoordinatorFile, _> = self.read("coordinator.json");
+                let known: Result<CoordinatorFile, _> = self.read_file("coordinator.json");
                 let pid = known.map_or(0, |file| file.pid);
                 Err(JobError::Claimed {
                     path: path.clone(),
@@ -253,7 +253,8 @@ impl JobDir {
         }
     }
 
-    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<T, JobError> {
+    /// What is in a file of it, as JSON.
+    pub fn read_file<T: DeserializeOwned>(&self, name: &str) -> Result<T, JobError> {
         let path = self.path(name);
         let bytes = read_short(&path, BYTES_MAX);
         let bytes = bytes.map_err(|source| JobError::Io {
@@ -266,7 +267,8 @@ impl JobDir {
         })
     }
 
-    fn write<T: Serialize>(&self, name: &str, file: &T) -> Result<(), JobError> {
+    /// Puts that into a file of it, at once.
+    pub fn write_file<T: Serialize>(&self, name: &str, file: &T) -> Result<(), JobError> {
         let path = self.path(name);
         let malformed = |error: serde_json::Error| JobError::Malformed {
             path: path.clone(),

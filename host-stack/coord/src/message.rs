@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::phase::{Kind, Order, Phase};
 
 /// Version of the protocol.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Most bytes of a message of who has not proved anything yet.
 pub const STRANGER_MAX: usize = 1024;
 /// Most bytes of any message.

@@ -2,9 +2,9 @@
 //! are, and in which order; the next one begins when every member has done the one before.
 //!
 //! ```text
-//!   checkpoint, then run on     Stop  Drain  Write  COMMIT  Resume
-//!   checkpoint, then end        Stop  Drain  Write  COMMIT  End
-//!   checkpoint, in background   Stop  Drain  Freeze  Resume  Write  COMMIT
+//!   checkpoint, then run on     Look  Stop  Drain  Write  COMMIT  Resume
+//!   checkpoint, then end        Look  Stop  Drain  Write  COMMIT  End
+//!   checkpoint, in background   Look  Stop  Drain  Freeze  Resume  Write  COMMIT
 //!   restart                     Connect  Refill  Go
 //!
 //!   any of them fails           Undo
@@ -18,6 +18,8 @@ use serde::{Deserialize, Serialize};
 /// What members do at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Phase {
+    /// Processes run still. Whoever sees what cannot be saved says so; what can be copied ahead is.
+    Look,
     /// All processes are stopped. Whoever has what cannot be saved says so, and how: a veto.
     Stop,
     /// What is on its way in connections between members arrives, or is taken out.
@@ -45,6 +47,7 @@ impl Phase {
     /// As people read it.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Look => "look",
             Self::Stop => "stop",
             Self::Drain => "drain",
             Self::Freeze => "freeze",
@@ -80,11 +83,12 @@ impl Kind {
 
     /// Its steps, in order.
     pub fn steps(self) -> &'static [Step] {
-        use Phase::{Connect, Drain, End, Freeze, Go, Refill, Resume, Stop, Write};
+        use Phase::{Connect, Drain, End, Freeze, Go, Look, Refill, Resume, Stop, Write};
         use Step::{Commit, Do};
         match self {
-            Self::Checkpoint => &[Do(Stop), Do(Drain), Do(Write), Commit, Do(Resume)],
+            Self::Checkpoint => &[Do(Look), Do(Stop), Do(Drain), Do(Write), Commit, Do(Resume)],
             Self::Background => &[
+                Do(Look),
                 Do(Stop),
                 Do(Drain),
                 Do(Freeze),
@@ -92,7 +96,7 @@ impl Kind {
                 Do(Write),
                 Commit,
             ],
-            Self::Final => &[Do(Stop), Do(Drain), Do(Write), Commit, Do(End)],
+            Self::Final => &[Do(Look), Do(Stop), Do(Drain), Do(Write), Commit, Do(End)],
             Self::Restart => &[Do(Connect), Do(Refill), Do(Go)],
         }
     }
@@ -101,7 +105,7 @@ impl Kind {
     pub fn first(self) -> Phase {
         match self {
             Self::Restart => Phase::Connect,
-            _ => Phase::Stop,
+            _ => Phase::Look,
         }
     }
 

@@ -31,8 +31,8 @@ fn every_kind_of_round_goes_through_its_phases_and_checkpoints_are_committed() {
         let members = ["0", "1", "2"].map(|name| disk.join(name));
         let control = disk.control();
         for (kind, phases) in [
-            (Kind::Checkpoint, "stop drain write resume"),
-            (Kind::Background, "stop drain freeze resume write"),
+            (Kind::Checkpoint, "look stop drain write resume"),
+            (Kind::Background, "look stop drain freeze resume write"),
             (Kind::Restart, "connect refill go"),
         ] {
             let summary = thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn a_veto_undoes_the_round_and_says_whose_it_is() {
     let (one, other) = (disk.join("one"), disk.join("other"));
     let control = disk.control();
     let summary = thread::scope(|scope| {
-        scope.spawn(|| assert_eq!(take_part(&one), [Phase::Stop, Phase::Undo]));
+        scope.spawn(|| assert_eq!(take_part(&one), [Phase::Look, Phase::Undo]));
         scope.spawn(|| {
             let Event::Begin { round, phase, .. } = next(&other) else {
                 panic!("it has not begun");
@@ -78,6 +78,38 @@ fn a_veto_undoes_the_round_and_says_whose_it_is() {
     let reason = "other: a socket to a stranger".into();
     assert_eq!(summary.outcome, Outcome::Undone { reason });
     assert!(disk.checkpoints.complete().is_empty());
+}
+
+#[test]
+fn nobody_waits_in_a_round_that_is_being_undone() {
+    let (_dir, disk) = disk();
+    let _coordinator = disk.coordinate(&disk.socket());
+    let (one, other) = (disk.join("one"), disk.join("other"));
+    let control = disk.control();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let Event::Begin { round, phase, .. } = next(&one) else {
+                panic!("it has not begun");
+            };
+            one.done(round, phase, Err("no".into()));
+            take_part(&one)
+        });
+        scope.spawn(|| {
+            assert!(matches!(next(&other), Event::Begin { .. }));
+            let Event::Undo { round, .. } = next(&other) else {
+                panic!("it is not undone");
+            };
+            // As if that had not been heard yet.
+            let met = other.barrier(round, "all there", LONG);
+            assert!(matches!(met, Err(CallError::Undone { .. })), "{met:?}");
+            let found = other.lookup(round, &[vec![7]], LONG);
+            assert!(matches!(found, Err(CallError::Undone { .. })), "{found:?}");
+            other.done(round, Phase::Undo, Ok(String::new()));
+        });
+        control
+            .order(Order::new(Kind::Checkpoint))
+            .expect("a round")
+    });
 }
 
 #[test]
@@ -191,6 +223,7 @@ fn members_find_the_next_coordinator_and_it_knows_who_is_missing() {
 fn who_loses_the_coordinator_after_writing_is_in_doubt_and_keeps_what_it_wrote() {
     let (_dir, disk) = disk();
     for (until, doubt) in [
+        (Phase::Look, false),
         (Phase::Stop, false),
         (Phase::Drain, false),
         (Phase::Write, true),

@@ -249,7 +249,7 @@ impl Job {
 
 #[test]
 fn an_agent_dies_in_each_phase() {
-    for phase in ["stop", "drain", "write", "resume"] {
+    for phase in ["look", "stop", "drain", "write", "resume"] {
         let mut job = Job::start(phase, "");
         let order = job.checkpoint();
         job.agents[0].until(phase);
@@ -283,7 +283,7 @@ fn an_agent_dies_in_each_phase() {
 
 #[test]
 fn the_coordinator_dies_in_each_phase() {
-    for phase in ["stop", "drain", "write", "resume"] {
+    for phase in ["look", "stop", "drain", "write", "resume"] {
         let mut job = Job::start(phase, "");
         let order = job.checkpoint();
         job.agents[0].until(phase);

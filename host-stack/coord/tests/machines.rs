@@ -33,7 +33,7 @@ struct Peer {
     machine: Member,
     connection: Option<u64>,
     /// What it is told to do next.
-    todo: Option<(u64, Phase)>,
+    todo: VecDeque<(u64, Phase)>,
     is_stopped: bool,
 }
 
@@ -66,7 +66,7 @@ impl Job {
             Peer {
                 machine: Member::new(config, 0),
                 connection: None,
-                todo: None,
+                todo: VecDeque::new(),
                 is_stopped: false,
             }
         };
@@ -145,8 +145,8 @@ impl Job {
                     Err(error) => self.summaries.push(Err(error)),
                 },
                 member::Output::Event(event) => match event {
-                    Event::Begin { round, phase, .. } => of.todo = Some((round, phase)),
-                    Event::Undo { round, .. } => of.todo = Some((round, Phase::Undo)),
+                    Event::Begin { round, phase, .. } => of.todo.push_back((round, phase)),
+                    Event::Undo { round, .. } => of.todo.push_back((round, Phase::Undo)),
                     Event::Finished { outcome, .. } => {
                         let undone = matches!(outcome, Outcome::Undone { .. });
                         assert!(!(undone && of.is_stopped), "it is stopped");
@@ -160,7 +160,7 @@ impl Job {
 
     /// An agent does what it was told.
     fn act(&mut self, peer: usize, fails: bool) {
-        let Some((round, phase)) = self.peers[peer].todo.take() else {
+        let Some((round, phase)) = self.peers[peer].todo.pop_front() else {
             return;
         };
         match phase {
@@ -254,7 +254,7 @@ impl Job {
     fn settle(&mut self) {
         for _ in 0..100_000 {
             while self.deliver(Index::default_first()) {}
-            let busy = (0..self.peers.len()).find(|peer| self.peers[*peer].todo.is_some());
+            let busy = (0..self.peers.len()).find(|peer| !self.peers[*peer].todo.is_empty());
             let waiting = self.coordinator.status().round;
             let commit = waiting.filter(|round| round.step == "commit");
             match (busy, commit) {
@@ -268,6 +268,38 @@ impl Job {
         }
         panic!("it never comes to rest");
     }
+}
+
+#[test]
+fn what_is_said_of_a_round_that_was_given_up_is_not_taken_for_the_next_coordinators() {
+    let mut job = Job::new(1);
+    while job.deliver(Index::default_first()) {}
+    job.order(1, Kind::Checkpoint);
+    while job.deliver(Index::default_first()) {}
+    let first = job.coordinator.status().round.expect("a round").round;
+    // It dies. The next one does not know of that round.
+    job.coordinator = Job::new(0).coordinator;
+    (0..=1).for_each(|peer| job.break_off(peer));
+    for _ in 0..20 {
+        while job.deliver(Index::default_first()) {}
+        job.pass(SECOND);
+    }
+    job.order(2, Kind::Checkpoint);
+    while job.deliver(Index::default_first()) {}
+    let waits = |job: &Job| {
+        let round = job.coordinator.status().round.expect("a round");
+        assert_eq!((round.round, &*round.step), (first, "look"));
+        round.waiting_for.len()
+    };
+    assert_eq!(waits(&job), 1);
+    // The agent says that it has looked, as it was told first, and that it has undone that.
+    for _ in 0..2 {
+        job.act(1, false);
+        while job.deliver(Index::default_first()) {}
+        assert_eq!(waits(&job), 1);
+    }
+    job.settle();
+    assert!(job.commits.contains(&first));
 }
 
 /// The first of whatever there is.
@@ -307,6 +339,7 @@ fn kind() -> impl Strategy<Value = Kind> {
 
 fn phase() -> impl Strategy<Value = Phase> {
     prop_oneof![
+        Just(Phase::Look),
         Just(Phase::Stop),
         Just(Phase::Drain),
         Just(Phase::Write),

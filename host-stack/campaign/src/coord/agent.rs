@@ -1,5 +1,7 @@
 //! An agent: it takes its program through the phases of rounds, and starts it again from an image.
 //!
+//! Look: all say which ends they have, and a barrier is the end of it. Programs run.
+//!
 //! Drain, for each connection whose other end lives: both ends publish how much they have sent, and
 //! each waits until it has received as much as its peer has sent. A barrier is the end of it.
 
@@ -161,7 +163,9 @@ impl World {
                 self.agents[agent].is_running = false;
                 String::new()
             }
-            Phase::Drain | Phase::Connect => return self.publish(agent, round, phase),
+            Phase::Look | Phase::Drain | Phase::Connect => {
+                return self.publish(agent, round, phase);
+            }
             Phase::Freeze => {
                 let image = frame::encode(&self.agents[agent].program);
                 self.agents[agent].frozen = Some(image);
@@ -276,9 +280,10 @@ impl World {
         let entry = |end: &End| {
             let key = End::key(end.connection, end.side);
             // When connections are made anew, an address; else what there is to come.
-            let number = match phase {
-                Phase::Connect => agent as u64,
-                _ => end.sent,
+            let (key, number) = match phase {
+                Phase::Look => ([b"seen: ".to_vec(), key].concat(), 0),
+                Phase::Connect => (key, agent as u64),
+                _ => (key, end.sent),
             };
             (key, number.to_le_bytes().to_vec())
         };
@@ -319,6 +324,9 @@ impl World {
             }
         };
         match (doing, result) {
+            (Doing::Publishing(due), _) if due == id && phase == Phase::Look => {
+                self.meet(agent, round, phase);
+            }
             (Doing::Publishing(due), _) if due == id => {
                 let ends = self.open_ends(agent);
                 let ends = ends
@@ -369,6 +377,11 @@ impl World {
         let Some((round, phase)) = self.peers[agent].machine.round() else {
             return;
         };
+        self.meet(agent, round, phase);
+    }
+
+    /// Waits for all others.
+    fn meet(&mut self, agent: usize, round: u64, phase: Phase) {
         let call = Call::Barrier {
             round,
             name: phase.name().into(),

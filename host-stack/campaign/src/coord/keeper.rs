@@ -157,7 +157,7 @@ impl World {
             ToMember::Undo { round, .. } => (*round, Phase::Undo),
             _ => return,
         };
-        if phase == Phase::Stop && self.last_round < round {
+        if phase == Phase::Look && self.last_round < round {
             self.last_round = round;
             self.begun_ns = self.engine.now_ns();
             self.check_members(round);

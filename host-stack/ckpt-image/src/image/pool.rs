@@ -6,32 +6,55 @@
 use std::{
     io,
     ops::{Deref, DerefMut},
-    ptr::NonNull,
+    ptr::{self, NonNull},
     sync::{
         Arc,
         mpsc::{Receiver, SyncSender, sync_channel},
     },
 };
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::{CHUNK_MAX, wire::LIST_MAX};
 
-/// Anonymous memory for one batch: [`LIST_MAX`] bytes, and [`CHUNK_MAX`] of data.
-struct Memory(NonNull<u8>);
+/// Of a huge page.
+const HUGE: usize = 2 << 20;
+
+/// Anonymous memory for one batch: [`LIST_MAX`] bytes, and [`CHUNK_MAX`] of data, which is of huge pages if the machine
+/// has any left: to make small ones takes as long as to fill them.
+struct Memory {
+    mapped: NonNull<u8>,
+    /// From the start of what is mapped to the list: the data begins with a huge page.
+    before: usize,
+}
 
 impl Memory {
     const BYTES: usize = LIST_MAX + CHUNK_MAX;
+    const MAPPED: usize = Self::BYTES + HUGE;
 
     fn new() -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice: nobody else has it.
-        let start =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), Self::BYTES, protection, flags)? };
-        NonNull::new(start.cast())
-            .map(Self)
-            .ok_or(io::ErrorKind::OutOfMemory.into())
+        let start = unsafe {
+            mmap_anonymous(ptr::null_mut(), Self::MAPPED, protection, MapFlags::PRIVATE)?
+        };
+        let mapped = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let data = (mapped.addr().get() + LIST_MAX).next_multiple_of(HUGE);
+        let before = data - LIST_MAX - mapped.addr().get();
+        let memory = Self { mapped, before };
+        // SAFETY: of the mapping, whose content they leave as it is. Where there are no huge pages, there are small ones.
+        unsafe {
+            let list = memory.start().as_ptr();
+            let _ = madvise(list.add(LIST_MAX).cast(), CHUNK_MAX, Advice::LinuxHugepage);
+            let _ = madvise(list.cast(), Self::BYTES, Advice::LinuxPopulateWrite);
+        }
+        Ok(memory)
+    }
+
+    /// Where the list is.
+    fn start(&self) -> NonNull<u8> {
+        // SAFETY: within the mapping.
+        unsafe { self.mapped.add(self.before) }
     }
 }
 
@@ -44,21 +67,21 @@ impl Deref for Memory {
     fn deref(&self) -> &[u8] {
         // SAFETY: mapped readable from `new` to `drop`, initialized (to zero) by the kernel, and
         // written only through `&mut self`.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), Self::BYTES) }
+        unsafe { std::slice::from_raw_parts(self.start().as_ptr(), Self::BYTES) }
     }
 }
 
 impl DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and writable; `&mut self` makes the slice the only one.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), Self::BYTES) }
+        unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), Self::BYTES) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, which no slice outlives.
-        let unmapped = unsafe { munmap(self.0.as_ptr().cast(), Self::BYTES) };
+        let unmapped = unsafe { munmap(self.mapped.as_ptr().cast(), Self::MAPPED) };
         debug_assert!(unmapped.is_ok());
     }
 }

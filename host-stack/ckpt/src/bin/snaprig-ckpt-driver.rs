@@ -2,12 +2,14 @@
 //!
 //!     snaprig-ckpt-driver launch DIR PROGRAM ARGUMENTS... | dump DIR [kill] [full] | restart DIR [ROUND]
 //!         | migrate DIR SOCKET | receive DIR SOCKET | receive DIR HOST:PORT TOKEN
-//!     snaprig-ckpt-driver launch-in JOB NAME PROGRAM ARGUMENTS... | dump-job JOB [kill] | restart-job JOB [NAME]
+//!     snaprig-ckpt-driver launch-in JOB NAME PROGRAM ARGUMENTS... | dump-job JOB [kill] [full] [MODE]
+//!         | restart-job JOB [NAME]
 //!     snaprig-ckpt-driver coordinate JOB [ADDRESS]
 //!     snaprig-ckpt-driver plugin SOCKET
 //!
 //! The last is a program with a plugin: it is connected to that socket. MODE (incremental, background), ZSTD (a level),
-//! KEEP (checkpoints) and OVERHEAD (percent) are taken from the environment.
+//! KEEP (checkpoints), OVERHEAD (percent) and INTERVAL (milliseconds), and ROUND of a job to be restarted, are taken from the
+//! environment.
 
 use std::{
     env,
@@ -21,7 +23,9 @@ use std::{
     time::Duration,
 };
 
-use snaprig_ckpt::{Address, Error, Job, Mode, Options, Policy, Reply, Request, Schedule};
+use snaprig_ckpt::{
+    Address, Error, Job, JobDump, Mode, Options, Policy, Reply, Request, Schedule, Settings,
+};
 use snaprig_ckpt_plugin::{Checkpoint, Options as PluginOptions, Plugin, Restart, register};
 
 /// How long a phase may take here.
@@ -41,19 +45,38 @@ fn main() {
     }
 }
 
+fn number(name: &str) -> Option<i32> {
+    env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+fn mode(name: &str) -> Option<Mode> {
+    match name {
+        "full" => Some(Mode::Full),
+        "incremental" => Some(Mode::Incremental),
+        "background" => Some(Mode::Background),
+        _ => None,
+    }
+}
+
+/// What there is to say of a job.
+fn settings() -> Settings {
+    let interval = number("INTERVAL").map(|ms| Duration::from_millis(ms as u64));
+    Settings {
+        schedule: interval.map(Schedule::Every),
+        mode: env::var("MODE").ok().and_then(|name| mode(&name)),
+        zstd: number("ZSTD"),
+        keep: number("KEEP").map(|keep| keep as usize),
+    }
+}
+
 fn options() -> Options {
-    let number = |name| env::var(name).ok().and_then(|text| text.parse().ok());
     let share = number("OVERHEAD").map(|percent| Policy {
         share: f64::from(percent) / 100.0,
         ..Policy::default()
     });
     Options {
         schedule: share.map_or(Schedule::Asked, Schedule::Share),
-        mode: match env::var("MODE").as_deref() {
-            Ok("incremental") => Mode::Incremental,
-            Ok("background") => Mode::Background,
-            _ => Mode::Full,
-        },
+        mode: settings().mode.unwrap_or_default(),
         zstd: number("ZSTD"),
         keep: number("KEEP").map(|keep| keep as usize),
     }
@@ -99,17 +122,29 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
                 .first()
                 .and_then(|name| name.to_str())
                 .map(str::to_owned);
-            snaprig_ckpt::launch_in(&Job::open_or_create(directory)?, name, &rest[1..])
+            let job = Job::open_or_create(directory)?;
+            job.set(settings())?;
+            snaprig_ckpt::launch_in(&job, name, &rest[1..])
         }
         Some("dump-job") => {
             let job = Job::open(directory)?;
-            let dumped = snaprig_ckpt::dump_job(&job, !rest.is_empty(), PATIENCE)?;
+            let words: Vec<_> = rest.iter().filter_map(|word| word.to_str()).collect();
+            let wanted = JobDump {
+                kill: words.contains(&"kill"),
+                full: words.contains(&"full"),
+                mode: words
+                    .iter()
+                    .find_map(|word| mode(word).filter(|_| *word != "full")),
+                patience: PATIENCE,
+            };
+            let dumped = snaprig_ckpt::dump_job(&job, &wanted)?;
             println!("{dumped:?}");
             Ok(0)
         }
         Some("restart-job") => {
             let only = rest.first().and_then(|name| name.to_str());
-            snaprig_ckpt::restart_job(&Job::open(directory)?, only, PATIENCE)
+            let round = number("ROUND").map(|round| round as u64);
+            snaprig_ckpt::restart_job(&Job::open(directory)?, only, round, PATIENCE)
         }
         Some("coordinate") => {
             let job = Job::open_or_create(directory)?;

@@ -76,7 +76,7 @@ impl End {
     }
 }
 
-fn key(what: &str, id: &[u8], is_low: bool) -> Vec<u8> {
+pub fn key(what: &str, id: &[u8], is_low: bool) -> Vec<u8> {
     [what.as_bytes(), &[u8::from(is_low)], id].concat()
 }
 
@@ -86,6 +86,15 @@ fn id(pid: pid_t, local: SocketAddr, remote: SocketAddr) -> Result<(Vec<u8>, boo
     let place = match local.ip().is_loopback() {
         true => place(pid).map_err(|source| Error::io("the network namespace", source))?,
         false => String::new(),
+    };
+    id_in(&place, local, remote)
+}
+
+/// The same in a network namespace, of which this is the name.
+pub fn id_in(place: &str, local: SocketAddr, remote: SocketAddr) -> Result<(Vec<u8>, bool)> {
+    let place = match local.ip().is_loopback() {
+        true => place,
+        false => "",
     };
     let is_low = local < remote;
     let ends = if is_low {
@@ -98,7 +107,8 @@ fn id(pid: pid_t, local: SocketAddr, remote: SocketAddr) -> Result<(Vec<u8>, boo
     Ok((id, is_low))
 }
 
-fn place(pid: pid_t) -> io::Result<String> {
+/// What a network namespace is called, anywhere.
+pub fn place(pid: pid_t) -> io::Result<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let space = fs::read_link(format!("/proc/{pid}/ns/net"))?;
     Ok(format!("{} {}", boot.trim(), space.display()))
@@ -292,8 +302,11 @@ impl Sockets {
         let mut stuck = Vec::new();
         for (end, (own, others)) in ends.iter().zip(out) {
             let met = &self.met[end.met];
+            if own > 0 {
+                flow::restrain(&met.copy).map_err(|source| met.failed(source))?;
+            }
             if others > 0 {
-                let held = flow::hold(&met.copy, others.saturating_mul(2));
+                let held = flow::hold(&met.copy, others.saturating_add(others / 4));
                 held.map_err(|source| met.failed(source))?;
             }
             if own > 0 || others > 0 {

@@ -1,16 +1,21 @@
 //! The areas of an address space: what is mapped where, and what of it the image must have.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
+    ffi::OsStr,
     fs,
     ops::Range,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirEntryExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
 };
 
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 
-use super::{named::Named, sysv::Attachment};
+use super::{named::Named, placement::Policies, sysv::Attachment};
 use crate::{
     error::{Error, Result},
     plugins::Owned,
@@ -29,13 +34,23 @@ const REFUSED: [(&str, &str); 3] = [
     ("ui", "memory with a userfaultfd(2)"),
     ("ss", "a shadow stack"),
 ];
+/// What is mapped, by its name, whose state cannot be seen: of the first also what is under way.
+const REFUSED_OBJECTS: [(&str, &str); 3] = [
+    (" /[aio]", "asynchronous reads and writes (io_setup(2))"),
+    (" socket:[", "a mapped socket"),
+    (" anon_inode:", "a mapped object of the kernel"),
+];
 
 /// What smaps says of each area, read while the process still runs: the kernel walks all page tables for it.
 #[derive(Debug, Default)]
 pub struct Flags {
     by_start: BTreeMap<u64, (u64, Vec<[u8; 2]>)>,
+    /// Where they are to be.
+    pub policies: Policies,
     /// What cannot be saved, if there is anything.
     pub refused: Option<String>,
+    /// There are pages that it shares with relatives since fork(2).
+    pub shares: bool,
 }
 
 impl Flags {
@@ -43,13 +58,19 @@ impl Flags {
     pub fn read(pid: pid_t) -> Result<Self> {
         let path = format!("/proc/{pid}/smaps");
         let text = fs::read_to_string(&path).map_err(|source| Error::io(path, source))?;
-        let mut flags = Self::default();
+        let mut flags = Self {
+            policies: Policies::read(pid)?,
+            ..Self::default()
+        };
         let (mut area, mut is_execute_only, mut is_shared) = (None, false, false);
-        let mut is_segment = false;
+        let (mut is_segment, mut is_private) = (false, false);
         for line in text.lines() {
             let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
             match key {
                 "VmFlags:" => flags.add(area, value, is_segment),
+                "Shared_Clean:" | "Shared_Dirty:" if is_private && value.trim() != "0 kB" => {
+                    flags.shares = true;
+                }
                 // Of such a size as there are most: another one is not known of its mapping.
                 "KernelPageSize:" if is_shared && value.trim() != "4 kB" => {
                     flags.refuse(area, "shared huge pages (MAP_HUGETLB)");
@@ -69,6 +90,13 @@ impl Flags {
                     is_execute_only = value.starts_with("--x");
                     is_shared = value.get(3..4) == Some("s");
                     is_segment = value.contains(" /SYSV");
+                    // Of a file, pages that nobody has changed are shared by all.
+                    is_private = !is_shared && !value.contains('/') && !value.contains("[v");
+                    for (mapped, what) in REFUSED_OBJECTS {
+                        if value.contains(mapped) {
+                            flags.refuse(area, what);
+                        }
+                    }
                 }
             }
         }
@@ -112,6 +140,8 @@ pub struct Shared {
     pub met: Vec<SharedObject>,
     /// Where System V shared memory is.
     pub attachments: Vec<Attachment>,
+    /// Files that have lost the name that they were mapped by, and what else they are called.
+    names: HashMap<(u64, u64), Option<PathBuf>>,
 }
 
 /// Memory that several can map.
@@ -132,6 +162,19 @@ pub struct SharedObject {
 }
 
 impl Shared {
+    /// What a file is called that has lost a name, if it has another one beside it: sem_open(3) maps what it makes before
+    /// that has its name, and whoever opens it later has it by that.
+    fn other_name(&mut self, id: (u64, u64), gone: &[u8]) -> Option<PathBuf> {
+        let name = self.names.entry(id).or_insert_with(|| {
+            let directory = Path::new(OsStr::from_bytes(gone)).parent()?;
+            let entries = fs::read_dir(directory).ok()?.flatten();
+            let mut files = entries.filter(|entry| entry.ino() == id.1);
+            let is_it = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|it| id_of(&it) == id);
+            files.find(is_it).map(|entry| entry.path())
+        });
+        name.clone()
+    }
+
     /// The number of an object.
     pub fn meet(&mut self, id: (u64, u64), name: Option<Vec<u8>>) -> usize {
         if let Some(at) = self.met.iter().position(|object| object.id == id) {
@@ -254,7 +297,10 @@ fn backing(
     let bytes = path.as_os_str().as_bytes();
     let gone = bytes.strip_suffix(b" (deleted)");
     let (start, end) = map.address;
-    if let Some(gone) = gone {
+    let other = gone.filter(|_| is_shared);
+    let other = other.and_then(|gone| shared.other_name((dev(map.dev), map.inode), gone));
+    let path = other.as_deref().unwrap_or(path);
+    if let (Some(gone), None) = (gone, &other) {
         if !is_shared {
             // All of its pages are saved.
             return Ok(Some(Backing::Anonymous));

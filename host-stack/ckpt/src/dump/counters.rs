@@ -1,7 +1,16 @@
 //! What fdinfo says of those open files that only count, wait or watch: timerfd, epoll (proc_pid_fdinfo(5)).
 
-use super::seen::Info;
-use crate::state::Kind;
+use std::{
+    mem::MaybeUninit,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use super::seen::{Info, Seen};
+use crate::{
+    error::{Error, Result},
+    socket::check,
+    state::Kind,
+};
 
 /// What an epoll instance watches: descriptor, events, data.
 pub type Target = (i32, u32, u64);
@@ -25,8 +34,29 @@ pub fn watched(info: &Info) -> Vec<Target> {
     lines.collect()
 }
 
+/// A timerfd. One that has expired, and is to again, stands still until somebody reads it or asks for its time
+/// (timerfd_gettime(2)): then it knows how often it has expired by now, and runs on.
+pub fn timer(seen: &Seen, copy: &OwnedFd) -> Result<Option<Kind>> {
+    let mut left = MaybeUninit::<libc::itimerspec>::uninit();
+    // SAFETY: `left` is valid to write to, and written when the call succeeds.
+    let left = unsafe {
+        let asked = check(libc::timerfd_gettime(copy.as_raw_fd(), left.as_mut_ptr()));
+        asked.map_err(|source| Error::io("timerfd_gettime", source))?;
+        left.assume_init().it_value
+    };
+    let mut kind = described(&Seen::look(seen.pid, seen.fd)?.info);
+    if let Some(Kind::Timer { setting, .. }) = &mut kind
+        && (left.tv_sec, left.tv_nsec) != (0, 0)
+        && setting[2..] == [0, 0]
+    {
+        // It has expired since: the next time is an interval away.
+        setting.copy_within(..2, 2);
+    }
+    Ok(kind)
+}
+
 /// `clockid: 1`, `ticks: 0`, `settime flags: 01`, `it_value: (0, 49406829)`, `it_interval: (1, 0)`.
-pub fn timer(info: &Info) -> Option<Kind> {
+fn described(info: &Info) -> Option<Kind> {
     let pair = |key| -> Option<[u64; 2]> {
         let text: &str = info.get(key)?;
         let (seconds, nanos) = text.trim_matches(['(', ')']).split_once(", ")?;

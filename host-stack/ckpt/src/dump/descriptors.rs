@@ -1,6 +1,7 @@
 //! Descriptors of processes as the kernel knows them: which there are, which are of the same open file, copies of them.
 
 use std::{
+    cmp::Ordering,
     fs,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
@@ -51,11 +52,16 @@ pub fn is_ours(pid: pid_t) -> bool {
     freeze::is_descendant(pid, me())
 }
 
-/// Whether two descriptors are of one open file (kcmp(2)).
-pub fn is_same_file((pid, fd): (pid_t, i32), (other, number): (pid_t, i32)) -> bool {
+/// Whether two descriptors are of one open file.
+pub fn is_same_file(one: (pid_t, i32), other: (pid_t, i32)) -> bool {
+    compare(one, other) == Some(Ordering::Equal)
+}
+
+/// The order that the kernel has open files in (kcmp(2)); none: one of them is not there.
+pub fn compare((pid, fd): (pid_t, i32), (other, number): (pid_t, i32)) -> Option<Ordering> {
     const KCMP_FILE: i32 = 0;
     // SAFETY: no memory is involved.
-    unsafe {
+    let order = unsafe {
         libc::syscall(
             libc::SYS_kcmp,
             pid,
@@ -63,7 +69,13 @@ pub fn is_same_file((pid, fd): (pid_t, i32), (other, number): (pid_t, i32)) -> b
             KCMP_FILE,
             fd as u64,
             number as u64,
-        ) == 0
+        )
+    };
+    match order {
+        0 => Some(Ordering::Equal),
+        1 => Some(Ordering::Less),
+        2 => Some(Ordering::Greater),
+        _ => None,
     }
 }
 

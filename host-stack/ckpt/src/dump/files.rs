@@ -1,6 +1,7 @@
 //! The open files of a tree: each once, however many descriptors it has.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, HashMap},
     ffi::OsStr,
     fs::{self, File},
@@ -20,7 +21,9 @@ use libc::pid_t;
 use super::{
     areas::{Shared, id_of},
     counters::{Target, hex, timer, watched},
-    descriptors::{copy_of, descriptors, is_ours, is_own, is_same_file, is_watched, me, passed_on},
+    descriptors::{
+        compare, copy_of, descriptors, is_ours, is_own, is_same_file, is_watched, me, passed_on,
+    },
     held,
     named::Named,
     pipes::Pipes,
@@ -57,7 +60,7 @@ pub struct Files<'a> {
     pub open: Vec<OpenFile>,
     /// Who has each first: process and descriptor.
     first: Vec<(pid_t, i32)>,
-    /// Those that may be the same.
+    /// Those that may be the same, in the kernel's order: there may be thousands of one name.
     alike: HashMap<(u64, u64, u64), Vec<u32>>,
     /// Contents to be saved.
     pub contents: Vec<Source>,
@@ -216,7 +219,8 @@ impl<'a> Files<'a> {
         shared: &mut Shared,
         named: &mut Named,
     ) -> Result<u32> {
-        if let Some(file) = self.known(seen) {
+        let known = self.known(seen);
+        if let Ok(file) = known {
             self.check_plugins(file, seen)?;
             // Each process has its own.
             let held = &mut self.open[file as usize].locks;
@@ -230,7 +234,7 @@ impl<'a> Files<'a> {
         let (pid, fd) = (seen.pid, seen.fd);
         let number = self.open.len() as u32;
         let alike = self.alike.entry(seen_alike(seen)).or_default();
-        alike.push(number);
+        alike.insert(known.err().unwrap_or(0), number);
         self.first.push((pid, fd));
         let own = is_own(pid, fd);
         // Its place: epolls may watch themselves in a circle.
@@ -276,11 +280,17 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// The number of an open file that has been met before.
-    fn known(&self, seen: &Seen) -> Option<u32> {
-        let alike = self.alike.get(&seen_alike(seen))?;
-        let is_same = |file: &&u32| is_same_file((seen.pid, seen.fd), self.first[**file as usize]);
-        alike.iter().find(is_same).copied()
+    /// The number of an open file that has been met before, or its place among those that are like it.
+    fn known(&self, seen: &Seen) -> std::result::Result<u32, usize> {
+        let Some(alike) = self.alike.get(&seen_alike(seen)) else {
+            return Err(0);
+        };
+        let order = |file: &u32| {
+            let order = compare(self.first[*file as usize], (seen.pid, seen.fd));
+            // Who is gone has no file: what is found out of others fails the checkpoint.
+            order.unwrap_or(Ordering::Greater)
+        };
+        alike.binary_search_by(order).map(|place| alike[place])
     }
 
     fn kind(
@@ -326,7 +336,8 @@ impl<'a> Files<'a> {
                 mask: info.get("sigmask").and_then(hex).unwrap_or(0),
             },
             Class::Timer => {
-                timer(info).ok_or_else(|| seen.refused("a timer that is not understood"))?
+                let timer = timer(seen, &copy)?;
+                timer.ok_or_else(|| seen.refused("a timer that is not understood"))?
             }
             Class::Inotify => Kind::Inotify(watches::describe(seen, copy.as_fd(), named)?),
             Class::Pid(pid) => Kind::Pid(pid),
@@ -462,7 +473,7 @@ impl<'a> Files<'a> {
             self.open[number as usize].kind = Kind::Epoll { watched };
         }
         self.sockets.join(&mut self.open)?;
-        self.terminals.take(&mut terminals)?;
+        self.terminals.contents(&mut terminals)?;
         Ok(Resolved {
             pipes,
             terminals,

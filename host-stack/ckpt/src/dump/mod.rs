@@ -10,14 +10,19 @@ mod descriptors;
 mod diag;
 mod files;
 mod held;
+mod multicast;
 mod named;
+mod netlink;
+mod options;
 mod outside;
 mod pages;
 mod pipes;
+mod placement;
 mod process;
 mod refused;
 mod seen;
 mod sockets;
+pub mod strangers;
 mod stub;
 mod sysv;
 mod terminals;
@@ -26,7 +31,7 @@ mod undo;
 mod watches;
 mod write;
 
-use std::os::fd::OwnedFd;
+use std::{collections::BTreeSet, os::fd::OwnedFd};
 
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, Process as Proc, Stat};
@@ -43,7 +48,6 @@ use self::{
     areas::{Flags, Shared},
     files::{Files, Source},
     sockets::Sockets,
-    terminals::Terminals,
 };
 use crate::{
     error::Result,
@@ -111,10 +115,11 @@ pub struct Described {
     segments: Vec<sysv::Source>,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
+    /// Processes that share pages with relatives.
+    sharing: BTreeSet<pid_t>,
     /// Contents of files, in the order that the tree numbers them until their spaces are.
     contents: Vec<(Key, Source)>,
     sockets: Sockets,
-    terminals: Terminals,
     /// Files that only we have: on their way from process to process.
     _kept: Vec<OwnedFd>,
 }
@@ -133,7 +138,6 @@ impl Described {
     /// The image is complete, and the tree is to end.
     pub fn abandon(&mut self) {
         self.sockets.abandon();
-        self.terminals.abandon();
         self.segments.iter().for_each(sysv::Source::abandon);
     }
 }
@@ -148,6 +152,8 @@ pub fn describe(
 ) -> Result<Described> {
     let (mut shared, mut files) = (Shared::default(), Files::new(owned));
     let (mut processes, mut nameless) = (Vec::new(), Vec::new());
+    let sharing = before.flags.iter().filter(|(_, flags)| flags.shares);
+    let sharing = sharing.map(|(pid, _)| *pid).collect();
     let none = Flags::default();
     for held in &mut frozen.processes {
         let stat = Proc::new(held.pid)?.stat()?;
@@ -217,8 +223,8 @@ pub fn describe(
         shared,
         segments,
         nameless,
+        sharing,
         sockets: files.sockets,
-        terminals: files.terminals,
         _kept: files.kept,
     })
 }

@@ -4,9 +4,9 @@
 //! processes that only root may look at, or in a message on its way) is found when the tree stands still.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, Metadata},
-    net::UdpSocket,
+    net::{SocketAddr, UdpSocket},
     os::unix::fs::FileTypeExt,
 };
 
@@ -48,6 +48,28 @@ pub fn check(ancestor: pid_t, owned: &Owned, is_alone: bool) -> Result<()> {
     let look = || Ends::of(ancestor, owned)?.check(is_alone);
     // What is looked at may be on its way from process to process of the tree.
     look().or_else(|_| look())
+}
+
+/// By inode, the sockets of a tree, and who has them.
+pub fn sockets(ancestor: pid_t, owned: &Owned) -> Result<BTreeMap<u64, (pid_t, i32)>> {
+    let sockets = Ends::of(ancestor, owned)?.sockets.into_iter();
+    Ok(sockets.map(|((_, inode), who)| (inode, who)).collect())
+}
+
+/// Inodes of the sockets that processes outside can be seen to have, but for those that a tree has as well; and 0 is
+/// nobody's.
+pub fn sockets_of_others<'a>(tree: impl Iterator<Item = &'a u64>) -> BTreeSet<u64> {
+    let mut inodes = BTreeSet::new();
+    for pid in processes() {
+        for fd in descriptors(pid).unwrap_or_default() {
+            let metadata = end_of(pid, fd).filter(|end| end.file_type().is_socket());
+            inodes.extend(metadata.map(|metadata| id_of(&metadata).1));
+        }
+    }
+    for own in tree {
+        inodes.remove(own);
+    }
+    inodes
 }
 
 impl Ends {
@@ -137,8 +159,7 @@ impl Ends {
                 continue;
             }
             let (local, remote) = (plain(entry.local_address), plain(entry.remote_address));
-            let what =
-                format!("descriptor {fd} is a TCP socket connected to {remote}, which is outside");
+            let what = is_strange(*fd, remote);
             if UdpSocket::bind((remote.ip(), 0)).is_err() {
                 return Err(Error::refused(*pid, what));
             }
@@ -161,9 +182,7 @@ fn outsiders(others: &BTreeMap<Id, (Option<bool>, End)>) -> Option<&End> {
     if others.is_empty() {
         return None;
     }
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    let pids = processes.filter_map(|one| one.file_name().to_str()?.parse::<pid_t>().ok());
-    for pid in pids.filter(|pid| *pid != me()) {
+    for pid in processes().filter(|pid| *pid != me()) {
         for fd in descriptors(pid).unwrap_or_default() {
             let id = end_of(pid, fd).map(|metadata| id_of(&metadata));
             let Some((is_read, end)) = id.and_then(|id| others.get(&id)) else {
@@ -181,6 +200,17 @@ fn outsiders(others: &BTreeMap<Id, (Option<bool>, End)>) -> Option<&End> {
         }
     }
     None
+}
+
+/// All processes that there are.
+fn processes() -> impl Iterator<Item = pid_t> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|one| one.file_name().to_str()?.parse().ok())
+}
+
+/// What is said of a connection to a process outside.
+pub fn is_strange(fd: i32, remote: SocketAddr) -> String {
+    format!("descriptor {fd} is a TCP socket connected to {remote}, which is outside")
 }
 
 /// A descriptor, if it is of a pipe or a socket.

@@ -10,16 +10,16 @@
 //! | PR_SET_TSC, PR_MCE_KILL, PR_SET_SPECULATION_CTRL, PR_SET_IO_FLUSHER | saved |
 //! | PR_SET_CHILD_SUBREAPER, _THP_DISABLE, _MDWE, _MEMORY_MERGE; membarrier(2), mlockall(MCL_FUTURE) | saved |
 //! | limits, umask, oom_score_adj, core filter, signal actions, all timers | saved |
-//! | mlock(2), mlock2(2), mseal(2), MAP_DROPPABLE, all of madvise(2) that lasts | saved |
+//! | mlock(2), mlock2(2), mseal(2), MAP_DROPPABLE, all of madvise(2) that lasts, mbind(2) ([`super::placement`]) | saved |
 //! | a first thread that has ended while others live | saved |
-//! | seccomp(2), a tracer, namespaces, a root directory, a control group, a security label of its own | refused |
+//! | seccomp(2) filters, a tracer, namespaces, a root directory, a control group, a security label of its own | refused |
 //! | userfaultfd(2) on its memory, protection keys, a shadow stack, 32-bit programs | refused |
+//! | io_setup(2), mapped sockets and objects of the kernel (io_uring, perf), a program whose file is gone | refused |
 //! | an LDT, keyrings of its own, syscall user dispatch | refused, but only a stopped process says so |
 //! | shared huge pages | refused |
 //! | System V shared memory, semaphores (SEM_UNDO, too), queues ([`super::sysv`]) | saved; what others have, too: refused |
 //! | times of System V objects, who has attached a segment last, or sent and received | lost |
 //! | MADV_GUARD_INSTALL | saved from Linux 6.15 on; refused in shared memory, when it stands still |
-//! | mbind(2) of parts of memory | lost: only where pages are changes |
 //! | landlock(7), F_NOTIFY | lost: nothing tells of it |
 //!
 //! What is refused is so before anything stops ([`super::refused`]), but for what a process must be asked for.
@@ -127,6 +127,8 @@ pub fn describe(
     let oom_score = String::from_utf8_lossy(&read("oom_score_adj")?)
         .trim()
         .parse();
+    let policies = &before.0.policies;
+    let placements = policies.of(&areas, &asked.threads[0].memory_policy);
     Ok(Body {
         threads,
         exe: named.file(pid, &proc.exe()?, true)?,
@@ -136,6 +138,7 @@ pub fn describe(
         layout,
         auxv: read("auxv")?,
         areas,
+        placements,
         guards: Vec::new(),
         descriptors: Vec::new(),
         actions: asked.actions,

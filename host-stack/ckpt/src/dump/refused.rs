@@ -12,7 +12,7 @@ use procfs::process::{Process, Status};
 
 use super::{
     areas::Flags,
-    descriptors::{descriptors, is_ours, is_own},
+    descriptors::{descriptors, is_ours, is_own, me},
     named::Named,
     seen::{Class, Seen},
     watches,
@@ -94,8 +94,21 @@ fn whole(pid: pid_t, supervisor: pid_t) -> Result<()> {
             return Err(Error::refused(pid, what).for_now());
         }
     }
-    if is_of_32_bits(Path::new(&format!("/proc/{pid}/exe"))) {
+    executable(pid)
+}
+
+fn executable(pid: pid_t) -> Result<()> {
+    let exe = format!("/proc/{pid}/exe");
+    if is_of_32_bits(Path::new(&exe)) {
         return Err(Error::refused(pid, "a program of 32 bits"));
+    }
+    let (name, file) = (fs::read_link(&exe), fs::metadata(&exe));
+    if let (Ok(name), Ok(file)) = (name, file) {
+        let id = |file: fs::Metadata| (file.dev(), file.ino());
+        if fs::metadata(&name).map(id).ok() != Some(id(file)) {
+            let what = format!("its program has been removed ({})", name.display());
+            return Err(Error::refused(pid, what));
+        }
     }
     Ok(())
 }
@@ -109,11 +122,22 @@ fn thread(pid: pid_t, status: &Status) -> Result<()> {
     Ok(())
 }
 
+/// Filters are inherited: those that the supervisor has, a container's say, the restarted process has as well.
 fn filter(pid: pid_t, status: &Status) -> Result<()> {
+    const FILTER: u32 = libc::SECCOMP_MODE_FILTER;
     match status.seccomp {
         None | Some(0) => Ok(()),
-        Some(_) => Err(Error::refused(pid, "a seccomp filter")),
+        Some(FILTER) if filters(status.pid).is_some_and(|its| Some(its) == filters(me())) => Ok(()),
+        Some(_) => Err(Error::refused(pid, "a seccomp filter of its own")),
     }
+}
+
+/// How many seccomp filters a thread has; none: the kernel does not say (before Linux 5.9).
+fn filters(tid: pid_t) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let mut lines = status.lines();
+    let count = lines.find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
+    count.trim().parse().ok()
 }
 
 /// Whether a thread is in a call that makes a process or a thread: it may wait in it, as vfork(2) does.

@@ -19,6 +19,21 @@ const MEMORY: u32 = 1;
 const TERMINALS: u32 = 5;
 const SLAVES: u32 = 136;
 
+/// Protocols of sockets that can be saved, as the kernel calls them.
+const PROTOCOLS: [&str; 9] = [
+    "UNIX",
+    "UNIX-STREAM",
+    "TCP",
+    "TCPv6",
+    "MPTCP",
+    "MPTCPv6",
+    "UDP",
+    "UDPv6",
+    "NETLINK",
+];
+/// Of statfs(2): where mq_open(3) has its queues (MQUEUE_MAGIC).
+const MESSAGE_QUEUES: i64 = 0x1980_0202;
+
 /// What /proc/PID/fdinfo/FD says.
 pub struct Info {
     /// Where reading and writing go on.
@@ -175,7 +190,7 @@ impl Seen {
             return Ok(Class::Pipe);
         }
         if kind.is_socket() {
-            return Ok(Class::Socket);
+            return self.socket();
         }
         if kind.is_char_device() {
             return self.device();
@@ -186,8 +201,26 @@ impl Seen {
         self.by_name()
     }
 
+    /// A socket of a kind that can be saved, as far as its protocol's name tells: before anything stops.
+    fn socket(&self) -> Result<Class> {
+        let mut name = [0; 32];
+        let read = rustix::fs::getxattr(self.path(), "system.sockprotoname", &mut name);
+        let name = String::from_utf8_lossy(&name[..read.unwrap_or(0)]);
+        let name = name.trim_end_matches('\0');
+        match name.is_empty() || PROTOCOLS.contains(&name) {
+            true => Ok(Class::Socket),
+            false => {
+                Err(self.refused(&format!("a socket of a kind that cannot be saved ({name})")))
+            }
+        }
+    }
+
     /// A file whose name must lead to it, or nowhere.
     fn by_name(&self) -> Result<Class> {
+        let system = rustix::fs::statfs(self.path());
+        if system.is_ok_and(|system| system.f_type == MESSAGE_QUEUES) {
+            return Err(self.refused("a POSIX message queue"));
+        }
         let is_it = |other: &Metadata| {
             (other.dev(), other.ino()) == (self.metadata.dev(), self.metadata.ino())
         };

@@ -8,7 +8,7 @@ use std::{
     mem::size_of,
     net::{SocketAddr, UdpSocket},
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
 };
@@ -19,7 +19,7 @@ use procfs::{
     process::Process as Proc,
 };
 
-use super::{abroad::Stranger, descriptors::copy_of, diag};
+use super::{abroad::Stranger, descriptors::copy_of, diag, netlink, options};
 use crate::{
     error::{Error, Result},
     flow,
@@ -35,51 +35,6 @@ const LISTENS: u8 = 10;
 pub const SENT_END: [u8; 4] = [4, 5, 9, 11];
 /// Where the backlog is in struct tcp_info (tcpi_sacked).
 const BACKLOG_AT: usize = 28;
-
-/// Options by level: what was set before bind(2) first.
-const OPTIONS: [(i32, i32); 41] = [
-    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
-    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
-    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
-    (libc::IPPROTO_IP, libc::IP_FREEBIND),
-    (libc::SOL_SOCKET, libc::SO_BROADCAST),
-    (libc::SOL_SOCKET, libc::SO_DONTROUTE),
-    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
-    (libc::SOL_SOCKET, libc::SO_LINGER),
-    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
-    (libc::SOL_SOCKET, libc::SO_PASSCRED),
-    (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
-    (libc::SOL_SOCKET, libc::SO_PRIORITY),
-    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
-    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
-    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
-    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL),
-    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
-    (libc::IPPROTO_TCP, libc::TCP_CORK),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
-    (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
-    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
-    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
-    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
-    (libc::IPPROTO_TCP, libc::TCP_FASTOPEN),
-    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
-    (libc::IPPROTO_TCP, libc::TCP_CONGESTION),
-    (libc::IPPROTO_IP, libc::IP_TOS),
-    (libc::IPPROTO_IP, libc::IP_TTL),
-    (libc::IPPROTO_IP, libc::IP_RECVERR),
-    (libc::IPPROTO_IP, libc::IP_PKTINFO),
-    (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
-    (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL),
-    (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP),
-    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
-    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
-    (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
-    (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
-];
 
 /// A socket as it is met.
 #[derive(Debug)]
@@ -141,18 +96,18 @@ impl Sockets {
         };
         let described = describe(pid, &copy, inode).map_err(failed)?;
         let Some((socket, state)) = described else {
-            let family = socket::number(&copy, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(-1);
+            let of = |name| socket::number(&copy, libc::SOL_SOCKET, name).unwrap_or(-1);
+            let (family, protocol) = (of(libc::SO_DOMAIN), of(libc::SO_PROTOCOL));
             let what = format!(
-                "descriptor {fd} is a socket of a kind that cannot be saved (family {family})"
+                "descriptor {fd} is a socket of a kind that cannot be saved (family {family}, protocol {protocol})"
             );
             return Err(Error::refused(pid, what));
         };
-        let is_tcp = socket.protocol == libc::IPPROTO_TCP;
-        let has_messages = !is_tcp
-            && matches!(
-                socket.family,
-                libc::AF_UNIX | libc::AF_INET | libc::AF_INET6
-            );
+        if socket.family == libc::AF_NETLINK && netlink::is_unread(&copy).map_err(failed)? {
+            let what = format!("descriptor {fd} is a netlink socket with what has not been read");
+            return Err(Error::refused(pid, what).for_now());
+        }
+        let has_messages = socket.family == libc::AF_UNIX || socket.protocol == libc::IPPROTO_UDP;
         let messages = match has_messages {
             true => socket::peek_messages(&copy).map_err(failed)?,
             false => Vec::new(),
@@ -373,8 +328,10 @@ impl Sockets {
         let Some(sender) = sender.map(|sender| &self.met[sender]) else {
             return flow::peek(&met.copy).map_err(failed);
         };
-        let gathered = flow::gather(&sender.copy, &met.copy).map_err(failed)?;
-        gathered.ok_or_else(|| sender.overfull())
+        let has_ended = SENT_END.contains(&sender.state);
+        let gathered = flow::gather(&sender.copy, &met.copy, has_ended).map_err(failed)?;
+        // It no longer sends ahead: if its receiver reads, there is room soon.
+        gathered.ok_or_else(|| sender.overfull().for_now())
     }
 }
 
@@ -417,7 +374,8 @@ fn describe(pid: pid_t, fd: &OwnedFd, inode: u64) -> io::Result<Option<(Socket, 
     let is_known = match family {
         libc::AF_UNIX | libc::AF_NETLINK => true,
         libc::AF_INET | libc::AF_INET6 => {
-            (kind == libc::SOCK_STREAM && protocol == libc::IPPROTO_TCP)
+            (kind == libc::SOCK_STREAM
+                && [libc::IPPROTO_TCP, libc::IPPROTO_MPTCP].contains(&protocol))
                 || (kind == libc::SOCK_DGRAM && protocol == libc::IPPROTO_UDP)
         }
         _ => false,
@@ -436,16 +394,26 @@ fn describe(pid: pid_t, fd: &OwnedFd, inode: u64) -> io::Result<Option<(Socket, 
         stage: Stage::Idle,
         received: Vec::new(),
         shut: 0,
-        options: options(fd),
+        options: options::all(fd, (family, kind)),
     };
     if family == libc::AF_UNIX && !socket.local.is_empty() {
         let directory = fs::read_link(format!("/proc/{pid}/cwd"))?;
         socket.directory = directory.as_os_str().as_bytes().to_vec();
     }
     let state = match protocol {
-        libc::IPPROTO_TCP if family != libc::AF_UNIX => tcp(fd, &mut socket)?,
+        libc::IPPROTO_TCP | libc::IPPROTO_MPTCP if family != libc::AF_UNIX => tcp(fd, &mut socket)?,
         _ => 0,
     };
+    // Who speaks plain TCP with its clients has a listener of MPTCP all the same. A connection has more to it, and so has
+    // one whose TLS the kernel speaks.
+    let is_plain = matches!(socket.stage, Stage::Idle | Stage::Listening { .. });
+    let has_more = match protocol {
+        libc::IPPROTO_MPTCP => !is_plain,
+        _ => options::has_upper_layer(fd),
+    };
+    if has_more {
+        return Ok(None);
+    }
     if state == 0 && family != libc::AF_UNIX && !socket.remote.is_empty() {
         socket.stage = Stage::Connected { peer: None };
     }
@@ -484,22 +452,4 @@ fn was_connected(fd: &OwnedFd) -> bool {
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: the byte is valid to write to.
     unsafe { libc::recv(fd.as_raw_fd(), (&raw mut byte).cast(), 1, flags) >= 0 }
-}
-
-fn options(fd: impl AsFd) -> Vec<(i32, i32, Vec<u8>)> {
-    let fd = fd.as_fd();
-    let known = OPTIONS.iter().filter_map(|(level, name)| {
-        let value = socket::option(fd, *level, *name).ok()?;
-        Some((*level, *name, value))
-    });
-    let mut options: Vec<_> = known.collect();
-    // Sizes of buffers count if the program has set them; else the kernel goes on to choose.
-    let lock = socket::number(fd, libc::SOL_SOCKET, socket::SO_BUF_LOCK).unwrap_or(0);
-    for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
-        if let (true, Ok(bytes)) = (lock & bit != 0, socket::number(fd, libc::SOL_SOCKET, name)) {
-            // The kernel doubles what it is given (socket(7)).
-            options.push((libc::SOL_SOCKET, name, (bytes / 2).to_ne_bytes().to_vec()));
-        }
-    }
-    options
 }

@@ -1,6 +1,7 @@
 //! The terminals of a tree: pseudoterminals both of whose sides it has, and the one that it is on with its supervisor.
 //!
-//! What must stay true: what was taken out of one is put back when this is dropped, before the tree runs on.
+//! What must stay true: what is in one is there again before anything else is done, whoever is killed
+//! ([`terminal::contents`]).
 
 use std::{
     collections::BTreeMap,
@@ -33,19 +34,10 @@ struct Met {
     files: Vec<(u32, bool)>,
 }
 
-/// What is in no terminal any more.
-#[derive(Debug)]
-struct Taken {
-    master: OwnedFd,
-    slave: OwnedFd,
-    terminal: Terminal,
-}
-
 /// All terminals of a tree.
 #[derive(Debug, Default)]
 pub struct Terminals {
     met: BTreeMap<(u32, u32), Met>,
-    taken: Vec<Taken>,
 }
 
 impl Terminals {
@@ -109,8 +101,8 @@ impl Terminals {
         Ok(terminals)
     }
 
-    /// Takes what is in them, when nothing can be refused any more.
-    pub fn take(&mut self, terminals: &mut [Terminal]) -> Result<()> {
+    /// Finds out what is in them, when nothing can be refused any more.
+    pub fn contents(&mut self, terminals: &mut [Terminal]) -> Result<()> {
         let served = self.met.values_mut().filter(|met| met.master.is_some());
         for (met, terminal) in served.zip(terminals) {
             let Some(master) = met.master.take() else {
@@ -142,31 +134,9 @@ impl Terminals {
                 let what = format!("{}, a terminal whose output is stopped (Ctrl-S)", met.what);
                 return Err(Error::refused(met.pid, what).for_now());
             }
-            let taken = terminal::take(&master, &slave, terminal).map_err(failed);
-            self.taken.push(Taken {
-                master,
-                slave,
-                terminal: terminal.clone(),
-            });
-            taken?;
+            terminal::contents(&master, &slave, terminal).map_err(failed)?;
         }
         Ok(())
-    }
-
-    /// The image is complete, and the tree is to end.
-    pub fn abandon(&mut self) {
-        self.taken.clear();
-    }
-}
-
-impl Drop for Terminals {
-    fn drop(&mut self) {
-        for taken in self.taken.drain(..) {
-            if let Err(error) = terminal::put(&taken.master, &taken.slave, &taken.terminal) {
-                let number = taken.terminal.number;
-                tracing::error!(%error, number, "what was taken from a terminal cannot be put back");
-            }
-        }
     }
 }
 

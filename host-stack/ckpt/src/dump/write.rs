@@ -24,6 +24,8 @@ const PARTS: usize = 1024;
 /// What of a process's memory is to be saved.
 pub struct Saving {
     pid: pid_t,
+    /// It shares pages with relatives.
+    shares: bool,
     space: u32,
     /// What it can read itself.
     readable: Ranges,
@@ -61,8 +63,9 @@ pub fn look(
             let nameless = nameless.filter(|(pid, _)| *pid == held.handle());
             let nameless: Vec<u64> = nameless.map(|(_, start)| start).collect();
             let space = spaces.meet(Key::Process(held.pid));
+            let looked = (nameless.as_slice(), described.sharing.contains(&held.pid));
             let (saving, guards) =
-                look_at(held, &body.areas, &nameless, tracking.as_deref_mut(), space)?;
+                look_at(held, &body.areas, looked, tracking.as_deref_mut(), space)?;
             body.guards = guards.iter().map(|part| (part.start, part.end)).collect();
             Ok(saving)
         })
@@ -72,7 +75,7 @@ pub fn look(
 fn look_at(
     held: &mut HeldProcess,
     areas: &[Area],
-    nameless_at: &[u64],
+    (nameless_at, shares): (&[u64], bool),
     tracking: Option<&mut Tracking>,
     space: &mut Space,
 ) -> Result<(Saving, Ranges)> {
@@ -128,6 +131,7 @@ fn look_at(
     let missing = space.missing(&own).without(&nameless);
     let saving = Saving {
         pid,
+        shares,
         space: space.number(),
         readable: missing.without(&hidden),
         hidden: missing.within(&hidden),
@@ -145,7 +149,7 @@ pub fn write<S: Sink>(
     writer: &mut Writer<S>,
 ) -> Result<()> {
     for saving in saving {
-        copy_held(saving.space, saving.pid, &saving.readable, writer)?;
+        copy_held(&saving, writer)?;
         // What a process may not read itself is read with its tracer's rights.
         let file = memory::open(saving.pid, false)?;
         for part in saving.hidden.iter() {
@@ -266,13 +270,12 @@ fn reversed(parts: &Ranges) -> Vec<Range<u64>> {
 }
 
 /// Has pages of a process that stands still written: on all processors, as many at once as a buffer takes.
-fn copy_held<S: Sink>(
-    space: u32,
-    pid: pid_t,
-    parts: &Ranges,
-    writer: &mut Writer<S>,
-) -> Result<()> {
-    let mut parts = reversed(parts);
+fn copy_held<S: Sink>(saving: &Saving, writer: &mut Writer<S>) -> Result<()> {
+    let (space, pid, mut parts) = (saving.space, saving.pid, reversed(&saving.readable));
+    let gather = match saving.shares {
+        true => memory::gather_shared,
+        false => memory::gather,
+    };
     while !parts.is_empty() {
         let mut loads = Vec::new();
         while !parts.is_empty() && loads.len() < parallel::threads() {
@@ -281,7 +284,7 @@ fn copy_held<S: Sink>(
             loads.push((buffer, load));
         }
         let copied = parallel::each(loads, |(mut buffer, load)| {
-            memory::gather(pid, &load.remote(), &mut buffer[..load.bytes])?;
+            gather(pid, &load.remote(), &mut buffer[..load.bytes])?;
             Ok::<_, Error>((buffer, load))
         });
         for copied in copied {

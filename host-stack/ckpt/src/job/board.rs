@@ -27,6 +27,24 @@ impl Board<'_> {
         Ok(self.member.publish(self.round, &entries)?)
     }
 
+    /// Says that there is something under keys, of which others may say so as well.
+    pub fn claim<'a>(&self, keys: impl Iterator<Item = &'a Vec<u8>>) -> Result<()> {
+        let entries: Vec<_> = keys.map(|key| (key.clone(), Vec::new())).collect();
+        let mut left = &entries[..];
+        loop {
+            let said = self.member.publish(self.round, left);
+            // They are said in order, up to the first that is another's.
+            let owned = match &said {
+                Err(CallError::Owned { key, .. }) => left.iter().position(|(one, _)| one == key),
+                _ => None,
+            };
+            match owned {
+                Some(at) => left = &left[at + 1..],
+                None => return Ok(said?),
+            }
+        }
+    }
+
     /// What others say under these keys; waits until all of it is said.
     pub fn lookup<T: DeserializeOwned>(&self, keys: &[Vec<u8>]) -> Result<Vec<T>> {
         let values = self.member.lookup(self.round, keys, self.patience)?;

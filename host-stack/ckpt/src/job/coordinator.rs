@@ -14,15 +14,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use snaprig_ckpt_image::store::{self, Manifest, Store};
+use rustix::event::{PollFd, PollFlags, poll};
+use snaprig_ckpt_image::store::{Manifest, Store};
 use snaprig_coord::{
     coordinator::Config,
     driver::{self, Address, ConnectError, Control, Coordinator, Listener},
     job::{JobDir, JobError},
 };
 
-use super::{Job, input, none, order};
+use super::{Job, Report, due, input, none};
 use crate::{
     error::{Error, Result},
     restart,
@@ -51,19 +51,26 @@ impl driver::Keeper for Keeper {
         _: &[u8],
         reports: &BTreeMap<String, String>,
     ) -> Result<(), String> {
-        let mut members = Vec::new();
+        let (mut members, mut parent) = (Vec::new(), None);
         for (name, report) in reports {
-            let member: store::Member =
+            let report: Report =
                 serde_json::from_str(report).map_err(|error| format!("{name}: {error}"))?;
-            if member.name != *name {
-                return Err(format!("{name} has written the image of {}", member.name));
+            if report.image.name != *name {
+                let whose = report.image.name;
+                return Err(format!("{name} has written the image of {whose}"));
             }
-            members.push(member);
+            parent = match (parent, report.parent) {
+                (Some(one), Some(other)) if one != other => {
+                    return Err(format!("{name} builds on {other}, others on {one}"));
+                }
+                (one, other) => one.or(other),
+            };
+            members.push(report.image);
         }
         let command = vec![self.directory.name().to_owned()];
         let making = self.store.lead(round);
         let committed =
-            making.and_then(|making| making.commit(Manifest::now(command, None, members)));
+            making.and_then(|making| making.commit(Manifest::now(command, parent, members)));
         committed.map(drop).map_err(|error| restart::chain(&error))
     }
 }
@@ -103,35 +110,33 @@ impl Parts {
     }
 }
 
-/// Coordinates a job until a signal ends it (SIGTERM, SIGINT); orders a checkpoint every so often, if that is wanted.
+/// Coordinates a job until a signal ends it (SIGTERM, SIGINT); orders a checkpoint every so often, if that is wanted here
+/// or by the job's settings.
 pub fn coordinate(job: &Job, listen: Option<Address>, interval: Option<Duration>) -> Result<()> {
     let signals = Signals::block()?;
     let parts = Parts::of(job, &listen.unwrap_or_else(|| job.address()))?;
     let failed = |source| Error::io("the coordinator", source);
     let coordinator = Coordinator::start(parts.listener, parts.config, parts.keeper);
     let coordinator = coordinator.map_err(failed)?;
-    let mut due = interval.map(|interval| Instant::now() + interval);
+    begin_ordering(job, interval).map_err(failed)?;
     loop {
-        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
         let fd = signals.fd.as_fd();
-        // EINTR: as if it had taken too long.
-        let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], left.as_ref());
+        // EINTR: it is looked again.
+        let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], None);
         while let Some(signal) = signals.next() {
             if signal != libc::SIGCHLD {
                 return coordinator.stop().map_err(failed);
             }
         }
-        if due.is_some_and(|due| due <= Instant::now()) {
-            if let Err(error) = order::dump_job(job, false, order::PATIENCE) {
-                eprintln!(
-                    "snaprig: no checkpoint was taken: {}",
-                    restart::chain(&error)
-                );
-            }
-            due = interval.map(|interval| Instant::now() + interval);
-        }
     }
+}
+
+/// Checkpoints that nobody asks for, as long as the process lives.
+fn begin_ordering(job: &Job, interval: Option<Duration>) -> io::Result<()> {
+    let job = job.clone();
+    let orders = thread::Builder::new().name("orders".into());
+    orders.spawn(move || due::order_when_due(&job, interval))?;
+    Ok(())
 }
 
 /// A connection to the job's coordinator, which is started if there is none. It ends when the job has had no members for
@@ -197,7 +202,8 @@ fn detach(job: &Job, log: &File) -> io::Result<()> {
         std::process::exit(i32::from(is_first < 0));
     }
     let served = Parts::of(job, &job.address()).and_then(|parts| {
-        let served = Coordinator::serve(parts.listener, parts.config, parts.keeper);
+        let served = begin_ordering(job, None)
+            .and_then(|()| Coordinator::serve(parts.listener, parts.config, parts.keeper));
         served.map_err(|source| Error::io("the coordinator", source))
     });
     match served {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! JOB/job.json, token, coordinator.json, members.json, lock     who belongs to it, where its coordinator is (coord)
+//! JOB/how.json                                                  how it is checkpointed
 //! JOB/coordinator.log                                           what that says, if it was started by the first launch
 //! JOB/members/NAME/control                                      a tree's supervisor, for those of its machine
 //! JOB/checkpoints/0007/                                         a complete checkpoint: an image of each member
@@ -10,6 +11,8 @@
 //!
 //! ```text
 //! phase    tree        supervisor
+//! Look     runs        refuses what it can see now, strangers too (dump/strangers.rs); in the background, copies memory,
+//!                      and what was written to meanwhile when all have done so
 //! Stop     stopped     described (sockets of connections to others as far as this end knows them)
 //! Drain                finds the other ends on the board, and what is on its way (dump/abroad.rs)
 //! Freeze               memory goes into buffers, and on to the disk
@@ -23,6 +26,8 @@
 
 mod board;
 mod coordinator;
+mod due;
+mod how;
 mod order;
 
 use std::{
@@ -42,7 +47,10 @@ use snaprig_coord::{
 pub use self::{
     board::Board,
     coordinator::{coordinate, ensure},
-    order::{JobDumped, JobMember, JobStatus, NOT_NOW, conduct, dump_job, forget, job_status},
+    how::{Note, Report, Settings},
+    order::{
+        JobDump, JobDumped, JobMember, JobStatus, NOT_NOW, conduct, dump_job, forget, job_status,
+    },
 };
 use crate::error::{Error, Result};
 

@@ -9,18 +9,19 @@ use serde::Serialize;
 use snaprig_ckpt_image::store::Checkpoint;
 use snaprig_coord::{
     driver::Control,
-    message::{MemberStatus, Outcome, RoundStatus, Summary},
+    message::{CallError, MemberStatus, Outcome, RoundStatus, Summary},
     phase::{Kind, Order},
 };
 
-use super::{Job, ensure, none};
+use super::{Job, Note, ensure, none};
 use crate::{
-    error::Result,
-    supervisor::{Reply, Request, Running, ask},
+    error::{Error, Result},
+    restart,
+    supervisor::{Mode, Reply, Request, Running, ask},
 };
 
 /// How long each phase of a round may take, if nobody says otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// In the reason of a round that was undone: it is worth another try.
 pub const NOT_NOW: &str = "not now: ";
 /// So often it is tried again, and so much later.
@@ -31,11 +32,37 @@ const GATHERING: Duration = Duration::from_secs(60);
 /// Steps in which trees stand still.
 const STANDING: [&str; 4] = ["stop", "drain", "freeze", "resume"];
 
+/// What checkpoint of a job is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct JobDump {
+    /// The trees end.
+    pub kill: bool,
+    /// A full one, whatever the mode.
+    pub full: bool,
+    /// What it has, and when that is copied; none: as the job's settings say.
+    pub mode: Option<Mode>,
+    /// How long each phase of it may take.
+    pub patience: Duration,
+}
+
+impl Default for JobDump {
+    fn default() -> Self {
+        Self {
+            kill: false,
+            full: false,
+            mode: None,
+            patience: PATIENCE,
+        }
+    }
+}
+
 /// A job's checkpoint.
 #[derive(Clone, Debug, Serialize)]
 pub struct JobDumped {
     /// Its number.
     pub round: u64,
+    /// The earlier one that it builds on; none: it is a full one.
+    pub parent: Option<u64>,
     /// How many trees it is of.
     pub members: u32,
     /// Bytes of it.
@@ -73,15 +100,36 @@ pub struct JobMember {
 }
 
 /// Takes a checkpoint of all members; after it, they run on or end. The calling process has one thread.
-pub fn dump_job(job: &Job, kill: bool, patience: Duration) -> Result<JobDumped> {
-    let control = ensure(job)?;
+pub fn dump_job(job: &Job, wanted: &JobDump) -> Result<JobDumped> {
     let begun = Instant::now();
+    dump(job, &ensure(job)?, wanted, begun)
+}
+
+/// The same, by this connection to its coordinator.
+pub fn dump(job: &Job, control: &Control, wanted: &JobDump, begun: Instant) -> Result<JobDumped> {
+    let (settings, store) = (job.settings()?, job.store()?);
     // Who stands still only while memory is copied need not wait for the disk.
-    let kind = if kill { Kind::Final } else { Kind::Background };
+    let kind = if wanted.kill {
+        Kind::Final
+    } else {
+        Kind::Background
+    };
     for _ in 0..TRIES_MAX {
-        let summary = control.order(order(kind, patience))?;
+        let note = Note {
+            mode: wanted.mode.or(settings.mode).unwrap_or_default(),
+            is_whole: wanted.full,
+            zstd: settings.zstd,
+            base: store.rounds()?.last().copied(),
+        };
+        let summary = ordered(control, kind, note.encode()?, wanted.patience)?;
         match &summary.outcome {
-            Outcome::Complete => return dumped(job, summary, begun),
+            Outcome::Complete => {
+                if let Some(Err(error)) = settings.keep.map(|keep| store.prune(keep)) {
+                    let why = restart::chain(&error);
+                    eprintln!("snaprig: older checkpoints stay: {why}");
+                }
+                return dumped(job, summary, begun);
+            }
             Outcome::Undone { reason } if reason.contains(NOT_NOW) => thread::sleep(BETWEEN_TRIES),
             Outcome::Undone { reason } => return Err(undone(reason)),
         }
@@ -91,14 +139,30 @@ pub fn dump_job(job: &Job, kill: bool, patience: Duration) -> Result<JobDumped> 
     ))
 }
 
-fn order(kind: Kind, patience: Duration) -> Order {
-    Order {
+/// Has a round begin when no other is under way, and waits for its end.
+fn ordered(
+    control: &Control,
+    kind: Kind,
+    note: Vec<u8>,
+    patience: Duration,
+) -> Result<Summary, Error> {
+    let order = Order {
         phase_ms: patience.as_millis().min(u128::from(u32::MAX)) as u32,
+        note,
         ..Order::new(kind)
+    };
+    let begun = Instant::now();
+    loop {
+        match control.order(order.clone()) {
+            Err(CallError::Busy { .. }) if begun.elapsed() < patience => {
+                thread::sleep(BETWEEN_TRIES);
+            }
+            ended => return Ok(ended?),
+        }
     }
 }
 
-fn undone(reason: &str) -> crate::error::Error {
+fn undone(reason: &str) -> Error {
     none(format!(
         "no checkpoint was taken, and the job runs on: {reason}"
     ))
@@ -112,6 +176,7 @@ fn dumped(job: &Job, summary: Summary, begun: Instant) -> Result<JobDumped> {
         .filter(|(step, _)| STANDING.contains(&&**step));
     Ok(JobDumped {
         round: summary.round,
+        parent: checkpoint.manifest().parent,
         members: summary.members,
         bytes: checkpoint
             .manifest()
@@ -202,9 +267,8 @@ pub fn conduct(
         }
         thread::sleep(Duration::from_millis(10));
     }
-    let mut order = order(Kind::Restart, patience);
-    order.note = checkpoint.manifest().round.to_le_bytes().to_vec();
-    match control.order(order)?.outcome {
+    let round = checkpoint.manifest().round.to_le_bytes().to_vec();
+    match ordered(control, Kind::Restart, round, patience)?.outcome {
         Outcome::Complete => Ok(()),
         Outcome::Undone { reason } => Err(none(format!("the job does not restart: {reason}"))),
     }

@@ -17,7 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::sockets::{BUFFERS, COLD_BYTES, Made, apply, patiently, plain, reuse};
+use super::{
+    names::{is_in_use, patiently, reuse},
+    sockets::{BUFFERS, COLD_BYTES, Made, apply, plain},
+};
 use crate::{
     carry, dump,
     error::{Error, Result},
@@ -169,9 +172,12 @@ fn substitute(socket: &Socket) -> io::Result<OwnedFd> {
     apply(&fd, socket, |option| {
         BUFFERS.contains(&option) || option.1 == libc::SO_REUSEPORT
     });
-    // With another machine's name, the kernel chooses one when it listens.
+    // With another machine's name, or one that is not to be had, the kernel chooses one when it listens.
     if socket::address(&socket.local).is_some_and(|address| is_here(address.ip())) {
-        patiently(|| socket::bind(&fd, &socket.local))?;
+        match patiently(|| socket::bind(&fd, &socket.local)) {
+            Err(error) if !is_in_use(&error) => return Err(error),
+            _ => {}
+        }
     }
     Ok(fd)
 }
@@ -265,31 +271,34 @@ fn dial(socket: &Socket, to: SocketAddr) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Connects with a name: bound to it; or as the kernel chooses, of one port, which it does also where an earlier
-/// connection's name is no longer needed (TIME_WAIT), and bind(2) says that it is in use.
+/// Connects with a name: as the kernel chooses, of one port, which it does also where an earlier connection's name is no
+/// longer needed (TIME_WAIT); or bound to it. What was bound, and without SO_REUSEADDR, leaves a name behind that is not
+/// to be had again for a minute.
 pub fn named(socket: &Socket, local: SocketAddr, to: &[u8]) -> io::Result<OwnedFd> {
-    let fd = ready(socket)?;
-    let bound = socket::bind(&fd, &socket.local).and_then(|()| socket::connect(&fd, to));
-    let Err(in_use) = bound else {
-        return Ok(fd);
-    };
+    chosen(socket, local, to).or_else(|_| {
+        let fd = ready(socket)?;
+        socket::bind(&fd, &socket.local)?;
+        socket::connect(&fd, to)?;
+        Ok(fd)
+    })
+}
+
+/// The kernel chooses the one port that it may; one that cannot do it (before Linux 6.3) says so.
+fn chosen(socket: &Socket, local: SocketAddr, to: &[u8]) -> io::Result<OwnedFd> {
     let fd = ready(socket)?;
     let port = i32::from(local.port());
     let choose = |range: i32, late: i32| {
         socket::set_number(&fd, libc::IPPROTO_IP, LOCAL_PORT_RANGE, range)
             .and_then(|()| socket::set_number(&fd, libc::IPPROTO_IP, BIND_ADDRESS_NO_PORT, late))
     };
-    // A kernel that cannot do it says so; then the other way is waited for.
-    if choose(port | port << 16, 1).is_err() {
-        return Err(in_use);
-    }
+    choose(port | port << 16, 1)?;
     let address = SocketAddr::new(local.ip(), 0);
     socket::bind(&fd, &socket::name_of(socket.family, address))?;
     socket::connect(&fd, to)?;
     choose(0, 0)?;
     match socket::address(&socket::local_name(&fd)?) == Some(local) {
         true => Ok(fd),
-        false => Err(in_use),
+        false => Err(io::ErrorKind::AddrInUse.into()),
     }
 }
 

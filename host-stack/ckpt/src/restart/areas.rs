@@ -2,14 +2,16 @@
 
 use super::{
     files::{Opened, damaged},
-    process::Growing,
+    process::{Data, Growing},
 };
 use crate::{
     error::Result,
-    remote::{Call, call},
-    state::{Area, Backing, Tree},
+    remote::{self, Call, call},
+    state::{Area, Backing, Placement, Tree},
 };
 
+/// Policies that are set at once: the masks of their nodes find room.
+const PLACEMENTS: usize = 256;
 /// mmap(2), since Linux 6.11.
 const MAP_DROPPABLE: i32 = 8;
 
@@ -27,7 +29,27 @@ impl Growing<'_> {
                 _ => calls.extend(map(area, opened)?),
             }
         }
-        self.make("its memory cannot be mapped", &calls)
+        self.make("its memory cannot be mapped", &calls)?;
+        self.place()
+    }
+
+    /// Before there are pages. Of a machine with other nodes it is not worth a restart.
+    fn place(&self) -> Result<()> {
+        let pid = self.process.pid;
+        for placements in self.body.placements.chunks(PLACEMENTS) {
+            let mut data = Data::at(remote::data(self.stub));
+            let place = |one: &Placement| {
+                let (nodes, bits) = (data.put_words(&one.nodes), one.nodes.len() as u64 * 64);
+                let bytes = one.end.saturating_sub(one.start);
+                // The kernel takes one bit less than it is told of.
+                let arguments = [one.start, bytes, one.mode as u64, nodes, bits + 1, 0];
+                call(libc::SYS_mbind, arguments)
+            };
+            let calls: Vec<_> = placements.iter().map(place).collect();
+            data.write(pid)?;
+            self.remote()?.calls(self.stub, pid, &calls)?;
+        }
+        Ok(())
     }
 
     /// What is not to change any more, and what is locked that is yet to come.

@@ -18,7 +18,7 @@ use std::{
 use super::{
     held, made,
     paths::{self, Staged},
-    pipes, plugins, sockets, terminals,
+    pipes, plugins, refill, sockets, terminals,
 };
 use crate::{
     error::{Error, Result},
@@ -70,7 +70,7 @@ impl Opened {
         let mapped = bodies.clone().map(|body| body.areas.len()).sum::<usize>();
         let base = used.unwrap_or(2).max(2) + 64;
         let others = 2 * (tree.files.len() + tree.shared.len() + tree.terminals.len()) + mapped;
-        raise_limit(base as u64 + others as u64 + 64)?;
+        raise_limit(base as u64 + others as u64 + 64);
         let mut opened = Self {
             base,
             files: vec![-1; tree.files.len()],
@@ -97,7 +97,7 @@ impl Opened {
             opened.file(tree, number)?;
         }
         let lost = sockets::open(tree, &mut opened, board)?;
-        sockets::refill(tree, &opened, lost)?;
+        refill::refill(tree, &opened, lost)?;
         for area in bodies.flat_map(|body| &body.areas) {
             if let Backing::File { file, write, .. } = &area.backing {
                 opened.map(file, *write)?;
@@ -217,7 +217,10 @@ fn keep_at(next: &mut RawFd, fd: RawFd) -> Result<RawFd> {
     // SAFETY: no memory is involved.
     let kept = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, *next) };
     if kept < 0 {
-        return Err(Error::io("too many files", io::Error::last_os_error()));
+        return Err(Error::io(
+            "more open files than there may be (ulimit -n)",
+            io::Error::last_os_error(),
+        ));
     }
     *next = kept + 1;
     Ok(kept)
@@ -328,7 +331,9 @@ pub fn owned(fd: i32, what: &str) -> Result<OwnedFd> {
     }
 }
 
-fn raise_limit(needed: u64) -> Result<()> {
+/// So many files that most likely fewer are needed: many areas are of one file. Who may not have them has as many as may
+/// be, and is told if they are too few.
+fn raise_limit(enough: u64) {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -336,17 +341,13 @@ fn raise_limit(needed: u64) -> Result<()> {
     // SAFETY: `limit` is valid to write to and read.
     unsafe {
         libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        if limit.rlim_cur >= needed {
-            return Ok(());
-        }
-        limit.rlim_cur = needed;
-        limit.rlim_max = limit.rlim_max.max(needed);
-        match libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) {
-            0 => Ok(()),
-            _ => Err(Error::io(
-                format!("{needed} open files (ulimit -n)"),
-                io::Error::last_os_error(),
-            )),
+        let raised = libc::rlimit {
+            rlim_cur: limit.rlim_cur.max(enough),
+            rlim_max: limit.rlim_max.max(enough),
+        };
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) != 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
         }
     }
 }

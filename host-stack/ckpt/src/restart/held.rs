@@ -223,6 +223,10 @@ pub fn finish(tree: &Tree, opened: &Opened) -> Result<()> {
         }
     }
     for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
+        // It was filled by whole pages.
+        // SAFETY: no memory is involved.
+        check(unsafe { libc::ftruncate(*memory, shared.size as i64) })
+            .map_err(|source| Error::io("the size of a memfd", source))?;
         // SAFETY: no memory is involved.
         check(unsafe { libc::fcntl(*memory, libc::F_ADD_SEALS, shared.seals) })
             .map_err(|source| Error::io("seals of a memfd", source))?;

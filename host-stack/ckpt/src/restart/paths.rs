@@ -11,13 +11,17 @@
 //! nothing that is in a file now is lost.
 
 use std::{
+    env,
     ffi::OsString,
     fs::{self, File, Permissions},
     io,
     mem::ManuallyDrop,
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
-        unix::fs::{FileExt, OpenOptionsExt, PermissionsExt},
+        unix::{
+            ffi::OsStrExt,
+            fs::{FileExt, OpenOptionsExt, PermissionsExt},
+        },
     },
     path::{Path, PathBuf},
 };
@@ -166,7 +170,7 @@ fn nameless(
         return reopen(&path_to(*fd), plain);
     }
     let directory = path.parent().filter(|parent| parent.is_dir());
-    let directory = directory.map_or_else(std::env::temp_dir, Path::to_owned);
+    let directory = directory.map_or_else(env::temp_dir, Path::to_owned);
     let failed = |source| Error::io(directory.display().to_string(), source);
     let (fd, target) = if is_temporary {
         let made = File::options()
@@ -195,6 +199,22 @@ fn nameless(
         is_made: true,
     });
     Ok(fd)
+}
+
+/// Makes a directory the working one; if it has been removed, one that is removed as well.
+pub fn enter(path: &Path) -> io::Result<()> {
+    let entered = env::set_current_dir(path);
+    let name = path.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+    let (Err(_), Some(lost)) = (&entered, name.map(path_of)) else {
+        return entered;
+    };
+    if fs::create_dir(lost).is_ok() {
+        let entered = env::set_current_dir(lost);
+        return fs::remove_dir(lost).and(entered);
+    }
+    // There is another one of that name, or none in which it could be.
+    let room = tempfile::tempdir()?;
+    env::set_current_dir(room.path())
 }
 
 /// The image has been read to its end: files become what they were.

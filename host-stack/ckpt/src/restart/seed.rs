@@ -12,7 +12,6 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    ffi::CString,
     fs::File,
     io::{self, Read, Write},
     mem::ManuallyDrop,
@@ -26,7 +25,7 @@ use super::{
     files::{Opened, damaged, is_late, owned, path_of, reopen, seek},
     groups,
     namespaces::{chain, fork_as, fork_brother},
-    terminals,
+    paths, terminals,
 };
 use crate::{
     error::{Error, Result},
@@ -228,13 +227,12 @@ impl Planter<'_> {
 
     /// Working directory, umask, descriptors.
     fn dress(&self, body: &Body) -> Result<()> {
-        let cwd = CString::new(body.cwd.clone()).map_err(|_| damaged("a directory with a zero"))?;
-        // SAFETY: the string ends with a zero.
+        let cwd = path_of(&body.cwd);
+        paths::enter(cwd).map_err(|source| {
+            Error::io(format!("the working directory {}", cwd.display()), source)
+        })?;
+        // SAFETY: no memory is involved.
         unsafe {
-            if libc::chdir(cwd.as_ptr()) != 0 {
-                let what = format!("the working directory {}", cwd.to_string_lossy());
-                return Err(Error::io(what, io::Error::last_os_error()));
-            }
             libc::umask(body.umask);
         }
         for fd in 0..self.opened.base {

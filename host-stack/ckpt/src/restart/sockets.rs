@@ -1,46 +1,30 @@
-//! Makes the sockets of a tree again: names, connections, and what was on its way.
+//! Makes the sockets of a tree again: by their names (`names`), without what was in them (`refill`).
 //!
 //! ```text
-//! open:    those that stand alone (bound, listening, datagrams) --> connections, through listeners that are there or
-//!          are made for the purpose --> those to other trees of the job --> connections that wait to be accepted
-//! refill:  contents (all files are open: they may be passed along) --> ends of streams --> options
+//! those that stand alone (bound, listening, datagrams) --> connections, through listeners that are there or are made for
+//! the purpose --> those to other trees of the job --> connections that wait to be accepted
 //! ```
 
 use std::{
     collections::BTreeMap,
-    env, fs, io,
+    io,
     net::SocketAddr,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::FileTypeExt,
-    },
-    path::Path,
-    thread,
-    time::{Duration, Instant},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Instant,
 };
-
-use procfs::net::{TcpNetEntry, TcpState};
 
 use super::{
     abroad,
-    files::{Opened, damaged, path_of, set_flags},
+    files::{Opened, damaged, set_flags},
+    names::{PATIENCE, bind, outlast, patiently, reuse, within},
 };
 use crate::{
     error::{Error, Result},
-    flow::{self, Grown},
     job::Board,
     socket,
-    state::{Kind, Message, Socket, Stage, Tree},
+    state::{Kind, Socket, Stage, Tree},
 };
 
-/// What an earlier instance has left of its connections is gone after so long (TIME_WAIT is reused after a second).
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Where SO_REUSEADDR was not set it is not reused, but ends after a minute (TCP_TIMEWAIT_LEN).
-const TIME_WAIT: Duration = Duration::from_secs(75);
-/// Errors of bind(2), and of connect(2), of who may have it later.
-const IN_USE: [Option<i32>; 2] = [Some(libc::EADDRINUSE), Some(libc::EADDRNOTAVAIL)];
-/// A look whether it is gone.
-const LOOK: Duration = Duration::from_millis(20);
 /// So long a connection within this machine takes at most.
 const ACCEPT_MS: i32 = 5000;
 /// More than this on its way is more than the buffers of a new connection hold.
@@ -104,7 +88,7 @@ pub fn open(tree: &Tree, opened: &mut Opened, board: Option<&Board>) -> Result<L
     Ok(lost)
 }
 
-fn sockets(tree: &Tree) -> impl Iterator<Item = (usize, &Socket)> {
+pub fn sockets(tree: &Tree) -> impl Iterator<Item = (usize, &Socket)> {
     let files = tree.files.iter().enumerate();
     files.filter_map(|(number, file)| match &file.kind {
         Kind::Socket(socket) => Some((number, &**socket)),
@@ -112,7 +96,7 @@ fn sockets(tree: &Tree) -> impl Iterator<Item = (usize, &Socket)> {
     })
 }
 
-fn is_datagram(socket: &Socket) -> bool {
+pub fn is_datagram(socket: &Socket) -> bool {
     ![libc::SOCK_STREAM, libc::SOCK_SEQPACKET].contains(&socket.kind)
 }
 
@@ -294,17 +278,12 @@ impl<'a> Made<'a> {
 }
 
 /// Whether what is sent to `name` comes to who is bound to `address`.
-fn covers(address: SocketAddr, name: SocketAddr) -> bool {
+pub fn covers(address: SocketAddr, name: SocketAddr) -> bool {
     address.port() == name.port() && (address.ip().is_unspecified() || address.ip() == name.ip())
 }
 
 pub fn plain(socket: &Socket) -> io::Result<OwnedFd> {
     socket::socket(socket.family, socket.kind, socket.protocol)
-}
-
-/// SO_REUSEADDR for now; the program's own setting comes with its other options.
-pub fn reuse(fd: impl AsFd) -> bool {
-    socket::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).is_ok()
 }
 
 /// A TCP connection between two names, through one of the listeners, or one that is made for it: the accepted end, and
@@ -361,53 +340,6 @@ fn accept(listeners: &[BorrowedFd]) -> io::Result<OwnedFd> {
     Err(io::ErrorKind::TimedOut.into())
 }
 
-/// Tries until names of an earlier instance are free.
-pub fn patiently<T>(mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let begun = Instant::now();
-    loop {
-        match work() {
-            Err(error) if IN_USE.contains(&error.raw_os_error()) && begun.elapsed() < PATIENCE => {
-                thread::sleep(LOOK);
-            }
-            done => return done,
-        }
-    }
-}
-
-/// The same, for as long as nothing but earlier connections are at an address (TIME_WAIT): to bind where they were takes
-/// SO_REUSEADDR of both, and theirs is what it was (inet_bind_conflict).
-fn outlast<T>(address: SocketAddr, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let begun = Instant::now();
-    let mut is_said = false;
-    loop {
-        let done = patiently(&mut work);
-        let in_use = done
-            .as_ref()
-            .is_err_and(|error| IN_USE.contains(&error.raw_os_error()));
-        if !in_use || begun.elapsed() > TIME_WAIT || !is_left_behind(address) {
-            return done;
-        }
-        if !is_said {
-            is_said = true;
-            eprintln!(
-                "snaprig: port {} was bound without SO_REUSEADDR: it is waited for what is left of its connections \
-                 (TIME_WAIT, a minute at most)",
-                address.port()
-            );
-        }
-    }
-}
-
-/// Whether all sockets that are bound to an address are connections that have ended.
-fn is_left_behind(address: SocketAddr) -> bool {
-    let mut entries = procfs::net::tcp().unwrap_or_default();
-    // There may be no IPv6.
-    entries.extend(procfs::net::tcp6().unwrap_or_default());
-    let port = |entry: &&TcpNetEntry| entry.local_address.port() == address.port();
-    let mut here = entries.iter().filter(port).peekable();
-    here.peek().is_some() && here.all(|entry| entry.state == TcpState::TimeWait)
-}
-
 /// A connection whose names nobody can ask for any more.
 fn anonymous(socket: &Socket) -> io::Result<(OwnedFd, OwnedFd)> {
     let listener = plain(socket)?;
@@ -429,59 +361,6 @@ fn refused(socket: &Socket) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Binds a socket to its name; a file of an earlier socket makes room.
-fn bind(fd: impl AsFd, socket: &Socket) -> io::Result<()> {
-    if socket.local.is_empty() {
-        return Ok(());
-    }
-    if let Some(address) = socket::address(&socket.local) {
-        // Nobody has bound it.
-        if address.port() == 0 && address.ip().is_unspecified() {
-            return Ok(());
-        }
-        return patiently(|| socket::bind(&fd, &socket.local));
-    }
-    if socket.family == libc::AF_NETLINK {
-        // Its number may be another's by now: then the kernel chooses.
-        return socket::bind(&fd, &socket.local).or(Ok(()));
-    }
-    within(socket, || {
-        if let Some(path) = socket
-            .local
-            .get(2..)
-            .filter(|path| path.first() != Some(&0))
-        {
-            let end = path
-                .iter()
-                .position(|byte| *byte == 0)
-                .unwrap_or(path.len());
-            let path = path_of(&path[..end]);
-            if fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
-                fs::remove_file(path)?;
-            }
-        }
-        patiently(|| socket::bind(&fd, &socket.local))
-    })
-}
-
-/// Works in the directory at which a socket's name begins.
-fn within<T>(socket: &Socket, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let is_relative = socket.family == libc::AF_UNIX
-        && !socket.directory.is_empty()
-        && socket
-            .local
-            .get(2)
-            .is_some_and(|first| ![0, b'/'].contains(first));
-    if !is_relative {
-        return work();
-    }
-    let before = env::current_dir()?;
-    env::set_current_dir(path_of(&socket.directory))?;
-    let done = work();
-    env::set_current_dir::<&Path>(&before)?;
-    done
-}
-
 /// Sets those options that `which` picks and that are not what they should be.
 pub fn apply(fd: impl AsFd, socket: &Socket, which: impl Fn((i32, i32)) -> bool) {
     let fd = fd.as_fd();
@@ -494,152 +373,4 @@ pub fn apply(fd: impl AsFd, socket: &Socket, which: impl Fn((i32, i32)) -> bool)
             }
         }
     }
-}
-
-/// When all files are open: puts into all sockets what was in them, and makes them what they were.
-pub fn refill(tree: &Tree, opened: &Opened, lost: Lost) -> Result<()> {
-    let fd_of = |inode: u64| {
-        let (number, _) = sockets(tree).find(|(_, socket)| socket.inode == inode)?;
-        // SAFETY: it is open until all are closed.
-        Some(unsafe { BorrowedFd::borrow_raw(opened.files[number]) })
-    };
-    let is_ours = |socket: &Socket| !matches!(socket.stage, Stage::Abroad { .. });
-    let filled = sockets(tree).filter(|(_, socket)| !socket.received.is_empty());
-    for (_, socket) in filled.filter(|(_, socket)| is_ours(socket)) {
-        let failed = |source| {
-            let name = socket::show(&socket.local);
-            Error::io(format!("contents of the socket {name}"), source)
-        };
-        let fd = fd_of(socket.inode).ok_or_else(|| damaged("a socket"))?;
-        let peer = match socket.stage {
-            Stage::Connected { peer: Some(peer) } => fd_of(peer),
-            _ => lost.get(&socket.inode).map(AsFd::as_fd),
-        };
-        let refilled = match (peer, is_datagram(socket)) {
-            (Some(peer), false) if socket.family != libc::AF_UNIX => tcp(peer, fd, socket),
-            (Some(peer), _) if socket.family == libc::AF_UNIX => unix(peer, opened, socket),
-            _ => datagrams(tree, opened, socket),
-        };
-        refilled.map_err(failed)?;
-    }
-    for (number, socket) in sockets(tree) {
-        let fd = fd_of(socket.inode).ok_or_else(|| damaged("a socket"))?;
-        let is_connected = matches!(socket.stage, Stage::Connected { .. } | Stage::Abroad { .. });
-        for (bit, how) in [(1, libc::SHUT_RD), (2, libc::SHUT_WR)] {
-            if is_connected && socket.shut & bit != 0 {
-                // The other end may have said so before.
-                let _ = socket::shut(fd, how);
-            }
-        }
-        if let (Stage::Ended { reset }, Some(end)) = (&socket.stage, lost.get(&socket.inode)) {
-            match reset {
-                true => {
-                    let linger = [1i32, 0].map(i32::to_ne_bytes).concat();
-                    let _ = socket::set_option(end, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-                }
-                false => {
-                    let _ = socket::shut(end, libc::SHUT_WR)
-                        .and_then(|()| socket::shut(fd, libc::SHUT_WR));
-                }
-            }
-        }
-        // One that had to grow for what is in it stays so (flow::hold).
-        let is_larger = |bytes: &i32| *bytes > buffer_of(socket).saturating_mul(2);
-        let size = socket::number(fd, libc::SOL_SOCKET, libc::SO_RCVBUF);
-        let has_grown = !socket.received.is_empty() && size.as_ref().is_ok_and(is_larger);
-        apply(fd, socket, |option| !(has_grown && option == BUFFERS[1]));
-        set_flags(&fd, tree.files[number].flags)?;
-    }
-    Ok(())
-}
-
-/// The size that the program has given the receiving buffer.
-fn buffer_of(socket: &Socket) -> i32 {
-    let mut options = socket.options.iter();
-    let set = options.find(|(level, name, _)| (*level, *name) == BUFFERS[1]);
-    let bytes = set.and_then(|(_, _, value)| value.as_slice().try_into().ok());
-    bytes.map_or(i32::MAX, i32::from_ne_bytes)
-}
-
-fn tcp(sender: BorrowedFd, receiver: BorrowedFd, socket: &Socket) -> io::Result<()> {
-    for message in &socket.received {
-        let lock = socket::number(receiver, libc::SOL_SOCKET, socket::SO_BUF_LOCK)?;
-        if lock & socket::RECEIVE_LOCK != 0 {
-            // It does not grow with use.
-            flow::hold(receiver, message.bytes.len() as u64)?;
-        } else if message.bytes.len() > COLD_BYTES {
-            flow::warm(sender, receiver, message.bytes.len())?;
-        }
-        flow::put(sender, Some(receiver), &message.bytes)?;
-    }
-    Ok(())
-}
-
-/// Sends messages, with the files that came with them, through the other end.
-fn unix(sender: BorrowedFd, opened: &Opened, socket: &Socket) -> io::Result<()> {
-    let total: usize = socket
-        .received
-        .iter()
-        .map(|one| one.bytes.len() + 1024)
-        .sum();
-    let grown = Grown::sending(sender, total)?;
-    for message in &socket.received {
-        let files = files(opened, message)?;
-        let mut sent = socket::send(sender, &message.bytes, &files, &[])?;
-        while sent < message.bytes.len() {
-            sent += socket::send(sender, &message.bytes[sent..], &[], &[])?;
-        }
-    }
-    grown.shrink(sender)
-}
-
-fn files(opened: &Opened, message: &Message) -> io::Result<Vec<i32>> {
-    let files = message.files.iter();
-    let files = files.map(|number| opened.files.get(*number as usize).copied());
-    let files: Option<Vec<i32>> = files.collect();
-    files.ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-/// Sends datagrams to a name, from the names that they came from.
-fn datagrams(tree: &Tree, opened: &Opened, socket: &Socket) -> io::Result<()> {
-    for message in &socket.received {
-        let from = message.from.as_slice();
-        let address = socket::address(from);
-        let is_sender = |other: &Socket| match (address, socket::address(&other.local)) {
-            (Some(from), Some(name)) => other.protocol == libc::IPPROTO_UDP && covers(name, from),
-            _ => !from.is_empty() && other.local == from,
-        };
-        let sender = sockets(tree).find(|(_, other)| is_sender(other));
-        let temporary;
-        let sender = match sender {
-            // SAFETY: it is open until all are closed.
-            Some((number, _)) => unsafe { BorrowedFd::borrow_raw(opened.files[number]) },
-            None => {
-                temporary = plain(socket)?;
-                reuse(&temporary);
-                if address.is_some() && socket::bind(&temporary, from).is_err() {
-                    // From another machine; datagrams may get lost (udp(7)).
-                    continue;
-                }
-                temporary.as_fd()
-            }
-        };
-        let to = reachable(&socket.local);
-        let files = files(opened, message)?;
-        within(socket, || socket::send(sender, &message.bytes, &files, &to))?;
-    }
-    Ok(())
-}
-
-/// The name by which this machine reaches who is bound to `name`.
-fn reachable(name: &[u8]) -> Vec<u8> {
-    let mut name = name.to_vec();
-    match socket::address(&name) {
-        Some(SocketAddr::V4(v4)) if v4.ip().is_unspecified() && name.len() < 24 => {
-            name[4..8].copy_from_slice(&[127, 0, 0, 1]);
-        }
-        Some(SocketAddr::V6(v6)) if v6.ip().is_unspecified() => name[23] = 1,
-        _ => {}
-    }
-    name
 }

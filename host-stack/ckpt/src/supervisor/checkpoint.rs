@@ -9,7 +9,8 @@
 //! finish:   trailer, fsync                     (of all members; then their round is committed)
 //! keep:     what the next increment builds on
 //! ```
-//! What must stay true: dropped at any step, the tree runs on as it was, and its next image is a whole one.
+//! What must stay true: dropped at any step, the tree runs on as it was, and its next image is a whole one; or, where it
+//! is abandoned by name, one that builds on what it would have built on, and lacks nothing that was seen for this one.
 
 use std::{
     path::Path,
@@ -97,8 +98,20 @@ pub struct Known {
 
 impl Known {
     /// A checkpoint is complete: the next increment builds on it.
-    pub fn keep(&mut self, lineage: Lineage) {
-        self.lineage = Some(lineage);
+    pub fn keep(&mut self, next: Next) {
+        self.lineage = next.after;
+    }
+
+    /// A checkpoint is not: the next increment builds on what was there before it.
+    pub fn undone(&mut self, next: Next) {
+        self.abandoned(next.before, next.after.map(|after| after.spaces));
+    }
+
+    fn abandoned(&mut self, before: Option<Lineage>, attempt: Option<Spaces>) {
+        self.lineage = before.zip(attempt).map(|(before, attempt)| Lineage {
+            spaces: before.spaces.undone(&attempt),
+            ..before
+        });
     }
 
     /// If the chain of a member is not there any more, none builds on it.
@@ -109,14 +122,27 @@ impl Known {
         };
         self.lineage = self.lineage.take().filter(is_there);
     }
+
+    /// None builds on any other round than this one.
+    pub fn only_on(&mut self, round: Option<u64>) {
+        self.lineage = self.lineage.take().filter(|it| Some(it.round) == round);
+    }
 }
 
 /// The chain that the next increment builds on.
-pub struct Lineage {
+#[derive(Clone)]
+struct Lineage {
     newest: ImageId,
     round: u64,
     images: usize,
     spaces: Spaces,
+}
+
+/// What the next increment builds on, whether an image becomes part of the chain or not.
+pub struct Next {
+    /// If it does; none: the next is a whole one.
+    after: Option<Lineage>,
+    before: Option<Lineage>,
 }
 
 /// An image that is being written.
@@ -127,6 +153,8 @@ pub struct Begun<S: Sink> {
     parent: Option<u64>,
     images: usize,
     spaces: Spaces,
+    /// What the next one builds on if this one is abandoned.
+    before: Option<Lineage>,
     is_tracking: bool,
     ahead: Ahead,
 }
@@ -148,8 +176,12 @@ impl<S: Sink> Begun<S> {
         known: &mut Known,
         start: impl FnOnce(&Header, WriteOptions) -> Result<Writer<S>>,
     ) -> Result<Self> {
-        // Whatever becomes of this image, none builds on what was before it.
-        let lineage = known.lineage.take();
+        // Unless it is abandoned by name, none builds on what was before this image.
+        let mut lineage = known.lineage.take();
+        if let Some(lineage) = &mut lineage {
+            lineage.spaces.begin();
+        }
+        let before = lineage.clone();
         let is_tracking = how.mode != Mode::Full && known.tracking.is_possible();
         let lineage = lineage.filter(|it| is_tracking && !how.is_whole && it.images < CHAIN);
         let header = Header {
@@ -173,6 +205,7 @@ impl<S: Sink> Begun<S> {
             parent: lineage.as_ref().map(|lineage| lineage.round),
             images: lineage.as_ref().map_or(1, |lineage| lineage.images + 1),
             spaces: lineage.map(|lineage| lineage.spaces).unwrap_or_default(),
+            before,
             is_tracking,
             ahead: Ahead::default(),
         };
@@ -185,6 +218,11 @@ impl<S: Sink> Begun<S> {
     /// The round that it builds on.
     pub fn parent(&self) -> Option<u64> {
         self.parent
+    }
+
+    /// The image is not to be.
+    pub fn abandon(self, known: &mut Known) {
+        known.abandoned(self.before, Some(self.spaces));
     }
 
     /// Copies what was written to since most of it was copied, if it was: while the tree runs.
@@ -210,6 +248,7 @@ impl<S: Sink> Begun<S> {
             round: self.round,
             images: self.images,
             spaces: is_tracked.then_some(self.spaces),
+            before: self.before,
             copied: Copied {
                 ahead: self.ahead.bytes,
                 passes: self.ahead.passes,
@@ -256,31 +295,24 @@ pub fn look(known: &mut Known, purpose: Purpose, plugins: &SharedPlugins) -> Res
     Ok(())
 }
 
-/// A tree that stands still, and is described.
-pub struct Stopped {
-    since: Instant,
-    // In the order in which they are let go: what was taken out of terminals is put back before the tree runs on.
-    described: Described,
-    frozen: Frozen,
+/// A tree that runs, when all has been found out that can be before it stands still. Dropped, it runs on.
+pub struct Ready {
+    before: Before,
     gathered: Gathered,
-    pause: Pause,
 }
 
-impl Stopped {
-    /// Stops the descendants of this process, of which `root` is the first; what their plugins have to save is in the
-    /// round's directory then. `last` is done while they still run, when all that takes long has been done.
-    pub fn stop(
-        root: pid_t,
+impl Ready {
+    /// Looks at the descendants of this process; what their plugins have to save is in the round's directory then.
+    pub fn look(
         purpose: Purpose,
         known: &mut Known,
         plugins: &SharedPlugins,
         directory: Option<&Path>,
-        last: impl FnOnce(&mut Known) -> Result<()>,
     ) -> Result<Self> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
         let mut tries = 0;
-        let mut gathered = Gathered::of(plugins, directory)?;
+        let gathered = Gathered::of(plugins, directory)?;
         let before = loop {
             let purpose = (purpose, known.has_own_ipc);
             match Before::look(me, purpose, &mut known.named, &gathered.owned()) {
@@ -289,7 +321,18 @@ impl Stopped {
             }
             thread::sleep(BETWEEN_TRIES);
         };
-        last(known)?;
+        Ok(Self { before, gathered })
+    }
+
+    /// Stops it; `root` is its first process.
+    pub fn stop(self, root: pid_t, known: &mut Known) -> Result<Stopped> {
+        // SAFETY: no preconditions.
+        let me = unsafe { libc::getpid() };
+        let Self {
+            before,
+            mut gathered,
+        } = self;
+        let mut tries = 0;
         loop {
             let since = Instant::now();
             let mut frozen = Frozen::freeze(me, &mut known.calls)?;
@@ -302,7 +345,7 @@ impl Stopped {
                         describe: held.elapsed(),
                         ..Pause::default()
                     };
-                    return Ok(Self {
+                    return Ok(Stopped {
                         since,
                         described,
                         frozen,
@@ -320,6 +363,32 @@ impl Stopped {
             thread::sleep(BETWEEN_TRIES);
             gathered = gathered.again()?;
         }
+    }
+}
+
+/// A tree that stands still, and is described.
+pub struct Stopped {
+    since: Instant,
+    described: Described,
+    frozen: Frozen,
+    gathered: Gathered,
+    pause: Pause,
+}
+
+impl Stopped {
+    /// Stops the descendants of this process, of which `root` is the first; what their plugins have to save is in the
+    /// round's directory then. `last` is done while they still run, when all that takes long has been done.
+    pub fn stop(
+        root: pid_t,
+        purpose: Purpose,
+        known: &mut Known,
+        plugins: &SharedPlugins,
+        directory: Option<&Path>,
+        last: impl FnOnce(&mut Known) -> Result<()>,
+    ) -> Result<Self> {
+        let ready = Ready::look(purpose, known, plugins, directory)?;
+        last(known)?;
+        ready.stop(root, known)
     }
 
     /// When it was stopped.
@@ -340,7 +409,7 @@ impl Stopped {
 
     /// The tree runs on.
     pub fn let_go(self) -> Result<Pause> {
-        // What was taken out of terminals is put back first.
+        // Copies of descriptors would keep what the tree closes.
         drop(self.described);
         self.frozen.let_go()?;
         let pause = ended(self.pause, self.since);
@@ -395,7 +464,9 @@ pub struct Saved<S: Sink> {
     writer: Writer<S>,
     round: u64,
     images: usize,
+    /// None: nothing is tracked.
     spaces: Option<Spaces>,
+    before: Option<Lineage>,
     copied: Copied,
 }
 
@@ -405,25 +476,31 @@ pub struct Written {
     pub summary: Summary,
     /// How its pages were copied.
     pub copied: Copied,
-    /// What the next one builds on, for [`Known::keep`]. None: it is a whole one.
-    pub lineage: Option<Lineage>,
+    /// What the next one builds on.
+    pub next: Next,
 }
 
 impl<S: Sink> Saved<S> {
+    /// The image is not to be.
+    pub fn abandon(self, known: &mut Known) {
+        known.abandoned(self.before, self.spaces);
+    }
+
     /// Waits until the sink has all of it, and gives that back.
     pub fn finish(self) -> Result<(S, Written)> {
         let (sink, summary) = self.writer.finish()?;
         let (round, images) = (self.round, self.images);
-        let lineage = self.spaces.map(|spaces| Lineage {
+        let after = self.spaces.map(|spaces| Lineage {
             newest: summary.id,
             round,
             images,
             spaces,
         });
+        let before = self.before;
         let written = Written {
             summary,
             copied: self.copied,
-            lineage,
+            next: Next { after, before },
         };
         Ok((sink, written))
     }

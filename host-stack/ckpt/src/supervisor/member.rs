@@ -17,13 +17,14 @@ use snaprig_coord::{
     phase::{Kind, Order, Phase},
 };
 
-use super::checkpoint::{Begun, How, Known, Saved, Stopped};
+use super::checkpoint::{self, Begun, How, Known, Next, Ready, Saved, Stopped};
 use crate::{
-    dump::Purpose,
+    dump::{self, Purpose},
     error::{Error, Result},
-    job::{Board, Job, NOT_NOW},
+    job::{Board, Job, NOT_NOW, Note, Report},
     plugins::SharedPlugins,
     restart,
+    steps::{self, Step},
 };
 
 /// A member of a job, as its supervisor has it.
@@ -39,8 +40,19 @@ struct Taking {
     round: u64,
     kind: Kind,
     joined: Joined,
+    image: Image,
+    ready: Option<Ready>,
     stopped: Option<Stopped>,
-    saved: Option<Saved<FileSink>>,
+}
+
+/// How far a member's image is.
+#[derive(Default)]
+enum Image {
+    #[default]
+    None,
+    Begun(Box<Begun<FileSink>>),
+    Saved(Box<Saved<FileSink>>, Option<u64>),
+    Written(Box<Next>),
 }
 
 /// What comes of an event.
@@ -72,6 +84,18 @@ impl Member {
             .is_some_and(|taking| taking.stopped.is_some())
     }
 
+    /// The tree has ended: it is no member any more.
+    pub fn leave(mut self) {
+        // What is written may be part of a checkpoint.
+        let undone = self.round.take();
+        let undone = undone.filter(|taking| !matches!(taking.image, Image::Written(_)));
+        if let Some(taking) = undone {
+            // What cannot be removed is when the next round is committed.
+            let _ = taking.joined.discard(&self.name);
+        }
+        self.link.leave();
+    }
+
     /// Does what the coordinator says next, if it has said something.
     pub fn next(&mut self, root: pid_t, known: &mut Known, plugins: &SharedPlugins) -> Done {
         match self.link.next_event(Some(Duration::ZERO)) {
@@ -94,7 +118,7 @@ impl Member {
                 in_doubt,
                 reason,
             }) => {
-                let result = self.undo(in_doubt);
+                let result = self.undo(in_doubt, known);
                 if let Err(error) = &result {
                     let why = restart::chain(error);
                     eprintln!("snaprig: checkpoint {round} is undone ({reason}), but: {why}");
@@ -105,10 +129,15 @@ impl Member {
                 if ended { Done::Ended } else { Done::Nothing }
             }
             Some(Event::Finished { round, outcome }) => {
-                self.round = None;
-                match outcome {
-                    Outcome::Complete => Done::Complete(round),
-                    Outcome::Undone { .. } => Done::Nothing,
+                let taking = self.round.take().filter(|taking| taking.round == round);
+                match (outcome, taking.map(|taking| taking.image)) {
+                    (Outcome::Complete, image) => {
+                        if let Some(Image::Written(next)) = image {
+                            known.keep(*next);
+                        }
+                        Done::Complete(round)
+                    }
+                    (Outcome::Undone { .. }, _) => Done::Nothing,
                 }
             }
             Some(Event::Refused(refusal)) => {
@@ -128,20 +157,25 @@ impl Member {
         known: &mut Known,
         plugins: &SharedPlugins,
     ) -> Result<String> {
-        if phase == Phase::Stop {
-            // First of all what can fail without anybody being stopped.
-            let joined = self.store.join(round)?;
+        let board = Board {
+            member: &self.link,
+            round,
+            patience: Duration::from_millis(order.phase_ms.into()),
+        };
+        if phase == Phase::Look {
+            steps::reached(Step::Begun);
             let taking = self.round.insert(Taking {
                 round,
                 kind: order.kind,
-                joined,
+                joined: self.store.join(round)?,
+                image: Image::None,
+                ready: None,
                 stopped: None,
-                saved: None,
             });
-            let directory = Some(taking.joined.dir());
-            let last = |_: &mut _| Ok(());
-            let stopped = Stopped::stop(root, Purpose::Job, known, plugins, directory, last)?;
-            taking.stopped = Some(stopped);
+            let note = Note::of(order)?;
+            known.only_on(note.base);
+            known.check(&self.store, &self.name);
+            taking.look(&self.name, &note, known, plugins, &board)?;
             return Ok(String::new());
         }
         let runs = || Error::Job {
@@ -153,21 +187,18 @@ impl Member {
             .filter(|taking| taking.round == round)
             .ok_or_else(runs)?;
         match phase {
-            Phase::Drain => {
-                let board = Board {
-                    member: &self.link,
-                    round,
-                    patience: Duration::from_millis(order.phase_ms.into()),
-                };
-                taking.stopped()?.meet_others(&board)?;
+            Phase::Stop => {
+                let ready = taking.ready.take().ok_or_else(runs)?;
+                taking.stopped = Some(ready.stop(root, known)?);
             }
-            Phase::Freeze => taking.save(&self.name, known)?,
+            Phase::Drain => taking.stopped()?.meet_others(&board)?,
+            Phase::Freeze => taking.save(known)?,
             Phase::Resume => drop(taking.stopped.take().map(Stopped::let_go).transpose()?),
             Phase::Write => return taking.finish(&self.name, known),
             Phase::End => {
                 taking.stopped.take().map(Stopped::end);
             }
-            Phase::Stop | Phase::Connect | Phase::Refill | Phase::Go | Phase::Undo => {
+            Phase::Look | Phase::Connect | Phase::Refill | Phase::Go | Phase::Undo => {
                 return Err(runs());
             }
         }
@@ -175,7 +206,7 @@ impl Member {
     }
 
     /// The tree runs on; or it has ended, if its checkpoint is complete after all.
-    fn undo(&mut self, in_doubt: bool) -> Result<bool> {
+    fn undo(&mut self, in_doubt: bool, known: &mut Known) -> Result<bool> {
         let Some(mut taking) = self.round.take() else {
             return Ok(false);
         };
@@ -185,7 +216,14 @@ impl Member {
             return Ok(true);
         }
         let went = taking.stopped.take().map(Stopped::let_go).transpose();
-        drop(taking.saved);
+        drop(taking.ready);
+        // If it is in doubt as well: the next order names the round that there is.
+        match taking.image {
+            Image::None => {}
+            Image::Begun(begun) => begun.abandon(known),
+            Image::Saved(saved, _) => saved.abandon(known),
+            Image::Written(next) => known.undone(*next),
+        }
         if !in_doubt {
             taking.joined.discard(&self.name)?;
         }
@@ -201,23 +239,62 @@ impl Taking {
         self.stopped.as_mut().ok_or_else(none)
     }
 
-    fn save(&mut self, name: &str, known: &mut Known) -> Result<()> {
-        let image = Begun::begin(&self.joined, name, &How::default(), known)?;
-        self.saved = Some(image.save(self.stopped()?, known)?);
+    /// All that can be done while the tree runs.
+    fn look(
+        &mut self,
+        name: &str,
+        note: &Note,
+        known: &mut Known,
+        plugins: &SharedPlugins,
+        board: &Board,
+    ) -> Result<()> {
+        checkpoint::look(known, Purpose::Job, plugins)?;
+        dump::strangers::refuse(board, plugins.borrow().are_none())?;
+        let how = How {
+            mode: note.mode,
+            is_whole: note.is_whole,
+            zstd: note.zstd,
+        };
+        let begun = Begun::begin(&self.joined, name, &how, known)?;
+        let mut begun = Box::new(begun);
+        let result = board.meet("copied").and_then(|()| {
+            let directory = Some(self.joined.dir());
+            self.ready = Some(Ready::look(Purpose::Job, known, plugins, directory)?);
+            begun.catch_up(known)
+        });
+        self.image = Image::Begun(begun);
+        result
+    }
+
+    fn save(&mut self, known: &mut Known) -> Result<()> {
+        let Image::Begun(begun) = std::mem::take(&mut self.image) else {
+            return Err(no_image());
+        };
+        let parent = begun.parent();
+        let saved = begun.save(self.stopped()?, known)?;
+        self.image = Image::Saved(Box::new(saved), parent);
         Ok(())
     }
 
     /// The image is on the disk: what goes into the manifest.
     fn finish(&mut self, name: &str, known: &mut Known) -> Result<String> {
-        if self.saved.is_none() {
-            self.save(name, known)?;
+        if let Image::Begun(_) = self.image {
+            self.save(known)?;
         }
-        let none = || Error::Job {
-            what: "there is no image".into(),
+        let Image::Saved(saved, parent) = std::mem::take(&mut self.image) else {
+            return Err(no_image());
         };
-        let (_, written) = self.saved.take().ok_or_else(none)?.finish()?;
-        let report = serde_json::to_string(&written.member(name));
+        let (_, written) = saved.finish()?;
+        let image = written.member(name);
+        self.image = Image::Written(Box::new(written.next));
+        let report = serde_json::to_string(&Report { image, parent });
         report.map_err(|error| Error::io("what is said of an image", std::io::Error::from(error)))
+    }
+}
+
+fn no_image() -> Error {
+    Error::Job {
+        what: "there is no image".into(),
     }
 }
 

@@ -35,7 +35,7 @@ pub use self::{
     checkpoint::{Copied, Mode, Pause},
     control::{Dumped, Reply, Request, Running, Status, ask},
     migrate::{Address, Migrated, receive},
-    schedule::Schedule,
+    schedule::{Due, Schedule},
     signals::Signals,
     together::restart_job,
 };
@@ -43,7 +43,6 @@ use self::{
     checkpoint::{Begun, How, Known, Stopped},
     control::{CONTROL, listen},
     member::{Done, Member},
-    schedule::Due,
 };
 use crate::{
     dump::Purpose,
@@ -211,7 +210,7 @@ impl<'a> Supervisor<'a> {
         }
         let _ = fs::remove_file(self.parts.directory.join(CONTROL));
         if let Some(member) = self.parts.member {
-            member.link.leave();
+            member.leave();
         }
         Ok(self.status)
     }
@@ -352,9 +351,7 @@ impl<'a> Supervisor<'a> {
             self.status = 128 + libc::SIGKILL;
             held.end()
         });
-        if let Some(lineage) = written.lineage {
-            self.known.keep(lineage);
-        }
+        self.known.keep(written.next);
         if let Some(Err(error)) = self.options.keep.map(|keep| self.parts.store.prune(keep)) {
             eprintln!("snaprig: older checkpoints stay: {}", chain(&error));
         }

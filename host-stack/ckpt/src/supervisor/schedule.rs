@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use snaprig_ckpt_image::interval::{Interval, Policy};
 
 /// When checkpoints are made that nobody asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Schedule {
     /// Never.
     #[default]

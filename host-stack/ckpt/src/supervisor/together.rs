@@ -39,11 +39,19 @@ use crate::{
 /// How long a member waits for the others.
 const GATHERING: Duration = Duration::from_secs(60);
 
-/// Restarts the newest checkpoint of a job that is sound: all of its members, or one of them, while others are restarted
-/// on other machines; what is wrong with newer ones is said. Returns when all have ended: the exit status of the first of
+/// Restarts a checkpoint of a job: all of its members, or one of them, while others are restarted on other machines.
+/// `round` says which; none: the newest that is sound, and what is wrong with newer ones is said. Returns when all have ended: the exit status of the first of
 /// them that is not 0. The calling process has one thread.
-pub fn restart_job(job: &Job, only: Option<&str>, patience: Duration) -> Result<i32> {
+pub fn restart_job(
+    job: &Job,
+    only: Option<&str>,
+    round: Option<u64>,
+    patience: Duration,
+) -> Result<i32> {
     let store = job.store()?;
+    if let Some(round) = round {
+        return attempt(job, &store, round, only, patience);
+    }
     for round in store.rounds()?.into_iter().rev() {
         match attempt(job, &store, round, only, patience) {
             Err(error) if error.is_damage() => eprintln!(
@@ -197,7 +205,8 @@ fn together(
     let open = || match order.note == newest.to_le_bytes() {
         true => Restored::open(tree, Some(&board)),
         false => Err(missing(format!(
-            "another member restarts another checkpoint than {newest}, the newest one that is sound here"
+            "another member restarts another checkpoint than {newest}, which was asked for or is the newest sound one here; \
+             --round says which one all are to restart"
         ))),
     };
     let mut restored = does(member, round, Phase::Connect, open)?;

@@ -6,6 +6,7 @@
 
 use std::{
     fs::{self, File},
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -13,6 +14,7 @@ use std::{
 };
 
 use snaprig_ckpt::{Dumped, Reply, Request};
+use snaprig_ckpt_image::store::Store;
 use tempfile::TempDir;
 
 /// Nobody's numbers.
@@ -394,12 +396,21 @@ pub fn compiled(name: &str, options: &[&str]) -> (TempDir, String) {
 pub struct Trees {
     pub directory: TempDir,
     user: Option<u32>,
+    environment: Vec<(String, String)>,
     supervisors: Vec<Child>,
 }
 
 impl Trees {
     pub fn new() -> Self {
         Self::of(None)
+    }
+
+    /// Checkpointed as the driver's environment says.
+    pub fn with(environment: &[(&str, &str)]) -> Self {
+        let owned = |(name, value): &(&str, &str)| ((*name).into(), (*value).into());
+        let mut trees = Self::new();
+        trees.environment = environment.iter().map(owned).collect();
+        trees
     }
 
     /// Of an ordinary user; of the test's, if that is one.
@@ -413,16 +424,21 @@ impl Trees {
         Self {
             directory,
             user,
+            environment: Vec::new(),
             supervisors: Vec::new(),
         }
     }
 
     /// Launches a tree, and waits until it has joined.
     pub fn launch(&mut self, name: &str, program: &[&str]) {
+        self.launch_to_die(name, None, program);
+    }
+
+    /// The same; its supervisor kills itself at a step.
+    pub fn launch_to_die(&mut self, name: &str, at: Option<&str>, program: &[&str]) {
         let mut arguments = vec!["launch-in", "job", name];
         arguments.extend(program);
-        let supervisor = start(self.directory.path(), self.user, &[], None, &arguments);
-        self.supervisors.push(supervisor);
+        self.start(&[], at, &arguments);
         let directory = self.directory.path().join("job/members").join(name);
         wait_until_or(
             || snaprig_ckpt::ask(&directory, Request::Status).is_ok(),
@@ -457,12 +473,20 @@ impl Trees {
         command
     }
 
+    /// Its checkpoints.
+    pub fn store(&self) -> Store {
+        Store::open(self.directory.path().join("job/checkpoints")).unwrap()
+    }
+
     /// A checkpoint of all; what is said if there is none.
     pub fn dump(&self, kill: bool) -> Result<(), String> {
+        self.dump_with(if kill { &["kill"] } else { &[] })
+    }
+
+    /// The same, with words for the driver.
+    pub fn dump_with(&self, words: &[&str]) -> Result<(), String> {
         let mut command = self.driver();
-        command
-            .args(["dump-job", "job"])
-            .args(kill.then_some("kill"));
+        command.args(["dump-job", "job"]).args(words);
         let output = command.output().unwrap();
         match output.status.success() {
             true => Ok(()),
@@ -477,6 +501,17 @@ impl Trees {
     /// Restarts all, and waits until they run.
     pub fn restart(&mut self) {
         self.begin_restart(None);
+        self.wait_for_all();
+    }
+
+    /// The same, of this checkpoint.
+    pub fn restart_from(&mut self, round: u64) {
+        let round = round.to_string();
+        self.start(&[("ROUND", &round)], None, &["restart-job", "job"]);
+        self.wait_for_all();
+    }
+
+    fn wait_for_all(&self) {
         let members = fs::read_dir(self.directory.path().join("job/members")).unwrap();
         for member in members {
             let member = member.unwrap().path();
@@ -491,8 +526,38 @@ impl Trees {
     pub fn begin_restart(&mut self, only: Option<&str>) {
         let mut arguments = vec!["restart-job", "job"];
         arguments.extend(only);
-        let supervisor = start(self.directory.path(), self.user, &[], None, &arguments);
+        self.start(&[], None, &arguments);
+    }
+
+    fn start(&mut self, environment: &[(&str, &str)], at: Option<&str>, arguments: &[&str]) {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let environment: Vec<_> = environment.iter().map(owned).collect();
+        let environment = [&self.environment[..], &environment].concat();
+        let directory = self.directory.path();
+        let supervisor = start(directory, self.user, &environment, at, arguments);
         self.supervisors.push(supervisor);
+    }
+
+    /// A member that is connected to the test, until the test hangs up; and its name.
+    pub fn meet_a_stranger(&mut self) -> (TcpStream, String) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let name = format!("knows-{port}");
+        let code = format!(
+            "import socket\ns = socket.create_connection(('127.0.0.1', {port}))\ns.recv(1)\n\
+             print('{name} has parted', flush=True)"
+        );
+        self.launch(&name, &["/usr/bin/python3", "-c", &code]);
+        (listener.accept().unwrap().0, name)
+    }
+
+    /// Waits until a tree that has ended is no member of the job any more.
+    pub fn left(&self, name: &str) {
+        let members = self.directory.path().join("job/members.json");
+        wait_until(name, || {
+            fs::read_to_string(&members).is_ok_and(|members| !members.contains(name))
+        });
+        let _ = fs::remove_dir_all(self.directory.path().join("job/members").join(name));
     }
 
     /// SIGKILL for a tree: for its supervisor first.
@@ -546,14 +611,22 @@ impl Trees {
     /// SIGKILL for everything of the job, at once.
     pub fn kill_all(&mut self) {
         self.kill_coordinator();
-        for mut supervisor in std::mem::take(&mut self.supervisors) {
-            if matches!(supervisor.try_wait(), Ok(Some(_))) {
-                continue;
+        let lives = |one: &mut Child| !matches!(one.try_wait(), Ok(Some(_)));
+        let supervisors = std::mem::take(&mut self.supervisors);
+        let mut living: Vec<_> = supervisors
+            .into_iter()
+            .filter_map(|mut one| lives(&mut one).then_some(one))
+            .collect();
+        let trees = living.iter().flat_map(|one| tree_of(one.id() as i32));
+        let pids: Vec<_> = trees.collect();
+        // Nobody is to see another one's end, and to close what it has.
+        for signal in [libc::SIGSTOP, libc::SIGKILL] {
+            for pid in &pids {
+                // SAFETY: no memory is involved; they are descendants of children that have not been waited for.
+                unsafe { libc::kill(*pid, signal) };
             }
-            for pid in tree_of(supervisor.id() as i32) {
-                // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
-                unsafe { libc::kill(pid, libc::SIGKILL) };
-            }
+        }
+        for supervisor in &mut living {
             let _ = supervisor.wait();
         }
     }

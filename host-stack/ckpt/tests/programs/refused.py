@@ -1,6 +1,6 @@
 """Has what cannot be saved, one after the other: says `has NAME`, or `no NAME` where it is not to be had, and waits for the
 file `next-NAME`."""
-import ctypes, os, time
+import ctypes, os, socket, struct, time
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,6 +56,27 @@ def unread():
     return fd
 
 
+def messages():
+    """A POSIX message queue, which has no name any more."""
+    rt = ctypes.CDLL("librt.so.1", use_errno=True)
+    fd = rt.mq_open(b"/snaprig-%d" % os.getpid(), os.O_CREAT | os.O_RDWR, 0o600, None)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "mq_open")
+    rt.mq_unlink(b"/snaprig-%d" % os.getpid())
+    return fd
+
+
+def raw():
+    return socket.socket(socket.AF_PACKET, socket.SOCK_RAW).detach()
+
+
+def answer():
+    """A netlink socket with an answer that nobody reads."""
+    s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+    s.send(struct.pack("=IHHII", 17, 18, 0x301, 7, 0) + b"\0")
+    return s.detach()
+
+
 kinds = {
     "device": device,
     "io_uring": lambda: call(425, 1, ctypes.create_string_buffer(120)),
@@ -70,6 +91,9 @@ kinds = {
     "fifo": lambda: os.open("fifo", os.O_RDONLY),
     "watched": watched,
     "unread": unread,
+    "messages": messages,
+    "raw": raw,
+    "answer": answer,
 }
 for name, have in kinds.items():
     try:

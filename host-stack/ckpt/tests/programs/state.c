@@ -134,6 +134,10 @@ int main(void) {
     syscall(462 /* mseal */, maps[10] = map(2, MAP_PRIVATE), 2 * PAGE, 0);
     maps[11] = map(2, 8 /* MAP_DROPPABLE */);
     maps[12] = map(2, MAP_PRIVATE | MAP_NORESERVE);
+    unsigned long node = 1;
+    syscall(SYS_mbind, maps[13] = map(2, MAP_PRIVATE), 2 * PAGE, 3 /* interleave */, &node, 64, 0);
+    syscall(SYS_mbind, maps[14] = map(2, MAP_SHARED), 2 * PAGE, 1 | 1 << 15 /* prefer, static */, &node, 64, 0);
+    syscall(SYS_mbind, maps[15] = map(2, MAP_PRIVATE), 2 * PAGE, 4 /* local */, NULL, 0, 0);
     mlockall(MCL_FUTURE | MCL_ONFAULT);
     prctl(SET_MDWE, 1, 0, 0, 0);
     prctl(PR_SET_DUMPABLE, geteuid() == 0 ? 0 : 1); /* else nobody but root may look at it */
@@ -152,9 +156,14 @@ int main(void) {
         say("thp %d reaper %d merge %d mdwe %d dumpable %d membarrier %lx\n", prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0), 0,
             prctl(GET_MERGE, 0, 0, 0, 0), prctl(GET_MDWE, 0, 0, 0, 0), prctl(PR_GET_DUMPABLE),
             syscall(SYS_membarrier, 512, 0, 0));
-        for (int n = 0; n < 13; n++)
-            if (maps[n] != MAP_FAILED)
+        for (int n = 0; n < 16; n++)
+            if (maps[n] != MAP_FAILED) {
+                int mode = -1;
+                unsigned long nodes[16] = {0};
+                syscall(SYS_get_mempolicy, &mode, nodes, 1024, maps[n], 2 /* of an address */);
+                say("policy %d nodes %lx ", mode, nodes[0]);
                 flags_of(maps[n]);
+            }
         void *new = map(2, MAP_PRIVATE);
         say("new ");
         char *at = text + length;

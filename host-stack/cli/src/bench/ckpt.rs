@@ -204,7 +204,10 @@ struct Scene {
 
 impl Scene {
     fn new(base: &Path, scale: f64) -> Result<Self, AnyError> {
-        let directory = tempfile::tempdir_in(base)?;
+        // Who kills the benchmark sees whose directory is left.
+        let directory = tempfile::Builder::new()
+            .prefix("snaprig-bench-")
+            .tempdir_in(base)?;
         let (source, program) = (
             directory.path().join("ckpt.c"),
             directory.path().join("program"),

@@ -1,9 +1,9 @@
 //! The same of jobs: trees of processes that are checkpointed and restarted together.
 
-use std::{path::Path, process::ExitCode, time::Duration};
+use std::{path::Path, process::ExitCode};
 
 use clap::Args;
-use snaprig_ckpt::{Job, JobDumped, JobMember};
+use snaprig_ckpt::{Job, JobDump, JobDumped, JobMember};
 
 use crate::{AnyError, size};
 
@@ -16,7 +16,7 @@ pub struct Coordinator {
     /// Where members reach it: HOST:PORT, as they know this machine, or the path of a socket
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// Checkpoint the job every so many seconds
+    /// Checkpoint the job every so many seconds, whatever was said at its launch
     #[arg(long, value_name = "SECONDS")]
     interval: Option<f64>,
 }
@@ -48,14 +48,17 @@ pub fn forget(options: &Forget) -> Result<ExitCode, AnyError> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn dump(job: &Path, kill: bool, patience: Duration, json: bool) -> Result<ExitCode, AnyError> {
-    let dumped = snaprig_ckpt::dump_job(&Job::open(job)?, kill, patience)?;
+pub fn dump(job: &Path, wanted: &JobDump, json: bool) -> Result<ExitCode, AnyError> {
+    let dumped = snaprig_ckpt::dump_job(&Job::open(job)?, wanted)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&as_json(&dumped))?);
         return Ok(ExitCode::SUCCESS);
     }
+    let builds_on = dumped
+        .parent
+        .map_or(String::new(), |parent| format!(" on top of {parent}"));
     println!(
-        "checkpoint {} of {} members: {} in {:.0} ms; nobody stood still for more than {:.0} ms",
+        "checkpoint {}{builds_on} of {} members: {} in {:.0} ms; nobody stood still for more than {:.0} ms",
         dumped.round,
         dumped.members,
         size::show(dumped.bytes),
@@ -71,17 +74,13 @@ pub fn dump(job: &Path, kill: bool, patience: Duration, json: bool) -> Result<Ex
 fn as_json(dumped: &JobDumped) -> serde_json::Value {
     serde_json::json!({
         "round": dumped.round,
+        "parent": dumped.parent,
         "members": dumped.members,
         "bytes": dumped.bytes,
         "stood_still_ms": dumped.pause.as_secs_f64() * 1e3,
         "took_ms": dumped.took.as_secs_f64() * 1e3,
         "lost": dumped.lost,
     })
-}
-
-pub fn restart(job: &Path, member: Option<&str>, patience: Duration) -> Result<ExitCode, AnyError> {
-    let status = snaprig_ckpt::restart_job(&Job::open(job)?, member, patience)?;
-    Ok(ExitCode::from(status as u8))
 }
 
 pub fn status(job: &Path, json: bool) -> Result<ExitCode, AnyError> {

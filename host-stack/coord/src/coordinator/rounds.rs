@@ -57,9 +57,14 @@ impl Machine {
         let current = self.round.as_ref();
         let current = current.filter(|current| current.number == round);
         let seat = current.and_then(|current| current.seats.get(member));
-        match seat {
+        match (seat, current.map(|current| &current.at)) {
             _ if round == 0 => Ok(()),
-            Some(Seat { lost: None, .. }) => Ok(()),
+            // It has crossed with what the member will hear: nobody comes to what it would wait for.
+            (Some(_), Some(At::Undo(reason))) => Err(CallError::Undone {
+                round,
+                reason: reason.clone(),
+            }),
+            (Some(Seat { lost: None, .. }), _) => Ok(()),
             _ => Err(CallError::NotInRound { round }),
         }
     }

@@ -94,6 +94,9 @@ pub struct Machine {
     /// Calls that wait.
     calls: BTreeSet<u64>,
     current: Option<Current>,
+    /// How often the agent is to undo a round that this machine has given up. Until it says that it has, what it says is of
+    /// that one: the next coordinator's round may have the same number.
+    undoing: u32,
     /// Why it was apart last, as far as the agent knows.
     why: Option<String>,
     out: Vec<Output>,
@@ -111,6 +114,7 @@ impl Machine {
             sent_ns: now,
             calls: BTreeSet::new(),
             current: None,
+            undoing: 0,
             why: None,
             out: Vec::new(),
         }
@@ -223,7 +227,11 @@ impl Machine {
         let Some(current) = self.current.take() else {
             return;
         };
-        if current.phase != Phase::Undo && !current.is_decided() {
+        if current.is_decided() || current.phase == Phase::Undo && current.is_done {
+            return;
+        }
+        self.undoing = self.undoing.saturating_add(1);
+        if current.phase != Phase::Undo {
             self.event(Event::Undo {
                 round: current.round,
                 reason: format!("the coordinator is lost: {why}"),
@@ -384,7 +392,14 @@ impl Machine {
     }
 
     fn call(&mut self, id: u64, call: Call) {
-        if self.state == State::Joined {
+        let is_of_round = match &call {
+            Call::Barrier { round, .. }
+            | Call::Publish { round, .. }
+            | Call::Lookup { round, .. } => *round != 0,
+            Call::Order(_) | Call::Status | Call::Forget { .. } => false,
+        };
+        let is_late = is_of_round && self.undoing > 0;
+        if self.state == State::Joined && !is_late {
             self.calls.insert(id);
             return self.send(ToCoordinator::Call { id, call });
         }
@@ -396,6 +411,10 @@ impl Machine {
 
     /// What has been undone meanwhile is not of interest any more.
     fn done(&mut self, round: u64, phase: Phase, result: Result<String, String>) {
+        if self.undoing > 0 {
+            self.undoing -= u32::from(phase == Phase::Undo);
+            return;
+        }
         let now = self.now;
         let current = self.current.as_mut();
         let current = current.filter(|at| (at.round, at.phase) == (round, phase) && !at.is_done);

@@ -1,0 +1,134 @@
+//! TCP connections of a tree of a job to a process that is in no member, found while all trees run.
+//!
+//! ```text
+//! each member            board                                    what it has, and what may be its own
+//!   | -- "tcp": ends -----> |       all have said so
+//!   | -- "tcp": more -----> |       all have said so              what was made while others looked
+//!   | <-- other ends ------ |                                     nobody says so, and it is still there: a stranger's
+//! ```
+//! Connections come and go meanwhile. What was there before the first look of others had ended, their second look sees,
+//! if it is theirs. Nobody tells of an end that has been closed, or is on its way in a message (SCM_RIGHTS): of an end
+//! that no process outside can be seen to have, each member says that it may be its own. What is in doubt is left to when
+//! all stand still.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::SocketAddr,
+    os::unix::fs::MetadataExt,
+};
+
+use libc::pid_t;
+use procfs::net::{TcpNetEntry, TcpState};
+
+use super::{
+    abroad::{id_in, key, place},
+    descriptors::me,
+    outside,
+    sockets::{entries, plain},
+};
+use crate::{
+    error::{Error, Result},
+    freeze,
+    job::Board,
+    plugins::Owned,
+};
+
+/// A connection that a tree has, to something else.
+struct Connection {
+    pid: pid_t,
+    fd: i32,
+    remote: SocketAddr,
+    others: Vec<u8>,
+}
+
+/// What a member sees at one look.
+#[derive(Default)]
+struct Look {
+    /// By what its own end is called.
+    own: BTreeMap<Vec<u8>, Connection>,
+    /// Ends that are its own, or may be.
+    claims: BTreeSet<Vec<u8>>,
+}
+
+/// Refuses connections of this process's descendants to strangers; all members of the job do so at the same time. What
+/// programs with plugins have, those say later: with them (`judges` is false), it is only said what there is.
+pub fn refuse(board: &Board, judges: bool) -> Result<()> {
+    let first = Look::take()?;
+    board.claim(first.claims.iter())?;
+    board.meet("seen")?;
+    let mut second = Look::take()?;
+    board.claim(second.claims.difference(&first.claims))?;
+    board.meet("seen again")?;
+    second.own.retain(|own, _| first.own.contains_key(own));
+    if !judges || second.own.is_empty() {
+        return Ok(());
+    }
+    let keys: Vec<_> = second.own.values().map(|it| it.others.clone()).collect();
+    let claimed = board.look::<()>(&keys)?;
+    let mut strangers = second.own.iter().zip(claimed);
+    let Some(((own, _), _)) = strangers.find(|(_, claimed)| claimed.is_none()) else {
+        return Ok(());
+    };
+    match Look::take()?.own.get(own) {
+        Some(Connection {
+            pid, fd, remote, ..
+        }) => Err(Error::refused(*pid, outside::is_strange(*fd, *remote))),
+        None => Ok(()),
+    }
+}
+
+impl Look {
+    fn take() -> Result<Self> {
+        let (mut look, mut places) = (Self::default(), BTreeSet::new());
+        let pids = freeze::descendants(me())?;
+        let tree = outside::sockets(me(), &Owned::default())?;
+        let mut uids = BTreeSet::new();
+        for pid in &pids {
+            uids.extend(fs::metadata(format!("/proc/{pid}")).map(|process| process.uid()));
+        }
+        let mut others = None;
+        for pid in pids {
+            // It may have ended.
+            let Some(place) = place(pid).ok().filter(|place| !places.contains(place)) else {
+                continue;
+            };
+            let Ok(entries) = entries(pid) else { continue };
+            for entry in &entries {
+                let (local, remote) = (plain(entry.local_address), plain(entry.remote_address));
+                let (id, is_low) = id_in(&place, local, remote)?;
+                let own = key("tcp", &id, is_low);
+                if let Some((pid, fd)) = tree.get(&entry.inode) {
+                    look.claims.insert(own.clone());
+                    if entry.state == TcpState::Established {
+                        let connection = Connection {
+                            pid: *pid,
+                            fd: *fd,
+                            remote,
+                            others: key("tcp", &id, !is_low),
+                        };
+                        look.own.insert(own, connection);
+                    }
+                } else if may_be_own(entry, &uids) {
+                    let others =
+                        others.get_or_insert_with(|| outside::sockets_of_others(tree.keys()));
+                    if !others.contains(&entry.inode) {
+                        look.claims.insert(own);
+                    }
+                }
+            }
+            places.insert(place);
+        }
+        Ok(look)
+    }
+}
+
+/// Whether an end that no process of the tree is seen to have may be one of its own: not accepted yet, closed, or on its
+/// way in a message.
+fn may_be_own(entry: &TcpNetEntry, uids: &BTreeSet<u32>) -> bool {
+    let is_none = matches!(
+        entry.state,
+        TcpState::Listen | TcpState::TimeWait | TcpState::Close
+    );
+    !is_none && (entry.inode == 0 || uids.contains(&entry.uid))
+}
