@@ -285,7 +285,7 @@ fn await_bytes(receiver: BorrowedFd, lock: i32, bytes: i32) -> io::Result<()> {
     let set = |name, value| {
         let _ = socket::set_number(receiver, libc::SOL_SOCKET, name, value);
     };
-    let apart = Apart::begin(|| {
+    let apart = Apart::begin(vec![receiver.as_raw_fd()], || {
         set(SO_BUF_LOCK, unlocked);
         set(libc::SO_RCVLOWAT, bytes);
         set(libc::SO_RCVLOWAT, low);

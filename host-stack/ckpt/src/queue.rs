@@ -71,7 +71,8 @@ pub fn peek(sender: BorrowedFd, receiver: BorrowedFd, has_ended: bool) -> io::Re
     let map = Shared::map(size_of::<Said>() + room + (1 << 20))?;
     // SAFETY: nobody else has the map yet.
     unsafe { map.at.cast::<Said>().write(NOTHING) };
-    let apart = Apart::begin(|| {
+    let keeps = vec![sender.as_raw_fd(), receiver.as_raw_fd()];
+    let apart = Apart::begin(keeps, || {
         let room = map.bytes - size_of::<Said>();
         // SAFETY: the map is so long; nobody else uses it before this process has ended.
         unsafe {

@@ -237,7 +237,8 @@ type Said = (Vec<Line>, Vec<u8>, i32);
 pub fn contents(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> io::Result<()> {
     let mut said = File::from(memfd_create("terminal", MemfdFlags::CLOEXEC)?);
     let (taken, has_taken) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let apart = Apart::begin(|| {
+    let keeps = [master, slave, &has_taken].map(AsRawFd::as_raw_fd);
+    let apart = Apart::begin([&keeps[..], &[said.as_raw_fd()]].concat(), || {
         let errno = |result: io::Result<()>| {
             result.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0)
         };
