@@ -5,7 +5,7 @@ mod fabric;
 
 use std::{path::Path, process::Command};
 
-use fabric::{Fabric, assert_success, free_port, installed, serve, text};
+use fabric::{Fabric, RDMA_CMA_H, assert_success, free_port, installed, serve, text};
 
 /// What a C program needs to be compiled.
 const VERBS_H: &str = "/usr/include/infiniband/verbs.h";
@@ -23,6 +23,11 @@ fn exists(file: &str) -> bool {
 
 /// Runs a program of `tests/verbs` in a fabric of these arguments, and by LD_LIBRARY_PATH alone too.
 fn run_ours(name: &str, arguments: &[&str]) -> String {
+    run_by(&[&[], &["env", "-u", "LD_PRELOAD"]], name, arguments)
+}
+
+/// Runs a program of `tests/verbs` behind each of these commands; what it prints.
+fn run_by(commands: &[&[&str]], name: &str, arguments: &[&str]) -> String {
     let scratch = tempfile::tempdir().expect("a directory");
     let program = scratch.path().join(name);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -32,8 +37,11 @@ fn run_ours(name: &str, arguments: &[&str]) -> String {
     let program = program.to_str().expect("a name");
     let fabric = Fabric::new(arguments);
     let mut output = None;
-    for program in [&[program][..], &["env", "-u", "LD_PRELOAD", program]] {
-        let ran = fabric.start(program).output();
+    for program in commands
+        .iter()
+        .map(|command| [command, &[program][..]].concat())
+    {
+        let ran = fabric.start(&program).output();
         assert_success(name, std::slice::from_ref(&ran));
         output = Some(text(&ran));
     }
@@ -45,6 +53,15 @@ fn run_ours(name: &str, arguments: &[&str]) -> String {
 fn functions_are_found_by_name_and_version() {
     if exists(VERBS_H) {
         assert_eq!(run_ours("versions", &[]), "1.4.100\n");
+    }
+}
+
+#[test]
+fn who_asks_before_a_server_listens_is_heard() {
+    if exists(RDMA_CMA_H) {
+        // The connection manager's device is there for who has our library before all others.
+        let said = run_by(&[&[]], "late", &[]);
+        assert_eq!(said, "connected\nrejected\ngone\n");
     }
 }
 

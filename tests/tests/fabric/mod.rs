@@ -266,6 +266,9 @@ pub fn serve(fabric: &Fabric, port: u16, server: &[&str], client: &[&str]) -> [O
     outputs
 }
 
+/// What a C program needs that uses the connection manager.
+pub const RDMA_CMA_H: &str = "/usr/include/rdma/rdma_cma.h";
+
 /// The C compiler's program from these sources.
 pub fn compile(sources: &Path, to: &Path) {
     let sources = fs::read_dir(sources).expect("sources");
@@ -275,6 +278,7 @@ pub fn compile(sources: &Path, to: &Path) {
         .arg(to)
         .args(sources.filter(|path| path.extension().is_some_and(|e| e == "c")))
         .args(["-Wl,--as-needed", "-libverbs", "-lpthread"])
+        .args(Path::new(RDMA_CMA_H).is_file().then_some("-lrdmacm"))
         .status()
         .expect("gcc");
     assert!(status.success());

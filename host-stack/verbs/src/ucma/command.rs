@@ -10,6 +10,7 @@
 use std::{
     ffi::c_int,
     net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6},
+    time::Instant,
 };
 
 use libc::{EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EINVAL, ENODEV, ENOENT, ENOSYS};
@@ -17,10 +18,10 @@ use snaprig_hca::{control::guid, model::Model};
 use snaprig_verbs_abi as abi;
 
 use super::{
-    Done, Event, Group, PORT, Ucma, User, attach, endpoint_of,
+    Done, Event, Group, LISTEN_PATIENCE, PORT, Ucma, User, attach, endpoint_of,
     id::{Id, Input, Kind, News, PS_UDP, State, UDP_QKEY},
     link, random, reach,
-    wire::{Endpoint, Params, REJ_INVALID_SERVICE, SIDR_UNSUPPORTED},
+    wire::{Endpoint, Params},
 };
 use crate::ffi::{self, KernAh, KernPath, KernQpAttr};
 
@@ -425,27 +426,7 @@ impl Ucma {
         let params = params.ok_or(EINVAL)?;
         let id = self.id(handle)?;
         let request = id.request(params)?;
-        let remote = id.remote.ok_or(EINVAL)?;
-        let names = link::names(id.space, link::plain(remote));
-        let ud = id.is_ud();
-        let sent = link::connect_to(&names)
-            .and_then(|socket| link::send(&socket, &request).map(|()| socket))
-            .and_then(|socket| self.add_link(socket, User::Id(handle)));
-        match sent {
-            Ok(number) => self.id(handle)?.link = Some(number),
-            Err(error) => {
-                self.id(handle)?.state = State::RouteResolved;
-                match error.kind() {
-                    std::io::ErrorKind::ConnectionRefused if ud => {
-                        self.fail(handle, Kind::Unreachable, SIDR_UNSUPPORTED as i32);
-                    }
-                    std::io::ErrorKind::ConnectionRefused => {
-                        self.fail(handle, Kind::Rejected, REJ_INVALID_SERVICE as i32);
-                    }
-                    _ => self.fail(handle, Kind::Unreachable, -libc::ETIMEDOUT),
-                }
-            }
-        }
+        self.ask(handle, request, Instant::now() + LISTEN_PATIENCE);
         Ok(Done::Yes)
     }
 

@@ -30,7 +30,7 @@ use snaprig_hca::control::find_port;
 
 use self::{
     id::{Id, Input, Kind, News, Output, State},
-    wire::{Endpoint, Message, Params, REJ_CONSUMER},
+    wire::{Endpoint, Message, Params, REJ_CONSUMER, REJ_INVALID_SERVICE, SIDR_UNSUPPORTED},
 };
 use crate::{
     ffi::{self, KernAh, set_errno},
@@ -39,6 +39,11 @@ use crate::{
 
 /// How long a connection's end is remembered.
 const TIMEWAIT: Duration = Duration::from_secs(1);
+/// How long a request waits for somebody to listen. With hardware the subnet manager is asked for a path before, and
+/// programs rely on the time that this takes: qperf 0.4.11 tells its client a port before it listens there.
+const LISTEN_PATIENCE: Duration = Duration::from_millis(500);
+/// Between two looks whether somebody does.
+const LISTEN_LOOK: Duration = Duration::from_millis(2);
 /// Handles are below: librdmacm's table has no more places.
 const IDS_MAX: u32 = 1 << 16;
 /// Requests that a listener's program has not seen; more are refused.
@@ -78,6 +83,22 @@ enum User {
     Id(u32),
 }
 
+/// What is to be done for an id, and when.
+#[derive(Debug)]
+struct Timer {
+    when: Instant,
+    handle: u32,
+    what: Due,
+}
+
+#[derive(Debug)]
+enum Due {
+    /// Its connection's end is forgotten.
+    TimewaitExit,
+    /// It asks for a connection once more, which it does until then.
+    Ask { request: Message, until: Instant },
+}
+
 /// All ids of a process.
 struct Ucma {
     pid: u32,
@@ -87,7 +108,7 @@ struct Ucma {
     next_handle: u32,
     links: HashMap<u64, (Arc<OwnedFd>, User)>,
     next_link: u64,
-    timers: Vec<(Instant, u32)>,
+    timers: Vec<Timer>,
     epoll: Arc<OwnedFd>,
     wake: OwnedFd,
     next_port: u16,
@@ -371,10 +392,7 @@ impl Ucma {
                     }
                 }
                 Output::Event(kind, news) => self.tell(handle, kind, news),
-                Output::Timewait => {
-                    self.timers.push((Instant::now() + TIMEWAIT, handle));
-                    let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-                }
+                Output::Timewait => self.set_timer(TIMEWAIT, handle, Due::TimewaitExit),
             }
         }
     }
@@ -406,7 +424,7 @@ impl Ucma {
             }
             self.drop_link(link);
         }
-        self.timers.retain(|(_, of)| *of != handle);
+        self.timers.retain(|timer| timer.handle != handle);
         self.groups.retain(|_, group| group.owner != handle);
         for event in self.take_events(id.channel, |event| {
             event.owner == handle || event.handle == handle
@@ -475,6 +493,40 @@ impl Ucma {
         }
     }
 
+    /// Asks for a connection; where nobody listens, again and again until then.
+    fn ask(&mut self, handle: u32, request: Message, until: Instant) {
+        let Some((id, remote)) =
+            (self.ids.get_mut(&handle)).and_then(|id| id.remote.map(|at| (id, at)))
+        else {
+            return;
+        };
+        let (ud, names) = (id.is_ud(), link::names(id.space, link::plain(remote)));
+        let sent = link::connect_to(&names)
+            .and_then(|socket| link::send(&socket, &request).map(|()| socket))
+            .and_then(|socket| self.add_link(socket, User::Id(handle)));
+        let error = match sent {
+            Ok(number) => {
+                if let Some(id) = self.ids.get_mut(&handle) {
+                    id.link = Some(number);
+                }
+                return;
+            }
+            Err(error) => error,
+        };
+        let is_refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
+        if is_refused && Instant::now() < until {
+            return self.set_timer(LISTEN_LOOK, handle, Due::Ask { request, until });
+        }
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.state = State::RouteResolved;
+        }
+        match (is_refused, ud) {
+            (true, true) => self.fail(handle, Kind::Unreachable, SIDR_UNSUPPORTED as i32),
+            (true, false) => self.fail(handle, Kind::Rejected, REJ_INVALID_SERVICE as i32),
+            (false, _) => self.fail(handle, Kind::Unreachable, -libc::ETIMEDOUT),
+        }
+    }
+
     /// Somebody wants a connection: a new id, of which the listener's program is told.
     fn requested(
         &mut self,
@@ -520,16 +572,25 @@ impl Ucma {
         Ok(())
     }
 
-    /// Tells of what is due; how long until the next.
+    fn set_timer(&mut self, after: Duration, handle: u32, what: Due) {
+        let when = Instant::now() + after;
+        self.timers.push(Timer { when, handle, what });
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Does what is due; how long until the next.
     fn expire(&mut self) -> Option<Duration> {
         let now = Instant::now();
         let (due, later): (Vec<_>, Vec<_>) =
-            self.timers.drain(..).partition(|(when, _)| *when <= now);
+            self.timers.drain(..).partition(|timer| timer.when <= now);
         self.timers = later;
-        for (_, handle) in due {
-            self.tell(handle, Kind::TimewaitExit, News::default());
+        for Timer { handle, what, .. } in due {
+            match what {
+                Due::TimewaitExit => self.tell(handle, Kind::TimewaitExit, News::default()),
+                Due::Ask { request, until } => self.ask(handle, request, until),
+            }
         }
-        let next = self.timers.iter().map(|(when, _)| *when).min()?;
+        let next = self.timers.iter().map(|timer| timer.when).min()?;
         Some(next.saturating_duration_since(now))
     }
 }
