@@ -210,7 +210,7 @@ fn count(fd: impl AsFd, request: libc::Ioctl) -> io::Result<u64> {
 }
 
 /// All messages of a socket, which stay in it (SO_PEEK_OFF); of a stream, its bytes, divided
-/// behind those with which descriptors came. The kernel does not say where these begin.
+/// behind those with which descriptors came. The kernel does not say where these begin. It shows empty messages once.
 pub fn peek_messages(fd: impl AsFd) -> io::Result<Vec<Received>> {
     let fd = fd.as_fd();
     let before = number(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF)?;
@@ -219,9 +219,8 @@ pub fn peek_messages(fd: impl AsFd) -> io::Result<Vec<Received>> {
     let mut messages: Vec<Received> = Vec::new();
     let peeked = loop {
         match peek(fd) {
-            // The end of a stream; a datagram may be empty.
             Ok(Some(message))
-                if message.bytes.is_empty() && (is_stream || message.from.is_empty()) =>
+                if message.bytes.is_empty() && (is_stream || is_end(fd, &messages)?) =>
             {
                 break Ok(messages);
             }
@@ -234,7 +233,16 @@ pub fn peek_messages(fd: impl AsFd) -> io::Result<Vec<Received>> {
     peeked
 }
 
-fn peek(fd: impl AsFd) -> io::Result<Option<Received>> {
+/// Of a socket whose next message seems to be empty: whether that is the end, and these are all.
+fn is_end(fd: impl AsFd, messages: &[Received]) -> io::Result<bool> {
+    let fd = fd.as_fd();
+    let bytes: usize = messages.iter().map(|one| one.bytes.len()).sum();
+    let hung_up = events(fd, libc::POLLRDHUP, 0)? & libc::POLLRDHUP != 0;
+    Ok(hung_up && readable(fd)? == bytes as u64)
+}
+
+/// The first message of a socket, which stays in it; none: there is nothing.
+pub fn peek(fd: impl AsFd) -> io::Result<Option<Received>> {
     let mut bytes = vec![0u8; DATAGRAM_MAX];
     let mut from = vec![0u8; NAME_MAX];
     // Words, for their alignment.

@@ -359,7 +359,7 @@ pub enum Stage {
         /// ECONNRESET.
         reset: bool,
     },
-    /// A TCP connection to another tree of the job.
+    /// A connection to another tree of the job.
     Abroad {
         /// What both ends call it.
         id: Vec<u8>,

@@ -1,8 +1,8 @@
-//! Jobs of several trees that are connected over TCP: checkpointed at the same moment, killed, restarted.
+//! Jobs of several trees that are connected over TCP or Unix sockets: checkpointed at the same moment, killed, restarted.
 
 mod common;
 
-use std::{thread, time::Duration};
+use std::{io::Write, os::unix::net::UnixListener, thread, time::Duration};
 
 use common::{Trees, compiled, program, rounds, wait_until};
 use tempfile::TempDir;
@@ -93,6 +93,57 @@ fn connections_that_come_and_go_are_not_strangers() {
     trees.ended();
     trees.restart();
     end_well(&mut trees);
+}
+
+/// Names, contents, descriptors on their way, ends of streams.
+#[test]
+fn unix_sockets_between_trees_stay_what_they_were() {
+    for mut trees in [Trees::new(), Trees::of_nobody()] {
+        let python = "/usr/bin/python3";
+        for who in ["server", "client"] {
+            trees.launch(who, &[python, &program(&format!("near_{who}.py"))]);
+        }
+        for who in ["server ready", "client ready"] {
+            trees.wait_for(who);
+        }
+        for _ in 0..rounds(5) {
+            trees.dump(false).unwrap();
+            trees.dump(true).unwrap();
+            trees.ended();
+            trees.restart();
+        }
+        trees.tell("stop");
+        let (statuses, output) = (trees.ended(), trees.output());
+        assert!(statuses.iter().all(|status| *status == 0), "{output}");
+        for who in ["server right", "client right"] {
+            assert!(output.contains(who), "{output}");
+        }
+    }
+}
+
+#[test]
+fn a_unix_socket_to_a_stranger_is_refused_by_name_and_the_job_runs_on() {
+    let mut trees = Trees::new();
+    let listener = UnixListener::bind(trees.directory.path().join("outside")).unwrap();
+    let connects = "import os, socket, time\n\
+        one = socket.socket(socket.AF_UNIX)\n\
+        one.connect('outside')\n\
+        print('ready', flush=True)\n\
+        while not os.path.exists('stop'): time.sleep(0.01)\n\
+        print(one.recv(100), flush=True)";
+    trees.launch("one", &["/usr/bin/python3", "-c", connects]);
+    trees.wait_for("ready");
+    let (mut stranger, _) = listener.accept().unwrap();
+    let why = trees.dump(false).unwrap_err();
+    assert!(
+        why.contains("is a Unix socket connected to a process outside"),
+        "{why}"
+    );
+    stranger.write_all(b"heard").unwrap();
+    trees.tell("stop");
+    let (statuses, output) = (trees.ended(), trees.output());
+    assert_eq!(statuses, [0], "{output}");
+    assert!(output.contains("b'heard'"), "{output}");
 }
 
 #[test]

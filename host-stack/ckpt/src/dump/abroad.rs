@@ -117,7 +117,7 @@ pub fn place(pid: pid_t) -> io::Result<String> {
 impl Sockets {
     /// Of a tree that is in no job: refuses connections to strangers.
     pub fn alone(&mut self) -> Result<()> {
-        match self.strangers.pop() {
+        match self.strangers.pop().or_else(|| self.unix_strangers.pop()) {
             Some(stranger) => Err(stranger.refusal),
             None => Ok(()),
         }
@@ -139,7 +139,9 @@ impl Sockets {
             ));
         }
         board.publish(&said)?;
+        let neighbours = self.greet(open, board)?;
         board.meet("ends")?;
+        self.know(open, neighbours, board)?;
         let keys: Vec<_> = ends.iter().map(|end| end.others("end")).collect();
         let others = board.look::<Said>(&keys)?;
         let mut joined = Vec::new();

@@ -12,6 +12,7 @@ mod files;
 mod held;
 mod multicast;
 mod named;
+mod neighbours;
 mod netlink;
 mod options;
 mod outside;

@@ -43,7 +43,7 @@ struct Ends {
     sockets: BTreeMap<Id, (pid_t, i32)>,
 }
 
-/// Refuses a tree whose pipes or sockets lead outside; TCP connections are looked at only if it `is_alone`, in no job.
+/// Refuses a tree whose pipes or sockets lead outside; sockets are looked at only if it `is_alone`, in no job.
 pub fn check(ancestor: pid_t, owned: &Owned, is_alone: bool) -> Result<()> {
     let look = || Ends::of(ancestor, owned)?.check(is_alone);
     // What is looked at may be on its way from process to process of the tree.
@@ -112,8 +112,8 @@ impl Ends {
             );
             others.insert(*id, (Some(*reads), End { pid: *pid, what }));
         }
-        self.unix(&mut others)?;
         if is_alone {
+            self.unix(&mut others)?;
             self.tcp(&mut others)?;
         }
         match outsiders(&others) {
@@ -135,8 +135,7 @@ impl Ends {
             };
             let id = (*device, peer);
             if peer != 0 && !self.sockets.contains_key(&id) {
-                let what =
-                    format!("descriptor {fd} is a Unix socket connected to a process outside");
+                let what = is_strange_unix(*fd);
                 others.insert(id, (None, End { pid: *pid, what }));
             }
         }
@@ -211,6 +210,11 @@ fn processes() -> impl Iterator<Item = pid_t> {
 /// What is said of a connection to a process outside.
 pub fn is_strange(fd: i32, remote: SocketAddr) -> String {
     format!("descriptor {fd} is a TCP socket connected to {remote}, which is outside")
+}
+
+/// The same of a Unix socket.
+pub fn is_strange_unix(fd: i32) -> String {
+    format!("descriptor {fd} is a Unix socket connected to a process outside")
 }
 
 /// A descriptor, if it is of a pipe or a socket.

@@ -76,8 +76,9 @@ impl Met {
 #[derive(Debug, Default)]
 pub struct Sockets {
     pub met: Vec<Met>,
-    /// Connections to who may be of the same job.
+    /// TCP connections to who may be of the same job, and Unix sockets.
     pub strangers: Vec<Stranger>,
+    pub unix_strangers: Vec<Stranger>,
 }
 
 impl Sockets {
@@ -149,7 +150,7 @@ impl Sockets {
         }
     }
 
-    fn join_unix(&self, open: &mut [OpenFile]) -> Result<()> {
+    fn join_unix(&mut self, open: &mut [OpenFile]) -> Result<()> {
         let ours = |open: &mut [OpenFile], met: &Met| at(open, met.file).family == libc::AF_UNIX;
         if !self.met.iter().any(|met| ours(open, met)) {
             return Ok(());
@@ -166,7 +167,8 @@ impl Sockets {
             .filter_map(|inode| known.get(inode))
             .flat_map(|known| known.waiting.iter().copied())
             .collect();
-        for met in &self.met {
+        let mut strangers = Vec::new();
+        for (index, met) in self.met.iter().enumerate() {
             let socket = at(open, met.file);
             let Some(known) = known
                 .get(&socket.inode)
@@ -191,7 +193,15 @@ impl Sockets {
                 Some(peer) if is_lost(peer) && (!is_datagram || socket.remote.is_empty()) => {
                     let remote = socket::show(&socket.remote);
                     let what = format!("a Unix socket connected to a process outside ({remote})");
-                    return Err(met.refused(&what));
+                    let refusal = met.refused(&what);
+                    if is_datagram {
+                        return Err(refusal);
+                    }
+                    strangers.push(Stranger {
+                        met: index,
+                        refusal,
+                    });
+                    Stage::Connected { peer: None }
                 }
                 Some(peer) => Stage::Connected {
                     peer: Some(peer).filter(|peer| inodes.contains_key(peer)),
@@ -203,6 +213,7 @@ impl Sockets {
                 return Err(met.refused(what).for_now());
             }
         }
+        self.unix_strangers = strangers;
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! TCP connections of a tree of a job to a process that is in no member, found while all trees run.
+//! Connections of a tree of a job to a process that is in no member, found while all trees run.
 //!
 //! ```text
 //! each member            board                                    what it has, and what may be its own
@@ -8,13 +8,12 @@
 //! ```
 //! Connections come and go meanwhile. What was there before the first look of others had ended, their second look sees,
 //! if it is theirs. Nobody tells of an end that has been closed, or is on its way in a message (SCM_RIGHTS): of an end
-//! that no process outside can be seen to have, each member says that it may be its own. What is in doubt is left to when
-//! all stand still.
+//! that no process outside can be seen to have, each member says that it may be its own. Of Unix sockets there may be many
+//! of those: there a stranger is who can be seen to have the other end. What is in doubt is left to when all stand still.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::SocketAddr,
     os::unix::fs::MetadataExt,
 };
 
@@ -24,7 +23,7 @@ use procfs::net::{TcpNetEntry, TcpState};
 use super::{
     abroad::{id_in, key, place},
     descriptors::me,
-    outside,
+    diag, neighbours, outside,
     sockets::{entries, plain},
 };
 use crate::{
@@ -37,9 +36,11 @@ use crate::{
 /// A connection that a tree has, to something else.
 struct Connection {
     pid: pid_t,
-    fd: i32,
-    remote: SocketAddr,
+    /// What is said if that is a stranger.
+    what: String,
     others: Vec<u8>,
+    /// Of a Unix socket: the inode of the other end.
+    peer: Option<u64>,
 }
 
 /// What a member sees at one look.
@@ -49,6 +50,8 @@ struct Look {
     own: BTreeMap<Vec<u8>, Connection>,
     /// Ends that are its own, or may be.
     claims: BTreeSet<Vec<u8>>,
+    /// Inodes of its sockets.
+    tree: BTreeSet<u64>,
 }
 
 /// Refuses connections of this process's descendants to strangers; all members of the job do so at the same time. What
@@ -66,14 +69,19 @@ pub fn refuse(board: &Board, judges: bool) -> Result<()> {
     }
     let keys: Vec<_> = second.own.values().map(|it| it.others.clone()).collect();
     let claimed = board.look::<()>(&keys)?;
-    let mut strangers = second.own.iter().zip(claimed);
-    let Some(((own, _), _)) = strangers.find(|(_, claimed)| claimed.is_none()) else {
+    let strangers = second.own.iter().zip(claimed);
+    let mut strangers = strangers
+        .filter(|(_, claimed)| claimed.is_none())
+        .peekable();
+    if strangers.peek().is_none() {
         return Ok(());
-    };
-    match Look::take()?.own.get(own) {
-        Some(Connection {
-            pid, fd, remote, ..
-        }) => Err(Error::refused(*pid, outside::is_strange(*fd, *remote))),
+    }
+    let last = Look::take()?;
+    let others = outside::sockets_of_others(last.tree.iter());
+    let is_others = |one: &&Connection| one.peer.is_none_or(|peer| others.contains(&peer));
+    let mut left = strangers.filter_map(|((own, _), _)| last.own.get(own));
+    match left.find(is_others) {
+        Some(Connection { pid, what, .. }) => Err(Error::refused(*pid, what.clone())),
         None => Ok(()),
     }
 }
@@ -103,9 +111,9 @@ impl Look {
                     if entry.state == TcpState::Established {
                         let connection = Connection {
                             pid: *pid,
-                            fd: *fd,
-                            remote,
+                            what: outside::is_strange(*fd, remote),
                             others: key("tcp", &id, !is_low),
+                            peer: None,
                         };
                         look.own.insert(own, connection);
                     }
@@ -119,7 +127,38 @@ impl Look {
             }
             places.insert(place);
         }
+        look.unix(&tree)?;
+        look.tree = tree.into_keys().collect();
         Ok(look)
+    }
+
+    fn unix(&mut self, tree: &BTreeMap<u64, (pid_t, i32)>) -> Result<()> {
+        if tree.is_empty() {
+            return Ok(());
+        }
+        let machine = neighbours::machine()?;
+        let key = |inode: u64| neighbours::key("unix", &machine, inode);
+        let known = diag::unix_sockets();
+        let known = known.map_err(|source| Error::io("sock_diag of Unix sockets", source))?;
+        for (inode, (pid, fd)) in tree {
+            let Some(known) = known.get(inode).filter(|known| !known.is_datagram) else {
+                continue;
+            };
+            self.claims.insert(key(*inode));
+            if let Some(peer) = known
+                .peer
+                .filter(|peer| *peer != 0 && !tree.contains_key(peer))
+            {
+                let connection = Connection {
+                    pid: *pid,
+                    what: outside::is_strange_unix(*fd),
+                    others: key(peer),
+                    peer: Some(peer),
+                };
+                self.own.insert(key(*inode), connection);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -135,7 +135,7 @@ fn end<'a>(socket: &'a Socket) -> Option<End<'a>> {
             id,
             accepts,
             waits: None,
-        } => Some(End {
+        } if socket.family != libc::AF_UNIX => Some(End {
             socket,
             id,
             accepts: *accepts,

@@ -97,7 +97,7 @@ impl Opened {
             opened.file(tree, number)?;
         }
         let lost = sockets::open(tree, &mut opened, board)?;
-        refill::refill(tree, &opened, lost)?;
+        refill::refill(tree, &opened, lost, board)?;
         for area in bodies.flat_map(|body| &body.areas) {
             if let Backing::File { file, write, .. } = &area.backing {
                 opened.map(file, *write)?;

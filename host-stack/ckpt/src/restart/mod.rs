@@ -18,6 +18,7 @@ mod layout;
 mod made;
 mod names;
 mod namespaces;
+mod neighbours;
 mod paths;
 mod pipes;
 mod plugins;

@@ -14,23 +14,26 @@ use std::{
 use super::{
     files::{Opened, damaged, set_flags},
     names::{reuse, within},
+    neighbours,
     sockets::{BUFFERS, COLD_BYTES, Lost, apply, covers, is_datagram, plain, sockets},
 };
 use crate::{
     error::{Error, Result},
     flow::{self, Grown},
+    job::Board,
     socket,
     state::{Message, Socket, Stage, Tree},
 };
 
-/// Of all sockets of a tree.
-pub fn refill(tree: &Tree, opened: &Opened, lost: Lost) -> Result<()> {
+/// Of all sockets of a tree; in a job, together with other trees.
+pub fn refill(tree: &Tree, opened: &Opened, lost: Lost, board: Option<&Board>) -> Result<()> {
     let fd_of = |inode: u64| {
         let (number, _) = sockets(tree).find(|(_, socket)| socket.inode == inode)?;
         // SAFETY: it is open until all are closed.
         Some(unsafe { BorrowedFd::borrow_raw(opened.files[number]) })
     };
-    let is_ours = |socket: &Socket| !matches!(socket.stage, Stage::Abroad { .. });
+    let is_abroad = |socket: &Socket| matches!(socket.stage, Stage::Abroad { .. });
+    let is_ours = |socket: &Socket| socket.family == libc::AF_UNIX || !is_abroad(socket);
     let filled = sockets(tree).filter(|(_, socket)| !socket.received.is_empty());
     for (_, socket) in filled.filter(|(_, socket)| is_ours(socket)) {
         let failed = |source| {
@@ -49,6 +52,7 @@ pub fn refill(tree: &Tree, opened: &Opened, lost: Lost) -> Result<()> {
         };
         refilled.map_err(failed)?;
     }
+    neighbours::filled(tree, board)?;
     for (number, socket) in sockets(tree) {
         let fd = fd_of(socket.inode).ok_or_else(|| damaged("a socket"))?;
         let is_connected = matches!(socket.stage, Stage::Connected { .. } | Stage::Abroad { .. });

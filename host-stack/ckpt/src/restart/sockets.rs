@@ -17,6 +17,7 @@ use super::{
     abroad,
     files::{Opened, damaged, set_flags},
     names::{PATIENCE, bind, outlast, patiently, reuse, within},
+    neighbours,
 };
 use crate::{
     error::{Error, Result},
@@ -49,7 +50,7 @@ pub type Lost = BTreeMap<u64, OwnedFd>;
 pub struct Made<'a> {
     pub all: Vec<&'a Socket>,
     pub made: BTreeMap<u64, OwnedFd>,
-    lost: Lost,
+    pub lost: Lost,
 }
 
 /// Opens all sockets of a tree; in a job, together with other trees.
@@ -77,6 +78,7 @@ pub fn open(tree: &Tree, opened: &mut Opened, board: Option<&Board>) -> Result<L
         made.connection(socket).map_err(failed)?;
     }
     abroad::connect(&mut made, board)?;
+    neighbours::connect(&mut made, board)?;
     made.waiting()?;
     abroad::wait(&mut made, board)?;
     let Made { mut made, lost, .. } = made;
@@ -188,7 +190,7 @@ impl<'a> Made<'a> {
     }
 
     /// Both ends of a connection within this machine.
-    fn unix(&self, one: &Socket, other: &Socket) -> io::Result<(OwnedFd, OwnedFd)> {
+    pub fn unix(&self, one: &Socket, other: &Socket) -> io::Result<(OwnedFd, OwnedFd)> {
         for (server, client) in [(one, other), (other, one)] {
             let Some(listener) = self.listener(|listener| {
                 listener.family == libc::AF_UNIX
@@ -200,7 +202,7 @@ impl<'a> Made<'a> {
             let connecting = plain(client)?;
             bind(&connecting, client)?;
             within(server, || socket::connect(&connecting, &server.local))?;
-            let accepted = accept(&[listener])?;
+            let accepted = accept_own(listener)?;
             return Ok(match server.inode == one.inode {
                 true => (accepted, connecting),
                 false => (connecting, accepted),
@@ -338,6 +340,18 @@ fn accept(listeners: &[BorrowedFd]) -> io::Result<OwnedFd> {
         }
     }
     Err(io::ErrorKind::TimedOut.into())
+}
+
+/// The next Unix connection that this process has made: somebody else may have come, whom nobody answers.
+fn accept_own(listener: BorrowedFd) -> io::Result<OwnedFd> {
+    loop {
+        let accepted = accept(&[listener])?;
+        let whose = socket::option(&accepted, libc::SOL_SOCKET, libc::SO_PEERCRED)?;
+        // struct ucred begins with the process.
+        if whose.starts_with(&(std::process::id() as i32).to_ne_bytes()) {
+            return Ok(accepted);
+        }
+    }
 }
 
 /// A connection whose names nobody can ask for any more.
