@@ -358,9 +358,23 @@ pub(super) fn check(address: usize, len: usize, writes: bool) -> Result {
     let at: *mut c_void = ptr::with_exposed_provenance_mut(start);
     // SAFETY: populating changes nothing that a program can see.
     match unsafe { madvise(at, end - start, advice) } {
-        // A kernel, or memory, that knows no such advice.
-        Ok(()) | Err(rustix::io::Errno::INVAL) if address >= PAGE => Ok(()),
+        Ok(()) if address >= PAGE => Ok(()),
+        // A kernel, or memory, that knows no such advice; or a mapping that forbids the access
+        // (madvise(2), MADV_POPULATE_READ).
+        Err(rustix::io::Errno::INVAL) => check_mappings(start as u64, end as u64, writes),
         _ => Err(libc::EFAULT),
+    }
+}
+
+/// The same by what is mapped.
+fn check_mappings(start: u64, end: u64, writes: bool) -> Result {
+    let range = Range { start, end };
+    let mut mappings = maps::all().map_err(|_| libc::ENOMEM)?;
+    mappings.retain(|mapping| mapping.range.and(range).is_some());
+    let allowed = |mapping: &Mapping| mapping.reads && (mapping.writes || !writes);
+    match maps::covers(&mappings, range) && mappings.iter().all(allowed) {
+        true => Ok(()),
+        false => Err(libc::EFAULT),
     }
 }
 
