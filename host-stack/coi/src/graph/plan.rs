@@ -352,7 +352,12 @@ impl Graph {
                 busy.insert(Place::Process(*process));
             }
         }
-        let mut maps = one.maps.iter().filter(|map| **map != id);
+        // One that waits looks at nothing yet: it is shown what is there when it starts.
+        let waits = |map: &OpId| {
+            let op = self.ops.get(map);
+            op.is_some_and(|op| op.phase == Phase::Waiting)
+        };
+        let mut maps = one.maps.iter().filter(|map| **map != id && !waits(map));
         let seen = |map: &OpId| {
             self.maps
                 .get(map)

@@ -248,6 +248,36 @@ fn what_is_mapped_is_not_for_others_until_it_is_unmapped() {
 }
 
 #[test]
+fn a_map_that_waits_keeps_nothing_valid_on_the_host() {
+    let mut graph = Graph::default();
+    graph.add_buffer(B, BYTES, true, false, None);
+    let (buffer, range) = (B, 0..BYTES);
+    let map = Work::Map {
+        buffer,
+        range: range.clone(),
+        mode: Mode::Read,
+    };
+    let a = submit(&mut graph, run(P, 1, Mode::Write), &[]);
+    let b = submit(&mut graph, run(P, 1, Mode::Write), &[]);
+    let map = submit(&mut graph, map, &[b]);
+    assert_eq!(started(&mut graph), [a]);
+    finish(&mut graph, a);
+    assert_eq!(started(&mut graph), [b]);
+    finish(&mut graph, b);
+    let brought = Step::FromProcess {
+        process: P,
+        buffer,
+        range: range.clone(),
+        staged: false,
+    };
+    assert!(outputs(&mut graph).contains(&Output::Move(map, vec![brought])));
+    // Who looks at it sees it as it was, whatever a process does meanwhile.
+    let c = submit(&mut graph, run(P, 1, Mode::Write), &[]);
+    assert_eq!(started(&mut graph), [c]);
+    assert_eq!(graph.valid(B, &range, Place::Host), (true, true));
+}
+
+#[test]
 fn a_write_goes_to_the_host_if_that_is_valid_and_moves_nothing() {
     let mut graph = graph();
     let a = submit(&mut graph, run(Q, 1, Mode::Read), &[]);
