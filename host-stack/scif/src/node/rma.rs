@@ -44,7 +44,7 @@ impl Node {
     ) -> Result<Option<Value>, i32> {
         let endpoint = self.connected(id)?;
         if len == 0 {
-            return Ok(Some(Value::Unit));
+            return Err(libc::EINVAL);
         }
         let write = how.write;
         let (local_prot, remote_prot) = prots(write);
