@@ -15,6 +15,8 @@
 //! | `trace`, `remote`, `memory` | a held thread, the calls that it makes for us, its memory |
 //! | `freeze` | stops a tree of processes, and lets it go |
 //! | `state` | what an image says |
+//! | `huge` | huge pages of this machine, and files of them |
+//! | `userfault` | userfaultfds of processes |
 //! | `track`, `ranges`, `spaces` | which pages are written to; what a chain of images has of them |
 //! | `socket`, `flow`, `queue` | calls on sockets; what is on its way through a TCP connection; what its sender still has |
 //! | `apart` | work that goes on if this process is killed |
@@ -37,6 +39,7 @@ mod dump;
 mod error;
 mod flow;
 mod freeze;
+mod huge;
 mod job;
 mod memory;
 mod parallel;
@@ -55,6 +58,7 @@ mod sysv;
 mod terminal;
 mod trace;
 mod track;
+mod userfault;
 
 pub use snaprig_ckpt_image::interval::Policy;
 

@@ -77,11 +77,16 @@ fn sysv(sysv: &Sysv) -> Vec<String> {
         object,
         space,
         size,
+        huge_bytes,
     } in &sysv.segments
     {
         let (id, key) = (object.id, object.key);
+        let pages = match huge_bytes {
+            0 => String::new(),
+            bytes => format!(", huge pages of {} kB", bytes >> 10),
+        };
         lines.push(format!(
-            "{space:>5} System V shared memory {id}, key {key:#x}, {size} bytes"
+            "{space:>5} System V shared memory {id}, key {key:#x}, {size} bytes{pages}"
         ));
     }
     for set in &sysv.sets {

@@ -244,6 +244,8 @@ pub struct Area {
     pub backing: Backing,
     /// Flags of smaps(5), two letters each, that are not told otherwise.
     pub flags: Vec<[u8; 2]>,
+    /// Bytes of its huge pages (MAP_HUGETLB); 0: ordinary ones.
+    pub huge_bytes: u64,
 }
 
 /// A policy of a part of memory (mbind(2)).
@@ -305,6 +307,8 @@ pub struct SharedMemory {
     pub size: u64,
     /// F_GET_SEALS.
     pub seals: i32,
+    /// Bytes of its huge pages (MFD_HUGETLB); 0: ordinary ones.
+    pub huge_bytes: u64,
 }
 
 /// A socket.

@@ -4,7 +4,9 @@ use std::{fs, io, ptr, slice};
 
 use libc::{c_int, pid_t};
 
-use crate::{remote::PAGE, state::SysvObject};
+use procfs::process::Process;
+
+use crate::{error::Result, huge, remote::PAGE, state::SysvObject};
 
 /// Commands that libc has no names for: of all objects, also those that the caller may not read (linux/shm.h and its
 /// likes).
@@ -217,6 +219,20 @@ impl Attached {
         }
     }
 
+    /// Where it is.
+    pub fn start(&self) -> u64 {
+        self.at
+    }
+
+    /// The device that its memory is of.
+    pub fn device(&self) -> Result<u64> {
+        let maps = Process::myself()?.maps()?;
+        let mut maps = maps.iter();
+        let map = maps.find(|map| (map.address.0..map.address.1).contains(&self.at));
+        let (major, minor) = map.map_or((0, 0), |map| map.dev);
+        Ok(libc::makedev(major as u32, minor as u32))
+    }
+
     /// All of its pages. Nobody writes to them meanwhile.
     pub fn pages(&self) -> &[u8] {
         // SAFETY: they are mapped, and readable, until this is dropped; a segment keeps its size.
@@ -238,8 +254,8 @@ impl Drop for Attached {
 }
 
 /// A new object with the number, key and creator that it had: nobody else may use it yet. In another namespace the
-/// number may be taken.
-pub fn make(kind: Kind, object: &SysvObject, size: u64) -> io::Result<()> {
+/// number may be taken. `huge_bytes`: of the pages of a segment of huge ones.
+pub fn make(kind: Kind, object: &SysvObject, size: u64, huge_bytes: u64) -> io::Result<()> {
     let name = match kind {
         Kind::Segment => "shm",
         Kind::Set => "sem",
@@ -255,6 +271,10 @@ pub fn make(kind: Kind, object: &SysvObject, size: u64) -> io::Result<()> {
         // SAFETY: no memory is involved.
         unsafe {
             match kind {
+                Kind::Segment if huge_bytes != 0 => {
+                    let huge = libc::SHM_HUGETLB | huge::size_flags(huge_bytes);
+                    libc::shmget(object.key, size as usize, flags | huge)
+                }
                 Kind::Segment => libc::shmget(object.key, size as usize, flags),
                 Kind::Set => libc::semget(object.key, count.unwrap_or(-1), flags),
                 Kind::Queue => libc::msgget(object.key, flags),

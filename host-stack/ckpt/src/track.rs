@@ -3,52 +3,35 @@
 //! read from pagemap, and protected again (`dump/pages.rs`).
 //!
 //! ```text
-//! process, held:  userfaultfd() -- pidfd_getfd --> supervisor: UFFDIO_API, UFFDIO_REGISTER of each area
-//!                 close()
+//! process, held:  userfaultfd() --> supervisor: registers each area      ([`crate::userfault`])
 //! ```
 //! Only private anonymous memory is tracked. Of shared memory, and of files, pages can be written to that nobody's page
 //! table tells of: by write(2), or by a process that has ended since; so they are saved whole.
 //!
 //! What must stay true: an area is registered whole, while its process is held: else it would be divided, and mremap(2)
-//! is not for several areas. The descriptor is closed in the process before that runs; an area that is not tracked, for
-//! whatever reason, says so ([`Pagemap::is_tracked`](crate::dump::Pagemap::is_tracked)), and is saved whole. What the
-//! kernel takes an area's tracking away for (a fork's child, mremap(2), exec) therefore needs no notice. It may leave
+//! is not for several areas. An area that is not tracked, for whatever reason, says so
+//! ([`Pagemap::is_tracked`](crate::dump::Pagemap::is_tracked)), and is saved whole. What the kernel takes an area's tracking away for (a fork's child, mremap(2), exec) therefore needs no notice. It may leave
 //! the marks of protected pages there, though: an area that mremap(2) joins to one that it moves is not tracked any more
 //! either, but its marks stay, also of pages that are written to from then on. So what is registered begins without any:
 //! in an address space where something has been tracked before, they are taken away.
 
-use std::{
-    collections::HashMap,
-    io,
-    ops::Range,
-    os::fd::{AsRawFd, OwnedFd},
-};
+use std::{collections::HashMap, io, ops::Range};
 
 use libc::pid_t;
 
 use crate::{
-    dump::{Stub, code_of, copy_of},
     error::Result,
     freeze::HeldProcess,
-    remote::{call, result},
+    userfault::{Userfault, WRITE_PROTECT},
 };
 
-/// ioctl_userfaultfd(2).
-const UFFD_API: u64 = 0xaa;
 /// UFFD_FEATURE_WP_UNPOPULATED, without which the asynchronous mode is not to be had, and that.
 const FEATURES: u64 = 1 << 13 | 1 << 15;
-const UFFDIO_API: libc::c_ulong = iowr(0x3f, 24);
-const UFFDIO_REGISTER: libc::c_ulong = iowr(0, 32);
-const UFFDIO_UNREGISTER: libc::c_ulong = 2 << 30 | 16 << 16 | 0xaa << 8 | 1;
-const UFFDIO_WRITEPROTECT: libc::c_ulong = iowr(6, 24);
-const REGISTER_WP: u64 = 2;
-/// UFFD_USER_MODE_ONLY: all that ordinary users may have. Asynchronous faults are resolved in the kernel, its own, too.
-const USER_MODE_ONLY: u64 = 1;
 
 /// The userfaultfds of a tree.
 #[derive(Debug, Default)]
 pub struct Tracking {
-    of: HashMap<pid_t, OwnedFd>,
+    of: HashMap<pid_t, Userfault>,
     /// This kernel cannot do it.
     is_off: bool,
 }
@@ -71,9 +54,9 @@ impl Tracking {
         }
         // The first, or one of another program: the process has called exec(2), or its number is another's now.
         self.of.remove(&process.pid);
-        match open(process)? {
+        match Userfault::of(process, FEATURES)? {
             Ok(userfault) => {
-                still_to_do(left, |area| register(&userfault, area));
+                still_to_do(left, |area| userfault.register(area, WRITE_PROTECT));
                 self.of.insert(process.pid, userfault);
             }
             Err(error) => self.refuse(&error),
@@ -115,68 +98,13 @@ fn still_to_do(
     &[]
 }
 
-/// Has a process make a userfaultfd, and takes it.
-fn open(process: &mut HeldProcess) -> Result<io::Result<OwnedFd>> {
-    let stub = Stub::map(process, &code_of(process.handle())?)?;
-    let opened = open_with(process, &stub);
-    // Whatever came of it.
-    stub.unmap(process)?;
-    let userfault = match opened? {
-        Ok(userfault) => userfault,
-        Err(error) => return Ok(Err(error)),
-    };
-    let mut api = [UFFD_API, FEATURES, 0];
-    Ok(ioctl(&userfault, UFFDIO_API, &mut api).map(|()| userfault))
-}
-
-fn open_with(process: &mut HeldProcess, stub: &Stub) -> Result<io::Result<OwnedFd>> {
-    let (pid, tid) = (process.pid, process.handle());
-    let mut make = |number, argument| -> Result<io::Result<u64>> {
-        let calls = [call(number, [argument])];
-        let made =
-            process.threads[0].remote(pid, stub.end, |remote| remote.calls(stub.at, tid, &calls));
-        Ok(result(made?[0]))
-    };
-    let flags = libc::O_CLOEXEC as u64 | libc::O_NONBLOCK as u64 | USER_MODE_ONLY;
-    let fd = match make(libc::SYS_userfaultfd, flags)? {
-        Ok(fd) => fd,
-        Err(error) => return Ok(Err(error)),
-    };
-    let copy = copy_of(pid, fd as i32);
-    make(libc::SYS_close, fd)?.ok();
-    copy.map(Ok)
-}
-
-fn register(userfault: &OwnedFd, area: &Range<u64>) -> io::Result<()> {
-    let mut range = [area.start, area.end - area.start, REGISTER_WP, 0];
-    ioctl(userfault, UFFDIO_REGISTER, &mut range)
-}
-
 /// Registers what may have marks.
-fn begin_anew(userfault: &OwnedFd, area: &Range<u64>) -> io::Result<()> {
-    register(userfault, area)?;
-    let (start, bytes) = (area.start, area.end - area.start);
-    let unprotected = ioctl(userfault, UFFDIO_WRITEPROTECT, &mut [start, bytes, 0]);
+fn begin_anew(userfault: &Userfault, area: &Range<u64>) -> io::Result<()> {
+    userfault.register(area, WRITE_PROTECT)?;
+    let unprotected = userfault.unprotect(area);
     if unprotected.is_err() {
         // Marks that may be wrong are worse than none.
-        ioctl(userfault, UFFDIO_UNREGISTER, &mut [start, bytes])?;
+        userfault.unregister(area)?;
     }
     unprotected
-}
-
-fn ioctl<const N: usize>(
-    fd: &OwnedFd,
-    request: libc::c_ulong,
-    words: &mut [u64; N],
-) -> io::Result<()> {
-    // SAFETY: each request's structure is as long as its number says, which is what is passed.
-    match unsafe { libc::ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// `_IOWR(UFFD_API, number, size)` of `asm-generic/ioctl.h`.
-const fn iowr(number: u64, size: u64) -> libc::c_ulong {
-    3 << 30 | size << 16 | 0xaa << 8 | number
 }

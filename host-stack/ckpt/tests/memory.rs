@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{Job, compiled, nobody, program, wait_until};
+use common::{HugePages, Job, compiled, nobody, program, wait_until};
 
 fn try_with(mut job: Job) {
     job.stays_what_it_was("ready\nright\n");
@@ -53,31 +53,10 @@ fn guard_pages_are_what_they_were() {
     }
 }
 
-/// A page that is not there for long: whoever has huge pages has them again.
-struct HugePages(Option<String>);
-
-impl HugePages {
-    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
-
-    fn reserve() -> Self {
-        let before = fs::read_to_string(Self::COUNT).unwrap_or_default();
-        let is_none = before.trim() == "0";
-        Self((is_none && fs::write(Self::COUNT, "4").is_ok()).then_some(before))
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        if let Some(before) = &self.0 {
-            let _ = fs::write(Self::COUNT, before);
-        }
-    }
-}
-
 /// What is written to it after a checkpoint was never, as with files that are open.
 #[test]
 fn a_mapped_file_goes_back_with_memory() {
-    let _pages = HugePages::reserve();
+    let _pages = HugePages::reserve(2048, 4);
     let (_directory, mapped) = compiled("mapped.c", &[]);
     for mut job in [Job::launch(&[&mapped]), Job::launch_as_nobody(&[&mapped])] {
         job.wait_for("ready");

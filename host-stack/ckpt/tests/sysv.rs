@@ -2,37 +2,10 @@
 
 mod common;
 
-use std::{fs, ptr, thread, time::Duration};
+use std::{ptr, thread, time::Duration};
 
-use common::{Job, compiled, nobody, program, rounds, wait_until};
+use common::{Job, Objects, compiled, ends_well, nobody, postgresql, rounds, wait_until};
 use snaprig_ckpt::{Address, Reply, Request};
-
-/// Objects that a program has made where it was launched, which stay there when it is killed: kinds and numbers.
-struct Objects(Vec<(char, i32)>);
-
-impl Objects {
-    fn of(job: &Job) -> Self {
-        let text = fs::read_to_string(job.path("objects")).unwrap();
-        let words = text.split(' ').map(|word| word.split_at(1));
-        let parsed = words.map(|(kind, id)| (kind.chars().next().unwrap(), id.parse().unwrap()));
-        Self(parsed.collect())
-    }
-}
-
-impl Drop for Objects {
-    fn drop(&mut self) {
-        for (kind, id) in self.0.iter().copied() {
-            // SAFETY: no memory is involved.
-            unsafe {
-                match kind {
-                    'm' => libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()),
-                    's' => libc::semctl(id, 0, libc::IPC_RMID),
-                    _ => libc::msgctl(id, libc::IPC_RMID, ptr::null_mut()),
-                };
-            }
-        }
-    }
-}
 
 /// Checkpointed at moments that differ, killed, and restarted.
 fn under_load(mut job: Job) {
@@ -45,15 +18,6 @@ fn under_load(mut job: Job) {
         job.over_again();
     }
     ends_well(&job.path("go"), &mut job);
-}
-
-fn ends_well(go: &std::path::Path, job: &mut Job) {
-    fs::write(go, "").unwrap();
-    let (status, output) = (job.ended(), job.output());
-    assert!(
-        status == 0 && output.ends_with("right\n") && !output.contains("wrong"),
-        "{status}: {output}"
-    );
 }
 
 #[test]
@@ -136,27 +100,6 @@ fn what_others_use_is_refused() {
     let me = format!("which process {} uses as well", std::process::id());
     assert!(why.contains(&named) && why.contains(&me), "{why}");
     job.kill();
-}
-
-/// A server with its processes, and clients that move money from account to account: none is lost.
-fn postgresql(settings: &[&str]) {
-    let script = program("postgres.sh");
-    let mut job = Job::launch_as_nobody(&[&["bash", &script], settings].concat());
-    wait_until("it is ready, or not there", || {
-        ["ready", "no postgres", "wrong"]
-            .iter()
-            .any(|word| job.output().contains(word))
-    });
-    if job.output().contains("no postgres") {
-        println!("skipped: PostgreSQL is not installed (apt-get install postgresql)");
-        return;
-    }
-    for round in 0..rounds(10) {
-        thread::sleep(Duration::from_micros(round * 7919 % 200_011));
-        job.dump(false).unwrap();
-        job.over_again();
-    }
-    ends_well(&job.path("stop"), &mut job);
 }
 
 /// The key of its data directory is a segment's.

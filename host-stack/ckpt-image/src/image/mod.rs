@@ -57,7 +57,7 @@ pub const CHUNK_MAX: usize = 4 << 20;
 /// Most bytes of one section of state.
 pub const STATE_MAX: usize = 64 << 20;
 /// Version of the format: a reader refuses every other.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Names an image: a hash of all that is in it. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -18,6 +18,7 @@ use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use super::{named::Named, placement::Policies, sysv::Attachment};
 use crate::{
     error::{Error, Result},
+    huge,
     plugins::Owned,
     state::{Area, Backing},
 };
@@ -26,6 +27,10 @@ use crate::{
 const FLAGS: [&str; 15] = [
     "gd", "nr", "dc", "dd", "wf", "lo", "lf", "hg", "nh", "mg", "sr", "rr", "sl", "dp", "ht",
 ];
+/// MAP_NORESERVE.
+const NO_RESERVE: [u8; 2] = *b"nr";
+/// What huge pages are of that have no name.
+const ANONYMOUS_HUGE: &[u8] = b"/anon_hugepage";
 /// What can be made writable.
 const MAY_WRITE: &str = "mw";
 /// Those of what cannot be saved.
@@ -71,13 +76,7 @@ impl Flags {
                 "Shared_Clean:" | "Shared_Dirty:" if is_private && value.trim() != "0 kB" => {
                     flags.shares = true;
                 }
-                // Of such a size as there are most: another one is not known of its mapping.
-                "KernelPageSize:" if is_shared && value.trim() != "4 kB" => {
-                    flags.refuse(area, "shared huge pages (MAP_HUGETLB)");
-                }
-                "KernelPageSize:" if !["4 kB", "2048 kB"].contains(&value.trim()) => {
-                    flags.refuse(area, "huge pages of more than 2 MiB (MAP_HUGETLB)");
-                }
+                "Shared_Hugetlb:" if !is_shared && value.trim() != "0 kB" => flags.shares = true,
                 // Memory that can only be executed has one of the kernel's.
                 "ProtectionKey:" if value.trim() != "0" && !is_execute_only => {
                     flags.refuse(area, "a protection key (pkeys(7))");
@@ -142,6 +141,10 @@ pub struct Shared {
     pub attachments: Vec<Attachment>,
     /// Files that have lost the name that they were mapped by, and what else they are called.
     names: HashMap<(u64, u64), Option<PathBuf>>,
+    /// Who maps private huge pages of a file, by that and where it would begin.
+    reserved: HashMap<(u64, u64, u64), pid_t>,
+    /// Devices, and bytes of the huge pages of what is on them, or 0.
+    sizes: HashMap<u64, u64>,
 }
 
 /// Memory that several can map.
@@ -155,10 +158,24 @@ pub struct SharedObject {
     pub size: u64,
     /// F_GET_SEALS.
     pub seals: i32,
-    /// Who maps which part of it where: process, address, range of the object.
-    pub mapped: Vec<(pid_t, u64, Range<u64>)>,
+    /// Who maps which part of it where; those first who share it.
+    pub mapped: Vec<Mapping>,
+    /// Bytes of its huge pages; 0: ordinary ones.
+    pub huge_bytes: u64,
     /// A descriptor of it: process and number.
     pub open: Option<(pid_t, i32)>,
+}
+
+/// A part of an object that a process maps.
+#[derive(Debug)]
+pub struct Mapping {
+    pub pid: pid_t,
+    /// First address.
+    pub start: u64,
+    /// Of the object.
+    pub part: Range<u64>,
+    /// MAP_SHARED.
+    pub is_shared: bool,
 }
 
 impl Shared {
@@ -176,7 +193,7 @@ impl Shared {
     }
 
     /// The number of an object.
-    pub fn meet(&mut self, id: (u64, u64), name: Option<Vec<u8>>) -> usize {
+    pub fn meet(&mut self, id: (u64, u64), name: Option<Vec<u8>>, huge_bytes: u64) -> usize {
         if let Some(at) = self.met.iter().position(|object| object.id == id) {
             return at;
         }
@@ -186,9 +203,24 @@ impl Shared {
             size: 0,
             seals: 0,
             mapped: Vec::new(),
+            huge_bytes,
             open: None,
         });
         self.met.len() - 1
+    }
+
+    /// Bytes of the huge pages of what is on a device; 0: ordinary ones.
+    fn huge_bytes(&mut self, device: u64) -> u64 {
+        let known = self.sizes.entry(device);
+        *known.or_insert_with(|| huge::of_device(device))
+    }
+
+    /// Whether private huge pages are reserved for a relative, of whom the process has them since fork(2): no child has
+    /// any reserved for it.
+    fn is_reserved_for_another(&mut self, pid: pid_t, map: &MemoryMap) -> bool {
+        let base = map.address.0.wrapping_sub(map.offset);
+        let id = (dev(map.dev), map.inode, base);
+        *self.reserved.entry(id).or_insert(pid) != pid
     }
 }
 
@@ -214,9 +246,22 @@ pub fn areas(
         let Some(backing) = backing(pid, map, is_shared, shared, named)? else {
             continue;
         };
-        let flags = flags.at(start);
-        if backing == Backing::Anonymous && map.inode != 0 && !flags.contains(b"ht") {
+        let mut flags = flags.at(start);
+        let huge_bytes = match &backing {
+            Backing::Anonymous if map.inode == 0 => 0,
+            Backing::Kernel(_) | Backing::Plugin => 0,
+            Backing::File { file, .. } if flags.contains(b"ht") => {
+                huge::of_path(Path::new(OsStr::from_bytes(&file.path)))
+            }
+            Backing::File { .. } => 0,
+            _ => shared.huge_bytes(dev(map.dev)),
+        };
+        if backing == Backing::Anonymous && map.inode != 0 && huge_bytes == 0 {
             nameless.push((pid, start));
+        }
+        let is_reserved = huge_bytes != 0 && !is_shared && !flags.contains(&NO_RESERVE);
+        if is_reserved && shared.is_reserved_for_another(pid, map) {
+            flags.push(NO_RESERVE);
         }
         areas.push(Area {
             start,
@@ -225,6 +270,7 @@ pub fn areas(
             is_shared,
             backing,
             flags,
+            huge_bytes,
         });
     }
     Ok(areas)
@@ -239,6 +285,7 @@ fn plugins_area(start: u64, end: u64) -> Area {
         is_shared: true,
         backing: Backing::Plugin,
         flags: Vec::new(),
+        huge_bytes: 0,
     }
 }
 
@@ -277,12 +324,14 @@ fn backing(
         MMapPath::Path(path) => path,
         MMapPath::Vsys(_) => {
             let (id, (start, end)) = (map.inode as i32, map.address);
+            let huge_bytes = shared.huge_bytes(dev(map.dev));
             shared.attachments.push(Attachment {
                 id,
                 pid,
                 start,
                 offset: map.offset,
                 bytes: end - start,
+                huge_bytes,
             });
             return Ok(Some(Backing::Segment(id, map.offset)));
         }
@@ -301,17 +350,31 @@ fn backing(
     let other = other.and_then(|gone| shared.other_name((dev(map.dev), map.inode), gone));
     let path = other.as_deref().unwrap_or(path);
     if let (Some(gone), None) = (gone, &other) {
-        if !is_shared {
+        let id = (dev(map.dev), map.inode);
+        let huge_bytes = shared.huge_bytes(id.0);
+        if !is_shared && (huge_bytes == 0 || gone == ANONYMOUS_HUGE) {
             // All of its pages are saved.
             return Ok(Some(Backing::Anonymous));
         }
         let name = gone.strip_prefix(b"/memfd:").map(<[u8]>::to_vec);
-        let id = (dev(map.dev), map.inode);
-        let number = shared.meet(id, name);
+        let number = shared.meet(id, name, huge_bytes);
         let object = &mut shared.met[number];
         let part = map.offset..map.offset + (end - start);
         object.size = object.size.max(part.end);
-        object.mapped.push((pid, start, part));
+        let at = match is_shared {
+            true => object.mapped.partition_point(|other| other.is_shared),
+            // Some of its pages may be the process's own.
+            false => object.mapped.len(),
+        };
+        object.mapped.insert(
+            at,
+            Mapping {
+                pid,
+                start,
+                part,
+                is_shared,
+            },
+        );
         return Ok(Some(Backing::Shared(number as u32, map.offset)));
     }
     if bytes.starts_with(b"/dev/") && !bytes.starts_with(b"/dev/shm/") {

@@ -34,6 +34,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    huge,
     plugins::Owned,
     spaces::Key,
     state::{
@@ -309,13 +310,17 @@ impl<'a> Files<'a> {
             return Ok(Kind::Stdio(own));
         }
         Ok(match class {
-            Class::Path => self.path(number, seen, copy, named)?,
             Class::Proc(pid, path) => Kind::Proc {
                 pid,
                 path,
                 offset: info.offset,
             },
-            Class::Memory(name) => memory(seen, name, &copy, shared),
+            Class::Memory(name) => memory(seen, Some(name), &copy, shared),
+            // A hugetlbfs may not be there where it is restarted.
+            Class::Path if seen.lost_name().is_some() && huge::of_file(&copy) != 0 => {
+                memory(seen, None, &copy, shared)
+            }
+            Class::Path => self.path(number, seen, copy, named)?,
             Class::Pipe => Kind::Pipe(self.pipes.meet(seen, copy)),
             Class::Socket => self.socket(number, seen, shared, named)?,
             Class::Terminal => {
@@ -539,8 +544,8 @@ fn not_registered(pid: pid_t, parent: pid_t) -> Error {
     Error::refused(pid, what)
 }
 
-fn memory(seen: &Seen, name: Vec<u8>, copy: &OwnedFd, shared: &mut Shared) -> Kind {
-    let object = shared.meet(id_of(&seen.metadata), Some(name));
+fn memory(seen: &Seen, name: Option<Vec<u8>>, copy: &OwnedFd, shared: &mut Shared) -> Kind {
+    let object = shared.meet(id_of(&seen.metadata), name, huge::of_file(copy));
     let object_of = &mut shared.met[object];
     object_of.size = seen.metadata.len();
     object_of.open = Some((seen.pid, seen.fd));

@@ -10,6 +10,7 @@ mod descriptors;
 mod diag;
 mod files;
 mod held;
+mod huge;
 mod multicast;
 mod named;
 mod neighbours;
@@ -116,6 +117,8 @@ pub struct Described {
     segments: Vec<sysv::Source>,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
+    /// Where page tables do not tell of all huge pages that are there.
+    untold: huge::Untold,
     /// Processes that share pages with relatives.
     sharing: BTreeSet<pid_t>,
     /// Contents of files, in the order that the tree numbers them until their spaces are.
@@ -212,6 +215,7 @@ pub fn describe(
                 name: object.name.clone(),
                 size: object.size,
                 seals: object.seals,
+                huge_bytes: object.huge_bytes,
             })
             .collect(),
         sysv,
@@ -224,6 +228,7 @@ pub fn describe(
         shared,
         segments,
         nameless,
+        untold: huge::Untold::new(),
         sharing,
         sockets: files.sockets,
         _kept: files.kept,
@@ -321,6 +326,7 @@ pub fn code_of(pid: pid_t) -> Result<Vec<Area>> {
             _ => Backing::Anonymous,
         },
         flags: Vec::new(),
+        huge_bytes: 0,
     });
     Ok(areas.collect())
 }

@@ -80,7 +80,25 @@ impl Pagemap {
         };
         let scanned = match self.scan(part.clone(), wanted, divide) {
             // Before Linux 6.7.
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.read(part, to),
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                self.read(part, |is_file| !is_file, to)
+            }
+            scanned => scanned,
+        };
+        self.done(scanned)
+    }
+
+    /// Adds the pages of `part` that are there; `of_file`: only those that are a file's, which is mapped there.
+    pub fn there(&self, part: Range<u64>, of_file: bool, to: &mut Ranges) -> Result<()> {
+        let wanted = Wanted {
+            categories: if of_file { IS_FILE } else { 0 },
+            ..Wanted::default()
+        };
+        let scanned = match self.scan(part.clone(), wanted, |range, _| to.push(range)) {
+            // Before Linux 6.7.
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                self.read(part, |is_file| is_file || !of_file, to)
+            }
             scanned => scanned,
         };
         self.done(scanned)
@@ -234,7 +252,12 @@ impl Pagemap {
         }
     }
 
-    fn read(&self, part: Range<u64>, to: &mut Ranges) -> io::Result<()> {
+    fn read(
+        &self,
+        part: Range<u64>,
+        is_wanted: impl Fn(bool) -> bool,
+        to: &mut Ranges,
+    ) -> io::Result<()> {
         let mut at = part.start;
         let mut bytes = vec![0; ENTRIES * 8];
         while at < part.end {
@@ -244,7 +267,7 @@ impl Pagemap {
             for entry in bytes[..count * 8].chunks_exact(8) {
                 let entry = u64::from_ne_bytes(entry.try_into().expect("eight bytes"));
                 let (present, swapped, file) = (entry >> 63, entry >> 62 & 1, entry >> 61 & 1);
-                if (present | swapped) == 1 && file == 0 {
+                if (present | swapped) == 1 && is_wanted(file == 1) {
                     to.push(at..at + PAGE);
                 }
                 at += PAGE;

@@ -16,7 +16,8 @@
 //! | userfaultfd(2) on its memory, protection keys, a shadow stack, 32-bit programs | refused |
 //! | io_setup(2), mapped sockets and objects of the kernel (io_uring, perf), a program whose file is gone | refused |
 //! | an LDT, keyrings of its own, syscall user dispatch | refused, but only a stopped process says so |
-//! | shared huge pages | refused |
+//! | huge pages of any size, shared and private, with what is reserved ([`super::huge`]) | saved |
+//! | what a memfd or segment of huge pages has reserved that nobody maps | lost, or that of all of a segment |
 //! | System V shared memory, semaphores (SEM_UNDO, too), queues ([`super::sysv`]) | saved; what others have, too: refused |
 //! | times of System V objects, who has attached a segment last, or sent and received | lost |
 //! | MADV_GUARD_INSTALL | saved from Linux 6.15 on; refused in shared memory, when it stands still |

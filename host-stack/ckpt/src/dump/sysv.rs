@@ -22,6 +22,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     freeze::Frozen,
+    huge,
     state::{MessageQueue, Segment, SemaphoreSet, Sysv},
     sysv::{self, Attached, Kind, Stat},
 };
@@ -89,11 +90,15 @@ pub struct Attachment {
     /// Offset in the segment, and bytes.
     pub offset: u64,
     pub bytes: u64,
+    /// Bytes of its huge pages; 0: ordinary ones.
+    pub huge_bytes: u64,
 }
 
 /// A segment as the tree has it.
 pub struct Source {
     pub bytes: Bytes,
+    /// Bytes of its huge pages; 0: ordinary ones.
+    pub huge_bytes: u64,
     /// Its number, if it is the tree's alone, and its namespace outlives that.
     own: Option<i32>,
 }
@@ -131,11 +136,15 @@ pub fn describe(
     for found in find(all(), &counts, is_own)? {
         let Found { stat, is_certain } = found;
         let added = match stat.kind {
-            Kind::Segment => bytes_of(&stat, attachments).map(|bytes| {
+            Kind::Segment => bytes_of(&stat, attachments).map(|(bytes, huge_bytes)| {
                 let is_attached = counts.contains_key(&stat.object.id);
                 let own = !is_own && is_made_here(&stat, is_attached);
                 let own = own.then_some(stat.object.id);
-                sources.push(Source { bytes, own });
+                sources.push(Source {
+                    bytes,
+                    huge_bytes,
+                    own,
+                });
             }),
             _ => Ok(()),
         };
@@ -143,6 +152,9 @@ pub fn describe(
             Err(_) if !is_certain => {}
             added => added?,
         }
+    }
+    for (segment, source) in sysv.segments.iter_mut().zip(&sources) {
+        segment.huge_bytes = source.huge_bytes;
     }
     undo::ask(frozen, &mut sysv.sets)?;
     for set in sysv.sets.iter().filter(|set| !set.adjustments.is_empty()) {
@@ -170,16 +182,26 @@ fn is_made_here(stat: &Stat, is_attached: bool) -> bool {
     maker.any(|pid| is_ours(*pid) || is_attached && begun(*pid).is_none())
 }
 
-fn bytes_of(stat: &Stat, attachments: &[Attachment]) -> Result<Bytes> {
+/// And of how large pages.
+fn bytes_of(stat: &Stat, attachments: &[Attachment]) -> Result<(Bytes, u64)> {
     let is_whole =
         |it: &&Attachment| it.id == stat.object.id && it.offset == 0 && it.bytes >= stat.size;
     if let Some(whole) = attachments.iter().find(is_whole) {
-        return Ok(Bytes::Mapped(whole.pid, whole.start));
+        return Ok((Bytes::Mapped(whole.pid, whole.start), whole.huge_bytes));
     }
-    let attached = Attached::attach(stat.object.id, stat.size, false);
-    Ok(Bytes::Attached(
-        attached.map_err(|source| failed(stat, source))?,
-    ))
+    let attach = |bytes, writes| {
+        let attached = Attached::attach(stat.object.id, bytes, writes);
+        attached.map_err(|source| failed(stat, source))
+    };
+    let attached = attach(stat.size, false)?;
+    let huge_bytes = huge::of_device(attached.device()?);
+    if huge_bytes == 0 {
+        return Ok((Bytes::Attached(attached), huge_bytes));
+    }
+    // Which of its pages are there is only told to who may write to them (`super::huge`).
+    let bytes = stat.size.next_multiple_of(huge_bytes);
+    let writable = attach(bytes, true).or_else(|_| attach(bytes, false))?;
+    Ok((Bytes::Attached(writable), huge_bytes))
 }
 
 fn all() -> Vec<Stat> {
@@ -264,6 +286,7 @@ fn add(stat: &Stat, to: &mut Sysv) -> Result<()> {
             object,
             space: 0,
             size: stat.size,
+            huge_bytes: 0,
         }),
         Kind::Set => {
             if sysv::waiting(id, stat.size).map_err(failed)? > 0 {

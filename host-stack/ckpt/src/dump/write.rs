@@ -5,7 +5,12 @@ use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
 use libc::pid_t;
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
 
-use super::{Described, Pagemap, areas, sysv::Bytes};
+use super::{
+    Described, Pagemap,
+    areas::{Mapping, SharedObject},
+    huge,
+    sysv::Bytes,
+};
 use crate::{
     error::{Error, Result},
     freeze::{Frozen, HeldProcess},
@@ -13,13 +18,15 @@ use crate::{
     ranges::Ranges,
     remote::PAGE,
     spaces::{Key, Space, Spaces},
-    state::{Area, Backing},
+    state::{Area, Backing, Segment, Tree},
     steps::{self, Step},
     track::Tracking,
 };
 
 /// Parts of one process_vm_readv(2): as many as it takes (IOV_MAX).
 const PARTS: usize = 1024;
+/// Larger pages are not tracked: they are walked in parts (`Pagemap::take_written`), and protected whole or not at all.
+const TRACKED_MAX: u64 = 2 << 20;
 
 /// What of a process's memory is to be saved.
 pub struct Saving {
@@ -52,6 +59,11 @@ pub fn look(
     mut tracking: Option<&mut Tracking>,
     spaces: &mut Spaces,
 ) -> Result<Vec<Saving>> {
+    let segments = described.tree.sysv.iter().flat_map(|sysv| &sysv.segments);
+    let segments = segments.map(Segment::mapped_bytes);
+    let segments = described.segments.iter().zip(segments);
+    let lazy = lazy(frozen, &described.tree);
+    described.untold = huge::find(frozen, &described.shared.met, segments, &lazy)?;
     let bodies = frozen
         .processes
         .iter_mut()
@@ -72,6 +84,18 @@ pub fn look(
         .collect()
 }
 
+/// Areas of huge pages for which none are reserved.
+fn lazy(frozen: &Frozen, tree: &Tree) -> Vec<(pid_t, Range<u64>)> {
+    let processes = frozen.processes.iter().zip(&tree.processes);
+    let areas = processes.flat_map(|(held, process)| {
+        let areas = process.body.iter().flat_map(|body| &body.areas);
+        areas.map(|area| (held.handle(), area))
+    });
+    let lazy = areas.filter(|(_, area)| area.huge_bytes != 0 && area.flags.contains(b"nr"));
+    lazy.map(|(pid, area)| (pid, area.start..area.end))
+        .collect()
+}
+
 fn look_at(
     held: &mut HeldProcess,
     areas: &[Area],
@@ -86,6 +110,7 @@ fn look_at(
     let private: Vec<&Area> = areas.iter().filter(is_private).collect();
     if let Some(tracking) = tracking {
         let new = private.iter().filter(|area| is_anonymous(area));
+        let new = new.filter(|area| area.huge_bytes <= TRACKED_MAX);
         let new = new.filter(|area| !pagemap.is_tracked(area.start));
         let new: Vec<_> = new.map(|area| area.start..area.end).collect();
         tracking.start(held, &new)?;
@@ -149,7 +174,17 @@ pub fn write<S: Sink>(
     writer: &mut Writer<S>,
 ) -> Result<()> {
     for saving in saving {
-        copy_held(&saving, writer)?;
+        let gather = match saving.shares {
+            true => memory::gather_shared,
+            false => memory::gather,
+        };
+        copy_held(
+            saving.space,
+            (saving.pid, 0),
+            &saving.readable,
+            gather,
+            writer,
+        )?;
         // What a process may not read itself is read with its tracer's rights.
         let file = memory::open(saving.pid, false)?;
         for part in saving.hidden.iter() {
@@ -162,12 +197,21 @@ pub fn write<S: Sink>(
     }
     for object in &described.shared.met {
         let space = spaces.meet(Key::Shared(object.id.0, object.id.1));
-        let wrote = write_shared(space.number(), object, writer)?;
+        let wrote = match (object.huge_bytes, object.open) {
+            (1.., None) => huge::write_object(space.number(), object, &described.untold, writer)?,
+            _ => write_shared(space.number(), object, writer)?,
+        };
         write_gone(space.number(), &space.is_now(wrote), writer)?;
     }
     let segments = described.tree.sysv.iter().flat_map(|sysv| &sysv.segments);
     for (segment, source) in segments.zip(&described.segments) {
         let space = spaces.meet(Key::Segment(segment.object.id));
+        if segment.huge_bytes != 0 {
+            let source = (source, segment.mapped_bytes());
+            let wrote = huge::write_segment(space.number(), source, &described.untold, writer)?;
+            write_gone(space.number(), &space.is_now(wrote), writer)?;
+            continue;
+        }
         let whole = 0..segment.size.next_multiple_of(PAGE);
         match &source.bytes {
             Bytes::Mapped(pid, start) => {
@@ -269,13 +313,16 @@ fn reversed(parts: &Ranges) -> Vec<Range<u64>> {
     parts
 }
 
-/// Has pages of a process that stands still written: on all processors, as many at once as a buffer takes.
-fn copy_held<S: Sink>(saving: &Saving, writer: &mut Writer<S>) -> Result<()> {
-    let (space, pid, mut parts) = (saving.space, saving.pid, reversed(&saving.readable));
-    let gather = match saving.shares {
-        true => memory::gather_shared,
-        false => memory::gather,
-    };
+/// Has pages of a process that stands still written: on all processors, as many at once as a buffer takes. `back` is
+/// what is taken off their addresses.
+pub fn copy_held<S: Sink>(
+    space: u32,
+    (pid, back): (pid_t, u64),
+    parts: &Ranges,
+    gather: impl Fn(pid_t, &[libc::iovec], &mut [u8]) -> Result<()> + Sync,
+    writer: &mut Writer<S>,
+) -> Result<()> {
+    let mut parts = reversed(parts);
     while !parts.is_empty() {
         let mut loads = Vec::new();
         while !parts.is_empty() && loads.len() < parallel::threads() {
@@ -288,7 +335,10 @@ fn copy_held<S: Sink>(saving: &Saving, writer: &mut Writer<S>) -> Result<()> {
             Ok::<_, Error>((buffer, load))
         });
         for copied in copied {
-            let (buffer, load) = copied?;
+            let (buffer, mut load) = copied?;
+            for run in &mut load.runs {
+                run.address = run.address.wrapping_sub(back);
+            }
             steps::reached(Step::WritePages);
             writer.submit(buffer, &load.runs)?;
         }
@@ -345,7 +395,7 @@ fn write_part<S: Sink>(
 /// Writes shared memory: from its descriptor, or through who maps it. What was written.
 fn write_shared<S: Sink>(
     space: u32,
-    object: &areas::SharedObject,
+    object: &SharedObject,
     writer: &mut Writer<S>,
 ) -> Result<Ranges> {
     if let Some((pid, fd)) = object.open {
@@ -354,21 +404,24 @@ fn write_shared<S: Sink>(
         return write_file(space, &file, writer);
     }
     let mut written: Vec<Range<u64>> = Vec::new();
-    for (pid, address, part) in &object.mapped {
+    for Mapping {
+        pid, start, part, ..
+    } in &object.mapped
+    {
         if written.contains(part) {
             continue;
         }
         let file = memory::open(*pid, false)?;
         let bytes = part.end - part.start;
-        let back = address.wrapping_sub(part.start);
-        write_mapped(space, &file, *address..address + bytes, back, writer)?;
+        let back = start.wrapping_sub(part.start);
+        write_mapped(space, &file, *start..start + bytes, back, writer)?;
         written.push(part.clone());
     }
     Ok(written.into_iter().collect())
 }
 
 /// As [`write_part`], as far as there is something; `back` is what is taken off addresses.
-fn write_mapped<S: Sink>(
+pub fn write_mapped<S: Sink>(
     space: u32,
     file: &File,
     part: Range<u64>,
@@ -393,6 +446,10 @@ fn write_mapped<S: Sink>(
 
 /// Writes the data of a file, but not its holes; the last page is filled with zeros. What was written.
 fn write_file<S: Sink>(space: u32, file: &File, writer: &mut Writer<S>) -> Result<Ranges> {
+    let huge_bytes = crate::huge::of_file(file);
+    if huge_bytes != 0 {
+        return huge::write_file(space, file, huge_bytes, writer);
+    }
     let failed = |source| Error::io("contents of a file", source);
     let size = file.metadata().map_err(failed)?.len();
     let (mut at, mut written) = (0, Ranges::default());

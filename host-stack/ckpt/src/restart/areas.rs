@@ -2,6 +2,7 @@
 
 use super::{
     files::{Opened, damaged},
+    huge,
     process::{Data, Growing},
 };
 use crate::{
@@ -106,8 +107,7 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
     let has = |flag: &[u8; 2], bit| if area.flags.contains(flag) { bit } else { 0 };
     let fixed = libc::MAP_FIXED_NOREPLACE
         | has(b"gd", libc::MAP_GROWSDOWN)
-        | has(b"nr", libc::MAP_NORESERVE)
-        | has(b"ht", libc::MAP_HUGETLB | libc::MAP_HUGE_2MB);
+        | has(b"nr", libc::MAP_NORESERVE);
     let (protection, flags, fd, offset) = match &area.backing {
         Backing::Kernel(_) => return Ok(None),
         Backing::Plugin => {
@@ -117,7 +117,10 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
         Backing::Anonymous if area.flags.contains(b"dp") => {
             (to_fill, MAP_DROPPABLE | libc::MAP_ANONYMOUS, -1, 0)
         }
-        Backing::Anonymous => (to_fill, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0),
+        Backing::Anonymous => {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | huge::map_flags(area);
+            (to_fill, flags, -1, 0)
+        }
         Backing::File {
             file,
             offset,
@@ -134,7 +137,10 @@ fn map(area: &Area, opened: &Opened) -> Result<Option<Call>> {
         Backing::Shared(number, offset) => {
             let fd = opened.shared.get(*number as usize).copied();
             let (_, fd) = fd.ok_or_else(|| damaged("shared memory"))?;
-            (area.protection, libc::MAP_SHARED, fd, *offset)
+            match area.is_shared {
+                true => (area.protection, libc::MAP_SHARED, fd, *offset),
+                false => (to_fill, libc::MAP_PRIVATE, fd, *offset),
+            }
         }
         Backing::Segment(..) => return Err(damaged("System V shared memory")),
     };

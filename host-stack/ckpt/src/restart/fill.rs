@@ -15,6 +15,7 @@ use snaprig_ckpt_image::chain::{Chain, Part, Place};
 use super::files::{Opened, damaged};
 use crate::{
     error::{Error, Result},
+    huge::Mapped,
     memory, parallel,
     state::{Backing, Tree},
     sysv::Attached,
@@ -28,6 +29,10 @@ enum Target {
     New(i32),
     /// New System V shared memory.
     Segment(Attached),
+    /// New shared memory of huge pages of so many bytes.
+    Huge(Mapped, u64),
+    /// The same of System V.
+    HugeSegment(Attached, u64),
 }
 
 /// Fills all spaces, on all processors: what takes longest is to make the pages.
@@ -80,19 +85,34 @@ fn targets(tree: &Tree, opened: &Opened) -> Result<HashMap<u32, Target>> {
         let of_file = body
             .areas
             .iter()
-            .filter(|area| !area.is_shared && matches!(area.backing, Backing::File { .. }));
+            .filter(|area| !area.is_shared && is_of_file(&area.backing));
         let of_file = of_file.map(|area| area.start..area.end).collect();
         targets.insert(process.space, Target::Memory(process.pid, of_file));
     }
     for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
-        targets.insert(shared.space, Target::New(*memory));
+        let target = match shared.huge_bytes {
+            0 => Target::New(*memory),
+            // There is nothing to map.
+            _ if shared.size == 0 => Target::New(*memory),
+            // write(2) is not for them.
+            bytes => {
+                let mapped = Mapped::map(memory, shared.size, true);
+                let mapped = mapped.map_err(|source| Error::io("shared huge pages", source))?;
+                Target::Huge(mapped, bytes)
+            }
+        };
+        targets.insert(shared.space, target);
     }
     for segment in tree.sysv.iter().flat_map(|sysv| &sysv.segments) {
         let id = segment.object.id;
-        let attached = Attached::attach(id, segment.size, true);
+        let attached = Attached::attach(id, segment.mapped_bytes(), true);
         let attached =
             attached.map_err(|source| Error::io(format!("System V shared memory {id}"), source))?;
-        targets.insert(segment.space, Target::Segment(attached));
+        let target = match segment.huge_bytes {
+            0 => Target::Segment(attached),
+            bytes => Target::HugeSegment(attached, bytes),
+        };
+        targets.insert(segment.space, target);
     }
     for (space, fd) in &opened.contents {
         if let Some(fd) = fd {
@@ -102,20 +122,31 @@ fn targets(tree: &Tree, opened: &Opened) -> Result<HashMap<u32, Target>> {
     Ok(targets)
 }
 
+/// A private mapping of it shows what it has, but where it has been written to.
+fn is_of_file(backing: &Backing) -> bool {
+    matches!(backing, Backing::File { .. } | Backing::Shared(..))
+}
+
 fn put(target: &Target, address: u64, bytes: &[u8]) -> Result<()> {
     match target {
         Target::Memory(pid, _) => memory::scatter(*pid, address, bytes),
         Target::New(fd) => write_at(*fd, bytes, address),
-        Target::Segment(attached) => {
+        Target::Segment(attached) | Target::HugeSegment(attached, _) => {
             let address = attached.address(address, bytes.len() as u64);
             let address = address.ok_or_else(|| damaged("pages behind the end of a segment"))?;
             memory::scatter(std::process::id() as pid_t, address, bytes)
         }
+        Target::Huge(mapped, _) => mapped.write(address, bytes),
     }
 }
 
-/// Zeros, where there is something else.
+/// Zeros, where there is something else. What is of huge pages is there again, too, if there was nothing else in them.
 fn clear(target: &Target, run: Range<u64>) -> Result<()> {
+    if let Target::Huge(_, page_bytes) | Target::HugeSegment(_, page_bytes) = target {
+        let first = run.start / page_bytes * page_bytes;
+        let mut pages = (first..run.end).step_by(*page_bytes as usize);
+        return pages.try_for_each(|page| put(target, page.max(run.start), &[0]));
+    }
     let Target::Memory(_, of_file) = target else {
         return Ok(());
     };

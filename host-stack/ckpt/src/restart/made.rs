@@ -10,6 +10,7 @@ use std::{
 use super::files::{damaged, duplicate, owned, path_to, reopen};
 use crate::{
     error::{Error, Result},
+    huge,
     state::SharedMemory,
 };
 
@@ -22,9 +23,17 @@ pub fn memory(shared: &SharedMemory) -> Result<(RawFd, RawFd)> {
         0 => libc::MFD_ALLOW_SEALING,
         _ => libc::MFD_NOEXEC_SEAL,
     };
-    // SAFETY: the name ends with a zero.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | sealing) };
-    let file = File::from(owned(fd, "memfd_create")?);
+    let flags = libc::MFD_CLOEXEC | sealing;
+    let memory = match shared.huge_bytes {
+        0 => {
+            // SAFETY: the name ends with a zero.
+            let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+            owned(fd, "memfd_create")?
+        }
+        bytes => huge::memfd(&name, bytes, flags as i32)
+            .map_err(|source| Error::io("memfd_create of huge pages", source))?,
+    };
+    let file = File::from(memory);
     file.set_len(shared.size)
         .map_err(|source| Error::io("memfd", source))?;
     let view = match shared.seals & libc::F_SEAL_WRITE {

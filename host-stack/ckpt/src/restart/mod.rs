@@ -14,6 +14,7 @@ mod files;
 mod fill;
 mod groups;
 mod held;
+mod huge;
 mod layout;
 mod made;
 mod names;
@@ -70,11 +71,12 @@ pub struct Restored<'a> {
 impl<'a> Restored<'a> {
     /// Opens the files of the tree of a chain of images; in a job, together with other trees.
     /// The caller is its supervisor.
-    pub fn open(tree: &'a Tree, board: Option<&Board>) -> Result<Self> {
+    pub fn open(tree: &'a Tree, chain: &Chain, board: Option<&Board>) -> Result<Self> {
         check(tree)?;
+        huge::enough(tree, chain)?;
         groups::lead(tree);
         if let Some(sysv) = &tree.sysv {
-            sysv::make(sysv)?;
+            sysv::make(sysv).map_err(|error| huge::explained(tree, error))?;
         }
         let opened = Opened::open(tree, board)?;
         steps::reached(Step::RestartFiles);
@@ -163,10 +165,11 @@ fn grow(
     let mut growing = Vec::new();
     for process in &tree.processes {
         if let Some(body) = &process.body {
-            growing.push(Growing::lay_out(process, body, tree, opened)?);
+            let laid_out = Growing::lay_out(process, body, tree, opened);
+            growing.push(laid_out.map_err(|error| huge::explained(tree, error))?);
         }
     }
-    fill(tree, chain, opened)?;
+    fill(tree, chain, opened).map_err(|error| huge::explained(tree, error))?;
     steps::reached(Step::RestartFilled);
     paths::commit(opened)?;
     if let Some(sysv) = &tree.sysv {

@@ -26,10 +26,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::files::{Opened, damaged, is_there, missing, path_of, path_to, reopen, seek};
+use super::{
+    files::{Opened, damaged, is_there, missing, path_of, path_to, reopen, seek},
+    namespaces::chain,
+};
 use crate::{
     dump::{modified, tail},
     error::{Error, Result},
+    huge::{self, Mapped},
     state::{Contents, FileId, Kind, OpenFile},
 };
 
@@ -140,7 +144,11 @@ fn stage(
         made.map_err(|source| Error::io(path.display().to_string(), source))?;
     }
     let directory = path.parent().unwrap_or(Path::new("/"));
-    let room = tempfile::tempfile_in(directory).or_else(|_| tempfile::tempfile());
+    let room = match huge::of_path(directory) {
+        0 => tempfile::tempfile_in(directory).or_else(|_| tempfile::tempfile()),
+        // Huge pages are not to be had twice, and not with write(2).
+        _ => tempfile::tempfile(),
+    };
     let fd = room
         .map_err(|source| Error::io(directory.display().to_string(), source))
         .and_then(|room| opened.keep(room.into()));
@@ -308,6 +316,7 @@ fn keep(path: &Path, file: &File) -> io::Result<PathBuf> {
         name.push(format!(".snaprig-{number}"));
         let mode = file.metadata()?.permissions().mode() & 0o7777;
         let made = File::options()
+            .read(true)
             .write(true)
             .create_new(true)
             .mode(mode)
@@ -315,8 +324,12 @@ fn keep(path: &Path, file: &File) -> io::Result<PathBuf> {
         match made {
             Ok(made) => {
                 // Also through a descriptor that cannot be read.
-                copy(&File::open(path)?, &made)?;
-                made.sync_all()?;
+                let copied = File::open(path).and_then(|from| copy(&from, &made));
+                if let Err(error) = copied.and_then(|()| made.sync_all()) {
+                    // A part of it is of no use, and takes the room that was missing.
+                    let _ = fs::remove_file(&name);
+                    return Err(error);
+                }
                 return Ok(name.into());
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -326,7 +339,7 @@ fn keep(path: &Path, file: &File) -> io::Result<PathBuf> {
     Err(io::Error::other("too many of its former states are kept"))
 }
 
-/// Makes a file's bytes another's, but leaves holes.
+/// Makes a file's bytes another's, but leaves holes; in a hugetlbfs, what is zero as well: it has no others.
 fn copy(from: &File, to: &File) -> io::Result<()> {
     let size = from.metadata()?.len();
     to.set_len(0)?;
@@ -336,7 +349,12 @@ fn copy(from: &File, to: &File) -> io::Result<()> {
         let at = unsafe { libc::lseek(from.as_raw_fd(), at as i64, what) };
         u64::try_from(at).ok()
     };
-    let mut bytes = vec![0; 1 << 20];
+    let (mut bytes, zeros) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    // write(2) is not for them.
+    let mapped = match huge::of_file(to) {
+        1.. if size > 0 => Some(Mapped::map(to, size, true)?),
+        _ => None,
+    };
     let mut at = 0;
     // No data behind: a hole to the end.
     while let Some(data) = whence(at, libc::SEEK_DATA).filter(|_| at < size) {
@@ -345,7 +363,14 @@ fn copy(from: &File, to: &File) -> io::Result<()> {
         while at < end {
             let count = (end - at).min(bytes.len() as u64) as usize;
             from.read_exact_at(&mut bytes[..count], at)?;
-            to.write_all_at(&bytes[..count], at)?;
+            match &mapped {
+                None => to.write_all_at(&bytes[..count], at)?,
+                Some(_) if bytes[..count] == zeros[..count] => {}
+                Some(mapped) => mapped.write(at, &bytes[..count]).map_err(|error| {
+                    let advice = huge::advice(huge::of_file(to));
+                    io::Error::other(format!("{}: {advice}", chain(&error)))
+                })?,
+            }
             at += count as u64;
         }
     }

@@ -36,14 +36,19 @@ pub fn make(sysv: &Sysv) -> Result<()> {
         limit(name, value)?;
     }
     for segment in &sysv.segments {
-        new(Kind::Segment, &segment.object, segment.size)?;
+        new(
+            Kind::Segment,
+            &segment.object,
+            segment.size,
+            segment.huge_bytes,
+        )?;
     }
     for set in &sysv.sets {
         let (object, count) = (&set.object, set.values.len() as u64);
         if set.last.len() as u64 != count {
             return Err(damaged("semaphores without users"));
         }
-        new(Kind::Set, object, count)?;
+        new(Kind::Set, object, count, 0)?;
         let failed = |source| failed(Kind::Set, object, source);
         for (number, last) in set.last.iter().enumerate() {
             let (number, value) = (number as u16, value(set, number as u16)?);
@@ -57,7 +62,7 @@ pub fn make(sysv: &Sysv) -> Result<()> {
     }
     for queue in &sysv.queues {
         let object = &queue.object;
-        new(Kind::Queue, object, queue.size)?;
+        new(Kind::Queue, object, queue.size, 0)?;
         let bytes: u64 = queue.messages.iter().map(|(_, it)| it.len() as u64).sum();
         let failed = |source| failed(Kind::Queue, object, source);
         // It may have been made to take less since they came.
@@ -92,8 +97,19 @@ fn limit(name: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-fn new(kind: Kind, object: &SysvObject, size: u64) -> Result<()> {
-    sysv::make(kind, object, size).map_err(|source| failed(kind, object, source))
+fn new(kind: Kind, object: &SysvObject, size: u64, huge_bytes: u64) -> Result<()> {
+    let made = sysv::make(kind, object, size, huge_bytes);
+    made.map_err(|source| match source.raw_os_error() {
+        Some(libc::EPERM) if huge_bytes != 0 => Error::Missing {
+            what: format!(
+                "{} {} is of huge pages (SHM_HUGETLB), which only the group of vm.hugetlb_shm_group (sysctl) may \
+                 make, who has CAP_IPC_LOCK, and who may lock so much (ulimit -l)",
+                kind.name(),
+                object.id
+            ),
+        },
+        _ => failed(kind, object, source),
+    })
 }
 
 fn failed(kind: Kind, object: &SysvObject, source: io::Error) -> Error {
@@ -135,7 +151,7 @@ impl Growing<'_> {
         let mut segments = sysv.segments.iter();
         let segment = segments.find(|segment| segment.object.id == id);
         let segment = segment.ok_or_else(|| damaged("System V shared memory"))?;
-        let whole = segment.size.next_multiple_of(remote::PAGE);
+        let whole = segment.mapped_bytes();
         let (bytes, writes) = (area.end - area.start, libc::PROT_WRITE);
         if offset.checked_add(bytes).is_none_or(|end| end > whole) {
             return Err(damaged("more of System V shared memory than there is"));
@@ -150,8 +166,10 @@ impl Growing<'_> {
         }
         let wanted = self.body.areas.iter().map(|area| area.start..area.end);
         let stub: Range<u64> = self.stub..self.stub + STUB_BYTES + SPARE_BYTES;
-        let hole = layout::hole(wanted.chain([stub]), whole);
+        let room = whole.saturating_add(segment.huge_bytes);
+        let hole = layout::hole(wanted.chain([stub]), room);
         let hole = hole.ok_or_else(|| damaged("an address space without a hole"))?;
+        let hole = hole.next_multiple_of(segment.huge_bytes.max(remote::PAGE));
         let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
         let part = hole + offset;
         let mut calls = vec![

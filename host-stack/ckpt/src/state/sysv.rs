@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::remote::PAGE;
+
 /// Those of a tree.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sysv {
@@ -39,6 +41,16 @@ pub struct Segment {
     pub space: u32,
     /// Bytes.
     pub size: u64,
+    /// Bytes of its huge pages (SHM_HUGETLB); 0: ordinary ones.
+    pub huge_bytes: u64,
+}
+
+impl Segment {
+    /// Bytes of its pages, of which all are mapped.
+    pub fn mapped_bytes(&self) -> u64 {
+        let page_bytes = self.huge_bytes.max(PAGE);
+        self.size.checked_next_multiple_of(page_bytes).unwrap_or(0)
+    }
 }
 
 /// Semaphores (semget(2)).

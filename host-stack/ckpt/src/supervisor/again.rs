@@ -59,7 +59,7 @@ fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
     let (tree, chain) = open(&checkpoint, MEMBER)?;
     within(&tree, |complete| {
         let parts = Parts::new(store.dir(), store.clone())?;
-        let mut restored = Restored::open(&tree, None)?;
+        let mut restored = Restored::open(&tree, &chain, None)?;
         restored.grow(&chain, drops_privileges(), None)?;
         go(restored, complete, &parts, &checkpoint)?;
         let command = checkpoint.manifest().command.clone();

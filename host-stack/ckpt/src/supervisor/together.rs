@@ -203,7 +203,7 @@ fn together(
         patience: Duration::from_millis(order.phase_ms.into()),
     };
     let open = || match order.note == newest.to_le_bytes() {
-        true => Restored::open(tree, Some(&board)),
+        true => Restored::open(tree, chain, Some(&board)),
         false => Err(missing(format!(
             "another member restarts another checkpoint than {newest}, which was asked for or is the newest sound one here; \
              --round says which one all are to restart"

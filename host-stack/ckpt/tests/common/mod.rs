@@ -7,6 +7,7 @@
 use std::{
     fs::{self, File},
     net::{TcpListener, TcpStream},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -636,6 +637,123 @@ impl Drop for Trees {
     fn drop(&mut self) {
         self.kill_all();
     }
+}
+
+/// Objects that a program has made where it was launched, which stay there when it is killed: kinds and numbers.
+pub struct Objects(pub Vec<(char, i32)>);
+
+impl Objects {
+    pub fn of(job: &Job) -> Self {
+        let text = fs::read_to_string(job.path("objects")).unwrap();
+        let words = text.split(' ').map(|word| word.split_at(1));
+        let parsed = words.map(|(kind, id)| (kind.chars().next().unwrap(), id.parse().unwrap()));
+        Self(parsed.collect())
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        for (kind, id) in self.0.iter().copied() {
+            // SAFETY: no memory is involved.
+            unsafe {
+                match kind {
+                    'm' => libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()),
+                    's' => libc::semctl(id, 0, libc::IPC_RMID),
+                    _ => libc::msgctl(id, libc::IPC_RMID, std::ptr::null_mut()),
+                };
+            }
+        }
+    }
+}
+
+/// Huge pages of a size, which are not there for long: for one test at a time, whatever program it is of.
+pub struct HugePages {
+    kib: u64,
+    before: u64,
+    _alone: File,
+}
+
+impl HugePages {
+    /// So many more than there are; none, and why, if they are not to be had.
+    pub fn reserve(kib: u64, count: u64) -> Option<Self> {
+        let path = std::env::temp_dir().join("snaprig-huge-pages.lock");
+        let alone = File::options().append(true).create(true).open(path);
+        let Ok(alone) = alone else {
+            println!("skipped: huge pages are reserved by root alone");
+            return None;
+        };
+        // SAFETY: no memory is involved.
+        unsafe { libc::flock(alone.as_raw_fd(), libc::LOCK_EX) };
+        let mut pages = Self {
+            kib,
+            before: 0,
+            _alone: alone,
+        };
+        pages.before = pages.number("nr_hugepages");
+        pages.set(count);
+        let there = pages.number("nr_hugepages");
+        if there < pages.before + count {
+            println!("skipped: {there} huge pages of {kib} kB can be had, and not {count}");
+            return None;
+        }
+        Some(pages)
+    }
+
+    /// So many more than there were.
+    pub fn set(&self, count: u64) {
+        let _ = fs::write(self.path("nr_hugepages"), (self.before + count).to_string());
+    }
+
+    /// Those that nobody has.
+    pub fn free(&self) -> u64 {
+        self.number("free_hugepages")
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", self.kib).into()
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        let text = fs::read_to_string(self.path(name)).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+/// A program that is told to look at what it has ends well.
+pub fn ends_well(go: &Path, job: &mut Job) {
+    fs::write(go, "").unwrap();
+    let (status, output) = (job.ended(), job.output());
+    assert!(
+        status == 0 && output.ends_with("right\n") && !output.contains("wrong"),
+        "{status}: {output}"
+    );
+}
+
+/// A server with its processes, and clients that move money from account to account: none is lost.
+pub fn postgresql(settings: &[&str]) {
+    let script = program("postgres.sh");
+    let mut job = Job::launch_as_nobody(&[&["bash", &script], settings].concat());
+    wait_until("it is ready, or not there", || {
+        ["ready", "no postgres", "wrong"]
+            .iter()
+            .any(|word| job.output().contains(word))
+    });
+    if job.output().contains("no postgres") {
+        println!("skipped: PostgreSQL is not installed (apt-get install postgresql)");
+        return;
+    }
+    for round in 0..rounds(10) {
+        thread::sleep(Duration::from_micros(round * 7919 % 200_011));
+        job.dump(false).unwrap();
+        job.over_again();
+    }
+    ends_well(&job.path("stop"), &mut job);
 }
 
 /// How often something is done; SNAPRIG_CKPT_ROUNDS says otherwise.

@@ -82,7 +82,7 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
         };
         let mut is_ready = false;
         let mut restore = || -> Result<()> {
-            let mut restored = Restored::open(&tree, None)?;
+            let mut restored = Restored::open(&tree, &chain, None)?;
             restored.grow(&chain, again::drops_privileges(), None)?;
             is_ready = true;
             decided().map_err(failed)?;
