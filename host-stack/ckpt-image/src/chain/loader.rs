@@ -1,7 +1,7 @@
 //! Reads the pages that a chain has; several can at a time.
 
 use super::{Chain, Part, Place};
-use crate::image::{CHUNK_MAX, ImageError};
+use crate::image::{CHUNK_MAX, ImageError, PAGE};
 
 /// Bytes that are read, verified and handed on at a time: what a processor's cache holds.
 const PIECE: usize = 256 << 10;
@@ -11,6 +11,7 @@ pub struct Loader<'a> {
     chain: &'a Chain,
     /// Image and chunk whose pages these are, if it was read whole: its other parts are wanted next.
     loaded: Option<(usize, usize)>,
+    /// Room for a chunk, from the first page in it on.
     pages: Vec<u8>,
     scratch: Vec<u8>,
 }
@@ -21,7 +22,7 @@ impl Chain {
         Loader {
             chain: self,
             loaded: None,
-            pages: vec![0; CHUNK_MAX],
+            pages: vec![0; CHUNK_MAX + PAGE as usize],
             scratch: Vec::new(),
         }
     }
@@ -42,11 +43,13 @@ impl Loader<'_> {
             let image = &self.chain.images[image];
             (&image.scanner, &image.chunks[chunk])
         };
+        let first = self.pages.as_ptr().align_offset(PAGE as usize);
+        let pages = &mut self.pages[first..][..CHUNK_MAX];
         if stored.run.bytes == part.run.bytes && !stored.zstd {
             self.loaded = None;
-            return scanner.stream(stored, &mut self.pages[..PIECE], each);
+            return scanner.stream(stored, (pages, PIECE), each);
         }
-        let pages = &mut self.pages[..stored.run.bytes as usize];
+        let pages = &mut pages[..stored.run.bytes as usize];
         if self.loaded != Some((image, chunk)) {
             self.loaded = None;
             scanner.load(stored, pages, &mut self.scratch)?;

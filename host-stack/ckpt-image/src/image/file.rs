@@ -174,8 +174,8 @@ fn set_direct(file: &File, on: bool) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(file, flags)?)
 }
 
-/// Whether the file can be written past the page cache in whole blocks.
-fn bypasses_cache(file: &File) -> bool {
+/// Whether the file can be written and read past the page cache in whole blocks.
+pub(super) fn bypasses_cache(file: &File) -> bool {
     let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     stat.is_ok_and(|stat| {
         let aligns = [stat.stx_dio_mem_align, stat.stx_dio_offset_align];

@@ -25,6 +25,7 @@
 //! What must stay true: a reader believes nothing that it has not checked, holds at most one batch
 //! and one section of state, and names the offset of the first thing that is wrong.
 
+mod direct;
 mod error;
 mod file;
 mod pipeline;

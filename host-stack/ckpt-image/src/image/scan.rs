@@ -13,7 +13,9 @@ use std::{
 };
 
 use super::{
-    Hasher, Header, ImageError, PAGE, Reader, Run, State, Summary, hash,
+    Hasher, Header, ImageError, PAGE, Reader, Run, State, Summary,
+    direct::Direct,
+    hash,
     reader::decompress,
     wire::{self, Kind},
 };
@@ -51,6 +53,7 @@ pub struct Stored {
 pub struct Scanner {
     reader: Reader<At>,
     summary: Summary,
+    direct: Option<Arc<Direct>>,
 }
 
 impl Scanner {
@@ -72,9 +75,14 @@ impl Scanner {
             file: Arc::new(file),
             at: 0,
         };
+        let direct = Direct::of(&at.file).map(Arc::new);
         let reader = Reader::new(at, name)?;
         let summary = trailer(&reader)?;
-        Ok(Self { reader, summary })
+        Ok(Self {
+            reader,
+            summary,
+            direct,
+        })
     }
 
     /// The same image, from its beginning.
@@ -86,6 +94,7 @@ impl Scanner {
         Ok(Self {
             reader: Reader::new(at, self.reader.from.name.clone())?,
             summary: self.summary,
+            direct: self.direct.clone(),
         })
     }
 
@@ -165,22 +174,26 @@ impl Scanner {
         decompress(scratch, to).map_err(|what| self.damaged(stored, what))
     }
 
-    /// Reads pages that are not compressed as many at once as the buffer takes, and calls `each` with them and with
-    /// where in the run they are. Whether they are what was written is known only when it returns.
+    /// Reads pages that are not compressed, and calls `each` with pieces of them and with where in the run they are.
+    /// Whether they are what was written is known only when it returns. The buffer takes all of them, and begins with a
+    /// page, so that those that are not in memory can be had from the disk at once.
     pub fn stream<E: From<ImageError>>(
         &self,
         stored: &Stored,
-        buffer: &mut [u8],
+        (buffer, piece): (&mut [u8], usize),
         mut each: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut hasher = Hasher::default();
-        let (mut at, piece) = (0, buffer.len() as u64);
-        while at < stored.bytes {
-            let pages = &mut buffer[..piece.min(stored.bytes - at) as usize];
-            self.read(stored, at, pages)?;
+        let all = &mut buffer[..stored.bytes as usize];
+        let direct = self.direct.as_ref();
+        let is_here = direct.is_some_and(|direct| direct.read(stored.offset, all));
+        for (index, pages) in all.chunks_mut(piece).enumerate() {
+            let at = (index * piece) as u64;
+            if !is_here {
+                self.read(stored, at, pages)?;
+            }
             hasher.update(pages);
             each(at, pages)?;
-            at += pages.len() as u64;
         }
         match hasher.digest() == stored.hash {
             true => Ok(()),

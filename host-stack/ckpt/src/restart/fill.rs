@@ -35,7 +35,8 @@ enum Target {
     HugeSegment(Attached, u64),
 }
 
-/// Fills all spaces, on all processors: what takes longest is to make the pages.
+/// Fills all spaces, on all processors: what takes longest is to make the pages, and to have them from the disk, for which
+/// one of two threads waits.
 pub fn fill(tree: &Tree, chain: &Chain, opened: &Opened) -> Result<()> {
     let (targets, next) = (targets(tree, opened)?, AtomicUsize::new(0));
     let parts: Vec<_> = chain.parts().collect();
@@ -50,7 +51,7 @@ pub fn fill(tree: &Tree, chain: &Chain, opened: &Opened) -> Result<()> {
         }
         filled
     };
-    let filled = parallel::each(0..parallel::threads(), |_| fill());
+    let filled = parallel::each(0..2 * parallel::threads(), |_| fill());
     filled.into_iter().collect()
 }
 
