@@ -4,8 +4,9 @@
 //! master --write--> line discipline: lines, editing --read--> slave        (input)
 //! master <--read--- bytes as they are <-----------------write-- slave        (output)
 //! ```
-//! All of it is put back at once, by a process of its own ([`contents`]). Taken input is put back under settings that have no special characters, so that it is neither edited nor echoed
-//! nor answered with signals once more; lines are lines again, and what was being edited can still be.
+//! All of it is put back at once, by a process of its own ([`contents`]). Taken input is put back under settings that have
+//! no special characters, so that it is neither edited nor echoed nor answered with signals once more; lines are lines
+//! again, and what was being edited can still be.
 
 use std::{
     fs::File,

@@ -10,10 +10,11 @@
 //!
 //! What must stay true: an area is registered whole, while its process is held: else it would be divided, and mremap(2)
 //! is not for several areas. An area that is not tracked, for whatever reason, says so
-//! ([`Pagemap::is_tracked`](crate::dump::Pagemap::is_tracked)), and is saved whole. What the kernel takes an area's tracking away for (a fork's child, mremap(2), exec) therefore needs no notice. It may leave
-//! the marks of protected pages there, though: an area that mremap(2) joins to one that it moves is not tracked any more
-//! either, but its marks stay, also of pages that are written to from then on. So what is registered begins without any:
-//! in an address space where something has been tracked before, they are taken away.
+//! ([`Pagemap::is_tracked`](crate::dump::Pagemap::is_tracked)), and is saved whole. What the kernel takes an area's
+//! tracking away for (a fork's child, mremap(2), exec) therefore needs no notice. It may leave the marks of protected
+//! pages there, though: an area that mremap(2) joins to one that it moves is not tracked any more either, but its marks
+//! stay, also of pages that are written to from then on. So what is registered begins without any: in an address space
+//! where something has been tracked before, they are taken away.
 
 use std::{collections::HashMap, io, ops::Range};
 

@@ -14,9 +14,9 @@ use std::{
 };
 
 use common::{
-    HugePages, Job, NOBODY, Objects, Trees, compiled, ends_well, nobody, postgresql, wait_until,
+    HugePages, Job, NOBODY, Objects, Trees, compiled, ends_well, migrate_of_nobody, nobody,
+    postgresql, wait_until,
 };
-use snaprig_ckpt::{Address, Reply, Request};
 use tempfile::TempDir;
 
 /// As many as there are most often, in kB.
@@ -181,21 +181,7 @@ fn they_migrate() {
     let source = Job::launch_as_nobody(&[&huge, "2"]);
     source.wait_for("ready");
     let _objects = Objects::of(&source);
-    let (go, mut jobs) = (source.path("go"), vec![source]);
-    for _ in 0..2 {
-        let target = Job::receive(nobody(), &["socket"]);
-        let socket = target.path("socket");
-        wait_until("it listens", || socket.exists());
-        let to = Address::Unix(socket);
-        let source = jobs.last_mut().unwrap();
-        match snaprig_ckpt::ask(&source.path("job"), Request::Migrate { to }) {
-            Ok(Reply::Migrated(_)) => {}
-            other => panic!("{other:?}; {}", source.output()),
-        }
-        assert_eq!(source.ended(), 128 + libc::SIGKILL);
-        wait_until("it is supervised", || target.answers());
-        jobs.push(target);
-    }
+    let (go, mut jobs) = migrate_of_nobody(source, 2);
     ends_well(&go, jobs.last_mut().unwrap());
 }
 

@@ -20,6 +20,10 @@ fn streams(trees: &mut Trees) {
 }
 
 fn end_well(trees: &mut Trees) {
+    all_are_right(trees, &["server", "client one", "client two"]);
+}
+
+fn all_are_right(trees: &mut Trees, names: &[&str]) {
     trees.tell("stop");
     let statuses = trees.ended();
     let output = trees.output();
@@ -27,7 +31,7 @@ fn end_well(trees: &mut Trees) {
         statuses.iter().all(|status| *status == 0),
         "{statuses:?}: {output}"
     );
-    for who in ["server", "client one", "client two"] {
+    for who in names {
         assert!(output.contains(&format!("{who} right")), "{output}");
     }
 }
@@ -112,12 +116,7 @@ fn unix_sockets_between_trees_stay_what_they_were() {
             trees.ended();
             trees.restart();
         }
-        trees.tell("stop");
-        let (statuses, output) = (trees.ended(), trees.output());
-        assert!(statuses.iter().all(|status| *status == 0), "{output}");
-        for who in ["server right", "client right"] {
-            assert!(output.contains(who), "{output}");
-        }
+        all_are_right(&mut trees, &["server", "client"]);
     }
 }
 

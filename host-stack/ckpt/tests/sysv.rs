@@ -4,8 +4,7 @@ mod common;
 
 use std::{ptr, thread, time::Duration};
 
-use common::{Job, Objects, compiled, ends_well, nobody, postgresql, rounds, wait_until};
-use snaprig_ckpt::{Address, Reply, Request};
+use common::{Job, Objects, compiled, ends_well, migrate_of_nobody, nobody, postgresql, rounds};
 
 /// Checkpointed at moments that differ, killed, and restarted.
 fn under_load(mut job: Job) {
@@ -45,21 +44,7 @@ fn they_migrate_with_their_program() {
     let source = Job::launch_as_nobody(&[&sysv]);
     source.wait_for("ready");
     let _objects = Objects::of(&source);
-    let (go, mut jobs) = (source.path("go"), vec![source]);
-    for _ in 0..3 {
-        let target = Job::receive(nobody(), &["socket"]);
-        let socket = target.path("socket");
-        wait_until("it listens", || socket.exists());
-        let to = Address::Unix(socket);
-        let source = jobs.last_mut().unwrap();
-        match snaprig_ckpt::ask(&source.path("job"), Request::Migrate { to }) {
-            Ok(Reply::Migrated(_)) => {}
-            other => panic!("{other:?}; {}", source.output()),
-        }
-        assert_eq!(source.ended(), 128 + libc::SIGKILL);
-        wait_until("it is supervised", || target.answers());
-        jobs.push(target);
-    }
+    let (go, mut jobs) = migrate_of_nobody(source, 3);
     ends_well(&go, jobs.last_mut().unwrap());
 }
 

@@ -84,7 +84,7 @@ pub fn key(what: &str, id: &[u8], is_low: bool) -> Vec<u8> {
 /// one network namespace alone.
 fn id(pid: pid_t, local: SocketAddr, remote: SocketAddr) -> Result<(Vec<u8>, bool)> {
     let place = match local.ip().is_loopback() {
-        true => place(pid).map_err(|source| Error::io("the network namespace", source))?,
+        true => place(pid)?,
         false => String::new(),
     };
     id_in(&place, local, remote)
@@ -108,10 +108,17 @@ pub fn id_in(place: &str, local: SocketAddr, remote: SocketAddr) -> Result<(Vec<
 }
 
 /// What a network namespace is called, anywhere.
-pub fn place(pid: pid_t) -> io::Result<String> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let space = fs::read_link(format!("/proc/{pid}/ns/net"))?;
-    Ok(format!("{} {}", boot.trim(), space.display()))
+pub fn place(pid: pid_t) -> Result<String> {
+    let space = fs::read_link(format!("/proc/{pid}/ns/net"));
+    let space = space.map_err(|source| Error::io("the network namespace", source))?;
+    Ok(format!("{} {}", machine()?, space.display()))
+}
+
+/// What this machine is called until it is booted again.
+pub fn machine() -> Result<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let boot = boot.map_err(|source| Error::io("the machine's boot_id", source))?;
+    Ok(boot.trim().to_owned())
 }
 
 impl Sockets {

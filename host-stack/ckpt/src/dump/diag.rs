@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, io, os::fd::AsRawFd};
 
-use crate::socket;
+use crate::{
+    error::{Error, Result},
+    socket,
+};
 
 /// linux/unix_diag.h: what is asked for, and what comes.
 const SHOW_PEER: u32 = 4;
@@ -36,7 +39,11 @@ pub struct Known {
 }
 
 /// All Unix sockets of this network namespace, by their inodes.
-pub fn unix_sockets() -> io::Result<HashMap<u64, Known>> {
+pub fn unix_sockets() -> Result<HashMap<u64, Known>> {
+    ask().map_err(|source| Error::io("sock_diag of Unix sockets", source))
+}
+
+fn ask() -> io::Result<HashMap<u64, Known>> {
     let netlink = socket::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_SOCK_DIAG)?;
     let mut request = Vec::new();
     request.extend(40u32.to_ne_bytes());

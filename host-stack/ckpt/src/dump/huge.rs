@@ -282,13 +282,13 @@ fn read_file<S: Sink>(
     size: u64,
     writer: &mut Writer<S>,
 ) -> Result<Ranges> {
-    let (zeros, mut bytes) = (vec![0; PIECE], vec![0; PIECE]);
+    let mut bytes = vec![0; PIECE];
     let (mut at, mut written) = (0, Ranges::default());
     while at < size {
         let count = (size - at).min(PIECE as u64) as usize;
         file.read_exact_at(&mut bytes[..count], at)
             .map_err(unread)?;
-        if bytes[..count] != zeros[..count] {
+        if bytes[..count].iter().any(|byte| *byte != 0) {
             writer.pages(space, at, &bytes[..count])?;
             written.push(at..at + count as u64);
         }

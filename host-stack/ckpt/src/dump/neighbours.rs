@@ -8,17 +8,17 @@
 //!   | <-- other ends ------------------------ |                               nobody: it is a stranger's
 //! ```
 
-use std::{collections::HashMap, fs};
+use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    abroad::Stranger,
+    abroad::{Stranger, machine},
     diag::{self, Known},
     sockets::{Sockets, at},
 };
 use crate::{
-    error::{Error, Result},
+    error::Result,
     job::Board,
     socket::{self, Received},
     state::{Message, OpenFile, Socket, Stage},
@@ -49,14 +49,7 @@ struct End {
     said: Said,
 }
 
-/// What this machine is called until it is booted again: a socket's inode is one of it.
-pub fn machine() -> Result<String> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let boot = boot.map_err(|source| Error::io("the machine's boot_id", source))?;
-    Ok(boot.trim().to_owned())
-}
-
-/// What a Unix socket is called on the board.
+/// What a Unix socket is called on the board: its inode is one of a machine.
 pub fn key(what: &str, machine: &str, inode: u64) -> Vec<u8> {
     [what.as_bytes(), machine.as_bytes(), &inode.to_le_bytes()].concat()
 }
@@ -68,8 +61,7 @@ impl Sockets {
         if !self.met.iter().any(|met| is_unix(met.file, open)) {
             return Ok(Neighbours::default());
         }
-        let known = diag::unix_sockets();
-        let known = known.map_err(|source| Error::io("sock_diag of Unix sockets", source))?;
+        let known = diag::unix_sockets()?;
         let mut found = Neighbours {
             machine: machine()?,
             ..Neighbours::default()

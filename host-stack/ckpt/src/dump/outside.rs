@@ -126,8 +126,7 @@ impl Ends {
         if self.sockets.is_empty() {
             return Ok(());
         }
-        let known = diag::unix_sockets();
-        let known = known.map_err(|source| Error::io("sock_diag of Unix sockets", source))?;
+        let known = diag::unix_sockets()?;
         for ((device, inode), (pid, fd)) in &self.sockets {
             let connected = known.get(inode).filter(|known| !known.is_datagram);
             let Some(peer) = connected.and_then(|known| known.peer) else {

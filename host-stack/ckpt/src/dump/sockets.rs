@@ -155,8 +155,7 @@ impl Sockets {
         if !self.met.iter().any(|met| ours(open, met)) {
             return Ok(());
         }
-        let known = diag::unix_sockets();
-        let known = known.map_err(|source| Error::io("sock_diag of Unix sockets", source))?;
+        let known = diag::unix_sockets()?;
         let inodes: HashMap<u64, u32> = self
             .met
             .iter()

@@ -21,7 +21,7 @@ use libc::pid_t;
 use procfs::net::{TcpNetEntry, TcpState};
 
 use super::{
-    abroad::{id_in, key, place},
+    abroad::{id_in, key, machine, place},
     descriptors::me,
     diag, neighbours, outside,
     sockets::{entries, plain},
@@ -136,10 +136,9 @@ impl Look {
         if tree.is_empty() {
             return Ok(());
         }
-        let machine = neighbours::machine()?;
+        let machine = machine()?;
         let key = |inode: u64| neighbours::key("unix", &machine, inode);
-        let known = diag::unix_sockets();
-        let known = known.map_err(|source| Error::io("sock_diag of Unix sockets", source))?;
+        let known = diag::unix_sockets()?;
         for (inode, (pid, fd)) in tree {
             let Some(known) = known.get(inode).filter(|known| !known.is_datagram) else {
                 continue;

@@ -349,7 +349,7 @@ fn copy(from: &File, to: &File) -> io::Result<()> {
         let at = unsafe { libc::lseek(from.as_raw_fd(), at as i64, what) };
         u64::try_from(at).ok()
     };
-    let (mut bytes, zeros) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    let mut bytes = vec![0; 1 << 20];
     // write(2) is not for them.
     let mapped = match huge::of_file(to) {
         1.. if size > 0 => Some(Mapped::map(to, size, true)?),
@@ -365,7 +365,7 @@ fn copy(from: &File, to: &File) -> io::Result<()> {
             from.read_exact_at(&mut bytes[..count], at)?;
             match &mapped {
                 None => to.write_all_at(&bytes[..count], at)?,
-                Some(_) if bytes[..count] == zeros[..count] => {}
+                Some(_) if bytes[..count].iter().all(|byte| *byte == 0) => {}
                 Some(mapped) => mapped.write(at, &bytes[..count]).map_err(|error| {
                     let advice = huge::advice(huge::of_file(to));
                     io::Error::other(format!("{}: {advice}", chain(&error)))

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use snaprig_ckpt::{Dumped, Reply, Request};
+use snaprig_ckpt::{Address, Dumped, Reply, Request};
 use snaprig_ckpt_image::store::Store;
 use tempfile::TempDir;
 
@@ -723,6 +723,26 @@ impl Drop for HugePages {
     fn drop(&mut self) {
         self.set(0);
     }
+}
+
+/// Moves an ordinary user's program so often: where the file is that it waits for, and all that it has been.
+pub fn migrate_of_nobody(source: Job, times: usize) -> (PathBuf, Vec<Job>) {
+    let (go, mut jobs) = (source.path("go"), vec![source]);
+    for _ in 0..times {
+        let target = Job::receive(nobody(), &["socket"]);
+        let socket = target.path("socket");
+        wait_until("it listens", || socket.exists());
+        let to = Address::Unix(socket);
+        let source = jobs.last_mut().unwrap();
+        match snaprig_ckpt::ask(&source.path("job"), Request::Migrate { to }) {
+            Ok(Reply::Migrated(_)) => {}
+            other => panic!("{other:?}; {}", source.output()),
+        }
+        assert_eq!(source.ended(), 128 + libc::SIGKILL);
+        wait_until("it is supervised", || target.answers());
+        jobs.push(target);
+    }
+    (go, jobs)
 }
 
 /// A program that is told to look at what it has ends well.
