@@ -48,7 +48,12 @@ impl Place {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
         // Where an ordinary user reaches it.
         let snaprig = dir.path().join("snaprig");
-        fs::copy(env!("CARGO_BIN_EXE_snaprig-under-test"), &snaprig).unwrap();
+        // By a process of its own: a child that another test forks meanwhile would hold it open for writing, and what
+        // is open for writing cannot be executed.
+        let mut cp = Command::new("cp");
+        cp.arg(env!("CARGO_BIN_EXE_snaprig-under-test"))
+            .arg(&snaprig);
+        assert!(cp.status().unwrap().success());
         Self { dir, snaprig, user }
     }
 
