@@ -11,7 +11,7 @@ use std::{
 use crate::{
     mover::{Mover, Ring, Threads, Wake},
     region::{Region, RegionError, Shared as SharedMemory},
-    schedule::{Active, Checked, Chunk, NOW_BYTES, Step},
+    schedule::{Active, Checked, Chunk, IN_FLIGHT_MAX, NOW_BYTES, Step},
 };
 
 /// What moves long copies.
@@ -119,11 +119,14 @@ impl Engine {
             }),
             released: Condvar::new(),
         });
+        let cores = thread::available_parallelism().map_or(1, usize::from);
         let worker = Worker {
             shared: shared.clone(),
             mover,
             active: (0..queues).map(|_| None).collect(),
             chunks: Vec::new(),
+            // The thread itself copies, too.
+            in_flight_max: cores.saturating_sub(1).clamp(1, IN_FLIGHT_MAX),
         };
         let thread = thread::Builder::new()
             .name("dma".into())
@@ -300,18 +303,21 @@ struct Worker {
     active: Vec<Option<Job>>,
     /// Chunks in flight, by token, with their queue.
     chunks: Vec<Option<(usize, Chunk)>>,
+    /// How many of a queue there may be.
+    in_flight_max: usize,
 }
 
 impl Worker {
     fn run(mut self) {
         loop {
+            let mut yielded = false;
             for queue in 0..self.active.len() {
-                self.advance(queue);
+                yielded |= self.advance(queue);
             }
             if self.shared.lock().stop && self.active.iter().all(Option::is_none) {
                 return;
             }
-            let results = self.mover.wait().unwrap_or_else(|e| {
+            let results = self.mover.results(!yielded).unwrap_or_else(|e| {
                 // Chunks are in the kernel's hands and can neither be waited for nor given back.
                 eprintln!("the DMA engine cannot go on: {e}");
                 std::process::abort()
@@ -328,21 +334,22 @@ impl Worker {
         }
     }
 
-    /// Works on `queue` until it has to wait or is empty.
-    fn advance(&mut self, queue: usize) {
+    /// Works on `queue` until it has to wait or is empty (false), or it is the others' turn (true).
+    fn advance(&mut self, queue: usize) -> bool {
         while let Some(mut job) = self.active[queue].take().or_else(|| self.take(queue)) {
-            match job.work.step() {
+            match job.work.step(self.in_flight_max) {
                 Step::Move(chunk) => {
                     self.active[queue] = Some(job);
                     self.start(queue, chunk);
                 }
-                Step::Wait => {
+                wait_or_yield @ (Step::Wait | Step::Yield) => {
                     self.active[queue] = Some(job);
-                    return;
+                    return matches!(wait_or_yield, Step::Yield);
                 }
                 Step::Finished(result) => self.finish(queue, job, result),
             }
         }
+        false
     }
 
     fn start(&mut self, queue: usize, chunk: Chunk) {
@@ -393,7 +400,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::INLINE_BYTES;
+    use crate::schedule::CHUNK_BYTES;
     use proptest::prelude::*;
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     use std::{os::unix::fs::FileExt, sync::mpsc};
@@ -461,15 +468,7 @@ mod tests {
     fn copies_of_all_lengths_arrive_on_both_backends() {
         for backend in [Backend::IoUring, Backend::Threads] {
             let bench = Bench::new(backend);
-            for len in [
-                1,
-                63,
-                4096,
-                INLINE_BYTES,
-                INLINE_BYTES + 1,
-                1 << 20,
-                8 << 20,
-            ] {
+            for len in [1, 63, 4096, CHUNK_BYTES, CHUNK_BYTES + 1, 1 << 20, 8 << 20] {
                 let (src, dst) = (3, 5);
                 bench.run(0, &[bench.copy(src, dst, len)]).unwrap();
                 assert!(

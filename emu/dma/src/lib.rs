@@ -9,8 +9,8 @@
 //! | `mover` | what moves a chunk: io_uring, or threads with pread(2) where there is none |
 //!
 //! ```text
-//! submit(queue, copies, done) --> queue --> copy by copy:  up to 64 KiB: a mapped store
-//!                                                          longer: chunks of 1 MiB in parallel
+//! submit(queue, copies, done) --> queue --> copy by copy:  up to 1 MiB: a mapped store
+//!                                                          longer: chunks of 1 MiB, on movers and here
 //!                         done(Ok | index, errno) <-- after the last copy, or the first that fails
 //! ```
 //!

@@ -31,8 +31,9 @@ pub(crate) type Wake = Box<dyn Fn() + Send + Sync>;
 pub(crate) trait Mover: Send {
     /// Starts moving; `token` comes back with the result.
     fn start(&mut self, token: u64, chunk: &Chunk) -> io::Result<()>;
-    /// Waits for results or a wake-up: tokens, and bytes moved or negative error numbers.
-    fn wait(&mut self) -> io::Result<Vec<(u64, i32)>>;
+    /// What has come back: tokens, and bytes moved or negative error numbers. Nothing, unless the caller `waits` until
+    /// there is something or a wake-up.
+    fn results(&mut self, waits: bool) -> io::Result<Vec<(u64, i32)>>;
 }
 
 /// The io_uring mover.
@@ -94,11 +95,11 @@ impl Mover for Ring {
         self.push(&entry)
     }
 
-    fn wait(&mut self) -> io::Result<Vec<(u64, i32)>> {
-        if !self.wake_armed {
+    fn results(&mut self, waits: bool) -> io::Result<Vec<(u64, i32)>> {
+        if waits && !self.wake_armed {
             self.arm_wake()?;
         }
-        match self.ring.submit_and_wait(1) {
+        match self.ring.submit_and_wait(usize::from(waits)) {
             // io_uring_enter(2): try again once completions are taken.
             Err(e)
                 if !matches!(
@@ -194,9 +195,12 @@ impl Mover for Threads {
             .map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    fn wait(&mut self) -> io::Result<Vec<(u64, i32)>> {
-        let first = self.results.recv().map_err(io::Error::other)?;
-        let all = std::iter::once(first).chain(self.results.try_iter());
+    fn results(&mut self, waits: bool) -> io::Result<Vec<(u64, i32)>> {
+        let first = match waits {
+            true => Some(self.results.recv().map_err(io::Error::other)?),
+            false => None,
+        };
+        let all = first.into_iter().chain(self.results.try_iter());
         Ok(all.filter(|(token, _)| *token != WAKE_TOKEN).collect())
     }
 }
@@ -249,7 +253,7 @@ mod tests {
 
     /// cargo test --release -p snaprig-dma -- --ignored --nocapture crossover
     #[test]
-    #[ignore = "a measurement: where `schedule::INLINE_BYTES` comes from"]
+    #[ignore = "a measurement: where `schedule::CHUNK_BYTES` comes from"]
     fn crossover() {
         let regions = [region(), region()];
         for region in &regions {
@@ -269,7 +273,7 @@ mod tests {
                 }
                 let mut left = chunks.len();
                 while left > 0 {
-                    let results = ring.wait().unwrap();
+                    let results = ring.results(true).unwrap();
                     assert!(results.iter().all(|(_, n)| *n > 0));
                     left -= results.len();
                 }

@@ -6,6 +6,7 @@ mod ckpt;
 mod coi;
 mod compile;
 mod counters;
+mod dma;
 mod estimate;
 mod scif;
 mod snapify;

@@ -192,7 +192,9 @@ impl Sockets {
         while let Some(output) = self.node.poll_output() {
             match output {
                 Output::Send(to, message) => self.does.push_back(Does::Send(to, message)),
-                Output::Copy { job, peer, copies } => {
+                Output::Copy {
+                    job, peer, copies, ..
+                } => {
                     self.does.push_back(Does::Copy(job, peer, copies));
                 }
                 Output::Release(_) | Output::Changed(_) | Output::Poke { .. } => {}

@@ -289,7 +289,9 @@ impl World {
                     format!("call {request} is told {result:?}, and has ended"),
                 ),
             },
-            Output::Copy { job, peer, copies } => self.begin_copy(node, job, peer, copies),
+            Output::Copy {
+                job, peer, copies, ..
+            } => self.begin_copy(node, job, peer, copies),
             Output::Release(backing) => {
                 if self.leaking && self.canary == Some(Canary::LeakedWindow) {
                     return;

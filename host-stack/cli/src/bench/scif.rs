@@ -1,9 +1,8 @@
 //! `snaprig bench scif`: messages and RMA between two host programs, and between a host program and a
-//! card, beside a Unix socket, shared memory and copies in one process; and RMA that the card's DMA engine does,
-//! on io_uring, beside pread(2) and pwrite(2) of a memfd.
+//! card, beside a Unix socket, shared memory and copies in one process; RMA that the card's DMA engine does, on
+//! io_uring, beside pread(2) and pwrite(2) of a memfd; and that engine without a card, its copies queued at once.
 //!
-//! All of it is measured by one C program (`fixtures/bench/scif.c`), through libscif as any program
-//! has it; ratios are of the same run.
+//! Through libscif as any program has it, by one C program (`fixtures/bench/scif.c`); ratios are of the same run.
 
 use std::{
     fs,
@@ -21,6 +20,7 @@ use snaprig_rig::{Rig, files::CardFiles, libraries};
 
 use super::{
     baselines::end,
+    dma,
     table::{Aim, Row, Unit, print},
 };
 use crate::AnyError;
@@ -53,6 +53,9 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
             for line in scene.measure(node, options.scale)? {
                 add(&mut rows, &line)?;
             }
+        }
+        for line in dma::measure(options.scale)? {
+            add(&mut rows, &line)?;
         }
     }
     let pinned = std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= 2);

@@ -48,6 +48,9 @@ const BATCH: usize = 64;
 /// Records that wait for room in the ring to the host; while there are more, nothing is read.
 const OUTBOX_MAX: usize = 4096;
 
+/// Copies for which nobody waits are made at once up to this length: they take no longer than to queue them does.
+const SHORT_BYTES: u64 = 64 << 10;
+
 /// The driver: one a card.
 pub struct Driver {
     device: Arc<Device>,
@@ -212,14 +215,20 @@ impl Driver {
                 }
                 // The host says where another card's windows are for this one's engine. As they were, they
                 // would be taken for this one's own.
-                Output::Copy { job, peer, copies }
-                    if ![HOST, inner.id].contains(&peer)
-                        && copies.iter().any(|copy| copy.src.max(copy.dst) < HOST_BASE) =>
+                Output::Copy {
+                    job, peer, copies, ..
+                } if ![HOST, inner.id].contains(&peer)
+                    && copies.iter().any(|copy| copy.src.max(copy.dst) < HOST_BASE) =>
                 {
                     let refused = Err(libc::EOPNOTSUPP);
                     inner.node.handle(Input::CopyDone(job, refused));
                 }
-                Output::Copy { job, peer, copies } => {
+                Output::Copy {
+                    job,
+                    peer,
+                    copies,
+                    waits,
+                } => {
                     let driver = Arc::downgrade(self);
                     let is_here = [HOST, inner.id].contains(&peer);
                     // The memory of a card that is gone is, too, before this one is told.
@@ -227,7 +236,10 @@ impl Driver {
                         libc::EFAULT if !is_here => libc::ECONNRESET,
                         errno => errno,
                     };
-                    if let Some(result) = self.device.dma_now(&copies) {
+                    let bytes: u64 = copies.iter().map(|copy| u64::from(copy.len)).sum();
+                    if (waits || bytes <= SHORT_BYTES)
+                        && let Some(result) = self.device.dma_now(&copies)
+                    {
                         inner
                             .node
                             .handle(Input::CopyDone(job, result.map_err(told)));

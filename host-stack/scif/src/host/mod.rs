@@ -321,7 +321,9 @@ impl State {
             match output {
                 Output::Done(request, result) => self.reply(shared, request, result),
                 Output::Send(node, message) => self.send(shared, node, message),
-                Output::Copy { job, peer, copies } => self.copy(shared, job, peer, copies),
+                Output::Copy {
+                    job, peer, copies, ..
+                } => self.copy(shared, job, peer, copies),
                 Output::Release(backing) => self.release(backing),
                 Output::Poke {
                     peer,

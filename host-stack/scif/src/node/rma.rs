@@ -65,7 +65,12 @@ impl Node {
         let is_registered = matches!(local, Local::Window(_));
         let waits = how.sync || !is_registered || endpoint.jobs.len() >= STARTED_MAX;
         let job = self.start_job(id, waits.then_some(request))?;
-        self.out(Output::Copy { job, peer, copies });
+        self.out(Output::Copy {
+            job,
+            peer,
+            copies,
+            waits,
+        });
         Ok((!waits).then_some(Value::Unit))
     }
 

@@ -222,6 +222,8 @@ pub enum Output {
         peer: NodeId,
         /// The copies.
         copies: Vec<Descriptor>,
+        /// A program waits for their end.
+        waits: bool,
     },
     /// Bytes to write into the own memory of a window.
     Poke {
