@@ -14,6 +14,7 @@ use std::{
 };
 
 use clap::Args;
+use snaprig_card::platform::Kind;
 use snaprig_coi::{Engine, native};
 use snaprig_fixtures::programs::BENCH_SCIF;
 use snaprig_rig::{Rig, files::CardFiles, libraries};
@@ -34,6 +35,9 @@ pub struct Options {
     /// How often everything is measured
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
+    /// Kind of the card [default: the best that works here]
+    #[arg(long)]
+    platform: Option<Kind>,
     /// Send and copy this share of what is usual
     #[arg(long, value_name = "SHARE", default_value_t = 1.0, hide = true)]
     scale: f64,
@@ -46,7 +50,7 @@ const MEMORY_BYTES: u64 = 512 << 20;
 
 /// Runs the benchmark.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
-    let scene = Scene::new()?;
+    let scene = Scene::new(options.platform)?;
     let mut rows: Vec<Row> = Vec::new();
     for _ in 0..options.runs {
         for node in [0, 1] {
@@ -110,7 +114,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new() -> Result<Self, AnyError> {
+    fn new(platform: Option<Kind>) -> Result<Self, AnyError> {
         let directory = tempfile::tempdir()?;
         let program = directory.path().join("scif");
         fs::write(&program, BENCH_SCIF)?;
@@ -127,6 +131,7 @@ impl Scene {
         files.push(at(&program, "/bin/scif"));
         let rig = Rig::builder()
             .exe(exe)
+            .platform(platform)
             .memory_bytes(MEMORY_BYTES)
             .files(files)
             .start()?;
