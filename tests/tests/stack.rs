@@ -192,6 +192,36 @@ fn card_exec_says_what_is_wrong() {
 }
 
 #[test]
+fn programs_on_a_card_may_load_libscif_by_themselves() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join("program");
+    let source = directory.path().join("program.c");
+    let code = r#"
+        #include <dlfcn.h>
+        #include <stdint.h>
+        #include <stdio.h>
+        int main(void) {
+            void *library = dlopen("libscif.so.0", RTLD_NOW);
+            if (!library) { puts(dlerror()); return 1; }
+            int (*node_ids)(uint16_t *, int, uint16_t *);
+            *(void **)&node_ids = dlsym(library, "scif_get_nodeIDs");
+            uint16_t nodes[8], self;
+            int count = node_ids(nodes, 8, &self);
+            printf("node %d of %d\n", self, count);
+            return 0;
+        }
+    "#;
+    fs::write(&source, code).expect("written");
+    let mut gcc = Command::new("gcc");
+    gcc.arg("-o").args([&program, &source]);
+    assert!(gcc.status().expect("gcc").success());
+    let program = program.to_str().expect("a path");
+    let output = snaprig(&["run", "--", SNAPRIG, "card", "exec", "--", program]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    assert!(text(&output).contains("node 1 of 2"), "{}", text(&output));
+}
+
+#[test]
 fn sinks_may_be_of_c_plus_plus() {
     let directory = tempfile::tempdir().expect("a directory");
     let source = directory.path().join("sink.cpp");

@@ -42,7 +42,12 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         path: Search::directories(env::var("LD_LIBRARY_PATH").ok().as_deref().or(Some(""))),
         ..Search::default()
     };
-    let mut files = libraries::resolve(path, &bytes, program.parent(), &[], &search)?;
+    // A card has it, also for programs that ask for it later (dlopen(3)).
+    let scif = match libraries::needed(std::slice::from_ref(&program)).is_empty() {
+        true => vec![],
+        false => vec![sdk.lib().join("libscif.so.0")],
+    };
+    let mut files = libraries::resolve(path, &bytes, program.parent(), &scif, &search)?;
     files.push(File {
         path: path.into(),
         bytes: Arc::new(bytes),
