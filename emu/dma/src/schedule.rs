@@ -27,7 +27,7 @@ pub(crate) const NOW_BYTES: u64 = 1 << 20;
 /// ```
 ///
 /// Copies that are queued at once, in GB/s to those of pread(2) (`snaprig bench scif`, "engine alone"): when 256 KiB,
-/// 1 MiB and 4 MiB were handed to io_uring whole, 0.2, 0.3 and 0.9; in this way, 1.9, 1.8 and 1.3; 64 MiB 1.8 either way.
+/// 1 MiB and 4 MiB went to io_uring whole, 0.2, 0.3 and 0.9; in this way, 1.9, 1.8 and 1.3; 64 MiB 1.8 either way.
 pub(crate) const CHUNK_BYTES: u64 = 1 << 20;
 /// Chunks of one queue in flight, on a host with many cores.
 pub(crate) const IN_FLIGHT_MAX: usize = 8;
