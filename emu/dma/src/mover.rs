@@ -196,11 +196,11 @@ impl Mover for Threads {
     }
 
     fn results(&mut self, waits: bool) -> io::Result<Vec<(u64, i32)>> {
-        let first = match waits {
-            true => Some(self.results.recv().map_err(io::Error::other)?),
-            false => None,
-        };
-        let all = first.into_iter().chain(self.results.try_iter());
+        let first = waits.then(|| self.results.recv()).transpose();
+        let all = first
+            .map_err(io::Error::other)?
+            .into_iter()
+            .chain(self.results.try_iter());
         Ok(all.filter(|(token, _)| *token != WAKE_TOKEN).collect())
     }
 }

@@ -43,9 +43,9 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         ..Search::default()
     };
     // A card has it, also for programs that ask for it later (dlopen(3)).
-    let scif = match libraries::needed(std::slice::from_ref(&program)).is_empty() {
-        true => vec![],
-        false => vec![sdk.lib().join("libscif.so.0")],
+    let scif = match libraries::is_dynamic(&bytes) {
+        true => vec![sdk.lib().join("libscif.so.0")],
+        false => vec![],
     };
     let mut files = libraries::resolve(path, &bytes, program.parent(), &scif, &search)?;
     files.push(File {

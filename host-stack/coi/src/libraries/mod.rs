@@ -16,7 +16,7 @@ use object::{
 
 mod resolve;
 
-pub use self::resolve::{File, MemoryLibrary, Search, resolve, soname};
+pub use self::resolve::{File, MemoryLibrary, Search, is_dynamic, resolve, soname};
 
 type Elf = FileHeader64<Endianness>;
 

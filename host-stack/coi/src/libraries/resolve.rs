@@ -157,6 +157,11 @@ pub fn resolve(
     Ok(found)
 }
 
+/// Whether it is a program that loads libraries.
+pub fn is_dynamic(bytes: &[u8]) -> bool {
+    parse(bytes, Path::new("/")).is_some_and(|needs| needs.interpreter.is_some())
+}
+
 /// The name under which a library is asked for: its DT_SONAME.
 pub fn soname(bytes: &[u8]) -> Option<String> {
     parse(bytes, Path::new("/"))?.name
