@@ -44,8 +44,8 @@ pub struct Copy {
 pub struct CopyError {
     /// Which copy of the call.
     pub index: usize,
-    /// `EFAULT` for a range outside its region or a region that is gone, `ECANCELED` if the
-    /// engine stopped first, or what the kernel said.
+    /// `EFAULT` for a range outside its region or a region that is gone, `ENXIO` if its file has become
+    /// shorter, `ECANCELED` if the engine stopped first, or what the kernel said.
     pub errno: i32,
 }
 
@@ -144,9 +144,10 @@ impl Engine {
         self.backend
     }
 
-    /// Makes `len` bytes at `offset` (a multiple of 4 KiB) of a sealed memfd a region.
+    /// Makes `len` bytes at `offset` (a multiple of 4 KiB) of a file a region. Only memfds that are sealed against
+    /// shrinking are copied at full speed; copies of others are made on the engine's thread.
     pub fn add_region(&self, fd: OwnedFd, offset: u64, len: u64) -> Result<RegionId, RegionError> {
-        let region = Arc::new(Region::map(fd, offset, len)?);
+        let region = Arc::new(Region::new(fd, offset, len)?);
         let mut state = self.shared.lock();
         let id = RegionId(state.next_region);
         state.next_region += 1;
@@ -168,25 +169,26 @@ impl Engine {
         state.waiting -= 1;
     }
 
-    /// The memory of a region, which stays when the region is forgotten.
+    /// The memory of a region, if it is mapped, which stays when the region is forgotten.
     pub fn memory(&self, id: RegionId) -> Option<SharedMemory> {
         self.shared
             .lock()
             .regions
             .get(&id)
-            .map(|region| region.share())
+            .and_then(|region| region.share())
     }
 
-    /// Reads bytes of a region now; false if they are not inside.
+    /// Reads bytes of a mapped region now; false if they are not inside of one.
     pub fn read(&self, (id, at): (RegionId, u64), to: &mut [u8]) -> bool {
         let state = self.shared.lock();
         let region = state.regions.get(&id);
-        let Some(region) = region.filter(|region| region.contains(at, to.len() as u64)) else {
+        let region = region.filter(|region| region.contains(at, to.len() as u64));
+        let Some(from) = region.and_then(|region| region.pointer(at)) else {
             return false;
         };
         // SAFETY: the range is inside the region, which stays mapped while the lock is held; `to` is
         // private memory, so they are disjoint.
-        unsafe { std::ptr::copy_nonoverlapping(region.pointer(at), to.as_mut_ptr(), to.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
         true
     }
 
@@ -207,7 +209,7 @@ impl Engine {
     }
 
     /// Makes short copies on the calling thread, if that takes no longer than queueing them would:
-    /// `None` if they are longer than 1 MiB together or the queue is not idle.
+    /// `None` if they are longer than 1 MiB together, not all of mapped memory, or the queue is not idle.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -216,14 +218,18 @@ impl Engine {
             .iter()
             .try_fold(0u64, |sum, copy| sum.checked_add(copy.len))?;
         let mut state = self.shared.lock();
-        let slot = &mut state.queues[queue];
+        let slot = &state.queues[queue];
         if total > NOW_BYTES || slot.busy || !slot.waiting.is_empty() {
             return None;
         }
-        slot.busy = true;
         let (checked, refused) = state.check(copies);
+        if !checked.iter().all(Checked::is_mapped) {
+            return None;
+        }
+        state.queues[queue].busy = true;
         drop(state);
-        checked.iter().for_each(Checked::store);
+        let stored = checked.iter().try_for_each(Checked::store);
+        stored.expect("no call is made for mapped memory");
         drop(checked);
         let mut state = self.shared.lock();
         let slot = &mut state.queues[queue];
@@ -501,21 +507,52 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_may_shrink_is_no_region() {
+    fn what_is_no_memory_or_not_inside_is_no_region() {
         let engine = Engine::new(1).unwrap();
         let add = |fd: std::fs::File, offset, len| engine.add_region(fd.into(), offset, len);
-        let unsealed = add(memfd(SealFlags::GROW), 0, 4096);
-        assert!(matches!(unsealed, Err(RegionError::Unsealed)));
-        let file = tempfile_like();
-        assert!(matches!(add(file, 0, 4096), Err(RegionError::NotMemfd)));
+        let pipe = rustix::pipe::pipe().unwrap().0.into();
+        assert!(matches!(add(pipe, 0, 4096), Err(RegionError::Kind)));
         for (offset, len) in [(0, BYTES + 1), (1, 4096), (0, 0), (u64::MAX - 4095, 4096)] {
             let range = add(memfd(SealFlags::SHRINK), offset, len);
             assert!(matches!(range, Err(RegionError::Range { .. })));
         }
     }
 
-    fn tempfile_like() -> std::fs::File {
-        std::fs::File::open("/proc/self/exe").unwrap()
+    #[test]
+    fn files_that_become_shorter_are_an_error_and_no_signal() {
+        let bench = Bench::new(Backend::IoUring);
+        let len = 2 * CHUNK_BYTES + 5;
+        let short = [memfd(SealFlags::GROW), memfd(SealFlags::empty())];
+        let [near, far] = [0, 1].map(|i| {
+            let fd = short[i].try_clone().unwrap().into();
+            bench.engine.add_region(fd, 4096, BYTES - 4096).unwrap()
+        });
+        assert!(bench.engine.memory(near).is_none());
+        assert!(!bench.engine.read((near, 0), &mut [0; 8]));
+        let [from, to] = bench.regions;
+        let copy = |src, dst, len| Copy { src, dst, len };
+        let there_and_back = |len| {
+            [
+                copy((from, 7), (near, 100), len),
+                copy((near, 100), (far, 0), len),
+                copy((far, 0), (to, 9), len),
+            ]
+        };
+        bench.run(0, &there_and_back(len)).unwrap();
+        assert!(bench.read(9, len) == pattern(7, len));
+        assert_eq!(bench.engine.try_now(0, &there_and_back(5)), None);
+
+        short[1].set_len(8192).unwrap();
+        let errno = libc::ENXIO;
+        for (index, copies) in [
+            (1, there_and_back(len)),
+            (0, [copy((far, 4097), (to, 9), 5); 3]),
+            (0, [copy((from, 9), (far, 4096), 5); 3]),
+        ] {
+            let error = CopyError { index, errno };
+            assert_eq!(bench.run(0, &copies), Err(error));
+        }
+        assert_eq!(short[1].metadata().unwrap().len(), 8192);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`region`] | a sealed memfd, mapped: what may be copied from and to |
+//! | [`region`] | a sealed memfd, mapped, or a file: what may be copied from and to |
 //! | [`engine`] | queues, the thread that works them off, completions |
 //! | `schedule` | which chunk runs next: a state machine with no I/O |
 //! | [`restrict`] | io_urings that do what they were made for and nothing else |
@@ -11,6 +11,7 @@
 //! ```text
 //! submit(queue, copies, done) --> queue --> copy by copy:  up to 1 MiB: a mapped store
 //!                                                          longer: chunks of 1 MiB, on movers and here
+//!                                                          files that may shrink: pread, pwrite here
 //!                         done(Ok | index, errno) <-- after the last copy, or the first that fails
 //! ```
 //!

@@ -86,8 +86,8 @@ impl Ring {
 impl Mover for Ring {
     fn start(&mut self, token: u64, chunk: &Chunk) -> io::Result<()> {
         let (fd, position) = chunk.0.src.file(chunk.0.src_at);
-        let to = chunk.0.dst.pointer(chunk.0.dst_at);
-        let entry = opcode::Read::new(types::Fd(fd), to, chunk.0.len as u32)
+        let to = chunk.to();
+        let entry = opcode::Read::new(types::Fd(fd.as_raw_fd()), to, chunk.0.len as u32)
             .offset(position)
             .build()
             .flags(squeue::Flags::ASYNC)
@@ -185,9 +185,9 @@ impl Mover for Threads {
         let (fd, position) = chunk.0.src.file(chunk.0.src_at);
         let work = Work {
             token,
-            fd,
+            fd: fd.as_raw_fd(),
             position,
-            to: chunk.0.dst.pointer(chunk.0.dst_at).cast(),
+            to: chunk.to().cast(),
             len: chunk.0.len as usize,
         };
         self.work
@@ -221,7 +221,7 @@ mod tests {
         let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, BYTES).unwrap();
         fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
-        Arc::new(Region::map(fd, 0, BYTES).unwrap())
+        Arc::new(Region::new(fd, 0, BYTES).unwrap())
     }
 
     /// The median time of moving `len` bytes, at ever new places of regions that are in memory.
@@ -258,14 +258,14 @@ mod tests {
         let regions = [region(), region()];
         for region in &regions {
             // SAFETY: the whole mapping, which nobody refers to.
-            unsafe { region.pointer(0).write_bytes(1, BYTES as usize) };
+            unsafe { region.pointer(0).unwrap().write_bytes(1, BYTES as usize) };
         }
         let mut ring = Ring::new().unwrap().0;
         println!("{:>9} {:>10} {:>10}", "bytes", "store us", "ring us");
         for shift in 10..24 {
             let len = 1 << shift;
             let store = median(len, &regions, |chunks| {
-                chunks.iter().for_each(|chunk| chunk.0.store());
+                chunks.iter().for_each(|chunk| chunk.0.store().unwrap());
             });
             let moved = median(len, &regions, |chunks| {
                 for (token, chunk) in chunks.iter().enumerate() {

@@ -1,22 +1,28 @@
-//! A region: part of a memfd, mapped into this process.
+//! A region: part of a file that another process shares, mapped into this one, or read and written.
 //!
-//! The memfd often comes from another, possibly hostile, process. It must be sealed against
-//! shrinking (`fcntl(2)`, `F_SEAL_SHRINK`), because an access to a mapping past the end of its file
-//! is a SIGBUS; and it must be on tmpfs, because huge pages of hugetlbfs can run out at an access.
+//! The file often comes from a hostile process. An access to a mapping past the end of its file is a SIGBUS, so only a
+//! memfd that is sealed against shrinking (`fcntl(2)`, `F_SEAL_SHRINK`) is mapped; and it must be on tmpfs, because
+//! huge pages of hugetlbfs can run out at an access. Any other regular file is read and written by its descriptor:
+//! one that has become shorter is an error then.
 
 use std::{
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::Arc,
 };
 
 use rustix::{
-    fs::{SealFlags, fcntl_get_seals, fstat, fstatfs},
+    fs::{FileType, OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fstat, fstatfs},
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
 };
 
 /// `TMPFS_MAGIC` of `statfs(2)`: what memfds of ordinary pages report.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// `HUGETLBFS_MAGIC`: such files are not written with write(2).
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+/// `FUSE_SUPER_MAGIC`: whoever shares such a file may let a read of it wait for ever.
+const FUSE_MAGIC: u64 = 0x6573_5546;
 /// Regions begin at multiples of this, as mmap(2) demands.
 const PAGE: u64 = 4096;
 
@@ -35,12 +41,11 @@ pub enum RegionError {
         /// Size of the file.
         file_bytes: u64,
     },
-    /// The descriptor is no memfd of ordinary pages.
-    #[error("the descriptor is not a memfd of ordinary pages: create it with memfd_create(2)")]
-    NotMemfd,
-    /// The memfd may shrink.
-    #[error("the memfd is not sealed: add F_SEAL_SHRINK with fcntl(2) before sharing it")]
-    Unsealed,
+    /// The descriptor is not of a file that can be read and written.
+    #[error(
+        "the descriptor is not of a regular file, or is of hugetlbfs or FUSE: share ordinary memory or a file"
+    )]
+    Kind,
     /// The kernel refused to look at or map it.
     #[error("cannot map the memfd: {0}")]
     Map(#[from] rustix::io::Errno),
@@ -51,16 +56,28 @@ impl RegionError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Range { .. } => libc::EINVAL,
-            Self::NotMemfd => libc::ENODEV,
-            Self::Unsealed => libc::EPERM,
+            Self::Kind => libc::ENODEV,
             Self::Map(errno) => errno.raw_os_error(),
         }
     }
 }
 
-/// Mapped memory that copies read and write.
+/// Memory that copies read and write.
 #[derive(Debug)]
-pub(crate) struct Region(Shared);
+pub(crate) enum Region {
+    /// In this process.
+    Mapped(Shared),
+    /// By its descriptor.
+    File(File),
+}
+
+/// A part of a file that may become shorter.
+#[derive(Debug)]
+pub(crate) struct File {
+    fd: OwnedFd,
+    offset: u64,
+    len: u64,
+}
 
 /// A region's memory, for those who have it longer than the engine has the region.
 #[derive(Clone, Debug)]
@@ -82,6 +99,22 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Shared {
+    fn map(fd: OwnedFd, offset: u64, len: u64) -> Result<Self, RegionError> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses; `len` fits a usize, since
+        // a file of that size exists.
+        let base = unsafe { mmap(std::ptr::null_mut(), len as usize, prot, flags, &fd, offset) }?;
+        // SAFETY: the range is the mapping just made. Advice not followed costs only speed.
+        let _ = unsafe { madvise(base, len as usize, Advice::LinuxHugepage) };
+        Ok(Self(Arc::new(Memory {
+            fd,
+            offset,
+            base: NonNull::new(base.cast()).expect("mmap never returns null"),
+            len,
+        })))
+    }
+
     /// Where it is mapped in this process, for as long as this or a clone lives.
     pub fn base(&self) -> NonNull<u8> {
         self.0.base
@@ -99,17 +132,16 @@ impl Shared {
 }
 
 impl Region {
-    /// Maps `len` bytes at `offset` of the memfd.
-    pub(crate) fn map(fd: OwnedFd, offset: u64, len: u64) -> Result<Self, RegionError> {
+    /// Takes `len` bytes at `offset` of the file.
+    pub(crate) fn new(fd: OwnedFd, offset: u64, len: u64) -> Result<Self, RegionError> {
         // `statfs` has a signed type field on some targets.
-        if fstatfs(&fd)?.f_type as u64 != TMPFS_MAGIC {
-            return Err(RegionError::NotMemfd);
+        let system = fstatfs(&fd)?.f_type as u64;
+        let stat = fstat(&fd)?;
+        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !is_regular || [HUGETLBFS_MAGIC, FUSE_MAGIC].contains(&system) {
+            return Err(RegionError::Kind);
         }
-        let seals = fcntl_get_seals(&fd).map_err(|_| RegionError::NotMemfd)?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(RegionError::Unsealed);
-        }
-        let file_bytes = u64::try_from(fstat(&fd)?.st_size).unwrap_or(0);
+        let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
         let inside = offset.checked_add(len).is_some_and(|end| end <= file_bytes);
         if !inside || len == 0 || !offset.is_multiple_of(PAGE) {
             return Err(RegionError::Range {
@@ -118,47 +150,111 @@ impl Region {
                 file_bytes,
             });
         }
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address that the kernel chooses; `len` fits a usize, since
-        // a file of that size exists.
-        let base = unsafe { mmap(std::ptr::null_mut(), len as usize, prot, flags, &fd, offset) }?;
-        // SAFETY: the range is the mapping just made. Advice not followed costs only speed.
-        let _ = unsafe { madvise(base, len as usize, Advice::LinuxHugepage) };
-        Ok(Self(Shared(Arc::new(Memory {
-            fd,
-            offset,
-            base: NonNull::new(base.cast()).expect("mmap never returns null"),
-            len,
-        }))))
+        let is_lasting = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let is_open_for_both = fcntl_getfl(&fd)?.contains(OFlags::RDWR);
+        if system == TMPFS_MAGIC && is_lasting && is_open_for_both {
+            Ok(Self::Mapped(Shared::map(fd, offset, len)?))
+        } else {
+            Ok(Self::File(File { fd, offset, len }))
+        }
     }
 
-    /// Its memory.
-    pub(crate) fn share(&self) -> Shared {
-        self.0.clone()
-    }
-
-    fn memory(&self) -> &Memory {
-        &self.0.0
+    /// Its memory, if it is mapped.
+    pub(crate) fn share(&self) -> Option<Shared> {
+        match self {
+            Self::Mapped(shared) => Some(shared.clone()),
+            Self::File(_) => None,
+        }
     }
 
     /// Whether `len` bytes at `at` are inside.
     pub(crate) fn contains(&self, at: u64, len: u64) -> bool {
-        at.checked_add(len)
-            .is_some_and(|end| end <= self.memory().len)
+        let bytes = match self {
+            Self::Mapped(shared) => shared.bytes(),
+            Self::File(file) => file.len,
+        };
+        at.checked_add(len).is_some_and(|end| end <= bytes)
     }
 
-    /// Where `at` (inside) is mapped.
-    pub(crate) fn pointer(&self, at: u64) -> *mut u8 {
-        assert!(at <= self.memory().len);
+    /// Where `at` (inside) is mapped, if it is.
+    pub(crate) fn pointer(&self, at: u64) -> Option<*mut u8> {
+        let Self::Mapped(shared) = self else {
+            return None;
+        };
+        assert!(at <= shared.bytes());
         // SAFETY: at most one past the end of the mapping.
-        unsafe { self.memory().base.as_ptr().add(at as usize) }
+        Some(unsafe { shared.base().as_ptr().add(at as usize) })
     }
 
     /// The file, and where `at` is in it.
-    pub(crate) fn file(&self, at: u64) -> (RawFd, u64) {
-        (self.memory().fd.as_raw_fd(), self.memory().offset + at)
+    pub(crate) fn file(&self, at: u64) -> (BorrowedFd<'_>, u64) {
+        let (fd, offset) = match self {
+            Self::Mapped(shared) => shared.file(),
+            Self::File(file) => (file.fd.as_fd(), file.offset),
+        };
+        (fd, offset + at)
     }
+
+    /// Reads all of a range (inside) from its file; or an errno, `ENXIO` if the file has become shorter.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of `len` bytes.
+    pub(crate) unsafe fn read(&self, at: u64, to: *mut u8, len: u64) -> Result<(), i32> {
+        let (fd, start) = self.file(at);
+        all(len, |done| {
+            // SAFETY: `done` is less than `len`.
+            unsafe {
+                let to = to.add(done as usize).cast();
+                libc::pread(
+                    fd.as_raw_fd(),
+                    to,
+                    (len - done) as usize,
+                    (start + done) as i64,
+                )
+            }
+        })
+    }
+
+    /// Writes all of a range (inside) to its file, as [`Region::read`].
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes.
+    pub(crate) unsafe fn write(&self, at: u64, from: *const u8, len: u64) -> Result<(), i32> {
+        let (fd, start) = self.file(at);
+        // It is not to become longer again.
+        let bytes = fstat(fd).map_or(0, |stat| stat.st_size as u64);
+        if start + len > bytes {
+            return Err(libc::ENXIO);
+        }
+        all(len, |done| {
+            // SAFETY: `done` is less than `len`.
+            unsafe {
+                let from = from.add(done as usize).cast();
+                libc::pwrite(
+                    fd.as_raw_fd(),
+                    from,
+                    (len - done) as usize,
+                    (start + done) as i64,
+                )
+            }
+        })
+    }
+}
+
+/// Calls `part` with how many bytes are done until all are.
+fn all(len: u64, mut part: impl FnMut(u64) -> isize) -> Result<(), i32> {
+    let mut done = 0;
+    while done < len {
+        match part(done) {
+            0 => return Err(libc::ENXIO),
+            moved @ 1.. => done += moved as u64,
+            _ => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
+            },
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Memory {

@@ -34,7 +34,7 @@ pub(crate) const IN_FLIGHT_MAX: usize = 8;
 /// What is copied here of one queue before it is the others' turn.
 const TURN_BYTES: u64 = 1 << 20;
 
-/// One copy, checked: both ranges are inside their regions.
+/// One copy, checked: both ranges are inside their regions, as those were at first.
 pub(crate) struct Checked {
     pub(crate) src: Arc<Region>,
     pub(crate) src_at: u64,
@@ -44,12 +44,44 @@ pub(crate) struct Checked {
 }
 
 impl Checked {
-    /// Copies now, on this thread.
-    pub(crate) fn store(&self) {
+    /// Only such copies are for movers, and for threads that may make no system calls.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.src.pointer(self.src_at).is_some() && self.dst.pointer(self.dst_at).is_some()
+    }
+
+    /// Copies now, on this thread; or an errno, `ENXIO` past the end of a file.
+    pub(crate) fn store(&self) -> Result<(), i32> {
         let (src, dst) = (self.src.pointer(self.src_at), self.dst.pointer(self.dst_at));
-        // SAFETY: both ranges were checked to be inside regions that `self` keeps mapped; `copy`
-        // allows overlap; nobody holds references to region memory.
-        unsafe { std::ptr::copy(src, dst, self.len as usize) };
+        match (src, dst) {
+            (Some(src), Some(dst)) => {
+                // SAFETY: both ranges were checked to be inside regions that `self` keeps mapped; `copy`
+                // allows overlap; nobody holds references to region memory.
+                unsafe { std::ptr::copy(src, dst, self.len as usize) };
+                Ok(())
+            }
+            // SAFETY: as above.
+            (None, Some(dst)) => unsafe { self.src.read(self.src_at, dst, self.len) },
+            // SAFETY: as above.
+            (Some(src), None) => unsafe { self.dst.write(self.dst_at, src, self.len) },
+            (None, None) => self.bounce(),
+        }
+    }
+
+    /// From file to file.
+    fn bounce(&self) -> Result<(), i32> {
+        let mut buffer = vec![0; self.len.min(CHUNK_BYTES) as usize];
+        let mut done = 0;
+        while done < self.len {
+            let len = (self.len - done).min(CHUNK_BYTES);
+            // SAFETY: `len` is at most the buffer's.
+            unsafe {
+                self.src
+                    .read(self.src_at + done, buffer.as_mut_ptr(), len)?;
+                self.dst.write(self.dst_at + done, buffer.as_ptr(), len)?;
+            }
+            done += len;
+        }
+        Ok(())
     }
 }
 
@@ -57,6 +89,12 @@ impl Checked {
 pub(crate) struct Chunk(pub(crate) Checked);
 
 impl Chunk {
+    /// Where it goes.
+    pub(crate) fn to(&self) -> *mut u8 {
+        let to = self.0.dst.pointer(self.0.dst_at);
+        to.expect("movers have mapped memory only")
+    }
+
     /// What is left after `bytes` of it were moved.
     fn rest(mut self, bytes: u64) -> Self {
         self.0.src_at += bytes;
@@ -110,14 +148,14 @@ impl Active {
     /// The next step, with so many chunks of it in flight at most. What no mover is given is copied here, on the
     /// calling thread.
     pub(crate) fn step(&mut self, in_flight_max: usize) -> Step {
-        if let Some(error) = self.error {
-            return match self.in_flight {
-                0 => Step::Finished(Err(error)),
-                _ => Step::Wait,
-            };
-        }
         let mut stored = 0;
         while stored < TURN_BYTES {
+            if let Some(error) = self.error {
+                return match self.in_flight {
+                    0 => Step::Finished(Err(error)),
+                    _ => Step::Wait,
+                };
+            }
             if self.in_flight < in_flight_max
                 && let Some(chunk) = self.again.pop()
             {
@@ -137,12 +175,14 @@ impl Active {
             }
             let chunk = chunk_of(copy, self.issued);
             self.issued += chunk.0.len;
-            if copy.len > CHUNK_BYTES && self.in_flight < in_flight_max {
+            if copy.len > CHUNK_BYTES && self.in_flight < in_flight_max && chunk.0.is_mapped() {
                 self.in_flight += 1;
                 return Step::Move(chunk);
             }
             stored += chunk.0.len;
-            chunk.0.store();
+            if let Err(errno) = chunk.0.store() {
+                self.fail(errno);
+            }
         }
         Step::Yield
     }
@@ -162,6 +202,10 @@ impl Active {
             }
             Err(_) => -result,
         };
+        self.fail(errno);
+    }
+
+    fn fail(&mut self, errno: i32) {
         self.error.get_or_insert(CopyError {
             index: self.current,
             errno,
@@ -188,7 +232,7 @@ mod tests {
         let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, 8 << 20).unwrap();
         fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
-        let region = Arc::new(Region::map(fd, 0, 8 << 20).unwrap());
+        let region = Arc::new(Region::new(fd, 0, 8 << 20).unwrap());
         let copy = |&len| Checked {
             src: region.clone(),
             src_at: 0,

@@ -338,7 +338,8 @@ impl Device {
     }
 
     /// Where the card's programs may have the host's memory at a DMA address mapped: the address of its
-    /// first page, for as long as what comes with it lives, even if the host takes the memory back.
+    /// first page, for as long as what comes with it lives, even if the host takes the memory back. `ENOMEM` for memory
+    /// of a file that may become shorter.
     pub fn show(&self, address: u64, len: u64) -> Result<(u64, Arc<Shown>), i32> {
         let system = address.checked_sub(HOST_BASE).ok_or(libc::ENXIO)?;
         if len == 0 || !(address | len).is_multiple_of(PAGE) {
@@ -351,7 +352,10 @@ impl Device {
         let shown = match window.shown.upgrade() {
             Some(shown) => shown,
             None => {
-                let memory = self.engine.memory(window.region).ok_or(libc::ENXIO)?;
+                let memory = self.engine.memory(window.region);
+                let memory = memory.ok_or(libc::ENOMEM).inspect_err(|_| {
+                    tracing::warn!("memory that may become less cannot be shown to programs");
+                })?;
                 let shown = Shown::new(&self.memory, &memory).map_err(|error| {
                     tracing::warn!(%error, "a peer's memory cannot be shown to programs");
                     libc::ENOMEM

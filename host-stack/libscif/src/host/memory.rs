@@ -12,7 +12,10 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
 };
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::{
+    fs::fstat,
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
+};
 use snaprig_pages::{
     maps::{self, Mapping},
     pages::Range,
@@ -236,6 +239,11 @@ pub(super) fn transfer(
     len: usize,
     write: bool,
 ) -> Result {
+    // A write would make the file longer again.
+    let bytes = fstat(file).map_or(0, |stat| stat.st_size as u64);
+    if at.checked_add(len as u64).is_none_or(|end| end > bytes) {
+        return Err(libc::ENXIO);
+    }
     let fd = file.as_raw_fd();
     let mut done = 0;
     while done < len {

@@ -185,8 +185,8 @@ pub(super) fn rules(role: Role, platform: Kind) -> Result<Rules, BackendError> {
             &[(0, Compare::Is(libc::SECCOMP_SET_MODE_FILTER.into()))],
         )?;
         list.one_of(libc::SYS_prctl, 0, &[libc::PR_SET_NO_NEW_PRIVS as u64])?;
-        // The DMA engine's threads, where there is no io_uring.
-        list.calls(&[libc::SYS_pread64]);
+        // The DMA engine's threads: memory of files that may become shorter, and all, where there is no io_uring.
+        list.calls(&[libc::SYS_pread64, libc::SYS_pwrite64]);
     }
     if role == Role::Any && ptrace {
         list.calls(FORKER);

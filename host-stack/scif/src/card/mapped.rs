@@ -61,20 +61,27 @@ impl Driver {
         is_here: bool,
         Extent { address, len }: Extent,
         shown: &mut Vec<Arc<Shown>>,
-    ) -> Option<(u64, u64)> {
-        // What is below is this card's, and nobody else has windows there.
-        if is_here != (address < HOST_BASE) {
-            return None;
+    ) -> Result<(u64, u64), Errno> {
+        let is_own = is_here && self.device.memory().contains(address, len);
+        // What is below is this card's, and nobody else has windows there. The memory of a peer that is gone is, too,
+        // before this card is told.
+        if is_here != (address < HOST_BASE) || is_here != is_own {
+            return Err(Errno::ECONNRESET);
         }
-        if is_here {
-            let inside = self.device.memory().contains(address, len);
-            return inside.then_some((address, len));
+        if is_own {
+            return Ok((address, len));
         }
-        let (at, one) = self.device.show(address, len).ok()?;
+        let (at, one) = self
+            .device
+            .show(address, len)
+            .map_err(|errno| match errno {
+                libc::ENXIO => Errno::ECONNRESET,
+                errno => Errno(errno),
+            })?;
         if shown.last().is_none_or(|last| !Arc::ptr_eq(last, &one)) {
             shown.push(one);
         }
-        Some((at, len))
+        Ok((at, len))
     }
 }
 
@@ -105,9 +112,7 @@ impl ScifFile {
         let pages = extents
             .into_iter()
             .map(|extent| driver.pages(is_here, extent, &mut mapping.shown));
-        // The memory of a peer that is gone is, too, before this card is told.
-        let pages: Option<Vec<_>> = pages.collect();
-        let pages = pages.ok_or(Errno::ECONNRESET)?;
+        let pages: Vec<_> = pages.collect::<Result<_, _>>()?;
         Ok(DeviceMemory::new(pages, Arc::new(mapping)))
     }
 }

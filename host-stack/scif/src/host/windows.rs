@@ -9,8 +9,8 @@
 //! | a card | another card | a DMA address: BAR0 of the one is mapped for the other |
 //!
 //! A host program's window is a part of its pool, or of a file that it shares with others. Such a file may
-//! become shorter at any time: it is read and written here, not mapped, and is no window for a card unless
-//! it can be sealed against that.
+//! become shorter at any time: unless it can be sealed against that, it is read and written, here and by a card's
+//! DMA engine, and not mapped.
 //!
 //! What must stay true: a segment lies in memory that is there, whatever a card says.
 
@@ -144,19 +144,13 @@ impl State {
     ) -> Result<(Vec<Extent>, BackingId), i32> {
         self.node.check_connected(endpoint)?;
         let file = file.ok_or(libc::EBADF)?;
-        let is_for_card = self
-            .node
-            .peer(endpoint)
-            .is_some_and(|peer| peer.node != HOST);
-        if is_for_card {
-            // Cards map nothing that could become shorter. A memfd that was made without
-            // MFD_ALLOW_SEALING, and any other file, cannot be kept from it.
+        let peer = self.node.peer(endpoint);
+        if peer.is_some_and(|peer| peer.node != HOST) {
+            // A card copies faster what cannot become shorter, and its programs can map it. A memfd that was made
+            // without MFD_ALLOW_SEALING, and any other file, cannot be kept from it.
             let _ = fcntl_add_seals(&file, SealFlags::SHRINK);
         }
         let pool = self.known(file)?;
-        if is_for_card && !pool.is_sealed {
-            return Err(libc::EAGAIN);
-        }
         self.register_in(endpoint, pool, at, len)
     }
 
