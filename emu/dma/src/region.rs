@@ -195,62 +195,58 @@ impl Region {
         (fd, offset + at)
     }
 
-    /// Reads all of a range (inside) from its file; or an errno, `ENXIO` if the file has become shorter.
+    /// Reads all of a range (inside) from its file, or (`write`) writes it: [`transfer`].
     ///
     /// # Safety
-    /// `to` is valid for writes of `len` bytes.
-    pub(crate) unsafe fn read(&self, at: u64, to: *mut u8, len: u64) -> Result<(), i32> {
-        let (fd, start) = self.file(at);
-        all(len, |done| {
-            // SAFETY: `done` is less than `len`.
-            unsafe {
-                let to = to.add(done as usize).cast();
-                libc::pread(
-                    fd.as_raw_fd(),
-                    to,
-                    (len - done) as usize,
-                    (start + done) as i64,
-                )
-            }
-        })
-    }
-
-    /// Writes all of a range (inside) to its file, as [`Region::read`].
-    ///
-    /// # Safety
-    /// `from` is valid for reads of `len` bytes.
-    pub(crate) unsafe fn write(&self, at: u64, from: *const u8, len: u64) -> Result<(), i32> {
-        let (fd, start) = self.file(at);
-        // It is not to become longer again.
-        let bytes = fstat(fd).map_or(0, |stat| stat.st_size as u64);
-        if start + len > bytes {
-            return Err(libc::ENXIO);
-        }
-        all(len, |done| {
-            // SAFETY: `done` is less than `len`.
-            unsafe {
-                let from = from.add(done as usize).cast();
-                libc::pwrite(
-                    fd.as_raw_fd(),
-                    from,
-                    (len - done) as usize,
-                    (start + done) as i64,
-                )
-            }
-        })
+    /// As there.
+    pub(crate) unsafe fn transfer(
+        &self,
+        at: u64,
+        here: *mut u8,
+        len: u64,
+        write: bool,
+    ) -> Result<(), i32> {
+        let (file, at) = self.file(at);
+        // SAFETY: the caller's.
+        unsafe { transfer(file, at, here, len as usize, write) }
     }
 }
 
-/// Calls `part` with how many bytes are done until all are.
-fn all(len: u64, mut part: impl FnMut(u64) -> isize) -> Result<(), i32> {
+/// Reads all of a range of a file into memory, or (`write`) writes it from there; or an errno, `ENXIO` if the file
+/// has become shorter than that.
+///
+/// # Safety
+/// `here` is valid for `len` bytes, or for none, which the kernel notices (`EFAULT`).
+pub unsafe fn transfer(
+    file: BorrowedFd<'_>,
+    at: u64,
+    here: *mut u8,
+    len: usize,
+    write: bool,
+) -> Result<(), i32> {
+    // A write would make the file longer again.
+    let bytes = fstat(file).map_or(0, |stat| stat.st_size as u64);
+    if at.checked_add(len as u64).is_none_or(|end| end > bytes) {
+        return Err(libc::ENXIO);
+    }
+    let fd = file.as_raw_fd();
     let mut done = 0;
     while done < len {
-        match part(done) {
+        let (here, left) = (here.wrapping_add(done).cast(), len - done);
+        let at = (at + done as u64).cast_signed();
+        // SAFETY: the caller's, `done` bytes on.
+        let count = unsafe {
+            match write {
+                true => libc::pwrite(fd, here, left, at),
+                false => libc::pread(fd, here, left, at),
+            }
+        };
+        match count {
             0 => return Err(libc::ENXIO),
-            moved @ 1.. => done += moved as u64,
-            _ => match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::Interrupted => {}
-                error => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
+            1.. => done += count as usize,
+            _ => match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                errno => return Err(errno.unwrap_or(libc::EIO)),
             },
         }
     }

@@ -60,9 +60,9 @@ impl Checked {
                 Ok(())
             }
             // SAFETY: as above.
-            (None, Some(dst)) => unsafe { self.src.read(self.src_at, dst, self.len) },
+            (None, Some(dst)) => unsafe { self.src.transfer(self.src_at, dst, self.len, false) },
             // SAFETY: as above.
-            (Some(src), None) => unsafe { self.dst.write(self.dst_at, src, self.len) },
+            (Some(src), None) => unsafe { self.dst.transfer(self.dst_at, src, self.len, true) },
             (None, None) => self.bounce(),
         }
     }
@@ -75,9 +75,9 @@ impl Checked {
             let len = (self.len - done).min(CHUNK_BYTES);
             // SAFETY: `len` is at most the buffer's.
             unsafe {
-                self.src
-                    .read(self.src_at + done, buffer.as_mut_ptr(), len)?;
-                self.dst.write(self.dst_at + done, buffer.as_ptr(), len)?;
+                let buffer = buffer.as_mut_ptr();
+                self.src.transfer(self.src_at + done, buffer, len, false)?;
+                self.dst.transfer(self.dst_at + done, buffer, len, true)?;
             }
             done += len;
         }

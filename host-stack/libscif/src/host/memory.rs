@@ -7,15 +7,12 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr,
     sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
 };
 
-use rustix::{
-    fs::fstat,
-    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
-};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use snaprig_pages::{
     maps::{self, Mapping},
     pages::Range,
@@ -229,43 +226,6 @@ impl There<'_> {
             Self::File(_, at) => at,
         }
     }
-}
-
-/// Reads from a file into the program's memory, which was checked, or (`write`) the way back.
-pub(super) fn transfer(
-    file: BorrowedFd<'_>,
-    mut at: u64,
-    here: *mut u8,
-    len: usize,
-    write: bool,
-) -> Result {
-    // A write would make the file longer again.
-    let bytes = fstat(file).map_or(0, |stat| stat.st_size as u64);
-    if at.checked_add(len as u64).is_none_or(|end| end > bytes) {
-        return Err(libc::ENXIO);
-    }
-    let fd = file.as_raw_fd();
-    let mut done = 0;
-    while done < len {
-        let here = here.wrapping_add(done);
-        // SAFETY: the kernel checks the memory.
-        let count = unsafe {
-            match write {
-                true => libc::pwrite(fd, here.cast(), len - done, at.cast_signed()),
-                false => libc::pread(fd, here.cast(), len - done, at.cast_signed()),
-            }
-        };
-        match count {
-            // The file has become shorter: there is no such window any more.
-            0 => return Err(libc::ENXIO),
-            1.. => (done, at) = (done + count as usize, at + count as u64),
-            _ => match std::io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR) => {}
-                errno => return Err(errno.unwrap_or(libc::EIO)),
-            },
-        }
-    }
-    Ok(())
 }
 
 static PEERS: RwLock<Option<Peers>> = RwLock::new(None);

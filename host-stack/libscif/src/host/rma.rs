@@ -9,6 +9,7 @@ use std::{
     sync::atomic::{Ordering, fence},
 };
 
+use snaprig_dma::region::transfer;
 use snaprig_scif::host::protocol::{Answer, Call, Segment};
 
 use super::{
@@ -214,8 +215,11 @@ fn copy_segments(
                 There::Mapped(there) => there,
                 There::File(file, at) => {
                     let rest = here.wrapping_add(first);
-                    memory::transfer(file, at, here, first, write)?;
-                    memory::transfer(file, at + first as u64, rest, last as usize, write)?;
+                    // SAFETY: this side was checked or is mapped by the library, and the kernel looks again.
+                    unsafe {
+                        transfer(file, at, here, first, write)?;
+                        transfer(file, at + first as u64, rest, last as usize, write)?;
+                    }
                     moved += part;
                     segment.offset += part;
                     segment.len -= part;

@@ -62,13 +62,13 @@ impl Driver {
         Extent { address, len }: Extent,
         shown: &mut Vec<Arc<Shown>>,
     ) -> Result<(u64, u64), Errno> {
-        let is_own = is_here && self.device.memory().contains(address, len);
+        let inside = !is_here || self.device.memory().contains(address, len);
         // What is below is this card's, and nobody else has windows there. The memory of a peer that is gone is, too,
         // before this card is told.
-        if is_here != (address < HOST_BASE) || is_here != is_own {
+        if is_here != (address < HOST_BASE) || !inside {
             return Err(Errno::ECONNRESET);
         }
-        if is_own {
+        if is_here {
             return Ok((address, len));
         }
         let (at, one) = self
