@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use snaprig_ckpt::Request;
+use snaprig_supervisor::Request;
 use tempfile::TempDir;
 
 /// How long a restart may take.
@@ -98,7 +98,7 @@ impl Place {
 
     fn wait_for_supervisor(&self) {
         let begun = Instant::now();
-        while snaprig_ckpt::ask(&self.checkpoints(), Request::Status).is_err() {
+        while snaprig_supervisor::ask(&self.checkpoints(), Request::Status).is_err() {
             assert!(begun.elapsed() < PATIENCE, "no supervisor answers");
             thread::sleep(Duration::from_millis(1));
         }

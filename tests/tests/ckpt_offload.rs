@@ -95,8 +95,8 @@ fn rig(platform: &str) -> Rig {
 
 /// The number of the program under a supervisor.
 fn program(checkpoints: &Path) -> Option<u32> {
-    match snaprig_ckpt::ask(checkpoints, snaprig_ckpt::Request::Status) {
-        Ok(snaprig_ckpt::Reply::Status(status)) => Some(status.processes.first()?.pid as u32),
+    match snaprig_supervisor::ask(checkpoints, snaprig_supervisor::Request::Status) {
+        Ok(snaprig_supervisor::Reply::Status(status)) => Some(status.processes.first()?.pid as u32),
         _ => None,
     }
 }
@@ -121,12 +121,12 @@ fn outlives_everything(folder: &str, run_functions: u64) {
         let hold = Control::BreakAtRunFunction(run_functions);
         control.run(&hold, PATIENCE).expect("it gets there");
         drop(control);
-        let dump = snaprig_ckpt::Request::Dump {
+        let dump = snaprig_supervisor::Request::Dump {
             kill: true,
             full: true,
         };
-        let dumped = snaprig_ckpt::ask(&checkpoints, dump).expect("a supervisor");
-        let is_dumped = matches!(dumped, snaprig_ckpt::Reply::Dumped(_));
+        let dumped = snaprig_supervisor::ask(&checkpoints, dump).expect("a supervisor");
+        let is_dumped = matches!(dumped, snaprig_supervisor::Reply::Dumped(_));
         assert!(is_dumped, "{platform}: {dumped:?}");
         assert_eq!(job.ended(), Some(137));
         drop(first);

@@ -3,6 +3,7 @@
 use std::{io, path::PathBuf};
 
 use libc::pid_t;
+use snaprig_tracee::error::name_of;
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -10,35 +11,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why a checkpoint or a restart has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A thread ended while it was looked at.
-    #[error("thread {tid} has ended")]
-    Gone {
-        /// Its number.
-        tid: pid_t,
-    },
+    /// A thread could not be held, or asked.
+    #[error(transparent)]
+    Tracee(#[from] snaprig_tracee::error::Error),
     /// A process ended while its memory was read.
     #[error("process {pid} was killed during the checkpoint: none was taken; try again")]
     Killed {
         /// Its number.
         pid: pid_t,
-    },
-    /// A thread does not stop.
-    #[error(
-        "thread {tid} does not stop: it waits for a child of vfork(2), or for a device; try again"
-    )]
-    Stuck {
-        /// Its number.
-        tid: pid_t,
-    },
-    /// A thread cannot be traced.
-    #[error("thread {tid}: {call}")]
-    Trace {
-        /// The call that failed.
-        call: &'static str,
-        /// The thread.
-        tid: pid_t,
-        /// Why.
-        source: io::Error,
     },
     /// A call on behalf of a process failed.
     #[error("process {pid}: {what}")]
@@ -130,11 +110,8 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn trace(call: &'static str, tid: pid_t, source: io::Error) -> Self {
-        Self::Trace { call, tid, source }
-    }
-
-    pub(crate) fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+    /// A call of this process that failed.
+    pub fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Io {
             what: what.into(),
             source: source.into(),
@@ -142,23 +119,23 @@ impl Error {
     }
 
     /// It is worth another try.
-    pub(crate) fn for_now(self) -> Self {
+    pub fn for_now(self) -> Self {
         Self::NotNow(Box::new(self))
     }
 
     /// An older checkpoint may be whole.
-    pub(crate) fn is_damage(&self) -> bool {
+    pub fn is_damage(&self) -> bool {
         matches!(
             self,
             Self::Image(_) | Self::Chain(_) | Self::Store(_) | Self::Damaged { .. }
         )
     }
 
-    pub(crate) fn refused(pid: pid_t, what: impl Into<String>) -> Self {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    /// What a process has that cannot be saved.
+    pub fn refused(pid: pid_t, what: impl Into<String>) -> Self {
         Self::Refused {
             pid,
-            name: name.trim_end().into(),
+            name: name_of(pid),
             what: what.into(),
         }
     }

@@ -17,11 +17,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use snaprig_tracee::steps::{self, Step};
+
 use crate::{
     apart::Apart,
     queue,
     socket::{self, SO_BUF_LOCK},
-    steps::{self, Step},
 };
 
 /// How long it takes at most until what can arrive has arrived: acknowledgements that the receiver had put off are

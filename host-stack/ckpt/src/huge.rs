@@ -15,11 +15,9 @@ use std::{
 };
 
 use procfs::process::Process;
+use snaprig_tracee::memory;
 
-use crate::{
-    error::{Error, Result},
-    memory,
-};
+use crate::error::{Error, Result};
 
 /// Where the kernel has a directory for each size.
 const SIZES: &str = "/sys/kernel/mm/hugepages";
@@ -177,7 +175,11 @@ impl Mapped {
         let address = self.address(offset, bytes.len() as u64);
         let address =
             address.ok_or_else(|| Error::io("shared huge pages", io::ErrorKind::UnexpectedEof))?;
-        memory::scatter(std::process::id() as libc::pid_t, address, bytes)
+        Ok(memory::scatter(
+            std::process::id() as libc::pid_t,
+            address,
+            bytes,
+        )?)
     }
 
     /// Where so many bytes of it are; none: it is not so long.

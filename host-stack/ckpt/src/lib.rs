@@ -1,9 +1,10 @@
-//! Transparent checkpoint and restart of trees of processes: the part that BLCR and MTCP play in the papers.
+//! Checkpoints of trees of processes: from processes that stand still to an image, and from an image to processes. What
+//! stops processes and asks them is `snaprig-tracee`; what launches trees and takes checkpoints of them over time is
+//! `snaprig-supervisor`.
 //!
 //! ```text
-//! launch:      supervisor --fork, exec--> program            the supervisor waits, and answers commands
-//! checkpoint:  supervisor: freeze (ptrace) --> describe --> write pages --> let go
-//! restart:     supervisor in namespaces of its own --> files --> processes with the numbers that they had
+//! checkpoint:  frozen tree --> describe --> write pages --> let go
+//! restart:     namespaces of its own --> files --> processes with the numbers that they had
 //!              --> memory, threads (ptrace) --> let go
 //! ```
 //! All of it is done from outside: nothing is preloaded, so what is static, or makes its system calls itself, is
@@ -12,66 +13,40 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `trace`, `remote`, `memory` | a held thread, the calls that it makes for us, its memory |
-//! | `freeze` | stops a tree of processes, and lets it go |
 //! | `state` | what an image says |
-//! | `huge` | huge pages of this machine, and files of them |
-//! | `userfault` | userfaultfds of processes |
-//! | `track`, `ranges`, `spaces` | which pages are written to; what a chain of images has of them |
-//! | `socket`, `flow`, `queue` | calls on sockets; what is on its way through a TCP connection; what its sender still has |
-//! | `apart` | work that goes on if this process is killed |
-//! | `job`, `carry` | trees that are checkpointed together; bytes that their supervisors hand each other |
-//! | `sysv` | System V objects of an IPC namespace |
-//! | `terminal` | settings and contents of pseudoterminals |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
-//! | `plugins` | what programs take down themselves before a checkpoint |
-//! | `supervisor` | launch, commands, exit |
-//! | `steps` | where a supervisor can be killed on purpose |
+//! | `huge` | huge pages of this machine, and files of them |
+//! | `spaces` | what a chain of images has of pages |
+//! | `socket`, `flow`, `queue` | calls on sockets; what is on its way through a TCP connection; what its sender still has |
+//! | `apart` | work that goes on if this process is killed |
+//! | `board`, `carry` | what supervisors of trees that are checkpointed together tell each other; bytes that they hand each other |
+//! | `owned` | what belongs to plugins, and not into an image |
+//! | `sysv` | System V objects of an IPC namespace |
+//! | `terminal` | settings and contents of pseudoterminals |
 //! | `show` | what an image says, for people |
 //!
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
 //! restarted tree runs before all of it has been read and checked.
 
 mod apart;
+pub mod board;
 mod carry;
-mod dump;
-mod error;
+pub mod dump;
+pub mod error;
 mod flow;
-mod freeze;
 mod huge;
-mod job;
-mod memory;
-mod parallel;
-mod plugins;
+pub mod owned;
 mod queue;
-mod ranges;
-mod remote;
-mod restart;
+pub mod restart;
 mod show;
-mod socket;
-mod spaces;
-mod state;
-mod steps;
-mod supervisor;
+pub mod socket;
+pub mod spaces;
+pub mod state;
 mod sysv;
 mod terminal;
-mod trace;
-mod track;
-mod userfault;
-
-pub use snaprig_ckpt_image::interval::Policy;
 
 pub use self::{
     error::{Error, Result},
-    job::{
-        Job, JobDump, JobDumped, JobMember, JobStatus, Settings, coordinate, dump_job, forget,
-        job_status,
-    },
     show::inspect,
-    steps::STEPS,
-    supervisor::{
-        Address, Copied, Dumped, Migrated, Mode, Options, Pause, Reply, Request, Running, Schedule,
-        Status, ask, launch, launch_in, receive, restart, restart_job,
-    },
 };

@@ -9,8 +9,7 @@
 use std::collections::HashMap;
 
 use libc::pid_t;
-
-use crate::ranges::Ranges;
+use snaprig_tracee::ranges::Ranges;
 
 /// What a space is of, from one image of a chain to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

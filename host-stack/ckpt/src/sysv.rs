@@ -5,8 +5,9 @@ use std::{fs, io, ptr, slice};
 use libc::{c_int, pid_t};
 
 use procfs::process::Process;
+use snaprig_tracee::remote::PAGE;
 
-use crate::{error::Result, huge, remote::PAGE, state::SysvObject};
+use crate::{error::Result, huge, state::SysvObject};
 
 /// Commands that libc has no names for: of all objects, also those that the caller may not read (linux/shm.h and its
 /// likes).

@@ -21,12 +21,12 @@ use rustix::{
     fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create},
     io::FdFlags,
 };
+use snaprig_tracee::steps::{self, Step};
 
 use crate::{
     apart::Apart,
     socket::{check, events, readable},
     state::{Line, Look, Terminal},
-    steps::{self, Step},
 };
 
 /// Most that a line discipline holds (N_TTY_BUF_SIZE).

@@ -6,7 +6,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-use snaprig_ckpt::{Job, JobDump, Options, Policy, Reply, Request, Schedule, Settings};
+use snaprig_supervisor::{Job, JobDump, Options, Policy, Reply, Request, Schedule, Settings};
 
 use crate::{AnyError, size};
 
@@ -64,7 +64,7 @@ enum Mode {
     Background,
 }
 
-impl From<Mode> for snaprig_ckpt::Mode {
+impl From<Mode> for snaprig_supervisor::Mode {
     fn from(mode: Mode) -> Self {
         match mode {
             Mode::Full => Self::Full,
@@ -234,10 +234,10 @@ struct Address {
 
 impl Address {
     /// Paths are made absolute: who uses them may be in another directory.
-    fn address(&self) -> Result<snaprig_ckpt::Address, AnyError> {
+    fn address(&self) -> Result<snaprig_supervisor::Address, AnyError> {
         if self.address.contains('/') {
             let path = std::path::absolute(&self.address)?;
-            return Ok(snaprig_ckpt::Address::Unix(path));
+            return Ok(snaprig_supervisor::Address::Unix(path));
         }
         let token = self.token.as_ref();
         let token = token.ok_or(
@@ -245,7 +245,10 @@ impl Address {
              the same FILE on both sides, and --token FILE",
         )?;
         let token = std::path::absolute(token)?;
-        Ok(snaprig_ckpt::Address::Tcp(self.address.clone(), token))
+        Ok(snaprig_supervisor::Address::Tcp(
+            self.address.clone(),
+            token,
+        ))
     }
 }
 
@@ -334,7 +337,7 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
         Command::Restart(options) => restart(options),
         Command::Receive(options) => {
             let (dir, how) = (&options.directory.dir, options.how.options()?);
-            let status = snaprig_ckpt::receive(dir, &options.at.address()?, &how)?;
+            let status = snaprig_supervisor::receive(dir, &options.at.address()?, &how)?;
             Ok(ExitCode::from(status as u8))
         }
         Command::Dump(options) => dump(options),
@@ -352,11 +355,11 @@ fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
             let settings = options.how.settings()?;
             let job = Job::open_or_create(job)?;
             job.set(settings)?;
-            snaprig_ckpt::launch_in(&job, options.name.clone(), &options.program)?
+            snaprig_supervisor::launch_in(&job, options.name.clone(), &options.program)?
         }
         None => {
             let how = options.how.options()?;
-            snaprig_ckpt::launch(&options.directory.dir, &options.program, &how)?
+            snaprig_supervisor::launch(&options.directory.dir, &options.program, &how)?
         }
     };
     Ok(ExitCode::from(status as u8))
@@ -366,14 +369,14 @@ fn restart(options: &Restart) -> Result<ExitCode, AnyError> {
     // A directory that is named counts more than a job of the environment.
     match (&options.dir, &options.in_job.job) {
         (Some(dir), _) => {
-            let status = snaprig_ckpt::restart(dir, options.round, &options.how.options()?)?;
+            let status = snaprig_supervisor::restart(dir, options.round, &options.how.options()?)?;
             Ok(ExitCode::from(status as u8))
         }
         (None, Some(job)) => {
             let opened = Job::open(job)?;
             opened.set(options.how.settings()?)?;
             let (only, patience) = (options.member.as_deref(), options.patience.time());
-            let status = snaprig_ckpt::restart_job(&opened, only, options.round, patience)?;
+            let status = snaprig_supervisor::restart_job(&opened, only, options.round, patience)?;
             Ok(ExitCode::from(status as u8))
         }
         (None, None) => Err("of what? Name a directory, or a job (--job)".into()),
@@ -401,7 +404,7 @@ fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
         kill: options.kill,
         full: options.full,
     };
-    let dumped = match snaprig_ckpt::ask(&options.directory.dir, request)? {
+    let dumped = match snaprig_supervisor::ask(&options.directory.dir, request)? {
         Reply::Dumped(dumped) => dumped,
         other => return unexpected(other),
     };
@@ -444,7 +447,7 @@ fn ms(time: Duration) -> f64 {
 
 fn migrate(options: &Migrate) -> Result<ExitCode, AnyError> {
     let to = options.to.address()?;
-    let migrated = match snaprig_ckpt::ask(&options.directory.dir, Request::Migrate { to })? {
+    let migrated = match snaprig_supervisor::ask(&options.directory.dir, Request::Migrate { to })? {
         Reply::Migrated(migrated) => migrated,
         Reply::Failed(error) => return Err(format!("no migration: {error}").into()),
         other => return unexpected(other),
@@ -473,7 +476,7 @@ fn status(options: &Status) -> Result<ExitCode, AnyError> {
     if let Some(job) = &options.in_job.job {
         return job::status(job, options.json);
     }
-    let status = match snaprig_ckpt::ask(&options.directory.dir, Request::Status)? {
+    let status = match snaprig_supervisor::ask(&options.directory.dir, Request::Status)? {
         Reply::Status(status) => status,
         other => return unexpected(other),
     };

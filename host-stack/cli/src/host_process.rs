@@ -116,7 +116,7 @@ impl HostProcess {
             .spawn()?;
         let mut host = Self { child };
         // Its supervisor answers as soon as the program goes on.
-        while snaprig_ckpt::ask(checkpoints, snaprig_ckpt::Request::Status).is_err() {
+        while snaprig_supervisor::ask(checkpoints, snaprig_supervisor::Request::Status).is_err() {
             if let Some(status) = host.child.try_wait()? {
                 return match status.success() {
                     true => Ok(host),

@@ -20,15 +20,14 @@ use std::{
 use libc::pid_t;
 use procfs::net::TcpState;
 use serde::{Deserialize, Serialize};
+use snaprig_tracee::steps::{self, Step};
 
 use super::sockets::{Met, Sockets, at, entries, names, plain, tcp};
 use crate::{
+    board::Board,
     error::{Error, Result},
-    flow,
-    job::Board,
-    socket,
+    flow, socket,
     state::{Message, OpenFile, Socket, Stage},
-    steps::{self, Step},
 };
 
 /// The other end has said that it sends no more (net/tcp_states.h).

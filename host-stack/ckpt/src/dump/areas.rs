@@ -14,12 +14,13 @@ use std::{
 
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use snaprig_tracee::code::kernels;
 
 use super::{named::Named, placement::Policies, sysv::Attachment};
 use crate::{
     error::{Error, Result},
     huge,
-    plugins::Owned,
+    owned::Owned,
     state::{Area, Backing},
 };
 
@@ -287,18 +288,6 @@ fn plugins_area(start: u64, end: u64) -> Area {
         flags: Vec::new(),
         huge_bytes: 0,
     }
-}
-
-/// The name of an area that is the kernel's: the vDSO or its data.
-pub fn kernels(map: &MemoryMap) -> Option<Vec<u8>> {
-    Some(match &map.pathname {
-        MMapPath::Vdso => b"[vdso]".to_vec(),
-        MMapPath::Vvar => b"[vvar]".to_vec(),
-        MMapPath::Other(name) if name.starts_with("vvar") || name.starts_with("[vvar") => {
-            format!("[{}]", name.trim_matches(['[', ']'])).into_bytes()
-        }
-        _ => return None,
-    })
 }
 
 fn protection(perms: MMPermissions) -> i32 {

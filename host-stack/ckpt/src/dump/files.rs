@@ -17,13 +17,13 @@ use std::{
 };
 
 use libc::pid_t;
+use snaprig_tracee::descriptors::{
+    compare, copy_of, descriptors, is_ours, is_own, is_same_file, is_watched, me, passed_on,
+};
 
 use super::{
     areas::{Shared, id_of},
     counters::{Target, hex, timer, watched},
-    descriptors::{
-        compare, copy_of, descriptors, is_ours, is_own, is_same_file, is_watched, me, passed_on,
-    },
     held,
     named::Named,
     pipes::Pipes,
@@ -35,7 +35,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     huge,
-    plugins::Owned,
+    owned::Owned,
     spaces::Key,
     state::{
         Console, Contents, Descriptor, FileId, Kind, Lock, LockedBy, Message, OpenFile, Pipe,

@@ -6,11 +6,11 @@ use std::{
 };
 
 use libc::pid_t;
+use snaprig_tracee::{descriptors::descriptors, freeze};
 
-use super::{descriptors::descriptors, seen::Seen};
+use super::seen::Seen;
 use crate::{
     error::Result,
-    freeze,
     socket::check,
     state::{Lock, LockedBy, Owner},
 };

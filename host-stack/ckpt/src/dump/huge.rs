@@ -24,21 +24,23 @@ use std::{
 
 use libc::pid_t;
 use snaprig_ckpt_image::image::{Sink, Writer};
+use snaprig_tracee::{
+    descriptors::me,
+    freeze::Frozen,
+    memory,
+    pagemap::Pagemap,
+    ranges::Ranges,
+    userfault::{MINOR, Userfault},
+};
 
 use super::{
-    Pagemap,
     areas::{Mapping, SharedObject},
-    descriptors::me,
     sysv::{Bytes, Source},
     write::{copy_held, write_mapped},
 };
 use crate::{
     error::{Error, Result},
-    freeze::Frozen,
     huge::Mapped,
-    memory,
-    ranges::Ranges,
-    userfault::{MINOR, Userfault},
 };
 
 /// UFFD_FEATURE_MINOR_HUGETLBFS.

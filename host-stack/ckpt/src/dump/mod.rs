@@ -6,7 +6,6 @@
 mod abroad;
 mod areas;
 mod counters;
-mod descriptors;
 mod diag;
 mod files;
 mod held;
@@ -17,7 +16,6 @@ mod neighbours;
 mod netlink;
 mod options;
 mod outside;
-mod pages;
 mod pipes;
 mod placement;
 mod process;
@@ -25,7 +23,6 @@ mod refused;
 mod seen;
 mod sockets;
 pub mod strangers;
-mod stub;
 mod sysv;
 mod terminals;
 mod threads;
@@ -36,29 +33,28 @@ mod write;
 use std::{collections::BTreeSet, os::fd::OwnedFd};
 
 use libc::pid_t;
-use procfs::process::{MMPermissions, MMapPath, Process as Proc, Stat};
+use procfs::process::{Process as Proc, Stat};
 
 pub use self::abroad::listener;
-pub use self::areas::kernels;
-pub use self::descriptors::copy_of;
 pub use self::named::{Named, hash, modified, tail};
-pub use self::pages::Pagemap;
-pub use self::process::{SIGNALS, credentials, find_syscall, regs_of, syscall_instruction};
-pub use self::stub::Stub;
+pub use self::process::{SIGNALS, code_among, credentials};
 pub use self::write::{Saving, copy_running, look, write};
+use snaprig_tracee::{
+    freeze::{Frozen, HeldProcess},
+    memory,
+};
+
 use self::{
     areas::{Flags, Shared},
     files::{Files, Source},
     sockets::Sockets,
 };
 use crate::{
+    board::Board,
     error::Result,
-    freeze::{Frozen, HeldProcess},
-    job::Board,
-    memory,
-    plugins::Owned,
+    owned::Owned,
     spaces::{Key, Spaces},
-    state::{Area, Backing, FileId, Kind, Process, SharedMemory, Tree},
+    state::{Area, Backing, Kind, Process, SharedMemory, Tree},
 };
 
 /// What can be found out of a tree while it runs, so that it stands still for a shorter time.
@@ -88,7 +84,7 @@ impl Before {
         named: &mut Named,
         owned: &Owned,
     ) -> Result<Self> {
-        let (mut flags, pids) = (Vec::new(), crate::freeze::descendants(ancestor)?);
+        let (mut flags, pids) = (Vec::new(), snaprig_tracee::freeze::descendants(ancestor)?);
         sysv::look(&pids, has_own_ipc)?;
         for pid in pids {
             let Some(living) = refused::check(pid, ancestor, named, owned)? else {
@@ -298,35 +294,4 @@ fn clock(clock: libc::clockid_t) -> u64 {
     // SAFETY: `time` is valid to write to.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-/// The code of a process, as far as it matters to who has it make calls ([`Stub`]).
-pub fn code_of(pid: pid_t) -> Result<Vec<Area>> {
-    let maps = Proc::new(pid)?.maps()?;
-    let code = maps
-        .iter()
-        .filter(|map| map.perms.contains(MMPermissions::EXECUTE));
-    let areas = code.map(|map| Area {
-        start: map.address.0,
-        end: map.address.1,
-        protection: libc::PROT_READ | libc::PROT_EXEC,
-        is_shared: map.perms.contains(MMPermissions::SHARED),
-        backing: match (&map.pathname, kernels(map)) {
-            (_, Some(name)) => Backing::Kernel(name),
-            (MMapPath::Path(_), None) => Backing::File {
-                file: FileId {
-                    path: Vec::new(),
-                    size: 0,
-                    modified_nanos: 0,
-                    hash: 0,
-                },
-                offset: map.offset,
-                write: false,
-            },
-            _ => Backing::Anonymous,
-        },
-        flags: Vec::new(),
-        huge_bytes: 0,
-    });
-    Ok(areas.collect())
 }

@@ -18,8 +18,8 @@ use super::{
     sockets::{Sockets, at},
 };
 use crate::{
+    board::Board,
     error::Result,
-    job::Board,
     socket::{self, Received},
     state::{Message, OpenFile, Socket, Stage},
 };

@@ -12,18 +12,20 @@ use std::{
 
 use libc::pid_t;
 use procfs::net::TcpState;
+use snaprig_tracee::{
+    descriptors::{descriptors, is_ours, me, passed_on},
+    freeze,
+};
 
 use super::{
     areas::id_of,
-    descriptors::{descriptors, is_ours, me, passed_on},
     diag,
     seen::Seen,
     sockets::{entries, plain},
 };
 use crate::{
     error::{Error, Result},
-    freeze,
-    plugins::Owned,
+    owned::Owned,
 };
 
 /// Device and inode.

@@ -15,8 +15,9 @@ use std::{
 
 use libc::pid_t;
 use rustix::pipe::{PipeFlags, pipe_with};
+use snaprig_tracee::descriptors::passed_on;
 
-use super::{descriptors::passed_on, seen::Seen};
+use super::seen::Seen;
 use crate::{
     error::{Error, Result},
     socket::{check, events, readable},

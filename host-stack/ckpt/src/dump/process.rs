@@ -29,23 +29,26 @@ use std::{collections::BTreeMap, fs, os::unix::ffi::OsStrExt};
 
 use libc::pid_t;
 use procfs::process::{LimitValue, Process as Proc, Status};
+use snaprig_tracee::{
+    code::{Code, Origin, syscall_instruction},
+    freeze::{HeldProcess, HeldThread},
+    memory,
+    remote::{self, Call, PAGE, STUB_BYTES, call, regs_of, regs_words, result},
+    steps::{self, Step},
+    stub::Stub,
+    trace::SigInfo,
+};
 
 use super::{
     areas::{Flags, Shared, areas},
     named::Named,
     refused,
-    stub::Stub,
     threads::{self, AskedThread},
 };
 use crate::{
     error::{Error, Result},
-    freeze::{HeldProcess, HeldThread},
-    memory,
-    plugins::Owned,
-    remote::{self, Call, PAGE, STUB_BYTES, call, regs_words, result},
+    owned::Owned,
     state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
-    steps::{self, Step},
-    trace::{Regs, SigInfo},
 };
 
 /// Signals are numbered from 1 to this.
@@ -173,7 +176,7 @@ fn ended(pid: pid_t, areas: &[Area], other: &Thread) -> Result<Thread> {
     let stat = Proc::new(pid)?.stat()?;
     let status = stat.exit_code.unwrap_or(0) >> 8;
     let mut regs = regs_of(&other.regs).unwrap_or_else(|| regs_of(&[0; 27]).expect("27 words"));
-    regs.rip = syscall_instruction(other.tid, areas)?;
+    regs.rip = syscall_instruction(other.tid, &code_among(areas))?;
     regs.rax = libc::SYS_exit as u64;
     regs.rdi = status as u64;
     regs.orig_rax = u64::MAX;
@@ -254,20 +257,6 @@ pub fn credentials(status: &Status) -> Credentials {
         ambient: status.capamb.unwrap_or(0),
         secure_bits: 0,
     }
-}
-
-/// Words as `struct user_regs_struct`; none: they are not as many.
-pub fn regs_of(words: &[u64]) -> Option<Regs> {
-    // SAFETY: plain integers, for which zero is a value.
-    let mut regs: Regs = unsafe { std::mem::zeroed() };
-    let count = size_of::<Regs>() / 8;
-    if words.len() != count {
-        return None;
-    }
-    // SAFETY: it is made of so many 64-bit integers.
-    unsafe { std::slice::from_raw_parts_mut((&raw mut regs).cast::<u64>(), count) }
-        .copy_from_slice(words);
-    Some(regs)
 }
 
 fn affinity(tid: pid_t) -> Option<Vec<u8>> {
@@ -383,7 +372,7 @@ fn timers(pid: pid_t) -> Result<Vec<PosixTimer>> {
 /// Asks a process for what only it can be asked for.
 fn ask(process: &mut HeldProcess, areas: &[Area], timers: &[PosixTimer]) -> Result<Asked> {
     let locked = locked_bytes(process.handle())?;
-    let stub = Stub::map(process, areas)?;
+    let stub = Stub::map(process, &code_among(areas))?;
     let asked = ask_with(process, &stub, timers, locked);
     steps::reached(Step::Asked);
     // Whatever came of it.
@@ -391,31 +380,23 @@ fn ask(process: &mut HeldProcess, areas: &[Area], timers: &[PosixTimer]) -> Resu
     asked
 }
 
-/// A `syscall` instruction that the process has: the vDSO has one, and so has any C library.
-pub fn syscall_instruction(pid: pid_t, areas: &[Area]) -> Result<u64> {
-    let is_code = |area: &&Area| area.protection & libc::PROT_EXEC != 0;
-    let is_kernels = |area: &&Area| matches!(area.backing, Backing::Kernel(_));
-    let kernels = areas.iter().filter(is_code).filter(is_kernels);
-    let others = areas
+/// Its code, of the areas that it has.
+pub fn code_among(areas: &[Area]) -> Vec<Code> {
+    let code = areas
         .iter()
-        .filter(is_code)
-        .filter(|area| !is_kernels(area));
-    for area in kernels.chain(others) {
-        let mut bytes = vec![0; (area.end - area.start).min(4 << 20) as usize];
-        if memory::read(pid, area.start, &mut bytes).is_err() {
-            continue;
-        }
-        if let Some(at) = find_syscall(&bytes) {
-            return Ok(area.start + at);
-        }
-    }
-    Err(Error::refused(pid, "code without a single system call"))
-}
-
-/// Where in some code there is a `syscall` instruction.
-pub fn find_syscall(code: &[u8]) -> Option<u64> {
-    let at = code.windows(2).position(|two| two == [0x0f, 0x05])?;
-    Some(at as u64)
+        .filter(|area| area.protection & libc::PROT_EXEC != 0);
+    let code = code.map(|area| Code {
+        start: area.start,
+        end: area.end,
+        is_readable: area.protection & libc::PROT_READ != 0,
+        is_shared: area.is_shared,
+        origin: match &area.backing {
+            Backing::Kernel(_) => Origin::Kernel,
+            Backing::File { .. } => Origin::File,
+            _ => Origin::Other,
+        },
+    });
+    code.collect()
 }
 
 fn ask_with(

@@ -9,19 +9,22 @@ use std::{
 
 use libc::pid_t;
 use procfs::process::{Process, Status};
+use snaprig_tracee::{
+    descriptors::{descriptors, is_ours, is_own, me},
+    error::Error as TraceeError,
+    freeze::HeldProcess,
+    trace::has_ended,
+};
 
 use super::{
     areas::Flags,
-    descriptors::{descriptors, is_ours, is_own, me},
     named::Named,
     seen::{Class, Seen},
     watches,
 };
 use crate::{
     error::{Error, Result},
-    freeze::HeldProcess,
-    plugins::Owned,
-    trace::has_ended,
+    owned::Owned,
 };
 
 /// Namespaces that a tree shares with its supervisor: it is restarted in one of each.
@@ -47,7 +50,7 @@ pub fn check(
             continue;
         };
         if stat.state == 'D' && is_making_a_process(pid, task.tid) {
-            return Err(Error::Stuck { tid: task.tid }.for_now());
+            return Err(Error::from(TraceeError::Stuck { tid: task.tid }).for_now());
         }
         if !matches!(stat.state, 'Z' | 'X') {
             thread(pid, &status)?;

@@ -18,8 +18,9 @@ use procfs::{
     net::{TcpNetEntry, TcpState},
     process::Process as Proc,
 };
+use snaprig_tracee::descriptors::copy_of;
 
-use super::{abroad::Stranger, descriptors::copy_of, diag, netlink, options};
+use super::{abroad::Stranger, diag, netlink, options};
 use crate::{
     error::{Error, Result},
     flow,

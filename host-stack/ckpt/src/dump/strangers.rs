@@ -19,18 +19,17 @@ use std::{
 
 use libc::pid_t;
 use procfs::net::{TcpNetEntry, TcpState};
+use snaprig_tracee::{descriptors::me, freeze};
 
 use super::{
     abroad::{id_in, key, machine, place},
-    descriptors::me,
     diag, neighbours, outside,
     sockets::{entries, plain},
 };
 use crate::{
+    board::Board,
     error::{Error, Result},
-    freeze,
-    job::Board,
-    plugins::Owned,
+    owned::Owned,
 };
 
 /// A connection that a tree has, to something else.

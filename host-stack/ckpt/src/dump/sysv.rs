@@ -14,14 +14,14 @@ use std::{collections::BTreeMap, fs, io};
 
 use libc::pid_t;
 use procfs::process::Process as Proc;
-
-use super::{
+use snaprig_tracee::{
     descriptors::{is_ours, me},
-    undo,
+    freeze::Frozen,
 };
+
+use super::undo;
 use crate::{
     error::{Error, Result},
-    freeze::Frozen,
     huge,
     state::{MessageQueue, Segment, SemaphoreSet, Sysv},
     sysv::{self, Attached, Kind, Stat},

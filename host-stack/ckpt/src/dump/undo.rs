@@ -9,13 +9,17 @@
 //! A process that has never used SEM_UNDO is not asked: it has no list, as its supervisor has none (kcmp(2)).
 
 use libc::pid_t;
-
-use super::{code_of, descriptors::me, stub::Stub};
-use crate::{
-    error::{Error, Result},
+use snaprig_tracee::{
+    code::code_of,
+    descriptors::me,
     freeze::{Frozen, HeldProcess},
     memory,
     remote::{self, call},
+    stub::Stub,
+};
+
+use crate::{
+    error::{Error, Result},
     state::{Adjustment, SemaphoreSet},
     sysv::VALUE_MAX,
 };

@@ -4,23 +4,27 @@ use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
 
 use libc::pid_t;
 use snaprig_ckpt_image::image::{Run, Sink, Writer};
+use snaprig_tracee::{
+    freeze::{Frozen, HeldProcess},
+    memory,
+    pagemap::Pagemap,
+    parallel,
+    ranges::Ranges,
+    remote::PAGE,
+    steps::{self, Step},
+    track::Tracking,
+};
 
 use super::{
-    Described, Pagemap,
+    Described,
     areas::{Mapping, SharedObject},
     huge,
     sysv::Bytes,
 };
 use crate::{
     error::{Error, Result},
-    freeze::{Frozen, HeldProcess},
-    memory, parallel,
-    ranges::Ranges,
-    remote::PAGE,
     spaces::{Key, Space, Spaces},
     state::{Area, Backing, Segment, Tree},
-    steps::{self, Step},
-    track::Tracking,
 };
 
 /// Parts of one process_vm_readv(2): as many as it takes (IOV_MAX).
@@ -319,7 +323,7 @@ pub fn copy_held<S: Sink>(
     space: u32,
     (pid, back): (pid_t, u64),
     parts: &Ranges,
-    gather: impl Fn(pid_t, &[libc::iovec], &mut [u8]) -> Result<()> + Sync,
+    gather: impl Fn(pid_t, &[libc::iovec], &mut [u8]) -> snaprig_tracee::error::Result<()> + Sync,
     writer: &mut Writer<S>,
 ) -> Result<()> {
     let mut parts = reversed(parts);

@@ -22,11 +22,10 @@ use super::{
     sockets::{BUFFERS, COLD_BYTES, Made, apply, plain},
 };
 use crate::{
+    board::Board,
     carry, dump,
     error::{Error, Result},
-    flow,
-    job::Board,
-    socket,
+    flow, socket,
     state::{Socket, Stage},
 };
 

@@ -1,5 +1,7 @@
 //! The areas of a restarted process: mapped to be filled, and then protected as they were.
 
+use snaprig_tracee::remote::{self, Call, call};
+
 use super::{
     files::{Opened, damaged},
     huge,
@@ -7,7 +9,6 @@ use super::{
 };
 use crate::{
     error::Result,
-    remote::{self, Call, call},
     state::{Area, Backing, Placement, Tree},
 };
 

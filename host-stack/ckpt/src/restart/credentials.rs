@@ -3,10 +3,11 @@
 //! What must stay true: no thread has more rights than it had. Who is not root is restarted as the same user in a
 //! namespace of that user's, without capabilities; other users cannot be had there.
 
+use snaprig_tracee::remote::{Call, call};
+
 use super::process::Data;
 use crate::{
     error::{Error, Result},
-    remote::{Call, call},
     state::Credentials,
 };
 

@@ -21,8 +21,8 @@ use super::{
     pipes, plugins, refill, sockets, terminals,
 };
 use crate::{
+    board::Board,
     error::{Error, Result},
-    job::Board,
     state::{Backing, FileId, Kind, Tree},
 };
 

@@ -11,12 +11,12 @@ use std::{
 
 use libc::pid_t;
 use snaprig_ckpt_image::chain::{Chain, Part, Place};
+use snaprig_tracee::{memory, parallel};
 
 use super::files::{Opened, damaged};
 use crate::{
     error::{Error, Result},
     huge::Mapped,
-    memory, parallel,
     state::{Backing, Tree},
     sysv::Attached,
 };
@@ -130,12 +130,16 @@ fn is_of_file(backing: &Backing) -> bool {
 
 fn put(target: &Target, address: u64, bytes: &[u8]) -> Result<()> {
     match target {
-        Target::Memory(pid, _) => memory::scatter(*pid, address, bytes),
+        Target::Memory(pid, _) => Ok(memory::scatter(*pid, address, bytes)?),
         Target::New(fd) => write_at(*fd, bytes, address),
         Target::Segment(attached) | Target::HugeSegment(attached, _) => {
             let address = attached.address(address, bytes.len() as u64);
             let address = address.ok_or_else(|| damaged("pages behind the end of a segment"))?;
-            memory::scatter(std::process::id() as pid_t, address, bytes)
+            Ok(memory::scatter(
+                std::process::id() as pid_t,
+                address,
+                bytes,
+            )?)
         }
         Target::Huge(mapped, _) => mapped.write(address, bytes),
     }

@@ -11,10 +11,11 @@ use std::{
     os::fd::{OwnedFd, RawFd},
 };
 
+use snaprig_tracee::remote::{Call, call};
+
 use super::files::{Opened, damaged, is_there, missing, owned, path_of};
 use crate::{
     error::{Error, Result},
-    remote::{Call, call},
     socket::check,
     state::{Body, Kind, Lock, LockedBy, Notice, OpenFile, Owner, Process, Tree},
 };

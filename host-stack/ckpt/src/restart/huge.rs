@@ -10,13 +10,12 @@ use std::{
 };
 
 use snaprig_ckpt_image::chain::Chain;
+use snaprig_tracee::ranges::Ranges;
 
-use super::files::damaged;
+use super::{chain as text_of, files::damaged};
 use crate::{
     error::{Error, Result},
     huge,
-    ranges::Ranges,
-    restart::chain as text_of,
     state::{Area, Backing, Tree},
 };
 

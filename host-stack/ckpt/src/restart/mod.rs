@@ -36,6 +36,11 @@ mod vdso;
 use std::os::fd::OwnedFd;
 
 use snaprig_ckpt_image::chain::Chain;
+use snaprig_tracee::{
+    error::Error as TraceeError,
+    steps::{self, Step},
+    trace::Tracee,
+};
 
 use self::{files::Opened, fill::fill, process::Growing};
 pub use self::{
@@ -43,11 +48,9 @@ pub use self::{
     namespaces::{Clocks, Complete, chain, exit_code, run},
 };
 use crate::{
-    error::{Error, Result},
-    job::Board,
+    board::Board,
+    error::Result,
     state::{Process, Tree},
-    steps::{self, Step},
-    trace::Tracee,
 };
 
 /// Reads what a chain of images says of its tree.
@@ -207,8 +210,8 @@ fn let_go(threads: &[Tracee], complete: Complete) -> Result<()> {
     for thread in threads {
         match thread.detach(0) {
             // Somebody has killed it.
-            Err(Error::Gone { .. }) | Ok(()) => steps::reached(Step::RestartLetGo),
-            Err(error) => return Err(error),
+            Err(TraceeError::Gone { .. }) | Ok(()) => steps::reached(Step::RestartLetGo),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())

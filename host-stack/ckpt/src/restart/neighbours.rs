@@ -30,8 +30,8 @@ use super::{
     sockets::{Made, sockets},
 };
 use crate::{
+    board::Board,
     error::{Error, Result},
-    job::Board,
     socket,
     state::{Socket, Stage, Tree},
 };

@@ -9,19 +9,22 @@ use std::ops::Range;
 
 use libc::pid_t;
 use procfs::process::Process as Proc;
+use snaprig_tracee::{
+    code::{find_syscall, kernels, syscall_instruction},
+    memory,
+    remote::{self, Call, PAGE, Remote, STUB_BYTES, call, result},
+    steps::{self, Step},
+    trace::Tracee,
+};
 
 use super::{
     files::{Opened, damaged},
     groups, held, layout, terminals, threads,
 };
 use crate::{
-    dump::{SIGNALS, credentials as credentials_of, find_syscall, kernels, syscall_instruction},
+    dump::{SIGNALS, code_among, credentials as credentials_of},
     error::{Error, Result},
-    memory,
-    remote::{self, Call, PAGE, Remote, STUB_BYTES, call, result},
     state::{Body, Credentials, Process, Tree},
-    steps::{self, Step},
-    trace::Tracee,
 };
 
 /// End of the addresses of processes.
@@ -80,7 +83,7 @@ impl<'a> Growing<'a> {
     }
 
     pub(super) fn remote(&self) -> Result<Remote<'_>> {
-        Remote::new(&self.first, self.process.pid)
+        Ok(Remote::new(&self.first, self.process.pid)?)
     }
 
     /// Has it make calls that must succeed.
@@ -173,7 +176,7 @@ impl<'a> Growing<'a> {
         self.make_timers()?;
         self.limit()?;
         self.lock()?;
-        let at = syscall_instruction(pid, &self.body.areas)?;
+        let at = syscall_instruction(pid, &code_among(&self.body.areas))?;
         let unmap = call(libc::SYS_munmap, [self.stub, STUB_BYTES]);
         self.remote()?
             .call_at(at, 0, unmap)?
@@ -363,7 +366,7 @@ impl Data {
         if self.bytes.len() as u64 > remote::DATA_BYTES {
             return Err(damaged("more of a process than there is room for"));
         }
-        memory::write(pid, self.start, &self.bytes)
+        Ok(memory::write(pid, self.start, &self.bytes)?)
     }
 }
 

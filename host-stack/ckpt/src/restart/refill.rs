@@ -18,9 +18,9 @@ use super::{
     sockets::{BUFFERS, COLD_BYTES, Lost, apply, covers, is_datagram, plain, sockets},
 };
 use crate::{
+    board::Board,
     error::{Error, Result},
     flow::{self, Grown},
-    job::Board,
     socket,
     state::{Message, Socket, Stage, Tree},
 };

@@ -20,8 +20,8 @@ use super::{
     neighbours,
 };
 use crate::{
+    board::Board,
     error::{Error, Result},
-    job::Board,
     socket,
     state::{Kind, Socket, Stage, Tree},
 };

@@ -11,15 +11,15 @@
 
 use std::{fs, io, ops::Range};
 
+use snaprig_tracee::remote::{self, Call, STUB_BYTES, call};
+
 use super::{
     files::damaged,
     layout,
-    process::{Data, Growing},
+    process::{Data, Growing, SPARE_BYTES},
 };
 use crate::{
     error::{Error, Result},
-    remote::{self, Call, STUB_BYTES, call},
-    restart::process::SPARE_BYTES,
     state::{Area, SemaphoreSet, Sysv, SysvObject},
     sysv::{self, Kind},
 };

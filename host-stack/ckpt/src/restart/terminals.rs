@@ -11,13 +11,14 @@ use std::{
     ptr,
 };
 
+use snaprig_tracee::remote::{Call, call};
+
 use super::{
     files::{Opened, damaged, duplicate, path_to, reopen, set_flags},
     groups,
 };
 use crate::{
     error::{Error, Result},
-    remote::{Call, call},
     state::{Kind, Process, Tree},
     terminal,
 };

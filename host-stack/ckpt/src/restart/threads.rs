@@ -1,16 +1,18 @@
 //! The threads of a restarted process: made with the numbers that they had, and set to what each was.
 
+use snaprig_tracee::{
+    remote::{self, Call, Remote, call, regs_of, result},
+    trace::{Regs, Tracee},
+};
+
 use super::{
     credentials,
     files::damaged,
     process::{Data, Growing},
 };
 use crate::{
-    dump::regs_of,
     error::{Error, Result},
-    remote::{self, Call, Remote, call, result},
     state::{Credentials, Thread},
-    trace::{Regs, Tracee},
 };
 
 /// Error of calls that the kernel goes on with by a way of its own (ERESTART_RESTARTBLOCK), and of those that it makes
@@ -172,5 +174,5 @@ pub fn set_registers(tracee: &Tracee, thread: &Thread) -> Result<()> {
     };
     tracee.set_regs(&Regs { rax, ..regs })?;
     tracee.set_xstate(&thread.xstate)?;
-    tracee.set_mask(thread.mask)
+    Ok(tracee.set_mask(thread.mask)?)
 }

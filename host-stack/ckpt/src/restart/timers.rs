@@ -1,12 +1,13 @@
 //! POSIX timers (timer_create(2)), with the numbers that they had.
 
+use snaprig_tracee::remote::{self, call, result};
+
 use super::{
     files::damaged,
     process::{Data, Growing},
 };
 use crate::{
     error::{Error, Result},
-    remote::{self, call, result},
     state::PosixTimer,
 };
 
@@ -58,7 +59,7 @@ impl Growing<'_> {
                 source,
             })?;
             let mut made = [0; 4];
-            crate::memory::read(pid, number, &mut made)?;
+            snaprig_tracee::memory::read(pid, number, &mut made)?;
             let made = i32::from_ne_bytes(made);
             if made == timer.id {
                 break;

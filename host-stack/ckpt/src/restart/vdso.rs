@@ -6,16 +6,17 @@
 use std::ops::Range;
 
 use object::{Object, ObjectSymbol, SymbolKind};
+use snaprig_tracee::{
+    memory,
+    remote::{STUB_BYTES, call, regs_of},
+};
 
 use super::{
     files::damaged,
     process::{Growing, SPARE_BYTES, moved, offsets},
 };
 use crate::{
-    dump::regs_of,
     error::{Error, Result},
-    memory,
-    remote::{STUB_BYTES, call},
     state::{Backing, Tree},
 };
 

@@ -1,8 +1,7 @@
 //! System V objects (sysvipc(7)).
 
 use serde::{Deserialize, Serialize};
-
-use crate::remote::PAGE;
+use snaprig_tracee::remote::PAGE;
 
 /// Those of a tree.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

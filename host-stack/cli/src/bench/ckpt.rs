@@ -16,8 +16,8 @@ use std::{
 };
 
 use clap::Args;
-use snaprig_ckpt::Request;
 use snaprig_fixtures::programs::{BENCH_CALLS, BENCH_COMPUTE};
+use snaprig_supervisor::Request;
 
 use self::peers::Peer;
 use super::{
@@ -494,7 +494,7 @@ impl Job {
     }
 
     fn wait_for_supervisor(&self) -> Result<(), AnyError> {
-        wait_for(|| snaprig_ckpt::ask(&self.store(), Request::Status).is_ok())
+        wait_for(|| snaprig_supervisor::ask(&self.store(), Request::Status).is_ok())
     }
 
     fn dump(&self, options: &[&str]) -> Result<Dumped, AnyError> {

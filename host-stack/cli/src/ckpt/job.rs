@@ -3,7 +3,7 @@
 use std::{path::Path, process::ExitCode};
 
 use clap::Args;
-use snaprig_ckpt::{Job, JobDump, JobDumped, JobMember};
+use snaprig_supervisor::{Job, JobDump, JobDumped, JobMember};
 
 use crate::{AnyError, size};
 
@@ -38,18 +38,18 @@ pub fn coordinate(options: &Coordinator) -> Result<ExitCode, AnyError> {
         .map(|text| text.strip_prefix("tcp:").unwrap_or(text).parse())
         .transpose()?;
     let interval = options.interval.map(super::seconds).transpose()?;
-    snaprig_ckpt::coordinate(&Job::open_or_create(&options.job)?, listen, interval)?;
+    snaprig_supervisor::coordinate(&Job::open_or_create(&options.job)?, listen, interval)?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub fn forget(options: &Forget) -> Result<ExitCode, AnyError> {
-    snaprig_ckpt::forget(&Job::open(&options.job)?, &options.name)?;
+    snaprig_supervisor::forget(&Job::open(&options.job)?, &options.name)?;
     println!("{} is no member of the job any more", options.name);
     Ok(ExitCode::SUCCESS)
 }
 
 pub fn dump(job: &Path, wanted: &JobDump, json: bool) -> Result<ExitCode, AnyError> {
-    let dumped = snaprig_ckpt::dump_job(&Job::open(job)?, wanted)?;
+    let dumped = snaprig_supervisor::dump_job(&Job::open(job)?, wanted)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&as_json(&dumped))?);
         return Ok(ExitCode::SUCCESS);
@@ -84,7 +84,7 @@ fn as_json(dumped: &JobDumped) -> serde_json::Value {
 }
 
 pub fn status(job: &Path, json: bool) -> Result<ExitCode, AnyError> {
-    let status = snaprig_ckpt::job_status(&Job::open(job)?)?;
+    let status = snaprig_supervisor::job_status(&Job::open(job)?)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&status)?);
         return Ok(ExitCode::SUCCESS);

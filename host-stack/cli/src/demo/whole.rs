@@ -11,8 +11,8 @@
 
 use std::{fs, path::Path, process::Stdio};
 
-use snaprig_ckpt::{Reply, Request};
 use snaprig_snapify::control::Command as Control;
+use snaprig_supervisor::{Reply, Request};
 
 use super::{Kill, RESTORED, Scene};
 use crate::{
@@ -100,7 +100,7 @@ pub fn run(scene: &Scene, steps: &mut Steps) -> Result<bool, AnyError> {
 
 /// The number of the program that a supervisor has launched.
 fn program(checkpoints: &Path) -> Result<u32, AnyError> {
-    match snaprig_ckpt::ask(checkpoints, Request::Status)? {
+    match snaprig_supervisor::ask(checkpoints, Request::Status)? {
         Reply::Status(status) => {
             let first = status.processes.first().ok_or("there is no host process")?;
             Ok(first.pid as u32)
@@ -115,7 +115,7 @@ fn dump(checkpoints: &Path) -> Result<u64, AnyError> {
         kill: false,
         full: true,
     };
-    match snaprig_ckpt::ask(checkpoints, dump)? {
+    match snaprig_supervisor::ask(checkpoints, dump)? {
         Reply::Dumped(dumped) => Ok(dumped.round),
         Reply::Failed(why) => Err(format!("no checkpoint was taken: {why}").into()),
         other => Err(format!("the supervisor answered {other:?}").into()),

@@ -1,0 +1,200 @@
+//! Copies memory of a tree that runs, so that little is left to copy when it stands still: pre-copy, to a file or to
+//! another machine.
+//!
+//! ```text
+//! arm:   a stop, if there is much memory to which writes are not tracked yet
+//! pass:  protect what was written to --> a stop, of nothing else --> copy it      (while the program writes on)
+//! again: as long as a pass leaves much less to copy than it has copied; and once more just before the tree stands still
+//! ```
+//! The stop in the middle of a pass is for system calls that were under way: they may write to pages that they have
+//! looked up before those were protected (read(2) with O_DIRECT, process_vm_writev(2)), and no fault tells of that.
+//! What they write, they have written before it is copied.
+//!
+//! What must stay true: a page that was protected, and not copied after that, is missing from what the chain has.
+
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use libc::pid_t;
+use procfs::process::{MMPermissions, MMapPath, Process};
+use snaprig_ckpt::{
+    dump,
+    error::Result,
+    spaces::{Key, Spaces},
+};
+use snaprig_ckpt_image::image::{CHUNK_MAX, Sink, Writer};
+use snaprig_tracee::{
+    code::kernels,
+    freeze::{self, Frozen},
+    pagemap::Pagemap,
+    ranges::Ranges,
+};
+
+use crate::checkpoint::Known;
+
+/// Passes at most.
+const PASSES_MAX: u32 = 6;
+/// What is copied in a few milliseconds is left for when the tree stands still.
+const LITTLE: u64 = 8 << 20;
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ahead {
+    /// Times that memory was copied.
+    pub passes: u32,
+    /// Bytes that were copied.
+    pub bytes: u64,
+    /// How long the tree stood still for it.
+    pub stopped: Duration,
+}
+
+/// Copies the memory of all descendants of this process into an image, until little is left.
+pub fn copy<S: Sink>(
+    known: &mut Known,
+    spaces: &mut Spaces,
+    writer: &mut Writer<S>,
+) -> Result<Ahead> {
+    // SAFETY: no preconditions.
+    let me = unsafe { libc::getpid() };
+    let mut ahead = Ahead::default();
+    arm(me, known, &mut ahead)?;
+    let mut left = u64::MAX;
+    while ahead.passes < PASSES_MAX && known.tracking.is_possible() {
+        let bytes = pass(known, spaces, writer, &mut ahead)?;
+        left = left_to_copy(me)?;
+        if left <= LITTLE || left > bytes / 2 {
+            break;
+        }
+    }
+    // Nobody is to wait for a buffer while the tree stands still.
+    let buffers = left.div_ceil(CHUNK_MAX as u64).saturating_mul(2);
+    writer.settle(usize::try_from(buffers).unwrap_or(usize::MAX))?;
+    Ok(ahead)
+}
+
+/// Tracks writes to all that can be tracked.
+fn arm(me: pid_t, known: &mut Known, ahead: &mut Ahead) -> Result<()> {
+    let pids = freeze::descendants(me)?;
+    known.tracking.retain(&pids);
+    let bytes: u64 = pids.iter().map(|pid| untracked_bytes(*pid)).sum();
+    if bytes > LITTLE {
+        let begun = Instant::now();
+        let mut frozen = Frozen::freeze(me, &mut known.calls)?;
+        for process in &mut frozen.processes {
+            let areas = untracked(process.pid);
+            known.tracking.start(process, &areas)?;
+        }
+        frozen.let_go()?;
+        ahead.stopped += begun.elapsed();
+    }
+    Ok(())
+}
+
+/// Bytes of a process that no pass can copy.
+fn untracked_bytes(pid: pid_t) -> u64 {
+    let Ok(pagemap) = Pagemap::open(pid) else {
+        return 0;
+    };
+    let mut own = Ranges::default();
+    for area in untracked(pid) {
+        // It may have ended.
+        let _ = pagemap.own(area, false, &mut own, &mut Ranges::default());
+    }
+    own.bytes()
+}
+
+/// The areas of a process that no pass can copy.
+fn untracked(pid: pid_t) -> Vec<Range<u64>> {
+    let Ok(pagemap) = Pagemap::open(pid) else {
+        return Vec::new();
+    };
+    let mut areas = areas(pid);
+    areas.retain(|area| !pagemap.is_tracked(area.start));
+    areas
+}
+
+/// Copies what the chain does not have, as it is now; how much that is.
+pub fn pass<S: Sink>(
+    known: &mut Known,
+    spaces: &mut Spaces,
+    writer: &mut Writer<S>,
+    ahead: &mut Ahead,
+) -> Result<u64> {
+    // SAFETY: no preconditions.
+    let me = unsafe { libc::getpid() };
+    let mut missing = Vec::new();
+    for pid in freeze::descendants(me)? {
+        missing.extend(protect(pid, areas(pid), spaces).map(|pages| (pid, pages)));
+    }
+    if missing.iter().all(|(_, pages)| pages.bytes() == 0) {
+        return Ok(0);
+    }
+    ahead.passes += 1;
+    let begun = Instant::now();
+    Frozen::freeze(me, &mut known.calls)?.let_go()?;
+    ahead.stopped += begun.elapsed();
+    let mut bytes = 0;
+    for (pid, pages) in missing {
+        let space = spaces.meet(Key::Process(pid));
+        let copied = dump::copy_running(space.number(), pid, &pages, writer)?;
+        bytes += copied.bytes();
+        space.copied(&copied);
+    }
+    ahead.bytes += bytes;
+    Ok(bytes)
+}
+
+/// Protects what was written to; what of a process the chain does not have. None: it has ended.
+fn protect(pid: pid_t, areas: Vec<Range<u64>>, spaces: &mut Spaces) -> Option<Ranges> {
+    let pagemap = Pagemap::open(pid).ok()?;
+    let (mut own, mut written) = (Ranges::default(), Ranges::default());
+    let mut result = Ok(());
+    for area in areas {
+        if result.is_ok() && pagemap.is_tracked(area.start) {
+            result =
+                pagemap.take_written(area.clone(), &mut own, &mut written, &mut Ranges::default());
+            if result.is_err() {
+                // Of how much it was told is not known.
+                written.push(area);
+            }
+        }
+    }
+    let space = spaces.meet(Key::Process(pid));
+    space.written(&written);
+    result.ok().map(|()| space.missing(&own))
+}
+
+/// About how much has been written to since.
+fn left_to_copy(me: pid_t) -> Result<u64> {
+    let mut bytes = 0;
+    for pid in freeze::descendants(me)? {
+        let Ok(pagemap) = Pagemap::open(pid) else {
+            continue;
+        };
+        for area in areas(pid) {
+            // It may have ended, or the area.
+            bytes += pagemap.written_bytes(area).unwrap_or(0);
+        }
+    }
+    Ok(bytes)
+}
+
+/// The private anonymous areas of a process that it can read; none of one that has ended.
+fn areas(pid: pid_t) -> Vec<Range<u64>> {
+    let Ok(maps) = Process::new(pid).and_then(|process| process.maps()) else {
+        return Vec::new();
+    };
+    let wanted = maps.iter().filter(|map| {
+        let nowhere = match &map.pathname {
+            MMapPath::Path(_) | MMapPath::Vsyscall | MMapPath::Vsys(_) => false,
+            _ => kernels(map).is_none(),
+        };
+        nowhere
+            && map
+                .perms
+                .contains(MMPermissions::PRIVATE | MMPermissions::READ)
+    });
+    wanted.map(|map| map.address.0..map.address.1).collect()
+}

@@ -1,0 +1,228 @@
+//! The library from the command line, as its tests use it.
+//!
+//!     snaprig-ckpt-driver launch DIR PROGRAM ARGUMENTS... | dump DIR [kill] [full] | restart DIR [ROUND]
+//!         | migrate DIR SOCKET | receive DIR SOCKET | receive DIR HOST:PORT TOKEN
+//!     snaprig-ckpt-driver launch-in JOB NAME PROGRAM ARGUMENTS... | dump-job JOB [kill] [full] [MODE]
+//!         | restart-job JOB [NAME]
+//!     snaprig-ckpt-driver coordinate JOB [ADDRESS]
+//!     snaprig-ckpt-driver plugin SOCKET
+//!
+//! The last is a program with a plugin: it is connected to that socket. MODE (incremental, background), ZSTD (a level),
+//! KEEP (checkpoints), OVERHEAD (percent) and INTERVAL (milliseconds), and ROUND of a job to be restarted, are taken from the
+//! environment.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs, io,
+    io::{Read, Write},
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    process::exit,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::Duration,
+};
+
+use snaprig_ckpt_plugin::{Checkpoint, Options as PluginOptions, Plugin, Restart, register};
+use snaprig_supervisor::{
+    Address, Error, Job, JobDump, Mode, Options, Policy, Reply, Request, Schedule, Settings,
+};
+
+/// How long a phase may take here.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn main() {
+    let arguments: Vec<OsString> = env::args_os().skip(1).collect();
+    let [command, directory, rest @ ..] = &arguments[..] else {
+        exit(2);
+    };
+    match run(command.to_str(), Path::new(directory), rest) {
+        Ok(status) => exit(status),
+        Err(error) => {
+            eprintln!("{error:?}");
+            exit(1);
+        }
+    }
+}
+
+fn number(name: &str) -> Option<i32> {
+    env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+fn mode(name: &str) -> Option<Mode> {
+    match name {
+        "full" => Some(Mode::Full),
+        "incremental" => Some(Mode::Incremental),
+        "background" => Some(Mode::Background),
+        _ => None,
+    }
+}
+
+/// What there is to say of a job.
+fn settings() -> Settings {
+    let interval = number("INTERVAL").map(|ms| Duration::from_millis(ms as u64));
+    Settings {
+        schedule: interval.map(Schedule::Every),
+        mode: env::var("MODE").ok().and_then(|name| mode(&name)),
+        zstd: number("ZSTD"),
+        keep: number("KEEP").map(|keep| keep as usize),
+    }
+}
+
+fn options() -> Options {
+    let share = number("OVERHEAD").map(|percent| Policy {
+        share: f64::from(percent) / 100.0,
+        ..Policy::default()
+    });
+    Options {
+        schedule: share.map_or(Schedule::Asked, Schedule::Share),
+        mode: settings().mode.unwrap_or_default(),
+        zstd: number("ZSTD"),
+        keep: number("KEEP").map(|keep| keep as usize),
+    }
+}
+
+fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32, Error> {
+    match command {
+        Some("launch") => snaprig_supervisor::launch(directory, rest, &options()),
+        Some("plugin") => Ok(with_plugin(directory).map_or_else(
+            |error| {
+                eprintln!("wrong: {error}");
+                1
+            },
+            |()| 0,
+        )),
+        Some("restart") => {
+            let round = rest.first().and_then(|round| round.to_str()?.parse().ok());
+            snaprig_supervisor::restart(directory, round, &options())
+        }
+        Some("migrate") => {
+            let to = Address::Unix(rest.first().map(Into::into).unwrap_or_default());
+            let reply = snaprig_supervisor::ask(directory, Request::Migrate { to })?;
+            println!("{reply:?}");
+            Ok(i32::from(matches!(reply, Reply::Failed(_))))
+        }
+        Some("receive") => {
+            let at = match rest {
+                [socket] => Address::Unix(socket.into()),
+                [host, token, ..] => Address::Tcp(host.to_string_lossy().into(), token.into()),
+                [] => return Ok(2),
+            };
+            snaprig_supervisor::receive(directory, &at, &options())
+        }
+        Some("dump") => {
+            let has = |word: &str| rest.iter().any(|given| given == word);
+            let (kill, full) = (has("kill"), has("full"));
+            let reply = snaprig_supervisor::ask(directory, Request::Dump { kill, full })?;
+            println!("{reply:?}");
+            Ok(i32::from(matches!(reply, Reply::Failed(_))))
+        }
+        Some("launch-in") => {
+            let name = rest
+                .first()
+                .and_then(|name| name.to_str())
+                .map(str::to_owned);
+            let job = Job::open_or_create(directory)?;
+            job.set(settings())?;
+            snaprig_supervisor::launch_in(&job, name, &rest[1..])
+        }
+        Some("dump-job") => {
+            let job = Job::open(directory)?;
+            let words: Vec<_> = rest.iter().filter_map(|word| word.to_str()).collect();
+            let wanted = JobDump {
+                kill: words.contains(&"kill"),
+                full: words.contains(&"full"),
+                mode: words
+                    .iter()
+                    .find_map(|word| mode(word).filter(|_| *word != "full")),
+                patience: PATIENCE,
+            };
+            let dumped = snaprig_supervisor::dump_job(&job, &wanted)?;
+            println!("{dumped:?}");
+            Ok(0)
+        }
+        Some("restart-job") => {
+            let only = rest.first().and_then(|name| name.to_str());
+            let round = number("ROUND").map(|round| round as u64);
+            snaprig_supervisor::restart_job(&Job::open(directory)?, only, round, PATIENCE)
+        }
+        Some("coordinate") => {
+            let job = Job::open_or_create(directory)?;
+            let listen = rest
+                .first()
+                .and_then(|address| address.to_str()?.parse().ok());
+            snaprig_supervisor::coordinate(&job, listen, None)?;
+            Ok(0)
+        }
+        _ => Ok(2),
+    }
+}
+
+/// Asks whoever listens at a socket until there is a file `go`.
+fn with_plugin(socket: &Path) -> io::Result<()> {
+    let device = Arc::new(Device {
+        socket: socket.to_owned(),
+        stream: Mutex::new(Some(UnixStream::connect(socket)?)),
+        away: Mutex::new(false),
+        back: Condvar::new(),
+    });
+    let registered = register(PluginOptions::new("device"), device.clone());
+    let registered = registered.map_err(io::Error::other)?;
+    println!("ready");
+    while !fs::exists("go")? {
+        device.ask()?;
+    }
+    drop(registered);
+    println!("right");
+    Ok(())
+}
+
+/// What only a plugin can save.
+struct Device {
+    socket: PathBuf,
+    stream: Mutex<Option<UnixStream>>,
+    away: Mutex<bool>,
+    back: Condvar,
+}
+
+impl Device {
+    fn ask(&self) -> io::Result<()> {
+        let away = self.back.wait_while(lock(&self.away), |away| *away);
+        let _here = away.unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = &mut *lock(&self.stream) {
+            stream.write_all(b"x")?;
+            stream.read_exact(&mut [0])?;
+        }
+        Ok(())
+    }
+
+    fn set_away(&self, is_away: bool) {
+        *lock(&self.away) = is_away;
+        self.back.notify_all();
+    }
+}
+
+impl Plugin for Device {
+    fn pre_checkpoint(&self, event: &mut Checkpoint) -> Result<(), String> {
+        self.set_away(true);
+        for stream in lock(&self.stream).iter() {
+            event.own_descriptor(stream.as_raw_fd());
+        }
+        Ok(())
+    }
+
+    fn resume(&self) {
+        self.set_away(false);
+    }
+
+    fn restart(&self, _: &Restart) -> Result<(), String> {
+        let stream = UnixStream::connect(&self.socket);
+        *lock(&self.stream) = Some(stream.map_err(|error| error.to_string())?);
+        self.set_away(false);
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

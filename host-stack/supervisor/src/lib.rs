@@ -1,0 +1,52 @@
+//! Supervision of trees of processes: launches them, takes checkpoints of them over time, restarts and migrates them.
+//!
+//! ```text
+//! launch:      supervisor --fork, exec--> program            the supervisor waits, and answers commands
+//! checkpoint:  supervisor: freeze (ptrace) --> describe --> write pages --> let go
+//! restart:     supervisor in namespaces of its own --> files --> processes with the numbers that they had
+//!              --> memory, threads (ptrace) --> let go
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `supervisor` | the parent of a tree: its loop, its commands, its end |
+//! | `control` | commands to a supervisor, and its replies |
+//! | `checkpoint`, `ahead` | one checkpoint, step by step; what is copied while the tree runs |
+//! | `schedule` | when a checkpoint is due that nobody has asked for |
+//! | `again`, `together` | restarts of a tree, and of a job |
+//! | `job`, `member` | trees that are checkpointed together; a supervisor as one of them |
+//! | `migrate` | a tree moves to another supervisor |
+//! | `plugins` | what programs take down themselves before a checkpoint |
+//! | `signals` | what a supervisor hears from the kernel |
+//!
+//! What must stay true: whatever goes wrong with a checkpoint, the tree runs on as it was.
+
+mod again;
+mod ahead;
+mod checkpoint;
+mod control;
+mod job;
+mod member;
+mod migrate;
+mod plugins;
+mod schedule;
+mod signals;
+mod supervisor;
+mod together;
+
+pub use snaprig_ckpt::{Error, Result};
+pub use snaprig_ckpt_image::interval::Policy;
+
+pub use self::{
+    again::restart,
+    checkpoint::{Copied, Mode, Pause},
+    control::{Dumped, Reply, Request, Running, Status, ask},
+    job::{
+        Job, JobDump, JobDumped, JobMember, JobStatus, Settings, coordinate, dump_job, forget,
+        job_status,
+    },
+    migrate::{Address, Migrated, receive},
+    schedule::Schedule,
+    supervisor::{Options, launch, launch_in},
+    together::restart_job,
+};

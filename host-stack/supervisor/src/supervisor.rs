@@ -1,0 +1,360 @@
+//! The parent of a tree: launches or restarts it, answers commands, and ends with the exit status of its first process.
+//! In a job, it does what the coordinator says ([`member`]).
+
+use std::{
+    cell::RefCell,
+    ffi::OsString,
+    fs, io,
+    os::{
+        fd::AsFd,
+        unix::{net::UnixListener, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::Command,
+    rc::Rc,
+    time::Instant,
+};
+
+use libc::pid_t;
+use procfs::process::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use snaprig_ckpt_image::store::{Manifest, Store};
+
+use snaprig_ckpt::{
+    dump::Purpose,
+    error::{Error, Result},
+    restart::{chain, exit_code},
+    state::Tree,
+};
+use snaprig_tracee::{
+    steps::{self, Step},
+    trace,
+};
+
+use crate::{
+    checkpoint::{self, Begun, How, Known, Mode, Stopped},
+    control::{self, CONTROL, Dumped, Reply, Request, Running, Status, listen},
+    job::{self, Job},
+    member::{Done, Member},
+    plugins::{Plugins, SharedPlugins},
+    schedule::{Due, Schedule},
+    signals::Signals,
+};
+
+/// What the tree is called in a checkpoint.
+pub const MEMBER: &str = "tree";
+
+/// How a tree is checkpointed.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// When.
+    pub schedule: Schedule,
+    /// What a checkpoint has, and when that is copied.
+    pub mode: Mode,
+    /// Compressed with zstd, at this level.
+    pub zstd: Option<i32>,
+    /// Older checkpoints than so many are removed, unless one of those builds on them.
+    pub keep: Option<usize>,
+}
+
+/// Launches a program, and supervises it to its end; its exit status.
+pub fn launch(directory: &Path, program: &[OsString], options: &Options) -> Result<i32> {
+    let parts = Parts::new(directory, Store::open(directory)?)?;
+    let child = start(program, &parts)?;
+    Supervisor::new(parts, child, command_of(program), options).run()
+}
+
+/// The same, as a member of a job, which has a name in it. The calling process has one thread.
+pub fn launch_in(job: &Job, name: Option<String>, program: &[OsString]) -> Result<i32> {
+    let coordinator = job::ensure(job)?;
+    let first = program.first().ok_or_else(no_program)?;
+    let name = name.unwrap_or_else(|| job::name_of(Path::new(first)));
+    let mut parts = Parts::new(&job.of_member(&name), job.store()?)?;
+    // Its thread has the mask of this one.
+    parts.member = Some(Member::join(job, &name)?);
+    drop(coordinator);
+    let child = start(program, &parts)?;
+    Supervisor::new(parts, child, command_of(program), &Options::default()).run()
+}
+
+fn no_program() -> Error {
+    Error::io("no program", io::ErrorKind::InvalidInput)
+}
+
+fn command_of(program: &[OsString]) -> Vec<String> {
+    let words = program
+        .iter()
+        .map(|part| part.to_string_lossy().into_owned());
+    words.collect()
+}
+
+/// Starts a program, with the signal mask that it is to have.
+fn start(program: &[OsString], parts: &Parts) -> Result<pid_t> {
+    let [name, arguments @ ..] = program else {
+        return Err(no_program());
+    };
+    let mut command = Command::new(name);
+    let plugins = parts.plugins.borrow();
+    let (variable, socket) = plugins.variable();
+    command.args(arguments).env(variable, socket);
+    let mask = parts.signals.before;
+    // SAFETY: it calls only an async-signal-safe function.
+    unsafe {
+        command.pre_exec(move || {
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut());
+            Ok(())
+        });
+    }
+    let child = command.spawn();
+    let child = child.map_err(|source| Error::io(name.to_string_lossy().into_owned(), source))?;
+    Ok(child.id() as pid_t)
+}
+
+/// What a supervisor has before there is a tree.
+pub struct Parts {
+    pub directory: PathBuf,
+    pub store: Store,
+    pub listener: UnixListener,
+    pub signals: Signals,
+    pub plugins: SharedPlugins,
+    pub member: Option<Member>,
+}
+
+impl Parts {
+    pub fn new(directory: &Path, store: Store) -> Result<Self> {
+        Ok(Self {
+            directory: directory.to_owned(),
+            store,
+            listener: listen(directory)?,
+            plugins: Rc::new(RefCell::new(Plugins::listen(directory)?)),
+            signals: Signals::block()?,
+            member: None,
+        })
+    }
+}
+
+pub struct Supervisor<'a> {
+    pub parts: Parts,
+    pub root: pid_t,
+    pub command: Vec<String>,
+    pub known: Known,
+    pub status: i32,
+    pub last: Option<u64>,
+    pub options: &'a Options,
+    pub due: Due,
+}
+
+impl<'a> Supervisor<'a> {
+    pub fn new(parts: Parts, root: pid_t, command: Vec<String>, options: &'a Options) -> Self {
+        // Who loses its parent is this one's child.
+        // SAFETY: no memory is involved.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+        Self {
+            last: parts
+                .store
+                .rounds()
+                .ok()
+                .and_then(|rounds| rounds.last().copied()),
+            parts,
+            root,
+            command,
+            known: Known::default(),
+            status: 0,
+            options,
+            due: Due::new(options.schedule),
+        }
+    }
+
+    /// Of a tree that has been restarted.
+    pub fn of_restarted(
+        parts: Parts,
+        tree: &Tree,
+        command: Vec<String>,
+        options: &'a Options,
+    ) -> Self {
+        let mut supervisor = Self::new(parts, tree.root, command, options);
+        supervisor.known.has_own_ipc = tree.sysv.is_some();
+        supervisor
+    }
+
+    pub fn run(mut self) -> Result<i32> {
+        while self.holds() || self.reap() {
+            if self.due.is_now()
+                && let Err(error) = self.dump(false, false)
+            {
+                eprintln!("snaprig: no checkpoint was taken: {}", chain(&error));
+                self.due.failed();
+            }
+            if self.wait()?
+                && let Ok((stream, _)) = self.parts.listener.accept()
+            {
+                control::answer(&stream, |request| self.reply(request));
+            }
+            self.parts.plugins.borrow_mut().go_on();
+            while let Some(signal) = self.parts.signals.next() {
+                if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
+                    // SAFETY: no memory is involved; it is a child that has not been waited for, or nobody.
+                    unsafe { libc::kill(self.root, signal) };
+                }
+            }
+            self.take_part();
+        }
+        let _ = fs::remove_file(self.parts.directory.join(CONTROL));
+        if let Some(member) = self.parts.member {
+            member.leave();
+        }
+        Ok(self.status)
+    }
+
+    /// Whether the tree stands still for a round: nothing of it ends meanwhile.
+    pub fn holds(&self) -> bool {
+        self.parts.member.as_ref().is_some_and(Member::holds)
+    }
+
+    /// Does what the job's coordinator says, if it says something.
+    pub fn take_part(&mut self) {
+        let Some(member) = &mut self.parts.member else {
+            return;
+        };
+        match member.next(self.root, &mut self.known, &self.parts.plugins) {
+            Done::Complete(round) => self.last = Some(round),
+            Done::Ended => self.status = 128 + libc::SIGKILL,
+            Done::Nothing => {}
+        }
+    }
+
+    /// Waits for something to do; whether somebody asks.
+    pub fn wait(&self) -> Result<bool> {
+        let (listener, signals) = (self.parts.listener.as_fd(), self.parts.signals.fd.as_fd());
+        let plugins = self.parts.plugins.borrow();
+        let mut ready = vec![
+            PollFd::new(&listener, PollFlags::IN),
+            PollFd::new(&signals, PollFlags::IN),
+            PollFd::from_borrowed_fd(plugins.as_fd(), PollFlags::IN),
+        ];
+        let member = self.parts.member.as_ref().map(|member| member.link.ready());
+        ready.extend(member.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let now = Instant::now();
+        let plugins_left = plugins
+            .deadline()
+            .map(|due| due.saturating_duration_since(now));
+        let left = self.due.left().into_iter().chain(plugins_left).min();
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut ready, left.as_ref()) {
+            Ok(_) => Ok(!ready[0].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(Error::io("poll", error)),
+        }
+    }
+
+    /// Waits for children that have ended; whether there are others.
+    pub fn reap(&mut self) -> bool {
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is valid to write to.
+            let ended = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+            if ended > 0 && libc::WIFSTOPPED(status) {
+                trace::let_go_late(ended);
+                continue;
+            }
+            if ended == self.root {
+                self.status = exit_code(status);
+            }
+            if ended <= 0 {
+                return ended == 0;
+            }
+        }
+    }
+
+    pub fn reply(&mut self, request: Request) -> Reply {
+        let replied = match request {
+            Request::Dump { kill, full } => self.dump(kill, full).map(Reply::Dumped),
+            Request::Migrate { to } => self.migrate(&to).map(Reply::Migrated),
+            Request::Status => self.look().map(Reply::Status),
+        };
+        replied.unwrap_or_else(|error| Reply::Failed(chain(&error)))
+    }
+
+    pub fn look(&self) -> Result<Status> {
+        // SAFETY: no preconditions.
+        let pids = snaprig_tracee::freeze::descendants(unsafe { libc::getpid() })?;
+        let stats = pids
+            .into_iter()
+            .filter_map(|pid| Process::new(pid).ok()?.stat().ok());
+        let running = stats.map(|stat| Running {
+            pid: stat.pid,
+            threads: stat.num_threads as usize,
+            name: stat.comm,
+        });
+        Ok(Status {
+            processes: running.collect(),
+            last: self.last,
+        })
+    }
+
+    /// It is in no job.
+    pub fn is_alone(&self) -> Result<()> {
+        let Some(member) = &self.parts.member else {
+            return Ok(());
+        };
+        let what = format!(
+            "it is member {} of a job: that is checkpointed as a whole (--job)",
+            member.name
+        );
+        Err(Error::Job { what })
+    }
+
+    /// A checkpoint. Whatever goes wrong, the tree runs on.
+    pub fn dump(&mut self, kill: bool, full: bool) -> Result<Dumped> {
+        self.is_alone()?;
+        let begun = Instant::now();
+        steps::reached(Step::Begun);
+        let cost = self.due.cost();
+        let number = self.last.map_or(1, |last| last + 1);
+        let round = self.parts.store.begin(number, 0)?;
+        let how = How {
+            mode: self.options.mode,
+            is_whole: full,
+            zstd: self.options.zstd,
+        };
+        self.known.check(&self.parts.store, MEMBER);
+        if how.mode == Mode::Background {
+            checkpoint::look(&mut self.known, Purpose::Alone, &self.parts.plugins)?;
+        }
+        let mut image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
+        let parent = image.parent();
+        let (known, directory) = (&mut self.known, Some(round.joined().dir()));
+        let (plugins, last) = (&self.parts.plugins, |known: &mut _| image.catch_up(known));
+        let stopped = Stopped::stop(self.root, Purpose::Alone, known, plugins, directory, last)?;
+        let mut stopped = stopped.alone()?;
+        let saved = image.save(&mut stopped, &mut self.known)?;
+        let (held, pause) = match kill {
+            true => (Some(stopped), None),
+            false => (None, Some(stopped.let_go()?)),
+        };
+        let (_, written) = saved.finish()?;
+        steps::reached(Step::Finished);
+        let members = vec![written.member(MEMBER)];
+        round.commit(Manifest::now(self.command.clone(), parent, members))?;
+        steps::reached(Step::Committed);
+        self.last = Some(number);
+        let ended = held.map(|held| {
+            self.status = 128 + libc::SIGKILL;
+            held.end()
+        });
+        self.known.keep(written.next);
+        if let Some(Err(error)) = self.options.keep.map(|keep| self.parts.store.prune(keep)) {
+            eprintln!("snaprig: older checkpoints stay: {}", chain(&error));
+        }
+        let pause = pause.or(ended).unwrap_or_default();
+        self.due.ended(cost, pause.all);
+        Ok(Dumped {
+            round: number,
+            bytes: written.summary.totals.file_bytes,
+            parent,
+            copied: written.copied,
+            pause,
+            took: begun.elapsed(),
+        })
+    }
+}
