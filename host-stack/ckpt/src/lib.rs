@@ -29,24 +29,19 @@
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
 //! restarted tree runs before all of it has been read and checked.
 
-mod apart;
 pub mod board;
-mod carry;
+mod calls;
+mod detached;
 pub mod dump;
 pub mod error;
-mod flow;
-mod huge;
-pub mod owned;
-mod queue;
+mod resources;
 pub mod restart;
 mod show;
-pub mod socket;
 pub mod spaces;
 pub mod state;
-mod sysv;
-mod terminal;
 
 pub use self::{
     error::{Error, Result},
+    resources::plugins::owned,
     show::inspect,
 };

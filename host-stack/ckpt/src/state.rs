@@ -3,14 +3,14 @@
 //! What must stay true: everything here is what the processes saw: numbers of processes and threads,
 //! addresses, descriptors.
 
-mod files;
-mod sysv;
-
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::{files::*, sysv::*};
+pub use crate::resources::{
+    epolls::state::*, files::state::*, locks::state::*, memory::state::*, pipes::state::*,
+    sockets::state::*, sysv::state::*, terminals::state::*, watches::state::*,
+};
 
 /// Everything of one tree of processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -216,19 +216,6 @@ pub struct PosixTimer {
     pub setting: [u64; 4],
 }
 
-/// A file by its name, and what it must still be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileId {
-    /// Absolute.
-    pub path: Vec<u8>,
-    /// Bytes.
-    pub size: u64,
-    /// Last modification, nanoseconds.
-    pub modified_nanos: i64,
-    /// XXH3 of its bytes, or 0: only size and modification count.
-    pub hash: u64,
-}
-
 /// Part of an address space.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Area {
@@ -294,93 +281,4 @@ pub struct Descriptor {
     pub file: u32,
     /// FD_CLOEXEC.
     pub close_on_exec: bool,
-}
-
-/// Memory that several processes can map, or one and a descriptor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedMemory {
-    /// Space of the image.
-    pub space: u32,
-    /// Name of a memfd; none: anonymous.
-    pub name: Option<Vec<u8>>,
-    /// Bytes.
-    pub size: u64,
-    /// F_GET_SEALS.
-    pub seals: i32,
-    /// Bytes of its huge pages (MFD_HUGETLB); 0: ordinary ones.
-    pub huge_bytes: u64,
-}
-
-/// A socket.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Socket {
-    /// AF_.
-    pub family: i32,
-    /// SOCK_.
-    pub kind: i32,
-    /// IPPROTO_.
-    pub protocol: i32,
-    /// Identifies it among those of the tree.
-    pub inode: u64,
-    /// `struct sockaddr` that it is bound to.
-    pub local: Vec<u8>,
-    /// The directory that a Unix socket's name begins at, if it is relative.
-    pub directory: Vec<u8>,
-    /// What it is connected to.
-    pub remote: Vec<u8>,
-    /// What it is used for.
-    pub stage: Stage,
-    /// What has come, or is on its way, and was not read; datagrams one by one.
-    pub received: Vec<Message>,
-    /// shutdown(2): 1: no more receiving, 2: no more sending.
-    pub shut: u8,
-    /// getsockopt(2): level, name, value.
-    pub options: Vec<(i32, i32, Vec<u8>)>,
-}
-
-/// What a socket is used for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stage {
-    /// Not connected; it may be bound.
-    Idle,
-    /// listen(2).
-    Listening {
-        /// Connections that wait at most.
-        backlog: u32,
-        /// Those that wait, by the inodes of the sockets that have made them.
-        waiting: Vec<u64>,
-    },
-    /// Connected.
-    Connected {
-        /// The other end's inode; none: nobody has it any more, or it waits to be accepted, or, of datagrams, it is
-        /// nobody of the tree.
-        peer: Option<u64>,
-    },
-    /// connect(2) has not succeeded yet.
-    Connecting,
-    /// A connection that both have ended, or one of them by force.
-    Ended {
-        /// ECONNRESET.
-        reset: bool,
-    },
-    /// A connection to another tree of the job.
-    Abroad {
-        /// What both ends call it.
-        id: Vec<u8>,
-        /// This end is connected to when it is made again.
-        accepts: bool,
-        /// Nobody has accepted it: what the socket is called that listens.
-        waits: Option<Vec<u8>>,
-    },
-}
-
-/// Bytes in a socket, with the files that were sent along.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Message {
-    /// The bytes.
-    pub bytes: Vec<u8>,
-    /// Numbers in [`Tree::files`].
-    pub files: Vec<u32>,
-    /// Who sent it: `struct sockaddr`.
-    pub from: Vec<u8>,
 }

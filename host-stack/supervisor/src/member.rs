@@ -252,7 +252,7 @@ impl Taking {
         board: &Board,
     ) -> Result<()> {
         checkpoint::look(known, Purpose::Job, plugins)?;
-        dump::strangers::refuse(board, plugins.borrow().are_none())?;
+        dump::refuse_outside_peers(board, plugins.borrow().are_none())?;
         let how = How {
             mode: note.mode,
             is_whole: note.is_whole,

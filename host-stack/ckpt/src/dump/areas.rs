@@ -16,11 +16,10 @@ use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use snaprig_tracee::code::kernels;
 
-use super::{named::Named, placement::Policies, sysv::Attachment};
+use super::placement::Policies;
 use crate::{
     error::{Error, Result},
-    huge,
-    owned::Owned,
+    resources::{files::named::Named, huge::pages, plugins::owned::Owned, sysv::save::Attachment},
     state::{Area, Backing},
 };
 
@@ -213,7 +212,7 @@ impl Shared {
     /// Bytes of the huge pages of what is on a device; 0: ordinary ones.
     fn huge_bytes(&mut self, device: u64) -> u64 {
         let known = self.sizes.entry(device);
-        *known.or_insert_with(|| huge::of_device(device))
+        *known.or_insert_with(|| pages::of_device(device))
     }
 
     /// Whether private huge pages are reserved for a relative, of whom the process has them since fork(2): no child has
@@ -252,7 +251,7 @@ pub fn areas(
             Backing::Anonymous if map.inode == 0 => 0,
             Backing::Kernel(_) | Backing::Plugin => 0,
             Backing::File { file, .. } if flags.contains(b"ht") => {
-                huge::of_path(Path::new(OsStr::from_bytes(&file.path)))
+                pages::of_path(Path::new(OsStr::from_bytes(&file.path)))
             }
             Backing::File { .. } => 0,
             _ => shared.huge_bytes(dev(map.dev)),

@@ -3,56 +3,41 @@
 //! The image's state is the tree ([`crate::state::Tree`]); its spaces are the address spaces of the processes, shared
 //! memory, and contents of files.
 
-mod abroad;
-mod areas;
-mod counters;
-mod diag;
-mod files;
-mod held;
-mod huge;
-mod multicast;
-mod named;
-mod neighbours;
-mod netlink;
-mod options;
-mod outside;
-mod pipes;
-mod placement;
-mod process;
-mod refused;
-mod seen;
-mod sockets;
-pub mod strangers;
-mod sysv;
-mod terminals;
-mod threads;
-mod undo;
-mod watches;
-mod write;
+pub(crate) mod areas;
+pub(crate) mod placement;
+pub(crate) mod process;
+pub(crate) mod refused;
+pub(crate) mod threads;
+pub(crate) mod write;
 
 use std::{collections::BTreeSet, os::fd::OwnedFd};
 
 use libc::pid_t;
 use procfs::process::{Process as Proc, Stat};
 
-pub use self::abroad::listener;
-pub use self::named::{Named, hash, modified, tail};
 pub use self::process::{SIGNALS, code_among, credentials};
 pub use self::write::{Saving, copy_running, look, write};
+pub use crate::resources::{
+    files::named::Named, sockets::remote::outside_peers::refuse as refuse_outside_peers,
+};
 use snaprig_tracee::{
     freeze::{Frozen, HeldProcess},
     memory,
 };
 
-use self::{
-    areas::{Flags, Shared},
-    files::{Files, Source},
-    sockets::Sockets,
-};
+use self::areas::{Flags, Shared};
 use crate::{
     board::Board,
+    calls,
     error::Result,
-    owned::Owned,
+    resources::{
+        collected::{Files, Source},
+        huge::save as huge,
+        locks::save as locks,
+        plugins::owned::Owned,
+        sockets::{self, save::Sockets},
+        sysv::save as sysv,
+    },
     spaces::{Key, Spaces},
     state::{Area, Backing, Kind, Process, SharedMemory, Tree},
 };
@@ -96,9 +81,9 @@ impl Before {
                 flags.push((pid, found));
             }
         }
-        outside::check(ancestor, owned, purpose != Purpose::Job)?;
+        sockets::outside::check(ancestor, owned, purpose != Purpose::Job)?;
         if purpose == Purpose::Moving {
-            held::none(ancestor)?;
+            locks::none(ancestor)?;
         }
         Ok(Self { flags, has_own_ipc })
     }
@@ -195,8 +180,8 @@ pub fn describe(
     let tree = Tree {
         supervisor,
         root,
-        monotonic_nanos: clock(libc::CLOCK_MONOTONIC),
-        boottime_nanos: clock(libc::CLOCK_BOOTTIME),
+        monotonic_nanos: calls::clock(libc::CLOCK_MONOTONIC),
+        boottime_nanos: calls::clock(libc::CLOCK_BOOTTIME),
         vdso,
         processes,
         files: files.open,
@@ -284,14 +269,4 @@ fn vdso(held: &[HeldProcess], processes: &[Process]) -> Result<Vec<u8>> {
         }
     }
     Ok(Vec::new())
-}
-
-fn clock(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is valid to write to.
-    unsafe { libc::clock_gettime(clock, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

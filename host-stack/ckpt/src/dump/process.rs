@@ -41,13 +41,12 @@ use snaprig_tracee::{
 
 use super::{
     areas::{Flags, Shared, areas},
-    named::Named,
     refused,
     threads::{self, AskedThread},
 };
 use crate::{
     error::{Error, Result},
-    owned::Owned,
+    resources::{files::named::Named, plugins::owned::Owned},
     state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
 };
 

@@ -16,15 +16,15 @@ use snaprig_tracee::{
     trace::has_ended,
 };
 
-use super::{
-    areas::Flags,
-    named::Named,
-    seen::{Class, Seen},
-    watches,
-};
+use super::areas::Flags;
 use crate::{
     error::{Error, Result},
-    owned::Owned,
+    resources::{
+        descriptor::{Class, Seen},
+        files::named::Named,
+        plugins::owned::Owned,
+        watches::save as watches,
+    },
 };
 
 /// Namespaces that a tree shares with its supervisor: it is restarted in one of each.

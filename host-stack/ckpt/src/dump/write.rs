@@ -18,11 +18,10 @@ use snaprig_tracee::{
 use super::{
     Described,
     areas::{Mapping, SharedObject},
-    huge,
-    sysv::Bytes,
 };
 use crate::{
     error::{Error, Result},
+    resources::{huge::save as huge, sysv::save::Bytes},
     spaces::{Key, Space, Spaces},
     state::{Area, Backing, Segment, Tree},
 };
@@ -450,7 +449,7 @@ pub fn write_mapped<S: Sink>(
 
 /// Writes the data of a file, but not its holes; the last page is filled with zeros. What was written.
 fn write_file<S: Sink>(space: u32, file: &File, writer: &mut Writer<S>) -> Result<Ranges> {
-    let huge_bytes = crate::huge::of_file(file);
+    let huge_bytes = crate::resources::huge::pages::of_file(file);
     if huge_bytes != 0 {
         return huge::write_file(space, file, huge_bytes, writer);
     }

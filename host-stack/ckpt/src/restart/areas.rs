@@ -2,13 +2,13 @@
 
 use snaprig_tracee::remote::{self, Call, call};
 
-use super::{
-    files::{Opened, damaged},
-    huge,
-    process::{Data, Growing},
-};
+use super::process::{Data, Growing};
 use crate::{
     error::Result,
+    resources::{
+        huge::restore as huge,
+        opened::{Opened, damaged},
+    },
     state::{Area, Backing, Placement, Tree},
 };
 
@@ -21,7 +21,7 @@ const MAP_DROPPABLE: i32 = 8;
 const MADV_GUARD_INSTALL: u64 = 102;
 
 impl Growing<'_> {
-    pub(super) fn map_areas(&self, tree: &Tree, opened: &Opened) -> Result<()> {
+    pub(crate) fn map_areas(&self, tree: &Tree, opened: &Opened) -> Result<()> {
         let mut calls = Vec::new();
         for area in &self.body.areas {
             match (&area.backing, &tree.sysv) {
@@ -55,7 +55,7 @@ impl Growing<'_> {
     }
 
     /// What is not to change any more, and what is locked that is yet to come.
-    pub(super) fn lock(&self) -> Result<()> {
+    pub(crate) fn lock(&self) -> Result<()> {
         /// mseal(2), since Linux 6.10.
         const SYS_MSEAL: i64 = 462;
         let sealed = self.body.areas.iter();
@@ -70,7 +70,7 @@ impl Growing<'_> {
     }
 
     /// Before anything is locked: then there are none to be had.
-    pub(super) fn guard(&self) -> Result<()> {
+    pub(crate) fn guard(&self) -> Result<()> {
         let guards = self.body.guards.iter();
         let install = |(start, end): &(u64, u64)| {
             let arguments = [*start, end.saturating_sub(*start), MADV_GUARD_INSTALL];
@@ -81,7 +81,7 @@ impl Growing<'_> {
         self.make(what, &calls)
     }
 
-    pub(super) fn protect(&self) -> Result<()> {
+    pub(crate) fn protect(&self) -> Result<()> {
         let mut calls = Vec::new();
         for area in self.body.areas.iter().filter(|area| !is_kernels(area)) {
             let range = [area.start, area.end - area.start];

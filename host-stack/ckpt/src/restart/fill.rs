@@ -13,12 +13,14 @@ use libc::pid_t;
 use snaprig_ckpt_image::chain::{Chain, Part, Place};
 use snaprig_tracee::{memory, parallel};
 
-use super::files::{Opened, damaged};
 use crate::{
     error::{Error, Result},
-    huge::Mapped,
+    resources::{
+        huge::pages::Mapped,
+        opened::{Opened, damaged},
+        sysv::objects::Attached,
+    },
     state::{Backing, Tree},
-    sysv::Attached,
 };
 
 /// What a space of the images is of.

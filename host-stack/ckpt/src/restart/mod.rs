@@ -7,31 +7,17 @@
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
 //! all processes end, and no file of the tree has been written to.
 
-mod abroad;
-mod areas;
-mod credentials;
-mod files;
-mod fill;
-mod groups;
-mod held;
-mod huge;
-mod layout;
-mod made;
-mod names;
-mod namespaces;
-mod neighbours;
-mod paths;
-mod pipes;
-mod plugins;
-mod process;
-mod refill;
-mod seed;
-mod sockets;
-mod sysv;
-mod terminals;
-mod threads;
-mod timers;
-mod vdso;
+pub(crate) mod areas;
+pub(crate) mod credentials;
+pub(crate) mod fill;
+pub(crate) mod groups;
+pub(crate) mod layout;
+pub(crate) mod namespaces;
+pub(crate) mod process;
+pub(crate) mod seed;
+pub(crate) mod threads;
+pub(crate) mod timers;
+pub(crate) mod vdso;
 
 use std::os::fd::OwnedFd;
 
@@ -42,7 +28,7 @@ use snaprig_tracee::{
     trace::Tracee,
 };
 
-use self::{files::Opened, fill::fill, process::Growing};
+use self::{fill::fill, process::Growing};
 pub use self::{
     groups::place,
     namespaces::{Clocks, Complete, chain, exit_code, run},
@@ -50,6 +36,14 @@ pub use self::{
 use crate::{
     board::Board,
     error::Result,
+    resources::{
+        files::restore as files,
+        huge::restore as huge,
+        locks::restore as locks,
+        opened::{self, Opened},
+        sysv::restore as sysv,
+        terminals::restore as terminals,
+    },
     state::{Process, Tree},
 };
 
@@ -60,7 +54,7 @@ pub fn read_tree(chain: &Chain) -> Result<Tree> {
         tree = Some(state.decode()?);
         Ok(())
     })?;
-    tree.ok_or_else(|| files::damaged("no tree of processes"))
+    tree.ok_or_else(|| opened::damaged("no tree of processes"))
 }
 
 /// A tree that is being made: dropped before it is let go, all of its processes end.
@@ -125,7 +119,7 @@ impl Drop for Restored<'_> {
             return;
         };
         if !self.runs {
-            paths::withdraw(&opened);
+            files::withdraw(&opened);
             for process in &self.tree.processes {
                 // SAFETY: no memory is involved; in this namespace the number is nobody else's.
                 unsafe { libc::kill(process.pid, libc::SIGKILL) };
@@ -150,7 +144,7 @@ fn check(tree: &Tree) -> Result<()> {
         });
     match is_sound {
         true => Ok(()),
-        false => Err(files::damaged("processes that do not belong together")),
+        false => Err(opened::damaged("processes that do not belong together")),
     }
 }
 
@@ -174,7 +168,7 @@ fn grow(
     }
     fill(tree, chain, opened).map_err(|error| huge::explained(tree, error))?;
     steps::reached(Step::RestartFilled);
-    paths::commit(opened)?;
+    files::commit(opened)?;
     if let Some(sysv) = &tree.sysv {
         for work in [Growing::owe, Growing::touch] {
             growing.iter().try_for_each(|growing| work(growing, sysv))?;
@@ -185,7 +179,7 @@ fn grow(
     for growing in growing {
         threads.extend(growing.finish(tree, opened, drops_privileges)?);
     }
-    held::finish(tree, opened)?;
+    locks::finish(tree, opened)?;
     terminals::finish(tree, opened)?;
     terminals::take_over(tree)?;
     groups::dismiss(tree);

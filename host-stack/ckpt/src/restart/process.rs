@@ -17,27 +17,29 @@ use snaprig_tracee::{
     trace::Tracee,
 };
 
-use super::{
-    files::{Opened, damaged},
-    groups, held, layout, terminals, threads,
-};
+use super::{groups, layout, threads};
 use crate::{
     dump::{SIGNALS, code_among, credentials as credentials_of},
     error::{Error, Result},
+    resources::{
+        locks::restore as held,
+        opened::{Opened, damaged},
+        terminals::restore as terminals,
+    },
     state::{Body, Credentials, Process, Tree},
 };
 
 /// End of the addresses of processes.
 const USER_END: u64 = 0x7fff_ffff_f000;
 /// Room beside the stub, where the vDSO waits.
-pub(super) const SPARE_BYTES: u64 = 256 << 10;
+pub(crate) const SPARE_BYTES: u64 = 256 << 10;
 
 /// A process that is becoming what it was.
 pub struct Growing<'a> {
-    pub(super) process: &'a Process,
-    pub(super) body: &'a Body,
-    pub(super) first: Tracee,
-    pub(super) stub: u64,
+    pub(crate) process: &'a Process,
+    pub(crate) body: &'a Body,
+    pub(crate) first: Tracee,
+    pub(crate) stub: u64,
 }
 
 impl<'a> Growing<'a> {
@@ -82,12 +84,12 @@ impl<'a> Growing<'a> {
         Ok(growing)
     }
 
-    pub(super) fn remote(&self) -> Result<Remote<'_>> {
+    pub(crate) fn remote(&self) -> Result<Remote<'_>> {
         Ok(Remote::new(&self.first, self.process.pid)?)
     }
 
     /// Has it make calls that must succeed.
-    pub(super) fn make(&self, what: &str, calls: &[Call]) -> Result<()> {
+    pub(crate) fn make(&self, what: &str, calls: &[Call]) -> Result<()> {
         let results = self.remote()?.calls(self.stub, self.process.pid, calls)?;
         for (index, returned) in results.into_iter().enumerate() {
             result(returned).map_err(|source| Error::Process {
@@ -303,7 +305,7 @@ impl<'a> Growing<'a> {
     }
 
     /// Signals that waited.
-    pub(super) fn queue(
+    pub(crate) fn queue(
         &self,
         pending: &[[u64; 16]],
         thread: Option<(&Tracee, i32)>,
@@ -336,7 +338,7 @@ impl<'a> Growing<'a> {
 }
 
 /// Data of calls, put together before they are written.
-pub(super) struct Data {
+pub(crate) struct Data {
     start: u64,
     bytes: Vec<u8>,
 }
@@ -371,12 +373,12 @@ impl Data {
 }
 
 /// Where areas are, seen from the first.
-pub(super) fn offsets(areas: &[(Vec<u8>, Range<u64>)]) -> impl Iterator<Item = u64> + Clone {
+pub(crate) fn offsets(areas: &[(Vec<u8>, Range<u64>)]) -> impl Iterator<Item = u64> + Clone {
     let first = areas.iter().map(|(_, part)| part.start).min().unwrap_or(0);
     areas.iter().map(move |(_, part)| part.start - first)
 }
 
-pub(super) fn moved(part: &Range<u64>, to: u64) -> Call {
+pub(crate) fn moved(part: &Range<u64>, to: u64) -> Call {
     let bytes = part.end - part.start;
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
     call(libc::SYS_mremap, [part.start, bytes, bytes, flags, to])

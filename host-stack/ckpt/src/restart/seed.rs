@@ -22,13 +22,16 @@ use std::{
 use libc::pid_t;
 
 use super::{
-    files::{Opened, damaged, is_late, owned, path_of, reopen, seek},
     groups,
     namespaces::{chain, fork_as, fork_brother},
-    paths, terminals,
 };
 use crate::{
     error::{Error, Result},
+    resources::{
+        files::restore as paths,
+        opened::{Opened, damaged, is_late, owned, path_of, reopen, seek},
+        terminals::restore as terminals,
+    },
     state::{Body, Descriptor, Kind, OpenFile, Process, Tree},
 };
 

@@ -7,11 +7,11 @@ use snaprig_tracee::{
 
 use super::{
     credentials,
-    files::damaged,
     process::{Data, Growing},
 };
 use crate::{
     error::{Error, Result},
+    resources::opened::damaged,
     state::{Credentials, Thread},
 };
 
@@ -22,7 +22,7 @@ const RESTART_NO_HANDLER: i64 = -514;
 
 impl Growing<'_> {
     /// Makes all threads but the first.
-    pub(super) fn make_threads(&self) -> Result<Vec<Tracee>> {
+    pub(crate) fn make_threads(&self) -> Result<Vec<Tracee>> {
         let pid = self.process.pid;
         let mut threads = Vec::new();
         for thread in &self.body.threads[1..] {
@@ -47,7 +47,7 @@ impl Growing<'_> {
         Ok(threads)
     }
 
-    pub(super) fn set_thread(
+    pub(crate) fn set_thread(
         &self,
         tracee: &Tracee,
         thread: &Thread,

@@ -2,12 +2,10 @@
 
 use snaprig_tracee::remote::{self, call, result};
 
-use super::{
-    files::damaged,
-    process::{Data, Growing},
-};
+use super::process::{Data, Growing};
 use crate::{
     error::{Error, Result},
+    resources::opened::damaged,
     state::PosixTimer,
 };
 

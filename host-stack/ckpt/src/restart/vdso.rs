@@ -11,12 +11,10 @@ use snaprig_tracee::{
     remote::{STUB_BYTES, call, regs_of},
 };
 
-use super::{
-    files::damaged,
-    process::{Growing, SPARE_BYTES, moved, offsets},
-};
+use super::process::{Growing, SPARE_BYTES, moved, offsets};
 use crate::{
     error::{Error, Result},
+    resources::opened::damaged,
     state::{Backing, Tree},
 };
 
@@ -25,7 +23,7 @@ const JUMP_BYTES: usize = 12;
 
 impl Growing<'_> {
     /// Moves vDSO and its data to where the process has them.
-    pub(super) fn place_kernels(
+    pub(crate) fn place_kernels(
         &self,
         kernels: &[(Vec<u8>, Range<u64>)],
         code: &[u8],

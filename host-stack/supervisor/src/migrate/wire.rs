@@ -23,6 +23,7 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     net::{TcpListener, TcpStream, ToSocketAddrs},
+    os::fd::AsRawFd,
     os::unix::{
         fs::{FileTypeExt, MetadataExt},
         net::{UnixListener, UnixStream},
@@ -33,10 +34,7 @@ use std::{
 
 use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use snaprig_ckpt::{
-    error::{Error, Result},
-    socket,
-};
+use snaprig_ckpt::error::{Error, Result};
 
 /// Of what is said here.
 const VERSION: u32 = 1;
@@ -323,16 +321,36 @@ impl Stream {
         let Self::Unix(stream) = self else {
             return Ok(());
         };
-        // struct ucred: number, user, group. A peer outside of this PID namespace has no number.
-        let peer = socket::option(stream, libc::SOL_SOCKET, libc::SO_PEERCRED)?;
-        let peer = peer.get(4..8).and_then(|user| user.try_into().ok());
-        let peer = peer.map(u32::from_ne_bytes);
-        // SAFETY: no preconditions.
-        let own = unsafe { libc::geteuid() };
-        match peer == Some(0) || peer == Some(own) {
+        let (peer, own) = (user_of_peer(stream)?, rustix::process::geteuid().as_raw());
+        match peer == 0 || peer == own {
             true => Ok(()),
             false => Err(io::Error::other("it is another user's")),
         }
+    }
+}
+
+/// The user of the process at the other end (SO_PEERCRED). A process outside of this PID namespace has the number 0,
+/// which `rustix` has no value for.
+fn user_of_peer(stream: &UnixStream) -> io::Result<u32> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` is valid to write to, and as long as `length` says, beyond which the kernel does not write.
+    let asked = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    match asked {
+        0 => Ok(peer.uid),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

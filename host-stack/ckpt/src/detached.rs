@@ -1,0 +1,89 @@
+//! Work of a process of its own, which goes on to its end if this one is killed, whatever signals its terminal sends.
+//!
+//! What must stay true: nobody takes it for the supervisor. So it has no descriptors but those of its work: the socket
+//! on which the supervisor listens would answer for a dead one, and keep the next one from listening.
+
+use std::{io, mem::MaybeUninit, os::fd::RawFd, ptr};
+
+use libc::pid_t;
+
+use crate::calls::check;
+
+/// A process that works.
+#[derive(Debug)]
+pub struct Detached(pid_t);
+
+impl Detached {
+    /// Begins; `work` makes calls that need nothing of other threads, of which the process has none, nor descriptors
+    /// but these.
+    pub fn begin(mut keeps: Vec<RawFd>, work: impl FnOnce()) -> io::Result<Self> {
+        keeps.sort_unstable();
+        let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: the sets are valid to write to, and then to read.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        }
+        // SAFETY: the child does its work, and ends.
+        let child = check(unsafe { libc::fork() });
+        if matches!(child, Ok(0)) {
+            close_but(&keeps);
+            work();
+            // SAFETY: nothing of this process is needed any more.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: the set was written to above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
+        child.map(Self)
+    }
+
+    /// Waits until it is done.
+    pub fn wait(self) {
+        // SAFETY: the status is not asked for. Whoever else waits for children may have been told.
+        unsafe { libc::waitpid(self.0, ptr::null_mut(), 0) };
+    }
+}
+
+/// Closes all descriptors but these, which ascend.
+fn close_but(keeps: &[RawFd]) {
+    let mut first = 0;
+    for keep in keeps.iter().map(|fd| *fd as u32) {
+        if first < keep {
+            // SAFETY: in the child, whose work needs none of them.
+            unsafe { libc::close_range(first, keep - 1, 0) };
+        }
+        first = keep + 1;
+    }
+    // SAFETY: as above.
+    unsafe { libc::close_range(first, u32::MAX, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::{TcpListener, TcpStream},
+        os::{fd::AsRawFd, unix::net::UnixStream},
+    };
+
+    use super::*;
+
+    #[test]
+    fn nobody_takes_it_for_who_began_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (mut ours, mut its) = UnixStream::pair().unwrap();
+        let apart = Detached::begin(vec![its.as_raw_fd()], || {
+            its.write_all(b"begun").unwrap();
+            its.read_exact(&mut [0]).unwrap();
+        });
+        drop(its);
+        ours.read_exact(&mut [0; 5]).unwrap();
+        drop(listener);
+        let answers = TcpStream::connect(address).is_ok();
+        ours.write_all(b".").unwrap();
+        apart.unwrap().wait();
+        assert!(!answers);
+        assert_eq!(ours.read(&mut [0]).unwrap(), 0);
+    }
+}

@@ -1,0 +1,4 @@
+//! TODO
+
+pub mod restore;
+pub mod save;

@@ -1,0 +1,5 @@
+//! TODO
+
+pub mod named;
+pub mod restore;
+pub mod state;

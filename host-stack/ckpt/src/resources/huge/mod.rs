@@ -1,0 +1,5 @@
+//! TODO
+
+pub mod pages;
+pub mod restore;
+pub mod save;

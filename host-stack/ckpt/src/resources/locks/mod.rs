@@ -1,0 +1,5 @@
+//! TODO
+
+pub mod restore;
+pub mod save;
+pub mod state;

@@ -1,0 +1,4 @@
+//! TODO
+
+pub mod owned;
+pub mod restore;

@@ -1,0 +1,7 @@
+//! TODO
+
+pub mod objects;
+pub mod restore;
+pub mod save;
+pub mod state;
+pub mod undo;

@@ -1,0 +1,4 @@
+//! TODO
+
+pub mod save;
+pub mod state;
