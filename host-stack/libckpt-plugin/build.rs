@@ -2,16 +2,31 @@
 
 use std::{env, fmt::Write as _, fs, path::Path};
 
-/// What it exports, all under SNAPRIG_CKPT_1.0.
-const NAMES: [&str; 8] = [
-    "snaprig_ckpt_register",
-    "snaprig_ckpt_unregister",
-    "snaprig_ckpt_is_supervised",
-    "snaprig_ckpt_own_descriptor",
-    "snaprig_ckpt_own_region",
-    "snaprig_ckpt_directory",
-    "snaprig_ckpt_variable",
-    "snaprig_ckpt_refuse",
+/// What it exports, by version; each builds on the one before.
+const VERSIONS: [(&str, &[&str]); 2] = [
+    (
+        "SNAPRIG_CKPT_1.0",
+        &[
+            "snaprig_ckpt_register",
+            "snaprig_ckpt_unregister",
+            "snaprig_ckpt_is_supervised",
+            "snaprig_ckpt_own_descriptor",
+            "snaprig_ckpt_own_region",
+            "snaprig_ckpt_directory",
+            "snaprig_ckpt_variable",
+            "snaprig_ckpt_refuse",
+        ],
+    ),
+    (
+        "SNAPRIG_CKPT_1.1",
+        &[
+            "snaprig_ckpt_participants",
+            "snaprig_ckpt_publish",
+            "snaprig_ckpt_lookup",
+            "snaprig_ckpt_collect",
+            "snaprig_ckpt_barrier",
+        ],
+    ),
 ];
 
 fn main() {
@@ -21,12 +36,17 @@ fn main() {
         fs::write(&path, text).expect("cargo's directory can be written");
         path
     };
-    let (mut exports, mut map) = (String::new(), String::from("SNAPRIG_CKPT_1.0 { global: "));
-    for name in NAMES {
-        let _ = writeln!(exports, "export!({name}, \"{name}@@SNAPRIG_CKPT_1.0\");");
-        let _ = write!(map, "{name}; ");
+    let (mut exports, mut map) = (String::new(), String::new());
+    let mut before = "";
+    for (version, names) in VERSIONS {
+        let _ = write!(map, "{version} {{ global: ");
+        for name in names {
+            let _ = writeln!(exports, "export!({name}, \"{name}@@{version}\");");
+            let _ = write!(map, "{name}; ");
+        }
+        let _ = writeln!(map, "}} {before};");
+        before = version;
     }
-    map += "};\n";
     write("exports.rs", exports);
     let map = write("versions.map", map);
     for argument in [

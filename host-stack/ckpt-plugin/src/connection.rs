@@ -1,30 +1,36 @@
-//! The connection to a supervisor.
+//! A plugin's connection to its supervisor.
 //!
-//! What must stay true: nothing is sent through a descriptor that the program has closed and that is another file's
-//! by now.
+//! What must stay true: nothing is sent through a descriptor that the program has closed and that is another file's by
+//! now; the descriptor is not closed while the plugin's thread may read from it.
 
 use std::{
-    io, mem,
+    io,
+    mem::ManuallyDrop,
     os::{
         fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd},
         unix::fs::MetadataExt,
     },
     path::Path,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
 use serde::Serialize;
 
-use crate::message::{Descriptor, MESSAGE_MAX, ToProcess, decode, encode};
+use crate::message::{Descriptor, MESSAGE_MAX, ToPlugin, decode, encode};
 
 /// Programs count on it that their next file has the lowest number: this one is out of their way.
 const HIGH: RawFd = 500;
 
-/// A connection.
+/// A connection: the plugin has it, and its thread.
 #[derive(Debug)]
 pub struct Connection {
-    socket: Option<OwnedFd>,
-    descriptor: Descriptor,
+    fd: RawFd,
+    /// The file that it is (fstat(2)).
+    device: AtomicU64,
+    inode: AtomicU64,
 }
 
 impl Connection {
@@ -34,71 +40,96 @@ impl Connection {
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-        // SAFETY: no memory is involved; checked.
-        let high = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH) };
-        let socket = match high {
-            high if high < 0 => socket,
-            // SAFETY: it is open and ours.
-            high => unsafe { OwnedFd::from_raw_fd(high) },
+        let socket = match rustix::io::fcntl_dupfd_cloexec(&socket, HIGH) {
+            Ok(high) => high,
+            Err(_) => socket,
         };
-        let descriptor = describe(socket.as_raw_fd())?;
+        let Descriptor { device, inode, .. } = describe(socket.as_raw_fd())?;
         Ok(Self {
-            socket: Some(socket),
-            descriptor,
+            fd: socket.into_raw_fd(),
+            device: device.into(),
+            inode: inode.into(),
         })
     }
 
     /// This end of it.
     pub fn descriptor(&self) -> Descriptor {
-        self.descriptor
+        Descriptor {
+            fd: self.fd,
+            device: self.device.load(Relaxed),
+            inode: self.inode.load(Relaxed),
+        }
     }
 
     /// In a restarted process it is another socket under the same number.
-    pub fn look_again(&mut self) -> io::Result<()> {
-        self.descriptor = describe(self.descriptor.fd)?;
+    pub fn look_again(&self) -> io::Result<()> {
+        let now = describe(self.fd)?;
+        self.device.store(now.device, Relaxed);
+        self.inode.store(now.inode, Relaxed);
         Ok(())
     }
 
     /// Whether the program has left it alone.
     pub fn is_own(&self) -> bool {
-        describe(self.descriptor.fd).is_ok_and(|now| now == self.descriptor)
+        describe(self.fd).is_ok_and(|now| now == self.descriptor())
     }
 
     /// Sends a message; what cannot be sent is of no interest any more: the supervisor has gone.
     pub fn send<T: Serialize>(&self, message: &T) {
-        if let Some(socket) = self.socket.as_ref().filter(|_| self.is_own()) {
+        if self.is_own() {
             let bytes = encode(message);
+            let socket = self.socket();
             while let Err(rustix::io::Errno::INTR) =
-                rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL)
+                rustix::net::send(&*socket, &bytes, SendFlags::NOSIGNAL)
             {}
         }
     }
 
-    /// Waits for a message; none: the supervisor has gone.
-    pub fn receive(fd: RawFd) -> Option<ToProcess> {
+    /// Waits for a message; none: the supervisor has gone. The program may have put another file there meanwhile:
+    /// whoever calls looks whether it has before the message counts.
+    pub fn receive(&self) -> Option<ToPlugin> {
         let mut bytes = vec![0; MESSAGE_MAX];
         loop {
-            // SAFETY: it is as long as it says. The number is used, and not the descriptor, for others may replace
-            // that meanwhile; whoever calls looks whether it is still the same file before the message counts.
-            let count = unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-            match usize::try_from(count) {
-                Ok(0) => return None,
-                Ok(count) => return decode(&bytes[..count]),
-                Err(_) if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            match rustix::net::recv(&*self.socket(), &mut bytes[..], RecvFlags::empty()) {
+                Ok((0, _)) => return None,
+                Ok((count, _)) => return decode(&bytes[..count]),
+                Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return None,
             }
         }
+    }
+
+    /// Nobody uses it any more: its thread's read ends.
+    pub fn end(&self) {
+        if self.is_own() {
+            // It may have ended already.
+            let _ = rustix::net::shutdown(&*self.socket(), Shutdown::Both);
+        }
+    }
+
+    /// In a child of fork(2), which has not its thread: that one's reference is never dropped here.
+    pub fn close_in_child(&self) {
+        self.close();
+    }
+
+    fn close(&self) {
+        if self.is_own() {
+            // SAFETY: it is still the socket that was opened here, whose number nobody else was told; this process does
+            // not use this object any more.
+            drop(unsafe { OwnedFd::from_raw_fd(self.fd) });
+        }
+    }
+
+    fn socket(&self) -> ManuallyDrop<OwnedFd> {
+        // SAFETY: the number stays open as long as this object, unless the program closes what it does not know; then it
+        // may be another file's, and to read from that breaks no memory. It is not closed here.
+        ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(self.fd) })
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(socket) = self.socket.take()
-            && !self.is_own()
-        {
-            // The number is somebody else's.
-            let _ = socket.into_raw_fd();
-        }
+        self.close();
     }
 }
 
@@ -108,7 +139,7 @@ pub fn describe(fd: RawFd) -> io::Result<Descriptor> {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
     // SAFETY: it is not closed here; whether it is open is found out.
-    let file = mem::ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) });
+    let file = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) });
     let metadata = file.metadata()?;
     Ok(Descriptor {
         fd,

@@ -1,21 +1,25 @@
 //! Plugins of checkpoints: code within a program that takes down what cannot be saved from outside (a connection to a
-//! device, memory mapped from one) before a checkpoint, and builds it up again after it. The same for C programs is
+//! device, memory mapped from one) before a checkpoint, and builds it up again after it. C programs do the same with
 //! `libsnaprig_ckpt_plugin.so.0`.
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use snaprig_ckpt_plugin::{Checkpoint, Options, Plugin, Restart};
+//! use snaprig_ckpt_plugin::{Event, Options, Plugin};
 //!
 //! struct Driver;
 //!
 //! impl Plugin for Driver {
-//!     fn pre_checkpoint(&self, event: &mut Checkpoint) -> Result<(), String> {
+//!     fn save(&self, event: &mut Event) -> Result<(), String> {
 //!         event.own_descriptor(7);
 //!         Ok(())
 //!     }
-//!     fn resume(&self) {}
-//!     fn restart(&self, event: &Restart) -> Result<(), String> {
-//!         // Open the device again, and dup2(2) it to 7.
+//!     fn rebuild(&self, event: &mut Event) -> Result<(), String> {
+//!         // Open the device again, dup2(2) it to 7, and tell the others what it is called now.
+//!         event.publish(b"device-of-3", b"hca0/41")
+//!     }
+//!     fn exchange(&self, event: &mut Event) -> Result<(), String> {
+//!         let name = event.lookup(b"device-of-4")?;
+//!         # drop(name);
 //!         Ok(())
 //!     }
 //! }
@@ -24,15 +28,37 @@
 //! # Ok::<(), snaprig_ckpt_plugin::Error>(())
 //! ```
 //!
-//! | event | when | order |
-//! |---|---|---|
-//! | pre-checkpoint | before the program is stopped; may refuse | ascending |
-//! | resume | the program runs on: there is a checkpoint, or there is none | descending |
-//! | restart | in a restarted process, instead of resume; may fail, and with it the restart | descending |
+//! # Phases
 //!
-//! Plugins run one after another, those of all processes of a tree, in a thread of this library's (one a process that
-//! has plugins: who takes too long keeps the others of its process waiting), while the threads of the program run, too: a plugin keeps them away from what it has taken down by
-//! locks of its own, from pre-checkpoint to what follows. Until then fork(2) waits, and so does unregistering.
+//! | phase | when | the program's threads |
+//! |---|---|---|
+//! | quiesce | a checkpoint begins: keep the program from using what the plugin stands for | run |
+//! | drain | everybody has quiesced: what is on its way arrives, or is taken out | run |
+//! | save | everybody has drained: take down, put into files, and say what the plugin owns | run |
+//! | resume | the checkpoint is taken, or was given up; the program is what it was | run |
+//! | rebuild | in a restarted process: build up again, and publish how others reach it | stand still |
+//! | exchange | everybody has rebuilt: connect with the others | stand still |
+//! | refill | everybody has exchanged: put back what was taken out | stand still |
+//! | go | everybody has refilled: the restarted program runs | run |
+//!
+//! "Everybody" is every plugin of every process of every member of the job. Within a phase, plugins with the same
+//! order value ([`Options::order`]) work at the same time, so they may wait for each other; lower values go first in
+//! quiesce, drain and save, and last in all other phases. Any phase but resume and go may refuse. Then a checkpoint is
+//! given up, and everybody who has passed a phase resumes; a restart is given up, and all of its processes end before any
+//! of their own code has run.
+//!
+//! Each plugin has a thread of this library's, in which its phases run. Before a checkpoint the threads of the program
+//! run, too: a plugin keeps them away from what it has taken down by locks of its own, from quiesce to resume or go. In
+//! a restarted process, until go, they stand still wherever they were: a plugin must not wait for a lock that
+//! one of them may hold, such as that of a stdio stream. Until resume or go fork(2) waits, and so does unregistering.
+//!
+//! # The board
+//!
+//! Plugins of one name publish entries for each other ([`Event::publish`]), look them up ([`Event::lookup`], which waits,
+//! and [`Event::collect`], which does not), and meet ([`Event::barrier`]), across all processes of a job. What is
+//! published goes with the round. Who waits for what never comes is told so, within its own patience.
+//!
+//! # What a plugin owns
 //!
 //! A descriptor that a plugin owns is not saved. In a restarted process it is a socket whose other end is closed, as if
 //! the device had gone: reading ends, writing is EPIPE; the plugin puts another file there by dup2(2), or closes it.
@@ -45,24 +71,17 @@
 //! What must stay true: what a plugin has taken down is built up again whatever happens, also if the supervisor dies.
 
 mod connection;
+mod event;
 pub mod message;
+pub mod phase;
 mod process;
 
-use std::{
-    ffi::{OsStr, OsString},
-    fs, io,
-    os::{
-        fd::RawFd,
-        unix::ffi::{OsStrExt, OsStringExt},
-    },
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use self::{
-    connection::describe,
-    message::{Descriptor, NAME_MAX},
+use self::message::NAME_MAX;
+pub use self::{
+    event::Event,
+    phase::{Phase, Phases},
 };
 
 /// How long a plugin may take if it does not say.
@@ -70,17 +89,60 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest that it may take.
 pub const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a plugin does.
+/// What a plugin does in each phase: see the [table](self#phases). What is not implemented does nothing.
 pub trait Plugin: Send + Sync {
-    /// There will be a checkpoint: takes down what cannot be saved. An error refuses the checkpoint, for this reason;
-    /// then everything must be as before.
-    fn pre_checkpoint(&self, event: &mut Checkpoint) -> Result<(), String>;
+    /// In which phases it has something to do; in others it is not asked, which saves a way there and back.
+    fn phases(&self) -> Phases {
+        Phases::ALL
+    }
+
+    /// A checkpoint begins. An error refuses it, for this reason; then everything must be as before.
+    fn quiesce(&self, event: &mut Event) -> Result<(), String> {
+        let _ = event;
+        Ok(())
+    }
+
+    /// Everybody has quiesced. After an error, [`Plugin::resume`] is called if it has passed an earlier phase; what this
+    /// one has done must be undone.
+    fn drain(&self, event: &mut Event) -> Result<(), String> {
+        let _ = event;
+        Ok(())
+    }
+
+    /// Everybody has drained: what cannot be saved is taken down. An error is as in [`Plugin::drain`].
+    fn save(&self, event: &mut Event) -> Result<(), String> {
+        let _ = event;
+        Ok(())
+    }
 
     /// The program runs on: what was taken down is built up again.
-    fn resume(&self);
+    fn resume(&self, event: &mut Event) {
+        let _ = event;
+    }
 
-    /// The program has been restarted: what was taken down is built up again. An error ends it, for this reason.
-    fn restart(&self, event: &Restart) -> Result<(), String>;
+    /// The process has been restarted: what was taken down is built up again. An error gives the restart up, as it does
+    /// in the phases that follow.
+    fn rebuild(&self, event: &mut Event) -> Result<(), String> {
+        let _ = event;
+        Ok(())
+    }
+
+    /// Everybody has rebuilt.
+    fn exchange(&self, event: &mut Event) -> Result<(), String> {
+        let _ = event;
+        Ok(())
+    }
+
+    /// Everybody has exchanged: what was taken out in [`Plugin::drain`] is put back.
+    fn refill(&self, event: &mut Event) -> Result<(), String> {
+        let _ = event;
+        Ok(())
+    }
+
+    /// Everybody has refilled: nothing can go wrong any more, and the program runs from now on.
+    fn go(&self, event: &mut Event) {
+        let _ = event;
+    }
 }
 
 /// How a plugin is called.
@@ -88,9 +150,9 @@ pub trait Plugin: Send + Sync {
 pub struct Options {
     /// For people, and for files: letters, digits, `-`, `_` and `.`, at most 64.
     pub name: String,
-    /// Lower ones are asked earlier before a checkpoint, and told later after it.
+    /// Lower ones quiesce, drain and save earlier, and do all else later; equal ones work at the same time.
     pub order: i32,
-    /// How long it may take. If it takes longer, there is no checkpoint, or no restart.
+    /// How long it may take for a phase. If it takes longer, there is no checkpoint, or no restart.
     pub patience: Duration,
 }
 
@@ -164,69 +226,4 @@ pub fn unregister(number: u32) -> bool {
 /// Whether somebody takes checkpoints of this process, or may.
 pub fn is_supervised() -> bool {
     process::socket().is_some()
-}
-
-/// A checkpoint that is about to be taken.
-#[derive(Debug)]
-pub struct Checkpoint {
-    directory: Directory,
-    descriptors: Vec<Descriptor>,
-    regions: Vec<(u64, u64)>,
-}
-
-impl Checkpoint {
-    /// A directory that is part of the checkpoint: there is either both or none. What is put there must be on the disk
-    /// (fsync(2)) before this plugin returns; its name is another one at the restart.
-    pub fn directory(&self) -> io::Result<PathBuf> {
-        let path = self.directory.path();
-        match fs::create_dir(&path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(path),
-        }
-    }
-
-    /// A descriptor that belongs to this plugin. One that is not open is passed over.
-    pub fn own_descriptor(&mut self, fd: RawFd) {
-        self.descriptors.extend(describe(fd));
-    }
-
-    /// Memory that belongs to this plugin: all pages of it.
-    pub fn own_region(&mut self, start: usize, bytes: usize) {
-        const PAGE: u64 = 4096;
-        let end = (start as u64).saturating_add(bytes as u64);
-        let end = end.checked_next_multiple_of(PAGE).unwrap_or(end);
-        self.regions.push((start as u64 / PAGE * PAGE, end));
-    }
-}
-
-/// A restart.
-#[derive(Debug)]
-pub struct Restart {
-    directory: Directory,
-}
-
-impl Restart {
-    /// What this plugin has put into [`Checkpoint::directory`] is there, if it has.
-    pub fn directory(&self) -> PathBuf {
-        self.directory.path()
-    }
-
-    /// A variable of the environment that the program was restarted in; its own is that of its beginning.
-    pub fn variable(&self, name: impl AsRef<OsStr>) -> Option<OsString> {
-        process::variable(name.as_ref().as_bytes()).map(OsString::from_vec)
-    }
-}
-
-/// A plugin's directory in a checkpoint: named after it and its process.
-#[derive(Debug)]
-struct Directory {
-    checkpoint: PathBuf,
-    name: String,
-}
-
-impl Directory {
-    fn path(&self) -> PathBuf {
-        let own = format!("{}-{}", self.name, std::process::id());
-        self.checkpoint.join(own)
-    }
 }

@@ -1,34 +1,38 @@
-//! What a process and its supervisor say to each other, a message a packet of a Unix seqpacket socket.
+//! What a plugin and its supervisor say to each other, a message a packet of a Unix seqpacket socket. Each plugin has a
+//! connection of its own, and a thread that serves it.
 //!
 //! ```text
-//! process (a thread of this library)                      supervisor (socket DIR/plugins)
-//!   | --- Hello, Registered..., Listed -----------------------> |  at its first plugin, after fork, if Restarted
-//!   | --- Registered, Unregistered ---------------------------> |  at any time
-//!   |                                                           |
-//!   | <-- Do PreCheckpoint ------------------------------------ |  ascending; one plugin of the tree at a time
-//!   | --- Owns..., Done --------------------------------------> |
-//!   |            the tree stands still, and is saved            |
-//!   | <-- Do Resume ------------------------------------------- |  descending
-//!   | --- Done -----------------------------------------------> |
-//!   |                                                           |
+//! plugin (its thread)                                supervisor (socket DIR/plugins)
+//!   | --- Hello ------------------------------------------> |  registered; after fork; when Restarted
+//!   |                                                       |
+//!   | <-- Do Quiesce -------------------------------------- |  everybody, then Drain, then Save: see `phase`
+//!   | --- Ask Publish, Lookup, Collect, Barrier, Variable -> |  any number of these, one at a time
+//!   | <-- Answer ------------------------------------------ |
+//!   | --- Owns... (in Save), Done ------------------------> |
+//!   |           the tree stands still, and is saved         |
+//!   | <-- Do Resume --------------------------------------- |
+//!   | --- Done -------------------------------------------> |
+//!   |                                                       |
 //!   |  in a restarted process the same descriptor leads to the new supervisor
-//!   | <-- Restarted ------------------------------------------- |
-//!   | --- Hello, Registered..., Listed -----------------------> |
-//!   | <-- Do Restart ------------------------------------------ |  descending
-//!   | --- Variable -------------------------------------------> |
-//!   | <-- Value ----------------------------------------------- |
-//!   | --- Done -----------------------------------------------> |
+//!   | <-- Restarted --------------------------------------- |
+//!   | --- Hello ------------------------------------------> |
+//!   | <-- Do Rebuild, Exchange, Refill, Go ---------------- |  the program's own threads stand still until Go
+//!   | --- Done -------------------------------------------> |
 //! ```
 //!
-//! What must stay true: a process that has been asked says Done once, however late; between that and the next Do it
-//! has nothing on its way but Registered and Unregistered.
+//! What must stay true: a plugin that was told to do something says Done once, however late; between that and the next
+//! Do it has nothing on its way.
 
 use serde::{Deserialize, Serialize};
 
+use crate::phase::{Phase, Phases};
+
 /// What names the supervisor's socket in the environment of its programs.
 pub const SOCKET: &str = "SNAPRIG_CKPT_PLUGINS";
+/// What threads that run plugins are called: a restart has them run before the others of their process.
+pub const THREAD: &str = "snaprig-ckpt";
 /// Of the messages; a process of another one is not listened to.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest message, in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;
 /// Descriptors or regions in one message.
@@ -37,6 +41,17 @@ pub const OWNS_MAX: usize = 1024;
 pub const NAME_MAX: usize = 64;
 /// Longest reason, in bytes.
 pub const REASON_MAX: usize = 1000;
+/// Longest key on the board, and name of a barrier, in bytes.
+pub const KEY_MAX: usize = 128;
+/// Longest value on the board, in bytes.
+pub const VALUE_MAX: usize = 32 << 10;
+/// Bytes of keys and values in one message; each entry counts [`ENTRY_BYTES`] more.
+pub const BATCH_BYTES: usize = 48 << 10;
+/// What an entry takes beside its key and value, at most.
+pub const ENTRY_BYTES: usize = 16;
+
+/// A key on the board, and its value.
+pub type Entry = (Vec<u8>, Vec<u8>);
 
 /// A descriptor, and the file that it is of: by the time that it is looked at, the number may be another file's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,19 +67,19 @@ pub struct Descriptor {
 /// A plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registered {
-    /// Its number in its process.
-    pub id: u32,
     /// What it is called.
     pub name: String,
-    /// Lower ones are asked earlier, and told later.
+    /// Lower ones quiesce, drain and save earlier, and do all else later.
     pub order: i32,
-    /// How long it may take, in milliseconds.
+    /// How long it may take for each phase, in milliseconds.
     pub patience_ms: u64,
-    /// It is between pre-checkpoint and what follows.
-    pub waits: bool,
+    /// In which phases it has something to do.
+    pub phases: Phases,
+    /// The last phase before a checkpoint that it has passed, if it waits for what follows.
+    pub passed: Option<Phase>,
 }
 
-/// From a process.
+/// From a plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSupervisor {
     /// First.
@@ -73,73 +88,86 @@ pub enum ToSupervisor {
         version: u32,
         /// This end of the connection.
         descriptor: Descriptor,
+        /// What it is.
+        plugin: Registered,
     },
-    /// It has a plugin.
-    Registered(Registered),
-    /// It has it no more.
-    Unregistered {
-        /// Its number.
-        id: u32,
-    },
-    /// Those were all.
-    Listed,
-    /// What belongs to the plugin that is asked; there may be several of these.
+    /// What belongs to a plugin that saves; there may be several of these.
     Owns {
         /// At most [`OWNS_MAX`].
         descriptors: Vec<Descriptor>,
         /// First addresses, and those behind the last ones; as many.
         regions: Vec<(u64, u64)>,
     },
-    /// What is this variable in the supervisor's environment?
-    Variable {
-        /// Its name.
-        name: Vec<u8>,
-    },
-    /// The plugin has done what it was asked for, or refuses.
+    /// A question; the plugin waits for its answer.
+    Ask(Question),
+    /// The plugin has done what it was told, or refuses.
     Done {
-        /// Number of what it was asked for.
+        /// Number of what it was told.
         serial: u64,
         /// Why it refuses.
         refusal: Option<String>,
     },
 }
 
+/// What a plugin asks while it is in a phase.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Question {
+    /// Puts entries on the board of the plugins of this name. They go with the round.
+    Publish(Vec<Entry>),
+    /// Waits until all of these keys are on the board.
+    Lookup(Vec<Vec<u8>>),
+    /// Entries that are on the board now, in the order of their keys.
+    Collect {
+        /// What their keys begin with.
+        prefix: Vec<u8>,
+        /// Only those behind this key.
+        after: Vec<u8>,
+    },
+    /// Waits until so many plugins of this name wait at the barrier.
+    Barrier {
+        /// What it is called.
+        name: Vec<u8>,
+        /// How many.
+        count: u32,
+    },
+    /// What is this variable in the supervisor's environment?
+    Variable(Vec<u8>),
+}
+
+/// What comes of a question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// Values, in the order of the keys.
+    Values(Vec<Vec<u8>>),
+    /// Entries; as many as fit into a message. If there are none, there are no more.
+    Entries(Vec<Entry>),
+    /// What a variable is; none: not set, or longer than a message.
+    Variable(Option<Vec<u8>>),
+}
+
 /// From a supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ToProcess {
-    /// A plugin is asked, or told.
+pub enum ToPlugin {
+    /// It is its turn in a phase.
     Do {
         /// Number of this.
         serial: u64,
-        /// Which plugin.
-        id: u32,
-        /// What happens.
-        event: Event,
+        /// Which phase.
+        phase: Phase,
+        /// The checkpoint's directory: where files of the plugin's go in Save, and are in a restart.
+        directory: Vec<u8>,
+        /// How many plugins of this name go through the phases of this round, in all processes of all members.
+        participants: u32,
     },
     /// The process has been restarted.
     Restarted {
         /// Where its children find this supervisor.
         socket: Vec<u8>,
     },
-    /// What a variable is; none: not set, or longer than a message.
-    Value(Option<Vec<u8>>),
-}
-
-/// What happens to plugins.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Event {
-    /// There will be a checkpoint.
-    PreCheckpoint {
-        /// What is put there is part of it.
-        directory: Vec<u8>,
-    },
-    /// There was one, or none; the process is what it was.
-    Resume,
-    /// The process has been restarted from it.
-    Restart {
-        /// Where what was put there is now.
-        directory: Vec<u8>,
-    },
+    /// To a question; or why there is none.
+    Answer(Result<Answer, String>),
 }
 
 /// A message's bytes.

@@ -1,12 +1,14 @@
-//! The plugins of this process, and the thread that runs them.
+//! The plugins of this process, each with its connection and the thread that runs it.
 //!
-//! What must stay true: from a plugin's pre-checkpoint to what follows it no child is made and it is not unregistered;
-//! a child of fork(2) says itself what plugins it has before any of its own code runs.
+//! What must stay true: from a plugin's first phase to its resume or go no child is made and it is not unregistered; a
+//! child of fork(2) says itself what plugins it has before any of its own code runs; without a supervisor, those that
+//! wait resume, the highest order value first.
 
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
-    os::{fd::RawFd, unix::ffi::OsStringExt},
+    ffi::OsString,
+    os::unix::ffi::OsStringExt,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError},
@@ -14,16 +16,20 @@ use std::{
 };
 
 use crate::{
-    Checkpoint, Directory, Error, Options, Plugin, Restart,
+    Error, Event, Options, Plugin,
     connection::Connection,
-    message::{Event, OWNS_MAX, REASON_MAX, Registered, SOCKET, ToProcess, ToSupervisor, VERSION},
+    event::Ask,
+    message::{
+        Answer, OWNS_MAX, Question, REASON_MAX, Registered, SOCKET, THREAD, ToPlugin, ToSupervisor,
+        VERSION,
+    },
+    phase::Phase,
 };
 
 /// What there is of plugins in this process.
 struct State {
     plugins: BTreeMap<u32, Entry>,
     next: u32,
-    connection: Option<Connection>,
     /// Where the supervisor is, if it is another than the environment says.
     moved: Option<PathBuf>,
 }
@@ -31,21 +37,23 @@ struct State {
 struct Entry {
     options: Options,
     plugin: Arc<dyn Plugin>,
-    /// Between pre-checkpoint and what follows.
+    connection: Option<Arc<Connection>>,
+    /// It is in a round: from the beginning of its first phase to the end of resume or go.
     waits: bool,
+    /// The last phase before a checkpoint that it has passed.
+    passed: Option<Phase>,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     plugins: BTreeMap::new(),
     next: 0,
-    connection: None,
     moved: None,
 });
-/// A plugin does not wait any more.
+/// A plugin does not wait any more, or is gone.
 static CHANGED: Condvar = Condvar::new();
 
 thread_local! {
-    /// This is the thread that runs plugins.
+    /// This is a thread that runs a plugin.
     static IS_OURS: Cell<bool> = const { Cell::new(false) };
     /// Held while this thread forks.
     static FORKING: RefCell<Option<MutexGuard<'static, State>>> = const { RefCell::new(None) };
@@ -55,7 +63,7 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until no plugin waits that `which` picks; the thread that runs them need not.
+/// Waits until no plugin waits that `which` picks; threads that run plugins need not.
 fn settled(which: impl Fn(u32) -> bool) -> MutexGuard<'static, State> {
     let mut state = lock();
     let waits = |state: &State| {
@@ -76,107 +84,101 @@ pub fn register(options: Options, plugin: Arc<dyn Plugin>) -> Result<u32, Error>
     let entry = Entry {
         options,
         plugin,
+        connection: None,
         waits: false,
+        passed: None,
     };
-    let registered = entry.registered(id);
     state.plugins.insert(id, entry);
-    match &state.connection {
-        Some(connection) => connection.send(&ToSupervisor::Registered(registered)),
-        None => state.start().inspect_err(|_| {
-            state.plugins.remove(&id);
-        })?,
-    }
+    state.start(id).inspect_err(|_| {
+        state.plugins.remove(&id);
+    })?;
     Ok(id)
 }
 
 pub fn unregister(id: u32) -> bool {
     let mut state = settled(|other| other == id);
     let removed = state.plugins.remove(&id);
-    if let Some(connection) = &state.connection {
-        connection.send(&ToSupervisor::Unregistered { id });
+    if let Some(connection) = removed.as_ref().and_then(|entry| entry.connection.as_ref()) {
+        connection.end();
     }
-    drop(state);
+    CHANGED.notify_all();
     removed.is_some()
 }
 
 /// Where the supervisor listens.
 pub fn socket() -> Option<PathBuf> {
-    let moved = lock().moved.clone();
-    moved.or_else(|| std::env::var_os(SOCKET).map(PathBuf::from))
-}
-
-/// Of the supervisor's environment; for plugins that are being told something.
-pub fn variable(name: &[u8]) -> Option<Vec<u8>> {
-    let state = lock();
-    let connection = state.connection.as_ref().filter(|_| IS_OURS.get())?;
-    let name = name.to_vec();
-    connection.send(&ToSupervisor::Variable { name });
-    let fd = connection.descriptor().fd;
-    drop(state);
-    match Connection::receive(fd)? {
-        ToProcess::Value(value) => value,
-        _ => None,
-    }
+    lock().socket()
 }
 
 impl Entry {
-    fn registered(&self, id: u32) -> Registered {
+    fn registered(&self) -> Registered {
         let Options {
             name,
             order,
             patience,
         } = &self.options;
         Registered {
-            id,
             name: name.clone(),
             order: *order,
             patience_ms: patience.as_millis() as u64,
-            waits: self.waits,
+            // This library must know when a round is over.
+            phases: self.plugin.phases().with(Phase::Resume).with(Phase::Go),
+            passed: self.passed,
+        }
+    }
+
+    /// Says what it is.
+    fn introduce(&self) {
+        if let Some(connection) = &self.connection {
+            connection.send(&ToSupervisor::Hello {
+                version: VERSION,
+                descriptor: connection.descriptor(),
+                plugin: self.registered(),
+            });
         }
     }
 }
 
 impl State {
-    /// Connects to the supervisor, if there is one, and starts the thread.
-    fn start(&mut self) -> Result<(), Error> {
-        let socket = self.moved.clone();
-        let socket = socket.or_else(|| std::env::var_os(SOCKET).map(PathBuf::from));
+    fn socket(&self) -> Option<PathBuf> {
+        let moved = self.moved.clone();
+        moved.or_else(|| std::env::var_os(SOCKET).map(PathBuf::from))
+    }
+
+    /// Connects a plugin to the supervisor, if there is one, and starts its thread.
+    fn start(&mut self, id: u32) -> Result<(), Error> {
+        let socket = self.socket();
+        let Some(entry) = self.plugins.get_mut(&id) else {
+            return Ok(());
+        };
         // Who listens no more takes no checkpoints.
         let Some(connection) = socket.and_then(|path| Connection::open(&path).ok()) else {
             return Ok(());
         };
-        let fd = connection.descriptor().fd;
-        self.connection = Some(connection);
-        self.introduce();
+        let connection = Arc::new(connection);
+        entry.connection = Some(connection.clone());
+        entry.introduce();
         let spawned = without_signals(|| {
-            let builder = thread::Builder::new().name("snaprig-ckpt".into());
-            builder.spawn(move || serve(fd))
+            let builder = thread::Builder::new().name(THREAD.into());
+            builder.spawn(move || serve(id, &connection))
         });
         spawned.map(drop).map_err(|_| {
-            self.connection = None;
+            entry.connection = None;
             Error::Thread
         })
     }
 
-    /// Says what plugins there are.
-    fn introduce(&self) {
-        let Some(connection) = &self.connection else {
-            return;
-        };
-        connection.send(&ToSupervisor::Hello {
-            version: VERSION,
-            descriptor: connection.descriptor(),
-        });
-        for (id, entry) in &self.plugins {
-            connection.send(&ToSupervisor::Registered(entry.registered(*id)));
-        }
-        connection.send(&ToSupervisor::Listed);
+    fn is_connected(&self, id: u32) -> bool {
+        let entry = self.plugins.get(&id);
+        let connection = entry.and_then(|entry| entry.connection.as_ref());
+        connection.is_some_and(|connection| connection.is_own())
     }
 }
 
 /// Signals are for the program's own threads.
 fn without_signals<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: the sets are valid to write to and read.
+    // SAFETY: all three sets are this function's own, and each is written to by sigfillset or pthread_sigmask before it
+    // is read.
     unsafe {
         let (mut all, mut before) = std::mem::zeroed::<(libc::sigset_t, libc::sigset_t)>();
         libc::sigfillset(&raw mut all);
@@ -187,111 +189,138 @@ fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The thread: does what the supervisor says, until that has gone.
-fn serve(fd: RawFd) {
+/// A plugin's thread: does what the supervisor says, until that has gone.
+fn serve(id: u32, own: &Connection) {
     IS_OURS.set(true);
-    while let Some(message) = Connection::receive(fd) {
+    while let Some(message) = own.receive() {
         match message {
-            ToProcess::Restarted { socket } => {
+            ToPlugin::Restarted { socket } => {
                 let mut state = lock();
-                state.moved = Some(std::ffi::OsString::from_vec(socket).into());
-                let connection = state.connection.as_mut();
-                if connection.is_none_or(|connection| connection.look_again().is_err()) {
+                state.moved = Some(OsString::from_vec(socket).into());
+                let Some(entry) = state.plugins.get_mut(&id) else {
+                    break;
+                };
+                if own.look_again().is_err() {
                     break;
                 }
-                state.introduce();
+                entry.introduce();
             }
             // What the program has put in its place is not to be told anything.
-            _ if !is_connected() => break,
-            ToProcess::Do { serial, id, event } => {
-                let refusal = perform(id, event).err();
-                say(&ToSupervisor::Done { serial, refusal });
+            _ if !lock().is_connected(id) => break,
+            ToPlugin::Do {
+                serial,
+                phase,
+                directory,
+                participants,
+            } => {
+                let ask = |question| ask(own, question);
+                let checkpoint = OsString::from_vec(directory).into();
+                let result = perform(id, phase, checkpoint, participants, &ask);
+                let refusal = result.map(|event| declare(own, &event)).err();
+                own.send(&ToSupervisor::Done { serial, refusal });
             }
-            ToProcess::Value(_) => {}
+            ToPlugin::Answer(_) => {}
         }
     }
-    let is_replaced = !is_connected();
-    resume_all();
-    let mut state = lock();
-    state.connection = None;
-    if is_replaced && !state.plugins.is_empty() {
-        // The program has closed it with all that it does not know: the supervisor is still there.
-        let _ = state.start();
-    }
-}
-
-fn is_connected() -> bool {
-    let state = lock();
-    let connection = state.connection.as_ref();
-    connection.is_some_and(Connection::is_own)
-}
-
-fn say(message: &ToSupervisor) {
-    if let Some(connection) = &lock().connection {
-        connection.send(message);
-    }
-}
-
-/// Whoever waits goes on, without a supervisor.
-fn resume_all() {
-    loop {
+    let is_replaced = {
         let state = lock();
-        let waiting = state.plugins.iter().filter(|(_, entry)| entry.waits);
-        let last = waiting.max_by_key(|(id, entry)| (entry.options.order, **id));
-        let Some(id) = last.map(|(id, _)| *id) else {
+        state.plugins.contains_key(&id) && !state.is_connected(id)
+    };
+    resume_alone(id);
+    let mut state = lock();
+    if let Some(entry) = state.plugins.get_mut(&id) {
+        entry.connection = None;
+        if is_replaced {
+            // The program has closed it with all that it does not know: the supervisor is still there.
+            let _ = state.start(id);
+        }
+    }
+}
+
+/// Asks the supervisor something, and waits for its answer.
+fn ask(own: &Connection, question: Question) -> Result<Answer, String> {
+    own.send(&ToSupervisor::Ask(question));
+    match own.receive() {
+        Some(ToPlugin::Answer(answer)) => answer,
+        _ => Err("the supervisor has gone".into()),
+    }
+}
+
+/// If it waits, it goes on without a supervisor, after those with higher order values.
+fn resume_alone(id: u32) {
+    let mut state = lock();
+    loop {
+        let Some(entry) = state.plugins.get(&id) else {
             return;
         };
-        drop(state);
-        let _ = perform(id, Event::Resume);
+        let own = (entry.options.order, id);
+        let is_before =
+            |(other, entry): (&u32, &Entry)| entry.waits && (entry.options.order, *other) > own;
+        if !state.plugins.iter().any(is_before) {
+            break;
+        }
+        state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    let waits = state.plugins.get(&id).is_some_and(|entry| entry.waits);
+    drop(state);
+    if waits {
+        let nobody = |_| Err("the supervisor has gone".into());
+        let _ = perform(id, Phase::Resume, PathBuf::new(), 1, &nobody);
     }
 }
 
-/// Runs a plugin; an error is its refusal.
-fn perform(id: u32, event: Event) -> Result<(), String> {
-    let state = lock();
-    // It may have been unregistered meanwhile.
-    let Some(entry) = state.plugins.get(&id) else {
-        return Ok(());
+/// Runs a phase of a plugin; an error is its refusal.
+fn perform<'a>(
+    id: u32,
+    phase: Phase,
+    checkpoint: PathBuf,
+    participants: u32,
+    ask: Ask<'a>,
+) -> Result<Event<'a>, String> {
+    let mut state = lock();
+    let Some(entry) = state.plugins.get_mut(&id) else {
+        // It has been unregistered meanwhile.
+        return Ok(Event::new(
+            phase,
+            checkpoint,
+            String::new(),
+            participants,
+            ask,
+        ));
     };
+    entry.waits = true;
     let (plugin, name) = (entry.plugin.clone(), entry.options.name.clone());
     drop(state);
-    let directory = |checkpoint: Vec<u8>| Directory {
-        checkpoint: std::ffi::OsString::from_vec(checkpoint).into(),
-        name: name.clone(),
-    };
-    let result = match event {
-        Event::PreCheckpoint { directory: path } => {
-            set_waits(id, true);
-            let mut checkpoint = Checkpoint {
-                directory: directory(path),
-                descriptors: Vec::new(),
-                regions: Vec::new(),
-            };
-            let result = guarded(|| plugin.pre_checkpoint(&mut checkpoint));
-            if result.is_ok() {
-                declare(&checkpoint);
-                return Ok(());
-            }
-            result
-        }
-        Event::Resume => guarded(|| {
-            plugin.resume();
+    let mut event = Event::new(phase, checkpoint, name, participants, ask);
+    let result = guarded(|| match phase {
+        Phase::Quiesce => plugin.quiesce(&mut event),
+        Phase::Drain => plugin.drain(&mut event),
+        Phase::Save => plugin.save(&mut event),
+        Phase::Rebuild => plugin.rebuild(&mut event),
+        Phase::Exchange => plugin.exchange(&mut event),
+        Phase::Refill => plugin.refill(&mut event),
+        Phase::Resume => {
+            plugin.resume(&mut event);
             Ok(())
-        }),
-        Event::Restart { directory: path } => {
-            let directory = directory(path);
-            guarded(|| plugin.restart(&Restart { directory }))
         }
-    };
-    set_waits(id, false);
-    result
-}
-
-fn set_waits(id: u32, waits: bool) {
+        Phase::Go => {
+            plugin.go(&mut event);
+            Ok(())
+        }
+    });
     if let Some(entry) = lock().plugins.get_mut(&id) {
-        entry.waits = waits;
+        entry.passed = match (&result, phase) {
+            (_, Phase::Resume | Phase::Go) => None,
+            (Ok(()), phase) => Some(phase)
+                .filter(|phase| phase.is_ascending())
+                .or(entry.passed),
+            (Err(_), _) => entry.passed,
+        };
+        // Refused in its first phase, it is as before.
+        entry.waits = entry.passed.is_some() || (result.is_ok() && phase.may_fail());
     }
     CHANGED.notify_all();
+    result.map(|()| event)
 }
 
 /// A plugin that panics refuses.
@@ -305,14 +334,17 @@ fn guarded(work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     result
 }
 
-/// Says what belongs to a plugin.
-fn declare(checkpoint: &Checkpoint) {
-    let (mut descriptors, mut regions) = (&checkpoint.descriptors[..], &checkpoint.regions[..]);
+/// Says what belongs to a plugin that has saved.
+fn declare(own: &Connection, event: &Event) {
+    if event.phase() != Phase::Save {
+        return;
+    }
+    let (mut descriptors, mut regions) = (&event.descriptors[..], &event.regions[..]);
     while !descriptors.is_empty() || !regions.is_empty() {
         let (some, rest) = descriptors.split_at(descriptors.len().min(OWNS_MAX));
         let (part, others) = regions.split_at(regions.len().min(OWNS_MAX));
         (descriptors, regions) = (rest, others);
-        say(&ToSupervisor::Owns {
+        own.send(&ToSupervisor::Owns {
             descriptors: some.to_vec(),
             regions: part.to_vec(),
         });
@@ -322,7 +354,7 @@ fn declare(checkpoint: &Checkpoint) {
 fn watch_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: functions of this library, which is never unloaded.
+        // SAFETY: the three functions are this library's, which is never unloaded, and take no arguments.
         unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
     });
 }
@@ -341,13 +373,19 @@ extern "C" fn child() {
     let Some(mut state) = FORKING.take() else {
         return;
     };
-    // The connection is the parent's.
-    state.connection = None;
+    // The connections are the parent's, and so are their threads.
+    for entry in state.plugins.values_mut() {
+        if let Some(connection) = entry.connection.take() {
+            connection.close_in_child();
+        }
+    }
     if IS_OURS.replace(false) {
         // A child that a plugin has made is its own affair.
         state.plugins.clear();
-    } else if !state.plugins.is_empty() {
+    }
+    let ids: Vec<u32> = state.plugins.keys().copied().collect();
+    for id in ids {
         // Without a thread nobody is asked; what it has is refused by name.
-        let _ = state.start();
+        let _ = state.start(id);
     }
 }

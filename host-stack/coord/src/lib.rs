@@ -25,6 +25,7 @@
 //! | [`member`] | a member's side, as a machine |
 //! | [`driver`] | both over sockets: [`driver::Coordinator`], [`driver::Member`] |
 //! | [`job`] | a job's directory: where its coordinator is, its token, who belongs to it |
+//! | [`plugins`] | the plugins of a tree in a round, as a machine |
 //! | [`faults`] | where it can go wrong |
 //!
 //! What must stay true: a checkpoint is complete or is none, and that is decided in one place (the
@@ -42,6 +43,7 @@ pub mod job;
 pub mod member;
 pub mod message;
 pub mod phase;
+pub mod plugins;
 
 /// Nanoseconds of a monotonic clock, whose zero is anywhere.
 pub type Ns = u64;

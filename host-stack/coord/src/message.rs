@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::phase::{Kind, Order, Phase};
 
 /// Version of the protocol.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Most bytes of a message of who has not proved anything yet.
 pub const STRANGER_MAX: usize = 1024;
 /// Most bytes of any message.
@@ -137,6 +137,28 @@ pub enum Call {
         /// The keys.
         keys: Vec<Vec<u8>>,
         /// How long at most.
+        patience_ms: u32,
+    },
+    /// Entries that are on the board now, in the order of their keys: as many as fit.
+    Collect {
+        /// The round, or 0.
+        round: u64,
+        /// What their keys begin with.
+        prefix: Vec<u8>,
+        /// Only those behind this key.
+        after: Vec<u8>,
+        /// Most bytes of keys and values; the first entry comes whatever its length.
+        bytes_max: u32,
+    },
+    /// Waits until so many calls, of whichever members, wait at the counted barrier of this name.
+    Count {
+        /// The round, or 0.
+        round: u64,
+        /// Its name.
+        name: Vec<u8>,
+        /// How many; all say the same.
+        count: u32,
+        /// How long this call waits at most.
         patience_ms: u32,
     },
     /// Has a round begin, and waits until it is over.
@@ -255,6 +277,8 @@ pub enum Answer {
     Done,
     /// Values, in the order of the keys.
     Values(Vec<Vec<u8>>),
+    /// Entries, in the order of their keys.
+    Entries(Vec<Entry>),
     /// How a round ended.
     Round(Summary),
     /// How the job is.
@@ -271,6 +295,19 @@ pub enum CallError {
         name: String,
         /// Their names.
         missing: Vec<String>,
+    },
+    /// Not enough came to a counted barrier in time.
+    #[error(
+        "barrier {:?}: {there} of {count} came in time",
+        String::from_utf8_lossy(name)
+    )]
+    Few {
+        /// The barrier's name.
+        name: Vec<u8>,
+        /// How many waited.
+        there: u32,
+        /// How many were to come.
+        count: u32,
     },
     /// Nobody published it in time.
     #[error("nobody has published {key:?}")]

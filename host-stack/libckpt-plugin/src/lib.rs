@@ -5,7 +5,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 use std::{
-    ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void},
+    ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void},
     mem::offset_of,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::PathBuf,
@@ -14,25 +14,22 @@ use std::{
 };
 
 use snaprig_ckpt_plugin::{
-    Checkpoint, Error, Options, PATIENCE, Plugin, Restart, is_supervised, register, unregister,
+    Error, Event, Options, PATIENCE, Phase, Phases, Plugin, is_supervised, register, unregister,
 };
 use snaprig_versioned::export;
 
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 
-/// What a function is called for.
-pub struct Event<'a> {
-    what: What<'a>,
-    /// Strings that were given out.
-    texts: Vec<CString>,
+/// What a function is called for: `snaprig_ckpt_event`.
+pub struct CEvent<'a, 'b> {
+    event: &'a mut Event<'b>,
+    /// Bytes that were given out: they stay where they are until the function returns.
+    given: Vec<Box<[u8]>>,
     reason: Option<String>,
 }
 
-enum What<'a> {
-    Checkpoint(&'a mut Checkpoint),
-    Resume,
-    Restart(&'a Restart),
-}
+type Function = unsafe extern "C" fn(*mut CEvent, *mut c_void) -> c_int;
+type Notice = unsafe extern "C" fn(*mut CEvent, *mut c_void);
 
 /// `struct snaprig_ckpt_plugin`.
 #[repr(C)]
@@ -43,89 +40,154 @@ pub struct CPlugin {
     order: c_int,
     patience: c_uint,
     data: *mut c_void,
-    pre_checkpoint: Option<unsafe extern "C" fn(*mut Event, *mut c_void) -> c_int>,
-    resume: Option<unsafe extern "C" fn(*mut Event, *mut c_void)>,
-    restart: Option<unsafe extern "C" fn(*mut Event, *mut c_void) -> c_int>,
+    save: Option<Function>,
+    resume: Option<Notice>,
+    rebuild: Option<Function>,
+    quiesce: Option<Function>,
+    drain: Option<Function>,
+    exchange: Option<Function>,
+    refill: Option<Function>,
+    go: Option<Notice>,
 }
 
-const _: () = assert!(offset_of!(CPlugin, data) == 24 && size_of::<CPlugin>() == 56);
+/// What the structure was before it had phases, of which programs may still be compiled.
+const FIRST_SIZE: usize = offset_of!(CPlugin, quiesce);
+const _: () = assert!(offset_of!(CPlugin, data) == 24 && FIRST_SIZE == 56);
 
-// SAFETY: its functions are called by one thread at a time, and its data is the program's affair.
+// SAFETY: the library calls the functions in one thread, and the header tells programs that this is another one than
+// those of their own: what `data` points to is theirs to guard.
 unsafe impl Send for CPlugin {}
-// SAFETY: as above.
+// SAFETY: nothing in it changes after it is registered; for what `data` points to, see `Send`.
 unsafe impl Sync for CPlugin {}
 
-impl<'a> Event<'a> {
-    fn new(what: What<'a>) -> Self {
-        Self {
-            what,
-            texts: Vec::new(),
-            reason: None,
-        }
-    }
-
-    fn give(&mut self, text: Vec<u8>) -> *const c_char {
-        let Ok(text) = CString::new(text) else {
-            return std::ptr::null();
-        };
-        let pointer = text.as_ptr();
-        self.texts.push(text);
+impl CEvent<'_, '_> {
+    /// Bytes for the program, with a zero behind them.
+    fn give(&mut self, mut bytes: Vec<u8>) -> *const c_char {
+        bytes.push(0);
+        let bytes = bytes.into_boxed_slice();
+        let pointer = bytes.as_ptr().cast();
+        self.given.push(bytes);
         pointer
     }
 
-    fn result(self, code: c_int) -> Result<(), String> {
-        let reason = || self.reason.unwrap_or_else(|| format!("it returned {code}"));
-        match code {
-            0 => Ok(()),
-            _ => Err(reason()),
+    /// What a function of the library returns: 0, or -1 and the reason as that of a refusal.
+    fn said(&mut self, result: Result<(), String>) -> c_int {
+        match result {
+            Ok(()) => 0,
+            Err(reason) => {
+                self.reason = Some(reason);
+                -1
+            }
         }
+    }
+}
+
+impl CPlugin {
+    /// Calls a function of the program, if it has one.
+    fn call(&self, function: Option<Function>, event: &mut Event) -> Result<(), String> {
+        let Some(function) = function else {
+            return Ok(());
+        };
+        let mut event = CEvent {
+            event,
+            given: Vec::new(),
+            reason: None,
+        };
+        // SAFETY: the program registered it as a function of this type, to be called with its data; the event outlives
+        // the call.
+        match unsafe { function(&raw mut event, self.data) } {
+            0 => Ok(()),
+            code => Err(event
+                .reason
+                .unwrap_or_else(|| format!("it returned {code}"))),
+        }
+    }
+
+    fn notify(&self, function: Option<Notice>, event: &mut Event) {
+        let Some(function) = function else {
+            return;
+        };
+        let mut event = CEvent {
+            event,
+            given: Vec::new(),
+            reason: None,
+        };
+        // SAFETY: as for `call`: registered as such a function, and the event outlives the call.
+        unsafe { function(&raw mut event, self.data) };
     }
 }
 
 impl Plugin for CPlugin {
-    fn pre_checkpoint(&self, checkpoint: &mut Checkpoint) -> Result<(), String> {
-        let mut event = Event::new(What::Checkpoint(checkpoint));
-        let Some(function) = self.pre_checkpoint else {
-            return Ok(());
-        };
-        // SAFETY: the program's function, with what it is to be given.
-        let code = unsafe { function(&raw mut event, self.data) };
-        event.result(code)
+    fn phases(&self) -> Phases {
+        let has = [
+            (Phase::Quiesce, self.quiesce.is_some()),
+            (Phase::Drain, self.drain.is_some()),
+            (Phase::Save, self.save.is_some()),
+            (Phase::Rebuild, true),
+            (Phase::Exchange, self.exchange.is_some()),
+            (Phase::Refill, self.refill.is_some()),
+        ];
+        let has = has.into_iter().filter(|(_, has)| *has);
+        has.fold(Phases::NONE, |phases, (phase, _)| phases.with(phase))
     }
 
-    fn resume(&self) {
-        if let Some(function) = self.resume {
-            let mut event = Event::new(What::Resume);
-            // SAFETY: as above.
-            unsafe { function(&raw mut event, self.data) };
+    fn quiesce(&self, event: &mut Event) -> Result<(), String> {
+        self.call(self.quiesce, event)
+    }
+
+    fn drain(&self, event: &mut Event) -> Result<(), String> {
+        self.call(self.drain, event)
+    }
+
+    fn save(&self, event: &mut Event) -> Result<(), String> {
+        self.call(self.save, event)
+    }
+
+    fn resume(&self, event: &mut Event) {
+        self.notify(self.resume, event);
+    }
+
+    fn rebuild(&self, event: &mut Event) -> Result<(), String> {
+        if self.rebuild.is_none() {
+            self.notify(self.resume, event);
         }
+        self.call(self.rebuild, event)
     }
 
-    fn restart(&self, restart: &Restart) -> Result<(), String> {
-        let Some(function) = self.restart else {
-            self.resume();
-            return Ok(());
-        };
-        let mut event = Event::new(What::Restart(restart));
-        // SAFETY: as above.
-        let code = unsafe { function(&raw mut event, self.data) };
-        event.result(code)
+    fn exchange(&self, event: &mut Event) -> Result<(), String> {
+        self.call(self.exchange, event)
+    }
+
+    fn refill(&self, event: &mut Event) -> Result<(), String> {
+        self.call(self.refill, event)
+    }
+
+    fn go(&self, event: &mut Event) {
+        self.notify(self.go, event);
     }
 }
 
 pub unsafe extern "C" fn snaprig_ckpt_register(plugin: *const CPlugin) -> c_int {
-    // SAFETY: the caller says that it is one, of the size that it says; the size is first.
+    if plugin.is_null() {
+        return -libc::EINVAL;
+    }
+    // SAFETY: the header has the program pass a structure whose first member is its size in bytes, all of which may be
+    // read; no more than that is, and what an older one has not is zero: null pointers, which `Option` has as none.
     let plugin = unsafe {
-        if plugin.is_null() || (*plugin).size < size_of::<CPlugin>() {
+        let size = (*plugin).size;
+        if size < FIRST_SIZE {
             return -libc::EINVAL;
         }
-        *plugin
+        let mut copy: CPlugin = std::mem::zeroed();
+        let bytes = size.min(size_of::<CPlugin>());
+        std::ptr::copy_nonoverlapping(plugin.cast::<u8>(), (&raw mut copy).cast(), bytes);
+        copy
     };
-    if plugin.name.is_null() || plugin.pre_checkpoint.is_none() {
+    if plugin.name.is_null() || plugin.save.is_none() && plugin.quiesce.is_none() {
         return -libc::EINVAL;
     }
     let options = Options {
-        // SAFETY: the caller says that it is a string.
+        // SAFETY: it is not null, and the header has programs pass a string.
         name: unsafe { text(plugin.name) },
         order: plugin.order,
         patience: match plugin.patience {
@@ -151,77 +213,192 @@ pub extern "C" fn snaprig_ckpt_is_supervised() -> c_int {
     is_supervised().into()
 }
 
-pub unsafe extern "C" fn snaprig_ckpt_own_descriptor(event: *mut Event, fd: c_int) {
-    // SAFETY: the caller says that it is the event that it was given.
-    if let Some(What::Checkpoint(checkpoint)) = unsafe { event.as_mut() }.map(|it| &mut it.what) {
-        checkpoint.own_descriptor(fd);
+/// # Safety
+/// It is null, or the event that the function that calls was given, and not used elsewhere meanwhile.
+unsafe fn given<'a>(event: *mut CEvent) -> Option<&'a mut CEvent<'a, 'a>> {
+    // SAFETY: that is what this function asks of its caller. The lifetimes are cut to that of the call: the event lives
+    // until the program's function returns.
+    unsafe { event.cast::<CEvent<'a, 'a>>().as_mut() }
+}
+
+/// # Safety
+/// There are so many bytes to read there.
+unsafe fn bytes<'a>(start: *const c_void, count: usize) -> &'a [u8] {
+    match start.is_null() || count == 0 {
+        true => &[],
+        // SAFETY: that is what this function asks of its caller, and it is not null.
+        false => unsafe { std::slice::from_raw_parts(start.cast(), count) },
+    }
+}
+
+pub unsafe extern "C" fn snaprig_ckpt_own_descriptor(event: *mut CEvent, fd: c_int) {
+    // SAFETY: the header has programs pass the event that they were given.
+    if let Some(it) = unsafe { given(event) } {
+        it.event.own_descriptor(fd);
     }
 }
 
 pub unsafe extern "C" fn snaprig_ckpt_own_region(
-    event: *mut Event,
+    event: *mut CEvent,
     start: *mut c_void,
     bytes: usize,
 ) {
-    // SAFETY: as above.
-    if let Some(What::Checkpoint(checkpoint)) = unsafe { event.as_mut() }.map(|it| &mut it.what) {
-        checkpoint.own_region(start as usize, bytes);
+    // SAFETY: the header has programs pass the event that they were given.
+    if let Some(it) = unsafe { given(event) } {
+        it.event.own_region(start as usize, bytes);
     }
 }
 
-pub unsafe extern "C" fn snaprig_ckpt_directory(event: *mut Event) -> *const c_char {
-    // SAFETY: as above.
-    let Some(event) = (unsafe { event.as_mut() }) else {
+pub unsafe extern "C" fn snaprig_ckpt_directory(event: *mut CEvent) -> *const c_char {
+    // SAFETY: the header has programs pass the event that they were given.
+    let Some(it) = (unsafe { given(event) }) else {
         return std::ptr::null();
     };
-    let directory = match &event.what {
-        What::Checkpoint(checkpoint) => checkpoint.directory(),
-        What::Restart(restart) => Ok(restart.directory()),
-        What::Resume => Err(std::io::Error::from_raw_os_error(libc::EINVAL)),
-    };
-    match directory.map(PathBuf::into_os_string) {
-        Ok(path) => event.give(path.into_vec()),
+    match it.event.directory().map(PathBuf::into_os_string) {
+        Ok(path) => it.give(path.into_vec()),
         Err(error) => {
-            // SAFETY: the thread's own.
-            unsafe { *libc::__errno_location() = error.raw_os_error().unwrap_or(libc::EIO) };
+            // SAFETY: errno is the calling thread's own.
+            unsafe { *libc::__errno_location() = error.raw_os_error().unwrap_or(libc::EINVAL) };
             std::ptr::null()
         }
     }
 }
 
 pub unsafe extern "C" fn snaprig_ckpt_variable(
-    event: *mut Event,
+    event: *mut CEvent,
     name: *const c_char,
 ) -> *const c_char {
-    // SAFETY: as above.
-    let Some(event) = (unsafe { event.as_mut() }) else {
+    if name.is_null() {
         return std::ptr::null();
-    };
-    let value = match &event.what {
-        // SAFETY: the caller says that it is a string.
-        What::Restart(restart) if !name.is_null() => restart.variable(OsStr::from_bytes(
-            unsafe { CStr::from_ptr(name) }.to_bytes(),
-        )),
-        _ => None,
-    };
-    value.map_or(std::ptr::null(), |value| event.give(value.into_vec()))
+    }
+    // SAFETY: the header has programs pass the event that they were given, and a string.
+    let (it, name) = unsafe { (given(event), CStr::from_ptr(name)) };
+    let value = it.and_then(|it| {
+        let value = it.event.variable(OsStr::from_bytes(name.to_bytes()))?;
+        Some(it.give(value.into_vec()))
+    });
+    value.unwrap_or(std::ptr::null())
 }
 
-pub unsafe extern "C" fn snaprig_ckpt_refuse(event: *mut Event, reason: *const c_char) -> c_int {
-    // SAFETY: as above.
-    if let Some(event) = unsafe { event.as_mut() }
+pub unsafe extern "C" fn snaprig_ckpt_refuse(event: *mut CEvent, reason: *const c_char) -> c_int {
+    // SAFETY: the header has programs pass the event that they were given.
+    if let Some(it) = unsafe { given(event) }
         && !reason.is_null()
     {
-        // SAFETY: the caller says that it is a string.
-        event.reason = Some(unsafe { text(reason) });
+        // SAFETY: the header has programs pass a string.
+        it.reason = Some(unsafe { text(reason) });
     }
     -1
+}
+
+pub unsafe extern "C" fn snaprig_ckpt_participants(event: *mut CEvent) -> c_uint {
+    // SAFETY: the header has programs pass the event that they were given.
+    unsafe { given(event) }.map_or(0, |it| it.event.participants())
+}
+
+pub unsafe extern "C" fn snaprig_ckpt_publish(
+    event: *mut CEvent,
+    key: *const c_void,
+    key_bytes: usize,
+    value: *const c_void,
+    value_bytes: usize,
+) -> c_int {
+    // SAFETY: the header has programs pass the event that they were given, and memory of these lengths.
+    let (it, key, value) = unsafe {
+        (
+            given(event),
+            bytes(key, key_bytes),
+            bytes(value, value_bytes),
+        )
+    };
+    it.map_or(-1, |it| {
+        let result = it.event.publish(key, value);
+        it.said(result)
+    })
+}
+
+pub unsafe extern "C" fn snaprig_ckpt_lookup(
+    event: *mut CEvent,
+    key: *const c_void,
+    key_bytes: usize,
+    value_bytes: *mut usize,
+) -> *const c_void {
+    // SAFETY: the header has programs pass the event that they were given, and memory of this length.
+    let (it, key) = unsafe { (given(event), bytes(key, key_bytes)) };
+    let Some(it) = it else {
+        return std::ptr::null();
+    };
+    match it.event.lookup(key) {
+        Ok(value) => {
+            // SAFETY: the header has programs pass null, or where a length is to be put.
+            if let Some(to) = unsafe { value_bytes.as_mut() } {
+                *to = value.len();
+            }
+            it.give(value).cast()
+        }
+        Err(reason) => {
+            it.reason = Some(reason);
+            std::ptr::null()
+        }
+    }
+}
+
+/// `snaprig_ckpt_entry`.
+pub type Entry = unsafe extern "C" fn(
+    key: *const c_void,
+    key_bytes: usize,
+    value: *const c_void,
+    value_bytes: usize,
+    data: *mut c_void,
+) -> c_int;
+
+pub unsafe extern "C" fn snaprig_ckpt_collect(
+    event: *mut CEvent,
+    prefix: *const c_void,
+    prefix_bytes: usize,
+    entry: Option<Entry>,
+    data: *mut c_void,
+) -> c_int {
+    // SAFETY: the header has programs pass the event that they were given, and memory of this length.
+    let (it, prefix) = unsafe { (given(event), bytes(prefix, prefix_bytes)) };
+    let (Some(it), Some(entry)) = (it, entry) else {
+        return -1;
+    };
+    let entries = match it.event.collect(prefix) {
+        Ok(entries) => entries,
+        Err(reason) => return it.said(Err(reason)),
+    };
+    for (key, value) in &entries {
+        let (key_at, value_at) = (key.as_ptr().cast(), value.as_ptr().cast());
+        // SAFETY: the header has programs pass a function of this type; what it is given lives until it returns.
+        let code = unsafe { entry(key_at, key.len(), value_at, value.len(), data) };
+        if code != 0 {
+            return code;
+        }
+    }
+    0
+}
+
+pub unsafe extern "C" fn snaprig_ckpt_barrier(
+    event: *mut CEvent,
+    name: *const c_char,
+    count: c_uint,
+) -> c_int {
+    if name.is_null() {
+        return -1;
+    }
+    // SAFETY: the header has programs pass the event that they were given, and a string.
+    let (it, name) = unsafe { (given(event), text(name)) };
+    it.map_or(-1, |it| {
+        let result = it.event.barrier(&name, count);
+        it.said(result)
+    })
 }
 
 /// # Safety
 /// It is a string.
 unsafe fn text(pointer: *const c_char) -> String {
-    // SAFETY: the caller's.
+    // SAFETY: that is what this function asks of its caller.
     unsafe { CStr::from_ptr(pointer) }
         .to_string_lossy()
         .into_owned()

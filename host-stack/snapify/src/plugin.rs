@@ -2,15 +2,16 @@
 //! process calls within it. The paper has BLCR call it; here it is a plugin of `snaprig ckpt`.
 //!
 //! ```text
-//! pre-checkpoint: nobody begins anything --> every offload process: pause, capture into the checkpoint's directory
-//!                 --> what leads to the rig is not saved
-//! resume:         every offload process: resume
-//! restart:        the rig that SNAPRIG_RIG names now --> every offload process: restore, resume
+//! quiesce: nobody begins anything
+//! save:    every offload process: pause, capture into the checkpoint's directory --> what leads to the rig is not saved
+//! resume:  every offload process: resume
+//! rebuild: the rig that SNAPRIG_RIG names now --> every offload process: restore
+//! go:      every offload process: resume
 //! ```
 //! Resumed, a program goes on with the connections that it had. Restarted, it has lost them all, as if the rig had gone
 //! while every process was paused; then its processes come back on the same cards of another rig.
 //!
-//! What must stay true: from pre-checkpoint to what follows every offload process is paused, and nobody who does not
+//! What must stay true: from save to resume or go every offload process is paused, and nobody who does not
 //! belong to this talks to the rig.
 
 use std::{
@@ -20,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use snaprig_ckpt_plugin::{Checkpoint, Options, Plugin, Restart};
+use snaprig_ckpt_plugin::{Event, Options, Plugin};
 use snaprig_coi::{Process, quiesce};
 use snaprig_scif::checkpoint;
 
@@ -131,34 +132,39 @@ fn failed(what: &str, one: &Paused, error: &SnapifyError) -> String {
 }
 
 impl Plugin for Offload {
-    fn pre_checkpoint(&self, event: &mut Checkpoint) -> Result<(), String> {
+    fn quiesce(&self, _: &mut Event) -> Result<(), String> {
         checkpoint::leave();
+        Ok(())
+    }
+
+    fn save(&self, event: &mut Event) -> Result<(), String> {
         let directory = event.directory().map_err(|error| error.to_string());
         let captured = directory.and_then(|directory| self.capture(&directory));
-        if let Err(error) = captured {
-            self.release();
-            return Err(error);
-        }
+        captured?;
         for fd in checkpoint::leading() {
             event.own_descriptor(fd);
         }
         Ok(())
     }
 
-    fn resume(&self) {
+    fn resume(&self, _: &mut Event) {
         self.release();
     }
 
-    fn restart(&self, event: &Restart) -> Result<(), String> {
+    fn rebuild(&self, event: &mut Event) -> Result<(), String> {
         if let Some(rig) = event.variable(RIG) {
             checkpoint::moved_to(rig.into());
         }
-        self.restore(&event.directory())?;
+        let directory = event.directory().map_err(|error| error.to_string())?;
+        self.restore(&directory)?;
         if let Err(error) = control::serve_again() {
             // The program does not need it.
             tracing::warn!(%error, "Snapify cannot control this program any more");
         }
-        self.release();
         Ok(())
+    }
+
+    fn go(&self, _: &mut Event) {
+        self.release();
     }
 }

@@ -11,8 +11,6 @@ use std::{
     path::Path,
 };
 
-use libc::pid_t;
-use procfs::process::Process;
 use snaprig_ckpt::{
     error::{Error, Result},
     restart::{self, Clocks, Complete, Restored},
@@ -23,7 +21,10 @@ use snaprig_ckpt_image::{
     store::{Checkpoint, Store},
 };
 
-use crate::supervisor::{MEMBER, Options, Parts, Supervisor};
+use crate::{
+    plugins::JobRound,
+    supervisor::{MEMBER, Options, Parts, Supervisor},
+};
 
 /// Longest message of what is wrong with a checkpoint.
 const MESSAGE_MAX: usize = 2000;
@@ -61,43 +62,33 @@ fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
         let parts = Parts::new(store.dir(), store.clone())?;
         let mut restored = Restored::open(&tree, &chain, None)?;
         restored.grow(&chain, drops_privileges(), None)?;
-        go(restored, complete, &parts, &checkpoint)?;
+        rebuild(&mut restored, &parts, checkpoint.path(), None)?;
+        go(restored, complete, &parts)?;
         let command = checkpoint.manifest().command.clone();
         Supervisor::of_restarted(parts, &tree, command, options).run()
     })
 }
 
-/// Has a tree run, and its plugins build up again what they have taken down. If one cannot, the tree ends.
-pub fn go(
-    restored: Restored,
-    complete: Complete,
+/// Has the plugins of a tree build up again what they have taken down, while the tree's own code does not run. If one
+/// cannot, the tree is to end.
+pub fn rebuild(
+    restored: &mut Restored,
     parts: &Parts,
-    checkpoint: &Checkpoint,
+    checkpoint: &Path,
+    job: Option<JobRound>,
 ) -> Result<()> {
-    let channels = restored.go(complete)?;
-    let mut plugins = parts.plugins.borrow_mut();
-    plugins
-        .restart(channels, checkpoint.path())
-        .inspect_err(|_| end_all())
+    let channels = restored.wake_plugins()?;
+    parts
+        .plugins
+        .borrow_mut()
+        .rebuild(channels, checkpoint, job)
 }
 
-/// Ends all processes of a tree that has been restarted, and is not to go on.
-fn end_all() {
-    // SAFETY: no preconditions.
-    let me = unsafe { libc::getpid() };
-    let lives = |pid: &pid_t| {
-        let stat = Process::new(*pid).and_then(|process| process.stat());
-        stat.is_ok_and(|stat| stat.state != 'Z')
-    };
-    // Those that are being made while others end are seen the next time.
-    while let Ok(pids) = snaprig_tracee::freeze::descendants(me)
-        && pids.iter().any(lives)
-    {
-        for pid in pids {
-            // SAFETY: no memory is involved; in this namespace they are all of this tree.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-        }
-    }
+/// Has a tree run that is complete.
+pub fn go(restored: Restored, complete: Complete, parts: &Parts) -> Result<()> {
+    restored.go(complete)?;
+    parts.plugins.borrow_mut().go();
+    Ok(())
 }
 
 /// Opens a member's chain of images, and reads what it says of the tree.

@@ -39,7 +39,7 @@ use snaprig_tracee::{
 
 use crate::{
     ahead::{self, Ahead},
-    plugins::{Gathered, SharedPlugins},
+    plugins::{Gathered, JobRound, SharedPlugins},
 };
 
 /// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
@@ -312,12 +312,13 @@ impl Ready {
         purpose: Purpose,
         known: &mut Known,
         plugins: &SharedPlugins,
-        directory: Option<&Path>,
+        directory: &Path,
+        job: Option<JobRound>,
     ) -> Result<Self> {
-        // SAFETY: no preconditions.
+        // SAFETY: getpid(2) has no preconditions and cannot fail.
         let me = unsafe { libc::getpid() };
         let mut tries = 0;
-        let gathered = Gathered::of(plugins, directory)?;
+        let gathered = Gathered::of(plugins, directory, job)?;
         let before = loop {
             let purpose = (purpose, known.has_own_ipc);
             match Before::look(me, purpose, &mut known.named, &gathered.owned()) {
@@ -330,7 +331,7 @@ impl Ready {
     }
 
     /// Stops it; `root` is its first process.
-    pub fn stop(self, root: pid_t, known: &mut Known) -> Result<Stopped> {
+    pub fn stop(self, root: pid_t, known: &mut Known, job: Option<JobRound>) -> Result<Stopped> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
         let Self {
@@ -366,7 +367,7 @@ impl Ready {
             }
             tries += 1;
             thread::sleep(BETWEEN_TRIES);
-            gathered = gathered.again()?;
+            gathered = gathered.again(job)?;
         }
     }
 }
@@ -388,12 +389,12 @@ impl Stopped {
         purpose: Purpose,
         known: &mut Known,
         plugins: &SharedPlugins,
-        directory: Option<&Path>,
+        directory: &Path,
         last: impl FnOnce(&mut Known) -> Result<()>,
     ) -> Result<Self> {
-        let ready = Ready::look(purpose, known, plugins, directory)?;
+        let ready = Ready::look(purpose, known, plugins, directory, None)?;
         last(known)?;
-        ready.stop(root, known)
+        ready.stop(root, known, None)
     }
 
     /// When it was stopped.

@@ -27,7 +27,7 @@ use snaprig_tracee::steps::{self, Step};
 use crate::{
     checkpoint::{self, Begun, How, Known, Next, Ready, Saved, Stopped},
     job::{Job, NOT_NOW, Note, Report},
-    plugins::SharedPlugins,
+    plugins::{JobRound, SharedPlugins},
 };
 
 /// A member of a job, as its supervisor has it.
@@ -192,7 +192,11 @@ impl Member {
         match phase {
             Phase::Stop => {
                 let ready = taking.ready.take().ok_or_else(runs)?;
-                taking.stopped = Some(ready.stop(root, known)?);
+                let job = JobRound {
+                    member: &self.name,
+                    board: &board,
+                };
+                taking.stopped = Some(ready.stop(root, known, Some(job))?);
             }
             Phase::Drain => taking.stopped()?.meet_others(&board)?,
             Phase::Freeze => taking.save(known)?,
@@ -261,8 +265,12 @@ impl Taking {
         let begun = Begun::begin(&self.joined, name, &how, known)?;
         let mut begun = Box::new(begun);
         let result = board.meet("copied").and_then(|()| {
-            let directory = Some(self.joined.dir());
-            self.ready = Some(Ready::look(Purpose::Job, known, plugins, directory)?);
+            let job = JobRound {
+                member: name,
+                board,
+            };
+            let (directory, job) = (self.joined.dir(), Some(job));
+            self.ready = Some(Ready::look(Purpose::Job, known, plugins, directory, job)?);
             begun.catch_up(known)
         });
         self.image = Image::Begun(begun);

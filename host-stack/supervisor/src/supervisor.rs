@@ -323,7 +323,7 @@ impl<'a> Supervisor<'a> {
         }
         let mut image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
-        let (known, directory) = (&mut self.known, Some(round.joined().dir()));
+        let (known, directory) = (&mut self.known, round.joined().dir());
         let (plugins, last) = (&self.parts.plugins, |known: &mut _| image.catch_up(known));
         let stopped = Stopped::stop(self.root, Purpose::Alone, known, plugins, directory, last)?;
         let mut stopped = stopped.alone()?;

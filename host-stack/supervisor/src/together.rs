@@ -3,7 +3,7 @@
 //! ```text
 //! phase     supervisor
 //! Connect   opens files; connections to other trees are made, and hold what they held
-//! Refill    makes processes, with their memory
+//! Refill    makes processes, with their memory; their plugins rebuild, exchange and refill, all of one phase before the next
 //! Go        lets them run
 //! ```
 //! What must stay true: until `Go`, nothing of any tree runs; if one cannot be restarted, all that was made ends.
@@ -32,9 +32,10 @@ use snaprig_coord::{
 };
 
 use crate::{
-    again::{drops_privileges, go, open, within},
+    again::{drops_privileges, go, open, rebuild, within},
     job::{self, Job},
     member::Member,
+    plugins::JobRound,
     supervisor::{Options, Parts, Supervisor},
 };
 
@@ -214,10 +215,15 @@ fn together(
     let mut restored = does(member, round, Phase::Connect, open)?;
     begin(member, Phase::Refill)?;
     does(member, round, Phase::Refill, || {
-        restored.grow(chain, drops_privileges(), Some(&board))
+        restored.grow(chain, drops_privileges(), Some(&board))?;
+        let job = JobRound {
+            member: &member.name,
+            board: &board,
+        };
+        rebuild(&mut restored, parts, checkpoint.path(), Some(job))
     })?;
     begin(member, Phase::Go)?;
-    go(restored, complete, parts, checkpoint)?;
+    go(restored, complete, parts)?;
     Ok(round)
 }
 

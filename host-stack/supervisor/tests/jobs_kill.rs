@@ -72,9 +72,9 @@ impl Holder {
         match phase {
             Phase::Look => {
                 self.joined = Some(self.store.join(round).unwrap());
-                // Where others meet to find strangers, and when most of their memory is copied. Undone meanwhile: it is
-                // said next.
-                for name in ["seen", "seen again", "copied"] {
+                // Where others meet to find strangers, when most of their memory is copied, and to count their plugins.
+                // Undone meanwhile: it is said next.
+                for name in ["seen", "seen again", "copied", "plugins-counted"] {
                     let _ = self.member.barrier(round, name, LONG);
                 }
             }
@@ -82,6 +82,10 @@ impl Holder {
             Phase::Drain => {
                 // Undone meanwhile: it is said next.
                 let _ = self.member.barrier(round, "ends", LONG);
+            }
+            // Where others count their plugins.
+            Phase::Refill => {
+                let _ = self.member.barrier(round, "plugins-counted", LONG);
             }
             Phase::Write => {
                 let joined = self.joined.as_ref().unwrap();

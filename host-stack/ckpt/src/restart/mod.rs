@@ -100,16 +100,27 @@ impl<'a> Restored<'a> {
         Ok(())
     }
 
-    /// All of it runs: the other ends of its plugins' connections.
-    pub fn go(mut self, complete: Complete) -> Result<Vec<(i32, OwnedFd)>> {
-        let channels = match &self.opened {
-            Some(opened) => opened.channels(self.tree)?,
-            None => Vec::new(),
+    /// The threads of plugins run, and nothing else of the tree: their processes, and the other ends of their
+    /// connections. If the supervisor dies, they end with the threads that are still held.
+    pub fn wake_plugins(&mut self) -> Result<Vec<(i32, OwnedFd)>> {
+        let Some(opened) = &self.opened else {
+            return Ok(Vec::new());
         };
+        let channels = opened.channels(self.tree)?;
+        let tids = plugins::threads(self.tree, &channels);
+        let is_of_plugin = |thread: &mut Tracee| tids.contains(&thread.tid());
+        for thread in self.threads.extract_if(.., is_of_plugin) {
+            thread.detach(0)?;
+        }
+        Ok(channels)
+    }
+
+    /// All of it runs.
+    pub fn go(mut self, complete: Complete) -> Result<()> {
         let_go(&self.threads, complete)?;
         self.runs = true;
         terminals::redraw(self.tree);
-        Ok(channels)
+        Ok(())
     }
 }
 

@@ -183,6 +183,32 @@ impl Machine {
         None
     }
 
+    /// Entries that are there, as many as fit into an answer of so many bytes.
+    pub(super) fn collect(
+        &self,
+        member: &str,
+        round: u64,
+        prefix: &[u8],
+        after: &[u8],
+        bytes_max: u32,
+    ) -> Result<Answer, CallError> {
+        self.is_in_round(member, round)?;
+        let bytes_max = ANSWER_MAX.min(bytes_max as usize);
+        let first = (round, after.max(prefix).to_vec());
+        let behind = self.board.entries.range(first..);
+        let all = behind
+            .filter(|((_, key), _)| key != after)
+            .take_while(|((of, key), _)| *of == round && key.starts_with(prefix));
+        let mut bytes = 0;
+        let fits = all.take_while(|((_, key), value)| {
+            let is_first = bytes == 0;
+            bytes += key.len() + value.bytes.len() + 16;
+            is_first || bytes <= bytes_max
+        });
+        let entries = fits.map(|((_, key), value)| (key.clone(), value.bytes.clone()));
+        Ok(Answer::Entries(entries.collect()))
+    }
+
     fn look(&mut self, call: CallId) {
         if let Some(result) = self.board.look(call) {
             self.board.lookups.remove(&call);

@@ -40,6 +40,7 @@
 
 mod barriers;
 mod board;
+mod counted;
 mod peers;
 mod round;
 mod rounds;
@@ -56,6 +57,7 @@ use crate::{
 };
 use barriers::Barriers;
 use board::Board;
+use counted::{Counted, Wanted};
 use peers::{Entry, Peer};
 use round::Round;
 
@@ -170,6 +172,7 @@ pub struct Machine {
     peers: BTreeMap<ConnectionId, Peer>,
     members: BTreeMap<String, Entry>,
     barriers: Barriers,
+    counted: Counted,
     board: Board,
     round: Option<Round>,
     next_round: u64,
@@ -188,6 +191,7 @@ impl Machine {
             now,
             peers: BTreeMap::new(),
             barriers: Barriers::default(),
+            counted: Counted::default(),
             board: Board::default(),
             round: None,
             rounds: VecDeque::new(),
@@ -214,6 +218,7 @@ impl Machine {
         self.expire_peers();
         self.expire_barriers();
         self.expire_lookups();
+        self.expire_counted();
         self.expire_round();
         self.settle_barriers();
         self.advance();
@@ -230,7 +235,8 @@ impl Machine {
         let peers = self.peers.values().map(Peer::deadline);
         let strikes = self.members.values().filter_map(Entry::strike_ns);
         let round = self.round.as_ref().and_then(Round::deadline);
-        let calls = [self.barriers.deadline(), self.board.deadline(), round];
+        let (barriers, counted) = (self.barriers.deadline(), self.counted.deadline());
+        let calls = [barriers, counted, self.board.deadline(), round];
         let calls = calls.into_iter().flatten();
         peers.chain(strikes).chain(calls).min()
     }
@@ -310,6 +316,31 @@ impl Machine {
                 },
                 Some(member),
             ) => self.lookup(at, member, round, keys, patience_ms),
+            (
+                Call::Collect {
+                    round,
+                    prefix,
+                    after,
+                    bytes_max,
+                },
+                Some(member),
+            ) => Some(self.collect(member, round, &prefix, &after, bytes_max)),
+            (
+                Call::Count {
+                    round,
+                    name,
+                    count,
+                    patience_ms,
+                },
+                Some(member),
+            ) => {
+                let wanted = Wanted {
+                    name,
+                    count,
+                    patience_ms,
+                };
+                self.count(at, member, round, wanted)
+            }
         };
         if let Some(result) = result {
             self.answer(at, result);

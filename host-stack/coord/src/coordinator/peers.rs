@@ -339,6 +339,7 @@ impl Machine {
     /// A member's connection is no more: nor is what it waits for, and has published.
     fn lost(&mut self, name: &str, connection: ConnectionId, why: &str) {
         self.barriers.forget(connection);
+        self.counted.forget(connection);
         self.board.forget(name, connection);
         self.seat_lost(name, why);
     }

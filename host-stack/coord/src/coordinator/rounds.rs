@@ -162,6 +162,7 @@ impl Machine {
     /// Calls that wait in the round wait no more.
     fn end_calls(&mut self, round: u64, error: &CallError) {
         let mut calls = self.barriers.of_round(round);
+        calls.append(&mut self.counted.of_round(round));
         calls.append(&mut self.board.of_round(round));
         for call in calls {
             self.answer(call, Err(error.clone()));

@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{
     address::Locator,
-    session::{CallResult, Command, Session},
+    session::{CallResult, Command, Reply, Session},
 };
 use crate::{
     auth::{Token, random},
@@ -100,13 +100,17 @@ impl Link {
         }
     }
 
-    fn call(&self, call: Call) -> CallResult {
-        let (reply, answer) = mpsc::channel();
+    fn start_call(&self, call: Call, reply: Reply) {
         let mut last = self.last_id.lock().unwrap_or_else(PoisonError::into_inner);
         *last += 1;
         let id = *last;
         self.command(Command::Call { id, call, reply });
-        drop(last);
+    }
+
+    fn call(&self, call: Call) -> CallResult {
+        let (reply, answer) = mpsc::channel();
+        // The caller may not wait any more.
+        self.start_call(call, Box::new(move |result| drop(reply.send(result))));
         let why = "its thread has ended".into();
         answer.recv().unwrap_or(Err(CallError::Apart { why }))
     }
@@ -236,6 +240,34 @@ impl Member {
             phase,
             result,
         });
+    }
+
+    /// Calls, and does not wait: `reply` is told what came of it, on another thread, which it must not keep. If that
+    /// thread has ended, it is dropped.
+    pub fn start_call(
+        &self,
+        call: Call,
+        reply: impl FnOnce(Result<Answer, CallError>) + Send + 'static,
+    ) {
+        self.link.start_call(call, Box::new(reply));
+    }
+
+    /// Entries that are on the board now whose keys begin so.
+    pub fn collect(&self, round: u64, prefix: &[u8]) -> Result<Vec<Entry>, CallError> {
+        let mut all: Vec<Entry> = Vec::new();
+        loop {
+            let call = Call::Collect {
+                round,
+                prefix: prefix.to_vec(),
+                after: all.last().map(|(key, _)| key.clone()).unwrap_or_default(),
+                bytes_max: BATCH_BYTES as u32,
+            };
+            match self.link.call(call)? {
+                Answer::Entries(more) if more.is_empty() => return Ok(all),
+                Answer::Entries(more) => all.extend(more),
+                other => return Err(unexpected(&other)),
+            }
+        }
     }
 
     /// Waits until all members of the round are at the barrier (`round` 0: of the job).

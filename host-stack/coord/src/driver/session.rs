@@ -30,13 +30,15 @@ use crate::{
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
 pub(super) type CallResult = Result<Answer, CallError>;
+/// Who is told what comes of a call, on the session's thread.
+pub(super) type Reply = Box<dyn FnOnce(CallResult) + Send>;
 
 /// What the agent wants.
 pub(super) enum Command {
     Call {
         id: u64,
         call: Call,
-        reply: mpsc::Sender<CallResult>,
+        reply: Reply,
     },
     Done {
         round: u64,
@@ -53,7 +55,7 @@ pub(super) struct Session {
     commands: mpsc::Receiver<Command>,
     /// A byte comes with each command; it ends with the last sender.
     woken: UnixStream,
-    waiting: BTreeMap<u64, mpsc::Sender<CallResult>>,
+    waiting: BTreeMap<u64, Reply>,
     events: mpsc::Sender<Event>,
     /// Counts events (eventfd(2)).
     ready: Arc<OwnedFd>,
@@ -216,8 +218,7 @@ impl Session {
             Output::Close => self.farewell(),
             Output::Answer { id, result } => {
                 if let Some(reply) = self.waiting.remove(&id) {
-                    // The caller may not wait any more.
-                    let _ = reply.send(result);
+                    reply(result);
                 }
             }
             Output::Event(event) => {

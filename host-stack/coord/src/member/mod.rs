@@ -395,7 +395,9 @@ impl Machine {
         let is_of_round = match &call {
             Call::Barrier { round, .. }
             | Call::Publish { round, .. }
-            | Call::Lookup { round, .. } => *round != 0,
+            | Call::Lookup { round, .. }
+            | Call::Collect { round, .. }
+            | Call::Count { round, .. } => *round != 0,
             Call::Order(_) | Call::Status | Call::Forget { .. } => false,
         };
         let is_late = is_of_round && self.undoing > 0;

@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use snaprig_ckpt_plugin::{Checkpoint, Options as PluginOptions, Plugin, Restart, register};
+use snaprig_ckpt_plugin::{Event, Options as PluginOptions, Plugin, register};
 use snaprig_supervisor::{
     Address, Error, Job, JobDump, Mode, Options, Policy, Reply, Request, Schedule, Settings,
 };
@@ -203,7 +203,7 @@ impl Device {
 }
 
 impl Plugin for Device {
-    fn pre_checkpoint(&self, event: &mut Checkpoint) -> Result<(), String> {
+    fn save(&self, event: &mut Event) -> Result<(), String> {
         self.set_away(true);
         for stream in lock(&self.stream).iter() {
             event.own_descriptor(stream.as_raw_fd());
@@ -211,11 +211,11 @@ impl Plugin for Device {
         Ok(())
     }
 
-    fn resume(&self) {
+    fn resume(&self, _: &mut Event) {
         self.set_away(false);
     }
 
-    fn restart(&self, _: &Restart) -> Result<(), String> {
+    fn rebuild(&self, _: &mut Event) -> Result<(), String> {
         let stream = UnixStream::connect(&self.socket);
         *lock(&self.stream) = Some(stream.map_err(|error| error.to_string())?);
         self.set_away(false);

@@ -1,5 +1,6 @@
 //! A tree moves to another supervisor, on this machine or another: live, as an image that is sent while it runs.
 
+mod files;
 mod receive;
 mod wire;
 
@@ -15,7 +16,10 @@ use snaprig_ckpt::{
 };
 use snaprig_ckpt_image::image::Writer;
 
-use self::wire::{Answer, Begin, Go, Running, Stream};
+use self::{
+    files::PluginFiles,
+    wire::{Answer, Begin, Go, Running, Stream},
+};
 pub use self::{receive::receive, wire::Address};
 use crate::{
     checkpoint::{self, Begun, Copied, How, Mode, Stopped},
@@ -76,11 +80,13 @@ impl Supervisor<'_> {
         let mut image = image.map_err(|error| why(&mut stream, error))?;
         let last = |known: &mut _| image.catch_up(known);
         let (known, plugins) = (&mut self.known, &self.parts.plugins);
-        let stopped = Stopped::stop(self.root, purpose, known, plugins, None, last);
+        let own = PluginFiles::make(&self.parts.directory)?;
+        let stopped = Stopped::stop(self.root, purpose, known, plugins, own.path(), last);
         let mut stopped = stopped.map_err(|error| why(&mut stream, error))?.alone()?;
         let written = (|| {
             let saved = image.save(&mut stopped, &mut self.known)?;
             let written = saved.finish()?.1;
+            own.send(&mut stream).map_err(failed)?;
             stream.be_patient().map_err(failed)?;
             match wire::receive(&mut stream).map_err(failed)? {
                 Answer::Ready => Ok(written),

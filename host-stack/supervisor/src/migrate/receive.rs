@@ -18,7 +18,10 @@ use snaprig_ckpt_image::{
     store::{Manifest, Member, Store},
 };
 
-use super::wire::{self, Address, Answer, Begin, Go, Running, Stream};
+use super::{
+    files,
+    wire::{self, Address, Answer, Begin, Go, Running, Stream},
+};
 use crate::{
     again,
     supervisor::{MEMBER, Options, Parts, Supervisor},
@@ -61,8 +64,10 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
     create.read(true).write(true).create_new(true);
     let file = create.open(&path).map_err(unwritten)?;
     let summary = hold(stream, &file)?;
+    files::receive(stream, round.joined().dir()).map_err(failed)?;
     let chain = Chain::open(std::slice::from_ref(&path))?;
     let tree = restart::read_tree(&chain)?;
+    let directory = &round.joined().dir().to_owned();
     // Not the closure's own: processes between this one and the supervisor give theirs up.
     let round = Cell::new(Some(round));
     let commit = || -> Result<()> {
@@ -87,9 +92,10 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
         let mut restore = || -> Result<()> {
             let mut restored = Restored::open(&tree, &chain, None)?;
             restored.grow(&chain, again::drops_privileges(), None)?;
+            again::rebuild(&mut restored, &parts, directory, None)?;
             is_ready = true;
             decided().map_err(failed)?;
-            restored.go(complete).map(|_| ())
+            again::go(restored, complete, &parts)
         };
         if let Err(error) = restore() {
             return Err(match is_ready {

@@ -6,6 +6,7 @@
 //!   | <- Hello { nonce }, Proof -----------------    |     each knows the token: a keyed hash (BLAKE3) of both nonces
 //!   | -- Proof, Begin { command } -------------->    |
 //!   | == image ================================>    |     pages while the tree runs; what is left when it stands still
+//!   | == files of plugins =====================>    |     what they have put into the checkpoint's directory
 //!   | <- Ready --- or Failed(why) ---------------    |     all is read, checked and restored, and stands still
 //!   |    its tree ends                               |
 //!   | -- Go ------------------------------------>    |     its tree runs
@@ -37,7 +38,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use snaprig_ckpt::error::{Error, Result};
 
 /// Of what is said here.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longest message: a command line.
 const MESSAGE_MAX: u32 = 4 << 20;
 /// How long connecting takes at most, and a peer that has not proven who it is.

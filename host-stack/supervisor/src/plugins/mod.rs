@@ -1,14 +1,19 @@
-//! Plugins within the programs of a tree, seen from its supervisor: the driver of [`machine`]. What is said is in
-//! [`snaprig_ckpt_plugin::message`].
+//! Plugins within the programs of a tree, seen from its supervisor: the driver of [`snaprig_coord::plugins`]. What is said
+//! is in [`snaprig_ckpt_plugin::message`].
 //!
 //! ```text
-//! gather: all plugins ready --> the tree is stopped --> has anybody come or said something? then on, and once more
-//!         --> what belongs to plugins is left out of the image --> the tree goes on --> release
+//! checkpoint: quiesce, drain, save --> the tree is stopped --> has anybody come or said something? then on, and once more
+//!             --> what belongs to plugins is left out of the image --> the tree goes on --> resume
+//! restart:    plugins' threads alone run --> rebuild, exchange, refill --> the tree runs --> go
 //! ```
+//! In a job, each phase ends at a barrier of its round: no tree's plugins are in a phase before those of all others have
+//! passed the one before.
 //!
-//! What must stay true: whoever has been asked is told what came of it, whatever goes wrong.
+//! What must stay true: whoever has been told to quiesce is told what came of it, whatever goes wrong; and the supervisor
+//! does not stand still for a plugin that is slow to resume.
 
-mod machine;
+mod gathered;
+mod relay;
 
 use std::{
     cell::RefCell,
@@ -19,7 +24,7 @@ use std::{
     },
     path::{Path, PathBuf},
     rc::Rc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use libc::pid_t;
@@ -30,12 +35,22 @@ use rustix::{
         sockopt,
     },
 };
-use snaprig_ckpt::error::{Error, Result};
-use snaprig_ckpt_plugin::message::{MESSAGE_MAX, SOCKET, ToProcess, decode, encode};
+use snaprig_ckpt::{
+    board::Board,
+    error::{Error, Result},
+};
+use snaprig_ckpt_plugin::{
+    message::{Answer, MESSAGE_MAX, SOCKET, ToPlugin, decode, encode},
+    phase::Phase,
+};
+use snaprig_coord::{
+    Ns,
+    plugins::{Connection, Machine, Output, Progress, QuestionId, Refusal},
+};
 use snaprig_tracee::freeze;
 
-use self::machine::{Connection, Machine, Output, Progress};
-pub use snaprig_ckpt::owned::Owned;
+pub use self::gathered::Gathered;
+use self::relay::Relay;
 
 /// The socket's name in a directory of checkpoints.
 const NAME: &str = "plugins";
@@ -43,8 +58,21 @@ const NAME: &str = "plugins";
 const BACKLOG: i32 = 4096;
 /// What the listener is in the epoll instance.
 const LISTENER: u64 = 0;
+/// What answers of a job's board are in it.
+const ANSWERS: u64 = u64::MAX;
 /// The longest value of a variable.
 const VALUE_MAX: usize = MESSAGE_MAX - 16;
+/// How long a supervisor stands still at most until plugins have resumed; after that they do while it does other things.
+const RELEASE_MAX: Duration = Duration::from_secs(1);
+
+/// A round of a job that plugins take part in.
+#[derive(Clone, Copy)]
+pub struct JobRound<'a> {
+    /// The member's name in the job.
+    pub member: &'a str,
+    /// The board of the round.
+    pub board: &'a Board<'a>,
+}
 
 /// The plugins of a tree.
 pub struct Plugins {
@@ -54,6 +82,8 @@ pub struct Plugins {
     epoll: OwnedFd,
     sockets: BTreeMap<Connection, OwnedFd>,
     next: Connection,
+    relay: Relay,
+    start: Instant,
 }
 
 impl Plugins {
@@ -72,10 +102,12 @@ impl Plugins {
             rustix::net::bind(&listener, &SocketAddrUnix::new(&path)?)?;
             rustix::net::listen(&listener, BACKLOG)?;
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            watch(&epoll, &listener, LISTENER)?;
-            Ok((listener, epoll))
+            let relay = Relay::new()?;
+            watch(&epoll, listener.as_fd(), LISTENER)?;
+            watch(&epoll, relay.as_fd(), ANSWERS)?;
+            Ok((listener, epoll, relay))
         };
-        let (listener, epoll) = bound().map_err(failed)?;
+        let (listener, epoll, relay) = bound().map_err(failed)?;
         Ok(Self {
             machine: Machine::default(),
             path,
@@ -83,6 +115,8 @@ impl Plugins {
             epoll,
             sockets: BTreeMap::new(),
             next: LISTENER + 1,
+            relay,
+            start: Instant::now(),
         })
     }
 
@@ -93,19 +127,31 @@ impl Plugins {
 
     /// When [`Plugins::go_on`] is due, at the latest.
     pub fn deadline(&self) -> Option<Instant> {
-        self.machine.deadline()
+        let due = self.machine.deadline();
+        let due = due.into_iter().chain(self.relay.deadline()).min()?;
+        self.start.checked_add(Duration::from_nanos(due))
     }
 
     /// Hears what processes say, and answers.
     pub fn go_on(&mut self) {
-        self.hear(Some(Instant::now()));
-        self.machine.tick(Instant::now());
-        self.perform();
+        self.hear(Some(Instant::now()), None);
+        self.pass_time(None);
     }
 
-    /// Tells plugins of a restarted tree, whose processes' ends of connections these are the others of.
-    pub fn restart(&mut self, channels: Vec<(pid_t, OwnedFd)>, checkpoint: &Path) -> Result<()> {
-        if channels.is_empty() {
+    /// Whether there are no programs with plugins.
+    pub fn are_none(&self) -> bool {
+        self.sockets.is_empty()
+    }
+
+    /// Takes the plugins of a restarted tree, whose processes' ends of connections these are the others of, to where the
+    /// tree may run. An error: it must end.
+    pub fn rebuild(
+        &mut self,
+        channels: Vec<(pid_t, OwnedFd)>,
+        checkpoint: &Path,
+        job: Option<JobRound>,
+    ) -> Result<()> {
+        if channels.is_empty() && job.is_none() {
             return Ok(());
         }
         for (pid, channel) in channels {
@@ -114,60 +160,118 @@ impl Plugins {
         let checkpoint = checkpoint.canonicalize();
         let checkpoint = checkpoint.map_err(|source| Error::io("the checkpoint", source))?;
         let socket = self.path.as_os_str().as_bytes();
-        let now = Instant::now();
-        self.machine
-            .restart(checkpoint.as_os_str().as_bytes(), socket, now);
-        match self.work() {
-            Progress::Failed(refusal) => Err(Error::Missing {
-                what: format!("process {}, {}", refusal.pid, refusal.what),
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether there are no programs with plugins.
-    pub fn are_none(&self) -> bool {
-        self.sockets.is_empty()
-    }
-
-    fn gather(&mut self, directory: Option<&Path>) -> Result<()> {
-        self.hear(Some(Instant::now()));
-        let Some(directory) = directory else {
-            return match self.machine.first() {
-                Some((pid, name)) => {
-                    let what = format!("plugin {name}: it cannot go along to another machine");
-                    Err(Error::refused(pid, what))
-                }
-                None => Ok(()),
-            };
+        self.machine.restarted(socket, ns(self.start));
+        // They are where they were saved, when all have said what they are.
+        let failed = |plugins: &mut Self, phase, job: Option<JobRound>| {
+            plugins.pass(phase, &checkpoint, job).map_err(|refusal| {
+                let what = format!("process {}, {}", refusal.pid, refusal.what);
+                Error::Missing { what }
+            })
         };
-        let now = Instant::now();
-        self.machine.gather(directory.as_os_str().as_bytes(), now);
-        match self.work() {
-            Progress::Failed(refusal) => Err(Error::refused(refusal.pid, refusal.what)),
+        failed(self, Phase::Save, job)?;
+        let is_needed = self.count(job)?;
+        for phase in Phase::RESTART {
+            failed(self, phase, job)?;
+            if is_needed {
+                meet(phase, job)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The tree that [`Plugins::rebuild`] was for runs.
+    pub fn go(&mut self) {
+        self.release(Phase::Go);
+    }
+
+    /// Takes all plugins to where the tree can be saved; in a job, together with those of all others.
+    fn gather(&mut self, directory: &Path, job: Option<JobRound>) -> Result<()> {
+        self.finish_release();
+        let refused = |refusal: Refusal| Error::refused(refusal.pid, refusal.what);
+        if job.is_some() {
+            self.hear(Some(Instant::now()), job);
+            let is_needed = self.count(job)?;
+            for phase in Phase::CHECKPOINT.into_iter().filter(|_| is_needed) {
+                self.pass(phase, directory, job).map_err(refused)?;
+                meet(phase, job)?;
+            }
+        }
+        self.gather_rest(directory, job)
+    }
+
+    /// Takes those to where the others are who have come since.
+    fn gather_rest(&mut self, directory: &Path, job: Option<JobRound>) -> Result<()> {
+        self.hear(Some(Instant::now()), job);
+        for phase in Phase::CHECKPOINT {
+            self.pass(phase, directory, job)
+                .map_err(|refusal| Error::refused(refusal.pid, refusal.what))?;
+        }
+        Ok(())
+    }
+
+    /// Takes all to the end of a phase.
+    fn pass(
+        &mut self,
+        phase: Phase,
+        directory: &Path,
+        job: Option<JobRound>,
+    ) -> std::result::Result<(), Refusal> {
+        self.relay.begin(job.is_some());
+        let now = ns(self.start);
+        self.machine
+            .towards(phase, directory.as_os_str().as_bytes(), now);
+        match self.work(None, job) {
+            Progress::Failed(refusal) => Err(refusal),
             _ => Ok(()),
         }
     }
 
-    fn release(&mut self) {
-        self.machine.release(Instant::now());
-        self.work();
+    /// How many plugins there are in all trees of the job; whether there are any.
+    fn count(&mut self, job: Option<JobRound>) -> Result<bool> {
+        let Some(JobRound { member, board }) = job else {
+            return Ok(!self.machine.is_empty());
+        };
+        let counted = relay::count_all(board, member, &self.machine.counts())?;
+        let is_needed = !counted.is_empty();
+        self.machine.count_all(counted);
+        Ok(is_needed)
     }
 
-    /// Until there is nothing left to do.
-    fn work(&mut self) -> Progress {
+    fn release(&mut self, phase: Phase) {
+        self.machine.release(phase, ns(self.start));
+        self.relay.end();
+        self.work(Some(Instant::now() + RELEASE_MAX), None);
+    }
+
+    /// Plugins that are still at work after an earlier round come first.
+    fn finish_release(&mut self) {
+        self.work(None, None);
+    }
+
+    /// Until there is nothing left to do, or it has taken so long.
+    fn work(&mut self, until: Option<Instant>, job: Option<JobRound>) -> Progress {
         loop {
-            self.perform();
+            self.perform(job);
             match self.machine.progress() {
-                Progress::AtWork => {}
+                Progress::AtWork if until.is_none_or(|until| Instant::now() < until) => {}
                 other => return other,
             }
-            self.hear(self.machine.deadline());
-            self.machine.tick(Instant::now());
+            let deadline = self.deadline().into_iter().chain(until).min();
+            self.hear(deadline, job);
+            self.pass_time(job);
         }
     }
 
-    /// Whether somebody has said something that was not heard yet.
+    fn pass_time(&mut self, job: Option<JobRound>) {
+        let now = ns(self.start);
+        self.machine.tick(now);
+        for (id, answer) in self.relay.expire(now) {
+            self.machine.answer(id, answer);
+        }
+        self.perform(job);
+    }
+
+    /// Whether somebody has said something that was not heard yet, or is not where the tree can be saved.
     fn has_news(&self) -> bool {
         let mut events = Vec::with_capacity(1);
         let now = Timespec::default();
@@ -176,11 +280,11 @@ impl Plugins {
             rustix::buffer::spare_capacity(&mut events),
             Some(&now),
         );
-        !matches!(waiting, Ok(0)) || !self.machine.is_gathered()
+        !matches!(waiting, Ok(0)) || !self.machine.have_passed(Phase::Save)
     }
 
     /// Waits for somebody who says something; and everybody is heard. No longer than to the deadline.
-    fn hear(&mut self, deadline: Option<Instant>) {
+    fn hear(&mut self, deadline: Option<Instant>, job: Option<JobRound>) {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
@@ -190,14 +294,19 @@ impl Plugins {
         for event in events {
             match event.data.u64() {
                 LISTENER => self.accept(),
-                connection => self.receive(connection),
+                ANSWERS => {
+                    for (id, answer) in self.relay.answers() {
+                        self.machine.answer(id, answer);
+                    }
+                }
+                connection => self.receive(connection, job),
             }
         }
     }
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // SAFETY: no preconditions.
+        // SAFETY: getpid(2) has no preconditions and cannot fail.
         let own = unsafe { libc::getpid() };
         while let Ok(socket) = accept_with(&self.listener, flags) {
             let peer = sockopt::socket_peercred(&socket);
@@ -216,18 +325,19 @@ impl Plugins {
     fn add(&mut self, socket: OwnedFd, pid: pid_t) -> Result<()> {
         let connection = self.next;
         self.next += 1;
-        watch(&self.epoll, &socket, connection).map_err(|source| Error::io("epoll_ctl", source))?;
+        watch(&self.epoll, socket.as_fd(), connection)
+            .map_err(|source| Error::io("epoll_ctl", source))?;
         self.sockets.insert(connection, socket);
-        self.machine.connected(connection, pid);
+        self.machine.connected(connection, pid, ns(self.start));
         Ok(())
     }
 
-    /// Takes all that has come from a process.
-    fn receive(&mut self, connection: Connection) {
+    /// Takes all that has come from a plugin.
+    fn receive(&mut self, connection: Connection, job: Option<JobRound>) {
         let mut bytes = vec![0; MESSAGE_MAX];
         while let Some(socket) = self.sockets.get(&connection) {
             let received = rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT);
-            let now = Instant::now();
+            let now = ns(self.start);
             match received {
                 Ok((count @ 1.., _)) => match decode(&bytes[..count]) {
                     Some(message) => self.machine.received(connection, message, now),
@@ -237,7 +347,7 @@ impl Plugins {
                 Err(rustix::io::Errno::AGAIN) => return,
                 Ok(_) | Err(_) => self.hang_up(connection),
             }
-            self.perform();
+            self.perform(job);
         }
     }
 
@@ -246,26 +356,42 @@ impl Plugins {
         self.machine.gone(connection);
     }
 
-    fn perform(&mut self) {
-        while let Some(output) = self.machine.poll_output() {
+    fn perform(&mut self, job: Option<JobRound>) {
+        let board = job.map(|job| job.board);
+        loop {
+            let Some(output) = self.machine.poll_output() else {
+                // What came when nobody had the board at hand.
+                return self.relay.send_waiting(board, ns(self.start));
+            };
             match output {
                 Output::Send(connection, message) => self.send(connection, &message),
-                Output::Answer(connection, name) => {
-                    let name = std::ffi::OsString::from_vec(name);
-                    // getenv(3) has no such names, and std's function panics.
-                    let is_name =
-                        !name.is_empty() && !name.as_bytes().iter().any(|b| b"=\0".contains(b));
-                    let value = is_name.then(|| std::env::var_os(name)).flatten();
-                    let value = value.map(OsStringExt::into_vec);
-                    let value = value.filter(|value| value.len() <= VALUE_MAX);
-                    self.send(connection, &ToProcess::Value(value));
-                }
+                Output::Variable { id, name } => self.answer_variable(id, name),
                 Output::Close(connection) => drop(self.sockets.remove(&connection)),
+                Output::Ask {
+                    id,
+                    question,
+                    deadline_ns,
+                } => {
+                    let now = ns(self.start);
+                    for (id, answer) in self.relay.ask(id, question, deadline_ns, board, now) {
+                        self.machine.answer(id, answer);
+                    }
+                }
             }
         }
     }
 
-    fn send(&mut self, connection: Connection, message: &ToProcess) {
+    fn answer_variable(&mut self, id: QuestionId, name: Vec<u8>) {
+        let name = std::ffi::OsString::from_vec(name);
+        // getenv(3) has no such names, and std's function panics.
+        let is_name = !name.is_empty() && !name.as_bytes().iter().any(|b| b"=\0".contains(b));
+        let value = is_name.then(|| std::env::var_os(name)).flatten();
+        let value = value.map(OsStringExt::into_vec);
+        let value = value.filter(|value| value.len() <= VALUE_MAX);
+        self.machine.answer(id, Ok(Answer::Variable(value)));
+    }
+
+    fn send(&mut self, connection: Connection, message: &ToPlugin) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let Some(socket) = self.sockets.get(&connection) else {
             return;
@@ -294,61 +420,19 @@ impl Drop for Plugins {
 /// The plugins of a tree, for its supervisor and for a checkpoint that is under way.
 pub type SharedPlugins = Rc<RefCell<Plugins>>;
 
-/// Plugins that are ready for a checkpoint; dropped, they are told that the program runs on.
-pub struct Gathered {
-    /// None: there is nobody to tell.
-    plugins: Option<SharedPlugins>,
-    /// Where their files are; none: they cannot have any, and so there must be none of them.
-    directory: Option<PathBuf>,
+/// Waits until the plugins of all trees of the job have passed a phase.
+fn meet(phase: Phase, job: Option<JobRound>) -> Result<()> {
+    job.map_or(Ok(()), |job| {
+        job.board.meet(&format!("plugins-{}", phase.name()))
+    })
 }
 
-impl Gathered {
-    /// Asks all plugins for a checkpoint in this directory. If one refuses, the others are told. Without a directory
-    /// their files cannot go along, and there must be none of them.
-    pub fn of(plugins: &SharedPlugins, directory: Option<&Path>) -> Result<Self> {
-        let directory = directory.map(Path::canonicalize).transpose();
-        let gathered = Self {
-            plugins: Some(plugins.clone()),
-            directory: directory.map_err(|source| Error::io("the round's directory", source))?,
-        };
-        gathered.again()
-    }
-
-    /// Asks those, too, that have come since.
-    pub fn again(self) -> Result<Self> {
-        if let Some(plugins) = &self.plugins {
-            plugins.borrow_mut().gather(self.directory.as_deref())?;
-        }
-        Ok(self)
-    }
-
-    /// Whether, now that the tree stands still, nobody has come since, or said something.
-    pub fn is_all(&self) -> bool {
-        let plugins = self.plugins.as_ref();
-        plugins.is_none_or(|plugins| !plugins.borrow().has_news())
-    }
-
-    /// What belongs to plugins.
-    pub fn owned(&self) -> Owned {
-        let plugins = self.plugins.as_ref().map(|plugins| plugins.borrow());
-        Owned::of(plugins.iter().flat_map(|plugins| plugins.machine.owned()))
-    }
-
-    /// The tree has ended: there is nobody to tell.
-    pub fn forget(mut self) {
-        self.plugins = None;
-    }
+/// Nanoseconds since the plugins were listened for: the machine's clock.
+fn ns(start: Instant) -> Ns {
+    start.elapsed().as_nanos() as Ns
 }
 
-impl Drop for Gathered {
-    fn drop(&mut self) {
-        if let Some(plugins) = &self.plugins {
-            plugins.borrow_mut().release();
-        }
-    }
-}
-
-fn watch(epoll: &OwnedFd, fd: &OwnedFd, number: u64) -> rustix::io::Result<()> {
+fn watch(epoll: &OwnedFd, fd: BorrowedFd, number: u64) -> rustix::io::Result<()> {
     epoll::add(
         epoll,
         fd,

@@ -15,13 +15,15 @@ pub struct Owned {
     regions: BTreeMap<pid_t, Vec<Range<u64>>>,
 }
 
-/// What belongs to plugins of a process, and not into an image.
+/// What belongs to a plugin, and not into an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OwnedByProcess {
-    /// Its end of the connection.
+pub struct OwnedByPlugin {
+    /// Its name.
+    pub name: String,
+    /// Its process's end of the connection to the supervisor.
     pub channel: Option<Descriptor>,
-    /// Descriptors, and whose they are.
-    pub descriptors: Vec<(Descriptor, String)>,
+    /// Descriptors.
+    pub descriptors: Vec<Descriptor>,
     /// Memory.
     pub regions: Vec<Range<u64>>,
 }
@@ -36,16 +38,17 @@ pub enum Holder {
 }
 
 impl Owned {
-    /// From what processes have said.
-    pub fn of(processes: impl Iterator<Item = (pid_t, OwnedByProcess)>) -> Self {
+    /// From what plugins of processes have said.
+    pub fn of(plugins: impl Iterator<Item = (pid_t, OwnedByPlugin)>) -> Self {
         let mut all = Self::default();
-        for (pid, owned) in processes {
-            let channel = owned
-                .channel
-                .map(|descriptor| (descriptor, Holder::Channel));
-            let plugins = owned.descriptors.into_iter();
-            let plugins = plugins.map(|(descriptor, name)| (descriptor, Holder::Plugin(name)));
-            for (descriptor, holder) in plugins.chain(channel) {
+        for (pid, owned) in plugins {
+            let channel = owned.channel.into_iter();
+            let channel = channel.map(|descriptor| (descriptor, Holder::Channel));
+            let name = owned.name;
+            let descriptors = owned.descriptors.into_iter();
+            let descriptors =
+                descriptors.map(|descriptor| (descriptor, Holder::Plugin(name.clone())));
+            for (descriptor, holder) in descriptors.chain(channel) {
                 all.descriptors
                     .insert((pid, descriptor.fd), (descriptor, holder));
             }

@@ -1,12 +1,13 @@
 //! What belongs to plugins, until they have put something else in its place.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     os::fd::{FromRawFd, OwnedFd, RawFd},
 };
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use snaprig_ckpt_plugin::message::THREAD;
 
 use crate::{
     error::{Error, Result},
@@ -54,4 +55,17 @@ pub fn outlive(
         }
     }
     Ok(moved)
+}
+
+/// The threads of plugins, in processes that have connections to the supervisor.
+pub fn threads(tree: &Tree, channels: &[(i32, OwnedFd)]) -> BTreeSet<i32> {
+    let has_plugins = |pid: i32| channels.iter().any(|(of, _)| *of == pid);
+    let processes = tree.processes.iter();
+    let bodies = processes.filter_map(|process| {
+        let body = process.body.as_ref()?;
+        has_plugins(process.pid).then_some(body)
+    });
+    let threads = bodies.flat_map(|body| &body.threads);
+    let of_plugins = threads.filter(|thread| thread.name == THREAD.as_bytes());
+    of_plugins.map(|thread| thread.tid).collect()
 }

@@ -1,0 +1,453 @@
+//! The machine against plugins that answer, refuse, are late and die, in any order.
+
+use proptest::prelude::*;
+use snaprig_ckpt_plugin::{
+    message::{Descriptor, Registered},
+    phase::Phases,
+};
+
+use super::*;
+
+const DESCRIPTOR: Descriptor = Descriptor {
+    fd: 500,
+    device: 1,
+    inode: 2,
+};
+
+/// What plugins would see.
+struct World {
+    machine: Machine,
+    board: Board,
+    now: Ns,
+    next: Connection,
+    /// What they were told and have not answered: connection, serial, phase.
+    told: Vec<(Connection, u64, Phase)>,
+    /// Whether they wait for resume or go.
+    waiting: BTreeMap<Connection, bool>,
+    log: Vec<String>,
+    answers: Vec<(Connection, Result<Answer, String>)>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            machine: Machine::default(),
+            board: Board::default(),
+            now: 0,
+            next: 1,
+            told: Vec::new(),
+            waiting: BTreeMap::new(),
+            log: Vec::new(),
+            answers: Vec::new(),
+        }
+    }
+
+    fn connect(&mut self, order: i32) -> Connection {
+        self.connect_with(order, Phases::ALL)
+    }
+
+    fn connect_with(&mut self, order: i32, phases: Phases) -> Connection {
+        let connection = self.next;
+        self.next += 1;
+        self.machine
+            .connected(connection, connection as i32, self.now);
+        self.waiting.insert(connection, false);
+        self.introduce(connection, order, phases);
+        connection
+    }
+
+    fn introduce(&mut self, connection: Connection, order: i32, phases: Phases) {
+        let plugin = Registered {
+            name: "ring".into(),
+            order,
+            patience_ms: 1000,
+            phases: phases.with(Phase::Resume).with(Phase::Go),
+            passed: None,
+        };
+        self.hear(
+            connection,
+            ToSupervisor::Hello {
+                version: VERSION,
+                descriptor: DESCRIPTOR,
+                plugin,
+            },
+        );
+    }
+
+    fn hear(&mut self, connection: Connection, message: ToSupervisor) {
+        self.machine.received(connection, message, self.now);
+        self.tick();
+    }
+
+    fn tick(&mut self) {
+        self.machine.tick(self.now);
+        for (id, result) in self.board.expire(self.now) {
+            self.machine.answer(id, result);
+        }
+        self.take();
+    }
+
+    fn take(&mut self) {
+        while let Some(output) = self.machine.poll_output() {
+            match output {
+                Output::Send(connection, ToPlugin::Do { serial, phase, .. }) => {
+                    self.log.push(format!("{} {connection}", phase.name()));
+                    self.told.push((connection, serial, phase));
+                }
+                Output::Send(connection, ToPlugin::Answer(result)) => {
+                    self.answers.push((connection, result));
+                }
+                Output::Send(..) => {}
+                Output::Ask {
+                    id,
+                    question,
+                    deadline_ns,
+                } => {
+                    for (id, result) in self.board.ask(id, question, deadline_ns) {
+                        self.machine.answer(id, result);
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn ask(&mut self, connection: Connection, question: Question) {
+        self.hear(connection, ToSupervisor::Ask(question));
+    }
+
+    /// Who was told something answers.
+    fn answer(&mut self, which: usize, refusal: Option<&str>) {
+        if which >= self.told.len() {
+            return;
+        }
+        let (connection, serial, phase) = self.told.remove(which);
+        let refuses = refusal.is_some() && phase.may_fail();
+        let waits = match phase {
+            Phase::Resume | Phase::Go => false,
+            Phase::Quiesce if refuses => false,
+            _ => true,
+        };
+        self.waiting.insert(connection, waits);
+        let refusal = refusal.map(str::to_owned);
+        self.hear(connection, ToSupervisor::Done { serial, refusal });
+    }
+
+    fn answer_all(&mut self) {
+        while !self.told.is_empty() {
+            self.answer(0, None);
+        }
+    }
+
+    fn die(&mut self, connection: Connection) {
+        self.told.retain(|(other, ..)| *other != connection);
+        self.waiting.remove(&connection);
+        self.machine.gone(connection);
+        self.tick();
+    }
+
+    fn towards(&mut self, phase: Phase) {
+        self.machine.towards(phase, b"/there", self.now);
+        self.take();
+    }
+
+    fn release(&mut self, phase: Phase) {
+        self.machine.release(phase, self.now);
+        self.take();
+    }
+
+    fn wait(&mut self) {
+        self.now += 2 * SECOND;
+        self.tick();
+    }
+
+    /// The lines of the log since the last time.
+    fn log(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.log)
+    }
+}
+
+#[test]
+fn equal_order_values_work_at_the_same_time_and_others_one_after_another() {
+    let mut world = World::new();
+    for order in [0, 0, -1] {
+        world.connect(order);
+    }
+    world.towards(Phase::Quiesce);
+    assert_eq!(world.log(), ["quiesce 3"]);
+    world.answer(0, None);
+    assert_eq!(world.log(), ["quiesce 1", "quiesce 2"]);
+    world.answer(0, None);
+    assert_eq!(world.machine.progress(), Progress::AtWork);
+    world.answer_all();
+    assert_eq!(world.machine.progress(), Progress::Done);
+    world.towards(Phase::Save);
+    world.answer_all();
+    let log = [
+        "drain 3", "drain 1", "drain 2", "save 3", "save 1", "save 2",
+    ];
+    assert_eq!(world.log(), log);
+    world.release(Phase::Resume);
+    assert_eq!(world.log(), ["resume 1", "resume 2"]);
+    world.answer_all();
+    assert_eq!(world.log(), ["resume 3"]);
+    assert_eq!(world.machine.progress(), Progress::Done);
+}
+
+#[test]
+fn who_comes_late_is_taken_through_the_phases_that_others_have_passed() {
+    let mut world = World::new();
+    world.connect(1);
+    world.towards(Phase::Drain);
+    world.answer_all();
+    assert!(world.machine.have_passed(Phase::Drain));
+    world.log();
+    world.connect(0);
+    assert!(!world.machine.have_passed(Phase::Drain));
+    world.answer_all();
+    assert_eq!(world.log(), ["quiesce 2", "drain 2"]);
+    world.machine.connected(9, 9, world.now);
+    assert!(
+        !world.machine.have_passed(Phase::Drain),
+        "it has not said what it is"
+    );
+}
+
+#[test]
+fn phases_without_work_are_passed_over() {
+    let mut world = World::new();
+    world.connect_with(0, Phases::NONE.with(Phase::Save));
+    world.towards(Phase::Drain);
+    assert_eq!(world.machine.progress(), Progress::Done);
+    assert_eq!(world.log(), [""; 0]);
+    world.towards(Phase::Save);
+    assert_eq!(world.log(), ["save 1"]);
+    world.answer(0, Some("no"));
+    world.release(Phase::Resume);
+    assert_eq!(world.log(), [""; 0], "it has undone all that it did");
+}
+
+#[test]
+fn who_refuses_to_drain_resumes_what_it_has_quiesced() {
+    let mut world = World::new();
+    world.connect(0);
+    world.connect(1);
+    world.towards(Phase::Quiesce);
+    world.answer_all();
+    world.towards(Phase::Drain);
+    world.answer(0, Some("no"));
+    assert!(matches!(world.machine.progress(), Progress::Failed(why) if why.pid == 1));
+    world.log();
+    world.release(Phase::Resume);
+    world.answer_all();
+    assert_eq!(world.log(), ["resume 2", "resume 1"]);
+}
+
+#[test]
+fn a_restart_goes_through_its_phases_and_then_the_program_runs() {
+    let mut world = World::new();
+    for pid in 1..=2 {
+        world.next = pid;
+        world.machine.connected(pid, pid as i32, 0);
+    }
+    world.machine.restarted(b"/socket", 0);
+    world.take();
+    for pid in 1..=2 {
+        world.introduce(pid, pid as i32, Phases::ALL);
+    }
+    for phase in Phase::RESTART {
+        world.towards(phase);
+        world.answer_all();
+        assert_eq!(world.machine.progress(), Progress::Done);
+    }
+    world.release(Phase::Go);
+    world.answer_all();
+    let log = [
+        "rebuild 2",
+        "rebuild 1",
+        "exchange 2",
+        "exchange 1",
+        "refill 2",
+        "refill 1",
+        "go 2",
+        "go 1",
+    ];
+    assert_eq!(world.log(), log);
+}
+
+#[test]
+fn a_process_that_ends_in_a_restart_or_says_nothing_is_named() {
+    for dies in [false, true] {
+        let mut world = World::new();
+        world.machine.connected(1, 77, world.now);
+        world.machine.restarted(b"/socket", world.now);
+        world.towards(Phase::Rebuild);
+        match dies {
+            true => world.machine.gone(1),
+            false => {
+                world.now += INTRODUCTION_NS;
+                world.machine.tick(world.now);
+            }
+        }
+        match world.machine.progress() {
+            Progress::Failed(refusal) => assert_eq!(refusal.pid, 77),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_one_publishes_another_finds_and_all_meet() {
+    let mut world = World::new();
+    let (one, two) = (world.connect(0), world.connect(0));
+    world.towards(Phase::Quiesce);
+    world.ask(one, Question::Lookup(vec![b"two".to_vec()]));
+    assert!(world.answers.is_empty());
+    let entries = vec![(b"two".to_vec(), b"41".to_vec())];
+    world.ask(two, Question::Publish(entries.clone()));
+    let found = (one, Ok(Answer::Values(vec![b"41".to_vec()])));
+    let mut answers = std::mem::take(&mut world.answers);
+    answers.sort_by_key(|(connection, _)| *connection);
+    assert_eq!(answers, [found, (two, Ok(Answer::Done))]);
+    world.ask(one, Question::Publish(entries.clone()));
+    assert!(matches!(world.answers.pop(), Some((_, Err(why))) if why.contains("process 2")));
+    let collect = |after: &[u8]| Question::Collect {
+        prefix: b"t".to_vec(),
+        after: after.to_vec(),
+    };
+    world.ask(one, collect(b""));
+    assert_eq!(
+        world.answers.pop(),
+        Some((one, Ok(Answer::Entries(entries))))
+    );
+    world.ask(one, collect(b"two"));
+    assert_eq!(
+        world.answers.pop(),
+        Some((one, Ok(Answer::Entries(Vec::new()))))
+    );
+    let barrier = || Question::Barrier {
+        name: b"all".to_vec(),
+        count: 2,
+    };
+    world.ask(one, barrier());
+    assert!(world.answers.is_empty());
+    world.ask(two, barrier());
+    assert_eq!(world.answers.len(), 2);
+}
+
+#[test]
+fn who_waits_for_what_never_comes_is_told_before_it_is_late() {
+    let mut world = World::new();
+    let one = world.connect(0);
+    world.towards(Phase::Quiesce);
+    world.ask(one, Question::Lookup(vec![b"two".to_vec()]));
+    world.now += SECOND - SECOND / 8;
+    world.tick();
+    assert_eq!(
+        world.answers,
+        [(one, Err("nobody has published two".to_owned()))]
+    );
+    assert_eq!(world.machine.progress(), Progress::AtWork);
+}
+
+#[test]
+fn a_failure_ends_the_waiting_of_all() {
+    let mut world = World::new();
+    let (one, two) = (world.connect(0), world.connect(0));
+    world.towards(Phase::Quiesce);
+    world.ask(one, Question::Lookup(vec![b"two".to_vec()]));
+    let at = world.told.iter().position(|(other, ..)| *other == two);
+    world.answer(at.unwrap(), Some("the tape is not rewound"));
+    let (whose, result) = world.answers.pop().unwrap();
+    assert!(whose == one && result.unwrap_err().contains("the tape is not rewound"));
+}
+
+#[test]
+fn what_a_plugin_says_it_owns_is_bounded() {
+    let mut world = World::new();
+    let connection = world.connect_with(0, Phases::NONE.with(Phase::Save));
+    world.towards(Phase::Save);
+    let owns = || ToSupervisor::Owns {
+        descriptors: Vec::new(),
+        regions: vec![(0, 1); OWNS_MAX],
+    };
+    for _ in 0..OWNED_MAX / OWNS_MAX {
+        world.hear(connection, owns());
+    }
+    world.machine.received(connection, owns(), world.now);
+    assert_eq!(world.machine.poll_output(), Some(Output::Close(connection)));
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Connect(i32),
+    Gather,
+    Release,
+    Answer(usize, bool),
+    Ask(usize, u8),
+    Wait,
+    Die(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => (-2..3).prop_map(Op::Connect),
+        3 => Just(Op::Gather),
+        1 => Just(Op::Release),
+        6 => (0..3usize, prop::bool::weighted(0.1)).prop_map(|(which, refuses)| Op::Answer(which, refuses)),
+        2 => (0..3usize, 0..4u8).prop_map(|(which, what)| Op::Ask(which, what)),
+        1 => Just(Op::Wait),
+        1 => (1..6u64).prop_map(Op::Die),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whoever_waits_is_told_in_the_end(ops in prop::collection::vec(op(), 0..80)) {
+        let mut world = World::new();
+        let mut target = 0;
+        for op in ops {
+            match op {
+                Op::Connect(order) => drop(world.connect(order)),
+                // As the driver does: one phase after another, and a round is released before the next.
+                Op::Gather if world.machine.round == Round::None => {
+                    target = 0;
+                    world.towards(Phase::CHECKPOINT[0]);
+                }
+                Op::Gather if world.machine.progress() == Progress::Done && target < 2 => {
+                    target += 1;
+                    world.towards(Phase::CHECKPOINT[target]);
+                }
+                Op::Gather => {}
+                Op::Release => world.release(Phase::Resume),
+                Op::Answer(which, refuses) => world.answer(which, refuses.then_some("no")),
+                Op::Ask(which, what) => {
+                    if let Some((connection, ..)) = world.told.get(which).copied()
+                        && !world.machine.questions.values().any(|whose| *whose == connection)
+                    {
+                        let key = vec![b'a' + what];
+                        let question = match what {
+                            0 | 1 => Question::Publish(vec![(key, vec![what])]),
+                            2 => Question::Lookup(vec![key]),
+                            _ => Question::Barrier { name: key, count: 2 },
+                        };
+                        world.ask(connection, question);
+                    }
+                }
+                Op::Wait => world.wait(),
+                Op::Die(connection) => world.die(connection),
+            }
+            let is_towards = matches!(world.machine.round, Round::Towards { .. });
+            if is_towards && world.machine.progress() == Progress::Done {
+                prop_assert!(world.waiting.values().all(|waits| *waits));
+            }
+            if world.machine.failure.is_some() {
+                prop_assert!(world.machine.questions.is_empty(), "nobody waits in a round that has failed");
+            }
+        }
+        world.release(Phase::Resume);
+        world.answer_all();
+        prop_assert_eq!(world.machine.progress(), Progress::Done);
+        prop_assert!(world.waiting.values().all(|waits| !*waits), "{:?}", world.waiting);
+    }
+}
