@@ -11,25 +11,10 @@ use std::{
     thread,
 };
 
-use common::{Job, nobody, program, wait_until};
-use tempfile::TempDir;
+use common::{Job, PluginProgram, nobody, program, wait_until};
 
-/// The C program, beside the library, in a directory that everybody may read.
-static PROGRAM: LazyLock<(TempDir, String)> = LazyLock::new(|| {
-    let tests = std::env::current_exe().unwrap();
-    let library = tests.with_file_name("libsnaprig_libckpt_plugin.so");
-    let directory = tempfile::tempdir().unwrap();
-    let own = directory.path().join("libsnaprig_ckpt_plugin.so.0");
-    fs::copy(&library, &own).unwrap_or_else(|e| panic!("{}: {e}", library.display()));
-    fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).unwrap();
-    let include = format!("-I{}", program("../../../libckpt-plugin/include"));
-    let own = own.to_str().unwrap();
-    let rpath = format!("-Wl,-rpath,{}", directory.path().display());
-    let (compiled, program) = common::compiled("plugin.c", &[&include, own, &rpath]);
-    // Both live as long as this process.
-    std::mem::forget(directory);
-    (compiled, program)
-});
+static PROGRAM: LazyLock<PluginProgram> =
+    LazyLock::new(|| PluginProgram::compile(&program("plugin.c")));
 
 /// A program with plugins, and the stranger that it is connected to.
 struct Scene {
@@ -38,7 +23,7 @@ struct Scene {
 
 impl Scene {
     fn new(options: &[&str]) -> Self {
-        let job = Job::launch_prepared(None, listen, &[&[&PROGRAM.1, "log"], options].concat());
+        let job = Job::launch_prepared(None, listen, &[&[&PROGRAM.path, "log"], options].concat());
         job.wait_for("ready");
         Self { job }
     }
@@ -135,7 +120,7 @@ fn a_program_with_threads_and_a_child_has_what_it_had() {
 
 #[test]
 fn an_ordinary_users_plugins() {
-    let job = Job::launch_prepared(nobody(), listen, &[&PROGRAM.1, "log", "threads"]);
+    let job = Job::launch_prepared(nobody(), listen, &[&PROGRAM.path, "log", "threads"]);
     job.wait_for("ready");
     let mut scene = Scene { job };
     scene.job.over_again();

@@ -248,11 +248,18 @@ impl Job {
 
     /// The supervisor and all processes end, as they are.
     pub fn kill(&mut self) {
-        for pid in self.processes() {
-            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+        let processes = self.processes();
+        for pid in &processes {
+            // SAFETY: kill(2) touches no memory; they are descendants of a child that has not been waited for.
+            unsafe { libc::kill(*pid, libc::SIGKILL) };
         }
         let _ = self.supervisor.wait();
+        // Those of a PID namespace are not this one's to wait for.
+        wait_until("all have ended", || {
+            processes
+                .iter()
+                .all(|pid| snaprig_tracee::trace::has_ended(*pid))
+        });
     }
 
     /// Its supervisor, as the test sees it.
@@ -391,6 +398,42 @@ pub fn compiled(name: &str, options: &[&str]) -> (TempDir, String) {
     );
     let out = out.to_str().unwrap().to_owned();
     (directory, out)
+}
+
+/// A C program with plugins, beside the library that it needs, in a directory that everybody may read.
+pub struct PluginProgram {
+    /// Where it is.
+    pub path: String,
+    _directory: TempDir,
+}
+
+impl PluginProgram {
+    /// Compiles it.
+    pub fn compile(source: &str) -> Self {
+        let tests = std::env::current_exe().unwrap();
+        let library = tests.with_file_name("libsnaprig_libckpt_plugin.so");
+        let directory = tempfile::tempdir().unwrap();
+        let readable = || std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(directory.path(), readable()).unwrap();
+        let own = directory.path().join("libsnaprig_ckpt_plugin.so.0");
+        fs::copy(&library, &own).unwrap_or_else(|e| panic!("{}: {e}", library.display()));
+        fs::set_permissions(&own, readable()).unwrap();
+        let include = concat!(
+            "-I",
+            env!("CARGO_MANIFEST_DIR"),
+            "/../libckpt-plugin/include"
+        );
+        let path = directory.path().join("program");
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O1", "-g", "-Wall", "-Werror", "-pthread", include, "-o"]);
+        gcc.arg(&path).arg(source).arg(&own);
+        gcc.arg(format!("-Wl,-rpath,{}", directory.path().display()));
+        assert!(gcc.status().unwrap().success());
+        Self {
+            path: path.to_str().unwrap().to_owned(),
+            _directory: directory,
+        }
+    }
 }
 
 /// Trees of a job, in one directory: `job` is the job's, `out` what all of them print.
@@ -630,6 +673,11 @@ impl Trees {
         for supervisor in &mut living {
             let _ = supervisor.wait();
         }
+        // Those of a PID namespace are not this one's to wait for.
+        wait_until("all have ended", || {
+            pids.iter()
+                .all(|pid| snaprig_tracee::trace::has_ended(*pid))
+        });
     }
 }
 
