@@ -41,6 +41,7 @@ use crate::{
         huge::restore as huge,
         locks::restore as locks,
         opened::{self, Opened},
+        plugins::restore as plugins,
         sysv::restore as sysv,
         terminals::restore as terminals,
     },
