@@ -175,6 +175,10 @@ impl HostProcess {
 
     /// Its exit status.
     pub fn wait(&mut self, deadline: Deadline) -> Result<ExitStatus, AnyError> {
+        // It may have been seen to end: then there is no process of this number any more.
+        if let Some(status) = self.child.try_wait()? {
+            return Ok(status);
+        }
         let pidfd = rustix::process::pidfd_open(
             rustix::process::Pid::from_child(&self.child),
             rustix::process::PidfdFlags::empty(),
