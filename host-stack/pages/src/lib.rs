@@ -5,8 +5,10 @@
 //! | [`pool`] | a memfd into which pages are moved, and out of it |
 //! | [`pages`] | which pages are registered, and how often |
 //! | [`maps`] | what is mapped where, and of which file |
+//! | [`fork`] | a child gets copies of shared pages |
 //! | `freeze` | makes writers wait for a moment |
 
+pub mod fork;
 mod freeze;
 pub mod maps;
 pub mod pages;

@@ -6,7 +6,8 @@
 //! this process lives. Pages that cannot be moved (files, shared memory, huge pages, the stack that
 //! is in use) stay where they are; peers reach them with process_vm_readv(2).
 //!
-//! While a range moves, threads that write to it wait: it is write-protected with userfaultfd(2).
+//! While a range moves, threads that write to it wait: it is write-protected with userfaultfd(2). Where they cannot be
+//! made to wait ([`Freeze`]), it does not move.
 //! When the last region over a page is given back, so is the page, as private memory, wherever the
 //! program has it by then: memory may be unmapped or moved (mremap(2)) before its region goes, and
 //! other memory mapped in its place. A child after fork(2) gets copies, as it would of pinned pages;
@@ -125,10 +126,23 @@ impl Pool {
         }
         // Whether its pages are counted says nothing of a mapping: it may be new at that place.
         let in_place = |m: &Mapping| m.inode == self.inode && m.offset == m.range.start;
+        let mut moved = Vec::new();
         for mapping in mappings.iter().filter(|m| !in_place(m)) {
-            if let Some(part) = mapping.range.and(range) {
-                self.move_in(part, mapping.writes)?;
+            let Some(part) = mapping.range.and(range) else {
+                continue;
+            };
+            if let Err(failure) = self.move_in(part, mapping.writes) {
+                // All of it is in the pool, and counted, or none.
+                moved.into_iter().for_each(|part| self.give_back(part));
+                return match failure {
+                    Failure::WritersRun(error) => {
+                        tracing::debug!(%error, "memory stays where it is: its writers cannot be stopped");
+                        Ok(false)
+                    }
+                    Failure::Io(error) => Err(error.into()),
+                };
             }
+            moved.push(part);
         }
         pages.add(range);
         Ok(true)
@@ -141,15 +155,21 @@ impl Pool {
         };
         let mut pages = self.pages.lock().expect("no panic while it is held");
         for free in pages.remove(range) {
-            if let Err(error) = self.move_out(free) {
-                tracing::warn!(%error, "registered pages stay shared");
-                continue;
-            }
-            let length = free.end - free.start;
-            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Costs memory if it fails, nothing else.
-            let _ = fallocate(&self.file, hole, free.start, length);
+            self.give_back(free);
         }
+    }
+
+    /// Pages that are not counted become private memory, if their writers can be stopped; if not, they stay in the pool,
+    /// where nobody else has any use for them, and the program has them as before.
+    fn give_back(&self, free: Range) {
+        if let Err(error) = self.move_out(free) {
+            tracing::warn!(%error, "registered pages stay shared");
+            return;
+        }
+        let length = free.end - free.start;
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Costs memory if it fails, nothing else.
+        let _ = fallocate(&self.file, hole, free.start, length);
     }
 
     /// Where the program has pages of the pool.
@@ -191,7 +211,7 @@ impl Pool {
         Ok(())
     }
 
-    fn move_in(&self, range: Range, writes: bool) -> io::Result<()> {
+    fn move_in(&self, range: Range, writes: bool) -> Result<(), Failure> {
         let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
         let both = ProtFlags::READ | ProtFlags::WRITE;
         let (populate, prot) = match writes {
@@ -200,7 +220,7 @@ impl Pool {
         };
         // SAFETY: populating changes nothing that a program can see.
         unsafe { madvise(at, length, populate) }?;
-        let frozen = Freeze::new(range);
+        let frozen = Freeze::new(range).map_err(Failure::WritersRun)?;
         // SAFETY: a new mapping, at a place of the kernel's choice.
         let copy = unsafe {
             mmap(
@@ -238,22 +258,46 @@ impl Pool {
     }
 }
 
-/// Replaces shared pages by private ones with the same bytes.
-pub fn make_private(range: Range) -> io::Result<()> {
+/// Why a range does not move into the pool.
+enum Failure {
+    /// Those who write to it cannot be made to wait.
+    WritersRun(io::Error),
+    /// Anything else.
+    Io(io::Error),
+}
+
+impl From<rustix::io::Errno> for Failure {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+/// Replaces shared pages by private ones with the same bytes, while writers wait.
+fn make_private(range: Range) -> io::Result<()> {
+    let frozen = Freeze::new(range)?;
+    make_private_alone(range)?;
+    drop(frozen);
+    Ok(())
+}
+
+/// The same, where nobody writes to them meanwhile: in a child of fork(2), while its parent waits. Allocates nothing.
+pub(crate) fn make_private_alone(range: Range) -> io::Result<()> {
     let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
     let both = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping, at a place of the kernel's choice.
     let copy = unsafe { mmap_anonymous(ptr::null_mut(), length, both, MapFlags::PRIVATE) }?;
-    let frozen = Freeze::new(range);
-    // SAFETY: both are mapped for `length` bytes; writers to the source wait.
+    // SAFETY: both are mapped for `length` bytes; nobody writes to the source.
     unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), length) };
     // SAFETY: the same bytes take the place of what was there.
     let moved = unsafe { mremap_fixed(copy, length, length, MremapFlags::MAYMOVE, at) };
-    drop(frozen);
+    if moved.is_err() {
+        // SAFETY: mapped above, and still there, for it has not moved.
+        let _ = unsafe { munmap(copy, length) };
+    }
     moved.map(drop).map_err(Into::into)
 }
 
-fn pointer(address: u64) -> *mut c_void {
+pub(crate) fn pointer(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 

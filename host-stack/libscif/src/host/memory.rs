@@ -33,10 +33,9 @@ const FILES_MAX: usize = 64;
 
 static POOL: OnceLock<Option<Pool>> = OnceLock::new();
 
-/// Where the program has registered pages now.
-pub(super) fn shared_pages() -> Vec<Range> {
-    let pool = POOL.get().and_then(Option::as_ref);
-    pool.map_or_else(Vec::new, |pool| pool.shared().unwrap_or_default())
+/// The registered pages of this process, if it has ever had any.
+pub(super) fn made_pool() -> Option<&'static Pool> {
+    POOL.get().and_then(Option::as_ref)
 }
 
 /// The registered pages of this process.

@@ -30,7 +30,7 @@ use snaprig_hca::{
 
 use snaprig_pages::{
     pages::Range,
-    pool::{self, Moves, Pool},
+    pool::{Moves, Pool},
 };
 
 use crate::{
@@ -319,16 +319,6 @@ impl Drop for Fabric {
     fn drop(&mut self) {
         // Ends the daemon's view of this process even if a child has the descriptor too.
         let _ = rustix::net::shutdown(&self.watch, rustix::net::Shutdown::Both);
-    }
-}
-
-/// In a child of fork(2): its registered pages become its own. Allocates nothing: the heap may be
-/// among them, and is still its parent's.
-pub fn keep_copies(shared: &[Range]) {
-    for range in shared {
-        if let Err(error) = pool::make_private(*range) {
-            tracing::error!(%error, "a child shares registered pages with its parent");
-        }
     }
 }
 

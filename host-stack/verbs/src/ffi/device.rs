@@ -167,12 +167,14 @@ pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int 
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours.
     let ours = unsafe { &*device.cast::<Device>() };
+    // First: what can fail here must not leave the daemon with a context that nobody has.
+    let command = match eventfd(0, EventfdFlags::CLOEXEC) {
+        Ok(command) => command,
+        Err(error) => return null(error.raw_os_error()),
+    };
     let (number, events) = match ours.fabric.open_context(ours.hca) {
         Ok(opened) => opened,
         Err(error) => return null(error.errno()),
-    };
-    let Ok(command) = eventfd(0, EventfdFlags::CLOEXEC) else {
-        return null(libc::EMFILE);
     };
     let mut verbs = MaybeUninit::<verbs_context>::zeroed();
     let table = verbs.as_mut_ptr();

@@ -1,36 +1,38 @@
 //! fork(2), and the end of the daemon.
 //!
-//! Registered pages are shared with peers, and must not be shared with a child: it gets copies, and
-//! its parent waits until it has them, so that they are of one moment. No call is needed for that:
-//! ibv_fork_init(3) has nothing to do.
+//! Registered pages are shared with peers, and must not be shared with a child, which gets copies
+//! ([`snaprig_pages::fork`]). No call is needed for that: ibv_fork_init(3) has nothing to do.
 
 use std::{
+    cell::RefCell,
     ffi::c_int,
-    sync::{
-        Arc, Mutex, Once, Weak,
-        atomic::{AtomicI32, Ordering},
-    },
+    sync::{Arc, MutexGuard, Once, Weak},
     thread,
 };
 
+use snaprig_pages::fork::Fork;
 use snaprig_verbs_abi::*;
 
-use super::FABRIC;
+use super::{Current, FABRIC};
 use crate::client::{self, Fabric};
-use snaprig_pages::pages::Range;
 
-/// The pipe by which a child says that it has its pages: out of it, into it.
-static PIPE: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
-/// The fabric while a fork is under way, and what the child is to copy.
-static FORKING: Mutex<Option<Forking>> = Mutex::new(None);
+thread_local! {
+    /// This thread's fork: what it is at, and the fabric, which no other thread changes meanwhile.
+    static FORKING: RefCell<Option<Forking>> = const { RefCell::new(None) };
+}
 
-type Forking = (Arc<Fabric>, Vec<Range>);
+struct Forking {
+    fabric: Arc<Fabric>,
+    fork: Option<Fork>,
+    /// Held so that the child, which has only this thread, does not find it held by another.
+    current: MutexGuard<'static, Current>,
+}
 
 /// Cares for forks of this process, and for the end of a fabric's daemon.
 pub(super) fn watch(fabric: &Arc<Fabric>) {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
-        // SAFETY: functions of this library, which is never unloaded: they are what libc calls.
+        // SAFETY: the three functions are this library's, which is never unloaded, and take no arguments.
         unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
     });
     let Ok(end) = fabric.watch() else { return };
@@ -67,55 +69,49 @@ pub(crate) fn without_signals<T>(action: impl FnOnce() -> T) -> T {
 }
 
 extern "C" fn before() {
-    let fabric = FABRIC.lock().ok().and_then(|current| current.1.upgrade());
-    let Some(fabric) = fabric else { return };
-    let shared = fabric.shared_pages();
-    if shared.is_empty() {
+    let Ok(current) = FABRIC.lock() else { return };
+    let Some(fabric) = current.1.upgrade() else {
         return;
-    }
-    let mut pipe = [-1; 2];
-    // SAFETY: room for two descriptors.
-    unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) };
-    PIPE[0].store(pipe[0], Ordering::Release);
-    PIPE[1].store(pipe[1], Ordering::Release);
-    if let Ok(mut forking) = FORKING.lock() {
-        *forking = Some((fabric, shared));
-    }
-}
-
-fn take() -> (Option<Forking>, [c_int; 2]) {
-    let forking = FORKING.lock().ok().and_then(|mut forking| forking.take());
-    let pipe = [0, 1].map(|end: usize| PIPE[end].swap(-1, Ordering::AcqRel));
-    (forking, pipe)
+    };
+    let fork = Fork::begin(fabric.shared_pages());
+    FORKING.set(Some(Forking {
+        fabric,
+        fork,
+        current,
+    }));
 }
 
 extern "C" fn parent() {
-    let (forking, [out, into]) = take();
-    if forking.is_some() {
-        // SAFETY: descriptors of `before`. The child's end closes when it has its pages, or dies.
-        unsafe {
-            libc::close(into);
-            let mut byte = 0u8;
-            while libc::read(out, (&raw mut byte).cast(), 1) < 0
-                && *libc::__errno_location() == libc::EINTR
-            {}
-            libc::close(out);
-        }
+    let Some(Forking {
+        fabric,
+        fork,
+        current,
+    }) = FORKING.take()
+    else {
+        return;
+    };
+    drop(current);
+    if let Some(fork) = fork {
+        fork.in_parent();
     }
+    drop(fabric);
 }
 
 extern "C" fn child() {
-    let (forking, [out, into]) = take();
-    if let Some((fabric, shared)) = forking {
-        client::keep_copies(&shared);
-        // SAFETY: descriptors of `before`.
-        unsafe {
-            libc::close(out);
-            libc::close(into);
-        }
-        // The child's own, without the daemon's notice that the parent's is not in use.
-        std::mem::forget(fabric);
+    let Some(Forking {
+        fabric,
+        fork,
+        current,
+    }) = FORKING.take()
+    else {
+        return;
+    };
+    if let Some(fork) = fork {
+        fork.in_child();
     }
+    // The child's own, without the daemon's notice that the parent's is not in use.
+    std::mem::forget(fabric);
+    drop(current);
 }
 
 pub extern "C" fn ibv_fork_init() -> c_int {

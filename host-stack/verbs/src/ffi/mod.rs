@@ -97,8 +97,11 @@ impl Context {
     }
 }
 
+/// The process that has joined a fabric, and that fabric.
+type Current = (u32, Weak<Fabric>);
+
 /// The fabric that this process is in, if anybody here uses it.
-static FABRIC: Mutex<(u32, Weak<Fabric>)> = Mutex::new((0, Weak::new()));
+static FABRIC: Mutex<Current> = Mutex::new((0, Weak::new()));
 
 /// The fabric of this process; joins it if nobody has. A child of fork(2) joins anew.
 pub(crate) fn fabric() -> Result<Arc<Fabric>, FabricError> {
