@@ -6,7 +6,9 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-use snaprig_supervisor::{Job, JobDump, Options, Policy, Reply, Request, Schedule, Settings};
+use snaprig_supervisor::{
+    Job, JobDump, Options, Policy, Program, Reply, Request, Schedule, Settings,
+};
 
 use crate::{AnyError, size};
 
@@ -170,6 +172,9 @@ pub struct Launch {
     /// Its name in the job: one that no other member has
     #[arg(long, value_name = "MEMBER", requires = "job")]
     name: Option<String>,
+    /// Load this library into the program, and into all that it starts: a plugin that it does not know of
+    #[arg(long, value_name = "LIBRARY")]
+    preload: Vec<PathBuf>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -350,16 +355,20 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
 }
 
 fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
+    let program = Program {
+        words: &options.program,
+        preload: &options.preload,
+    };
     let status = match &options.in_job.job {
         Some(job) => {
             let settings = options.how.settings()?;
             let job = Job::open_or_create(job)?;
             job.set(settings)?;
-            snaprig_supervisor::launch_in(&job, options.name.clone(), &options.program)?
+            snaprig_supervisor::launch_in(&job, options.name.clone(), program)?
         }
         None => {
             let how = options.how.options()?;
-            snaprig_supervisor::launch(&options.directory.dir, &options.program, &how)?
+            snaprig_supervisor::launch(&options.directory.dir, program, &how)?
         }
     };
     Ok(ExitCode::from(status as u8))

@@ -17,6 +17,7 @@
 //! | `job`, `member` | trees that are checkpointed together; a supervisor as one of them |
 //! | `migrate` | a tree moves to another supervisor |
 //! | `plugins` | what programs take down themselves before a checkpoint |
+//! | `preload` | libraries that are loaded into programs which do not know of them |
 //! | `signals` | what a supervisor hears from the kernel |
 //!
 //! What must stay true: whatever goes wrong with a checkpoint, the tree runs on as it was.
@@ -29,6 +30,7 @@ mod job;
 mod member;
 mod migrate;
 mod plugins;
+mod preload;
 mod schedule;
 mod signals;
 mod supervisor;
@@ -47,6 +49,6 @@ pub use self::{
     },
     migrate::{Address, Migrated, receive},
     schedule::Schedule,
-    supervisor::{Options, launch, launch_in},
+    supervisor::{Options, Program, launch, launch_in},
     together::restart_job,
 };

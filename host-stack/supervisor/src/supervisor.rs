@@ -37,6 +37,7 @@ use crate::{
     job::{self, Job},
     member::{Done, Member},
     plugins::{Plugins, SharedPlugins},
+    preload,
     schedule::{Due, Schedule},
     signals::Signals,
 };
@@ -57,24 +58,57 @@ pub struct Options {
     pub keep: Option<usize>,
 }
 
+/// A program that is launched.
+#[derive(Clone, Copy, Debug)]
+pub struct Program<'a> {
+    /// Its name, and its arguments.
+    pub words: &'a [OsString],
+    /// Libraries that are loaded into it, and into what it starts and becomes, before all others: plugins that the
+    /// program does not know of.
+    pub preload: &'a [PathBuf],
+}
+
+impl<'a> From<&'a [OsString]> for Program<'a> {
+    /// As it is.
+    fn from(words: &'a [OsString]) -> Self {
+        Self {
+            words,
+            preload: &[],
+        }
+    }
+}
+
 /// Launches a program, and supervises it to its end; its exit status.
-pub fn launch(directory: &Path, program: &[OsString], options: &Options) -> Result<i32> {
+pub fn launch<'a>(
+    directory: &Path,
+    program: impl Into<Program<'a>>,
+    options: &Options,
+) -> Result<i32> {
+    let program = program.into();
+    let preload = preload::variable(program.preload)?;
     let parts = Parts::new(directory, Store::open(directory)?)?;
-    let child = start(program, &parts)?;
-    Supervisor::new(parts, child, command_of(program), options).run()
+    let child = start(program.words, preload, &parts)?;
+    Supervisor::new(parts, child, command_of(program.words), options).run()
 }
 
 /// The same, as a member of a job, which has a name in it. The calling process has one thread.
-pub fn launch_in(job: &Job, name: Option<String>, program: &[OsString]) -> Result<i32> {
+pub fn launch_in<'a>(
+    job: &Job,
+    name: Option<String>,
+    program: impl Into<Program<'a>>,
+) -> Result<i32> {
+    let program = program.into();
+    let preload = preload::variable(program.preload)?;
     let coordinator = job::ensure(job)?;
-    let first = program.first().ok_or_else(no_program)?;
+    let first = program.words.first().ok_or_else(no_program)?;
     let name = name.unwrap_or_else(|| job::name_of(Path::new(first)));
     let mut parts = Parts::new(&job.of_member(&name), job.store()?)?;
     // Its thread has the mask of this one.
     parts.member = Some(Member::join(job, &name)?);
     drop(coordinator);
-    let child = start(program, &parts)?;
-    Supervisor::new(parts, child, command_of(program), &Options::default()).run()
+    let child = start(program.words, preload, &parts)?;
+    let command = command_of(program.words);
+    Supervisor::new(parts, child, command, &Options::default()).run()
 }
 
 fn no_program() -> Error {
@@ -89,7 +123,7 @@ fn command_of(program: &[OsString]) -> Vec<String> {
 }
 
 /// Starts a program, with the signal mask that it is to have.
-fn start(program: &[OsString], parts: &Parts) -> Result<pid_t> {
+fn start(program: &[OsString], preload: Option<OsString>, parts: &Parts) -> Result<pid_t> {
     let [name, arguments @ ..] = program else {
         return Err(no_program());
     };
@@ -97,6 +131,7 @@ fn start(program: &[OsString], parts: &Parts) -> Result<pid_t> {
     let plugins = parts.plugins.borrow();
     let (variable, socket) = plugins.variable();
     command.args(arguments).env(variable, socket);
+    command.envs(preload.map(|libraries| (preload::VARIABLE, libraries)));
     let mask = parts.signals.before;
     // SAFETY: it calls only an async-signal-safe function.
     unsafe {

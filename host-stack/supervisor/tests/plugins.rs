@@ -250,3 +250,54 @@ fn a_plugin_in_rust_and_none_without_a_supervisor() {
     let output = alone.output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ready\nright\n");
 }
+
+#[test]
+fn a_preloaded_plugin_reaches_children_and_what_they_become() {
+    let library = PluginProgram::compile_with(&program("preloaded.c"), &["-shared", "-fPIC"]);
+    let python = "import os, sys, time\n\
+        while not os.path.exists('go'): time.sleep(0.01)\n\
+        os.kill(int(sys.argv[1]), 9)";
+    let script = format!("sleep 1000 & echo ready; exec python3 -c \"{python}\" $!");
+    let mut job = Job::launch_with(
+        None,
+        &[("PRELOAD", &library.path)],
+        &["/bin/sh", "-c", &script],
+    );
+    job.wait_for("ready");
+    wait_until("all have their plugins", || {
+        let _ = fs::remove_file(job.path("log"));
+        job.dump(false).unwrap();
+        let mut log: Vec<String> = fs::read_to_string(job.path("log"))
+            .unwrap_or_default()
+            .lines()
+            .map(str::to_owned)
+            .collect();
+        log.sort();
+        log == ["save python3", "save sleep"]
+    });
+    fs::remove_file(job.path("log")).unwrap();
+    job.over_again();
+    let log = fs::read_to_string(job.path("log")).unwrap();
+    for line in ["rebuild python3\n", "rebuild sleep\n"] {
+        assert!(log.contains(line), "{log}");
+    }
+    job.tell("go");
+    assert_eq!(job.ended(), 0, "{}", job.output());
+}
+
+#[test]
+fn what_cannot_be_preloaded_is_an_error_before_anything_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = directory.path().join("text.so");
+    fs::write(&text, "not a library, and longer than its head").unwrap();
+    let missing = directory.path().join("missing.so");
+    for (library, why) in [(&text, "no shared library"), (&missing, "No such file")] {
+        let mut driver = std::process::Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
+        driver.args(["launch", "job", "/bin/echo", "started"]);
+        driver.env("PRELOAD", library).current_dir(&directory);
+        let output = driver.output().unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(why), "{said}");
+    }
+}

@@ -8,7 +8,7 @@
 //!     snaprig-ckpt-driver plugin SOCKET
 //!
 //! The last is a program with a plugin: it is connected to that socket. MODE (incremental, background), ZSTD (a level),
-//! KEEP (checkpoints), OVERHEAD (percent) and INTERVAL (milliseconds), and ROUND of a job to be restarted, are taken from the
+//! KEEP (checkpoints), PRELOAD (a library), OVERHEAD (percent) and INTERVAL (milliseconds), and ROUND of a job to be restarted, are taken from the
 //! environment.
 
 use std::{
@@ -25,7 +25,8 @@ use std::{
 
 use snaprig_ckpt_plugin::{Event, Options as PluginOptions, Plugin, register};
 use snaprig_supervisor::{
-    Address, Error, Job, JobDump, Mode, Options, Policy, Reply, Request, Schedule, Settings,
+    Address, Error, Job, JobDump, Mode, Options, Policy, Program, Reply, Request, Schedule,
+    Settings,
 };
 
 /// How long a phase may take here.
@@ -84,7 +85,14 @@ fn options() -> Options {
 
 fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32, Error> {
     match command {
-        Some("launch") => snaprig_supervisor::launch(directory, rest, &options()),
+        Some("launch") => {
+            let preload: Vec<_> = env::var_os("PRELOAD").map(Into::into).into_iter().collect();
+            let program = Program {
+                words: rest,
+                preload: &preload,
+            };
+            snaprig_supervisor::launch(directory, program, &options())
+        }
         Some("plugin") => Ok(with_plugin(directory).map_or_else(
             |error| {
                 eprintln!("wrong: {error}");

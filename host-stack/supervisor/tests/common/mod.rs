@@ -410,6 +410,11 @@ pub struct PluginProgram {
 impl PluginProgram {
     /// Compiles it.
     pub fn compile(source: &str) -> Self {
+        Self::compile_with(source, &[])
+    }
+
+    /// The same, with options.
+    pub fn compile_with(source: &str, options: &[&str]) -> Self {
         let tests = std::env::current_exe().unwrap();
         let library = tests.with_file_name("libsnaprig_libckpt_plugin.so");
         let directory = tempfile::tempdir().unwrap();
@@ -426,7 +431,7 @@ impl PluginProgram {
         let path = directory.path().join("program");
         let mut gcc = Command::new("gcc");
         gcc.args(["-O1", "-g", "-Wall", "-Werror", "-pthread", include, "-o"]);
-        gcc.arg(&path).arg(source).arg(&own);
+        gcc.arg(&path).args(options).arg(source).arg(&own);
         gcc.arg(format!("-Wl,-rpath,{}", directory.path().display()));
         assert!(gcc.status().unwrap().success());
         Self {
