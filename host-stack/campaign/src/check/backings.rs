@@ -1,6 +1,6 @@
 //! The memory of a window is given back once, and by the end of its connection.
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "memory is given back once";

@@ -1,6 +1,6 @@
 //! Nobody is told twice how a call has ended.
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "nobody is told twice";

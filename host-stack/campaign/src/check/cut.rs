@@ -3,7 +3,7 @@
 //! compares what the wires have carried whenever a process is saved or comes back
 //! (`model::ledger`).
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "a snapshot is a consistent cut with empty channels";

@@ -1,7 +1,7 @@
 //! Whether a round is a checkpoint is decided once, by the name of its manifest: nobody is told
 //! otherwise, before or after.
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "a round is decided once";

@@ -1,7 +1,7 @@
 //! Who depends on an operation that has failed fails alike, and never starts
 //! (`model::app::history`).
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "dependents fail alike";

@@ -1,6 +1,6 @@
 //! A checkpoint that is offered is whole: every member's image, as it was written, of all members.
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "no half checkpoint is offered";

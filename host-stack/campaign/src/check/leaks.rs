@@ -1,7 +1,7 @@
 //! Nothing leaks: no offload process stays on a living card once its host process is gone, and
 //! nothing of a process in its HCA.
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "nothing leaks";

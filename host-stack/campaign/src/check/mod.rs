@@ -27,7 +27,7 @@ pub mod unreliable;
 pub mod visible;
 pub mod waiting;
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 //! An operation of COI's starts once, after all that it depends on and all that it conflicts with, and
 //! is completed once (`model::app::history`).
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "operations start once, after what they depend on";

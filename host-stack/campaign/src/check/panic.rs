@@ -1,6 +1,6 @@
 //! The code under test does not panic, whatever comes.
 
-use crate::model::{Ending, Outcome};
+use crate::scenarios::offload::{Ending, Outcome};
 
 /// Its name.
 pub const NAME: &str = "the code under test does not panic";

@@ -1,7 +1,7 @@
 //! No ordered operation on a buffer starts while a process holds references to it that it was given by
 //! run functions that are done, or that those have taken (`model::app::perform`).
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "references hold operations up";

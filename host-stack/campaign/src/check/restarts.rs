@@ -1,6 +1,6 @@
 //! The last complete checkpoint of a job restarts, with all of its members.
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "the last complete checkpoint restarts";

@@ -1,6 +1,6 @@
 //! Whoever was stopped for a checkpoint runs on, whatever became of that: unless it was to end.
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "all run on after a checkpoint";

@@ -1,7 +1,7 @@
 //! A snapshot is whole or not there, also after a crash of the machine; and one that was told to be
 //! complete stays, whatever becomes of later ones.
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "a snapshot is whole or not there, and the earlier one stays";

@@ -1,6 +1,6 @@
 //! Who finishes does so with the results of an undisturbed run: every run function's.
 
-use crate::model::{Ending, Outcome};
+use crate::scenarios::offload::{Ending, Outcome};
 
 /// Its name.
 pub const NAME: &str = "equals the undisturbed run";

@@ -1,7 +1,7 @@
 //! What a run function or the host sees of a buffer is what was written last, wherever that was and
 //! whatever card the process has moved to since (`model::app::history`).
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "what is seen was written last";

@@ -1,6 +1,6 @@
 //! No operation and no call of COI's waits once all has ended or died.
 
-use crate::model::Outcome;
+use crate::scenarios::offload::Outcome;
 
 /// Its name.
 pub const NAME: &str = "nothing is left waiting";

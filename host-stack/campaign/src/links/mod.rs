@@ -16,7 +16,7 @@ use snaprig_wire::{
 };
 
 pub use self::net::{Event, Net};
-use crate::model::Until;
+use crate::scenarios::offload::Until;
 
 /// How long the rig takes to notice that a card's process is gone.
 pub const NOTICE_NS: u64 = 50_000;

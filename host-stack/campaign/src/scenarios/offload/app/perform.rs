@@ -142,7 +142,7 @@ impl World {
     }
 
     /// A run function has begun.
-    pub(in crate::model) fn begun(&mut self, host: HostId, ticket: u64) {
+    pub(in crate::scenarios::offload) fn begun(&mut self, host: HostId, ticket: u64) {
         let app = self.hosts[host].app;
         let Some(Waiter::Run(op)) = self.apps[app].waiters.get(&(host, ticket)) else {
             return;
@@ -254,7 +254,7 @@ impl World {
     }
 
     /// A caller is told.
-    pub(in crate::model) fn app_told(
+    pub(in crate::scenarios::offload) fn app_told(
         &mut self,
         host: HostId,
         ticket: u64,
@@ -279,7 +279,7 @@ impl World {
     }
 
     /// An offload process tells something unasked.
-    pub(in crate::model) fn noticed(&mut self, host: HostId, notice: &Notice) {
+    pub(in crate::scenarios::offload) fn noticed(&mut self, host: HostId, notice: &Notice) {
         let app = self.hosts[host].app;
         if self.fault(self.app_processes[app], &faults::NOTICE) == Effect::Ended {
             return;
@@ -304,7 +304,7 @@ impl World {
     }
 
     /// An offload process is gone for good.
-    pub(in crate::model) fn process_gone(&mut self, host: HostId, error: CoiError) {
+    pub(in crate::scenarios::offload) fn process_gone(&mut self, host: HostId, error: CoiError) {
         let app = self.hosts[host].app;
         if self.canary == Some(Canary::UnknownDeath) {
             return;

@@ -28,7 +28,7 @@ impl World {
         pages.map(|at| self.cell(address + at)).collect()
     }
 
-    pub(in crate::model) fn capture(&mut self, node: NodeId, pid: Pid) {
+    pub(in crate::scenarios::offload) fn capture(&mut self, node: NodeId, pid: Pid) {
         let own = self.process_of(node);
         match self.fault(own, &faults::IMAGE) {
             Effect::Ended => return,
@@ -72,7 +72,7 @@ impl World {
     }
 
     /// A file of the process is on the host's disk, or is not.
-    pub(in crate::model) fn stored(
+    pub(in crate::scenarios::offload) fn stored(
         &mut self,
         node: NodeId,
         pid: Pid,
@@ -124,7 +124,7 @@ impl World {
 
     /// A process that only waits for its end is asked for that, or for something else. Nobody who is gone
     /// will: its snapshot may be complete.
-    pub(in crate::model) fn last_word(
+    pub(in crate::scenarios::offload) fn last_word(
         &mut self,
         node: NodeId,
         pid: Pid,
@@ -156,7 +156,12 @@ impl World {
 
     // Coming back.
 
-    pub(in crate::model) fn restore(&mut self, node: NodeId, conn: Conn, request: Request) {
+    pub(in crate::scenarios::offload) fn restore(
+        &mut self,
+        node: NodeId,
+        conn: Conn,
+        request: Request,
+    ) {
         let Request::Restore {
             snapshot,
             local_store,
@@ -185,7 +190,7 @@ impl World {
     }
 
     /// A file has come from the host, or has not.
-    pub(in crate::model) fn fetched(
+    pub(in crate::scenarios::offload) fn fetched(
         &mut self,
         node: NodeId,
         conn: Conn,

@@ -198,7 +198,7 @@ impl World {
     }
 
     /// RMA has ended; of request 0: all of it, with the connection.
-    pub(in crate::model) fn rma_done(
+    pub(in crate::scenarios::offload) fn rma_done(
         &mut self,
         host: HostId,
         request: RequestId,

@@ -4,7 +4,7 @@ use super::*;
 
 impl World {
     /// The host has made a channel. On the first one, all windows are registered anew.
-    pub(in crate::model) fn channel_made(
+    pub(in crate::scenarios::offload) fn channel_made(
         &mut self,
         node: NodeId,
         pid: Pid,
@@ -52,7 +52,12 @@ impl World {
         }
     }
 
-    pub(in crate::model) fn window_registered(&mut self, node: NodeId, pid: Pid, offset: i64) {
+    pub(in crate::scenarios::offload) fn window_registered(
+        &mut self,
+        node: NodeId,
+        pid: Pid,
+        offset: i64,
+    ) {
         let Some(process) = self.living(node, pid) else {
             return;
         };
@@ -82,7 +87,7 @@ impl World {
     }
 
     /// A thread of the process has received something on its channel.
-    pub(in crate::model) fn thread(
+    pub(in crate::scenarios::offload) fn thread(
         &mut self,
         node: NodeId,
         pid: Pid,

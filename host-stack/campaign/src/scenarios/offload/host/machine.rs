@@ -3,12 +3,12 @@
 use super::*;
 
 impl World {
-    pub(in crate::model) fn ticket(&mut self, host: HostId) -> u64 {
+    pub(in crate::scenarios::offload) fn ticket(&mut self, host: HostId) -> u64 {
         self.hosts[host].next_ticket += 1;
         self.hosts[host].next_ticket
     }
 
-    pub(in crate::model) fn coi(&mut self, host: HostId, input: coi::Input) {
+    pub(in crate::scenarios::offload) fn coi(&mut self, host: HostId, input: coi::Input) {
         let now = Duration::from_nanos(self.net.engine.now_ns());
         let Some(process) = &mut self.hosts[host].process else {
             return;
@@ -55,7 +55,12 @@ impl World {
     }
 
     /// Into a region, as the host process does it: at once where that is open.
-    pub(in crate::model) fn go_in(&mut self, host: HostId, ticket: u64, region: Region) {
+    pub(in crate::scenarios::offload) fn go_in(
+        &mut self,
+        host: HostId,
+        ticket: u64,
+        region: Region,
+    ) {
         let process = self.hosts[host].process.as_mut();
         match process.is_some_and(|process| process.pass(region)) {
             true => self.told(host, ticket, Ok(Value::Unit)),
@@ -64,7 +69,7 @@ impl World {
     }
 
     /// Out of it.
-    pub(in crate::model) fn go_out(&mut self, host: HostId, region: Region) {
+    pub(in crate::scenarios::offload) fn go_out(&mut self, host: HostId, region: Region) {
         let process = self.hosts[host].process.as_mut();
         if !process.is_some_and(|process| process.leave(region)) {
             self.coi(host, coi::Input::Leave(region));

@@ -3,7 +3,7 @@
 use super::*;
 
 impl World {
-    pub(in crate::model) fn call(&mut self, host: HostId, call: Call) {
+    pub(in crate::scenarios::offload) fn call(&mut self, host: HostId, call: Call) {
         let (node, pid) = (self.hosts[host].place, self.hosts[host].pid);
         self.snapify(host, snapify::Input::Call(call, node, pid));
     }
@@ -44,7 +44,9 @@ impl World {
                         self.close(HOST, endpoint);
                     }
                 }
-                snapify::Output::Discard => self.disk.remove(&crate::model::io::partial(host)),
+                snapify::Output::Discard => self
+                    .disk
+                    .remove(&crate::scenarios::offload::io::partial(host)),
                 snapify::Output::Release => self.coi(host, coi::Input::Resume),
                 snapify::Output::Returned(result) => self.returned(host, result),
                 snapify::Output::Do(action, timeout) => {
@@ -67,7 +69,7 @@ impl World {
                     node,
                     port: COI_DAEMON,
                 };
-                let role = crate::model::Role::Host(host, Role::Snapify);
+                let role = crate::scenarios::offload::Role::Host(host, Role::Snapify);
                 let endpoint = self.connect(HOST, peer, role);
                 self.hosts[host].calling_daemon = Some(endpoint);
             }
@@ -103,7 +105,11 @@ impl World {
                     node,
                     port: COI_DAEMON,
                 };
-                let control = self.connect(HOST, peer, crate::model::Role::Host(host, Role::Adopt));
+                let control = self.connect(
+                    HOST,
+                    peer,
+                    crate::scenarios::offload::Role::Host(host, Role::Adopt),
+                );
                 self.hosts[host].adopting = Some((control, node, pid, port));
             }
             Action::Prepare => {

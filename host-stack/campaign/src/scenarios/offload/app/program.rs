@@ -58,7 +58,7 @@ fn nth<T: Copy>(all: &[T], nth: u64) -> Option<T> {
 
 impl World {
     /// One of the application's offload processes is there; when all are, it begins.
-    pub(in crate::model) fn process_made(&mut self, host: HostId) {
+    pub(in crate::scenarios::offload) fn process_made(&mut self, host: HostId) {
         let app = self.hosts[host].app;
         self.apps[app].missing -= 1;
         if self.apps[app].missing == 0 {
@@ -74,7 +74,7 @@ impl World {
         self.net.engine.after(self.app_processes[app], 0, event);
     }
 
-    pub(in crate::model) fn app_task(&mut self, app: AppId, task: AppTask) {
+    pub(in crate::scenarios::offload) fn app_task(&mut self, app: AppId, task: AppTask) {
         match task {
             AppTask::Next => self.next_call(app),
             AppTask::Step(op) => self.step(app, op),
