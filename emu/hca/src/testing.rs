@@ -263,7 +263,7 @@ impl World {
 
     /// HCAs of these models with a process each.
     pub fn of(models: &[ModelName], seed: u64) -> Self {
-        let plan = Plan::new(seed, models.len() as u16, "");
+        let plan = Plan::new(seed, "");
         Self::of_plan(models, models.len(), &plan, &[], Trace::default())
     }
 
@@ -781,7 +781,7 @@ impl World {
 
     /// The fault points that were reached.
     pub fn reached(&self) -> BTreeMap<&'static str, Reached> {
-        self.engine.borrow().faults().reached().clone()
+        self.engine.borrow().faults().reached()
     }
 
     /// Names of HCAs and processes, as in the trace.

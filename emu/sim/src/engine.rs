@@ -7,7 +7,8 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BinaryHeap, HashMap},
+    hash::{BuildHasherDefault, Hasher},
 };
 
 use snaprig_wire::fault::Point;
@@ -28,6 +29,27 @@ pub type Lane = u64;
 
 /// Slowest ordinary delivery. The range is wide, so that orders vary much.
 const LATENCY_NS: u64 = 10_000;
+
+/// Spreads the numbers of lanes, which are small or differ in few bits.
+#[derive(Default)]
+struct LaneHasher(u64);
+
+impl Hasher for LaneHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64((*byte).into());
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+}
 
 struct Entry<E> {
     to: ProcessId,
@@ -59,7 +81,8 @@ pub struct Engine<E> {
     slots: Vec<Option<Entry<E>>>,
     free: Vec<usize>,
     count: u64,
-    lanes: BTreeMap<Lane, u64>,
+    /// When the last event of each lane is due. Nothing depends on their order here.
+    lanes: HashMap<Lane, u64, BuildHasherDefault<LaneHasher>>,
     processes: Vec<Process>,
     order: Random,
     faults: Faults,
@@ -76,7 +99,7 @@ impl<E> Engine<E> {
             slots: Vec::new(),
             free: Vec::new(),
             count: 0,
-            lanes: BTreeMap::new(),
+            lanes: HashMap::default(),
             processes: Vec::new(),
             order: Random::new(plan.seed, "order"),
             faults: Faults::new(plan, points),
@@ -97,6 +120,11 @@ impl<E> Engine<E> {
     /// All processes by name.
     pub fn names(&self) -> Vec<String> {
         self.processes.iter().map(|one| one.name.clone()).collect()
+    }
+
+    /// All processes.
+    pub fn all(&self) -> impl Iterator<Item = ProcessId> + use<E> {
+        (0..self.processes.len() as u16).map(ProcessId)
     }
 
     /// A process by its name.
@@ -196,16 +224,43 @@ impl<E> Engine<E> {
         loop {
             let Reverse((time, _, slot)) = self.queue.pop()?;
             self.free.push(slot);
-            let entry = self.slots[slot].take()?;
-            let process = &self.processes[usize::from(entry.to.0)];
-            if process.state != State::Alive || process.life != entry.life {
-                continue;
+            // An event can be large: it is looked at where it is, and moved once.
+            let entry = self.slots[slot].as_ref()?;
+            if self.is_heard(entry.to, entry.life) {
+                self.now_ns = time;
+                let event = || label(&entry.event);
+                self.trace.event(time, entry.from, entry.to, event);
+                return self.slots[slot].take().map(|entry| (entry.to, entry.event));
             }
-            self.now_ns = time;
-            let (from, to) = (entry.from, entry.to);
-            self.trace.event(time, from, to, || label(&entry.event));
-            return Some((to, entry.event));
+            self.slots[slot] = None;
         }
+    }
+
+    /// The event that [`Engine::next`] will return, for whoever has to look at more than that to label it.
+    pub fn peek(&mut self) -> Option<&E> {
+        loop {
+            let Reverse((_, _, slot)) = *self.queue.peek()?;
+            let entry = self.slots[slot].as_ref()?;
+            if self.is_heard(entry.to, entry.life) {
+                break;
+            }
+            self.queue.pop();
+            self.slots[slot] = None;
+            self.free.push(slot);
+        }
+        self.due()
+    }
+
+    /// The event that [`Engine::peek`] has found.
+    pub fn due(&self) -> Option<&E> {
+        let Reverse((_, _, slot)) = self.queue.peek()?;
+        self.slots[*slot].as_ref().map(|entry| &entry.event)
+    }
+
+    /// Whether an event reaches the life of its process that it was sent to.
+    fn is_heard(&self, to: ProcessId, life: u32) -> bool {
+        let process = &self.processes[usize::from(to.0)];
+        process.state == State::Alive && process.life == life
     }
 
     /// A fault point is reached at a process; what happens there.
@@ -244,7 +299,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn engine(seed: u64) -> Engine<u32> {
-        Engine::new(&Plan::new(seed, 1, ""), &[], Trace::default())
+        Engine::new(&Plan::new(seed, ""), &[], Trace::default())
     }
 
     fn run(seed: u64) -> (Vec<(ProcessId, u32)>, u64) {

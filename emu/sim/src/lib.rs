@@ -3,7 +3,8 @@
 //! A system is a set of processes that hand each other events over links; [`Engine`] decides when
 //! each arrives, and never asks the machine it runs on for time, order or randomness. Places where
 //! something can go wrong are [`Point`]s, declared by the crates that have them; what goes wrong
-//! there, and when, is a [`Plan`].
+//! there, and when, is a [`Plan`]. What a system does beside that is its own: a plan carries its parameters, and the
+//! simulator does not know them.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -29,7 +30,7 @@ pub mod trace;
 pub use disk::Disk;
 pub use engine::{Engine, ProcessId};
 pub use faults::Faults;
-pub use plan::{Fault, Kind, Plan, PlanError, When, Workload};
+pub use plan::{Fault, Kind, Parameters, Plan, PlanError, Process, When};
 pub use random::Random;
 pub use snaprig_wire::fault::{KindName, Point};
 pub use trace::Trace;

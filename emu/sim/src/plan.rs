@@ -6,10 +6,9 @@
 //!   "faults": [ { "point": "snapify.capture", "nth": 1, "kind": { "crash": "card1" } } ] }
 //! ```
 //!
-//! `workload` and each of its fields may be left out. In scenario "verbs" there are processes with
-//! queue pairs instead of offload processes: "process1" and so on, on HCAs "hca1" and so on. In
-//! scenario "scif" there are programs on the nodes: "program1" and so on, beside "rig" and "card1".
-//! In scenario "coord" there are "coordinator" and "agent1" and so on.
+//! A plan says which scenario it is a run of, and what goes wrong in it. Everything else in it, `cards` and
+//! `workload` above, are the scenario's own parameters: the simulator carries them without knowing what
+//! they mean, and the scenario reads them as a type of its own ([`Plan::parameters_as`]).
 //!
 //! | field of a fault | meaning |
 //! |---|---|
@@ -21,7 +20,11 @@
 
 use std::{fs, io, path::Path};
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, IntoDeserializer},
+};
+use serde_json::Value;
 
 use snaprig_wire::fault::{KindName, Point};
 
@@ -36,59 +39,24 @@ pub const DELAY_NS_MAX: u64 = 3_600_000_000_000;
 /// More bytes than this in a plan are no plan.
 const PLAN_BYTES_MAX: u64 = 1 << 20;
 
+/// The parameters of a scenario, by name, as only the scenario understands them.
+pub type Parameters = serde_json::Map<String, Value>;
+
 /// A run, and what goes wrong in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Plan {
     /// [`VERSION`].
     pub version: u32,
     /// Decides the order of events, and every draw of a `per_mille`.
     pub seed: u64,
-    /// How many cards there are; with verbs, HCAs.
-    pub cards: u16,
-    /// Which snapshots are taken; or "verbs"; or "scif"; or "coord".
+    /// Which system runs, and what it does.
     pub scenario: String,
-    /// What the application does meanwhile.
-    #[serde(default)]
-    pub workload: Workload,
+    /// Whatever else the plan says: how much of everything the scenario is to have.
+    #[serde(flatten)]
+    pub parameters: Parameters,
     /// What goes wrong.
     #[serde(default)]
     pub faults: Vec<Fault>,
-}
-
-/// What the application does, and how much of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Workload {
-    /// Host processes, each with offload processes and snapshots of them; with verbs, processes,
-    /// spread over the HCAs; with scif, programs on each node; with coord, agents.
-    pub processes: u16,
-    /// Offload processes of each host process, which share its buffers.
-    pub offloads: u16,
-    /// Pipelines of each; with verbs, connections between processes; with scif, pairs of
-    /// programs that connect; with coord, connections between programs.
-    pub pipelines: u16,
-    /// Run functions on each pipeline; with verbs, messages each way on each connection; with scif,
-    /// sends of each side; with coord, messages each way on each connection.
-    pub runs: u16,
-    /// Buffers of each host process; with scif, windows of each side.
-    pub buffers: u16,
-    /// How often each buffer is written, read, copied, mapped or set to a state; with scif, RMA of
-    /// each side; with coord, checkpoints of the job.
-    pub writes: u16,
-}
-
-impl Default for Workload {
-    fn default() -> Self {
-        Self {
-            processes: 1,
-            offloads: 1,
-            pipelines: 1,
-            runs: 6,
-            buffers: 1,
-            writes: 2,
-        }
-    }
 }
 
 /// One thing that goes wrong.
@@ -178,29 +146,52 @@ impl Kind {
             _ => None,
         }
     }
-
-    /// Whether only a card can have that happen to it.
-    fn needs_a_card(&self) -> bool {
-        matches!(
-            self,
-            Self::Restart(_) | Self::LinkDown(_) | Self::Partition(_)
-        )
-    }
-
-    /// Whether only a program can have that happen to it.
-    fn needs_a_program(&self) -> bool {
-        matches!(self, Self::Crash(_) | Self::Hang(_) | Self::Restart(_))
-    }
 }
 
-/// Whether what has this name in a plan is a card; an HCA is one.
-pub fn is_card(name: &str) -> bool {
-    name.starts_with("card") || is_hca(name)
+/// What has a name in plans: a process, or a device that runs none. Faults are done to it by that name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// As plans call it.
+    pub name: String,
+    /// What can happen to it, of the kinds of faults that name a process.
+    pub kinds: &'static [KindName],
 }
 
-/// Whether what has this name in a plan is an HCA, which runs no program.
-pub fn is_hca(name: &str) -> bool {
-    name.starts_with("hca")
+impl Process {
+    /// What can happen to a program: it dies, or stops for ever.
+    pub const PROGRAM: &[KindName] = &[KindName::Crash, KindName::Hang];
+    /// What can happen to a machine with a link of its own, which is started again when it has died.
+    pub const MACHINE: &[KindName] = &[
+        KindName::Crash,
+        KindName::Hang,
+        KindName::Restart,
+        KindName::LinkDown,
+        KindName::Partition,
+    ];
+    /// What can happen to a device, which has a link and runs no program.
+    pub const DEVICE: &[KindName] = &[KindName::LinkDown, KindName::Partition];
+
+    /// A process to which these kinds of faults can happen.
+    pub fn new(name: impl Into<String>, kinds: &'static [KindName]) -> Self {
+        Self {
+            name: name.into(),
+            kinds,
+        }
+    }
+
+    /// Processes that are told apart by a number, from 1 on.
+    pub fn numbered(
+        name: &str,
+        count: u16,
+        kinds: &'static [KindName],
+    ) -> impl Iterator<Item = Self> {
+        (1..=count).map(move |number| Self::new(format!("{name}{number}"), kinds))
+    }
+
+    /// Whether this can happen to it.
+    pub fn can(&self, kind: KindName) -> bool {
+        self.kinds.contains(&kind)
+    }
 }
 
 /// Why a plan is no good.
@@ -264,25 +255,25 @@ pub enum PlanError {
         /// What would be possible.
         processes: String,
     },
-    /// That happens to cards only.
-    #[error("fault {index}: {kind} is for cards, and {name} is none")]
-    NoCard {
+    /// That cannot happen to this process.
+    #[error("fault {index}: {name} does not {kind}; what can happen to it: {applies}")]
+    Victim {
         /// Which fault, from 0.
         index: usize,
         /// What it says.
         kind: KindName,
         /// Of which process.
         name: String,
+        /// What would be possible.
+        applies: String,
     },
-    /// That happens to programs only.
-    #[error("fault {index}: {kind} is for what runs a program, and {name} does not")]
-    NoProgram {
-        /// Which fault, from 0.
-        index: usize,
-        /// What it says.
-        kind: KindName,
-        /// Of which HCA.
-        name: String,
+    /// Its parameters are not those of its scenario.
+    #[error("scenario {scenario:?}: {source}")]
+    Parameters {
+        /// Which scenario.
+        scenario: String,
+        /// What is wrong with them.
+        source: serde_json::Error,
     },
     /// A number in it is out of range.
     #[error("fault {index}: {why}")]
@@ -295,15 +286,61 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// A plan of the current version without faults.
-    pub fn new(seed: u64, cards: u16, scenario: &str) -> Self {
+    /// A plan of the current version without parameters and without faults.
+    pub fn new(seed: u64, scenario: &str) -> Self {
         Self {
             version: VERSION,
             seed,
-            cards,
             scenario: scenario.into(),
-            workload: Workload::default(),
+            parameters: Parameters::new(),
             faults: Vec::new(),
+        }
+    }
+
+    /// The same plan with these parameters in place of those of the same names.
+    ///
+    /// # Panics
+    /// If they are no structure with named fields, or cannot be said in JSON: a mistake of whoever wrote
+    /// the type.
+    #[must_use]
+    pub fn with(mut self, parameters: &impl Serialize) -> Self {
+        match serde_json::to_value(parameters) {
+            Ok(Value::Object(parameters)) => self.parameters.extend(parameters),
+            other => panic!("parameters of a plan have names: {other:?}"),
+        }
+        self
+    }
+
+    /// The parameters as the scenario's own type.
+    pub fn parameters_as<T: DeserializeOwned>(&self) -> Result<T, PlanError> {
+        T::deserialize((&self.parameters).into_deserializer()).map_err(|source| {
+            PlanError::Parameters {
+                scenario: self.scenario.clone(),
+                source,
+            }
+        })
+    }
+
+    /// A number among the parameters, by the names that lead to it.
+    pub fn number(&self, path: &[&str]) -> Option<u64> {
+        let (first, rest) = path.split_first()?;
+        let first = self.parameters.get(*first)?;
+        let found = rest.iter().try_fold(first, |value, name| value.get(name))?;
+        found.as_u64()
+    }
+
+    /// Changes a number among the parameters, if it is there.
+    pub fn set_number(&mut self, path: &[&str], number: u64) {
+        let Some((first, rest)) = path.split_first() else {
+            return;
+        };
+        let first = self.parameters.get_mut(*first);
+        let found = first.and_then(|first| {
+            rest.iter()
+                .try_fold(first, |value, name| value.get_mut(*name))
+        });
+        if let Some(found) = found {
+            *found = number.into();
         }
     }
 
@@ -329,8 +366,8 @@ impl Plan {
             source,
         };
         // The version first: nothing else of another version's plan need make sense.
-        let value: serde_json::Value = serde_json::from_str(text).map_err(json)?;
-        if let Some(found) = value.get("version").and_then(serde_json::Value::as_u64)
+        let value: Value = serde_json::from_str(text).map_err(json)?;
+        if let Some(found) = value.get("version").and_then(Value::as_u64)
             && found != u64::from(VERSION)
         {
             return Err(PlanError::Version { found });
@@ -347,7 +384,7 @@ impl Plan {
     }
 
     /// Checks it against what there is.
-    pub fn check(&self, points: &[Point], processes: &[String]) -> Result<(), PlanError> {
+    pub fn check(&self, points: &[Point], processes: &[Process]) -> Result<(), PlanError> {
         if self.faults.len() > FAULTS_MAX {
             let found = self.faults.len();
             return Err(PlanError::TooMany { found });
@@ -366,28 +403,8 @@ impl Plan {
                     applies: names.join(", "),
                 });
             }
-            if let Some(name) = fault.kind.process()
-                && !processes.iter().any(|process| process == name)
-            {
-                return Err(PlanError::Process {
-                    index,
-                    name: name.into(),
-                    processes: processes.join(", "),
-                });
-            }
-            if let Some(name) = fault.kind.process()
-                && fault.kind.needs_a_card()
-                && !is_card(name)
-            {
-                let name = name.into();
-                return Err(PlanError::NoCard { index, kind, name });
-            }
-            if let Some(name) = fault.kind.process()
-                && fault.kind.needs_a_program()
-                && is_hca(name)
-            {
-                let name = name.into();
-                return Err(PlanError::NoProgram { index, kind, name });
+            if let Some(name) = fault.kind.process() {
+                check_victim(index, kind, name, processes)?;
             }
             let why = match (fault.when, &fault.kind) {
                 (When::Nth(0), _) => "nth counts from 1",
@@ -401,6 +418,33 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Checks that a fault's process exists, and that the fault can happen to it.
+fn check_victim(
+    index: usize,
+    kind: KindName,
+    name: &str,
+    processes: &[Process],
+) -> Result<(), PlanError> {
+    let Some(process) = processes.iter().find(|process| process.name == name) else {
+        let names: Vec<_> = processes.iter().map(|process| &*process.name).collect();
+        return Err(PlanError::Process {
+            index,
+            name: name.into(),
+            processes: names.join(", "),
+        });
+    };
+    if process.can(kind) {
+        return Ok(());
+    }
+    let applies: Vec<_> = process.kinds.iter().map(|kind| kind.name()).collect();
+    Err(PlanError::Victim {
+        index,
+        kind,
+        name: name.into(),
+        applies: applies.join(", "),
+    })
 }
 
 #[cfg(test)]
@@ -417,12 +461,18 @@ mod tests {
         let text = format!(
             r#"{{"version": 1, "seed": 7, "cards": 2, "scenario": "s", "faults": [{fault}]}}"#
         );
-        Plan::parse(&text, "plan.json")?.check(&POINTS, &["card1".into(), "rig".into()])
+        Plan::parse(&text, "plan.json")?.check(
+            &POINTS,
+            &[
+                Process::new("card1", Process::MACHINE),
+                Process::new("rig", Process::PROGRAM),
+            ],
+        )
     }
 
     #[test]
     fn a_plan_survives_its_text() {
-        let mut plan = Plan::new(7, 2, "migrate");
+        let mut plan = Plan::new(7, "migrate").with(&serde_json::json!({"cards": 2}));
         for (when, kind) in [
             (When::Nth(1), Kind::Crash("card1".into())),
             (When::AtNs(9), Kind::Delay(5)),
@@ -438,12 +488,46 @@ mod tests {
     }
 
     #[test]
+    fn parameters_are_carried_as_they_are_and_read_by_who_knows_them() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Own {
+            cards: u16,
+            #[serde(default)]
+            workload: Work,
+        }
+        #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        struct Work {
+            runs: u16,
+        }
+        let text =
+            r#"{"version": 1, "seed": 7, "cards": 3, "scenario": "s", "workload": {"runs": 5}}"#;
+        let mut plan = Plan::parse(text, "").unwrap();
+        let own = Own {
+            cards: 3,
+            workload: Work { runs: 5 },
+        };
+        assert_eq!(plan, Plan::new(7, "s").with(&own));
+        assert_eq!(plan.parameters_as::<Own>().unwrap(), own);
+        assert_eq!(plan.number(&["workload", "runs"]), Some(5));
+        assert_eq!(plan.number(&["workload", "writes"]), None);
+        plan.set_number(&["workload", "runs"], 2);
+        plan.set_number(&["workload", "writes"], 2);
+        assert_eq!(plan.number(&["workload", "runs"]), Some(2));
+        plan.parameters.insert("fault".into(), Value::Null);
+        let error = plan.parameters_as::<Own>().unwrap_err().to_string();
+        assert!(error.contains("unknown field `fault`"), "{error}");
+        assert!(Plan::new(7, "s").parameters_as::<Own>().is_err());
+    }
+
+    #[test]
     fn bad_plans_are_refused_with_what_is_wrong() {
         check(r#"{"point": "a.b", "nth": 1, "kind": {"crash": "card1"}}"#).unwrap();
         for (fault, says) in [
             (
                 r#"{"point": "a.b", "nth": 1, "kind": {"restart": "rig"}}"#,
-                "rig is none",
+                "rig does not restart",
             ),
             (
                 r#"{"point": "x", "nth": 1, "kind": "drop"}"#,
@@ -481,7 +565,7 @@ mod tests {
         }
         let version = Plan::parse(r#"{"version": 2, "new": 1}"#, "");
         assert!(matches!(version, Err(PlanError::Version { found: 2 })));
-        let mut many = Plan::new(1, 2, "s");
+        let mut many = Plan::new(1, "s");
         let fault = Fault {
             point: "a.b".into(),
             when: When::Nth(1),

@@ -1,26 +1,24 @@
-//! The smallest plan that still fails the same way: faults are left out, then cards and work, then
+//! The smallest plan that still fails the same way: faults are left out, then parameters become smaller, then
 //! what is left happens earlier, as long as the same thing breaks (Zeller, Hildebrandt, "Simplifying
 //! and isolating failure-inducing input", IEEE TSE 2002).
 
-use crate::plan::{Plan, When, Workload};
+use crate::plan::{Plan, When};
 
 /// Runs that one shrinking may cost.
 const RUNS_MAX: usize = 2000;
 
-type Amount = fn(&mut Workload) -> &mut u16;
+/// A number among a plan's parameters of which there can be less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount {
+    /// The names that lead to it.
+    pub path: &'static [&'static str],
+    /// The least that there can be.
+    pub least: u64,
+}
 
-/// What there can be less of, and how little.
-const AMOUNTS: [(Amount, u16); 6] = [
-    (|work| &mut work.processes, 1),
-    (|work| &mut work.offloads, 1),
-    (|work| &mut work.buffers, 0),
-    (|work| &mut work.writes, 0),
-    (|work| &mut work.pipelines, 1),
-    (|work| &mut work.runs, 1),
-];
-
-/// Shrinks `plan`; `fails` runs a plan and says whether the same thing breaks.
-pub fn shrink(plan: &Plan, mut fails: impl FnMut(&Plan) -> bool) -> Plan {
+/// Shrinks `plan`, of whose parameters these may be smaller; `fails` runs a plan and says whether the same
+/// thing breaks.
+pub fn shrink(plan: &Plan, amounts: &[Amount], mut fails: impl FnMut(&Plan) -> bool) -> Plan {
     let mut best = plan.clone();
     let mut runs = 0;
     let mut try_plan = |candidate: &Plan| {
@@ -44,18 +42,11 @@ pub fn shrink(plan: &Plan, mut fails: impl FnMut(&Plan) -> bool) -> Plan {
         }
         chunk = chunk.div_ceil(2);
     }
-    while best.cards > 2 {
-        let mut candidate = best.clone();
-        candidate.cards -= 1;
-        if !try_plan(&candidate) {
-            break;
-        }
-        best = candidate;
-    }
-    for (amount, least) in AMOUNTS {
-        for count in least..*amount(&mut best.workload.clone()) {
+    for amount in amounts {
+        let most = best.number(amount.path).unwrap_or(0);
+        for count in (amount.least..most).take(RUNS_MAX) {
             let mut candidate = best.clone();
-            *amount(&mut candidate.workload) = count;
+            candidate.set_number(amount.path, count);
             if try_plan(&candidate) {
                 best = candidate;
                 break;
@@ -86,7 +77,22 @@ mod tests {
 
     #[test]
     fn only_what_matters_is_left() {
-        let mut plan = Plan::new(1, 5, "");
+        const AMOUNTS: [Amount; 3] = [
+            Amount {
+                path: &["cards"],
+                least: 2,
+            },
+            Amount {
+                path: &["workload", "runs"],
+                least: 1,
+            },
+            Amount {
+                path: &["workload", "buffers"],
+                least: 0,
+            },
+        ];
+        let parameters = serde_json::json!({"cards": 5, "workload": {"runs": 6, "buffers": 1}});
+        let mut plan = Plan::new(1, "").with(&parameters);
         for i in 0..40 {
             plan.faults.push(Fault {
                 point: format!("point{i}"),
@@ -94,19 +100,17 @@ mod tests {
                 kind: Kind::Drop,
             });
         }
-        plan.workload.processes = 3;
         let mut runs = 0;
-        let small = shrink(&plan, |plan| {
+        let small = shrink(&plan, &AMOUNTS, |plan| {
             runs += 1;
             let has = |name: &str| plan.faults.iter().any(|fault| fault.point == name);
-            has("point7") && has("point33") && plan.workload.runs >= 2
+            has("point7") && has("point33") && plan.number(&["workload", "runs"]) >= Some(2)
         });
         let points: Vec<_> = small.faults.iter().map(|fault| &fault.point[..]).collect();
         assert_eq!(points, ["point7", "point33"]);
         assert!(small.faults.iter().all(|fault| fault.when == When::Nth(1)));
-        assert_eq!(small.cards, 2);
-        let work = small.workload;
-        assert_eq!((work.processes, work.runs, work.buffers), (1, 2, 0));
+        let numbers = AMOUNTS.map(|amount| small.number(amount.path));
+        assert_eq!(numbers, [Some(2), Some(2), Some(0)]);
         assert!(runs < 120, "{runs}");
     }
 }

@@ -73,8 +73,11 @@ impl Trace {
         what: impl FnOnce() -> String,
     ) {
         self.events += 1;
-        self.hash.update(&now_ns.to_le_bytes());
-        self.hash.update(&at.0.to_le_bytes());
+        // One piece: a hash takes a few bytes faster at once than one after another.
+        let mut bytes = [0; 10];
+        bytes[..8].copy_from_slice(&now_ns.to_le_bytes());
+        bytes[8..].copy_from_slice(&at.0.to_le_bytes());
+        self.hash.update(&bytes);
         if let Some(record) = &mut self.record {
             record.push(Item {
                 now_ns,

@@ -11,14 +11,14 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use snaprig_sim::{
-    Fault, Trace, When,
+    Fault, When,
     trace::{Item, Mark},
 };
 
 use crate::{
-    Canary, Outcome,
-    campaign::{Class, Found},
-    run,
+    campaign::Found,
+    registry::Registry,
+    scenario::{Canary, Class, Outcome, Watch},
 };
 
 /// More events than this make no picture: those are shown that came before it broke.
@@ -55,8 +55,8 @@ pub struct Failure {
     pub class: Class,
     /// Whether it was found on a real rig.
     pub rig: bool,
-    /// The planted bug with which it was found.
-    pub canary: Option<Canary>,
+    /// The name of the planted bug with which it was found.
+    pub canary: Option<String>,
 }
 
 impl Failure {
@@ -67,7 +67,7 @@ impl Failure {
             how: found.how.clone(),
             class: found.class,
             rig,
-            canary,
+            canary: canary.map(|canary| canary.name.into()),
         }
     }
 
@@ -85,10 +85,17 @@ impl Failure {
 }
 
 /// Writes the directory of a failure in simulation.
-pub fn write(folder: &Path, found: &Found, canary: Option<Canary>) -> io::Result<()> {
+pub fn write(
+    folder: &Path,
+    found: &Found,
+    registry: &Registry,
+    canary: Option<Canary>,
+) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     write_file(&folder.join("plan.json"), found.plan.to_text().as_bytes())?;
-    let outcome = run(&found.plan, Trace::recording(), canary);
+    let watch = Watch::with(canary).recording();
+    let finished = registry.run(&found.plan, watch);
+    let outcome = finished.map_err(io::Error::other)?.outcome;
     write_file(
         &folder.join("trace.json"),
         chrome_trace(&outcome).to_string().as_bytes(),
@@ -96,12 +103,12 @@ pub fn write(folder: &Path, found: &Found, canary: Option<Canary>) -> io::Result
     let page = timeline(found, &outcome);
     write_file(&folder.join("timeline.html"), page.as_bytes())?;
     Failure::new(found, false, canary).write(folder)?;
-    write_line(folder)
+    write_line(folder, registry)
 }
 
 /// The line that replays a failure.
-pub fn write_line(folder: &Path) -> io::Result<()> {
-    let line = format!("snaprig repro {}\n", folder.display());
+pub fn write_line(folder: &Path, registry: &Registry) -> io::Result<()> {
+    let line = registry.replay_line(folder) + "\n";
     write_file(&folder.join("repro.txt"), line.as_bytes())
 }
 
@@ -195,7 +202,7 @@ svg text {{ font: 11px ui-monospace, monospace; fill: #3c4650 }} svg .name {{ fo
 .fault, .broken {{ fill: #b3261e }} svg text.fault, svg text.broken {{ fill: #b3261e; font-weight: bold }}
 circle.broken {{ scroll-margin-top: 40vh }}
 </style></head><body>
-<h1>Broken: {invariant}</h1><p>{how}</p><p>seed {seed}, {cards} cards, scenario {scenario}; faults that happened: {faults}{what}</p>
+<h1>Broken: {invariant}</h1><p>{how}</p><p>seed {seed}, scenario {scenario}, {parameters}; faults that happened: {faults}{what}</p>
 <details><summary>plan.json</summary><pre>{plan}</pre></details>{notice}
 <svg width="{width}" height="{height}" xmlns="http://www.w3.org/2000/svg"><defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8z" fill="#7d9bc1"/></marker></defs>{svg}</svg>
 </body></html>
@@ -204,7 +211,7 @@ circle.broken {{ scroll-margin-top: 40vh }}
         seed = found.plan.seed,
         invariant = escape(&found.invariant),
         how = escape(&found.how),
-        cards = found.plan.cards,
+        parameters = escape(&Value::Object(found.plan.parameters.clone()).to_string()),
         scenario = escape(&found.plan.scenario),
         faults = outcome.faults,
         what = escape(&faults(found)),

@@ -1,32 +1,44 @@
 //! Seeds by the thousand: no invariant breaks, and a seed is the same run every time.
 
 use snaprig_campaign::{
-    Canary,
-    campaign::{CampaignError, Options, Plans, Results, Simulator, fails, merge},
-    check::check,
-    draw, exhaustive, run,
+    Registry, Scenario as _,
+    campaign::{CampaignError, Options, Plans, Results, Simulator, merge},
+    exhaustive,
+    scenario::{Canary, Finished, Watch},
+    scenarios::{
+        scif::Scif,
+        verbs::{self, Verbs},
+    },
 };
 use snaprig_hca::Transport;
-use snaprig_sim::{Fault, Kind, Plan, Trace, When, Workload};
+use snaprig_sim::{Fault, Kind, Plan, When};
 
-/// Seeds of every kind by which most planted bugs are found, and all of them.
+/// Seeds of its scenario by which a planted bug is found mostly, and always.
 const CANARY_SEEDS: [u64; 2] = [100, 1000];
 /// Seeds that are run again, to be the same.
 const AGAIN: u64 = 2000;
 
 /// The plan of a seed, of any scenario.
 fn draw(seed: u64) -> Plan {
-    draw::draw(seed, &[])
+    Registry::standard().draw(seed, &[])
+}
+
+fn run(plan: &Plan, watch: Watch<Canary>) -> Finished {
+    let finished = Registry::standard().run(plan, watch);
+    finished.unwrap_or_else(|error| panic!("{error}: {}", plan.to_text()))
 }
 
 #[test]
 fn undisturbed_runs_finish_in_every_order() {
-    for scenario in snaprig_campaign::system::scenarios() {
-        for seed in 0..50 {
-            let plan = Plan::new(seed, 2, scenario);
-            let outcome = run(&plan, Trace::default(), None);
-            if let Some(broken) = check(&outcome) {
-                panic!("{scenario}, seed {seed}: {broken:?}: {outcome:?}");
+    for scenario in Registry::standard().scenarios() {
+        for plan in scenario.undisturbed() {
+            for seed in 0..50 {
+                let plan = Plan {
+                    seed,
+                    ..plan.clone()
+                };
+                let broken = run(&plan, Watch::default()).broken;
+                assert_eq!(broken, None, "{}", plan.to_text());
             }
         }
     }
@@ -36,12 +48,10 @@ fn undisturbed_runs_finish_in_every_order() {
 fn no_invariant_breaks_whatever_goes_wrong_and_it_is_the_same_again() {
     for seed in 0..20_000 {
         let plan = draw(seed);
-        let outcome = run(&plan, Trace::default(), None);
-        if let Some(broken) = check(&outcome) {
-            panic!("seed {seed}: {broken:?}: {}", plan.to_text());
-        }
+        let Finished { outcome, broken } = run(&plan, Watch::default());
+        assert_eq!(broken, None, "seed {seed}: {}", plan.to_text());
         if seed < AGAIN {
-            let again = run(&plan, Trace::default(), None);
+            let again = run(&plan, Watch::default()).outcome;
             assert_eq!(outcome.trace.hash(), again.trace.hash(), "seed {seed}");
         }
     }
@@ -51,11 +61,10 @@ fn no_invariant_breaks_whatever_goes_wrong_and_it_is_the_same_again() {
 fn a_run_that_is_recorded_is_the_same_run() {
     for seed in 0..100 {
         let plan = draw(seed);
-        let (one, other) = (
-            run(&plan, Trace::default(), None),
-            run(&plan, Trace::recording(), None),
-        );
-        assert_eq!(one.trace.hash(), other.trace.hash());
+        let one = run(&plan, Watch::default()).outcome.trace;
+        let other = run(&plan, Watch::default().recording()).outcome.trace;
+        assert_eq!(one.hash(), other.hash());
+        assert_eq!(other.record().is_empty(), other.events() == 0);
     }
 }
 
@@ -71,40 +80,36 @@ fn options() -> Options {
 }
 
 fn campaign(canary: Option<Canary>, options: &Options) -> Result<Results, CampaignError> {
-    let counting = matches!(options.plans, Plans::Listed(_));
-    // Those of a job would be found among all, too, by more seeds: few of them are about one.
-    let of_coord = canary.is_some_and(Canary::is_of_coord);
     let runner = Simulator {
         canary,
-        counting,
-        scenarios: if of_coord { vec!["coord"] } else { vec![] },
+        counting: matches!(options.plans, Plans::Listed(_)),
+        ..Simulator::default()
     };
     snaprig_campaign::campaign::campaign(&runner, options, &|_, _| {})
 }
 
 #[test]
 fn every_canary_is_found_and_its_plan_is_small_and_fails_again() {
-    let found_by = |canary, seeds| {
-        let options = Options {
-            plans: Plans::Drawn(0..seeds),
-            ..options()
+    for (canary, scenario) in Registry::standard().canaries() {
+        let runner = Simulator {
+            scenarios: scenario.names().to_vec(),
+            ..Simulator::default().with(Some(canary))
         };
-        let results = campaign(Some(canary), &options).expect("it runs");
-        results.found.into_iter().next()
-    };
-    for canary in Canary::ALL {
-        let found = CANARY_SEEDS
-            .iter()
-            .find_map(|seeds| found_by(canary, *seeds));
-        let found = found.unwrap_or_else(|| panic!("{} sings unheard", canary.name()));
+        let found_by = |seeds: u64| {
+            let options = Options {
+                plans: Plans::Drawn(0..seeds),
+                ..options()
+            };
+            let results = snaprig_campaign::campaign::campaign(&runner, &options, &|_, _| {});
+            results.expect("it runs").found.into_iter().next()
+        };
+        let found = CANARY_SEEDS.into_iter().find_map(found_by);
+        let found = found.unwrap_or_else(|| panic!("{} sings unheard", canary.name));
         assert!(found.plan.faults.len() <= 3, "{found:?}");
-        let again = fails(&found.plan, Some(canary)).map(|(_, broken)| broken.invariant);
+        let again = runner.fails(&found.plan).map(|broken| broken.invariant);
         assert_eq!(again, Some(&*found.invariant));
-        assert_eq!(
-            fails(&found.plan, None),
-            None,
-            "it is the canary that fails"
-        );
+        let healthy = Simulator::default().fails(&found.plan);
+        assert_eq!(healthy, None, "it is the canary that fails");
     }
 }
 
@@ -156,7 +161,10 @@ fn reports_and_shards_that_do_not_fit_are_refused() {
         campaign(canary, &options)
     };
     with(None, (0, 1)).expect("it runs");
-    let another = with(Some(Canary::DeafDaemon), (0, 1));
+    let canary = Registry::standard()
+        .canary("deaf-daemon")
+        .expect("there is one");
+    let another = with(Some(canary), (0, 1));
     assert!(matches!(another, Err(CampaignError::Another { .. })));
     assert!(matches!(
         with(None, (2, 2)),
@@ -167,8 +175,11 @@ fn reports_and_shards_that_do_not_fit_are_refused() {
 #[test]
 fn every_fault_at_every_step_breaks_nothing_nor_do_pairs_of_deaths() {
     // All pairs are for `ci/run --all`.
-    let some_pairs = exhaustive::pairs().into_iter().step_by(16);
-    for plans in [exhaustive::single(), some_pairs.collect()] {
+    let some_pairs = exhaustive::pairs(Registry::standard())
+        .into_iter()
+        .step_by(16);
+    let single = exhaustive::single(Registry::standard()).expect("they are plans");
+    for plans in [single, some_pairs.collect()] {
         let count = plans.len() as u64;
         let options = Options {
             plans: Plans::Listed(plans),
@@ -189,13 +200,15 @@ fn every_fault_at_every_step_breaks_nothing_nor_do_pairs_of_deaths() {
 fn connections_live_on_a_network_that_loses_little() {
     let (mut connections, mut failed) = (0, 0);
     for seed in 0..1500 {
-        let mut plan = Plan::new(seed, 2, "verbs");
-        plan.workload = Workload {
-            processes: 3,
-            pipelines: 3,
-            runs: 10,
-            ..Workload::default()
+        let parameters = verbs::Parameters {
+            hcas: 2,
+            workload: verbs::Workload {
+                processes: 3,
+                connections: 3,
+                messages: 10,
+            },
         };
+        let mut plan = Plan::new(seed, "verbs").with(&parameters);
         for point in ["hca.packet", "hca.response"] {
             for kind in [Kind::Drop, Kind::Duplicate, Kind::Reorder] {
                 plan.faults.push(Fault {
@@ -205,10 +218,9 @@ fn connections_live_on_a_network_that_loses_little() {
                 });
             }
         }
-        let outcome = run(&plan, Trace::default(), None);
-        assert_eq!(check(&outcome), None, "seed {seed}");
-        let patient = outcome
-            .verbs
+        assert_eq!(run(&plan, Watch::default()).broken, None, "seed {seed}");
+        let ended = Verbs.run(&plan, &parameters, Watch::default()).end;
+        let patient = ended
             .connections
             .iter()
             .filter(|[side, _]| side.transport == Transport::Rc && !side.impatient);
@@ -225,11 +237,11 @@ fn connections_live_on_a_network_that_loses_little() {
 fn programs_that_use_scif_move_much_and_are_refused_little_when_nothing_goes_wrong() {
     let (mut bytes, mut copies, mut refused) = (0, 0, 0);
     for seed in 0..200 {
-        let mut plan = draw::draw(seed, &["scif"]);
+        let mut plan = Registry::standard().draw(seed, &["scif"]);
         plan.faults.clear();
-        let outcome = run(&plan, Trace::default(), None);
-        assert_eq!(check(&outcome), None, "seed {seed}");
-        let scif = &outcome.scif;
+        assert_eq!(run(&plan, Watch::default()).broken, None, "seed {seed}");
+        let parameters = plan.parameters_as().expect("it is drawn");
+        let scif = Scif.run(&plan, &parameters, Watch::default()).end;
         copies += scif.copies;
         bytes += scif.sides.iter().map(|side| side.came).sum::<usize>();
         let connects = scif.refusals.iter().filter(|one| one.call == "connect");

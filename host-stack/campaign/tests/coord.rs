@@ -1,23 +1,31 @@
 //! A job and its coordinator in the simulator: what a run comes to when nothing goes wrong, when much
 //! does, and with each planted bug.
 
-use snaprig_campaign::{Canary, Ending, check::check, draw, run};
-use snaprig_sim::{Plan, Trace};
+use snaprig_campaign::{
+    Ending, Registry,
+    scenario::{AnyScenario as _, Canary, Finished, Watch},
+    scenarios::coord::Coord,
+};
+use snaprig_sim::{Parameters, Plan};
 
-const SCENARIO: &[&str] = &["coord"];
 /// Seeds by which each planted bug is found.
 const CANARY_SEEDS: u64 = 400;
 
 fn plans(seeds: u64) -> impl Iterator<Item = Plan> {
-    (0..seeds).map(|seed| draw::draw(seed, SCENARIO))
+    (0..seeds).map(|seed| Coord.draw(seed, &Parameters::new()))
+}
+
+fn run(plan: &Plan, canary: Option<Canary>) -> Finished {
+    let finished = Registry::standard().run(plan, Watch::with(canary));
+    finished.expect("it is drawn")
 }
 
 #[test]
 fn when_nothing_goes_wrong_every_checkpoint_is_complete_and_the_last_one_restarts() {
     for mut plan in plans(200) {
         plan.faults.clear();
-        let outcome = run(&plan, Trace::default(), None);
-        assert_eq!(check(&outcome), None, "{}", plan.to_text());
+        let Finished { outcome, broken } = run(&plan, None);
+        assert_eq!(broken, None, "{}", plan.to_text());
         assert_eq!(outcome.ending, Ending::Finished);
         let times = |point: &str| {
             let mut reached = outcome.reached.iter();
@@ -26,24 +34,24 @@ fn when_nothing_goes_wrong_every_checkpoint_is_complete_and_the_last_one_restart
                 .map_or(0, |(_, times, _)| *times)
         };
         // Those that were asked for, and the last one: after it, no point counts.
-        assert!(times("coord.commit") >= u64::from(plan.workload.writes));
+        let checkpoints = plan.number(&["workload", "checkpoints"]);
+        assert!(Some(times("coord.commit")) >= checkpoints);
     }
 }
 
 #[test]
 fn whatever_goes_wrong_no_invariant_breaks() {
     for plan in plans(3000) {
-        let outcome = run(&plan, Trace::default(), None);
-        assert_eq!(check(&outcome), None, "{}", plan.to_text());
+        assert_eq!(run(&plan, None).broken, None, "{}", plan.to_text());
     }
 }
 
 #[test]
 fn every_planted_bug_is_found() {
-    for canary in Canary::ALL.into_iter().filter(|one| one.is_of_coord()) {
-        let fails = |plan: &Plan| check(&run(plan, Trace::default(), Some(canary))).is_some();
+    for canary in Coord.canaries() {
+        let fails = |plan: &Plan| run(plan, Some(canary)).broken.is_some();
         let found = plans(CANARY_SEEDS).filter(fails).count();
-        println!("{}: {found} of {CANARY_SEEDS}", canary.name());
-        assert!(found > 0, "{} sings unheard", canary.name());
+        println!("{}: {found} of {CANARY_SEEDS}", canary.name);
+        assert!(found > 0, "{} sings unheard", canary.name);
     }
 }

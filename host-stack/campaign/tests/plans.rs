@@ -1,15 +1,9 @@
 //! Plans that nobody would write: every one that is accepted runs to an end, and no invariant breaks.
 
 use proptest::{prelude::*, sample::select};
-use snaprig_campaign::{
-    check::check,
-    points, run,
-    system::{impossible, processes, scenarios},
-};
-use snaprig_sim::{
-    Fault, Kind, KindName, Plan, Trace, When, Workload,
-    plan::{DELAY_NS_MAX, is_card, is_hca},
-};
+use serde_json::json;
+use snaprig_campaign::{Registry, scenario::Watch};
+use snaprig_sim::{Fault, Kind, KindName, Plan, When, plan::DELAY_NS_MAX};
 
 /// A number near an end, or any.
 fn extreme() -> impl Strategy<Value = u64> {
@@ -28,16 +22,19 @@ fn when() -> impl Strategy<Value = When> {
 }
 
 fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
-    let (all, names) = (points::of(&[&plan.scenario]), processes(plan));
-    let those = |is: fn(&str) -> bool| {
-        let names = names.iter().filter(|name| is(name));
-        names.cloned().collect::<Vec<_>>()
+    let all = Registry::standard().points(&[&plan.scenario]);
+    let processes = Registry::standard().processes(plan);
+    let processes = processes.expect("the parameters are the scenario's");
+    // Whom a kind of fault can be about; nobody, if no fault of this system is of that kind.
+    let those = move |kind: KindName| {
+        let can = processes.iter().filter(|process| process.can(kind));
+        let names: Vec<_> = can.map(|process| process.name.clone()).collect();
+        if names.is_empty() {
+            vec![String::new()]
+        } else {
+            names
+        }
     };
-    let (processes, mut cards) = (those(|name| !is_hca(name)), those(is_card));
-    if cards.is_empty() {
-        // No fault of this system is about one.
-        cards.push(String::new());
-    }
     (
         select(all),
         any::<prop::sample::Index>(),
@@ -47,8 +44,7 @@ fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
     )
         .prop_flat_map(move |(point, kind, when, number, errno)| {
             let name = point.kinds[kind.index(point.kinds.len())];
-            let (processes, cards) = (processes.clone(), cards.clone());
-            (select(processes), select(cards)).prop_map(move |(process, card)| Fault {
+            select(those(name)).prop_map(move |process| Fault {
                 point: point.name.into(),
                 when,
                 kind: match name {
@@ -60,35 +56,34 @@ fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
                     KindName::Error => Kind::Error(errno),
                     KindName::Crash => Kind::Crash(process),
                     KindName::Hang => Kind::Hang(process),
-                    KindName::Restart => Kind::Restart(card),
+                    KindName::Restart => Kind::Restart(process),
                     KindName::DiskFull => Kind::DiskFull,
                     KindName::TornWrite => Kind::TornWrite(number),
-                    KindName::LinkDown => Kind::LinkDown(card),
-                    KindName::Partition => Kind::Partition(card),
+                    KindName::LinkDown => Kind::LinkDown(process),
+                    KindName::Partition => Kind::Partition(process),
                 },
             })
         })
 }
 
+/// A plan as earlier versions wrote them: with the same parameters for every scenario.
 fn plan() -> impl Strategy<Value = Plan> {
     let workload = (1..=3u16, 1..=2u16, 1..=3u16, 1..=5u16, 0..=3u16, 0..=3u16);
-    let system = (
-        any::<u64>(),
-        1..=4u16,
-        select(scenarios().collect::<Vec<_>>()),
-        workload,
-    );
+    let names: Vec<_> = Registry::standard().names().collect();
+    let system = (any::<u64>(), 1..=4u16, select(names), workload);
     system.prop_flat_map(|(seed, cards, scenario, work)| {
         let (processes, offloads, pipelines, runs, buffers, writes) = work;
-        let mut plan = Plan::new(seed, cards, scenario);
-        plan.workload = Workload {
-            processes,
-            offloads,
-            pipelines,
-            runs,
-            buffers,
-            writes,
-        };
+        let plan = Plan::new(seed, scenario).with(&json!({
+            "cards": cards,
+            "workload": {
+                "processes": processes,
+                "offloads": offloads,
+                "pipelines": pipelines,
+                "runs": runs,
+                "buffers": buffers,
+                "writes": writes,
+            },
+        }));
         prop::collection::vec(fault(&plan), 0..6).prop_map(move |faults| Plan {
             faults,
             ..plan.clone()
@@ -101,9 +96,9 @@ proptest! {
 
     #[test]
     fn whatever_a_plan_says_it_is_survived(plan in plan()) {
-        prop_assert_eq!(impossible(&plan), None);
-        plan.check(&points::all(), &processes(&plan)).expect("it is a plan");
-        let broken = check(&run(&plan, Trace::default(), None));
+        Registry::standard().check(&plan).expect("it is a plan");
+        let finished = Registry::standard().run(&plan, Watch::default());
+        let broken = finished.expect("it is a plan").broken;
         prop_assert_eq!(broken, None, "{}", plan.to_text());
     }
 }

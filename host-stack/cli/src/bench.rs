@@ -21,8 +21,12 @@ use std::{
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use snaprig_campaign::run;
-use snaprig_sim::{Plan, Trace};
+use snaprig_campaign::{
+    Scenario as _,
+    scenario::Watch,
+    scenarios::offload::{Offload, Parameters},
+};
+use snaprig_sim::Plan;
 
 use crate::AnyError;
 
@@ -98,11 +102,8 @@ fn measure(cards: u16) -> Row {
     for _ in 0..ROUNDS {
         let (begun, before) = (Instant::now(), runs);
         while begun.elapsed() < ROUND {
-            let outcome = run(
-                &Plan::new(runs, cards, "checkpoint"),
-                Trace::default(),
-                None,
-            );
+            let plan = Plan::new(runs, "checkpoint");
+            let outcome = Offload.run(&plan, &Parameters::of(cards), Watch::default());
             events += outcome.trace.events();
             runs += 1;
         }

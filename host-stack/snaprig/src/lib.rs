@@ -37,11 +37,15 @@
 pub mod case;
 pub mod sim;
 
+pub use snaprig_campaign::scenarios::offload::Workload;
 pub use snaprig_card::platform::Kind as Platform;
 pub use snaprig_fabric::{Fabric, FabricBuilder, FabricError, Model, PathFaults, place::Place};
 pub use snaprig_rig::{Card, CardState, Rig, RigBuilder, RigError};
-pub use snaprig_sim::{Fault, Kind, Plan, PlanError, Random, When, Workload};
-pub use {snaprig_coi as coi, snaprig_scif as scif, snaprig_snapify as snapify};
+pub use snaprig_sim::{Fault, Kind, Plan, PlanError, Random, When};
+pub use {
+    snaprig_campaign as campaign, snaprig_coi as coi, snaprig_scif as scif,
+    snaprig_sim as simulator, snaprig_snapify as snapify, snaprig_wire::fault_points,
+};
 
 pub use self::{
     case::{Case, FromCase},

@@ -2,18 +2,16 @@
 
 use std::{env, fmt, io, path::PathBuf};
 
+use serde::Serialize;
 use snaprig_campaign::{
-    check::{Broken, check},
-    coord,
-    draw::{draw_coord, draw_on, draw_scif, draw_verbs},
-    model, points,
+    registry::{CheckError, Registry},
     report::write_file,
-    scif, system, verbs,
+    scenario::{Broken, Finished, Watch},
 };
-use snaprig_sim::{Plan, PlanError, Trace, Workload};
+use snaprig_sim::{Parameters, Plan, PlanError};
 use xxhash_rust::xxh3::xxh3_64;
 
-pub use snaprig_campaign::{Ending, Outcome};
+pub use snaprig_campaign::scenario::{Ending, Outcome};
 
 /// Why a simulation is not a success.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +36,8 @@ pub struct Failure {
     pub how: String,
     /// Where the plan is that replays it; why it could not be written otherwise.
     pub plan: Result<PathBuf, String>,
+    /// The line that replays it, if the plan is there.
+    pub replay: Option<String>,
 }
 
 impl std::error::Error for Failure {}
@@ -45,20 +45,42 @@ impl std::error::Error for Failure {}
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.invariant, self.how)?;
-        match &self.plan {
-            Ok(plan) => write!(f, "\nreplay: snaprig repro {}", plan.display()),
-            Err(why) => write!(f, "\nthe plan cannot be kept: {why}"),
+        match (&self.replay, &self.plan) {
+            (Some(line), _) => write!(f, "\nreplay: {line}"),
+            (None, Ok(_)) => Ok(()),
+            (None, Err(why)) => write!(f, "\nthe plan cannot be kept: {why}"),
+        }
+    }
+}
+
+impl From<CheckError> for SimError {
+    fn from(error: CheckError) -> Self {
+        match error {
+            CheckError::Plan(error) => Self::Plan(error),
+            CheckError::Impossible(why) => Self::Impossible(why),
         }
     }
 }
 
 /// A simulated system.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Sim {
+    registry: Registry,
     seed: u64,
-    cards: Option<u16>,
     scenario: Option<String>,
-    workload: Option<Workload>,
+    /// Parameters that it has, whatever a plan says.
+    fixed: Parameters,
+}
+
+impl Default for Sim {
+    fn default() -> Self {
+        Self {
+            registry: Registry::standard().clone(),
+            seed: 0,
+            scenario: None,
+            fixed: Parameters::new(),
+        }
+    }
 }
 
 impl Sim {
@@ -70,23 +92,31 @@ impl Sim {
     /// The plan that the seed draws for this system.
     pub fn draw(&self) -> Plan {
         self.plan(match self.scenario.as_deref() {
-            Some(verbs::SCENARIO) => draw_verbs(self.seed, self.cards),
-            Some(scif::SCENARIO) => draw_scif(self.seed, self.cards),
-            Some(coord::SCENARIO) => draw_coord(self.seed),
-            _ => draw_on(self.seed, self.cards),
+            Some(name) => self.registry.draw_with(self.seed, &[name], &self.fixed),
+            None => self.registry.first().draw(self.seed, &self.fixed),
         })
     }
 
     /// A plan for this system without faults.
     pub fn undisturbed(&self) -> Plan {
-        self.plan(Plan::new(self.seed, 2, model::SCENARIOS[0]))
+        let name = self.scenario.as_deref();
+        let scenario = name.and_then(|name| self.registry.named(name));
+        let scenario = scenario.unwrap_or_else(|| self.registry.first());
+        let mut plans = scenario.undisturbed().into_iter();
+        let plan = plans.find(|plan| name.is_none_or(|name| plan.scenario == name));
+        let plan = plan.unwrap_or_else(|| scenario.draw(self.seed, &self.fixed));
+        self.plan(Plan {
+            seed: self.seed,
+            faults: Vec::new(),
+            ..plan
+        })
     }
 
-    fn plan(&self, plan: Plan) -> Plan {
+    fn plan(&self, mut plan: Plan) -> Plan {
+        plan.parameters.extend(self.fixed.clone());
+        let scenario = self.scenario.clone();
         Plan {
-            cards: self.cards.unwrap_or(plan.cards),
-            scenario: self.scenario.clone().unwrap_or(plan.scenario),
-            workload: self.workload.unwrap_or(plan.workload),
+            scenario: scenario.unwrap_or(plan.scenario),
             ..plan
         }
     }
@@ -95,12 +125,14 @@ impl Sim {
     /// system does not say.
     pub fn run(&self, plan: &Plan) -> Result<Run, SimError> {
         let plan = self.plan(plan.clone());
-        if let Some(why) = system::impossible(&plan) {
-            return Err(SimError::Impossible(why));
-        }
-        plan.check(&points::all(), &system::processes(&plan))?;
-        let outcome = snaprig_campaign::run(&plan, Trace::default(), None);
-        Ok(Run { plan, outcome })
+        self.registry.check(&plan)?;
+        let Finished { outcome, broken } = self.registry.run(&plan, Watch::default())?;
+        Ok(Run {
+            registry: self.registry.clone(),
+            plan,
+            outcome,
+            broken,
+        })
     }
 }
 
@@ -111,23 +143,38 @@ pub struct SimBuilder(Sim);
 impl SimBuilder {
     /// How many cards (1 to 32).
     #[must_use]
-    pub fn cards(mut self, cards: u16) -> Self {
-        self.0.cards = Some(cards);
-        self
+    pub fn cards(self, cards: u16) -> Self {
+        self.parameter("cards", &cards)
     }
 
-    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice"; or "verbs", or "scif", or
-    /// "coord".
+    /// Which snapshots are taken: "migrate", "swap", "checkpoint" or "twice"; or another scenario.
     #[must_use]
     pub fn scenario(mut self, scenario: &str) -> Self {
         self.0.scenario = Some(scenario.into());
         self
     }
 
-    /// What the application does meanwhile.
+    /// The scenarios that there are: those that come with snaprig, if this is not said.
     #[must_use]
-    pub fn workload(mut self, workload: Workload) -> Self {
-        self.0.workload = Some(workload);
+    pub fn registry(mut self, registry: Registry) -> Self {
+        self.0.registry = registry;
+        self
+    }
+
+    /// What runs meanwhile, and how much of it: the scenario's own type.
+    #[must_use]
+    pub fn workload(self, workload: impl Serialize) -> Self {
+        self.parameter("workload", &workload)
+    }
+
+    /// A parameter of the scenario's, by name.
+    ///
+    /// # Panics
+    /// If it cannot be said in JSON: a mistake of whoever wrote its type.
+    #[must_use]
+    pub fn parameter(mut self, name: &str, value: &impl Serialize) -> Self {
+        let value = serde_json::to_value(value).expect("a parameter is plain data");
+        self.0.fixed.insert(name.into(), value);
         self
     }
 
@@ -152,24 +199,32 @@ impl SimBuilder {
 /// A run that has ended.
 #[derive(Debug)]
 pub struct Run {
+    registry: Registry,
     /// What was run.
     pub plan: Plan,
     /// What came of it.
     pub outcome: Outcome,
+    /// The first invariant that does not hold.
+    pub broken: Option<Broken>,
 }
 
 impl Run {
     /// An error if an invariant is broken. The plan is kept in the directory for temporary files,
     /// under a name that is the same for the same plan.
     pub fn check(&self) -> Result<(), SimError> {
-        match check(&self.outcome) {
-            None => Ok(()),
-            Some(Broken { invariant, how }) => Err(SimError::Broken(Failure {
-                invariant,
-                how,
-                plan: self.keep_plan().map_err(|error| error.to_string()),
-            })),
-        }
+        let Some(broken) = &self.broken else {
+            return Ok(());
+        };
+        let plan = self.keep_plan().map_err(|error| error.to_string());
+        Err(SimError::Broken(Failure {
+            invariant: broken.invariant,
+            how: broken.how.clone(),
+            replay: plan
+                .as_ref()
+                .ok()
+                .map(|path| self.registry.replay_line(path)),
+            plan,
+        }))
     }
 
     fn keep_plan(&self) -> io::Result<PathBuf> {

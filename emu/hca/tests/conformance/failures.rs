@@ -328,7 +328,7 @@ fn a_partition_key_must_match() {
 
 /// Two processes, the first of which dies after so many steps of posting.
 fn mortal(steps: u64) -> World {
-    let mut plan = Plan::new(1, 2, "");
+    let mut plan = Plan::new(1, "");
     plan.faults.push(Fault {
         point: faults::STEP.name.into(),
         when: When::Nth(steps),

@@ -25,26 +25,21 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use snaprig_sim::{Plan, Trace, shrink::shrink};
+use snaprig_sim::Plan;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
-    Canary,
-    check::{self, Broken, check},
-    coord,
-    draw::draw,
-    model, report, run, scif, system, verbs,
+    report,
+    scenario::{Broken, Class},
 };
 
 use self::files::Report;
 pub use self::{
     files::{CampaignError, merge},
-    results::{Class, Found, Results, class},
-    simulator::{Simulator, fails, unheard_canaries},
+    results::{Found, Results},
+    simulator::{Simulator, unheard_canaries},
 };
 
-/// Seeds by which every canary is found many times over.
-const CANARY_SEEDS: u64 = 20_000;
 /// The file of a report that says what it is a campaign of.
 const IDENTITY: &str = "campaign.json";
 /// Failures that one chunk describes; the others are counted.
@@ -114,7 +109,7 @@ pub struct Ran {
     /// States that the system was in, if they are counted.
     pub states: BTreeSet<u64>,
     /// The invariant that it broke.
-    pub broken: Option<(Class, Broken)>,
+    pub broken: Option<Broken>,
 }
 
 /// What runs plans.
@@ -240,12 +235,12 @@ fn run_chunk(
             *reached = (reached.0 + times, reached.1 + faults);
         }
         results.states.extend(ran.states);
-        let Some((class, broken)) = ran.broken else {
+        let Some(broken) = ran.broken else {
             continue;
         };
         results.failures += 1;
         if results.found.len() < FAILURES_MAX {
-            let found = describe(runner, number, &plan, class, &broken);
+            let found = describe(runner, number, &plan, &broken);
             if let Some(report) = report {
                 report.failure(runner, &found)?;
             }
@@ -259,15 +254,15 @@ fn run_chunk(
 }
 
 /// Shrinks a failing plan, keeping only what breaks the same invariant.
-fn describe(runner: &dyn Runner, number: u64, plan: &Plan, class: Class, broken: &Broken) -> Found {
+fn describe(runner: &dyn Runner, number: u64, plan: &Plan, broken: &Broken) -> Found {
     let small = runner.shrink(plan, broken);
     let how = match small == *plan {
         true => None,
-        false => runner.run(&small).broken.map(|(_, found)| found.how),
+        false => runner.run(&small).broken.map(|found| found.how),
     };
     Found {
         number,
-        class,
+        class: broken.class,
         invariant: broken.invariant.into(),
         how: how.unwrap_or_else(|| broken.how.clone()),
         plan: small,

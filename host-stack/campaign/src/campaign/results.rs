@@ -2,29 +2,6 @@
 
 use super::*;
 
-/// What kind of failure it is: the exit code of a campaign.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Class {
-    /// An invariant does not hold.
-    Wrong,
-    /// Somebody waits for ever.
-    Hang,
-    /// The code under test panicked.
-    Crash,
-}
-
-impl Class {
-    /// The exit code.
-    pub fn exit_code(self) -> u8 {
-        match self {
-            Self::Wrong => 1,
-            Self::Hang => 3,
-            Self::Crash => 4,
-        }
-    }
-}
-
 /// A plan whose run broke an invariant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
@@ -77,13 +54,5 @@ impl Results {
         self.failures += other.failures;
         self.found.extend(other.found);
         self.found.sort_by_key(|found| found.number);
-    }
-}
-/// What kind of failure a broken invariant is.
-pub fn class(broken: &Broken) -> Class {
-    match broken.invariant {
-        check::progress::NAME | check::waiting::NAME => Class::Hang,
-        check::panic::NAME => Class::Crash,
-        _ => Class::Wrong,
     }
 }

@@ -1,11 +1,25 @@
 //! What runs plans in simulation.
 
-use super::*;
+use std::{io, path::Path};
+
+use snaprig_sim::{Plan, shrink::shrink};
+
+use super::{Found, Ran, Runner};
+use crate::{
+    registry::Registry,
+    report,
+    scenario::{Broken, Canary, Class, Finished, Watch},
+};
+
+/// Seeds by which every canary is found many times over.
+const CANARY_SEEDS: u64 = 20_000;
 
 /// Runs plans in simulation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Simulator {
-    /// Which scenarios are drawn; none: all.
+    /// The scenarios that plans can be about.
+    pub registry: Registry,
+    /// Which of them are drawn; none: all.
     pub scenarios: Vec<&'static str>,
     /// The planted bug.
     pub canary: Option<Canary>,
@@ -13,9 +27,51 @@ pub struct Simulator {
     pub counting: bool,
 }
 
+impl Default for Simulator {
+    fn default() -> Self {
+        Self::of(Registry::standard().clone())
+    }
+}
+
+impl Simulator {
+    /// Of these scenarios.
+    pub fn of(registry: Registry) -> Self {
+        Self {
+            registry,
+            scenarios: Vec::new(),
+            canary: None,
+            counting: false,
+        }
+    }
+
+    /// The same with a planted bug.
+    #[must_use]
+    pub fn with(self, canary: Option<Canary>) -> Self {
+        Self { canary, ..self }
+    }
+
+    /// How a plan fails, if it does.
+    pub fn fails(&self, plan: &Plan) -> Option<Broken> {
+        let watch = Watch::with(self.canary);
+        match self.registry.run(plan, watch) {
+            Ok(finished) => finished.broken,
+            Err(error) => Some(cannot_be_made(error)),
+        }
+    }
+}
+
+/// A plan that is about nothing that there is.
+fn cannot_be_made(error: impl std::fmt::Display) -> Broken {
+    Broken {
+        invariant: "the run can be made",
+        how: error.to_string(),
+        class: Class::Crash,
+    }
+}
+
 impl Runner for Simulator {
     fn name(&self) -> String {
-        let canary = self.canary.map(Canary::name);
+        let canary = self.canary.map(|canary| canary.name);
         let words = ["simulator"].into_iter().chain(canary);
         let words: Vec<_> = words.chain(self.scenarios.iter().copied()).collect();
         words.join(" ")
@@ -26,55 +82,51 @@ impl Runner for Simulator {
     }
 
     fn draw(&self, seed: u64) -> Plan {
-        draw(seed, &self.scenarios)
+        self.registry.draw(seed, &self.scenarios)
     }
 
     fn run(&self, plan: &Plan) -> Ran {
-        let run = match self.counting {
-            true => system::run_counting,
-            false => run,
+        let watch = Watch {
+            is_counting: self.counting,
+            ..Watch::with(self.canary)
         };
-        let outcome = run(plan, Trace::default(), self.canary);
-        Ran {
-            broken: check(&outcome).map(|broken| (class(&broken), broken)),
-            events: outcome.trace.events(),
-            faults: outcome.faults,
-            trace_hash: outcome.trace.hash(),
-            reached: outcome.reached,
-            states: outcome.states,
+        match self.registry.run(plan, watch) {
+            Ok(Finished { outcome, broken }) => Ran {
+                broken,
+                events: outcome.trace.events(),
+                faults: outcome.faults,
+                trace_hash: outcome.trace.hash(),
+                reached: outcome.reached,
+                states: outcome.states,
+            },
+            Err(error) => Ran {
+                broken: Some(cannot_be_made(error)),
+                ..Ran::default()
+            },
         }
     }
 
     fn shrink(&self, plan: &Plan, broken: &Broken) -> Plan {
-        shrink(plan, |plan| {
-            let found = fails(plan, self.canary);
-            found.is_some_and(|(_, found)| found.invariant == broken.invariant)
+        let Ok((complete, amounts)) = self.registry.to_shrink(plan) else {
+            return plan.clone();
+        };
+        shrink(&complete, amounts, |plan| {
+            let found = self.fails(plan);
+            found.is_some_and(|found| found.invariant == broken.invariant)
         })
     }
 
     fn report(&self, folder: &Path, found: &Found) -> io::Result<()> {
-        report::write(folder, found, self.canary)
+        report::write(folder, found, &self.registry, self.canary)
     }
 }
 
 /// The canaries that no seed finds: a campaign with these checks and faults would prove nothing.
-pub fn unheard_canaries() -> Vec<Canary> {
-    let unheard = |canary: &Canary| !(0..CANARY_SEEDS).any(|seed| finds(seed, *canary));
-    Canary::ALL.into_iter().filter(unheard).collect()
-}
-
-fn finds(seed: u64, canary: Canary) -> bool {
-    let scenarios = match canary.of_the_hca() {
-        Some(_) => &[verbs::SCENARIO][..],
-        None if canary.is_of_scif() => &[scif::SCENARIO],
-        None if canary.is_of_coord() => &[coord::SCENARIO],
-        None => &model::SCENARIOS,
-    };
-    fails(&draw(seed, scenarios), Some(canary)).is_some()
-}
-
-/// How a plan fails, if it does.
-pub fn fails(plan: &Plan, canary: Option<Canary>) -> Option<(Class, Broken)> {
-    let broken = check(&run(plan, Trace::default(), canary))?;
-    Some((class(&broken), broken))
+pub fn unheard_canaries(registry: &Registry) -> Vec<Canary> {
+    let unheard = registry.canaries().filter(|(canary, scenario)| {
+        let simulator = Simulator::of(registry.clone()).with(Some(*canary));
+        let draw = |seed| registry.draw(seed, scenario.names());
+        !(0..CANARY_SEEDS).any(|seed| simulator.fails(&draw(seed)).is_some())
+    });
+    unheard.map(|(canary, _)| canary).collect()
 }

@@ -8,7 +8,7 @@ mod net;
 use std::hash::{Hash, Hasher};
 
 use snaprig_scif::{host::SILENCE_MAX, link::Link, node::Input};
-use snaprig_sim::{Engine, Kind, Point, ProcessId, engine::Lane};
+use snaprig_sim::{Engine, ProcessId, engine::Lane};
 use snaprig_wire::{
     frame,
     link::HEADER_BYTES,
@@ -16,17 +16,10 @@ use snaprig_wire::{
 };
 
 pub use self::net::{Event, Net};
-use crate::scenarios::offload::Until;
+use crate::stage::{Effect, System};
 
 /// How long the rig takes to notice that a card's process is gone.
 pub const NOTICE_NS: u64 = 50_000;
-/// A run that makes more events than this does not come to rest.
-pub const EVENTS_MAX: u64 = 200_000;
-/// After so many events no fault happens any more: a plan may restart a card at each of its steps,
-/// and that there is progress can be asked only of what is left alone.
-const FAULTS_UNTIL: u64 = EVENTS_MAX / 4;
-/// As many: each may have made an event of its own, to come hours later.
-const FAULTS_MAX: u64 = FAULTS_UNTIL / 4;
 /// How long a card takes to boot: longer than its death takes to be noticed.
 const BOOT_NS: u64 = 10 * NOTICE_NS;
 /// When the host's node next looks after a card, at the latest.
@@ -53,42 +46,6 @@ pub enum Task {
     Silent(u32),
     /// To the rig: the card has been started again.
     Boot,
-}
-
-/// What a fault point leaves of what was about to happen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// All of it.
-    None,
-    /// Nothing: the process is gone, or stopped.
-    Ended,
-    /// All of it, later.
-    Late(u64),
-    /// An error.
-    Error(i32),
-    /// A bit of it is wrong.
-    Corrupt(u64),
-    /// So much of it.
-    Torn(u64),
-    /// Nothing, and nobody is told.
-    Dropped,
-    /// All of it, twice.
-    Doubled,
-    /// All of it, before what came before.
-    Early,
-}
-
-/// Faults that happened, and when a run is to stop.
-#[derive(Debug, Default)]
-pub struct Tally {
-    /// All of them.
-    pub faults: u64,
-    /// Those of which somebody must have been told.
-    pub loud: u64,
-    /// The longest time that a message was kept back.
-    pub late_ns: u64,
-    /// The fault point at which the run stops, until it is reached.
-    pub until: Option<Until>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -141,11 +98,9 @@ pub fn flip(bytes: &mut [u8], bit: u64) {
     }
 }
 
-/// A system of nodes and links: what it has, and what is the same in all of them.
-pub trait Network {
-    /// What happens to its processes.
-    type Event: From<Event>;
-
+/// A system of nodes and links: what it has, and what is the same in all of them. Its [`System`] does with
+/// links what [`Network`] has for that: [`Network::hang_card`] and so on.
+pub trait Network: System<Event: From<Event>> {
     /// Its nodes.
     fn net(&self) -> &Net<Self::Event>;
     /// The same.
@@ -155,8 +110,6 @@ pub trait Network {
     fn node_hears(&mut self, node: NodeId, input: Input);
     /// Does what a node wants done.
     fn pump(&mut self, node: NodeId);
-    /// A process dies, and whoever has to notice will.
-    fn crash(&mut self, process: ProcessId);
     /// A card has a node without a memory.
     fn forget_node(&mut self, card: NodeId);
     /// A card that was started again does what it does then.
@@ -165,17 +118,9 @@ pub trait Network {
     fn believes_links(&self) -> bool {
         false
     }
-    /// The disk is full, if there is one.
-    fn fill_disk(&mut self) {}
-
     /// Its engine.
     fn engine(&mut self) -> &mut Engine<Self::Event> {
-        &mut self.net_mut().engine
-    }
-
-    /// Its counts.
-    fn tally(&mut self) -> &mut Tally {
-        &mut self.net_mut().tally
+        &mut self.stage().engine
     }
 
     /// The link of a card.
@@ -199,73 +144,6 @@ pub trait Network {
         match event {
             Event::Record(way, record) => self.record(way, &record),
             Event::Link(card, task) => self.link_task(card, task),
-        }
-    }
-
-    /// A fault point is reached: what is left of what was about to happen.
-    fn fault(&mut self, at: ProcessId, point: &Point) -> Effect {
-        let until = &mut self.tally().until;
-        if matches!(until, Some(Until::Point(name)) if name == point.name) {
-            *until = Some(Until::Now);
-        }
-        let faults = self.tally().faults;
-        if self.engine().trace.events() > FAULTS_UNTIL || faults >= FAULTS_MAX {
-            return Effect::None;
-        }
-        let Some(kind) = self.engine().point(at, point) else {
-            return Effect::None;
-        };
-        self.tally().faults += 1;
-        let process = kind.process().and_then(|name| self.engine().named(name));
-        match (kind, process) {
-            (Kind::Delay(by_ns), _) => Effect::Late(by_ns),
-            (Kind::Error(errno), _) => {
-                self.tally().loud += 1;
-                Effect::Error(errno)
-            }
-            (Kind::Corrupt(bit), _) => Effect::Corrupt(bit),
-            (Kind::TornWrite(bytes), _) => {
-                self.tally().loud += 1;
-                Effect::Torn(bytes)
-            }
-            (Kind::Drop, _) => Effect::Dropped,
-            (Kind::Duplicate, _) => Effect::Doubled,
-            (Kind::Reorder, _) => Effect::Early,
-            (Kind::DiskFull, _) => {
-                self.fill_disk();
-                Effect::None
-            }
-            (Kind::Crash(_), Some(process)) => {
-                self.crash(process);
-                self.alive(at)
-            }
-            (Kind::Restart(_), Some(process)) => {
-                self.crash(process);
-                self.boot_later(process);
-                self.alive(at)
-            }
-            (Kind::Hang(_), Some(process)) => {
-                self.engine().hang(process);
-                self.watch_for_silence(process);
-                self.alive(at)
-            }
-            (Kind::LinkDown(_), Some(card)) => {
-                self.cut_link(card);
-                Effect::None
-            }
-            (Kind::Partition(_), Some(card)) => {
-                self.partition(card);
-                Effect::None
-            }
-            (_, None) => Effect::None,
-        }
-    }
-
-    /// What is left to a process.
-    fn alive(&mut self, process: ProcessId) -> Effect {
-        match self.engine().is_alive(process) {
-            true => Effect::None,
-            false => Effect::Ended,
         }
     }
 
@@ -303,7 +181,7 @@ pub trait Network {
         match effect {
             Effect::Late(late_ns) => {
                 by_ns = *late_ns;
-                let tally = self.tally();
+                let tally = &mut self.stage().tally;
                 tally.late_ns = tally.late_ns.max(by_ns);
             }
             Effect::Corrupt(bit) => flip(&mut record, *bit),
@@ -436,13 +314,15 @@ pub trait Network {
         self.link_later(card, NOTICE_NS, card, Task::HostGone(life));
     }
 
-    fn cut_link(&mut self, process: ProcessId) {
+    /// The link of a process that is a card goes down.
+    fn cut_card_link(&mut self, process: ProcessId) {
         if let Some(card) = self.card_of(process) {
             self.link_is_down(card);
         }
     }
 
-    fn partition(&mut self, process: ProcessId) {
+    /// The link of a process that is a card loses everything.
+    fn partition_card(&mut self, process: ProcessId) {
         if let Some(card) = self.card_of(process) {
             let link = self.link(card);
             if link.state == State::Up {
@@ -459,6 +339,18 @@ pub trait Network {
             let after = SILENCE_MAX.as_nanos() as u64;
             self.link_later(HOST, after, card, silent);
         }
+    }
+
+    /// A process stops for ever.
+    fn hang_card(&mut self, process: ProcessId) {
+        self.engine().hang(process);
+        self.watch_for_silence(process);
+    }
+
+    /// A process dies; if it is a card, somebody starts it again.
+    fn restart_card(&mut self, process: ProcessId) {
+        self.crash(process);
+        self.boot_later(process);
     }
 
     /// If it is a card: somebody starts it again.

@@ -1,9 +1,10 @@
 //! Nodes, their processes and links, for every system that has them.
 
-use snaprig_sim::{Engine, ProcessId};
+use snaprig_sim::ProcessId;
 use snaprig_wire::scif::{Body, HOST, NodeId};
 
-use super::{CardLink, Tally, Task, Way, peek};
+use super::{CardLink, Task, Way, peek};
+use crate::stage::Stage;
 
 /// Something that links have happen.
 #[derive(Debug)]
@@ -31,10 +32,8 @@ impl Event {
 
 /// Nodes, their processes and links.
 pub struct Net<E> {
-    /// The engine that everything happens in.
-    pub engine: Engine<E>,
-    /// Faults that happened.
-    pub tally: Tally,
+    /// What every system has.
+    pub stage: Stage<E>,
     /// The process of the host's node.
     pub rig: ProcessId,
     /// Those of cards, by node, from 1.
@@ -44,11 +43,10 @@ pub struct Net<E> {
 
 impl<E> Net<E> {
     /// The host's node is the rig's, the others have a process each.
-    pub fn new(engine: Engine<E>, rig: ProcessId, cards: Vec<ProcessId>) -> Self {
+    pub fn new(stage: Stage<E>, rig: ProcessId, cards: Vec<ProcessId>) -> Self {
         Self {
             links: cards.iter().map(|_| CardLink::default()).collect(),
-            engine,
-            tally: Tally::default(),
+            stage,
             rig,
             cards,
         }

@@ -14,15 +14,12 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use snaprig_campaign::{
-    Canary,
-    campaign::{self, Class, Found, Plans, Results, Runner, Simulator},
-    check::{Broken, check},
+    campaign::{self, Found, Plans, Results, Runner, Simulator},
     exhaustive,
-    model::Until,
-    points,
+    registry::Registry,
     report::Failure,
-    run,
-    system::{self, System},
+    scenario::{Broken, Canary, Finished, Until, Watch},
+    scenarios::offload::{self, Variant},
 };
 use snaprig_card::platform::Kind;
 use snaprig_sim::{Plan, Point, Trace, trace::Mark};
@@ -77,7 +74,7 @@ pub struct Options {
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Plant a bug, which the campaign must find
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = canary)]
     canary: Option<Canary>,
     /// Print one JSON document instead of a table
     #[arg(long)]
@@ -108,7 +105,7 @@ pub struct Repro {
     #[arg(long, requires = "rig")]
     platform: Option<Kind>,
     /// With a planted bug (a failure's directory knows with which it was found)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = canary)]
     canary: Option<Canary>,
     /// Print every event
     #[arg(long)]
@@ -120,16 +117,20 @@ pub struct Repro {
 }
 
 fn scenario(text: &str) -> Result<&'static str, String> {
-    let names: Vec<_> = system::scenarios().collect();
+    let names: Vec<_> = Registry::standard().names().collect();
     let found = names.iter().copied().find(|name| *name == text);
     found.ok_or_else(|| format!("no such scenario; there are {}", names.join(", ")))
+}
+
+fn canary(text: &str) -> Result<Canary, String> {
+    Registry::standard().canary(text)
 }
 
 fn until(text: &str) -> Result<Until, String> {
     if let Ok(count) = text.parse() {
         return Ok(Until::Event(count));
     }
-    let known = points::all().iter().any(|point| point.name == text);
+    let known = all_points(false).iter().any(|point| point.name == text);
     known
         .then(|| Until::Point(text.into()))
         .ok_or_else(|| format!("{text}: not a number, and no fault point; see `snaprig faults`"))
@@ -197,6 +198,7 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
         scenarios: options.scenario.clone(),
         canary: options.canary,
         counting: options.exhaustive,
+        ..Simulator::default()
     };
     let runner: &dyn Runner = match options.rig {
         true => {
@@ -222,7 +224,7 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     };
     let points = match options.rig {
         true => rig::points(),
-        false => points::of(&options.scenario),
+        false => Registry::standard().points(&options.scenario),
     };
     show(&results, &points, options.json, Some(begun.elapsed()))?;
     if let (Some(report), false) = (&options.report, results.found.is_empty()) {
@@ -234,10 +236,10 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     Ok(exit(&results))
 }
 
-/// A campaign that does not find planted bugs finds nothing (`snaprig_campaign::canary`).
+/// A campaign that does not find planted bugs finds nothing.
 fn prove_canaries() -> Result<(), AnyError> {
-    let unheard = campaign::unheard_canaries();
-    let names: Vec<_> = unheard.iter().map(|canary| canary.name()).collect();
+    let unheard = campaign::unheard_canaries(Registry::standard());
+    let names: Vec<_> = unheard.iter().map(|canary| canary.name).collect();
     match names.is_empty() {
         true => Ok(()),
         false => Err(format!("planted bugs that are not found: {}", names.join(", ")).into()),
@@ -252,9 +254,9 @@ fn plans(options: &Options) -> Result<Plans, AnyError> {
         let seeds = if options.rig { 0..60 } else { 0..2000 };
         return Ok(Plans::Drawn(options.seeds.clone().unwrap_or(seeds)));
     }
-    let mut plans = exhaustive::single();
+    let mut plans = exhaustive::single(Registry::standard())?;
     if options.pairs {
-        plans.extend(exhaustive::pairs());
+        plans.extend(exhaustive::pairs(Registry::standard()));
     }
     Ok(Plans::Listed(plans))
 }
@@ -262,29 +264,32 @@ fn plans(options: &Options) -> Result<Plans, AnyError> {
 /// A plan from a file, if it makes sense.
 fn read(path: &Path, rig: bool) -> Result<Plan, AnyError> {
     let plan = Plan::read(path)?;
-    if let Some(why) = system::impossible(&plan) {
-        return Err(format!("{}: {why}", path.display()).into());
+    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    if !rig {
+        let checked = Registry::standard().check(&plan);
+        checked.map_err(|error| named(&error))?;
+        return Ok(plan);
     }
-    if rig && System::of(&plan.scenario) != System::Offload {
-        let (path, name) = (path.display(), &plan.scenario);
-        return Err(format!("{path}: scenario {name:?} has no rig; it runs in simulation").into());
+    let checked = Registry::standard().check_system(&plan);
+    checked.map_err(|error| named(&error))?;
+    if Variant::named(&plan.scenario).is_none() {
+        let name = &plan.scenario;
+        let why = format!("scenario {name:?} has no rig; it runs in simulation");
+        return Err(named(&why).into());
     }
-    if rig && plan.cards > rig::CARDS {
-        let (path, most) = (path.display(), rig::CARDS);
-        return Err(format!("{path}: a real rig has at most {most} cards here").into());
+    let cards = plan.parameters_as::<offload::Parameters>()?.cards;
+    if cards > rig::CARDS {
+        let why = format!("a real rig has at most {} cards here", rig::CARDS);
+        return Err(named(&why).into());
     }
-    let processes = match rig {
-        true => rig::processes(plan.cards),
-        false => system::processes(&plan),
-    };
-    plan.check(&all_points(rig), &processes)?;
+    plan.check(&all_points(rig), &rig::processes(cards))?;
     Ok(plan)
 }
 
 fn all_points(rig: bool) -> Vec<Point> {
     match rig {
         true => rig::points(),
-        false => points::all(),
+        false => Registry::standard().points(&[]),
     }
 }
 
@@ -390,9 +395,9 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         true => options.plan.join("plan.json"),
         false => options.plan.clone(),
     };
-    let canary = options
-        .canary
-        .or(known.as_ref().and_then(|known| known.canary));
+    let planted = known.as_ref().and_then(|known| known.canary.as_deref());
+    let planted = planted.map(|name| Registry::standard().canary(name));
+    let canary = options.canary.or(planted.transpose()?);
     let rig = options.rig || known.as_ref().is_some_and(|known| known.rig);
     let plan = match read(&path, rig) {
         Ok(plan) => plan,
@@ -407,28 +412,26 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         happened(ran.faults, &plan);
         return Ok(verdict(ran.broken, known.as_ref(), "on a real rig"));
     }
-    if let Some(until) = &options.until {
-        let (trace, state) = system::state_at(&plan, canary, until.clone());
-        if options.events {
-            print_events(&trace, &system::processes(&plan));
-        }
+    let watch = Watch {
+        trace: match options.events || options.until.is_some() {
+            true => Trace::recording(),
+            false => Trace::default(),
+        },
+        until: options.until.clone(),
+        ..Watch::with(canary)
+    };
+    let Finished { outcome, broken } = Registry::standard().run(&plan, watch)?;
+    if options.events {
+        print_events(&outcome.trace, &outcome.processes);
+    }
+    if let Some(state) = &outcome.description {
         print!("{state}");
         return Ok(ExitCode::SUCCESS);
     }
-    let trace = match options.events {
-        true => Trace::recording(),
-        false => Trace::default(),
-    };
-    let outcome = run(&plan, trace, canary);
-    print_events(&outcome.trace, &outcome.processes);
     println!("trace hash {:016x}", outcome.trace.hash());
     happened(outcome.faults, &plan);
-    let broken = check(&outcome).map(|broken| (campaign::class(&broken), broken));
-    Ok(verdict(
-        broken,
-        known.as_ref(),
-        &format!("{:?}", outcome.ending),
-    ))
+    let ending = format!("{:?}", outcome.ending);
+    Ok(verdict(broken, known.as_ref(), &ending))
 }
 
 fn happened(faults: u64, plan: &Plan) {
@@ -439,8 +442,8 @@ fn happened(faults: u64, plan: &Plan) {
 }
 
 /// Says whether a plan still fails, and, if it is known how it did, whether it is the same.
-fn verdict(broken: Option<(Class, Broken)>, known: Option<&Failure>, ending: &str) -> ExitCode {
-    let Some((class, broken)) = broken else {
+fn verdict(broken: Option<Broken>, known: Option<&Failure>, ending: &str) -> ExitCode {
+    let Some(broken) = broken else {
         println!("holds: no invariant is broken ({ending})");
         if let Some(known) = known {
             println!(
@@ -459,7 +462,7 @@ fn verdict(broken: Option<(Class, Broken)>, known: Option<&Failure>, ending: &st
         ),
         None => {}
     }
-    ExitCode::from(class.exit_code())
+    ExitCode::from(broken.class.exit_code())
 }
 
 fn print_events(trace: &Trace, processes: &[String]) {
@@ -483,7 +486,7 @@ struct FaultPoint {
 
 /// Lists all fault points with the kinds that apply.
 pub fn faults(options: &Faults) -> Result<ExitCode, AnyError> {
-    let points = points::all().into_iter().map(|point| FaultPoint {
+    let points = all_points(false).into_iter().map(|point| FaultPoint {
         name: point.name,
         what: point.what,
         kinds: point.kinds.iter().map(|kind| kind.name()).collect(),

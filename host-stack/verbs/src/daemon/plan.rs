@@ -2,13 +2,25 @@
 //! time count from when the fabric got the plan; its seed draws. A packet that is delayed is overtaken
 //! by those behind it.
 
+use serde::{Deserialize, de::IgnoredAny};
 use snaprig_hca::{Packet, faults};
-use snaprig_sim::{Faults, Kind, Plan, PlanError, Point};
+use snaprig_sim::{Faults, Kind, Plan, PlanError, Point, Process};
 
 /// The points that the daemon sees: it carries packets, and no more.
 const POINTS: [Point; 2] = [faults::PACKET, faults::RESPONSE];
 /// Its scenario: other plans are about other systems.
 const SCENARIO: &str = "verbs";
+
+/// What a plan of that scenario may say beside its faults. A real fabric has what it has; but what is none of
+/// this is a mistake, such as faults under a wrong name.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Parameters {
+    #[serde(rename = "cards")]
+    _cards: IgnoredAny,
+    #[serde(default, rename = "workload")]
+    _workload: IgnoredAny,
+}
 
 /// Why a plan cannot be carried out on a real fabric.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +56,7 @@ pub fn check(plan: &Plan, hcas: usize) -> Result<(), LiveError> {
     if plan.scenario != SCENARIO {
         return Err(LiveError::Scenario(plan.scenario.clone()));
     }
+    plan.parameters_as::<Parameters>()?;
     for (index, fault) in plan.faults.iter().enumerate() {
         let point = &fault.point;
         let exists = faults::ALL.iter().any(|known| known.name == *point);
@@ -56,7 +69,8 @@ pub fn check(plan: &Plan, hcas: usize) -> Result<(), LiveError> {
             return Err(LiveError::Kind { index, kind });
         }
     }
-    let hcas: Vec<_> = (1..=hcas).map(|number| format!("hca{number}")).collect();
+    let hca = |number| Process::new(format!("hca{number}"), Process::DEVICE);
+    let hcas: Vec<_> = (1..=hcas).map(hca).collect();
     Ok(plan.check(&POINTS, &hcas)?)
 }
 
@@ -88,8 +102,8 @@ impl Running {
 
     /// How many faults have happened.
     pub fn happened(&self) -> u64 {
-        let reached = self.faults.reached().values();
-        reached.map(|reached| reached.faults).sum()
+        let reached = self.faults.reached();
+        reached.values().map(|reached| reached.faults).sum()
     }
 }
 
@@ -114,6 +128,9 @@ mod tests {
         };
         let drop = r#"{"point": "hca.packet", "nth": 1, "kind": "drop"}"#;
         assert_eq!(refused("verbs", drop), None);
+        let misspelt = r#"{"version": 1, "seed": 1, "cards": 1, "scenario": "verbs", "fault": []}"#;
+        let misspelt = check(&Plan::parse(misspelt, "").expect("a plan"), 2);
+        assert!(misspelt.is_err_and(|error| error.to_string().contains("`fault`")));
         for (scenario, fault, says) in [
             ("swap", drop, "swap"),
             (

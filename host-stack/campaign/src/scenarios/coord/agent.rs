@@ -14,13 +14,17 @@ use snaprig_coord::{
 use snaprig_sim::ProcessId;
 use snaprig_wire::frame;
 
+use super::invariants::{HALF, RESUMED};
 use super::{
     cut::report,
     keeper::{folder, manifest_of},
     program::{End, Program},
     run::{Event, World},
 };
-use crate::{Canary, check::resumed, links::Effect};
+use crate::{
+    scenarios::coord::Canary,
+    stage::{Effect, System as _},
+};
 
 /// How long a lookup or a barrier may take: less than a phase.
 const PATIENCE_MS: u32 = 1500;
@@ -86,12 +90,12 @@ impl Agent {
 impl World {
     /// Whether an agent and its program are there.
     pub fn lives(&self, agent: usize) -> bool {
-        self.engine.is_alive(self.agents[agent].process)
+        self.stage.engine.is_alive(self.agents[agent].process)
     }
 
     /// What the coordinator, or the agent's own machine, has told it.
     pub fn agent_told(&mut self, agent: usize, event: Told) {
-        let now = self.engine.now_ns();
+        let now = self.stage.engine.now_ns();
         match event {
             Told::Joined => {
                 self.agents[agent].joined_ns.get_or_insert(now);
@@ -112,7 +116,7 @@ impl World {
                 let is_running = self.agents[agent].is_running;
                 if matches!(outcome, Outcome::Undone { .. }) && !is_running {
                     let what = format!("agent{} is stopped after round {round}", agent + 1);
-                    self.violation(resumed::NAME, what);
+                    self.violation(RESUMED, what);
                 }
                 self.agents[agent].frozen = None;
             }
@@ -136,7 +140,7 @@ impl World {
             _ => 0,
         };
         let event = Event::Phase(agent, round, phase);
-        self.engine.after(process, late_ns, event);
+        self.stage.engine.after(process, late_ns, event);
     }
 
     fn done(&mut self, agent: usize, round: u64, phase: Phase, result: Result<String, String>) {
@@ -236,7 +240,7 @@ impl World {
             self.disk.remove(&image);
             if is_there {
                 let what = format!("{image} is removed, and its manifest is there");
-                self.violation(crate::check::half::NAME, what);
+                self.violation(HALF, what);
             }
         }
         self.run_on(agent);
@@ -269,7 +273,7 @@ impl World {
         let ends = self.agents[agent].program.ends.iter().enumerate();
         let is_open = |end: &End| {
             let peer = self.work.connections[end.connection][1 - end.side];
-            self.lives(peer) || self.engine.is_hung(self.agents[peer].process)
+            self.lives(peer) || self.stage.engine.is_hung(self.agents[peer].process)
         };
         let open = ends.filter(|(_, end)| is_open(end));
         open.map(|(index, _)| index).collect()

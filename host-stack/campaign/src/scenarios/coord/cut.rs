@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use snaprig_wire::frame;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::invariants::HALF;
 use super::{
     keeper::{folder, manifest_of},
     program::{End, Program},
     run::World,
 };
-use crate::check::{half, messages};
+use crate::scenario::invariant::MESSAGES;
 
 /// What a member says of its image.
 pub fn report(image: &[u8]) -> String {
@@ -55,7 +56,7 @@ impl World {
     /// kept from coming again for longer than a coordinator waits counts as dead.
     pub fn belongs(&self, agent: usize) -> bool {
         let is_away = self.peers[agent].wire.is_none();
-        let is_late = self.late_until_ns > self.engine.now_ns();
+        let is_late = self.late_until_ns > self.stage.engine.now_ns();
         let had_joined = self.agents[agent]
             .joined_ns
             .is_some_and(|at| at < self.begun_ns);
@@ -66,16 +67,16 @@ impl World {
     pub fn check_commit(&mut self, round: u64) {
         let programs = match self.load(round) {
             Ok(programs) => programs,
-            Err(what) => return self.violation(half::NAME, format!("round {round}: {what}")),
+            Err(what) => return self.violation(HALF, format!("round {round}: {what}")),
         };
         let mut agents = 0..self.agents.len();
         let missing = agents.find(|agent| self.belongs(*agent) && !programs.contains_key(agent));
         if let Some(agent) = missing {
             let what = format!("round {round}: agent{} lives, and is not in it", agent + 1);
-            self.violation(half::NAME, what);
+            self.violation(HALF, what);
         }
         if let Some(what) = uncut(&programs) {
-            self.violation(messages::NAME, format!("round {round}: {what}"));
+            self.violation(MESSAGES, format!("round {round}: {what}"));
         }
     }
 }

@@ -9,8 +9,12 @@ use snaprig_coord::{
     phase::Phase,
 };
 
+use super::invariants::{DECIDED, HALF};
 use super::run::{Event, JOB, World, token};
-use crate::{Canary, links::Effect};
+use crate::{
+    scenarios::coord::Canary,
+    stage::{Effect, System as _},
+};
 
 /// How long the disk takes for a manifest.
 const DISK_NS: u64 = 100_000;
@@ -42,8 +46,8 @@ pub fn manifest_of(round: u64) -> String {
 impl World {
     /// A coordinator is started; the one before is dead.
     pub fn start_coordinator(&mut self) {
-        if !self.engine.is_alive(self.coordinator) {
-            self.engine.restart(self.coordinator);
+        if !self.stage.engine.is_alive(self.coordinator) {
+            self.stage.engine.restart(self.coordinator);
         }
         let last = self.disk.names("round-").into_iter().filter_map(|name| {
             let number = name.strip_prefix("round-")?.split('/').next()?;
@@ -56,21 +60,21 @@ impl World {
             first_round: last.max().unwrap_or(0).max(self.last_round) + 1,
         };
         self.keeper = Some(Keeper {
-            machine: Machine::new(config, self.engine.now_ns()),
+            machine: Machine::new(config, self.stage.engine.now_ns()),
             tick_ns: None,
         });
         self.wake_coordinator();
     }
 
     pub fn coordinator_handles(&mut self, input: Input) {
-        let now = self.engine.now_ns();
+        let now = self.stage.engine.now_ns();
         let Some(keeper) = &mut self.keeper else {
             return;
         };
         for output in keeper.machine.handle(input, now) {
             self.coordinator_acts(output);
             // It may have died of it.
-            if !self.engine.is_alive(self.coordinator) {
+            if !self.stage.engine.is_alive(self.coordinator) {
                 return;
             }
         }
@@ -85,7 +89,7 @@ impl World {
         if let Some(due) = due.filter(|due| keeper.tick_ns.is_none_or(|tick| tick > *due)) {
             keeper.tick_ns = Some(due);
             let event = Event::CoordinatorTick(due);
-            self.engine.at(self.coordinator, due, event);
+            self.stage.engine.at(self.coordinator, due, event);
         }
     }
 
@@ -145,7 +149,7 @@ impl World {
             Output::Commit { round, reports, .. } => {
                 let commit = Commit { round, reports };
                 let event = Event::Commit(commit);
-                self.engine.after(self.coordinator, DISK_NS, event);
+                self.stage.engine.after(self.coordinator, DISK_NS, event);
             }
         }
     }
@@ -159,7 +163,7 @@ impl World {
         };
         if phase == Phase::Look && self.last_round < round {
             self.last_round = round;
-            self.begun_ns = self.engine.now_ns();
+            self.begun_ns = self.stage.engine.now_ns();
             self.check_members(round);
         }
         let is_there = self.disk.read(&manifest_of(round)).is_some();
@@ -177,7 +181,7 @@ impl World {
                 "round {round} is told {}, manifest: {is_there}",
                 phase.name()
             );
-            self.violation(crate::check::decided::NAME, what);
+            self.violation(DECIDED, what);
         }
     }
 
@@ -195,7 +199,7 @@ impl World {
                 "round {round} begins without agent{}, which lives",
                 agent + 1
             );
-            self.violation(crate::check::half::NAME, what);
+            self.violation(HALF, what);
         }
     }
 
@@ -210,12 +214,12 @@ impl World {
                     reports: commit.reports.clone(),
                 };
                 let event = Event::LateCommit(late);
-                return self.engine.after(self.coordinator, by_ns, event);
+                return self.stage.engine.after(self.coordinator, by_ns, event);
             }
             Effect::Error(errno) => Err(format!("errno {errno}")),
             _ => self.write_manifest(commit),
         };
-        if !self.engine.is_alive(self.coordinator) {
+        if !self.stage.engine.is_alive(self.coordinator) {
             return;
         }
         if self.canary == Some(Canary::TwiceDecided) {
@@ -236,7 +240,7 @@ impl World {
             _ => 0,
         };
         let event = Event::Committed(round, result);
-        self.engine.after(self.coordinator, late_ns, event);
+        self.stage.engine.after(self.coordinator, late_ns, event);
     }
 
     fn write_manifest(&mut self, commit: &Commit) -> Result<(), String> {
@@ -255,7 +259,7 @@ impl World {
         self.disk.sync(&temporary).map_err(errno)?;
         if self.disk.read(&name).is_some() {
             let what = format!("round {} is committed again", commit.round);
-            self.violation(crate::check::decided::NAME, what);
+            self.violation(DECIDED, what);
         }
         self.disk.rename_one(&temporary, &name).map_err(errno)?;
         self.disk.sync_names();

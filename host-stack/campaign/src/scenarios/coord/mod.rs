@@ -1,4 +1,4 @@
-//! The fourth system: a job whose processes are checkpointed together. Coordinator, members and who
+//! A job whose processes are checkpointed together. Coordinator, members and who
 //! orders are the machines of `host-stack/coord`.
 //!
 //! ```text
@@ -9,10 +9,7 @@
 //!           program1--program2--program3 ...             numbered messages over connections
 //! ```
 //!
-//! Of a plan (scenario "coord"), `processes` are agents, `pipelines` connections between their
-//! programs, `runs` messages each way on each, and `writes` checkpoints; the seed decides who is
-//! connected with whom, when programs send, and of which kind a checkpoint is. `cards`, `offloads`
-//! and `buffers` mean nothing here.
+//! The seed decides who is connected with whom, when programs send, and of which kind a checkpoint is.
 //!
 //! A run has three parts: programs work and are checkpointed while things go wrong; nothing goes wrong
 //! any more, and there is a checkpoint of all that live; all is killed, and the last complete
@@ -20,6 +17,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`parameters`] | how much there is of everything |
 //! | `program` | what is checkpointed: numbered messages over connections |
 //! | `agent` | takes a program through the phases |
 //! | `keeper` | the coordinator's process, and its manifests |
@@ -27,47 +25,88 @@
 //! | `net` | connections between machines, and what goes wrong on them |
 //! | `cut` | whether a checkpoint is whole, and one moment of the job |
 //! | `run` | one run of a plan |
-//! | `end` | what comes of it |
+//! | `system` | from its start to its end |
+//! | [`canary`] | planted bugs |
+//! | [`invariants`] | what must be true of every run |
+//! | `draw` | plans from a seed, and those in which everything is tried |
 
 mod agent;
+pub mod canary;
 mod cut;
-mod end;
+mod draw;
+pub mod invariants;
 mod keeper;
 mod net;
 mod operator;
+pub mod parameters;
 mod program;
 mod run;
+mod system;
 
-use snaprig_sim::Plan;
+use snaprig_coord::faults;
+use snaprig_sim::{Fault, Parameters as Fixed, Plan, Point, Process, Random, shrink::Amount};
 
-pub use run::{run, run_counting, state_at};
+pub use self::{
+    canary::Canary,
+    parameters::{Parameters, Workload},
+};
+use crate::scenario::{Invariant, Outcome, Scenario, Watch};
 
-/// Its scenario.
+/// What plans call it.
 pub const SCENARIO: &str = "coord";
 /// The coordinator's process.
 pub const COORDINATOR: &str = "coordinator";
-/// Most agents, connections, messages each way, and checkpoints of a plan.
-const MOST: [u16; 4] = [8, 8, 100, 8];
 
-/// Processes of a plan's system, as plans name them.
-pub fn processes(plan: &Plan) -> Vec<String> {
-    let agents = (1..=plan.workload.processes).map(|number| format!("agent{number}"));
-    [COORDINATOR.to_owned()].into_iter().chain(agents).collect()
-}
+/// A job, as a scenario.
+#[derive(Clone, Copy, Debug)]
+pub struct Coord;
 
-/// What is impossible about the plan's system, if anything is.
-pub fn impossible(plan: &Plan) -> Option<String> {
-    let work = plan.workload;
-    let amounts = [work.processes, work.pipelines, work.runs, work.writes];
-    let too_much = amounts
-        .iter()
-        .zip(MOST)
-        .any(|(amount, most)| *amount > most);
-    let [processes, pipelines, runs, writes] = MOST;
-    (too_much || work.processes == 0).then(|| {
-        format!(
-            "workload {work:?}: with coord, 1 to {processes} processes, up to {pipelines} \
-             pipelines, up to {runs} runs and up to {writes} writes"
-        )
-    })
+impl Scenario for Coord {
+    type Parameters = Parameters;
+    type Canary = Canary;
+    type End = ();
+
+    fn names(&self) -> &'static [&'static str] {
+        &[SCENARIO]
+    }
+
+    fn points(&self) -> &'static [Point] {
+        faults::ALL
+    }
+
+    fn processes(&self, parameters: &Parameters) -> Vec<Process> {
+        parameters.processes()
+    }
+
+    fn parameters(&self, random: &mut Random) -> Parameters {
+        draw::parameters(random)
+    }
+
+    fn run(&self, plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Outcome<()> {
+        run::World::new(plan, parameters, watch).finish()
+    }
+
+    fn invariants(&self) -> &'static [Invariant<()>] {
+        &invariants::ALL
+    }
+
+    fn impossible(&self, parameters: &Parameters) -> Option<String> {
+        parameters.impossible()
+    }
+
+    fn amounts(&self) -> &'static [Amount] {
+        &draw::AMOUNTS
+    }
+
+    fn draw(&self, seed: u64, fixed: &Fixed) -> Plan {
+        draw::draw(seed, fixed)
+    }
+
+    fn undisturbed(&self) -> Vec<Plan> {
+        draw::undisturbed()
+    }
+
+    fn deaths(&self, plan: &Plan) -> Vec<Fault> {
+        draw::deaths_in_phases(&self.processes_of(plan))
+    }
 }

@@ -9,7 +9,7 @@ use snaprig_coord::{
 use snaprig_sim::ProcessId;
 
 use super::run::{Event, World};
-use crate::links::Effect;
+use crate::stage::{Effect, System as _};
 
 /// How long a kernel takes to say that a process or a connection is gone.
 const NOTICE_NS: u64 = 50_000;
@@ -55,11 +55,11 @@ impl Peer {
 impl World {
     /// Something happens to a peer's machine; what it says is done.
     pub fn peer_handles(&mut self, peer: usize, input: member::Input) {
-        let now = self.engine.now_ns();
+        let now = self.stage.engine.now_ns();
         let outputs = self.peers[peer].machine.handle(input, now);
         for output in outputs {
             self.peer_acts(peer, output);
-            if !self.engine.is_alive(self.peers[peer].process) {
+            if !self.stage.engine.is_alive(self.peers[peer].process) {
                 return;
             }
         }
@@ -72,7 +72,9 @@ impl World {
         if let Some(due) = due.filter(|due| of.tick_ns.is_none_or(|tick| tick > *due)) {
             of.tick_ns = Some(due);
             let process = of.process;
-            self.engine.at(process, due, Event::PeerTick(peer, due));
+            self.stage
+                .engine
+                .at(process, due, Event::PeerTick(peer, due));
         }
     }
 
@@ -104,14 +106,18 @@ impl World {
             Effect::Late(by_ns) => by_ns,
             Effect::Error(errno) => {
                 let why = format!("errno {errno}");
-                return self.engine.after(process, 0, Event::Unreached(peer, why));
+                return self
+                    .stage
+                    .engine
+                    .after(process, 0, Event::Unreached(peer, why));
             }
             _ => 0,
         };
         self.next_wire += 1;
         let number = self.next_wire;
         self.peers[peer].wire = Some(number);
-        self.engine
+        self.stage
+            .engine
             .after(process, late_ns, Event::Dial(Wire { number, peer }));
     }
 
@@ -121,18 +127,22 @@ impl World {
             return;
         }
         let (process, coordinator) = (self.peers[wire.peer].process, self.coordinator);
-        let is_there = self.engine.is_alive(coordinator) || self.engine.is_hung(coordinator);
+        let is_there =
+            self.stage.engine.is_alive(coordinator) || self.stage.engine.is_hung(coordinator);
         if !is_there || self.keeper.is_none() {
             self.peers[wire.peer].wire = None;
             let why = "nobody listens".into();
             return self
+                .stage
                 .engine
                 .after(process, 0, Event::Unreached(wire.peer, why));
         }
         self.wires.insert(wire.number, wire.peer);
         let lane = LANES + 2 * wire.number;
         let connected = Event::Connected(wire);
-        self.engine.send(process, coordinator, lane, connected);
+        self.stage
+            .engine
+            .send(process, coordinator, lane, connected);
         let nonce = self.nonce();
         self.peer_handles(wire.peer, member::Input::Connected { nonce });
     }
@@ -153,7 +163,7 @@ impl World {
             let lane = LANES + 2 * number;
             let event = Event::ToCoordinator(wire, message);
             let to = self.coordinator;
-            self.engine.send_late(own, to, lane, late_ns, event);
+            self.stage.engine.send_late(own, to, lane, late_ns, event);
         }
     }
 
@@ -166,7 +176,7 @@ impl World {
         if let Some(late_ns) = self.leaves(own, wire) {
             let lane = LANES + 2 * number + 1;
             let (to, event) = (self.peers[peer].process, Event::ToPeer(wire, message));
-            self.engine.send_late(own, to, lane, late_ns, event);
+            self.stage.engine.send_late(own, to, lane, late_ns, event);
         }
     }
 
@@ -179,7 +189,7 @@ impl World {
                 None
             }
             Effect::Late(by_ns) => Some(by_ns),
-            _ => self.engine.is_alive(own).then_some(0),
+            _ => self.stage.engine.is_alive(own).then_some(0),
         }
     }
 
@@ -197,7 +207,7 @@ impl World {
         };
         let lane = LANES + 2 * wire.number + lane;
         // Of a process that is dead, the kernel says so.
-        self.engine.send_late(to, to, lane, NOTICE_NS, event);
+        self.stage.engine.send_late(to, to, lane, NOTICE_NS, event);
     }
 
     pub fn heard_by_peer(&mut self, wire: Wire, message: ToMember) {

@@ -7,12 +7,13 @@ use snaprig_coord::{
     phase::{Kind, Order},
 };
 
+use super::invariants::{RESTARTS, RESUMED};
 use super::{
     agent::Agent,
     net::Peer,
     run::{Event, World, config},
 };
-use crate::check::{restarts, resumed};
+use crate::stage::System as _;
 
 /// How long each phase may take.
 const PHASE_MS: u32 = 2000;
@@ -82,17 +83,17 @@ impl World {
         // What was ordered over the connection before is not answered any more.
         self.operator.order = None;
         let peer = self.operator_peer();
-        let machine = Machine::new(config(Role::Control), self.engine.now_ns());
+        let machine = Machine::new(config(Role::Control), self.stage.engine.now_ns());
         self.peers[peer] = Peer::new(machine, self.peers[peer].process);
         self.peer_handles(peer, Input::Tick);
     }
 
     /// One that does not answer any more is ended: until then it has the job's lock.
     fn look_after_coordinator(&mut self) {
-        if self.engine.is_hung(self.coordinator) {
+        if self.stage.engine.is_hung(self.coordinator) {
             self.crash(self.coordinator);
         }
-        if !self.engine.is_alive(self.coordinator) || self.keeper.is_none() {
+        if !self.stage.engine.is_alive(self.coordinator) || self.keeper.is_none() {
             self.start_coordinator();
         }
     }
@@ -125,7 +126,7 @@ impl World {
 
     fn operator_later(&mut self, by_ns: u64, event: Event) {
         let process = self.peers[self.operator_peer()].process;
-        self.engine.after(process, by_ns, event);
+        self.stage.engine.after(process, by_ns, event);
     }
 
     /// An order has failed.
@@ -224,7 +225,7 @@ impl World {
 
     fn end_hung(&mut self) {
         for agent in 0..self.agents.len() {
-            if self.engine.is_hung(self.agents[agent].process) {
+            if self.stage.engine.is_hung(self.agents[agent].process) {
                 self.crash(self.agents[agent].process);
             }
         }
@@ -251,7 +252,7 @@ impl World {
                 let lives = (0..self.agents.len()).find(|agent| self.lives(*agent));
                 if let Some(agent) = lives.filter(|_| kind == Kind::Final) {
                     let what = format!("agent{} lives after a final checkpoint", agent + 1);
-                    self.violation(resumed::NAME, what);
+                    self.violation(RESUMED, what);
                 }
                 self.restart(1);
             }
@@ -268,8 +269,10 @@ impl World {
         self.disk.make_room();
         self.end_hung();
         self.look_after_coordinator();
-        let late_ns = self.late_until_ns.saturating_sub(self.engine.now_ns());
-        let rest_ns = match self.tally.faults {
+        let late_ns = self
+            .late_until_ns
+            .saturating_sub(self.stage.engine.now_ns());
+        let rest_ns = match self.stage.tally.faults {
             0 => PAUSE_NS,
             _ => late_ns.saturating_add(REST_NS),
         };
@@ -283,7 +286,7 @@ impl World {
         let stopped = stopped.find(|(agent, _)| self.lives(*agent));
         if let Some((agent, _)) = stopped {
             let what = format!("agent{} is stopped, and no round is under way", agent + 1);
-            self.violation(resumed::NAME, what);
+            self.violation(RESUMED, what);
         }
         self.operator.part = Part::Last;
         self.order();
@@ -309,7 +312,7 @@ impl World {
             Ok(programs) => programs,
             Err(what) => {
                 self.operator.part = Part::Over;
-                return self.violation(restarts::NAME, format!("round {round}: {what}"));
+                return self.violation(RESTARTS, format!("round {round}: {what}"));
             }
         };
         self.generation += 1;
@@ -317,14 +320,14 @@ impl World {
         self.restarted = programs.keys().copied().collect();
         for (agent, program) in programs {
             let process = self.agents[agent].process;
-            self.engine.restart(process);
+            self.stage.engine.restart(process);
             self.agents[agent] = Agent::restored(process, program);
             self.start_agent(agent);
         }
         // The connection to the coordinator before this one is of no interest.
         let operator = self.operator_peer();
         let process = self.peers[operator].process;
-        let idle = Machine::new(config(Role::Control), self.engine.now_ns());
+        let idle = Machine::new(config(Role::Control), self.stage.engine.now_ns());
         self.peers[operator] = Peer::new(idle, process);
         self.operator_later(0, Event::OperatorConnects);
     }
@@ -337,7 +340,7 @@ impl World {
             (Some(agent), _) => {
                 let what = format!("agent{} is gone", agent + 1);
                 self.operator.part = Part::Over;
-                self.violation(restarts::NAME, what);
+                self.violation(RESTARTS, what);
             }
             (None, _) => {
                 self.faults_off = true;
@@ -359,7 +362,7 @@ impl World {
             }
             let what = format!("agent{} is gone", agent + 1);
             self.operator.part = Part::Over;
-            return self.violation(restarts::NAME, what);
+            return self.violation(RESTARTS, what);
         }
         if self.restarted.iter().all(|agent| self.has_ended(*agent)) {
             self.operator.part = Part::Over;

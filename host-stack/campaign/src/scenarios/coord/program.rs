@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
-use snaprig_sim::{Plan, Random};
+use snaprig_sim::Random;
+
+use super::Workload;
 
 /// One end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -68,18 +70,18 @@ pub struct Work {
 
 impl Work {
     /// What a plan's seed and workload stand for.
-    pub fn new(plan: &Plan) -> Self {
-        let agents = u64::from(plan.workload.processes);
+    pub fn new(seed: u64, work: &Workload) -> Self {
+        let agents = u64::from(work.processes);
         let connection = |number: u16| {
-            let mut random = Random::new(plan.seed, &format!("connection {number} of coord"));
+            let mut random = Random::new(seed, &format!("connection {number} of coord"));
             let one = random.below(agents);
             // With one agent, it is connected with itself.
             let other = (one + 1 + random.below(agents.saturating_sub(1).max(1))) % agents;
             [one as usize, other as usize]
         };
         Self {
-            connections: (0..plan.workload.pipelines).map(connection).collect(),
-            runs: plan.workload.runs.into(),
+            connections: (0..work.connections).map(connection).collect(),
+            runs: work.messages.into(),
         }
     }
 

@@ -4,36 +4,28 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use snaprig_coord::{
     auth::Token,
-    coordinator::Input,
+    faults,
     member::{self, Machine},
     message::{Answer, Call, CallError, Role, ToCoordinator, ToMember},
     phase::Phase,
 };
-use snaprig_sim::{Disk, Engine, Kind, Plan, Point, ProcessId, Random, Trace};
+use snaprig_sim::{Disk, Plan, ProcessId, Random};
 
 use super::{
-    COORDINATOR,
+    COORDINATOR, Canary, Parameters,
     agent::Agent,
     keeper::{Commit, Keeper},
     net::{Peer, Wire},
-    operator::{Operator, Part},
+    operator::Operator,
     program::Work,
 };
 use crate::{
-    Canary, Outcome,
-    caught::caught,
-    check::messages,
-    links::{EVENTS_MAX, Effect, Tally},
-    model::Until,
-    points,
+    scenario::{Watch, invariant::MESSAGES},
+    stage::Stage,
 };
 
 /// The job's name.
 pub const JOB: &str = "job";
-/// After so many events no fault happens any more.
-const FAULTS_UNTIL: u64 = EVENTS_MAX / 4;
-/// Nor after so many faults: a plan may have a process die at each of its steps.
-const FAULTS_MAX: u64 = 2000;
 /// A program sends about once in so long.
 const STEP_NS: u64 = 60_000;
 /// The longest time that its messages are on their way: longer than coordinators' are.
@@ -77,7 +69,8 @@ pub enum Event {
     Look,
 }
 
-fn label(event: &Event) -> String {
+/// An event as a record shows it.
+pub fn label(event: &Event) -> String {
     match event {
         Event::ToCoordinator(wire, message) => format!("{}: {message:?}", wire.number),
         Event::ToPeer(wire, message) => format!("{}: {message:?}", wire.number),
@@ -91,8 +84,7 @@ fn label(event: &Event) -> String {
 
 /// The system.
 pub struct World {
-    pub engine: Engine<Event>,
-    pub tally: Tally,
+    pub stage: Stage<Event>,
     pub random: Random,
     pub disk: Disk,
     pub coordinator: ProcessId,
@@ -121,41 +113,16 @@ pub struct World {
     pub late_until_ns: u64,
     pub stuck: Option<String>,
     pub canary: Option<Canary>,
-    pub violations: Vec<(&'static str, String)>,
-    pub states: Option<BTreeSet<u64>>,
-}
-
-/// Runs a plan to its end, with a planted bug or without.
-pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
-    World::new(plan, trace, canary).finish()
-}
-
-/// The same, and keeps every state that the system was in.
-pub fn run_counting(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
-    let mut world = World::new(plan, trace, canary);
-    world.states = Some(BTreeSet::new());
-    world.finish()
-}
-
-/// Runs a plan up to there, and describes everybody as they are then.
-pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, String) {
-    let mut world = World::new(plan, Trace::recording(), canary);
-    world.tally.until = Some(until);
-    // However it ends, this is how it is then.
-    let _ = caught(|| {
-        world.start();
-        world.go()
-    });
-    let state = world.describe();
-    (world.engine.trace, state)
 }
 
 impl World {
-    fn new(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Self {
-        let mut engine = Engine::new(plan, &points::all(), trace);
+    pub fn new(plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Self {
+        let canary = watch.canary;
+        let mut stage = Stage::new(plan, faults::ALL, watch);
+        let engine = &mut stage.engine;
         let coordinator = engine.process(COORDINATOR);
-        let work = Work::new(plan);
-        let agents = 0..usize::from(plan.workload.processes);
+        let work = Work::new(plan.seed, &parameters.workload);
+        let agents = 0..usize::from(parameters.workload.processes);
         let agent = |number| {
             let process = engine.process(&format!("agent{}", number + 1));
             Agent::new(process, work.program(number))
@@ -166,15 +133,14 @@ impl World {
         let processes = agents.iter().map(|agent| agent.process);
         Self {
             peers: processes.chain([operator]).map(idle).collect(),
-            engine,
-            tally: Tally::default(),
+            stage,
             random: Random::new(plan.seed, "coord"),
             disk: Disk::default(),
             coordinator,
             keeper: None,
             roster: Vec::new(),
             agents,
-            operator: Operator::new(plan.workload.writes),
+            operator: Operator::new(parameters.workload.checkpoints),
             work,
             wires: BTreeMap::new(),
             next_wire: 0,
@@ -187,17 +153,7 @@ impl World {
             late_until_ns: 0,
             stuck: None,
             canary,
-            violations: Vec::new(),
-            states: None,
         }
-    }
-
-    pub fn start(&mut self) {
-        for agent in 0..self.agents.len() {
-            self.start_agent(agent);
-            self.step_later(agent);
-        }
-        self.operator_connects();
     }
 
     /// An agent's machine begins.
@@ -206,70 +162,9 @@ impl World {
             name: agent.to_string(),
             incarnation: self.random.number(),
         };
-        let machine = Machine::new(config(role), self.engine.now_ns());
+        let machine = Machine::new(config(role), self.stage.engine.now_ns());
         self.peers[agent] = Peer::new(machine, self.agents[agent].process);
         self.peer_handles(agent, member::Input::Tick);
-    }
-
-    /// Until all is over; false if it never is.
-    pub fn go(&mut self) -> bool {
-        while self.operator.part != Part::Over && self.stuck.is_none() {
-            let Some((_, event)) = self.engine.next(label) else {
-                self.stuck = Some("nothing happens any more".into());
-                break;
-            };
-            self.happen(event);
-            if self.states.is_some() {
-                let state = self.state();
-                self.states.get_or_insert_default().insert(state);
-            }
-            match self.tally.until {
-                Some(Until::Event(count)) if self.engine.trace.events() >= count => return true,
-                Some(Until::Now) => return true,
-                _ => {}
-            }
-            if self.engine.trace.events() > EVENTS_MAX {
-                return false;
-            }
-        }
-        true
-    }
-
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::PeerTick(peer, due) => self.peer_tick(peer, due),
-            Event::CoordinatorTick(due) => self.coordinator_tick(due),
-            Event::Dial(wire) => self.dial(wire),
-            Event::Unreached(peer, why) => {
-                self.peer_handles(peer, member::Input::Closed { why });
-            }
-            Event::Connected(wire) => {
-                let (connection, nonce) = (wire.number, self.nonce());
-                self.coordinator_handles(Input::Connected { connection, nonce });
-            }
-            Event::ToCoordinator(wire, message) => {
-                self.heard_by_coordinator(wire.number, message);
-            }
-            Event::ToPeer(wire, message) => self.heard_by_peer(wire, message),
-            Event::GoneAtCoordinator(wire) => self.gone_at_coordinator(wire),
-            Event::GoneAtPeer(wire) => self.gone_at_peer(wire),
-            Event::Commit(commit) => self.commit(&commit),
-            Event::LateCommit(commit) => self.late_commit(&commit),
-            Event::Committed(round, result) => {
-                self.coordinator_handles(Input::Committed { round, result });
-            }
-            Event::Phase(agent, round, phase) => self.phase(agent, round, phase),
-            Event::Step(agent) => self.step(agent),
-            Event::Data(generation, connection, side, number) => {
-                if generation == self.generation {
-                    self.arrives(connection, side, number);
-                }
-            }
-            Event::OperatorConnects => self.operator_connects(),
-            Event::Order => self.order(),
-            Event::Rested => self.rested(),
-            Event::Look => self.look(),
-        }
     }
 
     /// A machine has something to say to whom it belongs to.
@@ -294,12 +189,14 @@ impl World {
         if !of.is_stepping {
             of.is_stepping = true;
             let delay_ns = self.random.below(STEP_NS);
-            self.engine.after(of.process, delay_ns, Event::Step(agent));
+            self.stage
+                .engine
+                .after(of.process, delay_ns, Event::Step(agent));
         }
     }
 
     /// A running program sends on some of its connections.
-    fn step(&mut self, agent: usize) {
+    pub fn step(&mut self, agent: usize) {
         let of = &mut self.agents[agent];
         of.is_stepping = false;
         if !of.is_running {
@@ -317,7 +214,9 @@ impl World {
             let lane = 2 * connection as u64 + side as u64;
             let to = self.peers[peer].process;
             let late_ns = self.random.below(LATENCY_NS);
-            self.engine.send_late(of.process, to, lane, late_ns, data);
+            self.stage
+                .engine
+                .send_late(of.process, to, lane, late_ns, data);
         }
         if self.agents[agent]
             .program
@@ -329,7 +228,7 @@ impl World {
         }
     }
 
-    fn arrives(&mut self, connection: usize, side: usize, number: u64) {
+    pub fn arrives(&mut self, connection: usize, side: usize, number: u64) {
         let agent = self.work.connections[connection][side];
         let mut ends = self.agents[agent].program.ends.iter_mut();
         let end = ends.find(|end| (end.connection, end.side) == (connection, side));
@@ -345,63 +244,14 @@ impl World {
         if self.agents[agent].is_running
             && let Some(wrong) = self.agents[agent].program.read()
         {
-            self.violation(messages::NAME, wrong);
-        }
-    }
-
-    /// A process dies.
-    pub fn crash(&mut self, process: ProcessId) {
-        self.engine.crash(process);
-        if process == self.coordinator {
-            return self.coordinator_gone();
-        }
-        let agent = self.agents.iter().position(|one| one.process == process);
-        if let Some(agent) = agent {
-            self.peer_gone(agent);
-        }
-    }
-
-    /// A fault point is reached at a process: what is left of what was about to happen.
-    pub fn fault(&mut self, at: ProcessId, point: &Point) -> Effect {
-        if matches!(&self.tally.until, Some(Until::Point(name)) if name == point.name) {
-            self.tally.until = Some(Until::Now);
-        }
-        let too_many = self.tally.faults >= FAULTS_MAX;
-        if self.faults_off || too_many || self.engine.trace.events() > FAULTS_UNTIL {
-            return Effect::None;
-        }
-        let Some(kind) = self.engine.point(at, point) else {
-            return Effect::None;
-        };
-        self.tally.faults += 1;
-        let process = kind.process().and_then(|name| self.engine.named(name));
-        match (kind, process) {
-            (Kind::Delay(by_ns), _) => {
-                let until_ns = self.engine.now_ns().saturating_add(by_ns);
-                self.late_until_ns = self.late_until_ns.max(until_ns);
-                return Effect::Late(by_ns);
-            }
-            (Kind::Error(errno), _) => return Effect::Error(errno),
-            (Kind::TornWrite(bytes), _) => return Effect::Torn(bytes),
-            (Kind::Drop, _) => return Effect::Dropped,
-            (Kind::DiskFull, _) => self.disk.fill(),
-            (Kind::Crash(_), Some(process)) => self.crash(process),
-            (Kind::Hang(_), Some(process)) if self.engine.is_alive(process) => {
-                self.engine.hang(process);
-            }
-            _ => {}
-        }
-        match self.engine.is_alive(at) {
-            true => Effect::None,
-            false => Effect::Ended,
+            self.violation(MESSAGES, wrong);
         }
     }
 
     /// What must never happen has happened.
     pub fn violation(&mut self, invariant: &'static str, what: impl Into<String>) {
-        let (what, now) = (what.into(), self.engine.now_ns());
-        self.engine.trace.broken(now, self.coordinator, &what);
-        self.violations.push((invariant, what));
+        let coordinator = self.coordinator;
+        self.stage.violation(coordinator, invariant, what);
     }
 }
 

@@ -18,14 +18,15 @@ use snaprig_wire::{
     snapify::{Hello, Purpose, Reply, Request},
 };
 
+use super::canary::Canary;
 use super::{
     Event, World, decode, show,
     sink::{Offload, Restoring},
     sockets::Heard,
 };
 use crate::{
-    Canary,
-    links::{Effect, Network as _},
+    links::Network as _,
+    stage::{Effect, System as _},
 };
 
 /// About as long as a process takes to listen and say hello.
@@ -344,7 +345,7 @@ impl World {
                 output => {
                     let own = self.process_of(node);
                     let event = Event::Card(node, CardTask::Daemon(output));
-                    self.net.engine.after(own, 0, event);
+                    self.net.stage.engine.after(own, 0, event);
                 }
             }
         }
@@ -370,6 +371,7 @@ impl World {
         let own = self.process_of(node);
         let lane = 1 << 61 | Lane::from(node) << 40 | pipe << 1 | way;
         self.net
+            .stage
             .engine
             .send(own, own, lane, Event::Card(node, task));
     }
@@ -383,7 +385,7 @@ impl World {
                 Effect::Ended => {}
                 Effect::Late(by_ns) => {
                     let event = Event::Card(node, CardTask::Daemon(daemon::Output::Signal(pid)));
-                    self.net.engine.after(own, by_ns, event);
+                    self.net.stage.engine.after(own, by_ns, event);
                 }
                 _ => {
                     let waits = |process: &&mut Offload| process.pipe.is_none();
@@ -402,7 +404,7 @@ impl World {
             daemon::Output::Kill(pid) => self.end(node, pid, Exit::Signal(libc::SIGKILL)),
             daemon::Output::CleanUp(pid) => {
                 let event = Event::Card(node, CardTask::CleanedUp(pid));
-                self.net.engine.after(own, 0, event);
+                self.net.stage.engine.after(own, 0, event);
             }
             _ => {}
         }
@@ -416,7 +418,7 @@ impl World {
             Effect::Late(by_ns) => {
                 let output = daemon::Output::Spawn(conn, program, false);
                 let event = Event::Card(node, CardTask::Daemon(output));
-                return self.net.engine.after(own, by_ns, event);
+                return self.net.stage.engine.after(own, by_ns, event);
             }
             _ => {}
         }
@@ -453,13 +455,14 @@ impl World {
         }
         // The process may be faster than who started it.
         let event = Event::Card(node, CardTask::Spawned(conn, spawned));
-        self.net.engine.after(own, 3 * LATE_NS, event);
+        self.net.stage.engine.after(own, 3 * LATE_NS, event);
     }
 
     /// Offload processes on living cards.
     pub(super) fn leftovers(&self) -> Vec<String> {
         let cards = self.cards.iter();
-        let living = cards.filter(|card| self.net.engine.is_alive(self.process_of(card.node)));
+        let living =
+            cards.filter(|card| self.net.stage.engine.is_alive(self.process_of(card.node)));
         living
             .flat_map(|card| {
                 let pids = card.processes.keys();

@@ -12,8 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{HostId, World};
-use crate::check;
+use super::{HostId, World, invariants};
 
 /// How much went one way and came from the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +51,7 @@ impl World {
                     let how = format!(
                         "{when}, pipeline {pipeline}: {sent} {what} were sent, {received} received"
                     );
-                    self.violation(check::cut::NAME, how);
+                    self.violation(invariants::CUT, how);
                 }
             }
         }

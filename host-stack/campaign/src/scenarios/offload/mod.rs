@@ -1,4 +1,4 @@
-//! The system: a rig (the host's SCIF node, the Snapify-IO daemon and the disk), host processes,
+//! The offload stack: a rig (the host's SCIF node, the Snapify-IO daemon and the disk), host processes,
 //! and cards, each with a SCIF node, a COI daemon and offload processes.
 //!
 //! ```text
@@ -23,29 +23,39 @@
 //! | `sink` | an offload process |
 //! | `io` | Snapify-IO, both ends |
 //! | `ledger` | what was sent and received, for the consistency of snapshots |
+//! | [`parameters`] | how much there is of everything |
+//! | [`variants`] | which snapshots are taken: the names under which plans ask for this scenario |
+//! | `draw` | plans from a seed, and those in which everything is tried |
+//! | [`canary`] | planted bugs |
+//! | [`invariants`], `check` | what must be true of every run |
 
 mod app;
+pub mod canary;
 mod card;
+mod check;
+mod draw;
 mod event;
 mod host;
+pub mod invariants;
 mod io;
 mod ledger;
 mod network;
 mod outcome;
-mod plan;
+pub mod parameters;
 mod script;
 mod sink;
 mod sockets;
+pub mod variants;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    hash::Hash,
-};
+use std::{collections::BTreeMap, hash::Hash};
 
 use snaprig_scif::node::{EndpointId, Input};
 use xxhash_rust::xxh3::Xxh3;
 
-use snaprig_sim::{Disk, Engine, Plan, ProcessId, Trace, engine::Lane};
+use snaprig_sim::{
+    Disk, Fault, Parameters as Fixed, Plan, Point, Process, ProcessId, Random, engine::Lane,
+    shrink::Amount,
+};
 use snaprig_wire::{
     coi::Channel,
     dma::Descriptor,
@@ -63,23 +73,83 @@ use self::{
     sockets::{Does, Heard, Sockets},
 };
 use crate::{
-    Canary,
     caught::caught,
-    links::{self, EVENTS_MAX, Effect, NOTICE_NS, Net, Network},
-    points, scif, verbs,
+    links::{self, NOTICE_NS, Net, Network},
+    scenario::{Ending, Invariant, Outcome, Scenario, Watch},
+    stage::{Effect, Stage, System},
 };
 
-use self::event::{Event, Role, label, show};
-pub use self::{
-    outcome::{App, Ending, Outcome},
-    plan::{CARDS_MAX, impossible, processes},
-    script::SCENARIOS,
+use self::{
+    canary::Canary,
+    event::{Event, Role, label, show},
 };
+pub use self::{
+    outcome::{App, Ended},
+    parameters::{Parameters, Workload},
+    variants::Variant,
+};
+
+/// The offload stack, as a scenario.
+#[derive(Clone, Copy, Debug)]
+pub struct Offload;
+
+impl Scenario for Offload {
+    type Parameters = Parameters;
+    type Canary = Canary;
+    type End = Ended;
+
+    fn names(&self) -> &'static [&'static str] {
+        &Variant::NAMES
+    }
+
+    fn points(&self) -> &'static [Point] {
+        &draw::POINTS
+    }
+
+    fn processes(&self, parameters: &Parameters) -> Vec<Process> {
+        parameters.processes()
+    }
+
+    fn parameters(&self, random: &mut Random) -> Parameters {
+        draw::parameters(random)
+    }
+
+    fn run(&self, plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Outcome<Ended> {
+        World::new(plan, parameters, watch).run()
+    }
+
+    fn invariants(&self) -> &'static [Invariant<Ended>] {
+        &invariants::ALL
+    }
+
+    fn impossible(&self, parameters: &Parameters) -> Option<String> {
+        parameters.impossible()
+    }
+
+    fn amounts(&self) -> &'static [Amount] {
+        &draw::AMOUNTS
+    }
+
+    fn draw(&self, seed: u64, fixed: &Fixed) -> Plan {
+        draw::draw(seed, fixed)
+    }
+
+    fn undisturbed(&self) -> Vec<Plan> {
+        draw::undisturbed()
+    }
+
+    fn deaths(&self, plan: &Plan) -> Vec<Fault> {
+        draw::deaths(&self.processes_of(plan))
+    }
+}
 
 /// A host process's end of an offload process, from 0. Several may be one host process's.
 type HostId = usize;
 
 struct World {
+    seed: u64,
+    variant: Variant,
+    parameters: Parameters,
     net: Net<Event>,
     app_processes: Vec<ProcessId>,
     /// The same, by offload process.
@@ -96,79 +166,40 @@ struct World {
     transfers: Transfers,
     disk: Disk,
     ledger: Ledger,
-    violations: Vec<(&'static str, String)>,
     /// Bits of memory or files were flipped on purpose.
     damaged: bool,
-    states: Option<BTreeSet<u64>>,
     /// The bug that this run has.
     canary: Option<Canary>,
 }
 
-/// Runs a plan to its end, with a planted bug or without.
-pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
-    run_world(plan, World::new(plan, trace, canary))
-}
-
-/// The same, and keeps every state that the system was in ([`Outcome::states`]).
-pub fn run_counting(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
-    let mut world = World::new(plan, trace, canary);
-    world.states = Some(BTreeSet::new());
-    run_world(plan, world)
-}
-
-fn run_world(plan: &Plan, mut world: World) -> Outcome {
-    // Safety first; then everything is healed, and progress demanded.
-    let mut ending = world.start(plan).or_else(|| world.rest());
-    while ending.is_none() && world.heal() {
-        ending = world.rest();
-    }
-    world.into_outcome(ending)
-}
-
-/// Where a run is stopped to be looked at.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Until {
-    /// After so many events.
-    Event(u64),
-    /// When this fault point is first reached.
-    Point(String),
-    /// It is reached.
-    Now,
-}
-
-/// Runs a plan up to there, and describes every machine as it is then.
-pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, String) {
-    let mut world = World::new(plan, Trace::recording(), canary);
-    world.net.tally.until = Some(until);
-    // However it ends, this is how it is then.
-    let _ = world.start(plan).or_else(|| world.rest());
-    let state = world.describe();
-    (world.net.engine.trace, state)
-}
-
 impl World {
-    fn new(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Self {
-        let mut engine = Engine::new(plan, &points::all(), trace);
-        let mut all = processes(plan).into_iter();
-        let mut next = || engine.process(&all.next().unwrap_or_default());
+    fn new(plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Self {
+        let canary = watch.canary;
+        let mut stage = Stage::new(plan, &draw::POINTS, watch);
+        let mut all = parameters.processes().into_iter().map(|one| one.name);
+        let mut next = || stage.engine.process(&all.next().unwrap_or_default());
         let rig = next();
-        let app_processes: Vec<_> = (0..plan.workload.processes).map(|_| next()).collect();
-        let offloads = usize::from(plan.workload.offloads);
+        let app_processes: Vec<_> = (0..parameters.workload.processes).map(|_| next()).collect();
+        let offloads = usize::from(parameters.workload.offloads);
         let each = app_processes.iter().copied();
         let host_processes: Vec<_> = each.flat_map(|process| vec![process; offloads]).collect();
         let apps = (0..app_processes.len()).map(|app| {
             let hosts = app * offloads..(app + 1) * offloads;
-            Application::new(plan, app, hosts)
+            Application::new(plan.seed, &parameters.workload, app, hosts)
         });
         let apps = apps.collect();
-        let card_processes: Vec<_> = (1..=plan.cards).map(|_| next()).collect();
-        let mut nodes: Vec<_> = (0..=plan.cards).map(Sockets::new).collect();
-        for node in 1..=plan.cards {
+        let card_processes: Vec<_> = (1..=parameters.cards).map(|_| next()).collect();
+        let mut nodes: Vec<_> = (0..=parameters.cards).map(Sockets::new).collect();
+        for node in 1..=parameters.cards {
             nodes[usize::from(HOST)].handle(Input::PeerUp(node));
             nodes[usize::from(node)].handle(Input::PeerUp(HOST));
         }
         Self {
-            net: Net::new(engine, rig, card_processes),
+            seed: plan.seed,
+            // A plan of another scenario is not run by this one.
+            variant: Variant::named(&plan.scenario).unwrap_or(Variant::ALL[0]),
+            parameters: *parameters,
+            net: Net::new(stage, rig, card_processes),
             hosts: host_processes.iter().map(|_| Host::default()).collect(),
             apps,
             app_processes,
@@ -177,120 +208,30 @@ impl World {
             roles: BTreeMap::new(),
             memory: BTreeMap::new(),
             next_address: 1 << 32,
-            cards: (1..=plan.cards).map(Card::new).collect(),
+            cards: (1..=parameters.cards).map(Card::new).collect(),
             transfers: Transfers::default(),
             disk: Disk::default(),
             ledger: Ledger::default(),
-            violations: Vec::new(),
             damaged: false,
-            states: None,
             canary,
         }
     }
 
-    /// Everybody starts; an ending, if that can be told already.
-    fn start(&mut self, plan: &Plan) -> Option<Ending> {
-        let started = caught(|| {
-            self.start_io();
-            for node in 1..=plan.cards {
-                self.start_card(node);
+    fn run(mut self) -> Outcome<Ended> {
+        let is_looked_at = self.net.stage.tally.until.is_some();
+        match self.play() {
+            ending if is_looked_at => {
+                let end = Ended::default();
+                self.net.stage.into_outcome(ending, Vec::new(), end)
             }
-            for host in 0..self.hosts.len() {
-                self.start_host(host, plan);
-            }
-        });
-        started.err().map(Ending::Crashed)
-    }
-
-    /// Runs until nothing is to come any more; an ending, if that can be told already.
-    fn rest(&mut self) -> Option<Ending> {
-        caught(|| self.run()).unwrap_or_else(|panic| Some(Ending::Crashed(panic)))
-    }
-
-    fn run(&mut self) -> Option<Ending> {
-        while let Some((_, event)) = self.net.engine.next(|event| label(&self.roles, event)) {
-            self.happen(event);
-            if self.states.is_some() {
-                let state = self.state();
-                self.states.get_or_insert_default().insert(state);
-            }
-            match self.net.tally.until {
-                Some(Until::Event(count)) if self.net.engine.trace.events() >= count => break,
-                Some(Until::Now) => break,
-                _ => {}
-            }
-            if self.net.engine.trace.events() > EVENTS_MAX {
-                return Some(Ending::Endless);
-            }
-        }
-        None
-    }
-
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::Net(event) => self.on_link(event),
-            Event::HostGone(host) => self.close_endpoints_of_host(host),
-            Event::Hear(node, endpoint, heard) => self.hear(node, endpoint, heard),
-            Event::Copy(node, peer, job, copies) => self.copy(node, peer, job, &copies),
-            Event::App(app, task) => self.app_task(app, task),
-            Event::Host(host, task) => self.host_task(host, task),
-            Event::Card(node, task) => self.card_task(node, task),
+            Ending::Finished => self.into_outcome(None),
+            ending => self.into_outcome(Some(ending)),
         }
     }
 
-    /// Everything that hangs is ended, and the disk has room again; whether anything hung.
-    fn heal(&mut self) -> bool {
-        self.disk.make_room();
-        let all = [self.net.rig]
-            .into_iter()
-            .chain(self.app_processes.clone())
-            .chain(self.net.cards.clone());
-        let hung: Vec<_> = all.filter(|one| self.net.engine.is_hung(*one)).collect();
-        for process in &hung {
-            self.crash(*process);
-        }
-        !hung.is_empty()
-    }
-
-    /// Every machine, as it is.
-    fn describe(&self) -> String {
-        let mut text = format!("at {} ns\n\n", self.net.engine.now_ns());
-        for host in &self.hosts {
-            text += &host.describe();
-        }
-        for card in &self.cards {
-            let process = self.process_of(card.node);
-            let life = if self.net.engine.is_alive(process) {
-                ""
-            } else {
-                " (not alive)"
-            };
-            text += &format!("card {}{life}\n{}", card.node, card.describe());
-        }
-        let names = self.disk.names("").join(" ");
-        text + &format!("disk: {names}\n")
-    }
-
-    /// What the protocols' machines would do next depends on this, and on nothing else but numbers
-    /// and times.
-    fn state(&self) -> u64 {
-        let mut hash = Xxh3::new();
-        for (host, process) in self.hosts.iter().zip(&self.host_processes) {
-            self.net.engine.is_alive(*process).hash(&mut hash);
-            host.hash_state(&mut hash);
-        }
-        for card in &self.cards {
-            let link = self.net.link(card.node);
-            self.net
-                .engine
-                .is_alive(self.process_of(card.node))
-                .hash(&mut hash);
-            link.hash_state(&mut hash);
-            card.hash_state(&mut hash);
-        }
-        self.net.engine.is_alive(self.net.rig).hash(&mut hash);
-        self.disk.hash_names(&mut hash);
-        hash.digest()
+    /// Whether everything comes to rest.
+    fn comes_to_rest(&mut self) -> bool {
+        caught(|| self.rest()).unwrap_or(false)
     }
 
     /// The offload processes of a host process.
@@ -313,9 +254,143 @@ impl World {
     }
 
     fn violation(&mut self, invariant: &'static str, what: impl Into<String>) {
-        let (what, now) = (what.into(), self.net.engine.now_ns());
-        self.net.engine.trace.broken(now, self.net.rig, &what);
-        self.violations.push((invariant, what));
+        let rig = self.net.rig;
+        self.net.stage.violation(rig, invariant, what);
+    }
+}
+
+impl System for World {
+    type Event = Event;
+
+    #[inline]
+    fn stage(&mut self) -> &mut Stage<Event> {
+        &mut self.net.stage
+    }
+
+    #[inline]
+    fn look(&self) -> &Stage<Event> {
+        &self.net.stage
+    }
+
+    fn start(&mut self) {
+        self.start_io();
+        for node in 1..=self.parameters.cards {
+            self.start_card(node);
+        }
+        for host in 0..self.hosts.len() {
+            self.start_host(host);
+        }
+    }
+
+    #[inline]
+    fn happen(&mut self, _: ProcessId, event: Event) {
+        match event {
+            Event::Net(event) => self.on_link(event),
+            Event::HostGone(host) => self.close_endpoints_of_host(host),
+            Event::Hear(node, endpoint, heard) => self.hear(node, endpoint, heard),
+            Event::Copy(node, peer, job, copies) => self.copy(node, peer, job, &copies),
+            Event::App(app, task) => self.app_task(app, task),
+            Event::Host(host, task) => self.host_task(host, task),
+            Event::Card(node, task) => self.card_task(node, task),
+        }
+    }
+
+    fn label(&self, event: &Event) -> String {
+        label(&self.roles, event)
+    }
+
+    fn heal(&mut self) -> bool {
+        self.disk.make_room();
+        self.end_hung()
+    }
+
+    fn describe(&self) -> String {
+        let mut text = format!("at {} ns\n\n", self.net.stage.engine.now_ns());
+        for host in &self.hosts {
+            text += &host.describe();
+        }
+        for card in &self.cards {
+            let process = self.process_of(card.node);
+            let life = if self.net.stage.engine.is_alive(process) {
+                ""
+            } else {
+                " (not alive)"
+            };
+            text += &format!("card {}{life}\n{}", card.node, card.describe());
+        }
+        let names = self.disk.names("").join(" ");
+        text + &format!("disk: {names}\n")
+    }
+
+    fn state(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for (host, process) in self.hosts.iter().zip(&self.host_processes) {
+            self.net.stage.engine.is_alive(*process).hash(&mut hash);
+            host.hash_state(&mut hash);
+        }
+        for card in &self.cards {
+            let link = self.net.link(card.node);
+            self.net
+                .stage
+                .engine
+                .is_alive(self.process_of(card.node))
+                .hash(&mut hash);
+            link.hash_state(&mut hash);
+            card.hash_state(&mut hash);
+        }
+        self.net.stage.engine.is_alive(self.net.rig).hash(&mut hash);
+        self.disk.hash_names(&mut hash);
+        hash.digest()
+    }
+
+    fn crash(&mut self, process: ProcessId) {
+        self.net.stage.engine.crash(process);
+        let hosts = self.apps_hosts(process);
+        if !hosts.is_empty() {
+            for host in hosts {
+                self.hosts[host].alive = false;
+                self.net
+                    .stage
+                    .engine
+                    .after(self.net.rig, NOTICE_NS, Event::HostGone(host));
+            }
+        } else if let Some(node) = self.card_of(process) {
+            self.nodes[usize::from(node)] = Sockets::new(node);
+            self.roles.retain(|(of, _), _| *of != node);
+            self.cards[usize::from(node) - 1].forget();
+            self.forget_requesters(node);
+            self.card_is_gone(node);
+        } else {
+            // Everything that a rig has started ends with it (`exit_with_the_rig`).
+            for process in self.net.cards.clone() {
+                self.net.stage.engine.crash(process);
+            }
+            self.cards.iter_mut().for_each(Card::forget);
+            for (host, process) in self.host_processes.clone().into_iter().enumerate() {
+                let event = Event::Host(host, HostTask::RigGone);
+                self.net.stage.engine.after(process, NOTICE_NS, event);
+            }
+        }
+    }
+
+    fn hang(&mut self, process: ProcessId) {
+        self.hang_card(process);
+    }
+
+    fn restart(&mut self, process: ProcessId) {
+        self.restart_card(process);
+    }
+
+    fn cut_link(&mut self, process: ProcessId) {
+        self.cut_card_link(process);
+    }
+
+    fn partition(&mut self, process: ProcessId) {
+        self.partition_card(process);
+    }
+
+    fn fill_disk(&mut self) {
+        self.disk.fill();
     }
 }
 

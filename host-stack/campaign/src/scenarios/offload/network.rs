@@ -12,7 +12,7 @@ impl World {
             return;
         }
         let result = match effect {
-            _ if !self.net.engine.is_alive(self.process_of(peer)) => Err(libc::EIO),
+            _ if !self.net.stage.engine.is_alive(self.process_of(peer)) => Err(libc::EIO),
             Effect::Error(errno) => Err(errno),
             effect => {
                 for copy in copies {
@@ -48,7 +48,7 @@ impl World {
     pub(super) fn connect(&mut self, node: NodeId, peer: PortId, role: Role) -> EndpointId {
         let endpoint = self.nodes[usize::from(node)].connect(peer);
         self.roles.insert((node, endpoint), role);
-        match self.net.engine.is_alive(self.process_of(node)) {
+        match self.net.stage.engine.is_alive(self.process_of(node)) {
             true => self.pump(node),
             false => self.gone(node, endpoint),
         }
@@ -81,8 +81,6 @@ impl World {
 }
 
 impl Network for World {
-    type Event = Event;
-
     fn net(&self) -> &Net<Event> {
         &self.net
     }
@@ -98,7 +96,7 @@ impl Network for World {
     fn pump(&mut self, node: NodeId) {
         let own = self.process_of(node);
         while let Some(does) = self.nodes[usize::from(node)].poll() {
-            if !self.net.engine.is_alive(own) {
+            if !self.net.stage.engine.is_alive(own) {
                 continue;
             }
             match does {
@@ -133,41 +131,15 @@ impl Network for World {
                         _ => 0,
                     };
                     let event = Event::Hear(node, endpoint, heard);
-                    self.net.engine.send_late(own, program, lane, by_ns, event);
+                    self.net
+                        .stage
+                        .engine
+                        .send_late(own, program, lane, by_ns, event);
                 }
                 Does::Copy(job, peer, copies) => {
                     let event = Event::Copy(node, peer, job, copies);
-                    self.net.engine.after(own, 0, event);
+                    self.net.stage.engine.after(own, 0, event);
                 }
-            }
-        }
-    }
-
-    fn crash(&mut self, process: ProcessId) {
-        self.net.engine.crash(process);
-        let hosts = self.apps_hosts(process);
-        if !hosts.is_empty() {
-            for host in hosts {
-                self.hosts[host].alive = false;
-                self.net
-                    .engine
-                    .after(self.net.rig, NOTICE_NS, Event::HostGone(host));
-            }
-        } else if let Some(node) = self.card_of(process) {
-            self.nodes[usize::from(node)] = Sockets::new(node);
-            self.roles.retain(|(of, _), _| *of != node);
-            self.cards[usize::from(node) - 1].forget();
-            self.forget_requesters(node);
-            self.card_is_gone(node);
-        } else {
-            // Everything that a rig has started ends with it (`exit_with_the_rig`).
-            for process in self.net.cards.clone() {
-                self.net.engine.crash(process);
-            }
-            self.cards.iter_mut().for_each(Card::forget);
-            for (host, process) in self.host_processes.clone().into_iter().enumerate() {
-                let event = Event::Host(host, HostTask::RigGone);
-                self.net.engine.after(process, NOTICE_NS, event);
             }
         }
     }
@@ -182,10 +154,6 @@ impl Network for World {
 
     fn believes_links(&self) -> bool {
         self.canary == Some(Canary::BelievingLink)
-    }
-
-    fn fill_disk(&mut self) {
-        self.disk.fill();
     }
 }
 

@@ -2,34 +2,6 @@
 
 use super::*;
 
-/// How a run ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// The application finished.
-    Finished,
-    /// The application was told that it cannot.
-    Failed(String),
-    /// Somebody waits for something that never comes.
-    Stuck(String),
-    /// It never came to rest.
-    Endless,
-    /// The code under test panicked.
-    Crashed(String),
-}
-
-impl Ending {
-    /// The worse, the more.
-    pub(super) fn weight(&self) -> u8 {
-        match self {
-            Self::Finished => 0,
-            Self::Failed(_) => 1,
-            Self::Stuck(_) => 2,
-            Self::Endless => 3,
-            Self::Crashed(_) => 4,
-        }
-    }
-}
-
 /// What came of one application.
 #[derive(Debug)]
 pub struct App {
@@ -47,35 +19,11 @@ pub struct App {
     pub errors: Vec<String>,
 }
 
-/// What there is to know of a run.
-#[derive(Debug)]
-pub struct Outcome {
-    /// How it ended: the worst of all applications.
-    pub ending: Ending,
+/// What there is to know of a run's end.
+#[derive(Debug, Default)]
+pub struct Ended {
     /// Every application.
     pub apps: Vec<App>,
-    /// What must never happen, and did: the invariant, and how.
-    pub violations: Vec<(&'static str, String)>,
-    /// Offload processes that are left on living cards, with nobody who owns them.
-    pub leftovers: Vec<String>,
-    /// Faults that happened.
-    pub faults: u64,
-    /// Those of them of which somebody must have been told.
-    pub loud_faults: u64,
-    /// The states that the system was in, if that was asked for.
-    pub states: BTreeSet<u64>,
-    /// Fault points, how often each was reached and how often something happened there.
-    pub reached: Vec<(&'static str, u64, u64)>,
-    /// Virtual time at the end.
-    pub now_ns: u64,
-    /// What happened.
-    pub trace: Trace,
-    /// Names of the processes, for traces.
-    pub processes: Vec<String>,
-    /// Queue pairs and what came of their work, in scenario "verbs".
-    pub verbs: verbs::Ended,
-    /// Connections between programs and what came of them, in scenario "scif".
-    pub scif: scif::Ended,
 }
 
 impl World {
@@ -93,7 +41,7 @@ impl World {
         app.waiting().filter(|_| lives)
     }
 
-    pub(super) fn into_outcome(mut self, ending: Option<Ending>) -> Outcome {
+    pub(super) fn into_outcome(mut self, ending: Option<Ending>) -> Outcome<Ended> {
         let endings: Vec<_> = (0..self.apps.len())
             .map(|app| ending.clone().unwrap_or_else(|| self.app_ending(app)))
             .collect();
@@ -105,16 +53,16 @@ impl World {
         // The host processes go, and nothing of them may stay.
         for host in 0..self.hosts.len() {
             self.hosts[host].alive = false;
-            self.net.engine.crash(self.host_processes[host]);
-            if self.net.engine.is_alive(self.net.rig) && !crashed {
+            self.net.stage.engine.crash(self.host_processes[host]);
+            if self.net.stage.engine.is_alive(self.net.rig) && !crashed {
                 self.close_endpoints_of_host(host);
             }
         }
         let ending = endings.iter().max_by_key(|one| one.weight()).cloned();
         let ending = ending.unwrap_or(Ending::Finished);
-        let mut endless = crashed || ending == Ending::Endless || self.rest().is_some();
+        let mut endless = crashed || ending == Ending::Endless || !self.comes_to_rest();
         while !endless && self.heal() {
-            endless = self.rest().is_some();
+            endless = !self.comes_to_rest();
         }
         let leftovers = match endless {
             true => Vec::new(),
@@ -134,23 +82,9 @@ impl World {
                 errors: hosts.iter().flat_map(|host| host.errors.clone()).collect(),
             }
         });
-        let reached = self.net.engine.faults().reached().iter();
-        Outcome {
-            apps: apps.collect(),
-            violations: self.violations,
-            leftovers,
-            faults: self.net.tally.faults,
-            loud_faults: self.net.tally.loud,
-            states: self.states.unwrap_or_default(),
-            reached: reached
-                .map(|(name, reached)| (*name, reached.times, reached.faults))
-                .collect(),
-            now_ns: self.net.engine.now_ns(),
-            processes: self.net.engine.names(),
-            trace: self.net.engine.trace,
-            verbs: verbs::Ended::default(),
-            scif: scif::Ended::default(),
-            ending,
-        }
+        let apps = apps.collect();
+        self.net
+            .stage
+            .into_outcome(ending, leftovers, Ended { apps })
     }
 }

@@ -2,15 +2,12 @@
 //! works, has it swapped or moved, and brings it back, as the scenario says.
 
 use snaprig_coi::machine as coi;
-use snaprig_sim::{Plan, Random};
+use snaprig_sim::Random;
 use snaprig_snapify::{SnapifyError, machine::Call};
 use snaprig_wire::scif::NodeId;
 
-use super::{Event, HostId, World, host::HostTask};
-use crate::{Canary, check};
-
-/// The scenarios that plans may name.
-pub const SCENARIOS: [&str; 4] = ["migrate", "swap", "checkpoint", "twice"];
+use super::{Event, HostId, Variant, World, canary::Canary, host::HostTask};
+use crate::scenario::invariant;
 
 /// After the first run function is asked for, at the latest: somewhere in the middle of the work.
 const AFTER_NS: u64 = 150_000;
@@ -49,19 +46,19 @@ pub struct Script {
 
 impl Script {
     /// For an offload process that is on the card `place` at first.
-    pub fn new(plan: &Plan, host: HostId, place: NodeId) -> Self {
-        let others = (place + 1..=plan.cards).chain(1..=place);
-        let mut random = Random::new(plan.seed, &format!("script {host}"));
+    pub fn new(seed: u64, variant: Variant, cards: u16, host: HostId, place: NodeId) -> Self {
+        let others = (place + 1..=cards).chain(1..=place);
+        let mut random = Random::new(seed, &format!("script {host}"));
         Self {
             next: Next::Pause,
-            terminate: plan.scenario == "swap",
+            terminate: variant.ends,
             is_early: random.one_in(EARLY_ONE_IN),
             after_ns: random.below(AFTER_NS),
-            targets: match plan.scenario.as_str() {
-                "checkpoint" => Vec::new(),
-                _ => others.collect(),
+            targets: match variant.comes_back {
+                true => others.collect(),
+                false => Vec::new(),
             },
-            rounds: if plan.scenario == "twice" { 2 } else { 1 },
+            rounds: variant.rounds,
             ..Self::default()
         }
     }
@@ -122,6 +119,7 @@ impl World {
         let event = Event::Host(host, HostTask::Script);
         let after_ns = self.hosts[host].script.after_ns;
         self.net
+            .stage
             .engine
             .after(self.host_processes[host], after_ns, event);
     }
@@ -155,7 +153,7 @@ impl World {
     pub(super) fn returned(&mut self, host: HostId, result: Result<u64, SnapifyError>) {
         let one = &mut self.hosts[host];
         let Some(called) = one.script.calling.take() else {
-            return self.violation(check::contradiction::NAME, "a call returned twice");
+            return self.violation(invariant::CONTRADICTION, "a call returned twice");
         };
         let well = result.is_ok();
         one.errors
@@ -168,6 +166,9 @@ impl World {
             self.coi(host, coi::Input::RigGone);
         }
         let event = Event::Host(host, HostTask::Script);
-        self.net.engine.after(self.host_processes[host], 0, event);
+        self.net
+            .stage
+            .engine
+            .after(self.host_processes[host], 0, event);
     }
 }

@@ -17,12 +17,15 @@ use snaprig_wire::{
 
 use super::{
     Refusal,
+    canary::Canary,
+    invariants,
     memory::{Part, Window},
     run::{Event, World},
 };
 use crate::{
-    Canary, check,
-    links::{Effect, Network as _},
+    links::Network as _,
+    scenario::invariant,
+    stage::{Effect, System as _},
 };
 
 /// Who has registered a window so long ago has told its peer.
@@ -195,6 +198,7 @@ impl World {
         let node = self.process_of(self.programs[program].node);
         let event = Event::Call(who, what, input);
         self.net
+            .stage
             .engine
             .send_late(process, node, lane(who, false), by_ns, event);
     }
@@ -265,7 +269,7 @@ impl World {
     /// What a node wants done.
     pub fn does(&mut self, node: NodeId, output: Output) {
         let own = self.process_of(node);
-        if !self.net.engine.is_alive(own) {
+        if !self.net.stage.engine.is_alive(own) {
             return;
         }
         match output {
@@ -279,13 +283,13 @@ impl World {
                     let mut jobs = self.jobs.values();
                     if result.is_ok() && jobs.any(|job| job.awaited == Some(request)) {
                         let how = format!("call {request} has ended, and its RMA has not");
-                        self.violation(check::rdma::NAME, how);
+                        self.violation(invariant::RDMA, how);
                     }
                     self.remember(&asked, &result);
                     self.answer(asked, result);
                 }
                 None => self.violation(
-                    check::contradiction::NAME,
+                    invariant::CONTRADICTION,
                     format!("call {request} is told {result:?}, and has ended"),
                 ),
             },
@@ -298,7 +302,7 @@ impl World {
                 }
                 if !self.memory.release(backing) {
                     let how = format!("backing {backing} is given back again");
-                    self.violation(check::backings::NAME, how);
+                    self.violation(invariants::BACKINGS, how);
                 }
                 for side in &mut self.sides {
                     side.windows.retain(|_, window| window.backing != backing);
@@ -321,7 +325,7 @@ impl World {
                     let window = Window {
                         backing: *backing,
                         prot: *prot,
-                        since_ns: self.net.engine.now_ns(),
+                        since_ns: self.net.stage.engine.now_ns(),
                         going: false,
                     };
                     self.sides[side].windows.insert(*offset, window);
@@ -331,7 +335,7 @@ impl World {
                 let left = jobs.iter().find(|job| self.jobs.contains_key(job));
                 if let Some(job) = left {
                     let how = format!("a fence is over, and {job:?} is not");
-                    self.violation(check::rdma::NAME, how);
+                    self.violation(invariant::RDMA, how);
                 }
             }
             (What::Rma(rma), Err(_)) => {
@@ -356,7 +360,7 @@ impl World {
         let (process, node) = (self.programs[program].process, self.process_of(asked.node));
         let way = lane(asked.who, true);
         let event = Event::Told(asked.who, asked.what, result);
-        self.net.engine.send(node, process, way, event);
+        self.net.stage.engine.send(node, process, way, event);
     }
 
     fn refused(&mut self, asked: &Asked, errno: i32) {
@@ -364,7 +368,7 @@ impl World {
             call: asked.what.name(),
             errno,
             closed: !self.owners.contains_key(&(asked.node, asked.endpoint)),
-            is_peer_gone: self.net.tally.faults > 0,
+            is_peer_gone: self.net.stage.tally.faults > 0,
             is_expected: false,
         };
         match (&asked.what, asked.who) {
@@ -397,9 +401,10 @@ impl World {
         let windows = &self.sides[side].windows;
         let long_ago_ns = self
             .net
+            .stage
             .engine
             .now_ns()
-            .saturating_sub(KNOWN_NS.saturating_add(self.net.tally.late_ns));
+            .saturating_sub(KNOWN_NS.saturating_add(self.net.stage.tally.late_ns));
         let mut inside = windows.range(..offset.saturating_add_unsigned(len));
         self.memory.range(windows, offset, len).is_some()
             && inside.all(|(_, window)| {
@@ -412,7 +417,7 @@ impl World {
     fn is_peer_gone(&self, side: usize) -> bool {
         let Some(peer) = self.sides[side].peer else {
             // Who was accepted does not know its peer before that has said who it is.
-            return self.net.tally.faults > 0 || self.sides[side].role.is_none();
+            return self.net.stage.tally.faults > 0 || self.sides[side].role.is_none();
         };
         let nodes = [side, peer].map(|one| self.sides[one].node);
         self.sides[peer].closed || nodes.iter().any(|node| self.is_disturbed(*node))
@@ -420,7 +425,7 @@ impl World {
 
     /// Whether something has happened to a node or its link, since it was first there.
     pub fn is_disturbed(&self, node: NodeId) -> bool {
-        let dead = !self.net.engine.is_alive(self.process_of(node));
+        let dead = !self.net.stage.engine.is_alive(self.process_of(node));
         dead || node != HOST && self.net.link(node).was_disturbed()
     }
 }

@@ -4,7 +4,25 @@ use snaprig_scif::node::{Input, Op};
 use snaprig_wire::scif::{Body, HOST, Message, NodeId, PortId};
 
 use super::run::World;
-use crate::{Canary, links::Network as _};
+use crate::links::Network as _;
+
+crate::canaries! {
+    /// A bug that a run can be told to have.
+    pub enum Canary {
+        /// A SCIF node says that it uses a window no more, and copies with it.
+        EarlyAnswer = "early-answer",
+        /// A SCIF node does not say that its program has read.
+        LostCredit = "lost-credit",
+        /// A SCIF node's fence does not wait for RMA that no call waits for.
+        EarlyFence = "early-fence",
+        /// A SCIF node keeps memory of windows whose peer it has lost.
+        LeakedWindow = "leaked-window",
+        /// A SCIF node takes messages of an earlier connection of the same ports.
+        StaleConnection = "stale-connection",
+        /// A card does not hear that another one is gone.
+        LostNews = "lost-news",
+    }
+}
 
 impl World {
     /// Whether a node with the bug of this run sends this message.

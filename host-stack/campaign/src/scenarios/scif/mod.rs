@@ -1,4 +1,4 @@
-//! The third system: programs that use SCIF themselves, on the nodes of a host and its cards. The
+//! SCIF: programs that use it themselves, on the nodes of a host and its cards. The
 //! nodes are those of `host-stack/scif`, the links between them those of the offload stack.
 //!
 //! ```text
@@ -7,12 +7,11 @@
 //!       node 0, "rig" ------- "card1" ------- "card2" ...      (all messages by way of node 0)
 //! ```
 //!
-//! Of a plan (scenario "scif"), `processes` are programs on each node, `pipelines` pairs of programs
-//! that connect with each other, `runs` sends of each side of a connection, `buffers` windows, and
-//! `writes` RMA; the seed decides who connects with whom, sizes, offsets, and who gives up or leaves.
+//! The seed decides who connects with whom, sizes, offsets, and who gives up or leaves.
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`parameters`] | how much there is of everything |
 //! | `work` | what programs do |
 //! | `program` | programs that do it: each side of a connection sends, receives and moves at once |
 //! | `told` | what they make of how their calls have ended |
@@ -21,13 +20,19 @@
 //! | `rma` | RMA and signals, as nodes want them done |
 //! | `memory` | windows, and what RMA has to do with them |
 //! | `nodes` | nodes and links, and what goes with them |
-//! | `canary` | planted bugs |
+//! | [`canary`] | planted bugs |
+//! | [`invariants`], `check` | what must be true of every run |
+//! | `draw` | plans from a seed, and those in which everything is tried |
 //! | `run` | one run of a plan |
 
 mod calls;
-mod canary;
+pub mod canary;
+mod check;
+mod draw;
+pub mod invariants;
 mod memory;
 mod nodes;
+pub mod parameters;
 mod program;
 mod rma;
 mod run;
@@ -35,55 +40,69 @@ mod stream;
 mod told;
 mod work;
 
-use snaprig_sim::Plan;
-use snaprig_wire::scif::NodeId;
+use snaprig_sim::{Fault, Parameters as Fixed, Plan, Point, Process, Random, shrink::Amount};
 
-pub use run::{run, run_counting, state_at};
+pub use self::{
+    canary::Canary,
+    parameters::{Parameters, Workload},
+};
+use crate::scenario::{Invariant, Outcome, Scenario, Watch};
 
-/// Its scenario.
+/// What plans call it.
 pub const SCENARIO: &str = "scif";
-/// Most cards, programs on a node, talks, sends, windows and RMA of a plan.
-const MOST: [u16; 6] = [8, 4, 8, 40, 8, 40];
 
-/// Programs of a plan.
-fn programs(plan: &Plan) -> usize {
-    usize::from(plan.workload.processes) * (usize::from(plan.cards) + 1)
-}
+/// SCIF, as a scenario.
+#[derive(Clone, Copy, Debug)]
+pub struct Scif;
 
-/// The node on which a program runs.
-fn node_of(program: usize, cards: u16) -> NodeId {
-    (program % (usize::from(cards) + 1)) as NodeId
-}
+impl Scenario for Scif {
+    type Parameters = Parameters;
+    type Canary = Canary;
+    type End = Ended;
 
-/// Nodes and programs of a plan's system, as plans name them.
-pub fn processes(plan: &Plan) -> Vec<String> {
-    let cards = (1..=plan.cards).map(|node| format!("card{node}"));
-    let programs = (1..=programs(plan)).map(|number| format!("program{number}"));
-    ["rig".to_owned()]
-        .into_iter()
-        .chain(cards)
-        .chain(programs)
-        .collect()
-}
+    fn names(&self) -> &'static [&'static str] {
+        &[SCENARIO]
+    }
 
-/// What is impossible about the plan's system, if anything is.
-pub fn impossible(plan: &Plan) -> Option<String> {
-    let work = plan.workload;
-    let needed = [plan.cards, work.processes, work.pipelines, work.runs];
-    let amounts = [needed.as_slice(), &[work.buffers, work.writes]].concat();
-    let too_much = amounts
-        .iter()
-        .zip(MOST)
-        .any(|(amount, most)| *amount > most);
-    let [cards, processes, pipelines, runs, buffers, writes] = MOST;
-    (too_much || needed.contains(&0)).then(|| {
-        format!(
-            "{} cards, workload {work:?}: with scif, 1 to {cards} cards, 1 to {processes} \
-             processes, 1 to {pipelines} pipelines, 1 to {runs} runs, up to {buffers} buffers and \
-             up to {writes} writes",
-            plan.cards
-        )
-    })
+    fn points(&self) -> &'static [Point] {
+        &draw::POINTS
+    }
+
+    fn processes(&self, parameters: &Parameters) -> Vec<Process> {
+        parameters.processes()
+    }
+
+    fn parameters(&self, random: &mut Random) -> Parameters {
+        draw::parameters(random)
+    }
+
+    fn run(&self, plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Outcome<Ended> {
+        run::World::new(plan, parameters, watch).finish()
+    }
+
+    fn invariants(&self) -> &'static [Invariant<Ended>] {
+        &invariants::ALL
+    }
+
+    fn impossible(&self, parameters: &Parameters) -> Option<String> {
+        parameters.impossible()
+    }
+
+    fn amounts(&self) -> &'static [Amount] {
+        &draw::AMOUNTS
+    }
+
+    fn draw(&self, seed: u64, fixed: &Fixed) -> Plan {
+        draw::draw(seed, fixed)
+    }
+
+    fn undisturbed(&self) -> Vec<Plan> {
+        draw::undisturbed()
+    }
+
+    fn deaths(&self, plan: &Plan) -> Vec<Fault> {
+        draw::deaths(&self.processes_of(plan))
+    }
 }
 
 /// One side of a connection, and what happened there.

@@ -1,15 +1,14 @@
 //! Nodes and their links, and what goes with a node or a program that dies.
 
 use snaprig_scif::node::{Input, Node};
-use snaprig_sim::ProcessId;
 use snaprig_wire::scif::{NodeId, QUEUE_BYTES};
 
 use super::run::{Event, World};
-use crate::links::{NOTICE_NS, Net, Network};
+use crate::links::{Net, Network};
 
 impl World {
     /// What a program has is gone with it.
-    fn lose_program(&mut self, program: usize) {
+    pub fn lose_program(&mut self, program: usize) {
         let sides = self.sides.iter_mut();
         let its = sides.filter(|side| side.program == program);
         its.for_each(|side| side.dead = true);
@@ -21,7 +20,7 @@ impl World {
     }
 
     /// What a node has is gone with it, and so are its programs.
-    fn lose_node(&mut self, node: NodeId) {
+    pub fn lose_node(&mut self, node: NodeId) {
         self.memory.lose(node);
         self.asked.retain(|_, asked| asked.node != node);
         self.jobs.retain(|(of, _), _| *of != node);
@@ -29,7 +28,7 @@ impl World {
         self.forget_node(node);
         for program in 0..self.programs.len() {
             if self.programs[program].node == node {
-                self.net.engine.crash(self.programs[program].process);
+                self.net.stage.engine.crash(self.programs[program].process);
                 self.programs[program].forgotten = true;
                 self.lose_program(program);
             }
@@ -38,8 +37,6 @@ impl World {
 }
 
 impl Network for World {
-    type Event = Event;
-
     fn net(&self) -> &Net<Event> {
         &self.net
     }
@@ -68,29 +65,6 @@ impl Network for World {
         self.leaking = false;
     }
 
-    fn crash(&mut self, process: ProcessId) {
-        self.net.engine.crash(process);
-        let program = self.programs.iter().position(|one| one.process == process);
-        if let Some(program) = program {
-            self.lose_program(program);
-            let node = self.process_of(self.programs[program].node);
-            self.net
-                .engine
-                .after(node, NOTICE_NS, Event::ProgramGone(program));
-        } else if let Some(node) = self.card_of(process) {
-            self.lose_node(node);
-            self.card_is_gone(node);
-        } else {
-            // Everything ends with the rig.
-            for card in self.net.cards.clone() {
-                self.net.engine.crash(card);
-            }
-            for node in 0..self.nodes.len() {
-                self.lose_node(node as NodeId);
-            }
-        }
-    }
-
     fn forget_node(&mut self, card: NodeId) {
         self.nodes[usize::from(card)] = Node::with_window(card, QUEUE_BYTES);
     }
@@ -98,7 +72,10 @@ impl Network for World {
     fn start_again(&mut self, card: NodeId) {
         for program in 0..self.programs.len() {
             if self.programs[program].node == card {
-                self.net.engine.restart(self.programs[program].process);
+                self.net
+                    .stage
+                    .engine
+                    .restart(self.programs[program].process);
                 self.programs[program].forgotten = false;
                 self.start_program(program);
             }

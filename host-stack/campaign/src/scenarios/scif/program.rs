@@ -129,7 +129,7 @@ impl World {
         for (number, talk) in self.work.talks.iter().enumerate() {
             if talk.client == program {
                 let event = Event::Program(program, Act::Connect(number));
-                self.net.engine.after(process, talk.start_ns, event);
+                self.net.stage.engine.after(process, talk.start_ns, event);
             }
         }
     }
@@ -144,6 +144,7 @@ impl World {
     pub fn later(&mut self, program: usize, by_ns: u64, act: Act) {
         let process = self.programs[program].process;
         self.net
+            .stage
             .engine
             .after(process, by_ns, Event::Program(program, act));
     }

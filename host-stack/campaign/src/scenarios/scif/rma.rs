@@ -18,8 +18,9 @@ use super::{
     run::{Event, World},
 };
 use crate::{
-    check,
-    links::{Effect, Network as _},
+    links::Network as _,
+    scenario::invariant,
+    stage::{Effect, System as _},
 };
 
 /// Slowest DMA, beside the engine's own draw.
@@ -56,7 +57,7 @@ impl World {
             ..
         }) = asked
         else {
-            return self.violation(check::rdma::NAME, "RMA for which nobody has asked");
+            return self.violation(invariant::RDMA, "RMA for which nobody has asked");
         };
         let (number, side, rma) = (*side, &self.sides[*side], *rma);
         let here = match (rma.local, rma.memory) {
@@ -80,13 +81,13 @@ impl World {
             }
             _ => {
                 let how = format!("{rma:?} with windows that are not there");
-                return self.violation(check::rdma::NAME, how);
+                return self.violation(invariant::RDMA, how);
             }
         };
         if !is_doomed && let Err(how) = self.memory.check(&copies, &from, &to, rma.ordered) {
-            self.violation(check::rdma::NAME, how);
+            self.violation(invariant::RDMA, how);
         }
-        let mut random = Random::new(self.net.engine.now_ns(), "parts of RMA");
+        let mut random = Random::new(self.net.stage.engine.now_ns(), "parts of RMA");
         let job_of = Job {
             side: number,
             peer,
@@ -112,7 +113,10 @@ impl World {
             .map_or(0, |job| job.copies.len());
         let by_ns = COPY_NS[(job as usize + left) % COPY_NS.len()];
         let own = self.process_of(node);
-        self.net.engine.after(own, by_ns, Event::Copy(node, job));
+        self.net
+            .stage
+            .engine
+            .after(own, by_ns, Event::Copy(node, job));
     }
 
     /// A part of a job is copied, now.
@@ -131,7 +135,7 @@ impl World {
             }
         }
         let is_lost = |card: NodeId| {
-            !self.net.engine.is_alive(self.process_of(card))
+            !self.net.stage.engine.is_alive(self.process_of(card))
                 || card != HOST && self.net.link(card).is_down()
         };
         let is_out_of_reach = node != peer && [node, peer].into_iter().any(is_lost);
@@ -159,7 +163,7 @@ impl World {
                 let is_over = of.copies.is_empty();
                 let copied = part.map(|part| self.memory.copy(&part, &of.from, &of.to, flip));
                 if let Some(Err(how)) = copied {
-                    self.violation(check::rdma::NAME, how);
+                    self.violation(invariant::RDMA, how);
                 }
                 if !is_over {
                     return self.copy_later(node, job);
@@ -182,15 +186,15 @@ impl World {
     /// A node writes a signal into a window of its own.
     pub fn poke(&mut self, node: NodeId, address: u64, bytes: &[u8]) {
         let Ok(value) = bytes.try_into().map(u64::from_le_bytes) else {
-            return self.violation(check::rdma::NAME, "a signal in pieces");
+            return self.violation(invariant::RDMA, "a signal in pieces");
         };
         let Some(signal) = self.signals.remove(&(node, value)) else {
             let how = format!("signal {value} on node {node} comes again, or was not asked for");
-            return self.violation(check::rdma::NAME, how);
+            return self.violation(invariant::RDMA, how);
         };
         if let Some(job) = signal.jobs.iter().find(|job| self.jobs.contains_key(job)) {
             let how = format!("signal {value} comes, and {job:?} is under way");
-            self.violation(check::rdma::NAME, how);
+            self.violation(invariant::RDMA, how);
         }
         let windows = &self.sides[signal.side].windows;
         let parts = self
@@ -198,7 +202,7 @@ impl World {
             .range(windows, signal.offset, bytes.len() as u64);
         let written = self.memory.poke(&parts.unwrap_or_default(), address, bytes);
         if let Err(how) = written {
-            self.violation(check::rdma::NAME, how);
+            self.violation(invariant::RDMA, how);
         }
     }
 

@@ -7,25 +7,23 @@ use std::{
 };
 
 use snaprig_scif::node::{BackingId, EndpointId, Input, JobId, Node, RequestId, Value};
-use snaprig_sim::{Engine, Plan, ProcessId, Trace};
+use snaprig_sim::{Plan, ProcessId};
 use snaprig_wire::scif::{HOST, NodeId, PortId, QUEUE_BYTES};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Ended, Refusal, Side,
+    Canary, Ended, Parameters, Refusal, Side,
     calls::{Asked, Job, Signal, What, Who},
+    draw::POINTS,
     memory::Memory,
-    node_of, processes,
     program::{Act, Party, Program, Talking},
-    programs,
     work::Work,
 };
 use crate::{
-    Canary, Ending, Outcome,
     caught::caught,
-    links::{self, EVENTS_MAX, Net, Network},
-    model::Until,
-    points, verbs,
+    links::{self, NOTICE_NS, Net, Network},
+    scenario::{Ending, Outcome, Watch},
+    stage::{Stage, System},
 };
 
 /// Something that happens to a process.
@@ -97,8 +95,6 @@ pub struct World {
     pub copies: u64,
     /// Errors that DMA was told to have.
     pub injected: BTreeSet<i32>,
-    violations: Vec<(&'static str, String)>,
-    states: Option<BTreeSet<u64>>,
     /// The bug that this run has.
     pub canary: Option<Canary>,
     /// A node loses a peer, now.
@@ -107,58 +103,38 @@ pub struct World {
     pub latest: BTreeMap<(PortId, PortId), u32>,
 }
 
-/// Runs a plan to its end, with a planted bug or without.
-pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
-    World::new(plan, trace, canary).finish()
-}
-
-/// The same, and keeps every state that the system was in.
-pub fn run_counting(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
-    let mut world = World::new(plan, trace, canary);
-    world.states = Some(BTreeSet::new());
-    world.finish()
-}
-
-/// Runs a plan up to there, and describes every connection as it is then.
-pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, String) {
-    let mut world = World::new(plan, Trace::recording(), canary);
-    world.net.tally.until = Some(until);
-    // However it ends, this is how it is then.
-    let _ = caught(|| {
-        world.start();
-        world.rest()
-    });
-    let state = world.describe();
-    (world.net.engine.trace, state)
-}
-
 impl World {
-    fn new(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Self {
-        let mut engine = Engine::new(plan, &points::all(), trace);
-        let names = processes(plan);
-        let mut all = names.iter().map(|name| engine.process(name));
+    pub fn new(plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Self {
+        let canary = watch.canary;
+        let mut stage = Stage::new(plan, &POINTS, watch);
+        let names = parameters.processes();
+        let mut all = names.iter().map(|one| stage.engine.process(&one.name));
         let rig = all.next().unwrap_or(ProcessId(0));
-        let cards = all.by_ref().take(plan.cards.into()).collect();
+        let cards = all.by_ref().take(parameters.cards.into()).collect();
         let program = |(number, process)| Program {
             process,
-            node: node_of(number, plan.cards),
+            node: parameters.node_of(number),
             forgotten: false,
             listener: 0,
         };
-        let all: Vec<_> = all.take(programs(plan)).enumerate().map(program).collect();
+        let all: Vec<_> = all
+            .take(parameters.programs())
+            .enumerate()
+            .map(program)
+            .collect();
         let node = |id| Node::with_window(id, QUEUE_BYTES);
-        let mut nodes: Vec<_> = (0..=plan.cards).map(node).collect();
-        for node in 1..=plan.cards {
+        let mut nodes: Vec<_> = (0..=parameters.cards).map(node).collect();
+        for node in 1..=parameters.cards {
             nodes[usize::from(HOST)].handle(Input::PeerUp(node));
             nodes[usize::from(node)].handle(Input::PeerUp(HOST));
         }
-        let work = Work::new(plan);
+        let work = Work::new(plan.seed, parameters);
         let talking = |talk: &super::work::Talk| Talking {
             left: talk.attempts,
             ..Talking::default()
         };
         Self {
-            net: Net::new(engine, rig, cards),
+            net: Net::new(stage, rig, cards),
             nodes,
             talking: work.talks.iter().map(talking).collect(),
             work,
@@ -177,104 +153,14 @@ impl World {
             refusals: Vec::new(),
             copies: 0,
             injected: BTreeSet::new(),
-            violations: Vec::new(),
-            states: None,
             canary,
             leaking: false,
             latest: BTreeMap::new(),
         }
     }
 
-    fn start(&mut self) {
-        // Nodes are there before programs are.
-        self.pump(HOST);
-        self.rest();
-        for program in 0..self.programs.len() {
-            // Its card may be gone, or have been started again.
-            let of = &self.programs[program];
-            if self.net.engine.is_alive(of.process) && of.listener == 0 {
-                self.start_program(program);
-            }
-        }
-    }
-
-    /// Runs until nothing is to come any more; whether that is so.
-    fn rest(&mut self) -> bool {
-        while let Some((_, event)) = self.net.engine.next(label) {
-            self.happen(event);
-            if self.states.is_some() {
-                let state = self.state();
-                self.states.get_or_insert_default().insert(state);
-            }
-            match self.net.tally.until {
-                Some(Until::Event(count)) if self.net.engine.trace.events() >= count => {
-                    return true;
-                }
-                Some(Until::Now) => return true,
-                _ => {}
-            }
-            if self.net.engine.trace.events() > EVENTS_MAX {
-                return false;
-            }
-        }
-        true
-    }
-
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::Net(event) => self.on_link(event),
-            Event::Call(who, what, input) => self.called(who, what, input),
-            Event::Copy(node, job) => self.copy(node, job),
-            Event::ProgramGone(program) => self.forget_program(program),
-            Event::Told(who, what, result) => self.told(who, &what, result),
-            Event::Program(program, act) => self.act(program, act),
-        }
-    }
-
-    /// Everything that hangs is ended; whether anything did.
-    fn heal(&mut self) -> bool {
-        let programs = self.programs.iter().map(|program| program.process);
-        let all = [self.net.rig].into_iter().chain(self.net.cards.clone());
-        let hung: Vec<_> = all
-            .chain(programs)
-            .filter(|one| self.net.engine.is_hung(*one))
-            .collect();
-        for process in &hung {
-            self.crash(*process);
-        }
-        !hung.is_empty()
-    }
-
-    /// Nothing goes wrong any more, and everything comes to rest.
-    fn heal_and_rest(&mut self) -> bool {
-        let mut rests = true;
-        while rests && self.heal() {
-            rests = self.rest();
-        }
-        rests
-    }
-
     fn is_node_alive(&self, node: NodeId) -> bool {
-        self.net.engine.is_alive(self.process_of(node))
-    }
-
-    /// Who waits for something that never comes.
-    fn waits(&self) -> Option<String> {
-        let waiting = self.asked.iter().find(|(_, asked)| {
-            let program = &self.programs[self.program_of(asked.who)];
-            let is_patient = matches!(asked.what, What::Accept);
-            self.net.engine.is_alive(program.process)
-                && self.is_node_alive(asked.node)
-                && !is_patient
-        });
-        if let Some((_, asked)) = waiting {
-            return Some(format!("{:?} waits: {:?}", asked.who, asked.what));
-        }
-        let open = self
-            .sides
-            .iter()
-            .position(|side| !side.closed && !side.dead && self.is_node_alive(side.node));
-        open.map(|side| format!("side {side} is never closed"))
+        self.net.stage.engine.is_alive(self.process_of(node))
     }
 
     /// Every endpoint is closed; what is left of it.
@@ -303,48 +189,6 @@ impl World {
         in_use.chain(asked).chain(memory).collect()
     }
 
-    fn finish(mut self) -> Outcome {
-        let rested = caught(|| {
-            self.start();
-            self.rest() && self.heal_and_rest()
-        });
-        let waits = self.waits();
-        let sides = self.ended_sides();
-        let left = rested.and_then(|rests| match rests {
-            true => Ok((true, caught(|| self.tear_down())?)),
-            false => Ok((false, Vec::new())),
-        });
-        let (ending, leftovers) = match (left, waits) {
-            (Err(panic), _) => (Ending::Crashed(panic), Vec::new()),
-            (Ok((false, _)), _) => (Ending::Endless, Vec::new()),
-            (Ok((true, leftovers)), Some(waits)) => (Ending::Stuck(waits), leftovers),
-            (Ok((true, leftovers)), None) => (Ending::Finished, leftovers),
-        };
-        let reached = self.net.engine.faults().reached().iter();
-        Outcome {
-            ending,
-            apps: Vec::new(),
-            violations: self.violations,
-            leftovers,
-            faults: self.net.tally.faults,
-            // Whether programs were told is for `check::errors` to say, call by call.
-            loud_faults: 0,
-            states: self.states.unwrap_or_default(),
-            reached: reached
-                .map(|(name, reached)| (*name, reached.times, reached.faults))
-                .collect(),
-            now_ns: self.net.engine.now_ns(),
-            processes: self.net.engine.names(),
-            verbs: verbs::Ended::default(),
-            scif: Ended {
-                sides,
-                refusals: self.refusals,
-                copies: self.copies,
-            },
-            trace: self.net.engine.trace,
-        }
-    }
-
     fn ended_sides(&self) -> Vec<Side> {
         let side = |party: &Party| Side {
             connection: party.connection,
@@ -358,16 +202,97 @@ impl World {
         self.sides.iter().map(side).collect()
     }
 
-    /// What must never happen has happened.
-    pub fn violation(&mut self, invariant: &'static str, what: impl Into<String>) {
-        let (what, now) = (what.into(), self.net.engine.now_ns());
-        self.net.engine.trace.broken(now, self.net.rig, &what);
-        self.violations.push((invariant, what));
+    /// Runs to the end, or to where it is to be looked at.
+    pub fn finish(mut self) -> Outcome<Ended> {
+        let is_looked_at = self.net.stage.tally.until.is_some();
+        let ending = self.play();
+        let sides = self.ended_sides();
+        let comes_to_rest = !matches!(ending, Ending::Crashed(_) | Ending::Endless);
+        let left = match comes_to_rest && !is_looked_at {
+            true => caught(|| self.tear_down()),
+            false => Ok(Vec::new()),
+        };
+        let (ending, leftovers) = match left {
+            Ok(left) => (ending, left),
+            Err(panic) => (Ending::Crashed(panic), Vec::new()),
+        };
+        let end = Ended {
+            sides,
+            refusals: self.refusals,
+            copies: self.copies,
+        };
+        self.net.stage.into_outcome(ending, leftovers, end)
     }
 
-    /// Every connection, as it is.
+    /// What must never happen has happened.
+    pub fn violation(&mut self, invariant: &'static str, what: impl Into<String>) {
+        let rig = self.net.rig;
+        self.net.stage.violation(rig, invariant, what);
+    }
+}
+
+impl System for World {
+    type Event = Event;
+
+    #[inline]
+    fn stage(&mut self) -> &mut Stage<Event> {
+        &mut self.net.stage
+    }
+
+    #[inline]
+    fn look(&self) -> &Stage<Event> {
+        &self.net.stage
+    }
+
+    fn start(&mut self) {
+        // Nodes are there before programs are.
+        self.pump(HOST);
+        self.rest();
+        for program in 0..self.programs.len() {
+            // Its card may be gone, or have been started again.
+            let of = &self.programs[program];
+            if self.net.stage.engine.is_alive(of.process) && of.listener == 0 {
+                self.start_program(program);
+            }
+        }
+    }
+
+    #[inline]
+    fn happen(&mut self, _: ProcessId, event: Event) {
+        match event {
+            Event::Net(event) => self.on_link(event),
+            Event::Call(who, what, input) => self.called(who, what, input),
+            Event::Copy(node, job) => self.copy(node, job),
+            Event::ProgramGone(program) => self.forget_program(program),
+            Event::Told(who, what, result) => self.told(who, &what, result),
+            Event::Program(program, act) => self.act(program, act),
+        }
+    }
+
+    fn label(&self, event: &Event) -> String {
+        label(event)
+    }
+
+    fn waits(&self) -> Option<String> {
+        let waiting = self.asked.iter().find(|(_, asked)| {
+            let program = &self.programs[self.program_of(asked.who)];
+            let is_patient = matches!(asked.what, What::Accept);
+            self.net.stage.engine.is_alive(program.process)
+                && self.is_node_alive(asked.node)
+                && !is_patient
+        });
+        if let Some((_, asked)) = waiting {
+            return Some(format!("{:?} waits: {:?}", asked.who, asked.what));
+        }
+        let open = self
+            .sides
+            .iter()
+            .position(|side| !side.closed && !side.dead && self.is_node_alive(side.node));
+        open.map(|side| format!("side {side} is never closed"))
+    }
+
     fn describe(&self) -> String {
-        let mut text = format!("at {} ns\n", self.net.engine.now_ns());
+        let mut text = format!("at {} ns\n", self.net.stage.engine.now_ns());
         for (number, node) in self.nodes.iter().enumerate() {
             let life = match self.is_node_alive(number as NodeId) {
                 true => "",
@@ -399,8 +324,6 @@ impl World {
         text
     }
 
-    /// What nodes and programs would do next depends on this, and on nothing else but numbers, sizes
-    /// and times.
     fn state(&self) -> u64 {
         let mut hash = Xxh3::new();
         for node in 0..self.nodes.len() {
@@ -419,5 +342,45 @@ impl World {
         }
         self.jobs.len().hash(&mut hash);
         hash.finish()
+    }
+
+    fn crash(&mut self, process: ProcessId) {
+        self.net.stage.engine.crash(process);
+        let program = self.programs.iter().position(|one| one.process == process);
+        if let Some(program) = program {
+            self.lose_program(program);
+            let node = self.process_of(self.programs[program].node);
+            self.net
+                .stage
+                .engine
+                .after(node, NOTICE_NS, Event::ProgramGone(program));
+        } else if let Some(node) = self.card_of(process) {
+            self.lose_node(node);
+            self.card_is_gone(node);
+        } else {
+            // Everything ends with the rig.
+            for card in self.net.cards.clone() {
+                self.net.stage.engine.crash(card);
+            }
+            for node in 0..self.nodes.len() {
+                self.lose_node(node as NodeId);
+            }
+        }
+    }
+
+    fn hang(&mut self, process: ProcessId) {
+        self.hang_card(process);
+    }
+
+    fn restart(&mut self, process: ProcessId) {
+        self.restart_card(process);
+    }
+
+    fn cut_link(&mut self, process: ProcessId) {
+        self.cut_card_link(process);
+    }
+
+    fn partition(&mut self, process: ProcessId) {
+        self.partition_card(process);
     }
 }

@@ -1,7 +1,9 @@
 //! What the programs of a plan do, drawn from its seed.
 
 use snaprig_scif::node::{PROT_READ, PROT_WRITE};
-use snaprig_sim::{Plan, Random};
+use snaprig_sim::Random;
+
+use super::{Parameters, Workload};
 
 /// Each connection begins with so many bytes from the connecting side, which say which it is.
 pub const HELLO_BYTES: usize = 8;
@@ -152,19 +154,24 @@ pub struct Work {
 
 impl Work {
     /// What a plan's seed and workload stand for. Less of anything leaves the rest as it is.
-    pub fn new(plan: &Plan) -> Self {
-        let programs = super::programs(plan);
+    pub fn new(seed: u64, parameters: &Parameters) -> Self {
+        let programs = parameters.programs();
         let listener = |program: usize| {
-            let mut r = Random::new(plan.seed, &format!("listener {program}"));
+            let mut r = Random::new(seed, &format!("listener {program}"));
             Listener {
                 backlog: 1 + r.below(4) as usize,
                 pause_ns: [1_000, 1_000, 200_000][r.below(3) as usize],
             }
         };
-        let talk = |number: u16| talk(&mut Random::new(plan.seed, &format!("talk {number}")), plan);
+        let talk = |number: u16| {
+            talk(
+                &mut Random::new(seed, &format!("talk {number}")),
+                parameters,
+            )
+        };
         Self {
             listeners: (0..programs).map(listener).collect(),
-            talks: (0..plan.workload.pipelines).map(talk).collect(),
+            talks: (0..parameters.workload.pairs).map(talk).collect(),
         }
     }
 }
@@ -178,8 +185,8 @@ impl Work {
     }
 }
 
-fn talk(r: &mut Random, plan: &Plan) -> Talk {
-    let programs = super::programs(plan) as u64;
+fn talk(r: &mut Random, parameters: &Parameters) -> Talk {
+    let programs = parameters.programs() as u64;
     let [client, server] = [r.number(), r.number()].map(|number| (number % programs) as usize);
     let target = match r.below(16) {
         0 => Target::Nobody(server),
@@ -192,7 +199,7 @@ fn talk(r: &mut Random, plan: &Plan) -> Talk {
     let pause_ns = r.below(longest_ns);
     let patience_ns = r.one_in(6).then(|| r.below(100_000));
     let insists = r.one_in(2);
-    let scripts = [r.number(), r.number()].map(|concern| script(concern, plan));
+    let scripts = [r.number(), r.number()].map(|concern| script(concern, parameters.workload));
     Talk {
         client,
         target,
@@ -206,7 +213,7 @@ fn talk(r: &mut Random, plan: &Plan) -> Talk {
     }
 }
 
-fn script(concern: u64, plan: &Plan) -> Script {
+fn script(concern: u64, work: Workload) -> Script {
     let mut r = Random::new(concern, "script");
     let patience = |r: &mut Random, of: u64| r.one_in(of).then(|| r.below(30_000));
     let receives = (0..3).map(|_| match r.below(4) {
@@ -235,10 +242,10 @@ fn script(concern: u64, plan: &Plan) -> Script {
         }
     };
     Script {
-        sends: (0..plan.workload.runs).map(|_| send(&mut sends)).collect(),
+        sends: (0..work.sends).map(|_| send(&mut sends)).collect(),
         receives,
         receive_patience_ns,
-        moves: moves(concern, plan),
+        moves: moves(concern, work),
         pace_ns,
         hasty,
         leaves_ns,
@@ -246,7 +253,7 @@ fn script(concern: u64, plan: &Plan) -> Script {
 }
 
 /// First windows, then RMA, with windows that go and come between it.
-fn moves(concern: u64, plan: &Plan) -> Vec<Move> {
+fn moves(concern: u64, work: Workload) -> Vec<Move> {
     let mut windows = Random::new(concern, "windows");
     let register = |r: &mut Random| Move::Register {
         pages: 1 + r.below(PAGES_MAX),
@@ -258,12 +265,10 @@ fn moves(concern: u64, plan: &Plan) -> Vec<Move> {
             _ => PROT_READ | PROT_WRITE,
         },
     };
-    let mut all: Vec<_> = (0..plan.workload.buffers)
-        .map(|_| register(&mut windows))
-        .collect();
+    let mut all: Vec<_> = (0..work.windows).map(|_| register(&mut windows)).collect();
     let mut r = Random::new(concern, "moves");
     let mut flags = Random::new(concern, "flags of RMA");
-    for _ in 0..plan.workload.writes {
+    for _ in 0..work.copies {
         let picks = [r.number(), r.number(), r.number(), r.number()];
         all.push(Move::Rma {
             picks,
@@ -280,7 +285,7 @@ fn moves(concern: u64, plan: &Plan) -> Vec<Move> {
             1 => all.push(Move::Signal { picks, peer }),
             _ => {}
         }
-        if plan.workload.buffers > 0 && r.one_in(3) {
+        if work.windows > 0 && r.one_in(3) {
             all.push(Move::Unregister(r.number()));
             all.push(register(&mut r));
         }

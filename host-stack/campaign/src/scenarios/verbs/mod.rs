@@ -1,4 +1,4 @@
-//! The other system: processes with queue pairs, on HCAs of one fabric. All machines are those of
+//! Verbs: processes with queue pairs, on HCAs of one fabric. All machines are those of
 //! `emu/hca`, in the simulated fabric that its tests use, too.
 //!
 //! ```text
@@ -7,53 +7,96 @@
 //!   "hca1" ------ "hca2" ------ "hca1" ...         packets: what the plan has go wrong
 //! ```
 //!
-//! Of a plan (scenario "verbs"), `cards` are HCAs, `processes` processes, spread over them,
-//! `pipelines` connections between two of them, and `runs` messages each way; the seed decides
-//! transports, messages, sizes, and whether packets go one by one.
+//! The seed decides transports, messages, sizes, and whether packets go one by one.
 //!
 //! A process that hangs is ended after 20 ms, and none is later than that; a link that goes down
 //! stays down until all is healed.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`parameters`] | how much there is of everything |
+//! | `work` | what processes do, drawn from the seed |
+//! | `run` | one run of a plan |
+//! | [`invariants`], `check` | what must be true of every run |
+//! | `canary` | planted bugs |
+//! | `draw` | plans from a seed, and those in which everything is tried |
 
+mod canary;
+mod check;
+mod draw;
+pub mod invariants;
+pub mod parameters;
 mod run;
 mod work;
 
 use std::fmt;
 
-use snaprig_hca::{Completion, Opcode, Status, Transport};
-use snaprig_sim::Plan;
+use snaprig_hca::{Canary, Completion, Opcode, Status, Transport, faults};
+use snaprig_sim::{Fault, Parameters as Fixed, Plan, Point, Process, Random, shrink::Amount};
 
 pub use self::{
-    run::{run, run_counting, state_at},
+    parameters::{Parameters, Workload},
     work::{LONGEST, Message},
 };
+use crate::scenario::{Invariant, Outcome, Scenario, Watch};
 
 /// Its scenario.
 pub const SCENARIO: &str = "verbs";
 /// Bytes before the data of a datagram.
 pub const GRH_BYTES: u32 = 40;
-/// Most HCAs, processes, connections and messages each way of a plan.
-const MOST: [u16; 4] = [8, 8, 4, 40];
 
-/// HCAs and processes of a plan's system, as plans name them.
-pub fn processes(plan: &Plan) -> Vec<String> {
-    let hcas = (1..=plan.cards).map(|number| format!("hca{number}"));
-    let processes = (1..=plan.workload.processes).map(|number| format!("process{number}"));
-    hcas.chain(processes).collect()
-}
+/// Verbs, as a scenario.
+#[derive(Clone, Copy, Debug)]
+pub struct Verbs;
 
-/// What is impossible about the plan's system, if anything is.
-pub fn impossible(plan: &Plan) -> Option<String> {
-    let work = plan.workload;
-    let amounts = [plan.cards, work.processes, work.pipelines, work.runs];
-    let fits = |(amount, most): (&u16, u16)| (1..=most).contains(amount);
-    let [hcas, processes, pipelines, runs] = MOST;
-    (!amounts.iter().zip(MOST).all(fits)).then(|| {
-        format!(
-            "{} cards, workload {work:?}: with verbs, 1 to {hcas} cards, 1 to {processes} \
-             processes, 1 to {pipelines} pipelines and 1 to {runs} runs",
-            plan.cards
-        )
-    })
+impl Scenario for Verbs {
+    type Parameters = Parameters;
+    type Canary = Canary;
+    type End = Ended;
+
+    fn names(&self) -> &'static [&'static str] {
+        &[SCENARIO]
+    }
+
+    fn points(&self) -> &'static [Point] {
+        faults::ALL
+    }
+
+    fn processes(&self, parameters: &Parameters) -> Vec<Process> {
+        parameters.processes()
+    }
+
+    fn parameters(&self, random: &mut Random) -> Parameters {
+        draw::parameters(random)
+    }
+
+    fn run(&self, plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Outcome<Ended> {
+        run::run(plan, parameters, watch)
+    }
+
+    fn invariants(&self) -> &'static [Invariant<Ended>] {
+        &invariants::ALL
+    }
+
+    fn impossible(&self, parameters: &Parameters) -> Option<String> {
+        parameters.impossible()
+    }
+
+    fn amounts(&self) -> &'static [Amount] {
+        &draw::AMOUNTS
+    }
+
+    fn draw(&self, seed: u64, fixed: &Fixed) -> Plan {
+        draw::draw(seed, fixed)
+    }
+
+    fn undisturbed(&self) -> Vec<Plan> {
+        draw::undisturbed()
+    }
+
+    fn deaths(&self, plan: &Plan) -> Vec<Fault> {
+        draw::deaths_at_posts(&self.processes_of(plan))
+    }
 }
 
 /// A request that was posted.

@@ -7,6 +7,8 @@ use snaprig_hca::{
 };
 use snaprig_sim::{Fault, Plan, Random};
 
+use super::{Parameters, Workload};
+
 /// The longest message.
 pub const LONGEST: u32 = 6000;
 
@@ -80,10 +82,10 @@ pub struct Work {
 
 impl Work {
     /// What a plan's seed and workload stand for. Less of anything leaves the rest as it is.
-    pub fn new(plan: &Plan) -> Self {
-        let work = plan.workload;
+    pub fn new(plan: &Plan, parameters: &Parameters) -> Self {
+        let work = parameters.workload;
         let mut r = Random::new(plan.seed, "verbs");
-        let models = (0..plan.cards).map(|_| match r.one_in(3) {
+        let models = (0..parameters.hcas).map(|_| match r.one_in(3) {
             true => ModelName::B,
             false => ModelName::A,
         });
@@ -109,9 +111,9 @@ impl Work {
                 all.tasks.push((r.below(100_000), Task::Path(path)));
             }
         }
-        for number in 0..work.pipelines.into() {
+        for number in 0..work.connections.into() {
             let mut r = Random::new(plan.seed, &format!("connection {number}"));
-            let connection = connection(&mut r, plan, mtu_max);
+            let connection = connection(&mut r, work, mtu_max);
             all.plan_tasks(&mut r, number, &connection);
             all.connections.push(connection);
         }
@@ -147,8 +149,8 @@ impl Work {
     }
 }
 
-fn connection(r: &mut Random, plan: &Plan, mtu_max: u32) -> Connection {
-    let (processes, messages) = (plan.workload.processes.into(), plan.workload.runs);
+fn connection(r: &mut Random, work: Workload, mtu_max: u32) -> Connection {
+    let (processes, messages) = (work.processes.into(), work.messages);
     let transport = [Transport::Rc, Transport::Rc, Transport::Uc, Transport::Ud];
     let transport = transport[r.below(4) as usize];
     let mtu = [256, 512, 1024, 4096][r.below(4) as usize].min(mtu_max);

@@ -2,17 +2,21 @@
 
 use std::path::Path;
 
-use snaprig_campaign::{campaign::Class, check::Broken};
+use snaprig_campaign::scenario::{Broken, Class};
 use snaprig_snapify_io::store;
 
 use super::run::{Ending, Seen};
 
-/// A broken invariant, with its class.
-pub type Violation = Option<(Class, Broken)>;
+/// A broken invariant.
+pub type Violation = Option<Broken>;
 
 fn broken(class: Class, invariant: &'static str, how: impl Into<String>) -> Violation {
     let how = how.into();
-    Some((class, Broken { invariant, how }))
+    Some(Broken {
+        invariant,
+        how,
+        class,
+    })
 }
 
 fn wrong(invariant: &'static str, how: impl Into<String>) -> Violation {

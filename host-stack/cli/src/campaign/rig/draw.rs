@@ -2,8 +2,8 @@
 //! the steps of Snapify's calls, at which processes can be killed or stopped and cards be reset, and
 //! the writing of files, which can fail.
 
-use snaprig_campaign::model::SCENARIOS;
-use snaprig_sim::{Fault, Kind, KindName, Plan, Point, Random, When};
+use snaprig_campaign::scenarios::offload::{Parameters, Variant};
+use snaprig_sim::{Fault, Kind, KindName, Plan, Point, Process, Random, When};
 use snaprig_snapify::{Step, faults as snapify_faults};
 use snaprig_snapify_io::faults as snapify_io_faults;
 
@@ -30,9 +30,13 @@ pub fn points() -> Vec<Point> {
 }
 
 /// The processes of a rig, as plans name them.
-pub fn processes(cards: u16) -> Vec<String> {
-    let cards = (1..=cards).flat_map(|node| [format!("card{node}"), format!("daemon{node}")]);
-    let others = ["rig".to_owned(), "host".to_owned()];
+pub fn processes(cards: u16) -> Vec<Process> {
+    let program = |name: String| Process::new(name, Process::PROGRAM);
+    let cards = (1..=cards).flat_map(|node| {
+        let card = Process::new(format!("card{node}"), Process::MACHINE);
+        [card, program(format!("daemon{node}"))]
+    });
+    let others = ["rig", "host"].map(|name| program(name.into()));
     others.into_iter().chain(cards).collect()
 }
 
@@ -44,8 +48,9 @@ pub fn interrupt_at(plan: &Plan) -> u64 {
 /// The plan of a seed.
 pub fn draw(seed: u64) -> Plan {
     let mut random = Random::new(seed, "rig");
-    let scenario = random.pick(&SCENARIOS).copied().unwrap_or("migrate");
-    let mut plan = Plan::new(seed, CARDS, scenario);
+    let variant = random.pick(&Variant::ALL).copied();
+    let variant = variant.unwrap_or(Variant::ALL[0]);
+    let mut plan = Plan::new(seed, variant.name).with(&Parameters::of(CARDS));
     for _ in 0..random.below(FAULTS_MAX + 1) {
         let (point, kind) = match random.one_in(6) {
             true => (snapify_io_faults::WRITE, write_fault(&mut random)),
@@ -54,10 +59,9 @@ pub fn draw(seed: u64) -> Plan {
                 (snapify_faults::of_step(step), process_fault(&mut random))
             }
         };
-        let rounds = if scenario == "twice" { 2 } else { 1 };
         plan.faults.push(Fault {
             point: point.name.into(),
-            when: When::Nth(1 + random.below(rounds)),
+            when: When::Nth(1 + random.below(variant.rounds.into())),
             kind,
         });
     }

@@ -22,9 +22,10 @@ pub(crate) mod work;
 use std::{collections::BTreeMap, io, path::Path, sync::Mutex};
 
 use snaprig_campaign::{
-    campaign::{Class, Found, Ran, Runner},
-    check::Broken,
+    Registry,
+    campaign::{Found, Ran, Runner},
     report::{Failure, write_file, write_line},
+    scenario::{Broken, Class},
 };
 use snaprig_card::platform::Kind;
 use snaprig_fixtures::kmeans::{self, Workload};
@@ -85,7 +86,11 @@ impl Runner for RigRunner {
                 faults::lock(&self.logs).insert(plan.to_text(), how.clone());
                 let invariant = "the run can be made";
                 return Ran {
-                    broken: Some((Class::Crash, Broken { invariant, how })),
+                    broken: Some(Broken {
+                        invariant,
+                        how,
+                        class: Class::Crash,
+                    }),
                     ..Ran::default()
                 };
             }
@@ -114,7 +119,7 @@ impl Runner for RigRunner {
             let mut candidate = best.clone();
             candidate.faults.remove(index);
             let found = self.run(&candidate).broken;
-            if found.is_some_and(|(_, found)| found.invariant == broken.invariant) {
+            if found.is_some_and(|found| found.invariant == broken.invariant) {
                 best = candidate;
             }
         }
@@ -130,6 +135,6 @@ impl Runner for RigRunner {
         let log = format!("{}: {}\n{log}", found.invariant, found.how);
         write_file(&folder.join("log.txt"), log.as_bytes())?;
         Failure::new(found, true, None).write(folder)?;
-        write_line(folder)
+        write_line(folder, Registry::standard())
     }
 }

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use snaprig_campaign::scenarios::offload::{Parameters, Variant};
 use snaprig_card::platform::Kind;
 use snaprig_fixtures::kmeans::Workload;
 use snaprig_sim::Plan;
@@ -75,11 +76,12 @@ pub struct Outcome {
 /// Runs a plan. An error is one of this program's or this machine's, not of what is tested.
 pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome, AnyError> {
     let deadline = Deadline::after(TIMEOUT);
+    let cards = plan.parameters_as::<Parameters>()?.cards;
     let work = Work::new()?;
     let done: Arc<Mutex<Done>> = Arc::default();
     let said = work.path().join("rig.log");
     let err = File::create(&said)?.into();
-    let rig = RigProcess::start(plan.cards, &[CARD_BYTES], platform, err, None, deadline);
+    let rig = RigProcess::start(cards, &[CARD_BYTES], platform, err, None, deadline);
     let mut rig = rig.map_err(|error| {
         let said = fs::read_to_string(&said).unwrap_or_default();
         format!("{error}: {said}")
@@ -148,7 +150,7 @@ impl<'a> Application<'a> {
         let mut application = Self {
             control: Controlled::connect(dir, host.pid(), deadline)?,
             rig: rig.child.id(),
-            cards: plan.cards,
+            cards: plan.parameters_as::<Parameters>()?.cards,
             done,
             home: 1,
             captures: 0,
@@ -213,15 +215,17 @@ impl<'a> Application<'a> {
         if !self.command("run", &hold) {
             return false;
         }
-        self.holds = plan.scenario == "twice";
-        if !self.round(&plan.scenario, snapshot) {
+        // A plan of another scenario is refused before it is run.
+        let variant = Variant::named(&plan.scenario).unwrap_or(Variant::ALL[0]);
+        self.holds = variant.rounds > 1;
+        if !self.round(variant, snapshot) {
             return false;
         }
         if std::mem::take(&mut self.holds) {
             // Until now it was held. It goes on by one run function, as far as it gets.
             let next = Control::BreakAtRunFunction(interrupt_at(plan) + 1);
             let _ = self.command("run", &next);
-            return self.round(&plan.scenario, snapshot);
+            return self.round(variant, snapshot);
         }
         true
     }
@@ -234,7 +238,7 @@ impl<'a> Application<'a> {
         self.command("resume", &Control::Resume)
     }
 
-    fn round(&mut self, scenario: &str, snapshot: &Path) -> bool {
+    fn round(&mut self, variant: Variant, snapshot: &Path) -> bool {
         self.captured = false;
         let paused = self.command("pause", &Control::Pause(snapshot.to_owned()));
         if !paused {
@@ -242,20 +246,20 @@ impl<'a> Application<'a> {
             // It goes on without a snapshot, or is told that its card is gone.
             return true;
         }
-        let begun = self.command("capture", &Control::Capture(scenario == "swap"));
+        let begun = self.command("capture", &Control::Capture(variant.ends));
         self.captured = begun && self.command("wait", &Control::Wait);
         lift_limit(self.rig);
         if !self.captured {
             return self.resume();
         }
         self.captures += 1;
-        if scenario == "checkpoint" && self.resume() {
+        if !variant.comes_back && self.resume() {
             return true;
         }
         // From the card after its own on, its own last: it is there still if it was not ended, and
         // has no successor.
         let (home, cards) = (self.home, self.cards);
-        let mut is_at_home = scenario != "swap" && !self.was_reset(home);
+        let mut is_at_home = !variant.ends && !self.was_reset(home);
         let targets = (0..cards).map(|step| (home + step) % cards + 1);
         targets.into_iter().any(|card| {
             let there =

@@ -16,7 +16,7 @@ use super::{
     super::{HostId, World},
     AppId, BUFFER_BYTES, Pipeline, Stage, Waiter,
 };
-use crate::links::{Effect, Network as _};
+use crate::stage::{Effect, System as _};
 
 /// What is being created or destroyed, in an offload process.
 #[derive(Clone, Debug)]

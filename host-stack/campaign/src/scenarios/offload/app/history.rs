@@ -12,7 +12,7 @@ use snaprig_coi::{
     graph::{BufferId, OpId, PipelineId},
 };
 
-use crate::check;
+use crate::scenarios::offload::invariants;
 
 /// What an operation does to a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +168,7 @@ impl History {
         let (after, behind) = (op.after.clone(), op.behind.clone());
         if starts > 1 {
             self.breaks(
-                check::operations::NAME,
+                invariants::OPERATIONS,
                 format!("{id} started {starts} times"),
             );
         }
@@ -182,10 +182,10 @@ impl History {
         let early = early.map(|of| format!("{id} started before {of} was done"));
         let failed = failed.map(|of| format!("{id} started, and depends on {of}, which failed"));
         if let Some(how) = early {
-            self.breaks(check::operations::NAME, how);
+            self.breaks(invariants::OPERATIONS, how);
         }
         if let Some(how) = failed {
-            self.breaks(check::dependents::NAME, how);
+            self.breaks(invariants::DEPENDENTS, how);
         }
     }
 
@@ -203,7 +203,7 @@ impl History {
         if op.starts == 0 {
             self.started(id);
         } else if op.runs > 1 {
-            self.breaks(check::operations::NAME, format!("{id} was run twice"));
+            self.breaks(invariants::OPERATIONS, format!("{id} was run twice"));
         }
     }
 
@@ -223,7 +223,7 @@ impl History {
                 "{id} saw {value} in cell {cell} of buffer {buffer}, not what {} left there",
                 expected.value
             );
-            self.breaks(check::visible::NAME, how);
+            self.breaks(invariants::VISIBLE, how);
         }
     }
 
@@ -243,17 +243,17 @@ impl History {
         let (starts, after) = (op.starts, op.after.clone());
         let hides = result.is_ok().then(|| op.failed.clone()).flatten();
         if before.is_some() {
-            self.breaks(check::operations::NAME, format!("{id} was completed twice"));
+            self.breaks(invariants::OPERATIONS, format!("{id} was completed twice"));
         }
         if let Some(error) = hides {
             let how = format!("{id} failed ({error}), and who depends on it is not told");
-            self.breaks(check::dependents::NAME, how);
+            self.breaks(invariants::DEPENDENTS, how);
         }
         let end = |of: &OpId| self.ops.get(of)?.end.clone();
         let early = result.is_ok() && after.iter().any(|of| end(of).is_none());
         if early {
             let how = format!("{id} was done before what it depends on");
-            self.breaks(check::operations::NAME, how);
+            self.breaks(invariants::OPERATIONS, how);
         }
         let end = |of: &OpId| self.ops.get(of)?.end.clone();
         let mut failures = after.iter().filter_map(|of| end(of)?.err());
@@ -265,7 +265,7 @@ impl History {
         };
         if !alike && starts == 0 {
             let how = format!("{id} ended with {result:?}, unlike what it depends on");
-            self.breaks(check::dependents::NAME, how);
+            self.breaks(invariants::DEPENDENTS, how);
         }
     }
 

@@ -28,12 +28,11 @@ use std::{
 
 use snaprig_coi::graph::{BufferId, Graph, Mode, OpId, PipelineId, Step};
 use snaprig_scif::node::RequestId;
-use snaprig_sim::Plan;
 use snaprig_wire::coi::Window;
 
 use self::{coming::Coming, history::History, work::Asked};
 pub use self::{perform::Told, program::process_id, work::BUFFER_BYTES};
-use super::{Ending, HostId};
+use super::{Ending, HostId, Workload};
 
 /// A host process and its application, from 0.
 pub type AppId = usize;
@@ -151,11 +150,11 @@ pub struct Application {
 
 impl Application {
     /// Of a host process with these offload processes.
-    pub fn new(plan: &Plan, app: AppId, hosts: Range<HostId>) -> Self {
+    pub fn new(seed: u64, work: &Workload, app: AppId, hosts: Range<HostId>) -> Self {
         Self {
             missing: hosts.len(),
             hosts,
-            calls: work::draw(plan.seed, app, &plan.workload).into(),
+            calls: work::draw(seed, app, work).into(),
             ..Self::default()
         }
     }

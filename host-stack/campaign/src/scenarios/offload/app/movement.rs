@@ -19,8 +19,9 @@ use super::{
     AppId, AppTask, Waiter,
 };
 use crate::{
-    Canary,
-    links::{Effect, Network as _},
+    links::Network as _,
+    scenarios::offload::canary::Canary,
+    stage::{Effect, System as _},
 };
 
 /// The offload process that the graph means.
@@ -51,7 +52,7 @@ impl World {
             _ => 0,
         };
         let event = Event::App(app, AppTask::Step(op));
-        self.net.engine.after(own, by_ns, event);
+        self.net.stage.engine.after(own, by_ns, event);
     }
 
     /// Where the host process has a cell, or what passes through it on its way.
@@ -192,7 +193,7 @@ impl World {
         let request = node.copy_memory(endpoint, local, len, remote, write);
         self.apps[app].rma.insert((host, request), op);
         self.pump(HOST);
-        if !self.net.engine.is_alive(self.net.rig) {
+        if !self.net.stage.engine.is_alive(self.net.rig) {
             self.rma_done(host, request, Err(libc::ENODEV));
         }
     }
@@ -238,7 +239,10 @@ impl World {
         }
         self.step_is_done(app, op);
         let event = Event::App(app, AppTask::Step(op));
-        self.net.engine.after(self.app_processes[app], 0, event);
+        self.net
+            .stage
+            .engine
+            .after(self.app_processes[app], 0, event);
     }
 
     pub(super) fn moved(&mut self, app: AppId, op: OpId, result: Result<(), CoiError>) {
@@ -256,7 +260,7 @@ impl World {
             _ => return self.graph(app, Input::Moved(op, result)),
         };
         let event = Event::App(app, AppTask::Moved(op));
-        self.net.engine.after(own, by_ns, event);
+        self.net.stage.engine.after(own, by_ns, event);
     }
 
     /// The graph hears late that bytes were moved.

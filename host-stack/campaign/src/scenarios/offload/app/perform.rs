@@ -23,8 +23,9 @@ use super::{
     movement::cells,
 };
 use crate::{
-    Canary, check,
-    links::{Effect, Network as _},
+    scenario::invariant,
+    scenarios::offload::{canary::Canary, invariants},
+    stage::{Effect, System as _},
 };
 
 /// Whether a caller was told for the first time.
@@ -85,7 +86,7 @@ impl World {
             if let Some((of, buffer)) = early {
                 let how =
                     format!("{op} starts while references of {of} to buffer {buffer} are held");
-                self.violation(check::references::NAME, how);
+                self.violation(invariants::REFERENCES, how);
             }
         }
     }
@@ -150,7 +151,7 @@ impl World {
         let op = *op;
         if !self.apps[app].begun.insert(op) && self.canary != Some(Canary::DoubledRun) {
             let how = "a caller was told twice that its run function begins";
-            self.violation(check::contradiction::NAME, how);
+            self.violation(invariant::CONTRADICTION, how);
         }
     }
 
@@ -162,7 +163,7 @@ impl World {
             Ok(Value::Returned { value, mut added }) => {
                 if !self.apps[app].begun.contains(&op) {
                     let how = "a run function returned to a caller who was not told that it begins";
-                    self.violation(check::contradiction::NAME, how);
+                    self.violation(invariant::CONTRADICTION, how);
                 }
                 if let Some(returned) = decode::<Returned>(&value) {
                     let count = Some(returned.count);

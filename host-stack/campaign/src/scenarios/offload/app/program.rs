@@ -17,7 +17,7 @@ use super::{
     history::{Touch, Touches},
     work::{Asked, CELLS, Deed, Given, Part},
 };
-use crate::Canary;
+use crate::scenarios::offload::canary::Canary;
 
 /// How long the host looks at what it has mapped.
 const LOOK_NS: u64 = 5_000;
@@ -71,7 +71,10 @@ impl World {
 
     fn next_call_later(&mut self, app: AppId) {
         let event = Event::App(app, AppTask::Next);
-        self.net.engine.after(self.app_processes[app], 0, event);
+        self.net
+            .stage
+            .engine
+            .after(self.app_processes[app], 0, event);
     }
 
     pub(in crate::scenarios::offload) fn app_task(&mut self, app: AppId, task: AppTask) {
@@ -172,6 +175,7 @@ impl World {
                 if let Some(event) = event {
                     let event = Event::App(app, AppTask::Signal(event));
                     self.net
+                        .stage
                         .engine
                         .after(self.app_processes[app], SIGNAL_NS, event);
                 }
@@ -341,6 +345,7 @@ impl World {
     pub(super) fn mapped(&mut self, app: AppId, op: OpId) {
         let event = Event::App(app, AppTask::Unmap(op));
         self.net
+            .stage
             .engine
             .after(self.app_processes[app], LOOK_NS, event);
     }

@@ -4,8 +4,10 @@
 use std::ops::Range;
 
 use snaprig_coi::graph::{Mode, State};
-use snaprig_sim::{Random, Workload};
+use snaprig_sim::Random;
 use snaprig_wire::scif::PAGE;
+
+use crate::scenarios::offload::Workload;
 
 /// Cells of a buffer: pages that hold one number each.
 pub const CELLS: u64 = 3;

@@ -9,7 +9,7 @@ impl World {
     }
 
     pub(in crate::scenarios::offload) fn coi(&mut self, host: HostId, input: coi::Input) {
-        let now = Duration::from_nanos(self.net.engine.now_ns());
+        let now = Duration::from_nanos(self.net.stage.engine.now_ns());
         let Some(process) = &mut self.hosts[host].process else {
             return;
         };
@@ -18,6 +18,7 @@ impl World {
         if let Some(at) = process.deadline().filter(|_| due.is_none()) {
             let event = Event::Host(host, HostTask::Tick);
             self.net
+                .stage
                 .engine
                 .at(self.host_processes[host], at.as_nanos() as u64, event);
         }
@@ -99,7 +100,7 @@ impl World {
             one.errors.push(error.to_string());
         }
         if self.app_told(host, ticket, result) == Told::Twice {
-            self.violation(check::contradiction::NAME, "a caller was told twice");
+            self.violation(invariant::CONTRADICTION, "a caller was told twice");
         }
     }
 }

@@ -15,7 +15,6 @@ use snaprig_coi::{
     machine::{self as coi, Link, Region, Value},
 };
 use snaprig_scif::{client::ScifError, node::EndpointId};
-use snaprig_sim::Plan;
 use snaprig_snapify::{
     SnapifyError, Step, faults as snapify_faults,
     machine::{self as snapify, Action, Call, Outcome as Done},
@@ -26,6 +25,7 @@ use snaprig_wire::{
     snapify::{Reply, Request},
 };
 
+use super::canary::Canary;
 use super::{
     Ending, Event, HostId, World,
     app::{AppId, Told},
@@ -35,8 +35,9 @@ use super::{
     sockets::Heard,
 };
 use crate::{
-    Canary, check,
-    links::{Effect, Network as _},
+    links::Network as _,
+    scenario::invariant,
+    stage::{Effect, System as _},
 };
 
 /// No ticket or generation of the machine's.
@@ -188,20 +189,20 @@ impl Host {
 }
 
 impl World {
-    pub(super) fn start_host(&mut self, host: HostId, plan: &Plan) {
-        if !self.net.engine.is_alive(self.host_processes[host]) {
+    pub(super) fn start_host(&mut self, host: HostId) {
+        if !self.net.stage.engine.is_alive(self.host_processes[host]) {
             return;
         }
         // Each begins on a card of its own, as far as there are so many.
-        let place = 1 + (host as NodeId) % plan.cards;
+        let place = 1 + (host as NodeId) % self.parameters.cards;
         self.hosts[host] = Host {
             alive: true,
             quiescing: NONE,
             waiting: NONE,
             next_ticket: 1,
             place,
-            app: host / usize::from(plan.workload.offloads.max(1)),
-            script: Script::new(plan, host, place),
+            app: host / usize::from(self.parameters.workload.offloads.max(1)),
+            script: Script::new(self.seed, self.variant, self.parameters.cards, host, place),
             ..Host::default()
         };
         let daemon = PortId {
@@ -238,6 +239,7 @@ impl World {
             _ => self.process_of(node),
         };
         self.net
+            .stage
             .engine
             .after(process, 0, Event::Hear(node, endpoint, Heard::Gone));
     }
@@ -370,7 +372,7 @@ impl World {
             }
             // Nobody will say what became of the copies.
             (Role::Channel(_, Channel::Dma), Heard::Gone)
-                if !self.net.engine.is_alive(self.net.rig) =>
+                if !self.net.stage.engine.is_alive(self.net.rig) =>
             {
                 self.rma_done(host, 0, Err(libc::ENODEV));
             }

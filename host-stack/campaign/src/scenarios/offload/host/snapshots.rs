@@ -16,7 +16,7 @@ impl World {
         self.hosts[host].snapify.handle(input);
         while let Some(output) = self.hosts[host].snapify.poll_output() {
             let own = self.host_processes[host];
-            if !self.net.engine.is_alive(own) {
+            if !self.net.stage.engine.is_alive(own) {
                 return;
             }
             match output {
@@ -54,7 +54,10 @@ impl World {
                     if let Some(timeout) = timeout {
                         let task = HostTask::Timeout(self.hosts[host].action);
                         let after = timeout.as_nanos() as u64;
-                        self.net.engine.after(own, after, Event::Host(host, task));
+                        self.net
+                            .stage
+                            .engine
+                            .after(own, after, Event::Host(host, task));
                     }
                     self.perform(host, action);
                 }

@@ -24,10 +24,11 @@ use snaprig_wire::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::canary::Canary;
 use super::{HostId, World, decode, sockets::Heard};
 use crate::{
-    Canary,
-    links::{Effect, Network as _},
+    links::Network as _,
+    stage::{Effect, System as _},
 };
 
 /// A host process's snapshot while it is being made.

@@ -35,9 +35,11 @@ use super::{
     decode,
     ledger::Counts,
 };
+use super::{canary::Canary, invariants};
 use crate::{
-    Canary, check,
-    links::{Effect, Network as _},
+    links::Network as _,
+    scenario::invariant,
+    stage::{Effect, System as _},
 };
 
 use self::runs::Running;
@@ -281,7 +283,7 @@ impl World {
         self.end_requests_of(node, pid);
         let own = self.process_of(node);
         let event = Event::Card(node, CardTask::Exited(pid, exit));
-        self.net.engine.after(own, 0, event);
+        self.net.stage.engine.after(own, 0, event);
     }
 
     // Its machine.
@@ -328,7 +330,7 @@ impl World {
                     }
                     let own = self.process_of(node);
                     let event = Event::Card(node, CardTask::Capture(pid));
-                    self.net.engine.after(own, 0, event);
+                    self.net.stage.engine.after(own, 0, event);
                 }
                 sink::Output::Reconnect => self.listen_as(node, pid, true),
                 sink::Output::Released => {}

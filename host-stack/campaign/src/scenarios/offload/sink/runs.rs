@@ -83,11 +83,11 @@ impl World {
         let thread = process.image.threads.entry(pipeline).or_default();
         if thread.running.replace(running).is_some() {
             let how = "a run function came while another one ran";
-            self.violation(check::messages::NAME, how);
+            self.violation(invariant::MESSAGES, how);
         }
         if again {
             let how = format!("run function {op} came twice");
-            self.violation(check::operations::NAME, how);
+            self.violation(invariants::OPERATIONS, how);
         }
     }
 
@@ -119,7 +119,7 @@ impl World {
             _ => 0,
         };
         let event = Event::Card(node, CardTask::Ran(pid, pipeline));
-        self.net.engine.after(own, by_ns, event);
+        self.net.stage.engine.after(own, by_ns, event);
     }
 
     /// A run function has run.
@@ -181,7 +181,7 @@ impl World {
                 _ => HOLD_NS,
             };
             let event = Event::Card(node, CardTask::GiveBack(pid));
-            self.net.engine.after(own, by_ns, event);
+            self.net.stage.engine.after(own, by_ns, event);
         }
     }
 
@@ -231,11 +231,11 @@ impl World {
                 _ => 0,
             };
             let event = Event::Card(node, CardTask::SendResult(pid, pipeline));
-            self.net.engine.after(own, by_ns, event);
+            self.net.stage.engine.after(own, by_ns, event);
         }
         if notices {
             let event = Event::Card(node, CardTask::SendNotice(pid));
-            self.net.engine.after(own, 0, event);
+            self.net.stage.engine.after(own, 0, event);
         }
     }
 

@@ -149,7 +149,7 @@ impl World {
         let held = self.living(node, pid).and_then(|one| one.held.take());
         let own = self.process_of(node);
         for task in held.into_iter().flatten() {
-            self.net.engine.after(own, 0, Event::Card(node, task));
+            self.net.stage.engine.after(own, 0, Event::Card(node, task));
         }
         self.sink(node, pid, sink::Input::Captured(captured));
     }
@@ -231,7 +231,7 @@ impl World {
         let (machine, references, captured) = machine.ok_or(libc::EBADMSG)?;
         if self.transfers.stale.contains(&kept) {
             let how = "a process comes back that ran on where it was captured";
-            self.violation(check::restored::NAME, how);
+            self.violation(invariants::RESTORED, how);
         }
         self.check_cut(image.host, "at the restore", &image.counts);
         let mut changed = std::mem::take(&mut image.changed);
@@ -253,7 +253,7 @@ impl World {
                     "buffer {id} comes back as {there:?}, and was captured as {:?}",
                     captured.get(&id)
                 );
-                self.violation(check::restored::NAME, how);
+                self.violation(invariants::RESTORED, how);
             }
             let offset = None;
             offload.buffers.insert(id, Buffer { address, offset });

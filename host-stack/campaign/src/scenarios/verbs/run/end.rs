@@ -22,7 +22,7 @@ impl Run {
             .collect()
     }
 
-    pub(super) fn finish(mut self, plan: &Plan) -> Outcome {
+    pub(super) fn finish(mut self, plan: &Plan) -> Outcome<Ended> {
         let rested = caught(|| {
             let rests = self.rest() && self.heal();
             self.flush();
@@ -40,13 +40,39 @@ impl Run {
             Ok((false, _)) => (Ending::Endless, Vec::new()),
             Ok((true, leftovers)) => (Ending::Finished, leftovers),
         };
+        let overtake = |kind: &Kind| matches!(kind, Kind::Duplicate | Kind::Reorder);
+        let strange = self.work.switches || plan.faults.iter().any(|fault| overtake(&fault.kind));
+        let sides = std::mem::take(&mut self.connections).into_iter();
+        let end = Ended {
+            connections: sides.map(|ends| ends.map(|peer| peer.side)).collect(),
+            memories: Memories(memories),
+            strange,
+        };
+        self.into_outcome(ending, leftovers, None, end)
+    }
+
+    /// Runs to where it is to be looked at; however it ends, this is how it is then.
+    pub(super) fn stop(mut self) -> Outcome<Ended> {
+        let ending = match caught(|| self.rest()) {
+            Err(panic) => Ending::Crashed(panic),
+            Ok(false) => Ending::Endless,
+            Ok(true) => Ending::Finished,
+        };
+        let description = self.describe();
+        self.into_outcome(ending, Vec::new(), Some(description), Ended::default())
+    }
+
+    fn into_outcome(
+        self,
+        ending: Ending,
+        leftovers: Vec<String>,
+        description: Option<String>,
+        end: Ended,
+    ) -> Outcome<Ended> {
         let reached = self.world.reached().into_iter();
         let reached = reached.map(|(name, reached)| (name, reached.times, reached.faults));
-        let overtake = |kind: &Kind| matches!(kind, Kind::Duplicate | Kind::Reorder);
-        let sides = self.connections.into_iter();
         Outcome {
             ending,
-            apps: Vec::new(),
             violations: Vec::new(),
             leftovers,
             faults: self.world.faults.get(),
@@ -55,14 +81,9 @@ impl Run {
             reached: reached.collect(),
             now_ns: self.world.now(),
             processes: self.world.names(),
-            verbs: Ended {
-                connections: sides.map(|ends| ends.map(|peer| peer.side)).collect(),
-                memories: Memories(memories),
-                strange: self.work.switches
-                    || plan.faults.iter().any(|fault| overtake(&fault.kind)),
-            },
-            scif: scif::Ended::default(),
             trace: self.world.into_trace(),
+            description,
+            end,
         }
     }
 

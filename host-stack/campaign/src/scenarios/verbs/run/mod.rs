@@ -18,14 +18,17 @@ use snaprig_hca::{
     testing::{BASE, BYTES, End, Link, Node, Turn, World},
     types::completed,
 };
-use snaprig_sim::{Kind, Plan, Trace};
+use snaprig_sim::{Kind, Plan};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Ended, GRH_BYTES, Memories, Sent, Side, data_of,
+    Canary, Ended, GRH_BYTES, Memories, Parameters, Sent, Side, data_of,
     work::{Connection, LONGEST, Message, Task, Work},
 };
-use crate::{Canary, Ending, Outcome, caught::caught, model::Until, points, scif};
+use crate::{
+    caught::caught,
+    scenario::{Ending, Outcome, Until, Watch},
+};
 
 /// A run that makes more events than this does not come to rest.
 const EVENTS_MAX: u64 = 100_000;
@@ -60,42 +63,29 @@ struct Run {
     until: Option<Until>,
 }
 
-/// Runs a plan to its end, with a planted bug or without.
-pub fn run(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
-    Run::new(plan, trace, canary).finish(plan)
-}
-
-/// The same, and keeps every state that the queue pairs were in.
-pub fn run_counting(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Outcome {
-    let mut run = Run::new(plan, trace, canary);
-    run.states = Some(BTreeSet::new());
-    run.finish(plan)
-}
-
-/// Runs a plan up to there, and describes every queue pair as it is then.
-pub fn state_at(plan: &Plan, canary: Option<Canary>, until: Until) -> (Trace, String) {
-    let mut run = Run::new(plan, Trace::recording(), canary);
-    run.until = Some(until);
-    // However it ends, this is how it is then.
-    let _ = caught(|| run.rest());
-    let state = run.describe();
-    (run.world.into_trace(), state)
+/// Runs a plan to its end, or to where it is to be looked at.
+pub fn run(plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Outcome<Ended> {
+    let run = Run::new(plan, parameters, watch);
+    match run.until {
+        None => run.finish(plan),
+        Some(_) => run.stop(),
+    }
 }
 
 impl Run {
-    fn new(plan: &Plan, trace: Trace, canary: Option<Canary>) -> Self {
-        let work = Work::new(plan);
-        let processes = u32::from(plan.workload.processes);
+    fn new(plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Self {
+        let work = Work::new(plan, parameters);
+        let processes = u32::from(parameters.workload.processes);
         let world = World::of_plan(
             &work.models,
             processes as usize,
             plan,
-            &points::all(),
-            trace,
+            faults::ALL,
+            watch.trace,
         );
-        world.canary.set(canary.and_then(Canary::of_the_hca));
+        world.canary.set(watch.canary);
         world.path.set(work.path);
-        let hcas = u32::from(plan.cards);
+        let hcas = u32::from(parameters.hcas);
         let nodes = (0..processes).map(|process| world.node(process, process % hcas));
         let mut run = Self {
             nodes: nodes.collect(),
@@ -103,8 +93,8 @@ impl Run {
             connections: Vec::new(),
             used: vec![0; processes as usize],
             polls: vec![false; processes as usize],
-            states: None,
-            until: None,
+            states: watch.is_counting.then(BTreeSet::new),
+            until: watch.until,
             work,
         };
         for connection in run.work.connections.clone() {

@@ -1,0 +1,56 @@
+//! Planted bugs of verbs: those of the HCA.
+
+use snaprig_hca::Canary as Bug;
+
+use crate::scenario::{Canary, PlantedBug};
+
+const fn canary(name: &'static str, what: &'static str) -> Canary {
+    Canary { name, what }
+}
+
+impl PlantedBug for Bug {
+    const ALL: &'static [(Self, Canary)] = &[
+        (
+            Self::NoDuplicateCheck,
+            canary(
+                "repeated-request",
+                "An HCA's responder carries out what came before.",
+            ),
+        ),
+        (
+            Self::GoBackForgetsOffset,
+            canary(
+                "forgotten-offset",
+                "An HCA that sends again forgets where in the message that was.",
+            ),
+        ),
+        (
+            Self::AcknowledgeCompletesReads,
+            canary(
+                "early-read",
+                "An HCA takes an acknowledgement for the data of a read.",
+            ),
+        ),
+        (
+            Self::FlushForgetsSends,
+            canary(
+                "lost-flush",
+                "An HCA forgets what is in the send queue of a queue pair that fails.",
+            ),
+        ),
+        (
+            Self::NoTimer,
+            canary(
+                "lost-timer",
+                "An HCA that waits for an acknowledgement sets no timer.",
+            ),
+        ),
+        (
+            Self::SlowTimer,
+            canary(
+                "slow-timer",
+                "An HCA that waits for an acknowledgement does so far too long.",
+            ),
+        ),
+    ];
+}
