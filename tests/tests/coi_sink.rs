@@ -12,7 +12,7 @@ use std::{
 };
 
 use scene::{SNAPRIG, TIMEOUT, quiet};
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_coi::{
     CoiError, Engine, Pipeline, Process,
     ops::{Access, Buffer, BufferOptions, Event, Foreign, Order, Piece, register_user_event, wait},

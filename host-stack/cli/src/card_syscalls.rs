@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use snaprig_card::kernel::syscalls::{self, Support};
+use snaprig_card_kernel::syscalls::{self, Support};
 
 use crate::AnyError;
 

@@ -19,7 +19,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_fixtures::kmeans;
 use snaprig_rig::Rig;
 use snaprig_snapify::control::{self, Command as Control};

@@ -23,7 +23,7 @@ mod verbs;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_rig::{
     card_process::{self, CardOptions},
     files::CardFiles,

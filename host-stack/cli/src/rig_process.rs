@@ -18,7 +18,7 @@ use std::{
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde::{Deserialize, Serialize};
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_rig::Rig;
 
 use crate::{AnyError, host_process::Deadline};

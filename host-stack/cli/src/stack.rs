@@ -18,7 +18,7 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     process::{Pid, PidfdFlags, pidfd_open, setsid},
 };
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_rig::{Rig, files::CardFiles, sdk::Sdk};
 
 use crate::{AnyError, size};

@@ -10,12 +10,10 @@ use std::{
     time::Duration,
 };
 
-use snaprig_card::{
-    device::{self, Device, Listener},
-    kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice, fs::console},
-    memory::CardMemory,
-    platform::{self, Kind},
-};
+use snaprig_card_device::{self as device, Device, Listener};
+use snaprig_card_kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice, fs::console};
+use snaprig_card_memory::CardMemory;
+use snaprig_card_platform::{self as platform, Kind};
 use snaprig_scif::card as scif;
 use snaprig_wire::{bar4::spad, checkpoint};
 

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use snaprig_card::kernel::{Kernel, fs::Entry};
+use snaprig_card_kernel::{Kernel, fs::Entry};
 use tar::{Archive, EntryType};
 
 /// A directory, a tar image (`*.tar`) or a file of the host, and where it is to be on the card.
@@ -188,11 +188,9 @@ fn utf8(path: PathBuf) -> io::Result<String> {
 mod tests {
     use std::sync::Arc;
 
-    use snaprig_card::{
-        kernel::Config,
-        memory::CardMemory,
-        platform::{self, Kind},
-    };
+    use snaprig_card_kernel::Config;
+    use snaprig_card_memory::CardMemory;
+    use snaprig_card_platform::{self as platform, Kind};
     use tar::{Builder, Header};
 
     use super::*;

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_scif::host::{HostNode, cards::CardState};
 use tempfile::TempDir;
 

@@ -3,14 +3,12 @@
 
 use std::{any::Any, sync::Arc};
 
-use snaprig_card::{
-    device::Device,
-    kernel::{
-        device::CharDevice,
-        errno::Errno,
-        file::{Cx, Description, File},
-        wait::SysResult,
-    },
+use snaprig_card_device::Device;
+use snaprig_card_kernel::{
+    device::CharDevice,
+    errno::Errno,
+    file::{Cx, Description, File},
+    wait::SysResult,
 };
 use snaprig_wire::bar4::spad;
 

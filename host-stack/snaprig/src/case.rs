@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use snaprig_card::platform::Kind as Platform;
+use snaprig_card_platform::Kind as Platform;
 use snaprig_fabric::{
     Fabric, FabricBuilder, Model,
     place::{MODELS, parse_models},

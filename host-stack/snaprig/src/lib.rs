@@ -38,7 +38,7 @@ pub mod case;
 pub mod sim;
 
 pub use snaprig_campaign::scenarios::offload::Workload;
-pub use snaprig_card::platform::Kind as Platform;
+pub use snaprig_card_platform::Kind as Platform;
 pub use snaprig_fabric::{Fabric, FabricBuilder, FabricError, Model, PathFaults, place::Place};
 pub use snaprig_rig::{Card, CardState, Rig, RigBuilder, RigError};
 pub use snaprig_sim::{Fault, Kind, Plan, PlanError, Random, When};

@@ -7,10 +7,8 @@ use std::{
 };
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use snaprig_card::{
-    device::Device,
-    memory::{CardMemory, PAGE},
-};
+use snaprig_card_device::Device;
+use snaprig_card_memory::{CardMemory, PAGE};
 use snaprig_pci::{
     config::{ConfigSpace, MSIX_PBA, MSIX_TABLE},
     host::{DeviceError, HostDevice, Mapping},

@@ -16,18 +16,14 @@ use std::{
     time::Duration,
 };
 
-use snaprig_card::{
-    device::Device,
-    kernel::{
-        Config, Kernel, Spawn,
-        checkpoint::CheckpointDevice,
-        fs::console::{Input, Output},
-    },
-    memory::{CardMemory, PAGE},
-    paging,
-    platform::{Cpu, Exit, Kick, Kind, Platform, PlatformError, Regs, Space, USER_END},
-    xstate,
+use snaprig_card_device::Device;
+use snaprig_card_kernel::{
+    Config, Kernel, Spawn,
+    checkpoint::CheckpointDevice,
+    fs::console::{Input, Output},
 };
+use snaprig_card_memory::{CardMemory, PAGE, USER_END, paging};
+use snaprig_card_platform::{Cpu, Exit, Kick, Kind, Platform, PlatformError, Regs, Space, xstate};
 use snaprig_scif::card as scif;
 use snaprig_wire::checkpoint;
 

@@ -17,11 +17,13 @@ use std::{mem::MaybeUninit, net::Shutdown, thread::JoinHandle, time::Duration};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Serialize, de::DeserializeOwned};
-use snaprig_card::capture::{
+use snaprig_card_device::Device;
+use snaprig_card_image::{
     chain,
     stream::{Decoder, PAGES_MAX, Piece},
 };
-use snaprig_card::{device::Device, kernel::elf as card_elf, memory::CardMemory};
+use snaprig_card_kernel::elf as card_elf;
+use snaprig_card_memory::CardMemory;
 use snaprig_hca::wire;
 use snaprig_wire::ring::{RING_BYTES, Ring};
 use snaprig_wire::{coi, dma, frame, scif, snapify, snapify_io};

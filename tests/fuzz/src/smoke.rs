@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::driver::{Hostile, Reach};
-use snaprig_card::capture::stream::{Encoder, Link, PAGES_AT};
+use snaprig_card_image::stream::{Encoder, Link, PAGES_AT};
 use snaprig_ckpt_image::image::{Header, Options, Writer};
 use snaprig_hca::packet::{Body, Extra, Packet, Remote, Route};
 use snaprig_hca::{Opcode, Transport, payload::Payload};

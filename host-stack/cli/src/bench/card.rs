@@ -20,20 +20,18 @@ use std::{
 
 use clap::Args;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use snaprig_card::{
-    device::Device,
-    kernel::{
-        Config, ExitStatus, Kernel, Spawn,
-        checkpoint::CheckpointDevice,
-        device::CharDevice,
-        errno::Errno,
-        file::{Cx, Description, File},
-        fs::console::{Input, Output},
-        wait::SysResult,
-    },
-    memory::CardMemory,
-    platform::{self, Kind, choose},
+use snaprig_card_device::Device;
+use snaprig_card_kernel::{
+    Config, ExitStatus, Kernel, Spawn,
+    checkpoint::CheckpointDevice,
+    device::CharDevice,
+    errno::Errno,
+    file::{Cx, Description, File},
+    fs::console::{Input, Output},
+    wait::SysResult,
 };
+use snaprig_card_memory::CardMemory;
+use snaprig_card_platform::{self as platform, Kind, choose};
 use snaprig_coi::{Engine, Process};
 use snaprig_fixtures::programs::{BENCH_CALLS, BENCH_CAPTURE, BENCH_COMPUTE, FAULTY_SINK};
 use snaprig_pci::{host::HostDevice, vfio_user_client::VfioUserClient};

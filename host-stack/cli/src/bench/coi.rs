@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Args;
-use snaprig_card::platform::{self, Kind};
+use snaprig_card_platform::{self as platform, Kind};
 use snaprig_rig::{Rig, sdk::Sdk};
 
 use super::{

@@ -14,7 +14,7 @@ use std::{
 };
 
 use clap::Args;
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_coi::{Engine, native};
 use snaprig_fixtures::programs::BENCH_SCIF;
 use snaprig_rig::{Rig, files::CardFiles, libraries};

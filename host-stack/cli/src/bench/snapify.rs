@@ -29,7 +29,7 @@ use std::{
 
 use clap::Args;
 use serde::Serialize;
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_rig::{Rig, sdk::Sdk};
 use snaprig_sim::Random;
 

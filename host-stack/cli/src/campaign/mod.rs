@@ -21,7 +21,7 @@ use snaprig_campaign::{
     scenario::{Broken, Canary, Finished, Until, Watch},
     scenarios::offload::{self, Variant},
 };
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_sim::{Plan, Point, Trace, trace::Mark};
 
 use crate::AnyError;

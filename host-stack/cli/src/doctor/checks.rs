@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use snaprig_card::platform::{self, Kind};
+use snaprig_card_platform::{self as platform, Kind};
 
 use super::Row;
 pub(super) use offload::NEEDED as NEEDED_BY_OFFLOAD;

@@ -28,7 +28,7 @@ use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter,
     apply_filter_all_threads,
 };
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 
 pub use rules::Role;
 pub use trap::FORBIDDEN;

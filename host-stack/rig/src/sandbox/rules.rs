@@ -8,7 +8,8 @@ use seccompiler::{
     SeccompCmpOp::{Eq, Lt, MaskedEq},
     SeccompCondition, SeccompRule,
 };
-use snaprig_card::platform::{self, Kind, TRACED_MEMORY_FD, TRACED_STUB, USER_END};
+use snaprig_card_memory::USER_END;
+use snaprig_card_platform::{self as platform, Kind, TRACED_MEMORY_FD, TRACED_STUB};
 
 pub(super) type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 

@@ -5,7 +5,7 @@ use std::{
     io,
 };
 
-use snaprig_card::kernel::syscalls;
+use snaprig_card_kernel::syscalls;
 
 /// Exit status of a process that made a forbidden call (Firecracker's, too).
 pub const FORBIDDEN: i32 = 148;

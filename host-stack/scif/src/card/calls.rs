@@ -3,7 +3,7 @@
 
 use std::mem::offset_of;
 
-use snaprig_card::kernel::{
+use snaprig_card_kernel::{
     device::Pinned,
     errno::Errno,
     file::Cx,

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use snaprig_card::kernel::{
+use snaprig_card_kernel::{
     device::{DeviceMemory, Pinned},
     errno::Errno,
     file::{Cx, Description, File, PollMask},

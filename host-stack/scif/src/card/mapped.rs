@@ -9,14 +9,12 @@
 //! ends or executes another. What must stay true: the node hears of that end before any later call of a
 //! program; it may come under the kernel's lock, where nobody can be woken, so another thread sees to that.
 //!
-//! [`Device::show`]: snaprig_card::device::Device::show
+//! [`Device::show`]: snaprig_card_device::Device::show
 
 use std::sync::Arc;
 
-use snaprig_card::{
-    kernel::{device::DeviceMemory, errno::Errno, file::Cx, wait::SysResult},
-    outside::Shown,
-};
+use snaprig_card_kernel::{device::DeviceMemory, errno::Errno, file::Cx, wait::SysResult};
+use snaprig_card_memory::shown::Shown;
 use snaprig_wire::{dma::HOST_BASE, scif::Extent};
 
 use super::{Driver, Inner, file::ScifFile, lock};

@@ -17,13 +17,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use snaprig_card::{
-    device::Device,
-    kernel::{
-        device::{CharDevice, Pinned, Waker},
-        file::{Cx, File},
-        wait::{Channel, SysResult},
-    },
+use snaprig_card_device::Device;
+use snaprig_card_kernel::{
+    device::{CharDevice, Pinned, Waker},
+    file::{Cx, File},
+    wait::{Channel, SysResult},
 };
 use snaprig_wire::{
     bar4::{DOORBELL_SCIF, cause, spad},

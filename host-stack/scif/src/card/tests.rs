@@ -10,15 +10,13 @@ use std::{
     time::Duration,
 };
 
-use snaprig_card::{
-    kernel::{
-        device::{Pinned, UserMemory, WakeTarget},
-        errno::Errno,
-        file::{Cx, File},
-        wait::{Channel, Stop, SysResult},
-    },
-    memory::CardMemory,
+use snaprig_card_kernel::{
+    device::{Pinned, UserMemory, WakeTarget},
+    errno::Errno,
+    file::{Cx, File},
+    wait::{Channel, Stop, SysResult},
 };
+use snaprig_card_memory::CardMemory;
 use snaprig_pci::{host::HostDevice, vfio_user_client::VfioUserClient};
 use snaprig_wire::{
     bar4,

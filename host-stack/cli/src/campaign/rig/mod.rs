@@ -27,7 +27,7 @@ use snaprig_campaign::{
     report::{Failure, write_file, write_line},
     scenario::{Broken, Class},
 };
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_fixtures::kmeans::{self, Workload};
 use snaprig_sim::Plan;
 

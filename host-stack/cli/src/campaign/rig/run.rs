@@ -10,7 +10,7 @@ use std::{
 };
 
 use snaprig_campaign::scenarios::offload::{Parameters, Variant};
-use snaprig_card::platform::Kind;
+use snaprig_card_platform::Kind;
 use snaprig_fixtures::kmeans::Workload;
 use snaprig_sim::Plan;
 use snaprig_snapify::control::Command as Control;

@@ -1,0 +1,416 @@
+//! Capture: a tree of processes to a stream.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use snaprig_card_image::stream::{Encoder, Link, PAGES_AT, PAGES_MAX};
+use snaprig_card_memory::{CardMemory, PAGE};
+use snaprig_card_platform::{Cpu, Regs};
+use snaprig_wire::{checkpoint as wire, frame};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{
+    Service, Work,
+    image::{ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
+    is_request,
+    pages::{self, Chain, Extent, Queue},
+    tree,
+};
+use crate::{
+    call::Call,
+    clock,
+    errno::Errno,
+    file::File,
+    fs::{
+        Open, RegularFile,
+        image::{Describer, Met},
+        pipe::{self, PipeEnd},
+        socket::Socket,
+        stored::Storing,
+    },
+    info,
+    mm::{AddressSpace, Area, Backing},
+    state::{State, Thread, lock},
+    wait::{Stop, SysResult},
+};
+
+/// Bytes that are written at once, if there are so many.
+const WRITE_MIN: usize = 256 << 10;
+
+/// An image on its way out.
+pub struct Writing {
+    encoder: Encoder,
+    /// What the process has once it is out.
+    chain: Option<Chain>,
+    /// Room for what is encoded.
+    bytes: Vec<u8>,
+    /// Bytes of it that are encoded, and that are written.
+    encoded: usize,
+    written: usize,
+    /// Pages that are still to come.
+    pages: Queue,
+    ended: bool,
+}
+
+impl Writing {
+    /// Encodes the next chunks of the image; false at its end.
+    fn encode_next(&mut self) -> bool {
+        (self.encoded, self.written) = (0, 0);
+        while self.encoded < WRITE_MIN {
+            match self.pages.next() {
+                Some(address) => self.encode_run(address),
+                None if !self.ended => {
+                    let end = self.encoder.end();
+                    self.bytes.truncate(self.encoded);
+                    self.bytes.extend_from_slice(&end);
+                    self.encoded += end.len();
+                    self.ended = true;
+                }
+                None => break,
+            }
+        }
+        self.encoded > 0
+    }
+
+    /// Encodes the pages from `address` on, as far as they are neighbours and one chunk takes them.
+    fn encode_run(&mut self, address: u64) {
+        let pages_at = self.encoded + PAGES_AT;
+        let mut end = pages_at;
+        while end < pages_at + PAGES_MAX {
+            let next = end + PAGE as usize;
+            // Page by page: an image that is small touches little memory.
+            if self.bytes.len() < next {
+                self.bytes.resize(next, 0);
+            }
+            let at = address + (end - pages_at) as u64;
+            if !self.pages.take(at, &mut self.bytes[end..next]) {
+                break;
+            }
+            end = next;
+        }
+        self.encoder
+            .pages(&mut self.bytes[self.encoded..end], address);
+        self.encoded = end;
+    }
+}
+
+impl Call<'_> {
+    pub(super) fn capture(&mut self, service: &Service, argument: u64) -> SysResult {
+        let [argument] = self.read_words(argument)?;
+        let (fd, flags) = (argument as i32, (argument >> 32) as u32);
+        let (holds, flags) = (flags & wire::HOLD != 0, flags & !wire::HOLD);
+        if ![0, wire::TRACK, wire::INCREMENT].contains(&flags) {
+            return Err(Errno::EINVAL.into());
+        }
+        let files = self.process().files.clone();
+        let to = lock(&files).get(fd)?;
+        to.check_writable()?;
+        let mut writing = match service.take(self.tid) {
+            Some(Work::Capture(writing)) => writing,
+            _ => {
+                let tree = self.stop_others()?;
+                if !self.is_read_outside(&tree, &to) {
+                    tracing::warn!("nobody but who is captured would read the image");
+                    return Err(Errno::EDEADLK.into());
+                }
+                let regular = to.file.as_any().downcast_ref::<RegularFile>();
+                let target = regular.map(|file| file.inode().clone());
+                self.begin(&tree, flags, Storing::new(target))?
+            }
+        };
+        loop {
+            if writing.written == writing.encoded && !writing.encode_next() {
+                self.process().chain = writing.chain;
+                self.thread().holds = holds;
+                return Ok(0);
+            }
+            let part = &writing.bytes[writing.written..writing.encoded];
+            match self.with_file(&to, |file, cx| file.write(cx, part)) {
+                Ok(count) => writing.written += count,
+                Err(Stop::Wait(wait)) => {
+                    service.keep(self.tid, Work::Capture(writing));
+                    return Err(Stop::Wait(wait));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Remembers what shared file pages hold. They may change meanwhile: then they are not what was
+    /// remembered, and so in the image.
+    pub(super) fn mark(&mut self) -> u64 {
+        let mm = self.process().mm.clone();
+        let (mm, memory) = (lock(&mm), &self.kernel.memory);
+        let mut marked = BTreeMap::new();
+        for (start, area) in mm.areas().filter(|(_, area)| is_saved_elsewhere(area)) {
+            mm.present(start, area.end, |va, frame| {
+                marked.insert(va, checksum(memory, frame));
+            });
+        }
+        self.process().marked = Some(Arc::new(marked));
+        0
+    }
+
+    /// Waits until every other thread of the tree is parked outside ring 3, its extended state saved.
+    /// Returns the tree's processes, the caller's first.
+    fn stop_others(&mut self) -> Result<Vec<i32>, Stop> {
+        let me = self.tid;
+        let tree = tree(self.state, self.pid);
+        for pid in &tree {
+            let by = self.state.process(*pid).stopped_by;
+            if by.is_some_and(|by| by != me) {
+                return Err(Errno::EBUSY.into());
+            }
+        }
+        let mut missing = false;
+        for pid in &tree {
+            self.state.process(*pid).stopped_by = Some(me);
+            for tid in self.state.process(*pid).threads.clone() {
+                let thread = self.state.thread(tid);
+                if tid != me && !thread.parked {
+                    missing = true;
+                    thread.poke();
+                }
+            }
+        }
+        match missing {
+            true => Err(Stop::wait(self.thread().channel)),
+            false => Ok(tree),
+        }
+    }
+
+    /// Whether what is written to a pipe or socket is read by a process that is not of the tree.
+    fn is_read_outside(&mut self, tree: &[i32], to: &Open) -> bool {
+        let Some(queue) = written_queue(&*to.file) else {
+            return true;
+        };
+        let others = self.state.processes.values();
+        let mut others = others.filter(|process| !tree.contains(&process.pid));
+        others.any(|process| {
+            let files = lock(&process.files);
+            files.files().any(|open| reads(&*open.file, &queue))
+        })
+    }
+
+    /// The image's beginning, and the list of its pages.
+    fn begin(&mut self, tree: &[i32], flags: u32, mut storing: Storing) -> Result<Writing, Stop> {
+        // Unless this image is written to its end, there is nothing to build on.
+        let last = self.process().chain.take();
+        let last = match flags {
+            wire::INCREMENT => Some(last.ok_or(Errno::ENODATA)?),
+            _ => None,
+        };
+        let own = match &self.thread().xstate {
+            Some(saved) => saved.clone(),
+            None => self.cpu.xstate().map_err(|_| Errno::EIO)?,
+        };
+        self.thread().xstate = Some(own);
+        let (mut spaces, mut tables) = (Met::default(), Met::default());
+        let (mut contexts, mut actions) = (Met::default(), Met::default());
+        // The marks of each space.
+        let mut marks: Vec<Option<Arc<BTreeMap<u64, u64>>>> = Vec::new();
+        let mut processes = Vec::new();
+        for pid in tree {
+            let threads = self.threads(*pid)?;
+            let process = self.state.process(*pid);
+            let space = spaces.meet(&process.mm);
+            marks.resize(spaces.met().len(), None);
+            if let Some(marked) = &process.marked {
+                marks[space as usize] = Some(marked.clone());
+            }
+            let process = ProcessImage {
+                space,
+                table: tables.meet(&process.files),
+                context: contexts.meet(&process.fs),
+                actions: actions.meet(&process.actions),
+                threads,
+                ..ProcessImage::of(process)
+            };
+            processes.push(process);
+        }
+        let spaces: Vec<_> = spaces.met().iter().map(lock).collect();
+        for (mm, marked) in spaces.iter().zip(&marks) {
+            let areas = mm.areas().filter(|_| marked.is_some());
+            for (_, area) in areas.filter(|(_, area)| is_saved_elsewhere(area)) {
+                if let Backing::File { inode, .. } = &area.backing {
+                    storing.skip(inode);
+                }
+            }
+        }
+        let vfs = &self.state.vfs;
+        let mut describer = Describer::new(vfs, storing);
+        for table in tables.met() {
+            describer.table(&lock(table));
+        }
+        let mut files = describer.describe();
+        let mut storing = describer.storing;
+        let space_images = spaces
+            .iter()
+            .map(|mm| SpaceImage::of(mm, vfs, &mut storing))
+            .collect();
+        files.stored = storing.images();
+        let memory = &self.kernel.memory;
+        // What is saved elsewhere, but has changed since.
+        let has_changed = |space: usize, area: &Area, va, frame| {
+            marks[space].as_ref().is_some_and(|marked| {
+                is_saved_elsewhere(area) && marked.get(&va) != Some(&checksum(memory, frame))
+            })
+        };
+        let all: Vec<_> = spaces.iter().map(|mm| &**mm).collect();
+        let mut pages = pages::list(&all, &storing, has_changed);
+        let epoch = match flags {
+            0 => None,
+            _ => Some(end_epoch(memory, self.cpu, &all, &pages)?),
+        };
+        let image = TreeImage {
+            processes,
+            spaces: space_images,
+            contexts: contexts
+                .met()
+                .iter()
+                .map(|fs| lock(fs).image(vfs))
+                .collect(),
+            actions: actions.met().iter().map(|a| lock(a).clone()).collect(),
+            files,
+            page_bytes: pages.iter().map(|extent| extent.pages * PAGE).sum(),
+        };
+        let mut random = [0; 8];
+        info::random(&mut random);
+        let mut link = Link {
+            id: u64::from_le_bytes(random) | 1,
+            ..Link::default()
+        };
+        let chain = epoch.map(|epoch| Chain {
+            id: link.id,
+            epoch,
+            extents: pages.clone(),
+        });
+        if let Some(last) = last {
+            link.parent = last.id;
+            link.gone = last.gone(&pages);
+            let (dirty, is_shared) = (memory.dirty(), memory.shared());
+            let is_clean = |frame| !dirty.changed_since(frame, last.epoch) && !is_shared(frame);
+            pages = last.changed(&pages, is_clean);
+        }
+        let mut encoder = Encoder::default();
+        let started = encoder.start(&frame::encode(&image), &link);
+        let mut bytes = started.map_err(|error| {
+            tracing::warn!(%error, "a process is not captured");
+            Errno::EFBIG
+        })?;
+        bytes.reserve(WRITE_MIN + PAGES_AT + PAGES_MAX);
+        Ok(Writing {
+            encoder,
+            chain,
+            encoded: bytes.len(),
+            bytes,
+            written: 0,
+            pages: Queue::new(memory, pages),
+            ended: false,
+        })
+    }
+
+    /// What the image says of a process's threads.
+    fn threads(&mut self, pid: i32) -> Result<Vec<ThreadImage>, Errno> {
+        let tids = self.state.process(pid).threads.clone();
+        tids.into_iter()
+            .map(|tid| {
+                let image = thread_image(self.state, tid, tid == self.tid)?;
+                image.is_sound().then_some(image).ok_or_else(|| {
+                    tracing::warn!(tid, "a thread's registers point out of user space");
+                    Errno::EOVERFLOW
+                })
+            })
+            .collect()
+    }
+}
+
+/// Ends an epoch of write tracking: no CPU writes to these pages, from now on, without being noticed.
+/// Returns the epoch that begins. `cpu` is of the first of the spaces.
+fn end_epoch(
+    memory: &CardMemory,
+    cpu: &mut dyn Cpu,
+    spaces: &[&AddressSpace],
+    pages: &[Extent],
+) -> Result<u32, Errno> {
+    let untold = |error| {
+        tracing::warn!(%error, "this host does not say what a process writes to");
+        Errno::EOPNOTSUPP
+    };
+    memory.track_writes().map_err(untold)?;
+    let mut cpu = Some(cpu);
+    for mm in spaces {
+        mm.show_writes(cpu.take());
+    }
+    let frames = pages.iter().map(Extent::frames);
+    memory.dirty().end_epoch(frames).map_err(untold)
+}
+
+/// What a write to a pipe or socket goes into.
+fn written_queue(file: &dyn File) -> Option<Arc<pipe::Queue>> {
+    let file = file.as_any();
+    if let Some(socket) = file.downcast_ref::<Socket>() {
+        return socket.stream().ok().map(|stream| stream.outgoing.clone());
+    }
+    let (queue, ..) = file.downcast_ref::<PipeEnd>()?.ends();
+    Some(queue.clone())
+}
+
+/// Whether it is an end that reads from `queue`.
+fn reads(file: &dyn File, queue: &Arc<pipe::Queue>) -> bool {
+    let file = file.as_any();
+    let streams = file.downcast_ref::<Socket>().map(Socket::streams);
+    let mut streams = streams.into_iter().flatten();
+    let end = file.downcast_ref::<PipeEnd>();
+    streams.any(|stream| Arc::ptr_eq(&stream.incoming, queue))
+        || end.is_some_and(|end| end.ends().1 && end.is_of(queue))
+}
+
+/// What the image says of a thread that is parked, or that captures.
+fn thread_image(state: &mut State, tid: i32, captures: bool) -> Result<ThreadImage, Errno> {
+    let woken = state.futexes.is_woken(tid);
+    let thread: &Thread = state.thread(tid);
+    let is_ioctl = thread.call == Some(libc::SYS_ioctl as u64);
+    if !captures && is_ioctl && is_request(thread.regs.rsi as u32) {
+        // What it has read or written so far is lost to a restored one.
+        return Err(Errno::EBUSY);
+    }
+    Ok(ThreadImage {
+        tid,
+        name: thread.name.clone(),
+        regs: match captures {
+            true => Regs {
+                rax: wire::RESTARTED as u64,
+                ..thread.regs
+            },
+            false => restartable(thread, woken),
+        },
+        xstate: thread.xstate.clone().ok_or(Errno::EIO)?,
+        mask: thread.restore_mask.unwrap_or(thread.mask),
+        pending: thread.pending.clone(),
+        alt_stack: thread.alt_stack,
+        clear_child_tid: thread.clear_child_tid,
+        robust_list: thread.robust_list,
+        deadline: thread.deadline.map(|end| end.saturating_sub(crate::now())),
+        ran: thread.ran,
+        affinity: thread.affinity.map(|set| set.to_vec()),
+        policy: thread.policy,
+        rseq: thread.rseq.moved(),
+        vfork_child: thread.vfork_child,
+    })
+}
+
+/// Whether an area is of a file that its process may have saved itself: local store is saved as files
+/// (paper section 4.1). The card's clock is the card's.
+fn is_saved_elsewhere(area: &Area) -> bool {
+    area.shared
+        && match &area.backing {
+            Backing::File { inode, path, .. } => path != clock::PATH && inode.stat().nlink > 0,
+            Backing::Anonymous | Backing::Device { .. } | Backing::Gone => false,
+        }
+}
+
+fn checksum(memory: &CardMemory, frame: u64) -> u64 {
+    let mut page = [0; PAGE as usize];
+    memory.read(frame, &mut page);
+    xxh3_64(&page)
+}

@@ -1,0 +1,132 @@
+//! Chains of images: a program writes at random, captures itself at random, and every capture,
+//! collapsed with those before it and restored on either platform, has the memory of its time.
+
+mod images;
+
+use std::sync::{Arc, Mutex};
+
+use snaprig_card_image::chain;
+use snaprig_card_kernel::ExitStatus;
+use snaprig_card_platform::{Kind, testing::BOTH};
+
+use images::{Images, compile, run};
+
+/// `program SEED` captures itself into /dev/image and says what its memory is after each; `program`
+/// restores what is there.
+const PROGRAM: &str = r#"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define PAGE 4096UL
+#define CAPTURES 6
+struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; };
+static uint64_t seed, sizes[2] = {33 << 20, 1 << 20}; static char *areas[2];
+static uint64_t draw(uint64_t below) {
+  seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17; return seed % below;
+}
+static uint64_t sum(void) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (int a = 0; a < 2; a++)
+    for (uint64_t i = 0; i < sizes[a] / 8; i++) {
+      hash = (hash ^ ((uint64_t *)areas[a])[i]) * 0x100000001b3;
+      if (i % 512 == 0 && hash == 1) abort();
+    }
+  return hash;
+}
+static void *room(void *at, uint64_t bytes) {
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0);
+  return mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+}
+static void change(void) {
+  int a = draw(2); uint64_t pages = sizes[a] / PAGE, page = draw(pages), count = 1 + draw(40);
+  if (count > pages - page) count = pages - page;
+  char *at = areas[a] + page * PAGE;
+  switch (draw(9)) {
+  case 0: madvise(at, count * PAGE, MADV_DONTNEED); break;
+  case 1: munmap(at, count * PAGE); room(at, count * PAGE); break;
+  case 2: mprotect(at, count * PAGE, PROT_READ); mprotect(at, count * PAGE, PROT_READ | PROT_WRITE);
+          at[draw(count * PAGE)] = draw(256); break;
+  case 3: for (uint64_t i = 0; i < count * PAGE; i++) at[i] = draw(256); break;
+  case 4: for (uint64_t i = 0; i < count * PAGE; i++) at[i] = 0; break;
+  case 5: if (fork() == 0) { at[0]++; _exit(0); }
+          at[draw(count * PAGE)] = draw(256); wait(0); break;
+  default: for (uint64_t i = 0; i < count; i++) at[draw(count * PAGE)] = draw(256);
+  }
+}
+static int work(void) {
+  for (int a = 0; a < 2; a++) areas[a] = room(0, sizes[a]);
+  int device = open("/dev/card/checkpoint", O_RDWR), n;
+  struct capture none = {1, 2};
+  if (ioctl(device, 0x40086b01, &none) != -1) return 7;
+  for (int i = 0; i < CAPTURES; i++) {
+    for (n = draw(60); n > 0; n--) change();
+    struct capture to = {open("/dev/image", O_WRONLY), i == 0 ? 1 : 2};
+    n = ioctl(device, 0x40086b01, &to);
+    if (n < 0 && errno == EOPNOTSUPP) return 77;
+    if (n < 0) { perror("capture"); return 8; }
+    printf("%lx\n", sum());
+    if (n == 1) return 0;
+    close(to.fd);
+  }
+  return 0;
+}
+int main(int c, char **v) {
+  int status, pid; setvbuf(stdout, 0, _IOLBF, 0);
+  if (c == 2) {
+    seed = 0x9e3779b97f4a7c15 * (1 + atoi(v[1]));
+    if ((pid = fork()) == 0) _exit(work());
+  } else {
+    struct restore from = {open("/dev/image", O_RDONLY), {0, 1, 2}};
+    pid = ioctl(open("/dev/card/checkpoint", O_RDWR), 0x40106b02, &from);
+    if (pid < 0) { perror("restore"); return 9; }
+  }
+  return waitpid(pid, &status, 0) == pid ? WEXITSTATUS(status) : 10;
+}"#;
+
+fn chains(kind: Kind) {
+    let [kvm, ptrace] = BOTH;
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile(dir.path(), PROGRAM, &[]);
+    for seed in 0..4 {
+        let images = Images::default();
+        let (status, said) = run(kind, &program, &[seed.to_string()], &images);
+        assert_eq!(status, ExitStatus::Exited(0), "seed {seed}: {said}");
+        let (said, images): (Vec<_>, _) = (said.lines().collect(), images.0.lock().unwrap());
+        assert_eq!((said.len(), images.len()), (6, 6));
+        for last in 0..images.len() {
+            let mut whole = Vec::new();
+            let chain = images[..=last].iter().map(Vec::as_slice).collect();
+            chain::collapse(chain, &mut whole).unwrap();
+            let whole = Images(Arc::new(Mutex::new(vec![whole])));
+            let (status, restored) = run([kvm, ptrace][last % 2], &program, &[], &whole);
+            let expected = (ExitStatus::Exited(0), said[last]);
+            assert_eq!((status, restored.trim()), expected, "seed {seed}, {last}");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(has_kvm), ignore = "/dev/kvm does not open")]
+#[cfg_attr(
+    not(has_write_tracking),
+    ignore = "the host does not track writes (Linux 6.7 can)"
+)]
+fn chains_of_kvm() {
+    chains(Kind::Kvm);
+}
+
+#[test]
+#[cfg_attr(not(has_kvm), ignore = "/dev/kvm does not open")]
+#[cfg_attr(
+    not(has_write_tracking),
+    ignore = "the host does not track writes (Linux 6.7 can)"
+)]
+fn chains_of_ptrace() {
+    chains(Kind::Ptrace);
+}

@@ -1,0 +1,93 @@
+//! What tests need of the machine that they run on, found out by the build script of their crate, so that a test whose
+//! machine has not got it is an ignored one, named and counted as such, and not one that passes without having run.
+//!
+//! ```text
+//! // build.rs
+//! fn main() {
+//!     snaprig_test_needs::tell();
+//! }
+//!
+//! // a test
+//! #[test]
+//! #[cfg_attr(not(has_kvm), ignore = "/dev/kvm does not open")]
+//! fn runs_on_kvm() {}
+//! ```
+//!
+//! What must stay true: a test that is not ignored asks for nothing again and skips nothing. If what it needs has gone
+//! since it was built it fails, and says why; if it has come, `cargo test -- --include-ignored` runs it, and another value
+//! of the variable `SNAPRIG_TEST_NEEDS` has cargo ask again.
+
+use std::{fs::OpenOptions, io, os::fd::FromRawFd, os::fd::OwnedFd, path::Path};
+
+/// The host's virtual machine monitor.
+const KVM: &str = "/dev/kvm";
+/// The first Linux whose PAGEMAP_SCAN and asynchronous write protection tell who has written where.
+const TRACKS_WRITES: (u32, u32) = (6, 7);
+/// UFFD_USER_MODE_ONLY of userfaultfd(2): no privilege is needed.
+const USER_MODE_ONLY: libc::c_long = 1;
+
+/// Declares a `cfg` for everything that there is to ask for, and sets those that this machine has.
+pub fn tell() {
+    println!("cargo::rerun-if-env-changed=SNAPRIG_TEST_NEEDS");
+    if Path::new(KVM).exists() {
+        println!("cargo::rerun-if-changed={KVM}");
+    }
+    say("has_kvm", opens(KVM));
+    say("has_write_tracking", tracks_writes());
+}
+
+fn say(name: &str, is_so: bool) {
+    println!("cargo::rustc-check-cfg=cfg({name})");
+    if is_so {
+        println!("cargo::rustc-cfg={name}");
+    }
+}
+
+/// Whether a device can be used: that it has a name says nothing of who may open it.
+fn opens(device: &str) -> bool {
+    let mut how = OpenOptions::new();
+    how.read(true).write(true).open(device).is_ok()
+}
+
+/// Whether the kernel is new enough to tell which pages of a process have been written to, and lets this one ask.
+fn tracks_writes() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    version(&release).is_some_and(|version| version >= TRACKS_WRITES) && userfault().is_ok()
+}
+
+/// The first two numbers of a kernel's release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next()?.parse().ok();
+    Some((next()?, next()?))
+}
+
+/// A userfaultfd(2), which containers often refuse.
+fn userfault() -> io::Result<OwnedFd> {
+    // SAFETY: the call takes flags and no pointer, so it touches no memory of this process; its result is checked.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_userfaultfd,
+            libc::c_long::from(libc::O_CLOEXEC) | USER_MODE_ONLY,
+        )
+    };
+    let fd = i32::try_from(fd).map_err(io::Error::other)?;
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: userfaultfd(2) has just returned the descriptor, so it is open and nobody else closes it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_kernels() {
+        assert_eq!(version("6.18.44-fc-v657\n"), Some((6, 18)));
+        assert_eq!(version("6.1.0-28-amd64"), Some((6, 1)));
+        assert_eq!(version("strange"), None);
+        assert!((6, 18) >= TRACKS_WRITES && (6, 1) < TRACKS_WRITES);
+    }
+}
