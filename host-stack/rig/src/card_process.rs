@@ -11,7 +11,8 @@ use std::{
 };
 
 use snaprig_card_device::{self as device, Device, Listener};
-use snaprig_card_kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice, fs::console};
+use snaprig_card_fs::console;
+use snaprig_card_kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{self as platform, Kind};
 use snaprig_scif::card as scif;

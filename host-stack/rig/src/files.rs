@@ -12,7 +12,8 @@ use std::{
     time::Duration,
 };
 
-use snaprig_card_kernel::{Kernel, fs::Entry};
+use snaprig_card_fs::Entry;
+use snaprig_card_kernel::Kernel;
 use tar::{Archive, EntryType};
 
 /// A directory, a tar image (`*.tar`) or a file of the host, and where it is to be on the card.

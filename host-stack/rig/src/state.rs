@@ -4,7 +4,7 @@
 use std::{any::Any, sync::Arc};
 
 use snaprig_card_device::Device;
-use snaprig_card_kernel::{
+use snaprig_card_driver::{
     device::CharDevice,
     errno::Errno,
     file::{Cx, Description, File},

@@ -17,11 +17,8 @@ use std::{
 };
 
 use snaprig_card_device::Device;
-use snaprig_card_kernel::{
-    Config, Kernel, Spawn,
-    checkpoint::CheckpointDevice,
-    fs::console::{Input, Output},
-};
+use snaprig_card_fs::console::{Input, Output};
+use snaprig_card_kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::{CardMemory, PAGE, USER_END, paging};
 use snaprig_card_platform::{Cpu, Exit, Kick, Kind, Platform, PlatformError, Regs, Space, xstate};
 use snaprig_scif::card as scif;

@@ -9,19 +9,23 @@
 
 use std::sync::{Arc, MutexGuard};
 
-use snaprig_card_platform::{Cpu, PlatformError};
-
-use super::{
-    Kernel, checkpoint,
+use snaprig_card_driver::{
+    clock::monotonic,
     device::UserMemory,
     errno::Errno,
     file::{Cx, Identity},
-    fs::{self, FsCall, ProcInfo},
-    futex, jobs, run, signal,
+    wait::{Channel, Stop, SysResult},
+};
+use snaprig_card_fs::{
+    self, FsCall, ProcInfo, asks_for_readiness, read_c_string, syscall as file_call,
+};
+use snaprig_card_platform::{Cpu, PlatformError};
+
+use super::{
+    Kernel, checkpoint, futex, jobs, run, signal,
     state::{Process, State, Thread, lock},
     syscalls::{self, Support},
     time,
-    wait::{Channel, Stop, SysResult},
 };
 
 /// `syscall` is two bytes long.
@@ -267,7 +271,7 @@ impl<'a> Call<'a> {
     }
 
     fn file_call(&mut self, number: u64, a: [u64; 6]) -> SysResult {
-        if fs::asks_for_readiness(number) {
+        if asks_for_readiness(number) {
             self.tell_signalfds();
         }
         if number as i64 == libc::SYS_read
@@ -311,7 +315,7 @@ impl<'a> Call<'a> {
                 waker: &waker,
                 nonblock: false,
                 append: false,
-                now: super::now(),
+                now: monotonic(),
             };
             let mut call = FsCall {
                 cx,
@@ -324,7 +328,7 @@ impl<'a> Call<'a> {
                 progress: &mut progress,
                 sigpipe: &mut sigpipe,
             };
-            fs::syscall(&mut call, number, a)
+            file_call(&mut call, number, a)
         };
         self.thread().deadline = deadline;
         self.thread().progress = progress;
@@ -422,7 +426,7 @@ impl<'a> Call<'a> {
     /// Reads a string of fewer than `max` bytes; longer ones are E2BIG.
     pub fn read_bytes(&mut self, address: u64, max: usize) -> Result<Vec<u8>, Stop> {
         let mm = self.process().mm.clone();
-        let bytes = fs::read_c_string(&mut *lock(&mm), address, max).map_err(|errno| {
+        let bytes = read_c_string(&mut *lock(&mm), address, max).map_err(|errno| {
             if errno == Errno::ENAMETOOLONG {
                 Errno::E2BIG
             } else {

@@ -5,17 +5,19 @@ use std::{
     time::Duration,
 };
 
+use snaprig_card_driver::{
+    device::UserMemory,
+    errno::Errno,
+    wait::{Channel, Stop, SysResult},
+};
+use snaprig_card_fs::pidfd::PidFd;
 use snaprig_card_memory::PAGE;
 
 use super::{
     call::Call,
-    device::UserMemory,
-    errno::Errno,
     jobs::Job,
-    pidfd::PidFd,
     signal::Pending,
     state::{Process, Thread, lock},
-    wait::{Channel, Stop, SysResult},
 };
 
 /// Most threads and processes of a card.

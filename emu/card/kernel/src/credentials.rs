@@ -5,8 +5,9 @@
 //! Linux keeps these for each thread, and its C libraries for each process; so does a card.
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::{errno::Errno, wait::SysResult};
 
-use super::{call::Call, errno::Errno, wait::SysResult};
+use super::call::Call;
 
 /// Of capabilities(7), those that decide something here.
 const CAP_KILL: u64 = 1 << 5;
@@ -288,7 +289,7 @@ impl Call<'_> {
     fn capability_header(
         &mut self,
         header: u64,
-    ) -> Result<(Option<usize>, u64), super::wait::Stop> {
+    ) -> Result<(Option<usize>, u64), snaprig_card_driver::wait::Stop> {
         let version = self.read_u32(header)?;
         let known = VERSIONS.iter().find(|(number, _)| *number == version);
         if known.is_none() {

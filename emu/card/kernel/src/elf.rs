@@ -1,6 +1,6 @@
 //! Reading ELF executables (elf(5)): enough to load them, with every field checked.
 
-use super::errno::Errno;
+use snaprig_card_driver::errno::Errno;
 
 /// A segment to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

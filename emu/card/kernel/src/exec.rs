@@ -2,18 +2,22 @@
 
 use std::sync::{Arc, Mutex};
 
+use snaprig_card_driver::{
+    clock,
+    device::UserMemory,
+    errno::Errno,
+    random,
+    wait::{Stop, SysResult},
+};
+use snaprig_card_fs::Vfs;
 use snaprig_card_memory::{PAGE, USER_END};
 use snaprig_card_platform::{Regs, xstate};
 
 use super::{
     call::Call,
-    clock,
     elf::{self, Executable},
-    errno::Errno,
-    fs::Vfs,
     mm::{AddressSpace, Area, Backing, Traits, USER_START},
     state::lock,
-    wait::{Stop, SysResult},
 };
 
 /// Where position-independent programs go (as on Linux without randomisation).
@@ -265,10 +269,10 @@ fn build_stack(
         if at < bottom + STACK_BYTES / 2 {
             return Err(Errno::E2BIG);
         }
-        super::device::UserMemory::write(mm, at, bytes).map(|()| at)
+        UserMemory::write(mm, at, bytes).map(|()| at)
     };
     let mut random = [0; 16];
-    super::info::random(&mut random);
+    random::fill(&mut random);
     let random = push(mm, &random)?;
     let platform = push(mm, b"x86_64\0")?;
     let mut string = |mm: &mut AddressSpace, text: &[u8]| push(mm, &[text, &[0]].concat());
@@ -296,7 +300,7 @@ fn build_stack(
         return Err(Errno::E2BIG);
     }
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    super::device::UserMemory::write(mm, start, &bytes)?;
+    UserMemory::write(mm, start, &bytes)?;
     Ok(start)
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
+use snaprig_card_driver::wait::SysResult;
 use snaprig_card_platform::Cpu;
 
 use super::{
@@ -10,7 +11,6 @@ use super::{
     checkpoint, jobs, sched,
     signal::{self, Info},
     state::{ExitStatus, Process, State, lock},
-    wait::SysResult,
 };
 
 /// Lets every thread of the process end; it is gone when the last one is.

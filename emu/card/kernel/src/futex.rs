@@ -9,14 +9,14 @@
 
 use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
-use snaprig_card_memory::USER_END;
-
-use super::{
-    call::Call,
+use snaprig_card_driver::{
+    clock::monotonic,
     errno::Errno,
-    state::lock,
     wait::{Stop, SysResult, Wait},
 };
+use snaprig_card_memory::{PAGE, USER_END};
+
+use super::{call::Call, state::lock};
 
 const COMMAND_MASK: i32 = !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
 /// FUTEX_WAKE_OP: the argument is a number of bits to shift 1 by.
@@ -182,7 +182,7 @@ impl Call<'_> {
             return Ok(0);
         }
         let waits = self.state.futexes.key_of(tid).is_some();
-        if waits && deadline.is_some_and(|deadline| deadline <= super::now()) {
+        if waits && deadline.is_some_and(|deadline| deadline <= monotonic()) {
             self.state.futexes.forget(tid);
             return Err(Errno::ETIMEDOUT.into());
         }
@@ -285,7 +285,7 @@ impl Call<'_> {
                     bits,
                     inherits: false,
                 });
-        } else if deadline.is_some_and(|deadline| deadline <= super::now()) {
+        } else if deadline.is_some_and(|deadline| deadline <= monotonic()) {
             self.state.futexes.forget(tid);
             return Err(Errno::ETIMEDOUT.into());
         }
@@ -412,14 +412,10 @@ impl Call<'_> {
         let mm = self.process().mm.clone();
         let frame = lock(&mm).own_frame(word, write)?;
         // Nobody here sees who writes to a peer's memory: as on Linux (VM_PFNMAP).
-        if !self
-            .kernel
-            .memory
-            .contains(frame, snaprig_card_memory::PAGE)
-        {
+        if !self.kernel.memory.contains(frame, PAGE) {
             return Err(Errno::EFAULT);
         }
-        Ok(frame + word % snaprig_card_memory::PAGE)
+        Ok(frame + word % PAGE)
     }
 
     /// What a thread's end means to others: locks that it holds are marked and their waiters

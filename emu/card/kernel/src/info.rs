@@ -1,27 +1,16 @@
 //! Calls that ask: who am I, what is this machine, and small settings.
 
+use snaprig_card_driver::{
+    clock::monotonic, device::UserMemory, errno::Errno, random, wait::SysResult,
+};
 use snaprig_card_memory::USER_END;
 
-use super::{
-    call::Call, device::UserMemory, errno::Errno, sched::priority_range, state::lock,
-    wait::SysResult,
-};
+use super::{call::Call, sched::priority_range, state::lock};
 
 const UTS_FIELD: usize = 65;
 const RANDOM_MAX: usize = 1 << 20;
 /// Bytes of `struct robust_list_head`.
 const ROBUST_HEAD_BYTES: u64 = 24;
-
-/// Fills `bytes` with the host's random numbers.
-pub fn random(bytes: &mut [u8]) {
-    let mut done = 0;
-    while done < bytes.len() {
-        let rest = &mut bytes[done..];
-        // SAFETY: getrandom(2) writes at most as many bytes as it is told, which is the length of `rest`, borrowed mutably.
-        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
-        done += got.max(0) as usize;
-    }
-}
 
 impl Call<'_> {
     /// Runs a call that asks; `None` if it is none.
@@ -119,7 +108,7 @@ impl Call<'_> {
     fn sysinfo(&mut self, to: u64) -> SysResult {
         let (total, free) = (self.kernel.memory.bytes(), self.kernel.memory.free_bytes());
         let mut bytes = [0; 112];
-        bytes[..8].copy_from_slice(&super::now().as_secs().to_le_bytes());
+        bytes[..8].copy_from_slice(&monotonic().as_secs().to_le_bytes());
         bytes[32..40].copy_from_slice(&total.to_le_bytes());
         bytes[40..48].copy_from_slice(&free.to_le_bytes());
         let processes = self.state.processes.len() as u16;
@@ -147,7 +136,7 @@ impl Call<'_> {
             return Err(Errno::EFAULT.into());
         }
         let mut bytes = vec![0; good];
-        random(&mut bytes);
+        random::fill(&mut bytes);
         self.write(to, &bytes)?;
         Ok(good as u64)
     }

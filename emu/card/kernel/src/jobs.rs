@@ -6,14 +6,17 @@
 //! waiting afterwards.
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::{
+    errno::Errno,
+    signals::SigSet,
+    wait::{Stop, SysResult},
+};
 
 use super::{
     call::Call,
-    errno::Errno,
     exit,
-    signal::{self, Info, SigSet},
+    signal::{self, Info},
     state::{Process, State, lock},
-    wait::{Stop, SysResult},
 };
 
 const CLD_STOPPED: i32 = 5;

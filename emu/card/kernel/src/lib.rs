@@ -19,18 +19,13 @@
 
 mod call;
 pub mod checkpoint;
-pub mod clock;
 mod clone;
 mod cores;
 mod credentials;
-pub mod device;
 #[doc(hidden)]
 pub mod elf;
-pub mod errno;
 mod exec;
 mod exit;
-pub mod file;
-pub mod fs;
 mod futex;
 mod info;
 mod jobs;
@@ -50,26 +45,28 @@ pub mod state;
 pub mod syscalls;
 mod time;
 mod timers;
-pub mod wait;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
+use snaprig_card_driver::{
+    clock,
+    device::{CharDevice, WakeTarget, Waker},
+    errno::Errno,
+    file::File,
+    wait::Channel,
+};
+use snaprig_card_fs::{FileTable, FsContext, Vfs};
 use snaprig_card_memory::{CardMemory, PAGE};
 use snaprig_card_platform::{Platform, Regs, xstate};
 
 use self::{
     cores::Cores,
-    device::{CharDevice, WakeTarget, Waker},
-    errno::Errno,
-    file::File,
-    fs::{FileTable, FsContext, Vfs},
     mm::AddressSpace,
     signal::Actions,
     state::{Process, State},
-    wait::Channel,
 };
 pub use state::ExitStatus;
 
@@ -148,7 +145,7 @@ impl Kernel {
     }
 
     /// Puts something of the host's into the file system, with the directories on its way.
-    pub fn install(&self, path: &str, entry: fs::Entry) -> std::io::Result<()> {
+    pub fn install(&self, path: &str, entry: snaprig_card_fs::Entry) -> std::io::Result<()> {
         self.lock().vfs.install(path, entry)
     }
 
@@ -279,9 +276,4 @@ impl WakeTarget for Kernel {
     fn wake(&self, channel: Channel) {
         self.lock().wake(channel);
     }
-}
-
-/// `CLOCK_MONOTONIC`.
-pub(crate) fn now() -> Duration {
-    clock::now().0
 }

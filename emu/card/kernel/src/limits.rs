@@ -2,8 +2,9 @@
 //! whoever asks: a card has its memory and cores for a few programs.
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::{errno::Errno, wait::SysResult};
 
-use super::{call::Call, errno::Errno, wait::SysResult};
+use super::call::Call;
 
 /// Descriptors of a process that has not asked for more, and the most that one may have: what Linux
 /// has for those that nobody gives others (INR_OPEN_CUR, INR_OPEN_MAX).

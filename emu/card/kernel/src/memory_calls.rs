@@ -2,18 +2,15 @@
 
 use std::sync::Arc;
 
+use snaprig_card_driver::{device::UserMemory, errno::Errno, file::Description, wait::SysResult};
+use snaprig_card_fs::{Open, RegularFile, is_nameless_pipe, is_zero_device, shared_anonymous};
 use snaprig_card_memory::{PAGE, USER_END};
 
 use super::{
     call::Call,
-    device::UserMemory,
-    errno::Errno,
-    file::Description,
-    fs::{Open, RegularFile, is_nameless_pipe, is_zero_device, shared_anonymous},
     mm::{AddressSpace, Area, Backing, Fault, Traits},
     ranges::Remap,
     state::lock,
-    wait::SysResult,
 };
 
 /// MLOCK_ONFAULT of mlock2(2).

@@ -11,6 +11,11 @@ mod share;
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::{
+    device::{DeviceMemory, Pinned, UserMemory},
+    errno::Errno,
+};
+use snaprig_card_fs::Inode;
 use snaprig_card_memory::{
     CardMemory, HUGE_PAGE, PAGE, USER_END,
     paging::{Access, PageTables},
@@ -18,11 +23,6 @@ use snaprig_card_memory::{
 use snaprig_card_platform::{Cpu, Platform, PlatformError, Space};
 
 pub use self::fill::Filling;
-use super::{
-    device::{DeviceMemory, Pinned, UserMemory},
-    errno::Errno,
-    fs::Inode,
-};
 
 /// Lowest address that may be mapped: null dereferences fault.
 pub const USER_START: u64 = 0x1_0000;

@@ -1,88 +1,17 @@
 //! Descriptors of processes: pidfd_open(2), pidfd_send_signal(2), waitid(P_PIDFD).
 
-use std::{
-    any::Any,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::sync::Arc;
 
-use super::{
-    call::Call,
+use snaprig_card_driver::{
     errno::Errno,
-    file::{Description, File, PollMask},
-    fs::Open,
-    state::lock,
-    wait::{Channel, Stop, SysResult},
+    wait::{Stop, SysResult},
 };
+use snaprig_card_fs::{Open, pidfd::PidFd};
+
+use super::{call::Call, state::lock};
 
 /// `PIDFD_NONBLOCK`.
 const NONBLOCK: i32 = libc::O_NONBLOCK;
-
-/// Whether a process has ended: what is left of it for those who hold its descriptor.
-#[derive(Default)]
-pub struct Ending {
-    has_ended: AtomicBool,
-    channel: Channel,
-}
-
-impl Ending {
-    /// The process has ended; the channel is to be woken.
-    pub fn announce(&self) -> Channel {
-        self.has_ended.store(true, Ordering::Relaxed);
-        self.channel
-    }
-}
-
-/// A descriptor of a process.
-pub struct PidFd {
-    pid: i32,
-    ending: Arc<Ending>,
-}
-
-impl PidFd {
-    /// Of a process.
-    pub fn new(pid: i32, ending: &Arc<Ending>) -> Arc<Self> {
-        Arc::new(Self {
-            pid,
-            ending: ending.clone(),
-        })
-    }
-
-    /// The id of its process.
-    pub fn pid(&self) -> i32 {
-        self.pid
-    }
-
-    /// Of a process that has ended, in a restored process.
-    pub fn ended() -> Arc<Self> {
-        let ending = Arc::new(Ending::default());
-        ending.announce();
-        Arc::new(Self { pid: 0, ending })
-    }
-}
-
-impl File for PidFd {
-    fn poll(&self) -> PollMask {
-        match self.ending.has_ended.load(Ordering::Relaxed) {
-            true => libc::POLLIN,
-            false => 0,
-        }
-    }
-
-    fn channels(&self) -> Vec<Channel> {
-        vec![self.ending.channel]
-    }
-
-    fn describe(&self) -> Description {
-        Description::Process
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
 
 impl Call<'_> {
     /// pidfd_open(2).
@@ -110,10 +39,9 @@ impl Call<'_> {
         let open = lock(&files).get(fd)?;
         let file = open.file.as_any().downcast_ref::<PidFd>();
         let file = file.ok_or(Errno::EBADF)?;
-        // Another process may have its id by now.
-        let process = self.state.processes.get(&file.pid);
-        let is_there = process.is_some_and(|process| Arc::ptr_eq(&process.ending, &file.ending));
-        Ok((if is_there { file.pid } else { 0 }, open.nonblock()))
+        let process = self.state.processes.get(&file.pid());
+        let is_there = process.is_some_and(|process| file.is_of(&process.ending));
+        Ok((if is_there { file.pid() } else { 0 }, open.nonblock()))
     }
 
     /// pidfd_send_signal(2).

@@ -2,13 +2,11 @@
 //! msync(2). What they meet before the first hole they change, and then say that there is a hole, as
 //! Linux does.
 
+use snaprig_card_driver::errno::Errno;
 use snaprig_card_memory::{PAGE, USER_END};
 use snaprig_card_platform::Cpu;
 
-use super::{
-    errno::Errno,
-    mm::{AddressSpace, Area, Backing, USER_START},
-};
+use super::mm::{AddressSpace, Area, Backing, USER_START};
 
 /// What mremap(2) is asked for. Lengths are in whole pages.
 pub struct Remap {

@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
+use snaprig_card_driver::{
+    errno::Errno,
+    wait::{Stop, SysResult},
+};
+
 use super::{
     call::Call,
-    errno::Errno,
     exit::child_info,
     jobs::News,
     sched,
     state::{ExitStatus, Process},
-    wait::{Stop, SysResult},
 };
 
 /// Options of both calls (wait(2)); the last three choose children by how they were cloned.

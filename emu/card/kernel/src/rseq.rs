@@ -7,16 +7,14 @@
 //! been another's before it comes back.
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::{device::UserMemory, errno::Errno, wait::SysResult};
 use snaprig_card_memory::USER_END;
 
 use super::{
     call::Call,
-    device::UserMemory,
-    errno::Errno,
     mm::AddressSpace,
     signal::{self, Info},
     state::{State, lock},
-    wait::SysResult,
 };
 
 const UNREGISTER: i32 = 1;

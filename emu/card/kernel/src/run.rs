@@ -10,12 +10,13 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use snaprig_card_driver::clock::monotonic;
 use snaprig_card_platform::{Cpu, Exit, PlatformError};
 
 use super::{
     Kernel, call, checkpoint, exit, jobs,
     mm::Fault,
-    now, rseq,
+    rseq,
     signal::{self, Info},
     state::{ExitStatus, State, lock},
 };
@@ -60,8 +61,8 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
             if rseq.is_elsewhere(number) {
                 rseq::tell_core(&mut kernel.lock(), *tid, number);
             }
-            let start = now();
-            (cpu.run(&mut regs)?, now().saturating_sub(start))
+            let start = monotonic();
+            (cpu.run(&mut regs)?, monotonic().saturating_sub(start))
         };
         let mut state = kernel.lock();
         let thread = state.thread(*tid);
@@ -155,7 +156,10 @@ pub fn sleep<'a>(mut state: MutexGuard<'a, State>, tid: i32) -> MutexGuard<'a, S
         match wait.deadline {
             None => state = wakeup.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(deadline) => {
-                let Some(left) = deadline.checked_sub(now()).filter(|left| !left.is_zero()) else {
+                let Some(left) = deadline
+                    .checked_sub(monotonic())
+                    .filter(|left| !left.is_zero())
+                else {
                     state.thread(tid).waiting = None;
                     break;
                 };

@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-use super::{
-    call::Call,
+use snaprig_card_driver::{
+    clock::monotonic,
     errno::Errno,
-    state::Process,
     wait::{Stop, SysResult},
 };
+use snaprig_card_memory::PAGE;
+
+use super::{call::Call, state::Process};
 
 /// Ticks a second of times(2).
 const TICKS: u128 = 100;
@@ -192,7 +193,7 @@ impl Call<'_> {
 
     /// sched_getattr(2).
     pub fn sched_getattr(&mut self, tid: i32, to: u64, bytes: u64, flags: u32) -> SysResult {
-        let fits = (ATTR_BYTES..=snaprig_card_memory::PAGE).contains(&bytes);
+        let fits = (ATTR_BYTES..=PAGE).contains(&bytes);
         if to == 0 || flags != 0 || !fits {
             return Err(Errno::EINVAL.into());
         }
@@ -217,7 +218,7 @@ impl Call<'_> {
             0 => ATTR_BYTES,
             bytes => bytes.into(),
         };
-        if !(ATTR_BYTES..=snaprig_card_memory::PAGE).contains(&bytes) {
+        if !(ATTR_BYTES..=PAGE).contains(&bytes) {
             self.write(from, &(ATTR_BYTES_NOW as u32).to_le_bytes())?;
             return Err(Errno::E2BIG.into());
         }
@@ -320,7 +321,7 @@ impl Call<'_> {
         if to != 0 {
             self.write_words(to, &[ticks(own), 0, ticks(children), 0])?;
         }
-        Ok(ticks(super::now()))
+        Ok(ticks(monotonic()))
     }
 }
 

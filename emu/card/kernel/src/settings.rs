@@ -1,9 +1,10 @@
 //! What prctl(2), personality(2) and arch_prctl(2) set and tell.
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::{errno::Errno, signals::SIGNALS, wait::SysResult};
 use snaprig_card_memory::USER_END;
 
-use super::{call::Call, errno::Errno, signal::SIGNALS, wait::SysResult};
+use super::call::Call;
 
 /// Nanoseconds by which timers may be late (prctl(2), PR_SET_TIMERSLACK).
 const SLACK_NANOS: u64 = 50_000;

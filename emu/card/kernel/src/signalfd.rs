@@ -3,64 +3,17 @@
 //! Which signals those are depends on who looks, so each call that asks for readiness first tells the
 //! caller's descriptors what is pending for the caller.
 
-use std::{
-    any::Any,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
-
-use super::{
-    call::Call,
+use snaprig_card_driver::{
     errno::Errno,
-    file::{Description, File, PollMask},
-    fs::Open,
-    signal::{Info, SIGSET_BYTES, SigSet},
-    state::lock,
+    signals::{SIGSET_BYTES, SigSet},
     wait::{Stop, SysResult, Wait},
 };
+use snaprig_card_fs::{Open, signalfd::SignalFd};
+
+use super::{call::Call, signal::Info, state::lock};
 
 /// Bytes of `struct signalfd_siginfo`.
 const SIGINFO_BYTES: usize = 128;
-
-/// A descriptor that signals are read from.
-pub struct SignalFd {
-    mask: AtomicU64,
-    /// What is pending for whoever makes the call.
-    pending: AtomicU64,
-}
-
-impl SignalFd {
-    /// One for the signals in `mask`.
-    pub fn new(mask: SigSet) -> Arc<Self> {
-        Arc::new(Self {
-            mask: AtomicU64::new(mask.blockable().0),
-            pending: AtomicU64::new(0),
-        })
-    }
-
-    fn mask(&self) -> SigSet {
-        SigSet(self.mask.load(Ordering::Relaxed))
-    }
-}
-
-impl File for SignalFd {
-    fn poll(&self) -> PollMask {
-        match self.pending.load(Ordering::Relaxed) & self.mask().0 {
-            0 => 0,
-            _ => libc::POLLIN,
-        }
-    }
-
-    fn describe(&self) -> Description {
-        Description::Signals { mask: self.mask() }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
 
 impl Call<'_> {
     /// signalfd(2) and signalfd4(2): a new descriptor, or another mask for one.
@@ -76,8 +29,7 @@ impl Call<'_> {
             let open = files.get(fd)?;
             let signals = open.file.as_any().downcast_ref::<SignalFd>();
             let signals = signals.ok_or(Errno::EINVAL)?;
-            let mask = SigSet(mask).blockable();
-            signals.mask.store(mask.0, Ordering::Relaxed);
+            signals.set_mask(SigSet(mask));
             return Ok(fd as u64);
         }
         let flags_of_open = libc::O_RDWR | flags & libc::SFD_NONBLOCK;
@@ -92,7 +44,7 @@ impl Call<'_> {
         let files = self.process().files.clone();
         for open in lock(&files).files() {
             if let Some(signals) = open.file.as_any().downcast_ref::<SignalFd>() {
-                signals.pending.store(pending, Ordering::Relaxed);
+                signals.tell_pending(SigSet(pending));
             }
         }
     }

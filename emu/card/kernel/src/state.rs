@@ -10,24 +10,26 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::{
+    errno::Errno,
+    signals::SigSet,
+    wait::{Channel, Wait},
+};
+use snaprig_card_fs::{FileTable, FsContext, Vfs, pidfd::Ending};
 use snaprig_card_platform::{Kick, Regs};
 
 use super::{
     checkpoint::Chain,
     credentials::Credentials,
-    errno::Errno,
-    fs::{FileTable, FsContext, Vfs},
     futex::Futexes,
     jobs::Job,
     limits::Limits,
     mm::AddressSpace,
-    pidfd::Ending,
     rseq::Rseq,
     sched::{Affinity, Policy},
     settings::Settings,
-    signal::{Actions, AltStack, Pending, SigSet},
+    signal::{Actions, AltStack, Pending},
     timers::Timers,
-    wait::{Channel, Wait},
 };
 
 /// How a process ended.

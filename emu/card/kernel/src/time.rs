@@ -2,36 +2,17 @@
 
 use std::time::Duration;
 
-use super::{
-    call::Call,
-    clock,
+use snaprig_card_driver::{
+    clock::{card_clock, is_clock, monotonic},
     device::UserMemory,
     errno::Errno,
-    now,
-    state::{State, lock},
     wait::{Stop, SysResult, Wait},
 };
 
-/// A clock of the card.
-pub fn card_clock(clock: libc::clockid_t) -> Duration {
-    match clock {
-        libc::CLOCK_MONOTONIC | libc::CLOCK_MONOTONIC_COARSE => clock::now().0,
-        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => clock::now().1,
-        other => host_clock(other),
-    }
-}
-
-/// A clock of the host.
-pub fn host_clock(clock: libc::clockid_t) -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is a timespec of this frame, which outlives the call that writes to it. A clock that there is not
-    // fails, and leaves it as it is.
-    unsafe { libc::clock_gettime(clock, &mut time) };
-    Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec as u32)
-}
+use super::{
+    call::Call,
+    state::{State, lock},
+};
 
 /// A sleep that a signal interrupts says how long it would have gone on (nanosleep(2)).
 pub fn tell_time_left(state: &mut State, tid: i32, number: u64) {
@@ -45,16 +26,11 @@ pub fn tell_time_left(state: &mut State, tid: i32, number: u64) {
     let Some(deadline) = thread.deadline.filter(|_| to != 0) else {
         return;
     };
-    let left = deadline.saturating_sub(now());
+    let left = deadline.saturating_sub(monotonic());
     let words = [left.as_secs(), left.subsec_nanos().into()];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     // The call has failed already; a bad address changes nothing.
     let _ = lock(&state.process(pid).mm).write(to, &bytes);
-}
-
-/// Whether there is such a clock; 10 was a machine's that is gone.
-pub fn is_clock(clock: i32) -> bool {
-    matches!(clock, 0..=9 | 11)
 }
 
 impl Call<'_> {
@@ -120,7 +96,7 @@ impl Call<'_> {
         };
         match deadline {
             None => Err(Errno::EFAULT.into()),
-            Some(deadline) if deadline <= now() => Ok(0),
+            Some(deadline) if deadline <= monotonic() => Ok(0),
             deadline => Err(Stop::Wait(Wait {
                 channels: Vec::new(),
                 deadline,
@@ -135,7 +111,7 @@ impl Call<'_> {
             return Ok(None);
         }
         if self.thread().deadline.is_none() {
-            let end = now().saturating_add(self.read_timespec(timeout)?);
+            let end = monotonic().saturating_add(self.read_timespec(timeout)?);
             self.thread().deadline = Some(end);
         }
         Ok(self.thread().deadline)
@@ -154,7 +130,7 @@ impl Call<'_> {
         if !realtime {
             return Ok(Some(at));
         }
-        Ok(Some(now().saturating_add(
+        Ok(Some(monotonic().saturating_add(
             at.saturating_sub(card_clock(libc::CLOCK_REALTIME)),
         )))
     }

@@ -11,16 +11,18 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::{
+    clock::{card_clock, is_clock, monotonic},
+    errno::Errno,
+    signals::is_signal,
+    wait::SysResult,
+};
 
 use super::{
     Kernel,
     call::Call,
-    errno::Errno,
-    now,
     signal::{self, Info},
     state::State,
-    time::{card_clock, is_clock},
-    wait::SysResult,
 };
 
 /// `si_code` of a POSIX timer.
@@ -89,17 +91,17 @@ impl Timers {
     /// Whether timers of an image may run.
     pub fn is_sound(&self) -> bool {
         let mut notified = self.posix.values().filter_map(|timer| timer.notify);
-        self.posix.len() <= TIMERS_MAX && notified.all(|notify| signal::is_signal(notify.signal))
+        self.posix.len() <= TIMERS_MAX && notified.all(|notify| is_signal(notify.signal))
     }
 
     /// For an image: what is left.
     pub fn left(&self) -> Self {
-        self.shifted(|due| due.saturating_sub(now()))
+        self.shifted(|due| due.saturating_sub(monotonic()))
     }
 
     /// From an image.
     pub fn rearmed(&self) -> Self {
-        self.shifted(|left| now().saturating_add(left))
+        self.shifted(|left| monotonic().saturating_add(left))
     }
 
     fn shifted(&self, shift: impl Fn(Duration) -> Duration) -> Self {
@@ -183,7 +185,7 @@ impl Kernel {
     fn run_timers(&self) {
         let mut state = self.lock();
         while !state.is_over {
-            let time = now();
+            let time = monotonic();
             let pids: Vec<_> = state.processes.keys().copied().collect();
             for pid in pids {
                 for (thread, info) in state.process(pid).timers.expire(time) {
@@ -200,7 +202,7 @@ impl Kernel {
                     .wait(state)
                     .unwrap_or_else(PoisonError::into_inner),
                 Some(next) => {
-                    let left = next.saturating_sub(now());
+                    let left = next.saturating_sub(monotonic());
                     let waited = self.timers.wait_timeout(state, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
@@ -260,7 +262,7 @@ impl Call<'_> {
     fn set_real(&mut self, value: Duration, interval: Duration) -> Option<(Duration, Duration)> {
         let old = self.process().timers.real.map(left_of);
         self.process().timers.real = (!value.is_zero()).then(|| Armed {
-            due: now().saturating_add(value),
+            due: monotonic().saturating_add(value),
             interval,
         });
         self.kernel.clone().timer_armed(self.state);
@@ -346,8 +348,8 @@ impl Call<'_> {
         let timer = self.timer(id)?;
         let was = timer.armed.map(left_of);
         let due = match flags & libc::TIMER_ABSTIME != 0 {
-            false => now().saturating_add(value),
-            true => now().saturating_add(value.saturating_sub(card_clock(timer.clock))),
+            false => monotonic().saturating_add(value),
+            true => monotonic().saturating_add(value.saturating_sub(card_clock(timer.clock))),
         };
         timer.armed = (!value.is_zero()).then_some(Armed { due, interval });
         timer.overrun = 0;
@@ -384,7 +386,7 @@ impl Call<'_> {
 
 /// What is left of a timer, never nothing while it is armed; and its interval.
 fn left_of(armed: Armed) -> (Duration, Duration) {
-    let left = armed.due.saturating_sub(now());
+    let left = armed.due.saturating_sub(monotonic());
     (left.max(Duration::from_nanos(1000)), armed.interval)
 }
 

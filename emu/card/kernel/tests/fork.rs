@@ -5,13 +5,13 @@ mod programs;
 
 use std::sync::{Arc, Mutex};
 
-use snaprig_card_kernel::{
-    ExitStatus,
+use snaprig_card_driver::{
     device::{CharDevice, Pinned},
     errno::Errno,
     file::{Cx, Description, File},
     wait::SysResult,
 };
+use snaprig_card_kernel::ExitStatus;
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{Kind, on_both};
 

@@ -14,12 +14,12 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use snaprig_card_kernel::{
-    ExitStatus,
+use snaprig_card_driver::{
     device::{CharDevice, DeviceMemory},
     file::{Cx, Description, File},
     wait::SysResult,
 };
+use snaprig_card_kernel::ExitStatus;
 use snaprig_card_memory::{CardMemory, PAGE, shown::Shown};
 use snaprig_card_platform::{
     Exit, Kind, Regs, TRACED_MEMORY_FD, on_both,
@@ -138,7 +138,7 @@ impl CharDevice for Peer {
 
 impl File for Open {
     fn map(&self, _cx: &mut Cx, offset: u64, len: u64, _prot: i32) -> SysResult<DeviceMemory> {
-        let gone = snaprig_card_kernel::errno::Errno::ECONNRESET;
+        let gone = snaprig_card_driver::errno::Errno::ECONNRESET;
         let shown = self.shown.lock().unwrap().clone().ok_or(gone)?;
         let address = shown.address(offset, len).ok_or(gone)?;
         Ok(DeviceMemory::new([(address, len)], shown))

@@ -21,15 +21,14 @@ use std::{
 use clap::Args;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use snaprig_card_device::Device;
-use snaprig_card_kernel::{
-    Config, ExitStatus, Kernel, Spawn,
-    checkpoint::CheckpointDevice,
+use snaprig_card_driver::{
     device::CharDevice,
     errno::Errno,
     file::{Cx, Description, File},
-    fs::console::{Input, Output},
     wait::SysResult,
 };
+use snaprig_card_fs::console::{Input, Output};
+use snaprig_card_kernel::{Config, ExitStatus, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{self as platform, Kind, choose};
 use snaprig_coi::{Engine, Process};

@@ -3,7 +3,7 @@
 
 use std::mem::offset_of;
 
-use snaprig_card_kernel::{
+use snaprig_card_driver::{
     device::Pinned,
     errno::Errno,
     file::Cx,

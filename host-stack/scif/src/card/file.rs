@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use snaprig_card_kernel::{
+use snaprig_card_driver::{
     device::{DeviceMemory, Pinned},
     errno::Errno,
     file::{Cx, Description, File, PollMask},

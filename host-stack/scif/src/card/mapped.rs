@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use snaprig_card_kernel::{device::DeviceMemory, errno::Errno, file::Cx, wait::SysResult};
+use snaprig_card_driver::{device::DeviceMemory, errno::Errno, file::Cx, wait::SysResult};
 use snaprig_card_memory::shown::Shown;
 use snaprig_wire::{dma::HOST_BASE, scif::Extent};
 

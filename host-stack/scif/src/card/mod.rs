@@ -18,7 +18,7 @@ use std::{
 };
 
 use snaprig_card_device::Device;
-use snaprig_card_kernel::{
+use snaprig_card_driver::{
     device::{CharDevice, Pinned, Waker},
     file::{Cx, File},
     wait::{Channel, SysResult},

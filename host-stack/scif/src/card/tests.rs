@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use snaprig_card_kernel::{
+use snaprig_card_driver::{
     device::{Pinned, UserMemory, WakeTarget},
     errno::Errno,
     file::{Cx, File},

@@ -2,6 +2,20 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use snaprig_card_driver::{
+    clock::{self, monotonic},
+    errno::Errno,
+    file::File,
+    random,
+    wait::{Stop, SysResult},
+};
+use snaprig_card_fs::{
+    Open, RegularFile,
+    image::{Describer, Met},
+    pipe::{self, PipeEnd},
+    socket::Socket,
+    stored::Storing,
+};
 use snaprig_card_image::stream::{Encoder, Link, PAGES_AT, PAGES_MAX};
 use snaprig_card_memory::{CardMemory, PAGE};
 use snaprig_card_platform::{Cpu, Regs};
@@ -17,20 +31,8 @@ use super::{
 };
 use crate::{
     call::Call,
-    clock,
-    errno::Errno,
-    file::File,
-    fs::{
-        Open, RegularFile,
-        image::{Describer, Met},
-        pipe::{self, PipeEnd},
-        socket::Socket,
-        stored::Storing,
-    },
-    info,
     mm::{AddressSpace, Area, Backing},
     state::{State, Thread, lock},
-    wait::{Stop, SysResult},
 };
 
 /// Bytes that are written at once, if there are so many.
@@ -274,7 +276,7 @@ impl Call<'_> {
             page_bytes: pages.iter().map(|extent| extent.pages * PAGE).sum(),
         };
         let mut random = [0; 8];
-        info::random(&mut random);
+        random::fill(&mut random);
         let mut link = Link {
             id: u64::from_le_bytes(random) | 1,
             ..Link::default()
@@ -390,7 +392,7 @@ fn thread_image(state: &mut State, tid: i32, captures: bool) -> Result<ThreadIma
         alt_stack: thread.alt_stack,
         clear_child_tid: thread.clear_child_tid,
         robust_list: thread.robust_list,
-        deadline: thread.deadline.map(|end| end.saturating_sub(crate::now())),
+        deadline: thread.deadline.map(|end| end.saturating_sub(monotonic())),
         ran: thread.ran,
         affinity: thread.affinity.map(|set| set.to_vec()),
         policy: thread.policy,

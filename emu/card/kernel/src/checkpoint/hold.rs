@@ -4,11 +4,12 @@
 //! What must stay true: after a capture that holds, no instruction of another thread of the tree runs,
 //! unless it is released; who may have a copy elsewhere does not go on here.
 
+use snaprig_card_driver::wait::Stop;
+
 use crate::{
     call::Call,
     exit,
     state::{ExitStatus, State},
-    wait::Stop,
 };
 
 /// The threads that `me` has stopped run on, if it has stopped any.

@@ -6,23 +6,24 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::signals::SigSet;
+use snaprig_card_fs::{
+    FsImage, Vfs,
+    image::FilesImage,
+    stored::{FileRef, Storing},
+};
 use snaprig_card_memory::{PAGE, USER_END};
 use snaprig_card_platform::{Regs, xstate};
 
 use crate::{
     credentials::Credentials,
-    fs::{
-        FsImage, Vfs,
-        image::FilesImage,
-        stored::{FileRef, Storing},
-    },
     jobs::Job,
     limits::Limits,
     mm::{AddressSpace, Area, Backing, Traits},
     rseq::Rseq,
     sched::Policy,
     settings::Settings,
-    signal::{Actions, AltStack, Pending, SigSet},
+    signal::{Actions, AltStack, Pending},
     state::{ExitStatus, Process, Thread},
     timers::Timers,
 };

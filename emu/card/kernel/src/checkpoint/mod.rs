@@ -33,6 +33,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use snaprig_card_driver::{
+    clock::monotonic,
+    device::CharDevice,
+    errno::Errno,
+    file::{Cx, Description, File},
+    wait::{Stop, SysResult},
+};
+use snaprig_card_fs::{Open, Vfs};
 use snaprig_wire::checkpoint as wire;
 
 pub(super) use self::hold::{give_up, holder_ends, is_held, is_stopped};
@@ -40,12 +48,7 @@ pub use self::pages::Chain;
 use self::{capture::Writing, hold::let_others_go, restore::Reading};
 use super::{
     call::Call,
-    device::CharDevice,
-    errno::Errno,
-    file::{Cx, Description, File},
-    fs::{Open, Vfs},
     state::{State, lock},
-    wait::{Stop, SysResult},
 };
 
 /// The device.
@@ -157,7 +160,7 @@ impl Call<'_> {
                 waker: &waker,
                 nonblock: false,
                 append: false,
-                now: super::now(),
+                now: monotonic(),
             };
             f(&mut self.state.vfs, &mut cx)
         };

@@ -5,12 +5,10 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
+use snaprig_card_fs::stored::Storing;
 use snaprig_card_memory::{CardMemory, PAGE, outside};
 
-use crate::{
-    fs::stored::Storing,
-    mm::{AddressSpace, Area, Backing},
-};
+use crate::mm::{AddressSpace, Area, Backing};
 
 /// From one address space to the next in the stream: more than a program can address.
 pub const SPACE_BYTES: u64 = 1 << 47;

@@ -5,6 +5,18 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use snaprig_card_driver::{
+    clock::monotonic,
+    errno::Errno,
+    signals::is_signal,
+    wait::{Channel, Stop, SysResult},
+};
+use snaprig_card_fs::{
+    FileTable, FsContext, Open,
+    pidfd::Ending,
+    rebuild::{self, RebuildError, Sources},
+    stored::{FileRef, PAGES_START, Stored},
+};
 use snaprig_card_image::stream::{Decoder, Piece};
 use snaprig_wire::frame;
 
@@ -17,18 +29,10 @@ use super::{
 use crate::{
     call::Call,
     clone::THREADS_MAX,
-    errno::Errno,
-    fs::{
-        FileTable, FsContext, Open,
-        rebuild::{self, RebuildError, Sources},
-        stored::{FileRef, PAGES_START, Stored},
-    },
     mm::{AddressSpace, Area, Backing, Filling},
-    pidfd::Ending,
     sched::{Affinity, SET_BYTES},
-    signal::{self, Actions},
+    signal::Actions,
     state::{Process, Shared, Thread, lock},
-    wait::{Channel, Stop, SysResult},
 };
 
 /// Bytes that are read at once.
@@ -259,7 +263,7 @@ impl Call<'_> {
         thread.alt_stack = image.alt_stack;
         thread.clear_child_tid = image.clear_child_tid;
         thread.robust_list = image.robust_list;
-        let now = crate::now();
+        let now = monotonic();
         thread.deadline = image.deadline.map(|left| now.saturating_add(left));
         thread.ran = image.ran;
         thread.affinity = self.affinity_here(image.affinity);
@@ -310,7 +314,7 @@ impl TreeImage {
                         .iter()
                         .any(|other| other.pid == process.parent),
                 }
-                && (process.exit_signal == 0 || signal::is_signal(process.exit_signal))
+                && (process.exit_signal == 0 || is_signal(process.exit_signal))
                 && process.pending.is_sound()
                 && process.timers.is_sound()
                 && process.threads.iter().all(ThreadImage::is_sound)

@@ -4,10 +4,10 @@
 //! is zeroed when a later page comes, or by [`Filling::finish`]. What must stay true: nothing runs in
 //! a space before its filling is finished.
 
+use snaprig_card_driver::errno::Errno;
 use snaprig_card_memory::{CardMemory, PAGE};
 
 use super::{AddressSpace, Area, HUGE_PAGE};
-use crate::errno::Errno;
 
 /// A process's memory on its way in.
 pub struct Filling {

@@ -12,11 +12,11 @@
 
 use std::ops::Range;
 
+use snaprig_card_driver::errno::Errno;
 use snaprig_card_memory::{HUGE_PAGE, PAGE, paging::Access};
 use snaprig_card_platform::Platform;
 
 use super::{AddressSpace, Area, Backing, FAULT_PAGES, Fault};
-use crate::errno::Errno;
 
 /// Writable areas of no more pages than this are copied at once.
 const COPY_PAGES: u64 = 64;
@@ -268,14 +268,12 @@ fn widen(range: &mut Range<u64>, start: u64, end: u64) {
 mod tests {
     use std::sync::Arc;
 
+    use snaprig_card_driver::device::UserMemory;
     use snaprig_card_memory::CardMemory;
     use snaprig_card_platform::{self as platform, Kind};
 
     use super::*;
-    use crate::{
-        device::UserMemory,
-        mm::{Backing, Traits},
-    };
+    use crate::mm::{Backing, Traits};
 
     const VA: u64 = 0x4000_0000;
     const NOBODY: IsAwaited = &|_, _| false;

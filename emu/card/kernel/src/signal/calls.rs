@@ -1,17 +1,14 @@
 //! The calls of signal(7).
 
-use super::{
-    Action, AltStack, Info, SA_KNOWN, SI_TKILL, SIGNALS, SIGSET_BYTES, SS_AUTODISARM, SigSet, bit,
-    discard, send, take,
-};
-use crate::{
-    call::Call,
+use snaprig_card_driver::{
+    clock::monotonic,
     errno::Errno,
-    jobs::members,
-    now,
-    state::lock,
+    signals::{SIGNALS, SIGSET_BYTES, SigSet},
     wait::{Stop, SysResult, Wait},
 };
+
+use super::{Action, AltStack, Info, SA_KNOWN, SI_TKILL, SS_AUTODISARM, bit, discard, send, take};
+use crate::{call::Call, jobs::members, state::lock};
 
 impl Call<'_> {
     /// rt_sigaction(2).
@@ -139,7 +136,7 @@ impl Call<'_> {
             }
             return Ok(found.signal as u64);
         }
-        if deadline.is_some_and(|deadline| deadline <= now()) {
+        if deadline.is_some_and(|deadline| deadline <= monotonic()) {
             return Err(Errno::EAGAIN.into());
         }
         Err(Stop::Wait(Wait {

@@ -1,10 +1,11 @@
 //! What a handler finds on its stack, and the way back from there (sigreturn(2)).
 
+use snaprig_card_driver::{device::UserMemory, errno::Errno, signals::SigSet, wait::SysResult};
 use snaprig_card_memory::USER_END;
 use snaprig_card_platform::{Regs, xstate};
 
-use super::{Action, AltStack, Info, SA_RESTORER, SigSet};
-use crate::{call::Call, device::UserMemory, errno::Errno, mm::AddressSpace, wait::SysResult};
+use super::{Action, AltStack, Info, SA_RESTORER};
+use crate::{call::Call, mm::AddressSpace};
 
 /// The red zone below the stack pointer that a leaf function may use (x86-64 ABI).
 const RED_ZONE: u64 = 128;

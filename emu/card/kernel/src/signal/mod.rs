@@ -7,11 +7,14 @@ mod frame;
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
+use snaprig_card_driver::{
+    errno::Errno,
+    signals::{SIGNALS, SigSet, bit, is_signal},
+};
 use snaprig_card_platform::{Cpu, PlatformError, xstate};
 
 use self::frame::Frame;
 use super::{
-    errno::Errno,
     exit, jobs,
     state::{ExitStatus, State, lock},
 };
@@ -27,8 +30,6 @@ pub(super) const SI_KERNEL: i32 = 0x80;
 pub(super) const SI_USER: i32 = 0;
 pub(super) const SI_TKILL: i32 = -6;
 
-/// The last signal.
-pub(super) const SIGNALS: i32 = 64;
 /// Queued signals of one process or thread; more of a real-time signal are refused (EAGAIN).
 const PENDING_MAX: usize = 1024;
 const SA_RESTORER: u64 = 0x0400_0000;
@@ -44,35 +45,12 @@ const SA_KNOWN: u64 = SA_RESTORER
     | libc::SA_RESETHAND as u32 as u64;
 /// The alternative stack is given up while a handler runs on it (sigaltstack(2)).
 const SS_AUTODISARM: i32 = i32::MIN;
-/// Bytes of a signal set, as calls are told them.
-pub const SIGSET_BYTES: u64 = 8;
-
-/// A set of signals, bit `n - 1` for signal `n`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SigSet(pub u64);
-
-impl SigSet {
-    /// Whether `signal` is in it.
-    pub fn has(self, signal: i32) -> bool {
-        self.0 & bit(signal) != 0
-    }
-
-    /// Without SIGKILL and SIGSTOP, which nobody can block.
-    pub fn blockable(self) -> Self {
-        Self(self.0 & !(bit(libc::SIGKILL) | bit(libc::SIGSTOP)))
-    }
-}
-
 /// Whether a signal stops a process, unless it does something else about it.
 pub fn is_stop(signal: i32) -> bool {
     matches!(
         signal,
         libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU
     )
-}
-
-fn bit(signal: i32) -> u64 {
-    1 << (signal - 1)
 }
 
 /// What a signal is about: the first fields of `siginfo_t`.
@@ -158,11 +136,6 @@ impl Info {
             address: 0,
         }
     }
-}
-
-/// Whether there is such a signal.
-pub fn is_signal(signal: i32) -> bool {
-    (1..=SIGNALS).contains(&signal)
 }
 
 /// Signals that have been sent and not delivered.

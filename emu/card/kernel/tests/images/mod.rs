@@ -7,14 +7,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use snaprig_card_kernel::{
-    Config, ExitStatus, Kernel, Spawn,
-    checkpoint::CheckpointDevice,
+use snaprig_card_driver::{
     device::CharDevice,
     file::{Cx, Description, File},
-    fs::console::{Input, Output},
     wait::SysResult,
 };
+use snaprig_card_fs::console::{Input, Output};
+use snaprig_card_kernel::{Config, ExitStatus, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{self as platform, Kind};
 

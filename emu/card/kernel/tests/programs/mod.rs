@@ -6,11 +6,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use snaprig_card_kernel::{
-    Config, ExitStatus, Kernel, Spawn,
-    checkpoint::CheckpointDevice,
-    fs::console::{Input, Output},
-};
+use snaprig_card_fs::console::{Input, Output};
+use snaprig_card_kernel::{Config, ExitStatus, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{self as platform, Kind};
 
