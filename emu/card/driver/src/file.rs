@@ -18,6 +18,11 @@ use super::{
 /// Readiness, as poll(2) has it.
 pub type PollMask = i16;
 
+/// `bit` if `on`.
+pub fn mask(on: bool, bit: PollMask) -> PollMask {
+    if on { bit } else { 0 }
+}
+
 /// Who does something: process, user and group (`struct ucred`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
@@ -131,7 +136,7 @@ pub trait File: Any + Send + Sync {
 }
 
 /// What a file is. Of one that does not depend on others this is all that an image says
-/// ([`super::fs::image`] says the rest), and a restore makes it again from that.
+/// (that of the file system says the rest), and a restore makes it again from that.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Description {
     /// A regular file or directory.

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`errno`] | why a system call fails |
 //! | [`wait`] | how one waits |
-//! | [`file`] | open files |
+//! | [`mod@file`] | open files |
 //! | [`device`] | character devices, memory of programs, how to wake threads |
 //! | [`signals`] | sets of signals |
 //! | [`clock`] | what time it is on a card, and the page that tells programs |

@@ -9,7 +9,10 @@ use std::{
 use snaprig_card_driver::errno::Errno;
 use snaprig_card_memory::{CardMemory, PAGE};
 
-use super::{Stat, meta::Meta, stat::BLOCK};
+use crate::{
+    meta::Meta,
+    stat::{BLOCK, Stat},
+};
 
 /// Seals that forbid every write.
 const SEALS_OF_WRITES: i32 = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;

@@ -12,7 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use snaprig_card_driver::clock::card_clock;
 
-use super::locks::Locks;
+use crate::locks::Locks;
 
 /// A time of a file: seconds since the epoch, which may be negative, and nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

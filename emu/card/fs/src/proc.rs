@@ -1,11 +1,5 @@
 //! The texts of /proc and /sys that programs ask for.
 
-use std::sync::Arc;
-
-use snaprig_card_driver::{clock::host_clock, errno::Errno, file::File};
-
-use super::{FsCall, inode::Inode, regular::RegularFile};
-
 /// What /proc/self says of the calling process, but for its memory.
 pub trait ProcInfo {
     /// Path of the program.
@@ -49,6 +43,8 @@ pub enum ProcFile {
     Machine,
 }
 
+/// The directory with a link for each descriptor of the process that looks.
+pub const DESCRIPTORS: &str = "/proc/self/fd";
 /// Where they are.
 pub const FILES: &[(&str, ProcFile)] = &[
     ("/proc/self/exe", ProcFile::Exe),
@@ -67,52 +63,3 @@ pub const FILES: &[(&str, ProcFile)] = &[
     ("/sys/devices/system/cpu/possible", ProcFile::Online),
     ("/sys/devices/system/cpu/present", ProcFile::Online),
 ];
-
-/// Opens a text: what it says now.
-pub fn open(call: &FsCall, file: ProcFile, path: String) -> Result<Arc<dyn File>, Errno> {
-    let text = match file {
-        ProcFile::Exe => return Err(Errno::ELOOP),
-        ProcFile::Maps => call.cx.memory.maps().into_bytes(),
-        ProcFile::Status => call.proc.status().into_bytes(),
-        ProcFile::Stat => call.proc.stat().into_bytes(),
-        ProcFile::Cmdline => call.proc.cmdline(),
-        ProcFile::Meminfo => meminfo(call).into_bytes(),
-        ProcFile::Uptime => {
-            let seconds = host_clock(libc::CLOCK_BOOTTIME).as_secs_f64();
-            format!("{seconds:.2} 0.00\n").into_bytes()
-        }
-        ProcFile::Cpuinfo => cpuinfo(call.cores()).into_bytes(),
-        ProcFile::Mounts => b"card / ramfs rw 0 0\nproc /proc proc ro 0 0\n".to_vec(),
-        ProcFile::Loadavg => b"0.00 0.00 0.00 1/1 1\n".to_vec(),
-        ProcFile::Machine => machine(call.cores()).into_bytes(),
-        ProcFile::Online => format!("0-{}\n", call.cores() - 1).into_bytes(),
-    };
-    let inode = Inode::new(call.vfs.memory(), 0o444);
-    inode.write_at(0, &text)?;
-    Ok(RegularFile::new(inode, path, libc::O_RDONLY))
-}
-
-fn meminfo(call: &FsCall) -> String {
-    let (total, free) = (
-        call.vfs.memory().bytes() >> 10,
-        call.vfs.memory().free_bytes() >> 10,
-    );
-    format!("MemTotal: {total:>12} kB\nMemFree: {free:>13} kB\nMemAvailable: {free:>8} kB\n")
-}
-
-/// /proc/stat: cores, and when the card's clock started.
-fn machine(cores: usize) -> String {
-    const TIMES: &str = "0 0 0 0 0 0 0 0 0 0";
-    let cores: String = (0..cores)
-        .map(|core| format!("cpu{core} {TIMES}\n"))
-        .collect();
-    let running = host_clock(libc::CLOCK_BOOTTIME);
-    let start = host_clock(libc::CLOCK_REALTIME).saturating_sub(running);
-    format!("cpu  {TIMES}\n{cores}btime {}\n", start.as_secs())
-}
-
-fn cpuinfo(cores: usize) -> String {
-    (0..cores)
-        .map(|core| format!("processor\t: {core}\nmodel name\t: snaprig card core\n\n"))
-        .collect()
-}

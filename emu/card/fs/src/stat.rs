@@ -1,11 +1,6 @@
 //! What stat(2) tells.
 
-use snaprig_card_driver::file::Description;
-
-use super::{
-    Open, RegularFile,
-    meta::{Meta, Timestamp},
-};
+use crate::meta::{Meta, Timestamp};
 
 /// What `st_blocks` counts.
 pub const BLOCK: u64 = 512;
@@ -31,40 +26,6 @@ pub struct Stat {
     pub rdev: u64,
     /// Times: last read, last change of what is in it, last change at all, beginning.
     pub times: [Timestamp; 4],
-}
-
-/// What an open file knows of itself beyond `File`: for fstat(2).
-pub fn stat_of(open: &Open, vfs: &super::Vfs) -> Stat {
-    if let Some(file) = open.file.as_any().downcast_ref::<RegularFile>() {
-        return file.inode().stat();
-    }
-    if let Some(meta) = open.attributes() {
-        return vfs
-            .stat(meta.number)
-            .unwrap_or_else(|_| Stat::of(meta, type_of(open)));
-    }
-    let mode = match open.file.describe() {
-        Description::Pipe { .. } => 0o600,
-        Description::Socket => 0o777,
-        Description::Console | Description::Device { .. } => 0o620,
-        _ => 0o600,
-    };
-    Stat {
-        ino: 1,
-        mode: type_of(open) | mode,
-        nlink: 1,
-        ..Stat::default()
-    }
-}
-
-/// The type of what has no name, or has none any more.
-fn type_of(open: &Open) -> u32 {
-    match open.file.describe() {
-        Description::Pipe { .. } => libc::S_IFIFO,
-        Description::Socket => libc::S_IFSOCK,
-        Description::Console | Description::Device { .. } => libc::S_IFCHR,
-        _ => 0,
-    }
 }
 
 impl Stat {

@@ -10,11 +10,10 @@ use std::{
 
 use snaprig_card_driver::{errno::Errno, file::File, wait::Channel};
 
-use super::{
-    RegularFile,
-    locks::locks_of,
+use crate::{
+    files::regular::{Directory, PathOnly, RegularFile},
+    locks::Locks,
     meta::Meta,
-    regular::{Directory, PathOnly},
 };
 
 /// An open file description: the file and its status flags, shared by duplicates.
@@ -54,6 +53,17 @@ impl Open {
             return Some(place.meta());
         }
         self.meta.as_ref()
+    }
+
+    /// The locks of what is open, and the description's name among owners. What has no name in the tree cannot be
+    /// opened twice, so nobody else ever locks it.
+    pub fn locks(&self) -> Option<(&Locks, u64)> {
+        let file = self.file.as_any();
+        if let Some(file) = file.downcast_ref::<RegularFile>() {
+            return Some((&file.inode().meta().locks, file.id()));
+        }
+        let directory = file.downcast_ref::<Directory>()?;
+        Some((&directory.meta().locks, directory.id()))
     }
 
     /// Whether it says where something is, and no more (open(2), O_PATH).
@@ -213,7 +223,7 @@ impl FileTable {
 
     /// With any descriptor of a file the locks of the table go (fcntl(2)).
     fn let_go(&self, open: Arc<Open>, wake: &mut dyn FnMut(Channel)) {
-        if let Some((locks, _)) = locks_of(&open) {
+        if let Some((locks, _)) = open.locks() {
             locks.forget_table(self.id, wake);
         }
         release(open, wake);

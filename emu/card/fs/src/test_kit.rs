@@ -13,7 +13,10 @@ use snaprig_card_driver::{
 };
 use snaprig_card_memory::CardMemory;
 
-use super::{FileTable, FsCall, FsContext, ProcInfo, Vfs, console, syscall};
+use crate::{
+    call::FsCall, calls::syscall, context::FsContext, file_waits::FileWaits, files::console,
+    proc::ProcInfo, sockets::Sockets, table::FileTable, tree::Vfs,
+};
 
 /// Where calls find a path, and another.
 const PATH: u64 = 0x1000;
@@ -91,6 +94,8 @@ impl WakeTarget for Nobody {
 /// One process's view.
 pub struct Kit {
     pub vfs: Vfs,
+    pub sockets: Sockets,
+    pub waits: FileWaits,
     pub memory: Memory,
     pub files: FileTable,
     pub fs: FsContext,
@@ -108,6 +113,8 @@ impl Kit {
         Self {
             fs: FsContext::new(&vfs),
             vfs,
+            sockets: Sockets::default(),
+            waits: FileWaits::default(),
             memory: Memory(vec![0; 8 << 20]),
             files: FileTable::new(Self::stdio()),
             limit_nofile: 1024,
@@ -143,6 +150,8 @@ impl Kit {
             files: &mut self.files,
             fs: &mut self.fs,
             vfs: &mut self.vfs,
+            sockets: &mut self.sockets,
+            waits: &mut self.waits,
             limit_nofile: self.limit_nofile,
             proc: &Proc,
             deadline: &mut self.deadline,

@@ -17,7 +17,9 @@ use snaprig_card_driver::{
     wait::{Channel, Stop, SysResult},
 };
 use snaprig_card_fs::{
-    self, FsCall, ProcInfo, asks_for_readiness, read_c_string, syscall as file_call,
+    self, FsCall, ProcInfo,
+    call::read_c_string,
+    calls::{asks_for_readiness, syscall as file_call},
 };
 use snaprig_card_platform::{Cpu, PlatformError};
 
@@ -144,7 +146,9 @@ fn abandon(state: &mut State, tid: i32) {
         open.file.abandon(tid);
     }
     let mut woken = Vec::new();
-    state.vfs.abandon(tid, &mut |channel| woken.push(channel));
+    state
+        .file_waits
+        .abandon(tid, &mut |channel| woken.push(channel));
     for channel in woken {
         state.wake(channel);
     }
@@ -287,6 +291,8 @@ impl<'a> Call<'a> {
             processes,
             threads,
             vfs,
+            sockets,
+            file_waits,
             ..
         } = &mut *self.state;
         let (process, thread) = (&processes[&self.pid], &threads[&self.tid]);
@@ -322,6 +328,8 @@ impl<'a> Call<'a> {
                 files: &mut lock(&files),
                 fs: &mut lock(&context),
                 vfs,
+                sockets,
+                waits: file_waits,
                 limit_nofile,
                 proc: &proc,
                 deadline: &mut deadline,

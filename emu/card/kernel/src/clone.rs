@@ -10,7 +10,7 @@ use snaprig_card_driver::{
     errno::Errno,
     wait::{Channel, Stop, SysResult},
 };
-use snaprig_card_fs::pidfd::PidFd;
+use snaprig_card_fs::files::pidfd::PidFd;
 use snaprig_card_memory::PAGE;
 
 use super::{

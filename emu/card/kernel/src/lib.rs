@@ -2,7 +2,7 @@
 //!
 //! Each guest thread is run by a host thread of its own (`run`): it executes ring-3 code on its
 //! CPU until something needs the kernel, takes the one kernel lock, handles it, and goes on. A call
-//! that must wait says for what and is tried again later ([`wait`]).
+//! that must wait says for what and is tried again later ([`snaprig_card_driver::wait`]).
 //!
 //! | file | what it is |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! | [`checkpoint`] | processes to a stream and back |
 //! | [`clock`] | what time it is, and the page that tells programs |
 //! | `futex`, `signal`, [`signalfd`], [`pidfd`], `time`, `limits`, `sched`, `info` | the calls of those names |
-//! | [`fs`] | files |
+//! | `snaprig_card_fs` | files: a crate of its own, which `call` asks |
 //! | `device`, `file` | how drivers outside this crate plug in |
 
 mod call;

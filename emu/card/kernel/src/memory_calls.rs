@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use snaprig_card_driver::{device::UserMemory, errno::Errno, file::Description, wait::SysResult};
-use snaprig_card_fs::{Open, RegularFile, is_nameless_pipe, is_zero_device, shared_anonymous};
+use snaprig_card_fs::{
+    Open,
+    files::{memory_device::is_zero_device, pipe::is_nameless_pipe, regular::RegularFile},
+    inode::shared_anonymous,
+};
 use snaprig_card_memory::{PAGE, USER_END};
 
 use super::{

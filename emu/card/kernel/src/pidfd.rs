@@ -6,7 +6,7 @@ use snaprig_card_driver::{
     errno::Errno,
     wait::{Stop, SysResult},
 };
-use snaprig_card_fs::{Open, pidfd::PidFd};
+use snaprig_card_fs::{Open, files::pidfd::PidFd};
 
 use super::{call::Call, state::lock};
 

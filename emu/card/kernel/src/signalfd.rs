@@ -8,7 +8,7 @@ use snaprig_card_driver::{
     signals::{SIGSET_BYTES, SigSet},
     wait::{Stop, SysResult, Wait},
 };
-use snaprig_card_fs::{Open, signalfd::SignalFd};
+use snaprig_card_fs::{Open, files::signalfd::SignalFd};
 
 use super::{call::Call, signal::Info, state::lock};
 

@@ -15,7 +15,7 @@ use snaprig_card_driver::{
     signals::SigSet,
     wait::{Channel, Wait},
 };
-use snaprig_card_fs::{FileTable, FsContext, Vfs, pidfd::Ending};
+use snaprig_card_fs::{FileTable, FileWaits, FsContext, Sockets, Vfs, files::pidfd::Ending};
 use snaprig_card_platform::{Kick, Regs};
 
 use super::{
@@ -242,6 +242,10 @@ pub struct State {
     pub threads: BTreeMap<i32, Thread>,
     /// The file system.
     pub vfs: Vfs,
+    /// What all sockets share.
+    pub sockets: Sockets,
+    /// Who waits in a call for a file that is not open yet, or for a lock.
+    pub file_waits: FileWaits,
     /// Waiters on futexes.
     pub futexes: Futexes,
     /// Statuses of processes whose parent is the host, for `Kernel::wait_exit`.
@@ -275,6 +279,8 @@ impl State {
             processes: BTreeMap::new(),
             threads: BTreeMap::new(),
             vfs,
+            sockets: Sockets::default(),
+            file_waits: FileWaits::default(),
             futexes: Futexes::default(),
             ended: HashMap::new(),
             init: None,

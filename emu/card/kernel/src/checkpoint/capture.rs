@@ -10,11 +10,9 @@ use snaprig_card_driver::{
     wait::{Stop, SysResult},
 };
 use snaprig_card_fs::{
-    Open, RegularFile,
-    image::{Describer, Met},
-    pipe::{self, PipeEnd},
-    socket::Socket,
-    stored::Storing,
+    Open,
+    files::{pipe::PipeEnd, queue::Queue, regular::RegularFile, socket::Socket},
+    image::{Describer, Met, stored::Storing},
 };
 use snaprig_card_image::stream::{Encoder, Link, PAGES_AT, PAGES_MAX};
 use snaprig_card_memory::{CardMemory, PAGE};
@@ -26,7 +24,7 @@ use super::{
     Service, Work,
     image::{ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
     is_request,
-    pages::{self, Chain, Extent, Queue},
+    pages::{self, Chain, Extent, PageQueue},
     tree,
 };
 use crate::{
@@ -49,7 +47,7 @@ pub struct Writing {
     encoded: usize,
     written: usize,
     /// Pages that are still to come.
-    pages: Queue,
+    pages: PageQueue,
     ended: bool,
 }
 
@@ -239,7 +237,7 @@ impl Call<'_> {
             }
         }
         let vfs = &self.state.vfs;
-        let mut describer = Describer::new(vfs, storing);
+        let mut describer = Describer::new(vfs, &self.state.sockets, storing);
         for table in tables.met() {
             describer.table(&lock(table));
         }
@@ -306,7 +304,7 @@ impl Call<'_> {
             encoded: bytes.len(),
             bytes,
             written: 0,
-            pages: Queue::new(memory, pages),
+            pages: PageQueue::new(memory, pages),
             ended: false,
         })
     }
@@ -348,7 +346,7 @@ fn end_epoch(
 }
 
 /// What a write to a pipe or socket goes into.
-fn written_queue(file: &dyn File) -> Option<Arc<pipe::Queue>> {
+fn written_queue(file: &dyn File) -> Option<Arc<Queue>> {
     let file = file.as_any();
     if let Some(socket) = file.downcast_ref::<Socket>() {
         return socket.stream().ok().map(|stream| stream.outgoing.clone());
@@ -358,7 +356,7 @@ fn written_queue(file: &dyn File) -> Option<Arc<pipe::Queue>> {
 }
 
 /// Whether it is an end that reads from `queue`.
-fn reads(file: &dyn File, queue: &Arc<pipe::Queue>) -> bool {
+fn reads(file: &dyn File, queue: &Arc<Queue>) -> bool {
     let file = file.as_any();
     let streams = file.downcast_ref::<Socket>().map(Socket::streams);
     let mut streams = streams.into_iter().flatten();

@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use snaprig_card_driver::signals::SigSet;
 use snaprig_card_fs::{
     FsImage, Vfs,
-    image::FilesImage,
-    stored::{FileRef, Storing},
+    image::{
+        FilesImage,
+        stored::{FileRef, Storing},
+    },
 };
 use snaprig_card_memory::{PAGE, USER_END};
 use snaprig_card_platform::{Regs, xstate};

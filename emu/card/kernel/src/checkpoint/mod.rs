@@ -40,7 +40,7 @@ use snaprig_card_driver::{
     file::{Cx, Description, File},
     wait::{Stop, SysResult},
 };
-use snaprig_card_fs::{Open, Vfs};
+use snaprig_card_fs::{Open, Sockets, Vfs};
 use snaprig_wire::checkpoint as wire;
 
 pub(super) use self::hold::{give_up, holder_ends, is_held, is_stopped};
@@ -137,14 +137,17 @@ impl Call<'_> {
         f: impl FnOnce(&dyn File, &mut Cx) -> SysResult<T>,
     ) -> SysResult<T> {
         let (nonblock, append) = (open.nonblock(), open.flags() & libc::O_APPEND != 0);
-        self.with_cx(|_, cx| {
+        self.with_cx(|_, _, cx| {
             cx.nonblock = nonblock;
             cx.append = append;
             f(&*open.file, cx)
         })
     }
 
-    fn with_cx<T>(&mut self, f: impl FnOnce(&mut Vfs, &mut Cx) -> SysResult<T>) -> SysResult<T> {
+    fn with_cx<T>(
+        &mut self,
+        f: impl FnOnce(&mut Vfs, &mut Sockets, &mut Cx) -> SysResult<T>,
+    ) -> SysResult<T> {
         let mm = self.process().mm.clone();
         let waker = self.kernel.waker();
         let (tid, pid, identity) = (self.tid, self.pid, self.identity());
@@ -162,7 +165,7 @@ impl Call<'_> {
                 append: false,
                 now: monotonic(),
             };
-            f(&mut self.state.vfs, &mut cx)
+            f(&mut self.state.vfs, &mut self.state.sockets, &mut cx)
         };
         for channel in woken {
             self.state.wake(channel);

@@ -5,7 +5,7 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-use snaprig_card_fs::stored::Storing;
+use snaprig_card_fs::image::stored::Storing;
 use snaprig_card_memory::{CardMemory, PAGE, outside};
 
 use crate::mm::{AddressSpace, Area, Backing};
@@ -171,12 +171,12 @@ impl Chain {
 
 /// Pages that are still to be written. Their frames stay theirs until then, whatever becomes of the
 /// processes.
-pub struct Queue {
+pub struct PageQueue {
     memory: Arc<CardMemory>,
     extents: VecDeque<Extent>,
 }
 
-impl Queue {
+impl PageQueue {
     /// All of these.
     pub fn new(memory: &Arc<CardMemory>, extents: Vec<Extent>) -> Self {
         for extent in &extents {
@@ -226,7 +226,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for PageQueue {
     fn drop(&mut self) {
         for extent in &self.extents {
             self.memory.put_run(extent.frame, extent.pages);

@@ -13,9 +13,11 @@ use snaprig_card_driver::{
 };
 use snaprig_card_fs::{
     FileTable, FsContext, Open,
-    pidfd::Ending,
-    rebuild::{self, RebuildError, Sources},
-    stored::{FileRef, PAGES_START, Stored},
+    files::pidfd::Ending,
+    image::{
+        rebuild::{self, RebuildError, Sources},
+        stored::{FileRef, PAGES_START, Stored},
+    },
 };
 use snaprig_card_image::stream::{Decoder, Piece};
 use snaprig_wire::frame;
@@ -204,13 +206,14 @@ impl Call<'_> {
             endings: &endings,
             stdio: &stdio,
         };
-        let tables = self.with_cx(|vfs, cx| {
+        let tables = self.with_cx(|vfs, sockets, cx| {
             let refused = |error: RebuildError| {
                 tracing::warn!(%error, "a restored process cannot have its files");
                 Stop::from(error.errno)
             };
-            let rebuilt = rebuild::rebuild(vfs, cx, &image.files, &sources).map_err(refused)?;
-            let tables = rebuilt.commit(vfs).map_err(refused)?;
+            let rebuilt =
+                rebuild::rebuild(vfs, sockets, cx, &image.files, &sources).map_err(refused)?;
+            let tables = rebuilt.commit(vfs, sockets).map_err(refused)?;
             stored.name(vfs)?;
             Ok(tables)
         })?;
