@@ -13,15 +13,14 @@ use snaprig_card_driver::{
 use snaprig_card_fs::files::pidfd::PidFd;
 use snaprig_card_memory::PAGE;
 
-use super::{
+use crate::{
     call::Call,
     jobs::Job,
     signal::Pending,
-    state::{Process, Thread, lock},
+    start::start,
+    state::{Process, THREADS_MAX, Thread, lock},
 };
 
-/// Most threads and processes of a card.
-pub const THREADS_MAX: usize = 2048;
 /// Size of the first version of `struct clone_args`.
 const CLONE_ARGS_BYTES: u64 = 64;
 
@@ -172,8 +171,7 @@ impl Call<'_> {
             let mm = self.state.process(pid).mm.clone();
             let _ = UserMemory::write(&mut *lock(&mm), request.child_tid, &id.to_le_bytes());
         }
-        let kernel = self.kernel.clone();
-        kernel.start(self.state, thread);
+        start(self.kernel, self.state, thread);
         if request.has(libc::CLONE_VFORK) {
             self.thread().vfork_child = Some(id);
             return self.wait_for_vfork(id);

@@ -13,7 +13,7 @@ use std::{
 
 use snaprig_card_platform::Kick;
 
-use super::sched::Affinity;
+use crate::sched::Affinity;
 
 const TIME_SLICE: Duration = Duration::from_millis(10);
 

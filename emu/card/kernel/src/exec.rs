@@ -13,21 +13,22 @@ use snaprig_card_fs::Vfs;
 use snaprig_card_memory::{PAGE, USER_END};
 use snaprig_card_platform::{Regs, xstate};
 
-use super::{
+use crate::{
     call::Call,
     elf::{self, Executable},
-    mm::{AddressSpace, Area, Backing, Traits, USER_START},
+    mm::{
+        AddressSpace, Area, Backing, Traits, USER_START,
+        layout::{STACK_TOP, VDSO_BASE},
+    },
+    rseq,
     state::lock,
 };
 
 /// Where position-independent programs go (as on Linux without randomisation).
 const PROGRAM_BASE: u64 = 0x5555_5555_4000;
 const INTERPRETER_BASE: u64 = 0x7eff_0000_0000;
-/// Top of the first stack, and its size.
-const STACK_TOP: u64 = USER_END - (256 << 20);
+/// Size of the first stack.
 const STACK_BYTES: u64 = 8 << 20;
-/// Where the vDSO goes: above the stack.
-pub const VDSO_BASE: u64 = STACK_TOP + (64 << 20);
 static VDSO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso.so"));
 /// Most bytes of arguments and environment (Linux: a quarter of the stack limit).
 const STRINGS_MAX: usize = (STACK_BYTES / 4) as usize;
@@ -102,8 +103,8 @@ pub fn load(
         (AT_SECURE, 0),
         (AT_HWCAP, std::arch::x86_64::__cpuid(1).edx.into()),
         (AT_HWCAP2, HWCAP2_FSGSBASE),
-        (AT_RSEQ_FEATURE_SIZE, super::rseq::FEATURE_BYTES.into()),
-        (AT_RSEQ_ALIGN, super::rseq::ALIGN),
+        (AT_RSEQ_FEATURE_SIZE, rseq::FEATURE_BYTES.into()),
+        (AT_RSEQ_ALIGN, rseq::ALIGN),
         (AT_SYSINFO_EHDR, VDSO_BASE),
         (AT_MINSIGSTKSZ, xstate::bytes() as u64 + 1024),
     ];
@@ -325,7 +326,7 @@ impl Call<'_> {
         if others == [me] {
             return Ok(());
         }
-        super::exit::end_threads_but(self.state, self.pid, me);
+        self.state.end_threads_but(self.pid, me);
         Err(Stop::wait(self.process().children))
     }
 
@@ -361,7 +362,7 @@ impl Call<'_> {
         let thread = self.thread();
         thread.name = start.name;
         thread.alt_stack = super::signal::AltStack::default();
-        thread.rseq = super::rseq::Rseq::default();
+        thread.rseq = rseq::Rseq::default();
         thread.xstate = Some(xstate::initial());
         thread.regs = Regs {
             rip: start.entry,

@@ -5,7 +5,7 @@ use snaprig_card_driver::{
 };
 use snaprig_card_memory::USER_END;
 
-use super::{call::Call, sched::priority_range, state::lock};
+use crate::{call::Call, sched::priority_range, state::lock};
 
 const UTS_FIELD: usize = 65;
 const RANDOM_MAX: usize = 1 << 20;

@@ -8,7 +8,7 @@ use snaprig_card_driver::{
 };
 use snaprig_card_fs::{Open, files::pidfd::PidFd};
 
-use super::{call::Call, state::lock};
+use crate::{call::Call, state::lock};
 
 /// `PIDFD_NONBLOCK`.
 const NONBLOCK: i32 = libc::O_NONBLOCK;

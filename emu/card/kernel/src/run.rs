@@ -8,16 +8,18 @@
 //!            +--- system call, fault, exception, kick <--+
 //! ```
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use snaprig_card_driver::clock::monotonic;
 use snaprig_card_platform::{Cpu, Exit, PlatformError};
 
-use super::{
-    Kernel, call, checkpoint, exit, jobs,
+use crate::{
+    dispatch, exit,
+    kernel::Kernel,
     mm::Fault,
-    rseq,
-    signal::{self, Info},
+    park,
+    rseq::section,
+    signal::{self, Info, deliver, send},
     state::{ExitStatus, State, lock},
 };
 
@@ -27,7 +29,7 @@ pub fn thread(kernel: &Arc<Kernel>, mut tid: i32) {
         tracing::error!(%error, tid, "a guest thread cannot run");
         let mut state = kernel.lock();
         let pid = state.thread(tid).pid;
-        exit::end_process(&mut state, pid, ExitStatus::Signaled(libc::SIGKILL));
+        state.end_process(pid, ExitStatus::Signaled(libc::SIGKILL));
         exit::end_thread(kernel, &mut state, tid, None);
     }
 }
@@ -59,7 +61,7 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
             let core = kernel.cores.take(kick.clone(), wanted, number);
             number = core.number;
             if rseq.is_elsewhere(number) {
-                rseq::tell_core(&mut kernel.lock(), *tid, number);
+                section::tell_core(&mut kernel.lock(), *tid, number);
             }
             let start = monotonic();
             (cpu.run(&mut regs)?, monotonic().saturating_sub(start))
@@ -70,11 +72,11 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
         thread.core = number;
         thread.ran = thread.ran.saturating_add(ran);
         if exit != Exit::Syscall {
-            rseq::abort_section(&mut state, *tid);
+            section::abort_section(&mut state, *tid);
         }
         match exit {
             Exit::Kicked => {}
-            Exit::Syscall => *tid = call::run(kernel, state, *tid, &mut *cpu)?,
+            Exit::Syscall => *tid = dispatch::run(kernel, state, *tid, &mut *cpu)?,
             Exit::PageFault {
                 address,
                 write,
@@ -85,7 +87,7 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
             Exit::Exception { vector, .. } => {
                 let (signal, code) = exception(vector);
                 let info = Info::fault(signal, code, regs.rip);
-                signal::force(&mut state, *tid, info);
+                send::force(&mut state, *tid, info);
             }
         }
     }
@@ -104,73 +106,15 @@ pub fn attend<'a>(
             exit::end_thread(kernel, &mut state, tid, Some(cpu));
             return Ok(None);
         }
-        if must_park(&mut state, tid) {
-            state = park(state, tid, cpu)?;
+        if park::must_park(&mut state, tid) {
+            state = park::park(state, tid, cpu)?;
             continue;
         }
-        match signal::deliver(&mut state, tid, cpu)? {
-            signal::Delivered::Nothing => return Ok(Some(state)),
-            signal::Delivered::Something => {}
+        match deliver::next(&mut state, tid, cpu)? {
+            deliver::Delivered::Nothing => return Ok(Some(state)),
+            deliver::Delivered::Something => {}
         }
     }
-}
-
-/// Whether a signal or another thread has stopped this one's process.
-pub fn must_park(state: &mut State, tid: i32) -> bool {
-    let pid = state.thread(tid).pid;
-    state.process(pid).job.stopped.is_some() || checkpoint::is_stopped(state, pid, tid)
-}
-
-/// Saves the extended state and waits until the process goes on. Even if it is killed: until then its
-/// memory stays as it is.
-pub fn park<'a>(
-    mut state: MutexGuard<'a, State>,
-    tid: i32,
-    cpu: &mut dyn Cpu,
-) -> Result<MutexGuard<'a, State>, PlatformError> {
-    if state.thread(tid).xstate.is_none() {
-        state.thread(tid).xstate = Some(cpu.xstate()?);
-    }
-    state.thread(tid).parked = true;
-    let pid = state.thread(tid).pid;
-    let by = state.process(pid).stopped_by;
-    if let Some(channel) = by
-        .and_then(|by| state.threads.get(&by))
-        .map(|by| by.channel)
-    {
-        state.wake(channel);
-    }
-    jobs::parked(&mut state, pid);
-    let wakeup = state.thread(tid).wakeup.clone();
-    while must_park(&mut state, tid) {
-        state = wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);
-    }
-    state.thread(tid).parked = false;
-    Ok(state)
-}
-
-/// Waits until the thread is woken, or its deadline.
-pub fn sleep<'a>(mut state: MutexGuard<'a, State>, tid: i32) -> MutexGuard<'a, State> {
-    let wakeup = state.thread(tid).wakeup.clone();
-    while let Some(wait) = &state.thread(tid).waiting {
-        match wait.deadline {
-            None => state = wakeup.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(deadline) => {
-                let Some(left) = deadline
-                    .checked_sub(monotonic())
-                    .filter(|left| !left.is_zero())
-                else {
-                    state.thread(tid).waiting = None;
-                    break;
-                };
-                state = wakeup
-                    .wait_timeout(state, left)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
-            }
-        }
-    }
-    state
 }
 
 fn page_fault(state: &mut State, tid: i32, address: u64, write: bool, execute: bool) {
@@ -183,7 +127,7 @@ fn page_fault(state: &mut State, tid: i32, address: u64, write: bool, execute: b
         Err(Fault::NoPage) => (libc::SIGBUS, signal::BUS_ADRERR),
         Err(Fault::Full) => return out_of_memory(state, pid),
     };
-    signal::force(state, tid, Info::fault(signal, code, address));
+    send::force(state, tid, Info::fault(signal, code, address));
 }
 
 /// Ends a process that touched more memory than the card has. The report says who has how much.
@@ -202,7 +146,7 @@ fn out_of_memory(state: &mut State, pid: i32) {
         .collect();
     let largest = largest.join(", ");
     tracing::error!("out of memory: process {pid} is killed; {largest}");
-    exit::end_process(state, pid, ExitStatus::Signaled(libc::SIGKILL));
+    state.end_process(pid, ExitStatus::Signaled(libc::SIGKILL));
 }
 
 /// Signal and `si_code` for an exception, as Linux has them (arch/x86/kernel/traps.c).

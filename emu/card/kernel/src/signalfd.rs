@@ -10,7 +10,7 @@ use snaprig_card_driver::{
 };
 use snaprig_card_fs::{Open, files::signalfd::SignalFd};
 
-use super::{call::Call, signal::Info, state::lock};
+use crate::{call::Call, signal::Info, state::lock};
 
 /// Bytes of `struct signalfd_siginfo`.
 const SIGINFO_BYTES: usize = 128;

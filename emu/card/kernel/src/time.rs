@@ -9,7 +9,7 @@ use snaprig_card_driver::{
     wait::{Stop, SysResult, Wait},
 };
 
-use super::{
+use crate::{
     call::Call,
     state::{State, lock},
 };

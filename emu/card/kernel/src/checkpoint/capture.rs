@@ -20,15 +20,13 @@ use snaprig_card_platform::{Cpu, Regs};
 use snaprig_wire::{checkpoint as wire, frame};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{
-    Service, Work,
-    image::{ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
-    is_request,
-    pages::{self, Chain, Extent, PageQueue},
-    tree,
-};
+use super::{Service, Work, is_request, pages::Chain, tree};
 use crate::{
     call::Call,
+    checkpoint::{
+        image::{ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
+        pages::{self, Extent, PageQueue},
+    },
     mm::{AddressSpace, Area, Backing},
     state::{State, Thread, lock},
 };

@@ -8,7 +8,6 @@ use snaprig_card_driver::wait::Stop;
 
 use crate::{
     call::Call,
-    exit,
     state::{ExitStatus, State},
 };
 
@@ -41,7 +40,7 @@ pub fn give_up(state: &mut State, me: i32) {
 pub fn holder_ends(state: &mut State, me: i32) {
     if holds(state, me) {
         for pid in held(state, me) {
-            exit::end_process(state, pid, ExitStatus::Signaled(libc::SIGKILL));
+            state.end_process(pid, ExitStatus::Signaled(libc::SIGKILL));
         }
     }
     let_others_go(state, me);
@@ -89,7 +88,8 @@ impl Call<'_> {
                 // Its parent ends too, and will not ask.
                 true => drop(self.state.processes.remove(&pid)),
                 false => {
-                    exit::end_process(self.state, pid, ExitStatus::Signaled(libc::SIGKILL));
+                    self.state
+                        .end_process(pid, ExitStatus::Signaled(libc::SIGKILL));
                     missing = true;
                 }
             }

@@ -22,9 +22,9 @@
 //! leaves nothing behind if one is wrong, or if the card is full.
 
 mod capture;
-mod hold;
+pub(crate) mod hold;
 mod image;
-mod pages;
+pub(crate) mod pages;
 mod restore;
 
 use std::{
@@ -43,11 +43,10 @@ use snaprig_card_driver::{
 use snaprig_card_fs::{Open, Sockets, Vfs};
 use snaprig_wire::checkpoint as wire;
 
-pub(super) use self::hold::{give_up, holder_ends, is_held, is_stopped};
 pub use self::pages::Chain;
-use self::{capture::Writing, hold::let_others_go, restore::Reading};
-use super::{
+use crate::{
     call::Call,
+    checkpoint::{capture::Writing, hold::let_others_go, restore::Reading},
     state::{State, lock},
 };
 

@@ -22,19 +22,18 @@ use snaprig_card_fs::{
 use snaprig_card_image::stream::{Decoder, Piece};
 use snaprig_wire::frame;
 
-use super::{
-    Service, Work,
-    image::{ProcessImage, SpaceImage, ThreadImage, TreeImage},
-    pages::SPACE_BYTES,
-    refused,
-};
+use super::{Service, Work, refused};
 use crate::{
     call::Call,
-    clone::THREADS_MAX,
+    checkpoint::{
+        image::{ProcessImage, SpaceImage, ThreadImage, TreeImage},
+        pages::SPACE_BYTES,
+    },
     mm::{AddressSpace, Area, Backing, Filling},
     sched::{Affinity, SET_BYTES},
     signal::Actions,
-    state::{Process, Shared, Thread, lock},
+    start::start,
+    state::{Process, Shared, THREADS_MAX, Thread, lock},
 };
 
 /// Bytes that are read at once.
@@ -253,7 +252,7 @@ impl Call<'_> {
             }
         }
         for thread in threads {
-            self.kernel.clone().start(self.state, thread);
+            start(self.kernel, self.state, thread);
         }
         Ok(root as u64)
     }

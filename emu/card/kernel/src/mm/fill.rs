@@ -5,9 +5,9 @@
 //! a space before its filling is finished.
 
 use snaprig_card_driver::errno::Errno;
-use snaprig_card_memory::{CardMemory, PAGE};
+use snaprig_card_memory::{CardMemory, HUGE_PAGE, PAGE};
 
-use super::{AddressSpace, Area, HUGE_PAGE};
+use super::{AddressSpace, Area};
 
 /// A process's memory on its way in.
 pub struct Filling {

@@ -3,12 +3,12 @@
 use snaprig_card_driver::{
     clock::monotonic,
     errno::Errno,
-    signals::{SIGNALS, SIGSET_BYTES, SigSet},
+    signals::{SIGNALS, SIGSET_BYTES, SigSet, bit},
     wait::{Stop, SysResult, Wait},
 };
 
-use super::{Action, AltStack, Info, SA_KNOWN, SI_TKILL, SS_AUTODISARM, bit, discard, send, take};
-use crate::{call::Call, jobs::members, state::lock};
+use super::{Action, AltStack, Info, SA_KNOWN, SI_TKILL, SS_AUTODISARM, send};
+use crate::{call::Call, jobs::control, state::lock};
 
 impl Call<'_> {
     /// rt_sigaction(2).
@@ -36,7 +36,7 @@ impl Call<'_> {
             lock(&actions).set(signal, action);
             // What is ignored from now on is not pending (sigaction(2)).
             if lock(&actions).ignores(signal) {
-                discard(self.state, self.pid, SigSet(bit(signal)));
+                send::discard(self.state, self.pid, SigSet(bit(signal)));
             }
         }
         if old != 0 {
@@ -130,7 +130,7 @@ impl Call<'_> {
         let [wanted] = self.read_words(set)?;
         let deadline = self.relative_deadline(timeout)?;
         let wanted = SigSet(wanted).blockable();
-        if let Some(found) = take(self.state, self.tid, wanted) {
+        if let Some(found) = send::take(self.state, self.tid, wanted) {
             if info != 0 {
                 self.write(info, &found.siginfo())?;
             }
@@ -205,7 +205,7 @@ impl Call<'_> {
         let group = self.process().group.0;
         let targets: Vec<i32> = match pid {
             1.. => vec![pid],
-            0 => members(self.state, group),
+            0 => control::members(self.state, group),
             -1 => self
                 .state
                 .processes
@@ -213,7 +213,7 @@ impl Call<'_> {
                 .copied()
                 .filter(|pid| *pid != me && Some(*pid) != init)
                 .collect(),
-            _ => members(self.state, pid.checked_neg().ok_or(Errno::ESRCH)?),
+            _ => control::members(self.state, pid.checked_neg().ok_or(Errno::ESRCH)?),
         };
         let info = Info::sent(signal, self.sender(), false);
         self.send_to(&targets, None, info)
@@ -290,7 +290,7 @@ impl Call<'_> {
                 .check_kill(*pid, info.signal)
                 .and_then(|()| match info.signal {
                     0 => Ok(()),
-                    _ => send(self.state, *pid, tid, info),
+                    _ => send::signal(self.state, *pid, tid, info),
                 });
             if result.is_err() {
                 result = sent;

@@ -1,11 +1,10 @@
 //! What a handler finds on its stack, and the way back from there (sigreturn(2)).
 
-use snaprig_card_driver::{device::UserMemory, errno::Errno, signals::SigSet, wait::SysResult};
-use snaprig_card_memory::USER_END;
-use snaprig_card_platform::{Regs, xstate};
+use snaprig_card_driver::{device::UserMemory, errno::Errno, signals::SigSet};
+use snaprig_card_platform::Regs;
 
 use super::{Action, AltStack, Info, SA_RESTORER};
-use crate::{call::Call, mm::AddressSpace};
+use crate::mm::AddressSpace;
 
 /// The red zone below the stack pointer that a leaf function may use (x86-64 ABI).
 const RED_ZONE: u64 = 128;
@@ -25,16 +24,16 @@ pub(super) struct Frame<'a> {
     pub(super) info: &'a Info,
 }
 
-const UCONTEXT: u64 = 8;
-const GREGS: usize = 40;
-const UC_MASK: usize = 296;
-const UC_BYTES: usize = 304;
+pub(super) const UCONTEXT: u64 = 8;
+pub(super) const GREGS: usize = 40;
+pub(super) const UC_MASK: usize = 296;
+pub(super) const UC_BYTES: usize = 304;
 const SIGINFO: u64 = UCONTEXT + UC_BYTES as u64;
 const FRAME_BYTES: u64 = SIGINFO + 128;
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
 /// `fpstate_sw_bytes` in the legacy region.
-const SW_BYTES: usize = 464;
+pub(super) const SW_BYTES: usize = 464;
 const UC_FLAGS: u64 = 0b111;
 
 impl Frame<'_> {
@@ -112,54 +111,4 @@ fn gregs(r: &Regs) -> [u64; 18] {
         r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15, r.rdi, r.rsi, r.rbp, r.rbx, r.rdx,
         r.rax, r.rcx, r.rsp, r.rip, r.rflags,
     ]
-}
-
-impl Call<'_> {
-    /// rt_sigreturn(2): everything back to what the frame says, as far as a program may say it.
-    pub fn rt_sigreturn(&mut self) -> SysResult {
-        let frame = self.thread().regs.rsp.wrapping_sub(8);
-        let mut uc = [0; UC_BYTES];
-        self.read(frame.wrapping_add(UCONTEXT), &mut uc)?;
-        let get = |at: usize| u64::from_le_bytes(uc[at..at + 8].try_into().expect("8 bytes"));
-        let g = |index: usize| get(GREGS + index * 8);
-        let fp = g(23);
-        if fp != 0 {
-            let mut extended = vec![0; xstate::bytes()];
-            self.read(fp, &mut extended)?;
-            extended[SW_BYTES..512].fill(0);
-            xstate::check(&extended).map_err(|_| Errno::EFAULT)?;
-            self.thread().xstate = Some(extended);
-        }
-        let old = self.thread().regs;
-        let regs = Regs {
-            r8: g(0),
-            r9: g(1),
-            r10: g(2),
-            r11: g(3),
-            r12: g(4),
-            r13: g(5),
-            r14: g(6),
-            r15: g(7),
-            rdi: g(8),
-            rsi: g(9),
-            rbp: g(10),
-            rbx: g(11),
-            rdx: g(12),
-            rax: g(13),
-            rcx: g(14),
-            rsp: g(15),
-            rip: g(16),
-            rflags: g(17),
-            ..old
-        };
-        if regs.rip >= USER_END {
-            return Err(Errno::EFAULT.into());
-        }
-        self.thread().regs = regs;
-        self.thread().mask = SigSet(get(UC_MASK)).blockable();
-        // What cannot be set is left (Linux: restore_altstack).
-        let _ = self.set_alt_stack([get(16), get(24), get(32)], regs.rsp);
-        // The result is what the interrupted code had in rax.
-        Ok(regs.rax)
-    }
 }

@@ -1,8 +1,18 @@
-//! Signals: sets, actions, sending and delivery (signal(7)). What a handler finds on its stack is in
-//! `frame`, the calls are in `calls`; stopping and going on is in `jobs` beside this folder.
+//! Signals (signal(7)): what is pending, and what each signal does.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `send` | sending; which signal a thread takes next |
+//! | `deliver`, `frame` | delivery; what a handler finds on its stack |
+//! | `sigreturn`, `calls` | the way back from a handler; the other calls |
+//!
+//! Stopping and going on is in `jobs`, beside this folder.
 
 mod calls;
+pub mod deliver;
 mod frame;
+pub mod send;
+mod sigreturn;
 
 use std::collections::VecDeque;
 
@@ -10,13 +20,6 @@ use serde::{Deserialize, Serialize};
 use snaprig_card_driver::{
     errno::Errno,
     signals::{SIGNALS, SigSet, bit, is_signal},
-};
-use snaprig_card_platform::{Cpu, PlatformError, xstate};
-
-use self::frame::Frame;
-use super::{
-    exit, jobs,
-    state::{ExitStatus, State, lock},
 };
 
 pub(super) const SEGV_MAPERR: i32 = 1;
@@ -283,172 +286,4 @@ impl AltStack {
         let flags = (state | self.flags & SS_AUTODISARM) as u32;
         [self.start, flags.into(), self.bytes]
     }
-}
-
-/// Sends a signal to a process, or to one thread of it.
-pub fn send(state: &mut State, pid: i32, tid: Option<i32>, info: Info) -> Result<(), Errno> {
-    let process = state.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
-    if process.exit.is_some() {
-        return Ok(());
-    }
-    if info.signal == libc::SIGKILL {
-        exit::end_process(state, pid, ExitStatus::Signaled(libc::SIGKILL));
-        return Ok(());
-    }
-    jobs::signal_sent(state, pid, info.signal);
-    let process = state.process(pid);
-    let ignored = lock(&process.actions).ignores(info.signal);
-    let threads = process.threads.clone();
-    let waited_for = threads.iter().any(|one| {
-        tid.is_none_or(|tid| tid == *one)
-            && state
-                .threads
-                .get(one)
-                .is_some_and(|thread| thread.mask.has(info.signal))
-    });
-    if ignored && !waited_for {
-        return Ok(());
-    }
-    match tid {
-        Some(tid) => {
-            let thread = state.threads.get_mut(&tid).ok_or(Errno::ESRCH)?;
-            thread.pending.add(info)?;
-            thread.poke();
-        }
-        None => {
-            state.process(pid).pending.add(info)?;
-            // Any thread may take it. Those that block it may be in sigtimedwait(2).
-            for tid in threads {
-                if let Some(thread) = state.threads.get_mut(&tid) {
-                    thread.poke();
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Signals that are pending for a process or any thread of it and are to be forgotten.
-pub fn discard(state: &mut State, pid: i32, unwanted: SigSet) {
-    let process = state.process(pid);
-    process.pending.discard(unwanted);
-    for tid in process.threads.clone() {
-        state.thread(tid).pending.discard(unwanted);
-    }
-}
-
-/// A fault's signal, which cannot be blocked or ignored: the default action is taken instead.
-pub fn force(state: &mut State, tid: i32, info: Info) {
-    let pid = state.thread(tid).pid;
-    let blocked = state.thread(tid).mask.has(info.signal);
-    let handler = lock(&state.process(pid).actions).get(info.signal).handler;
-    if blocked || handler <= 1 {
-        tracing::debug!(pid, ?info, "killed by a fault");
-        exit::end_process(state, pid, ExitStatus::Signaled(info.signal));
-    } else if state.thread(tid).pending.add(info).is_err() {
-        exit::end_process(state, pid, ExitStatus::Signaled(libc::SIGKILL));
-    }
-}
-
-/// The signal that a thread takes next, its own before its process's.
-pub fn next(state: &mut State, tid: i32) -> Option<i32> {
-    let (pid, mask) = (state.thread(tid).pid, state.thread(tid).mask);
-    let wanted = SigSet(!mask.0);
-    let own = state.thread(tid).pending.first(wanted);
-    own.or_else(|| state.process(pid).pending.first(wanted))
-}
-
-/// Takes that signal.
-pub fn take(state: &mut State, tid: i32, wanted: SigSet) -> Option<Info> {
-    let pid = state.thread(tid).pid;
-    let own = state.thread(tid).pending.take(wanted);
-    own.or_else(|| state.process(pid).pending.take(wanted))
-}
-
-/// Whether a signal waits that would be delivered to this thread.
-pub fn is_due(state: &mut State, tid: i32) -> bool {
-    let (pid, mask) = (state.thread(tid).pid, state.thread(tid).mask);
-    let set = state.thread(tid).pending.set().0 | state.process(pid).pending.set().0;
-    let actions = state.process(pid).actions.clone();
-    let actions = lock(&actions);
-    (1..=SIGNALS).any(|signal| set & !mask.0 & bit(signal) != 0 && !actions.ignores(signal))
-}
-
-/// Whether a call that the next signal interrupts is started again after its handler.
-pub fn restarts(state: &mut State, tid: i32) -> bool {
-    let (pid, mask) = (state.thread(tid).pid, state.thread(tid).mask);
-    let set = (state.thread(tid).pending.set().0 | state.process(pid).pending.set().0) & !mask.0;
-    let actions = state.process(pid).actions.clone();
-    let actions = lock(&actions);
-    (1..=SIGNALS)
-        .filter(|signal| set & bit(*signal) != 0 && !actions.ignores(*signal))
-        .all(|signal| actions.get(signal).flags & libc::SA_RESTART as u64 != 0)
-}
-
-/// What [`deliver`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivered {
-    /// There was nothing to do.
-    Nothing,
-    /// The thread's registers or its process's fate changed.
-    Something,
-}
-
-/// Delivers the next signal, if there is one.
-pub fn deliver(state: &mut State, tid: i32, cpu: &mut dyn Cpu) -> Result<Delivered, PlatformError> {
-    jobs::stop_if_due(state, tid);
-    let (pid, mask) = (state.thread(tid).pid, state.thread(tid).mask);
-    if jobs::is_stopped(state, pid) {
-        return Ok(Delivered::Something);
-    }
-    let Some(info) = take(state, tid, SigSet(!mask.0)) else {
-        if let Some(mask) = state.thread(tid).restore_mask.take() {
-            state.thread(tid).mask = mask;
-        }
-        return Ok(Delivered::Nothing);
-    };
-    let actions = state.process(pid).actions.clone();
-    let mut actions = lock(&actions);
-    if actions.ignores(info.signal) {
-        return Ok(Delivered::Something);
-    }
-    let action = actions.get(info.signal);
-    if action.handler == 0 {
-        exit::end_process(state, pid, ExitStatus::Signaled(info.signal));
-        return Ok(Delivered::Something);
-    }
-    if action.flags & libc::SA_RESETHAND as u64 != 0 {
-        actions.set(info.signal, Action::default());
-    }
-    let extended = match state.thread(tid).xstate.take() {
-        Some(saved) => saved,
-        None => cpu.xstate()?,
-    };
-    let mm = state.process(pid).mm.clone();
-    let thread = state.thread(tid);
-    let old_mask = thread.restore_mask.take().unwrap_or(thread.mask);
-    let frame = Frame {
-        regs: thread.regs,
-        mask: old_mask,
-        alt: thread.alt_stack,
-        info: &info,
-    };
-    match frame.push(&mut lock(&mm), &action, &extended) {
-        Ok(regs) => {
-            thread.regs = regs;
-            thread.xstate = Some(xstate::initial());
-            let own = if action.flags & libc::SA_NODEFER as u64 == 0 {
-                bit(info.signal)
-            } else {
-                0
-            };
-            thread.mask = SigSet(thread.mask.0 | action.mask | own).blockable();
-            thread.deadline = None;
-            if thread.alt_stack.flags & SS_AUTODISARM != 0 {
-                thread.alt_stack = AltStack::default();
-            }
-        }
-        Err(_) => exit::end_process(state, pid, ExitStatus::Signaled(libc::SIGSEGV)),
-    }
-    Ok(Delivered::Something)
 }

@@ -1,10 +1,10 @@
 //! Resource limits (getrlimit(2)). That of descriptors is kept; the others are remembered, and told to
 //! whoever asks: a card has its memory and cores for a few programs.
 
-use serde::{Deserialize, Serialize};
-use snaprig_card_driver::{errno::Errno, wait::SysResult};
+mod calls;
 
-use super::call::Call;
+use serde::{Deserialize, Serialize};
+use snaprig_card_driver::errno::Errno;
 
 /// Descriptors of a process that has not asked for more, and the most that one may have: what Linux
 /// has for those that nobody gives others (INR_OPEN_CUR, INR_OPEN_MAX).
@@ -48,23 +48,5 @@ impl Limits {
         }
         self.0[resource] = (soft, hard);
         Ok(())
-    }
-}
-
-impl Call<'_> {
-    /// prlimit(2); `pid` 0 is the caller.
-    pub fn prlimit(&mut self, pid: i32, resource: i32, new: u64, old: u64) -> SysResult {
-        let pid = if pid == 0 { self.pid } else { pid };
-        let resource = usize::try_from(resource).map_err(|_| Errno::EINVAL)?;
-        let process = self.state.processes.get(&pid).ok_or(Errno::ESRCH)?;
-        let (soft, hard) = *process.limits.0.get(resource).ok_or(Errno::EINVAL)?;
-        if new != 0 {
-            let [soft, hard] = self.read_words(new)?;
-            self.state.process(pid).limits.set(resource, (soft, hard))?;
-        }
-        if old != 0 {
-            self.write_words(old, &[soft, hard])?;
-        }
-        Ok(0)
     }
 }

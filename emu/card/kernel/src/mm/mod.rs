@@ -5,7 +5,10 @@
 //! copied on write (`share`). A page comes into being on the first touch; faults
 //! are grouped, because an exit costs 10 to 80 us where KVM is nested.
 
+mod calls;
 mod fill;
+pub mod layout;
+mod ranges;
 mod share;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -624,7 +627,7 @@ impl UserMemory for AddressSpace {
                         (*offset, path.as_str())
                     }
                     Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
-                    Backing::Anonymous if *start == super::exec::VDSO_BASE => (0, "[vdso]"),
+                    Backing::Anonymous if *start == layout::VDSO_BASE => (0, "[vdso]"),
                     Backing::Anonymous | Backing::Gone => (0, ""),
                 };
                 let line = format!(

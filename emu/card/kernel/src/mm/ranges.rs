@@ -6,7 +6,7 @@ use snaprig_card_driver::errno::Errno;
 use snaprig_card_memory::{PAGE, USER_END};
 use snaprig_card_platform::Cpu;
 
-use super::mm::{AddressSpace, Area, Backing, USER_START};
+use super::{AddressSpace, Area, Backing, Fault, USER_START};
 
 /// What mremap(2) is asked for. Lengths are in whole pages.
 pub struct Remap {
@@ -262,7 +262,7 @@ impl AddressSpace {
     }
 
     /// Brings in all of a range, as reads or as writes would (MAP_POPULATE, MADV_POPULATE_READ).
-    pub fn populate(&self, start: u64, end: u64, write: bool) -> Result<(), super::mm::Fault> {
+    pub fn populate(&self, start: u64, end: u64, write: bool) -> Result<(), Fault> {
         for page in (start..end).step_by(PAGE as usize) {
             let there = self.tables.get(page);
             let is_there = there.is_some_and(|(_, access)| access.allows(write, false));

@@ -7,9 +7,8 @@ use snaprig_card_driver::{
     wait::{Stop, SysResult},
 };
 
-use super::{
+use crate::{
     call::Call,
-    exit::child_info,
     jobs::News,
     sched,
     state::{ExitStatus, Process},
@@ -93,7 +92,10 @@ impl Call<'_> {
         };
         let mut bytes = [0; 28];
         if let Ok(Some((child, change))) = found {
-            let told = child_info(self.state.process(child), libc::SIGCHLD, change.code());
+            let told = self
+                .state
+                .process(child)
+                .child_info(libc::SIGCHLD, change.code());
             bytes.copy_from_slice(&told.siginfo()[..28]);
             let ran = match options & libc::WNOWAIT {
                 0 => self.take_change(child, change),

@@ -10,12 +10,8 @@ use snaprig_card_fs::{
 };
 use snaprig_card_memory::{PAGE, USER_END};
 
-use super::{
-    call::Call,
-    mm::{AddressSpace, Area, Backing, Fault, Traits},
-    ranges::Remap,
-    state::lock,
-};
+use super::{AddressSpace, Area, Backing, Fault, Traits, ranges::Remap};
+use crate::{call::Call, state::lock};
 
 /// MLOCK_ONFAULT of mlock2(2).
 const MLOCK_ONFAULT: i32 = 1;

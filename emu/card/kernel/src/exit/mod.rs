@@ -1,39 +1,20 @@
 //! Ends: exit(2), exit_group(2), deaths by signal. (How a parent hears of them is in `reap`.)
 
+mod calls;
+mod reap;
+
 use std::sync::{Arc, PoisonError};
 
-use snaprig_card_driver::wait::SysResult;
 use snaprig_card_platform::Cpu;
 
-use super::{
-    Kernel,
+use crate::{
     call::Call,
-    checkpoint, jobs, sched,
-    signal::{self, Info},
+    checkpoint::hold,
+    jobs::control,
+    kernel::Kernel,
+    signal::{Info, send},
     state::{ExitStatus, Process, State, lock},
 };
-
-/// Lets every thread of the process end; it is gone when the last one is.
-pub fn end_process(state: &mut State, pid: i32, status: ExitStatus) {
-    let Some(process) = state.processes.get_mut(&pid) else {
-        return;
-    };
-    process.exit.get_or_insert(status);
-    for tid in process.threads.clone() {
-        state.thread(tid).poke();
-    }
-}
-
-/// Lets every other thread of the process end (execve(2)): they see `ends_alone`.
-pub fn end_threads_but(state: &mut State, pid: i32, survivor: i32) {
-    for tid in state.process(pid).threads.clone() {
-        if tid != survivor {
-            let thread = state.thread(tid);
-            thread.must_end = true;
-            thread.poke();
-        }
-    }
-}
 
 /// A thread ends, on its own host thread (`cpu` is its CPU, if it ever had one).
 pub fn end_thread(kernel: &Arc<Kernel>, state: &mut State, tid: i32, cpu: Option<&mut dyn Cpu>) {
@@ -42,7 +23,7 @@ pub fn end_thread(kernel: &Arc<Kernel>, state: &mut State, tid: i32, cpu: Option
         Call::new(kernel, state, tid, cpu).leave_futexes();
     }
     state.futexes.forget(tid);
-    checkpoint::holder_ends(state, tid);
+    hold::holder_ends(state, tid);
     let ran = state.threads.remove(&tid).map(|thread| thread.ran);
     let process = state.process(pid);
     process.ran = process.ran.saturating_add(ran.unwrap_or_default());
@@ -57,7 +38,7 @@ pub fn end_thread(kernel: &Arc<Kernel>, state: &mut State, tid: i32, cpu: Option
     }
     match last {
         true => bury(kernel, state, pid),
-        false => jobs::parked(state, pid),
+        false => control::parked(state, pid),
     }
 }
 
@@ -85,12 +66,12 @@ fn bury(kernel: &Kernel, state: &mut State, pid: i32) {
     for channel in woken {
         state.wake(channel);
     }
-    let groups = jobs::groups_around(state, pid);
+    let groups = control::groups_around(state, pid);
     leave_children(state, pid);
     tracing::debug!(pid, ?status, "process ended");
     tell_parent(kernel, state, pid, parent, exit_signal, status);
     for (group, was_orphaned) in groups {
-        jobs::orphan(state, group, was_orphaned);
+        control::orphan(state, group, was_orphaned);
     }
 }
 
@@ -113,7 +94,7 @@ fn leave_children(state: &mut State, pid: i32) {
             (true, Some(_)) => adopted_an_end = true,
             (false, _) if signal > 0 => {
                 // A full queue loses it, as on Linux.
-                let _ = signal::send(state, orphan, None, Info::sent(signal, (pid, 0), false));
+                let _ = send::signal(state, orphan, None, Info::sent(signal, (pid, 0), false));
             }
             (false, _) => {}
         }
@@ -153,10 +134,10 @@ fn tell_parent(
         kernel.ended.notify_all();
         return;
     };
-    let info = child_info(state.process(pid), exit_signal, status.code());
+    let info = state.process(pid).child_info(exit_signal, status.code());
     let actions = state.process(parent).actions.clone();
     // It ends with the tree that it was captured with: whoever would wait for it does so elsewhere.
-    let is_held = checkpoint::is_held(state, pid);
+    let is_held = hold::is_held(state, pid);
     let (disowned, ignored) = {
         let actions = lock(&actions);
         let is_child = exit_signal == libc::SIGCHLD;
@@ -169,38 +150,7 @@ fn tell_parent(
     }
     if exit_signal > 0 && !ignored {
         // A full queue loses the signal, never the status.
-        let _ = signal::send(state, parent, None, info);
+        let _ = send::signal(state, parent, None, info);
     }
     state.wake(children);
-}
-
-/// What SIGCHLD, or whatever a child sends instead, says of a child.
-pub fn child_info(child: &Process, signal: i32, (code, status): (i32, i32)) -> Info {
-    Info {
-        signal,
-        code,
-        pid: child.pid,
-        uid: child.credentials.uid.real,
-        value: status.into(),
-        // `si_utime`.
-        address: sched::ticks(child.ran),
-    }
-}
-
-impl Call<'_> {
-    /// exit(2): this thread only.
-    pub fn exit(&mut self, code: i32) -> SysResult {
-        if self.process().threads.len() == 1 {
-            return self.exit_group(code);
-        }
-        self.thread().must_end = true;
-        Ok(0)
-    }
-
-    /// exit_group(2).
-    pub fn exit_group(&mut self, code: i32) -> SysResult {
-        self.end_held()?;
-        end_process(self.state, self.pid, ExitStatus::Exited(code & 0xff));
-        Ok(0)
-    }
 }
