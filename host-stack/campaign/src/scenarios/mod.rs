@@ -3,6 +3,7 @@
 pub mod coord;
 pub mod offload;
 mod parameters;
+pub mod plugins;
 pub mod scif;
 pub mod verbs;
 
@@ -14,4 +15,5 @@ pub static ALL: &[Entry] = &[
     Entry::new(&verbs::Verbs, 5),
     Entry::new(&scif::Scif, 4),
     Entry::new(&coord::Coord, 10),
+    Entry::new(&plugins::Plugins, 12),
 ];

@@ -9,6 +9,7 @@
 //! round:   None --towards(phase)--> Towards --all have passed it--> done; the next phase, or release
 //!                                      '--refused, late, gone--> failed;            release
 //!          None <--all are Idle-- Releasing <--release(Resume or Go)--'
+//!                                   | towards(phase): begins when all are Idle
 //! ```
 //! The supervisor calls [`Machine::towards`] for one phase after another; in a job it waits for all other members
 //! before the next. Within a phase, plugins of the same order value work at the same time. Who registers while a round
@@ -21,6 +22,7 @@
 //! no plugin waits for an answer in a round that has failed.
 
 mod board;
+pub mod faults;
 mod participant;
 #[cfg(test)]
 mod tests;
@@ -103,6 +105,8 @@ enum Round {
 pub struct Machine {
     plugins: BTreeMap<Connection, Participant>,
     round: Round,
+    /// A phase that begins when those of the last round have resumed, and its directory.
+    next: Option<(Phase, Vec<u8>)>,
     failure: Option<Refusal>,
     serial: u64,
     questions: BTreeMap<QuestionId, Connection>,
@@ -119,6 +123,7 @@ impl Default for Machine {
         Self {
             plugins: BTreeMap::new(),
             round: Round::None,
+            next: None,
             failure: None,
             serial: 0,
             questions: BTreeMap::new(),
@@ -147,6 +152,7 @@ impl Machine {
             return Progress::Failed(failure.clone());
         }
         let is_done = match self.round {
+            _ if self.next.is_some() => false,
             Round::None => true,
             Round::Towards { phase, .. } => self.have_passed(phase),
             // Those that are late are told when they are not any more.
@@ -190,10 +196,14 @@ impl Machine {
         plugins.map(|plugin| (plugin.pid, plugin.owned()))
     }
 
-    /// Takes everybody through the phases up to this one. Files of the checkpoint are in this directory.
+    /// Takes everybody through the phases up to this one, as soon as all have resumed after an earlier round. Files of
+    /// the checkpoint are in this directory.
     pub fn towards(&mut self, phase: Phase, directory: &[u8], now: Ns) {
         let directory = directory.to_vec();
-        self.round = Round::Towards { phase, directory };
+        match self.round {
+            Round::Releasing(_) => self.next = Some((phase, directory)),
+            Round::None | Round::Towards { .. } => self.round = Round::Towards { phase, directory },
+        }
         self.step(now);
     }
 
@@ -201,6 +211,7 @@ impl Machine {
     pub fn release(&mut self, phase: Phase, now: Ns) {
         self.end_questions("the round is over");
         (self.round, self.failure) = (Round::Releasing(phase), None);
+        self.next = None;
         self.published.clear();
         self.counted = None;
         self.step(now);
@@ -451,8 +462,12 @@ impl Machine {
                 let is_over = |plugin: &Participant| {
                     !plugin.is_busy() && plugin.next_released(phase).is_none()
                 };
-                if self.plugins.values().all(is_over) {
-                    self.round = Round::None;
+                if !self.plugins.values().all(is_over) {
+                    return;
+                }
+                self.round = Round::None;
+                if let Some((phase, directory)) = self.next.take() {
+                    self.towards(phase, &directory, now);
                 }
             }
         }

@@ -244,6 +244,25 @@ fn who_refuses_to_drain_resumes_what_it_has_quiesced() {
 }
 
 #[test]
+fn a_round_begins_when_all_have_resumed_after_the_last_one() {
+    let mut world = World::new();
+    world.connect(0);
+    world.connect(0);
+    world.towards(Phase::Quiesce);
+    world.answer(1, Some("no"));
+    // The other one is still at it.
+    world.release(Phase::Resume);
+    world.towards(Phase::Quiesce);
+    assert_eq!(world.machine.progress(), Progress::AtWork);
+    world.log();
+    world.answer(0, None);
+    assert_eq!(world.log(), ["resume 1"]);
+    world.answer_all();
+    assert_eq!(world.log(), ["quiesce 1", "quiesce 2"]);
+    assert_eq!(world.machine.progress(), Progress::Done);
+}
+
+#[test]
 fn a_restart_goes_through_its_phases_and_then_the_program_runs() {
     let mut world = World::new();
     for pid in 1..=2 {

@@ -186,7 +186,6 @@ impl Plugins {
 
     /// Takes all plugins to where the tree can be saved; in a job, together with those of all others.
     fn gather(&mut self, directory: &Path, job: Option<JobRound>) -> Result<()> {
-        self.finish_release();
         let refused = |refusal: Refusal| Error::refused(refusal.pid, refusal.what);
         if job.is_some() {
             self.hear(Some(Instant::now()), job);
@@ -241,11 +240,6 @@ impl Plugins {
         self.machine.release(phase, ns(self.start));
         self.relay.end();
         self.work(Some(Instant::now() + RELEASE_MAX), None);
-    }
-
-    /// Plugins that are still at work after an earlier round come first.
-    fn finish_release(&mut self) {
-        self.work(None, None);
     }
 
     /// Until there is nothing left to do, or it has taken so long.

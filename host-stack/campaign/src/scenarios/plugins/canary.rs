@@ -1,0 +1,13 @@
+//! Planted bugs of whoever takes plugins through the phases.
+
+crate::canaries! {
+    /// A bug that a run can be told to have.
+    pub enum Canary {
+        /// A phase begins when the plugins of one tree have passed the one before.
+        HastyPhase = "hasty-phase",
+        /// A restarted tree runs when its own plugins have rebuilt, whatever others do.
+        EarlyGo = "early-go",
+        /// Who has quiesced is not told when a checkpoint is given up.
+        ForgottenResume = "forgotten-resume",
+    }
+}

@@ -1,0 +1,322 @@
+//! A program that sends numbered messages to its neighbour, and the plugin that saves what is on its way.
+
+use snaprig_ckpt_plugin::{
+    message::{Answer, Descriptor, Question, Registered, ToPlugin, ToSupervisor, VERSION},
+    phase::{Phase, Phases},
+};
+use snaprig_coord::plugins::faults;
+use snaprig_sim::ProcessId;
+
+use super::{
+    invariants::{BEFORE_GO, TOGETHER},
+    run::{Event, PATIENCE_MS, World},
+};
+use crate::{
+    scenario::invariant::MESSAGES,
+    stage::{Effect, System as _},
+};
+
+/// A program sends about once in so long.
+const STEP_NS: u64 = 60_000;
+/// Lanes: of messages on the ring, and of plugins to their supervisors.
+const RING: u64 = 1 << 32;
+const UP: u64 = 2 << 32;
+
+/// What a program has seen: what is saved of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Messages that it has sent.
+    pub sent: u64,
+    /// Messages that it has received.
+    pub received: u64,
+}
+
+/// A program.
+#[derive(Debug)]
+pub struct Program {
+    pub process: ProcessId,
+    pub tree: usize,
+    pub seen: Seen,
+    /// Its plugin keeps it from sending.
+    pub is_quiet: bool,
+    /// What it has put into the checkpoint.
+    pub saved: Option<Seen>,
+    /// The last phase of the round that its plugin has passed.
+    pub passed: Option<Phase>,
+    /// In a restart: its plugin has refilled.
+    pub has_refilled: bool,
+    /// Its supervisor is gone.
+    is_alone: bool,
+    /// What its plugin is doing: the phase, its number, and how far it is.
+    doing: Option<(u64, Phase, Stage)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Publishing,
+    LookingUp,
+    /// So many messages must have come.
+    Awaiting(u64),
+}
+
+impl Program {
+    pub fn new(process: ProcessId, tree: usize) -> Self {
+        Self {
+            process,
+            tree,
+            seen: Seen::default(),
+            is_quiet: false,
+            saved: None,
+            passed: None,
+            has_refilled: false,
+            is_alone: false,
+            doing: None,
+        }
+    }
+
+    /// A process that is restarted from what was saved.
+    pub fn again(&mut self, seen: Seen) {
+        *self = Self {
+            seen,
+            is_quiet: true,
+            ..Self::new(self.process, self.tree)
+        };
+    }
+}
+
+impl World {
+    fn behind(&self, program: usize) -> usize {
+        (program + self.programs.len() - 1) % self.programs.len()
+    }
+
+    pub fn step_later(&mut self, program: usize) {
+        let process = self.programs[program].process;
+        self.stage
+            .engine
+            .after(process, STEP_NS, Event::Step(program));
+    }
+
+    /// The program's own code runs.
+    pub fn step(&mut self, program: usize) {
+        if self.programs[program].is_quiet {
+            return;
+        }
+        let process = self.programs[program].process;
+        if self.is_restarting && self.programs.iter().any(|one| !one.has_refilled) {
+            self.stage
+                .violation(process, BEFORE_GO, format!("program{} runs", program + 1));
+        }
+        if self.programs[program].seen.sent == u64::from(self.parameters.messages) {
+            return;
+        }
+        let number = self.programs[program].seen.sent;
+        self.programs[program].seen.sent += 1;
+        let to = (program + 1) % self.programs.len();
+        let to_process = self.programs[to].process;
+        let lane = RING + program as u64;
+        let data = Event::Data(to, self.generation, number);
+        self.stage.engine.send(process, to_process, lane, data);
+        self.step_later(program);
+    }
+
+    /// A message arrives.
+    pub fn data(&mut self, program: usize, generation: u64, number: u64) {
+        if generation != self.generation {
+            return;
+        }
+        let of = &mut self.programs[program];
+        let (process, expected) = (of.process, of.seen.received);
+        of.seen.received += 1;
+        if number != expected {
+            let what = format!("program{}: message {number}, not {expected}", program + 1);
+            self.stage.violation(process, MESSAGES, what);
+        }
+        self.check_drained(program);
+    }
+
+    pub fn introduce(&mut self, program: usize) {
+        let plugin = Registered {
+            name: "ring".into(),
+            order: 0,
+            patience_ms: PATIENCE_MS,
+            phases: Phases::ALL,
+            passed: None,
+        };
+        let descriptor = Descriptor {
+            fd: 500,
+            device: 1,
+            inode: program as u64,
+        };
+        let hello = ToSupervisor::Hello {
+            version: VERSION,
+            descriptor,
+            plugin,
+        };
+        self.say(program, hello);
+    }
+
+    /// A plugin's message to its supervisor.
+    fn say(&mut self, program: usize, message: ToSupervisor) {
+        let (from, tree) = (self.programs[program].process, self.programs[program].tree);
+        let late_ns = match self.fault(from, &faults::MESSAGE) {
+            Effect::Ended => return,
+            Effect::Late(by_ns) => by_ns,
+            _ => 0,
+        };
+        let to = self.trees[tree].process;
+        let event = Event::Up(program, message);
+        self.stage
+            .engine
+            .send_late(from, to, UP + program as u64, late_ns, event);
+    }
+
+    /// A supervisor's message to a plugin.
+    pub fn hears(&mut self, program: usize, message: ToPlugin) {
+        match message {
+            ToPlugin::Do { serial, phase, .. } => self.begins(program, serial, phase),
+            ToPlugin::Restarted { .. } => self.introduce(program),
+            ToPlugin::Answer(answer) => self.told(program, answer),
+        }
+    }
+
+    fn begins(&mut self, program: usize, serial: u64, phase: Phase) {
+        let process = self.programs[program].process;
+        match self.fault(process, &faults::PHASE) {
+            Effect::Ended => {}
+            Effect::Late(by_ns) => {
+                let late = Event::Does(program, serial, phase);
+                self.stage.engine.after(process, by_ns, late);
+            }
+            Effect::Error(errno) if phase.may_fail() => {
+                let refusal = Some(format!("errno {errno}"));
+                self.say(program, ToSupervisor::Done { serial, refusal });
+            }
+            _ => self.does(program, serial, phase),
+        }
+    }
+
+    pub fn does(&mut self, program: usize, serial: u64, phase: Phase) {
+        let of = &mut self.programs[program];
+        if of.is_alone {
+            // It ends what it was told to do, finds that nobody waits for it, and resumes.
+            return;
+        }
+        of.doing = Some((serial, phase, Stage::Publishing));
+        self.check_phase(program, phase);
+        let of = &mut self.programs[program];
+        let (seen, generation) = (of.seen, self.generation);
+        match phase {
+            Phase::Quiesce => of.is_quiet = true,
+            Phase::Drain => return self.publish(program, seen.sent),
+            Phase::Save => of.saved = Some(seen),
+            Phase::Rebuild => return self.publish(program, generation),
+            Phase::Exchange => {
+                of.doing = Some((serial, phase, Stage::LookingUp));
+                return self.look_up(program);
+            }
+            Phase::Refill => of.has_refilled = true,
+            Phase::Resume | Phase::Go => {
+                of.is_quiet = false;
+                self.step_later(program);
+            }
+        }
+        self.done(program, None);
+    }
+
+    /// Whether everybody has passed the phase before this one.
+    fn check_phase(&mut self, program: usize, phase: Phase) {
+        let before = match phase {
+            Phase::Drain => Phase::Quiesce,
+            Phase::Save => Phase::Drain,
+            Phase::Exchange => Phase::Rebuild,
+            Phase::Refill => Phase::Exchange,
+            _ => return,
+        };
+        let is_behind = |one: &Self, other: usize| {
+            let of = &one.programs[other];
+            one.stage.engine.is_alive(of.process) && of.passed.is_none_or(|passed| passed < before)
+        };
+        let mut others = 0..self.programs.len();
+        if let Some(other) = others.find(|other| is_behind(self, *other)) {
+            let (own, phase) = (program + 1, phase.name());
+            let what = format!(
+                "program{own} does {phase} before program{} is there",
+                other + 1
+            );
+            let process = self.programs[program].process;
+            self.stage.violation(process, TOGETHER, what);
+        }
+    }
+
+    fn publish(&mut self, program: usize, value: u64) {
+        let entry = (key(program), value.to_le_bytes().to_vec());
+        self.say(program, ToSupervisor::Ask(Question::Publish(vec![entry])));
+    }
+
+    fn look_up(&mut self, program: usize) {
+        let behind = key(self.behind(program));
+        self.say(program, ToSupervisor::Ask(Question::Lookup(vec![behind])));
+    }
+
+    /// A plugin's question has an answer.
+    fn told(&mut self, program: usize, answer: Result<Answer, String>) {
+        let Some((serial, phase, stage)) = self.programs[program].doing else {
+            return;
+        };
+        let value = match answer {
+            Err(why) => return self.done(program, Some(why)),
+            Ok(Answer::Values(values)) => {
+                let value = values.first().and_then(|value| value[..].try_into().ok());
+                value.map(u64::from_le_bytes)
+            }
+            Ok(_) => None,
+        };
+        match (phase, stage, value) {
+            (Phase::Drain, Stage::Publishing, _) => {
+                self.programs[program].doing = Some((serial, phase, Stage::LookingUp));
+                self.look_up(program);
+            }
+            (Phase::Drain, Stage::LookingUp, Some(count)) => {
+                self.programs[program].doing = Some((serial, phase, Stage::Awaiting(count)));
+                self.check_drained(program);
+            }
+            (Phase::Exchange, _, Some(generation)) if generation != self.generation => {
+                self.done(program, Some("it is an earlier one".into()));
+            }
+            _ => self.done(program, None),
+        }
+    }
+
+    /// Whether all has come that was on its way.
+    fn check_drained(&mut self, program: usize) {
+        let of = &self.programs[program];
+        if let Some((_, _, Stage::Awaiting(count))) = of.doing
+            && of.seen.received >= count
+        {
+            self.done(program, None);
+        }
+    }
+
+    fn done(&mut self, program: usize, refusal: Option<String>) {
+        if let Some((serial, phase, _)) = self.programs[program].doing.take() {
+            if refusal.is_none() {
+                self.programs[program].passed = Some(phase);
+            }
+            self.say(program, ToSupervisor::Done { serial, refusal });
+        }
+    }
+
+    /// The supervisor is gone: the plugin resumes by itself.
+    pub fn is_left(&mut self, program: usize) {
+        let of = &mut self.programs[program];
+        (of.doing, of.is_alone) = (None, true);
+        if of.is_quiet && !self.is_restarting {
+            of.is_quiet = false;
+            self.step_later(program);
+        }
+    }
+}
+
+fn key(program: usize) -> Vec<u8> {
+    format!("program{program}").into_bytes()
+}

@@ -1,0 +1,149 @@
+//! A supervisor: the machine of its tree's plugins, and its part in the phases of the job.
+
+use snaprig_ckpt_plugin::{
+    message::{Answer, ToSupervisor},
+    phase::Phase,
+};
+use snaprig_coord::plugins::{Machine, Output, Progress, QuestionId, faults};
+use snaprig_sim::ProcessId;
+
+use super::run::{Event, World};
+use crate::stage::{Effect, System as _};
+
+/// Lanes: of supervisors to plugins, and of supervisors to the job.
+const DOWN: u64 = 3 << 32;
+const TO_JOB: u64 = 4 << 32;
+
+/// A supervisor.
+#[derive(Debug)]
+pub struct Tree {
+    pub process: ProcessId,
+    pub machine: Machine,
+    /// The phase that its plugins are taken through, until they have passed it.
+    pub phase: Option<Phase>,
+    /// When it wants to be woken.
+    tick_ns: Option<u64>,
+}
+
+impl Tree {
+    pub fn new(process: ProcessId) -> Self {
+        Self {
+            process,
+            machine: Machine::default(),
+            phase: None,
+            tick_ns: None,
+        }
+    }
+}
+
+impl World {
+    /// The programs of a tree.
+    pub fn programs_of(&self, tree: usize) -> Vec<usize> {
+        let all = self.programs.iter().enumerate();
+        let own = all.filter(|(_, program)| program.tree == tree);
+        own.map(|(number, _)| number).collect()
+    }
+
+    /// The job has a phase begin.
+    pub fn tree_begins(&mut self, tree: usize, phase: Phase) {
+        let now = self.stage.engine.now_ns();
+        let of = &mut self.trees[tree];
+        of.phase = Some(phase);
+        of.machine.towards(phase, b"/there", now);
+        self.tree_goes_on(tree);
+    }
+
+    /// The job's round is over.
+    pub fn tree_releases(&mut self, tree: usize, phase: Phase) {
+        let now = self.stage.engine.now_ns();
+        let of = &mut self.trees[tree];
+        of.phase = None;
+        of.machine.release(phase, now);
+        self.tree_goes_on(tree);
+    }
+
+    pub fn tree_hears(&mut self, program: usize, message: ToSupervisor) {
+        let (tree, now) = (self.programs[program].tree, self.stage.engine.now_ns());
+        let machine = &mut self.trees[tree].machine;
+        machine.received(program as u64, message, now);
+        machine.tick(now);
+        self.tree_goes_on(tree);
+    }
+
+    pub fn tree_loses(&mut self, tree: usize, program: usize) {
+        let now = self.stage.engine.now_ns();
+        let machine = &mut self.trees[tree].machine;
+        machine.gone(program as u64);
+        machine.tick(now);
+        self.tree_goes_on(tree);
+    }
+
+    pub fn tree_tick(&mut self, tree: usize, due: u64) {
+        if self.trees[tree].tick_ns == Some(due) {
+            self.trees[tree].tick_ns = None;
+            let now = self.stage.engine.now_ns();
+            self.trees[tree].machine.tick(now);
+            self.tree_goes_on(tree);
+        }
+    }
+
+    pub fn tree_is_answered(
+        &mut self,
+        tree: usize,
+        id: QuestionId,
+        answer: Result<Answer, String>,
+    ) {
+        self.trees[tree].machine.answer(id, answer);
+        self.tree_goes_on(tree);
+    }
+
+    /// Does what the machine says, and tells the job how far its plugins are.
+    pub fn tree_goes_on(&mut self, tree: usize) {
+        let own = self.trees[tree].process;
+        while let Some(output) = self.trees[tree].machine.poll_output() {
+            match output {
+                Output::Send(program, message) => {
+                    let to = self.programs[program as usize].process;
+                    let event = Event::Down(program as usize, message);
+                    self.stage.engine.send(own, to, DOWN + program, event);
+                }
+                Output::Ask {
+                    id,
+                    question,
+                    deadline_ns,
+                } => {
+                    let event = Event::Ask(tree, id, question, deadline_ns);
+                    self.to_job(tree, 0, event);
+                }
+                Output::Close(_) | Output::Variable { .. } => {}
+            }
+        }
+        let of = &mut self.trees[tree];
+        if let Some(due) = of.machine.deadline()
+            && of.tick_ns.is_none_or(|tick| tick > due)
+        {
+            of.tick_ns = Some(due);
+            self.stage.engine.at(own, due, Event::Tick(tree, due));
+        }
+        let Some(phase) = self.trees[tree].phase else {
+            return;
+        };
+        let said = match self.trees[tree].machine.progress() {
+            Progress::AtWork => return,
+            Progress::Done => Event::Passed(tree, phase),
+            Progress::Failed(refusal) => Event::Failed(refusal.what),
+        };
+        self.trees[tree].phase = None;
+        match self.fault(own, &faults::PASSED) {
+            Effect::Ended => {}
+            Effect::Late(by_ns) => self.to_job(tree, by_ns, said),
+            _ => self.to_job(tree, 0, said),
+        }
+    }
+
+    fn to_job(&mut self, tree: usize, late_ns: u64, event: Event) {
+        let (own, job) = (self.trees[tree].process, self.job.process);
+        let lane = TO_JOB + tree as u64;
+        self.stage.engine.send_late(own, job, lane, late_ns, event);
+    }
+}

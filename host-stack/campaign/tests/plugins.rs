@@ -1,0 +1,46 @@
+//! Plugins of checkpoints in the simulator: what a run comes to when nothing goes wrong, when much does, and with each
+//! planted bug.
+
+use snaprig_campaign::{
+    Registry,
+    scenario::{AnyScenario as _, Canary, Finished, Watch},
+    scenarios::plugins::Plugins,
+};
+use snaprig_sim::{Parameters, Plan};
+
+/// Seeds by which each planted bug is found.
+const CANARY_SEEDS: u64 = 400;
+
+fn plans(seeds: u64) -> impl Iterator<Item = Plan> {
+    (0..seeds).map(|seed| Plugins.draw(seed, &Parameters::new()))
+}
+
+fn run(plan: &Plan, canary: Option<Canary>) -> Finished {
+    let finished = Registry::standard().run(plan, Watch::with(canary));
+    finished.expect("it is drawn")
+}
+
+#[test]
+fn when_nothing_goes_wrong_checkpoints_are_drained_and_all_come_to_their_end() {
+    for mut plan in plans(300) {
+        plan.faults.clear();
+        assert_eq!(run(&plan, None).broken, None, "{}", plan.to_text());
+    }
+}
+
+#[test]
+fn whatever_goes_wrong_no_invariant_breaks() {
+    for plan in plans(4000) {
+        assert_eq!(run(&plan, None).broken, None, "{}", plan.to_text());
+    }
+}
+
+#[test]
+fn every_planted_bug_is_found() {
+    for canary in Plugins.canaries() {
+        let fails = |plan: &Plan| run(plan, Some(canary)).broken.is_some();
+        let found = plans(CANARY_SEEDS).filter(fails).count();
+        println!("{}: {found} of {CANARY_SEEDS}", canary.name);
+        assert!(found > 0, "{} sings unheard", canary.name);
+    }
+}
