@@ -13,6 +13,7 @@ mod ckpt;
 mod demo;
 mod doctor;
 mod host_process;
+mod nodes;
 mod report;
 mod rig_process;
 mod size;
@@ -64,6 +65,10 @@ enum Command {
     Include(stack::IncludeOptions),
     BuildSink(stack::BuildOptions),
     Verbs(verbs::Options),
+    Nodes(nodes::Options),
+    /// A program on a node (what launchers start in rsh's place)
+    #[command(hide = true)]
+    NodesExec(nodes::Exec),
     Fabric(verbs::FabricOptions),
     /// Checkpoint programs of this machine, and restart them
     #[command(subcommand)]
@@ -175,6 +180,8 @@ pub fn main() -> ExitCode {
         Command::Include(options) => stack::include(&options),
         Command::BuildSink(options) => stack::build_sink(&options),
         Command::Verbs(options) => verbs::run(&options),
+        Command::Nodes(options) => nodes::run(&options),
+        Command::NodesExec(options) => nodes::exec(&options),
         Command::Fabric(options) => verbs::fabric(&options),
         Command::FabricProcess => verbs::fabric_process(),
         Command::BenchVerbsProcess { side } => bench::verbs_process::run(side),

@@ -10,9 +10,10 @@ use std::{
 
 use clap::{Args, Subcommand};
 use snaprig_fabric::{
-    Fabric, FaultRequest, Model, Operator, PathFaults,
+    Fabric, FaultRequest, Model, Node, Operator, PathFaults,
     faults::parse_share,
     place::{self, HCAS_MAX, MODELS, PKEYS, Place, parse_models, parse_pkeys},
+    start::Environment,
 };
 use snaprig_sim::Plan;
 use snaprig_verbs::daemon::{Daemon, check_plan};
@@ -57,6 +58,12 @@ pub struct Options {
     /// How many HCAs the fabric has, if this starts it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=HCAS_MAX as i64))]
     hcas: u8,
+    /// The node that the program is on, of which it sees the HCAs alone; `slurm`: that of this task of srun(1)
+    #[arg(long, value_name = "N", value_parser = node_number)]
+    node: Option<u32>,
+    /// How many HCAs each node has
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "node", value_parser = clap::value_parser!(u32).range(1..=HCAS_MAX as i64))]
+    node_hcas: u32,
     /// Their model: A, B, or a letter for each
     #[arg(long, value_name = "LETTERS", default_value = "A", value_parser = models)]
     model: Models,
@@ -93,6 +100,20 @@ fn models(letters: &str) -> Result<Models, String> {
     parse_models(letters).map(Models).ok_or(MODELS.into())
 }
 
+/// A node, from 1, or where Slurm says that this task is.
+fn node_number(text: &str) -> Result<u32, String> {
+    let number = match text {
+        "slurm" => {
+            let node = std::env::var("SLURM_NODEID").ok();
+            let node: Option<u32> = node.and_then(|node| node.parse().ok());
+            node.map(|node| node + 1)
+                .ok_or("there is no SLURM_NODEID here: it is for programs that srun(1) starts")?
+        }
+        text => text.parse().map_err(|_| "a number, from 1, or slurm")?,
+    };
+    Ok(number)
+}
+
 /// A table of P_Keys.
 #[derive(Clone)]
 struct Pkeys(Vec<u16>);
@@ -116,8 +137,12 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .faults(options.faults.of_paths())
         .capture(options.capture.clone())
         .plan(plan);
+    let node = match options.node {
+        Some(number) => node_environment(options, number)?,
+        None => Vec::new(),
+    };
     if options.env {
-        for (name, value) in fabric.environment()? {
+        for (name, value) in fabric.environment()?.into_iter().chain(node) {
             println!(
                 "export {name}='{}'",
                 value.to_string_lossy().replace('\'', r"'\''")
@@ -126,8 +151,22 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         return Ok(ExitCode::SUCCESS);
     }
     let (program, arguments) = options.program.split_first().ok_or("no program")?;
-    let error = fabric.command(program)?.args(arguments).exec();
+    let mut command = fabric.command(program)?;
+    command.envs(node);
+    let error = command.args(arguments).exec();
     Err(format!("{}: {error}", Path::new(program).display()).into())
+}
+
+/// What programs on a node have in their environment beside the fabric's.
+fn node_environment(options: &Options, number: u32) -> Result<Environment, AnyError> {
+    let none = || {
+        format!(
+            "node {number} with {} HCAs: counted from 1, of {HCAS_MAX} HCAs in all",
+            options.node_hcas
+        )
+    };
+    let node = Node::new(number, options.node_hcas).ok_or_else(none)?;
+    Ok(node.environment(&Place::named(&options.fabric)?)?)
 }
 
 /// The path of a plan that a fabric of so many HCAs can carry out.

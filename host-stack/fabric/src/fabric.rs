@@ -16,7 +16,7 @@ use snaprig_hca::{
 use tempfile::TempDir;
 
 use crate::{
-    FaultRequest, Model, Operator, PathFaults, library,
+    FaultRequest, Model, Node, Operator, PathFaults, library,
     place::{
         self, CAPTURE_ENV, DEFAULT_FABRIC, DIRECTORY_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV,
         HCAS_MAX, MODEL_ENV, PKEYS_ENV, PLAN_ENV, PROGRAM_ENV, Place, model_letters, pkeys_text,
@@ -40,6 +40,16 @@ pub enum FabricError {
         hca: usize,
         /// Port, from 1.
         port: u32,
+    },
+    /// No such node.
+    #[error("there is no node {number}: a fabric of {hcas} HCAs, {each} a node, has {} of them", hcas / each)]
+    NoNode {
+        /// Its number, from 1.
+        number: u32,
+        /// HCAs of the fabric.
+        hcas: u32,
+        /// HCAs of a node.
+        each: u32,
     },
     /// It cannot be set up or started.
     #[error("the fabric does not start: {0}")]
@@ -69,6 +79,7 @@ pub struct FabricBuilder {
     exe: PathBuf,
     place: Option<Place>,
     hcas: usize,
+    hcas_each: u32,
     models: Vec<Model>,
     pkeys: Vec<u16>,
     faults: PathFaults,
@@ -87,6 +98,12 @@ impl FabricBuilder {
     /// How many HCAs (1 to 64; default 1).
     pub fn hcas(mut self, hcas: usize) -> Self {
         self.hcas = hcas;
+        self
+    }
+
+    /// How many HCAs each node has (default 1).
+    pub fn node_hcas(mut self, hcas: u32) -> Self {
+        self.hcas_each = hcas.max(1);
         self
     }
 
@@ -206,6 +223,8 @@ impl FabricBuilder {
             operator: Operator::new(socket)?,
             environment,
             setup,
+            place,
+            hcas_each: self.hcas_each,
             _directory: directory,
         })
     }
@@ -238,7 +257,35 @@ pub struct Fabric {
     operator: Operator,
     environment: Environment,
     setup: Setup,
+    place: Place,
+    hcas_each: u32,
     _directory: Option<TempDir>,
+}
+
+/// A node of a fabric, to start programs on.
+#[derive(Debug)]
+pub struct NodeOf<'a> {
+    fabric: &'a Fabric,
+    node: Node,
+}
+
+impl NodeOf<'_> {
+    /// Its name, address and HCAs.
+    pub fn node(&self) -> Node {
+        self.node
+    }
+
+    /// A place for files of its own, which goes with the fabric.
+    pub fn directory(&self) -> PathBuf {
+        self.node.directory(&self.fabric.place)
+    }
+
+    /// A program on it, which sees its HCAs alone.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command, FabricError> {
+        let mut command = self.fabric.command(program);
+        command.envs(self.node.environment(&self.fabric.place)?);
+        Ok(command)
+    }
 }
 
 impl Fabric {
@@ -248,6 +295,7 @@ impl Fabric {
             exe: "snaprig".into(),
             place: None,
             hcas: 1,
+            hcas_each: 1,
             models: vec![Model::A],
             pkeys: Vec::new(),
             faults: PathFaults::default(),
@@ -259,6 +307,20 @@ impl Fabric {
     /// A program in the fabric: `ibv_devinfo`, or the one under test.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         in_environment(program.as_ref(), &self.environment)
+    }
+
+    /// A node, counted from 1.
+    pub fn node(&self, number: u32) -> Result<NodeOf<'_>, FabricError> {
+        let (hcas, each) = (self.setup.hcas.len() as u32, self.hcas_each);
+        let node = Node::new(number, each).filter(|node| node.hcas(hcas).len() == each as usize);
+        let unknown = FabricError::NoNode { number, hcas, each };
+        let node = node.ok_or(unknown)?;
+        Ok(NodeOf { fabric: self, node })
+    }
+
+    /// How many HCAs each node has.
+    pub fn hcas_each(&self) -> u32 {
+        self.hcas_each
     }
 
     /// What programs have in their environment to be in the fabric.

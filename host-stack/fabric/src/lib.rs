@@ -18,6 +18,8 @@
 //! | [`Fabric`] | a fabric of one's own, and programs in it |
 //! | [`Operator`] | looks at a fabric that runs, breaks it, heals it |
 //! | [`faults`] | what can be wrong with it |
+//! | [`node`] | a node: some of the HCAs, a name, an address, a place for files |
+//! | [`nodes`] | several of them, and launchers that start programs on them |
 //! | [`place`] | where a fabric's socket and files are |
 //! | [`start`] | the control daemon is started by its first user |
 //! | [`protocol`], [`socket`] | what is said to it, and how |
@@ -29,13 +31,17 @@
 mod fabric;
 pub mod faults;
 pub mod library;
+pub mod node;
+pub mod nodes;
 mod operator;
 pub mod place;
 pub mod protocol;
 pub mod socket;
 pub mod start;
 
-pub use fabric::{Fabric, FabricBuilder, FabricError};
+pub use fabric::{Fabric, FabricBuilder, FabricError, NodeOf};
 pub use faults::{FaultRequest, PathFaults};
+pub use node::Node;
+pub use nodes::Nodes;
 pub use operator::Operator;
 pub use snaprig_hca::model::ModelName as Model;

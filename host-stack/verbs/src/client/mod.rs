@@ -21,6 +21,7 @@ use rustix::{
     io::ReadWriteFlags,
     mm::{MapFlags, ProtFlags, mmap},
 };
+use snaprig_fabric::Node;
 use snaprig_hca::{
     Atomic, Event, Hca, Host, Memory, Packet, Path, Segment,
     control::{Errno, Fabric as Setup, Reply, Request},
@@ -80,6 +81,8 @@ pub struct Fabric {
     pub process: u32,
     /// Models of the HCAs.
     pub hcas: Vec<ModelName>,
+    /// The node that this process is on, if it is on one.
+    pub node: Option<Node>,
     /// Device memory.
     pub memory: Memory,
     /// Registered memory of this process.
@@ -135,6 +138,7 @@ impl Fabric {
         Ok(Arc::new(Self {
             process,
             hcas,
+            node: Node::from_env(),
             memory,
             pool,
             peers: Peers::default(),
@@ -257,6 +261,12 @@ impl Fabric {
                 hca.tell_again(place, cq);
             }
         }
+    }
+
+    /// The HCAs that programs see: those of their node; all, on none.
+    pub fn visible(&self) -> std::ops::Range<u32> {
+        let all = self.hcas.len() as u32;
+        self.node.map_or(0..all, |node| node.hcas(all))
     }
 
     /// Where this process has registered pages that it shares with its peers.

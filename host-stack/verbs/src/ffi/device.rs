@@ -120,7 +120,8 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
             return null(error.errno());
         }
     };
-    let mut list: Vec<*mut ibv_device> = (0..fabric.hcas.len() as u32)
+    let mut list: Vec<*mut ibv_device> = fabric
+        .visible()
         .map(|hca| Device::hold(&fabric, hca).cast())
         .collect();
     if !count.is_null() {

@@ -87,10 +87,10 @@ fn read(parts: &[&str]) -> Option<String> {
     Some(text + "\n")
 }
 
-/// The number of an HCA that is there.
+/// The number of an HCA that this program sees.
 fn known(number: &str) -> Option<u32> {
     let hca = number.parse().ok()?;
-    (hca < ffi::fabric().ok()?.hcas.len() as u32).then_some(hca)
+    ffi::fabric().ok()?.visible().contains(&hca).then_some(hca)
 }
 
 fn of_hca(hca: u32, rest: &[&str]) -> Option<String> {

@@ -374,8 +374,8 @@ impl Ucma {
         id.remote = Some(target);
         attach(id)?;
         if !group {
-            let hcas = ffi::fabric().map_err(|error| error.errno())?.hcas.len();
-            id.peer = endpoint_of(link::hca_of(link::plain(target).ip(), hcas))?;
+            let fabric = ffi::fabric().map_err(|error| error.errno())?;
+            id.peer = endpoint_of(link::hca_of(link::plain(target).ip(), &fabric))?;
         }
         id.state = State::AddrResolved;
         self.tell(handle, Kind::AddrResolved, News::default());
@@ -687,6 +687,9 @@ fn route(target: SocketAddr) -> Option<IpAddr> {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
+    if let Some(own) = link::node_route(target.ip().to_canonical()) {
+        return Some(own);
+    }
     let port = target.port().max(1);
     let socket = std::net::UdpSocket::bind(any).ok()?;
     let routed = socket.connect(SocketAddr::new(target.ip(), port));

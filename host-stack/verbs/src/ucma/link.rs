@@ -1,9 +1,11 @@
 //! Sockets between connection managers: names in the fabric's directory, and the thread that waits.
 //!
 //! ```text
-//!   cm-SPACE-ADDRESS-PORT   who listens there (SEQPACKET); whoever is dead has left a file that
-//!   cm-lock                 refuses, and that the next one replaces, holding the lock
+//!   cm-SPACE-ADDRESS-PORT         who listens there (SEQPACKET); whoever is dead has left a file that
+//!   cm-NODE-SPACE-ADDRESS-PORT    refuses, and that the next one replaces, holding the lock
+//!   cm-lock
 //! ```
+//! Nodes of a fabric have names of their own: programs on two nodes may listen at the same port.
 
 use std::{
     fs::{self, File},
@@ -20,7 +22,8 @@ use rustix::{
 };
 
 use super::wire::Message;
-use crate::{place::Place, socket};
+use crate::{client::Fabric, place::Place, socket};
+use snaprig_fabric::Node;
 
 /// Most connections that wait to be taken; the thread takes them at once.
 const WAITING: i32 = 4096;
@@ -28,12 +31,20 @@ const WAITING: i32 = 4096;
 /// The name of a listener's socket. Who listens at all of IPv6 answers for IPv4, too, unless it is
 /// told not to.
 pub(super) fn name(space: u16, address: IpAddr, port: u16, afonly: bool) -> String {
-    let space = match space {
+    name_on(Node::from_env(), space, address, port, afonly)
+}
+
+fn name_on(node: Option<Node>, space: u16, address: IpAddr, port: u16, afonly: bool) -> String {
+    let space: String = match space {
         super::id::PS_UDP => "udp".into(),
         super::id::PS_IPOIB => "ipoib".into(),
         0x0106 => "tcp".into(),
         0x013f => "ib".into(),
         other => format!("{other:x}"),
+    };
+    let space = match node {
+        Some(node) => format!("{}-{space}", node.name()),
+        None => space,
     };
     if afonly && address == Ipv6Addr::UNSPECIFIED {
         return format!("cm-{space}-only6-{port}");
@@ -44,6 +55,8 @@ pub(super) fn name(space: u16, address: IpAddr, port: u16, afonly: bool) -> Stri
 /// Names of those who may answer at an address, the first one first.
 pub(super) fn names(space: u16, at: SocketAddr) -> Vec<String> {
     let port = at.port();
+    let node = node_at(at.ip());
+    let name = |space, address, port, afonly| name_on(node, space, address, port, afonly);
     let any4 = name(space, Ipv4Addr::UNSPECIFIED.into(), port, false);
     let any6 = name(space, Ipv6Addr::UNSPECIFIED.into(), port, false);
     let only6 = name(space, Ipv6Addr::UNSPECIFIED.into(), port, true);
@@ -129,27 +142,49 @@ pub(super) fn receive(from: impl AsFd) -> Option<Option<Message>> {
     }
 }
 
-/// Is it an address of this machine?
+/// The node with an address: that of this program, unless it is another's. None: this program is on no node.
+fn node_at(address: IpAddr) -> Option<Node> {
+    let own = Node::from_env()?;
+    let other = match address {
+        IpAddr::V4(address) => own.at(address),
+        IpAddr::V6(_) => None,
+    };
+    Some(other.unwrap_or(own))
+}
+
+/// The address by which a program on a node reaches another node where they have no networks of their own.
+pub(super) fn node_route(target: IpAddr) -> Option<IpAddr> {
+    let IpAddr::V4(target) = target else {
+        return None;
+    };
+    let own = Node::from_env()?;
+    own.at(target)?;
+    Some(own.address().into())
+}
+
+/// Is it an address of this machine, or of a node of the fabric?
 pub(super) fn is_local(address: IpAddr) -> bool {
-    if address.is_loopback() || address.is_unspecified() {
+    let is_unspecific = address.is_loopback() || address.is_unspecified();
+    if is_unspecific || node_route(address).is_some() {
         return true;
     }
     // Only an address of one's own can be bound.
     std::net::UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The lowest HCA by default; 127.0.0.N+1 is number N.
-pub(super) fn hca_of(address: IpAddr, hcas: usize) -> u32 {
+/// The first HCA of the node with that address, or the lowest that this program sees; 127.0.0.N+1 is number N of those.
+pub(super) fn hca_of(address: IpAddr, fabric: &Fabric) -> u32 {
+    let all = fabric.hcas.len() as u32;
+    let hcas = node_at(address).map_or(0..all, |node| node.hcas(all));
     match address {
         IpAddr::V4(v4) if v4.is_loopback() => {
             let number = u32::from(v4) & 0xff_ffff;
-            if (1..=hcas as u32).contains(&number) {
-                number - 1
-            } else {
-                0
+            match (1..=hcas.len() as u32).contains(&number) {
+                true => hcas.start + number - 1,
+                false => hcas.start,
             }
         }
-        _ => 0,
+        _ => hcas.start,
     }
 }
 

@@ -599,7 +599,7 @@ impl Ucma {
 fn attach(id: &mut Id) -> Result<(), c_int> {
     let local = id.local.ok_or(libc::EINVAL)?;
     let fabric = ffi::fabric().map_err(|error| error.errno())?;
-    let hca = link::hca_of(link::plain(local).ip(), fabric.hcas.len());
+    let hca = link::hca_of(link::plain(local).ip(), &fabric);
     id.endpoint = endpoint_of(hca)?;
     id.hca = Some(hca);
     Ok(())

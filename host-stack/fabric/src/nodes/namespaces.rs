@@ -1,0 +1,200 @@
+//! A network, a host name and System V objects for each node: Linux namespaces, joined by a bridge.
+//!
+//! What must stay true: whatever is made is in namespaces of this process and its children, so the kernel takes it away
+//! with them.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use crate::node::{HEAD, NETWORK_BITS, Node};
+
+/// The bridge of all nodes.
+const BRIDGE: &str = "snaprig0";
+/// The interface of a node.
+const INTERFACE: &str = "eth0";
+
+/// The processes that hold nodes' namespaces.
+#[derive(Debug)]
+pub struct Namespaces {
+    holders: Vec<libc::pid_t>,
+}
+
+impl Namespaces {
+    /// Makes them, and says in `directory` who holds each; none where this process may not, or has no ip(8).
+    pub fn make(nodes: &[Node], directory: &Path) -> io::Result<Option<Self>> {
+        for node in nodes {
+            fs::write(directory.join(node.name()), "")?;
+        }
+        if !has_ip() {
+            return Ok(None);
+        }
+        let flags = UnshareFlags::NEWNET | UnshareFlags::NEWNS;
+        // SAFETY: the caller says that this process has one thread; it keeps its files and its memory.
+        match unsafe { unshare_unsafe(flags) } {
+            Err(rustix::io::Errno::PERM) => return Ok(None),
+            other => other?,
+        }
+        own_hosts(nodes, directory)?;
+        let all = format!("{HEAD}/{NETWORK_BITS}");
+        ip(&["link", "set", "lo", "up"])?;
+        ip(&["link", "add", BRIDGE, "type", "bridge"])?;
+        ip(&["addr", "add", &all, "dev", BRIDGE])?;
+        ip(&["link", "set", BRIDGE, "up"])?;
+        let mut made = Self {
+            holders: Vec::new(),
+        };
+        for node in nodes {
+            let holder = hold(&node.name())?;
+            made.holders.push(holder);
+            connect(*node, holder)?;
+            fs::write(directory.join(node.name()), holder.to_string())?;
+        }
+        Ok(Some(made))
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for holder in &self.holders {
+            // SAFETY: kill(2) and waitpid(2) touch no memory but the null pointer's none; they are children that nobody
+            // else waits for.
+            unsafe {
+                libc::kill(*holder, libc::SIGKILL);
+                libc::waitpid(*holder, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+}
+
+/// Enters the namespaces of a node, by the process that holds them.
+pub fn enter(holder: u32) -> io::Result<()> {
+    for (name, kind) in [
+        ("net", LinkNameSpaceType::Network),
+        ("uts", LinkNameSpaceType::HostNameAndNISDomainName),
+        ("ipc", LinkNameSpaceType::InterProcessCommunication),
+    ] {
+        let namespace = File::open(format!("/proc/{holder}/ns/{name}"))?;
+        move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), Some(kind))?;
+    }
+    Ok(())
+}
+
+/// Names of nodes are known wherever this process and its children look them up.
+fn own_hosts(nodes: &[Node], directory: &Path) -> io::Result<()> {
+    let own = rustix::system::uname();
+    let own = own.nodename().to_string_lossy().into_owned();
+    let mut hosts = format!("127.0.0.1 localhost\n{HEAD} {own}\n");
+    for node in nodes {
+        hosts += &format!("{} {}\n", node.address(), node.name());
+    }
+    let path = directory.join("hosts");
+    fs::write(&path, hosts)?;
+    use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
+    let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", flags)?;
+    mount_bind(&path, "/etc/hosts")?;
+    Ok(())
+}
+
+/// A process that has namespaces of its own and does nothing else, until its parent ends.
+fn hold(name: &str) -> io::Result<libc::pid_t> {
+    let (mut ready, mut say) = io::pipe()?;
+    // SAFETY: the caller says that this process has one thread, so the child may do what it likes.
+    match unsafe { libc::fork() } {
+        0 => {
+            let flags = UnshareFlags::NEWNET | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
+            // SAFETY: this process has one thread, and keeps its files and its memory.
+            let made = unsafe { unshare_unsafe(flags) }
+                .and_then(|()| rustix::system::sethostname(name.as_bytes()))
+                .and_then(|()| {
+                    let end = rustix::process::Signal::KILL;
+                    rustix::process::set_parent_process_death_signal(Some(end))
+                });
+            if made.is_ok() && say.write_all(&[1]).is_ok() {
+                drop((ready, say));
+                loop {
+                    // SAFETY: pause(2) has no preconditions.
+                    unsafe { libc::pause() };
+                }
+            }
+            // SAFETY: _exit(2) has no preconditions.
+            unsafe { libc::_exit(1) }
+        }
+        child if child > 0 => {
+            drop(say);
+            ready.read_exact(&mut [0])?;
+            Ok(child)
+        }
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Connects a node with the bridge.
+fn connect(node: Node, holder: libc::pid_t) -> io::Result<()> {
+    let outside = format!("snaprig{}", node.number);
+    let peer = ["peer", "name", INTERFACE, "netns", &holder.to_string()].map(str::to_owned);
+    let mut add = vec!["link", "add", &outside, "type", "veth"];
+    add.extend(peer.iter().map(String::as_str));
+    ip(&add)?;
+    ip(&["link", "set", &outside, "master", BRIDGE, "up"])?;
+    let address = format!("{}/{NETWORK_BITS}", node.address());
+    let head = HEAD.to_string();
+    for arguments in [
+        &["link", "set", "lo", "up"][..],
+        &["addr", "add", &address, "dev", INTERFACE],
+        &["link", "set", INTERFACE, "up"],
+        &["route", "add", "default", "via", &head],
+    ] {
+        let mut command = ip_command(arguments);
+        let network = File::open(format!("/proc/{holder}/ns/net"))?;
+        // SAFETY: between fork and exec it makes one system call, with a descriptor that is open.
+        unsafe {
+            command.pre_exec(move || {
+                let network = std::os::fd::AsFd::as_fd(&network);
+                Ok(move_into_link_name_space(
+                    network,
+                    Some(LinkNameSpaceType::Network),
+                )?)
+            });
+        }
+        run(command, arguments)?;
+    }
+    Ok(())
+}
+
+fn has_ip() -> bool {
+    let version = ip_command(&["-V"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    version.is_ok_and(|status| status.success())
+}
+
+fn ip_command(arguments: &[&str]) -> Command {
+    let mut command = Command::new("ip");
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn ip(arguments: &[&str]) -> io::Result<()> {
+    run(ip_command(arguments), arguments)
+}
+
+fn run(mut command: Command, arguments: &[&str]) -> io::Result<()> {
+    let output = command.output()?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let why = String::from_utf8_lossy(&output.stderr);
+            let what = format!("ip {}: {}", arguments.join(" "), why.trim());
+            Err(io::Error::other(what))
+        }
+    }
+}
