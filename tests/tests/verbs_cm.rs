@@ -7,6 +7,7 @@
 
 use std::{
     fs,
+    os::unix::fs::MetadataExt,
     process::{Child, Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
@@ -59,11 +60,33 @@ impl Scene {
 
     /// Is there a listener's socket?
     fn listens(&self, port: &str) -> bool {
+        self.socket(port).is_some()
+    }
+
+    /// The inode of a listener's socket: another listener has another one.
+    fn socket(&self, port: &str) -> Option<u64> {
         let files = fs::read_dir(self.directory.path().join("default"));
-        files.into_iter().flatten().flatten().any(|file| {
+        files.into_iter().flatten().flatten().find_map(|file| {
             let name = file.file_name().to_string_lossy().into_owned();
-            name.starts_with("cm-") && name.ends_with(&format!("-{port}"))
+            let is_it = name.starts_with("cm-") && name.ends_with(&format!("-{port}"));
+            is_it.then(|| file.metadata().ok().map(|metadata| metadata.ino()))?
         })
+    }
+
+    /// Waits until what `snaprig fabric list` prints is so.
+    fn wait_until(&self, mut is: impl FnMut(&str) -> bool) {
+        let start = Instant::now();
+        loop {
+            let mut list = Command::new(SNAPRIG);
+            list.args(["fabric", "list"]);
+            let list = list.env("SNAPRIG_FABRICS", self.directory.path());
+            let list = text(&list.output().expect("it starts"));
+            if is(&list) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{list}");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn run(&self, words: &str) -> Output {
@@ -134,9 +157,15 @@ fn rping_serves_many() {
     let mut server = scene.serve("rping -s -P -a 0.0.0.0 -S 4000", "7174");
     for _ in 0..2 {
         let clients = [(); 3].map(|()| {
-            // rping's server has one place for requests that it has not looked at.
-            thread::sleep(Duration::from_millis(500));
-            scene.start("rping -c -a 127.0.0.1 -C 50 -S 4000")
+            let mut client = scene.start("rping -c -a 127.0.0.1 -C 50 -S 4000");
+            // rping's server has one place for requests that it has not looked at: each is connected, or through with
+            // it, before the next comes.
+            let own = format!(" {} ", client.id());
+            scene.wait_until(|list| {
+                let is_connected = |line: &str| line.contains(&own) && line.contains(" Rts ");
+                list.lines().any(is_connected) || client.try_wait().expect("a child").is_some()
+            });
+            client
         });
         for client in clients {
             let output = finish(client);
@@ -147,6 +176,7 @@ fn rping_serves_many() {
     // server itself: `snaprig verbs` becomes it.
     server.kill().expect("it runs");
     server.wait().expect("a child");
+    let left = scene.socket("7174");
     let refused = scene.run("rping -c -a 127.0.0.1 -C 1");
     assert!(
         text(&refused).contains("RDMA_CM_EVENT_REJECTED, error 8"),
@@ -154,7 +184,11 @@ fn rping_serves_many() {
         text(&refused)
     );
     let server = scene.start("rping -s -a 0.0.0.0 -C 1");
-    thread::sleep(Duration::from_secs(1));
+    let start = Instant::now();
+    while scene.socket("7174") == left {
+        assert!(start.elapsed() < PATIENCE, "nobody listens in its place");
+        thread::sleep(Duration::from_millis(5));
+    }
     let client = scene.run("rping -c -a 127.0.0.1 -C 1");
     assert!(client.status.success(), "{}", text(&client));
     assert!(finish(server).status.success());
@@ -196,8 +230,9 @@ fn a_group_gets_what_is_sent_to_it() {
     };
     let group = "mckey -m 239.1.2.3 -b 127.0.0.1 -C 5";
     let receiver = scene.start(group);
-    // It tells nobody that it has joined.
-    thread::sleep(Duration::from_secs(2));
+    // It tells nobody that it has joined; the fabric does.
+    let is_joined = |line: &str| line.starts_with("group ") && line.ends_with(" 1");
+    scene.wait_until(|list| list.lines().any(is_joined));
     let sender = scene.run(&format!("{group} -s"));
     assert!(sender.status.success(), "{}", text(&sender));
     let receiver = finish(receiver);

@@ -34,10 +34,11 @@ mod start;
 mod walk;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{self, Write},
     os::unix::net::UnixStream,
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use snaprig_wire::{
@@ -60,6 +61,8 @@ pub struct Runtime {
     buffers: Mutex<Buffers>,
     libraries: Mutex<Libraries>,
     pipelines: Mutex<BTreeMap<u32, Pipeline>>,
+    /// Numbers of pipelines that have ended before their channels had come: they may still come.
+    overdue: Mutex<BTreeSet<u32>>,
     notices: Notices,
     state: Mutex<State>,
     changed: Condvar,
@@ -104,6 +107,7 @@ impl Runtime {
                 buffers: Mutex::default(),
                 libraries: Mutex::default(),
                 pipelines: Mutex::default(),
+                overdue: Mutex::default(),
                 notices: Notices::default(),
                 state: Mutex::default(),
                 changed: Condvar::new(),
@@ -176,7 +180,7 @@ impl Runtime {
             return Ok(kind);
         }
         if let Kind::Pipeline(number) = kind
-            && !lock(&self.pipelines).contains_key(&number)
+            && (lock(&self.overdue).remove(&number) || !lock(&self.pipelines).contains_key(&number))
         {
             // Nobody would serve it.
             return Ok(kind);
@@ -209,11 +213,23 @@ impl Runtime {
         }
     }
 
-    /// A channel is gone for good.
-    fn disconnect(&self, kind: Kind) {
-        if self.lock().channels.remove(&kind).is_some() {
+    /// Whether the host has made a channel, or makes it within this time.
+    fn has_channel_within(&self, kind: Kind, patience: Duration) -> bool {
+        let is_missing = |state: &mut State| !state.channels.contains_key(&kind);
+        let waited = self
+            .changed
+            .wait_timeout_while(self.lock(), patience, is_missing);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.channels.contains_key(&kind)
+    }
+
+    /// A channel is gone for good; whether there was one.
+    fn disconnect(&self, kind: Kind) -> bool {
+        let is_there = self.lock().channels.remove(&kind).is_some();
+        if is_there {
             self.tell(Input::Disconnected(kind));
         }
+        is_there
     }
 
     fn dma(&self) -> Option<Arc<Channel>> {

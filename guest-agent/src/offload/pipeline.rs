@@ -3,7 +3,7 @@
 //! A pipeline is made by a command, waits for its connection, and ends when a command says so or the
 //! host's end is gone.
 //!
-//! What must stay true: a number is free only when the thread that had it is gone; a run function that
+//! What must stay true: a number is free only when the thread that had it is gone, and no channel of it is on its way; a run function that
 //! was begun returns its result, whatever else ends.
 
 use std::{
@@ -13,6 +13,7 @@ use std::{
     os::fd::AsRawFd,
     sync::mpsc,
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use snaprig_wire::coi::{
@@ -25,6 +26,8 @@ use super::{Runtime, channel::Channel, lock, machine::Input};
 type Function =
     unsafe extern "C" fn(u32, *mut *mut c_void, *mut u64, *mut c_void, u16, *mut c_void, u16);
 
+/// How long the channel of a pipeline that ends may be on its way.
+const CHANNEL_MAX: Duration = Duration::from_secs(5);
 /// Words of a CPU_SET(3).
 const MASK_WORDS: usize = CPU_MASK_BITS / 64;
 
@@ -45,7 +48,8 @@ pub fn create(
     if number >= PIPELINES_MAX || mask.len() > MASK_WORDS {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    if lock(&runtime.pipelines).contains_key(&number) {
+    let is_taken = lock(&runtime.pipelines).contains_key(&number);
+    if is_taken || lock(&runtime.overdue).contains(&number) {
         return Err(io::Error::from_raw_os_error(libc::EEXIST));
     }
     let mut words = [0; MASK_WORDS];
@@ -75,10 +79,12 @@ pub fn create(
 
 /// Ends a pipeline, once what it was sent has returned.
 pub fn destroy(runtime: &Runtime, number: u32) -> io::Result<()> {
-    if lock(&runtime.pipelines).contains_key(&number) {
-        // The host has made its channel, which may still be on its way: it must not be taken for that of
-        // the next pipeline of this number.
-        runtime.wait_for_channel(Kind::Pipeline(number), || false);
+    // The host has made its channel, or has tried to. It may still be on its way, and must not be taken for that of the
+    // next pipeline of this number.
+    if lock(&runtime.pipelines).contains_key(&number)
+        && !runtime.has_channel_within(Kind::Pipeline(number), CHANNEL_MAX)
+    {
+        lock(&runtime.overdue).insert(number);
     }
     let pipeline = lock(&runtime.pipelines).remove(&number);
     let Pipeline { thread, mut alive } =
@@ -90,7 +96,10 @@ pub fn destroy(runtime: &Runtime, number: u32) -> io::Result<()> {
     runtime.changed.notify_all();
     // A panic of it is the end of it, too.
     let _ = thread.join();
-    runtime.disconnect(Kind::Pipeline(number));
+    if runtime.disconnect(Kind::Pipeline(number)) {
+        // It has come after all.
+        lock(&runtime.overdue).remove(&number);
+    }
     Ok(())
 }
 

@@ -277,6 +277,13 @@ impl Daemon {
             );
         }
         text += &self.describe_queues();
+        for group in header.groups.iter().filter(|group| group.gid[0].get() != 0) {
+            let words = [group.gid[0].get(), group.gid[1].get()].map(u64::to_be_bytes);
+            let gid: [u8; 16] = words.concat().try_into().unwrap_or_default();
+            let members = group.members.iter().filter(|member| member.get() != 0);
+            let address = std::net::Ipv6Addr::from(gid);
+            text += &format!("group {address}: queue pairs: {}\n", members.count());
+        }
         text + &format!(
             "users: {}\n",
             self.clients.iter().filter(|c| c.process.is_some()).count()
