@@ -31,6 +31,7 @@
 
 pub mod board;
 mod calls;
+mod copy;
 mod detached;
 pub mod dump;
 pub mod error;

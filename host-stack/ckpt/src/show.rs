@@ -6,7 +6,8 @@ use snaprig_ckpt_image::inspect::Inspection;
 
 use crate::{
     error::{Error, Result},
-    state::{Backing, Body, Kind, OpenFile, Process, Segment, Sysv, Tree},
+    resources,
+    state::{Backing, Body, Process, Tree},
 };
 
 /// Longest line.
@@ -29,73 +30,23 @@ fn lines(tree: &Tree) -> Vec<String> {
         "space", "process", "parent", "threads", "session", "areas", "files"
     )];
     lines.extend(tree.processes.iter().map(process));
-    for shared in &tree.shared {
-        let name = shared
-            .name
-            .as_deref()
-            .map_or("anonymous".into(), String::from_utf8_lossy);
-        lines.push(format!(
-            "{:>5} shared memory, {} bytes: {name}",
-            shared.space, shared.size
-        ));
-    }
-    if let Some(sysv) = &tree.sysv {
-        lines.extend(self::sysv(sysv));
-    }
+    let resources = resources::all();
+    let spaces = resources.iter().flat_map(|kind| kind.describe_spaces(tree));
+    lines.extend(spaces);
     for (number, file) in tree.files.iter().enumerate() {
         let locks = match file.locks.len() {
             0 => String::new(),
             count => format!("; {count} locks"),
         };
-        lines.push(format!("file {number}: {}{locks}", self::file(file)));
+        let what = resources.iter().find_map(|kind| kind.describe(file));
+        let what = what.unwrap_or_else(|| format!("{:?}", file.kind));
+        lines.push(format!("file {number}: {what}{locks}"));
     }
-    for (number, pipe) in tree.pipes.iter().enumerate() {
-        let bytes: usize = pipe.contents.iter().map(|part| part.bytes.len()).sum();
-        let name = pipe.fifo.as_ref().map_or(String::new(), |fifo| {
-            format!(": {}", String::from_utf8_lossy(&fifo.path))
-        });
-        lines.push(format!("pipe {number}: {bytes} bytes in it{name}"));
-    }
-    for (number, terminal) in tree.terminals.iter().enumerate() {
-        let [rows, columns, ..] = terminal.look.size;
-        lines.push(format!(
-            "terminal {number}: /dev/pts/{}, {columns} by {rows}",
-            terminal.number
-        ));
-    }
+    lines.extend(resources.iter().flat_map(|kind| kind.describe_all(tree)));
     for line in &mut lines {
         if let Some((end, _)) = line.char_indices().nth(COLUMNS) {
             line.truncate(end);
         }
-    }
-    lines
-}
-
-fn sysv(sysv: &Sysv) -> Vec<String> {
-    let mut lines = Vec::new();
-    for Segment {
-        object,
-        space,
-        size,
-        huge_bytes,
-    } in &sysv.segments
-    {
-        let (id, key) = (object.id, object.key);
-        let pages = match huge_bytes {
-            0 => String::new(),
-            bytes => format!(", huge pages of {} kB", bytes >> 10),
-        };
-        lines.push(format!(
-            "{space:>5} System V shared memory {id}, key {key:#x}, {size} bytes{pages}"
-        ));
-    }
-    for set in &sysv.sets {
-        let (id, key, count) = (set.object.id, set.object.key, set.values.len());
-        lines.push(format!("semaphores {id}, key {key:#x}: {count}"));
-    }
-    for queue in &sysv.queues {
-        let (id, key, count) = (queue.object.id, queue.object.key, queue.messages.len());
-        lines.push(format!("queue {id}, key {key:#x}: {count} messages"));
     }
     lines
 }
@@ -126,43 +77,4 @@ fn libraries(body: &Body) -> usize {
         _ => None,
     });
     files.collect::<std::collections::BTreeSet<_>>().len()
-}
-
-fn file(file: &OpenFile) -> String {
-    match &file.kind {
-        Kind::Stdio(number) => format!("standard descriptor {number} of the supervisor"),
-        Kind::Path {
-            path,
-            offset,
-            contents,
-            unlinked,
-            ..
-        } => {
-            let saved = contents.map_or(String::new(), |contents| {
-                format!(", {} bytes saved", contents.size)
-            });
-            let gone = if *unlinked { ", without a name" } else { "" };
-            format!("{} at {offset}{saved}{gone}", String::from_utf8_lossy(path))
-        }
-        Kind::Memory { shared, offset } => format!("shared memory {shared} at {offset}"),
-        Kind::Pipe(number) => match file.flags & libc::O_ACCMODE {
-            libc::O_RDONLY => format!("pipe {number}, to read"),
-            _ => format!("pipe {number}, to write"),
-        },
-        Kind::Terminal { terminal, master } => match master {
-            true => format!("terminal {terminal}, the side of who serves it"),
-            false => format!("terminal {terminal}"),
-        },
-        Kind::Console => "the terminal of the supervisor".into(),
-        Kind::Proc { pid, path, .. } => format!("/proc/{pid}{}", String::from_utf8_lossy(path)),
-        Kind::Inotify(notices) => format!("inotify of {} files", notices.len()),
-        Kind::Epoll { watched } => format!("epoll of {} files", watched.len()),
-        Kind::Event { count, .. } => format!("eventfd, {count}"),
-        Kind::Signal { mask } => format!("signalfd of {mask:#x}"),
-        Kind::Timer { ticks, .. } => format!("timerfd, {ticks} times since it was read"),
-        Kind::Pid(pid) => format!("process {pid}"),
-        Kind::Plugin(name) => format!("plugin {name}'s"),
-        Kind::Supervisor => "the connection of plugins to the supervisor".into(),
-        other => format!("{other:?}"),
-    }
 }

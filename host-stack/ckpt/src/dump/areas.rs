@@ -1,16 +1,6 @@
 //! The areas of an address space: what is mapped where, and what of it the image must have.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    ffi::OsStr,
-    fs,
-    ops::Range,
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{DirEntryExt, MetadataExt},
-    },
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, ffi::OsStr, fs, os::unix::ffi::OsStrExt, path::Path};
 
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
@@ -19,7 +9,12 @@ use snaprig_tracee::code::kernels;
 use super::placement::Policies;
 use crate::{
     error::{Error, Result},
-    resources::{files::named::Named, huge::pages, plugins::owned::Owned, sysv::save::Attachment},
+    resources::{
+        files::named::Named,
+        huge::pages,
+        memory::shared::{Attachment, Mapping, Shared, dev},
+        plugins::owned::Owned,
+    },
     state::{Area, Backing},
 };
 
@@ -27,18 +22,23 @@ use crate::{
 const FLAGS: [&str; 15] = [
     "gd", "nr", "dc", "dd", "wf", "lo", "lf", "hg", "nh", "mg", "sr", "rr", "sl", "dp", "ht",
 ];
+
 /// MAP_NORESERVE.
 const NO_RESERVE: [u8; 2] = *b"nr";
+
 /// What huge pages are of that have no name.
 const ANONYMOUS_HUGE: &[u8] = b"/anon_hugepage";
+
 /// What can be made writable.
 const MAY_WRITE: &str = "mw";
+
 /// Those of what cannot be saved.
 const REFUSED: [(&str, &str); 3] = [
     ("um", "memory with a userfaultfd(2)"),
     ("ui", "memory with a userfaultfd(2)"),
     ("ss", "a shadow stack"),
 ];
+
 /// What is mapped, by its name, whose state cannot be seen: of the first also what is under way.
 const REFUSED_OBJECTS: [(&str, &str); 3] = [
     (" /[aio]", "asynchronous reads and writes (io_setup(2))"),
@@ -129,98 +129,6 @@ impl Flags {
         let area = before.filter(|(_, (end, _))| start < *end);
         area.map(|(_, (_, flags))| flags.clone())
             .unwrap_or_default()
-    }
-}
-
-/// Memory that several can map, as it is met.
-#[derive(Debug, Default)]
-pub struct Shared {
-    /// Device and inode of each.
-    pub met: Vec<SharedObject>,
-    /// Where System V shared memory is.
-    pub attachments: Vec<Attachment>,
-    /// Files that have lost the name that they were mapped by, and what else they are called.
-    names: HashMap<(u64, u64), Option<PathBuf>>,
-    /// Who maps private huge pages of a file, by that and where it would begin.
-    reserved: HashMap<(u64, u64, u64), pid_t>,
-    /// Devices, and bytes of the huge pages of what is on them, or 0.
-    sizes: HashMap<u64, u64>,
-}
-
-/// Memory that several can map.
-#[derive(Debug)]
-pub struct SharedObject {
-    /// Device and inode.
-    pub id: (u64, u64),
-    /// A memfd's name; none: anonymous, or without a name.
-    pub name: Option<Vec<u8>>,
-    /// Bytes that are known to be there: as far as somebody maps it.
-    pub size: u64,
-    /// F_GET_SEALS.
-    pub seals: i32,
-    /// Who maps which part of it where; those first who share it.
-    pub mapped: Vec<Mapping>,
-    /// Bytes of its huge pages; 0: ordinary ones.
-    pub huge_bytes: u64,
-    /// A descriptor of it: process and number.
-    pub open: Option<(pid_t, i32)>,
-}
-
-/// A part of an object that a process maps.
-#[derive(Debug)]
-pub struct Mapping {
-    pub pid: pid_t,
-    /// First address.
-    pub start: u64,
-    /// Of the object.
-    pub part: Range<u64>,
-    /// MAP_SHARED.
-    pub is_shared: bool,
-}
-
-impl Shared {
-    /// What a file is called that has lost a name, if it has another one beside it: sem_open(3) maps what it makes before
-    /// that has its name, and whoever opens it later has it by that.
-    fn other_name(&mut self, id: (u64, u64), gone: &[u8]) -> Option<PathBuf> {
-        let name = self.names.entry(id).or_insert_with(|| {
-            let directory = Path::new(OsStr::from_bytes(gone)).parent()?;
-            let entries = fs::read_dir(directory).ok()?.flatten();
-            let mut files = entries.filter(|entry| entry.ino() == id.1);
-            let is_it = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|it| id_of(&it) == id);
-            files.find(is_it).map(|entry| entry.path())
-        });
-        name.clone()
-    }
-
-    /// The number of an object.
-    pub fn meet(&mut self, id: (u64, u64), name: Option<Vec<u8>>, huge_bytes: u64) -> usize {
-        if let Some(at) = self.met.iter().position(|object| object.id == id) {
-            return at;
-        }
-        self.met.push(SharedObject {
-            id,
-            name,
-            size: 0,
-            seals: 0,
-            mapped: Vec::new(),
-            huge_bytes,
-            open: None,
-        });
-        self.met.len() - 1
-    }
-
-    /// Bytes of the huge pages of what is on a device; 0: ordinary ones.
-    fn huge_bytes(&mut self, device: u64) -> u64 {
-        let known = self.sizes.entry(device);
-        *known.or_insert_with(|| pages::of_device(device))
-    }
-
-    /// Whether private huge pages are reserved for a relative, of whom the process has them since fork(2): no child has
-    /// any reserved for it.
-    fn is_reserved_for_another(&mut self, pid: pid_t, map: &MemoryMap) -> bool {
-        let base = map.address.0.wrapping_sub(map.offset);
-        let id = (dev(map.dev), map.inode, base);
-        *self.reserved.entry(id).or_insert(pid) != pid
     }
 }
 
@@ -380,13 +288,4 @@ fn backing(
         offset: map.offset,
         write: is_shared && map.perms.contains(MMPermissions::WRITE),
     }))
-}
-
-fn dev((major, minor): (i32, i32)) -> u64 {
-    libc::makedev(major as u32, minor as u32)
-}
-
-/// Device and inode of a file.
-pub fn id_of(metadata: &fs::Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
 }

@@ -1,45 +1,50 @@
 //! From a tree of processes that stands still to an image.
 //!
 //! The image's state is the tree ([`crate::state::Tree`]); its spaces are the address spaces of the processes, shared
-//! memory, and contents of files.
+//! memory, and contents of files. What processes have beside registers and their own memory is said and written by its
+//! kind ([`crate::resources`]).
 
-pub(crate) mod areas;
-pub(crate) mod placement;
-pub(crate) mod process;
-pub(crate) mod refused;
-pub(crate) mod threads;
-pub(crate) mod write;
+mod areas;
+mod placement;
+mod process;
+mod refused;
+mod threads;
+mod write;
 
-use std::{collections::BTreeSet, os::fd::OwnedFd};
+use std::collections::BTreeSet;
 
 use libc::pid_t;
 use procfs::process::{Process as Proc, Stat};
-
-pub use self::process::{SIGNALS, code_among, credentials};
-pub use self::write::{Saving, copy_running, look, write};
-pub use crate::resources::{
-    files::named::Named, sockets::remote::outside_peers::refuse as refuse_outside_peers,
-};
 use snaprig_tracee::{
-    freeze::{Frozen, HeldProcess},
+    freeze::{self, Frozen, HeldProcess},
     memory,
 };
 
-use self::areas::{Flags, Shared};
+use self::areas::Flags;
+pub use self::{
+    process::{SIGNALS, code_among, credentials},
+    write::{Saving, look, write},
+};
 use crate::{
     board::Board,
-    calls,
+    calls::clock,
     error::Result,
     resources::{
-        collected::{Files, Source},
-        huge::save as huge,
-        locks::save as locks,
+        self,
+        collected::Collected,
+        memory::shared::Shared,
         plugins::owned::Owned,
-        sockets::{self, save::Sockets},
-        sysv::save as sysv,
+        resource::{Around, Resources, Running, Stopped},
     },
     spaces::{Key, Spaces},
-    state::{Area, Backing, Kind, Process, SharedMemory, Tree},
+    state::{Area, Backing, Process, Tree},
+};
+pub use crate::{
+    copy::copy_running,
+    resources::{
+        files::named::Named, resource::Purpose,
+        sockets::remote::outside_peers::refuse as refuse_outside_peers,
+    },
 };
 
 /// What can be found out of a tree while it runs, so that it stands still for a shorter time.
@@ -50,17 +55,6 @@ pub struct Before {
     has_own_ipc: bool,
 }
 
-/// What a tree is looked at for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// A checkpoint of its own.
-    Alone,
-    /// A checkpoint of its job, with others that it may be connected to.
-    Job,
-    /// It is to go on while what it has here may be there still.
-    Moving,
-}
-
 impl Before {
     /// Of all descendants of a process.
     pub fn look(
@@ -69,22 +63,24 @@ impl Before {
         named: &mut Named,
         owned: &Owned,
     ) -> Result<Self> {
-        let (mut flags, pids) = (Vec::new(), snaprig_tracee::freeze::descendants(ancestor)?);
-        sysv::look(&pids, has_own_ipc)?;
-        for pid in pids {
-            let Some(living) = refused::check(pid, ancestor, named, owned)? else {
-                continue;
-            };
+        let (mut flags, pids) = (Vec::new(), freeze::descendants(ancestor)?);
+        let resources = resources::all();
+        for pid in &pids {
+            let looked = refused::check(*pid, ancestor, &resources, named, owned)?;
             // One that has ended has none.
-            if let Ok(found) = Flags::read(living) {
-                refused::flags(pid, &found)?;
-                flags.push((pid, found));
+            if let Some(Ok(found)) = looked.map(Flags::read) {
+                refused::flags(*pid, &found)?;
+                flags.push((*pid, found));
             }
         }
-        sockets::outside::check(ancestor, owned, purpose != Purpose::Job)?;
-        if purpose == Purpose::Moving {
-            locks::none(ancestor)?;
-        }
+        let tree = Running {
+            ancestor,
+            pids: &pids,
+            purpose,
+            has_own_ipc,
+            owned,
+        };
+        resources.iter().try_for_each(|kind| kind.look(&tree))?;
         Ok(Self { flags, has_own_ipc })
     }
 }
@@ -94,36 +90,42 @@ pub struct Described {
     /// What the image says of it.
     pub tree: Tree,
     shared: Shared,
-    /// System V shared memory, as the tree has it.
-    segments: Vec<sysv::Source>,
+    resources: Resources,
     /// Areas all of whose pages are saved: process and first address.
     nameless: Vec<(pid_t, u64)>,
-    /// Where page tables do not tell of all huge pages that are there.
-    untold: huge::Untold,
     /// Processes that share pages with relatives.
     sharing: BTreeSet<pid_t>,
-    /// Contents of files, in the order that the tree numbers them until their spaces are.
-    contents: Vec<(Key, Source)>,
-    sockets: Sockets,
-    /// Files that only we have: on their way from process to process.
-    _kept: Vec<OwnedFd>,
+    /// It has copies of files that only this process has: on their way from process to process.
+    _collected: Collected,
 }
 
 impl Described {
     /// The tree is in no job: it has no connections to others.
     pub fn alone(&mut self) -> Result<()> {
-        self.sockets.alone()
+        self.resources.iter_mut().try_for_each(|kind| kind.alone())
     }
 
     /// All trees of the job stand still: connections between them are described, and what is on its way in them.
     pub fn meet_others(&mut self, board: &Board) -> Result<()> {
-        self.sockets.meet_others(&mut self.tree.files, board)
+        let open = &mut self.tree.files;
+        let mut kinds = self.resources.iter_mut();
+        kinds.try_for_each(|kind| kind.meet_others(open, board))
     }
 
     /// The image is complete, and the tree is to end.
     pub fn abandon(&mut self) {
-        self.sockets.abandon();
-        self.segments.iter().for_each(sysv::Source::abandon);
+        self.resources.iter().for_each(|kind| kind.abandon());
+    }
+
+    /// Numbers its spaces, once; a space keeps its number in all images of a chain.
+    pub fn number(&mut self, spaces: &mut Spaces) -> Result<()> {
+        spaces.gather();
+        let tree = &mut self.tree;
+        for process in tree.processes.iter_mut().filter(|p| p.body.is_some()) {
+            process.space = spaces.meet(Key::Process(process.pid)).number();
+        }
+        let mut kinds = self.resources.iter();
+        kinds.try_for_each(|kind| kind.number(tree, &self.shared, spaces))
     }
 }
 
@@ -135,10 +137,11 @@ pub fn describe(
     named: &mut Named,
     owned: &Owned,
 ) -> Result<Described> {
-    let (mut shared, mut files) = (Shared::default(), Files::new(owned));
-    let (mut processes, mut nameless) = (Vec::new(), Vec::new());
+    let (mut shared, mut resources) = (Shared::default(), resources::all());
+    let (mut collected, mut nameless) = (Collected::default(), Vec::new());
     let sharing = before.flags.iter().filter(|(_, flags)| flags.shares);
     let sharing = sharing.map(|(pid, _)| *pid).collect();
+    let mut processes = Vec::new();
     let none = Flags::default();
     for held in &mut frozen.processes {
         let stat = Proc::new(held.pid)?.stat()?;
@@ -146,7 +149,12 @@ pub fn describe(
         let flags = known.map_or(&none, |(_, flags)| flags);
         let known = (flags, owned);
         let mut body = process::describe(held, known, &mut shared, named, &mut nameless)?;
-        body.descriptors = files.of((held.pid, held.handle()), &mut shared, named)?;
+        let mut around = Around {
+            shared: &mut shared,
+            named,
+        };
+        let handle = (held.pid, held.handle());
+        body.descriptors = collected.add(handle, owned, &mut resources, &mut around)?;
         processes.push(Process {
             stopped: held.stopped,
             body: Some(Box::new(body)),
@@ -160,59 +168,45 @@ pub fn describe(
             ..plain(&stat)
         });
     }
-    let bodies = processes.iter().filter_map(|process| process.body.as_ref());
-    for area in bodies.flat_map(|body| &body.areas) {
-        if let Backing::File {
-            file, write: true, ..
-        } = &area.backing
-        {
-            files.mapped(file)?;
-        }
-    }
-    let pids: Vec<pid_t> = processes.iter().map(|process| process.pid).collect();
-    let resolved = files.resolve(&pids, &mut shared)?;
-    let vdso = vdso(&frozen.processes, &processes)?;
-    let (sysv, segments) = sysv::describe(frozen, &shared.attachments, before.has_own_ipc)?;
     let supervisor = processes
         .iter()
         .find(|process| process.pid == root)
         .map_or(0, |p| p.parent);
-    let tree = Tree {
+    let mut tree = Tree {
         supervisor,
         root,
-        monotonic_nanos: calls::clock(libc::CLOCK_MONOTONIC),
-        boottime_nanos: calls::clock(libc::CLOCK_BOOTTIME),
-        vdso,
+        monotonic_nanos: 0,
+        boottime_nanos: 0,
+        vdso: vdso(&frozen.processes, &processes)?,
         processes,
-        files: files.open,
-        pipes: resolved.pipes,
-        terminals: resolved.terminals,
-        console: resolved.console,
-        shared: shared
-            .met
-            .iter()
-            .map(|object| SharedMemory {
-                space: 0,
-                name: object.name.clone(),
-                size: object.size,
-                seals: object.seals,
-                huge_bytes: object.huge_bytes,
-            })
-            .collect(),
-        sysv,
+        files: std::mem::take(&mut collected.open),
+        pipes: Vec::new(),
+        terminals: Vec::new(),
+        console: None,
+        shared: Vec::new(),
+        sysv: None,
     };
-    let contents = files.contents.into_iter();
-    let contents = contents.map(|source| Ok((source.key()?, source)));
+    let mut stopped = Stopped {
+        frozen,
+        collected: &mut collected,
+        shared: &mut shared,
+        has_own_ipc: before.has_own_ipc,
+    };
+    for kind in &mut resources {
+        kind.join(&mut tree, &mut stopped)?;
+    }
+    for kind in &mut resources {
+        kind.contents(&mut tree)?;
+    }
+    tree.monotonic_nanos = clock(libc::CLOCK_MONOTONIC);
+    tree.boottime_nanos = clock(libc::CLOCK_BOOTTIME);
     Ok(Described {
-        contents: contents.collect::<Result<_>>()?,
         tree,
         shared,
-        segments,
+        resources,
         nameless,
-        untold: huge::Untold::new(),
         sharing,
-        sockets: files.sockets,
-        _kept: files.kept,
+        _collected: collected,
     })
 }
 
@@ -227,34 +221,6 @@ fn plain(stat: &Stat) -> Process {
         zombie: None,
         stopped: None,
         body: None,
-    }
-}
-
-impl Described {
-    /// Numbers its spaces, once; a space keeps its number in all images of a chain.
-    pub fn number(&mut self, spaces: &mut Spaces) -> Result<()> {
-        spaces.gather();
-        let tree = &mut self.tree;
-        for process in tree.processes.iter_mut().filter(|p| p.body.is_some()) {
-            process.space = spaces.meet(Key::Process(process.pid)).number();
-        }
-        for (shared, object) in tree.shared.iter_mut().zip(&self.shared.met) {
-            shared.space = spaces.meet(Key::Shared(object.id.0, object.id.1)).number();
-        }
-        for segment in tree.sysv.iter_mut().flat_map(|sysv| &mut sysv.segments) {
-            segment.space = spaces.meet(Key::Segment(segment.object.id)).number();
-        }
-        for file in &mut tree.files {
-            if let Kind::Path {
-                contents: Some(contents),
-                ..
-            } = &mut file.kind
-                && let Some((key, _)) = self.contents.get(contents.space as usize)
-            {
-                contents.space = spaces.meet(*key).number();
-            }
-        }
-        Ok(())
     }
 }
 

@@ -40,13 +40,13 @@ use snaprig_tracee::{
 };
 
 use super::{
-    areas::{Flags, Shared, areas},
+    areas::{Flags, areas},
     refused,
     threads::{self, AskedThread},
 };
 use crate::{
     error::{Error, Result},
-    resources::{files::named::Named, plugins::owned::Owned},
+    resources::{files::named::Named, memory::shared::Shared, plugins::owned::Owned},
     state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
 };
 

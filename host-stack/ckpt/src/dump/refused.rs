@@ -10,7 +10,7 @@ use std::{
 use libc::pid_t;
 use procfs::process::{Process, Status};
 use snaprig_tracee::{
-    descriptors::{descriptors, is_ours, is_own, me},
+    descriptors::{descriptors, me},
     error::Error as TraceeError,
     freeze::HeldProcess,
     trace::has_ended,
@@ -20,10 +20,8 @@ use super::areas::Flags;
 use crate::{
     error::{Error, Result},
     resources::{
-        descriptor::{Class, Seen},
-        files::named::Named,
-        plugins::owned::Owned,
-        watches::save as watches,
+        collected::kind_of, descriptor::Seen, files::named::Named, plugins::owned::Owned,
+        resource::Resources,
     },
 };
 
@@ -38,6 +36,7 @@ const EI_CLASS: usize = 4;
 pub fn check(
     pid: pid_t,
     supervisor: pid_t,
+    resources: &Resources,
     named: &mut Named,
     owned: &Owned,
 ) -> Result<Option<pid_t>> {
@@ -58,7 +57,7 @@ pub fn check(
         }
     }
     let Some(tid) = living else { return Ok(None) };
-    match whole(tid, supervisor).and_then(|()| files(tid, named, owned)) {
+    match whole(tid, supervisor).and_then(|()| files(tid, resources, named, owned)) {
         // It may have been about to end.
         Err(_) if has_ended(tid) => Ok(None),
         Err(error) => Err(error),
@@ -181,26 +180,28 @@ pub fn held(process: &HeldProcess) -> Result<()> {
 }
 
 /// Refuses a process by what files it has.
-fn files(pid: pid_t, named: &mut Named, owned: &Owned) -> Result<()> {
+fn files(pid: pid_t, resources: &Resources, named: &mut Named, owned: &Owned) -> Result<()> {
     for fd in descriptors(pid).unwrap_or_default() {
         // What is looked at may be closed meanwhile, and its number be another file's.
-        let mut check = || check_file(pid, fd, named, owned);
-        if check().is_err() && is_own(pid, fd).is_none() {
-            check()?;
-        }
+        let mut check = || check_file(pid, fd, resources, named, owned);
+        check().or_else(|_| check())?;
     }
     Ok(())
 }
 
-fn check_file(pid: pid_t, fd: i32, named: &mut Named, owned: &Owned) -> Result<()> {
+fn check_file(
+    pid: pid_t,
+    fd: i32,
+    resources: &Resources,
+    named: &mut Named,
+    owned: &Owned,
+) -> Result<()> {
     let Ok(seen) = Seen::look(pid, fd) else {
         return Ok(());
     };
     if owned.is_known(&seen.metadata) {
         return Ok(());
     }
-    match seen.class(is_ours)? {
-        Class::Inotify => watches::find_all(&seen, named).map(drop),
-        _ => Ok(()),
-    }
+    let kind = kind_of(resources, &seen)?;
+    resources[kind].look_closer(&seen, named)
 }

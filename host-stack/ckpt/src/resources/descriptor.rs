@@ -1,38 +1,14 @@
-//! What /proc says of a descriptor, and what it is; or why it cannot be saved. All of it can be seen while the process
-//! runs.
+//! What /proc says of a descriptor: all of it can be seen while the process runs.
 
 use std::{
     fs::{self, Metadata},
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{FileTypeExt, MetadataExt},
-    },
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::PathBuf,
 };
 
 use libc::pid_t;
 
 use crate::error::{Error, Result};
-
-/// Major numbers of devices: memory, terminals (tty, ptmx), slaves of pseudoterminals.
-const MEMORY: u32 = 1;
-const TERMINALS: u32 = 5;
-const SLAVES: u32 = 136;
-
-/// Protocols of sockets that can be saved, as the kernel calls them.
-const PROTOCOLS: [&str; 9] = [
-    "UNIX",
-    "UNIX-STREAM",
-    "TCP",
-    "TCPv6",
-    "MPTCP",
-    "MPTCPv6",
-    "UDP",
-    "UDPv6",
-    "NETLINK",
-];
-/// Of statfs(2): where mq_open(3) has its queues (MQUEUE_MAGIC).
-const MESSAGE_QUEUES: i64 = 0x1980_0202;
 
 /// What /proc/PID/fdinfo/FD says.
 pub struct Info {
@@ -99,29 +75,6 @@ pub struct Seen {
     pub info: Info,
 }
 
-/// What a descriptor is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// A file, directory or device without a state, by its name.
-    Path,
-    /// A file of /proc/PID: of whom, and the rest of its name.
-    Proc(pid_t, Vec<u8>),
-    /// A memfd of that name.
-    Memory(Vec<u8>),
-    /// A pipe or FIFO.
-    Pipe,
-    Socket,
-    /// A side of a terminal.
-    Terminal,
-    Event,
-    Epoll,
-    Signal,
-    Timer,
-    Inotify,
-    /// A pidfd; -1: of one that is gone.
-    Pid(pid_t),
-}
-
 impl Seen {
     /// Looks at a descriptor.
     pub fn look(pid: pid_t, fd: i32) -> Result<Self> {
@@ -160,138 +113,16 @@ impl Seen {
             .filter(|_| self.metadata.nlink() == 0)
     }
 
-    /// What it is; `is_ours` says whether a process is of the tree.
-    pub fn class(&self, is_ours: impl Fn(pid_t) -> bool) -> Result<Class> {
-        let name = self.name.as_os_str().as_bytes();
-        if let Some(kind) = name.strip_prefix(b"anon_inode:") {
-            return self.anonymous(kind, is_ours);
-        }
-        if name.starts_with(b"pidfd:") {
-            return self.pidfd(is_ours);
-        }
-        if let Some(memory) = name.strip_prefix(b"/memfd:") {
-            let memory = memory.strip_suffix(b" (deleted)").unwrap_or(memory);
-            return Ok(Class::Memory(memory.to_vec()));
-        }
-        if name == b"/secretmem (deleted)" {
-            return Err(self.refused("secret memory can be read by nobody else"));
-        }
-        if let Some((pid, rest)) = of_process(name) {
-            return self.proc(pid, rest, is_ours);
-        }
-        if !name.starts_with(b"/") && !name.starts_with(b"pipe:") && !name.starts_with(b"socket:") {
-            return Err(self.refused("an object of the kernel that cannot be saved"));
-        }
-        let kind = self.metadata.file_type();
-        if self.is_name() {
-            return self.by_name();
-        }
-        if kind.is_fifo() {
-            return Ok(Class::Pipe);
-        }
-        if kind.is_socket() {
-            return self.socket();
-        }
-        if kind.is_char_device() {
-            return self.device();
-        }
-        if kind.is_block_device() {
-            return Err(self.refused("a device"));
-        }
-        self.by_name()
+    /// What kind of object without a name it is, as the kernel calls it.
+    pub fn anonymous(&self) -> Option<&[u8]> {
+        self.name
+            .as_os_str()
+            .as_bytes()
+            .strip_prefix(b"anon_inode:")
     }
 
-    /// A socket of a kind that can be saved, as far as its protocol's name tells: before anything stops.
-    fn socket(&self) -> Result<Class> {
-        let mut name = [0; 32];
-        let read = rustix::fs::getxattr(self.path(), "system.sockprotoname", &mut name);
-        let name = String::from_utf8_lossy(&name[..read.unwrap_or(0)]);
-        let name = name.trim_end_matches('\0');
-        match name.is_empty() || PROTOCOLS.contains(&name) {
-            true => Ok(Class::Socket),
-            false => {
-                Err(self.refused(&format!("a socket of a kind that cannot be saved ({name})")))
-            }
-        }
+    /// Whether its file can be found by a name, or could be once.
+    pub fn has_path(&self) -> bool {
+        self.name.as_os_str().as_bytes().starts_with(b"/")
     }
-
-    /// A file whose name must lead to it, or nowhere.
-    fn by_name(&self) -> Result<Class> {
-        let system = rustix::fs::statfs(self.path());
-        if system.is_ok_and(|system| system.f_type == MESSAGE_QUEUES) {
-            return Err(self.refused("a POSIX message queue"));
-        }
-        let is_it = |other: &Metadata| {
-            (other.dev(), other.ino()) == (self.metadata.dev(), self.metadata.ino())
-        };
-        match self.lost_name() {
-            Some(_) if !self.is_name() && self.metadata.is_file() => Ok(Class::Path),
-            Some(_) => Err(self.refused("it has been removed")),
-            None => match fs::symlink_metadata(&self.name).is_ok_and(|other| is_it(&other)) {
-                true => Ok(Class::Path),
-                false => Err(self.refused("its name is another file's now, or gone")),
-            },
-        }
-    }
-
-    fn device(&self) -> Result<Class> {
-        let number = self.metadata.rdev();
-        match (libc::major(number), libc::minor(number)) {
-            // null, zero, full, random, urandom: opened again they are what they were.
-            (MEMORY, 3 | 5 | 7 | 8 | 9) => Ok(Class::Path),
-            // tty and ptmx.
-            (TERMINALS, 0 | 2) | (SLAVES, _) => Ok(Class::Terminal),
-            _ => Err(self.refused("a device, whose state is known to its driver alone")),
-        }
-    }
-
-    fn anonymous(&self, kind: &[u8], is_ours: impl Fn(pid_t) -> bool) -> Result<Class> {
-        Ok(match kind {
-            b"[eventfd]" => Class::Event,
-            b"[eventpoll]" => Class::Epoll,
-            b"[signalfd]" => Class::Signal,
-            b"[timerfd]" => Class::Timer,
-            b"inotify" => Class::Inotify,
-            b"[pidfd]" => return self.pidfd(is_ours),
-            _ => return Err(self.refused("an object of the kernel that cannot be saved")),
-        })
-    }
-
-    fn pidfd(&self, is_ours: impl Fn(pid_t) -> bool) -> Result<Class> {
-        /// PIDFD_THREAD.
-        const OF_THREAD: i32 = libc::O_EXCL;
-        let pid = self.info.get("Pid").and_then(|pid| pid.parse().ok());
-        match pid {
-            _ if self.info.flags & OF_THREAD != 0 => Err(self.refused("a thread's pidfd")),
-            Some(pid) if pid == -1 || is_ours(pid) => Ok(Class::Pid(pid)),
-            _ => Err(self.refused(&format!(
-                "the pidfd of process {}, which is outside",
-                pid.unwrap_or(0)
-            ))),
-        }
-    }
-
-    fn proc(&self, pid: pid_t, rest: &[u8], is_ours: impl Fn(pid_t) -> bool) -> Result<Class> {
-        let thread = rest.strip_prefix(b"/task/").map(|rest| {
-            let digits = rest.split(|byte| *byte == b'/').next();
-            digits.and_then(number)
-        });
-        match thread {
-            _ if !is_ours(pid) => Err(self.refused("of a process outside")),
-            Some(tid) if tid != Some(pid) => Err(self.refused("of a thread")),
-            _ => Ok(Class::Proc(pid, rest.to_vec())),
-        }
-    }
-}
-
-/// `/proc/123/status`: whose, and the rest.
-fn of_process(name: &[u8]) -> Option<(pid_t, &[u8])> {
-    let rest = name.strip_prefix(b"/proc/")?;
-    let end = rest.iter().position(|byte| *byte == b'/');
-    let (digits, rest) = rest.split_at(end.unwrap_or(rest.len()));
-    Some((number(digits)?, rest))
-}
-
-fn number(digits: &[u8]) -> Option<pid_t> {
-    std::str::from_utf8(digits).ok()?.parse().ok()
 }

@@ -2,11 +2,11 @@
 
 use snaprig_tracee::remote::{self, Call, call};
 
-use super::process::{Data, Growing};
+use super::growing::{Data, Growing};
 use crate::{
     error::Result,
     resources::{
-        huge::restore as huge,
+        huge,
         opened::{Opened, damaged},
     },
     state::{Area, Backing, Placement, Tree},

@@ -5,7 +5,7 @@
 
 use snaprig_tracee::remote::{Call, call};
 
-use super::process::Data;
+use super::growing::Data;
 use crate::{
     error::{Error, Result},
     state::Credentials,

@@ -7,20 +7,22 @@
 //! What must stay true: none of the tree's code runs before the image has been read to its end; if anything is wrong
 //! all processes end, and no file of the tree has been written to.
 
-pub(crate) mod areas;
-pub(crate) mod credentials;
-pub(crate) mod fill;
+mod areas;
+mod credentials;
+mod fill;
 pub(crate) mod groups;
+pub(crate) mod growing;
 pub(crate) mod layout;
 pub(crate) mod namespaces;
-pub(crate) mod process;
-pub(crate) mod seed;
-pub(crate) mod threads;
-pub(crate) mod timers;
-pub(crate) mod vdso;
+mod process;
+mod seed;
+mod threads;
+mod timers;
+mod vdso;
 
 use std::os::fd::OwnedFd;
 
+use libc::pid_t;
 use snaprig_ckpt_image::chain::Chain;
 use snaprig_tracee::{
     error::Error as TraceeError,
@@ -28,7 +30,6 @@ use snaprig_tracee::{
     trace::Tracee,
 };
 
-use self::{fill::fill, process::Growing};
 pub use self::{
     groups::place,
     namespaces::{Clocks, Complete, chain, exit_code, run},
@@ -37,13 +38,10 @@ use crate::{
     board::Board,
     error::Result,
     resources::{
-        files::restore as files,
-        huge::restore as huge,
-        locks::restore as locks,
+        self, huge,
         opened::{self, Opened},
-        plugins::restore as plugins,
-        sysv::restore as sysv,
-        terminals::restore as terminals,
+        plugins,
+        resource::Resources,
     },
     state::{Process, Tree},
 };
@@ -62,6 +60,7 @@ pub fn read_tree(chain: &Chain) -> Result<Tree> {
 pub struct Restored<'a> {
     tree: &'a Tree,
     opened: Option<Opened>,
+    resources: Resources,
     threads: Vec<Tracee>,
     runs: bool,
 }
@@ -71,16 +70,19 @@ impl<'a> Restored<'a> {
     /// The caller is its supervisor.
     pub fn open(tree: &'a Tree, chain: &Chain, board: Option<&Board>) -> Result<Self> {
         check(tree)?;
-        huge::enough(tree, chain)?;
+        let mut resources = resources::all();
+        resources
+            .iter()
+            .try_for_each(|kind| kind.check(tree, chain))?;
         groups::lead(tree);
-        if let Some(sysv) = &tree.sysv {
-            sysv::make(sysv).map_err(|error| huge::explained(tree, error))?;
-        }
-        let opened = Opened::open(tree, board)?;
+        let mut kinds = resources.iter_mut();
+        kinds.try_for_each(|kind| kind.prepare(tree))?;
+        let opened = open(tree, &mut resources, board)?;
         steps::reached(Step::RestartFiles);
         Ok(Self {
             tree,
             opened: Some(opened),
+            resources,
             threads: Vec::new(),
             runs: false,
         })
@@ -97,30 +99,35 @@ impl<'a> Restored<'a> {
         let Some(opened) = &mut self.opened else {
             return Ok(());
         };
-        self.threads = grow(self.tree, chain, opened, drops_privileges, board)?;
+        let made = (opened, &self.resources);
+        self.threads = grow(self.tree, chain, made, drops_privileges, board)?;
         Ok(())
     }
 
     /// The threads of plugins run, and nothing else of the tree: their processes, and the other ends of their
     /// connections. If the supervisor dies, they end with the threads that are still held.
-    pub fn wake_plugins(&mut self) -> Result<Vec<(i32, OwnedFd)>> {
-        let Some(opened) = &self.opened else {
-            return Ok(Vec::new());
-        };
-        let channels = opened.channels(self.tree)?;
-        let tids = plugins::threads(self.tree, &channels);
+    pub fn wake_plugins(&mut self) -> Result<Vec<(pid_t, OwnedFd)>> {
+        let mut connections = Vec::new();
+        if let Some(opened) = &self.opened {
+            for kind in &self.resources {
+                connections.extend(kind.connections(self.tree, opened.end())?);
+            }
+        }
+        let tids = plugins::threads(self.tree, &connections);
         let is_of_plugin = |thread: &mut Tracee| tids.contains(&thread.tid());
         for thread in self.threads.extract_if(.., is_of_plugin) {
             thread.detach(0)?;
         }
-        Ok(channels)
+        Ok(connections)
     }
 
     /// All of it runs.
     pub fn go(mut self, complete: Complete) -> Result<()> {
         let_go(&self.threads, complete)?;
         self.runs = true;
-        terminals::redraw(self.tree);
+        self.resources
+            .iter()
+            .for_each(|kind| kind.resume(self.tree));
         Ok(())
     }
 }
@@ -131,9 +138,9 @@ impl Drop for Restored<'_> {
             return;
         };
         if !self.runs {
-            files::withdraw(&opened);
+            self.resources.iter().for_each(|kind| kind.withdraw());
             for process in &self.tree.processes {
-                // SAFETY: no memory is involved; in this namespace the number is nobody else's.
+                // SAFETY: the call has no pointers; in this namespace the number is nobody else's.
                 unsafe { libc::kill(process.pid, libc::SIGKILL) };
             }
         }
@@ -160,44 +167,64 @@ fn check(tree: &Tree) -> Result<()> {
     }
 }
 
+/// Opens everything that a tree has open; in a job, together with other trees.
+fn open(tree: &Tree, resources: &mut Resources, board: Option<&Board>) -> Result<Opened> {
+    let mut opened = Opened::new(tree);
+    for kind in &mut *resources {
+        kind.open(tree, &mut opened, board)?;
+    }
+    let is_late = |kind| resources.iter().any(|one| one.is_late(kind));
+    let mut files = tree.files.iter().zip(&opened.files);
+    if files.any(|(file, fd)| *fd < 0 && !is_late(&file.kind)) {
+        let what = "a file of a kind that this version does not restore";
+        return Err(opened::damaged(what));
+    }
+    for kind in &mut *resources {
+        kind.refill(tree, &opened, board)?;
+    }
+    let mut kinds = resources.iter();
+    kinds.try_for_each(|kind| kind.claim(tree, &opened))?;
+    Ok(opened)
+}
+
 fn grow(
     tree: &Tree,
     chain: &Chain,
-    opened: &mut Opened,
+    (opened, resources): (&mut Opened, &Resources),
     drops_privileges: bool,
     board: Option<&Board>,
 ) -> Result<Vec<Tracee>> {
     let quiet = board.map(Board::quiet);
-    seed::plant(tree, opened)?;
+    seed::plant(tree, opened, resources)?;
     drop(quiet);
     steps::reached(Step::RestartPlanted);
     let mut growing = Vec::new();
     for process in &tree.processes {
         if let Some(body) = &process.body {
-            let laid_out = Growing::lay_out(process, body, tree, opened);
+            let laid_out = process::lay_out(process, body, tree, opened);
             growing.push(laid_out.map_err(|error| huge::explained(tree, error))?);
         }
     }
-    fill(tree, chain, opened).map_err(|error| huge::explained(tree, error))?;
-    steps::reached(Step::RestartFilled);
-    files::commit(opened)?;
-    if let Some(sysv) = &tree.sysv {
-        for work in [Growing::owe, Growing::touch] {
-            growing.iter().try_for_each(|growing| work(growing, sysv))?;
-        }
-        sysv::finish(sysv)?;
+    let mut targets = fill::of_processes(tree);
+    for kind in resources {
+        kind.targets(tree, opened, &mut targets)?;
     }
+    fill::fill(chain, &targets).map_err(|error| huge::explained(tree, error))?;
+    drop(targets);
+    steps::reached(Step::RestartFilled);
+    let mut kinds = resources.iter();
+    kinds.try_for_each(|kind| kind.filled(tree, &growing))?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
-        threads.extend(growing.finish(tree, opened, drops_privileges)?);
+        let finished = process::finish(growing, tree, (opened, resources), drops_privileges);
+        threads.extend(finished?);
     }
-    locks::finish(tree, opened)?;
-    terminals::finish(tree, opened)?;
-    terminals::take_over(tree)?;
+    let mut kinds = resources.iter();
+    kinds.try_for_each(|kind| kind.finish(tree, opened))?;
     groups::dismiss(tree);
     for process in &tree.processes {
         if let Some(signal) = process.stopped {
-            // SAFETY: no memory is involved.
+            // SAFETY: the call has no pointers; in this namespace the number is nobody else's.
             unsafe { libc::kill(process.pid, signal) };
         }
     }

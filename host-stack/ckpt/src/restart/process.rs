@@ -7,100 +7,130 @@
 
 use std::ops::Range;
 
-use libc::pid_t;
 use procfs::process::Process as Proc;
 use snaprig_tracee::{
     code::{find_syscall, kernels, syscall_instruction},
     memory,
-    remote::{self, Call, PAGE, Remote, STUB_BYTES, call, result},
+    remote::{self, PAGE, STUB_BYTES, call},
     steps::{self, Step},
     trace::Tracee,
 };
 
-use super::{groups, layout, threads};
+use super::{
+    groups,
+    growing::{Data, Growing, SPARE_BYTES, moved, offsets},
+    layout, threads,
+};
 use crate::{
     dump::{SIGNALS, code_among, credentials as credentials_of},
     error::{Error, Result},
     resources::{
-        locks::restore as held,
         opened::{Opened, damaged},
-        terminals::restore as terminals,
+        resource::Resources,
     },
     state::{Body, Credentials, Process, Tree},
 };
 
 /// End of the addresses of processes.
 const USER_END: u64 = 0x7fff_ffff_f000;
-/// Room beside the stub, where the vDSO waits.
-pub(crate) const SPARE_BYTES: u64 = 256 << 10;
 
-/// A process that is becoming what it was.
-pub struct Growing<'a> {
-    pub(crate) process: &'a Process,
-    pub(crate) body: &'a Body,
-    pub(crate) first: Tracee,
-    pub(crate) stub: u64,
+/// Takes hold of a planted process and gives it the areas that it had, all of them writable, but for what is shared.
+pub fn lay_out<'a>(
+    process: &'a Process,
+    body: &'a Body,
+    tree: &Tree,
+    opened: &Opened,
+) -> Result<Growing<'a>> {
+    let pid = process.pid;
+    let first = Tracee::seize(pid)?;
+    first.wait_for_event()?;
+    first.bind()?;
+    let maps = Proc::new(pid)?.maps()?;
+    let mapped = maps.iter().map(|map| map.address.0..map.address.1);
+    let wanted = body.areas.iter().map(|area| area.start..area.end);
+    let stub = layout::hole(mapped.chain(wanted), STUB_BYTES + SPARE_BYTES);
+    let stub = stub.ok_or_else(|| damaged("an address space without a hole"))?;
+    let kernels: Vec<(Vec<u8>, Range<u64>)> = maps
+        .iter()
+        .filter_map(|map| Some((kernels(map)?, map.address.0..map.address.1)))
+        .collect();
+    let vdso = kernels.iter().find(|(name, _)| name == b"[vdso]");
+    let (_, vdso) = vdso.ok_or_else(|| damaged("no vDSO on this kernel"))?;
+    let mut code = vec![0; (vdso.end - vdso.start) as usize];
+    memory::read(pid, vdso.start, &mut code)?;
+    let at = find_syscall(&code);
+    let at = vdso.start + at.ok_or_else(|| damaged("no system call in the vDSO"))?;
+    let growing = Growing {
+        process,
+        body,
+        first,
+        stub,
+    };
+    growing.map_stub(at)?;
+    growing.make_empty(&kernels)?;
+    growing.place_kernels(&kernels, &code, tree)?;
+    growing.map_areas(tree, opened)?;
+    steps::reached(Step::RestartMapped);
+    Ok(growing)
 }
 
-impl<'a> Growing<'a> {
-    /// Takes hold of a planted process and gives it the areas that it had, all of them writable, but for what is
-    /// shared.
-    pub fn lay_out(
-        process: &'a Process,
-        body: &'a Body,
-        tree: &Tree,
-        opened: &Opened,
-    ) -> Result<Self> {
-        let pid = process.pid;
-        let first = Tracee::seize(pid)?;
-        first.wait_for_event()?;
-        first.bind()?;
-        let maps = Proc::new(pid)?.maps()?;
-        let mapped = maps.iter().map(|map| map.address.0..map.address.1);
-        let wanted = body.areas.iter().map(|area| area.start..area.end);
-        let stub = layout::hole(mapped.chain(wanted), STUB_BYTES + SPARE_BYTES);
-        let stub = stub.ok_or_else(|| damaged("an address space without a hole"))?;
-        let kernels: Vec<(Vec<u8>, Range<u64>)> = maps
-            .iter()
-            .filter_map(|map| Some((kernels(map)?, map.address.0..map.address.1)))
-            .collect();
-        let vdso = kernels.iter().find(|(name, _)| name == b"[vdso]");
-        let (_, vdso) = vdso.ok_or_else(|| damaged("no vDSO on this kernel"))?;
-        let mut code = vec![0; (vdso.end - vdso.start) as usize];
-        memory::read(pid, vdso.start, &mut code)?;
-        let at = find_syscall(&code);
-        let at = vdso.start + at.ok_or_else(|| damaged("no system call in the vDSO"))?;
-        let growing = Self {
-            process,
-            body,
-            first,
-            stub,
-        };
-        growing.map_stub(at)?;
-        growing.make_empty(&kernels)?;
-        growing.place_kernels(&kernels, &code, tree)?;
-        growing.map_areas(tree, opened)?;
-        steps::reached(Step::RestartMapped);
-        Ok(growing)
+/// Everything that a process is beside its memory; all of its threads, which stand at their stops with the
+/// registers that they had.
+pub fn finish(
+    growing: Growing<'_>,
+    tree: &Tree,
+    (opened, resources): (&Opened, &Resources),
+    drops_privileges: bool,
+) -> Result<Vec<Tracee>> {
+    let pid = growing.process.pid;
+    growing.guard()?;
+    growing.protect()?;
+    resources
+        .iter()
+        .try_for_each(|kind| kind.with_inherited(tree, &growing))?;
+    growing.set_attributes(opened)?;
+    resources
+        .iter()
+        .try_for_each(|kind| kind.with_own(tree, &growing))?;
+    if let Some(group) = groups::joins(tree, growing.process) {
+        let join = call(libc::SYS_setpgid, [0, group as u64]);
+        growing.make("its process group", &[join])?;
     }
-
-    pub(crate) fn remote(&self) -> Result<Remote<'_>> {
-        Ok(Remote::new(&self.first, self.process.pid)?)
+    let threads = growing.make_threads()?;
+    steps::reached(Step::RestartThreads);
+    let all: Vec<&Tracee> = std::iter::once(&growing.first).chain(&threads).collect();
+    let own = Credentials {
+        // SAFETY: no memory is involved.
+        secure_bits: unsafe { libc::prctl(libc::PR_GET_SECUREBITS) }.max(0) as u32,
+        ..credentials_of(&Proc::myself()?.status()?)
+    };
+    for (tracee, thread) in all.iter().zip(&growing.body.threads) {
+        growing.set_thread(tracee, thread, &own, drops_privileges)?;
     }
-
-    /// Has it make calls that must succeed.
-    pub(crate) fn make(&self, what: &str, calls: &[Call]) -> Result<()> {
-        let results = self.remote()?.calls(self.stub, self.process.pid, calls)?;
-        for (index, returned) in results.into_iter().enumerate() {
-            result(returned).map_err(|source| Error::Process {
-                pid: self.process.pid,
-                what: format!("{what} ({:?})", calls[index]),
-                source,
-            })?;
-        }
-        Ok(())
+    growing.make_timers()?;
+    growing.limit()?;
+    growing.lock()?;
+    let at = syscall_instruction(pid, &code_among(&growing.body.areas))?;
+    let unmap = call(libc::SYS_munmap, [growing.stub, STUB_BYTES]);
+    growing
+        .remote()?
+        .call_at(at, 0, unmap)?
+        .map_err(|source| Error::io("munmap of the stub", source))?;
+    for (tracee, thread) in all.iter().zip(&growing.body.threads) {
+        threads::set_registers(tracee, thread)?;
+        steps::reached(Step::RestartRegisters);
     }
+    // Who may not lower it keeps that of its supervisor.
+    let _ = std::fs::write(
+        format!("/proc/{pid}/oom_score_adj"),
+        growing.body.oom_score.to_string(),
+    );
+    let filter = format!("{:#x}", growing.body.core_filter);
+    let _ = std::fs::write(format!("/proc/{pid}/coredump_filter"), filter);
+    Ok(std::iter::once(growing.first).chain(threads).collect())
+}
 
+impl Growing<'_> {
     fn map_stub(&self, at: u64) -> Result<()> {
         let mut remote = self.remote()?;
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -144,87 +174,6 @@ impl<'a> Growing<'a> {
         calls.push(call(libc::SYS_munmap, [0, self.stub]));
         calls.push(call(libc::SYS_munmap, [end, USER_END - end]));
         self.make("cannot be emptied", &calls)
-    }
-
-    /// Everything that a process is beside its memory; all of its threads, which stand at their stops with the
-    /// registers that they had.
-    pub fn finish(
-        self,
-        tree: &Tree,
-        opened: &Opened,
-        drops_privileges: bool,
-    ) -> Result<Vec<Tracee>> {
-        let pid = self.process.pid;
-        self.guard()?;
-        self.protect()?;
-        self.set_foreground(tree, opened)?;
-        self.set_attributes(opened)?;
-        self.hold(tree)?;
-        if let Some(group) = groups::joins(tree, self.process) {
-            let join = call(libc::SYS_setpgid, [0, group as u64]);
-            self.make("its process group", &[join])?;
-        }
-        let threads = self.make_threads()?;
-        steps::reached(Step::RestartThreads);
-        let all: Vec<&Tracee> = std::iter::once(&self.first).chain(&threads).collect();
-        let own = Credentials {
-            // SAFETY: no memory is involved.
-            secure_bits: unsafe { libc::prctl(libc::PR_GET_SECUREBITS) }.max(0) as u32,
-            ..credentials_of(&Proc::myself()?.status()?)
-        };
-        for (tracee, thread) in all.iter().zip(&self.body.threads) {
-            self.set_thread(tracee, thread, &own, drops_privileges)?;
-        }
-        self.make_timers()?;
-        self.limit()?;
-        self.lock()?;
-        let at = syscall_instruction(pid, &code_among(&self.body.areas))?;
-        let unmap = call(libc::SYS_munmap, [self.stub, STUB_BYTES]);
-        self.remote()?
-            .call_at(at, 0, unmap)?
-            .map_err(|source| Error::io("munmap of the stub", source))?;
-        for (tracee, thread) in all.iter().zip(&self.body.threads) {
-            threads::set_registers(tracee, thread)?;
-            steps::reached(Step::RestartRegisters);
-        }
-        // Who may not lower it keeps that of its supervisor.
-        let _ = std::fs::write(
-            format!("/proc/{pid}/oom_score_adj"),
-            self.body.oom_score.to_string(),
-        );
-        let filter = format!("{:#x}", self.body.core_filter);
-        let _ = std::fs::write(format!("/proc/{pid}/coredump_filter"), filter);
-        Ok(std::iter::once(self.first).chain(threads).collect())
-    }
-
-    /// What it holds through its files. It has no others any more: to close any of a file gives its locks up.
-    fn hold(&self, tree: &Tree) -> Result<()> {
-        let pid = self.process.pid;
-        for step in held::steps(tree, self.process, self.body) {
-            let made = self.call_with(step.call, step.data.as_deref())?;
-            result(made).map_err(|source| step.failed(pid, source))?;
-        }
-        Ok(())
-    }
-
-    /// Who is in the foreground of its terminal, which it still has from its supervisor.
-    fn set_foreground(&self, tree: &Tree, opened: &Opened) -> Result<()> {
-        for (set, group) in terminals::foreground(tree, opened, self.process) {
-            // A group whose last member has ended is nobody's.
-            self.call_with(set, Some(&group.to_ne_bytes()))?;
-        }
-        Ok(())
-    }
-
-    /// A call whose third argument is the address of these bytes, if there are any.
-    fn call_with(&self, mut call: Call, bytes: Option<&[u8]>) -> Result<i64> {
-        if let Some(bytes) = bytes {
-            let mut data = Data::at(remote::data(self.stub));
-            call.arguments[2] = data.put(bytes);
-            data.write(self.process.pid)?;
-        }
-        let made = self.remote()?.calls(self.stub, self.process.pid, &[call])?;
-        Ok(made[0])
     }
 
     /// What it may use at most. What this machine does not allow any more stays as its supervisor has it.
@@ -303,83 +252,4 @@ impl<'a> Growing<'a> {
         );
         self.make("its descriptors cannot be closed", &[close])
     }
-
-    /// Signals that waited.
-    pub(crate) fn queue(
-        &self,
-        pending: &[[u64; 16]],
-        thread: Option<(&Tracee, i32)>,
-    ) -> Result<()> {
-        let pid = self.process.pid as u64;
-        for part in pending.chunks(256) {
-            let mut data = Data::at(remote::data(self.stub));
-            let calls: Vec<_> = part
-                .iter()
-                .map(|info| {
-                    let (at, signal) = (data.put_words(info), info[0] & 0xffff_ffff);
-                    match thread {
-                        None => call(libc::SYS_rt_sigqueueinfo, [pid, signal, at]),
-                        Some((_, tid)) => {
-                            call(libc::SYS_rt_tgsigqueueinfo, [pid, tid as u64, signal, at])
-                        }
-                    }
-                })
-                .collect();
-            data.write(self.process.pid)?;
-            match thread {
-                None => self.make("a signal that waited", &calls)?,
-                Some((tracee, tid)) => {
-                    Remote::new(tracee, self.process.pid)?.calls(self.stub, tid, &calls)?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Data of calls, put together before they are written.
-pub(crate) struct Data {
-    start: u64,
-    bytes: Vec<u8>,
-}
-
-impl Data {
-    pub fn at(start: u64) -> Self {
-        Self {
-            start,
-            bytes: Vec::new(),
-        }
-    }
-
-    /// Adds bytes; their address.
-    pub fn put(&mut self, bytes: &[u8]) -> u64 {
-        let at = self.start + self.bytes.len() as u64;
-        self.bytes.extend_from_slice(bytes);
-        self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
-        at
-    }
-
-    pub fn put_words(&mut self, words: &[u64]) -> u64 {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        self.put(&bytes)
-    }
-
-    pub fn write(&self, pid: pid_t) -> Result<()> {
-        if self.bytes.len() as u64 > remote::DATA_BYTES {
-            return Err(damaged("more of a process than there is room for"));
-        }
-        Ok(memory::write(pid, self.start, &self.bytes)?)
-    }
-}
-
-/// Where areas are, seen from the first.
-pub(crate) fn offsets(areas: &[(Vec<u8>, Range<u64>)]) -> impl Iterator<Item = u64> + Clone {
-    let first = areas.iter().map(|(_, part)| part.start).min().unwrap_or(0);
-    areas.iter().map(move |(_, part)| part.start - first)
-}
-
-pub(crate) fn moved(part: &Range<u64>, to: u64) -> Call {
-    let bytes = part.end - part.start;
-    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-    call(libc::SYS_mremap, [part.start, bytes, bytes, flags, to])
 }

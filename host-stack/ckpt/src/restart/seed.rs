@@ -28,18 +28,18 @@ use super::{
 use crate::{
     error::{Error, Result},
     resources::{
-        files::restore as paths,
-        opened::{Opened, damaged, is_late, owned, path_of, reopen, seek},
-        terminals::restore as terminals,
+        files::enter,
+        opened::{Opened, damaged, owned, path_of},
+        resource::Resources,
     },
-    state::{Body, Descriptor, Kind, OpenFile, Process, Tree},
+    state::{Body, Descriptor, OpenFile, Process, Tree},
 };
 
 /// Longest message of a process that cannot be planted.
 const MESSAGE_MAX: usize = 2000;
 
 /// Makes all processes of a tree; returns when each of them waits.
-pub fn plant(tree: &Tree, opened: &mut Opened) -> Result<()> {
+pub fn plant(tree: &Tree, opened: &mut Opened, resources: &Resources) -> Result<()> {
     let (reader, writer) = io::pipe().map_err(|source| Error::io("pipe", source))?;
     let ready = opened.keep(writer.into())?;
     let (all_there, mut told) = io::pipe().map_err(|source| Error::io("pipe", source))?;
@@ -47,6 +47,7 @@ pub fn plant(tree: &Tree, opened: &mut Opened) -> Result<()> {
     let planter = Planter {
         tree,
         opened,
+        resources,
         ready,
         all_there,
     };
@@ -87,6 +88,7 @@ fn hear(reader: &mut File, count: usize) -> Result<()> {
 struct Planter<'a> {
     tree: &'a Tree,
     opened: &'a Opened,
+    resources: &'a Resources,
     /// Where processes say that they wait, or why they cannot.
     ready: RawFd,
     /// Where each of them reads that all are there.
@@ -208,7 +210,8 @@ impl Planter<'_> {
             if unsafe { libc::setsid() } < 0 {
                 return Err(Error::io("setsid", io::Error::last_os_error()));
             }
-            terminals::control(self.tree, self.opened, session)?;
+            let mut kinds = self.resources.iter();
+            kinds.try_for_each(|kind| kind.lead_session(self.tree, session))?;
             groups::make(self.tree, session)?;
             self.children(pid, session, |child| child.session == session)?;
         } else {
@@ -231,7 +234,7 @@ impl Planter<'_> {
     /// Working directory, umask, descriptors.
     fn dress(&self, body: &Body) -> Result<()> {
         let cwd = path_of(&body.cwd);
-        paths::enter(cwd).map_err(|source| {
+        enter(cwd).map_err(|source| {
             Error::io(format!("the working directory {}", cwd.display()), source)
         })?;
         // SAFETY: no memory is involved.
@@ -256,6 +259,7 @@ impl Planter<'_> {
 
     fn is_late(&self, one: &Descriptor) -> bool {
         let file = self.tree.files.get(one.file as usize);
+        let is_late = |kind| self.resources.iter().any(|one| one.is_late(kind));
         file.is_some_and(|file| is_late(&file.kind))
     }
 
@@ -265,7 +269,7 @@ impl Planter<'_> {
         let late = || body.descriptors.iter().filter(|one| self.is_late(one));
         for one in late().filter(|one| one.fd < self.opened.base) {
             if let Entry::Vacant(entry) = made.entry(one.file) {
-                let file = open_late(&self.tree.files[one.file as usize])?;
+                let file = self.open_late(&self.tree.files[one.file as usize])?;
                 // SAFETY: no memory is involved; checked.
                 let above = unsafe {
                     libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, self.opened.base)
@@ -275,48 +279,18 @@ impl Planter<'_> {
             place(made[&one.file].as_raw_fd(), one)?;
         }
         drop(made);
-        self.watch(process, body)
+        let mut kinds = self.resources.iter();
+        kinds.try_for_each(|kind| kind.add(self.tree, self.opened, process, body))
     }
 
-    /// Epoll instances watch files by the numbers that one process has them at: the first that has all does it.
-    fn watch(&self, process: &Process, body: &Body) -> Result<()> {
-        let has = |body: &Body, fd, file| {
-            let mut descriptors = body.descriptors.iter();
-            descriptors.any(|one| one.fd == fd && one.file == file)
-        };
-        for (number, file) in self.tree.files.iter().enumerate() {
-            let Kind::Epoll { watched } = &file.kind else {
-                continue;
-            };
-            let has_all = |body: &Body| {
-                body.descriptors.iter().any(|one| one.file == number as u32)
-                    && watched.iter().all(|watch| has(body, watch.fd, watch.file))
-            };
-            let bodies = self
-                .tree
-                .processes
-                .iter()
-                .filter_map(|p| Some((p.pid, p.body.as_ref()?)));
-            let first = bodies.into_iter().find(|(_, body)| has_all(body));
-            if !has_all(body) || first.is_none_or(|(pid, _)| pid != process.pid) {
-                continue;
-            }
-            for watch in watched {
-                let mut event = libc::epoll_event {
-                    events: watch.events,
-                    u64: watch.data,
-                };
-                // SAFETY: `event` is valid to read.
-                let added = unsafe {
-                    let epoll = self.opened.files[number];
-                    libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, watch.fd, &raw mut event)
-                };
-                if added != 0 {
-                    return Err(Error::io("epoll_ctl", io::Error::last_os_error()));
-                }
+    /// Opens a file of the kind that is late.
+    fn open_late(&self, file: &OpenFile) -> Result<OwnedFd> {
+        for kind in self.resources {
+            if let Some(opened) = kind.open_late(file)? {
+                return Ok(opened);
             }
         }
-        Ok(())
+        Err(damaged("a file that is opened late"))
     }
 }
 
@@ -334,33 +308,6 @@ fn place(from: RawFd, wanted: &Descriptor) -> Result<()> {
             io::Error::last_os_error(),
         )),
         _ => Ok(()),
-    }
-}
-
-/// Opens what is of a process of the tree.
-fn open_late(file: &OpenFile) -> Result<OwnedFd> {
-    match &file.kind {
-        Kind::Pid(pid) => {
-            let flags = (file.flags & libc::O_NONBLOCK) as u32;
-            // SAFETY: no memory is involved; checked.
-            let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, *pid, flags) };
-            owned(fd as i32, "pidfd_open")
-        }
-        Kind::Proc { pid, path, offset } => {
-            let own = std::fs::read_link("/proc/self").unwrap_or_default();
-            if own.to_str() != Some(&process::id().to_string()) {
-                let what = "a file of /proc/PID: /proc is another namespace's";
-                return Err(Error::Missing { what: what.into() });
-            }
-            let mut name = format!("/proc/{pid}").into_bytes();
-            name.extend(path);
-            let opened = reopen(path_of(&name), file.flags)?;
-            if file.flags & libc::O_PATH == 0 {
-                seek(&opened, *offset)?;
-            }
-            Ok(opened)
-        }
-        _ => Err(damaged("a file that is opened late")),
     }
 }
 

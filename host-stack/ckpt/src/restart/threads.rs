@@ -7,7 +7,7 @@ use snaprig_tracee::{
 
 use super::{
     credentials,
-    process::{Data, Growing},
+    growing::{Data, Growing},
 };
 use crate::{
     error::{Error, Result},

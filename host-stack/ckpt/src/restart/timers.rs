@@ -2,7 +2,7 @@
 
 use snaprig_tracee::remote::{self, call, result};
 
-use super::process::{Data, Growing};
+use super::growing::{Data, Growing};
 use crate::{
     error::{Error, Result},
     resources::opened::damaged,

@@ -11,7 +11,7 @@ use snaprig_tracee::{
     remote::{STUB_BYTES, call, regs_of},
 };
 
-use super::process::{Growing, SPARE_BYTES, moved, offsets};
+use super::growing::{Growing, SPARE_BYTES, moved, offsets};
 use crate::{
     error::{Error, Result},
     resources::opened::damaged,

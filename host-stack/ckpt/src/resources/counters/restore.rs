@@ -1,49 +1,15 @@
 //! Open files that have no name anywhere: memory, counters, timers.
 
 use std::{
-    ffi::CString,
     fs::File,
     io::{self, Write},
-    os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, OwnedFd},
 };
 
 use crate::{
     error::{Error, Result},
-    resources::{
-        huge::pages,
-        opened::{damaged, duplicate, owned, path_to, reopen},
-    },
-    state::SharedMemory,
+    resources::opened::owned,
 };
-
-/// Memory to be filled, and a descriptor of it to be mapped: what is sealed against writing cannot have been mapped by
-/// one that writes.
-pub fn memory(shared: &SharedMemory) -> Result<(RawFd, RawFd)> {
-    let name = shared.name.clone().unwrap_or_else(|| b"snaprig".to_vec());
-    let name = CString::new(name).map_err(|_| damaged("a name with a zero"))?;
-    let sealing = match shared.seals & libc::F_SEAL_EXEC {
-        0 => libc::MFD_ALLOW_SEALING,
-        _ => libc::MFD_NOEXEC_SEAL,
-    };
-    let flags = libc::MFD_CLOEXEC | sealing;
-    let memory = match shared.huge_bytes {
-        0 => {
-            // SAFETY: the name ends with a zero.
-            let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-            owned(fd, "memfd_create")?
-        }
-        bytes => pages::memfd(&name, bytes, flags as i32)
-            .map_err(|source| Error::io("memfd_create of huge pages", source))?,
-    };
-    let file = File::from(memory);
-    file.set_len(shared.size)
-        .map_err(|source| Error::io("memfd", source))?;
-    let view = match shared.seals & libc::F_SEAL_WRITE {
-        0 => duplicate(file.as_raw_fd())?,
-        _ => reopen(&path_to(file.as_raw_fd()), libc::O_RDONLY)?,
-    };
-    Ok((file.into_raw_fd(), view.into_raw_fd()))
-}
 
 /// An eventfd that has counted this far.
 pub fn event(count: u64, semaphore: bool) -> Result<OwnedFd> {
@@ -91,17 +57,9 @@ pub fn timer(clock: i32, settings: i32, ticks: u64, setting: &[u64; 4]) -> Resul
     }
 }
 
-/// The pidfd of a process that has ended, and has been waited for.
-pub fn ended() -> Result<OwnedFd> {
-    // SAFETY: the process has one thread; the child ends at once.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            libc::_exit(0);
-        }
-        let fd = libc::syscall(libc::SYS_pidfd_open, child, 0) as i32;
-        let fd = owned(fd, "pidfd_open");
-        libc::waitpid(child, std::ptr::null_mut(), 0);
-        fd
-    }
+/// A signalfd of a mask.
+pub fn signals(mask: u64) -> Result<OwnedFd> {
+    // SAFETY: the mask is valid to read, and as long as the call is told.
+    let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const mask, 8, 0) };
+    owned(fd as i32, "signalfd")
 }

@@ -1,4 +1,4 @@
-//! What fdinfo says of those open files that only count, wait or watch: timerfd, epoll (proc_pid_fdinfo(5)).
+//! What fdinfo says of a timerfd (proc_pid_fdinfo(5)).
 
 use std::{
     mem::MaybeUninit,
@@ -12,26 +12,9 @@ use crate::{
     state::Kind,
 };
 
-/// What an epoll instance watches: descriptor, events, data.
-pub type Target = (i32, u32, u64);
-
 /// A number without a prefix.
 pub fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text, 16).ok()
-}
-
-/// `tfd: 5 events: 19 data: 5 pos:0 ino:61af sdev:7`, one line a descriptor.
-pub fn watched(info: &Info) -> Vec<Target> {
-    let lines = info.all("tfd").filter_map(|line| {
-        let mut words = line.split_whitespace();
-        let fd = words.next()?.parse().ok()?;
-        let events = words
-            .nth(1)
-            .and_then(|word| u32::from_str_radix(word, 16).ok())?;
-        let data = words.nth(1).and_then(hex)?;
-        Some((fd, events, data))
-    });
-    lines.collect()
 }
 
 /// A timerfd. One that has expired, and is to again, stands still until somebody reads it or asks for its time

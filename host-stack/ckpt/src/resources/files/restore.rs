@@ -7,12 +7,14 @@
 //! written to, and has changed  what it is now is kept beside it; then it is what it was at the checkpoint
 //! gone, and was written to     made anew
 //! ```
-//! What must stay true: until the image has been read to its end, contents are in files without a name ([`Staged`]);
+//! What must stay true: until the image has been read to its end, contents are in files without a name ([`Staging`]);
 //! nothing that is in a file now is lost.
 
 use std::{
+    collections::BTreeMap,
     env,
     ffi::OsString,
+    fmt,
     fs::{self, File, Permissions},
     io,
     mem::ManuallyDrop,
@@ -41,7 +43,7 @@ use crate::{
 const KEPT_MAX: u32 = 10_000;
 
 /// Contents that have a file's place when all is well.
-pub struct Staged {
+struct Staged {
     /// Where they are until then.
     fd: RawFd,
     /// Bytes: more may have been written, whole pages.
@@ -53,8 +55,23 @@ pub struct Staged {
     is_made: bool,
 }
 
+/// Contents of files on their way into them.
+#[derive(Default)]
+pub struct Staging {
+    /// By the space of the image, where they go; those whose files have not changed are not needed.
+    pub contents: BTreeMap<u32, Option<RawFd>>,
+    /// What takes its file's place when all is well.
+    staged: Vec<Staged>,
+}
+
+impl fmt::Debug for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(&self.contents).finish()
+    }
+}
+
 /// Opens a file that has, or had, a name.
-pub fn open(opened: &mut Opened, file: &OpenFile) -> Result<OwnedFd> {
+pub fn open(opened: &mut Opened, staging: &mut Staging, file: &OpenFile) -> Result<OwnedFd> {
     let Kind::Path {
         path,
         offset,
@@ -69,9 +86,11 @@ pub fn open(opened: &mut Opened, file: &OpenFile) -> Result<OwnedFd> {
     };
     let path = path_of(path);
     let fd = match (contents, id) {
-        (Some(contents), _) if *unlinked => nameless(opened, path, file.flags, *contents, *mode)?,
+        (Some(contents), _) if *unlinked => {
+            nameless((opened, staging), path, file.flags, *contents, *mode)?
+        }
         (Some(contents), Some(id)) => {
-            stage(opened, path, id, *contents, *mode)?;
+            stage((opened, staging), path, id, *contents, *mode)?;
             reopen(path, file.flags)?
         }
         (None, Some(id)) => {
@@ -102,7 +121,7 @@ fn has_grown(file: &FileId, end: u64) -> bool {
 }
 
 /// Refuses a file that is not what it was: the same size and modification time, or the same bytes.
-pub fn unchanged(file: &FileId) -> Result<()> {
+fn unchanged(file: &FileId) -> Result<()> {
     if is_unchanged(file) {
         return Ok(());
     }
@@ -119,19 +138,33 @@ pub fn unchanged(file: &FileId) -> Result<()> {
     }
 }
 
+/// Opens a file that is mapped.
+pub fn map(opened: &mut Opened, file: &FileId, write: bool) -> Result<()> {
+    if opened.mapped(file, write).is_some() {
+        return Ok(());
+    }
+    let path = path_of(&file.path);
+    let mapped = File::options().read(true).write(write).open(path);
+    let mapped = mapped.map_err(|error| missing(path, &error))?;
+    if !write {
+        unchanged(file)?;
+    }
+    opened.add_mapped(file, write, mapped.into())
+}
+
 /// Room for the contents of a file, if it is not what it was.
 fn stage(
-    opened: &mut Opened,
+    (opened, staging): (&mut Opened, &mut Staging),
     path: &Path,
     id: &FileId,
     contents: Contents,
     mode: u32,
 ) -> Result<()> {
-    if opened.contents.contains_key(&contents.space) {
+    if staging.contents.contains_key(&contents.space) {
         return Ok(());
     }
     if is_unchanged(id) {
-        opened.contents.insert(contents.space, None);
+        staging.contents.insert(contents.space, None);
         return Ok(());
     }
     let is_made = !is_there(path);
@@ -159,14 +192,14 @@ fn stage(
         path: Some(path.to_owned()),
         is_made,
     };
-    opened.staged.push(staged);
-    opened.contents.insert(contents.space, Some(fd?));
+    staging.staged.push(staged);
+    staging.contents.insert(contents.space, Some(fd?));
     Ok(())
 }
 
 /// A file that has lost its name, or never had one: a new one in the same directory.
 fn nameless(
-    opened: &mut Opened,
+    (opened, staging): (&mut Opened, &mut Staging),
     path: &Path,
     flags: i32,
     contents: Contents,
@@ -174,7 +207,7 @@ fn nameless(
 ) -> Result<OwnedFd> {
     let is_temporary = flags & libc::O_TMPFILE == libc::O_TMPFILE;
     let plain = flags & !libc::O_TMPFILE;
-    if let Some(Some(fd)) = opened.contents.get(&contents.space) {
+    if let Some(Some(fd)) = staging.contents.get(&contents.space) {
         return reopen(&path_to(*fd), plain);
     }
     let directory = path.parent().filter(|parent| parent.is_dir());
@@ -198,8 +231,8 @@ fn nameless(
         (reopen(made.path(), plain)?, made.into_file().into())
     };
     let target = opened.keep(target)?;
-    opened.contents.insert(contents.space, Some(target));
-    opened.staged.push(Staged {
+    staging.contents.insert(contents.space, Some(target));
+    staging.staged.push(Staged {
         fd: target,
         size: contents.size,
         mode,
@@ -226,8 +259,8 @@ pub fn enter(path: &Path) -> io::Result<()> {
 }
 
 /// The image has been read to its end: files become what they were.
-pub fn commit(opened: &Opened) -> Result<()> {
-    for staged in &opened.staged {
+pub fn commit(staging: &Staging) -> Result<()> {
+    for staged in &staging.staged {
         let contents = borrowed(staged.fd);
         let name = || {
             staged
@@ -251,8 +284,8 @@ pub fn commit(opened: &Opened) -> Result<()> {
 }
 
 /// The restart has failed: what was made for it goes away.
-pub fn withdraw(opened: &Opened) {
-    for staged in opened.staged.iter().filter(|staged| staged.is_made) {
+pub fn withdraw(staging: &Staging) {
+    for staged in staging.staged.iter().filter(|staged| staged.is_made) {
         if let Some(path) = &staged.path
             && fs::metadata(path).is_ok_and(|now| now.len() == 0)
         {

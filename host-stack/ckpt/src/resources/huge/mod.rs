@@ -1,5 +1,24 @@
-//! TODO
+//! Huge pages: which of them are there, and whether a machine has enough of them.
+//!
+//! They are no kind of state of their own, but a kind of memory: shared memory, System V segments, files and areas of
+//! processes may be of them, and ask here.
 
 pub mod pages;
-pub mod restore;
+mod restore;
 pub mod save;
+
+use snaprig_ckpt_image::chain::Chain;
+
+pub use self::restore::{explained, map_flags};
+use super::resource::Resource;
+use crate::{error::Result, state::Tree};
+
+/// Huge pages of a tree.
+#[derive(Debug)]
+pub struct HugePages;
+
+impl Resource for HugePages {
+    fn check(&self, tree: &Tree, chain: &Chain) -> Result<()> {
+        restore::enough(tree, chain)
+    }
+}

@@ -23,7 +23,6 @@ use std::{
 };
 
 use libc::pid_t;
-use snaprig_ckpt_image::image::{Sink, Writer};
 use snaprig_tracee::{
     descriptors::me,
     freeze::Frozen,
@@ -33,14 +32,15 @@ use snaprig_tracee::{
     userfault::{MINOR, Userfault},
 };
 
-use super::pages::Mapped;
+use super::pages::{self, Mapped};
 use crate::{
-    dump::{
-        areas::{Mapping, SharedObject},
-        write::{copy_held, write_mapped},
-    },
+    copy::{self, PageWriter, copy_held, write_mapped},
     error::{Error, Result},
-    resources::sysv::save::{Bytes, Source},
+    resources::{
+        memory::shared::{Mapping, SharedObject},
+        sysv::{Bytes, Source},
+    },
+    state::Tree,
 };
 
 /// UFFD_FEATURE_MINOR_HUGETLBFS.
@@ -107,28 +107,49 @@ fn places(object: &SharedObject) -> Vec<Place> {
     places
 }
 
-/// Has the page tables of a tree that stands still tell of all that is there; those that do not. `lazy`: areas of
-/// processes for which nothing is reserved.
-pub fn find<'a>(
-    frozen: &mut Frozen,
-    objects: &[SharedObject],
-    segments: impl Iterator<Item = (&'a Source, u64)>,
-    lazy: &[(pid_t, Range<u64>)],
-) -> Result<Untold> {
+/// Areas of huge pages for which none are reserved.
+fn lazy(frozen: &Frozen, tree: &Tree) -> Vec<(pid_t, Range<u64>)> {
+    let processes = frozen.processes.iter().zip(&tree.processes);
+    let areas = processes.flat_map(|(held, process)| {
+        let areas = process.body.iter().flat_map(|body| &body.areas);
+        areas.map(|area| (held.handle(), area))
+    });
+    let lazy = areas.filter(|(_, area)| area.huge_bytes != 0 && area.flags.contains(b"nr"));
+    lazy.map(|(pid, area)| (pid, area.start..area.end))
+        .collect()
+}
+
+/// Has the page tables of a tree that stands still tell of all that is there of objects that nobody has a descriptor of;
+/// those that do not.
+pub fn find_objects(frozen: &mut Frozen, objects: &[SharedObject], tree: &Tree) -> Result<Untold> {
     let is_huge = |object: &&SharedObject| object.huge_bytes != 0 && object.open.is_none();
     let objects = objects.iter().filter(is_huge);
-    let mut wanted: Vec<(Place, u64)> = objects
-        .flat_map(|object| {
-            places(object)
-                .into_iter()
-                .map(|place| (place, object.huge_bytes))
-        })
-        .collect();
-    for (source, bytes) in segments.filter(|(source, _)| source.huge_bytes != 0) {
-        if let Bytes::Mapped(pid, start) = source.bytes {
-            wanted.push((Place::whole(pid, start, bytes), source.huge_bytes));
-        }
+    let wanted = objects.flat_map(|object| {
+        let places = places(object).into_iter();
+        places.map(|place| (place, object.huge_bytes))
+    });
+    find(frozen, wanted.collect(), tree)
+}
+
+/// The same of System V segments of so many bytes.
+pub fn find_segments<'a>(
+    frozen: &mut Frozen,
+    segments: impl Iterator<Item = (&'a Source, u64)>,
+    tree: &Tree,
+) -> Result<Untold> {
+    let huge = segments.filter(|(source, _)| source.huge_bytes != 0);
+    let wanted = huge.filter_map(|(source, bytes)| match source.bytes {
+        Bytes::Mapped(pid, start) => Some((Place::whole(pid, start, bytes), source.huge_bytes)),
+        Bytes::Attached(_) => None,
+    });
+    find(frozen, wanted.collect(), tree)
+}
+
+fn find(frozen: &mut Frozen, wanted: Vec<(Place, u64)>, tree: &Tree) -> Result<Untold> {
+    if wanted.is_empty() {
+        return Ok(Untold::new());
     }
+    let lazy = lazy(frozen, tree);
     let (mut userfaults, mut untold) = (HashMap::new(), Untold::new());
     for (place, page_bytes) in wanted {
         let holes = holes(&place)?;
@@ -182,11 +203,11 @@ fn tells(userfault: &Userfault, area: &Range<u64>, holes: &Ranges, page_bytes: u
 }
 
 /// Writes what is there of an object that nobody has a descriptor of. What was written.
-pub fn write_object<S: Sink>(
+pub fn write_object(
     space: u32,
     object: &SharedObject,
     untold: &Untold,
-    writer: &mut Writer<S>,
+    writer: &mut dyn PageWriter,
 ) -> Result<Ranges> {
     let mut written = Ranges::default();
     for place in places(object) {
@@ -196,11 +217,11 @@ pub fn write_object<S: Sink>(
 }
 
 /// The same of a System V segment of so many bytes.
-pub fn write_segment<S: Sink>(
+pub fn write_segment(
     space: u32,
     (source, bytes): (&Source, u64),
     untold: &Untold,
-    writer: &mut Writer<S>,
+    writer: &mut dyn PageWriter,
 ) -> Result<Ranges> {
     let place = match &source.bytes {
         Bytes::Mapped(pid, start) => {
@@ -216,12 +237,20 @@ pub fn write_segment<S: Sink>(
     write_place(space, &place, &untold, writer)
 }
 
+/// Writes what is in an open file, of whatever pages. What was written.
+pub fn write_any_file(space: u32, file: &File, writer: &mut dyn PageWriter) -> Result<Ranges> {
+    match pages::of_file(file) {
+        0 => copy::write_file(space, file, writer),
+        page_bytes => write_file(space, file, page_bytes, writer),
+    }
+}
+
 /// The same of an open file.
-pub fn write_file<S: Sink>(
+fn write_file(
     space: u32,
     file: &File,
     page_bytes: u64,
-    writer: &mut Writer<S>,
+    writer: &mut dyn PageWriter,
 ) -> Result<Ranges> {
     let metadata = file.metadata().map_err(unread)?;
     if metadata.blocks() == 0 {
@@ -255,11 +284,11 @@ fn tells_all(place: &Place, page_bytes: u64) -> Result<bool> {
     Ok(userfault.is_ok_and(|it| tells(&it, &place.area, &holes, page_bytes)))
 }
 
-fn write_place<S: Sink>(
+fn write_place(
     space: u32,
     place: &Place,
     untold: &Untold,
-    writer: &mut Writer<S>,
+    writer: &mut dyn PageWriter,
 ) -> Result<Ranges> {
     let back = place.back;
     let offsets = |part: Range<u64>| part.start.wrapping_sub(back)..part.end.wrapping_sub(back);
@@ -278,12 +307,7 @@ fn write_place<S: Sink>(
 }
 
 /// Writes all of a file that is not zero.
-fn read_file<S: Sink>(
-    space: u32,
-    file: &File,
-    size: u64,
-    writer: &mut Writer<S>,
-) -> Result<Ranges> {
+fn read_file(space: u32, file: &File, size: u64, writer: &mut dyn PageWriter) -> Result<Ranges> {
     let mut bytes = vec![0; PIECE];
     let (mut at, mut written) = (0, Ranges::default());
     while at < size {

@@ -6,25 +6,21 @@
 //! everything is there       owners, inotify's watches, seals
 //! ```
 
-use std::{
-    io,
-    os::fd::{OwnedFd, RawFd},
-};
+use std::{io, os::fd::RawFd};
 
 use snaprig_tracee::remote::{Call, call};
 
 use crate::{
     calls::check,
     error::{Error, Result},
-    resources::opened::{Opened, damaged, is_there, missing, owned, path_of},
-    state::{Body, Kind, Lock, LockedBy, Notice, OpenFile, Owner, Process, Tree},
+    resources::opened::Opened,
+    state::{Body, Kind, Lock, LockedBy, OpenFile, Owner, Process, Tree},
 };
 
 /// fcntl(2).
 const F_SETSIG: i32 = 10;
+
 const F_SETOWN_EX: i32 = 15;
-/// `_IOW('I', 0, __s32)` (linux/inotify.h).
-const INOTIFY_SET_NEXT: libc::Ioctl = 0x4004_4900;
 
 /// Takes the locks that belong to open files, and refuses those that somebody else has meanwhile.
 pub fn lock(tree: &Tree, opened: &Opened) -> Result<()> {
@@ -193,44 +189,12 @@ fn bytes(region: &libc::flock) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(start, size_of::<libc::flock>()) }.to_vec()
 }
 
-/// An inotify instance, for now without watches: nothing that a restart does is to be seen by it.
-pub fn inotify(notices: &[Notice]) -> Result<OwnedFd> {
-    for notice in notices {
-        let path = path_of(&notice.path);
-        if !is_there(path) {
-            return Err(missing(path, &io::ErrorKind::NotFound.into()));
-        }
-    }
-    // SAFETY: no memory is involved; checked.
-    owned(
-        unsafe { libc::inotify_init1(libc::IN_CLOEXEC) },
-        "inotify_init1",
-    )
-}
-
-/// When all processes have all that they had.
-pub fn finish(tree: &Tree, opened: &Opened) -> Result<()> {
+/// When all processes have all that they had: who is told of what happens to files.
+pub fn own_all(tree: &Tree, opened: &Opened) -> Result<()> {
     for (file, fd) in tree.files.iter().zip(&opened.files) {
-        if *fd < 0 {
-            continue;
-        }
-        if let Some(owner) = &file.owner {
+        if let (Some(owner), 0..) = (&file.owner, *fd) {
             own(*fd, owner)?;
         }
-        if let Kind::Inotify(notices) = &file.kind {
-            for notice in notices {
-                watch(*fd, notice)?;
-            }
-        }
-    }
-    for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
-        // It was filled by whole pages.
-        // SAFETY: no memory is involved.
-        check(unsafe { libc::ftruncate(*memory, shared.size as i64) })
-            .map_err(|source| Error::io("the size of a memfd", source))?;
-        // SAFETY: no memory is involved.
-        check(unsafe { libc::fcntl(*memory, libc::F_ADD_SEALS, shared.seals) })
-            .map_err(|source| Error::io("seals of a memfd", source))?;
     }
     Ok(())
 }
@@ -248,22 +212,5 @@ fn own(fd: RawFd, owner: &Owner) -> Result<()> {
         set => set
             .map(drop)
             .map_err(|source| Error::io("F_SETOWN", source)),
-    }
-}
-
-fn watch(fd: RawFd, notice: &Notice) -> Result<()> {
-    let path = path_of(&notice.path);
-    let name =
-        std::ffi::CString::new(notice.path.clone()).map_err(|_| damaged("a name with a zero"))?;
-    // The name is of what is watched itself.
-    let mask = notice.mask | libc::IN_DONT_FOLLOW;
-    // SAFETY: the name ends with a zero.
-    let added = unsafe {
-        check(libc::ioctl(fd, INOTIFY_SET_NEXT, notice.wd))
-            .and_then(|_| check(libc::inotify_add_watch(fd, name.as_ptr(), mask)))
-    };
-    match added.map_err(|error| missing(path, &error))? {
-        wd if wd == notice.wd => Ok(()),
-        _ => Err(damaged("one file that is watched twice")),
     }
 }

@@ -10,7 +10,7 @@ use snaprig_tracee::{descriptors::descriptors, freeze};
 
 use crate::{
     calls::check,
-    error::Result,
+    error::{Error, Result},
     resources::descriptor::Seen,
     state::{Lock, LockedBy, Owner},
 };
@@ -19,10 +19,10 @@ use crate::{
 const F_GETSIG: i32 = 11;
 const F_GETOWN_EX: i32 = 16;
 /// F_OWNER_PGRP: a group, not a process.
-pub const OF_GROUP: i32 = 2;
+const OF_GROUP: i32 = 2;
 
 /// Who gets the signals of an open file.
-pub fn owner(copy: &OwnedFd) -> io::Result<Option<Owner>> {
+fn owner(copy: &OwnedFd) -> io::Result<Option<Owner>> {
     // struct f_owner_ex: kind, number.
     let mut of = [0i32; 2];
     // SAFETY: `of` is valid to write to.
@@ -32,6 +32,24 @@ pub fn owner(copy: &OwnedFd) -> io::Result<Option<Owner>> {
     };
     let [kind, id] = of;
     Ok((id != 0 || signal != 0).then_some(Owner { kind, id, signal }))
+}
+
+/// Who gets the signals of an open file that a descriptor is of: a process of the tree, a group, or nobody.
+pub fn owner_of(
+    seen: &Seen,
+    copy: &OwnedFd,
+    is_ours: impl Fn(pid_t) -> bool,
+) -> Result<Option<Owner>> {
+    let owner = owner(copy).map_err(|source| Error::Process {
+        pid: seen.pid,
+        what: format!("the owner of descriptor {}", seen.fd),
+        source,
+    })?;
+    let told = owner.filter(|owner| owner.kind != OF_GROUP && owner.id != 0);
+    match told.is_some_and(|owner| !is_ours(owner.id)) {
+        true => Err(seen.refused("a process outside gets its signals (F_SETOWN)")),
+        false => Ok(owner),
+    }
 }
 
 /// The locks that a process has through a descriptor: its own, and those of the open file (proc_locks(5)).

@@ -9,7 +9,7 @@ use std::{
     net::{SocketAddr, UdpSocket},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::ffi::OsStrExt,
+        unix::{ffi::OsStrExt, fs::MetadataExt},
     },
 };
 
@@ -18,7 +18,6 @@ use procfs::{
     net::{TcpNetEntry, TcpState},
     process::Process as Proc,
 };
-use snaprig_tracee::descriptors::copy_of;
 
 use super::{
     diag, flow, netlink, options,
@@ -28,6 +27,7 @@ use super::{
 use crate::{
     calls,
     error::{Error, Result},
+    resources::resource,
     state::{Kind, Message, OpenFile, Socket, Stage},
 };
 
@@ -87,13 +87,9 @@ pub struct Sockets {
 
 impl Sockets {
     /// A socket that is met for the first time, and the messages in it, if they can be read without being taken.
-    pub fn meet(
-        &mut self,
-        file: u32,
-        (pid, fd): (pid_t, i32),
-        inode: u64,
-    ) -> Result<(Socket, Vec<Received>)> {
-        let copy = copy_of(pid, fd)?;
+    pub fn meet(&mut self, met: resource::Met<'_>) -> Result<(Socket, Vec<Received>)> {
+        let resource::Met { seen, copy, .. } = met;
+        let (file, pid, fd, inode) = (met.number, seen.pid, seen.fd, seen.metadata.ino());
         let failed = |source| Error::Process {
             pid,
             what: format!("the socket at descriptor {fd}"),

@@ -200,6 +200,7 @@ pub fn messages(id: i32, bytes: u64) -> io::Result<Vec<(i64, Vec<u8>)>> {
 }
 
 /// A segment that this process has attached, until it is dropped.
+#[derive(Debug)]
 pub struct Attached {
     at: u64,
     bytes: u64,

@@ -18,8 +18,8 @@ use crate::{
     error::{Error, Result},
     resources::opened::damaged,
     restart::{
+        growing::{Data, Growing, SPARE_BYTES},
         layout,
-        process::{Data, Growing, SPARE_BYTES},
     },
     state::{Area, SemaphoreSet, Sysv, SysvObject},
 };

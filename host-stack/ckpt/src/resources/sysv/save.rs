@@ -17,6 +17,9 @@ use procfs::process::Process as Proc;
 use snaprig_tracee::{
     descriptors::{is_ours, me},
     freeze::Frozen,
+    memory,
+    ranges::Ranges,
+    remote::PAGE,
 };
 
 use super::{
@@ -24,8 +27,9 @@ use super::{
     undo,
 };
 use crate::{
+    copy::{PageWriter, write_mapped},
     error::{Error, Result},
-    resources::huge::pages,
+    resources::{huge::pages, memory::shared::Attachment},
     state::{MessageQueue, Segment, SemaphoreSet, Sysv},
 };
 
@@ -83,20 +87,8 @@ pub fn look(pids: &[pid_t], is_own: bool) -> Result<()> {
     find(all, &counts, is_own).map(drop)
 }
 
-/// A segment's area in a process.
-#[derive(Clone, Copy, Debug)]
-pub struct Attachment {
-    pub id: i32,
-    pub pid: pid_t,
-    pub start: u64,
-    /// Offset in the segment, and bytes.
-    pub offset: u64,
-    pub bytes: u64,
-    /// Bytes of its huge pages; 0: ordinary ones.
-    pub huge_bytes: u64,
-}
-
 /// A segment as the tree has it.
+#[derive(Debug)]
 pub struct Source {
     pub bytes: Bytes,
     /// Bytes of its huge pages; 0: ordinary ones.
@@ -116,6 +108,7 @@ impl Source {
 }
 
 /// Where the bytes of a segment are.
+#[derive(Debug)]
 pub enum Bytes {
     /// In a process that has all of it, which sees nothing of their being read: process and address.
     Mapped(pid_t, u64),
@@ -320,4 +313,22 @@ fn add(stat: &Stat, to: &mut Sysv) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Writes a segment of ordinary pages. What was written.
+pub fn write(
+    space: u32,
+    segment: &Segment,
+    source: &Source,
+    writer: &mut dyn PageWriter,
+) -> Result<Ranges> {
+    let whole = 0..segment.size.next_multiple_of(PAGE);
+    match &source.bytes {
+        Bytes::Mapped(pid, start) => {
+            let (file, part) = (memory::open(*pid, false)?, *start..*start + whole.end);
+            write_mapped(space, &file, part, *start, writer)?;
+        }
+        Bytes::Attached(attached) => writer.pages(space, 0, attached.pages())?,
+    }
+    Ok(std::iter::once(whole).collect())
 }

@@ -24,8 +24,12 @@ use crate::{
 /// More terminals than this nobody opens to find one with a number.
 const NUMBERS_MAX: u32 = 4096;
 
+/// Terminals that are open: master, and slave if anybody has opened that.
+pub type Pairs = Vec<(RawFd, Option<RawFd>)>;
+
 /// Opens both sides of all terminals.
-pub fn open(tree: &Tree, opened: &mut Opened) -> Result<()> {
+pub fn open(tree: &Tree, opened: &mut Opened) -> Result<Pairs> {
+    let mut pairs = Pairs::new();
     let mut masters = masters(tree)?;
     let has_others = |masters: &[(OwnedFd, u32)]| {
         let mut pairs = masters.iter().zip(&tree.terminals);
@@ -53,13 +57,13 @@ pub fn open(tree: &Tree, opened: &mut Opened) -> Result<()> {
             false => None,
         };
         let master = opened.keep(master)?;
-        opened.terminals.push((master, slave));
+        pairs.push((master, slave));
     }
     for (number, file) in tree.files.iter().enumerate() {
         let Kind::Terminal { terminal, master } = file.kind else {
             continue;
         };
-        let pair = opened.terminals.get(terminal as usize).copied();
+        let pair = pairs.get(terminal as usize).copied();
         let (of_master, _) = pair.ok_or_else(|| damaged("a terminal without a number"))?;
         let fd = match master {
             true => duplicate(of_master)?,
@@ -69,7 +73,7 @@ pub fn open(tree: &Tree, opened: &mut Opened) -> Result<()> {
         set_flags(&fd, file.flags)?;
         opened.files[number] = opened.keep(fd)?;
     }
-    Ok(())
+    Ok(pairs)
 }
 
 /// Whether anybody has opened a terminal's slave: its master would see that it is closed.
@@ -82,8 +86,8 @@ fn has_been_open(tree: &Tree, number: usize) -> bool {
 }
 
 /// When all who had them have them again.
-pub fn finish(tree: &Tree, opened: &Opened) -> Result<()> {
-    for (terminal, (master, slave)) in tree.terminals.iter().zip(&opened.terminals) {
+pub fn finish(tree: &Tree, pairs: &Pairs) -> Result<()> {
+    for (terminal, (master, slave)) in tree.terminals.iter().zip(pairs) {
         device::finish(borrowed(*master), slave.map(borrowed), terminal)
             .map_err(|source| Error::io("a terminal", source))?;
     }
@@ -156,8 +160,8 @@ fn mount_own() -> bool {
 }
 
 /// The leader of a session, which has just made it, gets its terminal.
-pub fn control(tree: &Tree, opened: &Opened, session: i32) -> Result<()> {
-    for (terminal, (_, slave)) in tree.terminals.iter().zip(&opened.terminals) {
+pub fn control(tree: &Tree, pairs: &Pairs, session: i32) -> Result<()> {
+    for (terminal, (_, slave)) in tree.terminals.iter().zip(pairs) {
         let is_its = terminal.session.is_some_and(|(of, _)| of == session);
         if let Some(slave) = slave.filter(|_| is_its) {
             // SAFETY: no memory is involved.
@@ -172,8 +176,8 @@ pub fn control(tree: &Tree, opened: &Opened, session: i32) -> Result<()> {
 
 /// The calls by which the leader of a session says who is in the foreground: the last argument is the address of the
 /// group's number.
-pub fn foreground(tree: &Tree, opened: &Opened, process: &Process) -> Vec<(Call, i32)> {
-    let terminals = tree.terminals.iter().zip(&opened.terminals);
+pub fn foreground(tree: &Tree, pairs: &Pairs, process: &Process) -> Vec<(Call, i32)> {
+    let terminals = tree.terminals.iter().zip(pairs);
     let led = terminals.filter_map(|(terminal, (_, slave))| {
         let (session, group) = terminal.session?;
         let set = call(libc::SYS_ioctl, [(*slave)? as u64, libc::TIOCSPGRP, 0]);

@@ -29,9 +29,10 @@ use crate::{
     board::Board,
     error::{Error, Result},
     resources::{
+        outside,
         plugins::owned::Owned,
         sockets::{
-            diag, outside,
+            diag,
             save::{entries, plain},
         },
     },

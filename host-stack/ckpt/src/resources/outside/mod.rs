@@ -18,14 +18,23 @@ use snaprig_tracee::{
 };
 
 use super::{
-    diag,
-    save::{entries, plain},
+    descriptor::Seen,
+    memory::shared::id_of,
+    plugins::owned::Owned,
+    resource::{Purpose, Resource, Running},
+    sockets::{entries, plain, unix_sockets},
 };
-use crate::{
-    dump::areas::id_of,
-    error::{Error, Result},
-    resources::{descriptor::Seen, plugins::owned::Owned},
-};
+use crate::error::{Error, Result};
+
+/// Pipes and sockets that lead outside: they are looked for together, for it takes a look at all processes.
+#[derive(Debug)]
+pub struct Outside;
+
+impl Resource for Outside {
+    fn look(&self, tree: &Running<'_>) -> Result<()> {
+        check(tree.ancestor, tree.owned, tree.purpose != Purpose::Job)
+    }
+}
 
 /// Device and inode.
 type Id = (u64, u64);
@@ -45,7 +54,7 @@ struct Ends {
 }
 
 /// Refuses a tree whose pipes or sockets lead outside; sockets are looked at only if it `is_alone`, in no job.
-pub fn check(ancestor: pid_t, owned: &Owned, is_alone: bool) -> Result<()> {
+fn check(ancestor: pid_t, owned: &Owned, is_alone: bool) -> Result<()> {
     let look = || Ends::of(ancestor, owned)?.check(is_alone);
     // What is looked at may be on its way from process to process of the tree.
     look().or_else(|_| look())
@@ -127,7 +136,7 @@ impl Ends {
         if self.sockets.is_empty() {
             return Ok(());
         }
-        let known = diag::unix_sockets()?;
+        let known = unix_sockets()?;
         for ((device, inode), (pid, fd)) in &self.sockets {
             let connected = known.get(inode).filter(|known| !known.is_datagram);
             let Some(peer) = connected.and_then(|known| known.peer) else {
