@@ -1,7 +1,7 @@
 //! One checkpoint of a tree, step by step.
 //!
 //! ```text
-//! begin:    an image, whole or an increment; in the background (`ahead`), most of it is copied now, while the tree runs
+//! begin:    an image, whole or an increment; in the background (`precopy`), most of it is copied now, while the tree runs
 //! stop:     look --> plugins --> catch up --> freeze --> describe    (where it cannot be saved, it runs on for a moment)
 //! meet:     connections to other trees         (of a job, when all of them stand still)
 //! save:     state and pages into the image     (the tree stands still)
@@ -38,8 +38,8 @@ use snaprig_tracee::{
 };
 
 use crate::{
-    ahead::{self, Ahead},
     plugins::{Gathered, JobRound, SharedPlugins},
+    precopy::{self, Precopy},
 };
 
 /// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
@@ -92,7 +92,7 @@ pub struct Pause {
 
 /// What is kept from one checkpoint of a tree to the next.
 #[derive(Default)]
-pub struct Known {
+pub struct History {
     pub named: Named,
     pub calls: Calls,
     pub tracking: Tracking,
@@ -101,7 +101,7 @@ pub struct Known {
     lineage: Option<Lineage>,
 }
 
-impl Known {
+impl History {
     /// A checkpoint is complete: the next increment builds on it.
     pub fn keep(&mut self, next: Next) {
         self.lineage = next.after;
@@ -151,7 +151,7 @@ pub struct Next {
 }
 
 /// An image that is being written.
-pub struct Begun<S: Sink> {
+pub struct NewImage<S: Sink> {
     writer: Writer<S>,
     round: u64,
     /// The round that it builds on, and how many images it does.
@@ -161,24 +161,24 @@ pub struct Begun<S: Sink> {
     /// What the next one builds on if this one is abandoned.
     before: Option<Lineage>,
     is_tracking: bool,
-    ahead: Ahead,
+    precopy: Precopy,
 }
 
-impl Begun<FileSink> {
+impl NewImage<FileSink> {
     /// The image of a member of a round.
-    pub fn begin(round: &Joined, member: &str, how: &How, known: &mut Known) -> Result<Self> {
+    pub fn begin(round: &Joined, member: &str, how: &How, known: &mut History) -> Result<Self> {
         Self::begin_with(round.round(), how, known, |header, options| {
             Ok(round.image(member, header, options)?)
         })
     }
 }
 
-impl<S: Sink> Begun<S> {
+impl<S: Sink> NewImage<S> {
     /// An image that `start` makes.
     pub fn begin_with(
         round: u64,
         how: &How,
-        known: &mut Known,
+        known: &mut History,
         start: impl FnOnce(&Header, WriteOptions) -> Result<Writer<S>>,
     ) -> Result<Self> {
         // Unless it is abandoned by name, none builds on what was before this image.
@@ -212,10 +212,10 @@ impl<S: Sink> Begun<S> {
             spaces: lineage.map(|lineage| lineage.spaces).unwrap_or_default(),
             before,
             is_tracking,
-            ahead: Ahead::default(),
+            precopy: Precopy::default(),
         };
         if is_tracking && how.mode == Mode::Background {
-            begun.ahead = ahead::copy(known, &mut begun.spaces, &mut begun.writer)?;
+            begun.precopy = precopy::copy(known, &mut begun.spaces, &mut begun.writer)?;
         }
         Ok(begun)
     }
@@ -226,21 +226,22 @@ impl<S: Sink> Begun<S> {
     }
 
     /// The image is not to be.
-    pub fn abandon(self, known: &mut Known) {
+    pub fn abandon(self, known: &mut History) {
         known.abandoned(self.before, Some(self.spaces));
     }
 
     /// Copies what was written to since most of it was copied, if it was: while the tree runs.
-    pub fn catch_up(&mut self, known: &mut Known) -> Result<()> {
-        match self.ahead.passes {
+    pub fn catch_up(&mut self, known: &mut History) -> Result<()> {
+        match self.precopy.passes {
             0 => Ok(()),
-            _ => ahead::pass(known, &mut self.spaces, &mut self.writer, &mut self.ahead).map(drop),
+            _ => precopy::pass(known, &mut self.spaces, &mut self.writer, &mut self.precopy)
+                .map(drop),
         }
     }
 
     /// Writes what is left of the pages, and the state. All bytes have been read when it returns: who goes on need not
     /// wait for the disk.
-    pub fn save(mut self, stopped: &mut Stopped, known: &mut Known) -> Result<Saved<S>> {
+    pub fn save(mut self, stopped: &mut Stopped, known: &mut History) -> Result<Saved<S>> {
         let written = self.write(stopped, known);
         let left = written.map_err(|error| match stopped.frozen.lost() {
             Some(pid) => Error::Killed { pid },
@@ -255,17 +256,17 @@ impl<S: Sink> Begun<S> {
             spaces: is_tracked.then_some(self.spaces),
             before: self.before,
             copied: Copied {
-                ahead: self.ahead.bytes,
-                passes: self.ahead.passes,
+                ahead: self.precopy.bytes,
+                passes: self.precopy.passes,
                 stopped: left,
             },
         })
     }
 }
 
-impl<S: Sink> Begun<S> {
+impl<S: Sink> NewImage<S> {
     /// How many bytes of private memory were left.
-    fn write(&mut self, stopped: &mut Stopped, known: &mut Known) -> Result<u64> {
+    fn write(&mut self, stopped: &mut Stopped, known: &mut History) -> Result<u64> {
         let Stopped {
             described,
             frozen,
@@ -280,13 +281,13 @@ impl<S: Sink> Begun<S> {
         let left = saving.iter().map(dump::Saving::bytes).sum();
         dump::write(described, saving, &mut self.spaces, &mut self.writer)?;
         (pause.scan, pause.copy) = (looked - begun, looked.elapsed());
-        pause.ahead = self.ahead.stopped;
+        pause.ahead = self.precopy.stopped;
         Ok(left)
     }
 }
 
 /// Refuses what cannot be saved before memory is copied. What plugins have, they say when they are asked.
-pub fn look(known: &mut Known, purpose: Purpose, plugins: &SharedPlugins) -> Result<()> {
+pub fn look(known: &mut History, purpose: Purpose, plugins: &SharedPlugins) -> Result<()> {
     if plugins.borrow().are_none() {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
@@ -310,7 +311,7 @@ impl Ready {
     /// Looks at the descendants of this process; what their plugins have to save is in the round's directory then.
     pub fn look(
         purpose: Purpose,
-        known: &mut Known,
+        known: &mut History,
         plugins: &SharedPlugins,
         directory: &Path,
         job: Option<JobRound>,
@@ -331,7 +332,7 @@ impl Ready {
     }
 
     /// Stops it; `root` is its first process.
-    pub fn stop(self, root: pid_t, known: &mut Known, job: Option<JobRound>) -> Result<Stopped> {
+    pub fn stop(self, root: pid_t, known: &mut History, job: Option<JobRound>) -> Result<Stopped> {
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
         let Self {
@@ -387,10 +388,10 @@ impl Stopped {
     pub fn stop(
         root: pid_t,
         purpose: Purpose,
-        known: &mut Known,
+        known: &mut History,
         plugins: &SharedPlugins,
         directory: &Path,
-        last: impl FnOnce(&mut Known) -> Result<()>,
+        last: impl FnOnce(&mut History) -> Result<()>,
     ) -> Result<Self> {
         let ready = Ready::look(purpose, known, plugins, directory, None)?;
         last(known)?;
@@ -438,7 +439,7 @@ fn describe(
     frozen: &mut Frozen,
     root: pid_t,
     before: &Before,
-    known: &mut Known,
+    known: &mut History,
     gathered: &Gathered,
 ) -> Result<Described> {
     if !gathered.is_all() {
@@ -488,7 +489,7 @@ pub struct Written {
 
 impl<S: Sink> Saved<S> {
     /// The image is not to be.
-    pub fn abandon(self, known: &mut Known) {
+    pub fn abandon(self, known: &mut History) {
         known.abandoned(self.before, self.spaces);
     }
 

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `supervisor` | the parent of a tree: its loop, its commands, its end |
 //! | `control` | commands to a supervisor, and its replies |
-//! | `checkpoint`, `ahead` | one checkpoint, step by step; what is copied while the tree runs |
+//! | `checkpoint`, `precopy` | one checkpoint, step by step; what is copied while the tree runs |
 //! | `schedule` | when a checkpoint is due that nobody has asked for |
 //! | `again`, `together` | restarts of a tree, and of a job |
 //! | `job`, `member` | trees that are checkpointed together; a supervisor as one of them |
@@ -23,7 +23,6 @@
 //! What must stay true: whatever goes wrong with a checkpoint, the tree runs on as it was.
 
 mod again;
-mod ahead;
 mod checkpoint;
 mod control;
 mod job;
@@ -31,6 +30,7 @@ mod member;
 mod migrate;
 mod plugins;
 mod preload;
+mod precopy;
 mod schedule;
 mod signals;
 mod supervisor;

@@ -25,7 +25,7 @@ use snaprig_coord::{
 use snaprig_tracee::steps::{self, Step};
 
 use crate::{
-    checkpoint::{self, Begun, How, Known, Next, Ready, Saved, Stopped},
+    checkpoint::{self, History, How, NewImage, Next, Ready, Saved, Stopped},
     job::{Job, NOT_NOW, Note, Report},
     plugins::{JobRound, SharedPlugins},
 };
@@ -35,11 +35,11 @@ pub struct Member {
     pub name: String,
     pub link: driver::Member,
     store: Store,
-    round: Option<Taking>,
+    round: Option<RoundInProgress>,
 }
 
 /// A checkpoint that is being taken.
-struct Taking {
+struct RoundInProgress {
     round: u64,
     kind: Kind,
     joined: Joined,
@@ -53,7 +53,7 @@ struct Taking {
 enum Image {
     #[default]
     None,
-    Begun(Box<Begun<FileSink>>),
+    Writing(Box<NewImage<FileSink>>),
     Saved(Box<Saved<FileSink>>, Option<u64>),
     Written(Box<Next>),
 }
@@ -100,7 +100,7 @@ impl Member {
     }
 
     /// Does what the coordinator says next, if it has said something.
-    pub fn next(&mut self, root: pid_t, known: &mut Known, plugins: &SharedPlugins) -> Done {
+    pub fn next(&mut self, root: pid_t, known: &mut History, plugins: &SharedPlugins) -> Done {
         match self.link.next_event(Some(Duration::ZERO)) {
             Some(Event::Begin {
                 round,
@@ -157,7 +157,7 @@ impl Member {
         phase: Phase,
         order: &Order,
         root: pid_t,
-        known: &mut Known,
+        known: &mut History,
         plugins: &SharedPlugins,
     ) -> Result<String> {
         let board = Board {
@@ -167,7 +167,7 @@ impl Member {
         };
         if phase == Phase::Look {
             steps::reached(Step::Begun);
-            let taking = self.round.insert(Taking {
+            let taking = self.round.insert(RoundInProgress {
                 round,
                 kind: order.kind,
                 joined: self.store.join(round)?,
@@ -213,7 +213,7 @@ impl Member {
     }
 
     /// The tree runs on; or it has ended, if its checkpoint is complete after all.
-    fn undo(&mut self, in_doubt: bool, known: &mut Known) -> Result<bool> {
+    fn undo(&mut self, in_doubt: bool, known: &mut History) -> Result<bool> {
         let Some(mut taking) = self.round.take() else {
             return Ok(false);
         };
@@ -227,7 +227,7 @@ impl Member {
         // If it is in doubt as well: the next order names the round that there is.
         match taking.image {
             Image::None => {}
-            Image::Begun(begun) => begun.abandon(known),
+            Image::Writing(begun) => begun.abandon(known),
             Image::Saved(saved, _) => saved.abandon(known),
             Image::Written(next) => known.undone(*next),
         }
@@ -238,7 +238,7 @@ impl Member {
     }
 }
 
-impl Taking {
+impl RoundInProgress {
     fn stopped(&mut self) -> Result<&mut Stopped> {
         let none = || Error::Job {
             what: "the tree is not stopped".into(),
@@ -251,7 +251,7 @@ impl Taking {
         &mut self,
         name: &str,
         note: &Note,
-        known: &mut Known,
+        known: &mut History,
         plugins: &SharedPlugins,
         board: &Board,
     ) -> Result<()> {
@@ -262,7 +262,7 @@ impl Taking {
             is_whole: note.is_whole,
             zstd: note.zstd,
         };
-        let begun = Begun::begin(&self.joined, name, &how, known)?;
+        let begun = NewImage::begin(&self.joined, name, &how, known)?;
         let mut begun = Box::new(begun);
         let result = board.meet("copied").and_then(|()| {
             let job = JobRound {
@@ -273,12 +273,12 @@ impl Taking {
             self.ready = Some(Ready::look(Purpose::Job, known, plugins, directory, job)?);
             begun.catch_up(known)
         });
-        self.image = Image::Begun(begun);
+        self.image = Image::Writing(begun);
         result
     }
 
-    fn save(&mut self, known: &mut Known) -> Result<()> {
-        let Image::Begun(begun) = std::mem::take(&mut self.image) else {
+    fn save(&mut self, known: &mut History) -> Result<()> {
+        let Image::Writing(begun) = std::mem::take(&mut self.image) else {
             return Err(no_image());
         };
         let parent = begun.parent();
@@ -288,8 +288,8 @@ impl Taking {
     }
 
     /// The image is on the disk: what goes into the manifest.
-    fn finish(&mut self, name: &str, known: &mut Known) -> Result<String> {
-        if let Image::Begun(_) = self.image {
+    fn finish(&mut self, name: &str, known: &mut History) -> Result<String> {
+        if let Image::Writing(_) = self.image {
             self.save(known)?;
         }
         let Image::Saved(saved, parent) = std::mem::take(&mut self.image) else {

@@ -32,7 +32,7 @@ use snaprig_tracee::{
 };
 
 use crate::{
-    checkpoint::{self, Begun, How, Known, Mode, Stopped},
+    checkpoint::{self, History, How, Mode, NewImage, Stopped},
     control::{self, CONTROL, Dumped, Reply, Request, Running, Status, listen},
     job::{self, Job},
     member::{Done, Member},
@@ -172,7 +172,7 @@ pub struct Supervisor<'a> {
     pub parts: Parts,
     pub root: pid_t,
     pub command: Vec<String>,
-    pub known: Known,
+    pub known: History,
     pub status: i32,
     pub last: Option<u64>,
     pub options: &'a Options,
@@ -193,7 +193,7 @@ impl<'a> Supervisor<'a> {
             parts,
             root,
             command,
-            known: Known::default(),
+            known: History::default(),
             status: 0,
             options,
             due: Due::new(options.schedule),
@@ -356,7 +356,7 @@ impl<'a> Supervisor<'a> {
         if how.mode == Mode::Background {
             checkpoint::look(&mut self.known, Purpose::Alone, &self.parts.plugins)?;
         }
-        let mut image = Begun::begin(round.joined(), MEMBER, &how, &mut self.known)?;
+        let mut image = NewImage::begin(round.joined(), MEMBER, &how, &mut self.known)?;
         let parent = image.parent();
         let (known, directory) = (&mut self.known, round.joined().dir());
         let (plugins, last) = (&self.parts.plugins, |known: &mut _| image.catch_up(known));

@@ -110,8 +110,8 @@ impl Planter<'_> {
         let mut made = Vec::new();
         for child in &children {
             let of = child.session;
-            let is_strange = of != session && groups::is_orphaned(self.tree, of);
-            if !is_strange || groups::place(self.tree).session.is_none() && of == self.outside() {
+            let is_orphan = of != session && groups::is_orphaned(self.tree, of);
+            if !is_orphan || groups::place(self.tree).session.is_none() && of == self.outside() {
                 if fork_as(child.pid, child.exit_signal)? == 0 {
                     self.become_process(child);
                 }

@@ -11,10 +11,10 @@
 //!
 //! ```text
 //! phase    tree        supervisor
-//! Look     runs        refuses what it can see now, strangers too (strangers.rs of dump); in the background, copies memory,
+//! Look     runs        refuses what it can see now, processes outside too; in the background, copies memory,
 //!                      and what was written to meanwhile when all have done so
 //! Stop     stopped     described (sockets of connections to others as far as this end knows them)
-//! Drain                finds the other ends on the board, and what is on its way (abroad.rs of dump)
+//! Drain                finds the other ends on the board, and what is on its way
 //! Freeze               memory goes into buffers, and on to the disk
 //! Resume   runs on     what was taken out of connections is given back
 //! Write                the image is on the disk

@@ -22,7 +22,7 @@ use self::{
 };
 pub use self::{receive::receive, wire::Address};
 use crate::{
-    checkpoint::{self, Begun, Copied, How, Mode, Stopped},
+    checkpoint::{self, Copied, How, Mode, NewImage, Stopped},
     supervisor::Supervisor,
 };
 
@@ -74,7 +74,7 @@ impl Supervisor<'_> {
         };
         let sent = Sent(stream.again().map_err(failed)?);
         let number = self.last.map_or(1, |last| last + 1);
-        let image = Begun::begin_with(number, &how, &mut self.known, |header, options| {
+        let image = NewImage::begin_with(number, &how, &mut self.known, |header, options| {
             Ok(Writer::new(sent, header, options)?)
         });
         let mut image = image.map_err(|error| why(&mut stream, error))?;

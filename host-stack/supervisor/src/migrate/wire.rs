@@ -42,7 +42,7 @@ const VERSION: u32 = 2;
 /// Longest message: a command line.
 const MESSAGE_MAX: u32 = 4 << 20;
 /// How long connecting takes at most, and a peer that has not proven who it is.
-const STRANGER: Duration = Duration::from_secs(5);
+const UNPROVEN: Duration = Duration::from_secs(5);
 /// How long a peer may be silent.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long it takes at most to restore a tree.
@@ -117,7 +117,7 @@ impl Address {
             Self::Tcp(host, _) => {
                 let mut last = io::ErrorKind::AddrNotAvailable.into();
                 for address in host.to_socket_addrs()? {
-                    match TcpStream::connect_timeout(&address, STRANGER) {
+                    match TcpStream::connect_timeout(&address, UNPROVEN) {
                         Ok(stream) => {
                             stream.set_nodelay(true)?;
                             return Ok(Stream::Tcp(stream));
@@ -252,7 +252,7 @@ fn introduce(
     own: &[u8; 7],
     other: &[u8; 7],
 ) -> io::Result<()> {
-    stream.set_timeout(STRANGER)?;
+    stream.set_timeout(UNPROVEN)?;
     stream.check_user()?;
     let mut nonce = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut nonce)?;
@@ -264,7 +264,7 @@ fn introduce(
         return Err(io::Error::other(what));
     }
     if let Some(token) = token {
-        // The target proves itself first: it is not told anything by a stranger.
+        // The target proves itself first: it is not told anything by somebody who has not proven who it is.
         if own == TARGET {
             send(stream, &token.proof(own, &nonce, &hello.nonce))?;
         }

@@ -25,14 +25,14 @@ const TAIL: u64 = 64 << 10;
 /// What is known of files.
 #[derive(Debug, Default)]
 pub struct Named {
-    files: HashMap<PathBuf, Known>,
+    files: HashMap<PathBuf, NamedFile>,
     /// Names of files that inotify instances watch, by device and inode.
     pub watched: HashMap<(u64, u64), PathBuf>,
 }
 
 /// A file.
 #[derive(Debug)]
-struct Known {
+struct NamedFile {
     id: FileId,
     inode: u64,
     tail: Option<u64>,
@@ -52,7 +52,7 @@ impl Named {
     fn look(&mut self, path: &Path, hashed: bool) -> io::Result<FileId> {
         let metadata = std::fs::metadata(path)?;
         let modified_nanos = modified(&metadata);
-        if let Some(Known { id, inode, .. }) = self.files.get(path) {
+        if let Some(NamedFile { id, inode, .. }) = self.files.get(path) {
             let is_same = *inode == metadata.ino()
                 && id.size == metadata.len()
                 && id.modified_nanos == modified_nanos;
@@ -70,7 +70,7 @@ impl Named {
             modified_nanos,
             hash,
         };
-        let known = Known {
+        let known = NamedFile {
             id: id.clone(),
             inode: metadata.ino(),
             tail: None,

@@ -144,7 +144,7 @@ impl Ends {
             };
             let id = (*device, peer);
             if peer != 0 && !self.sockets.contains_key(&id) {
-                let what = is_strange_unix(*fd);
+                let what = unix_outside(*fd);
                 others.insert(id, (None, End { pid: *pid, what }));
             }
         }
@@ -167,7 +167,7 @@ impl Ends {
                 continue;
             }
             let (local, remote) = (plain(entry.local_address), plain(entry.remote_address));
-            let what = is_strange(*fd, remote);
+            let what = tcp_outside(*fd, remote);
             if UdpSocket::bind((remote.ip(), 0)).is_err() {
                 return Err(Error::refused(*pid, what));
             }
@@ -217,12 +217,12 @@ fn processes() -> impl Iterator<Item = pid_t> {
 }
 
 /// What is said of a connection to a process outside.
-pub fn is_strange(fd: i32, remote: SocketAddr) -> String {
+pub fn tcp_outside(fd: i32, remote: SocketAddr) -> String {
     format!("descriptor {fd} is a TCP socket connected to {remote}, which is outside")
 }
 
 /// The same of a Unix socket.
-pub fn is_strange_unix(fd: i32) -> String {
+pub fn unix_outside(fd: i32) -> String {
     format!("descriptor {fd} is a Unix socket connected to a process outside")
 }
 

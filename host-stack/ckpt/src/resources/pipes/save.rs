@@ -101,12 +101,12 @@ impl Met {
         let capacity = check(unsafe { libc::fcntl(end.as_raw_fd(), libc::F_GETPIPE_SZ) });
         let capacity = capacity.map_err(failed)? as u32;
         let mut hung_up = self.hung_up().map_err(failed)?;
-        let has_strangers = self.has_strangers(hung_up).map_err(failed)?;
-        if has_strangers && self.is_passed_on() {
+        let has_outside_end = self.has_outside_end(hung_up).map_err(failed)?;
+        if has_outside_end && self.is_passed_on() {
             // `launch program > >(tee log)`: the shell's child is the supervisor's. Who restarts has a pipe of its own
             // there, or none.
             hung_up = true;
-        } else if has_strangers {
+        } else if has_outside_end {
             let what = format!(
                 "descriptor {} is a pipe whose other end a process outside has ({})",
                 self.fd,
@@ -154,7 +154,7 @@ impl Met {
     }
 
     /// Whether its other end is somebody's, but nobody's of the tree.
-    fn has_strangers(&self, hung_up: bool) -> io::Result<bool> {
+    fn has_outside_end(&self, hung_up: bool) -> io::Result<bool> {
         if self.readers.is_empty() {
             // Who writes sees an error if nobody reads.
             let writer = self.writers.first();

@@ -23,7 +23,7 @@ const LISTENS: u8 = 10;
 
 /// A Unix socket.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct UnixSocket {
     /// It is connected to a name, not to a socket.
     pub is_datagram: bool,
     /// Inode of the socket at the other end; 0: nobody has it any more, or not yet.
@@ -37,11 +37,11 @@ pub struct Known {
 }
 
 /// All Unix sockets of this network namespace, by their inodes.
-pub fn unix_sockets() -> Result<HashMap<u64, Known>> {
+pub fn unix_sockets() -> Result<HashMap<u64, UnixSocket>> {
     ask().map_err(|source| Error::io("sock_diag of Unix sockets", source))
 }
 
-fn ask() -> io::Result<HashMap<u64, Known>> {
+fn ask() -> io::Result<HashMap<u64, UnixSocket>> {
     let netlink = socket::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_SOCK_DIAG)?;
     let mut request = Vec::new();
     request.extend(40u32.to_ne_bytes());
@@ -87,12 +87,12 @@ fn next(bytes: &[u8], header: usize) -> Option<(u16, &[u8], &[u8])> {
 }
 
 /// struct unix_diag_msg and its attributes.
-fn one(message: &[u8]) -> Option<(u64, Known)> {
+fn one(message: &[u8]) -> Option<(u64, UnixSocket)> {
     let is_listening = *message.get(2)? == LISTENS;
     let inode = u64::from(u32_at(message, 4)?);
-    let mut known = Known {
+    let mut known = UnixSocket {
         is_datagram: i32::from(*message.get(1)?) == libc::SOCK_DGRAM,
-        ..Known::default()
+        ..UnixSocket::default()
     };
     let mut rest = message.get(16..)?;
     while let Some((kind, value, behind)) = next(rest, 4) {

@@ -1,5 +1,5 @@
 //! What is on its way through a TCP connection: read, and left where the program finds it. Of connections between trees,
-//! each tree has one end, and goes these steps by itself (`dump/abroad.rs`).
+//! each tree has one end, and goes these steps by itself (`remote/save_tcp.rs`).
 //!
 //! ```text
 //! sender: push (nothing is held back) --> receiver: peek, when all has arrived

@@ -14,7 +14,7 @@ use std::{
 use super::{
     flow::{self, Grown},
     names::{reuse, within},
-    remote::restore_unix as neighbours,
+    remote::restore_unix,
     restore::{BUFFERS, COLD_BYTES, Lost, apply, covers, is_datagram, plain, sockets},
     socket,
 };
@@ -32,8 +32,8 @@ pub fn refill(tree: &Tree, opened: &Opened, lost: Lost, board: Option<&Board>) -
         // SAFETY: it is open until all are closed.
         Some(unsafe { BorrowedFd::borrow_raw(opened.files[number]) })
     };
-    let is_abroad = |socket: &Socket| matches!(socket.stage, Stage::Abroad { .. });
-    let is_ours = |socket: &Socket| socket.family == libc::AF_UNIX || !is_abroad(socket);
+    let is_between_trees = |socket: &Socket| matches!(socket.stage, Stage::BetweenTrees { .. });
+    let is_ours = |socket: &Socket| socket.family == libc::AF_UNIX || !is_between_trees(socket);
     let filled = sockets(tree).filter(|(_, socket)| !socket.received.is_empty());
     for (_, socket) in filled.filter(|(_, socket)| is_ours(socket)) {
         let failed = |source| {
@@ -52,10 +52,13 @@ pub fn refill(tree: &Tree, opened: &Opened, lost: Lost, board: Option<&Board>) -
         };
         refilled.map_err(failed)?;
     }
-    neighbours::filled(tree, board)?;
+    restore_unix::filled(tree, board)?;
     for (number, socket) in sockets(tree) {
         let fd = fd_of(socket.inode).ok_or_else(|| damaged("a socket"))?;
-        let is_connected = matches!(socket.stage, Stage::Connected { .. } | Stage::Abroad { .. });
+        let is_connected = matches!(
+            socket.stage,
+            Stage::Connected { .. } | Stage::BetweenTrees { .. }
+        );
         for (bit, how) in [(1, libc::SHUT_RD), (2, libc::SHUT_WR)] {
             if is_connected && socket.shut & bit != 0 {
                 // The other end may have said so before.

@@ -15,7 +15,7 @@ use std::{
 
 use super::{
     names::{PATIENCE, bind, outlast, patiently, reuse, within},
-    remote::{restore_tcp as abroad, restore_unix as neighbours},
+    remote::{restore_tcp, restore_unix},
     socket,
 };
 use crate::{
@@ -47,7 +47,7 @@ pub const BUFFERS: [(i32, i32); 2] = [
 pub type Lost = BTreeMap<u64, OwnedFd>;
 
 /// Sockets by their inodes: all that there are to be, and those that are made.
-pub struct Made<'a> {
+pub struct RestoredSockets<'a> {
     pub all: Vec<&'a Socket>,
     pub made: BTreeMap<u64, OwnedFd>,
     pub lost: Lost,
@@ -56,7 +56,7 @@ pub struct Made<'a> {
 /// Opens all sockets of a tree; in a job, together with other trees.
 pub fn open(tree: &Tree, opened: &mut Opened, board: Option<&Board>) -> Result<Lost> {
     let all: Vec<&Socket> = sockets(tree).map(|(_, socket)| socket).collect();
-    let mut made = Made {
+    let mut made = RestoredSockets {
         all,
         made: BTreeMap::new(),
         lost: Lost::new(),
@@ -77,11 +77,11 @@ pub fn open(tree: &Tree, opened: &mut Opened, board: Option<&Board>) -> Result<L
         };
         made.connection(socket).map_err(failed)?;
     }
-    abroad::connect(&mut made, board)?;
-    neighbours::connect(&mut made, board)?;
+    restore_tcp::connect(&mut made, board)?;
+    restore_unix::connect(&mut made, board)?;
     made.waiting()?;
-    abroad::wait(&mut made, board)?;
-    let Made { mut made, lost, .. } = made;
+    restore_tcp::wait(&mut made, board)?;
+    let RestoredSockets { mut made, lost, .. } = made;
     for (number, socket) in sockets(tree) {
         let fd = made.remove(&socket.inode);
         let fd = fd.ok_or_else(|| damaged("a socket that is connected to none"))?;
@@ -111,7 +111,7 @@ fn stands_alone(socket: &Socket) -> bool {
     }
 }
 
-impl<'a> Made<'a> {
+impl<'a> RestoredSockets<'a> {
     fn find(&self, inode: u64) -> Option<&'a Socket> {
         self.all
             .iter()
@@ -141,7 +141,7 @@ impl<'a> Made<'a> {
     fn connection(&mut self, socket: &Socket) -> io::Result<()> {
         if let (true, Some(fd)) = (is_datagram(socket), self.made.get(&socket.inode)) {
             if matches!(socket.stage, Stage::Connected { .. }) {
-                // Who it is connected to may be a stranger, who may be gone; then it says so when it sends.
+                // Who it is connected to may be a process outside, which may be gone; then it says so when it sends.
                 let _ = within(socket, || socket::connect(fd, &socket.remote));
             }
             return Ok(());
@@ -178,7 +178,7 @@ impl<'a> Made<'a> {
             Stage::Connecting => {
                 self.made.insert(socket.inode, refused(socket)?);
             }
-            Stage::Idle | Stage::Listening { .. } | Stage::Abroad { .. } => {}
+            Stage::Idle | Stage::Listening { .. } | Stage::BetweenTrees { .. } => {}
         }
         Ok(())
     }
@@ -317,7 +317,7 @@ fn substitute(server: &Socket) -> io::Result<OwnedFd> {
 
 fn through(client: &Socket, listeners: &[BorrowedFd]) -> io::Result<(OwnedFd, OwnedFd)> {
     let local = socket::address(&client.local).ok_or(io::ErrorKind::InvalidData)?;
-    let connecting = outlast(local, || abroad::named(client, local, &client.remote))?;
+    let connecting = outlast(local, || restore_tcp::named(client, local, &client.remote))?;
     loop {
         let accepted = accept(listeners)?;
         let from = socket::remote_name(&accepted)?;

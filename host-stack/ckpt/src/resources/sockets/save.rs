@@ -21,7 +21,7 @@ use procfs::{
 
 use super::{
     diag, flow, netlink, options,
-    remote::save_tcp::Stranger,
+    remote::save_tcp::UnknownPeer,
     socket::{self, Received},
 };
 use crate::{
@@ -81,8 +81,8 @@ impl Met {
 pub struct Sockets {
     pub met: Vec<Met>,
     /// TCP connections to who may be of the same job, and Unix sockets.
-    pub strangers: Vec<Stranger>,
-    pub unix_strangers: Vec<Stranger>,
+    pub unknown_peers: Vec<UnknownPeer>,
+    pub unknown_unix_peers: Vec<UnknownPeer>,
 }
 
 impl Sockets {
@@ -166,7 +166,7 @@ impl Sockets {
             .filter_map(|inode| known.get(inode))
             .flat_map(|known| known.waiting.iter().copied())
             .collect();
-        let mut strangers = Vec::new();
+        let mut unknown = Vec::new();
         for (index, met) in self.met.iter().enumerate() {
             let socket = at(open, met.file);
             let Some(known) = known
@@ -196,7 +196,7 @@ impl Sockets {
                     if is_datagram {
                         return Err(refusal);
                     }
-                    strangers.push(Stranger {
+                    unknown.push(UnknownPeer {
                         met: index,
                         refusal,
                     });
@@ -212,7 +212,7 @@ impl Sockets {
                 return Err(met.refused(what).for_now());
             }
         }
-        self.unix_strangers = strangers;
+        self.unknown_unix_peers = unknown;
         Ok(())
     }
 
@@ -230,7 +230,7 @@ impl Sockets {
                 ends.insert((local, remote), index);
             }
         }
-        let (mut pairs, mut strangers) = (Vec::new(), Vec::new());
+        let (mut pairs, mut unknown) = (Vec::new(), Vec::new());
         for (index, met) in self
             .met
             .iter()
@@ -257,7 +257,7 @@ impl Sockets {
                 }
                 None => {
                     if let Some(refusal) = self.lonely(met, open, local, remote)? {
-                        strangers.push(Stranger {
+                        unknown.push(UnknownPeer {
                             met: index,
                             refusal,
                         });
@@ -267,12 +267,12 @@ impl Sockets {
             }
             pairs.push((index, other));
         }
-        self.strangers = strangers;
+        self.unknown_peers = unknown;
         Ok(pairs)
     }
 
     /// A connection whose other end no process of the tree has: it waits to be accepted, has been closed, or is a
-    /// stranger's, which is refused unless that is of the same job.
+    /// a process outside has it, which is refused unless that is of the same job.
     pub fn lonely(
         &self,
         met: &Met,
@@ -286,7 +286,7 @@ impl Sockets {
         };
         let entries = entries(met.pid)?;
         let other = entries.iter().find(|entry| is_other(entry));
-        let stranger = format!("a TCP socket connected to {remote}, which is outside");
+        let outside = format!("a TCP socket connected to {remote}, which is outside");
         let is_local = UdpSocket::bind((remote.ip(), 0)).is_ok();
         if !is_local
             || entries.iter().any(|entry| {
@@ -294,7 +294,7 @@ impl Sockets {
                     && entry.inode != 0
             })
         {
-            return Ok(Some(met.refused(&stranger)));
+            return Ok(Some(met.refused(&outside)));
         }
         let waits = other
             .filter(|other| matches!(other.state, TcpState::Established | TcpState::CloseWait));
@@ -317,7 +317,7 @@ impl Sockets {
                 })
         });
         let Some(listener) = listener else {
-            return Ok(Some(met.refused(&stranger)));
+            return Ok(Some(met.refused(&outside)));
         };
         // The end of what is sent counts as well.
         let ended = u32::from(waits.state == TcpState::CloseWait);

@@ -55,7 +55,7 @@ pub enum Stage {
         reset: bool,
     },
     /// A connection to another tree of the job.
-    Abroad {
+    BetweenTrees {
         /// What both ends call it.
         id: Vec<u8>,
         /// This end is connected to when it is made again.

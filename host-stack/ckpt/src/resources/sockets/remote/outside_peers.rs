@@ -4,12 +4,12 @@
 //! each member            board                                    what it has, and what may be its own
 //!   | -- "tcp": ends -----> |       all have said so
 //!   | -- "tcp": more -----> |       all have said so              what was made while others looked
-//!   | <-- other ends ------ |                                     nobody says so, and it is still there: a stranger's
+//!   | <-- other ends ------ |                                     nobody says so, and it is still there: a process outside's
 //! ```
 //! Connections come and go meanwhile. What was there before the first look of others had ended, their second look sees,
 //! if it is theirs. Nobody tells of an end that has been closed, or is on its way in a message (SCM_RIGHTS): of an end
 //! that no process outside can be seen to have, each member says that it may be its own. Of Unix sockets there may be many
-//! of those: there a stranger is who can be seen to have the other end. What is in doubt is left to when all stand still.
+//! of those: there a process outside is who can be seen to have the other end. What is in doubt is left to when all stand still.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ use snaprig_tracee::{descriptors::me, freeze};
 
 use super::{
     save_tcp::{id_in, key, machine, place},
-    save_unix as neighbours,
+    save_unix,
 };
 use crate::{
     board::Board,
@@ -41,7 +41,7 @@ use crate::{
 /// A connection that a tree has, to something else.
 struct Connection {
     pid: pid_t,
-    /// What is said if that is a stranger.
+    /// What is said if that is a process outside.
     what: String,
     others: Vec<u8>,
     /// Of a Unix socket: the inode of the other end.
@@ -59,7 +59,7 @@ struct Look {
     tree: BTreeSet<u64>,
 }
 
-/// Refuses connections of this process's descendants to strangers; all members of the job do so at the same time. What
+/// Refuses connections of this process's descendants to processes outside; all members of the job do so at the same time. What
 /// programs with plugins have, those say later: with them (`judges` is false), it is only said what there is.
 pub fn refuse(board: &Board, judges: bool) -> Result<()> {
     let first = Look::take()?;
@@ -74,17 +74,17 @@ pub fn refuse(board: &Board, judges: bool) -> Result<()> {
     }
     let keys: Vec<_> = second.own.values().map(|it| it.others.clone()).collect();
     let claimed = board.look::<()>(&keys)?;
-    let strangers = second.own.iter().zip(claimed);
-    let mut strangers = strangers
+    let outsiders = second.own.iter().zip(claimed);
+    let mut outsiders = outsiders
         .filter(|(_, claimed)| claimed.is_none())
         .peekable();
-    if strangers.peek().is_none() {
+    if outsiders.peek().is_none() {
         return Ok(());
     }
     let last = Look::take()?;
     let others = outside::sockets_of_others(last.tree.iter());
     let is_others = |one: &&Connection| one.peer.is_none_or(|peer| others.contains(&peer));
-    let mut left = strangers.filter_map(|((own, _), _)| last.own.get(own));
+    let mut left = outsiders.filter_map(|((own, _), _)| last.own.get(own));
     match left.find(is_others) {
         Some(Connection { pid, what, .. }) => Err(Error::refused(*pid, what.clone())),
         None => Ok(()),
@@ -116,7 +116,7 @@ impl Look {
                     if entry.state == TcpState::Established {
                         let connection = Connection {
                             pid: *pid,
-                            what: outside::is_strange(*fd, remote),
+                            what: outside::tcp_outside(*fd, remote),
                             others: key("tcp", &id, !is_low),
                             peer: None,
                         };
@@ -142,7 +142,7 @@ impl Look {
             return Ok(());
         }
         let machine = machine()?;
-        let key = |inode: u64| neighbours::key("unix", &machine, inode);
+        let key = |inode: u64| save_unix::key("unix", &machine, inode);
         let known = diag::unix_sockets()?;
         for (inode, (pid, fd)) in tree {
             let Some(known) = known.get(inode).filter(|known| !known.is_datagram) else {
@@ -155,7 +155,7 @@ impl Look {
             {
                 let connection = Connection {
                     pid: *pid,
-                    what: outside::is_strange_unix(*fd),
+                    what: outside::unix_outside(*fd),
                     others: key(peer),
                     peer: Some(peer),
                 };

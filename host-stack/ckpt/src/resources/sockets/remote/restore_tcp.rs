@@ -25,7 +25,7 @@ use crate::{
     resources::sockets::{
         flow,
         names::{is_in_use, patiently, reuse},
-        restore::{BUFFERS, COLD_BYTES, Made, apply, plain},
+        restore::{BUFFERS, COLD_BYTES, RestoredSockets, apply, plain},
         socket,
     },
     state::{Socket, Stage},
@@ -58,7 +58,7 @@ impl End<'_> {
 }
 
 /// Makes all but those that wait to be accepted.
-pub fn connect(made: &mut Made, board: Option<&Board>) -> Result<()> {
+pub fn connect(made: &mut RestoredSockets, board: Option<&Board>) -> Result<()> {
     let mut ends: Vec<End> = made.all.iter().filter_map(|socket| end(socket)).collect();
     // All go through them in this order, so that nobody waits for who waits for it.
     ends.sort_by(|one, other| one.id.cmp(other.id));
@@ -66,7 +66,7 @@ pub fn connect(made: &mut Made, board: Option<&Board>) -> Result<()> {
         return match made
             .all
             .iter()
-            .any(|socket| matches!(socket.stage, Stage::Abroad { .. }))
+            .any(|socket| matches!(socket.stage, Stage::BetweenTrees { .. }))
         {
             true => Err(Error::Missing {
                 what: "it is connected to other trees of its job: restart that (--job)".into(),
@@ -96,7 +96,7 @@ pub fn connect(made: &mut Made, board: Option<&Board>) -> Result<()> {
 }
 
 /// When this tree accepts nothing more: others may wait at its sockets, and it at theirs.
-pub fn wait(made: &mut Made, board: Option<&Board>) -> Result<()> {
+pub fn wait(made: &mut RestoredSockets, board: Option<&Board>) -> Result<()> {
     let Some(board) = board else {
         return Ok(());
     };
@@ -113,7 +113,7 @@ pub fn wait(made: &mut Made, board: Option<&Board>) -> Result<()> {
     }
     board.publish(&open)?;
     for socket in made.all.clone() {
-        let Stage::Abroad {
+        let Stage::BetweenTrees {
             waits: Some(listener),
             ..
         } = &socket.stage
@@ -132,7 +132,7 @@ pub fn wait(made: &mut Made, board: Option<&Board>) -> Result<()> {
 
 fn end<'a>(socket: &'a Socket) -> Option<End<'a>> {
     match &socket.stage {
-        Stage::Abroad {
+        Stage::BetweenTrees {
             id,
             accepts,
             waits: None,
@@ -146,7 +146,11 @@ fn end<'a>(socket: &'a Socket) -> Option<End<'a>> {
 }
 
 /// Has all that accept listen, and says where; what listens for the purpose, by the names it stands for.
-fn listen(made: &Made, ends: &[End], board: &Board) -> Result<BTreeMap<Vec<u8>, OwnedFd>> {
+fn listen(
+    made: &RestoredSockets,
+    ends: &[End],
+    board: &Board,
+) -> Result<BTreeMap<Vec<u8>, OwnedFd>> {
     let failed = |source| Error::io("a socket that listens for another tree", source);
     let mut temporary: BTreeMap<Vec<u8>, OwnedFd> = BTreeMap::new();
     let mut said = Vec::new();
@@ -185,7 +189,7 @@ fn substitute(socket: &Socket) -> io::Result<OwnedFd> {
 
 /// Accepts those that have said who they are.
 fn accept(
-    made: &mut Made,
+    made: &mut RestoredSockets,
     ends: &[End],
     temporary: &BTreeMap<Vec<u8>, OwnedFd>,
     board: &Board,

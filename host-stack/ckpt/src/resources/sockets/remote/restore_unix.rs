@@ -32,7 +32,7 @@ use crate::{
     resources::{
         opened::path_of,
         sockets::{
-            restore::{Made, sockets},
+            restore::{RestoredSockets, sockets},
             socket,
         },
     },
@@ -41,7 +41,7 @@ use crate::{
 
 /// How long another tree may take, once it knows where.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A name of a connection (`dump::neighbours`): longer ones are none.
+/// A name of a connection (`save_unix`): longer ones are none.
 const ID_MAX: usize = 256;
 
 /// What an end is called that another tree makes.
@@ -62,11 +62,13 @@ struct End<'a> {
 impl<'a> End<'a> {
     fn of(socket: &'a Socket) -> Option<Self> {
         match &socket.stage {
-            Stage::Abroad { id, accepts, .. } if socket.family == libc::AF_UNIX => Some(Self {
-                socket,
-                id,
-                accepts: *accepts,
-            }),
+            Stage::BetweenTrees { id, accepts, .. } if socket.family == libc::AF_UNIX => {
+                Some(Self {
+                    socket,
+                    id,
+                    accepts: *accepts,
+                })
+            }
             _ => None,
         }
     }
@@ -83,7 +85,7 @@ impl<'a> End<'a> {
 }
 
 /// Makes all of them, empty.
-pub fn connect(made: &mut Made, board: Option<&Board>) -> Result<()> {
+pub fn connect(made: &mut RestoredSockets, board: Option<&Board>) -> Result<()> {
     let ends = made.all.iter().filter_map(|socket| End::of(socket));
     let (accepting, connecting): (Vec<End>, Vec<End>) = ends.partition(|end| end.accepts);
     let Some(board) = board.filter(|_| !accepting.is_empty() || !connecting.is_empty()) else {

@@ -4,7 +4,7 @@
 //! one tree                     board                     the other tree        all trees stand still
 //!   | -- "end": this is one --> |                                |
 //!   |                     all have said so                       |
-//!   | <-- who has the other --- |                                |             nobody: it is a stranger's
+//!   | <-- who has the other --- |                                |             nobody: a process outside has it
 //!   | -- "out": what is left -> |                                |
 //!   | <------------------------ |                                |             any: the receiver's buffer grows
 //!   | -- "left": of that -----> |                                |             must be nothing
@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_micros(200);
 
 /// A connection whose other end no process of the tree has.
 #[derive(Debug)]
-pub struct Stranger {
+pub struct UnknownPeer {
     /// Number among the sockets met.
     pub met: usize,
     /// What is said if nobody of the job has it either.
@@ -124,10 +124,14 @@ pub fn machine() -> Result<String> {
 }
 
 impl Sockets {
-    /// Of a tree that is in no job: refuses connections to strangers.
+    /// Of a tree that is in no job: refuses connections to processes outside.
     pub fn alone(&mut self) -> Result<()> {
-        match self.strangers.pop().or_else(|| self.unix_strangers.pop()) {
-            Some(stranger) => Err(stranger.refusal),
+        match self
+            .unknown_peers
+            .pop()
+            .or_else(|| self.unknown_unix_peers.pop())
+        {
+            Some(peer) => Err(peer.refusal),
             None => Ok(()),
         }
     }
@@ -148,9 +152,9 @@ impl Sockets {
             ));
         }
         board.publish(&said)?;
-        let neighbours = self.greet(open, board)?;
+        let unix_ends = self.publish_unix_ends(open, board)?;
         board.meet("ends")?;
-        self.know(open, neighbours, board)?;
+        self.find_unix_peers(open, unix_ends, board)?;
         let keys: Vec<_> = ends.iter().map(|end| end.others("end")).collect();
         let others = board.look::<Said>(&keys)?;
         let mut joined = Vec::new();
@@ -163,7 +167,7 @@ impl Sockets {
             let listens = self.listens(open, end.local);
             end.accepts = waits.is_none() && (listens, end.is_low) > (other.listens, !end.is_low);
             let socket = at(open, self.met[end.met].file);
-            socket.stage = Stage::Abroad {
+            socket.stage = Stage::BetweenTrees {
                 id: end.id.clone(),
                 accepts: end.accepts,
                 waits: waits.clone(),
@@ -177,13 +181,13 @@ impl Sockets {
 
     /// Since the tree was stopped, others went on: what their ends are now.
     fn look_again(&mut self, open: &mut [OpenFile]) -> Result<Vec<End>> {
-        let strangers: Vec<_> = self.strangers.drain(..).map(|one| one.met).collect();
+        let unknown: Vec<_> = self.unknown_peers.drain(..).map(|one| one.met).collect();
         let mut ends = Vec::new();
         for index in 0..self.met.len() {
             let met = &mut self.met[index];
             let socket = at(open, met.file);
             let may_be = met.state != 0 && socket.stage == Stage::Connecting;
-            if !may_be && !strangers.contains(&index) {
+            if !may_be && !unknown.contains(&index) {
                 continue;
             }
             let failed = |source| met.failed(source);
@@ -279,7 +283,7 @@ impl Sockets {
         }
     }
 
-    /// Nobody of the job has the other end: it has been closed, or is a stranger's.
+    /// Nobody of the job has the other end: it has been closed, or a process outside has it.
     fn nobodys(&mut self, open: &mut [OpenFile], end: &End) -> Result<()> {
         let met = &self.met[end.met];
         let (Some(local), Some(remote)) = names(at(open, met.file)) else {

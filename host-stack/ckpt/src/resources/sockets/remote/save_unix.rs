@@ -5,19 +5,19 @@
 //! each tree                                  board                            all trees stand still
 //!   | -- "unix": ends of this tree ---------> |
 //!   | -- "waits": who waits at its sockets -> |   all have said so
-//!   | <-- other ends ------------------------ |                               nobody: it is a stranger's
+//!   | <-- other ends ------------------------ |                               nobody: it is a process's outside
 //! ```
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::save_tcp::{Stranger, machine};
+use super::save_tcp::{UnknownPeer, machine};
 use crate::{
     board::Board,
     error::Result,
     resources::sockets::{
-        diag::{self, Known},
+        diag::{self, UnixSocket},
         save::{Sockets, at},
         socket::{self, Received},
     },
@@ -35,7 +35,7 @@ struct Said {
 
 /// Ends that lead out of a tree.
 #[derive(Default)]
-pub struct Neighbours {
+pub struct UnixEnds {
     machine: String,
     ends: Vec<End>,
     /// Inodes of sockets that nobody is at the other end of, or nobody yet, with their numbers among those met.
@@ -43,7 +43,7 @@ pub struct Neighbours {
 }
 
 struct End {
-    stranger: Stranger,
+    unknown: UnknownPeer,
     inode: u64,
     peer: u64,
     said: Said,
@@ -56,28 +56,28 @@ pub fn key(what: &str, machine: &str, inode: u64) -> Vec<u8> {
 
 impl Sockets {
     /// When all trees of a job stand still: says what this one has.
-    pub fn greet(&mut self, open: &mut [OpenFile], board: &Board) -> Result<Neighbours> {
+    pub fn publish_unix_ends(&mut self, open: &mut [OpenFile], board: &Board) -> Result<UnixEnds> {
         let is_unix = |file: u32, open: &mut [OpenFile]| at(open, file).family == libc::AF_UNIX;
         if !self.met.iter().any(|met| is_unix(met.file, open)) {
-            return Ok(Neighbours::default());
+            return Ok(UnixEnds::default());
         }
         let known = diag::unix_sockets()?;
-        let mut found = Neighbours {
+        let mut found = UnixEnds {
             machine: machine()?,
-            ..Neighbours::default()
+            ..UnixEnds::default()
         };
         let mut said = Vec::new();
-        for stranger in std::mem::take(&mut self.unix_strangers) {
-            let socket = at(open, self.met[stranger.met].file);
+        for unknown in std::mem::take(&mut self.unknown_unix_peers) {
+            let socket = at(open, self.met[unknown.met].file);
             let inode = socket.inode;
             let now = known.get(&inode).cloned().unwrap_or_default();
             socket.shut = now.shut;
-            self.peek_again(open, stranger.met)?;
+            self.peek_again(open, unknown.met)?;
             // Else the other end has been closed meanwhile.
             if let Some(peer) = now.peer.filter(|peer| *peer != 0) {
                 let end = End {
-                    said: self.say(open, stranger.met),
-                    stranger,
+                    said: self.say(open, unknown.met),
+                    unknown,
                     inode,
                     peer,
                 };
@@ -107,8 +107,8 @@ impl Sockets {
     fn look_for_lonely(
         &self,
         open: &mut [OpenFile],
-        known: &HashMap<u64, Known>,
-        found: &mut Neighbours,
+        known: &HashMap<u64, UnixSocket>,
+        found: &mut UnixEnds,
         board: &Board,
     ) -> Result<()> {
         let mut waiting = Vec::new();
@@ -131,17 +131,17 @@ impl Sockets {
     }
 
     /// When all have said what they have: finds out who is at the other ends.
-    pub fn know(
+    pub fn find_unix_peers(
         &mut self,
         open: &mut [OpenFile],
-        neighbours: Neighbours,
+        ends: UnixEnds,
         board: &Board,
     ) -> Result<()> {
-        let Neighbours {
+        let UnixEnds {
             machine,
             ends,
             lonely,
-        } = neighbours;
+        } = ends;
         let keys: Vec<_> = ends
             .iter()
             .map(|end| key("unix", &machine, end.peer))
@@ -149,10 +149,10 @@ impl Sockets {
         let others = board.look::<Said>(&keys)?;
         for (end, other) in ends.into_iter().zip(others) {
             let Some(other) = other else {
-                return Err(end.stranger.refusal);
+                return Err(end.unknown.refusal);
             };
             let (low, high) = (end.inode.min(end.peer), end.inode.max(end.peer));
-            at(open, self.met[end.stranger.met].file).stage = Stage::Abroad {
+            at(open, self.met[end.unknown.met].file).stage = Stage::BetweenTrees {
                 id: [key("", &machine, low), high.to_le_bytes().to_vec()].concat(),
                 accepts: (end.said, end.inode) > (other, end.peer),
                 waits: None,

@@ -32,7 +32,7 @@ use snaprig_tracee::{
     ranges::Ranges,
 };
 
-use crate::checkpoint::Known;
+use crate::checkpoint::History;
 
 /// Passes at most.
 const PASSES_MAX: u32 = 6;
@@ -41,7 +41,7 @@ const LITTLE: u64 = 8 << 20;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ahead {
+pub struct Precopy {
     /// Times that memory was copied.
     pub passes: u32,
     /// Bytes that were copied.
@@ -52,17 +52,17 @@ pub struct Ahead {
 
 /// Copies the memory of all descendants of this process into an image, until little is left.
 pub fn copy<S: Sink>(
-    known: &mut Known,
+    known: &mut History,
     spaces: &mut Spaces,
     writer: &mut Writer<S>,
-) -> Result<Ahead> {
+) -> Result<Precopy> {
     // SAFETY: no preconditions.
     let me = unsafe { libc::getpid() };
-    let mut ahead = Ahead::default();
-    arm(me, known, &mut ahead)?;
+    let mut precopy = Precopy::default();
+    arm(me, known, &mut precopy)?;
     let mut left = u64::MAX;
-    while ahead.passes < PASSES_MAX && known.tracking.is_possible() {
-        let bytes = pass(known, spaces, writer, &mut ahead)?;
+    while precopy.passes < PASSES_MAX && known.tracking.is_possible() {
+        let bytes = pass(known, spaces, writer, &mut precopy)?;
         left = left_to_copy(me)?;
         if left <= LITTLE || left > bytes / 2 {
             break;
@@ -71,11 +71,11 @@ pub fn copy<S: Sink>(
     // Nobody is to wait for a buffer while the tree stands still.
     let buffers = left.div_ceil(CHUNK_MAX as u64).saturating_mul(2);
     writer.settle(usize::try_from(buffers).unwrap_or(usize::MAX))?;
-    Ok(ahead)
+    Ok(precopy)
 }
 
 /// Tracks writes to all that can be tracked.
-fn arm(me: pid_t, known: &mut Known, ahead: &mut Ahead) -> Result<()> {
+fn arm(me: pid_t, known: &mut History, precopy: &mut Precopy) -> Result<()> {
     let pids = freeze::descendants(me)?;
     known.tracking.retain(&pids);
     let bytes: u64 = pids.iter().map(|pid| untracked_bytes(*pid)).sum();
@@ -87,7 +87,7 @@ fn arm(me: pid_t, known: &mut Known, ahead: &mut Ahead) -> Result<()> {
             known.tracking.start(process, &areas)?;
         }
         frozen.let_go()?;
-        ahead.stopped += begun.elapsed();
+        precopy.stopped += begun.elapsed();
     }
     Ok(())
 }
@@ -117,10 +117,10 @@ fn untracked(pid: pid_t) -> Vec<Range<u64>> {
 
 /// Copies what the chain does not have, as it is now; how much that is.
 pub fn pass<S: Sink>(
-    known: &mut Known,
+    known: &mut History,
     spaces: &mut Spaces,
     writer: &mut Writer<S>,
-    ahead: &mut Ahead,
+    precopy: &mut Precopy,
 ) -> Result<u64> {
     // SAFETY: no preconditions.
     let me = unsafe { libc::getpid() };
@@ -131,10 +131,10 @@ pub fn pass<S: Sink>(
     if missing.iter().all(|(_, pages)| pages.bytes() == 0) {
         return Ok(0);
     }
-    ahead.passes += 1;
+    precopy.passes += 1;
     let begun = Instant::now();
     Frozen::freeze(me, &mut known.calls)?.let_go()?;
-    ahead.stopped += begun.elapsed();
+    precopy.stopped += begun.elapsed();
     let mut bytes = 0;
     for (pid, pages) in missing {
         let space = spaces.meet(Key::Process(pid));
@@ -142,7 +142,7 @@ pub fn pass<S: Sink>(
         bytes += copied.bytes();
         space.copied(&copied);
     }
-    ahead.bytes += bytes;
+    precopy.bytes += bytes;
     Ok(bytes)
 }
 
