@@ -13,36 +13,20 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `state` | what an image says |
 //! | `dump` | from processes to an image |
 //! | `restart` | from an image to processes |
-//! | `huge` | huge pages of this machine, and files of them |
-//! | `spaces` | what a chain of images has of pages |
-//! | `socket`, `flow`, `queue` | calls on sockets; what is on its way through a TCP connection; what its sender still has |
-//! | `apart` | work that goes on if this process is killed |
-//! | `board`, `carry` | what supervisors of trees that are checkpointed together tell each other; bytes that they hand each other |
-//! | `owned` | what belongs to plugins, and not into an image |
-//! | `sysv` | System V objects of an IPC namespace |
-//! | `terminal` | settings and contents of pseudoterminals |
 //! | `show` | what an image says, for people |
+//!
+//! What an image says is in `snaprig-resources`, and so is all state that is not registers and memory of one process, by
+//! kind.
 //!
 //! What must stay true: a process that is let go is what it was; an image is complete or it is none; nothing of a
 //! restarted tree runs before all of it has been read and checked.
 
-pub mod board;
-mod calls;
-mod copy;
-mod detached;
 pub mod dump;
-pub mod error;
-mod resources;
 pub mod restart;
 mod show;
-pub mod spaces;
-pub mod state;
 
-pub use self::{
-    error::{Error, Result},
-    resources::plugins::owned,
-    show::inspect,
-};
+pub use snaprig_resources::error::{Error, Result};
+
+pub use self::show::inspect;

@@ -3,10 +3,9 @@
 use std::{fs::File, path::Path};
 
 use snaprig_ckpt_image::inspect::Inspection;
-
-use crate::{
+use snaprig_resources::{
+    self,
     error::{Error, Result},
-    resources,
     state::{Backing, Body, Process, Tree},
 };
 
@@ -30,7 +29,7 @@ fn lines(tree: &Tree) -> Vec<String> {
         "space", "process", "parent", "threads", "session", "areas", "files"
     )];
     lines.extend(tree.processes.iter().map(process));
-    let resources = resources::all();
+    let resources = snaprig_resources::all();
     let spaces = resources.iter().flat_map(|kind| kind.describe_spaces(tree));
     lines.extend(spaces);
     for (number, file) in tree.files.iter().enumerate() {

@@ -11,14 +11,14 @@ use std::{
     path::Path,
 };
 
-use snaprig_ckpt::{
-    error::{Error, Result},
-    restart::{self, Clocks, Complete, Restored},
-    state::Tree,
-};
+use snaprig_ckpt::restart::{self, Clocks, Complete, Restored};
 use snaprig_ckpt_image::{
     chain::Chain,
     store::{Checkpoint, Store},
+};
+use snaprig_resources::{
+    error::{Error, Result},
+    state::Tree,
 };
 
 use crate::{

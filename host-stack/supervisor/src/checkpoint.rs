@@ -20,16 +20,16 @@ use std::{
 
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
-use snaprig_ckpt::{
-    board::Board,
-    dump::{self, Before, Described, Named, Purpose},
-    error::{Error, Result},
-    owned::Owned,
-    spaces::Spaces,
-};
+use snaprig_ckpt::dump::{self, Before, Described, Named, Purpose};
 use snaprig_ckpt_image::{
     image::{FileSink, Header, ImageId, Options as WriteOptions, Sink, Summary, Writer},
     store::{Joined, Member, Store},
+};
+use snaprig_resources::{
+    board::Board,
+    error::{Error, Result},
+    plugins::owned::Owned,
+    spaces::Spaces,
 };
 use snaprig_tracee::{
     freeze::{Calls, Frozen},

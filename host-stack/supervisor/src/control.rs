@@ -16,7 +16,7 @@ use std::{
 
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
-use snaprig_ckpt::error::{Error, Result};
+use snaprig_resources::error::{Error, Result};
 
 use crate::{
     checkpoint::{Copied, Pause},

@@ -36,8 +36,8 @@ mod signals;
 mod supervisor;
 mod together;
 
-pub use snaprig_ckpt::{Error, Result};
 pub use snaprig_ckpt_image::interval::Policy;
+pub use snaprig_resources::error::{Error, Result};
 
 pub use self::{
     again::restart,

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use libc::pid_t;
 use snaprig_ckpt::{
-    board::Board,
     dump::{self, Purpose},
-    error::{Error, Result},
     restart,
 };
 use snaprig_ckpt_image::{
@@ -21,6 +19,10 @@ use snaprig_coord::{
     member::Event,
     message::Outcome,
     phase::{Kind, Order, Phase},
+};
+use snaprig_resources::{
+    board::Board,
+    error::{Error, Result},
 };
 use snaprig_tracee::steps::{self, Step};
 

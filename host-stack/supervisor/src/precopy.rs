@@ -19,12 +19,12 @@ use std::{
 
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, Process};
-use snaprig_ckpt::{
-    dump,
+use snaprig_ckpt::dump;
+use snaprig_ckpt_image::image::{CHUNK_MAX, Sink, Writer};
+use snaprig_resources::{
     error::Result,
     spaces::{Key, Spaces},
 };
-use snaprig_ckpt_image::image::{CHUNK_MAX, Sink, Writer};
 use snaprig_tracee::{
     code::kernels,
     freeze::{self, Frozen},

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
 
-use snaprig_ckpt::error::{Error, Result};
+use snaprig_resources::error::{Error, Result};
 
 /// SIGCHLD and what ends a supervisor, as a descriptor.
 pub struct Signals {

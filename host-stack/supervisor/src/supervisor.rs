@@ -20,10 +20,9 @@ use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snaprig_ckpt_image::store::{Manifest, Store};
 
-use snaprig_ckpt::{
-    dump::Purpose,
-    error::{Error, Result},
-    restart::{chain, exit_code},
+use snaprig_ckpt::{dump::Purpose, restart::exit_code};
+use snaprig_resources::{
+    error::{Error, Result, chain},
     state::Tree,
 };
 use snaprig_tracee::{

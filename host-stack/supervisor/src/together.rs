@@ -16,12 +16,7 @@ use std::{
 };
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use snaprig_ckpt::{
-    board::Board,
-    error::{Error, Result},
-    restart::{self, Complete, Restored},
-    state::Tree,
-};
+use snaprig_ckpt::restart::{self, Complete, Restored};
 use snaprig_ckpt_image::{
     chain::Chain,
     store::{Checkpoint, Store},
@@ -29,6 +24,11 @@ use snaprig_ckpt_image::{
 use snaprig_coord::{
     member::Event,
     phase::{Order, Phase},
+};
+use snaprig_resources::{
+    board::Board,
+    error::{Error, Result},
+    state::Tree,
 };
 
 use crate::{

@@ -4,19 +4,17 @@ use std::{collections::BTreeMap, ffi::OsStr, fs, os::unix::ffi::OsStrExt, path::
 
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use snaprig_resources::{
+    error::{Error, Result},
+    files::named::Named,
+    huge::pages,
+    memory::shared::{Attachment, Mapping, Shared, dev},
+    plugins::owned::Owned,
+    state::{Area, Backing},
+};
 use snaprig_tracee::code::kernels;
 
 use super::placement::Policies;
-use crate::{
-    error::{Error, Result},
-    resources::{
-        files::named::Named,
-        huge::pages,
-        memory::shared::{Attachment, Mapping, Shared, dev},
-        plugins::owned::Owned,
-    },
-    state::{Area, Backing},
-};
 
 /// Flags of smaps(5) that a mapping is made with or given later, and that nothing else tells.
 const FLAGS: [&str; 15] = [

@@ -1,8 +1,8 @@
 //! From a tree of processes that stands still to an image.
 //!
-//! The image's state is the tree ([`crate::state::Tree`]); its spaces are the address spaces of the processes, shared
+//! The image's state is the tree ([`snaprig_resources::state::Tree`]); its spaces are the address spaces of the processes, shared
 //! memory, and contents of files. What processes have beside registers and their own memory is said and written by its
-//! kind ([`crate::resources`]).
+//! kind ([`snaprig_resources`]).
 
 mod areas;
 mod placement;
@@ -15,6 +15,17 @@ use std::collections::BTreeSet;
 
 use libc::pid_t;
 use procfs::process::{Process as Proc, Stat};
+use snaprig_resources::{
+    board::Board,
+    clock,
+    collected::Collected,
+    error::Result,
+    memory::shared::Shared,
+    plugins::owned::Owned,
+    resource::{Around, Resources, Running, Stopped},
+    spaces::{Key, Spaces},
+    state::{Area, Backing, Process, Tree},
+};
 use snaprig_tracee::{
     freeze::{self, Frozen, HeldProcess},
     memory,
@@ -25,26 +36,9 @@ pub use self::{
     process::{SIGNALS, code_among, credentials},
     write::{Saving, look, write},
 };
-use crate::{
-    board::Board,
-    calls::clock,
-    error::Result,
-    resources::{
-        self,
-        collected::Collected,
-        memory::shared::Shared,
-        plugins::owned::Owned,
-        resource::{Around, Resources, Running, Stopped},
-    },
-    spaces::{Key, Spaces},
-    state::{Area, Backing, Process, Tree},
-};
-pub use crate::{
-    copy::copy_running,
-    resources::{
-        files::named::Named, resource::Purpose,
-        sockets::remote::outside_peers::refuse as refuse_outside_peers,
-    },
+pub use snaprig_resources::{
+    copy::copy_running, files::named::Named, resource::Purpose,
+    sockets::remote::outside_peers::refuse as refuse_outside_peers,
 };
 
 /// What can be found out of a tree while it runs, so that it stands still for a shorter time.
@@ -64,7 +58,7 @@ impl Before {
         owned: &Owned,
     ) -> Result<Self> {
         let (mut flags, pids) = (Vec::new(), freeze::descendants(ancestor)?);
-        let resources = resources::all();
+        let resources = snaprig_resources::all();
         for pid in &pids {
             let looked = refused::check(*pid, ancestor, &resources, named, owned)?;
             // One that has ended has none.
@@ -137,7 +131,7 @@ pub fn describe(
     named: &mut Named,
     owned: &Owned,
 ) -> Result<Described> {
-    let (mut shared, mut resources) = (Shared::default(), resources::all());
+    let (mut shared, mut resources) = (Shared::default(), snaprig_resources::all());
     let (mut collected, mut nameless) = (Collected::default(), Vec::new());
     let sharing = before.flags.iter().filter(|(_, flags)| flags.shares);
     let sharing = sharing.map(|(pid, _)| *pid).collect();

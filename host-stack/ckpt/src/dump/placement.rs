@@ -6,8 +6,7 @@
 use std::{collections::BTreeMap, fs};
 
 use libc::pid_t;
-
-use crate::{
+use snaprig_resources::{
     error::{Error, Result},
     state::{Area, Placement},
 };

@@ -29,6 +29,13 @@ use std::{collections::BTreeMap, fs, os::unix::ffi::OsStrExt};
 
 use libc::pid_t;
 use procfs::process::{LimitValue, Process as Proc, Status};
+use snaprig_resources::{
+    error::{Error, Result},
+    files::named::Named,
+    memory::shared::Shared,
+    plugins::owned::Owned,
+    state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
+};
 use snaprig_tracee::{
     code::{Code, Origin, syscall_instruction},
     freeze::{HeldProcess, HeldThread},
@@ -43,11 +50,6 @@ use super::{
     areas::{Flags, areas},
     refused,
     threads::{self, AskedThread},
-};
-use crate::{
-    error::{Error, Result},
-    resources::{files::named::Named, memory::shared::Shared, plugins::owned::Owned},
-    state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
 };
 
 /// Signals are numbered from 1 to this.

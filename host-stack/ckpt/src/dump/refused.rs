@@ -9,6 +9,14 @@ use std::{
 
 use libc::pid_t;
 use procfs::process::{Process, Status};
+use snaprig_resources::{
+    collected::kind_of,
+    descriptor::Seen,
+    error::{Error, Result},
+    files::named::Named,
+    plugins::owned::Owned,
+    resource::Resources,
+};
 use snaprig_tracee::{
     descriptors::{descriptors, me},
     error::Error as TraceeError,
@@ -17,13 +25,6 @@ use snaprig_tracee::{
 };
 
 use super::areas::Flags;
-use crate::{
-    error::{Error, Result},
-    resources::{
-        collected::kind_of, descriptor::Seen, files::named::Named, plugins::owned::Owned,
-        resource::Resources,
-    },
-};
 
 /// Namespaces that a tree shares with its supervisor: it is restarted in one of each.
 const NAMESPACES: [&str; 8] = ["user", "pid", "mnt", "net", "ipc", "uts", "cgroup", "time"];

@@ -1,13 +1,12 @@
 //! What only a thread itself can say: all threads of a process are asked at once.
 
+use snaprig_resources::error::{Error, Result};
 use snaprig_tracee::{
     freeze::HeldProcess,
     memory,
     remote::{self, HOME_BYTES, call},
     stub::Stub,
 };
-
-use crate::error::{Error, Result};
 
 /// Where the parts of threads begin in the stub's room, behind the process's data.
 pub const SLOTS: u64 = 8 << 10;

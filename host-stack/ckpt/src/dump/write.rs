@@ -2,6 +2,12 @@
 
 use libc::pid_t;
 use snaprig_ckpt_image::image::{Sink, Writer};
+use snaprig_resources::{
+    copy::{copy_held, write_gone, write_mapped, write_part},
+    error::{Error, Result},
+    spaces::{Key, Space, Spaces},
+    state::{Area, Backing},
+};
 use snaprig_tracee::{
     freeze::{Frozen, HeldProcess},
     memory,
@@ -12,12 +18,6 @@ use snaprig_tracee::{
 };
 
 use super::Described;
-use crate::{
-    copy::{copy_held, write_gone, write_mapped, write_part},
-    error::{Error, Result},
-    spaces::{Key, Space, Spaces},
-    state::{Area, Backing},
-};
 
 /// Larger pages are not tracked: they are walked in parts (`Pagemap::take_written`), and protected whole or not at all.
 const TRACKED_MAX: u64 = 2 << 20;

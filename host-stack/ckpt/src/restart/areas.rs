@@ -1,17 +1,15 @@
 //! The areas of a restarted process: mapped to be filled, and then protected as they were.
 
-use snaprig_tracee::remote::{self, Call, call};
-
-use super::growing::{Data, Growing};
-use crate::{
+use snaprig_resources::{
     error::Result,
-    resources::{
-        huge,
-        opened::{Opened, damaged},
-    },
+    growing::Data,
+    huge,
+    opened::{Opened, damaged},
     state::{Area, Backing, Placement, Tree},
 };
+use snaprig_tracee::remote::{self, Call, call};
 
+use super::rebuilding::Rebuilding;
 /// Policies that are set at once: the masks of their nodes find room.
 const PLACEMENTS: usize = 256;
 /// mmap(2), since Linux 6.11.
@@ -20,7 +18,7 @@ const MAP_DROPPABLE: i32 = 8;
 /// madvise(2), since Linux 6.13.
 const MADV_GUARD_INSTALL: u64 = 102;
 
-impl Growing<'_> {
+impl Rebuilding<'_> {
     pub(crate) fn map_areas(&self, tree: &Tree, opened: &Opened) -> Result<()> {
         let mut calls = Vec::new();
         for area in &self.body.areas {

@@ -3,13 +3,12 @@
 //! What must stay true: no thread has more rights than it had. Who is not root is restarted as the same user in a
 //! namespace of that user's, without capabilities; other users cannot be had there.
 
-use snaprig_tracee::remote::{Call, call};
-
-use super::growing::Data;
-use crate::{
+use snaprig_resources::{
     error::{Error, Result},
+    growing::Data,
     state::Credentials,
 };
+use snaprig_tracee::remote::{Call, call};
 
 /// SECBIT_NO_SETUID_FIXUP: a change of user takes no capabilities.
 const NO_SETUID_FIXUP: u64 = 1 << 2;

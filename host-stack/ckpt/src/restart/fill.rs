@@ -3,13 +3,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use snaprig_ckpt_image::chain::{Chain, Part, Place};
-use snaprig_tracee::parallel;
-
-use crate::{
+use snaprig_resources::{
     error::Result,
-    resources::target::{Target, Targets, clear, put},
     state::{Backing, Tree},
+    target::{Target, Targets, clear, put},
 };
+use snaprig_tracee::parallel;
 
 /// Fills all spaces, on all processors: what takes longest is to make the pages, and to have them from the disk, for which
 /// one of two threads waits.

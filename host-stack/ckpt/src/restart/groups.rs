@@ -5,12 +5,13 @@
 //! that of whoever restarts it.
 
 use libc::pid_t;
-
-use super::namespaces::{Place, fork_as};
-use crate::{
+use snaprig_resources::groups::{is_on_terminal, is_orphaned, is_there};
+use snaprig_resources::{
     error::{Error, Result},
     state::{Process, Tree},
 };
+
+use super::namespaces::{Place, fork_as};
 
 /// Where a tree is put. On a terminal it stays in the session and the group of whoever restarts it: only those may
 /// use it.
@@ -26,20 +27,6 @@ pub fn place(tree: &Tree) -> Place {
         root: tree.root,
         session: (is_outside && !is_on_terminal()).then_some(session),
     }
-}
-
-fn is_on_terminal() -> bool {
-    // SAFETY: no memory is involved.
-    (0..3).any(|fd| unsafe { libc::isatty(fd) } == 1)
-}
-
-fn is_there(tree: &Tree, pid: pid_t) -> bool {
-    tree.processes.iter().any(|process| process.pid == pid)
-}
-
-/// Whether a session's leader has ended, or is outside.
-pub fn is_orphaned(tree: &Tree, session: pid_t) -> bool {
-    session > 1 && session != tree.supervisor && !is_there(tree, session)
 }
 
 /// Groups of a session whose leaders are not there.
@@ -94,17 +81,6 @@ pub fn wait(child: pid_t) -> Result<()> {
             Err(Error::io(what, std::io::Error::last_os_error()))
         }
     }
-}
-
-/// The group that a process has to join, if it does not lead it.
-pub fn joins(tree: &Tree, process: &Process) -> Option<pid_t> {
-    let group = process.group;
-    let is_leader = process.session == process.pid || group == process.pid;
-    let is_outside = is_orphaned(tree, group) || group == tree.supervisor;
-    let is_of_callers = is_outside && is_on_terminal();
-    // The first process leads a group where it leads a session.
-    let can_be = group > 1 || group == 1 && process.session == 1;
-    (!is_leader && can_be && !is_of_callers).then_some(group)
 }
 
 /// A supervisor that led a group does again, as it does where a shell has started it; the caller is the supervisor.

@@ -10,11 +10,10 @@
 mod areas;
 mod credentials;
 mod fill;
-pub(crate) mod groups;
-pub(crate) mod growing;
-pub(crate) mod layout;
-pub(crate) mod namespaces;
+mod groups;
+mod namespaces;
 mod process;
+mod rebuilding;
 mod seed;
 mod threads;
 mod timers;
@@ -32,17 +31,17 @@ use snaprig_tracee::{
 
 pub use self::{
     groups::place,
-    namespaces::{Clocks, Complete, chain, exit_code, run},
+    namespaces::{Clocks, Complete, exit_code, run},
 };
-use crate::{
+pub use snaprig_resources::error::chain;
+use snaprig_resources::{
+    self,
     board::Board,
     error::Result,
-    resources::{
-        self, huge,
-        opened::{self, Opened},
-        plugins,
-        resource::Resources,
-    },
+    huge,
+    opened::{self, Opened},
+    plugins,
+    resource::Resources,
     state::{Process, Tree},
 };
 
@@ -70,7 +69,7 @@ impl<'a> Restored<'a> {
     /// The caller is its supervisor.
     pub fn open(tree: &'a Tree, chain: &Chain, board: Option<&Board>) -> Result<Self> {
         check(tree)?;
-        let mut resources = resources::all();
+        let mut resources = snaprig_resources::all();
         resources
             .iter()
             .try_for_each(|kind| kind.check(tree, chain))?;
@@ -213,7 +212,9 @@ fn grow(
     drop(targets);
     steps::reached(Step::RestartFilled);
     let mut kinds = resources.iter();
-    kinds.try_for_each(|kind| kind.filled(tree, &growing))?;
+    let all: Vec<&snaprig_resources::growing::Growing<'_>> =
+        growing.iter().map(|one| &one.0).collect();
+    kinds.try_for_each(|kind| kind.filled(tree, &all))?;
     let mut threads: Vec<Tracee> = Vec::new();
     for growing in growing {
         let finished = process::finish(growing, tree, (opened, resources), drops_privileges);

@@ -17,8 +17,8 @@ use std::{
 };
 
 use libc::pid_t;
-
-use crate::error::{Error, Result};
+use snaprig_resources::error::chain;
+use snaprig_resources::error::{Error, Result};
 
 /// CLONE_NEWTIME (linux/sched.h).
 const NEWTIME: i32 = 0x80;
@@ -97,14 +97,6 @@ pub fn run(
         maker if maker < 0 => Err(Error::io("fork", io::Error::last_os_error())),
         maker => Ok(status_of(maker)),
     }
-}
-
-/// An error with its sources, on one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let sources = std::iter::successors(error.source(), |error| error.source());
-    sources.fold(error.to_string(), |text, source| {
-        format!("{text}: {source}")
-    })
 }
 
 fn make(

@@ -8,6 +8,15 @@
 use std::ops::Range;
 
 use procfs::process::Process as Proc;
+use snaprig_resources::groups::joins;
+use snaprig_resources::{
+    error::{Error, Result},
+    growing::{Data, Growing, SPARE_BYTES, moved, offsets},
+    layout,
+    opened::{Opened, damaged},
+    resource::Resources,
+    state::{Body, Credentials, Process, Tree},
+};
 use snaprig_tracee::{
     code::{find_syscall, kernels, syscall_instruction},
     memory,
@@ -16,20 +25,9 @@ use snaprig_tracee::{
     trace::Tracee,
 };
 
-use super::{
-    groups,
-    growing::{Data, Growing, SPARE_BYTES, moved, offsets},
-    layout, threads,
-};
-use crate::{
-    dump::{SIGNALS, code_among, credentials as credentials_of},
-    error::{Error, Result},
-    resources::{
-        opened::{Opened, damaged},
-        resource::Resources,
-    },
-    state::{Body, Credentials, Process, Tree},
-};
+use super::rebuilding::Rebuilding;
+use super::threads;
+use crate::dump::{SIGNALS, code_among, credentials as credentials_of};
 
 /// End of the addresses of processes.
 const USER_END: u64 = 0x7fff_ffff_f000;
@@ -40,7 +38,7 @@ pub fn lay_out<'a>(
     body: &'a Body,
     tree: &Tree,
     opened: &Opened,
-) -> Result<Growing<'a>> {
+) -> Result<Rebuilding<'a>> {
     let pid = process.pid;
     let first = Tracee::seize(pid)?;
     first.wait_for_event()?;
@@ -60,12 +58,12 @@ pub fn lay_out<'a>(
     memory::read(pid, vdso.start, &mut code)?;
     let at = find_syscall(&code);
     let at = vdso.start + at.ok_or_else(|| damaged("no system call in the vDSO"))?;
-    let growing = Growing {
+    let growing = Rebuilding(Growing {
         process,
         body,
         first,
         stub,
-    };
+    });
     growing.map_stub(at)?;
     growing.make_empty(&kernels)?;
     growing.place_kernels(&kernels, &code, tree)?;
@@ -77,7 +75,7 @@ pub fn lay_out<'a>(
 /// Everything that a process is beside its memory; all of its threads, which stand at their stops with the
 /// registers that they had.
 pub fn finish(
-    growing: Growing<'_>,
+    growing: Rebuilding<'_>,
     tree: &Tree,
     (opened, resources): (&Opened, &Resources),
     drops_privileges: bool,
@@ -92,7 +90,7 @@ pub fn finish(
     resources
         .iter()
         .try_for_each(|kind| kind.with_own(tree, &growing))?;
-    if let Some(group) = groups::joins(tree, growing.process) {
+    if let Some(group) = joins(tree, growing.process) {
         let join = call(libc::SYS_setpgid, [0, group as u64]);
         growing.make("its process group", &[join])?;
     }
@@ -127,10 +125,10 @@ pub fn finish(
     );
     let filter = format!("{:#x}", growing.body.core_filter);
     let _ = std::fs::write(format!("/proc/{pid}/coredump_filter"), filter);
-    Ok(std::iter::once(growing.first).chain(threads).collect())
+    Ok(std::iter::once(growing.0.first).chain(threads).collect())
 }
 
-impl Growing<'_> {
+impl Rebuilding<'_> {
     fn map_stub(&self, at: u64) -> Result<()> {
         let mut remote = self.remote()?;
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;

@@ -20,19 +20,18 @@ use std::{
 };
 
 use libc::pid_t;
+use snaprig_resources::groups::{is_orphaned, joins};
+use snaprig_resources::{
+    error::{Error, Result, chain},
+    files::enter,
+    opened::{Opened, damaged, owned, path_of},
+    resource::Resources,
+    state::{Body, Descriptor, OpenFile, Process, Tree},
+};
 
 use super::{
     groups,
-    namespaces::{chain, fork_as, fork_brother},
-};
-use crate::{
-    error::{Error, Result},
-    resources::{
-        files::enter,
-        opened::{Opened, damaged, owned, path_of},
-        resource::Resources,
-    },
-    state::{Body, Descriptor, OpenFile, Process, Tree},
+    namespaces::{fork_as, fork_brother},
 };
 
 /// Longest message of a process that cannot be planted.
@@ -110,7 +109,7 @@ impl Planter<'_> {
         let mut made = Vec::new();
         for child in &children {
             let of = child.session;
-            let is_orphan = of != session && groups::is_orphaned(self.tree, of);
+            let is_orphan = of != session && is_orphaned(self.tree, of);
             if !is_orphan || groups::place(self.tree).session.is_none() && of == self.outside() {
                 if fork_as(child.pid, child.exit_signal)? == 0 {
                     self.become_process(child);
@@ -221,7 +220,7 @@ impl Planter<'_> {
             }
             self.children(pid, session, |_| true)?;
         }
-        if let (Some(_), Some(group)) = (process.zombie, groups::joins(self.tree, process)) {
+        if let (Some(_), Some(group)) = (process.zombie, joins(self.tree, process)) {
             // SAFETY: no memory is involved. It has ended: nothing but its number is left to look at.
             unsafe { libc::setpgid(0, group) };
         }

@@ -1,26 +1,25 @@
 //! The threads of a restarted process: made with the numbers that they had, and set to what each was.
 
+use snaprig_resources::{
+    error::{Error, Result},
+    growing::Data,
+    opened::damaged,
+    state::{Credentials, Thread},
+};
 use snaprig_tracee::{
     remote::{self, Call, Remote, call, regs_of, result},
     trace::{Regs, Tracee},
 };
 
-use super::{
-    credentials,
-    growing::{Data, Growing},
-};
-use crate::{
-    error::{Error, Result},
-    resources::opened::damaged,
-    state::{Credentials, Thread},
-};
+use super::credentials;
+use super::rebuilding::Rebuilding;
 
 /// Error of calls that the kernel goes on with by a way of its own (ERESTART_RESTARTBLOCK), and of those that it makes
 /// again unless a handler runs (ERESTARTNOHAND).
 const RESTART_BLOCK: i64 = -516;
 const RESTART_NO_HANDLER: i64 = -514;
 
-impl Growing<'_> {
+impl Rebuilding<'_> {
     /// Makes all threads but the first.
     pub(crate) fn make_threads(&self) -> Result<Vec<Tracee>> {
         let pid = self.process.pid;

@@ -1,20 +1,20 @@
 //! POSIX timers (timer_create(2)), with the numbers that they had.
 
-use snaprig_tracee::remote::{self, call, result};
-
-use super::growing::{Data, Growing};
-use crate::{
+use snaprig_resources::{
     error::{Error, Result},
-    resources::opened::damaged,
+    growing::Data,
+    opened::damaged,
     state::PosixTimer,
 };
+use snaprig_tracee::remote::{self, call, result};
 
+use super::rebuilding::Rebuilding;
 /// linux/prctl.h, since 6.15: timer_create(2) takes the number that it is given.
 const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
 /// Where the kernel gives numbers out one after the other, so many are tried.
 const NUMBERS_MAX: i32 = 1 << 14;
 
-impl Growing<'_> {
+impl Rebuilding<'_> {
     /// Makes the timers of a process and sets them; its threads are there.
     pub fn make_timers(&self) -> Result<()> {
         let mut timers = self.body.posix_timers.clone();

@@ -6,22 +6,22 @@
 use std::ops::Range;
 
 use object::{Object, ObjectSymbol, SymbolKind};
+use snaprig_resources::{
+    error::{Error, Result},
+    growing::{SPARE_BYTES, moved, offsets},
+    opened::damaged,
+    state::{Backing, Tree},
+};
 use snaprig_tracee::{
     memory,
     remote::{STUB_BYTES, call, regs_of},
 };
 
-use super::growing::{Growing, SPARE_BYTES, moved, offsets};
-use crate::{
-    error::{Error, Result},
-    resources::opened::damaged,
-    state::{Backing, Tree},
-};
-
+use super::rebuilding::Rebuilding;
 /// `movabs rax, ADDRESS; jmp rax`: functions begin with no argument in that register.
 const JUMP_BYTES: usize = 12;
 
-impl Growing<'_> {
+impl Rebuilding<'_> {
     /// Moves vDSO and its data to where the process has them.
     pub(crate) fn place_kernels(
         &self,

@@ -15,16 +15,14 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
-use snaprig_ckpt::{
-    error::{Error, Result},
-    restart,
-};
+use snaprig_ckpt::restart;
 use snaprig_ckpt_image::store::{Manifest, Store};
 use snaprig_coord::{
     coordinator::Config,
     driver::{self, Address, ConnectError, Control, Coordinator, Listener},
     job::{JobDir, JobError},
 };
+use snaprig_resources::error::{Error, Result};
 
 use super::{Job, Report, due, input, none};
 use crate::signals::Signals;

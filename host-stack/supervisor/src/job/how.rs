@@ -8,9 +8,9 @@ use std::{fs::File, io};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use snaprig_ckpt::error::{Error, Result};
 use snaprig_ckpt_image::store;
 use snaprig_coord::{job::JobError, phase::Order};
+use snaprig_resources::error::{Error, Result};
 
 use super::Job;
 use crate::{checkpoint::Mode, schedule::Schedule};

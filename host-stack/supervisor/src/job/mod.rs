@@ -50,7 +50,7 @@ pub use self::{
         JobDump, JobDumped, JobMember, JobStatus, NOT_NOW, conduct, dump_job, forget, job_status,
     },
 };
-use snaprig_ckpt::error::{Error, Result};
+use snaprig_resources::error::{Error, Result};
 
 /// How long a coordinator may take to answer.
 const JOINING: Duration = Duration::from_secs(10);

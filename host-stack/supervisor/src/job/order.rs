@@ -6,16 +6,14 @@ use std::{
 };
 
 use serde::Serialize;
-use snaprig_ckpt::{
-    error::{Error, Result},
-    restart,
-};
+use snaprig_ckpt::restart;
 use snaprig_ckpt_image::store::Checkpoint;
 use snaprig_coord::{
     driver::Control,
     message::{CallError, MemberStatus, Outcome, RoundStatus, Summary},
     phase::{Kind, Order},
 };
+use snaprig_resources::error::{Error, Result};
 
 use super::{Job, Note, ensure, none};
 use crate::{

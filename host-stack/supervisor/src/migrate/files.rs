@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use snaprig_ckpt::error::{Error, Result};
+use snaprig_resources::error::{Error, Result};
 use tempfile::TempDir;
 
 use super::wire::Stream;

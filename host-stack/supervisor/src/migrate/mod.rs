@@ -10,11 +10,9 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use snaprig_ckpt::{
-    dump::Purpose,
-    error::{Error, Result},
-};
+use snaprig_ckpt::dump::Purpose;
 use snaprig_ckpt_image::image::Writer;
+use snaprig_resources::error::{Error, Result};
 
 use self::{
     files::PluginFiles,

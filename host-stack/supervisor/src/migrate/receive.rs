@@ -8,15 +8,13 @@ use std::{
     path::Path,
 };
 
-use snaprig_ckpt::{
-    error::{Error, Result},
-    restart::{self, Restored},
-};
+use snaprig_ckpt::restart::{self, Restored};
 use snaprig_ckpt_image::{
     chain::Chain,
     image::{Reader, Summary},
     store::{Manifest, Member, Store},
 };
+use snaprig_resources::error::{Error, Result};
 
 use super::{
     files,

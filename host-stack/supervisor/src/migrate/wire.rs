@@ -35,7 +35,7 @@ use std::{
 
 use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use snaprig_ckpt::error::{Error, Result};
+use snaprig_resources::error::{Error, Result};
 
 /// Of what is said here.
 const VERSION: u32 = 2;

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use snaprig_ckpt::{
-    error::{Error, Result},
-    owned::{Owned, OwnedByPlugin},
-};
 use snaprig_ckpt_plugin::phase::Phase;
+use snaprig_resources::{
+    error::{Error, Result},
+    plugins::owned::{Owned, OwnedByPlugin},
+};
 
 use super::{JobRound, SharedPlugins};
 

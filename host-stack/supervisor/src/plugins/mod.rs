@@ -35,10 +35,6 @@ use rustix::{
         sockopt,
     },
 };
-use snaprig_ckpt::{
-    board::Board,
-    error::{Error, Result},
-};
 use snaprig_ckpt_plugin::{
     message::{Answer, MESSAGE_MAX, SOCKET, ToPlugin, decode, encode},
     phase::Phase,
@@ -46,6 +42,10 @@ use snaprig_ckpt_plugin::{
 use snaprig_coord::{
     Ns,
     plugins::{Connection, Machine, Output, Progress, QuestionId, Refusal},
+};
+use snaprig_resources::{
+    board::Board,
+    error::{Error, Result},
 };
 use snaprig_tracee::freeze;
 

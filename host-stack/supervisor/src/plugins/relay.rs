@@ -10,16 +10,16 @@ use std::{
 };
 
 use rustix::event::{EventfdFlags, eventfd};
-use snaprig_ckpt::{
-    board::Board,
-    error::{Error, Result},
-};
 use snaprig_ckpt_plugin::message::{Answer, BATCH_BYTES, Question};
 use snaprig_coord::{
     Ns,
     coordinator::CALLS_MAX,
     message::{Answer as Found, Call, CallError},
     plugins::{Answers, Board as OwnBoard, QuestionId, unscoped},
+};
+use snaprig_resources::{
+    board::Board,
+    error::{Error, Result},
 };
 
 /// What members say of how many plugins they have.

@@ -1,0 +1,57 @@
+//! Makes memory that several processes can map.
+
+use std::{
+    ffi::CString,
+    fs::File,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use crate::{
+    calls::check,
+    error::{Error, Result},
+    huge::pages,
+    opened::{Opened, damaged, duplicate, owned, path_to, reopen},
+    state::{SharedMemory, Tree},
+};
+
+/// Memory to be filled, and a descriptor of it to be mapped: what is sealed against writing cannot have been mapped by
+/// one that writes.
+pub fn memory(shared: &SharedMemory) -> Result<(OwnedFd, OwnedFd)> {
+    let name = shared.name.clone().unwrap_or_else(|| b"snaprig".to_vec());
+    let name = CString::new(name).map_err(|_| damaged("a name with a zero"))?;
+    let sealing = match shared.seals & libc::F_SEAL_EXEC {
+        0 => libc::MFD_ALLOW_SEALING,
+        _ => libc::MFD_NOEXEC_SEAL,
+    };
+    let flags = libc::MFD_CLOEXEC | sealing;
+    let memory = match shared.huge_bytes {
+        0 => {
+            // SAFETY: the name ends with a zero.
+            let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+            owned(fd, "memfd_create")?
+        }
+        bytes => pages::memfd(&name, bytes, flags as i32)
+            .map_err(|source| Error::io("memfd_create of huge pages", source))?,
+    };
+    let file = File::from(memory);
+    file.set_len(shared.size)
+        .map_err(|source| Error::io("memfd", source))?;
+    let view = match shared.seals & libc::F_SEAL_WRITE {
+        0 => duplicate(file.as_raw_fd())?,
+        _ => reopen(&path_to(file.as_raw_fd()), libc::O_RDONLY)?,
+    };
+    Ok((file.into(), view))
+}
+
+/// When all processes have it: its size, for it was filled by whole pages, and what it is sealed against.
+pub fn finish(tree: &Tree, opened: &Opened) -> Result<()> {
+    for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
+        // SAFETY: the call has no pointers; the descriptor is open.
+        check(unsafe { libc::ftruncate(*memory, shared.size as i64) })
+            .map_err(|source| Error::io("the size of a memfd", source))?;
+        // SAFETY: as for the call before, there are no pointers.
+        check(unsafe { libc::fcntl(*memory, libc::F_ADD_SEALS, shared.seals) })
+            .map_err(|source| Error::io("seals of a memfd", source))?;
+    }
+    Ok(())
+}

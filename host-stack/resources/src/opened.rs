@@ -1,0 +1,213 @@
+//! What a supervisor has open for a restarted tree: each file once, at numbers that no process of the tree uses; processes
+//! inherit them.
+//!
+//! What must stay true: nothing of the file system is written to when files are opened but what is new and has no name
+//! yet, or goes away again if the restart fails (`files/restore.rs`).
+
+use std::{
+    collections::BTreeMap,
+    ffi::{CString, OsStr},
+    fs, io,
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+use crate::{
+    error::{Error, Result},
+    state::{FileId, OpenFile, Tree},
+};
+
+/// Open flags that make, and do not describe; and one that the process sets itself, which its signals name.
+const MAKING: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_ASYNC;
+
+/// All that is open for a tree.
+#[derive(Debug)]
+pub struct Opened {
+    /// The lowest number.
+    pub base: RawFd,
+    /// Its files, by number in the image; -1: not open yet, or only by the processes that have them.
+    pub files: Vec<RawFd>,
+    /// Its shared memory, by number in the image: to be filled, and to be mapped.
+    pub shared: Vec<(RawFd, RawFd)>,
+    /// What is mapped: by name, and whether it is written to.
+    mapped: BTreeMap<(Vec<u8>, bool), RawFd>,
+    next: RawFd,
+}
+
+impl Opened {
+    /// Nothing yet; there may be as many as a tree needs.
+    pub fn new(tree: &Tree) -> Self {
+        let bodies = tree.processes.iter().filter_map(|it| it.body.as_ref());
+        let descriptors = bodies.clone().flat_map(|body| &body.descriptors);
+        let used = descriptors.map(|one| one.fd).max();
+        let mapped = bodies.map(|body| body.areas.len()).sum::<usize>();
+        let base = used.unwrap_or(2).max(2) + 64;
+        let others = 2 * (tree.files.len() + tree.shared.len() + tree.terminals.len()) + mapped;
+        raise_limit(base as u64 + others as u64 + 64);
+        Self {
+            base,
+            files: vec![-1; tree.files.len()],
+            shared: Vec::new(),
+            mapped: BTreeMap::new(),
+            next: base,
+        }
+    }
+
+    /// Opens those files for which `open` does so, and sets their flags.
+    pub fn each(
+        &mut self,
+        tree: &Tree,
+        mut open: impl FnMut(&mut Self, &OpenFile) -> Result<Option<OwnedFd>>,
+    ) -> Result<()> {
+        for (number, file) in tree.files.iter().enumerate() {
+            if let Some(fd) = open(self, file)? {
+                if file.flags & libc::O_PATH == 0 {
+                    set_flags(&fd, file.flags)?;
+                }
+                self.files[number] = self.keep(fd)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The descriptor of what is mapped of a file.
+    pub fn mapped(&self, file: &FileId, write: bool) -> Option<RawFd> {
+        self.mapped.get(&(file.path.clone(), write)).copied()
+    }
+
+    /// What is to be mapped of a file.
+    pub fn add_mapped(&mut self, file: &FileId, write: bool, fd: OwnedFd) -> Result<()> {
+        let fd = self.keep(fd)?;
+        self.mapped.insert((file.path.clone(), write), fd);
+        Ok(())
+    }
+
+    /// Moves a descriptor to where no process of the tree has one.
+    pub fn keep(&mut self, fd: OwnedFd) -> Result<RawFd> {
+        // SAFETY: the call has no pointers; the descriptor is open.
+        let kept = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, self.next) };
+        if kept < 0 {
+            return Err(Error::io(
+                "more open files than there may be (ulimit -n)",
+                io::Error::last_os_error(),
+            ));
+        }
+        self.next = kept + 1;
+        Ok(kept)
+    }
+
+    /// The number behind all of these.
+    pub fn end(&self) -> RawFd {
+        self.next
+    }
+
+    /// Closes all of them: the tree has its own.
+    pub fn close(self) {
+        // SAFETY: what is at and behind the base is this one's, and nobody refers to it any more.
+        unsafe { libc::close_range(self.base as u32, self.next as u32, 0) };
+    }
+}
+
+/// The file system's name of bytes.
+pub fn path_of(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+/// By which an open file can be opened once more.
+pub fn path_to(fd: RawFd) -> std::path::PathBuf {
+    format!("/proc/self/fd/{fd}").into()
+}
+
+/// An image that says what cannot be.
+pub fn damaged(what: &str) -> Error {
+    Error::Missing {
+        what: format!("the image names {what}"),
+    }
+}
+
+/// A file that cannot be opened.
+pub fn missing(path: &Path, error: &io::Error) -> Error {
+    Error::Missing {
+        what: format!("{} cannot be opened: {error}", path.display()),
+    }
+}
+
+/// Opens what is there, with flags as F_GETFL says them.
+pub fn reopen(path: &Path, flags: i32) -> Result<OwnedFd> {
+    let name =
+        CString::new(path.as_os_str().as_bytes()).map_err(|_| damaged("a name with a zero"))?;
+    let flags = flags & !MAKING | libc::O_CLOEXEC | libc::O_NOCTTY;
+    // SAFETY: the name ends with a zero; the result is checked.
+    let fd = unsafe { libc::open(name.as_ptr(), flags) };
+    match fd {
+        fd if fd < 0 => Err(missing(path, &io::Error::last_os_error())),
+        // SAFETY: it is open and ours.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    }
+}
+
+/// lseek(2), where there is something to seek.
+pub fn seek(fd: &OwnedFd, offset: u64) -> Result<()> {
+    // SAFETY: no memory is involved.
+    let moved = unsafe { libc::lseek(fd.as_raw_fd(), offset as i64, libc::SEEK_SET) };
+    match moved < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::ESPIPE) {
+        true => Err(Error::io("lseek", io::Error::last_os_error())),
+        false => Ok(()),
+    }
+}
+
+/// fcntl(2), F_SETFL.
+pub fn set_flags(fd: &impl AsRawFd, flags: i32) -> Result<()> {
+    // SAFETY: no memory is involved.
+    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags & !MAKING) } {
+        0 => Ok(()),
+        _ => Err(Error::io("F_SETFL", io::Error::last_os_error())),
+    }
+}
+
+/// A copy of a descriptor of this process.
+pub fn duplicate(fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: no memory is involved; checked.
+    owned(
+        unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) },
+        "a standard descriptor is closed",
+    )
+}
+
+/// The result of a call that opens something.
+pub fn owned(fd: i32, what: &str) -> Result<OwnedFd> {
+    match fd {
+        fd if fd < 0 => Err(Error::io(what, io::Error::last_os_error())),
+        // SAFETY: it is open and ours.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    }
+}
+
+/// So many files that most likely fewer are needed: many areas are of one file. Who may not have them has as many as may
+/// be, and is told if they are too few.
+fn raise_limit(enough: u64) {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is valid to write to and read.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        let raised = libc::rlimit {
+            rlim_cur: limit.rlim_cur.max(enough),
+            rlim_max: limit.rlim_max.max(enough),
+        };
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) != 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// Whether a directory entry is there, whatever it leads to.
+pub fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
