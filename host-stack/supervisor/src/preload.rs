@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use snaprig_ckpt::error::{Error, Result};
+use snaprig_resources::error::{Error, Result};
 
 /// What ld.so(8) reads.
 pub const VARIABLE: &str = "LD_PRELOAD";

@@ -4,7 +4,10 @@
 use libc::pid_t;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 
-use crate::{error::{Error, Result}, memory};
+use crate::{
+    error::{Error, Result},
+    memory,
+};
 
 /// Bytes of an area in which a `syscall` instruction is looked for.
 const SEARCHED_MAX: u64 = 4 << 20;

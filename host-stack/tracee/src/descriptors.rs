@@ -6,7 +6,10 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
 
-use crate::{error::{Error, Result}, freeze};
+use crate::{
+    error::{Error, Result},
+    freeze,
+};
 use libc::pid_t;
 
 /// pidfd_open(2), since Linux 6.9.

@@ -6,7 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{error::{Error, Result}, memory, remote::{self, Home, Remote, SYSCALL_BYTES, bit}, steps::{self, Step}, trace::{Regs, Stop, Tracee, has_ended}};
+use crate::{
+    error::{Error, Result},
+    memory,
+    remote::{self, Home, Remote, SYSCALL_BYTES, bit},
+    steps::{self, Step},
+    trace::{Regs, Stop, Tracee, has_ended},
+};
 use libc::pid_t;
 use procfs::process::Process;
 

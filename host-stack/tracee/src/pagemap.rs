@@ -2,7 +2,12 @@
 
 use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt, sync::OnceLock};
 
-use crate::{error::{Error, Result}, parallel, ranges::Ranges, remote::PAGE};
+use crate::{
+    error::{Error, Result},
+    parallel,
+    ranges::Ranges,
+    remote::PAGE,
+};
 use libc::pid_t;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)` (Documentation/admin-guide/mm/pagemap.rst).

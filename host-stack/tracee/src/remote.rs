@@ -20,7 +20,12 @@
 
 use std::{arch::global_asm, io, slice};
 
-use crate::{error::{Error, Result}, memory, steps::{self, Step}, trace::{Regs, Stop, Tracee}};
+use crate::{
+    error::{Error, Result},
+    memory,
+    steps::{self, Step},
+    trace::{Regs, Stop, Tracee},
+};
 use libc::pid_t;
 
 /// Of the `syscall` instruction.

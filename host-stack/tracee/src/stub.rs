@@ -11,7 +11,14 @@
 //! What must stay true: at every step each thread is where it was, or gets there without us. If this process dies, a
 //! stub may stay mapped, and padding written, which nobody looks at.
 
-use crate::{code::{Code, Origin}, error::{Error, Result}, freeze::HeldProcess, memory, remote::{self, Call, HOME_BYTES, PAGE, Remote, STUB_BYTES, bit, call}, steps::{self, Step}};
+use crate::{
+    code::{Code, Origin},
+    error::{Error, Result},
+    freeze::HeldProcess,
+    memory,
+    remote::{self, Call, HOME_BYTES, PAGE, Remote, STUB_BYTES, bit, call},
+    steps::{self, Step},
+};
 use libc::pid_t;
 use procfs::process::Process as Proc;
 

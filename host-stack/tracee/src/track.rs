@@ -18,7 +18,11 @@
 
 use std::{collections::HashMap, io, ops::Range};
 
-use crate::{error::Result, freeze::HeldProcess, userfault::{Userfault, WRITE_PROTECT}};
+use crate::{
+    error::Result,
+    freeze::HeldProcess,
+    userfault::{Userfault, WRITE_PROTECT},
+};
 use libc::pid_t;
 
 /// UFFD_FEATURE_WP_UNPOPULATED, without which the asynchronous mode is not to be had, and that.

@@ -12,7 +12,14 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
 
-use crate::{code::code_of, descriptors::copy_of, error::Result, freeze::HeldProcess, remote::{call, result}, stub::Stub};
+use crate::{
+    code::code_of,
+    descriptors::copy_of,
+    error::Result,
+    freeze::HeldProcess,
+    remote::{call, result},
+    stub::Stub,
+};
 
 /// ioctl_userfaultfd(2).
 const UFFD_API: u64 = 0xaa;
