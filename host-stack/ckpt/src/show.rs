@@ -3,6 +3,7 @@
 use std::{fs::File, path::Path};
 
 use snaprig_ckpt_image::inspect::Inspection;
+use snaprig_resources::event::Reporter;
 use snaprig_resources::{
     self,
     error::{Error, Result},
@@ -29,7 +30,7 @@ fn lines(tree: &Tree) -> Vec<String> {
         "space", "process", "parent", "threads", "session", "areas", "files"
     )];
     lines.extend(tree.processes.iter().map(process));
-    let resources = snaprig_resources::all();
+    let resources = snaprig_resources::all(&Reporter::default());
     let spaces = resources.iter().flat_map(|kind| kind.describe_spaces(tree));
     lines.extend(spaces);
     for (number, file) in tree.files.iter().enumerate() {

@@ -7,7 +7,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use snaprig_supervisor::{
-    Job, JobDump, Options, Policy, Program, Reply, Request, Schedule, Settings,
+    Event, Job, JobDump, Options, Policy, Program, Reply, Reporter, Request, Schedule, Settings,
 };
 
 use crate::{AnyError, size};
@@ -134,6 +134,7 @@ impl How {
             mode: settings.mode.unwrap_or_default(),
             zstd: settings.zstd,
             keep: settings.keep,
+            reporter: reporter(),
         })
     }
 }
@@ -362,7 +363,7 @@ fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
     let status = match &options.in_job.job {
         Some(job) => {
             let settings = options.how.settings()?;
-            let job = Job::open_or_create(job)?;
+            let job = Job::open_or_create(job)?.told_to(&reporter());
             job.set(settings)?;
             snaprig_supervisor::launch_in(&job, options.name.clone(), program)?
         }
@@ -382,7 +383,7 @@ fn restart(options: &Restart) -> Result<ExitCode, AnyError> {
             Ok(ExitCode::from(status as u8))
         }
         (None, Some(job)) => {
-            let opened = Job::open(job)?;
+            let opened = Job::open(job)?.told_to(&reporter());
             opened.set(options.how.settings()?)?;
             let (only, patience) = (options.member.as_deref(), options.patience.time());
             let status = snaprig_supervisor::restart_job(&opened, only, options.round, patience)?;
@@ -390,6 +391,11 @@ fn restart(options: &Restart) -> Result<ExitCode, AnyError> {
         }
         (None, None) => Err("of what? Name a directory, or a job (--job)".into()),
     }
+}
+
+/// What happens is said to whoever is at the terminal.
+fn reporter() -> Reporter {
+    Reporter::to(|event: &Event| eprintln!("snaprig: {event}"))
 }
 
 fn seconds(seconds: f64) -> Result<Duration, AnyError> {

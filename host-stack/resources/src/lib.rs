@@ -35,6 +35,7 @@ pub mod descriptor;
 mod detached;
 mod epolls;
 pub mod error;
+pub mod event;
 pub mod files;
 pub mod groups;
 pub mod growing;
@@ -61,5 +62,6 @@ mod watches;
 pub use self::{
     calls::clock,
     error::{Error, Result},
+    event::{Event, Observer, Reporter},
     list::all,
 };

@@ -6,6 +6,7 @@
 //! supervisor:                             restore --------' damaged, and nothing has run
 //! ```
 
+use snaprig_resources::error::chain;
 use std::{
     io::{self, Read, Write},
     path::Path,
@@ -16,6 +17,7 @@ use snaprig_ckpt_image::{
     chain::Chain,
     store::{Checkpoint, Store},
 };
+use snaprig_resources::event::{Event, Reporter};
 use snaprig_resources::{
     error::{Error, Result},
     state::Tree,
@@ -44,10 +46,10 @@ pub fn restart(directory: &Path, round: Option<u64>, options: &Options) -> Resul
     }
     for round in store.rounds()?.into_iter().rev() {
         match attempt(&store, round, options) {
-            Err(error) if error.is_damage() => eprintln!(
-                "snaprig: checkpoint {round} is passed over: {}",
-                restart::chain(&error)
-            ),
+            Err(error) if error.is_damage() => {
+                let why = chain(&error);
+                options.reporter.tell(Event::PassedOver { round, why });
+            }
             other => return other,
         }
     }
@@ -58,9 +60,9 @@ pub fn restart(directory: &Path, round: Option<u64>, options: &Options) -> Resul
 fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
     let checkpoint = store.checkpoint(round)?;
     let (tree, chain) = open(&checkpoint, MEMBER)?;
-    within(&tree, |complete| {
+    within(&tree, &options.reporter, |complete| {
         let parts = Parts::new(store.dir(), store.clone())?;
-        let mut restored = Restored::open(&tree, &chain, None)?;
+        let mut restored = Restored::open(&tree, &chain, None, &options.reporter)?;
         restored.grow(&chain, drops_privileges(), None)?;
         rebuild(&mut restored, &parts, checkpoint.path(), None)?;
         go(restored, complete, &parts)?;
@@ -98,7 +100,11 @@ pub fn open(checkpoint: &Checkpoint, member: &str) -> Result<(Tree, Chain)> {
 }
 
 /// Works in the namespaces of a tree that is restarted, as its supervisor; the exit status. If it fails, so does this.
-pub fn within(tree: &Tree, work: impl FnOnce(Complete) -> Result<i32>) -> Result<i32> {
+pub fn within(
+    tree: &Tree,
+    reporter: &Reporter,
+    work: impl FnOnce(Complete) -> Result<i32>,
+) -> Result<i32> {
     let failed = |source| Error::io("pipe", source);
     let (mut heard, said) = io::pipe().map_err(failed)?;
     let clocks = Clocks {
@@ -106,12 +112,18 @@ pub fn within(tree: &Tree, work: impl FnOnce(Complete) -> Result<i32>) -> Result
         boottime: tree.boottime_nanos,
     };
     let has_own_ipc = tree.sysv.is_some();
-    let status = restart::run(restart::place(tree), clocks, has_own_ipc, |complete| {
-        work(complete).unwrap_or_else(|error| {
-            tell(&said, &error);
-            1
-        })
-    })?;
+    let status = restart::run(
+        restart::place(tree),
+        clocks,
+        has_own_ipc,
+        reporter,
+        |complete| {
+            work(complete).unwrap_or_else(|error| {
+                tell(&said, &error);
+                1
+            })
+        },
+    )?;
     drop(said);
     let mut what = Vec::new();
     heard.read_to_end(&mut what).map_err(failed)?;
@@ -129,7 +141,7 @@ const OTHER: &str = "o";
 /// An error, as a message that fits into a pipe.
 fn tell(mut to: impl Write, error: &Error) {
     let kind = if error.is_damage() { DAMAGED } else { OTHER };
-    let message = kind.to_owned() + &restart::chain(error);
+    let message = kind.to_owned() + &chain(error);
     // Who would read it is gone.
     let _ = to.write_all(&message.as_bytes()[..message.len().min(MESSAGE_MAX)]);
 }

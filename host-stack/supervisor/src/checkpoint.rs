@@ -25,6 +25,7 @@ use snaprig_ckpt_image::{
     image::{FileSink, Header, ImageId, Options as WriteOptions, Sink, Summary, Writer},
     store::{Joined, Member, Store},
 };
+use snaprig_resources::event::{Event, Reporter};
 use snaprig_resources::{
     board::Board,
     error::{Error, Result},
@@ -99,9 +100,25 @@ pub struct History {
     /// The tree was restarted in an IPC namespace of its own.
     pub has_own_ipc: bool,
     lineage: Option<Lineage>,
+    reporter: Reporter,
 }
 
 impl History {
+    /// None yet.
+    pub fn new(reporter: &Reporter) -> Self {
+        Self {
+            reporter: reporter.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Says why writes cannot be tracked, if that has just been found out.
+    pub fn report_tracking(&mut self) {
+        if let Some(source) = self.tracking.take_reason() {
+            self.reporter.tell(Event::WritesUntracked { source });
+        }
+    }
+
     /// A checkpoint is complete: the next increment builds on it.
     pub fn keep(&mut self, next: Next) {
         self.lineage = next.after;
@@ -277,6 +294,7 @@ impl<S: Sink> NewImage<S> {
         described.number(&mut self.spaces)?;
         let tracking = self.is_tracking.then_some(&mut known.tracking);
         let saving = dump::look(described, frozen, tracking, &mut self.spaces)?;
+        known.report_tracking();
         let looked = Instant::now();
         let left = saving.iter().map(dump::Saving::bytes).sum();
         dump::write(described, saving, &mut self.spaces, &mut self.writer)?;

@@ -3,13 +3,11 @@
 //! What must stay true: whatever fails, and whoever dies, a tree that was stopped for a round that is not committed runs
 //! on, as soon as this supervisor hears of it.
 
+use snaprig_resources::error::chain;
 use std::time::Duration;
 
 use libc::pid_t;
-use snaprig_ckpt::{
-    dump::{self, Purpose},
-    restart,
-};
+use snaprig_ckpt::dump::{self, Purpose};
 use snaprig_ckpt_image::{
     image::FileSink,
     store::{Joined, Store},
@@ -20,6 +18,7 @@ use snaprig_coord::{
     message::Outcome,
     phase::{Kind, Order, Phase},
 };
+use snaprig_resources::event::{self, Reporter};
 use snaprig_resources::{
     board::Board,
     error::{Error, Result},
@@ -38,6 +37,7 @@ pub struct Member {
     pub link: driver::Member,
     store: Store,
     round: Option<RoundInProgress>,
+    reporter: Reporter,
 }
 
 /// A checkpoint that is being taken.
@@ -79,6 +79,7 @@ impl Member {
             link: job.join(name)?,
             store: job.store()?,
             round: None,
+            reporter: job.reporter.clone(),
         })
     }
 
@@ -125,8 +126,9 @@ impl Member {
             }) => {
                 let result = self.undo(in_doubt, known);
                 if let Err(error) = &result {
-                    let why = restart::chain(error);
-                    eprintln!("snaprig: checkpoint {round} is undone ({reason}), but: {why}");
+                    let why = chain(error);
+                    self.reporter
+                        .tell(event::Event::NotUndone { round, reason, why });
                 }
                 let ended = result.as_ref().is_ok_and(|ended| *ended);
                 let result = result.map(|_| String::new()).map_err(|error| said(&error));
@@ -146,7 +148,8 @@ impl Member {
                 }
             }
             Some(Event::Refused(refusal)) => {
-                eprintln!("snaprig: there will be no checkpoints: {refusal}");
+                let why = refusal.to_string();
+                self.reporter.tell(event::Event::MemberRefused { why });
                 Done::Nothing
             }
             Some(Event::Joined | Event::Apart { .. }) | None => Done::Nothing,
@@ -317,5 +320,5 @@ fn said(error: &Error) -> String {
     } else {
         ""
     };
-    format!("{mark}{}", restart::chain(error))
+    format!("{mark}{}", chain(error))
 }

@@ -87,6 +87,7 @@ fn arm(me: pid_t, known: &mut History, precopy: &mut Precopy) -> Result<()> {
             known.tracking.start(process, &areas)?;
         }
         frozen.let_go()?;
+        known.report_tracking();
         precopy.stopped += begun.elapsed();
     }
     Ok(())

@@ -21,6 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snaprig_ckpt_image::store::{Manifest, Store};
 
 use snaprig_ckpt::{dump::Purpose, restart::exit_code};
+use snaprig_resources::event::{Event, Reporter};
 use snaprig_resources::{
     error::{Error, Result, chain},
     state::Tree,
@@ -55,6 +56,18 @@ pub struct Options {
     pub zstd: Option<i32>,
     /// Older checkpoints than so many are removed, unless one of those builds on them.
     pub keep: Option<usize>,
+    /// Who is told what happens.
+    pub reporter: Reporter,
+}
+
+impl Options {
+    /// Of a member of a job, which says how it is checkpointed.
+    pub fn of_member(job: &Job) -> Self {
+        Self {
+            reporter: job.reporter.clone(),
+            ..Self::default()
+        }
+    }
 }
 
 /// A program that is launched.
@@ -107,7 +120,7 @@ pub fn launch_in<'a>(
     drop(coordinator);
     let child = start(program.words, preload, &parts)?;
     let command = command_of(program.words);
-    Supervisor::new(parts, child, command, &Options::default()).run()
+    Supervisor::new(parts, child, command, &Options::of_member(job)).run()
 }
 
 fn no_program() -> Error {
@@ -192,7 +205,7 @@ impl<'a> Supervisor<'a> {
             parts,
             root,
             command,
-            known: History::default(),
+            known: History::new(&options.reporter),
             status: 0,
             options,
             due: Due::new(options.schedule),
@@ -216,7 +229,8 @@ impl<'a> Supervisor<'a> {
             if self.due.is_now()
                 && let Err(error) = self.dump(false, false)
             {
-                eprintln!("snaprig: no checkpoint was taken: {}", chain(&error));
+                let why = chain(&error);
+                self.options.reporter.tell(Event::NotTaken { why });
                 self.due.failed();
             }
             if self.wait()?
@@ -378,7 +392,8 @@ impl<'a> Supervisor<'a> {
         });
         self.known.keep(written.next);
         if let Some(Err(error)) = self.options.keep.map(|keep| self.parts.store.prune(keep)) {
-            eprintln!("snaprig: older checkpoints stay: {}", chain(&error));
+            let why = chain(&error);
+            self.options.reporter.tell(Event::OlderStay { why });
         }
         let pause = pause.or(ended).unwrap_or_default();
         self.due.ended(cost, pause.all);

@@ -8,6 +8,7 @@
 //! ```
 //! What must stay true: until `Go`, nothing of any tree runs; if one cannot be restarted, all that was made ends.
 
+use snaprig_resources::error::chain;
 use std::{
     fs::File,
     io::{self, Read, Write},
@@ -25,6 +26,7 @@ use snaprig_coord::{
     member::Event,
     phase::{Order, Phase},
 };
+use snaprig_resources::event::{self, Reporter};
 use snaprig_resources::{
     board::Board,
     error::{Error, Result},
@@ -57,10 +59,10 @@ pub fn restart_job(
     }
     for round in store.rounds()?.into_iter().rev() {
         match attempt(job, &store, round, only, patience) {
-            Err(error) if error.is_damage() => eprintln!(
-                "snaprig: checkpoint {round} is passed over: {}",
-                restart::chain(&error)
-            ),
+            Err(error) if error.is_damage() => {
+                let why = chain(&error);
+                job.reporter.tell(event::Event::PassedOver { round, why });
+            }
             other => return other,
         }
     }
@@ -105,11 +107,11 @@ fn attempt(
         // SAFETY: the process has one thread, so the child may do what it likes.
         match unsafe { libc::fork() } {
             0 => process::exit(member(job, &checkpoint, name).unwrap_or_else(|error| {
-                let why = format!("{name}: {}", restart::chain(&error));
+                let why = format!("{name}: {}", chain(&error));
                 match error.is_damage() {
                     // If nobody reads it, that one is gone.
                     true => drop((&said).write_all(why.as_bytes())),
-                    false => eprintln!("snaprig: {why}"),
+                    false => job.reporter.tell(event::Event::Failed { why }),
                 }
                 1
             })),
@@ -124,7 +126,7 @@ fn attempt(
         let conducted = job::ensure(job)
             .and_then(|control| job::conduct(&control, &checkpoint, patience, is_hopeless));
         if let Err(error) = conducted {
-            eprintln!("snaprig: {}", restart::chain(&error));
+            job.reporter.failed(&error);
         }
     }
     let statuses: Vec<i32> = children.into_iter().map(status_of).collect();
@@ -172,10 +174,17 @@ fn status_of(child: libc::pid_t) -> i32 {
 /// Restarts a member of a job, and supervises it to its end.
 fn member(job: &Job, checkpoint: &Checkpoint, name: &str) -> Result<i32> {
     let (tree, chain) = open(checkpoint, name)?;
-    within(&tree, |complete| {
+    within(&tree, &job.reporter, |complete| {
         let mut parts = Parts::new(&job.of_member(name), job.store()?)?;
         let member = Member::join(job, name)?;
-        let restored = together(&member, &tree, &chain, checkpoint, complete, &parts);
+        let restored = together(
+            &member,
+            &tree,
+            &chain,
+            checkpoint,
+            (complete, &job.reporter),
+            &parts,
+        );
         let round = match restored {
             Ok(round) => round,
             Err(error) => {
@@ -185,7 +194,7 @@ fn member(job: &Job, checkpoint: &Checkpoint, name: &str) -> Result<i32> {
         };
         member.link.done(round, Phase::Go, Ok(String::new()));
         parts.member = Some(member);
-        Supervisor::of_restarted(parts, &tree, Vec::new(), &Options::default()).run()
+        Supervisor::of_restarted(parts, &tree, Vec::new(), &Options::of_member(job)).run()
     })
 }
 
@@ -195,7 +204,7 @@ fn together(
     tree: &Tree,
     chain: &Chain,
     checkpoint: &Checkpoint,
-    complete: Complete,
+    (complete, reporter): (Complete, &Reporter),
     parts: &Parts,
 ) -> Result<u64> {
     let newest = checkpoint.manifest().round;
@@ -206,7 +215,7 @@ fn together(
         patience: Duration::from_millis(order.phase_ms.into()),
     };
     let open = || match order.note == newest.to_le_bytes() {
-        true => Restored::open(tree, chain, Some(&board)),
+        true => Restored::open(tree, chain, Some(&board), reporter),
         false => Err(missing(format!(
             "another member restarts another checkpoint than {newest}, which was asked for or is the newest sound one here; \
              --round says which one all are to restart"
@@ -237,7 +246,7 @@ fn does<T>(
     let done = work();
     let result = match &done {
         Ok(_) => Ok(String::new()),
-        Err(error) => Err(restart::chain(error)),
+        Err(error) => Err(chain(error)),
     };
     member.link.done(round, phase, result);
     done

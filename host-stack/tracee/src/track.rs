@@ -34,12 +34,19 @@ pub struct Tracking {
     of: HashMap<pid_t, Userfault>,
     /// This kernel cannot do it.
     is_off: bool,
+    /// Why, until somebody has asked.
+    reason: Option<io::Error>,
 }
 
 impl Tracking {
     /// Whether it can be done at all, as far as is known.
     pub fn is_possible(&self) -> bool {
         !self.is_off
+    }
+
+    /// Why it cannot be done, once it has been tried: it is said once.
+    pub fn take_reason(&mut self) -> Option<io::Error> {
+        self.reason.take()
     }
 
     /// Tracks writes to areas of a process that is held, which are not tracked yet; those that cannot be are left as they
@@ -59,20 +66,18 @@ impl Tracking {
                 still_to_do(left, |area| userfault.register(area, WRITE_PROTECT));
                 self.of.insert(process.pid, userfault);
             }
-            Err(error) => self.refuse(&error),
+            Err(error) => self.refuse(error),
         }
         Ok(())
     }
 
-    fn refuse(&mut self, error: &io::Error) {
+    fn refuse(&mut self, error: io::Error) {
         // A process may have no number for a descriptor left; next time it may.
         if [Some(libc::EMFILE), Some(libc::ENFILE)].contains(&error.raw_os_error()) {
             return;
         }
         self.is_off = true;
-        eprintln!(
-            "snaprig: writes cannot be tracked here, so that every checkpoint is a full one: userfaultfd: {error}"
-        );
+        self.reason = Some(error);
     }
 
     /// Keeps only what belongs to these processes.

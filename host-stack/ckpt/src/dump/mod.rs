@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 
 use libc::pid_t;
 use procfs::process::{Process as Proc, Stat};
+use snaprig_resources::event::Reporter;
 use snaprig_resources::{
     board::Board,
     clock,
@@ -58,7 +59,7 @@ impl Before {
         owned: &Owned,
     ) -> Result<Self> {
         let (mut flags, pids) = (Vec::new(), freeze::descendants(ancestor)?);
-        let resources = snaprig_resources::all();
+        let resources = snaprig_resources::all(&Reporter::default());
         for pid in &pids {
             let looked = refused::check(*pid, ancestor, &resources, named, owned)?;
             // One that has ended has none.
@@ -131,7 +132,10 @@ pub fn describe(
     named: &mut Named,
     owned: &Owned,
 ) -> Result<Described> {
-    let (mut shared, mut resources) = (Shared::default(), snaprig_resources::all());
+    let (mut shared, mut resources) = (
+        Shared::default(),
+        snaprig_resources::all(&Reporter::default()),
+    );
     let (mut collected, mut nameless) = (Collected::default(), Vec::new());
     let sharing = before.flags.iter().filter(|(_, flags)| flags.shares);
     let sharing = sharing.map(|(pid, _)| *pid).collect();

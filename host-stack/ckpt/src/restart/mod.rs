@@ -34,6 +34,7 @@ pub use self::{
     namespaces::{Clocks, Complete, exit_code, run},
 };
 pub use snaprig_resources::error::chain;
+use snaprig_resources::event::Reporter;
 use snaprig_resources::{
     self,
     board::Board,
@@ -67,9 +68,14 @@ pub struct Restored<'a> {
 impl<'a> Restored<'a> {
     /// Opens the files of the tree of a chain of images; in a job, together with other trees.
     /// The caller is its supervisor.
-    pub fn open(tree: &'a Tree, chain: &Chain, board: Option<&Board>) -> Result<Self> {
+    pub fn open(
+        tree: &'a Tree,
+        chain: &Chain,
+        board: Option<&Board>,
+        reporter: &Reporter,
+    ) -> Result<Self> {
         check(tree)?;
-        let mut resources = snaprig_resources::all();
+        let mut resources = snaprig_resources::all(reporter);
         resources
             .iter()
             .try_for_each(|kind| kind.check(tree, chain))?;

@@ -17,8 +17,8 @@ use std::{
 };
 
 use libc::pid_t;
-use snaprig_resources::error::chain;
 use snaprig_resources::error::{Error, Result};
+use snaprig_resources::event::Reporter;
 
 /// CLONE_NEWTIME (linux/sched.h).
 const NEWTIME: i32 = 0x80;
@@ -80,6 +80,7 @@ pub fn run(
     place: Place,
     clocks: Clocks,
     has_own_ipc: bool,
+    reporter: &Reporter,
     supervise: impl FnOnce(Complete) -> i32,
 ) -> Result<i32> {
     let complete = Complete::new()?;
@@ -87,9 +88,9 @@ pub fn run(
     let maker = unsafe { libc::fork() };
     match maker {
         0 => {
-            let made = make(place, clocks, has_own_ipc, complete, supervise);
+            let made = make(place, clocks, has_own_ipc, complete, reporter, supervise);
             let status = made.unwrap_or_else(|error| {
-                eprintln!("snaprig: {}", chain(&error));
+                reporter.failed(&error);
                 1
             });
             process::exit(status)
@@ -104,6 +105,7 @@ fn make(
     clocks: Clocks,
     has_own_ipc: bool,
     complete: Complete,
+    reporter: &Reporter,
     supervise: impl FnOnce(Complete) -> i32,
 ) -> Result<i32> {
     // SAFETY: no preconditions.
@@ -140,8 +142,8 @@ fn make(
     match first {
         0 => {
             let supervise = || supervise(complete);
-            let status = be_first(place, complete, supervise).unwrap_or_else(|error| {
-                eprintln!("snaprig: {}", chain(&error));
+            let status = be_first(place, complete, reporter, supervise).unwrap_or_else(|error| {
+                reporter.failed(&error);
                 1
             });
             process::exit(status)
@@ -190,9 +192,14 @@ fn set_clocks(clocks: Clocks) -> Result<()> {
 /// Process 1: mounts /proc, makes the supervisor, reaps whoever is left to it. When the supervisor has ended, or the
 /// leader above it, it waits for the tree, if that is complete; what a shell would say of the end of the tree's first
 /// process, or of its supervisor's.
-fn be_first(place: Place, complete: Complete, supervise: impl FnOnce() -> i32) -> Result<i32> {
+fn be_first(
+    place: Place,
+    complete: Complete,
+    reporter: &Reporter,
+    supervise: impl FnOnce() -> i32,
+) -> Result<i32> {
     mount_proc();
-    let child = make_above(place, supervise)?;
+    let child = make_above(place, reporter, supervise)?;
     let (mut status, mut of_child, mut last) = (0, 1, None);
     loop {
         // SAFETY: `status` is valid to write to.
@@ -213,7 +220,7 @@ fn be_first(place: Place, complete: Complete, supervise: impl FnOnce() -> i32) -
 }
 
 /// Makes the supervisor, and, if the tree is of a session of its own, that one's leader above it.
-fn make_above(place: Place, supervise: impl FnOnce() -> i32) -> Result<pid_t> {
+fn make_above(place: Place, reporter: &Reporter, supervise: impl FnOnce() -> i32) -> Result<pid_t> {
     let supervisor = |supervise: &mut dyn FnMut() -> i32| -> Result<pid_t> {
         match fork_as(place.supervisor, libc::SIGCHLD)? {
             0 => process::exit(supervise()),
@@ -238,7 +245,7 @@ fn make_above(place: Place, supervise: impl FnOnce() -> i32) -> Result<pid_t> {
                 let child = supervisor(&mut supervise);
                 process::exit(child.map_or_else(
                     |error| {
-                        eprintln!("snaprig: {}", chain(&error));
+                        reporter.failed(&error);
                         1
                     },
                     status_of,

@@ -25,8 +25,7 @@ use snaprig_tracee::{
     trace::Tracee,
 };
 
-use super::rebuilding::Rebuilding;
-use super::threads;
+use super::{rebuilding::Rebuilding, threads};
 use crate::dump::{SIGNALS, code_among, credentials as credentials_of};
 
 /// End of the addresses of processes.

@@ -11,8 +11,7 @@ use snaprig_tracee::{
     trace::{Regs, Tracee},
 };
 
-use super::credentials;
-use super::rebuilding::Rebuilding;
+use super::{credentials, rebuilding::Rebuilding};
 
 /// Error of calls that the kernel goes on with by a way of its own (ERESTART_RESTARTBLOCK), and of those that it makes
 /// again unless a handler runs (ERESTARTNOHAND).

@@ -38,7 +38,8 @@ pub fn coordinate(options: &Coordinator) -> Result<ExitCode, AnyError> {
         .map(|text| text.strip_prefix("tcp:").unwrap_or(text).parse())
         .transpose()?;
     let interval = options.interval.map(super::seconds).transpose()?;
-    snaprig_supervisor::coordinate(&Job::open_or_create(&options.job)?, listen, interval)?;
+    let job = Job::open_or_create(&options.job)?.told_to(&super::reporter());
+    snaprig_supervisor::coordinate(&job, listen, interval)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -49,7 +50,8 @@ pub fn forget(options: &Forget) -> Result<ExitCode, AnyError> {
 }
 
 pub fn dump(job: &Path, wanted: &JobDump, json: bool) -> Result<ExitCode, AnyError> {
-    let dumped = snaprig_supervisor::dump_job(&Job::open(job)?, wanted)?;
+    let dumped =
+        snaprig_supervisor::dump_job(&Job::open(job)?.told_to(&super::reporter()), wanted)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&as_json(&dumped))?);
         return Ok(ExitCode::SUCCESS);

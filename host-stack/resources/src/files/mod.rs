@@ -24,6 +24,7 @@ use crate::{
     copy::PageWriter,
     descriptor::Seen,
     error::Result,
+    event::Reporter,
     growing::Growing,
     memory::shared::Shared,
     opened::Opened,
@@ -41,8 +42,19 @@ const MESSAGE_QUEUES: i64 = 0x1980_0202;
 /// Files with names.
 #[derive(Debug, Default)]
 pub struct Files {
+    reporter: Reporter,
     saving: Saving,
     staging: Staging,
+}
+
+impl Files {
+    /// None yet.
+    pub fn new(reporter: &Reporter) -> Self {
+        Self {
+            reporter: reporter.clone(),
+            ..Self::default()
+        }
+    }
 }
 
 impl Resource for Files {
@@ -108,7 +120,7 @@ impl Resource for Files {
     }
 
     fn filled(&self, _: &Tree, _: &[&Growing<'_>]) -> Result<()> {
-        restore::commit(&self.staging)
+        restore::commit(&self.staging, &self.reporter)
     }
 
     fn withdraw(&self) {

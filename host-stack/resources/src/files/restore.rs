@@ -31,6 +31,7 @@ use std::{
 use super::named::{modified, tail};
 use crate::{
     error::{Error, Result, chain},
+    event::{Event, Reporter},
     huge::pages::{self, Mapped},
     opened::{Opened, damaged, is_there, missing, path_of, path_to, reopen, seek},
     state::{Contents, FileId, Kind, OpenFile},
@@ -256,7 +257,7 @@ pub fn enter(path: &Path) -> io::Result<()> {
 }
 
 /// The image has been read to its end: files become what they were.
-pub fn commit(staging: &Staging) -> Result<()> {
+pub fn commit(staging: &Staging, reporter: &Reporter) -> Result<()> {
     for staged in &staging.staged {
         let contents = borrowed(staged.fd);
         let name = || {
@@ -274,7 +275,7 @@ pub fn commit(staging: &Staging) -> Result<()> {
                 let mode = Permissions::from_mode(staged.mode);
                 contents.set_permissions(mode).map_err(failed)?;
             }
-            Some(path) => replace(path, &contents, staged).map_err(failed)?,
+            Some(path) => replace(path, &contents, staged, reporter).map_err(failed)?,
         }
     }
     Ok(())
@@ -298,7 +299,7 @@ fn borrowed(fd: RawFd) -> ManuallyDrop<File> {
 }
 
 /// Gives a file its contents again. Who else has it open, or knows it by another name, sees them as well.
-fn replace(path: &Path, contents: &File, staged: &Staged) -> io::Result<()> {
+fn replace(path: &Path, contents: &File, staged: &Staged, reporter: &Reporter) -> io::Result<()> {
     let target = File::options().read(true).write(true).open(path);
     // Who may not read it now may have been allowed to write to it.
     let target = target.or_else(|_| File::options().write(true).open(path))?;
@@ -307,11 +308,10 @@ fn replace(path: &Path, contents: &File, staged: &Staged) -> io::Result<()> {
     }
     if !staged.is_made {
         let kept = keep(path, &target)?;
-        eprintln!(
-            "snaprig: {} has changed since the checkpoint and is set back; what it was is {}",
-            path.display(),
-            kept.display()
-        );
+        reporter.tell(Event::FileSetBack {
+            path: path.to_owned(),
+            kept,
+        });
     }
     copy(contents, &target)?;
     if staged.is_made {

@@ -31,6 +31,7 @@ use crate::{
     board::Board,
     descriptor::Seen,
     error::Result,
+    event::Reporter,
     opened::Opened,
     resource::{Around, Met, Resource, Saved, Stopped},
     state::{Kind, Message, OpenFile, Tree},
@@ -52,9 +53,20 @@ const PROTOCOLS: [&str; 9] = [
 /// Sockets of a tree.
 #[derive(Debug, Default)]
 pub struct Sockets {
+    reporter: Reporter,
     saving: save::Sockets,
     /// Ends of restored connections that nobody has any more, until those that are left have what was on its way.
     lost: restore::Lost,
+}
+
+impl Sockets {
+    /// None yet.
+    pub fn new(reporter: &Reporter) -> Self {
+        Self {
+            reporter: reporter.clone(),
+            ..Self::default()
+        }
+    }
 }
 
 impl Resource for Sockets {
@@ -107,7 +119,7 @@ impl Resource for Sockets {
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, board: Option<&Board<'_>>) -> Result<()> {
-        self.lost = restore::open(tree, opened, board)?;
+        self.lost = restore::open(tree, opened, board, &self.reporter)?;
         Ok(())
     }
 

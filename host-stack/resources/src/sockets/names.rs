@@ -12,7 +12,11 @@ use std::{
 use procfs::net::{TcpNetEntry, TcpState};
 
 use super::socket;
-use crate::{opened::path_of, state::Socket};
+use crate::{
+    event::{Event, Reporter},
+    opened::path_of,
+    state::Socket,
+};
 
 /// What an earlier instance has left of its connections is gone after so long (TIME_WAIT is reused after a second).
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -48,7 +52,11 @@ pub fn patiently<T>(mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 
 /// The same, for as long as nothing but earlier connections are at an address (TIME_WAIT): to bind where they were takes
 /// SO_REUSEADDR of both, and theirs is what it was (inet_bind_conflict).
-pub fn outlast<T>(address: SocketAddr, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub fn outlast<T>(
+    address: SocketAddr,
+    reporter: &Reporter,
+    mut work: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
     let begun = Instant::now();
     let mut is_said = false;
     loop {
@@ -61,11 +69,8 @@ pub fn outlast<T>(address: SocketAddr, mut work: impl FnMut() -> io::Result<T>) 
         }
         if !is_said {
             is_said = true;
-            eprintln!(
-                "snaprig: port {} was bound without SO_REUSEADDR: it is waited for what is left of its connections \
-                 (TIME_WAIT, a minute at most)",
-                address.port()
-            );
+            let port = address.port();
+            reporter.tell(Event::PortWaits { port });
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     board::Board,
     calls,
     error::{Error, Result},
+    event::Reporter,
     opened::{Opened, damaged, set_flags},
     state::{Kind, Socket, Stage, Tree},
 };
@@ -48,15 +49,22 @@ pub type Lost = BTreeMap<u64, OwnedFd>;
 
 /// Sockets by their inodes: all that there are to be, and those that are made.
 pub struct RestoredSockets<'a> {
+    reporter: &'a Reporter,
     pub all: Vec<&'a Socket>,
     pub made: BTreeMap<u64, OwnedFd>,
     pub lost: Lost,
 }
 
 /// Opens all sockets of a tree; in a job, together with other trees.
-pub fn open(tree: &Tree, opened: &mut Opened, board: Option<&Board>) -> Result<Lost> {
+pub fn open(
+    tree: &Tree,
+    opened: &mut Opened,
+    board: Option<&Board>,
+    reporter: &Reporter,
+) -> Result<Lost> {
     let all: Vec<&Socket> = sockets(tree).map(|(_, socket)| socket).collect();
     let mut made = RestoredSockets {
+        reporter,
         all,
         made: BTreeMap::new(),
         lost: Lost::new(),
@@ -128,7 +136,7 @@ impl<'a> RestoredSockets<'a> {
         let listens = matches!(socket.stage, Stage::Listening { .. });
         match socket::address(&socket.local).filter(|_| listens) {
             // listen(2) finds out whether somebody else does.
-            Some(address) if reuse(&fd) => outlast(address, || bind(&fd, socket))?,
+            Some(address) if reuse(&fd) => outlast(address, self.reporter, || bind(&fd, socket))?,
             _ => bind(&fd, socket)?,
         }
         if let Stage::Listening { backlog, .. } = socket.stage {
@@ -219,7 +227,8 @@ impl<'a> RestoredSockets<'a> {
     fn tcp(&self, one: &Socket, other: &Socket) -> io::Result<(OwnedFd, OwnedFd)> {
         let reverse = self.listeners(one).is_empty();
         let (server, client) = if reverse { (other, one) } else { (one, other) };
-        let (accepted, connecting) = connect(client, server, &self.listeners(server))?;
+        let (accepted, connecting) =
+            connect(client, server, &self.listeners(server), self.reporter)?;
         Ok(if reverse {
             (connecting, accepted)
         } else {
@@ -294,13 +303,14 @@ fn connect(
     client: &Socket,
     server: &Socket,
     listeners: &[BorrowedFd],
+    reporter: &Reporter,
 ) -> io::Result<(OwnedFd, OwnedFd)> {
     if !listeners.is_empty() {
-        return through(client, listeners);
+        return through(client, listeners, reporter);
     }
     let address = socket::address(&server.local).ok_or(io::ErrorKind::InvalidData)?;
-    let listener = outlast(address, || substitute(server))?;
-    through(client, &[listener.as_fd()])
+    let listener = outlast(address, reporter, || substitute(server))?;
+    through(client, &[listener.as_fd()], reporter)
 }
 
 /// A socket that listens where nobody does any more.
@@ -315,9 +325,15 @@ fn substitute(server: &Socket) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
-fn through(client: &Socket, listeners: &[BorrowedFd]) -> io::Result<(OwnedFd, OwnedFd)> {
+fn through(
+    client: &Socket,
+    listeners: &[BorrowedFd],
+    reporter: &Reporter,
+) -> io::Result<(OwnedFd, OwnedFd)> {
     let local = socket::address(&client.local).ok_or(io::ErrorKind::InvalidData)?;
-    let connecting = outlast(local, || restore_tcp::named(client, local, &client.remote))?;
+    let connecting = outlast(local, reporter, || {
+        restore_tcp::named(client, local, &client.remote)
+    })?;
     loop {
         let accepted = accept(listeners)?;
         let from = socket::remote_name(&accepted)?;

@@ -12,6 +12,7 @@ use crate::{
     board::Board,
     descriptor::Seen,
     error::Result,
+    event::Reporter,
     opened::Opened,
     resource::{Around, Met, Resource, Saved},
     sockets,
@@ -21,6 +22,7 @@ use crate::{
 /// Files that are not the tree's alone.
 #[derive(Debug, Default)]
 pub struct Standard {
+    reporter: Reporter,
     /// What the supervisor was launched with beside its standard descriptors.
     passed_on: OnceCell<Vec<i32>>,
 }
@@ -38,6 +40,16 @@ impl Standard {
         let passed_on = self.passed_on.get_or_init(passed_on);
         let is_it = |own: &&i32| is_same_file((seen.pid, seen.fd), (me(), **own));
         passed_on.iter().find(is_it).copied()
+    }
+}
+
+impl Standard {
+    /// None yet.
+    pub fn new(reporter: &Reporter) -> Self {
+        Self {
+            reporter: reporter.clone(),
+            ..Self::default()
+        }
     }
 }
 
@@ -63,7 +75,7 @@ impl Resource for Standard {
     fn open(&mut self, tree: &Tree, opened: &mut Opened, _: Option<&Board<'_>>) -> Result<()> {
         for (number, file) in tree.files.iter().enumerate() {
             if let Kind::Stdio(own) = file.kind {
-                let fd = restore::given(own, file.flags)?;
+                let fd = restore::given(own, file.flags, &self.reporter)?;
                 opened.files[number] = opened.keep(fd)?;
             }
         }

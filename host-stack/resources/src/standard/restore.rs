@@ -10,18 +10,17 @@ use std::{
 
 use crate::{
     error::{Error, Result},
+    event::{Event, Reporter},
     opened::{duplicate, set_flags},
 };
 
 /// What whoever restarts has at a number that the tree was given a file at; it is only made to block or not. Of pipes
 /// and sockets beside the standard ones, an end without another will do.
-pub fn given(number: RawFd, flags: i32) -> Result<OwnedFd> {
+pub fn given(number: RawFd, flags: i32, reporter: &Reporter) -> Result<OwnedFd> {
     // SAFETY: no memory is involved.
     let is_passed_on = unsafe { libc::fcntl(number, libc::F_GETFD) } == 0;
     if number > 2 && !is_passed_on {
-        eprintln!(
-            "snaprig: nothing is at descriptor {number}, which the program was launched with"
-        );
+        reporter.tell(Event::DescriptorMissing { number });
         return lonely(flags);
     }
     let fd = duplicate(number)?;

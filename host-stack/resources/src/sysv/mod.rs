@@ -20,6 +20,7 @@ pub use self::save::{Bytes, Source};
 use crate::{
     copy::{PageWriter, write_gone},
     error::{Error, Result},
+    event::Reporter,
     growing::Growing,
     huge::{self, save::Untold},
     memory::shared::Shared,
@@ -33,6 +34,7 @@ use crate::{
 /// System V objects of a tree.
 #[derive(Debug, Default)]
 pub struct SystemV {
+    reporter: Reporter,
     /// Segments as the tree has them.
     sources: Vec<Source>,
     /// Where page tables do not tell of all huge pages that are there.
@@ -43,6 +45,16 @@ impl SystemV {
     fn segments<'a>(&'a self, tree: &'a Tree) -> impl Iterator<Item = (&'a Segment, &'a Source)> {
         let segments = tree.sysv.iter().flat_map(|sysv| &sysv.segments);
         segments.zip(&self.sources)
+    }
+}
+
+impl SystemV {
+    /// None yet.
+    pub fn new(reporter: &Reporter) -> Self {
+        Self {
+            reporter: reporter.clone(),
+            ..Self::default()
+        }
     }
 }
 
@@ -100,7 +112,9 @@ impl Resource for SystemV {
 
     fn prepare(&mut self, tree: &Tree) -> Result<()> {
         match &tree.sysv {
-            Some(sysv) => restore::make(sysv).map_err(|error| huge::explained(tree, error)),
+            Some(sysv) => {
+                restore::make(sysv, &self.reporter).map_err(|error| huge::explained(tree, error))
+            }
             None => Ok(()),
         }
     }

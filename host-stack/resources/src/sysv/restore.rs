@@ -16,6 +16,7 @@ use snaprig_tracee::remote::{self, Call, STUB_BYTES, call};
 use super::objects::{self, Kind};
 use crate::{
     error::{Error, Result},
+    event::{Event, Reporter},
     growing::{Data, Growing, SPARE_BYTES},
     layout,
     opened::damaged,
@@ -29,9 +30,9 @@ const SHM_LOCKED: u32 = 0o2000;
 const PART: i32 = 1 << 14;
 
 /// Makes all objects of a tree.
-pub fn make(sysv: &Sysv) -> Result<()> {
+pub fn make(sysv: &Sysv, reporter: &Reporter) -> Result<()> {
     for (name, value) in &sysv.limits {
-        limit(name, value)?;
+        limit(name, value, reporter)?;
     }
     for segment in &sysv.segments {
         new(
@@ -79,7 +80,7 @@ pub fn make(sysv: &Sysv) -> Result<()> {
 }
 
 /// Who may not change a limit of the kernel gets what there is.
-fn limit(name: &str, value: &str) -> Result<()> {
+fn limit(name: &str, value: &str, reporter: &Reporter) -> Result<()> {
     let is_name = |letter: char| letter.is_ascii_lowercase() || letter == '_';
     if !name.chars().all(is_name) {
         return Err(damaged("a limit of the kernel without a name"));
@@ -87,10 +88,15 @@ fn limit(name: &str, value: &str) -> Result<()> {
     let path = format!("/proc/sys/kernel/{name}");
     let own = fs::read_to_string(&path).unwrap_or_default();
     if own.trim() != value
-        && let Err(error) = fs::write(&path, value)
+        && let Err(source) = fs::write(&path, value)
     {
-        let own = own.trim();
-        eprintln!("snaprig: {path} was {value} and is {own}: {error}");
+        let (was, is) = (value.to_owned(), own.trim().to_owned());
+        reporter.tell(Event::LimitDiffers {
+            path,
+            was,
+            is,
+            source,
+        });
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ use crate::{
     board::Board,
     descriptor::Seen,
     error::Result,
+    event::Reporter,
     growing::Growing,
     opened::Opened,
     resource::{Around, Met, Resource, Saved, Stopped},
@@ -33,9 +34,20 @@ const SLAVES: u32 = 136;
 /// Terminals of a tree.
 #[derive(Debug, Default)]
 pub struct Terminals {
+    reporter: Reporter,
     saving: save::Terminals,
     /// Those that have been opened again: master, and slave if anybody has opened that.
     opened: Vec<(RawFd, Option<RawFd>)>,
+}
+
+impl Terminals {
+    /// None yet.
+    pub fn new(reporter: &Reporter) -> Self {
+        Self {
+            reporter: reporter.clone(),
+            ..Self::default()
+        }
+    }
 }
 
 impl Resource for Terminals {
@@ -66,7 +78,7 @@ impl Resource for Terminals {
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, _: Option<&Board<'_>>) -> Result<()> {
-        self.opened = restore::open(tree, opened)?;
+        self.opened = restore::open(tree, opened, &self.reporter)?;
         opened.each(tree, |_, file| match file.kind {
             Kind::Console => restore::console(file.flags).map(Some),
             _ => Ok(None),

@@ -11,15 +11,15 @@ use std::{
     ptr,
 };
 
-use crate::groups;
-use snaprig_tracee::remote::{Call, call};
-
 use super::device;
 use crate::{
     error::{Error, Result},
+    event::{Event, Reporter},
+    groups,
     opened::{Opened, damaged, duplicate, path_to, reopen, set_flags},
     state::{Kind, Process, Tree},
 };
+use snaprig_tracee::remote::{Call, call};
 
 /// More terminals than this nobody opens to find one with a number.
 const NUMBERS_MAX: u32 = 4096;
@@ -28,7 +28,7 @@ const NUMBERS_MAX: u32 = 4096;
 pub type Pairs = Vec<(RawFd, Option<RawFd>)>;
 
 /// Opens both sides of all terminals.
-pub fn open(tree: &Tree, opened: &mut Opened) -> Result<Pairs> {
+pub fn open(tree: &Tree, opened: &mut Opened, reporter: &Reporter) -> Result<Pairs> {
     let mut pairs = Pairs::new();
     let mut masters = masters(tree)?;
     let has_others = |masters: &[(OwnedFd, u32)]| {
@@ -43,7 +43,8 @@ pub fn open(tree: &Tree, opened: &mut Opened) -> Result<Pairs> {
         let terminal = &tree.terminals[number];
         let wanted = terminal.number;
         if got != wanted {
-            eprintln!("snaprig: the terminal /dev/pts/{wanted} is /dev/pts/{got} now");
+            let (was, is) = (wanted, got);
+            reporter.tell(Event::TerminalRenumbered { was, is });
         }
         let failed = |source| Error::io(format!("the terminal /dev/pts/{wanted}"), source);
         device::prepare(&master, terminal).map_err(failed)?;

@@ -25,8 +25,8 @@ use std::{
 
 use snaprig_ckpt_plugin::{Event, Options as PluginOptions, Plugin, register};
 use snaprig_supervisor::{
-    Address, Error, Job, JobDump, Mode, Options, Policy, Program, Reply, Request, Schedule,
-    Settings,
+    Address, Error, Job, JobDump, Mode, Options, Policy, Program, Reply, Reporter, Request,
+    Schedule, Settings,
 };
 
 /// How long a phase may take here.
@@ -80,7 +80,13 @@ fn options() -> Options {
         mode: settings().mode.unwrap_or_default(),
         zstd: number("ZSTD"),
         keep: number("KEEP").map(|keep| keep as usize),
+        reporter: reporter(),
     }
+}
+
+/// What happens is printed, as the command line does.
+fn reporter() -> Reporter {
+    Reporter::to(|event: &snaprig_supervisor::Event| eprintln!("snaprig: {event}"))
 }
 
 fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32, Error> {
@@ -130,12 +136,12 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
                 .first()
                 .and_then(|name| name.to_str())
                 .map(str::to_owned);
-            let job = Job::open_or_create(directory)?;
+            let job = Job::open_or_create(directory)?.told_to(&reporter());
             job.set(settings())?;
             snaprig_supervisor::launch_in(&job, name, &rest[1..])
         }
         Some("dump-job") => {
-            let job = Job::open(directory)?;
+            let job = Job::open(directory)?.told_to(&reporter());
             let words: Vec<_> = rest.iter().filter_map(|word| word.to_str()).collect();
             let wanted = JobDump {
                 kill: words.contains(&"kill"),
@@ -152,10 +158,15 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
         Some("restart-job") => {
             let only = rest.first().and_then(|name| name.to_str());
             let round = number("ROUND").map(|round| round as u64);
-            snaprig_supervisor::restart_job(&Job::open(directory)?, only, round, PATIENCE)
+            snaprig_supervisor::restart_job(
+                &Job::open(directory)?.told_to(&reporter()),
+                only,
+                round,
+                PATIENCE,
+            )
         }
         Some("coordinate") => {
-            let job = Job::open_or_create(directory)?;
+            let job = Job::open_or_create(directory)?.told_to(&reporter());
             let listen = rest
                 .first()
                 .and_then(|address| address.to_str()?.parse().ok());

@@ -4,6 +4,7 @@
 //! What must stay true: there is one at most (its lock); a checkpoint is one when its directory has its name, and all
 //! images that its manifest names have been checked before.
 
+use snaprig_resources::error::chain;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -15,7 +16,6 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
-use snaprig_ckpt::restart;
 use snaprig_ckpt_image::store::{Manifest, Store};
 use snaprig_coord::{
     coordinator::Config,
@@ -69,7 +69,7 @@ impl driver::Keeper for Keeper {
         let making = self.store.lead(round);
         let committed =
             making.and_then(|making| making.commit(Manifest::now(command, parent, members)));
-        committed.map(drop).map_err(|error| restart::chain(&error))
+        committed.map(drop).map_err(|error| chain(&error))
     }
 }
 
@@ -162,7 +162,7 @@ pub fn ensure(job: &Job) -> Result<Control> {
                 return Err(none(format!(
                     "the job has no coordinator, and none could be started ({said}): {}; start one where members reach \
                      it: `snaprig ckpt coordinator`",
-                    restart::chain(&error)
+                    chain(&error)
                 )));
             }
             other => return other,
@@ -208,7 +208,7 @@ fn detach(job: &Job, log: &File) -> io::Result<()> {
         // Somebody else was faster.
         Ok(()) | Err(Error::Directory(JobError::Claimed { .. })) => std::process::exit(0),
         Err(error) => {
-            eprintln!("snaprig: {}", restart::chain(&error));
+            job.reporter.failed(&error);
             std::process::exit(1)
         }
     }

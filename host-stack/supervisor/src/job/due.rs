@@ -1,15 +1,15 @@
 //! Checkpoints of a job that nobody asks for: its coordinator orders them. There is one at most, so there is one order
 //! each time, whichever members come and go.
 
+use snaprig_resources::error::chain;
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
-use snaprig_ckpt::restart;
-
 use super::{Job, JobDump, order};
 use crate::schedule::{Due, Schedule};
+use snaprig_resources::event::Event;
 
 /// How often it is looked what the job's settings are.
 const LOOK: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ pub fn order_when_due(job: &Job, interval: Option<Duration>) -> ! {
     loop {
         let settings = job.settings().map(|settings| settings.schedule);
         let settings = settings.unwrap_or_else(|error| {
-            eprintln!("snaprig: {}", restart::chain(&error));
+            job.reporter.failed(&error);
             Some(schedule)
         });
         let wanted = interval.map(Schedule::Every).or(settings);
@@ -50,10 +50,10 @@ fn take(job: &Job, due: &mut Due) {
         // What it costs is that all of it stands still.
         Ok(Some(dumped)) => return due.ended(cost, dumped.pause),
         Ok(None) => {}
-        Err(error) => eprintln!(
-            "snaprig: no checkpoint was taken: {}",
-            restart::chain(&error)
-        ),
+        Err(error) => {
+            let why = chain(&error);
+            job.reporter.tell(Event::NotTaken { why });
+        }
     }
     due.failed();
     // However often it is due: what is in the way is there for a while.

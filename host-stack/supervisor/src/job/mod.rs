@@ -51,6 +51,7 @@ pub use self::{
     },
 };
 use snaprig_resources::error::{Error, Result};
+use snaprig_resources::event::Reporter;
 
 /// How long a coordinator may take to answer.
 const JOINING: Duration = Duration::from_secs(10);
@@ -61,6 +62,8 @@ const MAKING: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub struct Job {
     directory: JobDir,
+    /// Who is told what happens.
+    pub reporter: Reporter,
 }
 
 impl Job {
@@ -69,7 +72,18 @@ impl Job {
         let directory = std::path::absolute(directory)
             .map_err(|source| Error::io(directory.display().to_string(), source))?;
         let directory = JobDir::open(&directory)?;
-        Ok(Self { directory })
+        Ok(Self {
+            directory,
+            reporter: Reporter::default(),
+        })
+    }
+
+    /// The same, with somebody who is told what happens.
+    pub fn told_to(self, reporter: &Reporter) -> Self {
+        Self {
+            reporter: reporter.clone(),
+            ..self
+        }
     }
 
     /// The same; it is made if it is not there.

@@ -1,12 +1,12 @@
 //! What people order and ask: a checkpoint of a job, a restart, how it is.
 
+use snaprig_resources::error::chain;
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
 use serde::Serialize;
-use snaprig_ckpt::restart;
 use snaprig_ckpt_image::store::Checkpoint;
 use snaprig_coord::{
     driver::Control,
@@ -14,6 +14,7 @@ use snaprig_coord::{
     phase::{Kind, Order},
 };
 use snaprig_resources::error::{Error, Result};
+use snaprig_resources::event::Event;
 
 use super::{Job, Note, ensure, none};
 use crate::{
@@ -126,8 +127,8 @@ pub fn dump(job: &Job, control: &Control, wanted: &JobDump, begun: Instant) -> R
         match &summary.outcome {
             Outcome::Complete => {
                 if let Some(Err(error)) = settings.keep.map(|keep| store.prune(keep)) {
-                    let why = restart::chain(&error);
-                    eprintln!("snaprig: older checkpoints stay: {why}");
+                    let why = chain(&error);
+                    job.reporter.tell(Event::OlderStay { why });
                 }
                 return dumped(job, summary, begun);
             }

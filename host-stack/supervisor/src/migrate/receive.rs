@@ -1,6 +1,7 @@
 //! The target's side of a migration: holds the image in a directory of checkpoints until it is complete, restores the
 //! tree, and supervises it from then on.
 
+use snaprig_resources::error::chain;
 use std::{
     cell::{Cell, RefCell},
     fs::File,
@@ -15,6 +16,7 @@ use snaprig_ckpt_image::{
     store::{Manifest, Member, Store},
 };
 use snaprig_resources::error::{Error, Result};
+use snaprig_resources::event::Event;
 
 use super::{
     files,
@@ -42,10 +44,10 @@ pub fn receive(directory: &Path, at: &Address, options: &Options) -> Result<i32>
                 let arrived = arrive(&store, &mut stream, options);
                 return arrived.inspect_err(|error| {
                     // Who hears it runs on.
-                    let _ = wire::send(&mut stream, &Answer::Failed(restart::chain(error)));
+                    let _ = wire::send(&mut stream, &Answer::Failed(chain(error)));
                 });
             }
-            Err(error) => eprintln!("snaprig: a connection was refused: {error}"),
+            Err(source) => options.reporter.tell(Event::ConnectionRefused { source }),
         }
     }
 }
@@ -63,8 +65,8 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
     let file = create.open(&path).map_err(unwritten)?;
     let summary = hold(stream, &file)?;
     files::receive(stream, round.joined().dir()).map_err(failed)?;
-    let chain = Chain::open(std::slice::from_ref(&path))?;
-    let tree = restart::read_tree(&chain)?;
+    let images = Chain::open(std::slice::from_ref(&path))?;
+    let tree = restart::read_tree(&images)?;
     let directory = &round.joined().dir().to_owned();
     // Not the closure's own: processes between this one and the supervisor give theirs up.
     let round = Cell::new(Some(round));
@@ -78,7 +80,7 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
         Ok(())
     };
     let stream = RefCell::new(stream);
-    again::within(&tree, |complete| {
+    again::within(&tree, &options.reporter, |complete| {
         let parts = Parts::new(store.dir(), store.clone())?;
         let decided = || {
             let mut stream = stream.borrow_mut();
@@ -88,8 +90,8 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
         };
         let mut is_ready = false;
         let mut restore = || -> Result<()> {
-            let mut restored = Restored::open(&tree, &chain, None)?;
-            restored.grow(&chain, again::drops_privileges(), None)?;
+            let mut restored = Restored::open(&tree, &images, None, &options.reporter)?;
+            restored.grow(&images, again::drops_privileges(), None)?;
             again::rebuild(&mut restored, &parts, directory, None)?;
             is_ready = true;
             decided().map_err(failed)?;
@@ -108,10 +110,8 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
         // It runs. Who asked need not hear of it.
         let _ = wire::send(*stream.borrow_mut(), &Running);
         if let Err(error) = commit() {
-            eprintln!(
-                "snaprig: what has arrived is no checkpoint: {}",
-                restart::chain(&error)
-            );
+            let why = chain(&error);
+            options.reporter.tell(Event::NotKept { why });
         }
         Supervisor::of_restarted(parts, &tree, command.clone(), options).run()
     })
@@ -121,7 +121,7 @@ fn in_doubt(directory: &Path, error: &Error) -> Error {
     Error::Refusal {
         what: format!(
             "the other side has not said that its program has ended ({}); if it has, `snaprig ckpt restart {}` goes on",
-            restart::chain(error),
+            chain(error),
             directory.display()
         ),
     }
