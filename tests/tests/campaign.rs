@@ -283,6 +283,8 @@ fn fault_points_are_listed_with_their_kinds() {
         "snapify_io.write",
         "hca.packet",
         "coord.committed",
+        "tracee.ask_table",
+        "ckpt.restart_held",
     ] {
         assert!(listed.contains(point));
     }

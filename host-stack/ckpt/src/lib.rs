@@ -24,6 +24,7 @@
 //! restarted tree runs before all of it has been read and checked.
 
 pub mod dump;
+pub mod faults;
 pub mod restart;
 mod show;
 

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use snaprig_supervisor::{
     Event, Job, JobDump, Options, Policy, Program, Reply, Reporter, Request, Schedule, Settings,
+    faults,
 };
 
 use crate::{AnyError, size};
@@ -338,6 +339,8 @@ struct Migrated {
 
 /// Runs one of the commands.
 pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
+    let plan = faults::plan_of_environment()?;
+    plan.into_iter().for_each(faults::follow);
     match command {
         Command::Launch(options) => launch(options),
         Command::Restart(options) => restart(options),

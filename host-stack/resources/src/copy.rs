@@ -2,16 +2,14 @@
 
 use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
 
+use crate::{
+    error::{Error, Result},
+    faults,
+};
 use libc::pid_t;
 use snaprig_ckpt_image::image::{Buffer, Run, Sink, WriteError, Writer};
-use snaprig_tracee::{
-    memory, parallel,
-    ranges::Ranges,
-    remote::PAGE,
-    steps::{self, Step},
-};
-
-use crate::error::{Error, Result};
+use snaprig_tracee::faults::reached;
+use snaprig_tracee::{memory, parallel, ranges::Ranges, remote::PAGE};
 
 /// An image that pages are written to, wherever it goes.
 pub trait PageWriter {
@@ -138,7 +136,7 @@ pub fn copy_held(
             for run in &mut load.runs {
                 run.address = run.address.wrapping_sub(back);
             }
-            steps::reached(Step::WritePages);
+            reached(&faults::PAGES);
             writer.submit(buffer, &load.runs)?;
         }
     }

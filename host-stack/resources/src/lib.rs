@@ -36,6 +36,7 @@ mod detached;
 mod epolls;
 pub mod error;
 pub mod event;
+pub mod faults;
 pub mod files;
 pub mod groups;
 pub mod growing;

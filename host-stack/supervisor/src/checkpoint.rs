@@ -18,6 +18,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{
+    faults,
+    plugins::{Gathered, JobRound, SharedPlugins},
+    precopy::{self, Precopy},
+};
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt::dump::{self, Before, Described, Named, Purpose};
@@ -32,15 +37,10 @@ use snaprig_resources::{
     plugins::owned::Owned,
     spaces::Spaces,
 };
+use snaprig_tracee::faults::reached;
 use snaprig_tracee::{
     freeze::{Calls, Frozen},
-    steps::{self, Step},
     track::Tracking,
-};
-
-use crate::{
-    plugins::{Gathered, JobRound, SharedPlugins},
-    precopy::{self, Precopy},
 };
 
 /// How often a tree is looked at again that is where it cannot be saved for a moment, and how long it runs in between.
@@ -264,7 +264,7 @@ impl<S: Sink> NewImage<S> {
             Some(pid) => Error::Killed { pid },
             None => error,
         })?;
-        steps::reached(Step::Written);
+        reached(&faults::WRITTEN);
         let is_tracked = self.is_tracking && known.tracking.is_possible();
         Ok(Saved {
             writer: self.writer,
@@ -364,7 +364,7 @@ impl Ready {
             let held = Instant::now();
             match describe(&mut frozen, root, &before, known, &gathered) {
                 Ok(described) => {
-                    steps::reached(Step::Described);
+                    reached(&faults::DESCRIBED);
                     let pause = Pause {
                         freeze: held - since,
                         describe: held.elapsed(),

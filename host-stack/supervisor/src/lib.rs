@@ -25,6 +25,7 @@
 mod again;
 mod checkpoint;
 mod control;
+pub mod faults;
 mod job;
 mod member;
 mod migrate;

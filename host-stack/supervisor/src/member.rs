@@ -3,7 +3,14 @@
 //! What must stay true: whatever fails, and whoever dies, a tree that was stopped for a round that is not committed runs
 //! on, as soon as this supervisor hears of it.
 
+use crate::{
+    checkpoint::{self, History, How, NewImage, Next, Ready, Saved, Stopped},
+    faults,
+    job::{Job, NOT_NOW, Note, Report},
+    plugins::{JobRound, SharedPlugins},
+};
 use snaprig_resources::error::chain;
+use snaprig_tracee::faults::{begin_round, reached};
 use std::time::Duration;
 
 use libc::pid_t;
@@ -22,13 +29,6 @@ use snaprig_resources::event::{self, Reporter};
 use snaprig_resources::{
     board::Board,
     error::{Error, Result},
-};
-use snaprig_tracee::steps::{self, Step};
-
-use crate::{
-    checkpoint::{self, History, How, NewImage, Next, Ready, Saved, Stopped},
-    job::{Job, NOT_NOW, Note, Report},
-    plugins::{JobRound, SharedPlugins},
 };
 
 /// A member of a job, as its supervisor has it.
@@ -171,7 +171,8 @@ impl Member {
             patience: Duration::from_millis(order.phase_ms.into()),
         };
         if phase == Phase::Look {
-            steps::reached(Step::Begun);
+            begin_round();
+            reached(&faults::BEGUN);
             let taking = self.round.insert(RoundInProgress {
                 round,
                 kind: order.kind,

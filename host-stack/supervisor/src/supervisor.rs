@@ -15,25 +15,10 @@ use std::{
     time::Instant,
 };
 
-use libc::pid_t;
-use procfs::process::Process;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use snaprig_ckpt_image::store::{Manifest, Store};
-
-use snaprig_ckpt::{dump::Purpose, restart::exit_code};
-use snaprig_resources::event::{Event, Reporter};
-use snaprig_resources::{
-    error::{Error, Result, chain},
-    state::Tree,
-};
-use snaprig_tracee::{
-    steps::{self, Step},
-    trace,
-};
-
 use crate::{
     checkpoint::{self, History, How, Mode, NewImage, Stopped},
     control::{self, CONTROL, Dumped, Reply, Request, Running, Status, listen},
+    faults,
     job::{self, Job},
     member::{Done, Member},
     plugins::{Plugins, SharedPlugins},
@@ -41,6 +26,19 @@ use crate::{
     schedule::{Due, Schedule},
     signals::Signals,
 };
+use libc::pid_t;
+use procfs::process::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use snaprig_ckpt_image::store::{Manifest, Store};
+use snaprig_tracee::faults::{begin_round, reached};
+
+use snaprig_ckpt::{dump::Purpose, restart::exit_code};
+use snaprig_resources::event::{Event, Reporter};
+use snaprig_resources::{
+    error::{Error, Result, chain},
+    state::Tree,
+};
+use snaprig_tracee::trace;
 
 /// What the tree is called in a checkpoint.
 pub const MEMBER: &str = "tree";
@@ -356,7 +354,8 @@ impl<'a> Supervisor<'a> {
     pub fn dump(&mut self, kill: bool, full: bool) -> Result<Dumped> {
         self.is_alone()?;
         let begun = Instant::now();
-        steps::reached(Step::Begun);
+        begin_round();
+        reached(&faults::BEGUN);
         let cost = self.due.cost();
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.parts.store.begin(number, 0)?;
@@ -381,10 +380,10 @@ impl<'a> Supervisor<'a> {
             false => (None, Some(stopped.let_go()?)),
         };
         let (_, written) = saved.finish()?;
-        steps::reached(Step::Finished);
+        reached(&faults::FINISHED);
         let members = vec![written.member(MEMBER)];
         round.commit(Manifest::now(self.command.clone(), parent, members))?;
-        steps::reached(Step::Committed);
+        reached(&faults::COMMITTED);
         self.last = Some(number);
         let ended = held.map(|held| {
             self.status = 128 + libc::SIGKILL;

@@ -280,7 +280,7 @@ fn a_restart_that_is_cut_short_leaves_nothing_and_is_begun_again() {
 /// Nothing is lost, doubled or out of order of what is on its way between trees, whichever of them loses its supervisor.
 #[test]
 fn a_supervisor_dies_when_a_full_connection_is_looked_at() {
-    for step in ["flow-grown", "flow-read"] {
+    for step in ["resources.flow_grown", "resources.flow_read"] {
         for (index, victim) in ["sender", "receiver"].into_iter().enumerate() {
             let mut trees = [Trees::new, Trees::of_nobody][index]();
             for name in ["receiver", "sender"] {

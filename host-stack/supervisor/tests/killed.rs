@@ -6,8 +6,7 @@ mod common;
 use std::{fs, thread, time::Duration};
 
 use common::{Job, compiled, nobody, program, wait_until};
-use snaprig_supervisor::Request;
-use snaprig_tracee::steps::STEPS;
+use snaprig_supervisor::{Request, faults};
 
 /// How often at random; SNAPRIG_CKPT_KILLS says otherwise.
 fn rounds() -> u64 {
@@ -99,11 +98,12 @@ fn newest(job: &Job) -> u32 {
 }
 
 /// Those that every checkpoint, or every restart, gets to.
-fn steps(restart: bool) -> impl Iterator<Item = &'static &'static str> {
-    STEPS
-        .iter()
-        .filter(move |step| step.starts_with("restart-") == restart)
-        .filter(|step| !step.starts_with("flow-") && !step.starts_with("terminal-"))
+fn steps(restart: bool) -> impl Iterator<Item = &'static str> {
+    faults::all()
+        .into_iter()
+        .map(|point| point.name)
+        .filter(move |step| step.starts_with("ckpt.restart_") == restart)
+        .filter(|step| !step.contains(".flow_") && *step != "resources.terminal")
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn threads_that_compute_go_on_at_every_step() {
 #[test]
 fn calls_and_signals_go_on_at_every_step() {
     let (_directory, signals) = compiled("signals.c", &["-Wno-unused-result"]);
-    for step in steps(false).filter(|step| step.starts_with("ask")) {
+    for step in steps(false).filter(|step| step.contains(".ask")) {
         let job = Job::launch_to_die(None, &format!("{step}:2"), &[&signals]);
         goes_on(job, step, "ready", "go");
     }
@@ -144,8 +144,15 @@ fn full_connections_go_on_at_every_step_of_theirs() {
     for user in [None, nobody()] {
         // Who may look at what a sender still has needs no room for it.
         let needs_room = user == nobody();
-        let steps = ["frozen", "flow-grown", "flow-read", "described", "let-go"].into_iter();
-        for step in steps.filter(|step| needs_room || *step != "flow-grown") {
+        let steps = [
+            "tracee.frozen",
+            "resources.flow_grown",
+            "resources.flow_read",
+            "supervisor.described",
+            "tracee.let_go",
+        ]
+        .into_iter();
+        for step in steps.filter(|step| needs_room || *step != "resources.flow_grown") {
             let flow = ["/usr/bin/python3", &program("flow.py")];
             let job = Job::launch_to_die(user, &format!("{step}:2"), &flow);
             goes_on(job, step, "ready", "stop");
@@ -157,7 +164,13 @@ fn full_connections_go_on_at_every_step_of_theirs() {
 #[test]
 fn full_terminals_go_on_at_every_step_of_theirs() {
     for user in [None, nobody()] {
-        for step in ["frozen", "terminal-taken", "described", "written", "let-go"] {
+        for step in [
+            "tracee.frozen",
+            "resources.terminal",
+            "supervisor.described",
+            "supervisor.written",
+            "tracee.let_go",
+        ] {
             let terminals = ["/usr/bin/python3", &program("terminal.py")];
             let job = Job::launch_to_die(user, &format!("{step}:2"), &terminals);
             goes_on(job, step, "ready", "go");
@@ -178,8 +191,8 @@ fn a_restart_is_whole_or_nothing_at_every_step() {
         job.dump(true).unwrap();
         job.ended();
         job.restart_to_die(step);
-        let at = |name: &str| STEPS.iter().position(|it| *it == name);
-        if at(step) < at("restart-complete") {
+        let at = |name: &str| steps(true).position(|it| it == name);
+        if at(step) < at("ckpt.restart_complete") {
             assert_ne!(job.ended(), 0, "{step}");
             wait_until("nothing is left", || processes_of(&sums) == 0);
             job.restart();

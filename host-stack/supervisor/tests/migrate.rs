@@ -91,7 +91,7 @@ fn locks_are_refused_before_anything_stops() {
              print('right', flush=True)"
         );
         let python = ["/usr/bin/python3", "-c", &code];
-        let mut source = Job::launch_to_die(None, "freeze-seized:0", &python);
+        let mut source = Job::launch_to_die(None, "tracee.seized:0", &python);
         source.wait_for("ready");
         let (_target, socket) = target(None);
         let why = migrate(&source, Address::Unix(socket)).unwrap_err();

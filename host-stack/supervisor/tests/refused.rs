@@ -181,7 +181,7 @@ fn connections_to_others_are_refused_before_anything_stops() {
              while not os.path.exists('go'): time.sleep(0.005)"
         );
         let python = ["/usr/bin/python3", "-c", &code];
-        let mut job = Job::launch_among_to_die(directory, "freeze-seized:1", &python);
+        let mut job = Job::launch_among_to_die(directory, "tracee.seized:1", &python);
         job.wait_for("ready");
         let accepted = match have {
             _ if have.contains("create_connection") => (Some(tcp.accept().unwrap()), None),

@@ -8,9 +8,9 @@ use std::{
 
 use crate::{
     error::{Error, Result},
+    faults::{self, reached},
     memory,
     remote::{self, Home, Remote, SYSCALL_BYTES, bit},
-    steps::{self, Step},
     trace::{Regs, Stop, Tracee, has_ended},
 };
 use libc::pid_t;
@@ -125,7 +125,7 @@ impl HeldThread {
         if abort_sequence(&tracee, &mut regs)? | continue_call(&mut regs) {
             tracee.set_regs(&regs)?;
         }
-        steps::reached(Step::FreezeHeld);
+        reached(&faults::HELD);
         let stopped = (signal != libc::SIGTRAP).then_some(signal);
         let thread = Self {
             tracee,
@@ -198,10 +198,10 @@ impl HeldThread {
                 self.tracee.go_on(0)?;
             }
             self.tracee.set_mask(self.mask)?;
-            steps::reached(Step::AskMask);
+            reached(&faults::ASK_MASK);
             self.tracee.set_regs(&self.regs)?;
             self.is_away = false;
-            steps::reached(Step::AskBack);
+            reached(&faults::ASK_BACK);
         }
         Ok(())
     }
@@ -213,7 +213,7 @@ impl HeldThread {
             // SAFETY: a system call without pointers.
             unsafe { libc::syscall(libc::SYS_tkill, tid, signal) };
         }
-        steps::reached(Step::LetGo);
+        reached(&faults::LET_GO);
         Ok(())
     }
 }
@@ -309,7 +309,7 @@ impl Frozen {
             if !grown {
                 let mut frozen = frozen.in_order(ancestor)?;
                 calls.name(&mut frozen);
-                steps::reached(Step::Frozen);
+                reached(&faults::FROZEN);
                 return Ok(frozen);
             }
         }
@@ -346,7 +346,7 @@ impl Frozen {
             .filter(|tid| !is_held(*tid) && !has_ended(*tid));
         // All at once: the more of them run, the longer each needs to get to its stop.
         let seized: Vec<_> = new.map(|tid| (tid, Tracee::seize(tid))).collect();
-        steps::reached(Step::FreezeSeized);
+        reached(&faults::SEIZED);
         let (grown, mut result) = (!seized.is_empty(), Ok(()));
         for (tid, tracee) in seized {
             match tracee.and_then(HeldThread::hold) {

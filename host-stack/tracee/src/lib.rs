@@ -16,20 +16,20 @@
 //! | `pagemap`, `ranges` | which pages there are, and sets of them |
 //! | `userfault`, `track` | userfaultfds of processes, and which pages are written to |
 //! | `parallel` | work on all processors |
-//! | `steps` | where a tracer can be killed on purpose |
+//! | `faults` | where a tracer can be killed on purpose |
 //!
 //! What must stay true: a process that is let go is what it was, and so it is if its tracer is killed at any step.
 
 pub mod code;
 pub mod descriptors;
 pub mod error;
+pub mod faults;
 pub mod freeze;
 pub mod memory;
 pub mod pagemap;
 pub mod parallel;
 pub mod ranges;
 pub mod remote;
-pub mod steps;
 pub mod stub;
 pub mod trace;
 pub mod track;

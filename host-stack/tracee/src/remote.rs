@@ -22,8 +22,8 @@ use std::{arch::global_asm, io, slice};
 
 use crate::{
     error::{Error, Result},
+    faults::{self, reached},
     memory,
-    steps::{self, Step},
     trace::{Regs, Stop, Tracee},
 };
 use libc::pid_t;
@@ -247,7 +247,7 @@ impl<'a> Remote<'a> {
 
     /// It is on its way somewhere: its signals are blocked from now on.
     fn block(&self) -> Result<()> {
-        steps::reached(Step::AskRegisters);
+        reached(&faults::ASK_REGISTERS);
         self.tracee.set_mask(!bit(self.end))
     }
 
@@ -279,7 +279,7 @@ impl<'a> Remote<'a> {
                 }
                 self.tracee.go_to_syscall()?;
             }
-            steps::reached(Step::AskCall);
+            reached(&faults::ASK_CALL);
         }
         Ok(result(self.tracee.regs()?.rax as i64))
     }
@@ -310,7 +310,7 @@ impl<'a> Remote<'a> {
         })?;
         self.block()?;
         self.tracee.go_on(0)?;
-        steps::reached(Step::AskTable);
+        reached(&faults::ASK_TABLE);
         Ok(())
     }
 

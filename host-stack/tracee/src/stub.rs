@@ -14,10 +14,10 @@
 use crate::{
     code::{Code, Origin},
     error::{Error, Result},
+    faults::{self, reached},
     freeze::HeldProcess,
     memory,
     remote::{self, Call, HOME_BYTES, PAGE, Remote, STUB_BYTES, bit, call},
-    steps::{self, Step},
 };
 use libc::pid_t;
 use procfs::process::Process as Proc;
@@ -63,7 +63,7 @@ impl Stub {
         let others = park(&mut process.threads[1..]);
         let call = call(libc::SYS_munmap, [self.at, STUB_BYTES]);
         let unmapped = self.one(process, "munmap of the checkpointer's calls", call);
-        steps::reached(Step::AskUnmapped);
+        reached(&faults::ASK_UNMAPPED);
         let cleared = self.clear(process);
         others.and(unmapped.map(|_| ())).and(cleared)
     }
@@ -73,7 +73,7 @@ impl Stub {
         bytes.resize(home_offset(), 0);
         bytes.extend(process.threads[0].home().bytes());
         memory::write(process.handle(), self.padding, &bytes)?;
-        steps::reached(Step::AskWayHome);
+        reached(&faults::ASK_WAY_HOME);
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl Stub {
             [0, STUB_BYTES, protection, flags, u64::MAX, 0],
         );
         self.at = self.one(process, "no room for the checkpointer's calls", map)?;
-        steps::reached(Step::AskMapped);
+        reached(&faults::ASK_MAPPED);
         let written = memory::write(process.handle(), self.at, remote::stub());
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let room = [self.at + PAGE, STUB_BYTES - PAGE, protection];

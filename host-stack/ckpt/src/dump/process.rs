@@ -27,6 +27,12 @@
 
 use std::{collections::BTreeMap, fs, os::unix::ffi::OsStrExt};
 
+use super::{
+    areas::{Flags, areas},
+    refused,
+    threads::{self, AskedThread},
+};
+use crate::faults;
 use libc::pid_t;
 use procfs::process::{LimitValue, Process as Proc, Status};
 use snaprig_resources::{
@@ -36,20 +42,14 @@ use snaprig_resources::{
     plugins::owned::Owned,
     state::{Area, Backing, Body, Credentials, Layout, PosixTimer, Thread},
 };
+use snaprig_tracee::faults::reached;
 use snaprig_tracee::{
     code::{Code, Origin, syscall_instruction},
     freeze::{HeldProcess, HeldThread},
     memory,
     remote::{self, Call, PAGE, STUB_BYTES, call, regs_of, regs_words, result},
-    steps::{self, Step},
     stub::Stub,
     trace::SigInfo,
-};
-
-use super::{
-    areas::{Flags, areas},
-    refused,
-    threads::{self, AskedThread},
 };
 
 /// Signals are numbered from 1 to this.
@@ -375,7 +375,7 @@ fn ask(process: &mut HeldProcess, areas: &[Area], timers: &[PosixTimer]) -> Resu
     let locked = locked_bytes(process.handle())?;
     let stub = Stub::map(process, &code_among(areas))?;
     let asked = ask_with(process, &stub, timers, locked);
-    steps::reached(Step::Asked);
+    reached(&faults::ASKED);
     // Whatever came of it.
     stub.unmap(process)?;
     asked

@@ -1,5 +1,7 @@
 //! Writes what processes have in their memory, and has each kind of state write what it has.
 
+use super::Described;
+use crate::faults;
 use libc::pid_t;
 use snaprig_ckpt_image::image::{Sink, Writer};
 use snaprig_resources::{
@@ -8,16 +10,14 @@ use snaprig_resources::{
     spaces::{Key, Space, Spaces},
     state::{Area, Backing},
 };
+use snaprig_tracee::faults::reached;
 use snaprig_tracee::{
     freeze::{Frozen, HeldProcess},
     memory,
     pagemap::Pagemap,
     ranges::Ranges,
-    steps::{self, Step},
     track::Tracking,
 };
-
-use super::Described;
 
 /// Larger pages are not tracked: they are walked in parts (`Pagemap::take_written`), and protected whole or not at all.
 const TRACKED_MAX: u64 = 2 << 20;
@@ -187,6 +187,6 @@ pub fn write<S: Sink>(
         write_gone(space, &gone, writer)?;
     }
     writer.state(&described.tree)?;
-    steps::reached(Step::WriteState);
+    reached(&faults::STATE);
     Ok(())
 }

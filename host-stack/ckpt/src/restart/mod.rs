@@ -21,13 +21,11 @@ mod vdso;
 
 use std::os::fd::OwnedFd;
 
+use crate::faults;
 use libc::pid_t;
 use snaprig_ckpt_image::chain::Chain;
-use snaprig_tracee::{
-    error::Error as TraceeError,
-    steps::{self, Step},
-    trace::Tracee,
-};
+use snaprig_tracee::faults::{begin_round, reached};
+use snaprig_tracee::{error::Error as TraceeError, trace::Tracee};
 
 pub use self::{
     groups::place,
@@ -83,7 +81,8 @@ impl<'a> Restored<'a> {
         let mut kinds = resources.iter_mut();
         kinds.try_for_each(|kind| kind.prepare(tree))?;
         let opened = open(tree, &mut resources, board)?;
-        steps::reached(Step::RestartFiles);
+        begin_round();
+        reached(&faults::RESTART_FILES);
         Ok(Self {
             tree,
             opened: Some(opened),
@@ -202,7 +201,7 @@ fn grow(
     let quiet = board.map(Board::quiet);
     seed::plant(tree, opened, resources)?;
     drop(quiet);
-    steps::reached(Step::RestartPlanted);
+    reached(&faults::RESTART_PLANTED);
     let mut growing = Vec::new();
     for process in &tree.processes {
         if let Some(body) = &process.body {
@@ -216,7 +215,7 @@ fn grow(
     }
     fill::fill(chain, &targets).map_err(|error| huge::explained(tree, error))?;
     drop(targets);
-    steps::reached(Step::RestartFilled);
+    reached(&faults::RESTART_FILLED);
     let mut kinds = resources.iter();
     let all: Vec<&snaprig_resources::growing::Growing<'_>> =
         growing.iter().map(|one| &one.0).collect();
@@ -241,16 +240,16 @@ fn grow(
 /// All of them run on, also if this process dies, from one moment on. Before that they end with it: those that it has
 /// let go of already by the hand of process 1, which is a moment later.
 fn let_go(threads: &[Tracee], complete: Complete) -> Result<()> {
-    steps::reached(Step::RestartHeld);
+    reached(&faults::RESTART_HELD);
     for thread in threads {
         thread.unbind()?;
     }
     complete.set();
-    steps::reached(Step::RestartComplete);
+    reached(&faults::RESTART_COMPLETE);
     for thread in threads {
         match thread.detach(0) {
             // Somebody has killed it.
-            Err(TraceeError::Gone { .. }) | Ok(()) => steps::reached(Step::RestartLetGo),
+            Err(TraceeError::Gone { .. }) | Ok(()) => reached(&faults::RESTART_LET_GO),
             Err(error) => return Err(error.into()),
         }
     }

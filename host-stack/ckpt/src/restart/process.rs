@@ -7,6 +7,11 @@
 
 use std::ops::Range;
 
+use super::{rebuilding::Rebuilding, threads};
+use crate::{
+    dump::{SIGNALS, code_among, credentials as credentials_of},
+    faults,
+};
 use procfs::process::Process as Proc;
 use snaprig_resources::groups::joins;
 use snaprig_resources::{
@@ -17,16 +22,13 @@ use snaprig_resources::{
     resource::Resources,
     state::{Body, Credentials, Process, Tree},
 };
+use snaprig_tracee::faults::reached;
 use snaprig_tracee::{
     code::{find_syscall, kernels, syscall_instruction},
     memory,
     remote::{self, PAGE, STUB_BYTES, call},
-    steps::{self, Step},
     trace::Tracee,
 };
-
-use super::{rebuilding::Rebuilding, threads};
-use crate::dump::{SIGNALS, code_among, credentials as credentials_of};
 
 /// End of the addresses of processes.
 const USER_END: u64 = 0x7fff_ffff_f000;
@@ -67,7 +69,7 @@ pub fn lay_out<'a>(
     growing.make_empty(&kernels)?;
     growing.place_kernels(&kernels, &code, tree)?;
     growing.map_areas(tree, opened)?;
-    steps::reached(Step::RestartMapped);
+    reached(&faults::RESTART_MAPPED);
     Ok(growing)
 }
 
@@ -94,7 +96,7 @@ pub fn finish(
         growing.make("its process group", &[join])?;
     }
     let threads = growing.make_threads()?;
-    steps::reached(Step::RestartThreads);
+    reached(&faults::RESTART_THREADS);
     let all: Vec<&Tracee> = std::iter::once(&growing.first).chain(&threads).collect();
     let own = Credentials {
         // SAFETY: no memory is involved.
@@ -115,7 +117,7 @@ pub fn finish(
         .map_err(|source| Error::io("munmap of the stub", source))?;
     for (tracee, thread) in all.iter().zip(&growing.body.threads) {
         threads::set_registers(tracee, thread)?;
-        steps::reached(Step::RestartRegisters);
+        reached(&faults::RESTART_REGISTERS);
     }
     // Who may not lower it keeps that of its supervisor.
     let _ = std::fs::write(

@@ -486,7 +486,9 @@ struct FaultPoint {
 
 /// Lists all fault points with the kinds that apply.
 pub fn faults(options: &Faults) -> Result<ExitCode, AnyError> {
-    let points = all_points(false).into_iter().map(|point| FaultPoint {
+    let of_checkpoints = snaprig_supervisor::faults::all();
+    let points = all_points(false).into_iter().chain(of_checkpoints);
+    let points = points.map(|point| FaultPoint {
         name: point.name,
         what: point.what,
         kinds: point.kinds.iter().map(|kind| kind.name()).collect(),

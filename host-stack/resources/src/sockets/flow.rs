@@ -17,13 +17,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use snaprig_tracee::steps::{self, Step};
-
 use super::{
     queue,
     socket::{self, SO_BUF_LOCK},
 };
-use crate::{calls, detached::Detached};
+use crate::{calls, detached::Detached, faults};
+use snaprig_tracee::faults::reached;
 
 /// How long it takes at most until what can arrive has arrived: acknowledgements that the receiver had put off are
 /// asked for at once.
@@ -94,10 +93,10 @@ pub fn gather(
         if !fits && times == 1 {
             return Ok(None);
         }
-        steps::reached(Step::FlowGrown);
+        reached(&faults::FLOW_GROWN);
         if arrives(sender, receiver, GROWN_ARRIVAL)? {
             let bytes = peek(receiver)?;
-            steps::reached(Step::FlowRead);
+            reached(&faults::FLOW_READ);
             return Ok(Some(bytes));
         }
     }
@@ -126,7 +125,7 @@ fn peek_both(sender: &OwnedFd, receiver: &OwnedFd, has_ended: bool) -> io::Resul
     let mut bytes = peek(receiver)?;
     let rest = queue.behind(bytes.len());
     bytes.extend(rest.ok_or_else(|| io::Error::other("a queue that does not fit the receiver"))?);
-    steps::reached(Step::FlowRead);
+    reached(&faults::FLOW_READ);
     Ok(bytes)
 }
 

@@ -21,13 +21,14 @@ use rustix::{
     fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create},
     io::FdFlags,
 };
-use snaprig_tracee::steps::{self, Step};
 
 use crate::{
     calls::{check, events, readable},
     detached::Detached,
+    faults,
     state::{Line, Look, Terminal},
 };
+use snaprig_tracee::faults::reached;
 
 /// Most that a line discipline holds (N_TTY_BUF_SIZE).
 const LINE_MAX: usize = 4096;
@@ -255,7 +256,7 @@ pub fn contents(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> i
     drop(has_taken);
     // Nothing comes; that it ends is what is waited for.
     let _ = File::from(taken).read_exact(&mut [0]);
-    steps::reached(Step::TerminalTaken);
+    reached(&faults::TERMINAL_TAKEN);
     apart.wait();
     let mut bytes = Vec::new();
     said.rewind()?;

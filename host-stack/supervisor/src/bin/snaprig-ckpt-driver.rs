@@ -26,7 +26,7 @@ use std::{
 use snaprig_ckpt_plugin::{Event, Options as PluginOptions, Plugin, register};
 use snaprig_supervisor::{
     Address, Error, Job, JobDump, Mode, Options, Policy, Program, Reply, Reporter, Request,
-    Schedule, Settings,
+    Schedule, Settings, faults,
 };
 
 /// How long a phase may take here.
@@ -37,6 +37,13 @@ fn main() {
     let [command, directory, rest @ ..] = &arguments[..] else {
         exit(2);
     };
+    match faults::plan_of_environment() {
+        Ok(plan) => plan.into_iter().for_each(faults::follow),
+        Err(why) => {
+            eprintln!("{why}");
+            exit(2);
+        }
+    }
     match run(command.to_str(), Path::new(directory), rest) {
         Ok(status) => exit(status),
         Err(error) => {

@@ -32,7 +32,7 @@ pub struct Job {
     user: Option<u32>,
     /// What its supervisors are told (see the driver).
     environment: Vec<(String, String)>,
-    /// The step at which its supervisor kills itself (SNAPRIG_CKPT_DIE_AT).
+    /// The step at which its supervisor kills itself (`faults::PLAN_ENV`).
     dies_at: Option<String>,
 }
 
@@ -364,7 +364,7 @@ fn start(
     command.env("SNAPRIG_TEST", arguments[0]);
     command.stdin(Stdio::null());
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    command.envs(dies_at.map(|step| ("SNAPRIG_CKPT_DIE_AT", step)));
+    command.envs(dies_at.map(|step| (snaprig_supervisor::faults::PLAN_ENV, step)));
     command.stdout(out.try_clone().unwrap()).stderr(out);
     // As shells do it. What the tests run in may be a container whose group is that of its first process.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);

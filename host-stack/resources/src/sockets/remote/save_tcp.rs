@@ -20,11 +20,11 @@ use std::{
 use libc::pid_t;
 use procfs::net::TcpState;
 use serde::{Deserialize, Serialize};
-use snaprig_tracee::steps::{self, Step};
 
 use crate::{
     board::Board,
     error::{Error, Result},
+    faults,
     sockets::{
         flow,
         save::{Met, Sockets, at, entries, names, plain, tcp},
@@ -32,6 +32,7 @@ use crate::{
     },
     state::{Message, OpenFile, Socket, Stage},
 };
+use snaprig_tracee::faults::reached;
 
 /// The other end has said that it sends no more (net/tcp_states.h).
 const CLOSE_WAIT: u8 = 8;
@@ -330,7 +331,7 @@ impl Sockets {
             }
         }
         if !stuck.is_empty() {
-            steps::reached(Step::FlowGrown);
+            reached(&faults::FLOW_GROWN);
             let left = self.settle(&stuck, board, "left", flow::GROWN_ARRIVAL)?;
             let left = stuck.iter().zip(left);
             if let Some((end, _)) = left.into_iter().find(|(_, left)| *left != (0, 0)) {
@@ -341,7 +342,7 @@ impl Sockets {
             self.peek(open, end.met)?;
         }
         if !stuck.is_empty() {
-            steps::reached(Step::FlowRead);
+            reached(&faults::FLOW_READ);
         }
         Ok(())
     }
