@@ -329,6 +329,13 @@ impl Plan {
         found.as_u64()
     }
 
+    /// The names that lead to each number among the parameters.
+    pub fn numbers(&self) -> Vec<Vec<&str>> {
+        let mut found = Vec::new();
+        collect_numbers(&self.parameters, &mut Vec::new(), &mut found);
+        found
+    }
+
     /// Changes a number among the parameters, if it is there.
     pub fn set_number(&mut self, path: &[&str], number: u64) {
         let Some((first, rest)) = path.split_first() else {
@@ -417,6 +424,22 @@ impl Plan {
             return Err(PlanError::Range { index, why });
         }
         Ok(())
+    }
+}
+
+fn collect_numbers<'a>(
+    parameters: &'a Parameters,
+    path: &mut Vec<&'a str>,
+    found: &mut Vec<Vec<&'a str>>,
+) {
+    for (name, value) in parameters {
+        path.push(name);
+        match value {
+            Value::Number(_) => found.push(path.clone()),
+            Value::Object(inner) => collect_numbers(inner, path, found),
+            _ => {}
+        }
+        path.pop();
     }
 }
 
@@ -512,6 +535,7 @@ mod tests {
         assert_eq!(plan.parameters_as::<Own>().unwrap(), own);
         assert_eq!(plan.number(&["workload", "runs"]), Some(5));
         assert_eq!(plan.number(&["workload", "writes"]), None);
+        assert_eq!(plan.numbers(), [vec!["cards"], vec!["workload", "runs"]]);
         plan.set_number(&["workload", "runs"], 2);
         plan.set_number(&["workload", "writes"], 2);
         assert_eq!(plan.number(&["workload", "runs"]), Some(2));

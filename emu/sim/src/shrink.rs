@@ -9,16 +9,16 @@ const RUNS_MAX: usize = 2000;
 
 /// A number among a plan's parameters of which there can be less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Amount {
+pub struct Amount<'a> {
     /// The names that lead to it.
-    pub path: &'static [&'static str],
+    pub path: &'a [&'a str],
     /// The least that there can be.
     pub least: u64,
 }
 
 /// Shrinks `plan`, of whose parameters these may be smaller; `fails` runs a plan and says whether the same
 /// thing breaks.
-pub fn shrink(plan: &Plan, amounts: &[Amount], mut fails: impl FnMut(&Plan) -> bool) -> Plan {
+pub fn shrink(plan: &Plan, amounts: &[Amount<'_>], mut fails: impl FnMut(&Plan) -> bool) -> Plan {
     let mut best = plan.clone();
     let mut runs = 0;
     let mut try_plan = |candidate: &Plan| {
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn only_what_matters_is_left() {
-        const AMOUNTS: [Amount; 3] = [
+        const AMOUNTS: [Amount<'_>; 3] = [
             Amount {
                 path: &["cards"],
                 least: 2,

@@ -198,7 +198,7 @@ impl Registry {
     }
 
     /// The same plan with all its parameters, also those that it leaves out, and what there can be less of.
-    pub fn to_shrink(&self, plan: &Plan) -> Result<(Plan, &'static [Amount]), CheckError> {
+    pub fn to_shrink(&self, plan: &Plan) -> Result<(Plan, &'static [Amount<'static>]), CheckError> {
         let scenario = self.scenario_of(plan)?;
         Ok((scenario.complete(plan)?, scenario.amounts()))
     }

@@ -4,9 +4,9 @@
 //! A [`System`] says who it is made of and what its events do; [`System::play`] runs it. Safety comes first;
 //! then everything is healed, and progress demanded.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt::Debug};
 
-use snaprig_sim::{Engine, Kind, Plan, Point, ProcessId, Trace, engine::Lane};
+use snaprig_sim::{Engine, Kind, Plan, Point, Process, ProcessId, Trace, engine::Lane};
 
 use crate::{
     caught::caught,
@@ -44,6 +44,22 @@ pub enum Effect {
     Early,
 }
 
+impl Effect {
+    /// What a fault leaves that is about no process and no disk.
+    fn of(kind: &Kind) -> Option<Self> {
+        match *kind {
+            Kind::Delay(by_ns) => Some(Self::Late(by_ns)),
+            Kind::Error(errno) => Some(Self::Error(errno)),
+            Kind::TornWrite(bytes) => Some(Self::Torn(bytes)),
+            Kind::Corrupt(bit) => Some(Self::Corrupt(bit)),
+            Kind::Drop => Some(Self::Dropped),
+            Kind::Duplicate => Some(Self::Doubled),
+            Kind::Reorder => Some(Self::Early),
+            _ => None,
+        }
+    }
+}
+
 /// Faults that happened, and when a run is to stop.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -67,6 +83,8 @@ pub struct Stage<E> {
     pub violations: Vec<(&'static str, String)>,
     /// The states that the system was in, if they are counted.
     pub states: Option<BTreeSet<u64>>,
+    /// Who has died, or been started again (true), and was not told of yet.
+    pub(crate) changed: Vec<(ProcessId, bool)>,
     /// Everybody as they were where the run was stopped.
     description: Option<String>,
 }
@@ -82,8 +100,18 @@ impl<E> Stage<E> {
             },
             violations: Vec::new(),
             states: watch.is_counting.then(BTreeSet::new),
+            changed: Vec::new(),
             description: None,
         }
+    }
+
+    /// The same with these processes: their numbers are their places in the list.
+    #[must_use]
+    pub fn with(mut self, processes: &[Process]) -> Self {
+        for process in processes {
+            self.engine.process(&process.name);
+        }
+        self
     }
 
     /// What must never happen has happened at a process.
@@ -123,6 +151,92 @@ impl<E> Stage<E> {
         self.engine.trace.events() <= FAULTS_UNTIL && self.tally.faults < faults_max
     }
 
+    /// A fault point is reached: if the run is to stop there, it stops.
+    fn reaches(&mut self, point: &Point) {
+        let until = &mut self.tally.until;
+        if matches!(until, Some(Until::Point(name)) if name == point.name) {
+            *until = Some(Until::Now);
+        }
+    }
+
+    /// The fault that the plan has for a point now, and the process that it names.
+    fn drawn(&mut self, at: ProcessId, point: &Point) -> Option<(Kind, Option<ProcessId>)> {
+        let kind = self.engine.point(at, point)?;
+        self.tally.faults += 1;
+        self.tally.loud += u64::from(matches!(kind, Kind::Error(_) | Kind::TornWrite(_)));
+        let process = kind.process().and_then(|name| self.engine.named(name));
+        Some((kind, process))
+    }
+
+    /// A process dies.
+    pub fn crash(&mut self, process: ProcessId) {
+        self.engine.crash(process);
+        self.changed.push((process, false));
+    }
+
+    /// A fault point is reached at a process that is no more than a process: what is left of what was about to
+    /// happen. [`System::fault`] is for systems whose processes have links, disks or others to tell.
+    pub fn fault(&mut self, at: ProcessId, point: &Point) -> Effect {
+        self.reaches(point);
+        if !self.may_have_faults(FAULTS_MAX) {
+            return Effect::None;
+        }
+        let Some((kind, process)) = self.drawn(at, point) else {
+            return Effect::None;
+        };
+        if let Some(effect) = Effect::of(&kind) {
+            return effect;
+        }
+        match (kind, process) {
+            (Kind::Crash(_), Some(process)) => self.crash(process),
+            (Kind::Hang(_), Some(process)) => self.engine.hang(process),
+            (Kind::Restart(_), Some(process)) => {
+                self.engine.crash(process);
+                self.engine.restart(process);
+                self.changed.push((process, true));
+                // Whatever was about to happen belonged to the life before.
+                return match process == at {
+                    true => Effect::Ended,
+                    false => Effect::None,
+                };
+            }
+            _ => {}
+        }
+        match self.engine.is_alive(at) {
+            true => Effect::None,
+            false => Effect::Ended,
+        }
+    }
+
+    /// A message is on a link that loses, doubles and delays it, and has it overtake others: this is what
+    /// is left of it. Whether it left its process.
+    pub fn deliver(
+        &mut self,
+        effect: &Effect,
+        from: ProcessId,
+        to: ProcessId,
+        lane: Lane,
+        message: E,
+    ) -> bool
+    where
+        E: Clone,
+    {
+        let engine = &mut self.engine;
+        match *effect {
+            Effect::Ended => return false,
+            // What is damaged has a wrong checksum, and is lost.
+            Effect::Dropped | Effect::Error(_) | Effect::Torn(_) | Effect::Corrupt(_) => {}
+            Effect::None => engine.send(from, to, lane, message),
+            Effect::Late(by_ns) => engine.send_late(from, to, lane, by_ns, message),
+            Effect::Early => engine.send_out_of_order(from, to, message),
+            Effect::Doubled => {
+                engine.send(from, to, lane, message.clone());
+                engine.send(from, to, lane, message);
+            }
+        }
+        true
+    }
+
     /// Whether the run is to stop here, to be looked at.
     fn is_enough(&self) -> bool {
         match self.tally.until {
@@ -136,7 +250,7 @@ impl<E> Stage<E> {
 /// A system of processes on a [`Stage`].
 pub trait System {
     /// What happens to its processes.
-    type Event;
+    type Event: Debug;
 
     /// Its stage.
     fn stage(&mut self) -> &mut Stage<Self::Event>;
@@ -151,7 +265,9 @@ pub trait System {
     fn happen(&mut self, at: ProcessId, event: Self::Event);
 
     /// An event, as a record shows it.
-    fn label(&self, event: &Self::Event) -> String;
+    fn label(&self, event: &Self::Event) -> String {
+        format!("{event:?}")
+    }
 
     /// Everybody, as they are: for people who stop a run and look.
     fn describe(&self) -> String {
@@ -213,36 +329,20 @@ pub trait System {
 
     /// A fault point is reached at a process: what is left of what was about to happen.
     fn fault(&mut self, at: ProcessId, point: &Point) -> Effect {
-        let until = &mut self.stage().tally.until;
-        if matches!(until, Some(Until::Point(name)) if name == point.name) {
-            *until = Some(Until::Now);
-        }
+        self.stage().reaches(point);
         if !self.has_faults() {
             return Effect::None;
         }
-        let Some(kind) = self.stage().engine.point(at, point) else {
+        let Some((kind, process)) = self.stage().drawn(at, point) else {
             return Effect::None;
         };
-        let stage = self.stage();
-        stage.tally.faults += 1;
-        let process = kind.process().and_then(|name| stage.engine.named(name));
+        if let Kind::Delay(by_ns) = kind {
+            self.delayed(by_ns);
+        }
+        if let Some(effect) = Effect::of(&kind) {
+            return effect;
+        }
         match (kind, process) {
-            (Kind::Delay(by_ns), _) => {
-                self.delayed(by_ns);
-                return Effect::Late(by_ns);
-            }
-            (Kind::Error(errno), _) => {
-                stage.tally.loud += 1;
-                return Effect::Error(errno);
-            }
-            (Kind::TornWrite(bytes), _) => {
-                stage.tally.loud += 1;
-                return Effect::Torn(bytes);
-            }
-            (Kind::Corrupt(bit), _) => return Effect::Corrupt(bit),
-            (Kind::Drop, _) => return Effect::Dropped,
-            (Kind::Duplicate, _) => return Effect::Doubled,
-            (Kind::Reorder, _) => return Effect::Early,
             (Kind::DiskFull, _) => {
                 self.fill_disk();
                 return Effect::None;
@@ -258,7 +358,7 @@ pub trait System {
             (Kind::Crash(_), Some(process)) => self.crash(process),
             (Kind::Restart(_), Some(process)) => self.restart(process),
             (Kind::Hang(_), Some(process)) => self.hang(process),
-            (_, None) => return Effect::None,
+            _ => return Effect::None,
         }
         match self.look().engine.is_alive(at) {
             true => Effect::None,
@@ -266,8 +366,7 @@ pub trait System {
         }
     }
 
-    /// Sends a message over a link that can lose it, double it, delay it or have it overtake others, as faults at
-    /// `point` say: whether it left.
+    /// Sends a message over a link on which faults happen at `point`; whether it left.
     fn send(
         &mut self,
         from: ProcessId,
@@ -280,19 +379,7 @@ pub trait System {
         Self::Event: Clone,
     {
         let effect = self.fault(from, point);
-        let engine = &mut self.stage().engine;
-        match effect {
-            Effect::Ended => return false,
-            Effect::Dropped | Effect::Error(_) | Effect::Torn(_) | Effect::Corrupt(_) => {}
-            Effect::None => engine.send(from, to, lane, message),
-            Effect::Late(by_ns) => engine.send_late(from, to, lane, by_ns, message),
-            Effect::Early => engine.send_out_of_order(from, to, message),
-            Effect::Doubled => {
-                engine.send(from, to, lane, message.clone());
-                engine.send(from, to, lane, message);
-            }
-        }
-        true
+        self.stage().deliver(&effect, from, to, lane, message)
     }
 
     /// Every process that hangs is ended; whether any did.

@@ -25,6 +25,10 @@
 //! }
 //! ```
 //!
+//! A protocol of your own is simulated, too: say what its processes do, where it can go wrong and what must be true
+//! of it, and campaigns, shrinking and replay are there ([`campaign::scenario::protocol`] has an example;
+//! [`campaign::Scenario`] is the long way, for whole systems).
+//!
 //! | module | what it is |
 //! |---|---|
 //! | [`macro@test`] | the attribute |
@@ -32,6 +36,8 @@
 //! | [`Rig`] | real cards, each a process; [`Card`]s crash, are reset, unplugged; everything ends with it |
 //! | [`Fabric`] | HCAs, and programs that use them; everything ends with it |
 //! | [`sim`] | simulated systems |
+//! | [`campaign`] | what they are made of: scenarios, campaigns, reports; a scenario of one's own |
+//! | [`simulator`] | virtual time, order, faults, plans |
 //! | [`coi`], [`scif`], [`snapify`] | the stack on a real rig |
 
 pub mod case;
@@ -42,9 +48,10 @@ pub use snaprig_card_platform::Kind as Platform;
 pub use snaprig_fabric::{Fabric, FabricBuilder, FabricError, Model, PathFaults, place::Place};
 pub use snaprig_rig::{Card, CardState, Rig, RigBuilder, RigError};
 pub use snaprig_sim::{Fault, Kind, Plan, PlanError, Random, When};
+pub use snaprig_wire::fault_points;
 pub use {
     snaprig_campaign as campaign, snaprig_coi as coi, snaprig_scif as scif,
-    snaprig_sim as simulator, snaprig_snapify as snapify, snaprig_wire::fault_points,
+    snaprig_sim as simulator, snaprig_snapify as snapify,
 };
 
 pub use self::{

@@ -1,10 +1,13 @@
 //! What runs plans in simulation.
 
-use std::{io, path::Path};
+use std::{io, num::NonZero, ops::Range, path::Path, thread::available_parallelism};
 
-use snaprig_sim::{Plan, shrink::shrink};
+use snaprig_sim::{
+    Plan,
+    shrink::{Amount, shrink},
+};
 
-use super::{Found, Ran, Runner};
+use super::{Found, Options, Plans, Ran, Results, Runner, campaign};
 use crate::{
     registry::Registry,
     report,
@@ -48,6 +51,21 @@ impl Simulator {
     #[must_use]
     pub fn with(self, canary: Option<Canary>) -> Self {
         Self { canary, ..self }
+    }
+
+    /// Runs the plans of these seeds on all processors, without a report.
+    ///
+    /// # Panics
+    /// Never: what can fail is a report.
+    pub fn campaign(&self, seeds: Range<u64>) -> Results {
+        let options = Options {
+            plans: Plans::Drawn(seeds),
+            shard: (0, 1),
+            jobs: available_parallelism().map_or(1, NonZero::get),
+            time: None,
+            report: None,
+        };
+        campaign(self, &options, &|_, _| {}).expect("there is no report")
     }
 
     /// How a plan fails, if it does.
@@ -110,7 +128,13 @@ impl Runner for Simulator {
         let Ok((complete, amounts)) = self.registry.to_shrink(plan) else {
             return plan.clone();
         };
-        shrink(&complete, amounts, |plan| {
+        let numbers = complete.numbers();
+        let all = numbers.iter().map(|path| Amount { path, least: 1 });
+        let all: Vec<_> = match amounts.is_empty() {
+            true => all.collect(),
+            false => amounts.to_vec(),
+        };
+        shrink(&complete, &all, |plan| {
             let found = self.fails(plan);
             found.is_some_and(|found| found.invariant == broken.invariant)
         })

@@ -28,7 +28,7 @@ pub trait AnyScenario: Sync {
     /// Its planted bugs.
     fn canaries(&self) -> Vec<Canary>;
     /// See [`Scenario::amounts`].
-    fn amounts(&self) -> &'static [Amount];
+    fn amounts(&self) -> &'static [Amount<'static>];
     /// See [`Scenario::draw`].
     fn draw(&self, seed: u64, fixed: &Parameters) -> Plan;
     /// See [`Scenario::undisturbed`].
@@ -58,7 +58,7 @@ impl<S: Scenario> AnyScenario for S {
         S::Canary::ALL.iter().map(|(_, canary)| *canary).collect()
     }
 
-    fn amounts(&self) -> &'static [Amount] {
+    fn amounts(&self) -> &'static [Amount<'static>] {
         Scenario::amounts(self)
     }
 

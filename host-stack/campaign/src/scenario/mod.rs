@@ -13,6 +13,7 @@
 //! | [`canary`] | planted bugs |
 //! | [`any`] | a scenario whose types are not known |
 //! | [`draw`] | faults from a seed |
+//! | [`protocol`] | the short way: a protocol among a few processes |
 //!
 //! What must stay true: a run depends on its plan, its planted bug and nothing else; a draw that is added for one
 //! concern does not move the numbers of another.
@@ -24,6 +25,7 @@ pub mod canary;
 pub mod draw;
 pub mod invariant;
 pub mod outcome;
+pub mod protocol;
 
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_sim::{
@@ -81,8 +83,9 @@ pub trait Scenario: Sync + 'static {
         None
     }
 
-    /// The parameters of which there can be less, in the order in which that is tried when a plan is shrunk.
-    fn amounts(&self) -> &'static [Amount] {
+    /// The parameters of which there can be less, in the order in which that is tried when a plan is shrunk. If
+    /// none are listed: each that is a number, down to 1.
+    fn amounts(&self) -> &'static [Amount<'static>] {
         &[]
     }
 

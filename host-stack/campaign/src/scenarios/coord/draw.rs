@@ -16,7 +16,7 @@ const SEEDS: u64 = 2;
 const PHASES: u64 = 12;
 
 /// What there can be less of.
-pub const AMOUNTS: [Amount; 4] = [
+pub const AMOUNTS: [Amount<'static>; 4] = [
     Amount {
         path: &["workload", "processes"],
         least: 1,

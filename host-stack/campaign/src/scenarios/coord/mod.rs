@@ -94,7 +94,7 @@ impl Scenario for Coord {
         parameters.impossible()
     }
 
-    fn amounts(&self) -> &'static [Amount] {
+    fn amounts(&self) -> &'static [Amount<'static>] {
         &draw::AMOUNTS
     }
 

@@ -42,7 +42,7 @@ const SLOW_NS: u64 = 300_000;
 const TWICE_ONE_IN: u64 = 5;
 
 /// What there can be less of.
-pub const AMOUNTS: [Amount; 7] = [
+pub const AMOUNTS: [Amount<'static>; 7] = [
     Amount {
         path: &["cards"],
         least: 2,

@@ -126,7 +126,7 @@ impl Scenario for Offload {
         parameters.impossible()
     }
 
-    fn amounts(&self) -> &'static [Amount] {
+    fn amounts(&self) -> &'static [Amount<'static>] {
         &draw::AMOUNTS
     }
 

@@ -24,7 +24,7 @@ const CALLS: u64 = 8;
 const CALLS_APART: u64 = 9;
 
 /// What there can be less of.
-pub const AMOUNTS: [Amount; 6] = [
+pub const AMOUNTS: [Amount<'static>; 6] = [
     Amount {
         path: &["cards"],
         least: 2,

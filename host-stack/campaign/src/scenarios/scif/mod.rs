@@ -88,7 +88,7 @@ impl Scenario for Scif {
         parameters.impossible()
     }
 
-    fn amounts(&self) -> &'static [Amount] {
+    fn amounts(&self) -> &'static [Amount<'static>] {
         &draw::AMOUNTS
     }
 

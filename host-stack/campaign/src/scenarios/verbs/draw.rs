@@ -20,7 +20,7 @@ const SEEDS: u64 = 8;
 const POSTS: u64 = 6;
 
 /// What there can be less of.
-pub const AMOUNTS: [Amount; 4] = [
+pub const AMOUNTS: [Amount<'static>; 4] = [
     Amount {
         path: &["cards"],
         least: 2,

@@ -82,7 +82,7 @@ impl Scenario for Verbs {
         parameters.impossible()
     }
 
-    fn amounts(&self) -> &'static [Amount] {
+    fn amounts(&self) -> &'static [Amount<'static>] {
         &draw::AMOUNTS
     }
 
