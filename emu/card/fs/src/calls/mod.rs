@@ -19,6 +19,7 @@ mod open;
 mod paths;
 mod poll;
 mod proc;
+mod socket_of;
 mod socket_options;
 mod sockets;
 mod stat;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use snaprig_card_driver::{errno::Errno, file::Identity, wait::SysResult};
 
-use super::sockets::with;
+use super::socket_of::with;
 use crate::{
     call::FsCall,
     files::{

@@ -1,122 +1,48 @@
 //! A process's memory: areas, demand faults, and the calls that change them.
 //!
+//! | file | what it is |
+//! |---|---|
+//! | `area`, `ranges` | a range of addresses with one rule; all of them, changed as calls ask |
+//! | `fault`, `share` | a page comes into being; pages that are copied on write |
+//! | `user`, `fill` | how calls reach a process's memory; how an image fills it |
+//! | `calls`, `layout` | mmap(2) and its relatives; where what every program has is |
+//!
 //! What must stay true: every present page-table entry owns one use of its frame; areas never
 //! overlap; nothing is mapped outside an area. A private frame has one entry, but for those that are
 //! copied on write (`share`). A page comes into being on the first touch; faults
 //! are grouped, because an exit costs 10 to 80 us where KVM is nested.
 
+mod area;
 mod calls;
+mod fault;
 mod fill;
 pub mod layout;
 mod ranges;
 mod share;
+mod user;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use serde::{Deserialize, Serialize};
-use snaprig_card_driver::{
-    device::{DeviceMemory, Pinned, UserMemory},
-    errno::Errno,
-};
+use snaprig_card_driver::errno::Errno;
 use snaprig_card_fs::Inode;
 use snaprig_card_memory::{
-    CardMemory, HUGE_PAGE, PAGE, USER_END,
+    CardMemory, PAGE, USER_END,
     paging::{Access, PageTables},
 };
 use snaprig_card_platform::{Cpu, Platform, PlatformError, Space};
 
-pub use self::fill::Filling;
+pub use self::{
+    area::{Area, Backing, Traits},
+    fault::Fault,
+    fill::Filling,
+};
 
 /// Lowest address that may be mapped: null dereferences fault.
 pub const USER_START: u64 = 0x1_0000;
 /// Where `mmap` looks first; it goes down from here.
 const MMAP_TOP: u64 = USER_END - (1 << 30);
-/// Pages brought in by one fault, around the one that was touched.
-const FAULT_PAGES: u64 = 32;
-/// Anonymous areas from this size on come in huge pages: in a smaller one (a stack, an allocator's
-/// arena) more would be wasted than gained.
-const HUGE_AREA: u64 = 8 * HUGE_PAGE;
 /// Most areas of a process (Linux: vm.max_map_count).
 const AREAS_MAX: usize = 65_530;
-/// Most bytes of one `pin`.
-const PIN_MAX_BYTES: u64 = 1 << 34;
-
-/// What an area's pages come from.
-#[derive(Clone)]
-pub enum Backing {
-    /// Zero pages of its own.
-    Anonymous,
-    /// A file's pages, shared with it or copied from it, from this byte offset on.
-    File {
-        /// The file.
-        inode: Arc<Inode>,
-        /// Its path, for /proc/self/maps and for snapshots.
-        path: String,
-        /// Offset of the area's start in the file.
-        offset: u64,
-    },
-    /// What a device shows, from this byte offset on. A child has none of it.
-    Device {
-        /// The device's path, for /proc/self/maps.
-        path: String,
-        /// The mapping, of which this is all or a part.
-        memory: Arc<DeviceMemory>,
-        /// Offset of the area's start in the mapping.
-        offset: u64,
-    },
-    /// What a device showed before a restore: nothing is there any more.
-    Gone,
-}
-
-/// A range of addresses with one rule.
-#[derive(Clone)]
-pub struct Area {
-    /// First address behind it.
-    pub end: u64,
-    /// `PROT_*` bits.
-    pub prot: i32,
-    /// `MAP_SHARED`.
-    pub shared: bool,
-    /// Where its pages come from.
-    pub backing: Backing,
-    /// What else is true of it.
-    pub traits: Traits,
-}
-
-/// What is true of an area beside its protection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traits {
-    /// Its file was opened for reading alone: it can never be written.
-    pub read_only: bool,
-    /// mlock(2).
-    pub locked: bool,
-    /// A child does not have it (MADV_DONTFORK).
-    pub not_forked: bool,
-    /// A child finds zeros in it (MADV_WIPEONFORK).
-    pub wiped_on_fork: bool,
-}
-
-impl Area {
-    /// How its pages are entered.
-    pub(super) fn access(&self) -> Access {
-        Access {
-            write: self.prot & libc::PROT_WRITE != 0,
-            execute: self.prot & libc::PROT_EXEC != 0,
-            none: self.prot & (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) == 0,
-            copied: false,
-        }
-    }
-
-    /// The same area as seen from `by` bytes further on.
-    pub(super) fn advanced(&self, by: u64) -> Self {
-        let mut area = self.clone();
-        if let Backing::File { offset, .. } | Backing::Device { offset, .. } = &mut area.backing {
-            *offset += by;
-        }
-        area
-    }
-}
-
 /// One address space.
 pub struct AddressSpace {
     pub(super) memory: Arc<CardMemory>,
@@ -129,19 +55,6 @@ pub struct AddressSpace {
     pub brk: (u64, u64),
     /// No free range of as many bytes lies above this address: `find` need not look there.
     full_above: (u64, u64),
-}
-
-/// Why a touch cannot be satisfied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// No area there: SIGSEGV, SEGV_MAPERR.
-    Unmapped,
-    /// The area does not allow it: SIGSEGV, SEGV_ACCERR.
-    Denied,
-    /// Beyond the end of the file: SIGBUS, BUS_ADRERR.
-    NoPage,
-    /// The card's memory is full.
-    Full,
 }
 
 impl AddressSpace {
@@ -387,117 +300,6 @@ impl AddressSpace {
         bytes <= self.memory.free_bytes()
     }
 
-    /// Brings in the page at `va`, and its neighbours where that is cheap.
-    pub fn fault(&self, va: u64, write: bool, execute: bool) -> Result<(), Fault> {
-        let page = va & !(PAGE - 1);
-        let (start, area) = self.area(va).ok_or(Fault::Unmapped)?;
-        let access = area.access();
-        if !access.allows(write, execute) {
-            return Err(Fault::Denied);
-        }
-        if write && self.is_copied(page) {
-            return self.unshare(start, area, page);
-        }
-        if self.huge_page_in(start, area, page) {
-            return Ok(());
-        }
-        if self.tables.get(page).is_none() {
-            self.page_in(start, area, page)?;
-        }
-        let window = page & !(FAULT_PAGES * PAGE - 1);
-        let (from, to) = (
-            window.max(start),
-            (window + FAULT_PAGES * PAGE).min(area.end),
-        );
-        for neighbour in (from..to).step_by(PAGE as usize) {
-            // A neighbour that cannot be had now is not an error: it was not asked for.
-            if self.tables.get(neighbour).is_none()
-                && (self.memory.free_bytes() < 64 * PAGE
-                    || self.page_in(start, area, neighbour).is_err())
-            {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Brings in the huge page around `page`, where one fits and a quarter of memory is free.
-    fn huge_page_in(&self, start: u64, area: &Area, page: u64) -> bool {
-        let enter = |frame| self.enter_huge(page, frame, area.access());
-        self.has_room_for_huge_page(start, area, page)
-            && self.memory.alloc_huge().is_some_and(enter)
-    }
-
-    fn has_room_for_huge_page(&self, start: u64, area: &Area, page: u64) -> bool {
-        let first = page & !(HUGE_PAGE - 1);
-        matches!(area.backing, Backing::Anonymous)
-            && area.end - start >= HUGE_AREA
-            && first >= start
-            && first + HUGE_PAGE <= area.end
-            && self.tables.has_room(first)
-            && self.has_plenty()
-    }
-
-    /// Maps the huge page around `page`; without room for that its frames go back.
-    fn enter_huge(&self, page: u64, frame: u64, access: Access) -> bool {
-        let first = page & !(HUGE_PAGE - 1);
-        let entered = self.tables.map_huge(first, frame, access).is_ok();
-        if !entered {
-            self.memory.put_run(frame, HUGE_PAGE / PAGE);
-        }
-        entered
-    }
-
-    fn page_in(&self, start: u64, area: &Area, page: u64) -> Result<(), Fault> {
-        let frame = match &area.backing {
-            Backing::Anonymous => self.memory.alloc().ok_or(Fault::Full)?,
-            Backing::File { inode, offset, .. } => {
-                let at = offset + (page - start);
-                if at >= inode.size().next_multiple_of(PAGE) {
-                    return Err(Fault::NoPage);
-                }
-                let frame = inode.frame(at / PAGE).map_err(|_| Fault::Full)?;
-                if area.shared {
-                    self.memory.get(frame);
-                    frame
-                } else {
-                    self.copy_of(frame).ok_or(Fault::Full)?
-                }
-            }
-            Backing::Device { memory, offset, .. } => {
-                let frame = memory.frame(offset + (page - start));
-                let frame = frame.ok_or(Fault::NoPage)?;
-                self.memory.get(frame);
-                frame
-            }
-            Backing::Gone => return Err(Fault::NoPage),
-        };
-        self.enter(page, frame, area.access())
-            .map_err(|_| Fault::Full)
-    }
-
-    /// The frame behind `va`, faulted in as needed.
-    pub fn frame(&self, va: u64, write: bool) -> Result<u64, Errno> {
-        if va >= USER_END {
-            return Err(Errno::EFAULT);
-        }
-        let page = va & !(PAGE - 1);
-        match self.tables.get(page) {
-            Some((frame, access)) if access.allows(write, false) => Ok(frame),
-            Some((_, access)) if !(write && access.copied) => Err(Errno::EFAULT),
-            _ => {
-                self.fault(va, write, false).map_err(|fault| match fault {
-                    Fault::Full => Errno::ENOMEM,
-                    _ => Errno::EFAULT,
-                })?;
-                self.tables
-                    .get(page)
-                    .map(|(frame, _)| frame)
-                    .ok_or(Errno::EFAULT)
-            }
-        }
-    }
-
     /// Shows the pages that exist in `start..end`, in order: address and frame.
     pub fn present(&self, start: u64, end: u64, mut seen: impl FnMut(u64, u64)) {
         self.tables.each(start, end, |va, frame, _| seen(va, frame));
@@ -517,145 +319,6 @@ impl AddressSpace {
             {
                 *inode = new.clone();
             }
-        }
-    }
-
-    /// Puts contents at `va`, inside of one page of an area, whatever the area allows (exec).
-    pub fn fill(&self, va: u64, bytes: &[u8]) -> Result<(), Errno> {
-        let page = va & !(PAGE - 1);
-        let (start, area) = self.area(page).ok_or(Errno::EFAULT)?;
-        self.fill_page(start, area, page, va - page, bytes)
-    }
-
-    fn fill_page(
-        &self,
-        start: u64,
-        area: &Area,
-        page: u64,
-        at: u64,
-        bytes: &[u8],
-    ) -> Result<(), Errno> {
-        assert!(at + bytes.len() as u64 <= PAGE);
-        if self.tables.get(page).is_none() {
-            self.page_in(start, area, page).map_err(|_| Errno::ENOMEM)?;
-        }
-        if self.is_copied(page) {
-            self.unshare(start, area, page).map_err(|_| Errno::ENOMEM)?;
-        }
-        let (frame, _) = self.tables.get(page).ok_or(Errno::EFAULT)?;
-        self.memory.write(frame + at, bytes);
-        Ok(())
-    }
-
-    fn for_each_page(
-        &self,
-        address: u64,
-        len: usize,
-        write: bool,
-        mut visit: impl FnMut(u64, std::ops::Range<usize>),
-    ) -> Result<(), Errno> {
-        let mut done = 0;
-        while done < len {
-            let va = address.checked_add(done as u64).ok_or(Errno::EFAULT)?;
-            let frame = self.frame(va, write)?;
-            let in_page = (PAGE - va % PAGE) as usize;
-            let part = in_page.min(len - done);
-            visit(frame + va % PAGE, done..done + part);
-            done += part;
-        }
-        Ok(())
-    }
-}
-
-impl UserMemory for AddressSpace {
-    fn read(&mut self, address: u64, to: &mut [u8]) -> Result<(), Errno> {
-        let memory = self.memory.clone();
-        self.for_each_page(address, to.len(), false, |at, part| {
-            memory.read(at, &mut to[part])
-        })
-    }
-
-    fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Errno> {
-        let memory = self.memory.clone();
-        self.for_each_page(address, from.len(), true, |at, part| {
-            memory.write(at, &from[part])
-        })
-    }
-
-    fn writable(&mut self, address: u64, len: usize) -> usize {
-        let mut good = 0;
-        // A bad address only ends the count.
-        let _ = self.for_each_page(address, len, true, |_, part| good = part.end);
-        good
-    }
-
-    fn pin(&mut self, address: u64, len: u64, write: bool) -> Result<Pinned, Errno> {
-        if !address.is_multiple_of(PAGE) || len == 0 || len > PIN_MAX_BYTES {
-            return Err(Errno::EINVAL);
-        }
-        let mut pin = Pin {
-            memory: self.memory.clone(),
-            frames: Vec::new(),
-        };
-        let mut extents: Vec<(u64, u64)> = Vec::new();
-        let end = address.checked_add(len).ok_or(Errno::EFAULT)?;
-        for va in (address..end).step_by(PAGE as usize) {
-            let frame = self.own_frame(va, write)?;
-            if !self.memory.contains(frame, PAGE) {
-                return Err(Errno::EFAULT);
-            }
-            self.memory.get(frame);
-            pin.frames.push(frame);
-            match extents.last_mut() {
-                Some((start, bytes)) if *start + *bytes == frame => *bytes += PAGE,
-                _ => extents.push((frame, PAGE)),
-            }
-        }
-        Ok(Pinned {
-            extents,
-            guard: Arc::new(pin),
-        })
-    }
-
-    fn maps(&self) -> String {
-        let flag = |area: &Area, bit, letter| if area.prot & bit != 0 { letter } else { '-' };
-        self.areas
-            .iter()
-            .map(|(start, area)| {
-                let (offset, path) = match &area.backing {
-                    Backing::File { path, offset, .. } | Backing::Device { path, offset, .. } => {
-                        (*offset, path.as_str())
-                    }
-                    Backing::Anonymous if *start == self.brk.0 => (0, "[heap]"),
-                    Backing::Anonymous if *start == layout::VDSO_BASE => (0, "[vdso]"),
-                    Backing::Anonymous | Backing::Gone => (0, ""),
-                };
-                let line = format!(
-                    "{start:08x}-{:08x} {}{}{}{} {offset:08x} 00:01 0 {path}",
-                    area.end,
-                    flag(area, libc::PROT_READ, 'r'),
-                    flag(area, libc::PROT_WRITE, 'w'),
-                    flag(area, libc::PROT_EXEC, 'x'),
-                    if area.shared { 's' } else { 'p' },
-                );
-                format!("{}\n", line.trim_end())
-            })
-            .collect()
-    }
-}
-
-/// Uses of frames that outlive the mappings they were found through.
-struct Pin {
-    memory: Arc<CardMemory>,
-    frames: Vec<u64>,
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        for frame in &self.frames {
-            // Nobody saw who wrote to it.
-            self.memory.dirty().mark(*frame);
-            self.memory.put(*frame);
         }
     }
 }

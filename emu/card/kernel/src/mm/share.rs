@@ -16,7 +16,7 @@ use snaprig_card_driver::errno::Errno;
 use snaprig_card_memory::{HUGE_PAGE, PAGE, paging::Access};
 use snaprig_card_platform::Platform;
 
-use super::{AddressSpace, Area, Backing, FAULT_PAGES, Fault};
+use super::{AddressSpace, Area, Backing, Fault, fault::FAULT_PAGES};
 
 /// Writable areas of no more pages than this are copied at once.
 const COPY_PAGES: u64 = 64;
