@@ -35,7 +35,7 @@ use crate::{
 const WRITE_MIN: usize = 256 << 10;
 
 /// An image on its way out.
-pub struct Writing {
+pub struct ImageWriter {
     encoder: Encoder,
     /// What the process has once it is out.
     chain: Option<Chain>,
@@ -49,7 +49,7 @@ pub struct Writing {
     ended: bool,
 }
 
-impl Writing {
+impl ImageWriter {
     /// Encodes the next chunks of the image; false at its end.
     fn encode_next(&mut self) -> bool {
         (self.encoded, self.written) = (0, 0);
@@ -190,7 +190,12 @@ impl Call<'_> {
     }
 
     /// The image's beginning, and the list of its pages.
-    fn begin(&mut self, tree: &[i32], flags: u32, mut storing: Storing) -> Result<Writing, Stop> {
+    fn begin(
+        &mut self,
+        tree: &[i32],
+        flags: u32,
+        mut storing: Storing,
+    ) -> Result<ImageWriter, Stop> {
         // Unless this image is written to its end, there is nothing to build on.
         let last = self.process().chain.take();
         let last = match flags {
@@ -296,7 +301,7 @@ impl Call<'_> {
             Errno::EFBIG
         })?;
         bytes.reserve(WRITE_MIN + PAGES_AT + PAGES_MAX);
-        Ok(Writing {
+        Ok(ImageWriter {
             encoder,
             chain,
             encoded: bytes.len(),

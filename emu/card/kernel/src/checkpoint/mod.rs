@@ -46,7 +46,7 @@ use snaprig_wire::checkpoint as wire;
 pub use self::pages::Chain;
 use crate::{
     call::Call,
-    checkpoint::{capture::Writing, hold::let_others_go, restore::Reading},
+    checkpoint::{capture::ImageWriter, hold::let_others_go, restore::ImageReader},
     state::{State, lock},
 };
 
@@ -71,8 +71,8 @@ struct Service {
 }
 
 enum Work {
-    Capture(Writing),
-    Restore(Box<Reading>),
+    Capture(ImageWriter),
+    Restore(Box<ImageReader>),
 }
 
 impl Service {

@@ -41,7 +41,7 @@ const READ_MAX: usize = 256 << 10;
 
 /// An image on its way in.
 #[derive(Default)]
-pub struct Reading {
+pub struct ImageReader {
     decoder: Decoder,
     tree: Option<Tree>,
 }
