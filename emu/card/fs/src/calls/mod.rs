@@ -37,16 +37,24 @@ use snaprig_card_driver::{
 pub use self::poll::asks_for_readiness;
 use crate::call::FsCall;
 
+/// Runs a call if it is one of a subject's; `None` if it is none.
+type Run = fn(&mut FsCall, u64, [u64; 6]) -> Option<SysResult>;
+
+/// Who is asked, in this order: what programs call most comes first.
+const SUBJECTS: [Run; 8] = [
+    transfer::run,
+    descriptors::run,
+    paths::run,
+    attributes::run,
+    copy::run,
+    timer::run,
+    poll::run,
+    sockets::run,
+];
+
 /// Runs a file call; `None` if it is none.
 pub fn syscall(call: &mut FsCall, number: u64, args: [u64; 6]) -> Option<SysResult> {
-    let result = transfer::run(call, number, args)
-        .or_else(|| descriptors::run(call, number, args))
-        .or_else(|| paths::run(call, number, args))
-        .or_else(|| attributes::run(call, number, args))
-        .or_else(|| copy::run(call, number, args))
-        .or_else(|| timer::run(call, number, args))
-        .or_else(|| poll::run(call, number, args))
-        .or_else(|| sockets::run(call, number, args))?;
+    let result = SUBJECTS.iter().find_map(|run| run(call, number, args))?;
     let result = match (result, sockets::timeout(call, number, args[0] as i32)) {
         (Err(Stop::Wait(wait)), Some(timeout)) => within(call, wait, timeout),
         (result, _) => result,
