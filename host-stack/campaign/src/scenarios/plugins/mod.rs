@@ -126,7 +126,7 @@ impl Scenario for Plugins {
         })
     }
 
-    fn amounts(&self) -> &'static [Amount] {
+    fn amounts(&self) -> &'static [Amount<'static>] {
         &[
             Amount {
                 path: &["trees"],
