@@ -14,14 +14,11 @@
 //! | [`report`] | a failure as files: plan, trace, timeline |
 
 pub mod campaign;
-mod caught;
 pub mod exhaustive;
-mod links;
-pub mod registry;
 pub mod report;
-pub mod scenario;
 pub mod scenarios;
-pub mod stage;
 
-pub use registry::Registry;
 pub use scenario::{Ending, Outcome, Scenario};
+pub use scenarios::standard;
+pub use snaprig_scenario::{Registry, canaries, registry, scenario, stage};
+use snaprig_scenario::{caught, links};

@@ -1,7 +1,7 @@
 //! Seeds by the thousand: no invariant breaks, and a seed is the same run every time.
 
 use snaprig_campaign::{
-    Registry, Scenario as _,
+    Scenario as _,
     campaign::{CampaignError, Options, Plans, Results, Simulator, merge},
     exhaustive,
     scenario::{Canary, Finished, Watch},
@@ -20,17 +20,17 @@ const AGAIN: u64 = 2000;
 
 /// The plan of a seed, of any scenario.
 fn draw(seed: u64) -> Plan {
-    Registry::standard().draw(seed, &[])
+    snaprig_campaign::standard().draw(seed, &[])
 }
 
 fn run(plan: &Plan, watch: Watch<Canary>) -> Finished {
-    let finished = Registry::standard().run(plan, watch);
+    let finished = snaprig_campaign::standard().run(plan, watch);
     finished.unwrap_or_else(|error| panic!("{error}: {}", plan.to_text()))
 }
 
 #[test]
 fn undisturbed_runs_finish_in_every_order() {
-    for scenario in Registry::standard().scenarios() {
+    for scenario in snaprig_campaign::standard().scenarios() {
         for plan in scenario.undisturbed() {
             for seed in 0..50 {
                 let plan = Plan {
@@ -90,7 +90,7 @@ fn campaign(canary: Option<Canary>, options: &Options) -> Result<Results, Campai
 
 #[test]
 fn every_canary_is_found_and_its_plan_is_small_and_fails_again() {
-    for (canary, scenario) in Registry::standard().canaries() {
+    for (canary, scenario) in snaprig_campaign::standard().canaries() {
         let runner = Simulator {
             scenarios: scenario.names().to_vec(),
             ..Simulator::default().with(Some(canary))
@@ -161,7 +161,7 @@ fn reports_and_shards_that_do_not_fit_are_refused() {
         campaign(canary, &options)
     };
     with(None, (0, 1)).expect("it runs");
-    let canary = Registry::standard()
+    let canary = snaprig_campaign::standard()
         .canary("deaf-daemon")
         .expect("there is one");
     let another = with(Some(canary), (0, 1));
@@ -175,10 +175,10 @@ fn reports_and_shards_that_do_not_fit_are_refused() {
 #[test]
 fn every_fault_at_every_step_breaks_nothing_nor_do_pairs_of_deaths() {
     // All pairs are for `ci/run --all`.
-    let some_pairs = exhaustive::pairs(Registry::standard())
+    let some_pairs = exhaustive::pairs(snaprig_campaign::standard())
         .into_iter()
         .step_by(16);
-    let single = exhaustive::single(Registry::standard()).expect("they are plans");
+    let single = exhaustive::single(snaprig_campaign::standard()).expect("they are plans");
     for plans in [single, some_pairs.collect()] {
         let count = plans.len() as u64;
         let options = Options {
@@ -237,7 +237,7 @@ fn connections_live_on_a_network_that_loses_little() {
 fn programs_that_use_scif_move_much_and_are_refused_little_when_nothing_goes_wrong() {
     let (mut bytes, mut copies, mut refused) = (0, 0, 0);
     for seed in 0..200 {
-        let mut plan = Registry::standard().draw(seed, &["scif"]);
+        let mut plan = snaprig_campaign::standard().draw(seed, &["scif"]);
         plan.faults.clear();
         assert_eq!(run(&plan, Watch::default()).broken, None, "seed {seed}");
         let parameters = plan.parameters_as().expect("it is drawn");

@@ -2,7 +2,7 @@
 //! does, and with each planted bug.
 
 use snaprig_campaign::{
-    Ending, Registry,
+    Ending,
     scenario::{AnyScenario as _, Canary, Finished, Watch},
     scenarios::coord::Coord,
 };
@@ -16,7 +16,7 @@ fn plans(seeds: u64) -> impl Iterator<Item = Plan> {
 }
 
 fn run(plan: &Plan, canary: Option<Canary>) -> Finished {
-    let finished = Registry::standard().run(plan, Watch::with(canary));
+    let finished = snaprig_campaign::standard().run(plan, Watch::with(canary));
     finished.expect("it is drawn")
 }
 

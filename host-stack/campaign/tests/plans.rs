@@ -2,7 +2,7 @@
 
 use proptest::{prelude::*, sample::select};
 use serde_json::json;
-use snaprig_campaign::{Registry, scenario::Watch};
+use snaprig_campaign::scenario::Watch;
 use snaprig_sim::{Fault, Kind, KindName, Plan, When, plan::DELAY_NS_MAX};
 
 /// A number near an end, or any.
@@ -22,8 +22,8 @@ fn when() -> impl Strategy<Value = When> {
 }
 
 fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
-    let all = Registry::standard().points(&[&plan.scenario]);
-    let processes = Registry::standard().processes(plan);
+    let all = snaprig_campaign::standard().points(&[&plan.scenario]);
+    let processes = snaprig_campaign::standard().processes(plan);
     let processes = processes.expect("the parameters are the scenario's");
     // Whom a kind of fault can be about; nobody, if no fault of this system is of that kind.
     let those = move |kind: KindName| {
@@ -69,7 +69,7 @@ fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
 /// A plan as earlier versions wrote them: with the same parameters for every scenario.
 fn plan() -> impl Strategy<Value = Plan> {
     let workload = (1..=3u16, 1..=2u16, 1..=3u16, 1..=5u16, 0..=3u16, 0..=3u16);
-    let names: Vec<_> = Registry::standard().names().collect();
+    let names: Vec<_> = snaprig_campaign::standard().names().collect();
     let system = (any::<u64>(), 1..=4u16, select(names), workload);
     system.prop_flat_map(|(seed, cards, scenario, work)| {
         let (processes, offloads, pipelines, runs, buffers, writes) = work;
@@ -96,8 +96,8 @@ proptest! {
 
     #[test]
     fn whatever_a_plan_says_it_is_survived(plan in plan()) {
-        Registry::standard().check(&plan).expect("it is a plan");
-        let finished = Registry::standard().run(&plan, Watch::default());
+        snaprig_campaign::standard().check(&plan).expect("it is a plan");
+        let finished = snaprig_campaign::standard().run(&plan, Watch::default());
         let broken = finished.expect("it is a plan").broken;
         prop_assert_eq!(broken, None, "{}", plan.to_text());
     }

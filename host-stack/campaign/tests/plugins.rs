@@ -2,7 +2,6 @@
 //! planted bug.
 
 use snaprig_campaign::{
-    Registry,
     scenario::{AnyScenario as _, Canary, Finished, Watch},
     scenarios::plugins::Plugins,
 };
@@ -16,7 +15,7 @@ fn plans(seeds: u64) -> impl Iterator<Item = Plan> {
 }
 
 fn run(plan: &Plan, canary: Option<Canary>) -> Finished {
-    let finished = Registry::standard().run(plan, Watch::with(canary));
+    let finished = snaprig_campaign::standard().run(plan, Watch::with(canary));
     finished.expect("it is drawn")
 }
 

@@ -75,7 +75,7 @@ pub struct Sim {
 impl Default for Sim {
     fn default() -> Self {
         Self {
-            registry: Registry::standard().clone(),
+            registry: snaprig_campaign::standard().clone(),
             seed: 0,
             scenario: None,
             fixed: Parameters::new(),

@@ -32,7 +32,7 @@ pub struct Simulator {
 
 impl Default for Simulator {
     fn default() -> Self {
-        Self::of(Registry::standard().clone())
+        Self::of(crate::standard().clone())
     }
 }
 

@@ -16,7 +16,6 @@ use serde::Serialize;
 use snaprig_campaign::{
     campaign::{self, Found, Plans, Results, Runner, Simulator},
     exhaustive,
-    registry::Registry,
     report::Failure,
     scenario::{Broken, Canary, Finished, Until, Watch},
     scenarios::offload::{self, Variant},
@@ -117,13 +116,13 @@ pub struct Repro {
 }
 
 fn scenario(text: &str) -> Result<&'static str, String> {
-    let names: Vec<_> = Registry::standard().names().collect();
+    let names: Vec<_> = snaprig_campaign::standard().names().collect();
     let found = names.iter().copied().find(|name| *name == text);
     found.ok_or_else(|| format!("no such scenario; there are {}", names.join(", ")))
 }
 
 fn canary(text: &str) -> Result<Canary, String> {
-    Registry::standard().canary(text)
+    snaprig_campaign::standard().canary(text)
 }
 
 fn until(text: &str) -> Result<Until, String> {
@@ -224,7 +223,7 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     };
     let points = match options.rig {
         true => rig::points(),
-        false => Registry::standard().points(&options.scenario),
+        false => snaprig_campaign::standard().points(&options.scenario),
     };
     show(&results, &points, options.json, Some(begun.elapsed()))?;
     if let (Some(report), false) = (&options.report, results.found.is_empty()) {
@@ -238,7 +237,7 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
 
 /// A campaign that does not find planted bugs finds nothing.
 fn prove_canaries() -> Result<(), AnyError> {
-    let unheard = campaign::unheard_canaries(Registry::standard());
+    let unheard = campaign::unheard_canaries(snaprig_campaign::standard());
     let names: Vec<_> = unheard.iter().map(|canary| canary.name).collect();
     match names.is_empty() {
         true => Ok(()),
@@ -254,9 +253,9 @@ fn plans(options: &Options) -> Result<Plans, AnyError> {
         let seeds = if options.rig { 0..60 } else { 0..2000 };
         return Ok(Plans::Drawn(options.seeds.clone().unwrap_or(seeds)));
     }
-    let mut plans = exhaustive::single(Registry::standard())?;
+    let mut plans = exhaustive::single(snaprig_campaign::standard())?;
     if options.pairs {
-        plans.extend(exhaustive::pairs(Registry::standard()));
+        plans.extend(exhaustive::pairs(snaprig_campaign::standard()));
     }
     Ok(Plans::Listed(plans))
 }
@@ -266,11 +265,11 @@ fn read(path: &Path, rig: bool) -> Result<Plan, AnyError> {
     let plan = Plan::read(path)?;
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     if !rig {
-        let checked = Registry::standard().check(&plan);
+        let checked = snaprig_campaign::standard().check(&plan);
         checked.map_err(|error| named(&error))?;
         return Ok(plan);
     }
-    let checked = Registry::standard().check_system(&plan);
+    let checked = snaprig_campaign::standard().check_system(&plan);
     checked.map_err(|error| named(&error))?;
     if Variant::named(&plan.scenario).is_none() {
         let name = &plan.scenario;
@@ -289,7 +288,7 @@ fn read(path: &Path, rig: bool) -> Result<Plan, AnyError> {
 fn all_points(rig: bool) -> Vec<Point> {
     match rig {
         true => rig::points(),
-        false => Registry::standard().points(&[]),
+        false => snaprig_campaign::standard().points(&[]),
     }
 }
 
@@ -396,7 +395,7 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         false => options.plan.clone(),
     };
     let planted = known.as_ref().and_then(|known| known.canary.as_deref());
-    let planted = planted.map(|name| Registry::standard().canary(name));
+    let planted = planted.map(|name| snaprig_campaign::standard().canary(name));
     let canary = options.canary.or(planted.transpose()?);
     let rig = options.rig || known.as_ref().is_some_and(|known| known.rig);
     let plan = match read(&path, rig) {
@@ -420,7 +419,7 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         until: options.until.clone(),
         ..Watch::with(canary)
     };
-    let Finished { outcome, broken } = Registry::standard().run(&plan, watch)?;
+    let Finished { outcome, broken } = snaprig_campaign::standard().run(&plan, watch)?;
     if options.events {
         print_events(&outcome.trace, &outcome.processes);
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use snaprig_sim::Process;
 
 use super::COORDINATOR;
-use crate::scenarios::parameters::without;
+use snaprig_scenario::parameters::without;
 
 /// Most agents, connections, messages each way, and checkpoints of a plan.
 const MOST: [u16; 4] = [8, 8, 100, 8];

@@ -113,7 +113,7 @@ impl World {
                     deadline_ns,
                 } => {
                     let event = Event::Ask(tree, id, question, deadline_ns);
-                    self.to_job(tree, 0, event);
+                    self.send_to_job(tree, 0, event);
                 }
                 Output::Close(_) | Output::Variable { .. } => {}
             }
@@ -136,12 +136,12 @@ impl World {
         self.trees[tree].phase = None;
         match self.fault(own, &faults::PASSED) {
             Effect::Ended => {}
-            Effect::Late(by_ns) => self.to_job(tree, by_ns, said),
-            _ => self.to_job(tree, 0, said),
+            Effect::Late(by_ns) => self.send_to_job(tree, by_ns, said),
+            _ => self.send_to_job(tree, 0, said),
         }
     }
 
-    fn to_job(&mut self, tree: usize, late_ns: u64, event: Event) {
+    fn send_to_job(&mut self, tree: usize, late_ns: u64, event: Event) {
         let (own, job) = (self.trees[tree].process, self.job.process);
         let lane = TO_JOB + tree as u64;
         self.stage.engine.send_late(own, job, lane, late_ns, event);

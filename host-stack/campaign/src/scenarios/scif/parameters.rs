@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use snaprig_sim::Process;
 use snaprig_wire::scif::NodeId;
 
-use crate::scenarios::parameters::without;
+use snaprig_scenario::parameters::without;
 
 /// Most cards, programs on a node, pairs of programs, sends, windows and RMA of a plan.
 const MOST: [u16; 6] = [8, 4, 8, 40, 8, 40];

@@ -31,9 +31,10 @@ mod work;
 
 use std::fmt;
 
-use snaprig_hca::{Canary, Completion, Opcode, Status, Transport, faults};
+use snaprig_hca::{Completion, Opcode, Status, Transport, faults};
 use snaprig_sim::{Fault, Parameters as Fixed, Plan, Point, Process, Random, shrink::Amount};
 
+use self::canary::Bug;
 pub use self::{
     parameters::{Parameters, Workload},
     work::{LONGEST, Message},
@@ -51,7 +52,7 @@ pub struct Verbs;
 
 impl Scenario for Verbs {
     type Parameters = Parameters;
-    type Canary = Canary;
+    type Canary = Bug;
     type End = Ended;
 
     fn names(&self) -> &'static [&'static str] {
@@ -70,7 +71,7 @@ impl Scenario for Verbs {
         draw::parameters(random)
     }
 
-    fn run(&self, plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Outcome<Ended> {
+    fn run(&self, plan: &Plan, parameters: &Parameters, watch: Watch<Bug>) -> Outcome<Ended> {
         run::run(plan, parameters, watch)
     }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 use snaprig_sim::Process;
 
-use crate::scenarios::parameters::without;
+use snaprig_scenario::parameters::without;
 
 /// Most HCAs, processes, connections and messages each way of a plan.
 const MOST: [u16; 4] = [8, 8, 4, 40];

@@ -22,7 +22,6 @@ pub(crate) mod work;
 use std::{collections::BTreeMap, io, path::Path, sync::Mutex};
 
 use snaprig_campaign::{
-    Registry,
     campaign::{Found, Ran, Runner},
     report::{Failure, write_file, write_line},
     scenario::{Broken, Class},
@@ -135,6 +134,6 @@ impl Runner for RigRunner {
         let log = format!("{}: {}\n{log}", found.invariant, found.how);
         write_file(&folder.join("log.txt"), log.as_bytes())?;
         Failure::new(found, true, None).write(folder)?;
-        write_line(folder, Registry::standard())
+        write_line(folder, snaprig_campaign::standard())
     }
 }

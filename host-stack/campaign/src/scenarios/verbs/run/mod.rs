@@ -22,7 +22,9 @@ use snaprig_sim::{Kind, Plan};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Canary, Ended, GRH_BYTES, Memories, Parameters, Sent, Side, data_of,
+    Ended, GRH_BYTES, Memories, Parameters, Sent, Side,
+    canary::Bug,
+    data_of,
     work::{Connection, LONGEST, Message, Task, Work},
 };
 use crate::{
@@ -64,7 +66,7 @@ struct Run {
 }
 
 /// Runs a plan to its end, or to where it is to be looked at.
-pub fn run(plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Outcome<Ended> {
+pub fn run(plan: &Plan, parameters: &Parameters, watch: Watch<Bug>) -> Outcome<Ended> {
     let run = Run::new(plan, parameters, watch);
     match run.until {
         None => run.finish(plan),
@@ -73,7 +75,7 @@ pub fn run(plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Outcom
 }
 
 impl Run {
-    fn new(plan: &Plan, parameters: &Parameters, watch: Watch<Canary>) -> Self {
+    fn new(plan: &Plan, parameters: &Parameters, watch: Watch<Bug>) -> Self {
         let work = Work::new(plan, parameters);
         let processes = u32::from(parameters.workload.processes);
         let world = World::of_plan(
@@ -83,7 +85,7 @@ impl Run {
             faults::ALL,
             watch.trace,
         );
-        world.canary.set(watch.canary);
+        world.canary.set(watch.canary.map(|Bug(of_hca)| of_hca));
         world.path.set(work.path);
         let hcas = u32::from(parameters.hcas);
         let nodes = (0..processes).map(|process| world.node(process, process % hcas));

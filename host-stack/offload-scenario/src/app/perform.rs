@@ -23,8 +23,9 @@ use super::{
     movement::cells,
 };
 use crate::{
+    canary::Canary,
+    invariants,
     scenario::invariant,
-    scenarios::offload::{canary::Canary, invariants},
     stage::{Effect, System as _},
 };
 
@@ -143,7 +144,7 @@ impl World {
     }
 
     /// A run function has begun.
-    pub(in crate::scenarios::offload) fn begun(&mut self, host: HostId, ticket: u64) {
+    pub(crate) fn begun(&mut self, host: HostId, ticket: u64) {
         let app = self.hosts[host].app;
         let Some(Waiter::Run(op)) = self.apps[app].waiters.get(&(host, ticket)) else {
             return;
@@ -255,7 +256,7 @@ impl World {
     }
 
     /// A caller is told.
-    pub(in crate::scenarios::offload) fn app_told(
+    pub(crate) fn app_told(
         &mut self,
         host: HostId,
         ticket: u64,
@@ -280,7 +281,7 @@ impl World {
     }
 
     /// An offload process tells something unasked.
-    pub(in crate::scenarios::offload) fn noticed(&mut self, host: HostId, notice: &Notice) {
+    pub(crate) fn noticed(&mut self, host: HostId, notice: &Notice) {
         let app = self.hosts[host].app;
         if self.fault(self.app_processes[app], &faults::NOTICE) == Effect::Ended {
             return;
@@ -305,7 +306,7 @@ impl World {
     }
 
     /// An offload process is gone for good.
-    pub(in crate::scenarios::offload) fn process_gone(&mut self, host: HostId, error: CoiError) {
+    pub(crate) fn process_gone(&mut self, host: HostId, error: CoiError) {
         let app = self.hosts[host].app;
         if self.canary == Some(Canary::UnknownDeath) {
             return;

@@ -4,7 +4,7 @@ use super::*;
 
 impl World {
     /// The host has made a channel. On the first one, all windows are registered anew.
-    pub(in crate::scenarios::offload) fn channel_made(
+    pub(crate) fn channel_made(
         &mut self,
         node: NodeId,
         pid: Pid,
@@ -52,12 +52,7 @@ impl World {
         }
     }
 
-    pub(in crate::scenarios::offload) fn window_registered(
-        &mut self,
-        node: NodeId,
-        pid: Pid,
-        offset: i64,
-    ) {
+    pub(crate) fn window_registered(&mut self, node: NodeId, pid: Pid, offset: i64) {
         let Some(process) = self.living(node, pid) else {
             return;
         };
@@ -87,13 +82,7 @@ impl World {
     }
 
     /// A thread of the process has received something on its channel.
-    pub(in crate::scenarios::offload) fn thread(
-        &mut self,
-        node: NodeId,
-        pid: Pid,
-        channel: Channel,
-        bytes: &[u8],
-    ) {
+    pub(crate) fn thread(&mut self, node: NodeId, pid: Pid, channel: Channel, bytes: &[u8]) {
         let Some(process) = self.living(node, pid) else {
             return;
         };

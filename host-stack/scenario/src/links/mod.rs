@@ -147,6 +147,7 @@ pub trait Network: System<Event: From<Event>> {
         }
     }
 
+    /// Where what a node sends to another goes.
     fn way(&mut self, node: NodeId, to: NodeId) -> Way {
         let card = if node == HOST { to } else { node };
         Way {
@@ -156,6 +157,7 @@ pub trait Network: System<Event: From<Event>> {
         }
     }
 
+    /// A node's message leaves over the link between them.
     fn send_message(&mut self, own: ProcessId, node: NodeId, to: NodeId, message: &Message) {
         let effect = self.fault(own, &snaprig_scif::faults::MESSAGE);
         if effect == Effect::Ended {
@@ -166,6 +168,7 @@ pub trait Network: System<Event: From<Event>> {
         self.send_record(way, record, &effect);
     }
 
+    /// A record leaves, with what a fault does to it.
     fn send_record(&mut self, way: Way, mut record: Vec<u8>, effect: &Effect) {
         let link = self.link(way.card);
         if link.state != State::Up {
@@ -236,6 +239,7 @@ pub trait Network: System<Event: From<Event>> {
         }
     }
 
+    /// A card's end of its link does what is due.
     fn link_task(&mut self, card: NodeId, task: Task) {
         let life = self.link(card).life;
         match task {
@@ -287,6 +291,7 @@ pub trait Network: System<Event: From<Event>> {
         self.engine().after(process, delay_ns, event);
     }
 
+    /// A node learns that another one is gone.
     fn peer_is_gone(&mut self, node: NodeId, peer: NodeId) {
         let card = if node == HOST { peer } else { node };
         for (asker, job) in std::mem::take(&mut self.link(card).held) {
@@ -360,6 +365,7 @@ pub trait Network: System<Event: From<Event>> {
         }
     }
 
+    /// A card's node starts.
     fn boot(&mut self, card: NodeId) {
         let process = self.process_of(card);
         if self.engine().is_alive(process) || self.engine().is_hung(process) {

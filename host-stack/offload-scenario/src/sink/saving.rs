@@ -28,7 +28,7 @@ impl World {
         pages.map(|at| self.cell(address + at)).collect()
     }
 
-    pub(in crate::scenarios::offload) fn capture(&mut self, node: NodeId, pid: Pid) {
+    pub(crate) fn capture(&mut self, node: NodeId, pid: Pid) {
         let own = self.process_of(node);
         match self.fault(own, &faults::IMAGE) {
             Effect::Ended => return,
@@ -72,13 +72,7 @@ impl World {
     }
 
     /// A file of the process is on the host's disk, or is not.
-    pub(in crate::scenarios::offload) fn stored(
-        &mut self,
-        node: NodeId,
-        pid: Pid,
-        name: &str,
-        result: Result<u64, i32>,
-    ) {
+    pub(crate) fn stored(&mut self, node: NodeId, pid: Pid, name: &str, result: Result<u64, i32>) {
         if name.ends_with(IMAGE) {
             if self.living(node, pid).is_some_and(|one| one.ending) {
                 return self.leave_or_go_on(node, pid, result);
@@ -124,12 +118,7 @@ impl World {
 
     /// A process that only waits for its end is asked for that, or for something else. Nobody who is gone
     /// will: its snapshot may be complete.
-    pub(in crate::scenarios::offload) fn last_word(
-        &mut self,
-        node: NodeId,
-        pid: Pid,
-        request: Option<&Request>,
-    ) {
+    pub(crate) fn last_word(&mut self, node: NodeId, pid: Pid, request: Option<&Request>) {
         let Some(process) = self.living(node, pid) else {
             return;
         };
@@ -156,12 +145,7 @@ impl World {
 
     // Coming back.
 
-    pub(in crate::scenarios::offload) fn restore(
-        &mut self,
-        node: NodeId,
-        conn: Conn,
-        request: Request,
-    ) {
+    pub(crate) fn restore(&mut self, node: NodeId, conn: Conn, request: Request) {
         let Request::Restore {
             snapshot,
             local_store,
@@ -190,12 +174,7 @@ impl World {
     }
 
     /// A file has come from the host, or has not.
-    pub(in crate::scenarios::offload) fn fetched(
-        &mut self,
-        node: NodeId,
-        conn: Conn,
-        result: Result<Vec<u8>, i32>,
-    ) {
+    pub(crate) fn fetched(&mut self, node: NodeId, conn: Conn, result: Result<Vec<u8>, i32>) {
         let Some(restoring) = self.card(node).restoring.get_mut(&conn) else {
             return;
         };

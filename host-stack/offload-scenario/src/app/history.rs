@@ -12,7 +12,7 @@ use snaprig_coi::{
     graph::{BufferId, OpId, PipelineId},
 };
 
-use crate::scenarios::offload::invariants;
+use crate::invariants;
 
 /// What an operation does to a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

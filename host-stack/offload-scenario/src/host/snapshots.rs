@@ -3,7 +3,7 @@
 use super::*;
 
 impl World {
-    pub(in crate::scenarios::offload) fn call(&mut self, host: HostId, call: Call) {
+    pub(crate) fn call(&mut self, host: HostId, call: Call) {
         let (node, pid) = (self.hosts[host].place, self.hosts[host].pid);
         self.snapify(host, snapify::Input::Call(call, node, pid));
     }
@@ -44,9 +44,7 @@ impl World {
                         self.close(HOST, endpoint);
                     }
                 }
-                snapify::Output::Discard => self
-                    .disk
-                    .remove(&crate::scenarios::offload::io::partial(host)),
+                snapify::Output::Discard => self.disk.remove(&crate::io::partial(host)),
                 snapify::Output::Release => self.coi(host, coi::Input::Resume),
                 snapify::Output::Returned(result) => self.returned(host, result),
                 snapify::Output::Do(action, timeout) => {
@@ -72,7 +70,7 @@ impl World {
                     node,
                     port: COI_DAEMON,
                 };
-                let role = crate::scenarios::offload::Role::Host(host, Role::Snapify);
+                let role = crate::Role::Host(host, Role::Snapify);
                 let endpoint = self.connect(HOST, peer, role);
                 self.hosts[host].calling_daemon = Some(endpoint);
             }
@@ -108,11 +106,7 @@ impl World {
                     node,
                     port: COI_DAEMON,
                 };
-                let control = self.connect(
-                    HOST,
-                    peer,
-                    crate::scenarios::offload::Role::Host(host, Role::Adopt),
-                );
+                let control = self.connect(HOST, peer, crate::Role::Host(host, Role::Adopt));
                 self.hosts[host].adopting = Some((control, node, pid, port));
             }
             Action::Prepare => {

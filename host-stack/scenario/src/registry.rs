@@ -1,13 +1,8 @@
 //! Scenarios that are listed: which one a plan is about, and what of all of them there is.
 
-use std::sync::LazyLock;
-
 use snaprig_sim::{Parameters, Plan, PlanError, Point, Process, Random, shrink::Amount};
 
-use crate::{
-    scenario::{AnyScenario, Canary, Finished, Watch},
-    scenarios,
-};
+use crate::scenario::{AnyScenario, Canary, Finished, Watch};
 
 /// A line of the list.
 #[derive(Clone, Copy)]
@@ -51,13 +46,12 @@ impl std::fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// Those that come with snaprig ([`scenarios::ALL`]).
-    pub fn standard() -> &'static Self {
-        static STANDARD: LazyLock<Registry> = LazyLock::new(|| Registry {
-            entries: scenarios::ALL.to_vec(),
-            replay: Some("snaprig repro"),
-        });
-        &STANDARD
+    /// Scenarios of a list, and the command that replays a failure of theirs.
+    pub fn listed(entries: &[Entry], replay: &'static str) -> Self {
+        Self {
+            entries: entries.to_vec(),
+            replay: Some(replay),
+        }
     }
 
     /// A scenario of somebody else's.
@@ -206,26 +200,5 @@ impl Registry {
     /// Runs a plan that makes sense ([`Registry::check`]) to its end.
     pub fn run(&self, plan: &Plan, watch: Watch<Canary>) -> Result<Finished, CheckError> {
         Ok(self.scenario_of(plan)?.run(plan, watch)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_two_points_scenarios_or_planted_bugs_have_one_name() {
-        let all = Registry::standard();
-        let points = all.points(&[]).into_iter().map(|point| point.name);
-        let canaries = all.canaries().map(|(canary, _)| canary.name);
-        for names in [
-            points.collect::<Vec<_>>(),
-            canaries.collect(),
-            all.names().collect(),
-        ] {
-            let mut sorted = names.clone();
-            sorted.sort_unstable();
-            assert!(sorted.windows(2).all(|two| two[0] != two[1]), "{sorted:?}");
-        }
     }
 }

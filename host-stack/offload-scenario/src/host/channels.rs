@@ -19,7 +19,7 @@ impl World {
     }
 
     pub(super) fn connect_channel(&mut self, host: HostId, channel: Channel) {
-        let role = crate::scenarios::offload::Role::Host(host, Role::Channel(NONE, channel));
+        let role = crate::Role::Host(host, Role::Channel(NONE, channel));
         let endpoint = self.connect(HOST, self.place_of_channels(host), role);
         self.hosts[host].connecting.insert(channel, endpoint);
     }
@@ -63,12 +63,11 @@ impl World {
         let one = &self.hosts[host];
         let generation = one.process.as_ref().map_or(0, coi::Machine::generation);
         for (channel, endpoint) in one.channels.clone() {
-            let role =
-                crate::scenarios::offload::Role::Host(host, Role::Channel(generation, channel));
+            let role = crate::Role::Host(host, Role::Channel(generation, channel));
             self.roles.insert((HOST, endpoint), role);
         }
         if let Some(control) = self.hosts[host].control {
-            let role = crate::scenarios::offload::Role::Host(host, Role::Control(generation));
+            let role = crate::Role::Host(host, Role::Control(generation));
             self.roles.insert((HOST, control), role);
         }
         for endpoint in old.into_values().chain(old_control) {
@@ -84,7 +83,7 @@ impl World {
     }
 
     /// The process has made a pipeline; its channel comes (`snaprig_coi::Process::pipeline`).
-    pub(in crate::scenarios::offload) fn connect_pipeline(&mut self, host: HostId, number: u32) {
+    pub(crate) fn connect_pipeline(&mut self, host: HostId, number: u32) {
         let own = self.host_processes[host];
         if self.fault(own, &faults::CONNECT_PIPELINE) == Effect::Ended {
             return;
@@ -95,11 +94,7 @@ impl World {
             port: one.port,
         };
         let role = Role::NewPipeline(one.generation(), number);
-        self.connect(
-            HOST,
-            peer,
-            crate::scenarios::offload::Role::Host(host, role),
-        );
+        self.connect(HOST, peer, crate::Role::Host(host, role));
     }
 
     pub(super) fn new_pipeline_heard(
@@ -113,7 +108,7 @@ impl World {
         match heard {
             Heard::Connected => {
                 let role = Role::Channel(generation, channel);
-                let role = crate::scenarios::offload::Role::Host(host, role);
+                let role = crate::Role::Host(host, role);
                 self.roles.insert((HOST, endpoint), role);
                 self.hosts[host].channels.insert(channel, endpoint);
                 self.tell(HOST, endpoint, &channel);

@@ -19,8 +19,8 @@ use super::{
     AppId, AppTask, Waiter,
 };
 use crate::{
+    canary::Canary,
     links::Network as _,
-    scenarios::offload::canary::Canary,
     stage::{Effect, System as _},
 };
 
@@ -199,12 +199,7 @@ impl World {
     }
 
     /// RMA has ended; of request 0: all of it, with the connection.
-    pub(in crate::scenarios::offload) fn rma_done(
-        &mut self,
-        host: HostId,
-        request: RequestId,
-        result: Result<(), i32>,
-    ) {
+    pub(crate) fn rma_done(&mut self, host: HostId, request: RequestId, result: Result<(), i32>) {
         let app = self.hosts[host].app;
         let all = self.apps[app].rma.iter();
         let ended: Vec<_> = all

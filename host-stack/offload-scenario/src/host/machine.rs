@@ -3,12 +3,12 @@
 use super::*;
 
 impl World {
-    pub(in crate::scenarios::offload) fn ticket(&mut self, host: HostId) -> u64 {
+    pub(crate) fn ticket(&mut self, host: HostId) -> u64 {
         self.hosts[host].next_ticket += 1;
         self.hosts[host].next_ticket
     }
 
-    pub(in crate::scenarios::offload) fn coi(&mut self, host: HostId, input: coi::Input) {
+    pub(crate) fn coi(&mut self, host: HostId, input: coi::Input) {
         let now = Duration::from_nanos(self.net.stage.engine.now_ns());
         let Some(process) = &mut self.hosts[host].process else {
             return;
@@ -56,12 +56,7 @@ impl World {
     }
 
     /// Into a region, as the host process does it: at once where that is open.
-    pub(in crate::scenarios::offload) fn go_in(
-        &mut self,
-        host: HostId,
-        ticket: u64,
-        region: Region,
-    ) {
+    pub(crate) fn go_in(&mut self, host: HostId, ticket: u64, region: Region) {
         let process = self.hosts[host].process.as_mut();
         match process.is_some_and(|process| process.pass(region)) {
             true => self.told(host, ticket, Ok(Value::Unit)),
@@ -70,7 +65,7 @@ impl World {
     }
 
     /// Out of it.
-    pub(in crate::scenarios::offload) fn go_out(&mut self, host: HostId, region: Region) {
+    pub(crate) fn go_out(&mut self, host: HostId, region: Region) {
         let process = self.hosts[host].process.as_mut();
         if !process.is_some_and(|process| process.leave(region)) {
             self.coi(host, coi::Input::Leave(region));

@@ -1,6 +1,6 @@
 //! Planted bugs of the offload stack.
 
-crate::canaries! {
+snaprig_scenario::canaries! {
     /// A bug that a run can be told to have.
     pub enum Canary {
         /// Pause does not wait until the offload process has received what was sent to it (case 4).

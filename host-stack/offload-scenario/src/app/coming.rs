@@ -166,12 +166,7 @@ impl World {
     }
 
     /// The channel of a new pipeline is there, or cannot be made.
-    pub(in crate::scenarios::offload) fn pipeline_connected(
-        &mut self,
-        host: HostId,
-        number: u32,
-        well: bool,
-    ) {
+    pub(crate) fn pipeline_connected(&mut self, host: HostId, number: u32, well: bool) {
         let app = self.hosts[host].app;
         let what = Coming::Pipeline(host, number);
         if well {

@@ -17,7 +17,7 @@ use super::{
     history::{Touch, Touches},
     work::{Asked, CELLS, Deed, Given, Part},
 };
-use crate::scenarios::offload::canary::Canary;
+use crate::canary::Canary;
 
 /// How long the host looks at what it has mapped.
 const LOOK_NS: u64 = 5_000;
@@ -58,7 +58,7 @@ fn nth<T: Copy>(all: &[T], nth: u64) -> Option<T> {
 
 impl World {
     /// One of the application's offload processes is there; when all are, it begins.
-    pub(in crate::scenarios::offload) fn process_made(&mut self, host: HostId) {
+    pub(crate) fn process_made(&mut self, host: HostId) {
         let app = self.hosts[host].app;
         self.apps[app].missing -= 1;
         if self.apps[app].missing == 0 {
@@ -77,7 +77,7 @@ impl World {
             .after(self.app_processes[app], 0, event);
     }
 
-    pub(in crate::scenarios::offload) fn app_task(&mut self, app: AppId, task: AppTask) {
+    pub(crate) fn app_task(&mut self, app: AppId, task: AppTask) {
         match task {
             AppTask::Next => self.next_call(app),
             AppTask::Step(op) => self.step(app, op),

@@ -47,6 +47,8 @@ mod sink;
 mod sockets;
 pub mod variants;
 
+use snaprig_scenario::{caught, links, scenario, stage};
+
 use std::{collections::BTreeMap, hash::Hash};
 
 use snaprig_scif::node::{EndpointId, Input};
@@ -72,9 +74,9 @@ use self::{
     ledger::Ledger,
     sockets::{Does, Heard, Sockets},
 };
-use crate::{
+use self::{
     caught::caught,
-    links::{self, NOTICE_NS, Net, Network},
+    links::{NOTICE_NS, Net, Network},
     scenario::{Ending, Invariant, Outcome, Scenario, Watch},
     stage::{Effect, Stage, System},
 };

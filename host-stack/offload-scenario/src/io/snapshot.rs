@@ -3,10 +3,7 @@
 use super::*;
 
 impl World {
-    pub(in crate::scenarios::offload) fn prepare(
-        &mut self,
-        host: HostId,
-    ) -> Result<Done, SnapifyError> {
+    pub(crate) fn prepare(&mut self, host: HostId) -> Result<Done, SnapifyError> {
         match self.fault(self.host_processes[host], &snapify_faults::PREPARE) {
             Effect::Error(errno) => return Err(disk_error(Step::Agree, errno)),
             Effect::Ended => return Err(disk_error(Step::Agree, libc::EINTR)),
@@ -22,7 +19,7 @@ impl World {
         Ok(Done::Prepared(partial))
     }
 
-    pub(in crate::scenarios::offload) fn commit(
+    pub(crate) fn commit(
         &mut self,
         host: HostId,
         local_store: &[StoredFile],
@@ -60,10 +57,7 @@ impl World {
         Ok(())
     }
 
-    pub(in crate::scenarios::offload) fn verify(
-        &mut self,
-        host: HostId,
-    ) -> Result<Done, SnapifyError> {
+    pub(crate) fn verify(&mut self, host: HostId) -> Result<Done, SnapifyError> {
         let finished = finished(host);
         match self.fault(self.host_processes[host], &snapify_faults::VERIFY) {
             Effect::Error(errno) => return Err(disk_error(Step::Verify, errno)),
@@ -86,7 +80,7 @@ impl World {
     }
 
     /// What is wrong with each host's snapshot, as it is or as a crash of the machine would leave it.
-    pub(in crate::scenarios::offload) fn broken_snapshots(&mut self) -> Vec<Option<String>> {
+    pub(crate) fn broken_snapshots(&mut self) -> Vec<Option<String>> {
         let mut broken = vec![None; self.hosts.len()];
         for when in ["at the end", "after a crash of the machine"] {
             for (host, broken) in broken.iter_mut().enumerate() {

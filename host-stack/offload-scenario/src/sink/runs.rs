@@ -123,7 +123,7 @@ impl World {
     }
 
     /// A run function has run.
-    pub(in crate::scenarios::offload) fn ran(&mut self, node: NodeId, pid: Pid, pipeline: u32) {
+    pub(crate) fn ran(&mut self, node: NodeId, pid: Pid, pipeline: u32) {
         let threads = self.living(node, pid).map(|one| &one.image.threads);
         let thread = threads.and_then(|threads| threads.get(&pipeline));
         let Some(mut running) = thread.and_then(|thread| thread.running.clone()) else {
@@ -160,7 +160,7 @@ impl World {
     // References.
 
     /// References that a process holds: since which run function, to which buffer.
-    pub(in crate::scenarios::offload) fn held(&self, node: NodeId, pid: Pid) -> Vec<(u64, u64)> {
+    pub(crate) fn held(&self, node: NodeId, pid: Pid) -> Vec<(u64, u64)> {
         let card = self.cards.get(usize::from(node).wrapping_sub(1));
         let process = card.and_then(|card| card.processes.get(&pid));
         let process = process.filter(|process| process.is_alive());
@@ -186,7 +186,7 @@ impl World {
     }
 
     /// One of them: sometimes the oldest, sometimes the newest.
-    pub(in crate::scenarios::offload) fn give_back(&mut self, node: NodeId, pid: Pid) {
+    pub(crate) fn give_back(&mut self, node: NodeId, pid: Pid) {
         let Some(process) = self.living(node, pid) else {
             return;
         };
@@ -206,7 +206,7 @@ impl World {
         self.give_back_later(node, pid);
     }
 
-    pub(in crate::scenarios::offload) fn try_to_send(&mut self, node: NodeId, pid: Pid) {
+    pub(crate) fn try_to_send(&mut self, node: NodeId, pid: Pid) {
         let own = self.process_of(node);
         let Some(process) = self.living(node, pid).filter(|one| one.machine.may_send()) else {
             return;
@@ -239,7 +239,7 @@ impl World {
         }
     }
 
-    pub(in crate::scenarios::offload) fn send_notice(&mut self, node: NodeId, pid: Pid) {
+    pub(crate) fn send_notice(&mut self, node: NodeId, pid: Pid) {
         let Some(process) = self.living(node, pid) else {
             return;
         };
@@ -252,12 +252,7 @@ impl World {
         self.sink(node, pid, sink::Input::Noticed);
     }
 
-    pub(in crate::scenarios::offload) fn send_result(
-        &mut self,
-        node: NodeId,
-        pid: Pid,
-        pipeline: u32,
-    ) {
+    pub(crate) fn send_result(&mut self, node: NodeId, pid: Pid, pipeline: u32) {
         let Some(process) = self.living(node, pid) else {
             return;
         };
