@@ -4,7 +4,7 @@
 //! |---|---|
 //! | Unix sockets, TCP, UDP, netlink; options, groups, what has not been read, files on their way | saved |
 //! | connections between trees of a job | saved ([`remote`]) |
-//! | connections to processes outside | refused ([`super::outside`]; in a job, [`remote::outside_peers`]) |
+//! | connections to processes outside | refused (`outside`; in a job, [`remote::outside_peers`]) |
 //! | other protocols, TLS in the kernel, MPTCP connections | refused |
 
 mod diag;

@@ -2,7 +2,7 @@
 //!
 //! A scenario is a folder and a line. The folder has everything that is its own: parameters, fault points
 //! that it can reach, planted bugs, the run itself, and what must be true of it. The line is where scenarios
-//! are listed: [`crate::scenarios::ALL`] for those that come with snaprig, and [`Registry::of`] for those of
+//! are listed: `snaprig_campaign::scenarios::ALL` for those that come with snaprig, and [`Registry::of`] for those of
 //! others.
 //!
 //! | module | what it is |
