@@ -6,6 +6,10 @@
 //! written so that it can tell. When the daemon is gone too, the next who wants a lock takes it away
 //! ([`Lock::break_of`]) without that: then the last completion of the dead may be told twice, of a
 //! queue pair that ends for its daemon's end.
+//!
+//! What must stay true: a queue pair's requester moves under its `send_lock`, and its responder under its
+//! `receive_lock`. Who holds the first of one queue pair may take the second of another, and then the lock of a
+//! completion queue; nobody takes them in another order. Who holds any of them asks the daemon for nothing but lookups.
 
 use crate::cell::U32;
 

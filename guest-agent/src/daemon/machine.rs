@@ -16,6 +16,9 @@
 //! on; every request gets exactly one reply, unless its connection is gone; a capture that ends the
 //! process is answered when nothing of the process is left, because its successor may come with
 //! the same id; a process that is restored and that nobody adopts is ended.
+//!
+//! A paused process stays paused for as long as its own daemon's connection lasts, whatever becomes of attempts to restore
+//! it elsewhere: otherwise it and its successor would both go on.
 
 mod flush;
 mod snapify;

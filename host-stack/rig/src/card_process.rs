@@ -1,5 +1,8 @@
 //! What a card's process does: put memory, platform, kernel, PCI function and SCIF driver
 //! together, boot the COI daemon, and serve until the rig is gone.
+//!
+//! What must stay true: whatever a rig has started ends with it, even when the rig's own process is killed, and the last
+//! of them to end removes the rig's directory.
 
 use std::{
     error::Error,

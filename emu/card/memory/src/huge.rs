@@ -5,6 +5,9 @@
 //! the TLB, and one fault of the host's for 512 frames.
 //!
 //! What must stay true: contents never change here, whoever writes to them meanwhile.
+//!
+//! Once writes are tracked ([`crate::dirty`]) no card memory is in huge pages: the host would see a write to one of them as
+//! a write to all of it.
 
 use std::{
     io,

@@ -4,6 +4,8 @@
 //!
 //! What must stay true: no page is in two slots; a slot that is not fresh is not zero; memory that
 //! is empty is given back, but for what is to be kept and for one that the next buffer finds.
+//!
+//! Whoever is given a slot that is not fresh clears it on the host and moves the zeroes.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,8 @@
 //! Offload processes: made, asked, watched and ended. The driver of [`crate::machine`]: callers
 //! wait for their tickets, one thread a link brings in what the card says.
+//!
+//! What must stay true: the graph of operations ([`crate::graph`]) hears what a process's machine says in the order in
+//! which the machine says it, whichever thread brings it.
 
 pub(crate) mod create;
 mod end;

@@ -1,4 +1,7 @@
 //! A round, from its order to its end. The only place that decides whether it is one.
+//!
+//! What must stay true: the coordinator has the round's directory renamed when every member has written and synced, and
+//! not before. Any death before the rename undoes the round, and none after it does.
 
 use std::collections::BTreeMap;
 

@@ -2,6 +2,10 @@
 //!
 //! What must stay true: the node knows of a mapping until it is unmapped, or the process ends; until
 //! then the peer's pages are not used for anything else, even if the endpoint is closed.
+//!
+//! A mapping ends with munmap(2), exec and the program, and a child has none of it. In a process that is restored it is
+//! gone, as its connections are: touching it is SIGBUS. It outlives the peer's connection, program and card: what was there
+//! last can still be read.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},

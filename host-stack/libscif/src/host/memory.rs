@@ -3,6 +3,13 @@
 //!
 //! What must stay true: a bad address of the program's is found before it is used; what is mapped here
 //! of the pool is none of the program's memory, and no copy of ours needs that to be mapped still.
+//!
+//! Memory that a program has mapped MAP_SHARED can be registered as well. Its file is reached by the mapping
+//! (/proc/self/map_files, which takes CAP_CHECKPOINT_RESTORE), or else by a descriptor of it that is open. What can be shared
+//! by neither is EAGAIN: without that capability what is no longer open, and anonymous shared memory; ranges of several
+//! mappings of which one is shared; shared huge pages. A file that cannot become shorter, or a memfd that can be kept from it
+//! (MFD_ALLOW_SEALING: registering it for a card seals it with F_SEAL_SHRINK), is mapped by the peer's card. Any other is read
+//! and written by its descriptor: RMA beyond its end is ENXIO, and scif_mmap on a card is ENOMEM.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,8 @@
 //! Huge pages of a restarted tree: whether the machine has enough of them, before anything is made; and what to say where
 //! that has changed since.
+//!
+//! Pages that are reserved or have data are counted before anything is made, and written to with process_vm_writev(2), to
+//! which a missing page is an error, and not SIGBUS. A page that was there and zero is there again.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,8 @@
 //! Copies between windows. A job lasts from the check of both sides to the end of the copy, whoever
 //! makes it.
+//!
+//! What must stay true: a card's copy is under way until its job has ended, whether a call waits for it or not. Fences,
+//! windows that are taken back, and the end of the connection wait for such jobs.
 
 use snaprig_wire::{
     dma::{Descriptor, LEN_MAX},

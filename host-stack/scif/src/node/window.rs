@@ -7,6 +7,9 @@
 //!                             Unwindowed {held: true}: it is mapped there, and stays
 //!                       <---  Released: now it goes
 //! ```
+//!
+//! What must stay true: a window's pages stay until nobody uses them: every copy of either side that had begun has
+//! ended, and the peer has nothing of them mapped.
 
 use std::collections::BTreeMap;
 

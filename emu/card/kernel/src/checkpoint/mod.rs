@@ -20,6 +20,9 @@
 //! does not end, until its image is written (or given up: a signal ends either call with EINTR); a
 //! process that is being restored does not run before the last byte of its image has been checked, and
 //! leaves nothing behind if one is wrong, or if the card is full.
+//!
+//! A process is captured with its descendants, and what they share (memory, descriptions, pipes, connections) is shared
+//! again after a restore.
 
 mod capture;
 pub(crate) mod hold;

@@ -2,6 +2,11 @@
 //!
 //! In the stream, address space `n` starts at `n * SPACE_BYTES`; files come behind all of them
 //! (`fs::stored`). Lists are of extents, so that they are short where memory is contiguous.
+//!
+//! What must stay true: an increment has every page that may differ from the image before it, and names those that are
+//! gone. A frame counts as clean only if no write to it went unseen, nobody else uses it, and it was at that address
+//! before. Run functions go on during a pause, so files of the local store that were saved before the image are compared
+//! with what was saved, and what was written to them since is in the image.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
