@@ -1,10 +1,5 @@
 //! A card: the COI daemon's machine, and what it does to offload processes.
 
-use std::{
-    collections::BTreeMap,
-    hash::{Hash, Hasher},
-};
-
 use coi_device::{
     daemon::machine::{self as daemon, Conn, Pid},
     faults,
@@ -13,163 +8,35 @@ use coi_device::{
 use snaprig_scif::node::EndpointId;
 use snaprig_sim::engine::Lane;
 use snaprig_wire::{
-    coi::{Channel, Command, Exit, Program, RunFunction, ToDaemon},
+    coi::{Channel, Exit, Program, ToDaemon},
     scif::{NodeId, PAGE, port},
-    snapify::{Hello, Purpose, Reply, Request},
+    snapify::{Purpose, Request},
 };
 
-use super::canary::Canary;
-use super::{
-    Event, World, decode, show,
-    sink::{Offload, Restoring},
-    sockets::Heard,
-};
-use crate::{
+use snaprig_scenario::{
     links::Network as _,
     stage::{Effect, System as _},
+};
+
+use crate::{
+    canary::Canary,
+    state::{
+        card::{Arriving, Card, Role},
+        decode,
+        event::{self, Event},
+        sink::Offload,
+        sockets::Heard,
+        task::{CardTask, FromSink},
+    },
+    world::World,
 };
 
 /// About as long as a process takes to listen and say hello.
 const LATE_NS: u64 = 5_000;
 
-/// What an endpoint of a card is for.
-#[derive(Clone, Debug)]
-pub enum Role {
-    /// The daemon listens.
-    Daemon,
-    /// A host process talks to the daemon; true: Snapify's requests.
-    Host(Conn, bool),
-    /// An offload process listens.
-    Sink(Pid),
-    /// A channel of an offload process, once it has said which.
-    Channel(Pid, Option<Channel>),
-}
-
-impl Role {
-    /// A frame for an endpoint with this role, as the message that it is.
-    pub fn show(&self, bytes: &[u8]) -> Option<String> {
-        match self {
-            Self::Daemon | Self::Sink(_) => None,
-            Self::Host(_, false) => show::<ToDaemon>(bytes),
-            Self::Host(_, true) => show::<Request>(bytes),
-            Self::Channel(_, None) => show::<Channel>(bytes),
-            Self::Channel(_, Some(Channel::Pipeline(_))) => show::<RunFunction>(bytes),
-            Self::Channel(..) => show::<Command>(bytes),
-        }
-    }
-}
-
-/// Something that a card does by itself.
-#[derive(Clone, Debug)]
-pub enum CardTask {
-    /// To the daemon, over the Unix socket.
-    FromSink(daemon::Pipe, Option<FromSink>),
-    /// To an offload process, over the same.
-    ToSink(Pid, daemon::Pipe, Option<Request>),
-    /// The daemon has something to do that takes its time.
-    Daemon(daemon::Output),
-    /// A program was started, or was not.
-    Spawned(Conn, Result<(Pid, String), daemon::Failure>),
-    /// A process has ended.
-    Exited(Pid, Exit),
-    /// Nothing of it is left.
-    CleanedUp(Pid),
-    /// The run function of this pipeline has run.
-    Ran(Pid, u32),
-    /// Its result is sent.
-    SendResult(Pid, u32),
-    /// A notice is sent.
-    SendNotice(Pid),
-    /// A process gives back the references that it holds.
-    GiveBack(Pid),
-    /// The service streams the process.
-    Capture(Pid),
-}
-
-impl CardTask {
-    /// The process whose threads do it.
-    fn of_thread(&self) -> Option<Pid> {
-        match self {
-            Self::ToSink(pid, ..)
-            | Self::Ran(pid, _)
-            | Self::SendResult(pid, _)
-            | Self::SendNotice(pid)
-            | Self::GiveBack(pid) => Some(*pid),
-            _ => None,
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-pub enum FromSink {
-    Hello(Hello),
-    Reply(Reply),
-}
-
-/// A card.
-pub struct Card {
-    pub node: NodeId,
-    daemon: daemon::Machine,
-    conns: BTreeMap<Conn, EndpointId>,
-    pub processes: BTreeMap<Pid, Offload>,
-    next: u64,
-    pub next_pid: Pid,
-    /// Programs that are being brought in.
-    arriving: BTreeMap<Conn, Arriving>,
-    /// Restores that wait for their files.
-    pub restoring: BTreeMap<Conn, Restoring>,
-}
-
-struct Arriving {
-    program: Program,
-    /// Where its bytes go.
-    address: u64,
-}
-
-impl Card {
-    /// A card that has just booted.
-    pub fn new(node: NodeId) -> Self {
-        Self {
-            node,
-            daemon: daemon::Machine::default(),
-            conns: BTreeMap::new(),
-            processes: BTreeMap::new(),
-            next: 1,
-            next_pid: Pid::from(node as i16) * 1000,
-            arriving: BTreeMap::new(),
-            restoring: BTreeMap::new(),
-        }
-    }
-}
-
-impl Card {
-    /// It is off, or starts anew: it knows nothing.
-    pub fn forget(&mut self) {
-        *self = Self::new(self.node);
-    }
-
-    /// What it will do next.
-    pub fn hash_state(&self, hash: &mut impl Hasher) {
-        self.daemon.hash_state(hash);
-        for process in self.processes.values() {
-            process.hash_state(hash);
-        }
-        (self.arriving.len(), self.restoring.len()).hash(hash);
-    }
-
-    /// Its machines.
-    pub fn describe(&self) -> String {
-        let mut text = format!("{:#?}\n", self.daemon);
-        for (pid, process) in &self.processes {
-            text += &format!("offload process {pid}\n{}\n", process.describe());
-        }
-        text + "\n"
-    }
-}
-
 impl World {
     pub(super) fn start_card(&mut self, node: NodeId) {
-        self.listen(node, port::COI_DAEMON, super::Role::Card(Role::Daemon));
+        self.listen(node, port::COI_DAEMON, event::Role::Card(Role::Daemon));
     }
 
     pub(super) fn card(&mut self, node: NodeId) -> &mut Card {
@@ -204,13 +71,13 @@ impl World {
             (Role::Daemon, Heard::Accepted(new)) => {
                 let conn = self.number(node);
                 self.card(node).conns.insert(conn, new);
-                let role = super::Role::Card(Role::Host(conn, false));
+                let role = event::Role::Card(Role::Host(conn, false));
                 self.roles.insert((node, new), role);
             }
             (Role::Host(conn, false), Heard::Frame(bytes)) => {
                 let message = decode::<ToDaemon>(&bytes);
                 if message == Some(ToDaemon::Snapify) {
-                    let role = super::Role::Card(Role::Host(conn, true));
+                    let role = event::Role::Card(Role::Host(conn, true));
                     self.roles.insert((node, endpoint), role);
                 }
                 if let Some(message) = message {
@@ -239,12 +106,12 @@ impl World {
             }
             (Role::Sink(pid), Heard::Listening(port)) => self.say_hello(node, pid, port),
             (Role::Sink(pid), Heard::Accepted(new)) => {
-                let role = super::Role::Card(Role::Channel(pid, None));
+                let role = event::Role::Card(Role::Channel(pid, None));
                 self.roles.insert((node, new), role);
             }
             (Role::Channel(pid, None), Heard::Frame(bytes)) => {
                 if let Some(channel) = decode::<Channel>(&bytes) {
-                    let role = super::Role::Card(Role::Channel(pid, Some(channel)));
+                    let role = event::Role::Card(Role::Channel(pid, Some(channel)));
                     self.roles.insert((node, endpoint), role);
                     self.channel_made(node, pid, channel, endpoint);
                 }

@@ -1,7 +1,7 @@
 //! What is checked of the offload stack when a run has ended.
 
-use super::{App, Ended};
-use crate::scenario::{Ending, Outcome, invariant::waits};
+use crate::outcome::{App, Ended};
+use snaprig_scenario::scenario::{Ending, Outcome, invariant::waits};
 
 /// Run functions count, so what they return says which ran, how often, and in which order.
 pub fn in_order(outcome: &Outcome<Ended>) -> Option<String> {

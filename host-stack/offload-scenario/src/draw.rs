@@ -7,8 +7,11 @@ use snaprig_sim::{
 };
 use snaprig_snapify::{Step, faults::of_step};
 
-use super::{Parameters, Variant, Workload};
-use crate::scenario::draw::{self, Faults, any_victim, pick};
+use crate::{
+    parameters::{Parameters, Workload},
+    variants::Variant,
+};
+use snaprig_scenario::scenario::draw::{self, Faults, any_victim, pick};
 
 /// The points that the stack can reach.
 pub static POINTS: LazyLock<Vec<Point>> = LazyLock::new(|| {

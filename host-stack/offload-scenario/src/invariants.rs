@@ -1,7 +1,7 @@
 //! What must be true of every run of the offload stack.
 
-use super::{Ended, check};
-use crate::scenario::{
+use crate::{check, outcome::Ended};
+use snaprig_scenario::scenario::{
     Invariant,
     invariant::{CONTRADICTION, ERRORS, MESSAGES},
 };
@@ -45,7 +45,10 @@ pub static ALL: [Invariant<Ended>; 14] = [
     Invariant::checked(SNAPSHOT, check::snapshots),
     Invariant::checked(UNDISTURBED, check::undisturbed),
     Invariant::of_progress(WAITING, check::waiting),
-    Invariant::of_progress(crate::scenario::invariant::PROGRESS, check::progress),
+    Invariant::of_progress(
+        snaprig_scenario::scenario::invariant::PROGRESS,
+        check::progress,
+    ),
     Invariant::checked(ERRORS, check::errors),
     Invariant::leaks(),
 ];

@@ -10,27 +10,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
-use super::{HostId, World, invariants};
-
-/// How much went one way and came from the other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
-    pub sent: u64,
-    pub received: u64,
-}
-
-/// Of every host process and pipeline.
-#[derive(Clone, Debug, Default)]
-pub struct Ledger(BTreeMap<(HostId, u32), Counts>);
-
-impl Ledger {
-    /// Of one pipeline, at the host's end.
-    pub fn of(&mut self, host: HostId, pipeline: u32) -> &mut Counts {
-        self.0.entry((host, pipeline)).or_default()
-    }
-}
+use crate::{
+    invariants,
+    state::{HostId, ledger::Counts},
+    world::World,
+};
 
 impl World {
     /// A process of this host is saved, or comes back: with its host as it is now, the state must be

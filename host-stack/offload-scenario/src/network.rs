@@ -1,8 +1,27 @@
 //! Nodes, their links, and the programs behind their endpoints.
 
-use snaprig_wire::scif::PAGE;
+use snaprig_scenario::{
+    links::{self, Net, Network},
+    stage::{Effect, System as _},
+};
+use snaprig_scif::node::{EndpointId, Input};
+use snaprig_sim::engine::Lane;
+use snaprig_wire::{
+    coi::Channel,
+    dma::Descriptor,
+    scif::{HOST, NodeId, PAGE, PortId},
+};
 
-use super::*;
+use crate::{
+    canary::Canary,
+    state::{
+        card,
+        event::{Event, Role},
+        host,
+        sockets::{Does, Heard, Sockets},
+    },
+    world::World,
+};
 
 impl World {
     pub(super) fn copy(&mut self, node: NodeId, peer: NodeId, job: u64, copies: &[Descriptor]) {

@@ -4,7 +4,7 @@
 
 use snaprig_coi::{
     CoiError, faults,
-    graph::{BufferId, Input, PipelineId},
+    graph::Input,
     machine::{self as coi, Region, Value},
 };
 use snaprig_wire::{
@@ -12,33 +12,14 @@ use snaprig_wire::{
     scif::HOST,
 };
 
-use super::{
-    super::{HostId, World},
-    AppId, BUFFER_BYTES, Pipeline, Stage, Waiter,
+use crate::{
+    state::{
+        HostId,
+        app::{AppId, BUFFER_BYTES, Coming, Pipeline, Stage, Waiter},
+    },
+    world::World,
 };
-use crate::stage::{Effect, System as _};
-
-/// What is being created or destroyed, in an offload process.
-#[derive(Clone, Debug)]
-pub enum Coming {
-    Pipeline(HostId, u32),
-    EndOfPipeline(HostId, PipelineId),
-    Buffer(HostId, BufferId),
-    EndOfBuffer(HostId, BufferId),
-    Library(HostId),
-}
-
-impl Coming {
-    fn host(&self) -> HostId {
-        match self {
-            Self::Pipeline(host, _)
-            | Self::EndOfPipeline(host, _)
-            | Self::Buffer(host, _)
-            | Self::EndOfBuffer(host, _)
-            | Self::Library(host) => *host,
-        }
-    }
-}
+use snaprig_scenario::stage::{Effect, System as _};
 
 impl World {
     pub(super) fn come_or_go(&mut self, app: AppId, what: Coming) {

@@ -14,14 +14,19 @@ use snaprig_wire::{
     scif::{HOST, PAGE},
 };
 
-use super::{
-    super::{Event, HostId, World},
-    AppId, AppTask, Waiter,
-};
-use crate::{
-    canary::Canary,
+use snaprig_scenario::{
     links::Network as _,
     stage::{Effect, System as _},
+};
+
+use crate::{
+    canary::Canary,
+    state::{
+        HostId,
+        app::{AppId, AppTask, Waiter},
+        event::Event,
+    },
+    world::World,
 };
 
 /// The offload process that the graph means.

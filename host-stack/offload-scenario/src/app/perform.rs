@@ -14,27 +14,23 @@ use snaprig_wire::{
     frame,
 };
 
-use super::{
-    super::{
-        HostId, World, decode,
-        sink::{Returned, Task},
-    },
-    AppId, BUFFER_BYTES, Payload, Waiter,
-    movement::cells,
-};
-use crate::{
-    canary::Canary,
-    invariants,
+use snaprig_scenario::{
     scenario::invariant,
     stage::{Effect, System as _},
 };
 
-/// Whether a caller was told for the first time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
-    Once,
-    Twice,
-}
+use super::movement::cells;
+use crate::{
+    canary::Canary,
+    invariants,
+    state::{
+        HostId,
+        app::{AppId, BUFFER_BYTES, Coming, Payload, Told, Waiter, process_id},
+        decode,
+        sink::{Returned, Task},
+    },
+    world::World,
+};
 
 impl World {
     /// Tells the graph what happened, and does what it says.
@@ -236,18 +232,13 @@ impl World {
             Some(Payload::Map { .. } | Payload::Unmap) => self.go_on_after_call(app),
             Some(Payload::Barrier(id)) => {
                 let host = self.apps[app].pipelines.get(&id).map(|one| one.host);
-                self.come_or_go(
-                    app,
-                    super::coming::Coming::EndOfPipeline(host.unwrap_or(0), id),
-                );
+                self.come_or_go(app, Coming::EndOfPipeline(host.unwrap_or(0), id));
             }
             Some(Payload::Destroy(id)) => {
                 let buffer = self.apps[app].buffers.get(&id);
                 let first = buffer.and_then(|buffer| buffer.windows.keys().next().copied());
                 match first {
-                    Some(host) => {
-                        self.come_or_go(app, super::coming::Coming::EndOfBuffer(host, id))
-                    }
+                    Some(host) => self.come_or_go(app, Coming::EndOfBuffer(host, id)),
                     None => self.go_on_after_call(app),
                 }
             }
@@ -289,7 +280,7 @@ impl World {
         match notice {
             Notice::Released { id, count, .. } => {
                 let input = Input::Released {
-                    process: super::process_id(host),
+                    process: process_id(host),
                     buffer: *id,
                     count: *count as i64,
                 };
@@ -311,7 +302,7 @@ impl World {
         if self.canary == Some(Canary::UnknownDeath) {
             return;
         }
-        self.graph(app, Input::Gone(super::process_id(host), error));
+        self.graph(app, Input::Gone(process_id(host), error));
         let events = self.apps[app].events.iter();
         let its: BTreeSet<_> = events
             .filter(|(_, of)| **of == host)

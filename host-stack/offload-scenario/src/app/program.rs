@@ -6,28 +6,27 @@ use std::ops::Range;
 
 use snaprig_coi::{
     CoiError,
-    graph::{BufferId, Mode, OpId, PipelineId, Place, ProcessId, Use, Work},
+    graph::{BufferId, Mode, OpId, PipelineId, Place, Use, Work},
 };
 use snaprig_wire::scif::PAGE;
 
-use super::{
-    super::{Event, HostId, World},
-    AppId, AppTask, BUFFER_BYTES, Buffer, Payload,
-    coming::Coming,
-    history::{Touch, Touches},
-    work::{Asked, CELLS, Deed, Given, Part},
+use crate::{
+    canary::Canary,
+    state::{
+        HostId,
+        app::{
+            AppId, AppTask, Asked, BUFFER_BYTES, Buffer, CELLS, Coming, Deed, Given, Part, Payload,
+            Touch, Touches, process_id,
+        },
+        event::Event,
+    },
+    world::World,
 };
-use crate::canary::Canary;
 
 /// How long the host looks at what it has mapped.
 const LOOK_NS: u64 = 5_000;
 /// When the host signals a user event.
 const SIGNAL_NS: u64 = 20_000;
-
-/// A process as the graph knows it.
-pub fn process_id(host: HostId) -> ProcessId {
-    host as ProcessId + 1
-}
 
 /// Bytes of cells.
 fn bytes(cells: &Range<u64>) -> Range<u64> {

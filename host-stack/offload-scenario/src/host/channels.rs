@@ -19,7 +19,7 @@ impl World {
     }
 
     pub(super) fn connect_channel(&mut self, host: HostId, channel: Channel) {
-        let role = crate::Role::Host(host, Role::Channel(NONE, channel));
+        let role = event::Role::Host(host, Role::Channel(NONE, channel));
         let endpoint = self.connect(HOST, self.place_of_channels(host), role);
         self.hosts[host].connecting.insert(channel, endpoint);
     }
@@ -63,11 +63,11 @@ impl World {
         let one = &self.hosts[host];
         let generation = one.process.as_ref().map_or(0, coi::Machine::generation);
         for (channel, endpoint) in one.channels.clone() {
-            let role = crate::Role::Host(host, Role::Channel(generation, channel));
+            let role = event::Role::Host(host, Role::Channel(generation, channel));
             self.roles.insert((HOST, endpoint), role);
         }
         if let Some(control) = self.hosts[host].control {
-            let role = crate::Role::Host(host, Role::Control(generation));
+            let role = event::Role::Host(host, Role::Control(generation));
             self.roles.insert((HOST, control), role);
         }
         for endpoint in old.into_values().chain(old_control) {
@@ -94,7 +94,7 @@ impl World {
             port: one.port,
         };
         let role = Role::NewPipeline(one.generation(), number);
-        self.connect(HOST, peer, crate::Role::Host(host, role));
+        self.connect(HOST, peer, event::Role::Host(host, role));
     }
 
     pub(super) fn new_pipeline_heard(
@@ -108,7 +108,7 @@ impl World {
         match heard {
             Heard::Connected => {
                 let role = Role::Channel(generation, channel);
-                let role = crate::Role::Host(host, role);
+                let role = event::Role::Host(host, role);
                 self.roles.insert((HOST, endpoint), role);
                 self.hosts[host].channels.insert(channel, endpoint);
                 self.tell(HOST, endpoint, &channel);

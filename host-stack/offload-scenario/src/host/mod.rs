@@ -4,11 +4,7 @@ mod channels;
 mod machine;
 mod snapshots;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    hash::{Hash, Hasher},
-    time::Duration,
-};
+use std::time::Duration;
 
 use snaprig_coi::{
     CoiError, faults,
@@ -20,173 +16,30 @@ use snaprig_snapify::{
     machine::{self as snapify, Action, Call, Outcome as Done},
 };
 use snaprig_wire::{
-    coi::{Answer, Channel, FromDaemon, Notice, Program, RunResult, ToDaemon},
+    coi::{Answer, Channel, FromDaemon, Program, ToDaemon},
     scif::{HOST, NodeId, PAGE, PortId, port::COI_DAEMON},
     snapify::{Reply, Request},
 };
 
-use super::canary::Canary;
-use super::{
-    Ending, Event, HostId, World,
-    app::{AppId, Told},
-    decode,
-    script::Script,
-    show,
-    sockets::Heard,
-};
-use crate::{
+use snaprig_scenario::{
     links::Network as _,
     scenario::invariant,
     stage::{Effect, System as _},
 };
 
-/// No ticket or generation of the machine's.
-const NONE: u64 = u64::MAX;
-
-/// What an endpoint of a host process is for.
-#[derive(Clone, Debug)]
-pub enum Role {
-    /// The process is being made over it.
-    Create,
-    /// A restored process is being adopted over it.
-    Adopt,
-    /// The owner's connection of this generation.
-    Control(u64),
-    /// To a daemon, for Snapify's requests.
-    Snapify,
-    /// A channel that is being connected for a new pipeline, of this generation and number.
-    NewPipeline(u64, u32),
-    /// A channel to the process, of this generation ([`NONE`] while it is being connected).
-    Channel(u64, Channel),
-}
-
-impl Role {
-    /// A frame for an endpoint with this role, as the message that it is.
-    pub fn show(&self, bytes: &[u8]) -> Option<String> {
-        match self {
-            Self::Create | Self::Adopt | Self::Control(_) => show::<FromDaemon>(bytes),
-            Self::Snapify => show::<Reply>(bytes),
-            Self::NewPipeline(..) | Self::Channel(_, Channel::Pipeline(_)) => {
-                show::<RunResult>(bytes)
-            }
-            Self::Channel(_, Channel::Notice) => show::<Notice>(bytes),
-            Self::Channel(..) => show::<Answer>(bytes),
-        }
-    }
-}
-
-/// Something that a host process does by itself.
-#[derive(Debug)]
-pub enum HostTask {
-    /// The script goes on.
-    Script,
-    /// The rig is gone.
-    RigGone,
-    /// A timer of COI's machine.
-    Tick,
-    /// The time for an action is over.
-    Timeout(u64),
-}
-
-#[derive(Default)]
-pub struct Host {
-    pub alive: bool,
-    /// The application's process is lost for good.
-    pub lost: bool,
-    process: Option<coi::Machine>,
-    snapify: snapify::Machine,
-    place: NodeId,
-    pid: i32,
-    port: u16,
-    control: Option<EndpointId>,
-    /// Where the daemon reads the program's bytes.
-    image: i64,
-    pub channels: BTreeMap<Channel, EndpointId>,
-    /// Channels that are being connected, for a create or a restore.
-    connecting: BTreeMap<Channel, EndpointId>,
-    adopting: Option<(EndpointId, NodeId, i32, u16)>,
-    /// Connections to daemons: one that is being made, the one made last, the process's own.
-    calling_daemon: Option<EndpointId>,
-    latest: Option<EndpointId>,
-    current: Option<EndpointId>,
-    asking: Option<EndpointId>,
-    quiescing: u64,
-    waiting: u64,
-    /// Tickets that nobody waits for any more.
-    given_up: BTreeSet<u64>,
-    /// The action under way, by number, for its timeout.
-    action: u64,
-    next_ticket: u64,
-    /// The channel of a pipeline that is being destroyed.
-    pub given_up_channel: Option<EndpointId>,
-    /// Whose offload process it is.
-    pub app: AppId,
-    pub script: Script,
-    /// What calls were told that went wrong.
-    pub errors: Vec<String>,
-    pub failure: Option<String>,
-}
-
-impl Host {
-    /// Its machines.
-    pub fn describe(&self) -> String {
-        let Self {
-            process, snapify, ..
-        } = self;
-        format!("host process\n{process:#?}\n{snapify:#?}\n\n")
-    }
-
-    /// What it will do next.
-    pub fn hash_state(&self, hash: &mut impl Hasher) {
-        self.process.is_some().hash(hash);
-        if let Some(process) = &self.process {
-            process.hash_state(hash);
-        }
-        self.snapify.hash_state(hash);
-        (self.connecting.len(), self.adopting.is_some()).hash(hash);
-        (
-            self.latest.is_some(),
-            self.asking.is_some(),
-            self.failure.is_some(),
-        )
-            .hash(hash);
-    }
-
-    /// Card and id of the process.
-    pub fn whereabouts(&self) -> (NodeId, i32) {
-        (self.place, self.pid)
-    }
-
-    /// How it ended, if there is no hope any more.
-    pub fn end_known(&self) -> Option<CoiError> {
-        self.process.as_ref().and_then(coi::Machine::end)
-    }
-
-    /// The smallest number that no pipeline has.
-    pub fn free_pipeline(&self) -> u32 {
-        let process = self.process.as_ref();
-        process.and_then(coi::Machine::free_pipeline).unwrap_or(0)
-    }
-
-    fn generation(&self) -> u64 {
-        self.process.as_ref().map_or(0, coi::Machine::generation)
-    }
-
-    /// Why it is no success, or what it waits for, whatever its application does.
-    pub fn ending(&self) -> Option<Ending> {
-        if !self.alive {
-            return Some(Ending::Failed("the host process was killed".into()));
-        }
-        if let Some(why) = &self.failure {
-            return Some(Ending::Failed(why.clone()));
-        }
-        if let Some(call) = self.script.calling() {
-            return Some(Ending::Stuck(format!("{call:?} never returned")));
-        }
-        let unmade = self.process.is_none();
-        unmade.then(|| Ending::Stuck("the process was never made".into()))
-    }
-}
+use crate::{
+    canary::Canary,
+    state::{
+        HostId,
+        app::Told,
+        decode,
+        event::{self, Event},
+        host::{Host, HostTask, NONE, Role},
+        script::Script,
+        sockets::Heard,
+    },
+    world::World,
+};
 
 impl World {
     pub(super) fn start_host(&mut self, host: HostId) {
@@ -209,11 +62,11 @@ impl World {
             node: place,
             port: COI_DAEMON,
         };
-        self.connect(HOST, daemon, super::Role::Host(host, Role::Create));
+        self.connect(HOST, daemon, event::Role::Host(host, Role::Create));
     }
 
     fn endpoints_of_host(&self, host: HostId) -> Vec<EndpointId> {
-        let mine = |role: &super::Role| matches!(role, super::Role::Host(of, _) if *of == host);
+        let mine = |role: &event::Role| matches!(role, event::Role::Host(of, _) if *of == host);
         let endpoints = self.roles.iter().filter(|(_, role)| mine(role));
         endpoints.map(|((_, id), _)| *id).collect()
     }
@@ -235,7 +88,7 @@ impl World {
     /// The program behind an endpoint of a node that is dead will hear that it is gone.
     pub(super) fn gone(&mut self, node: NodeId, endpoint: EndpointId) {
         let process = match self.roles.get(&(node, endpoint)) {
-            Some(super::Role::Host(host, _)) => self.host_processes[*host],
+            Some(event::Role::Host(host, _)) => self.host_processes[*host],
             _ => self.process_of(node),
         };
         self.net

@@ -70,7 +70,7 @@ impl World {
                     node,
                     port: COI_DAEMON,
                 };
-                let role = crate::Role::Host(host, Role::Snapify);
+                let role = event::Role::Host(host, Role::Snapify);
                 let endpoint = self.connect(HOST, peer, role);
                 self.hosts[host].calling_daemon = Some(endpoint);
             }
@@ -106,7 +106,7 @@ impl World {
                     node,
                     port: COI_DAEMON,
                 };
-                let control = self.connect(HOST, peer, crate::Role::Host(host, Role::Adopt));
+                let control = self.connect(HOST, peer, event::Role::Host(host, Role::Adopt));
                 self.hosts[host].adopting = Some((control, node, pid, port));
             }
             Action::Prepare => {

@@ -4,12 +4,7 @@
 mod disk;
 mod snapshot;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-use coi_device::{
-    daemon::machine::{Conn, Pid},
-    offload::{machine as sink, references::References},
-};
+use coi_device::daemon::machine::{Conn, Pid};
 use serde::{Deserialize, Serialize};
 use snaprig_scif::node::EndpointId;
 use snaprig_snapify::{SnapifyError, Step, faults as snapify_faults, machine::Outcome as Done};
@@ -24,11 +19,19 @@ use snaprig_wire::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::canary::Canary;
-use super::{HostId, World, decode, sockets::Heard};
-use crate::{
+use snaprig_scenario::{
     links::Network as _,
     stage::{Effect, System as _},
+};
+
+use crate::{
+    canary::Canary,
+    state::{
+        HostId, decode, event,
+        io::{Owner, Role, Transfer},
+        sockets::Heard,
+    },
+    world::World,
 };
 
 /// A host process's snapshot while it is being made.
@@ -57,60 +60,9 @@ struct Manifest {
     image_bytes: u64,
 }
 
-/// What an endpoint is for.
-#[derive(Clone, Debug)]
-pub enum Role {
-    /// The server listens.
-    Listener,
-    /// A card asks the server.
-    Served,
-    /// The server is asked by a card.
-    Requester,
-}
-
-/// For whom a card moves a file.
-#[derive(Clone, Debug)]
-enum Owner {
-    Process(Pid, String),
-    Restore(Conn),
-}
-
-/// One end of a transfer.
-struct Transfer {
-    machine: Option<Box<dyn Machine>>,
-    path: String,
-    mode: Mode,
-    /// Of this end's buffer: DMA address and offset.
-    address: u64,
-    own: i64,
-    /// Offset of the requester's, on the server.
-    window: i64,
-    /// What is still to be moved, and what has been.
-    chunks: VecDeque<Vec<u8>>,
-    got: Vec<u8>,
-    /// The slot that RMA is at work on.
-    copying: Option<(u8, u32, u64)>,
-    owner: Option<Owner>,
-}
-
-/// What is kept of a captured process.
-type Kept = (sink::Machine, References, BTreeMap<u64, Vec<u64>>);
-
-/// All transfers, by node and endpoint.
-#[derive(Default)]
-pub struct Transfers {
-    all: BTreeMap<(NodeId, EndpointId), Transfer>,
-    /// Machines of captured processes: they are no bytes, so the model keeps them here. And what was
-    /// in their buffers, to compare it with what comes back.
-    pub machines: BTreeMap<u64, Kept>,
-    pub kept: u64,
-    /// Those whose processes ran on, and were ended then: they have done more than they will know of.
-    pub stale: BTreeSet<u64>,
-}
-
 impl World {
     pub(super) fn start_io(&mut self) {
-        self.listen(HOST, port::SNAPIFY_IO, super::Role::Io(Role::Listener));
+        self.listen(HOST, port::SNAPIFY_IO, event::Role::Io(Role::Listener));
     }
 
     // Requesters.
@@ -131,7 +83,7 @@ impl World {
             node: HOST,
             port: port::SNAPIFY_IO,
         };
-        let role = super::Role::Io(Role::Requester);
+        let role = event::Role::Io(Role::Requester);
         let endpoint = self.connect(node, server, role);
         let address = self.buffer();
         let transfer = Transfer {
@@ -187,7 +139,7 @@ impl World {
         match (role, heard) {
             (Role::Listener, Heard::Accepted(new)) => {
                 self.roles
-                    .insert((HOST, new), super::Role::Io(Role::Served));
+                    .insert((HOST, new), event::Role::Io(Role::Served));
             }
             (Role::Requester, Heard::Connected) => self.register(node, endpoint),
             (Role::Served, Heard::Frame(bytes))

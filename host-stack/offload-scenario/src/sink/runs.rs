@@ -1,59 +1,10 @@
 //! Run functions of an offload process, and what it sends.
 
-use snaprig_coi::graph::Mode;
-
 use super::*;
+use crate::state::sink::{Access, Returned};
 
 /// How long the process holds references.
 const HOLD_NS: u64 = 15_000;
-
-/// What a run function does with a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Access {
-    Read,
-    Change,
-    Write,
-}
-
-impl From<Mode> for Access {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Read => Self::Read,
-            Mode::Write => Self::Change,
-            Mode::WriteEntire => Self::Write,
-        }
-    }
-}
-
-/// What a run function is told to do: its miscellaneous data.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
-    /// What it leaves where it writes: no other one has this number.
-    pub op: u64,
-    /// What it does with each buffer.
-    pub modes: Vec<Access>,
-    /// Buffers of which it takes references.
-    pub adds: Vec<u64>,
-    /// A user event that it signals.
-    pub event: Option<u64>,
-}
-
-/// What a run function returns.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Returned {
-    /// The how manieth of its pipeline it is.
-    pub count: u64,
-    /// What it saw, when it began and when it ended: buffers, cells, values.
-    pub seen: Vec<(u64, u64, u64)>,
-}
-
-/// A run function that runs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Running {
-    task: Task,
-    uses: Vec<BufferUse>,
-    seen: Vec<(u64, u64, u64)>,
-}
 
 impl World {
     /// A run function was received.

@@ -1,6 +1,20 @@
 //! What happens to processes, and whose endpoints there are.
 
-use super::*;
+use std::collections::BTreeMap;
+
+use snaprig_scenario::links;
+use snaprig_scif::node::EndpointId;
+use snaprig_wire::{dma::Descriptor, scif::NodeId, snapify_io};
+
+use super::{
+    HostId,
+    app::{AppId, AppTask},
+    card,
+    host::{self, HostTask},
+    io, show,
+    sockets::Heard,
+    task::CardTask,
+};
 
 /// Something that happens to a process.
 #[derive(Debug)]
@@ -45,11 +59,6 @@ pub fn label(roles: &BTreeMap<(NodeId, EndpointId), Role>, event: &Event) -> Str
         Event::Host(_, task) => format!("{task:?}"),
         Event::Card(_, task) => format!("{task:?}"),
     }
-}
-
-/// A frame as the message that it is.
-pub fn show<T: serde::de::DeserializeOwned + std::fmt::Debug>(bytes: &[u8]) -> Option<String> {
-    decode::<T>(bytes).map(|message| format!("{message:?}"))
 }
 
 /// Whose endpoint it is.

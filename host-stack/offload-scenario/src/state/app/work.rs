@@ -7,7 +7,7 @@ use snaprig_coi::graph::{Mode, State};
 use snaprig_sim::Random;
 use snaprig_wire::scif::PAGE;
 
-use crate::Workload;
+use crate::parameters::Workload;
 
 /// Cells of a buffer: pages that hold one number each.
 pub const CELLS: u64 = 3;
