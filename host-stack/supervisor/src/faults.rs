@@ -34,7 +34,8 @@ pub fn all() -> Vec<Point> {
 
 /// The plan that the environment has for this process, if it has one.
 pub fn plan_of_environment() -> Result<Option<CrashPlan>, String> {
-    let Ok(text) = env::var(PLAN_ENV) else {
+    let set = env::var(PLAN_ENV).ok().filter(|text| !text.is_empty());
+    let Some(text) = set else {
         return Ok(None);
     };
     let plan: CrashPlan = text.parse()?;

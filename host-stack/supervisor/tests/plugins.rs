@@ -231,6 +231,12 @@ fn without_its_supervisor_a_program_goes_on() {
     scene.job.tell("go-on");
     scene.job.tell("go");
     scene.job.wait_for("right");
+    wait_until("all have resumed", || {
+        scene
+            .log()
+            .last()
+            .is_some_and(|last| last == "resume early")
+    });
     assert_eq!(
         scene.log(),
         with(&["resume late", "resume device", "resume early"])

@@ -92,7 +92,7 @@ impl World {
             passed: BTreeSet::new(),
         });
         for program in &mut self.programs {
-            (program.saved, program.passed) = (None, None);
+            program.saved = None;
         }
         self.begin_phase();
     }
@@ -104,7 +104,7 @@ impl World {
         round.passed.clear();
         let (number, at, phase) = (round.number, round.at, round.phases()[round.at]);
         for tree in 0..self.trees.len() {
-            self.tell_tree(tree, Event::Begin(tree, phase));
+            self.tell_tree(tree, Event::Begin(tree, number, phase));
         }
         let job = self.job.process;
         let late = Event::PhaseIsLate(number, at);
@@ -113,9 +113,8 @@ impl World {
 
     fn tell_tree(&mut self, tree: usize, event: Event) {
         let (job, to) = (self.job.process, self.trees[tree].process);
-        self.stage
-            .engine
-            .send(job, to, TO_TREE + tree as u64, event);
+        let lane = self.lane(TO_TREE, tree);
+        self.stage.engine.send(job, to, lane, event);
     }
 
     /// The plugins of a tree have passed a phase.

@@ -1,5 +1,7 @@
 //! A program that sends numbered messages to its neighbour, and the plugin that saves what is on its way.
 
+use std::collections::VecDeque;
+
 use snaprig_ckpt_plugin::{
     message::{Answer, Descriptor, Question, Registered, ToPlugin, ToSupervisor, VERSION},
     phase::{Phase, Phases},
@@ -41,14 +43,24 @@ pub struct Program {
     pub is_quiet: bool,
     /// What it has put into the checkpoint.
     pub saved: Option<Seen>,
-    /// The last phase of the round that its plugin has passed.
-    pub passed: Option<Phase>,
+    /// The last phase that its plugin has passed, and in which round.
+    passed: Option<(u64, Phase)>,
     /// In a restart: its plugin has refilled.
     pub has_refilled: bool,
     /// Its supervisor is gone.
     is_alone: bool,
-    /// What its plugin is doing: the phase, its number, and how far it is.
-    doing: Option<(u64, Phase, Stage)>,
+    /// What its plugin is doing, and how far it is.
+    doing: Option<(Task, Stage)>,
+    /// Its plugin is slow to begin: what it is told meanwhile it hears when it has begun.
+    unheard: Option<VecDeque<(u64, ToPlugin)>>,
+}
+
+/// A phase that a plugin is told to do, in a round of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Task {
+    round: u64,
+    serial: u64,
+    phase: Phase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +83,7 @@ impl Program {
             has_refilled: false,
             is_alone: false,
             doing: None,
+            unheard: None,
         }
     }
 
@@ -113,7 +126,7 @@ impl World {
         self.programs[program].seen.sent += 1;
         let to = (program + 1) % self.programs.len();
         let to_process = self.programs[to].process;
-        let lane = RING + program as u64;
+        let lane = self.lane(RING, program);
         let data = Event::Data(to, self.generation, number);
         self.stage.engine.send(process, to_process, lane, data);
         self.step_later(program);
@@ -165,44 +178,65 @@ impl World {
         };
         let to = self.trees[tree].process;
         let event = Event::Up(program, message);
-        self.stage
-            .engine
-            .send_late(from, to, UP + program as u64, late_ns, event);
+        let lane = self.lane(UP, program);
+        self.stage.engine.send_late(from, to, lane, late_ns, event);
     }
 
-    /// A supervisor's message to a plugin.
-    pub fn hears(&mut self, program: usize, message: ToPlugin) {
+    /// A supervisor's message to a plugin, in a round of the job.
+    pub fn hears(&mut self, program: usize, round: u64, message: ToPlugin) {
+        if let Some(unheard) = &mut self.programs[program].unheard {
+            return unheard.push_back((round, message));
+        }
         match message {
-            ToPlugin::Do { serial, phase, .. } => self.begins(program, serial, phase),
+            ToPlugin::Do { serial, phase, .. } => {
+                let task = Task {
+                    round,
+                    serial,
+                    phase,
+                };
+                self.begins(program, task);
+            }
             ToPlugin::Restarted { .. } => self.introduce(program),
             ToPlugin::Answer(answer) => self.told(program, answer),
         }
     }
 
-    fn begins(&mut self, program: usize, serial: u64, phase: Phase) {
+    fn begins(&mut self, program: usize, task: Task) {
+        let Task { serial, phase, .. } = task;
         let process = self.programs[program].process;
         match self.fault(process, &faults::PHASE) {
             Effect::Ended => {}
             Effect::Late(by_ns) => {
-                let late = Event::Does(program, serial, phase);
+                self.programs[program].unheard = Some(VecDeque::new());
+                let late = Event::Does(program, task);
                 self.stage.engine.after(process, by_ns, late);
             }
             Effect::Error(errno) if phase.may_fail() => {
                 let refusal = Some(format!("errno {errno}"));
                 self.say(program, ToSupervisor::Done { serial, refusal });
             }
-            _ => self.does(program, serial, phase),
+            _ => self.does(program, task),
         }
     }
 
-    pub fn does(&mut self, program: usize, serial: u64, phase: Phase) {
+    /// A plugin that was slow to begin has begun.
+    pub fn does_late(&mut self, program: usize, task: Task) {
+        let unheard = self.programs[program].unheard.take();
+        self.does(program, task);
+        for (round, message) in unheard.unwrap_or_default() {
+            self.hears(program, round, message);
+        }
+    }
+
+    fn does(&mut self, program: usize, task: Task) {
+        let Task { phase, .. } = task;
         let of = &mut self.programs[program];
         if of.is_alone {
             // It ends what it was told to do, finds that nobody waits for it, and resumes.
             return;
         }
-        of.doing = Some((serial, phase, Stage::Publishing));
-        self.check_phase(program, phase);
+        of.doing = Some((task, Stage::Publishing));
+        self.check_phase(program, task);
         let of = &mut self.programs[program];
         let (seen, generation) = (of.seen, self.generation);
         match phase {
@@ -211,7 +245,7 @@ impl World {
             Phase::Save => of.saved = Some(seen),
             Phase::Rebuild => return self.publish(program, generation),
             Phase::Exchange => {
-                of.doing = Some((serial, phase, Stage::LookingUp));
+                of.doing = Some((task, Stage::LookingUp));
                 return self.look_up(program);
             }
             Phase::Refill => of.has_refilled = true,
@@ -224,7 +258,8 @@ impl World {
     }
 
     /// Whether everybody has passed the phase before this one.
-    fn check_phase(&mut self, program: usize, phase: Phase) {
+    fn check_phase(&mut self, program: usize, task: Task) {
+        let Task { round, phase, .. } = task;
         let before = match phase {
             Phase::Drain => Phase::Quiesce,
             Phase::Save => Phase::Drain,
@@ -234,7 +269,7 @@ impl World {
         };
         let is_behind = |one: &Self, other: usize| {
             let of = &one.programs[other];
-            one.stage.engine.is_alive(of.process) && of.passed.is_none_or(|passed| passed < before)
+            one.stage.engine.is_alive(of.process) && of.passed < Some((round, before))
         };
         let mut others = 0..self.programs.len();
         if let Some(other) = others.find(|other| is_behind(self, *other)) {
@@ -260,7 +295,7 @@ impl World {
 
     /// A plugin's question has an answer.
     fn told(&mut self, program: usize, answer: Result<Answer, String>) {
-        let Some((serial, phase, stage)) = self.programs[program].doing else {
+        let Some((task, stage)) = self.programs[program].doing else {
             return;
         };
         let value = match answer {
@@ -271,13 +306,13 @@ impl World {
             }
             Ok(_) => None,
         };
-        match (phase, stage, value) {
+        match (task.phase, stage, value) {
             (Phase::Drain, Stage::Publishing, _) => {
-                self.programs[program].doing = Some((serial, phase, Stage::LookingUp));
+                self.programs[program].doing = Some((task, Stage::LookingUp));
                 self.look_up(program);
             }
             (Phase::Drain, Stage::LookingUp, Some(count)) => {
-                self.programs[program].doing = Some((serial, phase, Stage::Awaiting(count)));
+                self.programs[program].doing = Some((task, Stage::Awaiting(count)));
                 self.check_drained(program);
             }
             (Phase::Exchange, _, Some(generation)) if generation != self.generation => {
@@ -290,7 +325,7 @@ impl World {
     /// Whether all has come that was on its way.
     fn check_drained(&mut self, program: usize) {
         let of = &self.programs[program];
-        if let Some((_, _, Stage::Awaiting(count))) = of.doing
+        if let Some((_, Stage::Awaiting(count))) = of.doing
             && of.seen.received >= count
         {
             self.done(program, None);
@@ -298,9 +333,14 @@ impl World {
     }
 
     fn done(&mut self, program: usize, refusal: Option<String>) {
-        if let Some((serial, phase, _)) = self.programs[program].doing.take() {
+        if let Some((task, _)) = self.programs[program].doing.take() {
+            let Task {
+                round,
+                serial,
+                phase,
+            } = task;
             if refusal.is_none() {
-                self.programs[program].passed = Some(phase);
+                self.programs[program].passed = Some((round, phase));
             }
             self.say(program, ToSupervisor::Done { serial, refusal });
         }

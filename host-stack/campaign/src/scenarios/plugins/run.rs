@@ -11,7 +11,7 @@ use super::{
     Canary, Parameters,
     invariants::RESUMED,
     job::Job,
-    program::{Program, Seen},
+    program::{Program, Seen, Task},
     tree::Tree,
 };
 use crate::{
@@ -34,14 +34,14 @@ pub enum Event {
     /// To a program: a message of this generation of the ring.
     Data(usize, u64, u64),
     /// To a program: its supervisor says something; it begins late; its supervisor is gone.
-    Down(usize, ToPlugin),
-    Does(usize, u64, Phase),
+    Down(usize, u64, ToPlugin),
+    Does(usize, Task),
     Left(usize),
     /// To a supervisor: a plugin says something, or is gone.
     Up(usize, ToSupervisor),
     Gone(usize),
     Tick(usize, u64),
-    Begin(usize, Phase),
+    Begin(usize, u64, Phase),
     Release(usize, Phase),
     Answer(usize, QuestionId, Result<Answer, String>),
     /// To the job.
@@ -115,6 +115,11 @@ impl World {
     pub fn finish(mut self) -> Outcome<()> {
         let ending = self.play();
         self.stage.into_outcome(ending, Vec::new(), ())
+    }
+
+    /// The lane of a connection. A restart makes new ones, which what is late on the old ones does not hold up.
+    pub fn lane(&self, kind: u64, number: usize) -> u64 {
+        kind + (self.generation << 16) + number as u64
     }
 
     fn lives(&self, process: ProcessId) -> bool {
@@ -213,13 +218,13 @@ impl System for World {
         match event {
             Event::Step(program) => self.step(program),
             Event::Data(program, generation, number) => self.data(program, generation, number),
-            Event::Down(program, message) => self.hears(program, message),
-            Event::Does(program, serial, phase) => self.does(program, serial, phase),
+            Event::Down(program, round, message) => self.hears(program, round, message),
+            Event::Does(program, task) => self.does_late(program, task),
             Event::Left(program) => self.is_left(program),
             Event::Up(program, message) => self.tree_hears(program, message),
             Event::Gone(program) => self.tree_loses(self.programs[program].tree, program),
             Event::Tick(tree, due) => self.tree_tick(tree, due),
-            Event::Begin(tree, phase) => self.tree_begins(tree, phase),
+            Event::Begin(tree, round, phase) => self.tree_begins(tree, round, phase),
             Event::Release(tree, phase) => self.tree_releases(tree, phase),
             Event::Answer(tree, id, answer) => self.tree_is_answered(tree, id, answer),
             Event::Order => self.order(),

@@ -21,6 +21,8 @@ pub struct Tree {
     pub machine: Machine,
     /// The phase that its plugins are taken through, until they have passed it.
     pub phase: Option<Phase>,
+    /// The job's round that it was told of last.
+    round: u64,
     /// When it wants to be woken.
     tick_ns: Option<u64>,
 }
@@ -31,6 +33,7 @@ impl Tree {
             process,
             machine: Machine::default(),
             phase: None,
+            round: 0,
             tick_ns: None,
         }
     }
@@ -45,10 +48,10 @@ impl World {
     }
 
     /// The job has a phase begin.
-    pub fn tree_begins(&mut self, tree: usize, phase: Phase) {
+    pub fn tree_begins(&mut self, tree: usize, round: u64, phase: Phase) {
         let now = self.stage.engine.now_ns();
         let of = &mut self.trees[tree];
-        of.phase = Some(phase);
+        (of.round, of.phase) = (round, Some(phase));
         of.machine.towards(phase, b"/there", now);
         self.tree_goes_on(tree);
     }
@@ -104,8 +107,9 @@ impl World {
             match output {
                 Output::Send(program, message) => {
                     let to = self.programs[program as usize].process;
-                    let event = Event::Down(program as usize, message);
-                    self.stage.engine.send(own, to, DOWN + program, event);
+                    let event = Event::Down(program as usize, self.trees[tree].round, message);
+                    let lane = self.lane(DOWN, program as usize);
+                    self.stage.engine.send(own, to, lane, event);
                 }
                 Output::Ask {
                     id,
@@ -143,7 +147,7 @@ impl World {
 
     fn send_to_job(&mut self, tree: usize, late_ns: u64, event: Event) {
         let (own, job) = (self.trees[tree].process, self.job.process);
-        let lane = TO_JOB + tree as u64;
+        let lane = self.lane(TO_JOB, tree);
         self.stage.engine.send_late(own, job, lane, late_ns, event);
     }
 }
