@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use snaprig_supervisor::{
     Event, Job, JobDump, Options, Policy, Program, Reply, Reporter, Request, Schedule, Settings,
-    faults,
+    Target, faults,
 };
 
 use crate::{AnyError, size};
@@ -241,21 +241,19 @@ struct Address {
 
 impl Address {
     /// Paths are made absolute: who uses them may be in another directory.
-    fn address(&self) -> Result<snaprig_supervisor::Address, AnyError> {
-        if self.address.contains('/') {
-            let path = std::path::absolute(&self.address)?;
-            return Ok(snaprig_supervisor::Address::Unix(path));
-        }
+    fn target(&self) -> Result<Target, AnyError> {
+        let host = match self.address.parse()? {
+            snaprig_peers::Address::Unix(path) => {
+                return Ok(Target::unix(std::path::absolute(path)?));
+            }
+            snaprig_peers::Address::Tcp(host) => host,
+        };
         let token = self.token.as_ref();
         let token = token.ok_or(
             "over TCP both sides need a token: `head -c 32 /dev/urandom > FILE; chmod 600 FILE`, \
              the same FILE on both sides, and --token FILE",
         )?;
-        let token = std::path::absolute(token)?;
-        Ok(snaprig_supervisor::Address::Tcp(
-            self.address.clone(),
-            token,
-        ))
+        Ok(Target::tcp(host, std::path::absolute(token)?))
     }
 }
 
@@ -346,7 +344,7 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
         Command::Restart(options) => restart(options),
         Command::Receive(options) => {
             let (dir, how) = (&options.directory.dir, options.how.options()?);
-            let status = snaprig_supervisor::receive(dir, &options.at.address()?, &how)?;
+            let status = snaprig_supervisor::receive(dir, &options.at.target()?, &how)?;
             Ok(ExitCode::from(status as u8))
         }
         Command::Dump(options) => dump(options),
@@ -464,7 +462,7 @@ fn ms(time: Duration) -> f64 {
 }
 
 fn migrate(options: &Migrate) -> Result<ExitCode, AnyError> {
-    let to = options.to.address()?;
+    let to = options.to.target()?;
     let migrated = match snaprig_supervisor::ask(&options.directory.dir, Request::Migrate { to })? {
         Reply::Migrated(migrated) => migrated,
         Reply::Failed(error) => return Err(format!("no migration: {error}").into()),

@@ -3,7 +3,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `job.json` | the job's name |
-//! | `token` | what all of the job know ([`crate::auth`]) |
+//! | `token` | what all of the job know ([`snaprig_peers::token`]) |
 //! | `lock` | held by the coordinator: there is one at most |
 //! | `coordinator.json` | where it is, and its process |
 //! | `members.json` | who belongs to the job: whoever takes over as coordinator starts with them |
@@ -21,11 +21,9 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{
-    auth::{Token, TokenError},
-    driver::Address,
-    message::is_name,
-};
+use snaprig_peers::{Address, Token, TokenError};
+
+use crate::message::is_name;
 
 /// Version of the files; others are refused.
 const VERSION: u32 = 1;

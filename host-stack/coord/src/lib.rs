@@ -20,7 +20,7 @@
 //! |---|---|
 //! | [`message`] | what is said, and how much of it |
 //! | [`phase`] | a round: its phases, by what was ordered |
-//! | [`auth`] | the job's token, and how it is proved to be known |
+//! | [`auth`] | how the job's token is proved to be known |
 //! | [`coordinator`] | the coordinator, as a machine |
 //! | [`member`] | a member's side, as a machine |
 //! | [`driver`] | both over sockets: [`driver::Coordinator`], [`driver::Member`] |

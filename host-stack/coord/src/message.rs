@@ -23,6 +23,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use snaprig_peers::{Nonce, Proof};
+
 use crate::phase::{Kind, Order, Phase};
 
 /// Version of the protocol.
@@ -48,10 +50,6 @@ pub const REPORT_MAX: usize = 16 << 10;
 /// The longest time that anybody may ask to be waited for: a day.
 pub const PATIENCE_MS_MAX: u32 = 24 * 3600 * 1000;
 
-/// Random bytes that are used once.
-pub type Nonce = [u8; 32];
-/// Shows that its sender knows the token ([`crate::auth`]).
-pub type Proof = [u8; 32];
 /// A key and its value.
 pub type Entry = (Vec<u8>, Vec<u8>);
 

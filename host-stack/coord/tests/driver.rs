@@ -6,12 +6,12 @@ use std::{sync::Arc, thread, time::Duration};
 
 use common::{Disk, LONG, next, take_part};
 use snaprig_coord::{
-    auth::Token,
-    driver::{Address, ConnectError, Control, Member},
+    driver::{ConnectError, Control, Member},
     member::Event,
     message::{CallError, Outcome, Refusal},
     phase::{Kind, Order, Phase},
 };
+use snaprig_peers::{Address, Token};
 
 fn disk() -> (tempfile::TempDir, Arc<Disk>) {
     let dir = tempfile::tempdir().expect("a directory");

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use proptest::{prelude::*, sample::Index};
 use snaprig_coord::{
     Ns,
-    auth::Token,
     coordinator::{self, Machine as Coordinator, Output},
     member::{self, Event, Machine as Member},
     message::{Answer, Call, CallError, Outcome, Role, Summary, ToCoordinator, ToMember},
     phase::{Kind, Order, Phase},
 };
+use snaprig_peers::Token;
 
 const SECOND: Ns = 1_000_000_000;
 

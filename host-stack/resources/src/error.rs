@@ -80,6 +80,9 @@ pub enum Error {
     /// A job's directory.
     #[error(transparent)]
     Directory(#[from] snaprig_coord::job::JobError),
+    /// What both sides of a connection are to know.
+    #[error(transparent)]
+    Token(#[from] snaprig_peers::TokenError),
     /// /proc says something that cannot be understood.
     #[error("/proc")]
     Proc(#[from] procfs::ProcError),

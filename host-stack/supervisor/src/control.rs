@@ -20,7 +20,7 @@ use snaprig_resources::error::{Error, Result};
 
 use crate::{
     checkpoint::{Copied, Pause},
-    migrate::{Address, Migrated},
+    migrate::{Migrated, Target},
 };
 
 /// Longest command line that a client sends, and how long it may take to.
@@ -42,7 +42,7 @@ pub enum Request {
     /// The tree goes on at another supervisor.
     Migrate {
         /// Where that listens.
-        to: Address,
+        to: Target,
     },
     /// Who is there.
     Status,

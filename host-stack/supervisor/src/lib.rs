@@ -49,7 +49,7 @@ pub use self::{
         Job, JobDump, JobDumped, JobMember, JobStatus, Settings, coordinate, dump_job, forget,
         job_status,
     },
-    migrate::{Address, Migrated, receive},
+    migrate::{Migrated, Target, receive},
     schedule::Schedule,
     supervisor::{Options, Program, launch, launch_in},
     together::restart_job,

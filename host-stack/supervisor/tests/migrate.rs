@@ -15,9 +15,9 @@ use std::{
 };
 
 use common::{Job, compiled, nobody, program, wait_until};
-use snaprig_supervisor::{Address, Migrated, Reply, Request};
+use snaprig_supervisor::{Migrated, Reply, Request, Target};
 
-fn migrate(job: &Job, to: Address) -> Result<Migrated, String> {
+fn migrate(job: &Job, to: Target) -> Result<Migrated, String> {
     match snaprig_supervisor::ask(&job.path("job"), Request::Migrate { to }) {
         Ok(Reply::Migrated(migrated)) => Ok(migrated),
         Ok(Reply::Failed(why)) => Err(why),
@@ -48,14 +48,14 @@ fn ends_well(told: &Job, mut at: Job) {
 fn there_and_on(mut source: Job, user: Option<u32>) {
     source.wait_for("ready");
     let (target, socket) = target(user);
-    let migrated = migrate(&source, Address::Unix(socket.clone())).unwrap();
+    let migrated = migrate(&source, Target::unix(socket.clone())).unwrap();
     assert!(migrated.blackout < migrated.took, "{migrated:?}");
     assert_eq!(source.ended(), 128 + libc::SIGKILL);
     assert!(!socket.exists());
     wait_until("it is supervised", || target.answers());
     // From there to a third, and what has arrived is a checkpoint there.
     let (third, socket) = self::target(user);
-    migrate(&target, Address::Unix(socket)).unwrap();
+    migrate(&target, Target::unix(socket)).unwrap();
     wait_until("it is supervised", || third.answers());
     assert!(target.path("job/0001/manifest.json").exists());
     third.dump(false).unwrap();
@@ -94,7 +94,7 @@ fn locks_are_refused_before_anything_stops() {
         let mut source = Job::launch_to_die(None, "tracee.seized:0", &python);
         source.wait_for("ready");
         let (_target, socket) = target(None);
-        let why = migrate(&source, Address::Unix(socket)).unwrap_err();
+        let why = migrate(&source, Target::unix(socket)).unwrap_err();
         assert!(why.contains("it has a lock on it"), "{why}");
         source.tell("go");
         assert_eq!((source.ended(), &*source.output()), (0, "ready\nright\n"));
@@ -107,7 +107,7 @@ fn what_is_sent_while_it_runs_is_not_sent_when_it_stands_still() {
     let mut source = Job::launch(&python);
     source.wait_for("ready");
     let (target, socket) = target(None);
-    let migrated = migrate(&source, Address::Unix(socket)).unwrap();
+    let migrated = migrate(&source, Target::unix(socket)).unwrap();
     let copied = migrated.copied;
     assert!(
         copied.ahead > 192 << 20 && copied.stopped < 64 << 20,
@@ -141,10 +141,10 @@ fn over_tcp_both_sides_know_the_token() {
     let host = format!("127.0.0.1:{}", free_port());
     let target = Job::receive(None, &[&host, right.to_str().unwrap()]);
     wait_until("it listens", || std::net::TcpStream::connect(&host).is_ok());
-    let refused = migrate(&source, Address::Tcp(host.clone(), wrong)).unwrap_err();
+    let refused = migrate(&source, Target::tcp(host.clone(), wrong)).unwrap_err();
     assert!(refused.contains("token"), "{refused}");
     assert!(source.answers());
-    migrate(&source, Address::Tcp(host, right.clone())).unwrap();
+    migrate(&source, Target::tcp(host, right.clone())).unwrap();
     assert_eq!(source.ended(), 128 + libc::SIGKILL);
     wait_until("it is supervised", || target.answers());
     ends_well(&source, target);
@@ -152,7 +152,7 @@ fn over_tcp_both_sides_know_the_token() {
     let mut readable = Job::receive(None, &["127.0.0.1:0", right.to_str().unwrap()]);
     assert_eq!(readable.ended(), 1);
     assert!(
-        readable.output().contains("others can read"),
+        readable.output().contains("Token(Mode"),
         "{}",
         readable.output()
     );
@@ -173,12 +173,12 @@ fn who_loses_the_target_runs_on() {
     let (_directory, churn) = compiled("churn.c", &[]);
     let mut source = Job::launch(&[&churn]);
     source.wait_for("ready");
-    let nowhere = Address::Unix(source.path("nobody"));
+    let nowhere = Target::unix(source.path("nobody"));
     migrate(&source, nowhere).unwrap_err();
     for _ in 0..3 {
         let (mut target, socket) = target(None);
         let asking = {
-            let (directory, to) = (source.path("job"), Address::Unix(socket));
+            let (directory, to) = (source.path("job"), Target::unix(socket));
             thread::spawn(move || snaprig_supervisor::ask(&directory, Request::Migrate { to }))
         };
         let image = target.path("job/0001.tmp/tree.img");
@@ -256,7 +256,7 @@ fn lost(program: &str, message: Lost) -> (Job, Job, Result<Migrated, String>) {
     let (mut target, socket) = target(None);
     let proxy = source.path("proxy");
     let between = between(&proxy, &socket, message);
-    let migrated = migrate(&source, Address::Unix(proxy));
+    let migrated = migrate(&source, Target::unix(proxy));
     between.join().unwrap();
     assert_eq!(target.ended(), 1);
     let output = target.output();

@@ -4,10 +4,11 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_coord::{
-    auth::Token,
+    auth::proof_of_peer,
     coordinator::{Config, Input, Machine, Output},
     message::{Role, ToCoordinator, ToMember, VERSION},
 };
+use snaprig_peers::Token;
 use snaprig_wire::frame;
 
 use crate::bytes::Bytes;
@@ -35,7 +36,7 @@ fn role(connection: u64) -> Role {
 /// What such a peer says first.
 pub fn hello(connection: u64) -> [ToCoordinator; 2] {
     let (nonce, role) = ([1; 32], role(connection));
-    let proof = token().of_peer(&nonce, &[connection as u8; 32], JOB, &role);
+    let proof = proof_of_peer(&token(), &nonce, &[connection as u8; 32], JOB, &role);
     let hello = ToCoordinator::Hello {
         version: VERSION,
         nonce,

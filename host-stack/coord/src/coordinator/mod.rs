@@ -47,9 +47,10 @@ mod rounds;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use snaprig_peers::Token;
+
 use crate::{
     Ns, SECOND,
-    auth::Token,
     message::{
         Answer, Call, CallError, MemberStatus, Nonce, Refusal, RoundStatus, Status, Summary,
         ToCoordinator, ToMember, cut,

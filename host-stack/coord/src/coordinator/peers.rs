@@ -10,12 +10,14 @@
 //!                              it comes again, or somebody says that it never will (Forget)
 //! ```
 
+use snaprig_peers::token::is_same;
+
 use super::{
     Answer, CALLS_MAX, CallError, CallId, ConnectionId, GRACE_NS, JOIN_NS, Machine, Ns, Output,
     PEERS_MAX, Refusal, SILENCE_NS, STRANGERS_MAX, ToCoordinator, ToMember,
 };
 use crate::{
-    auth::is_same,
+    auth::{proof_of_coordinator, proof_of_peer},
     message::{Nonce, Proof, Role, VERSION, cut, is_name},
 };
 
@@ -218,7 +220,7 @@ impl Machine {
         let challenge = ToMember::Challenge {
             version: VERSION,
             nonce: own,
-            proof: self.config.token.of_coordinator(&peer, &own),
+            proof: proof_of_coordinator(&self.config.token, &peer, &own),
         };
         self.send(connection, challenge);
         Ok(())
@@ -232,7 +234,7 @@ impl Machine {
         role: Role,
         proof: &Proof,
     ) -> Result<(), Refusal> {
-        let expected = self.config.token.of_peer(&peer, &own, job, &role);
+        let expected = proof_of_peer(&self.config.token, &peer, &own, job, &role);
         if !is_same(&expected, proof) {
             return Err(Refusal::Token);
         }

@@ -12,13 +12,13 @@ use std::{
 };
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use snaprig_peers::{Token, token::random};
 
 use super::{
-    address::Locator,
+    locator::Locator,
     session::{CallResult, Command, Reply, Session},
 };
 use crate::{
-    auth::{Token, random},
     member::{Config, Event},
     message::{
         Answer, Call, CallError, ENTRIES_MAX, Entry, MESSAGE_MAX, PATIENCE_MS_MAX, Refusal, Role,

@@ -12,15 +12,16 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{
-    address::Listener,
+use snaprig_peers::{
+    Listener,
     connection::{Connection, End},
+    token::random,
 };
+
 use crate::{
     Ns,
-    auth::random,
     coordinator::{Config, ConnectionId, Input, Machine, Output, PEERS_MAX, STRANGERS_MAX},
-    message::ToMember,
+    message::{MESSAGE_MAX, STRANGER_MAX, ToMember},
 };
 
 /// Most connections: more than the machine takes, so that it can say no.
@@ -120,6 +121,7 @@ impl Server {
         woken: UnixStream,
         until_idle: bool,
     ) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
         let (commits, committed) = mpsc::channel();
         let (wake, waker) = UnixStream::pair()?;
         for socket in [&woken, &wake, &waker] {
@@ -236,7 +238,10 @@ impl Server {
             };
             let connection = self.next;
             self.next += 1;
-            self.connections.insert(connection, Connection::new(stream));
+            match Connection::new(stream, STRANGER_MAX, MESSAGE_MAX) {
+                Ok(stream) => self.connections.insert(connection, stream),
+                Err(error) => return tracing::warn!(%error, "a peer could not be taken"),
+            };
             self.handle(Input::Connected { connection, nonce });
         }
     }
@@ -254,7 +259,7 @@ impl Server {
             let Some(at) = self.connections.get_mut(&connection) else {
                 return;
             };
-            match at.next() {
+            match at.next_message() {
                 Ok(Some(message)) => self.handle(Input::Message {
                     connection,
                     message,
@@ -294,7 +299,7 @@ impl Server {
                     return;
                 };
                 if message == ToMember::Welcome {
-                    at.trust();
+                    at.set_incoming_max(MESSAGE_MAX);
                 }
                 if let Err(error) = at.send(&message) {
                     tracing::warn!(%error, connection, "a peer could not be sent to");

@@ -14,15 +14,16 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{
-    address::Locator,
+use snaprig_peers::{
     connection::{Connection, End},
+    token::random,
 };
+
+use super::locator::Locator;
 use crate::{
     Ns,
-    auth::random,
     member::{Config, Event, Input, Machine, Output},
-    message::{Answer, Call, CallError, ToMember},
+    message::{Answer, Call, CallError, MESSAGE_MAX, STRANGER_MAX, ToMember},
     phase::Phase,
 };
 
@@ -172,11 +173,11 @@ impl Session {
             let Some(connection) = &mut self.connection else {
                 return;
             };
-            match connection.next::<ToMember>() {
+            match connection.next_message::<ToMember>() {
                 Ok(Some(message)) => {
                     if matches!(message, ToMember::Challenge { .. }) {
                         // It proves itself with that; if it does not, the machine hangs up.
-                        connection.trust();
+                        connection.set_incoming_max(MESSAGE_MAX);
                     }
                     self.handle(Input::Message(message));
                 }
@@ -232,12 +233,12 @@ impl Session {
 
     fn connect(&mut self) -> Input {
         let connected = self.locator.connect().and_then(|stream| {
-            let nonce = random()?;
-            Ok((stream, nonce))
+            let connection = Connection::new(stream, STRANGER_MAX, MESSAGE_MAX)?;
+            Ok((connection, random()?))
         });
         match connected {
-            Ok((stream, nonce)) => {
-                self.connection = Some(Connection::new(stream));
+            Ok((connection, nonce)) => {
+                self.connection = Some(connection);
                 Input::Connected { nonce }
             }
             Err(error) => Input::Closed {

@@ -1,7 +1,8 @@
 //! What happens to a member, what it has done, and what its agent must know.
 
+use snaprig_peers::Token;
+
 use crate::{
-    auth::Token,
     message::{Answer, Call, CallError, Nonce, Outcome, Refusal, Role, ToCoordinator, ToMember},
     phase::{Order, Phase},
 };

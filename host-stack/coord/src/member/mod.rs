@@ -26,9 +26,11 @@ mod event;
 
 use std::collections::BTreeSet;
 
+use snaprig_peers::token::is_same;
+
 use crate::{
     MS, Ns, SECOND,
-    auth::is_same,
+    auth::{proof_of_coordinator, proof_of_peer},
     message::{
         Call, CallError, Nonce, Outcome, Refusal, Role, ToCoordinator, ToMember, VERSION, cut,
     },
@@ -321,13 +323,13 @@ impl Machine {
         let Config {
             job, token, role, ..
         } = &self.config;
-        if !is_same(&token.of_coordinator(&own, &theirs), &proof) {
+        if !is_same(&proof_of_coordinator(token, &own, &theirs), &proof) {
             return self.hang_up("who answers there does not know the job's token");
         }
         let join = ToCoordinator::Join {
             job: job.clone(),
             role: role.clone(),
-            proof: token.of_peer(&own, &theirs, job, role),
+            proof: proof_of_peer(token, &own, &theirs, job, role),
         };
         let since_ns = self.now;
         self.state = State::Joining { since_ns };

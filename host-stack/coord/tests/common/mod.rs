@@ -11,13 +11,13 @@ use std::{
 };
 
 use snaprig_coord::{
-    auth::Token,
     coordinator::Config,
-    driver::{Address, Control, Coordinator, Keeper, Listener, Locator, Member},
+    driver::{Control, Coordinator, Keeper, Locator, Member},
     job::JobDir,
     member::Event,
     phase::Phase,
 };
+use snaprig_peers::{Address, Listener, Token};
 
 /// Longer than anything takes here.
 pub const LONG: Duration = Duration::from_secs(60);

@@ -25,8 +25,8 @@ use std::{
 
 use snaprig_ckpt_plugin::{Event, Options as PluginOptions, Plugin, register};
 use snaprig_supervisor::{
-    Address, Error, Job, JobDump, Mode, Options, Policy, Program, Reply, Reporter, Request,
-    Schedule, Settings, faults,
+    Error, Job, JobDump, Mode, Options, Policy, Program, Reply, Reporter, Request, Schedule,
+    Settings, Target, faults,
 };
 
 /// How long a phase may take here.
@@ -118,15 +118,15 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
             snaprig_supervisor::restart(directory, round, &options())
         }
         Some("migrate") => {
-            let to = Address::Unix(rest.first().map(Into::into).unwrap_or_default());
+            let to = Target::unix(rest.first().cloned().unwrap_or_default());
             let reply = snaprig_supervisor::ask(directory, Request::Migrate { to })?;
             println!("{reply:?}");
             Ok(i32::from(matches!(reply, Reply::Failed(_))))
         }
         Some("receive") => {
             let at = match rest {
-                [socket] => Address::Unix(socket.into()),
-                [host, token, ..] => Address::Tcp(host.to_string_lossy().into(), token.into()),
+                [socket] => Target::unix(socket),
+                [host, token, ..] => Target::tcp(host.to_string_lossy(), token),
                 [] => return Ok(2),
             };
             snaprig_supervisor::receive(directory, &at, &options())

@@ -19,9 +19,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use snaprig_ckpt_image::store::{Manifest, Store};
 use snaprig_coord::{
     coordinator::Config,
-    driver::{self, Address, ConnectError, Control, Coordinator, Listener},
+    driver::{self, ConnectError, Control, Coordinator},
     job::{JobDir, JobError},
 };
+use snaprig_peers::{Address, Listener};
 use snaprig_resources::error::{Error, Result};
 
 use super::{Job, Report, due, input, none};

@@ -38,10 +38,11 @@ use std::{
 
 use snaprig_ckpt_image::store::Store;
 use snaprig_coord::{
-    driver::{Address, Control, Locator, Member},
+    driver::{Control, Locator, Member},
     job::JobDir,
     message::is_name,
 };
+use snaprig_peers::Address;
 
 pub use self::{
     coordinator::{coordinate, ensure},

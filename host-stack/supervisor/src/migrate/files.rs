@@ -9,10 +9,9 @@ use std::{
     path::Path,
 };
 
+use snaprig_peers::Stream;
 use snaprig_resources::error::{Error, Result};
 use tempfile::TempDir;
-
-use super::wire::Stream;
 
 /// Bytes of a portion.
 const PORTION: usize = 256 << 10;
@@ -36,13 +35,13 @@ impl PluginFiles {
     }
 
     /// Sends what is in it.
-    pub fn send(&self, to: &mut Stream) -> io::Result<()> {
+    pub fn send(&self, to: &Stream) -> io::Result<()> {
         let portions = BufWriter::with_capacity(PORTION, Portions(to));
         let mut archive = tar::Builder::new(portions);
         archive.follow_symlinks(false);
         archive.append_dir_all("", self.path())?;
         let portions = archive.into_inner()?;
-        let Portions(to) = portions
+        let Portions(mut to) = portions
             .into_inner()
             .map_err(io::IntoInnerError::into_error)?;
         to.write_all(&0u32.to_le_bytes())
@@ -50,7 +49,7 @@ impl PluginFiles {
 }
 
 /// Puts what is sent into a directory.
-pub fn receive(from: &mut Stream, to: &Path) -> io::Result<()> {
+pub fn receive(from: &Stream, to: &Path) -> io::Result<()> {
     let mut portions = Received {
         from,
         left: 0,
@@ -60,7 +59,7 @@ pub fn receive(from: &mut Stream, to: &Path) -> io::Result<()> {
     io::copy(&mut portions, &mut io::sink()).map(drop)
 }
 
-struct Portions<'a>(&'a mut Stream);
+struct Portions<'a>(&'a Stream);
 
 impl Write for Portions<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -78,7 +77,7 @@ impl Write for Portions<'_> {
 }
 
 struct Received<'a> {
-    from: &'a mut Stream,
+    from: &'a Stream,
     /// Of the portion that is read.
     left: usize,
     is_over: bool,

@@ -2,6 +2,7 @@
 
 mod files;
 mod receive;
+mod target;
 mod wire;
 
 use std::{
@@ -12,13 +13,14 @@ use std::{
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt::dump::Purpose;
 use snaprig_ckpt_image::image::Writer;
+use snaprig_peers::Stream;
 use snaprig_resources::error::{Error, Result};
 
 use self::{
     files::PluginFiles,
-    wire::{Answer, Begin, Go, Running, Stream},
+    wire::{Answer, Begin, Go, Running},
 };
-pub use self::{receive::receive, wire::Address};
+pub use self::{receive::receive, target::Target};
 use crate::{
     checkpoint::{self, Copied, How, Mode, NewImage, Stopped},
     supervisor::Supervisor,
@@ -52,41 +54,40 @@ impl Write for Sent {
 
 impl Supervisor<'_> {
     /// The tree goes on at another supervisor. Whatever goes wrong before that has it restored, it runs on here.
-    pub fn migrate(&mut self, to: &Address) -> Result<Migrated> {
+    pub fn migrate(&mut self, to: &Target) -> Result<Migrated> {
         self.is_alone()?;
         let begun = Instant::now();
         let failed = |source| Error::io(format!("migration to {to}"), source);
-        let mut stream = to.connect().map_err(failed)?;
-        let purpose = match stream.is_here().map_err(failed)? {
+        let stream = to.address().connect(wire::CONNECT_MAX).map_err(failed)?;
+        let purpose = match stream.is_local().map_err(failed)? {
             true => Purpose::Moving,
             false => Purpose::Alone,
         };
         checkpoint::look(&mut self.known, purpose, &self.parts.plugins)?;
-        wire::greet(&mut stream, to.token()?.as_ref()).map_err(failed)?;
+        wire::greet(&stream, to.token()?.as_ref()).map_err(failed)?;
         let command = self.command.clone();
-        wire::send(&mut stream, &Begin { command }).map_err(failed)?;
+        wire::send(&stream, &Begin { command }).map_err(failed)?;
         let how = How {
             mode: Mode::Background,
             is_whole: true,
             zstd: self.options.zstd,
         };
-        let sent = Sent(stream.again().map_err(failed)?);
+        let sent = Sent(stream.try_clone().map_err(failed)?);
         let number = self.last.map_or(1, |last| last + 1);
         let image = NewImage::begin_with(number, &how, &mut self.known, |header, options| {
             Ok(Writer::new(sent, header, options)?)
         });
-        let mut image = image.map_err(|error| why(&mut stream, error))?;
+        let mut image = image.map_err(|error| why(&stream, error))?;
         let last = |known: &mut _| image.catch_up(known);
         let (known, plugins) = (&mut self.known, &self.parts.plugins);
         let own = PluginFiles::make(&self.parts.directory)?;
         let stopped = Stopped::stop(self.root, purpose, known, plugins, own.path(), last);
-        let mut stopped = stopped.map_err(|error| why(&mut stream, error))?.alone()?;
+        let mut stopped = stopped.map_err(|error| why(&stream, error))?.alone()?;
         let written = (|| {
             let saved = image.save(&mut stopped, &mut self.known)?;
             let written = saved.finish()?.1;
-            own.send(&mut stream).map_err(failed)?;
-            stream.be_patient().map_err(failed)?;
-            match wire::receive(&mut stream).map_err(failed)? {
+            own.send(&stream).map_err(failed)?;
+            match wire::receive_restored(&stream).map_err(failed)? {
                 Answer::Ready => Ok(written),
                 Answer::Failed(what) => Err(Error::Refusal { what }),
             }
@@ -95,14 +96,14 @@ impl Supervisor<'_> {
             Ok(written) => written,
             Err(error) => {
                 stopped.let_go()?;
-                return Err(why(&mut stream, error));
+                return Err(why(&stream, error));
             }
         };
         let since = stopped.since();
         stopped.end();
         self.status = 128 + libc::SIGKILL;
         let went =
-            wire::send(&mut stream, &Go).and_then(|()| wire::receive::<Running>(&mut stream));
+            wire::send(&stream, &Go).and_then(|()| wire::receive_restored::<Running>(&stream));
         went.map_err(|source| {
             Error::io(
                 format!(
@@ -122,7 +123,7 @@ impl Supervisor<'_> {
 }
 
 /// What the other side has said before it closed the connection, or the error as it is.
-fn why(stream: &mut Stream, error: Error) -> Error {
+fn why(stream: &Stream, error: Error) -> Error {
     if !matches!(error, Error::Write(_)) {
         return error;
     }

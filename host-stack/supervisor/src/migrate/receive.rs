@@ -3,7 +3,7 @@
 
 use snaprig_resources::error::chain;
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     fs::File,
     io::{self, Read, Write},
     path::Path,
@@ -15,12 +15,14 @@ use snaprig_ckpt_image::{
     image::{Reader, Summary},
     store::{Manifest, Member, Store},
 };
+use snaprig_peers::{Listener, Stream};
 use snaprig_resources::error::{Error, Result};
 use snaprig_resources::event::Event;
 
 use super::{
     files,
-    wire::{self, Address, Answer, Begin, Go, Running, Stream},
+    target::Target,
+    wire::{self, Answer, Begin, Go, Running},
 };
 use crate::{
     again,
@@ -29,22 +31,21 @@ use crate::{
 
 /// Waits for a tree that migrates here, and supervises it to its end; its exit status. The image is a checkpoint in the
 /// directory, like those that follow it. The calling process has one thread.
-pub fn receive(directory: &Path, at: &Address, options: &Options) -> Result<i32> {
+pub fn receive(directory: &Path, at: &Target, options: &Options) -> Result<i32> {
     let store = Store::open(directory)?;
     let token = at.token()?;
-    let listener = at
-        .listen()
+    let listener = Listener::bind(at.address())
         .map_err(|source| Error::io(format!("listening at {at}"), source))?;
     loop {
         let accepted = listener.accept();
-        let mut stream = accepted.map_err(|source| Error::io(format!("{at}"), source))?;
-        match wire::meet(&mut stream, token.as_ref()) {
+        let stream = accepted.map_err(|source| Error::io(format!("{at}"), source))?;
+        match wire::meet(&stream, token.as_ref()) {
             Ok(()) => {
                 drop(listener);
-                let arrived = arrive(&store, &mut stream, options);
+                let arrived = arrive(&store, &stream, options);
                 return arrived.inspect_err(|error| {
                     // Who hears it runs on.
-                    let _ = wire::send(&mut stream, &Answer::Failed(chain(error)));
+                    let _ = wire::send(&stream, &Answer::Failed(chain(error)));
                 });
             }
             Err(source) => options.reporter.tell(Event::ConnectionRefused { source }),
@@ -53,7 +54,7 @@ pub fn receive(directory: &Path, at: &Address, options: &Options) -> Result<i32>
 }
 
 /// From an image on its way to a tree that runs.
-fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> {
+fn arrive(store: &Store, stream: &Stream, options: &Options) -> Result<i32> {
     let failed = |source| Error::io("the connection of a migration", source);
     let Begin { command } = wire::receive(stream).map_err(failed)?;
     let number = store.rounds()?.last().map_or(1, |last| last + 1);
@@ -79,14 +80,11 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
         round.commit(Manifest::now(command.clone(), None, members))?;
         Ok(())
     };
-    let stream = RefCell::new(stream);
     again::within(&tree, &options.reporter, |complete| {
         let parts = Parts::new(store.dir(), store.clone())?;
         let decided = || {
-            let mut stream = stream.borrow_mut();
-            wire::send(*stream, &Answer::Ready)?;
-            stream.be_patient()?;
-            wire::receive(*stream).map(|Go| ())
+            wire::send(stream, &Answer::Ready)?;
+            wire::receive_restored(stream).map(|Go| ())
         };
         let mut is_ready = false;
         let mut restore = || -> Result<()> {
@@ -108,7 +106,7 @@ fn arrive(store: &Store, stream: &mut Stream, options: &Options) -> Result<i32> 
             });
         }
         // It runs. Who asked need not hear of it.
-        let _ = wire::send(*stream.borrow_mut(), &Running);
+        let _ = wire::send(stream, &Running);
         if let Err(error) = commit() {
             let why = chain(&error);
             options.reporter.tell(Event::NotKept { why });
@@ -128,7 +126,7 @@ fn in_doubt(directory: &Path, error: &Error) -> Error {
 }
 
 /// Takes an image in, every byte of which is checked.
-fn hold(stream: &mut Stream, file: &File) -> Result<Summary> {
+fn hold(stream: &Stream, file: &File) -> Result<Summary> {
     let tee = Tee {
         from: stream,
         to: file,
@@ -141,7 +139,7 @@ fn hold(stream: &mut Stream, file: &File) -> Result<Summary> {
 
 /// What is read is kept.
 struct Tee<'a> {
-    from: &'a mut Stream,
+    from: &'a Stream,
     to: &'a File,
 }
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 use snaprig_ckpt_image::store::Store;
-use snaprig_supervisor::{Address, Dumped, Reply, Request};
+use snaprig_supervisor::{Dumped, Reply, Request, Target};
 use tempfile::TempDir;
 
 /// Nobody's numbers.
@@ -785,7 +785,7 @@ pub fn migrate_of_nobody(source: Job, times: usize) -> (PathBuf, Vec<Job>) {
         let target = Job::receive(nobody(), &["socket"]);
         let socket = target.path("socket");
         wait_until("it listens", || socket.exists());
-        let to = Address::Unix(socket);
+        let to = Target::unix(socket);
         let source = jobs.last_mut().unwrap();
         match snaprig_supervisor::ask(&source.path("job"), Request::Migrate { to }) {
             Ok(Reply::Migrated(_)) => {}

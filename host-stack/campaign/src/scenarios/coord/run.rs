@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use snaprig_coord::{
-    auth::Token,
     faults,
     member::{self, Machine},
     message::{Answer, Call, CallError, Role, ToCoordinator, ToMember},
     phase::Phase,
 };
+use snaprig_peers::Token;
 use snaprig_sim::{Disk, Plan, ProcessId, Random};
 
 use super::{

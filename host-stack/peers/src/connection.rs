@@ -1,76 +1,21 @@
-//! Messages over a socket that does not block, in both directions.
+//! Messages over a connection that does not block, in both directions.
+//!
+//! What must stay true: a peer that does not read, or announces long messages, gets no more memory than a maximum.
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, TcpStream},
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::net::UnixStream,
-    },
+    os::fd::{AsFd, BorrowedFd},
 };
 
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_wire::frame;
 
-use crate::message::{MESSAGE_MAX, STRANGER_MAX};
+use crate::{frame::check_len, stream::Stream};
 
 /// Most bytes that wait for a peer that does not read.
 const WAITING_MAX: usize = 16 << 20;
 /// Most bytes that are read at once, so that one peer does not keep others waiting.
 const READ_MAX: usize = 256 << 10;
-
-/// A socket, of whichever kind.
-#[derive(Debug)]
-pub enum Stream {
-    /// Of this machine.
-    Unix(UnixStream),
-    /// Of any.
-    Tcp(TcpStream),
-}
-
-impl Stream {
-    pub(super) fn unix(stream: UnixStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        Ok(Self::Unix(stream))
-    }
-
-    pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        Ok(Self::Tcp(stream))
-    }
-}
-
-impl Read for Stream {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Unix(stream) => stream.read(into),
-            Self::Tcp(stream) => stream.read(into),
-        }
-    }
-}
-
-impl Write for Stream {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Unix(stream) => stream.write(from),
-            Self::Tcp(stream) => stream.write(from),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Unix(stream) => stream.as_fd(),
-            Self::Tcp(stream) => stream.as_fd(),
-        }
-    }
-}
 
 /// Why nothing more comes.
 #[derive(Debug)]
@@ -89,24 +34,28 @@ pub struct Connection {
     input: Vec<u8>,
     /// Has not left yet.
     output: Vec<u8>,
-    /// The longest message that may come.
-    most: usize,
+    /// Most bytes of a message that may come.
+    incoming_max: usize,
+    /// Most bytes of a message that leaves.
+    outgoing_max: usize,
 }
 
 impl Connection {
-    /// With who has not proved anything.
-    pub fn new(stream: Stream) -> Self {
-        Self {
+    /// A connection on which a message that comes has at most so many bytes, and so has one that leaves.
+    pub fn new(stream: Stream, incoming_max: usize, outgoing_max: usize) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self {
             stream,
             input: Vec::new(),
             output: Vec::new(),
-            most: STRANGER_MAX,
-        }
+            incoming_max,
+            outgoing_max,
+        })
     }
 
-    /// The peer is who it says.
-    pub fn trust(&mut self) {
-        self.most = MESSAGE_MAX;
+    /// From now on, messages that come may have so many bytes: the peer has proved who it is.
+    pub fn set_incoming_max(&mut self, incoming_max: usize) {
+        self.incoming_max = incoming_max;
     }
 
     /// Whether something waits to leave.
@@ -117,7 +66,7 @@ impl Connection {
     /// Sends as much as goes now.
     pub fn send<T: Serialize>(&mut self, message: &T) -> io::Result<()> {
         let framed = frame::encode_framed(message);
-        if framed.len() > MESSAGE_MAX + 4 || self.output.len() + framed.len() > WAITING_MAX {
+        if framed.len() > self.outgoing_max + 4 || self.output.len() + framed.len() > WAITING_MAX {
             let what = "the peer does not read what it is sent, or it is too much";
             return Err(io::Error::other(what));
         }
@@ -146,13 +95,10 @@ impl Connection {
 
     /// Nothing more comes or goes: the next read says that it has ended.
     pub fn shut(&self) -> io::Result<()> {
-        match &self.stream {
-            Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
-            Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
-        }
+        self.stream.shutdown()
     }
 
-    /// Reads what is there. What came before the end can be had from [`Self::next`] still.
+    /// Reads what is there. What came before the end can be had from [`Self::next_message`] still.
     pub fn read(&mut self) -> Result<(), End> {
         let mut chunk = [0; 16 << 10];
         let mut count = 0;
@@ -172,15 +118,12 @@ impl Connection {
     }
 
     /// The next whole message of what was read.
-    pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, End> {
+    pub fn next_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, End> {
         let Some(prefix) = self.input.first_chunk::<4>() else {
             return Ok(None);
         };
         let len = u32::from_le_bytes(*prefix) as usize;
-        if len > self.most {
-            let what = format!("a message of {len} bytes: {} at most", self.most);
-            return Err(End::Nonsense(what));
-        }
+        check_len(len, self.incoming_max).map_err(End::Nonsense)?;
         let Some(body) = self.input.get(4..4 + len) else {
             return Ok(None);
         };
@@ -200,10 +143,15 @@ impl AsFd for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixStream;
+
+    const FIRST_MAX: usize = 1024;
+    const MESSAGE_MAX: usize = 1 << 20;
 
     fn pair() -> (Connection, UnixStream) {
         let (one, other) = UnixStream::pair().unwrap();
-        (Connection::new(Stream::unix(one).unwrap()), other)
+        let connection = Connection::new(Stream::Unix(one), FIRST_MAX, MESSAGE_MAX);
+        (connection.unwrap(), other)
     }
 
     #[test]
@@ -215,27 +163,33 @@ mod tests {
             connection.read().unwrap();
         }
         for _ in 0..2 {
-            let message: Option<String> = connection.next().unwrap();
+            let message: Option<String> = connection.next_message().unwrap();
             assert_eq!(message.as_deref(), Some("some message"));
         }
-        assert!(connection.next::<String>().unwrap().is_none());
+        assert!(connection.next_message::<String>().unwrap().is_none());
         drop(peer);
         assert!(matches!(connection.read(), Err(End::Closed(_))));
     }
 
     #[test]
-    fn strangers_say_little_and_nobody_nonsense() {
+    fn long_messages_are_refused_until_they_may_come_and_nonsense_always_is() {
         let (mut connection, mut peer) = pair();
-        let len = (STRANGER_MAX as u32 + 1).to_le_bytes();
+        let len = (FIRST_MAX as u32 + 1).to_le_bytes();
         peer.write_all(&len).unwrap();
         connection.read().unwrap();
-        assert!(matches!(connection.next::<String>(), Err(End::Nonsense(_))));
-        connection.trust();
-        assert!(matches!(connection.next::<String>(), Ok(None)));
+        assert!(matches!(
+            connection.next_message::<String>(),
+            Err(End::Nonsense(_))
+        ));
+        connection.set_incoming_max(MESSAGE_MAX);
+        assert!(matches!(connection.next_message::<String>(), Ok(None)));
         let (mut connection, mut peer) = pair();
         peer.write_all(&[1, 0, 0, 0, 9]).unwrap();
         connection.read().unwrap();
-        assert!(matches!(connection.next::<String>(), Err(End::Nonsense(_))));
+        assert!(matches!(
+            connection.next_message::<String>(),
+            Err(End::Nonsense(_))
+        ));
     }
 
     #[test]
