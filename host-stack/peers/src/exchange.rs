@@ -15,6 +15,9 @@ use rustix::{
     net::{RecvFlags, SendFlags, recv, send},
 };
 
+/// As good as no deadline: ten years.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// Reads from a socket and writes to it until a deadline. Whether the socket blocks does not matter.
 #[derive(Debug)]
 pub struct Exchange<S> {
@@ -25,10 +28,8 @@ pub struct Exchange<S> {
 impl<S: AsFd> Exchange<S> {
     /// An exchange that takes no longer than this.
     pub fn new(socket: S, time_max: Duration) -> Self {
-        Self {
-            socket,
-            deadline: Instant::now() + time_max,
-        }
+        let deadline = Instant::now() + time_max.min(FOR_EVER);
+        Self { socket, deadline }
     }
 
     /// Waits until the socket is ready, and no longer than until the deadline.

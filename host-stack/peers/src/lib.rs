@@ -8,6 +8,7 @@
 //! | [`token`] | a secret that peers share, and proofs that they know it |
 //! | [`frame`] | messages over a connection that blocks |
 //! | [`connection`] | messages over a connection that does not |
+//! | [`lines`] | commands and their answers as lines of JSON |
 //! | [`exchange`] | a conversation that ends in time, however slowly the peer talks |
 //!
 //! What must stay true: a peer is hostile until it has proved who it is. Whatever it sends, it gets no more memory than
@@ -17,6 +18,7 @@ pub mod address;
 pub mod connection;
 pub mod exchange;
 pub mod frame;
+pub mod lines;
 pub mod listener;
 pub mod stream;
 pub mod token;

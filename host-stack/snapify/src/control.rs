@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, Read},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -12,9 +12,14 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use snaprig_coi::{Engine, Process};
+use snaprig_peers::{Exchange, lines};
 use snaprig_scif::checkpoint::{self, Leads};
 
 use crate::{Snapify, SnapifyError, Step, StepReport};
+
+/// Most bytes of a command, and of a report.
+const COMMAND_MAX: usize = 64 << 10;
+const REPORT_MAX: usize = 16 << 20;
 
 /// What a host process is told to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -208,10 +213,10 @@ struct Work {
 
 impl Work {
     fn converse(&self, client: &UnixStream) -> io::Result<()> {
-        for line in BufReader::new(client).lines() {
-            let line = line?;
+        let mut commands = lines::Receiver::new(client, COMMAND_MAX);
+        while let Some(line) = commands.next_line()? {
             let _at_work = lock(&self.at_work);
-            let result = match serde_json::from_str(&line) {
+            let result = match lines::parse(&line) {
                 Ok(Command::TellSteps(path)) => UnixStream::connect(path)
                     .map(|stream| *lock(&self.listener_of_steps) = Some(stream))
                     .map(|()| 0)
@@ -234,9 +239,7 @@ impl Work {
                     error: Some(error),
                 },
             };
-            let mut line = serde_json::to_vec(&report)?;
-            line.push(b'\n');
-            (&mut &*client).write_all(&line)?;
+            lines::send(&mut &*client, &report)?;
         }
         Ok(())
     }
@@ -244,9 +247,7 @@ impl Work {
 
 /// Tells of a step that begins, and waits until it may.
 fn tell(mut stream: &UnixStream, step: Step) -> io::Result<()> {
-    let mut line = serde_json::to_vec(&step)?;
-    line.push(b'\n');
-    stream.write_all(&line)?;
+    lines::send(&mut stream, &step)?;
     stream.read_exact(&mut [0])
 }
 
@@ -293,36 +294,25 @@ pub enum ControlError {
 
 /// A connection to a host process.
 pub struct Client {
-    stream: BufReader<UnixStream>,
+    stream: UnixStream,
 }
 
 impl Client {
     /// To the host process `pid` of the rig in this directory.
     pub fn connect(rig: &Path, pid: u32) -> Result<Self, ControlError> {
-        Ok(Self {
-            stream: BufReader::new(UnixStream::connect(socket(rig, pid))?),
-        })
+        let stream = UnixStream::connect(socket(rig, pid))?;
+        Ok(Self { stream })
     }
 
-    /// Runs one command. After a timeout the connection is of no more use.
+    /// Runs one command, which takes no longer than this. After a timeout the connection is of no more use.
     pub fn run(&mut self, command: &Command, timeout: Duration) -> Result<Report, ControlError> {
-        if timeout.is_zero() {
-            return Err(ControlError::TimedOut);
-        }
-        self.stream.get_ref().set_read_timeout(Some(timeout))?;
-        let mut line = serde_json::to_vec(command).map_err(io::Error::from)?;
-        line.push(b'\n');
-        self.stream.get_mut().write_all(&line)?;
-        let mut answer = String::new();
-        match self.stream.read_line(&mut answer) {
-            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(ControlError::TimedOut);
-            }
-            Err(error) => return Err(error.into()),
-        }
-        let report: Report = serde_json::from_str(&answer).map_err(io::Error::from)?;
+        let mut exchange = Exchange::new(&self.stream, timeout);
+        let answered = lines::send(&mut exchange, command)
+            .and_then(|()| lines::receive::<Report>(exchange, REPORT_MAX));
+        let report = answered.map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => ControlError::TimedOut,
+            _ => error.into(),
+        })?;
         match report.error {
             Some(error) => Err(ControlError::Failed(error)),
             None => Ok(report),

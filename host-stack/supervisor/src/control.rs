@@ -5,17 +5,14 @@
 //!   | --- Request (a line) --->  |
 //!   | <-- Reply (a line) ------- |
 //! ```
+//!
+//! What must stay true: the thread that answers reaps children, too, and waits for no client ([`lines::Server`]).
 
-use std::{
-    fs,
-    io::{self, BufRead, BufReader, Write},
-    os::unix::net::{UnixListener, UnixStream},
-    path::Path,
-    time::Duration,
-};
+use std::{fs, path::Path, time::Duration};
 
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
+use snaprig_peers::{Address, Listener, lines};
 use snaprig_resources::error::{Error, Result};
 
 use crate::{
@@ -23,9 +20,16 @@ use crate::{
     migrate::{Migrated, Target},
 };
 
-/// Longest command line that a client sends, and how long it may take to.
-const REQUEST_MAX: u64 = 4096;
-const ASKING: Duration = Duration::from_secs(5);
+/// How much clients may have, and how long they may take.
+const LIMITS: lines::Limits = lines::Limits {
+    clients_max: 64,
+    command_bytes_max: 4096,
+    time_max: Duration::from_secs(5),
+};
+/// Most bytes of a reply.
+const REPLY_MAX: usize = 16 << 20;
+/// How long connecting may take.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// The socket's name in the directory.
 pub const CONTROL: &str = "control";
 
@@ -98,48 +102,24 @@ pub struct Dumped {
     pub took: Duration,
 }
 
-/// Asks the supervisor of a directory.
+/// Asks the supervisor of a directory, and waits for its reply, however long what it is asked for takes.
 pub fn ask(directory: &Path, request: Request) -> Result<Reply> {
     let path = directory.join(CONTROL);
-    let failed = |source| Error::io(format!("no supervisor at {}", path.display()), source);
-    let mut stream = UnixStream::connect(&path).map_err(failed)?;
-    let mut line = serde_json::to_vec(&request).map_err(|e| failed(e.into()))?;
-    line.push(b'\n');
-    stream.write_all(&line).map_err(failed)?;
-    let mut reply = String::new();
-    BufReader::new(stream)
-        .read_line(&mut reply)
-        .map_err(failed)?;
-    serde_json::from_str(&reply).map_err(|e| failed(e.into()))
-}
-
-/// Where clients ask from now on.
-pub fn listen(directory: &Path) -> Result<UnixListener> {
-    let failed = |source| Error::io(directory.display().to_string(), source);
-    fs::create_dir_all(directory).map_err(failed)?;
-    let path = directory.join(CONTROL);
-    // A dead supervisor's name.
-    if UnixStream::connect(&path).is_err() {
-        let _ = fs::remove_file(&path);
-    }
-    UnixListener::bind(&path).map_err(failed)
-}
-
-/// Reads what a client asks for, and tells it what `reply` says.
-pub fn answer(stream: &UnixStream, reply: impl FnOnce(Request) -> Reply) {
-    let mut line = String::new();
-    let mut from = BufReader::new(io::Read::take(stream, REQUEST_MAX));
-    let _ = stream.set_read_timeout(Some(ASKING));
-    if from.read_line(&mut line).is_err() {
-        return;
-    }
-    let reply = match serde_json::from_str(&line) {
-        Ok(request) => reply(request),
-        Err(error) => Reply::Failed(format!("not a request: {error}")),
+    let what = format!("no supervisor at {}", path.display());
+    let asked = || {
+        let mut stream = Address::Unix(path).connect(CONNECT_MAX)?;
+        lines::send(&mut stream, &request)?;
+        lines::receive(stream, REPLY_MAX)
     };
-    if let Ok(mut reply) = serde_json::to_vec(&reply) {
-        reply.push(b'\n');
-        // Who asked may be gone.
-        let _ = { stream }.write_all(&reply);
-    }
+    asked().map_err(|source| Error::io(what, source))
+}
+
+/// Where clients ask from now on. A directory that has a supervisor gets no other one.
+pub fn listen(directory: &Path) -> Result<lines::Server> {
+    let listening = || {
+        fs::create_dir_all(directory)?;
+        let listener = Listener::bind(&Address::Unix(directory.join(CONTROL)))?;
+        lines::Server::new(listener, LIMITS)
+    };
+    listening().map_err(|source| Error::io(directory.display().to_string(), source))
 }

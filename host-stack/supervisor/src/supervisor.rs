@@ -4,11 +4,8 @@
 use std::{
     cell::RefCell,
     ffi::OsString,
-    fs, io,
-    os::{
-        fd::AsFd,
-        unix::{net::UnixListener, process::CommandExt},
-    },
+    io,
+    os::{fd::AsFd, unix::process::CommandExt},
     path::{Path, PathBuf},
     process::Command,
     rc::Rc,
@@ -17,7 +14,7 @@ use std::{
 
 use crate::{
     checkpoint::{self, History, How, Mode, NewImage, Stopped},
-    control::{self, CONTROL, Dumped, Reply, Request, Running, Status, listen},
+    control::{Dumped, Reply, Request, Running, Status, listen},
     faults,
     job::{self, Job},
     member::{Done, Member},
@@ -30,6 +27,7 @@ use libc::pid_t;
 use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snaprig_ckpt_image::store::{Manifest, Store};
+use snaprig_peers::lines;
 use snaprig_tracee::faults::{begin_round, reached};
 
 use snaprig_ckpt::{dump::Purpose, restart::exit_code};
@@ -159,7 +157,8 @@ fn start(program: &[OsString], preload: Option<OsString>, parts: &Parts) -> Resu
 pub struct Parts {
     pub directory: PathBuf,
     pub store: Store,
-    pub listener: UnixListener,
+    /// Who asks for something.
+    pub clients: lines::Server,
     pub signals: Signals,
     pub plugins: SharedPlugins,
     pub member: Option<Member>,
@@ -170,7 +169,7 @@ impl Parts {
         Ok(Self {
             directory: directory.to_owned(),
             store,
-            listener: listen(directory)?,
+            clients: listen(directory)?,
             plugins: Rc::new(RefCell::new(Plugins::listen(directory)?)),
             signals: Signals::block()?,
             member: None,
@@ -231,10 +230,14 @@ impl<'a> Supervisor<'a> {
                 self.options.reporter.tell(Event::NotTaken { why });
                 self.due.failed();
             }
-            if self.wait()?
-                && let Ok((stream, _)) = self.parts.listener.accept()
-            {
-                control::answer(&stream, |request| self.reply(request));
+            self.wait()?;
+            // One at a time: however many there are, children are waited for between them.
+            if let Some((client, request)) = self.parts.clients.next_command() {
+                let reply = match request {
+                    Ok(request) => self.reply(request),
+                    Err(error) => Reply::Failed(format!("not a request: {error}")),
+                };
+                self.parts.clients.answer(client, &reply);
             }
             self.parts.plugins.borrow_mut().go_on();
             while let Some(signal) = self.parts.signals.next() {
@@ -245,7 +248,7 @@ impl<'a> Supervisor<'a> {
             }
             self.take_part();
         }
-        let _ = fs::remove_file(self.parts.directory.join(CONTROL));
+        self.parts.clients.finish();
         if let Some(member) = self.parts.member {
             member.leave();
         }
@@ -269,12 +272,12 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Waits for something to do; whether somebody asks.
-    pub fn wait(&self) -> Result<bool> {
-        let (listener, signals) = (self.parts.listener.as_fd(), self.parts.signals.fd.as_fd());
+    /// Waits for something to do.
+    pub fn wait(&self) -> Result<()> {
+        let (clients, signals) = (self.parts.clients.as_fd(), self.parts.signals.fd.as_fd());
         let plugins = self.parts.plugins.borrow();
         let mut ready = vec![
-            PollFd::new(&listener, PollFlags::IN),
+            PollFd::new(&clients, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
             PollFd::from_borrowed_fd(plugins.as_fd(), PollFlags::IN),
         ];
@@ -284,11 +287,13 @@ impl<'a> Supervisor<'a> {
         let plugins_left = plugins
             .deadline()
             .map(|due| due.saturating_duration_since(now));
-        let left = self.due.left().into_iter().chain(plugins_left).min();
+        let clients_left = self.parts.clients.deadline();
+        let clients_left = clients_left.map(|due| due.saturating_duration_since(now));
+        let all_left = [self.due.left(), plugins_left, clients_left];
+        let left = all_left.into_iter().flatten().min();
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut ready, left.as_ref()) {
-            Ok(_) => Ok(!ready[0].revents().is_empty()),
-            Err(rustix::io::Errno::INTR) => Ok(false),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(Error::io("poll", error)),
         }
     }
