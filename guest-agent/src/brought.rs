@@ -19,7 +19,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use snaprig_wire::coi::{BINARY_BYTES_MAX, Library};
+use snaprig_offload_wire::coi::{BINARY_BYTES_MAX, Library};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::scif::Endpoint;

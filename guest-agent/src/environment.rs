@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, ffi::CStr, path::Path};
 
-use snaprig_wire::coi::{LIBRARIES, Library, Program, USUAL_DIRECTORIES};
+use snaprig_offload_wire::coi::{LIBRARIES, Library, Program, USUAL_DIRECTORIES};
 
 /// The process is an offload process.
 pub const MODE: &CStr = c"COI_MODE";

@@ -13,10 +13,8 @@ use std::{
     },
 };
 
-use snaprig_wire::{
-    frame,
-    snapify_io::{LocalOpen, Message, Mode, SOCKET},
-};
+use snaprig_offload_wire::snapify_io::{LocalOpen, Message, Mode, SOCKET};
+use snaprig_wire::frame;
 
 use crate::frames;
 

@@ -35,7 +35,12 @@ fn main() {
         "cargo:include={}",
         workspace.join("guest-agent/include").display()
     );
-    for source in ["guest-agent", "emu/wire", "Cargo.lock"] {
+    for source in [
+        "guest-agent",
+        "emu/wire",
+        "host-stack/offload-wire",
+        "Cargo.lock",
+    ] {
         println!(
             "cargo:rerun-if-changed={}",
             workspace.join(source).display()

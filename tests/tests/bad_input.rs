@@ -13,9 +13,9 @@ use std::{
 use scene::{SNAPRIG, Scene, TIMEOUT, quiet};
 use snaprig_coi::{CoiError, Engine, Process};
 use snaprig_fixtures::programs;
+use snaprig_offload_wire::coi::Exit;
 use snaprig_rig::{Rig, RigError};
 use snaprig_snapify::Snapify;
-use snaprig_wire::coi::Exit;
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()

@@ -17,9 +17,9 @@ use snaprig_coi::{
     process::NotificationKind,
 };
 use snaprig_fixtures::programs;
+use snaprig_offload_wire::coi::Exit;
 use snaprig_rig::Rig;
 use snaprig_snapify::Snapify;
-use snaprig_wire::coi::Exit;
 
 const WORDS: usize = 1000;
 const BYTES: u64 = 8 * WORDS as u64;

@@ -15,8 +15,8 @@ use children::ends;
 use host::platforms;
 use rustix::process::Pid;
 use snaprig_coi::{Engine, native};
+use snaprig_offload_wire::coi::Exit;
 use snaprig_rig::{Rig, files::CardFiles, sdk::Sdk};
-use snaprig_wire::coi::Exit;
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
 const STEPS: [&str; 9] = [

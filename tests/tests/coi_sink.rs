@@ -18,9 +18,9 @@ use snaprig_coi::{
     ops::{Access, Buffer, BufferOptions, Event, Foreign, Order, Piece, register_user_event, wait},
     process::{LibraryOptions, ProcessOptions},
 };
+use snaprig_offload_wire::coi::Exit;
 use snaprig_rig::{Rig, guest};
 use snaprig_snapify::Snapify;
-use snaprig_wire::coi::Exit;
 
 /// Cores of each card.
 const CORES: usize = 4;

@@ -19,9 +19,9 @@ use std::{
 use scene::{SNAPRIG, TIMEOUT, quiet};
 use snaprig_coi::{Engine, Process, native};
 use snaprig_fixtures::kmeans::{self, Workload};
+use snaprig_offload_wire::coi::Exit;
 use snaprig_rig::{CardState, Rig, files::CardFiles};
 use snaprig_snapify::Snapify;
-use snaprig_wire::coi::Exit;
 
 const MIB: u64 = 1 << 20;
 /// The smallest and the largest that there is, and between.

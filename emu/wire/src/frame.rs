@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 const AHEAD: usize = 4096;
 
 /// The longest message that any protocol here sends, in bytes: a run function with
-/// [`crate::coi::BUFFERS_MAX`] buffers, all its numbers as long as they get.
+/// 16,384 buffers, all its numbers as long as they get.
 pub const MESSAGE_MAX: usize = 1 << 20;
 
 /// The bytes are not a message of the expected type.

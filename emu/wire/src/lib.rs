@@ -10,10 +10,6 @@
 //! | [`dma`] | host driver and DMA engine | descriptor rings in card memory |
 //! | [`ring`], [`link`] | host driver and card SCIF driver | two byte rings in the aperture (BAR0) |
 //! | [`scif`] | SCIF nodes | the rings; and `/dev/mic/scif` ioctls on the card |
-//! | [`coi`] | host process, COI daemon, offload process | SCIF connections |
-//! | [`snapify`] | the same three | the COI control connection and a Unix socket on the card |
-//! | [`snapify_io`] | Snapify-IO daemons | SCIF connections |
-//! | [`coi_result`] | COI and programs, on the host and on a card | return values |
 //! | [`checkpoint`] | a program on the card and the card kernel | `/dev/card/checkpoint` ioctls |
 //!
 //! [`fault`] is what all of them say of the places where something can go wrong.
@@ -26,8 +22,6 @@ extern crate alloc;
 
 pub mod bar4;
 pub mod checkpoint;
-pub mod coi;
-pub mod coi_result;
 pub mod dma;
 pub mod fault;
 pub mod frame;
@@ -35,5 +29,3 @@ pub mod link;
 pub mod pci;
 pub mod ring;
 pub mod scif;
-pub mod snapify;
-pub mod snapify_io;

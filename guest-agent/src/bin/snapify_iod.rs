@@ -1,5 +1,5 @@
 //! The Snapify-IO daemon on a card (paper section 6, figure 8): a local handler thread for each
-//! user process, which drives the requester's machine ([`snaprig_wire::snapify_io`]) with the
+//! user process, which drives the requester's machine ([`snaprig_offload_wire::snapify_io`]) with the
 //! process's bytes and a registered 4 MiB buffer. Its socket is its standard input, bound by whoever
 //! started it: users may connect from then on.
 //!
@@ -15,13 +15,11 @@ use std::{
 };
 
 use coi_device::{frames, scif::Endpoint};
-use snaprig_wire::{
-    scif::{PortId, port},
-    snapify_io::{
-        BUFFER_BYTES, Failure, Input, LocalOpen, Machine, Message, Mode, Output, SLOT_BYTES, Sink,
-        Source,
-    },
+use snaprig_offload_wire::snapify_io::{
+    BUFFER_BYTES, Failure, Input, LocalOpen, Machine, Message, Mode, Output, SLOT_BYTES, Sink,
+    Source,
 };
+use snaprig_wire::scif::{PortId, port};
 use xxhash_rust::xxh3::xxh3_64;
 
 fn main() -> io::Result<()> {

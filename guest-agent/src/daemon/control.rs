@@ -9,7 +9,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use snaprig_wire::coi::{BINARY_BYTES_MAX, Exit, LIBRARIES_MAX, Program};
+use snaprig_offload_wire::coi::{BINARY_BYTES_MAX, Exit, LIBRARIES_MAX, Program};
 
 use super::{
     Daemon,

@@ -1,5 +1,5 @@
 //! The COI daemon's protocol: whose processes there are, and Snapify's coordination of host process
-//! and offload process (paper section 4.1, figure 3; the messages are in [`snaprig_wire::snapify`]).
+//! and offload process (paper section 4.1, figure 3; the messages are in [`snaprig_offload_wire::snapify`]).
 //!
 //! ```text
 //!  process:    (Spawn) -> Starting --Hello Started--> Running --Exited--> cleaned up -> gone
@@ -31,7 +31,7 @@ use std::{
     mem::discriminant,
 };
 
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::{Exit, FromDaemon, Program, ToDaemon},
     snapify::{Hello, Purpose, Reply, Request},
 };
@@ -123,7 +123,7 @@ pub enum Output {
     Drain(Pipe, Pid),
     /// Find out why a program ended before it could be reached. Then [`Input::Examined`].
     Examine(Pid, Exit),
-    /// Make the process connect: [`snaprig_wire::snapify::SIGNAL`].
+    /// Make the process connect: [`snaprig_offload_wire::snapify::SIGNAL`].
     Signal(Pid),
     /// End the process: SIGKILL.
     Kill(Pid),

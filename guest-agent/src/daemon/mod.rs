@@ -32,12 +32,12 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::{CardInfo, Exit, FromDaemon, LIBRARIES, ToDaemon},
-    scif::port,
     snapify::{Hello, SIGNAL, SOCKET},
     snapify_io,
 };
+use snaprig_wire::scif::port;
 
 use self::{
     control::Remains,

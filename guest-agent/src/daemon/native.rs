@@ -7,7 +7,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use snaprig_wire::coi::{FromDaemon, LIBRARIES_MAX, Program};
+use snaprig_offload_wire::coi::{FromDaemon, LIBRARIES_MAX, Program};
 
 use super::{Daemon, machine::Pid};
 use crate::{brought, frames, scif::Endpoint, spawn::Spawn};

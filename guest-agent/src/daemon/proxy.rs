@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use snaprig_wire::coi::FromDaemon;
+use snaprig_offload_wire::coi::FromDaemon;
 
 use crate::{frames, scif::Endpoint};
 

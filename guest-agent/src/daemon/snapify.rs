@@ -8,10 +8,10 @@ use std::{
     path::Path,
 };
 
+use snaprig_offload_wire::snapify::{BINARIES, IMAGE, LOCAL_STORE, Request, StoredFile};
 use snaprig_wire::{
     checkpoint::{self, Restore},
     scif::HOST,
-    snapify::{BINARIES, IMAGE, LOCAL_STORE, Request, StoredFile},
 };
 
 use xxhash_rust::xxh3::Xxh3;

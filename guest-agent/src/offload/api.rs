@@ -7,7 +7,7 @@ use std::{
     io,
 };
 
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::Notice,
     coi_result::code,
     snapify::{Purpose, Reply},

@@ -13,7 +13,7 @@ use std::{
     ptr,
 };
 
-use snaprig_wire::coi::{BufferUse, Window};
+use snaprig_offload_wire::coi::{BufferUse, Window};
 
 use super::references::References;
 use crate::scif::Endpoint;

@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use snaprig_wire::coi::{Answer, Command, FUNCTION_NAME_MAX, LIBRARIES_MAX, Library};
+use snaprig_offload_wire::coi::{Answer, Command, FUNCTION_NAME_MAX, LIBRARIES_MAX, Library};
 
 use super::{Runtime, channel::Channel, lock, machine::Input, pipeline};
 use crate::{brought, scif::Endpoint};

@@ -3,7 +3,7 @@
 
 use std::{ffi::c_char, fs, sync::OnceLock};
 
-use snaprig_wire::coi_result::{code, name};
+use snaprig_offload_wire::coi_result::{code, name};
 
 use crate::scif::Endpoint;
 

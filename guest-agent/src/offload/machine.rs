@@ -1,5 +1,5 @@
 //! Snapify in the offload process: from the daemon's request to pause to its request to resume
-//! (paper sections 4.1 to 4.3; the messages are in [`snaprig_wire::snapify`]).
+//! (paper sections 4.1 to 4.3; the messages are in [`snaprig_offload_wire::snapify`]).
 //!
 //! ```text
 //!           Pause          Drain            channels empty, local store saved
@@ -26,7 +26,7 @@ use std::{
     hash::{Hash, Hasher},
 };
 
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::Channel,
     snapify::{Reply, Request, StoredFile},
 };

@@ -41,7 +41,7 @@ use std::{
     time::Duration,
 };
 
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::Channel as Kind,
     snapify::{Hello, Purpose, SOCKET},
 };

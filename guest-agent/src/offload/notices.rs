@@ -6,7 +6,7 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use snaprig_wire::coi::{Channel as Kind, Notice};
+use snaprig_offload_wire::coi::{Channel as Kind, Notice};
 
 use super::{Runtime, machine::Input};
 

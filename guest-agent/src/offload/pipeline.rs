@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use snaprig_wire::coi::{
+use snaprig_offload_wire::coi::{
     BUFFERS_MAX, CPU_MASK_BITS, Channel as Kind, MISC_DATA_MAX, Notice, PIPELINES_MAX, RunFunction,
     RunResult,
 };

@@ -11,12 +11,14 @@ use std::{
     sync::atomic::{AtomicI32, Ordering},
 };
 
+use snaprig_offload_wire::{
+    coi::Channel as Kind,
+    snapify::{IMAGE, LOCAL_STORE, Purpose, Reply, Request, SIGNAL, StoredFile},
+};
 use snaprig_wire::{
     checkpoint::{self, Capture, HOLD, RESTARTED},
-    coi::Channel as Kind,
     frame,
     scif::HOST,
-    snapify::{IMAGE, LOCAL_STORE, Purpose, Reply, Request, SIGNAL, StoredFile},
 };
 
 use super::{

@@ -1,7 +1,7 @@
 //! The source's C API, which MPSS's library has on cards too. A runtime that is one library for hosts and cards
 //! (StarPU's is) finds all that it calls here, and hears that a card has no engines of its own.
 
-use snaprig_wire::coi_result::code;
+use snaprig_offload_wire::coi_result::code;
 
 /// Functions that take their arguments, whatever these are, for nothing: the caller has them in registers and on its
 /// own stack.

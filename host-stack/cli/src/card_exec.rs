@@ -8,9 +8,9 @@ use snaprig_coi::{
     libraries::{self, File, Search},
     native,
 };
+use snaprig_offload_wire::coi::Exit;
 use snaprig_rig::sdk::Sdk;
 use snaprig_scif::client::rig_from_environment;
-use snaprig_wire::coi::Exit;
 
 use crate::AnyError;
 

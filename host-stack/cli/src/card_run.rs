@@ -8,8 +8,8 @@ use std::{
 use clap::Args;
 use snaprig_card_platform::Kind;
 use snaprig_coi::{Engine, native};
+use snaprig_offload_wire::coi::Exit;
 use snaprig_rig::{Rig, files::CardFiles, libraries};
-use snaprig_wire::coi::Exit;
 
 use crate::{AnyError, size};
 

@@ -1,7 +1,8 @@
 //! What can go wrong, for programs and for people.
 
+use snaprig_offload_wire::{coi::Exit, coi_result::code};
 use snaprig_scif::client::ScifError;
-use snaprig_wire::{coi::Exit, coi_result::code, scif::NodeId};
+use snaprig_wire::scif::NodeId;
 
 /// A call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -37,11 +37,9 @@ pub mod quiesce;
 
 use std::path::{Path, PathBuf};
 
+use snaprig_offload_wire::coi::{FromDaemon, ToDaemon};
 use snaprig_scif::{checkpoint, client::Endpoint, host::cards::CardState};
-use snaprig_wire::{
-    coi::{FromDaemon, ToDaemon},
-    scif::{HOST, NodeId, PortId, port},
-};
+use snaprig_wire::scif::{HOST, NodeId, PortId, port};
 
 pub use self::{
     buffer::Buffer,

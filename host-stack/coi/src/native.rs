@@ -2,7 +2,7 @@
 
 use std::{io::Read, sync::Arc};
 
-use snaprig_wire::coi::{Exit, FromDaemon, Program, ToDaemon};
+use snaprig_offload_wire::coi::{Exit, FromDaemon, Program, ToDaemon};
 
 use crate::{
     CoiError, Engine,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use snaprig_wire::coi::{BUFFERS_MAX, BufferUse, Command, MISC_DATA_MAX, RunFunction};
+use snaprig_offload_wire::coi::{BUFFERS_MAX, BufferUse, Command, MISC_DATA_MAX, RunFunction};
 
 use crate::{
     Buffer, CoiError, Function, Process,

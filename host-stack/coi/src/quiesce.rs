@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use snaprig_wire::coi::{Answer, FromDaemon, ToDaemon};
+use snaprig_offload_wire::coi::{Answer, FromDaemon, ToDaemon};
 
 use crate::{
     CoiError, Engine, Process,

@@ -18,7 +18,7 @@ use snaprig_coi::{
     ops::{self, Event},
     process,
 };
-use snaprig_wire::coi::Exit;
+use snaprig_offload_wire::coi::Exit;
 
 use crate::{
     arguments::{Completion, array, both_or_neither, dependencies, give, text},

@@ -3,8 +3,8 @@
 use std::{ffi::c_char, fmt};
 
 use snaprig_coi::CoiError;
-pub use snaprig_wire::coi_result::code;
-use snaprig_wire::coi_result::name;
+pub use snaprig_offload_wire::coi_result::code;
+use snaprig_offload_wire::coi_result::name;
 
 /// COIResultGetName.
 pub extern "C" fn COIResultGetName(code: u32) -> *const c_char {

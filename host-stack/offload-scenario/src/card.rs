@@ -5,13 +5,13 @@ use coi_device::{
     faults,
     offload::machine as sink,
 };
-use snaprig_scif::node::EndpointId;
-use snaprig_sim::engine::Lane;
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::{Channel, Exit, Program, ToDaemon},
-    scif::{NodeId, PAGE, port},
     snapify::{Purpose, Request},
 };
+use snaprig_scif::node::EndpointId;
+use snaprig_sim::engine::Lane;
+use snaprig_wire::scif::{NodeId, PAGE, port};
 
 use snaprig_scenario::{
     links::Network as _,

@@ -1,5 +1,6 @@
 //! Nodes, their links, and the programs behind their endpoints.
 
+use snaprig_offload_wire::coi::Channel;
 use snaprig_scenario::{
     links::{self, Net, Network},
     stage::{Effect, System as _},
@@ -7,7 +8,6 @@ use snaprig_scenario::{
 use snaprig_scif::node::{EndpointId, Input};
 use snaprig_sim::engine::Lane;
 use snaprig_wire::{
-    coi::Channel,
     dma::Descriptor,
     scif::{HOST, NodeId, PAGE, PortId},
 };

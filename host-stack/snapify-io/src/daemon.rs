@@ -1,5 +1,5 @@
 //! The Snapify-IO daemon on the host: drives the server's machine
-//! ([`snaprig_wire::snapify_io`]) of each card's request with a file and RMA.
+//! ([`snaprig_offload_wire::snapify_io`]) of each card's request with a file and RMA.
 //!
 //! What must stay true: a card names only files that a host process has granted
 //! ([`crate::grant`]); a file that is written takes its name when all of it is on the disk, and if
@@ -16,14 +16,11 @@ use std::{
     thread::JoinHandle,
 };
 
-use snaprig_scif::client::{Endpoint, ScifError, SharedMemory};
-use snaprig_wire::{
-    scif::port,
-    snapify_io::{
-        BUFFER_BYTES, Failure, Input, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source,
-        VERSION,
-    },
+use snaprig_offload_wire::snapify_io::{
+    BUFFER_BYTES, Failure, Input, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source, VERSION,
 };
+use snaprig_scif::client::{Endpoint, ScifError, SharedMemory};
+use snaprig_wire::scif::port;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{

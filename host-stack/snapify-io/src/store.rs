@@ -22,7 +22,7 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use snaprig_wire::snapify::{BINARIES, IMAGE, LOCAL_STORE, StoredFile};
+use snaprig_offload_wire::snapify::{BINARIES, IMAGE, LOCAL_STORE, StoredFile};
 
 use crate::sums::{self, StoreError, Sums, io_error};
 

@@ -25,10 +25,8 @@ use std::{
     time::Duration,
 };
 
-use snaprig_wire::{
-    scif::NodeId,
-    snapify::{Reply, Request, StoredFile},
-};
+use snaprig_offload_wire::snapify::{Reply, Request, StoredFile};
+use snaprig_wire::scif::NodeId;
 
 use crate::{SnapifyError, Step};
 

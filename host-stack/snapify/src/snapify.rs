@@ -7,14 +7,14 @@ use std::{
 };
 
 use snaprig_coi::{CoiError, Engine, Process, quiesce};
+use snaprig_offload_wire::{
+    coi::ToDaemon,
+    snapify::{BINARIES, Reply, Request, StoredFile},
+};
 use snaprig_scif::client::{Endpoint, ScifError};
 use snaprig_snapify_io::{
     Grant,
     store::{self, Builder, Manifest},
-};
-use snaprig_wire::{
-    coi::ToDaemon,
-    snapify::{BINARIES, Reply, Request, StoredFile},
 };
 
 use crate::{

@@ -25,8 +25,9 @@ use snaprig_card_image::{
 use snaprig_card_kernel::elf as card_elf;
 use snaprig_card_memory::CardMemory;
 use snaprig_hca::wire;
+use snaprig_offload_wire::{coi, snapify, snapify_io};
 use snaprig_wire::ring::{RING_BYTES, Ring};
-use snaprig_wire::{coi, dma, frame, scif, snapify, snapify_io};
+use snaprig_wire::{dma, frame, scif};
 use tempfile::TempDir;
 
 /// Process images and chains of them, in portions as the first byte says: as they come, and with their checksums put

@@ -14,8 +14,8 @@ use std::{
 };
 
 use snaprig_coi::{Engine, native};
+use snaprig_offload_wire::coi::Exit;
 use snaprig_rig::{Rig, files::CardFiles, libraries};
-use snaprig_wire::coi::Exit;
 use tempfile::TempDir;
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");

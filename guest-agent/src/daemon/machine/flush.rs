@@ -1,6 +1,6 @@
 //! COIProcessProxyFlush: a process waits until its owner has written what it wrote.
 
-use snaprig_wire::{coi::FromDaemon, snapify::Reply};
+use snaprig_offload_wire::{coi::FromDaemon, snapify::Reply};
 
 use super::{Machine, Output, Pid, Pipe};
 

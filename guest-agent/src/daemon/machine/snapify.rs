@@ -1,7 +1,7 @@
 //! Snapify's coordination of host process and offload process: whose request goes where, and what
 //! becomes of paused processes.
 
-use snaprig_wire::snapify::{Reply, Request};
+use snaprig_offload_wire::snapify::{Reply, Request};
 
 use super::{
     Conn, EBUSY, EINVAL, ESRCH, Failure, Machine, Output, Pid, Pipe, Process, Role, failure,

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use snaprig_wire::coi::LIBRARIES;
+use snaprig_offload_wire::coi::LIBRARIES;
 
 use super::{Needs, UNWINDER, needs, parse, usual_directories};
 use crate::CoiError;

@@ -34,10 +34,10 @@ use std::{
     time::Duration,
 };
 
-use snaprig_wire::{
-    coi::{Answer, Command, Exit, FromDaemon, Notice, PIPELINES_MAX, RunFunction, RunResult},
-    scif::NodeId,
+use snaprig_offload_wire::coi::{
+    Answer, Command, Exit, FromDaemon, Notice, PIPELINES_MAX, RunFunction, RunResult,
 };
+use snaprig_wire::scif::NodeId;
 
 use self::told::Told;
 pub use self::words::{Generation, Input, Link, Output, Region, Ticket, Value};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use snaprig_wire::coi::{Command, Exit};
+use snaprig_offload_wire::coi::{Command, Exit};
 
 use super::{Machine, Output, Pause, Region, Ticket, Value};
 use crate::CoiError;

@@ -1,6 +1,6 @@
 //! What comes back from the process: results of run functions, and what it tells unasked.
 
-use snaprig_wire::coi::{Notice, RunResult};
+use snaprig_offload_wire::coi::{Notice, RunResult};
 
 use super::{Machine, Output, Pause, Value, told::Heard};
 use crate::CoiError;

@@ -1,9 +1,9 @@
 //! What the machine is told, and what it says.
 
-use snaprig_wire::{
-    coi::{Answer, Command, Exit, FromDaemon, Notice, RunFunction, RunResult},
-    scif::NodeId,
+use snaprig_offload_wire::coi::{
+    Answer, Command, Exit, FromDaemon, Notice, RunFunction, RunResult,
 };
+use snaprig_wire::scif::NodeId;
 
 use crate::CoiError;
 

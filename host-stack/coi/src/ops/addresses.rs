@@ -6,7 +6,7 @@ use std::{
     sync::{LazyLock, Mutex},
 };
 
-use snaprig_wire::coi::{BUFFER_SPACE, BUFFER_SPACE_END};
+use snaprig_offload_wire::coi::{BUFFER_SPACE, BUFFER_SPACE_END};
 
 use crate::process::lock;
 

@@ -10,8 +10,8 @@ use std::{
     sync::{Arc, Mutex, Weak},
 };
 
+use snaprig_offload_wire::coi::{Answer, Command};
 use snaprig_scif::client::{Endpoint, ScifError, SharedMemory};
-use snaprig_wire::coi::{Answer, Command};
 
 use super::{addresses::Address, evict};
 use crate::{

@@ -29,7 +29,7 @@ use std::{
     sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak},
 };
 
-use snaprig_wire::coi::RunFunction;
+use snaprig_offload_wire::coi::RunFunction;
 
 pub(crate) use self::{
     arena::{Arena, Kind, Windows},

@@ -7,15 +7,15 @@ use std::{
     sync::Arc,
 };
 
+use snaprig_offload_wire::coi::{
+    BINARY_BYTES_MAX, FromDaemon, LIBRARIES_MAX, Library, Program, ToDaemon,
+};
 use snaprig_scif::{
     checkpoint,
     client::{Endpoint, SharedMemory},
     node::PROT_READ,
 };
-use snaprig_wire::{
-    coi::{BINARY_BYTES_MAX, FromDaemon, LIBRARIES_MAX, Library, Program, ToDaemon},
-    frame,
-};
+use snaprig_wire::frame;
 
 use super::{Inner, Links, Place, Process};
 use crate::{

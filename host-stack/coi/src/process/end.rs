@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use snaprig_wire::coi::{Command, Exit, ToDaemon};
+use snaprig_offload_wire::coi::{Command, Exit, ToDaemon};
 
 use super::Process;
 use crate::{CoiError, machine::Region};

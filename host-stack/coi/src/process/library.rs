@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use snaprig_wire::coi::{Answer, Command, LIBRARIES, USUAL_DIRECTORIES};
+use snaprig_offload_wire::coi::{Answer, Command, LIBRARIES, USUAL_DIRECTORIES};
 
 use super::{
     Process,

@@ -7,8 +7,8 @@ use std::{
 };
 
 use serde::de::DeserializeOwned;
+use snaprig_offload_wire::coi::{Channel as Kind, FromDaemon, ToDaemon};
 use snaprig_scif::{checkpoint, client::Endpoint};
-use snaprig_wire::coi::{Channel as Kind, FromDaemon, ToDaemon};
 
 use super::{Inner, lock};
 use crate::{

@@ -22,8 +22,8 @@ use std::{
 };
 
 use serde::Serialize;
+use snaprig_offload_wire::coi::{Answer, Channel as Kind, Command, Exit, Notice, RunFunction};
 use snaprig_scif::client::Endpoint;
-use snaprig_wire::coi::{Answer, Channel as Kind, Command, Exit, Notice, RunFunction};
 
 pub(crate) use self::links::Links;
 pub use self::{

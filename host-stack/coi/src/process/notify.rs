@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::{Command, Notice},
     coi_result::code,
 };

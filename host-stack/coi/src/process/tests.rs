@@ -2,8 +2,8 @@
 
 use std::{path::Path, thread};
 
+use snaprig_offload_wire::coi::RunResult;
 use snaprig_scif::{client::SOCKET, host::HostNode};
-use snaprig_wire::coi::RunResult;
 
 use super::*;
 use crate::ops::{Foreign, Order};

@@ -7,10 +7,8 @@ use snaprig_coi::{
     graph::Input,
     machine::{self as coi, Region, Value},
 };
-use snaprig_wire::{
-    coi::{Answer, Channel, Command, Library},
-    scif::HOST,
-};
+use snaprig_offload_wire::coi::{Answer, Channel, Command, Library};
+use snaprig_wire::scif::HOST;
 
 use crate::{
     state::{

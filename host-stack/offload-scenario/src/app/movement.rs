@@ -8,11 +8,9 @@ use snaprig_coi::{
     graph::{BufferId, Input, OpId, Step},
     machine::{self as coi, Region},
 };
+use snaprig_offload_wire::coi::Channel;
 use snaprig_scif::node::RequestId;
-use snaprig_wire::{
-    coi::Channel,
-    scif::{HOST, PAGE},
-};
+use snaprig_wire::scif::{HOST, PAGE};
 
 use snaprig_scenario::{
     links::Network as _,

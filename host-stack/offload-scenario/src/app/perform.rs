@@ -9,10 +9,8 @@ use snaprig_coi::{
     graph::{BufferId, Input, Mode, OpId, Output},
     machine::{self as coi, Value},
 };
-use snaprig_wire::{
-    coi::{BufferUse, Notice, RunFunction},
-    frame,
-};
+use snaprig_offload_wire::coi::{BufferUse, Notice, RunFunction};
+use snaprig_wire::frame;
 
 use snaprig_scenario::{
     scenario::invariant,

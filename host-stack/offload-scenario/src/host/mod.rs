@@ -10,16 +10,16 @@ use snaprig_coi::{
     CoiError, faults,
     machine::{self as coi, Link, Region, Value},
 };
+use snaprig_offload_wire::{
+    coi::{Answer, Channel, FromDaemon, Program, ToDaemon},
+    snapify::{Reply, Request},
+};
 use snaprig_scif::{client::ScifError, node::EndpointId};
 use snaprig_snapify::{
     SnapifyError, Step, faults as snapify_faults,
     machine::{self as snapify, Action, Call, Outcome as Done},
 };
-use snaprig_wire::{
-    coi::{Answer, Channel, FromDaemon, Program, ToDaemon},
-    scif::{HOST, NodeId, PAGE, PortId, port::COI_DAEMON},
-    snapify::{Reply, Request},
-};
+use snaprig_wire::scif::{HOST, NodeId, PAGE, PortId, port::COI_DAEMON};
 
 use snaprig_scenario::{
     links::Network as _,

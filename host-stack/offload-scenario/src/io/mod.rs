@@ -6,16 +6,18 @@ mod snapshot;
 
 use coi_device::daemon::machine::{Conn, Pid};
 use serde::{Deserialize, Serialize};
+use snaprig_offload_wire::{
+    snapify::{IMAGE, LOCAL_STORE, StoredFile},
+    snapify_io::{
+        BUFFER_BYTES, Failure, Input, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source,
+    },
+};
 use snaprig_scif::node::EndpointId;
 use snaprig_snapify::{SnapifyError, Step, faults as snapify_faults, machine::Outcome as Done};
 use snaprig_snapify_io::faults;
 use snaprig_wire::{
     frame,
     scif::{HOST, NodeId, PortId, port},
-    snapify::{IMAGE, LOCAL_STORE, StoredFile},
-    snapify_io::{
-        BUFFER_BYTES, Failure, Input, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source,
-    },
 };
 use xxhash_rust::xxh3::xxh3_64;
 

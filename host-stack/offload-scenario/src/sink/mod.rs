@@ -12,13 +12,15 @@ use coi_device::{
     faults,
     offload::machine::{self as sink, Captured},
 };
-use snaprig_scif::node::EndpointId;
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::{Answer, BufferUse, Channel, Command, Exit, Notice, RunFunction, RunResult},
-    frame,
-    scif::{NodeId, PAGE},
     snapify::{Hello, IMAGE, LOCAL_STORE, Purpose, Reply, Request, StoredFile},
     snapify_io::Mode,
+};
+use snaprig_scif::node::EndpointId;
+use snaprig_wire::{
+    frame,
+    scif::{NodeId, PAGE},
 };
 
 use snaprig_scenario::{

@@ -6,12 +6,12 @@ use std::{
 };
 
 use coi_device::daemon::machine::{self as daemon, Conn, Pid};
-use snaprig_scif::node::EndpointId;
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::{Channel, Command, Program, RunFunction, ToDaemon},
-    scif::NodeId,
     snapify::Request,
 };
+use snaprig_scif::node::EndpointId;
+use snaprig_wire::scif::NodeId;
 
 use super::{
     show,

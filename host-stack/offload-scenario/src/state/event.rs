@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use snaprig_offload_wire::snapify_io;
 use snaprig_scenario::links;
 use snaprig_scif::node::EndpointId;
-use snaprig_wire::{dma::Descriptor, scif::NodeId, snapify_io};
+use snaprig_wire::{dma::Descriptor, scif::NodeId};
 
 use super::{
     HostId,

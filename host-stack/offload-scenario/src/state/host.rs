@@ -6,14 +6,14 @@ use std::{
 };
 
 use snaprig_coi::{CoiError, machine as coi};
+use snaprig_offload_wire::{
+    coi::{Answer, Channel, FromDaemon, Notice, RunResult},
+    snapify::Reply,
+};
 use snaprig_scenario::scenario::Ending;
 use snaprig_scif::node::EndpointId;
 use snaprig_snapify::machine as snapify;
-use snaprig_wire::{
-    coi::{Answer, Channel, FromDaemon, Notice, RunResult},
-    scif::NodeId,
-    snapify::Reply,
-};
+use snaprig_wire::scif::NodeId;
 
 use super::{app::AppId, script::Script, show};
 

@@ -6,11 +6,9 @@ use coi_device::{
     daemon::machine::{Conn, Pid},
     offload::{machine as sink, references::References},
 };
+use snaprig_offload_wire::snapify_io::{Machine, Mode};
 use snaprig_scif::node::EndpointId;
-use snaprig_wire::{
-    scif::NodeId,
-    snapify_io::{Machine, Mode},
-};
+use snaprig_wire::scif::NodeId;
 
 /// What an endpoint is for.
 #[derive(Clone, Debug)]

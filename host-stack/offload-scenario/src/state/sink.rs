@@ -11,11 +11,11 @@ use coi_device::{
 };
 use serde::{Deserialize, Serialize};
 use snaprig_coi::graph::Mode;
-use snaprig_scif::node::EndpointId;
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::{BufferUse, Channel, Notice, Window},
     snapify::StoredFile,
 };
+use snaprig_scif::node::EndpointId;
 
 use super::{HostId, app::BUFFER_BYTES, ledger::Counts, task::CardTask};
 

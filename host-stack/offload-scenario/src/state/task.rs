@@ -1,7 +1,7 @@
 //! What a card does by itself, and what its offload processes say to its daemon.
 
 use coi_device::daemon::machine::{self as daemon, Conn, Pid};
-use snaprig_wire::{
+use snaprig_offload_wire::{
     coi::Exit,
     snapify::{Hello, Reply, Request},
 };

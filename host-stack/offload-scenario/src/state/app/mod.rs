@@ -9,9 +9,9 @@ use std::{
 };
 
 use snaprig_coi::graph::{BufferId, Graph, Mode, OpId, PipelineId, ProcessId, Step};
+use snaprig_offload_wire::coi::Window;
 use snaprig_scenario::scenario::Ending;
 use snaprig_scif::node::RequestId;
-use snaprig_wire::coi::Window;
 
 pub use self::{
     history::{History, Touch, Touches},

@@ -1,4 +1,4 @@
-//! COI's messages: host process, COI daemon, offload process. All are framed ([`crate::frame`]) on
+//! COI's messages: host process, COI daemon, offload process. All are framed ([`snaprig_wire::frame`]) on
 //! SCIF connections.
 //!
 //! The paper (section 4.1) finds four uses of SCIF in COI, and so do we:

@@ -242,28 +242,28 @@ proptest! {
 
     #[test]
     fn messages_survive_the_wire(message in messages()) {
-        let bytes = crate::frame::encode(&message);
-        prop_assert_eq!(crate::frame::decode(&bytes), Ok(message));
+        let bytes = snaprig_wire::frame::encode(&message);
+        prop_assert_eq!(snaprig_wire::frame::decode(&bytes), Ok(message));
     }
 }
 
 proptest! {
     #[test]
     fn what_is_read_without_the_heap_is_what_was_written(bytes: u64, other: Vec<u8>) {
-        let encoded = crate::frame::encode(&Message::Finished { bytes });
+        let encoded = snaprig_wire::frame::encode(&Message::Finished { bytes });
         prop_assert_eq!(Message::finished(&encoded), Some(bytes));
         let longer = [&*encoded, &[0]].concat();
         prop_assert_eq!(Message::finished(&longer), None);
-        prop_assert_eq!(Message::finished(&crate::frame::encode(&Message::Finish { bytes })), None);
-        let found = match crate::frame::decode(&other) {
+        prop_assert_eq!(Message::finished(&snaprig_wire::frame::encode(&Message::Finish { bytes })), None);
+        let found = match snaprig_wire::frame::decode(&other) {
             Ok(Message::Finished { bytes }) => Some(bytes),
             _ => None,
         };
         prop_assert_eq!(Message::finished(&other), found);
         let mut room = [0; 32];
-        let framed = crate::frame::encode_framed_in(&Message::Finished { bytes }, &mut room);
-        let expected = crate::frame::encode_framed(&Message::Finished { bytes });
+        let framed = snaprig_wire::frame::encode_framed_in(&Message::Finished { bytes }, &mut room);
+        let expected = snaprig_wire::frame::encode_framed(&Message::Finished { bytes });
         prop_assert_eq!(framed, Some(&*expected));
-        prop_assert_eq!(crate::frame::encode_framed_in(&bytes, &mut room[..3]), None);
+        prop_assert_eq!(snaprig_wire::frame::encode_framed_in(&bytes, &mut room[..3]), None);
     }
 }
