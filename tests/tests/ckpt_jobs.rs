@@ -38,7 +38,7 @@ impl Drop for Job {
 fn program(name: &str) -> String {
     let programs = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../host-stack/ckpt/tests/programs"
+        "/../host-stack/supervisor/tests/programs"
     );
     format!("{programs}/{name}")
 }

@@ -2,14 +2,17 @@
 //!
 //! What must stay true: there is a [`Freeze`] only where writers really wait. Where the kernel has no userfaultfd(2) for
 //! this process (containers often refuse it), or somebody else tracks the range by one (a supervisor that takes
-//! checkpoints does), there is none, and whoever wants one leaves memory where it is.
+//! checkpoints does), or for memory that it is not for (private pages of files, such as variables with a value), there is
+//! one only if the calling thread is the only one that could write; else there is none, and whoever wants one leaves memory
+//! where it is.
 
 use std::{
     io,
+    marker::PhantomData,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
 
-use crate::pages::Range;
+use crate::{pages::Range, threads};
 
 /// ioctl_userfaultfd(2).
 mod uffd {
@@ -24,15 +27,26 @@ mod uffd {
 }
 
 /// A range whose writers wait until this is dropped.
-#[derive(Debug)]
-pub struct Freeze {
+pub enum Freeze {
     /// Closing it wakes them.
-    _userfaultfd: OwnedFd,
+    Waiting { _userfaultfd: OwnedFd },
+    /// There is no other writer, and no handler of a signal runs.
+    Alone { _signals: SignalsBlocked },
 }
 
 impl Freeze {
     /// Stops the writers of `range`, all of whose pages are there.
     pub fn new(range: Range) -> io::Result<Self> {
+        Self::waiting(range).or_else(|error| {
+            let signals = SignalsBlocked::new();
+            match threads::is_alone() {
+                true => Ok(Self::Alone { _signals: signals }),
+                false => Err(error),
+            }
+        })
+    }
+
+    fn waiting(range: Range) -> io::Result<Self> {
         let flags = libc::c_long::from(libc::O_CLOEXEC | libc::O_NONBLOCK) | uffd::USER_MODE_ONLY;
         // SAFETY: userfaultfd(2) takes flags alone, and touches no memory of the caller's.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
@@ -56,6 +70,42 @@ impl Freeze {
                 return Err(io::Error::last_os_error());
             }
         }
-        Ok(Self { _userfaultfd: fd })
+        Ok(Self::Waiting { _userfaultfd: fd })
+    }
+}
+
+/// All signals wait for the calling thread, until this is dropped in it.
+pub struct SignalsBlocked {
+    before: libc::sigset_t,
+    /// It is that thread's.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl SignalsBlocked {
+    fn new() -> Self {
+        // SAFETY: zeroes are a set of signals; both sets are this function's own, and of the size that libc writes.
+        let before = unsafe {
+            let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+            before
+        };
+        Self {
+            before,
+            _not_send: PhantomData,
+        }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: a set that pthread_sigmask has filled; nobody wants the one before.
+        unsafe {
+            libc::pthread_sigmask(
+                libc::SIG_SETMASK,
+                &raw const self.before,
+                std::ptr::null_mut(),
+            );
+        }
     }
 }

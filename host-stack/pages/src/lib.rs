@@ -7,9 +7,11 @@
 //! | [`maps`] | what is mapped where, and of which file |
 //! | [`fork`] | a child gets copies of shared pages |
 //! | `freeze` | makes writers wait for a moment |
+//! | [`threads`] | threads that are no writers |
 
 pub mod fork;
 mod freeze;
 pub mod maps;
 pub mod pages;
 pub mod pool;
+pub mod threads;

@@ -7,7 +7,7 @@
 //! is in use) stay where they are; peers reach them with process_vm_readv(2).
 //!
 //! While a range moves, threads that write to it wait: it is write-protected with userfaultfd(2). Where they cannot be
-//! made to wait (`Freeze`), it does not move.
+//! made to wait, and there are any (`Freeze`), it does not move.
 //! When the last region over a page is given back, so is the page, as private memory, wherever the
 //! program has it by then: memory may be unmapped or moved (mremap(2)) before its region goes, and
 //! other memory mapped in its place. A child after fork(2) gets copies, as it would of pinned pages;

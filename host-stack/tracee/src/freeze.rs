@@ -119,8 +119,8 @@ pub struct HeldThread {
 
 impl HeldThread {
     /// Of a thread that has been seized: waits until it stands still. And the signal that has stopped it before.
-    fn hold(tracee: Tracee) -> Result<(Self, Option<i32>)> {
-        let signal = settle(&tracee, Some(Instant::now() + PATIENCE))?;
+    fn hold(tracee: Tracee, others: &[pid_t]) -> Result<(Self, Option<i32>)> {
+        let signal = settle(&tracee, Some(Instant::now() + PATIENCE), others)?;
         let (mut regs, mask) = (tracee.regs()?, tracee.mask()?);
         if abort_sequence(&tracee, &mut regs)? | continue_call(&mut regs) {
             tracee.set_regs(&regs)?;
@@ -218,11 +218,20 @@ impl HeldThread {
     }
 }
 
+/// Hears of the end of threads that were killed while they were held. Until then exec(2) of another thread waits, and so
+/// does the process's parent. The first thread's end is that of the process: whoever waits for that hears of it.
+fn bury(process: &HeldProcess) {
+    let others = process.threads.iter().map(|thread| &thread.tracee);
+    for tracee in others.filter(|tracee| tracee.tid() != process.pid) {
+        while tracee.wait().is_ok() {}
+    }
+}
+
 /// Waits for the stop of PTRACE_INTERRUPT; signals that come before it are delivered. Returns the signal that has
-/// stopped the process, or SIGTRAP.
-fn settle(tracee: &Tracee, deadline: Option<Instant>) -> Result<i32> {
+/// stopped the process, or SIGTRAP. `others`: see [`Tracee::wait_until`].
+fn settle(tracee: &Tracee, deadline: Option<Instant>, others: &[pid_t]) -> Result<i32> {
     loop {
-        match tracee.wait_until(deadline)? {
+        match tracee.wait_until(deadline, others)? {
             Stop::Event(signal) => return Ok(signal),
             Stop::Signal(signal) => tracee.go_on(signal)?,
             Stop::Syscall | Stop::Born => tracee.go_on(0)?,
@@ -340,6 +349,10 @@ impl Frozen {
             self.processes.len() - 1
         });
         let process = &mut self.processes[index];
+        // Those that another one's exec(2) has ended.
+        process
+            .threads
+            .retain(|held| tids.contains(&held.tracee.tid()));
         let is_held = |tid| process.threads.iter().any(|held| held.tracee.tid() == tid);
         let new = tids
             .into_iter()
@@ -347,9 +360,12 @@ impl Frozen {
         // All at once: the more of them run, the longer each needs to get to its stop.
         let seized: Vec<_> = new.map(|tid| (tid, Tracee::seize(tid))).collect();
         reached(&faults::SEIZED);
+        let held = process.threads.iter().map(|held| held.tracee.tid());
+        let others = held.chain(seized.iter().map(|(tid, _)| *tid));
+        let others: Vec<_> = others.filter(|tid| *tid != pid).collect();
         let (grown, mut result) = (!seized.is_empty(), Ok(()));
         for (tid, tracee) in seized {
-            match tracee.and_then(HeldThread::hold) {
+            match tracee.and_then(|tracee| HeldThread::hold(tracee, &others)) {
                 Ok((thread, stopped)) => {
                     process.stopped = process.stopped.or(stopped);
                     process.threads.push(thread);
@@ -405,12 +421,13 @@ impl Frozen {
         for step in [HeldThread::turn, HeldThread::put_back, HeldThread::let_go] {
             for thread in self.processes.iter_mut().flat_map(|it| &mut it.threads) {
                 match step(thread) {
-                    // Somebody has killed it.
+                    // It has been killed: by somebody, or by a thread of its process that runs already, and execs.
                     Err(Error::Gone { .. }) | Ok(()) => {}
                     Err(error) => result = Err(error),
                 }
             }
         }
+        self.processes.iter().for_each(bury);
         self.processes.clear();
         result
     }

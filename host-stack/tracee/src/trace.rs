@@ -95,12 +95,14 @@ impl Tracee {
 
     /// Waits until it stops.
     pub fn wait(&self) -> Result<Stop> {
-        self.wait_until(None)
+        self.wait_until(None, &[])
     }
 
     /// Waits until it stops, but no longer than that: then it will stop later ([`let_go_late`]). The kernel says nothing
-    /// of the end of a first thread before those of all others are known, so it is looked for.
-    pub fn wait_until(&self, deadline: Option<Instant>) -> Result<Stop> {
+    /// of the end of a first thread before those of all others are known, so it is looked for. A thread that is in exec(2)
+    /// ends all others of its process, and stops only when the tracer has heard of the ends of those that it traces: so the
+    /// ends of these `others` are heard of meanwhile.
+    pub fn wait_until(&self, deadline: Option<Instant>, others: &[pid_t]) -> Result<Stop> {
         let mut status = 0;
         for look in 1u64.. {
             let flags = libc::__WALL | libc::WNOHANG;
@@ -113,6 +115,9 @@ impl Tracee {
                 return Err(Error::Gone { tid: self.tid });
             }
             if waited == 0 {
+                if look.is_multiple_of(LOOKS_AT_STATE) {
+                    others.iter().for_each(|tid| hear_of_end(*tid));
+                }
                 if deadline.is_some_and(|deadline| Instant::now() > deadline) {
                     return Err(Error::Stuck { tid: self.tid });
                 }
@@ -264,6 +269,24 @@ impl Tracee {
     pub fn detach(&self, signal: i32) -> Result<()> {
         ptrace(libc::PTRACE_DETACH, self.tid, 0, signal as usize)?;
         Ok(())
+    }
+}
+
+/// Hears of the end of a traced thread, if it has ended, and of nothing else. Of a thread that is traced the kernel tells
+/// stops as well, also to who asks for ends alone: so what there is to hear is looked at first.
+fn hear_of_end(tid: pid_t) {
+    let wait = |more| {
+        let flags = libc::WEXITED | libc::WNOHANG | libc::__WALL | more;
+        // SAFETY: zeroes are a `siginfo_t` that says nothing, and the only one that waitid(2) writes to is this one.
+        unsafe {
+            let mut heard: libc::siginfo_t = mem::zeroed();
+            let waited = libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut heard, flags);
+            (waited == 0).then_some(heard.si_code)
+        }
+    };
+    const ENDS: [i32; 3] = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
+    if wait(libc::WNOWAIT).is_some_and(|code| ENDS.contains(&code)) {
+        wait(0);
     }
 }
 

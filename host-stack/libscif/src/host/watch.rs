@@ -50,7 +50,8 @@ pub(super) fn start() {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
         let thread = thread::Builder::new().name("libscif".into());
-        let _ = thread.stack_size(STACK_BYTES).spawn(|| watch(node));
+        let thread = thread.stack_size(STACK_BYTES);
+        let _ = snaprig_pages::threads::spawn(thread, || watch(node));
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
     }
 }

@@ -45,9 +45,8 @@ pub(super) fn watch(fabric: &Arc<Fabric>) {
     };
     // All signals are the program's own threads'.
     let started = without_signals(|| {
-        thread::Builder::new()
-            .name("snaprig-watch".into())
-            .spawn(watch)
+        let builder = thread::Builder::new().name("snaprig-watch".into());
+        snaprig_pages::threads::spawn(builder, watch)
     });
     if let Err(error) = started {
         tracing::warn!(%error, "the end of the daemon will go unnoticed");

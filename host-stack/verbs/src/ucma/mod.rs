@@ -250,9 +250,8 @@ impl Ucma {
         epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
         let waited = epoll.clone();
         ffi::without_signals(|| {
-            thread::Builder::new()
-                .name("snaprig-cm".into())
-                .spawn(move || serve(&waited))
+            let builder = thread::Builder::new().name("snaprig-cm".into());
+            snaprig_pages::threads::spawn(builder, move || serve(&waited))
         })?;
         Ok(Self {
             pid: std::process::id(),
