@@ -14,7 +14,7 @@ use snaprig_hca::Transport;
 use snaprig_sim::{Fault, Kind, Plan, When};
 
 /// Seeds of its scenario by which a planted bug is found mostly, and always.
-const CANARY_SEEDS: [u64; 2] = [100, 1000];
+const CANARY_SEEDS: [u64; 3] = [100, 1000, 10_000];
 /// Seeds that are run again, to be the same.
 const AGAIN: u64 = 2000;
 

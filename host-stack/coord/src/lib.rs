@@ -23,6 +23,7 @@
 //! | [`auth`] | how the job's token is proved to be known |
 //! | [`coordinator`] | the coordinator, as a machine |
 //! | [`member`] | a member's side, as a machine |
+//! | [`migration`] | how a tree goes on at another supervisor: both sides, as machines |
 //! | [`driver`] | both over sockets: [`driver::Coordinator`], [`driver::Member`] |
 //! | [`job`] | a job's directory: where its coordinator is, its token, who belongs to it |
 //! | [`plugins`] | the plugins of a tree in a round, as a machine |
@@ -42,6 +43,7 @@ pub mod faults;
 pub mod job;
 pub mod member;
 pub mod message;
+pub mod migration;
 pub mod phase;
 pub mod plugins;
 

@@ -7,6 +7,7 @@ use snaprig_coord::{
     auth::proof_of_peer,
     coordinator::{Config, Input, Machine, Output},
     message::{Role, ToCoordinator, ToMember, VERSION},
+    migration,
 };
 use snaprig_peers::Token;
 use snaprig_wire::frame;
@@ -53,6 +54,8 @@ pub fn hello(connection: u64) -> [ToCoordinator; 2] {
 pub fn coord(bytes: &[u8]) {
     again::<ToCoordinator>(bytes);
     again::<ToMember>(bytes);
+    again::<migration::message::ToTarget>(bytes);
+    again::<migration::message::ToSource>(bytes);
     let config = Config {
         job: JOB.into(),
         token: token(),

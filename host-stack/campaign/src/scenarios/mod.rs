@@ -1,6 +1,7 @@
 //! The scenarios that come with snaprig: a folder each, and a line each in [`ALL`].
 
 pub mod coord;
+pub mod migration;
 pub mod plugins;
 pub mod scif;
 pub mod verbs;
@@ -16,6 +17,7 @@ pub static ALL: &[Entry] = &[
     Entry::new(&scif::Scif, 4),
     Entry::new(&coord::Coord, 10),
     Entry::new(&plugins::Plugins, 12),
+    Entry::new(&migration::Migration, 20),
 ];
 
 /// All of them, as campaigns and `snaprig repro` know them.

@@ -4,8 +4,7 @@ use snaprig_sim::{Fault, Kind, KindName, Point, Process, Random, When};
 
 /// Most faults of a drawn plan.
 const FAULTS_MAX: u64 = 3;
-/// A fault's occurrence is drawn below 2 to the power of a number below this: where a run comes by
-/// often, and elsewhere.
+/// Where a run comes by often, and elsewhere, if a scenario does not say otherwise.
 const NTH_BITS: [u64; 2] = [8, 3];
 /// Longest delay drawn: longer than a checkpoint takes.
 const DELAY_NS: u64 = 2_000_000;
@@ -27,6 +26,8 @@ pub struct Faults<'a> {
     pub favourite: Option<Point>,
     /// Points by which a run comes a hundred times.
     pub often: &'a [Point],
+    /// An occurrence is drawn below 2 to the power of a number below this: at those points, and at others.
+    pub nth_bits: [u64; 2],
     /// Whom they can be about.
     pub processes: &'a [Process],
     /// Draws whom one is about.
@@ -40,6 +41,7 @@ impl<'a> Faults<'a> {
             points,
             favourite: None,
             often: points,
+            nth_bits: NTH_BITS,
             processes,
             victim: any_victim,
         }
@@ -75,7 +77,7 @@ impl<'a> Faults<'a> {
         if random.one_in(8) {
             return When::AtNs(random.below(TIME_NS));
         }
-        let bits = NTH_BITS[usize::from(!self.often.contains(point))];
+        let bits = self.nth_bits[usize::from(!self.often.contains(point))];
         let most = 1 << random.below(bits);
         When::Nth(1 + random.below(most))
     }
