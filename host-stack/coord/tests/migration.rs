@@ -6,8 +6,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 use proptest::prelude::*;
 use snaprig_coord::migration::{
-    ANSWER_NS, GREETING_NS, Id, PREPARED_NS, RETRY_MAX_NS, Record, SILENCE_NS, Source, Target,
-    WriteError,
+    ANSWER_NS, GREETING_NS, Id, PREPARED_NS, RETRY_MAX_NS, Record, SILENCE_NS, SiteId, Source,
+    Target, WriteError,
     message::{ToSource, ToTarget, VERSION},
     source::{self, Config, Outcome},
     target,
@@ -15,6 +15,7 @@ use snaprig_coord::migration::{
 use snaprig_peers::Token;
 
 const ID: Id = Id([3; 16]);
+const SITE: SiteId = SiteId([4; 16]);
 
 fn config(token: Option<u8>) -> Config {
     Config {
@@ -169,7 +170,7 @@ impl Pair {
 }
 
 fn pair(source: Option<u8>, target: Option<u8>) -> Pair {
-    let target = Target::new(target.and_then(token), BTreeSet::new(), 0);
+    let target = Target::new(SITE, target.and_then(token), BTreeSet::new(), 0);
     let mut pair = Pair::new(Source::new(config(source), 0), target);
     pair.source(source::Input::Tick);
     pair
@@ -182,7 +183,7 @@ fn a_tree_moves_in_the_order_that_the_diagram_shows() {
         assert!(pair.has("Receive") && pair.has("Copy"), "{:?}", pair.did);
         pair.did.clear();
         pair.copy();
-        let going = format!("{:?}", Record::Going(ID));
+        let going = format!("{:?}", Record::Going(ID, SITE));
         let (gone, over) = (format!("{:?}", Record::Gone(ID)), Outcome::Gone);
         let (run, over) = (format!("Run {{ id: {ID:?} }}"), format!("Over({over:?})"));
         let expected = [&*going, "Commit", &run, "End", &gone, &over];
@@ -206,7 +207,7 @@ fn who_does_not_know_the_token_is_told_nothing_and_the_tree_stays() {
         );
     }
     // Nor is a stranger who says what comes later.
-    let mut target = Target::new(token(7), BTreeSet::from([ID]), 0);
+    let mut target = Target::new(SITE, token(7), BTreeSet::from([ID]), 0);
     let nonce = [1; 32];
     let connected = target::Input::Connected {
         connection: 1,
@@ -215,10 +216,11 @@ fn who_does_not_know_the_token_is_told_nothing_and_the_tree_stays() {
     target.handle(connected, 0);
     let go = target::Input::Message {
         connection: 1,
-        message: ToTarget::Go { id: ID },
+        message: ToTarget::Go { id: ID, site: SITE },
     };
-    let close = target::Output::Close { connection: 1 };
-    assert_eq!(target.handle(go, 0), [close]);
+    let done = target.handle(go, 0);
+    let is_close = |output: &_| matches!(output, target::Output::Close { connection: 1, .. });
+    assert!(done.len() == 1 && done.iter().all(is_close), "{done:?}");
 }
 
 #[test]
@@ -231,7 +233,7 @@ fn a_source_that_lost_the_answer_asks_until_it_is_told() {
     // The connection is lost, and the target dies before anybody is told; its record is there.
     pair.cut(true);
     pair.run();
-    pair.target = Target::new(token(7), BTreeSet::from([ID]), 0);
+    pair.target = Target::new(SITE, token(7), BTreeSet::from([ID]), 0);
     assert!(!pair.has("LetGo"));
     pair.answers = true;
     pair.now = pair.source.deadline().expect("it asks again");
@@ -243,12 +245,24 @@ fn a_source_that_lost_the_answer_asks_until_it_is_told() {
         (BTreeSet::from([ID]), "Over(Gone"),
         (BTreeSet::new(), "Over(Stays"),
     ] {
-        let target = Target::new(token(7), committed, 0);
-        let mut again = Pair::new(Source::resumed(config(Some(7)), 0), target);
+        let target = Target::new(SITE, token(7), committed, 0);
+        let mut again = Pair::new(Source::resumed(config(Some(7)), SITE, 0), target);
         assert!(again.source.is_in_doubt());
         again.source(source::Input::Tick);
         assert!(again.has(says), "{:?}", again.did);
         assert_eq!(again.has("LetGo"), says == "Over(Stays");
+    }
+}
+
+#[test]
+fn another_target_at_the_same_address_does_not_answer_for_it() {
+    let other = SiteId([5; 16]);
+    for committed in [BTreeSet::new(), BTreeSet::from([ID])] {
+        let target = Target::new(other, token(7), committed, 0);
+        let mut again = Pair::new(Source::resumed(config(Some(7)), SITE, 0), target);
+        again.source(source::Input::Tick);
+        assert!(again.source.is_in_doubt());
+        assert!(!again.has("LetGo") && !again.has("End"), "{:?}", again.did);
     }
 }
 
@@ -337,7 +351,7 @@ fn to_source() -> impl Strategy<Value = ToSource> {
             nonce: [2; 32]
         }),
         any::<[u8; 32]>().prop_map(ToSource::Proof),
-        id().prop_map(|id| ToSource::Ready { id }),
+        id().prop_map(|id| ToSource::Ready { id, site: SITE }),
         id().prop_map(|id| ToSource::Failed {
             id,
             why: "no".into()
@@ -353,7 +367,7 @@ fn to_target() -> impl Strategy<Value = ToTarget> {
             nonce: [2; 32]
         }),
         any::<[u8; 32]>().prop_map(ToTarget::Proof),
-        id().prop_map(|id| ToTarget::Go { id }),
+        id().prop_map(|id| ToTarget::Go { id, site: SITE }),
         id().prop_map(|id| ToTarget::Gone { id }),
         id().prop_map(|id| ToTarget::Abandon { id }),
     ]
@@ -420,7 +434,7 @@ proptest! {
     ) {
         use source::Output;
         let (mut source, mut now) = match is_resumed {
-            true => (Source::resumed(config(None), 0), 0),
+            true => (Source::resumed(config(None), SITE, 0), 0),
             false => (Source::new(config(None), 0), 0),
         };
         let (mut asked, mut told, mut recorded, mut over) = (is_resumed, false, is_resumed, 0);
@@ -429,8 +443,8 @@ proptest! {
             told |= matches!(&input, source::Input::Message(ToSource::Failed { id, .. }) if *id == ID);
             for output in source.handle(input, now) {
                 match output {
-                    Output::Write(Record::Going(_)) => recorded = true,
-                    Output::Send(ToTarget::Go { id }) => {
+                    Output::Write(Record::Going(..)) => recorded = true,
+                    Output::Send(ToTarget::Go { id, site: SITE }) => {
                         prop_assert!(recorded && id == ID);
                         asked = true;
                     }
@@ -448,7 +462,7 @@ proptest! {
         inputs in prop::collection::vec((target_input(), 0..40_000_000_000u64, any::<bool>()), 0..80),
     ) {
         use target::{Input, Output};
-        let (mut target, mut now, mut next) = (Target::new(None, BTreeSet::new(), 0), 0, 1u8);
+        let (mut target, mut now, mut next) = (Target::new(SITE, None, BTreeSet::new(), 0), 0, 1u8);
         let (mut decided, mut refused) = (BTreeSet::new(), BTreeSet::new());
         for (input, later, begins) in inputs {
             now += later;

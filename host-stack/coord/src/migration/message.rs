@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use snaprig_peers::{Nonce, Proof};
 
-use super::Id;
+use super::{Id, SiteId};
 
 /// Of what is said here; another one is refused.
 pub const VERSION: u32 = 3;
@@ -34,6 +34,8 @@ pub enum ToTarget {
     Go {
         /// Which migration.
         id: Id,
+        /// Who is to answer.
+        site: SiteId,
     },
     /// The source knows that the tree is the target's, and will not ask again.
     Gone {
@@ -63,6 +65,8 @@ pub enum ToSource {
     Ready {
         /// Which migration.
         id: Id,
+        /// Who says so, and can be asked what has become of the tree.
+        site: SiteId,
     },
     /// The tree will never run at the target.
     Failed {

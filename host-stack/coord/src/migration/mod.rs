@@ -7,9 +7,9 @@
 //!   | <- Hello { nonce }, Proof -------------------    |   each knows the token, if there is one
 //!   | -- Proof, Begin { id, command } ------------->   |
 //!   | == image ==================================>    |   pages while the tree runs; the rest when it stands still
-//!   | <- Ready { id } ------ or Failed { id, why } -    |   all is read, checked and restored, and stands still
+//!   | <- Ready { id, site } - or Failed { id, why }     |   all is read, checked and restored, and stands still
 //!   |    record: Going (fsync, rename, fsync)           |
-//!   | -- Go { id } -------------------------------->    |
+//!   | -- Go { id, site } --------------------------->   |
 //!   |                                                   |   record: Committed (fsync, rename, fsync): the decision
 //!   | <- Running { id } ---- or Failed { id, why } -    |   its tree runs
 //!   |    its tree ends; record: Gone                    |
@@ -32,6 +32,10 @@
 //! and may be said any number of times. The target decides alone and never waits for the source: it gives up a tree
 //! that it has prepared when nobody says Go for [`PREPARED_NS`].
 //!
+//! Only the target that has the tree may answer, and an address does not say who that is: another supervisor with
+//! another directory may listen there by now. So a target's directory has a name of its own ([`SiteId`]), which the
+//! target says with Ready and the source with Go. A target of another name says nothing, and the source asks on.
+//!
 //! What must stay true, whichever side dies, restarts, or loses the other one, at any step:
 //!
 //! - There are never two of a tree. The source's stands still from before Go until the source is told Failed; the
@@ -46,11 +50,12 @@
 //! - A supervisor that starts looks for a record first, and syncs it and its directory before it does anything because
 //!   of it: otherwise a crash could still lose what it has found. With [`Record::Going`] it asks ([`Source::resumed`])
 //!   before anything is restarted from a checkpoint; with [`Record::Gone`] nothing is restarted. A target that has a
-//!   record of its own restarts the tree, and goes on to answer ([`Target::new`]).
+//!   record of its own restarts the tree, and goes on to answer ([`Target::with_tree`]).
 //! - A record is written under another name, synced, renamed, and its directory synced. If one of these fails, the
 //!   driver says whether the record may be there nevertheless ([`WriteError`]).
-//! - A target whose tree has come to its end stays and answers while somebody may ask ([`Target::is_awaited`]), or
-//!   another one is started on its directory when somebody does.
+//! - A target whose tree has come to its end, or that has given one up after it said Ready, stays for [`LINGER_NS`] and
+//!   answers, if somebody may ask ([`Target::is_awaited`]). After that, one is started on its directory when somebody
+//!   asks ([`Target::new`]).
 //!
 //! | module | what it is |
 //! |---|---|
@@ -88,15 +93,23 @@ pub const RETRY_NS: Ns = SECOND / 20;
 /// The longest of these.
 pub const RETRY_MAX_NS: Ns = 10 * SECOND;
 
+/// How long a target answers after its tree has ended, or was given up. A source that lives, and reaches it, asks
+/// several times meanwhile.
+pub const LINGER_NS: Ns = 60 * SECOND;
+
 /// Which migration it is: random bytes, other ones for each attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Id(pub [u8; 16]);
+
+/// Which target it is: random bytes, which are in its directory for as long as that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SiteId(pub [u8; 16]);
 
 /// What a source has written down for the time after it has died. A checkpoint's directory has one or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Record {
     /// The target may have been told to go, and may have decided. Nothing runs here until it has said how.
-    Going(Id),
+    Going(Id, SiteId),
     /// The tree is the target's.
     Gone(Id),
 }
@@ -104,7 +117,7 @@ pub enum Record {
 impl Record {
     /// Which migration it is about.
     pub fn id(self) -> Id {
-        let (Self::Going(id) | Self::Gone(id)) = self;
+        let (Self::Going(id, _) | Self::Gone(id)) = self;
         id
     }
 }

@@ -4,7 +4,7 @@
 use snaprig_peers::{Nonce, Token};
 
 use super::{
-    ANSWER_NS, GREETING_NS, Id, RESTORING_NS, Record, SILENCE_NS, WriteError,
+    ANSWER_NS, GREETING_NS, Id, RESTORING_NS, Record, SILENCE_NS, SiteId, WriteError,
     greeting::{Greeting, Next, Side},
     message::{COMMAND_MAX, ToSource, ToTarget, VERSION},
     retry_ns,
@@ -125,6 +125,8 @@ pub struct Source {
     due_ns: Ns,
     attempts: u32,
     greeting: Option<Greeting>,
+    /// Who has the tree, once it has said that it is ready.
+    site: Option<SiteId>,
     out: Vec<Output>,
 }
 
@@ -138,6 +140,7 @@ impl Source {
             due_ns: now.saturating_add(GREETING_NS),
             attempts: 0,
             greeting: None,
+            site: None,
             out: Vec::new(),
         };
         new.out.push(Output::Connect);
@@ -146,7 +149,7 @@ impl Source {
 
     /// A migration of which a supervisor that has died has left [`Record::Going`]: no tree runs, and the target is
     /// asked. [`Input::Tick`] has it begin.
-    pub fn resumed(config: Config, now: Ns) -> Self {
+    pub fn resumed(config: Config, site: SiteId, now: Ns) -> Self {
         Self {
             config,
             now,
@@ -154,6 +157,7 @@ impl Source {
             due_ns: now,
             attempts: 0,
             greeting: None,
+            site: Some(site),
             out: Vec::new(),
         }
     }
@@ -251,15 +255,18 @@ impl Source {
         self.state = State::Asking(Link::Known);
         self.wait(ANSWER_NS);
         let id = self.config.id;
-        self.say(ToTarget::Go { id });
+        if let Some(site) = self.site {
+            self.say(ToTarget::Go { id, site });
+        }
     }
 
     fn answered(&mut self, answer: ToSource) {
         let own = self.config.id;
         match (answer, self.state) {
-            (ToSource::Ready { id }, State::Waiting) if id == own => {
+            (ToSource::Ready { id, site }, State::Waiting) if id == own => {
                 self.state = State::Deciding;
-                self.out.push(Output::Write(Record::Going(id)));
+                self.site = Some(site);
+                self.out.push(Output::Write(Record::Going(id, site)));
             }
             (ToSource::Running { id }, State::Asking(_)) if id == own => {
                 self.state = State::Leaving;

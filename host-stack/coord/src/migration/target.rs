@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use snaprig_peers::{Nonce, Token};
 
 use super::{
-    GREETING_NS, Id, PREPARED_NS, SILENCE_NS, WriteError,
+    GREETING_NS, Id, PREPARED_NS, SILENCE_NS, SiteId, WriteError,
     greeting::{Greeting, Next, Side},
     message::{COMMAND_MAX, ToSource, ToTarget, VERSION},
     retry_ns,
@@ -87,6 +87,8 @@ pub enum Output {
     Close {
         /// Its number.
         connection: u64,
+        /// What is wrong with the peer, if it is that which ends it.
+        why: Option<String>,
     },
     /// The image that follows on this connection is to be read, checked, kept and restored; the tree stands still then.
     Receive {
@@ -155,6 +157,7 @@ struct Peer {
 /// The machine of a target.
 #[derive(Debug)]
 pub struct Target {
+    site: SiteId,
     token: Option<Token>,
     now: Ns,
     state: State,
@@ -171,16 +174,14 @@ pub struct Target {
 }
 
 impl Target {
-    /// A target with the records that it finds on its disk; they must be sure to stay there. With any, it has a tree,
-    /// takes no other one, and answers whoever asks.
-    pub fn new(token: Option<Token>, committed: BTreeSet<Id>, now: Ns) -> Self {
+    /// A target without a tree, which waits for one. It answers for the records that it finds on its disk, which must
+    /// be sure to stay there.
+    pub fn new(site: SiteId, token: Option<Token>, committed: BTreeSet<Id>, now: Ns) -> Self {
         Self {
+            site,
             token,
             now,
-            state: match committed.is_empty() {
-                true => State::Idle,
-                false => State::Owner,
-            },
+            state: State::Idle,
             due_ns: 0,
             attempts: 0,
             peers: BTreeMap::new(),
@@ -189,6 +190,19 @@ impl Target {
             askers: BTreeSet::new(),
             out: Vec::new(),
         }
+    }
+
+    /// The same, with a tree: it takes no other one.
+    pub fn with_tree(site: SiteId, token: Option<Token>, committed: BTreeSet<Id>, now: Ns) -> Self {
+        Self {
+            state: State::Owner,
+            ..Self::new(site, token, committed, now)
+        }
+    }
+
+    /// Which one it is.
+    pub fn site(&self) -> SiteId {
+        self.site
     }
 
     /// When [`Input::Tick`] is due, if nothing happens before.
@@ -202,6 +216,11 @@ impl Target {
     /// Whether a source may still ask what has become of a tree that is this side's.
     pub fn is_awaited(&self) -> bool {
         !self.awaited.is_empty()
+    }
+
+    /// Whether the source of this migration may.
+    pub fn is_awaited_by(&self, id: Id) -> bool {
+        self.awaited.contains(&id)
     }
 
     /// Whether something must have come by [`Self::due_ns`], or is to be tried again then.
@@ -243,7 +262,8 @@ impl Target {
 
     fn connected(&mut self, connection: u64, nonce: Nonce) {
         if self.peers.len() >= CONNECTIONS_MAX {
-            return self.out.push(Output::Close { connection });
+            let why = Some(format!("{CONNECTIONS_MAX} are connected already"));
+            return self.out.push(Output::Close { connection, why });
         }
         let peer = Peer {
             greeting: Greeting::new(Side::Target, nonce),
@@ -263,9 +283,9 @@ impl Target {
         let next = match message {
             ToTarget::Hello { version, nonce } => peer.greeting.hello(version, nonce, token),
             ToTarget::Proof(proof) => peer.greeting.proof_came(&proof, token),
-            _ if !is_known => Next::Refuse(String::new()),
+            _ if !is_known => Next::Refuse("it has not shown who it is".into()),
             ToTarget::Begin { id, command } => return self.begin(connection, id, command),
-            ToTarget::Go { id } => return self.go(connection, id),
+            ToTarget::Go { id, site } => return self.go(connection, id, site),
             ToTarget::Gone { id } => {
                 self.awaited.remove(&id);
                 return;
@@ -277,7 +297,7 @@ impl Target {
             Next::Say(proof) | Next::Known(Some(proof)) => {
                 self.say(connection, ToSource::Proof(proof));
             }
-            Next::Refuse(_) => self.close(connection),
+            Next::Refuse(why) => self.close(connection, Some(why)),
         }
     }
 
@@ -307,11 +327,15 @@ impl Target {
         let why = why.into();
         self.say(connection, ToSource::Failed { id, why });
         // What follows is an image that nobody reads.
-        self.close(connection);
+        self.close(connection, None);
     }
 
     /// Somebody wants the tree to go on here, and asks what has become of it.
-    fn go(&mut self, connection: u64, id: Id) {
+    fn go(&mut self, connection: u64, id: Id, site: SiteId) {
+        if site != self.site {
+            // What has become of it, another one knows.
+            return self.close(connection, Some("it asks for another target".into()));
+        }
         if self.committed.contains(&id) {
             return self.say(connection, ToSource::Running { id });
         }
@@ -380,7 +404,8 @@ impl Target {
             Ok(()) => {
                 self.state = State::Prepared { connection, id };
                 self.wait(PREPARED_NS);
-                self.say(connection, ToSource::Ready { id });
+                let site = self.site;
+                self.say(connection, ToSource::Ready { id, site });
             }
             Err(why) => {
                 self.give_up(id);
@@ -469,7 +494,7 @@ impl Target {
             .filter(|(_, peer)| !peer.greeting.is_over());
         let late = unknown.filter(|(_, peer)| is_late(peer));
         for connection in late.map(|(connection, _)| *connection).collect::<Vec<_>>() {
-            self.close(connection);
+            self.close(connection, Some("it does not show who it is".into()));
         }
         if !self.waits() || now < self.due_ns {
             return;
@@ -499,9 +524,9 @@ impl Target {
         self.say(connection, ToSource::Failed { id, why });
     }
 
-    fn close(&mut self, connection: u64) {
+    fn close(&mut self, connection: u64, why: Option<String>) {
         self.closed(connection);
-        self.out.push(Output::Close { connection });
+        self.out.push(Output::Close { connection, why });
     }
 
     /// Says something, if the connection is there still.

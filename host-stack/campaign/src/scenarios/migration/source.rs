@@ -37,9 +37,9 @@ impl World {
         let asks = self.canary != Some(Canary::ForgottenQuestion);
         match self.record().filter(|_| asks) {
             Some(Record::Gone(_)) => {}
-            Some(Record::Going(id)) => {
+            Some(Record::Going(id, site)) => {
                 let now = self.stage.engine.now_ns();
-                self.source = Some(Source::resumed(config(id), now));
+                self.source = Some(Source::resumed(config(id), site, now));
                 self.source_handles(Input::Tick);
             }
             None => self.restart_tree(),
@@ -85,7 +85,7 @@ impl World {
             Output::Connect => self.connect(),
             Output::Send(message) => {
                 if self.canary == Some(Canary::NoneOfIt)
-                    && let ToTarget::Go { id } = message
+                    && let ToTarget::Go { id, .. } = message
                 {
                     self.trees[SOURCE] = None;
                     let _ = self.write_record(Record::Gone(id));

@@ -1,7 +1,7 @@
 //! What the target's supervisor does that its machine says.
 
 use snaprig_coord::migration::{
-    Id, faults,
+    Id, SiteId, faults,
     target::{Input, Output, Target},
 };
 
@@ -14,13 +14,20 @@ use crate::stage::{Effect, System as _};
 /// The longest time that a tree takes to be restored.
 const RESTORE_NS: u64 = 500_000;
 
+/// Which target it is.
+const SITE: SiteId = SiteId([1; 16]);
+
 impl World {
     /// The supervisor is started, for the first time or again: what it has written down comes first.
     pub fn start_target(&mut self) {
         self.settle_disk(TARGET);
         let decisions = self.decisions();
         let now = self.stage.engine.now_ns();
-        self.target = Some(Target::new(Some(token()), decisions.clone(), now));
+        let new = match decisions.is_empty() {
+            true => Target::new,
+            false => Target::with_tree,
+        };
+        self.target = Some(new(SITE, Some(token()), decisions.clone(), now));
         self.target_handles(Input::Tick);
         if let Some(id) = decisions.first() {
             self.run_tree(*id);
@@ -57,7 +64,7 @@ impl World {
                 connection,
                 message,
             } => self.tell_source(connection, message),
-            Output::Close { connection } => self.close(TARGET, Some(connection)),
+            Output::Close { connection, .. } => self.close(TARGET, Some(connection)),
             Output::Receive { connection, id, .. } => {
                 self.receiving = Some((connection, id));
                 if let Some(image) = self.early_image.take() {
