@@ -21,12 +21,10 @@ use rustix::{
     net::SocketFlags,
 };
 use snaprig_hca::control::Fabric as Setup;
+use snaprig_peers::packets;
 
-use crate::{
-    place::{
-        FABRIC_ENV, HCAS_ENV, MODEL_ENV, PKEYS_ENV, PROGRAM_ENV, Place, model_letters, pkeys_text,
-    },
-    socket,
+use crate::place::{
+    FABRIC_ENV, HCAS_ENV, MODEL_ENV, PKEYS_ENV, PROGRAM_ENV, Place, model_letters, pkeys_text,
 };
 
 /// Variables of the environment.
@@ -36,7 +34,7 @@ pub type Environment = Vec<(&'static str, OsString)>;
 pub fn connect(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<OwnedFd> {
     let _held = hold(place)?;
     match try_connect(&place.socket()) {
-        Err(error) if socket::is_nobody(&error) => {}
+        Err(error) if packets::is_nobody(&error) => {}
         other => return other,
     }
     start(place, setup, environment)?;
@@ -61,7 +59,7 @@ fn hold(place: &Place) -> io::Result<File> {
 
 /// Connects to a daemon that runs.
 pub fn try_connect(path: &Path) -> io::Result<OwnedFd> {
-    socket::connect(path, SocketFlags::empty())
+    packets::connect(path, SocketFlags::empty())
 }
 
 fn start(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<()> {

@@ -9,6 +9,7 @@
 //! | [`frame`] | messages over a connection that blocks |
 //! | [`connection`] | messages over a connection that does not |
 //! | [`lines`] | commands and their answers as lines of JSON |
+//! | [`packets`] | messages with descriptors, between processes of one machine |
 //! | [`exchange`] | a conversation that ends in time, however slowly the peer talks |
 //!
 //! What must stay true: a peer is hostile until it has proved who it is. Whatever it sends, it gets no more memory than
@@ -20,6 +21,7 @@ pub mod exchange;
 pub mod frame;
 pub mod lines;
 pub mod listener;
+pub mod packets;
 pub mod stream;
 pub mod token;
 

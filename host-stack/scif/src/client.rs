@@ -16,8 +16,9 @@ use std::{
     },
 };
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketFlags;
 use serde::{Serialize, de::DeserializeOwned};
+use snaprig_peers::packets;
 use snaprig_wire::{
     frame::{self, Incoming},
     scif::{NodeId, PortId},
@@ -28,7 +29,6 @@ use crate::{
     host::{
         cards::CardState,
         protocol::{Answer, Call, MESSAGE_MAX, Reply, Request, SEND_MAX},
-        seqpacket,
     },
 };
 
@@ -88,22 +88,11 @@ impl Endpoint {
     /// scif_open, on the node of the rig in this directory.
     pub fn open(rig: &Path) -> Result<Self, ScifError> {
         let rig = checkpoint::place(rig);
-        let connect = || {
-            let socket = rustix::net::socket_with(
-                AddressFamily::UNIX,
-                SocketType::SEQPACKET,
-                SocketFlags::CLOEXEC,
-                None,
-            )?;
-            rustix::net::connect(&socket, &SocketAddrUnix::new(rig.join(SOCKET))?)?;
-            Ok(socket)
-        };
-        connect()
-            .map(Self::over)
-            .map_err(|e: rustix::io::Errno| ScifError {
-                call: "scif_open",
-                errno: e.raw_os_error(),
-            })
+        let socket = packets::connect(&rig.join(SOCKET), SocketFlags::empty());
+        socket.map(Self::over).map_err(|error| ScifError {
+            call: "scif_open",
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        })
     }
 
     fn over(socket: OwnedFd) -> Self {
@@ -272,7 +261,7 @@ impl Endpoint {
             call: name,
             errno: libc::ECONNRESET,
         };
-        seqpacket::send(self.socket.as_fd(), &bytes, fd).map_err(|_| lost.clone())?;
+        packets::send(&self.socket, &bytes, fd.as_slice()).map_err(|_| lost.clone())?;
         let (reply, fd) = self.wait_for(id).ok_or(lost)?;
         let answer = reply
             .result
@@ -316,8 +305,8 @@ impl Endpoint {
 
     fn read_one(&self, room: &mut Vec<u8>) -> Option<(Reply, Option<OwnedFd>)> {
         room.resize(MESSAGE_MAX, 0);
-        let (len, fd) = seqpacket::receive(&self.socket, room).ok()??;
-        Some((frame::decode(&room[..len]).ok()?, fd))
+        let (len, mut fds) = packets::receive(&self.socket, room).ok()??;
+        Some((frame::decode(&room[..len]).ok()?, fds.pop()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inbox> {

@@ -9,18 +9,16 @@
 use std::{
     cell::RefCell,
     ffi::c_int,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::{Mutex, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketFlags;
+use snaprig_peers::packets;
 use snaprig_scif::{
     client::{SOCKET, rig_from_environment},
-    host::{
-        protocol::{Answer, Call, MESSAGE_MAX, Reply, Request},
-        seqpacket,
-    },
+    host::protocol::{Answer, Call, MESSAGE_MAX, Reply, Request},
 };
 use snaprig_wire::frame;
 
@@ -238,21 +236,11 @@ pub(super) fn connect() -> Result<OwnedFd> {
     static RIG: OnceLock<Option<PathBuf>> = OnceLock::new();
     let rig = RIG.get_or_init(rig_from_environment).as_ref();
     let rig = rig.ok_or_else(|| complain("SNAPRIG_RIG is not set", libc::ENXIO))?;
-    let connect = || {
-        let socket = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(rig.join(SOCKET))?)?;
-        Ok(socket)
-    };
-    connect().map_err(|error: rustix::io::Errno| match error {
-        rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOMEM => {
-            error.raw_os_error()
+    packets::connect(&rig.join(SOCKET), SocketFlags::empty()).map_err(|error| {
+        match error.raw_os_error() {
+            Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => errno,
+            _ => complain(&format!("{}: {error}", rig.display()), libc::ENODEV),
         }
-        _ => complain(&format!("{}: {error}", rig.display()), libc::ENODEV),
     })
 }
 
@@ -290,7 +278,7 @@ fn ask_all(
     }
     let (reply, fds) = BUFFER.with_borrow_mut(|buffer| {
         buffer.resize(MESSAGE_MAX, 0);
-        let received = seqpacket::receive_all(channel, buffer).map_err(|_| libc::ECONNRESET)?;
+        let received = packets::receive(channel, buffer).map_err(|_| libc::ECONNRESET)?;
         let (len, fds) = received.ok_or(libc::ECONNRESET)?;
         let reply = frame::decode::<Reply>(&buffer[..len]).map_err(|_| NONSENSE)?;
         Ok::<_, c_int>((reply, fds))
@@ -301,7 +289,7 @@ fn ask_all(
 /// Says something on a connection.
 pub(super) fn tell(channel: &OwnedFd, call: Call, fd: Option<BorrowedFd<'_>>) -> Result {
     let bytes = frame::encode(&Request { id: 0, call });
-    seqpacket::send(channel.as_fd(), &bytes, fd).map_err(|_| libc::ECONNRESET)
+    packets::send(channel, &bytes, fd.as_slice()).map_err(|_| libc::ECONNRESET)
 }
 
 /// Waits for an answer; false if a signal came first.

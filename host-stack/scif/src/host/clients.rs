@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt::socket_peercred};
+use snaprig_peers::{packets, stream::credentials};
 use snaprig_wire::{
     frame,
     scif::{HOST, PORT_PRIVILEGED},
@@ -20,7 +20,6 @@ use super::{
     leases::Leased,
     protocol::{Answer, Call, MESSAGE_MAX, Reply, Request},
     ready::Ready,
-    seqpacket,
     windows::watch_mapping,
 };
 use crate::node::{EndpointId, Input, JobId, Local, Op, RequestId, Value};
@@ -63,9 +62,9 @@ impl State {
     ) {
         let socket = Arc::new(socket);
         let number = self.number();
-        let peer = socket_peercred(&socket);
+        let peer = credentials(&socket);
         let (uid, pid) = match &peer {
-            Ok(peer) => (peer.uid.as_raw(), peer.pid.as_raw_nonzero().get()),
+            Ok(peer) => (peer.uid, peer.pid.unwrap_or(0)),
             Err(_) => (u32::MAX, 0),
         };
         // The rig's own process serves Snapify-IO at a port of these.
@@ -91,7 +90,7 @@ impl State {
         endpoint: EndpointId,
         user: Option<u32>,
     ) -> Option<OwnedFd> {
-        let (ours, theirs) = pair()?;
+        let (ours, theirs) = packets::pair().ok()?;
         self.add_client(shared, endpoint, ours, user);
         Some(theirs)
     }
@@ -190,7 +189,7 @@ impl State {
                 let segments = segments
                     .ok()
                     .filter(|s| s.iter().map(|s| s.len).sum::<u64>() == whole);
-                match (segments, pair()) {
+                match (segments, packets::pair().ok()) {
                     (Some(segments), Some((ours, theirs))) => {
                         let ours = Arc::new(ours);
                         self.holders.insert(mapping, ours.clone());
@@ -225,7 +224,7 @@ impl State {
         let reply = frame::encode(&Reply { id, result });
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         // A client that is gone is noticed by its thread.
-        let _ = seqpacket::send_all(client.socket.as_fd(), &reply, &fds);
+        let _ = packets::send(&client.socket, &reply, &fds);
     }
 
     fn call(&mut self, shared: &Arc<Shared>, number: u64, request: Request, fd: Option<OwnedFd>) {
@@ -453,24 +452,14 @@ impl State {
     }
 }
 
-fn pair() -> Option<(OwnedFd, OwnedFd)> {
-    rustix::net::socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .ok()
-}
-
 /// Serves one connection until its program closes it.
 fn serve(shared: &Arc<Shared>, number: u64, socket: &OwnedFd) {
     let mut buffer = vec![0; MESSAGE_MAX];
-    while let Ok(Some((len, fd))) = seqpacket::receive(socket, &mut buffer) {
+    while let Ok(Some((len, mut fds))) = packets::receive(socket, &mut buffer) {
         let Ok(request) = frame::decode::<Request>(&buffer[..len]) else {
             break;
         };
-        shared.lock().call(shared, number, request, fd);
+        shared.lock().call(shared, number, request, fds.pop());
     }
     shared.lock().remove_client(shared, number);
 }

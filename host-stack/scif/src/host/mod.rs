@@ -27,7 +27,6 @@ pub mod lanes;
 pub mod leases;
 pub mod protocol;
 mod ready;
-pub mod seqpacket;
 mod shared;
 mod windows;
 
@@ -40,7 +39,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketFlags;
+use snaprig_peers::packets;
 use snaprig_wire::{
     ring::RingError,
     scif::{Extent, HOST, Message, NodeId, PAGE},
@@ -58,6 +58,9 @@ use crate::{
     link::Broken,
     node::{BackingId, EndpointId, Input, MappingId, Node, Output, RequestId},
 };
+
+/// Most connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// Records that wait for room in a card's ring; a card that lets more pile up is taken for dead.
 const OUTBOX_MAX: usize = 16_384;
@@ -149,10 +152,13 @@ impl HostNode {
             }),
             changed: Condvar::new(),
         });
-        let listener = listen(&socket).map_err(|e| HostError::Socket {
-            path: socket.clone(),
-            source: e.into(),
-        })?;
+        let listener =
+            packets::listen(&socket, BACKLOG, SocketFlags::empty()).map_err(|source| {
+                HostError::Socket {
+                    path: socket.clone(),
+                    source,
+                }
+            })?;
         let (serving, watching) = (shared.clone(), shared.clone());
         std::thread::spawn(move || accept(&serving, &listener));
         std::thread::spawn(move || watching.watch());
@@ -175,26 +181,9 @@ impl Drop for HostNode {
         self.shared.changed.notify_all();
         drop(cards);
         // One last connection lets the accepting thread see that it is over.
-        let _ = SocketAddrUnix::new(&self.socket)
-            .and_then(|address| rustix::net::connect(seqpacket_socket()?, &address));
+        let _ = packets::connect(&self.socket, SocketFlags::empty());
         let _ = std::fs::remove_file(&self.socket);
     }
-}
-
-fn seqpacket_socket() -> rustix::io::Result<OwnedFd> {
-    rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-}
-
-fn listen(path: &std::path::Path) -> rustix::io::Result<OwnedFd> {
-    let socket = seqpacket_socket()?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, 128)?;
-    Ok(socket)
 }
 
 fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {

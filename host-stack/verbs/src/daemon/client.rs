@@ -8,7 +8,6 @@ use std::{
 };
 
 use rustix::{
-    net::sockopt::socket_peercred,
     pipe::{PipeFlags, pipe_with},
     process::{Pid, PidfdFlags, pidfd_open},
 };
@@ -18,6 +17,7 @@ use snaprig_hca::{
 };
 
 use snaprig_fabric::{FaultRequest, PathFaults};
+use snaprig_peers::stream::credentials;
 
 use super::{Context, Daemon, SLOT, Table, now_ns, read_plan};
 use crate::{
@@ -39,7 +39,8 @@ pub(super) struct Client {
 
 impl Client {
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        let pid = socket_peercred(&socket)?.pid;
+        let pid = credentials(&socket)?.pid.and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("a process outside of this PID namespace"))?;
         Ok(Self {
             process_end: pidfd_open(pid, PidfdFlags::empty()).ok(),
             socket,

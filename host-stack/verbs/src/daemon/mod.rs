@@ -37,12 +37,12 @@ use snaprig_hca::{
     memory::{ATTENTION_WORDS, DEVICE_BYTES},
     requester_timeout_ns,
 };
+use snaprig_peers::packets;
 use snaprig_sim::Plan;
 
 use crate::{
     client::{map_device, now_ns},
     place::{CAPTURE_ENV, PLAN_ENV, Place, faults_from_env},
-    socket,
 };
 use client::Client;
 use host::DaemonHost;
@@ -107,7 +107,7 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     {
         return Err(error);
     }
-    socket::listen(path, BACKLOG)
+    packets::listen(path, BACKLOG, SocketFlags::NONBLOCK)
 }
 
 /// A plan that can be carried out on this fabric.

@@ -24,6 +24,7 @@ use rustix::{
 use super::wire::Message;
 use crate::{client::Fabric, place::Place, socket};
 use snaprig_fabric::Node;
+use snaprig_peers::packets;
 
 /// Most connections that wait to be taken; the thread takes them at once.
 const WAITING: i32 = 4096;
@@ -81,8 +82,8 @@ fn address(name: &str) -> io::Result<(OwnedFd, PathBuf)> {
 pub(super) fn connect_to(names: &[String]) -> io::Result<OwnedFd> {
     for name in names {
         let (_directory, path) = address(name)?;
-        match socket::connect(&path, SocketFlags::NONBLOCK) {
-            Err(error) if socket::is_nobody(&error) => {}
+        match packets::connect(&path, SocketFlags::NONBLOCK) {
+            Err(error) if packets::is_nobody(&error) => {}
             other => return other,
         }
     }
@@ -100,10 +101,10 @@ pub(super) fn listen_at(name: &str) -> io::Result<OwnedFd> {
     flock(&lock, FlockOperation::LockExclusive)?;
     let (_directory, path) = address(name)?;
     // While the lock is held: a socket that is bound and does not listen looks dead.
-    match socket::listen(&path, WAITING) {
+    match packets::listen(&path, WAITING, SocketFlags::NONBLOCK) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && !is_taken(&[name.into()]) => {
             remove(name);
-            socket::listen(&path, WAITING)
+            packets::listen(&path, WAITING, SocketFlags::NONBLOCK)
         }
         other => other,
     }
