@@ -4,6 +4,7 @@ mod bytes;
 pub mod ckpt_image;
 pub mod coord;
 pub mod driver;
+mod grammar;
 pub mod guest;
 #[cfg(test)]
 mod smoke;
@@ -25,10 +26,12 @@ use snaprig_card_image::{
 use snaprig_card_kernel::elf as card_elf;
 use snaprig_card_memory::CardMemory;
 use snaprig_hca::wire;
+use snaprig_image::Inbox;
 use snaprig_offload_wire::{coi, snapify, snapify_io};
 use snaprig_wire::ring::{RING_BYTES, Ring};
 use snaprig_wire::{dma, frame, scif};
 use tempfile::TempDir;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Process images and chains of them, in portions as the first byte says: as they come, and with their checksums put
 /// right, which no mutation would.
@@ -45,30 +48,34 @@ pub fn image(bytes: &[u8]) {
 }
 
 fn decode(mut stream: &[u8], step: usize) -> Option<()> {
-    let mut decoder = Decoder::default();
-    while decoder.wants() > 0 && !stream.is_empty() {
-        let (now, later) = stream.split_at(decoder.wants().min(step).min(stream.len()));
-        if let Some(Piece::Pages { address, bytes }) = decoder.push(now).ok()? {
-            assert!(address % 4096 == 0 && bytes.len() % 4096 == 0 && bytes.len() <= PAGES_MAX);
+    let (mut decoder, mut inbox) = (Decoder::default(), Inbox::default());
+    while !decoder.is_complete() {
+        if let Some(bytes) = inbox.take(decoder.wants()) {
+            if let Some(Piece::Pages { address, bytes }) = decoder.take(bytes).ok()? {
+                assert!(address % 4096 == 0 && bytes.len() % 4096 == 0 && bytes.len() <= PAGES_MAX);
+            }
+            continue;
         }
+        let missing = decoder.certain() - inbox.len();
+        let (now, later) = stream.split_at(missing.min(step).min(stream.len()));
+        if now.is_empty() {
+            break;
+        }
+        inbox.room(now.len()).copy_from_slice(now);
+        inbox.filled(now.len());
         stream = later;
     }
-    decoder.finish().ok()
+    decoder.finish(inbox.len()).ok()
 }
 
-/// `capture/stream.rs` draws a chunk's header: kind, length, checksum.
 fn with_checksums(stream: &[u8]) -> Vec<u8> {
-    let (mut stream, mut at, mut index) = (stream.to_vec(), 16, 0u64);
-    while let Some(len) = stream.get(at + 4..).and_then(|rest| rest.first_chunk()) {
-        let end = at + 16 + u32::from_le_bytes(*len) as usize;
-        let Some(payload) = stream.get(at + 16..end) else {
-            break;
-        };
-        let seed = index << 3 | u64::from(stream[at]);
-        let sum = xxhash_rust::xxh3::xxh3_64_with_seed(payload, seed);
-        stream[at + 8..at + 16].copy_from_slice(&sum.to_le_bytes());
-        (at, index) = (end, index + 1);
-    }
+    let mut stream = stream.to_vec();
+    // The checksum of a run of pages is the second word of its payload.
+    grammar::seal(&mut stream, 1, |payload, body| {
+        if let (Some(sum), true) = (payload.get_mut(8..16), !body.is_empty()) {
+            sum.copy_from_slice(&xxh3_64(body).to_le_bytes());
+        }
+    });
     stream
 }
 

@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::driver::{Hostile, Reach};
-use snaprig_card_image::stream::{Encoder, Link, PAGES_AT};
+use snaprig_card_image::stream::{Encoder, PAGES_AT};
 use snaprig_ckpt_image::image::{Header, Options, Writer};
 use snaprig_hca::packet::{Body, Extra, Packet, Remote, Route};
 use snaprig_hca::{Opcode, Transport, payload::Payload};
+use snaprig_image::ImageId;
 use snaprig_pci::{host::HostDevice, vfio_user_client::VfioUserClient};
 use snaprig_wire::bar4;
 use std::{fs, io::Write, sync::Mutex};
@@ -99,19 +100,17 @@ fn bytes(words: &[u64]) -> Vec<u8> {
 
 #[test]
 fn images() {
-    let mut encoder = Encoder::default();
-    let link = Link {
-        id: 2,
-        parent: 1,
-        gone: vec![(4096, 1)],
+    let seed = |parent, gone: &[(u64, u64)]| {
+        let started = Encoder::start(b"process", parent, gone);
+        let (mut encoder, start) = started.expect("it is short");
+        let mut pages = vec![7; PAGES_AT + 4096];
+        encoder.pages(&mut pages, 4096);
+        let seed = [start, pages, encoder.end(None).0].concat();
+        assert!(decode(&seed, 7).is_some() && with_checksums(&seed) == seed);
+        [&[255], &seed[..]].concat()
     };
-    let start = encoder.start(b"process", &link).expect("it is short");
-    let mut pages = vec![7; PAGES_AT + 4096];
-    encoder.pages(&mut pages, 4096);
-    let parts = [start, pages, encoder.end()];
-    let seed = parts.concat();
-    assert!(decode(&seed, 7).is_some() && with_checksums(&seed) == seed);
-    smoke("image", &[[&[255], &seed[..]].concat()], RUNS, image);
+    let seeds = [seed(ImageId::new(1), &[(4096, 1)]), seed(None, &[])];
+    smoke("image", &seeds, RUNS, image);
 }
 
 #[test]

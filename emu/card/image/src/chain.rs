@@ -8,12 +8,15 @@
 //! ```
 //! All images are read once, front to back and side by side, because each has its pages in
 //! ascending order; at every address the newest image that says something about it is believed.
+//! Which image an image is follows from all of it: that each builds on the one before it is known when all
+//! have been read, and before that the collapsed one does not get its end.
 
 use std::io::{self, Read, Write};
 
 use snaprig_card_memory::PAGE;
+use snaprig_image::{ImageId, Inbox};
 
-use super::stream::{Decoder, Encoder, ImageError, Link, PAGES_AT, PAGES_MAX, Piece, TooLarge};
+use super::stream::{Decoder, Encoder, ImageError, PAGES_AT, PAGES_MAX, Piece, TooLarge};
 
 /// Bytes that are read at once.
 const READ_MAX: usize = 64 << 10;
@@ -87,20 +90,10 @@ impl<R: Read> Reader<R> {
             sources.push(Source::open(index, from)?);
         }
         let newest = sources.last().ok_or(ChainError::Empty)?;
-        if sources[0].link.parent != 0 {
+        if sources[0].parent.is_some() {
             return Err(ChainError::NotWhole);
         }
-        for (index, pair) in sources.windows(2).enumerate() {
-            if pair[1].link.parent != pair[0].link.id {
-                return Err(ChainError::Broken { index: index + 1 });
-            }
-        }
-        let link = Link {
-            id: newest.link.id,
-            ..Link::default()
-        };
-        let mut encoder = Encoder::default();
-        let chunk = encoder.start(&newest.process, &link)?;
+        let (encoder, chunk) = Encoder::start(&newest.process, None, &[])?;
         Ok(Self {
             sources,
             encoder,
@@ -108,6 +101,19 @@ impl<R: Read> Reader<R> {
             read: 0,
             ended: false,
         })
+    }
+
+    /// The last bytes of the image, now that all others have been read to their ends.
+    fn end(&mut self) -> Result<Vec<u8>, ChainError> {
+        for (index, pair) in self.sources.windows(2).enumerate() {
+            let is_parent = |parent| pair[0].ids.contains(&Some(parent));
+            if !pair[1].parent.is_some_and(is_parent) {
+                return Err(ChainError::Broken { index: index + 1 });
+            }
+        }
+        // What builds on the newest builds on this, too.
+        let newest = self.sources.last().and_then(|newest| newest.ids[0]);
+        Ok(self.encoder.end(newest).0)
     }
 
     /// Makes the next part of the image.
@@ -140,7 +146,7 @@ impl<R: Read> Reader<R> {
         } else if std::mem::replace(&mut self.ended, true) {
             self.chunk.clear();
         } else {
-            self.chunk = self.encoder.end();
+            self.chunk = self.end()?;
         }
         Ok(())
     }
@@ -163,11 +169,15 @@ struct Source<R> {
     index: usize,
     from: R,
     decoder: Decoder,
-    buffer: Vec<u8>,
+    inbox: Inbox,
     process: Vec<u8>,
-    link: Link,
-    /// The first of `link.gone` that does not end before the last address asked for.
-    gone: usize,
+    parent: Option<ImageId>,
+    /// Its id, and that of the image that it stands for, once it has been read to its end.
+    ids: [Option<ImageId>; 2],
+    /// Pages of the parent's that are no more.
+    gone: Vec<(u64, u64)>,
+    /// The first of `gone` that does not end before the last address asked for.
+    gone_at: usize,
     /// The run at hand: its address, its pages, and bytes of it that are done with.
     start: u64,
     pages: Vec<u8>,
@@ -182,10 +192,12 @@ impl<R: Read> Source<R> {
             index,
             from,
             decoder: Decoder::default(),
-            buffer: vec![0; READ_MAX],
+            inbox: Inbox::default(),
             process: Vec::new(),
-            link: Link::default(),
-            gone: 0,
+            parent: None,
+            ids: [None; 2],
+            gone: Vec::new(),
+            gone_at: 0,
             start: 0,
             pages: Vec::new(),
             done: 0,
@@ -214,11 +226,11 @@ impl<R: Read> Source<R> {
 
     /// Whether the image says that its parent's page at `address` is gone. Addresses ascend.
     fn takes_away(&mut self, address: u64) -> bool {
-        while let Some((start, pages)) = self.link.gone.get(self.gone) {
+        while let Some((start, pages)) = self.gone.get(self.gone_at) {
             if address < start + pages * PAGE {
                 return address >= *start;
             }
-            self.gone += 1;
+            self.gone_at += 1;
         }
         false
     }
@@ -229,15 +241,20 @@ impl<R: Read> Source<R> {
         let damaged = |source| ChainError::Image { index, source };
         self.pages.clear();
         self.done = 0;
-        while self.decoder.wants() > 0 {
-            let want = self.decoder.wants().min(READ_MAX);
-            let count = self.from.read(&mut self.buffer[..want])?;
-            if count == 0 {
-                break;
-            }
-            match self.decoder.push(&self.buffer[..count]).map_err(damaged)? {
+        while !self.decoder.is_complete() {
+            let Some(bytes) = self.inbox.take(self.decoder.wants()) else {
+                let missing = self.decoder.certain() - self.inbox.len();
+                let count = self.from.read(self.inbox.room(missing.min(READ_MAX)))?;
+                if count == 0 {
+                    break;
+                }
+                self.inbox.filled(count);
+                continue;
+            };
+            match self.decoder.take(bytes).map_err(damaged)? {
+                Some(Piece::Parent(parent)) => self.parent = parent,
                 Some(Piece::Process(bytes)) => self.process = bytes.to_vec(),
-                Some(Piece::Link(link)) => self.link = link,
+                Some(Piece::Gone(gone)) => self.gone = gone,
                 Some(Piece::Pages { address, bytes }) => {
                     let end = address.checked_add(bytes.len() as u64);
                     let (true, Some(end)) = (address >= self.end, end) else {
@@ -247,10 +264,11 @@ impl<R: Read> Source<R> {
                     self.pages.extend_from_slice(bytes);
                     return Ok(());
                 }
-                Some(Piece::End) | None => {}
+                Some(Piece::End { id, stands_for }) => self.ids = [Some(id), stands_for],
+                None => {}
             }
         }
-        self.decoder.finish().map_err(damaged)
+        self.decoder.finish(self.inbox.len()).map_err(damaged)
     }
 }
 
@@ -265,16 +283,16 @@ mod tests {
     type Pages = BTreeMap<u64, u8>;
 
     /// An image of pages, each full of one byte.
-    fn image(link: &Link, pages: &Pages) -> Vec<u8> {
-        let mut encoder = Encoder::default();
-        let mut bytes = encoder.start(b"process", link).unwrap();
+    fn image(parent: Option<ImageId>, gone: &[(u64, u64)], pages: &Pages) -> (Vec<u8>, ImageId) {
+        let (mut encoder, mut bytes) = Encoder::start(b"process", parent, gone).unwrap();
         for (page, byte) in pages {
             let mut chunk = [*byte; PAGES_AT + PAGE as usize];
             encoder.pages(&mut chunk, page * PAGE);
             bytes.extend_from_slice(&chunk);
         }
-        bytes.extend(encoder.end());
-        bytes
+        let (end, id) = encoder.end(None);
+        bytes.extend(end);
+        (bytes, id)
     }
 
     fn pages_of(image: &[u8]) -> Pages {
@@ -287,30 +305,19 @@ mod tests {
     }
 
     /// The increment from one state to another.
-    fn increment(id: u64, from: &Pages, to: &Pages) -> Vec<u8> {
+    fn increment(parent: ImageId, from: &Pages, to: &Pages) -> (Vec<u8>, ImageId) {
         let gone = from.keys().filter(|page| !to.contains_key(page));
-        let link = Link {
-            id,
-            parent: id - 1,
-            gone: gone.map(|page| (page * PAGE, 1)).collect(),
-        };
+        let gone: Vec<_> = gone.map(|page| (page * PAGE, 1)).collect();
         let differs = |(page, byte): &(&u64, &u8)| from.get(*page) != Some(*byte);
         let changed = to.iter().filter(differs).map(|(p, b)| (*p, *b)).collect();
-        image(&link, &changed)
-    }
-
-    fn whole(pages: &Pages) -> Vec<u8> {
-        let link = Link {
-            id: 1,
-            ..Link::default()
-        };
-        image(&link, pages)
+        image(Some(parent), &gone, &changed)
     }
 
     #[test]
     fn what_is_no_chain_is_refused() {
         let pages: Pages = [(1, 1), (2, 2)].into();
-        let (first, second) = (whole(&pages), increment(2, &pages, &[(1, 3)].into()));
+        let (first, id) = image(None, &[], &pages);
+        let (second, _) = increment(id, &pages, &[(1, 3)].into());
         let collapsed = |images: Vec<&[u8]>| collapse(images, Vec::new());
         assert!(collapsed(vec![&first, &second]).is_ok());
         assert!(matches!(collapsed(vec![]), Err(ChainError::Empty)));
@@ -334,17 +341,21 @@ mod tests {
         fn a_chain_collapses_to_its_last_state(
             states in prop::collection::vec(prop::collection::btree_map(1..40u64, any::<u8>(), 0..30), 1..6),
         ) {
-            let mut images = vec![whole(&states[0])];
-            for (index, pair) in states.windows(2).enumerate() {
-                images.push(increment(index as u64 + 2, &pair[0], &pair[1]));
+            let (first, mut last) = image(None, &[], &states[0]);
+            let mut images = vec![first];
+            for pair in states.windows(2) {
+                let (image, id) = increment(last, &pair[0], &pair[1]);
+                images.push(image);
+                last = id;
             }
             let mut one = Vec::new();
             collapse(images.iter().map(Vec::as_slice).collect(), &mut one).unwrap();
             prop_assert_eq!(&pages_of(&one), states.last().unwrap());
-            // What was collapsed may be the first of another chain.
+            // What was collapsed may be the first of another chain, of what builds on its last.
+            let (next, _) = increment(last, states.last().unwrap(), &states[0]);
             let mut again = Vec::new();
-            collapse(vec![one.as_slice()], &mut again).unwrap();
-            prop_assert_eq!(&one, &again);
+            collapse(vec![one.as_slice(), &next], &mut again).unwrap();
+            prop_assert_eq!(&pages_of(&again), &states[0]);
             // Read as it is made it is the same.
             let (mut chain, mut read) = (Vec::new(), Vec::new());
             chain.extend(images.iter().map(Vec::as_slice));

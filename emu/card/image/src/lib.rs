@@ -1,5 +1,10 @@
-//! Capture and restore of a process on the card: the part that BLCR's kernel module plays in the
-//! paper (section 4.1, Capture, and section 4.3).
+//! Images of processes on the card: the part that BLCR's kernel module plays in the paper (section 4.1, Capture, and
+//! section 4.3).
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`stream`] | what an image says, on top of the grammar of all images ([`snaprig_image`]) |
+//! | [`chain`] | a whole image and the increments on top of it, as one whole image |
 
 pub mod chain;
 pub mod stream;

@@ -6,7 +6,6 @@ use snaprig_card_driver::{
     clock::{self, monotonic},
     errno::Errno,
     file::File,
-    random,
     wait::{Stop, SysResult},
 };
 use snaprig_card_fs::{
@@ -14,18 +13,19 @@ use snaprig_card_fs::{
     files::{pipe::PipeEnd, queue::Queue, regular::RegularFile, socket::Socket},
     image::{Describer, Met, stored::Storing},
 };
-use snaprig_card_image::stream::{Encoder, Link, PAGES_AT, PAGES_MAX};
+use snaprig_card_image::stream::{Encoder, PAGES_AT, PAGES_MAX};
 use snaprig_card_memory::{CardMemory, PAGE};
 use snaprig_card_platform::{Cpu, Regs};
+use snaprig_image::ImageId;
 use snaprig_wire::{checkpoint as wire, frame};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Service, Work, is_request, pages::Chain, tree};
+use super::{Service, Work, is_request, tree};
 use crate::{
     call::Call,
     checkpoint::{
         image::{ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
-        pages::{self, Extent, PageQueue},
+        pages::{self, Base, Chain, Extent, PageQueue},
     },
     mm::{AddressSpace, Area, Backing},
     state::{State, Thread, lock},
@@ -37,8 +37,10 @@ const WRITE_MIN: usize = 256 << 10;
 /// An image on its way out.
 pub struct ImageWriter {
     encoder: Encoder,
-    /// What the process has once it is out.
-    chain: Option<Chain>,
+    /// What the next image can build on once this one is out.
+    base: Option<Base>,
+    /// Its id, once all of it is encoded.
+    id: Option<ImageId>,
     /// Room for what is encoded.
     bytes: Vec<u8>,
     /// Bytes of it that are encoded, and that are written.
@@ -46,7 +48,6 @@ pub struct ImageWriter {
     written: usize,
     /// Pages that are still to come.
     pages: PageQueue,
-    ended: bool,
 }
 
 impl ImageWriter {
@@ -56,12 +57,12 @@ impl ImageWriter {
         while self.encoded < WRITE_MIN {
             match self.pages.next() {
                 Some(address) => self.encode_run(address),
-                None if !self.ended => {
-                    let end = self.encoder.end();
+                None if self.id.is_none() => {
+                    let (end, id) = self.encoder.end(None);
                     self.bytes.truncate(self.encoded);
                     self.bytes.extend_from_slice(&end);
                     self.encoded += end.len();
-                    self.ended = true;
+                    self.id = Some(id);
                 }
                 None => break,
             }
@@ -112,12 +113,13 @@ impl Call<'_> {
                 }
                 let regular = to.file.as_any().downcast_ref::<RegularFile>();
                 let target = regular.map(|file| file.inode().clone());
-                self.begin(&tree, flags, Storing::new(target))?
+                Box::new(self.begin(&tree, flags, Storing::new(target))?)
             }
         };
         loop {
             if writing.written == writing.encoded && !writing.encode_next() {
-                self.process().chain = writing.chain;
+                let base = writing.base.zip(writing.id);
+                self.process().chain = base.map(|(base, id)| Chain { id, base });
                 self.thread().holds = holds;
                 return Ok(0);
             }
@@ -276,39 +278,31 @@ impl Call<'_> {
             files,
             page_bytes: pages.iter().map(|extent| extent.pages * PAGE).sum(),
         };
-        let mut random = [0; 8];
-        random::fill(&mut random);
-        let mut link = Link {
-            id: u64::from_le_bytes(random) | 1,
-            ..Link::default()
-        };
-        let chain = epoch.map(|epoch| Chain {
-            id: link.id,
+        let base = epoch.map(|epoch| Base {
             epoch,
             extents: pages.clone(),
         });
-        if let Some(last) = last {
-            link.parent = last.id;
-            link.gone = last.gone(&pages);
+        let (mut parent, mut gone) = (None, Vec::new());
+        if let Some(Chain { id, base }) = last {
+            (parent, gone) = (Some(id), base.gone(&pages));
             let (dirty, is_shared) = (memory.dirty(), memory.shared());
-            let is_clean = |frame| !dirty.changed_since(frame, last.epoch) && !is_shared(frame);
-            pages = last.changed(&pages, is_clean);
+            let is_clean = |frame| !dirty.changed_since(frame, base.epoch) && !is_shared(frame);
+            pages = base.changed(&pages, is_clean);
         }
-        let mut encoder = Encoder::default();
-        let started = encoder.start(&frame::encode(&image), &link);
-        let mut bytes = started.map_err(|error| {
+        let started = Encoder::start(&frame::encode(&image), parent, &gone);
+        let (encoder, mut bytes) = started.map_err(|error| {
             tracing::warn!(%error, "a process is not captured");
             Errno::EFBIG
         })?;
         bytes.reserve(WRITE_MIN + PAGES_AT + PAGES_MAX);
         Ok(ImageWriter {
             encoder,
-            chain,
+            base,
+            id: None,
             encoded: bytes.len(),
             bytes,
             written: 0,
             pages: PageQueue::new(memory, pages),
-            ended: false,
         })
     }
 

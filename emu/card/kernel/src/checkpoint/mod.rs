@@ -74,7 +74,7 @@ struct Service {
 }
 
 enum Work {
-    Capture(ImageWriter),
+    Capture(Box<ImageWriter>),
     Restore(Box<ImageReader>),
 }
 

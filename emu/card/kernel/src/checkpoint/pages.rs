@@ -12,6 +12,7 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use snaprig_card_fs::image::stored::Storing;
 use snaprig_card_memory::{CardMemory, PAGE, outside};
+use snaprig_image::ImageId;
 
 use crate::mm::{AddressSpace, Area, Backing};
 
@@ -112,15 +113,21 @@ pub fn list(
 
 /// An image of a process that the next one builds on.
 pub struct Chain {
-    /// The image's.
-    pub id: u64,
-    /// The epoch of write tracking that began with it.
+    /// The image's id, which is known when all of it has been written.
+    pub id: ImageId,
+    /// What memory was then.
+    pub base: Base,
+}
+
+/// What memory was when an image was taken of it.
+pub struct Base {
+    /// The epoch of write tracking that began with the image.
     pub epoch: u32,
-    /// Its pages.
+    /// The image's pages.
     pub extents: Vec<Extent>,
 }
 
-impl Chain {
+impl Base {
     /// Runs of its pages that are not among those of `now`: address, and how many.
     pub fn gone(&self, now: &[Extent]) -> Vec<(u64, u64)> {
         let mut gone: Vec<(u64, u64)> = Vec::new();
@@ -283,8 +290,8 @@ mod tests {
             before in some_pages(), now in some_pages(), dirty: BTreeSet<u8>,
         ) {
             prop_assert_eq!(&pages_of(&extents(&now)), &now);
-            let chain = Chain { id: 1, epoch: 1, extents: extents(&before) };
-            let gone: BTreeSet<u64> = chain
+            let base = Base { epoch: 1, extents: extents(&before) };
+            let gone: BTreeSet<u64> = base
                 .gone(&extents(&now))
                 .into_iter()
                 .flat_map(|(address, pages)| (0..pages).map(move |i| address / PAGE + i))
@@ -296,7 +303,7 @@ mod tests {
                 before.get(*page) != Some(*frame) || !is_clean(**frame * PAGE)
             };
             let expected: Pages = now.iter().filter(differs).map(|(p, f)| (*p, *f)).collect();
-            prop_assert_eq!(pages_of(&chain.changed(&extents(&now), is_clean)), expected);
+            prop_assert_eq!(pages_of(&base.changed(&extents(&now), is_clean)), expected);
         }
     }
 }

@@ -20,6 +20,7 @@ use snaprig_card_fs::{
     },
 };
 use snaprig_card_image::stream::{Decoder, Piece};
+use snaprig_image::Inbox;
 use snaprig_wire::frame;
 
 use super::{Service, Work, refused};
@@ -43,6 +44,7 @@ const READ_MAX: usize = 256 << 10;
 #[derive(Default)]
 pub struct ImageReader {
     decoder: Decoder,
+    inbox: Inbox,
     tree: Option<Tree>,
 }
 
@@ -66,35 +68,43 @@ impl Call<'_> {
             Some(Work::Restore(reading)) => reading,
             _ => Box::default(),
         };
-        while reading.decoder.wants() > 0 {
-            let room = reading.decoder.room(READ_MAX);
-            let count = match self.with_file(&from, |file, cx| file.read_into(cx, room)) {
-                Ok(count) => count,
-                Err(Stop::Wait(wait)) => {
-                    service.keep(self.tid, Work::Restore(reading));
-                    return Err(Stop::Wait(wait));
+        while !reading.decoder.is_complete() {
+            let ImageReader {
+                decoder,
+                inbox,
+                tree,
+            } = &mut *reading;
+            let Some(bytes) = inbox.take(decoder.wants()) else {
+                let missing = decoder.certain() - inbox.len();
+                let room = inbox.room(missing.min(READ_MAX));
+                match self.with_file(&from, |file, cx| file.read_into(cx, room)) {
+                    Ok(0) => break,
+                    Ok(count) => inbox.filled(count),
+                    Err(Stop::Wait(wait)) => {
+                        service.keep(self.tid, Work::Restore(reading));
+                        return Err(Stop::Wait(wait));
+                    }
+                    Err(error) => return Err(error),
                 }
-                Err(error) => return Err(error),
+                continue;
             };
-            if count == 0 {
-                break;
-            }
-            match reading.decoder.filled(count).map_err(refused)? {
-                Some(Piece::Process(bytes)) => reading.tree = Some(self.tree(bytes)?),
-                Some(Piece::Link(link)) if link.parent != 0 => {
+            match decoder.take(bytes).map_err(refused)? {
+                Some(Piece::Parent(Some(_))) => {
                     tracing::warn!("an increment is not restored without what it builds on");
                     return Err(Errno::EBADMSG.into());
                 }
+                Some(Piece::Process(bytes)) => *tree = Some(self.tree(bytes)?),
                 Some(Piece::Pages { address, bytes }) => {
-                    let tree = reading.tree.as_mut().ok_or(Errno::EBADMSG)?;
+                    let tree = tree.as_mut().ok_or(Errno::EBADMSG)?;
                     tree.fill(address, bytes).inspect_err(|errno| {
                         tracing::warn!(%errno, "a process image does not fit onto this card");
                     })?;
                 }
-                Some(Piece::Link(_) | Piece::End) | None => {}
+                Some(Piece::Parent(None) | Piece::Gone(_) | Piece::End { .. }) | None => {}
             }
         }
-        reading.decoder.finish().map_err(refused)?;
+        let left = reading.inbox.len();
+        reading.decoder.finish(left).map_err(refused)?;
         let tree = reading.tree.ok_or(Errno::EBADMSG)?;
         self.revive(tree, stdio)
     }
