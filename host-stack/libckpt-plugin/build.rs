@@ -1,6 +1,6 @@
 //! Gives the library the name and the version by which programs ask for it.
 
-use std::{env, fmt::Write as _, fs, path::Path};
+use snaprig_versioned_build::Library;
 
 /// What it exports, by version; each builds on the one before.
 const VERSIONS: [(&str, &[&str]); 2] = [
@@ -30,34 +30,7 @@ const VERSIONS: [(&str, &[&str]); 2] = [
 ];
 
 fn main() {
-    let out = env::var_os("OUT_DIR").expect("cargo sets it");
-    let write = |name, text| {
-        let path = Path::new(&out).join(name);
-        fs::write(&path, text).expect("cargo's directory can be written");
-        path
-    };
-    let (mut exports, mut map) = (String::new(), String::new());
-    let mut before = "";
-    for (version, names) in VERSIONS {
-        let _ = write!(map, "{version} {{ global: ");
-        for name in names {
-            let _ = writeln!(exports, "export!({name}, \"{name}@@{version}\");");
-            let _ = write!(map, "{name}; ");
-        }
-        let _ = writeln!(map, "}} {before};");
-        before = version;
-    }
-    write("exports.rs", exports);
-    let map = write("versions.map", map);
-    for argument in [
-        "-soname,libsnaprig_ckpt_plugin.so.0".to_owned(),
-        // It has a thread, and handlers of fork(2).
-        "-z,nodelete".to_owned(),
-        format!("--version-script={}", map.display()),
-    ] {
-        println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
-    }
-    // Beside rustc's own script, which lld takes and ld does not.
-    println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
-    println!("cargo:rerun-if-changed=build.rs");
+    let library = Library::new("libsnaprig_ckpt_plugin.so.0");
+    library.exports(&VERSIONS);
+    library.stays_loaded();
 }

@@ -1,6 +1,6 @@
 //! Gives the library the name and the version by which programs ask for it.
 
-use std::{env, fmt::Write as _, fs, path::Path};
+use snaprig_versioned_build::Library;
 
 /// What libscif exports, all under SCIF_0.0.
 const NAMES: [&str; 22] = [
@@ -29,31 +29,9 @@ const NAMES: [&str; 22] = [
 ];
 
 fn main() {
-    let out = env::var_os("OUT_DIR").expect("cargo sets it");
-    let write = |name, text| {
-        let path = Path::new(&out).join(name);
-        fs::write(&path, text).expect("cargo's directory can be written");
-        path
-    };
-    let (mut exports, mut map) = (String::new(), String::from("SCIF_0.0 { global: "));
-    for name in NAMES {
-        let _ = writeln!(exports, "export!({name}, \"{name}@@SCIF_0.0\");");
-        let _ = write!(map, "{name}; ");
-    }
-    map += "};\n";
-    write("exports.rs", exports);
-    let map = write("libscif.map", map);
-    link("-soname,libscif.so.0");
-    // It has a thread, and handlers of fork(2).
-    link("-z,nodelete");
+    let library = Library::new("libscif.so.0");
+    library.exports(&[("SCIF_0.0", &NAMES)]);
+    library.stays_loaded();
     // It goes to cards, whose files are in their memory.
-    link("--strip-debug");
-    // Beside rustc's own script, which lld takes and ld does not.
-    println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
-    link(&format!("--version-script={}", map.display()));
-}
-
-/// An argument for the linker.
-fn link(argument: &str) {
-    println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
+    library.link("--strip-debug");
 }

@@ -1,6 +1,8 @@
 //! Gives the library the name and the versions by which programs ask for it.
 
-use std::{env, fs, path::Path};
+use std::{fs, path::Path};
+
+use snaprig_versioned_build::Library;
 
 /// Functions of libc that the library stands before.
 const INTERPOSED: [&str; 15] = [
@@ -9,39 +11,23 @@ const INTERPOSED: [&str; 15] = [
 ];
 
 fn main() {
-    let out = env::var_os("OUT_DIR").expect("cargo sets it");
-    let write = |name, text| {
-        let path = Path::new(&out).join(name);
-        fs::write(&path, text).expect("cargo's directory can be written");
-        path
-    };
+    let library = Library::new("libibverbs.so.1");
     let map = Path::new(env!("CARGO_MANIFEST_DIR")).join("../verbs-abi/libibverbs.map");
-    println!("cargo:rerun-if-changed={}", map.display());
-    write(
-        "exports.rs",
-        exports(&fs::read_to_string(&map).expect("the map is there")),
-    );
-    link("-soname,libibverbs.so.1");
-    // Beside rustc's own script, which lld takes and ld does not: the map for the versions that
-    // symbols name themselves, and another for names of libc, which are the library's alone
+    let text = fs::read_to_string(&map).expect("the map is there");
+    library.write("exports.rs", &exports(&text));
+    // One map for the versions that symbols name themselves, and another for names of libc, which are the library's alone
     // (src/interpose) and have no version of their own: ld.so takes that for any.
-    println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
-    link(&format!("--version-script={}", map.display()));
+    library.version_script(&map);
     let mut script = String::from("{ global: ");
     for name in INTERPOSED {
-        link(&format!("--defsym={name}=snaprig_{name}"));
+        library.link(format_args!("--defsym={name}=snaprig_{name}"));
         script += &format!("{name}; ");
     }
     script += "};\n";
-    let script = write("interposed.map", script);
-    link(&format!("--version-script={}", script.display()));
+    let script = library.write("interposed.map", &script);
+    library.link(format_args!("--version-script={}", script.display()));
     // The map also names what only libibverbs of old had.
-    link("--undefined-version,--no-warnings");
-}
-
-/// An argument for the linker.
-fn link(argument: &str) {
-    println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
+    library.link("--undefined-version,--no-warnings");
 }
 
 /// `export!(NAME, "NAME@@NODE");` for each name of the map (src/ffi/exports.rs); without those of
