@@ -18,6 +18,7 @@ mod error;
 mod manifest;
 mod prune;
 mod round;
+pub mod sealed;
 
 use std::{
     fs::{self, File},
@@ -32,7 +33,7 @@ use rustix::{
 
 pub use self::{
     error::StoreError,
-    manifest::{Manifest, Member},
+    manifest::{Arrival, Manifest, Member},
     round::{Joined, Prepared, Round},
 };
 use crate::{
@@ -142,6 +143,11 @@ impl Store {
         let path = self.path(round, None);
         let manifest = self.check(&path, round)?;
         Ok(self.at(path, manifest))
+    }
+
+    /// What a published round says of itself, whatever has become of its images.
+    pub fn manifest(&self, round: u64) -> Result<Manifest, StoreError> {
+        Manifest::read(&self.path(round, None))
     }
 
     fn at(&self, path: PathBuf, manifest: Manifest) -> Checkpoint {

@@ -94,8 +94,9 @@ pub struct JobDir {
     name: String,
 }
 
-/// Makes a file new at once, or not at all.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Makes a file new at once, or not at all: it has its name when all of it is on the disk, and for good when this
+/// returns. After an error, either may be found.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("."));
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");

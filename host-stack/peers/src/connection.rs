@@ -93,6 +93,13 @@ impl Connection {
         result
     }
 
+    /// The connection, which blocks from now on, and what has come over it and was no message yet; so that something else
+    /// than messages can follow. What waits to leave must have left.
+    pub fn into_parts(self) -> io::Result<(Stream, Vec<u8>)> {
+        self.stream.set_nonblocking(false)?;
+        Ok((self.stream, self.input))
+    }
+
     /// Nothing more comes or goes: the next read says that it has ended.
     pub fn shut(&self) -> io::Result<()> {
         self.stream.shutdown()

@@ -80,8 +80,13 @@ pub enum Event {
         /// Why.
         source: io::Error,
     },
-    /// A tree has migrated here and runs, but its image is no checkpoint.
-    NotKept {
+    /// It is not known whether a tree that migrates is at its target, which does not answer.
+    MigrationInDoubt {
+        /// The target.
+        to: String,
+    },
+    /// Those from whom a tree has come cannot ask whether it has.
+    SourcesUnanswered {
         /// Why.
         why: String,
     },
@@ -139,7 +144,15 @@ impl Display for Event {
                 write!(f, "checkpoint {round} is passed over: {why}")
             }
             Self::ConnectionRefused { source } => write!(f, "a connection was refused: {source}"),
-            Self::NotKept { why } => write!(f, "what has arrived is no checkpoint: {why}"),
+            Self::MigrationInDoubt { to } => write!(
+                f,
+                "{to} does not say whether the program goes on there: it is asked until it does, and the program does \
+                 not run here meanwhile"
+            ),
+            Self::SourcesUnanswered { why } => write!(
+                f,
+                "whoever this program came from cannot ask whether it is here: {why}"
+            ),
             Self::NotUndone { round, reason, why } => {
                 write!(f, "checkpoint {round} is undone ({reason}), but: {why}")
             }

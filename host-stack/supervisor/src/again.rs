@@ -22,8 +22,10 @@ use snaprig_resources::{
     error::{Error, Result},
     state::Tree,
 };
+use snaprig_tracee::faults::begin_round;
 
 use crate::{
+    migrate::{self, Sources},
     plugins::JobRound,
     supervisor::{MEMBER, Options, Parts, Supervisor},
 };
@@ -32,7 +34,8 @@ use crate::{
 const MESSAGE_MAX: usize = 2000;
 
 /// Restarts a checkpoint of a directory, and supervises it to its end; its exit status. `round` says which; none: the
-/// newest that is sound, and what is wrong with newer ones is said. The calling process has one thread.
+/// newest that is sound, and what is wrong with newer ones is said. If the tree has migrated, or may have, where it is
+/// comes first: nothing of it is restarted that goes on elsewhere. The calling process has one thread.
 pub fn restart(directory: &Path, round: Option<u64>, options: &Options) -> Result<i32> {
     let nothing = || Error::Missing {
         what: format!("there is no complete checkpoint in {}", directory.display()),
@@ -41,10 +44,21 @@ pub fn restart(directory: &Path, round: Option<u64>, options: &Options) -> Resul
         return Err(nothing());
     }
     let store = Store::open(directory)?;
+    let departure = migrate::settle(directory, &options.reporter)?;
+    let refused = |round: u64| {
+        let departure = departure.as_ref().filter(|it| it.is_of(round));
+        departure.map(|it| it.refusal(directory))
+    };
     if let Some(round) = round {
-        return attempt(&store, round, options);
+        return match refused(round) {
+            Some(error) => Err(error),
+            None => attempt(&store, round, options),
+        };
     }
     for round in store.rounds()?.into_iter().rev() {
+        if let Some(error) = refused(round) {
+            return Err(error);
+        }
         match attempt(&store, round, options) {
             Err(error) if error.is_damage() => {
                 let why = chain(&error);
@@ -53,7 +67,7 @@ pub fn restart(directory: &Path, round: Option<u64>, options: &Options) -> Resul
             other => return other,
         }
     }
-    Err(nothing())
+    Err(departure.map_or_else(nothing, |it| it.refusal(directory)))
 }
 
 /// Restarts a checkpoint. If it is damaged, nothing of its tree has run.
@@ -62,12 +76,16 @@ fn attempt(store: &Store, round: u64, options: &Options) -> Result<i32> {
     let (tree, chain) = open(&checkpoint, MEMBER)?;
     within(&tree, &options.reporter, |complete| {
         let parts = Parts::new(store.dir(), store.clone())?;
+        begin_round();
         let mut restored = Restored::open(&tree, &chain, None, &options.reporter)?;
         restored.grow(&chain, drops_privileges(), None)?;
         rebuild(&mut restored, &parts, checkpoint.path(), None)?;
         go(restored, complete, &parts)?;
-        let command = checkpoint.manifest().command.clone();
-        Supervisor::of_restarted(parts, &tree, command, options).run()
+        let manifest = checkpoint.manifest();
+        let command = manifest.command.clone();
+        let mut supervisor = Supervisor::of_restarted(parts, &tree, command, options);
+        supervisor.sources = Sources::of(store, &manifest.arrivals, &options.reporter);
+        supervisor.run()
     })
 }
 

@@ -421,6 +421,11 @@ impl Stopped {
         self.since
     }
 
+    /// From now on, the tree ends if this process does, until it is let go: it migrates.
+    pub fn bind(&self) -> Result<()> {
+        Ok(self.frozen.bind()?)
+    }
+
     /// The tree is in no job: connections to others are refused.
     pub fn alone(mut self) -> Result<Self> {
         self.described.alone()?;

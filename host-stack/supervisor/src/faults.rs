@@ -21,10 +21,11 @@ snaprig_wire::fault_points! {
     COMMITTED = "supervisor.committed", "the round is complete; whoever asked for it has no answer", [Crash];
 }
 
-/// All fault points of checkpoints and restarts, crate by crate.
+/// All fault points of checkpoints, restarts and migrations, crate by crate.
 pub fn all() -> Vec<Point> {
     let crates = [
         ALL,
+        crate::migrate::faults::ALL,
         snaprig_tracee::faults::ALL,
         snaprig_resources::faults::ALL,
         snaprig_ckpt::faults::ALL,

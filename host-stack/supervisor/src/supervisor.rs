@@ -18,6 +18,7 @@ use crate::{
     faults,
     job::{self, Job},
     member::{Done, Member},
+    migrate::{Sources, settled_departure},
     plugins::{Plugins, SharedPlugins},
     preload,
     schedule::{Due, Schedule},
@@ -93,6 +94,7 @@ pub fn launch<'a>(
     options: &Options,
 ) -> Result<i32> {
     let program = program.into();
+    settled_departure(directory)?;
     let preload = preload::variable(program.preload)?;
     let parts = Parts::new(directory, Store::open(directory)?)?;
     let child = start(program.words, preload, &parts)?;
@@ -186,6 +188,8 @@ pub struct Supervisor<'a> {
     pub last: Option<u64>,
     pub options: &'a Options,
     pub due: Due,
+    /// Those from whom its tree has come.
+    pub sources: Sources,
 }
 
 impl<'a> Supervisor<'a> {
@@ -206,6 +210,7 @@ impl<'a> Supervisor<'a> {
             status: 0,
             options,
             due: Due::new(options.schedule),
+            sources: Sources::default(),
         }
     }
 
@@ -240,6 +245,7 @@ impl<'a> Supervisor<'a> {
                 self.parts.clients.answer(client, &reply);
             }
             self.parts.plugins.borrow_mut().go_on();
+            self.sources.go_on();
             while let Some(signal) = self.parts.signals.next() {
                 if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
                     // SAFETY: no memory is involved; it is a child that has not been waited for, or nobody.
@@ -252,6 +258,7 @@ impl<'a> Supervisor<'a> {
         if let Some(member) = self.parts.member {
             member.leave();
         }
+        self.sources.linger()?;
         Ok(self.status)
     }
 
@@ -283,13 +290,15 @@ impl<'a> Supervisor<'a> {
         ];
         let member = self.parts.member.as_ref().map(|member| member.link.ready());
         ready.extend(member.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        ready.extend(self.sources.descriptors());
         let now = Instant::now();
         let plugins_left = plugins
             .deadline()
             .map(|due| due.saturating_duration_since(now));
         let clients_left = self.parts.clients.deadline();
         let clients_left = clients_left.map(|due| due.saturating_duration_since(now));
-        let all_left = [self.due.left(), plugins_left, clients_left];
+        let sources_left = self.sources.left();
+        let all_left = [self.due.left(), plugins_left, clients_left, sources_left];
         let left = all_left.into_iter().flatten().min();
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut ready, left.as_ref()) {
@@ -387,7 +396,10 @@ impl<'a> Supervisor<'a> {
         let (_, written) = saved.finish()?;
         reached(&faults::FINISHED);
         let members = vec![written.member(MEMBER)];
-        round.commit(Manifest::now(self.command.clone(), parent, members))?;
+        round.commit(Manifest {
+            arrivals: self.sources.arrivals(),
+            ..Manifest::now(self.command.clone(), parent, members)
+        })?;
         reached(&faults::COMMITTED);
         self.last = Some(number);
         let ended = held.map(|held| {

@@ -32,6 +32,7 @@ use snaprig_resources::{
     error::{Error, Result},
     state::Tree,
 };
+use snaprig_tracee::faults::begin_round;
 
 use crate::{
     again::{drops_privileges, go, open, rebuild, within},
@@ -221,6 +222,7 @@ fn together(
              --round says which one all are to restart"
         ))),
     };
+    begin_round();
     let mut restored = does(member, round, Phase::Connect, open)?;
     begin(member, Phase::Refill)?;
     does(member, round, Phase::Refill, || {

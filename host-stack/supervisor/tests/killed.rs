@@ -104,6 +104,7 @@ fn steps(restart: bool) -> impl Iterator<Item = &'static str> {
         .map(|point| point.name)
         .filter(move |step| step.starts_with("ckpt.restart_") == restart)
         .filter(|step| !step.contains(".flow_") && *step != "resources.terminal")
+        .filter(|step| !step.starts_with("departure.") && !step.starts_with("arrival."))
 }
 
 #[test]

@@ -18,10 +18,15 @@ use common::{Job, compiled, nobody, program, wait_until};
 use snaprig_supervisor::{Migrated, Reply, Request, Target};
 
 fn migrate(job: &Job, to: Target) -> Result<Migrated, String> {
-    match snaprig_supervisor::ask(&job.path("job"), Request::Migrate { to }) {
+    asked(&job.path("job"), to)
+}
+
+/// What a supervisor says when it is asked for a migration.
+fn asked(directory: &Path, to: Target) -> Result<Migrated, String> {
+    match snaprig_supervisor::ask(directory, Request::Migrate { to }) {
         Ok(Reply::Migrated(migrated)) => Ok(migrated),
         Ok(Reply::Failed(why)) => Err(why),
-        other => panic!("{other:?}; {}", job.output()),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -51,8 +56,9 @@ fn there_and_on(mut source: Job, user: Option<u32>) {
     let migrated = migrate(&source, Target::unix(socket.clone())).unwrap();
     assert!(migrated.blackout < migrated.took, "{migrated:?}");
     assert_eq!(source.ended(), 128 + libc::SIGKILL);
-    assert!(!socket.exists());
     wait_until("it is supervised", || target.answers());
+    // The source knows: nobody can ask any more.
+    wait_until("it does not listen", || !socket.exists());
     // From there to a third, and what has arrived is a checkpoint there.
     let (third, socket) = self::target(user);
     migrate(&target, Target::unix(socket)).unwrap();
@@ -91,7 +97,7 @@ fn locks_are_refused_before_anything_stops() {
              print('right', flush=True)"
         );
         let python = ["/usr/bin/python3", "-c", &code];
-        let mut source = Job::launch_to_die(None, "tracee.seized:0", &python);
+        let mut source = Job::launch_to_die(None, "tracee.seized:1", &python);
         source.wait_for("ready");
         let (_target, socket) = target(None);
         let why = migrate(&source, Target::unix(socket)).unwrap_err();
@@ -186,6 +192,13 @@ fn who_loses_the_target_runs_on() {
             image.exists() || asking.is_finished()
         });
         target.kill();
+        wait_until("it knows, or asks in vain", || {
+            asking.is_finished() || source.output().contains("does not say whether")
+        });
+        if !asking.is_finished() {
+            // It was faster, and nobody knows how fast.
+            target.receive_again(&["socket"]);
+        }
         match asking.join().unwrap().unwrap() {
             Reply::Failed(_) => assert!(source.answers()),
             // It was faster.
@@ -250,44 +263,110 @@ fn between(at: &Path, target: &Path, lost: Lost) -> thread::JoinHandle<()> {
     })
 }
 
-fn lost(program: &str, message: Lost) -> (Job, Job, Result<Migrated, String>) {
-    let source = Job::launch(&[program]);
-    source.wait_for("ready");
-    let (mut target, socket) = target(None);
-    let proxy = source.path("proxy");
-    let between = between(&proxy, &socket, message);
-    let migrated = migrate(&source, Target::unix(proxy));
-    between.join().unwrap();
-    assert_eq!(target.ended(), 1);
-    let output = target.output();
-    assert!(
-        output.contains("has not said that its program has ended"),
-        "{output}"
-    );
-    assert!(
-        !output.contains("right") && !output.contains("wrong"),
-        "{output}"
-    );
-    (source, target, migrated)
+/// What stands between both sides, so that it loses a message.
+struct Lossy {
+    source: Job,
+    target: Job,
+    proxy: PathBuf,
+    socket: PathBuf,
+    asking: thread::JoinHandle<Result<Migrated, String>>,
+}
+
+impl Lossy {
+    fn lose(program: &str, message: Lost) -> Self {
+        let source = Job::launch(&[program]);
+        source.wait_for("ready");
+        source.dump(false).unwrap();
+        let (target, socket) = target(None);
+        let proxy = source.path("proxy");
+        let between = between(&proxy, &socket, message);
+        let asking = {
+            let (directory, to) = (source.path("job"), Target::unix(proxy.clone()));
+            thread::spawn(move || asked(&directory, to))
+        };
+        between.join().unwrap();
+        Self {
+            source,
+            target,
+            proxy,
+            socket,
+            asking,
+        }
+    }
+
+    /// From now on, both reach each other.
+    fn mend(&self) {
+        fs::remove_file(&self.proxy).unwrap();
+        std::os::unix::fs::symlink(&self.socket, &self.proxy).unwrap();
+    }
 }
 
 #[test]
-fn when_the_acknowledgement_is_lost_it_runs_on_where_it_was() {
+fn when_ready_is_lost_it_runs_on_where_it_was() {
     let (_directory, churn) = compiled("churn.c", &[]);
-    let (mut source, _target, migrated) = lost(&churn, Lost::Ready);
-    migrated.unwrap_err();
+    let Lossy {
+        mut source,
+        target,
+        asking,
+        ..
+    } = Lossy::lose(&churn, Lost::Ready);
+    asking.join().unwrap().unwrap_err();
     source.dump(false).unwrap();
     source.tell("go");
     assert_eq!(source.ended(), 0, "{}", source.output());
+    assert_eq!(target.output(), "");
 }
 
 #[test]
-fn when_the_go_is_lost_there_is_none_but_a_checkpoint() {
+fn when_go_is_lost_it_stands_still_until_it_is_known_where_it_is() {
     let (_directory, churn) = compiled("churn.c", &[]);
-    let (mut source, mut target, migrated) = lost(&churn, Lost::Go);
-    let said = migrated.unwrap_err();
-    assert!(said.contains("has ended here"), "{said}");
+    let lossy = Lossy::lose(&churn, Lost::Go);
+    // Nobody is told that it has ended, or that it runs.
+    wait_until("it asks in vain", || {
+        lossy.source.output().contains("does not say whether")
+    });
+    assert!(!lossy.asking.is_finished());
+    let why = lossy.source.dump(false).unwrap_err();
+    assert!(why.contains("on its way"), "{why}");
+    lossy.mend();
+    let Lossy {
+        mut source,
+        target,
+        asking,
+        ..
+    } = lossy;
+    asking.join().unwrap().unwrap();
     assert_eq!(source.ended(), 128 + libc::SIGKILL);
-    target.restart();
+    let why = source.refuses_to_restart();
+    assert!(why.contains("has migrated to"), "{why}");
     ends_well(&source, target);
+}
+
+#[test]
+fn when_the_target_has_forgotten_it_runs_on_where_it_was() {
+    let (_directory, churn) = compiled("churn.c", &[]);
+    let lossy = Lossy::lose(&churn, Lost::Go);
+    let Lossy {
+        mut source,
+        mut target,
+        proxy,
+        socket,
+        asking,
+    } = lossy;
+    target.kill();
+    // Another one at the same address does not know: it is asked in vain.
+    fs::remove_file(&proxy).unwrap();
+    let stranger = Job::receive(None, &[proxy.to_str().unwrap()]);
+    wait_until("it refuses", || {
+        stranger.output().contains("asks for another target")
+    });
+    assert!(!asking.is_finished());
+    drop(stranger);
+    target.receive_again(&["socket"]);
+    let _ = fs::remove_file(&proxy);
+    std::os::unix::fs::symlink(&socket, &proxy).unwrap();
+    let why = asking.join().unwrap().unwrap_err();
+    assert!(why.contains("the tree is not here"), "{why}");
+    source.tell("go");
+    assert_eq!(source.ended(), 0, "{}", source.output());
 }

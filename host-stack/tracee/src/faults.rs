@@ -1,7 +1,8 @@
 //! Where a process that checkpoints and restarts others can be killed on purpose: the fault points of this crate, and the
 //! plan of a process, which says at which point of any crate it kills itself.
 //!
-//! What must stay true of each point: the tree runs on, or, of a restart that was not complete, ends.
+//! What must stay true of each point: the tree runs on; or, of a restart that was not complete, and of a migration that
+//! the target may have decided, it ends.
 
 use std::{
     str::FromStr,
@@ -45,7 +46,8 @@ snaprig_wire::fault_points! {
 pub struct CrashPlan {
     /// The name of the point.
     pub point: String,
-    /// In the how manieth thing that the process does, from 1 on: a restart counts as one, and so does each checkpoint.
+    /// In the how manieth thing that the process does, from 1 on: a restart counts as one, and so does each checkpoint,
+    /// and each side of a migration.
     pub round: u32,
 }
 
@@ -65,7 +67,7 @@ impl FromStr for CrashPlan {
 
 /// The plan of this process, which its main function sets before anything else.
 static PLAN: OnceLock<CrashPlan> = OnceLock::new();
-/// Checkpoints and restarts that have begun.
+/// Checkpoints, restarts and migrations that have begun.
 static ROUNDS: AtomicU32 = AtomicU32::new(0);
 
 /// This process, and what it forks, follows a plan from now on; of two plans, the first.
@@ -74,7 +76,7 @@ pub fn follow(plan: CrashPlan) {
     let _ = PLAN.set(plan);
 }
 
-/// A checkpoint or a restart begins.
+/// A checkpoint, a restart or a migration begins.
 pub fn begin_round() {
     ROUNDS.fetch_add(1, Ordering::Relaxed);
 }

@@ -410,6 +410,19 @@ impl Frozen {
         lost.map(|process| process.pid)
     }
 
+    /// From now on, all of them end if this process does, until they are let go.
+    pub fn bind(&self) -> Result<()> {
+        let threads = self.processes.iter().flat_map(|it| &it.threads);
+        for thread in threads {
+            match thread.tracee.bind() {
+                // Somebody has killed it.
+                Err(Error::Gone { .. }) | Ok(()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// All of them go on.
     pub fn let_go(mut self) -> Result<()> {
         self.release()

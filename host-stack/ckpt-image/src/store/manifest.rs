@@ -1,8 +1,4 @@
-//! What a checkpoint is of. `manifest.json`:
-//!
-//! ```text
-//! { "version": 1, "checksum": XXH3 of the manifest as compact JSON, "manifest": { ... } }
-//! ```
+//! What a checkpoint is of: `manifest.json`, a [sealed](super::sealed) file.
 
 use std::{
     collections::BTreeSet,
@@ -12,9 +8,11 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
 
-use super::{StoreError, io_error};
+use super::{
+    StoreError, io_error,
+    sealed::{self, SealError},
+};
 use crate::image::{ImageId, Summary};
 
 /// The file's name.
@@ -38,6 +36,21 @@ pub struct Manifest {
     pub time_unix_ms: u64,
     /// What was checkpointed: a process, or a tree of them, of each agent.
     pub members: Vec<Member>,
+    /// Migrations by which a tree has come to this directory, if those that it came from may still ask whether it has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arrivals: Vec<Arrival>,
+}
+
+/// A migration by which a tree has come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arrival {
+    /// Which one: random bytes.
+    pub migration: [u8; 16],
+    /// The address at which it is asked about.
+    pub address: String,
+    /// The file with the token that both sides know, if the address needs one.
+    pub token: Option<PathBuf>,
 }
 
 /// An image of a checkpoint.
@@ -82,25 +95,13 @@ pub fn check_name(name: &str) -> Result<(), StoreError> {
     }
 }
 
-#[derive(Serialize, Deserialize)]
-struct Sealed<M> {
-    version: u32,
-    checksum: String,
-    manifest: M,
-}
-
 impl Manifest {
     /// Writes it into the directory of its checkpoint.
     pub(super) fn write(&self, dir: &Path) -> Result<(), StoreError> {
         let path = dir.join(NAME);
         self.check(&path)?;
         let partial = dir.join("manifest.json.partial");
-        let sealed = Sealed {
-            version: VERSION,
-            checksum: self.checksum(),
-            manifest: self,
-        };
-        let text = serde_json::to_vec_pretty(&sealed).map_err(io::Error::other);
+        let text = sealed::to_text(VERSION, self).map_err(io::Error::other);
         let text = text.map_err(io_error(&path))?;
         let written = File::create(&partial).and_then(|mut file| {
             file.write_all(&text)?;
@@ -117,24 +118,15 @@ impl Manifest {
         let file = File::open(&path).map_err(io_error(&path))?;
         let read = file.take(BYTES_MAX).read_to_end(&mut text);
         read.map_err(io_error(&path))?;
-        let damaged = |error: serde_json::Error| wrong(&path, &error.to_string());
-        // The version first: nothing else of another version's need make sense.
-        let any: Sealed<serde_json::Value> = serde_json::from_slice(&text).map_err(damaged)?;
-        if any.version != VERSION {
-            let found = any.version;
-            return Err(StoreError::Version { path, found });
-        }
-        let sealed: Sealed<Self> = serde_json::from_slice(&text).map_err(damaged)?;
-        if sealed.checksum != sealed.manifest.checksum() {
-            return Err(wrong(&path, "its checksum differs"));
-        }
-        sealed.manifest.check(&path)?;
-        Ok(sealed.manifest)
-    }
-
-    fn checksum(&self) -> String {
-        let text = serde_json::to_vec(self).unwrap_or_default();
-        format!("{:016x}", xxh3_64(&text))
+        let manifest: Self = sealed::of_text(&text, VERSION).map_err(|error| match error {
+            SealError::Version { found, .. } => StoreError::Version {
+                path: path.clone(),
+                found,
+            },
+            SealError::Damaged(why) => wrong(&path, &why),
+        })?;
+        manifest.check(&path)?;
+        Ok(manifest)
     }
 
     fn check(&self, path: &Path) -> Result<(), StoreError> {

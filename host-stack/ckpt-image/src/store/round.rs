@@ -123,6 +123,18 @@ impl Store {
         })
     }
 
+    /// Takes a round away for good, whether it is published, or was about to be.
+    pub fn retract(&self, round: u64) -> Result<(), StoreError> {
+        let _lock = self.lock()?;
+        self.tidy()?;
+        let (path, old) = (self.path(round, None), self.path(round, Some(OLD)));
+        if path.exists() {
+            fs::rename(&path, &old).map_err(io_error(&path))?;
+        }
+        sync(&self.dir)?;
+        self.tidy()
+    }
+
     /// A number for the next round: no directory of an earlier one has it, whole or not.
     pub fn next_round(&self) -> Result<u64, StoreError> {
         let mut last = 0;
@@ -263,6 +275,7 @@ impl Manifest {
             command,
             time_unix_ms: now.map_or(0, |now| now.as_millis() as u64),
             members,
+            arrivals: Vec::new(),
         }
     }
 }

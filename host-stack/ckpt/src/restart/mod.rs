@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 use crate::faults;
 use libc::pid_t;
 use snaprig_ckpt_image::chain::Chain;
-use snaprig_tracee::faults::{begin_round, reached};
+use snaprig_tracee::faults::reached;
 use snaprig_tracee::{error::Error as TraceeError, trace::Tracee};
 
 pub use self::{
@@ -81,7 +81,6 @@ impl<'a> Restored<'a> {
         let mut kinds = resources.iter_mut();
         kinds.try_for_each(|kind| kind.prepare(tree))?;
         let opened = open(tree, &mut resources, board)?;
-        begin_round();
         reached(&faults::RESTART_FILES);
         Ok(Self {
             tree,

@@ -74,8 +74,8 @@ impl Complete {
     }
 }
 
-/// Runs `supervise` in namespaces of its own, as the process of that number; its exit status. The calling process has
-/// one thread. `has_own_ipc`: System V objects are those of the tree alone.
+/// Runs `supervise` in namespaces of its own, as the process of that number; its exit status. What it owns, no other
+/// process has then: a connection ends with the supervisor. The calling process has one thread. `has_own_ipc`: System V objects are those of the tree alone.
 pub fn run(
     place: Place,
     clocks: Clocks,
@@ -96,7 +96,10 @@ pub fn run(
             process::exit(status)
         }
         maker if maker < 0 => Err(Error::io("fork", io::Error::last_os_error())),
-        maker => Ok(status_of(maker)),
+        maker => {
+            drop(supervise);
+            Ok(status_of(maker))
+        }
     }
 }
 
@@ -149,7 +152,10 @@ fn make(
             process::exit(status)
         }
         first if first < 0 => Err(Error::io("fork", io::Error::last_os_error())),
-        first => Ok(status_of(first)),
+        first => {
+            drop(supervise);
+            Ok(status_of(first))
+        }
     }
 }
 
@@ -228,7 +234,7 @@ fn make_above(place: Place, reporter: &Reporter, supervise: impl FnOnce() -> i32
         }
     };
     let mut supervise = Some(supervise);
-    let mut supervise = || supervise.take().map_or(1, |supervise| supervise());
+    let mut supervise = move || supervise.take().map_or(1, |supervise| supervise());
     match place.session {
         None => supervisor(&mut supervise),
         Some(1) => {
@@ -243,6 +249,7 @@ fn make_above(place: Place, reporter: &Reporter, supervise: impl FnOnce() -> i32
             0 => {
                 lead();
                 let child = supervisor(&mut supervise);
+                drop(supervise);
                 process::exit(child.map_or_else(
                     |error| {
                         reporter.failed(&error);

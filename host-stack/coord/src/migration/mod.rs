@@ -45,8 +45,9 @@
 //!
 //! What that demands of a driver of these machines:
 //!
-//! - A tree dies with its supervisor, if the supervisor dies while the tree stands still and the target may be told to
-//!   go. Otherwise the kernel would let the tree of a killed source run on, whatever the target has decided.
+//! - A tree dies with its supervisor, if the supervisor dies while the tree stands still for a migration. Otherwise the
+//!   kernel would let the tree of a killed source run on, whatever the target has decided, and whatever it has done to
+//!   files that both can see.
 //! - A supervisor that starts looks for a record first, and syncs it and its directory before it does anything because
 //!   of it: otherwise a crash could still lose what it has found. With [`Record::Going`] it asks ([`Source::resumed`])
 //!   before anything is restarted from a checkpoint; with [`Record::Gone`] nothing is restarted. A target that has a

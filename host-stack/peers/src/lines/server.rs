@@ -85,14 +85,15 @@ impl Server {
 
     /// When to call [`Self::next_command`] though nothing has come.
     pub fn deadline(&self) -> Option<Instant> {
-        self.clients.values().map(|client| client.deadline).min()
+        self.clients.values().filter_map(Client::deadline).min()
     }
 
     /// Does what can be done without waiting, up to a command that is whole, or is none. To be called until there is no
     /// more, whenever the descriptor is readable, and at the deadline. Each command is to be answered.
     pub fn next_command<T: DeserializeOwned>(&mut self) -> Option<(ClientId, io::Result<T>)> {
         let now = Instant::now();
-        self.clients.retain(|_, client| client.deadline > now);
+        let is_late = |client: &Client| client.deadline().is_some_and(|due| due <= now);
+        self.clients.retain(|_, client| !is_late(client));
         for id in self.ready() {
             if id == LISTENER {
                 self.accept();
@@ -192,6 +193,11 @@ impl AsFd for Server {
 }
 
 impl Client {
+    /// Until when it is to have done something; none: it waits for the caller.
+    fn deadline(&self) -> Option<Instant> {
+        (!matches!(self.state, State::Waiting)).then_some(self.deadline)
+    }
+
     /// Reads or writes what can be.
     fn step<T: DeserializeOwned>(&mut self) -> Step<T> {
         match &mut self.state {
@@ -278,6 +284,28 @@ mod tests {
             }
             all
         }
+    }
+
+    #[test]
+    fn whoever_waits_for_the_caller_is_not_late() {
+        let time_max = Duration::from_millis(1);
+        let mut served = serve(Limits { time_max, ..LIMITS });
+        // A loaded machine may take longer than that to accept.
+        let (mut client, commands) = loop {
+            let mut client = served.connect();
+            lines::send(&mut client, &7).unwrap();
+            let commands = served.commands();
+            if !commands.is_empty() {
+                break (client, commands);
+            }
+        };
+        let asked = Instant::now();
+        while asked.elapsed() <= time_max {
+            assert_eq!(served.commands(), []);
+        }
+        served.server.answer(commands[0].0, &"seven");
+        let answer: String = lines::receive(&mut client, 100).unwrap();
+        assert_eq!(answer, "seven");
     }
 
     #[test]

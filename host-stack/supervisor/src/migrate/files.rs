@@ -49,7 +49,7 @@ impl PluginFiles {
 }
 
 /// Puts what is sent into a directory.
-pub fn receive(from: &Stream, to: &Path) -> io::Result<()> {
+pub fn receive(from: &mut dyn Read, to: &Path) -> io::Result<()> {
     let mut portions = Received {
         from,
         left: 0,
@@ -77,7 +77,7 @@ impl Write for Portions<'_> {
 }
 
 struct Received<'a> {
-    from: &'a Stream,
+    from: &'a mut dyn Read,
     /// Of the portion that is read.
     left: usize,
     is_over: bool,

@@ -1,30 +1,47 @@
-//! A tree moves to another supervisor, on this machine or another: live, as an image that is sent while it runs.
+//! A tree moves to another supervisor, on this machine or another: live, as an image that is sent while it runs. What both
+//! sides say, and who may run it when, is decided by the machines of [`snaprig_coord::migration`], which are driven here.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | `departure` | a tree leaves: it is copied, stands still, and goes on here or ends |
+//! | `asking` | drives the machine of the source: connection, messages, time |
+//! | `question` | what has become of a tree that was on its way when its supervisor died |
+//! | `receive` | a tree comes: from an image to processes |
+//! | `endpoint` | drives the machine of the target: connections, messages, time |
+//! | `sources` | those from whom trees have come, and who may still ask |
+//! | `record` | what is written down in a directory of checkpoints |
+//! | `files` | what plugins put into a checkpoint's directory, on its way |
+//! | `target` | where a tree goes |
+//! | `faults` | where a side can be killed on purpose |
+//!
+//! A message is its length (four bytes) and postcard; the image, and the files of plugins behind it, follow Begin on the
+//! same connection. A peer on a Unix socket is of the same user, or root's; one on TCP knows the token. Neither messages
+//! nor pages are encrypted: elsewhere than on a trusted network, a Unix socket can be forwarded by ssh(1).
+//!
+//! What must stay true: never two of a tree, and never none, whoever dies at whatever step.
 
+mod asking;
+mod departure;
+mod endpoint;
+pub mod faults;
 mod files;
+mod question;
 mod receive;
+mod record;
+mod sources;
 mod target;
-mod wire;
 
-use std::{
-    io::{self, Write},
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use snaprig_ckpt::dump::Purpose;
-use snaprig_ckpt_image::image::Writer;
-use snaprig_peers::Stream;
-use snaprig_resources::error::{Error, Result};
 
-use self::{
-    files::PluginFiles,
-    wire::{Answer, Begin, Go, Running},
+pub use self::{
+    question::settle, receive::receive, record::settled_departure, sources::Sources, target::Target,
 };
-pub use self::{receive::receive, target::Target};
-use crate::{
-    checkpoint::{self, Copied, How, Mode, NewImage, Stopped},
-    supervisor::Supervisor,
-};
+use crate::checkpoint::Copied;
+
+/// Longest message, in bytes: a command line.
+const MESSAGE_MAX: usize = 4 << 20;
 
 /// A migration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,98 +54,4 @@ pub struct Migrated {
     pub blackout: Duration,
     /// How long all of it took.
     pub took: Duration,
-}
-
-/// Where an image goes; what the other side says is read elsewhere.
-struct Sent(Stream);
-
-impl Write for Sent {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Supervisor<'_> {
-    /// The tree goes on at another supervisor. Whatever goes wrong before that has it restored, it runs on here.
-    pub fn migrate(&mut self, to: &Target) -> Result<Migrated> {
-        self.is_alone()?;
-        let begun = Instant::now();
-        let failed = |source| Error::io(format!("migration to {to}"), source);
-        let stream = to.address().connect(wire::CONNECT_MAX).map_err(failed)?;
-        let purpose = match stream.is_local().map_err(failed)? {
-            true => Purpose::Moving,
-            false => Purpose::Alone,
-        };
-        checkpoint::look(&mut self.known, purpose, &self.parts.plugins)?;
-        wire::greet(&stream, to.token()?.as_ref()).map_err(failed)?;
-        let command = self.command.clone();
-        wire::send(&stream, &Begin { command }).map_err(failed)?;
-        let how = How {
-            mode: Mode::Background,
-            is_whole: true,
-            zstd: self.options.zstd,
-        };
-        let sent = Sent(stream.try_clone().map_err(failed)?);
-        let number = self.last.map_or(1, |last| last + 1);
-        let image = NewImage::begin_with(number, &how, &mut self.known, |header, options| {
-            Ok(Writer::new(sent, header, options)?)
-        });
-        let mut image = image.map_err(|error| why(&stream, error))?;
-        let last = |known: &mut _| image.catch_up(known);
-        let (known, plugins) = (&mut self.known, &self.parts.plugins);
-        let own = PluginFiles::make(&self.parts.directory)?;
-        let stopped = Stopped::stop(self.root, purpose, known, plugins, own.path(), last);
-        let mut stopped = stopped.map_err(|error| why(&stream, error))?.alone()?;
-        let written = (|| {
-            let saved = image.save(&mut stopped, &mut self.known)?;
-            let written = saved.finish()?.1;
-            own.send(&stream).map_err(failed)?;
-            match wire::receive_restored(&stream).map_err(failed)? {
-                Answer::Ready => Ok(written),
-                Answer::Failed(what) => Err(Error::Refusal { what }),
-            }
-        })();
-        let written = match written {
-            Ok(written) => written,
-            Err(error) => {
-                stopped.let_go()?;
-                return Err(why(&stream, error));
-            }
-        };
-        let since = stopped.since();
-        stopped.end();
-        self.status = 128 + libc::SIGKILL;
-        let went =
-            wire::send(&stream, &Go).and_then(|()| wire::receive_restored::<Running>(&stream));
-        went.map_err(|source| {
-            Error::io(
-                format!(
-                    "the program has ended here, and {to} has not said that it goes on there: if it does not, \
-                     restart it from the checkpoint that is there"
-                ),
-                source,
-            )
-        })?;
-        Ok(Migrated {
-            bytes: written.summary.totals.file_bytes,
-            copied: written.copied,
-            blackout: since.elapsed(),
-            took: begun.elapsed(),
-        })
-    }
-}
-
-/// What the other side has said before it closed the connection, or the error as it is.
-fn why(stream: &Stream, error: Error) -> Error {
-    if !matches!(error, Error::Write(_)) {
-        return error;
-    }
-    match wire::receive(stream) {
-        Ok(Answer::Failed(what)) => Error::Refusal { what },
-        _ => error,
-    }
 }

@@ -1,29 +1,35 @@
-//! The target's side of a migration: holds the image in a directory of checkpoints until it is complete, restores the
-//! tree, and supervises it from then on.
+//! The target's side of a migration: keeps the image in a directory of checkpoints until it is complete, restores the
+//! tree, decides when it is asked to, and supervises the tree from then on.
+//!
+//! ```text
+//! caller:      listens --> image --.
+//! supervisor:                      '--> listens --> restore --> Ready .. Go --> commit --> run --> supervise, and answer
+//! ```
+//! What must stay true: whoever has said Ready listens where the source looks for it.
 
-use snaprig_resources::error::chain;
 use std::{
-    cell::Cell,
     fs::File,
     io::{self, Read, Write},
     path::Path,
 };
 
-use snaprig_ckpt::restart::{self, Restored};
+use snaprig_ckpt::restart::{self, Complete, Restored};
 use snaprig_ckpt_image::{
     chain::Chain,
     image::{Reader, Summary},
-    store::{Manifest, Member, Store},
+    store::{Manifest, Member, Prepared, Round, Store},
 };
-use snaprig_peers::{Listener, Stream};
-use snaprig_resources::error::{Error, Result};
-use snaprig_resources::event::Event;
+use snaprig_coord::migration::{
+    Id, WriteError,
+    target::{Input, Output},
+};
+use snaprig_resources::{
+    error::{Error, Result, chain},
+    state::Tree,
+};
+use snaprig_tracee::faults::{begin_round, reached};
 
-use super::{
-    files,
-    target::Target,
-    wire::{self, Answer, Begin, Go, Running},
-};
+use super::{Target, endpoint::Endpoint, faults, files, record, sources::Sources};
 use crate::{
     again,
     supervisor::{MEMBER, Options, Parts, Supervisor},
@@ -33,104 +39,234 @@ use crate::{
 /// directory, like those that follow it. The calling process has one thread.
 pub fn receive(directory: &Path, at: &Target, options: &Options) -> Result<i32> {
     let store = Store::open(directory)?;
-    let token = at.token()?;
-    let listener = Listener::bind(at.address())
-        .map_err(|source| Error::io(format!("listening at {at}"), source))?;
+    record::settled_departure(directory)?;
+    let site = record::site(directory)?;
+    let arrivals = record::arrivals(&store)?;
+    let mut endpoint = Endpoint::new(site, at, arrivals, &options.reporter)?;
     loop {
-        let accepted = listener.accept();
-        let stream = accepted.map_err(|source| Error::io(format!("{at}"), source))?;
-        match wire::meet(&stream, token.as_ref()) {
-            Ok(()) => {
-                drop(listener);
-                let arrived = arrive(&store, &stream, options);
-                return arrived.inspect_err(|error| {
-                    // Who hears it runs on.
-                    let _ = wire::send(&stream, &Answer::Failed(chain(error)));
-                });
+        endpoint.go_on();
+        while let Some(work) = endpoint.next_work() {
+            if let Output::Receive {
+                connection,
+                id,
+                command,
+            } = work
+            {
+                begin_round();
+                reached(&faults::BEGUN);
+                let arrival = Arriving {
+                    store: &store,
+                    endpoint,
+                    id,
+                    command,
+                    options,
+                };
+                return arrival.arrive(connection);
             }
-            Err(source) => options.reporter.tell(Event::ConnectionRefused { source }),
         }
+        endpoint.wait(None)?;
     }
 }
 
-/// From an image on its way to a tree that runs.
-fn arrive(store: &Store, stream: &Stream, options: &Options) -> Result<i32> {
-    let failed = |source| Error::io("the connection of a migration", source);
-    let Begin { command } = wire::receive(stream).map_err(failed)?;
-    let number = store.rounds()?.last().map_or(1, |last| last + 1);
-    let round = store.begin(number, 0)?;
-    let path = round.joined().dir().join(format!("{MEMBER}.img"));
-    let unwritten = |source| Error::io(path.display().to_string(), source);
-    let mut create = File::options();
-    create.read(true).write(true).create_new(true);
-    let file = create.open(&path).map_err(unwritten)?;
-    let summary = hold(stream, &file)?;
-    files::receive(stream, round.joined().dir()).map_err(failed)?;
-    let images = Chain::open(std::slice::from_ref(&path))?;
-    let tree = restart::read_tree(&images)?;
-    let directory = &round.joined().dir().to_owned();
-    // Not the closure's own: processes between this one and the supervisor give theirs up.
-    let round = Cell::new(Some(round));
-    let commit = || -> Result<()> {
-        file.sync_all().map_err(unwritten)?;
-        let Some(round) = round.take() else {
-            return Ok(());
-        };
-        let members = vec![Member::new(MEMBER, &summary)];
-        round.commit(Manifest::now(command.clone(), None, members))?;
-        Ok(())
-    };
-    again::within(&tree, &options.reporter, |complete| {
-        let parts = Parts::new(store.dir(), store.clone())?;
-        let decided = || {
-            wire::send(stream, &Answer::Ready)?;
-            wire::receive_restored(stream).map(|Go| ())
-        };
-        let mut is_ready = false;
-        let mut restore = || -> Result<()> {
-            let mut restored = Restored::open(&tree, &images, None, &options.reporter)?;
-            restored.grow(&images, again::drops_privileges(), None)?;
-            again::rebuild(&mut restored, &parts, directory, None)?;
-            is_ready = true;
-            decided().map_err(failed)?;
-            again::go(restored, complete, &parts)
-        };
-        if let Err(error) = restore() {
-            return Err(match is_ready {
-                // The other side may have ended its tree: then this is all that there is of it.
-                true => match commit() {
-                    Ok(()) => in_doubt(store.dir(), &error),
-                    Err(also) => also,
-                },
-                false => error,
-            });
-        }
-        // It runs. Who asked need not hear of it.
-        let _ = wire::send(stream, &Running);
-        if let Err(error) = commit() {
-            let why = chain(&error);
-            options.reporter.tell(Event::NotKept { why });
-        }
-        Supervisor::of_restarted(parts, &tree, command.clone(), options).run()
-    })
+/// A tree that comes.
+struct Arriving<'a> {
+    store: &'a Store,
+    endpoint: Endpoint,
+    id: Id,
+    command: Vec<String>,
+    options: &'a Options,
 }
 
-fn in_doubt(directory: &Path, error: &Error) -> Error {
+/// An image that has come.
+struct Image {
+    file: File,
+    summary: Summary,
+    chain: Chain,
+}
+
+impl Arriving<'_> {
+    /// From an image on its way to the end of the tree.
+    fn arrive(mut self, connection: u64) -> Result<i32> {
+        let received = self.receive(connection);
+        let (round, image) = received.or_else(|error| self.fails(error))?;
+        let tree = restart::read_tree(&image.chain).or_else(|error| self.fails(error))?;
+        reached(&faults::RECEIVED);
+        // The supervisor listens, once it is there.
+        self.endpoint.stop_listening();
+        let mut round = Some(round);
+        let (round, image) = (&mut round, &image);
+        let reporter = &self.options.reporter.clone();
+        let tree = &tree;
+        again::within(tree, reporter, move |complete| {
+            let prepared = self.prepare(tree, image, round);
+            let prepared = prepared.or_else(|error| self.fails(error))?;
+            let (id, result) = (self.id, Ok(()));
+            self.endpoint.handle(Input::Restored { id, result });
+            let parts = self.decide(prepared, complete)?;
+            let mut supervisor = Supervisor::of_restarted(parts, tree, self.command, self.options);
+            supervisor.sources = Sources::new(self.endpoint);
+            supervisor.run()
+        })
+    }
+
+    /// Takes in the image, and what plugins have put beside it.
+    fn receive(&mut self, connection: u64) -> Result<(Round, Image)> {
+        let number = self.store.rounds()?.last().map_or(1, |last| last + 1);
+        let round = self.store.begin(number, 0)?;
+        let directory = round.joined().dir();
+        let path = directory.join(format!("{MEMBER}.img"));
+        let mut create = File::options();
+        create.read(true).write(true).create_new(true);
+        let unwritten = |source| Error::io(path.display().to_string(), source);
+        let file = create.open(&path).map_err(unwritten)?;
+        let summary = self.endpoint.read_from(connection, |from| {
+            let summary = keep(from, &file)?;
+            let failed = |source| Error::io("the connection of a migration", source);
+            files::receive(from, directory).map_err(failed)?;
+            Ok(summary)
+        })?;
+        self.endpoint.handle(Input::Progress { id: self.id });
+        self.endpoint.handle(Input::Received { id: self.id });
+        let chain = Chain::open(std::slice::from_ref(&path))?;
+        let image = Image {
+            file,
+            summary,
+            chain,
+        };
+        Ok((round, image))
+    }
+
+    /// Restores the tree, which stands still, and has everything on the disk but the decision. The round is the caller's
+    /// until then: the processes between that and this one have none.
+    fn prepare<'t>(
+        &mut self,
+        tree: &'t Tree,
+        image: &Image,
+        round: &mut Option<Round>,
+    ) -> Result<Standing<'t>> {
+        self.endpoint.listen()?;
+        let parts = Parts::new(self.store.dir(), self.store.clone())?;
+        let mut restored = Restored::open(tree, &image.chain, None, &self.options.reporter)?;
+        restored.grow(&image.chain, again::drops_privileges(), None)?;
+        let Some(round) = round.take() else {
+            return Err(refusal("the tree has come twice"));
+        };
+        again::rebuild(&mut restored, &parts, round.joined().dir(), None)?;
+        let unwritten = |source| Error::io("the image", source);
+        image.file.sync_all().map_err(unwritten)?;
+        let members = vec![Member::new(MEMBER, &image.summary)];
+        let manifest = Manifest {
+            arrivals: self.endpoint.add_arrival(self.id),
+            ..Manifest::now(self.command.clone(), None, members)
+        };
+        let number = round.joined().round();
+        let prepared = round.prepare(manifest)?;
+        reached(&faults::RESTORED);
+        Ok(Standing {
+            restored,
+            number,
+            round: Some(prepared),
+            parts,
+        })
+    }
+
+    /// Does what the machine says until the tree runs. If it never will, whoever asks is told so for a while.
+    fn decide(&mut self, mut tree: Standing<'_>, complete: Complete) -> Result<Parts> {
+        loop {
+            while let Some(work) = self.endpoint.next_work() {
+                match work {
+                    Output::Commit { id } => {
+                        let result = tree.commit();
+                        self.endpoint.handle(Input::Committed { id, result });
+                    }
+                    Output::Withdraw { id } => {
+                        let result = tree.withdraw(self.store);
+                        self.endpoint.handle(Input::Withdrawn { id, result });
+                    }
+                    Output::Run { .. } => {
+                        reached(&faults::DECIDED);
+                        let Standing {
+                            restored, parts, ..
+                        } = tree;
+                        again::go(restored, complete, &parts)
+                            .map_err(|error| does_not_run(self.store, &error))?;
+                        reached(&faults::RUNS);
+                        return Ok(parts);
+                    }
+                    Output::Drop { .. } => {
+                        drop(tree);
+                        self.endpoint.linger_after_giving_up()?;
+                        return Err(refusal(
+                            "the program was given up: nobody has said that it is to go on here",
+                        ));
+                    }
+                    Output::Receive { .. } | Output::Send { .. } | Output::Close { .. } => {}
+                }
+            }
+            self.endpoint.wait(None)?;
+            self.endpoint.go_on();
+        }
+    }
+
+    /// The tree cannot be had. The source is told.
+    fn fails<T>(&mut self, error: Error) -> Result<T> {
+        self.endpoint.handle(Input::Restored {
+            id: self.id,
+            result: Err(chain(&error)),
+        });
+        while self.endpoint.next_work().is_some() {}
+        Err(error)
+    }
+}
+
+/// A tree that is restored, and stands still.
+struct Standing<'t> {
+    restored: Restored<'t>,
+    number: u64,
+    /// None: it was published, or that was tried.
+    round: Option<Prepared>,
+    parts: Parts,
+}
+
+impl Standing<'_> {
+    /// The decision.
+    fn commit(&mut self) -> Result<(), WriteError> {
+        let published = self.round.take().map(Prepared::publish);
+        match published {
+            Some(Err(error)) => Err(WriteError {
+                why: chain(&error),
+                in_doubt: true,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// It was none.
+    fn withdraw(&mut self, store: &Store) -> Result<(), String> {
+        let withdrawn = store.retract(self.number);
+        withdrawn.map_err(|error| chain(&error))
+    }
+}
+
+fn refusal(what: &str) -> Error {
+    let what = what.into();
+    Error::Refusal { what }
+}
+
+/// It is this side's, and does not run.
+fn does_not_run(store: &Store, error: &Error) -> Error {
     Error::Refusal {
         what: format!(
-            "the other side has not said that its program has ended ({}); if it has, `snaprig ckpt restart {}` goes on",
+            "the program is here now, but does not run ({}); `snaprig ckpt restart {}` goes on",
             chain(error),
-            directory.display()
+            store.dir().display()
         ),
     }
 }
 
-/// Takes an image in, every byte of which is checked.
-fn hold(stream: &Stream, file: &File) -> Result<Summary> {
-    let tee = Tee {
-        from: stream,
-        to: file,
-    };
+/// Keeps an image that comes, every byte of which is checked.
+fn keep(from: &mut dyn Read, file: &File) -> Result<Summary> {
+    let tee = Tee { from, to: file };
     let mut reader = Reader::new(tee, "the image that is sent")?;
     while reader.next()?.is_some() {}
     let summary = reader.summary().copied();
@@ -139,7 +275,7 @@ fn hold(stream: &Stream, file: &File) -> Result<Summary> {
 
 /// What is read is kept.
 struct Tee<'a> {
-    from: &'a Stream,
+    from: &'a mut dyn Read,
     to: &'a File,
 }
 

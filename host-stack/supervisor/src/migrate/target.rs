@@ -1,9 +1,10 @@
 //! Where a tree goes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use snaprig_peers::{Address, Token};
+use snaprig_ckpt_image::store::Arrival;
+use snaprig_peers::{Address, AddressError, Token};
 use snaprig_resources::error::{Error, Result};
 
 /// Where a tree goes: the address at which another supervisor listens, and for TCP what both sides know.
@@ -31,9 +32,26 @@ impl Target {
         }
     }
 
+    /// Where a migration that has come is asked about.
+    pub fn of(arrival: &Arrival) -> Result<Self> {
+        let address = arrival.address.parse();
+        let address = address.map_err(|error: AddressError| Error::Refusal {
+            what: error.to_string(),
+        })?;
+        Ok(Self {
+            address,
+            token: arrival.token.clone(),
+        })
+    }
+
     /// Where it listens.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// The file of what both sides know, if they need one.
+    pub fn token_file(&self) -> Option<&Path> {
+        self.token.as_deref()
     }
 
     /// What both sides know; nothing, where the kernel says who they are.

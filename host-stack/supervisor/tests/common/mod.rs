@@ -109,17 +109,33 @@ impl Job {
 
     /// Waits for a program that migrates: `at` is where, as the driver is told.
     pub fn receive(user: Option<u32>, at: &[&str]) -> Self {
+        Self::receive_with(user, None, at)
+    }
+
+    /// The same, with a supervisor that kills itself at a step.
+    pub fn receive_to_die(step: &str, at: &[&str]) -> Self {
+        Self::receive_with(None, Some(step.to_owned()), at)
+    }
+
+    fn receive_with(user: Option<u32>, dies_at: Option<String>, at: &[&str]) -> Self {
         let directory = Directory::new(user);
         let arguments = [&["receive", "job"], at].concat();
-        let supervisor = start(directory.path(), user, &[], None, &arguments);
+        let supervisor = start(directory.path(), user, &[], dies_at.as_deref(), &arguments);
         Self {
             directory,
             supervisor,
             orphans: Vec::new(),
             user,
             environment: Vec::new(),
-            dies_at: None,
+            dies_at,
         }
+    }
+
+    /// Waits for a program where one has come, or should have, before.
+    pub fn receive_again(&mut self, at: &[&str]) {
+        let arguments = [&["receive", "job"], at].concat();
+        self.dies_at = None;
+        self.supervisor = start(self.directory.path(), self.user, &[], None, &arguments);
     }
 
     /// Whether there is a supervisor that answers.
