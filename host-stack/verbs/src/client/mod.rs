@@ -133,7 +133,8 @@ impl Fabric {
             return Err(failed(why.into()));
         }
         // Peers without our pages mapped read them by process_vm_readv(2); prctl(2), Yama.
-        // SAFETY: sets an attribute of this process.
+        // SAFETY: prctl(2) with PR_SET_PTRACER takes numbers, and sets an attribute of this
+        // process: no memory of it is read or written.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
         Ok(Arc::new(Self {
             process,
@@ -384,7 +385,8 @@ pub fn wait_for_end(watch: &OwnedFd) {
 pub(crate) fn map_device(fd: impl AsFd) -> io::Result<Memory> {
     let both = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-    // SAFETY: a new mapping, at a place of the kernel's choice.
+    // SAFETY: the address is null and the flags have no MAP_FIXED, so that the kernel chooses a
+    // place where nothing else is: no memory that is in use is replaced.
     let base = unsafe {
         mmap(
             std::ptr::null_mut(),
@@ -396,7 +398,9 @@ pub(crate) fn map_device(fd: impl AsFd) -> io::Result<Memory> {
         )
     }?;
     let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-    // SAFETY: it stays mapped for the life of the process; the file is sealed against shrinking.
+    // SAFETY: `base` is a mapping of so many bytes that was just made, and that is never unmapped:
+    // it lives as long as the process. The file is sealed against shrinking, so that every page of
+    // it stays there.
     unsafe { Memory::new(base, DEVICE_BYTES as usize) }
         .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }

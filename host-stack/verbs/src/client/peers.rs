@@ -128,7 +128,9 @@ impl Peers {
         let at = window.checked_mul(WINDOW)?;
         let both = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping, at a place of the kernel's choice, of a file that cannot shrink.
+        // SAFETY: the address is null and the flags have no MAP_FIXED, so that the kernel chooses a
+        // place where nothing else is. The pool's file is sealed against shrinking, and the mapping
+        // is never unmapped.
         let base = unsafe {
             mmap(
                 ptr::null_mut(),
@@ -186,8 +188,10 @@ impl Peers {
             return vm(memory, from, into.as_mut_ptr().cast(), false);
         }
         self.each(memory, pools, from, |pointer, at, bytes| {
-            // SAFETY: `bytes` are mapped there; other processes may write them meanwhile, as a
-            // device may: what is read then is theirs to care for.
+            // SAFETY: `find` says that `bytes` are mapped at `pointer`, and windows are never
+            // unmapped; the slice is indexed with `at`, and has `bytes` from there on, for `each`
+            // stays within the segment, which is as long as it. Other processes may write the
+            // source meanwhile, as a device may: what is read then is theirs to care for.
             unsafe {
                 ptr::copy_nonoverlapping(pointer, into[at as usize..].as_mut_ptr(), bytes as usize)
             };
@@ -207,7 +211,10 @@ impl Peers {
             return vm(memory, to, bytes.as_ptr().cast_mut().cast(), true);
         }
         self.each(memory, pools, to, |pointer, at, count| {
-            // SAFETY: as in `read`.
+            // SAFETY: `find` says that `count` bytes are mapped at `pointer`, and windows are never
+            // unmapped; the slice is indexed with `at`, and has `count` from there on, for `each`
+            // stays within the segment, which is as long as it. Other processes may use the target
+            // meanwhile, as with a device.
             unsafe { copy_in_order(bytes[at as usize..].as_ptr(), pointer, count as usize) };
             true
         })
@@ -228,7 +235,10 @@ impl Peers {
                     return vm(memory, to, source.cast(), true);
                 }
                 self.each(memory, pools, to, |target, at, bytes| {
-                    // SAFETY: both are mapped for so many bytes; see `read`.
+                    // SAFETY: the outer `find` says that its `bytes` are mapped at `source`, the
+                    // inner one that its own are at `target`, and windows are never unmapped; `at`
+                    // and `bytes` stay within the part that both are of. The ranges may overlap.
+                    // Other processes may use both meanwhile, as with a device.
                     unsafe {
                         copy_in_order(source.wrapping_add(at as usize), target, bytes as usize)
                     };
@@ -272,7 +282,9 @@ impl Peers {
             if room < 8 || !pointer.addr().is_multiple_of(8) {
                 return None;
             }
-            // SAFETY: 8 mapped, aligned bytes; nobody has a plain reference to them here.
+            // SAFETY: `find` says that at least 8 bytes are mapped at `pointer`, and windows are
+            // never unmapped; it was checked to be aligned. Nobody has a plain reference to them
+            // here: pools are used by pointers and by atomics alone.
             let word = unsafe { AtomicU64::from_ptr(pointer.cast()) };
             return Some(match operation {
                 Atomic::FetchAdd(by) => word.fetch_add(by, Ordering::AcqRel),
@@ -304,11 +316,14 @@ impl Peers {
 /// rely on that. Small copies are one store or two anyway.
 ///
 /// # Safety
-/// As `ptr::copy`; the ranges may overlap.
+/// `from` has `bytes` readable bytes and `to` as many writable ones, which stay mapped during the
+/// call; the ranges may overlap.
 unsafe fn copy_in_order(from: *const u8, to: *mut u8, bytes: usize) {
     /// The tail that is stored after the rest.
     const TAIL: usize = 8;
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that so many bytes are at both. Every access is within them: the
+    // whole, 4 or 8 bytes if that is all, or the head and the `TAIL` bytes after it. The tail is
+    // read before the head is written, and unaligned accesses are made as such.
     unsafe {
         if bytes <= TAIL {
             match bytes {
@@ -365,7 +380,9 @@ fn vm(memory: &Memory, there: Segment, here: *mut c_void, writes: bool) -> bool 
             iov_base: ptr::without_provenance_mut(there.address.wrapping_add(done) as usize),
             iov_len: bytes,
         };
-        // SAFETY: `here` is good for the segment's length; the kernel checks the other side.
+        // SAFETY: `each` and the callers pass `here` with as many bytes as the segment has, and
+        // `done` of them are behind it: readable, and writable if it is read into. The remote
+        // address is not used in this process: the kernel checks it, and fails the call.
         let moved = unsafe {
             if writes {
                 libc::process_vm_writev(pid as i32, &local, 1, &remote, 1, 0)

@@ -24,14 +24,17 @@ pub(super) fn address(attr: &ibv_ah_attr) -> Address {
         service_level: attr.sl,
         path_bits: attr.src_path_bits,
         port_number: attr.port_num,
-        // SAFETY: bytes, whatever was written to the union.
+        // SAFETY: both members of the union are 16 plain bytes, which are initialised and valid
+        // whichever member the program wrote.
         global: (attr.is_global != 0)
             .then_some((attr.grh.sgid_index, unsafe { attr.grh.dgid.raw })),
     }
 }
 
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: ibv_create_ah(3).
+    // SAFETY: ibv_create_ah(3) has the program pass a domain that `ibv_alloc_pd` returned, whose
+    // context is still open, and an attribute that it can read; both are only read, within this
+    // call.
     unsafe {
         let context = Context::of((*pd).context);
         let address = address(&*attr);
@@ -63,7 +66,9 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 }
 
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: a handle of ours.
+    // SAFETY: ibv_destroy_ah(3) has the program pass what `ibv_create_ah` returned, a box of an
+    // `Ah`, and give it up: the box is freed once. Its domain outlives it, for a domain with
+    // handles answers EBUSY.
     unsafe {
         use_pd((*ah).pd, -1);
         drop(Box::from_raw(ah.cast::<Ah>()));
@@ -78,7 +83,9 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: ibv_init_ah_from_wc(3); `grh` counts only if the completion says so.
+    // SAFETY: ibv_init_ah_from_wc(3) has the program pass an open context, a completion that it
+    // polled and a place for the attribute. `grh` is read only if the completion says that one
+    // arrived. The attribute is of integers and bytes, so that zeroes are a value of it.
     unsafe {
         let mut new: ibv_ah_attr = zeroed();
         new.dlid = (*wc).slid;
@@ -117,7 +124,9 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
-    // SAFETY: ibv_create_ah_from_wc(3).
+    // SAFETY: ibv_create_ah_from_wc(3) has the program pass a domain of `ibv_alloc_pd`, whose
+    // context is open, and what ibv_init_ah_from_wc(3) asks for. The attribute is on this stack,
+    // and of integers, so that zeroes are a value of it.
     unsafe {
         let mut attr: ibv_ah_attr = zeroed();
         if ibv_init_ah_from_wc((*pd).context, port, wc, grh, &mut attr) != 0 {
@@ -128,7 +137,9 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
 }
 
 pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
-    // SAFETY: ibv_attach_mcast(3).
+    // SAFETY: ibv_attach_mcast(3) has the program pass a queue pair that `ibv_create_qp` returned
+    // and that was not destroyed, whose context is thus open, and a GID that it can read; both are
+    // only read.
     unsafe {
         let context = Context::of((*qp).context);
         let request = Request::AttachMulticast {
@@ -141,7 +152,9 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
 }
 
 pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
-    // SAFETY: ibv_attach_mcast(3).
+    // SAFETY: ibv_detach_mcast(3) has the program pass a queue pair that `ibv_create_qp` returned
+    // and that was not destroyed, whose context is thus open, and a GID that it can read; both are
+    // only read.
     unsafe {
         let context = Context::of((*qp).context);
         let request = Request::DetachMulticast {
@@ -159,7 +172,8 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     _mac: *mut u8,
     _vlan: *mut u16,
 ) -> c_int {
-    // SAFETY: the context is ours. Its links are InfiniBand's, which have no such addresses.
+    // SAFETY: the program passes a context that `ibv_open_device` returned and that it has not
+    // closed. Its links are InfiniBand's, which have no such addresses.
     let _ = device::model(unsafe { Context::of(context) });
     minus_one(libc::EOPNOTSUPP)
 }

@@ -44,9 +44,12 @@ pub(crate) struct Cq {
 
 impl Cq {
     /// # Safety
-    /// A queue of ours.
+    /// `cq` came from `ibv_create_cq` or `ibv_create_cq_ex`, and is not destroyed while the result
+    /// is used.
     pub unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that `cq` is a queue of this library; those are boxes of a `Cq`,
+        // which is `repr(C)` and begins with the C structure, so that the pointer is that of the
+        // whole. The box lives until `ibv_destroy_cq`.
         unsafe { &*cq.cast::<Self>() }
     }
 }
@@ -54,12 +57,13 @@ impl Cq {
 /// Takes the entries of a queue pair out that was reset or destroyed, as vendors' libraries do.
 ///
 /// # Safety
-/// Null, or a queue of ours.
+/// `cq` is null, or came from `ibv_create_cq` or `ibv_create_cq_ex` and is not destroyed meanwhile.
 pub(super) unsafe fn clean(cq: *mut ibv_cq, qp_number: u32) {
     if cq.is_null() {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the pointer is not null, so that the caller says that it is a queue of this library
+    // that is alive; a context is open for as long as it has queues.
     let (ours, context) = unsafe { (Cq::of(cq), Context::of((*cq).context)) };
     if let Some(entry) = context.fabric.memory.cq(ours.place) {
         let _polling = ours.polling.lock();
@@ -70,7 +74,8 @@ pub(super) unsafe fn clean(cq: *mut ibv_cq, qp_number: u32) {
 pub unsafe extern "C" fn ibv_create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
-    // SAFETY: the context is ours.
+    // SAFETY: ibv_create_comp_channel(3) has the program pass a context that `ibv_open_device`
+    // returned and that it has not closed.
     let ours = unsafe { Context::of(context) };
     match ours.fabric.open_channel() {
         Ok((number, fd)) => Box::into_raw(Box::new(Channel {
@@ -88,7 +93,10 @@ pub unsafe extern "C" fn ibv_create_comp_channel(
 }
 
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: a channel of ours.
+    // SAFETY: ibv_destroy_comp_channel(3) has the program pass what `ibv_create_comp_channel`
+    // returned, a box of a `Channel` that begins with the C structure, and give it up: its
+    // descriptor is closed and its box freed once, and only if no queue uses it. Its context is
+    // still open.
     unsafe {
         let ours = &*channel.cast::<Channel>();
         if ours.users.load(Ordering::Acquire) > 0 {
@@ -110,7 +118,8 @@ pub unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
-    // SAFETY: ibv_create_cq(3).
+    // SAFETY: ibv_create_cq(3) has the program pass an open context, and null or a channel of
+    // `ibv_create_comp_channel`, which is what `create` asks for.
     unsafe { create(context, entries as u32, user, channel, vector as u32, false).cast() }
 }
 
@@ -122,7 +131,10 @@ unsafe fn create(
     vector: u32,
     stamps: bool,
 ) -> *mut Cq {
-    // SAFETY: the callers'.
+    // SAFETY: the callers pass a context that is open, and null or a channel of this library, a box
+    // of a `Channel` that begins with the C structure. That channel's `refcnt` is changed by the
+    // program's own calls alone. `ibv_cq_ex` is of integers, pointers and optional functions, so
+    // that zeroes are a value of it.
     unsafe {
         let ours = Context::of(context);
         if vector >= device::model(ours).vectors {
@@ -168,7 +180,8 @@ unsafe fn create(
 }
 
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: ibv_resize_cq(3) has the program pass a queue of `ibv_create_cq` that it has not
+    // destroyed, so that its box is alive, and its context open.
     unsafe {
         let (ours, context) = (Cq::of(cq), Context::of((*cq).context));
         if entries <= 0 {
@@ -191,7 +204,10 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
 }
 
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: ibv_destroy_cq(3) has the program pass a queue of `ibv_create_cq` and give it up. The
+    // channel cannot be destroyed before the queue (EBUSY), so that its descriptor is open; the
+    // mutex and the condition are in the box; and the box is freed once, after all events are
+    // acknowledged.
     unsafe {
         let (ours, context) = (Cq::of(cq), Context::of((*cq).context));
         let request = Request::DestroyCq { cq: ours.place };
@@ -232,7 +248,11 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     user: *mut *mut std::ffi::c_void,
 ) -> c_int {
-    // SAFETY: a channel of ours; its descriptor stays open.
+    // SAFETY: ibv_get_cq_event(3) has the program pass a channel of `ibv_create_comp_channel`,
+    // which it does not destroy meanwhile, and places for two pointers. read(2) writes to `word`,
+    // for its length. What `hand_out` finds is the exposed pointer of a queue's box. It is alive
+    // while the event is counted, as the table is locked; and after that, as `ibv_destroy_cq` waits
+    // for the event to be acknowledged.
     unsafe {
         let context = Context::of((*channel).context);
         loop {
@@ -244,9 +264,12 @@ pub unsafe extern "C" fn ibv_get_cq_event(
             }
             let place = u64::from_ne_bytes(word) as u32;
             // One that was destroyed meanwhile has no more to say.
-            if let Some(found) = context.find(Table::Cq, place) {
-                let found = ptr::with_exposed_provenance_mut::<Cq>(found);
+            let count = |at| {
+                let found = ptr::with_exposed_provenance_mut::<Cq>(at);
                 (*found).completions_given.fetch_add(1, Ordering::AcqRel);
+            };
+            if let Some(found) = context.hand_out(Table::Cq, place, count) {
+                let found = ptr::with_exposed_provenance_mut::<Cq>(found);
                 *cq = found.cast();
                 *user = (*found).ex.cq_context;
                 return 0;
@@ -257,7 +280,9 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
     if events > 0 {
-        // SAFETY: a queue of ours.
+        // SAFETY: ibv_ack_cq_events(3) has the program pass a queue whose events it took.
+        // `ibv_destroy_cq` waits for them to be acknowledged before it frees the box with the
+        // mutex, the condition and the count, all initialised by `create`.
         unsafe {
             acknowledge(
                 &raw mut (*cq).mutex,
@@ -270,7 +295,8 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
 }
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: ibv_req_notify_cq(3) has the program pass a queue of `ibv_create_cq` that it has not
+    // destroyed, so that its box is alive, and its context open.
     unsafe {
         let (ours, context) = (Cq::of(cq), Context::of((*cq).context));
         match context.fabric.memory.cq(ours.place) {
@@ -303,7 +329,8 @@ fn work_completion(completion: &Completion) -> ibv_wc {
 }
 
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> c_int {
-    // SAFETY: a queue of ours, and room for so many completions: ibv_poll_cq(3).
+    // SAFETY: ibv_poll_cq(3) has the program pass a queue that it has not destroyed, and an array
+    // of `room` completions, which `count` stays below; they are written, and never read.
     unsafe {
         let (ours, context) = (Cq::of(cq), Context::of((*cq).context));
         let Some(entry) = context.fabric.memory.cq(ours.place) else {
@@ -330,7 +357,8 @@ pub(super) unsafe extern "C" fn modify_cq(
     _cq: *mut ibv_cq,
     attr: *mut ibv_modify_cq_attr,
 ) -> c_int {
-    // SAFETY: ibv_modify_cq(3). Moderation is advice: no entry is held back here.
+    // SAFETY: ibv_modify_cq(3) has the program pass attributes that it can read. Moderation is
+    // advice: no entry is held back here.
     if unsafe { (*attr).attr_mask } & !IBV_CQ_ATTR_MODERATE != 0 {
         libc::EINVAL
     } else {
@@ -348,7 +376,9 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: ibv_create_cq_ex(3).
+    // SAFETY: ibv_create_cq_ex(3) has the program pass an open context and attributes that it can
+    // read, with null or a channel of this library, and, where the mask says so, a parent domain.
+    // The queue that `create` returns is a box of this call's alone until it returns.
     unsafe {
         let attr = &*attr;
         let known = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
@@ -394,7 +424,9 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 }
 
 unsafe fn take(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: a queue of ours, being polled by this thread.
+    // SAFETY: the callers pass a queue of `ibv_create_cq_ex` that is alive and that this thread
+    // polls: it holds `polling`, so that no other thread writes to the C structure's answers or to
+    // `current` meanwhile.
     unsafe {
         let (ours, context) = (&*cq.cast::<Cq>(), Context::of((*cq).context));
         let Some(entry) = context.fabric.memory.cq(ours.place) else {
@@ -413,7 +445,10 @@ unsafe fn take(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: ibv_start_poll(3) has the program pass a queue of `ibv_create_cq_ex` that it has not
+    // destroyed, and null or attributes that it can read. `current` is touched with `polling` held.
+    // The guard borrows from the box, which lives until `ibv_destroy_cq`, and that may not be
+    // called before `ibv_end_poll`.
     unsafe {
         if !attr.is_null() && (*attr).comp_mask != 0 {
             return libc::EINVAL;
@@ -433,12 +468,15 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: between start and end of a poll.
+    // SAFETY: ibv_next_poll(3) may be called only between a successful start and the end of a poll,
+    // by the thread that started it: the queue is alive, and that thread has `polling`.
     unsafe { take(cq) }
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: after the start of a poll.
+    // SAFETY: ibv_end_poll(3) may be called only after a successful start, by the thread that
+    // started the poll: it has `polling`, so that nobody else touches `current`. The reference into
+    // the cell ends before the guard is dropped.
     unsafe {
         let ours = &*cq.cast::<Cq>();
         let held = (*ours.current.get()).1.take();
@@ -449,7 +487,9 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 macro_rules! read {
     ($($name:ident -> $type:ty = |$completion:ident| $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
-            // SAFETY: between start and end of a poll.
+            // SAFETY: the manual page of ibv_create_cq_ex(3) allows this only between a successful
+            // start and the end of a poll, by the thread that started it: the queue is alive, that
+            // thread has `polling`, and nobody writes to `current` while it is copied out.
             let current = unsafe { (*(*cq.cast::<Cq>()).current.get()).0 };
             current.map_or_else(Default::default, |$completion| $value)
         })*

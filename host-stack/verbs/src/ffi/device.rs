@@ -79,7 +79,8 @@ impl Device {
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         for &device in devices.iter() {
-            // SAFETY: who releases the last use takes the device out of the list.
+            // SAFETY: whatever is in the list is a box that is not freed: whoever releases the last
+            // use takes it out, under the lock that is held here, before freeing it.
             let known = unsafe { &*(device as *const Self) };
             if known.hca == hca && Arc::ptr_eq(&known.fabric, fabric) {
                 known.users.fetch_add(1, Ordering::Relaxed);
@@ -92,16 +93,20 @@ impl Device {
     }
 
     /// # Safety
-    /// `device` is one of ours, and the caller has a use of it to give up.
+    /// `device` came from `hold`, and the caller gives up one use that `hold` gave and that nobody
+    /// else gives up.
     unsafe fn release(device: *mut Self) {
         let mut devices = DEVICES
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
-        // SAFETY: the caller's.
+        // SAFETY: the caller has a use of the device, and a device is freed only when its last use
+        // is given up, so that it is alive here.
         if unsafe { (*device).users.fetch_sub(1, Ordering::Relaxed) } == 1 {
             devices.retain(|known| *known != device as usize);
             drop(devices);
-            // SAFETY: it was the last use.
+            // SAFETY: the count was 1 under the lock, and the device is in the list no more, so
+            // that nobody has or can get another use; the pointer came from `Box::into_raw` in
+            // `hold`.
             drop(unsafe { Box::from_raw(device) });
         }
     }
@@ -114,7 +119,8 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
             // rdma-core's library warns so, too; without a word, nobody would know why.
             eprintln!("libibverbs (snaprig): {error}");
             if !count.is_null() {
-                // SAFETY: ibv_get_device_list(3): a place for the count.
+                // SAFETY: the pointer is not null, and ibv_get_device_list(3) has the program pass
+                // a place for one int then.
                 unsafe { *count = 0 };
             }
             return null(error.errno());
@@ -125,7 +131,8 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
         .map(|hca| Device::hold(&fabric, hca).cast())
         .collect();
     if !count.is_null() {
-        // SAFETY: as above.
+        // SAFETY: the pointer is not null, and ibv_get_device_list(3) has the program pass a place
+        // for one int then.
         unsafe { *count = list.len() as c_int };
     }
     list.push(ptr::null_mut());
@@ -136,7 +143,9 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     if list.is_null() {
         return;
     }
-    // SAFETY: ibv_get_device_list(3): a list that it returned, which ends with a null pointer.
+    // SAFETY: ibv_free_device_list(3) has the program pass a list of `ibv_get_device_list`, and
+    // give it up. That is a boxed slice whose last entry is its one null pointer, so that its
+    // length is found before its end; each other entry is a use of a device that is given up once.
     unsafe {
         let mut count = 0;
         while !(*list.add(count)).is_null() {
@@ -151,22 +160,28 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 }
 
 pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: a device of ours.
+    // SAFETY: the program passes a device from a list that it has not freed, or of a context that
+    // it has not closed, so that its box is alive; the name is in it, and nobody changes it.
     unsafe { &raw const (*device).name }.cast()
 }
 
 pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: a device of ours.
+    // SAFETY: the program passes a device from a list that it has not freed, or of a context that
+    // it has not closed: a box of a `Device`, which begins with the C structure, and whose number
+    // nobody changes.
     guid(unsafe { (*device.cast::<Device>()).hca }).to_be()
 }
 
 pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
-    // SAFETY: a device of ours.
+    // SAFETY: the program passes a device from a list that it has not freed, or of a context that
+    // it has not closed: a box of a `Device`, which begins with the C structure, and whose number
+    // nobody changes.
     unsafe { (*device.cast::<Device>()).hca as c_int }
 }
 
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: a device of ours.
+    // SAFETY: ibv_open_device(3) has the program pass a device from a list that it has not freed: a
+    // box of a `Device`, which begins with the C structure and is alive during this call.
     let ours = unsafe { &*device.cast::<Device>() };
     // First: what can fail here must not leave the daemon with a context that nobody has.
     let command = match eventfd(0, EventfdFlags::CLOEXEC) {
@@ -179,7 +194,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     };
     let mut verbs = MaybeUninit::<verbs_context>::zeroed();
     let table = verbs.as_mut_ptr();
-    // SAFETY: all zeroes is a context without functions; they are filled in here.
+    // SAFETY: `table` points to `verbs`, on this stack, which nothing else refers to. It is of
+    // integers, pointers and optional functions, so that the zeroes that it was made of are a value
+    // of it before the members are written here.
     unsafe {
         fill(&mut *table);
         (*table).context.device = device;
@@ -241,7 +258,10 @@ fn fill(table: &mut verbs_context) {
 }
 
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: a context of ours, not used any more.
+    // SAFETY: ibv_close_device(3) has the program pass a context of `ibv_open_device` and give it
+    // up, with all objects of it destroyed. Both descriptors are its own and are closed once.
+    // `ours` is not used after its box is freed, and the use of the device that it had is given up
+    // once.
     unsafe {
         let ours = Context::of(context);
         let answer = ours.fabric.close_context(ours.number);
@@ -258,7 +278,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
 
 fn attributes(context: &Context) -> ibv_device_attr {
     let model = model(context);
-    // SAFETY: integers alone: zero is a value.
+    // SAFETY: the structure is of integers and bytes alone, so that zeroes are a value of it.
     let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
     attr.fw_ver = text(model.firmware);
     attr.node_guid = guid(context.hca).to_be();
@@ -310,7 +330,8 @@ pub unsafe extern "C" fn ibv_query_device(
     context: *mut ibv_context,
     attr: *mut ibv_device_attr,
 ) -> c_int {
-    // SAFETY: ibv_query_device(3).
+    // SAFETY: ibv_query_device(3) has the program pass an open context, and a place for the
+    // attributes, which are written and not read.
     unsafe { *attr = attributes(Context::of(context)) };
     0
 }
@@ -321,7 +342,10 @@ unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    // SAFETY: ibv_query_device_ex(3); `size` is the caller's idea of the structure's length.
+    // SAFETY: ibv_query_device_ex(3) has the program pass an open context, null or an input that it
+    // can read, and a place of `size` bytes for the answer. No more than `size` of them are
+    // written, and no more than the structure's own length is read of `full`, which is of integers,
+    // so that zeroes are a value of it.
     unsafe {
         if !input.is_null() && (*input).comp_mask != 0 || size < size_of::<ibv_device_attr>() {
             return libc::EINVAL;
@@ -344,7 +368,8 @@ unsafe extern "C" fn query_rt_values(
     _context: *mut ibv_context,
     values: *mut ibv_values_ex,
 ) -> c_int {
-    // SAFETY: ibv_query_rt_values_ex(3).
+    // SAFETY: ibv_query_rt_values_ex(3) has the program pass a structure whose mask it has set, and
+    // which this call alone uses meanwhile.
     unsafe {
         if (*values).comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
             (*values).comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
@@ -362,12 +387,13 @@ unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    // SAFETY: the context is ours.
+    // SAFETY: ibv_query_port(3) has the program pass a context that `ibv_open_device` returned and
+    // that it has not closed.
     let context = unsafe { Context::of(context) };
     let Some((_, port)) = find_port(&context.fabric.memory, context.hca, number) else {
         return libc::EINVAL;
     };
-    // SAFETY: integers alone: zero is a value.
+    // SAFETY: the structure is of integers alone, so that zeroes are a value of it.
     let mut full: ibv_port_attr = unsafe { std::mem::zeroed() };
     let up = port.up.get() != 0;
     let mtu = match model(context).mtu {
@@ -393,7 +419,9 @@ unsafe extern "C" fn query_port(
     full.phys_state = if up { 5 } else { 3 };
     full.link_layer = IBV_LINK_LAYER_INFINIBAND;
     let bytes = size.min(size_of::<ibv_port_attr>());
-    // SAFETY: the caller has room for `size` bytes.
+    // SAFETY: the callers, ibv_query_port(3) of the header and the one below, pass a place of
+    // `size` bytes; no more than that is written, and no more than the structure's own length is
+    // read of `full`.
     unsafe {
         ptr::write_bytes(attr.cast::<u8>(), 0, size);
         ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), bytes);
@@ -407,7 +435,8 @@ pub unsafe extern "C" fn ibv_query_port(
     number: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    // SAFETY: there is room for the shorter structure.
+    // SAFETY: a program of old passes an open context and a place for the shorter structure, which
+    // is the size that is told to `query_port`, so that it writes no further.
     unsafe {
         query_port(
             context,
@@ -419,7 +448,8 @@ pub unsafe extern "C" fn ibv_query_port(
 }
 
 unsafe fn gid(context: *mut ibv_context, port: u8, index: c_int) -> Option<[u8; 16]> {
-    // SAFETY: the context is ours.
+    // SAFETY: the callers pass on a context that the program got from `ibv_open_device` and has not
+    // closed.
     let context = unsafe { Context::of(context) };
     let (_, port) = find_port(&context.fabric.memory, context.hca, port)?;
     port.gid(usize::try_from(index).ok()?)
@@ -431,7 +461,8 @@ pub unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     out: *mut ibv_gid,
 ) -> c_int {
-    // SAFETY: ibv_query_gid(3).
+    // SAFETY: ibv_query_gid(3) has the program pass an open context, and a place for a GID, which
+    // is written and not read.
     unsafe {
         match gid(context, port, index) {
             Some(gid) => {
@@ -444,7 +475,8 @@ pub unsafe extern "C" fn ibv_query_gid(
 }
 
 unsafe fn entry(context: *mut ibv_context, port: u32, index: u32) -> Option<ibv_gid_entry> {
-    // SAFETY: the context is ours.
+    // SAFETY: the callers pass on a context that the program got from `ibv_open_device` and has not
+    // closed, which is all that `gid` asks for.
     let raw = unsafe { gid(context, u8::try_from(port).ok()?, index as c_int) }?;
     Some(ibv_gid_entry {
         gid: ibv_gid { raw },
@@ -463,7 +495,8 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     _size: usize,
 ) -> c_int {
-    // SAFETY: ibv_query_gid_ex(3).
+    // SAFETY: ibv_query_gid_ex(3) has the program pass an open context, and a place for an entry,
+    // which is written and not read.
     unsafe {
         match entry(context, port, index) {
             _ if flags != 0 => libc::EINVAL,
@@ -487,7 +520,8 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     if flags != 0 {
         return -(libc::EOPNOTSUPP as isize);
     }
-    // SAFETY: ibv_query_gid_table(3): room for `room` entries.
+    // SAFETY: ibv_query_gid_table(3) has the program pass an open context and an array of `room`
+    // entries, and `count` is less than `room` when an entry is written.
     unsafe {
         let ports = model(Context::of(context)).ports;
         let all = (1..=ports).flat_map(|port| (0..GIDS_MAX as u32).map(move |index| (port, index)));
@@ -510,7 +544,8 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     index: u32,
     kind: *mut u32,
 ) -> c_int {
-    // SAFETY: a place for the answer.
+    // SAFETY: the program passes an open context, and a place for one number, which is written and
+    // not read.
     unsafe {
         if gid(context, port, index as c_int).is_none() {
             return minus_one(libc::EINVAL);
@@ -526,7 +561,8 @@ pub unsafe extern "C" fn ibv_query_pkey(
     index: c_int,
     out: *mut u16,
 ) -> c_int {
-    // SAFETY: ibv_query_pkey(3).
+    // SAFETY: ibv_query_pkey(3) has the program pass an open context, and a place for one key,
+    // which is written and not read.
     unsafe {
         let context = Context::of(context);
         let port = find_port(&context.fabric.memory, context.hca, port);
@@ -551,7 +587,8 @@ pub unsafe extern "C" fn ibv_get_pkey_index(
 ) -> c_int {
     let mut there = 0;
     for index in 0..PKEYS_MAX as c_int {
-        // SAFETY: the context is ours.
+        // SAFETY: the program passes an open context, as it has to for ibv_query_pkey(3); the key's
+        // place is a variable on this stack.
         if unsafe { ibv_query_pkey(context, port, index, &mut there) } == 0 && there == pkey {
             return index;
         }
@@ -570,7 +607,9 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     into: *mut c_char,
     size: usize,
 ) -> c_int {
-    // SAFETY: two strings, and room for `size` bytes.
+    // SAFETY: the program passes two strings that end with a null byte, and a place of `size`
+    // bytes. At most `size - 1` bytes and a null byte are written to it, and nothing if `size` is
+    // 0; the bytes are this function's own, so that they do not overlap the place.
     unsafe {
         let path =
             [CStr::from_ptr(directory), CStr::from_ptr(file)].map(|part| part.to_string_lossy());

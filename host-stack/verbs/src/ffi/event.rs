@@ -22,7 +22,9 @@ pub unsafe extern "C" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    // SAFETY: ibv_get_async_event(3): a context of ours, and a place for the event.
+    // SAFETY: ibv_get_async_event(3) has the program pass an open context and a place for the
+    // event. read(2) writes to `bytes`, for its length. What `hand_out` finds is the exposed
+    // pointer of a queue's box, which is alive while the event is counted, as the table is locked.
     unsafe {
         let ours = Context::of(context);
         loop {
@@ -37,23 +39,23 @@ pub unsafe extern "C" fn ibv_get_async_event(
             }
             let raised = Raised::from_bytes(bytes);
             (*event).event_type = raised.event;
-            let find = |table| ours.find(table, raised.element);
+            let hand_out = |table, count: fn(usize)| ours.hand_out(table, raised.element, count);
             let found = match table_of(raised.event) {
-                Some(Table::Cq) => find(Table::Cq).map(|at| {
-                    let cq = ptr::with_exposed_provenance_mut::<Cq>(at);
+                Some(Table::Cq) => hand_out(Table::Cq, |at| {
+                    let cq = ptr::with_exposed_provenance::<Cq>(at);
                     (*cq).events_given.fetch_add(1, Ordering::AcqRel);
-                    element.cq = cq.cast();
-                }),
-                Some(Table::Srq) => find(Table::Srq).map(|at| {
-                    let srq = ptr::with_exposed_provenance_mut::<Srq>(at);
+                })
+                .map(|at| element.cq = ptr::with_exposed_provenance_mut(at)),
+                Some(Table::Srq) => hand_out(Table::Srq, |at| {
+                    let srq = ptr::with_exposed_provenance::<Srq>(at);
                     (*srq).events_given.fetch_add(1, Ordering::AcqRel);
-                    element.srq = srq.cast();
-                }),
-                Some(Table::Qp) => find(Table::Qp).map(|at| {
-                    let qp = ptr::with_exposed_provenance_mut::<Qp>(at);
+                })
+                .map(|at| element.srq = ptr::with_exposed_provenance_mut(at)),
+                Some(Table::Qp) => hand_out(Table::Qp, |at| {
+                    let qp = ptr::with_exposed_provenance::<Qp>(at);
                     (*qp).events_given.fetch_add(1, Ordering::AcqRel);
-                    element.qp = qp.cast();
-                }),
+                })
+                .map(|at| element.qp = ptr::with_exposed_provenance_mut(at)),
                 None => {
                     element.port_num = raised.element as c_int;
                     Some(())
@@ -68,7 +70,10 @@ pub unsafe extern "C" fn ibv_get_async_event(
 }
 
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: an event that ibv_get_async_event gave, whose queue was not destroyed.
+    // SAFETY: ibv_ack_async_event(3) has the program pass an event that `ibv_get_async_event`
+    // filled, so that the member of the union that its type says is the one that was written.
+    // Destroying that queue waits for its events to be acknowledged before it frees the box with
+    // the mutex, the condition and the count, all of which were initialised with it.
     unsafe {
         let element = (*event).element;
         match (*event).event_type {

@@ -77,15 +77,20 @@ pub(super) fn fill(qp: &mut ibv_qp_ex) {
 }
 
 /// # Safety
-/// A queue pair of ours; between start and complete, by one thread: ibv_wr_post(3).
+/// `qp` came from `ibv_create_qp`, `create_qp_ex` or `open_qp` and is not destroyed. As
+/// ibv_wr_post(3) asks, one thread alone calls this, from `ibv_wr_start` to `ibv_wr_complete`, and
+/// it does not keep the result beyond one call.
 unsafe fn building<'a>(qp: *mut ibv_qp_ex) -> &'a mut Building {
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that the queue pair is alive and that no other thread builds requests
+    // for it, so that this is the only reference into its cell.
     unsafe { &mut *Qp::of(qp.cast()).building.get() }
 }
 
 /// Begins a request.
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, set: impl FnOnce(&mut Send)) {
-    // SAFETY: the callers'.
+    // SAFETY: the callers pass on the queue pair of an ibv_wr_ call, for which `building` may be
+    // called; `set` does not touch the queue pair, and the reference to the cell ends with the
+    // statement.
     unsafe {
         let mut send = Send::new(
             (*qp).wr_id,
@@ -104,7 +109,8 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, set: impl FnOnce(&mut Send))
 
 /// Changes the request that was begun last.
 unsafe fn last(qp: *mut ibv_qp_ex, set: impl FnOnce(&mut Built)) {
-    // SAFETY: the callers'.
+    // SAFETY: the callers pass on the queue pair of an ibv_wr_ call, for which `building` may be
+    // called; `set` does not touch the queue pair.
     let building = unsafe { building(qp) };
     match building.requests.last_mut() {
         Some(built) => set(built),
@@ -119,7 +125,8 @@ unsafe extern "C" fn wr_atomic_cmp_swp(
     compare: u64,
     swap: u64,
 ) {
-    // SAFETY: ibv_wr_post(3), as for all of these.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive; that is what `begin` asks for.
     unsafe {
         begin(qp, Opcode::CompareSwap, |send| {
             (send.remote_key, send.remote_address) = (key, address);
@@ -129,7 +136,8 @@ unsafe extern "C" fn wr_atomic_cmp_swp(
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, key: u32, address: u64, add: u64) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive; that is what `begin` asks for.
     unsafe {
         begin(qp, Opcode::FetchAdd, |send| {
             (send.remote_key, send.remote_address, send.compare_add) = (key, address, add);
@@ -143,7 +151,8 @@ unsafe extern "C" fn wr_bind_mw(
     key: u32,
     info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive, with an `info` that it can read during the call.
     unsafe {
         begin(qp, Opcode::BindWindow, |send| {
             bind_request(send, key, &*info)
@@ -152,14 +161,16 @@ unsafe extern "C" fn wr_bind_mw(
 }
 
 unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, key: u32) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive; that is what `begin` asks for.
     unsafe { begin(qp, Opcode::LocalInvalidate, |send| send.immediate = key) };
 }
 
 macro_rules! rdma {
     ($($name:ident = $opcode:ident;)*) => {
         $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, key: u32, address: u64) {
-            // SAFETY: as above.
+            // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a
+            // queue pair that is alive; that is what `begin` asks for.
             unsafe {
                 begin(qp, Opcode::$opcode, |send| {
                     (send.remote_key, send.remote_address) = (key, address);
@@ -175,7 +186,8 @@ rdma! {
 }
 
 unsafe extern "C" fn wr_rdma_write_imm(qp: *mut ibv_qp_ex, key: u32, address: u64, immediate: u32) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive; that is what `begin` asks for.
     unsafe {
         begin(qp, Opcode::WriteImm, |send| {
             (send.remote_key, send.remote_address, send.immediate) = (key, address, immediate);
@@ -184,22 +196,27 @@ unsafe extern "C" fn wr_rdma_write_imm(qp: *mut ibv_qp_ex, key: u32, address: u6
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive; that is what `begin` asks for.
     unsafe { begin(qp, Opcode::Send, |_| {}) };
 }
 
 unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive; that is what `begin` asks for.
     unsafe { begin(qp, Opcode::SendImm, |send| send.immediate = immediate) };
 }
 
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, key: u32) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive; that is what `begin` asks for.
     unsafe { begin(qp, Opcode::SendInvalidate, |send| send.immediate = key) };
 }
 
 unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, _header: *mut c_void, _bytes: u16, _mss: u16) {
-    // SAFETY: as above. No model cuts segments.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive, so that `building` may be called. The header is not read: no model cuts
+    // segments.
     unsafe { building(qp).failed = libc::EOPNOTSUPP };
 }
 
@@ -209,12 +226,16 @@ unsafe extern "C" fn wr_atomic_write(
     _address: u64,
     _data: *const c_void,
 ) {
-    // SAFETY: as above. No model has it.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive, so that `building` may be called. The value is not read: no model has atomic
+    // writes.
     unsafe { building(qp).failed = libc::EOPNOTSUPP };
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, qkey: u32) {
-    // SAFETY: as above; the handle is ours.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive, with a handle that `ibv_create_ah` returned and that is not destroyed: a box
+    // of an `Ah`, which begins with the C structure.
     unsafe {
         let to = Destination {
             qp: number,
@@ -226,12 +247,14 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number:
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive; that is what `last` asks for.
     unsafe { last(qp, |built| built.send.srq = number) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
-    // SAFETY: as above; the data is copied now.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive, with `length` bytes that it can read during the call: they are copied now.
     unsafe {
         let data = bytes(address.cast(), length);
         last(qp, |built| {
@@ -247,14 +270,17 @@ unsafe extern "C" fn wr_set_inline_data_list(
     list: *const ibv_data_buf,
 ) {
     for index in 0..count {
-        // SAFETY: as above.
+        // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue
+        // pair that is alive, with a list of `count` buffers, and `index` is less than that; each
+        // has as many readable bytes as it says.
         unsafe {
             let part = &*list.add(index);
             wr_set_inline_data(qp, part.addr, part.length);
         }
     }
     if count == 0 {
-        // SAFETY: as above.
+        // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue
+        // pair that is alive; that is what `last` asks for.
         unsafe { last(qp, |built| built.send.flags |= SendFlags::INLINE) };
     }
 }
@@ -265,12 +291,15 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, leng
         length,
         key,
     };
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive; that is what `last` asks for.
     unsafe { last(qp, |built| built.list = vec![sge]) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_post(3) has one thread call this, between start and complete, for a queue pair
+    // that is alive, with a list of `count` entries that it can read during the call: they are
+    // copied now.
     unsafe {
         match entries(list, count) {
             Some(list) => last(qp, |built| built.list = list.to_vec()),
@@ -280,14 +309,16 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *co
 }
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_start(3) has the program pass a queue pair that is alive, and no other thread
+    // builds requests for it from here on until it completes or aborts.
     let building = unsafe { building(qp) };
     building.requests.clear();
     building.failed = 0;
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_complete(3) is called by the one thread that called the start, for a queue
+    // pair that is alive and whose context is thus open; no other thread builds requests for it.
     unsafe {
         let ours = Qp::of(qp.cast());
         let context = Context::of((*qp).qp_base.context);
@@ -325,14 +356,16 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: as above.
+    // SAFETY: ibv_wr_abort(3) is called by the one thread that called the start, for a queue pair
+    // that is alive; no other thread builds requests for it.
     unsafe { building(qp).requests.clear() };
 }
 
 /// A bind of the window whose new key is `key`. The length has 64 bits, which the fields of a key
 /// and of immediate data hold.
 pub(super) fn bind_request(send: &mut Send, key: u32, info: &ibv_mw_bind_info) {
-    // SAFETY: ibv_bind_mw(3): the region, or none if the length is 0.
+    // SAFETY: ibv_bind_mw(3) has the program pass a region of this library that is not
+    // deregistered, or null for a length of 0, which `as_ref` answers with none.
     let region = unsafe { info.mr.as_ref() }.map_or(0, |region| region.rkey);
     send.compare_add = u64::from(key) | u64::from(region) << 32;
     send.swap = info.mw_access_flags.into();
@@ -347,7 +380,9 @@ pub(super) unsafe extern "C" fn bind_mw(
     window: *mut ibv_mw,
     bind: *mut ibv_mw_bind,
 ) -> c_int {
-    // SAFETY: ibv_bind_mw(3).
+    // SAFETY: ibv_bind_mw(3) has the program pass a queue pair and a window that are alive, whose
+    // context is thus open, and a request that it can read during the call. The window's key is
+    // changed by its program's own calls alone.
     unsafe {
         let (ours, context) = (Qp::of(qp), Context::of((*qp).context));
         let info = &(*bind).bind_info;

@@ -32,7 +32,8 @@ struct Forking {
 pub(super) fn watch(fabric: &Arc<Fabric>) {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
-        // SAFETY: the three functions are this library's, which is never unloaded, and take no arguments.
+        // SAFETY: the three functions take no arguments, and are this library's, which is never
+        // unloaded, so that libc may call them at every fork(2) until the process ends.
         unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
     });
     let Ok(end) = fabric.watch() else { return };
@@ -55,7 +56,8 @@ pub(super) fn watch(fabric: &Arc<Fabric>) {
 
 /// Does it with all signals blocked, which a new thread inherits.
 pub(crate) fn without_signals<T>(action: impl FnOnce() -> T) -> T {
-    // SAFETY: two sets of signals, filled by libc.
+    // SAFETY: both sets are on this stack, and are of integers, so that zeroes are a value of them;
+    // libc reads and writes no more than a set at each pointer, and allows null for the old mask.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();

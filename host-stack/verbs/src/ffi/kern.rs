@@ -125,7 +125,9 @@ pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(
     to: *mut ibv_ah_attr,
     from: *const std::ffi::c_void,
 ) {
-    // SAFETY: a place for the one, and a `struct ib_uverbs_ah_attr`.
+    // SAFETY: librdmacm passes a place for an `ibv_ah_attr`, and a `struct ib_uverbs_ah_attr` that
+    // it read from the kernel's interface, as which `KernAh` is laid out; they are two objects of
+    // its own, used by this call alone.
     unsafe { copy_ah(&mut *to, &*from.cast()) };
 }
 
@@ -134,8 +136,9 @@ pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
     to: *mut ibv_qp_attr,
     from: *const std::ffi::c_void,
 ) {
-    // SAFETY: a place for the one (short of `rate_limit`, perhaps), and a `struct
-    // ib_uverbs_qp_attr`.
+    // SAFETY: librdmacm passes a place for an `ibv_qp_attr`, and a `struct ib_uverbs_qp_attr`, as
+    // which `KernQpAttr` is laid out. Programs of old have a shorter place, without `rate_limit`:
+    // members are written one by one, and that one is not.
     unsafe {
         let from = &*from.cast::<KernQpAttr>();
         (*to).cur_qp_state = from.cur_qp_state;
@@ -173,7 +176,8 @@ pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(
     to: *mut ibv_sa_path_rec,
     from: *const std::ffi::c_void,
 ) {
-    // SAFETY: a place for the one, and a `struct ib_user_path_rec`.
+    // SAFETY: librdmacm passes a place for an `ibv_sa_path_rec`, which is written whole, and a
+    // `struct ib_user_path_rec`, as which `KernPath` is laid out and which is only read.
     unsafe {
         let from = &*from.cast::<KernPath>();
         *to = ibv_sa_path_rec {
@@ -204,7 +208,8 @@ pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(
     to: *mut std::ffi::c_void,
     from: *const ibv_sa_path_rec,
 ) {
-    // SAFETY: a place for a `struct ib_user_path_rec`, and the other one.
+    // SAFETY: librdmacm passes a place for a `struct ib_user_path_rec`, as which `KernPath` is laid
+    // out and which is written whole, and an `ibv_sa_path_rec`, which is only read.
     unsafe {
         let from = &*from;
         *to.cast::<KernPath>() = KernPath {

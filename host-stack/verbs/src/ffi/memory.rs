@@ -26,9 +26,10 @@ pub(crate) struct Pd {
 /// Something of this domain is made, or destroyed.
 ///
 /// # Safety
-/// A domain of ours.
+/// `pd` came from `ibv_alloc_pd` or `alloc_parent_domain`, and is not freed meanwhile.
 pub(super) unsafe fn use_pd(pd: *mut ibv_pd, by: i32) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that `pd` is a domain of this library that is alive: a box of a `Pd`,
+    // which begins with the C structure. The count is atomic, so that threads may share it.
     let users = unsafe { &(*pd.cast::<Pd>()).users };
     users.fetch_add(by as u32, Ordering::AcqRel);
 }
@@ -56,7 +57,8 @@ pub(super) fn made(reply: Result<Reply, FabricError>) -> Result<u32, c_int> {
 }
 
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: the context is ours.
+    // SAFETY: ibv_alloc_pd(3) has the program pass a context that `ibv_open_device` returned and
+    // that it has not closed.
     let ours = unsafe { Context::of(context) };
     match made(
         ours.fabric
@@ -77,7 +79,9 @@ fn new_pd(context: *mut ibv_context, handle: u32, over: *mut Pd) -> *mut ibv_pd 
 }
 
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: a domain of ours.
+    // SAFETY: ibv_dealloc_pd(3) has the program pass a domain of this library, a box of a `Pd`, and
+    // give it up: the box is freed once, and only if it has no users. `over` is null or a domain
+    // that counts this one among its users, and so is alive; the context is open.
     unsafe {
         let ours = &*pd.cast::<Pd>();
         if ours.users.load(Ordering::Acquire) > 0 {
@@ -103,7 +107,9 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    // SAFETY: ibv_alloc_parent_domain(3).
+    // SAFETY: ibv_alloc_parent_domain(3) has the program pass attributes that it can read, and in
+    // them a domain of this library, a box of a `Pd` that is alive; the domain that this one is
+    // over, if any, counts it as a user, and so is alive, too.
     unsafe {
         let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
         if (*attr).comp_mask & !known != 0 || (*attr).pd.is_null() {
@@ -122,7 +128,7 @@ pub(super) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
-    // SAFETY: ibv_alloc_td(3).
+    // SAFETY: ibv_alloc_td(3) has the program pass attributes that it can read.
     if unsafe { (*attr).comp_mask } != 0 {
         return null(libc::EOPNOTSUPP);
     }
@@ -130,7 +136,8 @@ pub(super) unsafe extern "C" fn alloc_td(
 }
 
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: it came from `alloc_td`.
+    // SAFETY: ibv_dealloc_td(3) has the program pass what `alloc_td` returned, the pointer of a
+    // box, and give it up: the box is freed once.
     drop(unsafe { Box::from_raw(td) });
     0
 }
@@ -141,7 +148,8 @@ pub unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: ibv_reg_mr(3).
+    // SAFETY: ibv_reg_mr(3) has the program pass a domain of this library that is alive, which is
+    // all that the function called asks for: the range itself is checked, and is not touched here.
     unsafe { ibv_reg_mr_iova2(pd, address, length, address.addr() as u64, access as u32) }
 }
 
@@ -152,7 +160,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: ibv_reg_mr_iova(3).
+    // SAFETY: ibv_reg_mr_iova(3) has the program pass a domain of this library that is alive, which
+    // is all that the function called asks for: the range itself is checked, and is not touched
+    // here.
     unsafe { ibv_reg_mr_iova2(pd, address, length, iova, access as u32) }
 }
 
@@ -166,7 +176,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: u32,
 ) -> *mut ibv_mr {
-    // SAFETY: the domain is ours.
+    // SAFETY: ibv_reg_mr_iova2(3) has the program pass a domain of this library that it has not
+    // freed, whose context is thus open.
     let context = unsafe { Context::of((*pd).context) };
     if access & UNSUPPORTED != 0 {
         return null(libc::EOPNOTSUPP);
@@ -180,7 +191,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
         Err(errno) => return null(errno),
     };
     let request = Request::RegisterMr {
-        // SAFETY: as above.
+        // SAFETY: the program passes a domain of this library that it has not freed, and its handle
+        // is never changed.
         pd: unsafe { (*pd).handle },
         start: iova,
         address: at,
@@ -222,7 +234,8 @@ fn new_mr(
 ) -> *mut ibv_mr {
     Box::into_raw(Box::new(Mr {
         mr: ibv_mr {
-            // SAFETY: the domain is ours.
+            // SAFETY: the callers pass the domain that the program registers in, which is of this
+            // library and not freed, and whose context is never changed.
             context: unsafe { (*pd).context },
             pd,
             addr: address,
@@ -237,7 +250,9 @@ fn new_mr(
 }
 
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: a region of ours.
+    // SAFETY: ibv_dereg_mr(3) has the program pass a region of this library, a box of an `Mr` that
+    // begins with the C structure, and give it up: the box is freed once, and not used after that.
+    // Its context is open.
     unsafe {
         let ours = &*mr.cast::<Mr>();
         let context = Context::of((*mr).context);
@@ -270,7 +285,9 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         code
     };
     let has = |flag: c_int| flags & flag != 0;
-    // SAFETY: ibv_rereg_mr(3).
+    // SAFETY: ibv_rereg_mr(3) has the program pass a region of this library that is alive, whose
+    // context is thus open, and which this call alone uses meanwhile; and a domain that is alive if
+    // the flags say that it changes, which is read only then.
     unsafe {
         if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 || flags == 0 {
             return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT);
@@ -326,7 +343,8 @@ pub unsafe extern "C" fn ibv_rereg_mr(
 }
 
 pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
-    // SAFETY: the domain is ours.
+    // SAFETY: ibv_alloc_null_mr(3) has the program pass a domain of this library that it has not
+    // freed, whose context is thus open.
     let (context, handle) = unsafe { (Context::of((*pd).context), (*pd).handle) };
     match made(
         context
@@ -379,9 +397,11 @@ pub extern "C" fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> *mu
 pub extern "C" fn ibv_unimport_dm(_dm: *mut ibv_dm) {}
 
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
-    // SAFETY: the domain is ours.
+    // SAFETY: ibv_alloc_mw(3) has the program pass a domain of this library that it has not freed;
+    // its context and handle are never changed.
     let (context, handle) = unsafe { ((*pd).context, (*pd).handle) };
-    // SAFETY: as above.
+    // SAFETY: the context is that of a domain that is alive, and a context is open for as long as
+    // it has domains.
     let ours = unsafe { Context::of(context) };
     let request = Request::AllocMw { pd: handle, kind };
     match made(ours.fabric.request(ours.number, request)) {
@@ -397,7 +417,8 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
 }
 
 pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: a window of ours.
+    // SAFETY: ibv_dealloc_mw(3) has the program pass what `alloc_mw` returned, the pointer of a
+    // box, and give it up: the box is freed once, and not used after that. Its context is open.
     unsafe {
         let context = Context::of((*mw).context);
         let key = (*mw).handle;
@@ -416,7 +437,9 @@ pub(super) unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
-    // SAFETY: ibv_open_xrcd(3).
+    // SAFETY: ibv_open_xrcd(3) has the program pass an open context, and attributes that it can
+    // read. fstat(2) checks the descriptor and writes to `stat`, which is on this stack, and of
+    // integers, so that zeroes are a value of it.
     unsafe {
         let needed = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
         if (*attr).comp_mask & needed != needed {
@@ -450,7 +473,9 @@ pub(super) unsafe extern "C" fn open_xrcd(
 }
 
 pub(super) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
-    // SAFETY: a domain of ours.
+    // SAFETY: ibv_close_xrcd(3) has the program pass what `open_xrcd` returned, a box of an `Xrcd`
+    // that begins with the C structure, and give it up if the answer is 0: the box is freed once,
+    // and only then. Its context is open.
     unsafe {
         let context = Context::of((*xrcd).context);
         let number = (*xrcd.cast::<Xrcd>()).number;

@@ -67,10 +67,13 @@ impl Context {
     /// The context of a pointer that a program passes.
     ///
     /// # Safety
-    /// It came from `ibv_open_device`, and was not closed.
+    /// `context` came from `ibv_open_device`, and is not closed while the result is used.
     pub unsafe fn of<'a>(context: *mut ibv_context) -> &'a Self {
         let at = offset_of!(verbs_context, context);
-        // SAFETY: the caller's; `verbs` is first in a context.
+        // SAFETY: the caller says that `ibv_open_device` returned the pointer, which is then that
+        // of the member `context` of a `verbs_context`. Going back by its offset arrives at the
+        // beginning of a `Context`, which is `repr(C)` and has that structure first, in a box that
+        // lives until `ibv_close_device`.
         unsafe { &*context.byte_sub(at).cast::<Self>() }
     }
 
@@ -85,15 +88,24 @@ impl Context {
         if let Ok(mut objects) = self.objects.lock() {
             objects.remove(&(table, place));
         }
-        // SAFETY: the context is open, and with it the descriptor.
+        // SAFETY: `ibv_close_device` closes the descriptor when it frees the context, which is
+        // borrowed here; the borrowed descriptor does not leave this function.
         let out = unsafe { BorrowedFd::borrow_raw(self.verbs.context.async_fd) };
         self.fabric.drop_events(self.number, out, |raised| {
             event::table_of(raised.event) == Some(table) && raised.element == place
         });
     }
 
-    pub fn find(&self, table: Table, place: u32) -> Option<usize> {
-        self.objects.lock().ok()?.get(&(table, place)).copied()
+    /// The pointer of a queue for which an event is handed out, which `count` counts.
+    ///
+    /// The table is locked while it counts. So [`Self::forget`], with which a queue's destruction begins, comes
+    /// either before that, and then nothing is found; or after it, and then the destruction waits for the
+    /// event to be acknowledged, and the pointer is good until the program has the event.
+    pub fn hand_out(&self, table: Table, place: u32, count: impl FnOnce(usize)) -> Option<usize> {
+        let objects = self.objects.lock().ok()?;
+        let pointer = *objects.get(&(table, place))?;
+        count(pointer);
+        Some(pointer)
     }
 }
 
@@ -120,7 +132,8 @@ pub(crate) fn fabric() -> Result<Arc<Fabric>, FabricError> {
 
 /// Leaves an errno value for the caller.
 pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: a place of this thread.
+    // SAFETY: __errno_location(3) returns the place of this thread's own errno, which is always
+    // there and which no other thread uses.
     unsafe { *libc::__errno_location() = errno };
 }
 
@@ -147,13 +160,15 @@ pub(crate) const COND: pthread_cond_t = libc::PTHREAD_COND_INITIALIZER;
 /// Waits, with a C mutex and condition, until `is` is so.
 ///
 /// # Safety
-/// Both are initialised and stay.
+/// `mutex` and `cond` are initialised, and stay where they are, alive, until this returns; `is`
+/// does not lock the mutex.
 pub(crate) unsafe fn wait_until(
     mutex: *mut pthread_mutex_t,
     cond: *mut pthread_cond_t,
     is: impl Fn() -> bool,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that both are initialised and stay; the mutex is locked by this
+    // thread when it waits, as pthread_cond_wait(3) asks, and it is unlocked here once.
     unsafe {
         libc::pthread_mutex_lock(mutex);
         while !is() {
@@ -166,14 +181,16 @@ pub(crate) unsafe fn wait_until(
 /// Counts acknowledged events, and wakes who waits for that.
 ///
 /// # Safety
-/// As [`wait_until`]; `count` is guarded by the mutex.
+/// `mutex` and `cond` are initialised, and stay where they are, alive, until this returns;
+/// everybody who changes `count` has the mutex locked.
 pub(crate) unsafe fn acknowledge(
     mutex: *mut pthread_mutex_t,
     cond: *mut pthread_cond_t,
     count: *mut u32,
     events: u32,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that all three stay, and that the mutex guards the count, which is
+    // changed only while this thread has it locked; it is unlocked here once.
     unsafe {
         libc::pthread_mutex_lock(mutex);
         *count = (*count).wrapping_add(events);

@@ -33,11 +33,13 @@ const _: () = assert!(
 /// A program's scatter/gather list. None: it is too long.
 ///
 /// # Safety
-/// `list` has `count` entries, which stay, unchanged, while the result is used.
+/// `list` has `count` initialised entries, which stay, unchanged, while the result is used; it may
+/// be anything if `count` is 0.
 pub(super) unsafe fn entries<'a>(list: *const ibv_sge, count: usize) -> Option<&'a [Sge]> {
     match count {
         0 => Some(&[]),
-        // SAFETY: the caller's; the layout is that of `Sge`, as was asserted.
+        // SAFETY: the caller says that so many entries are there and stay unchanged; `count` is at
+        // most `SGES_MAX`, and the layout of `ibv_sge` is that of `Sge`, as was asserted above.
         1..=SGES_MAX => Some(unsafe { slice::from_raw_parts(list.cast(), count) }),
         _ => None,
     }
@@ -46,22 +48,27 @@ pub(super) unsafe fn entries<'a>(list: *const ibv_sge, count: usize) -> Option<&
 /// Bytes of a program's own memory.
 ///
 /// # Safety
-/// They stay, unchanged, while the result is used.
+/// `address` has `length` readable bytes, which stay, unchanged, while the result is used; it may
+/// be anything if `length` is 0.
 pub(super) unsafe fn bytes<'a>(address: *const u8, length: usize) -> &'a [u8] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that so many bytes are there and stay unchanged, and a range that a
+    // program can read is no longer than `isize::MAX`.
     unsafe { slice::from_raw_parts(address, length) }
 }
 
 /// A request, but for its data.
 ///
 /// # Safety
-/// `wr` is one, of this queue pair: its unions are what its opcode and the transport say.
+/// `qp` is a queue pair of this library that is alive. The unions of `wr` have what its opcode and
+/// the transport of `qp` say, as ibv_post_send(3) asks: a handle of `ibv_create_ah` for datagrams,
+/// a window of this library for a binding.
 unsafe fn request(qp: *mut ibv_qp, wr: &ibv_send_wr) -> Option<Send> {
     let opcode = Opcode::from_number(wr.opcode)?;
-    // SAFETY: the caller's; all members are integers.
+    // SAFETY: the caller says that the unions have what opcode and transport say. All members read
+    // are integers, or pointers to objects of this library that are alive and that are only read.
     unsafe {
         let flags = SendFlags::from_bits_truncate(wr.send_flags);
         let mut send = Send::new(wr.wr_id, opcode, flags);
@@ -103,7 +110,9 @@ pub(super) unsafe extern "C" fn post_send(
     mut wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: ibv_post_send(3): a queue pair of ours, a list of requests, a place for the bad one.
+    // SAFETY: ibv_post_send(3) has the program pass a queue pair that it has not destroyed, whose
+    // context is thus open; a list of requests, each with its own list of entries, that ends with a
+    // null pointer and stays during the call; and a place for one pointer.
     unsafe {
         let (ours, context) = (Qp::of(qp), Context::of((*qp).context));
         let hca = context.fabric.hca();
@@ -133,18 +142,21 @@ pub(super) unsafe extern "C" fn post_send(
 }
 
 /// # Safety
-/// The request's list is there.
+/// `wr` has `num_sge` entries at `sg_list`, which stay during the call; and if it is inline, each
+/// is of memory that the program can read.
 unsafe fn add<H: snaprig_hca::Host>(
     sending: &snaprig_hca::post::Sending<'_, '_, H>,
     send: &Send,
     wr: &ibv_send_wr,
 ) -> c_int {
     let count = usize::try_from(wr.num_sge).unwrap_or(usize::MAX);
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that so many entries are there and stay; one that says more than
+    // `SGES_MAX` is refused before any is read.
     let Some(list) = (unsafe { entries(wr.sg_list, count) }) else {
         return libc::EINVAL;
     };
-    // SAFETY: the caller's; inline data is readable memory of the program.
+    // SAFETY: `piece` is called for inline data only, of which the caller says that the program can
+    // read it; it is copied before `add` returns.
     let piece = |sge: &Sge| unsafe {
         bytes(
             std::ptr::with_exposed_provenance(sge.address as usize),
@@ -170,13 +182,15 @@ unsafe fn add<H: snaprig_hca::Host>(
 /// Posts each receive of a list.
 ///
 /// # Safety
-/// ibv_post_recv(3): a list of requests, a place for the bad one.
+/// `wr` is null or a list of requests, each with `num_sge` entries at `sg_list`, that ends with a
+/// null pointer and stays during the call; `bad` is a place for one pointer.
 unsafe fn post_receives(
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     post: impl Fn(u64, &[Sge]) -> Result<(), PostError>,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that the requests and their entries are there and stay during the
+    // call, up to a null pointer, at which the loop ends; `bad` is written, and not read.
     unsafe {
         while !wr.is_null() {
             let count = usize::try_from((*wr).num_sge).unwrap_or(usize::MAX);
@@ -199,7 +213,9 @@ pub(super) unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: ibv_post_recv(3).
+    // SAFETY: ibv_post_recv(3) has the program pass a queue pair that it has not destroyed, whose
+    // context is thus open, and what `post_receives` asks for: a list that ends with a null
+    // pointer, and a place for the bad one.
     unsafe {
         let (ours, context) = (Qp::of(qp), Context::of((*qp).context));
         if !(*qp).srq.is_null() {
@@ -216,7 +232,9 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: ibv_post_srq_recv(3).
+    // SAFETY: ibv_post_srq_recv(3) has the program pass a queue that it has not destroyed, whose
+    // context is thus open, and what `post_receives` asks for: a list that ends with a null
+    // pointer, and a place for the bad one.
     unsafe {
         let (ours, context) = (Srq::of(srq), Context::of((*srq).context));
         let hca = context.fabric.hca();

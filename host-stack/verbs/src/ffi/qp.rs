@@ -41,9 +41,12 @@ pub(crate) struct Qp {
 
 impl Qp {
     /// # Safety
-    /// A queue pair of ours.
+    /// `qp` came from `ibv_create_qp`, `create_qp_ex` or `open_qp`, and is not destroyed while the
+    /// result is used.
     pub unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that `qp` is a queue pair of this library; those are boxes of a
+        // `Qp`, which is `repr(C)` and begins with the C structure, so that the pointer is that of
+        // the whole. The box lives until `ibv_destroy_qp`.
         unsafe { &*qp.cast::<Self>() }
     }
 }
@@ -52,8 +55,10 @@ pub unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: ibv_create_qp(3); the extended structure begins as the plain one, and only that is
-    // read when its mask is 0.
+    // SAFETY: ibv_create_qp(3) has the program pass a domain of this library that is alive, and
+    // attributes that are its own to change. The extended structure begins as the plain one, so
+    // that one fits in the other; its other members are integers and pointers, of which zeroes are
+    // a value, and are not read, as their mask is 0.
     unsafe {
         let mut full: ibv_qp_init_attr_ex = zeroed();
         ptr::copy_nonoverlapping(attr, (&raw mut full).cast(), 1);
@@ -70,7 +75,9 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    // SAFETY: ibv_create_qp_ex(3).
+    // SAFETY: ibv_create_qp_ex(3) has the program pass an open context, and attributes that this
+    // call alone uses meanwhile; the objects that its mask says it has are of this library and
+    // alive.
     unsafe {
         let attr = &mut *attr;
         let has = |bit: u32| attr.comp_mask & bit != 0;
@@ -96,7 +103,10 @@ pub(super) unsafe extern "C" fn create_qp_ex(
 }
 
 unsafe fn create(context: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
-    // SAFETY: the callers'.
+    // SAFETY: the callers pass an open context, and attributes in which every object that the mask
+    // or a pointer that is not null names is of this library and alive: a `Cq`, an `Xrcd`, a `Pd`,
+    // a queue. `ibv_qp_ex` is of integers, pointers and optional functions, so that zeroes are a
+    // value of it.
     unsafe {
         let ours = Context::of(context);
         let receives = attr.qp_type == IBV_QPT_XRC_RECV;
@@ -185,7 +195,9 @@ pub(super) unsafe extern "C" fn open_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: ibv_open_qp(3).
+    // SAFETY: ibv_open_qp(3) has the program pass an open context, and attributes that it can read;
+    // the domain that its mask says it has is a box of an `Xrcd` that is alive. `ibv_qp_ex` is of
+    // integers, pointers and optional functions, so that zeroes are a value of it.
     unsafe {
         let attr = &*attr;
         let needed = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
@@ -224,7 +236,8 @@ pub(super) unsafe extern "C" fn open_qp(
 }
 
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: ibv_qp_to_qp_ex(3) has the program pass a queue pair of this library that it has not
+    // destroyed.
     if unsafe { Qp::of(qp).extended } {
         qp.cast()
     } else {
@@ -246,7 +259,9 @@ pub unsafe extern "C" fn ibv_modify_qp(
     attr: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
-    // SAFETY: ibv_modify_qp(3).
+    // SAFETY: ibv_modify_qp(3) has the program pass a queue pair that it has not destroyed, whose
+    // context is thus open, and attributes that it can read. They are of integers and bytes, of
+    // which every value is one, set or not.
     unsafe {
         let (ours, context, attr) = (Qp::of(qp), Context::of((*qp).context), &*attr);
         let attributes = QpAttributes {
@@ -291,9 +306,11 @@ pub unsafe extern "C" fn ibv_modify_qp(
 /// Takes what a queue pair completed out of its completion queues.
 ///
 /// # Safety
-/// A queue pair of ours.
+/// `qp` came from `ibv_create_qp`, `create_qp_ex` or `open_qp`, and neither it nor its completion
+/// queues are destroyed meanwhile.
 unsafe fn clean(qp: *mut ibv_qp) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that the queue pair is alive, and with it its completion queues,
+    // which are each null or of this library.
     unsafe {
         cq::clean((*qp).send_cq, (*qp).qp_num);
         if (*qp).recv_cq != (*qp).send_cq {
@@ -308,7 +325,8 @@ pub unsafe extern "C" fn ibv_query_qp(
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: ibv_query_qp(3).
+    // SAFETY: ibv_query_qp(3) has the program pass a queue pair that it has not destroyed, whose
+    // context is thus open, and places for both structures, which are written.
     unsafe {
         let (ours, context) = (Qp::of(qp), Context::of((*qp).context));
         let Some(entry) = context.fabric.memory.qp(ours.place) else {
@@ -362,7 +380,9 @@ pub unsafe extern "C" fn ibv_query_qp(
 }
 
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: a queue pair of ours.
+    // SAFETY: ibv_destroy_qp(3) has the program pass a queue pair of this library and give it up.
+    // The mutex and the condition are in its box, and the box is freed once, after all events are
+    // acknowledged. Its completion queues and its context are destroyed after it.
     unsafe {
         let (ours, context) = (Qp::of(qp), Context::of((*qp).context));
         if !ours.shared {
@@ -395,7 +415,8 @@ pub extern "C" fn ibv_query_qp_data_in_order(
 }
 
 pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: ibv_query_ece(3): a device without enhancements says so with zeroes.
+    // SAFETY: ibv_query_ece(3) has the program pass a place for the answer, which is written and
+    // not read. A device without enhancements says so with zeroes.
     unsafe {
         *ece = ibv_ece {
             vendor_id: 0,
@@ -407,7 +428,7 @@ pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c
 }
 
 pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: ibv_set_ece(3).
+    // SAFETY: ibv_set_ece(3) has the program pass a structure that it can read.
     if unsafe { (*ece).vendor_id } == 0 {
         0
     } else {

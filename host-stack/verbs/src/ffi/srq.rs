@@ -23,9 +23,12 @@ pub(crate) struct Srq {
 
 impl Srq {
     /// # Safety
-    /// A queue of ours.
+    /// `srq` came from `ibv_create_srq` or `create_srq_ex`, and is not destroyed while the result
+    /// is used.
     pub unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that `srq` is a queue of this library; those are boxes of an
+        // `Srq`, which is `repr(C)` and begins with the C structure, so that the pointer is that of
+        // the whole. The box lives until `ibv_destroy_srq`.
         unsafe { &*srq.cast::<Self>() }
     }
 }
@@ -34,7 +37,8 @@ pub unsafe extern "C" fn ibv_create_srq(
     pd: *mut ibv_pd,
     attr: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    // SAFETY: ibv_create_srq(3).
+    // SAFETY: ibv_create_srq(3) has the program pass a domain of this library that is alive, and
+    // attributes that this call alone uses meanwhile.
     unsafe { create(pd, (*attr).srq_context, &mut (*attr).attr, None) }
 }
 
@@ -44,7 +48,9 @@ unsafe fn create(
     attr: &mut ibv_srq_attr,
     xrc: Option<(u32, u32)>,
 ) -> *mut ibv_srq {
-    // SAFETY: the callers'.
+    // SAFETY: the callers pass a domain of this library that is alive, whose context is thus open.
+    // `ibv_srq` is of integers, pointers, a mutex and a condition, all of which have a value of
+    // zeroes.
     unsafe {
         let context = Context::of((*pd).context);
         let request = Request::CreateSrq {
@@ -82,7 +88,8 @@ pub(super) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
-    // SAFETY: ibv_create_srq_ex(3).
+    // SAFETY: ibv_create_srq_ex(3) has the program pass attributes that this call alone uses
+    // meanwhile; the objects that its mask says it has are of this library and alive.
     unsafe {
         let attr = &mut *attr;
         let has = |bit: u32| attr.comp_mask & bit != 0;
@@ -114,7 +121,8 @@ pub(super) unsafe extern "C" fn create_srq_ex(
 }
 
 pub(super) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: ibv_get_srq_num(3) has the program pass a queue of this library that it has not
+    // destroyed, and a place for one number, which is written and not read.
     unsafe {
         let ours = Srq::of(srq);
         if !ours.xrc {
@@ -133,7 +141,8 @@ pub unsafe extern "C" fn ibv_modify_srq(
     if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
         return libc::EINVAL;
     }
-    // SAFETY: ibv_modify_srq(3).
+    // SAFETY: ibv_modify_srq(3) has the program pass a queue that it has not destroyed, whose
+    // context is thus open, and attributes that it can read.
     unsafe {
         let context = Context::of((*srq).context);
         let request = Request::ModifySrq {
@@ -146,7 +155,8 @@ pub unsafe extern "C" fn ibv_modify_srq(
 }
 
 pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
-    // SAFETY: ibv_query_srq(3).
+    // SAFETY: ibv_query_srq(3) has the program pass a queue that it has not destroyed, whose
+    // context is thus open, and a place for the attributes, which is written.
     unsafe {
         let context = Context::of((*srq).context);
         let Some(entry) = context.fabric.memory.srq(Srq::of(srq).place) else {
@@ -162,7 +172,9 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
 }
 
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: ibv_destroy_srq(3) has the program pass a queue of this library and give it up. The
+    // mutex and the condition are in its box, and the box is freed once, after all events are
+    // acknowledged. Its context is closed after it.
     unsafe {
         let (ours, context) = (Srq::of(srq), Context::of((*srq).context));
         let request = Request::DestroySrq { srq: ours.place };
@@ -183,6 +195,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
 
 /// The queue that a pointer names; none for a null pointer.
 pub(super) unsafe fn place(srq: *mut ibv_srq) -> Option<u32> {
-    // SAFETY: the caller's: null, or a queue of ours.
+    // SAFETY: the callers pass null, which is not followed, or a queue of this library that is
+    // alive.
     (!ptr::eq(srq, ptr::null())).then(|| unsafe { Srq::of(srq).place })
 }

@@ -53,7 +53,9 @@ impl Next {
     fn get(&self) -> *mut c_void {
         let mut at = self.at.load(Ordering::Relaxed);
         if at.is_null() {
-            // SAFETY: names. libc comes before us in a program that has us only by dlopen(3).
+            // SAFETY: the names end with a null byte and are static. dlsym(3) and dlopen(3) only
+            // look them up; the C library is loaded, and never unloaded. libc comes before us in a
+            // program that has us only by dlopen(3), which is why it is asked by name then.
             at = unsafe {
                 match libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) {
                     at if !at.is_null() => at,
@@ -78,8 +80,9 @@ impl Next {
 macro_rules! next {
     ($name:literal, fn($($type:ty),*) -> $result:ty, $($argument:expr),*) => {{
         static NEXT: Next = Next::new($name);
-        // SAFETY: a function of the C library, of the type that its manual page gives; arguments
-        // are the caller's. "C-unwind", for a thread may be cancelled in it.
+        // SAFETY: `NEXT` has the address of the C library's function of that name, and never null;
+        // its type is the one that its manual page gives, and the arguments are those that the
+        // program passed to it. "C-unwind", for a thread may be cancelled in it.
         unsafe {
             transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(
                 NEXT.get(),
@@ -91,9 +94,11 @@ macro_rules! next {
 /// A path that may be ours.
 ///
 /// # Safety
-/// A string, or null.
+/// `path` is null or a string that ends with a null byte, which stays while the result is used.
 unsafe fn candidate<'a>(path: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: the caller's; looked at byte by byte, so that nothing is read beyond its end.
+    // SAFETY: `path` is not null when this is called, and the caller says that it ends with a null
+    // byte. It is looked at byte by byte up to the first that differs, and the null byte does, so
+    // that nothing is read beyond its end.
     let begins = |with: &[u8]| unsafe {
         with.iter()
             .enumerate()
@@ -102,16 +107,18 @@ unsafe fn candidate<'a>(path: *const c_char) -> Option<&'a CStr> {
     if path.is_null() || !BEGINNINGS.iter().any(|beginning| begins(beginning)) {
         return None;
     }
-    // SAFETY: the caller's.
+    // SAFETY: `path` is not null, and the caller says that it ends with a null byte and stays while
+    // the result is used.
     Some(unsafe { CStr::from_ptr(path) })
 }
 
 /// A descriptor in place of a file, if it is a file of ours.
 ///
 /// # Safety
-/// A string, or null.
+/// `path` is null or a string that ends with a null byte, which stays during the call.
 unsafe fn ours(path: *const c_char, flags: c_int) -> Option<c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that `path` is null or a string, and the result is not used after
+    // this returns.
     let path = unsafe { candidate(path) }?;
     if path == RDMA_CM {
         return Some(ucma::open(flags).unwrap_or_else(|errno| {
@@ -122,7 +129,8 @@ unsafe fn ours(path: *const c_char, flags: c_int) -> Option<c_int> {
     let sysfs::Kind::File(content) = sysfs::kind(path.to_str().ok()?)? else {
         return None;
     };
-    // SAFETY: a name; then a buffer of its length, and a descriptor of ours.
+    // SAFETY: memfd_create(2) reads a static name that ends with a null byte; pwrite(2) reads
+    // `content`, for its length, and writes to the descriptor that was just made.
     unsafe {
         let fd = libc::memfd_create(c"sysfs".as_ptr(), libc::MFD_CLOEXEC);
         if fd >= 0 {
@@ -142,7 +150,8 @@ macro_rules! open {
                 flags: c_int,
                 mode: libc::mode_t,
             ) -> c_int {
-                // SAFETY: open(2): a path.
+                // SAFETY: open(2) has the program pass null or a path that ends with a null byte
+                // and stays during the call.
                 if let Some(fd) = unsafe { ours(path, flags) } {
                     return fd;
                 }
@@ -168,7 +177,8 @@ macro_rules! openat {
                 flags: c_int,
                 mode: libc::mode_t,
             ) -> c_int {
-                // SAFETY: openat(2): a path.
+                // SAFETY: openat(2) has the program pass null or a path that ends with a null byte
+                // and stays during the call.
                 if let Some(fd) = unsafe { ours(path, flags) } {
                     return fd;
                 }
@@ -196,7 +206,9 @@ macro_rules! fopen {
                 path: *const c_char,
                 mode: *const c_char,
             ) -> *mut libc::FILE {
-                // SAFETY: fopen(3): a path; a descriptor of ours and a mode.
+                // SAFETY: fopen(3) has the program pass a path and a mode, each of which ends with
+                // a null byte and stays during the call; fdopen(3) takes over the descriptor, which
+                // is new and which nobody else has.
                 unsafe {
                     if let Some(fd) = ours(path, libc::O_CLOEXEC) {
                         if fd < 0 {
@@ -219,12 +231,14 @@ fopen! {
 /// The type and size of what is at a path of ours.
 ///
 /// # Safety
-/// stat(2).
+/// `path` is null or a string that ends with a null byte and stays during the call; `into` is a
+/// place for a `struct stat`.
 unsafe fn stat(path: *const c_char, into: *mut libc::stat) -> Option<c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that `path` is null or a string, and the result is not used after
+    // this returns.
     let path = unsafe { candidate(path) }?;
     let kind = sysfs::kind(path.to_str().ok()?)?;
-    // SAFETY: integers alone: zero is a value.
+    // SAFETY: the structure is of integers alone, so that zeroes are a value of it.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
     found.st_nlink = 1;
     match kind {
@@ -238,7 +252,7 @@ unsafe fn stat(path: *const c_char, into: *mut libc::stat) -> Option<c_int> {
             found.st_rdev = libc::makedev(major, minor);
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that `into` is a place for one, which is written and not read.
     unsafe { *into = found };
     Some(0)
 }
@@ -252,7 +266,8 @@ macro_rules! stat {
                 path: *const c_char,
                 into: *mut libc::stat,
             ) -> c_int {
-                // SAFETY: stat(2): a path and a place.
+                // SAFETY: stat(2) has the program pass null or a path that ends with a null byte
+                // and stays during the call, and a place for the answer.
                 if let Some(result) = unsafe { stat(path, into) } {
                     return result;
                 }
@@ -272,7 +287,8 @@ stat! {
 /// Anybody may read all of it, and write to devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn snaprig_access(path: *const c_char, mode: c_int) -> c_int {
-    // SAFETY: access(2): a path.
+    // SAFETY: access(2) has the program pass null or a path that ends with a null byte and stays
+    // during the call.
     let kind = unsafe { candidate(path) }.and_then(|path| sysfs::kind(path.to_str().ok()?));
     let allowed = match kind {
         None => return next!(c"access", fn(*const c_char, c_int) -> c_int, path, mode),
@@ -295,7 +311,8 @@ macro_rules! fstat {
                 let result = next!($name, fn(c_int, *mut libc::stat) -> c_int, fd, into);
                 if result == 0 && files::is_ours(fd) {
                     let (major, minor) = sysfs::RDMA_CM_DEVICE;
-                    // SAFETY: fstat(2): a place, and it was filled.
+                    // SAFETY: the C library's fstat(2) has just returned 0, so that `into` is a
+                    // place for a `struct stat`, and filled; two members of it are overwritten.
                     unsafe {
                         (*into).st_mode = libc::S_IFCHR | 0o666;
                         (*into).st_rdev = libc::makedev(major, minor);
@@ -320,7 +337,9 @@ pub unsafe extern "C-unwind" fn snaprig_write(
     count: usize,
 ) -> isize {
     if files::is_ours(fd) {
-        // SAFETY: write(2): so many bytes.
+        // SAFETY: write(2) has the program pass `count` readable bytes. librdmacm alone writes to
+        // such a descriptor, and the addresses in its commands are of its own answers and options,
+        // as the kernel would rely on, too.
         return unsafe { ucma::write(fd, bytes, count) };
     }
     next!(
@@ -343,7 +362,7 @@ pub unsafe extern "C-unwind" fn snaprig_close(fd: c_int) -> c_int {
 /// The real poll(2), in which a thread may be cancelled.
 ///
 /// # Safety
-/// poll(2).
+/// `fds` has `count` entries, which this call alone uses until it returns.
 pub(crate) unsafe fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
     next!(
         c"poll",

@@ -152,7 +152,9 @@ impl<const N: usize> Answer<N> {
 
 /// The bytes of one of the kernel's structures.
 fn bytes_of<T: Copy>(of: &T) -> &[u8] {
-    // SAFETY: structures of `kern`: integers without gaps between them.
+    // SAFETY: `bytes_of` is called with structures of `kern` alone, which are integers without gaps
+    // between them, so that every byte is initialised; the slice borrows from `of` for as long as
+    // it lives.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(of).cast(), size_of::<T>()) }
 }
 
@@ -169,7 +171,9 @@ impl Response {
             return Err(libc::EFAULT);
         }
         let to = std::ptr::with_exposed_provenance_mut::<u8>(self.at as usize);
-        // SAFETY: the caller of `super::write`: a place for so many bytes.
+        // SAFETY: the caller of `super::write` says that the command's answer has `room` bytes at
+        // `at`, of its own; no more are written, and `at` is not 0. `bytes` is this library's, so
+        // that they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, count) };
         Ok(Done::Yes)
     }
@@ -441,7 +445,9 @@ impl Ucma {
                     return Err(EINVAL);
                 }
                 let value = std::ptr::with_exposed_provenance::<u32>(at as usize);
-                // SAFETY: the caller of `super::write`: an int is there.
+                // SAFETY: the caller of `super::write` says that the option is at the address that
+                // the command gives, and its length is 4 here, an int's; it may be unaligned, and
+                // is only read.
                 id.afonly = unsafe { value.read_unaligned() } != 0;
                 Ok(Done::Yes)
             }

@@ -186,7 +186,9 @@ enum Done {
 /// A command.
 ///
 /// # Safety
-/// So many bytes; and what they say about where to write an answer is true.
+/// `bytes` is null or has `count` readable bytes. If they are a command, the addresses in it, of
+/// the answer and of an option, are the caller's own, with as many bytes there as the command says,
+/// for as long as this runs.
 pub(crate) unsafe fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize {
     if bytes.is_null() || count < command::HEADER {
         set_errno(libc::EINVAL);
@@ -212,7 +214,8 @@ pub(crate) unsafe fn write(fd: c_int, bytes: *const c_void, count: usize) -> isi
 
 fn attempt(fd: c_int, bytes: *const c_void, count: usize) -> Result<Done, c_int> {
     let perform = || {
-        // SAFETY: the caller of `write`.
+        // SAFETY: `write`, the one caller, passes what its own caller gave: `count` readable bytes
+        // at an address that is not null, which stay while the command runs.
         let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), count) };
         let mut ucma = lock();
         match ucma.as_mut() {
@@ -225,7 +228,8 @@ fn attempt(fd: c_int, bytes: *const c_void, count: usize) -> Result<Done, c_int>
 
 /// Waits for an event, if the descriptor is one that waits.
 fn wait(fd: c_int) -> Result<(), c_int> {
-    // SAFETY: a descriptor's flags; a place for one descriptor.
+    // SAFETY: fcntl(2) with F_GETFL takes a number, and touches no memory; poll(2) reads and writes
+    // the one `pollfd` on this stack, whose count is 1; errno's place is this thread's own.
     unsafe {
         if libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 {
             return Err(libc::EAGAIN);
@@ -625,7 +629,9 @@ fn reach(id: &Id) -> KernAh {
 
 /// A channel's descriptor: the program's, which closes it by [`closed`].
 fn borrow(fd: &c_int) -> BorrowedFd<'_> {
-    // SAFETY: an open channel's: it is in `channels` until the program closes it.
+    // SAFETY: the descriptor is that of an open channel: it is in `channels` until the program
+    // closes it, and `closed` takes it out before libc closes it, under the lock with which this is
+    // called.
     unsafe { BorrowedFd::borrow_raw(*fd) }
 }
 
