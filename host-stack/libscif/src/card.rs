@@ -18,7 +18,8 @@ use snaprig_wire::scif::{
 use crate::ffi::Result;
 
 fn errno() -> c_int {
-    // SAFETY: errno of this thread.
+    // SAFETY: __errno_location(3) returns the place of this thread's own errno, which is always
+    // there and which no other thread uses.
     unsafe { *libc::__errno_location() }
 }
 
@@ -30,14 +31,17 @@ fn checked(result: c_int) -> Result<c_int> {
 }
 
 fn ioctl<T>(epd: RawFd, request: u32, argument: &mut T) -> Result {
-    // SAFETY: the request has the size of `T`, which the driver reads and writes; addresses in it are
-    // the program's, and bad ones are EFAULT.
+    // SAFETY: the callers pair each request with the `T` whose size its number has, and the driver
+    // reads and writes no more than that, at a place that is borrowed for the call. Addresses in it
+    // are the program's; the driver copies from and to them as the kernel does, and answers bad
+    // ones with EFAULT.
     checked(unsafe { libc::ioctl(epd, request.into(), std::ptr::from_mut(argument)) }).map(drop)
 }
 
 /// One whose argument is a number itself.
 fn ioctl_number(epd: RawFd, request: u32, argument: c_int) -> Result {
-    // SAFETY: no pointer is passed.
+    // SAFETY: the argument is a number, so that the driver is given no address; the descriptor is
+    // checked by the kernel.
     checked(unsafe { libc::ioctl(epd, request.into(), argument) }).map(drop)
 }
 
@@ -54,7 +58,8 @@ pub(crate) fn open() -> Result<RawFd> {
 }
 
 pub(crate) fn close(epd: RawFd) -> Result {
-    // SAFETY: the program's descriptor, which it gives up.
+    // SAFETY: close(2) is given a number, and touches no memory. The descriptor is the program's,
+    // which it gives up by scif_close(3), so that nobody here uses it any more.
     checked(unsafe { libc::close(epd) }).map(drop)
 }
 
@@ -156,7 +161,8 @@ pub(crate) fn unregister(epd: RawFd, offset: i64, len: u64) -> Result {
 }
 
 /// # Safety
-/// As for mmap(2).
+/// As for mmap(2): if `flags` has MAP_FIXED, nobody uses what is mapped at `addr`, `len` bytes of
+/// it, for it is replaced.
 pub(crate) unsafe fn map(
     addr: *mut c_void,
     len: usize,
@@ -165,7 +171,8 @@ pub(crate) unsafe fn map(
     epd: RawFd,
     offset: i64,
 ) -> Result<*mut c_void> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller says that nobody uses what a fixed mapping replaces; without MAP_FIXED the
+    // kernel chooses a place where nothing is. All other arguments are numbers that it checks.
     match unsafe { libc::mmap(addr, len, prot, flags | libc::MAP_SHARED, epd, offset) } {
         libc::MAP_FAILED => Err(match errno() {
             // Where no file ends.

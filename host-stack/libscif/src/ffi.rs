@@ -34,7 +34,8 @@ pub(crate) type Result<T = ()> = std::result::Result<T, c_int>;
 /// What a call returns, and errno.
 fn answer<T: From<i8>>(result: Result<T>) -> T {
     result.unwrap_or_else(|errno| {
-        // SAFETY: errno of this thread.
+        // SAFETY: __errno_location(3) returns the place of this thread's own errno, which is always
+        // there and which no other thread uses.
         unsafe { *libc::__errno_location() = errno };
         T::from(-1)
     })
@@ -94,7 +95,8 @@ pub extern "C" fn scif_listen(epd: RawFd, backlog: c_int) -> c_int {
 /// # Safety
 /// `dst` is null or points to a port id.
 pub unsafe extern "C" fn scif_connect(epd: RawFd, dst: *const ScifPortId) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller says that `dst` is null, for which `as_ref` gives none, or points to a
+    // port id, which is copied within this call.
     let Some(dst) = (unsafe { dst.as_ref() }) else {
         return done(Err(libc::EINVAL));
     };
@@ -129,7 +131,8 @@ pub unsafe extern "C" fn scif_accept(
             node: from.node,
             port: from.port,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: neither pointer is null here, and the caller says that each can be written
+        // through then; nothing is read.
         unsafe {
             peer.write(id);
             newepd.write(accepted);
@@ -210,9 +213,11 @@ pub unsafe extern "C" fn scif_mmap(
             return Err(libc::EINVAL);
         }
         match on_card() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises what mmap(2) asks for, which is passed on: nobody uses
+            // what a fixed mapping replaces.
             true => unsafe { card::map(addr, len, prot, flags, epd, offset) },
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises what mmap(2) asks for, which is passed on: nobody uses
+            // what a fixed mapping replaces.
             false => unsafe { host::map(addr, len, prot as u8, fixed, epd, offset) },
         }
     };
@@ -229,9 +234,11 @@ pub unsafe extern "C" fn scif_munmap(addr: *mut c_void, len: usize) -> c_int {
         if !((addr.addr() | len) as u64).is_multiple_of(PAGE) {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what munmap(2) asks for: nobody uses the `len` bytes at
+        // `addr` any more.
         if unsafe { libc::munmap(addr, len) } != 0 {
-            // SAFETY: errno of this thread.
+            // SAFETY: __errno_location(3) returns the place of this thread's own errno, which is
+            // always there and which no other thread uses.
             return Err(unsafe { *libc::__errno_location() });
         }
         if !on_card() {
@@ -356,7 +363,8 @@ pub unsafe extern "C" fn scif_fence_mark(epd: RawFd, flags: c_int, mark: *mut c_
         if mark.is_null() {
             return Err(libc::EFAULT);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `mark` is not null here, and the caller says that it can be written through then;
+        // nothing is read.
         unsafe { mark.write(host::fence_mark(epd, peer)?) };
         Ok(())
     };
@@ -408,7 +416,9 @@ pub unsafe extern "C" fn scif_get_nodeIDs(nodes: *mut u16, len: c_int, self_: *m
         if self_.is_null() || nodes.is_null() && room > 0 {
             return Err(libc::EFAULT);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller says that `nodes` has room for `len` numbers, and `room` is no more
+        // than that, nor than there are in `all`; `self_` has room for one. Neither is null here,
+        // and `all` is this function's own, so that they do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(all.as_ptr(), nodes, room);
             self_.write(own);
@@ -419,7 +429,8 @@ pub unsafe extern "C" fn scif_get_nodeIDs(nodes: *mut u16, len: c_int, self_: *m
 }
 
 pub extern "C" fn scif_get_fd(epd: RawFd) -> c_int {
-    // SAFETY: asks for flags only.
+    // SAFETY: fcntl(2) with F_GETFD takes a number alone, touches no memory, and fails with EBADF
+    // for what is no descriptor.
     let known = unsafe { libc::fcntl(epd, libc::F_GETFD) } >= 0;
     answer(match known && (on_card() || host::is_endpoint(epd)) {
         true => Ok(epd),
@@ -436,14 +447,16 @@ pub unsafe extern "C" fn scif_poll(
 ) -> c_int {
     let timeout = c_int::try_from(timeout_ms.max(-1)).unwrap_or(c_int::MAX);
     if on_card() || epds.is_null() || nepds == 0 {
-        // SAFETY: the caller's promise; `struct scif_pollepd` is `struct pollfd`.
+        // SAFETY: the caller says that `nepds` entries are there, and `struct scif_pollepd` has the
+        // members of `struct pollfd`; poll(2) writes to their `revents`, during this call alone.
         return unsafe { libc::poll(epds, nepds.into(), timeout) };
     }
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     if limit.current.is_some_and(|most| u64::from(nepds) > most) {
         return answer(Err(libc::EINVAL));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the pointer is not null here, and the caller says that it points to `nepds`
+    // initialised entries, which nobody else uses during this call.
     let epds = unsafe { std::slice::from_raw_parts_mut(epds, nepds as usize) };
     answer(host::poll(epds, timeout))
 }

@@ -152,7 +152,9 @@ impl Direct {
             let part = (checked - sent).min(room as usize);
             if part > 0 {
                 let from = ptr::with_exposed_provenance(msg + sent);
-                // SAFETY: checked to be readable, and there is room.
+                // SAFETY: `memory::check` has found `checked` bytes of the message to be readable,
+                // and `part` ends there; `room` is what the lane has. If the program unmaps them
+                // meanwhile it is as wrong as with memcpy(3).
                 unsafe { lane.put(from, part as u32, || self.show_byte(&self.peer)) };
                 sent += part;
             } else if sent == len || !block {
@@ -216,7 +218,9 @@ impl Direct {
                 let to = ptr::with_exposed_provenance_mut(msg + received);
                 received += part;
                 let wanted = if block { len - received } else { 0 };
-                // SAFETY: checked to be writable, and it is there.
+                // SAFETY: `memory::check` has found `checked` bytes of the buffer to be writable,
+                // and `part` ends there; `there` is what the lane has. If the program unmaps them
+                // meanwhile it is as wrong as with memcpy(3).
                 unsafe { lane.take(to, part as u32, wanted, || drain(&self.peer)) };
                 continue;
             }
@@ -304,9 +308,11 @@ impl Direct {
             l_len: 1,
             l_pid: 0,
         };
-        // SAFETY: a lock that fcntl(2) only reads.
+        // SAFETY: both commands, F_SETLK and F_SETLKW, only read the lock, which is on this stack
+        // during the call; the descriptor is that of a file that `self` keeps open.
         match unsafe { libc::fcntl(self.file.as_raw_fd(), command, &raw const lock) } {
-            // SAFETY: errno of this thread.
+            // SAFETY: __errno_location(3) returns the place of this thread's own errno, which is
+            // always there and which no other thread uses.
             ..0 => Err(unsafe { *libc::__errno_location() }),
             _ => Ok(()),
         }

@@ -82,7 +82,9 @@ impl Endpoint {
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: open for as long as `self` is in the table, and used only then.
+        // SAFETY: the number is that of the `OwnedFd` in `self.descriptor`, which stays open until
+        // the endpoint is taken out of the table and closed. Only calls that found the endpoint in
+        // the table come here, and what they borrow does not outlive their borrow of `self`.
         unsafe { BorrowedFd::borrow_raw(self.raw) }
     }
 

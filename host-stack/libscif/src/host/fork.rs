@@ -33,7 +33,8 @@ pub(super) fn count() -> u32 {
 pub(super) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the three functions are this library's, which is never unloaded, and take no arguments.
+        // SAFETY: the three functions take no arguments, and are this library's, which is never
+        // unloaded, so that libc may call them at every fork(2) until the process ends.
         unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
     });
 }

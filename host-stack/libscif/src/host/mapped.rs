@@ -55,7 +55,8 @@ impl Drop for Holder {
 }
 
 /// # Safety
-/// As for mmap(2).
+/// As for mmap(2): if it is `fixed`, nobody uses what is mapped at `addr`, `len` bytes of it, for
+/// it is replaced.
 pub(crate) unsafe fn map(
     addr: *mut c_void,
     len: usize,
@@ -90,7 +91,8 @@ pub(crate) unsafe fn map(
         true => MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
         false => MapFlags::PRIVATE | MapFlags::NORESERVE,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller says that nobody uses what a fixed mapping replaces; else the kernel
+    // chooses a place where nothing is.
     let base = unsafe { mmap_anonymous(addr, len, ProtFlags::empty(), flags) };
     let base = base.map_err(|e| e.raw_os_error())?;
     unmapped(base.addr(), len);
@@ -100,19 +102,24 @@ pub(crate) unsafe fn map(
     for segment in &segments {
         let bytes = segment.len as usize;
         let file = &files[&segment.memory];
-        // SAFETY: inside what was reserved above.
+        // SAFETY: the node tells as many bytes as it was asked to map, so that `place` and what
+        // follows it are within the `len` bytes that were reserved above, which nobody else knows
+        // of yet and which this replaces.
         let mapped = unsafe {
             let place = base.byte_add(at);
             mmap(place, bytes, prot, flags, file, segment.offset)
         };
         if let Err(error) = mapped {
-            // SAFETY: what was reserved above.
+            // SAFETY: these are the `len` bytes that were reserved above; nobody else knows of them
+            // yet.
             let _ = unsafe { munmap(base, len) };
             return Err(error.raw_os_error());
         }
         at += bytes;
     }
-    // SAFETY: advice on what was mapped above: no child has it (scif_mmap of the driver).
+    // SAFETY: the advice is on the `len` bytes that were mapped above, and takes them away from
+    // children only, for none may have them (scif_mmap of the driver): in this process nothing
+    // changes.
     let _ = unsafe { madvise(base, len, Advice::LinuxDontFork) };
     memory::claim(base.addr(), len);
     lock(&MAPPED).insert(base.addr(), (base.addr() + len, holder));

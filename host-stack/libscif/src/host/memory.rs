@@ -194,16 +194,19 @@ fn map(
     prot: ProtFlags,
 ) -> rustix::io::Result<usize> {
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-    // SAFETY: a new mapping, at a place of the kernel's choice.
+    // SAFETY: the address is null and the flags have no MAP_FIXED, so that the kernel chooses a
+    // place where nothing else is: no memory that is in use is replaced.
     let at = unsafe { mmap(ptr::null_mut(), len, prot, flags, file, offset) }?;
     claim(at.expose_provenance(), len);
-    // SAFETY: advice on a mapping of ours.
+    // SAFETY: the advice is on the mapping that was just made, and takes it away from children
+    // only: in this process nothing changes.
     let _ = unsafe { madvise(at, len, Advice::LinuxDontFork) };
     Ok(at.expose_provenance())
 }
 
 fn unmap(at: usize, len: usize) {
-    // SAFETY: a mapping of ours that nobody uses.
+    // SAFETY: the callers pass a mapping that `map` made, for its whole length, and which they have
+    // taken out of the table by which others find it, so that nobody uses it any more.
     let _ = unsafe { munmap(ptr::with_exposed_provenance_mut(at), len) };
     disclaim(at, len);
 }
@@ -330,7 +333,9 @@ pub(super) fn check(address: usize, len: usize, writes: bool) -> Result {
         false => Advice::LinuxPopulateRead,
     };
     let at: *mut c_void = ptr::with_exposed_provenance_mut(start);
-    // SAFETY: populating changes nothing that a program can see.
+    // SAFETY: populating reads or writes no byte: it only has the kernel put pages in the page
+    // table that the mapping says are there, so that nothing changes that a program can see,
+    // whatever the addresses are.
     match unsafe { madvise(at, end - start, advice) } {
         Ok(()) if address >= PAGE => Ok(()),
         // A kernel, or memory, that knows no such advice; or a mapping that forbids the access
@@ -356,7 +361,9 @@ fn check_mappings(start: u64, end: u64, writes: bool) -> Result {
 pub(super) fn read(address: usize, len: usize) -> Result<Vec<u8>> {
     check(address, len, false)?;
     let mut bytes = Vec::with_capacity(len);
-    // SAFETY: `len` bytes can be read there, and there is room for them.
+    // SAFETY: `check` has found `len` bytes at the address to be readable, and the vector has room
+    // for as many, all of which are initialised before its length is set. If the program unmaps its
+    // bytes meanwhile it is as wrong as with memcpy(3).
     unsafe {
         ptr::copy_nonoverlapping(
             ptr::with_exposed_provenance(address),
@@ -370,7 +377,8 @@ pub(super) fn read(address: usize, len: usize) -> Result<Vec<u8>> {
 
 /// Copies into the program's memory, which was checked.
 pub(super) fn write(address: usize, bytes: &[u8]) {
-    // SAFETY: so many bytes can be written there.
+    // SAFETY: the callers have found, with `check`, that so many bytes can be written at the
+    // address. If the program unmaps them meanwhile it is as wrong as with memcpy(3).
     unsafe {
         ptr::copy_nonoverlapping(
             bytes.as_ptr(),

@@ -57,7 +57,8 @@ fn find(epd: RawFd) -> Result<Arc<Endpoint>> {
         return Ok(endpoint.clone());
     }
     // As an ioctl of the driver's has it.
-    // SAFETY: asks for flags only.
+    // SAFETY: fcntl(2) with F_GETFD takes a number alone, touches no memory, and fails with EBADF
+    // for what is no descriptor.
     match unsafe { libc::fcntl(epd, libc::F_GETFD) } {
         ..0 => Err(libc::EBADF),
         _ => Err(libc::ENOTTY),
@@ -95,8 +96,7 @@ pub(crate) fn close(epd: RawFd) -> Result {
 
 pub(crate) fn bind(epd: RawFd, port: u16) -> Result<u16> {
     let endpoint = find(epd)?;
-    // SAFETY: asks who this process is.
-    if (1..PORT_PRIVILEGED).contains(&port) && unsafe { libc::geteuid() } != 0 {
+    if (1..PORT_PRIVILEGED).contains(&port) && !rustix::process::geteuid().is_root() {
         return Err(libc::EACCES);
     }
     match endpoint.call(Call::Bind(port))? {
@@ -112,7 +112,8 @@ pub(crate) fn listen(epd: RawFd, backlog: c_int) -> Result {
 
 pub(crate) fn connect(epd: RawFd, peer: PortId) -> Result<u16> {
     let endpoint = find(epd)?;
-    // SAFETY: asks for flags only.
+    // SAFETY: fcntl(2) with F_GETFL takes a number alone, touches no memory, and fails with EBADF
+    // for what is no descriptor.
     let flags = unsafe { libc::fcntl(epd, libc::F_GETFL) };
     let call = match flags & libc::O_NONBLOCK {
         0 => Call::Connect(peer),

@@ -215,7 +215,10 @@ fn copy_segments(
                 There::Mapped(there) => there,
                 There::File(file, at) => {
                     let rest = here.wrapping_add(first);
-                    // SAFETY: this side was checked or is mapped by the library, and the kernel looks again.
+                    // SAFETY: `here` has `part` bytes on this side, for which the program's memory
+                    // was checked or which the library has mapped itself, and `first` and `last`
+                    // add up to them. They go through read(2) and write(2), by which the kernel
+                    // looks at every address again, and fails with EFAULT.
                     unsafe {
                         transfer(file, at, here, first, write)?;
                         transfer(file, at + first as u64, rest, last as usize, write)?;

@@ -10,18 +10,23 @@ const LINE: usize = 64;
 /// Copies `len` bytes, which may overlap only if there are few of them.
 ///
 /// # Safety
-/// Both are mapped for `len` bytes.
+/// `from` has `len` readable bytes and `to` as many writable ones, which stay mapped during the
+/// call.
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     let overlap = from.addr().abs_diff(to.addr()) < len;
     if len < STREAMED_BYTES || overlap {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller says that so many bytes are mapped at both, and this copy allows them
+        // to overlap.
         return unsafe { std::ptr::copy(from, to, len) };
     }
     let head = to.align_offset(LINE).min(len);
     let lines = (len - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: the caller's promise; streaming stores go to whole lines, from `head` on, of which there are
-    // some.
+    // SAFETY: the caller says that so many bytes are mapped at both, and they do not overlap here.
+    // The head, the lines and the tail add up to `len`. The loop goes over `lines` lines, of which
+    // there is at least one, for `len` is no less than `STREAMED_BYTES`; its streaming stores need
+    // aligned addresses, which `to` has from `head` on. It changes no registers but those that are
+    // named, and uses no stack.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         asm!(
@@ -69,7 +74,8 @@ mod tests {
             (1, 10),
         ] {
             let mut to = vec![7; from.len()];
-            // SAFETY: both have so many bytes.
+            // SAFETY: `from` has `len` bytes behind its fifth and `to` has as many behind `skip`;
+            // both are vectors of this test, which stay during the call.
             unsafe { copy(from.as_ptr().add(5), to.as_mut_ptr().add(skip), len) };
             assert_eq!(to[skip..skip + len], from[5..5 + len]);
             assert!(

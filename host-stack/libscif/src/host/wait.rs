@@ -27,10 +27,12 @@ pub(crate) fn poll(epds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<c_int
             c_int::try_from(left.as_millis()).map_or(c_int::MAX, |ms| ms + 1)
         });
         let mut fds = epds.to_vec();
-        // SAFETY: an array of so many.
+        // SAFETY: `fds` is a vector of this function's own, and its own length is passed; poll(2)
+        // writes to the `revents` of its entries, during the call.
         let polled = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, left) };
         if polled < 0 {
-            // SAFETY: errno of this thread.
+            // SAFETY: __errno_location(3) returns the place of this thread's own errno, which is
+            // always there and which no other thread uses.
             return Err(unsafe { *libc::__errno_location() });
         }
         if polled == 0 {
@@ -51,7 +53,8 @@ fn look(epds: &mut [libc::pollfd]) -> Result<c_int> {
                 // No endpoint, but something that can be polled.
                 Err(libc::ENOTTY) => {
                     let mut one = *epd;
-                    // SAFETY: one entry.
+                    // SAFETY: `one` is on this stack, and the count is 1; poll(2) writes to its
+                    // `revents`, during the call.
                     match unsafe { libc::poll(&raw mut one, 1, 0) } {
                         ..0 => libc::POLLNVAL,
                         _ => one.revents,

@@ -44,7 +44,8 @@ pub(super) fn start() {
     let Ok(node) = endpoint::connect() else {
         return;
     };
-    // SAFETY: sigset_t is numbers only; valid sets for calls that fail for nothing here.
+    // SAFETY: both sets are on this stack, and are of integers, so that zeroes are a value of them;
+    // libc reads and writes no more than a set at each pointer, and allows null for the old mask.
     unsafe {
         let (mut all, mut before) = (mem::zeroed(), mem::zeroed());
         libc::sigfillset(&raw mut all);
