@@ -129,15 +129,19 @@ fn program() -> io::Result<PathBuf> {
 
 /// The file that this code is in (dladdr(3)).
 pub fn own_file() -> Option<PathBuf> {
-    // SAFETY: a place for the answer; all zeroes is a value of it.
+    // SAFETY: the structure is of pointers alone, so that zeroes, which are null pointers, are a
+    // value of it.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: any address may be asked for.
+    // SAFETY: dladdr(3) only looks an address up, and any may be asked for; it writes to the
+    // structure, which is on this stack.
     if unsafe { libc::dladdr(own_file as *const ffi::c_void, &mut info) } == 0
         || info.dli_fname.is_null()
     {
         return None;
     }
-    // SAFETY: dladdr gives a string that stays for as long as the library does.
+    // SAFETY: the call succeeded and the name is not null: it is then a string that ends with a
+    // null byte, which belongs to the loader and stays for as long as the library is loaded, and
+    // this function is in it.
     let name = unsafe { ffi::CStr::from_ptr(info.dli_fname) };
     Some(PathBuf::from(ffi::OsStr::from_bytes(name.to_bytes())))
 }

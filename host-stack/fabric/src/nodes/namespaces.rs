@@ -11,7 +11,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+use rustix::{
+    process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid},
+    thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
+};
 
 use crate::node::{HEAD, NETWORK_BITS, Node};
 
@@ -36,7 +39,9 @@ impl Namespaces {
             return Ok(None);
         }
         let flags = UnshareFlags::NEWNET | UnshareFlags::NEWNS;
-        // SAFETY: the caller says that this process has one thread; it keeps its files and its memory.
+        // SAFETY: `unshare_unsafe` is unsafe as a thread may lose the files or the memory that
+        // others count on; the flags have neither, and the caller says that this process has one
+        // thread.
         match unsafe { unshare_unsafe(flags) } {
             Err(rustix::io::Errno::PERM) => return Ok(None),
             other => other?,
@@ -63,11 +68,10 @@ impl Namespaces {
 impl Drop for Namespaces {
     fn drop(&mut self) {
         for holder in &self.holders {
-            // SAFETY: kill(2) and waitpid(2) touch no memory but the null pointer's none; they are children that nobody
-            // else waits for.
-            unsafe {
-                libc::kill(*holder, libc::SIGKILL);
-                libc::waitpid(*holder, std::ptr::null_mut(), 0);
+            // Children that nobody else waits for.
+            if let Some(holder) = Pid::from_raw(*holder) {
+                let _ = kill_process(holder, Signal::KILL);
+                let _ = waitpid(Some(holder), WaitOptions::empty());
             }
         }
     }
@@ -106,25 +110,27 @@ fn own_hosts(nodes: &[Node], directory: &Path) -> io::Result<()> {
 /// A process that has namespaces of its own and does nothing else, until its parent ends.
 fn hold(name: &str) -> io::Result<libc::pid_t> {
     let (mut ready, mut say) = io::pipe()?;
-    // SAFETY: the caller says that this process has one thread, so the child may do what it likes.
+    // SAFETY: the caller says that this process has one thread, so that no lock, of the allocator
+    // or any other, is held by a thread that the child has not got: the child may go on as any
+    // process.
     match unsafe { libc::fork() } {
         0 => {
             let flags = UnshareFlags::NEWNET | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
-            // SAFETY: this process has one thread, and keeps its files and its memory.
+            // SAFETY: `unshare_unsafe` is unsafe as a thread may lose the files or the memory that
+            // others count on; the flags have neither, and this child of fork(2) has one thread.
             let made = unsafe { unshare_unsafe(flags) }
                 .and_then(|()| rustix::system::sethostname(name.as_bytes()))
-                .and_then(|()| {
-                    let end = rustix::process::Signal::KILL;
-                    rustix::process::set_parent_process_death_signal(Some(end))
-                });
+                .and_then(|()| set_parent_process_death_signal(Some(Signal::KILL)));
             if made.is_ok() && say.write_all(&[1]).is_ok() {
                 drop((ready, say));
                 loop {
-                    // SAFETY: pause(2) has no preconditions.
+                    // SAFETY: pause(2) takes nothing and touches no memory; it returns when a
+                    // signal was handled, and is called again.
                     unsafe { libc::pause() };
                 }
             }
-            // SAFETY: _exit(2) has no preconditions.
+            // SAFETY: _exit(2) takes a number, and ends the process without running anything else
+            // of it.
             unsafe { libc::_exit(1) }
         }
         child if child > 0 => {
@@ -154,7 +160,8 @@ fn connect(node: Node, holder: libc::pid_t) -> io::Result<()> {
     ] {
         let mut command = ip_command(arguments);
         let network = File::open(format!("/proc/{holder}/ns/net"))?;
-        // SAFETY: between fork and exec it makes one system call, with a descriptor that is open.
+        // SAFETY: between fork(2) and exec(2) the closure makes one system call, setns(2), with a
+        // descriptor that it owns and that is open; it neither allocates nor takes a lock.
         unsafe {
             command.pre_exec(move || {
                 let network = std::os::fd::AsFd::as_fd(&network);
