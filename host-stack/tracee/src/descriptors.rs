@@ -29,8 +29,7 @@ pub fn descriptors(pid: pid_t) -> Result<Vec<i32>> {
 
 /// This process.
 pub fn me() -> pid_t {
-    // SAFETY: no preconditions.
-    unsafe { libc::getpid() }
+    std::process::id().cast_signed()
 }
 
 /// Which of the supervisor's standard descriptors a process's is.
@@ -40,7 +39,8 @@ pub fn is_own(pid: pid_t, fd: i32) -> Option<i32> {
 
 /// The descriptors that this process was launched with: its own are closed by exec(2).
 pub fn passed_on() -> Vec<i32> {
-    // SAFETY: no memory is involved.
+    // SAFETY: fcntl(2) with F_GETFD takes a number alone, touches no memory, and fails with EBADF
+    // for what is no descriptor.
     let is_passed_on = |fd: &i32| unsafe { libc::fcntl(*fd, libc::F_GETFD) } == 0;
     let own = descriptors(me()).unwrap_or_default();
     own.into_iter().filter(is_passed_on).collect()
@@ -59,7 +59,8 @@ pub fn is_same_file(one: (pid_t, i32), other: (pid_t, i32)) -> bool {
 /// The order that the kernel has open files in (kcmp(2)); none: one of them is not there.
 pub fn compare((pid, fd): (pid_t, i32), (other, number): (pid_t, i32)) -> Option<Ordering> {
     const KCMP_FILE: i32 = 0;
-    // SAFETY: no memory is involved.
+    // SAFETY: kcmp(2) of two files takes five numbers, and none of them is an address: the kernel
+    // compares two entries of its own and touches no memory of either process.
     let order = unsafe {
         libc::syscall(
             libc::SYS_kcmp,
@@ -83,7 +84,8 @@ pub fn is_watched((pid, fd): (pid_t, i32), epoll: i32, target: i32) -> bool {
     const KCMP_EPOLL_TFD: i32 = 7;
     // struct kcmp_epoll_slot: epoll's descriptor, target, which of several.
     let slot = [epoll as u32, target as u32, 0];
-    // SAFETY: `slot` is valid to read.
+    // SAFETY: kcmp(2) of this kind reads a `struct kcmp_epoll_slot` of three 32-bit numbers, which
+    // `slot` is; it is on this stack during the call, and the other arguments are numbers.
     unsafe {
         libc::syscall(
             libc::SYS_kcmp,
@@ -104,7 +106,9 @@ pub fn copy_of(pid: pid_t, fd: i32) -> Result<OwnedFd> {
             std::io::Error::last_os_error(),
         )
     };
-    // SAFETY: no memory is involved; the results are checked, and ours.
+    // SAFETY: pidfd_open(2) and pidfd_getfd(2) take numbers alone, and touch no memory. Each
+    // descriptor was just made for this process, which is checked, and is owned by one `OwnedFd`
+    // from here on.
     unsafe {
         let mut process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
         if process < 0 {

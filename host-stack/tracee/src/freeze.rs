@@ -210,7 +210,8 @@ impl HeldThread {
         self.tracee.detach(0)?;
         let tid = self.tracee.tid();
         for signal in (1..=64).filter(|signal| self.stray & bit(*signal) != 0) {
-            // SAFETY: a system call without pointers.
+            // SAFETY: tkill(2) takes two numbers, and touches no memory of this process. The thread
+            // may have ended; the kernel says ESRCH then, and nothing was to be told.
             unsafe { libc::syscall(libc::SYS_tkill, tid, signal) };
         }
         reached(&faults::LET_GO);
@@ -448,7 +449,8 @@ impl Frozen {
     /// All of them end, at once: nobody sees another die.
     pub fn kill(mut self) {
         for process in self.processes.iter().rev() {
-            // SAFETY: a system call without pointers; the process is held, so the number is its own.
+            // SAFETY: kill(2) takes two numbers, and touches no memory of this process. The process
+            // that is killed is held, so that it cannot have ended and left its number to another.
             unsafe { libc::kill(process.pid, libc::SIGKILL) };
         }
         // A thread that is traced stays until its tracer has heard of its end; the first is the last to go.

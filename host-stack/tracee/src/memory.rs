@@ -41,7 +41,9 @@ pub fn gather(pid: pid_t, parts: &[libc::iovec], to: &mut [u8]) -> Result<()> {
         iov_len: to.len(),
     };
     let count = parts.len() as libc::c_ulong;
-    // SAFETY: the local part is `to`; the others are only looked at by the kernel.
+    // SAFETY: process_vm_readv(2) writes to this process at the one local part alone, which is
+    // `to`, borrowed exclusively, for its length; it reads `parts`, as many as there are, during
+    // the call. The addresses in them are the other process's, and the kernel checks them there.
     let copied =
         unsafe { libc::process_vm_readv(pid, &raw const local, 1, parts.as_ptr(), count, 0) };
     match usize::try_from(copied) {
@@ -102,7 +104,9 @@ pub fn scatter(pid: pid_t, address: u64, from: &[u8]) -> Result<()> {
         iov_base: address as *mut libc::c_void,
         iov_len: from.len(),
     };
-    // SAFETY: the local part is `from`, which is only read.
+    // SAFETY: process_vm_writev(2) reads this process at the one local part alone, which is `from`,
+    // borrowed, for its length; both descriptions are on this stack during the call. The remote
+    // address is the other process's, and the kernel checks it there.
     let moved =
         unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
     match usize::try_from(moved) {

@@ -242,8 +242,10 @@ impl Pagemap {
             any,
             wanted.told,
         ];
-        // SAFETY: the structure is as long as its number says; its ranges are as many as it says, of as many bytes as
-        // the kernel's (struct page_region), and stay.
+        // SAFETY: `scan` is a `struct pm_scan_arg`, as long as its first word says, on this stack.
+        // The kernel writes to one word of it, and at most as many `struct page_region`, of three
+        // words each, as `ranges` has: its address and length are in it, and it is borrowed
+        // exclusively during the call.
         let found = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, scan.as_mut_ptr()) };
         match usize::try_from(found) {
             Ok(found) if found <= ranges.len() => Ok((found, scan[4])),

@@ -119,7 +119,9 @@ pub fn one_call() -> &'static [u8] {
 
 fn code_from(start: *const u8) -> &'static [u8] {
     let end = &raw const snaprig_ckpt_stub_end;
-    // SAFETY: both are of the assembly above, and what is between them is never written to.
+    // SAFETY: both pointers are of the assembly above, of one section, in which `start` comes
+    // before the end. What is between them is code, loaded as long as this program is, and never
+    // written to.
     unsafe { slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 
@@ -166,19 +168,23 @@ impl Home {
 
 /// `struct user_regs_struct` as words.
 pub fn regs_words(regs: &Regs) -> [u64; size_of::<Regs>() / 8] {
-    // SAFETY: it is made of so many 64-bit integers alone.
+    // SAFETY: `Regs` is `struct user_regs_struct`, of 64-bit integers alone, without gaps; the
+    // array is as long, and every value of its bytes is one of integers.
     unsafe { std::mem::transmute_copy(regs) }
 }
 
 /// Words as `struct user_regs_struct`; none: they are not as many.
 pub fn regs_of(words: &[u64]) -> Option<Regs> {
-    // SAFETY: plain integers, for which zero is a value.
+    // SAFETY: `Regs` is `struct user_regs_struct`, of integers alone, so that zeroes are a value of
+    // it.
     let mut regs: Regs = unsafe { std::mem::zeroed() };
     let count = size_of::<Regs>() / 8;
     if words.len() != count {
         return None;
     }
-    // SAFETY: it is made of so many 64-bit integers.
+    // SAFETY: `Regs` is made of `count` 64-bit integers, so that its place is one for as many,
+    // aligned as they are; it is on this stack, and nothing else refers to it until the slice is
+    // gone.
     unsafe { slice::from_raw_parts_mut((&raw mut regs).cast::<u64>(), count) }
         .copy_from_slice(words);
     Some(regs)

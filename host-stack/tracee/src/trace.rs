@@ -106,7 +106,8 @@ impl Tracee {
         let mut status = 0;
         for look in 1u64.. {
             let flags = libc::__WALL | libc::WNOHANG;
-            // SAFETY: `status` is valid to write to.
+            // SAFETY: waitpid(2) writes one int at the pointer, which is `status`, on this stack
+            // during the call.
             let waited = unsafe { libc::waitpid(self.tid, &raw mut status, flags) };
             if waited == self.tid && libc::WIFSTOPPED(status) {
                 break;
@@ -155,7 +156,8 @@ impl Tracee {
 
     /// Its registers.
     pub fn regs(&self) -> Result<Regs> {
-        // SAFETY: plain integers, for which zero is a value.
+        // SAFETY: `Regs` is `struct user_regs_struct`, of integers alone, so that zeroes are a
+        // value of it.
         let mut regs: Regs = unsafe { mem::zeroed() };
         ptrace(libc::PTRACE_GETREGS, self.tid, 0, (&raw mut regs) as usize)?;
         Ok(regs)
@@ -277,7 +279,9 @@ impl Tracee {
 fn hear_of_end(tid: pid_t) {
     let wait = |more| {
         let flags = libc::WEXITED | libc::WNOHANG | libc::__WALL | more;
-        // SAFETY: zeroes are a `siginfo_t` that says nothing, and the only one that waitid(2) writes to is this one.
+        // SAFETY: `siginfo_t` is of integers and pointers, so that zeroes are a value of it.
+        // waitid(2) writes to `heard` alone, which is on this stack during the call, and the type
+        // of its code is an int in every one of its forms.
         unsafe {
             let mut heard: libc::siginfo_t = mem::zeroed();
             let waited = libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut heard, flags);
@@ -303,7 +307,10 @@ pub fn let_go_late(tid: pid_t) {
 }
 
 fn ptrace(request: libc::c_uint, tid: pid_t, address: usize, data: usize) -> Result<usize> {
-    // SAFETY: what is an address for a request is one of memory that is large enough for it: see its caller.
+    // SAFETY: each caller, all of this module, passes as address or data either a number or the
+    // address of a variable of its own that outlives the call, and is at least as long as its
+    // request reads or writes: `Regs` for registers, an iovec or a size with a vector of that
+    // length, 8 bytes for a mask. Addresses of the other process are none of this one's memory.
     let result = unsafe { libc::ptrace(request, tid, address as *mut c_void, data as *mut c_void) };
     usize::try_from(result).map_err(|_| match io::Error::last_os_error() {
         error if error.raw_os_error() == Some(libc::ESRCH) => Error::Gone { tid },

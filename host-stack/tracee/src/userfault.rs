@@ -42,7 +42,8 @@ pub struct Userfault(OwnedFd);
 impl Userfault {
     /// Of this process, with UFFD_FEATURE_ bits.
     pub fn own(features: u64) -> io::Result<Self> {
-        // SAFETY: no memory is involved; checked, and ours.
+        // SAFETY: userfaultfd(2) takes flags alone, and touches no memory. The descriptor was just
+        // made for this process, which is checked, and is owned by the one `OwnedFd` from here on.
         let fd = unsafe {
             match libc::syscall(libc::SYS_userfaultfd, flags()) {
                 fd if fd < 0 => return Err(io::Error::last_os_error()),
@@ -97,7 +98,10 @@ impl Userfault {
         request: libc::c_ulong,
         words: &mut [u64; N],
     ) -> io::Result<()> {
-        // SAFETY: each request's structure is as long as its number says, which is what is passed.
+        // SAFETY: the size of a request's structure is in its number, and is what the callers, all
+        // of this module, pass as an array of words, which is borrowed exclusively during the call.
+        // Addresses in it are of the process of the userfaultfd, whose page tables they are about:
+        // the kernel checks them, and copies nothing to them.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), request, words.as_mut_ptr()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
