@@ -19,9 +19,10 @@ use crate::{
 /// A string.
 ///
 /// # Safety
-/// It ends in NUL, or is null.
+/// `pointer` is null, or a string that ends with a null byte and stays during the call.
 pub unsafe fn text(pointer: *const c_char) -> Option<String> {
-    // SAFETY: the caller's.
+    // SAFETY: the pointer is not null, and the caller says that it is a string then; it is copied
+    // before this returns.
     let text = (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) })?;
     Some(text.to_string_lossy().into_owned())
 }
@@ -29,11 +30,13 @@ pub unsafe fn text(pointer: *const c_char) -> Option<String> {
 /// An array; empty if there is none.
 ///
 /// # Safety
-/// So many are there, or it is null; and they stay for `'a`.
+/// `pointer` is null, or `count` initialised values are there, which stay, unchanged, for `'a`.
 pub unsafe fn array<'a, T>(pointer: *const T, count: usize) -> &'a [T] {
     match pointer.is_null() || count == 0 {
         true => &[],
-        // SAFETY: the caller's.
+        // SAFETY: the pointer is neither null nor the count 0, and the caller says that so many
+        // values are there then, and stay for `'a`; a range of memory is no longer than
+        // `isize::MAX`.
         false => unsafe { slice::from_raw_parts(pointer, count) },
     }
 }
@@ -41,10 +44,11 @@ pub unsafe fn array<'a, T>(pointer: *const T, count: usize) -> &'a [T] {
 /// Leaves a value where the program wants it.
 ///
 /// # Safety
-/// There is room, or it is null.
+/// `place` is null, or a place that one value can be written to.
 pub unsafe fn give<T>(place: *mut T, value: T) {
     if !place.is_null() {
-        // SAFETY: the caller's.
+        // SAFETY: the pointer is not null, and the caller says that it can be written through then;
+        // nothing is read.
         unsafe { place.write(value) };
     }
 }
@@ -52,11 +56,13 @@ pub unsafe fn give<T>(place: *mut T, value: T) {
 /// Memory of the program that an operation reads or writes.
 ///
 /// # Safety
-/// It is there until the operation is done, or null.
+/// `pointer` is null, or `bytes` bytes are there until the operation is done that is given the
+/// result.
 pub unsafe fn foreign(pointer: *mut u8, bytes: usize) -> Foreign {
     match pointer.is_null() {
         true => Foreign::none(),
-        // SAFETY: the caller's.
+        // SAFETY: the pointer is not null, and the caller says that so many bytes are there then
+        // until the operation is done, which is what `Foreign::new` asks for.
         false => unsafe { Foreign::new(pointer, bytes) },
     }
 }
@@ -70,9 +76,9 @@ pub fn both_or_neither<T>(count: usize, pointer: *const T) -> Done {
 /// over: nobody waits for it.
 ///
 /// # Safety
-/// As [`array()`]; [`both_or_neither`] holds.
+/// As for [`array()`], during the call; [`both_or_neither`] holds for both.
 pub unsafe fn dependencies(count: u32, pointer: *const CoiEvent) -> Vec<Event> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that so many events are there; they are copied before this returns.
     let events = unsafe { array(pointer, count as usize) };
     events.iter().filter_map(|event| known(*event)).collect()
 }
@@ -115,20 +121,21 @@ impl Completion {
     /// Hands the event out.
     ///
     /// # Safety
-    /// The place is one for an event.
+    /// The place, if there is one, can be written to, as the program promised when it passed it.
     pub unsafe fn deliver(self, event: Result<Event, CoiError>) -> Done {
         let number = event?.0;
         let kind = CoiEvent::OPERATION;
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that the place can be written to, which is all that `put` asks
+        // for.
         unsafe { self.put(CoiEvent { number, kind }) };
         Ok(())
     }
 
     /// # Safety
-    /// As [`Self::deliver`].
+    /// The place, if there is one, can be written to, as the program promised when it passed it.
     pub unsafe fn put(self, event: CoiEvent) {
         if let Self::At(place) = self {
-            // SAFETY: the caller's.
+            // SAFETY: the caller says that the place can be written to; nothing of it is read.
             unsafe { place.write(event) };
         }
     }

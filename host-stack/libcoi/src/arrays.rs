@@ -65,14 +65,15 @@ pub fn moves(
 /// The moves, of an array at `base`.
 ///
 /// # Safety
-/// The array is there until they are done.
+/// The array that begins at `base` is there until all pieces are done, as far as the `moves` go.
 pub unsafe fn pieces(moves: &[Move], base: i64) -> Vec<Piece> {
     let base = std::ptr::with_exposed_provenance_mut::<u8>(base as usize);
     moves
         .iter()
         .map(|run| Piece {
             at: run.at,
-            // SAFETY: the caller's: it is in the array.
+            // SAFETY: `moves` are runs within the array, which the caller says is there until the
+            // pieces are done.
             memory: unsafe {
                 foreign(
                     base.wrapping_add(run.from_base as usize),

@@ -44,13 +44,15 @@ api! {
         require(flags & flag::SINK_MEMORY == 0, code::NOT_SUPPORTED)?;
         require(bytes > 0, code::OUT_OF_RANGE)?;
         require(!buffer_out.is_null(), code::INVALID_POINTER)?;
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(buffer_out, Handle::NULL) };
         require(flags & !flag::ALL == 0, code::OUT_OF_RANGE)?;
         flags_go_with(kind, flags)?;
         require(process_count > 0, code::OUT_OF_RANGE)?;
         require(!processes.is_null(), code::INVALID_POINTER)?;
-        // SAFETY: the caller says that so many are there.
+        // SAFETY: COI's header has the program pass `process_count` handles, or null, for which
+        // `array` gives none. They are looked up within this call, and never followed.
         let processes = owners(unsafe { array(processes, process_count as usize) })?;
         let length = usize::try_from(bytes).map_err(|_| code::OUT_OF_MEMORY)?;
         let options = BufferOptions {
@@ -58,12 +60,14 @@ api! {
             open_cl: waits_for_nobody(kind),
             same_address_as_source: flags & flag::SAME_ADDRESS_SINKS_AND_SOURCE != 0,
             huge: flags & flag::HUGE_PAGES != 0,
-            // SAFETY: the caller says that so many bytes are there; they are copied now.
+            // SAFETY: the pointer is not null, and COI's header has the program pass as many bytes
+            // then as the buffer has; they are copied before this returns.
             initial: (!initial.is_null()).then(|| unsafe { foreign(initial.cast_mut().cast(), length) }),
             ..BufferOptions::default()
         };
         let handle = BUFFERS.insert(Buffer::create(&processes, options)?);
-        // SAFETY: as above.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(buffer_out, handle) };
         Ok(())
     }
@@ -90,7 +94,8 @@ api! {
         let mixed = on_sink && (same || flags & flag::HUGE_PAGES != 0 || process_count > 1);
         require(!mixed, code::ARGUMENT_MISMATCH)?;
         require(!same, code::NOT_SUPPORTED)?;
-        // SAFETY: the caller says that so many are there.
+        // SAFETY: COI's header has the program pass `process_count` handles, or null, for which
+        // `array` gives none. They are looked up within this call, and never followed.
         let processes = owners(unsafe { array(processes, process_count as usize) })?;
         if !on_sink && flags & flag::OPTIMIZE_NO_DMA == 0 {
             memory::writable(memory.addr(), bytes)?;
@@ -100,14 +105,16 @@ api! {
             bytes,
             open_cl: waits_for_nobody(kind),
             huge: flags & flag::HUGE_PAGES != 0,
-            // SAFETY: the caller says that so many bytes are there, for as long as the buffer is.
+            // SAFETY: COI's header has the program keep these bytes, as many as the buffer has, for
+            // as long as the buffer is; null was refused above.
             memory: (!on_sink).then(|| unsafe { foreign(memory.cast(), length) }),
             // An address of the process's, which is nowhere here.
             sink_memory: on_sink.then(|| memory.addr() as u64),
             ..BufferOptions::default()
         };
         let handle = BUFFERS.insert(Buffer::create(&processes, options)?);
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(buffer_out, handle) };
         Ok(())
     }
@@ -119,7 +126,8 @@ api! {
         inside(&whole, offset, bytes)?;
         require(!buffer_out.is_null(), code::INVALID_POINTER)?;
         let handle = BUFFERS.insert(whole.sub_buffer(offset, bytes)?);
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(buffer_out, handle) };
         Ok(())
     }
@@ -152,13 +160,15 @@ api! {
         };
         let bytes = if bytes == 0 { buffer.len() } else { bytes };
         inside(&buffer, offset, bytes)?;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: `both_or_neither` was asked above, and COI's header has the program pass as many
+        // events as it says, which are copied within this call.
         let after = unsafe { self::dependencies(dependency_count, dependencies) };
         let completion = Completion::of(completion_out);
         let (mapping, event) = buffer.map(offset, bytes, kind, completion.order(&after))?;
         let data = mapping.pointer();
         let handle = MAPPINGS.insert(mapping);
-        // SAFETY: they are the caller's places.
+        // SAFETY: COI's header has the program pass null or a place for each answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe {
             give(data_out, data.cast());
             give(map_out, handle);
@@ -175,18 +185,21 @@ api! {
         both_or_neither(dependency_count as usize, dependencies)?;
         // Whoever comes second has no handle any more.
         let mapping = MAPPINGS.remove(map)?;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: `both_or_neither` was asked above, and COI's header has the program pass as many
+        // events as it says, which are copied within this call.
         let after = unsafe { self::dependencies(dependency_count, dependencies) };
         let completion = Completion::of(completion_out);
         let event = mapping.unmap(completion.order(&after));
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null, COI_EVENT_SYNC or a place for an event,
+        // which `completion` tells apart; it is written before this returns.
         unsafe { completion.deliver(event) }
     }
 
     fn COIBufferGetSinkAddress(buffer: Handle, address_out: *mut u64) {
         let buffer = self::buffer(buffer)?;
         require(!address_out.is_null(), code::INVALID_POINTER)?;
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(address_out, buffer.sink_address(None)?) };
         Ok(())
     }
@@ -201,7 +214,8 @@ api! {
         };
         let process = process.as_ref().map(|entry| &entry.process);
         require(process.is_none_or(|process| buffer.is_on(process)), code::OUT_OF_RANGE)?;
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(address_out, buffer.sink_address(process)?) };
         Ok(())
     }
@@ -237,11 +251,13 @@ api! {
             (None, Handle::SOURCE) => StatePlace::Source,
             (None, _) => StatePlace::SinkOwners,
         };
-        // SAFETY: the caller says that they are there.
+        // SAFETY: `both_or_neither` was asked above, and COI's header has the program pass as many
+        // events as it says, which are copied within this call.
         let after = unsafe { self::dependencies(dependency_count, dependencies) };
         let completion = Completion::of(completion_out);
         let event = buffer.set_state(place, state, no_move == 0, completion.order(&after));
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null, COI_EVENT_SYNC or a place for an event,
+        // which `completion` tells apart; it is written before this returns.
         unsafe { completion.deliver(event) }
     }
 

@@ -58,7 +58,8 @@ fn count(kind: u32) -> Done<u32> {
 api! {
     fn COIEngineGetCount(kind: u32, count_out: *mut u32) {
         require(!count_out.is_null(), code::INVALID_POINTER)?;
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(count_out, count(kind)?) };
         Ok(())
     }
@@ -72,7 +73,8 @@ api! {
         // One that is not attached is offline, too.
         let found = Engine::get(&rig, index).map_err(|_| code::NOT_INITIALIZED)?;
         require(found.is_online()?, code::NOT_INITIALIZED)?;
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(engine_out, handle(found)) };
         Ok(())
     }
@@ -88,7 +90,9 @@ api! {
             info.interconnection = 0;
         }
         let from = (&raw const *info).cast::<u8>();
-        // SAFETY: the caller says that so many bytes are there, and that is no more than the whole.
+        // SAFETY: the pointer is not null, and COI's header has the program pass a place of `bytes`
+        // bytes; that is one of two sizes, neither of which is more than the whole, of which `from`
+        // is the beginning.
         unsafe { from.copy_to(info_out.cast(), bytes as usize) };
         Ok(())
     }
@@ -98,14 +102,16 @@ api! {
         require(!name_out.is_null(), code::INVALID_POINTER)?;
         // As the card's kernel says it (uname(2)).
         let name = format!("mic{}\0", card.node().saturating_sub(1));
-        // SAFETY: the caller has 4096 bytes there.
+        // SAFETY: the pointer is not null, and COI's header has the program pass a place of 4096
+        // bytes, which no host's name, with its null byte, is longer than.
         unsafe { name.as_ptr().copy_to(name_out.cast(), name.len()) };
         Ok(())
     }
 
     fn COIEngineGetIndex(kind_out: *mut u32, index_out: *mut u32) {
         require(!kind_out.is_null() && !index_out.is_null(), code::INVALID_POINTER)?;
-        // SAFETY: they are the caller's places.
+        // SAFETY: COI's header has the program pass null or a place for each answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe {
             give(kind_out, device::SOURCE);
             give(index_out, 0);

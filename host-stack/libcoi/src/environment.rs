@@ -76,7 +76,8 @@ pub fn trace_libraries() -> bool {
 /// A process's environment: the caller's, if it is to have that, and what is added, which goes first.
 ///
 /// # Safety
-/// `added` is null, or an array of strings that ends in a null.
+/// `added` is null, or an array of strings that ends with a null pointer; both stay during the
+/// call.
 pub unsafe fn of_process(inherit: bool, added: *const *const c_char) -> Vec<String> {
     let mut variables: Vec<(String, String)> = match inherit {
         true => env::vars_os()
@@ -89,7 +90,8 @@ pub unsafe fn of_process(inherit: bool, added: *const *const c_char) -> Vec<Stri
     };
     let mut at = added;
     while !at.is_null() {
-        // SAFETY: the caller's: it ends in a null, and is not read beyond.
+        // SAFETY: the caller says that the array ends with a null pointer. `at` is not beyond it,
+        // for the loop ends there, and every entry before it is a string.
         let Some(line) = (unsafe { text(*at) }) else {
             break;
         };
@@ -97,7 +99,8 @@ pub unsafe fn of_process(inherit: bool, added: *const *const c_char) -> Vec<Stri
             variables.retain(|(known, _)| known != name);
             variables.push((name.to_owned(), value.to_owned()));
         }
-        // SAFETY: as above.
+        // SAFETY: the entry at `at` was a string, so that the array goes on behind it, at least to
+        // the null pointer that ends it.
         at = unsafe { at.add(1) };
     }
     variables
@@ -116,11 +119,13 @@ impl Affinity {
             return Ok(Self(None));
         };
         let wanted = processors(&list)?;
-        // SAFETY: a set is plain bits, and none of them set is one.
+        // SAFETY: the set is of integers alone, so that zeroes, with which no processor is in it,
+        // are a value of it.
         let mut before: libc::cpu_set_t = unsafe { mem::zeroed() };
         let bytes = size_of::<libc::cpu_set_t>();
-        // SAFETY: both are sets of that size. A set of no processor that is online is refused, and
-        // changes nothing.
+        // SAFETY: both sets are on this stack and of `bytes` bytes; the kernel writes no more than
+        // that to the first, and only reads the second. A set of no processor that is online is
+        // refused, and changes nothing.
         unsafe {
             libc::sched_getaffinity(0, bytes, &raw mut before);
             libc::sched_setaffinity(0, bytes, &raw const wanted);
@@ -132,7 +137,8 @@ impl Affinity {
 impl Drop for Affinity {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // SAFETY: it is what the kernel gave.
+            // SAFETY: the set is of the size that is told, and only read; the kernel itself gave
+            // it.
             unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), before) };
         }
     }
@@ -140,9 +146,10 @@ impl Drop for Affinity {
 
 /// The processors of a list such as `0,2,3`. What is no number is passed over.
 fn processors(list: &str) -> Done<libc::cpu_set_t> {
-    // SAFETY: a system call without pointers.
+    // SAFETY: sysconf(3) takes a number, and returns one.
     let most = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
-    // SAFETY: a set is plain bits.
+    // SAFETY: the set is of integers alone, so that zeroes, with which no processor is in it, are a
+    // value of it.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     for number in list
         .split(',')
@@ -154,7 +161,8 @@ fn processors(list: &str) -> Done<libc::cpu_set_t> {
             let why = format!("COI_HOST_THREAD_AFFINITY names processor {number}, of {most}");
             return Err(Failure::new(code::OUT_OF_RANGE, why));
         }
-        // SAFETY: the number is one of the set's.
+        // SAFETY: the set is borrowed exclusively, and the number is less than CPU_SETSIZE, so that
+        // its bit is within it.
         unsafe { libc::CPU_SET(number, &mut set) };
     }
     Ok(set)
@@ -167,14 +175,16 @@ mod tests {
     #[test]
     fn added_variables_take_the_place_of_inherited_ones() {
         let added = [c"PATH=/card".as_ptr(), c"NEW=1".as_ptr(), std::ptr::null()];
-        // SAFETY: it ends in a null.
+        // SAFETY: `added` is a vector of this test whose last entry is a null pointer, and its
+        // other entries are static strings.
         let all = unsafe { of_process(true, added.as_ptr()) };
         let paths: Vec<_> = all
             .iter()
             .filter(|line| line.starts_with("PATH="))
             .collect();
         assert_eq!(paths, ["PATH=/card"]);
-        // SAFETY: as above.
+        // SAFETY: `added` is a vector of this test whose last entry is a null pointer, and its
+        // other entries are static strings.
         let alone = unsafe { of_process(false, added.as_ptr()) };
         assert_eq!(alone, ["PATH=/card", "NEW=1"]);
     }

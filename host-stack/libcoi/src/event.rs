@@ -32,11 +32,14 @@ api! {
         require(!needed || places == (false, false), code::ARGUMENT_MISMATCH)?;
         require(places.0 == places.1, code::ARGUMENT_MISMATCH)?;
         let timeout = u64::try_from(timeout_milliseconds).ok().map(Duration::from_millis);
-        // SAFETY: the caller says that they are there.
+        // SAFETY: the pointer is not null, and COI's header has the program pass `count` events,
+        // which stay during the call.
         let events = unsafe { array(events, count.into()) };
         let done = wait(events, for_all != 0, timeout);
         let tell = |indices: &[u32]| {
-            // SAFETY: the caller says that there is room for as many as there are events.
+            // SAFETY: COI's header has the program pass room for one number, and for as many as
+            // there are events; `wait` gives no more indices than that. `tell` is called only if
+            // neither is null.
             unsafe {
                 give(signaled_count_out, indices.len() as u32);
                 for (at, index) in indices.iter().enumerate() {
@@ -66,7 +69,8 @@ api! {
         let number = ops::register_user_event(context).0;
         lock(&USER_EVENTS).insert(number, context);
         let kind = CoiEvent::USER;
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the event, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(event_out, CoiEvent { number, kind }) };
         Ok(())
     }
@@ -104,7 +108,9 @@ api! {
         require(flags == 0, code::ARGUMENT_MISMATCH)?;
         let data = user_data.addr();
         let call = move |result: u32| {
-            // SAFETY: the program says that it is a function for this.
+            // SAFETY: the program registered this function with COI's header, which has it be one
+            // of this type that may be called from another thread until the event is done; its
+            // `user_data` is handed back as it came, and not followed here.
             unsafe { callback(event, result, std::ptr::without_provenance(data)) };
         };
         match known(event) {

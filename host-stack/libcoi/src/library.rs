@@ -38,17 +38,20 @@ api! {
         flags: u32,
         library_out: *mut Handle,
     ) {
-        // SAFETY: the caller says that they are strings, or null.
+        // SAFETY: COI's header has the program pass null, or a string that ends with a null byte,
+        // for each; they are copied within this call.
         let (name, search_path, origin) =
             unsafe { (text(name), text(search_path), text(origin)) };
         let bytes = usize::try_from(library_bytes).map_err(|_| code::OUT_OF_RANGE)?;
         entry(process)?;
         require(library_bytes > 0, code::OUT_OF_RANGE)?;
         require(!library.is_null() && !library_out.is_null(), code::INVALID_POINTER)?;
-        // SAFETY: the caller says that so many are there.
+        // SAFETY: COI's header has the program pass `library_bytes` bytes, or null, for which
+        // `array` gives none; they are copied within this call.
         let bytes = unsafe { array(library.cast::<u8>(), bytes) }.to_vec();
         let load = Load { process, bytes, name, search_path, origin, origin_offset, flags };
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass a place for a handle, which is all that `run`
+        // asks for; `give` does nothing for null.
         unsafe { load.run(library_out) }
     }
 
@@ -62,7 +65,8 @@ api! {
         origin_offset: u64,
         library_out: *mut Handle,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the older function has the contract of the newer one, and the program's arguments
+        // are passed on as they came.
         again(unsafe {
             COIProcessLoadLibraryFromMemory2(
                 process, library, library_bytes, name, search_path, origin, origin_offset,
@@ -79,7 +83,8 @@ api! {
         flags: u32,
         library_out: *mut Handle,
     ) {
-        // SAFETY: the caller says that they are strings, or null.
+        // SAFETY: COI's header has the program pass null, or a string that ends with a null byte,
+        // for each; they are copied within this call.
         let (file, name, search_path) = unsafe { (text(file), text(name), text(search_path)) };
         let file = file.ok_or(code::INVALID_POINTER)?;
         let path = find_library(&file, search_path.as_deref())?;
@@ -90,7 +95,8 @@ api! {
         require(!library_out.is_null(), code::INVALID_POINTER)?;
         let origin = Some(path.to_string_lossy().into_owned());
         let load = Load { process, bytes, name, search_path, origin, origin_offset: 0, flags };
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass a place for a handle, which is all that `run`
+        // asks for; `give` does nothing for null.
         unsafe { load.run(library_out) }
     }
 
@@ -101,7 +107,8 @@ api! {
         search_path: *const c_char,
         library_out: *mut Handle,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the older function has the contract of the newer one, and the program's arguments
+        // are passed on as they came.
         again(unsafe {
             COIProcessLoadLibraryFromFile2(
                 process, file, name, search_path, LOAD_LIBRARY_V1, library_out,
@@ -129,18 +136,21 @@ api! {
         require(!libraries.is_null() && !bytes.is_null(), code::INVALID_POINTER)?;
         require(origins.is_null() == origin_offsets.is_null(), code::ARGUMENT_MISMATCH)?;
         let count = count as usize;
-        // SAFETY: the caller says that so many are there.
+        // SAFETY: COI's header has the program pass three arrays of `count` entries each, which
+        // stay during the call; `array` gives none for null.
         let (libraries, bytes, origins) =
             unsafe { (array(libraries, count), array(bytes, count), array(origins, count)) };
         let mut found = Vec::with_capacity(count);
         for (at, (library, bytes)) in libraries.iter().zip(bytes).enumerate() {
             require(!library.is_null(), code::INVALID_POINTER)?;
             let bytes = usize::try_from(*bytes).map_err(|_| code::OUT_OF_RANGE)?;
-            // SAFETY: as above, of each.
+            // SAFETY: COI's header has the program pass as many bytes for each library as the array
+            // of lengths says, which are copied within this call.
             let bytes = unsafe { array(library.cast::<u8>(), bytes) };
             let named = elf::library(bytes).ok().flatten().is_some();
             require(named, code::OUT_OF_RANGE)?;
-            // SAFETY: as above.
+            // SAFETY: COI's header has each origin be null, or a string that ends with a null byte,
+            // which is copied within this call.
             let origin = origins.get(at).and_then(|origin| unsafe { text(*origin) });
             let bytes = Arc::new(bytes.to_vec());
             found.push(MemoryLibrary { bytes, origin: origin.map(Into::into) });
@@ -169,7 +179,7 @@ struct Load {
 
 impl Load {
     /// # Safety
-    /// There is room for a handle.
+    /// `library_out` is null, or a place for a handle.
     unsafe fn run(self, library_out: *mut Handle) -> Done {
         let soname = elf::library(&self.bytes)?;
         let name = self.name.clone().or(soname).ok_or_else(|| {
@@ -189,7 +199,8 @@ impl Load {
             .find(|(_, known)| **known == name)
             .map(|(number, _)| *number);
         if let Some(number) = loaded {
-            // SAFETY: the caller's.
+            // SAFETY: the caller says that `library_out` is null or a place for a handle, which
+            // `give` writes and does not read.
             unsafe { give(library_out, Handle(number as usize)) };
             return Err(code::ALREADY_EXISTS.into());
         }
@@ -207,7 +218,8 @@ impl Load {
             Err(_) => return Ok(done.map(|_| ())?),
         };
         lock(&process.libraries).insert(library.0, name);
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that `library_out` is null or a place for a handle, which `give`
+        // writes and does not read.
         unsafe { give(library_out, Handle(library.0 as usize)) };
         Ok(done.map(|_| ())?)
     }

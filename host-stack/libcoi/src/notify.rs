@@ -94,7 +94,9 @@ fn register(handle: Handle, process: &Entry, callback: NotificationCallback, dat
                 _ => CoiEvent::OPERATION,
             },
         };
-        // SAFETY: the program says that it is a function for this.
+        // SAFETY: the program registered this function with COI's header, which has it be one of
+        // this type that may be called from another thread until it is unregistered; its
+        // `user_data` is handed back as it came, and not followed here.
         unsafe { callback(kind, handle, event, user_data(told.tag, data)) };
     }));
     all.push(Registered { callback, id });
@@ -120,7 +122,9 @@ fn unregister(process: &Entry, callback: NotificationCallback) -> (bool, usize) 
 pub fn source_event(event: CoiEvent, context: u64) {
     let all = lock(&OF_SOURCE).clone();
     for (callback, data) in all {
-        // SAFETY: the program says that it is a function for this.
+        // SAFETY: the program registered this function with COI's header, which has it be one of
+        // this type, until it is unregistered; its `user_data` is handed back as it came, and not
+        // followed here.
         unsafe { callback(USER_EVENT, Handle::SOURCE, event, user_data(context, data)) };
     }
 }

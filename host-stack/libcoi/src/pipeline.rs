@@ -40,19 +40,22 @@ api! {
         pipeline_out: *mut Handle,
     ) {
         require(!pipeline_out.is_null(), code::INVALID_POINTER)?;
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(pipeline_out, Handle::NULL) };
         let process = entry(process)?;
         let small = stack_bytes > 0 && stack_bytes < STACK_BYTES_MIN;
         require(!small && stack_bytes.is_multiple_of(PAGE_BYTES), code::OUT_OF_RANGE)?;
-        // SAFETY: the caller says that it is a mask, or null.
+        // SAFETY: COI's header has the program pass null, for which `as_ref` gives none, or a mask
+        // of 16 words, which stays during the call.
         let mask = unsafe { mask.as_ref() };
         require(mask.is_none_or(|mask| mask.iter().any(|word| *word != 0)), code::OUT_OF_RANGE)?;
         let mask = mask.map_or(&[][..], |mask| mask);
         let _affinity = Affinity::enter()?;
         let pipeline = process.process.pipeline_with(mask, stack_bytes.into())?;
         let handle = PIPELINES.insert(Arc::new(Line { pipeline, process }));
-        // SAFETY: as above.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(pipeline_out, handle) };
         Ok(())
     }
@@ -90,7 +93,9 @@ api! {
             completion: Completion::of(completion_out),
         };
         run.check()?;
-        // SAFETY: the caller says that what it points to is there.
+        // SAFETY: COI's header has the program pass arrays of the lengths that it says, or null,
+        // the data that it says, and a place for the return value that stays until the function is
+        // done: this is what `submit` asks for.
         unsafe { run.submit() }
     }
 
@@ -99,7 +104,8 @@ api! {
         require(!engine_out.is_null(), code::INVALID_POINTER)?;
         let line = PIPELINES.get(pipeline)?;
         require(!line.process.is_destroyed(), code::PROCESS_DIED)?;
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(engine_out, line.process.engine) };
         Ok(())
     }
@@ -110,7 +116,8 @@ api! {
         let (cores, threads) = cores(&process.process.engine())?;
         require(core < cores && u32::from(thread) < threads, code::OUT_OF_RANGE)?;
         let bit = core as usize * threads as usize + usize::from(thread);
-        // SAFETY: the caller says that it is a mask.
+        // SAFETY: the pointer is not null, and COI's header has the program pass a mask that it has
+        // cleared, so that its 16 words are initialised, and which this call alone uses meanwhile.
         let mask = unsafe { &mut *mask_out };
         let word = mask.get_mut(bit / 64).ok_or(code::OUT_OF_RANGE)?;
         *word |= 1 << (bit % 64);
@@ -119,7 +126,8 @@ api! {
 
     fn COIPipelineClearCPUMask(mask: *mut CpuMask) {
         require(!mask.is_null(), code::INVALID_POINTER)?;
-        // SAFETY: the caller says that it is a mask.
+        // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe { give(mask, [0; 16]) };
         Ok(())
     }
@@ -151,10 +159,13 @@ impl Run {
     }
 
     /// # Safety
-    /// The arrays and the data are there, and the return value's place until the function is done.
+    /// The arrays, the data and the events are null, or as long as is said, and stay during the
+    /// call; the return value's place is null, or stays until the function is done; the event's
+    /// place can be written to.
     unsafe fn submit(self) -> Done {
         let (count, buffers, access) = self.buffers;
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that both arrays are null or have `count` entries, which stay
+        // during the call.
         let (handles, access) = unsafe {
             (
                 array(buffers, count as usize),
@@ -175,7 +186,8 @@ impl Run {
             let address = self.function as u64;
             require(line.process.has_function(address), code::INVALID_HANDLE)?;
             let (misc, returned) = (self.misc, self.returned);
-            // SAFETY: the caller's.
+            // SAFETY: the caller says that the events and the data are there, which are copied
+            // within this call, and that the return value's place stays until the function is done.
             let (after, misc, returned) = unsafe {
                 (
                     dependencies(self.dependencies.0, self.dependencies.1),
@@ -186,13 +198,13 @@ impl Run {
             let order = self.completion.order(&after);
             let function = Function::at(address);
             let event = line.pipeline.submit(function, &used, misc, returned, order);
-            // SAFETY: the caller's.
+            // SAFETY: the caller says that the event's place, if there is one, can be written to.
             unsafe { self.completion.deliver(event) }
         });
         if done.is_err() {
             // As MPSS's library does; such an event is over.
             let none = CoiEvent { number: 0, kind: 0 };
-            // SAFETY: the caller's.
+            // SAFETY: the caller says that the event's place, if there is one, can be written to.
             unsafe { self.completion.put(none) };
         }
         done

@@ -106,7 +106,8 @@ api! {
         search_path: *const c_char,
         process_out: *mut Handle,
     ) {
-        // SAFETY: the caller says that it is a string.
+        // SAFETY: COI's header has the program pass null, which is refused, or a string that ends
+        // with a null byte, which is copied within this call.
         let path = unsafe { text(name) }.ok_or(code::INVALID_POINTER)?;
         require(path.len() < FILE_NAME_MAX, code::OUT_OF_RANGE)?;
         let binary = program_file(Path::new(&path))?;
@@ -123,7 +124,8 @@ api! {
             origin_offset: 0,
             process_out,
         };
-        // SAFETY: the caller says that what it points to is there.
+        // SAFETY: COI's header has the program pass strings, arrays of them as long as it says, and
+        // a place for the handle, all of which stay during the call: this is what `run` asks for.
         unsafe { create.run() }
     }
 
@@ -145,7 +147,9 @@ api! {
         process_out: *mut Handle,
     ) {
         let bytes = usize::try_from(binary_bytes).map_err(|_| code::OUT_OF_RANGE)?;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: COI's header has the program pass null, or a string that ends with a null byte,
+        // for each name, and as many bytes as it says for the program; all are copied within this
+        // call.
         let create = unsafe {
             Create {
                 engine,
@@ -161,7 +165,8 @@ api! {
                 process_out,
             }
         };
-        // SAFETY: the caller says that what it points to is there.
+        // SAFETY: COI's header has the program pass strings, arrays of them as long as it says, and
+        // a place for the handle, all of which stay during the call: this is what `run` asks for.
         unsafe { create.run() }
     }
 
@@ -186,7 +191,8 @@ api! {
             Exit::Code(status) => (status as i8, 0),
             Exit::Signal(number) => (-1, number.unsigned_abs()),
         };
-        // SAFETY: they are the caller's places, or null.
+        // SAFETY: COI's header has the program pass null or a place for each answer, which `give`
+        // writes and does not read; it does nothing for null.
         unsafe {
             give(returned_out, returned);
             give(signal_out, signal);
@@ -203,10 +209,12 @@ api! {
         let process = entry(process)?;
         require(!names.is_null() && !functions_out.is_null(), code::INVALID_POINTER)?;
         require(count > 0, code::OUT_OF_RANGE)?;
-        // SAFETY: the caller says that so many strings are there.
+        // SAFETY: the pointer is not null, and COI's header has the program pass `count` strings,
+        // or null pointers, which stay during the call.
         let names = unsafe { array(names, count as usize) }
             .iter()
-            // SAFETY: as above.
+            // SAFETY: COI's header has each be a string that ends with a null byte, which is copied
+            // within this call; null is refused.
             .map(|name| unsafe { text(*name) }.ok_or(code::INVALID_POINTER.into()))
             .collect::<Done<Vec<String>>>()?;
         require(names.iter().all(|name| name.len() < FUNCTION_NAME_MAX), code::OUT_OF_RANGE)?;
@@ -217,7 +225,8 @@ api! {
         for (at, name) in names.into_iter().enumerate() {
             let address = found.get(at).copied().flatten().map(|function| function.address());
             all &= address.is_some();
-            // SAFETY: the caller says that there is room for as many as there are names.
+            // SAFETY: the pointer is not null, and COI's header has the program pass room for as
+            // many addresses as there are names, which is more than `at`.
             unsafe { functions_out.add(at).write(address.unwrap_or(0) as usize) };
             if let Some(address) = address {
                 known.insert(name, address);
@@ -245,7 +254,8 @@ api! {
             require(known && one_of_each, code::NOT_SUPPORTED)?;
         }
         require(process.process.is_alive(), code::PROCESS_DIED)?;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: `both_or_neither` was asked above, and COI's header has the program pass as many
+        // events as it says, which are copied within this call.
         let after = unsafe { self::dependencies(dependency_count, dependencies) };
         let pools = [(huge_bytes, huge_flags, true), (small_bytes, small_flags, false)];
         // The sizes are what is to be, from now on; that they are is what may take its time.
@@ -257,7 +267,8 @@ api! {
         };
         set(false)?;
         let event = after_all(after, Completion::of(completion_out), move || set(true))?;
-        // SAFETY: it is the caller's place.
+        // SAFETY: COI's header has the program pass null, COI_EVENT_SYNC or a place for an event,
+        // which `Completion` tells apart; it is written before this returns.
         unsafe { Completion::of(completion_out).deliver(Ok(event)) }
     }
 
@@ -357,7 +368,9 @@ struct Create {
 
 impl Create {
     /// # Safety
-    /// What it points to is there.
+    /// Names are null or strings; the arrays are null or as long as is said, of strings; the
+    /// environment's ends with a null pointer; `process_out` is null or a place for a handle. All
+    /// stay during the call.
     unsafe fn run(self) -> Done {
         let card = engine(self.engine)?;
         let (Some(name), Some(binary), false) =
@@ -365,7 +378,8 @@ impl Create {
         else {
             return Err(code::INVALID_POINTER.into());
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that `process_out` is null or a place for a handle, which `give`
+        // writes and does not read.
         unsafe { give(self.process_out, Handle::NULL) };
         require(name.len() < FILE_NAME_MAX, code::OUT_OF_RANGE)?;
         let count = usize::try_from(self.arguments.0).map_err(|_| code::OUT_OF_RANGE)?;
@@ -377,13 +391,16 @@ impl Create {
         elf::program(&binary)?;
         let bytes = binary.len() as u64;
         let origin = origin(self.origin.as_deref(), self.origin_offset, bytes)?;
-        // SAFETY: the caller's: strings, as many as it says.
+        // SAFETY: the caller says that there are `count` arguments, or null, for which `array`
+        // gives none; they stay during the call.
         let arguments = unsafe { array(self.arguments.1, count) }
             .iter()
-            // SAFETY: as above.
+            // SAFETY: the caller says that each is a string; it is copied within this call, and
+            // null is refused.
             .map(|argument| unsafe { text(*argument) }.ok_or(code::INVALID_POINTER.into()))
             .collect::<Done<Vec<String>>>()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that the environment ends with a null pointer, and that the path
+        // is null or a string; both are copied within this call.
         let (env, library_path) = unsafe {
             (
                 environment::of_process(self.environment.0 != 0, self.environment.1),
@@ -421,7 +438,8 @@ impl Create {
             callbacks: Mutex::default(),
             destroyed: AtomicBool::new(false),
         }));
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that `process_out` is null or a place for a handle, which `give`
+        // writes and does not read.
         unsafe { give(self.process_out, handle) };
         control::offer();
         Ok(())

@@ -56,7 +56,7 @@ fn thread(number: u32) -> Thread {
 
 /// How many different ones there are, and which is the caller's.
 fn among<T: Ord>(what: impl Fn(&'static Thread) -> T) -> (u32, u32) {
-    // SAFETY: no arguments.
+    // SAFETY: sched_getcpu(3) takes nothing, and returns a number.
     let here = unsafe { libc::sched_getcpu() };
     let all: BTreeSet<T> = threads().iter().map(&what).collect();
     let here = threads()

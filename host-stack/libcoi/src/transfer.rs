@@ -32,9 +32,12 @@ api! {
         completion_out: *mut CoiEvent,
     ) {
         let ends = Ends::of(dependency_count, dependencies, completion_out);
-        // SAFETY: the caller says that the data is there until the write is done.
+        // SAFETY: COI's header has the program keep `bytes` bytes at the data until the write is
+        // done; null is told by `of_part`.
         let transfer = unsafe { Transfer::of_part(buffer, offset, data, bytes, &ends) }?;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: COI's header has the program pass as many events as it says, and null,
+        // COI_EVENT_SYNC or a place for the event, which `Ends` was made of and which is all that
+        // this asks for.
         unsafe { transfer.write(Handle::NULL, false, &ends) }
     }
 
@@ -50,9 +53,12 @@ api! {
         completion_out: *mut CoiEvent,
     ) {
         let ends = Ends::of(dependency_count, dependencies, completion_out);
-        // SAFETY: the caller says that the data is there until the write is done.
+        // SAFETY: COI's header has the program keep `bytes` bytes at the data until the write is
+        // done; null is told by `of_part`.
         let transfer = unsafe { Transfer::of_part(buffer, offset, data, bytes, &ends) }?;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: COI's header has the program pass as many events as it says, and null,
+        // COI_EVENT_SYNC or a place for the event, which `Ends` was made of and which is all that
+        // this asks for.
         unsafe { transfer.write(process, MOVE_ENTIRE.contains(&kind), &ends) }
     }
 
@@ -67,9 +73,12 @@ api! {
         completion_out: *mut CoiEvent,
     ) {
         let ends = Ends::of(dependency_count, dependencies, completion_out);
-        // SAFETY: the caller says that there is room until the read is done.
+        // SAFETY: COI's header has the program keep room for `bytes` bytes until the read is done,
+        // which nobody else uses meanwhile; null is told by `of_part`.
         let transfer = unsafe { Transfer::of_part(buffer, offset, data_out, bytes, &ends) }?;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: COI's header has the program pass as many events as it says, and null,
+        // COI_EVENT_SYNC or a place for the event, which `Ends` was made of and which is all that
+        // this asks for.
         unsafe { transfer.read(&ends) }
     }
 
@@ -85,10 +94,12 @@ api! {
         completion_out: *mut CoiEvent,
     ) {
         let ends = Ends::of(dependency_count, dependencies, completion_out);
-        // SAFETY: the caller says that they are arrays' descriptions, and that the array in memory is
-        // there until the write is done.
+        // SAFETY: COI's header has the program pass null or descriptions of arrays, and keep the
+        // array in memory until the write is done; null is told by `of_array`.
         let transfer = unsafe { Transfer::of_array(buffer, offset, to, from, &ends) }?;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: COI's header has the program pass as many events as it says, and null,
+        // COI_EVENT_SYNC or a place for the event, which `Ends` was made of and which is all that
+        // this asks for.
         unsafe { transfer.write(process, MOVE_ENTIRE.contains(&kind), &ends) }
     }
 
@@ -103,9 +114,12 @@ api! {
         completion_out: *mut CoiEvent,
     ) {
         let ends = Ends::of(dependency_count, dependencies, completion_out);
-        // SAFETY: as for a write.
+        // SAFETY: COI's header has the program pass null or descriptions of arrays, and keep the
+        // array in memory until the read is done; null is told by `of_array`.
         let transfer = unsafe { Transfer::of_array(buffer, offset, from, to, &ends) }?;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: COI's header has the program pass as many events as it says, and null,
+        // COI_EVENT_SYNC or a place for the event, which `Ends` was made of and which is all that
+        // this asks for.
         unsafe { transfer.read(&ends) }
     }
 
@@ -123,7 +137,9 @@ api! {
         let ends = Ends::of(dependency_count, dependencies, completion_out);
         let copy = Copy::of(to, from, to_offset, from_offset, bytes, &ends)?;
         let Copy { to, from, bytes } = copy;
-        // SAFETY: the caller says that they are there.
+        // SAFETY: COI's header has the program pass as many events as it says, and null,
+        // COI_EVENT_SYNC or a place for the event, which `ends` was made of and which is all that
+        // `run` asks for. Both sides are buffers, and no memory of the program.
         unsafe {
             ends.run(|order| to.copy_from(None, to_offset, &from, from_offset, bytes, false, order))
         }
@@ -147,7 +163,9 @@ api! {
         let target = Target::of(process)?;
         let covers = to_offset == 0 && bytes == to.len();
         let whole = MOVE_ENTIRE.contains(&kind);
-        // SAFETY: the caller says that they are there.
+        // SAFETY: COI's header has the program pass as many events as it says, and null,
+        // COI_EVENT_SYNC or a place for the event, which `ends` was made of and which is all that
+        // `run` asks for. Both sides are buffers, and no memory of the program.
         unsafe {
             ends.run(|order| {
                 target.reach(&to, covers, order, |place, order| {
@@ -166,7 +184,7 @@ struct Transfer {
 
 impl Transfer {
     /// # Safety
-    /// So many bytes are at `data` until the transfer is done.
+    /// `data` is null, or `bytes` bytes are there until the transfer is done.
     unsafe fn of_part(
         handle: Handle,
         offset: u64,
@@ -179,14 +197,16 @@ impl Transfer {
         require(bytes > 0, code::OUT_OF_RANGE)?;
         both_or_neither(ends.dependencies.0 as usize, ends.dependencies.1)?;
         inside(&buffer, offset, bytes)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that so many bytes are there until the transfer is done, or that
+        // it is null.
         let memory = unsafe { foreign(data.cast_mut().cast(), bytes as usize) };
         let pieces = vec![Piece { at: offset, memory }];
         Ok(Self { buffer, pieces })
     }
 
     /// # Safety
-    /// They are descriptions, or null, and the array in memory is there until the transfer is done.
+    /// Both descriptions are null or can be read, and the array in memory is there until the
+    /// transfer is done.
     unsafe fn of_array(
         handle: Handle,
         offset: u64,
@@ -198,21 +218,24 @@ impl Transfer {
         both_or_neither(ends.dependencies.0 as usize, ends.dependencies.1)?;
         let described = !in_buffer.is_null() && !in_memory.is_null();
         require(described, code::INVALID_HANDLE)?;
-        // SAFETY: they are not null, and the caller's.
+        // SAFETY: neither is null here, and the caller says that descriptions are there then, which
+        // are copied.
         let (there, here) = unsafe { (in_buffer.read(), in_memory.read()) };
         let moves = arrays::moves(&there, &here, offset, buffer.len(), here.base)?;
-        // SAFETY: the caller's.
+        // SAFETY: `moves` were made for the array that `here` describes, so that they are within
+        // it, and the caller says that it is there until the transfer is done.
         let pieces = unsafe { arrays::pieces(&moves, here.base) };
         Ok(Self { buffer, pieces })
     }
 
     /// # Safety
-    /// As [`Ends::run`].
+    /// As for [`Ends::run`].
     unsafe fn write(self, process: Handle, whole: bool, ends: &Ends) -> Done {
         let Self { buffer, pieces } = self;
         let target = Target::of(process)?;
         let covers = pieces.len() == 1 && pieces[0].memory.len() == buffer.len();
-        // SAFETY: the caller's.
+        // SAFETY: the caller promises what `run` asks for; the pieces were made for memory that is
+        // there until they are done.
         unsafe {
             ends.run(|order| {
                 target.reach(&buffer, covers, order, |to, order| {
@@ -223,9 +246,10 @@ impl Transfer {
     }
 
     /// # Safety
-    /// As [`Ends::run`].
+    /// As for [`Ends::run`].
     unsafe fn read(self, ends: &Ends) -> Done {
-        // SAFETY: the caller's.
+        // SAFETY: the caller promises what `run` asks for; the pieces were made for memory that is
+        // there until they are done.
         unsafe { ends.run(|order| self.buffer.read(self.pieces, order)) }
     }
 }
@@ -273,12 +297,13 @@ impl Ends {
     }
 
     /// # Safety
-    /// So many events are there, and there is room for the one of the operation.
+    /// There are as many events as `self.dependencies` says, and the place for the event of the
+    /// operation, if there is one, can be written to.
     unsafe fn run(&self, start: impl FnOnce(Order<'_>) -> Result<Event, CoiError>) -> Done {
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that so many events are there; they are copied within this call.
         let after = unsafe { dependencies(self.dependencies.0, self.dependencies.1) };
         let event = start(self.completion.order(&after));
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that the place for the event, if there is one, can be written to.
         unsafe { self.completion.deliver(event) }
     }
 }
