@@ -190,7 +190,7 @@ api! {
         let after = unsafe { self::dependencies(dependency_count, dependencies) };
         let completion = Completion::of(completion_out);
         let event = mapping.unmap(completion.order(&after));
-        // SAFETY: COI's header has the program pass null, COI_EVENT_SYNC or a place for an event,
+        // SAFETY: COI's header has the program pass null, COI_EVENT_SYNC, COI_EVENT_ASYNC or a place for an event,
         // which `completion` tells apart; it is written before this returns.
         unsafe { completion.deliver(event) }
     }
@@ -256,7 +256,7 @@ api! {
         let after = unsafe { self::dependencies(dependency_count, dependencies) };
         let completion = Completion::of(completion_out);
         let event = buffer.set_state(place, state, no_move == 0, completion.order(&after));
-        // SAFETY: COI's header has the program pass null, COI_EVENT_SYNC or a place for an event,
+        // SAFETY: COI's header has the program pass null, COI_EVENT_SYNC, COI_EVENT_ASYNC or a place for an event,
         // which `completion` tells apart; it is written before this returns.
         unsafe { completion.deliver(event) }
     }

@@ -267,7 +267,7 @@ api! {
         };
         set(false)?;
         let event = after_all(after, Completion::of(completion_out), move || set(true))?;
-        // SAFETY: COI's header has the program pass null, COI_EVENT_SYNC or a place for an event,
+        // SAFETY: COI's header has the program pass null, COI_EVENT_SYNC, COI_EVENT_ASYNC or a place for an event,
         // which `Completion` tells apart; it is written before this returns.
         unsafe { Completion::of(completion_out).deliver(Ok(event)) }
     }
