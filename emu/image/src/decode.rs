@@ -197,7 +197,7 @@ impl Decoder {
         self.part_at = self.offset;
         self.head.copy_from_slice(bytes);
         let head = Head::decode(&self.head);
-        if head.index != self.index {
+        if head.index != self.index && head.kind != END {
             return Err(Wrong::Damaged("a record that does not belong here"));
         }
         let is_end = head.payload == self.format.end_payload() && head.body == 0;
@@ -213,7 +213,7 @@ impl Decoder {
         let payload = self.checked(head.payload, bytes, "the checksum of a record differs")?;
         if head.kind == END {
             let end = End::of(payload, self.index)?;
-            if end.id != self.digest.id() {
+            if (head.index, end.id) != (self.index, self.digest.id()) {
                 return Err(Wrong::Damaged("the image is not what its end says"));
             }
             self.goes_on(bytes.len(), Stage::Complete);

@@ -1,8 +1,9 @@
 //! What images of every kind have in common: images of processes on the card, and images of processes of the host.
 //!
 //! An image is a stream of bytes that is written once, front to back, and read the same way, so that a file, a pipe or
-//! a network may carry it. This crate knows the grammar of that stream and does no I/O. What the records of an image
-//! say is defined by each kind of image on top of it (`snaprig-card-image`, `snaprig-ckpt-image`).
+//! a network may carry it. The grammar of that stream is known here, without I/O; what the records of an image say is
+//! defined by each kind of image on top of it (`snaprig-card-image`, `snaprig-ckpt-image`). Where an image goes and where
+//! it comes from is behind two traits, [`Sink`] and [`Source`], which lend the memory that it is in.
 //!
 //! ```text
 //! image   := header  record*  end
@@ -29,6 +30,9 @@
 //! | [`encode`] | from typed records to bytes |
 //! | [`decode`] | from bytes, as they come, to typed records |
 //! | [`inbox`] | holds what has come of a stream until the decoder can use it |
+//! | [`sink`], [`memory`], [`pool`] | where an image goes, and the buffers that it is put into |
+//! | [`source`] | where it comes from |
+//! | [`transport`] | sinks and sources: files, whatever can be written or read, memory |
 //!
 //! What must stay true: a decoder believes nothing that it has not checked; a length is checked before anybody reads
 //! or allocates by it; what a decoder accepts is canonical, so encoding it again gives the same bytes.
@@ -38,6 +42,11 @@ pub mod encode;
 mod format;
 mod id;
 pub mod inbox;
+pub mod memory;
+pub mod pool;
+pub mod sink;
+pub mod source;
+pub mod transport;
 
 pub use self::{
     decode::Decoder,
@@ -45,4 +54,8 @@ pub use self::{
     format::{END, End, Format, HEAD_BYTES, Head, Wrong, hash},
     id::{ImageId, NoId},
     inbox::Inbox,
+    memory::Memory,
+    pool::{Buffer, Pool},
+    sink::{Filled, Sink},
+    source::Source,
 };

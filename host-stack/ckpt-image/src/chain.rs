@@ -112,7 +112,7 @@ impl Chain {
             (None, Some(_)) => Err(ChainError::NotWhole { name }),
             (Some(before), parent) => {
                 let scanner = &before.scanner;
-                let is = [Some(scanner.summary().id), scanner.header().stands_for];
+                let is = [Some(scanner.summary().id), scanner.summary().stands_for];
                 match parent.is_some() && is.contains(&parent) {
                     true => Ok(()),
                     false => Err(ChainError::Broken { name }),
@@ -139,7 +139,7 @@ impl Chain {
                     self.index.insert(stored.run, place);
                 }
             }
-            // What the trailer says of their number is known to be true only at the end.
+            // What the end says of their number is known to be true only at the end.
             if chunks.len() > CHUNKS_MAX || self.index.len() > 2 * CHUNKS_MAX {
                 return Err(ChainError::TooLong { name });
             }

@@ -25,6 +25,8 @@ pub struct Inspection {
     pub name: String,
     /// Its id.
     pub id: ImageId,
+    /// The image that it says the same as.
+    pub stands_for: Option<ImageId>,
     /// Version of the format.
     pub version: u32,
     /// Who made it where.
@@ -116,6 +118,7 @@ impl Inspection {
         Ok(Self {
             name: name.to_owned(),
             id: summary.id,
+            stands_for: summary.stands_for,
             version: crate::image::VERSION,
             header: reader.header().clone(),
             totals: summary.totals,
@@ -156,7 +159,6 @@ impl Inspection {
             cpu_features,
             round,
             parent,
-            stands_for,
         } = &self.header;
         let totals = &self.totals;
         let mut line =
@@ -168,7 +170,7 @@ impl Inspection {
             None => "whole".to_owned(),
         };
         line("kind", &kind)?;
-        if let Some(id) = stands_for {
+        if let Some(id) = self.stands_for {
             line("stands for", &id.to_string())?;
         }
         line("round", &round.to_string())?;

@@ -256,7 +256,7 @@ impl Checkpoint {
 }
 
 impl Member {
-    /// Whether the image in this directory is the one: its header and trailer, not all of it.
+    /// Whether the image in this directory is the one: its header and end, not all of it.
     fn check(&self, dir: &Path) -> Result<(), StoreError> {
         let path = dir.join(&self.image);
         let image = Scanner::open(&path)?;

@@ -3,10 +3,10 @@
 mod support;
 
 use snaprig_ckpt_image::{
-    image::{CHUNK_MAX, Header, PAGE},
+    image::{CHUNK_MAX, Header, Options, PAGE},
     inspect::Inspection,
 };
-use support::{Op, Registers, header, image};
+use support::{Op, Registers, header, image_with};
 
 fn inspection() -> Inspection {
     let state = Registers {
@@ -27,10 +27,14 @@ fn inspection() -> Inspection {
     ];
     let header = Header {
         cpu_features: (0..60).map(|number| format!("feature{number}")).collect(),
-        stands_for: Some("0000000000000abc".parse().unwrap()),
         ..header()
     };
-    let (bytes, _) = image(&header, Some(1), &ops);
+    let options = Options {
+        zstd: Some(1),
+        stands_for: Some("0000000000000abc".parse().unwrap()),
+        ..Options::new("image")
+    };
+    let (bytes, _) = image_with(&header, options, &ops);
     let show = |state: &snaprig_ckpt_image::image::State| {
         let Registers { name, words } = state.decode().unwrap();
         vec![format!("thread {name}"), format!("registers {words:x?}")]

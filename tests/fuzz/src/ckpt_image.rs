@@ -8,7 +8,9 @@ use snaprig_ckpt_image::{
     image::{CHUNK_MAX, ImageError, PAGE, Piece, Reader, STATE_MAX},
 };
 use tempfile::NamedTempFile;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::grammar;
 
 const BLOCK: usize = PAGE as usize;
 /// More blocks than this are left out.
@@ -103,48 +105,19 @@ fn chain(image: &[u8]) {
     fs::remove_file(&path[0]).expect("it is there");
 }
 
-fn word(bytes: &[u8], at: usize) -> usize {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")) as usize
-}
-
-fn put(bytes: &mut [u8], at: usize, word: u64) {
-    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
-}
-
-/// Hashes `bytes` with zeroes where the hash is, and puts it there.
-fn sum(bytes: &mut [u8], at: usize, seed: u64) -> u64 {
-    put(bytes, at, 0);
-    let sum = xxh3_64_with_seed(bytes, seed);
-    put(bytes, at, sum);
-    sum
-}
-
-/// `image/mod.rs` draws header, batch, chunk and trailer.
+/// Puts the checksums of an image right. `image/mod.rs` draws batch and chunk.
 pub fn seal(image: &mut [u8]) -> Option<()> {
-    let header = word(image.get(..BLOCK)?, 12).max(BLOCK);
-    let mut sums = sum(image.get_mut(..header)?, 16, 0).to_le_bytes().to_vec();
-    let mut at = header;
-    for index in 0.. {
-        let start = image.get(at..at + BLOCK)?;
-        if start.starts_with(b"TRLR") {
-            put(image, at + 24, xxh3_64(&sums).max(1));
-            sum(&mut image[at..at + BLOCK], 16, 0);
-            break;
-        }
-        let chunks = word(start, 4);
-        let data = at + (32 + 40 * chunks.min(1637)).next_multiple_of(BLOCK);
-        let mut from = data;
-        for chunk in (at + 32..).step_by(40).take(chunks) {
-            let stored = word(image.get(chunk..chunk + 40)?, 24);
+    grammar::seal(image, BLOCK, |list, data| {
+        let mut rest = data;
+        for chunk in list.chunks_exact_mut(40) {
+            let stored = u64::from_le_bytes(chunk[24..32].try_into().expect("8 bytes"));
+            let Some((bytes, later)) = rest.split_at_checked(stored as usize) else {
+                break;
+            };
             if stored > 0 {
-                let hash = xxh3_64(image.get(from..from + stored)?);
-                put(image, chunk + 32, hash);
-                from += stored;
+                chunk[32..].copy_from_slice(&xxh3_64(bytes).to_le_bytes());
             }
+            rest = later;
         }
-        let sum = sum(image.get_mut(at..data)?, 24, index);
-        sums.extend_from_slice(&sum.to_le_bytes());
-        at = from;
-    }
-    Some(())
+    })
 }

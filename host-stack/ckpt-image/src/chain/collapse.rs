@@ -47,21 +47,27 @@ fn write(
     let sink = FileSink::new(file).map_err(io_error(partial))?;
     let options = Options {
         zstd,
-        expected: chain.stored_bytes(),
-        ..Options::new(to.display().to_string())
+        ..chain.collapsed_options(to.display().to_string())
     };
     let writer = Writer::new(sink, &chain.collapsed_header(), options)?;
     Ok(chain.copy_to(writer)?.1)
 }
 
 impl Chain {
-    /// The header of an image that says what the chain says: it stands for the newest.
+    /// The header of an image that says what the chain says.
     pub fn collapsed_header(&self) -> Header {
-        let (newest, summary) = self.newest();
         Header {
             parent: None,
-            stands_for: Some(summary.id),
-            ..newest.clone()
+            ..self.newest().0.clone()
+        }
+    }
+
+    /// How that image is written: it stands for the newest.
+    pub fn collapsed_options(&self, name: impl Into<String>) -> Options {
+        Options {
+            expected: self.stored_bytes(),
+            stands_for: Some(self.newest().1.id),
+            ..Options::new(name)
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::io;
 
-use super::{CHUNK_MAX, PAGE, STATE_MAX, VERSION, wire::Wrong};
+use snaprig_image::Wrong;
+
+use super::{CHUNK_MAX, PAGE, STATE_MAX, VERSION};
 
 /// Why bytes are not an image.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +33,7 @@ pub enum ImageError {
         name: String,
         /// Where the damaged part starts.
         offset: u64,
-        /// The batch it is in; none: header or trailer.
+        /// The batch it is in; none: header or end.
         batch: Option<u64>,
         /// What is wrong.
         what: &'static str,
@@ -77,7 +79,7 @@ impl std::fmt::Display for Part {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         match self.0 {
             Some(batch) => write!(f, "batch {batch}"),
-            None => f.write_str("header or trailer"),
+            None => f.write_str("header or end"),
         }
     }
 }
@@ -87,7 +89,7 @@ impl ImageError {
         let name = name.to_owned();
         match wrong {
             Wrong::Magic => Self::Magic { name },
-            Wrong::Version(found) => Self::Version { name, found },
+            Wrong::Version { found, .. } => Self::Version { name, found },
             Wrong::Damaged(what) => Self::Damaged {
                 name,
                 offset,

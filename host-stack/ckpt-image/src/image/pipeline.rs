@@ -19,28 +19,28 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use snaprig_image::{Buffer, Filled, Sink};
+
 use super::{
     Summary,
-    pool::Block,
     seal::{Job, Sealer},
-    sink::{Sealed, Sink},
 };
 
 /// What is to be done next.
 pub enum Order {
     /// Bytes as they are: the header.
-    Bytes(Sealed),
+    Bytes(Filled),
     /// A batch.
     Batch(Job),
-    /// The trailer, in this block.
-    Finish(Block),
+    /// The end, in this block.
+    Finish(Buffer),
 }
 
 /// What the sink's thread tells.
 #[derive(Default)]
 struct Progress {
     written: AtomicU64,
-    /// The trailer has been sealed.
+    /// The end has been sealed.
     complete: AtomicBool,
     failed: AtomicBool,
     error: Mutex<Option<io::Error>>,
@@ -140,7 +140,7 @@ fn spawn<T: Send + 'static>(
 fn seal_all(
     mut sealer: Sealer,
     orders: &Receiver<Order>,
-    to: &SyncSender<Sealed>,
+    to: &SyncSender<Filled>,
 ) -> Option<Summary> {
     for order in orders {
         let sealed = match order {
@@ -157,7 +157,7 @@ fn seal_all(
 }
 
 /// Gives the sink what comes; gives the sink back, unless it has failed.
-fn write_all<S: Sink>(mut sink: S, from: &Receiver<Sealed>, progress: &Progress) -> Option<S> {
+fn write_all<S: Sink>(mut sink: S, from: &Receiver<Filled>, progress: &Progress) -> Option<S> {
     let written = write_some(&mut sink, from, progress);
     let done = written.and_then(|()| match progress.complete.load(Ordering::Acquire) {
         true => sink.finish(),
@@ -174,7 +174,7 @@ fn write_all<S: Sink>(mut sink: S, from: &Receiver<Sealed>, progress: &Progress)
 
 fn write_some<S: Sink>(
     sink: &mut S,
-    from: &Receiver<Sealed>,
+    from: &Receiver<Filled>,
     progress: &Progress,
 ) -> io::Result<()> {
     while let Some(sealed) = next(sink, from)? {
@@ -186,7 +186,7 @@ fn write_some<S: Sink>(
 }
 
 /// What is to be written next. While there is nothing, the sink gives back what it can.
-fn next<S: Sink>(sink: &mut S, from: &Receiver<Sealed>) -> io::Result<Option<Sealed>> {
+fn next<S: Sink>(sink: &mut S, from: &Receiver<Filled>) -> io::Result<Option<Filled>> {
     loop {
         match from.try_recv() {
             Ok(sealed) => return Ok(Some(sealed)),

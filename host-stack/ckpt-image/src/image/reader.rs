@@ -1,12 +1,13 @@
 //! Reads an image, once, front to back.
 
-use std::io::{self, Read};
+use std::io::Read;
 
 use serde::de::DeserializeOwned;
+use snaprig_image::{Decoder, END, Source, Wrong, decode::Part, transport::Reading};
 
 use super::{
     CHUNK_MAX, Header, ImageError, Run, STATE_MAX, Summary, Totals, hash,
-    wire::{self, BLOCK, Chunk, Digest, Kind, Next, Wrong},
+    wire::{self, Chunk, FORMAT, Kind},
 };
 
 /// What comes next in an image.
@@ -74,52 +75,56 @@ impl State<'_> {
     }
 }
 
-/// An image that is being read, from anything that can be read. It is not read past its end.
-pub struct Reader<R> {
-    pub(super) from: Source<R>,
+/// An image that is being read. It is not read past its end.
+pub struct Reader<S> {
+    source: S,
+    name: String,
+    grammar: Decoder,
     header: Header,
-    digest: Digest,
     batches: u64,
     totals: Totals,
     /// Chunks of the batch at hand, and how many of them have been handed out.
     chunks: Vec<Chunk>,
     done: usize,
     sections: Sections,
-    stored: Vec<u8>,
+    /// What was compressed.
     pages: Vec<u8>,
     summary: Option<Summary>,
 }
 
-impl<R: Read> Reader<R> {
-    /// Reads the header. `name` is what errors call the image.
+impl<R: Read> Reader<Reading<R>> {
+    /// Reads the header from anything that can be read. `name` is what errors call the image.
     pub fn new(from: R, name: impl Into<String>) -> Result<Self, ImageError> {
-        let mut from = Source {
-            from,
-            name: name.into(),
-            offset: 0,
+        Self::of(Reading::new(from), name)
+    }
+}
+
+impl<S: Source> Reader<S> {
+    /// Reads the header from a source. `name` is what errors call the image.
+    pub fn of(mut source: S, name: impl Into<String>) -> Result<Self, ImageError> {
+        let (name, mut grammar) = (name.into(), Decoder::new(&FORMAT));
+        let header = loop {
+            let part = part(&mut source, &mut grammar, &name, None)?;
+            if let Part::Header { parent, payload } = part {
+                let header = wire::decode_header(parent, payload);
+                break header
+                    .map_err(|what| ImageError::wrong(&name, 0, None, Wrong::Damaged(what)))?;
+            }
         };
-        let mut bytes = vec![0; BLOCK];
-        from.fill(&mut bytes)?;
-        let wrong = |from: &Source<R>, wrong| ImageError::wrong(&from.name, 0, None, wrong);
-        let len = wire::header_bytes(block(&mut bytes)).map_err(|w| wrong(&from, w))?;
-        bytes.resize(len, 0);
-        from.fill(&mut bytes[BLOCK..])?;
-        let (header, sum) = wire::decode_header(&mut bytes).map_err(|w| wrong(&from, w))?;
-        let mut digest = Digest::default();
-        digest.add(sum);
+        let totals = Totals {
+            file_bytes: grammar.offset(),
+            ..Totals::default()
+        };
         Ok(Self {
-            from,
+            source,
+            name,
+            grammar,
             header,
-            digest,
             batches: 0,
-            totals: Totals {
-                file_bytes: len as u64,
-                ..Totals::default()
-            },
+            totals,
             chunks: Vec::new(),
             done: 0,
             sections: Sections::default(),
-            stored: Vec::new(),
             pages: Vec::new(),
             summary: None,
         })
@@ -135,9 +140,14 @@ impl<R: Read> Reader<R> {
         self.summary.as_ref()
     }
 
-    /// Gives back what it reads from.
-    pub fn into_inner(self) -> R {
-        self.from.from
+    /// What it reads from.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// What errors call it.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The next piece, verified; none: the image is complete.
@@ -164,11 +174,23 @@ impl<R: Read> Reader<R> {
                     bytes,
                 },
                 Kind::Pages { zstd } => {
-                    self.load(&chunk)?;
+                    let at = self.grammar.offset();
+                    let batch = self.batches - 1;
+                    let (source, grammar) = (&mut self.source, &mut self.grammar);
+                    let stored = stored(source, grammar, &self.name, batch, &chunk)?;
+                    let bytes = match zstd {
+                        false => stored,
+                        true => {
+                            self.pages.resize(bytes as usize, 0);
+                            decompress(stored, &mut self.pages)
+                                .map_err(|what| damaged(&self.name, at, batch, what))?;
+                            &self.pages
+                        }
+                    };
                     Piece::Pages {
                         space,
                         address,
-                        bytes: if zstd { &self.pages } else { &self.stored },
+                        bytes,
                     }
                 }
                 Kind::State { .. } => match self.part(&chunk)? {
@@ -200,89 +222,139 @@ impl<R: Read> Reader<R> {
     /// The section that is complete.
     pub(super) fn state(&self, section: u32) -> State<'_> {
         State {
-            name: &self.from.name,
-            offset: self.from.offset,
+            name: &self.name,
+            offset: self.grammar.offset(),
             section,
             bytes: &self.sections.bytes,
         }
     }
 
-    /// Reads the next list, or the trailer.
-    fn batch(&mut self) -> Result<(), ImageError> {
-        let at = self.from.offset;
-        let index = self.batches;
-        let mut bytes = vec![0; BLOCK];
-        self.from.fill(&mut bytes)?;
-        let name = self.from.name.clone();
-        let wrong = |batch, wrong| ImageError::wrong(&name, at, batch, wrong);
-        match wire::next(block(&mut bytes)).map_err(|w| wrong(Some(index), w))? {
-            Next::Trailer => {
-                self.totals.file_bytes += BLOCK as u64;
-                let (batches, summary) =
-                    wire::decode_trailer(block(&mut bytes)).map_err(|w| wrong(None, w))?;
-                let found = Summary {
-                    id: self.digest.id(),
-                    totals: self.totals,
-                };
-                if (batches, summary) != (index, found) || self.sections.open {
-                    return Err(wrong(
-                        None,
-                        Wrong::Damaged("the image is not what its trailer says"),
-                    ));
-                }
-                self.summary = Some(summary);
-            }
-            Next::List(len) => {
-                bytes.resize(len, 0);
-                self.from.fill(&mut bytes[BLOCK..])?;
-                let (chunks, sum) =
-                    wire::decode_list(&mut bytes, index).map_err(|w| wrong(Some(index), w))?;
-                self.digest.add(sum);
-                self.totals.file_bytes += len as u64;
-                for chunk in &chunks {
-                    chunk.count(&mut self.totals);
-                    self.totals.file_bytes += chunk.stored;
-                }
-                (self.chunks, self.done) = (chunks, 0);
-                self.batches += 1;
-            }
-        }
-        Ok(())
+    /// Leaves out a chunk's stored bytes, for somebody else to read and check; where in the image they are.
+    pub(super) fn pass(&mut self, chunk: &Chunk) -> Result<u64, ImageError> {
+        let at = self.grammar.offset();
+        let skipped = self.source.skip(chunk.stored);
+        skipped.map_err(|source| io(&self.name, at, source))?;
+        self.grammar.pass_body(chunk.stored);
+        Ok(at)
     }
 
-    /// Reads a chunk's stored bytes, and decompresses them if they are.
-    fn load(&mut self, chunk: &Chunk) -> Result<(), ImageError> {
-        let at = self.from.offset;
-        self.stored.resize(chunk.stored as usize, 0);
-        self.from.fill(&mut self.stored)?;
-        if hash(&self.stored) != chunk.hash {
-            return Err(self.damaged(at, "the checksum of a chunk differs"));
+    /// Reads the next list, or the end.
+    fn batch(&mut self) -> Result<(), ImageError> {
+        let at = self.grammar.offset();
+        let mut batch = Some(self.batches);
+        loop {
+            let part = part(&mut self.source, &mut self.grammar, &self.name, batch)?;
+            let checked = match part {
+                Part::Head(head) => {
+                    batch = batch.filter(|_| head.kind != END);
+                    wire::check_head(&head)
+                }
+                Part::Record(head, payload) => match wire::decode_list(&head, payload) {
+                    Ok(chunks) => {
+                        self.totals.file_bytes += self.grammar.offset() - at + head.body;
+                        for chunk in &chunks {
+                            chunk.count(&mut self.totals);
+                        }
+                        (self.chunks, self.done) = (chunks, 0);
+                        self.batches += 1;
+                        return Ok(());
+                    }
+                    Err(what) => Err(what),
+                },
+                Part::End(end) => {
+                    self.totals.file_bytes += self.grammar.offset() - at;
+                    let summary = wire::summary(&end);
+                    if summary.totals == self.totals && !self.sections.open {
+                        self.summary = Some(summary);
+                        return Ok(());
+                    }
+                    Err("the image is not what its end says")
+                }
+                Part::Begun | Part::Header { .. } | Part::Body(_) => {
+                    Err("a batch with more than its chunks")
+                }
+            };
+            let wrong = |what| ImageError::wrong(&self.name, at, batch, Wrong::Damaged(what));
+            checked.map_err(wrong)?;
         }
-        if chunk.kind.zstd() {
-            self.pages.resize(chunk.run.bytes as usize, 0);
-            let whole = decompress(&self.stored, &mut self.pages);
-            whole.map_err(|what| self.damaged(at, what))?;
-        }
-        Ok(())
     }
 
     /// Reads a part of a section of state; the section's number if it was the last.
     pub(super) fn part(&mut self, chunk: &Chunk) -> Result<Option<u32>, ImageError> {
-        let at = self.from.offset;
-        self.load(chunk)?;
+        let (at, batch) = (self.grammar.offset(), self.batches - 1);
+        let (source, grammar) = (&mut self.source, &mut self.grammar);
+        let stored = stored(source, grammar, &self.name, batch, chunk)?;
         let (bytes, padding) = match chunk.kind.zstd() {
-            true => (&self.pages[..], &[][..]),
-            false => self.stored.split_at(chunk.run.bytes as usize),
+            false => stored.split_at(chunk.run.bytes as usize),
+            true => {
+                self.pages.resize(chunk.run.bytes as usize, 0);
+                decompress(stored, &mut self.pages)
+                    .map_err(|what| damaged(&self.name, at, batch, what))?;
+                (&self.pages[..], &[][..])
+            }
         };
         let section = self.sections.add(chunk, bytes, padding);
-        section.map_err(|what| self.damaged(at, what))
+        section.map_err(|what| damaged(&self.name, at, batch, what))
     }
+}
 
-    /// Something is wrong with the batch at hand.
-    pub(super) fn damaged(&self, offset: u64, what: &'static str) -> ImageError {
-        let batch = self.batches.checked_sub(1);
-        ImageError::wrong(&self.from.name, offset, batch, Wrong::Damaged(what))
+/// The next part of the grammar. `batch`: which an error is about.
+fn part<'a, S: Source>(
+    source: &'a mut S,
+    grammar: &mut Decoder,
+    name: &str,
+    batch: Option<u64>,
+) -> Result<Part<'a>, ImageError> {
+    // Lengths have been checked.
+    let bytes = lend(source, name, grammar.offset(), grammar.wants() as usize)?;
+    let taken = grammar.take(bytes);
+    taken.map_err(|wrong| ImageError::wrong(name, grammar.part_at(), batch, wrong))
+}
+
+/// A chunk's stored bytes, checked.
+fn stored<'a, S: Source>(
+    source: &'a mut S,
+    grammar: &mut Decoder,
+    name: &str,
+    batch: u64,
+    chunk: &Chunk,
+) -> Result<&'a [u8], ImageError> {
+    let at = grammar.offset();
+    let bytes = lend(source, name, at, chunk.stored as usize)?;
+    grammar.pass_body(chunk.stored);
+    match hash(bytes) == chunk.hash {
+        true => Ok(bytes),
+        false => Err(damaged(name, at, batch, "the checksum of a chunk differs")),
     }
+}
+
+/// So many bytes, all of them.
+fn lend<'a, S: Source>(
+    source: &'a mut S,
+    name: &str,
+    offset: u64,
+    bytes: usize,
+) -> Result<&'a [u8], ImageError> {
+    match source.lend(bytes) {
+        Ok(lent) if lent.len() == bytes => Ok(lent),
+        Ok(lent) => Err(ImageError::Truncated {
+            name: name.to_owned(),
+            offset: offset + lent.len() as u64,
+        }),
+        Err(source) => Err(io(name, offset, source)),
+    }
+}
+
+fn io(name: &str, offset: u64, source: std::io::Error) -> ImageError {
+    ImageError::Io {
+        name: name.to_owned(),
+        offset,
+        source,
+    }
+}
+
+fn damaged(name: &str, offset: u64, batch: u64, what: &'static str) -> ImageError {
+    ImageError::wrong(name, offset, Some(batch), Wrong::Damaged(what))
 }
 
 /// The section of state at hand.
@@ -337,43 +409,5 @@ pub(super) fn decompress(stored: &[u8], to: &mut [u8]) -> Result<(), &'static st
     match zstd::bulk::decompress_to_buffer(&stored[..frame], to) {
         Ok(len) if len == to.len() => Ok(()),
         _ => Err("a zstd frame of another length"),
-    }
-}
-
-fn block(bytes: &mut [u8]) -> &mut [u8; BLOCK] {
-    (&mut bytes[..BLOCK]).try_into().expect("a block")
-}
-
-/// What is read, and how far.
-pub(super) struct Source<R> {
-    pub from: R,
-    pub name: String,
-    pub offset: u64,
-}
-
-impl<R: Read> Source<R> {
-    fn fill(&mut self, to: &mut [u8]) -> Result<(), ImageError> {
-        let mut done = 0;
-        while done < to.len() {
-            match self.from.read(&mut to[done..]) {
-                Ok(0) => {
-                    return Err(ImageError::Truncated {
-                        name: self.name.clone(),
-                        offset: self.offset + done as u64,
-                    });
-                }
-                Ok(count) => done += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => {
-                    return Err(ImageError::Io {
-                        name: self.name.clone(),
-                        offset: self.offset + done as u64,
-                        source,
-                    });
-                }
-            }
-        }
-        self.offset += to.len() as u64;
-        Ok(())
     }
 }

@@ -4,20 +4,18 @@
 //! scanner -- Stored { space, address, offset, hash } --> pread into the target, or mmap --> verify
 //! ```
 
-use std::{
-    fs::File,
-    io::{self, Read},
-    os::unix::fs::FileExt,
-    path::Path,
-    sync::Arc,
+use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::Arc};
+
+use snaprig_image::{
+    Wrong,
+    decode::end_of,
+    transport::{Direct, FileSource},
 };
 
 use super::{
-    Hasher, Header, ImageError, PAGE, Reader, Run, State, Summary,
-    direct::Direct,
-    hash,
+    Hasher, Header, ImageError, Reader, Run, State, Summary, hash,
     reader::decompress,
-    wire::{self, Kind},
+    wire::{self, FORMAT, Kind},
 };
 
 /// What comes next in an image.
@@ -51,13 +49,13 @@ pub struct Stored {
 
 /// An image in a file: verified but for its pages, which are verified by whoever reads them.
 pub struct Scanner {
-    reader: Reader<At>,
+    reader: Reader<FileSource>,
     summary: Summary,
     direct: Option<Arc<Direct>>,
 }
 
 impl Scanner {
-    /// Opens the file and reads header and trailer.
+    /// Opens the file and reads header and end.
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         let name = path.display().to_string();
         let io = |source| ImageError::Io {
@@ -71,13 +69,9 @@ impl Scanner {
 
     /// The same of a file that is open already.
     pub fn new(file: File, name: impl Into<String>) -> Result<Self, ImageError> {
-        let at = At {
-            file: Arc::new(file),
-            at: 0,
-        };
-        let direct = Direct::of(&at.file).map(Arc::new);
-        let reader = Reader::new(at, name)?;
-        let summary = trailer(&reader)?;
+        let direct = Direct::of(&file).map(Arc::new);
+        let reader = Reader::of(FileSource::new(Arc::new(file)), name)?;
+        let summary = end(&reader)?;
         Ok(Self {
             reader,
             summary,
@@ -87,12 +81,9 @@ impl Scanner {
 
     /// The same image, from its beginning.
     pub fn again(&self) -> Result<Self, ImageError> {
-        let at = At {
-            file: Arc::clone(self.file()),
-            at: 0,
-        };
+        let source = FileSource::new(Arc::clone(self.file()));
         Ok(Self {
-            reader: Reader::new(at, self.reader.from.name.clone())?,
+            reader: Reader::of(source, self.reader.name())?,
             summary: self.summary,
             direct: self.direct.clone(),
         })
@@ -103,7 +94,7 @@ impl Scanner {
         self.reader.header()
     }
 
-    /// What the image is, as its trailer says. That this is so is known when [`Scanner::next`] has
+    /// What the image is, as its end says. That this is so is known when [`Scanner::next`] has
     /// come to the end.
     pub fn summary(&self) -> &Summary {
         &self.summary
@@ -111,10 +102,10 @@ impl Scanner {
 
     /// The file, to read pages from.
     pub fn file(&self) -> &Arc<File> {
-        &self.reader.from.from.file
+        self.reader.source().file()
     }
 
-    /// The next item; none: that was all, and it is what the trailer says.
+    /// The next item; none: that was all, and it is what the end says.
     #[expect(
         clippy::should_implement_trait,
         reason = "an item borrows from the scanner"
@@ -125,10 +116,7 @@ impl Scanner {
                 Kind::Zeroes => Item::Zeroes(chunk.run),
                 Kind::Gone => Item::Gone(chunk.run),
                 Kind::Pages { zstd } => {
-                    let from = &mut self.reader.from;
-                    let offset = from.offset;
-                    from.offset += chunk.stored;
-                    from.from.at = from.offset;
+                    let offset = self.reader.pass(&chunk)?;
                     Item::Pages(Stored {
                         run: chunk.run,
                         offset,
@@ -202,7 +190,7 @@ impl Scanner {
     }
 
     fn read(&self, stored: &Stored, skip: u64, to: &mut [u8]) -> Result<(), ImageError> {
-        let (name, offset) = (self.reader.from.name.clone(), stored.offset + skip);
+        let (name, offset) = (self.reader.name().to_owned(), stored.offset + skip);
         let read = self.file().read_exact_at(to, offset);
         read.map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => ImageError::Truncated { name, offset },
@@ -220,7 +208,7 @@ impl Scanner {
 
     fn damaged(&self, stored: &Stored, what: &'static str) -> ImageError {
         ImageError::Damaged {
-            name: self.reader.from.name.clone(),
+            name: self.reader.name().to_owned(),
             offset: stored.offset,
             batch: Some(stored.batch),
             what,
@@ -228,48 +216,33 @@ impl Scanner {
     }
 }
 
-/// The trailer of a file, which is as long as it says.
-fn trailer(reader: &Reader<At>) -> Result<Summary, ImageError> {
-    let (name, file) = (&reader.from.name, &reader.from.from.file);
+/// The end of a file, which is as long as it says.
+fn end(reader: &Reader<FileSource>) -> Result<Summary, ImageError> {
+    let (name, file) = (reader.name(), reader.source().file());
     let io = |offset| {
         move |source| ImageError::Io {
-            name: name.clone(),
+            name: name.to_owned(),
             offset,
             source,
         }
     };
     let len = file.metadata().map_err(io(0))?.len();
     let truncated = || ImageError::Truncated {
-        name: name.clone(),
+        name: name.to_owned(),
         offset: len,
     };
-    let at = len.checked_sub(PAGE).ok_or_else(truncated)?;
-    let mut block = [0; wire::BLOCK];
-    file.read_exact_at(&mut block, at).map_err(io(at))?;
-    let whole = at.is_multiple_of(PAGE) && wire::next(&block) == Ok(wire::Next::Trailer);
-    if !whole {
-        return Err(truncated());
-    }
+    let mut bytes = vec![0; FORMAT.end_bytes()];
+    let at = len.checked_sub(bytes.len() as u64).ok_or_else(truncated)?;
+    file.read_exact_at(&mut bytes, at).map_err(io(at))?;
     let wrong = |wrong| ImageError::wrong(name, at, None, wrong);
-    let (_, summary) = wire::decode_trailer(&mut block).map_err(wrong)?;
+    let end = end_of(&FORMAT, &bytes)
+        .ok_or_else(truncated)?
+        .map_err(wrong)?;
+    let summary = wire::summary(&end);
     match summary.totals.file_bytes == len {
         true => Ok(summary),
-        false => Err(wrong(wire::Wrong::Damaged(
-            "a file of another length than its trailer says",
+        false => Err(wrong(Wrong::Damaged(
+            "a file of another length than its end says",
         ))),
-    }
-}
-
-/// A file, read at an offset of its own.
-pub(super) struct At {
-    file: Arc<File>,
-    at: u64,
-}
-
-impl Read for At {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read_at(to, self.at)?;
-        self.at += count as u64;
-        Ok(count)
     }
 }

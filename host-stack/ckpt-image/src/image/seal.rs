@@ -4,11 +4,13 @@
 //! What must stay true: data only ever move towards the front of their buffer, by parts that have
 //! been looked at; nothing here waits or fails.
 
+use snaprig_image::{Buffer, Encoder, Filled, ImageId};
+
 use super::{
-    Run, Summary, Totals, hash,
-    pool::Block,
-    sink::Sealed,
-    wire::{self, BLOCK, Chunk, Digest, Kind, LIST_MAX, blocks},
+    Run, Summary, Totals,
+    buffer::data_mut,
+    hash,
+    wire::{self, BLOCK, Chunk, Kind, LIST_MAX, blocks},
 };
 
 /// A chunk to be. Those that store have their bytes in the buffer, in order, in whole blocks.
@@ -20,7 +22,7 @@ pub struct Draft {
 
 /// A buffer and what is in it.
 pub struct Job {
-    pub block: Block,
+    pub block: Buffer,
     pub drafts: Vec<Draft>,
 }
 
@@ -29,22 +31,25 @@ pub struct Sealer {
     zstd: Option<zstd::bulk::Compressor<'static>>,
     scratch: Vec<u8>,
     chunks: Vec<Chunk>,
-    digest: Digest,
-    batches: u64,
+    encoder: Encoder,
+    stands_for: Option<ImageId>,
     totals: Totals,
 }
 
 impl Sealer {
-    /// For an image whose header has so many bytes and this checksum.
-    pub fn new(header: usize, sum: u64, zstd: Option<zstd::bulk::Compressor<'static>>) -> Self {
-        let mut digest = Digest::default();
-        digest.add(sum);
+    /// For an image whose header takes so many bytes.
+    pub fn new(
+        encoder: Encoder,
+        header: usize,
+        stands_for: Option<ImageId>,
+        zstd: Option<zstd::bulk::Compressor<'static>>,
+    ) -> Self {
         Self {
             zstd,
             scratch: Vec::new(),
             chunks: Vec::new(),
-            digest,
-            batches: 0,
+            encoder,
+            stands_for,
             totals: Totals {
                 file_bytes: header as u64,
                 ..Totals::default()
@@ -53,9 +58,9 @@ impl Sealer {
     }
 
     /// Makes a batch of it.
-    pub fn seal(&mut self, job: Job) -> Sealed {
+    pub fn seal(&mut self, job: Job) -> Filled {
         let Job { mut block, drafts } = job;
-        let data = block.data_mut();
+        let data = data_mut(&mut block);
         self.chunks.clear();
         let (mut from, mut to) = (0, 0);
         for draft in drafts {
@@ -71,27 +76,21 @@ impl Sealer {
         }
         let start = LIST_MAX - wire::list_bytes(self.chunks.len());
         let list = &mut block.bytes_mut()[start..LIST_MAX];
-        let sum = wire::encode_list(self.batches, &self.chunks, list);
-        self.batches += 1;
-        self.digest.add(sum);
+        wire::encode_list(&mut self.encoder, &self.chunks, list);
         for chunk in &self.chunks {
             chunk.count(&mut self.totals);
         }
-        let sealed = Sealed::new(block, start..LIST_MAX + to);
+        let sealed = block.filled(start..LIST_MAX + to);
         self.totals.file_bytes += sealed.len() as u64;
         sealed
     }
 
     /// The image's last bytes, in this block; and what it is.
-    pub fn finish(mut self, mut block: Block) -> (Sealed, Summary) {
+    pub fn finish(mut self, mut block: Buffer) -> (Filled, Summary) {
         self.totals.file_bytes += BLOCK as u64;
-        let summary = Summary {
-            id: self.digest.id(),
-            totals: self.totals,
-        };
-        let trailer = wire::encode_trailer(self.batches, &summary);
-        block.bytes_mut()[..BLOCK].copy_from_slice(&trailer);
-        (Sealed::new(block, 0..BLOCK), summary)
+        let end = &mut block.bytes_mut()[..BLOCK];
+        let summary = wire::encode_end(&mut self.encoder, self.stands_for, self.totals, end);
+        (block.filled(0..BLOCK), summary)
     }
 
     /// A run of pages becomes chunks of pages and of zeroes, in turn.

@@ -1,40 +1,35 @@
-//! Blocks of an image: from numbers to bytes and back. No I/O.
+//! What the header, the batches and the end of an image say: from typed values to bytes and back, on top of the
+//! grammar of all images ([`snaprig_image`]). No I/O.
 //!
 //! What must stay true: what is decoded here is canonical. A length is checked before anybody
 //! reads or allocates by it, and whatever bytes are accepted, encoding gives them again.
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
+use serde::{Deserialize, Serialize};
+use snaprig_image::{END, Encoder, End, Format, HEAD_BYTES, Head, ImageId};
 
-use super::{CHUNK_MAX, Header, ImageId, PAGE, Run, Summary, Totals, VERSION};
+use super::{CHUNK_MAX, Header, PAGE, Run, Summary, Totals, VERSION};
 
-const MAGIC: [u8; 8] = *b"SNAPCKPT";
+/// The kind of a record that is a batch: its payload is a list of chunks, its body their stored bytes.
 const BATCH: u32 = u32::from_le_bytes(*b"BTCH");
-const TRAILER: u32 = u32::from_le_bytes(*b"TRLR");
 /// Bytes of a block.
 pub const BLOCK: usize = PAGE as usize;
 /// Most bytes of an image's header.
-pub const HEADER_MAX: usize = 16 * BLOCK;
-/// Most bytes of a batch's chunk list.
+const HEADER_MAX: usize = 16 * BLOCK;
+/// Most bytes of a batch before its body.
 pub const LIST_MAX: usize = 16 * BLOCK;
-const HEADER_FIXED: usize = 24;
-const LIST_FIXED: usize = 32;
+/// Bytes of an entry of the list.
 const CHUNK: usize = 40;
 /// Most chunks of a batch.
-pub const CHUNKS_MAX: usize = (LIST_MAX - LIST_FIXED) / CHUNK;
-/// Where checksums are, in header, list and trailer.
-const HEADER_SUM: usize = 16;
-const SUM: usize = 24;
+pub const CHUNKS_MAX: usize = (LIST_MAX - HEAD_BYTES) / CHUNK;
 
-/// What is wrong with a block.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// It is not that kind of file.
-    Magic,
-    /// It is, but of another version.
-    Version(u32),
-    /// This.
-    Damaged(&'static str),
-}
+/// How an image of processes is laid out.
+pub static FORMAT: Format = Format {
+    magic: *b"SNAPCKPT",
+    version: VERSION,
+    block: BLOCK,
+    header_max: HEADER_MAX - HEAD_BYTES,
+    totals: 7,
+};
 
 /// What a chunk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,64 +143,65 @@ pub fn blocks(bytes: usize) -> usize {
     bytes.next_multiple_of(BLOCK)
 }
 
-/// Bytes of the list of so many chunks.
+/// Bytes of a batch of so many chunks, without its body.
 pub fn list_bytes(chunks: usize) -> usize {
-    blocks(LIST_FIXED + CHUNK * chunks)
+    FORMAT.framed_bytes(CHUNK * chunks)
 }
 
-/// The blocks of an image's header, and their checksum; none: it does not fit.
-pub fn encode_header(header: &Header) -> Option<(Vec<u8>, u64)> {
-    let mut bytes = vec![0; HEADER_FIXED];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    bytes.extend(postcard::to_allocvec(header).ok()?);
-    bytes.resize(blocks(bytes.len()), 0);
-    if bytes.len() > HEADER_MAX {
-        return None;
-    }
-    let len = bytes.len() as u32;
-    bytes[12..16].copy_from_slice(&len.to_le_bytes());
-    let sum = xxh3_64(&bytes);
-    bytes[HEADER_SUM..HEADER_FIXED].copy_from_slice(&sum.to_le_bytes());
-    Some((bytes, sum))
+/// What the payload of a header has.
+#[derive(Serialize, Deserialize)]
+struct Front {
+    kernel: String,
+    page_bytes: u32,
+    cpu_features: Vec<String>,
+    round: u64,
 }
 
-/// How long the header is that starts with this block.
-pub fn header_bytes(block: &[u8; BLOCK]) -> Result<usize, Wrong> {
-    if block[..8] != MAGIC {
-        return Err(Wrong::Magic);
-    }
-    match word(block, 8) {
-        VERSION => length(word(block, 12) as usize, HEADER_MAX),
-        found => Err(Wrong::Version(found)),
+/// An encoder of an image, and the image's header; none: it does not fit.
+pub fn encode_header(header: &Header) -> Option<(Encoder, Vec<u8>)> {
+    let Header {
+        kernel,
+        page_bytes,
+        cpu_features,
+        round,
+        parent,
+    } = header.clone();
+    let front = Front {
+        kernel,
+        page_bytes,
+        cpu_features,
+        round,
+    };
+    Encoder::start(&FORMAT, parent, &postcard::to_allocvec(&front).ok()?)
+}
+
+/// The header with this parent and payload.
+pub fn decode_header(parent: Option<ImageId>, payload: &[u8]) -> Result<Header, &'static str> {
+    match postcard::take_from_bytes(payload) {
+        Ok((front, [])) => {
+            let Front {
+                kernel,
+                page_bytes,
+                cpu_features,
+                round,
+            } = front;
+            Ok(Header {
+                kernel,
+                page_bytes,
+                cpu_features,
+                round,
+                parent,
+            })
+        }
+        _ => Err("a header that nobody writes"),
     }
 }
 
-/// A header and its checksum.
-pub fn decode_header(bytes: &mut [u8]) -> Result<(Header, u64), Wrong> {
-    let sum = take_sum(bytes, HEADER_SUM);
-    if xxh3_64(bytes) != sum {
-        return Err(Wrong::Damaged("the header's checksum differs"));
-    }
-    let made_by_another = Wrong::Damaged("a header that nobody writes");
-    let (header, rest) =
-        postcard::take_from_bytes(&bytes[HEADER_FIXED..]).map_err(|_| made_by_another.clone())?;
-    match rest.len() < BLOCK && rest.iter().all(|byte| *byte == 0) {
-        true => Ok((header, sum)),
-        false => Err(made_by_another),
-    }
-}
-
-/// Writes the list of batch `index`, whose data follow, into `to`, of [`list_bytes`]; its checksum.
-pub fn encode_list(index: u64, chunks: &[Chunk], to: &mut [u8]) -> u64 {
-    assert!(chunks.len() <= CHUNKS_MAX && to.len() == list_bytes(chunks.len()));
-    let data: u64 = chunks.iter().map(|chunk| chunk.stored).sum();
-    to[..4].copy_from_slice(&BATCH.to_le_bytes());
-    to[4..8].copy_from_slice(&(chunks.len() as u32).to_le_bytes());
-    to[8..16].copy_from_slice(&index.to_le_bytes());
-    to[16..24].copy_from_slice(&data.to_le_bytes());
-    to[SUM..LIST_FIXED].fill(0);
-    let (list, padding) = to[LIST_FIXED..].split_at_mut(CHUNK * chunks.len());
+/// Makes the next batch of these chunks, whose bodies follow, in `to`, of [`list_bytes`].
+pub fn encode_list(encoder: &mut Encoder, chunks: &[Chunk], to: &mut [u8]) {
+    assert!(chunks.len() <= CHUNKS_MAX);
+    let payload = CHUNK * chunks.len();
+    let list = &mut to[HEAD_BYTES..HEAD_BYTES + payload];
     for (to, chunk) in list.chunks_exact_mut(CHUNK).zip(chunks) {
         to[..4].copy_from_slice(&chunk.kind.number().to_le_bytes());
         to[4..8].copy_from_slice(&chunk.run.space.to_le_bytes());
@@ -214,51 +210,34 @@ pub fn encode_list(index: u64, chunks: &[Chunk], to: &mut [u8]) -> u64 {
         to[24..32].copy_from_slice(&chunk.stored.to_le_bytes());
         to[32..].copy_from_slice(&chunk.hash.to_le_bytes());
     }
-    padding.fill(0);
-    let sum = xxh3_64_with_seed(to, index);
-    to[SUM..LIST_FIXED].copy_from_slice(&sum.to_le_bytes());
-    sum
+    let data = chunks.iter().map(|chunk| chunk.stored).sum();
+    encoder.record(BATCH, payload, data, to);
 }
 
-/// What a block after the header starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// A batch, whose list has so many bytes.
-    List(usize),
-    /// The trailer, which is this block.
-    Trailer,
-}
-
-/// What this block starts.
-pub fn next(block: &[u8; BLOCK]) -> Result<Next, Wrong> {
-    match word(block, 0) {
-        TRAILER => Ok(Next::Trailer),
+/// Whether what this head begins can be: a batch of possible length, or the end.
+pub fn check_head(head: &Head) -> Result<(), &'static str> {
+    match head.kind {
+        END => Ok(()),
         BATCH => {
-            let chunks = word(block, 4) as usize;
-            match (1..=CHUNKS_MAX).contains(&chunks) {
-                true => Ok(Next::List(list_bytes(chunks))),
-                false => Err(Wrong::Damaged("an impossible number of chunks")),
+            let chunks = head.payload / CHUNK;
+            if !head.payload.is_multiple_of(CHUNK) || !(1..=CHUNKS_MAX).contains(&chunks) {
+                return Err("an impossible number of chunks");
+            }
+            match head.body <= CHUNK_MAX as u64 {
+                true => Ok(()),
+                false => Err("a batch of an impossible length"),
             }
         }
-        _ => Err(Wrong::Damaged("neither a batch nor the trailer")),
+        _ => Err("neither a batch nor the end"),
     }
 }
 
-/// The chunks of batch `index`, and the list's checksum.
-pub fn decode_list(bytes: &mut [u8], index: u64) -> Result<(Vec<Chunk>, u64), Wrong> {
-    let sum = take_sum(bytes, SUM);
-    if xxh3_64_with_seed(bytes, index) != sum {
-        return Err(Wrong::Damaged("the checksum of its list differs"));
-    }
-    let (count, data) = (word(bytes, 4) as usize, long(bytes, 16));
-    let (list, padding) = bytes[LIST_FIXED..].split_at(CHUNK * count);
-    if long(bytes, 8) != index || padding.iter().any(|byte| *byte != 0) {
-        return Err(Wrong::Damaged("a list that nobody writes"));
-    }
-    let mut chunks = Vec::with_capacity(count);
-    for entry in list.chunks_exact(CHUNK) {
+/// The chunks of a batch.
+pub fn decode_list(head: &Head, payload: &[u8]) -> Result<Vec<Chunk>, &'static str> {
+    let mut chunks = Vec::with_capacity(payload.len() / CHUNK);
+    for entry in payload.chunks_exact(CHUNK) {
         let chunk = Chunk {
-            kind: Kind::of(word(entry, 0)).ok_or(Wrong::Damaged("a chunk of no known kind"))?,
+            kind: Kind::of(word(entry, 0)).ok_or("a chunk of no known kind")?,
             run: Run {
                 space: word(entry, 4),
                 address: long(entry, 8),
@@ -267,29 +246,14 @@ pub fn decode_list(bytes: &mut [u8], index: u64) -> Result<(Vec<Chunk>, u64), Wr
             stored: long(entry, 24),
             hash: long(entry, 32),
         };
-        chunk.check().map_err(Wrong::Damaged)?;
+        chunk.check()?;
         chunks.push(chunk);
     }
+    // None of them is longer than a chunk can be.
     let stored: u64 = chunks.iter().map(|chunk| chunk.stored).sum();
-    match stored == data && stored <= CHUNK_MAX as u64 {
-        true => Ok((chunks, sum)),
-        false => Err(Wrong::Damaged("a batch of an impossible length")),
-    }
-}
-
-/// What becomes the id of an image as its parts go by.
-#[derive(Clone, Default)]
-pub struct Digest(Xxh3);
-
-impl Digest {
-    /// The checksum of the next part.
-    pub fn add(&mut self, sum: u64) {
-        self.0.update(&sum.to_le_bytes());
-    }
-
-    /// The image's id.
-    pub fn id(&self) -> ImageId {
-        ImageId(self.0.digest().max(1))
+    match stored == head.body {
+        true => Ok(chunks),
+        false => Err("a batch of an impossible length"),
     }
 }
 
@@ -314,63 +278,37 @@ fn words(totals: &Totals) -> [u64; 7] {
     ]
 }
 
-/// The trailer of an image of so many batches.
-pub fn encode_trailer(batches: u64, summary: &Summary) -> [u8; BLOCK] {
-    let mut block = [0; BLOCK];
-    block[..4].copy_from_slice(&TRAILER.to_le_bytes());
-    let numbers = [batches, 0, summary.id.0];
-    let numbers = numbers.into_iter().chain(words(&summary.totals));
-    for (to, number) in block[8..].chunks_exact_mut(8).zip(numbers) {
-        to.copy_from_slice(&number.to_le_bytes());
+/// Writes the end of an image into this block; what the image is then.
+pub fn encode_end(
+    encoder: &mut Encoder,
+    stands_for: Option<ImageId>,
+    totals: Totals,
+    to: &mut [u8],
+) -> Summary {
+    Summary {
+        id: encoder.end(stands_for, &words(&totals), to),
+        stands_for,
+        totals,
     }
-    let sum = xxh3_64(&block);
-    block[16..24].copy_from_slice(&sum.to_le_bytes());
-    block
 }
 
-/// How many batches the image has, and what it is.
-pub fn decode_trailer(block: &mut [u8; BLOCK]) -> Result<(u64, Summary), Wrong> {
-    let sum = take_sum(block, 16);
-    if xxh3_64(&*block) != sum {
-        return Err(Wrong::Damaged("the trailer's checksum differs"));
-    }
-    let id = long(block, 24);
-    let mut numbers = block[32..].chunks_exact(8).map(|word| long(word, 0));
+/// What the image is that ends so.
+pub fn summary(end: &End) -> Summary {
+    let mut numbers = end.totals.iter().copied();
     let mut number = || numbers.next().unwrap_or_default();
-    let totals = Totals {
-        file_bytes: number(),
-        chunks: number(),
-        state_bytes: number(),
-        page_bytes: number(),
-        stored_bytes: number(),
-        zero_bytes: number(),
-        gone_bytes: number(),
-    };
-    let sound = word(block, 0) == TRAILER && word(block, 4) == 0 && numbers.all(|word| word == 0);
-    match sound && id != 0 {
-        true => Ok((
-            long(block, 8),
-            Summary {
-                id: ImageId(id),
-                totals,
-            },
-        )),
-        false => Err(Wrong::Damaged("a trailer that nobody writes")),
+    Summary {
+        id: end.id,
+        stands_for: end.stands_for,
+        totals: Totals {
+            file_bytes: number(),
+            chunks: number(),
+            state_bytes: number(),
+            page_bytes: number(),
+            stored_bytes: number(),
+            zero_bytes: number(),
+            gone_bytes: number(),
+        },
     }
-}
-
-fn length(bytes: usize, max: usize) -> Result<usize, Wrong> {
-    match bytes.is_multiple_of(BLOCK) && (BLOCK..=max).contains(&bytes) {
-        true => Ok(bytes),
-        false => Err(Wrong::Damaged("a header of an impossible length")),
-    }
-}
-
-/// A block's checksum covers zeroes in its own place.
-fn take_sum(bytes: &mut [u8], at: usize) -> u64 {
-    let sum = long(bytes, at);
-    bytes[at..at + 8].fill(0);
-    sum
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {

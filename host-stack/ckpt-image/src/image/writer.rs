@@ -6,12 +6,13 @@ use std::{io, sync::Arc};
 
 use serde::Serialize;
 
+use snaprig_image::{ImageId, Pool, Sink};
+
 use super::{
     CHUNK_MAX, Header, PAGE, Run, STATE_MAX, Summary, WriteError,
+    buffer::{BUFFER_BYTES, Buffer, data_mut},
     pipeline::{Order, Pipeline},
-    pool::{Buffer, Pool},
     seal::{Draft, Job, Sealer},
-    sink::{Sealed, Sink},
     wire::{self, CHUNKS_MAX, Kind, blocks},
 };
 
@@ -31,6 +32,8 @@ pub struct Options {
     pub buffers: usize,
     /// Bytes that the image will take, about, if known: said when there is no room for them.
     pub expected: u64,
+    /// The image that it says the same as: the last of a chain that is collapsed into it.
+    pub stands_for: Option<ImageId>,
 }
 
 impl Options {
@@ -41,6 +44,7 @@ impl Options {
             zstd: None,
             buffers: 4,
             expected: 0,
+            stands_for: None,
         }
     }
 }
@@ -54,7 +58,8 @@ struct Open {
     marks: usize,
 }
 
-/// An image that is being written, to a sink: any [`Write`](std::io::Write), or a file.
+/// An image that is being written, to a sink: any [`Write`](std::io::Write), a file, or any other
+/// [transport](snaprig_image::transport).
 ///
 /// Dropped before [`Writer::finish`], what it has written is cut off, and every reader says so.
 pub struct Writer<S: Sink> {
@@ -71,13 +76,14 @@ pub struct Writer<S: Sink> {
 
 impl<S: Sink> Writer<S> {
     /// Starts an image: its header goes out.
-    pub fn new(to: S, header: &Header, options: Options) -> Result<Self, WriteError> {
-        let (bytes, sum) = wire::encode_header(header).ok_or(WriteError::Header)?;
+    pub fn new(mut to: S, header: &Header, options: Options) -> Result<Self, WriteError> {
+        let (encoder, bytes) = wire::encode_header(header).ok_or(WriteError::Header)?;
         let zstd = options.zstd.map(zstd::bulk::Compressor::new);
         let zstd = zstd.transpose().map_err(WriteError::Memory)?;
         let count = options.buffers.max(1) + OWN_BLOCKS;
-        let mut pool = Pool::new(count);
-        let sealer = Sealer::new(bytes.len(), sum, zstd);
+        let pool = Pool::lent_by(&mut to, count, BUFFER_BYTES);
+        let mut pool = pool.map_err(WriteError::Memory)?;
+        let sealer = Sealer::new(encoder, bytes.len(), options.stands_for, zstd);
         let pipeline = Pipeline::start(to, sealer, count).map_err(WriteError::Memory)?;
         let mut block = pool.take().map_err(WriteError::Memory)?;
         block.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
@@ -91,7 +97,7 @@ impl<S: Sink> Writer<S> {
             pipeline,
         };
         let len = bytes.len();
-        writer.send(Order::Bytes(Sealed::new(block, 0..len)), len)?;
+        writer.send(Order::Bytes(block.filled(0..len)), len)?;
         Ok(writer)
     }
 
@@ -115,8 +121,8 @@ impl<S: Sink> Writer<S> {
         let last = parts.len() - 1;
         for (index, part) in parts.enumerate() {
             let mut job = self.job()?;
-            let (now, padding) =
-                job.block.data_mut()[..blocks(part.len())].split_at_mut(part.len());
+            let data = data_mut(&mut job.block);
+            let (now, padding) = data[..blocks(part.len())].split_at_mut(part.len());
             now.copy_from_slice(part);
             padding.fill(0);
             let last = index == last;
@@ -151,7 +157,7 @@ impl<S: Sink> Writer<S> {
                 continue;
             }
             let Open { job, used, .. } = self.open()?;
-            job.block.data_mut()[*used..*used + now.len()].copy_from_slice(now);
+            data_mut(&mut job.block)[*used..*used + now.len()].copy_from_slice(now);
             *used += now.len();
             let run = Run {
                 space,

@@ -71,8 +71,7 @@ impl Store {
             let chain = Chain::open(&before.chain(&member.name)?)?;
             let options = Options {
                 zstd,
-                expected: chain.stored_bytes(),
-                ..Options::new("")
+                ..chain.collapsed_options("")
             };
             let header = chain.collapsed_header();
             let writer = making.joined().image(&member.name, &header, options)?;

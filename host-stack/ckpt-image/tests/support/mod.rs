@@ -128,11 +128,16 @@ pub fn write_op<S: snaprig_ckpt_image::image::Sink>(writer: &mut Writer<S>, op: 
 
 /// The image that these calls make.
 pub fn image(header: &Header, zstd: Option<i32>, ops: &[Op]) -> (Vec<u8>, Summary) {
-    let to = Shared::default();
     let options = Options {
         zstd,
         ..Options::new("image")
     };
+    image_with(header, options, ops)
+}
+
+/// The image that these calls make with these options.
+pub fn image_with(header: &Header, options: Options, ops: &[Op]) -> (Vec<u8>, Summary) {
+    let to = Shared::default();
     let mut writer = Writer::new(to.clone(), header, options).unwrap();
     for op in ops {
         write_op(&mut writer, op);
@@ -182,7 +187,6 @@ pub fn header() -> Header {
         cpu_features: vec!["sse2".into(), "avx2".into()],
         round: 7,
         parent: Some("00000000000000ff".parse().unwrap()),
-        stands_for: None,
     }
 }
 

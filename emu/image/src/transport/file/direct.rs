@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::{PAGE, file::bypasses_cache};
+use super::{BLOCK, sink::bypasses_cache};
 
 /// linux/mman.h: cachestat(2), from Linux 6.5 on.
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -48,8 +48,8 @@ impl Direct {
     /// Reads what begins at a page of the file, if that is worth it: less than half of it is in memory. False: it has to be
     /// read as usual.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> bool {
-        let pages = to.len() as u64 / PAGE;
-        let is_aligned = to.as_ptr().addr().is_multiple_of(PAGE as usize);
+        let pages = to.len() as u64 / BLOCK;
+        let is_aligned = to.as_ptr().addr().is_multiple_of(BLOCK as usize);
         let cached = self.cached(offset, to.len() as u64);
         is_aligned
             && cached.is_some_and(|cached| cached < pages.div_ceil(2))

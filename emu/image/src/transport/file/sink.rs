@@ -1,5 +1,5 @@
 //! A file as the place of an image: written past the page cache by io_uring where the file system
-//! can, by write(2) where not (tmpfs) or where io_uring is not to be had.
+//! can, by write(2) where not (tmpfs), where io_uring is not to be had, or where the image is not of whole blocks.
 //!
 //! ```text
 //! write ---> kernel: up to DEPTH writes at once ---> reaped: their buffers are free again
@@ -9,7 +9,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, Write},
+    io,
     os::{
         fd::{AsFd, AsRawFd},
         unix::fs::FileExt,
@@ -19,10 +19,8 @@ use std::{
 use io_uring::{IoUring, opcode, types::Fd};
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
 
-use super::{
-    PAGE,
-    sink::{Sealed, Sink},
-};
+use super::BLOCK;
+use crate::{Filled, Sink};
 
 /// Writes at a time. More do not make a disk faster, and each holds a buffer.
 const DEPTH: u32 = 4;
@@ -61,14 +59,29 @@ impl FileSink {
     pub fn file(&self) -> &File {
         &self.file
     }
+
+    /// What follows is written through the page cache.
+    fn end_direct(&mut self) -> io::Result<()> {
+        while self.settle()? {}
+        if self.direct.take().is_some() {
+            self.file.set_len(self.offset)?;
+            set_direct(&self.file, false)?;
+        }
+        Ok(())
+    }
 }
 
 impl Sink for FileSink {
-    fn write(&mut self, bytes: Sealed) -> io::Result<()> {
-        let offset = self.offset;
-        self.offset += bytes.len() as u64;
+    fn write(&mut self, bytes: Filled) -> io::Result<()> {
+        let (offset, len) = (self.offset, bytes.len() as u64);
+        let is_whole = bytes.as_ptr().addr().is_multiple_of(BLOCK as usize)
+            && (offset | len).is_multiple_of(BLOCK);
+        if !is_whole {
+            self.end_direct()?;
+        }
+        self.offset += len;
         let Some(direct) = &mut self.direct else {
-            return self.file.write_all(&bytes);
+            return self.file.write_all_at(&bytes, offset);
         };
         if self.offset > self.len {
             let to = self.offset.max(self.len + AHEAD);
@@ -88,11 +101,7 @@ impl Sink for FileSink {
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        while self.settle()? {}
-        if self.direct.is_some() {
-            self.file.set_len(self.offset)?;
-            set_direct(&self.file, false)?;
-        }
+        self.end_direct()?;
         self.file.sync_all()
     }
 }
@@ -101,7 +110,7 @@ impl Sink for FileSink {
 struct Direct {
     ring: IoUring,
     /// By offset.
-    writing: BTreeMap<u64, Sealed>,
+    writing: BTreeMap<u64, Filled>,
 }
 
 impl Direct {
@@ -112,7 +121,7 @@ impl Direct {
         })
     }
 
-    fn write(&mut self, file: &File, bytes: Sealed, offset: u64) -> io::Result<()> {
+    fn write(&mut self, file: &File, bytes: Filled, offset: u64) -> io::Result<()> {
         while self.writing.len() >= DEPTH as usize {
             self.reap(file)?;
         }
@@ -138,7 +147,7 @@ impl Direct {
             let error = |_| io::Error::from_raw_os_error(-done.result());
             let written = usize::try_from(done.result()).map_err(error)?;
             // Of what is left over, O_DIRECT takes whole blocks.
-            let written = written - written % PAGE as usize;
+            let written = written - written % BLOCK as usize;
             file.write_all_at(&bytes[written..], offset + written as u64)?;
         }
         Ok(())
@@ -181,6 +190,6 @@ pub(super) fn bypasses_cache(file: &File) -> bool {
         let aligns = [stat.stx_dio_mem_align, stat.stx_dio_offset_align];
         aligns
             .iter()
-            .all(|align| *align > 0 && PAGE.is_multiple_of(u64::from(*align)))
+            .all(|align| *align > 0 && BLOCK.is_multiple_of(u64::from(*align)))
     })
 }
