@@ -4,7 +4,7 @@ mod fabric;
 
 use std::{path::Path, process::Output};
 
-use fabric::{Fabric, assert_success, free_port, installed, text, wait_until};
+use fabric::{Fabric, assert_success, free_port, text, wait_until};
 
 /// Runs server and client, and then sees that nothing is left.
 fn run(arguments: &[&str], program: &[&str]) -> [Output; 2] {
@@ -26,10 +26,11 @@ fn assert_given_up(outputs: &[Output]) {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_devinfo"),
+    ignore = "ibv_devinfo is not installed (ci/setup)"
+)]
 fn ibv_devinfo_sees_the_hcas() {
-    if !installed("ibv_devinfo") {
-        return;
-    }
     let fabric = Fabric::new(&["--hcas", "3", "--model", "AB"]);
     let output = fabric.start(&["ibv_devinfo", "-v"]).output();
     assert_success("ibv_devinfo -v", std::slice::from_ref(&output));
@@ -44,10 +45,11 @@ fn ibv_devinfo_sees_the_hcas() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
 fn every_pingpong_runs() {
-    if !installed("ibv_rc_pingpong") {
-        return;
-    }
     for kind in ["rc", "uc", "ud", "srq", "xsrq"] {
         let program = format!("ibv_{kind}_pingpong");
         run(&[], &[&program, "-n", "200"]);
@@ -60,10 +62,11 @@ fn every_pingpong_runs() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ib_write_bw"),
+    ignore = "ib_write_bw is not installed (ci/setup)"
+)]
 fn perftest_runs() {
-    if !installed("ib_write_bw") {
-        return;
-    }
     for (test, transports) in [
         ("ib_write_bw", &["RC", "UC"][..]),
         ("ib_write_lat", &["RC", "UC"]),
@@ -85,10 +88,11 @@ fn perftest_runs() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
 fn data_is_exact_when_packets_are_lost_doubled_and_overtaken() {
-    if !installed("ibv_rc_pingpong") {
-        return;
-    }
     // The last acknowledgement may be lost, and who would answer be gone: whoever ends first ended well.
     let fabric = Fabric::new(&["--loss", "5", "--duplicate", "5", "--reorder", "5"]);
     let outputs = fabric.pair(
@@ -112,10 +116,11 @@ fn plan(name: &str) -> String {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
 fn data_is_exact_under_a_plan_that_loses_and_reorders_packets() {
-    if !installed("ibv_rc_pingpong") {
-        return;
-    }
     let plan = plan("hca-loses-and-reorders-packets.json");
     let fabric = Fabric::new(&["--plan", &plan]);
     let port = free_port().to_string();
@@ -150,10 +155,11 @@ fn data_is_exact_under_a_plan_that_loses_and_reorders_packets() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
 fn a_plan_takes_a_link_down_and_connections_are_given_up() {
-    if !installed("ibv_rc_pingpong") {
-        return;
-    }
     let down = plan("hca-link-goes-down.json");
     // The same, and nobody notices.
     let scratch = tempfile::tempdir().expect("a directory");
@@ -169,10 +175,11 @@ fn a_plan_takes_a_link_down_and_connections_are_given_up() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
 fn a_plan_is_begun_while_programs_run_and_healed() {
-    if !installed("ibv_rc_pingpong") {
-        return;
-    }
     let fabric = Fabric::new(&[]);
     let port = free_port().to_string();
     let server = fabric.start(&["ibv_rc_pingpong", "-n", "10", "-p", &port]);
@@ -203,10 +210,15 @@ fn a_plan_that_cannot_be_carried_out_is_refused() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "tshark"),
+    ignore = "tshark is not installed (ci/setup)"
+)]
 fn what_goes_over_the_fabric_can_be_read_by_wireshark() {
-    if !installed("ibv_rc_pingpong") || !installed("tshark") {
-        return;
-    }
     let scratch = tempfile::tempdir().expect("a directory");
     let file = scratch.path().join("fabric.pcapng");
     let file = file.to_str().expect("a name");
@@ -232,10 +244,11 @@ fn what_goes_over_the_fabric_can_be_read_by_wireshark() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
 fn a_link_that_goes_down_ends_connections_and_says_why() {
-    if !installed("ibv_rc_pingpong") {
-        return;
-    }
     let fabric = Fabric::new(&[]);
     let port = free_port().to_string();
     let program = ["ibv_rc_pingpong", "-n", "100000000", "-p", &port];
@@ -255,11 +268,11 @@ fn a_link_that_goes_down_ends_connections_and_says_why() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
 fn memory_of_every_kind_can_be_registered() {
-    if !Path::new("/usr/include/infiniband/verbs.h").is_file() {
-        println!("skipped: memory: no infiniband/verbs.h (ci/setup installs it)");
-        return;
-    }
     let fabric = Fabric::new(&[]);
     let scratch = tempfile::tempdir().expect("a directory");
     let program = scratch.path().join("memory");
@@ -272,10 +285,11 @@ fn memory_of_every_kind_can_be_registered() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
 fn hcas_of_different_models_talk() {
-    if !installed("ibv_rc_pingpong") {
-        return;
-    }
     let fabric = Fabric::new(&["--hcas", "2", "--model", "AB"]);
     let port = free_port().to_string();
     let program = |hca, more: &[&str]| {

@@ -23,15 +23,9 @@ struct Scene {
 }
 
 impl Scene {
-    /// None, aloud, if the program is not installed.
-    fn for_program(program: &str) -> Option<Self> {
-        let paths = std::env::var_os("PATH").unwrap_or_default();
-        if !std::env::split_paths(&paths).any(|path| path.join(program).exists()) {
-            println!("skipped: {program}: not installed (rdmacm-utils)");
-            return None;
-        }
+    fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        Some(Self { directory })
+        Self { directory }
     }
 
     fn command(&self, words: &str) -> Command {
@@ -113,9 +107,9 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&both).into_owned()
 }
 
-/// A server and a client that both must succeed; what they print. None if they are not installed.
-fn pair(server: &str, port: &str, client: &str) -> Option<[String; 2]> {
-    let scene = Scene::for_program(server.split(' ').next()?)?;
+/// A server and a client that both must succeed; what they print.
+fn pair(server: &str, port: &str, client: &str) -> [String; 2] {
+    let scene = Scene::new();
     let listening = scene.serve(server, port);
     let client = scene.run(client);
     let server = finish(listening);
@@ -126,10 +120,14 @@ fn pair(server: &str, port: &str, client: &str) -> Option<[String; 2]> {
         server.status,
         client.status
     );
-    Some(texts)
+    texts
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "rping"),
+    ignore = "rping is not installed (ci/setup)"
+)]
 fn rping_pings() {
     // The second HCA is at the second address.
     for address in ["127.0.0.1", "127.0.0.2", "::1"] {
@@ -138,11 +136,7 @@ fn rping_pings() {
             "7174",
             &format!("rping -c -a {address} -C 10 -v"),
         );
-        for (text, prefix) in texts
-            .iter()
-            .flatten()
-            .zip(["server ping data", "ping data"])
-        {
+        for (text, prefix) in texts.iter().zip(["server ping data", "ping data"]) {
             let pings = text.lines().filter(|line| line.starts_with(prefix)).count();
             assert_eq!(pings, 10, "{text}");
         }
@@ -150,10 +144,12 @@ fn rping_pings() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "rping"),
+    ignore = "rping is not installed (ci/setup)"
+)]
 fn rping_serves_many() {
-    let Some(scene) = Scene::for_program("rping") else {
-        return;
-    };
+    let scene = Scene::new();
     let mut server = scene.serve("rping -s -P -a 0.0.0.0 -S 4000", "7174");
     for _ in 0..2 {
         let clients = [(); 3].map(|()| {
@@ -195,6 +191,10 @@ fn rping_serves_many() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ucmatose"),
+    ignore = "ucmatose is not installed (ci/setup)"
+)]
 fn ucmatose_connects_and_migrates() {
     for options in ["", " -c 8 -C 20", " -m"] {
         let texts = pair(
@@ -202,13 +202,25 @@ fn ucmatose_connects_and_migrates() {
             "7471",
             &format!("ucmatose -s 127.0.0.1{options}"),
         );
-        for text in texts.iter().flatten() {
+        for text in &texts {
             assert!(text.contains("return status 0"), "{options}: {text}");
         }
     }
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "rdma_server"),
+    ignore = "rdma_server is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "udaddy"),
+    ignore = "udaddy is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "riostream"),
+    ignore = "riostream is not installed (ci/setup)"
+)]
 fn blocking_ids_datagrams_and_streams() {
     for (server, port, client) in [
         ("rdma_server", "7471", "rdma_client -s 127.0.0.1"),
@@ -224,10 +236,12 @@ fn blocking_ids_datagrams_and_streams() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "mckey"),
+    ignore = "mckey is not installed (ci/setup)"
+)]
 fn a_group_gets_what_is_sent_to_it() {
-    let Some(scene) = Scene::for_program("mckey") else {
-        return;
-    };
+    let scene = Scene::new();
     let group = "mckey -m 239.1.2.3 -b 127.0.0.1 -C 5";
     let receiver = scene.start(group);
     // It tells nobody that it has joined; the fabric does.

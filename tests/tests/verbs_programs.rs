@@ -5,21 +5,10 @@ mod fabric;
 
 use std::{path::Path, process::Command};
 
-use fabric::{Fabric, RDMA_CMA_H, assert_success, free_port, installed, serve, text};
+use fabric::{Fabric, assert_success, free_port, serve, text};
 
-/// What a C program needs to be compiled.
-const VERBS_H: &str = "/usr/include/infiniband/verbs.h";
 /// The library that gives TCP programs rsockets.
 const RSOCKETS: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
-
-/// Is this file there? Says that its tests are skipped if not.
-fn exists(file: &str) -> bool {
-    let there = Path::new(file).is_file();
-    if !there {
-        println!("skipped: no {file} (ci/setup installs it)");
-    }
-    there
-}
 
 /// Runs a program of `tests/verbs` in a fabric of these arguments, and by LD_LIBRARY_PATH alone too.
 fn run_ours(name: &str, arguments: &[&str]) -> String {
@@ -50,34 +39,41 @@ fn run_by(commands: &[&[&str]], name: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
 fn functions_are_found_by_name_and_version() {
-    if exists(VERBS_H) {
-        assert_eq!(run_ours("versions", &[]), "1.4.100\n");
-    }
+    assert_eq!(run_ours("versions", &[]), "1.4.100\n");
 }
 
 #[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/rdma/rdma_cma.h"),
+    ignore = "/usr/include/rdma/rdma_cma.h is not there (ci/setup)"
+)]
 fn who_asks_before_a_server_listens_is_heard() {
-    if exists(RDMA_CMA_H) {
-        // The connection manager's device is there for who has our library before all others.
-        let said = run_by(&[&[]], "late", &[]);
-        assert_eq!(said, "connected\nrejected\ngone\n");
-    }
+    // The connection manager's device is there for who has our library before all others.
+    let said = run_by(&[&[]], "late", &[]);
+    assert_eq!(said, "connected\nrejected\ngone\n");
 }
 
 #[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
 fn all_hcas_talk_to_all_at_once() {
-    if exists(VERBS_H) {
-        let text = run_ours("pairs", &["--hcas", "8", "--model", "AB"]);
-        assert_eq!(text, "8 HCAs, 36 pairs\n");
-    }
+    let text = run_ours("pairs", &["--hcas", "8", "--model", "AB"]);
+    assert_eq!(text, "8 HCAs, 36 pairs\n");
 }
 
 #[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
 fn partitions_keep_programs_apart() {
-    if !exists(VERBS_H) {
-        return;
-    }
     let said = run_ours("pkeys", &["--pkeys", "ffff,8001,0x0001,8002"]);
     let apart = |from, to| {
         format!(
@@ -103,10 +99,11 @@ fn partitions_keep_programs_apart() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
 fn the_first_and_the_last_hca_of_64_talk() {
-    if !installed("ibv_rc_pingpong") {
-        return;
-    }
     for model in ["A", "B"] {
         let fabric = Fabric::new(&["--hcas", "64", "--model", model]);
         let port = free_port();
@@ -124,10 +121,11 @@ fn the_first_and_the_last_hca_of_64_talk() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "ucx_perftest"),
+    ignore = "ucx_perftest is not installed (ci/setup)"
+)]
 fn ucx_runs() {
-    if !installed("ucx_perftest") {
-        return;
-    }
     for model in ["A", "B"] {
         let fabric = Fabric::new(&["--model", model]);
         let devices = text(&fabric.start(&["ucx_info", "-d"]).output());
@@ -164,10 +162,15 @@ fn ucx_runs() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "iperf"),
+    ignore = "iperf is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_file = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"),
+    ignore = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so is not there (ci/setup)"
+)]
 fn tcp_programs_run_over_rsockets() {
-    if !installed("iperf") || !exists(RSOCKETS) {
-        return;
-    }
     // It stands before our library, and calls what that stands before.
     let fabric = Fabric::new(&[]);
     let port = free_port();
@@ -193,10 +196,11 @@ fn tcp_programs_run_over_rsockets() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "qperf"),
+    ignore = "qperf is not installed (ci/setup)"
+)]
 fn qperf_runs() {
-    if !installed("qperf") {
-        return;
-    }
     let fabric = Fabric::new(&[]);
     let port = free_port();
     let port_text = port.to_string();
@@ -222,10 +226,8 @@ fn qperf_runs() {
 }
 
 #[test]
+#[cfg_attr(not(has_program = "fio"), ignore = "fio is not installed (ci/setup)")]
 fn fio_transfers() {
-    if !installed("fio") {
-        return;
-    }
     let fabric = Fabric::new(&[]);
     for verb in ["write", "read"] {
         let port = free_port();
@@ -261,12 +263,15 @@ fn fio_transfers() {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
 fn mpi_programs_compute() {
-    let there = |program| Command::new(program).arg("--version").output().is_ok();
-    if !there("mpicc") || !there("mpirun") {
-        println!("skipped: mpi_programs_compute: no mpicc and mpirun (ci/setup installs them)");
-        return;
-    }
     let scratch = tempfile::tempdir().expect("a directory");
     let program = scratch.path().join("mpi");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/mpi/mpi.c");

@@ -17,8 +17,15 @@
 //! since it was built it fails, and says why; if it has come, `cargo test -- --include-ignored` runs it, and another value
 //! of the variable `SNAPRIG_TEST_NEEDS` has cargo ask again.
 
-use std::{fs::OpenOptions, io, os::fd::FromRawFd, os::fd::OwnedFd, path::Path};
+use std::{
+    fs::OpenOptions,
+    io,
+    os::fd::{FromRawFd, OwnedFd},
+    path::{Path, PathBuf},
+};
 
+/// Another value of this variable has cargo ask again.
+const AGAIN: &str = "SNAPRIG_TEST_NEEDS";
 /// The host's virtual machine monitor.
 const KVM: &str = "/dev/kvm";
 /// The first Linux whose PAGEMAP_SCAN and asynchronous write protection tell who has written where.
@@ -28,12 +35,48 @@ const USER_MODE_ONLY: libc::c_long = 1;
 
 /// Declares a `cfg` for everything that there is to ask for, and sets those that this machine has.
 pub fn tell() {
-    println!("cargo::rerun-if-env-changed=SNAPRIG_TEST_NEEDS");
+    println!("cargo::rerun-if-env-changed={AGAIN}");
     if Path::new(KVM).exists() {
         println!("cargo::rerun-if-changed={KVM}");
     }
     say("has_kvm", opens(KVM));
     say("has_write_tracking", tracks_writes());
+}
+
+/// Declares the `cfg` `has_program`, and sets it to each of these programs that is installed:
+/// `#[cfg_attr(not(has_program = "tshark"), ignore = "tshark is not installed")]`.
+pub fn tell_programs(programs: &[&str]) {
+    println!("cargo::rerun-if-env-changed=PATH");
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let directories: Vec<_> = std::env::split_paths(&paths).collect();
+    let find = |program: &str| {
+        let mut places = directories.iter().map(|one| one.join(program));
+        places.find(|place| place.is_file())
+    };
+    say_each("has_program", programs, find);
+}
+
+/// Declares the `cfg` `has_file`, and sets it to the path of each of these files that is there.
+pub fn tell_files(files: &[&str]) {
+    let find = |file: &str| Some(PathBuf::from(file)).filter(|file| file.is_file());
+    say_each("has_file", files, find);
+}
+
+/// Declares a `cfg` that has a value for everything that is found.
+fn say_each(name: &str, all: &[&str], find: impl Fn(&str) -> Option<PathBuf>) {
+    println!("cargo::rerun-if-env-changed={AGAIN}");
+    let values: Vec<String> = all.iter().map(|one| format!("{one:?}")).collect();
+    println!(
+        "cargo::rustc-check-cfg=cfg({name}, values({}))",
+        values.join(", ")
+    );
+    for one in all {
+        // One that is not there cannot be watched: cargo would ask every time.
+        if let Some(place) = find(one) {
+            println!("cargo::rerun-if-changed={}", place.display());
+            println!("cargo::rustc-cfg={name}={one:?}");
+        }
+    }
 }
 
 fn say(name: &str, is_so: bool) {

@@ -221,16 +221,6 @@ pub fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-/// Whether a program is installed; says that its tests are skipped if not.
-pub fn installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let there = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
-    if !there {
-        println!("skipped: {program} is not installed (ci/setup installs it)");
-    }
-    there
-}
-
 /// What a program printed, both ways.
 pub fn text(output: &Output) -> String {
     format!(

@@ -1,0 +1,33 @@
+//! Says which tests this machine can run: the others are ignored, and named as such.
+
+/// Programs that others built, which tests run.
+const PROGRAMS: &[&str] = &[
+    "fi_pingpong",
+    "fio",
+    "ib_write_bw",
+    "ibv_devinfo",
+    "ibv_rc_pingpong",
+    "iperf",
+    "mckey",
+    "mpicc",
+    "mpirun",
+    "qperf",
+    "rdma_server",
+    "riostream",
+    "rping",
+    "tshark",
+    "ucmatose",
+    "ucx_perftest",
+    "udaddy",
+];
+/// What programs are compiled with, or preloaded.
+const FILES: &[&str] = &[
+    "/usr/include/infiniband/verbs.h",
+    "/usr/include/rdma/rdma_cma.h",
+    "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so",
+];
+
+fn main() {
+    snaprig_test_needs::tell_programs(PROGRAMS);
+    snaprig_test_needs::tell_files(FILES);
+}
