@@ -36,9 +36,9 @@ pub enum Item<'a> {
 pub struct Stored {
     /// Where the pages belong. At most [`CHUNK_MAX`](super::CHUNK_MAX) bytes.
     pub run: Run,
-    /// Where they are in the file: a multiple of [`PAGE`].
+    /// Where they are in the file: a multiple of a page.
     pub offset: u64,
-    /// How long they are there: a multiple of [`PAGE`].
+    /// How long they are there: a multiple of a page.
     pub bytes: u64,
     /// They are compressed: only [`Scanner::load`] reads them.
     pub zstd: bool,
