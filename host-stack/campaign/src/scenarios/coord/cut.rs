@@ -55,7 +55,9 @@ impl World {
     /// Whether an agent must be part of the round that has begun: it had joined, and lives. Who is
     /// kept from coming again for longer than a coordinator waits counts as dead.
     pub fn belongs(&self, agent: usize) -> bool {
-        let is_away = self.peers[agent].wire.is_none();
+        // A connection that is being made is none yet.
+        let wire = self.peers[agent].wire;
+        let is_away = wire.is_none_or(|wire| !self.wires.contains_key(&wire));
         let is_late = self.late_until_ns > self.stage.engine.now_ns();
         let had_joined = self.agents[agent]
             .joined_ns
