@@ -9,6 +9,7 @@
 //! | `receive` | a tree comes: from an image to processes |
 //! | `endpoint` | drives the machine of the target: connections, messages, time |
 //! | `sources` | those from whom trees have come, and who may still ask |
+//! | `syncing` | an image on its way to the disk, while its tree is restored |
 //! | `record` | what is written down in a directory of checkpoints |
 //! | `files` | what plugins put into a checkpoint's directory, on its way |
 //! | `target` | where a tree goes |
@@ -29,6 +30,7 @@ mod question;
 mod receive;
 mod record;
 mod sources;
+mod syncing;
 mod target;
 
 use std::time::Duration;

@@ -8,6 +8,7 @@
 //! What must stay true: whoever has said Ready listens where the source looks for it.
 
 use std::{
+    cell::Cell,
     fs::File,
     io::{self, Read, Write},
     path::Path,
@@ -29,7 +30,13 @@ use snaprig_resources::{
 };
 use snaprig_tracee::faults::{begin_round, reached};
 
-use super::{Target, endpoint::Endpoint, faults, files, record, sources::Sources};
+use super::{
+    Target,
+    endpoint::Endpoint,
+    faults, files, record,
+    sources::Sources,
+    syncing::{Syncing, WrittenBehind},
+};
 use crate::{
     again,
     supervisor::{MEMBER, Options, Parts, Supervisor},
@@ -80,6 +87,8 @@ struct Arriving<'a> {
 /// An image that has come.
 struct Image {
     file: File,
+    /// Taken when it is waited for.
+    syncing: Cell<Option<Syncing>>,
     summary: Summary,
     chain: Chain,
 }
@@ -91,8 +100,6 @@ impl Arriving<'_> {
         let (round, image) = received.or_else(|error| self.fails(error))?;
         let tree = restart::read_tree(&image.chain).or_else(|error| self.fails(error))?;
         reached(&faults::RECEIVED);
-        // The supervisor listens, once it is there.
-        self.endpoint.stop_listening();
         let mut round = Some(round);
         let (round, image) = (&mut round, &image);
         let reporter = &self.options.reporter.clone();
@@ -128,8 +135,12 @@ impl Arriving<'_> {
         self.endpoint.handle(Input::Progress { id: self.id });
         self.endpoint.handle(Input::Received { id: self.id });
         let chain = Chain::open(std::slice::from_ref(&path))?;
+        // The supervisor listens, once it is there: no process that is made from here on may have the socket.
+        self.endpoint.stop_listening();
+        let syncing = Syncing::begin(&file).map_err(unwritten)?;
         let image = Image {
             file,
+            syncing: Cell::new(Some(syncing)),
             summary,
             chain,
         };
@@ -152,8 +163,10 @@ impl Arriving<'_> {
             return Err(refusal("the tree has come twice"));
         };
         again::rebuild(&mut restored, &parts, round.joined().dir(), None)?;
-        let unwritten = |source| Error::io("the image", source);
-        image.file.sync_all().map_err(unwritten)?;
+        if let Some(syncing) = image.syncing.take() {
+            let unwritten = |source| Error::io("the image", source);
+            syncing.finish(&image.file).map_err(unwritten)?;
+        }
         let members = vec![Member::new(MEMBER, &image.summary)];
         let manifest = Manifest {
             arrivals: self.endpoint.add_arrival(self.id),
@@ -266,7 +279,8 @@ fn does_not_run(store: &Store, error: &Error) -> Error {
 
 /// Keeps an image that comes, every byte of which is checked.
 fn keep(from: &mut dyn Read, file: &File) -> Result<Summary> {
-    let tee = Tee { from, to: file };
+    let to = WrittenBehind::new(file);
+    let tee = Tee { from, to };
     let mut reader = Reader::new(tee, "the image that is sent")?;
     while reader.next()?.is_some() {}
     let summary = reader.summary().copied();
@@ -276,7 +290,7 @@ fn keep(from: &mut dyn Read, file: &File) -> Result<Summary> {
 /// What is read is kept.
 struct Tee<'a> {
     from: &'a mut dyn Read,
-    to: &'a File,
+    to: WrittenBehind<'a>,
 }
 
 impl Read for Tee<'_> {
