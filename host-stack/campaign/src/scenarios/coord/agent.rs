@@ -41,6 +41,8 @@ pub struct Agent {
     pub is_restoring: bool,
     /// When it was first taken in.
     pub joined_ns: Option<u64>,
+    /// Since when it has been kept from the coordinator, if it is.
+    pub apart_ns: Option<u64>,
     /// The round that it is in.
     round: Option<(u64, Kind)>,
     doing: Doing,
@@ -71,6 +73,7 @@ impl Agent {
             is_stepping: false,
             is_restoring: false,
             joined_ns: None,
+            apart_ns: None,
             round: None,
             doing: Doing::Nothing,
             frozen: None,
@@ -99,8 +102,12 @@ impl World {
         match event {
             Told::Joined => {
                 self.agents[agent].joined_ns.get_or_insert(now);
+                self.agents[agent].apart_ns = None;
             }
-            Told::Apart { .. } | Told::Refused(_) => {}
+            Told::Apart { .. } => {
+                self.agents[agent].apart_ns.get_or_insert(now);
+            }
+            Told::Refused(_) => {}
             Told::Begin {
                 round,
                 phase,

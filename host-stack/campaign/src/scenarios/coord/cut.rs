@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use snaprig_coord::coordinator::GRACE_NS;
 use snaprig_wire::frame;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -13,6 +14,9 @@ use super::{
     run::World,
 };
 use crate::scenario::invariant::MESSAGES;
+
+/// Within which time both ends of a connection notice that it has ended.
+const NOTICED_NS: u64 = 1_000_000;
 
 /// What a member says of its image.
 pub fn report(image: &[u8]) -> String {
@@ -58,11 +62,21 @@ impl World {
         // A connection that is being made is none yet.
         let wire = self.peers[agent].wire;
         let is_away = wire.is_none_or(|wire| !self.wires.contains_key(&wire));
-        let is_late = self.late_until_ns > self.stage.engine.now_ns();
+        let is_late = self.late_until_ns > self.stage.engine.now_ns() || self.is_given_up(agent);
         let had_joined = self.agents[agent]
             .joined_ns
             .is_some_and(|at| at < self.begun_ns);
         had_joined && self.lives(agent) && !(is_away && is_late)
+    }
+
+    /// Whether an agent has been away for as long as its coordinator waits, which may have noticed a little earlier.
+    fn is_given_up(&self, agent: usize) -> bool {
+        let (apart, keeper) = (self.agents[agent].apart_ns, self.keeper.as_ref());
+        let since_ns = apart
+            .zip(keeper)
+            .map(|(apart_ns, keeper)| apart_ns.max(keeper.since_ns));
+        let now_ns = self.stage.engine.now_ns() + NOTICED_NS;
+        since_ns.is_some_and(|since_ns| now_ns - since_ns >= GRACE_NS)
     }
 
     /// A checkpoint has just come to be.

@@ -22,6 +22,8 @@ const DISK_NS: u64 = 100_000;
 /// The coordinator, while its process is there.
 #[derive(Debug)]
 pub struct Keeper {
+    /// When it was started.
+    pub since_ns: u64,
     machine: Machine,
     tick_ns: Option<u64>,
 }
@@ -59,8 +61,10 @@ impl World {
             members: self.roster.clone(),
             first_round: last.max().unwrap_or(0).max(self.last_round) + 1,
         };
+        let since_ns = self.stage.engine.now_ns();
         self.keeper = Some(Keeper {
-            machine: Machine::new(config, self.stage.engine.now_ns()),
+            machine: Machine::new(config, since_ns),
+            since_ns,
             tick_ns: None,
         });
         self.wake_coordinator();
