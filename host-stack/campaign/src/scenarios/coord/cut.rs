@@ -59,9 +59,10 @@ impl World {
     /// Whether an agent must be part of the round that has begun: it had joined, and lives. Who is
     /// kept from coming again for longer than a coordinator waits counts as dead.
     pub fn belongs(&self, agent: usize) -> bool {
-        // A connection that is being made is none yet.
+        // A connection that is being made is none yet, nor is one over which it has not been taken in.
         let wire = self.peers[agent].wire;
-        let is_away = wire.is_none_or(|wire| !self.wires.contains_key(&wire));
+        let is_away = wire.is_none_or(|wire| !self.wires.contains_key(&wire))
+            || self.agents[agent].apart_ns.is_some();
         let is_late = self.late_until_ns > self.stage.engine.now_ns() || self.is_given_up(agent);
         let had_joined = self.agents[agent]
             .joined_ns
