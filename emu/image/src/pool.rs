@@ -71,20 +71,38 @@ impl Pool {
         })
     }
 
-    /// The next that is free; waits for it once all have been used.
+    /// The next that is free; waits for it once all have been used. Somebody else has the sink, and settles it.
     pub fn take(&mut self) -> io::Result<Buffer> {
-        let memory = match self.free.try_recv() {
-            Ok(memory) => memory,
-            Err(_) => match self.populated() {
-                Some(memory) => memory,
-                // We hold a sender: it does not fail.
-                None => self.free.recv().map_err(io::Error::other)?,
-            },
-        };
-        Ok(Buffer {
+        match self.try_take() {
+            Some(buffer) => Ok(buffer),
+            // We hold a sender: it does not fail.
+            None => Ok(self.buffer(self.free.recv().map_err(io::Error::other)?)),
+        }
+    }
+
+    /// The next that is free, of a sink that is settled if there is none. Fails if that does not free one.
+    pub fn take_of(&mut self, sink: &mut impl Sink) -> io::Result<Buffer> {
+        loop {
+            if let Some(buffer) = self.try_take() {
+                return Ok(buffer);
+            }
+            if !sink.settle()? {
+                let what = "all buffers of an image are filled and not taken away";
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, what));
+            }
+        }
+    }
+
+    fn try_take(&mut self) -> Option<Buffer> {
+        let memory = self.free.try_recv().ok().or_else(|| self.populated())?;
+        Some(self.buffer(memory))
+    }
+
+    fn buffer(&self, memory: Box<dyn Memory>) -> Buffer {
+        Buffer {
             memory: Some(memory),
             home: self.home.clone(),
-        })
+        }
     }
 
     /// Waits until all that have been used are back, and populates more until there are so many, or as many as there may

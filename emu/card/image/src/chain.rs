@@ -11,15 +11,15 @@
 //! Which image an image is follows from all of it: that each builds on the one before it is known when all
 //! have been read, and before that the collapsed one does not get its end.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 use snaprig_card_memory::PAGE;
-use snaprig_image::{ImageId, Inbox};
+use snaprig_image::{ImageId, Sink, Source, transport::Outbox};
 
-use super::stream::{Decoder, Encoder, ImageError, PAGES_AT, PAGES_MAX, Piece, TooLarge};
-
-/// Bytes that are read at once.
-const READ_MAX: usize = 64 << 10;
+use super::{
+    stream::{Decoder, ImageError, Piece, TooLarge},
+    writer::{Pages, StartError, Writer},
+};
 
 /// Why images are not a chain, or cannot be made one image.
 #[derive(Debug, thiserror::Error)]
@@ -62,114 +62,138 @@ pub enum ChainError {
     TooLarge(#[from] TooLarge),
 }
 
-/// Writes one whole image that says what the chain of `images`, the oldest first, says together.
-pub fn collapse<R: Read>(images: Vec<R>, mut to: impl Write) -> Result<(), ChainError> {
-    let mut reader = Reader::open(images)?;
-    while !reader.chunk.is_empty() {
-        to.write_all(&reader.chunk)?;
-        reader.next_chunk()?;
+impl From<StartError> for ChainError {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::TooLarge(error) => Self::TooLarge(error),
+            StartError::Memory(error) => Self::Io(error),
+        }
     }
-    Ok(to.flush()?)
+}
+
+/// Writes one whole image that says what the chain of `images`, the oldest first, says together. Returns the sink, which
+/// has all of it.
+pub fn collapse<F: Source, S: Sink>(images: Vec<F>, to: S) -> Result<S, ChainError> {
+    let mut chain = Chain::open(images)?;
+    let mut writer = Writer::start(to, chain.process(), None, &[])?;
+    while writer.step(&mut chain)? {}
+    Ok(writer.into_sink())
 }
 
 /// A chain of images as one whole image, which is made as it is read: a restore can read it.
-pub struct Reader<R> {
-    sources: Vec<Source<R>>,
-    encoder: Encoder,
-    /// What is to be read next, and how much of it has been; empty at the end.
-    chunk: Vec<u8>,
-    read: usize,
-    ended: bool,
+pub struct Reader<F> {
+    chain: Chain<F>,
+    writer: Writer<Outbox>,
 }
 
-impl<R: Read> Reader<R> {
-    /// Reads the beginnings of `images`, the oldest first, and checks that they are a chain.
-    pub fn open(images: Vec<R>) -> Result<Self, ChainError> {
-        let mut sources = Vec::new();
-        for (index, from) in images.into_iter().enumerate() {
-            sources.push(Source::open(index, from)?);
+impl<F: Source> Reader<F> {
+    /// Reads the beginnings of `images`, the oldest first, and checks that they can be a chain.
+    pub fn open(images: Vec<F>) -> Result<Self, ChainError> {
+        let chain = Chain::open(images)?;
+        let writer = Writer::start(Outbox::default(), chain.process(), None, &[])?;
+        Ok(Self { chain, writer })
+    }
+}
+
+impl<F: Source> Read for Reader<F> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        while self.writer.sink().front().is_none() {
+            let step = self.writer.step(&mut self.chain);
+            if !step.map_err(io::Error::other)? {
+                return Ok(0);
+            }
         }
-        let newest = sources.last().ok_or(ChainError::Empty)?;
-        if sources[0].parent.is_some() {
-            return Err(ChainError::NotWhole);
+        let front = self.writer.sink().front().unwrap_or_default();
+        let count = to.len().min(front.len());
+        to[..count].copy_from_slice(&front[..count]);
+        self.writer.sink().took(count);
+        Ok(count)
+    }
+}
+
+/// What a chain says of each page.
+struct Chain<F> {
+    images: Vec<Image<F>>,
+}
+
+impl<F: Source> Chain<F> {
+    fn open(images: Vec<F>) -> Result<Self, ChainError> {
+        let images = images.into_iter().enumerate();
+        let images = images.map(|(index, from)| Image::open(index, from));
+        let images = images.collect::<Result<Vec<_>, _>>()?;
+        match images.first() {
+            None => Err(ChainError::Empty),
+            Some(first) if first.parent.is_some() => Err(ChainError::NotWhole),
+            Some(_) => Ok(Self { images }),
         }
-        let (encoder, chunk) = Encoder::start(&newest.process, None, &[])?;
-        Ok(Self {
-            sources,
-            encoder,
-            chunk,
-            read: 0,
-            ended: false,
-        })
     }
 
-    /// The last bytes of the image, now that all others have been read to their ends.
-    fn end(&mut self) -> Result<Vec<u8>, ChainError> {
-        for (index, pair) in self.sources.windows(2).enumerate() {
+    /// What is not memory: what the newest says.
+    fn process(&self) -> &[u8] {
+        self.images.last().map_or(&[], |newest| &newest.process)
+    }
+
+    /// Address of the next page that is in the result, and the newest image that has it. Pages that a newer image takes
+    /// away are passed over.
+    fn newest(&mut self) -> Result<Option<(u64, usize)>, ChainError> {
+        while let Some(address) = self.images.iter().filter_map(Image::address).min() {
+            for (index, image) in self.images.iter_mut().enumerate().rev() {
+                if image.address() == Some(address) {
+                    return Ok(Some((address, index)));
+                }
+                if image.takes_away(address) {
+                    break;
+                }
+            }
+            self.advance(address)?;
+        }
+        Ok(None)
+    }
+
+    /// All images are done with the page at `address`.
+    fn advance(&mut self, address: u64) -> Result<(), ChainError> {
+        let images = self.images.iter_mut();
+        let mut at = images.filter(|image| image.address() == Some(address));
+        at.try_for_each(Image::advance)
+    }
+}
+
+impl<F: Source> Pages for Chain<F> {
+    type Error = ChainError;
+
+    fn next(&mut self) -> Result<Option<u64>, ChainError> {
+        Ok(self.newest()?.map(|(address, _)| address))
+    }
+
+    fn take(&mut self, address: u64, room: &mut [u8]) -> Result<bool, ChainError> {
+        match self.newest()? {
+            Some((next, newest)) if next == address => {
+                room.copy_from_slice(self.images[newest].page());
+                self.advance(address)?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// All images have been read to their ends: only now is it known which they are.
+    fn end(&mut self) -> Result<Option<ImageId>, ChainError> {
+        for (index, pair) in self.images.windows(2).enumerate() {
             let is_parent = |parent| pair[0].ids.contains(&Some(parent));
             if !pair[1].parent.is_some_and(is_parent) {
                 return Err(ChainError::Broken { index: index + 1 });
             }
         }
         // What builds on the newest builds on this, too.
-        let newest = self.sources.last().and_then(|newest| newest.ids[0]);
-        Ok(self.encoder.end(newest).0)
-    }
-
-    /// Makes the next part of the image.
-    fn next_chunk(&mut self) -> Result<(), ChainError> {
-        self.read = 0;
-        self.chunk.resize(PAGES_AT, 0);
-        let mut start = 0;
-        while let Some(address) = self.sources.iter().filter_map(Source::address).min() {
-            let len = self.chunk.len() - PAGES_AT;
-            if len == 0 {
-                start = address;
-            } else if start + len as u64 != address || len == PAGES_MAX {
-                break;
-            }
-            // The newest that has the page, unless a newer one says that it is gone.
-            let mut wins = true;
-            for source in self.sources.iter_mut().rev() {
-                let has = source.address() == Some(address);
-                if has && wins {
-                    self.chunk.extend_from_slice(source.page());
-                }
-                wins &= !has && !source.takes_away(address);
-                if has {
-                    source.advance()?;
-                }
-            }
-        }
-        if self.chunk.len() > PAGES_AT {
-            self.encoder.pages(&mut self.chunk, start);
-        } else if std::mem::replace(&mut self.ended, true) {
-            self.chunk.clear();
-        } else {
-            self.chunk = self.end()?;
-        }
-        Ok(())
-    }
-}
-
-impl<R: Read> Read for Reader<R> {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        if self.read == self.chunk.len() {
-            self.next_chunk().map_err(io::Error::other)?;
-        }
-        let count = to.len().min(self.chunk.len() - self.read);
-        to[..count].copy_from_slice(&self.chunk[self.read..self.read + count]);
-        self.read += count;
-        Ok(count)
+        Ok(self.images.last().and_then(|newest| newest.ids[0]))
     }
 }
 
 /// An image, read up to one of its pages.
-struct Source<R> {
+struct Image<F> {
     index: usize,
-    from: R,
+    from: F,
     decoder: Decoder,
-    inbox: Inbox,
     process: Vec<u8>,
     parent: Option<ImageId>,
     /// Its id, and that of the image that it stands for, once it has been read to its end.
@@ -186,13 +210,12 @@ struct Source<R> {
     end: u64,
 }
 
-impl<R: Read> Source<R> {
-    fn open(index: usize, from: R) -> Result<Self, ChainError> {
-        let mut source = Self {
+impl<F: Source> Image<F> {
+    fn open(index: usize, from: F) -> Result<Self, ChainError> {
+        let mut image = Self {
             index,
             from,
             decoder: Decoder::default(),
-            inbox: Inbox::default(),
             process: Vec::new(),
             parent: None,
             ids: [None; 2],
@@ -203,8 +226,8 @@ impl<R: Read> Source<R> {
             done: 0,
             end: 0,
         };
-        source.next_run()?;
-        Ok(source)
+        image.next_run()?;
+        Ok(image)
     }
 
     /// Address of the page at hand; `None` at the end.
@@ -242,15 +265,11 @@ impl<R: Read> Source<R> {
         self.pages.clear();
         self.done = 0;
         while !self.decoder.is_complete() {
-            let Some(bytes) = self.inbox.take(self.decoder.wants()) else {
-                let missing = self.decoder.certain() - self.inbox.len();
-                let count = self.from.read(self.inbox.room(missing.min(READ_MAX)))?;
-                if count == 0 {
-                    break;
-                }
-                self.inbox.filled(count);
-                continue;
-            };
+            let wants = self.decoder.wants();
+            let bytes = self.from.lend(wants)?;
+            if bytes.len() < wants {
+                return self.decoder.finish(bytes.len()).map_err(damaged);
+            }
             match self.decoder.take(bytes).map_err(damaged)? {
                 Some(Piece::Parent(parent)) => self.parent = parent,
                 Some(Piece::Process(bytes)) => self.process = bytes.to_vec(),
@@ -268,7 +287,7 @@ impl<R: Read> Source<R> {
                 None => {}
             }
         }
-        self.decoder.finish(self.inbox.len()).map_err(damaged)
+        Ok(())
     }
 }
 
@@ -279,11 +298,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::stream::{Encoder, PAGES_AT};
 
-    type Pages = BTreeMap<u64, u8>;
+    type Said = BTreeMap<u64, u8>;
 
     /// An image of pages, each full of one byte.
-    fn image(parent: Option<ImageId>, gone: &[(u64, u64)], pages: &Pages) -> (Vec<u8>, ImageId) {
+    fn image(parent: Option<ImageId>, gone: &[(u64, u64)], pages: &Said) -> (Vec<u8>, ImageId) {
         let (mut encoder, mut bytes) = Encoder::start(b"process", parent, gone).unwrap();
         for (page, byte) in pages {
             let mut chunk = [*byte; PAGES_AT + PAGE as usize];
@@ -295,17 +315,17 @@ mod tests {
         (bytes, id)
     }
 
-    fn pages_of(image: &[u8]) -> Pages {
-        let (mut source, mut pages) = (Source::open(0, image).unwrap(), Pages::new());
-        while let Some(address) = source.address() {
-            pages.insert(address / PAGE, source.page()[0]);
-            source.advance().unwrap();
+    fn pages_of(image: &[u8]) -> Said {
+        let (mut image, mut pages) = (Image::open(0, image).unwrap(), Said::new());
+        while let Some(address) = image.address() {
+            pages.insert(address / PAGE, image.page()[0]);
+            image.advance().unwrap();
         }
         pages
     }
 
     /// The increment from one state to another.
-    fn increment(parent: ImageId, from: &Pages, to: &Pages) -> (Vec<u8>, ImageId) {
+    fn increment(parent: ImageId, from: &Said, to: &Said) -> (Vec<u8>, ImageId) {
         let gone = from.keys().filter(|page| !to.contains_key(page));
         let gone: Vec<_> = gone.map(|page| (page * PAGE, 1)).collect();
         let differs = |(page, byte): &(&u64, &u8)| from.get(*page) != Some(*byte);
@@ -315,7 +335,7 @@ mod tests {
 
     #[test]
     fn what_is_no_chain_is_refused() {
-        let pages: Pages = [(1, 1), (2, 2)].into();
+        let pages: Said = [(1, 1), (2, 2)].into();
         let (first, id) = image(None, &[], &pages);
         let (second, _) = increment(id, &pages, &[(1, 3)].into());
         let collapsed = |images: Vec<&[u8]>| collapse(images, Vec::new());
@@ -348,13 +368,11 @@ mod tests {
                 images.push(image);
                 last = id;
             }
-            let mut one = Vec::new();
-            collapse(images.iter().map(Vec::as_slice).collect(), &mut one).unwrap();
+            let one = collapse(images.iter().map(Vec::as_slice).collect(), Vec::new()).unwrap();
             prop_assert_eq!(&pages_of(&one), states.last().unwrap());
             // What was collapsed may be the first of another chain, of what builds on its last.
             let (next, _) = increment(last, states.last().unwrap(), &states[0]);
-            let mut again = Vec::new();
-            collapse(vec![one.as_slice(), &next], &mut again).unwrap();
+            let again = collapse(vec![one.as_slice(), &next], Vec::new()).unwrap();
             prop_assert_eq!(&pages_of(&again), &states[0]);
             // Read as it is made it is the same.
             let (mut chain, mut read) = (Vec::new(), Vec::new());

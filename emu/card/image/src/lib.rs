@@ -4,7 +4,9 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`stream`] | what an image says, on top of the grammar of all images ([`snaprig_image`]) |
+//! | [`writer`] | an image on its way to a sink |
 //! | [`chain`] | a whole image and the increments on top of it, as one whole image |
 
 pub mod chain;
 pub mod stream;
+pub mod writer;

@@ -100,9 +100,8 @@ fn chains(kind: Kind) {
         let (said, images): (Vec<_>, _) = (said.lines().collect(), images.0.lock().unwrap());
         assert_eq!((said.len(), images.len()), (6, 6));
         for last in 0..images.len() {
-            let mut whole = Vec::new();
             let chain = images[..=last].iter().map(Vec::as_slice).collect();
-            chain::collapse(chain, &mut whole).unwrap();
+            let whole = chain::collapse(chain, Vec::new()).unwrap();
             let whole = Images(Arc::new(Mutex::new(vec![whole])));
             let (status, restored) = run([kvm, ptrace][last % 2], &program, &[], &whole);
             let expected = (ExitStatus::Exited(0), said[last]);

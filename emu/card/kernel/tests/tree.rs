@@ -395,9 +395,8 @@ static void work(void) {
         let images = images.0.lock().unwrap();
         assert_eq!(images.len(), 4);
         for last in 0..images.len() {
-            let mut whole = Vec::new();
             let chain = images[..=last].iter().map(Vec::as_slice).collect();
-            chain::collapse(chain, &mut whole).unwrap();
+            let whole = chain::collapse(chain, Vec::new()).unwrap();
             let whole = Images(Arc::new(Mutex::new(vec![whole])));
             let (status, said) = run(kinds[last % 2], &program, &[], &whole);
             // One child answered in each round so far, and as many after the restore.

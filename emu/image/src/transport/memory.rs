@@ -45,8 +45,10 @@ impl Outbox {
 
 impl Sink for Outbox {
     fn memory(&mut self, bytes: usize) -> io::Result<Box<dyn Memory>> {
-        // Where little is put into it, little of it is ever there.
-        Ok(Box::new(vec![0; bytes]))
+        Ok(Box::new(Heap {
+            bytes: Vec::new(),
+            len: bytes,
+        }))
     }
 
     fn write(&mut self, bytes: Filled) -> io::Result<()> {
@@ -58,5 +60,25 @@ impl Sink for Outbox {
 
     fn finish(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Memory of the heap, which is there when it is about to be used.
+struct Heap {
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl Memory for Heap {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn populate(&mut self) {
+        self.bytes = vec![0; self.len];
     }
 }

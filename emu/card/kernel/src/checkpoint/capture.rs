@@ -13,10 +13,10 @@ use snaprig_card_fs::{
     files::{pipe::PipeEnd, queue::Queue, regular::RegularFile, socket::Socket},
     image::{Describer, Met, stored::Storing},
 };
-use snaprig_card_image::stream::{Encoder, PAGES_AT, PAGES_MAX};
+use snaprig_card_image::writer::{StartError, Writer};
 use snaprig_card_memory::{CardMemory, PAGE};
 use snaprig_card_platform::{Cpu, Regs};
-use snaprig_image::ImageId;
+use snaprig_image::transport::Outbox;
 use snaprig_wire::{checkpoint as wire, frame};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -31,65 +31,13 @@ use crate::{
     state::{State, Thread, lock},
 };
 
-/// Bytes that are written at once, if there are so many.
-const WRITE_MIN: usize = 256 << 10;
-
 /// An image on its way out.
 pub struct ImageWriter {
-    encoder: Encoder,
-    /// What the next image can build on once this one is out.
-    base: Option<Base>,
-    /// Its id, once all of it is encoded.
-    id: Option<ImageId>,
-    /// Room for what is encoded.
-    bytes: Vec<u8>,
-    /// Bytes of it that are encoded, and that are written.
-    encoded: usize,
-    written: usize,
+    writer: Writer<Outbox>,
     /// Pages that are still to come.
     pages: PageQueue,
-}
-
-impl ImageWriter {
-    /// Encodes the next chunks of the image; false at its end.
-    fn encode_next(&mut self) -> bool {
-        (self.encoded, self.written) = (0, 0);
-        while self.encoded < WRITE_MIN {
-            match self.pages.next() {
-                Some(address) => self.encode_run(address),
-                None if self.id.is_none() => {
-                    let (end, id) = self.encoder.end(None);
-                    self.bytes.truncate(self.encoded);
-                    self.bytes.extend_from_slice(&end);
-                    self.encoded += end.len();
-                    self.id = Some(id);
-                }
-                None => break,
-            }
-        }
-        self.encoded > 0
-    }
-
-    /// Encodes the pages from `address` on, as far as they are neighbours and one chunk takes them.
-    fn encode_run(&mut self, address: u64) {
-        let pages_at = self.encoded + PAGES_AT;
-        let mut end = pages_at;
-        while end < pages_at + PAGES_MAX {
-            let next = end + PAGE as usize;
-            // Page by page: an image that is small touches little memory.
-            if self.bytes.len() < next {
-                self.bytes.resize(next, 0);
-            }
-            let at = address + (end - pages_at) as u64;
-            if !self.pages.take(at, &mut self.bytes[end..next]) {
-                break;
-            }
-            end = next;
-        }
-        self.encoder
-            .pages(&mut self.bytes[self.encoded..end], address);
-        self.encoded = end;
-    }
+    /// What the next image can build on once this one is out.
+    base: Option<Base>,
 }
 
 impl Call<'_> {
@@ -117,15 +65,18 @@ impl Call<'_> {
             }
         };
         loop {
-            if writing.written == writing.encoded && !writing.encode_next() {
-                let base = writing.base.zip(writing.id);
+            let Some(part) = writing.writer.sink().front() else {
+                let ImageWriter { writer, pages, .. } = &mut *writing;
+                if writer.step(pages).map_err(|_| Errno::EIO)? {
+                    continue;
+                }
+                let base = writing.base.zip(writing.writer.id());
                 self.process().chain = base.map(|(base, id)| Chain { id, base });
                 self.thread().holds = holds;
                 return Ok(0);
-            }
-            let part = &writing.bytes[writing.written..writing.encoded];
+            };
             match self.with_file(&to, |file, cx| file.write(cx, part)) {
-                Ok(count) => writing.written += count,
+                Ok(count) => writing.writer.sink().took(count),
                 Err(Stop::Wait(wait)) => {
                     service.keep(self.tid, Work::Capture(writing));
                     return Err(Stop::Wait(wait));
@@ -289,20 +240,19 @@ impl Call<'_> {
             let is_clean = |frame| !dirty.changed_since(frame, base.epoch) && !is_shared(frame);
             pages = base.changed(&pages, is_clean);
         }
-        let started = Encoder::start(&frame::encode(&image), parent, &gone);
-        let (encoder, mut bytes) = started.map_err(|error| {
+        let process = frame::encode(&image);
+        let writer = Writer::start(Outbox::default(), &process, parent, &gone);
+        let writer = writer.map_err(|error| {
             tracing::warn!(%error, "a process is not captured");
-            Errno::EFBIG
+            match error {
+                StartError::TooLarge(_) => Errno::EFBIG,
+                StartError::Memory(_) => Errno::ENOMEM,
+            }
         })?;
-        bytes.reserve(WRITE_MIN + PAGES_AT + PAGES_MAX);
         Ok(ImageWriter {
-            encoder,
-            base,
-            id: None,
-            encoded: bytes.len(),
-            bytes,
-            written: 0,
+            writer,
             pages: PageQueue::new(memory, pages),
+            base,
         })
     }
 

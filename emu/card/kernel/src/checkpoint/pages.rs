@@ -8,9 +8,10 @@
 //! before. Run functions go on during a pause, so files of the local store that were saved before the image are compared
 //! with what was saved, and what was written to them since is in the image.
 
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{collections::VecDeque, io, ops::Range, sync::Arc};
 
 use snaprig_card_fs::image::stored::Storing;
+use snaprig_card_image::writer::Pages;
 use snaprig_card_memory::{CardMemory, PAGE, outside};
 use snaprig_image::ImageId;
 
@@ -200,31 +201,6 @@ impl PageQueue {
         }
     }
 
-    /// Address of the next page that is to be said. Zeros that need not be are passed over.
-    pub fn next(&mut self) -> Option<u64> {
-        while let Some(first) = self.extents.front() {
-            if !first.sparse || !self.memory.is_zero(first.frame) {
-                return Some(first.address);
-            }
-            self.pop();
-        }
-        None
-    }
-
-    /// Moves the page at `address` to `room`, if that is the next one that is to be said.
-    pub fn take(&mut self, address: u64, room: &mut [u8]) -> bool {
-        let is_next = self
-            .extents
-            .front()
-            .is_some_and(|first| first.address == address);
-        if !is_next || self.next() != Some(address) {
-            return false;
-        }
-        self.memory.read(self.extents[0].frame, room);
-        self.pop();
-        true
-    }
-
     fn pop(&mut self) {
         if let Some(first) = self.extents.front_mut() {
             self.memory.put(first.frame);
@@ -235,6 +211,34 @@ impl PageQueue {
                 self.extents.pop_front();
             }
         }
+    }
+}
+
+impl Pages for PageQueue {
+    type Error = io::Error;
+
+    /// Zeros that need not be said are passed over.
+    fn next(&mut self) -> io::Result<Option<u64>> {
+        while let Some(first) = self.extents.front() {
+            if !first.sparse || !self.memory.is_zero(first.frame) {
+                return Ok(Some(first.address));
+            }
+            self.pop();
+        }
+        Ok(None)
+    }
+
+    fn take(&mut self, address: u64, room: &mut [u8]) -> io::Result<bool> {
+        let is_next = self
+            .extents
+            .front()
+            .is_some_and(|first| first.address == address);
+        if !is_next || self.next()? != Some(address) {
+            return Ok(false);
+        }
+        self.memory.read(self.extents[0].frame, room);
+        self.pop();
+        Ok(true)
     }
 }
 
