@@ -18,7 +18,6 @@ mod error;
 mod manifest;
 mod prune;
 mod round;
-pub mod sealed;
 
 use std::{
     fs::{self, File},
@@ -30,6 +29,8 @@ use rustix::{
     fs::{FlockOperation, flock},
     io::retry_on_intr,
 };
+pub use snaprig_store::sealed;
+use snaprig_store::{Existing, directory};
 
 pub use self::{
     error::StoreError,
@@ -38,7 +39,7 @@ pub use self::{
 };
 use crate::{
     chain::CHAIN_MAX,
-    image::{ImageError, Reader, Scanner},
+    image::{Reader, Scanner},
 };
 use error::io_error;
 
@@ -102,15 +103,8 @@ impl Store {
     pub fn publish(&self, round: u64) -> Result<Checkpoint, StoreError> {
         let (from, path) = (self.path(round, Some(TMP)), self.path(round, None));
         let manifest = self.check(&from, round)?;
-        if path.exists() {
-            return Err(StoreError::Exists { path });
-        }
-        fs::rename(&from, &path).map_err(io_error(&path))?;
-        // It has its name, and nobody knows for how long: who is told that it failed must find it gone.
-        match sync(&self.dir) {
-            Err(error) if fs::rename(&path, &from).is_ok() => Err(error),
-            _ => Ok(self.at(path, manifest)),
-        }
+        directory::publish(&from, &path, Existing::Refuse)?;
+        Ok(self.at(path, manifest))
     }
 
     /// The newest checkpoint that is sound, as far as that is known without reading all pages, and
@@ -268,20 +262,8 @@ impl Member {
     }
 }
 
-/// What is in a directory is named there also after a crash.
-fn sync(dir: &Path) -> Result<(), StoreError> {
-    let synced = File::open(dir).and_then(|dir| dir.sync_all());
-    synced.map_err(io_error(dir))
-}
-
 /// Bytes that are free on the file system of a directory, for us.
 fn available(dir: &Path) -> io::Result<u64> {
     let stat = rustix::fs::statvfs(dir)?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
-impl From<ImageError> for StoreError {
-    fn from(error: ImageError) -> Self {
-        Self::Image(error)
-    }
 }

@@ -6,12 +6,10 @@
 //! the card or the disk fails before, nothing of it remains.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::Write,
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     thread::JoinHandle,
 };
@@ -25,7 +23,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     grant,
-    sums::{self, StoreError, Sums, Verified, io_error},
+    stream::{SnapshotFile, Verified},
+    sums::{self, StoreError, io_error},
 };
 
 /// Protection of the daemon's own window: the DMA engine reads and writes it.
@@ -113,7 +112,7 @@ fn transfer(card: &Endpoint, rig: &Path) -> Result<u64, Failure> {
         grant::check(rig, &path)?;
         let file = match mode {
             Mode::Read => Stored::Reading(Verified::open(&path)?),
-            Mode::Write => Stored::Writing(Partial::create(&path)?, Sums::default()),
+            Mode::Write => Stored::Writing(SnapshotFile::create(&path)?),
         };
         let memory = SharedMemory::new(BUFFER_BYTES).map_err(io_error(&path))?;
         Ok((file, memory))
@@ -142,6 +141,7 @@ fn transfer(card: &Endpoint, rig: &Path) -> Result<u64, Failure> {
         own,
         window,
         file,
+        copy: Vec::new(),
     };
     loop {
         let done = match machine.poll_output() {
@@ -191,7 +191,7 @@ fn lost(path: &Path, error: &ScifError) -> Failure {
 /// The file of a transfer.
 enum Stored {
     Reading(Verified),
-    Writing(Partial, Sums),
+    Writing(SnapshotFile),
 }
 
 /// One transfer's file, buffer and card.
@@ -204,6 +204,8 @@ struct Transfer<'a> {
     /// Offset of the card's buffer in the card's.
     window: i64,
     file: Stored,
+    /// What a slot had, to be written.
+    copy: Vec<u8>,
 }
 
 impl Transfer<'_> {
@@ -227,20 +229,13 @@ impl Transfer<'_> {
             return Ok(Input::Lost);
         };
         let start = usize::from(slot) * SLOT_BYTES;
-        let mut bytes = Vec::with_capacity(SLOT_BYTES);
-        while bytes.len() < SLOT_BYTES {
-            let chunk = file.next_chunk()?;
-            if chunk.is_empty() {
-                break;
-            }
-            bytes.extend_from_slice(&chunk);
-        }
+        let bytes = file.next(SLOT_BYTES)?;
         if bytes.is_empty() {
             return Ok(Input::End);
         }
-        self.memory.write(start, &bytes);
+        self.memory.write(start, bytes);
         let (own, card) = (self.own + start as i64, self.window + start as i64);
-        let (len, hash) = (bytes.len() as u32, xxh3_64(&bytes));
+        let (len, hash) = (bytes.len() as u32, xxh3_64(bytes));
         Ok(match self.card.writeto(own, len.into(), card) {
             Ok(()) => Input::Filled { len, hash },
             Err(_) => Input::Lost,
@@ -248,7 +243,7 @@ impl Transfer<'_> {
     }
 
     fn take(&mut self, slot: u8, len: u32, hash: u64) -> Result<Input, StoreError> {
-        let Stored::Writing(partial, sums) = &mut self.file else {
+        let Stored::Writing(file) = &mut self.file else {
             return Ok(Input::Lost);
         };
         let start = usize::from(slot) * SLOT_BYTES;
@@ -256,69 +251,24 @@ impl Transfer<'_> {
         if self.card.readfrom(own, len.into(), card).is_err() {
             return Ok(Input::Lost);
         }
-        let mut bytes = vec![0; len as usize];
-        self.memory.read(start, &mut bytes);
-        if xxh3_64(&bytes) != hash {
+        // The card may go on writing to its buffer: what is checked and what is written is a copy.
+        self.copy.resize(len as usize, 0);
+        self.memory.read(start, &mut self.copy);
+        if xxh3_64(&self.copy) != hash {
             return Err(StoreError::Damaged {
                 path: self.path.to_owned(),
-                offset: sums.len(),
+                offset: file.len(),
                 len: len.into(),
             });
         }
-        sums.update(&bytes);
-        let written = partial.file.write_all(&bytes);
-        written.map_err(io_error(self.path))?;
+        file.append(&self.copy)?;
         Ok(Input::Taken)
     }
 
     fn commit(&mut self) -> Result<Input, StoreError> {
-        if let Stored::Writing(partial, sums) = &mut self.file {
-            partial.finish(self.path, std::mem::take(sums))?;
+        if let Stored::Writing(file) = &mut self.file {
+            file.finish()?;
         }
         Ok(Input::Committed)
-    }
-}
-
-/// A file that is being written under a name of its own; removed unless it is finished.
-struct Partial {
-    path: PathBuf,
-    file: File,
-    finished: bool,
-}
-
-impl Partial {
-    fn create(path: &Path) -> Result<Self, StoreError> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".partial-{}-{number}", std::process::id()));
-        let path = PathBuf::from(name);
-        let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        Ok(Self {
-            file: file.map_err(io_error(&path))?,
-            path,
-            finished: false,
-        })
-    }
-
-    fn finish(&mut self, path: &Path, sums: Sums) -> Result<(), StoreError> {
-        self.file.sync_all().map_err(io_error(path))?;
-        let saved = sums.save(path);
-        let named = saved.and_then(|()| fs::rename(&self.path, path).map_err(io_error(path)));
-        if named.is_err() {
-            // Checksums of a file that is not there would be left behind.
-            let _ = fs::remove_file(sums::path_of(path));
-        }
-        self.finished = named.is_ok();
-        named
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.finished {
-            // The whole snapshot's directory goes too if this cannot be removed.
-            let _ = fs::remove_file(&self.path);
-        }
     }
 }

@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`sums`] | checksums of a file, chunk by chunk, beside it |
+//! | [`stream`] | a file of a snapshot as a sink and a source of images |
 //! | [`store`] | a snapshot directory: built aside, committed by a rename, verified before use |
 //! | [`grant`] | which directories cards may use |
 //! | [`faults`] | where something can go wrong |
@@ -12,6 +13,7 @@ pub mod daemon;
 pub mod faults;
 pub mod grant;
 pub mod store;
+pub mod stream;
 pub mod sums;
 
 pub use daemon::Daemon;

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! PATH.partial/            built here; an earlier PATH is not touched
-//!   manifest.json          what it is a snapshot of, its files, and the digests of their sums
+//!   manifest.json          what it is a snapshot of, its files, and the digests of their sums; sealed
 //!   offload_process.img    the process image
 //!   local_store/ID         files of the local store
 //!   binaries/NAME          the sink program
-//!   *.xxh3                 checksums, one file for each of the above
+//!   *.xxh3                 checksums, one file for each but the manifest
 //! PATH                     by rename, when all of it is on the disk
 //! ```
 //!
@@ -15,26 +15,29 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io,
+    fs,
     path::{Component, Path, PathBuf},
 };
 
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use snaprig_offload_wire::snapify::{BINARIES, IMAGE, LOCAL_STORE, StoredFile};
+use snaprig_store::{
+    CommitError, Draft, Existing,
+    directory::{Leading, sync_tree},
+    manifest,
+};
 
-use crate::sums::{self, StoreError, Sums, io_error};
+use crate::{
+    stream::verify,
+    sums::{self, StoreError, Sums, io_error},
+};
 
-const MANIFEST: &str = "manifest.json";
 /// Version of the manifest; others are refused.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a snapshot is of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Version of this format.
-    pub version: u32,
     /// The offload process's program.
     pub program: String,
     /// Card node on which it was taken.
@@ -50,10 +53,9 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// A manifest of the current version.
+    /// A manifest without files.
     pub fn new(program: String, node: u16) -> Self {
         Self {
-            version: VERSION,
             program,
             node,
             local_store: Vec::new(),
@@ -77,11 +79,7 @@ impl Manifest {
 /// A snapshot that is being made. Dropped before it is committed, nothing of it remains.
 pub struct Builder {
     path: PathBuf,
-    partial: PathBuf,
-    committed: bool,
-    /// The directory, locked (flock(2)): a second builder of the same snapshot is told so, and the
-    /// remains of a dead one are told from those of a living one.
-    _lock: File,
+    partial: Leading,
 }
 
 impl Builder {
@@ -90,46 +88,31 @@ impl Builder {
     pub fn create(path: &Path) -> Result<Self, StoreError> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        if let Ok(dead) = File::open(&partial) {
-            if flock(&dead, FlockOperation::NonBlockingLockExclusive).is_err() {
-                return Err(StoreError::Busy {
-                    path: path.to_owned(),
-                });
-            }
-            fs::remove_dir_all(&partial).map_err(io_error(&partial))?;
-        }
-        let lock = Self::make(&partial).inspect_err(|_| {
-            // A directory that could not be made whole is no use to anybody.
-            let _ = fs::remove_dir_all(&partial);
+        let partial = Draft::begin(Path::new(&partial)).map_err(|error| match error {
+            // As its user knows it.
+            CommitError::Busy { .. } => StoreError::Busy {
+                path: path.to_owned(),
+            },
+            other => other.into(),
         })?;
+        for directory in [LOCAL_STORE, BINARIES] {
+            let directory = partial.path().join(directory);
+            fs::create_dir(&directory).map_err(io_error(&directory))?;
+        }
         Ok(Self {
             path: path.to_owned(),
             partial,
-            committed: false,
-            _lock: lock,
         })
-    }
-
-    fn make(partial: &Path) -> Result<File, StoreError> {
-        for directory in ["", LOCAL_STORE, BINARIES] {
-            let directory = partial.join(directory);
-            fs::create_dir(&directory).map_err(io_error(&directory))?;
-        }
-        let lock = File::open(partial).map_err(io_error(partial))?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|e| io_error(partial)(e.into()))?;
-        Ok(lock)
     }
 
     /// Where its files go until it is committed.
     pub fn directory(&self) -> &Path {
-        &self.partial
+        self.partial.path()
     }
 
     /// Adds a file from memory.
     pub fn add(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
-        let path = self.partial.join(name);
+        let path = self.directory().join(name);
         let mut sums = Sums::default();
         sums.update(bytes);
         sums::write_synced(&path, bytes)?;
@@ -137,49 +120,15 @@ impl Builder {
     }
 
     /// Makes it the snapshot at its path, in place of an earlier one.
-    pub fn commit(mut self, mut manifest: Manifest) -> Result<PathBuf, StoreError> {
+    pub fn commit(self, mut manifest: Manifest) -> Result<PathBuf, StoreError> {
         for (name, _) in manifest.files().collect::<Vec<_>>() {
-            let digest = Sums::load(&self.partial.join(&name))?.digest();
+            let digest = Sums::load(&self.directory().join(&name))?.digest();
             manifest.digests.insert(name, format!("{digest:016x}"));
         }
-        let text = serde_json::to_vec_pretty(&manifest)
-            .map_err(|e| io_error(&self.partial)(io::Error::other(e)))?;
-        self.add(MANIFEST, &text)?;
-        for directory in [
-            self.partial.join(LOCAL_STORE),
-            self.partial.join(BINARIES),
-            self.partial.clone(),
-        ] {
-            sync_directory(&directory)?;
-        }
-        if self.path.exists() {
-            // The earlier snapshot is there until the very moment that this one is.
-            rustix::fs::renameat_with(
-                rustix::fs::CWD,
-                &self.partial,
-                rustix::fs::CWD,
-                &self.path,
-                rustix::fs::RenameFlags::EXCHANGE,
-            )
-            .map_err(|e| io_error(&self.path)(e.into()))?;
-            fs::remove_dir_all(&self.partial).map_err(io_error(&self.partial))?;
-        } else {
-            fs::rename(&self.partial, &self.path).map_err(io_error(&self.path))?;
-        }
-        self.committed = true;
-        if let Some(parent) = self.path.parent() {
-            sync_directory(parent)?;
-        }
-        Ok(self.path.clone())
-    }
-}
-
-impl Drop for Builder {
-    fn drop(&mut self) {
-        if !self.committed {
-            // What cannot be removed now is removed when the next snapshot is made there.
-            let _ = fs::remove_dir_all(&self.partial);
-        }
+        manifest::write(self.directory(), VERSION, &manifest)?;
+        sync_tree(self.directory())?;
+        self.partial.publish(&self.path, Existing::Replace)?;
+        Ok(self.path)
     }
 }
 
@@ -192,23 +141,10 @@ pub fn open(path: &Path) -> Result<Manifest, StoreError> {
     if !path.is_dir() {
         return Err(not("there is no such directory"));
     }
-    let file = path.join(MANIFEST);
-    if !file.exists() {
+    if !path.join(manifest::NAME).exists() {
         return Err(not("it has no manifest.json"));
     }
-    sums::verify(&file)?;
-    let text = fs::read(&file).map_err(io_error(&file))?;
-    let damaged = |e: serde_json::Error| not(&format!("manifest.json: {e}"));
-    // The version first: nothing else of another version's manifest need make sense.
-    let Version { version } = serde_json::from_slice(&text).map_err(damaged)?;
-    if version != VERSION {
-        return Err(StoreError::Version {
-            path: file,
-            found: version,
-            expected: VERSION,
-        });
-    }
-    let manifest: Manifest = serde_json::from_slice(&text).map_err(damaged)?;
+    let manifest: Manifest = manifest::read(path, VERSION)?;
     for (name, expected) in manifest.files() {
         let plain = Path::new(&name)
             .components()
@@ -217,7 +153,7 @@ pub fn open(path: &Path) -> Result<Manifest, StoreError> {
             return Err(not(&format!("manifest.json names {name:?}")));
         }
         let file = path.join(&name);
-        let sums = sums::verify(&file)?;
+        let sums = verify(&file)?;
         if sums.len() != expected {
             return Err(StoreError::Truncated {
                 path: file,
@@ -230,17 +166,6 @@ pub fn open(path: &Path) -> Result<Manifest, StoreError> {
         }
     }
     Ok(manifest)
-}
-
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
-}
-
-fn sync_directory(path: &Path) -> Result<(), StoreError> {
-    File::open(path)
-        .and_then(|directory| directory.sync_all())
-        .map_err(io_error(path))
 }
 
 #[cfg(test)]
@@ -300,15 +225,17 @@ mod tests {
         let error = open(&two).unwrap_err().to_string();
         assert!(error.contains(IMAGE), "{error}");
         let three = dir.path().join("three");
-        let builder = Builder::create(&three).unwrap();
-        builder
-            .add(MANIFEST, br#"{"version": 2, "new": []}"#)
-            .unwrap();
-        fs::rename(builder.directory(), &three).unwrap();
-        assert!(matches!(
-            open(&three),
-            Err(StoreError::Version { found: 2, .. })
-        ));
+        // What earlier versions of snaprig have written.
+        fs::create_dir(&three).unwrap();
+        let earlier = r#"{"version": 1, "program": "km", "node": 1}"#;
+        fs::write(three.join(manifest::NAME), earlier).unwrap();
+        let refused = open(&three).unwrap_err();
+        let versions = StoreError::Version {
+            path: three.join(manifest::NAME),
+            found: 1,
+            expected: 2,
+        };
+        assert_eq!(refused.to_string(), versions.to_string());
     }
 
     #[test]

@@ -9,10 +9,11 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
+use snaprig_store::{CommitError, ManifestError};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const MAGIC: &[u8; 8] = b"SNAPSUMS";
@@ -41,6 +42,16 @@ pub enum StoreError {
         offset: u64,
         /// Its bytes.
         len: u64,
+    },
+    /// What says what the snapshot is of is damaged.
+    #[error("{path} is damaged at offset {offset}: {why}; take another snapshot")]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong with it.
+        why: String,
     },
     /// The file is shorter or longer than it was.
     #[error("{path} has {found} bytes instead of {expected}; take another snapshot")]
@@ -82,6 +93,33 @@ pub enum StoreError {
         /// What is missing.
         why: String,
     },
+}
+
+impl From<CommitError> for StoreError {
+    fn from(error: CommitError) -> Self {
+        match error {
+            CommitError::Io { path, source } => Self::Io { path, source },
+            CommitError::Busy { path } => Self::Busy { path },
+            CommitError::Exists { path } => Self::Io {
+                path,
+                source: io::ErrorKind::AlreadyExists.into(),
+            },
+        }
+    }
+}
+
+impl From<ManifestError> for StoreError {
+    fn from(error: ManifestError) -> Self {
+        match error {
+            ManifestError::Io { path, source } => Self::Io { path, source },
+            ManifestError::Version { path, found, read } => Self::Version {
+                path,
+                found,
+                expected: read,
+            },
+            ManifestError::Damaged { path, offset, why } => Self::Manifest { path, offset, why },
+        }
+    }
 }
 
 /// What to do about an error of the host.
@@ -228,68 +266,6 @@ impl Sums {
     }
 }
 
-/// Reads a file chunk by chunk, and hands out only what its checksums vouch for.
-pub struct Verified {
-    path: PathBuf,
-    file: File,
-    sums: Sums,
-    offset: u64,
-}
-
-impl Verified {
-    /// Opens a stored file.
-    pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let file = File::open(path).map_err(io_error(path))?;
-        let sums = Sums::load(path)?;
-        let found = file.metadata().map_err(io_error(path))?.len();
-        if found != sums.len() {
-            let expected = sums.len();
-            return Err(StoreError::Truncated {
-                path: path.to_owned(),
-                expected,
-                found,
-            });
-        }
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            sums,
-            offset: 0,
-        })
-    }
-
-    /// Bytes of the file.
-    pub fn len(&self) -> u64 {
-        self.sums.len()
-    }
-
-    /// Whether the file is empty.
-    pub fn is_empty(&self) -> bool {
-        self.sums.is_empty()
-    }
-
-    /// The next chunk; empty at the end.
-    pub fn next_chunk(&mut self) -> Result<Vec<u8>, StoreError> {
-        let want = (self.sums.len() - self.offset).min(CHUNK_BYTES as u64) as usize;
-        let mut chunk = vec![0; want];
-        self.file
-            .read_exact(&mut chunk)
-            .map_err(io_error(&self.path))?;
-        if want > 0 {
-            self.sums.check(&self.path, self.offset, &chunk)?;
-            self.offset += want as u64;
-        }
-        Ok(chunk)
-    }
-}
-
-/// Verifies every byte of a stored file; returns its checksums.
-pub fn verify(path: &Path) -> Result<Sums, StoreError> {
-    let mut file = Verified::open(path)?;
-    while !file.next_chunk()?.is_empty() {}
-    Ok(file.sums)
-}
-
 /// Writes a small file and waits until it is on the disk.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let mut file = File::create(path).map_err(io_error(path))?;
@@ -301,6 +277,7 @@ pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stream::verify;
 
     #[test]
     fn every_flipped_bit_is_found_and_named() {

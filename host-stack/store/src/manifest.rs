@@ -1,9 +1,5 @@
-//! What is in a directory: `manifest.json`.
-//!
-//! ```text
-//! { "version": 1, "checksum": XXH3 of the manifest as compact JSON, "manifest": { ... } }
-//! ```
-//! What the manifest says is each kind of directory's own, and so is its version.
+//! What is in a directory: `manifest.json`, a [`sealed`] file. What it says is each kind of directory's own, and
+//! so is its version.
 
 use std::{
     fs::File,
@@ -11,14 +7,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use xxhash_rust::xxh3::xxh3_64;
+use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{CommitError, NewFile};
+use crate::{
+    CommitError, NewFile,
+    sealed::{self, SealError},
+};
 
 /// The file's name.
 pub const NAME: &str = "manifest.json";
-/// Most bytes of the file.
+/// Most bytes of the file. A longer one is not written either: nobody could read it.
 const BYTES_MAX: u64 = 16 << 20;
 
 /// Why a manifest cannot be used.
@@ -43,26 +41,15 @@ pub enum ManifestError {
         read: u32,
     },
     /// It is damaged.
-    #[error("{path} is damaged: {why}")]
+    #[error("{path} is damaged at offset {offset}: {why}")]
     Damaged {
         /// The file.
         path: PathBuf,
+        /// Where it makes no sense; 0 if all of it does, but is not what was written.
+        offset: u64,
         /// What is wrong.
         why: String,
     },
-}
-
-#[derive(Serialize, Deserialize)]
-struct Sealed<M> {
-    version: u32,
-    checksum: String,
-    manifest: M,
-}
-
-/// What is read of a manifest before its version is known: nothing else of another version's need make sense.
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
 }
 
 /// Writes the manifest of a directory, safely on the disk. The directory is not synced.
@@ -76,12 +63,10 @@ pub fn write<M: Serialize>(
         path: path.clone(),
         source,
     };
-    let sealed = Sealed {
-        version,
-        checksum: checksum(manifest),
-        manifest,
-    };
-    let text = serde_json::to_vec_pretty(&sealed).map_err(|error| io(error.into()))?;
+    let text = sealed::to_text(version, manifest).map_err(|error| io(error.into()))?;
+    if text.len() as u64 > BYTES_MAX {
+        return Err(io(io::ErrorKind::FileTooLarge.into()));
+    }
     let mut file = NewFile::create(&path)?;
     file.write_all(&text).map_err(io)?;
     file.rename()
@@ -99,30 +84,14 @@ pub fn read<M: Serialize + DeserializeOwned>(
         path: path.clone(),
         source,
     })?;
-    let damaged = |why: String| ManifestError::Damaged {
-        path: path.clone(),
-        why,
-    };
-    let parsed = serde_json::from_slice(&text);
-    let Version { version: found } = parsed.map_err(|error| damaged(error.to_string()))?;
-    if found != version {
-        return Err(ManifestError::Version {
-            path: path.clone(),
+    sealed::of_text(&text, version).map_err(|error| match error {
+        SealError::Version { found, known } => ManifestError::Version {
+            path,
             found,
-            read: version,
-        });
-    }
-    let parsed = serde_json::from_slice(&text);
-    let sealed: Sealed<M> = parsed.map_err(|error| damaged(error.to_string()))?;
-    match sealed.checksum == checksum(&sealed.manifest) {
-        true => Ok(sealed.manifest),
-        false => Err(damaged("its checksum differs".into())),
-    }
-}
-
-fn checksum<M: Serialize>(manifest: &M) -> String {
-    let text = serde_json::to_vec(manifest).unwrap_or_default();
-    format!("{:016x}", xxh3_64(&text))
+            read: known,
+        },
+        SealError::Damaged { offset, why } => ManifestError::Damaged { path, offset, why },
+    })
 }
 
 #[cfg(test)]
@@ -150,13 +119,21 @@ mod tests {
                 ..
             }
         ));
+        let too_long = "x".repeat(BYTES_MAX as usize);
+        assert!(write(directory, 3, &vec![too_long]).is_err());
+        assert_eq!(read(3).unwrap(), manifest);
         let path = directory.join(NAME);
         let good = fs::read(&path).unwrap();
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 4;
             fs::write(&path, &bad).unwrap();
-            assert!(read(3).is_err(), "{at}");
+            let Err(error) = read(3) else {
+                panic!("{at}");
+            };
+            if let ManifestError::Damaged { offset, .. } = error {
+                assert!(offset <= good.len() as u64);
+            }
         }
         fs::write(&path, r#"{"version": 9, "new": []}"#).unwrap();
         assert!(matches!(

@@ -1,10 +1,11 @@
 //! A chain becomes one image.
 
 use std::{
-    fs::{self, File},
     io,
     path::{Path, PathBuf},
 };
+
+use snaprig_store::{CommitError, NewFile, file::remove_dead};
 
 use super::{Chain, ChainError, Place};
 use crate::image::{FileSink, Header, Options, Sink, Summary, Writer};
@@ -12,45 +13,38 @@ use crate::image::{FileSink, Header, Options, Sink, Summary, Writer};
 /// Writes what the chain of `images`, the oldest first, says together as one image, whose name is
 /// `to` once it is complete and on the disk. Whatever fails, the images are as they were.
 pub fn collapse(images: &[PathBuf], to: &Path, zstd: Option<i32>) -> Result<Summary, ChainError> {
-    let mut partial = to.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    let written = write(images, &partial, to, zstd).and_then(|summary| {
-        fs::rename(&partial, to).map_err(io_error(to))?;
-        let directory = to.parent().filter(|path| path.as_os_str() != "");
-        let directory = directory.unwrap_or(Path::new("."));
-        let synced = File::open(directory).and_then(|directory| directory.sync_all());
-        synced.map_err(io_error(directory))?;
-        Ok(summary)
-    });
-    written.inspect_err(|_| {
-        // If it cannot be removed, the next attempt writes over it.
-        let _ = fs::remove_file(&partial);
-    })
-}
-
-fn io_error(path: &Path) -> impl Fn(io::Error) -> ChainError {
-    move |source| ChainError::Io {
-        path: path.to_owned(),
-        source,
-    }
-}
-
-fn write(
-    images: &[PathBuf],
-    partial: &Path,
-    to: &Path,
-    zstd: Option<i32>,
-) -> Result<Summary, ChainError> {
     let chain = Chain::open(images)?;
-    let file = File::create(partial).map_err(io_error(partial))?;
-    let sink = FileSink::new(file).map_err(io_error(partial))?;
+    remove_dead(to)?;
+    let file = NewFile::create(to)?;
+    let sink = file.file().try_clone().and_then(FileSink::new);
+    let sink = sink.map_err(|source| ChainError::Io {
+        path: to.to_owned(),
+        source,
+    })?;
     let options = Options {
         zstd,
         ..chain.collapsed_options(to.display().to_string())
     };
     let writer = Writer::new(sink, &chain.collapsed_header(), options)?;
-    Ok(chain.copy_to(writer)?.1)
+    let (_, summary) = chain.copy_to(writer)?;
+    file.commit()?;
+    Ok(summary)
+}
+
+impl From<CommitError> for ChainError {
+    fn from(error: CommitError) -> Self {
+        match error {
+            CommitError::Io { path, source } => Self::Io { path, source },
+            CommitError::Busy { path } => Self::Io {
+                path,
+                source: io::ErrorKind::ResourceBusy.into(),
+            },
+            CommitError::Exists { path } => Self::Io {
+                path,
+                source: io::ErrorKind::AlreadyExists.into(),
+            },
+        }
+    }
 }
 
 impl Chain {

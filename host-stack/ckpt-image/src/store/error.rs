@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use snaprig_store::{CommitError, ManifestError};
+
 use super::manifest::VERSION;
 use crate::{
     chain::ChainError,
@@ -107,6 +109,35 @@ pub enum StoreError {
     /// An image cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
+}
+
+impl From<ImageError> for StoreError {
+    fn from(error: ImageError) -> Self {
+        Self::Image(error)
+    }
+}
+
+impl From<CommitError> for StoreError {
+    fn from(error: CommitError) -> Self {
+        match error {
+            CommitError::Io { path, source } => Self::Io { path, source },
+            CommitError::Busy { path } => Self::Busy { path },
+            CommitError::Exists { path } => Self::Exists { path },
+        }
+    }
+}
+
+impl From<ManifestError> for StoreError {
+    fn from(error: ManifestError) -> Self {
+        match error {
+            ManifestError::Io { path, source } => Self::Io { path, source },
+            ManifestError::Version { path, found, .. } => Self::Version { path, found },
+            ManifestError::Damaged { path, offset, why } => Self::Manifest {
+                path,
+                why: format!("at offset {offset}: {why}"),
+            },
+        }
+    }
 }
 
 fn hint(source: &io::Error) -> &'static str {

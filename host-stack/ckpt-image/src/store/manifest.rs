@@ -1,26 +1,19 @@
-//! What a checkpoint is of: `manifest.json`, a [sealed](super::sealed) file.
+//! What a checkpoint is of: what its `manifest.json` ([`snaprig_store::manifest`]) says.
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
-    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
+use snaprig_store::manifest;
+pub use snaprig_store::manifest::NAME;
 
-use super::{
-    StoreError, io_error,
-    sealed::{self, SealError},
-};
+use super::StoreError;
 use crate::image::{ImageId, Summary};
 
-/// The file's name.
-pub const NAME: &str = "manifest.json";
-/// Version of the file; others are refused.
+/// Version of the manifest; others are refused.
 pub const VERSION: u32 = 1;
-/// Most bytes of the file.
-const BYTES_MAX: u64 = 16 << 20;
 
 /// What a checkpoint is of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,35 +91,15 @@ pub fn check_name(name: &str) -> Result<(), StoreError> {
 impl Manifest {
     /// Writes it into the directory of its checkpoint.
     pub(super) fn write(&self, dir: &Path) -> Result<(), StoreError> {
-        let path = dir.join(NAME);
-        self.check(&path)?;
-        let partial = dir.join("manifest.json.partial");
-        let text = sealed::to_text(VERSION, self).map_err(io::Error::other);
-        let text = text.map_err(io_error(&path))?;
-        let written = File::create(&partial).and_then(|mut file| {
-            file.write_all(&text)?;
-            file.sync_all()
-        });
-        written.map_err(io_error(&partial))?;
-        fs::rename(&partial, &path).map_err(io_error(&path))
+        self.check(&dir.join(NAME))?;
+        Ok(manifest::write(dir, VERSION, self)?)
     }
 
     /// Reads that of the checkpoint in this directory.
     pub(super) fn read(dir: &Path) -> Result<Self, StoreError> {
-        let path = dir.join(NAME);
-        let mut text = Vec::new();
-        let file = File::open(&path).map_err(io_error(&path))?;
-        let read = file.take(BYTES_MAX).read_to_end(&mut text);
-        read.map_err(io_error(&path))?;
-        let manifest: Self = sealed::of_text(&text, VERSION).map_err(|error| match error {
-            SealError::Version { found, .. } => StoreError::Version {
-                path: path.clone(),
-                found,
-            },
-            SealError::Damaged(why) => wrong(&path, &why),
-        })?;
-        manifest.check(&path)?;
-        Ok(manifest)
+        let read: Self = manifest::read(dir, VERSION)?;
+        read.check(&dir.join(NAME))?;
+        Ok(read)
     }
 
     fn check(&self, path: &Path) -> Result<(), StoreError> {

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeSet, fs};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use snaprig_store::{Existing, directory::sync};
 
-use super::{Checkpoint, Manifest, Member, OLD, Store, StoreError, TMP, io_error, sync};
+use super::{Checkpoint, Manifest, Member, OLD, Store, StoreError, io_error};
 use crate::{
     chain::Chain,
     image::{Options, Scanner},
@@ -84,12 +84,9 @@ impl Store {
             ..before.manifest
         };
         let prepared = making.prepare(manifest)?;
-        let (path, tmp) = (self.path(round, None), self.path(round, Some(TMP)));
-        // The one is there until the very moment that the other is; dropped, it goes.
-        renameat_with(CWD, &tmp, CWD, &path, RenameFlags::EXCHANGE)
-            .map_err(|errno| io_error(&path)(errno.into()))?;
-        sync(&self.dir)?;
-        drop(prepared);
+        // The one is there until the very moment that the other is.
+        let path = self.path(round, None);
+        prepared.leading.publish(&path, Existing::Replace)?;
         self.checkpoint(round)
     }
 }

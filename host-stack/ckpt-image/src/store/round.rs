@@ -3,16 +3,14 @@
 use std::{
     fs::{self, File},
     io,
-    path::{Path, PathBuf},
-    sync::Arc,
+    path::Path,
 };
 
-use rustix::fs::{FlockOperation, flock};
+use snaprig_store::directory::{self, Draft, Leading};
 
 use super::{
     Checkpoint, Manifest, Member, OLD, Store, StoreError, TMP, available, io_error,
     manifest::{check_name, image_name},
-    sync,
 };
 use crate::image::{FileSink, Header, Options, Writer};
 
@@ -20,18 +18,14 @@ use crate::image::{FileSink, Header, Options, Writer};
 pub struct Round {
     store: Store,
     joined: Joined,
-    /// Where it is, until it is prepared and somebody else's.
-    remove: Remove,
+    leading: Leading,
 }
 
 /// A round that members' images are written to.
 #[derive(Clone, Debug)]
 pub struct Joined {
     round: u64,
-    dir: PathBuf,
-    /// The directory, locked by all who are in the round (flock(2)): what the dead left is told from what the living
-    /// make.
-    lock: Arc<File>,
+    draft: Draft,
 }
 
 /// A round that is whole. Dropped before it is published, nothing of it remains; if its process
@@ -39,20 +33,7 @@ pub struct Joined {
 pub struct Prepared {
     store: Store,
     round: u64,
-    remove: Remove,
-    _lock: Arc<File>,
-}
-
-/// A directory that goes when this is dropped.
-struct Remove(Option<PathBuf>);
-
-impl Drop for Remove {
-    fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            // What cannot be removed now is removed when the next round begins.
-            let _ = fs::remove_dir_all(path);
-        }
-    }
+    pub(super) leading: Leading,
 }
 
 impl Store {
@@ -80,17 +61,16 @@ impl Store {
                 available,
             });
         }
-        fs::create_dir(&dir).map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => StoreError::Busy { path: dir.clone() },
-            _ => io_error(&dir)(source),
-        })?;
-        let remove = Remove(Some(dir.clone()));
-        let joined = Joined::open(round, dir)?;
-        Ok(Round {
+        Ok(self.led(round, Draft::begin(&dir)?))
+    }
+
+    fn led(&self, round: u64, leading: Leading) -> Round {
+        let draft = leading.draft().clone();
+        Round {
             store: self.clone(),
-            joined,
-            remove,
-        })
+            joined: Joined { round, draft },
+            leading,
+        }
     }
 
     /// Joins a round. Whose members are on their own until all of them have written is begun by the first, and led by
@@ -101,26 +81,16 @@ impl Store {
         if path.exists() {
             return Err(StoreError::Exists { path });
         }
-        let dir = self.path(round, Some(TMP));
-        match fs::create_dir(&dir) {
-            Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
-                Err(io_error(&dir)(source))
-            }
-            _ => Joined::open(round, dir),
-        }
+        let draft = Draft::join(&self.path(round, Some(TMP)))?;
+        Ok(Joined { round, draft })
     }
 
     /// Leads a round that members have joined and written, to be committed.
     pub fn lead(&self, round: u64) -> Result<Round, StoreError> {
         let _lock = self.lock()?;
-        let dir = self.path(round, Some(TMP));
-        let joined = Joined::open(round, dir.clone())?;
+        let draft = Draft::open(&self.path(round, Some(TMP)))?;
         self.tidy()?;
-        Ok(Round {
-            store: self.clone(),
-            joined,
-            remove: Remove(Some(dir)),
-        })
+        Ok(self.led(round, draft.lead()))
     }
 
     /// Takes a round away for good, whether it is published, or was about to be.
@@ -131,7 +101,7 @@ impl Store {
         if path.exists() {
             fs::rename(&path, &old).map_err(io_error(&path))?;
         }
-        sync(&self.dir)?;
+        directory::sync(&self.dir)?;
         self.tidy()
     }
 
@@ -156,29 +126,17 @@ impl Store {
             fs::remove_dir_all(&path).map_err(io_error(&path))?;
         }
         for round in self.named(Some(TMP))? {
-            let path = self.path(round, Some(TMP));
-            let lock = File::open(&path).map_err(io_error(&path))?;
-            if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                fs::remove_dir_all(&path).map_err(io_error(&path))?;
-            }
+            directory::remove_dead(&self.path(round, Some(TMP)))?;
         }
         Ok(())
     }
 }
 
 impl Joined {
-    fn open(round: u64, dir: PathBuf) -> Result<Self, StoreError> {
-        let lock = File::open(&dir).map_err(io_error(&dir))?;
-        let locked = flock(&lock, FlockOperation::NonBlockingLockShared);
-        locked.map_err(|errno| io_error(&dir)(errno.into()))?;
-        let lock = Arc::new(lock);
-        Ok(Self { round, dir, lock })
-    }
-
     /// The round is not to be, or not with this member: removes its image, and the directory with the last one.
     pub fn discard(self, member: &str) -> Result<(), StoreError> {
         check_name(member)?;
-        let path = self.dir.join(image_name(member));
+        let path = self.dir().join(image_name(member));
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(io_error(&path)(error));
@@ -186,7 +144,7 @@ impl Joined {
             _ => {}
         }
         // Others' images may be in it still.
-        let _ = fs::remove_dir(&self.dir);
+        let _ = fs::remove_dir(self.dir());
         Ok(())
     }
 
@@ -197,7 +155,7 @@ impl Joined {
 
     /// Where its files are until it is published.
     pub fn dir(&self) -> &Path {
-        &self.dir
+        self.draft.path()
     }
 
     /// Starts the image of a member. Of its summary comes a [`Member`] for the manifest.
@@ -208,7 +166,7 @@ impl Joined {
         options: Options,
     ) -> Result<Writer<FileSink>, StoreError> {
         check_name(member)?;
-        let path = self.dir.join(image_name(member));
+        let path = self.dir().join(image_name(member));
         let file = File::options()
             .read(true)
             .write(true)
@@ -229,19 +187,15 @@ impl Round {
     /// All images have been written: checks that they are those that the manifest names, and writes
     /// the manifest. Its round is this one.
     pub fn prepare(self, manifest: Manifest) -> Result<Prepared, StoreError> {
-        let Joined { round, dir, lock } = &self.joined;
-        let manifest = Manifest {
-            round: *round,
-            ..manifest
-        };
+        let (round, dir) = (self.joined.round, self.joined.dir());
+        let manifest = Manifest { round, ..manifest };
         manifest.write(dir)?;
-        self.store.check(dir, *round)?;
-        sync(dir)?;
+        self.store.check(dir, round)?;
+        directory::sync_tree(dir)?;
         Ok(Prepared {
             store: self.store,
-            round: *round,
-            remove: self.remove,
-            _lock: lock.clone(),
+            round,
+            leading: self.leading,
         })
     }
 
@@ -253,15 +207,15 @@ impl Round {
 
 impl Prepared {
     /// From now on it is offered.
-    pub fn publish(mut self) -> Result<Checkpoint, StoreError> {
+    pub fn publish(self) -> Result<Checkpoint, StoreError> {
         let published = self.store.publish(self.round)?;
-        self.remove.0 = None;
+        self.leading.keep();
         Ok(published)
     }
 
     /// Leaves it prepared, to be published by [`Store::publish`].
-    pub fn keep(mut self) {
-        self.remove.0 = None;
+    pub fn keep(self) {
+        self.leading.keep();
     }
 }
 

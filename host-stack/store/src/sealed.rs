@@ -19,8 +19,13 @@ pub enum SealError {
         known: u32,
     },
     /// It is not what was written.
-    #[error("it is damaged: {0}")]
-    Damaged(String),
+    #[error("it is damaged at offset {offset}: {why}")]
+    Damaged {
+        /// Where it makes no sense; 0 if all of it does, but is not what was written.
+        offset: u64,
+        /// What is wrong.
+        why: String,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -28,6 +33,12 @@ struct Sealed<M> {
     version: u32,
     checksum: String,
     manifest: M,
+}
+
+/// What is read before the version is known: nothing else of another version's need make sense.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
 }
 
 /// The text of a file that holds this.
@@ -41,18 +52,30 @@ pub fn to_text<M: Serialize>(version: u32, manifest: &M) -> serde_json::Result<V
 
 /// What a file with this text holds.
 pub fn of_text<M: Serialize + DeserializeOwned>(text: &[u8], known: u32) -> Result<M, SealError> {
-    let damaged = |error: serde_json::Error| SealError::Damaged(error.to_string());
-    // The version first: nothing else of another version's need make sense.
-    let any: Sealed<serde_json::Value> = serde_json::from_slice(text).map_err(damaged)?;
-    if any.version != known {
-        let found = any.version;
+    let damaged = |error: serde_json::Error| SealError::Damaged {
+        offset: offset_of(text, &error),
+        why: error.to_string(),
+    };
+    let Version { version: found } = serde_json::from_slice(text).map_err(damaged)?;
+    if found != known {
         return Err(SealError::Version { found, known });
     }
     let sealed: Sealed<M> = serde_json::from_slice(text).map_err(damaged)?;
     match sealed.checksum == checksum(&sealed.manifest).map_err(damaged)? {
         true => Ok(sealed.manifest),
-        false => Err(SealError::Damaged("its checksum differs".into())),
+        false => Err(SealError::Damaged {
+            offset: 0,
+            why: "its checksum differs".into(),
+        }),
     }
+}
+
+/// Where in a text its parser has found an error, which it says by line and column.
+fn offset_of(text: &[u8], error: &serde_json::Error) -> u64 {
+    let before = text.split(|byte| *byte == b'\n');
+    let before = before.take(error.line().saturating_sub(1));
+    let lines: usize = before.map(|line| line.len() + 1).sum();
+    (lines + error.column().saturating_sub(1)) as u64
 }
 
 fn checksum<M: Serialize>(manifest: &M) -> serde_json::Result<String> {
