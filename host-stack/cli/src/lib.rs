@@ -3,7 +3,6 @@
 //! A library as well as a program, so that the integration tests can have a binary of their own
 //! that is the same program.
 
-mod bench;
 mod campaign;
 mod card_exec;
 mod card_list;
@@ -60,7 +59,7 @@ enum Command {
     Faults(campaign::Faults),
     /// Measure
     #[command(subcommand)]
-    Bench(bench::Bench),
+    Bench(snaprig_bench::Choice),
     Run(stack::Options),
     Include(stack::IncludeOptions),
     BuildSink(stack::BuildOptions),
@@ -171,7 +170,7 @@ pub fn main() -> ExitCode {
             ..
         } => campaign::merge(&options),
         Command::Campaign { options, .. } => campaign::run_campaign(&options),
-        Command::Bench(bench) => bench::run_bench(&bench),
+        Command::Bench(bench) => bench.run(),
         Command::Repro(options) => campaign::repro(&options),
         Command::Faults(options) => campaign::faults(&options),
         Command::Snapshot(SnapshotCommand::Verify(options)) => snapshot::verify(&options),
@@ -184,7 +183,7 @@ pub fn main() -> ExitCode {
         Command::NodesExec(options) => nodes::exec(&options),
         Command::Fabric(options) => verbs::fabric(&options),
         Command::FabricProcess => verbs::fabric_process(),
-        Command::BenchVerbsProcess { side } => bench::verbs_process::run(side),
+        Command::BenchVerbsProcess { side } => snaprig_bench::benches::verbs::process::run(side),
         Command::Doctor { json } => return doctor::run(json),
         Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)
             .map(|()| ExitCode::SUCCESS)

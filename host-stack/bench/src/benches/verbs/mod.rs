@@ -3,6 +3,8 @@
 //! Every measure and its baselines are taken once a run, one after the other, so that what else
 //! the machine does is shared fairly; ratios are of the same run.
 
+pub mod process;
+
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
@@ -11,12 +13,19 @@ use std::{
 use clap::Args;
 use snaprig_fabric::place::{DIRECTORY_ENV, FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV};
 
-use super::{
+use self::process::{Order, Outcome, QPS, heard};
+use crate::{
+    AnyError, BenchWith,
     baselines::{Baseline, end, pinned},
     table::{Aim, Row, Unit, print},
-    verbs_process::{Order, Outcome, QPS, heard},
 };
-use crate::AnyError;
+
+/// Verbs.
+pub static BENCH: BenchWith<Options> = BenchWith::new(
+    "verbs",
+    "Latency and bandwidth of verbs between two processes, beside UCX, libfabric and memcpy",
+    run,
+);
 
 /// What the benchmark is told.
 #[derive(Args)]
@@ -92,7 +101,7 @@ fn measures(scale: f64) -> Vec<Measure> {
 }
 
 /// Runs the benchmark.
-pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let pin = std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= 2);
     let directory = tempfile::tempdir()?;
     let mut pair = Pair::start(directory.path(), pin)?;

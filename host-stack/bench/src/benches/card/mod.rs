@@ -5,21 +5,17 @@
 
 use std::{
     any::Any,
-    ffi::OsStr,
     fs::{self, File as HostFile, OpenOptions},
     io::{Read, Write},
-    os::{
-        fd::AsFd,
-        unix::fs::{OpenOptionsExt, PermissionsExt},
-    },
+    os::{fd::AsFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
 
 use clap::Args;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use snaprig_card_device::Device;
 use snaprig_card_driver::{
     device::CharDevice,
@@ -41,11 +37,19 @@ use snaprig_wire::{
     pci::BAR_MMIO,
 };
 
-use super::{
-    baselines::{Baseline, pin_to, pinned},
+use crate::{
+    AnyError, BenchWith,
+    baselines::{Baseline, pin_to},
+    host::{await_event, eventfd_round_trip, numbers, on_the_host, one},
     table::{Aim, Row, Unit, print},
 };
-use crate::AnyError;
+
+/// A card beside the host.
+pub static BENCH: BenchWith<Options> = BenchWith::new(
+    "card",
+    "A card beside the host: its programs, its system calls, its boot, its captures",
+    run,
+);
 
 /// What the benchmark is told.
 #[derive(Args)]
@@ -146,7 +150,7 @@ fn measures(kinds: &[Kind], scale: f64) -> Vec<Measure> {
 }
 
 /// Runs the benchmark.
-pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let kinds = [Kind::Kvm, Kind::Ptrace];
     let (here, missing): (Vec<_>, Vec<_>) = kinds
         .into_iter()
@@ -276,59 +280,6 @@ impl Scene {
     }
 }
 
-/// What a program prints that is written to a directory and started there, by other commands if there are any.
-pub(super) fn on_the_host(
-    directory: &Path,
-    program: &[u8],
-    arguments: &[String],
-    under: &[&str],
-    pin: bool,
-) -> Result<f64, AnyError> {
-    let path = directory.join("program");
-    fs::write(&path, program)?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-    let path = path.as_os_str();
-    let mut words = under.iter().map(OsStr::new).chain([path]);
-    let mut command = Command::new(words.next().unwrap_or(path));
-    if pin {
-        pinned(&mut command, 0);
-    }
-    let output = command.args(words).args(arguments).output()?;
-    one(&numbers(&output.stdout)?)
-}
-
-/// Microseconds from a write to an eventfd to what another thread answers on a second one.
-pub(super) fn eventfd_round_trip() -> Result<f64, AnyError> {
-    const COUNT: u32 = 500;
-    let (there, back) = (
-        eventfd(0, EventfdFlags::CLOEXEC)?,
-        eventfd(0, EventfdFlags::CLOEXEC)?,
-    );
-    std::thread::scope(|scope| {
-        let answers = scope.spawn(|| {
-            for _ in 0..COUNT {
-                await_event(there.as_fd())?;
-                rustix::io::write(&back, &1u64.to_ne_bytes())?;
-            }
-            Ok::<_, rustix::io::Errno>(())
-        });
-        let begun = Instant::now();
-        for _ in 0..COUNT {
-            rustix::io::write(&there, &1u64.to_ne_bytes())?;
-            await_event(back.as_fd())?;
-        }
-        let took = begun.elapsed();
-        answers.join().map_err(|_| "a thread panicked")??;
-        Ok(took.as_secs_f64() / f64::from(COUNT) * 1e6)
-    })
-}
-
-/// Waits until an eventfd has been written to, and takes its count.
-fn await_event(event: std::os::fd::BorrowedFd<'_>) -> rustix::io::Result<()> {
-    poll(&mut [PollFd::new(&event, PollFlags::IN)], None)?;
-    rustix::io::read(event, &mut [0; 8]).map(|_| ())
-}
-
 /// Milliseconds from the start of a card's process to the return of a first run function on it.
 fn boot(kind: Kind) -> Result<f64, AnyError> {
     let begun = Instant::now();
@@ -417,18 +368,6 @@ fn printed() -> (Printed, [Arc<dyn File>; 3]) {
     };
     let stdio: [Arc<dyn File>; 3] = [Input::closed(), sink(), sink()];
     (out, stdio)
-}
-
-fn numbers(output: &[u8]) -> Result<Vec<f64>, AnyError> {
-    let text = std::str::from_utf8(output)?;
-    Ok(text.lines().map(str::parse).collect::<Result<_, _>>()?)
-}
-
-fn one(numbers: &[f64]) -> Result<f64, AnyError> {
-    match numbers {
-        [number] => Ok(*number),
-        _ => Err("a program did not print one number".into()),
-    }
 }
 
 /// GB/s of work on so many bytes.

@@ -12,15 +12,22 @@ use clap::Args;
 use snaprig_card_platform::{self as platform, Kind};
 use snaprig_rig::{Rig, sdk::Sdk};
 
-use super::{
-    card::eventfd_round_trip,
+use crate::{
+    AnyError, BenchWith,
     compile::gcc,
+    host::eventfd_round_trip,
     table::{Row, Unit, print},
 };
-use crate::AnyError;
 
-const HOST: &str = include_str!("../../../../fixtures/bench/coi_host.c");
-const SINK: &str = include_str!("../../../../fixtures/bench/coi_sink.c");
+/// The offload stack.
+pub static BENCH: BenchWith<Options> = BenchWith::new(
+    "coi",
+    "Run functions and buffers of COI beside wake-ups and copies on the host",
+    run,
+);
+
+const HOST: &str = include_str!("../../../../../fixtures/bench/coi_host.c");
+const SINK: &str = include_str!("../../../../../fixtures/bench/coi_sink.c");
 
 /// What the benchmark is told.
 #[derive(Args)]
@@ -83,7 +90,7 @@ fn measures(kinds: &[Kind]) -> Vec<Measure> {
 }
 
 /// Runs the benchmark.
-pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let (here, missing): (Vec<_>, Vec<_>) = [Kind::Kvm, Kind::Ptrace]
         .into_iter()
         .partition(|kind| platform::probe(*kind).is_ok());

@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::verbs_process::STREAM_BYTES;
+/// Bytes that streaming goes through, with verbs and beside them.
+pub const STREAM_BYTES: usize = 64 << 20;
 
 /// Something else that does the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,12 +24,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use snaprig_verbs as _;
 use snaprig_verbs_abi::*;
 
-use crate::AnyError;
+use crate::{AnyError, baselines::STREAM_BYTES};
 
 /// Queue pairs that two processes have between them.
 pub const QPS: usize = 1024;
-/// Bytes that streaming goes through.
-pub const STREAM_BYTES: usize = 64 << 20;
 /// Bytes before those, for words that are polled and for messages of 8 bytes.
 const HEAD_BYTES: usize = 4096;
 const DEPTH: u32 = 64;

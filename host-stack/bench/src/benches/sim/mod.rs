@@ -1,25 +1,11 @@
-//! `snaprig bench`: measurements, each with its spread over several rounds.
-
-mod baselines;
-mod card;
-mod ckpt;
-mod coi;
-mod compile;
-mod counters;
-mod dma;
-mod estimate;
-mod scif;
-mod snapify;
-mod table;
-mod verbs;
-pub mod verbs_process;
+//! `snaprig bench sim`: simulated checkpoints a second.
 
 use std::{
     process::ExitCode,
     time::{Duration, Instant},
 };
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use serde::Serialize;
 use snaprig_campaign::{
     Scenario as _,
@@ -28,26 +14,14 @@ use snaprig_campaign::{
 };
 use snaprig_sim::Plan;
 
-use crate::AnyError;
+use crate::{AnyError, BenchWith};
 
-/// Which benchmark.
-#[derive(Subcommand)]
-pub enum Bench {
-    /// Simulated checkpoints a second, on one processor, and how that changes with cards
-    Sim(Options),
-    /// A card beside the host: its programs, its system calls, its boot, its captures
-    Card(card::Options),
-    /// Checkpoint and restart of processes beside the disk, and CRIU and DMTCP where they are installed
-    Ckpt(ckpt::Options),
-    /// Run functions and buffers of COI beside wake-ups and copies on the host
-    Coi(coi::Options),
-    /// Messages and RMA of SCIF, on the host and with a card, beside sockets and memcpy
-    Scif(scif::Options),
-    /// What Snapify costs offload programs of which nobody takes a snapshot
-    Snapify(snapify::Options),
-    /// Latency and bandwidth of verbs between two processes, beside UCX, libfabric and memcpy
-    Verbs(verbs::Options),
-}
+/// The simulator.
+pub static BENCH: BenchWith<Options> = BenchWith::new(
+    "sim",
+    "Simulated checkpoints a second, on one processor, and how that changes with cards",
+    run,
+);
 
 /// What a benchmark is told.
 #[derive(Args)]
@@ -70,17 +44,7 @@ struct Row {
     events_per_run: f64,
 }
 
-/// Runs a benchmark.
-pub fn run_bench(bench: &Bench) -> Result<ExitCode, AnyError> {
-    let options = match bench {
-        Bench::Sim(options) => options,
-        Bench::Card(options) => return card::run(options),
-        Bench::Ckpt(options) => return ckpt::run(options),
-        Bench::Coi(options) => return coi::run(options),
-        Bench::Scif(options) => return scif::run(options),
-        Bench::Snapify(options) => return snapify::run(options),
-        Bench::Verbs(options) => return verbs::run(options),
-    };
+fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let rows: Vec<_> = CARDS.into_iter().map(measure).collect();
     if options.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);

@@ -20,13 +20,21 @@ use snaprig_fixtures::programs::{BENCH_CALLS, BENCH_COMPUTE};
 use snaprig_supervisor::Request;
 
 use self::peers::Peer;
-use super::{
-    card::on_the_host,
+use crate::{
+    AnyError, BenchWith,
+    baselines::Baseline,
+    host::on_the_host,
     table::{Aim, Row, Unit, print},
 };
-use crate::AnyError;
 
-const PROGRAM: &str = include_str!("../../../../fixtures/bench/ckpt.c");
+/// Checkpoints of processes.
+pub static BENCH: BenchWith<Options> = BenchWith::new(
+    "ckpt",
+    "Checkpoint and restart of processes beside the disk, and CRIU and DMTCP where they are installed",
+    run,
+);
+
+const PROGRAM: &str = include_str!("../../../../../fixtures/bench/ckpt.c");
 
 /// What the benchmark is told.
 #[derive(Args)]
@@ -143,7 +151,7 @@ fn measures() -> Vec<Measure> {
 }
 
 /// Runs the benchmark.
-pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let base = options.dir.clone().unwrap_or(".".into());
     let scene = Scene::new(&base, options.scale)?;
     let mut measures = measures();
@@ -257,7 +265,7 @@ impl Scene {
         let bytes = self.mib(mib) * MIB;
         let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
         let image = self.directory.path().join("file");
-        let copy = super::baselines::Baseline::Memcpy(MIB as usize, true).measure(false, 1.0);
+        let copy = Baseline::Memcpy(MIB as usize, true).measure(false, 1.0);
         let (written, ()) = timed(|| write_file(&image, bytes))?;
         drop_cached(&image)?;
         let (read, ()) = timed(|| read_file(&image, bytes))?;

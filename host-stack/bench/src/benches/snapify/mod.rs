@@ -4,9 +4,9 @@
 //! All workloads run with it and without it (`SNAPRIG_SNAPIFY=off`), in pairs on one card, round after round. Of two
 //! pairs one has the run with it first and the next has it last, as the seed draws it. The host's program and the
 //! rig have one processor for themselves and the card the others, in both runs alike, so that the scheduler has
-//! nothing to choose. Each run is timed, and what all of it does on processors is counted ([`super::counters`]):
+//! nothing to choose. Each run is timed, and what all of it does on processors is counted (`counters`):
 //! Snapify cannot cost less than that, and wake-ups disturb it less. What the pairs say, and how sure that is,
-//! is in [`super::estimate`].
+//! is in `estimate`.
 //!
 //! As JSON:
 //!
@@ -18,6 +18,9 @@
 //! SAMPLES   { "with": [NUMBER, ..], "without": [NUMBER, ..], "percent": COST }, a number a pair
 //! COST      { "estimate": NUMBER, "from": NUMBER, "to": NUMBER }, percent of what it is without; 95 % sure
 //! ```
+
+mod counters;
+mod estimate;
 
 use std::{
     collections::BTreeMap,
@@ -33,13 +36,22 @@ use snaprig_card_platform::Kind;
 use snaprig_rig::{Rig, sdk::Sdk};
 use snaprig_sim::Random;
 
-use super::{
-    baselines::{pin_all, pin_to, processors},
-    compile::gcc,
+use self::{
     counters::Counter,
     estimate::{Interval, intervals, median},
 };
-use crate::AnyError;
+use crate::{
+    AnyError, BenchWith,
+    baselines::{pin_all, pin_to, processors},
+    compile::gcc,
+};
+
+/// Snapify where it is not used.
+pub static BENCH: BenchWith<Options> = BenchWith::new(
+    "snapify",
+    "What Snapify costs offload programs of which nobody takes a snapshot",
+    run,
+);
 
 /// What the benchmark is told.
 #[derive(Args)]
@@ -112,7 +124,7 @@ const WORKLOADS: [Workload; 8] = [
 
 macro_rules! sources {
     ($($path:literal),* $(,)?) => {
-        [$(($path, include_str!(concat!("../../../../fixtures/", $path)))),*]
+        [$(($path, include_str!(concat!("../../../../../fixtures/", $path)))),*]
     };
 }
 
@@ -173,7 +185,7 @@ struct Samples {
 }
 
 /// Runs the benchmark.
-pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let seed = options.seed.unwrap_or_else(|| std::process::id().into());
     eprintln!("seed {seed}");
     let programs = Programs::compile()?;

@@ -4,6 +4,8 @@
 //!
 //! Through libscif as any program has it, by one C program (`fixtures/bench/scif.c`); ratios are of the same run.
 
+mod dma;
+
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -19,12 +21,18 @@ use snaprig_coi::{Engine, native};
 use snaprig_fixtures::programs::BENCH_SCIF;
 use snaprig_rig::{Rig, files::CardFiles, libraries};
 
-use super::{
+use crate::{
+    AnyError, BenchWith,
     baselines::end,
-    dma,
     table::{Aim, Row, Unit, print},
 };
-use crate::AnyError;
+
+/// SCIF.
+pub static BENCH: BenchWith<Options> = BenchWith::new(
+    "scif",
+    "Messages and RMA of SCIF, on the host and with a card, beside sockets and memcpy",
+    run,
+);
 
 /// What the benchmark is told.
 #[derive(Args)]
@@ -49,7 +57,7 @@ const AIMED: [&str; 3] = ["1M", "16M", "64M"];
 const MEMORY_BYTES: u64 = 512 << 20;
 
 /// Runs the benchmark.
-pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let scene = Scene::new(options.platform)?;
     let mut rows: Vec<Row> = Vec::new();
     for _ in 0..options.runs {

@@ -1,0 +1,22 @@
+//! The benchmarks.
+
+pub mod card;
+pub mod ckpt;
+pub mod coi;
+pub mod scif;
+pub mod sim;
+pub mod snapify;
+pub mod verbs;
+
+use crate::Bench;
+
+/// All of them.
+pub static ALL: &[&dyn Bench] = &[
+    &sim::BENCH,
+    &card::BENCH,
+    &ckpt::BENCH,
+    &coi::BENCH,
+    &scif::BENCH,
+    &snapify::BENCH,
+    &verbs::BENCH,
+];
