@@ -22,11 +22,15 @@ use serde::Serialize;
 use snaprig_card_platform::Kind;
 use snaprig_fixtures::kmeans;
 use snaprig_rig::Rig;
+use snaprig_rig_campaign::{
+    Error,
+    deadline::Deadline,
+    host_process::{Controlled, HostProcess},
+};
 use snaprig_snapify::control::{self, Command as Control};
 
 use crate::{
     AnyError,
-    host_process::{Controlled, Deadline, HostProcess},
     report::{Step, Steps},
     size,
 };
@@ -134,9 +138,10 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         deadline: Deadline::after(Duration::from_secs(options.timeout)),
     };
     let identical = match options.kill {
-        Kill::Card => card_dies(&scene, &mut steps)?,
-        Kill::Host | Kill::All => whole::run(&scene, &mut steps)?,
+        Kill::Card => card_dies(&scene, &mut steps),
+        Kill::Host | Kill::All => whole::run(&scene, &mut steps),
     };
+    let identical = identical.map_err(with_hint)?;
     let outcome = Outcome {
         seed: options.seed,
         killed: options.kill,
@@ -146,6 +151,16 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         identical,
     };
     conclude(options, &outcome)
+}
+
+/// Says what to do about what took too long.
+fn with_hint(error: AnyError) -> AnyError {
+    match error.downcast_ref() {
+        Some(Error::TimedOut { .. }) => {
+            format!("{error}; give it more with --timeout SECONDS").into()
+        }
+        _ => error,
+    }
 }
 
 impl Scene<'_> {

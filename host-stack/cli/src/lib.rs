@@ -11,10 +11,8 @@ mod card_syscalls;
 mod ckpt;
 mod demo;
 mod doctor;
-mod host_process;
 mod nodes;
 mod report;
-mod rig_process;
 mod size;
 mod snapshot;
 mod stack;
@@ -192,7 +190,9 @@ pub fn main() -> ExitCode {
             cards,
             memory,
             platform,
-        } => rig_process::run(cards, &memory, platform),
+        } => snaprig_rig_campaign::rig_process::run(cards, &memory, platform)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(Into::into),
         Command::CardProcess {
             socket,
             node,

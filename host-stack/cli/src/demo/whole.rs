@@ -11,17 +11,16 @@
 
 use std::{fs, path::Path, process::Stdio};
 
+use snaprig_rig_campaign::{
+    host_process::{Controlled, HostProcess, tree},
+    rig_process::RigProcess,
+    work::{Work, sweep},
+};
 use snaprig_snapify::control::Command as Control;
 use snaprig_supervisor::{Reply, Request};
 
 use super::{Kill, RESTORED, Scene};
-use crate::{
-    AnyError,
-    campaign::rig::work::{Work, sweep},
-    host_process::{Controlled, HostProcess, tree},
-    report::Steps,
-    rig_process::RigProcess,
-};
+use crate::{AnyError, report::Steps};
 
 /// Runs it to the end of the restarted program.
 pub fn run(scene: &Scene, steps: &mut Steps) -> Result<bool, AnyError> {
@@ -47,7 +46,8 @@ pub fn run(scene: &Scene, steps: &mut Steps) -> Result<bool, AnyError> {
     steps.run("run", &name, |_| {
         let pid = program(&checkpoints)?;
         let mut control = Controlled::connect(&rig.place.dir, pid, *deadline)?;
-        control.run("run", &Control::BreakAtRunFunction(scene.stop_at))
+        let hold = Control::BreakAtRunFunction(scene.stop_at);
+        Ok::<_, AnyError>(control.run("run", &hold)?)
     })?;
     steps.run(
         "checkpoint",

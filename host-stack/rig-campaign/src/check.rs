@@ -5,7 +5,7 @@ use std::path::Path;
 use snaprig_campaign::scenario::{Broken, Class};
 use snaprig_snapify_io::store;
 
-use super::run::{Ending, Seen};
+use crate::run::{Ending, Seen};
 
 /// A broken invariant.
 pub type Violation = Option<Broken>;

@@ -1,23 +1,4 @@
-//! `snaprig campaign --rig`: the demo's application on real rigs, with real processes killed
-//! (SIGKILL), stopped (SIGSTOP) and kept from writing (RLIMIT_FSIZE) at steps that the seed draws.
-//! Whoever still can finishes, with the golden result; everybody else is told.
-//!
-//! | module | what it is |
-//! |---|---|
-//! | [`draw`] | a plan from a seed |
-//! | [`run`](mod@run) | one run of a plan |
-//! | [`faults`] | its faults, when steps begin |
-//! | [`check`] | what must be true of it |
-//! | [`work`] | the directory of a run |
-//!
-//! Real processes take their own time, so a plan is not the same run again and has no trace hash;
-//! a bug that it shows may need several runs to show again.
-
-mod check;
-mod draw;
-mod faults;
-mod run;
-pub(crate) mod work;
+//! What runs plans on real rigs, for campaigns.
 
 use std::{collections::BTreeMap, io, path::Path, sync::Mutex};
 
@@ -30,8 +11,7 @@ use snaprig_card_platform::Kind;
 use snaprig_fixtures::kmeans::{self, Workload};
 use snaprig_sim::Plan;
 
-use draw::draw;
-pub use draw::{CARDS, points, processes};
+use crate::{faults::lock, plan::draw, run::run, work::sweep};
 
 /// Runs plans on real rigs.
 pub struct RigRunner {
@@ -46,7 +26,7 @@ pub struct RigRunner {
 impl RigRunner {
     /// With cards on this platform.
     pub fn new(platform: Option<Kind>) -> Self {
-        work::sweep();
+        sweep();
         Self {
             platform,
             golden: kmeans::golden(&Workload::shipped()).to_text(),
@@ -59,7 +39,7 @@ impl RigRunner {
     pub fn replay(mut self, plan: &Plan) -> (Ran, String) {
         self.talkative = true;
         let ran = self.run(plan);
-        let log = faults::lock(&self.logs).remove(&plan.to_text());
+        let log = lock(&self.logs).remove(&plan.to_text());
         (ran, log.unwrap_or_default())
     }
 }
@@ -78,11 +58,11 @@ impl Runner for RigRunner {
     }
 
     fn run(&self, plan: &Plan) -> Ran {
-        let outcome = match run::run(plan, self.platform, &self.golden) {
+        let outcome = match run(plan, self.platform, &self.golden) {
             Ok(outcome) => outcome,
             Err(error) => {
                 let how = error.to_string();
-                faults::lock(&self.logs).insert(plan.to_text(), how.clone());
+                lock(&self.logs).insert(plan.to_text(), how.clone());
                 let invariant = "the run can be made";
                 return Ran {
                     broken: Some(Broken {
@@ -95,7 +75,7 @@ impl Runner for RigRunner {
             }
         };
         if outcome.violation.is_some() || self.talkative {
-            faults::lock(&self.logs).insert(plan.to_text(), outcome.log);
+            lock(&self.logs).insert(plan.to_text(), outcome.log);
         }
         let reached = outcome.done.reached.into_iter();
         let reached: Vec<_> = reached
@@ -129,7 +109,7 @@ impl Runner for RigRunner {
         std::fs::create_dir_all(folder)?;
         let plan = found.plan.to_text();
         write_file(&folder.join("plan.json"), plan.as_bytes())?;
-        let logs = faults::lock(&self.logs);
+        let logs = lock(&self.logs);
         let log = logs.get(&plan).map_or("", String::as_str);
         let log = format!("{}: {}\n{log}", found.invariant, found.how);
         write_file(&folder.join("log.txt"), log.as_bytes())?;

@@ -1,8 +1,11 @@
-//! A plan for real rigs from a seed. It is a plan as those of simulations are, with fewer points:
+//! Plans for real rigs. They are plans as those of simulations are, with fewer points:
 //! the steps of Snapify's calls, at which processes can be killed or stopped and cards be reset, and
 //! the writing of files, which can fail.
 
-use snaprig_campaign::scenarios::offload::{Parameters, Variant};
+use snaprig_campaign::{
+    registry::CheckError,
+    scenarios::offload::{Parameters, Variant},
+};
 use snaprig_sim::{Fault, Kind, KindName, Plan, Point, Process, Random, When};
 use snaprig_snapify::{Step, faults as snapify_faults};
 use snaprig_snapify_io::faults as snapify_io_faults;
@@ -38,6 +41,24 @@ pub fn processes(cards: u16) -> Vec<Process> {
     });
     let others = ["rig", "host"].map(|name| program(name.into()));
     others.into_iter().chain(cards).collect()
+}
+
+/// Whether real rigs can run a plan.
+pub fn check(plan: &Plan) -> Result<(), CheckError> {
+    snaprig_campaign::standard().check_system(plan)?;
+    if Variant::named(&plan.scenario).is_none() {
+        let why = format!(
+            "scenario {:?} has no rig; it runs in simulation",
+            plan.scenario
+        );
+        return Err(CheckError::Impossible(why));
+    }
+    let cards = plan.parameters_as::<Parameters>()?.cards;
+    if cards > CARDS {
+        let why = format!("a real rig has at most {CARDS} cards here");
+        return Err(CheckError::Impossible(why));
+    }
+    Ok(plan.check(&points(), &processes(cards))?)
 }
 
 /// After how many run functions a plan's application is interrupted.
@@ -89,5 +110,22 @@ fn process_fault(random: &mut Random) -> Kind {
         }),
         5 => Kind::Restart(format!("card{card}")),
         _ => Kind::Crash(format!("card{card}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_drawn_plan_can_be_run_and_others_are_refused() {
+        for seed in 0..500 {
+            let plan = draw(seed);
+            assert!(check(&plan).is_ok(), "{plan:?}");
+        }
+        let many = draw(0).with(&Parameters::of(CARDS + 1));
+        assert!(check(&many).unwrap_err().to_string().contains("3 cards"));
+        let simulated = Plan::new(0, "verbs");
+        assert!(check(&simulated).is_err());
     }
 }

@@ -4,6 +4,7 @@
 use std::{
     fs::{self, File},
     os::unix::net::UnixListener,
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
@@ -15,16 +16,15 @@ use snaprig_fixtures::kmeans::Workload;
 use snaprig_sim::Plan;
 use snaprig_snapify::control::Command as Control;
 
-use super::{
-    check::{self, Violation},
-    draw::interrupt_at,
-    faults::{Done, Faults, Victims, lift_limit, lock},
-    work::Work,
-};
 use crate::{
-    AnyError,
-    host_process::{Controlled, Deadline, HostProcess},
+    Error,
+    check::{self, Violation},
+    deadline::Deadline,
+    faults::{Done, Faults, Victims, lift_limit, lock},
+    host_process::{Controlled, HostProcess},
+    plan::interrupt_at,
     rig_process::RigProcess,
+    work::Work,
 };
 
 /// Longest run; one takes about a second, and twenty times as long in emulation.
@@ -74,7 +74,7 @@ pub struct Outcome {
 }
 
 /// Runs a plan. An error is one of this program's or this machine's, not of what is tested.
-pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome, AnyError> {
+pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome, Error> {
     let deadline = Deadline::after(TIMEOUT);
     let cards = plan.parameters_as::<Parameters>()?.cards;
     let work = Work::new()?;
@@ -82,10 +82,7 @@ pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome,
     let said = work.path().join("rig.log");
     let err = File::create(&said)?.into();
     let rig = RigProcess::start(cards, &[CARD_BYTES], platform, err, None, deadline);
-    let mut rig = rig.map_err(|error| {
-        let said = fs::read_to_string(&said).unwrap_or_default();
-        format!("{error}: {said}")
-    })?;
+    let mut rig = rig.map_err(|error| error.said(fs::read_to_string(&said).unwrap_or_default()))?;
     let ran = Application::run(plan, &mut rig, work.path(), &done, golden, deadline);
     let left = rig.end(deadline);
     let done = std::mem::take(&mut *lock(&done));
@@ -94,7 +91,7 @@ pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome,
         (Err(error), _) | (_, Err(error)) if deadline.left().is_zero() => {
             check::a_hang(error.to_string())
         }
-        (Err(error), _) | (_, Err(error)) => return Err(format!("{error}\n{log}").into()),
+        (Err(error), _) | (_, Err(error)) => return Err(error.said(log)),
         (Ok(mut seen), Ok(left)) => {
             seen.left = left;
             seen.killed = done.killed.iter().cloned().collect();
@@ -141,7 +138,7 @@ impl<'a> Application<'a> {
         done: &'a Arc<Mutex<Done>>,
         golden: &str,
         deadline: Deadline,
-    ) -> Result<Seen, AnyError> {
+    ) -> Result<Seen, Error> {
         let (result, snapshot) = (work.join("result.txt"), work.join("snapshot"));
         let said = work.join("host.log");
         let log = File::create(&said)?.into();
@@ -178,7 +175,7 @@ impl<'a> Application<'a> {
         fs::write(work.join("commands.log"), application.errors.join("\n"))?;
         let status = host.wait(deadline)?;
         // The announcements end with the host process.
-        let victims = harm.join().map_err(|_| "a fault panicked")?;
+        let victims = harm.join().unwrap_or_else(|panic| resume_unwind(panic));
         (rig.input, rig.output) = (victims.rig_input, victims.rig_output);
         rig.place.cards = victims.cards;
         let ending = match (status.success(), fs::read_to_string(&result)) {

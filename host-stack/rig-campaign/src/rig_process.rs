@@ -11,9 +11,9 @@
 //! ```
 
 use std::{
-    io::{BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use snaprig_card_platform::Kind;
 use snaprig_rig::Rig;
 
-use crate::{AnyError, host_process::Deadline};
+use crate::{Error, deadline::Deadline};
 
 /// Where a rig is.
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,11 +33,7 @@ pub struct Place {
 }
 
 /// Holds a rig until the end of standard input.
-pub fn run(
-    cards: usize,
-    memory_bytes: &[u64],
-    platform: Option<Kind>,
-) -> Result<ExitCode, AnyError> {
+pub fn run(cards: usize, memory_bytes: &[u64], platform: Option<Kind>) -> Result<(), Error> {
     // A campaign may limit how long this process's files get: that is to be an error of write(2)
     // (EFBIG), not the end.
     // SAFETY: no handler is installed, and no thread runs yet.
@@ -49,12 +45,13 @@ pub fn run(
         .platform(platform)
         .start()?;
     say_place(&rig)?;
-    for line in std::io::stdin().lock().lines() {
+    for line in io::stdin().lock().lines() {
         let line = line?;
-        let (order, node) = line
-            .split_once(' ')
-            .ok_or("an order is a word and a number")?;
-        let node: usize = node.parse()?;
+        let order = line.split_once(' ');
+        let order = order.and_then(|(order, node)| Some((order, node.parse::<usize>().ok()?)));
+        let Some((order, node)) = order else {
+            return Err(Error::Order(line));
+        };
         if !(1..=cards).contains(&node) {
             continue;
         }
@@ -67,13 +64,13 @@ pub fn run(
                 }
                 say_place(&rig)?;
             }
-            _ => return Err(format!("there is no order {order:?}").into()),
+            _ => return Err(Error::Order(line)),
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-fn say_place(rig: &Rig) -> Result<(), AnyError> {
+fn say_place(rig: &Rig) -> Result<(), Error> {
     let place = Place {
         dir: rig.dir().to_owned(),
         cards: rig
@@ -82,16 +79,21 @@ fn say_place(rig: &Rig) -> Result<(), AnyError> {
             .map(|card| card.pid().unwrap_or(0))
             .collect(),
     };
-    let mut stdout = std::io::stdout();
-    writeln!(stdout, "{}", serde_json::to_string(&place)?)?;
+    let mut stdout = io::stdout();
+    let place = serde_json::to_string(&place).map_err(io::Error::from)?;
+    writeln!(stdout, "{place}")?;
     Ok(stdout.flush()?)
 }
 
 /// The process that holds the rig, as those see it who have started it.
 pub struct RigProcess {
+    /// The process.
     pub child: Child,
+    /// Its standard input, for orders.
     pub input: Option<ChildStdin>,
+    /// Its standard output, where it says its place.
     pub output: Option<BufReader<ChildStdout>>,
+    /// Where the rig is, as it was last said.
     pub place: Place,
 }
 
@@ -104,7 +106,7 @@ impl RigProcess {
         log: Stdio,
         within: Option<&Path>,
         deadline: Deadline,
-    ) -> Result<Self, AnyError> {
+    ) -> Result<Self, Error> {
         let memory: Vec<_> = memory_bytes.iter().map(u64::to_string).collect();
         let mut command = Command::new(std::env::current_exe()?);
         command
@@ -121,7 +123,8 @@ impl RigProcess {
             command.env("TMPDIR", directory);
         }
         let mut child = command.spawn()?;
-        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let input = child.stdin.take();
+        let output = child.stdout.take().expect("it is piped");
         let place = Place {
             dir: PathBuf::new(),
             cards: Vec::new(),
@@ -133,17 +136,16 @@ impl RigProcess {
             output: None,
             place,
         };
-        let output = output.ok_or("no standard output")?;
         deadline.wait_for("boot", &output)?;
         let mut line = String::new();
         let output = rig.output.insert(BufReader::new(output));
         output.read_line(&mut line)?;
-        rig.place = serde_json::from_str(&line).map_err(|_| "the rig did not start")?;
+        rig.place = serde_json::from_str(&line).map_err(|_| Error::RigStart)?;
         Ok(rig)
     }
 
     /// Ends it, as whoever started it does, and says what of it is still there.
-    pub fn end(mut self, deadline: Deadline) -> Result<Vec<String>, AnyError> {
+    pub fn end(mut self, deadline: Deadline) -> Result<Vec<String>, Error> {
         drop(self.input.take());
         let rig = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
         deadline.wait_for("the rig's end", &rig)?;

@@ -1,7 +1,4 @@
-//! `snaprig campaign`, `snaprig repro`, `snaprig faults`: fault campaigns in the simulator, and on
-//! real rigs (`rig`).
-
-pub(crate) mod rig;
+//! `snaprig campaign`, `snaprig repro`, `snaprig faults`: fault campaigns in the simulator, and on real rigs.
 
 use std::{
     io::IsTerminal,
@@ -18,9 +15,9 @@ use snaprig_campaign::{
     exhaustive,
     report::Failure,
     scenario::{Broken, Canary, Finished, Until, Watch},
-    scenarios::offload::{self, Variant},
 };
 use snaprig_card_platform::Kind;
+use snaprig_rig_campaign::{RigRunner, plan as rig_plans};
 use snaprig_sim::{Plan, Point, Trace, trace::Mark};
 
 use crate::AnyError;
@@ -201,7 +198,7 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     };
     let runner: &dyn Runner = match options.rig {
         true => {
-            rigs = rig::RigRunner::new(options.platform);
+            rigs = RigRunner::new(options.platform);
             &rigs
         }
         false => &simulator,
@@ -222,7 +219,7 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
         }
     };
     let points = match options.rig {
-        true => rig::points(),
+        true => rig_plans::points(),
         false => snaprig_campaign::standard().points(&options.scenario),
     };
     show(&results, &points, options.json, Some(begun.elapsed()))?;
@@ -263,31 +260,17 @@ fn plans(options: &Options) -> Result<Plans, AnyError> {
 /// A plan from a file, if it makes sense.
 fn read(path: &Path, rig: bool) -> Result<Plan, AnyError> {
     let plan = Plan::read(path)?;
-    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    if !rig {
-        let checked = snaprig_campaign::standard().check(&plan);
-        checked.map_err(|error| named(&error))?;
-        return Ok(plan);
-    }
-    let checked = snaprig_campaign::standard().check_system(&plan);
-    checked.map_err(|error| named(&error))?;
-    if Variant::named(&plan.scenario).is_none() {
-        let name = &plan.scenario;
-        let why = format!("scenario {name:?} has no rig; it runs in simulation");
-        return Err(named(&why).into());
-    }
-    let cards = plan.parameters_as::<offload::Parameters>()?.cards;
-    if cards > rig::CARDS {
-        let why = format!("a real rig has at most {} cards here", rig::CARDS);
-        return Err(named(&why).into());
-    }
-    plan.check(&all_points(rig), &rig::processes(cards))?;
+    let checked = match rig {
+        true => rig_plans::check(&plan),
+        false => snaprig_campaign::standard().check(&plan),
+    };
+    checked.map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(plan)
 }
 
 fn all_points(rig: bool) -> Vec<Point> {
     match rig {
-        true => rig::points(),
+        true => rig_plans::points(),
         false => snaprig_campaign::standard().points(&[]),
     }
 }
@@ -406,7 +389,7 @@ pub fn repro(options: &Repro) -> Result<ExitCode, AnyError> {
         }
     };
     if rig {
-        let (ran, log) = rig::RigRunner::new(options.platform).replay(&plan);
+        let (ran, log) = RigRunner::new(options.platform).replay(&plan);
         println!("{}", log.trim_end());
         happened(ran.faults, &plan);
         return Ok(verdict(ran.broken, known.as_ref(), "on a real rig"));

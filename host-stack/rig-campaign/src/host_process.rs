@@ -2,51 +2,17 @@
 
 use std::{
     io::{BufRead, BufReader},
-    os::{fd::AsFd, unix::process::CommandExt},
+    os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use snaprig_fixtures::kmeans;
 use snaprig_snapify::control::{self, Client, Command as Control};
 
-use crate::AnyError;
-
-/// When everything must be over.
-#[derive(Clone, Copy)]
-pub struct Deadline(Instant);
-
-impl Deadline {
-    /// So long from now.
-    pub fn after(time: Duration) -> Self {
-        Self(Instant::now() + time)
-    }
-
-    /// What is left.
-    pub fn left(self) -> Duration {
-        self.0.saturating_duration_since(Instant::now())
-    }
-
-    /// Waits until there is something to read, or for a process to end (pidfd_open(2)).
-    pub fn wait_for(self, what: &str, fd: impl AsFd) -> Result<(), AnyError> {
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        let left = self.left();
-        let timeout = Timespec {
-            tv_sec: left.as_secs().try_into()?,
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
-            return Err(Self::passed(what));
-        }
-        Ok(())
-    }
-
-    fn passed(what: &str) -> AnyError {
-        format!("{what} did not end in time; give it more with --timeout SECONDS").into()
-    }
-}
+use crate::{Error, deadline::Deadline};
 
 /// The host process's control service, up to the deadline.
 pub struct Controlled {
@@ -56,17 +22,20 @@ pub struct Controlled {
 
 impl Controlled {
     /// Of the host process of this number.
-    pub fn connect(rig: &Path, host: u32, deadline: Deadline) -> Result<Self, AnyError> {
+    pub fn connect(rig: &Path, host: u32, deadline: Deadline) -> Result<Self, Error> {
         let client = Client::connect(rig, host)?;
         Ok(Self { client, deadline })
     }
 
     /// Runs one command; `step` is for errors.
-    pub fn run(&mut self, step: &str, command: &Control) -> Result<control::Report, AnyError> {
+    pub fn run(&mut self, step: &str, command: &Control) -> Result<control::Report, Error> {
         match self.client.run(command, self.deadline.left()) {
             Ok(report) => Ok(report),
             Err(control::ControlError::TimedOut) => Err(Deadline::passed(step)),
-            Err(error) => Err(format!("{step}: {error}").into()),
+            Err(source) => Err(Error::Command {
+                step: step.into(),
+                source,
+            }),
         }
     }
 }
@@ -84,7 +53,7 @@ impl HostProcess {
         result: &Path,
         log: Stdio,
         deadline: Deadline,
-    ) -> Result<Self, AnyError> {
+    ) -> Result<Self, Error> {
         let command = Command::new(std::env::current_exe()?);
         Self::begin(command, rig, workload, result, log, deadline)
     }
@@ -96,7 +65,7 @@ impl HostProcess {
         workload: &kmeans::Workload,
         result: &Path,
         deadline: Deadline,
-    ) -> Result<Self, AnyError> {
+    ) -> Result<Self, Error> {
         let own = std::env::current_exe()?;
         let mut command = Command::new(&own);
         command.args(["ckpt", "launch", "--dir"]).arg(checkpoints);
@@ -105,7 +74,7 @@ impl HostProcess {
     }
 
     /// Restarts it from the newest checkpoint of a directory, on this rig; waits until it goes on.
-    pub fn restart(checkpoints: &Path, rig: &Path, deadline: Deadline) -> Result<Self, AnyError> {
+    pub fn restart(checkpoints: &Path, rig: &Path, deadline: Deadline) -> Result<Self, Error> {
         let child = Command::new(std::env::current_exe()?)
             .args(["ckpt", "restart"])
             .arg(checkpoints)
@@ -120,7 +89,7 @@ impl HostProcess {
             if let Some(status) = host.child.try_wait()? {
                 return match status.success() {
                     true => Ok(host),
-                    false => Err("the checkpoint was not restarted".into()),
+                    false => Err(Error::Restart),
                 };
             }
             if deadline.left().is_zero() {
@@ -138,7 +107,7 @@ impl HostProcess {
         result: &Path,
         log: Stdio,
         deadline: Deadline,
-    ) -> Result<Self, AnyError> {
+    ) -> Result<Self, Error> {
         let child = command
             .args(["workload", "kmeans"])
             .args(workload.arguments())
@@ -158,7 +127,7 @@ impl HostProcess {
         BufReader::new(stdout).read_line(&mut line)?;
         if line.trim() != kmeans::READY {
             let status = host.child.wait()?;
-            return Err(format!("the host process did not start: {status}").into());
+            return Err(Error::HostStart(status));
         }
         Ok(host)
     }
@@ -174,15 +143,12 @@ impl HostProcess {
     }
 
     /// Its exit status.
-    pub fn wait(&mut self, deadline: Deadline) -> Result<ExitStatus, AnyError> {
+    pub fn wait(&mut self, deadline: Deadline) -> Result<ExitStatus, Error> {
         // It may have been seen to end: then there is no process of this number any more.
         if let Some(status) = self.child.try_wait()? {
             return Ok(status);
         }
-        let pidfd = rustix::process::pidfd_open(
-            rustix::process::Pid::from_child(&self.child),
-            rustix::process::PidfdFlags::empty(),
-        )?;
+        let pidfd = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
         deadline.wait_for("finish", &pidfd)?;
         Ok(self.child.wait()?)
     }
