@@ -5,6 +5,8 @@
 
 use std::{
     fs, io,
+    mem::MaybeUninit,
+    ptr,
     sync::atomic::{AtomicU64, Ordering},
     thread,
 };
@@ -32,15 +34,34 @@ fn change(by: impl Fn(u64) -> u64) {
     let _ = OWN.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed);
 }
 
-/// Starts a thread that never writes to the program's memory.
+/// Starts a thread that never writes to the program's memory. All signals are blocked on it: they are for the program's
+/// own threads.
 pub fn spawn(builder: thread::Builder, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     change(|own| own + BEING_MADE + 1);
-    let spawned = builder.spawn(|| {
-        work();
-        change(|own| own - 1);
+    let spawned = without_signals(|| {
+        builder.spawn(|| {
+            work();
+            change(|own| own - 1);
+        })
     });
     change(|own| own - BEING_MADE - u64::from(spawned.is_err()));
     spawned.map(drop)
+}
+
+/// Does something with all signals blocked, which a thread that it starts inherits.
+fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: sigfillset(3) writes all of the first set before pthread_sigmask(3) reads it, and that writes all of the
+    // second. Neither can fail with these arguments.
+    let before = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    };
+    let result = start();
+    // SAFETY: the set is initialised, and no set is asked for in return.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
+    result
 }
 
 /// Whether all threads but the calling one are such.

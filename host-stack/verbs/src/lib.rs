@@ -10,8 +10,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `ffi` | the C functions of libibverbs |
-//! | `ucma` | the connection manager's device, for librdmacm |
-//! | `interpose` | files that a kernel would have |
+//! | `interpose` | functions of libc by which programs find the files of `snaprig_verbs_files` |
 //! | [`client`] | a process's share of a fabric: device memory, its pool, its peers' |
 //! | [`daemon`] | the process that owns the control plane of one fabric |
 //!
@@ -24,6 +23,5 @@ pub mod client;
 pub mod daemon;
 mod ffi;
 mod interpose;
-mod ucma;
 
 use snaprig_fabric::{place, protocol, socket, start};

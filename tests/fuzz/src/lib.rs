@@ -8,6 +8,7 @@ mod grammar;
 pub mod guest;
 #[cfg(test)]
 mod smoke;
+pub mod verbs_cm;
 
 use std::io::{ErrorKind, IoSlice, Read};
 use std::os::{fd::AsFd, unix::net::UnixStream};

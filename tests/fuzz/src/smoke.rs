@@ -521,3 +521,50 @@ fn hostile_drivers_behind_a_socket() {
         server.join().expect("the server lives");
     }
 }
+
+#[test]
+fn commands_of_the_connection_manager() {
+    use snaprig_verbs_cm::{abi, wire::Message};
+    use zerocopy::{FromZeros, IntoBytes};
+
+    let step = |choice: u8, ms: u8, what: &[u8]| {
+        [&[choice, ms], &(what.len() as u16).to_le_bytes()[..], what].concat()
+    };
+    let command = |number: u32, request: &[u8]| {
+        let header = abi::Header {
+            command: number,
+            request_bytes: request.len() as u16,
+            answer_bytes: 512,
+        };
+        step(0, 0, &[header.as_bytes(), request].concat())
+    };
+    let address = abi::Sockaddr::from(std::net::SocketAddr::from(([127, 0, 0, 1], 8)));
+    let mut create = abi::CreateId::new_zeroed();
+    (create.uid, create.port_space, create.qp_type) = (1, 0x0106, 2);
+    let create = command(0, create.as_bytes());
+    let mut bind = abi::BindIp::new_zeroed();
+    bind.address = address;
+    let listen = [
+        create.clone(),
+        command(2, bind.as_bytes()),
+        command(7, abi::Listen::new_zeroed().as_bytes()),
+        // Where nothing is left to say, the host agrees.
+        vec![0],
+    ];
+    let mut resolve = abi::ResolveIp::new_zeroed();
+    resolve.target = address;
+    let mut connect = abi::Connect::new_zeroed();
+    connect.param.valid = 1;
+    let connect = [
+        create,
+        command(3, resolve.as_bytes()),
+        command(4, abi::ResolveRoute::new_zeroed().as_bytes()),
+        command(6, connect.as_bytes()),
+        vec![0, 0],
+        step(4 + 8, 1, &frame::encode(&Message::Rtu)),
+        command(12, abi::GetEvent::new_zeroed().as_bytes()),
+        vec![7, 255, 7, 255, 7, 255],
+    ];
+    let seeds = [listen.concat(), connect.concat()];
+    smoke("verbs_cm", &seeds, RUNS, verbs_cm::verbs_cm);
+}

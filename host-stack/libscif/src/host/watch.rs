@@ -5,9 +5,7 @@
 //! on this one.
 
 use std::{
-    mem,
     os::fd::OwnedFd,
-    ptr,
     sync::{
         PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -19,6 +17,7 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
 };
+use snaprig_pages::threads;
 
 use super::{ENDPOINTS, endpoint};
 
@@ -44,17 +43,8 @@ pub(super) fn start() {
     let Ok(node) = endpoint::connect() else {
         return;
     };
-    // SAFETY: both sets are on this stack, and are of integers, so that zeroes are a value of them;
-    // libc reads and writes no more than a set at each pointer, and allows null for the old mask.
-    unsafe {
-        let (mut all, mut before) = (mem::zeroed(), mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
-        let thread = thread::Builder::new().name("libscif".into());
-        let thread = thread.stack_size(STACK_BYTES);
-        let _ = snaprig_pages::threads::spawn(thread, || watch(node));
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
-    }
+    let thread = thread::Builder::new().name("libscif".into());
+    let _ = threads::spawn(thread.stack_size(STACK_BYTES), || watch(node));
 }
 
 /// The node says nothing on a connection that asks nothing: it is readable at its end.

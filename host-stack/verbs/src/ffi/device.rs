@@ -18,11 +18,12 @@ use snaprig_hca::{
     port::{GIDS_MAX, PKEYS_MAX},
 };
 use snaprig_verbs_abi::{strings, *};
+use snaprig_verbs_files::{device_name, paths};
 
 use super::{
-    Context, MUTEX, cq, extended, fabric, memory, minus_one, null, post, qp, set_errno, srq,
+    Context, MUTEX, cq, extended, fabric, joined, memory, minus_one, null, post, qp, set_errno, srq,
 };
-use crate::{client::Fabric, interpose::sysfs};
+use crate::client::Fabric;
 
 /// A device, as it is allocated.
 #[repr(C)]
@@ -38,11 +39,6 @@ pub(crate) struct Device {
 /// takes one that it does not know for another device, and one that is missing for a removed one.
 static DEVICES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// The name of an HCA.
-pub(crate) fn name(hca: u32) -> String {
-    format!("snaprig_{hca}")
-}
-
 fn text<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (to, from) in field[..N - 1].iter_mut().zip(text.bytes()) {
@@ -53,7 +49,7 @@ fn text<const N: usize>(text: &str) -> [c_char; N] {
 
 impl Device {
     fn new(fabric: &Arc<Fabric>, hca: u32) -> Box<Self> {
-        let name = name(hca);
+        let name = device_name(hca);
         Box::new(Self {
             device: ibv_device {
                 _ops: _ibv_device_ops {
@@ -614,8 +610,8 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
         let path =
             [CStr::from_ptr(directory), CStr::from_ptr(file)].map(|part| part.to_string_lossy());
         let path = path.join("/");
-        let mut bytes = match (sysfs::kind(&path), std::fs::read(path)) {
-            (Some(sysfs::Kind::File(content)), _) => content.into_bytes(),
+        let mut bytes = match (paths::kind(&path, joined), std::fs::read(path)) {
+            (Some(paths::Kind::File(content)), _) => content.into_bytes(),
             (_, Ok(bytes)) => bytes,
             _ => return minus_one(libc::ENOENT),
         };

@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use snaprig_pages::fork::Fork;
+use snaprig_pages::{fork::Fork, threads};
 use snaprig_verbs_abi::*;
 
 use super::{Current, FABRIC};
@@ -44,28 +44,10 @@ pub(super) fn watch(fabric: &Arc<Fabric>) {
             fabric.abandon();
         }
     };
-    // All signals are the program's own threads'.
-    let started = without_signals(|| {
-        let builder = thread::Builder::new().name("snaprig-watch".into());
-        snaprig_pages::threads::spawn(builder, watch)
-    });
+    let builder = thread::Builder::new().name("snaprig-watch".into());
+    let started = threads::spawn(builder, watch);
     if let Err(error) = started {
         tracing::warn!(%error, "the end of the daemon will go unnoticed");
-    }
-}
-
-/// Does it with all signals blocked, which a new thread inherits.
-pub(crate) fn without_signals<T>(action: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets are on this stack, and are of integers, so that zeroes are a value of them;
-    // libc reads and writes no more than a set at each pointer, and allows null for the old mask.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let result = action();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        result
     }
 }
 

@@ -1,87 +1,7 @@
 //! Attributes and path records between the kernel's layout and the library's.
 
 use snaprig_verbs_abi::{ibv_ah_attr, ibv_gid, ibv_qp_attr};
-
-/// `struct ib_uverbs_ah_attr`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct KernAh {
-    pub dgid: [u8; 16],
-    pub flow_label: u32,
-    pub sgid_index: u8,
-    pub hop_limit: u8,
-    pub traffic_class: u8,
-    pub reserved: u8,
-    pub dlid: u16,
-    pub sl: u8,
-    pub src_path_bits: u8,
-    pub static_rate: u8,
-    pub is_global: u8,
-    pub port_num: u8,
-    pub reserved2: u8,
-}
-
-/// `struct ib_uverbs_qp_attr`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct KernQpAttr {
-    pub qp_attr_mask: u32,
-    pub qp_state: u32,
-    pub cur_qp_state: u32,
-    pub path_mtu: u32,
-    pub path_mig_state: u32,
-    pub qkey: u32,
-    pub rq_psn: u32,
-    pub sq_psn: u32,
-    pub dest_qp_num: u32,
-    pub qp_access_flags: u32,
-    pub ah_attr: KernAh,
-    pub alt_ah_attr: KernAh,
-    pub max_send_wr: u32,
-    pub max_recv_wr: u32,
-    pub max_send_sge: u32,
-    pub max_recv_sge: u32,
-    pub max_inline_data: u32,
-    pub pkey_index: u16,
-    pub alt_pkey_index: u16,
-    pub en_sqd_async_notify: u8,
-    pub sq_draining: u8,
-    pub max_rd_atomic: u8,
-    pub max_dest_rd_atomic: u8,
-    pub min_rnr_timer: u8,
-    pub port_num: u8,
-    pub timeout: u8,
-    pub retry_cnt: u8,
-    pub rnr_retry: u8,
-    pub alt_port_num: u8,
-    pub alt_timeout: u8,
-    pub reserved: [u8; 5],
-}
-
-/// `struct ib_user_path_rec`; numbers of more than a byte are big-endian where the C type says so.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct KernPath {
-    pub dgid: [u8; 16],
-    pub sgid: [u8; 16],
-    pub dlid: u16,
-    pub slid: u16,
-    pub raw_traffic: u32,
-    pub flow_label: u32,
-    pub reversible: u32,
-    pub mtu: u32,
-    pub pkey: u16,
-    pub hop_limit: u8,
-    pub traffic_class: u8,
-    pub numb_path: u8,
-    pub sl: u8,
-    pub mtu_selector: u8,
-    pub rate_selector: u8,
-    pub rate: u8,
-    pub packet_life_time_selector: u8,
-    pub packet_life_time: u8,
-    pub preference: u8,
-}
+use snaprig_verbs_cm::abi::{AhAttr, PathRecord, QpAttr};
 
 /// `struct ibv_sa_path_rec` (infiniband/sa.h).
 #[repr(C)]
@@ -107,7 +27,7 @@ pub struct ibv_sa_path_rec {
     preference: u8,
 }
 
-fn copy_ah(to: &mut ibv_ah_attr, from: &KernAh) {
+fn copy_ah(to: &mut ibv_ah_attr, from: &AhAttr) {
     to.grh.dgid.raw = from.dgid;
     to.grh.flow_label = from.flow_label;
     to.grh.sgid_index = from.sgid_index;
@@ -126,7 +46,7 @@ pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(
     from: *const std::ffi::c_void,
 ) {
     // SAFETY: librdmacm passes a place for an `ibv_ah_attr`, and a `struct ib_uverbs_ah_attr` that
-    // it read from the kernel's interface, as which `KernAh` is laid out; they are two objects of
+    // it read from the kernel's interface, as which `AhAttr` is laid out; they are two objects of
     // its own, used by this call alone.
     unsafe { copy_ah(&mut *to, &*from.cast()) };
 }
@@ -137,10 +57,10 @@ pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
     from: *const std::ffi::c_void,
 ) {
     // SAFETY: librdmacm passes a place for an `ibv_qp_attr`, and a `struct ib_uverbs_qp_attr`, as
-    // which `KernQpAttr` is laid out. Programs of old have a shorter place, without `rate_limit`:
+    // which `QpAttr` is laid out. Programs of old have a shorter place, without `rate_limit`:
     // members are written one by one, and that one is not.
     unsafe {
-        let from = &*from.cast::<KernQpAttr>();
+        let from = &*from.cast::<QpAttr>();
         (*to).cur_qp_state = from.cur_qp_state;
         (*to).path_mtu = from.path_mtu;
         (*to).path_mig_state = from.path_mig_state;
@@ -177,21 +97,21 @@ pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(
     from: *const std::ffi::c_void,
 ) {
     // SAFETY: librdmacm passes a place for an `ibv_sa_path_rec`, which is written whole, and a
-    // `struct ib_user_path_rec`, as which `KernPath` is laid out and which is only read.
+    // `struct ib_user_path_rec`, as which `PathRecord` is laid out and which is only read.
     unsafe {
-        let from = &*from.cast::<KernPath>();
+        let from = &*from.cast::<PathRecord>();
         *to = ibv_sa_path_rec {
             dgid: ibv_gid { raw: from.dgid },
             sgid: ibv_gid { raw: from.sgid },
-            dlid: from.dlid,
-            slid: from.slid,
+            dlid: from.dlid.get().to_be(),
+            slid: from.slid.get().to_be(),
             raw_traffic: from.raw_traffic as i32,
-            flow_label: from.flow_label,
+            flow_label: from.flow_label.get().to_be(),
             hop_limit: from.hop_limit,
             traffic_class: from.traffic_class,
             reversible: from.reversible as i32,
             numb_path: from.numb_path,
-            pkey: from.pkey,
+            pkey: from.pkey.get().to_be(),
             sl: from.sl,
             mtu_selector: from.mtu_selector,
             mtu: from.mtu as u8,
@@ -208,20 +128,20 @@ pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(
     to: *mut std::ffi::c_void,
     from: *const ibv_sa_path_rec,
 ) {
-    // SAFETY: librdmacm passes a place for a `struct ib_user_path_rec`, as which `KernPath` is laid
+    // SAFETY: librdmacm passes a place for a `struct ib_user_path_rec`, as which `PathRecord` is laid
     // out and which is written whole, and an `ibv_sa_path_rec`, which is only read.
     unsafe {
         let from = &*from;
-        *to.cast::<KernPath>() = KernPath {
+        *to.cast::<PathRecord>() = PathRecord {
             dgid: from.dgid.raw,
             sgid: from.sgid.raw,
-            dlid: from.dlid,
-            slid: from.slid,
+            dlid: u16::from_be(from.dlid).into(),
+            slid: u16::from_be(from.slid).into(),
             raw_traffic: from.raw_traffic as u32,
-            flow_label: from.flow_label,
+            flow_label: u32::from_be(from.flow_label).into(),
             reversible: from.reversible as u32,
             mtu: from.mtu.into(),
-            pkey: from.pkey,
+            pkey: u16::from_be(from.pkey).into(),
             hop_limit: from.hop_limit,
             traffic_class: from.traffic_class,
             numb_path: from.numb_path,

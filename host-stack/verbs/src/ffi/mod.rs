@@ -31,10 +31,9 @@ use std::{
     sync::{Arc, Mutex, Weak},
 };
 
-pub(crate) use device::name as device_name;
-pub(crate) use fork::without_signals;
-pub(crate) use kern::{KernAh, KernPath, KernQpAttr};
 use libc::{pthread_cond_t, pthread_mutex_t};
+use rustix::io::Errno;
+use snaprig_hca::{Memory, model::ModelName};
 use snaprig_verbs_abi::{ibv_context, verbs_context};
 
 use crate::{
@@ -128,6 +127,28 @@ pub(crate) fn fabric() -> Result<Arc<Fabric>, FabricError> {
     fork::watch(&fabric);
     *current = (pid, Arc::downgrade(&fabric));
     Ok(fabric)
+}
+
+/// The same, for the files that programs find.
+pub(crate) fn joined() -> Result<Arc<dyn snaprig_verbs_files::Fabric>, Errno> {
+    match fabric() {
+        Ok(fabric) => Ok(fabric),
+        Err(error) => Err(Errno::from_raw_os_error(error.errno())),
+    }
+}
+
+impl snaprig_verbs_files::Fabric for Fabric {
+    fn models(&self) -> &[ModelName] {
+        &self.hcas
+    }
+
+    fn visible(&self) -> std::ops::Range<u32> {
+        Self::visible(self)
+    }
+
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
 }
 
 /// Leaves an errno value for the caller.

@@ -17,18 +17,18 @@ fn place(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
 
 /// Is it ours?
 #[inline]
-pub(crate) fn is_ours(fd: c_int) -> bool {
+pub fn is_ours(fd: c_int) -> bool {
     place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
 /// From now on it is; if there is room.
-pub(crate) fn add(fd: c_int) -> bool {
+pub fn add(fd: c_int) -> bool {
     place(fd)
         .map(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed))
         .is_some()
 }
 
 /// No more; tells if it was.
-pub(crate) fn remove(fd: c_int) -> bool {
+pub fn remove(fd: c_int) -> bool {
     place(fd).is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Relaxed) & bit != 0)
 }

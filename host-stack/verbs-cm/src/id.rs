@@ -20,22 +20,30 @@
 
 use std::net::SocketAddr;
 
-use libc::{EINVAL, ETIMEDOUT};
+use rustix::io::Errno;
 
-use super::wire::{
-    Endpoint, Message, Params, REJ_CONSUMER, REJ_DATA, REP_DATA, REQ_DATA, SIDR_REJECTED,
-    SIDR_REP_DATA, SIDR_REQ_DATA,
+use crate::{
+    abi::AhAttr,
+    host::{LinkId, Port},
+    manager::Channel,
+    wire::{
+        Endpoint, Message, Params, REJ_CONSUMER, REJ_DATA, REP_DATA, REQ_DATA, SIDR_REJECTED,
+        SIDR_REP_DATA, SIDR_REQ_DATA,
+    },
 };
 
-pub(super) const PS_IPOIB: u16 = 0x0002;
-pub(super) const PS_UDP: u16 = 0x0111;
-pub(super) const QPT_UD: u8 = 4;
+pub(crate) const PS_IPOIB: u16 = 0x0002;
+pub(crate) const PS_UDP: u16 = 0x0111;
+pub(crate) const QPT_UD: u8 = 4;
 /// The Q_Key of UD ids (RDMA_UDP_QKEY).
-pub(super) const UDP_QKEY: u32 = 0x0123_4567;
+pub(crate) const UDP_QKEY: u32 = 0x0123_4567;
+
+/// The one port of each HCA that is used.
+pub(crate) const PORT: u8 = 1;
 
 /// `enum rdma_cm_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum EventKind {
     AddrResolved = 0,
     AddrError = 1,
     RouteResolved = 2,
@@ -51,7 +59,7 @@ pub(super) enum Kind {
 
 /// What an event says beside its kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct News {
+pub(crate) struct EventBody {
     pub status: i32,
     pub params: Params,
     /// Length of the message's private data.
@@ -59,7 +67,7 @@ pub(super) struct News {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     Idle,
     Bound,
     AddrResolved,
@@ -75,7 +83,7 @@ pub(super) enum State {
 
 /// What happens to an id with a connection.
 #[derive(Debug)]
-pub(super) enum Input {
+pub(crate) enum Input {
     Accept(Option<Params>),
     Reject { reason: u32, data: Vec<u8> },
     Disconnect,
@@ -83,32 +91,31 @@ pub(super) enum Input {
     Hangup,
 }
 
-/// What is to be done about it.
+/// What is to be done about it, in this order.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Output {
+pub(crate) enum Step {
     Send(Message),
     /// The connection has served its purpose.
     Close,
-    Event(Kind, News),
+    Event(EventKind, EventBody),
     /// TIMEWAIT_EXIT, in a while.
     Timewait,
 }
 
 /// One cm_id.
 #[derive(Debug)]
-pub(super) struct Id {
+pub(crate) struct Id {
     /// What the program calls it; 0: nothing yet.
     pub uid: u64,
-    /// The descriptor whose events are its own.
-    pub channel: i32,
+    /// The channel on which its events are reported.
+    pub channel: Channel,
     pub space: u16,
     pub qp_type: u8,
     pub state: State,
     pub local: Option<SocketAddr>,
     pub remote: Option<SocketAddr>,
-    /// Its HCA, and where that is.
-    pub hca: Option<u32>,
-    pub endpoint: Endpoint,
+    /// The port of its local address.
+    pub port: Option<Port>,
     /// The other side.
     pub peer: Endpoint,
     pub peer_params: Params,
@@ -121,13 +128,13 @@ pub(super) struct Id {
     pub qkey: u32,
     pub reported: u32,
     /// Its connection, or the socket on which it listens.
-    pub link: Option<u64>,
-    pub file: Option<String>,
-    pub afonly: bool,
+    pub link: Option<LinkId>,
+    /// It listens for IPv6 alone.
+    pub ipv6_only: bool,
 }
 
 impl Id {
-    pub fn new(uid: u64, channel: i32, space: u16, qp_type: u8, psn: u32) -> Self {
+    pub fn new(uid: u64, channel: Channel, space: u16, qp_type: u8, psn: u32) -> Self {
         Self {
             uid,
             channel,
@@ -136,8 +143,7 @@ impl Id {
             state: State::Idle,
             local: None,
             remote: None,
-            hca: None,
-            endpoint: Endpoint::default(),
+            port: None,
             peer: Endpoint::default(),
             peer_params: Params::default(),
             psn: psn & 0xff_ffff,
@@ -148,8 +154,7 @@ impl Id {
             qkey: UDP_QKEY,
             reported: 0,
             link: None,
-            file: None,
-            afonly: false,
+            ipv6_only: false,
         }
     }
 
@@ -157,33 +162,58 @@ impl Id {
         self.qp_type == QPT_UD || self.space == PS_UDP || self.space == PS_IPOIB
     }
 
+    /// Where its port is in the fabric; zeros before it has one.
+    pub fn endpoint(&self) -> Endpoint {
+        self.port.map_or(Endpoint::default(), |port| port.endpoint)
+    }
+
+    /// How its queue pair reaches the other side.
+    pub fn path_to_peer(&self) -> AhAttr {
+        AhAttr {
+            dgid: self.peer.gid,
+            dlid: self.peer.lid,
+            port_num: PORT,
+            ..AhAttr::default()
+        }
+    }
+
+    /// Is the way to the other side known?
+    pub fn has_route(&self) -> bool {
+        self.port.is_some()
+            && !matches!(
+                self.state,
+                State::Idle | State::Bound | State::AddrResolved | State::Listening
+            )
+            && self.peer != Endpoint::default()
+    }
+
     /// Asks for a connection; the caller has found who listens.
-    pub fn request(&mut self, mut params: Params) -> Result<Message, i32> {
+    pub fn request(&mut self, mut params: Params) -> Result<Message, Errno> {
         let room = if self.is_ud() {
             SIDR_REQ_DATA
         } else {
             REQ_DATA
         };
         let (Some(from), Some(to)) = (self.local, self.remote) else {
-            return Err(EINVAL);
+            return Err(Errno::INVAL);
         };
         if self.state != State::RouteResolved || params.data.len() > room {
-            return Err(EINVAL);
+            return Err(Errno::INVAL);
         }
-        self.keep(&params);
+        self.set_resources(&params);
         self.retry_count = params.retry_count.min(7);
         params.psn = self.psn;
         self.state = State::Connecting;
         Ok(Message::Req {
             from,
             to,
-            endpoint: self.endpoint,
+            endpoint: self.endpoint(),
             params,
         })
     }
 
     /// Is asked for one; tells the program.
-    pub fn requested(&mut self, endpoint: Endpoint, params: Params) -> News {
+    pub fn requested(&mut self, endpoint: Endpoint, params: Params) -> EventBody {
         let data = if self.is_ud() {
             SIDR_REQ_DATA
         } else {
@@ -192,37 +222,37 @@ impl Id {
         self.state = State::Requested;
         self.peer = endpoint;
         self.retry_count = params.retry_count.min(7);
-        self.heed(params);
-        News {
+        self.take_peer_params(params);
+        EventBody {
             status: 0,
             params: self.peer_params.clone(),
             data,
         }
     }
 
-    fn keep(&mut self, params: &Params) {
+    fn set_resources(&mut self, params: &Params) {
         self.responder_resources = params.responder_resources;
         self.initiator_depth = params.initiator_depth;
     }
 
     /// What one side may ask is what the other has room for.
-    fn heed(&mut self, mut params: Params) {
+    fn take_peer_params(&mut self, mut params: Params) {
         std::mem::swap(&mut params.responder_resources, &mut params.initiator_depth);
-        self.keep(&params);
+        self.set_resources(&params);
         self.rnr_retry = params.rnr_retry_count.min(7);
         self.peer_params = params;
     }
 
-    fn ended(&mut self, status: i32) -> Vec<Output> {
+    fn ended(&mut self, status: i32) -> Vec<Step> {
         self.state = State::Ended;
-        let news = News {
+        let body = EventBody {
             status,
-            ..News::default()
+            ..EventBody::default()
         };
-        vec![Output::Event(Kind::Disconnected, news), Output::Timewait]
+        vec![Step::Event(EventKind::Disconnected, body), Step::Timewait]
     }
 
-    fn refused(&mut self, reason: u32, data: Vec<u8>) -> Vec<Output> {
+    fn refused(&mut self, reason: u32, data: Vec<u8>) -> Vec<Step> {
         let ud = self.is_ud();
         // As after an error of the kernel's: one may connect again.
         self.state = State::RouteResolved;
@@ -230,48 +260,48 @@ impl Id {
             data,
             ..Params::default()
         };
-        let news = News {
+        let body = EventBody {
             status: reason as i32,
             params,
             data: if ud { SIDR_REP_DATA } else { REJ_DATA },
         };
         let kind = if ud {
-            Kind::Unreachable
+            EventKind::Unreachable
         } else {
-            Kind::Rejected
+            EventKind::Rejected
         };
-        vec![Output::Close, Output::Event(kind, news)]
+        vec![Step::Close, Step::Event(kind, body)]
     }
 
-    pub fn handle(&mut self, input: Input) -> Result<Vec<Output>, i32> {
+    pub fn handle(&mut self, input: Input) -> Result<Vec<Step>, Errno> {
         use State::*;
         let ud = self.is_ud();
         Ok(match (self.state, input) {
             (Requested, Input::Accept(Some(mut params))) => {
                 let room = if ud { SIDR_REP_DATA } else { REP_DATA };
                 if params.data.len() > room {
-                    return Err(EINVAL);
+                    return Err(Errno::INVAL);
                 }
-                self.keep(&params);
+                self.set_resources(&params);
                 params.psn = self.psn;
                 if ud && params.qkey == 0 {
                     params.qkey = self.qkey;
                 }
                 self.state = if ud { Connected } else { Accepted };
-                let endpoint = self.endpoint;
-                let mut outputs = vec![Output::Send(Message::Rep { endpoint, params })];
+                let endpoint = self.endpoint();
+                let mut outputs = vec![Step::Send(Message::Rep { endpoint, params })];
                 if ud {
-                    outputs.push(Output::Close);
+                    outputs.push(Step::Close);
                 }
                 outputs
             }
             (Responded, Input::Accept(_)) => {
                 self.state = Connected;
-                vec![Output::Send(Message::Rtu)]
+                vec![Step::Send(Message::Rtu)]
             }
             (Requested | Responded | Accepted, Input::Reject { reason, mut data }) => {
                 if data.len() > REJ_DATA || ud && data.len() > SIDR_REP_DATA {
-                    return Err(EINVAL);
+                    return Err(Errno::INVAL);
                 }
                 data.shrink_to_fit();
                 self.state = Ended;
@@ -280,26 +310,26 @@ impl Id {
                     0 => REJ_CONSUMER,
                     reason => reason,
                 };
-                vec![Output::Send(Message::Rej { reason, data }), Output::Close]
+                vec![Step::Send(Message::Rej { reason, data }), Step::Close]
             }
             (Responded | Accepted | Connected, Input::Disconnect) if !ud => {
                 // The event comes with the answer.
                 self.state = Connected;
-                vec![Output::Send(Message::Dreq)]
+                vec![Step::Send(Message::Dreq)]
             }
             (Ended, Input::Disconnect) => vec![],
             (Connecting | Requested, Input::Disconnect) => {
                 self.state = Ended;
-                vec![Output::Close]
+                vec![Step::Close]
             }
             (_, Input::Accept(_) | Input::Reject { .. } | Input::Disconnect) => {
-                return Err(EINVAL);
+                return Err(Errno::INVAL);
             }
 
             (Connecting, Input::Received(Message::Rep { endpoint, params })) => {
                 self.peer = endpoint;
-                self.heed(params);
-                let news = News {
+                self.take_peer_params(params);
+                let body = EventBody {
                     status: 0,
                     params: self.peer_params.clone(),
                     data: if ud { SIDR_REP_DATA } else { REP_DATA },
@@ -307,21 +337,21 @@ impl Id {
                 if ud {
                     self.qkey = self.peer_params.qkey;
                     self.state = Connected;
-                    return Ok(vec![Output::Close, Output::Event(Kind::Established, news)]);
+                    return Ok(vec![Step::Close, Step::Event(EventKind::Established, body)]);
                 }
                 self.state = Responded;
-                vec![Output::Event(Kind::ConnectResponse, news)]
+                vec![Step::Event(EventKind::ConnectResponse, body)]
             }
             (Connecting, Input::Received(Message::Rej { reason, data })) => {
                 self.refused(reason, data)
             }
             (Connecting, Input::Hangup) if ud => {
-                self.refused(ETIMEDOUT.wrapping_neg() as u32, vec![])
+                self.refused(libc::ETIMEDOUT.wrapping_neg() as u32, vec![])
             }
             (Connecting, Input::Hangup) => self.refused(REJ_CONSUMER, vec![]),
             (Accepted, Input::Received(Message::Rtu)) => {
                 self.state = Connected;
-                vec![Output::Event(Kind::Established, News::default())]
+                vec![Step::Event(EventKind::Established, EventBody::default())]
             }
             (Accepted, Input::Received(Message::Rej { reason, data })) => {
                 let outputs = self.refused(reason, data);
@@ -329,21 +359,21 @@ impl Id {
                 outputs
             }
             (Responded | Accepted | Connected, Input::Received(Message::Dreq)) => {
-                let mut outputs = vec![Output::Send(Message::Drep)];
+                let mut outputs = vec![Step::Send(Message::Drep)];
                 outputs.extend(self.ended(0));
                 outputs
             }
             (Connected, Input::Received(Message::Drep)) => self.ended(0),
             (Responded | Accepted | Connected, Input::Hangup) if !ud => {
                 let mut outputs = self.ended(0);
-                outputs.insert(0, Output::Close);
+                outputs.insert(0, Step::Close);
                 outputs
             }
             (_, Input::Hangup) => {
                 if self.state == Requested {
                     self.state = Ended;
                 }
-                vec![Output::Close]
+                vec![Step::Close]
             }
             // Late, doubled or senseless.
             (_, Input::Received(_)) => vec![],
@@ -356,7 +386,7 @@ mod tests {
     use super::*;
 
     fn pair(space: u16, qp_type: u8) -> (Id, Id, Message) {
-        let mut active = Id::new(1, 3, space, qp_type, 100);
+        let mut active = Id::new(1, Channel(3), space, qp_type, 100);
         active.local = Some(([127, 0, 0, 1], 40000).into());
         active.remote = Some(([127, 0, 0, 1], 7174).into());
         active.state = State::RouteResolved;
@@ -374,7 +404,7 @@ mod tests {
         else {
             panic!("{message:?}");
         };
-        let mut passive = Id::new(0, 4, space, qp_type, 200);
+        let mut passive = Id::new(0, Channel(4), space, qp_type, 200);
         passive.requested(endpoint, params);
         (active, passive, message)
     }
@@ -388,14 +418,14 @@ mod tests {
         };
         let outputs = passive.handle(Input::Accept(Some(params))).expect("asked");
         match &outputs[0] {
-            Output::Send(message) => message.clone(),
+            Step::Send(message) => message.clone(),
             other => panic!("{other:?}"),
         }
     }
 
-    fn kinds(outputs: &[Output]) -> Vec<Kind> {
-        let kind = |output: &Output| match output {
-            Output::Event(kind, _) => Some(*kind),
+    fn kinds(outputs: &[Step]) -> Vec<EventKind> {
+        let kind = |output: &Step| match output {
+            Step::Event(kind, _) => Some(*kind),
             _ => None,
         };
         outputs.iter().filter_map(kind).collect()
@@ -411,19 +441,19 @@ mod tests {
         );
         let reply = answer(&mut passive);
         let told = active.handle(Input::Received(reply)).expect("no error");
-        assert_eq!(kinds(&told), [Kind::ConnectResponse]);
+        assert_eq!(kinds(&told), [EventKind::ConnectResponse]);
         assert_eq!(active.peer_params.psn, passive.psn);
         assert_eq!(passive.peer_params.psn, active.psn);
         let ready = active.handle(Input::Accept(None)).expect("no error");
-        assert_eq!(ready, [Output::Send(Message::Rtu)]);
+        assert_eq!(ready, [Step::Send(Message::Rtu)]);
         let told = passive.handle(Input::Received(Message::Rtu));
-        assert_eq!(kinds(&told.expect("no error")), [Kind::Established]);
+        assert_eq!(kinds(&told.expect("no error")), [EventKind::Established]);
         let asked = active.handle(Input::Disconnect).expect("no error");
-        assert_eq!(asked, [Output::Send(Message::Dreq)]);
+        assert_eq!(asked, [Step::Send(Message::Dreq)]);
         let told = passive.handle(Input::Received(Message::Dreq));
-        assert_eq!(kinds(&told.expect("no error")), [Kind::Disconnected]);
+        assert_eq!(kinds(&told.expect("no error")), [EventKind::Disconnected]);
         let told = active.handle(Input::Received(Message::Drep));
-        assert_eq!(kinds(&told.expect("no error")), [Kind::Disconnected]);
+        assert_eq!(kinds(&told.expect("no error")), [EventKind::Disconnected]);
         // Once is enough.
         let told = active.handle(Input::Hangup).expect("no error");
         assert_eq!(kinds(&told), []);
@@ -442,7 +472,7 @@ mod tests {
         for id in [&mut active, &mut passive] {
             id.handle(Input::Disconnect).expect("no error");
             let told = id.handle(Input::Received(Message::Dreq));
-            assert_eq!(kinds(&told.expect("no error")), [Kind::Disconnected]);
+            assert_eq!(kinds(&told.expect("no error")), [EventKind::Disconnected]);
             let told = id.handle(Input::Received(Message::Drep));
             assert_eq!(kinds(&told.expect("no error")), []);
         }
@@ -451,8 +481,8 @@ mod tests {
     #[test]
     fn who_is_refused_may_ask_again() {
         for (space, qp_type, kind, status) in [
-            (0x0106, 2, Kind::Rejected, REJ_CONSUMER),
-            (PS_UDP, QPT_UD, Kind::Unreachable, SIDR_REJECTED),
+            (0x0106, 2, EventKind::Rejected, REJ_CONSUMER),
+            (PS_UDP, QPT_UD, EventKind::Unreachable, SIDR_REJECTED),
         ] {
             let (mut active, mut passive, _) = pair(space, qp_type);
             let reject = Input::Reject {
@@ -460,7 +490,7 @@ mod tests {
                 data: vec![7],
             };
             let outputs = passive.handle(reject).expect("asked");
-            let [Output::Send(message), Output::Close] = &outputs[..] else {
+            let [Step::Send(message), Step::Close] = &outputs[..] else {
                 panic!("{outputs:?}");
             };
             let told = active.handle(Input::Received(message.clone()));
@@ -468,7 +498,7 @@ mod tests {
             assert_eq!(kinds(&told), [kind]);
             assert!(told.iter().any(|output| matches!(
                 output,
-                Output::Event(_, news) if news.status == status as i32 && news.params.data == [7]
+                Step::Event(_, body) if body.status == status as i32 && body.params.data == [7]
             )));
             assert!(active.request(Params::default()).is_ok());
         }
@@ -476,7 +506,7 @@ mod tests {
 
     #[test]
     fn too_much_private_data_is_an_error() {
-        let mut id = Id::new(1, 3, 0x0106, 2, 0);
+        let mut id = Id::new(1, Channel(3), 0x0106, 2, 0);
         id.local = Some(([127, 0, 0, 1], 1).into());
         id.remote = id.local;
         id.state = State::RouteResolved;
@@ -484,7 +514,7 @@ mod tests {
             data: vec![0; bytes],
             ..Params::default()
         };
-        assert_eq!(id.request(params(REQ_DATA + 1)), Err(EINVAL));
+        assert_eq!(id.request(params(REQ_DATA + 1)), Err(Errno::INVAL));
         assert!(id.request(params(REQ_DATA)).is_ok());
     }
 }
