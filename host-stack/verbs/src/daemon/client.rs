@@ -12,14 +12,14 @@ use rustix::{
     process::{Pid, PidfdFlags, pidfd_open},
 };
 use snaprig_hca::{
-    Event, Hca,
+    Event, Hca, Host,
     control::{Reply, Request},
 };
 
 use snaprig_fabric::{FaultRequest, PathFaults};
 use snaprig_peers::stream::credentials;
 
-use super::{Context, Daemon, SLOT, Table, now_ns, read_plan};
+use super::{Context, Daemon, SLOT, Table, read_plan};
 use crate::{
     protocol::{Answer, Ask, VERSION},
     socket,
@@ -119,8 +119,9 @@ impl Daemon {
             }
             Ask::Plan { file } => match read_plan(&file, &self.setup) {
                 Ok(plan) => {
+                    let now_ns = self.host.now_ns();
                     let mut network = self.host.network.borrow_mut();
-                    network.begin(self.host.memory.header(), &plan, now_ns());
+                    network.begin(self.host.memory.header(), &plan, now_ns);
                     Outcome::Answer(Answer::Here)
                 }
                 Err(_) => refuse(libc::EINVAL),

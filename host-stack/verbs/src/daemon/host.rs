@@ -11,13 +11,11 @@ use std::{
 use snaprig_hca::{Atomic, Event, Host, Memory, Packet, Path, Segment};
 
 use super::{
+    clocks::Clocks,
     lookup::Directory,
     network::{Network, ports_of},
 };
-use crate::client::{
-    now_ns,
-    peers::{Peers, Pools, is_gone},
-};
+use crate::client::peers::{Peers, Pools, is_gone};
 
 /// What the machines need, and what they left to be done.
 #[derive(Debug)]
@@ -35,11 +33,12 @@ pub struct DaemonHost {
     /// Queue pairs to look after.
     pub attention: RefCell<BTreeSet<u32>>,
     peers: Peers,
+    clocks: Clocks,
 }
 
 impl DaemonHost {
-    /// With nothing to do.
-    pub fn new(memory: Memory, seed: u64) -> Self {
+    /// With nothing to do. What is left to chance is drawn from `seed`.
+    pub fn new(memory: Memory, clocks: Clocks, seed: u64) -> Self {
         Self {
             memory,
             directory: Arc::default(),
@@ -48,6 +47,7 @@ impl DaemonHost {
             notified: RefCell::default(),
             attention: RefCell::default(),
             peers: Peers::default(),
+            clocks,
         }
     }
 }
@@ -110,7 +110,11 @@ impl Host for DaemonHost {
             return;
         };
         let header = self.memory.header();
-        let down = self.network.borrow_mut().send(header, now_ns(), owned);
+        let since_1970_ns = (self.clocks.since_1970_ns)();
+        let mut network = self.network.borrow_mut();
+        network.record(since_1970_ns, header, &owned);
+        let down = network.send(header, self.now_ns(), owned);
+        drop(network);
         let ports = down.map_or(Vec::new(), |hca| ports_of(header, hca));
         let errors = ports.into_iter().map(|port| (Event::PortError, port));
         self.raised.borrow_mut().extend(errors);
@@ -121,6 +125,6 @@ impl Host for DaemonHost {
     }
 
     fn now_ns(&self) -> u64 {
-        now_ns()
+        (self.clocks.now_ns)()
     }
 }

@@ -9,6 +9,7 @@
 //! connection; it dies when the connection ends or its process does, whatever is first.
 
 mod client;
+mod clocks;
 mod host;
 mod lookup;
 mod network;
@@ -32,7 +33,7 @@ use rustix::{
 };
 use snaprig_fabric::FaultRequest;
 use snaprig_hca::{
-    Event, Hca,
+    Event, Hca, Host,
     control::{Control, Fabric as Setup},
     memory::{ATTENTION_WORDS, DEVICE_BYTES},
     requester_timeout_ns,
@@ -41,10 +42,11 @@ use snaprig_peers::packets;
 use snaprig_sim::Plan;
 
 use crate::{
-    client::{map_device, now_ns},
+    client::map_device,
     place::{CAPTURE_ENV, PLAN_ENV, Place, faults_from_env},
 };
 use client::Client;
+pub use clocks::Clocks;
 use host::DaemonHost;
 use lookup::Directory;
 pub use plan::{LiveError, check as check_plan};
@@ -120,6 +122,12 @@ fn read_plan(file: &Path, setup: &Setup) -> Result<Plan, LiveError> {
 impl Daemon {
     /// Binds the fabric's socket and switches the fabric on. The caller's starter holds the lock.
     pub fn start(place: Place, setup: Setup) -> io::Result<Self> {
+        let clocks = Clocks::SYSTEM;
+        Self::start_with(place, setup, clocks, (clocks.now_ns)())
+    }
+
+    /// The same, with these clocks, and with a seed of all that is left to chance.
+    pub fn start_with(place: Place, setup: Setup, clocks: Clocks, seed: u64) -> io::Result<Self> {
         place.create()?;
         let listener = listen_at(&place.socket())?;
         let lookup = listen_at(&place.lookup())?;
@@ -131,7 +139,7 @@ impl Daemon {
         let mut control = Control::new(&memory, &setup);
         let pid = std::process::id();
         control.join(&memory, 1, pid);
-        let host = DaemonHost::new(memory, now_ns());
+        let host = DaemonHost::new(memory, clocks, seed);
         let faults = FaultRequest::Set {
             from: None,
             to: None,
@@ -145,7 +153,7 @@ impl Daemon {
         if let Some(file) = env::var_os(PLAN_ENV).filter(|file| !file.is_empty()) {
             let plan = read_plan(Path::new(&file), &setup).map_err(io::Error::other)?;
             let mut network = host.network.borrow_mut();
-            network.begin(memory.header(), &plan, now_ns());
+            network.begin(memory.header(), &plan, host.now_ns());
         }
         Ok(Self {
             place,
@@ -298,7 +306,7 @@ impl Daemon {
         let orphan = self.orphans.first().map(|(due, ..)| *due);
         let packet = self.host.network.borrow().next_ns();
         let due = [timer, orphan, packet].into_iter().flatten().min()?;
-        Some(due.saturating_sub(now_ns()))
+        Some(due.saturating_sub(self.host.now_ns()))
     }
 
     fn accept(&mut self) {
@@ -313,7 +321,7 @@ impl Daemon {
     /// Does what is due.
     fn work(&mut self) {
         self.take_attention();
-        let now = now_ns();
+        let now = self.host.now_ns();
         let later = self.timers.split_off(&(now + 1, 0));
         for (_, qp) in std::mem::replace(&mut self.timers, later) {
             self.look_after(qp);
@@ -323,7 +331,7 @@ impl Daemon {
             self.disown(qp, number);
         }
         loop {
-            let packet = self.host.network.borrow_mut().arrived(now_ns());
+            let packet = self.host.network.borrow_mut().arrived(self.host.now_ns());
             let Some(packet) = packet else { break };
             self.hca().deliver(&packet);
             self.settle();
@@ -488,7 +496,7 @@ impl Daemon {
         let hca = Hca::new(&self.host.memory, &self.host, SLOT);
         let peers = self.control.gone(&hca, process);
         hca.settle();
-        let now = now_ns();
+        let now = self.host.now_ns();
         for peer in peers {
             self.look_after(peer);
             if let Some(qp) = self.host.memory.qp(peer) {

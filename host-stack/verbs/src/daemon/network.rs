@@ -6,7 +6,6 @@ use std::{
     fs::File,
     io::{self, BufWriter},
     path::Path,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use snaprig_fabric::{FaultRequest, PathFaults};
@@ -166,13 +165,15 @@ impl Network {
         self.capture = None;
     }
 
-    fn record(&mut self, packet: &Packet<'_>) {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-        let time_ns = since_1970.map_or(0, |time| time.as_nanos() as u64);
+    /// Captures a packet that is to be sent, with the time in nanoseconds since 1970, if its port is up.
+    pub fn record(&mut self, since_1970_ns: u64, header: &Header, packet: &Packet<'_>) {
+        if !header.is_up(packet.route.from_port) {
+            return;
+        }
         let recorded = self
             .capture
             .as_mut()
-            .map(|capture| capture.record(time_ns, packet));
+            .map(|capture| capture.record(since_1970_ns, packet));
         if let Some(Err(error)) = recorded {
             self.end_capture(&error);
         }
@@ -188,7 +189,6 @@ impl Network {
         if !header.is_up(from) {
             return None;
         }
-        self.record(&packet);
         let kind = self.plan.as_mut().and_then(|plan| plan.at(&packet, now_ns));
         let mut down = None;
         match kind
