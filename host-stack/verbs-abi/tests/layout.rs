@@ -8,21 +8,6 @@ use std::{
 
 use snaprig_verbs_abi::*;
 
-/// Says why not if the header is not the one these types are of.
-fn has_header(test: &str) -> bool {
-    let package = "libibverbs-dev";
-    let version = Command::new("dpkg-query")
-        .args(["-W", "-f", "${Version}", package])
-        .output();
-    let found = version.map(|found| String::from_utf8_lossy(&found.stdout).into_owned());
-    let found = found.unwrap_or_default();
-    let has = found.starts_with("44.");
-    if !has {
-        println!("skipped: {test}: no {package} 44 (found: {found:?})");
-    }
-    has
-}
-
 /// Panics with the compiler's words if it refuses.
 fn compile(checks: &str) {
     let mut gcc = Command::new("gcc")
@@ -97,10 +82,11 @@ macro_rules! layout {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_verbs_h_44),
+    ignore = "libibverbs-dev 44 is not installed (ci/setup installs it)"
+)]
 fn types_are_laid_out_as_in_c() {
-    if !has_header("types_are_laid_out_as_in_c") {
-        return;
-    }
     let checks = layout! {
         union ibv_gid { raw, global }
         struct ibv_gid_global = ibv_gid_entry."gid.global" { subnet_prefix, interface_id }
@@ -307,10 +293,11 @@ fn all_types_are_in(checks: &str) {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_verbs_h_44),
+    ignore = "libibverbs-dev 44 is not installed (ci/setup installs it)"
+)]
 fn constants_have_their_values_in_c() {
-    if !has_header("constants_have_their_values_in_c") {
-        return;
-    }
     let check = |(name, value)| format!("_Static_assert({name} == {value}, \"{name}\");\n");
     compile(&constants().map(check).collect::<String>());
 }

@@ -24,11 +24,11 @@ fn of_map() -> BTreeSet<Symbol> {
 }
 
 #[test]
+#[cfg_attr(
+    not(has_libibverbs_44),
+    ignore = "libibverbs 44 is not installed (ci/setup installs it)"
+)]
 fn the_map_is_that_of_the_library() {
-    if !std::fs::canonicalize(LIBRARY).is_ok_and(|path| path.ends_with("libibverbs.so.1.14.44.0")) {
-        println!("skipped: the_map_is_that_of_the_library: {LIBRARY} is not version 44");
-        return;
-    }
     let objdump = Command::new("objdump")
         .arg("-T")
         .arg(LIBRARY)

@@ -35,7 +35,6 @@ const USER_MODE_ONLY: libc::c_long = 1;
 
 /// Declares a `cfg` for everything that there is to ask for, and sets those that this machine has.
 pub fn tell() {
-    println!("cargo::rerun-if-env-changed={AGAIN}");
     if Path::new(KVM).exists() {
         println!("cargo::rerun-if-changed={KVM}");
     }
@@ -79,7 +78,9 @@ fn say_each(name: &str, all: &[&str], find: impl Fn(&str) -> Option<PathBuf>) {
     }
 }
 
-fn say(name: &str, is_so: bool) {
+/// Declares a `cfg`, and sets it if that is so.
+pub fn say(name: &str, is_so: bool) {
+    println!("cargo::rerun-if-env-changed={AGAIN}");
     println!("cargo::rustc-check-cfg=cfg({name})");
     if is_so {
         println!("cargo::rustc-cfg={name}");
