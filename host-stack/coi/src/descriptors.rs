@@ -2,6 +2,8 @@
 
 use std::{io, sync::Once};
 
+use rustix::process::{Resource, getrlimit, setrlimit};
+
 /// Does what needs a descriptor; if there is none left, the soft limit becomes the hard one first
 /// (getrlimit(2)).
 pub fn with_room<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
@@ -18,16 +20,9 @@ pub fn with_room<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 pub fn raise() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: `limit` is valid to read and to write. If there is no more, less has to do.
-        unsafe {
-            if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-                limit.rlim_cur = limit.rlim_max;
-                libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-            }
-        }
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = limit.maximum;
+        // If there is no more, less has to do.
+        let _ = setrlimit(Resource::Nofile, limit);
     });
 }

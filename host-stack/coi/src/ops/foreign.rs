@@ -10,7 +10,8 @@ pub struct Foreign {
 // SAFETY: it is an address; whoever made it has promised that any thread may use the memory until the
 // operation is complete.
 unsafe impl Send for Foreign {}
-// SAFETY: as above.
+// SAFETY: a shared `Foreign` is only copied; all that touches the memory takes it by value, and what is promised for
+// `new` holds for any thread.
 unsafe impl Sync for Foreign {}
 
 impl Foreign {
@@ -59,19 +60,23 @@ impl Foreign {
 
     /// Gives its bytes to a reader.
     pub(crate) fn read(self, reader: impl FnOnce(&[u8])) {
-        // SAFETY: what `new` was promised.
+        // SAFETY: `new` was promised that so many bytes can be read from any thread until the operation is complete,
+        // which reads them before that; a `Foreign` of none has an aligned dangling pointer and no bytes.
         reader(unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) });
     }
 
     /// Has a writer fill it.
     pub(crate) fn write(self, writer: impl FnOnce(&mut [u8])) {
-        // SAFETY: what `new` was promised.
+        // SAFETY: `new` was promised that so many bytes can be written from any thread, and that nobody else does,
+        // until the operation is complete, which writes them before that; a `Foreign` of none has an aligned dangling
+        // pointer and no bytes.
         writer(unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) });
     }
 
     /// Copies as many bytes as both have.
     pub(crate) fn copy_to(self, to: Self) {
-        // SAFETY: what `new` was promised for both; copy(3) may overlap.
+        // SAFETY: `new` was promised that so many bytes can be read at the one and written at the other until the
+        // operation is complete; `ptr::copy` allows them to overlap.
         unsafe { std::ptr::copy(self.pointer, to.pointer, self.bytes.min(to.bytes)) };
     }
 }
