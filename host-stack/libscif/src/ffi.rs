@@ -228,7 +228,7 @@ pub unsafe extern "C" fn scif_mmap(
 }
 
 /// # Safety
-/// As for munmap(2).
+/// As for munmap(2): nobody may use what is mapped there any more.
 pub unsafe extern "C" fn scif_munmap(addr: *mut c_void, len: usize) -> c_int {
     let unmap = || {
         if !((addr.addr() | len) as u64).is_multiple_of(PAGE) {

@@ -113,7 +113,8 @@ pub fn credentials(socket: impl AsFd) -> io::Result<Credentials> {
         gid: u32::MAX,
     };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `peer` is valid to write to, and as long as `length` says, beyond which the kernel does not write.
+    // SAFETY: getsockopt(2) writes at most as many bytes as `length` says, which are those of `peer`, a variable of
+    // this function.
     let asked = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -5,9 +5,8 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::CStr,
     fmt, io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     ptr::NonNull,
     sync::{
@@ -16,7 +15,11 @@ use std::{
     },
 };
 
-use rustix::net::SocketFlags;
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+    net::SocketFlags,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_peers::packets;
 use snaprig_wire::{
@@ -328,9 +331,11 @@ pub struct SharedMemory {
     len: usize,
 }
 
-// SAFETY: the mapping lives as long as `self`, and is reached only by copies through raw pointers.
+// SAFETY: `base` and `len` are the mapping's, which is this value's own and lives as long; any thread may copy from and
+// to it, for no reference into it is ever made.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above.
+// SAFETY: two threads that share this only copy through raw pointers, as the DMA engine does at any time: bytes are
+// then the old or the new ones.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
@@ -341,48 +346,21 @@ impl SharedMemory {
 
     /// The same, mapped at an address that nothing else is mapped at.
     pub fn placed(len: usize, address: Option<usize>) -> io::Result<Self> {
-        const NAME: &CStr = c"snaprig-window";
         let len = len.max(1).next_multiple_of(4096);
-        // SAFETY: the name is a C string; results are checked; the new descriptor is ours.
-        let fd = unsafe {
-            let fd = libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(fd)
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = memfd_create("snaprig-window", flags)?;
+        ftruncate(&fd, len as u64)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let flags = match address {
+            Some(_) => MapFlags::SHARED | MapFlags::FIXED_NOREPLACE,
+            None => MapFlags::SHARED,
         };
-        // SAFETY: plain calls on a descriptor of ours.
-        let failed = unsafe {
-            libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) < 0
-                || libc::fcntl(
-                    fd.as_raw_fd(),
-                    libc::F_ADD_SEALS,
-                    libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
-                ) < 0
-        };
-        if failed {
-            return Err(io::Error::last_os_error());
-        }
-        let fixed = match address {
-            Some(_) => libc::MAP_FIXED_NOREPLACE,
-            None => 0,
-        };
-        // SAFETY: a new shared mapping of the whole file, which replaces no other; the result is
-        // checked.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::without_provenance_mut(address.unwrap_or(0)),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | fixed,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).expect("mmap never returns null");
+        let place = std::ptr::without_provenance_mut(address.unwrap_or(0));
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: without MAP_FIXED, or with MAP_FIXED_NOREPLACE, nothing is mapped where something is, so no memory of
+        // ours changes. The file is as long as the mapping and sealed, so all of it can be touched.
+        let base = unsafe { mmap(place, len, prot, flags, &fd, 0) }?;
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { fd, base, len })
     }
 
@@ -420,7 +398,8 @@ impl SharedMemory {
             at.checked_add(from.len())
                 .is_some_and(|end| end <= self.len)
         );
-        // SAFETY: as in `read`.
+        // SAFETY: the range is inside the mapping, as was asserted; `from` is memory that others do not write. The DMA
+        // engine may use the same bytes at the same time, and then they are the old or the new ones.
         unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.add(at).as_ptr(), from.len());
         }
@@ -429,7 +408,8 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody holds a reference into it.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        // SAFETY: `base` and `len` are those of the mapping that `placed` made, and no reference into it is ever made,
+        // so nothing refers to it any more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

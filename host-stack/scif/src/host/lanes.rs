@@ -119,14 +119,15 @@ impl Lanes {
 
     fn page(&self) -> &Page {
         const { assert!(size_of::<Page>() <= PAGE as usize) };
-        // SAFETY: mapped for as long as `self`, aligned, and all of it atomics.
+        // SAFETY: the mapping is at least a page, which is not smaller than `Page`, begins at one, and lives as long as
+        // `self`; `Page` has atomics alone, so any bytes are a value and others may change them at any time.
         unsafe { self.0.base().cast::<Page>().as_ref() }
     }
 
     /// What this side (0 or 1) sends on.
     pub fn lane(&self, side: usize) -> Lane<'_> {
         let side = side & 1;
-        // SAFETY: inside the mapping.
+        // SAFETY: `side` is 0 or 1, and the mapping is a page and two rings long.
         let ring = unsafe {
             self.0
                 .base()
@@ -199,7 +200,9 @@ impl<'a> Lane<'a> {
     pub unsafe fn put(self, from: *const u8, len: u32, show: impl FnOnce()) {
         let tail = self.control.sender.tail.load(Ordering::Relaxed);
         let (first, rest) = parts(tail, len);
-        // SAFETY: `parts` are inside the ring, and of `from`.
+        // SAFETY: `parts` cuts `len` bytes where the ring ends, so both parts are inside the ring, and together no more
+        // than the `len` bytes that the caller says can be read at `from`. The receiver does not look at them before
+        // the tail is published.
         unsafe {
             ptr::copy(from, self.at(tail), first);
             ptr::copy(from.add(first), self.at(0), rest);
@@ -219,7 +222,9 @@ impl<'a> Lane<'a> {
     pub unsafe fn take(self, to: *mut u8, len: u32, wanted: usize, show: impl FnOnce()) {
         let head = self.control.receiver.head.load(Ordering::Relaxed);
         let (first, rest) = parts(head, len);
-        // SAFETY: `parts` are inside the ring, and of `to`.
+        // SAFETY: `parts` cuts `len` bytes where the ring ends, so both parts are inside the ring, and together no more
+        // than the `len` bytes that the caller says can be written at `to`. The sender does not write to them before
+        // the head is published.
         unsafe {
             ptr::copy(self.at(head), to, first);
             ptr::copy(self.at(0), to.add(first), rest);
@@ -250,7 +255,8 @@ impl<'a> Lane<'a> {
     }
 
     fn at(self, position: u32) -> *mut u8 {
-        // SAFETY: a position in the ring.
+        // SAFETY: the remainder is less than the ring's length, and the ring is inside the mapping, which lives as long
+        // as the lane.
         unsafe { self.ring.add((position % RING_BYTES) as usize).as_ptr() }
     }
 }

@@ -69,7 +69,8 @@ impl Leases {
     }
 
     fn page(&self) -> &Page {
-        // SAFETY: mapped for as long as `self`, aligned, and all of it atomics.
+        // SAFETY: the mapping is at least a page, begins at one, and lives as long as `self`; `Page` has atomics alone,
+        // so any bytes are a value and others may change them at any time.
         unsafe { self.0.base().cast::<Page>().as_ref() }
     }
 

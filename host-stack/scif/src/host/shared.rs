@@ -19,9 +19,11 @@ pub(super) struct SharedMemory {
     len: usize,
 }
 
-// SAFETY: shared memory that is reached through atomics and raw copies only.
+// SAFETY: `base` and `len` are the mapping's, which is this value's own and lives as long; nothing about it belongs to
+// a thread.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above.
+// SAFETY: the memory is reached through atomics and raw copies alone, also by other processes at any time; no plain
+// reference into it is made.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
@@ -37,7 +39,7 @@ impl SharedMemory {
     /// Of a file that the node made.
     pub(super) fn map(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel likes.
+        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at, so no memory of ours changes.
         let at = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0) }?;
         let base = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len })
@@ -56,7 +58,8 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference any more.
+        // SAFETY: the mapping is this value's own, and all that reaches into it (`Leases`, `Lanes` and what borrows
+        // from them) owns or borrows this value, so nothing does any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

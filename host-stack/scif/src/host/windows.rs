@@ -344,7 +344,9 @@ impl State {
         let value: Result<[u8; 8], _> = bytes.try_into();
         match value {
             Ok(value) if to.as_ptr().addr().is_multiple_of(8) => {
-                // SAFETY: eight bytes inside the mapping, aligned.
+                // SAFETY: `pointer` says that eight bytes from there on are inside the mapping, which lives until the
+                // end of this function, and they are aligned, as was checked. Other processes may read them at the same
+                // time, hence a volatile store, which is one instruction.
                 unsafe {
                     to.as_ptr()
                         .cast::<u64>()
