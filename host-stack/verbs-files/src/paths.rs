@@ -174,3 +174,39 @@ fn is_directory(rest: &[&str]) -> bool {
             | ["ports", _, "gid_attrs", "types"]
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nowhere() -> Result<Arc<dyn Fabric>, rustix::io::Errno> {
+        Err(rustix::io::Errno::NODEV)
+    }
+
+    #[test]
+    fn no_byte_behind_the_end_of_another_path_is_asked_for() {
+        for (path, is_one) in [
+            ("/dev/infiniband/rdma_cm", true),
+            ("/sys/class/infiniband", true),
+            ("/sys/class/misc/rdma_cm/abi_version", true),
+            ("/sys/class/infini", false),
+            ("/etc/hosts", false),
+            ("", false),
+        ] {
+            let bytes = [path.as_bytes(), &[0]].concat();
+            assert_eq!(is_candidate(|at| bytes[at]), is_one, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_needs_no_fabric_is_there_without_one() {
+        let device = kind("/dev/infiniband/rdma_cm", nowhere);
+        assert!(matches!(device, Some(Kind::Device(10, 58))));
+        let version = kind("/sys/class/misc/rdma_cm/abi_version", nowhere);
+        assert!(matches!(version, Some(Kind::File(text)) if text == "4\n"));
+        let directory = kind("/sys/class/infiniband", nowhere);
+        assert!(matches!(directory, Some(Kind::Directory)));
+        assert!(kind("/sys/class/infiniband/snaprig_0/node_guid", nowhere).is_none());
+        assert!(kind("/dev/infiniband/uverbs0", nowhere).is_none());
+    }
+}
