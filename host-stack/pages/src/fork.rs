@@ -104,7 +104,7 @@ impl Fork {
 fn copy_ahead(range: Range) -> io::Result<usize> {
     let length = (range.end - range.start) as usize;
     let both = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping, at a place of the kernel's choice.
+    // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at, so no memory of ours changes.
     let copy = unsafe { mmap_anonymous(ptr::null_mut(), length, both, MapFlags::PRIVATE) }?;
     // SAFETY: the range is registered, so it is mapped and can be read; the copy is as long.
     unsafe {

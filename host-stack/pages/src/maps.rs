@@ -115,7 +115,7 @@ mod tests {
         let inode = rustix::fs::fstat(&file).unwrap().st_ino;
         for (flags, is_found) in [(MapFlags::SHARED, true), (MapFlags::PRIVATE, false)] {
             let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, 3 * PAGE);
-            // SAFETY: a new mapping, at a place of the kernel's choice.
+            // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at, so no memory of ours changes.
             let at = unsafe { mmap(std::ptr::null_mut(), len as usize, prot, flags, &file, PAGE) };
             let at = at.unwrap();
             let start = at.addr() as u64 + PAGE;
@@ -126,7 +126,7 @@ mod tests {
                 assert_eq!((same.metadata().unwrap().ino(), offset), (inode, 2 * PAGE));
             }
             assert!(part(start + 3 * PAGE).is_none(), "more than is mapped");
-            // SAFETY: mapped above.
+            // SAFETY: it was mapped above, and nothing refers to it.
             unsafe { munmap(at, len as usize) }.unwrap();
         }
     }

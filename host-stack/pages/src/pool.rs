@@ -204,7 +204,8 @@ impl Pool {
             make_private(range)?;
             if !writes {
                 let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
-                // SAFETY: as the program had it.
+                // SAFETY: the pages are mapped, for they are registered, and the program had them without the right to
+                // write to them; a reference that writes to them it cannot have.
                 unsafe { mprotect(at, length, MprotectFlags::READ) }?;
             }
         }
@@ -218,10 +219,10 @@ impl Pool {
             true => (Advice::LinuxPopulateWrite, both),
             false => (Advice::LinuxPopulateRead, ProtFlags::READ),
         };
-        // SAFETY: populating changes nothing that a program can see.
+        // SAFETY: populating makes pages present as touching them would, and changes no byte of memory.
         unsafe { madvise(at, length, populate) }?;
         let frozen = Freeze::new(range).map_err(Failure::WritersRun)?;
-        // SAFETY: a new mapping, at a place of the kernel's choice.
+        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at, so no memory of ours changes.
         let copy = unsafe {
             mmap(
                 ptr::null_mut(),
@@ -233,17 +234,19 @@ impl Pool {
             )
         }?;
         if length as u64 >= HUGE_PAGE {
-            // SAFETY: advice. It is as good without.
+            // SAFETY: the advice changes no byte of the range, which was just mapped; memory is as good without.
             let _ = unsafe { madvise(copy, length, Advice::LinuxHugepage) };
         }
-        // SAFETY: both are mapped for `length` bytes; writers to the source wait.
+        // SAFETY: both are mapped for `length` bytes, which do not overlap, for the copy is new; writers to the source
+        // wait.
         unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), length) };
-        // SAFETY: the same bytes take the place of what was there.
+        // SAFETY: the file has the bytes that were there, which were just copied, and writers wait: the program finds
+        // the same bytes at the same addresses, with the same rights.
         let moved = unsafe {
             let fixed = MapFlags::SHARED | MapFlags::FIXED;
             mmap(at, length, prot, fixed, &self.file, range.start)
         };
-        // SAFETY: mapped above, and not used any more.
+        // SAFETY: `copy` was mapped above, and nothing refers to it any more.
         let _ = unsafe { munmap(copy, length) };
         drop(frozen);
         moved.map(drop).map_err(Into::into)
@@ -284,14 +287,16 @@ fn make_private(range: Range) -> io::Result<()> {
 pub(crate) fn make_private_alone(range: Range) -> io::Result<()> {
     let (at, length) = (pointer(range.start), (range.end - range.start) as usize);
     let both = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping, at a place of the kernel's choice.
+    // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at, so no memory of ours changes.
     let copy = unsafe { mmap_anonymous(ptr::null_mut(), length, both, MapFlags::PRIVATE) }?;
-    // SAFETY: both are mapped for `length` bytes; nobody writes to the source.
+    // SAFETY: both are mapped for `length` bytes, which do not overlap, for the copy is new; the caller sees to it that
+    // nobody writes to the source.
     unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), length) };
-    // SAFETY: the same bytes take the place of what was there.
+    // SAFETY: the copy has the bytes that were there, and nobody writes: the program finds the same bytes at the same
+    // addresses.
     let moved = unsafe { mremap_fixed(copy, length, length, MremapFlags::MAYMOVE, at) };
     if moved.is_err() {
-        // SAFETY: mapped above, and still there, for it has not moved.
+        // SAFETY: `copy` was mapped above, is still there, for it has not moved, and nothing refers to it.
         let _ = unsafe { munmap(copy, length) };
     }
     moved.map(drop).map_err(Into::into)

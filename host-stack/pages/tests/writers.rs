@@ -24,7 +24,7 @@ fn memory() -> *mut u8 {
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
-    // SAFETY: a new mapping, at a place of the kernel's choice.
+    // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at, so no memory of ours changes.
     let at = unsafe { libc::mmap(ptr::null_mut(), LENGTH, prot, flags, -1, 0) };
     assert_ne!(at, libc::MAP_FAILED);
     at.cast()
@@ -101,7 +101,7 @@ fn refuse_userfaultfd() {
 fn track(at: *mut u8) -> OwnedFd {
     const ASYNC: u64 = 1 << 15;
     const UNPOPULATED: u64 = 1 << 13;
-    // SAFETY: takes flags alone.
+    // SAFETY: userfaultfd(2) takes flags alone, so the kernel reads and writes no memory of this process.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_userfaultfd,
@@ -109,7 +109,7 @@ fn track(at: *mut u8) -> OwnedFd {
         )
     };
     assert!(fd >= 0, "{}", io::Error::last_os_error());
-    // SAFETY: the call has just made it.
+    // SAFETY: userfaultfd(2) has just returned it, so nobody else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     let mut api = [0xaa, ASYNC | UNPOPULATED, 0];
     let mut register = [at.addr() as u64, LENGTH as u64, 2, 0];
@@ -204,20 +204,20 @@ fn tracked_memory_stays_where_it_is_and_tracked() {
 fn a_failure_midway_leaves_nothing_shared() {
     let (pool, at) = (pool(), memory());
     // Two mappings: the second is tracked, so it cannot move.
-    // SAFETY: within the mapping, nobody else's.
+    // SAFETY: the page is within the mapping that this test made, and nothing refers to it.
     let second = unsafe { at.add(LENGTH / 2) };
     // SAFETY: within the mapping; what is there may be read only.
     let split = unsafe { libc::madvise(second.cast(), LENGTH / 2, libc::MADV_DONTFORK) };
     assert_eq!(split, 0);
     const WP: u64 = 2;
-    // SAFETY: takes flags alone.
+    // SAFETY: userfaultfd(2) takes flags alone, so the kernel reads and writes no memory of this process.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_userfaultfd,
             libc::c_long::from(libc::O_CLOEXEC) | 1,
         )
     };
-    // SAFETY: the call has just made it.
+    // SAFETY: userfaultfd(2) has just returned it, so nobody else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     let mut api = [0xaa, 0, 0];
     let mut register = [second.addr() as u64, LENGTH as u64 / 2, WP, 0];
