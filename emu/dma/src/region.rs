@@ -94,8 +94,8 @@ struct Memory {
 
 // SAFETY: the mapping lives as long as `self` and is only accessed by raw copies.
 unsafe impl Send for Memory {}
-// SAFETY: as above; concurrent copies race only on the bytes themselves, which other processes
-// change at any time anyway, and of which nobody holds a reference.
+// SAFETY: threads that share a region only copy through raw pointers; copies at the same time race on the bytes alone,
+// which other processes change at any time anyway, and of which nobody holds a reference.
 unsafe impl Sync for Memory {}
 
 impl Shared {
@@ -198,7 +198,7 @@ impl Region {
     /// Reads all of a range (inside) from its file, or (`write`) writes it: [`transfer`].
     ///
     /// # Safety
-    /// As there.
+    /// `here` is valid for `len` bytes, or for none, which the kernel notices (`EFAULT`).
     pub(crate) unsafe fn transfer(
         &self,
         at: u64,
@@ -207,7 +207,7 @@ impl Region {
         write: bool,
     ) -> Result<(), i32> {
         let (file, at) = self.file(at);
-        // SAFETY: the caller's.
+        // SAFETY: the caller says that `here` is good for `len` bytes, or that the kernel notices.
         unsafe { transfer(file, at, here, len as usize, write) }
     }
 }
@@ -234,7 +234,8 @@ pub unsafe fn transfer(
     while done < len {
         let (here, left) = (here.wrapping_add(done).cast(), len - done);
         let at = (at + done as u64).cast_signed();
-        // SAFETY: the caller's, `done` bytes on.
+        // SAFETY: the caller says that `here` is good for `len` bytes, or that the kernel notices; `done` of them are
+        // behind, and the rest is asked for.
         let count = unsafe {
             match write {
                 true => libc::pwrite(fd, here, left, at),

@@ -59,9 +59,11 @@ impl Checked {
                 unsafe { std::ptr::copy(src, dst, self.len as usize) };
                 Ok(())
             }
-            // SAFETY: as above.
+            // SAFETY: `dst` is where a range begins that was checked to be inside a region that `self` keeps mapped, so
+            // it is good for `len` bytes; nobody holds references to region memory.
             (None, Some(dst)) => unsafe { self.src.transfer(self.src_at, dst, self.len, false) },
-            // SAFETY: as above.
+            // SAFETY: `src` is where a range begins that was checked to be inside a region that `self` keeps mapped, so
+            // it is good for `len` bytes; nobody holds references to region memory.
             (Some(src), None) => unsafe { self.dst.transfer(self.dst_at, src, self.len, true) },
             (None, None) => self.bounce(),
         }

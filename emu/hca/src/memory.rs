@@ -130,7 +130,8 @@ pub struct Memory {
 // SAFETY: all that is reached through it are atomic words; the creator of the mapping vouches that
 // it stays.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: threads that share it only load and store atomic words, in memory that the creator of the mapping vouches
+// stays.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -160,7 +161,8 @@ impl Memory {
     /// The head.
     #[inline]
     pub fn header(&self) -> &Header {
-        // SAFETY: as in `entry`; the head is the first thing.
+        // SAFETY: the head is the first thing in memory that is at least a table long and aligned to a page; it holds
+        // atomic words alone, whose every bit pattern is a value.
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 

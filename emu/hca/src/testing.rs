@@ -65,7 +65,7 @@ impl Mapping {
     fn new() -> (Self, Memory) {
         let bytes = HEAP_AT as usize + HEAP;
         let layout = Layout::from_size_align(bytes + PAGE, 8).expect("a size");
-        // SAFETY: the size is not 0.
+        // SAFETY: the layout is of a table and a page, so its size is not 0.
         let first = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("memory");
         let skip = first.as_ptr().align_offset(PAGE);
         // SAFETY: one page more than needed was allocated.
@@ -78,7 +78,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: allocated so.
+        // SAFETY: `new` allocated it with this layout, and the world, which has the only users, ends here.
         unsafe { dealloc(self.first.as_ptr(), self.layout) }
     }
 }

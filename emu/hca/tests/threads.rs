@@ -54,19 +54,22 @@ impl Machine {
 
 impl Host for Machine {
     fn copy(&self, from: Segment, to: Segment) -> bool {
-        // SAFETY: both are inside their memory.
+        // SAFETY: `at` has checked that both ranges are inside their memory, which is never resized; `ptr::copy` allows
+        // them to overlap. The queue pairs order who touches which bytes.
         unsafe { std::ptr::copy(self.at(from), self.at(to), from.length as usize) };
         true
     }
 
     fn read(&self, from: Segment, into: &mut [u8]) -> bool {
-        // SAFETY: it is inside the memory.
+        // SAFETY: `at` has checked that the range is inside the memory, which is never resized; the buffer is as long.
+        // The queue pairs order who touches which bytes.
         unsafe { std::ptr::copy(self.at(from), into.as_mut_ptr(), into.len()) };
         true
     }
 
     fn write(&self, bytes: &[u8], to: Segment) -> bool {
-        // SAFETY: it is inside the memory.
+        // SAFETY: `at` has checked that the range is inside the memory, which is never resized; the bytes are as many.
+        // The queue pairs order who touches which bytes.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.at(to), bytes.len()) };
         true
     }

@@ -21,7 +21,8 @@ pub struct Mapping {
 // SAFETY: the mapping lives as long as `self` and is shared memory that anybody may change at any
 // time; users access it through raw pointers and atomics only.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: threads that share it only use raw pointers and atomics in memory that lives as long as `self` and that other
+// processes may change at any time.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

@@ -163,7 +163,8 @@ fn store(to: &[AtomicU8], from: &[u8]) {
 
 /// The same, out of it.
 fn load(from: &[AtomicU8], to: &mut [u8]) {
-    // SAFETY: as above.
+    // SAFETY: an aligned AtomicU64 has the bytes of eight AtomicU8, and all bits are valid for both. Sides that keep to
+    // the protocol never access the same bytes at a time; what others do, they do from other processes.
     let (head, words, tail) = unsafe { from.align_to::<AtomicU64>() };
     let bytes = |from: &[AtomicU8], to: &mut [u8]| {
         from.iter()
@@ -213,7 +214,7 @@ mod tests {
     #[test]
     fn a_full_ring_says_so_and_a_corrupt_one_is_refused() {
         let mut memory = memory();
-        // SAFETY: as above.
+        // SAFETY: the box is aligned, large enough, and outlives the ring.
         let ring = unsafe { Ring::new(memory.0.as_mut_ptr()) };
         assert_eq!(ring.push(&vec![0; RING_BYTES]), Err(RingError::TooLong));
         while ring.push(&[1; 4000]).is_ok() {}

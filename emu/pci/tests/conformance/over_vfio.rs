@@ -59,7 +59,7 @@ fn read32(mapping: &Mapping, offset: u64) -> u32 {
 
 fn write32(mapping: &Mapping, offset: u64, value: u32) {
     let register = mapping.pointer(offset, 4).unwrap().cast::<u32>();
-    // SAFETY: as in `read32`.
+    // SAFETY: an aligned register inside the mapping, which lives as long as the borrow.
     unsafe { register.write_volatile(value) }
 }
 
