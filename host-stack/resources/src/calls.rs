@@ -21,7 +21,7 @@ pub fn events(fd: impl AsFd, wanted: i16, wait_ms: i32) -> io::Result<i16> {
         events: wanted,
         revents: 0,
     };
-    // SAFETY: `one` is valid to read and write to.
+    // SAFETY: poll(2) reads and writes one entry, which is a variable of this function.
     check(unsafe { libc::poll(&raw mut one, 1, wait_ms) })?;
     Ok(one.revents)
 }
@@ -34,7 +34,7 @@ pub fn readable(fd: impl AsFd) -> io::Result<u64> {
 /// A number of bytes that ioctl(2) says.
 pub fn count(fd: impl AsFd, request: libc::Ioctl) -> io::Result<u64> {
     let mut count = MaybeUninit::<i32>::uninit();
-    // SAFETY: `count` is valid to write to, and written when the call succeeds.
+    // SAFETY: the callers ask for FIONREAD or TIOCOUTQ, which write an int, or fail.
     unsafe {
         check(libc::ioctl(
             fd.as_fd().as_raw_fd(),
@@ -51,7 +51,7 @@ pub fn clock(clock: libc::clockid_t) -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is valid to write to.
+    // SAFETY: clock_gettime(2) writes a timespec, which is a variable of this function.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -220,7 +220,8 @@ pub fn write_file(space: u32, file: &File, writer: &mut dyn PageWriter) -> Resul
     let (mut at, mut written) = (0, Ranges::default());
     let mut bytes = vec![0; 1 << 20];
     while at < size {
-        // SAFETY: no memory is involved.
+        // SAFETY: lseek(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+        // process.
         let data = unsafe { libc::lseek(file.as_raw_fd(), at as i64, libc::SEEK_DATA) };
         at = match u64::try_from(data) {
             Ok(data) => (data / PAGE * PAGE).max(at),

@@ -19,27 +19,30 @@ impl Detached {
     pub fn begin(mut keeps: Vec<RawFd>, work: impl FnOnce()) -> io::Result<Self> {
         keeps.sort_unstable();
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: the sets are valid to write to, and then to read.
+        // SAFETY: sigfillset(3) writes all of the first set before pthread_sigmask(3) reads it, and that writes all of
+        // the second.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
         }
-        // SAFETY: the child does its work, and ends.
+        // SAFETY: the child has one thread, all signals blocked, and a copy of this process's memory; `work` makes
+        // calls that need nothing of other threads, as this function asks, and _exit(2) follows.
         let child = check(unsafe { libc::fork() });
         if matches!(child, Ok(0)) {
             close_but(&keeps);
             work();
-            // SAFETY: nothing of this process is needed any more.
+            // SAFETY: _exit(2) takes a number, and runs nothing of this process's.
             unsafe { libc::_exit(0) };
         }
-        // SAFETY: the set was written to above.
+        // SAFETY: pthread_sigmask(3) has written the set above.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
         child.map(Self)
     }
 
     /// Waits until it is done.
     pub fn wait(self) {
-        // SAFETY: the status is not asked for. Whoever else waits for children may have been told.
+        // SAFETY: with a null pointer waitpid(2) writes no status. The child is this value's own; if somebody else has
+        // waited for it, it is an error.
         unsafe { libc::waitpid(self.0, ptr::null_mut(), 0) };
     }
 }
@@ -49,12 +52,14 @@ fn close_but(keeps: &[RawFd]) {
     let mut first = 0;
     for keep in keeps.iter().map(|fd| *fd as u32) {
         if first < keep {
-            // SAFETY: in the child, whose work needs none of them.
+            // SAFETY: this runs in the child alone, whose work uses no descriptor but those that are kept; owners of
+            // others in its copy of the memory are never dropped, for it ends by _exit(2).
             unsafe { libc::close_range(first, keep - 1, 0) };
         }
         first = keep + 1;
     }
-    // SAFETY: as above.
+    // SAFETY: this runs in the child alone, whose work uses no descriptor but those that are kept; owners of others in
+    // its copy of the memory are never dropped, for it ends by _exit(2).
     unsafe { libc::close_range(first, u32::MAX, 0) };
 }
 

@@ -1,13 +1,14 @@
 //! Sessions and process groups of a tree: which have lost their leaders, and who joins which.
 
+use std::io::{self, IsTerminal};
+
 use libc::pid_t;
 
 use crate::state::{Process, Tree};
 
 /// Whether whoever restarts the tree is on a terminal.
 pub fn is_on_terminal() -> bool {
-    // SAFETY: no memory is involved.
-    (0..3).any(|fd| unsafe { libc::isatty(fd) } == 1)
+    io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()
 }
 
 /// Whether a process is one of the tree.

@@ -9,10 +9,16 @@ use std::{
     ffi::{CString, OsStr},
     fs, io,
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
+};
+
+use rustix::{
+    fs::{Mode, OFlags, SeekFrom, fcntl_setfl},
+    io::{Errno, fcntl_dupfd_cloexec},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 
 use crate::{
@@ -87,14 +93,11 @@ impl Opened {
 
     /// Moves a descriptor to where no process of the tree has one.
     pub fn keep(&mut self, fd: OwnedFd) -> Result<RawFd> {
-        // SAFETY: the call has no pointers; the descriptor is open.
-        let kept = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, self.next) };
-        if kept < 0 {
-            return Err(Error::io(
-                "more open files than there may be (ulimit -n)",
-                io::Error::last_os_error(),
-            ));
-        }
+        let kept = fcntl_dupfd_cloexec(&fd, self.next).map_err(|source| {
+            let what = "more open files than there may be (ulimit -n)";
+            Error::io(what, source)
+        })?;
+        let kept = kept.into_raw_fd();
         self.next = kept + 1;
         Ok(kept)
     }
@@ -106,7 +109,8 @@ impl Opened {
 
     /// Closes all of them: the tree has its own.
     pub fn close(self) {
-        // SAFETY: what is at and behind the base is this one's, and nobody refers to it any more.
+        // SAFETY: `keep` has given this value all numbers from the base to the end, and it ends here, so nobody refers to
+        // them any more.
         unsafe { libc::close_range(self.base as u32, self.next as u32, 0) };
     }
 }
@@ -140,37 +144,27 @@ pub fn reopen(path: &Path, flags: i32) -> Result<OwnedFd> {
     let name =
         CString::new(path.as_os_str().as_bytes()).map_err(|_| damaged("a name with a zero"))?;
     let flags = flags & !MAKING | libc::O_CLOEXEC | libc::O_NOCTTY;
-    // SAFETY: the name ends with a zero; the result is checked.
-    let fd = unsafe { libc::open(name.as_ptr(), flags) };
-    match fd {
-        fd if fd < 0 => Err(missing(path, &io::Error::last_os_error())),
-        // SAFETY: it is open and ours.
-        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-    }
+    let flags = OFlags::from_bits_retain(flags as u32);
+    rustix::fs::open(name, flags, Mode::empty()).map_err(|error| missing(path, &error.into()))
 }
 
 /// lseek(2), where there is something to seek.
 pub fn seek(fd: &OwnedFd, offset: u64) -> Result<()> {
-    // SAFETY: no memory is involved.
-    let moved = unsafe { libc::lseek(fd.as_raw_fd(), offset as i64, libc::SEEK_SET) };
-    match moved < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::ESPIPE) {
-        true => Err(Error::io("lseek", io::Error::last_os_error())),
-        false => Ok(()),
+    match rustix::fs::seek(fd, SeekFrom::Start(offset)) {
+        Ok(_) | Err(Errno::SPIPE) => Ok(()),
+        Err(error) => Err(Error::io("lseek", error)),
     }
 }
 
 /// fcntl(2), F_SETFL.
-pub fn set_flags(fd: &impl AsRawFd, flags: i32) -> Result<()> {
-    // SAFETY: no memory is involved.
-    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags & !MAKING) } {
-        0 => Ok(()),
-        _ => Err(Error::io("F_SETFL", io::Error::last_os_error())),
-    }
+pub fn set_flags(fd: &impl AsFd, flags: i32) -> Result<()> {
+    let flags = OFlags::from_bits_retain((flags & !MAKING) as u32);
+    fcntl_setfl(fd, flags).map_err(|source| Error::io("F_SETFL", source))
 }
 
 /// A copy of a descriptor of this process.
 pub fn duplicate(fd: RawFd) -> Result<OwnedFd> {
-    // SAFETY: no memory is involved; checked.
+    // SAFETY: F_DUPFD_CLOEXEC takes a number, so fcntl(2) reads and writes no memory of this process.
     owned(
         unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) },
         "a standard descriptor is closed",
@@ -181,7 +175,7 @@ pub fn duplicate(fd: RawFd) -> Result<OwnedFd> {
 pub fn owned(fd: i32, what: &str) -> Result<OwnedFd> {
     match fd {
         fd if fd < 0 => Err(Error::io(what, io::Error::last_os_error())),
-        // SAFETY: it is open and ours.
+        // SAFETY: the callers pass what a call that opens something has just returned, so nobody else owns it.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
     }
 }
@@ -189,21 +183,15 @@ pub fn owned(fd: i32, what: &str) -> Result<OwnedFd> {
 /// So many files that most likely fewer are needed: many areas are of one file. Who may not have them has as many as may
 /// be, and is told if they are too few.
 fn raise_limit(enough: u64) {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+    let limit = getrlimit(Resource::Nofile);
+    // None is no limit.
+    let raised = Rlimit {
+        current: limit.current.map(|most| most.max(enough)),
+        maximum: limit.maximum.map(|most| most.max(enough)),
     };
-    // SAFETY: `limit` is valid to write to and read.
-    unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        let raised = libc::rlimit {
-            rlim_cur: limit.rlim_cur.max(enough),
-            rlim_max: limit.rlim_max.max(enough),
-        };
-        if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) != 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        }
+    if setrlimit(Resource::Nofile, raised).is_err() {
+        let current = limit.maximum;
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
     }
 }
 

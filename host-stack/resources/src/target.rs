@@ -79,7 +79,8 @@ pub fn clear(target: &Target, run: Range<u64>) -> Result<()> {
 }
 
 fn write_at(fd: RawFd, bytes: &[u8], at: u64) -> Result<()> {
-    // SAFETY: it is open, and stays so: the file is not dropped.
+    // SAFETY: the caller has the number from `Opened`, which keeps what it has open until all are closed, and the file
+    // is not dropped, so it is not closed here.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let written = file.write_all_at(bytes, at);
     written.map_err(|source| Error::io("contents of a file", source))

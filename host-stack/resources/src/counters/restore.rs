@@ -6,6 +6,8 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
 };
 
+use rustix::event::{EventfdFlags, eventfd};
+
 use crate::{
     error::{Error, Result},
     opened::owned,
@@ -13,9 +15,9 @@ use crate::{
 
 /// An eventfd that has counted this far.
 pub fn event(count: u64, semaphore: bool) -> Result<OwnedFd> {
-    let flags = if semaphore { libc::EFD_SEMAPHORE } else { 0 };
-    // SAFETY: no memory is involved; checked.
-    let event = owned(unsafe { libc::eventfd(0, flags) }, "eventfd")?;
+    let mut flags = EventfdFlags::empty();
+    flags.set(EventfdFlags::SEMAPHORE, semaphore);
+    let event = eventfd(0, flags).map_err(|source| Error::io("eventfd", source))?;
     let mut file = File::from(event);
     let written = file.write_all(&count.to_ne_bytes());
     written.map_err(|source| Error::io("eventfd", source))?;
@@ -26,7 +28,8 @@ pub fn event(count: u64, semaphore: bool) -> Result<OwnedFd> {
 pub fn timer(clock: i32, settings: i32, ticks: u64, setting: &[u64; 4]) -> Result<OwnedFd> {
     /// `_IOW('T', 0, __u64)` (linux/timerfd.h).
     const SET_TICKS: libc::Ioctl = 0x4008_5400;
-    // SAFETY: no memory is involved; checked.
+    // SAFETY: timerfd_create(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+    // process.
     let fd = owned(
         unsafe { libc::timerfd_create(clock, libc::TFD_CLOEXEC) },
         "timerfd_create",
@@ -45,7 +48,8 @@ pub fn timer(clock: i32, settings: i32, ticks: u64, setting: &[u64; 4]) -> Resul
     // Of other clocks it is what is left, whatever it was set to be.
     let is_of_day = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_ALARM].contains(&clock);
     let flags = if is_of_day { settings } else { 0 };
-    // SAFETY: both are valid to read.
+    // SAFETY: timerfd_settime(2) reads `spec` and writes nothing to a null pointer; TFD_IOC_SET_TICKS reads eight
+    // bytes, those of `ticks`.
     let set = unsafe {
         let none = std::ptr::null_mut();
         libc::timerfd_settime(fd.as_raw_fd(), flags, &raw const spec, none) == 0
@@ -59,7 +63,7 @@ pub fn timer(clock: i32, settings: i32, ticks: u64, setting: &[u64; 4]) -> Resul
 
 /// A signalfd of a mask.
 pub fn signals(mask: u64) -> Result<OwnedFd> {
-    // SAFETY: the mask is valid to read, and as long as the call is told.
+    // SAFETY: signalfd4(2) reads eight bytes, as it is told, those of `mask`.
     let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const mask, 8, 0) };
     owned(fd as i32, "signalfd")
 }

@@ -21,7 +21,7 @@ pub fn hex(text: &str) -> Option<u64> {
 /// (timerfd_gettime(2)): then it knows how often it has expired by now, and runs on.
 pub fn timer(seen: &Seen, copy: &OwnedFd) -> Result<Option<Kind>> {
     let mut left = MaybeUninit::<libc::itimerspec>::uninit();
-    // SAFETY: `left` is valid to write to, and written when the call succeeds.
+    // SAFETY: timerfd_gettime(2) writes the whole structure, or fails.
     let left = unsafe {
         let asked = check(libc::timerfd_gettime(copy.as_raw_fd(), left.as_mut_ptr()));
         asked.map_err(|source| Error::io("timerfd_gettime", source))?;

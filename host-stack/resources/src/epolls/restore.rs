@@ -10,7 +10,8 @@ use crate::{
 
 /// An instance that watches nothing yet.
 pub fn new() -> Result<OwnedFd> {
-    // SAFETY: the call has no pointers; what it returns is checked.
+    // SAFETY: epoll_create1(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+    // process.
     owned(unsafe { libc::epoll_create1(0) }, "epoll_create1")
 }
 
@@ -42,7 +43,7 @@ pub fn watch(tree: &Tree, opened: &Opened, process: &Process, body: &Body) -> Re
                 events: watch.events,
                 u64: watch.data,
             };
-            // SAFETY: `event` is valid to read.
+            // SAFETY: epoll_ctl(2) reads one event, which is a variable of this function.
             let added = unsafe {
                 let epoll = opened.files[number];
                 libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, watch.fd, &raw mut event)

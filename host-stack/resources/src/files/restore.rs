@@ -294,7 +294,8 @@ pub fn withdraw(staging: &Staging) {
 }
 
 fn borrowed(fd: RawFd) -> ManuallyDrop<File> {
-    // SAFETY: it is open, and stays so: the file is not dropped.
+    // SAFETY: the callers have the number from `Opened`, which keeps what it has open until all are closed, and the
+    // file is not dropped, so it is not closed here.
     ManuallyDrop::new(unsafe { File::from_raw_fd(fd) })
 }
 
@@ -375,7 +376,8 @@ fn copy(from: &File, to: &File) -> io::Result<()> {
     to.set_len(0)?;
     to.set_len(size)?;
     let whence = |at: u64, what| {
-        // SAFETY: no memory is involved.
+        // SAFETY: lseek(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+        // process.
         let at = unsafe { libc::lseek(from.as_raw_fd(), at as i64, what) };
         u64::try_from(at).ok()
     };

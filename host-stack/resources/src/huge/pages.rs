@@ -96,11 +96,11 @@ fn sizes() -> Vec<u64> {
 /// A new memfd of huge pages, with flags of memfd_create(2).
 pub fn memfd(name: &std::ffi::CStr, bytes: u64, flags: i32) -> io::Result<OwnedFd> {
     let flags = flags as u32 | libc::MFD_HUGETLB | size_flags(bytes) as u32;
-    // SAFETY: the name ends with a zero.
+    // SAFETY: memfd_create(2) reads the name, which ends with a zero.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
     match fd {
         fd if fd < 0 => Err(io::Error::last_os_error()),
-        // SAFETY: it is open and ours.
+        // SAFETY: memfd_create(2) has just returned it, so nobody else owns it.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
     }
 }
@@ -145,7 +145,7 @@ impl Mapped {
         let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let protection = libc::PROT_READ | if writes { libc::PROT_WRITE } else { 0 };
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: it takes addresses that are nobody's.
+        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at, so no memory of ours changes.
         let at = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -191,7 +191,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: what it has mapped is not used any more.
+        // SAFETY: `at` and `bytes` are those of the mapping that `map` made, and no slice of it outlives this value.
         unsafe { libc::munmap(self.at as *mut libc::c_void, self.bytes as usize) };
     }
 }

@@ -265,7 +265,7 @@ fn write_file(
 
 /// Maps a file as userfaultfd(2) wants it: one that could be written to. What is sealed against that is not.
 fn map(file: &File, bytes: u64) -> Option<Mapped> {
-    // SAFETY: no memory is involved.
+    // SAFETY: F_GETFL takes no argument, so fcntl(2) reads and writes no memory of this process.
     let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
     if flags & libc::O_ACCMODE == libc::O_RDWR {
         return Mapped::map(file, bytes, false).ok();

@@ -6,7 +6,7 @@
 //! everything is there       owners, inotify's watches, seals
 //! ```
 
-use std::{io, os::fd::RawFd};
+use std::{io, mem::offset_of, os::fd::RawFd};
 
 use snaprig_tracee::remote::{Call, call};
 
@@ -30,7 +30,7 @@ pub fn lock(tree: &Tree, opened: &Opened) -> Result<()> {
                 LockedBy::Flock => flock(*fd, lock),
                 LockedBy::Description => {
                     let wanted = region(lock);
-                    // SAFETY: `wanted` is valid to read.
+                    // SAFETY: F_OFD_SETLK reads a struct flock, which is a variable of this function.
                     check(unsafe { libc::fcntl(*fd, libc::F_OFD_SETLK, &raw const wanted) })
                         .map(drop)
                 }
@@ -49,14 +49,14 @@ fn flock(fd: RawFd, lock: &Lock) -> io::Result<()> {
     } else {
         libc::LOCK_SH
     };
-    // SAFETY: no memory is involved.
+    // SAFETY: flock(2) takes numbers alone and no address, so the kernel reads and writes no memory of this process.
     check(unsafe { libc::flock(fd, how | libc::LOCK_NB) }).map(drop)
 }
 
 /// Whether a process could have a lock.
 fn is_free(fd: RawFd, lock: &Lock) -> io::Result<()> {
     let mut wanted = region(lock);
-    // SAFETY: `wanted` is valid to read and write to.
+    // SAFETY: F_GETLK reads and writes a struct flock, which is a variable of this function.
     check(unsafe { libc::fcntl(fd, libc::F_GETLK, &raw mut wanted) })?;
     match i32::from(wanted.l_type) {
         libc::F_UNLCK => Ok(()),
@@ -65,7 +65,7 @@ fn is_free(fd: RawFd, lock: &Lock) -> io::Result<()> {
 }
 
 fn region(lock: &Lock) -> libc::flock {
-    // SAFETY: plain integers, for which zero is a value.
+    // SAFETY: the structure has numbers alone, for which zero is a value.
     let mut region: libc::flock = unsafe { std::mem::zeroed() };
     region.l_type = kind(lock) as i16;
     region.l_whence = libc::SEEK_SET as i16;
@@ -184,9 +184,23 @@ fn first(tree: &Tree, file: usize) -> Option<i32> {
 }
 
 fn bytes(region: &libc::flock) -> Vec<u8> {
-    let start = (&raw const *region).cast::<u8>();
-    // SAFETY: it was zeroed before, gaps included.
-    unsafe { std::slice::from_raw_parts(start, size_of::<libc::flock>()) }.to_vec()
+    let mut bytes = vec![0; size_of::<libc::flock>()];
+    let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+    put(
+        offset_of!(libc::flock, l_type),
+        &region.l_type.to_ne_bytes(),
+    );
+    put(
+        offset_of!(libc::flock, l_whence),
+        &region.l_whence.to_ne_bytes(),
+    );
+    put(
+        offset_of!(libc::flock, l_start),
+        &region.l_start.to_ne_bytes(),
+    );
+    put(offset_of!(libc::flock, l_len), &region.l_len.to_ne_bytes());
+    put(offset_of!(libc::flock, l_pid), &region.l_pid.to_ne_bytes());
+    bytes
 }
 
 /// When all processes have all that they had: who is told of what happens to files.
@@ -201,7 +215,7 @@ pub fn own_all(tree: &Tree, opened: &Opened) -> Result<()> {
 
 fn own(fd: RawFd, owner: &Owner) -> Result<()> {
     let of = [owner.kind, owner.id];
-    // SAFETY: `of` is struct f_owner_ex, and valid to read.
+    // SAFETY: F_SETSIG takes a number, and F_SETOWN_EX reads a struct f_owner_ex, which is two ints, as `of` is.
     let set = unsafe {
         check(libc::fcntl(fd, F_SETSIG, owner.signal))
             .and_then(|_| check(libc::fcntl(fd, F_SETOWN_EX, of.as_ptr())))

@@ -25,7 +25,7 @@ const OF_GROUP: i32 = 2;
 fn owner(copy: &OwnedFd) -> io::Result<Option<Owner>> {
     // struct f_owner_ex: kind, number.
     let mut of = [0i32; 2];
-    // SAFETY: `of` is valid to write to.
+    // SAFETY: F_GETOWN_EX writes a struct f_owner_ex, which is two ints, as `of` is; F_GETSIG takes no argument.
     let signal = unsafe {
         check(libc::fcntl(copy.as_raw_fd(), F_GETOWN_EX, of.as_mut_ptr()))?;
         check(libc::fcntl(copy.as_raw_fd(), F_GETSIG))?

@@ -169,7 +169,7 @@ fn memory(seen: &Seen, name: Option<Vec<u8>>, copy: &OwnedFd, shared: &mut Share
     let object_of = &mut shared.met[object];
     object_of.size = seen.metadata.len();
     object_of.open = Some((seen.pid, seen.fd));
-    // SAFETY: the call has no pointers; the descriptor is open as long as `copy` is.
+    // SAFETY: F_GET_SEALS takes no argument, so fcntl(2) reads and writes no memory of this process.
     object_of.seals = unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_GET_SEALS) }.max(0);
     Kind::Memory {
         shared: object as u32,

@@ -26,7 +26,7 @@ pub fn memory(shared: &SharedMemory) -> Result<(OwnedFd, OwnedFd)> {
     let flags = libc::MFD_CLOEXEC | sealing;
     let memory = match shared.huge_bytes {
         0 => {
-            // SAFETY: the name ends with a zero.
+            // SAFETY: memfd_create(2) reads the name, which ends with a zero.
             let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
             owned(fd, "memfd_create")?
         }
@@ -46,10 +46,11 @@ pub fn memory(shared: &SharedMemory) -> Result<(OwnedFd, OwnedFd)> {
 /// When all processes have it: its size, for it was filled by whole pages, and what it is sealed against.
 pub fn finish(tree: &Tree, opened: &Opened) -> Result<()> {
     for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
-        // SAFETY: the call has no pointers; the descriptor is open.
+        // SAFETY: ftruncate(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+        // process.
         check(unsafe { libc::ftruncate(*memory, shared.size as i64) })
             .map_err(|source| Error::io("the size of a memfd", source))?;
-        // SAFETY: as for the call before, there are no pointers.
+        // SAFETY: F_ADD_SEALS takes a number, so fcntl(2) reads and writes no memory of this process.
         check(unsafe { libc::fcntl(*memory, libc::F_ADD_SEALS, shared.seals) })
             .map_err(|source| Error::io("seals of a memfd", source))?;
     }

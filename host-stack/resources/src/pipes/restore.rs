@@ -140,7 +140,7 @@ fn fill(writer: &OwnedFd, pipe: &Pipe) -> io::Result<()> {
     set_size(writer, pipe)?;
     for Part { bytes, is_packet } in &pipe.contents {
         let packets = if *is_packet { libc::O_DIRECT } else { 0 };
-        // SAFETY: no memory is involved.
+        // SAFETY: F_SETFL takes a number, so fcntl(2) reads and writes no memory of this process.
         check(unsafe {
             let flags = libc::O_NONBLOCK | packets;
             libc::fcntl(writer.as_raw_fd(), libc::F_SETFL, flags)
@@ -152,6 +152,6 @@ fn fill(writer: &OwnedFd, pipe: &Pipe) -> io::Result<()> {
 
 fn set_size(end: &OwnedFd, pipe: &Pipe) -> io::Result<()> {
     let capacity = i32::try_from(pipe.capacity).unwrap_or(i32::MAX);
-    // SAFETY: no memory is involved.
+    // SAFETY: F_SETPIPE_SZ takes a number, so fcntl(2) reads and writes no memory of this process.
     check(unsafe { libc::fcntl(end.as_raw_fd(), libc::F_SETPIPE_SZ, capacity) }).map(drop)
 }

@@ -10,7 +10,8 @@ use crate::{
 
 /// The pidfd of a process that has ended, and has been waited for.
 pub fn ended() -> Result<OwnedFd> {
-    // SAFETY: the process has one thread; the child ends at once.
+    // SAFETY: the process has one thread, so the child of fork(2) may call _exit(2), which it does at once; the other
+    // calls take numbers, and a null pointer to which waitpid(2) writes nothing.
     unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -28,7 +29,8 @@ pub fn open_late(file: &OpenFile) -> Result<OwnedFd> {
     match &file.kind {
         Kind::Pid(pid) => {
             let flags = (file.flags & libc::O_NONBLOCK) as u32;
-            // SAFETY: no memory is involved; checked.
+            // SAFETY: pidfd_open(2) takes numbers alone and no address, so the kernel reads and writes no memory of
+            // this process.
             let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, *pid, flags) };
             owned(fd as i32, "pidfd_open")
         }

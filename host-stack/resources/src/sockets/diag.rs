@@ -57,7 +57,7 @@ fn ask() -> io::Result<HashMap<u64, UnixSocket>> {
     let mut found = HashMap::new();
     let mut bytes = vec![0u8; 64 << 10];
     loop {
-        // SAFETY: the bytes are as many as it says.
+        // SAFETY: recv(2) writes at most as many bytes as it is told, which is the length of the vector.
         let count = unsafe {
             let fd = netlink.as_raw_fd();
             libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), 0)

@@ -192,7 +192,7 @@ pub fn peek(receiver: impl AsFd) -> io::Result<Vec<u8>> {
 }
 
 fn receive(fd: impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<usize> {
-    // SAFETY: the bytes are as many as it says.
+    // SAFETY: recv(2) writes at most as many bytes as it is told, which is the length of the slice.
     let count = unsafe {
         let fd = fd.as_fd().as_raw_fd();
         let flags = flags | libc::MSG_DONTWAIT;

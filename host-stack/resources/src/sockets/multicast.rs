@@ -53,7 +53,7 @@ fn filter(fd: impl AsFd, level: i32, interface: u32, name: &[u8]) -> io::Result<
     bytes[8..8 + name.len()].copy_from_slice(name);
     bytes[HEAD_BYTES - 4..HEAD_BYTES].copy_from_slice(&(SOURCES_MAX as u32).to_ne_bytes());
     let mut length = FILTER_BYTES as libc::socklen_t;
-    // SAFETY: the filter has room for as many sources as it says.
+    // SAFETY: the kernel writes at most as many bytes as `length` says, which are those of the vector.
     calls::check(unsafe {
         let fd = fd.as_fd().as_raw_fd();
         libc::getsockopt(

@@ -70,12 +70,13 @@ pub fn peek(sender: BorrowedFd, receiver: BorrowedFd, has_ended: bool) -> io::Re
     let room = usize::try_from(socket::unsent(sender)?).map_err(io::Error::other)?;
     // The kernel copies whole parts of the queue, of whose first one some is acknowledged.
     let map = Shared::map(size_of::<Said>() + room + (1 << 20))?;
-    // SAFETY: nobody else has the map yet.
+    // SAFETY: the map has room for a `Said`, is aligned to a page, and nobody else has it yet.
     unsafe { map.at.cast::<Said>().write(NOTHING) };
     let keeps = vec![sender.as_raw_fd(), receiver.as_raw_fd()];
     let apart = Detached::begin(keeps, || {
         let room = map.bytes - size_of::<Said>();
-        // SAFETY: the map is so long; nobody else uses it before this process has ended.
+        // SAFETY: the map is `bytes` long, of which a `Said` is the beginning and `room` the rest; it is shared with
+        // the parent, which does not touch it before this process has ended.
         unsafe {
             let bytes = slice::from_raw_parts_mut(map.at.add(size_of::<Said>()), room);
             let said = look(sender, receiver, bytes);
@@ -84,7 +85,7 @@ pub fn peek(sender: BorrowedFd, receiver: BorrowedFd, has_ended: bool) -> io::Re
         }
     })?;
     apart.wait();
-    // SAFETY: the child has written it, and has ended.
+    // SAFETY: the child has written a `Said`, or left the one from before, and has ended.
     let said = unsafe { map.at.cast::<Said>().read_volatile() };
     match said.error {
         0 => {}
@@ -92,7 +93,8 @@ pub fn peek(sender: BorrowedFd, receiver: BorrowedFd, has_ended: bool) -> io::Re
         error => return Err(io::Error::from_raw_os_error(error)),
     }
     let count = (said.count as usize).min(map.bytes - size_of::<Said>());
-    // SAFETY: as many have been written there.
+    // SAFETY: `count` was limited to what the map has behind a `Said`, all of which was zero or written by the child,
+    // which has ended.
     let bytes = unsafe { slice::from_raw_parts(map.at.add(size_of::<Said>()), count) };
     // The end of what is sent has a number as well.
     let first = said
@@ -108,7 +110,7 @@ pub fn peek(sender: BorrowedFd, receiver: BorrowedFd, has_ended: bool) -> io::Re
 /// In the process of its own.
 fn look(sender: BorrowedFd, receiver: BorrowedFd, bytes: &mut [u8]) -> Result<Said, i32> {
     let (count, written) = repairing(sender, SENT, || {
-        // SAFETY: the bytes are as many as it says.
+        // SAFETY: recv(2) writes at most as many bytes as it is told, which is the length of the slice.
         let count = unsafe {
             let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
             let room = bytes.len();
@@ -158,7 +160,7 @@ fn repairing<T>(
 fn get(fd: BorrowedFd, level: i32, name: i32) -> Result<i32, i32> {
     let mut value = 0i32;
     let mut length = size_of::<i32>() as libc::socklen_t;
-    // SAFETY: the value is as long as it says.
+    // SAFETY: getsockopt(2) writes at most as many bytes as `length` says, which are those of an int.
     let got = unsafe {
         let value = (&raw mut value).cast();
         libc::getsockopt(fd.as_raw_fd(), level, name, value, &raw mut length)
@@ -168,7 +170,7 @@ fn get(fd: BorrowedFd, level: i32, name: i32) -> Result<i32, i32> {
 
 fn readable(fd: BorrowedFd) -> Result<i32, i32> {
     let mut count = MaybeUninit::<i32>::uninit();
-    // SAFETY: `count` is valid to write to, and written when the call succeeds.
+    // SAFETY: FIONREAD writes an int, or the call fails.
     unsafe {
         match libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, count.as_mut_ptr()) {
             0 => Ok(count.assume_init()),
@@ -193,7 +195,7 @@ impl Shared {
     fn map(bytes: usize) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: new memory, of nobody else.
+        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at, so no memory of ours changes.
         let at = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
         match at {
             libc::MAP_FAILED => Err(io::Error::last_os_error()),
@@ -207,7 +209,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: nothing of it is used any more.
+        // SAFETY: `at` and `bytes` are those of the mapping that `map` made, and no slice of it outlives this value.
         unsafe { libc::munmap(self.at.cast(), self.bytes) };
     }
 }
@@ -241,8 +243,7 @@ mod tests {
 
     #[test]
     fn a_queue_is_seen_and_stays() {
-        // SAFETY: no preconditions.
-        if unsafe { libc::geteuid() } != 0 {
+        if !rustix::process::geteuid().is_root() {
             return;
         }
         for has_ended in [false, true] {

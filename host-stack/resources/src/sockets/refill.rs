@@ -29,7 +29,8 @@ use crate::{
 pub fn refill(tree: &Tree, opened: &Opened, lost: Lost, board: Option<&Board>) -> Result<()> {
     let fd_of = |inode: u64| {
         let (number, _) = sockets(tree).find(|(_, socket)| socket.inode == inode)?;
-        // SAFETY: it is open until all are closed.
+        // SAFETY: `Opened` keeps what it has open until `close` takes it, so it is open for as long as `opened` is
+        // borrowed.
         Some(unsafe { BorrowedFd::borrow_raw(opened.files[number]) })
     };
     let is_between_trees = |socket: &Socket| matches!(socket.stage, Stage::BetweenTrees { .. });
@@ -146,7 +147,8 @@ fn datagrams(tree: &Tree, opened: &Opened, socket: &Socket) -> io::Result<()> {
         let sender = sockets(tree).find(|(_, other)| is_sender(other));
         let temporary;
         let sender = match sender {
-            // SAFETY: it is open until all are closed.
+            // SAFETY: `Opened` keeps what it has open until `close` takes it, so it is open for as long as `opened` is
+            // borrowed.
             Some((number, _)) => unsafe { BorrowedFd::borrow_raw(opened.files[number]) },
             None => {
                 temporary = plain(socket)?;

@@ -461,6 +461,6 @@ pub fn tcp(fd: &OwnedFd, socket: &mut Socket) -> io::Result<u8> {
 fn was_connected(fd: &OwnedFd) -> bool {
     let mut byte = 0u8;
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: the byte is valid to write to.
+    // SAFETY: recv(2) writes at most one byte, for which there is room.
     unsafe { libc::recv(fd.as_raw_fd(), (&raw mut byte).cast(), 1, flags) >= 0 }
 }

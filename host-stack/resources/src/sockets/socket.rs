@@ -41,7 +41,7 @@ pub struct Received {
 
 /// socket(2).
 pub fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
-    // SAFETY: no memory is involved; what is open is ours.
+    // SAFETY: socket(2) takes numbers alone; the descriptor that it returns is new, so nobody else owns it.
     unsafe {
         let fd = check(libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol))?;
         Ok(OwnedFd::from_raw_fd(fd))
@@ -51,7 +51,8 @@ pub fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
 /// socketpair(2).
 pub fn pair(family: i32, kind: i32) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
-    // SAFETY: `ends` is valid to write to; what is open is ours.
+    // SAFETY: socketpair(2) writes two numbers, for which there is room; the descriptors are new, so nobody else owns
+    // them.
     unsafe {
         let kind = kind | libc::SOCK_CLOEXEC;
         check(libc::socketpair(family, kind, 0, ends.as_mut_ptr()))?;
@@ -63,7 +64,7 @@ pub fn pair(family: i32, kind: i32) -> io::Result<(OwnedFd, OwnedFd)> {
 pub fn option(fd: impl AsFd, level: i32, name: i32) -> io::Result<Vec<u8>> {
     let mut value = vec![0u8; OPTION_MAX];
     let mut length = OPTION_MAX as libc::socklen_t;
-    // SAFETY: the value is as long as it says.
+    // SAFETY: the kernel writes at most as many bytes as `length` says, which are those of the vector.
     check(unsafe {
         let fd = fd.as_fd().as_raw_fd();
         libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut length)
@@ -84,7 +85,7 @@ pub fn number(fd: impl AsFd, level: i32, name: i32) -> io::Result<i32> {
 /// setsockopt(2).
 pub fn set_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     let length = value.len() as libc::socklen_t;
-    // SAFETY: the value is as long as it says.
+    // SAFETY: the kernel reads as many bytes as it is told, which is the length of the slice.
     check(unsafe {
         let fd = fd.as_fd().as_raw_fd();
         libc::setsockopt(fd, level, name, value.as_ptr().cast(), length)
@@ -115,7 +116,7 @@ type GetName = unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen
 fn name(fd: impl AsFd, get: GetName) -> io::Result<Vec<u8>> {
     let mut name = vec![0u8; NAME_MAX];
     let mut length = NAME_MAX as libc::socklen_t;
-    // SAFETY: the name is as long as it says.
+    // SAFETY: both functions of the type write at most as many bytes as `length` says, which are those of the vector.
     check(unsafe {
         let fd = fd.as_fd().as_raw_fd();
         get(fd, name.as_mut_ptr().cast(), &raw mut length)
@@ -130,7 +131,7 @@ fn name(fd: impl AsFd, get: GetName) -> io::Result<Vec<u8>> {
 
 /// bind(2).
 pub fn bind(fd: impl AsFd, name: &[u8]) -> io::Result<()> {
-    // SAFETY: the name is as long as it says.
+    // SAFETY: the kernel reads as many bytes as it is told, which is the length of the slice.
     check(unsafe {
         let fd = fd.as_fd().as_raw_fd();
         libc::bind(fd, name.as_ptr().cast(), name.len() as libc::socklen_t)
@@ -140,7 +141,7 @@ pub fn bind(fd: impl AsFd, name: &[u8]) -> io::Result<()> {
 
 /// connect(2).
 pub fn connect(fd: impl AsFd, name: &[u8]) -> io::Result<()> {
-    // SAFETY: the name is as long as it says.
+    // SAFETY: the kernel reads as many bytes as it is told, which is the length of the slice.
     check(unsafe {
         let fd = fd.as_fd().as_raw_fd();
         libc::connect(fd, name.as_ptr().cast(), name.len() as libc::socklen_t)
@@ -151,7 +152,7 @@ pub fn connect(fd: impl AsFd, name: &[u8]) -> io::Result<()> {
 /// listen(2).
 pub fn listen(fd: impl AsFd, backlog: u32) -> io::Result<()> {
     let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
-    // SAFETY: no memory is involved.
+    // SAFETY: listen(2) takes numbers alone and no address, so the kernel reads and writes no memory of this process.
     check(unsafe { libc::listen(fd.as_fd().as_raw_fd(), backlog) })?;
     Ok(())
 }
@@ -159,7 +160,8 @@ pub fn listen(fd: impl AsFd, backlog: u32) -> io::Result<()> {
 /// accept(2).
 pub fn accept(fd: impl AsFd) -> io::Result<OwnedFd> {
     let (fd, none) = (fd.as_fd().as_raw_fd(), ptr::null_mut());
-    // SAFETY: nothing is written; what is open is ours.
+    // SAFETY: with null pointers accept4(2) writes no name; the descriptor that it returns is new, so nobody else owns
+    // it.
     unsafe {
         let accepted = check(libc::accept4(fd, none, none.cast(), libc::SOCK_CLOEXEC))?;
         Ok(OwnedFd::from_raw_fd(accepted))
@@ -168,7 +170,7 @@ pub fn accept(fd: impl AsFd) -> io::Result<OwnedFd> {
 
 /// shutdown(2).
 pub fn shut(fd: impl AsFd, how: i32) -> io::Result<()> {
-    // SAFETY: no memory is involved.
+    // SAFETY: shutdown(2) takes numbers alone and no address, so the kernel reads and writes no memory of this process.
     check(unsafe { libc::shutdown(fd.as_fd().as_raw_fd(), how) })?;
     Ok(())
 }
@@ -220,7 +222,7 @@ pub fn peek(fd: impl AsFd) -> io::Result<Option<Received>> {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
-    // SAFETY: plain integers and pointers, for which zero is a value.
+    // SAFETY: the structure has numbers and pointers alone, for which zero is a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_name = from.as_mut_ptr().cast();
     header.msg_namelen = NAME_MAX as libc::socklen_t;
@@ -229,7 +231,8 @@ pub fn peek(fd: impl AsFd) -> io::Result<Option<Received>> {
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = control.len() * 8;
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the header names memory that is valid to write to, as long as it says.
+    // SAFETY: the header names a name, one part and control data, each a vector of this function that is as long as it
+    // says, for the kernel to write to.
     let count = unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &raw mut header, flags) };
     let Ok(count) = usize::try_from(count) else {
         let error = io::Error::last_os_error();
@@ -250,7 +253,8 @@ pub fn peek(fd: impl AsFd) -> io::Result<Option<Received>> {
 /// Descriptors that came with a message.
 fn passed(header: &libc::msghdr) -> Vec<OwnedFd> {
     let mut files = Vec::new();
-    // SAFETY: the kernel has written the messages; descriptors in them are ours.
+    // SAFETY: the kernel has written the control data that the header names, of which these macros find whole messages;
+    // one with descriptors has as many as its length says, which are new and nobody else's.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while let Some(message) = at.as_ref() {
@@ -275,7 +279,7 @@ pub fn send(fd: impl AsFd, bytes: &[u8], files: &[RawFd], to: &[u8]) -> io::Resu
         iov_len: bytes.len(),
     };
     let mut control = vec![0u64; (PASSED_MAX * 4 + 64) / 8];
-    // SAFETY: plain integers and pointers, for which zero is a value.
+    // SAFETY: the structure has numbers and pointers alone, for which zero is a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
@@ -289,7 +293,8 @@ pub fn send(fd: impl AsFd, bytes: &[u8], files: &[RawFd], to: &[u8]) -> io::Resu
     if !files.is_empty() {
         let length = size_of_val(files) as u32;
         header.msg_control = control.as_mut_ptr().cast();
-        // SAFETY: the room is for as many as can be passed, and aligned.
+        // SAFETY: the control data has room for a message with PASSED_MAX descriptors, as was checked there are no
+        // more, and is aligned; so the first message is there, and the copy within it.
         unsafe {
             header.msg_controllen = libc::CMSG_SPACE(length) as usize;
             let message = libc::CMSG_FIRSTHDR(&raw const header);
@@ -301,7 +306,7 @@ pub fn send(fd: impl AsFd, bytes: &[u8], files: &[RawFd], to: &[u8]) -> io::Resu
         }
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the header names memory that is valid to read, as long as it says.
+    // SAFETY: the header names a name, one part and control data, each of which is as long as it says and is only read.
     let sent = unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &raw const header, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

@@ -3,7 +3,7 @@
 use std::{
     io,
     os::{
-        fd::{AsRawFd, OwnedFd, RawFd},
+        fd::{OwnedFd, RawFd},
         unix::net::UnixStream,
     },
 };
@@ -17,15 +17,15 @@ use crate::{
 /// What whoever restarts has at a number that the tree was given a file at; it is only made to block or not. Of pipes
 /// and sockets beside the standard ones, an end without another will do.
 pub fn given(number: RawFd, flags: i32, reporter: &Reporter) -> Result<OwnedFd> {
-    // SAFETY: no memory is involved.
+    // SAFETY: F_GETFD takes no argument, so fcntl(2) reads and writes no memory of this process.
     let is_passed_on = unsafe { libc::fcntl(number, libc::F_GETFD) } == 0;
     if number > 2 && !is_passed_on {
         reporter.tell(Event::DescriptorMissing { number });
         return lonely(flags);
     }
     let fd = duplicate(number)?;
-    // SAFETY: no memory is involved.
-    let own = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    let own = rustix::fs::fcntl_getfl(&fd).map_err(|source| Error::io("F_GETFL", source))?;
+    let own = own.bits() as i32;
     set_flags(&fd, own & !libc::O_NONBLOCK | flags & libc::O_NONBLOCK)?;
     Ok(fd)
 }

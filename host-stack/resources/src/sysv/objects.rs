@@ -67,7 +67,8 @@ pub fn all(kind: Kind) -> Vec<Stat> {
     };
     let mut room = [0u64; 32];
     let at = room.as_mut_ptr();
-    // SAFETY: struct shm_info, seminfo and msginfo are shorter than the room.
+    // SAFETY: the kernel writes a struct shm_info, seminfo or msginfo, none of which has more than 48 bytes, into room
+    // for 256, aligned to eight.
     let highest = unsafe {
         match kind {
             Kind::Segment => libc::shmctl(0, info, at.cast()),
@@ -90,7 +91,7 @@ fn object(id: c_int, perm: &libc::ipc_perm) -> SysvObject {
 }
 
 fn segment(index: c_int) -> io::Result<Stat> {
-    // SAFETY: plain integers, for which zero is a value; valid to write to.
+    // SAFETY: the structure has numbers alone, for which zero is a value, and which the kernel fills.
     let (id, stat) = unsafe {
         let mut stat: libc::shmid_ds = std::mem::zeroed();
         let id = checked(libc::shmctl(index, SHM_STAT_ANY, &raw mut stat))?;
@@ -108,7 +109,7 @@ fn segment(index: c_int) -> io::Result<Stat> {
 }
 
 fn set(index: c_int) -> io::Result<Stat> {
-    // SAFETY: plain integers, for which zero is a value; valid to write to.
+    // SAFETY: the structure has numbers alone, for which zero is a value, and which the kernel fills.
     let (id, stat) = unsafe {
         let mut stat: libc::semid_ds = std::mem::zeroed();
         let id = checked(libc::semctl(index, 0, SEM_STAT_ANY, &raw mut stat))?;
@@ -128,7 +129,7 @@ fn set(index: c_int) -> io::Result<Stat> {
 }
 
 fn queue(index: c_int) -> io::Result<Stat> {
-    // SAFETY: plain integers, for which zero is a value; valid to write to.
+    // SAFETY: the structure has numbers alone, for which zero is a value, and which the kernel fills.
     let (id, stat) = unsafe {
         let mut stat: libc::msqid_ds = std::mem::zeroed();
         let id = checked(libc::msgctl(index, MSG_STAT_ANY, &raw mut stat))?;
@@ -154,7 +155,8 @@ fn checked(returned: c_int) -> io::Result<c_int> {
 
 fn of_each(id: c_int, count: u64, what: c_int) -> io::Result<Vec<i32>> {
     let numbers = 0..count.min(c_int::MAX as u64) as c_int;
-    // SAFETY: no memory is involved.
+    // SAFETY: the callers ask for GETPID, GETVAL, GETNCNT or GETZCNT, which take no fourth argument and return a
+    // number.
     numbers
         .map(|number| checked(unsafe { libc::semctl(id, number, what) }))
         .collect()
@@ -181,7 +183,7 @@ pub fn messages(id: i32, bytes: u64) -> io::Result<Vec<(i64, Vec<u8>)>> {
     let mut buffer = vec![0u8; TYPE_BYTES + most];
     let mut messages = Vec::new();
     loop {
-        // SAFETY: the buffer has room for a type and so many bytes.
+        // SAFETY: the buffer has room for a type and `most` bytes behind it, which is what msgrcv(2) writes at most.
         let read = unsafe {
             let (flags, number) = (MSG_COPY | libc::IPC_NOWAIT, messages.len() as libc::c_long);
             libc::msgrcv(id, buffer.as_mut_ptr().cast(), most, number, flags)
@@ -210,7 +212,7 @@ impl Attached {
     /// A segment of so many bytes.
     pub fn attach(id: i32, bytes: u64, write: bool) -> io::Result<Self> {
         let flags = if write { 0 } else { libc::SHM_RDONLY };
-        // SAFETY: it takes addresses that are nobody's.
+        // SAFETY: without an address shmat(2) takes one that nothing is at, so no memory of ours changes.
         let at = unsafe { libc::shmat(id, ptr::null(), flags) };
         match at.addr() {
             usize::MAX => Err(io::Error::last_os_error()),
@@ -237,7 +239,8 @@ impl Attached {
 
     /// All of its pages. Nobody writes to them meanwhile.
     pub fn pages(&self) -> &[u8] {
-        // SAFETY: they are mapped, and readable, until this is dropped; a segment keeps its size.
+        // SAFETY: shmat(2) has mapped whole pages of `bytes` at `at`, readable, until this is dropped; a segment never
+        // changes its size. Nobody writes to them while the tree is held, as the caller sees to.
         unsafe { slice::from_raw_parts(self.at as *const u8, self.bytes as usize) }
     }
 
@@ -250,7 +253,7 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        // SAFETY: what it has attached is not used any more.
+        // SAFETY: `at` is what shmat(2) returned, and no slice of it outlives this value.
         unsafe { libc::shmdt(self.at as *const libc::c_void) };
     }
 }
@@ -270,7 +273,8 @@ pub fn make(kind: Kind, object: &SysvObject, size: u64, huge_bytes: u64) -> io::
     let count = c_int::try_from(size);
     let made = as_creator(object.creator, || {
         let flags = libc::IPC_CREAT | libc::IPC_EXCL | 0o600;
-        // SAFETY: no memory is involved.
+        // SAFETY: each of the three takes numbers alone and no address, so the kernel reads and writes no memory of
+        // this process.
         unsafe {
             match kind {
                 Kind::Segment if huge_bytes != 0 => {
@@ -291,7 +295,8 @@ pub fn make(kind: Kind, object: &SysvObject, size: u64, huge_bytes: u64) -> io::
 
 /// Makes something as another user, if that is another one.
 fn as_creator(creator: (u32, u32), make: impl FnOnce() -> c_int) -> io::Result<c_int> {
-    // SAFETY: no memory is involved. Of this thread alone, which is the only one.
+    // SAFETY: the calls take numbers alone; those of libc set the user of all threads of this process, of which there
+    // is one, and set it back.
     unsafe {
         let own = (libc::geteuid(), libc::getegid());
         if own == creator {
@@ -311,7 +316,7 @@ fn as_creator(creator: (u32, u32), make: impl FnOnce() -> c_int) -> io::Result<c
 
 /// The owner and the permissions that it had; of a queue, the bytes that it takes.
 pub fn own(kind: Kind, object: &SysvObject, size: u64) -> io::Result<()> {
-    // SAFETY: plain integers, for which zero is a value; valid to read.
+    // SAFETY: the structure has numbers alone, for which zero is a value; the kernel only reads it.
     unsafe {
         let mut perm: libc::ipc_perm = std::mem::zeroed();
         (perm.uid, perm.gid) = object.owner;
@@ -340,26 +345,26 @@ pub fn own(kind: Kind, object: &SysvObject, size: u64) -> io::Result<()> {
 
 /// Locks a segment in memory.
 pub fn lock(id: i32) -> io::Result<()> {
-    // SAFETY: no memory is involved.
+    // SAFETY: with SHM_LOCK shmctl(2) does not look at the address.
     checked(unsafe { libc::shmctl(id, libc::SHM_LOCK, ptr::null_mut()) }).map(drop)
 }
 
 /// Has a segment go when nobody has attached it any more.
 pub fn remove(id: i32) -> io::Result<()> {
-    // SAFETY: no memory is involved: what is attached stays.
+    // SAFETY: with IPC_RMID shmctl(2) does not look at the address; what is attached stays mapped.
     checked(unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) }).map(drop)
 }
 
 /// The value of a semaphore of a new set.
 pub fn set_value(id: i32, number: u16, value: i32) -> io::Result<()> {
-    // SAFETY: no memory is involved.
+    // SAFETY: the fourth argument of SETVAL is a number, which a union of C passes where an int is passed.
     checked(unsafe { libc::semctl(id, number.into(), libc::SETVAL, value) }).map(drop)
 }
 
 /// Makes a set, whose first semaphore has some value, one that semop(2) has been called for, which its time tells.
 pub fn use_set(id: i32, value: i32) -> io::Result<()> {
     let mut operations = up_and_down(0, value, 1, (0, 0));
-    // SAFETY: they are as many as it says.
+    // SAFETY: there are as many operations as is said, which semop(2) reads.
     checked(unsafe { libc::semop(id, operations.as_mut_ptr(), operations.len()) }).map(drop)
 }
 
@@ -381,7 +386,7 @@ pub fn up_and_down(number: u16, value: i32, amount: i16, flags: (i32, i32)) -> [
 /// Puts a message into a queue.
 pub fn send(id: i32, kind: i64, bytes: &[u8]) -> io::Result<()> {
     let message = [&kind.to_ne_bytes(), bytes].concat();
-    // SAFETY: it is a type and so many bytes.
+    // SAFETY: the message is a type and `bytes.len()` bytes, which is what msgsnd(2) reads.
     let sent = unsafe { libc::msgsnd(id, message.as_ptr().cast(), bytes.len(), libc::IPC_NOWAIT) };
     checked(sent).map(drop)
 }

@@ -208,8 +208,7 @@ fn all() -> Vec<Stat> {
 /// Those of the tree; refuses what it shares. Others may be on their way out, and some of the tree on their way in.
 fn find(all: Vec<Stat>, counts: &Counts, is_own: bool) -> Result<Vec<Found>> {
     let launched = begun(me()).unwrap_or(0) - ROUNDING;
-    // SAFETY: no preconditions.
-    let user = unsafe { libc::geteuid() };
+    let user = rustix::process::geteuid().as_raw();
     let mut found = Vec::new();
     for stat in all {
         let (attached, others) = match (stat.kind, counts.get(&stat.object.id)) {

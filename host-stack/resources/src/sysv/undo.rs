@@ -87,7 +87,8 @@ pub fn ask(frozen: &mut Frozen, sets: &mut [SemaphoreSet]) -> Result<()> {
 /// Whether two threads have one list, or none.
 fn is_same_list(one: pid_t, other: pid_t) -> bool {
     const KCMP_SYSVSEM: i32 = 6;
-    // SAFETY: no memory is involved.
+    // SAFETY: KCMP_SYSVSEM of kcmp(2) compares two processes by their numbers; the call takes numbers alone and no
+    // address, so the kernel reads and writes no memory of this process.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_SYSVSEM, 0, 0) == 0 }
 }
 

@@ -69,14 +69,15 @@ impl Settings {
     }
 
     fn set(&self, fd: impl AsFd) -> io::Result<()> {
-        // SAFETY: the structure is valid to read.
+        // SAFETY: TCSETS2 reads a struct termios2, whose layout `Settings` has.
         let set = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), TCSETS2, &raw const *self) };
         check(set).map(drop)
     }
 
     fn bytes(&self) -> Vec<u8> {
         let whole: &[u8] =
-            // SAFETY: it is made of integers without gaps.
+            // SAFETY: the structure is four words, 20 bytes and two words, without gaps between them, so each of its
+            // bytes is initialised.
             unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) };
         whole.to_vec()
     }
@@ -85,7 +86,7 @@ impl Settings {
         let bytes: [u8; size_of::<Self>()] = bytes
             .try_into()
             .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-        // SAFETY: made of integers, of which every value is one.
+        // SAFETY: the structure has numbers alone, so any bytes of its size are a value.
         Ok(unsafe { std::mem::transmute::<[u8; size_of::<Self>()], Self>(bytes) })
     }
 
@@ -97,7 +98,8 @@ impl Settings {
 /// An ioctl that writes a value.
 fn get<T>(fd: impl AsFd, request: libc::Ioctl) -> io::Result<T> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: as large as the request says, see its callers; written to if it succeeds.
+    // SAFETY: each caller asks for a request whose value is a `T`, as tty_ioctl(4) has it; the kernel writes no more
+    // than that, into a place that is zeroed before, and a `T` is made of numbers.
     unsafe {
         check(libc::ioctl(
             fd.as_fd().as_raw_fd(),
@@ -110,7 +112,7 @@ fn get<T>(fd: impl AsFd, request: libc::Ioctl) -> io::Result<T> {
 
 /// An ioctl that reads a number.
 fn set(fd: impl AsFd, request: libc::Ioctl, value: i32) -> io::Result<()> {
-    // SAFETY: `value` is valid to read.
+    // SAFETY: the callers ask for requests that read an int, as tty_ioctl(4) has it: `value`.
     check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request, &raw const value) }).map(drop)
 }
 
@@ -149,7 +151,7 @@ pub fn set_settings(fd: impl AsFd, look: &Look) -> io::Result<()> {
 
 /// Gives a terminal a size.
 pub fn set_size(fd: impl AsFd, look: &Look) -> io::Result<()> {
-    // SAFETY: four numbers are what it reads.
+    // SAFETY: TIOCSWINSZ reads a struct winsize, which is four 16-bit numbers, as `size` is.
     let set = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCSWINSZ, look.size.as_ptr()) };
     check(set).map(drop)
 }
@@ -158,7 +160,8 @@ pub fn set_size(fd: impl AsFd, look: &Look) -> io::Result<()> {
 pub fn open_slave(master: impl AsFd, flags: i32) -> io::Result<OwnedFd> {
     // With O_CLOEXEC among them, the kernel says of all who have it that it is closed by exec(2).
     let flags = flags & !libc::O_CLOEXEC | libc::O_NOCTTY;
-    // SAFETY: no memory is involved; what is open is ours.
+    // SAFETY: TIOCGPTPEER takes a number in place of an address; the descriptor that it returns is new, so nobody else
+    // owns it.
     let slave = unsafe {
         let master = master.as_fd().as_raw_fd();
         OwnedFd::from_raw_fd(check(libc::ioctl(master, libc::TIOCGPTPEER, flags))?)
@@ -218,7 +221,7 @@ fn set_packets(master: impl AsFd, on: bool) -> io::Result<()> {
 /// TIOCEXCL and TIOCNXCL.
 pub fn set_exclusive(slave: impl AsFd, on: bool) -> io::Result<()> {
     let request = if on { libc::TIOCEXCL } else { libc::TIOCNXCL };
-    // SAFETY: no memory is involved.
+    // SAFETY: TIOCEXCL and TIOCNXCL take no argument.
     check(unsafe { libc::ioctl(slave.as_fd().as_raw_fd(), request) }).map(drop)
 }
 
@@ -245,7 +248,8 @@ pub fn contents(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> i
             result.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0)
         };
         let took = errno(take(master, slave, terminal));
-        // SAFETY: this process has no use for it any more.
+        // SAFETY: this process is one of its own, with a copy of the owner's memory that is never dropped, so nobody
+        // uses the number any more.
         unsafe { libc::close(has_taken.as_raw_fd()) };
         let put = errno(put(master, slave, terminal));
         let failed = if took == 0 { put } else { took };
@@ -314,7 +318,7 @@ fn take(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> io::Resul
 fn read(fd: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; LINE_MAX];
     let file = std::mem::ManuallyDrop::new(
-        // SAFETY: it is open, and not closed by this.
+        // SAFETY: `fd` keeps it open for the call, and the file is not dropped, so it is not closed here.
         unsafe { File::from_raw_fd(fd.as_raw_fd()) },
     );
     match (&*file).read(&mut bytes) {
@@ -425,7 +429,7 @@ fn put_edited(master: &OwnedFd, bytes: &[u8], plain: Settings) -> io::Result<()>
 
 fn write_all(fd: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     let file = std::mem::ManuallyDrop::new(
-        // SAFETY: it is open, and not closed by this.
+        // SAFETY: `fd` keeps it open for the call, and the file is not dropped, so it is not closed here.
         unsafe { File::from_raw_fd(fd.as_raw_fd()) },
     );
     let mut left = bytes;

@@ -96,7 +96,8 @@ pub fn finish(tree: &Tree, pairs: &Pairs) -> Result<()> {
 }
 
 fn borrowed<'a>(fd: RawFd) -> BorrowedFd<'a> {
-    // SAFETY: it is one of those that are open until all are closed, or a standard one, which stays.
+    // SAFETY: the callers have the number from `Opened`, which keeps what it has open until all are closed, or it is a
+    // standard descriptor, which is never closed here.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -144,7 +145,7 @@ fn new_master() -> Result<OwnedFd> {
 /// A /dev/pts that nobody else uses, in the mount namespace of the tree; whether it could be had.
 fn mount_own() -> bool {
     let (kind, options) = (c"devpts", c"newinstance,ptmxmode=0666,mode=0620");
-    // SAFETY: the strings end with a zero.
+    // SAFETY: the five strings end with a zero, and mount(2) only reads them.
     let mounted = unsafe {
         libc::mount(
             kind.as_ptr(),
@@ -165,7 +166,8 @@ pub fn control(tree: &Tree, pairs: &Pairs, session: i32) -> Result<()> {
     for (terminal, (_, slave)) in tree.terminals.iter().zip(pairs) {
         let is_its = terminal.session.is_some_and(|(of, _)| of == session);
         if let Some(slave) = slave.filter(|_| is_its) {
-            // SAFETY: no memory is involved.
+            // SAFETY: TIOCSCTTY takes a number in place of an address, so the kernel reads and writes no memory of this
+            // process.
             if unsafe { libc::ioctl(slave, libc::TIOCSCTTY, 0) } != 0 {
                 let error = io::Error::last_os_error();
                 return Err(Error::io("a session's terminal", error));
@@ -216,7 +218,8 @@ pub fn take_over(tree: &Tree) -> Result<()> {
     };
     let is_there = tree.processes.iter().any(is_in);
     // Who is not in the foreground may do so when it does not listen to the objection (tty_ioctl(4)).
-    // SAFETY: the sets are valid to write to and to read.
+    // SAFETY: a set has numbers alone, for which zero is a value; sigprocmask(2) reads the one and writes the other,
+    // and this process has one thread.
     let before = unsafe {
         let (mut set, mut before) = std::mem::zeroed::<(libc::sigset_t, libc::sigset_t)>();
         libc::sigaddset(&raw mut set, libc::SIGTTOU);
@@ -228,7 +231,7 @@ pub fn take_over(tree: &Tree) -> Result<()> {
         // Who restarts in the background stays there.
         let _ = device::set_foreground(borrowed(fd), group);
     }
-    // SAFETY: the set is valid to read.
+    // SAFETY: sigprocmask(2) has written the set above, and reads it here.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
     set.map_err(failed)
 }
@@ -243,7 +246,7 @@ pub fn redraw(tree: &Tree) {
         .iter()
         .filter(|one| one.group == console.group);
     for process in drawing {
-        // SAFETY: no memory is involved; in this namespace the number is nobody else's.
+        // SAFETY: kill(2) takes numbers alone; in this PID namespace, which is the tree's, the number is nobody else's.
         unsafe { libc::kill(process.pid, libc::SIGWINCH) };
     }
 }

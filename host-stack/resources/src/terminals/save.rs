@@ -143,7 +143,7 @@ impl Terminals {
 /// Terminals that this process is on.
 fn own_devices() -> Vec<(u32, u32)> {
     let stdio = (0..3).filter_map(|fd| {
-        // SAFETY: it is only asked for its device, and is an error if it is closed.
+        // SAFETY: the number is used for one fstat(2) or ioctl(2), which fails if nothing is open there.
         device::device(unsafe { BorrowedFd::borrow_raw(fd) })
     });
     let stat = Proc::myself().and_then(|process| process.stat());
@@ -168,7 +168,7 @@ fn sessions(processes: &[pid_t]) -> BTreeMap<(u32, u32), (i32, i32)> {
 /// The terminal that the tree is on with its supervisor, if any of its files is of it.
 pub fn console(open: &[OpenFile]) -> Option<Console> {
     let look = |fd| {
-        // SAFETY: it is only asked for its settings, and is an error if it is closed.
+        // SAFETY: the number is used for a few ioctl(2), which fail if nothing is open there.
         device::look(unsafe { BorrowedFd::borrow_raw(fd) }).ok()
     };
     let look = open.iter().find_map(|file| match file.kind {

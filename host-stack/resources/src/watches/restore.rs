@@ -21,7 +21,8 @@ pub fn inotify(notices: &[Notice]) -> Result<OwnedFd> {
             return Err(missing(path, &io::ErrorKind::NotFound.into()));
         }
     }
-    // SAFETY: no memory is involved; checked.
+    // SAFETY: inotify_init1(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+    // process.
     owned(
         unsafe { libc::inotify_init1(libc::IN_CLOEXEC) },
         "inotify_init1",
@@ -35,7 +36,8 @@ pub fn watch(fd: RawFd, notice: &Notice) -> Result<()> {
         std::ffi::CString::new(notice.path.clone()).map_err(|_| damaged("a name with a zero"))?;
     // The name is of what is watched itself.
     let mask = notice.mask | libc::IN_DONT_FOLLOW;
-    // SAFETY: the name ends with a zero.
+    // SAFETY: INOTIFY_IOC_SETNEXTWD takes a number in place of an address, and inotify_add_watch(2) reads the name,
+    // which ends with a zero.
     let added = unsafe {
         check(libc::ioctl(fd, INOTIFY_SET_NEXT, notice.wd))
             .and_then(|_| check(libc::inotify_add_watch(fd, name.as_ptr(), mask)))

@@ -109,7 +109,8 @@ fn by_handle(line: &Line) -> Option<PathBuf> {
     let device = format!("{major}:{minor}");
     let mount = mounts.into_iter().find(|mount| mount.majmin == device)?;
     let mount = File::open(mount.mount_point).ok()?;
-    // SAFETY: the handle is as long as it says; what is open is ours.
+    // SAFETY: open_by_handle_at(2) reads a struct file_handle, whose bytes behind the head are as many as it says,
+    // which is what `handle` was made of; the descriptor that it returns is new, so nobody else owns it.
     let opened = unsafe {
         let fd = libc::syscall(
             libc::SYS_open_by_handle_at,

@@ -110,7 +110,7 @@ fn try_send(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
 }
 
 fn try_receive(fd: impl AsFd, bytes: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the bytes are as many as it says.
+    // SAFETY: recv(2) writes at most as many bytes as it is told, which is the length of the slice.
     let count = unsafe {
         let fd = fd.as_fd().as_raw_fd();
         libc::recv(
