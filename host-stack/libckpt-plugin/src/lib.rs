@@ -57,7 +57,8 @@ const _: () = assert!(offset_of!(CPlugin, data) == 24 && FIRST_SIZE == 56);
 // SAFETY: the library calls the functions in one thread, and the header tells programs that this is another one than
 // those of their own: what `data` points to is theirs to guard.
 unsafe impl Send for CPlugin {}
-// SAFETY: nothing in it changes after it is registered; for what `data` points to, see `Send`.
+// SAFETY: nothing in it changes after it is registered, and the library calls its functions in one thread; what `data`
+// points to is the program's to guard.
 unsafe impl Sync for CPlugin {}
 
 impl CEvent<'_, '_> {
@@ -112,7 +113,8 @@ impl CPlugin {
             given: Vec::new(),
             reason: None,
         };
-        // SAFETY: as for `call`: registered as such a function, and the event outlives the call.
+        // SAFETY: the program registered it as a function of this type, to be called with its data; the event outlives
+        // the call.
         unsafe { function(&raw mut event, self.data) };
     }
 }
@@ -257,7 +259,8 @@ pub unsafe extern "C" fn snaprig_ckpt_directory(event: *mut CEvent) -> *const c_
     match it.event.directory().map(PathBuf::into_os_string) {
         Ok(path) => it.give(path.into_vec()),
         Err(error) => {
-            // SAFETY: errno is the calling thread's own.
+            // SAFETY: __errno_location(3) returns the address of an int of this thread, which lives as long as the
+            // thread.
             unsafe { *libc::__errno_location() = error.raw_os_error().unwrap_or(libc::EINVAL) };
             std::ptr::null()
         }
@@ -396,7 +399,7 @@ pub unsafe extern "C" fn snaprig_ckpt_barrier(
 }
 
 /// # Safety
-/// It is a string.
+/// It is a string that ends with a zero and stays for the call.
 unsafe fn text(pointer: *const c_char) -> String {
     // SAFETY: that is what this function asks of its caller.
     unsafe { CStr::from_ptr(pointer) }

@@ -209,7 +209,8 @@ fn describe_thread(pid: pid_t, thread: &HeldThread, asked: &AskedThread) -> Resu
     let comm = format!("/proc/{pid}/task/{tid}/comm");
     let name = fs::read(&comm).map_err(|source| Error::io(comm, source))?;
     let mut robust = (0u64, 0u64);
-    // SAFETY: both are valid to write to.
+    // SAFETY: get_robust_list(2) writes an address and a length, of eight bytes each, to variables of this function; if
+    // it fails they stay 0.
     unsafe {
         libc::syscall(
             libc::SYS_get_robust_list,
@@ -263,7 +264,7 @@ pub fn credentials(status: &Status) -> Credentials {
 fn affinity(tid: pid_t) -> Option<Vec<u8>> {
     let of = |tid: pid_t| {
         let mut set = vec![0u8; 128];
-        // SAFETY: `set` is as long as it says.
+        // SAFETY: sched_getaffinity(2) writes at most as many bytes as it is told, which is the length of the vector.
         let length = unsafe {
             libc::syscall(
                 libc::SYS_sched_getaffinity,
@@ -280,7 +281,8 @@ fn affinity(tid: pid_t) -> Option<Vec<u8>> {
 }
 
 fn scheduling(tid: pid_t) -> (i32, i32, i32) {
-    // SAFETY: plain integers, for which zero is a value; valid to write to.
+    // SAFETY: the structure has numbers alone, for which zero is a value; sched_getparam(2) writes it, or fails. The
+    // others take numbers alone.
     unsafe {
         let mut parameters: libc::sched_param = std::mem::zeroed();
         let policy = libc::sched_getscheduler(tid);
@@ -293,7 +295,8 @@ fn scheduling(tid: pid_t) -> (i32, i32, i32) {
 /// ioprio_get(2); 0: none of its own.
 fn io_priority(tid: pid_t) -> i32 {
     const WHO_PROCESS: i32 = 1;
-    // SAFETY: no memory is involved.
+    // SAFETY: ioprio_get(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+    // process.
     unsafe { libc::syscall(libc::SYS_ioprio_get, WHO_PROCESS, tid) as i32 }.max(0)
 }
 
@@ -506,7 +509,7 @@ fn locked_bytes(tid: pid_t) -> Result<u64> {
 }
 
 fn own_session_keyring() -> i64 {
-    // SAFETY: no memory is involved.
+    // SAFETY: KEYCTL_GET_KEYRING_ID takes numbers alone, so keyctl(2) reads and writes no memory of this process.
     let keyring = unsafe { libc::syscall(libc::SYS_keyctl, GET_KEYRING, SESSION_KEYRING, 0) };
     match keyring {
         keyring if keyring < 0 => {

@@ -48,7 +48,7 @@ pub fn make(tree: &Tree, session: pid_t) -> Result<()> {
     if groups.is_empty() {
         return Ok(());
     }
-    // SAFETY: the process has one thread.
+    // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
     let between = unsafe { libc::fork() };
     if between != 0 {
         return wait(between);
@@ -56,10 +56,11 @@ pub fn make(tree: &Tree, session: pid_t) -> Result<()> {
     for group in groups {
         match fork_as(group, libc::SIGCHLD) {
             Ok(0) => loop {
-                // SAFETY: no preconditions.
+                // SAFETY: pause(2) takes no argument, and waits for a signal.
                 unsafe { libc::pause() };
             },
-            // SAFETY: no memory is involved.
+            // SAFETY: setpgid(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+            // process.
             Ok(helper) => unsafe {
                 libc::setpgid(helper, helper);
             },
@@ -72,7 +73,7 @@ pub fn make(tree: &Tree, session: pid_t) -> Result<()> {
 /// Waits for a child that ends at once.
 pub fn wait(child: pid_t) -> Result<()> {
     let mut status = 0;
-    // SAFETY: `status` is valid to write to.
+    // SAFETY: waitpid(2) writes an int, which is a variable of this function.
     let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
     match ended == child && status == 0 {
         true => Ok(()),
@@ -87,7 +88,7 @@ pub fn wait(child: pid_t) -> Result<()> {
 pub fn lead(tree: &Tree) {
     let led = |process: &Process| process.group == tree.supervisor;
     if tree.processes.iter().any(led) && !is_on_terminal() {
-        // SAFETY: no memory is involved. It fails for who leads a session, and its group with that.
+        // SAFETY: setpgid(2) takes numbers alone. It fails for who leads a session, and its group with that.
         unsafe { libc::setpgid(0, 0) };
     }
 }
@@ -97,7 +98,8 @@ pub fn dismiss(tree: &Tree) {
     for process in &tree.processes {
         let group = process.group;
         if is_orphaned(tree, group) && group != process.session {
-            // SAFETY: no memory is involved; in this namespace the number is a helper's, or free.
+            // SAFETY: kill(2) takes numbers alone; in this PID namespace, which is the tree's, the number is a
+            // helper's, or free.
             unsafe { libc::kill(group, libc::SIGKILL) };
         }
     }

@@ -143,7 +143,8 @@ impl Drop for Restored<'_> {
         if !self.runs {
             self.resources.iter().for_each(|kind| kind.withdraw());
             for process in &self.tree.processes {
-                // SAFETY: the call has no pointers; in this namespace the number is nobody else's.
+                // SAFETY: kill(2) takes numbers alone; in this PID namespace, which is the tree's, the number is nobody
+                // else's.
                 unsafe { libc::kill(process.pid, libc::SIGKILL) };
             }
         }
@@ -229,7 +230,8 @@ fn grow(
     groups::dismiss(tree);
     for process in &tree.processes {
         if let Some(signal) = process.stopped {
-            // SAFETY: the call has no pointers; in this namespace the number is nobody else's.
+            // SAFETY: kill(2) takes numbers alone; in this PID namespace, which is the tree's, the number is nobody
+            // else's.
             unsafe { libc::kill(process.pid, signal) };
         }
     }

@@ -53,7 +53,9 @@ impl Complete {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED | libc::MAP_ANONYMOUS,
         );
-        // SAFETY: new memory, which is never unmapped; zero is a value of what is in it.
+        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at. The mapping is never undone, is
+        // aligned to a page, and zero is a value of an `AtomicBool`; processes that are forked share it, and use it as
+        // an atomic.
         unsafe {
             let bytes = size_of::<AtomicBool>();
             let page = libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0);
@@ -84,7 +86,7 @@ pub fn run(
     supervise: impl FnOnce(Complete) -> i32,
 ) -> Result<i32> {
     let complete = Complete::new()?;
-    // SAFETY: the process has one thread, so the child may do what it likes.
+    // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
     let maker = unsafe { libc::fork() };
     match maker {
         0 => {
@@ -111,7 +113,7 @@ fn make(
     reporter: &Reporter,
     supervise: impl FnOnce(Complete) -> i32,
 ) -> Result<i32> {
-    // SAFETY: no preconditions.
+    // SAFETY: both calls take no argument and cannot fail.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     if uid != 0 {
         unshare(
@@ -140,7 +142,7 @@ fn make(
         // Without, deadlines of the tree pass when the clock gets there: sooner or later than they should.
         set_clocks(clocks)?;
     }
-    // SAFETY: the process has one thread.
+    // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
     let first = unsafe { libc::fork() };
     match first {
         0 => {
@@ -160,7 +162,8 @@ fn make(
 }
 
 fn unshare(flags: i32, what: &str) -> Result<()> {
-    // SAFETY: no memory is involved.
+    // SAFETY: unshare(2) takes numbers alone and no address, so the kernel reads and writes no memory of this process.
+    // The flags are namespaces, and not CLONE_FILES, so no descriptor changes.
     match unsafe { libc::unshare(flags) } {
         0 => Ok(()),
         _ => Err(Error::io(
@@ -177,7 +180,7 @@ fn set_clocks(clocks: Clocks) -> Result<()> {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // SAFETY: `now` is valid to write to.
+        // SAFETY: clock_gettime(2) writes a timespec, which is a variable of this function.
         unsafe { libc::clock_gettime(clock, &raw mut now) };
         let nanos = then as i128 - (now.tv_sec as i128 * 1_000_000_000 + now.tv_nsec as i128);
         (
@@ -208,7 +211,7 @@ fn be_first(
     let child = make_above(place, reporter, supervise)?;
     let (mut status, mut of_child, mut last) = (0, 1, None);
     loop {
-        // SAFETY: `status` is valid to write to.
+        // SAFETY: waitpid(2) writes an int, which is a variable of this function.
         let ended = unsafe { libc::waitpid(-1, &raw mut status, 0) };
         if ended == place.root || ended == place.supervisor && libc::WIFEXITED(status) {
             last = Some(exit_code(status));
@@ -264,7 +267,7 @@ fn make_above(place: Place, reporter: &Reporter, supervise: impl FnOnce() -> i32
 }
 
 fn lead() {
-    // SAFETY: no memory is involved. A process that was just made leads no group, so it cannot fail.
+    // SAFETY: setsid(2) takes no argument. A process that was just made leads no group, so it cannot fail.
     unsafe { libc::setsid() };
 }
 
@@ -272,7 +275,7 @@ fn lead() {
 /// old one, in which its numbers are others.
 fn mount_proc() {
     let none = ptr::null();
-    // SAFETY: the strings end with a zero.
+    // SAFETY: the strings end with a zero, and mount(2) only reads them; null pointers are none.
     let mounted = unsafe {
         libc::mount(
             none,
@@ -306,13 +309,15 @@ pub fn fork_brother(pid: pid_t) -> Result<pid_t> {
 
 fn clone_as(pid: pid_t, flags: i32, exit_signal: i32) -> Result<pid_t> {
     let set_tid = [pid];
-    // SAFETY: plain integers, for which zero is a value.
+    // SAFETY: the structure has numbers alone, for which zero is a value.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
     arguments.flags = flags as u64;
     arguments.exit_signal = exit_signal as u64;
     arguments.set_tid = set_tid.as_ptr() as u64;
     arguments.set_tid_size = 1;
-    // SAFETY: as fork(2): no new stack, no shared memory; the structure is as long as it says.
+    // SAFETY: without CLONE_VM and a stack this is as fork(2): the child is a copy of this process, which has one
+    // thread, and goes on here. The structure is as long as is said, and names one number of this frame, which the
+    // kernel reads.
     let child = unsafe {
         libc::syscall(
             libc::SYS_clone3,
@@ -333,7 +338,7 @@ fn clone_as(pid: pid_t, flags: i32, exit_signal: i32) -> Result<pid_t> {
 fn status_of(child: pid_t) -> i32 {
     let mut status = 0;
     loop {
-        // SAFETY: `status` is valid to write to.
+        // SAFETY: waitpid(2) writes an int, which is a variable of this function.
         let ended = unsafe { libc::waitpid(-1, &raw mut status, 0) };
         if ended == child {
             return exit_code(status);

@@ -99,7 +99,7 @@ pub fn finish(
     reached(&faults::RESTART_THREADS);
     let all: Vec<&Tracee> = std::iter::once(&growing.first).chain(&threads).collect();
     let own = Credentials {
-        // SAFETY: no memory is involved.
+        // SAFETY: PR_GET_SECUREBITS takes no argument, so prctl(2) reads and writes no memory of this process.
         secure_bits: unsafe { libc::prctl(libc::PR_GET_SECUREBITS) }.max(0) as u32,
         ..credentials_of(&Proc::myself()?.status()?)
     };

@@ -50,11 +50,12 @@ pub fn plant(tree: &Tree, opened: &mut Opened, resources: &Resources) -> Result<
         ready,
         all_there,
     };
-    // SAFETY: no preconditions.
+    // SAFETY: getsid(2) takes numbers alone and no address, so the kernel reads and writes no memory of this process.
     let session = unsafe { libc::getsid(0) };
     groups::make(tree, session)?;
     planter.children(tree.supervisor, session, |_| true)?;
-    // SAFETY: it is ours, and not used again.
+    // SAFETY: the number is of the pipe's writing end, which this function got to give to the processes that it plants;
+    // it closes its own here and does not use the number again.
     drop(unsafe { File::from_raw_fd(ready) });
     let mut reader = File::from(OwnedFd::from(reader));
     let living = tree.processes.iter().filter(|one| one.zombie.is_none());
@@ -140,7 +141,7 @@ impl Planter<'_> {
         if leader != 0 {
             return groups::wait(leader);
         }
-        // SAFETY: no memory is involved; it was just made, and leads no group.
+        // SAFETY: setsid(2) takes no argument; it was just made and leads no group, so that cannot fail.
         unsafe { libc::setsid() };
         let mut made = groups::make(self.tree, session);
         for child in children {
@@ -168,7 +169,7 @@ impl Planter<'_> {
         }
         self.say(&[]);
         loop {
-            // SAFETY: no preconditions.
+            // SAFETY: pause(2) takes no argument, and waits for a signal.
             unsafe { libc::pause() };
         }
     }
@@ -181,7 +182,8 @@ impl Planter<'_> {
     }
 
     fn wait_for_all(&self) {
-        // SAFETY: it is open; what is made of it is not closed.
+        // SAFETY: the number is of the pipe's reading end, which this process has from its parent and never closes; the
+        // file is not dropped, so it is not closed here.
         let mut told = ManuallyDrop::new(unsafe { File::from_raw_fd(self.all_there) });
         if told.read_exact(&mut [0]).is_err() {
             // The restart has failed.
@@ -192,7 +194,8 @@ impl Planter<'_> {
     fn say(&self, message: &[u8]) {
         let mut bytes = (message.len() as u32).to_ne_bytes().to_vec();
         bytes.extend_from_slice(message);
-        // SAFETY: it is open; what is made of it is not closed.
+        // SAFETY: the number is of the pipe's writing end, which this process has from its parent and never closes; the
+        // file is taken apart again and not dropped, so it is not closed here.
         let mut ready = unsafe { File::from_raw_fd(self.ready) };
         // Who reads may be gone; then this process ends, too.
         let _ = ready.write_all(&bytes);
@@ -202,10 +205,11 @@ impl Planter<'_> {
     fn settle(&self, process: &Process) -> Result<()> {
         let (pid, session) = (process.pid, process.session);
         if session == pid {
-            // SAFETY: no preconditions.
+            // SAFETY: getsid(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+            // process.
             let before = unsafe { libc::getsid(0) };
             self.children(pid, before, |child| child.session != session)?;
-            // SAFETY: no memory is involved.
+            // SAFETY: setsid(2) takes no argument.
             if unsafe { libc::setsid() } < 0 {
                 return Err(Error::io("setsid", io::Error::last_os_error()));
             }
@@ -215,13 +219,13 @@ impl Planter<'_> {
             self.children(pid, session, |child| child.session == session)?;
         } else {
             if process.group == pid {
-                // SAFETY: no memory is involved; it is in the session of its group, and leads none.
+                // SAFETY: setpgid(2) takes numbers alone; this process is in the session of its group, and leads none.
                 unsafe { libc::setpgid(0, 0) };
             }
             self.children(pid, session, |_| true)?;
         }
         if let (Some(_), Some(group)) = (process.zombie, joins(self.tree, process)) {
-            // SAFETY: no memory is involved. It has ended: nothing but its number is left to look at.
+            // SAFETY: setpgid(2) takes numbers alone. The process has ended: nothing but its number is left to look at.
             unsafe { libc::setpgid(0, group) };
         }
         match &process.body {
@@ -236,13 +240,16 @@ impl Planter<'_> {
         enter(cwd).map_err(|source| {
             Error::io(format!("the working directory {}", cwd.display()), source)
         })?;
-        // SAFETY: no memory is involved.
+        // SAFETY: umask(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+        // process.
         unsafe {
             libc::umask(body.umask);
         }
         for fd in 0..self.opened.base {
             let wanted = body.descriptors.iter().find(|one| one.fd == fd);
-            // SAFETY: no memory is involved; what this process has below the base is nobody's.
+            // SAFETY: this process was forked to become another and owns no descriptor below the base: what it has
+            // there is its parent's, of whose owners in its copy of the memory none is ever dropped. close(2) takes a
+            // number alone.
             unsafe {
                 let wanted = wanted.filter(|one| !self.is_late(one));
                 let Some(wanted) = wanted else {
@@ -269,7 +276,7 @@ impl Planter<'_> {
         for one in late().filter(|one| one.fd < self.opened.base) {
             if let Entry::Vacant(entry) = made.entry(one.file) {
                 let file = self.open_late(&self.tree.files[one.file as usize])?;
-                // SAFETY: no memory is involved; checked.
+                // SAFETY: F_DUPFD_CLOEXEC takes a number, so fcntl(2) reads and writes no memory of this process.
                 let above = unsafe {
                     libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, self.opened.base)
                 };
@@ -300,7 +307,8 @@ fn place(from: RawFd, wanted: &Descriptor) -> Result<()> {
     } else {
         0
     };
-    // SAFETY: no memory is involved; what has been there is nobody's.
+    // SAFETY: dup3(2) takes numbers alone; what this process, which was forked to become another, has had there nobody
+    // owns.
     match unsafe { libc::dup3(from, wanted.fd, flags) } {
         -1 => Err(Error::io(
             format!("descriptor {}", wanted.fd),
@@ -314,7 +322,9 @@ fn place(from: RawFd, wanted: &Descriptor) -> Result<()> {
 fn end(status: i32) -> ! {
     if libc::WIFSIGNALED(status) {
         let signal = libc::WTERMSIG(status);
-        // SAFETY: no memory is involved but what is given.
+        // SAFETY: the calls read structures of this frame, one of which has numbers alone, for which zero is a value,
+        // and write nothing to a null pointer. No handler of this program is taken away that anybody waits for: it ends
+        // here.
         unsafe {
             let none = libc::rlimit {
                 rlim_cur: 0,

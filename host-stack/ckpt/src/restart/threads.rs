@@ -145,7 +145,8 @@ fn wishes(thread: &Thread, data: &mut Data) -> Vec<Call> {
 /// Policy and nice value; who may not have what it had is served as its supervisor is.
 fn schedule(thread: &Thread) {
     let (policy, priority, nice) = thread.scheduling;
-    // SAFETY: plain integers, for which zero is a value; valid to read.
+    // SAFETY: the structure has numbers alone, for which zero is a value; sched_setscheduler(2) reads it. The others
+    // take numbers alone.
     unsafe {
         let mut parameters: libc::sched_param = std::mem::zeroed();
         parameters.sched_priority = priority;
