@@ -166,6 +166,5 @@ fn tell(mut to: impl Write, error: &Error) {
 
 /// Whether a tree is restarted by somebody who cannot give it other users than himself.
 pub fn drops_privileges() -> bool {
-    // SAFETY: no preconditions.
-    unsafe { libc::geteuid() != 0 }
+    !rustix::process::geteuid().is_root()
 }

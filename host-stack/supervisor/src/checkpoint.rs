@@ -37,6 +37,7 @@ use snaprig_resources::{
     plugins::owned::Owned,
     spaces::Spaces,
 };
+use snaprig_tracee::descriptors::me;
 use snaprig_tracee::faults::reached;
 use snaprig_tracee::{
     freeze::{Calls, Frozen},
@@ -307,8 +308,7 @@ impl<S: Sink> NewImage<S> {
 /// Refuses what cannot be saved before memory is copied. What plugins have, they say when they are asked.
 pub fn look(known: &mut History, purpose: Purpose, plugins: &SharedPlugins) -> Result<()> {
     if plugins.borrow().are_none() {
-        // SAFETY: no preconditions.
-        let me = unsafe { libc::getpid() };
+        let me = me();
         let purpose = (purpose, known.has_own_ipc);
         return match Before::look(me, purpose, &mut known.named, &Owned::default()) {
             // When it is stopped it is looked at again.
@@ -334,8 +334,7 @@ impl Ready {
         directory: &Path,
         job: Option<JobRound>,
     ) -> Result<Self> {
-        // SAFETY: getpid(2) has no preconditions and cannot fail.
-        let me = unsafe { libc::getpid() };
+        let me = me();
         let mut tries = 0;
         let gathered = Gathered::of(plugins, directory, job)?;
         let before = loop {
@@ -351,8 +350,7 @@ impl Ready {
 
     /// Stops it; `root` is its first process.
     pub fn stop(self, root: pid_t, known: &mut History, job: Option<JobRound>) -> Result<Stopped> {
-        // SAFETY: no preconditions.
-        let me = unsafe { libc::getpid() };
+        let me = me();
         let Self {
             before,
             mut gathered,

@@ -25,6 +25,7 @@ use snaprig_resources::{
     error::Result,
     spaces::{Key, Spaces},
 };
+use snaprig_tracee::descriptors::me;
 use snaprig_tracee::{
     code::kernels,
     freeze::{self, Frozen},
@@ -56,8 +57,7 @@ pub fn copy<S: Sink>(
     spaces: &mut Spaces,
     writer: &mut Writer<S>,
 ) -> Result<Precopy> {
-    // SAFETY: no preconditions.
-    let me = unsafe { libc::getpid() };
+    let me = me();
     let mut precopy = Precopy::default();
     arm(me, known, &mut precopy)?;
     let mut left = u64::MAX;
@@ -123,8 +123,7 @@ pub fn pass<S: Sink>(
     writer: &mut Writer<S>,
     precopy: &mut Precopy,
 ) -> Result<u64> {
-    // SAFETY: no preconditions.
-    let me = unsafe { libc::getpid() };
+    let me = me();
     let mut missing = Vec::new();
     for pid in freeze::descendants(me)? {
         missing.extend(protect(pid, areas(pid), spaces).map(|pages| (pid, pages)));

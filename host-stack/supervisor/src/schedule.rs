@@ -87,7 +87,7 @@ impl Due {
 
 /// Processor time of all threads of this process (getrusage(2)).
 fn computed() -> Duration {
-    // SAFETY: plain integers, for which zero is a value; valid to write to.
+    // SAFETY: the structure has numbers alone, for which zero is a value, and getrusage(2) fills it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);

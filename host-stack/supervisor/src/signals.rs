@@ -18,7 +18,8 @@ pub struct Signals {
 impl Signals {
     /// Blocks them, and has them read.
     pub fn block() -> Result<Self> {
-        // SAFETY: the sets are valid to write to and read; the result is checked.
+        // SAFETY: a set has numbers alone, for which zero is a value; the calls read and write sets of this frame, and
+        // the descriptor that signalfd(2) returns is new, so nobody else owns it.
         unsafe {
             let (mut set, mut before) = std::mem::zeroed::<(libc::sigset_t, libc::sigset_t)>();
             for signal in [
@@ -45,7 +46,8 @@ impl Signals {
 
     /// The next one that has come.
     pub fn next(&self) -> Option<i32> {
-        // SAFETY: plain integers, for which zero is a value; read into as far as it reaches.
+        // SAFETY: the structure has numbers alone, for which zero is a value; read(2) writes at most as many bytes as
+        // it has.
         unsafe {
             let mut info: libc::signalfd_siginfo = std::mem::zeroed();
             let bytes = size_of_val(&info);

@@ -29,6 +29,7 @@ use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snaprig_ckpt_image::store::{Manifest, Store};
 use snaprig_peers::lines;
+use snaprig_tracee::descriptors::me;
 use snaprig_tracee::faults::{begin_round, reached};
 
 use snaprig_ckpt::{dump::Purpose, restart::exit_code};
@@ -143,7 +144,8 @@ fn start(program: &[OsString], preload: Option<OsString>, parts: &Parts) -> Resu
     command.args(arguments).env(variable, socket);
     command.envs(preload.map(|libraries| (preload::VARIABLE, libraries)));
     let mask = parts.signals.before;
-    // SAFETY: it calls only an async-signal-safe function.
+    // SAFETY: what runs in the child between fork and exec is sigprocmask(2), which is async-signal-safe, reads a mask
+    // that the closure owns, and writes nothing to a null pointer.
     unsafe {
         command.pre_exec(move || {
             libc::sigprocmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut());
@@ -195,7 +197,7 @@ pub struct Supervisor<'a> {
 impl<'a> Supervisor<'a> {
     pub fn new(parts: Parts, root: pid_t, command: Vec<String>, options: &'a Options) -> Self {
         // Who loses its parent is this one's child.
-        // SAFETY: no memory is involved.
+        // SAFETY: PR_SET_CHILD_SUBREAPER takes a number, so prctl(2) reads and writes no memory of this process.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
         Self {
             last: parts
@@ -248,7 +250,7 @@ impl<'a> Supervisor<'a> {
             self.sources.go_on();
             while let Some(signal) = self.parts.signals.next() {
                 if [libc::SIGTERM, libc::SIGHUP].contains(&signal) {
-                    // SAFETY: no memory is involved; it is a child that has not been waited for, or nobody.
+                    // SAFETY: kill(2) takes numbers alone; it is a child that has not been waited for, or nobody.
                     unsafe { libc::kill(self.root, signal) };
                 }
             }
@@ -311,7 +313,7 @@ impl<'a> Supervisor<'a> {
     pub fn reap(&mut self) -> bool {
         loop {
             let mut status = 0;
-            // SAFETY: `status` is valid to write to.
+            // SAFETY: waitpid(2) writes an int, which is a variable of this function.
             let ended = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
             if ended > 0 && libc::WIFSTOPPED(status) {
                 trace::let_go_late(ended);
@@ -336,8 +338,7 @@ impl<'a> Supervisor<'a> {
     }
 
     pub fn look(&self) -> Result<Status> {
-        // SAFETY: no preconditions.
-        let pids = snaprig_tracee::freeze::descendants(unsafe { libc::getpid() })?;
+        let pids = snaprig_tracee::freeze::descendants(me())?;
         let stats = pids
             .into_iter()
             .filter_map(|pid| Process::new(pid).ok()?.stat().ok());

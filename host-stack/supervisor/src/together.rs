@@ -105,7 +105,7 @@ fn attempt(
     let (mut heard, said): (File, File) = (pipe.0.into(), pipe.1.into());
     let mut children = Vec::new();
     for name in &names {
-        // SAFETY: the process has one thread, so the child may do what it likes.
+        // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
         match unsafe { libc::fork() } {
             0 => process::exit(member(job, &checkpoint, name).unwrap_or_else(|error| {
                 let why = format!("{name}: {}", chain(&error));
@@ -149,7 +149,8 @@ fn attempt(
 }
 
 fn has_ended(child: libc::pid_t) -> bool {
-    // SAFETY: plain integers, for which zero is a value; valid to write to.
+    // SAFETY: the structure has numbers alone, for which zero is a value; waitid(2) fills it, or leaves it zero.
+    // `si_pid` reads the member of the union that waitid(2) fills, which is a number either way.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -161,7 +162,7 @@ fn has_ended(child: libc::pid_t) -> bool {
 fn status_of(child: libc::pid_t) -> i32 {
     let mut status = 0;
     loop {
-        // SAFETY: `status` is valid to write to.
+        // SAFETY: waitpid(2) writes an int, which is a variable of this function.
         let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
         if ended == child {
             return restart::exit_code(status);

@@ -222,10 +222,10 @@ fn locks_that_somebody_else_has_are_named() {
         "{why}"
     );
     locked.unlock().unwrap();
-    // SAFETY: plain integers, for which zero is a value.
+    // SAFETY: the structure has numbers alone, for which zero is a value.
     let mut part: libc::flock = unsafe { std::mem::zeroed() };
     (part.l_type, part.l_start, part.l_len) = (libc::F_WRLCK as i16, 25, 1);
-    // SAFETY: `part` is valid to read.
+    // SAFETY: F_OFD_SETLK reads a struct flock, which is a variable of this test.
     let got = unsafe { libc::fcntl(locked.as_raw_fd(), libc::F_OFD_SETLK, &raw const part) };
     assert_eq!(got, 0);
     let why = job.refuses_to_restart();

@@ -264,7 +264,7 @@ fn limit_locked(bytes: u64) -> u64 {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: it is valid to write to and to read.
+    // SAFETY: getrlimit(2) writes and setrlimit(2) reads a struct rlimit, which is a variable of this function.
     unsafe {
         libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit);
         let before = std::mem::replace(&mut limit.rlim_cur, bytes);
@@ -305,7 +305,8 @@ fn a_file_that_has_changed_is_set_back() {
 /// Writes to a page of a file.
 fn overwrite(path: &Path, offset: i64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
-    // SAFETY: what is mapped is written to, and unmapped.
+    // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing is at; one page of the file is mapped there,
+    // which is written to within its length, and unmapped when nothing refers to it any more.
     unsafe {
         let (protection, bytes) = (libc::PROT_READ | libc::PROT_WRITE, 2 << 20);
         let at = libc::mmap(

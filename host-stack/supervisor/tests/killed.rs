@@ -16,7 +16,7 @@ fn rounds() -> u64 {
 
 /// Orphans are this process's children from now on, and can be waited for.
 fn adopt() {
-    // SAFETY: no memory is involved.
+    // SAFETY: PR_SET_CHILD_SUBREAPER takes a number, so prctl(2) reads and writes no memory of this process.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
 }
 
@@ -24,7 +24,7 @@ fn adopt() {
 fn status_of(orphan: i32) -> i32 {
     let mut status = 0;
     wait_until("an orphan ends", || {
-        // SAFETY: `status` is valid to write to.
+        // SAFETY: waitpid(2) writes an int, which is a variable of this function.
         unsafe { libc::waitpid(orphan, &raw mut status, libc::WNOHANG) == orphan }
     });
     status
@@ -46,7 +46,7 @@ fn draw(round: u64) -> u64 {
 }
 
 fn kill(pid: i32) {
-    // SAFETY: no memory is involved.
+    // SAFETY: kill(2) takes numbers alone; the callers pass processes of their test that have not been waited for.
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 

@@ -23,7 +23,7 @@ fn no_room_for_an_image() {
         rlim_cur: 48 << 20,
         rlim_max: 48 << 20,
     };
-    // SAFETY: `limit` is valid to read.
+    // SAFETY: prlimit(2) reads a struct rlimit, which is a variable of this test, and writes nothing to a null pointer.
     let limited = unsafe {
         let none = std::ptr::null_mut();
         libc::prlimit(job.supervisor(), libc::RLIMIT_FSIZE, &raw const limit, none)
@@ -127,7 +127,8 @@ impl Disk {
         let path = CString::new(disk.0.path().as_os_str().as_bytes()).unwrap();
         let options = format!("size={},nr_inodes={}\0", Self::ROOM, Self::FILES);
         let (none, tmpfs) = (std::ptr::null(), c"tmpfs".as_ptr());
-        // SAFETY: the names end with zeros; the thread shares its root and directory with no other then.
+        // SAFETY: the names and options end with zeros, and mount(2) only reads them; unshare(2) takes a number, and
+        // gives this thread a root and a directory of its own, which no other thread of the test relies on.
         let is_mounted = unsafe {
             libc::unshare(libc::CLONE_NEWNS) == 0
                 && libc::mount(
@@ -167,7 +168,7 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         let path = CString::new(self.0.path().as_os_str().as_bytes()).unwrap();
-        // SAFETY: the name ends with a zero.
+        // SAFETY: umount2(2) reads the name, which ends with a zero.
         unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
     }
 }

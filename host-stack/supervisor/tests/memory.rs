@@ -66,7 +66,7 @@ fn a_mapped_file_goes_back_with_memory() {
             fs::read(job.path("counter")).unwrap() != before
         });
         for pid in job.processes() {
-            // SAFETY: no memory is involved.
+            // SAFETY: kill(2) takes numbers alone; they are the job's processes, which have not been waited for.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         job.ended();

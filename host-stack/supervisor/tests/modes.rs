@@ -170,7 +170,7 @@ fn contents(job: &Job, round: u64) -> Vec<BTreeMap<u64, Vec<u8>>> {
 fn stop(job: &Job) {
     wait_until("all have stopped", || {
         for pid in &job.processes()[1..] {
-            // SAFETY: no memory is involved; they are a supervisor's descendants.
+            // SAFETY: kill(2) takes numbers alone; they are a supervisor's descendants, which have not been waited for.
             unsafe { libc::kill(*pid, libc::SIGSTOP) };
         }
         // Those, too, that were born meanwhile.

@@ -202,7 +202,7 @@ fn a_dead_program_keeps_nobody_waiting() {
     wait_until("it is asked", || {
         fs::read_to_string(scene.job.path("log")).is_ok_and(|log| log.contains("before late"))
     });
-    // SAFETY: no memory is involved; it is a child of a child that has not been waited for.
+    // SAFETY: kill(2) takes numbers alone; it is a child of a child that has not been waited for.
     unsafe { libc::kill(program, libc::SIGKILL) };
     assert_eq!(scene.job.ended(), 137);
     // There was nobody left to save.

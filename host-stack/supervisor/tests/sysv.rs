@@ -56,7 +56,7 @@ fn what_others_use_is_refused() {
     job.wait_for("ready");
     let objects = Objects::of(&job);
     let (segment, set) = (objects.0[0].1, objects.0[5].1);
-    // SAFETY: what is attached is not looked at.
+    // SAFETY: without an address shmat(2) takes one that nothing is at, so no memory of ours changes.
     let attached = unsafe { libc::shmat(segment, ptr::null(), libc::SHM_RDONLY) };
     let why = job.dump(true).unwrap_err();
     let named = format!("System V shared memory {segment} (key");
@@ -64,11 +64,11 @@ fn what_others_use_is_refused() {
         why.contains(&named) && why.contains("others have attached as well, 1 times"),
         "{why}"
     );
-    // SAFETY: it is not used.
+    // SAFETY: nothing refers to what shmat(2) has attached there.
     unsafe { libc::shmdt(attached) };
     job.over_again();
     // In a namespace of its own, nobody has what it has: and there it is no more.
-    // SAFETY: no memory is involved.
+    // SAFETY: the fourth argument of SETVAL is a number, which a union of C passes where an int is passed.
     unsafe { libc::semctl(set, 0, libc::SETVAL, 1) };
     job.dump(false).unwrap();
     ends_well(&job.path("go"), &mut job);
@@ -78,7 +78,7 @@ fn what_others_use_is_refused() {
     job.wait_for("ready");
     let objects = Objects::of(&job);
     let set = objects.0[5].1;
-    // SAFETY: no memory is involved.
+    // SAFETY: the fourth argument of SETVAL is a number, which a union of C passes where an int is passed.
     unsafe { libc::semctl(set, 0, libc::SETVAL, 1) };
     let why = job.dump(true).unwrap_err();
     let named = format!("the System V semaphores {set} (key");

@@ -173,11 +173,11 @@ pub fn ensure(job: &Job) -> Result<Control> {
 
 /// Starts a coordinator that is nobody's child.
 fn detach(job: &Job, log: &File) -> io::Result<()> {
-    // SAFETY: the process has one thread, so the child may do what it likes.
+    // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
     let between = unsafe { libc::fork() };
     if between > 0 {
         let mut status = 0;
-        // SAFETY: `status` is valid to write to.
+        // SAFETY: waitpid(2) writes an int, which is a variable of this function.
         unsafe { libc::waitpid(between, &raw mut status, 0) };
         return match status {
             0 => Ok(()),
@@ -187,7 +187,9 @@ fn detach(job: &Job, log: &File) -> io::Result<()> {
     if between < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: as above; no memory is involved but what is given. Nothing that the parent has open is this one's.
+    // SAFETY: this child has one thread, too, so it may fork again. open(2) reads a string that ends with a zero; the
+    // other calls take numbers alone. What the parent has open is in this process nobody's: owners in its copy of the
+    // memory are never dropped.
     let is_first = unsafe {
         let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY);
         libc::setsid();

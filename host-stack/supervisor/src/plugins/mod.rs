@@ -47,6 +47,7 @@ use snaprig_resources::{
     board::Board,
     error::{Error, Result},
 };
+use snaprig_tracee::descriptors::me;
 use snaprig_tracee::freeze;
 
 pub use self::gathered::Gathered;
@@ -300,8 +301,7 @@ impl Plugins {
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // SAFETY: getpid(2) has no preconditions and cannot fail.
-        let own = unsafe { libc::getpid() };
+        let own = me();
         while let Ok(socket) = accept_with(&self.listener, flags) {
             let peer = sockopt::socket_peercred(&socket);
             let Ok(pid) = peer.map(|peer| peer.pid.as_raw_nonzero().get()) else {

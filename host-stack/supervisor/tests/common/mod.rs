@@ -7,7 +7,6 @@
 use std::{
     fs::{self, File},
     net::{TcpListener, TcpStream},
-    os::fd::AsRawFd,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -331,11 +330,17 @@ impl Drop for Job {
     fn drop(&mut self) {
         let orphans = std::mem::take(&mut self.orphans);
         for pid in orphans {
-            // SAFETY: no memory is involved; they were descendants of a child, and live until they are killed.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            // They were descendants of a child, and live until they are killed.
+            send(pid, libc::SIGKILL);
         }
         self.kill();
     }
+}
+
+/// Sends a signal to a process; one that has ended already gets none.
+fn send(pid: i32, signal: i32) {
+    // SAFETY: kill(2) takes numbers alone, so the kernel reads and writes no memory of this process.
+    unsafe { libc::kill(pid, signal) };
 }
 
 /// A process and its descendants.
@@ -359,8 +364,7 @@ fn tree_of(pid: i32) -> Vec<i32> {
 
 /// Nobody; none if the test is no root.
 pub fn nobody() -> Option<u32> {
-    // SAFETY: no preconditions.
-    (unsafe { libc::geteuid() } == 0).then_some(NOBODY)
+    rustix::process::geteuid().is_root().then_some(NOBODY)
 }
 
 fn start(
@@ -629,8 +633,8 @@ impl Trees {
     pub fn kill_tree(&mut self, number: usize) {
         let supervisor = &mut self.supervisors[number];
         for pid in tree_of(supervisor.id() as i32) {
-            // SAFETY: no memory is involved; they are descendants of a child that has not been waited for.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            // They are descendants of a child that has not been waited for.
+            send(pid, libc::SIGKILL);
         }
         let _ = supervisor.wait();
     }
@@ -667,8 +671,7 @@ impl Trees {
             let is_it = fs::read_to_string(format!("/proc/{pid}/cmdline"))
                 .is_ok_and(|line| line.contains("snaprig-ckpt-driver"));
             if is_it {
-                // SAFETY: no memory is involved.
-                unsafe { libc::kill(pid, libc::SIGKILL) };
+                send(pid, libc::SIGKILL);
             }
         }
     }
@@ -687,8 +690,8 @@ impl Trees {
         // Nobody is to see another one's end, and to close what it has.
         for signal in [libc::SIGSTOP, libc::SIGKILL] {
             for pid in &pids {
-                // SAFETY: no memory is involved; they are descendants of children that have not been waited for.
-                unsafe { libc::kill(*pid, signal) };
+                // They are descendants of children that have not been waited for.
+                send(*pid, signal);
             }
         }
         for supervisor in &mut living {
@@ -723,7 +726,7 @@ impl Objects {
 impl Drop for Objects {
     fn drop(&mut self) {
         for (kind, id) in self.0.iter().copied() {
-            // SAFETY: no memory is involved.
+            // SAFETY: with IPC_RMID none of these looks at the address.
             unsafe {
                 match kind {
                     'm' => libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()),
@@ -751,8 +754,7 @@ impl HugePages {
             println!("skipped: huge pages are reserved by root alone");
             return None;
         };
-        // SAFETY: no memory is involved.
-        unsafe { libc::flock(alone.as_raw_fd(), libc::LOCK_EX) };
+        alone.lock().expect("nobody interrupts");
         let mut pages = Self {
             kib,
             before: 0,
