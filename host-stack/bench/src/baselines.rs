@@ -130,7 +130,8 @@ pub fn end(server: &mut Child) {
         std::thread::sleep(Duration::from_millis(5));
     }
     if matches!(server.try_wait(), Ok(None)) {
-        // SAFETY: a child that nobody has waited for; timeout(1) passes the signal on.
+        // SAFETY: kill(2) takes numbers alone; it is a child that nobody has waited for. timeout(1) passes the signal
+        // on.
         unsafe { libc::kill(server.id() as i32, libc::SIGTERM) };
         let _ = server.wait();
     }
@@ -184,7 +185,8 @@ fn memcpy(bytes: usize, streams: bool, pin: bool, scale: f64) -> f64 {
 
 /// Pins a program that is to be started.
 pub fn pinned(command: &mut Command, core: usize) {
-    // SAFETY: one system call, between fork and exec.
+    // SAFETY: what runs in the child between fork and exec is one system call, with a number that the closure owns; it
+    // allocates nothing.
     unsafe { command.pre_exec(move || pin_to(&[core])) };
 }
 
@@ -207,7 +209,8 @@ pub fn pin_all(cores: &[usize]) -> io::Result<()> {
 }
 
 fn pin(tid: libc::pid_t, cores: &[usize]) -> io::Result<()> {
-    // SAFETY: a set on the stack; CPU_SET takes no number that is not in it.
+    // SAFETY: the set has numbers alone, for which zero is a value; CPU_SET leaves a number that is not in it alone,
+    // and sched_setaffinity(2) reads the set.
     let done = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         for core in cores {
@@ -224,7 +227,8 @@ fn pin(tid: libc::pid_t, cores: &[usize]) -> io::Result<()> {
 
 /// The processors that this thread may use.
 pub fn processors() -> io::Result<Vec<usize>> {
-    // SAFETY: a set on the stack.
+    // SAFETY: the set has numbers alone, for which zero is a value; sched_getaffinity(2) writes it, and CPU_ISSET is
+    // asked for numbers below CPU_SETSIZE.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         match libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) {

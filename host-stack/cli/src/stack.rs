@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .map_err(|error| format!("{}: {error}", Path::new(program).display()))?;
     // Keys are for the program: the rig lasts as long as it does.
     for signal in [libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: no handler is installed.
+        // SAFETY: SIG_IGN is no handler, so no code of this program runs at a signal.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     Ok(exit_code(child.wait()?))
@@ -97,7 +97,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 fn in_the_background(options: &Options, sdk: &Sdk) -> Result<ExitCode, AnyError> {
     let session = session_leader()?;
     let (from, to) = io::pipe()?;
-    // SAFETY: this process has one thread.
+    // SAFETY: this process has one thread, so its child is a whole copy of it, and may do what it likes.
     match unsafe { libc::fork() } {
         -1 => return Err(io::Error::last_os_error().into()),
         0 => {}
@@ -143,7 +143,8 @@ fn in_the_background(options: &Options, sdk: &Sdk) -> Result<ExitCode, AnyError>
 /// With whom our session ends. Its leader may have ended before, and one outside of our PID namespace has no
 /// number here (pid_namespaces(7)): then only the namespace itself ends.
 fn session_leader() -> Result<OwnedFd, AnyError> {
-    // SAFETY: getsid(2) only looks a number up; rustix's takes it to be positive.
+    // SAFETY: getsid(2) takes a number alone, and looks it up; rustix's takes the result to be positive, which that of
+    // a session outside of a PID namespace is not.
     let leader = unsafe { libc::getsid(0) };
     let leader = Pid::from_raw(leader.max(0)).unwrap_or(Pid::INIT);
     match pidfd_open(leader, PidfdFlags::empty()) {

@@ -181,7 +181,8 @@ fn checked_plan(path: &Path, hcas: usize) -> Result<PathBuf, AnyError> {
 pub fn fabric_process() -> Result<ExitCode, AnyError> {
     let daemon = Daemon::start(Place::from_env()?, place::setup_from_env()?)?;
     // So that it is nobody's child: who started it waits for this process alone.
-    // SAFETY: this process has one thread.
+    // SAFETY: this process has one thread, for the daemon starts its own later, so its child is a whole copy of it, and
+    // may do what it likes.
     match unsafe { libc::fork() } {
         -1 => return Err(io::Error::last_os_error().into()),
         0 => {}

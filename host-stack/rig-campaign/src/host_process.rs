@@ -158,7 +158,7 @@ impl Drop for HostProcess {
     fn drop(&mut self) {
         // It may have ended already; there is nobody to tell.
         for pid in tree(self.child.id()) {
-            // SAFETY: no memory is involved; it is a child that has not been waited for, or a descendant of one.
+            // SAFETY: kill(2) takes numbers alone; it is a child that has not been waited for, or a descendant of one.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         let _ = self.child.wait();

@@ -36,7 +36,7 @@ pub struct Place {
 pub fn run(cards: usize, memory_bytes: &[u64], platform: Option<Kind>) -> Result<(), Error> {
     // A campaign may limit how long this process's files get: that is to be an error of write(2)
     // (EFBIG), not the end.
-    // SAFETY: no handler is installed, and no thread runs yet.
+    // SAFETY: SIG_IGN is no handler, so no code of this program runs at a signal.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let rig = Rig::builder()
         .exe(std::env::current_exe()?)

@@ -73,7 +73,8 @@ pub fn run(scene: &Scene, steps: &mut Steps) -> Result<bool, AnyError> {
     };
     steps.run("kill", &detail, |_| {
         for pid in victims {
-            // SAFETY: no memory is involved; they are children that have not been waited for, or descendants of those.
+            // SAFETY: kill(2) takes numbers alone; they are children that have not been waited for, or descendants of
+            // those.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         host.wait(*deadline)

@@ -125,7 +125,7 @@ fn settle_malloc() {
     const MMAP_THRESHOLD: libc::c_int = 32 << 20;
     const TRIM_THRESHOLD: libc::c_int = 2 * MMAP_THRESHOLD;
     let set = |parameter, value| {
-        // SAFETY: no memory is involved.
+        // SAFETY: mallopt(3) takes numbers; malloc locks its own state against other threads.
         unsafe { libc::mallopt(parameter, value) };
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -183,7 +183,7 @@ pub fn probe() -> Result<String, String> {
         let refuse = SeccompAction::Errno(libc::EXDEV as u32);
         let rules = [(libc::SYS_getppid, vec![])].into();
         apply_filter(&filter(rules, SeccompAction::Allow, refuse)?)?;
-        // SAFETY: getppid(2) has no arguments.
+        // SAFETY: getppid(2) takes no argument; refused, it returns an error.
         let parent = unsafe { libc::syscall(libc::SYS_getppid) };
         Ok::<_, SandboxError>(parent == -1)
     };

@@ -8,7 +8,6 @@ mod peers;
 use std::{
     fs::{self, File},
     io::{Read, Write},
-    os::fd::AsRawFd,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
     thread,
@@ -527,7 +526,7 @@ impl Drop for Job {
     fn drop(&mut self) {
         // What the supervisor starts ends when it is told to.
         if matches!(self.child.try_wait(), Ok(None)) {
-            // SAFETY: no memory is involved; the child has not been waited for.
+            // SAFETY: kill(2) takes numbers alone; the child has not been waited for.
             unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
             let _ = self.child.wait();
         }
@@ -578,8 +577,8 @@ fn drop_cached(path: &Path) -> Result<(), AnyError> {
         && file.metadata()?.is_file()
     {
         file.sync_all()?;
-        // SAFETY: no memory is involved.
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        // Advice: what cannot be dropped stays.
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
     }
     Ok(())
 }

@@ -64,7 +64,7 @@ impl Counter {
                     8,
                 )
             } {
-                // SAFETY: a new descriptor of ours.
+                // SAFETY: perf_event_open(2) has just returned it, so nobody else owns it.
                 fd @ 0.. => Ok(Self(unsafe { File::from_raw_fd(fd as RawFd) })),
                 _ => Err(io::Error::last_os_error()),
             }

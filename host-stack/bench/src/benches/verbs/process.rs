@@ -115,10 +115,11 @@ pub fn run(side: u8) -> Result<ExitCode, AnyError> {
     say(&Outcome::new())?;
     for line in lines {
         let order = serde_json::from_str(&line?)?;
-        // SAFETY: a peer that is gone ends this process too, instead of a wait that never ends.
+        // SAFETY: alarm(2) takes a number. Its signal has no handler: it ends this process if a peer is gone, instead
+        // of a wait that never ends.
         unsafe { libc::alarm(SECONDS_MAX) };
         say(&process.obey(order)?)?;
-        // SAFETY: as above.
+        // SAFETY: alarm(2) takes a number.
         unsafe { libc::alarm(0) };
     }
     Ok(ExitCode::SUCCESS)
@@ -174,7 +175,10 @@ const IN: usize = 2112;
 impl Process {
     fn new(side: u8) -> Result<Self, AnyError> {
         let length = HEAD_BYTES + STREAM_BYTES;
-        // SAFETY: the manual pages of libibverbs and of mmap; all structures are plain.
+        // SAFETY: each call gets what the call before it has made, which was checked not to be null or an error, and
+        // structures of this function, all of which have numbers and pointers alone, for which zero is a value. The
+        // list has an HCA, for the fabric was started with some. Without MAP_FIXED the kernel chooses addresses that
+        // nothing is at.
         unsafe {
             let list = made(ibv_get_device_list(null_mut()), "ibv_get_device_list")?;
             let context = made(ibv_open_device(*list), "ibv_open_device")?;
@@ -236,13 +240,14 @@ impl Process {
 
     fn connect(&mut self, peer: Hello) -> Result<(), AnyError> {
         for (qp, number) in self.qps.iter().zip(&peer.qps) {
-            // SAFETY: a structure of integers; a queue pair of ours.
+            // SAFETY: the structure has numbers alone, for which zero is a value.
             let mut attr: ibv_qp_attr = unsafe { zeroed() };
             attr.qp_state = IBV_QPS_INIT;
             attr.port_num = 1;
             attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
             let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-            // SAFETY: as above.
+            // SAFETY: the queue pair was made in `new` and is destroyed by nobody; ibv_modify_qp(3) reads the
+            // attributes that the mask names, which are all set.
             zero(unsafe { ibv_modify_qp(*qp, &mut attr, init) }, "to INIT")?;
             attr.qp_state = IBV_QPS_RTR;
             attr.path_mtu = IBV_MTU_4096;
@@ -258,7 +263,8 @@ impl Process {
                 | IBV_QP_RQ_PSN
                 | IBV_QP_MAX_DEST_RD_ATOMIC
                 | IBV_QP_MIN_RNR_TIMER;
-            // SAFETY: as above.
+            // SAFETY: the queue pair was made in `new` and is destroyed by nobody; ibv_modify_qp(3) reads the
+            // attributes that the mask names, which are all set.
             zero(unsafe { ibv_modify_qp(*qp, &mut attr, rtr) }, "to RTR")?;
             attr.qp_state = IBV_QPS_RTS;
             (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 7);
@@ -269,7 +275,8 @@ impl Process {
                 | IBV_QP_RNR_RETRY
                 | IBV_QP_SQ_PSN
                 | IBV_QP_MAX_QP_RD_ATOMIC;
-            // SAFETY: as above.
+            // SAFETY: the queue pair was made in `new` and is destroyed by nobody; ibv_modify_qp(3) reads the
+            // attributes that the mask names, which are all set.
             zero(unsafe { ibv_modify_qp(*qp, &mut attr, rts) }, "to RTS")?;
         }
         self.peer = Some(peer);
@@ -298,7 +305,8 @@ impl Process {
 
     /// A word of one's own memory that the peer writes.
     fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: aligned, and mapped for as long as this process lives.
+        // SAFETY: the words are inside the memory, which is mapped for as long as this process lives, and 64 bytes
+        // apart from a page's start on, so they are aligned; they are used as atomics alone.
         unsafe { AtomicU64::from_ptr(self.memory.add(index * 64).cast()) }
     }
 
@@ -318,7 +326,9 @@ impl Process {
         signaled: bool,
     ) -> Result<(), AnyError> {
         let mut sge = self.sge(at, bytes);
-        // SAFETY: ibv_post_send(3): a request on the stack is copied by the call.
+        // SAFETY: ibv_post_send(3) reads the request and its list, which are variables of this function, before it
+        // returns; the queue pair was made in `new` and is destroyed by nobody. The structure has numbers and pointers
+        // alone, for which zero is a value.
         unsafe {
             let mut wr: ibv_send_wr = zeroed();
             (wr.sg_list, wr.num_sge) = (&mut sge, 1);
@@ -362,7 +372,8 @@ impl Process {
             sg_list: &mut sge,
             num_sge: 1,
         };
-        // SAFETY: ibv_post_recv(3), as in `post`.
+        // SAFETY: ibv_post_recv(3) reads the request and its list, which are variables of this function, before it
+        // returns; the queue pair was made in `new` and is destroyed by nobody.
         unsafe {
             let (mut bad, qp) = (null_mut(), self.qps[qp]);
             let post = (*(*qp).context).ops.post_recv.ok_or("no ibv_post_recv")?;
@@ -372,7 +383,8 @@ impl Process {
 
     /// Waits for a completion.
     fn take(&self, cq: *mut ibv_cq) -> Result<(), AnyError> {
-        // SAFETY: ibv_poll_cq(3): a queue of ours, room for one.
+        // SAFETY: the queue was made in `new` and is destroyed by nobody; there is room for one completion, as
+        // ibv_poll_cq(3) is told. The structure has numbers alone, for which zero is a value.
         unsafe {
             let poll = (*(*cq).context).ops.poll_cq.ok_or("no ibv_poll_cq")?;
             let mut wc: ibv_wc = zeroed();
@@ -389,7 +401,8 @@ impl Process {
 
     /// Writes a number into a word of the peer.
     fn tell(&mut self, word: usize, value: u64) -> Result<(), AnyError> {
-        // SAFETY: mapped, and nobody else's.
+        // SAFETY: the place is inside the memory, which is mapped for as long as this process lives; nobody but this
+        // thread and the HCA, after this, touches it.
         unsafe { ptr::write_volatile(self.memory.add(OUT).cast(), value) };
         self.post_small(0, Some(word * 64))
     }

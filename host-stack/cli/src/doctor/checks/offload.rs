@@ -42,8 +42,8 @@ fn library(name: &str, function: &CStr) -> Check {
     let sdk = Sdk::of(&program).map_err(|error| error.to_string())?;
     let path = sdk.lib().join(name);
     let text = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-    // SAFETY: a library of ours, which does nothing when it is loaded into a program that is neither a
-    // rig's nor a card's; it stays, as its threads might.
+    // SAFETY: the library is ours; it does nothing when it is loaded into a program that is neither a rig's nor a
+    // card's. It stays loaded, as its threads might.
     let found = unsafe {
         let library = libc::dlopen(text.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL);
         if library.is_null() {

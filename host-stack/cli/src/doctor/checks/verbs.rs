@@ -88,11 +88,12 @@ fn fabric() -> Check {
 /// Reads a child's memory (process_vm_readv(2)).
 fn process_vm() -> Check {
     static THERE: [u8; 8] = *b"snaprig!";
-    // SAFETY: the child does nothing but wait, which is allowed after fork(2).
+    // SAFETY: the child calls nothing but pause(2), which is async-signal-safe, as is asked of a child of a process
+    // with threads.
     let child = unsafe { libc::fork() };
     if child == 0 {
         loop {
-            // SAFETY: waits for a signal.
+            // SAFETY: pause(2) takes no argument, and waits for a signal.
             unsafe { libc::pause() };
         }
     }
@@ -102,13 +103,15 @@ fn process_vm() -> Check {
         iov_base: at.cast(),
         iov_len: THERE.len(),
     };
-    // SAFETY: one range each, of eight bytes; the child's memory is a copy of ours.
+    // SAFETY: one range each, of eight bytes: the one is an array of this function, and the other, in the child, a copy
+    // of a constant of ours.
     let read = unsafe {
         let (local, remote) = (part(here.as_mut_ptr()), part(THERE.as_ptr().cast_mut()));
         libc::process_vm_readv(child, &raw const local, 1, &raw const remote, 1, 0)
     };
     let read = checked("process_vm_readv", read as i64);
-    // SAFETY: a child of ours, that nobody else waits for.
+    // SAFETY: kill(2) takes numbers alone, and waitpid(2) writes no status to a null pointer; it is a child of ours
+    // that nobody else waits for.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, std::ptr::null_mut(), 0);
@@ -121,7 +124,8 @@ fn process_vm() -> Check {
 
 /// A descriptor of this process, by which its end could be awaited (pidfd_open(2)).
 fn pidfd() -> Check {
-    // SAFETY: takes integers, and returns a new descriptor, which is closed.
+    // SAFETY: pidfd_open(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
+    // process. The descriptor is new, so nobody else uses it when it is closed.
     unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
         libc::close(checked("pidfd_open", fd)? as i32);
@@ -140,12 +144,13 @@ fn locked_memory() -> Check {
 
 /// Loads a library.
 fn loads(name: &CStr) -> Check {
-    // SAFETY: a library of the system; it is left again at once.
+    // SAFETY: the name ends with a zero. What a library of the system does when it is loaded is its own affair, as for
+    // any program that links it.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) };
     if library.is_null() {
         return Err(format!("no {}", name.to_string_lossy()));
     }
-    // SAFETY: as above.
+    // SAFETY: the handle is dlopen(3)'s, it is not null, and nothing of the library is used.
     unsafe { libc::dlclose(library) };
     Ok("loads".into())
 }
