@@ -79,7 +79,7 @@ impl Spawn<'_> {
             0 => Ok(pid),
             errno => {
                 // Whoever waits for all children may have been faster.
-                // SAFETY: no status is asked for.
+                // SAFETY: waitpid(2) writes no status to a null pointer.
                 unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
                 Err(io::Error::from_raw_os_error(errno))
             }
@@ -157,7 +157,7 @@ mod tests {
         let expected = format!("zero hello\nSigBlk:\t0000000000000000\n{pid} {pid}\n");
         assert_eq!(said, expected);
         let mut status = 0;
-        // SAFETY: `status` is valid to write to.
+        // SAFETY: waitpid(2) writes an int, which is a variable of this test.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert_eq!(status, libc::SIGPIPE);
     }

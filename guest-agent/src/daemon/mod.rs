@@ -103,9 +103,9 @@ pub fn main() -> io::Result<()> {
 
 /// What the card's kernel says of it.
 fn card_info() -> CardInfo {
-    // SAFETY: it is numbers only.
+    // SAFETY: the structure has numbers alone, for which zero is a value.
     let mut system: libc::sysinfo = unsafe { std::mem::zeroed() };
-    // SAFETY: there is room for what sysinfo(2) writes. It fails for nothing else.
+    // SAFETY: sysinfo(2) fills the whole structure, which is a variable of this function. It fails for nothing else.
     unsafe { libc::sysinfo(&raw mut system) };
     let unit = u64::from(system.mem_unit.max(1));
     CardInfo {
@@ -194,7 +194,7 @@ impl Daemon {
         loop {
             let seen = self.lock().children_started;
             let mut status = 0;
-            // SAFETY: `status` is valid to write to.
+            // SAFETY: waitpid(2) writes an int, which is a variable of this function.
             let pid = unsafe { libc::waitpid(-1, &raw mut status, 0) };
             if pid > 0 {
                 let exit = match libc::WIFSIGNALED(status) {
@@ -354,6 +354,7 @@ impl Inner {
 
 /// Sends a signal to a process or, by a negative number, to a group.
 fn kill(pid: Pid, signal: i32) {
-    // SAFETY: no memory is involved. A process that is gone already is what was wanted.
+    // SAFETY: kill(2) takes numbers alone and no address, so the kernel reads and writes no memory of this process. A
+    // process that is gone already is what was wanted.
     unsafe { libc::kill(pid, signal) };
 }

@@ -53,7 +53,7 @@ pub extern "C" fn COIProcessProxyFlush() -> u32 {
     let Some(runtime) = Runtime::get() else {
         return code::ERROR;
     };
-    // SAFETY: all of the process's streams; fflush(3) locks them.
+    // SAFETY: with a null pointer fflush(3) takes all of the process's streams, each of which it locks.
     unsafe { libc::fflush(std::ptr::null_mut()) };
     loop {
         let before = runtime.lock().restored;
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn COIProcessLoadSinkLibraryFromFile(
     let Some(runtime) = Runtime::get() else {
         return code::ERROR;
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller says that each is null or a string that ends with a zero.
     let [file, name, search_path] = [file, name, search_path].map(|string| unsafe { text(string) });
     let Some(file) = file.filter(|_| !library.is_null()) else {
         return code::INVALID_POINTER;
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn COIProcessLoadSinkLibraryFromFile(
     };
     state.requests.remove(&request);
     if [code::SUCCESS, code::ALREADY_EXISTS].contains(&result) {
-        // SAFETY: it is not null, and the caller's.
+        // SAFETY: it is not null, as was checked, so the caller says that it can be written to.
         unsafe { library.write(std::ptr::without_provenance_mut(number as usize)) };
     }
     result
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn COIProcessLoadSinkLibraryFromFile(
 /// # Safety
 /// The string is null or ends with a zero.
 unsafe fn text(string: *const c_char) -> Option<String> {
-    // SAFETY: the caller's.
+    // SAFETY: it is not null, as was checked, so the caller says that it ends with a zero.
     let string = (!string.is_null()).then(|| unsafe { CStr::from_ptr(string) })?;
     Some(string.to_string_lossy().into_owned())
 }

@@ -31,7 +31,7 @@ pub unsafe extern "C" fn COIEngineGetIndex(kind: *mut i32, index: *mut u32) -> u
     let Ok(node) = Endpoint::open().and_then(|endpoint| endpoint.node()) else {
         return code::ERROR;
     };
-    // SAFETY: they are not null, and the caller's.
+    // SAFETY: neither is null, as was checked, so the caller says that both can be written to.
     unsafe {
         kind.write(KNIGHTS_CORNER);
         index.write(u32::from(node.saturating_sub(1)));
@@ -46,7 +46,7 @@ pub extern "C" fn COIPerfGetCycleCounter() -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `now` is valid to write to.
+    // SAFETY: clock_gettime(2) writes a timespec, which is a variable of this function.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     (now.tv_sec as u64)
         .wrapping_mul(COIPerfGetCycleFrequency())
@@ -85,7 +85,7 @@ pub extern "C" fn COISysGetHardwareThreadCount() -> u32 {
 /// Which hardware thread the caller runs on.
 #[unsafe(no_mangle)]
 pub extern "C" fn COISysGetHardwareThreadIndex() -> u32 {
-    // SAFETY: no memory is involved.
+    // SAFETY: sched_getcpu(3) takes no argument, and returns a number.
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(NO_INDEX)
 }
 

@@ -325,7 +325,8 @@ fn raise_descriptors() {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is valid to read and to write. If there is no more, less has to do.
+    // SAFETY: getrlimit(2) writes and setrlimit(2) reads a struct rlimit, which is a variable of this function. If
+    // there is no more, less has to do.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
             limit.rlim_cur = limit.rlim_max;

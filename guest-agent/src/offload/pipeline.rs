@@ -110,7 +110,7 @@ fn usual_stack() -> usize {
         rlim_cur: libc::RLIM_INFINITY,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is valid to write to.
+    // SAFETY: getrlimit(2) writes a struct rlimit, which is a variable of this function.
     unsafe { libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit) };
     match limit.rlim_cur {
         libc::RLIM_INFINITY => UNLIMITED,

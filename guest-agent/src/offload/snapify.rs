@@ -277,7 +277,7 @@ fn end_if_told(mut daemon: &UnixStream, bytes: u64) -> io::Result<()> {
     let mut room = [0; 32];
     let reply = frame::encode_framed_in(&Reply::Captured { bytes }, &mut room);
     daemon.write_all(reply.unwrap_or_default())?;
-    // SAFETY: no preconditions.
+    // SAFETY: getpid(2) takes no argument and cannot fail.
     let pid = unsafe { libc::getpid() };
     let end = frame::encode_framed_in(&Request::End { pid }, &mut room).unwrap_or_default();
     // What is as long as it may still be something else.

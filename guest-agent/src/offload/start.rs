@@ -26,9 +26,11 @@ pub fn is_offload_process() -> bool {
 
 /// Whether the host does without snapshots of this process.
 pub fn is_without_snapify() -> bool {
-    // SAFETY: the name ends with a zero. As for `take_environment`.
+    // SAFETY: the name ends with a zero. This is before main, or in the first call of COI of a program whose linker
+    // left the constructor out: nobody else changes the environment meanwhile.
     let value = unsafe { libc::getenv(SNAPIFY.as_ptr()) };
-    // SAFETY: a variable's value ends with a zero.
+    // SAFETY: it is not null, so it is the value of a variable, which ends with a zero and stays while nobody changes
+    // the environment.
     !value.is_null() && unsafe { CStr::from_ptr(value) } == c"off"
 }
 
@@ -61,7 +63,8 @@ fn take_environment() -> bool {
 /// # Safety
 /// Nobody else may use the environment meanwhile.
 unsafe fn restore_variable(name: &CStr, users: &CStr) {
-    // SAFETY: the caller's; the value stays where it is until its own variable is unset.
+    // SAFETY: the caller says that nobody else uses the environment; the names end with zeros, and the value, which is
+    // not null where it is used, stays where it is until its own variable is unset.
     unsafe {
         let value = libc::getenv(users.as_ptr());
         if value.is_null() {

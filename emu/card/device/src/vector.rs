@@ -58,7 +58,7 @@ impl Vector {
         let ring = self.ring.as_mut().ok_or(io::ErrorKind::Unsupported)?;
         ring.completion().for_each(drop);
         // Full means that an operation waits to be submitted already.
-        // SAFETY: an operation that does nothing refers to no memory.
+        // SAFETY: an operation that does nothing (IORING_OP_NOP) refers to no memory.
         let _ = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
         ring.submit().map(drop)
     }

@@ -101,7 +101,7 @@ impl Dirty {
             return Ok(());
         }
         let flags = libc::c_long::from(libc::O_CLOEXEC) | USER_MODE_ONLY;
-        // SAFETY: a system call without pointers; the result is checked.
+        // SAFETY: userfaultfd(2) takes flags alone, so the kernel reads and writes no memory of this process.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());

@@ -123,7 +123,7 @@ impl PtraceCpu {
                 .swap(false, Ordering::SeqCst)
                 .then_some(Exit::Kicked));
         }
-        // SAFETY: plain integers, for which zero is a value.
+        // SAFETY: the structure has numbers alone, for which zero is a value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         self.task
             .ptrace(libc::PTRACE_GETSIGINFO, 0, (&raw mut info) as u64)?;
@@ -248,7 +248,7 @@ impl PtraceCpu {
 
     /// What a system call of the task's means. On the card, as behind `kvm`, there is only the 64-bit `syscall`.
     fn system_call(&self, regs: &mut Regs) -> Result<Exit, PlatformError> {
-        // SAFETY: plain integers and arrays of them, for which zero is a value.
+        // SAFETY: the structure has numbers and arrays of numbers alone, for which zero is a value.
         let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
         self.task.ptrace(
             libc::PTRACE_GET_SYSCALL_INFO,

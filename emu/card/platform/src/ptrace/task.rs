@@ -40,7 +40,7 @@ impl Task {
     }
 
     fn stopped(tid: libc::pid_t) -> Result<Self, PlatformError> {
-        // SAFETY: plain integers, for which zero is a value.
+        // SAFETY: the structure has numbers alone, for which zero is a value.
         let first = unsafe { std::mem::zeroed() };
         let mut task = Self { tid, first };
         task.wait()?;
@@ -59,7 +59,7 @@ impl Task {
     }
 
     pub fn registers(&self) -> Result<libc::user_regs_struct, PlatformError> {
-        // SAFETY: plain integers, for which zero is a value.
+        // SAFETY: the structure has numbers alone, for which zero is a value.
         let mut user: libc::user_regs_struct = unsafe { std::mem::zeroed() };
         self.ptrace(libc::PTRACE_GETREGS, 0, (&raw mut user) as u64)?;
         Ok(user)
