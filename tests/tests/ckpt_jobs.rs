@@ -178,7 +178,7 @@ fn a_server_and_its_clients_go_on_together() {
             job.said()
         );
     }
-    // SAFETY: no memory is involved; it is a child that has not been waited for.
+    // SAFETY: kill(2) takes numbers alone; it is a child that has not been waited for.
     unsafe { libc::kill(job.started[0].id() as i32, libc::SIGTERM) };
     assert_eq!(job.ended(0), [Some(0)], "{}", job.said());
 }

@@ -69,7 +69,7 @@ impl Drop for Job {
             at += 1;
         }
         for pid in found {
-            // SAFETY: no memory is involved; they are a child that has not been waited for, and its descendants.
+            // SAFETY: kill(2) takes numbers alone; they are a child that has not been waited for, and its descendants.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         let _ = self.supervisor.wait();

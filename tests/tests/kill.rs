@@ -24,7 +24,7 @@ fn killer(step: Step, pid: u32) -> Arc<dyn Fn(&StepReport) + Send + Sync> {
         let mut done = done.lock().expect("no panic");
         if report.step == step && report.elapsed.is_none() && !*done {
             *done = true;
-            // SAFETY: the process is a card of this test's rig.
+            // SAFETY: kill(2) takes numbers alone; the process is a card of this test's rig.
             unsafe { libc::kill(pid as i32, libc::SIGKILL) };
         }
     })

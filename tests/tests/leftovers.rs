@@ -53,7 +53,7 @@ fn a_demo_that_is_killed_takes_everything_along() {
             assert!(lines.any(|line| line.trim_start().starts_with(step)));
             let children = children(demo.id());
             // To the whole group, as a terminal does it.
-            // SAFETY: the group is that of our process, which is not waited for yet.
+            // SAFETY: kill(2) takes numbers alone; the group is that of our process, which is not waited for yet.
             unsafe { libc::kill(-(demo.id() as i32), signal) };
             demo.wait().expect("it ends");
             for pid in children {

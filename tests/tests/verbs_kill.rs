@@ -58,7 +58,7 @@ fn kill_one(round: u64) {
         Victim::Client => client.kill(),
         Victim::Daemon => {
             for daemon in fabric.daemons() {
-                // SAFETY: a daemon of this test's directory.
+                // SAFETY: kill(2) takes numbers alone; it is a daemon of this test's directory.
                 unsafe { libc::kill(daemon, libc::SIGKILL) };
             }
         }

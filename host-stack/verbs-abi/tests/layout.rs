@@ -74,7 +74,7 @@ macro_rules! layout {
              \"{3}.{name}\");\n",
             $c,
             offset_of!($type, $($path)+),
-            // SAFETY: nobody calls it.
+            // SAFETY: this closure is only there for its type; nobody calls it.
             size(|whole: *const $type| unsafe { &raw const (*whole).$($path)+ }),
             stringify!($type),
         );

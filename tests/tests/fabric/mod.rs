@@ -108,7 +108,7 @@ impl Fabric {
 impl Drop for Fabric {
     fn drop(&mut self) {
         for daemon in self.daemons() {
-            // SAFETY: a daemon of this test's directory.
+            // SAFETY: kill(2) takes numbers alone; it is a daemon of this test's directory.
             unsafe { libc::kill(daemon, libc::SIGKILL) };
         }
     }
