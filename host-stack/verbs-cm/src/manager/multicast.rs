@@ -103,8 +103,24 @@ fn multicast_gid(address: IpAddr, udp: bool) -> [u8; 16] {
 
 /// Its LID: the same to all who ask.
 fn multicast_lid(gid: [u8; 16]) -> u16 {
-    let hash = gid
-        .iter()
-        .fold(0u32, |hash, byte| hash.wrapping_mul(31) + u32::from(*byte));
+    let hash = gid.iter().fold(0u32, |hash, byte| {
+        hash.wrapping_mul(31).wrapping_add(u32::from(*byte))
+    });
     0xc000 + (hash % 0x3fff) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_group_has_a_multicast_lid() {
+        for group in ["224.0.0.1", "ff12:a01b:c445:e9c7:092e:828a:ef56:e4ff"] {
+            let gid = multicast_gid(group.parse().expect("an address"), false);
+            assert!(
+                (0xc000..0xffff).contains(&multicast_lid(gid)),
+                "{group}: {gid:x?}"
+            );
+        }
+    }
 }
