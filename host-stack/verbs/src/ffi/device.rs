@@ -255,16 +255,17 @@ fn fill(table: &mut verbs_context) {
 
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: ibv_close_device(3) has the program pass a context of `ibv_open_device` and give it
-    // up, with all objects of it destroyed. Both descriptors are its own and are closed once.
-    // `ours` is not used after its box is freed, and the use of the device that it had is given up
-    // once.
+    // up, with all objects of it destroyed. Both descriptors are its own and are closed once. Its
+    // box is freed by the pointer that `ibv_open_device` returned, which may write to all of it, as
+    // one made of `ours` may not; `ours` is not used after that. The use of the device that it had
+    // is given up once.
     unsafe {
         let ours = Context::of(context);
         let answer = ours.fabric.close_context(ours.number);
         libc::close((*context).async_fd);
         libc::close((*context).cmd_fd);
         let device = ours.device;
-        drop(Box::from_raw(ptr::from_ref(ours).cast_mut()));
+        drop(Box::from_raw(Context::whole(context)));
         Device::release(device);
         // A daemon that is gone closed it long ago.
         let _ = answer;

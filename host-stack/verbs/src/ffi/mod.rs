@@ -68,12 +68,17 @@ impl Context {
     /// # Safety
     /// `context` came from `ibv_open_device`, and is not closed while the result is used.
     pub unsafe fn of<'a>(context: *mut ibv_context) -> &'a Self {
-        let at = offset_of!(verbs_context, context);
-        // SAFETY: the caller says that `ibv_open_device` returned the pointer, which is then that
-        // of the member `context` of a `verbs_context`. Going back by its offset arrives at the
-        // beginning of a `Context`, which is `repr(C)` and has that structure first, in a box that
-        // lives until `ibv_close_device`.
-        unsafe { &*context.byte_sub(at).cast::<Self>() }
+        // SAFETY: the caller says that `ibv_open_device` returned the pointer and that the context is
+        // open, so `whole` is that of its box, which lives until `ibv_close_device`.
+        unsafe { &*Self::whole(context) }
+    }
+
+    /// The box whose part `ibv_open_device` returned: the member `context` of a `verbs_context`, which
+    /// is the first thing in it.
+    pub fn whole(context: *mut ibv_context) -> *mut Self {
+        context
+            .wrapping_byte_sub(offset_of!(verbs_context, context))
+            .cast()
     }
 
     pub fn register(&self, table: Table, place: u32, pointer: usize) {
