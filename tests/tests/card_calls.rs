@@ -9,7 +9,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use host::platforms;
+use host::on_each_platform;
 use tempfile::TempDir;
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
@@ -68,8 +68,7 @@ fn differences<'a>(host: &'a str, card: &'a str) -> Vec<(&'a str, &'a str)> {
     differences
 }
 
-#[test]
-fn a_card_answers_random_programs_as_linux_does() {
+fn a_card_answers_random_programs_as_linux_does(platform: &str) {
     let seeds = std::env::var("SNAPRIG_CALL_SEEDS").unwrap_or_else(|_| SEEDS.into());
     let (first, end) = seeds.split_once("..").expect("SNAPRIG_CALL_SEEDS is A..B");
     let dir = tempfile::tempdir().expect("a directory");
@@ -78,32 +77,34 @@ fn a_card_answers_random_programs_as_linux_does() {
     let host = run(Command::new(&program).args([first, end]).arg(world.path()));
     let expected = String::from_utf8_lossy(&host.stdout);
     assert!(host.status.success(), "{host:?}");
-    for platform in platforms() {
-        let card = run(Command::new(SNAPRIG)
-            .args(["card", "run", "--platform", platform, "--"])
-            .arg(&program)
-            .args([first, end, "/tmp"]));
-        let got = String::from_utf8_lossy(&card.stdout);
-        let differences = differences(&expected, &got);
-        for (host, card) in differences.iter().take(20) {
-            println!("{platform}, seed.index of the call:\n  host {host}\n  card {card}");
-        }
-        let Some((line, _)) = differences.first() else {
-            assert!(card.status.success(), "{platform}: {:?}", card.status);
-            continue;
-        };
-        let seed: u64 = line
-            .split(['.', ' '])
-            .next()
-            .unwrap_or("")
-            .parse()
-            .unwrap_or(0);
-        panic!(
-            "{} seeds differ on {platform}: {}\nagain: SNAPRIG_CALL_SEEDS={seed}..{} cargo test \
-             -p snaprig-tests --test card_calls",
-            differences.len(),
-            String::from_utf8_lossy(&card.stderr),
-            seed + 1,
-        );
+    let card = run(Command::new(SNAPRIG)
+        .args(["card", "run", "--platform", platform, "--"])
+        .arg(&program)
+        .args([first, end, "/tmp"]));
+    let got = String::from_utf8_lossy(&card.stdout);
+    let differences = differences(&expected, &got);
+    for (host, card) in differences.iter().take(20) {
+        println!("{platform}, seed.index of the call:\n  host {host}\n  card {card}");
     }
+    let Some((line, _)) = differences.first() else {
+        assert!(card.status.success(), "{platform}: {:?}", card.status);
+        return;
+    };
+    let seed: u64 = line
+        .split(['.', ' '])
+        .next()
+        .unwrap_or("")
+        .parse()
+        .unwrap_or(0);
+    panic!(
+        "{} seeds differ on {platform}: {}\nagain: SNAPRIG_CALL_SEEDS={seed}..{} cargo test \
+         -p snaprig-tests --test card_calls",
+        differences.len(),
+        String::from_utf8_lossy(&card.stderr),
+        seed + 1,
+    );
+}
+
+on_each_platform! {
+    a_card_answers_random_programs_as_linux_does
 }

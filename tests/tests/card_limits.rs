@@ -5,12 +5,11 @@ mod host;
 
 use std::{path::Path, process::Command};
 
-use host::platforms;
+use host::on_each_platform;
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
 
-#[test]
-fn who_asks_for_more_than_a_card_has_does_not_get_it() {
+fn who_asks_for_more_than_a_card_has_does_not_get_it(platform: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let program = directory.path().join("limits");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("card/limits.c");
@@ -18,36 +17,38 @@ fn who_asks_for_more_than_a_card_has_does_not_get_it() {
     gcc.args(["-O1", "-static", "-pthread", "-o"]);
     let status = gcc.arg(&program).arg(source).status();
     assert!(status.expect("gcc").success());
-    for platform in platforms() {
-        for (what, status, says) in [
-            ("memory", 0, "malloc: Cannot allocate memory"),
-            ("reserve", 128 + libc::SIGKILL, "out of memory: process"),
-            ("forks", 0, "fork: "),
-            (
-                "threads",
-                0,
-                "pthread_create: Resource temporarily unavailable",
-            ),
-        ] {
-            let mut run = Command::new(SNAPRIG);
-            run.args([
-                "card",
-                "run",
-                "--memory",
-                "64M",
-                "--platform",
-                platform,
-                "--",
-            ]);
-            let output = run.arg(&program).arg(what).output().expect("it runs");
-            let text = [output.stdout, output.stderr].concat();
-            let text = String::from_utf8_lossy(&text);
-            assert_eq!(
-                output.status.code(),
-                Some(status),
-                "{platform} {what}: {text}"
-            );
-            assert!(text.contains(says), "{platform} {what}: {text}");
-        }
+    for (what, status, says) in [
+        ("memory", 0, "malloc: Cannot allocate memory"),
+        ("reserve", 128 + libc::SIGKILL, "out of memory: process"),
+        ("forks", 0, "fork: "),
+        (
+            "threads",
+            0,
+            "pthread_create: Resource temporarily unavailable",
+        ),
+    ] {
+        let mut run = Command::new(SNAPRIG);
+        run.args([
+            "card",
+            "run",
+            "--memory",
+            "64M",
+            "--platform",
+            platform,
+            "--",
+        ]);
+        let output = run.arg(&program).arg(what).output().expect("it runs");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert_eq!(
+            output.status.code(),
+            Some(status),
+            "{platform} {what}: {text}"
+        );
+        assert!(text.contains(says), "{platform} {what}: {text}");
     }
+}
+
+on_each_platform! {
+    who_asks_for_more_than_a_card_has_does_not_get_it
 }

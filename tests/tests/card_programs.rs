@@ -9,7 +9,7 @@ use std::{
     process::{Command, Output},
 };
 
-use host::platforms;
+use host::on_each_platform;
 use tempfile::TempDir;
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
@@ -39,27 +39,26 @@ fn card_run(options: &[&str], command: &[&str]) -> Output {
 }
 
 /// Runs a command on the host and on cards that have these `files`; the host's output.
-fn same(command: &[&str], files: &[&str]) -> String {
+fn same(platform: &str, command: &[&str], files: &[&str]) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let host = run(command[0], &command[1..]);
     let expected = text(&host.stdout);
     assert!(host.status.success(), "{command:?}: {}", text(&host.stderr));
-    for platform in platforms() {
-        let mut options = vec!["--platform", platform];
-        options.extend(files.iter().flat_map(|files| ["--files", files]));
-        let card = card_run(&options, command);
-        let errors = text(&card.stderr);
-        assert_eq!(
-            text(&card.stdout),
-            expected,
-            "{command:?} {platform}: {errors}"
-        );
-        assert_eq!(
-            card.status.code(),
-            Some(0),
-            "{command:?} {platform}: {errors}"
-        );
-    }
+    let mut options = vec!["--platform", platform];
+    options.extend(files.iter().flat_map(|files| ["--files", files]));
+    let card = card_run(&options, command);
+    let errors = text(&card.stderr);
+    assert_eq!(
+        text(&card.stdout),
+        expected,
+        "{command:?} {platform}: {errors}"
+    );
+    assert_eq!(
+        card.status.code(),
+        Some(0),
+        "{command:?} {platform}: {errors}"
+    );
+
     expected
 }
 
@@ -75,8 +74,7 @@ fn utf8(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
-#[test]
-fn a_dynamic_program_brings_its_libraries() {
+fn a_dynamic_program_brings_its_libraries(platform: &str) {
     let dir = directory();
     for (name, text) in [("b", "two\n"), ("a", "one\n"), ("sub/c", "three\n")] {
         let path = dir.path().join(name);
@@ -85,9 +83,9 @@ fn a_dynamic_program_brings_its_libraries() {
     }
     std::os::unix::fs::symlink("sub/c", dir.path().join("link")).expect("made");
     let path = utf8(dir.path());
-    let listed = same(&["/bin/ls", "-R", path], &[path]);
+    let listed = same(platform, &["/bin/ls", "-R", path], &[path]);
     assert!(listed.contains("link"));
-    same(&["/bin/cat", &format!("{path}/link")], &[path]);
+    same(platform, &["/bin/cat", &format!("{path}/link")], &[path]);
 }
 
 #[test]
@@ -129,26 +127,30 @@ fn compile(compiler: &str, source: &str, arguments: &[&str], dir: &TempDir) -> P
 }
 
 /// Runs a yardstick that is linked with shared libraries only, and one that is not.
-fn dynamic_and_static(compiler: &str, source: &str, arguments: &[&str], linked: &str) {
+fn dynamic_and_static(
+    platform: &str,
+    compiler: &str,
+    source: &str,
+    arguments: &[&str],
+    linked: &str,
+) {
     for link in ["-pie", linked] {
         let dir = directory();
         let program = compile(compiler, source, &[arguments, &[link]].concat(), &dir);
-        same(&[utf8(&program)], &[]);
+        same(platform, &[utf8(&program)], &[]);
     }
 }
 
 const C: [&str; 4] = ["-O1", "-Wall", "-Wextra", "-Werror"];
 
-#[test]
-fn a_shell_script_with_everything() {
+fn a_shell_script_with_everything(platform: &str) {
     let script = format!("{SOURCES}/shell.sh");
     let busybox = "/bin/busybox";
-    let said = same(&[busybox, "sh", &script, busybox], &[&script]);
+    let said = same(platform, &[busybox, "sh", &script, busybox], &[&script]);
     assert!(said.ends_with("end of the script\n"), "{said}");
 }
 
-#[test]
-fn bash_and_the_usual_tools_over_files() {
+fn bash_and_the_usual_tools_over_files(platform: &str) {
     const TOOLS: &str = "mktemp mkdir chmod touch ln mkfifo chown find sed sort stat cp diff tr cut \
         install mv ls tar grep truncate dd cmp split cat sha256sum seq shuf gzip tail wc xargs \
         flock rmdir realpath readlink rm true echo";
@@ -156,13 +158,13 @@ fn bash_and_the_usual_tools_over_files() {
     let tools = TOOLS.split_whitespace();
     let tools: Vec<_> = tools.map(|name| format!("/usr/bin/{name}")).collect();
     let files: Vec<&str> = tools.iter().map(String::as_str).chain([&*script]).collect();
-    let said = same(&["/bin/bash", &script], &files);
+    let said = same(platform, &["/bin/bash", &script], &files);
     assert!(said.ends_with("through\n"), "{said}");
 }
 
-#[test]
-fn posix_threads() {
+fn posix_threads(platform: &str) {
     dynamic_and_static(
+        platform,
         "gcc",
         "threads.c",
         &[&C[..], &["-pthread"]].concat(),
@@ -170,9 +172,9 @@ fn posix_threads() {
     );
 }
 
-#[test]
-fn openmp() {
+fn openmp(platform: &str) {
     dynamic_and_static(
+        platform,
         "gcc",
         "openmp.c",
         &[&C[..], &["-fopenmp"]].concat(),
@@ -180,15 +182,14 @@ fn openmp() {
     );
 }
 
-#[test]
-fn cpp() {
+fn cpp(platform: &str) {
     let arguments = [&["-std=c++17"], &C[..], &["-pthread"]].concat();
-    dynamic_and_static("g++", "runtime.cpp", &arguments, "-static");
+    dynamic_and_static(platform, "g++", "runtime.cpp", &arguments, "-static");
 }
 
-#[test]
-fn fortran() {
+fn fortran(platform: &str) {
     dynamic_and_static(
+        platform,
         "gfortran",
         "files.f90",
         &["-O1", "-Wall", "-fopenmp"],
@@ -196,8 +197,7 @@ fn fortran() {
     );
 }
 
-#[test]
-fn rust() {
+fn rust(platform: &str) {
     for linked in [
         "-Ctarget-feature=-crt-static",
         "-Ctarget-feature=+crt-static",
@@ -205,12 +205,11 @@ fn rust() {
         let dir = directory();
         let arguments = ["--edition=2024", "-Copt-level=1", linked];
         let program = compile("rustc", "std.rs", &arguments, &dir);
-        same(&[utf8(&program)], &[]);
+        same(platform, &[utf8(&program)], &[]);
     }
 }
 
-#[test]
-fn job_control() {
+fn job_control(platform: &str) {
     let dir = directory();
     let script = format!("{SOURCES}/jobs.sh");
     let files: Vec<_> = [
@@ -222,11 +221,11 @@ fn job_control() {
     ]
     .into();
     let files = [&files[..], &["/bin/bash", &script, utf8(dir.path())]].concat();
-    same(&["/bin/bash", &script, utf8(dir.path())], &files);
+    same(platform, &["/bin/bash", &script, utf8(dir.path())], &files);
 }
 
 /// Runs a script of the yardsticks with Python and its library.
-fn python_script(name: &str) {
+fn python_script(platform: &str, name: &str) {
     let python = "/usr/bin/python3";
     let library = run(
         python,
@@ -234,27 +233,27 @@ fn python_script(name: &str) {
     );
     let library = String::from_utf8(library.stdout).expect("UTF-8");
     let script = format!("{SOURCES}/{name}");
-    same(&[python, &script], &[&script, library.trim(), "/bin/echo"]);
+    same(
+        platform,
+        &[python, &script],
+        &[&script, library.trim(), "/bin/echo"],
+    );
 }
 
-#[test]
-fn python() {
-    python_script("library.py");
+fn python(platform: &str) {
+    python_script(platform, "library.py");
 }
 
-#[test]
-fn python_sockets() {
-    python_script("network.py");
+fn python_sockets(platform: &str) {
+    python_script(platform, "network.py");
 }
 
-#[test]
-fn python_processes() {
-    python_script("processes.py");
+fn python_processes(platform: &str) {
+    python_script(platform, "processes.py");
 }
 
-#[test]
-fn descriptors_and_rare_calls() {
-    dynamic_and_static("gcc", "descriptors.c", &C, "-static");
+fn descriptors_and_rare_calls(platform: &str) {
+    dynamic_and_static(platform, "gcc", "descriptors.c", &C, "-static");
 }
 
 #[test]
@@ -280,4 +279,20 @@ fn the_system_calls_of_a_card_are_listed() {
     let table = run(SNAPRIG, &["card", "syscalls"]);
     let table = String::from_utf8(table.stdout).expect("UTF-8");
     assert_eq!(table.lines().count(), calls.len());
+}
+
+on_each_platform! {
+    a_dynamic_program_brings_its_libraries
+    a_shell_script_with_everything
+    bash_and_the_usual_tools_over_files
+    posix_threads
+    openmp
+    cpp
+    fortran
+    rust
+    job_control
+    python
+    python_sockets
+    python_processes
+    descriptors_and_rare_calls
 }

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use host::platforms;
+use host::on_each_platform;
 use offload::{Program, SNAPRIG};
 use snaprig_rig::{Rig, sdk::Sdk};
 use snaprig_snapify::control::{Client, Command as Control};
@@ -101,58 +101,59 @@ fn program(checkpoints: &Path) -> Option<u32> {
     }
 }
 
-fn outlives_everything(folder: &str, run_functions: u64) {
+fn outlives_everything(platform: &str, folder: &str, run_functions: u64) {
     let compiled = Program::compile(&format!("workloads/{folder}"), "", "-fopenmp");
     let golden: PathBuf = compiled.sources().join("golden");
     let golden = fs::read_to_string(golden).expect("a golden output");
     let [host, sink] = ["host", "sink"].map(|name| compiled.directory().join(name));
     let [host, sink] = [&host, &sink].map(|path| path.to_str().expect("a name"));
-    for platform in platforms() {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let directory = scratch.path();
-        let checkpoints = directory.join("checkpoints");
-        let first = rig(platform);
-        let launch = ["launch", "--dir", "checkpoints", "--", host, sink];
-        let mut job = Job::start(&first, directory, &launch);
-        let pid = until("a supervisor", || program(&checkpoints));
-        let mut control = until("an offload process", || {
-            Client::connect(first.dir(), pid).ok()
-        });
-        let hold = Control::BreakAtRunFunction(run_functions);
-        control.run(&hold, PATIENCE).expect("it gets there");
-        drop(control);
-        let dump = snaprig_supervisor::Request::Dump {
-            kill: true,
-            full: true,
-        };
-        let dumped = snaprig_supervisor::ask(&checkpoints, dump).expect("a supervisor");
-        let is_dumped = matches!(dumped, snaprig_supervisor::Reply::Dumped(_));
-        assert!(is_dumped, "{platform}: {dumped:?}");
-        assert_eq!(job.ended(), Some(137));
-        drop(first);
-        let second = rig(platform);
-        let mut job = Job::start(&second, directory, &["restart", "checkpoints"]);
-        let status = job.ended();
-        let out = fs::read_to_string(directory.join("out")).expect("its output");
-        assert_eq!(
-            (status, out.as_str()),
-            (Some(0), golden.as_str()),
-            "{platform}"
-        );
-    }
+    let scratch = tempfile::tempdir().expect("a directory");
+    let directory = scratch.path();
+    let checkpoints = directory.join("checkpoints");
+    let first = rig(platform);
+    let launch = ["launch", "--dir", "checkpoints", "--", host, sink];
+    let mut job = Job::start(&first, directory, &launch);
+    let pid = until("a supervisor", || program(&checkpoints));
+    let mut control = until("an offload process", || {
+        Client::connect(first.dir(), pid).ok()
+    });
+    let hold = Control::BreakAtRunFunction(run_functions);
+    control.run(&hold, PATIENCE).expect("it gets there");
+    drop(control);
+    let dump = snaprig_supervisor::Request::Dump {
+        kill: true,
+        full: true,
+    };
+    let dumped = snaprig_supervisor::ask(&checkpoints, dump).expect("a supervisor");
+    let is_dumped = matches!(dumped, snaprig_supervisor::Reply::Dumped(_));
+    assert!(is_dumped, "{platform}: {dumped:?}");
+    assert_eq!(job.ended(), Some(137));
+    drop(first);
+    let second = rig(platform);
+    let mut job = Job::start(&second, directory, &["restart", "checkpoints"]);
+    let status = job.ended();
+    let out = fs::read_to_string(directory.join("out")).expect("its output");
+    assert_eq!(
+        (status, out.as_str()),
+        (Some(0), golden.as_str()),
+        "{platform}"
+    );
 }
 
-#[test]
-fn molecular_dynamics() {
-    outlives_everything("md", 4);
+fn molecular_dynamics(platform: &str) {
+    outlives_everything(platform, "md", 4);
 }
 
-#[test]
-fn k_means() {
-    outlives_everything("km", 3);
+fn k_means(platform: &str) {
+    outlives_everything(platform, "km", 3);
 }
 
-#[test]
-fn matrix_multiplications() {
-    outlives_everything("sg", 2);
+fn matrix_multiplications(platform: &str) {
+    outlives_everything(platform, "sg", 2);
+}
+
+on_each_platform! {
+    molecular_dynamics
+    k_means
+    matrix_multiplications
 }

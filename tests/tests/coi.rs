@@ -4,78 +4,80 @@
 mod host;
 mod offload;
 
-use host::platforms;
+use host::on_each_platform;
 use offload::Program;
 
-/// Compiles a program and runs it on every platform.
-fn check(program: &Program, options: &[&str], arguments: &[&str]) {
-    for platform in platforms() {
-        let options = [&["--platform", platform], options].concat();
-        program.check("golden", &options, arguments);
-    }
+fn check(platform: &str, program: &Program, options: &[&str], arguments: &[&str]) {
+    let options = [&["--platform", platform], options].concat();
+    program.check("golden", &options, arguments);
 }
 
-/// A test for each program that needs nothing special.
+/// Tests of programs that need nothing special, and of others.
 macro_rules! programs {
-    ($($name:ident),* $(,)?) => {
+    (plain: $($plain:ident)*; special: $($special:ident)*) => {
         $(
-            #[test]
-            fn $name() {
-                let program = Program::compile(concat!("coi/", stringify!($name)), "", "");
-                check(&program, &[], &[]);
+            fn $plain(platform: &str) {
+                let program = Program::compile(concat!("coi/", stringify!($plain)), "", "");
+                check(platform, &program, &[], &[]);
             }
         )*
+
+        on_each_platform! { $($plain)* $($special)* }
     };
 }
 
-programs!(
-    arguments_environment,
-    buffer_map,
-    buffer_references,
-    buffer_space,
-    buffer_state,
-    buffer_with_user_memory,
-    buffers_with_pipeline_function,
-    callbacks_notifications,
-    coi_simple,
-    cpu_masks,
-    create_from_memory,
-    dependencies,
-    errors,
-    hello_world,
-    many_buffers,
-    many_pipelines,
-    misc_data_max,
-    multiple_pipeline_explicit,
-    multiple_pipeline_implicit,
-    older_buffer_types,
-    perf,
-    proxy_output,
-    read_write_async,
-    shutdown_timeout_force,
-    sink_crash,
-    source_on_sink,
-    sub_buffers,
-    threads,
-    two_processes_one_engine,
-    user_event,
-);
+programs! {
+    plain:
+        arguments_environment
+        buffer_map
+        buffer_references
+        buffer_space
+        buffer_state
+        buffer_with_user_memory
+        buffers_with_pipeline_function
+        callbacks_notifications
+        coi_simple
+        cpu_masks
+        create_from_memory
+        dependencies
+        errors
+        hello_world
+        many_buffers
+        many_pipelines
+        misc_data_max
+        multiple_pipeline_explicit
+        multiple_pipeline_implicit
+        older_buffer_types
+        perf
+        proxy_output
+        read_write_async
+        shutdown_timeout_force
+        sink_crash
+        source_on_sink
+        sub_buffers
+        threads
+        two_processes_one_engine
+        user_event
+    ;
+    special:
+        buffer_copy
+        buffer_paging
+        libraries
+        libraries_v1
+}
 
-#[test]
-fn buffer_copy() {
+fn buffer_copy(platform: &str) {
     let program = Program::compile("coi/buffer_copy", "", "");
-    check(&program, &["--cards", "2"], &[]);
-    check(&program, &["--cards", "1"], &[]);
+    check(platform, &program, &["--cards", "2"], &[]);
+    check(platform, &program, &["--cards", "1"], &[]);
 }
 
-#[test]
-fn buffer_paging() {
+fn buffer_paging(platform: &str) {
     let program = Program::compile("coi/buffer_paging", "", "");
-    check(&program, &["--memory", "256M"], &[]);
+    check(platform, &program, &["--memory", "256M"], &[]);
 }
 
-#[test]
-fn libraries() {
+fn libraries(platform: &str) {
     // libneedy.so needs a library that is gone by the time it is loaded.
     let shell = "
         library() { name=$1; shift; gcc -shared -fPIC $from/$name.c -o $name.so \"$@\"; }
@@ -90,13 +92,12 @@ fn libraries() {
         library libbase -Wl,-soname,libbase.so; rm libabsent.so";
     let program = Program::compile("coi/libraries", shell, "-L. -lbase");
     let directory = program.directory().to_str().expect("UTF-8").to_owned();
-    check(&program, &[], &[&directory]);
+    check(platform, &program, &[], &[&directory]);
 }
 
-#[test]
-fn libraries_v1() {
+fn libraries_v1(platform: &str) {
     let shell = "gcc -shared -fPIC $from/libolder.c -o libolder.so -Wl,-soname,libolder.so";
     let program = Program::compile("coi/libraries_v1", shell, "");
     let directory = program.directory().to_str().expect("UTF-8").to_owned();
-    check(&program, &[], &[&directory]);
+    check(platform, &program, &[], &[&directory]);
 }

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use host::platforms;
+use host::on_each_platform;
 use snaprig_rig::{Rig, sdk::Sdk};
 use snaprig_snapify::control::{Client, Command as Snapify};
 
@@ -292,8 +292,7 @@ fn sink(scratch: &Scratch) -> PathBuf {
     sink
 }
 
-#[test]
-fn every_call_does_what_it_should_on_two_cards() {
+fn every_call_does_what_it_should_on_two_cards(platform: &str) {
     let scratch = Scratch::new();
     let (program, sink) = (scratch.compile("carded", &[]), sink(&scratch));
     let library = scratch.path("carded_lib.so");
@@ -302,15 +301,13 @@ fn every_call_does_what_it_should_on_two_cards() {
         .arg(&library)
         .arg(here("coi/carded_lib.c"));
     succeeds(&mut gcc);
-    for platform in platforms() {
-        let mut run = Command::new(SNAPRIG);
-        run.args(["run", "--cards", "2", "--platform", platform, "--"])
-            .args([&program, &sink, &library]);
-        let said = succeeds(&mut run);
-        assert!(said.ends_with("0 failures\n"), "{platform}: {said}");
-        // What SINK_LD_TRACE_LOADED_OBJECTS asked for.
-        assert!(said.contains("libcoi_device.so.0\n"), "{platform}: {said}");
-    }
+    let mut run = Command::new(SNAPRIG);
+    run.args(["run", "--cards", "2", "--platform", platform, "--"])
+        .args([&program, &sink, &library]);
+    let said = succeeds(&mut run);
+    assert!(said.ends_with("0 failures\n"), "{platform}: {said}");
+    // What SINK_LD_TRACE_LOADED_OBJECTS asked for.
+    assert!(said.contains("libcoi_device.so.0\n"), "{platform}: {said}");
 }
 
 #[test]
@@ -342,4 +339,8 @@ fn the_process_of_a_program_that_knows_nothing_of_it_is_moved() {
     said.read_line(&mut rest).expect("it ends");
     assert_eq!(rest, "0 failures\n");
     assert!(child.wait().expect("it ended").success());
+}
+
+on_each_platform! {
+    every_call_does_what_it_should_on_two_cards
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use children::ends;
-use host::platforms;
+use host::on_each_platform;
 use rustix::process::Pid;
 use snaprig_coi::{Engine, native};
 use snaprig_offload_wire::coi::Exit;
@@ -107,59 +107,57 @@ fn rig(platform: &str) -> Rig {
     rig.start().expect("a rig")
 }
 
-fn each_step(victim: Victim) {
+fn each_step(kind: &str, victim: Victim) {
     let programs = Programs::new();
-    for kind in platforms() {
-        let rig = rig(kind);
-        // A process that is being destroyed takes no run function that would kill it.
-        let steps = STEPS
-            .iter()
-            .filter(|step| victim != Victim::Sink || **step != "destroying");
-        for step in steps {
-            let mut host = programs.start(&rig, step);
-            let what = format!("{victim:?} dies at {step} on {kind}");
-            let card = rig.card(0);
-            let engine = Engine::get(rig.dir(), 0).expect("the card");
-            match victim {
-                Victim::Sink => {}
-                Victim::Daemon => card.kill_daemon().expect("it is told"),
-                Victim::Card => card.kill().expect("it dies"),
-                Victim::Host => host.kill().expect("it is ours"),
-            }
-            if victim == Victim::Host {
-                assert!(ends(Pid::from_child(&host), 60), "{what}");
-                host.wait().expect("it is ours");
-                is_clean(&rig, &what);
-                continue;
-            }
-            let line: &[u8] = if victim == Victim::Sink {
-                b"sink\n"
-            } else {
-                b"go\n"
-            };
-            let stdin = host.stdin.take();
-            stdin.expect("a pipe").write_all(line).expect("it reads");
-            let is_over = ends(Pid::from_child(&host), 60);
-            if !is_over {
-                host.kill().expect("it is ours");
-            }
-            let output = host.wait_with_output().expect("its output");
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(is_over, "{what}: the host program waits for ever: {text}");
-            assert_eq!(
-                (text.as_ref(), output.status.code()),
-                ("over\n", Some(0)),
-                "{what}"
-            );
-            if victim == Victim::Card {
-                // It is an engine still, which is offline.
-                assert_eq!(Engine::count(rig.dir()), Ok(1), "{what}");
-                assert_eq!(engine.is_online(), Ok(false), "{what}");
-            }
-            match victim {
-                Victim::Sink => is_clean(&rig, &what),
-                _ => card.reset().expect("it boots again"),
-            }
+    let rig = rig(kind);
+    // A process that is being destroyed takes no run function that would kill it.
+    let steps = STEPS
+        .iter()
+        .filter(|step| victim != Victim::Sink || **step != "destroying");
+    for step in steps {
+        let mut host = programs.start(&rig, step);
+        let what = format!("{victim:?} dies at {step} on {kind}");
+        let card = rig.card(0);
+        let engine = Engine::get(rig.dir(), 0).expect("the card");
+        match victim {
+            Victim::Sink => {}
+            Victim::Daemon => card.kill_daemon().expect("it is told"),
+            Victim::Card => card.kill().expect("it dies"),
+            Victim::Host => host.kill().expect("it is ours"),
+        }
+        if victim == Victim::Host {
+            assert!(ends(Pid::from_child(&host), 60), "{what}");
+            host.wait().expect("it is ours");
+            is_clean(&rig, &what);
+            continue;
+        }
+        let line: &[u8] = if victim == Victim::Sink {
+            b"sink\n"
+        } else {
+            b"go\n"
+        };
+        let stdin = host.stdin.take();
+        stdin.expect("a pipe").write_all(line).expect("it reads");
+        let is_over = ends(Pid::from_child(&host), 60);
+        if !is_over {
+            host.kill().expect("it is ours");
+        }
+        let output = host.wait_with_output().expect("its output");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(is_over, "{what}: the host program waits for ever: {text}");
+        assert_eq!(
+            (text.as_ref(), output.status.code()),
+            ("over\n", Some(0)),
+            "{what}"
+        );
+        if victim == Victim::Card {
+            // It is an engine still, which is offline.
+            assert_eq!(Engine::count(rig.dir()), Ok(1), "{what}");
+            assert_eq!(engine.is_online(), Ok(false), "{what}");
+        }
+        match victim {
+            Victim::Sink => is_clean(&rig, &what),
+            _ => card.reset().expect("it boots again"),
         }
     }
 }
@@ -182,22 +180,25 @@ fn is_clean(rig: &Rig, what: &str) {
     }
 }
 
-#[test]
-fn a_sink_that_is_killed_at_any_step_is_told_of() {
-    each_step(Victim::Sink);
+fn a_sink_that_is_killed_at_any_step_is_told_of(platform: &str) {
+    each_step(platform, Victim::Sink);
 }
 
-#[test]
-fn a_daemon_that_is_killed_at_any_step_is_told_of() {
-    each_step(Victim::Daemon);
+fn a_daemon_that_is_killed_at_any_step_is_told_of(platform: &str) {
+    each_step(platform, Victim::Daemon);
 }
 
-#[test]
-fn a_card_that_is_killed_at_any_step_is_told_of() {
-    each_step(Victim::Card);
+fn a_card_that_is_killed_at_any_step_is_told_of(platform: &str) {
+    each_step(platform, Victim::Card);
 }
 
-#[test]
-fn a_host_program_that_is_killed_at_any_step_leaves_nothing() {
-    each_step(Victim::Host);
+fn a_host_program_that_is_killed_at_any_step_leaves_nothing(platform: &str) {
+    each_step(platform, Victim::Host);
+}
+
+on_each_platform! {
+    a_sink_that_is_killed_at_any_step_is_told_of
+    a_daemon_that_is_killed_at_any_step_is_told_of
+    a_card_that_is_killed_at_any_step_is_told_of
+    a_host_program_that_is_killed_at_any_step_leaves_nothing
 }

@@ -8,7 +8,7 @@ use std::{
     process::{Command, Output},
 };
 
-use host::platforms;
+use host::on_each_platform;
 use snaprig_rig::{Rig, sandbox::FORBIDDEN};
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
@@ -82,52 +82,53 @@ fn the_filters_can_be_left_out_and_a_typing_error_is_not_that() {
     );
 }
 
-#[test]
-fn every_thread_of_a_running_card_is_under_filters() {
-    for platform in platforms() {
-        let rig = Rig::builder().exe(SNAPRIG);
-        let platform = platform.parse().expect("a platform");
-        let rig = rig.platform(Some(platform)).start().expect("a rig");
-        let process = format!("/proc/{}", rig.cards()[0].pid().expect("it runs"));
-        let mut filters = Vec::new();
-        for task in fs::read_dir(format!("{process}/task")).expect("its threads") {
-            let status = task.expect("a thread").path().join("status");
-            let status = fs::read_to_string(status).expect("its status");
-            let value = |key: &str| {
-                let line = status.lines().find_map(|line| line.strip_prefix(key));
-                line.map(str::trim).unwrap_or_default().to_owned()
-            };
-            let what = format!("{platform}: {status}");
-            assert_eq!(value("Seccomp:"), "2", "{what}");
-            assert_eq!(value("NoNewPrivs:"), "1", "{what}");
-            let count: u32 = value("Seccomp_filters:").parse().expect("a count");
-            filters.push((value("Name:"), count));
-        }
-        // However long the chain of threads that started each other: two for all, and one of the role.
-        for (name, count) in &filters {
-            assert!((2..=3).contains(count), "{name}: {filters:?}");
-            if ["guest", "vfio-user", "rig"]
-                .iter()
-                .any(|role| name.starts_with(role))
-            {
-                assert_eq!(*count, 3, "{name}: {filters:?}");
-            }
-        }
-        for role in ["guest", "vfio-user", "rig", "dma"] {
-            assert!(
-                filters.iter().any(|(name, _)| name.starts_with(role)),
-                "{role}: {filters:?}"
-            );
-        }
-        let limits = fs::read_to_string(format!("{process}/limits")).expect("its limits");
-        let core = limits
-            .lines()
-            .find(|line| line.starts_with("Max core file size"));
-        let core: Vec<_> = core
-            .expect("the limit")
-            .split_whitespace()
-            .skip(4)
-            .collect();
-        assert_eq!(core[..2], ["0", "0"]);
+fn every_thread_of_a_running_card_is_under_filters(platform: &str) {
+    let rig = Rig::builder().exe(SNAPRIG);
+    let platform = platform.parse().expect("a platform");
+    let rig = rig.platform(Some(platform)).start().expect("a rig");
+    let process = format!("/proc/{}", rig.cards()[0].pid().expect("it runs"));
+    let mut filters = Vec::new();
+    for task in fs::read_dir(format!("{process}/task")).expect("its threads") {
+        let status = task.expect("a thread").path().join("status");
+        let status = fs::read_to_string(status).expect("its status");
+        let value = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key));
+            line.map(str::trim).unwrap_or_default().to_owned()
+        };
+        let what = format!("{platform}: {status}");
+        assert_eq!(value("Seccomp:"), "2", "{what}");
+        assert_eq!(value("NoNewPrivs:"), "1", "{what}");
+        let count: u32 = value("Seccomp_filters:").parse().expect("a count");
+        filters.push((value("Name:"), count));
     }
+    // However long the chain of threads that started each other: two for all, and one of the role.
+    for (name, count) in &filters {
+        assert!((2..=3).contains(count), "{name}: {filters:?}");
+        if ["guest", "vfio-user", "rig"]
+            .iter()
+            .any(|role| name.starts_with(role))
+        {
+            assert_eq!(*count, 3, "{name}: {filters:?}");
+        }
+    }
+    for role in ["guest", "vfio-user", "rig", "dma"] {
+        assert!(
+            filters.iter().any(|(name, _)| name.starts_with(role)),
+            "{role}: {filters:?}"
+        );
+    }
+    let limits = fs::read_to_string(format!("{process}/limits")).expect("its limits");
+    let core = limits
+        .lines()
+        .find(|line| line.starts_with("Max core file size"));
+    let core: Vec<_> = core
+        .expect("the limit")
+        .split_whitespace()
+        .skip(4)
+        .collect();
+    assert_eq!(core[..2], ["0", "0"]);
+}
+
+on_each_platform! {
+    every_thread_of_a_running_card_is_under_filters
 }

@@ -6,7 +6,7 @@
 mod host;
 mod pairs;
 
-use host::platforms;
+use host::on_each_platform;
 use pairs::{Bench, Place};
 
 /// Both on the host, across, and on two cards.
@@ -18,86 +18,71 @@ const WAYS: [(Place, Place); 5] = [
     (Place::Card(1), Place::Card(1)),
 ];
 
-fn every_way(program: &str) {
-    for platform in platforms() {
-        let bench = Bench::new(platform, &[program]);
-        for (server, client) in WAYS {
-            bench.pair(program, server, client);
-        }
+fn every_way(platform: &str, program: &str) {
+    let bench = Bench::new(platform, &[program]);
+    for (server, client) in WAYS {
+        bench.pair(program, server, client);
     }
 }
 
-#[test]
-fn messages_of_any_size_arrive() {
-    every_way("stream");
+fn messages_of_any_size_arrive(platform: &str) {
+    every_way(platform, "stream");
 }
 
-#[test]
-fn messages_arrive_whoever_waits_and_however() {
-    every_way("traffic");
+fn messages_arrive_whoever_waits_and_however(platform: &str) {
+    every_way(platform, "traffic");
 }
 
-#[test]
-fn registered_memory_is_shared_and_copied_truthfully() {
-    every_way("rma");
+fn registered_memory_is_shared_and_copied_truthfully(platform: &str) {
+    every_way(platform, "rma");
 }
 
-#[test]
-fn windows_come_and_go_while_the_peer_copies() {
-    every_way("lease");
+fn windows_come_and_go_while_the_peer_copies(platform: &str) {
+    every_way(platform, "lease");
 }
 
-#[test]
-fn fences_wait_for_what_was_marked_and_signals_follow_it() {
-    every_way("fence");
+fn fences_wait_for_what_was_marked_and_signals_follow_it(platform: &str) {
+    every_way(platform, "fence");
 }
 
-#[test]
-fn endpoints_can_be_polled_by_every_means() {
-    every_way("poll");
+fn endpoints_can_be_polled_by_every_means(platform: &str) {
+    every_way(platform, "poll");
 }
 
 /// All that is documented, as far as it can be provoked: the same on the host and on a card.
-#[test]
-fn errors_are_those_of_the_manual_pages() {
+fn errors_are_those_of_the_manual_pages(platform: &str) {
     const GOLDEN: &str = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../fixtures/scif/errors.golden"
     );
     let golden = std::fs::read_to_string(GOLDEN).unwrap_or_default();
-    for platform in platforms() {
-        let bench = Bench::new(platform, &["errors"]);
-        for (server, client) in WAYS {
-            let (serving, port) = bench.serve(server, "errors", &[]);
-            let node = server.node().to_string();
-            let asking = bench.start(client, "errors", &["client", &node, &port]);
-            let (status, said) = asking.end();
-            let said = said.join("\n") + "\n";
-            assert_eq!(status, 0, "{server:?} {client:?}: {said}");
-            let (status, served) = serving.end();
-            assert_eq!(status, 0, "{server:?} {client:?}: {served:?} {said}");
-            if std::env::var_os("SNAPRIG_BLESS").is_some() {
-                std::fs::write(GOLDEN, &said).expect("it can be written");
-                return;
-            }
-            assert_eq!(said, golden, "{server:?} {client:?}");
+    let bench = Bench::new(platform, &["errors"]);
+    for (server, client) in WAYS {
+        let (serving, port) = bench.serve(server, "errors", &[]);
+        let node = server.node().to_string();
+        let asking = bench.start(client, "errors", &["client", &node, &port]);
+        let (status, said) = asking.end();
+        let said = said.join("\n") + "\n";
+        assert_eq!(status, 0, "{server:?} {client:?}: {said}");
+        let (status, served) = serving.end();
+        assert_eq!(status, 0, "{server:?} {client:?}: {served:?} {said}");
+        if std::env::var_os("SNAPRIG_BLESS").is_some() {
+            std::fs::write(GOLDEN, &said).expect("it can be written");
+            return;
         }
+        assert_eq!(said, golden, "{server:?} {client:?}");
     }
 }
 
-#[test]
-fn mapped_windows_outlive_everything() {
-    every_way("mmap");
+fn mapped_windows_outlive_everything(platform: &str) {
+    every_way(platform, "mmap");
 }
 
-#[test]
-fn memory_that_a_program_shares_with_others_can_be_a_window() {
-    for platform in platforms() {
-        let bench = Bench::new(platform, &["shared"]);
-        for server in [Place::Host, Place::Card(1)] {
-            for client in [Place::Host, Place::Card(1), Place::Card(2)] {
-                bench.pair("shared", server, client);
-            }
+fn memory_that_a_program_shares_with_others_can_be_a_window(platform: &str) {
+    let bench = Bench::new(platform, &["shared"]);
+    for server in [Place::Host, Place::Card(1)] {
+        for client in [Place::Host, Place::Card(1), Place::Card(2)] {
+            bench.pair("shared", server, client);
         }
     }
 }
@@ -143,4 +128,16 @@ fn a_program_that_is_alone_is_told_what_is_missing() {
     let mut expected = expected.map(str::to_owned);
     expected.sort();
     assert_eq!((status, said), (0, expected.to_vec()));
+}
+
+on_each_platform! {
+    messages_of_any_size_arrive
+    messages_arrive_whoever_waits_and_however
+    registered_memory_is_shared_and_copied_truthfully
+    windows_come_and_go_while_the_peer_copies
+    fences_wait_for_what_was_marked_and_signals_follow_it
+    endpoints_can_be_polled_by_every_means
+    errors_are_those_of_the_manual_pages
+    mapped_windows_outlive_everything
+    memory_that_a_program_shares_with_others_can_be_a_window
 }

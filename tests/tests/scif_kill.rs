@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use host::platforms;
+use host::on_each_platform;
 use pairs::{Bench, Place, Running};
 
 /// A survivor knows within this time.
@@ -42,56 +42,47 @@ fn kill(process: &Running) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is ours");
 }
 
-#[test]
-fn who_talks_to_a_host_process_that_is_killed_is_told() {
-    for platform in platforms() {
-        let bench = Bench::new(platform, &["kill", "stream"]);
-        let (victims, others) = (Place::Host, [Place::Host, Place::Card(1)]);
-        for other in others {
-            for work in ["recv", "send", "read", "write", "fence"] {
-                // The victim is in the middle of a receive, and of RMA.
-                for doing in ["recv", "write"] {
-                    let what = format!("{platform}: {work} on {other:?}, the victim in {doing}");
-                    let (survivor, victim) = at_work(&bench, (other, work), (victims, doing));
-                    kill(&victim);
-                    is_told(survivor, &what);
-                }
+fn who_talks_to_a_host_process_that_is_killed_is_told(platform: &str) {
+    let bench = Bench::new(platform, &["kill", "stream"]);
+    let (victims, others) = (Place::Host, [Place::Host, Place::Card(1)]);
+    for other in others {
+        for work in ["recv", "send", "read", "write", "fence"] {
+            // The victim is in the middle of a receive, and of RMA.
+            for doing in ["recv", "write"] {
+                let what = format!("{platform}: {work} on {other:?}, the victim in {doing}");
+                let (survivor, victim) = at_work(&bench, (other, work), (victims, doing));
+                kill(&victim);
+                is_told(survivor, &what);
             }
-            bench.pair("stream", other, Place::Host);
         }
+        bench.pair("stream", other, Place::Host);
     }
 }
 
 /// scif_connect(3): there is no such node, or it is lost.
-#[test]
-fn a_card_that_is_gone_is_no_device() {
-    for platform in platforms() {
-        let bench = Bench::new(platform, &["kill"]);
-        bench.rig.card(0).kill().expect("it was there");
-        for from in [Place::Host, Place::Card(2)] {
-            for node in ["1", "3"] {
-                let mut asking = bench.start(from, "kill", &["client", node, "1100", "recv"]);
-                let no_device = format!("connect: errno {}", libc::ENODEV);
-                assert_eq!(asking.line(), no_device, "{platform}: {node} from {from:?}");
-                assert_eq!(asking.end().0, 1);
-            }
+fn a_card_that_is_gone_is_no_device(platform: &str) {
+    let bench = Bench::new(platform, &["kill"]);
+    bench.rig.card(0).kill().expect("it was there");
+    for from in [Place::Host, Place::Card(2)] {
+        for node in ["1", "3"] {
+            let mut asking = bench.start(from, "kill", &["client", node, "1100", "recv"]);
+            let no_device = format!("connect: errno {}", libc::ENODEV);
+            assert_eq!(asking.line(), no_device, "{platform}: {node} from {from:?}");
+            assert_eq!(asking.end().0, 1);
         }
     }
 }
 
-#[test]
-fn who_talks_to_a_card_that_is_killed_is_told() {
-    for platform in platforms() {
-        for work in ["recv", "send", "read", "write", "fence"] {
-            let bench = Bench::new(platform, &["kill", "stream"]);
-            let victim = (Place::Card(1), "recv");
-            let (_gone, here) = at_work(&bench, victim, (Place::Host, work));
-            let (_too, there) = at_work(&bench, victim, (Place::Card(2), work));
-            bench.rig.card(0).kill().expect("it was there");
-            is_told(here, &format!("{platform}: {work} on the host"));
-            is_told(there, &format!("{platform}: {work} on another card"));
-            bench.pair("stream", Place::Host, Place::Card(2));
-        }
+fn who_talks_to_a_card_that_is_killed_is_told(platform: &str) {
+    for work in ["recv", "send", "read", "write", "fence"] {
+        let bench = Bench::new(platform, &["kill", "stream"]);
+        let victim = (Place::Card(1), "recv");
+        let (_gone, here) = at_work(&bench, victim, (Place::Host, work));
+        let (_too, there) = at_work(&bench, victim, (Place::Card(2), work));
+        bench.rig.card(0).kill().expect("it was there");
+        is_told(here, &format!("{platform}: {work} on the host"));
+        is_told(there, &format!("{platform}: {work} on another card"));
+        bench.pair("stream", Place::Host, Place::Card(2));
     }
 }
 
@@ -106,4 +97,10 @@ fn who_talks_to_another_program_of_the_host_is_told_when_the_rig_is_killed() {
     let said = String::from_utf8_lossy(&output.stdout);
     let expected = "second: hung up 1, reset 1\nfirst: hung up 1, reset 1\n";
     assert_eq!(said, expected, "{output:?}");
+}
+
+on_each_platform! {
+    who_talks_to_a_host_process_that_is_killed_is_told
+    a_card_that_is_gone_is_no_device
+    who_talks_to_a_card_that_is_killed_is_told
 }

@@ -4,20 +4,17 @@
 mod host;
 mod pairs;
 
-use host::platforms;
+use host::on_each_platform;
 use pairs::{Bench, Place, Running};
 
 const HOST: Place = Place::Host;
 const CARD: Place = Place::Card(1);
 const OTHER: Place = Place::Card(2);
 
-#[test]
-fn what_a_card_has_mapped_is_memory_like_any_and_goes_with_who_has_mapped_it() {
-    for platform in platforms() {
-        let bench = Bench::new(platform, &["mapped"]);
-        for server in [HOST, CARD, OTHER] {
-            bench.pair("mapped", server, CARD);
-        }
+fn what_a_card_has_mapped_is_memory_like_any_and_goes_with_who_has_mapped_it(platform: &str) {
+    let bench = Bench::new(platform, &["mapped"]);
+    for server in [HOST, CARD, OTHER] {
+        bench.pair("mapped", server, CARD);
     }
 }
 
@@ -42,35 +39,35 @@ fn kill(process: &Running) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is ours");
 }
 
-#[test]
-fn what_a_host_process_that_is_killed_has_lent_stays_as_it_was() {
-    for platform in platforms() {
-        let bench = Bench::new(platform, &["survive"]);
-        for client in [CARD, HOST] {
-            let (victim, survivor) = mapped(&bench, HOST, client);
-            kill(&victim);
-            is_fine(survivor, &format!("{platform}: client on {client:?}"));
-        }
-        let (survivor, victim) = mapped(&bench, CARD, HOST);
+fn what_a_host_process_that_is_killed_has_lent_stays_as_it_was(platform: &str) {
+    let bench = Bench::new(platform, &["survive"]);
+    for client in [CARD, HOST] {
+        let (victim, survivor) = mapped(&bench, HOST, client);
         kill(&victim);
-        is_fine(survivor, &format!("{platform}: server"));
+        is_fine(survivor, &format!("{platform}: client on {client:?}"));
+    }
+    let (survivor, victim) = mapped(&bench, CARD, HOST);
+    kill(&victim);
+    is_fine(survivor, &format!("{platform}: server"));
+}
+
+fn what_a_card_that_is_killed_has_lent_stays_as_it_was(platform: &str) {
+    for client in [HOST, OTHER] {
+        let bench = Bench::new(platform, &["survive"]);
+        let (_gone, survivor) = mapped(&bench, CARD, client);
+        bench.rig.card(0).kill().expect("it was there");
+        is_fine(survivor, &format!("{platform}: client on {client:?}"));
+    }
+    for server in [HOST, OTHER] {
+        let bench = Bench::new(platform, &["survive"]);
+        let (survivor, _gone) = mapped(&bench, server, CARD);
+        bench.rig.card(0).kill().expect("it was there");
+        is_fine(survivor, &format!("{platform}: server on {server:?}"));
     }
 }
 
-#[test]
-fn what_a_card_that_is_killed_has_lent_stays_as_it_was() {
-    for platform in platforms() {
-        for client in [HOST, OTHER] {
-            let bench = Bench::new(platform, &["survive"]);
-            let (_gone, survivor) = mapped(&bench, CARD, client);
-            bench.rig.card(0).kill().expect("it was there");
-            is_fine(survivor, &format!("{platform}: client on {client:?}"));
-        }
-        for server in [HOST, OTHER] {
-            let bench = Bench::new(platform, &["survive"]);
-            let (survivor, _gone) = mapped(&bench, server, CARD);
-            bench.rig.card(0).kill().expect("it was there");
-            is_fine(survivor, &format!("{platform}: server on {server:?}"));
-        }
-    }
+on_each_platform! {
+    what_a_card_has_mapped_is_memory_like_any_and_goes_with_who_has_mapped_it
+    what_a_host_process_that_is_killed_has_lent_stays_as_it_was
+    what_a_card_that_is_killed_has_lent_stays_as_it_was
 }

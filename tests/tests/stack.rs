@@ -10,7 +10,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use host::platforms;
+use host::on_each_platform;
 use offload::{Program, SNAPRIG, text};
 
 fn snaprig(arguments: &[&str]) -> Output {
@@ -98,8 +98,7 @@ fn serves_a_shell(wrapper: &[&str]) {
     assert_eq!(text.matches("Hello from the sink!").count(), 2, "{text}");
 }
 
-#[test]
-fn a_program_on_a_card_has_our_stdio_its_libraries_and_its_status() {
+fn a_program_on_a_card_has_our_stdio_its_libraries_and_its_status(platform: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let source = directory.path().join("on_card.c");
     let text = r#"
@@ -123,39 +122,37 @@ fn a_program_on_a_card_has_our_stdio_its_libraries_and_its_status() {
         program.display()
     ));
     printed(&compiled);
-    for platform in platforms() {
-        for node in 1..=2 {
-            let mut child = Command::new("timeout")
-                .args([
-                    "120",
-                    SNAPRIG,
-                    "run",
-                    "--cards",
-                    "2",
-                    "--platform",
-                    platform,
-                    "--",
-                ])
-                .args([SNAPRIG, "card", "exec", "--node", &node.to_string(), "--"])
-                .arg(&program)
-                .args(["an argument", "the last"])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .expect("it starts");
-            let mut stdin = child.stdin.take().expect("a pipe");
-            stdin.write_all(b"a line of ours\n").expect("read");
-            drop(stdin);
-            let output = child.wait_with_output().expect("it ends");
-            let printed = String::from_utf8_lossy(&output.stdout);
-            assert_eq!(
-                printed,
-                format!("the last, node {node} of 3: a line of ours\n")
-            );
-            assert!(offload::text(&output).contains("goodbye"));
-            assert_eq!(output.status.code(), Some(40 + node));
-        }
+    for node in 1..=2 {
+        let mut child = Command::new("timeout")
+            .args([
+                "120",
+                SNAPRIG,
+                "run",
+                "--cards",
+                "2",
+                "--platform",
+                platform,
+                "--",
+            ])
+            .args([SNAPRIG, "card", "exec", "--node", &node.to_string(), "--"])
+            .arg(&program)
+            .args(["an argument", "the last"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut stdin = child.stdin.take().expect("a pipe");
+        stdin.write_all(b"a line of ours\n").expect("read");
+        drop(stdin);
+        let output = child.wait_with_output().expect("it ends");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(
+            printed,
+            format!("the last, node {node} of 3: a line of ours\n")
+        );
+        assert!(offload::text(&output).contains("goodbye"));
+        assert_eq!(output.status.code(), Some(40 + node));
     }
 }
 
@@ -245,4 +242,8 @@ fn sinks_may_be_of_c_plus_plus() {
         "{}",
         offload::text(&output)
     );
+}
+
+on_each_platform! {
+    a_program_on_a_card_has_our_stdio_its_libraries_and_its_status
 }

@@ -4,57 +4,47 @@
 mod host;
 mod offload;
 
-use host::platforms;
+use host::on_each_platform;
 use offload::Program;
 
-fn check(folder: &str, golden: &str, arguments: &[&str]) {
+fn check(platform: &str, folder: &str, golden: &str, arguments: &[&str]) {
     let program = Program::compile(&format!("workloads/{folder}"), "", "-fopenmp");
-    for platform in platforms() {
-        for cores in ["1", "3"] {
-            let options = ["--platform", platform, "--cores", cores];
-            program.check(golden, &options, arguments);
-        }
+    for cores in ["1", "3"] {
+        let options = ["--platform", platform, "--cores", cores];
+        program.check(golden, &options, arguments);
     }
 }
 
-#[test]
-fn molecular_dynamics() {
-    check("md", "golden", &[]);
+fn molecular_dynamics(platform: &str) {
+    check(platform, "md", "golden", &[]);
 }
 
-#[test]
-fn monte_carlo() {
-    check("mc", "golden", &[]);
+fn monte_carlo(platform: &str) {
+    check(platform, "mc", "golden", &[]);
 }
 
-#[test]
-fn matrix_multiplications() {
-    check("sg", "golden", &[]);
+fn matrix_multiplications(platform: &str) {
+    check(platform, "sg", "golden", &[]);
 }
 
-#[test]
-fn semantic_search() {
-    check("ss", "golden", &[]);
+fn semantic_search(platform: &str) {
+    check(platform, "ss", "golden", &[]);
 }
 
-#[test]
-fn k_means() {
-    check("km", "golden", &[]);
+fn k_means(platform: &str) {
+    check(platform, "km", "golden", &[]);
 }
 
-#[test]
-fn lu_of_many_zones() {
-    check("mz", "golden.lu", &["--solver", "0"]);
+fn lu_of_many_zones(platform: &str) {
+    check(platform, "mz", "golden.lu", &["--solver", "0"]);
 }
 
-#[test]
-fn sp_of_many_zones() {
-    check("mz", "golden.sp", &["--solver", "1"]);
+fn sp_of_many_zones(platform: &str) {
+    check(platform, "mz", "golden.sp", &["--solver", "1"]);
 }
 
-#[test]
-fn bt_of_many_zones() {
-    check("mz", "golden.bt", &["--solver", "2"]);
+fn bt_of_many_zones(platform: &str) {
+    check(platform, "mz", "golden.bt", &["--solver", "2"]);
 }
 
 #[test]
@@ -64,4 +54,15 @@ fn an_unknown_option_is_refused_with_those_that_there_are() {
     let output = program.run(&[], &["--siez", "8K"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(offload::text(&output).contains("--size"));
+}
+
+on_each_platform! {
+    molecular_dynamics
+    monte_carlo
+    matrix_multiplications
+    semantic_search
+    k_means
+    lu_of_many_zones
+    sp_of_many_zones
+    bt_of_many_zones
 }

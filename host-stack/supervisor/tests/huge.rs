@@ -52,19 +52,16 @@ impl Drop for Setting {
 struct Mounted(TempDir);
 
 impl Mounted {
-    fn mount() -> Option<Self> {
+    fn mount() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
         mount
             .args(["-t", "hugetlbfs", "none"])
             .arg(directory.path());
-        if !mount.status().is_ok_and(|status| status.success()) {
-            println!("skipped: a hugetlbfs cannot be mounted");
-            return None;
-        }
+        assert!(mount.status().expect("it starts").success());
         let everybody = PermissionsExt::from_mode(0o777);
         fs::set_permissions(directory.path(), everybody).unwrap();
-        Some(Self(directory))
+        Self(directory)
     }
 
     fn path(&self) -> &str {
@@ -130,32 +127,36 @@ fn in_mode(user: Option<u32>, mode: &str) {
     };
     let (_group, mounted) = (Setting::segments_of_nobody(), Mounted::mount());
     let (_directory, huge) = compiled("huge.c", &[]);
-    let mut program = vec![huge.as_str(), "2"];
-    program.extend(mounted.as_ref().map(Mounted::path));
+    let program = [huge.as_str(), "2", mounted.path()];
     is_what_it_was(Job::launch_with(user, &[("MODE", mode)], &program), &pages);
 }
 
 #[test]
+#[cfg_attr(not(mounts_hugetlbfs), ignore = "a hugetlbfs cannot be mounted")]
 fn full() {
     in_mode(None, "full");
 }
 
 #[test]
+#[cfg_attr(not(mounts_hugetlbfs), ignore = "a hugetlbfs cannot be mounted")]
 fn of_an_ordinary_user() {
     in_mode(nobody(), "full");
 }
 
 #[test]
+#[cfg_attr(not(mounts_hugetlbfs), ignore = "a hugetlbfs cannot be mounted")]
 fn in_increments() {
     in_mode(nobody(), "incremental");
 }
 
 #[test]
+#[cfg_attr(not(mounts_hugetlbfs), ignore = "a hugetlbfs cannot be mounted")]
 fn in_the_background() {
     in_mode(nobody(), "background");
 }
 
 #[test]
+#[cfg_attr(not(is_root), ignore = "only root reserves huge pages")]
 fn of_a_gibibyte_each() {
     let Some(pages) = HugePages::reserve(1 << 20, 2) else {
         return;
@@ -172,6 +173,7 @@ fn of_a_gibibyte_each() {
 }
 
 #[test]
+#[cfg_attr(not(is_root), ignore = "only root reserves huge pages")]
 fn they_migrate() {
     let Some(_pages) = HugePages::reserve(USUAL, PAGES) else {
         return;
@@ -186,6 +188,7 @@ fn they_migrate() {
 }
 
 #[test]
+#[cfg_attr(not(is_root), ignore = "only root reserves huge pages")]
 fn of_a_job() {
     let Some(_pages) = HugePages::reserve(USUAL, PAGES) else {
         return;
@@ -212,6 +215,7 @@ fn of_a_job() {
 
 /// The program is not lost, and restarts as soon as there are enough.
 #[test]
+#[cfg_attr(not(is_root), ignore = "only root reserves huge pages")]
 fn too_few_are_refused_by_name() {
     let Some(pages) = HugePages::reserve(USUAL, PAGES) else {
         return;
@@ -235,15 +239,16 @@ fn too_few_are_refused_by_name() {
 
 /// Who may not make segments of them is told who may.
 #[test]
+#[cfg_attr(not(is_root), ignore = "only root reserves huge pages")]
 fn segments_are_refused_by_name() {
-    let (Some(user), Some(_pages)) = (nobody(), HugePages::reserve(USUAL, PAGES)) else {
+    let Some(_pages) = HugePages::reserve(USUAL, PAGES) else {
         return;
     };
     let group = Setting::segments_of_nobody();
     let (_directory, huge) = compiled("huge.c", &[]);
     // Who may lock memory may make some.
     let limited = ["sh", "-c", "ulimit -l 0 && exec \"$@\"", "sh", &huge, "2"];
-    let mut job = Job::launch_with(Some(user), &[], &limited);
+    let mut job = Job::launch_with(nobody(), &[], &limited);
     job.wait_for("ready");
     let _objects = Objects::of(&job);
     job.dump(true).unwrap();
@@ -275,13 +280,12 @@ fn limit_locked(bytes: u64) -> u64 {
 
 /// As any file that is mapped to be written to: what has changed since is kept beside it.
 #[test]
+#[cfg_attr(not(mounts_hugetlbfs), ignore = "a hugetlbfs cannot be mounted")]
 fn a_file_that_has_changed_is_set_back() {
     let Some(_pages) = HugePages::reserve(USUAL, PAGES) else {
         return;
     };
-    let Some(mounted) = Mounted::mount() else {
-        return;
-    };
+    let mounted = Mounted::mount();
     let (_directory, huge) = compiled("huge.c", &[]);
     let mut job = Job::launch(&[&huge, "2", mounted.path()]);
     job.wait_for("ready");
@@ -325,6 +329,11 @@ fn overwrite(path: &Path, offset: i64) {
 
 /// All of its shared memory is huge pages.
 #[test]
+#[cfg_attr(not(is_root), ignore = "only root reserves huge pages")]
+#[cfg_attr(
+    not(has_postgresql),
+    ignore = "PostgreSQL is not installed (ci/setup installs it)"
+)]
 fn postgresql_in_huge_pages_loses_nothing() {
     let Some(_pages) = HugePages::reserve(USUAL, PAGES) else {
         return;

@@ -89,12 +89,20 @@ fn what_others_use_is_refused() {
 
 /// The key of its data directory is a segment's.
 #[test]
+#[cfg_attr(
+    not(has_postgresql),
+    ignore = "PostgreSQL is not installed (ci/setup installs it)"
+)]
 fn postgresql_and_its_benchmark_lose_nothing() {
     postgresql(&[]);
 }
 
 /// All of its shared memory is System V's.
 #[test]
+#[cfg_attr(
+    not(has_postgresql),
+    ignore = "PostgreSQL is not installed (ci/setup installs it)"
+)]
 fn postgresql_in_segments_loses_nothing() {
     let types = ["shared_memory_type=sysv", "dynamic_shared_memory_type=sysv"];
     postgresql(&["-c", types[0], "-c", types[1]]);

@@ -22,6 +22,7 @@ use std::{
     io,
     os::fd::{FromRawFd, OwnedFd},
     path::{Path, PathBuf},
+    process::{Command, Stdio},
 };
 
 /// Another value of this variable has cargo ask again.
@@ -30,6 +31,8 @@ const AGAIN: &str = "SNAPRIG_TEST_NEEDS";
 const KVM: &str = "/dev/kvm";
 /// The first Linux whose PAGEMAP_SCAN and asynchronous write protection tell who has written where.
 const TRACKS_WRITES: (u32, u32) = (6, 7);
+/// The first Linux with guard pages (MADV_GUARD_INSTALL).
+const GUARD_PAGES: (u32, u32) = (6, 13);
 /// UFFD_USER_MODE_ONLY of userfaultfd(2): no privilege is needed.
 const USER_MODE_ONLY: libc::c_long = 1;
 
@@ -40,6 +43,28 @@ pub fn tell() {
     }
     say("has_kvm", opens(KVM));
     say("has_write_tracking", tracks_writes());
+}
+
+/// Declares the `cfg` `has_guard_pages`, and sets it if the kernel has them.
+pub fn tell_guard_pages() {
+    say("has_guard_pages", is_linux(GUARD_PAGES));
+}
+
+/// Declares the `cfg` `is_root`, and sets it if root builds, and so runs, the tests.
+pub fn tell_root() {
+    // SAFETY: geteuid(2) takes no argument and cannot fail.
+    say("is_root", unsafe { libc::geteuid() } == 0);
+}
+
+/// Declares a `cfg`, and sets it if a file system of this kind can be mounted in a mount namespace that unshare(1) makes
+/// with these options.
+pub fn tell_mounts(name: &str, kind: &str, options: &[&str]) {
+    let mut unshare = Command::new("unshare");
+    unshare.args(options).args(["--mount", "--", "mount", "-t"]);
+    // What is there is covered in that namespace alone, which ends with mount(8).
+    unshare.args([kind, "none", "/tmp"]);
+    unshare.stdout(Stdio::null()).stderr(Stdio::null());
+    say(name, unshare.status().is_ok_and(|status| status.success()));
 }
 
 /// Declares the `cfg` `has_program`, and sets it to each of these programs that is installed:
@@ -95,8 +120,13 @@ fn opens(device: &str) -> bool {
 
 /// Whether the kernel is new enough to tell which pages of a process have been written to, and lets this one ask.
 fn tracks_writes() -> bool {
+    is_linux(TRACKS_WRITES) && userfault().is_ok()
+}
+
+/// Whether the kernel is this one, or a later one.
+fn is_linux(first: (u32, u32)) -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    version(&release).is_some_and(|version| version >= TRACKS_WRITES) && userfault().is_ok()
+    version(&release).is_some_and(|version| version >= first)
 }
 
 /// The first two numbers of a kernel's release.

@@ -1,10 +1,23 @@
 //! What tests find on this host.
 
-/// Platforms that cards can run on here. One that cannot run is named.
-pub fn platforms() -> Vec<&'static str> {
-    if std::path::Path::new("/dev/kvm").exists() {
-        return vec!["kvm", "ptrace"];
-    }
-    println!("skipped: everything on kvm: no /dev/kvm");
-    vec!["ptrace"]
+/// Makes a test for kvm and one for ptrace of each of the functions, which take the name of the platform that cards are to
+/// run on.
+macro_rules! on_each_platform {
+    ($($name:ident)*) => {
+        mod kvm {$(
+            #[test]
+            #[cfg_attr(not(has_kvm), ignore = "/dev/kvm does not open")]
+            fn $name() {
+                super::$name("kvm");
+            }
+        )*}
+        mod ptrace {$(
+            #[test]
+            fn $name() {
+                super::$name("ptrace");
+            }
+        )*}
+    };
 }
+
+pub(crate) use on_each_platform;

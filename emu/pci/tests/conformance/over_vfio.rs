@@ -26,13 +26,11 @@ fn each(test: impl Fn(Address, &Subject)) {
     }
 }
 
-/// The device that a variable names; the test is left out without it.
-fn named(variable: &str) -> Option<Address> {
-    let named = std::env::var(variable).ok();
-    if named.is_none() {
-        println!("skipped: {variable} names no device (ci/vfio)");
-    }
-    Some(named?.parse().unwrap())
+/// The device that a variable names.
+fn named(variable: &str) -> Address {
+    let named = std::env::var(variable);
+    let named = named.unwrap_or_else(|_| panic!("{variable} names no device (ci/vfio)"));
+    named.parse().unwrap()
 }
 
 fn refused(address: Address) -> OpenError {
@@ -64,6 +62,7 @@ fn write32(mapping: &Mapping, offset: u64, value: u32) {
 }
 
 #[test]
+#[ignore = "ci/vfio runs it, on devices that SNAPRIG_TEST_VFIO names"]
 fn a_mapped_register_is_the_register() {
     each(|_, subject| {
         let Some(register) = &subject.kind.register else {
@@ -85,6 +84,7 @@ fn a_mapped_register_is_the_register() {
 }
 
 #[test]
+#[ignore = "ci/vfio runs it, on devices that SNAPRIG_TEST_VFIO names"]
 fn the_msix_table_is_not_mapped() {
     each(|_, subject| {
         let Some(bar) = subject.kind.msix_table else {
@@ -97,6 +97,7 @@ fn the_msix_table_is_not_mapped() {
 }
 
 #[test]
+#[ignore = "ci/vfio runs it, on devices that SNAPRIG_TEST_VFIO names"]
 fn memory_is_mapped_only_where_the_iommu_translates() {
     each(|_, subject| {
         // Where messages of interrupts go (Intel SDM 3, 10.11.1).
@@ -122,6 +123,7 @@ fn memory_is_mapped_only_where_the_iommu_translates() {
 }
 
 #[test]
+#[ignore = "ci/vfio runs it, on devices that SNAPRIG_TEST_VFIO names"]
 fn no_more_memory_is_mapped_than_may_be_locked() {
     each(|_, subject| {
         let limit = |bytes| {
@@ -145,6 +147,7 @@ fn no_more_memory_is_mapped_than_may_be_locked() {
 }
 
 #[test]
+#[ignore = "ci/vfio runs it, on devices that SNAPRIG_TEST_VFIO names"]
 fn a_device_has_one_user_and_is_free_when_the_last_mapping_is_gone() {
     each(|address, subject| {
         assert!(matches!(refused(address), OpenError::Busy { .. }));
@@ -157,6 +160,7 @@ fn a_device_has_one_user_and_is_free_when_the_last_mapping_is_gone() {
 }
 
 #[test]
+#[ignore = "ci/vfio runs it, on devices that SNAPRIG_TEST_VFIO names"]
 fn bound_devices_are_listed() {
     let _one = one_at_a_time();
     let listed = probe();
@@ -172,6 +176,7 @@ fn bound_devices_are_listed() {
 }
 
 #[test]
+#[ignore = "ci/vfio runs it, on devices that SNAPRIG_TEST_VFIO names"]
 fn who_may_not_open_a_device_is_told_which_file() {
     let _one = one_at_a_time();
     for address in addresses() {
@@ -184,11 +189,10 @@ fn who_may_not_open_a_device_is_told_which_file() {
 }
 
 #[test]
+#[ignore = "ci/vfio runs it, on a device that SNAPRIG_TEST_VFIO_HOST names"]
 fn a_device_of_the_host_is_refused_with_the_commands_that_bind_it() {
     let _one = one_at_a_time();
-    let Some(address) = named("SNAPRIG_TEST_VFIO_HOST") else {
-        return;
-    };
+    let address = named("SNAPRIG_TEST_VFIO_HOST");
     let error = refused(address);
     let OpenError::NotBound {
         driver: Some(driver),
@@ -205,11 +209,10 @@ fn a_device_of_the_host_is_refused_with_the_commands_that_bind_it() {
 }
 
 #[test]
+#[ignore = "ci/vfio runs it, on a device that SNAPRIG_TEST_VFIO_SHARED names"]
 fn a_group_that_the_host_uses_is_refused_with_the_device_that_is_in_the_way() {
     let _one = one_at_a_time();
-    let Some(address) = named("SNAPRIG_TEST_VFIO_SHARED") else {
-        return;
-    };
+    let address = named("SNAPRIG_TEST_VFIO_SHARED");
     let error = refused(address);
     let OpenError::NotViable { others, .. } = &error else {
         panic!("{error}");

@@ -72,18 +72,19 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a test on every device, opened anew.
-pub fn each(test: impl Fn(&Subject)) {
+/// Runs a test on the device that vfio-user serves.
+pub fn served(test: fn(&Subject)) {
     let _one = one_at_a_time();
-    let run = |subject: Subject| {
+    test(&served::subject());
+}
+
+/// Runs a test on every device that is reached over VFIO, opened anew.
+pub fn named(test: fn(&Subject)) {
+    let _one = one_at_a_time();
+    for subject in vfio::addresses().into_iter().map(vfio::subject) {
         println!("on {}", subject.kind.name);
         test(&subject);
-    };
-    run(served::subject());
-    vfio::addresses()
-        .into_iter()
-        .map(vfio::subject)
-        .for_each(run);
+    }
 }
 
 /// Whether `fd` has such events; waits for them, or looks once.
