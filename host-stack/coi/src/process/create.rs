@@ -5,6 +5,7 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use snaprig_offload_wire::coi::{
@@ -301,7 +302,11 @@ impl Process {
         inner.listen();
         inner.watch_the_rig();
         let process = Self(inner);
-        process.keep_buffer_space(space, false, true)?;
+        if let Err(error) = process.keep_buffer_space(space, false, true) {
+            // Who is told that there is no process finds no memory taken by one; if the card is lost, so is the process.
+            let _ = process.destroy(Duration::ZERO);
+            return Err(error);
+        }
         Ok(process)
     }
 }
