@@ -10,7 +10,7 @@
 //! before anybody makes room for it.
 
 use crate::{
-    END, End, Format, HEAD_BYTES, Head, ImageId, Wrong,
+    END, End, Format, HEAD_BYTES, Head, ImageId, PartError,
     format::{checksum, long, stored_sum, word},
     id::Digest,
 };
@@ -103,7 +103,7 @@ impl Decoder {
     }
 
     /// Takes the bytes of the next part: as many as [`Decoder::wants`] says, or, of a body, some of them.
-    pub fn take<'a>(&mut self, bytes: &'a [u8]) -> Result<Part<'a>, Wrong> {
+    pub fn take<'a>(&mut self, bytes: &'a [u8]) -> Result<Part<'a>, PartError> {
         let is_body = matches!(self.stage, Stage::Body { .. });
         assert!(
             bytes.len() as u64 == self.wants() || is_body && bytes.len() as u64 <= self.wants()
@@ -117,7 +117,7 @@ impl Decoder {
                 self.pass_body(bytes.len() as u64);
                 Ok(Part::Body(bytes))
             }
-            Stage::Complete => Err(Wrong::Damaged("something behind the end")),
+            Stage::Complete => Err(PartError::Damaged("something behind the end")),
         }
     }
 
@@ -165,23 +165,23 @@ impl Decoder {
         self.stage = stage;
     }
 
-    fn front<'a>(&mut self, bytes: &[u8]) -> Result<Part<'a>, Wrong> {
+    fn front<'a>(&mut self, bytes: &[u8]) -> Result<Part<'a>, PartError> {
         if bytes[..8] != self.format.magic {
-            return Err(Wrong::Magic);
+            return Err(PartError::Magic);
         }
         let (found, read) = (word(bytes, 8), self.format.version);
         if found != read {
-            return Err(Wrong::Version { found, read });
+            return Err(PartError::Version { found, read });
         }
         if word(bytes, 12) as usize > self.format.header_max {
-            return Err(Wrong::Damaged("a header of an impossible length"));
+            return Err(PartError::Damaged("a header of an impossible length"));
         }
         self.head.copy_from_slice(bytes);
         self.goes_on(bytes.len(), Stage::Header);
         Ok(Part::Begun)
     }
 
-    fn header<'a>(&mut self, bytes: &'a [u8]) -> Result<Part<'a>, Wrong> {
+    fn header<'a>(&mut self, bytes: &'a [u8]) -> Result<Part<'a>, PartError> {
         let payload = self.checked(
             word(&self.head, 12) as usize,
             bytes,
@@ -193,28 +193,28 @@ impl Decoder {
         Ok(Part::Header { parent, payload })
     }
 
-    fn head<'a>(&mut self, bytes: &[u8]) -> Result<Part<'a>, Wrong> {
+    fn head<'a>(&mut self, bytes: &[u8]) -> Result<Part<'a>, PartError> {
         self.part_at = self.offset;
         self.head.copy_from_slice(bytes);
         let head = Head::decode(&self.head);
         if head.index != self.index && head.kind != END {
-            return Err(Wrong::Damaged("a record that does not belong here"));
+            return Err(PartError::Damaged("a record that does not belong here"));
         }
         let is_end = head.payload == self.format.end_payload() && head.body == 0;
         let is_whole = head.body.is_multiple_of(self.format.block as u64);
         if head.kind == END && !is_end || !is_whole {
-            return Err(Wrong::Damaged("a record of an impossible length"));
+            return Err(PartError::Damaged("a record of an impossible length"));
         }
         self.goes_on(bytes.len(), Stage::Payload(head));
         Ok(Part::Head(head))
     }
 
-    fn payload<'a>(&mut self, head: Head, bytes: &'a [u8]) -> Result<Part<'a>, Wrong> {
+    fn payload<'a>(&mut self, head: Head, bytes: &'a [u8]) -> Result<Part<'a>, PartError> {
         let payload = self.checked(head.payload, bytes, "the checksum of a record differs")?;
         if head.kind == END {
             let end = End::of(payload, self.index)?;
             if (head.index, end.id) != (self.index, self.digest.id()) {
-                return Err(Wrong::Damaged("the image is not what its end says"));
+                return Err(PartError::Damaged("the image is not what its end says"));
             }
             self.goes_on(bytes.len(), Stage::Complete);
             return Ok(Part::End(end));
@@ -235,21 +235,21 @@ impl Decoder {
         payload: usize,
         bytes: &'a [u8],
         differs: &'static str,
-    ) -> Result<&'a [u8], Wrong> {
+    ) -> Result<&'a [u8], PartError> {
         if checksum(&self.head, bytes) != stored_sum(&self.head) {
-            return Err(Wrong::Damaged(differs));
+            return Err(PartError::Damaged(differs));
         }
         let (payload, padding) = bytes.split_at(payload);
         match padding.iter().all(|byte| *byte == 0) {
             true => Ok(payload),
-            false => Err(Wrong::Damaged("padding that is not zero")),
+            false => Err(PartError::Damaged("padding that is not zero")),
         }
     }
 }
 
 /// What the last [`Format::end_bytes`] of an image say; how far that is true is known when all of it has been decoded.
 /// None: they are not the end of one, so the image is cut off.
-pub fn end_of(format: &'static Format, bytes: &[u8]) -> Option<Result<End, Wrong>> {
+pub fn end_of(format: &'static Format, bytes: &[u8]) -> Option<Result<End, PartError>> {
     let front: &[u8; HEAD_BYTES] = bytes.first_chunk()?;
     let head = Head::decode(front);
     if head.kind != END || bytes.len() != format.end_bytes() {
@@ -261,7 +261,7 @@ pub fn end_of(format: &'static Format, bytes: &[u8]) -> Option<Result<End, Wrong
         ..Decoder::new(format)
     };
     if head.payload != format.end_payload() || head.body != 0 {
-        return Some(Err(Wrong::Damaged("an end of an impossible length")));
+        return Some(Err(PartError::Damaged("an end of an impossible length")));
     }
     let payload = decoder.checked(
         head.payload,
@@ -352,11 +352,11 @@ mod tests {
     fn another_version_is_refused_and_both_are_named() {
         let mut image = image(format(1), None, &[]);
         image[8] = 2;
-        let refused = Wrong::Version { found: 2, read: 3 };
+        let refused = PartError::Version { found: 2, read: 3 };
         assert_eq!(read(format(1), &image), Err(refused.to_string()));
         assert!(refused.to_string().contains('2') && refused.to_string().contains('3'));
         image[0] = 0;
-        assert_eq!(read(format(1), &image), Err(Wrong::Magic.to_string()));
+        assert_eq!(read(format(1), &image), Err(PartError::Magic.to_string()));
     }
 
     #[test]

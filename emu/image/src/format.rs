@@ -83,12 +83,12 @@ pub struct End {
 }
 
 impl End {
-    pub(crate) fn of(payload: &[u8], records: u64) -> Result<Self, Wrong> {
+    pub(crate) fn of(payload: &[u8], records: u64) -> Result<Self, PartError> {
         let mut words = payload.chunks_exact(8).map(|word| long(word, 0));
         let mut next = || words.next().unwrap_or_default();
         let (id, stands_for) = (next(), next());
         Ok(Self {
-            id: ImageId::new(id).ok_or(Wrong::Damaged("an image without an id"))?,
+            id: ImageId::new(id).ok_or(PartError::Damaged("an image without an id"))?,
             stands_for: ImageId::new(stands_for),
             totals: words.collect(),
             records,
@@ -98,7 +98,7 @@ impl End {
 
 /// What is wrong with a part of an image. Who decodes knows the image's name and the part's offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Wrong {
+pub enum PartError {
     /// It is not that kind of image.
     #[error("wrong first bytes")]
     Magic,

@@ -51,7 +51,7 @@ pub mod transport;
 pub use self::{
     decode::Decoder,
     encode::Encoder,
-    format::{END, End, Format, HEAD_BYTES, Head, Wrong, hash},
+    format::{END, End, Format, HEAD_BYTES, Head, PartError, hash},
     id::{ImageId, NoId},
     inbox::Inbox,
     memory::Memory,

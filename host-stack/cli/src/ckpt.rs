@@ -79,7 +79,7 @@ impl From<Mode> for snaprig_supervisor::Mode {
 
 /// How a program is checkpointed. Of a job, it holds for all of it from now on, until something else is said.
 #[derive(Args)]
-struct How {
+struct CheckpointOptions {
     /// What a checkpoint has, and when that is copied [default: full]
     #[arg(long, value_enum)]
     mode: Option<Mode>,
@@ -105,7 +105,7 @@ struct How {
     keep: Option<u32>,
 }
 
-impl How {
+impl CheckpointOptions {
     /// What is said of it: of a job, the rest stays as it was.
     fn settings(&self) -> Result<Settings, AnyError> {
         let schedule = match (self.interval, self.overhead) {
@@ -168,7 +168,7 @@ pub struct Launch {
     #[command(flatten)]
     directory: Directory,
     #[command(flatten)]
-    how: How,
+    how: CheckpointOptions,
     #[command(flatten)]
     in_job: InJob,
     /// Its name in the job: one that no other member has
@@ -225,7 +225,7 @@ pub struct Restart {
     #[arg(long, value_name = "NUMBER")]
     round: Option<u64>,
     #[command(flatten)]
-    how: How,
+    how: CheckpointOptions,
 }
 
 /// Where a program goes.
@@ -277,7 +277,7 @@ pub struct Receive {
     #[command(flatten)]
     at: Address,
     #[command(flatten)]
-    how: How,
+    how: CheckpointOptions,
 }
 
 /// What `ckpt status` is told.

@@ -10,12 +10,12 @@ use libc::pid_t;
 use snaprig_tracee::descriptors::{compare, copy_of, descriptors, is_ours, me};
 
 use crate::{
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::{Error, Result},
     locks::save as locks,
     memory::shared::id_of,
     plugins::owned::Owned,
-    resource::{Around, Met, Resources},
+    resource::{FoundFile, Resources, TreeContext},
     state::{Descriptor, Kind, Lock, OpenFile},
 };
 
@@ -42,11 +42,11 @@ impl Collected {
         (process, pid): (pid_t, pid_t),
         owned: &Owned,
         resources: &mut Resources,
-        around: &mut Around<'_>,
+        around: &mut TreeContext<'_>,
     ) -> Result<Vec<Descriptor>> {
         let mut found = Vec::new();
         for fd in descriptors(pid)? {
-            let seen = Seen::look(pid, fd)?;
+            let seen = FoundDescriptor::look(pid, fd)?;
             let locks = locks::locks(process, &seen)?;
             let file = self.meet(&seen, locks, owned, resources, around)?;
             self.tables.insert((pid, fd), file);
@@ -61,11 +61,11 @@ impl Collected {
 
     fn meet(
         &mut self,
-        seen: &Seen,
+        seen: &FoundDescriptor,
         locks: Vec<Lock>,
         owned: &Owned,
         resources: &mut Resources,
-        around: &mut Around<'_>,
+        around: &mut TreeContext<'_>,
     ) -> Result<u32> {
         let known = self.known(seen);
         if let Ok(file) = known {
@@ -108,14 +108,14 @@ impl Collected {
     fn save(
         &mut self,
         number: u32,
-        seen: &Seen,
+        seen: &FoundDescriptor,
         copy: OwnedFd,
         owned: &Owned,
         resources: &mut Resources,
-        around: &mut Around<'_>,
+        around: &mut TreeContext<'_>,
     ) -> Result<()> {
         let kind = kind_of(resources, seen)?;
-        let met = Met {
+        let met = FoundFile {
             number,
             seen,
             copy,
@@ -132,7 +132,7 @@ impl Collected {
     }
 
     /// Between fork(2) and the first that it says for itself, or exec, a child has its parent's plugins, and none.
-    fn check_plugins(&self, file: u32, seen: &Seen) -> Result<()> {
+    fn check_plugins(&self, file: u32, seen: &FoundDescriptor) -> Result<()> {
         let (parent, _) = self.first[file as usize];
         let is_channel = matches!(self.open[file as usize].kind, Kind::Supervisor);
         match is_channel && seen.pid != parent {
@@ -142,7 +142,7 @@ impl Collected {
     }
 
     /// The number of an open file that has been met before, or its place among those that are like it.
-    fn known(&self, seen: &Seen) -> std::result::Result<u32, usize> {
+    fn known(&self, seen: &FoundDescriptor) -> std::result::Result<u32, usize> {
         let Some(alike) = self.alike.get(&alike(seen)) else {
             return Err(0);
         };
@@ -160,13 +160,13 @@ impl Collected {
         copies: Vec<OwnedFd>,
         owned: &Owned,
         resources: &mut Resources,
-        around: &mut Around<'_>,
+        around: &mut TreeContext<'_>,
     ) -> Result<Vec<u32>> {
         let mut numbers = Vec::new();
         for copy in copies {
             let fd = copy.as_raw_fd();
             self.kept.push(copy);
-            let seen = Seen::look(me(), fd)?;
+            let seen = FoundDescriptor::look(me(), fd)?;
             // A process's own locks are not on their way.
             let locks = locks::locks(me(), &seen)?;
             let number = self.meet(&seen, locks, owned, resources, around)?;
@@ -181,7 +181,7 @@ impl Collected {
 }
 
 /// Which kind a descriptor is of, by its place in the list.
-pub fn kind_of(resources: &Resources, seen: &Seen) -> Result<usize> {
+pub fn kind_of(resources: &Resources, seen: &FoundDescriptor) -> Result<usize> {
     for (index, resource) in resources.iter().enumerate() {
         if resource.recognises(seen)? {
             return Ok(index);
@@ -190,7 +190,7 @@ pub fn kind_of(resources: &Resources, seen: &Seen) -> Result<usize> {
     Err(seen.refused("an object of the kernel that cannot be saved"))
 }
 
-fn alike(seen: &Seen) -> (u64, u64, u64) {
+fn alike(seen: &FoundDescriptor) -> (u64, u64, u64) {
     let (device, inode) = id_of(&seen.metadata);
     (device, inode, seen.info.offset)
 }

@@ -62,7 +62,7 @@ impl Info {
 }
 
 /// A descriptor.
-pub struct Seen {
+pub struct FoundDescriptor {
     /// Who has it.
     pub pid: pid_t,
     /// Its number.
@@ -75,7 +75,7 @@ pub struct Seen {
     pub info: Info,
 }
 
-impl Seen {
+impl FoundDescriptor {
     /// Looks at a descriptor.
     pub fn look(pid: pid_t, fd: i32) -> Result<Self> {
         let path = format!("/proc/{pid}/fd/{fd}");

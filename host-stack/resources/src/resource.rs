@@ -22,7 +22,7 @@ use crate::{
     board::Board,
     collected::Collected,
     copy::PageWriter,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     files::named::Named,
     growing::Growing,
@@ -60,11 +60,11 @@ pub struct Running<'a> {
 }
 
 /// An open file of a tree that stands still, when it is met first.
-pub struct Met<'a> {
+pub struct FoundFile<'a> {
     /// Its number among the open files of the tree.
     pub number: u32,
     /// The descriptor that it is met by.
-    pub seen: &'a Seen,
+    pub seen: &'a FoundDescriptor,
     /// A descriptor of this process for it.
     pub copy: OwnedFd,
     /// Locks that are held through it.
@@ -72,7 +72,7 @@ pub struct Met<'a> {
 }
 
 /// What is known of a tree beside one of its open files.
-pub struct Around<'a> {
+pub struct TreeContext<'a> {
     /// Memory that several can map.
     pub shared: &'a mut Shared,
     /// Files by their names.
@@ -119,17 +119,17 @@ pub trait Resource {
     }
 
     /// Whether a descriptor is of this kind; refuses one that is, and cannot be saved. The tree may run.
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         Ok(false)
     }
 
     /// The tree runs: looks closer at a descriptor of this kind, and refuses what cannot be saved.
-    fn look_closer(&self, seen: &Seen, named: &mut Named) -> Result<()> {
+    fn look_closer(&self, seen: &FoundDescriptor, named: &mut Named) -> Result<()> {
         Ok(())
     }
 
     /// Says what an open file of this kind is.
-    fn save(&mut self, met: Met<'_>, around: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, around: &mut TreeContext<'_>) -> Result<Saved> {
         Err(met.seen.refused("a kind of file that is not saved"))
     }
 

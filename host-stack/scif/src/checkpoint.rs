@@ -51,9 +51,9 @@ fn wait_while(is_so: impl Fn(&State) -> bool) -> MutexGuard<'static, State> {
 
 /// A descriptor that leads to a rig. To be dropped before that is closed.
 #[derive(Debug)]
-pub struct Leads(RawFd);
+pub struct RigDescriptor(RawFd);
 
-impl Leads {
+impl RigDescriptor {
     /// This one does.
     pub fn new(descriptor: &impl AsRawFd) -> Self {
         let fd = descriptor.as_raw_fd();
@@ -62,7 +62,7 @@ impl Leads {
     }
 }
 
-impl Drop for Leads {
+impl Drop for RigDescriptor {
     fn drop(&mut self) {
         lock().leading.remove(&self.0);
     }

@@ -28,7 +28,7 @@ use snaprig_wire::{
 };
 
 use crate::{
-    checkpoint::{self, Leads},
+    checkpoint::{self, RigDescriptor},
     host::{
         cards::CardState,
         protocol::{Answer, Call, MESSAGE_MAX, Reply, Request, SEND_MAX},
@@ -67,7 +67,7 @@ pub fn rig_from_environment() -> Option<PathBuf> {
 
 /// One endpoint.
 pub struct Endpoint {
-    _leads: Leads,
+    _leads: RigDescriptor,
     socket: OwnedFd,
     next: AtomicU64,
     inbox: Mutex<Inbox>,
@@ -100,7 +100,7 @@ impl Endpoint {
 
     fn over(socket: OwnedFd) -> Self {
         Self {
-            _leads: Leads::new(&socket),
+            _leads: RigDescriptor::new(&socket),
             socket,
             next: AtomicU64::new(1),
             inbox: Mutex::default(),

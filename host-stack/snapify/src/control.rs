@@ -13,7 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use snaprig_coi::{Engine, Process};
 use snaprig_peers::{Exchange, lines};
-use snaprig_scif::checkpoint::{self, Leads};
+use snaprig_scif::checkpoint::{self, RigDescriptor};
 
 use crate::{Snapify, SnapifyError, Step, StepReport};
 
@@ -97,7 +97,7 @@ struct Listening {
 }
 
 struct Listener {
-    _leads: Leads,
+    _leads: RigDescriptor,
     socket: UnixListener,
 }
 
@@ -106,7 +106,7 @@ impl Listener {
     fn bind(rig: &Path) -> io::Result<(PathBuf, Self)> {
         let path = socket(&checkpoint::place(rig), std::process::id());
         let socket = UnixListener::bind(&path)?;
-        let _leads = Leads::new(&socket);
+        let _leads = RigDescriptor::new(&socket);
         Ok((path, Self { _leads, socket }))
     }
 }
@@ -187,7 +187,7 @@ pub fn serve(rig: &Path, process: &Process) -> io::Result<Service> {
     let clients = listening.clone();
     std::thread::spawn(move || {
         while let Some(client) = clients.accept() {
-            let _leads = Leads::new(&client);
+            let _leads = RigDescriptor::new(&client);
             // A client that breaks off has its own reasons.
             let _ = work.converse(&client);
         }

@@ -20,12 +20,12 @@ use std::{
 
 use crate::{
     faults,
-    plugins::{Gathered, JobRound, SharedPlugins},
+    plugins::{JobRound, ReadyPlugins, SharedPlugins},
     precopy::{self, Precopy},
 };
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
-use snaprig_ckpt::dump::{self, Before, Described, Named, Purpose};
+use snaprig_ckpt::dump::{self, Described, Named, Purpose, Survey};
 use snaprig_ckpt_image::{
     image::{FileSink, Header, ImageId, Options as WriteOptions, Sink, Summary, Writer},
     store::{Joined, Member, Store},
@@ -66,7 +66,7 @@ pub enum Mode {
 
 /// How a checkpoint is made.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct How {
+pub struct CheckpointOptions {
     /// What it has, and when that is copied.
     pub mode: Mode,
     /// Whatever the mode, it builds on no other.
@@ -184,7 +184,12 @@ pub struct NewImage<S: Sink> {
 
 impl NewImage<FileSink> {
     /// The image of a member of a round.
-    pub fn begin(round: &Joined, member: &str, how: &How, known: &mut History) -> Result<Self> {
+    pub fn begin(
+        round: &Joined,
+        member: &str,
+        how: &CheckpointOptions,
+        known: &mut History,
+    ) -> Result<Self> {
         Self::begin_with(round.round(), how, known, |header, options| {
             Ok(round.image(member, header, options)?)
         })
@@ -195,7 +200,7 @@ impl<S: Sink> NewImage<S> {
     /// An image that `start` makes.
     pub fn begin_with(
         round: u64,
-        how: &How,
+        how: &CheckpointOptions,
         known: &mut History,
         start: impl FnOnce(&Header, WriteOptions) -> Result<Writer<S>>,
     ) -> Result<Self> {
@@ -310,7 +315,7 @@ pub fn look(known: &mut History, purpose: Purpose, plugins: &SharedPlugins) -> R
     if plugins.borrow().are_none() {
         let me = me();
         let purpose = (purpose, known.has_own_ipc);
-        return match Before::look(me, purpose, &mut known.named, &Owned::default()) {
+        return match Survey::look(me, purpose, &mut known.named, &Owned::default()) {
             // When it is stopped it is looked at again.
             Err(Error::NotNow(_)) => Ok(()),
             looked => looked.map(drop),
@@ -320,12 +325,12 @@ pub fn look(known: &mut History, purpose: Purpose, plugins: &SharedPlugins) -> R
 }
 
 /// A tree that runs, when all has been found out that can be before it stands still. Dropped, it runs on.
-pub struct Ready {
-    before: Before,
-    gathered: Gathered,
+pub struct PreparedTree {
+    before: Survey,
+    gathered: ReadyPlugins,
 }
 
-impl Ready {
+impl PreparedTree {
     /// Looks at the descendants of this process; what their plugins have to save is in the round's directory then.
     pub fn look(
         purpose: Purpose,
@@ -336,10 +341,10 @@ impl Ready {
     ) -> Result<Self> {
         let me = me();
         let mut tries = 0;
-        let gathered = Gathered::of(plugins, directory, job)?;
+        let gathered = ReadyPlugins::of(plugins, directory, job)?;
         let before = loop {
             let purpose = (purpose, known.has_own_ipc);
-            match Before::look(me, purpose, &mut known.named, &gathered.owned()) {
+            match Survey::look(me, purpose, &mut known.named, &gathered.owned()) {
                 Err(Error::NotNow(_)) if tries < TRIES_MAX => tries += 1,
                 looked => break looked?,
             }
@@ -394,7 +399,7 @@ pub struct Stopped {
     since: Instant,
     described: Described,
     frozen: Frozen,
-    gathered: Gathered,
+    gathered: ReadyPlugins,
     pause: Pause,
 }
 
@@ -409,7 +414,7 @@ impl Stopped {
         directory: &Path,
         last: impl FnOnce(&mut History) -> Result<()>,
     ) -> Result<Self> {
-        let ready = Ready::look(purpose, known, plugins, directory, None)?;
+        let ready = PreparedTree::look(purpose, known, plugins, directory, None)?;
         last(known)?;
         ready.stop(root, known, None)
     }
@@ -459,9 +464,9 @@ impl Stopped {
 fn describe(
     frozen: &mut Frozen,
     root: pid_t,
-    before: &Before,
+    before: &Survey,
     known: &mut History,
-    gathered: &Gathered,
+    gathered: &ReadyPlugins,
 ) -> Result<Described> {
     if !gathered.is_all() {
         return Err(Error::refused(root, "its plugins come and go").for_now());

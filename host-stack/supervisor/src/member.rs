@@ -4,7 +4,7 @@
 //! on, as soon as this supervisor hears of it.
 
 use crate::{
-    checkpoint::{self, History, How, NewImage, Next, Ready, Saved, Stopped},
+    checkpoint::{self, CheckpointOptions, History, NewImage, Next, PreparedTree, Saved, Stopped},
     faults,
     job::{Job, NOT_NOW, Note, Report},
     plugins::{JobRound, SharedPlugins},
@@ -46,7 +46,7 @@ struct RoundInProgress {
     kind: Kind,
     joined: Joined,
     image: Image,
-    ready: Option<Ready>,
+    ready: Option<PreparedTree>,
     stopped: Option<Stopped>,
 }
 
@@ -263,7 +263,7 @@ impl RoundInProgress {
     ) -> Result<()> {
         checkpoint::look(known, Purpose::Job, plugins)?;
         dump::refuse_outside_peers(board, plugins.borrow().are_none())?;
-        let how = How {
+        let how = CheckpointOptions {
             mode: note.mode,
             is_whole: note.is_whole,
             zstd: note.zstd,
@@ -276,7 +276,13 @@ impl RoundInProgress {
                 board,
             };
             let (directory, job) = (self.joined.dir(), Some(job));
-            self.ready = Some(Ready::look(Purpose::Job, known, plugins, directory, job)?);
+            self.ready = Some(PreparedTree::look(
+                Purpose::Job,
+                known,
+                plugins,
+                directory,
+                job,
+            )?);
             begun.catch_up(known)
         });
         self.image = Image::Writing(begun);

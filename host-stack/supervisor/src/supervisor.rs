@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    checkpoint::{self, History, How, Mode, NewImage, Stopped},
+    checkpoint::{self, CheckpointOptions, History, Mode, NewImage, Stopped},
     control::{Dumped, Reply, Request, Running, Status, listen},
     faults,
     job::{self, Job},
@@ -374,7 +374,7 @@ impl<'a> Supervisor<'a> {
         let cost = self.due.cost();
         let number = self.last.map_or(1, |last| last + 1);
         let round = self.parts.store.begin(number, 0)?;
-        let how = How {
+        let how = CheckpointOptions {
             mode: self.options.mode,
             is_whole: full,
             zstd: self.options.zstd,

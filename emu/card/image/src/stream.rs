@@ -19,7 +19,7 @@
 mod decode;
 mod encode;
 
-use snaprig_image::{Format, HEAD_BYTES, Wrong};
+use snaprig_image::{Format, HEAD_BYTES, PartError};
 
 pub use self::{decode::Decoder, decode::Piece, encode::Encoder};
 
@@ -78,11 +78,11 @@ pub enum ImageError {
 }
 
 impl ImageError {
-    fn of(wrong: Wrong, offset: u64) -> Self {
+    fn of(wrong: PartError, offset: u64) -> Self {
         match wrong {
-            Wrong::Magic => Self::Magic,
-            Wrong::Version { found, .. } => Self::Version { found },
-            Wrong::Damaged(what) => Self::Damaged { offset, what },
+            PartError::Magic => Self::Magic,
+            PartError::Version { found, .. } => Self::Version { found },
+            PartError::Damaged(what) => Self::Damaged { offset, what },
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use snaprig_image::Wrong;
+use snaprig_image::PartError;
 
 use super::{CHUNK_MAX, PAGE, STATE_MAX, VERSION};
 
@@ -85,12 +85,12 @@ impl std::fmt::Display for Part {
 }
 
 impl ImageError {
-    pub(super) fn wrong(name: &str, offset: u64, batch: Option<u64>, wrong: Wrong) -> Self {
+    pub(super) fn wrong(name: &str, offset: u64, batch: Option<u64>, wrong: PartError) -> Self {
         let name = name.to_owned();
         match wrong {
-            Wrong::Magic => Self::Magic { name },
-            Wrong::Version { found, .. } => Self::Version { name, found },
-            Wrong::Damaged(what) => Self::Damaged {
+            PartError::Magic => Self::Magic { name },
+            PartError::Version { found, .. } => Self::Version { name, found },
+            PartError::Damaged(what) => Self::Damaged {
                 name,
                 offset,
                 batch,

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use serde::de::DeserializeOwned;
-use snaprig_image::{Decoder, END, Source, Wrong, decode::Part, transport::Reading};
+use snaprig_image::{Decoder, END, PartError, Source, decode::Part, transport::Reading};
 
 use super::{
     CHUNK_MAX, Header, ImageError, Run, STATE_MAX, Summary, Totals, hash,
@@ -108,7 +108,7 @@ impl<S: Source> Reader<S> {
             if let Part::Header { parent, payload } = part {
                 let header = wire::decode_header(parent, payload);
                 break header
-                    .map_err(|what| ImageError::wrong(&name, 0, None, Wrong::Damaged(what)))?;
+                    .map_err(|what| ImageError::wrong(&name, 0, None, PartError::Damaged(what)))?;
             }
         };
         let totals = Totals {
@@ -274,7 +274,7 @@ impl<S: Source> Reader<S> {
                     Err("a batch with more than its chunks")
                 }
             };
-            let wrong = |what| ImageError::wrong(&self.name, at, batch, Wrong::Damaged(what));
+            let wrong = |what| ImageError::wrong(&self.name, at, batch, PartError::Damaged(what));
             checked.map_err(wrong)?;
         }
     }
@@ -354,7 +354,7 @@ fn io(name: &str, offset: u64, source: std::io::Error) -> ImageError {
 }
 
 fn damaged(name: &str, offset: u64, batch: u64, what: &'static str) -> ImageError {
-    ImageError::wrong(name, offset, Some(batch), Wrong::Damaged(what))
+    ImageError::wrong(name, offset, Some(batch), PartError::Damaged(what))
 }
 
 /// The section of state at hand.

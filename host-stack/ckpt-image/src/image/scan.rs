@@ -7,7 +7,7 @@
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::Arc};
 
 use snaprig_image::{
-    Wrong,
+    PartError,
     decode::end_of,
     transport::{Direct, FileSource},
 };
@@ -241,7 +241,7 @@ fn end(reader: &Reader<FileSource>) -> Result<Summary, ImageError> {
     let summary = wire::summary(&end);
     match summary.totals.file_bytes == len {
         true => Ok(summary),
-        false => Err(wrong(Wrong::Damaged(
+        false => Err(wrong(PartError::Damaged(
             "a file of another length than its end says",
         ))),
     }

@@ -23,7 +23,7 @@ use snaprig_resources::{
     error::Result,
     memory::shared::Shared,
     plugins::owned::Owned,
-    resource::{Around, Resources, Running, Stopped},
+    resource::{Resources, Running, Stopped, TreeContext},
     spaces::{Key, Spaces},
     state::{Area, Backing, Process, Tree},
 };
@@ -44,13 +44,13 @@ pub use snaprig_resources::{
 
 /// What can be found out of a tree while it runs, so that it stands still for a shorter time.
 #[derive(Debug, Default)]
-pub struct Before {
+pub struct Survey {
     flags: Vec<(pid_t, Flags)>,
     /// The IPC namespace is the tree's alone.
     has_own_ipc: bool,
 }
 
-impl Before {
+impl Survey {
     /// Of all descendants of a process.
     pub fn look(
         ancestor: pid_t,
@@ -128,7 +128,7 @@ impl Described {
 pub fn describe(
     frozen: &mut Frozen,
     root: pid_t,
-    before: &Before,
+    before: &Survey,
     named: &mut Named,
     owned: &Owned,
 ) -> Result<Described> {
@@ -147,7 +147,7 @@ pub fn describe(
         let flags = known.map_or(&none, |(_, flags)| flags);
         let known = (flags, owned);
         let mut body = process::describe(held, known, &mut shared, named, &mut nameless)?;
-        let mut around = Around {
+        let mut around = TreeContext {
             shared: &mut shared,
             named,
         };

@@ -76,7 +76,7 @@ const USER_SESSION_KEYRING: u64 = -5i64 as u64;
 const GET_REGISTRATIONS: u64 = 1 << 9;
 
 /// What calls of its threads say of a process.
-struct Asked {
+struct ProcessAnswers {
     actions: Vec<[u64; 4]>,
     interval_timers: [[u64; 4]; 3],
     timers: Vec<[u64; 4]>,
@@ -374,7 +374,7 @@ fn timers(pid: pid_t) -> Result<Vec<PosixTimer>> {
 }
 
 /// Asks a process for what only it can be asked for.
-fn ask(process: &mut HeldProcess, areas: &[Area], timers: &[PosixTimer]) -> Result<Asked> {
+fn ask(process: &mut HeldProcess, areas: &[Area], timers: &[PosixTimer]) -> Result<ProcessAnswers> {
     let locked = locked_bytes(process.handle())?;
     let stub = Stub::map(process, &code_among(areas))?;
     let asked = ask_with(process, &stub, timers, locked);
@@ -408,7 +408,7 @@ fn ask_with(
     stub: &Stub,
     timers: &[PosixTimer],
     locked: u64,
-) -> Result<Asked> {
+) -> Result<ProcessAnswers> {
     let pid = process.pid;
     let data = remote::data(stub.at);
     let timers_at = data + SIGNALS * ACTION_BYTES;
@@ -481,7 +481,7 @@ fn ask_with(
     let is_subreaper = bytes[(subreaper_at - data) as usize];
     let is_there = bytes[(subreaper_at - data) as usize + 8] & 1 != 0;
     attributes.insert(libc::PR_SET_CHILD_SUBREAPER, u64::from(is_subreaper));
-    let asked = Asked {
+    let asked = ProcessAnswers {
         actions: (0..SIGNALS)
             .map(|index| four(data + index * ACTION_BYTES))
             .collect(),
@@ -500,7 +500,7 @@ fn ask_with(
         threads: Vec::new(),
     };
     let threads = threads::ask(process, stub)?;
-    Ok(Asked { threads, ..asked })
+    Ok(ProcessAnswers { threads, ..asked })
 }
 
 /// What a process has locked (mlock(2)).

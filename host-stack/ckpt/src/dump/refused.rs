@@ -11,7 +11,7 @@ use libc::pid_t;
 use procfs::process::{Process, Status};
 use snaprig_resources::{
     collected::kind_of,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::{Error, Result},
     files::named::Named,
     plugins::owned::Owned,
@@ -197,7 +197,7 @@ fn check_file(
     named: &mut Named,
     owned: &Owned,
 ) -> Result<()> {
-    let Ok(seen) = Seen::look(pid, fd) else {
+    let Ok(seen) = FoundDescriptor::look(pid, fd) else {
         return Ok(());
     };
     if owned.is_known(&seen.metadata) {

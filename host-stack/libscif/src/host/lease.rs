@@ -31,12 +31,12 @@ pub(super) struct Lease {
     leases: Leases,
     /// Of its own: its end tells the node of this process's.
     channel: Mutex<Option<OwnedFd>>,
-    known: RwLock<Known>,
+    known: RwLock<Generation>,
 }
 
 /// Of one generation.
 #[derive(Default)]
-struct Known {
+struct Generation {
     generation: u32,
     runs: BTreeMap<i64, Run>,
 }
@@ -136,7 +136,7 @@ impl Lease {
     }
 }
 
-impl Known {
+impl Generation {
     /// Where these bytes are; else the first of them that is not known, or nothing if they may not be used so.
     fn find(
         &self,

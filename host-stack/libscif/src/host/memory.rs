@@ -220,14 +220,14 @@ pub(super) struct Peers {
 
 /// Where a peer's bytes are.
 #[derive(Clone, Copy)]
-pub(super) enum There<'a> {
+pub(super) enum PeerMemory<'a> {
     /// Here, for this library alone.
     Mapped(*mut u8),
     /// In this file.
     File(BorrowedFd<'a>, u64),
 }
 
-impl There<'_> {
+impl PeerMemory<'_> {
     /// A number that grows with its addresses, page by page as they do.
     pub(super) fn number(self) -> u64 {
         match self {
@@ -241,14 +241,14 @@ static PEERS: RwLock<Option<Peers>> = RwLock::new(None);
 
 impl Peers {
     /// Where a segment is, and how much of it is there in a row.
-    pub(super) fn at(&self, segment: Segment) -> Option<(There<'_>, u64)> {
+    pub(super) fn at(&self, segment: Segment) -> Option<(PeerMemory<'_>, u64)> {
         if let Some(file) = self.files.get(&segment.memory) {
-            return Some((There::File(file.as_fd(), segment.offset), segment.len));
+            return Some((PeerMemory::File(file.as_fd(), segment.offset), segment.len));
         }
         let skip = segment.offset % CHUNK;
         let base = self.chunks.get(&(segment.memory, segment.offset / CHUNK))?;
         let at = ptr::with_exposed_provenance_mut(base + skip as usize);
-        Some((There::Mapped(at), segment.len.min(CHUNK - skip)))
+        Some((PeerMemory::Mapped(at), segment.len.min(CHUNK - skip)))
     }
 
     fn missing(&self, segments: &[Segment]) -> Vec<(u64, u64)> {

@@ -16,7 +16,7 @@ use super::{
     NONSENSE,
     endpoint::{Endpoint, ask, tell},
     find,
-    memory::{self, There},
+    memory::{self, PeerMemory},
     stream,
 };
 use crate::ffi::Result;
@@ -212,8 +212,8 @@ fn copy_segments(
             };
             let first = (part - last) as usize;
             let there = match there {
-                There::Mapped(there) => there,
-                There::File(file, at) => {
+                PeerMemory::Mapped(there) => there,
+                PeerMemory::File(file, at) => {
                     let rest = here.wrapping_add(first);
                     // SAFETY: `here` has `part` bytes on this side, for which the program's memory
                     // was checked or which the library has mapped itself, and `first` and `last`

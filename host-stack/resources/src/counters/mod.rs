@@ -7,10 +7,10 @@ pub use self::save::hex;
 
 use crate::{
     board::Board,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     opened::Opened,
-    resource::{Around, Met, Resource, Saved},
+    resource::{FoundFile, Resource, Saved, TreeContext},
     state::{Kind, OpenFile, Tree},
 };
 
@@ -19,14 +19,14 @@ use crate::{
 pub struct Counters;
 
 impl Resource for Counters {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         Ok(matches!(
             seen.anonymous(),
             Some(b"[eventfd]" | b"[timerfd]" | b"[signalfd]")
         ))
     }
 
-    fn save(&mut self, met: Met<'_>, _: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, _: &mut TreeContext<'_>) -> Result<Saved> {
         let (seen, info) = (met.seen, &met.seen.info);
         let hex = |key| info.get(key).and_then(hex).unwrap_or(0);
         let kind = match seen.anonymous() {

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     calls::check,
-    descriptor::{Info, Seen},
+    descriptor::{FoundDescriptor, Info},
     error::{Error, Result},
     state::Kind,
 };
@@ -19,7 +19,7 @@ pub fn hex(text: &str) -> Option<u64> {
 
 /// A timerfd. One that has expired, and is to again, stands still until somebody reads it or asks for its time
 /// (timerfd_gettime(2)): then it knows how often it has expired by now, and runs on.
-pub fn timer(seen: &Seen, copy: &OwnedFd) -> Result<Option<Kind>> {
+pub fn timer(seen: &FoundDescriptor, copy: &OwnedFd) -> Result<Option<Kind>> {
     let mut left = MaybeUninit::<libc::itimerspec>::uninit();
     // SAFETY: timerfd_gettime(2) writes the whole structure, or fails.
     let left = unsafe {
@@ -27,7 +27,7 @@ pub fn timer(seen: &Seen, copy: &OwnedFd) -> Result<Option<Kind>> {
         asked.map_err(|source| Error::io("timerfd_gettime", source))?;
         left.assume_init().it_value
     };
-    let mut kind = described(&Seen::look(seen.pid, seen.fd)?.info);
+    let mut kind = described(&FoundDescriptor::look(seen.pid, seen.fd)?.info);
     if let Some(Kind::Timer { setting, .. }) = &mut kind
         && (left.tv_sec, left.tv_nsec) != (0, 0)
         && setting[2..] == [0, 0]

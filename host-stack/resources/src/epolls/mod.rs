@@ -11,10 +11,10 @@ use libc::pid_t;
 use self::save::Target;
 use crate::{
     board::Board,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     opened::Opened,
-    resource::{Around, Met, Resource, Saved, Stopped},
+    resource::{FoundFile, Resource, Saved, Stopped, TreeContext},
     state::{Body, Kind, OpenFile, Process, Tree},
 };
 
@@ -26,11 +26,11 @@ pub struct Epolls {
 }
 
 impl Resource for Epolls {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         Ok(seen.anonymous() == Some(b"[eventpoll]"))
     }
 
-    fn save(&mut self, met: Met<'_>, _: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, _: &mut TreeContext<'_>) -> Result<Saved> {
         let targets = save::watched(&met.seen.info);
         self.met.push((met.number, met.seen.pid, targets));
         Ok(Kind::Epoll {

@@ -22,13 +22,13 @@ use self::{restore::Staging, save::Saving};
 use crate::{
     board::Board,
     copy::PageWriter,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     event::Reporter,
     growing::Growing,
     memory::shared::Shared,
     opened::Opened,
-    resource::{Around, Met, Resource, Saved, Stopped},
+    resource::{FoundFile, Resource, Saved, Stopped, TreeContext},
     spaces::Spaces,
     state::{Backing, Kind, OpenFile, Tree},
     target::{Target, Targets},
@@ -58,7 +58,7 @@ impl Files {
 }
 
 impl Resource for Files {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         let kind = seen.metadata.file_type();
         if !seen.has_path() || !seen.is_name() && (kind.is_fifo() || kind.is_socket()) {
             return Ok(false);
@@ -71,7 +71,7 @@ impl Resource for Files {
         Ok(true)
     }
 
-    fn save(&mut self, met: Met<'_>, around: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, around: &mut TreeContext<'_>) -> Result<Saved> {
         Ok(self.saving.file(met, around.named)?.into())
     }
 
@@ -148,7 +148,7 @@ impl Resource for Files {
 }
 
 /// null, zero, full, random, urandom: opened again they are what they were.
-fn check_device(seen: &Seen) -> Result<()> {
+fn check_device(seen: &FoundDescriptor) -> Result<()> {
     let number = seen.metadata.rdev();
     match (libc::major(number), libc::minor(number)) {
         (MEMORY, 3 | 5 | 7 | 8 | 9) => Ok(()),
@@ -157,7 +157,7 @@ fn check_device(seen: &Seen) -> Result<()> {
 }
 
 /// A file whose name must lead to it, or nowhere.
-fn check_name(seen: &Seen) -> Result<()> {
+fn check_name(seen: &FoundDescriptor) -> Result<()> {
     let system = rustix::fs::statfs(seen.path());
     if system.is_ok_and(|system| system.f_type == MESSAGE_QUEUES) {
         return Err(seen.refused("a POSIX message queue"));

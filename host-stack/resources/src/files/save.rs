@@ -15,11 +15,11 @@ use super::named::Named;
 use crate::{
     collected::Collected,
     copy::{PageWriter, write_gone},
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::{Error, Result},
     huge,
     memory::shared::{Shared, id_of},
-    resource::Met,
+    resource::FoundFile,
     spaces::{Key, Spaces},
     state::{Backing, Contents, FileId, Kind, LockedBy, OpenFile, Tree},
 };
@@ -82,7 +82,7 @@ impl Source {
 
 impl Saving {
     /// A file that is met.
-    pub fn file(&mut self, met: Met<'_>, named: &mut Named) -> Result<Kind> {
+    pub fn file(&mut self, met: FoundFile<'_>, named: &mut Named) -> Result<Kind> {
         let seen = met.seen;
         let (metadata, name) = (&seen.metadata, seen.name.as_os_str().as_bytes());
         let gone = seen.lost_name();
@@ -130,7 +130,7 @@ impl Saving {
     }
 
     /// The contents of a file, which are saved once. The space is that behind all others, for now.
-    fn save(&mut self, seen: &Seen, source: Source) -> Result<Contents> {
+    fn save(&mut self, seen: &FoundDescriptor, source: Source) -> Result<Contents> {
         let id = id_of(&seen.metadata);
         if let Some(contents) = self.saved.get(&id) {
             return Ok(*contents);

@@ -10,7 +10,7 @@ use snaprig_tracee::{descriptors::descriptors, freeze};
 
 use crate::{
     calls::check,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::{Error, Result},
     state::{Lock, LockedBy, Owner},
 };
@@ -36,7 +36,7 @@ fn owner(copy: &OwnedFd) -> io::Result<Option<Owner>> {
 
 /// Who gets the signals of an open file that a descriptor is of: a process of the tree, a group, or nobody.
 pub fn owner_of(
-    seen: &Seen,
+    seen: &FoundDescriptor,
     copy: &OwnedFd,
     is_ours: impl Fn(pid_t) -> bool,
 ) -> Result<Option<Owner>> {
@@ -57,7 +57,7 @@ pub fn owner_of(
 /// ```text
 /// 1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF
 /// ```
-pub fn locks(process: pid_t, seen: &Seen) -> Result<Vec<Lock>> {
+pub fn locks(process: pid_t, seen: &FoundDescriptor) -> Result<Vec<Lock>> {
     let lines = seen.info.all("lock");
     lines
         .map(|line| {
@@ -79,7 +79,7 @@ pub fn locks(process: pid_t, seen: &Seen) -> Result<Vec<Lock>> {
 pub fn none(ancestor: pid_t) -> Result<()> {
     for pid in freeze::descendants(ancestor)? {
         for fd in descriptors(pid).unwrap_or_default() {
-            let Ok(seen) = Seen::look(pid, fd) else {
+            let Ok(seen) = FoundDescriptor::look(pid, fd) else {
                 continue;
             };
             let mut locks = seen.info.all("lock");

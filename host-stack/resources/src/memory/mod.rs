@@ -22,11 +22,11 @@ use self::shared::{Shared, id_of};
 use crate::{
     board::Board,
     copy::{PageWriter, write_gone},
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::{Error, Result},
     huge::{self, pages, save::Untold},
     opened::{Opened, damaged, path_to, reopen, seek},
-    resource::{Around, Met, Resource, Saved},
+    resource::{FoundFile, Resource, Saved, TreeContext},
     spaces::{Key, Spaces},
     state::{Kind, OpenFile, SharedMemory, Tree},
     target::{Target, Targets},
@@ -40,7 +40,7 @@ pub struct Memory {
 }
 
 impl Resource for Memory {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         let name = seen.name.as_os_str().as_bytes();
         if name == b"/secretmem (deleted)" {
             return Err(seen.refused("secret memory can be read by nobody else"));
@@ -48,7 +48,7 @@ impl Resource for Memory {
         Ok(memfd_name(seen).is_some() || is_nameless_huge(seen))
     }
 
-    fn save(&mut self, met: Met<'_>, around: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, around: &mut TreeContext<'_>) -> Result<Saved> {
         let name = memfd_name(met.seen).map(<[u8]>::to_vec);
         Ok(memory(met.seen, name, &met.copy, around.shared).into())
     }
@@ -150,21 +150,26 @@ impl Resource for Memory {
 }
 
 /// The name of a memfd.
-fn memfd_name(seen: &Seen) -> Option<&[u8]> {
+fn memfd_name(seen: &FoundDescriptor) -> Option<&[u8]> {
     let name = seen.name.as_os_str().as_bytes();
     let memory = name.strip_prefix(b"/memfd:")?;
     Some(memory.strip_suffix(b" (deleted)").unwrap_or(memory))
 }
 
 /// A file of huge pages that has lost its name: a hugetlbfs may not be there where it is restarted.
-fn is_nameless_huge(seen: &Seen) -> bool {
+fn is_nameless_huge(seen: &FoundDescriptor) -> bool {
     !seen.is_name()
         && seen.metadata.is_file()
         && seen.lost_name().is_some()
         && pages::of_path(&seen.path()) != 0
 }
 
-fn memory(seen: &Seen, name: Option<Vec<u8>>, copy: &OwnedFd, shared: &mut Shared) -> Kind {
+fn memory(
+    seen: &FoundDescriptor,
+    name: Option<Vec<u8>>,
+    copy: &OwnedFd,
+    shared: &mut Shared,
+) -> Kind {
     let object = shared.meet(id_of(&seen.metadata), name, pages::of_file(copy));
     let object_of = &mut shared.met[object];
     object_of.size = seen.metadata.len();

@@ -18,7 +18,7 @@ use snaprig_tracee::{
 };
 
 use crate::{
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::{Error, Result},
     memory::shared::id_of,
     plugins::owned::Owned,
@@ -235,7 +235,9 @@ fn end_of(pid: pid_t, fd: i32) -> Option<Metadata> {
 
 /// Whether a descriptor can be read, and whether it can be written to.
 fn modes(pid: pid_t, fd: i32) -> Option<(bool, bool)> {
-    let seen = Seen::look(pid, fd).ok().filter(|seen| !seen.is_name())?;
+    let seen = FoundDescriptor::look(pid, fd)
+        .ok()
+        .filter(|seen| !seen.is_name())?;
     let mode = seen.info.flags & libc::O_ACCMODE;
     Some((mode != libc::O_WRONLY, mode != libc::O_RDONLY))
 }

@@ -14,10 +14,10 @@ use std::os::unix::fs::FileTypeExt;
 
 use crate::{
     board::Board,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     opened::Opened,
-    resource::{Around, Met, Resource, Saved, Stopped},
+    resource::{FoundFile, Resource, Saved, Stopped, TreeContext},
     state::{Kind, OpenFile, Tree},
 };
 
@@ -26,11 +26,11 @@ use crate::{
 pub struct Pipes(save::Pipes);
 
 impl Resource for Pipes {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         Ok(!seen.is_name() && seen.metadata.file_type().is_fifo())
     }
 
-    fn save(&mut self, met: Met<'_>, _: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, _: &mut TreeContext<'_>) -> Result<Saved> {
         Ok(Kind::Pipe(self.0.meet(met.seen, met.copy)).into())
     }
 

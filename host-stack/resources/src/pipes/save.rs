@@ -19,14 +19,14 @@ use snaprig_tracee::descriptors::passed_on;
 
 use crate::{
     calls::{check, events, readable},
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::{Error, Result},
     state::{Fifo, Part, Pipe},
 };
 
 /// A pipe as it is met.
 #[derive(Debug)]
-struct Met {
+struct FoundPipe {
     id: (u64, u64),
     pid: pid_t,
     fd: i32,
@@ -42,15 +42,15 @@ struct Met {
 
 /// All pipes of a tree.
 #[derive(Debug, Default)]
-pub struct Pipes(Vec<Met>);
+pub struct Pipes(Vec<FoundPipe>);
 
 impl Pipes {
     /// An end of a pipe; its number. `copy` is of it.
-    pub fn meet(&mut self, seen: &Seen, copy: OwnedFd) -> u32 {
+    pub fn meet(&mut self, seen: &FoundDescriptor, copy: OwnedFd) -> u32 {
         let id = (seen.metadata.dev(), seen.metadata.ino());
         let number = self.0.iter().position(|met| met.id == id);
         let number = number.unwrap_or_else(|| {
-            self.0.push(Met {
+            self.0.push(FoundPipe {
                 id,
                 pid: seen.pid,
                 fd: seen.fd,
@@ -73,12 +73,12 @@ impl Pipes {
 
     /// When all of their ends are known: what is in them. Who has its other end outside of the tree is refused.
     pub fn describe(&self) -> Result<Vec<Pipe>> {
-        self.0.iter().map(Met::describe).collect()
+        self.0.iter().map(FoundPipe::describe).collect()
     }
 }
 
 /// A FIFO's name; none: it is a pipe.
-fn fifo(seen: &Seen) -> Option<Fifo> {
+fn fifo(seen: &FoundDescriptor) -> Option<Fifo> {
     let name = seen.name.as_os_str().as_bytes();
     let path = seen.lost_name().unwrap_or(name);
     path.starts_with(b"/").then(|| Fifo {
@@ -88,7 +88,7 @@ fn fifo(seen: &Seen) -> Option<Fifo> {
     })
 }
 
-impl Met {
+impl FoundPipe {
     fn describe(&self) -> Result<Pipe> {
         let failed = |source| Error::Process {
             pid: self.pid,

@@ -15,10 +15,10 @@ use snaprig_tracee::descriptors::is_ours;
 
 use crate::{
     board::Board,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     opened::Opened,
-    resource::{Around, Met, Resource, Saved},
+    resource::{FoundFile, Resource, Saved, TreeContext},
     state::{Kind, OpenFile, Tree},
 };
 
@@ -30,11 +30,11 @@ const OF_THREAD: i32 = libc::O_EXCL;
 pub struct Processes;
 
 impl Resource for Processes {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         kind(seen).map(|kind| kind.is_some())
     }
 
-    fn save(&mut self, met: Met<'_>, _: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, _: &mut TreeContext<'_>) -> Result<Saved> {
         let kind = kind(met.seen)?;
         let kind = kind.ok_or_else(|| met.seen.refused("it is another file by now"))?;
         Ok(kind.into())
@@ -70,7 +70,7 @@ impl Resource for Processes {
 }
 
 /// What a descriptor is, if it is of a process.
-fn kind(seen: &Seen) -> Result<Option<Kind>> {
+fn kind(seen: &FoundDescriptor) -> Result<Option<Kind>> {
     let name = seen.name.as_os_str().as_bytes();
     if name.starts_with(b"pidfd:") || seen.anonymous() == Some(b"[pidfd]") {
         return pidfd(seen).map(Some);
@@ -81,7 +81,7 @@ fn kind(seen: &Seen) -> Result<Option<Kind>> {
     }
 }
 
-fn pidfd(seen: &Seen) -> Result<Kind> {
+fn pidfd(seen: &FoundDescriptor) -> Result<Kind> {
     let pid = seen.info.get("Pid").and_then(|pid| pid.parse().ok());
     match pid {
         _ if seen.info.flags & OF_THREAD != 0 => Err(seen.refused("a thread's pidfd")),
@@ -93,7 +93,7 @@ fn pidfd(seen: &Seen) -> Result<Kind> {
     }
 }
 
-fn proc(seen: &Seen, pid: pid_t, rest: &[u8]) -> Result<Kind> {
+fn proc(seen: &FoundDescriptor, pid: pid_t, rest: &[u8]) -> Result<Kind> {
     let thread = rest.strip_prefix(b"/task/").map(|rest| {
         let digits = rest.split(|byte| *byte == b'/').next();
         digits.and_then(number)

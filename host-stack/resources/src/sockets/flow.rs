@@ -206,7 +206,7 @@ fn receive(fd: impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<usize> {
 pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) -> io::Result<()> {
     let sender = sender.as_fd();
     let mut sent = 0;
-    let mut grown: Option<Grown> = None;
+    let mut grown: Option<EnlargedBuffer> = None;
     let mut last = Instant::now();
     while sent < bytes.len() {
         let part = &bytes[sent..bytes.len().min(sent + PART)];
@@ -218,7 +218,7 @@ pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) ->
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             Err(_) if last.elapsed() < ARRIVAL => thread::sleep(LOOK),
             Err(_) if grown.is_none() => {
-                grown = Some(Grown::sending(sender, bytes.len())?);
+                grown = Some(EnlargedBuffer::sending(sender, bytes.len())?);
                 receiver.map_or(Ok(true), |end| hold(end, bytes.len() as u64))?;
                 last = Instant::now();
             }
@@ -238,12 +238,12 @@ pub fn put(sender: impl AsFd, receiver: Option<BorrowedFd<'_>>, bytes: &[u8]) ->
 
 /// The buffer of a sender that has been made larger for a while.
 #[derive(Debug)]
-pub struct Grown {
+pub struct EnlargedBuffer {
     bytes: i32,
     lock: i32,
 }
 
-impl Grown {
+impl EnlargedBuffer {
     /// Room for what is to be sent.
     pub fn sending(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
         let fd = fd.as_fd();

@@ -29,11 +29,11 @@ pub use self::{
 };
 use crate::{
     board::Board,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     event::Reporter,
     opened::Opened,
-    resource::{Around, Met, Resource, Saved, Stopped},
+    resource::{FoundFile, Resource, Saved, Stopped, TreeContext},
     state::{Kind, Message, OpenFile, Tree},
 };
 
@@ -70,14 +70,14 @@ impl Sockets {
 }
 
 impl Resource for Sockets {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         match !seen.is_name() && seen.metadata.file_type().is_socket() {
             true => check_protocol(seen).map(|()| true),
             false => Ok(false),
         }
     }
 
-    fn save(&mut self, met: Met<'_>, _: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, _: &mut TreeContext<'_>) -> Result<Saved> {
         let (mut socket, messages) = self.saving.meet(met)?;
         let mut passed = Vec::new();
         for message in messages {
@@ -129,7 +129,7 @@ impl Resource for Sockets {
 }
 
 /// Refuses a socket of a kind that cannot be saved, as far as its protocol's name tells: before anything stops.
-pub fn check_protocol(seen: &Seen) -> Result<()> {
+pub fn check_protocol(seen: &FoundDescriptor) -> Result<()> {
     let mut name = [0; 32];
     let read = rustix::fs::getxattr(seen.path(), "system.sockprotoname", &mut name);
     let name = String::from_utf8_lossy(&name[..read.unwrap_or(0)]);

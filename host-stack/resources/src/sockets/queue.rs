@@ -33,7 +33,7 @@ const LOOKS: usize = 1000;
 /// What the process of its own says.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Said {
+struct HelperAnswer {
     /// errno; -1: it has said nothing.
     error: i32,
     /// Bytes of the queue.
@@ -43,7 +43,7 @@ struct Said {
     unread: u32,
 }
 
-const NOTHING: Said = Said {
+const NOTHING: HelperAnswer = HelperAnswer {
     error: -1,
     count: 0,
     written: 0,
@@ -69,33 +69,33 @@ impl Queue {
 pub fn peek(sender: BorrowedFd, receiver: BorrowedFd, has_ended: bool) -> io::Result<Queue> {
     let room = usize::try_from(socket::unsent(sender)?).map_err(io::Error::other)?;
     // The kernel copies whole parts of the queue, of whose first one some is acknowledged.
-    let map = Shared::map(size_of::<Said>() + room + (1 << 20))?;
-    // SAFETY: the map has room for a `Said`, is aligned to a page, and nobody else has it yet.
-    unsafe { map.at.cast::<Said>().write(NOTHING) };
+    let map = Shared::map(size_of::<HelperAnswer>() + room + (1 << 20))?;
+    // SAFETY: the map has room for a `HelperAnswer`, is aligned to a page, and nobody else has it yet.
+    unsafe { map.at.cast::<HelperAnswer>().write(NOTHING) };
     let keeps = vec![sender.as_raw_fd(), receiver.as_raw_fd()];
     let apart = Detached::begin(keeps, || {
-        let room = map.bytes - size_of::<Said>();
-        // SAFETY: the map is `bytes` long, of which a `Said` is the beginning and `room` the rest; it is shared with
+        let room = map.bytes - size_of::<HelperAnswer>();
+        // SAFETY: the map is `bytes` long, of which a `HelperAnswer` is the beginning and `room` the rest; it is shared with
         // the parent, which does not touch it before this process has ended.
         unsafe {
-            let bytes = slice::from_raw_parts_mut(map.at.add(size_of::<Said>()), room);
+            let bytes = slice::from_raw_parts_mut(map.at.add(size_of::<HelperAnswer>()), room);
             let said = look(sender, receiver, bytes);
-            let said = said.unwrap_or_else(|error| Said { error, ..NOTHING });
-            map.at.cast::<Said>().write(said);
+            let said = said.unwrap_or_else(|error| HelperAnswer { error, ..NOTHING });
+            map.at.cast::<HelperAnswer>().write(said);
         }
     })?;
     apart.wait();
-    // SAFETY: the child has written a `Said`, or left the one from before, and has ended.
-    let said = unsafe { map.at.cast::<Said>().read_volatile() };
+    // SAFETY: the child has written a `HelperAnswer`, or left the one from before, and has ended.
+    let said = unsafe { map.at.cast::<HelperAnswer>().read_volatile() };
     match said.error {
         0 => {}
         -1 => return Err(io::Error::other("who looked at it was killed")),
         error => return Err(io::Error::from_raw_os_error(error)),
     }
-    let count = (said.count as usize).min(map.bytes - size_of::<Said>());
-    // SAFETY: `count` was limited to what the map has behind a `Said`, all of which was zero or written by the child,
+    let count = (said.count as usize).min(map.bytes - size_of::<HelperAnswer>());
+    // SAFETY: `count` was limited to what the map has behind a `HelperAnswer`, all of which was zero or written by the child,
     // which has ended.
-    let bytes = unsafe { slice::from_raw_parts(map.at.add(size_of::<Said>()), count) };
+    let bytes = unsafe { slice::from_raw_parts(map.at.add(size_of::<HelperAnswer>()), count) };
     // The end of what is sent has a number as well.
     let first = said
         .written
@@ -108,7 +108,7 @@ pub fn peek(sender: BorrowedFd, receiver: BorrowedFd, has_ended: bool) -> io::Re
 }
 
 /// In the process of its own.
-fn look(sender: BorrowedFd, receiver: BorrowedFd, bytes: &mut [u8]) -> Result<Said, i32> {
+fn look(sender: BorrowedFd, receiver: BorrowedFd, bytes: &mut [u8]) -> Result<HelperAnswer, i32> {
     let (count, written) = repairing(sender, SENT, || {
         // SAFETY: recv(2) writes at most as many bytes as it is told, which is the length of the slice.
         let count = unsafe {
@@ -129,7 +129,7 @@ fn look(sender: BorrowedFd, receiver: BorrowedFd, bytes: &mut [u8]) -> Result<Sa
         }
         Err(libc::EBUSY)
     })?;
-    Ok(Said {
+    Ok(HelperAnswer {
         error: 0,
         count,
         written,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    flow::{self, Grown},
+    flow::{self, EnlargedBuffer},
     names::{reuse, within},
     remote::restore_unix,
     restore::{BUFFERS, COLD_BYTES, Lost, apply, covers, is_datagram, plain, sockets},
@@ -117,7 +117,7 @@ fn unix(sender: BorrowedFd, opened: &Opened, socket: &Socket) -> io::Result<()> 
         .iter()
         .map(|one| one.bytes.len() + 1024)
         .sum();
-    let grown = Grown::sending(sender, total)?;
+    let grown = EnlargedBuffer::sending(sender, total)?;
     for message in &socket.received {
         let files = files(opened, message)?;
         let mut sent = socket::send(sender, &message.bytes, &files, &[])?;

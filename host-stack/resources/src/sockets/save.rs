@@ -42,7 +42,7 @@ const BACKLOG_AT: usize = 28;
 
 /// A socket as it is met.
 #[derive(Debug)]
-pub struct Met {
+pub struct FoundSocket {
     /// Number among the files of the tree.
     pub file: u32,
     pub pid: pid_t,
@@ -52,7 +52,7 @@ pub struct Met {
     pub state: u8,
 }
 
-impl Met {
+impl FoundSocket {
     pub fn refused(&self, what: &str) -> Error {
         Error::refused(self.pid, format!("descriptor {} is {what}", self.fd))
     }
@@ -79,7 +79,7 @@ impl Met {
 /// All sockets of a tree.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    pub met: Vec<Met>,
+    pub met: Vec<FoundSocket>,
     /// TCP connections to who may be of the same job, and Unix sockets.
     pub unknown_peers: Vec<UnknownPeer>,
     pub unknown_unix_peers: Vec<UnknownPeer>,
@@ -87,8 +87,8 @@ pub struct Sockets {
 
 impl Sockets {
     /// A socket that is met for the first time, and the messages in it, if they can be read without being taken.
-    pub fn meet(&mut self, met: resource::Met<'_>) -> Result<(Socket, Vec<Received>)> {
-        let resource::Met { seen, copy, .. } = met;
+    pub fn meet(&mut self, met: resource::FoundFile<'_>) -> Result<(Socket, Vec<Received>)> {
+        let resource::FoundFile { seen, copy, .. } = met;
         let (file, pid, fd, inode) = (met.number, seen.pid, seen.fd, seen.metadata.ino());
         let failed = |source| Error::Process {
             pid,
@@ -113,7 +113,7 @@ impl Sockets {
             true => socket::peek_messages(&copy).map_err(failed)?,
             false => Vec::new(),
         };
-        self.met.push(Met {
+        self.met.push(FoundSocket {
             file,
             pid,
             fd,
@@ -151,7 +151,8 @@ impl Sockets {
     }
 
     fn join_unix(&mut self, open: &mut [OpenFile]) -> Result<()> {
-        let ours = |open: &mut [OpenFile], met: &Met| at(open, met.file).family == libc::AF_UNIX;
+        let ours =
+            |open: &mut [OpenFile], met: &FoundSocket| at(open, met.file).family == libc::AF_UNIX;
         if !self.met.iter().any(|met| ours(open, met)) {
             return Ok(());
         }
@@ -275,7 +276,7 @@ impl Sockets {
     /// a process outside has it, which is refused unless that is of the same job.
     pub fn lonely(
         &self,
-        met: &Met,
+        met: &FoundSocket,
         open: &mut [OpenFile],
         local: SocketAddr,
         remote: SocketAddr,

@@ -10,11 +10,11 @@ use snaprig_tracee::descriptors::{is_own, is_same_file, me, passed_on};
 
 use crate::{
     board::Board,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     event::Reporter,
     opened::Opened,
-    resource::{Around, Met, Resource, Saved},
+    resource::{FoundFile, Resource, Saved, TreeContext},
     sockets,
     state::{Kind, OpenFile, Tree},
 };
@@ -29,14 +29,14 @@ pub struct Standard {
 
 impl Standard {
     /// Which of the supervisor's descriptors one is.
-    fn number_of(&self, seen: &Seen) -> Option<i32> {
+    fn number_of(&self, seen: &FoundDescriptor) -> Option<i32> {
         let kind = seen.metadata.file_type();
         let may_be_other = !seen.is_name() && (kind.is_fifo() || kind.is_socket());
         let own = is_own(seen.pid, seen.fd);
         own.or_else(|| may_be_other.then(|| self.inherited(seen)).flatten())
     }
 
-    fn inherited(&self, seen: &Seen) -> Option<i32> {
+    fn inherited(&self, seen: &FoundDescriptor) -> Option<i32> {
         let passed_on = self.passed_on.get_or_init(passed_on);
         let is_it = |own: &&i32| is_same_file((seen.pid, seen.fd), (me(), **own));
         passed_on.iter().find(is_it).copied()
@@ -54,7 +54,7 @@ impl Standard {
 }
 
 impl Resource for Standard {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         match self.number_of(seen) {
             None => Ok(false),
             // Whatever it is.
@@ -66,7 +66,7 @@ impl Resource for Standard {
         }
     }
 
-    fn save(&mut self, met: Met<'_>, _: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, _: &mut TreeContext<'_>) -> Result<Saved> {
         let number = self.number_of(met.seen);
         let number = number.ok_or_else(|| met.seen.refused("it is another file by now"))?;
         Ok(Kind::Stdio(number).into())

@@ -53,14 +53,14 @@ const ROUNDING: i64 = 2;
 type Counts = BTreeMap<i32, u64>;
 
 /// An object that is the tree's.
-struct Found {
+struct TreeObject {
     stat: Stat,
     /// Not only for all that is known.
     is_certain: bool,
 }
 
 /// Whose an object is.
-enum Whose {
+enum Ownership {
     Ours,
     /// The tree's, and this process's.
     Shared(pid_t),
@@ -130,7 +130,7 @@ pub fn describe(
         *counts.entry(attachment.id).or_default() += 1;
     }
     for found in find(all(), &counts, is_own)? {
-        let Found { stat, is_certain } = found;
+        let TreeObject { stat, is_certain } = found;
         let added = match stat.kind {
             Kind::Segment => bytes_of(&stat, attachments).map(|(bytes, huge_bytes)| {
                 let is_attached = counts.contains_key(&stat.object.id);
@@ -206,7 +206,7 @@ fn all() -> Vec<Stat> {
 }
 
 /// Those of the tree; refuses what it shares. Others may be on their way out, and some of the tree on their way in.
-fn find(all: Vec<Stat>, counts: &Counts, is_own: bool) -> Result<Vec<Found>> {
+fn find(all: Vec<Stat>, counts: &Counts, is_own: bool) -> Result<Vec<TreeObject>> {
     let launched = begun(me()).unwrap_or(0) - ROUNDING;
     let user = rustix::process::geteuid().as_raw();
     let mut found = Vec::new();
@@ -217,24 +217,24 @@ fn find(all: Vec<Stat>, counts: &Counts, is_own: bool) -> Result<Vec<Found>> {
             _ => (false, 0),
         };
         let whose = match is_own || attached {
-            true => Whose::Ours,
+            true => Ownership::Ours,
             false => whose(&stat),
         };
         let is_certain = match whose {
-            Whose::Others => continue,
-            Whose::Nobodys if others > 0 || stat.object.creator.0 != user => continue,
-            Whose::Nobodys if stat.changed < launched => continue,
-            Whose::Nobodys => false,
-            Whose::Shared(pid) => {
+            Ownership::Others => continue,
+            Ownership::Nobodys if others > 0 || stat.object.creator.0 != user => continue,
+            Ownership::Nobodys if stat.changed < launched => continue,
+            Ownership::Nobodys => false,
+            Ownership::Shared(pid) => {
                 return Err(refused(&stat, &format!("process {pid} uses as well")).for_now());
             }
-            Whose::Ours if others > 0 => {
+            Ownership::Ours if others > 0 => {
                 let what = format!("others have attached as well, {others} times");
                 return Err(refused(&stat, &what).for_now());
             }
-            Whose::Ours => true,
+            Ownership::Ours => true,
         };
-        found.push(Found { stat, is_certain });
+        found.push(TreeObject { stat, is_certain });
     }
     Ok(found)
 }
@@ -245,17 +245,17 @@ fn refused(stat: &Stat, what: &str) -> Error {
 }
 
 /// By who has made or used it last.
-fn whose(stat: &Stat) -> Whose {
+fn whose(stat: &Stat) -> Ownership {
     let users = stat.users.iter().copied();
     let users = users.filter(|pid| *pid > 0 && *pid != me());
     let (ours, mut others): (Vec<_>, Vec<_>) = users.partition(|pid| is_ours(*pid));
     // A number may be another process's by now, which began later.
     others.retain(|pid| begun(*pid).is_some_and(|begun| begun <= stat.changed));
     match (ours.is_empty(), others.first()) {
-        (true, None) => Whose::Nobodys,
-        (true, Some(_)) => Whose::Others,
-        (false, None) => Whose::Ours,
-        (false, Some(pid)) => Whose::Shared(*pid),
+        (true, None) => Ownership::Nobodys,
+        (true, Some(_)) => Ownership::Others,
+        (false, None) => Ownership::Ours,
+        (false, Some(pid)) => Ownership::Shared(*pid),
     }
 }
 

@@ -33,7 +33,7 @@ const SLOT: u64 = 64;
 const QUESTIONS: usize = 1000;
 
 /// A semaphore, and what is known of its adjustment: not less than, less than.
-struct Asked {
+struct Adjustable {
     set: usize,
     id: i32,
     number: u16,
@@ -42,7 +42,7 @@ struct Asked {
     end: i32,
 }
 
-impl Asked {
+impl Adjustable {
     /// What is asked next: whether it is less than this. Most are 0.
     fn next(&self) -> i32 {
         match (self.least, self.end) {
@@ -95,14 +95,19 @@ fn is_same_list(one: pid_t, other: pid_t) -> bool {
 fn ask_one(held: &mut HeldProcess, stub: &Stub, sets: &mut [SemaphoreSet]) -> Result<()> {
     let mut open = Vec::new();
     for (set, of) in sets.iter().enumerate().filter(|(_, set)| set.is_used) {
-        open.extend(of.values.iter().enumerate().map(|(number, value)| Asked {
-            set,
-            id: of.object.id,
-            number: number as u16,
-            value: *value,
-            least: LOWEST,
-            end: END,
-        }));
+        open.extend(
+            of.values
+                .iter()
+                .enumerate()
+                .map(|(number, value)| Adjustable {
+                    set,
+                    id: of.object.id,
+                    number: number as u16,
+                    value: *value,
+                    least: LOWEST,
+                    end: END,
+                }),
+        );
     }
     while !open.is_empty() {
         for asked in open.chunks_mut(QUESTIONS) {
@@ -123,7 +128,7 @@ fn ask_one(held: &mut HeldProcess, stub: &Stub, sets: &mut [SemaphoreSet]) -> Re
 }
 
 /// One question of each.
-fn answer(held: &mut HeldProcess, stub: &Stub, asked: &mut [Asked]) -> Result<()> {
+fn answer(held: &mut HeldProcess, stub: &Stub, asked: &mut [Adjustable]) -> Result<()> {
     let (pid, tid, data) = (held.pid, held.handle(), remote::data(stub.at));
     let (mut bytes, mut calls) = (Vec::new(), Vec::new());
     for asked in &*asked {
@@ -163,7 +168,7 @@ fn answer(held: &mut HeldProcess, stub: &Stub, asked: &mut [Asked]) -> Result<()
 }
 
 /// Operations that never succeed: number, amount, flags.
-fn question(asked: &Asked) -> Vec<(u16, i16, i16)> {
+fn question(asked: &Adjustable) -> Vec<(u16, i16, i16)> {
     let operation = |amount: i32, flags: i32| {
         let flags = flags | libc::IPC_NOWAIT;
         (asked.number, amount as i16, flags as i16)

@@ -26,7 +26,7 @@ use crate::{
     calls::{check, events, readable},
     detached::Detached,
     faults,
-    state::{Line, Look, Terminal},
+    state::{Line, Terminal, TerminalSettings},
 };
 use snaprig_tracee::faults::reached;
 
@@ -136,21 +136,21 @@ pub fn number(fd: impl AsFd) -> Option<u32> {
 }
 
 /// Settings and size.
-pub fn look(fd: impl AsFd) -> io::Result<Look> {
+pub fn look(fd: impl AsFd) -> io::Result<TerminalSettings> {
     let fd = fd.as_fd();
-    Ok(Look {
+    Ok(TerminalSettings {
         settings: Settings::of(fd)?.bytes(),
         size: get(fd, libc::TIOCGWINSZ)?,
     })
 }
 
 /// Gives a terminal settings.
-pub fn set_settings(fd: impl AsFd, look: &Look) -> io::Result<()> {
+pub fn set_settings(fd: impl AsFd, look: &TerminalSettings) -> io::Result<()> {
     Settings::from_bytes(&look.settings)?.set(fd)
 }
 
 /// Gives a terminal a size.
-pub fn set_size(fd: impl AsFd, look: &Look) -> io::Result<()> {
+pub fn set_size(fd: impl AsFd, look: &TerminalSettings) -> io::Result<()> {
     // SAFETY: TIOCSWINSZ reads a struct winsize, which is four 16-bit numbers, as `size` is.
     let set = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCSWINSZ, look.size.as_ptr()) };
     check(set).map(drop)
@@ -234,7 +234,7 @@ pub fn is_stopped(master: impl AsFd, slave: impl AsFd) -> io::Result<bool> {
 }
 
 /// What a process of its own says: what was in a terminal, and errno, or 0.
-type Said = (Vec<Line>, Vec<u8>, i32);
+type Contents = (Vec<Line>, Vec<u8>, i32);
 
 /// Finds out what is in a terminal, and leaves it there; `slave` is its own open file, and does not block. It must be
 /// taken out for that: a process of its own does so, and puts it back, to the end, if this one is killed meanwhile. A
@@ -253,7 +253,7 @@ pub fn contents(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> i
         unsafe { libc::close(has_taken.as_raw_fd()) };
         let put = errno(put(master, slave, terminal));
         let failed = if took == 0 { put } else { took };
-        let contents: Said = (terminal.input.clone(), terminal.output.clone(), failed);
+        let contents: Contents = (terminal.input.clone(), terminal.output.clone(), failed);
         let bytes = postcard::to_stdvec(&contents).unwrap_or_default();
         let _ = said.write_all(&bytes);
     })?;
@@ -265,7 +265,7 @@ pub fn contents(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> i
     let mut bytes = Vec::new();
     said.rewind()?;
     said.read_to_end(&mut bytes)?;
-    let said: Said = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
+    let said: Contents = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
     (terminal.input, terminal.output) = (said.0, said.1);
     match said.2 {
         0 => Ok(()),

@@ -18,12 +18,12 @@ use std::os::{
 
 use crate::{
     board::Board,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     event::Reporter,
     growing::Growing,
     opened::Opened,
-    resource::{Around, Met, Resource, Saved, Stopped},
+    resource::{FoundFile, Resource, Saved, Stopped, TreeContext},
     state::{Kind, OpenFile, Tree},
 };
 
@@ -51,7 +51,7 @@ impl Terminals {
 }
 
 impl Resource for Terminals {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         let number = seen.metadata.rdev();
         let is_terminal = matches!(
             (libc::major(number), libc::minor(number)),
@@ -60,7 +60,7 @@ impl Resource for Terminals {
         Ok(is_terminal && !seen.is_name() && seen.metadata.file_type().is_char_device())
     }
 
-    fn save(&mut self, met: Met<'_>, _: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, _: &mut TreeContext<'_>) -> Result<Saved> {
         self.saving.meet(met.number, met.seen, met.copy)?;
         // Which terminal it is of is said when all are known.
         Ok(Kind::Console.into())

@@ -14,7 +14,7 @@ use procfs::process::Process as Proc;
 use super::device;
 use crate::{
     calls,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::{Error, Result},
     state::{Console, Kind, OpenFile, Terminal},
 };
@@ -24,7 +24,7 @@ const SLAVES: u32 = 136;
 
 /// A terminal as it is met.
 #[derive(Debug)]
-struct Met {
+struct FoundTerminal {
     /// Who has it first: as it is said to people.
     pid: pid_t,
     what: String,
@@ -37,15 +37,15 @@ struct Met {
 /// All terminals of a tree.
 #[derive(Debug, Default)]
 pub struct Terminals {
-    met: BTreeMap<(u32, u32), Met>,
+    met: BTreeMap<(u32, u32), FoundTerminal>,
 }
 
 impl Terminals {
     /// An open file that is one; `copy` is of it.
-    pub fn meet(&mut self, file: u32, seen: &Seen, copy: OwnedFd) -> Result<()> {
+    pub fn meet(&mut self, file: u32, seen: &FoundDescriptor, copy: OwnedFd) -> Result<()> {
         let device = device::device(&copy);
         let device = device.ok_or_else(|| seen.refused("a terminal that does not answer"))?;
-        let met = self.met.entry(device).or_insert_with(|| Met {
+        let met = self.met.entry(device).or_insert_with(|| FoundTerminal {
             pid: seen.pid,
             what: format!("{} (descriptor {})", seen.name.display(), seen.fd),
             master: None,

@@ -8,7 +8,7 @@ pub struct Terminal {
     /// N of /dev/pts/N.
     pub number: u32,
     /// Settings and size.
-    pub look: Look,
+    pub look: TerminalSettings,
     /// TIOCPKT.
     pub packets: bool,
     /// TIOCSPTLCK.
@@ -36,7 +36,7 @@ pub struct Line {
 
 /// Settings of a terminal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Look {
+pub struct TerminalSettings {
     /// `struct termios2`.
     pub settings: Vec<u8>,
     /// Rows, columns, and both in pixels.
@@ -47,7 +47,7 @@ pub struct Look {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Console {
     /// Settings and size.
-    pub look: Look,
+    pub look: TerminalSettings,
     /// The foreground group.
     pub group: i32,
 }

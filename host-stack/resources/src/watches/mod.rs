@@ -14,11 +14,11 @@ use std::os::fd::AsFd;
 
 use crate::{
     board::Board,
-    descriptor::Seen,
+    descriptor::FoundDescriptor,
     error::Result,
     files::named::Named,
     opened::Opened,
-    resource::{Around, Met, Resource, Saved},
+    resource::{FoundFile, Resource, Saved, TreeContext},
     state::{Kind, OpenFile, Tree},
 };
 
@@ -27,15 +27,15 @@ use crate::{
 pub struct Watches;
 
 impl Resource for Watches {
-    fn recognises(&self, seen: &Seen) -> Result<bool> {
+    fn recognises(&self, seen: &FoundDescriptor) -> Result<bool> {
         Ok(seen.anonymous() == Some(b"inotify"))
     }
 
-    fn look_closer(&self, seen: &Seen, named: &mut Named) -> Result<()> {
+    fn look_closer(&self, seen: &FoundDescriptor, named: &mut Named) -> Result<()> {
         save::find_all(seen, named).map(drop)
     }
 
-    fn save(&mut self, met: Met<'_>, around: &mut Around<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, around: &mut TreeContext<'_>) -> Result<Saved> {
         let notices = save::describe(met.seen, met.copy.as_fd(), around.named)?;
         Ok(Kind::Inotify(notices).into())
     }

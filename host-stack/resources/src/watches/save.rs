@@ -13,7 +13,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{calls::readable, descriptor::Seen, error::Result, files::named::Named, state::Notice};
+use crate::{
+    calls::readable, descriptor::FoundDescriptor, error::Result, files::named::Named, state::Notice,
+};
 
 /// Names looked at in search of one that is watched.
 const NAMES_MAX: usize = 1 << 18;
@@ -29,7 +31,11 @@ struct Line {
 
 /// Files that an instance watches, by their names. Events in it that nobody has read cannot be put into another: the
 /// program is given a moment to read them.
-pub fn describe(seen: &Seen, copy: BorrowedFd, named: &mut Named) -> Result<Vec<Notice>> {
+pub fn describe(
+    seen: &FoundDescriptor,
+    copy: BorrowedFd,
+    named: &mut Named,
+) -> Result<Vec<Notice>> {
     if readable(copy).unwrap_or(0) > 0 {
         let error = seen.refused("it has events that the program has not read");
         return Err(error.for_now());
@@ -38,7 +44,7 @@ pub fn describe(seen: &Seen, copy: BorrowedFd, named: &mut Named) -> Result<Vec<
 }
 
 /// As [`describe`], of a program that runs.
-pub fn find_all(seen: &Seen, named: &mut Named) -> Result<Vec<Notice>> {
+pub fn find_all(seen: &FoundDescriptor, named: &mut Named) -> Result<Vec<Notice>> {
     let lines = seen.info.all("inotify");
     lines
         .map(|text| {
@@ -82,7 +88,7 @@ fn parse(line: &str) -> Option<Line> {
     })
 }
 
-fn find(seen: &Seen, line: &Line, named: &mut Named) -> Option<PathBuf> {
+fn find(seen: &FoundDescriptor, line: &Line, named: &mut Named) -> Option<PathBuf> {
     let is_it = |path: &Path| {
         let metadata = fs::symlink_metadata(path);
         metadata.is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == line.id)

@@ -27,7 +27,7 @@ const LOOK_NS: u64 = 5_000_000_000;
 
 /// A direction of a card's link, in one life of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct Direction {
     card: NodeId,
     to_card: bool,
     life: u32,
@@ -148,9 +148,9 @@ pub trait Network: System<Event: From<Event>> {
     }
 
     /// Where what a node sends to another goes.
-    fn way(&mut self, node: NodeId, to: NodeId) -> Way {
+    fn way(&mut self, node: NodeId, to: NodeId) -> Direction {
         let card = if node == HOST { to } else { node };
-        Way {
+        Direction {
             card,
             to_card: node == HOST,
             life: self.link(card).life,
@@ -169,7 +169,7 @@ pub trait Network: System<Event: From<Event>> {
     }
 
     /// A record leaves, with what a fault does to it.
-    fn send_record(&mut self, way: Way, mut record: Vec<u8>, effect: &Effect) {
+    fn send_record(&mut self, way: Direction, mut record: Vec<u8>, effect: &Effect) {
         let link = self.link(way.card);
         if link.state != State::Up {
             return;
@@ -209,7 +209,7 @@ pub trait Network: System<Event: From<Event>> {
     }
 
     /// A record has come.
-    fn record(&mut self, way: Way, record: &[u8]) {
+    fn record(&mut self, way: Direction, record: &[u8]) {
         let believing = self.believes_links();
         let link = self.link(way.card);
         if link.life != way.life || link.state == State::Down {
@@ -227,7 +227,7 @@ pub trait Network: System<Event: From<Event>> {
             }
             // A sign of life is answered with one.
             Ok(None) if way.to_card => {
-                let way = Way {
+                let way = Direction {
                     to_card: false,
                     ..way
                 };

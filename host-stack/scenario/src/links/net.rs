@@ -3,14 +3,14 @@
 use snaprig_sim::ProcessId;
 use snaprig_wire::scif::{Body, HOST, NodeId};
 
-use super::{CardLink, Task, Way, peek};
+use super::{CardLink, Direction, Task, peek};
 use crate::stage::Stage;
 
 /// Something that links have happen.
 #[derive(Debug)]
 pub enum Event {
     /// To a node: a record of a neighbour's.
-    Record(Way, Vec<u8>),
+    Record(Direction, Vec<u8>),
     /// Something happens to the link of this card.
     Link(NodeId, Task),
 }

@@ -40,7 +40,7 @@ struct Page {
 pub struct Leases(SharedMemory);
 
 /// A recall that waits for programs.
-pub(super) struct Recalled {
+pub(super) struct PendingRecall {
     job: JobId,
     clients: Vec<u64>,
 }
@@ -125,7 +125,7 @@ impl State {
         }
         match clients.is_empty() {
             true => self.node.handle(Input::CopyDone(recall.job, Ok(()))),
-            false => self.recalled.push(Recalled {
+            false => self.recalled.push(PendingRecall {
                 job: recall.job,
                 clients,
             }),
@@ -142,7 +142,7 @@ impl State {
         for recalled in &mut self.recalled {
             recalled.clients.retain(|client| *client != number);
         }
-        let ended = |recalled: &mut Recalled| recalled.clients.is_empty();
+        let ended = |recalled: &mut PendingRecall| recalled.clients.is_empty();
         let ended = self.recalled.extract_if(.., ended);
         ended.map(|recalled| recalled.job).collect()
     }

@@ -50,7 +50,7 @@ use self::{
     cards::{Attachment, Card, CardState},
     clients::{Client, Pending},
     direct::Direct,
-    leases::Recalled,
+    leases::PendingRecall,
     ready::Ready,
     windows::Windows,
 };
@@ -127,7 +127,7 @@ struct State {
     holders: BTreeMap<MappingId, Arc<OwnedFd>>,
     ready: BTreeMap<EndpointId, Ready>,
     direct: BTreeMap<EndpointId, Direct>,
-    recalled: Vec<Recalled>,
+    recalled: Vec<PendingRecall>,
     next: u64,
     stopped: bool,
 }

@@ -27,10 +27,10 @@ const SIGNAL_BYTES: u64 = 8;
 /// What happens when all RMA up to a mark has ended.
 pub(super) struct Waiting {
     mark: i32,
-    then: Then,
+    then: AfterFence,
 }
 
-pub(super) enum Then {
+pub(super) enum AfterFence {
     Done(RequestId),
     Fenced(u64),
     Signal {
@@ -50,14 +50,14 @@ pub(super) enum Then {
 
 impl Waiting {
     pub(super) fn is_for(&self, request: RequestId) -> bool {
-        matches!(self.then, Then::Done(other) if other == request)
+        matches!(self.then, AfterFence::Done(other) if other == request)
     }
 
     /// A request that must be told of the endpoint's end.
     pub(super) fn request(&self) -> Option<RequestId> {
         match self.then {
-            Then::Done(request) => Some(request),
-            Then::Retire { request, .. } => request,
+            AfterFence::Done(request) => Some(request),
+            AfterFence::Retire { request, .. } => request,
             _ => None,
         }
     }
@@ -91,7 +91,7 @@ impl Node {
         if !(0..=endpoint.started).contains(&mark) {
             return Err(libc::EINVAL);
         }
-        self.after(id, mark, Then::Done(request))?;
+        self.after(id, mark, AfterFence::Done(request))?;
         Ok(None)
     }
 
@@ -111,7 +111,7 @@ impl Node {
         }
         self.recall(id, false);
         let mark = self.connected(id)?.started;
-        self.after(id, mark, Then::Signal { local, remote })?;
+        self.after(id, mark, AfterFence::Signal { local, remote })?;
         Ok(Some(Value::Unit))
     }
 
@@ -161,9 +161,12 @@ impl Node {
             _ if endpoint.closed => Some(Err(libc::ECONNRESET)),
             Fence::Mark => Some(Ok(started)),
             Fence::Wait(mark) if !(0..=started).contains(&mark) => Some(Err(libc::EINVAL)),
-            Fence::Wait(mark) => self.after(id, mark, Then::Fenced(number)).err().map(Err),
+            Fence::Wait(mark) => self
+                .after(id, mark, AfterFence::Fenced(number))
+                .err()
+                .map(Err),
             Fence::Signal { local, remote } => {
-                let then = Then::Signal { local, remote };
+                let then = AfterFence::Signal { local, remote };
                 let checked = self.check_signal(id, local, remote);
                 Some(
                     checked
@@ -189,7 +192,7 @@ impl Node {
     }
 
     /// Does it when all RMA up to `mark` has ended, perhaps now.
-    pub(super) fn after(&mut self, id: EndpointId, mark: i32, then: Then) -> Result<(), i32> {
+    pub(super) fn after(&mut self, id: EndpointId, mark: i32, then: AfterFence) -> Result<(), i32> {
         let endpoint = self.endpoints.get_mut(&id).ok_or(libc::EBADF)?;
         if endpoint.waiting.len() >= WAITING_MAX {
             return Err(libc::ENOMEM);
@@ -213,9 +216,9 @@ impl Node {
         endpoint.waiting = waiting;
         for Waiting { then, .. } in over {
             match then {
-                Then::Done(request) => self.done(request, Ok(Value::Unit)),
-                Then::Fenced(number) => self.tell(id, Body::Fenced(number, Ok(0))),
-                Then::Signal { local, remote } => {
+                AfterFence::Done(request) => self.done(request, Ok(Value::Unit)),
+                AfterFence::Fenced(number) => self.tell(id, Body::Fenced(number, Ok(0))),
+                AfterFence::Signal { local, remote } => {
                     if let Some((offset, value)) = local {
                         self.poke(id, offset, value);
                     }
@@ -223,8 +226,8 @@ impl Node {
                         self.tell(id, Body::Poke { offset, value });
                     }
                 }
-                Then::Unwindowed(offset, len) => self.unwindow_answer(id, offset, len),
-                Then::Retire {
+                AfterFence::Unwindowed(offset, len) => self.unwindow_answer(id, offset, len),
+                AfterFence::Retire {
                     offset,
                     len,
                     held,

@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use snaprig_wire::scif::{NodeId, PORT_DYNAMIC, PortId, WINDOW_BYTES};
 
 pub use self::types::{Input, Local, Op, Output, Recall, Value};
-use self::{fence::Waiting, rma::How, stream::Sending, window::Window};
+use self::{fence::Waiting, rma::CopyOptions, stream::Sending, window::Window};
 
 /// An endpoint of this node.
 pub type EndpointId = u64;
@@ -299,7 +299,7 @@ impl Node {
                 ordered,
                 sync,
             } => {
-                let how = How {
+                let how = CopyOptions {
                     write,
                     ordered,
                     sync,

@@ -21,7 +21,7 @@ const STARTED_MAX: usize = 64;
 const LINE: u64 = 64;
 
 /// What is wanted of a copy ([`super::Op::Rma`]).
-pub(super) struct How {
+pub(super) struct CopyOptions {
     pub(super) write: bool,
     pub(super) ordered: bool,
     pub(super) sync: bool,
@@ -43,7 +43,7 @@ impl Node {
         local: &Local,
         len: u64,
         remote: i64,
-        how: How,
+        how: CopyOptions,
     ) -> Result<Option<Value>, i32> {
         let endpoint = self.connected(id)?;
         if len == 0 {

@@ -17,7 +17,7 @@ use snaprig_wire::scif::{Body, EXTENTS_MAX, Extent, PAGE};
 
 use super::{
     BackingId, Endpoint, EndpointId, MappingId, Node, Output, PROT_READ, PROT_WRITE, RequestId,
-    State, Value, fence::Then,
+    State, Value, fence::AfterFence,
 };
 
 /// Most extents of a peer's windows on one connection: 64 GiB in 4 KiB pieces would be a lie.
@@ -141,7 +141,10 @@ impl Node {
             .peer_windows
             .retain(|at, _| *at < offset || *at >= end);
         let mark = endpoint.started;
-        if self.after(id, mark, Then::Unwindowed(offset, len)).is_err() {
+        if self
+            .after(id, mark, AfterFence::Unwindowed(offset, len))
+            .is_err()
+        {
             self.reset(id);
         }
     }
@@ -168,7 +171,7 @@ impl Node {
             return;
         };
         let mark = endpoint.started;
-        let then = Then::Retire {
+        let then = AfterFence::Retire {
             offset,
             len,
             held,

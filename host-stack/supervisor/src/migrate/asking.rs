@@ -24,7 +24,7 @@ use snaprig_tracee::faults::reached;
 use super::{MESSAGE_MAX, Target, faults};
 
 /// What the machine of a source has its driver do.
-pub trait Departing {
+pub trait SourceTree {
     /// A connection is there, the first one or another.
     fn connected(&mut self, stream: &Stream) -> Result<(), String>;
     /// Sends the image; the tree stands still when it returns.
@@ -46,7 +46,7 @@ pub trait Departing {
 }
 
 /// A source, and its connection to the target.
-pub struct Asking<'a, D> {
+pub struct SourceDriver<'a, D> {
     machine: Source,
     to: &'a Target,
     pub tree: D,
@@ -56,7 +56,7 @@ pub struct Asking<'a, D> {
     asked: u32,
 }
 
-impl<'a, D: Departing> Asking<'a, D> {
+impl<'a, D: SourceTree> SourceDriver<'a, D> {
     /// A machine that was made at the time 0.
     pub fn new(machine: Source, to: &'a Target, tree: D) -> Self {
         Self {

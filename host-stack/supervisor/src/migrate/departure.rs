@@ -25,13 +25,13 @@ use snaprig_tracee::faults::{begin_round, reached};
 
 use super::{
     Migrated, Target,
-    asking::{Asking, Departing},
+    asking::{SourceDriver, SourceTree},
     faults,
     files::PluginFiles,
     record::{self, Departure},
 };
 use crate::{
-    checkpoint::{self, Copied, How, Mode, NewImage, Stopped},
+    checkpoint::{self, CheckpointOptions, Copied, Mode, NewImage, Stopped},
     control::{Reply, Request},
     supervisor::Supervisor,
 };
@@ -50,7 +50,7 @@ impl Supervisor<'_> {
         };
         let before = record::settled_departure(&self.parts.directory)?;
         let before = before.map(|before| before.without_earlier());
-        let leaving = Leaving {
+        let leaving = DepartingTree {
             supervisor: self,
             to,
             before,
@@ -61,9 +61,9 @@ impl Supervisor<'_> {
             blackout: Duration::ZERO,
             error: None,
         };
-        let mut asking = Asking::new(Source::new(config, 0), to, leaving);
+        let mut asking = SourceDriver::new(Source::new(config, 0), to, leaving);
         let outcome = asking.run();
-        let Leaving {
+        let DepartingTree {
             sent,
             blackout,
             error,
@@ -85,7 +85,7 @@ impl Supervisor<'_> {
 }
 
 /// A tree that leaves.
-struct Leaving<'a, 'o> {
+struct DepartingTree<'a, 'o> {
     supervisor: &'a mut Supervisor<'o>,
     to: &'a Target,
     /// What was written down of an earlier departure.
@@ -101,7 +101,7 @@ struct Leaving<'a, 'o> {
     error: Option<Error>,
 }
 
-impl Leaving<'_, '_> {
+impl DepartingTree<'_, '_> {
     /// Keeps an error, and says it.
     fn failed(&mut self, error: Error) -> String {
         let why = chain(&error);
@@ -125,12 +125,12 @@ impl Leaving<'_, '_> {
     fn send(&mut self, stream: &Stream) -> Result<()> {
         let of = &mut *self.supervisor;
         let failed = |source| Error::io(format!("migration to {}", self.to), source);
-        let how = How {
+        let how = CheckpointOptions {
             mode: Mode::Background,
             is_whole: true,
             zstd: of.options.zstd,
         };
-        let sent = Sent(stream.try_clone().map_err(failed)?);
+        let sent = ImageStream(stream.try_clone().map_err(failed)?);
         let number = of.last.map_or(1, |last| last + 1);
         let mut image = NewImage::begin_with(number, &how, &mut of.known, |header, options| {
             Ok(Writer::new(sent, header, options)?)
@@ -154,7 +154,7 @@ impl Leaving<'_, '_> {
     }
 }
 
-impl Departing for Leaving<'_, '_> {
+impl SourceTree for DepartingTree<'_, '_> {
     fn connected(&mut self, stream: &Stream) -> Result<(), String> {
         if self.is_known {
             return Ok(());
@@ -226,9 +226,9 @@ impl Departing for Leaving<'_, '_> {
 }
 
 /// Where an image goes; what the other side says is read elsewhere.
-struct Sent(Stream);
+struct ImageStream(Stream);
 
-impl Write for Sent {
+impl Write for ImageStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes)
     }

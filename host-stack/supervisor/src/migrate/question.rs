@@ -13,7 +13,7 @@ use snaprig_resources::{
 };
 
 use super::{
-    asking::{Asking, Departing},
+    asking::{SourceDriver, SourceTree},
     record::{self, Departure},
 };
 
@@ -37,13 +37,15 @@ pub fn settle(directory: &Path, reporter: &Reporter) -> Result<Option<Departure>
         departure: &departure,
     };
     let machine = Source::resumed(config, site, 0);
-    Ok(match Asking::new(machine, &departure.to, question).run() {
-        Outcome::Gone => Some(Departure {
-            record: Record::Gone(id),
-            ..departure
-        }),
-        Outcome::Stays { .. } => departure.before.map(|before| *before),
-    })
+    Ok(
+        match SourceDriver::new(machine, &departure.to, question).run() {
+            Outcome::Gone => Some(Departure {
+                record: Record::Gone(id),
+                ..departure
+            }),
+            Outcome::Stays { .. } => departure.before.map(|before| *before),
+        },
+    )
 }
 
 /// A departure that somebody has left undone.
@@ -53,7 +55,7 @@ struct Question<'a> {
     departure: &'a Departure,
 }
 
-impl Departing for Question<'_> {
+impl SourceTree for Question<'_> {
     fn connected(&mut self, _: &Stream) -> Result<(), String> {
         Ok(())
     }

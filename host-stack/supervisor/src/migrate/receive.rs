@@ -61,7 +61,7 @@ pub fn receive(directory: &Path, at: &Target, options: &Options) -> Result<i32> 
             {
                 begin_round();
                 reached(&faults::BEGUN);
-                let arrival = Arriving {
+                let arrival = ArrivingTree {
                     store: &store,
                     endpoint,
                     id,
@@ -76,7 +76,7 @@ pub fn receive(directory: &Path, at: &Target, options: &Options) -> Result<i32> 
 }
 
 /// A tree that comes.
-struct Arriving<'a> {
+struct ArrivingTree<'a> {
     store: &'a Store,
     endpoint: Endpoint,
     id: Id,
@@ -93,7 +93,7 @@ struct Image {
     chain: Chain,
 }
 
-impl Arriving<'_> {
+impl ArrivingTree<'_> {
     /// From an image on its way to the end of the tree.
     fn arrive(mut self, connection: u64) -> Result<i32> {
         let received = self.receive(connection);
@@ -154,7 +154,7 @@ impl Arriving<'_> {
         tree: &'t Tree,
         image: &Image,
         round: &mut Option<Round>,
-    ) -> Result<Standing<'t>> {
+    ) -> Result<RestoredTree<'t>> {
         self.endpoint.listen()?;
         let parts = Parts::new(self.store.dir(), self.store.clone())?;
         let mut restored = Restored::open(tree, &image.chain, None, &self.options.reporter)?;
@@ -175,7 +175,7 @@ impl Arriving<'_> {
         let number = round.joined().round();
         let prepared = round.prepare(manifest)?;
         reached(&faults::RESTORED);
-        Ok(Standing {
+        Ok(RestoredTree {
             restored,
             number,
             round: Some(prepared),
@@ -184,7 +184,7 @@ impl Arriving<'_> {
     }
 
     /// Does what the machine says until the tree runs. If it never will, whoever asks is told so for a while.
-    fn decide(&mut self, mut tree: Standing<'_>, complete: Complete) -> Result<Parts> {
+    fn decide(&mut self, mut tree: RestoredTree<'_>, complete: Complete) -> Result<Parts> {
         loop {
             while let Some(work) = self.endpoint.next_work() {
                 match work {
@@ -198,7 +198,7 @@ impl Arriving<'_> {
                     }
                     Output::Run { .. } => {
                         reached(&faults::DECIDED);
-                        let Standing {
+                        let RestoredTree {
                             restored, parts, ..
                         } = tree;
                         again::go(restored, complete, &parts)
@@ -233,7 +233,7 @@ impl Arriving<'_> {
 }
 
 /// A tree that is restored, and stands still.
-struct Standing<'t> {
+struct RestoredTree<'t> {
     restored: Restored<'t>,
     number: u64,
     /// None: it was published, or that was tried.
@@ -241,7 +241,7 @@ struct Standing<'t> {
     parts: Parts,
 }
 
-impl Standing<'_> {
+impl RestoredTree<'_> {
     /// The decision.
     fn commit(&mut self) -> Result<(), WriteError> {
         let published = self.round.take().map(Prepared::publish);

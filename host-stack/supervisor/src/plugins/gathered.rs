@@ -11,14 +11,14 @@ use snaprig_resources::{
 use super::{JobRound, SharedPlugins};
 
 /// Plugins that are ready for a checkpoint; dropped, they are told that the program runs on.
-pub struct Gathered {
+pub struct ReadyPlugins {
     /// None: there is nobody to tell.
     plugins: Option<SharedPlugins>,
     /// Where their files are.
     directory: PathBuf,
 }
 
-impl Gathered {
+impl ReadyPlugins {
     /// Takes all plugins through the phases of a checkpoint whose files are in this directory; in a job, together with
     /// those of all other members. If one refuses, the others are told.
     pub fn of(plugins: &SharedPlugins, directory: &Path, job: Option<JobRound>) -> Result<Self> {
@@ -66,7 +66,7 @@ impl Gathered {
     }
 }
 
-impl Drop for Gathered {
+impl Drop for ReadyPlugins {
     fn drop(&mut self) {
         if let Some(plugins) = &self.plugins {
             plugins.borrow_mut().release(Phase::Resume);

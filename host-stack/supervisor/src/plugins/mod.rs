@@ -50,7 +50,7 @@ use snaprig_resources::{
 use snaprig_tracee::descriptors::me;
 use snaprig_tracee::freeze;
 
-pub use self::gathered::Gathered;
+pub use self::gathered::ReadyPlugins;
 use self::relay::Relay;
 
 /// The socket's name in a directory of checkpoints.

@@ -57,7 +57,7 @@ const RESOLVE_NOTHING: u64 = libc::RESOLVE_NO_XDEV | libc::RESOLVE_NO_MAGICLINKS
 
 /// How something is opened.
 #[derive(Clone, Copy)]
-pub struct How {
+pub struct OpenHow {
     /// `O_*` flags.
     pub flags: i32,
     /// Permission bits of what is made, without those of the umask.
@@ -66,7 +66,7 @@ pub struct How {
     pub no_links: bool,
 }
 
-impl How {
+impl OpenHow {
     /// open(2) with any flags: EINVAL if they do not go together.
     fn new(flags: i32, mode: u32) -> Result<Self, Errno> {
         let flags = match flags & libc::O_PATH {
@@ -114,7 +114,7 @@ struct Target {
 impl FsCall<'_> {
     /// open(2), openat(2).
     pub fn openat(&mut self, dirfd: i32, at: u64, flags: i32, mode: u32) -> SysResult {
-        let mut how = How::new(flags, mode)?;
+        let mut how = OpenHow::new(flags, mode)?;
         if !how.has(libc::O_PATH) {
             how.flags |= O_LARGEFILE;
         }
@@ -138,7 +138,7 @@ impl FsCall<'_> {
         let word = |at: usize| u64::from_le_bytes(own[at..at + 8].try_into().expect("8 bytes"));
         let (flags, mode, resolve) = (word(0), word(8), word(16));
         let flags = i32::try_from(flags).map_err(|_| Errno::EINVAL)?;
-        let how = How {
+        let how = OpenHow {
             flags,
             mode: mode as u32,
             no_links: resolve & libc::RESOLVE_NO_SYMLINKS != 0,
@@ -156,7 +156,7 @@ impl FsCall<'_> {
         self.open_how(dirfd, at, how)
     }
 
-    fn open_how(&mut self, dirfd: i32, at: u64, how: How) -> SysResult {
+    fn open_how(&mut self, dirfd: i32, at: u64, how: OpenHow) -> SysResult {
         let path = self.path(at)?;
         self.check_room(1)?;
         let base = self.base(dirfd, &path)?;
@@ -167,7 +167,7 @@ impl FsCall<'_> {
         self.insert(open, how.has(libc::O_CLOEXEC))
     }
 
-    fn open_path(&mut self, base: &Meta, path: &str, how: How) -> SysResult<Arc<Open>> {
+    fn open_path(&mut self, base: &Meta, path: &str, how: OpenHow) -> SysResult<Arc<Open>> {
         if let Ok(node) = self.vfs.lookup(base, path, true)
             && let Some(Node::Proc(file)) = self.vfs.node(node)
             && !how.has(libc::O_PATH)
@@ -184,7 +184,7 @@ impl FsCall<'_> {
         self.open_node(base, path, how)
     }
 
-    fn open_node(&mut self, base: &Meta, path: &str, how: How) -> SysResult<Arc<Open>> {
+    fn open_node(&mut self, base: &Meta, path: &str, how: OpenHow) -> SysResult<Arc<Open>> {
         if how.has(TMPFILE) {
             return Ok(self.vfs.open_temporary(self.fs.umask, base, path, how)?);
         }
@@ -265,7 +265,13 @@ impl FsCall<'_> {
 
 impl Vfs {
     /// What is to be opened; it is made if it is not there and is to be.
-    fn target(&mut self, umask: u32, base: &Meta, path: &str, how: How) -> Result<Target, Errno> {
+    fn target(
+        &mut self,
+        umask: u32,
+        base: &Meta,
+        path: &str,
+        how: OpenHow,
+    ) -> Result<Target, Errno> {
         let creates = how.has(libc::O_CREAT);
         let mut follows = !(how.has(libc::O_NOFOLLOW) || creates && how.has(libc::O_EXCL));
         let (mut start, mut path) = (base.number, path.to_owned());
@@ -312,7 +318,7 @@ impl Vfs {
         umask: u32,
         base: &Meta,
         path: &str,
-        how: How,
+        how: OpenHow,
     ) -> Result<Arc<Open>, Errno> {
         let directory = self.lookup(base, path, !how.has(libc::O_NOFOLLOW))?;
         self.directory(directory)?;

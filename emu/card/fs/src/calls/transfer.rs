@@ -28,22 +28,22 @@ use crate::{
 pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
     let at = Some(a[3] as i64);
     Some(match number as i64 {
-        libc::SYS_read => call.transfer(a, Way::In, None, 0, false),
-        libc::SYS_write => call.transfer(a, Way::Out, None, 0, false),
-        libc::SYS_pread64 => call.transfer(a, Way::In, at, 0, false),
-        libc::SYS_pwrite64 => call.transfer(a, Way::Out, at, 0, false),
-        libc::SYS_readv => call.transfer(a, Way::In, None, 0, true),
-        libc::SYS_writev => call.transfer(a, Way::Out, None, 0, true),
-        libc::SYS_preadv => call.transfer(a, Way::In, at, 0, true),
-        libc::SYS_pwritev => call.transfer(a, Way::Out, at, 0, true),
+        libc::SYS_read => call.transfer(a, Direction::In, None, 0, false),
+        libc::SYS_write => call.transfer(a, Direction::Out, None, 0, false),
+        libc::SYS_pread64 => call.transfer(a, Direction::In, at, 0, false),
+        libc::SYS_pwrite64 => call.transfer(a, Direction::Out, at, 0, false),
+        libc::SYS_readv => call.transfer(a, Direction::In, None, 0, true),
+        libc::SYS_writev => call.transfer(a, Direction::Out, None, 0, true),
+        libc::SYS_preadv => call.transfer(a, Direction::In, at, 0, true),
+        libc::SYS_pwritev => call.transfer(a, Direction::Out, at, 0, true),
         // With -1 these two are readv and writev.
         libc::SYS_preadv2 => {
             let at = at.filter(|at| *at != -1);
-            call.transfer(a, Way::In, at, a[5] as i32, true)
+            call.transfer(a, Direction::In, at, a[5] as i32, true)
         }
         libc::SYS_pwritev2 => {
             let at = at.filter(|at| *at != -1);
-            call.transfer(a, Way::Out, at, a[5] as i32, true)
+            call.transfer(a, Direction::Out, at, a[5] as i32, true)
         }
         _ => return None,
     })
@@ -51,7 +51,7 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     /// Into the program's memory.
     In,
     /// Out of it.
@@ -80,7 +80,7 @@ impl FsCall<'_> {
     fn transfer(
         &mut self,
         a: [u64; 6],
-        way: Way,
+        way: Direction,
         at: Option<i64>,
         flags: i32,
         vectors: bool,
@@ -95,8 +95,8 @@ impl FsCall<'_> {
             check_seekable(&open)?;
         }
         match way {
-            Way::In => open.check_readable()?,
-            Way::Out => open.check_writable()?,
+            Direction::In => open.check_readable()?,
+            Direction::Out => open.check_writable()?,
         }
         check_possible(&open, way)?;
         let memory = match vectors {
@@ -113,21 +113,21 @@ impl FsCall<'_> {
         }
         self.obey(&open, way, flags)?;
         match (way, at) {
-            (Way::In, None) => self.read(fd, &memory, flags),
-            (Way::In, Some(at)) => self.pread(fd, &memory, at, flags),
-            (Way::Out, None) => self.write(fd, &memory, flags),
-            (Way::Out, Some(at)) => self.pwrite(fd, &memory, at, flags),
+            (Direction::In, None) => self.read(fd, &memory, flags),
+            (Direction::In, Some(at)) => self.pread(fd, &memory, at, flags),
+            (Direction::Out, None) => self.write(fd, &memory, flags),
+            (Direction::Out, Some(at)) => self.pwrite(fd, &memory, at, flags),
         }
     }
 
     /// EOPNOTSUPP for flags of preadv2(2) that mean nothing for this file.
-    fn obey(&self, open: &Open, way: Way, flags: i32) -> Result<(), Errno> {
+    fn obey(&self, open: &Open, way: Direction, flags: i32) -> Result<(), Errno> {
         let always = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC;
         let appends = libc::RWF_APPEND | RWF_NOAPPEND;
         if flags & !(always | appends | libc::RWF_NOWAIT) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let is_directory = way == Way::In && open.file.as_any().is::<Directory>();
+        let is_directory = way == Direction::In && open.file.as_any().is::<Directory>();
         if flags & !libc::RWF_HIPRI != 0 && is_directory {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -317,10 +317,10 @@ pub fn goes_on(file: &dyn File) -> bool {
 }
 
 /// EINVAL of what cannot be read, or written, at all.
-fn check_possible(open: &Open, way: Way) -> Result<(), Errno> {
+fn check_possible(open: &Open, way: Direction) -> Result<(), Errno> {
     match open.file.describe() {
         Description::Epoll | Description::Process => Err(Errno::EINVAL),
-        Description::Timer { .. } | Description::Signals { .. } if way == Way::Out => {
+        Description::Timer { .. } | Description::Signals { .. } if way == Direction::Out => {
             Err(Errno::EINVAL)
         }
         _ => Ok(()),

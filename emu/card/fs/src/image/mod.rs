@@ -179,15 +179,15 @@ pub struct InterestImage {
 }
 
 /// Things that are known by where they are, in the order in which they were met.
-pub struct Met<T>(Vec<Arc<T>>, HashMap<*const T, u32>);
+pub struct Numbered<T>(Vec<Arc<T>>, HashMap<*const T, u32>);
 
-impl<T> Default for Met<T> {
+impl<T> Default for Numbered<T> {
     fn default() -> Self {
         Self(Vec::new(), HashMap::new())
     }
 }
 
-impl<T> Met<T> {
+impl<T> Numbered<T> {
     /// All of them.
     pub fn met(&self) -> &[Arc<T>] {
         &self.0
@@ -215,11 +215,11 @@ pub struct Describer<'a> {
     /// Files whose contents go into the image.
     pub storing: Storing,
     tables: Vec<Vec<DescriptorImage>>,
-    opens: Met<Open>,
+    opens: Numbered<Open>,
     /// The first descriptor of each.
     first: Vec<i32>,
-    queues: Met<Queue>,
-    mailboxes: Met<Mailbox>,
+    queues: Numbered<Queue>,
+    mailboxes: Numbered<Mailbox>,
     /// What ends of connections read that are in the image.
     read: Vec<*const Queue>,
 }
@@ -232,10 +232,10 @@ impl<'a> Describer<'a> {
             sockets,
             storing,
             tables: Vec::new(),
-            opens: Met::default(),
+            opens: Numbered::default(),
             first: Vec::new(),
-            queues: Met::default(),
-            mailboxes: Met::default(),
+            queues: Numbered::default(),
+            mailboxes: Numbered::default(),
             read: Vec::new(),
         }
     }

@@ -11,7 +11,7 @@ use snaprig_card_driver::{
 use snaprig_card_fs::{
     Open,
     files::{pipe::PipeEnd, queue::Queue, regular::RegularFile, socket::Socket},
-    image::{Describer, Met, stored::Storing},
+    image::{Describer, Numbered, stored::Storing},
 };
 use snaprig_card_image::writer::{StartError, Writer};
 use snaprig_card_memory::{CardMemory, PAGE};
@@ -160,8 +160,8 @@ impl Call<'_> {
             None => self.cpu.xstate().map_err(|_| Errno::EIO)?,
         };
         self.thread().xstate = Some(own);
-        let (mut spaces, mut tables) = (Met::default(), Met::default());
-        let (mut contexts, mut actions) = (Met::default(), Met::default());
+        let (mut spaces, mut tables) = (Numbered::default(), Numbered::default());
+        let (mut contexts, mut actions) = (Numbered::default(), Numbered::default());
         // The marks of each space.
         let mut marks: Vec<Option<Arc<BTreeMap<u64, u64>>>> = Vec::new();
         let mut processes = Vec::new();

@@ -9,7 +9,7 @@ use snaprig_card_driver::{
 
 use crate::{
     call::Call,
-    jobs::News,
+    jobs::StateChange,
     sched,
     state::{ExitStatus, Process},
 };
@@ -21,7 +21,7 @@ const COMMON: i32 = libc::WNOHANG | libc::__WNOTHREAD | libc::__WCLONE | libc::_
 #[derive(Clone, Copy)]
 enum Change {
     Ended(ExitStatus),
-    Lives(News),
+    Lives(StateChange),
 }
 
 impl Change {
@@ -42,13 +42,13 @@ impl Change {
 
 /// Which children.
 #[derive(Clone, Copy)]
-enum Which {
+enum Selection {
     Any,
     Process(i32),
     Group(i32),
 }
 
-impl Which {
+impl Selection {
     fn has(self, process: &Process) -> bool {
         match self {
             Self::Any => true,
@@ -66,10 +66,10 @@ impl Call<'_> {
         }
         let which = match pid {
             i32::MIN => return Err(Errno::ESRCH.into()),
-            -1 => Which::Any,
-            0 => Which::Group(self.process().group.0),
-            1.. => Which::Process(pid),
-            _ => Which::Group(-pid),
+            -1 => Selection::Any,
+            0 => Selection::Group(self.process().group.0),
+            1.. => Selection::Process(pid),
+            _ => Selection::Group(-pid),
         };
         let Some((child, change)) = self.find_child(which, options | libc::WEXITED)? else {
             return Ok(0);
@@ -125,14 +125,14 @@ impl Call<'_> {
         }
         let mut is_nonblocking = false;
         let which = match kind {
-            libc::P_ALL => Which::Any,
-            libc::P_PID if id > 0 => Which::Process(id),
-            libc::P_PGID if id == 0 => Which::Group(self.process().group.0),
-            libc::P_PGID if id > 0 => Which::Group(id),
+            libc::P_ALL => Selection::Any,
+            libc::P_PID if id > 0 => Selection::Process(id),
+            libc::P_PGID if id == 0 => Selection::Group(self.process().group.0),
+            libc::P_PGID if id > 0 => Selection::Group(id),
             libc::P_PIDFD if id >= 0 => {
                 let pid;
                 (pid, is_nonblocking) = self.process_of(id)?;
-                Which::Process(pid)
+                Selection::Process(pid)
             }
             _ => return Err(Errno::EINVAL.into()),
         };
@@ -165,7 +165,11 @@ impl Call<'_> {
         ran
     }
 
-    fn find_child(&mut self, which: Which, options: i32) -> Result<Option<(i32, Change)>, Stop> {
+    fn find_child(
+        &mut self,
+        which: Selection,
+        options: i32,
+    ) -> Result<Option<(i32, Change)>, Stop> {
         let me = self.pid;
         // Children that were cloned without SIGCHLD are apart (wait(2), __WCLONE).
         let is_wanted = |process: &&Process| {
@@ -185,8 +189,8 @@ impl Call<'_> {
             }
             any = true;
             let option = match process.job.news {
-                Some(News::Stopped(_)) => libc::WSTOPPED,
-                Some(News::Continued) => libc::WCONTINUED,
+                Some(StateChange::Stopped(_)) => libc::WSTOPPED,
+                Some(StateChange::Continued) => libc::WCONTINUED,
                 None => 0,
             };
             if let Some(news) = process.job.news.filter(|_| options & option != 0) {

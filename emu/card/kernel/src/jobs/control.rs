@@ -6,7 +6,7 @@
 
 use snaprig_card_driver::signals::SigSet;
 
-use super::{Job, News};
+use super::{Job, StateChange};
 use crate::{
     signal::{self, Info, send},
     state::{Process, State, lock},
@@ -37,11 +37,11 @@ pub fn signal_sent(state: &mut State, pid: i32, signal: i32) {
         return;
     }
     process.job.is_told = false;
-    process.job.news = Some(News::Continued);
+    process.job.news = Some(StateChange::Continued);
     for tid in process.threads.clone() {
         state.thread(tid).wakeup.notify_all();
     }
-    tell_parent(state, pid, News::Continued);
+    tell_parent(state, pid, StateChange::Continued);
 }
 
 /// Stops the process if that is what the thread's next signal does.
@@ -80,12 +80,12 @@ pub fn parked(state: &mut State, pid: i32) {
     if threads.iter().all(|tid| state.thread(*tid).parked) {
         let process = state.process(pid);
         process.job.is_told = true;
-        process.job.news = Some(News::Stopped(signal));
-        tell_parent(state, pid, News::Stopped(signal));
+        process.job.news = Some(StateChange::Stopped(signal));
+        tell_parent(state, pid, StateChange::Stopped(signal));
     }
 }
 
-fn tell_parent(state: &mut State, pid: i32, news: News) {
+fn tell_parent(state: &mut State, pid: i32, news: StateChange) {
     let process = state.process(pid);
     let parent = process.parent;
     let info = process.child_info(libc::SIGCHLD, news.code());

@@ -15,21 +15,21 @@ pub struct Job {
     /// The signal that has stopped it.
     pub stopped: Option<i32>,
     /// What its parent may learn by wait(2).
-    pub news: Option<News>,
+    pub news: Option<StateChange>,
     /// All of its threads have stopped, and its parent has been told.
     is_told: bool,
 }
 
 /// What wait(2) says of a child that lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum News {
+pub enum StateChange {
     /// It has stopped, by this signal.
     Stopped(i32),
     /// It goes on.
     Continued,
 }
 
-impl News {
+impl StateChange {
     /// As wait(2) reports it.
     pub fn wait_status(self) -> i32 {
         match self {

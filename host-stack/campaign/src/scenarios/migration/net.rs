@@ -8,7 +8,7 @@ use snaprig_coord::migration::{
 };
 use snaprig_sim::engine::Lane;
 
-use super::world::{Event, SOURCE, Said, Side, TARGET, World};
+use super::world::{Event, Message, SOURCE, Side, TARGET, World};
 use crate::stage::{Effect, System as _};
 
 /// How long a kernel takes to say that a process or a connection is gone.
@@ -93,7 +93,7 @@ impl World {
     }
 
     /// Something leaves, if a fault does not have it otherwise.
-    fn leaves(&mut self, from: Side, wire: u64, point: &snaprig_sim::Point, said: Said) {
+    fn leaves(&mut self, from: Side, wire: u64, point: &snaprig_sim::Point, said: Message) {
         let own = self.processes[from];
         let late_ns = match self.fault(own, point) {
             Effect::Ended => return,
@@ -114,34 +114,36 @@ impl World {
 
     pub fn tell_target(&mut self, message: ToTarget) {
         if let Some(wire) = self.net.source {
-            self.leaves(SOURCE, wire, &faults::MESSAGE, Said::ToTarget(message));
+            self.leaves(SOURCE, wire, &faults::MESSAGE, Message::ToTarget(message));
         }
     }
 
     pub fn tell_source(&mut self, wire: u64, message: ToSource) {
-        self.leaves(TARGET, wire, &faults::MESSAGE, Said::ToSource(message));
+        self.leaves(TARGET, wire, &faults::MESSAGE, Message::ToSource(message));
     }
 
     /// The image leaves, over the connection that there is.
     pub fn send_image(&mut self, image: Vec<u8>) {
         if let Some(wire) = self.net.source {
-            self.leaves(SOURCE, wire, &faults::IMAGE, Said::Image(image));
+            self.leaves(SOURCE, wire, &faults::IMAGE, Message::Image(image));
         }
     }
 
     /// Something has come to a side.
-    pub fn said(&mut self, wire: u64, said: Said) {
+    pub fn said(&mut self, wire: u64, said: Message) {
         match said {
-            Said::ToSource(message) if self.net.source == Some(wire) => {
+            Message::ToSource(message) if self.net.source == Some(wire) => {
                 self.source_handles(source::Input::Message(message));
             }
-            Said::ToTarget(message) if self.net.target.contains(&wire) => {
+            Message::ToTarget(message) if self.net.target.contains(&wire) => {
                 self.target_handles(target::Input::Message {
                     connection: wire,
                     message,
                 });
             }
-            Said::Image(image) if self.net.target.contains(&wire) => self.image_came(wire, image),
+            Message::Image(image) if self.net.target.contains(&wire) => {
+                self.image_came(wire, image)
+            }
             _ => {}
         }
     }

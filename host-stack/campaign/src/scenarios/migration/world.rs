@@ -45,7 +45,7 @@ pub fn token() -> Token {
 
 /// What goes over a connection.
 #[derive(Clone, Debug)]
-pub enum Said {
+pub enum Message {
     ToTarget(ToTarget),
     ToSource(ToSource),
     Image(Vec<u8>),
@@ -61,7 +61,7 @@ pub enum Event {
     Unreached(String),
     /// To the target: somebody has connected.
     Accepted(u64),
-    Said(u64, Said),
+    Said(u64, Message),
     /// To a side: a connection has ended.
     Gone(Side, u64),
     /// To a side: it does what its machine has said.

@@ -44,7 +44,7 @@ pub enum Thread {
 
 /// Who calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Who {
+pub enum Caller {
     /// A program's listener.
     Listener(usize),
     /// Who connects for a talk.
@@ -55,7 +55,7 @@ pub enum Who {
 
 /// What was asked of a node.
 #[derive(Clone, Debug)]
-pub enum What {
+pub enum Request {
     /// scif_bind.
     Bind,
     /// scif_listen.
@@ -108,7 +108,7 @@ impl Rma {
     }
 }
 
-impl What {
+impl Request {
     /// As the manual pages call it.
     pub fn name(&self) -> &'static str {
         match self {
@@ -130,11 +130,11 @@ impl What {
 
 /// A call that a node has under way.
 #[derive(Debug)]
-pub struct Asked {
-    pub who: Who,
+pub struct PendingCall {
+    pub who: Caller,
     pub node: NodeId,
     pub endpoint: EndpointId,
-    pub what: What,
+    pub what: Request,
 }
 
 /// A value that is to be written when RMA has ended.
@@ -165,18 +165,18 @@ pub struct Job {
 }
 
 /// The lane on which calls of one thread keep their order.
-fn lane(who: Who, back: bool) -> Lane {
+fn lane(who: Caller, back: bool) -> Lane {
     let number = match who {
-        Who::Listener(program) => program as u64,
-        Who::Connecting(talk) => 1 << 20 | talk as u64,
-        Who::Side(side, thread) => 2 << 20 | (side as u64) << 2 | thread as u64,
+        Caller::Listener(program) => program as u64,
+        Caller::Connecting(talk) => 1 << 20 | talk as u64,
+        Caller::Side(side, thread) => 2 << 20 | (side as u64) << 2 | thread as u64,
     };
     1 << 62 | number << 1 | u64::from(back)
 }
 
 impl World {
     /// A thread calls its node, unless it dies of it.
-    pub fn call(&mut self, who: Who, endpoint: EndpointId, what: What, op: Op) -> RequestId {
+    pub fn call(&mut self, who: Caller, endpoint: EndpointId, what: Request, op: Op) -> RequestId {
         self.next_number += 1;
         let request = self.next_number;
         let program = self.program_of(who);
@@ -192,7 +192,7 @@ impl World {
     }
 
     /// Something reaches the node, after what this thread has called before.
-    pub fn tell_node(&mut self, who: Who, by_ns: u64, what: Option<What>, input: Input) {
+    pub fn tell_node(&mut self, who: Caller, by_ns: u64, what: Option<Request>, input: Input) {
         let program = self.program_of(who);
         let process = self.programs[program].process;
         let node = self.process_of(self.programs[program].node);
@@ -204,7 +204,7 @@ impl World {
     }
 
     /// A call has come to the node.
-    pub fn called(&mut self, who: Who, what: Option<What>, input: Input) {
+    pub fn called(&mut self, who: Caller, what: Option<Request>, input: Input) {
         let program = self.program_of(who);
         let node = self.programs[program].node;
         // The node has closed what was its.
@@ -213,14 +213,14 @@ impl World {
         }
         match (&input, what) {
             (Input::Request(request, endpoint, _), Some(what)) => {
-                if let What::Register(backing, _) = what {
+                if let Request::Register(backing, _) = what {
                     self.memory.register(backing);
                 }
-                if let (What::Unregister(offset), Who::Side(side, _)) = (&what, who) {
+                if let (Request::Unregister(offset), Caller::Side(side, _)) = (&what, who) {
                     let about = self.sides[side].windows.get_mut(offset);
                     about.into_iter().for_each(|window| window.going = true);
                 }
-                let asked = Asked {
+                let asked = PendingCall {
                     who,
                     node,
                     endpoint: *endpoint,
@@ -314,14 +314,14 @@ impl World {
     }
 
     /// What a call has changed at its node.
-    fn remember(&mut self, asked: &Asked, result: &Result<Value, i32>) {
+    fn remember(&mut self, asked: &PendingCall, result: &Result<Value, i32>) {
         match (&asked.what, result) {
-            (What::Accept, Ok(Value::Accepted { endpoint, .. })) => {
+            (Request::Accept, Ok(Value::Accepted { endpoint, .. })) => {
                 let program = self.program_of(asked.who);
                 self.owners.insert((asked.node, *endpoint), program);
             }
-            (What::Register(backing, prot), Ok(Value::Offset(offset))) => {
-                if let Who::Side(side, _) = asked.who {
+            (Request::Register(backing, prot), Ok(Value::Offset(offset))) => {
+                if let Caller::Side(side, _) = asked.who {
                     let window = Window {
                         backing: *backing,
                         prot: *prot,
@@ -331,14 +331,14 @@ impl World {
                     self.sides[side].windows.insert(*offset, window);
                 }
             }
-            (What::Wait(jobs), Ok(_)) => {
+            (Request::Wait(jobs), Ok(_)) => {
                 let left = jobs.iter().find(|job| self.jobs.contains_key(job));
                 if let Some(job) = left {
                     let how = format!("a fence is over, and {job:?} is not");
                     self.violation(invariant::RDMA, how);
                 }
             }
-            (What::Rma(rma), Err(_)) => {
+            (Request::Rma(rma), Err(_)) => {
                 // Nothing is copied any more, or what is has it.
                 let memory = rma
                     .memory
@@ -352,7 +352,7 @@ impl World {
     }
 
     /// The program hears how its call has ended.
-    fn answer(&mut self, asked: Asked, result: Result<Value, i32>) {
+    fn answer(&mut self, asked: PendingCall, result: Result<Value, i32>) {
         if let Err(errno) = result {
             self.refused(&asked, errno);
         }
@@ -363,7 +363,7 @@ impl World {
         self.net.stage.engine.send(node, process, way, event);
     }
 
-    fn refused(&mut self, asked: &Asked, errno: i32) {
+    fn refused(&mut self, asked: &PendingCall, errno: i32) {
         let mut refusal = Refusal {
             call: asked.what.name(),
             errno,
@@ -372,8 +372,8 @@ impl World {
             is_expected: false,
         };
         match (&asked.what, asked.who) {
-            (What::Connect(expected), _) => refusal.is_expected = *expected == Some(errno),
-            (What::Rma(rma), Who::Side(side, _)) => {
+            (Request::Connect(expected), _) => refusal.is_expected = *expected == Some(errno),
+            (Request::Rma(rma), Caller::Side(side, _)) => {
                 let sure = |side, offset, prot| self.is_sure(side, offset, rma.len, prot);
                 let (reads, writes) = (PROT_READ, PROT_WRITE);
                 let (own, other) = if rma.write {
@@ -390,7 +390,7 @@ impl World {
             }
             _ => {}
         }
-        if let Who::Side(side, _) = asked.who {
+        if let Caller::Side(side, _) = asked.who {
             refusal.is_peer_gone = self.is_peer_gone(side);
         }
         self.refusals.push(refusal);
@@ -398,6 +398,9 @@ impl World {
 
     /// Whether a range is of windows that both sides have long known of, that stay and allow this.
     fn is_sure(&self, side: usize, offset: i64, len: u64, prot: u8) -> bool {
+        if self.has_host_hung {
+            return false;
+        }
         let windows = &self.sides[side].windows;
         let stage = &self.net.stage;
         // From card to card a message goes over two links, and may be late on each.

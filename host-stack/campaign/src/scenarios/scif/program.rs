@@ -15,7 +15,7 @@ use snaprig_sim::ProcessId;
 use snaprig_wire::scif::{NodeId, PAGE, PortId};
 
 use super::{
-    calls::{Rma, Signal, Thread, What, Who},
+    calls::{Caller, Request, Rma, Signal, Thread},
     memory::Window,
     run::{Event, World},
     stream,
@@ -104,27 +104,27 @@ pub enum Act {
     /// A thread of a side goes on.
     Step(usize, Thread),
     /// It has waited long enough; it wants to know what was done, or does not.
-    GiveUp(Who, RequestId, bool),
+    GiveUp(Caller, RequestId, bool),
     /// It closes in the middle.
     Leave(usize),
 }
 
 impl World {
     /// Whose thread it is.
-    pub fn program_of(&self, who: Who) -> usize {
+    pub fn program_of(&self, who: Caller) -> usize {
         match who {
-            Who::Listener(program) => program,
-            Who::Connecting(talk) => self.work.talks[talk].client,
-            Who::Side(side, _) => self.sides[side].program,
+            Caller::Listener(program) => program,
+            Caller::Connecting(talk) => self.work.talks[talk].client,
+            Caller::Side(side, _) => self.sides[side].program,
         }
     }
 
     /// A program starts.
     pub fn start_program(&mut self, program: usize) {
-        let listener = self.open(Who::Listener(program));
+        let listener = self.open(Caller::Listener(program));
         self.programs[program].listener = listener;
-        let (who, port) = (Who::Listener(program), LISTENERS + program as u16);
-        self.call(who, listener, What::Bind, Op::Bind(port));
+        let (who, port) = (Caller::Listener(program), LISTENERS + program as u16);
+        self.call(who, listener, Request::Bind, Op::Bind(port));
         let process = self.programs[program].process;
         for (number, talk) in self.work.talks.iter().enumerate() {
             if talk.client == program {
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    fn open(&mut self, who: Who) -> EndpointId {
+    fn open(&mut self, who: Caller) -> EndpointId {
         self.next_number += 1;
         let endpoint = self.next_number;
         self.tell_node(who, 0, None, Input::Open(endpoint));
@@ -154,7 +154,12 @@ impl World {
         match act {
             Act::Accept => {
                 let listener = self.programs[program].listener;
-                self.call(Who::Listener(program), listener, What::Accept, Op::Accept);
+                self.call(
+                    Caller::Listener(program),
+                    listener,
+                    Request::Accept,
+                    Op::Accept,
+                );
             }
             Act::Connect(talk) => self.connect(talk),
             Act::Step(side, thread) if !self.sides[side].closing => self.step(side, thread),
@@ -169,7 +174,7 @@ impl World {
         }
     }
 
-    fn give_up_after(&mut self, who: Who, request: RequestId, by_ns: Option<u64>, blind: bool) {
+    fn give_up_after(&mut self, who: Caller, request: RequestId, by_ns: Option<u64>, blind: bool) {
         if let Some(by_ns) = by_ns {
             let program = self.program_of(who);
             self.later(program, by_ns, Act::GiveUp(who, request, blind));
@@ -179,7 +184,7 @@ impl World {
     // Connecting.
 
     fn connect(&mut self, number: usize) {
-        let (who, talk) = (Who::Connecting(number), &self.work.talks[number]);
+        let (who, talk) = (Caller::Connecting(number), &self.work.talks[number]);
         let port = if talk.same_port {
             OWN_PORTS + number as u16
         } else {
@@ -195,13 +200,13 @@ impl World {
             None => {
                 let endpoint = self.open(who);
                 self.talking[number].endpoint = Some(endpoint);
-                self.call(who, endpoint, What::Bind, Op::Bind(port));
+                self.call(who, endpoint, Request::Bind, Op::Bind(port));
             }
         }
     }
 
     pub fn connect_endpoint(&mut self, number: usize, endpoint: EndpointId) {
-        let (who, talk) = (Who::Connecting(number), self.work.talks[number].clone());
+        let (who, talk) = (Caller::Connecting(number), self.work.talks[number].clone());
         let node = |program: usize| self.programs[program].node;
         let (node, port, expected) = match talk.target {
             Target::Program(program) => (node(program), LISTENERS + program as u16, None),
@@ -213,7 +218,7 @@ impl World {
         self.connections
             .insert(self.next_connection, (number, None));
         let op = Op::Connect(PortId { node, port });
-        let request = self.call(who, endpoint, What::Connect(expected), op);
+        let request = self.call(who, endpoint, Request::Connect(expected), op);
         self.give_up_after(who, request, talk.patience_ns, false);
     }
 
@@ -278,8 +283,8 @@ impl World {
             // Nothing is known yet but that it was accepted.
             let endpoint = self.sides[side].endpoint;
             let max = HELLO_BYTES - self.sides[side].hello.len();
-            let who = Who::Side(side, Thread::Receive);
-            self.call(who, endpoint, What::Receive, Op::Recv(max));
+            let who = Caller::Side(side, Thread::Receive);
+            self.call(who, endpoint, Request::Receive, Op::Recv(max));
             return;
         };
         match thread {
@@ -290,7 +295,7 @@ impl World {
     }
 
     fn send(&mut self, side: usize, script: &Script) {
-        let who = Who::Side(side, Thread::Send);
+        let who = Caller::Side(side, Thread::Send);
         let party = &self.sides[side];
         let (Some((_, role)), Some(connection)) = (party.role, party.connection) else {
             return;
@@ -305,7 +310,7 @@ impl World {
         };
         let endpoint = party.endpoint;
         let data = stream::bytes(connection, role, party.sent, bytes - party.part);
-        let what = What::Send(data.len());
+        let what = Request::Send(data.len());
         let op = match blind {
             true => Op::Send(data),
             false => Op::Write { data, block: true },
@@ -316,7 +321,7 @@ impl World {
     }
 
     fn receive(&mut self, side: usize, script: &Script) {
-        let who = Who::Side(side, Thread::Receive);
+        let who = Caller::Side(side, Thread::Receive);
         let party = &mut self.sides[side];
         if Some(party.came) == self.work.all_bytes(party.role) {
             party.drained = true;
@@ -324,14 +329,14 @@ impl World {
         }
         let max = script.receives[party.step[1] % script.receives.len()];
         let endpoint = party.endpoint;
-        let request = self.call(who, endpoint, What::Receive, Op::Recv(max));
+        let request = self.call(who, endpoint, Request::Receive, Op::Recv(max));
         let patience_ns = script.receive_patience_ns;
         let patience_ns = patience_ns.filter(|_| !self.sides[side].tired[1]);
         self.give_up_after(who, request, patience_ns, false);
     }
 
     fn do_move(&mut self, side: usize, script: &Script) {
-        let who = Who::Side(side, Thread::Move);
+        let who = Caller::Side(side, Thread::Move);
         let (endpoint, node) = (self.sides[side].endpoint, self.sides[side].node);
         let Some(next) = script.moves.get(self.sides[side].step[2]) else {
             return self.is_over(side, Thread::Move);
@@ -350,7 +355,7 @@ impl World {
                     prot,
                     backing,
                 };
-                self.call(who, endpoint, What::Register(backing, prot), op);
+                self.call(who, endpoint, Request::Register(backing, prot), op);
             }
             Move::Unregister(pick) => {
                 let windows = &self.sides[side].windows;
@@ -359,7 +364,7 @@ impl World {
                 let (offset, backing) = window.map_or((0, 0), |(at, one)| (*at, one.backing));
                 let len = self.memory.len(backing).max(PAGE);
                 let op = Op::Unregister { offset, len };
-                self.call(who, endpoint, What::Unregister(offset), op);
+                self.call(who, endpoint, Request::Unregister(offset), op);
             }
             Move::Rma {
                 picks,
@@ -399,13 +404,13 @@ impl World {
                     ordered,
                     sync,
                 };
-                let request = self.call(who, endpoint, What::Rma(rma), op);
+                let request = self.call(who, endpoint, Request::Rma(rma), op);
                 self.give_up_after(who, request, patience_ns, false);
             }
             Move::Fence { peer } => {
                 let jobs = self.jobs_of(side, peer);
                 let op = Op::FenceMark { peer };
-                self.call(who, endpoint, What::Mark(jobs), op);
+                self.call(who, endpoint, Request::Mark(jobs), op);
             }
             Move::Signal { picks, peer } => {
                 let jobs = self.jobs_of(side, peer);
@@ -416,7 +421,7 @@ impl World {
                     remote,
                     peer,
                 };
-                self.call(who, endpoint, What::Signal, op);
+                self.call(who, endpoint, Request::Signal, op);
             }
         }
     }

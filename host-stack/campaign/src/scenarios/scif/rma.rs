@@ -14,7 +14,7 @@ use snaprig_wire::{
 };
 
 use super::{
-    calls::{Asked, Job, What, Who},
+    calls::{Caller, Job, PendingCall, Request},
     run::{Event, World},
 };
 use crate::{
@@ -51,9 +51,9 @@ impl World {
     /// A node wants something copied: it must be what its program asked for.
     pub fn begin_copy(&mut self, node: NodeId, job: JobId, peer: NodeId, copies: Vec<Descriptor>) {
         let asked = self.current.and_then(|request| self.asked.get(&request));
-        let Some(Asked {
-            who: Who::Side(side, _),
-            what: What::Rma(rma),
+        let Some(PendingCall {
+            who: Caller::Side(side, _),
+            what: Request::Rma(rma),
             ..
         }) = asked
         else {

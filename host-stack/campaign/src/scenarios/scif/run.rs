@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{
     Canary, Ended, Parameters, Refusal, Side,
-    calls::{Asked, Job, Signal, What, Who},
+    calls::{Caller, Job, PendingCall, Request, Signal},
     draw::POINTS,
     memory::Memory,
     program::{Act, Party, Program, Talking},
@@ -32,13 +32,13 @@ pub enum Event {
     /// Something that links have happen.
     Net(links::Event),
     /// To a node: a program's call.
-    Call(Who, Option<What>, Input),
+    Call(Caller, Option<Request>, Input),
     /// To a node: RMA of it is done.
     Copy(NodeId, JobId),
     /// To a node: this program is gone.
     ProgramGone(usize),
     /// To a program: its call has ended.
-    Told(Who, What, Result<Value, i32>),
+    Told(Caller, Request, Result<Value, i32>),
     /// A program goes on.
     Program(usize, Act),
 }
@@ -85,7 +85,7 @@ pub struct World {
     /// Programs of open endpoints.
     pub owners: BTreeMap<(NodeId, EndpointId), usize>,
     /// Calls that nodes have under way.
-    pub asked: BTreeMap<RequestId, Asked>,
+    pub asked: BTreeMap<RequestId, PendingCall>,
     /// The call that a node is handling.
     pub current: Option<RequestId>,
     pub jobs: BTreeMap<(NodeId, JobId), Job>,
@@ -95,6 +95,8 @@ pub struct World {
     pub copies: u64,
     /// Errors that DMA was told to have.
     pub injected: BTreeSet<i32>,
+    /// The host's node has been stopped for a while: what cards say to each other came later.
+    pub has_host_hung: bool,
     /// The bug that this run has.
     pub canary: Option<Canary>,
     /// A node loses a peer, now.
@@ -153,6 +155,7 @@ impl World {
             refusals: Vec::new(),
             copies: 0,
             injected: BTreeSet::new(),
+            has_host_hung: false,
             canary,
             leaking: false,
             latest: BTreeMap::new(),
@@ -276,7 +279,7 @@ impl System for World {
     fn waits(&self) -> Option<String> {
         let waiting = self.asked.iter().find(|(_, asked)| {
             let program = &self.programs[self.program_of(asked.who)];
-            let is_patient = matches!(asked.what, What::Accept);
+            let is_patient = matches!(asked.what, Request::Accept);
             self.net.stage.engine.is_alive(program.process)
                 && self.is_node_alive(asked.node)
                 && !is_patient
@@ -369,6 +372,7 @@ impl System for World {
     }
 
     fn hang(&mut self, process: ProcessId) {
+        self.has_host_hung |= process == self.process_of(HOST);
         self.hang_card(process);
     }
 

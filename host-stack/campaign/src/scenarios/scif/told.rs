@@ -3,7 +3,7 @@
 use snaprig_scif::node::{Input, Op, Value};
 
 use super::{
-    calls::{Thread, What, Who},
+    calls::{Caller, Request, Thread},
     program::Act,
     run::World,
     stream,
@@ -11,24 +11,24 @@ use super::{
 
 impl World {
     /// A call has ended.
-    pub fn told(&mut self, who: Who, what: &What, result: Result<Value, i32>) {
+    pub fn told(&mut self, who: Caller, what: &Request, result: Result<Value, i32>) {
         match who {
-            Who::Connecting(talk) => self.told_connecting(talk, what, result),
-            Who::Listener(program) => self.told_listener(program, what, result),
-            Who::Side(side, _) if self.sides[side].closing => {}
-            Who::Side(side, Thread::Send) => self.told_send(side, what, result),
-            Who::Side(side, Thread::Receive) => self.told_receive(side, result),
-            Who::Side(side, Thread::Move) => self.told_move(side, what, result),
+            Caller::Connecting(talk) => self.told_connecting(talk, what, result),
+            Caller::Listener(program) => self.told_listener(program, what, result),
+            Caller::Side(side, _) if self.sides[side].closing => {}
+            Caller::Side(side, Thread::Send) => self.told_send(side, what, result),
+            Caller::Side(side, Thread::Receive) => self.told_receive(side, result),
+            Caller::Side(side, Thread::Move) => self.told_move(side, what, result),
         }
     }
 
-    fn told_connecting(&mut self, number: usize, what: &What, result: Result<Value, i32>) {
+    fn told_connecting(&mut self, number: usize, what: &Request, result: Result<Value, i32>) {
         let Some(endpoint) = self.talking[number].endpoint else {
             return;
         };
         let talk = self.work.talks[number].clone();
         match (what, result) {
-            (What::Bind, Ok(_)) => self.connect_endpoint(number, endpoint),
+            (Request::Bind, Ok(_)) => self.connect_endpoint(number, endpoint),
             (_, Ok(_)) => {
                 let connection = self.talking[number].connection;
                 self.talking[number].endpoint = None;
@@ -38,10 +38,10 @@ impl World {
                 self.begin(side, number, 0);
             }
             (_, Err(_)) => {
-                let is_bound = matches!(what, What::Connect(_));
+                let is_bound = matches!(what, Request::Connect(_));
                 if !talk.insists || !is_bound || self.talking[number].left == 0 {
                     self.talking[number].endpoint = None;
-                    let who = Who::Connecting(number);
+                    let who = Caller::Connecting(number);
                     self.tell_node(who, 0, None, Input::Close(endpoint));
                 }
                 self.later(talk.client, talk.pause_ns, Act::Connect(number));
@@ -49,16 +49,16 @@ impl World {
         }
     }
 
-    fn told_listener(&mut self, program: usize, what: &What, result: Result<Value, i32>) {
-        let (who, listener) = (Who::Listener(program), self.programs[program].listener);
+    fn told_listener(&mut self, program: usize, what: &Request, result: Result<Value, i32>) {
+        let (who, listener) = (Caller::Listener(program), self.programs[program].listener);
         let own = &self.work.listeners[program];
         match (what, result) {
-            (What::Bind, Ok(_)) => {
+            (Request::Bind, Ok(_)) => {
                 let op = Op::Listen(own.backlog);
-                self.call(who, listener, What::Listen, op);
+                self.call(who, listener, Request::Listen, op);
             }
-            (What::Listen, Ok(_)) => self.act(program, Act::Accept),
-            (What::Accept, Ok(value)) => {
+            (Request::Listen, Ok(_)) => self.act(program, Act::Accept),
+            (Request::Accept, Ok(value)) => {
                 let pause_ns = own.pause_ns;
                 self.later(program, pause_ns, Act::Accept);
                 if let Value::Accepted { endpoint, .. } = value {
@@ -70,12 +70,12 @@ impl World {
         }
     }
 
-    fn told_send(&mut self, side: usize, what: &What, result: Result<Value, i32>) {
+    fn told_send(&mut self, side: usize, what: &Request, result: Result<Value, i32>) {
         let was_blind = self.was_blind(side);
         let party = &mut self.sides[side];
         party.tired[0] = result == Err(libc::EINTR);
         match (result, what) {
-            (Ok(Value::Count(count)), What::Send(all)) => {
+            (Ok(Value::Count(count)), Request::Send(all)) => {
                 party.sent += count;
                 party.part += count;
                 if count == *all {
@@ -84,7 +84,7 @@ impl World {
                 }
                 self.next_step(side, Thread::Send);
             }
-            (Ok(_), What::Send(all)) => {
+            (Ok(_), Request::Send(all)) => {
                 party.sent += all;
                 party.step[0] += 1;
                 party.part = 0;
@@ -169,11 +169,14 @@ impl World {
         party.came += bytes.len();
     }
 
-    fn told_move(&mut self, side: usize, what: &What, result: Result<Value, i32>) {
+    fn told_move(&mut self, side: usize, what: &Request, result: Result<Value, i32>) {
         let endpoint = self.sides[side].endpoint;
         match (result, what) {
-            (Ok(Value::Mark(mark)), What::Mark(jobs)) => {
-                let (who, what) = (Who::Side(side, Thread::Move), What::Wait(jobs.clone()));
+            (Ok(Value::Mark(mark)), Request::Mark(jobs)) => {
+                let (who, what) = (
+                    Caller::Side(side, Thread::Move),
+                    Request::Wait(jobs.clone()),
+                );
                 self.call(who, endpoint, what, Op::FenceWait(mark));
             }
             (Err(libc::ECONNRESET | libc::EBADF | libc::ENOTCONN), _) => {
@@ -207,7 +210,7 @@ impl World {
         }
         let (endpoint, program, role) = (party.endpoint, party.program, party.role);
         self.tell_node(
-            Who::Side(side, Thread::Send),
+            Caller::Side(side, Thread::Send),
             0,
             None,
             Input::Close(endpoint),

@@ -48,7 +48,7 @@ struct Connection {
 
 /// What a member sees at one look.
 #[derive(Default)]
-struct Look {
+struct Observation {
     /// By what its own end is called.
     own: BTreeMap<Vec<u8>, Connection>,
     /// Ends that are its own, or may be.
@@ -60,10 +60,10 @@ struct Look {
 /// Refuses connections of this process's descendants to processes outside; all members of the job do so at the same time. What
 /// programs with plugins have, those say later: with them (`judges` is false), it is only said what there is.
 pub fn refuse(board: &Board, judges: bool) -> Result<()> {
-    let first = Look::take()?;
+    let first = Observation::take()?;
     board.claim(first.claims.iter())?;
     board.meet("seen")?;
-    let mut second = Look::take()?;
+    let mut second = Observation::take()?;
     board.claim(second.claims.difference(&first.claims))?;
     board.meet("seen again")?;
     second.own.retain(|own, _| first.own.contains_key(own));
@@ -79,7 +79,7 @@ pub fn refuse(board: &Board, judges: bool) -> Result<()> {
     if outsiders.peek().is_none() {
         return Ok(());
     }
-    let last = Look::take()?;
+    let last = Observation::take()?;
     let others = outside::sockets_of_others(last.tree.iter());
     let is_others = |one: &&Connection| one.peer.is_none_or(|peer| others.contains(&peer));
     let mut left = outsiders.filter_map(|((own, _), _)| last.own.get(own));
@@ -89,7 +89,7 @@ pub fn refuse(board: &Board, judges: bool) -> Result<()> {
     }
 }
 
-impl Look {
+impl Observation {
     fn take() -> Result<Self> {
         let (mut look, mut places) = (Self::default(), BTreeSet::new());
         let pids = freeze::descendants(me())?;

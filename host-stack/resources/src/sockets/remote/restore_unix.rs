@@ -44,7 +44,7 @@ const ID_MAX: usize = 256;
 
 /// What an end is called that another tree makes.
 #[derive(Serialize, Deserialize)]
-struct Far {
+struct RemoteEnd {
     local: Vec<u8>,
     directory: Vec<u8>,
 }
@@ -93,7 +93,7 @@ pub fn connect(made: &mut RestoredSockets, board: Option<&Board>) -> Result<()> 
         let what = "a Unix socket to another tree, which must be restarted on the same machine";
         Error::io(what, source)
     };
-    let far = |end: &End| Far {
+    let far = |end: &End| RemoteEnd {
         local: end.socket.local.clone(),
         directory: end.socket.directory.clone(),
     };
@@ -114,7 +114,7 @@ pub fn connect(made: &mut RestoredSockets, board: Option<&Board>) -> Result<()> 
     }
     let keys: Vec<_> = accepting.iter().map(|end| end.key("far")).collect();
     let mut given = BTreeMap::new();
-    for (end, far) in accepting.iter().zip(board.lookup::<Far>(&keys)?) {
+    for (end, far) in accepting.iter().zip(board.lookup::<RemoteEnd>(&keys)?) {
         let other = Socket {
             local: far.local,
             directory: far.directory,

@@ -27,7 +27,7 @@ use crate::{
     faults,
     sockets::{
         flow,
-        save::{Met, Sockets, at, entries, names, plain, tcp},
+        save::{FoundSocket, Sockets, at, entries, names, plain, tcp},
         socket,
     },
     state::{Message, OpenFile, Socket, Stage},
@@ -62,7 +62,7 @@ struct End {
 
 /// What a tree says of an end.
 #[derive(Debug, Serialize, Deserialize)]
-struct Said {
+struct EndState {
     /// It has a socket that listens at the end's address.
     listens: bool,
     /// Nobody has accepted it yet: what the socket that listens is called, and how much is in it.
@@ -147,7 +147,7 @@ impl Sockets {
             let listens = self.listens(open, end.local);
             said.push((
                 end.own("end"),
-                Said {
+                EndState {
                     listens,
                     waits: None,
                 },
@@ -158,7 +158,7 @@ impl Sockets {
         board.meet("ends")?;
         self.find_unix_peers(open, unix_ends, board)?;
         let keys: Vec<_> = ends.iter().map(|end| end.others("end")).collect();
-        let others = board.look::<Said>(&keys)?;
+        let others = board.look::<EndState>(&keys)?;
         let mut joined = Vec::new();
         for (mut end, other) in ends.into_iter().zip(others) {
             let Some(other) = other else {
@@ -223,14 +223,14 @@ impl Sockets {
     }
 
     /// Connections of others that wait to be accepted by this tree.
-    fn guests(&self, open: &mut [OpenFile], ends: &[End]) -> Result<Vec<(Vec<u8>, Said)>> {
+    fn guests(&self, open: &mut [OpenFile], ends: &[End]) -> Result<Vec<(Vec<u8>, EndState)>> {
         let mut own: Vec<(SocketAddr, SocketAddr)> = Vec::new();
         for met in self.met.iter().filter(|met| met.state != 0) {
             if let (Some(local), Some(remote)) = names(at(open, met.file)) {
                 own.push((local, remote));
             }
         }
-        let mut guests: Vec<(Vec<u8>, Said)> = Vec::new();
+        let mut guests: Vec<(Vec<u8>, EndState)> = Vec::new();
         for met in &self.met {
             let socket = at(open, met.file);
             if met.state == 0 || !matches!(socket.stage, Stage::Listening { .. }) {
@@ -259,7 +259,7 @@ impl Sockets {
                 let waits = Some((name.clone(), entry.rx_queue.saturating_sub(ended)));
                 guests.push((
                     key,
-                    Said {
+                    EndState {
                         listens: true,
                         waits,
                     },
@@ -355,7 +355,7 @@ impl Sockets {
         what: &str,
         silence: Duration,
     ) -> Result<Vec<(u64, u64)>> {
-        let met: Vec<&Met> = ends.iter().map(|end| &self.met[end.met]).collect();
+        let met: Vec<&FoundSocket> = ends.iter().map(|end| &self.met[end.met]).collect();
         for met in &met {
             flow::push(&met.copy).map_err(|source| met.failed(source))?;
         }

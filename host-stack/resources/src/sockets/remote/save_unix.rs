@@ -26,7 +26,7 @@ use crate::{
 
 /// What a tree says of an end: the one that is greater in this, or else in its inode, makes both again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Said {
+struct EndState {
     /// A socket of the tree listens under the end's name.
     listens: bool,
     /// It has one, as those have that were accepted.
@@ -46,7 +46,7 @@ struct End {
     unknown: UnknownPeer,
     inode: u64,
     peer: u64,
-    said: Said,
+    said: EndState,
 }
 
 /// What a Unix socket is called on the board: its inode is one of a machine.
@@ -90,10 +90,10 @@ impl Sockets {
         Ok(found)
     }
 
-    fn say(&self, open: &mut [OpenFile], index: usize) -> Said {
+    fn say(&self, open: &mut [OpenFile], index: usize) -> EndState {
         let end = at(open, self.met[index].file).clone();
         let mut all = self.met.iter();
-        Said {
+        EndState {
             listens: all.any(|met| {
                 let socket = at(open, met.file);
                 matches!(socket.stage, Stage::Listening { .. })
@@ -146,7 +146,7 @@ impl Sockets {
             .iter()
             .map(|end| key("unix", &machine, end.peer))
             .collect();
-        let others = board.look::<Said>(&keys)?;
+        let others = board.look::<EndState>(&keys)?;
         for (end, other) in ends.into_iter().zip(others) {
             let Some(other) = other else {
                 return Err(end.unknown.refusal);
