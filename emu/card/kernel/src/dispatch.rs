@@ -36,6 +36,13 @@ use crate::{
 
 /// `syscall` is two bytes long.
 const SYSCALL_BYTES: u64 = 2;
+/// Calls that make processes.
+const FORKS: [i64; 4] = [
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+];
 
 /// Runs the call that the thread's registers ask for. Returns the thread's id, which execve(2) may
 /// change.
@@ -114,7 +121,10 @@ fn interrupt(state: &mut State, tid: i32, number: u64) {
     let is_checkpoint = number as i64 == libc::SYS_ioctl && checkpoint::is_request(request);
     // Who waits for a lock goes on waiting, whatever SA_RESTART says (futex(2), FUTEX_LOCK_PI).
     let is_lock = number as i64 == libc::SYS_futex && futex::is_lock(state.thread(tid).regs.rsi);
-    let restart = is_lock || !is_checkpoint && may_restart(number) && send::restarts(state, tid);
+    // No child has been made yet (fork(2), ERESTARTNOINTR of Linux).
+    let is_fork = FORKS.contains(&(number as i64));
+    let restart =
+        is_lock || is_fork || !is_checkpoint && may_restart(number) && send::restarts(state, tid);
     abandon(state, tid);
     let thread = state.thread(tid);
     if progress > 0 {

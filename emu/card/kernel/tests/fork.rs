@@ -76,6 +76,33 @@ int main() {
     check(kind, source, &["-static"], "1\n", ExitStatus::Exited(0));
 }
 
+/// A group is killed while its processes fork: no child escapes (fork(2) is made again after a signal that was pending).
+fn nobody_of_a_group_escapes(kind: Kind) {
+    let source = r#"
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main() {
+  for (int round = 0; round < 60; round++) {
+    int ready[2]; char byte;
+    if (pipe(ready)) return 1;
+    pid_t group = fork();
+    if (group == 0) {
+      alarm(0); setpgid(0, 0); write(ready[1], "", 1);
+      for (;;) if (fork() > 0) _exit(0);
+    }
+    read(ready[0], &byte, 1); close(ready[0]); close(ready[1]);
+    usleep(round * 379 % 3000);
+    kill(-group, round % 2 ? SIGTERM : SIGKILL);
+    alarm(60);
+    while (wait(0) > 0) ;
+  }
+  puts("all"); return 0;
+}"#;
+    check(kind, source, &["-static"], "all\n", ExitStatus::Exited(0));
+}
+
 /// Threads write while another forks: each finds what it wrote last, reads what the others wrote, and
 /// a child's memory stands still. Locks and waits go on meanwhile.
 fn threads_write_meanwhile(kind: Kind) {
@@ -311,6 +338,7 @@ int main() {
 on_both! {
     more_than_half_of_a_card
     more_than_there_is
+    nobody_of_a_group_escapes
     threads_write_meanwhile
     calls_on_what_is_shared
     windows
