@@ -16,7 +16,7 @@ use snaprig_card_memory::PAGE;
 use crate::{
     call::Call,
     jobs::Job,
-    signal::{Pending, send},
+    signal::Pending,
     start::start,
     state::{Process, THREADS_MAX, Thread, lock},
 };
@@ -135,11 +135,6 @@ impl Call<'_> {
             return self.wait_for_vfork(child);
         }
         let thread_like = request.has(libc::CLONE_THREAD);
-        // Who is killed, or has a signal to take, together with its group makes no child that has not got it: the call is
-        // made again after the signal.
-        if !thread_like && self.must_end_or_handle() {
-            return Err(Stop::wait(self.process().children));
-        }
         let coherent = (!thread_like || request.has(libc::CLONE_SIGHAND))
             && (!request.has(libc::CLONE_SIGHAND) || request.has(libc::CLONE_VM));
         let told_twice =
@@ -182,10 +177,6 @@ impl Call<'_> {
             return self.wait_for_vfork(id);
         }
         Ok(id as u64)
-    }
-
-    fn must_end_or_handle(&mut self) -> bool {
-        self.process().exit.is_some() || send::is_due(self.state, self.tid)
     }
 
     fn wait_for_vfork(&mut self, child: i32) -> SysResult {

@@ -36,7 +36,7 @@ use crate::{
 
 /// `syscall` is two bytes long.
 const SYSCALL_BYTES: u64 = 2;
-/// Calls that make processes.
+/// Calls that make processes and threads.
 const FORKS: [i64; 4] = [
     libc::SYS_fork,
     libc::SYS_vfork,
@@ -56,6 +56,9 @@ pub fn run(
     let number = regs.rax;
     let args = [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9];
     state.thread(tid).call = Some(number);
+    if is_fork(number) && is_ended_or_interrupted(&mut state, tid, number) {
+        return Ok(tid);
+    }
     loop {
         let mut call = Call::new(kernel, &mut state, tid, cpu);
         let result = call.dispatch(number, args);
@@ -73,8 +76,7 @@ pub fn run(
             Err(Stop::Wait(wait)) => state.thread(tid).waiting = Some(wait),
         }
         loop {
-            let pid = state.thread(tid).pid;
-            if state.process(pid).exit.is_some() || state.thread(tid).must_end {
+            if must_end(&mut state, tid) {
                 abandon(&mut state, tid);
                 return Ok(tid);
             }
@@ -96,6 +98,32 @@ pub fn run(
         }
         state = park::sleep(state, tid);
     }
+}
+
+fn is_fork(number: u64) -> bool {
+    FORKS.contains(&(number as i64))
+}
+
+fn must_end(state: &mut State, tid: i32) -> bool {
+    let pid = state.thread(tid).pid;
+    state.process(pid).exit.is_some() || state.thread(tid).must_end
+}
+
+/// Who is killed, or has a signal to take, together with its group makes no child that has not got it: the call is made
+/// again after the signal (fork(2), ERESTARTNOINTR of Linux), unless the child is there and is waited for (vfork(2)).
+fn is_ended_or_interrupted(state: &mut State, tid: i32, number: u64) -> bool {
+    if state.thread(tid).vfork_child.is_some() {
+        return false;
+    }
+    if must_end(state, tid) {
+        abandon(state, tid);
+        return true;
+    }
+    let is_due = send::is_due(state, tid);
+    if is_due {
+        interrupt(state, tid, number);
+    }
+    is_due
 }
 
 fn finish(state: &mut State, tid: i32, value: u64) -> i32 {
@@ -121,10 +149,9 @@ fn interrupt(state: &mut State, tid: i32, number: u64) {
     let is_checkpoint = number as i64 == libc::SYS_ioctl && checkpoint::is_request(request);
     // Who waits for a lock goes on waiting, whatever SA_RESTART says (futex(2), FUTEX_LOCK_PI).
     let is_lock = number as i64 == libc::SYS_futex && futex::is_lock(state.thread(tid).regs.rsi);
-    // No child has been made yet (fork(2), ERESTARTNOINTR of Linux).
-    let is_fork = FORKS.contains(&(number as i64));
-    let restart =
-        is_lock || is_fork || !is_checkpoint && may_restart(number) && send::restarts(state, tid);
+    let restart = is_lock
+        || is_fork(number)
+        || !is_checkpoint && may_restart(number) && send::restarts(state, tid);
     abandon(state, tid);
     let thread = state.thread(tid);
     if progress > 0 {
