@@ -6,30 +6,16 @@
 //! one only if the calling thread is the only one that could write; else there is none, and whoever wants one leaves memory
 //! where it is.
 
-use std::{
-    io,
-    marker::PhantomData,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-};
+use std::{io, marker::PhantomData};
+
+use snaprig_userfault::{Mode, Userfault, features::PROTECT_SHARED};
 
 use crate::{pages::Range, threads};
-
-/// ioctl_userfaultfd(2).
-mod uffd {
-    pub const API: u64 = 0xaa;
-    pub const USER_MODE_ONLY: libc::c_long = 1;
-    pub const FEATURE_WP_SHMEM: u64 = 1 << 12;
-    pub const REGISTER_MODE_WP: u64 = 1 << 1;
-    pub const WRITEPROTECT_MODE_WP: u64 = 1;
-    pub const IOCTL_API: libc::c_ulong = 0xc018_aa3f;
-    pub const IOCTL_REGISTER: libc::c_ulong = 0xc020_aa00;
-    pub const IOCTL_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
-}
 
 /// A range whose writers wait until this is dropped.
 pub enum Freeze {
     /// Closing it wakes them.
-    Waiting { _userfaultfd: OwnedFd },
+    Waiting { _userfault: Userfault },
     /// There is no other writer, and no handler of a signal runs.
     Alone { _signals: SignalsBlocked },
 }
@@ -47,30 +33,13 @@ impl Freeze {
     }
 
     fn waiting(range: Range) -> io::Result<Self> {
-        let flags = libc::c_long::from(libc::O_CLOEXEC | libc::O_NONBLOCK) | uffd::USER_MODE_ONLY;
-        // SAFETY: userfaultfd(2) takes flags alone, and touches no memory of the caller's.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call has just made it, so nobody else has it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        let length = range.end - range.start;
-        let mut api = [uffd::API, uffd::FEATURE_WP_SHMEM, 0];
-        let mut register = [range.start, length, uffd::REGISTER_MODE_WP, 0];
-        let mut protect = [range.start, length, uffd::WRITEPROTECT_MODE_WP];
-        let calls = [
-            (uffd::IOCTL_API, api.as_mut_slice()),
-            (uffd::IOCTL_REGISTER, register.as_mut_slice()),
-            (uffd::IOCTL_WRITEPROTECT, protect.as_mut_slice()),
-        ];
-        for (request, argument) in calls {
-            // SAFETY: each argument has the length that its request has in its number (bits 16 to 29): 24, 32, 24.
-            if unsafe { libc::ioctl(fd.as_raw_fd(), request, argument.as_mut_ptr()) } < 0 {
-                return Err(io::Error::last_os_error());
-            }
-        }
-        Ok(Self::Waiting { _userfaultfd: fd })
+        let userfault = Userfault::own(PROTECT_SHARED)?;
+        let area = range.start..range.end;
+        userfault.register(&area, Mode::WriteProtect)?;
+        userfault.protect(&area)?;
+        Ok(Self::Waiting {
+            _userfault: userfault,
+        })
     }
 }
 

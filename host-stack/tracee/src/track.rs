@@ -18,15 +18,13 @@
 
 use std::{collections::HashMap, io, ops::Range};
 
-use crate::{
-    error::Result,
-    freeze::HeldProcess,
-    userfault::{Userfault, WRITE_PROTECT},
-};
 use libc::pid_t;
+use snaprig_userfault::{
+    Mode, Userfault,
+    features::{NOTE_WRITES, PROTECT_UNPOPULATED},
+};
 
-/// UFFD_FEATURE_WP_UNPOPULATED, without which the asynchronous mode is not to be had, and that.
-const FEATURES: u64 = 1 << 13 | 1 << 15;
+use crate::{error::Result, freeze::HeldProcess, userfault::userfault_of};
 
 /// The userfaultfds of a tree.
 #[derive(Debug, Default)]
@@ -61,9 +59,9 @@ impl Tracking {
         }
         // The first, or one of another program: the process has called exec(2), or its number is another's now.
         self.of.remove(&process.pid);
-        match Userfault::of(process, FEATURES)? {
+        match userfault_of(process, PROTECT_UNPOPULATED | NOTE_WRITES)? {
             Ok(userfault) => {
-                still_to_do(left, |area| userfault.register(area, WRITE_PROTECT));
+                still_to_do(left, |area| userfault.register(area, Mode::WriteProtect));
                 self.of.insert(process.pid, userfault);
             }
             Err(error) => self.refuse(error),
@@ -105,7 +103,7 @@ fn still_to_do(
 
 /// Registers what may have marks.
 fn begin_anew(userfault: &Userfault, area: &Range<u64>) -> io::Result<()> {
-    userfault.register(area, WRITE_PROTECT)?;
+    userfault.register(area, Mode::WriteProtect)?;
     let unprotected = userfault.unprotect(area);
     if unprotected.is_err() {
         // Marks that may be wrong are worse than none.

@@ -13,7 +13,7 @@ use std::{
     fs::File,
     io,
     ops::Range,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::AsRawFd,
     ptr::NonNull,
     sync::{
         OnceLock,
@@ -21,18 +21,16 @@ use std::{
     },
 };
 
+use snaprig_userfault::{
+    Mode, Userfault,
+    features::{NOTE_WRITES, PROTECT_SHARED, PROTECT_UNPOPULATED},
+};
+
 use crate::{huge::HugePages, layout::PAGE};
 
-/// ioctl_userfaultfd(2).
-const UFFD_API: u64 = 0xaa;
-/// WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC.
-const FEATURES: u64 = 1 << 12 | 1 << 13 | 1 << 15;
-const USER_MODE_ONLY: libc::c_long = 1;
-const UFFDIO_API: u64 = iowr(0xaa, 0x3f, 24);
-const UFFDIO_REGISTER: u64 = iowr(0xaa, 0, 32);
-const REGISTER_WP: u64 = 2;
 /// `struct pm_scan_arg` has twelve words.
-const PAGEMAP_SCAN: u64 = iowr(b'f', 16, SCAN_BYTES);
+/// `_IOWR('f', 16, struct pm_scan_arg)` of `asm-generic/ioctl.h`.
+const PAGEMAP_SCAN: u64 = 3 << 30 | SCAN_BYTES << 16 | (b'f' as u64) << 8 | 16;
 const SCAN_BYTES: u64 = 96;
 /// PM_SCAN_WP_MATCHING, PM_SCAN_CHECK_WPASYNC.
 const PROTECT: u64 = 1 | 2;
@@ -51,7 +49,7 @@ pub struct Dirty {
     written: OnceLock<Box<[AtomicU32]>>,
     epoch: AtomicU32,
     /// The userfaultfd and this process's pagemap.
-    descriptors: OnceLock<(OwnedFd, File)>,
+    descriptors: OnceLock<(Userfault, File)>,
 }
 
 // SAFETY: `base` is only an address, which is given to the kernel and never dereferenced.
@@ -87,8 +85,8 @@ impl Dirty {
         huge.stop();
         let all = 0..self.bytes;
         self.scan(pagemap, all, 0, PAGE_IS_HUGE, |range| huge.split(range))?;
-        let mut range = [self.base.as_ptr() as u64, self.bytes, REGISTER_WP, 0];
-        ioctl(userfault, UFFDIO_REGISTER, &mut range)?;
+        let base = self.base.as_ptr() as u64;
+        userfault.register(&(base..base + self.bytes), Mode::WriteProtect)?;
         let frames = (0..self.bytes / PAGE).map(|_| AtomicU32::new(0)).collect();
         // Whoever was faster has done the same.
         let _ = self.written.set(frames);
@@ -100,15 +98,7 @@ impl Dirty {
         if self.descriptors.get().is_some() {
             return Ok(());
         }
-        let flags = libc::c_long::from(libc::O_CLOEXEC) | USER_MODE_ONLY;
-        // SAFETY: userfaultfd(2) takes flags alone, so the kernel reads and writes no memory of this process.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: userfaultfd(2) has just returned it, so it is open and nobody else closes it.
-        let userfault = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        ioctl(&userfault, UFFDIO_API, &mut [UFFD_API, FEATURES, 0])?;
+        let userfault = Userfault::own(PROTECT_SHARED | PROTECT_UNPOPULATED | NOTE_WRITES)?;
         let pagemap = File::open("/proc/self/pagemap")?;
         // Whoever was faster has done the same.
         let _ = self.descriptors.set((userfault, pagemap));
@@ -161,7 +151,11 @@ impl Dirty {
                 0,
                 category,
             ];
-            let found = ioctl(pagemap, PAGEMAP_SCAN, &mut scan)?;
+            // SAFETY: the structure is twelve words, as the request's number says; the ranges in it are `ranges`, of which
+            // the kernel writes at most so many as are said.
+            let found =
+                unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, scan.as_mut_ptr()) };
+            let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
             for [start, end, _] in &ranges[..found] {
                 each(start - base..end - base)?;
             }
@@ -201,23 +195,6 @@ fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
         }
     }
     joined
-}
-
-/// ioctl(2) with a structure of words.
-fn ioctl<const N: usize>(
-    fd: &impl AsRawFd,
-    request: u64,
-    words: &mut [u64; N],
-) -> io::Result<usize> {
-    // SAFETY: each request's structure is as long as its number says, which is what is passed;
-    // the addresses in it are of memory that is there.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) };
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
-/// `_IOWR(type, number, size)` of `asm-generic/ioctl.h`.
-const fn iowr(kind: u8, number: u64, size: u64) -> u64 {
-    3 << 30 | size << 16 | (kind as u64) << 8 | number
 }
 
 #[cfg(test)]

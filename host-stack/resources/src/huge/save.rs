@@ -24,13 +24,10 @@ use std::{
 
 use libc::pid_t;
 use snaprig_tracee::{
-    descriptors::me,
-    freeze::Frozen,
-    memory,
-    pagemap::Pagemap,
-    ranges::Ranges,
-    userfault::{MINOR, Userfault},
+    descriptors::me, freeze::Frozen, memory, pagemap::Pagemap, ranges::Ranges,
+    userfault::userfault_of,
 };
+use snaprig_userfault::{Mode, Userfault, features::MINOR_HUGE};
 
 use super::pages::{self, Mapped};
 use crate::{
@@ -41,8 +38,6 @@ use crate::{
     sysv::{Bytes, Source},
 };
 
-/// UFFD_FEATURE_MINOR_HUGETLBFS.
-const FEATURES: u64 = 1 << 9;
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
 
@@ -157,7 +152,9 @@ fn find(frozen: &mut Frozen, wanted: Vec<(Place, u64)>, tree: &Tree) -> Result<U
         if let Entry::Vacant(entry) = userfaults.entry(place.pid) {
             let mut held = frozen.processes.iter_mut();
             let held = held.find(|held| held.handle() == place.pid);
-            let made = held.map(|held| Userfault::of(held, FEATURES)).transpose()?;
+            let made = held
+                .map(|held| userfault_of(held, MINOR_HUGE))
+                .transpose()?;
             entry.insert(made.and_then(io::Result::ok));
         }
         let userfault = userfaults.get(&place.pid).and_then(Option::as_ref);
@@ -185,7 +182,7 @@ fn holes(place: &Place) -> Result<Ranges> {
 
 /// Has the page table of an area tell what is in its holes; whether it does.
 fn tells(userfault: &Userfault, area: &Range<u64>, holes: &Ranges, page_bytes: u64) -> bool {
-    if userfault.register(area, MINOR).is_err() {
+    if userfault.register(area, Mode::Minor).is_err() {
         return false;
     }
     let mut pages = holes.iter().flat_map(|hole| {
@@ -278,7 +275,7 @@ fn map(file: &File, bytes: u64) -> Option<Mapped> {
 /// Has the page table of this process tell of all that is there; whether it does.
 fn tells_all(place: &Place, page_bytes: u64) -> Result<bool> {
     let holes = holes(place)?;
-    let userfault = Userfault::own(FEATURES);
+    let userfault = Userfault::own(MINOR_HUGE);
     Ok(userfault.is_ok_and(|it| tells(&it, &place.area, &holes, page_bytes)))
 }
 
