@@ -27,6 +27,7 @@
 //! |---|---|
 //! | [`benches`] | the benchmarks, and the list of them |
 //! | [`choice`] | one of them, chosen on a command line |
+//! | [`options`] | what most of them are told |
 //! | [`table`] | rows with their spread, ratios and aims, for people and as JSON |
 //! | [`baselines`], [`host`] | what is measured beside |
 //! | [`compile`] | programs that are compiled to be measured |
@@ -36,6 +37,7 @@ pub mod benches;
 pub mod choice;
 pub mod compile;
 pub mod host;
+pub mod options;
 pub mod table;
 
 pub use self::choice::{Bench, BenchWith, Choice};

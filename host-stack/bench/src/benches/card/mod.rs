@@ -41,6 +41,7 @@ use crate::{
     AnyError, BenchWith,
     baselines::{Baseline, pin_to},
     host::{await_event, eventfd_round_trip, numbers, on_the_host, one},
+    options::Common,
     table::{Aim, Row, Unit, print},
 };
 
@@ -54,18 +55,11 @@ pub static BENCH: BenchWith<Options> = BenchWith::new(
 /// What the benchmark is told.
 #[derive(Args)]
 pub struct Options {
-    /// Print JSON, with every sample
-    #[arg(long)]
-    json: bool,
-    /// How often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
-    runs: u16,
+    #[command(flatten)]
+    common: Common,
     /// Only measures whose name has this in it
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// Compute and copy this share of what is usual
-    #[arg(long, value_name = "SHARE", default_value_t = 1.0, hide = true)]
-    scale: f64,
 }
 
 /// Memory of a card, beside what a measure says.
@@ -160,12 +154,12 @@ fn run(options: &Options) -> Result<ExitCode, AnyError> {
     }
     let scene = Scene {
         pin: std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= 2),
-        scale: options.scale,
+        scale: options.common.scale,
         directory: tempfile::tempdir()?,
     };
-    let mut measures = measures(&here, options.scale);
+    let mut measures = measures(&here, options.common.scale);
     measures.retain(|measure| measure.rows.iter().any(|row| row.is_named(&options.only)));
-    for _ in 0..options.runs {
+    for _ in 0..options.common.runs {
         for measure in &mut measures {
             let samples = scene.measure(measure.kind)?;
             for (row, (ours, theirs)) in measure.rows.iter_mut().zip(samples) {
@@ -175,7 +169,12 @@ fn run(options: &Options) -> Result<ExitCode, AnyError> {
         }
     }
     let rows = measures.into_iter().flat_map(|measure| measure.rows);
-    print(rows.collect(), options.runs, scene.pin, options.json)?;
+    print(
+        rows.collect(),
+        options.common.runs,
+        scene.pin,
+        options.common.json,
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 

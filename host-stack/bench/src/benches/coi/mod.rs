@@ -3,24 +3,22 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
-    path::PathBuf,
-    process::{Command, ExitCode, Stdio},
+    process::{ExitCode, Stdio},
 };
 
-use clap::Args;
 use snaprig_card_platform::{self as platform, Kind};
-use snaprig_rig::{Rig, sdk::Sdk};
+use snaprig_rig::Rig;
 
 use crate::{
     AnyError, BenchWith,
-    compile::gcc,
+    compile::Programs,
     host::eventfd_round_trip,
+    options::Common,
     table::{Row, Unit, print},
 };
 
 /// The offload stack.
-pub static BENCH: BenchWith<Options> = BenchWith::new(
+pub static BENCH: BenchWith<Common> = BenchWith::new(
     "coi",
     "Run functions and buffers of COI beside wake-ups and copies on the host",
     run,
@@ -28,20 +26,6 @@ pub static BENCH: BenchWith<Options> = BenchWith::new(
 
 const HOST: &str = include_str!("../../../../../fixtures/bench/coi_host.c");
 const SINK: &str = include_str!("../../../../../fixtures/bench/coi_sink.c");
-
-/// What the benchmark is told.
-#[derive(Args)]
-pub struct Options {
-    /// Print JSON, with every sample
-    #[arg(long)]
-    json: bool,
-    /// How often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
-    runs: u16,
-    /// Run and copy this share of what is usual
-    #[arg(long, value_name = "SHARE", default_value_t = 1.0, hide = true)]
-    scale: f64,
-}
 
 /// What the program calls a measure, and what its baseline: another of its measures, or the eventfd.
 struct Measure {
@@ -90,18 +74,18 @@ fn measures(kinds: &[Kind]) -> Vec<Measure> {
 }
 
 /// Runs the benchmark.
-fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Common) -> Result<ExitCode, AnyError> {
     let (here, missing): (Vec<_>, Vec<_>) = [Kind::Kvm, Kind::Ptrace]
         .into_iter()
         .partition(|kind| platform::probe(*kind).is_ok());
     for kind in missing {
         eprintln!("{kind} does not work here and is not measured; see `snaprig doctor`");
     }
-    let programs = Programs::compile()?;
+    let programs = compile()?;
     let mut measures = measures(&here);
     for _ in 0..options.runs {
         for &kind in &here {
-            let values = programs.measure(kind, options.scale)?;
+            let values = measure(&programs, kind, options.scale)?;
             let wake_up = eventfd_round_trip()?;
             let value = |name: &String| {
                 let value = values.get(name).copied();
@@ -123,50 +107,35 @@ fn run(options: &Options) -> Result<ExitCode, AnyError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Host and sink, compiled here.
-struct Programs {
-    directory: tempfile::TempDir,
-    sdk: Sdk,
+/// Host and sink.
+fn compile() -> Result<Programs, AnyError> {
+    let programs = Programs::new()?;
+    let add = |name: &str, text, more: &[&str]| {
+        let source = format!("{name}.c");
+        programs.write(&source, text)?;
+        programs.gcc(&programs.path(name), &[programs.path(source)], more)
+    };
+    add("host", HOST, &["-lcoi_host", "-lpthread"])?;
+    add("sink", SINK, &["-rdynamic", "-lcoi_device"])?;
+    Ok(programs)
 }
 
-impl Programs {
-    fn compile() -> Result<Self, AnyError> {
-        let programs = Self {
-            directory: tempfile::tempdir()?,
-            sdk: Sdk::of(&std::env::current_exe()?)?,
-        };
-        programs.add("host", HOST, &["-lcoi_host", "-lpthread"])?;
-        programs.add("sink", SINK, &["-rdynamic", "-lcoi_device"])?;
-        Ok(programs)
+/// What the program prints on a rig of its own.
+fn measure(programs: &Programs, kind: Kind, scale: f64) -> Result<BTreeMap<String, f64>, AnyError> {
+    let rig = Rig::builder()
+        .exe(std::env::current_exe()?)
+        .platform(Some(kind))
+        .start()?;
+    let output = programs
+        .command(&programs.path("host"), rig.dir())?
+        .arg(programs.path("sink"))
+        .arg(scale.to_string())
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        return Err(format!("the program on {kind}: {}", output.status).into());
     }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn add(&self, name: &str, text: &str, more: &[&str]) -> Result<(), AnyError> {
-        let source = self.path(&format!("{name}.c"));
-        fs::write(&source, text)?;
-        gcc(&self.sdk, &[source], &self.path(name), more)
-    }
-
-    /// What the program prints on a rig of its own.
-    fn measure(&self, kind: Kind, scale: f64) -> Result<BTreeMap<String, f64>, AnyError> {
-        let rig = Rig::builder()
-            .exe(std::env::current_exe()?)
-            .platform(Some(kind))
-            .start()?;
-        let output = Command::new(self.path("host"))
-            .arg(self.path("sink"))
-            .arg(scale.to_string())
-            .envs(self.sdk.environment(rig.dir())?)
-            .stderr(Stdio::inherit())
-            .output()?;
-        if !output.status.success() {
-            return Err(format!("the program on {kind}: {}", output.status).into());
-        }
-        parse(&String::from_utf8_lossy(&output.stdout))
-    }
+    parse(&String::from_utf8_lossy(&output.stdout))
 }
 
 fn parse(text: &str) -> Result<BTreeMap<String, f64>, AnyError> {

@@ -24,6 +24,7 @@ use snaprig_rig::{Rig, files::CardFiles, libraries};
 use crate::{
     AnyError, BenchWith,
     baselines::end,
+    options::Common,
     table::{Aim, Row, Unit, print},
 };
 
@@ -37,18 +38,11 @@ pub static BENCH: BenchWith<Options> = BenchWith::new(
 /// What the benchmark is told.
 #[derive(Args)]
 pub struct Options {
-    /// Print JSON, with every sample
-    #[arg(long)]
-    json: bool,
-    /// How often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
-    runs: u16,
+    #[command(flatten)]
+    common: Common,
     /// Kind of the card [default: the best that works here]
     #[arg(long)]
     platform: Option<Kind>,
-    /// Send and copy this share of what is usual
-    #[arg(long, value_name = "SHARE", default_value_t = 1.0, hide = true)]
-    scale: f64,
 }
 
 /// RMA is to be as fast as a streaming copy, and a card's engine as pread(2), from here on.
@@ -60,18 +54,18 @@ const MEMORY_BYTES: u64 = 512 << 20;
 fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let scene = Scene::new(options.platform)?;
     let mut rows: Vec<Row> = Vec::new();
-    for _ in 0..options.runs {
+    for _ in 0..options.common.runs {
         for node in [0, 1] {
-            for line in scene.measure(node, options.scale)? {
+            for line in scene.measure(node, options.common.scale)? {
                 add(&mut rows, &line)?;
             }
         }
-        for line in dma::measure(options.scale)? {
+        for line in dma::measure(options.common.scale)? {
             add(&mut rows, &line)?;
         }
     }
     let pinned = std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= 2);
-    print(rows, options.runs, pinned, options.json)?;
+    print(rows, options.common.runs, pinned, options.common.json)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -24,16 +24,15 @@ mod estimate;
 
 use std::{
     collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    path::Path,
+    process::{ExitCode, Stdio},
     time::Instant,
 };
 
 use clap::Args;
 use serde::Serialize;
 use snaprig_card_platform::Kind;
-use snaprig_rig::{Rig, sdk::Sdk};
+use snaprig_rig::Rig;
 use snaprig_sim::Random;
 
 use self::{
@@ -43,7 +42,7 @@ use self::{
 use crate::{
     AnyError, BenchWith,
     baselines::{pin_all, pin_to, processors},
-    compile::gcc,
+    compile::Programs,
 };
 
 /// Snapify where it is not used.
@@ -79,6 +78,12 @@ struct Workload {
     name: &'static str,
     arguments: &'static [&'static str],
     scaled: (&'static str, u32),
+}
+
+impl Workload {
+    fn path(&self, name: &str) -> String {
+        format!("workloads/{}/{name}", self.folder)
+    }
 }
 
 macro_rules! workload {
@@ -188,7 +193,7 @@ struct Samples {
 fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let seed = options.seed.unwrap_or_else(|| std::process::id().into());
     eprintln!("seed {seed}");
-    let programs = Programs::compile()?;
+    let programs = compile()?;
     let counters = counters();
     let here = processors()?;
     let is_pinned = here.len() > 1;
@@ -206,7 +211,7 @@ fn run(options: &Options) -> Result<ExitCode, AnyError> {
     }
     let measure = |workload: &Workload, on: bool| {
         let before = read(&counters)?;
-        let wall = programs.run(workload, rig.dir(), on, options.scale)?;
+        let wall = time(&programs, workload, rig.dir(), on, options.scale)?;
         let mut sample = read(&counters)?;
         for (name, value) in &mut sample {
             *value -= before.get(name).copied().unwrap_or_default();
@@ -340,80 +345,61 @@ fn table(report: &Report) -> String {
     text + &line("average", "", costs, &format!("<={AVERAGE_PERCENT}"))
 }
 
-/// Hosts and sinks, compiled here.
-struct Programs {
-    directory: tempfile::TempDir,
-    sdk: Sdk,
+/// Hosts and sinks.
+fn compile() -> Result<Programs, AnyError> {
+    let programs = Programs::new()?;
+    for (path, text) in SOURCES {
+        programs.write(path, text)?;
+    }
+    let mut done = Vec::new();
+    for workload in &WORKLOADS {
+        let folder = workload.folder;
+        if done.contains(&folder) {
+            continue;
+        }
+        done.push(folder);
+        let is_sink = |path: &&str| {
+            let name = path.strip_prefix(&format!("workloads/{folder}/"));
+            name.is_some_and(|name| name.ends_with(".c") && name != "host.c")
+        };
+        let paths = SOURCES.iter().map(|(path, _)| *path);
+        let sink: Vec<_> = paths
+            .filter(is_sink)
+            .map(|path| programs.path(path))
+            .collect();
+        let to = |name| programs.path(workload.path(name));
+        let more = ["-lcoi_host", "-lpthread"];
+        programs.gcc(&to("host"), &[to("host.c")], &more)?;
+        let more = ["-fopenmp", "-rdynamic", "-lcoi_device", "-lm"];
+        programs.gcc(&to("sink"), &sink, &more)?;
+    }
+    Ok(programs)
 }
 
-impl Programs {
-    fn compile() -> Result<Self, AnyError> {
-        let programs = Self {
-            directory: tempfile::tempdir()?,
-            sdk: Sdk::of(&std::env::current_exe()?)?,
-        };
-        for (path, text) in SOURCES {
-            let path = programs.directory.path().join(path);
-            fs::create_dir_all(path.parent().ok_or("a path in a directory")?)?;
-            fs::write(path, text)?;
-        }
-        let mut done = Vec::new();
-        for workload in &WORKLOADS {
-            let folder = workload.folder;
-            if done.contains(&folder) {
-                continue;
-            }
-            done.push(folder);
-            let is_sink = |path: &&str| {
-                let name = path.strip_prefix(&format!("workloads/{folder}/"));
-                name.is_some_and(|name| name.ends_with(".c") && name != "host.c")
-            };
-            let sink: Vec<_> = SOURCES
-                .iter()
-                .map(|(path, _)| *path)
-                .filter(is_sink)
-                .map(|path| programs.directory.path().join(path))
-                .collect();
-            let to = |name| programs.path(folder, name);
-            let more = ["-lcoi_host", "-lpthread"];
-            gcc(&programs.sdk, &[to("host.c")], &to("host"), &more)?;
-            let more = ["-fopenmp", "-rdynamic", "-lcoi_device", "-lm"];
-            gcc(&programs.sdk, &sink, &to("sink"), &more)?;
-        }
-        Ok(programs)
-    }
-
-    fn path(&self, folder: &str, name: &str) -> PathBuf {
-        let workloads = self.directory.path().join("workloads");
-        workloads.join(folder).join(name)
-    }
-
-    /// How long the workload takes, in milliseconds.
-    fn run(
-        &self,
-        workload: &Workload,
-        rig: &Path,
-        with_snapify: bool,
-        scale: f64,
-    ) -> Result<f64, AnyError> {
-        let (name, usual) = workload.scaled;
-        let steps = (f64::from(usual) * scale).ceil();
-        let mut command = Command::new(self.path(workload.folder, "host"));
-        command
-            .arg(self.path(workload.folder, "sink"))
-            .args(workload.arguments)
-            .args([name, &steps.to_string()])
-            .envs(self.sdk.environment(rig)?)
-            .env("SNAPRIG_SNAPIFY", if with_snapify { "on" } else { "off" })
-            .stdout(Stdio::null())
-            .stderr(Stdio::inherit());
-        let begun = Instant::now();
-        let status = command.status()?;
-        let took = begun.elapsed();
-        match status.success() {
-            true => Ok(took.as_secs_f64() * 1000.0),
-            false => Err(format!("{}: {status}", workload.name).into()),
-        }
+/// How long the workload takes, in milliseconds.
+fn time(
+    programs: &Programs,
+    workload: &Workload,
+    rig: &Path,
+    with_snapify: bool,
+    scale: f64,
+) -> Result<f64, AnyError> {
+    let (name, usual) = workload.scaled;
+    let steps = (f64::from(usual) * scale).ceil();
+    let mut command = programs.command(&programs.path(workload.path("host")), rig)?;
+    command
+        .arg(programs.path(workload.path("sink")))
+        .args(workload.arguments)
+        .args([name, &steps.to_string()])
+        .env("SNAPRIG_SNAPIFY", if with_snapify { "on" } else { "off" })
+        .stdout(Stdio::null())
+        .stderr(Stdio::inherit());
+    let begun = Instant::now();
+    let status = command.status()?;
+    let took = begun.elapsed();
+    match status.success() {
+        true => Ok(took.as_secs_f64() * 1000.0),
+        false => Err(format!("{}: {status}", workload.name).into()),
     }
 }
 

@@ -10,36 +10,22 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
 };
 
-use clap::Args;
 use snaprig_fabric::place::{DIRECTORY_ENV, FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV};
 
 use self::process::{Order, Outcome, QPS, heard};
 use crate::{
     AnyError, BenchWith,
     baselines::{Baseline, end, pinned},
+    options::Common,
     table::{Aim, Row, Unit, print},
 };
 
 /// Verbs.
-pub static BENCH: BenchWith<Options> = BenchWith::new(
+pub static BENCH: BenchWith<Common> = BenchWith::new(
     "verbs",
     "Latency and bandwidth of verbs between two processes, beside UCX, libfabric and memcpy",
     run,
 );
-
-/// What the benchmark is told.
-#[derive(Args)]
-pub struct Options {
-    /// Print JSON, with every sample
-    #[arg(long)]
-    json: bool,
-    /// How often everything is measured
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
-    runs: u16,
-    /// Send and copy this share of what is usual
-    #[arg(long, value_name = "SHARE", default_value_t = 1.0, hide = true)]
-    scale: f64,
-}
 
 /// Something of ours, with what it is compared with.
 struct Measure {
@@ -101,7 +87,7 @@ fn measures(scale: f64) -> Vec<Measure> {
 }
 
 /// Runs the benchmark.
-fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Common) -> Result<ExitCode, AnyError> {
     let pin = std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= 2);
     let directory = tempfile::tempdir()?;
     let mut pair = Pair::start(directory.path(), pin)?;
