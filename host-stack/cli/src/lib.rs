@@ -13,19 +13,16 @@ mod demo;
 mod doctor;
 mod nodes;
 mod report;
+mod sdk;
 mod size;
 mod snapshot;
 mod stack;
 mod verbs;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use snaprig_card_platform::Kind;
-use snaprig_rig::{
-    card_process::{self, CardOptions},
-    files::CardFiles,
-};
 
 /// A test rig for checkpoint stacks: coprocessor cards that CI does not have, the offload stack
 /// that runs on them, and faults on purpose.
@@ -61,6 +58,7 @@ enum Command {
     Run(stack::Options),
     Include(stack::IncludeOptions),
     BuildSink(stack::BuildOptions),
+    Sdk(sdk::Options),
     Verbs(verbs::Options),
     Nodes(nodes::Options),
     /// A program on a node (what launchers start in rsh's place)
@@ -73,12 +71,7 @@ enum Command {
     /// Look into snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// What this host offers, what falls back to what, and how to get what is missing
-    Doctor {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Doctor(doctor::Options),
     /// The host side of a workload (what `demo` starts)
     #[command(subcommand, hide = true)]
     Workload(Workload),
@@ -104,20 +97,12 @@ enum Command {
     /// The process that is a card (what a rig starts)
     #[command(hide = true)]
     CardProcess {
-        #[arg(long)]
-        socket: PathBuf,
-        #[arg(long)]
-        node: u16,
-        #[arg(long)]
-        memory: u64,
-        #[arg(long)]
-        cores: usize,
-        #[arg(long)]
-        platform: Option<Kind>,
-        #[arg(long)]
-        files: Vec<CardFiles>,
-        #[arg(long)]
-        remove_directory: bool,
+        options: String,
+    },
+    /// The process that is a supervisor (what a test starts)
+    #[command(hide = true)]
+    CkptProcess {
+        task: String,
     },
 }
 
@@ -176,13 +161,16 @@ pub fn main() -> ExitCode {
         Command::Run(options) => stack::run(&options),
         Command::Include(options) => stack::include(&options),
         Command::BuildSink(options) => stack::build_sink(&options),
+        Command::Sdk(options) => sdk::run(&options),
         Command::Verbs(options) => verbs::run(&options),
         Command::Nodes(options) => nodes::run(&options),
         Command::NodesExec(options) => nodes::exec(&options),
         Command::Fabric(options) => verbs::fabric(&options),
-        Command::FabricProcess => verbs::fabric_process(),
+        Command::FabricProcess => {
+            snaprig_verbs::daemon::process::main().map(|()| ExitCode::SUCCESS)
+        }
         Command::BenchVerbsProcess { side } => snaprig_bench::benches::verbs::process::run(side),
-        Command::Doctor { json } => return doctor::run(json),
+        Command::Doctor(options) => return doctor::run(&options),
         Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)
             .map(|()| ExitCode::SUCCESS)
             .map_err(Into::into),
@@ -193,27 +181,11 @@ pub fn main() -> ExitCode {
         } => snaprig_rig_campaign::rig_process::run(cards, &memory, platform)
             .map(|()| ExitCode::SUCCESS)
             .map_err(Into::into),
-        Command::CardProcess {
-            socket,
-            node,
-            memory,
-            cores,
-            platform,
-            files,
-            remove_directory,
-        } => {
-            let options = CardOptions {
-                socket,
-                node,
-                memory_bytes: memory,
-                cores,
-                platform,
-                files,
-                remove_directory,
-            };
-            card_process::run(&options)
-                .map(|()| ExitCode::SUCCESS)
-                .map_err(Into::into)
+        Command::CardProcess { options } => {
+            snaprig_rig::card_process::main(&options).map(|()| ExitCode::SUCCESS)
+        }
+        Command::CkptProcess { task } => {
+            snaprig_supervisor::process::main(&task).map(|status| ExitCode::from(status as u8))
         }
     };
     outcome.unwrap_or_else(|error| {

@@ -2,7 +2,6 @@
 
 use std::{
     ffi::OsString,
-    fs, io,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -12,11 +11,11 @@ use clap::{Args, Subcommand};
 use snaprig_fabric::{
     Fabric, FaultRequest, Model, Node, Operator, PathFaults,
     faults::parse_share,
-    place::{self, HCAS_MAX, MODELS, PKEYS, Place, parse_models, parse_pkeys},
+    place::{DEFAULT_FABRIC, HCAS_MAX, MODELS, PKEYS, Place, parse_models, parse_pkeys},
     start::Environment,
 };
 use snaprig_sim::Plan;
-use snaprig_verbs::daemon::{Daemon, check_plan};
+use snaprig_verbs::daemon::check_plan;
 
 use crate::AnyError;
 
@@ -71,7 +70,7 @@ pub struct Options {
     #[arg(long, value_name = "HEX,HEX,...", default_value = "0xffff", value_parser = pkeys)]
     pkeys: Pkeys,
     /// Which fabric
-    #[arg(long, value_name = "NAME", default_value = place::DEFAULT_FABRIC)]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_FABRIC)]
     fabric: String,
     #[command(
         flatten,
@@ -177,31 +176,11 @@ fn checked_plan(path: &Path, hcas: usize) -> Result<PathBuf, AnyError> {
     Ok(path.into())
 }
 
-/// Becomes the control daemon of the fabric that the environment names.
-pub fn fabric_process() -> Result<ExitCode, AnyError> {
-    let daemon = Daemon::start(Place::from_env()?, place::setup_from_env()?)?;
-    // So that it is nobody's child: who started it waits for this process alone.
-    // SAFETY: this process has one thread, for the daemon starts its own later, so its child is a whole copy of it, and
-    // may do what it likes.
-    match unsafe { libc::fork() } {
-        -1 => return Err(io::Error::last_os_error().into()),
-        0 => {}
-        _ => return Ok(ExitCode::SUCCESS),
-    }
-    rustix::process::setsid()?;
-    println!("ready");
-    // The end of what it prints is what its starter waits for.
-    let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
-    rustix::stdio::dup2_stdout(&null)?;
-    daemon.run()?;
-    Ok(ExitCode::SUCCESS)
-}
-
 /// Look at a fabric, break it, heal it
 #[derive(Args)]
 pub struct FabricOptions {
     /// Which fabric
-    #[arg(long, value_name = "NAME", default_value = place::DEFAULT_FABRIC, global = true)]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_FABRIC, global = true)]
     fabric: String,
     #[command(subcommand)]
     command: FabricCommand,

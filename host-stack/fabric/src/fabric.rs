@@ -13,6 +13,7 @@ use snaprig_hca::{
     model::Model as Properties,
     port::PKEYS_MAX,
 };
+use snaprig_sdk::program;
 use tempfile::TempDir;
 
 use crate::{
@@ -88,8 +89,8 @@ pub struct FabricBuilder {
 }
 
 impl FabricBuilder {
-    /// The `snaprig` program, which is the fabric's control daemon; the library is beside it (default:
-    /// `snaprig` from the path). Tests pass `env!("CARGO_BIN_EXE_...")`.
+    /// The `snaprig` program, which is the fabric's control daemon and has the library (default:
+    /// [`snaprig_sdk::program::default`]).
     pub fn exe(mut self, exe: impl Into<PathBuf>) -> Self {
         self.exe = exe.into();
         self
@@ -158,7 +159,7 @@ impl FabricBuilder {
     /// What programs have in their environment to be in the fabric. The first of them starts it, and
     /// the last one ends it.
     pub fn environment(&self) -> Result<Environment, FabricError> {
-        let program = library::program(&self.exe).map_err(FabricError::Start)?;
+        let program = program::find(&self.exe).map_err(FabricError::Start)?;
         let libraries = library::directory(&program).map_err(FabricError::Start)?;
         // For files of ours to be there, our library comes before libc; in a program that has it from
         // another library, or by dlopen(3), only so. After the user's own: sanitizers must be first.
@@ -166,7 +167,7 @@ impl FabricBuilder {
         if !preload.is_empty() {
             preload.push(":");
         }
-        preload.push(libraries.join(library::NAME));
+        preload.push(libraries.join(library::LIBRARY.name));
         let path = env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty());
         let path = env::join_paths(
             std::iter::once(libraries).chain(path.iter().flat_map(env::split_paths)),
@@ -289,10 +290,10 @@ impl NodeOf<'_> {
 }
 
 impl Fabric {
-    /// A fabric of one HCA of model A without faults, made by `snaprig` from the path.
+    /// A fabric of one HCA of model A without faults, made by the default program ([`FabricBuilder::exe`]).
     pub fn builder() -> FabricBuilder {
         FabricBuilder {
-            exe: "snaprig".into(),
+            exe: program::default(),
             place: None,
             hcas: 1,
             hcas_each: 1,
@@ -316,6 +317,15 @@ impl Fabric {
         let unknown = FabricError::NoNode { number, hcas, each };
         let node = node.ok_or(unknown)?;
         Ok(NodeOf { fabric: self, node })
+    }
+
+    /// The `snaprig` program, which its control daemon is.
+    pub(crate) fn program(&self) -> &Path {
+        let program = self
+            .environment
+            .iter()
+            .find(|(name, _)| *name == PROGRAM_ENV);
+        program.map_or(Path::new(program::NAME), |(_, program)| Path::new(program))
     }
 
     /// How many HCAs each node has.

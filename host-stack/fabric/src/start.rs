@@ -27,6 +27,9 @@ use crate::place::{
     FABRIC_ENV, HCAS_ENV, MODEL_ENV, PKEYS_ENV, PROGRAM_ENV, Place, model_letters, pkeys_text,
 };
 
+/// The command by which a `snaprig` program becomes the daemon.
+pub const PROCESS: &str = "fabric-process";
+
 /// Variables of the environment.
 pub type Environment = Vec<(&'static str, OsString)>;
 
@@ -70,7 +73,8 @@ fn start(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<
     };
     let mut command = Command::new(&program);
     command
-        .arg("fabric-process")
+        .arg0(snaprig_sdk::program::NAME)
+        .arg(PROCESS)
         .envs(environment.iter().cloned())
         .env(FABRIC_ENV, &place.name)
         .env(HCAS_ENV, setup.hcas.len().to_string())
@@ -97,7 +101,7 @@ fn start(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<
     }
     let log = std::fs::read_to_string(place.log()).unwrap_or_default();
     let why = format!(
-        "{} fabric-process did not start: {}",
+        "{} {PROCESS} did not start: {}",
         program.display(),
         log.trim_end()
     );
@@ -114,7 +118,8 @@ fn program() -> io::Result<PathBuf> {
         .iter()
         .filter_map(|path| path.parent())
         .flat_map(|directory| {
-            ["snaprig", "../snaprig", "../bin/snaprig"].map(|name| directory.join(name))
+            // As cargo leaves them; as a package does, with the library in lib/snaprig/verbs.
+            ["snaprig", "../snaprig", "../../../bin/snaprig"].map(|name| directory.join(name))
         });
     let on_path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&on_path).map(|directory| directory.join("snaprig"));

@@ -26,7 +26,7 @@ use snaprig_scif::host::{
 };
 
 use crate::{
-    card_process::{KILL_DAEMON, SHUT_DOWN},
+    card_process::{self, CardOptions, KILL_DAEMON, SHUT_DOWN},
     rig::{MEMORY_BYTES, RigBuilder, RigError},
 };
 
@@ -173,7 +173,8 @@ impl Card {
         self.host.set_state(self.node, Booting);
         // What the last one left behind.
         let _ = std::fs::remove_file(&self.socket);
-        let child = self.command().spawn().map_err(|source| RigError::Spawn {
+        let child = self.command().and_then(|mut command| command.spawn());
+        let child = child.map_err(|source| RigError::Spawn {
             node: self.node,
             exe: self.builder.exe.clone(),
             source,
@@ -240,27 +241,26 @@ impl Card {
         stdin.ok_or(io::ErrorKind::BrokenPipe)?.write_all(&[order])
     }
 
-    fn command(&self) -> Command {
+    fn command(&self) -> io::Result<Command> {
+        let options = CardOptions {
+            socket: self.socket.clone(),
+            node: self.node,
+            memory_bytes: self.memory_bytes(),
+            cores: self.builder.cores,
+            platform: each(&self.builder.platforms, self.node).copied(),
+            files: self.builder.files.clone(),
+            remove_directory: !self.builder.keep,
+        };
         let mut command = Command::new(&self.builder.exe);
         command
-            .arg("card-process")
-            .arg("--socket")
-            .arg(&self.socket)
-            .args((!self.builder.keep).then_some("--remove-directory"))
-            .args(["--node", &self.node.to_string()])
-            .args(["--memory", &self.memory_bytes().to_string()])
-            .args(["--cores", &self.builder.cores.to_string()])
+            .arg0(snaprig_sdk::program::NAME)
+            .arg(card_process::PROCESS)
+            .arg(serde_json::to_string(&options)?)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             // What a terminal sends to the rig's group is not for the card: it ends after the rig,
             // and tidies up.
             .process_group(0);
-        if let Some(platform) = each(&self.builder.platforms, self.node) {
-            command.args(["--platform", &platform.to_string()]);
-        }
-        for files in &self.builder.files {
-            command.arg("--files").arg(files.to_string());
-        }
         let close_all_but_stdio = || {
             // SAFETY: it is a plain system call on descriptors 3 and up of the child alone.
             match unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32) } {
@@ -271,7 +271,7 @@ impl Card {
         // What the host's program has open is not the card's, however it was opened.
         // SAFETY: between fork and exec it does nothing but that system call.
         unsafe { command.pre_exec(close_all_but_stdio) };
-        command
+        Ok(command)
     }
 
     fn refuse(&self, what: &'static str) -> RigError {

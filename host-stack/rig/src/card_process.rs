@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 use snaprig_card_device::{self as device, Device, Listener};
 use snaprig_card_fs::console;
 use snaprig_card_kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice};
@@ -44,8 +45,11 @@ pub(crate) const SHUT_DOWN: u8 = b's';
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
+/// The command by which a `snaprig` program becomes a card. Its argument is [`CardOptions`], as JSON.
+pub const PROCESS: &str = "card-process";
+
 /// What one card is made of.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CardOptions {
     /// Where its PCI function is served (vfio-user).
     pub socket: PathBuf,
@@ -70,6 +74,12 @@ pub struct CardError {
     node: u16,
     what: &'static str,
     source: AnyError,
+}
+
+/// What [`PROCESS`] does.
+pub fn main(options: &str) -> Result<(), AnyError> {
+    let options = serde_json::from_str(options).map_err(|error| format!("{PROCESS}: {error}"))?;
+    Ok(run(&options)?)
 }
 
 /// Runs a card, in a process of its own, until its first program ends (an error: it never should) or the rig is gone, which

@@ -12,12 +12,13 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 use snaprig_card_fs::Entry;
 use snaprig_card_kernel::Kernel;
 use tar::{Archive, EntryType};
 
 /// A directory, a tar image (`*.tar`) or a file of the host, and where it is to be on the card.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardFiles {
     /// Path on the host.
     pub host: PathBuf,

@@ -59,6 +59,9 @@ pub enum RigError {
         /// What was asked.
         what: &'static str,
     },
+    /// There is no `snaprig` program, of which cards are processes.
+    #[error("{0}")]
+    Program(#[source] io::Error),
     /// The process of a card does not end.
     #[error("card {node}: ending its process: {source}")]
     End {
@@ -97,8 +100,8 @@ pub struct RigBuilder {
 }
 
 impl RigBuilder {
-    /// The program whose hidden command `card-process` is a card: `snaprig` itself. Tests pass
-    /// `env!("CARGO_BIN_EXE_...")`.
+    /// The `snaprig` program, which is a card when it is started as such (default:
+    /// [`snaprig_sdk::program::default`])
     #[must_use]
     pub fn exe(mut self, exe: impl Into<PathBuf>) -> Self {
         self.exe = exe.into();
@@ -172,6 +175,7 @@ impl RigBuilder {
         if !(1..=CORES_MAX).contains(&self.cores) {
             return Err(RigError::Cores { cores: self.cores });
         }
+        self.exe = snaprig_sdk::program::find(&self.exe).map_err(RigError::Program)?;
         let mut dir = tempfile::Builder::new()
             .prefix("snaprig-")
             .tempdir()
@@ -210,10 +214,10 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A rig of one card with 512 MiB and 4 cores, made by `snaprig` from the path.
+    /// A rig of one card with 512 MiB and 4 cores, made by the default program ([`RigBuilder::exe`]).
     pub fn builder() -> RigBuilder {
         RigBuilder {
-            exe: "snaprig".into(),
+            exe: snaprig_sdk::program::default(),
             cards: 1,
             memory_bytes: vec![MEMORY_BYTES],
             cores: 4,

@@ -1,23 +1,14 @@
 //! What programs of the offload stack are compiled with and run with: headers, and the libraries under
-//! the names that programs ask for.
-//!
-//! ```text
-//!   snaprig-sdk/include/{common,sink,source}/*.h, intel-coi -> ., scif.h, snaprig_ckpt_plugin.h
-//!   snaprig-sdk/lib/lib{scif,coi_host,coi_device,snaprig_ckpt_plugin}.so.0, and .so beside each
-//! ```
-//!
-//! The directory is beside the `snaprig` program, or in the user's cache if nothing can be written
-//! there. Headers and libcoi_device are inside the program; the other libraries are where cargo or an
-//! installation left them. What must stay true: a file has its name only when it is whole, so that any
-//! number of us may be making the directory at once.
+//! the names that programs ask for. Where they are: [`snaprig_sdk`].
 
 use std::{
     env,
     ffi::OsString,
-    fs, io,
-    os::unix::fs::{PermissionsExt, symlink},
+    io,
     path::{Path, PathBuf},
 };
+
+use snaprig_sdk::{Contents, Library, Tree, root};
 
 use crate::guest;
 
@@ -53,19 +44,53 @@ const PLUGINS: [(&str, &str); 1] =
 /// Some programs say `intel-coi/source/...` where others say `source/...`.
 const PREFIX: &str = "intel-coi";
 
-/// Libraries for programs of the host and of cards, the files that cargo makes of them, and the
-/// packages that those are of.
-pub const LIBRARIES: [(&str, &str, &str); 3] = [
-    ("libscif.so.0", "libsnaprig_libscif.so", "snaprig-libscif"),
-    ("libcoi_host.so.0", "libsnaprig_libcoi.so", "snaprig-libcoi"),
-    (
-        "libsnaprig_ckpt_plugin.so.0",
-        "libsnaprig_libckpt_plugin.so",
-        "snaprig-libckpt-plugin",
-    ),
+/// Libraries for programs of the host and of cards.
+pub const LIBRARIES: [Library; 3] = [
+    SCIF_LIBRARY,
+    Library {
+        name: "libcoi_host.so.0",
+        stem: "libsnaprig_libcoi",
+        package: "snaprig-libcoi",
+    },
+    Library {
+        name: "libsnaprig_ckpt_plugin.so.0",
+        stem: "libsnaprig_libckpt_plugin",
+        package: "snaprig-libckpt-plugin",
+    },
 ];
+/// The one of SCIF.
+pub const SCIF_LIBRARY: Library = Library {
+    name: "libscif.so.0",
+    stem: "libsnaprig_libscif",
+    package: "snaprig-libscif",
+};
 /// What names the directory of the libraries in the environment.
 pub const LIBRARIES_ENV: &str = "SNAPRIG_LIBRARIES";
+
+/// What of a root of files for programs is for programs of the offload stack, and for plugins. One library for each of
+/// [`LIBRARIES`].
+pub fn tree(libraries: impl IntoIterator<Item = Contents>) -> Tree {
+    let mut tree = Tree::default();
+    for (name, text) in COMMON.iter().chain(&SOURCE).chain(&SCIF).chain(&PLUGINS) {
+        tree.add(
+            Path::new("include").join(name),
+            Contents::Text(text.as_bytes()),
+        );
+    }
+    tree.add(
+        Path::new("include").join(PREFIX),
+        Contents::Link(".".into()),
+    );
+    tree.add_linkable(
+        "lib",
+        guest::COI_DEVICE_NAME,
+        Contents::Library(guest::COI_DEVICE),
+    );
+    for (library, contents) in LIBRARIES.iter().zip(libraries) {
+        tree.add_linkable("lib", library.name, contents);
+    }
+    tree
+}
 
 /// The directories.
 #[derive(Clone, Debug)]
@@ -75,36 +100,14 @@ pub struct Sdk {
 }
 
 impl Sdk {
-    /// Makes what belongs to a `snaprig` program, as far as it is not there.
+    /// Of a `snaprig` program: makes what is not there.
     pub fn of(program: &Path) -> io::Result<Self> {
         let program = program.canonicalize()?;
-        let beside = program.with_file_name("snaprig-sdk");
-        let root = match fs::create_dir_all(&beside).and_then(|()| is_writable(&beside)) {
-            Ok(()) => beside,
-            Err(_) => in_the_cache()?,
-        };
-        Self::make(&root, &program)
-    }
-
-    fn make(root: &Path, program: &Path) -> io::Result<Self> {
-        let include = root.join("include");
-        let lib = root.join("lib");
-        for (name, text) in COMMON.iter().chain(&SOURCE).chain(&SCIF).chain(&PLUGINS) {
-            let path = include.join(name);
-            if let Some(parent) = path.parent() {
-                fs::create_dir_all(parent)?;
-            }
-            put(&path, text.as_bytes(), 0o644)?;
-        }
-        link(&include.join(PREFIX), Path::new("."))?;
-        fs::create_dir_all(&lib)?;
-        put(&lib.join(guest::COI_DEVICE_NAME), guest::COI_DEVICE, 0o755)?;
-        link_name(&lib, guest::COI_DEVICE_NAME)?;
-        for (name, file, package) in LIBRARIES {
-            link(&lib.join(name), &find(program, file, package)?)?;
-            link_name(&lib, name)?;
-        }
-        Ok(Self { include, lib })
+        let root = root::of(&program, &LIBRARIES, tree)?;
+        Ok(Self {
+            include: root.join("include"),
+            lib: root.join("lib"),
+        })
     }
 
     /// For `gcc -I`.
@@ -135,73 +138,10 @@ impl Sdk {
     }
 }
 
-/// A library as cargo or an installation leaves it: among the dependencies, which is where the newest
-/// is, beside the program, or in the directory of libraries beside that.
-pub fn find(program: &Path, file: &str, package: &str) -> io::Result<PathBuf> {
-    let near = program.parent().unwrap_or(Path::new("."));
-    let places = ["deps", ".", "../lib"];
-    let found = places.map(|place| near.join(place).join(file));
-    let found = found.iter().find(|path| path.is_file());
-    let found = found.ok_or_else(|| {
-        let near = near.display();
-        let why = format!("no {file} in {near}; `cargo build -p {package}` makes it");
-        io::Error::new(io::ErrorKind::NotFound, why)
-    })?;
-    found.canonicalize()
-}
-
-/// Whether files can be made there.
-fn is_writable(directory: &Path) -> io::Result<()> {
-    tempfile::tempfile_in(directory).map(|_| ())
-}
-
-fn in_the_cache() -> io::Result<PathBuf> {
-    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = cache.or_else(home).ok_or_else(|| {
-        let why = "nowhere to put headers and libraries: set XDG_CACHE_HOME";
-        io::Error::new(io::ErrorKind::NotFound, why)
-    })?;
-    let root = cache.join(concat!("snaprig/sdk-", env!("CARGO_PKG_VERSION")));
-    fs::create_dir_all(&root)?;
-    Ok(root)
-}
-
-/// A file with these bytes.
-fn put(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    if fs::read(path).is_ok_and(|there| there == bytes) {
-        return Ok(());
-    }
-    let directory = path.parent().unwrap_or(Path::new("."));
-    let mut new = tempfile::NamedTempFile::new_in(directory)?;
-    io::Write::write_all(&mut new, bytes)?;
-    fs::set_permissions(new.path(), fs::Permissions::from_mode(mode))?;
-    new.persist(path)?;
-    Ok(())
-}
-
-/// A symbolic link to `to`.
-fn link(path: &Path, to: &Path) -> io::Result<()> {
-    if fs::read_link(path).is_ok_and(|there| there == to) {
-        return Ok(());
-    }
-    // Made beside and renamed: another of us may be doing the same.
-    let directory = path.parent().unwrap_or(Path::new("."));
-    let beside = tempfile::Builder::new()
-        .prefix(".new-")
-        .tempdir_in(directory)?;
-    let new = beside.path().join("link");
-    symlink(to, &new)?;
-    fs::rename(&new, path)
-}
-
-/// `libNAME.so`, which linkers look for, beside `libNAME.so.0`.
-fn link_name(lib: &Path, name: &str) -> io::Result<()> {
-    link(&lib.join(name.trim_end_matches(".0")), Path::new(name))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// A directory with what cargo would have left beside a program.
@@ -210,8 +150,9 @@ mod tests {
         let program = directory.path().join("snaprig");
         fs::write(&program, "").unwrap();
         fs::create_dir(directory.path().join("deps")).unwrap();
-        for (_, file, _) in LIBRARIES {
-            fs::write(directory.path().join("deps").join(file), file).unwrap();
+        for library in LIBRARIES {
+            let file = directory.path().join("deps").join(library.stem);
+            fs::write(file.with_extension("so"), library.stem).unwrap();
         }
         (directory, program)
     }
@@ -229,8 +170,9 @@ mod tests {
             ] {
                 assert!(sdk.include().join(header).is_file(), "{header}");
             }
-            for (name, file, _) in LIBRARIES {
-                assert_eq!(fs::read_to_string(sdk.lib().join(name)).unwrap(), file);
+            for library in LIBRARIES {
+                let file = sdk.lib().join(library.name);
+                assert_eq!(fs::read_to_string(file).unwrap(), library.stem);
             }
             for name in ["libscif.so", "libcoi_host.so", "libcoi_device.so"] {
                 assert!(sdk.lib().join(name).is_file(), "{name}");
@@ -241,7 +183,7 @@ mod tests {
     #[test]
     fn a_library_that_was_not_built_is_named_with_what_makes_it() {
         let (directory, program) = scene();
-        fs::remove_file(directory.path().join("deps").join(LIBRARIES[1].1)).unwrap();
+        fs::remove_file(directory.path().join("deps/libsnaprig_libcoi.so")).unwrap();
         let error = Sdk::of(&program).unwrap_err().to_string();
         assert!(
             error.contains("libsnaprig_libcoi.so")

@@ -3,23 +3,23 @@
 use std::{
     env,
     error::Error,
-    ffi::OsString,
-    fs::File,
-    io::{self, Write},
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::{Path, PathBuf},
 };
 
-use snaprig_card_platform::Kind as Platform;
-use snaprig_fabric::{
-    Fabric, FabricBuilder, Model,
-    place::{MODELS, parse_models},
-};
+#[cfg(feature = "verbs")]
+use snaprig_fabric::{Fabric, FabricBuilder, place::parse_models};
+#[cfg(feature = "cards")]
 use snaprig_rig::{Rig, RigBuilder};
 use snaprig_sim::Random;
 
+use self::platforms::Platform;
+use crate::program;
+#[cfg(feature = "sim")]
 use crate::sim::Sim;
+
+mod platforms;
 
 /// A test's error.
 pub type AnyError = Box<dyn Error>;
@@ -64,23 +64,32 @@ pub struct Case {
     pub cards: u16,
     /// How many HCAs there are.
     pub hcas: usize,
-    /// Their models; the last one holds for all further HCAs.
-    pub models: Vec<Model>,
+    /// A letter for the model of each; the last one holds for all further HCAs.
+    pub models: &'static str,
     /// The `snaprig` program, of which real cards are processes.
     pub exe: PathBuf,
 }
 
 impl Case {
     /// A builder for the case's rig, for tests that want more than [`Rig`].
+    #[cfg(feature = "cards")]
     pub fn rig(&self) -> RigBuilder {
         let rig = Rig::builder().exe(&self.exe).cards(self.cards.into());
         rig.platform(self.platform)
     }
 
     /// A builder for the case's fabric, for tests that want more than [`Fabric`].
+    ///
+    /// # Panics
+    /// If there is no such model.
+    #[cfg(feature = "verbs")]
     pub fn fabric(&self) -> FabricBuilder {
-        let fabric = Fabric::builder().exe(&self.exe).hcas(self.hcas);
-        fabric.models(&self.models)
+        let models =
+            parse_models(self.models).unwrap_or_else(|| panic!("model = {:?}", self.models));
+        Fabric::builder()
+            .exe(&self.exe)
+            .hcas(self.hcas)
+            .models(&models)
     }
 }
 
@@ -101,6 +110,7 @@ impl FromCase for Case {
     }
 }
 
+#[cfg(feature = "cards")]
 impl FromCase for Rig {
     const NEEDS_RIG: bool = true;
 
@@ -113,12 +123,14 @@ impl FromCase for Rig {
     }
 }
 
+#[cfg(feature = "verbs")]
 impl FromCase for Fabric {
     fn from_case(case: &Case) -> Result<Self, AnyError> {
         Ok(case.fabric().start()?)
     }
 }
 
+#[cfg(feature = "sim")]
 impl FromCase for Sim {
     fn from_case(case: &Case) -> Result<Self, AnyError> {
         Ok(Self::builder().cards(case.cards).seed(case.seed).build())
@@ -160,34 +172,25 @@ impl<E: Into<AnyError>> Verdict for Result<(), E> {
 /// # Panics
 /// When a case fails, as a test does; and when the environment asks for what does not exist.
 pub fn run(setup: &Setup, test: impl Fn(&Case) -> Result<(), AnyError>) {
-    let exe = setup.exe.clone().unwrap_or_else(|| {
-        let exe = env::var_os("SNAPRIG_EXE");
-        exe.unwrap_or_else(|| OsString::from("snaprig")).into()
-    });
+    program::keep();
+    let exe = setup
+        .exe
+        .clone()
+        .unwrap_or_else(snaprig_sdk::program::default);
     let seeds = match (read("SNAPRIG_SEED"), &setup.seeds) {
         (Some(seed), _) => Some(seed..=seed),
         (None, range) => (range.start < range.end).then(|| range.start..=range.end - 1),
     };
     let seeds = seeds.unwrap_or_else(|| panic!("{}: no seeds to run", path(setup)));
-    let models = parse_models(setup.model);
-    let models = models.unwrap_or_else(|| panic!("model = {:?}: {MODELS}", setup.model));
     let mut passed = 0;
-    for platform in platforms(setup) {
-        if platform == Some(Platform::Kvm) && !kvm_works() {
-            let (name, cases) = (path(setup), seeds.clone().count());
-            let line = format!("skipped: {name}: {cases} cases on kvm: /dev/kvm does not open");
-            // Past the test harness, which shows nothing of tests that pass. If it cannot be said,
-            // there is nobody to read it.
-            let _ = writeln!(io::stderr(), "{line}");
-            continue;
-        }
+    for platform in platforms::of(setup, seeds.clone().count()) {
         for seed in seeds.clone() {
             let case = Case {
                 seed,
                 platform,
                 cards: setup.cards,
                 hcas: setup.hcas,
-                models: models.clone(),
+                models: setup.model,
                 exe: exe.clone(),
             };
             match catch_unwind(AssertUnwindSafe(|| test(&case))) {
@@ -200,26 +203,6 @@ pub fn run(setup: &Setup, test: impl Fn(&Case) -> Result<(), AnyError>) {
                 }
             }
         }
-    }
-}
-
-fn kvm_works() -> bool {
-    let kvm = File::options().read(true).write(true).open("/dev/kvm");
-    kvm.is_ok()
-}
-
-fn platforms(setup: &Setup) -> Vec<Option<Platform>> {
-    if !setup.needs_rig {
-        return vec![None];
-    }
-    let parse = |name: &str| name.parse().ok();
-    match env::var("SNAPRIG_PLATFORM") {
-        Ok(name) => match parse(&name) {
-            Some(platform) => vec![Some(platform)],
-            None => panic!("SNAPRIG_PLATFORM={name}: there are kvm and ptrace"),
-        },
-        Err(_) if setup.platforms.is_empty() => vec![None],
-        Err(_) => setup.platforms.iter().map(|name| parse(name)).collect(),
     }
 }
 

@@ -25,9 +25,36 @@
 //! }
 //! ```
 //!
+//! And a program that was killed goes on from a checkpoint:
+//!
+//! ```no_run
+//! use snaprig::Ckpt;
+//!
+//! #[snaprig::test]
+//! fn a_killed_program_ends_as_if_nothing_had_been() -> Result<(), Box<dyn std::error::Error>> {
+//!     let directory = std::env::temp_dir().join("checkpoints");
+//!     let mut program = Ckpt::launch(&directory, ["./simulate", "--out", "result"])?;
+//!     program.dump()?;
+//!     program.kill()?;
+//!     assert!(Ckpt::restart(&directory)?.wait()?.success());
+//!     Ok(())
+//! }
+//! ```
+//!
 //! A protocol of your own is simulated, too: say what its processes do, where it can go wrong and what must be true
 //! of it, and campaigns, shrinking and replay are there ([`campaign::scenario::protocol`] has an example;
 //! [`campaign::Scenario`] is the long way, for whole systems).
+//!
+//! Nothing has to be installed: a test's own program is started again to be a card or a fabric's daemon, and libraries that
+//! programs are given are where cargo leaves them. A card that was compiled without optimisation is slow:
+//! `[profile.dev.package."*"] opt-level = 1` in your `Cargo.toml` makes it bearable. Features, all of them on by default:
+//!
+//! | feature | what it brings |
+//! |---|---|
+//! | `verbs` | [`Fabric`] |
+//! | `cards` | [`Rig`], [`coi`], [`scif`], [`snapify`] |
+//! | `sim` | [`Sim`], [`campaign`], [`simulator`] |
+//! | `ckpt` | [`Ckpt`] |
 //!
 //! | module | what it is |
 //! |---|---|
@@ -35,29 +62,42 @@
 //! | [`case`] | what a test is given, and what it prints when it fails |
 //! | [`Rig`] | real cards, each a process; [`Card`]s crash, are reset, unplugged; everything ends with it |
 //! | [`Fabric`] | HCAs, and programs that use them; everything ends with it |
+//! | [`Ckpt`] | a program that is checkpointed, killed, restarted |
 //! | [`sim`] | simulated systems |
 //! | [`campaign`] | what they are made of: scenarios, campaigns, reports; a scenario of one's own |
 //! | [`simulator`] | virtual time, order, faults, plans |
 //! | [`coi`], [`scif`], [`snapify`] | the stack on a real rig |
 
 pub mod case;
+mod program;
+#[cfg(feature = "sim")]
 pub mod sim;
 
-pub use snaprig_campaign::scenarios::offload::Workload;
-pub use snaprig_card_platform::Kind as Platform;
-pub use snaprig_fabric::{Fabric, FabricBuilder, FabricError, Model, PathFaults, place::Place};
-pub use snaprig_rig::{Card, CardState, Rig, RigBuilder, RigError};
 pub use snaprig_sim::{Fault, Kind, Plan, PlanError, Random, When};
 pub use snaprig_wire::fault_points;
+
+#[cfg(feature = "verbs")]
+pub use snaprig_fabric::{Fabric, FabricBuilder, FabricError, Model, PathFaults, place::Place};
+
+#[cfg(feature = "cards")]
 pub use {
-    snaprig_campaign as campaign, snaprig_coi as coi, snaprig_scif as scif,
-    snaprig_sim as simulator, snaprig_snapify as snapify,
+    snaprig_card_platform::Kind as Platform,
+    snaprig_coi as coi,
+    snaprig_rig::{Card, CardState, Rig, RigBuilder, RigError},
+    snaprig_scif as scif, snaprig_snapify as snapify,
 };
 
-pub use self::{
-    case::{Case, FromCase},
-    sim::Sim,
+#[cfg(feature = "sim")]
+pub use {
+    self::sim::Sim,
+    snaprig_campaign::{self as campaign, scenarios::offload::Workload},
+    snaprig_sim as simulator,
 };
+
+#[cfg(feature = "ckpt")]
+pub use snaprig_supervisor::{Ckpt, CkptBuilder, CkptError, Dumped, Mode as CkptMode};
+
+pub use self::case::{Case, FromCase};
 
 /// A test that is run once for each seed, and on each platform if it takes a [`Rig`].
 ///
@@ -68,7 +108,7 @@ pub use self::{
 /// | `model = "AB"` | their model, or a letter for each | `"A"` |
 /// | `platforms = ["kvm", "ptrace"]` | how real cards run | the best that works here |
 /// | `seeds = 0..20` | the seeds | `0..1` |
-/// | `exe = PATH` | the `snaprig` program of real rigs and fabrics | `$SNAPRIG_EXE`, or `snaprig` from the path |
+/// | `exe = PATH` | the `snaprig` program of real rigs and fabrics | `$SNAPRIG_EXE`, or the test itself |
 ///
 /// The function takes what implements [`FromCase`], in any order: a [`Rig`], a [`Sim`], a [`Fabric`],
 /// the seed (`u64`), numbers from it ([`Random`]), or all that is known ([`Case`]). It returns nothing, or a

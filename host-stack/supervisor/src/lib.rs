@@ -10,6 +10,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `supervisor` | the parent of a tree: its loop, its commands, its end |
+//! | `client` | a supervisor from outside |
 //! | `control` | commands to a supervisor, and its replies |
 //! | `checkpoint`, `precopy` | one checkpoint, step by step; what is copied while the tree runs |
 //! | `schedule` | when a checkpoint is due that nobody has asked for |
@@ -17,6 +18,7 @@
 //! | `job`, `member` | trees that are checkpointed together; a supervisor as one of them |
 //! | `migrate` | a tree moves to another supervisor |
 //! | `plugins` | what programs take down themselves before a checkpoint |
+//! | [`process`] | a supervisor's process, for programs |
 //! | `preload` | libraries that are loaded into programs which do not know of them |
 //! | `signals` | what a supervisor hears from the kernel |
 //!
@@ -24,6 +26,7 @@
 
 mod again;
 mod checkpoint;
+mod client;
 mod control;
 pub mod faults;
 mod job;
@@ -32,6 +35,7 @@ mod migrate;
 mod plugins;
 mod precopy;
 mod preload;
+pub mod process;
 mod schedule;
 mod signals;
 mod supervisor;
@@ -44,6 +48,7 @@ pub use snaprig_resources::event::{Event, Observer, Reporter};
 pub use self::{
     again::restart,
     checkpoint::{Copied, Mode, Pause},
+    client::{Ckpt, CkptBuilder, CkptError},
     control::{Dumped, Reply, Request, Running, Status, ask},
     job::{
         Job, JobDump, JobDumped, JobMember, JobStatus, Settings, coordinate, dump_job, forget,

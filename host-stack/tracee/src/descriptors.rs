@@ -102,7 +102,9 @@ pub fn is_watched((pid, fd): (pid_t, i32), epoll: i32, target: i32) -> bool {
 pub fn copy_of(pid: pid_t, fd: i32) -> Result<OwnedFd> {
     let failed = || {
         Error::io(
-            format!("descriptor {fd} of process {pid}"),
+            format!(
+                "descriptor {fd} of process {pid} (pidfd_getfd(2), which containers may forbid)"
+            ),
             std::io::Error::last_os_error(),
         )
     };

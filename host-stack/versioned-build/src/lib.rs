@@ -13,6 +13,7 @@ use std::{
     env,
     fmt::{Display, Write as _},
     fs,
+    hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
 };
 
@@ -35,7 +36,19 @@ impl Library {
         // There is rustc's own version script beside ours, which lld takes and ld does not.
         println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
         library.link(format_args!("-soname,{name}"));
+        library.identify();
         library
+    }
+
+    /// Gives its file a build id (ld(1), --build-id) that no other build in cargo's directory has, and the crate the same:
+    /// `env!("SNAPRIG_BUILD_ID")`, 16 hexadecimal digits. Cargo names `OUT_DIR` after the package's source, its version,
+    /// features and profile.
+    fn identify(&self) {
+        let mut hasher = DefaultHasher::new();
+        self.out.hash(&mut hasher);
+        let id = hasher.finish();
+        println!("cargo:rustc-env=SNAPRIG_BUILD_ID={id:016x}");
+        self.link(format_args!("--build-id=0x{id:016x}"));
     }
 
     /// It is never unloaded: it has threads, or handlers of fork(2).

@@ -167,7 +167,7 @@ fn unshare(flags: i32, what: &str) -> Result<()> {
     match unsafe { libc::unshare(flags) } {
         0 => Ok(()),
         _ => Err(Error::io(
-            format!("cannot make {what}"),
+            format!("cannot make {what}; `snaprig doctor --for ckpt` says what allows it"),
             io::Error::last_os_error(),
         )),
     }
@@ -207,7 +207,7 @@ fn be_first(
     reporter: &Reporter,
     supervise: impl FnOnce() -> i32,
 ) -> Result<i32> {
-    mount_proc();
+    mount_proc()?;
     let child = make_above(place, reporter, supervise)?;
     let (mut status, mut of_child, mut last) = (0, 1, None);
     loop {
@@ -271,9 +271,9 @@ fn lead() {
     unsafe { libc::setsid() };
 }
 
-/// A /proc of the namespace's own. Where that is not to be had (a container that masks parts of it), the tree sees the
-/// old one, in which its numbers are others.
-fn mount_proc() {
+/// A /proc of the namespace's own. Where parts of the old one are hidden, as most containers do, users cannot have another
+/// (mount_namespaces(7)), and in the old one numbers are others.
+fn mount_proc() -> Result<()> {
     let none = ptr::null();
     // SAFETY: the strings end with a zero, and mount(2) only reads them; null pointers are none.
     let mounted = unsafe {
@@ -292,8 +292,13 @@ fn mount_proc() {
             none.cast(),
         )
     };
-    if mounted != 0 {
-        tracing::warn!(error = %io::Error::last_os_error(), "no /proc of its own for a restarted tree");
+    match mounted {
+        0 => Ok(()),
+        _ => Err(Error::io(
+            "cannot mount a /proc for the restarted program: in a container parts of it are hidden \
+             (docker: --security-opt systempaths=unconfined; podman: --security-opt unmask=ALL)",
+            io::Error::last_os_error(),
+        )),
     }
 }
 

@@ -1,134 +1,150 @@
 //! The checks. Each returns what it found, or why the thing cannot be used.
 
+mod ckpt;
 mod offload;
 mod verbs;
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, FromRawFd},
     process::Command,
 };
 
 use snaprig_card_platform::{self as platform, Kind};
+use snaprig_userfault::{
+    Userfault,
+    features::{NOTE_WRITES, PROTECT_SHARED, PROTECT_UNPOPULATED},
+};
 
 use super::Row;
-pub(super) use offload::NEEDED as NEEDED_BY_OFFLOAD;
-pub(super) use verbs::NEEDED as NEEDED_BY_VERBS;
 
-type Check = Result<String, String>;
+/// What was found, or why the thing cannot be used.
+type Found = Result<String, String>;
 
-/// Either of them runs a card.
-pub(super) const PLATFORMS: [&str; 2] = ["kvm", "ptrace"];
-
-/// Room for two small cards and what is beside them.
-const MEMORY_KIB_MIN: u64 = 2 << 20;
-const SHM_BYTES_MIN: u64 = 64 << 20;
-/// A card takes some descriptors for each guest thread, and one for each open file.
-const FILES_MIN: u64 = 1024;
-
-fn row(
-    what: &'static str,
-    check: Check,
+/// Something to be tried.
+pub(super) struct Check {
+    pub(super) what: &'static str,
+    attempt: fn() -> Found,
     fallback: Option<&'static str>,
     remedy: &'static str,
-) -> Row {
-    let ok = check.is_ok();
-    Row {
-        what,
-        ok,
-        state: check.unwrap_or_else(|why| why),
-        fallback,
-        remedy,
+}
+
+impl Check {
+    /// `fallback`: what snaprig does without it; none, it cannot do without.
+    const fn new(
+        what: &'static str,
+        attempt: fn() -> Found,
+        fallback: Option<&'static str>,
+        remedy: &'static str,
+    ) -> Self {
+        Self {
+            what,
+            attempt,
+            fallback,
+            remedy,
+        }
+    }
+
+    /// Tries it.
+    pub(super) fn tried(self) -> Row {
+        let found = (self.attempt)();
+        Row {
+            what: self.what,
+            ok: found.is_ok(),
+            state: found.unwrap_or_else(|why| why),
+            fallback: self.fallback,
+            remedy: self.remedy,
+        }
     }
 }
 
+/// Room for two small cards and what is beside them.
+const MEMORY_KIB_MIN: u64 = 2 << 20;
+/// A card takes some descriptors for each guest thread, and one for each open file.
+const FILES_MIN: u64 = 1024;
+
 /// Every check, in the order of the table.
-pub(super) fn all() -> Vec<Row> {
-    let mut rows = vec![
-        row(
+pub(super) fn all() -> Vec<Check> {
+    let mut checks = vec![
+        Check::new(
             "kvm",
-            platform(Kind::Kvm),
+            || platform(Kind::Kvm),
             Some("ptrace"),
-            "enable virtualisation; join group kvm",
+            "enable virtualisation; join group kvm; a container: --device /dev/kvm",
         ),
-        row(
+        Check::new(
             "ptrace",
-            platform(Kind::Ptrace),
+            || platform(Kind::Ptrace),
             Some("kvm"),
-            "in a container: --cap-add SYS_PTRACE",
+            "kernel.yama.ptrace_scope of 0 or 1; a container: --cap-add SYS_PTRACE",
         ),
-        row("memfd", memfd(), None, "Linux 3.17"),
-        row(
+        Check::new("memfd", memfd, None, "Linux 3.17"),
+        Check::new(
+            "libraries",
+            libraries,
+            None,
+            "XDG_CACHE_HOME=DIR, one that is yours and not mounted noexec",
+        ),
+        Check::new(
             "io_uring",
-            uring(),
+            uring,
             Some("copy threads"),
-            "sysctl kernel.io_uring_disabled=0",
+            "sysctl kernel.io_uring_disabled=0; a container: --security-opt seccomp=FILE that allows it",
         ),
-        row(
+        Check::new(
             "userfaultfd",
-            userfaultfd(),
-            Some("full snapshots only"),
-            "Linux 6.7",
+            userfaultfd,
+            Some("full snapshots only; memory of a program with several threads stays where it is"),
+            "Linux 6.7; a container: --security-opt seccomp=FILE that allows it",
         ),
-        row(
+        Check::new(
             "PAGEMAP_SCAN",
-            pagemap_scan(),
+            pagemap_scan,
             Some("full snapshots only"),
             "Linux 6.7",
         ),
-        row(
+        Check::new(
             "vfio",
-            vfio(),
+            vfio,
             Some("cards over vfio-user"),
             "see the reason; needs an IOMMU",
         ),
-        row(
+        Check::new(
             "seccomp",
-            snaprig_rig::sandbox::probe(),
+            snaprig_rig::sandbox::probe,
             Some("cards without a sandbox"),
             "unset SNAPRIG_SECCOMP; Linux with CONFIG_SECCOMP_FILTER",
         ),
-        row(
-            "FUSE",
-            open("/dev/fuse"),
-            Some("nothing uses it yet"),
-            "modprobe fuse",
-        ),
-        row(
+        Check::new(
             "memory",
-            memory(),
+            memory,
             Some("fewer, smaller cards"),
             "2 GiB available",
         ),
-        row(
-            "/dev/shm",
-            shm(),
-            Some("nothing uses it yet"),
-            "mount tmpfs; --shm-size",
-        ),
-        row(
+        Check::new(
             "open files",
-            open_files(),
+            open_files,
             Some("fewer card threads"),
             "ulimit -n 65536",
         ),
-        row(
+        Check::new(
             "gcc",
-            gcc(),
+            gcc,
             Some("programs built elsewhere"),
             "apt-get install gcc libc6-dev",
         ),
-        row(
+        Check::new(
             "qemu",
-            qemu(),
+            qemu,
             Some("no ci/vm"),
             "apt-get install qemu-system-x86",
         ),
     ];
-    rows.extend(offload::all());
-    rows.extend(verbs::all());
-    rows
+    checks.extend(offload::all());
+    checks.extend(verbs::all());
+    checks.extend(ckpt::all());
+    checks
 }
 
 fn failed(what: &str) -> impl Fn(io::Error) -> String {
@@ -144,17 +160,8 @@ fn checked(what: &str, result: i64) -> Result<i64, String> {
     }
 }
 
-fn open(path: &str) -> Check {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(failed(path))?;
-    Ok(format!("{path} opens"))
-}
-
 /// Runs a program on the platform, and times its system calls.
-fn platform(kind: Kind) -> Check {
+fn platform(kind: Kind) -> Found {
     let time = platform::probe(kind).map_err(|error| error.to_string())?;
     Ok(format!("runs programs, {} us a call", time.as_micros()))
 }
@@ -175,7 +182,7 @@ fn new_memfd() -> Result<File, String> {
 }
 
 /// Seals a memfd and sees that the seal holds.
-fn memfd() -> Check {
+fn memfd() -> Found {
     let file = new_memfd()?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     // SAFETY: F_ADD_SEALS takes an int (fcntl(2)).
@@ -188,7 +195,7 @@ fn memfd() -> Check {
 }
 
 /// Submits a read of a memfd and takes its completion.
-fn uring() -> Check {
+fn uring() -> Found {
     let file = new_memfd()?;
     let mut ring = io_uring::IoUring::new(2).map_err(failed("io_uring_setup"))?;
     let mut buffer = [0; 64];
@@ -204,29 +211,25 @@ fn uring() -> Check {
 }
 
 /// Asks for the features of asynchronous write protection (ioctl_userfaultfd(2)).
-fn userfaultfd() -> Check {
-    const USER_MODE_ONLY: i64 = 1;
-    const API: u64 = 0xaa;
-    const UFFDIO_API: libc::Ioctl = 0xc018_aa3f;
-    const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
-    const WP_UNPOPULATED: u64 = 1 << 13;
-    const WP_ASYNC: u64 = 1 << 15;
-    // struct uffdio_api: api, features, ioctls.
-    let mut api = [API, WP_HUGETLBFS_SHMEM | WP_UNPOPULATED | WP_ASYNC, 0];
-    let flags = i64::from(libc::O_CLOEXEC) | USER_MODE_ONLY;
-    // SAFETY: the call takes flags alone and returns a new descriptor that nobody else owns; the
-    // ioctl reads and writes 24 bytes, the size of `api`.
-    unsafe {
-        let fd = checked("userfaultfd", libc::syscall(libc::SYS_userfaultfd, flags))?;
-        let fd = OwnedFd::from_raw_fd(fd as i32);
-        let done = libc::ioctl(fd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr());
-        checked("WP_ASYNC", done.into())?;
-    }
+fn userfaultfd() -> Found {
+    let one = Userfault::own(PROTECT_SHARED | PROTECT_UNPOPULATED | NOTE_WRITES);
+    one.map_err(failed("userfaultfd with WP_ASYNC"))?;
     Ok("WP_ASYNC".into())
 }
 
+/// Puts the libraries where programs find them.
+fn libraries() -> Found {
+    let program = std::env::current_exe().map_err(failed("/proc/self/exe"))?;
+    let directory =
+        snaprig_fabric::library::directory(&program).map_err(|error| error.to_string())?;
+    Ok(format!(
+        "in {}",
+        directory.parent().unwrap_or(&directory).display()
+    ))
+}
+
 /// Scans one page of our own.
-fn pagemap_scan() -> Check {
+fn pagemap_scan() -> Found {
     const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
     const PAGE_IS_PRESENT: u64 = 1 << 3;
     const ARGUMENT_BYTES: u64 = 96;
@@ -253,7 +256,7 @@ fn pagemap_scan() -> Check {
 }
 
 /// The devices that are bound to vfio-pci.
-fn vfio() -> Check {
+fn vfio() -> Found {
     let bound = snaprig_pci::vfio::probe().map_err(|error| error.to_string())?;
     let devices: Vec<_> = bound.iter().map(ToString::to_string).collect();
     Ok(match devices.is_empty() {
@@ -262,7 +265,7 @@ fn vfio() -> Check {
     })
 }
 
-fn memory() -> Check {
+fn memory() -> Found {
     let text = fs::read_to_string("/proc/meminfo").map_err(failed("/proc/meminfo"))?;
     let kib = available_kib(&text).ok_or("/proc/meminfo: no MemAvailable")?;
     let found = format!("{:.1} GiB available", kib as f64 / f64::from(1 << 20));
@@ -280,26 +283,7 @@ fn available_kib(meminfo: &str) -> Option<u64> {
     rest.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-fn shm() -> Check {
-    // SAFETY: a statvfs of zeroes is valid; the path is a C string.
-    let stat = unsafe {
-        let mut stat: libc::statvfs = std::mem::zeroed();
-        checked(
-            "/dev/shm",
-            libc::statvfs(c"/dev/shm".as_ptr(), &raw mut stat).into(),
-        )?;
-        stat
-    };
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    let found = format!("{} MiB free", free >> 20);
-    if free >= SHM_BYTES_MIN {
-        Ok(found)
-    } else {
-        Err(found)
-    }
-}
-
-fn open_files() -> Check {
+fn open_files() -> Found {
     let limit = limit(libc::RLIMIT_NOFILE)?;
     let found = format!("limit {limit}");
     if limit >= FILES_MIN {
@@ -322,7 +306,7 @@ fn limit(resource: libc::__rlimit_resource_t) -> Result<u64, String> {
 }
 
 /// The first line that a program prints.
-fn first_line(program: &str, argument: &str) -> Check {
+fn first_line(program: &str, argument: &str) -> Found {
     let output = Command::new(program)
         .arg(argument)
         .output()
@@ -335,7 +319,7 @@ fn first_line(program: &str, argument: &str) -> Check {
 }
 
 /// gcc, and the libc.a that static programs are linked with.
-fn gcc() -> Check {
+fn gcc() -> Found {
     let version = first_line("gcc", "-dumpfullversion")?;
     // Without the file, gcc prints the bare name.
     if first_line("gcc", "-print-file-name=libc.a")?.starts_with('/') {
@@ -345,7 +329,7 @@ fn gcc() -> Check {
     }
 }
 
-fn qemu() -> Check {
+fn qemu() -> Found {
     let line = first_line("qemu-system-x86_64", "--version")?;
     let version = line
         .split_whitespace()
@@ -377,11 +361,6 @@ mod tests {
             first_line("false", "-v")
                 .unwrap_err()
                 .contains("exit status: 1")
-        );
-        assert!(
-            open("/nonexistent")
-                .unwrap_err()
-                .starts_with("/nonexistent: No such file")
         );
     }
 }

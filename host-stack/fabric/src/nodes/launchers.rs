@@ -7,11 +7,11 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{OpenOptionsExt, symlink},
     path::Path,
 };
 
-use crate::node::Node;
+use crate::{node::Node, nodes::PROCESS};
 
 /// The program in rsh's place.
 const RSH: &str = "rsh";
@@ -19,15 +19,17 @@ const RSH: &str = "rsh";
 const OPEN_MPI_HOSTS: &str = "open-mpi-hosts";
 const HYDRA_HOSTS: &str = "hydra-hosts";
 
-/// Writes what launchers need.
-pub fn write(nodes: &[Node], directory: &Path) -> io::Result<()> {
-    let program = std::env::current_exe()?;
-    let program = program.to_string_lossy().replace('\'', r"'\''");
+/// Writes what launchers need: `program` is `snaprig`.
+pub fn write(nodes: &[Node], directory: &Path, program: &Path) -> io::Result<()> {
+    // By this name a program knows what it is to be.
+    let link = directory.join(snaprig_sdk::program::NAME);
+    symlink(program, &link)?;
+    let link = link.to_string_lossy().replace('\'', r"'\''");
     let script = format!(
         "#!/bin/sh\n\
          # Launchers put options of rsh before the host: none of them means anything here.\n\
          while :; do case \"$1\" in -l | -p) shift 2 ;; -*) shift ;; *) break ;; esac; done\n\
-         exec '{program}' nodes-exec \"$@\"\n"
+         exec '{link}' {PROCESS} \"$@\"\n"
     );
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true).mode(0o755);

@@ -26,6 +26,9 @@ use crate::{
 /// The directory that says where nodes are, for [`exec`].
 pub const NODES_ENV: &str = "SNAPRIG_NODES";
 
+/// The command by which a `snaprig` program becomes a program on a node ([`exec`]): the node's name, and words for a shell.
+pub const PROCESS: &str = "nodes-exec";
+
 /// Nodes that run.
 #[derive(Debug)]
 pub struct Nodes {
@@ -46,7 +49,7 @@ impl Nodes {
         let made = || -> io::Result<(TempDir, Option<Namespaces>)> {
             let directory = TempDir::with_prefix("snaprig-nodes-")?;
             let namespaces = Namespaces::make(&nodes, directory.path())?;
-            launchers::write(&nodes, directory.path())?;
+            launchers::write(&nodes, directory.path(), fabric.program())?;
             Ok((directory, namespaces))
         };
         let (directory, namespaces) = made().map_err(FabricError::Start)?;

@@ -14,6 +14,7 @@ mod host;
 mod lookup;
 mod network;
 mod plan;
+pub mod process;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

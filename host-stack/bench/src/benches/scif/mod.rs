@@ -19,7 +19,12 @@ use clap::Args;
 use snaprig_card_platform::Kind;
 use snaprig_coi::{Engine, native};
 use snaprig_fixtures::programs::BENCH_SCIF;
-use snaprig_rig::{Rig, files::CardFiles, libraries};
+use snaprig_rig::{
+    Rig,
+    files::CardFiles,
+    libraries,
+    sdk::{SCIF_LIBRARY, Sdk},
+};
 
 use crate::{
     AnyError, BenchWith,
@@ -122,7 +127,10 @@ impl Scene {
         fs::write(&program, BENCH_SCIF)?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
         let exe = std::env::current_exe()?;
-        let library = snaprig_fabric::library::find_file(&exe, "libsnaprig_libscif.so")?;
+        let library = Sdk::of(&exe)?
+            .lib()
+            .join(SCIF_LIBRARY.name)
+            .canonicalize()?;
         symlink(&library, directory.path().join("libscif.so.0"))?;
         let at = |host: &Path, card: &str| CardFiles {
             host: host.to_owned(),

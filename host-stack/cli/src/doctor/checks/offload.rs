@@ -8,28 +8,25 @@ use std::{
 
 use snaprig_rig::sdk::Sdk;
 
-use super::{Check, Row, row};
+use super::{Check, Found};
 
-/// Without them, no offload program runs.
-pub(in crate::doctor) const NEEDED: [&str; 3] = ["libscif", "libcoi_host", "libcoi_device"];
-
-pub(super) fn all() -> Vec<Row> {
+pub(super) fn all() -> Vec<Check> {
     vec![
-        row(
-            NEEDED[0],
-            library("libscif.so.0", c"scif_open"),
+        Check::new(
+            "libscif",
+            || library("libscif.so.0", c"scif_open"),
             Some("no SCIF programs"),
             "cargo build -p snaprig-libscif",
         ),
-        row(
-            NEEDED[1],
-            library("libcoi_host.so.0", c"COIEngineGetCount"),
+        Check::new(
+            "libcoi_host",
+            || library("libcoi_host.so.0", c"COIEngineGetCount"),
             Some("no COI programs"),
             "cargo build -p snaprig-libcoi",
         ),
-        row(
-            NEEDED[2],
-            library("libcoi_device.so.0", c"COIBufferAddRef"),
+        Check::new(
+            "libcoi_device",
+            || library("libcoi_device.so.0", c"COIBufferAddRef"),
             Some("no dynamic sinks"),
             "see the reason; $XDG_CACHE_HOME",
         ),
@@ -37,7 +34,7 @@ pub(super) fn all() -> Vec<Row> {
 }
 
 /// Loads a library that `snaprig run` gives to programs, and finds a function in it.
-fn library(name: &str, function: &CStr) -> Check {
+fn library(name: &str, function: &CStr) -> Found {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let sdk = Sdk::of(&program).map_err(|error| error.to_string())?;
     let path = sdk.lib().join(name);

@@ -3,62 +3,60 @@
 use std::{env, ffi::CStr, path::Path};
 
 use snaprig_fabric::{Fabric, library};
+use snaprig_sdk::program;
 
-use super::{Check, Row, checked, limit, row};
-
-/// Without them, no verbs program runs.
-pub(in crate::doctor) const NEEDED: [&str; 3] = ["memfd", "libibverbs", "fabric"];
+use super::{Check, Found, checked, limit};
 
 /// What drivers of hardware would have locked: programs that look at the limit want so much.
 const LOCKED_BYTES_MIN: u64 = 64 << 20;
 
-pub(super) fn all() -> Vec<Row> {
+pub(super) fn all() -> Vec<Check> {
     vec![
-        row(
+        Check::new(
             "libibverbs",
-            libibverbs(),
+            || libibverbs(),
             Some("no verbs programs"),
             "cargo build -p snaprig-verbs",
         ),
-        row(
+        Check::new(
             "fabric",
-            fabric(),
+            || fabric(),
             Some("no verbs programs"),
             "see the reason; $XDG_RUNTIME_DIR, $TMPDIR",
         ),
-        row(
+        Check::new(
             "process_vm",
-            process_vm(),
+            || process_vm(),
             Some("only memory that can be moved"),
-            "kernel.yama. ptrace_scope=1; --cap-add SYS_PTRACE",
+            "kernel.yama.ptrace_scope of 0 or 1; a container: --cap-add SYS_PTRACE",
         ),
-        row(
+        Check::new(
             "pidfd",
-            pidfd(),
+            || pidfd(),
             Some("a child keeps what its dead parent had"),
             "Linux 5.3",
         ),
-        row(
+        Check::new(
             "locked mem",
-            locked_memory(),
+            || locked_memory(),
             Some("programs that ask may refuse"),
             "ulimit -l unlimited",
         ),
-        row(
+        Check::new(
             "librdmacm",
-            loads(c"librdmacm.so.1"),
+            || loads(c"librdmacm.so.1"),
             Some("no rdma_cm programs"),
             "apt-get install librdmacm1",
         ),
-        row(
+        Check::new(
             "ibv_devinfo",
-            installed("ibv_devinfo"),
+            || installed("ibv_devinfo"),
             Some("programs of yours"),
             "apt-get install ibverbs-utils",
         ),
-        row(
+        Check::new(
             "perftest",
-            installed("ib_send_bw"),
+            || installed("ib_send_bw"),
             Some("programs of yours"),
             "apt-get install perftest",
         ),
@@ -66,14 +64,14 @@ pub(super) fn all() -> Vec<Row> {
 }
 
 /// The library that `snaprig verbs` gives to programs.
-fn libibverbs() -> Check {
+fn libibverbs() -> Found {
     let program = env::current_exe().map_err(|error| error.to_string())?;
-    let library = library::find(&program).map_err(|error| error.to_string())?;
-    Ok(library.display().to_string())
+    let directory = library::directory(&program).map_err(|error| error.to_string())?;
+    Ok(directory.join(library::LIBRARY.name).display().to_string())
 }
 
 /// Starts a fabric, and ends it.
-fn fabric() -> Check {
+fn fabric() -> Found {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let fabric = Fabric::builder().exe(program).start();
     let fabric = fabric.map_err(|error| error.to_string())?;
@@ -86,7 +84,7 @@ fn fabric() -> Check {
 }
 
 /// Reads a child's memory (process_vm_readv(2)).
-fn process_vm() -> Check {
+fn process_vm() -> Found {
     static THERE: [u8; 8] = *b"snaprig!";
     // SAFETY: the child calls nothing but pause(2), which is async-signal-safe, as is asked of a child of a process
     // with threads.
@@ -123,7 +121,7 @@ fn process_vm() -> Check {
 }
 
 /// A descriptor of this process, by which its end could be awaited (pidfd_open(2)).
-fn pidfd() -> Check {
+fn pidfd() -> Found {
     // SAFETY: pidfd_open(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
     // process. The descriptor is new, so nobody else uses it when it is closed.
     unsafe {
@@ -134,7 +132,7 @@ fn pidfd() -> Check {
 }
 
 /// What programs for hardware look at; registered memory is not locked here.
-fn locked_memory() -> Check {
+fn locked_memory() -> Found {
     match limit(libc::RLIMIT_MEMLOCK)? {
         libc::RLIM_INFINITY => Ok("no limit".into()),
         bytes if bytes >= LOCKED_BYTES_MIN => Ok(format!("limit {} MiB", bytes >> 20)),
@@ -143,7 +141,7 @@ fn locked_memory() -> Check {
 }
 
 /// Loads a library.
-fn loads(name: &CStr) -> Check {
+fn loads(name: &CStr) -> Found {
     // SAFETY: the name ends with a zero. What a library of the system does when it is loaded is its own affair, as for
     // any program that links it.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) };
@@ -155,7 +153,7 @@ fn loads(name: &CStr) -> Check {
     Ok("loads".into())
 }
 
-fn installed(program: &str) -> Check {
-    let path = library::program(Path::new(program)).map_err(|error| error.to_string())?;
+fn installed(name: &str) -> Found {
+    let path = program::find(Path::new(name)).map_err(|error| error.to_string())?;
     Ok(path.display().to_string())
 }

@@ -1,0 +1,72 @@
+//! `snaprig sdk`: where the files are that programs are given.
+
+use std::{fs, os::unix::ffi::OsStrExt, path::PathBuf, process::ExitCode};
+
+use clap::Args;
+use snaprig_fabric::library;
+use snaprig_rig::sdk;
+use snaprig_sdk::{Contents, Library, Tree};
+
+use crate::AnyError;
+
+/// Of which program the files are that a package has put somewhere.
+const ID: &str = "ID";
+
+/// Print where libraries and headers for programs are
+///
+/// Below it are include, lib (SCIF, COI, plugins of checkpoints) and verbs (libibverbs.so.1).
+#[derive(Args)]
+pub struct Options {
+    /// Put them into this directory
+    #[arg(long, value_name = "DIR")]
+    to: Option<PathBuf>,
+}
+
+/// Makes them, if they are not there.
+pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
+    let tree = tree()?;
+    let root = match &options.to {
+        Some(directory) => {
+            tree.put(directory)?;
+            fs::write(directory.join(ID), tree.id())?;
+            directory.canonicalize()?
+        }
+        None => match installed(&tree) {
+            Some(root) => root,
+            None => tree.lay_out()?,
+        },
+    };
+    let mut line = root.as_os_str().as_bytes().to_vec();
+    line.push(b'\n');
+    std::io::Write::write_all(&mut std::io::stdout(), &line)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All that this program carries.
+fn tree() -> Result<Tree, AnyError> {
+    let carried = |library: &Library| {
+        let bytes = snaprig_carried::library(library.stem);
+        bytes
+            .map(Contents::Library)
+            .ok_or_else(|| format!("this program carries no {}", library.name))
+    };
+    let mut tree = sdk::tree(
+        sdk::LIBRARIES
+            .iter()
+            .map(carried)
+            .collect::<Result<Vec<_>, _>>()?,
+    );
+    tree.extend(library::tree(carried(&library::LIBRARY)?));
+    Ok(tree)
+}
+
+/// Where a package has put them, beside this very program.
+fn installed(tree: &Tree) -> Option<PathBuf> {
+    let root = std::env::current_exe()
+        .ok()?
+        .parent()?
+        .join("../lib/snaprig");
+    let is_ours =
+        fs::read_to_string(root.join(ID)).is_ok_and(|id| id == tree.id()) && tree.is_in(&root);
+    is_ours.then(|| root.canonicalize().ok()).flatten()
+}

@@ -1,0 +1,62 @@
+//! Where the files are that belong to a `snaprig` program.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::{Contents, Library, Tree, program};
+
+/// The command by which a program says where the files are that it carries.
+pub const COMMAND: &str = "sdk";
+
+/// The root for a program. If cargo has left its `libraries` beside it, `tree` says what is to be there beside them, as links to
+/// those; otherwise the program is asked, which carries all of it.
+pub fn of(
+    program: &Path,
+    libraries: &[Library],
+    tree: impl FnOnce(Vec<Contents>) -> Tree,
+) -> io::Result<PathBuf> {
+    let built = libraries.iter().map(|library| library.built_for(program));
+    let built: Vec<Option<PathBuf>> = built.collect::<io::Result<_>>()?;
+    if let Some(missing) = built.iter().position(Option::is_none) {
+        if program::is_only_in_place(program) {
+            return Err(libraries[missing].is_missing(program));
+        }
+        return ask(program).map_err(|error| {
+            let why = format!("{}: {error}", libraries[missing].is_missing(program));
+            io::Error::new(error.kind(), why)
+        });
+    }
+    let tree = tree(built.into_iter().flatten().map(Contents::Link).collect());
+    let beside = program.with_file_name("snaprig-sdk");
+    match tree.put(&beside) {
+        Ok(()) => Ok(beside),
+        // Of another user, or on a file system that cannot be written to.
+        Err(_) => tree.lay_out(),
+    }
+}
+
+fn ask(program: &Path) -> io::Result<PathBuf> {
+    let asked = Command::new(program)
+        .arg(COMMAND)
+        // What is preloaded into programs is not for this one.
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .output()?;
+    let mut path = asked.stdout;
+    if !asked.status.success() || path.pop() != Some(b'\n') {
+        let why = String::from_utf8_lossy(&asked.stderr);
+        let why = format!(
+            "`{} {COMMAND}`: {}: {}",
+            program.display(),
+            asked.status,
+            why.trim_end()
+        );
+        return Err(io::Error::other(why));
+    }
+    Ok(OsString::from_vec(path).into())
+}

@@ -1,0 +1,219 @@
+//! A program under a supervisor, for who starts both from a program: the supervisor is a process of its own, a `snaprig`
+//! program that is told what to do ([`crate::process`]).
+
+use std::{
+    fs::File,
+    io,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Dumped, Mode, Reply, Request, Status, ask,
+    process::{PROCESS, Task, What},
+};
+
+/// How long a supervisor may take until it listens; a restart reads a checkpoint before.
+const LISTENING_MAX: Duration = Duration::from_secs(60);
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Why there is no checkpoint, or no program.
+#[derive(Debug, thiserror::Error)]
+pub enum CkptError {
+    /// The supervisor is no process, or does not listen.
+    #[error("supervisor of {directory}: {source}")]
+    Start {
+        /// Where the checkpoints are.
+        directory: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It has ended, and has said why on standard error.
+    #[error("supervisor of {directory}: it ended ({status}) before it could be asked for anything")]
+    Ended {
+        /// Where the checkpoints are.
+        directory: PathBuf,
+        /// How.
+        status: ExitStatus,
+    },
+    /// It could not be asked.
+    #[error(transparent)]
+    Ask(#[from] crate::Error),
+    /// It took no checkpoint, and the program runs on.
+    #[error("no checkpoint was taken, and the program runs on: {0}")]
+    Refused(String),
+}
+
+/// A program under a supervisor. When it is dropped, both end.
+#[derive(Debug)]
+pub struct Ckpt {
+    supervisor: Child,
+    directory: PathBuf,
+}
+
+/// What is to be supervised, and how.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct CkptBuilder {
+    exe: PathBuf,
+    directory: PathBuf,
+    mode: Mode,
+    log: Option<PathBuf>,
+}
+
+impl CkptBuilder {
+    /// The `snaprig` program, which is the supervisor (default: [`snaprig_sdk::program::default`]).
+    pub fn exe(mut self, exe: impl Into<PathBuf>) -> Self {
+        self.exe = exe.into();
+        self
+    }
+
+    /// What a checkpoint has, and when that is copied (default: all, while the program stands still).
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// A file for what the supervisor has to say, and for standard error of the program (default: this process's).
+    pub fn log(mut self, file: impl Into<PathBuf>) -> Self {
+        self.log = Some(file.into());
+        self
+    }
+
+    /// Launches a program: its name, and its arguments.
+    pub fn launch<S: Into<String>>(
+        self,
+        words: impl IntoIterator<Item = S>,
+    ) -> Result<Ckpt, CkptError> {
+        let words = words.into_iter().map(Into::into).collect();
+        self.start(What::Launch { words })
+    }
+
+    /// Restarts it from this checkpoint, or from the newest complete one.
+    pub fn restart(self, round: Option<u64>) -> Result<Ckpt, CkptError> {
+        self.start(What::Restart { round })
+    }
+
+    fn start(self, what: What) -> Result<Ckpt, CkptError> {
+        let directory = self.directory.clone();
+        let failed = |source| CkptError::Start {
+            directory: directory.clone(),
+            source,
+        };
+        let task = Task {
+            directory: self.directory,
+            mode: self.mode,
+            what,
+        };
+        let task = serde_json::to_string(&task).map_err(|error| failed(error.into()))?;
+        let exe = snaprig_sdk::program::find(&self.exe).map_err(failed)?;
+        let mut command = Command::new(exe);
+        command.arg0(snaprig_sdk::program::NAME);
+        if let Some(log) = &self.log {
+            command.stderr(File::create(log).map_err(failed)?);
+        }
+        let supervisor = command.args([PROCESS, &task]).spawn().map_err(failed)?;
+        let mut ckpt = Ckpt {
+            supervisor,
+            directory: directory.clone(),
+        };
+        let deadline = Instant::now() + LISTENING_MAX;
+        loop {
+            let Err(why) = ckpt.status() else {
+                return Ok(ckpt);
+            };
+            if let Some(status) = ckpt.supervisor.try_wait().map_err(failed)? {
+                // A program may be that short.
+                return if status.success() {
+                    Ok(ckpt)
+                } else {
+                    Err(CkptError::Ended {
+                        directory: directory.clone(),
+                        status,
+                    })
+                };
+            }
+            if Instant::now() >= deadline {
+                return Err(why);
+            }
+            thread::sleep(LOOK_INTERVAL);
+        }
+    }
+}
+
+impl Ckpt {
+    /// A program whose checkpoints are in a directory.
+    pub fn builder(directory: impl Into<PathBuf>) -> CkptBuilder {
+        CkptBuilder {
+            exe: snaprig_sdk::program::default(),
+            directory: directory.into(),
+            mode: Mode::default(),
+            log: None,
+        }
+    }
+
+    /// Launches a program: its name, and its arguments.
+    pub fn launch<S: Into<String>>(
+        directory: impl Into<PathBuf>,
+        words: impl IntoIterator<Item = S>,
+    ) -> Result<Self, CkptError> {
+        Self::builder(directory).launch(words)
+    }
+
+    /// Restarts a program from its newest complete checkpoint.
+    pub fn restart(directory: impl Into<PathBuf>) -> Result<Self, CkptError> {
+        Self::builder(directory).restart(None)
+    }
+
+    /// Where its checkpoints are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Takes a checkpoint; the program runs on.
+    pub fn dump(&self) -> Result<Dumped, CkptError> {
+        self.ask_for_dump(false)
+    }
+
+    /// Takes a checkpoint with which the program ends.
+    pub fn dump_and_kill(&self) -> Result<Dumped, CkptError> {
+        self.ask_for_dump(true)
+    }
+
+    /// Its processes, and its last checkpoint.
+    pub fn status(&self) -> Result<Status, CkptError> {
+        match ask(&self.directory, Request::Status)? {
+            Reply::Status(status) => Ok(status),
+            other => Err(CkptError::Refused(format!("{other:?}"))),
+        }
+    }
+
+    /// Waits until the program ends: its status.
+    pub fn wait(&mut self) -> io::Result<ExitStatus> {
+        self.supervisor.wait()
+    }
+
+    /// Kills the program and its supervisor, as a machine that loses power does (SIGKILL).
+    pub fn kill(&mut self) -> io::Result<()> {
+        self.supervisor.kill()?;
+        self.supervisor.wait().map(drop)
+    }
+
+    fn ask_for_dump(&self, kill: bool) -> Result<Dumped, CkptError> {
+        match ask(&self.directory, Request::Dump { kill, full: false })? {
+            Reply::Dumped(dumped) => Ok(dumped),
+            Reply::Failed(why) => Err(CkptError::Refused(why)),
+            other => Err(CkptError::Refused(format!("{other:?}"))),
+        }
+    }
+}
+
+impl Drop for Ckpt {
+    fn drop(&mut self) {
+        // It may have ended: then there is nothing to end.
+        let _ = self.kill();
+    }
+}
