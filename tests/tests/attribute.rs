@@ -19,7 +19,7 @@ use snaprig_fixtures::kmeans::{self, Workload};
 
 const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
 
-/// The README shows it.
+/// docs/src/start.md shows it.
 #[snaprig::test(cards = 2, platforms = ["kvm", "ptrace"], seeds = 0..3, exe = SNAPRIG)]
 fn a_migrated_process_computes_the_same(
     rig: Rig,

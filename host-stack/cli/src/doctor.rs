@@ -185,8 +185,8 @@ mod tests {
         ptrace        ok    works
         memfd         NO    memfd_create: Function not implemented (os error 38)
                             without it: nothing: it is needed
-                            to get it: Linux 3.17 or later; a container:
-                            --security-opt seccomp=unconfined
+                            to get it: Linux 3.17 or later; a container: --security-opt
+                            seccomp=unconfined
                             --and-a-long-word-that-does-not-fit-its-line-but-is-kept
         ");
     }

@@ -9,8 +9,10 @@ mod card_list;
 mod card_run;
 mod card_syscalls;
 mod ckpt;
+mod completions;
 mod demo;
 mod doctor;
+mod man;
 mod nodes;
 mod report;
 mod sdk;
@@ -72,6 +74,10 @@ enum Command {
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
     Doctor(doctor::Options),
+    Completions(completions::Options),
+    /// A manual page for each command (what packages are made with)
+    #[command(hide = true)]
+    Man(man::Options),
     /// The host side of a workload (what `demo` starts)
     #[command(subcommand, hide = true)]
     Workload(Workload),
@@ -171,6 +177,8 @@ pub fn main() -> ExitCode {
         }
         Command::BenchVerbsProcess { side } => snaprig_bench::benches::verbs::process::run(side),
         Command::Doctor(options) => return doctor::run(&options),
+        Command::Completions(options) => completions::run(&options),
+        Command::Man(options) => man::run(&options),
         Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)
             .map(|()| ExitCode::SUCCESS)
             .map_err(Into::into),
