@@ -406,6 +406,3 @@ unsafe fn text(pointer: *const c_char) -> String {
         .to_string_lossy()
         .into_owned()
 }
-
-/// The build id of the library's file that was made together with this crate, in hexadecimal digits.
-pub const BUILD: &str = env!("SNAPRIG_BUILD_ID");

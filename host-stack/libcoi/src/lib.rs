@@ -51,6 +51,3 @@ mod sysinfo;
 mod trace;
 mod transfer;
 mod types;
-
-/// The build id of the library's file that was made together with this crate, in hexadecimal digits.
-pub const BUILD: &str = env!("SNAPRIG_BUILD_ID");

@@ -21,6 +21,3 @@ mod card;
 mod exports;
 mod ffi;
 mod host;
-
-/// The build id of the library's file that was made together with this crate, in hexadecimal digits.
-pub const BUILD: &str = env!("SNAPRIG_BUILD_ID");

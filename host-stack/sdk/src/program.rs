@@ -15,13 +15,11 @@ pub const EXE_ENV: &str = "SNAPRIG_EXE";
 /// What the program that is started in another one's place is called (its first argument), for who lists processes.
 pub const NAME: &str = "snaprig";
 
-/// A library's stem, and the build id of its file, in hexadecimal digits.
-pub type Build = (&'static str, &'static str);
+static OWN: OnceLock<&'static str> = OnceLock::new();
 
-static OWN: OnceLock<&'static [Build]> = OnceLock::new();
-
-/// This process's program is `snaprig` when it is started as such, and came with these libraries.
-pub fn is_this(builds: &'static [Build]) {
+/// This process's program is `snaprig` when it is started as such, and came with these libraries: `STEM=BUILD_ID,...`, build ids
+/// in hexadecimal digits.
+pub fn is_this(builds: &'static str) {
     // Said once, before `main`; a second time says the same.
     let _ = OWN.set(builds);
 }
@@ -33,11 +31,8 @@ pub(crate) fn is_only_in_place(program: &Path) -> bool {
 
 /// The build id of a library that was built with this program.
 pub(crate) fn build_of(stem: &str) -> Option<&'static str> {
-    let builds = OWN.get()?.iter();
-    builds
-        .copied()
-        .find(|build| build.0 == stem)
-        .map(|build| build.1)
+    let mut builds = OWN.get()?.split(',');
+    builds.find_map(|build| build.strip_prefix(stem)?.strip_prefix('='))
 }
 
 /// The program of those who name none: `$SNAPRIG_EXE`, or this one if it is `snaprig` as well, or `snaprig` on the path of

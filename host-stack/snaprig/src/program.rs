@@ -5,23 +5,11 @@
 
 use std::{env, error::Error, ffi::OsStr, path::Path, process};
 
-use snaprig_sdk::program::{self, Build};
-
-/// The libraries that came with this program.
-const BUILDS: &[Build] = &[
-    #[cfg(feature = "verbs")]
-    ("libsnaprig_verbs", snaprig_verbs::BUILD),
-    #[cfg(feature = "cards")]
-    ("libsnaprig_libscif", snaprig_libscif::BUILD),
-    #[cfg(feature = "cards")]
-    ("libsnaprig_libcoi", snaprig_libcoi::BUILD),
-    #[cfg(feature = "cards")]
-    ("libsnaprig_libckpt_plugin", snaprig_libckpt_plugin::BUILD),
-];
+use snaprig_sdk::program;
 
 /// Called by libc before `main`, with the descriptors, arguments and the environment of the process (elf(5), .init_array).
 extern "C" fn before_main() {
-    program::is_this(BUILDS);
+    program::is_this(env!("SNAPRIG_BUILDS"));
     let mut arguments = env::args_os();
     let name = arguments.next().unwrap_or_default();
     // Who starts one gives it this name.

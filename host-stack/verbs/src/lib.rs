@@ -25,6 +25,3 @@ mod ffi;
 mod interpose;
 
 use snaprig_fabric::{place, protocol, socket, start};
-
-/// The build id of the library's file that was made together with this crate, in hexadecimal digits.
-pub const BUILD: &str = env!("SNAPRIG_BUILD_ID");

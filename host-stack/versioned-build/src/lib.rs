@@ -40,14 +40,14 @@ impl Library {
         library
     }
 
-    /// Gives its file a build id (ld(1), --build-id) that no other build in cargo's directory has, and the crate the same:
-    /// `env!("SNAPRIG_BUILD_ID")`, 16 hexadecimal digits. Cargo names `OUT_DIR` after the package's source, its version,
-    /// features and profile.
+    /// Gives its file a build id (ld(1), --build-id) that no other build in cargo's directory has, and tells build scripts of
+    /// crates that depend on it: `DEP_..._BUILD_ID`, 16 hexadecimal digits. Cargo names `OUT_DIR` after the package's source,
+    /// its version, features and profile.
     fn identify(&self) {
         let mut hasher = DefaultHasher::new();
         self.out.hash(&mut hasher);
         let id = hasher.finish();
-        println!("cargo:rustc-env=SNAPRIG_BUILD_ID={id:016x}");
+        println!("cargo:build_id={id:016x}");
         self.link(format_args!("--build-id=0x{id:016x}"));
     }
 
