@@ -13,6 +13,7 @@ mod demo;
 mod doctor;
 mod nodes;
 mod report;
+mod serve;
 mod size;
 mod snapshot;
 mod stack;
@@ -67,6 +68,7 @@ enum Command {
     #[command(hide = true)]
     NodesExec(nodes::Exec),
     Fabric(verbs::FabricOptions),
+    Serve(serve::Options),
     /// Checkpoint programs of this machine, and restart them
     #[command(subcommand)]
     Ckpt(ckpt::Command),
@@ -180,6 +182,7 @@ pub fn main() -> ExitCode {
         Command::Nodes(options) => nodes::run(&options),
         Command::NodesExec(options) => nodes::exec(&options),
         Command::Fabric(options) => verbs::fabric(&options),
+        Command::Serve(options) => serve::run(&options),
         Command::FabricProcess => verbs::fabric_process(),
         Command::BenchVerbsProcess { side } => snaprig_bench::benches::verbs::process::run(side),
         Command::Doctor { json } => return doctor::run(json),
