@@ -1,4 +1,5 @@
-//! Fabrics and campaigns over HTTP, as a client that is none of ours has them: a server process, sockets, real programs.
+//! Fabrics and campaigns over HTTP, as a client that is none of ours has them: a server process, sockets, real
+//! programs.
 
 mod fabric;
 

@@ -35,8 +35,8 @@
 //! | [`fabrics`], [`campaigns`], [`metrics`] | the routes |
 //! | [`problem`] | errors |
 //!
-//! What must stay true: nobody asks who is not the user that started the server, or was given the token. What the server
-//! holds ends with it. No request takes more memory or processors than a limit that is a constant here.
+//! What must stay true: nobody asks who is not the user that started the server, or was given the token. What the
+//! server holds ends with it. No request takes more memory or processors than limits that are constants here.
 
 pub mod access;
 pub mod campaigns;

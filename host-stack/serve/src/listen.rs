@@ -38,7 +38,8 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Listens. A socket that a dead server has left is replaced. The process must not have threads yet that make files.
+    /// Listens. A socket that a dead server has left is replaced. The process must not have threads yet that make
+    /// files.
     pub fn bind(at: &At) -> io::Result<Self> {
         match at {
             At::Unix(path) => {
