@@ -1,5 +1,7 @@
 //! Seeds by the thousand: no invariant breaks, and a seed is the same run every time.
 
+use std::ops::ControlFlow;
+
 use snaprig_campaign::{
     Scenario as _,
     campaign::{CampaignError, Options, Plans, Results, Simulator, merge},
@@ -85,7 +87,7 @@ fn campaign(canary: Option<Canary>, options: &Options) -> Result<Results, Campai
         counting: matches!(options.plans, Plans::Listed(_)),
         ..Simulator::default()
     };
-    snaprig_campaign::campaign::campaign(&runner, options, &|_, _| {})
+    snaprig_campaign::campaign::campaign(&runner, options, &|_, _| ControlFlow::Continue(()))
 }
 
 #[test]
@@ -100,7 +102,9 @@ fn every_canary_is_found_and_its_plan_is_small_and_fails_again() {
                 plans: Plans::Drawn(0..seeds),
                 ..options()
             };
-            let results = snaprig_campaign::campaign::campaign(&runner, &options, &|_, _| {});
+            let results = snaprig_campaign::campaign::campaign(&runner, &options, &|_, _| {
+                ControlFlow::Continue(())
+            });
             results.expect("it runs").found.into_iter().next()
         };
         let found = CANARY_SEEDS.into_iter().find_map(found_by);

@@ -2,6 +2,7 @@
 
 use std::{
     io::IsTerminal,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -208,6 +209,7 @@ pub fn run_campaign(options: &Options) -> Result<ExitCode, AnyError> {
     let done = campaign::campaign(runner, &campaign_options, &|done, total| {
         bar.set_length(total);
         bar.set_position(done);
+        ControlFlow::Continue(())
     });
     bar.finish_and_clear();
     let results = match done {

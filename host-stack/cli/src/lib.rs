@@ -16,6 +16,7 @@ mod man;
 mod nodes;
 mod report;
 mod sdk;
+mod serve;
 mod size;
 mod snapshot;
 mod stack;
@@ -67,6 +68,7 @@ enum Command {
     #[command(hide = true)]
     NodesExec(nodes::Exec),
     Fabric(verbs::FabricOptions),
+    Serve(serve::Options),
     /// Checkpoint programs of this machine, and restart them
     #[command(subcommand)]
     Ckpt(ckpt::Command),
@@ -175,6 +177,7 @@ pub fn main() -> ExitCode {
         Command::FabricProcess => {
             snaprig_verbs::daemon::process::main().map(|()| ExitCode::SUCCESS)
         }
+        Command::Serve(options) => serve::run(&options),
         Command::BenchVerbsProcess { side } => snaprig_bench::benches::verbs::process::run(side),
         Command::Doctor(options) => return doctor::run(&options),
         Command::Completions(options) => completions::run(&options),

@@ -12,7 +12,7 @@ use snaprig_hca::{
     port::PKEYS_MAX,
 };
 
-use crate::faults::PathFaults;
+use crate::{faults::PathFaults, node::Node};
 
 /// Names the fabric; without it, [`DEFAULT_FABRIC`].
 pub const FABRIC_ENV: &str = "SNAPRIG_FABRIC";
@@ -117,6 +117,22 @@ impl Place {
                 let _ = fs::remove_file(file.path());
             }
         }
+    }
+
+    /// Removes the nodes' places with all files in them, and the fabric's directory if nothing else is there.
+    pub fn remove_nodes(&self) {
+        let files = fs::read_dir(&self.directory).into_iter().flatten();
+        for file in files.flatten() {
+            if file
+                .file_name()
+                .to_str()
+                .and_then(Node::number_of)
+                .is_some()
+            {
+                let _ = fs::remove_dir_all(file.path());
+            }
+        }
+        let _ = fs::remove_dir(&self.directory);
     }
 
     /// What the daemon has to say.

@@ -15,7 +15,7 @@ mod simulator;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    ops::Range,
+    ops::{ControlFlow, Range},
     path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
@@ -128,11 +128,11 @@ pub trait Runner: Sync {
     fn report(&self, folder: &Path, found: &Found) -> io::Result<()>;
 }
 
-/// Runs a campaign; `progress` is told how many runs of how many are done.
+/// Runs a campaign; `progress` is told how many runs of how many are done, and may have nothing more begun.
 pub fn campaign(
     runner: &dyn Runner,
     options: &Options,
-    progress: &(dyn Fn(u64, u64) + Sync),
+    progress: &(dyn Fn(u64, u64) -> ControlFlow<()> + Sync),
 ) -> Result<Results, CampaignError> {
     let (index, count) = options.shard;
     if index >= count {
@@ -168,7 +168,9 @@ pub fn campaign(
                     match (&mut *all, done) {
                         (Ok(all), Ok(done)) => {
                             all.add(done);
-                            progress(all.runs, total);
+                            if progress(all.runs, total).is_break() {
+                                stopped.store(true, Ordering::SeqCst);
+                            }
                         }
                         (all, Err(error)) => {
                             stopped.store(true, Ordering::SeqCst);

@@ -1,6 +1,12 @@
 //! What runs plans in simulation.
 
-use std::{io, num::NonZero, ops::Range, path::Path, thread::available_parallelism};
+use std::{
+    io,
+    num::NonZero,
+    ops::{ControlFlow, Range},
+    path::Path,
+    thread::available_parallelism,
+};
 
 use snaprig_sim::{
     Plan,
@@ -65,7 +71,7 @@ impl Simulator {
             time: None,
             report: None,
         };
-        campaign(self, &options, &|_, _| {}).expect("there is no report")
+        campaign(self, &options, &|_, _| ControlFlow::Continue(())).expect("there is no report")
     }
 
     /// How a plan fails, if it does.
