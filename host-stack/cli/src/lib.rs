@@ -11,6 +11,7 @@ mod card_syscalls;
 mod ckpt;
 mod demo;
 mod doctor;
+mod hold;
 mod nodes;
 mod report;
 mod size;
@@ -67,6 +68,8 @@ enum Command {
     #[command(hide = true)]
     NodesExec(nodes::Exec),
     Fabric(verbs::FabricOptions),
+    #[command(subcommand)]
+    Hold(hold::Command),
     /// Checkpoint programs of this machine, and restart them
     #[command(subcommand)]
     Ckpt(ckpt::Command),
@@ -180,6 +183,7 @@ pub fn main() -> ExitCode {
         Command::Nodes(options) => nodes::run(&options),
         Command::NodesExec(options) => nodes::exec(&options),
         Command::Fabric(options) => verbs::fabric(&options),
+        Command::Hold(command) => hold::run(&command),
         Command::FabricProcess => verbs::fabric_process(),
         Command::BenchVerbsProcess { side } => snaprig_bench::benches::verbs::process::run(side),
         Command::Doctor { json } => return doctor::run(json),
