@@ -10,6 +10,7 @@ use std::{
 
 use fabric::{assert_success, free_port, text, wait_for_listener, wait_until};
 use snaprig::{Fabric, FabricError, Model, PathFaults, Place};
+use snaprig_fabric::description::{PortState, State};
 
 const SNAPRIG: &str = fabric::SNAPRIG;
 
@@ -37,8 +38,8 @@ fn outputs(pair: [Child; 2]) -> [Output; 2] {
 /// Waits until both are in it.
 fn messages_move(fabric: &Fabric) {
     wait_until("messages move", || {
-        let text = fabric.describe().expect("it runs");
-        text.matches(" Rts ").count() == 2
+        let qps = fabric.describe().expect("it runs").queue_pairs;
+        qps.len() == 2 && qps.iter().all(|qp| qp.state == State::Rts)
     });
 }
 
@@ -72,18 +73,29 @@ fn faults_come_and_go_while_programs_run(fabric: Fabric) -> Outcome {
         ..PathFaults::default()
     };
     fabric.fault_path((0, 1), (1, 1), loss)?;
-    assert!(fabric.describe()?.contains("lid 1 -> lid 2: loss=100.0%"));
+    let broken = fabric.describe()?.to_string();
+    assert!(broken.contains("lid 1 -> lid 2: loss=100.0%"), "{broken}");
     let outputs = outputs(pair);
     let all = outputs.iter().map(text).collect::<String>();
     assert!(all.contains("transport retry counter exceeded"), "{all}");
     fabric.link_down(1, 1)?;
-    assert!(fabric.describe()?.contains("down"));
+    let down = &fabric.describe()?.hcas[1].ports[0];
+    assert_eq!(down.state, PortState::Down);
+    assert_eq!(down.counters["link_downed"], 1);
     fabric.heal()?;
     let healed = fabric.describe()?;
-    assert!(
-        !healed.contains("down") && !healed.contains("loss"),
-        "{healed}"
-    );
+    let ports = healed.hcas.iter().flat_map(|hca| &hca.ports);
+    assert!(ports.clone().all(|port| port.state == PortState::Active));
+    assert!(healed.paths.is_empty(), "{healed}");
+    // Every one of the retries that the programs gave up after was for want of an acknowledgement.
+    let timeouts = ports.map(|port| port.hw_counters["local_ack_timeout_err"]);
+    assert!(timeouts.sum::<u64>() >= 7, "{healed:?}");
+    let counters = "/sys/class/infiniband/snaprig_1/ports/1/counters";
+    let file = fabric
+        .command("cat")
+        .arg(format!("{counters}/link_downed"))
+        .output()?;
+    assert_eq!(text(&file), "1\n");
     Ok(())
 }
 

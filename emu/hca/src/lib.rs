@@ -165,6 +165,18 @@ impl<'m, H: Host> Hca<'m, H> {
         }
     }
 
+    /// Counts something at a queue pair's port.
+    #[cold]
+    pub(crate) fn count_at_port(
+        &self,
+        qp: &qp::Qp,
+        counter: impl Fn(&port::Counters) -> &cell::U64,
+    ) {
+        if let Some(port) = self.memory.header().ports.get(qp.port.get() as usize) {
+            counter(&port.counters).add(1);
+        }
+    }
+
     /// Waits for a lock.
     pub(crate) fn hold_lock<'l>(&self, lock: &'l Lock) -> Held<'l> {
         lock.take(self.me, |process| self.host.is_dead(process))

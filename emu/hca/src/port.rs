@@ -60,13 +60,65 @@ pub struct Port {
     pub pkeys: [U32; PKEYS_MAX],
     /// GID table, two words in network order each; 0: free.
     pub gids: [[U64; 2]; GIDS_MAX],
-    /// Bytes sent.
-    pub bytes_sent: U64,
-    /// Bytes received.
-    pub bytes_received: U64,
+    /// What it counts.
+    pub counters: Counters,
 }
 
+/// What a port counts: rare things, so that whoever sees one counts it at once.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Times that the link went down.
+    pub link_downed: U64,
+    /// Packets that came damaged.
+    pub port_rcv_errors: U64,
+    /// Requests that came before.
+    pub duplicate_request: U64,
+    /// Packets that came before one that is missing.
+    pub out_of_sequence: U64,
+    /// Packets whose sequence number a peer refused.
+    pub packet_seq_err: U64,
+    /// Responses that were missed because a later one came.
+    pub implied_nak_seq_err: U64,
+    /// Requests that a peer had no receive for.
+    pub rnr_nak_retry_err: U64,
+    /// Messages that there was no receive for.
+    pub out_of_buffer: U64,
+    /// Acknowledgements that did not come in time.
+    pub local_ack_timeout_err: U64,
+}
+
+/// Speed and width of every port's link, as the kernel's sysfs writes them.
+pub const RATE: &str = "100 Gb/sec (4X EDR)";
+
 impl Port {
+    /// The files below `ports/N/counters` of the kernel's sysfs (PortCounters, InfiniBand Architecture 1, 16.1.3.5).
+    pub fn counters(&self) -> [(&'static str, u64); 2] {
+        let Counters {
+            link_downed,
+            port_rcv_errors,
+            ..
+        } = &self.counters;
+        [
+            ("link_downed", link_downed.get()),
+            ("port_rcv_errors", port_rcv_errors.get()),
+        ]
+    }
+
+    /// The files below `ports/N/hw_counters`, with the names and the meanings that the mlx5 driver gives them.
+    pub fn hw_counters(&self) -> [(&'static str, u64); 7] {
+        let of = &self.counters;
+        [
+            ("duplicate_request", of.duplicate_request.get()),
+            ("implied_nak_seq_err", of.implied_nak_seq_err.get()),
+            ("local_ack_timeout_err", of.local_ack_timeout_err.get()),
+            ("out_of_buffer", of.out_of_buffer.get()),
+            ("out_of_sequence", of.out_of_sequence.get()),
+            ("packet_seq_err", of.packet_seq_err.get()),
+            ("rnr_nak_retry_err", of.rnr_nak_retry_err.get()),
+        ]
+    }
+
     /// An entry of its GID table.
     #[inline]
     pub fn gid(&self, index: usize) -> Option<Gid> {

@@ -116,6 +116,7 @@ impl<H: Host> Hca<'_, H> {
         if waits {
             return true;
         }
+        self.count_at_port(qp, |counters| &counters.local_ack_timeout_err);
         self.again(index, qp, Status::RetryExceeded)
     }
 
@@ -134,6 +135,7 @@ impl<H: Host> Hca<'_, H> {
     /// A response was lost on the way: as if that were reported, once.
     fn miss(&self, index: u32, qp: &Qp) {
         if qp.requester.missed.swap(1) == 0 {
+            self.count_at_port(qp, |counters| &counters.implied_nak_seq_err);
             self.again(index, qp, Status::RetryExceeded);
         }
     }
@@ -602,9 +604,11 @@ impl<H: Host> Hca<'_, H> {
         }
         match nak {
             Nak::Sequence => {
+                self.count_at_port(qp, |counters| &counters.packet_seq_err);
                 self.again(index, qp, Status::RetryExceeded);
             }
             Nak::NotReady(code) => {
+                self.count_at_port(qp, |counters| &counters.rnr_nak_retry_err);
                 let left = requester.rnr_retries.get();
                 if left == 0 {
                     return self.fail_oldest(index, qp, Status::RnrRetryExceeded);

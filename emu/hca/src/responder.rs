@@ -77,12 +77,14 @@ impl<H: Host> Hca<'_, H> {
             return self.receive_unreliable(&to, packet, ahead);
         }
         if ahead > 0 {
+            self.count_at_port(qp, |counters| &counters.out_of_sequence);
             if responder.nak_sent.swap(1) == 0 {
                 reply(&response(qp, packet, expected, Body::Nak(Nak::Sequence)));
             }
             return;
         }
         if ahead < 0 && !self.has(Canary::NoDuplicateCheck) {
+            self.count_at_port(qp, |counters| &counters.duplicate_request);
             return self.receive_again(&to, packet, reply);
         }
         responder.nak_sent.set(0);
@@ -97,6 +99,7 @@ impl<H: Host> Hca<'_, H> {
             }
             Err(Refusal::Drop) => {}
             Err(Refusal::NotReady) => {
+                self.count_at_port(qp, |counters| &counters.out_of_buffer);
                 // What follows it is not missed: it comes again.
                 responder.nak_sent.set(1);
                 let timer = Nak::NotReady(qp.min_rnr_timer.get() as u8);

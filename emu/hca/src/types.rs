@@ -1,9 +1,12 @@
 //! The field's terms, with the numbers that libibverbs gives them.
 
+use serde::{Deserialize, Serialize};
+
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident { $($(#[$item:meta])* $variant:ident = $number:expr,)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
         #[repr(u32)]
         pub enum $name {
             $($(#[$item])* $variant = $number,)*

@@ -224,7 +224,11 @@ pub struct FabricOptions {
 #[derive(Subcommand)]
 enum FabricCommand {
     /// Ports, links, and what is wrong with the paths
-    List,
+    List {
+        /// Print JSON: with counters, and all queue pairs
+        #[arg(long)]
+        json: bool,
+    },
     /// Lose, double, overtake, damage or delay packets; shares are in percent
     Fault {
         /// From the port with this LID [default: all]
@@ -267,7 +271,12 @@ enum FabricCommand {
 pub fn fabric(options: &FabricOptions) -> Result<ExitCode, AnyError> {
     let operator = Operator::connect(&Place::named(&options.fabric)?)?;
     match &options.command {
-        FabricCommand::List => {}
+        FabricCommand::List { json: false } => {}
+        FabricCommand::List { json: true } => {
+            let description = serde_json::to_string_pretty(&operator.describe()?)?;
+            println!("{description}");
+            return Ok(ExitCode::SUCCESS);
+        }
         FabricCommand::Fault {
             plan: Some(path), ..
         } => operator.plan(&checked_plan(path, HCAS_MAX)?)?,

@@ -16,7 +16,7 @@ use snaprig_hca::{
 use tempfile::TempDir;
 
 use crate::{
-    FaultRequest, Model, Node, Operator, PathFaults, library,
+    Description, FaultRequest, Model, Node, Operator, PathFaults, library,
     place::{
         self, CAPTURE_ENV, DEFAULT_FABRIC, DIRECTORY_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV,
         HCAS_MAX, MODEL_ENV, PKEYS_ENV, PLAN_ENV, PROGRAM_ENV, Place, model_letters, pkeys_text,
@@ -378,8 +378,8 @@ impl Fabric {
         self.operator.capture(file)
     }
 
-    /// Ports, links, what is wrong with the paths, queue pairs: for people.
-    pub fn describe(&self) -> Result<String, FabricError> {
+    /// Ports, links, what is wrong with the paths, queue pairs: a value, which is displayed for people.
+    pub fn describe(&self) -> Result<Description, FabricError> {
         self.operator.describe()
     }
 

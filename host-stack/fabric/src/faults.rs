@@ -6,14 +6,20 @@ use serde::{Deserialize, Serialize};
 
 /// What a path does to packets. Shares are in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default, deny_unknown_fields)]
 pub struct PathFaults {
     /// Packets that are lost.
+    #[serde(rename = "loss_per_mille")]
     pub loss: u16,
     /// Packets that come twice.
+    #[serde(rename = "duplicate_per_mille")]
     pub duplicate: u16,
     /// Packets that are overtaken by the next ones.
+    #[serde(rename = "reorder_per_mille")]
     pub reorder: u16,
     /// Packets that are damaged: their checksum is wrong, so they are lost where they arrive.
+    #[serde(rename = "corrupt_per_mille")]
     pub corrupt: u16,
     /// How much later packets arrive, in nanoseconds.
     pub delay_ns: u64,

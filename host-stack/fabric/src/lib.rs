@@ -17,6 +17,7 @@
 //! |---|---|
 //! | [`Fabric`] | a fabric of one's own, and programs in it |
 //! | [`Operator`] | looks at a fabric that runs, breaks it, heals it |
+//! | [`description`] | what it is and does, as a value and as text |
 //! | [`faults`] | what can be wrong with it |
 //! | [`node`] | a node: some of the HCAs, a name, an address, a place for files |
 //! | [`nodes`] | several of them, and launchers that start programs on them |
@@ -28,6 +29,7 @@
 //! Nothing of libibverbs is in here: a program in Rust that has this crate and links a libibverbs
 //! keeps that one.
 
+pub mod description;
 mod fabric;
 pub mod faults;
 pub mod library;
@@ -39,6 +41,7 @@ pub mod protocol;
 pub mod socket;
 pub mod start;
 
+pub use description::Description;
 pub use fabric::{Fabric, FabricBuilder, FabricError, NodeOf};
 pub use faults::{FaultRequest, PathFaults};
 pub use node::Node;

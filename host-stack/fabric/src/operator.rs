@@ -1,7 +1,8 @@
 //! Looks at a fabric that runs, breaks it, heals it.
 
 use std::{
-    io,
+    fs::File,
+    io::{self, Read, Seek},
     os::fd::OwnedFd,
     path::{self, Path},
     time::Duration,
@@ -10,7 +11,7 @@ use std::{
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use crate::{
-    FabricError, FaultRequest,
+    Description, FabricError, FaultRequest,
     place::Place,
     protocol::{Answer, Ask},
     socket, start,
@@ -18,6 +19,9 @@ use crate::{
 
 /// How long the daemon has to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// The longest description: many times that of a fabric with all the queue pairs that it can have.
+const DESCRIPTION_BYTES_MAX: u64 = 256 << 20;
 
 /// A connection to a fabric's control daemon, which does not end before it does.
 #[derive(Debug)]
@@ -40,12 +44,15 @@ impl Operator {
         Ok(Self { socket })
     }
 
-    /// Ports, links, what is wrong with the paths, queue pairs: for people.
-    pub fn describe(&self) -> Result<String, FabricError> {
-        match self.ask(&Ask::Describe)? {
-            Answer::Text(text) => Ok(text),
-            _ => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
-        }
+    /// Ports, links, what is wrong with the paths, queue pairs.
+    pub fn describe(&self) -> Result<Description, FabricError> {
+        let (_, fds) = self.ask(&Ask::Describe)?;
+        let file = fds.into_iter().next().ok_or(io::ErrorKind::InvalidData);
+        let mut file = File::from(file.map_err(io::Error::from)?);
+        file.rewind()?;
+        let mut bytes = Vec::new();
+        file.take(DESCRIPTION_BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok(postcard::from_bytes(&bytes).map_err(io::Error::other)?)
     }
 
     /// Breaks or heals it.
@@ -75,12 +82,12 @@ impl Operator {
         }
     }
 
-    fn ask(&self, ask: &Ask) -> Result<Answer, FabricError> {
+    fn ask(&self, ask: &Ask) -> Result<(Answer, Vec<OwnedFd>), FabricError> {
         socket::send(&self.socket, ask, &[])?;
         match socket::receive::<Answer>(&self.socket)? {
             None => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Some((Answer::Refused(errno), _)) => Err(FabricError::Refused(errno)),
-            Some((answer, _)) => Ok(answer),
+            Some(answer) => Ok(answer),
         }
     }
 }

@@ -23,7 +23,7 @@ use snaprig_hca::{
 };
 
 /// Version of everything here and of the layout of device memory.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// From a process to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ pub enum Ask {
         /// The queue's place.
         element: u32,
     },
-    /// What the fabric is, for people.
+    /// What the fabric is: a [`Description`](crate::Description) in a file.
     Describe,
     /// Writes all packets to a file, or ceases to.
     Capture {
@@ -106,8 +106,6 @@ pub enum Answer {
     Made(u32),
     /// The control plane's answer.
     Done(Result<Reply, Errno>),
-    /// A description.
-    Text(String),
     /// The descriptor is with it.
     Here,
     /// It cannot be.

@@ -10,7 +10,10 @@
 
 use std::{ffi::CStr, sync::Arc};
 
-use snaprig_hca::control::{FIRST_LID, find_port, guid};
+use snaprig_hca::{
+    control::{FIRST_LID, find_port, guid},
+    port::RATE,
+};
 
 use crate::{DEVICE_NAME, Fabric, Join, device_name};
 
@@ -141,7 +144,9 @@ impl Paths {
                     ["lid_mask_count" | "sm_sl"] => "0".into(),
                     ["state"] => if up { "4: ACTIVE" } else { "1: DOWN" }.into(),
                     ["phys_state"] => if up { "5: LinkUp" } else { "3: Disabled" }.into(),
-                    ["rate"] => "100 Gb/sec (4X EDR)".into(),
+                    ["rate"] => RATE.into(),
+                    ["counters", name] => counted(&port.counters(), name)?,
+                    ["hw_counters", name] => counted(&port.hw_counters(), name)?,
                     ["gids", index] => {
                         let gid = port.gid(index.parse().ok()?)?;
                         let words = gid.chunks(2).map(|w| format!("{:02x}{:02x}", w[0], w[1]));
@@ -164,13 +169,23 @@ impl Paths {
     }
 }
 
+/// The value of a counter.
+fn counted(counters: &[(&str, u64)], name: &str) -> Option<String> {
+    let (_, value) = counters.iter().find(|(counter, _)| *counter == name)?;
+    Some(value.to_string())
+}
+
 /// Is that a directory, below an HCA's?
 fn is_directory(rest: &[&str]) -> bool {
     matches!(
         rest,
         [] | ["device" | "ports"]
             | ["ports", _]
-            | ["ports", _, "gids" | "pkeys" | "gid_attrs"]
+            | [
+                "ports",
+                _,
+                "gids" | "pkeys" | "gid_attrs" | "counters" | "hw_counters"
+            ]
             | ["ports", _, "gid_attrs", "types"]
     )
 }

@@ -2,24 +2,30 @@
 
 use std::{
     fs::File,
-    io,
+    io::{self, BufWriter},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
+    path,
 };
 
 use rustix::{
+    fs::{MemfdFlags, memfd_create},
     pipe::{PipeFlags, pipe_with},
     process::{Pid, PidfdFlags, pidfd_open},
 };
-use snaprig_hca::{
-    Event, Hca, Host,
-    control::{Reply, Request},
+use snaprig_fabric::{
+    Description, FaultRequest, PathFaults,
+    description::{Armed, CompletionQueue, Group, Hca, Path, Port, PortState, QueuePair},
 };
-
-use snaprig_fabric::{FaultRequest, PathFaults};
+use snaprig_hca::{
+    Event, Hca as Machines, Host,
+    control::{Reply, Request},
+    cq,
+    port::{RATE, load_gid},
+};
 use snaprig_peers::stream::credentials;
+use snaprig_verbs_files::device_name;
 
-use super::{Context, Daemon, SLOT, Table, read_plan};
+use super::{Context, Daemon, SLOT, Table, network::ports_of, plan::Running, read_plan};
 use crate::{
     protocol::{Answer, Ask, VERSION},
     socket,
@@ -107,7 +113,10 @@ impl Daemon {
     /// Who has not joined may look, and break.
     fn answer_stranger(&mut self, ask: Ask) -> Outcome {
         match ask {
-            Ask::Describe => Outcome::Answer(Answer::Text(self.describe())),
+            Ask::Describe => match in_file(&self.describe()) {
+                Ok(file) => Outcome::With(Answer::Here, vec![file]),
+                Err(error) => refuse(errno(&error)),
+            },
             Ask::Fault(request) => Outcome::Answer(self.fault(request)),
             Ask::Capture { file } => match self.capture(file.as_deref()) {
                 Ok(()) => Outcome::Answer(Answer::Here),
@@ -201,7 +210,7 @@ impl Daemon {
         if !self.owns(process, context) {
             return refuse(libc::EINVAL);
         }
-        let hca = Hca::new(&self.host.memory, &self.host, SLOT);
+        let hca = Machines::new(&self.host.memory, &self.host, SLOT);
         let reply = self.control.handle(&hca, process, request);
         hca.settle();
         match (request, reply) {
@@ -222,7 +231,7 @@ impl Daemon {
         Outcome::Answer(Answer::Done(reply))
     }
 
-    pub(super) fn capture(&self, file: Option<&Path>) -> io::Result<()> {
+    pub(super) fn capture(&self, file: Option<&path::Path>) -> io::Result<()> {
         let header = self.host.memory.header();
         self.host.network.borrow_mut().capture(header, file)
     }
@@ -249,118 +258,117 @@ impl Daemon {
         }
     }
 
-    /// A table of the ports, and of what is wrong with the paths.
-    fn describe(&self) -> String {
+    /// All that can be told about the fabric.
+    fn describe(&self) -> Description {
         let header = self.host.memory.header();
         let network = self.host.network.borrow();
         let ports = &header.ports[..(header.port_count.get() as usize).min(header.ports.len())];
-        let mut text = String::from("HCA        PORT  LID  LINK\n");
-        for port in ports {
-            let link = if port.up.get() != 0 { "up" } else { "down" };
-            let name = format!("snaprig_{}", port.hca.get());
-            text += &format!(
-                "{name:<10} {:>4} {:>4}  {link}\n",
-                port.number.get(),
-                port.lid.get()
-            );
+        let hcas = self.setup.hcas.iter().zip(0..).map(|(hca, number)| Hca {
+            device: device_name(number),
+            model: hca.model,
+            ports: ports_of(header, number)
+                .into_iter()
+                .map(|port| describe_port(&ports[port as usize]))
+                .collect(),
+        });
+        let pairs = (0..ports.len()).flat_map(|from| (0..ports.len()).map(move |to| (from, to)));
+        let paths = pairs.map(|(from, to)| Path {
+            from: ports[from].lid.get() as u16,
+            to: ports[to].lid.get() as u16,
+            faults: network.faults(from as u32, to as u32),
+        });
+        let qps = self.made.keys().filter(|(table, _)| *table == Table::Qp);
+        let groups = header.groups.iter().filter(|group| group.gid[0].get() != 0);
+        let joined = |client: &&Client| client.process.is_some();
+        Description {
+            name: self.place.name.clone(),
+            hcas: hcas.collect(),
+            paths: paths
+                .filter(|path| path.faults != PathFaults::default())
+                .collect(),
+            plan_faults: network.plan().map(Running::happened),
+            is_captured: network.is_captured(),
+            queue_pairs: qps
+                .filter_map(|(_, place)| self.describe_qp(*place))
+                .collect(),
+            groups: groups
+                .map(|group| Group {
+                    gid: load_gid(&group.gid).into(),
+                    queue_pairs: group.members.iter().filter(|qp| qp.get() != 0).count(),
+                })
+                .collect(),
+            users: self.clients.iter().filter(joined).count(),
         }
-        for (from, a) in ports.iter().enumerate() {
-            for (to, b) in ports.iter().enumerate() {
-                let faults = network.faults(from as u32, to as u32);
-                if faults != PathFaults::default() {
-                    text += &format!("lid {} -> lid {}: {faults}\n", a.lid.get(), b.lid.get());
-                }
-            }
-        }
-        if let Some(plan) = network.plan() {
-            text += &format!(
-                "a plan is carried out, faults so far: {}\n",
-                plan.happened()
-            );
-        }
-        text += &self.describe_queues();
-        for group in header.groups.iter().filter(|group| group.gid[0].get() != 0) {
-            let words = [group.gid[0].get(), group.gid[1].get()].map(u64::to_be_bytes);
-            let gid: [u8; 16] = words.concat().try_into().unwrap_or_default();
-            let members = group.members.iter().filter(|member| member.get() != 0);
-            let address = std::net::Ipv6Addr::from(gid);
-            text += &format!("group {address}: queue pairs: {}\n", members.count());
-        }
-        text + &format!(
-            "users: {}\n",
-            self.clients.iter().filter(|c| c.process.is_some()).count()
-        )
+    }
+
+    /// A queue pair: what was posted, what is under way, what waits to be polled.
+    fn describe_qp(&self, place: u32) -> Option<QueuePair> {
+        let memory = &self.host.memory;
+        let qp = memory.qp(place)?;
+        let cq = |cq: u32| {
+            memory.cq(cq).map(|cq| CompletionQueue {
+                produced: cq.produced.get(),
+                consumed: cq.consumed.get(),
+                armed: match cq.armed.get() {
+                    cq::SOLICITED => Some(Armed::Solicited),
+                    cq::ANY => Some(Armed::Any),
+                    _ => None,
+                },
+            })
+        };
+        let pid = memory.header().pids.get(qp.process.get() as usize);
+        let (requester, sq, rq) = (&qp.requester, &qp.sq, &qp.rq);
+        Some(QueuePair {
+            number: qp.number.get(),
+            device: device_name(qp.hca.get()),
+            port: qp.port_number.get(),
+            transport: qp.transport()?,
+            state: qp.state(),
+            pid: pid.map_or(0, |pid| pid.get()),
+            dest_qp: qp.dest_qp.get(),
+            sends_posted: sq.posted.get(),
+            sends_sent: requester.next.get(),
+            sends_done: sq.taken.get(),
+            psn_unacked: requester.unacked.get(),
+            psn_next: requester.psn.get(),
+            is_not_ready: requester.not_ready.get() != 0,
+            has_timer: requester.deadline_ns.get() != 0,
+            receives_posted: rq.posted.get(),
+            receives_taken: rq.taken.get(),
+            is_starved: rq.starved.get() != 0,
+            send_cq: cq(qp.send_cq.get()),
+            receive_cq: cq(qp.recv_cq.get()),
+        })
     }
 }
 
-/// Queue pairs that a description shows.
-const QPS_SHOWN: usize = 32;
-
-impl Daemon {
-    /// A table of queue pairs: what was posted, what is under way, what waits to be polled.
-    fn describe_queues(&self) -> String {
-        let memory = &self.host.memory;
-        let places = self.made.keys().filter(|(table, _)| *table == Table::Qp);
-        let mut text = String::new();
-        for (_, place) in places.clone().take(QPS_SHOWN) {
-            let Some(qp) = memory.qp(*place) else {
-                continue;
-            };
-            if text.is_empty() {
-                text += "QP       PID      STATE  SENDS done/sent/posted  PSN unacked/next    RECEIVES taken/posted  POLLED send receive\n";
-            }
-            let pid = memory
-                .header()
-                .pids
-                .get(qp.process.get() as usize)
-                .map_or(0, |pid| pid.get());
-            let polled = |cq: u32| {
-                memory.cq(cq).map_or(String::new(), |cq| {
-                    format!(
-                        "{}/{}{}",
-                        cq.consumed.get(),
-                        cq.produced.get(),
-                        ["", "s", "a"][cq.armed.get() as usize % 3]
-                    )
-                })
-            };
-            let (requester, sq, rq) = (&qp.requester, &qp.sq, &qp.rq);
-            text += &format!(
-                "{:#08x} {pid:<8} {:<6} {:>6}/{}/{}  {:#08x}/{:#08x}{}{}  {:>6}/{}{}  {} {}\n",
-                qp.number.get(),
-                format!("{:?}", qp.state()),
-                sq.taken.get(),
-                requester.next.get(),
-                sq.posted.get(),
-                requester.unacked.get(),
-                requester.psn.get(),
-                if requester.not_ready.get() != 0 {
-                    " rnr"
-                } else {
-                    ""
-                },
-                if requester.deadline_ns.get() != 0 {
-                    " timer"
-                } else {
-                    ""
-                },
-                rq.taken.get(),
-                rq.posted.get(),
-                if qp.rq.starved.get() != 0 {
-                    " starved"
-                } else {
-                    ""
-                },
-                polled(qp.send_cq.get()),
-                polled(qp.recv_cq.get()),
-            );
-        }
-        let more = places.count().saturating_sub(QPS_SHOWN);
-        if more > 0 {
-            text += &format!("and {more} more\n");
-        }
-        text
+fn describe_port(port: &snaprig_hca::port::Port) -> Port {
+    let named = |counters: &[(&str, u64)]| {
+        let counters = counters
+            .iter()
+            .map(|(name, value)| ((*name).into(), *value));
+        counters.collect()
+    };
+    Port {
+        number: port.number.get(),
+        lid: port.lid.get() as u16,
+        gid: port.gid(0).unwrap_or_default().into(),
+        state: match port.up.get() {
+            0 => PortState::Down,
+            _ => PortState::Active,
+        },
+        rate: RATE.into(),
+        counters: named(&port.counters()),
+        hw_counters: named(&port.hw_counters()),
     }
+}
+
+/// In a file, because it is longer than a message.
+fn in_file(description: &Description) -> io::Result<OwnedFd> {
+    let file = memfd_create("snaprig-description", MemfdFlags::CLOEXEC)?;
+    let mut writer = BufWriter::new(File::from(file));
+    postcard::to_io(description, &mut writer).map_err(io::Error::other)?;
+    Ok(writer.into_inner()?.into())
 }
 
 fn refuse(errno: i32) -> Outcome {

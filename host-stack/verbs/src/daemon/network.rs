@@ -60,6 +60,11 @@ impl Network {
         self.plan.as_ref()
     }
 
+    /// Whether packets are written to a file.
+    pub fn is_captured(&self) -> bool {
+        self.capture.is_some()
+    }
+
     /// Begins to carry out a plan, in place of an earlier one.
     pub fn begin(&mut self, header: &Header, plan: &Plan, now_ns: u64) {
         self.plan = Some(Running::new(plan, now_ns));
@@ -93,7 +98,7 @@ impl Network {
             }
             FaultRequest::Link { lid, up } => {
                 let Some(port) = port(lid) else { return false };
-                header.ports[port as usize].up.set(up.into());
+                set_link(header, port, up);
             }
             FaultRequest::Heal => {
                 self.plan = None;
@@ -203,17 +208,16 @@ impl Network {
             _ => {}
         }
         let faults = self.faults(from, to);
-        let lost = match kind {
-            Some(Kind::Drop) => true,
-            Some(Kind::Corrupt(bit)) => !survives(&packet, bit),
-            _ => false,
-        };
-        if lost
+        let damaged = matches!(kind, Some(Kind::Corrupt(bit)) if !survives(&packet, bit));
+        if kind == Some(Kind::Drop)
             || !header.is_up(from)
             || !header.is_up(to)
-            || self.happens(faults.loss)
-            || self.happens(faults.corrupt)
+            || !damaged && self.happens(faults.loss)
         {
+            return down;
+        }
+        if damaged || self.happens(faults.corrupt) {
+            header.ports[to as usize].counters.port_rcv_errors.add(1);
             return down;
         }
         let mut due_ns = now_ns.saturating_add(faults.delay_ns);
@@ -232,7 +236,7 @@ impl Network {
 
     fn take_down(&mut self, header: &Header, hca: u32) {
         for port in ports_of(header, hca) {
-            header.ports[port as usize].up.set(0);
+            set_link(header, port, false);
         }
     }
 
@@ -276,6 +280,14 @@ impl Network {
     /// When the next packet arrives.
     pub fn next_ns(&self) -> Option<u64> {
         self.under_way.first_key_value().map(|((due, _), _)| *due)
+    }
+}
+
+/// Takes a port's link down, or brings it up.
+fn set_link(header: &Header, port: u32, up: bool) {
+    let port = &header.ports[port as usize];
+    if port.up.swap(up.into()) != 0 && !up {
+        port.counters.link_downed.add(1);
     }
 }
 

@@ -77,11 +77,10 @@ fn fabric() -> Check {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let fabric = Fabric::builder().exe(program).start();
     let fabric = fabric.map_err(|error| error.to_string())?;
-    let text = fabric.describe().map_err(|error| error.to_string())?;
-    if text.contains("snaprig_0") {
-        Ok("one HCA was there".into())
-    } else {
-        Err("no HCA in it".into())
+    let description = fabric.describe().map_err(|error| error.to_string())?;
+    match description.hcas.len() {
+        1 => Ok("one HCA was there".into()),
+        other => Err(format!("{other} HCAs in it")),
     }
 }
 
