@@ -162,3 +162,16 @@ def test_an_error_says_what_the_program_said() -> None:
         assert fabric.run(["false"], check=False).returncode == 1
     with pytest.raises(Error, match="snaprig hold fabric --hcas 65 .*65 is not in 1..=64"):
         Fabric(hcas=65).__enter__()
+
+
+def test_it_is_described() -> None:
+    with Fabric(hcas=2, model="BA", loss=0.055) as fabric:
+        assert [fabric.lid(0), fabric.lid(0, port=2), fabric.lid(1)] == [1, 2, 3]
+        for no_port in ((1, 2), (2, 1), (-1, 1)):
+            with pytest.raises(ValueError, match="there is no port"):
+                fabric.lid(*no_port)
+        fabric.link_down(fabric.lid(1))
+        description = fabric.describe()
+        assert description["hcas"][1]["ports"][0]["state"] == "DOWN"
+        assert {path["faults"]["loss_per_mille"] for path in description["paths"]} == {55}
+        assert description["queue_pairs"] == []

@@ -76,6 +76,14 @@ class Fabric(Context):
             raise ValueError(f"node {number}: there are 1 to {self.nodes}")
         return Node(self, number)
 
+    def lid(self, hca: int, port: int = 1) -> int:
+        """The LID of a port: HCAs are counted from 0, ports from 1."""
+        ports = self.describe()["hcas"][hca]["ports"] if 0 <= hca < self.hcas else []
+        for row in ports:
+            if row["number"] == port:
+                return int(row["lid"])
+        raise ValueError(f"there is no port {port} of HCA {hca}")
+
     def fault(
         self,
         *,
@@ -124,8 +132,13 @@ class Fabric(Context):
         """Has every packet written to a file (pcapng) from now on; with None, no more."""
         self._tell("capture", "--stop" if file is None else os.fspath(file))
 
+    def describe(self) -> dict[str, Any]:
+        """Ports, links, what is wrong with the paths, queue pairs: `snaprig fabric list --json`."""
+        description: dict[str, Any] = json.loads(self._tell("list", "--json"))
+        return description
+
     def listing(self) -> str:
-        """Ports, links, what is wrong with the paths, queue pairs: for people."""
+        """The same, for people."""
         return self._tell("list")
 
     def log(self) -> str:
