@@ -95,7 +95,10 @@ fn assert_whole(root: &Path) {
 }
 
 #[test]
-#[cfg_attr(not(has_program = "ibv_devinfo"), ignore = "ibv_devinfo is not installed")]
+#[cfg_attr(
+    not(has_program = "ibv_devinfo"),
+    ignore = "ibv_devinfo is not installed"
+)]
 fn a_program_alone_has_hcas_and_says_where_headers_are() {
     let scene = Scene::new();
     let devices = scene

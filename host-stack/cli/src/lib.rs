@@ -12,6 +12,7 @@ mod ckpt;
 mod completions;
 mod demo;
 mod doctor;
+mod hold;
 mod man;
 mod nodes;
 mod report;
@@ -69,6 +70,8 @@ enum Command {
     NodesExec(nodes::Exec),
     Fabric(verbs::FabricOptions),
     Serve(serve::Options),
+    #[command(subcommand)]
+    Hold(hold::Command),
     /// Checkpoint programs of this machine, and restart them
     #[command(subcommand)]
     Ckpt(ckpt::Command),
@@ -178,6 +181,7 @@ pub fn main() -> ExitCode {
             snaprig_verbs::daemon::process::main().map(|()| ExitCode::SUCCESS)
         }
         Command::Serve(options) => serve::run(&options),
+        Command::Hold(command) => hold::run(&command),
         Command::BenchVerbsProcess { side } => snaprig_bench::benches::verbs::process::run(side),
         Command::Doctor(options) => return doctor::run(&options),
         Command::Completions(options) => completions::run(&options),

@@ -23,9 +23,9 @@ use snaprig_rig::{Rig, files::CardFiles, sdk::Sdk};
 
 use crate::{AnyError, size};
 
-/// Run a program of the host on a rig: its libscif and libcoi_host are ours
+/// What a rig is to have
 #[derive(Args)]
-pub struct Options {
+pub struct Setup {
     /// Cards
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8))]
     cards: u16,
@@ -41,17 +41,11 @@ pub struct Options {
     /// Put a directory, a tar image (*.tar) or a file onto every card: HOST[:PATH_ON_CARD]
     #[arg(long, value_name = "HOST[:CARD]")]
     files: Vec<CardFiles>,
-    /// Start a rig in the background, and print what to set in the environment to use it. It ends
-    /// with this session, or with the process SNAPRIG_RIG_PID
-    #[arg(long, conflicts_with = "program")]
-    env: bool,
-    /// The program and its arguments
-    #[arg(last = true, required_unless_present = "env", value_name = "PROGRAM")]
-    program: Vec<OsString>,
 }
 
-impl Options {
-    fn start(&self) -> Result<Rig, AnyError> {
+impl Setup {
+    /// Boots its cards.
+    pub fn start(&self) -> Result<Rig, AnyError> {
         let rig = Rig::builder()
             .exe(std::env::current_exe()?)
             .cards(self.cards.into())
@@ -64,6 +58,20 @@ impl Options {
     }
 }
 
+/// Run a program of the host on a rig: its libscif and libcoi_host are ours
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    setup: Setup,
+    /// Start a rig in the background, and print what to set in the environment to use it. It ends
+    /// with this session, or with the process SNAPRIG_RIG_PID
+    #[arg(long, conflicts_with = "program")]
+    env: bool,
+    /// The program and its arguments
+    #[arg(last = true, required_unless_present = "env", value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
 /// Boots the cards, runs the program, and takes over its exit status.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     // Before there is a thread, or a card.
@@ -72,7 +80,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         return in_the_background(options, &sdk);
     }
     let (program, arguments) = options.program.split_first().ok_or("no program")?;
-    let rig = options.start()?;
+    let rig = options.setup.start()?;
     let mut child = Command::new(program)
         .args(arguments)
         .envs(sdk.environment(rig.dir())?)
@@ -125,7 +133,7 @@ fn in_the_background(options: &Options, sdk: &Sdk) -> Result<ExitCode, AnyError>
         .open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
-    let rig = options.start()?;
+    let rig = options.setup.start()?;
     let mut environment = sdk.environment(rig.dir())?;
     environment.push(("SNAPRIG_RIG_PID", std::process::id().to_string().into()));
     let mut text = String::new();

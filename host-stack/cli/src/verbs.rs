@@ -9,7 +9,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use snaprig_fabric::{
-    Fabric, FaultRequest, Model, Node, Operator, PathFaults,
+    Fabric, FabricBuilder, FaultRequest, Model, Node, Operator, PathFaults,
     faults::parse_share,
     place::{DEFAULT_FABRIC, HCAS_MAX, MODELS, PKEYS, Place, parse_models, parse_pkeys},
     start::Environment,
@@ -51,27 +51,18 @@ impl Faults {
     }
 }
 
-/// Run a program with HCAs: its libibverbs is ours
+/// What a fabric is to be, if this starts it
 #[derive(Args)]
-pub struct Options {
+pub struct Setup {
     /// How many HCAs the fabric has, if this starts it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=HCAS_MAX as i64))]
     hcas: u8,
-    /// The node that the program is on, of which it sees the HCAs alone; `slurm`: that of this task of srun(1)
-    #[arg(long, value_name = "N", value_parser = node_number)]
-    node: Option<u32>,
-    /// How many HCAs each node has
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "node", value_parser = clap::value_parser!(u32).range(1..=HCAS_MAX as i64))]
-    node_hcas: u32,
     /// Their model: A, B, or a letter for each
     #[arg(long, value_name = "LETTERS", default_value = "A", value_parser = models)]
     model: Models,
     /// The P_Key table of every port, if this starts the fabric: 8xxx is a full member, 0xxx a limited one
     #[arg(long, value_name = "HEX,HEX,...", default_value = "0xffff", value_parser = pkeys)]
     pkeys: Pkeys,
-    /// Which fabric
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_FABRIC)]
-    fabric: String,
     #[command(
         flatten,
         next_help_heading = "Faults of every path, if this starts the fabric"
@@ -83,6 +74,41 @@ pub struct Options {
     /// Write every packet to this file (pcapng), if this starts the fabric
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+}
+
+impl Setup {
+    /// The fabric with this name.
+    pub fn builder(&self, name: &str) -> Result<FabricBuilder, AnyError> {
+        let plan = self.plan.as_deref();
+        let plan = plan
+            .map(|path| checked_plan(path, self.hcas.into()))
+            .transpose()?;
+        Ok(Fabric::builder()
+            .exe(std::env::current_exe()?)
+            .at(Place::named(name)?)
+            .hcas(self.hcas.into())
+            .models(&self.model.0)
+            .pkeys(&self.pkeys.0)
+            .faults(self.faults.of_paths())
+            .capture(self.capture.clone())
+            .plan(plan))
+    }
+}
+
+/// Run a program with HCAs: its libibverbs is ours
+#[derive(Args)]
+pub struct Options {
+    /// Which fabric
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_FABRIC)]
+    fabric: String,
+    /// The node that the program is on, of which it sees the HCAs alone; `slurm`: that of this task of srun(1)
+    #[arg(long, value_name = "N", value_parser = node_number)]
+    node: Option<u32>,
+    /// How many HCAs each node has
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "node", value_parser = clap::value_parser!(u32).range(1..=HCAS_MAX as i64))]
+    node_hcas: u32,
+    #[command(flatten)]
+    setup: Setup,
     /// Print what to set in the environment instead of running anything
     #[arg(long, conflicts_with = "program")]
     env: bool,
@@ -123,19 +149,7 @@ fn pkeys(text: &str) -> Result<Pkeys, String> {
 
 /// Runs the program in place of this one.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
-    let plan = options.plan.as_deref();
-    let plan = plan
-        .map(|path| checked_plan(path, options.hcas.into()))
-        .transpose()?;
-    let fabric = Fabric::builder()
-        .exe(std::env::current_exe()?)
-        .at(Place::named(&options.fabric)?)
-        .hcas(options.hcas.into())
-        .models(&options.model.0)
-        .pkeys(&options.pkeys.0)
-        .faults(options.faults.of_paths())
-        .capture(options.capture.clone())
-        .plan(plan);
+    let fabric = options.setup.builder(&options.fabric)?;
     let node = match options.node {
         Some(number) => node_environment(options, number)?,
         None => Vec::new(),
