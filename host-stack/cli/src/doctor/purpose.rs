@@ -100,10 +100,7 @@ impl Purpose {
 
     pub(super) fn verdict(self, rows: &[Row]) -> Verdict {
         let is_ok = |what: &&str| rows.iter().any(|row| row.ok && row.what == *what);
-        let missing = self
-            .needs()
-            .iter()
-            .filter(|one| !one.iter().any(|what| is_ok(what)));
+        let missing = self.needs().iter().filter(|one| !one.iter().any(is_ok));
         let missing: Vec<_> = missing
             .map(|one| match one {
                 ["kvm", "ptrace"] => "kvm or ptrace",

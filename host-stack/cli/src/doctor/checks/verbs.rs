@@ -14,31 +14,31 @@ pub(super) fn all() -> Vec<Check> {
     vec![
         Check::new(
             "libibverbs",
-            || libibverbs(),
+            libibverbs,
             Some("no verbs programs"),
             "cargo build -p snaprig-verbs",
         ),
         Check::new(
             "fabric",
-            || fabric(),
+            fabric,
             Some("no verbs programs"),
             "see the reason; $XDG_RUNTIME_DIR, $TMPDIR",
         ),
         Check::new(
             "process_vm",
-            || process_vm(),
+            process_vm,
             Some("only memory that can be moved"),
             "kernel.yama.ptrace_scope of 0 or 1; a container: --cap-add SYS_PTRACE",
         ),
         Check::new(
             "pidfd",
-            || pidfd(),
+            pidfd,
             Some("a child keeps what its dead parent had"),
             "Linux 5.3",
         ),
         Check::new(
             "locked mem",
-            || locked_memory(),
+            locked_memory,
             Some("programs that ask may refuse"),
             "ulimit -l unlimited",
         ),
