@@ -314,6 +314,33 @@ fn a_tokio_server_and_its_clients_lose_nothing() {
     assert_eq!(job.ends(), 0);
 }
 
+/// As docs/src/plugins.md says it, where nothing else tells the loader of the library.
+#[test]
+fn a_program_is_compiled_with_plugins_and_launched() {
+    let place = Place::new(None);
+    let compile = r#"gcc "$1" $("$2" include --ckpt) -lpthread -o ring"#;
+    let ring = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../host-stack/libckpt-plugin/examples/ring.c"
+    );
+    let mut sh = Command::new("sh");
+    sh.args(["-c", compile, "sh", ring]).arg(&place.snaprig);
+    // The copy in this place has its libraries here, too.
+    sh.env("XDG_CACHE_HOME", place.dir.path().join("cache"));
+    sh.current_dir(place.dir.path());
+    assert!(sh.status().unwrap().success());
+    let there = place.dir.path().join("there");
+    fs::create_dir(&there).unwrap();
+    let mut job = place.launch(&["./ring", there.to_str().unwrap(), "both"]);
+    assert_eq!([job.line(), job.line()], ["ready", "ready"]);
+    succeeded(&place.dump("--kill"));
+    assert_eq!(job.ends(), 128 + libc::SIGKILL);
+    let mut job = place.restart();
+    fs::write(there.join("stop"), "").unwrap();
+    assert_eq!([job.line(), job.line()], ["right", "right"]);
+    assert_eq!(job.ends(), 0);
+}
+
 /// How often; SNAPRIG_CKPT_ROUNDS says otherwise.
 fn rounds() -> u64 {
     let rounds = std::env::var("SNAPRIG_CKPT_ROUNDS");

@@ -188,7 +188,13 @@ pub fn include(options: &IncludeOptions) -> Result<ExitCode, AnyError> {
         _ if options.ckpt => &["-lsnaprig_ckpt_plugin"],
         _ => &[],
     };
-    let flags = flags(&Sdk::of(&std::env::current_exe()?)?, more);
+    let sdk = Sdk::of(&std::env::current_exe()?)?;
+    let mut flags = flags(&sdk, more);
+    if options.ckpt {
+        // What the others link with is a system's, or is given by `run`; a plugin's program runs by itself as well.
+        flags.extend(["-Xlinker", "-rpath", "-Xlinker"].map(OsString::from));
+        flags.push(sdk.lib().into());
+    }
     let flags: Vec<_> = flags.iter().map(|flag| flag.to_string_lossy()).collect();
     println!("{}", flags.join(" "));
     Ok(ExitCode::SUCCESS)

@@ -27,7 +27,11 @@ use crate::{
 };
 
 /// Open flags that make, and do not describe; and one that the process sets itself, which its signals name.
-const MAKING: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_ASYNC;
+pub const MAKING: i32 =
+    libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_ASYNC;
+/// Open flags that are about the name: F_GETFL tells them and F_SETFL does not set them. With them open(2) refuses a
+/// link of /proc, or opens the link itself (O_PATH).
+pub const OF_NAME: i32 = libc::O_NOFOLLOW | libc::O_TMPFILE;
 
 /// All that is open for a tree.
 #[derive(Debug)]
@@ -120,11 +124,6 @@ pub fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// By which an open file can be opened once more.
-pub fn path_to(fd: RawFd) -> std::path::PathBuf {
-    format!("/proc/self/fd/{fd}").into()
-}
-
 /// An image that says what cannot be.
 pub fn damaged(what: &str) -> Error {
     Error::Missing {
@@ -146,6 +145,12 @@ pub fn reopen(path: &Path, flags: i32) -> Result<OwnedFd> {
     let flags = flags & !MAKING | libc::O_CLOEXEC | libc::O_NOCTTY;
     let flags = OFlags::from_bits_retain(flags as u32);
     rustix::fs::open(name, flags, Mode::empty()).map_err(|error| missing(path, &error.into()))
+}
+
+/// Opens what is open once more, but for flags that are about a name.
+pub fn open_again(fd: RawFd, flags: i32) -> Result<OwnedFd> {
+    let link = format!("/proc/self/fd/{fd}");
+    reopen(Path::new(&link), flags & !OF_NAME)
 }
 
 /// lseek(2), where there is something to seek.

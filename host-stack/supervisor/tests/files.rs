@@ -32,6 +32,12 @@ fn files_with_and_without_names() {
     stays("paths.py");
 }
 
+/// Flags that open(2) takes with a name, and F_GETFL tells when that is gone.
+#[test]
+fn flags_of_lost_names() {
+    stays("opened.py");
+}
+
 #[test]
 fn what_is_not_whole() {
     stays("remains.py");

@@ -26,7 +26,14 @@ pub fn place(tree: &Tree) -> Place {
         supervisor: tree.supervisor,
         root: tree.root,
         session: (is_outside && !is_on_terminal()).then_some(session),
+        hidden: tree.processes.iter().find(is_hidden).map(|it| it.pid),
     }
+}
+
+fn is_hidden(process: &&Process) -> bool {
+    let body = process.body.as_ref();
+    body.and_then(|body| body.attributes.get(&libc::PR_SET_DUMPABLE))
+        .is_some_and(|value| *value != 1)
 }
 
 /// Groups of a session whose leaders are not there.

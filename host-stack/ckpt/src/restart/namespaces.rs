@@ -1,6 +1,6 @@
 //! The namespaces of a restarted tree: processes have the numbers in it that they had (PID), their /proc (mount), and
 //! the clock goes on where it stood (time); System V objects have the numbers that they had (IPC), if there are any.
-//! Who is not root has them in a user namespace, as the same user.
+//! Who is not root has them in a user namespace, as the same user; root without CAP_SYS_ADMIN in one of all users.
 //!
 //! ```text
 //! restart (outside) --fork--> maker: unshare --fork--> first (1): reaps --clone3, set_tid--> supervisor --> the tree
@@ -12,7 +12,9 @@
 //! parent, and ends with it.
 
 use std::{
-    fs, io, process, ptr,
+    fs,
+    io::{self, Read},
+    process, ptr,
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -22,6 +24,10 @@ use snaprig_resources::event::Reporter;
 
 /// CLONE_NEWTIME (linux/sched.h).
 const NEWTIME: i32 = 0x80;
+/// CAP_SYS_ADMIN and CAP_SYS_TIME (linux/capability.h).
+const SYS_ADMIN: u32 = 21;
+const SYS_TIME: u32 = 25;
+const USERS: &str = "a user namespace (is kernel.unprivileged_userns_clone 0?)";
 
 /// What the clocks of the tree showed, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +47,8 @@ pub struct Place {
     pub root: pid_t,
     /// The session that both were launched in: a process stands for its leader. None: that of the caller.
     pub session: Option<pid_t>,
+    /// A process of which the kernel lets only CAP_SYS_PTRACE see anything (PR_SET_DUMPABLE in prctl(2)).
+    pub hidden: Option<pid_t>,
 }
 
 /// Whether a tree is complete: known to the supervisor and to the processes above it.
@@ -113,20 +121,19 @@ fn make(
     reporter: &Reporter,
     supervise: impl FnOnce(Complete) -> i32,
 ) -> Result<i32> {
-    // SAFETY: both calls take no argument and cannot fail.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    if uid != 0 {
-        unshare(
-            libc::CLONE_NEWUSER,
-            "a user namespace (is kernel.unprivileged_userns_clone 0?)",
-        )?;
-        let map = |name: &str, text: String| {
-            let path = format!("/proc/self/{name}");
-            fs::write(&path, text).map_err(|source| Error::io(path, source))
-        };
-        map("setgroups", "deny".into())?;
-        map("uid_map", format!("{uid} {uid} 1"))?;
-        map("gid_map", format!("{gid} {gid} 1"))?;
+    // SAFETY: geteuid(2) takes no argument and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        be_in_a_user_namespace_as_one()?;
+    } else if !has_rights()? {
+        if let Some(pid) = place.hidden {
+            // Its memory is of the user namespace in which its program was executed (ptrace(2)): the one outside.
+            let what = format!(
+                "root without CAP_SYS_ADMIN and CAP_SYS_TIME cannot restart process {pid}, which lets nobody trace it \
+                 (PR_SET_DUMPABLE of prctl(2)), as who changes user does: give root both"
+            );
+            return Err(Error::Missing { what });
+        }
+        be_in_a_user_namespace_of_all()?;
     }
     unshare(
         libc::CLONE_NEWPID | libc::CLONE_NEWNS,
@@ -159,6 +166,85 @@ fn make(
             Ok(status_of(first))
         }
     }
+}
+
+/// What the user namespace says of its users (user_namespaces(7)): numbers within, numbers outside, how many.
+const MAPS: [&str; 2] = ["uid_map", "gid_map"];
+
+/// Whether root, of whom a container may have kept them, has the rights to make the other namespaces and to set their
+/// clocks.
+fn has_rights() -> Result<bool> {
+    let status = procfs::process::Process::myself().and_then(|me| me.status());
+    let status = status.map_err(|error| Error::io("/proc/self/status", io::Error::other(error)))?;
+    Ok([SYS_ADMIN, SYS_TIME]
+        .iter()
+        .all(|bit| status.capeff & (1 << bit) != 0))
+}
+
+/// A user namespace, in which there is this user alone.
+fn be_in_a_user_namespace_as_one() -> Result<()> {
+    // SAFETY: both calls take no argument and cannot fail.
+    let ids = unsafe { [libc::geteuid(), libc::getegid()] };
+    unshare(libc::CLONE_NEWUSER, USERS)?;
+    let write = |name: &str, text: String| {
+        let path = format!("/proc/self/{name}");
+        fs::write(&path, text).map_err(|source| Error::io(path, source))
+    };
+    write("setgroups", "deny".into())?;
+    for (name, id) in MAPS.iter().zip(ids) {
+        write(name, format!("{id} {id} 1"))?;
+    }
+    Ok(())
+}
+
+/// A user namespace of all users that there are, with the numbers that they have: root's program may have processes of
+/// others. Only a process outside can say so.
+fn be_in_a_user_namespace_of_all() -> Result<()> {
+    let mut maps = Vec::new();
+    for name in MAPS {
+        let path = format!("/proc/self/{name}");
+        let text = fs::read_to_string(&path).map_err(|source| Error::io(path, source))?;
+        maps.push((format!("/proc/{}/{name}", process::id()), the_same(&text)));
+    }
+    let (mut made, making) = io::pipe().map_err(|source| Error::io("pipe", source))?;
+    // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
+    let writer = unsafe { libc::fork() };
+    if writer == 0 {
+        drop(making);
+        // It ends when the namespace is made, or the parent dead: then there is nothing to write to.
+        let _ = made.read(&mut [0]);
+        let written = maps
+            .iter()
+            .try_for_each(|(path, text)| fs::write(path, text));
+        process::exit(
+            written.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0),
+        )
+    }
+    if writer < 0 {
+        return Err(Error::io("fork", io::Error::last_os_error()));
+    }
+    let unshared = unshare(libc::CLONE_NEWUSER, USERS);
+    drop(making);
+    let errno = status_of(writer);
+    unshared?;
+    match errno {
+        0 => Ok(()),
+        errno => Err(Error::io(
+            "cannot make a user namespace of all users: it takes CAP_SETUID, CAP_SETGID and CAP_SETFCAP of root without \
+             CAP_SYS_ADMIN",
+            io::Error::from_raw_os_error(errno),
+        )),
+    }
+}
+
+/// A map by which everybody of this namespace is in another one, with the same numbers.
+fn the_same(map: &str) -> String {
+    let lines = map.lines().filter_map(|line| {
+        let mut numbers = line.split_whitespace();
+        let (within, count) = (numbers.next()?, numbers.nth(1)?);
+        Some(format!("{within} {within} {count}\n"))
+    });
+    lines.collect()
 }
 
 fn unshare(flags: i32, what: &str) -> Result<()> {
@@ -359,5 +445,16 @@ pub fn exit_code(status: i32) -> i32 {
     match libc::WIFSIGNALED(status) {
         true => 128 + libc::WTERMSIG(status),
         false => libc::WEXITSTATUS(status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_keeps_a_number() {
+        let map = "         0       1000          1\n         1     100000      65536\n";
+        assert_eq!(the_same(map), "0 0 1\n1 1 65536\n");
     }
 }

@@ -113,7 +113,6 @@ impl Rebuilding<'_> {
                 source,
             })?;
         }
-        schedule(thread);
         self.queue(&thread.pending, Some((tracee, thread.tid)))
     }
 }
@@ -139,22 +138,17 @@ fn wishes(thread: &Thread, data: &mut Data) -> Vec<Call> {
         .extend(options.map(|[option, first, second]| {
             call(libc::SYS_prctl, [*option, *first, *second, 0, 0])
         }));
-    calls
-}
-
-/// Policy and nice value; who may not have what it had is served as its supervisor is.
-fn schedule(thread: &Thread) {
+    // By the thread itself, before it is somebody else: in a user namespace nobody may say it of another user's
+    // (sched(7)).
     let (policy, priority, nice) = thread.scheduling;
-    // SAFETY: the structure has numbers alone, for which zero is a value; sched_setscheduler(2) reads it. The others
-    // take numbers alone.
-    unsafe {
-        let mut parameters: libc::sched_param = std::mem::zeroed();
-        parameters.sched_priority = priority;
-        if libc::sched_getscheduler(thread.tid) != policy {
-            libc::sched_setscheduler(thread.tid, policy, &raw const parameters);
-        }
-        libc::setpriority(libc::PRIO_PROCESS, thread.tid as u32, nice);
-    }
+    let priority = data.put(&priority.to_ne_bytes());
+    calls.push(call(
+        libc::SYS_sched_setscheduler,
+        [0, policy as u64, priority],
+    ));
+    let process = u64::from(libc::PRIO_PROCESS);
+    calls.push(call(libc::SYS_setpriority, [process, 0, nice as u64]));
+    calls
 }
 
 /// The registers that it had, at a stop at which the kernel looks whether a call is to be made again.

@@ -18,7 +18,10 @@ use std::{
 };
 
 pub use self::restore::enter;
-use self::{restore::Staging, save::Saving};
+use self::{
+    restore::{Names, Staging},
+    save::Saving,
+};
 use crate::{
     board::Board,
     copy::PageWriter,
@@ -98,8 +101,11 @@ impl Resource for Files {
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, _: Option<&Board<'_>>) -> Result<()> {
+        let mut names = Names::new();
         opened.each(tree, |opened, file| match file.kind {
-            Kind::Path { .. } => restore::open(opened, &mut self.staging, file).map(Some),
+            Kind::Path { .. } => {
+                restore::open(opened, (&mut self.staging, &mut names), file).map(Some)
+            }
             _ => Ok(None),
         })?;
         for body in tree.processes.iter().filter_map(|it| it.body.as_ref()) {

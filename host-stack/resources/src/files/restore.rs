@@ -28,12 +28,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tempfile::TempPath;
+
 use super::named::{modified, tail};
 use crate::{
     error::{Error, Result, chain},
     event::{Event, Reporter},
     huge::pages::{self, Mapped},
-    opened::{Opened, damaged, is_there, missing, path_of, path_to, reopen, seek},
+    opened::{Opened, damaged, is_there, missing, open_again, path_of, reopen, seek},
     state::{Contents, FileId, Kind, OpenFile},
 };
 
@@ -53,6 +55,10 @@ struct Staged {
     is_made: bool,
 }
 
+/// Names of files that lose them when all who have them open are opened, by the space of their contents: some flags go
+/// with a name alone (`opened::OF_NAME`).
+pub type Names = BTreeMap<u32, TempPath>;
+
 /// Contents of files on their way into them.
 #[derive(Default)]
 pub struct Staging {
@@ -69,7 +75,11 @@ impl fmt::Debug for Staging {
 }
 
 /// Opens a file that has, or had, a name.
-pub fn open(opened: &mut Opened, staging: &mut Staging, file: &OpenFile) -> Result<OwnedFd> {
+pub fn open(
+    opened: &mut Opened,
+    (staging, names): (&mut Staging, &mut Names),
+    file: &OpenFile,
+) -> Result<OwnedFd> {
     let Kind::Path {
         path,
         offset,
@@ -85,7 +95,7 @@ pub fn open(opened: &mut Opened, staging: &mut Staging, file: &OpenFile) -> Resu
     let path = path_of(path);
     let fd = match (contents, id) {
         (Some(contents), _) if *unlinked => {
-            nameless((opened, staging), path, file.flags, *contents, *mode)?
+            nameless((opened, staging, names), path, file.flags, *contents, *mode)?
         }
         (Some(contents), Some(id)) => {
             stage((opened, staging), path, id, *contents, *mode)?;
@@ -197,7 +207,7 @@ fn stage(
 
 /// A file that has lost its name, or never had one: a new one in the same directory.
 fn nameless(
-    (opened, staging): (&mut Opened, &mut Staging),
+    (opened, staging, names): (&mut Opened, &mut Staging, &mut Names),
     path: &Path,
     flags: i32,
     contents: Contents,
@@ -206,7 +216,10 @@ fn nameless(
     let is_temporary = flags & libc::O_TMPFILE == libc::O_TMPFILE;
     let plain = flags & !libc::O_TMPFILE;
     if let Some(Some(fd)) = staging.contents.get(&contents.space) {
-        return reopen(&path_to(*fd), plain);
+        return match names.get(&contents.space) {
+            Some(name) => reopen(name, plain),
+            None => open_again(*fd, plain),
+        };
     }
     let directory = path.parent().filter(|parent| parent.is_dir());
     let directory = directory.map_or_else(env::temp_dir, Path::to_owned);
@@ -219,14 +232,16 @@ fn nameless(
             .mode(0o600)
             .open(&directory);
         let made = made.map_err(failed)?;
-        let target = reopen(&path_to(made.as_raw_fd()), libc::O_RDWR)?;
+        let target = open_again(made.as_raw_fd(), libc::O_RDWR)?;
         (made.into(), target)
     } else {
         let made = tempfile::Builder::new()
             .prefix(".snaprig-")
             .tempfile_in(&directory);
-        let made = made.map_err(failed)?;
-        (reopen(made.path(), plain)?, made.into_file().into())
+        let (target, name) = made.map_err(failed)?.into_parts();
+        let fd = reopen(&name, plain)?;
+        names.insert(contents.space, name);
+        (fd, target.into())
     };
     let target = opened.keep(target)?;
     staging.contents.insert(contents.space, Some(target));

@@ -10,6 +10,7 @@ mod restore;
 mod save;
 pub mod shared;
 pub mod state;
+mod unlinked;
 
 use std::os::{
     fd::{AsRawFd, OwnedFd},
@@ -18,14 +19,17 @@ use std::os::{
 
 use snaprig_tracee::freeze::Frozen;
 
-use self::shared::{Shared, id_of};
+use self::{
+    shared::{Shared, id_of},
+    unlinked::Unlinked,
+};
 use crate::{
     board::Board,
     copy::{PageWriter, write_gone},
     descriptor::FoundDescriptor,
     error::{Error, Result},
     huge::{self, pages, save::Untold},
-    opened::{Opened, damaged, path_to, reopen, seek},
+    opened::{Opened, damaged, open_again, seek},
     resource::{FoundFile, Resource, Saved, TreeContext},
     spaces::{Key, Spaces},
     state::{Kind, OpenFile, SharedMemory, Tree},
@@ -91,8 +95,13 @@ impl Resource for Memory {
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, _: Option<&Board<'_>>) -> Result<()> {
-        for shared in &tree.shared {
-            let (memory, view) = restore::memory(shared)?;
+        let by_name = unlinked::by_name(tree);
+        let mut unlinked = (!by_name.is_empty()).then(Unlinked::mount).transpose()?;
+        for (number, shared) in (0..).zip(&tree.shared) {
+            let (memory, view) = match (unlinked.as_mut(), by_name.get(&number)) {
+                (Some(unlinked), Some(flags)) => unlinked.make(number, shared.size, *flags)?,
+                _ => restore::memfd(shared)?,
+            };
             let memory = (opened.keep(memory)?, opened.keep(view)?);
             opened.shared.push(memory);
         }
@@ -103,7 +112,10 @@ impl Resource for Memory {
             let memory = opened.shared.get(shared as usize).copied();
             let (memory, _) = memory.ok_or_else(|| damaged("shared memory without a number"))?;
             // An open file of its own, with an offset of its own.
-            let file = reopen(&path_to(memory), file.flags)?;
+            let file = match unlinked.as_mut().filter(|_| by_name.contains_key(&shared)) {
+                Some(unlinked) => unlinked.open(shared, file.flags)?,
+                None => open_again(memory, file.flags)?,
+            };
             seek(&file, offset)?;
             Ok(Some(file))
         })

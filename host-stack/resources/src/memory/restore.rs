@@ -10,13 +10,13 @@ use crate::{
     calls::check,
     error::{Error, Result},
     huge::pages,
-    opened::{Opened, damaged, duplicate, owned, path_to, reopen},
+    opened::{Opened, damaged, duplicate, open_again, owned},
     state::{SharedMemory, Tree},
 };
 
 /// Memory to be filled, and a descriptor of it to be mapped: what is sealed against writing cannot have been mapped by
 /// one that writes.
-pub fn memory(shared: &SharedMemory) -> Result<(OwnedFd, OwnedFd)> {
+pub fn memfd(shared: &SharedMemory) -> Result<(OwnedFd, OwnedFd)> {
     let name = shared.name.clone().unwrap_or_else(|| b"snaprig".to_vec());
     let name = CString::new(name).map_err(|_| damaged("a name with a zero"))?;
     let sealing = match shared.seals & libc::F_SEAL_EXEC {
@@ -38,7 +38,7 @@ pub fn memory(shared: &SharedMemory) -> Result<(OwnedFd, OwnedFd)> {
         .map_err(|source| Error::io("memfd", source))?;
     let view = match shared.seals & libc::F_SEAL_WRITE {
         0 => duplicate(file.as_raw_fd())?,
-        _ => reopen(&path_to(file.as_raw_fd()), libc::O_RDONLY)?,
+        _ => open_again(file.as_raw_fd(), libc::O_RDONLY)?,
     };
     Ok((file.into(), view))
 }
@@ -50,6 +50,12 @@ pub fn finish(tree: &Tree, opened: &Opened) -> Result<()> {
         // process.
         check(unsafe { libc::ftruncate(*memory, shared.size as i64) })
             .map_err(|source| Error::io("the size of a memfd", source))?;
+        // SAFETY: F_GET_SEALS takes no argument, so fcntl(2) reads and writes no memory of this process.
+        let seals = unsafe { libc::fcntl(*memory, libc::F_GET_SEALS) }.max(0);
+        // A file of a tmpfs is sealed against seals.
+        if shared.seals & !seals == 0 {
+            continue;
+        }
         // SAFETY: F_ADD_SEALS takes a number, so fcntl(2) reads and writes no memory of this process.
         check(unsafe { libc::fcntl(*memory, libc::F_ADD_SEALS, shared.seals) })
             .map_err(|source| Error::io("seals of a memfd", source))?;

@@ -18,7 +18,7 @@ use rustix::{
 use crate::{
     calls::{check, readable},
     error::{Error, Result},
-    opened::{Opened, damaged, duplicate, missing, path_of, path_to, reopen, set_flags},
+    opened::{Opened, damaged, duplicate, missing, open_again, path_of, reopen, set_flags},
     state::{Fifo, Kind, OpenFile, Part, Pipe, Tree},
 };
 
@@ -61,12 +61,12 @@ fn plain(pipe: &Pipe, flags: &[i32]) -> Result<Vec<OwnedFd>> {
         let (side, end) = match flags & libc::O_ACCMODE {
             libc::O_RDONLY => (0, &reader),
             libc::O_WRONLY => (1, &writer),
-            _ => return reopen(&path_to(reader.as_raw_fd()), opening(*flags)),
+            _ => return open_again(reader.as_raw_fd(), opening(*flags)),
         };
         // Each open file has flags of its own; the first of each side is that of pipe(2).
         match std::mem::replace(&mut is_given[side], true) {
             false => duplicate(end.as_raw_fd()),
-            true => reopen(&path_to(end.as_raw_fd()), opening(*flags)),
+            true => open_again(end.as_raw_fd(), opening(*flags)),
         }
     });
     ends.collect()

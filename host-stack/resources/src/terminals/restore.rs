@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     event::{Event, Reporter},
     groups,
-    opened::{Opened, damaged, duplicate, path_to, reopen, set_flags},
+    opened::{Opened, damaged, duplicate, open_again, reopen, set_flags},
     state::{Kind, Process, Tree},
 };
 use snaprig_tracee::remote::{Call, call};
@@ -197,7 +197,7 @@ fn own_terminal() -> Option<RawFd> {
 /// The terminal of whoever restarts, opened anew.
 pub fn console(flags: i32) -> Result<OwnedFd> {
     reopen(Path::new("/dev/tty"), flags).or_else(|_| match own_terminal() {
-        Some(fd) => reopen(&path_to(fd), flags),
+        Some(fd) => open_again(fd, flags),
         None => Err(Error::Missing {
             what: "the program is on a terminal: restart it on one".into(),
         }),

@@ -19,6 +19,8 @@ use tempfile::TempDir;
 
 /// Nobody's numbers.
 pub const NOBODY: u32 = 65534;
+/// In an environment: capabilities that root does not have, as setpriv(1) takes them away.
+pub const WITHOUT: &str = "SNAPRIG_TEST_WITHOUT";
 /// How long anything may take that must happen.
 const PATIENCE: Duration = Duration::from_secs(100);
 
@@ -379,7 +381,15 @@ fn start(
         .create(true)
         .open(directory.join("out"))
         .unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));
+    let driver = env!("CARGO_BIN_EXE_snaprig-ckpt-driver");
+    let mut command = match environment.iter().find(|(name, _)| name == WITHOUT) {
+        Some((_, capabilities)) => {
+            let mut setpriv = Command::new("setpriv");
+            setpriv.args(["--bounding-set", capabilities, driver]);
+            setpriv
+        }
+        None => Command::new(driver),
+    };
     command.args(arguments).current_dir(directory);
     command.env("SNAPRIG_TEST", arguments[0]);
     command.stdin(Stdio::null());
