@@ -60,6 +60,16 @@ fn candidates() -> impl Iterator<Item = PathBuf> {
 /// Makes it, and sees that nobody else can put anything there, and that libraries can be loaded from it.
 fn usable(directory: &Path) -> io::Result<()> {
     let no = |why: &str| Err(io::Error::other(why));
+    // ld.so(8) ends a name of LD_PRELOAD there.
+    let ends_a_name = |byte: &u8| b": \t\n".contains(byte);
+    if directory
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .any(ends_a_name)
+    {
+        return no("its name has a blank or a colon, which LD_PRELOAD cannot have");
+    }
     // Root with another one's HOME, as of sudo(8), leaves nothing there that its owner could not remove.
     let parent = directory.parent().unwrap_or(directory);
     let above = parent
@@ -247,6 +257,7 @@ mod tests {
         usable(&directory).unwrap();
         fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
         assert!(usable(&directory).is_err());
+        assert!(usable(&scene.path().join("with a blank")).is_err());
         let link = scene.path().join("link");
         std::os::unix::fs::symlink(scene.path(), &link).unwrap();
         assert!(
