@@ -2,92 +2,54 @@
 //! the runtime of offload processes, `libcoi_device.a` for static ones and `libcoi_device.so.0` for
 //! dynamic ones; from `guest-agent`, for embedding and for sink programs to link with.
 //!
-//! They need other flags than the rest of the workspace (`crt-static`), hence a cargo of their own
-//! with target directories of its own. Crates that link sinks get the place of the archive and of
-//! the headers through `links` metadata: `DEP_SNAPRIG_GUEST_LIBDIR`, `DEP_SNAPRIG_GUEST_INCLUDE`.
+//! Static ones need other flags than the rest of the workspace (`crt-static`), so the two archives are of two builds.
+//! Crates that link sinks get the place of the archive and of the headers through `links` metadata:
+//! `DEP_SNAPRIG_GUEST_LIBDIR`, `DEP_SNAPRIG_GUEST_INCLUDE`.
 
 use std::{
-    env,
     path::{Path, PathBuf},
     process::Command,
 };
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+use snaprig_nested_build::{build, workspace};
+
+const PACKAGE: [&str; 2] = ["--package", "snaprig-guest-agent"];
+const ARCHIVE: &str = "libcoi_device.a";
 /// The name that programs ask for.
 const LIBRARY: &str = "libcoi_device.so.0";
+const MAP: &str = "guest-agent/libcoi_device.map";
+const INCLUDE: &str = "guest-agent/include";
 
 fn main() {
-    let manifest_dir = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
-    let workspace = manifest_dir
-        .join("../..")
-        .canonicalize()
-        .expect("the workspace is there");
-    let target_dir = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo")).join("guest");
-    build(&workspace, &target_dir, true);
-    let out = target_dir.join(TARGET).join("release");
-    let shared = target_dir.with_extension("shared");
-    build(&workspace, &shared, false);
-    let archive = shared.join(TARGET).join("release").join("libcoi_device.a");
-    link(&workspace, &archive, &out.join(LIBRARY));
-    println!("cargo:rustc-env=SNAPRIG_GUEST_BIN={}", out.display());
-    println!("cargo:libdir={}", out.display());
-    println!(
-        "cargo:include={}",
-        workspace.join("guest-agent/include").display()
-    );
-    for source in [
-        "guest-agent",
-        "emu/wire",
-        "host-stack/offload-wire",
-        "Cargo.lock",
-    ] {
+    println!("cargo:rerun-if-changed=build.rs");
+    let guest = build("guest", &PACKAGE, |cargo| {
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    });
+    for program in ["coi_daemon", "snapify_iod"] {
+        guest.take(program);
+    }
+    let directory = directory_of(&guest.take(ARCHIVE));
+    let arguments = [&PACKAGE[..], &["--lib"]].concat();
+    let dynamic = build("guest-dynamic", &arguments, |_| ());
+    link(&dynamic.take(ARCHIVE), &directory.join(LIBRARY));
+    println!("cargo:rustc-env=SNAPRIG_GUEST_BIN={}", directory.display());
+    println!("cargo:libdir={}", directory.display());
+    println!("cargo:include={}", workspace().join(INCLUDE).display());
+    for source in [MAP, INCLUDE] {
         println!(
             "cargo:rerun-if-changed={}",
-            workspace.join(source).display()
+            workspace().join(source).display()
         );
     }
 }
 
-/// Static programs and the archive for those, or the archive for the shared library.
-fn build(workspace: &Path, target_dir: &Path, is_static: bool) {
-    let mut cargo = Command::new(env::var_os("CARGO").expect("set by cargo"));
-    // The outer cargo's choices (clippy as compiler, flags, profile, target directory) are not ours.
-    for (name, _) in env::vars_os() {
-        let name = name.to_string_lossy().into_owned();
-        let ours = name.starts_with("CARGO") || name.starts_with("RUSTC") || name == "RUSTFLAGS";
-        if ours && !["CARGO_HOME", "CARGO_NET_OFFLINE"].contains(&name.as_str()) {
-            cargo.env_remove(name);
-        }
-    }
-    if is_static {
-        cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
-    }
-    let status = cargo
-        .current_dir(workspace)
-        // They go to the card, and into snapshots, with everything that is in them.
-        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "snaprig-guest-agent",
-            "--target",
-            TARGET,
-        ])
-        .arg("--target-dir")
-        .arg(target_dir)
-        .args((!is_static).then_some("--lib"))
-        .status()
-        .expect("cargo runs");
-    assert!(
-        status.success(),
-        "the programs for the card do not build: see above"
-    );
+fn directory_of(file: &Path) -> PathBuf {
+    file.parent().expect("it is in a directory").to_path_buf()
 }
 
 /// The shared library, with a name and versions that rustc would not give it.
-fn link(workspace: &Path, archive: &Path, library: &Path) {
-    let map = workspace.join("guest-agent/libcoi_device.map");
+fn link(archive: &Path, library: &Path) {
+    let map = workspace().join(MAP);
     let status = Command::new("gcc")
         .args(["-shared", "-s", "-static-libgcc", "-o"])
         .arg(library)

@@ -3,22 +3,15 @@
 
 use std::env;
 
-/// Libraries by the stems of their files, and the names by which cargo passes on what their build scripts say (`links`).
-const LIBRARIES: [(&str, &str); 4] = [
-    ("libsnaprig_verbs", "SNAPRIG_VERBS"),
-    ("libsnaprig_libscif", "SNAPRIG_LIBSCIF"),
-    ("libsnaprig_libcoi", "SNAPRIG_LIBCOI"),
-    ("libsnaprig_libckpt_plugin", "SNAPRIG_LIBCKPT_PLUGIN"),
-];
-
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    let builds = LIBRARIES.iter().filter_map(|(stem, links)| {
-        let id = env::var(format!("DEP_{links}_BUILD_ID")).ok()?;
-        Some(format!("{stem}={id}"))
-    });
-    println!(
-        "cargo:rustc-env=SNAPRIG_BUILDS={}",
-        builds.collect::<Vec<_>>().join(",")
-    );
+    // Each of those packages `links` itself; cargo passes on what its build script says.
+    let mut builds: Vec<String> = env::vars()
+        .filter_map(|(name, id)| {
+            let package = name.strip_prefix("DEP_")?.strip_suffix("_BUILD_ID")?;
+            Some(format!("lib{}={id}", package.to_lowercase()))
+        })
+        .collect();
+    builds.sort();
+    println!("cargo:rustc-env=SNAPRIG_BUILDS={}", builds.join(","));
 }

@@ -13,14 +13,14 @@ use snaprig_hca::{
     model::Model as Properties,
     port::PKEYS_MAX,
 };
-use snaprig_sdk::program;
+use snaprig_sdk::program::{self, EXE_ENV};
 use tempfile::TempDir;
 
 use crate::{
     Description, FaultRequest, Model, Node, Operator, PathFaults, library,
     place::{
         self, CAPTURE_ENV, DEFAULT_FABRIC, DIRECTORY_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV,
-        HCAS_MAX, MODEL_ENV, PKEYS_ENV, PLAN_ENV, PROGRAM_ENV, Place, model_letters, pkeys_text,
+        HCAS_MAX, MODEL_ENV, PKEYS_ENV, PLAN_ENV, Place, model_letters, pkeys_text,
     },
     start::{self, Environment},
 };
@@ -179,7 +179,7 @@ impl FabricBuilder {
         let mut environment = vec![
             ("LD_LIBRARY_PATH", path),
             ("LD_PRELOAD", preload),
-            (PROGRAM_ENV, program.into()),
+            (EXE_ENV, program.into()),
             (HCAS_ENV, setup.hcas.len().to_string().into()),
             (MODEL_ENV, model_letters(&setup).into()),
             (PKEYS_ENV, pkeys_text(&setup.pkeys).into()),
@@ -321,10 +321,7 @@ impl Fabric {
 
     /// The `snaprig` program, which its control daemon is.
     pub(crate) fn program(&self) -> &Path {
-        let program = self
-            .environment
-            .iter()
-            .find(|(name, _)| *name == PROGRAM_ENV);
+        let program = self.environment.iter().find(|(name, _)| *name == EXE_ENV);
         program.map_or(Path::new(program::NAME), |(_, program)| Path::new(program))
     }
 

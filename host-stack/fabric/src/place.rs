@@ -22,8 +22,6 @@ pub const HCAS_ENV: &str = "SNAPRIG_HCAS";
 pub const MODEL_ENV: &str = "SNAPRIG_MODEL";
 /// The P_Key table of every port, as [`parse_pkeys`] reads it; without it, the default partition.
 pub const PKEYS_ENV: &str = "SNAPRIG_PKEYS";
-/// The `snaprig` program, for the daemon.
-pub const PROGRAM_ENV: &str = "SNAPRIG_BIN";
 /// What is wrong with all paths of a fabric when it starts; see [`PathFaults`].
 pub const FAULTS_ENV: &str = "SNAPRIG_FAULTS";
 /// A fault plan that a fabric carries out from its start.

@@ -22,10 +22,9 @@ use rustix::{
 };
 use snaprig_hca::control::Fabric as Setup;
 use snaprig_peers::packets;
+use snaprig_sdk::program::{self, EXE_ENV};
 
-use crate::place::{
-    FABRIC_ENV, HCAS_ENV, MODEL_ENV, PKEYS_ENV, PROGRAM_ENV, Place, model_letters, pkeys_text,
-};
+use crate::place::{FABRIC_ENV, HCAS_ENV, MODEL_ENV, PKEYS_ENV, Place, model_letters, pkeys_text};
 
 /// The command by which a `snaprig` program becomes the daemon.
 pub const PROCESS: &str = "fabric-process";
@@ -66,14 +65,14 @@ pub fn try_connect(path: &Path) -> io::Result<OwnedFd> {
 }
 
 fn start(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<()> {
-    let named = environment.iter().find(|(name, _)| *name == PROGRAM_ENV);
+    let named = environment.iter().find(|(name, _)| *name == EXE_ENV);
     let program = match named {
         Some((_, program)) => program.into(),
-        None => program()?,
+        None => find_program()?,
     };
     let mut command = Command::new(&program);
     command
-        .arg0(snaprig_sdk::program::NAME)
+        .arg0(program::NAME)
         .arg(PROCESS)
         .envs(environment.iter().cloned())
         .env(FABRIC_ENV, &place.name)
@@ -109,27 +108,21 @@ fn start(place: &Place, setup: &Setup, environment: &Environment) -> io::Result<
 }
 
 /// The `snaprig` program: named by the environment, beside this library, or on the path.
-fn program() -> io::Result<PathBuf> {
-    if let Some(program) = env::var_os(PROGRAM_ENV) {
-        return Ok(program.into());
+fn find_program() -> io::Result<PathBuf> {
+    if let Some(named) = env::var_os(EXE_ENV).filter(|named| !named.is_empty()) {
+        return Ok(named.into());
     }
     let library = own_file().and_then(|path| path.canonicalize().ok());
-    let near = library
+    let directory = library.as_deref().and_then(Path::parent);
+    // As cargo leaves them; as a package does, with the library in lib/snaprig/verbs.
+    let names = ["snaprig", "../snaprig", "../../../bin/snaprig"];
+    let mut near = directory
         .iter()
-        .filter_map(|path| path.parent())
-        .flat_map(|directory| {
-            // As cargo leaves them; as a package does, with the library in lib/snaprig/verbs.
-            ["snaprig", "../snaprig", "../../../bin/snaprig"].map(|name| directory.join(name))
-        });
-    let on_path = env::var_os("PATH").unwrap_or_default();
-    let on_path = env::split_paths(&on_path).map(|directory| directory.join("snaprig"));
-    near.chain(on_path.collect::<Vec<_>>())
-        .find(|path| path.is_file())
-        .ok_or_else(|| {
-            let why =
-                format!("no `snaprig` beside this library or on PATH; {PROGRAM_ENV} can name it");
-            io::Error::new(io::ErrorKind::NotFound, why)
-        })
+        .flat_map(|directory| names.map(|name| directory.join(name)));
+    match near.find(|path| path.is_file()) {
+        Some(program) => Ok(program),
+        None => program::find(Path::new(program::NAME)),
+    }
 }
 
 /// The file that this code is in (dladdr(3)).

@@ -60,14 +60,7 @@ fn candidates() -> impl Iterator<Item = PathBuf> {
 /// Makes it, and sees that nobody else can put anything there, and that libraries can be loaded from it.
 fn usable(directory: &Path) -> io::Result<()> {
     let no = |why: &str| Err(io::Error::other(why));
-    // ld.so(8) ends a name of LD_PRELOAD there.
-    let ends_a_name = |byte: &u8| b": \t\n".contains(byte);
-    if directory
-        .as_os_str()
-        .as_encoded_bytes()
-        .iter()
-        .any(ends_a_name)
-    {
+    if !can_be_preloaded_from(directory) {
         return no("its name has a blank or a colon, which LD_PRELOAD cannot have");
     }
     // Root with another one's HOME, as of sudo(8), leaves nothing there that its owner could not remove.
@@ -96,6 +89,14 @@ fn usable(directory: &Path) -> io::Result<()> {
         return no("it is mounted noexec: libraries cannot be loaded from it");
     }
     tempfile::tempfile_in(directory).map(drop)
+}
+
+/// Whether LD_PRELOAD can name what is in it.
+pub fn can_be_preloaded_from(directory: &Path) -> bool {
+    // ld.so(8) ends a name there.
+    let ends_a_name = |byte: &u8| b": \t\n".contains(byte);
+    let bytes = directory.as_os_str().as_encoded_bytes();
+    !bytes.iter().any(ends_a_name)
 }
 
 /// Makes the tree's root below `directory`, if it is not there. It appears whole, by rename; of any number who make it at

@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{Contents, Library, Tree, program};
+use crate::{Contents, Library, Tree, cache, program};
 
 /// The command by which a program says where the files are that it carries.
 pub const COMMAND: &str = "sdk";
@@ -33,11 +33,23 @@ pub fn of(
     }
     let tree = tree(built.into_iter().flatten().map(Contents::Link).collect());
     let beside = program.with_file_name("snaprig-sdk");
+    if !cache::can_be_preloaded_from(&beside) {
+        return tree.lay_out();
+    }
     match tree.put(&beside) {
         Ok(()) => Ok(beside),
-        // Of another user, or on a file system that cannot be written to.
-        Err(_) => tree.lay_out(),
+        Err(error) if is_not_ours(&error) => tree.lay_out(),
+        Err(error) => Err(error),
     }
+}
+
+/// It is another user's, or its file system cannot be written to.
+fn is_not_ours(error: &io::Error) -> bool {
+    [
+        io::ErrorKind::PermissionDenied,
+        io::ErrorKind::ReadOnlyFilesystem,
+    ]
+    .contains(&error.kind())
 }
 
 fn ask(program: &Path) -> io::Result<PathBuf> {

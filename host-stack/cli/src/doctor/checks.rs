@@ -19,6 +19,10 @@ use snaprig_userfault::{
 
 use super::Row;
 
+/// Libraries for programs are where cargo or a package leaves them, or are put there.
+const LIBRARIES: &str =
+    "see the reason; XDG_CACHE_HOME=DIR, one that is yours and not mounted noexec";
+
 /// What was found, or why the thing cannot be used.
 type Found = Result<String, String>;
 
@@ -80,12 +84,6 @@ pub(super) fn all() -> Vec<Check> {
             "kernel.yama.ptrace_scope of 0 or 1; a container: --cap-add SYS_PTRACE",
         ),
         Check::new("memfd", memfd, None, "Linux 3.17"),
-        Check::new(
-            "libraries",
-            libraries,
-            None,
-            "XDG_CACHE_HOME=DIR, one that is yours and not mounted noexec",
-        ),
         Check::new(
             "io_uring",
             uring,
@@ -215,17 +213,6 @@ fn userfaultfd() -> Found {
     let one = Userfault::own(PROTECT_SHARED | PROTECT_UNPOPULATED | NOTE_WRITES);
     one.map_err(failed("userfaultfd with WP_ASYNC"))?;
     Ok("WP_ASYNC".into())
-}
-
-/// Puts the libraries where programs find them.
-fn libraries() -> Found {
-    let program = std::env::current_exe().map_err(failed("/proc/self/exe"))?;
-    let directory =
-        snaprig_fabric::library::directory(&program).map_err(|error| error.to_string())?;
-    Ok(format!(
-        "in {}",
-        directory.parent().unwrap_or(&directory).display()
-    ))
 }
 
 /// Scans one page of our own.

@@ -43,12 +43,11 @@ impl Purpose {
     /// Without these it does not work: of each, one.
     pub(super) fn needs(self) -> &'static [&'static [&'static str]] {
         match self {
-            Self::Verbs => &[&["memfd"], &["libraries"], &["libibverbs"], &["fabric"]],
+            Self::Verbs => &[&["memfd"], &["libibverbs"], &["fabric"]],
             Self::Cards => &[&["memfd"], &["kvm", "ptrace"]],
             Self::Offload => &[
                 &["memfd"],
                 &["kvm", "ptrace"],
-                &["libraries"],
                 &["libscif"],
                 &["libcoi_host"],
                 &["libcoi_device"],

@@ -10,7 +10,8 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
 };
 
-use snaprig_fabric::place::{DIRECTORY_ENV, FABRIC_ENV, HCAS_ENV, MODEL_ENV, PROGRAM_ENV};
+use snaprig_fabric::place::{DIRECTORY_ENV, FABRIC_ENV, HCAS_ENV, MODEL_ENV};
+use snaprig_sdk::program::EXE_ENV;
 
 use self::process::{Order, Outcome, QPS, heard};
 use crate::{
@@ -164,7 +165,7 @@ impl Pair {
                 .env(FABRIC_ENV, "bench")
                 .env(HCAS_ENV, "1")
                 .env(MODEL_ENV, "A")
-                .env(PROGRAM_ENV, &program)
+                .env(EXE_ENV, &program)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
             if pin {

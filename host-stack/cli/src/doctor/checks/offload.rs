@@ -8,7 +8,7 @@ use std::{
 
 use snaprig_rig::sdk::Sdk;
 
-use super::{Check, Found};
+use super::{Check, Found, LIBRARIES};
 
 pub(super) fn all() -> Vec<Check> {
     vec![
@@ -16,19 +16,19 @@ pub(super) fn all() -> Vec<Check> {
             "libscif",
             || library("libscif.so.0", c"scif_open"),
             Some("no SCIF programs"),
-            "cargo build -p snaprig-libscif",
+            LIBRARIES,
         ),
         Check::new(
             "libcoi_host",
             || library("libcoi_host.so.0", c"COIEngineGetCount"),
             Some("no COI programs"),
-            "cargo build -p snaprig-libcoi",
+            LIBRARIES,
         ),
         Check::new(
             "libcoi_device",
             || library("libcoi_device.so.0", c"COIBufferAddRef"),
             Some("no dynamic sinks"),
-            "see the reason; $XDG_CACHE_HOME",
+            LIBRARIES,
         ),
     ]
 }

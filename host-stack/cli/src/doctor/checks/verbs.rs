@@ -5,7 +5,7 @@ use std::{env, ffi::CStr, path::Path};
 use snaprig_fabric::{Fabric, library};
 use snaprig_sdk::program;
 
-use super::{Check, Found, checked, limit};
+use super::{Check, Found, LIBRARIES, checked, limit};
 
 /// What drivers of hardware would have locked: programs that look at the limit want so much.
 const LOCKED_BYTES_MIN: u64 = 64 << 20;
@@ -16,7 +16,7 @@ pub(super) fn all() -> Vec<Check> {
             "libibverbs",
             libibverbs,
             Some("no verbs programs"),
-            "cargo build -p snaprig-verbs",
+            LIBRARIES,
         ),
         Check::new(
             "fabric",
