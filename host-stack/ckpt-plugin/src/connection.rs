@@ -14,10 +14,9 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
 use serde::Serialize;
+use snaprig_peers::packets;
 
 use crate::message::{Descriptor, MESSAGE_MAX, ToPlugin, decode, encode};
 
@@ -36,10 +35,7 @@ pub struct Connection {
 impl Connection {
     /// To the supervisor that listens there.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let socket = packets::connect(path, SocketFlags::empty())?;
         let socket = match rustix::io::fcntl_dupfd_cloexec(&socket, HIGH) {
             Ok(high) => high,
             Err(_) => socket,

@@ -15,6 +15,7 @@ mod doctor;
 mod hold;
 mod man;
 mod nodes;
+mod programs;
 mod report;
 mod sdk;
 mod serve;

@@ -1,6 +1,6 @@
 //! `snaprig nodes`: several machines of a cluster on this one, and a program that starts others on them.
 
-use std::{ffi::OsString, path::Path, process::ExitCode};
+use std::{ffi::OsString, process::ExitCode};
 
 use clap::Args;
 use snaprig_fabric::{
@@ -8,7 +8,7 @@ use snaprig_fabric::{
     place::{HCAS_MAX, parse_models},
 };
 
-use crate::AnyError;
+use crate::{AnyError, programs::not_started};
 
 /// Run a program that starts others on nodes of a cluster: mpirun, mpiexec
 ///
@@ -41,7 +41,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     }
     let (program, arguments) = options.program.split_first().ok_or("no program")?;
     let status = nodes.launcher(program).args(arguments).status();
-    let status = status.map_err(|error| format!("{}: {error}", Path::new(program).display()))?;
+    let status = status.map_err(|error| not_started(program, &error))?;
     let signal = std::os::unix::process::ExitStatusExt::signal(&status);
     let code = status.code().or(signal.map(|signal| 128 + signal));
     Ok(ExitCode::from(code.unwrap_or(1) as u8))

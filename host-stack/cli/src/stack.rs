@@ -9,7 +9,7 @@ use std::{
         fd::OwnedFd,
         unix::process::{CommandExt, ExitStatusExt},
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, ExitCode, ExitStatus, Stdio},
 };
 
@@ -21,7 +21,11 @@ use rustix::{
 use snaprig_card_platform::Kind;
 use snaprig_rig::{Rig, files::CardFiles, sdk::Sdk};
 
-use crate::{AnyError, size};
+use crate::{
+    AnyError,
+    programs::{exports, not_started},
+    size,
+};
 
 /// What a rig is to have
 #[derive(Args)]
@@ -85,7 +89,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .args(arguments)
         .envs(sdk.environment(rig.dir())?)
         .spawn()
-        .map_err(|error| format!("{}: {error}", Path::new(program).display()))?;
+        .map_err(|error| not_started(program, &error))?;
     // Keys are for the program: the rig lasts as long as it does.
     for signal in [libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: SIG_IGN is no handler, so no code of this program runs at a signal.
@@ -136,12 +140,7 @@ fn in_the_background(options: &Options, sdk: &Sdk) -> Result<ExitCode, AnyError>
     let rig = options.setup.start()?;
     let mut environment = sdk.environment(rig.dir())?;
     environment.push(("SNAPRIG_RIG_PID", std::process::id().to_string().into()));
-    let mut text = String::new();
-    for (name, value) in environment {
-        let value = value.to_string_lossy().replace('\'', r"'\''");
-        text += &format!("export {name}='{value}'\n");
-    }
-    io::Write::write_all(&mut &to, text.as_bytes())?;
+    io::Write::write_all(&mut &to, exports(&environment).as_bytes())?;
     drop(to);
     rustix::stdio::dup2_stderr(&null)?;
     poll(&mut [PollFd::new(&session, PollFlags::IN)], None)?;
@@ -239,7 +238,7 @@ pub fn build_sink(options: &BuildOptions) -> Result<ExitCode, AnyError> {
         .args(flags(&sdk, &SINK))
         .stdin(Stdio::null())
         .exec();
-    Err(format!("{compiler}: {error}; ci/setup installs it").into())
+    Err(not_started(compiler.as_ref(), &error).into())
 }
 
 fn compiler(arguments: &[PathBuf]) -> &'static str {

@@ -17,7 +17,10 @@ use snaprig_fabric::{
 use snaprig_sim::Plan;
 use snaprig_verbs::daemon::check_plan;
 
-use crate::AnyError;
+use crate::{
+    AnyError,
+    programs::{exports, not_started},
+};
 
 /// What a path does to packets
 #[derive(Args)]
@@ -155,19 +158,14 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         None => Vec::new(),
     };
     if options.env {
-        for (name, value) in fabric.environment()?.into_iter().chain(node) {
-            println!(
-                "export {name}='{}'",
-                value.to_string_lossy().replace('\'', r"'\''")
-            );
-        }
+        print!("{}{}", exports(&fabric.environment()?), exports(&node));
         return Ok(ExitCode::SUCCESS);
     }
     let (program, arguments) = options.program.split_first().ok_or("no program")?;
     let mut command = fabric.command(program)?;
     command.envs(node);
     let error = command.args(arguments).exec();
-    Err(format!("{}: {error}", Path::new(program).display()).into())
+    Err(not_started(program, &error).into())
 }
 
 /// What programs on a node have in their environment beside the fabric's.

@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize, Serializer, ser::Error as _};
 
-use crate::stream::Stream;
+use crate::{name::Name, stream::Stream};
 
 /// Where a peer is. As text, and in serialised form, a path has a `/` in it, and nothing else has.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -93,7 +93,8 @@ pub(crate) fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Stream>
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let socket: OwnedFd = socket_with(family, SocketType::STREAM, flags, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let name = Name::of(path)?;
+    connect(&socket, &SocketAddrUnix::new(name.as_path())?)?;
     set_socket_timeout(&socket, Timeout::Send, None)?;
     Ok(Stream::Unix(UnixStream::from(socket)))
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`address`] | where a peer is: the path of a Unix socket, or `HOST:PORT` |
 //! | [`listener`] | waiting for peers at an address |
+//! | [`name`] | the path of a Unix socket that is too long for an address |
 //! | [`stream`] | a connection to a peer, and whose it is |
 //! | [`token`] | a secret that peers share, and proofs that they know it |
 //! | [`frame`] | messages over a connection that blocks |
@@ -21,6 +22,7 @@ pub mod exchange;
 pub mod frame;
 pub mod lines;
 pub mod listener;
+pub mod name;
 pub mod packets;
 pub mod stream;
 pub mod token;

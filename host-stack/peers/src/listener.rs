@@ -23,6 +23,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::{
     address::{Address, connect_unix},
+    name::Name,
     stream::Stream,
 };
 
@@ -94,7 +95,7 @@ impl NamedListener {
     fn bind(path: &Path) -> io::Result<Self> {
         remove_dead(path)?;
         let unnamed = unused_name(path);
-        let socket = UnixListener::bind(&unnamed)?;
+        let socket = UnixListener::bind(Name::of(&unnamed)?.as_path())?;
         let named = file_of(&unnamed).and_then(|file| {
             rename_new(&unnamed, path)?;
             Ok(file)

@@ -13,6 +13,8 @@ use rustix::net::{
     sendmsg, socket_with, socketpair,
 };
 
+use crate::name::Name;
+
 /// Most descriptors of a message.
 pub const FDS_MAX: usize = 4;
 
@@ -27,14 +29,16 @@ pub fn is_nobody(error: &io::Error) -> bool {
 /// Connects to who listens at a path. Programs that are run do not get the socket.
 pub fn connect(path: &Path, flags: SocketFlags) -> io::Result<OwnedFd> {
     let socket = open(flags)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let name = Name::of(path)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(name.as_path())?)?;
     Ok(socket)
 }
 
 /// Listens at a path that is free; so many may wait to be accepted.
 pub fn listen(path: &Path, backlog: i32, flags: SocketFlags) -> io::Result<OwnedFd> {
     let socket = open(flags)?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let name = Name::of(path)?;
+    bind(&socket, &SocketAddrUnix::new(name.as_path())?)?;
     rustix::net::listen(&socket, backlog)?;
     Ok(socket)
 }

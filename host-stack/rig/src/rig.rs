@@ -19,6 +19,9 @@ pub(crate) const MEMORY_BYTES: u64 = 512 << 20;
 const MEMORY_BYTES_RANGE: RangeInclusive<u64> = 64 << 20..=16 << 30;
 /// Most cores of a card: four times those of the largest Xeon Phi.
 const CORES_MAX: usize = 288;
+/// Longest name of the directory that a rig's own is made in. Sockets have names below it, and an address has room for 108
+/// bytes (unix(7)).
+const DIRECTORY_BYTES_MAX: usize = 64;
 
 /// Why a rig did not start.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +88,15 @@ pub enum RigError {
     /// The host's SCIF node.
     #[error("host SCIF node: {0}")]
     Node(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Where rigs have their directories: where the user has what is temporary, but not below a long name.
+fn rigs_directory() -> PathBuf {
+    let directory = std::env::temp_dir();
+    match directory.as_os_str().len() <= DIRECTORY_BYTES_MAX {
+        true => directory,
+        false => "/tmp".into(),
+    }
 }
 
 /// What a rig is to have.
@@ -176,11 +188,12 @@ impl RigBuilder {
             return Err(RigError::Cores { cores: self.cores });
         }
         self.exe = snaprig_sdk::program::find(&self.exe).map_err(RigError::Program)?;
+        let directory = rigs_directory();
         let mut dir = tempfile::Builder::new()
             .prefix("snaprig-")
-            .tempdir()
+            .tempdir_in(&directory)
             .map_err(|source| RigError::Directory {
-                path: std::env::temp_dir(),
+                path: directory,
                 source,
             })?;
         dir.disable_cleanup(self.keep);

@@ -105,7 +105,10 @@ pub struct Dumped {
 /// Asks the supervisor of a directory, and waits for its reply, however long what it is asked for takes.
 pub fn ask(directory: &Path, request: Request) -> Result<Reply> {
     let path = directory.join(CONTROL);
-    let what = format!("no supervisor at {}", path.display());
+    let what = format!(
+        "no supervisor at {}: none of `snaprig ckpt launch`, `restart` or `receive` runs there",
+        path.display()
+    );
     let asked = || {
         let mut stream = Address::Unix(path).connect(CONNECT_MAX)?;
         lines::send(&mut stream, &request)?;

@@ -18,6 +18,7 @@ mod relay;
 use std::{
     cell::RefCell,
     collections::BTreeMap,
+    io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
@@ -30,10 +31,7 @@ use std::{
 use libc::pid_t;
 use rustix::{
     event::{Timespec, epoll},
-    net::{
-        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with,
-        sockopt,
-    },
+    net::{RecvFlags, SendFlags, SocketFlags, accept_with, sockopt},
 };
 use snaprig_ckpt_plugin::{
     message::{Answer, MESSAGE_MAX, SOCKET, ToPlugin, decode, encode},
@@ -43,6 +41,7 @@ use snaprig_coord::{
     Ns,
     plugins::{Connection, Machine, Output, Progress, QuestionId, Refusal},
 };
+use snaprig_peers::packets;
 use snaprig_resources::{
     board::Board,
     error::{Error, Result},
@@ -93,15 +92,11 @@ impl Plugins {
         let directory = directory.canonicalize();
         let path = directory.map(|directory| directory.join(NAME));
         let path = path.map_err(|source| Error::io(NAME, source))?;
-        let failed = |source: rustix::io::Errno| Error::io(path.display().to_string(), source);
+        let failed = |source: io::Error| Error::io(path.display().to_string(), source);
         // Who was there has gone: it has the other socket of the directory.
         let _ = std::fs::remove_file(&path);
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let bound = || {
-            let listener =
-                rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            rustix::net::bind(&listener, &SocketAddrUnix::new(&path)?)?;
-            rustix::net::listen(&listener, BACKLOG)?;
+        let bound = || -> io::Result<_> {
+            let listener = packets::listen(&path, BACKLOG, SocketFlags::NONBLOCK)?;
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             let relay = Relay::new()?;
             watch(&epoll, listener.as_fd(), LISTENER)?;
