@@ -1,82 +1,10 @@
 //! A `snaprig` that was installed alone, as one file: it carries what programs are given, and puts that where it can.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
-};
+mod alone;
 
-const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
+use std::{fs, path::Path, process::Stdio};
 
-/// A directory with the program and nothing else, and a home.
-struct Scene(tempfile::TempDir);
-
-impl Scene {
-    fn new() -> Self {
-        let scene = Self(tempfile::tempdir().unwrap());
-        for directory in ["bin", "home"] {
-            fs::create_dir(scene.0.path().join(directory)).unwrap();
-        }
-        // By a process of its own: a child that another test forks meanwhile would hold it open for writing, and what is open
-        // for writing cannot be executed.
-        let copied = Command::new("cp")
-            .arg(SNAPRIG)
-            .arg(scene.program())
-            .status();
-        assert!(copied.unwrap().success());
-        scene
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn program(&self) -> PathBuf {
-        self.path("bin/snaprig")
-    }
-
-    fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
-        command
-            .env_remove("XDG_CACHE_HOME")
-            .env_remove("XDG_RUNTIME_DIR")
-            .env("HOME", self.path("home"))
-            .env("SNAPRIG_FABRICS", self.path("fabrics"))
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn snaprig(&self, arguments: &[&str]) -> Command {
-        let mut command = self.command(&self.program());
-        command.args(arguments);
-        command
-    }
-
-    /// A script that may mount something.
-    fn script(&self, script: &str) -> Command {
-        let mut command = self.command(Path::new("unshare"));
-        command.args(["--user", "--map-root-user", "--mount", "sh", "-ec", script]);
-        command
-            .env("SNAPRIG", self.program())
-            .env("SCENE", self.0.path());
-        command
-    }
-
-    fn cache(&self) -> PathBuf {
-        self.path("home/.cache/snaprig/sdk")
-    }
-}
-
-fn succeeded(output: Output) -> String {
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {err}", output.status);
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn root(command: &mut Command) -> PathBuf {
-    let text = succeeded(command.output().unwrap());
-    PathBuf::from(text.strip_suffix('\n').unwrap())
-}
+use alone::{Scene, root, succeeded};
 
 /// All of it, each file once.
 fn assert_whole(root: &Path) {

@@ -6,7 +6,7 @@
 
 use std::{
     fs, io,
-    net::TcpListener,
+    net::{TcpListener, ToSocketAddrs},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::{
@@ -53,7 +53,7 @@ impl Listener {
     pub fn bind(address: &Address) -> io::Result<Self> {
         match address {
             Address::Unix(path) => NamedListener::bind(path).map(Self::Unix),
-            Address::Tcp(host) => TcpListener::bind(host).map(Self::Tcp),
+            Address::Tcp(host) => bind_tcp(host).map(Self::Tcp),
         }
     }
 
@@ -80,6 +80,17 @@ impl Listener {
             Self::Tcp(listener) => Stream::tcp(listener.accept()?.0),
         }
     }
+}
+
+/// Listens at a port.
+pub fn bind_tcp(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
+    TcpListener::bind(address).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => io::Error::new(
+            error.kind(),
+            "another process listens there; port 0 is any that is free",
+        ),
+        _ => error,
+    })
 }
 
 impl AsFd for Listener {

@@ -47,20 +47,20 @@ impl Detached {
     }
 }
 
-/// Closes all descriptors but these, which ascend.
+/// Closes all descriptors but these, which ascend. By syscall(2): the C library of Debian 11 has no close_range(2).
 fn close_but(keeps: &[RawFd]) {
     let mut first = 0;
     for keep in keeps.iter().map(|fd| *fd as u32) {
         if first < keep {
             // SAFETY: this runs in the child alone, whose work uses no descriptor but those that are kept; owners of
             // others in its copy of the memory are never dropped, for it ends by _exit(2).
-            unsafe { libc::close_range(first, keep - 1, 0) };
+            unsafe { libc::syscall(libc::SYS_close_range, first, keep - 1, 0) };
         }
         first = keep + 1;
     }
     // SAFETY: this runs in the child alone, whose work uses no descriptor but those that are kept; owners of others in
     // its copy of the memory are never dropped, for it ends by _exit(2).
-    unsafe { libc::close_range(first, u32::MAX, 0) };
+    unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
 }
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ impl Opened {
     pub fn close(self) {
         // SAFETY: `keep` has given this value all numbers from the base to the end, and it ends here, so nobody refers to
         // them any more.
-        unsafe { libc::close_range(self.base as u32, self.next as u32, 0) };
+        unsafe { libc::syscall(libc::SYS_close_range, self.base as u32, self.next as u32, 0) };
     }
 }
 

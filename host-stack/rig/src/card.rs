@@ -263,7 +263,14 @@ impl Card {
             .process_group(0);
         let close_all_but_stdio = || {
             // SAFETY: it is a plain system call on descriptors 3 and up of the child alone.
-            match unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32) } {
+            match unsafe {
+                libc::syscall(
+                    libc::SYS_close_range,
+                    3,
+                    u32::MAX,
+                    libc::CLOSE_RANGE_CLOEXEC,
+                )
+            } {
                 0 => Ok(()),
                 _ => Err(io::Error::last_os_error()),
             }

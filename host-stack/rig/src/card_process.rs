@@ -103,8 +103,9 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
     };
     // Where there is none, the first full snapshot says so.
     let _ = memory.dirty().open();
-    let platform =
-        platform::choose(options.platform, &memory).map_err(|e| failed("no platform")(e.into()))?;
+    let platform = platform::choose(options.platform, &memory).map_err(|e| {
+        failed("no platform that runs cards (`snaprig doctor --for cards` says why)")(e.into())
+    })?;
     let kind = platform.kind();
     let device = Device::new(memory.clone(), options.node, options.cores)
         .map_err(|e| failed("no PCI function")(e.into()))?;

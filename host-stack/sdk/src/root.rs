@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    fmt::Display,
     io,
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
@@ -26,10 +27,7 @@ pub fn of(
         if program::is_only_in_place(program) {
             return Err(libraries[missing].is_missing(program));
         }
-        return ask(program).map_err(|error| {
-            let why = format!("{}: {error}", libraries[missing].is_missing(program));
-            io::Error::new(error.kind(), why)
-        });
+        return ask(program, &libraries[missing]);
     }
     let tree = tree(built.into_iter().flatten().map(Contents::Link).collect());
     let beside = program.with_file_name("snaprig-sdk");
@@ -52,23 +50,27 @@ fn is_not_ours(error: &io::Error) -> bool {
     .contains(&error.kind())
 }
 
-fn ask(program: &Path) -> io::Result<PathBuf> {
+/// The root that the program makes, or has; if it is none that can be asked, `missing` is what should have been beside it.
+fn ask(program: &Path, missing: &Library) -> io::Result<PathBuf> {
     let asked = Command::new(program)
         .arg(COMMAND)
         // What is preloaded into programs is not for this one.
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
-        .output()?;
+        .output();
+    let no = |why: &dyn Display| {
+        let why = format!("{}: `{COMMAND}`: {why}", missing.is_missing(program));
+        io::Error::new(io::ErrorKind::NotFound, why)
+    };
+    let asked = asked.map_err(|error| no(&error))?;
+    let said = String::from_utf8_lossy(&asked.stderr);
     let mut path = asked.stdout;
-    if !asked.status.success() || path.pop() != Some(b'\n') {
-        let why = String::from_utf8_lossy(&asked.stderr);
-        let why = format!(
-            "`{} {COMMAND}`: {}: {}",
-            program.display(),
-            asked.status,
-            why.trim_end()
-        );
-        return Err(io::Error::other(why));
+    match said.strip_prefix("error: ") {
+        // It carries them, and says why they are not there.
+        Some(why) if !asked.status.success() => Err(io::Error::other(why.trim_end())),
+        _ if asked.status.success() && path.pop() == Some(b'\n') => {
+            Ok(OsString::from_vec(path).into())
+        }
+        _ => Err(no(&format!("{}: {}", asked.status, said.trim_end()))),
     }
-    Ok(OsString::from_vec(path).into())
 }

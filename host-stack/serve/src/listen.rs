@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::{fs::Mode, process::umask};
-use snaprig_peers::{Address, Listener};
+use snaprig_peers::{Address, Listener, listener::bind_tcp};
 
 /// Where to listen.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ impl Bound {
                 io::ErrorKind::InvalidInput,
                 "others could reach it; listen on 127.0.0.1 or [::1], and let a proxy or ssh(1) -L carry it further",
             )),
-            At::Loopback(address) => TcpListener::bind(address).map(Self::Loopback),
+            At::Loopback(address) => bind_tcp(address).map(Self::Loopback),
         }
     }
 

@@ -317,6 +317,10 @@ fn ptrace(request: libc::c_uint, tid: pid_t, address: usize, data: usize) -> Res
     let result = unsafe { libc::ptrace(request, tid, address as *mut c_void, data as *mut c_void) };
     usize::try_from(result).map_err(|_| match io::Error::last_os_error() {
         error if error.raw_os_error() == Some(libc::ESRCH) => Error::Gone { tid },
+        error if error.raw_os_error() == Some(libc::EPERM) => {
+            let call = "ptrace, which `snaprig doctor --for ckpt` says how to allow";
+            Error::trace(call, tid, error)
+        }
         error => Error::trace("ptrace", tid, error),
     })
 }

@@ -196,7 +196,7 @@ fn detach(job: &Job, log: &File) -> io::Result<()> {
         libc::dup2(nothing, 0);
         libc::dup2(log.as_raw_fd(), 1);
         libc::dup2(log.as_raw_fd(), 2);
-        libc::close_range(3, u32::MAX, 0);
+        libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
         libc::fork()
     };
     if is_first != 0 {

@@ -8,6 +8,7 @@ pub mod peers;
 
 use std::{
     collections::HashMap,
+    fmt::Display,
     fs::File,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -99,6 +100,10 @@ pub struct Fabric {
     contexts: Mutex<HashMap<u32, File>>,
 }
 
+/// What a fabric's daemon is that does not answer as ours does.
+const ANOTHER_VERSION: &str =
+    "another version of snaprig runs it: end its programs, or take another name";
+
 impl Fabric {
     /// Joins a fabric; starts it as `setup` says if nobody has.
     pub fn join(place: &Place, setup: &Setup) -> Result<Arc<Self>, FabricError> {
@@ -114,23 +119,22 @@ impl Fabric {
             Some(ANSWER_MAX),
         )
         .map_err(io::Error::from)?;
-        let lookup = start::try_connect(&place.lookup()).map_err(|e| failed(e.to_string()))?;
+        let another = |why: &dyn Display| failed(format!("{ANOTHER_VERSION} ({why})"));
+        let lookup = start::try_connect(&place.lookup()).map_err(|e| another(&e))?;
         let pool = Pool::new(Moves::Plain, peers::is_window)?;
         socket::send(&socket, &Ask::Hello { version: VERSION }, &[pool.fd()])?;
-        let (answer, fds) = socket::receive::<Answer>(&socket)?
-            .ok_or_else(|| failed("the daemon ended; its log is beside its socket".into()))?;
+        let (answer, fds) = socket::receive::<Answer>(&socket)?.ok_or_else(|| {
+            another(&"it hung up; if it has ended, its log beside its socket says why")
+        })?;
         let Answer::Welcome { process, hcas } = answer else {
-            return Err(failed(format!(
-                "the daemon is of another version ({answer:?})"
-            )));
+            return Err(another(&format!("{answer:?}")));
         };
         let [device, doorbell]: [OwnedFd; 2] = fds
             .try_into()
             .map_err(|_| failed("the daemon sent no device memory".into()))?;
         let memory = map_device(&device)?;
         if memory.header().magic.acquire() != MAGIC {
-            let why = "another version of snaprig runs it: end its programs, or take another name";
-            return Err(failed(why.into()));
+            return Err(failed(ANOTHER_VERSION.into()));
         }
         // Peers without our pages mapped read them by process_vm_readv(2); prctl(2), Yama.
         // SAFETY: prctl(2) with PR_SET_PTRACER takes numbers, and sets an attribute of this

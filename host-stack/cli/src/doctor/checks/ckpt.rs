@@ -28,7 +28,7 @@ fn checkpoint() -> Found {
 /// Takes one, and has the program go on from it.
 fn restart() -> Found {
     let directory = tempfile::tempdir().map_err(failed("a directory for it"))?;
-    dumped(directory.path())?;
+    dumped(directory.path()).map_err(|_| "there is no checkpoint to restart from")?;
     let log = directory.path().join("log");
     let program = builder(directory.path())?
         .restart(None)
