@@ -99,6 +99,36 @@ fn faults_come_and_go_while_programs_run(fabric: Fabric) -> Outcome {
     Ok(())
 }
 
+/// What is sent comes; and it is known when those who sent it have gone.
+#[snaprig::test(hcas = 2, model = "AB", exe = SNAPRIG)]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
+fn ports_count_what_they_carry(fabric: Fabric) -> Outcome {
+    const MESSAGES: u64 = 1000;
+    // Somebody stays, or the fabric ends with the programs.
+    let counters = |hca: usize| {
+        Ok::<_, Box<dyn Error>>(fabric.describe()?.hcas[hca].ports[0].counters.clone())
+    };
+    for output in outputs(pingpong(&fabric, [0, 1], MESSAGES as u32)?) {
+        assert!(output.status.success(), "{}", text(&output));
+    }
+    let [one, other] = [counters(0)?, counters(1)?];
+    for (sent, came) in [(&one, &other), (&other, &one)] {
+        for (xmit, rcv) in [
+            ("port_xmit_data", "port_rcv_data"),
+            ("port_xmit_packets", "port_rcv_packets"),
+        ] {
+            assert_eq!(sent[xmit], came[rcv], "{sent:?} {came:?}");
+        }
+        // 4096 bytes a message, in packets of 1024; in units of four octets, with headers.
+        assert_eq!(sent["port_xmit_packets"], MESSAGES * 4);
+        assert_eq!(sent["port_xmit_data"], MESSAGES * (4096 + 4 * 24) / 4);
+    }
+    Ok(())
+}
+
 #[test]
 #[cfg_attr(
     not(has_program = "ibv_rc_pingpong"),

@@ -40,6 +40,7 @@ impl<H: Host> Hca<'_, H> {
                 Path::Packets => self.host.transmit(packet),
                 Path::Whole => self.receive_datagram(packet),
             }
+            qp.requester.flow.sent.count_packet(packet, qp.mtu());
         }
         let requester = &qp.requester;
         requester.next.set(count_add(requester.next.get(), 1));
@@ -205,6 +206,7 @@ impl<H: Host> Hca<'_, H> {
             port.bad_qkeys.add(1);
             return;
         }
+        qp.responder.flow.received.count_packet(packet, qp.mtu());
         if !self.hold_for_datagram(qp, packet) {
             return;
         }

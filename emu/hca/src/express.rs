@@ -62,12 +62,15 @@ impl<H: Host> Hca<'_, H> {
             }
             _ => self.receive_at_once(to, peer, send, &payload, length)?,
         }
-        let after = psn::add(qp.requester.psn.get(), qp.packets(length as u32));
+        let packets = qp.packets(length as u32);
+        let after = psn::add(qp.requester.psn.get(), packets);
         let responder = &peer.responder;
+        responder.flow.received.count(packets, length);
         responder.psn.set(after);
         responder.nak_sent.set(0);
         drop(held);
         let requester = &qp.requester;
+        requester.flow.sent.count(packets, length);
         for word in [&requester.psn, &requester.psn_max, &requester.unacked] {
             word.set(after);
         }

@@ -59,6 +59,7 @@ mod responder;
 pub mod srq;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod traffic;
 pub mod types;
 pub mod wire;
 

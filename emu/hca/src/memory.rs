@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// "snapHCA" and the version of the layout.
-pub const MAGIC: u64 = 0x0002_4143_4870_616e
+pub const MAGIC: u64 = 0x0003_4143_4870_616e
     ^ HEAP_AT << 8
     ^ (size_of::<Qp>() as u64) << 24
     ^ (size_of::<Cq>() as u64) << 36;
@@ -57,6 +57,8 @@ pub struct Header {
     pub alive: U32,
     /// How many ports there are.
     pub port_count: U32,
+    /// No queue pair was ever in the table from here on.
+    pub qps_end: U32,
     /// Held for an atomic operation on memory that cannot be mapped.
     pub atomics: Lock,
     /// 1 while the daemon sleeps, and wants to be woken when it is given attention.

@@ -1,6 +1,9 @@
 //! Ports, the addresses of a subnet, and multicast groups.
 
-use crate::cell::{U32, U64};
+use crate::{
+    cell::{U32, U64},
+    traffic::Flow,
+};
 
 /// Ports of one fabric: 64 HCAs with two each.
 pub const PORTS_MAX: u32 = 128;
@@ -62,6 +65,8 @@ pub struct Port {
     pub gids: [[U64; 2]; GIDS_MAX],
     /// What it counts.
     pub counters: Counters,
+    /// What queue pairs counted that are gone, or elsewhere.
+    pub flow: Flow,
 }
 
 /// What a port counts: rare things, so that whoever sees one counts it at once.
@@ -92,8 +97,8 @@ pub struct Counters {
 pub const RATE: &str = "100 Gb/sec (4X EDR)";
 
 impl Port {
-    /// The files below `ports/N/counters` of the kernel's sysfs (PortCounters, InfiniBand Architecture 1, 16.1.3.5).
-    pub fn counters(&self) -> [(&'static str, u64); 2] {
+    /// Files below `ports/N/counters` of the kernel's sysfs (PortCounters, InfiniBand Architecture 1, 16.1.3.5).
+    pub(crate) fn errors(&self) -> [(&'static str, u64); 2] {
         let Counters {
             link_downed,
             port_rcv_errors,

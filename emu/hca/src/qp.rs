@@ -10,6 +10,7 @@ use crate::{
     key::Scope,
     lock::Lock,
     queue::Queue,
+    traffic::Flow,
     types::{State, Transport},
 };
 
@@ -141,6 +142,8 @@ pub struct Requester {
     pub rnr_retries: U32,
     /// 1 if packets are under way, so that nothing may overtake them.
     pub slow: U32,
+    /// Requests that it sent, and what it read.
+    pub flow: Flow,
 }
 
 /// What the message being received is.
@@ -157,6 +160,8 @@ pub mod receiving {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Responder {
+    /// Requests that came, and what was read.
+    pub flow: Flow,
     /// Sequence number of the next packet.
     pub psn: U32,
     /// One of [`receiving`].

@@ -380,6 +380,7 @@ impl<H: Host> Hca<'_, H> {
     }
 
     fn dispatch(&self, index: u32, qp: &Qp, packet: &Packet<'_>, path: Path) {
+        qp.requester.flow.sent.count_packet(packet, qp.mtu());
         if path == Path::Packets {
             qp.requester.slow.set(1);
             self.host.transmit(packet);
@@ -533,6 +534,7 @@ impl<H: Host> Hca<'_, H> {
         if !known || gap_at_end {
             return;
         }
+        requester.flow.received.count_packet(packet, qp.mtu());
         match &packet.body {
             Body::Ack if !self.acknowledge(index, qp, packet.psn) => self.miss(index, qp),
             Body::Nak(nak) => self.refused(index, qp, packet.psn, *nak),

@@ -67,6 +67,12 @@ impl<H: Host> Hca<'_, H> {
         if !self.belongs(qp, packet) {
             return;
         }
+        let flow = &qp.responder.flow;
+        flow.received.count_packet(packet, qp.mtu());
+        let reply: &mut dyn FnMut(&Packet<'_>) = &mut |response| {
+            flow.sent.count_packet(response, qp.mtu());
+            reply(response);
+        };
         if qp.state() == State::Rtr && qp.responder.established.swap(1) == 0 {
             self.host.event(Event::Established, index);
         }

@@ -4,11 +4,24 @@
 use std::{
     fs::File,
     io,
-    os::unix::process::CommandExt,
+    os::{fd::OwnedFd, unix::process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus},
     thread,
     time::{Duration, Instant},
+};
+
+use libc::pid_t;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open,
+        pidfd_send_signal, waitid,
+    },
+};
+use snaprig_tracee::{
+    freeze::{descendants, is_descendant},
+    trace::has_ended,
 };
 
 use crate::{
@@ -198,8 +211,32 @@ impl Ckpt {
 
     /// Kills the program and its supervisor, as a machine that loses power does (SIGKILL).
     pub fn kill(&mut self) -> io::Result<()> {
+        if self.supervisor.try_wait()?.is_none() {
+            self.kill_program()?;
+        }
         self.supervisor.kill()?;
         self.supervisor.wait().map(drop)
+    }
+
+    /// Kills all that is below the supervisor. While that stands still it ends with none of them, and who loses a parent is its
+    /// child (PR_SET_CHILD_SUBREAPER): none escapes.
+    fn kill_program(&self) -> io::Result<()> {
+        let supervisor = Pid::from_child(&self.supervisor);
+        kill_process(supervisor, Signal::STOP)?;
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(supervisor), options)?;
+        loop {
+            let below = descendants(supervisor.as_raw_pid()).map_err(io::Error::other)?;
+            let below = below.into_iter().filter(|pid| !has_ended(*pid));
+            let killed = below.filter_map(|pid| killed(pid, supervisor));
+            let killed: Vec<OwnedFd> = killed.collect();
+            if killed.is_empty() {
+                return Ok(());
+            }
+            for program in killed {
+                poll(&mut [PollFd::new(&program, PollFlags::IN)], None)?;
+            }
+        }
     }
 
     fn ask_for_dump(&self, kill: bool) -> Result<Dumped, CkptError> {
@@ -209,6 +246,14 @@ impl Ckpt {
             other => Err(CkptError::Refused(format!("{other:?}"))),
         }
     }
+}
+
+/// Kills a process if it is below another one, and may be killed. Opened before it is looked at, so that it is the one that is
+/// killed.
+fn killed(pid: pid_t, above: Pid) -> Option<OwnedFd> {
+    let program = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+    let is_below = is_descendant(pid, above.as_raw_pid());
+    (is_below && pidfd_send_signal(&program, Signal::KILL).is_ok()).then_some(program)
 }
 
 impl Drop for Ckpt {

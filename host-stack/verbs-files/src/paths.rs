@@ -135,7 +135,7 @@ impl Paths {
             ["device", "numa_node"] => "-1".into(),
             ["ports", port, rest @ ..] => {
                 let fabric = self.fabric()?;
-                let (_, port) = find_port(fabric.memory(), hca, port.parse().ok()?)?;
+                let (index, port) = find_port(fabric.memory(), hca, port.parse().ok()?)?;
                 let up = port.up.get() != 0;
                 match rest {
                     ["link_layer"] => "InfiniBand".into(),
@@ -145,7 +145,7 @@ impl Paths {
                     ["state"] => if up { "4: ACTIVE" } else { "1: DOWN" }.into(),
                     ["phys_state"] => if up { "5: LinkUp" } else { "3: Disabled" }.into(),
                     ["rate"] => RATE.into(),
-                    ["counters", name] => counted(&port.counters(), name)?,
+                    ["counters", name] => counted(&fabric.memory().counters(index), name)?,
                     ["hw_counters", name] => counted(&port.hw_counters(), name)?,
                     ["gids", index] => {
                         let gid = port.gid(index.parse().ok()?)?;

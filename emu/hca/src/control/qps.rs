@@ -123,6 +123,8 @@ impl Control {
         qp.signals_all.set(signals_all.into());
         qp.xrc_domain.set(xrc_domain.map_or(0, |domain| domain + 1));
         reset(qp);
+        let end = &memory.header().qps_end;
+        end.set(end.get().max(place + 1));
         let number = number(place, generation);
         qp.number.release(number);
         Ok(Reply::Qp(place, number, granted))
@@ -197,6 +199,7 @@ impl Control {
         // Both, so that nobody is at work on it; then nobody finds it.
         let sending = hca.hold_lock(&qp.send_lock);
         let receiving = hca.hold_lock(&qp.receive_lock);
+        qp.hand_over_traffic(memory);
         qp.state.set(State::Reset as u32);
         qp.requester.deadline_ns.set(0);
         qp.number.release(0);
@@ -271,6 +274,8 @@ impl Control {
         self.check_values(memory, qp, given, new)?;
         let sending = hca.hold_lock(&qp.send_lock);
         let receiving = hca.hold_lock(&qp.receive_lock);
+        // It may be at another port from now on.
+        qp.hand_over_traffic(memory);
         if to == State::Reset {
             reset(qp);
         } else {

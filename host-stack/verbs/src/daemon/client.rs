@@ -268,7 +268,7 @@ impl Daemon {
             model: hca.model,
             ports: ports_of(header, number)
                 .into_iter()
-                .map(|port| describe_port(&ports[port as usize]))
+                .map(|port| describe_port(&self.host.memory, port, &ports[port as usize]))
                 .collect(),
         });
         let pairs = (0..ports.len()).flat_map(|from| (0..ports.len()).map(move |to| (from, to)));
@@ -342,7 +342,7 @@ impl Daemon {
     }
 }
 
-fn describe_port(port: &snaprig_hca::port::Port) -> Port {
+fn describe_port(memory: &snaprig_hca::Memory, index: u32, port: &snaprig_hca::port::Port) -> Port {
     let named = |counters: &[(&str, u64)]| {
         let counters = counters
             .iter()
@@ -358,7 +358,7 @@ fn describe_port(port: &snaprig_hca::port::Port) -> Port {
             _ => PortState::Active,
         },
         rate: RATE.into(),
-        counters: named(&port.counters()),
+        counters: named(&memory.counters(index)),
         hw_counters: named(&port.hw_counters()),
     }
 }
