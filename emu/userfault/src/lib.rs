@@ -6,6 +6,8 @@
 //! process's, which has made it for us: addresses are those of the process that made it. Dropping it wakes who waits, and
 //! has all areas be what they were before.
 
+pub mod scan;
+
 use std::{
     io,
     ops::Range,

@@ -13,7 +13,6 @@ use std::{
     fs::File,
     io,
     ops::Range,
-    os::fd::AsRawFd,
     ptr::NonNull,
     sync::{
         OnceLock,
@@ -24,18 +23,15 @@ use std::{
 use snaprig_userfault::{
     Mode, Userfault,
     features::{NOTE_WRITES, PROTECT_SHARED, PROTECT_UNPOPULATED},
+    scan::{
+        Scan,
+        categories::{HUGE, WRITTEN},
+        flags::{CHECK, PROTECT},
+    },
 };
 
 use crate::{huge::HugePages, layout::PAGE};
 
-/// `struct pm_scan_arg` has twelve words.
-/// `_IOWR('f', 16, struct pm_scan_arg)` of `asm-generic/ioctl.h`.
-const PAGEMAP_SCAN: u64 = 3 << 30 | SCAN_BYTES << 16 | (b'f' as u64) << 8 | 16;
-const SCAN_BYTES: u64 = 96;
-/// PM_SCAN_WP_MATCHING, PM_SCAN_CHECK_WPASYNC.
-const PROTECT: u64 = 1 | 2;
-const PAGE_IS_WRITTEN: u64 = 1 << 1;
-const PAGE_IS_HUGE: u64 = 1 << 6;
 /// Ranges that one scan reports at most.
 const RANGES: usize = 4096;
 /// What lies between frames is scanned with them up to so many bytes: another scan costs more.
@@ -84,7 +80,7 @@ impl Dirty {
         let (userfault, pagemap) = self.descriptors.get().expect("just opened");
         huge.stop();
         let all = 0..self.bytes;
-        self.scan(pagemap, all, 0, PAGE_IS_HUGE, |range| huge.split(range))?;
+        self.scan(pagemap, all, 0, HUGE, |range| huge.split(range))?;
         let base = self.base.as_ptr() as u64;
         userfault.register(&(base..base + self.bytes), Mode::WriteProtect)?;
         let frames = (0..self.bytes / PAGE).map(|_| AtomicU32::new(0)).collect();
@@ -114,7 +110,7 @@ impl Dirty {
         };
         let epoch = self.epoch.load(Ordering::SeqCst);
         for part in joined(frames.into_iter().collect()) {
-            self.scan(pagemap, part, PROTECT, PAGE_IS_WRITTEN, |range| {
+            self.scan(pagemap, part, PROTECT | CHECK, WRITTEN, |range| {
                 for frame in &written[(range.start / PAGE) as usize..(range.end / PAGE) as usize] {
                     frame.store(epoch, Ordering::SeqCst);
                 }
@@ -135,32 +131,19 @@ impl Dirty {
     ) -> io::Result<()> {
         let base = self.base.as_ptr() as u64;
         let (mut from, end) = (base + part.start, base + part.end);
+        let wanted = Scan {
+            flags,
+            all: category,
+            told: category,
+            ..Scan::default()
+        };
         let mut ranges = vec![[0u64; 3]; RANGES];
         while from < end {
-            let mut scan = [
-                SCAN_BYTES,
-                flags,
-                from,
-                end,
-                0,
-                ranges.as_mut_ptr() as u64,
-                RANGES as u64,
-                0,
-                0,
-                category,
-                0,
-                category,
-            ];
-            // SAFETY: the structure is twelve words, as the request's number says; the ranges in it are `ranges`, of which
-            // the kernel writes at most so many as are said.
-            let found =
-                unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, scan.as_mut_ptr()) };
-            let found = usize::try_from(found).map_err(|_| io::Error::last_os_error())?;
+            let (found, walked) = wanted.ask(pagemap, from..end, &mut ranges)?;
             for [start, end, _] in &ranges[..found] {
                 each(start - base..end - base)?;
             }
-            // Where the walk ended.
-            from = scan[4];
+            from = walked;
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use snaprig_card_platform::{self as platform, Kind};
 use snaprig_userfault::{
     Userfault,
     features::{NOTE_WRITES, PROTECT_SHARED, PROTECT_UNPOPULATED},
+    scan::{Scan, categories::PRESENT},
 };
 
 use super::Row;
@@ -217,28 +218,17 @@ fn userfaultfd() -> Found {
 
 /// Scans one page of our own.
 fn pagemap_scan() -> Found {
-    const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
-    const PAGE_IS_PRESENT: u64 = 1 << 3;
-    const ARGUMENT_BYTES: u64 = 96;
     let pagemap = File::open("/proc/self/pagemap").map_err(failed("/proc/self/pagemap"))?;
     let page = (&raw const pagemap) as u64 & !4095;
-    let mut region = [0u64; 3];
-    // struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages, category
-    // inverted, mask, any-of mask, return mask.
-    let mut argument = [0u64; (ARGUMENT_BYTES / 8) as usize];
-    argument[0] = ARGUMENT_BYTES;
-    argument[2] = page;
-    argument[3] = page + 4096;
-    argument[5] = region.as_mut_ptr() as u64;
-    argument[6] = 1;
-    argument[9] = PAGE_IS_PRESENT;
-    argument[11] = PAGE_IS_PRESENT;
-    // SAFETY: the argument has the size that it claims, and room for one region is at `vec`; both
-    // outlive the call.
-    let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, argument.as_mut_ptr()) };
-    match checked("PAGEMAP_SCAN", found.into())? {
-        1 if region[0] == page => Ok("scanned a page".into()),
-        found => Err(format!("{found} regions where one page is present")),
+    let scan = Scan {
+        all: PRESENT,
+        ..Scan::default()
+    };
+    let mut region = [[0; 3]];
+    let found = scan.ask(pagemap, page..page + 4096, &mut region);
+    match found.map_err(failed("PAGEMAP_SCAN"))? {
+        (1, _) if region[0][0] == page => Ok("scanned a page".into()),
+        (found, _) => Err(format!("{found} regions where one page is present")),
     }
 }
 

@@ -111,7 +111,7 @@ const KVM_IOCTLS: &[u64] = &[
 const DIRTY_IOCTLS: &[u64] = &[
     0xc018_aa3f, // UFFDIO_API
     0xc020_aa00, // UFFDIO_REGISTER
-    0xc060_6610, // PAGEMAP_SCAN
+    snaprig_userfault::scan::PAGEMAP_SCAN,
 ];
 /// io_uring_register(2): IORING_REGISTER_EVENTFD, IORING_UNREGISTER_EVENTFD.
 const URING_EVENTFDS: &[u64] = &[4, 5];
