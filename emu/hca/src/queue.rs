@@ -56,6 +56,19 @@ pub struct Queue {
     pub seen: U32,
 }
 
+/// How many places a ring has for so many requests. A power of two, so that the counters come round where the ring does: what is
+/// in the ring when they do stays apart from what follows.
+#[inline]
+pub fn places(slots: u32) -> u32 {
+    slots.next_power_of_two()
+}
+
+/// Where in its ring the request with this number is.
+#[inline]
+fn place(index: u32, slots: u32) -> u32 {
+    index & (places(slots) - 1)
+}
+
 /// `a - b` of two counters.
 #[inline]
 pub fn count_from(a: u32, b: u32) -> u32 {
@@ -201,7 +214,7 @@ impl Queue {
         if slots == 0 || slots > SLOTS_MAX {
             return None;
         }
-        let offset = u64::from(index % slots) * words as u64 * 8;
+        let offset = u64::from(place(index, slots)) * words as u64 * 8;
         memory.words(self.at.get().checked_add(offset)?, words)
     }
 
@@ -395,5 +408,22 @@ pub fn load_bytes(words: &[U64], at: usize, bytes: &mut [u8]) {
         *byte = words
             .get(at / 8)
             .map_or(0, |word| word.get().to_ne_bytes()[at % 8]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_of_a_ring_are_apart_when_the_counters_come_round() {
+        for slots in [1, 2, 3, 5, 100, 4095, 4096] {
+            let first = COUNT_MASK - slots / 2;
+            let places = (0..slots).map(|offset| place(count_add(first, offset), slots));
+            let mut places: Vec<_> = places.collect();
+            places.sort_unstable();
+            places.dedup();
+            assert_eq!(places.len(), slots as usize, "{slots}");
+        }
     }
 }

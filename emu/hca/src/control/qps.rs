@@ -11,7 +11,7 @@ use crate::{
     memory::QPS_MAX,
     port::{GIDS_MAX, Gid, MULTICAST_LID, Port, gid_words, store_gid},
     qp::{Qp, RESOURCES_MAX, number, receiving},
-    queue::Queue,
+    queue::{self, Queue},
 };
 
 impl Control {
@@ -141,7 +141,7 @@ impl Control {
         let receive_words = Queue::receive_words(granted.receive_sges) as u64;
         let at = self.ring(
             Ring::Send(place),
-            u64::from(granted.send_slots) * send_words * 8,
+            u64::from(queue::places(granted.send_slots)) * send_words * 8,
         )?;
         qp.sq.at.set(at);
         qp.sq.slots.set(granted.send_slots);
@@ -149,7 +149,7 @@ impl Control {
         qp.sq.inline_bytes.set(granted.inline_bytes);
         let at = self.ring(
             Ring::Receive(place),
-            u64::from(granted.receive_slots) * receive_words * 8,
+            u64::from(queue::places(granted.receive_slots)) * receive_words * 8,
         )?;
         qp.rq.at.set(at);
         qp.rq.slots.set(granted.receive_slots);

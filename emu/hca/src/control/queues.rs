@@ -6,8 +6,7 @@ use crate::{
     cell::U64,
     cq::{Cq, ENTRY_WORDS},
     memory::{CQS_MAX, SRQS_MAX},
-    model::Model,
-    queue::{Queue, count_add},
+    queue::{Queue, count_add, places},
     srq::Srq,
 };
 
@@ -166,8 +165,8 @@ impl Control {
             self.xrcd(process, domain)?;
         }
         let (place, _) = self.srqs.take(SRQS_MAX).ok_or(errno::ENOMEM)?;
-        let slots = srq_slots(slots, &model);
-        let bytes = u64::from(slots) * 8 * Queue::receive_words(sges) as u64;
+        // Not one more than was asked for: UCX posts all that it gets, and has as many entries for completions as it asked for.
+        let bytes = u64::from(places(slots)) * 8 * Queue::receive_words(sges) as u64;
         let ring = self.ring(Ring::Srq(place), bytes);
         let (Ok(at), Some(srq)) = (ring, memory.srq(place)) else {
             self.srqs.give(place);
@@ -206,7 +205,7 @@ impl Control {
         let model = self.model(srq.hca.get())?;
         let new_slots = match slots {
             None => srq.queue.size(),
-            Some(slots) if (1..=model.srq_slots).contains(&slots) => srq_slots(slots, model),
+            Some(slots) if (1..=model.srq_slots).contains(&slots) => slots,
             Some(_) => return Err(errno::EINVAL),
         };
         if limit.unwrap_or(srq.limit.get()) > new_slots {
@@ -235,7 +234,7 @@ impl Control {
             return Err(errno::EINVAL);
         }
         let words = Queue::receive_words(old.sges.get());
-        let bytes = u64::from(slots) * 8 * words as u64;
+        let bytes = u64::from(places(slots)) * 8 * words as u64;
         let at = self.heap.take(bytes).ok_or(errno::ENOMEM)?;
         let new = Queue::default();
         new.at.set(at);
@@ -302,11 +301,6 @@ pub(super) fn leave(users: &mut std::collections::BTreeMap<u32, u32>, place: u32
     if let Some(count) = users.get_mut(&place) {
         *count = count.saturating_sub(1);
     }
-}
-
-/// How many receives a shared queue gets if so many were asked for.
-fn srq_slots(asked: u32, model: &Model) -> u32 {
-    asked.next_power_of_two().min(model.srq_slots)
 }
 
 /// Empties a queue.
