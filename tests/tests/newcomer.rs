@@ -1,6 +1,7 @@
 //! What goes wrong for somebody new, made to happen: snaprig works all the same, or says what to do.
 
 mod alone;
+mod fabric;
 
 use std::{
     collections::BTreeMap,
@@ -16,6 +17,7 @@ use rustix::net::SocketFlags;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 use alone::{Scene, succeeded};
+use fabric::free_port;
 
 /// The last line of a demo that is as it should be.
 const IDENTICAL: &str = "identical: the restored run equals the undisturbed one, bit for bit";
@@ -40,10 +42,13 @@ fn script(scene: &Scene, setup: &str, script: &str) -> Output {
 }
 
 /// System calls that fail with an error for the command and all that it starts, as of a container's filter.
-fn refuse(command: &mut Command, calls: &[i64], errno: i32) {
+fn refuse(command: &mut Command, calls: &[i64]) {
     let rules: BTreeMap<_, _> = calls.iter().map(|call| (*call, Vec::new())).collect();
     let arch = std::env::consts::ARCH.try_into().unwrap();
-    let (refused, else_) = (SeccompAction::Errno(errno as u32), SeccompAction::Allow);
+    let (refused, else_) = (
+        SeccompAction::Errno(libc::EPERM as u32),
+        SeccompAction::Allow,
+    );
     let filter: BpfProgram = SeccompFilter::new(rules, else_, refused, arch)
         .unwrap()
         .try_into()
@@ -54,6 +59,13 @@ fn refuse(command: &mut Command, calls: &[i64], errno: i32) {
             seccompiler::apply_filter(&filter).map_err(|_| io::Error::last_os_error())
         });
     }
+}
+
+/// What becomes of the program where these calls are refused.
+fn run_without(scene: &Scene, calls: &[i64], arguments: &[&str]) -> Output {
+    let mut command = scene.snaprig(arguments);
+    refuse(&mut command, calls);
+    command.output().unwrap()
 }
 
 #[test]
@@ -115,11 +127,7 @@ fn without_kvm_cards_run_on_ptrace() {
 fn who_may_not_trace_is_told_which_setting_says_so() {
     // As kernel.yama.ptrace_scope of 2 or 3 for who is not root, and SELinux's deny_ptrace.
     let scene = Scene::new();
-    let traceless = |arguments: &[&str]| {
-        let mut command = scene.snaprig(arguments);
-        refuse(&mut command, &[libc::SYS_ptrace], libc::EPERM);
-        command.output().unwrap()
-    };
+    let traceless = |arguments: &[&str]| run_without(&scene, &[libc::SYS_ptrace], arguments);
     let doctor = traceless(&["doctor", "--for", "ckpt"]);
     assert_eq!(doctor.status.code(), Some(1));
     let doctor = String::from_utf8(doctor.stdout).unwrap();
@@ -131,7 +139,7 @@ fn who_may_not_trace_is_told_which_setting_says_so() {
         \"$S\" ckpt dump --dir \"$HOME/c\" && exit 0
         touch \"$HOME/go\"; wait $!; exit 1";
     dump.args(["-c", script]).env("S", scene.program());
-    refuse(&mut dump, &[libc::SYS_ptrace], libc::EPERM);
+    refuse(&mut dump, &[libc::SYS_ptrace]);
     assert_says(
         &refused(dump.output().unwrap()),
         &["the program runs on", "snaprig doctor --for ckpt"],
@@ -195,11 +203,7 @@ fn in_a_container_verbs_cards_and_simulations_work() {
         libc::SYS_bpf,
     ];
     let scene = Scene::new();
-    let contained = |arguments: &[&str]| {
-        let mut command = scene.snaprig(arguments);
-        refuse(&mut command, &REFUSED, libc::EPERM);
-        command.output().unwrap()
-    };
+    let contained = |arguments: &[&str]| run_without(&scene, &REFUSED, arguments);
     for purpose in ["verbs", "cards", "sim"] {
         succeeded(contained(&["doctor", "--for", purpose]));
     }
@@ -305,11 +309,7 @@ fn little_memory_may_be_locked_and_few_files_opened() {
         &doctor,
         &["locked mem    NO    limit 8192 KiB", "ulimit -l unlimited"],
     );
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = free_port();
     let transfer = format!(
         "$S verbs -- ib_write_bw -p {port} -d snaprig_0 -s 16777216 -n 5 > \"$HOME/server\" & server=$!
          until $S verbs -- ib_write_bw -p {port} -d snaprig_0 -s 16777216 -n 5 localhost; do

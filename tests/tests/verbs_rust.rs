@@ -107,7 +107,6 @@ fn faults_come_and_go_while_programs_run(fabric: Fabric) -> Outcome {
 )]
 fn ports_count_what_they_carry(fabric: Fabric) -> Outcome {
     const MESSAGES: u64 = 1000;
-    // Somebody stays, or the fabric ends with the programs.
     let counters = |hca: usize| {
         Ok::<_, Box<dyn Error>>(fabric.describe()?.hcas[hca].ports[0].counters.clone())
     };

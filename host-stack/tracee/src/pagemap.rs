@@ -15,7 +15,7 @@ use snaprig_userfault::scan::{
     flags::PROTECT,
 };
 
-/// Whether this kernel tells of them.
+/// Whether this kernel tells of guards ([`GUARD`]).
 static TELLS_GUARDS: OnceLock<bool> = OnceLock::new();
 /// Ranges that one scan reports at most.
 const RANGES: usize = 4096;
@@ -190,7 +190,7 @@ impl Pagemap {
         wanted: Scan,
         mut each: impl FnMut(Range<u64>, u64),
     ) -> io::Result<()> {
-        // What is there and not zero. What need not be asked is not: whether a page is a file's takes longer than everything else.
+        // What is there. What need not be asked is not: whether a page is a file's takes longer than everything else.
         let wanted = Scan {
             any: PRESENT | SWAPPED,
             ..wanted
