@@ -329,7 +329,9 @@ impl World {
         let slot = slot.expect("a slot") as usize;
         let mut engine = self.engine.borrow_mut();
         if slot < processes.len() {
-            engine.restart(self.id(slot as u32));
+            let id = self.id(slot as u32);
+            engine.restart(id);
+            self.hung.borrow_mut().remove(&id);
         }
         while processes.len() <= slot {
             engine.process(&format!("process{}", processes.len() + 1));

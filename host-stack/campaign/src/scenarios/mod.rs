@@ -1,5 +1,6 @@
 //! The scenarios that come with snaprig: a folder each, and a line each in [`ALL`].
 
+pub mod ckpt_ib;
 pub mod coord;
 pub mod migration;
 pub mod plugins;
@@ -18,6 +19,7 @@ pub static ALL: &[Entry] = &[
     Entry::new(&coord::Coord, 10),
     Entry::new(&plugins::Plugins, 12),
     Entry::new(&migration::Migration, 20),
+    Entry::new(&ckpt_ib::CkptIb, 9),
 ];
 
 /// All of them, as campaigns and `snaprig repro` know them.

@@ -27,7 +27,7 @@ mod draw;
 pub mod invariants;
 pub mod parameters;
 mod run;
-mod work;
+pub(super) mod work;
 
 use std::fmt;
 
@@ -123,7 +123,7 @@ impl Sent {
 }
 
 /// Bytes that tell where they come from; none is 0.
-fn data_of(pattern: u8, length: usize) -> Vec<u8> {
+pub(super) fn data_of(pattern: u8, length: usize) -> Vec<u8> {
     let byte = |i: usize| (i as u8).wrapping_mul(5).wrapping_add((i >> 8) as u8);
     (0..length)
         .map(|i| byte(i).wrapping_add(pattern) | 1)

@@ -1,0 +1,46 @@
+//! Planted bugs of those who stand between programs and their HCA.
+
+use snaprig_ckpt_ib::Canary as Planted;
+
+use crate::scenario::{Canary, PlantedBug};
+
+const fn canary(name: &'static str, what: &'static str) -> Canary {
+    Canary { name, what }
+}
+
+/// A bug of the machines, as one of this scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bug(pub Planted);
+
+impl PlantedBug for Bug {
+    const ALL: &'static [(Self, Canary)] = &[
+        (
+            Self(Planted::DrainsOnce),
+            canary(
+                "drains-once",
+                "Completion queues are emptied once before a checkpoint, whatever is under way.",
+            ),
+        ),
+        (
+            Self(Planted::ForgetsUnsignaled),
+            canary(
+                "forgets-unsignaled",
+                "A request that asks for no completion is taken to be done when it is posted.",
+            ),
+        ),
+        (
+            Self(Planted::KeyWithoutDomain),
+            canary(
+                "key-without-domain",
+                "A remote key is translated as if it were one name in all of a job.",
+            ),
+        ),
+        (
+            Self(Planted::NameGivenTwice),
+            canary(
+                "name-given-twice",
+                "What is made after a restart may have the name of something older.",
+            ),
+        ),
+    ];
+}

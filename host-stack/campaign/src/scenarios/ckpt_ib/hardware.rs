@@ -1,0 +1,392 @@
+//! What is below of each process, in this life: HCAs of `emu/hca`, whose drivers give numbers and keys that come again soon.
+//!
+//! A queue pair's number is the smallest that is free at its port; keys of a process begin anywhere below
+//! [`FIRST_KEYS`], so that those of two processes are the same, and the next life's are those of other things.
+
+use std::{cell::RefCell, collections::BTreeMap};
+
+use snaprig_ckpt_ib::{
+    Completion, Name, Names,
+    completions::SUCCESS,
+    cookie::{Cookie, Queue},
+    drain::Below,
+    process::Came,
+};
+use snaprig_hca::{
+    Access, Completion as Real, Opcode, SendFlags, State, Transport,
+    control::Request as Control,
+    post::{Data, PostError},
+    queue::{Destination, Send},
+    testing::{ALL, BASE, BYTES, End as HcaEnd, Node, World},
+    types::completed,
+};
+
+use super::program::{LENT_AT, Layout, Request, Which, immediate};
+
+/// Below this, keys begin.
+pub const FIRST_KEYS: u64 = 6;
+/// The first number of a queue pair.
+const FIRST_NUMBER: u32 = 0x10;
+/// A key that is nobody's.
+const NO_KEY: u32 = u32::MAX;
+/// Regions are told apart by their addresses.
+const REGION_SHIFT: u32 = 32;
+/// Where a mark's atomic puts what it fetches.
+const SCRATCH_AT: u64 = LENT_AT - 8;
+
+/// Whose a queue pair is.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    pub member: usize,
+    /// What the job calls it.
+    pub name: Name,
+    pub end: HcaEnd,
+}
+
+/// The fabric, and what its drivers' numbers and keys mean.
+pub struct Fabric {
+    pub world: World,
+    owners: RefCell<BTreeMap<Name, Owner>>,
+    keys: RefCell<BTreeMap<(usize, u32), u32>>,
+}
+
+/// A port by its HCA.
+pub fn port(hca: u32) -> u64 {
+    u64::from(hca) + 1
+}
+
+/// An address in a region.
+pub fn in_region(region: usize, at: u64) -> u64 {
+    BASE + at + ((region as u64) << REGION_SHIFT)
+}
+
+impl Fabric {
+    pub fn new(world: World) -> Self {
+        Self {
+            world,
+            owners: RefCell::default(),
+            keys: RefCell::default(),
+        }
+    }
+
+    /// Everybody is dead: nothing has a name any more.
+    pub fn forget(&self) {
+        self.owners.borrow_mut().clear();
+        self.keys.borrow_mut().clear();
+    }
+
+    pub fn owner(&self, real: Name) -> Option<Owner> {
+        self.owners.borrow().get(&real).copied()
+    }
+
+    fn owner_of(&self, number: u32) -> Option<Owner> {
+        let owners = self.owners.borrow();
+        owners
+            .values()
+            .find(|owner| owner.end.number == number)
+            .copied()
+    }
+
+    fn key(&self, member: usize, key: u32) -> u32 {
+        let keys = self.keys.borrow();
+        keys.get(&(member, key)).copied().unwrap_or(NO_KEY)
+    }
+
+    fn free_number(&self, port: u64) -> Name {
+        let owners = self.owners.borrow();
+        let mut all = (FIRST_NUMBER..).map(|number| Name { port, number });
+        all.find(|name| !owners.contains_key(name))
+            .expect("there is one")
+    }
+}
+
+/// What a process has below.
+#[derive(Debug)]
+pub struct Hardware {
+    pub member: usize,
+    pub node: Node,
+    /// By place of its queue pairs.
+    pub ends: Vec<(Name, HcaEnd)>,
+    pub shared: Option<u32>,
+    next_key: u32,
+    lent: BTreeMap<u64, (u64, u64)>,
+    lent_used: u64,
+}
+
+impl Hardware {
+    pub fn new(fabric: &Fabric, member: usize, slot: u32, hca: u32, first_key: u32) -> Self {
+        Self {
+            member,
+            node: fabric.world.node(slot, hca),
+            ends: Vec::new(),
+            shared: None,
+            next_key: first_key,
+            lent: BTreeMap::new(),
+            lent_used: 0,
+        }
+    }
+
+    pub fn slot(&self) -> u32 {
+        self.node.process
+    }
+
+    /// The next region; its key.
+    pub fn register(&mut self, fabric: &Fabric, region: usize) -> u32 {
+        let access: Access = ALL;
+        let request = Control::RegisterMr {
+            pd: self.node.pd,
+            start: in_region(region, 0),
+            address: BASE,
+            length: BYTES as u64,
+            access: access.bits(),
+            pooled: false,
+        };
+        let of_hca = fabric.world.make(self.slot(), &request);
+        let key = self.next_key;
+        self.next_key += 1;
+        fabric.keys.borrow_mut().insert((self.member, key), of_hca);
+        key
+    }
+
+    /// A key is not wanted.
+    pub fn deregister(&self, fabric: &Fabric, key: u32) {
+        fabric.keys.borrow_mut().remove(&(self.member, key));
+    }
+
+    /// Another queue pair. Its real name; what the job calls it is said later, by [`Self::call`].
+    pub fn create(&mut self, fabric: &Fabric, transport: Transport, is_shared: bool) -> Name {
+        let world = &fabric.world;
+        if is_shared && self.shared.is_none() {
+            let request = Control::CreateSrq {
+                pd: self.node.pd,
+                slots: 1024,
+                sges: 4,
+                limit: 2,
+                xrc: None,
+            };
+            self.shared = Some(world.make(self.slot(), &request));
+        }
+        let mut request = World::qp_request(&self.node, transport);
+        if let Control::CreateQp {
+            srq, capabilities, ..
+        } = &mut request
+        {
+            *srq = self.shared.filter(|_| is_shared);
+            // One more for a mark, and for what is lent.
+            capabilities.send_slots += 1;
+            capabilities.receive_slots += 64;
+        }
+        let end = world.end(&self.node, transport, &request);
+        let real = fabric.free_number(port(self.node.hca));
+        self.ends.push((real, end));
+        let owner = Owner {
+            member: self.member,
+            name: real,
+            end,
+        };
+        fabric.owners.borrow_mut().insert(real, owner);
+        real
+    }
+
+    /// What the job calls the queue pair at a place.
+    pub fn call(&mut self, fabric: &Fabric, place: u32, name: Name) {
+        let (real, _) = self.ends[place as usize];
+        if let Some(owner) = fabric.owners.borrow_mut().get_mut(&real) {
+            owner.name = name;
+        }
+    }
+}
+
+/// A process's way to what is below.
+pub struct Driver<'a> {
+    pub fabric: &'a Fabric,
+    pub layout: &'a Layout,
+    pub names: &'a Names,
+    pub me: &'a mut Hardware,
+}
+
+impl Driver<'_> {
+    /// Posts a request; what becomes of it, unless the process dies of it.
+    pub fn send(
+        &self,
+        place: u32,
+        request: &Request,
+        is_signaled: bool,
+        cookie: Cookie,
+    ) -> Option<Result<(), PostError>> {
+        let (_, end) = self.me.ends[place as usize];
+        let real = self.names.queue_pair(request.to);
+        let owner = self.fabric.owner(real);
+        let key = owner.map_or(NO_KEY, |owner| {
+            let key = self.names.remote_key(request.to, request.remote_key);
+            self.fabric.key(owner.member, key)
+        });
+        let flag = |on: bool, flag| if on { flag } else { SendFlags::empty() };
+        let send = Send {
+            wr_id: cookie.bits(),
+            opcode: request.opcode,
+            flags: flag(is_signaled, SendFlags::SIGNALED) | flag(request.fenced, SendFlags::FENCE),
+            immediate: immediate(request.message),
+            remote_address: request.remote,
+            remote_key: key,
+            compare_add: u64::from(!cookie.own),
+            swap: 0,
+            to: Destination {
+                lid: owner.map_or(0, |owner| self.fabric.world.lid(owner.end.hca)),
+                qp: owner.map_or(0, |owner| owner.end.number),
+                qkey: self.layout.connection(request.which).link.qkey,
+                ..Destination::default()
+            },
+            srq: 0,
+            length: 0,
+            sges: 0,
+            psn: 0,
+        };
+        let half = request.length / 2;
+        let list = [
+            self.me.node.sge(request.local, half),
+            self.me
+                .node
+                .sge(request.local + u64::from(half), request.length - half),
+        ];
+        let whole = [self.me.node.sge(request.local, request.length)];
+        let inline = request.inline.as_deref().unwrap_or_default();
+        let parts = [inline];
+        let data = match (&request.inline, request.length) {
+            (Some(_), _) => Data::Inline(&parts),
+            (None, 0) => Data::EMPTY,
+            // Atomics have one place.
+            (None, 8) => Data::List(&whole),
+            (None, _) => Data::List(&list),
+        };
+        let world = &self.fabric.world;
+        world.posting(self.me.slot(), |hca| hca.post_send(end.index, &send, data))
+    }
+
+    fn receive_at(&self, queue: Queue, at: u64, bytes: u64, cookie: Cookie) -> Result<(), String> {
+        let first = bytes.min(100) as u32;
+        let list = [
+            self.me.node.sge(at, first),
+            self.me
+                .node
+                .sge(at + u64::from(first), bytes as u32 - first),
+        ];
+        let world = &self.fabric.world;
+        let posted = world.posting(self.me.slot(), |hca| match queue {
+            Queue::Shared(_) => {
+                hca.post_shared_receive(self.me.shared.unwrap_or(0), cookie.bits(), &list)
+            }
+            Queue::Receives(place) | Queue::Sends(place) => {
+                let (_, end) = self.me.ends[place as usize];
+                hca.post_receive(end.index, cookie.bits(), &list)
+            }
+        });
+        match posted {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(error.to_string()),
+        }
+    }
+
+    /// Whether the queue below has something.
+    pub fn has_completion(&self) -> bool {
+        let node = &self.me.node;
+        self.fabric.world.has_completion(node.process, node.cq)
+    }
+
+    /// Connects a queue pair that its peer has made, too, and brings it to a state.
+    pub fn raise(&self, place: u32, which: Which, peer: Name, to: State) {
+        let (_, end) = self.me.ends[place as usize];
+        if let Some(owner) = self.fabric.owner(self.names.queue_pair(peer)) {
+            let link = &self.layout.connection(which).link;
+            self.fabric.world.raise(&end, &owner.end, link, to);
+        }
+    }
+}
+
+fn convert(real: &Real, number: u32) -> Completion {
+    Completion {
+        wr_id: real.wr_id,
+        status: real.status as u32,
+        opcode: real.opcode,
+        vendor_error: real.vendor_error,
+        length: real.length,
+        immediate: real.immediate,
+        qp: number,
+        source_qp: real.source_qp,
+        flags: real.flags,
+        pkey_index: real.pkey_index,
+        source_lid: real.source_lid,
+        service_level: real.service_level,
+        path_bits: real.path_bits,
+        time_ns: real.time_ns,
+    }
+}
+
+/// A receive of a program: where it is.
+pub type Receive = u64;
+
+/// Bytes of every receive.
+pub const RECEIVE_BYTES: u64 =
+    (super::super::verbs::LONGEST + super::super::verbs::GRH_BYTES) as u64;
+
+impl Below<Request, Receive> for Driver<'_> {
+    fn poll(&mut self, _: u32) -> Option<Came> {
+        let world = &self.fabric.world;
+        let node = &self.me.node;
+        let real = world.hca(node.process).poll(world.memory.cq(node.cq)?)?;
+        let (status, number) = (real.status as u64, u64::from(real.qp_number));
+        world.note(&[number, real.wr_id, status, real.opcode.into(), real.time_ns]);
+        let of_qp = |(_, end): &(Name, HcaEnd)| end.number == real.qp_number;
+        let place = self.me.ends.iter().position(of_qp)?;
+        let owner = self.fabric.owner(self.me.ends[place].0)?;
+        let from = self.fabric.owner_of(real.source_qp);
+        Some(Came {
+            completion: convert(&real, owner.name.number),
+            qp: place as u32,
+            from: from.map(|owner| owner.name),
+        })
+    }
+
+    fn mark(&mut self, place: u32, like: &Request, cookie: Cookie) -> Result<Request, String> {
+        let request = Request {
+            length: if like.opcode == Opcode::FetchAdd {
+                8
+            } else {
+                0
+            },
+            local: SCRATCH_AT,
+            inline: None,
+            fenced: false,
+            ..like.clone()
+        };
+        match self.send(place, &request, true, cookie) {
+            None | Some(Ok(())) => Ok(request),
+            Some(Err(error)) => Err(error.to_string()),
+        }
+    }
+
+    fn lend(&mut self, queue: Queue, bytes: u64, cookie: Cookie) -> Result<(), String> {
+        let at = LENT_AT + self.me.lent_used;
+        self.me.lent_used += bytes.next_multiple_of(8);
+        assert!(at + bytes <= BYTES as u64, "too much is lent");
+        self.me.lent.insert(cookie.bits(), (at, bytes));
+        self.receive_at(queue, at, bytes, cookie)
+    }
+
+    fn lent(&mut self, cookie: Cookie, completion: &Completion) -> Vec<u8> {
+        let Some((at, _)) = self.me.lent.remove(&cookie.bits()) else {
+            return Vec::new();
+        };
+        let has_data = completion.opcode == completed::RECEIVE && completion.status == SUCCESS;
+        let length = if has_data { completion.length } else { 0 };
+        self.fabric.world.get(self.me.slot(), at, length as usize)
+    }
+
+    fn fill(&mut self, receive: &Receive, data: &[u8]) {
+        self.fabric.world.put(self.me.slot(), *receive, data);
+    }
+
+    fn receive(&mut self, receive: &Receive, cookie: Cookie) -> Result<(), String> {
+        self.receive_at(cookie.queue, *receive, RECEIVE_BYTES, cookie)
+    }
+}

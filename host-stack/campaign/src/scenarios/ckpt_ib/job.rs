@@ -1,0 +1,524 @@
+//! Who takes all processes through the phases of a checkpoint and of a restart, as the job's coordinator does; and who
+//! restarts all when one of them dies.
+
+use std::collections::BTreeSet;
+
+use snaprig_ckpt_ib::{
+    Name, Names,
+    cookie::{Cookie, Queue},
+    drain::{Below, Drain, Said, said},
+    faults,
+    names::{Domain, Port, Published},
+    process::Process,
+    queue_pair::{Service, Stage},
+};
+use snaprig_hca::State;
+use snaprig_sim::Point;
+
+use super::{
+    hardware::{Hardware, Receive, port},
+    invariants::CUT,
+    program::{Program, Request},
+    run::{Member, Run},
+};
+
+/// Phases begin at each process within so long: one of these.
+const SPREADS_NS: [u64; 3] = [10, 1_000, 10_000];
+/// A process that drains looks again after this long, and longer each time, up to the other.
+const LOOK_NS: u64 = 2_000;
+const LOOK_MOST_NS: u64 = 200_000;
+/// What is unreliable is waited for this long.
+const UNRELIABLE_NS: u64 = 3_000_000;
+/// A drain takes no longer.
+const PATIENCE_NS: u64 = 1_000_000_000;
+
+/// Where a round is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Quiesce,
+    Drain,
+    Save,
+    Resume,
+    Rebuild,
+    Exchange,
+    Refill,
+    Go,
+}
+
+impl Phase {
+    fn point(self) -> &'static Point {
+        match self {
+            Self::Quiesce => &faults::QUIESCE,
+            Self::Drain => &faults::DRAIN,
+            Self::Save => &faults::SAVE,
+            Self::Resume | Self::Go => &faults::RESUME,
+            Self::Rebuild => &faults::REBUILD,
+            Self::Exchange => &faults::EXCHANGE,
+            Self::Refill => &faults::REFILL,
+        }
+    }
+}
+
+/// A process in a checkpoint.
+#[derive(Clone, Debug)]
+struct Saved {
+    process: Process<Request, Receive>,
+    program: Program,
+    memory: Vec<u8>,
+}
+
+struct Round {
+    phase: Phase,
+    passed: BTreeSet<usize>,
+    since_ns: u64,
+    said: Vec<Said>,
+    drains: Vec<Option<Drain>>,
+    saved: Vec<Option<Saved>>,
+    published: Vec<Published>,
+}
+
+/// The job.
+pub struct Job {
+    /// Checkpoints are ordered when so many events have happened; the next is the last here.
+    orders: Vec<u64>,
+    round: Option<Round>,
+    checkpoint: Option<Vec<Saved>>,
+    lives: u32,
+    /// Why checkpoints were not taken.
+    pub refusals: Vec<String>,
+    /// Nothing goes wrong any more: what is still ordered is taken now, and restarted.
+    pub is_last: bool,
+}
+
+impl Job {
+    pub fn new(mut orders: Vec<u64>) -> Self {
+        orders.sort_unstable_by(|a, b| b.cmp(a));
+        Self {
+            orders,
+            round: None,
+            checkpoint: None,
+            lives: 0,
+            refusals: Vec::new(),
+            is_last: false,
+        }
+    }
+
+    pub fn is_first_life(&self) -> bool {
+        self.lives == 0
+    }
+
+    /// Whether a round does not end.
+    pub fn waits(&self) -> Option<String> {
+        let round = self.round.as_ref()?;
+        Some(format!("{:?}: passed by {:?}", round.phase, round.passed))
+    }
+
+    pub fn describe(&self) -> String {
+        format!(
+            "life {}, {:?}, {:?}",
+            self.lives,
+            self.waits(),
+            self.refusals
+        )
+    }
+}
+
+impl Run {
+    /// Looks after the job, after each event.
+    pub fn tend(&mut self) {
+        let world = &self.fabric.world;
+        if !self
+            .members
+            .iter()
+            .all(|one| world.lives(one.hardware.slot()))
+        {
+            return self.restart();
+        }
+        let events = world.events();
+        let is_due = |at: &u64| *at <= events || self.job.is_last;
+        if self.job.round.is_none() && self.job.orders.last().is_some_and(is_due) {
+            self.job.orders.pop();
+            self.begin(Phase::Quiesce);
+        }
+    }
+
+    fn begin(&mut self, phase: Phase) {
+        let count = self.members.len();
+        let now = self.fabric.world.now();
+        let is_new = matches!(phase, Phase::Quiesce | Phase::Rebuild);
+        if is_new {
+            self.job.round = Some(Round {
+                phase,
+                passed: BTreeSet::new(),
+                since_ns: now,
+                said: Vec::new(),
+                drains: vec![None; count],
+                saved: vec![None; count],
+                published: Vec::new(),
+            });
+        } else if let Some(round) = &mut self.job.round {
+            round.phase = phase;
+            round.passed.clear();
+            round.since_ns = now;
+        }
+        let spread_ns = self.random.pick(&SPREADS_NS).copied().unwrap_or(1);
+        for member in 0..count {
+            let after = self.random.below(spread_ns);
+            self.phase_later(member, after);
+        }
+    }
+
+    fn phase_later(&self, member: usize, after_ns: u64) {
+        let world = &self.fabric.world;
+        let slot = self.members[member].hardware.slot();
+        let at = world.now().saturating_add(after_ns);
+        world.task(slot, at, self.phase_task(), "a phase");
+    }
+
+    /// A process does its part of a phase; or later, or never, if a fault has it so.
+    pub fn phase_turn(&mut self, member: usize) {
+        let Some(phase) = self.job.round.as_ref().map(|round| round.phase) else {
+            return;
+        };
+        let slot = self.members[member].hardware.slot();
+        let is_over = |round: &Round| round.passed.contains(&member);
+        if self.job.round.as_ref().is_some_and(is_over) {
+            return;
+        }
+        match self.fabric.world.process_at(slot, phase.point()) {
+            None => return,
+            Some(0) => {}
+            Some(late_ns) => return self.phase_later(member, late_ns),
+        }
+        let passed = match phase {
+            Phase::Quiesce => self.quiesce(member),
+            Phase::Drain => match self.drain(member) {
+                Ok(true) => true,
+                Ok(false) => {
+                    let after = self.look_after();
+                    return self.phase_later(member, after);
+                }
+                Err(why) => {
+                    self.job.refusals.push(why);
+                    return self.begin(Phase::Resume);
+                }
+            },
+            Phase::Save => self.save(member),
+            Phase::Resume => self.resume(member),
+            Phase::Rebuild => self.rebuild(member),
+            Phase::Exchange => self.exchange(member),
+            Phase::Refill => self.refill(member),
+            Phase::Go => self.go(member),
+        };
+        if passed {
+            self.passed(member);
+        }
+    }
+
+    fn passed(&mut self, member: usize) {
+        let count = self.members.len();
+        let Some(round) = &mut self.job.round else {
+            return;
+        };
+        round.passed.insert(member);
+        if round.passed.len() < count {
+            return;
+        }
+        match round.phase {
+            Phase::Quiesce => self.begin(Phase::Drain),
+            Phase::Drain => self.begin(Phase::Save),
+            Phase::Save => {
+                self.commit();
+                match self.random.one_in(2) || self.job.is_last {
+                    true => self.restart(),
+                    false => self.begin(Phase::Resume),
+                }
+            }
+            Phase::Rebuild => {
+                let published = std::mem::take(&mut round.published);
+                self.names = Names::new(published, self.canary);
+                self.begin(Phase::Exchange);
+            }
+            Phase::Exchange => self.begin(Phase::Refill),
+            Phase::Refill => self.begin(Phase::Go),
+            Phase::Resume | Phase::Go => self.job.round = None,
+        }
+    }
+
+    fn quiesce(&mut self, member: usize) -> bool {
+        let one = &mut self.members[member];
+        one.is_closed = true;
+        if let Some(round) = &mut self.job.round {
+            round.said.extend(said(&one.process));
+        }
+        true
+    }
+
+    fn look_after(&mut self) -> u64 {
+        let since_ns = self.job.round.as_ref().map_or(0, |round| round.since_ns);
+        let waited_ns = self.fabric.world.now().saturating_sub(since_ns);
+        let least = LOOK_NS.max(waited_ns / 8).min(LOOK_MOST_NS);
+        least + self.random.below(LOOK_NS)
+    }
+
+    fn drain(&mut self, member: usize) -> Result<bool, String> {
+        let now = self.fabric.world.now();
+        let Some(mut round) = self.job.round.take() else {
+            return Ok(false);
+        };
+        let mut failed = Vec::new();
+        let done = self.drain_of(member, &mut round, &mut failed);
+        for drain in round.drains.iter_mut().flatten() {
+            for one in &failed {
+                drain.failed(*one);
+            }
+        }
+        let since_ns = round.since_ns;
+        let mut done = done.map_err(|refusal| refusal.to_string());
+        if done == Ok(false)
+            && now > since_ns + UNRELIABLE_NS
+            && let Some(drain) = &round.drains[member]
+            && drain.give_up(&mut self.members[member].process)
+        {
+            done = Ok(true);
+        }
+        self.job.round = Some(round);
+        if done == Ok(false) && now > since_ns + PATIENCE_NS {
+            let drain = self
+                .job
+                .round
+                .as_ref()
+                .and_then(|round| round.drains[member].as_ref());
+            let missing = drain.and_then(|drain| drain.missing(&self.members[member].process));
+            return Err(missing.map_or_else(String::new, |refusal| refusal.to_string()));
+        }
+        done
+    }
+
+    fn drain_of(
+        &mut self,
+        member: usize,
+        round: &mut Round,
+        failed: &mut Vec<snaprig_ckpt_ib::drain::Failed>,
+    ) -> Result<bool, snaprig_ckpt_ib::drain::Refusal> {
+        let (process, mut driver) = self.split(member);
+        let slot = &mut round.drains[member];
+        let drain = match slot {
+            Some(drain) => drain,
+            None => {
+                let drain = Drain::new(process, &round.said)?;
+                slot.insert(drain)
+            }
+        };
+        drain.step(process, &mut driver, failed)
+    }
+
+    fn save(&mut self, member: usize) -> bool {
+        let used = self.layout.used[member] as usize;
+        let one = &mut self.members[member];
+        let Some(round) = &mut self.job.round else {
+            return false;
+        };
+        if let Some(drain) = &round.drains[member] {
+            drain.finish(&mut one.process);
+        }
+        let saved = Saved {
+            process: one.process.clone(),
+            program: one.program.clone(),
+            memory: self.fabric.world.get(one.hardware.slot(), 0, used),
+        };
+        round.saved[member] = Some(saved);
+        true
+    }
+
+    fn commit(&mut self) {
+        let Some(round) = &mut self.job.round else {
+            return;
+        };
+        let saved: Vec<_> = round.saved.drain(..).flatten().collect();
+        if let Some(what) = is_inconsistent(&saved) {
+            self.violations.push((CUT, what));
+        }
+        self.job.checkpoint = Some(saved);
+    }
+
+    fn resume(&mut self, member: usize) -> bool {
+        self.open(member);
+        self.serve_all(member);
+        true
+    }
+
+    /// The program is let in again.
+    fn open(&mut self, member: usize) {
+        let one = &mut self.members[member];
+        one.is_closed = false;
+        let slot = one.hardware.slot();
+        for task in std::mem::take(&mut one.deferred) {
+            self.fabric.world.task_soon(slot, task, "it goes on");
+        }
+    }
+
+    fn serve_all(&mut self, member: usize) {
+        let places = self.members[member].process.qps.len() as u32;
+        for place in 0..places {
+            self.serve(member, Queue::Receives(place));
+        }
+        self.serve(member, Queue::Shared(0));
+    }
+
+    /// All is killed, and restarted from the last complete checkpoint; without one, from the beginning.
+    fn restart(&mut self) {
+        let world = &self.fabric.world;
+        for one in &self.members {
+            if world.lives(one.hardware.slot()) {
+                world.kill(one.hardware.slot());
+            }
+        }
+        self.fabric.forget();
+        self.job.lives += 1;
+        self.job.round = None;
+        let Some(checkpoint) = self.job.checkpoint.clone() else {
+            return self.launch();
+        };
+        let count = checkpoint.len();
+        let shift = self.random.below(self.hcas.into()) as u32;
+        let mut order: Vec<usize> = (0..count).collect();
+        for place in (1..count).rev() {
+            order.swap(place, self.random.below(place as u64 + 1) as usize);
+        }
+        let mut slots = vec![0; count];
+        for member in order {
+            slots[member] = self.fabric.world.join();
+        }
+        self.members.clear();
+        for (member, saved) in checkpoint.into_iter().enumerate() {
+            let hca = (member as u32 + shift) % self.hcas;
+            let key = self.first_key();
+            let hardware = Hardware::new(&self.fabric, member, slots[member], hca, key);
+            self.fabric.world.put(slots[member], 0, &saved.memory);
+            let mut one = Member::new(saved.process, saved.program, hardware);
+            one.is_closed = true;
+            self.members.push(one);
+        }
+        self.begin(Phase::Rebuild);
+    }
+
+    fn rebuild(&mut self, member: usize) -> bool {
+        let domain = Domain(member as u64);
+        let mut published = Published::default();
+        let one = &mut self.members[member];
+        for end in &one.program.ends {
+            let transport = self.layout.transport(end.which);
+            let is_shared = self.layout.connection(end.which).shared;
+            let real = one.hardware.create(&self.fabric, transport, is_shared);
+            one.hardware.call(&self.fabric, end.qp, end.name);
+            published.queue_pairs.push((end.name, real, domain));
+        }
+        for (region, key) in one.program.keys.iter().enumerate() {
+            let real = one.hardware.register(&self.fabric, region);
+            published.keys.push((domain, *key, real));
+        }
+        for pair in one.process.qps.iter_mut().flatten() {
+            pair.receives.unlend_all();
+        }
+        for receives in one.process.shared.iter_mut().flatten() {
+            receives.unlend_all();
+        }
+        let real_port = port(one.hardware.node.hca);
+        let ends = one.program.ends.iter();
+        let ports: BTreeSet<u64> = ends.map(|end| end.name.port).collect();
+        published.ports = ports
+            .into_iter()
+            .map(|guid| Port {
+                guid,
+                lid: guid as u16,
+                real_guid: real_port,
+                real_lid: real_port as u16,
+            })
+            .collect();
+        if let Some(round) = &mut self.job.round {
+            round.published.push(published);
+        }
+        true
+    }
+
+    fn exchange(&mut self, member: usize) -> bool {
+        self.post_again(member, Queue::Shared(0));
+        for end in self.members[member].program.ends.clone() {
+            let peer = self.end(end.which.peer()).name;
+            self.driver(member)
+                .raise(end.qp, end.which, peer, State::Init);
+            self.post_again(member, Queue::Receives(end.qp));
+            self.driver(member)
+                .raise(end.qp, end.which, peer, State::Rts);
+            let stage = self.members[member].process.qp(end.qp);
+            if stage.is_some_and(|pair| pair.stage == Stage::Failed) {
+                let (_, of_hca) = self.members[member].hardware.ends[end.qp as usize];
+                let done = self.fabric.world.state(&of_hca, State::Error);
+                assert!(done.is_ok(), "{done:?}");
+            }
+        }
+        true
+    }
+
+    /// Receives that no message has taken.
+    fn post_again(&mut self, member: usize, queue: Queue) {
+        let (process, mut driver) = self.split(member);
+        if matches!(queue, Queue::Shared(_)) && driver.me.shared.is_none() {
+            return;
+        }
+        let Some(receives) = process.receives(queue) else {
+            return;
+        };
+        for (number, at) in receives.outstanding() {
+            let cookie = Cookie {
+                queue,
+                own: false,
+                number,
+            };
+            driver.receive(at, cookie).expect("there is room");
+        }
+    }
+
+    /// Requests that nobody carried out.
+    fn refill(&mut self, member: usize) -> bool {
+        let (process, driver) = self.split(member);
+        for (place, pair) in process.each_qp() {
+            for (number, posted) in pair.sends.outstanding() {
+                let cookie = Cookie {
+                    queue: Queue::Sends(place),
+                    own: posted.wr_id.is_none(),
+                    number,
+                };
+                let done = driver.send(place, &posted.request, posted.signaled, cookie);
+                assert!(matches!(done, None | Some(Ok(()))), "{done:?}");
+            }
+        }
+        self.serve_all(member);
+        true
+    }
+
+    fn go(&mut self, member: usize) -> bool {
+        self.open(member);
+        self.schedule(member);
+        true
+    }
+}
+
+/// Where what is saved has a message under way, if it has.
+fn is_inconsistent(saved: &[Saved]) -> Option<String> {
+    let all = || saved.iter().flat_map(|one| one.process.each_qp());
+    let taken = |by: Name, from: Name| {
+        let (_, pair) = all().find(|(_, pair)| pair.name == by)?;
+        (pair.stage == Stage::Sends).then(|| pair.taken.get(&from).copied().unwrap_or(0))
+    };
+    let mut reliable =
+        all().filter(|(_, pair)| pair.service == Service::Reliable && pair.stage == Stage::Sends);
+    reliable.find_map(|(_, pair)| {
+        let peer = pair.peer?;
+        let sent = pair.sent.get(&peer).copied().unwrap_or(0);
+        let taken = taken(peer, pair.name)?;
+        (taken != sent || !pair.sends.is_empty())
+            .then(|| format!("{}: {sent} sent, {taken} have come", pair.name))
+    })
+}

@@ -1,0 +1,14 @@
+//! Bugs that the machines can be told to have, to see that campaigns find them.
+
+/// A planted bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Canary {
+    /// Completion queues are emptied once, and nobody waits for what is under way.
+    DrainsOnce,
+    /// A request whose completion nobody asked for is taken to be done when it is posted.
+    ForgetsUnsignaled,
+    /// A remote key is translated as if it were one job-wide name.
+    KeyWithoutDomain,
+    /// A name that is given after a restart may be one that is given already.
+    NameGivenTwice,
+}

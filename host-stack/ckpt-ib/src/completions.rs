@@ -1,0 +1,64 @@
+//! A completion queue as the program sees it (principles 3 and 4): completions that were put by come first, then those of
+//! the queue below.
+
+use std::collections::VecDeque;
+
+/// A work completion, with the fields and numbers of `struct ibv_wc` (ibv_poll_cq(3)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // ibv_poll_cq(3) documents them
+pub struct Completion {
+    pub wr_id: u64,
+    pub status: u32,
+    pub opcode: u32,
+    pub vendor_error: u32,
+    pub length: u32,
+    pub immediate: u32,
+    pub qp: u32,
+    pub source_qp: u32,
+    pub flags: u32,
+    pub pkey_index: u16,
+    pub source_lid: u16,
+    pub service_level: u8,
+    pub path_bits: u8,
+    /// Nanoseconds; 0 if its queue does not say.
+    pub time_ns: u64,
+}
+
+/// A request succeeded.
+pub const SUCCESS: u32 = 0;
+/// A request was flushed: its queue pair had failed before.
+pub const FLUSHED: u32 = 5;
+
+/// Completions of a queue that were put by.
+#[derive(Clone, Debug, Default)]
+pub struct Completions {
+    put_by: VecDeque<Completion>,
+}
+
+impl Completions {
+    /// One is put by, with virtual names.
+    pub fn put_by(&mut self, completion: Completion) {
+        self.put_by.push_back(completion);
+    }
+
+    /// The program takes the next one that was put by. If there is none, the queue below is asked.
+    #[inline]
+    pub fn take(&mut self) -> Option<Completion> {
+        self.put_by.pop_front()
+    }
+
+    /// How many were put by.
+    pub fn len(&self) -> usize {
+        self.put_by.len()
+    }
+
+    /// Whether none was.
+    pub fn is_empty(&self) -> bool {
+        self.put_by.is_empty()
+    }
+
+    /// Those of a queue pair that was reset or destroyed are about requests that are no more.
+    pub fn forget(&mut self, qp: u32) {
+        self.put_by.retain(|completion| completion.qp != qp);
+    }
+}

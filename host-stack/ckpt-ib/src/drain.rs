@@ -1,0 +1,440 @@
+//! From quiesce to save (principles 3 and 5): until nothing is under way, and everybody knows it.
+//!
+//! ```text
+//!   sender                       board                      receiver
+//!   has quiesced:  "7 messages to you, the longest of those    has had 4, and 2 receives are below:
+//!                   without a completion of 64 KiB"  ------->  when those are taken, lends 1 of 64 KiB
+//!   its last requests asked for no completion:                 puts completions by until 7 have come
+//!   posts a mark behind them
+//!   puts completions by until the mark's
+//!        '------------------- phase ends for all -----------------'
+//!   forgets the messages that only their receiver told of
+//!
+//!   states:  working --all have come, all marks too--> drained
+//!               '------ patience is over, or a peer is not of this job --> refused, with its name
+//! ```
+//!
+//! What must stay true: at the end nothing can be posted again that was carried out at the peer. Where a queue pair has
+//! failed at either end, that is for the program to sort out, as ever: its requests have failed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{
+    Canary, Completion, Name, Process,
+    completions::SUCCESS,
+    cookie::{Cookie, Queue},
+    process::{Came, Whose},
+    queue_pair::{QueuePair, Service, Stage},
+    receives::Arrived,
+    sends::{Kind, Posted},
+};
+
+/// What a process that has quiesced says of a queue pair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Said {
+    /// Which one.
+    pub name: Name,
+    /// Messages can come to it.
+    pub receives: bool,
+    /// It sends, or has sent, to these.
+    pub to: Vec<Outgoing>,
+}
+
+/// Messages of one queue pair to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outgoing {
+    /// The receiver.
+    pub to: Name,
+    /// How many were ever posted since the connection was made.
+    pub messages: u64,
+    /// The longest of those that are not known to have come, in bytes.
+    pub longest: u64,
+}
+
+/// Why a process cannot be drained.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// A connection leaves the job.
+    #[error(
+        "{0} is connected to {1}, which is no process's of this job: launch the other end with --verbs in the same job"
+    )]
+    Stranger(Name, Name),
+    /// Messages do not come.
+    #[error("{0} has had {1} of {2} messages from {3}, and no more come")]
+    Missing(Name, u64, u64, Name),
+    /// Requests do not complete.
+    #[error("{0} has {1} requests to {2} that do not complete")]
+    Stuck(Name, u64, Name),
+    /// The libibverbs below does not do what it must.
+    #[error("{0}: {1}")]
+    Below(Name, String),
+}
+
+/// What is needed of the libibverbs below.
+pub trait Below<S, R> {
+    /// Takes the next completion of a queue, with virtual names but for its wr_id.
+    fn poll(&mut self, cq: u32) -> Option<Came>;
+    /// Posts a request behind all others whose completion tells that they are done: of the same kind as `like`, so that it
+    /// is allowed where that is, but without effect. It asks for a completion.
+    fn mark(&mut self, qp: u32, like: &S, cookie: Cookie) -> Result<S, String>;
+    /// Posts a receive of so many bytes.
+    fn lend(&mut self, queue: Queue, bytes: u64, cookie: Cookie) -> Result<(), String>;
+    /// What came in it; it is not needed any more.
+    fn lent(&mut self, cookie: Cookie, completion: &Completion) -> Vec<u8>;
+    /// Puts into a receive of the program what came in one that was lent.
+    fn fill(&mut self, receive: &R, data: &[u8]);
+    /// Posts a receive of the program.
+    fn receive(&mut self, receive: &R, cookie: Cookie) -> Result<(), String>;
+}
+
+/// A queue pair has failed while others drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// Which one.
+    pub name: Name,
+    /// How many of its messages have come for certain.
+    pub delivered: u64,
+}
+
+/// A drain.
+#[derive(Clone, Debug)]
+pub struct Drain {
+    /// What was sent to queue pairs of this process.
+    incoming: BTreeMap<(Name, Name), Outgoing>,
+    /// Queue pairs of the job that messages can come to.
+    receiving: BTreeSet<Name>,
+    /// Queue pairs of the job.
+    known: BTreeSet<Name>,
+    marked: BTreeSet<u32>,
+    looked: bool,
+}
+
+/// What a process says once its program cannot post any more.
+pub fn said<S, R>(process: &Process<S, R>) -> Vec<Said> {
+    let all = process.each_qp().map(|(_, qp)| {
+        let longest = qp.sends.outstanding().map(|(_, posted)| posted.length);
+        let longest = longest.max().unwrap_or(0);
+        let to = qp.sent.iter().map(|(to, messages)| Outgoing {
+            to: *to,
+            messages: qp.delivered.unwrap_or(*messages),
+            longest,
+        });
+        Said {
+            name: qp.name,
+            receives: qp.receives_messages(),
+            to: to.collect(),
+        }
+    });
+    all.collect()
+}
+
+impl Drain {
+    /// Begins, when all have quiesced: `all` is what all processes have said.
+    pub fn new<S, R>(process: &Process<S, R>, all: &[Said]) -> Result<Self, Refusal> {
+        let own: BTreeSet<_> = process.each_qp().map(|(_, qp)| qp.name).collect();
+        let mut drain = Self {
+            incoming: BTreeMap::new(),
+            receiving: BTreeSet::new(),
+            known: all.iter().map(|said| said.name).collect(),
+            marked: BTreeSet::new(),
+            looked: false,
+        };
+        for said in all {
+            if said.receives {
+                drain.receiving.insert(said.name);
+            }
+            let to_me = said.to.iter().filter(|to| own.contains(&to.to));
+            drain
+                .incoming
+                .extend(to_me.map(|outgoing| ((outgoing.to, said.name), *outgoing)));
+        }
+        for (_, qp) in process.each_qp() {
+            if let (Some(peer), true) = (qp.peer, qp.receives_messages())
+                && !drain.known.contains(&peer)
+            {
+                return Err(Refusal::Stranger(qp.name, peer));
+            }
+        }
+        Ok(drain)
+    }
+
+    /// A queue pair has failed meanwhile, at its own process or another: nobody waits for more of it.
+    pub fn failed(&mut self, failed: Failed) {
+        self.receiving.remove(&failed.name);
+        for ((_, from), outgoing) in &mut self.incoming {
+            if *from == failed.name {
+                outgoing.messages = outgoing.messages.min(failed.delivered);
+            }
+        }
+    }
+
+    /// Lends receives to messages that would wait for ever: where all of the program's are taken, and messages are still to
+    /// come. So none of them is left over, unless its message fails.
+    fn lend<S, R>(
+        &self,
+        process: &mut Process<S, R>,
+        below: &mut impl Below<S, R>,
+    ) -> Result<(), Refusal> {
+        // Of each receive queue: messages that are to come, the longest, and one whose it is.
+        let mut due: BTreeMap<Queue, (u64, u64, Name)> = BTreeMap::new();
+        for (place, qp) in process.each_qp() {
+            // What is unreliable waits for no receive.
+            if qp.service != Service::Reliable || !qp.receives_messages() {
+                continue;
+            }
+            let queue = qp.shared.map_or(Queue::Receives(place), Queue::Shared);
+            let (mut messages, mut longest) = (0, 0);
+            for (from, outgoing) in self.to(qp.name) {
+                messages += outgoing.messages.saturating_sub(qp.accounted(from));
+                longest = longest.max(outgoing.longest);
+            }
+            let sum = due.entry(queue).or_insert((0, 0, qp.name));
+            *sum = (sum.0 + messages, sum.1.max(longest), sum.2);
+        }
+        for (queue, (messages, longest, name)) in due {
+            let Some(receives) = process.receives(queue) else {
+                continue;
+            };
+            if receives.below() > 0 {
+                continue;
+            }
+            for _ in 0..messages {
+                let cookie = Cookie {
+                    queue,
+                    own: true,
+                    number: receives.lend(),
+                };
+                if let Err(why) = below.lend(queue, longest, cookie) {
+                    receives.unlend();
+                    return Err(Refusal::Below(name, why));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What was sent to a queue pair, by sender.
+    fn to(&self, name: Name) -> impl Iterator<Item = (Name, &Outgoing)> {
+        let all = self.incoming.iter();
+        all.filter_map(move |((to, from), outgoing)| (*to == name).then_some((*from, outgoing)))
+    }
+
+    /// Looks once more; whether all has come. Those that failed are new in `failed`: the others are to be told.
+    pub fn step<S, R>(
+        &mut self,
+        process: &mut Process<S, R>,
+        below: &mut impl Below<S, R>,
+        failed: &mut Vec<Failed>,
+    ) -> Result<bool, Refusal> {
+        self.put_by(process, below, failed);
+        if process.canary == Some(Canary::DrainsOnce) {
+            self.looked = true;
+        }
+        self.lend(process, below)?;
+        self.mark(process, below)?;
+        Ok(self.looked || self.missing(process).is_none())
+    }
+
+    fn put_by<S, R>(
+        &mut self,
+        process: &mut Process<S, R>,
+        below: &mut impl Below<S, R>,
+        failed: &mut Vec<Failed>,
+    ) {
+        for cq in 0..process.cqs.len() as u32 {
+            if process.cq(cq).is_none() {
+                continue;
+            }
+            while let Some(came) = below.poll(cq) {
+                let before = process.qp(came.qp).map(|qp| qp.stage);
+                settle(process, below, cq, came);
+                let Some(qp) = process.qp(came.qp) else {
+                    continue;
+                };
+                if before != Some(Stage::Failed) && qp.stage == Stage::Failed {
+                    let new = Failed {
+                        name: qp.name,
+                        delivered: qp.delivered.unwrap_or(0),
+                    };
+                    self.failed(new);
+                    failed.push(new);
+                }
+            }
+        }
+    }
+
+    fn mark<S, R>(
+        &mut self,
+        process: &mut Process<S, R>,
+        below: &mut impl Below<S, R>,
+    ) -> Result<(), Refusal> {
+        let forgets = process.canary == Some(Canary::ForgetsUnsignaled);
+        for (place, qp) in (0..).zip(&mut process.qps) {
+            let Some(qp) = qp.as_mut().filter(|qp| qp.stage == Stage::Sends) else {
+                continue;
+            };
+            let is_heard = qp.peer.is_some_and(|peer| self.receiving.contains(&peer));
+            if qp.service != Service::Reliable
+                || !is_heard
+                || forgets
+                || qp.sends.awaits_completion()
+                || self.marked.contains(&place)
+            {
+                continue;
+            }
+            let Some(like) = qp.sends.to_mark() else {
+                continue;
+            };
+            let number = qp
+                .sends
+                .outstanding()
+                .last()
+                .map_or(0, |(last, _)| last + 1);
+            let cookie = Cookie {
+                queue: Queue::Sends(place),
+                own: true,
+                number,
+            };
+            let mark = below.mark(place, &like.request, cookie);
+            let request = mark.map_err(|why| Refusal::Below(qp.name, why))?;
+            self.marked.insert(place);
+            qp.sends.post(Posted {
+                wr_id: None,
+                kind: Kind::Local,
+                signaled: true,
+                length: 0,
+                request,
+            });
+        }
+        Ok(())
+    }
+
+    /// What is still missing, if anything is.
+    pub fn missing<S, R>(&self, process: &Process<S, R>) -> Option<Refusal> {
+        let forgets = process.canary == Some(Canary::ForgetsUnsignaled);
+        process.each_qp().find_map(|(_, qp)| {
+            self.missing_incoming(qp)
+                .or_else(|| self.missing_outgoing(qp, forgets))
+        })
+    }
+
+    fn missing_incoming<S, R>(&self, qp: &QueuePair<S, R>) -> Option<Refusal> {
+        if !qp.receives_messages() {
+            return None;
+        }
+        self.to(qp.name).find_map(|(from, outgoing)| {
+            let (had, of) = (qp.accounted(from), outgoing.messages);
+            (had < of).then_some(Refusal::Missing(qp.name, had, of, from))
+        })
+    }
+
+    fn missing_outgoing<S, R>(&self, qp: &QueuePair<S, R>, forgets: bool) -> Option<Refusal> {
+        if qp.stage != Stage::Sends {
+            return None;
+        }
+        let peer = qp.peer.unwrap_or(qp.name);
+        let is_heard = qp.service != Service::Reliable || self.receiving.contains(&peer);
+        let is_stuck = qp.sends.awaits_completion()
+            || qp.service == Service::Reliable && !forgets && qp.sends.to_mark().is_some();
+        let count = qp.sends.outstanding().count() as u64;
+        (is_heard && is_stuck).then_some(Refusal::Stuck(qp.name, count, peer))
+    }
+
+    /// What is unreliable was waited for long enough: what has not come is lost. Whether that was all.
+    pub fn give_up<S, R>(&self, process: &mut Process<S, R>) -> bool {
+        for qp in process.qps.iter_mut().flatten() {
+            if qp.service == Service::Reliable || !qp.receives_messages() {
+                continue;
+            }
+            for (from, outgoing) in self.to(qp.name) {
+                let lost = outgoing.messages.saturating_sub(qp.accounted(from));
+                *qp.lost.entry(from).or_default() += lost;
+            }
+        }
+        self.missing(process).is_none()
+    }
+
+    /// All have drained: what nobody else told of is done, too. What is left in the logs is to be posted again.
+    pub fn finish<S, R>(&self, process: &mut Process<S, R>) {
+        let forgets = process.canary == Some(Canary::ForgetsUnsignaled);
+        for qp in process.qps.iter_mut().flatten() {
+            let is_heard = qp.peer.is_some_and(|peer| self.receiving.contains(&peer));
+            let is_done = match qp.service {
+                Service::Reliable => is_heard || forgets,
+                Service::Unreliable | Service::Datagram => true,
+            };
+            if qp.stage == Stage::Sends && is_done {
+                qp.sends.clear();
+            }
+        }
+    }
+}
+
+/// A completion that came while the program is kept out: it is put by, or is of what was lent.
+///
+/// Also later, when the program polls, for what was lent and taken late.
+pub fn settle<S, R>(
+    process: &mut Process<S, R>,
+    below: &mut impl Below<S, R>,
+    cq: u32,
+    came: Came,
+) {
+    match process.completed(came) {
+        Whose::Program(completion) => {
+            if let Some(queue) = process.cq(cq) {
+                queue.put_by(completion);
+            }
+        }
+        Whose::Lent(queue, number, completion) if completion.status == SUCCESS => {
+            let cookie = Cookie {
+                queue,
+                own: true,
+                number,
+            };
+            let data = below.lent(cookie, &completion);
+            if let Some(receives) = process.receives(queue) {
+                receives.arrive(Arrived {
+                    completion,
+                    cq,
+                    data,
+                });
+            }
+        }
+        Whose::Lent(..) | Whose::Nobody => {}
+    }
+}
+
+/// Serves receives of the program that wait with what came in lent ones, and posts those that need not wait any more.
+pub fn serve<S, R>(
+    process: &mut Process<S, R>,
+    below: &mut impl Below<S, R>,
+    queue: Queue,
+) -> Result<(), String> {
+    while let Some((arrived, wr_id, request)) = process
+        .receives(queue)
+        .and_then(|receives| receives.serve())
+    {
+        below.fill(&request, &arrived.data);
+        if let Some(cq) = process.cq(arrived.cq) {
+            cq.put_by(Completion {
+                wr_id,
+                ..arrived.completion
+            });
+        }
+    }
+    let Some(receives) = process.receives(queue) else {
+        return Ok(());
+    };
+    while let Some((number, request)) = receives.release() {
+        let cookie = Cookie {
+            queue,
+            own: false,
+            number,
+        };
+        below.receive(request, cookie)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! Virtual names and real ones (section 3.2): what the program calls things, and what the libibverbs below calls them now.
+//!
+//! A name is what the thing was called below when it was made. So until the first restart both are the same, and what is in
+//! no table is called what it is called. After a restart, what is made new may be called below as something older is called
+//! above: then it is made again, until its name is free ([`Names::is_given`]). So nobody has to ask anybody about a name
+//! outside of a checkpoint's phases.
+//!
+//! Keys of memory are names within a protection domain of a process alone (3.2.2); numbers of queue pairs are names at a
+//! port.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Canary;
+
+/// A queue pair as all of a job call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Name {
+    /// The port that the program believes it is at: its GUID.
+    pub port: u64,
+    /// Its number there.
+    pub number: u32,
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "queue pair {:#x} at port {:#x}", self.number, self.port)
+    }
+}
+
+/// A protection domain of a process; no two of a job have one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Domain(pub u64);
+
+/// What a process tells the others when it has made everything again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Published {
+    /// Ports: GUID that the program knows, LID, GUID, and LID now.
+    pub ports: Vec<Port>,
+    /// Queue pairs, where they are now, and their domains.
+    pub queue_pairs: Vec<(Name, Name, Domain)>,
+    /// Keys of memory: domain, what others call it, and what it is called now.
+    pub keys: Vec<(Domain, u32, u32)>,
+}
+
+/// A port that a program uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    /// GUID, as the program knows it.
+    pub guid: u64,
+    /// LID, as the program knows it.
+    pub lid: u16,
+    /// GUID of the port that is used for it now.
+    pub real_guid: u64,
+    /// Its LID.
+    pub real_lid: u16,
+}
+
+/// What all of a job have published.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    ports: BTreeMap<u64, Port>,
+    queue_pairs: BTreeMap<Name, (Name, Domain)>,
+    keys: BTreeMap<(Domain, u32), u32>,
+    given: BTreeSet<(u64, u32)>,
+    canary: Option<Canary>,
+}
+
+impl Names {
+    /// Names of all processes.
+    pub fn new(all: impl IntoIterator<Item = Published>, canary: Option<Canary>) -> Self {
+        let mut names = Self {
+            canary,
+            ..Self::default()
+        };
+        for one in all {
+            names
+                .ports
+                .extend(one.ports.iter().map(|port| (port.guid, *port)));
+            for (name, real, domain) in one.queue_pairs {
+                names.queue_pairs.insert(name, (real, domain));
+                names.given.insert((name.port, name.number));
+            }
+            for (domain, key, real) in one.keys {
+                let domain = names.of(domain);
+                names.keys.insert((domain, key), real);
+            }
+        }
+        names
+    }
+
+    fn of(&self, domain: Domain) -> Domain {
+        match self.canary {
+            Some(Canary::KeyWithoutDomain) => Domain(0),
+            _ => domain,
+        }
+    }
+
+    /// Where a queue pair is now.
+    pub fn queue_pair(&self, name: Name) -> Name {
+        if let Some((real, _)) = self.queue_pairs.get(&name) {
+            return *real;
+        }
+        let port = self.ports.get(&name.port);
+        Name {
+            port: port.map_or(name.port, |port| port.real_guid),
+            ..name
+        }
+    }
+
+    /// What a peer's memory is called now: `peer` is the queue pair that a request goes to, which has a domain.
+    pub fn remote_key(&self, peer: Name, key: u32) -> u32 {
+        let Some((_, domain)) = self.queue_pairs.get(&peer) else {
+            return key;
+        };
+        self.key(*domain, key)
+    }
+
+    /// What memory of a domain is called now.
+    pub fn key(&self, domain: Domain, key: u32) -> u32 {
+        let real = self.keys.get(&(self.of(domain), key));
+        real.copied().unwrap_or(key)
+    }
+
+    /// Whether a number that a new queue pair has below is what another one is called at this port.
+    pub fn is_given(&self, port: u64, number: u32) -> bool {
+        self.canary != Some(Canary::NameGivenTwice) && self.given.contains(&(port, number))
+    }
+
+    /// Whether a key that new memory has below is what other memory of the domain is called.
+    pub fn is_key_given(&self, domain: Domain, key: u32) -> bool {
+        self.canary != Some(Canary::NameGivenTwice)
+            && self.keys.contains_key(&(self.of(domain), key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Name = Name {
+        port: 1,
+        number: 0x11,
+    };
+    const B: Name = Name {
+        port: 2,
+        number: 0x11,
+    };
+
+    fn names() -> Names {
+        let one = |name: Name, real: u32, domain: u64, key: u32| Published {
+            ports: vec![Port {
+                guid: name.port,
+                lid: name.port as u16,
+                real_guid: 9,
+                real_lid: 90,
+            }],
+            queue_pairs: vec![(
+                name,
+                Name {
+                    port: 9,
+                    number: real,
+                },
+                Domain(domain),
+            )],
+            keys: vec![(Domain(domain), 5, key)],
+        };
+        Names::new([one(A, 0x21, 1, 50), one(B, 0x22, 2, 60)], None)
+    }
+
+    #[test]
+    fn one_key_is_two_in_two_domains() {
+        let names = names();
+        assert_eq!((names.remote_key(A, 5), names.remote_key(B, 5)), (50, 60));
+        assert_eq!(names.remote_key(A, 6), 6, "made after the restart");
+    }
+
+    #[test]
+    fn what_moved_to_one_port_is_told_apart() {
+        let names = names();
+        let (a, b) = (names.queue_pair(A), names.queue_pair(B));
+        assert_eq!((a.port, a.number, b.port, b.number), (9, 0x21, 9, 0x22));
+        let new = Name { port: 1, number: 3 };
+        assert_eq!(names.queue_pair(new), Name { port: 9, number: 3 });
+    }
+
+    #[test]
+    fn names_that_are_given_are_known() {
+        let names = names();
+        assert!(names.is_given(1, 0x11) && !names.is_given(1, 0x21));
+        assert!(names.is_key_given(Domain(1), 5) && !names.is_key_given(Domain(1), 50));
+    }
+}

@@ -1,0 +1,147 @@
+//! What a process has, and where its completions belong.
+
+use crate::{
+    Canary, Completion, Name,
+    completions::{Completions, FLUSHED, SUCCESS},
+    cookie::{Cookie, Queue},
+    queue_pair::{QueuePair, Service},
+    receives::Receives,
+};
+
+/// A completion as it comes from below, with virtual names but for its wr_id.
+#[derive(Clone, Copy, Debug)]
+pub struct Came {
+    /// The completion; its wr_id is a [`Cookie`].
+    pub completion: Completion,
+    /// The place of its queue pair.
+    pub qp: u32,
+    /// Who sent a datagram, if it is one that came.
+    pub from: Option<Name>,
+}
+
+/// Whose a completion is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The program's.
+    Program(Completion),
+    /// It is of a receive that was lent: a message is in it, or it is gone if it was flushed.
+    Lent(Queue, u64, Completion),
+    /// Nobody's: a mark is done, or its request is no more.
+    Nobody,
+}
+
+/// What a process has, by place. A place is free once its thing is destroyed.
+#[derive(Clone, Debug)]
+pub struct Process<S, R> {
+    /// Queue pairs.
+    pub qps: Vec<Option<QueuePair<S, R>>>,
+    /// Shared receive queues.
+    pub shared: Vec<Option<Receives<R>>>,
+    /// Completion queues.
+    pub cqs: Vec<Option<Completions>>,
+    /// In simulations, a bug on purpose.
+    pub canary: Option<Canary>,
+}
+
+impl<S, R> Default for Process<S, R> {
+    fn default() -> Self {
+        Self {
+            qps: Vec::new(),
+            shared: Vec::new(),
+            cqs: Vec::new(),
+            canary: None,
+        }
+    }
+}
+
+/// Puts a new thing into a table; its place.
+pub fn put<T>(table: &mut Vec<Option<T>>, thing: T) -> u32 {
+    let free = table.iter().position(Option::is_none);
+    let place = free.unwrap_or_else(|| {
+        table.push(None);
+        table.len() - 1
+    });
+    table[place] = Some(thing);
+    place as u32
+}
+
+impl<S, R> Process<S, R> {
+    /// The queue pair at a place.
+    #[inline]
+    pub fn qp(&mut self, place: u32) -> Option<&mut QueuePair<S, R>> {
+        self.qps.get_mut(place as usize)?.as_mut()
+    }
+
+    /// Queue pairs with their places.
+    pub fn each_qp(&self) -> impl Iterator<Item = (u32, &QueuePair<S, R>)> {
+        let placed = (0..).zip(&self.qps);
+        placed.filter_map(|(place, qp)| Some((place, qp.as_ref()?)))
+    }
+
+    /// The log of a receive queue.
+    #[inline]
+    pub fn receives(&mut self, queue: Queue) -> Option<&mut Receives<R>> {
+        match queue {
+            Queue::Sends(_) => None,
+            Queue::Receives(place) => Some(&mut self.qp(place)?.receives),
+            Queue::Shared(place) => self.shared.get_mut(place as usize)?.as_mut(),
+        }
+    }
+
+    /// The completion queue at a place.
+    #[inline]
+    pub fn cq(&mut self, place: u32) -> Option<&mut Completions> {
+        self.cqs.get_mut(place as usize)?.as_mut()
+    }
+
+    /// A completion has come: the log has it, and whose it is.
+    #[inline]
+    pub fn completed(&mut self, came: Came) -> Whose {
+        let Came {
+            completion,
+            qp,
+            from,
+        } = came;
+        let Some(cookie) = Cookie::of(completion.wr_id) else {
+            return Whose::Nobody;
+        };
+        if let Some(pair) = self.qp(qp) {
+            if completion.status != SUCCESS {
+                let is_send = matches!(cookie.queue, Queue::Sends(_));
+                pair.fail(is_send.then_some(cookie.number));
+            } else if !matches!(cookie.queue, Queue::Sends(_)) {
+                let from = match pair.service {
+                    Service::Datagram => from,
+                    Service::Reliable | Service::Unreliable => pair.peer,
+                };
+                if let Some(from) = from {
+                    pair.count_taken(from);
+                }
+            }
+        }
+        let wr_id = match cookie.queue {
+            Queue::Sends(place) => self
+                .qp(place)
+                .and_then(|pair| pair.sends.completed(cookie.number))
+                .and_then(|posted| posted.wr_id),
+            queue if cookie.own => {
+                if completion.status == FLUSHED
+                    && let Some(receives) = self.receives(queue)
+                {
+                    receives.unlend();
+                }
+                return Whose::Lent(queue, cookie.number, completion);
+            }
+            queue => self
+                .receives(queue)
+                .and_then(|receives| receives.completed(cookie.number)),
+        };
+        match wr_id {
+            Some(wr_id) => Whose::Program(Completion {
+                wr_id,
+                ..completion
+            }),
+            None => Whose::Nobody,
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! A queue pair: its two logs, and how many messages it has sent to whom, and had from whom.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    Name,
+    receives::Receives,
+    sends::{Kind, Sends},
+};
+
+/// What a queue pair promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Messages arrive, once, in order; or the queue pair fails.
+    Reliable,
+    /// They may be lost.
+    Unreliable,
+    /// The same, and each goes where its request says.
+    Datagram,
+}
+
+/// How far a queue pair is (ibv_modify_qp(3)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// Reset, or initialised: nothing comes or goes.
+    #[default]
+    Closed,
+    /// Ready to receive.
+    Receives,
+    /// Ready to send, too.
+    Sends,
+    /// Failed.
+    Failed,
+}
+
+/// A queue pair, with virtual names.
+#[derive(Clone, Debug)]
+pub struct QueuePair<S, R> {
+    /// What the job calls it.
+    pub name: Name,
+    /// What it promises.
+    pub service: Service,
+    /// The place of its shared receive queue.
+    pub shared: Option<u32>,
+    /// The other end of a connection.
+    pub peer: Option<Name>,
+    /// How far it is.
+    pub stage: Stage,
+    /// Its send queue.
+    pub sends: Sends<S>,
+    /// Its receive queue, unless that is shared.
+    pub receives: Receives<R>,
+    /// Once it has failed: how many of its messages have come for certain.
+    pub delivered: Option<u64>,
+    /// Messages ever sent since it was reset, by receiver.
+    pub sent: BTreeMap<Name, u64>,
+    /// Messages that ever came since then, by sender.
+    pub taken: BTreeMap<Name, u64>,
+    /// Messages that were waited for in vain in earlier checkpoints, by sender.
+    pub lost: BTreeMap<Name, u64>,
+}
+
+impl<S, R> QueuePair<S, R> {
+    /// One that was just made.
+    pub fn new(name: Name, service: Service, shared: Option<u32>) -> Self {
+        Self {
+            name,
+            service,
+            shared,
+            peer: None,
+            stage: Stage::Closed,
+            delivered: None,
+            sends: Sends::default(),
+            receives: Receives::default(),
+            sent: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            lost: BTreeMap::new(),
+        }
+    }
+
+    /// It is reset: nothing of what was is left.
+    pub fn reset(&mut self) {
+        self.stage = Stage::Closed;
+        self.peer = None;
+        self.delivered = None;
+        self.sends.clear();
+        self.receives.clear();
+        self.sent.clear();
+        self.taken.clear();
+        self.lost.clear();
+    }
+
+    /// Whether messages can come.
+    pub fn receives_messages(&self) -> bool {
+        matches!(self.stage, Stage::Receives | Stage::Sends)
+    }
+
+    /// It has failed, at this request of its send queue, or for another reason.
+    pub fn fail(&mut self, at: Option<u64>) {
+        if self.stage == Stage::Failed {
+            return;
+        }
+        self.stage = Stage::Failed;
+        let undone = self.sends.outstanding().filter(|(number, posted)| {
+            posted.kind == Kind::Message && at.is_none_or(|at| *number >= at)
+        });
+        let undone = undone.count() as u64;
+        let sent: u64 = self.sent.values().sum();
+        self.delivered = Some(sent.saturating_sub(undone));
+    }
+
+    /// A message is posted.
+    #[inline]
+    pub fn count_sent(&mut self, to: Name) {
+        *self.sent.entry(to).or_default() += 1;
+    }
+
+    /// It was not taken below after all.
+    pub fn uncount_sent(&mut self, to: Name) {
+        if let Some(count) = self.sent.get_mut(&to) {
+            *count -= 1;
+        }
+    }
+
+    /// A message has come.
+    #[inline]
+    pub fn count_taken(&mut self, from: Name) {
+        *self.taken.entry(from).or_default() += 1;
+    }
+
+    /// How many messages from there are accounted for: they came, or nobody waits for them any more.
+    pub fn accounted(&self, from: Name) -> u64 {
+        let of = |counts: &BTreeMap<Name, u64>| counts.get(&from).copied().unwrap_or(0);
+        of(&self.taken) + of(&self.lost)
+    }
+}

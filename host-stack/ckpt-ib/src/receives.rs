@@ -1,0 +1,215 @@
+//! The log of a receive queue, one's own or a shared one: receives that no message has taken.
+//!
+//! ```text
+//!   program's receives      below (libibverbs)           messages
+//!   post ----------------->  r1 r2 r3             <----- m1 .. m3
+//!                                 lent l4 l5      <----- m4 m5      in a drain: nobody is to wait for a receive
+//!   post r4: is served with m4, post r5: with m5
+//!   post r6 ------------->   r6                   <----- m6
+//! ```
+//!
+//! What must stay true: messages and receives meet in the order in which each of them came. So as long as a lent receive is
+//! below, or what came in one is not served, the program's receives wait here.
+
+use std::collections::VecDeque;
+
+use crate::Completion;
+
+/// A message that came in a lent receive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its completion; its wr_id means nothing.
+    pub completion: Completion,
+    /// The completion queue that it came to.
+    pub cq: u32,
+    /// Its data, as it would be in the receive.
+    pub data: Vec<u8>,
+}
+
+/// What becomes of a receive that the program posts.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is to be posted below, with this number.
+    Below(u64),
+    /// It waits: others are to be taken first.
+    Held,
+}
+
+/// The log of a receive queue.
+#[derive(Clone, Debug)]
+pub struct Receives<R> {
+    /// Those that are below, and places of those that were taken out of turn.
+    log: VecDeque<Option<(u64, R)>>,
+    first: u64,
+    below: usize,
+    /// Lent ones that are below.
+    lent: u64,
+    lent_ever: u64,
+    arrived: VecDeque<Arrived>,
+    held: VecDeque<(u64, R)>,
+}
+
+impl<R> Default for Receives<R> {
+    fn default() -> Self {
+        Self {
+            log: VecDeque::new(),
+            first: 0,
+            below: 0,
+            lent: 0,
+            lent_ever: 0,
+            arrived: VecDeque::new(),
+            held: VecDeque::new(),
+        }
+    }
+}
+
+impl<R> Receives<R> {
+    /// The program posts a receive.
+    #[inline]
+    pub fn post(&mut self, wr_id: u64, request: R) -> Fate {
+        if self.lent > 0 || !self.arrived.is_empty() || !self.held.is_empty() {
+            self.held.push_back((wr_id, request));
+            return Fate::Held;
+        }
+        Fate::Below(self.log_one(wr_id, request))
+    }
+
+    fn log_one(&mut self, wr_id: u64, request: R) -> u64 {
+        self.log.push_back(Some((wr_id, request)));
+        self.below += 1;
+        self.first + self.log.len() as u64 - 1
+    }
+
+    /// The last one was not taken below after all.
+    pub fn take_back(&mut self) {
+        if self.log.pop_back().flatten().is_some() {
+            self.below -= 1;
+        }
+    }
+
+    /// A message has taken this one; the program's name for it. Shared ones may be taken out of turn.
+    #[inline]
+    pub fn completed(&mut self, number: u64) -> Option<u64> {
+        let index = number.checked_sub(self.first)?;
+        let (wr_id, _) = self.log.get_mut(index as usize)?.take()?;
+        self.below -= 1;
+        while let Some(None) = self.log.front() {
+            self.log.pop_front();
+            self.first += 1;
+        }
+        Some(wr_id)
+    }
+
+    /// One is lent, to be posted below; its number.
+    pub fn lend(&mut self) -> u64 {
+        self.lent += 1;
+        self.lent_ever += 1;
+        self.lent_ever - 1
+    }
+
+    /// A message has come in a lent one.
+    pub fn arrive(&mut self, arrived: Arrived) {
+        self.lent = self.lent.saturating_sub(1);
+        self.arrived.push_back(arrived);
+    }
+
+    /// A lent one was flushed, or is gone with the queue that it was in.
+    pub fn unlend(&mut self) {
+        self.lent = self.lent.saturating_sub(1);
+    }
+
+    /// Lent ones are gone: there is another queue below.
+    pub fn unlend_all(&mut self) {
+        self.lent = 0;
+    }
+
+    /// The next message that came in a lent receive, and the program's receive for it.
+    pub fn serve(&mut self) -> Option<(Arrived, u64, R)> {
+        if self.held.is_empty() {
+            return None;
+        }
+        let arrived = self.arrived.pop_front()?;
+        let (wr_id, request) = self.held.pop_front()?;
+        Some((arrived, wr_id, request))
+    }
+
+    /// The next receive that has waited long enough, to be posted below with this number.
+    pub fn release(&mut self) -> Option<(u64, &R)> {
+        if self.lent > 0 || !self.arrived.is_empty() {
+            return None;
+        }
+        let (wr_id, request) = self.held.pop_front()?;
+        let number = self.log_one(wr_id, request);
+        let (_, request) = self.log.back()?.as_ref()?;
+        Some((number, request))
+    }
+
+    /// All is forgotten, with the queue pair's state.
+    pub fn clear(&mut self) {
+        self.first += self.log.len() as u64;
+        self.log.clear();
+        self.below = 0;
+        self.lent = 0;
+        self.arrived.clear();
+        self.held.clear();
+    }
+
+    /// How many are below, lent ones too.
+    pub fn below(&self) -> u64 {
+        self.below as u64 + self.lent
+    }
+
+    /// Those of the program that are below, with numbers, in order.
+    pub fn outstanding(&self) -> impl Iterator<Item = (u64, &R)> {
+        let numbered = (self.first..).zip(&self.log);
+        numbered.filter_map(|(number, one)| Some((number, &one.as_ref()?.1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrived(mark: u8) -> Arrived {
+        Arrived {
+            completion: Completion::default(),
+            cq: 0,
+            data: vec![mark],
+        }
+    }
+
+    #[test]
+    fn messages_and_receives_meet_in_order() {
+        let mut receives = Receives::default();
+        assert_eq!(receives.post(1, 'a'), Fate::Below(0));
+        receives.lend();
+        receives.lend();
+        assert_eq!(receives.below(), 3);
+        assert_eq!(receives.completed(0), Some(1));
+        assert_eq!(receives.completed(0), None, "once");
+        receives.arrive(arrived(1));
+        assert!(receives.serve().is_none(), "nothing is posted for it");
+        assert_eq!(receives.post(2, 'b'), Fate::Held);
+        assert_eq!(receives.post(3, 'c'), Fate::Held);
+        assert_eq!(receives.serve(), Some((arrived(1), 2, 'b')));
+        assert!(receives.release().is_none(), "a lent one is below");
+        receives.arrive(arrived(2));
+        assert_eq!(receives.serve(), Some((arrived(2), 3, 'c')));
+        assert_eq!(receives.post(4, 'd'), Fate::Below(1));
+    }
+
+    #[test]
+    fn a_lent_receive_that_is_gone_lets_others_pass() {
+        let mut receives = Receives::default();
+        receives.lend();
+        assert_eq!(receives.post(1, 'a'), Fate::Held);
+        receives.unlend();
+        assert_eq!(receives.post(2, 'b'), Fate::Held, "the first goes first");
+        assert_eq!(receives.release(), Some((0, &'a')));
+        assert_eq!(receives.release(), Some((1, &'b')));
+        assert_eq!(receives.post(3, 'c'), Fate::Below(2));
+        assert_eq!(receives.completed(1), Some(2), "out of turn");
+        let left: Vec<_> = receives.outstanding().collect();
+        assert_eq!(left, [(0, &'a'), (2, &'c')]);
+    }
+}
