@@ -63,6 +63,15 @@ fn who_asks_before_a_server_listens_is_heard() {
     not(has_file = "/usr/include/infiniband/verbs.h"),
     ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
 )]
+fn code_of_libc_is_replaced_when_a_device_is_open() {
+    assert_eq!(run_ours("hooks", &[]), "2400 of 2400\n");
+}
+
+#[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
 fn all_hcas_talk_to_all_at_once() {
     let text = run_ours("pairs", &["--hcas", "8", "--model", "AB"]);
     assert_eq!(text, "8 HCAs, 36 pairs\n");

@@ -4,6 +4,10 @@
 //! publishes it with its last word: the mark of this entry of this queue, which was never there
 //! before. The owner alone consumes. A queue that is armed notifies its channel once, after the
 //! entry is published.
+//!
+//! What must stay true: a queue that stays armed has no entry that it is to notify of, whenever that was made. The
+//! specification promises less, only what is made after the arming (InfiniBand Architecture 1, 11.4.2.2), but vendors' HCAs
+//! notify of what waits, too (Linux, ed23a72778f3), and there are programs that poll, arm and then sleep.
 
 use crate::{
     Hca, Host,
@@ -99,12 +103,16 @@ pub struct Completion {
     pub qp: u32,
     /// How far the work queue's slots are free once this is taken; the top bit: a receive queue's.
     pub frees: u32,
+    /// The sender asked for an event.
+    pub solicited: bool,
     /// Time of completion, in nanoseconds; 0 if its queue does not want to know.
     pub time_ns: u64,
 }
 
 /// In `frees`: it is a receive queue's count.
 pub const FREES_RECEIVE: u32 = 1 << 31;
+/// In the word of the flags, above all of them: the sender asked for an event.
+const FLAGS_SOLICITED: u32 = 1 << 15;
 
 #[inline]
 fn pair(low: u32, high: u32) -> u64 {
@@ -121,12 +129,13 @@ impl Completion {
     fn words(&self) -> [u64; ENTRY_WORDS] {
         let ids = u32::from(self.pkey_index) | u32::from(self.source_lid) << 16;
         let small = u32::from(self.service_level) | u32::from(self.path_bits) << 8;
+        let solicited = u32::from(self.solicited) * FLAGS_SOLICITED;
         [
             self.wr_id,
             pair(self.status as u32 | self.opcode << 16, self.vendor_error),
             pair(self.length, self.immediate),
             pair(self.qp_number, self.source_qp),
-            pair(self.flags | small << 16, ids),
+            pair(self.flags | solicited | small << 16, ids),
             pair(self.qp, self.frees),
             self.time_ns,
             0, // The mark.
@@ -153,7 +162,8 @@ impl Completion {
             immediate,
             qp_number,
             source_qp,
-            flags: flags & 0xffff,
+            flags: flags & (FLAGS_SOLICITED - 1),
+            solicited: flags & FLAGS_SOLICITED != 0,
             pkey_index: ids as u16,
             source_lid: (ids >> 16) as u16,
             service_level: (flags >> 16) as u8,
@@ -163,19 +173,15 @@ impl Completion {
             time_ns: words[6],
         }
     }
+
+    /// Whether it notifies a queue that is armed so.
+    fn notifies(&self, armed: u32) -> bool {
+        let counts_as_solicited = self.solicited || self.status != Status::Success;
+        armed == ANY || armed == SOLICITED && counts_as_solicited
+    }
 }
 
 impl Cq {
-    /// Arms it; a completion that comes from now on notifies.
-    pub fn arm(&self, solicited_only: bool) {
-        let wanted = if solicited_only { SOLICITED } else { ANY };
-        // Never less than was asked for before: ibv_req_notify_cq(3).
-        if self.armed.get() < wanted {
-            self.armed.swap(wanted);
-        }
-        announce();
-    }
-
     /// Whether one more than `produced` entries have room, by who makes entries: looks at the
     /// taker's line only when it must.
     #[inline]
@@ -196,9 +202,25 @@ impl Cq {
 }
 
 impl<'m, H: Host> Hca<'m, H> {
-    /// Adds an entry; `solicited` if it is to notify who asked for such only. False if it is lost,
-    /// and with it the queue pair.
-    pub(crate) fn complete(&self, cq_index: u32, completion: &Completion, solicited: bool) -> bool {
+    /// Arms a queue: what completes from now on notifies, or what waits to be taken.
+    pub fn request_notification(&self, cq_index: u32, solicited_only: bool) {
+        let Some(cq) = self.memory.cq(cq_index) else {
+            return;
+        };
+        let wanted = if solicited_only { SOLICITED } else { ANY };
+        // Never less than was asked for before: ibv_req_notify_cq(3).
+        if cq.armed.get() < wanted {
+            cq.armed.swap(wanted);
+        }
+        announce();
+        let armed = cq.armed.look();
+        if self.has_waiting(cq, |entry| entry.notifies(armed)) && cq.armed.replace(armed, IDLE) {
+            self.host.notify(cq_index);
+        }
+    }
+
+    /// Adds an entry. False if it is lost, and with it the queue pair.
+    pub(crate) fn complete(&self, cq_index: u32, completion: &Completion) -> bool {
         let Some(cq) = self.memory.cq(cq_index) else {
             return false;
         };
@@ -214,12 +236,10 @@ impl<'m, H: Host> Hca<'m, H> {
             word.set(value);
         }
         entry[MARK].announce(cq.mark(produced));
-        let wanted = cq.armed.look();
+        let armed = cq.armed.look();
         cq.produced.set(produced.wrapping_add(1));
         drop(held);
-        let wakes = wanted == ANY
-            || wanted == SOLICITED && (solicited || completion.status != Status::Success);
-        if wakes && cq.armed.replace(wanted, IDLE) {
+        if completion.notifies(armed) && cq.armed.replace(armed, IDLE) {
             self.host.notify(cq_index);
         }
         true

@@ -246,9 +246,10 @@ impl<H: Host> Hca<'_, H> {
             source_lid: route.from_lid,
             service_level: route.service_level,
             path_bits: 0,
+            solicited: packet.solicited,
             ..self.receive_completion(index, qp, receive.wr_id)
         };
-        self.complete(qp.recv_cq.get(), &completion, packet.solicited);
+        self.complete(qp.recv_cq.get(), &completion);
         self.release_receive(qp);
     }
 }

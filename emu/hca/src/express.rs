@@ -138,10 +138,10 @@ impl<H: Host> Hca<'_, H> {
         let receive = Receive::load(self.held_receive(peer)?);
         let completion = Completion {
             length: length as u32,
+            solicited: send.flags.contains(SendFlags::SOLICITED),
             ..self.receive_completion(index, peer, receive.wr_id)
         };
-        let solicited = send.flags.contains(SendFlags::SOLICITED);
-        let told = self.complete(self.receive_cq(peer), &completion, solicited);
+        let told = self.complete(self.receive_cq(peer), &completion);
         self.release_receive(peer);
         // The next one's line comes while something else is done.
         if let Some([first, ..]) = self.held_receive(peer) {

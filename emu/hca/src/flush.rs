@@ -134,10 +134,11 @@ impl<H: Host> Hca<'_, H> {
             path_bits: 0,
             qp: index,
             frees: taken,
+            solicited: false,
             time_ns: self.stamp(qp.send_cq.get()),
         };
         // In this order: see `mend`.
-        self.complete(qp.send_cq.get(), &completion, false);
+        self.complete(qp.send_cq.get(), &completion);
         qp.sq.taken.set(taken);
     }
 
@@ -176,7 +177,7 @@ impl<H: Host> Hca<'_, H> {
             ..self.receive_completion(index, qp, receive.wr_id)
         };
         let cq = self.receive_cq(qp);
-        self.complete(cq, &completion, false);
+        self.complete(cq, &completion);
         self.release_receive(qp);
     }
 
@@ -199,6 +200,7 @@ impl<H: Host> Hca<'_, H> {
             path_bits: qp.path_bits.get() as u8,
             qp: index,
             frees,
+            solicited: false,
             time_ns: self.stamp(self.receive_cq(qp)),
         }
     }

@@ -634,13 +634,14 @@ impl<H: Host> Hca<'_, H> {
             length,
             immediate,
             flags,
+            solicited: packet.solicited,
             ..self.receive_completion(to.index, to.qp, receive.wr_id)
         };
         if to.qp.transport() == Some(Transport::XrcReceive) {
             completion.source_qp = to.qp.borrowed.taken.get();
         }
         let cq = self.receive_cq(to.qp);
-        let told = self.complete(cq, &completion, packet.solicited);
+        let told = self.complete(cq, &completion);
         self.release_receive(to.qp);
         if told { Ok(()) } else { Err(Refusal::Drop) }
     }

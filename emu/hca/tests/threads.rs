@@ -22,6 +22,8 @@ use snaprig_hca::{
 
 const MEMORY: usize = 1 << 20;
 const MESSAGES: u64 = 100_000;
+/// Messages that somebody waits for.
+const WAITS: u32 = 5_000;
 /// Far more than it takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -34,12 +36,26 @@ struct Machine {
     ends: AtomicBool,
     /// Deadlines that passed.
     late: AtomicU32,
+    /// Notifications of completion queues.
+    told: AtomicU32,
 }
 
 // SAFETY: the queue pairs order who touches which bytes; that is what is tested here.
 unsafe impl Sync for Machine {}
 
 impl Machine {
+    fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            bytes: (0..2).map(|_| UnsafeCell::new(vec![0; MEMORY])).collect(),
+            wanted: Mutex::default(),
+            start: Instant::now(),
+            ends: AtomicBool::new(false),
+            late: AtomicU32::new(0),
+            told: AtomicU32::new(0),
+        }
+    }
+
     fn at(&self, segment: Segment) -> *mut u8 {
         let first = (segment.address - BASE) as usize;
         assert!(first + segment.length as usize <= MEMORY);
@@ -78,7 +94,9 @@ impl Host for Machine {
         None
     }
 
-    fn notify(&self, _: u32) {}
+    fn notify(&self, _: u32) {
+        self.told.fetch_add(1, Ordering::Release);
+    }
 
     fn event(&self, _: Event, _: u32) {}
 
@@ -180,6 +198,15 @@ fn daemon(machine: &Machine) {
     }
 }
 
+/// Ends the other threads, whatever happens.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn both_sides_talk_at_once() {
     let world = World::new(2, 1);
@@ -190,21 +217,7 @@ fn both_sides_talk_at_once() {
     };
     let nodes = [world.node(0, 0), world.node(1, 1)];
     let ends = world.pair(&nodes[0], &nodes[1], Transport::Rc, &link);
-    let machine = Machine {
-        memory: world.memory,
-        bytes: (0..2).map(|_| UnsafeCell::new(vec![0; MEMORY])).collect(),
-        wanted: Mutex::default(),
-        start: Instant::now(),
-        ends: AtomicBool::new(false),
-        late: AtomicU32::new(0),
-    };
-    /// Ends the daemon, whatever happens.
-    struct Ends<'a>(&'a AtomicBool);
-    impl Drop for Ends<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
+    let machine = Machine::new(world.memory);
     thread::scope(|scope| {
         let machine = &machine;
         let _ends = Ends(&machine.ends);
@@ -222,4 +235,71 @@ fn both_sides_talk_at_once() {
     assert!(took < PATIENCE);
     // A wake-up that is lost costs a timer each time; a machine that is slow, one or two.
     assert!(machine.late.load(Ordering::Relaxed) < 5);
+}
+
+/// Sends a message whenever the one before was taken.
+fn send_one_by_one(machine: &Machine, node: &Node, end: &End, taken: &AtomicU32) {
+    let hca = Hca::new(&machine.memory, machine, node.process);
+    let cq = machine.memory.cq(node.cq).expect("a queue");
+    let send = Send::new(0, Opcode::Send, SendFlags::SIGNALED);
+    for number in 0..WAITS {
+        while taken.load(Ordering::Acquire) < number {
+            if machine.ends.load(Ordering::Relaxed) {
+                return;
+            }
+            thread::yield_now();
+        }
+        assert_eq!(hca.post_send(end.index, &send, Data::EMPTY), Ok(()));
+        while hca.poll(cq).is_none() {
+            assert!(machine.start.elapsed() < PATIENCE);
+        }
+    }
+}
+
+/// Takes what is there, does something else for a while, arms, and waits to be told.
+fn take_when_told(machine: &Machine, node: &Node, end: &End, taken: &AtomicU32) {
+    let hca = Hca::new(&machine.memory, machine, node.process);
+    let cq = machine.memory.cq(node.cq).expect("a queue");
+    let mut told = 0;
+    while taken.load(Ordering::Relaxed) < WAITS {
+        while hca.poll(cq).is_some() {
+            assert_eq!(hca.post_receive(end.index, 0, &[]), Ok(()));
+            taken.fetch_add(1, Ordering::Release);
+        }
+        if taken.load(Ordering::Relaxed) == WAITS {
+            break;
+        }
+        for _ in 0..taken.load(Ordering::Relaxed) % 500 * 4 {
+            std::hint::spin_loop();
+        }
+        hca.request_notification(node.cq, false);
+        while machine.told.load(Ordering::Acquire) == told {
+            let waited = machine.start.elapsed();
+            assert!(
+                waited < PATIENCE,
+                "not told of message {}",
+                taken.load(Ordering::Relaxed)
+            );
+            thread::yield_now();
+        }
+        told = machine.told.load(Ordering::Acquire);
+    }
+}
+
+/// A message may come between the last look and the arming.
+#[test]
+fn who_looks_arms_and_waits_is_told_of_every_message() {
+    let world = World::new(2, 1);
+    let nodes = [world.node(0, 0), world.node(1, 1)];
+    let ends = world.pair(&nodes[0], &nodes[1], Transport::Rc, &Link::default());
+    for _ in 0..2 {
+        assert_eq!(world.hca(1).post_receive(ends.1.index, 0, &[]), Ok(()));
+    }
+    let machine = Machine::new(world.memory);
+    let taken = AtomicU32::new(0);
+    thread::scope(|scope| {
+        let _ends = Ends(&machine.ends);
+        scope.spawn(|| send_one_by_one(&machine, &nodes[0], &ends.0, &taken));
+        take_when_told(&machine, &nodes[1], &ends.1, &taken);
+    });
 }

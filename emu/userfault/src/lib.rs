@@ -2,8 +2,8 @@
 //! (ioctl_userfaultfd(2)).
 //!
 //! What must stay true: a userfaultfd is for faults of ring 3 alone (UFFD_USER_MODE_ONLY), which is all that ordinary users
-//! may have, and is made by the system call: /dev/userfaultfd is root's on most machines. It may also be another
-//! process's, which has made it for us: addresses are those of the process that made it. Dropping it wakes who waits, and
+//! may have, unless those of system calls are asked for, too ([`Userfault::of_all`]); it is made by the system call:
+//! /dev/userfaultfd is root's on most machines. It may also be another process's, which has made it for us: addresses are those of the process that made it. Dropping it wakes who waits, and
 //! has all areas be what they were before.
 
 pub mod scan;
@@ -54,7 +54,18 @@ pub struct Userfault(OwnedFd);
 impl Userfault {
     /// Of this process, with [`features`].
     pub fn own(features: u64) -> io::Result<Self> {
-        let flags = UserfaultfdFlags::from_bits_retain(FLAGS as u32);
+        Self::make(FLAGS, features)
+    }
+
+    /// Likewise, but system calls that fault wait, too, where the process may have that: with CAP_SYS_PTRACE, or with
+    /// vm.unprivileged_userfaultfd. Elsewhere they fail with EFAULT.
+    pub fn of_all(features: u64) -> io::Result<Self> {
+        let all = FLAGS & !u64::from(UFFD_USER_MODE_ONLY);
+        Self::make(all, features).or_else(|_| Self::own(features))
+    }
+
+    fn make(flags: u64, features: u64) -> io::Result<Self> {
+        let flags = UserfaultfdFlags::from_bits_retain(flags as u32);
         // SAFETY: what it does to memory, the other functions do: they make pages read-only for a
         // while, or have a page table show what the file has; no byte that is read changes by it.
         Self::with(unsafe { userfaultfd(flags) }?, features)

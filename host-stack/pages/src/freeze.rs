@@ -1,6 +1,8 @@
 //! Makes writers of a range wait for a moment: userfaultfd(2), write protection.
 //!
-//! What must stay true: there is a [`Freeze`] only where writers really wait. Where the kernel has no userfaultfd(2) for
+//! What must stay true: there is a [`Freeze`] only where writers really wait; but for system calls that write to the range, such as
+//! another thread's read(2), which fail with EFAULT where the process may not have them wait ([`Userfault::of_all`]). No handler of a
+//! signal runs on the thread that has it, which would wait for itself. Where the kernel has no userfaultfd(2) for
 //! this process (containers often refuse it), or somebody else tracks the range by one (a supervisor that takes
 //! checkpoints does), or for memory that it is not for (private pages of files, such as variables with a value), there is
 //! one only if the calling thread is the only one that could write; else there is none, and whoever wants one leaves memory
@@ -13,38 +15,39 @@ use snaprig_userfault::{Mode, Userfault, features::PROTECT_SHARED};
 use crate::{pages::Range, threads};
 
 /// A range whose writers wait until this is dropped.
-pub enum Freeze {
-    /// Closing it wakes them.
-    Waiting { _userfault: Userfault },
-    /// There is no other writer, and no handler of a signal runs.
-    Alone { _signals: SignalsBlocked },
+pub struct Freeze {
+    /// Closing it wakes them. None: there is no other writer.
+    _userfault: Option<Userfault>,
+    /// Handlers run when the writers have been woken.
+    _signals: SignalsBlocked,
 }
 
 impl Freeze {
     /// Stops the writers of `range`, all of whose pages are there.
     pub fn new(range: Range) -> io::Result<Self> {
-        Self::waiting(range).or_else(|error| {
-            let signals = SignalsBlocked::new();
-            match threads::is_alone() {
-                true => Ok(Self::Alone { _signals: signals }),
-                false => Err(error),
-            }
-        })
-    }
-
-    fn waiting(range: Range) -> io::Result<Self> {
-        let userfault = Userfault::own(PROTECT_SHARED)?;
-        let area = range.start..range.end;
-        userfault.register(&area, Mode::WriteProtect)?;
-        userfault.protect(&area)?;
-        Ok(Self::Waiting {
+        let signals = SignalsBlocked::new();
+        let userfault = match protect(range) {
+            Ok(userfault) => Some(userfault),
+            Err(_) if threads::is_alone() => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self {
             _userfault: userfault,
+            _signals: signals,
         })
     }
 }
 
+fn protect(range: Range) -> io::Result<Userfault> {
+    let userfault = Userfault::of_all(PROTECT_SHARED)?;
+    let area = range.start..range.end;
+    userfault.register(&area, Mode::WriteProtect)?;
+    userfault.protect(&area)?;
+    Ok(userfault)
+}
+
 /// All signals wait for the calling thread, until this is dropped in it.
-pub struct SignalsBlocked {
+struct SignalsBlocked {
     before: libc::sigset_t,
     /// It is that thread's.
     _not_send: PhantomData<*const ()>,

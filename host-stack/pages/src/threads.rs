@@ -1,15 +1,24 @@
 //! Threads of libraries that move pages, which never write to the program's memory; and whether the program has any other
 //! thread than the one that asks.
 //!
-//! What must stay true: who is told that it is alone is. What is not known for sure counts as no.
+//! What must stay true: who is told that it is alone is. What is not known for sure counts as no. And whoever has started such a
+//! thread finds it past what libc does for a new one (a heap of its own, by mmap(2) and munmap(2)): programs may write other code
+//! over such functions next, as Open MPI does for its cache of regions, and no thread may be in them then.
 
 use std::{
     fs, io,
     mem::MaybeUninit,
     ptr,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
     thread,
+    time::Duration,
 };
+
+/// How long a thread is waited for to begin: it does not where whoever starts it holds the loader's lock, in a constructor.
+const BEGINS_MAX: Duration = Duration::from_secs(1);
 
 /// The process (32 bits), threads that are being made (16), and those that there are or are being made (16): a child of
 /// fork(2) has none.
@@ -34,18 +43,22 @@ fn change(by: impl Fn(u64) -> u64) {
     let _ = OWN.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed);
 }
 
-/// Starts a thread that never writes to the program's memory. All signals are blocked on it: they are for the program's
-/// own threads.
+/// Starts a thread that never writes to the program's memory, and waits until it has begun. All signals are blocked on it: they are
+/// for the program's own threads.
 pub fn spawn(builder: thread::Builder, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     change(|own| own + BEING_MADE + 1);
+    let (begin, begun) = mpsc::sync_channel(1);
     let spawned = without_signals(|| {
-        builder.spawn(|| {
+        builder.spawn(move || {
+            let _ = begin.send(());
             work();
             change(|own| own - 1);
         })
     });
     change(|own| own - BEING_MADE - u64::from(spawned.is_err()));
-    spawned.map(drop)
+    spawned?;
+    let _ = begun.recv_timeout(BEGINS_MAX);
+    Ok(())
 }
 
 /// Does something with all signals blocked, which a thread that it starts inherits.

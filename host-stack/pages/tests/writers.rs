@@ -3,10 +3,17 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::thread::JoinHandleExt,
+    },
     ptr,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering},
+        mpsc::{self, TryRecvError},
+    },
     thread,
+    time::{Duration, Instant},
 };
 
 use snaprig_pages::pool::{Moves, PAGE, Pool};
@@ -241,4 +248,76 @@ fn a_failure_midway_leaves_nothing_shared() {
             .unwrap()
     );
     assert!(is_shared(at));
+}
+
+/// The kernel writes, too: for who reads a file or a socket into the memory.
+#[test]
+#[cfg_attr(
+    not(system_calls_wait),
+    ignore = "no privilege to have system calls wait"
+)]
+fn system_calls_that_write_to_memory_do_so_while_it_is_registered_and_given_back() {
+    let (pool, at) = (pool(), memory());
+    let (address, stop) = (at.addr() as u64, AtomicBool::new(false));
+    let at = at.expose_provenance();
+    let zeroes = fs::File::open("/dev/zero").unwrap();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // SAFETY: the memory is mapped for so many bytes, and nobody else uses it.
+                let read = unsafe {
+                    libc::read(
+                        zeroes.as_raw_fd(),
+                        ptr::with_exposed_provenance_mut(at),
+                        LENGTH,
+                    )
+                };
+                if read != LENGTH as isize {
+                    return Err((read, io::Error::last_os_error()));
+                }
+            }
+            Ok(())
+        });
+        for _ in 0..200 {
+            assert!(pool.register(address, LENGTH as u64, true).unwrap());
+            pool.deregister(address, LENGTH as u64);
+        }
+        stop.store(true, Ordering::Relaxed);
+        reader.join().unwrap().unwrap();
+    });
+}
+
+/// A handler may write to any memory, on the thread that moves it.
+#[test]
+fn a_handler_of_a_signal_writes_to_memory_that_its_thread_registers() {
+    static AT: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+    extern "C" fn write(_: libc::c_int) {
+        for word in words(AT.load(Ordering::Relaxed)) {
+            word.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    AT.store(memory(), Ordering::Relaxed);
+    // SAFETY: the handler stores to memory that is never unmapped, by atomics alone.
+    unsafe {
+        let handler = write as extern "C" fn(libc::c_int);
+        libc::signal(libc::SIGUSR1, handler as libc::sighandler_t)
+    };
+    let (moved, all_moved) = mpsc::channel();
+    let mover = thread::spawn(move || {
+        let pool = pool();
+        let at = AT.load(Ordering::Relaxed).addr() as u64;
+        for _ in 0..200 {
+            assert!(pool.register(at, LENGTH as u64, true).unwrap());
+            pool.deregister(at, LENGTH as u64);
+        }
+        moved.send(()).unwrap();
+    });
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while let Err(TryRecvError::Empty) = all_moved.try_recv() {
+        assert!(Instant::now() < deadline, "it waits for itself");
+        // SAFETY: the thread is not joined yet.
+        unsafe { libc::pthread_kill(mover.as_pthread_t(), libc::SIGUSR1) };
+        thread::yield_now();
+    }
+    mover.join().unwrap();
 }

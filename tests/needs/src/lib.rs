@@ -34,7 +34,7 @@ const TRACKS_WRITES: (u32, u32) = (6, 7);
 /// The first Linux with guard pages (MADV_GUARD_INSTALL).
 const GUARD_PAGES: (u32, u32) = (6, 13);
 /// UFFD_USER_MODE_ONLY of userfaultfd(2): no privilege is needed.
-const USER_MODE_ONLY: libc::c_long = 1;
+const USER_MODE_ONLY: libc::c_int = 1;
 
 /// Declares a `cfg` for everything that there is to ask for, and sets those that this machine has.
 pub fn tell() {
@@ -54,6 +54,11 @@ pub fn tell_guard_pages() {
 pub fn tell_root() {
     // SAFETY: geteuid(2) takes no argument and cannot fail.
     say("is_root", unsafe { libc::geteuid() } == 0);
+}
+
+/// Declares the `cfg` `system_calls_wait`, and sets it if userfaultfd(2) may have system calls wait that fault.
+pub fn tell_system_calls_wait() {
+    say("system_calls_wait", userfault(0).is_ok());
 }
 
 /// Declares a `cfg`, and sets it if a file system of this kind can be mounted in a mount namespace that unshare(1) makes
@@ -120,7 +125,7 @@ fn opens(device: &str) -> bool {
 
 /// Whether the kernel is new enough to tell which pages of a process have been written to, and lets this one ask.
 fn tracks_writes() -> bool {
-    is_linux(TRACKS_WRITES) && userfault().is_ok()
+    is_linux(TRACKS_WRITES) && userfault(USER_MODE_ONLY).is_ok()
 }
 
 /// Whether the kernel is this one, or a later one.
@@ -137,12 +142,12 @@ fn version(release: &str) -> Option<(u32, u32)> {
 }
 
 /// A userfaultfd(2), which containers often refuse.
-fn userfault() -> io::Result<OwnedFd> {
+fn userfault(flags: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: the call takes flags and no pointer, so it touches no memory of this process; its result is checked.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_userfaultfd,
-            libc::c_long::from(libc::O_CLOEXEC) | USER_MODE_ONLY,
+            libc::c_long::from(libc::O_CLOEXEC | flags),
         )
     };
     let fd = i32::try_from(fd).map_err(io::Error::other)?;

@@ -70,7 +70,7 @@ fn a_receive_is_completed_once() {
             for id in 0..3 {
                 receive(world, &b, &y, id, 0, 64);
             }
-            world.memory.cq(b.cq).expect("a queue").arm(false);
+            world.hca(1).request_notification(b.cq, false);
             datagram(world, &a, &x, &y, 9);
             let mut done = Vec::new();
             if polled {
@@ -168,7 +168,7 @@ fn a_send_is_completed_once() {
             let qp = entry(world, &y);
             hold(&qp.send_lock);
             qp.sq.taken.set(count_add(qp.sq.taken.get(), u32::MAX));
-            world.memory.cq(b.cq).expect("a queue").arm(false);
+            world.hca(1).request_notification(b.cq, false);
             world.notified.borrow_mut().clear();
             world.kill(DEAD);
             world.state(&y, State::Error).expect("an error");

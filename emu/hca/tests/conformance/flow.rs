@@ -177,7 +177,8 @@ fn what_is_not_committed_was_never_posted() {
 fn an_armed_queue_notifies_once() {
     both(|world| {
         let two = Two::rc(world);
-        let cq = world.memory.cq(two.b.cq).expect("a queue");
+        let arm = |solicited_only| world.hca(1).request_notification(two.b.cq, solicited_only);
+        let told = || std::mem::take(&mut *world.notified.borrow_mut());
         let say = |id, flags| {
             receive(world, &two.b, &two.y, id, 0, 10);
             let request = Send {
@@ -186,28 +187,69 @@ fn an_armed_queue_notifies_once() {
             };
             post_list(world, &two.a, &two.x, &request, 0, 10);
             world.settle();
-            std::mem::take(&mut *world.notified.borrow_mut())
+            let told = told();
+            assert_eq!(ends(world, &two.b), [(id, Status::Success)]);
+            told
         };
         assert_eq!(say(1, SendFlags::SOLICITED), [0u32; 0]);
-        cq.arm(false);
+        arm(false);
         assert_eq!(say(2, SendFlags::empty()), [two.b.cq]);
         assert!(say(3, SendFlags::empty()).is_empty());
-        cq.arm(true);
+        arm(true);
         assert!(say(4, SendFlags::empty()).is_empty());
         assert_eq!(say(5, SendFlags::SOLICITED), [two.b.cq]);
-        cq.arm(true);
-        cq.arm(false);
-        cq.arm(true);
+        arm(true);
+        arm(false);
+        arm(true);
         assert_eq!(
             say(6, SendFlags::empty()),
             [two.b.cq],
             "the wider wish counts"
         );
-        cq.arm(true);
+        arm(true);
+        assert!(told().is_empty());
         world.state(&two.y, State::Error).expect("an error");
         receive(world, &two.b, &two.y, 9, 0, 10);
         world.settle();
-        assert_eq!(*world.notified.borrow(), [two.b.cq], "a failure is told");
+        assert_eq!(told(), [two.b.cq], "a failure is told");
+    });
+}
+
+#[test]
+fn a_queue_that_is_armed_notifies_of_what_waits() {
+    both(|world| {
+        let two = Two::rc(world);
+        let told_at_arming = |solicited_only| {
+            world.hca(1).request_notification(two.b.cq, solicited_only);
+            std::mem::take(&mut *world.notified.borrow_mut())
+        };
+        let say = |id, flags| {
+            receive(world, &two.b, &two.y, id, 0, 10);
+            let request = Send {
+                flags,
+                ..send(id, Opcode::Send)
+            };
+            post_list(world, &two.a, &two.x, &request, 0, 10);
+            world.settle();
+        };
+        let nobody = [0u32; 0];
+        say(1, SendFlags::empty());
+        assert_eq!(told_at_arming(true), nobody);
+        assert_eq!(told_at_arming(false), [two.b.cq]);
+        say(2, SendFlags::SOLICITED);
+        assert_eq!(*world.notified.borrow(), nobody, "once an arming");
+        assert_eq!(told_at_arming(true), [two.b.cq]);
+        let good = [1, 2].map(|id| (id, Status::Success));
+        assert_eq!(ends(world, &two.b), good);
+        assert_eq!(told_at_arming(true), nobody, "it was taken");
+        world.state(&two.y, State::Error).expect("an error");
+        receive(world, &two.b, &two.y, 3, 0, 10);
+        world.settle();
+        assert_eq!(
+            std::mem::take(&mut *world.notified.borrow_mut()),
+            [two.b.cq]
+        );
+        assert_eq!(told_at_arming(true), [two.b.cq], "a failure");
     });
 }
 

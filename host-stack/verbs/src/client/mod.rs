@@ -4,6 +4,7 @@
 //! process's pool. From then on data moves without the daemon; [`Fabric`] is the [`Host`] of the
 //! HCA's machines in this process.
 
+mod ordered;
 pub mod peers;
 
 use std::{

@@ -19,6 +19,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 use snaprig_hca::{Atomic, Memory, Segment, key::NOBODY, memory::PROCESSES_MAX};
 use snaprig_pages::maps::Mapping;
 
+use super::ordered::{copy_in_order, tail_bytes};
+
 /// Bytes of a window.
 const WINDOW: u64 = 1 << 30;
 /// Bytes that are moved at a time between two processes neither of whose pages can be mapped.
@@ -312,39 +314,6 @@ impl Peers {
     }
 }
 
-/// Copies so that the last bytes are seen last: programs that poll memory for a write's last byte
-/// rely on that. Small copies are one store or two anyway.
-///
-/// # Safety
-/// `from` has `bytes` readable bytes and `to` as many writable ones, which stay mapped during the
-/// call; the ranges may overlap.
-unsafe fn copy_in_order(from: *const u8, to: *mut u8, bytes: usize) {
-    /// The tail that is stored after the rest.
-    const TAIL: usize = 8;
-    // SAFETY: the caller says that so many bytes are at both. Every access is within them: the
-    // whole, 4 or 8 bytes if that is all, or the head and the `TAIL` bytes after it. The tail is
-    // read before the head is written, and unaligned accesses are made as such.
-    unsafe {
-        if bytes <= TAIL {
-            match bytes {
-                8 => to
-                    .cast::<u64>()
-                    .write_unaligned(from.cast::<u64>().read_unaligned()),
-                4 => to
-                    .cast::<u32>()
-                    .write_unaligned(from.cast::<u32>().read_unaligned()),
-                _ => ptr::copy(from, to, bytes),
-            }
-            return;
-        }
-        let head = bytes - TAIL;
-        let tail = from.add(head).cast::<u64>().read_unaligned();
-        ptr::copy(from, to, head);
-        std::sync::atomic::fence(Ordering::Release);
-        to.add(head).cast::<u64>().write_unaligned(tail);
-    }
-}
-
 /// Whether the process in a slot has ended; one that nobody has waited for yet, too (proc(5)).
 pub(crate) fn is_gone(memory: &Memory, process: u32) -> bool {
     let Some(pid) = memory.header().pids.get(process as usize) else {
@@ -369,31 +338,41 @@ fn vm(memory: &Memory, there: Segment, here: *mut c_void, writes: bool) -> bool 
     else {
         return false;
     };
+    let target = if writes {
+        there.address as usize
+    } else {
+        here.addr()
+    };
+    let bytes = there.length as usize;
+    let head = bytes - tail_bytes(target.wrapping_add(bytes), bytes);
     let mut done = 0;
-    while done < there.length {
-        let bytes = (there.length - done) as usize;
-        let local = libc::iovec {
-            iov_base: here.wrapping_byte_add(done as usize),
+    while done < bytes {
+        // The kernel copies one piece after the other: what is seen last is one of its own.
+        let middle = head.max(done);
+        let pieces = [(done, middle - done), (middle, bytes - middle)];
+        let local = pieces.map(|(at, bytes)| libc::iovec {
+            iov_base: here.wrapping_byte_add(at),
             iov_len: bytes,
-        };
-        let remote = libc::iovec {
-            iov_base: ptr::without_provenance_mut(there.address.wrapping_add(done) as usize),
+        });
+        let remote = pieces.map(|(at, bytes)| libc::iovec {
+            iov_base: ptr::without_provenance_mut((there.address as usize).wrapping_add(at)),
             iov_len: bytes,
-        };
-        // SAFETY: `each` and the callers pass `here` with as many bytes as the segment has, and
-        // `done` of them are behind it: readable, and writable if it is read into. The remote
-        // address is not used in this process: the kernel checks it, and fails the call.
+        });
+        // SAFETY: `each` and the callers pass `here` with as many bytes as the segment has, in which
+        // both pieces are: readable, and writable if they are read into. The remote addresses are
+        // not used in this process: the kernel checks them, and fails the call.
         let moved = unsafe {
+            let (local, remote) = (local.as_ptr(), remote.as_ptr());
             if writes {
-                libc::process_vm_writev(pid as i32, &local, 1, &remote, 1, 0)
+                libc::process_vm_writev(pid as i32, local, 2, remote, 2, 0)
             } else {
-                libc::process_vm_readv(pid as i32, &local, 1, &remote, 1, 0)
+                libc::process_vm_readv(pid as i32, local, 2, remote, 2, 0)
             }
         };
         if moved <= 0 {
             return false;
         }
-        done += moved as u64;
+        done += moved as usize;
     }
     true
 }

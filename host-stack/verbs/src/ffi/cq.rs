@@ -299,10 +299,10 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     // destroyed, so that its box is alive, and its context open.
     unsafe {
         let (ours, context) = (Cq::of(cq), Context::of((*cq).context));
-        match context.fabric.memory.cq(ours.place) {
-            Some(entry) => entry.arm(solicited_only != 0),
-            None => return libc::EINVAL,
-        }
+        context
+            .fabric
+            .hca()
+            .request_notification(ours.place, solicited_only != 0);
     }
     0
 }
