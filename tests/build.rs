@@ -10,6 +10,7 @@ const PROGRAMS: &[&str] = &[
     "iperf",
     "mckey",
     "mpicc",
+    "mpiexec.hydra",
     "mpirun",
     "qperf",
     "rdma_server",
@@ -24,6 +25,7 @@ const PROGRAMS: &[&str] = &[
 const FILES: &[&str] = &[
     "/usr/include/infiniband/verbs.h",
     "/usr/include/rdma/rdma_cma.h",
+    "/usr/include/x86_64-linux-gnu/mpich/mpi.h",
     "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so",
 ];
 
