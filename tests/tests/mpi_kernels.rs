@@ -70,7 +70,7 @@ fn check(mpicc: &str, launcher: &[&str], ranks: &[&str]) {
     ignore = "mpirun is not installed (ci/setup)"
 )]
 fn open_mpi_has_the_same_results_with_any_number_of_ranks() {
-    check("mpicc", &OPEN_MPI, &["2", "4", "8"]);
+    check("mpicc", &OPEN_MPI, &["2", "8"]);
 }
 
 #[test]

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// "snapHCA" and the version of the layout.
-pub const MAGIC: u64 = 0x0003_4143_4870_616e
+pub const MAGIC: u64 = 0x0004_4143_4870_616e
     ^ HEAP_AT << 8
     ^ (size_of::<Qp>() as u64) << 24
     ^ (size_of::<Cq>() as u64) << 36;

@@ -3,8 +3,8 @@
 //!
 //! What must stay true: a userfaultfd is for faults of ring 3 alone (UFFD_USER_MODE_ONLY), which is all that ordinary users
 //! may have, unless those of system calls are asked for, too ([`Userfault::of_all`]); it is made by the system call:
-//! /dev/userfaultfd is root's on most machines. It may also be another process's, which has made it for us: addresses are those of the process that made it. Dropping it wakes who waits, and
-//! has all areas be what they were before.
+//! /dev/userfaultfd is root's on most machines. It may also be another process's, which has made it for us: addresses are
+//! those of the process that made it. Dropping it wakes who waits, and has all areas be what they were before.
 
 pub mod scan;
 

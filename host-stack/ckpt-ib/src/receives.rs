@@ -168,7 +168,66 @@ impl<R> Receives<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// What is below: the program's receives and lent ones, in the order in which messages take them.
+    #[derive(Default)]
+    struct Below(VecDeque<Option<u64>>);
+
+    /// Serves and posts what need not wait; receives that were served, with the message that each got.
+    fn settle(receives: &mut Receives<u64>, below: &mut Below, met: &mut Vec<(u64, u8)>) {
+        while let Some((arrived, wr_id, request)) = receives.serve() {
+            assert_eq!(wr_id, request);
+            met.push((wr_id, arrived.data[0]));
+        }
+        while let Some((number, _)) = receives.release() {
+            below.0.push_back(Some(number));
+        }
+    }
+
+    proptest! {
+        /// However receives, messages and loans follow each other, the first message meets the first receive.
+        #[test]
+        fn the_first_meets_the_first(steps in proptest::collection::vec(0..3u8, 0..60)) {
+            let (mut receives, mut below) = (Receives::default(), Below::default());
+            let (mut met, mut posted, mut came) = (Vec::new(), 0, 0);
+            for step in steps {
+                match step {
+                    0 => {
+                        if let Fate::Below(number) = receives.post(posted, posted) {
+                            below.0.push_back(Some(number));
+                        }
+                        posted += 1;
+                    }
+                    // As a drain does.
+                    1 if receives.below() == 0 => {
+                        receives.lend();
+                        below.0.push_back(None);
+                    }
+                    _ => match below.0.pop_front() {
+                        None => continue,
+                        Some(Some(number)) => {
+                            let wr_id = receives.completed(number).expect("it is below");
+                            met.push((wr_id, came));
+                            came += 1;
+                        }
+                        Some(None) => {
+                            receives.arrive(arrived(came));
+                            came += 1;
+                        }
+                    },
+                }
+                settle(&mut receives, &mut below, &mut met);
+                prop_assert_eq!(receives.below(), below.0.len() as u64);
+            }
+            let expected: Vec<_> = (0..met.len()).map(|count| (count as u64, count as u8)).collect();
+            prop_assert_eq!(met, expected);
+        }
+    }
 
     fn arrived(mark: u8) -> Arrived {
         Arrived {
