@@ -23,13 +23,11 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
-    Canary, Completion, Name, Process,
-    completions::SUCCESS,
+    Below, Canary, Name, Process,
     cookie::{Cookie, Queue},
-    process::{Came, Whose},
     queue_pair::{QueuePair, Service, Stage},
-    receives::Arrived,
     sends::{Kind, Posted},
+    serve::settle,
 };
 
 /// What a process that has quiesced says of a queue pair.
@@ -71,23 +69,6 @@ pub enum Refusal {
     /// The libibverbs below does not do what it must.
     #[error("{0}: {1}")]
     Below(Name, String),
-}
-
-/// What is needed of the libibverbs below.
-pub trait Below<S, R> {
-    /// Takes the next completion of a queue, with virtual names but for its wr_id.
-    fn poll(&mut self, cq: u32) -> Option<Came>;
-    /// Posts a request behind all others whose completion tells that they are done: of the same kind as `like`, so that it
-    /// is allowed where that is, but without effect. It asks for a completion.
-    fn mark(&mut self, qp: u32, like: &S, cookie: Cookie) -> Result<S, String>;
-    /// Posts a receive of so many bytes.
-    fn lend(&mut self, queue: Queue, bytes: u64, cookie: Cookie) -> Result<(), String>;
-    /// What came in it; it is not needed any more.
-    fn lent(&mut self, cookie: Cookie, completion: &Completion) -> Vec<u8>;
-    /// Puts into a receive of the program what came in one that was lent.
-    fn fill(&mut self, receive: &R, data: &[u8]);
-    /// Posts a receive of the program.
-    fn receive(&mut self, receive: &R, cookie: Cookie) -> Result<(), String>;
 }
 
 /// A queue pair has failed while others drain.
@@ -273,9 +254,13 @@ impl Drain {
     ) -> Result<(), Refusal> {
         let forgets = process.canary == Some(Canary::ForgetsUnsignaled);
         for (place, qp) in (0..).zip(&mut process.qps) {
-            let Some(qp) = qp.as_mut().filter(|qp| qp.stage == Stage::Sends) else {
+            let Some(qp) = qp.as_mut().filter(|qp| qp.sends_messages()) else {
                 continue;
             };
+            if qp.stage == Stage::Holds && !qp.sends.is_settled() {
+                let went_on = below.go_on(place);
+                went_on.map_err(|why| Refusal::Below(qp.name, why))?;
+            }
             let is_heard = qp.peer.is_some_and(|peer| self.receiving.contains(&peer));
             if qp.service != Service::Reliable
                 || !is_heard
@@ -332,7 +317,7 @@ impl Drain {
     }
 
     fn missing_outgoing<S, R>(&self, qp: &QueuePair<S, R>, forgets: bool) -> Option<Refusal> {
-        if qp.stage != Stage::Sends {
+        if !qp.sends_messages() {
             return None;
         }
         let peer = qp.peer.unwrap_or(qp.name);
@@ -366,75 +351,9 @@ impl Drain {
                 Service::Reliable => is_heard || forgets,
                 Service::Unreliable | Service::Datagram => true,
             };
-            if qp.stage == Stage::Sends && is_done {
-                qp.sends.clear();
+            if qp.sends_messages() && is_done {
+                qp.sends.settle();
             }
         }
     }
-}
-
-/// A completion that came while the program is kept out: it is put by, or is of what was lent.
-///
-/// Also later, when the program polls, for what was lent and taken late.
-pub fn settle<S, R>(
-    process: &mut Process<S, R>,
-    below: &mut impl Below<S, R>,
-    cq: u32,
-    came: Came,
-) {
-    match process.completed(came) {
-        Whose::Program(completion) => {
-            if let Some(queue) = process.cq(cq) {
-                queue.put_by(completion);
-            }
-        }
-        Whose::Lent(queue, number, completion) if completion.status == SUCCESS => {
-            let cookie = Cookie {
-                queue,
-                own: true,
-                number,
-            };
-            let data = below.lent(cookie, &completion);
-            if let Some(receives) = process.receives(queue) {
-                receives.arrive(Arrived {
-                    completion,
-                    cq,
-                    data,
-                });
-            }
-        }
-        Whose::Lent(..) | Whose::Nobody => {}
-    }
-}
-
-/// Serves receives of the program that wait with what came in lent ones, and posts those that need not wait any more.
-pub fn serve<S, R>(
-    process: &mut Process<S, R>,
-    below: &mut impl Below<S, R>,
-    queue: Queue,
-) -> Result<(), String> {
-    while let Some((arrived, wr_id, request)) = process
-        .receives(queue)
-        .and_then(|receives| receives.serve())
-    {
-        below.fill(&request, &arrived.data);
-        if let Some(cq) = process.cq(arrived.cq) {
-            cq.put_by(Completion {
-                wr_id,
-                ..arrived.completion
-            });
-        }
-    }
-    let Some(receives) = process.receives(queue) else {
-        return Ok(());
-    };
-    while let Some((number, request)) = receives.release() {
-        let cookie = Cookie {
-            queue,
-            own: false,
-            number,
-        };
-        below.receive(request, cookie)?;
-    }
-    Ok(())
 }

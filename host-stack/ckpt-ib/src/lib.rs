@@ -36,13 +36,16 @@
 //! | [`sends`], [`receives`], [`completions`] | the log of each queue |
 //! | [`queue_pair`], [`process`] | what belongs together |
 //! | [`cookie`] | how a completion finds its request |
+//! | [`below`] | what is needed of the libibverbs below |
 //! | [`drain`] | from quiesce to save |
+//! | [`serve`] | what came in lent receives finds the program's |
 //! | [`names`] | virtual names and real ones |
 //! | [`faults`], [`canary`] | where something can go wrong; bugs on purpose |
 //!
 //! What must stay true: the program sees each completion once, in order, none too many; what is done at the peer is never
 //! done again; a name that was told to anybody stays good.
 
+pub mod below;
 pub mod canary;
 pub mod completions;
 pub mod cookie;
@@ -53,7 +56,9 @@ pub mod process;
 pub mod queue_pair;
 pub mod receives;
 pub mod sends;
+pub mod serve;
 
+pub use below::Below;
 pub use canary::Canary;
 pub use completions::Completion;
 pub use names::{Name, Names};

@@ -6,7 +6,9 @@
 //! outside of a checkpoint's phases.
 //!
 //! Keys of memory are names within a protection domain of a process alone (3.2.2); numbers of queue pairs are names at a
-//! port.
+//! port. A queue pair that was made after a restart is in no table, and so neither is its domain: then memory is looked for by
+//! its key among all at the port, for in practice an HCA gives a key once at a time, and what is made after a restart is made
+//! so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,8 +42,21 @@ pub struct Published {
     pub ports: Vec<Port>,
     /// Queue pairs, where they are now, and their domains.
     pub queue_pairs: Vec<(Name, Name, Domain)>,
-    /// Keys of memory: domain, what others call it, and what it is called now.
-    pub keys: Vec<(Domain, u32, u32)>,
+    /// Memory.
+    pub keys: Vec<Key>,
+}
+
+/// Memory that a program has registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Key {
+    /// Its protection domain.
+    pub domain: Domain,
+    /// GUID of the first port of its HCA, as the program knows it.
+    pub port: u64,
+    /// What others call it.
+    pub key: u32,
+    /// What it is called now.
+    pub real: u32,
 }
 
 /// A port that a program uses.
@@ -63,6 +78,8 @@ pub struct Names {
     ports: BTreeMap<u64, Port>,
     queue_pairs: BTreeMap<Name, (Name, Domain)>,
     keys: BTreeMap<(Domain, u32), u32>,
+    /// By port; none where it is not known which of several.
+    keys_at: BTreeMap<(u64, u32), Option<u32>>,
     given: BTreeSet<(u64, u32)>,
     canary: Option<Canary>,
 }
@@ -82,9 +99,11 @@ impl Names {
                 names.queue_pairs.insert(name, (real, domain));
                 names.given.insert((name.port, name.number));
             }
-            for (domain, key, real) in one.keys {
-                let domain = names.of(domain);
-                names.keys.insert((domain, key), real);
+            for key in one.keys {
+                let domain = names.of(key.domain);
+                names.keys.insert((domain, key.key), key.real);
+                let at = names.keys_at.entry((key.port, key.key));
+                at.and_modify(|real| *real = None).or_insert(Some(key.real));
             }
         }
         names
@@ -111,16 +130,11 @@ impl Names {
 
     /// What a peer's memory is called now: `peer` is the queue pair that a request goes to, which has a domain.
     pub fn remote_key(&self, peer: Name, key: u32) -> u32 {
-        let Some((_, domain)) = self.queue_pairs.get(&peer) else {
-            return key;
+        let real = match self.queue_pairs.get(&peer) {
+            Some((_, domain)) => self.keys.get(&(self.of(*domain), key)).copied(),
+            None => self.keys_at.get(&(peer.port, key)).copied().flatten(),
         };
-        self.key(*domain, key)
-    }
-
-    /// What memory of a domain is called now.
-    pub fn key(&self, domain: Domain, key: u32) -> u32 {
-        let real = self.keys.get(&(self.of(domain), key));
-        real.copied().unwrap_or(key)
+        real.unwrap_or(key)
     }
 
     /// Whether a number that a new queue pair has below is what another one is called at this port.
@@ -128,10 +142,9 @@ impl Names {
         self.canary != Some(Canary::NameGivenTwice) && self.given.contains(&(port, number))
     }
 
-    /// Whether a key that new memory has below is what other memory of the domain is called.
-    pub fn is_key_given(&self, domain: Domain, key: u32) -> bool {
-        self.canary != Some(Canary::NameGivenTwice)
-            && self.keys.contains_key(&(self.of(domain), key))
+    /// Whether a key that new memory has below is what other memory is called at this port.
+    pub fn is_key_given(&self, port: u64, key: u32) -> bool {
+        self.canary != Some(Canary::NameGivenTwice) && self.keys_at.contains_key(&(port, key))
     }
 }
 
@@ -164,7 +177,12 @@ mod tests {
                 },
                 Domain(domain),
             )],
-            keys: vec![(Domain(domain), 5, key)],
+            keys: vec![Key {
+                domain: Domain(domain),
+                port: name.port,
+                key: 5,
+                real: key,
+            }],
         };
         Names::new([one(A, 0x21, 1, 50), one(B, 0x22, 2, 60)], None)
     }
@@ -174,6 +192,16 @@ mod tests {
         let names = names();
         assert_eq!((names.remote_key(A, 5), names.remote_key(B, 5)), (50, 60));
         assert_eq!(names.remote_key(A, 6), 6, "made after the restart");
+    }
+
+    #[test]
+    fn who_was_made_after_a_restart_has_keys_of_before() {
+        let names = names();
+        let new = Name { port: 2, number: 3 };
+        assert_eq!(
+            (names.remote_key(new, 5), names.remote_key(new, 6)),
+            (60, 6)
+        );
     }
 
     #[test]
@@ -189,6 +217,6 @@ mod tests {
     fn names_that_are_given_are_known() {
         let names = names();
         assert!(names.is_given(1, 0x11) && !names.is_given(1, 0x21));
-        assert!(names.is_key_given(Domain(1), 5) && !names.is_key_given(Domain(1), 50));
+        assert!(names.is_key_given(1, 5) && !names.is_key_given(1, 50));
     }
 }

@@ -29,6 +29,8 @@ pub enum Stage {
     Receives,
     /// Ready to send, too.
     Sends,
+    /// The program has its send queue drained: it is ready to send, and what is posted is held ([`crate::sends`]).
+    Holds,
     /// Failed.
     Failed,
 }
@@ -92,7 +94,12 @@ impl<S, R> QueuePair<S, R> {
 
     /// Whether messages can come.
     pub fn receives_messages(&self) -> bool {
-        matches!(self.stage, Stage::Receives | Stage::Sends)
+        self.stage == Stage::Receives || self.sends_messages()
+    }
+
+    /// Whether messages can go, of those that are below.
+    pub fn sends_messages(&self) -> bool {
+        matches!(self.stage, Stage::Sends | Stage::Holds)
     }
 
     /// It has failed, at this request of its send queue, or for another reason.

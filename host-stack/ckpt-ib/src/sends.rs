@@ -7,6 +7,9 @@
 //! ```
 //!
 //! A completion says that everything before it is done, too (InfiniBand Architecture 1, 10.8.2).
+//!
+//! What is posted while the program has its send queue drained (SQD) waits here until it has it go on. So a checkpoint can let
+//! what is below come to its end, and carries out nothing that the program holds back.
 
 use std::collections::VecDeque;
 
@@ -40,6 +43,8 @@ pub struct Posted<S> {
 #[derive(Clone, Debug)]
 pub struct Sends<S> {
     log: VecDeque<Posted<S>>,
+    /// The last ones of them, which are not below.
+    held: usize,
     /// The number of the first in the log.
     first: u64,
 }
@@ -48,29 +53,52 @@ impl<S> Default for Sends<S> {
     fn default() -> Self {
         Self {
             log: VecDeque::new(),
+            held: 0,
             first: 0,
         }
     }
 }
 
 impl<S> Sends<S> {
-    /// A request is posted; its number.
+    /// A request is posted below; its number. Those that are held come behind it.
     #[inline]
     pub fn post(&mut self, posted: Posted<S>) -> u64 {
-        self.log.push_back(posted);
-        self.first + self.log.len() as u64 - 1
+        let place = self.below();
+        self.log.insert(place, posted);
+        self.first + place as u64
     }
 
-    /// The last one was not taken after all.
+    /// A request is posted that is not to go below yet.
+    pub fn hold(&mut self, posted: Posted<S>) {
+        self.log.push_back(posted);
+        self.held += 1;
+    }
+
+    /// Whether any is held: then what is posted next is to be held, too.
+    pub fn is_holding(&self) -> bool {
+        self.held > 0
+    }
+
+    /// The next one that was held is to go below, with this number.
+    pub fn release(&mut self) -> Option<(u64, &Posted<S>)> {
+        let at = self.log.len().checked_sub(self.held)?;
+        let posted = self.log.get(at)?;
+        self.held -= 1;
+        Some((self.first + at as u64, posted))
+    }
+
+    /// The last one that was posted was not taken below after all.
     pub fn take_back(&mut self) {
-        self.log.pop_back();
+        if let Some(place) = self.below().checked_sub(1) {
+            self.log.remove(place);
+        }
     }
 
     /// A completion has come: that request, and all before it, are done. None if it is not in the log.
     #[inline]
     pub fn completed(&mut self, number: u64) -> Option<Posted<S>> {
         let count = number.checked_sub(self.first)?;
-        if count >= self.log.len() as u64 {
+        if count >= self.below() as u64 {
             return None;
         }
         self.first = number + 1;
@@ -78,31 +106,44 @@ impl<S> Sends<S> {
         self.log.pop_front()
     }
 
-    /// All is known to be done, or is forgotten with the queue pair's state.
+    /// How many are below.
+    fn below(&self) -> usize {
+        self.log.len() - self.held
+    }
+
+    /// All that is below is known to be done.
+    pub fn settle(&mut self) {
+        let below = self.below();
+        self.first += below as u64;
+        self.log.drain(..below);
+    }
+
+    /// All is forgotten, with the queue pair's state.
     pub fn clear(&mut self) {
-        self.first += self.log.len() as u64;
-        self.log.clear();
+        self.held = 0;
+        self.settle();
     }
 
-    /// What is not known to be done, with numbers, in order.
-    pub fn outstanding(&self) -> impl Iterator<Item = (u64, &Posted<S>)> {
-        (self.first..).zip(&self.log)
+    /// What is below and not known to be done, with numbers, in order.
+    pub fn outstanding(&self) -> impl DoubleEndedIterator<Item = (u64, &Posted<S>)> {
+        let placed = self.log.iter().take(self.below()).enumerate();
+        placed.map(|(place, posted)| (self.first + place as u64, posted))
     }
 
-    /// Whether all is known to be done.
-    pub fn is_empty(&self) -> bool {
-        self.log.is_empty()
+    /// Whether all that is below is known to be done.
+    pub fn is_settled(&self) -> bool {
+        self.below() == 0
     }
 
-    /// Whether a completion is to come.
+    /// Whether a completion is to come of what is below.
     pub fn awaits_completion(&self) -> bool {
-        self.log.iter().any(|posted| posted.signaled)
+        self.outstanding().any(|(_, posted)| posted.signaled)
     }
 
     /// The last request of which nobody will ever tell that it is done, unless a mark does.
     pub fn to_mark(&self) -> Option<&Posted<S>> {
-        let mut last = self.log.iter().rev();
-        last.find(|posted| posted.kind == Kind::Silent)
+        let mut last = self.outstanding().rev();
+        last.find_map(|(_, posted)| (posted.kind == Kind::Silent).then_some(posted))
     }
 }
 
@@ -133,8 +174,30 @@ mod tests {
         assert!(!sends.awaits_completion());
         assert_eq!(sends.to_mark().and_then(|posted| posted.wr_id), Some(9));
         assert!(sends.completed(third + 1).is_none(), "there is none");
-        sends.clear();
-        assert!(sends.is_empty());
+        sends.settle();
+        assert!(sends.is_settled());
         assert_eq!(sends.post(posted(1, Kind::Local, true)), third + 1);
+    }
+
+    #[test]
+    fn what_is_held_is_not_below() {
+        let mut sends = Sends::default();
+        let first = sends.post(posted(1, Kind::Silent, false));
+        sends.hold(posted(2, Kind::Silent, true));
+        sends.hold(posted(3, Kind::Message, true));
+        assert!(!sends.awaits_completion());
+        assert!(sends.completed(first + 1).is_none(), "it is not below");
+        sends.settle();
+        assert!(sends.is_settled());
+        let mark = sends.post(posted(4, Kind::Local, true));
+        assert_eq!(mark, first + 1, "before what is held");
+        sends.settle();
+        let released = sends
+            .release()
+            .map(|(number, posted)| (number, posted.wr_id));
+        assert_eq!(released, Some((first + 2, Some(2))));
+        assert!(sends.awaits_completion() && sends.completed(first + 2).is_some());
+        assert_eq!(sends.release().map(|(number, _)| number), Some(first + 3));
+        assert!(sends.release().is_none());
     }
 }

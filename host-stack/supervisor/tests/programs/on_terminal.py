@@ -47,8 +47,30 @@ class Terminal:
             assert time.monotonic() < end, "the shell keeps the terminal"
             time.sleep(0.01)
 
+    def until_it_waits(self, program):
+        """Waits until a program of this directory waits for what is typed. Curses looks whether the size has changed, and
+        then reads: what changes between the two it does not notice before the next key."""
+        end = time.monotonic() + 60
+        while not is_waiting(program):
+            assert time.monotonic() < end, f"{program} does not wait"
+            time.sleep(0.01)
+
     def lflag(self):
         return termios.tcgetattr(self.fd)[3]
+
+
+def is_waiting(program):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline") as words, open(f"/proc/{pid}/stat") as stat:
+                interpreter, *rest = words.read().split("\0")
+                state = stat.read().rsplit(") ", 1)[1][0]
+            is_it = interpreter.endswith("python3") and rest[:1] == [f"{PROGRAMS}/{program}"]
+            if is_it and state == "S" and os.readlink(f"/proc/{pid}/cwd") == os.getcwd():
+                return True
+        except OSError:
+            pass
+    return False
 
 
 def dump(*more):
@@ -63,9 +85,11 @@ def screen(first, second):
     first.until(b"24 x 80")
     first.type(b"abc")
     first.until(b"c")
+    first.until_it_waits("screen.py")
     dump()
     first.type(b"d")
     first.until(b"d")
+    first.until_it_waits("screen.py")
     dump("kill")
     first.type(b"\nstty sane\n")
     first.until(b"user> ")

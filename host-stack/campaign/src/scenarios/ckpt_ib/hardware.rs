@@ -1,15 +1,14 @@
 //! What is below of each process, in this life: HCAs of `emu/hca`, whose drivers give numbers and keys that come again soon.
 //!
-//! A queue pair's number is the smallest that is free at its port; keys of a process begin anywhere below
-//! [`FIRST_KEYS`], so that those of two processes are the same, and the next life's are those of other things.
+//! A queue pair's number is the smallest that is free at its port; keys of an HCA begin anywhere below [`FIRST_KEYS`], so that
+//! those of two HCAs are the same, and the next life's are those of other things.
 
 use std::{cell::RefCell, collections::BTreeMap};
 
 use snaprig_ckpt_ib::{
-    Completion, Name, Names,
+    Below, Completion, Name, Names,
     completions::SUCCESS,
     cookie::{Cookie, Queue},
-    drain::Below,
     process::Came,
 };
 use snaprig_hca::{
@@ -48,6 +47,8 @@ pub struct Fabric {
     pub world: World,
     owners: RefCell<BTreeMap<Name, Owner>>,
     keys: RefCell<BTreeMap<(usize, u32), u32>>,
+    /// By HCA.
+    next_keys: RefCell<Vec<u32>>,
 }
 
 /// A port by its HCA.
@@ -66,11 +67,13 @@ impl Fabric {
             world,
             owners: RefCell::default(),
             keys: RefCell::default(),
+            next_keys: RefCell::default(),
         }
     }
 
-    /// Everybody is dead: nothing has a name any more.
-    pub fn forget(&self) {
+    /// Nobody lives: nothing has a name any more. Keys begin there, by HCA.
+    pub fn forget(&self, first_keys: Vec<u32>) {
+        self.next_keys.replace(first_keys);
         self.owners.borrow_mut().clear();
         self.keys.borrow_mut().clear();
     }
@@ -108,19 +111,17 @@ pub struct Hardware {
     /// By place of its queue pairs.
     pub ends: Vec<(Name, HcaEnd)>,
     pub shared: Option<u32>,
-    next_key: u32,
     lent: BTreeMap<u64, (u64, u64)>,
     lent_used: u64,
 }
 
 impl Hardware {
-    pub fn new(fabric: &Fabric, member: usize, slot: u32, hca: u32, first_key: u32) -> Self {
+    pub fn new(fabric: &Fabric, member: usize, slot: u32, hca: u32) -> Self {
         Self {
             member,
             node: fabric.world.node(slot, hca),
             ends: Vec::new(),
             shared: None,
-            next_key: first_key,
             lent: BTreeMap::new(),
             lent_used: 0,
         }
@@ -142,8 +143,9 @@ impl Hardware {
             pooled: false,
         };
         let of_hca = fabric.world.make(self.slot(), &request);
-        let key = self.next_key;
-        self.next_key += 1;
+        let next = &mut fabric.next_keys.borrow_mut()[self.node.hca as usize];
+        let key = *next;
+        *next += 1;
         fabric.keys.borrow_mut().insert((self.member, key), of_hca);
         key
     }
@@ -185,6 +187,32 @@ impl Hardware {
             end,
         };
         fabric.owners.borrow_mut().insert(real, owner);
+        real
+    }
+
+    /// Another queue pair, with a name that is not given already: those that are made in vain go when there is one, so that each
+    /// gets another name.
+    pub fn create_new(
+        &mut self,
+        fabric: &Fabric,
+        transport: Transport,
+        is_shared: bool,
+        is_given: impl Fn(Name) -> bool,
+    ) -> Name {
+        let mut in_vain = Vec::new();
+        let real = loop {
+            let real = self.create(fabric, transport, is_shared);
+            if !is_given(real) {
+                break real;
+            }
+            in_vain.extend(self.ends.pop());
+        };
+        for (name, end) in in_vain {
+            let request = Control::DestroyQp { qp: end.index };
+            let done = fabric.world.ask(self.slot(), &request);
+            assert!(done.is_ok(), "{done:?}");
+            fabric.owners.borrow_mut().remove(&name);
+        }
         real
     }
 
@@ -287,6 +315,20 @@ impl Driver<'_> {
         }
     }
 
+    fn state_of(&self, end: &HcaEnd) -> Option<State> {
+        let qp = self.fabric.world.memory.qp(end.index)?;
+        Some(qp.state())
+    }
+
+    /// The send queue below is drained, if it is at work.
+    pub fn drain(&self, place: u32) {
+        let (_, end) = self.me.ends[place as usize];
+        if self.state_of(&end) == Some(State::Rts) {
+            let done = self.fabric.world.state(&end, State::Sqd);
+            assert!(done.is_ok(), "{done:?}");
+        }
+    }
+
     /// Whether the queue below has something.
     pub fn has_completion(&self) -> bool {
         let node = &self.me.node;
@@ -345,6 +387,17 @@ impl Below<Request, Receive> for Driver<'_> {
             qp: place as u32,
             from: from.map(|owner| owner.name),
         })
+    }
+
+    fn go_on(&mut self, place: u32) -> Result<(), String> {
+        let (_, end) = self.me.ends[place as usize];
+        match self.state_of(&end) {
+            Some(State::Sqd) => {
+                let done = self.fabric.world.state(&end, State::Rts);
+                done.map(drop).map_err(|errno| format!("errno {errno}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn mark(&mut self, place: u32, like: &Request, cookie: Cookie) -> Result<Request, String> {

@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 
 use snaprig_ckpt_ib::{
-    Name, Names,
+    Below, Name, Names,
     cookie::{Cookie, Queue},
-    drain::{Below, Drain, Said, said},
+    drain::{Drain, Said, said},
     faults,
-    names::{Domain, Port, Published},
+    names::{Domain, Key, Port, Published},
     process::Process,
     queue_pair::{Service, Stage},
 };
@@ -105,6 +105,13 @@ impl Job {
 
     pub fn is_first_life(&self) -> bool {
         self.lives == 0
+    }
+
+    /// The next checkpoint is ordered, whenever it was to be.
+    pub fn order_now(&mut self) {
+        if let Some(next) = self.orders.last_mut() {
+            *next = 0;
+        }
     }
 
     /// Whether a round does not end.
@@ -374,7 +381,8 @@ impl Run {
                 world.kill(one.hardware.slot());
             }
         }
-        self.fabric.forget();
+        let first_keys = self.first_keys();
+        self.fabric.forget(first_keys);
         self.job.lives += 1;
         self.job.round = None;
         let Some(checkpoint) = self.job.checkpoint.clone() else {
@@ -393,8 +401,7 @@ impl Run {
         self.members.clear();
         for (member, saved) in checkpoint.into_iter().enumerate() {
             let hca = (member as u32 + shift) % self.hcas;
-            let key = self.first_key();
-            let hardware = Hardware::new(&self.fabric, member, slots[member], hca, key);
+            let hardware = Hardware::new(&self.fabric, member, slots[member], hca);
             self.fabric.world.put(slots[member], 0, &saved.memory);
             let mut one = Member::new(saved.process, saved.program, hardware);
             one.is_closed = true;
@@ -416,7 +423,12 @@ impl Run {
         }
         for (region, key) in one.program.keys.iter().enumerate() {
             let real = one.hardware.register(&self.fabric, region);
-            published.keys.push((domain, *key, real));
+            published.keys.push(Key {
+                domain,
+                port: one.program.port,
+                key: *key,
+                real,
+            });
         }
         for pair in one.process.qps.iter_mut().flatten() {
             pair.receives.unlend_all();
@@ -425,17 +437,12 @@ impl Run {
             receives.unlend_all();
         }
         let real_port = port(one.hardware.node.hca);
-        let ends = one.program.ends.iter();
-        let ports: BTreeSet<u64> = ends.map(|end| end.name.port).collect();
-        published.ports = ports
-            .into_iter()
-            .map(|guid| Port {
-                guid,
-                lid: guid as u16,
-                real_guid: real_port,
-                real_lid: real_port as u16,
-            })
-            .collect();
+        published.ports.push(Port {
+            guid: one.program.port,
+            lid: one.program.port as u16,
+            real_guid: real_port,
+            real_lid: real_port as u16,
+        });
         if let Some(round) = &mut self.job.round {
             round.published.push(published);
         }
@@ -490,8 +497,11 @@ impl Run {
                     own: posted.wr_id.is_none(),
                     number,
                 };
-                let done = driver.send(place, &posted.request, posted.signaled, cookie);
-                assert!(matches!(done, None | Some(Ok(()))), "{done:?}");
+                match driver.send(place, &posted.request, posted.signaled, cookie) {
+                    Some(done) => assert_eq!(done, Ok(())),
+                    // It has died of it.
+                    None => return false,
+                }
             }
         }
         self.serve_all(member);
@@ -510,15 +520,16 @@ fn is_inconsistent(saved: &[Saved]) -> Option<String> {
     let all = || saved.iter().flat_map(|one| one.process.each_qp());
     let taken = |by: Name, from: Name| {
         let (_, pair) = all().find(|(_, pair)| pair.name == by)?;
-        (pair.stage == Stage::Sends).then(|| pair.taken.get(&from).copied().unwrap_or(0))
+        pair.sends_messages()
+            .then(|| pair.taken.get(&from).copied().unwrap_or(0))
     };
     let mut reliable =
-        all().filter(|(_, pair)| pair.service == Service::Reliable && pair.stage == Stage::Sends);
+        all().filter(|(_, pair)| pair.service == Service::Reliable && pair.sends_messages());
     reliable.find_map(|(_, pair)| {
         let peer = pair.peer?;
         let sent = pair.sent.get(&peer).copied().unwrap_or(0);
         let taken = taken(peer, pair.name)?;
-        (taken != sent || !pair.sends.is_empty())
+        (taken != sent || !pair.sends.is_settled())
             .then(|| format!("{}: {sent} sent, {taken} have come", pair.name))
     })
 }

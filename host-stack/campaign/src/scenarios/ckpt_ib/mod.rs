@@ -1,6 +1,7 @@
 //! Checkpoints with live queue pairs: processes with connections of all transports, each behind the machines of
 //! `host-stack/ckpt-ib`, on HCAs of `emu/hca`. A checkpoint is ordered at any event; then all go on, or all are killed and
-//! restarted on other HCAs, in another order, with other numbers and keys.
+//! restarted on other HCAs, in another order, with other numbers and keys. Some connect, or register memory, only then; some
+//! have their send queues drained (SQD).
 //!
 //! ```text
 //!   "process1"                      "process2" ...      program: posts, polls, looks into its memory
@@ -58,7 +59,7 @@ const POINTS: [Point; 12] = [
 ];
 
 /// Seeds with which everything is tried: reliable connections, packet by packet.
-const UNDISTURBED: [u64; 2] = [10, 44];
+const UNDISTURBED: [u64; 1] = [4];
 
 /// Checkpoints with queue pairs, as a scenario.
 #[derive(Clone, Copy, Debug)]

@@ -6,10 +6,11 @@ use snaprig_ckpt_ib::{
     sends::{Kind, Posted},
 };
 use snaprig_hca::{Opcode, Transport, types::completed};
+use snaprig_sim::Random;
 
 use super::super::verbs::{
     GRH_BYTES,
-    work::{Connection, LONGEST, Message, Task, Work},
+    work::{Connection, LONGEST, Message, Work},
 };
 
 /// A wr_id with this bit is a receive's.
@@ -54,16 +55,16 @@ pub struct Layout {
     receives: Vec<[Vec<u64>; 2]>,
     /// How much of each process's memory is used.
     pub used: Vec<u64>,
+    /// Connections that are made when they are first needed, and not when all begin.
+    pub is_late: Vec<bool>,
 }
 
 impl Layout {
-    pub fn new(mut work: Work, processes: usize) -> Self {
+    pub fn new(mut work: Work, processes: usize, random: &mut Random) -> Self {
         // A receive that is posted late is no error here.
         for connection in &mut work.connections {
             connection.link.rnr_retry = 7;
         }
-        work.tasks
-            .retain(|(_, task)| !matches!(task, Task::Drain(..)));
         let mut used = vec![0; processes];
         let mut take = |process: u32, bytes: u32| {
             let used: &mut u64 = &mut used[process as usize];
@@ -96,7 +97,9 @@ impl Layout {
                 taking.map(|_| take(me, LONGEST + GRH_BYTES)).collect()
             }));
         }
+        let is_late = work.connections.iter().map(|_| random.one_in(4)).collect();
         Self {
+            is_late,
             work,
             places,
             counters,
@@ -204,12 +207,14 @@ pub struct Program {
     pub done: Vec<bool>,
     /// Regions that it has registered: their keys.
     pub keys: Vec<u32>,
+    /// The port that it believes it is at.
+    pub port: u64,
 }
 
 impl Program {
     pub fn end(&mut self, which: Which) -> &mut End {
         let mut ends = self.ends.iter_mut();
-        ends.find(|end| end.which == which).expect("it is its own")
+        ends.find(|end| end.which == which).expect("it is made")
     }
 
     /// The end whose queue pair has this number.

@@ -8,24 +8,24 @@ use std::{
 };
 
 use snaprig_ckpt_ib::{
-    Completion, Names,
+    Below, Completion, Name, Names,
     completions::{Completions, SUCCESS},
     cookie::{Cookie, Queue},
-    drain::{self, Below},
-    names::Domain,
-    process::{self, Process, Whose},
+    process::{self, Process},
     queue_pair::{QueuePair, Service, Stage},
-    receives::{Arrived, Fate, Receives},
+    receives::{Fate, Receives},
+    sends::Kind,
+    serve,
 };
 use snaprig_hca::{Opcode, State, Transport, faults as of_hcas, post::PostError, testing::World};
-use snaprig_sim::{Kind, Plan, Random};
+use snaprig_sim::{Kind as FaultKind, Plan, Random};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
     super::verbs::work::{Task, Work},
     Bug, POINTS, Parameters,
     check::{self, Weather},
-    hardware::{Driver, FIRST_KEYS, Fabric, Hardware, Receive, in_region},
+    hardware::{Driver, FIRST_KEYS, Fabric, Hardware, Receive, in_region, port},
     invariants::COMPLETIONS,
     job::Job,
     program::{End, Had, Layout, Program, RECEIVE, Request, Which, is_receive, posted},
@@ -100,8 +100,8 @@ pub fn run(plan: &Plan, parameters: &Parameters, watch: Watch<Bug>) -> Outcome<(
 }
 
 fn weather(plan: &Plan, work: &Work) -> Weather {
-    let is_harmless = |kind: &Kind| matches!(kind, Kind::Crash(_) | Kind::Hang(_));
-    let overtakes = |kind: &Kind| matches!(kind, Kind::Duplicate | Kind::Reorder);
+    let is_harmless = |kind: &FaultKind| matches!(kind, FaultKind::Crash(_) | FaultKind::Hang(_));
+    let overtakes = |kind: &FaultKind| matches!(kind, FaultKind::Duplicate | FaultKind::Reorder);
     Weather {
         is_calm: plan.faults.iter().all(|fault| is_harmless(&fault.kind)) && !work.switches,
         is_strange: work.switches || plan.faults.iter().any(|fault| overtakes(&fault.kind)),
@@ -117,10 +117,11 @@ impl Run {
         world.path.set(work.path);
         let canary = watch.canary.map(|Bug(planted)| planted);
         let mut random = Random::new(plan.seed, "checkpoints");
+        let layout = Layout::new(work, count, &mut random);
         let orders = (0..parameters.checkpoints).map(|_| random.below(1500));
         let mut run = Self {
             fabric: Fabric::new(world),
-            layout: Layout::new(work, count),
+            layout,
             members: Vec::new(),
             names: Names::new([], canary),
             job: Job::new(orders.collect()),
@@ -132,6 +133,8 @@ impl Run {
             states: watch.is_counting.then(BTreeSet::new),
             until: watch.until,
         };
+        let first_keys = run.first_keys();
+        run.fabric.forget(first_keys);
         run.launch();
         run
     }
@@ -147,72 +150,78 @@ impl Run {
                 false => self.fabric.world.join(),
             };
             let hca = member as u32 % self.hcas;
-            let key = self.first_key();
-            let mut hardware = Hardware::new(&self.fabric, member, slot, hca, key);
+            let mut hardware = Hardware::new(&self.fabric, member, slot, hca);
             let mut process = Process {
                 canary: self.canary,
                 ..Process::default()
             };
             process::put(&mut process.cqs, Completions::default());
             process::put(&mut process.shared, Receives::default());
-            let mut program = Program {
+            let program = Program {
                 done: vec![false; self.layout.work.tasks.len()],
                 keys: vec![hardware.register(&self.fabric, 0)],
+                port: port(hca),
                 ..Program::default()
             };
-            for which in self.layout.ends_of(member) {
-                let end = self.create(which, &mut process, &mut hardware);
-                program.ends.push(end);
-            }
             self.members.push(Member::new(process, program, hardware));
+            for which in self.layout.ends_of(member) {
+                self.offer(member, which);
+            }
         }
-        for member in 0..count {
-            for end in self.members[member].program.ends.clone() {
-                self.connect(member, &end);
-                self.offer(member, end.which);
+        for connection in 0..self.layout.work.connections.len() {
+            if !self.layout.is_late[connection] {
+                self.connect(connection);
             }
         }
         for member in 0..count {
-            self.post_unreliable(member);
             self.schedule(member);
         }
     }
 
     /// What waits for no receive finds them there: whoever is kept out posts none.
-    fn post_unreliable(&mut self, member: usize) {
+    fn post_unreliable(&mut self, connection: usize) {
         for index in 0..self.layout.work.tasks.len() {
-            if let (_, Task::Receive(connection, side)) = self.layout.work.tasks[index]
+            if let (_, Task::Receive(of, side)) = self.layout.work.tasks[index]
                 && let which = (Which { connection, side })
-                && self.layout.process(which) == member
+                && of == connection
                 && self.layout.transport(which) != Transport::Rc
             {
-                self.work(member, index);
+                let member = self.layout.process(which);
+                self.members[member].program.done[index] = true;
+                self.receive(member, which);
             }
         }
     }
 
-    pub fn first_key(&mut self) -> u32 {
-        1 + self.random.below(FIRST_KEYS) as u32
+    /// Where keys begin, by HCA.
+    pub fn first_keys(&mut self) -> Vec<u32> {
+        let hcas = 0..self.hcas;
+        hcas.map(|_| 1 + self.random.below(FIRST_KEYS) as u32)
+            .collect()
     }
 
-    fn create(
-        &self,
-        which: Which,
-        process: &mut Process<Request, Receive>,
-        hardware: &mut Hardware,
-    ) -> End {
+    /// A program makes its end of a connection, under a name that is nobody's.
+    fn create(&mut self, which: Which) {
         let transport = self.layout.transport(which);
         let is_shared = self.layout.connection(which).shared;
-        let name = hardware.create(&self.fabric, transport, is_shared);
+        let member = self.layout.process(which);
+        let (names, one) = (&self.names, &mut self.members[member]);
+        let port = one.program.port;
+        let is_given = |real: Name| names.is_given(port, real.number);
+        let hardware = &mut one.hardware;
+        let real = hardware.create_new(&self.fabric, transport, is_shared, is_given);
+        let name = Name { port, ..real };
         let service = match transport {
             Transport::Ud => Service::Datagram,
             Transport::Uc => Service::Unreliable,
             _ => Service::Reliable,
         };
         let pair = QueuePair::new(name, service, is_shared.then_some(0));
-        End {
+        let qp = process::put(&mut one.process.qps, pair);
+        hardware.call(&self.fabric, qp, name);
+        let end = End {
             which,
-            qp: process::put(&mut process.qps, pair),
+            qp,
             name,
             sent: 0,
             posted: 0,
@@ -221,19 +230,36 @@ impl Run {
             flushed: Vec::new(),
             found: vec![0; self.layout.messages(which.peer()).len()],
             brought: Vec::new(),
-        }
+        };
+        one.program.ends.push(end);
     }
 
-    /// A program connects: both ends are made.
-    fn connect(&mut self, member: usize, end: &End) {
-        let peer = self.end(end.which.peer()).name;
-        let transport = self.layout.transport(end.which);
-        if let Some(pair) = self.members[member].process.qp(end.qp) {
-            pair.peer = (transport != Transport::Ud).then_some(peer);
-            pair.stage = Stage::Sends;
+    /// Two programs connect.
+    fn connect(&mut self, connection: usize) {
+        let sides = [0, 1].map(|side| Which { connection, side });
+        for which in sides {
+            self.create(which);
         }
-        self.driver(member)
-            .raise(end.qp, end.which, peer, State::Rts);
+        for which in sides {
+            let (end, peer) = (self.end(which).clone(), self.end(which.peer()).name);
+            let member = self.layout.process(which);
+            let transport = self.layout.transport(which);
+            if let Some(pair) = self.members[member].process.qp(end.qp) {
+                pair.peer = (transport != Transport::Ud).then_some(peer);
+                pair.stage = Stage::Sends;
+            }
+            self.driver(member).raise(end.qp, which, peer, State::Rts);
+        }
+        self.post_unreliable(connection);
+    }
+
+    fn is_connected(&self, connection: usize) -> bool {
+        let which = Which {
+            connection,
+            side: 0,
+        };
+        let ends = &self.members[self.layout.process(which)].program.ends;
+        ends.iter().any(|end| end.which == which)
     }
 
     /// What a peer reads is there before.
@@ -252,7 +278,7 @@ impl Run {
     pub fn end(&self, which: Which) -> &End {
         let member = &self.members[self.layout.process(which)];
         let mut ends = member.program.ends.iter();
-        ends.find(|end| end.which == which).expect("it is its own")
+        ends.find(|end| end.which == which).expect("it is made")
     }
 
     pub fn driver(&mut self, member: usize) -> Driver<'_> {
@@ -299,10 +325,12 @@ impl Run {
         let mut first = None;
         for (index, (at, task)) in self.layout.work.tasks.iter().enumerate() {
             let is_own = match *task {
-                Task::Send(connection, side) | Task::Receive(connection, side) => {
+                Task::Send(connection, side)
+                | Task::Receive(connection, side)
+                | Task::Drain(connection, side, _) => {
                     self.layout.process(Which { connection, side }) == member
                 }
-                Task::Path(_) | Task::Drain(..) => member == 0,
+                Task::Path(_) => member == 0,
             };
             if is_own && !self.members[member].program.done[index] {
                 let first = *first.get_or_insert(*at);
@@ -363,7 +391,29 @@ impl Run {
 
     fn work(&mut self, member: usize, index: usize) {
         let (_, task) = self.layout.work.tasks[index];
-        self.members[member].program.done[index] = true;
+        if self.members[member].program.done[index] {
+            return;
+        }
+        if let Task::Send(connection, _)
+        | Task::Receive(connection, _)
+        | Task::Drain(connection, ..) = task
+            && !self.is_connected(connection)
+        {
+            let is_kept_out = |side| {
+                let peer = self.layout.process(Which { connection, side });
+                self.members[peer].is_closed
+            };
+            if [0, 1].into_iter().any(is_kept_out) {
+                let world = &self.fabric.world;
+                let slot = self.members[member].hardware.slot();
+                let number = index as u32 * 2 + 1;
+                return world.task(slot, world.now() + LOOK_NS, number, "its peer is kept out");
+            }
+            self.connect(connection);
+        }
+        if std::mem::replace(&mut self.members[member].program.done[index], true) {
+            return;
+        }
         match task {
             Task::Send(connection, side) => {
                 self.register(member);
@@ -371,7 +421,67 @@ impl Run {
             }
             Task::Receive(connection, side) => self.receive(member, Which { connection, side }),
             Task::Path(path) => self.fabric.world.path.set(path),
-            Task::Drain(..) => {}
+            Task::Drain(connection, side, is_on) => {
+                if !is_on {
+                    self.drop_late_drains(member, connection, side);
+                }
+                self.hold(member, Which { connection, side }, is_on);
+            }
+        }
+    }
+
+    /// Whoever comes to drain a send queue after it was to go on does not any more.
+    fn drop_late_drains(&mut self, member: usize, connection: usize, side: usize) {
+        for (index, (_, task)) in self.layout.work.tasks.iter().enumerate() {
+            if matches!(task, Task::Drain(of, at, true) if (*of, *at) == (connection, side)) {
+                self.members[member].program.done[index] = true;
+            }
+        }
+    }
+
+    /// A program has its send queue drained, or go on.
+    fn hold(&mut self, member: usize, which: Which, is_on: bool) {
+        let qp = self.members[member].program.end(which).qp;
+        let (process, mut driver) = self.split(member);
+        let Some(pair) = process.qp(qp) else {
+            return;
+        };
+        match (pair.stage, is_on) {
+            (Stage::Sends, true) => {
+                pair.stage = Stage::Holds;
+                driver.drain(qp);
+            }
+            (Stage::Holds, false) => {
+                pair.stage = Stage::Sends;
+                driver.go_on(qp).expect("it was drained");
+                self.release(member, qp);
+            }
+            _ => {}
+        }
+    }
+
+    /// What a program posted while its send queue was drained goes below.
+    fn release(&mut self, member: usize, qp: u32) {
+        let (process, driver) = self.split(member);
+        let Some(pair) = process.qp(qp) else {
+            return;
+        };
+        while let Some((number, posted)) = pair.sends.release() {
+            let (request, kind, is_signaled) =
+                (posted.request.clone(), posted.kind, posted.signaled);
+            if kind == Kind::Message {
+                pair.count_sent(request.to);
+            }
+            let cookie = Cookie {
+                queue: Queue::Sends(qp),
+                own: false,
+                number,
+            };
+            match driver.send(qp, &request, is_signaled, cookie) {
+                Some(done) => assert_eq!(done, Ok(())),
+                // It has died of it.
+                None => return,
+            }
         }
     }
 
@@ -382,12 +492,9 @@ impl Run {
         if region >= REGIONS_MAX || !self.random.one_in(8) {
             return;
         }
-        let domain = Domain(member as u64);
         let key = loop {
             let key = one.hardware.register(&self.fabric, region);
-            if !self.names.is_key_given(domain, key) && !one.program.keys.contains(&key)
-                || self.canary == Some(snaprig_ckpt_ib::Canary::NameGivenTwice)
-            {
+            if !self.names.is_key_given(one.program.port, key) {
                 break key;
             }
             one.hardware.deregister(&self.fabric, key);
@@ -430,6 +537,10 @@ impl Run {
         let Some(pair) = process.qp(qp) else {
             return;
         };
+        if pair.stage == Stage::Holds || pair.sends.is_holding() {
+            pair.sends.hold(entry);
+            return self.release_failed(member);
+        }
         if message.takes_receive() {
             pair.count_sent(to);
         }
@@ -443,6 +554,11 @@ impl Run {
             matches!(done, None | Some(Ok(()) | Err(PostError::WrongState))),
             "{done:?}"
         );
+        // Nobody tells of it: now and then, a checkpoint is ordered just then.
+        let is_silent = !message.signaled && !message.takes_receive();
+        if is_silent && self.random.one_in(8) {
+            self.job.order_now();
+        }
     }
 
     fn receive(&mut self, member: usize, which: Which) {
@@ -479,7 +595,7 @@ impl Run {
     /// Receives that wait are served, or posted.
     pub fn serve(&mut self, member: usize, queue: Queue) {
         let (process, mut driver) = self.split(member);
-        drain::serve(process, &mut driver, queue).expect("there is room");
+        serve::serve(process, &mut driver, queue).expect("there is room");
         self.poll_soon(member);
     }
 
@@ -517,30 +633,25 @@ impl Run {
                 continue;
             }
             let Some(came) = driver.poll(0) else {
-                return;
+                return self.release_failed(member);
             };
-            match process.completed(came) {
-                Whose::Program(completion) => self.sees(member, &completion),
-                Whose::Nobody => {}
-                Whose::Lent(queue, number, completion) => {
-                    if completion.status == SUCCESS {
-                        let cookie = Cookie {
-                            queue,
-                            own: true,
-                            number,
-                        };
-                        let data = driver.lent(cookie, &completion);
-                        if let Some(receives) = process.receives(queue) {
-                            receives.arrive(Arrived {
-                                completion,
-                                cq: 0,
-                                data,
-                            });
-                        }
-                    }
-                    self.serve(member, queue);
-                }
+            if let Some(queue) = serve::settle(process, &mut driver, 0, came) {
+                self.serve(member, queue);
             }
+        }
+    }
+
+    /// What is held of a queue pair that has failed is flushed below.
+    fn release_failed(&mut self, member: usize) {
+        let failed =
+            |(place, pair): (u32, &QueuePair<_, _>)| (pair.stage == Stage::Failed).then_some(place);
+        let failed: Vec<u32> = self.members[member]
+            .process
+            .each_qp()
+            .filter_map(failed)
+            .collect();
+        for place in failed {
+            self.release(member, place);
         }
     }
 
@@ -717,6 +828,9 @@ impl Run {
             return Some(round);
         }
         self.members.iter().enumerate().find_map(|(number, one)| {
+            if one.program.ends.len() < self.layout.ends_of(number).len() {
+                return Some(format!("process{}: a connection is not made", number + 1));
+            }
             let ends = one.program.ends.iter();
             let mut short = ends.filter(|end| {
                 let is_reliable = self.layout.transport(end.which) == Transport::Rc;
