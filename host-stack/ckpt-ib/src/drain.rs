@@ -87,8 +87,6 @@ pub struct Drain {
     incoming: BTreeMap<(Name, Name), Outgoing>,
     /// Queue pairs of the job that messages can come to.
     receiving: BTreeSet<Name>,
-    /// Queue pairs of the job.
-    known: BTreeSet<Name>,
     marked: BTreeSet<u32>,
     looked: bool,
 }
@@ -116,10 +114,10 @@ impl Drain {
     /// Begins, when all have quiesced: `all` is what all processes have said.
     pub fn new<S, R>(process: &Process<S, R>, all: &[Said]) -> Result<Self, Refusal> {
         let own: BTreeSet<_> = process.each_qp().map(|(_, qp)| qp.name).collect();
+        let known: BTreeSet<_> = all.iter().map(|said| said.name).collect();
         let mut drain = Self {
             incoming: BTreeMap::new(),
             receiving: BTreeSet::new(),
-            known: all.iter().map(|said| said.name).collect(),
             marked: BTreeSet::new(),
             looked: false,
         };
@@ -134,7 +132,7 @@ impl Drain {
         }
         for (_, qp) in process.each_qp() {
             if let (Some(peer), true) = (qp.peer, qp.receives_messages())
-                && !drain.known.contains(&peer)
+                && !known.contains(&peer)
             {
                 return Err(Refusal::Stranger(qp.name, peer));
             }

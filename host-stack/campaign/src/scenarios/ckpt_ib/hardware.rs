@@ -111,7 +111,8 @@ pub struct Hardware {
     /// By place of its queue pairs.
     pub ends: Vec<(Name, HcaEnd)>,
     pub shared: Option<u32>,
-    lent: BTreeMap<u64, (u64, u64)>,
+    /// Where what is lent is, by wr_id.
+    lent: BTreeMap<u64, u64>,
     lent_used: u64,
 }
 
@@ -422,12 +423,12 @@ impl Below<Request, Receive> for Driver<'_> {
         let at = LENT_AT + self.me.lent_used;
         self.me.lent_used += bytes.next_multiple_of(8);
         assert!(at + bytes <= BYTES as u64, "too much is lent");
-        self.me.lent.insert(cookie.bits(), (at, bytes));
+        self.me.lent.insert(cookie.bits(), at);
         self.receive_at(queue, at, bytes, cookie)
     }
 
     fn lent(&mut self, cookie: Cookie, completion: &Completion) -> Vec<u8> {
-        let Some((at, _)) = self.me.lent.remove(&cookie.bits()) else {
+        let Some(at) = self.me.lent.remove(&cookie.bits()) else {
             return Vec::new();
         };
         let has_data = completion.opcode == completed::RECEIVE && completion.status == SUCCESS;

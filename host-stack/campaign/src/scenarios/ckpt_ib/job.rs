@@ -12,6 +12,7 @@ use snaprig_ckpt_ib::{
     process::Process,
     queue_pair::{Service, Stage},
 };
+use snaprig_ckpt_plugin::phase::Phase;
 use snaprig_hca::State;
 use snaprig_sim::Point;
 
@@ -32,30 +33,16 @@ const UNRELIABLE_NS: u64 = 3_000_000;
 /// A drain takes no longer.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Where a round is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Quiesce,
-    Drain,
-    Save,
-    Resume,
-    Rebuild,
-    Exchange,
-    Refill,
-    Go,
-}
-
-impl Phase {
-    fn point(self) -> &'static Point {
-        match self {
-            Self::Quiesce => &faults::QUIESCE,
-            Self::Drain => &faults::DRAIN,
-            Self::Save => &faults::SAVE,
-            Self::Resume | Self::Go => &faults::RESUME,
-            Self::Rebuild => &faults::REBUILD,
-            Self::Exchange => &faults::EXCHANGE,
-            Self::Refill => &faults::REFILL,
-        }
+/// Where a process can go wrong in a phase.
+fn point(phase: Phase) -> &'static Point {
+    match phase {
+        Phase::Quiesce => &faults::QUIESCE,
+        Phase::Drain => &faults::DRAIN,
+        Phase::Save => &faults::SAVE,
+        Phase::Resume | Phase::Go => &faults::RESUME,
+        Phase::Rebuild => &faults::REBUILD,
+        Phase::Exchange => &faults::EXCHANGE,
+        Phase::Refill => &faults::REFILL,
     }
 }
 
@@ -192,7 +179,7 @@ impl Run {
         if self.job.round.as_ref().is_some_and(is_over) {
             return;
         }
-        match self.fabric.world.process_at(slot, phase.point()) {
+        match self.fabric.world.process_at(slot, point(phase)) {
             None => return,
             Some(0) => {}
             Some(late_ns) => return self.phase_later(member, late_ns),

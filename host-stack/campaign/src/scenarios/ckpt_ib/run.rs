@@ -282,12 +282,7 @@ impl Run {
     }
 
     pub fn driver(&mut self, member: usize) -> Driver<'_> {
-        Driver {
-            fabric: &self.fabric,
-            layout: &self.layout,
-            names: &self.names,
-            me: &mut self.members[member].hardware,
-        }
+        self.split(member).1
     }
 
     /// The machines of a process, and what is below them.
