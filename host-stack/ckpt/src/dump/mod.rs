@@ -166,10 +166,10 @@ pub fn describe(
             ..plain(&stat)
         });
     }
-    let supervisor = processes
-        .iter()
-        .find(|process| process.pid == root)
-        .map_or(0, |p| p.parent);
+    // Once the first process has ended, it is the parent of those that it has left behind (daemon(3)).
+    let is_in_tree = |pid: pid_t| processes.iter().any(|process| process.pid == pid);
+    let mut tops = processes.iter().filter(|top| !is_in_tree(top.parent));
+    let supervisor = tops.next().map_or(0, |top| top.parent);
     let mut tree = Tree {
         supervisor,
         root,
