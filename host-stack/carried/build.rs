@@ -2,11 +2,12 @@
 
 use std::{env, fs, path::Path};
 
-const PACKAGES: [&str; 4] = [
+const PACKAGES: [&str; 5] = [
     "snaprig-verbs",
     "snaprig-libscif",
     "snaprig-libcoi",
     "snaprig-libckpt-plugin",
+    "snaprig-libckpt-ib",
 ];
 
 fn main() {

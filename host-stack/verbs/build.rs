@@ -4,6 +4,9 @@ use std::{fs, path::Path};
 
 use snaprig_versioned_build::Library;
 
+/// What it offers to plugins of checkpoints (src/ffi/checkpoint).
+const CHECKPOINT: [&str; 2] = ["snaprig_verbs_owned", "snaprig_verbs_restarted"];
+
 /// Functions of libc that the library stands before.
 const INTERPOSED: [&str; 15] = [
     "open", "open64", "openat", "openat64", "fopen", "fopen64", "stat", "stat64", "lstat",
@@ -21,6 +24,9 @@ fn main() {
     let mut script = String::from("{ global: ");
     for name in INTERPOSED {
         library.link(format_args!("--defsym={name}=snaprig_{name}"));
+        script += &format!("{name}; ");
+    }
+    for name in CHECKPOINT {
         script += &format!("{name}; ");
     }
     script += "};\n";

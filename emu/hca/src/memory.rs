@@ -147,6 +147,11 @@ impl Memory {
             .then_some(Self { base, bytes })
     }
 
+    /// Where it is mapped.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
     /// A table's entry, if the whole of it is inside.
     #[inline]
     fn entry<T>(&self, table_at: usize, index: u32, count: u32) -> Option<&T> {

@@ -15,8 +15,8 @@ pub trait Below<S, R> {
     /// Posts a request behind all others whose completion tells that they are done: of the same kind as `like`, so that it
     /// is allowed where that is, but without effect. It asks for a completion.
     fn mark(&mut self, qp: u32, like: &S, cookie: Cookie) -> Result<S, String>;
-    /// Posts a receive of so many bytes.
-    fn lend(&mut self, queue: Queue, bytes: u64, cookie: Cookie) -> Result<(), String>;
+    /// Posts a receive of so many bytes; whether there was room for it.
+    fn lend(&mut self, queue: Queue, bytes: u64, cookie: Cookie) -> Result<bool, String>;
     /// What came in it; it is not needed any more.
     fn lent(&mut self, cookie: Cookie, completion: &Completion) -> Vec<u8>;
     /// Puts into a receive of the program what came in one that was lent.

@@ -186,9 +186,15 @@ impl Drain {
                     own: true,
                     number: receives.lend(),
                 };
-                if let Err(why) = below.lend(queue, longest, cookie) {
+                let lent = below.lend(queue, longest, cookie);
+                if lent != Ok(true) {
                     receives.unlend();
-                    return Err(Refusal::Below(name, why));
+                }
+                match lent {
+                    Ok(true) => {}
+                    // The rest, when those are taken.
+                    Ok(false) => break,
+                    Err(why) => return Err(Refusal::Below(name, why)),
                 }
             }
         }
@@ -197,8 +203,10 @@ impl Drain {
 
     /// What was sent to a queue pair, by sender.
     fn to(&self, name: Name) -> impl Iterator<Item = (Name, &Outgoing)> {
-        let all = self.incoming.iter();
-        all.filter_map(move |((to, from), outgoing)| (*to == name).then_some((*from, outgoing)))
+        let all = self
+            .incoming
+            .range((name, Name::FIRST)..=(name, Name::LAST));
+        all.map(|((_, from), outgoing)| (*from, outgoing))
     }
 
     /// Looks once more; whether all has come. Those that failed are new in `failed`: the others are to be told.

@@ -19,15 +19,52 @@ use crate::Canary;
 /// A queue pair as all of a job call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Name {
-    /// The port that the program believes it is at: its GUID.
+    /// The port that the program believes it is at: its GUID. A peer's is its LID or a part of its GID, as its address says
+    /// it, until all have said whose those are ([`Aliases`]).
     pub port: u64,
     /// Its number there.
     pub number: u32,
 }
 
+impl Name {
+    /// No other comes before it.
+    pub const FIRST: Self = Self { port: 0, number: 0 };
+    /// No other comes after it.
+    pub const LAST: Self = Self {
+        port: u64::MAX,
+        number: u32::MAX,
+    };
+}
+
 impl std::fmt::Display for Name {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "queue pair {:#x} at port {:#x}", self.number, self.port)
+    }
+}
+
+/// A GID, as it is sent.
+pub type Gid = [u8; 16];
+
+/// What of a GID names a port, where there is no LID: its interface.
+pub fn interface_of(gid: Gid) -> u64 {
+    let [.., a, b, c, d, e, f, g, h] = gid;
+    u64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// GUIDs of ports by what else they are called: LIDs, and interfaces of GIDs.
+#[derive(Clone, Debug, Default)]
+pub struct Aliases(BTreeMap<u64, u64>);
+
+impl Aliases {
+    /// From what all processes say of ports that they use.
+    pub fn new(all: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        Self(all.into_iter().collect())
+    }
+
+    /// What all call a queue pair.
+    pub fn canonical(&self, name: Name) -> Name {
+        let port = self.0.get(&name.port).copied().unwrap_or(name.port);
+        Name { port, ..name }
     }
 }
 
@@ -40,6 +77,8 @@ pub struct Domain(pub u64);
 pub struct Published {
     /// Ports: GUID that the program knows, LID, GUID, and LID now.
     pub ports: Vec<Port>,
+    /// GUIDs of ports, their GIDs that the program knows, and what each is now.
+    pub gids: Vec<(u64, Gid, Gid)>,
     /// Queue pairs, where they are now, and their domains.
     pub queue_pairs: Vec<(Name, Name, Domain)>,
     /// Memory.
@@ -70,13 +109,50 @@ pub struct Port {
     pub real_guid: u64,
     /// Its LID.
     pub real_lid: u16,
+    /// What it can carry (`enum ibv_mtu`).
+    pub mtu: u32,
+}
+
+/// Names of one kind: what each is now, and what that is called. Where several have become one, the first is what it is called.
+#[derive(Clone, Debug)]
+struct Both<T> {
+    real: BTreeMap<T, T>,
+    called: BTreeMap<T, T>,
+}
+
+impl<T> Default for Both<T> {
+    fn default() -> Self {
+        Self {
+            real: BTreeMap::new(),
+            called: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T: Ord + Copy> Both<T> {
+    fn insert(&mut self, name: T, real: T) {
+        self.real.insert(name, real);
+        self.called.entry(real).or_insert(name);
+    }
+
+    fn real(&self, name: T) -> T {
+        self.real.get(&name).copied().unwrap_or(name)
+    }
+
+    fn called(&self, real: T) -> T {
+        self.called.get(&real).copied().unwrap_or(real)
+    }
 }
 
 /// What all of a job have published.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     ports: BTreeMap<u64, Port>,
+    lids: Both<u16>,
+    gids: Both<Gid>,
+    aliases: Aliases,
     queue_pairs: BTreeMap<Name, (Name, Domain)>,
+    called: BTreeMap<Name, Name>,
     keys: BTreeMap<(Domain, u32), u32>,
     /// By port; none where it is not known which of several.
     keys_at: BTreeMap<(u64, u32), Option<u32>>,
@@ -92,11 +168,18 @@ impl Names {
             ..Self::default()
         };
         for one in all {
-            names
-                .ports
-                .extend(one.ports.iter().map(|port| (port.guid, *port)));
+            for port in &one.ports {
+                names.ports.insert(port.guid, *port);
+                names.aliases.0.insert(port.lid.into(), port.guid);
+                names.lids.insert(port.lid, port.real_lid);
+            }
+            for (guid, gid, real) in one.gids {
+                names.aliases.0.insert(interface_of(gid), guid);
+                names.gids.insert(gid, real);
+            }
             for (name, real, domain) in one.queue_pairs {
                 names.queue_pairs.insert(name, (real, domain));
+                names.called.insert(real, name);
                 names.given.insert((name.port, name.number));
             }
             for key in one.keys {
@@ -116,8 +199,50 @@ impl Names {
         }
     }
 
+    /// What all call a queue pair.
+    pub fn canonical(&self, name: Name) -> Name {
+        self.aliases.canonical(name)
+    }
+
+    /// What a LID is now.
+    pub fn lid(&self, lid: u16) -> u16 {
+        self.lids.real(lid)
+    }
+
+    /// What the program calls a LID.
+    pub fn called_lid(&self, real: u16) -> u16 {
+        self.lids.called(real)
+    }
+
+    /// What a GID is now.
+    pub fn gid(&self, gid: Gid) -> Gid {
+        self.gids.real(gid)
+    }
+
+    /// What the program calls a GID.
+    pub fn called_gid(&self, real: Gid) -> Gid {
+        self.gids.called(real)
+    }
+
+    /// What the job calls a queue pair that is there now, and the LID of its port.
+    pub fn called(&self, real_lid: u16, number: u32) -> Option<(Name, u16)> {
+        let port = self.ports.values().find(|port| port.real_lid == real_lid)?;
+        let real = Name {
+            port: port.real_guid,
+            number,
+        };
+        let name = self.called.get(&real)?;
+        Some((*name, self.ports.get(&name.port)?.lid))
+    }
+
+    /// What a port can carry now, if it is known.
+    pub fn mtu(&self, port: u64) -> Option<u32> {
+        self.ports.get(&port).map(|port| port.mtu)
+    }
+
     /// Where a queue pair is now.
     pub fn queue_pair(&self, name: Name) -> Name {
+        let name = self.aliases.canonical(name);
         if let Some((real, _)) = self.queue_pairs.get(&name) {
             return *real;
         }
@@ -130,6 +255,7 @@ impl Names {
 
     /// What a peer's memory is called now: `peer` is the queue pair that a request goes to, which has a domain.
     pub fn remote_key(&self, peer: Name, key: u32) -> u32 {
+        let peer = self.aliases.canonical(peer);
         let real = match self.queue_pairs.get(&peer) {
             Some((_, domain)) => self.keys.get(&(self.of(*domain), key)).copied(),
             None => self.keys_at.get(&(peer.port, key)).copied().flatten(),
@@ -168,7 +294,9 @@ mod tests {
                 lid: name.port as u16,
                 real_guid: 9,
                 real_lid: 90,
+                mtu: 5,
             }],
+            gids: Vec::new(),
             queue_pairs: vec![(
                 name,
                 Name {

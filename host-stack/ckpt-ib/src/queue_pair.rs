@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     Name,
+    names::Aliases,
     receives::Receives,
     sends::{Kind, Sends},
 };
@@ -133,6 +134,18 @@ impl<S, R> QueuePair<S, R> {
     #[inline]
     pub fn count_taken(&mut self, from: Name) {
         *self.taken.entry(from).or_default() += 1;
+    }
+
+    /// Others are called as all call them.
+    pub fn rename(&mut self, aliases: &Aliases) {
+        self.peer = self.peer.map(|peer| aliases.canonical(peer));
+        for counts in [&mut self.sent, &mut self.taken, &mut self.lost] {
+            let mut all = BTreeMap::new();
+            for (name, count) in std::mem::take(counts) {
+                *all.entry(aliases.canonical(name)).or_default() += count;
+            }
+            *counts = all;
+        }
     }
 
     /// How many messages from there are accounted for: they came, or nobody waits for them any more.

@@ -2,10 +2,15 @@
 
 mod job;
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+use std::{ffi::OsString, os::fd::OwnedFd, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
+use snaprig_fabric::{
+    library,
+    place::{FABRIC_ENV, Place, setup_from_env},
+    start,
+};
 use snaprig_supervisor::{
     Event, Job, JobDump, Options, Policy, Program, Reply, Reporter, Request, Schedule, Settings,
     Target, faults,
@@ -177,6 +182,9 @@ pub struct Launch {
     /// Load this library into the program, and into all that it starts: a plugin that it does not know of
     #[arg(long, value_name = "LIBRARY")]
     preload: Vec<PathBuf>,
+    /// The program uses HCAs: its queue pairs are a part of checkpoints
+    #[arg(long)]
+    verbs: bool,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -314,7 +322,9 @@ struct Dumped {
     passes: u32,
     copied_stopped_bytes: u64,
     stood_still_ms: f64,
-    /// Parts of that.
+    /// Before it stood still, until plugins had taken down what they have.
+    plugins_ms: f64,
+    /// Parts of the time that it stood still.
     ahead_ms: f64,
     freeze_ms: f64,
     describe_ms: f64,
@@ -344,6 +354,7 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
         Command::Restart(options) => restart(options),
         Command::Receive(options) => {
             let (dir, how) = (&options.directory.dir, options.how.options()?);
+            let _fabric = hold_fabric()?;
             let status = snaprig_supervisor::receive(dir, &options.at.target()?, &how)?;
             Ok(ExitCode::from(status as u8))
         }
@@ -357,9 +368,15 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
 }
 
 fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
+    let mut preload = options.preload.clone();
+    if options.verbs {
+        let directory = library::directory(&std::env::current_exe()?)?;
+        preload.push(directory.join(library::CKPT_IB.name));
+    }
+    let _fabric = if options.verbs { hold_fabric()? } else { None };
     let program = Program {
         words: &options.program,
-        preload: &options.preload,
+        preload: &preload,
     };
     let status = match &options.in_job.job {
         Some(job) => {
@@ -376,7 +393,19 @@ fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
     Ok(ExitCode::from(status as u8))
 }
 
+/// Holds the fabric that the environment names, if it does: so its daemon is no process of the program's.
+fn hold_fabric() -> Result<Option<OwnedFd>, AnyError> {
+    match std::env::var_os(FABRIC_ENV) {
+        Some(_) => {
+            let (place, setup) = (Place::from_env()?, setup_from_env()?);
+            Ok(Some(start::connect(&place, &setup, &Vec::new())?))
+        }
+        None => Ok(None),
+    }
+}
+
 fn restart(options: &Restart) -> Result<ExitCode, AnyError> {
+    let _fabric = hold_fabric()?;
     // A directory that is named counts more than a job of the environment.
     match (&options.dir, &options.in_job.job) {
         (Some(dir), _) => {
@@ -433,6 +462,7 @@ fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
         passes: copied.passes,
         copied_stopped_bytes: copied.stopped,
         stood_still_ms: ms(pause.all),
+        plugins_ms: ms(pause.plugins),
         ahead_ms: ms(pause.ahead),
         freeze_ms: ms(pause.freeze),
         describe_ms: ms(pause.describe),

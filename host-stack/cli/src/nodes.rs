@@ -1,12 +1,27 @@
 //! `snaprig nodes`: several machines of a cluster on this one, and a program that starts others on them.
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, ExitStatus},
+    thread,
+    time::{Duration, Instant},
+};
 
 use clap::Args;
 use snaprig_fabric::{
-    Fabric, Nodes, nodes,
+    Fabric, Node, Nodes,
+    node::NODE_ENV,
+    nodes::{
+        self,
+        requests::{self, LOOK_EVERY, REQUESTS_ENV, Request, quoted},
+    },
     place::{HCAS_MAX, parse_models},
 };
+use snaprig_supervisor::Job;
 
 use crate::{AnyError, programs::not_started};
 
@@ -24,10 +39,26 @@ pub struct Options {
     /// The model of all HCAs: A, B, or a letter for each
     #[arg(long, value_name = "LETTERS", default_value = "A")]
     model: String,
+    /// All of it is a job in this directory, which `ckpt dump --job` checkpoints: the program is its member `head`, and what it
+    /// starts on a node is a member of the node's name
+    #[arg(long, value_name = "DIR")]
+    job: Option<PathBuf>,
+    /// Restart the job from its newest checkpoint, on these nodes
+    #[arg(long, requires = "job", conflicts_with = "program")]
+    restart: bool,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(
+        last = true,
+        required_unless_present = "restart",
+        value_name = "PROGRAM"
+    )]
     program: Vec<OsString>,
 }
+
+/// The member that starts the others.
+const HEAD: &str = "head";
+/// How long what was started on nodes has to end when its launcher has ended.
+const ENDS_MAX: Duration = Duration::from_secs(20);
 
 /// Its exit status is that of the program.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
@@ -35,16 +66,172 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let fabric = Fabric::builder()
         .exe(std::env::current_exe()?)
         .models(&models);
-    let nodes = Nodes::start(fabric, options.count, options.hcas)?;
+    let members = match (&options.job, options.restart) {
+        (Some(job), true) => Job::open(job)?.last_members()?,
+        _ => Vec::new(),
+    };
+    // Each member has the network that it had, also where there are fewer machines.
+    let last = members.iter().filter_map(|member| number_of(member)).max();
+    let guests = last.unwrap_or(0).saturating_sub(options.count);
+    let nodes = Nodes::with_guests(fabric, options.count, options.hcas, guests)?;
     if !nodes.have_networks() {
         eprintln!("snaprig: nodes share this machine's network: namespaces need root and ip(8)");
+    }
+    if let Some(job) = &options.job {
+        return Members::new(&nodes, job)?.run(options, &members);
     }
     let (program, arguments) = options.program.split_first().ok_or("no program")?;
     let status = nodes.launcher(program).args(arguments).status();
     let status = status.map_err(|error| not_started(program, &error))?;
-    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
-    let code = status.code().or(signal.map(|signal| 128 + signal));
-    Ok(ExitCode::from(code.unwrap_or(1) as u8))
+    Ok(ExitCode::from(code_of(status) as u8))
+}
+
+/// The number of the node that a member was on.
+fn number_of(member: &str) -> Option<u32> {
+    let node = member.split('.').next()?;
+    Node::number_of(node)
+}
+
+fn code_of(status: ExitStatus) -> i32 {
+    let signal = status.signal().map(|signal| 128 + signal);
+    status.code().or(signal).unwrap_or(1)
+}
+
+/// The members of a job that are on nodes.
+struct Members<'a> {
+    nodes: &'a Nodes,
+    /// The job, and where its launcher says what it wants to have on nodes.
+    job: PathBuf,
+    requests: PathBuf,
+    program: PathBuf,
+    running: Vec<(Option<Request>, Child)>,
+    /// How many there were of each node.
+    of_node: BTreeMap<String, u32>,
+}
+
+impl<'a> Members<'a> {
+    fn new(nodes: &'a Nodes, job: &Path) -> Result<Self, AnyError> {
+        fs::create_dir_all(job)?;
+        let job = job.canonicalize()?;
+        let requests = job.join("nodes");
+        fs::create_dir_all(&requests)?;
+        Ok(Self {
+            nodes,
+            job,
+            requests,
+            program: std::env::current_exe()?,
+            running: Vec::new(),
+            of_node: BTreeMap::new(),
+        })
+    }
+
+    fn run(mut self, options: &Options, members: &[String]) -> Result<ExitCode, AnyError> {
+        let mut head = match options.restart {
+            true => self.restart(members)?,
+            false => self.launch(&options.program)?,
+        };
+        let status = loop {
+            if let Some(status) = head.try_wait()? {
+                break status;
+            }
+            for request in requests::take(&self.requests)? {
+                self.start(request)?;
+            }
+            self.reap()?;
+            thread::sleep(LOOK_EVERY);
+        };
+        let begun = Instant::now();
+        while !self.running.is_empty() && begun.elapsed() < ENDS_MAX {
+            self.reap()?;
+            thread::sleep(LOOK_EVERY);
+        }
+        for (_, member) in &mut self.running {
+            member.kill()?;
+            member.wait()?;
+        }
+        Ok(ExitCode::from(code_of(status) as u8))
+    }
+
+    /// The launcher, as a member of the job.
+    fn launch(&self, program: &[OsString]) -> io::Result<Child> {
+        // What an earlier one has asked for is nobody's.
+        for entry in fs::read_dir(&self.requests)? {
+            fs::remove_file(entry?.path())?;
+        }
+        let mut head = self.head("launch");
+        head.args(["--name", HEAD, "--verbs", "--"]).args(program);
+        head.spawn()
+    }
+
+    fn head(&self, what: &str) -> Command {
+        let mut head = self.nodes.launcher(&self.program);
+        head.args(["ckpt", what, "--job"]).arg(&self.job);
+        head.env(REQUESTS_ENV, &self.requests);
+        head
+    }
+
+    /// All members of the newest checkpoint, with the HCAs of as many nodes as there are.
+    fn restart(&mut self, members: &[String]) -> Result<Child, AnyError> {
+        if !members.iter().any(|member| member == HEAD) {
+            let job = self.job.display();
+            return Err(format!("{job} has no checkpoint of `snaprig nodes --job`").into());
+        }
+        for member in members.iter().filter(|member| *member != HEAD) {
+            let number = number_of(member).ok_or("a member that is of no node")?;
+            let of_hcas = (number - 1) % self.nodes.count() + 1;
+            let mut words = OsString::from(format!("{NODE_ENV}={of_hcas} "));
+            words.push(self.words(&["ckpt", "restart", "--member", member]));
+            let child = self.on(&format!("node{number}"), &words)?;
+            self.running.push((None, child));
+        }
+        Ok(self.head("restart").args(["--member", HEAD]).spawn()?)
+    }
+
+    /// What a launcher has asked for, as a member of the job.
+    fn start(&mut self, request: Request) -> io::Result<()> {
+        let count = self.of_node.entry(request.node.clone()).or_default();
+        *count += 1;
+        let name = match count {
+            1 => request.node.clone(),
+            count => format!("{}.{count}", request.node),
+        };
+        let mut words = self.words(&["ckpt", "launch", "--name", &name, "--verbs"]);
+        words.push(" -- /bin/sh -c ");
+        words.push(quoted(&request.script()));
+        let child = self.on(&request.node, &words)?;
+        self.running.push((Some(request), child));
+        Ok(())
+    }
+
+    /// Words of this program, about the job.
+    fn words(&self, words: &[&str]) -> OsString {
+        let job = [OsStr::new("--job"), self.job.as_os_str()];
+        let words = words.iter().copied().map(OsStr::new);
+        let all = std::iter::once(self.program.as_os_str())
+            .chain(words)
+            .chain(job);
+        all.map(quoted).collect::<Vec<_>>().join(OsStr::new(" "))
+    }
+
+    fn on(&self, node: &str, words: &OsStr) -> io::Result<Child> {
+        let mut member = self.nodes.launcher(&self.program);
+        member.env_remove(REQUESTS_ENV);
+        member.args([nodes::PROCESS, node]).arg(words).spawn()
+    }
+
+    /// Those who wait for members that have ended are told.
+    fn reap(&mut self) -> io::Result<()> {
+        let mut running = Vec::new();
+        for (request, mut child) in self.running.drain(..) {
+            match (child.try_wait()?, request) {
+                (None, request) => running.push((request, child)),
+                (Some(status), Some(request)) => request.has_ended(code_of(status))?,
+                (Some(_), None) => {}
+            }
+        }
+        self.running = running;
+        Ok(())
+    }
 }
 
 /// What launchers start in rsh's place.

@@ -44,19 +44,17 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
 
 /// All that this program carries.
 fn tree() -> Result<Tree, AnyError> {
-    let carried = |library: &Library| {
-        let bytes = snaprig_carried::library(library.stem);
-        bytes
-            .map(Contents::Library)
-            .ok_or_else(|| format!("this program carries no {}", library.name))
+    let carried = |libraries: &[Library]| {
+        let carried = libraries.iter().map(|library| {
+            let bytes = snaprig_carried::library(library.stem);
+            bytes
+                .map(Contents::Library)
+                .ok_or_else(|| format!("this program carries no {}", library.name))
+        });
+        carried.collect::<Result<Vec<_>, _>>()
     };
-    let mut tree = sdk::tree(
-        sdk::LIBRARIES
-            .iter()
-            .map(carried)
-            .collect::<Result<Vec<_>, _>>()?,
-    );
-    tree.extend(library::tree(carried(&library::LIBRARY)?));
+    let mut tree = sdk::tree(carried(&sdk::LIBRARIES)?);
+    tree.extend(library::tree(carried(&library::LIBRARIES)?));
     Ok(tree)
 }
 

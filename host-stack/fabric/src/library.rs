@@ -1,4 +1,4 @@
-//! The `libibverbs.so.1` that programs are given.
+//! The libraries that verbs programs are given: `libibverbs.so.1`, and the one that makes queue pairs a part of checkpoints.
 
 use std::{
     io,
@@ -13,19 +13,26 @@ pub const LIBRARY: Library = Library {
     stem: "libsnaprig_verbs",
     package: "snaprig-verbs",
 };
+/// The plugin of checkpoints.
+pub const CKPT_IB: Library = Library {
+    name: "libsnaprig_ckpt_ib.so.0",
+    stem: "libsnaprig_libckpt_ib",
+    package: "snaprig-libckpt-ib",
+};
+/// Both.
+pub const LIBRARIES: [Library; 2] = [LIBRARY, CKPT_IB];
 const DIRECTORY: &str = "verbs";
 
-/// What of a root of files for programs is for verbs programs.
-pub fn tree(library: Contents) -> Tree {
+/// What of a root of files for programs is for verbs programs. One library for each of [`LIBRARIES`].
+pub fn tree(libraries: impl IntoIterator<Item = Contents>) -> Tree {
     let mut tree = Tree::default();
-    tree.add(Path::new(DIRECTORY).join(LIBRARY.name), library);
+    for (library, contents) in LIBRARIES.iter().zip(libraries) {
+        tree.add(Path::new(DIRECTORY).join(library.name), contents);
+    }
     tree
 }
 
-/// A directory with the library that belongs to a `snaprig` program, under the name that programs ask for.
+/// A directory with the libraries that belong to a `snaprig` program, under the names that programs ask for.
 pub fn directory(program: &Path) -> io::Result<PathBuf> {
-    let root = root::of(program, &[LIBRARY], |found| {
-        found.into_iter().map(tree).next().unwrap_or_default()
-    })?;
-    Ok(root.join(DIRECTORY))
+    Ok(root::of(program, &LIBRARIES, tree)?.join(DIRECTORY))
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   process                                daemon
-//!     Hello, [pool]           ------------->
+//!     Hello, [pool, memory]   ------------->
 //!                             <-------------  Welcome, [device memory, doorbell]
 //!     Open(hca)               ------------->
 //!                             <-------------  Made(context), [events out, events in]
@@ -23,12 +23,12 @@ use snaprig_hca::{
 };
 
 /// Version of everything here and of the layout of device memory.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// From a process to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// First of all. With it comes the process's pool, if it has one.
+    /// First of all. With it come the process's pool, and all of its memory, if they can be had.
     Hello {
         /// [`VERSION`].
         version: u32,
@@ -57,8 +57,13 @@ pub enum Ask {
         /// Which.
         channel: u32,
     },
-    /// The pool of another process. On the lookup socket, as the next two.
+    /// The pool of another process. On the lookup socket, as the next three.
     PoolOf {
+        /// Its slot.
+        process: u32,
+    },
+    /// All memory of another process (`/proc/self/mem`).
+    MemoryOf {
         /// Its slot.
         process: u32,
     },
@@ -101,6 +106,8 @@ pub enum Answer {
         process: u32,
         /// Model of each HCA.
         hcas: Vec<ModelName>,
+        /// That of the daemon, which knows processes by their numbers there.
+        pid_namespace: u64,
     },
     /// A number.
     Made(u32),

@@ -22,7 +22,8 @@ use rustix::{
 };
 use snaprig_hca::control::Fabric as Setup;
 use snaprig_peers::packets;
-use snaprig_sdk::program::{self, EXE_ENV};
+use snaprig_sdk::program;
+pub use snaprig_sdk::program::EXE_ENV;
 
 use crate::place::{FABRIC_ENV, HCAS_ENV, MODEL_ENV, PKEYS_ENV, Place, model_letters, pkeys_text};
 

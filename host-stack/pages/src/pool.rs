@@ -52,7 +52,6 @@ const HUGE_PAGE: u64 = 2 << 20;
 #[derive(Debug)]
 pub struct Pool {
     file: File,
-    inode: u64,
     pages: Mutex<Pages>,
     moves: Moves,
     is_ours: fn(&Mapping) -> bool,
@@ -89,7 +88,6 @@ impl Pool {
         // A peer's mapping of it must never end in SIGBUS.
         fcntl_add_seals(&file, SealFlags::SHRINK)?;
         Ok(Self {
-            inode: file.metadata()?.ino(),
             file,
             pages: Mutex::default(),
             moves,
@@ -102,12 +100,18 @@ impl Pool {
         self.file.as_fd()
     }
 
+    /// By what mappings tell that they are of it: it is another one after a restart of the process.
+    fn inode(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.ino())
+    }
+
     /// Registers memory; whether it is in the pool now. `writes`: it must be writable.
     pub fn register(&self, address: u64, length: u64, writes: bool) -> Result<bool, PoolError> {
         let range = page_range(address, length).ok_or(PoolError::Fault)?;
         let mut pages = self.pages.lock().expect("no panic while it is held");
         let mut mappings = maps::all()?;
         mappings.retain(|m| m.range.and(range).is_some());
+        let inode = self.inode()?;
         let allowed = |m: &Mapping| m.reads && (m.writes || !writes);
         if !maps::covers(&mappings, range) || !mappings.iter().all(allowed) {
             return Err(PoolError::Fault);
@@ -115,17 +119,17 @@ impl Pool {
         let here = ptr::from_ref(&range).addr() as u64;
         let movable = |m: &Mapping| {
             if self.moves == Moves::Private {
-                return m.inode == self.inode || m.private && !m.executes;
+                return m.inode == inode || m.private && !m.executes;
             }
             let stack = m.range.start <= here && here < m.range.end || m.name.starts_with("[stack");
             let plain = m.name.is_empty() || m.name == "[heap]" || m.name.starts_with("[anon");
-            m.inode == self.inode || m.private && m.inode == 0 && m.writes && plain && !stack
+            m.inode == inode || m.private && m.inode == 0 && m.writes && plain && !stack
         };
         if !mappings.iter().all(movable) {
             return Ok(false);
         }
         // Whether its pages are counted says nothing of a mapping: it may be new at that place.
-        let in_place = |m: &Mapping| m.inode == self.inode && m.offset == m.range.start;
+        let in_place = |m: &Mapping| m.inode == inode && m.offset == m.range.start;
         let mut moved = Vec::new();
         for mapping in mappings.iter().filter(|m| !in_place(m)) {
             let Some(part) = mapping.range.and(range) else {
@@ -184,7 +188,8 @@ impl Pool {
     /// Where the program has these pages of the pool now, and whether it can write to them.
     fn places(&self, pages: Range) -> io::Result<Vec<(Range, bool)>> {
         let mut mappings = maps::all()?;
-        mappings.retain(|m| m.inode == self.inode && !(self.is_ours)(m));
+        let inode = self.inode()?;
+        mappings.retain(|m| m.inode == inode && !(self.is_ours)(m));
         let place = |m: Mapping| {
             let in_file = Range {
                 start: m.offset,

@@ -78,6 +78,8 @@ pub struct CheckpointOptions {
 /// How long a tree stood still, and for what.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Pause {
+    /// Before all of it, while it ran: until its plugins had taken down what they have.
+    pub plugins: Duration,
     /// Before the checkpoint proper: to track writes, and to have calls end while memory is copied in the background.
     pub ahead: Duration,
     /// To stop all of its threads.
@@ -328,6 +330,7 @@ pub fn look(known: &mut History, purpose: Purpose, plugins: &SharedPlugins) -> R
 pub struct PreparedTree {
     before: Survey,
     gathered: ReadyPlugins,
+    plugins: Duration,
 }
 
 impl PreparedTree {
@@ -341,7 +344,9 @@ impl PreparedTree {
     ) -> Result<Self> {
         let me = me();
         let mut tries = 0;
+        let begun = Instant::now();
         let gathered = ReadyPlugins::of(plugins, directory, job)?;
+        let plugins = begun.elapsed();
         let before = loop {
             let purpose = (purpose, known.has_own_ipc);
             match Survey::look(me, purpose, &mut known.named, &gathered.owned()) {
@@ -350,7 +355,11 @@ impl PreparedTree {
             }
             thread::sleep(BETWEEN_TRIES);
         };
-        Ok(Self { before, gathered })
+        Ok(Self {
+            before,
+            gathered,
+            plugins,
+        })
     }
 
     /// Stops it; `root` is its first process.
@@ -359,6 +368,7 @@ impl PreparedTree {
         let Self {
             before,
             mut gathered,
+            plugins,
         } = self;
         let mut tries = 0;
         loop {
@@ -369,6 +379,7 @@ impl PreparedTree {
                 Ok(described) => {
                     reached(&faults::DESCRIBED);
                     let pause = Pause {
+                        plugins,
                         freeze: held - since,
                         describe: held.elapsed(),
                         ..Pause::default()

@@ -13,7 +13,7 @@ use std::{
     ffi::{c_int, c_void},
     hash::{BuildHasher, RandomState},
     mem,
-    os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
     ptr, slice,
     sync::{Arc, Mutex, MutexGuard},
@@ -27,9 +27,10 @@ use rustix::{
 };
 use snaprig_pages::threads;
 use snaprig_verbs_cm::{Call, Channel, Command, LinkId, Manager, Output, Reply};
+use snaprig_versioned::descriptors::Descriptors;
 
 use crate::{
-    Join, descriptors,
+    Join,
     sockets::{Arrival, Sockets, WAKE},
 };
 
@@ -46,6 +47,9 @@ struct Device {
 }
 
 static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
+
+/// Descriptors of the device. A program that has more than fit gets EMFILE.
+pub static DESCRIPTORS: Descriptors = Descriptors::new();
 
 fn lock() -> MutexGuard<'static, Option<Device>> {
     DEVICE
@@ -70,7 +74,7 @@ pub fn open(flags: c_int, join: Join) -> Result<c_int, Errno> {
             none => none.insert(Device::start(join)?),
         };
         let fd = eventfd(0, kept)?;
-        if !descriptors::add(fd.as_raw_fd()) {
+        if !DESCRIPTORS.add(fd.as_raw_fd()) {
             return Err(Errno::MFILE);
         }
         let fd = fd.into_raw_fd();
@@ -78,6 +82,25 @@ pub fn open(flags: c_int, join: Join) -> Result<c_int, Errno> {
         Ok(fd)
     })
     .unwrap_or(Err(Errno::IO))
+}
+
+/// Descriptors of it that a checkpoint of the process cannot have.
+pub fn owned(mut descriptor: impl FnMut(BorrowedFd<'_>)) {
+    let device = lock();
+    let Some(device) = device.as_ref().filter(|device| device.is_own()) else {
+        return;
+    };
+    descriptor(device.wake.as_fd());
+    device.sockets.owned(&mut descriptor);
+    for fd in DESCRIPTORS.all() {
+        descriptor(channel_fd(&Channel(fd)));
+    }
+}
+
+/// The process was restarted, and none of [`owned`] is there any more. The thread ends, for what it waits on is nothing to wait on.
+pub fn retire() {
+    DESCRIPTORS.clear();
+    drop(lock().take());
 }
 
 /// The program closes the device: its ids are gone.
@@ -166,7 +189,7 @@ fn wait(fd: c_int) -> Result<(), Errno> {
     // SAFETY: poll(2) has this type, and is given one entry, which is valid for the call. It is the C library's own, for
     // a thread may be cancelled in it; nothing that has to be dropped is held here or in the callers.
     let polled = unsafe {
-        crate::next!(
+        snaprig_versioned::next!(
             c"poll",
             fn(*mut libc::pollfd, libc::nfds_t, c_int) -> c_int,
             &mut poll,

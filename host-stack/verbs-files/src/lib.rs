@@ -11,9 +11,7 @@
 //! |---|---|
 //! | [`device`] | the connection manager's device: the manager, its sockets and its thread |
 //! | `sockets` | connections between the managers of two processes |
-//! | [`descriptors`] | which descriptors are that device's |
 //! | [`paths`] | what is at a path |
-//! | [`mod@next`] | functions of the C library that are stood before |
 //!
 //! The library that gives these files to programs (`snaprig_verbs`) has the C names: open(2), write(2) and so on. This
 //! crate says what they find.
@@ -21,9 +19,7 @@
 //! What must stay true: a path or a descriptor that is not one of these costs a comparison, takes no lock, and is left to
 //! the C library.
 
-pub mod descriptors;
 pub mod device;
-pub mod next;
 pub mod paths;
 mod sockets;
 

@@ -12,7 +12,7 @@ use std::{
     fs::{self, File},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::Arc,
 };
@@ -86,6 +86,14 @@ impl Sockets {
             epoll,
             all: HashMap::new(),
             next: WAKE + 1,
+        }
+    }
+
+    /// Its descriptors.
+    pub(crate) fn owned(&self, descriptor: &mut impl FnMut(BorrowedFd<'_>)) {
+        descriptor(self.epoll.as_fd());
+        for socket in self.all.values() {
+            descriptor(socket.fd().as_fd());
         }
     }
 

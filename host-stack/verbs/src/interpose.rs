@@ -27,9 +27,10 @@ use rustix::{
     io::{Errno, pwrite},
 };
 use snaprig_verbs_files::{
-    descriptors, device, next,
+    device::{self, DESCRIPTORS},
     paths::{self, Kind, RDMA_CM, RDMA_CM_DEVICE},
 };
+use snaprig_versioned::next;
 
 use crate::ffi::{joined, set_errno};
 
@@ -256,7 +257,7 @@ macro_rules! fstat {
                 let result = unsafe {
                     next!($name, fn(c_int, *mut libc::stat) -> c_int, fd, into)
                 };
-                if result == 0 && descriptors::is_ours(fd) {
+                if result == 0 && DESCRIPTORS.has(fd) {
                     let (major, minor) = RDMA_CM_DEVICE;
                     // SAFETY: the call that succeeded has filled the structure at this place.
                     let found = unsafe { &mut *into };
@@ -281,7 +282,7 @@ pub unsafe extern "C-unwind" fn snaprig_write(
     bytes: *const c_void,
     count: usize,
 ) -> isize {
-    if descriptors::is_ours(fd) {
+    if DESCRIPTORS.has(fd) {
         // SAFETY: write(2) asks the program for so many bytes; whoever writes commands to this device names places for
         // their answers and values in them, as to the kernel's device.
         return match unsafe { device::write(fd, bytes, count) } {
@@ -304,7 +305,7 @@ pub unsafe extern "C-unwind" fn snaprig_write(
 /// The connection manager's device is closed before its number can be another file's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn snaprig_close(fd: c_int) -> c_int {
-    if descriptors::remove(fd) {
+    if DESCRIPTORS.remove(fd) {
         device::closed(fd);
     }
     // SAFETY: libc's function of this name has this type, and gets what the program passed.

@@ -4,8 +4,11 @@
 //! rustc tells the linker what a cdylib exports, and knows of no versions. A symbol that names its
 //! own is exported all the same; only assembly can define one, which jumps to the function. The linker
 //! has to be given the versions as well, in a version script.
+//!
+//! Such libraries may stand before functions of others: [`mod@next`] has those; [`descriptors`] says which files are whose.
 
-#![no_std]
+pub mod descriptors;
+pub mod next;
 
 /// Exports a function under a name and a version of that: `export!(open, "scif_open@@SCIF_0.0")`. `@@` is
 /// what a program gets that does not say which, `@` is another one. In one library each function is

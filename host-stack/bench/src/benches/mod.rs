@@ -2,6 +2,7 @@
 
 pub mod card;
 pub mod ckpt;
+pub mod ckpt_ib;
 pub mod coi;
 pub mod scif;
 pub mod sim;
@@ -15,6 +16,7 @@ pub static ALL: &[&dyn Bench] = &[
     &sim::BENCH,
     &card::BENCH,
     &ckpt::BENCH,
+    &ckpt_ib::BENCH,
     &coi::BENCH,
     &scif::BENCH,
     &snapify::BENCH,

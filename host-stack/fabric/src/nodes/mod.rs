@@ -12,12 +12,18 @@
 
 pub mod launchers;
 mod namespaces;
+pub mod requests;
 
-use std::{ffi::OsStr, fs, io, path::PathBuf, process::Command};
+use std::{
+    ffi::OsStr,
+    fs, io,
+    path::{Path, PathBuf},
+    process::{self, Command},
+};
 
 use tempfile::TempDir;
 
-use self::namespaces::Namespaces;
+use self::{namespaces::Namespaces, requests::REQUESTS_ENV};
 use crate::{
     Fabric, FabricBuilder, FabricError,
     node::{NODE_HCAS_ENV, Node},
@@ -42,10 +48,22 @@ impl Nodes {
     /// Starts a fabric with so many nodes, each with so many HCAs. The calling process has one thread; it is in the
     /// head's network from then on, if there are namespaces.
     pub fn start(fabric: FabricBuilder, count: u32, hcas_each: u32) -> Result<Self, FabricError> {
+        Self::with_guests(fabric, count, hcas_each, 0)
+    }
+
+    /// As many, and so many more behind them that have a name and a network, and no HCAs of their own.
+    pub fn with_guests(
+        fabric: FabricBuilder,
+        count: u32,
+        hcas_each: u32,
+        guests: u32,
+    ) -> Result<Self, FabricError> {
         let hcas = count as usize * hcas_each as usize;
         let fabric = fabric.hcas(hcas).node_hcas(hcas_each).start()?;
         let nodes = (1..=count).map(|number| fabric.node(number).map(|node| node.node()));
-        let nodes: Vec<Node> = nodes.collect::<Result<_, _>>()?;
+        let mut nodes: Vec<Node> = nodes.collect::<Result<_, _>>()?;
+        let guests = count + 1..=count + guests;
+        nodes.extend(guests.filter_map(|number| Node::new(number, hcas_each)));
         let made = || -> io::Result<(TempDir, Option<Namespaces>)> {
             let directory = TempDir::with_prefix("snaprig-nodes-")?;
             let namespaces = Namespaces::make(&nodes, directory.path())?;
@@ -88,8 +106,16 @@ impl Nodes {
 }
 
 /// Becomes a program on a node, as rsh(1) would start it there: `host` is the node's name, and the words are joined for a
-/// shell. Returns only if it cannot.
+/// shell. Where its launcher is checkpointed, somebody else starts it, and this process ends as it does. Returns only if it
+/// cannot.
 pub fn exec(host: &str, words: &[std::ffi::OsString]) -> io::Error {
+    if let Some(directory) = std::env::var_os(REQUESTS_ENV) {
+        let words = words.join(OsStr::new(" "));
+        return match requests::ask(Path::new(&directory), host, &words) {
+            Ok(status) => process::exit(status),
+            Err(error) => error,
+        };
+    }
     match command_on(host, words) {
         Ok(mut command) => std::os::unix::process::CommandExt::exec(&mut command),
         Err(error) => error,

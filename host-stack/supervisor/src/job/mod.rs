@@ -111,6 +111,17 @@ impl Job {
         Ok(Store::open(self.directory.path("checkpoints"))?)
     }
 
+    /// Members of its newest checkpoint; none: there is no checkpoint.
+    pub fn last_members(&self) -> Result<Vec<String>> {
+        let store = self.store()?;
+        let Some(newest) = store.rounds()?.pop() else {
+            return Ok(Vec::new());
+        };
+        let checkpoint = store.checkpoint(newest)?;
+        let members = checkpoint.manifest().members.iter();
+        Ok(members.map(|member| member.name.clone()).collect())
+    }
+
     /// What the supervisor of a member has.
     pub fn of_member(&self, name: &str) -> PathBuf {
         self.directory.path("members").join(name)

@@ -9,19 +9,23 @@ pub mod peers;
 
 use std::{
     collections::HashMap,
+    ffi::c_void,
     fmt::Display,
     fs::File,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    ptr::NonNull,
-    sync::{Arc, Mutex, RwLock},
+    ptr::{self, NonNull},
+    sync::{
+        Arc, Mutex, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::ReadWriteFlags,
-    mm::{MapFlags, ProtFlags, mmap},
+    mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap},
 };
 use snaprig_fabric::Node;
 use snaprig_hca::{
@@ -99,6 +103,8 @@ pub struct Fabric {
     channels: RwLock<HashMap<u32, Arc<File>>>,
     /// Where asynchronous events go in, by the context's number.
     contexts: Mutex<HashMap<u32, File>>,
+    /// Its memory is nobody's any more: see [`Self::retire`].
+    is_retired: AtomicBool,
 }
 
 /// What a fabric's daemon is that does not answer as ours does.
@@ -123,11 +129,20 @@ impl Fabric {
         let another = |why: &dyn Display| failed(format!("{ANOTHER_VERSION} ({why})"));
         let lookup = start::try_connect(&place.lookup()).map_err(|e| another(&e))?;
         let pool = Pool::new(Moves::Plain, peers::is_window)?;
-        socket::send(&socket, &Ask::Hello { version: VERSION }, &[pool.fd()])?;
+        // Where /proc is hidden, peers do without.
+        let all_memory = open_memory();
+        let memory = all_memory.as_ref().ok().map(AsFd::as_fd);
+        let fds: Vec<_> = std::iter::once(pool.fd()).chain(memory).collect();
+        socket::send(&socket, &Ask::Hello { version: VERSION }, &fds)?;
         let (answer, fds) = socket::receive::<Answer>(&socket)?.ok_or_else(|| {
             another(&"it hung up; if it has ended, its log beside its socket says why")
         })?;
-        let Answer::Welcome { process, hcas } = answer else {
+        let Answer::Welcome {
+            process,
+            hcas,
+            pid_namespace,
+        } = answer
+        else {
             return Err(another(&format!("{answer:?}")));
         };
         let [device, doorbell]: [OwnedFd; 2] = fds
@@ -147,13 +162,14 @@ impl Fabric {
             node: Node::from_env(),
             memory,
             pool,
-            peers: Peers::default(),
+            peers: Peers::of_daemon_in(pid_namespace),
             watch: socket.try_clone()?,
             control: Mutex::new(socket),
             lookup: Mutex::new(lookup),
             doorbell,
             channels: RwLock::default(),
             contexts: Mutex::default(),
+            is_retired: AtomicBool::new(false),
         }))
     }
 
@@ -269,6 +285,49 @@ impl Fabric {
         }
     }
 
+    /// What a process has of a fabric that cannot be a part of its checkpoint: descriptors, and memory.
+    pub fn owned(
+        &self,
+        mut descriptor: impl FnMut(BorrowedFd<'_>),
+        mut region: impl FnMut(*mut c_void, usize),
+    ) {
+        for socket in [&self.control, &self.lookup] {
+            if let Ok(socket) = socket.lock() {
+                descriptor(socket.as_fd());
+            }
+        }
+        descriptor(self.watch.as_fd());
+        descriptor(self.doorbell.as_fd());
+        for channel in self.channels.read().iter().flat_map(|all| all.values()) {
+            descriptor(channel.as_fd());
+        }
+        for context in self.contexts.lock().iter().flat_map(|all| all.values()) {
+            descriptor(context.as_fd());
+        }
+        region(self.memory.base().as_ptr().cast(), DEVICE_BYTES as usize);
+        for window in self.peers.windows() {
+            region(
+                ptr::with_exposed_provenance_mut(window),
+                peers::WINDOW as usize,
+            );
+        }
+    }
+
+    /// The process was restarted, and all of [`Self::owned`] is gone. What the program had below can still be destroyed: it
+    /// finds an empty device, and no daemon.
+    pub fn retire(&self) {
+        let (at, bytes) = (self.memory.base().as_ptr().cast(), DEVICE_BYTES as usize);
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: this is where device memory was, of which nothing is left. Zeroes are values of all of its cells.
+        if let Err(error) = unsafe { mmap_anonymous(at, bytes, both, flags) } {
+            tracing::error!(%error, "what was open in another life cannot be closed");
+            return;
+        }
+        self.is_retired.store(true, Ordering::Release);
+        self.peers.forget();
+    }
+
     /// The HCAs that programs see: those of their node; all, on none.
     pub fn visible(&self) -> std::ops::Range<u32> {
         let all = self.hcas.len() as u32;
@@ -335,6 +394,12 @@ impl Drop for Fabric {
     fn drop(&mut self) {
         // Ends the daemon's view of this process even if a child has the descriptor too.
         let _ = rustix::net::shutdown(&self.watch, rustix::net::Shutdown::Both);
+        if self.is_retired.load(Ordering::Acquire) {
+            let at = self.memory.base().as_ptr().cast();
+            // SAFETY: this was the last of those who have the fabric, and with it device memory: whoever is in one of its machines
+            // has it, too.
+            let _ = unsafe { munmap(at, DEVICE_BYTES as usize) };
+        }
     }
 }
 
@@ -386,22 +451,21 @@ pub fn wait_for_end(watch: &OwnedFd) {
     }
 }
 
+/// All memory of this process.
+fn open_memory() -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .open("/proc/self/mem")
+}
+
 /// Maps device memory.
 pub(crate) fn map_device(fd: impl AsFd) -> io::Result<Memory> {
     let both = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
     // SAFETY: the address is null and the flags have no MAP_FIXED, so that the kernel chooses a
     // place where nothing else is: no memory that is in use is replaced.
-    let base = unsafe {
-        mmap(
-            std::ptr::null_mut(),
-            DEVICE_BYTES as usize,
-            both,
-            flags,
-            fd,
-            0,
-        )
-    }?;
+    let base = unsafe { mmap(ptr::null_mut(), DEVICE_BYTES as usize, both, flags, fd, 0) }?;
     let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
     // SAFETY: `base` is a mapping of so many bytes that was just made, and that is never unmapped:
     // it lives as long as the process. The file is sealed against shrinking, so that every page of
@@ -422,6 +486,13 @@ impl Pools for Fabric {
             return Ok(self.pool.fd().try_clone_to_owned()?.into());
         }
         self.descriptor(&Ask::PoolOf { process }).map(File::from)
+    }
+
+    fn memory_of(&self, process: u32) -> io::Result<File> {
+        if process == self.process {
+            return open_memory();
+        }
+        self.descriptor(&Ask::MemoryOf { process }).map(File::from)
     }
 }
 
@@ -494,7 +565,7 @@ impl Host for Fabric {
 
     fn is_dead(&self, process: u32) -> bool {
         // While the daemon lives, it is its to say.
-        self.memory.header().alive.get() == 0 && peers::is_gone(&self.memory, process)
+        self.memory.header().alive.get() == 0 && self.peers.is_gone(&self.memory, self, process)
     }
 
     fn now_ns(&self) -> u64 {

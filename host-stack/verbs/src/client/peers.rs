@@ -1,5 +1,6 @@
 //! Memory of processes: pools are mapped, a window at a time; the rest is reached by
-//! process_vm_readv(2).
+//! process_vm_readv(2), or, where processes have other numbers for each other (pid_namespaces(7)), by the file that each has
+//! of its own (`/proc/self/mem`, proc(5)).
 //!
 //! Windows stay mapped: a page's place in its pool never changes. All access to registered memory
 //! goes through them, one's own too, so that a program that unmaps what it registered hurts nobody.
@@ -8,21 +9,23 @@ use std::{
     collections::HashMap,
     ffi::c_void,
     fs::File,
-    io, ptr,
+    io,
+    os::unix::fs::{FileExt, MetadataExt},
+    ptr, slice,
     sync::{
         Mutex, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use snaprig_hca::{Atomic, Memory, Segment, key::NOBODY, memory::PROCESSES_MAX};
 use snaprig_pages::maps::Mapping;
 
 use super::ordered::{copy_in_order, tail_bytes};
 
 /// Bytes of a window.
-const WINDOW: u64 = 1 << 30;
+pub(crate) const WINDOW: u64 = 1 << 30;
 /// Bytes that are moved at a time between two processes neither of whose pages can be mapped.
 const BOUNCE_BYTES: usize = 64 << 10;
 
@@ -35,10 +38,13 @@ pub(crate) fn is_window(mapping: &Mapping) -> bool {
         && mapping.offset != mapping.range.start
 }
 
-/// Gets the pool of another process from the daemon.
+/// Gets files of other processes from the daemon.
 pub trait Pools {
     /// The pool of the process in this slot.
     fn pool_of(&self, process: u32) -> io::Result<File>;
+
+    /// All memory of the process in this slot.
+    fn memory_of(&self, process: u32) -> io::Result<File>;
 }
 
 /// Who is in a slot, as far as is known here, and which windows of its pool are mapped.
@@ -46,7 +52,22 @@ pub trait Pools {
 struct Peer {
     id: u32,
     pool: Option<File>,
+    memory: Option<File>,
     windows: HashMap<u64, usize>,
+}
+
+impl Peer {
+    /// The process with this number: if another one had the slot, nothing is known yet. Its windows stay mapped: somebody may be
+    /// using them.
+    fn of(&mut self, id: u32) -> &mut Self {
+        if self.id != id {
+            *self = Self {
+                id,
+                ..Self::default()
+            };
+        }
+        self
+    }
 }
 
 /// Memory of all processes of a fabric.
@@ -57,6 +78,8 @@ pub struct Peers {
     recent: [(AtomicU64, AtomicU64); RECENT],
     /// Held by who changes `recent`: two at a time could leave one's key with the other's place.
     changing: Mutex<()>,
+    /// Processes have the numbers that the daemon knows them by.
+    are_numbered: bool,
 }
 
 const RECENT: usize = 256;
@@ -72,11 +95,25 @@ impl Default for Peers {
             known: RwLock::default(),
             recent: std::array::from_fn(|_| (AtomicU64::new(0), AtomicU64::new(0))),
             changing: Mutex::default(),
+            are_numbered: true,
         }
     }
 }
 
+/// What tells a PID namespace from others: 0 if that cannot be known, which is as of the first one.
+pub fn own_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |file| file.ino())
+}
+
 impl Peers {
+    /// Of a fabric whose daemon is in this PID namespace.
+    pub fn of_daemon_in(namespace: u64) -> Self {
+        Self {
+            are_numbered: namespace == own_namespace(),
+            ..Self::default()
+        }
+    }
+
     /// Where a pooled byte is mapped, and how many follow it there.
     fn find<P: Pools>(&self, memory: &Memory, pools: &P, at: Segment) -> Option<(*mut u8, u64)> {
         if at.process >= PROCESSES_MAX {
@@ -102,6 +139,38 @@ impl Peers {
         Some((pointer.wrapping_add(offset as usize), WINDOW - offset))
     }
 
+    /// Where windows are mapped. The files that they are of are closed: whoever needs another window asks for them again.
+    pub fn windows(&self) -> Vec<usize> {
+        let Ok(mut known) = self.known.write() else {
+            return Vec::new();
+        };
+        let peers = known.values_mut();
+        peers
+            .flat_map(|peer| {
+                (peer.pool, peer.memory) = (None, None);
+                peer.windows.values().copied()
+            })
+            .collect()
+    }
+
+    /// What was mapped is not there any more, and nobody looks for it.
+    pub fn forget(&self) {
+        let Ok(mut known) = self.known.write() else {
+            return;
+        };
+        for (key, _) in &self.recent {
+            key.store(0, Ordering::Release);
+        }
+        for window in known
+            .drain()
+            .flat_map(|(_, peer)| peer.windows.into_values())
+        {
+            let at = ptr::with_exposed_provenance_mut::<c_void>(window);
+            // SAFETY: it was mapped by `map`, nobody uses it any more, and it is forgotten.
+            let _ = unsafe { munmap(at, WINDOW as usize) };
+        }
+    }
+
     fn map<P: Pools>(&self, pools: &P, process: u32, id: u32, window: u64) -> Option<usize> {
         if id == 0 {
             return None;
@@ -116,14 +185,7 @@ impl Peers {
         }
         drop(known);
         let mut known = self.known.write().ok()?;
-        let peer = known.entry(process).or_default();
-        if peer.id != id {
-            // Another process had the slot. Its windows stay mapped: somebody may be using them.
-            *peer = Peer {
-                id,
-                ..Peer::default()
-            };
-        }
+        let peer = known.entry(process).or_default().of(id);
         if peer.pool.is_none() {
             peer.pool = Some(pools.pool_of(process).ok()?);
         }
@@ -187,7 +249,7 @@ impl Peers {
             return true;
         }
         if !from.pooled {
-            return vm(memory, from, into.as_mut_ptr().cast(), false);
+            return self.vm(memory, pools, from, into.as_mut_ptr().cast(), false);
         }
         self.each(memory, pools, from, |pointer, at, bytes| {
             // SAFETY: `find` says that `bytes` are mapped at `pointer`, and windows are never
@@ -210,7 +272,7 @@ impl Peers {
             return true;
         }
         if !to.pooled {
-            return vm(memory, to, bytes.as_ptr().cast_mut().cast(), true);
+            return self.vm(memory, pools, to, bytes.as_ptr().cast_mut().cast(), true);
         }
         self.each(memory, pools, to, |pointer, at, count| {
             // SAFETY: `find` says that `count` bytes are mapped at `pointer`, and windows are never
@@ -234,7 +296,7 @@ impl Peers {
             return self.each(memory, pools, from, |source, at, bytes| {
                 let to = to.part(at, bytes);
                 if !to.pooled {
-                    return vm(memory, to, source.cast(), true);
+                    return self.vm(memory, pools, to, source.cast(), true);
                 }
                 self.each(memory, pools, to, |target, at, bytes| {
                     // SAFETY: the outer `find` says that its `bytes` are mapped at `source`, the
@@ -250,7 +312,7 @@ impl Peers {
         }
         if from.process != NOBODY && to.pooled {
             return self.each(memory, pools, to, |target, at, bytes| {
-                vm(memory, from.part(at, bytes), target.cast(), false)
+                self.vm(memory, pools, from.part(at, bytes), target.cast(), false)
             });
         }
         let mut bounce = vec![0; BOUNCE_BYTES.min(from.length as usize)];
@@ -298,7 +360,7 @@ impl Peers {
         }
         // Atomic among atomics (IBV_ATOMIC_HCA): one at a time in the whole fabric.
         let lock = &memory.header().atomics;
-        let _held = lock.take(me, |process| is_gone(memory, process));
+        let _held = lock.take(me, |process| self.is_gone(memory, pools, process));
         let mut bytes = [0; 8];
         if !self.read(memory, pools, at, &mut bytes) {
             return None;
@@ -312,10 +374,84 @@ impl Peers {
         self.write(memory, pools, &after.to_ne_bytes(), at)
             .then_some(before)
     }
+
+    /// Reads or writes memory of a process that is not in its pool.
+    fn vm<P: Pools>(
+        &self,
+        memory: &Memory,
+        pools: &P,
+        there: Segment,
+        here: *mut c_void,
+        writes: bool,
+    ) -> bool {
+        match self.are_numbered {
+            true => vm(memory, there, here, writes),
+            false => {
+                let move_all = |file: &File| by_file(file, there, here, writes);
+                self.with_memory(memory, pools, there.process, move_all)
+                    .unwrap_or(false)
+            }
+        }
+    }
+
+    /// Does something with the memory of a process.
+    fn with_memory<P: Pools, T>(
+        &self,
+        memory: &Memory,
+        pools: &P,
+        process: u32,
+        with: impl Fn(&File) -> T,
+    ) -> Option<T> {
+        let id = memory.header().processes.get(process as usize)?.get();
+        let known = self.known.read().ok()?;
+        let peer = known.get(&process).filter(|peer| peer.id == id);
+        if let Some(file) = peer.and_then(|peer| peer.memory.as_ref()) {
+            return Some(with(file));
+        }
+        drop(known);
+        let mut known = self.known.write().ok()?;
+        let peer = known.entry(process).or_default().of(id);
+        let file = pools.memory_of(process).ok()?;
+        Some(with(peer.memory.insert(file)))
+    }
+
+    /// Whether the process in a slot has ended.
+    pub fn is_gone<P: Pools>(&self, memory: &Memory, pools: &P, process: u32) -> bool {
+        if self.are_numbered {
+            return is_gone(memory, process);
+        }
+        // Nothing is mapped at 0, which is an error; but of a process that has ended nothing can be read.
+        let has_ended = |file: &File| matches!(file.read_at(&mut [0], 0), Ok(0));
+        self.with_memory(memory, pools, process, has_ended)
+            .unwrap_or(false)
+    }
+}
+
+/// Moves bytes by a file of a process's memory, where addresses are offsets; the last bytes last.
+fn by_file(file: &File, there: Segment, here: *mut c_void, writes: bool) -> bool {
+    let (here, bytes) = (here.cast::<u8>(), there.length as usize);
+    let target = match writes {
+        true => there.address as usize,
+        false => here.addr(),
+    };
+    let head = bytes - tail_bytes(target.wrapping_add(bytes), bytes);
+    let moved = |(at, bytes): (usize, usize)| {
+        let (here, there) = (here.wrapping_add(at), there.address + at as u64);
+        // SAFETY: as for `vm`: the callers pass `here` with as many bytes as the segment has, readable, and writable and nobody
+        // else's if they are read into.
+        unsafe {
+            match writes {
+                true => file.write_all_at(slice::from_raw_parts(here, bytes), there),
+                false => file.read_exact_at(slice::from_raw_parts_mut(here, bytes), there),
+            }
+        }
+    };
+    let parts = [(0, head), (head, bytes - head)];
+    parts.into_iter().all(|part| moved(part).is_ok())
 }
 
 /// Whether the process in a slot has ended; one that nobody has waited for yet, too (proc(5)).
-pub(crate) fn is_gone(memory: &Memory, process: u32) -> bool {
+fn is_gone(memory: &Memory, process: u32) -> bool {
     let Some(pid) = memory.header().pids.get(process as usize) else {
         return true;
     };

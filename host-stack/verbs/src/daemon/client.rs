@@ -27,6 +27,7 @@ use snaprig_verbs_files::device_name;
 
 use super::{Context, Daemon, SLOT, Table, network::ports_of, plan::Running, read_plan};
 use crate::{
+    client::peers::own_namespace,
     protocol::{Answer, Ask, VERSION},
     socket,
 };
@@ -93,19 +94,27 @@ impl Daemon {
         sent.is_ok()
     }
 
-    fn welcome(&mut self, index: usize, mut fds: Vec<OwnedFd>) -> bool {
+    fn welcome(&mut self, index: usize, fds: Vec<OwnedFd>) -> bool {
         let pid = self.clients[index].pid.as_raw_nonzero().get() as u32;
         let id = self.next_id;
         self.next_id += 1;
         let Some(process) = self.control.join(&self.host.memory, id, pid) else {
             return false;
         };
-        if let Some(pool) = fds.pop() {
-            self.directory().pools.insert(process, File::from(pool));
+        let mut files = fds.into_iter().map(File::from);
+        if let Some(pool) = files.next() {
+            self.directory().pools.insert(process, pool);
+        }
+        if let Some(memory) = files.next() {
+            self.directory().memories.insert(process, memory);
         }
         self.clients[index].process = Some(process);
         let hcas = self.setup.hcas.iter().map(|hca| hca.model).collect();
-        let welcome = Answer::Welcome { process, hcas };
+        let welcome = Answer::Welcome {
+            process,
+            hcas,
+            pid_namespace: own_namespace(),
+        };
         let fds: [BorrowedFd<'_>; 2] = self.device_fds();
         socket::send(&self.clients[index].socket, &welcome, &fds).is_ok()
     }
@@ -172,7 +181,10 @@ impl Daemon {
                 Outcome::Answer(Answer::Here)
             }
             // On the lookup socket.
-            Ask::PoolOf { .. } | Ask::ChannelOf { .. } | Ask::Raise { .. } => Outcome::End,
+            Ask::PoolOf { .. }
+            | Ask::MemoryOf { .. }
+            | Ask::ChannelOf { .. }
+            | Ask::Raise { .. } => Outcome::End,
             Ask::Describe | Ask::Fault(_) | Ask::Capture { .. } | Ask::Plan { .. } | Ask::End => {
                 self.answer_stranger(ask)
             }

@@ -15,7 +15,7 @@ use super::{
     lookup::Directory,
     network::{Network, ports_of},
 };
-use crate::client::peers::{Peers, Pools, is_gone};
+use crate::client::peers::{Peers, Pools};
 
 /// What the machines need, and what they left to be done.
 #[derive(Debug)]
@@ -57,6 +57,12 @@ impl Pools for DaemonHost {
         let directory = self.directory.lock().map_err(|_| io::ErrorKind::Other)?;
         let pool = directory.pools.get(&process);
         pool.ok_or(io::ErrorKind::NotFound)?.try_clone()
+    }
+
+    fn memory_of(&self, process: u32) -> io::Result<File> {
+        let directory = self.directory.lock().map_err(|_| io::ErrorKind::Other)?;
+        let memory = directory.memories.get(&process);
+        memory.ok_or(io::ErrorKind::NotFound)?.try_clone()
     }
 }
 
@@ -121,7 +127,7 @@ impl Host for DaemonHost {
     }
 
     fn is_dead(&self, process: u32) -> bool {
-        is_gone(&self.memory, process)
+        self.peers.is_gone(&self.memory, self, process)
     }
 
     fn now_ns(&self) -> u64 {

@@ -28,6 +28,8 @@ use crate::{
 pub struct Directory {
     /// Pool of each process, by its slot.
     pub pools: BTreeMap<u32, File>,
+    /// All memory of each, if it can be had.
+    pub memories: BTreeMap<u32, File>,
     /// Owner of each completion channel, and where its events go in.
     pub channels: BTreeMap<u32, (u32, File)>,
     /// What processes raised.
@@ -38,6 +40,7 @@ impl Directory {
     /// What a dead process had goes.
     pub fn forget(&mut self, process: u32) {
         self.pools.remove(&process);
+        self.memories.remove(&process);
         self.channels.retain(|_, (owner, _)| *owner != process);
     }
 
@@ -104,6 +107,7 @@ fn answer(
     };
     let found = match ask {
         Ask::PoolOf { process } => directory.pools.get(&process),
+        Ask::MemoryOf { process } => directory.memories.get(&process),
         Ask::ChannelOf { cq } => directory.channel_of(memory, cq),
         Ask::Raise { event, element } => {
             directory

@@ -9,6 +9,7 @@
 #![allow(missing_docs)] // and the documentation
 
 mod address;
+mod checkpoint;
 mod cq;
 mod device;
 mod event;

@@ -419,12 +419,12 @@ impl Below<Request, Receive> for Driver<'_> {
         }
     }
 
-    fn lend(&mut self, queue: Queue, bytes: u64, cookie: Cookie) -> Result<(), String> {
+    fn lend(&mut self, queue: Queue, bytes: u64, cookie: Cookie) -> Result<bool, String> {
         let at = LENT_AT + self.me.lent_used;
         self.me.lent_used += bytes.next_multiple_of(8);
         assert!(at + bytes <= BYTES as u64, "too much is lent");
         self.me.lent.insert(cookie.bits(), at);
-        self.receive_at(queue, at, bytes, cookie)
+        self.receive_at(queue, at, bytes, cookie).map(|()| true)
     }
 
     fn lent(&mut self, cookie: Cookie, completion: &Completion) -> Vec<u8> {

@@ -429,6 +429,7 @@ impl Run {
             lid: one.program.port as u16,
             real_guid: real_port,
             real_lid: real_port as u16,
+            mtu: 5,
         });
         if let Some(round) = &mut self.job.round {
             round.published.push(published);

@@ -1,0 +1,323 @@
+//! The plugin: phases of checkpoints and of restarts, one thread's.
+
+use std::{
+    cell::RefCell,
+    mem::zeroed,
+    sync::{Arc, Once},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use snaprig_ckpt_ib::{
+    cookie::Queue,
+    drain::{Drain, Failed, Said, said},
+    names::Aliases,
+    queue_pair::Service,
+    serve::serve,
+};
+use snaprig_ckpt_plugin::{Event, Options, Plugin, is_supervised};
+use snaprig_verbs_abi::*;
+
+use crate::{
+    address::known_of,
+    board,
+    cm::Manager,
+    event::{ring, take_async, take_from},
+    memory::new_domain,
+    owned,
+    real::real,
+    rebuild::{self, Made},
+    state::{Locked, State, lock, watch_forks},
+};
+
+/// What plugins of this kind are called.
+const NAME: &str = "ib";
+/// How long a phase may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long requests and messages have to come to their end, in a drain.
+const DRAIN_MAX: Duration = Duration::from_secs(60);
+/// How long what may be lost is waited for.
+const UNRELIABLE_MAX: Duration = Duration::from_millis(50);
+/// How often a drain asks whether queue pairs of others have failed.
+const ASK_EVERY: Duration = Duration::from_millis(2);
+/// How long a drain rests that has found nothing new.
+const REST: Duration = Duration::from_micros(20);
+
+/// What a process that has quiesced says.
+#[derive(Serialize, Deserialize)]
+struct Quiesced {
+    queue_pairs: Vec<Said>,
+    /// Of its ports: what else they are called, and what all call them.
+    aliases: Vec<(u64, u64)>,
+}
+
+/// The lock, from quiesce to resume, or from there to go.
+struct Held {
+    state: Locked,
+    /// This process's name on the board.
+    id: u64,
+    drain: Option<Drain>,
+}
+
+thread_local! {
+    /// Phases of a plugin are one thread's.
+    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+}
+
+struct Verbs;
+
+/// Registers the plugin, once a process.
+pub fn register() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        watch_forks();
+        if !is_supervised() {
+            return;
+        }
+        let options = Options {
+            patience: PATIENCE,
+            ..Options::new(NAME)
+        };
+        match snaprig_ckpt_plugin::register(options, Arc::new(Verbs)) {
+            Ok(handle) => handle.forget(),
+            Err(error) => eprintln!("snaprig: verbs are no part of checkpoints: {error}"),
+        }
+    });
+}
+
+/// Works on what is held.
+fn with<T>(work: impl FnOnce(&mut Held) -> Result<T, String>) -> Result<T, String> {
+    HELD.with_borrow_mut(|held| match held {
+        Some(held) => work(held),
+        None => Err("it has not quiesced".into()),
+    })
+}
+
+/// What can only be known by asking: states that queue pairs fell into, limits of shared queues that are not reached yet.
+///
+/// # Safety
+/// Whoever calls has the lock.
+unsafe fn look_around(state: &mut State) {
+    let Some(real) = real() else { return };
+    // SAFETY: what is in the tables is alive; attributes are of numbers.
+    unsafe {
+        for qp in state.things.qps.iter().filter(|qp| !qp.is_null()) {
+            let (mut attr, mut init) = (zeroed::<ibv_qp_attr>(), zeroed::<ibv_qp_init_attr>());
+            let ours = &mut **qp;
+            let asked = (real.ibv_query_qp)(ours.real, &mut attr, IBV_QP_STATE, &mut init);
+            if asked == 0
+                && matches!(attr.qp_state, IBV_QPS_ERR | IBV_QPS_SQE)
+                && let Some(pair) = state.process.qp(ours.place)
+            {
+                pair.fail(None);
+            }
+        }
+        for srq in state.things.srqs.iter().filter(|srq| !srq.is_null()) {
+            let ours = &mut **srq;
+            let mut attr: ibv_srq_attr = zeroed();
+            if (real.ibv_query_srq)(ours.real, &mut attr) == 0 {
+                ours.attr.srq_limit = attr.srq_limit;
+            }
+        }
+        if state.things.restarts == 0 {
+            for context in &state.things.contexts {
+                let context = &**context;
+                (*context.device).known = Some(known_of(context));
+            }
+        }
+    }
+}
+
+/// What else the ports of this process are called.
+fn aliases(state: &State) -> Vec<(u64, u64)> {
+    let mut all = Vec::new();
+    for context in &state.things.contexts {
+        // SAFETY: what is in the set is alive, and devices are never freed.
+        let (port, known) = unsafe { ((**context).port(), &(*(**context).device).known) };
+        let ports = known.iter().flat_map(|known| &known.ports);
+        all.extend(ports.flat_map(|of| of.aliases()).map(|alias| (alias, port)));
+    }
+    all
+}
+
+/// Every receive queue.
+pub fn receive_queues(state: &State) -> Vec<Queue> {
+    let own = state
+        .process
+        .each_qp()
+        .map(|(place, _)| Queue::Receives(place));
+    let shared = (0..state.process.shared.len() as u32).map(Queue::Shared);
+    own.chain(shared).collect()
+}
+
+/// Receives that wait for what came in lent ones get it.
+pub fn serve_all(state: &mut State) -> Result<(), String> {
+    for queue in receive_queues(state) {
+        let State { process, things } = &mut *state;
+        serve(process, things, queue)?;
+    }
+    // SAFETY: the lock is held.
+    unsafe { ring(state) };
+    Ok(())
+}
+
+fn begin_drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
+    let all: Vec<Quiesced> = board::collect(event, "quiesced")?;
+    let aliases = Aliases::new(all.iter().flat_map(|one| one.aliases.iter().copied()));
+    let mut said: Vec<Said> = all.into_iter().flat_map(|one| one.queue_pairs).collect();
+    for to in said.iter_mut().flat_map(|one| &mut one.to) {
+        to.to = aliases.canonical(to.to);
+    }
+    let State { process, things } = &mut *held.state;
+    for qp in process.qps.iter_mut().flatten() {
+        qp.rename(&aliases);
+    }
+    let peers = process.each_qp();
+    things.peers = peers
+        .filter_map(|(place, qp)| Some((place, qp.peer?)))
+        .collect();
+    Drain::new(process, &said).map_err(|refusal| refusal.to_string())
+}
+
+fn drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
+    let mut drain = begin_drain(held, event)?;
+    let begun = Instant::now();
+    let (mut asked, mut told) = (begun, 0u64);
+    let mut failed = Vec::new();
+    loop {
+        let State { process, things } = &mut *held.state;
+        let is_done = drain
+            .step(process, things, &mut failed)
+            .map_err(|refusal| refusal.to_string())?;
+        for new in failed.drain(..) {
+            told += 1;
+            board::publish(event, "failed", held.id.wrapping_add(told), &new)?;
+        }
+        if is_done {
+            return Ok(drain);
+        }
+        let now = Instant::now();
+        if now > asked + ASK_EVERY {
+            asked = now;
+            let all: Vec<Failed> = board::collect(event, "failed")?;
+            all.into_iter().for_each(|one| drain.failed(one));
+        }
+        if now > begun + UNRELIABLE_MAX && is_only_unreliable(&drain, held) {
+            return Ok(drain);
+        }
+        if now > begun + DRAIN_MAX {
+            let missing = drain.missing(&held.state.process);
+            return Err(missing.map_or_else(String::new, |refusal| refusal.to_string()));
+        }
+        std::thread::sleep(REST);
+    }
+}
+
+/// Whether all that is missing may be lost; then it is.
+fn is_only_unreliable(drain: &Drain, held: &mut Held) -> bool {
+    let process = &mut held.state.process;
+    let has = process
+        .each_qp()
+        .any(|(_, qp)| qp.service != Service::Reliable);
+    has && drain.give_up(process)
+}
+
+impl Plugin for Verbs {
+    fn quiesce(&self, event: &mut Event<'_>) -> Result<(), String> {
+        let mut state = lock();
+        // SAFETY: the lock is held.
+        unsafe { look_around(&mut state) };
+        let id = new_domain().0;
+        let quiesced = Quiesced {
+            queue_pairs: said(&state.process),
+            aliases: aliases(&state),
+        };
+        board::publish(event, "quiesced", id, &quiesced)?;
+        let drain = None;
+        HELD.set(Some(Held { state, id, drain }));
+        Ok(())
+    }
+
+    fn drain(&self, event: &mut Event<'_>) -> Result<(), String> {
+        with(|held| {
+            held.drain = Some(drain(held, event)?);
+            Ok(())
+        })
+    }
+
+    fn save(&self, event: &mut Event<'_>) -> Result<(), String> {
+        with(|held| {
+            let State { process, things } = &mut *held.state;
+            if let Some(drain) = &held.drain {
+                drain.finish(process);
+            }
+            // SAFETY: the lock is held, and what is in the sets is alive.
+            unsafe {
+                for channel in &things.channels {
+                    let channel = &mut **channel;
+                    while let Some(cq) = take_from(channel) {
+                        channel.pending.push_back(cq);
+                        channel.gate.ring();
+                    }
+                }
+                for context in &things.contexts {
+                    let context = &mut **context;
+                    while let Some(event) = take_async(context) {
+                        context.pending.push_back(event);
+                        context.gate.ring();
+                    }
+                }
+            }
+            Manager::save(things)?;
+            owned::declare(event)?;
+            for device in things.manager.below() {
+                event.own_descriptor(device);
+            }
+            // SAFETY: what is in the sets is alive, and so is what is below it.
+            unsafe {
+                for context in &things.contexts {
+                    event.own_descriptor((*(**context).real).async_fd);
+                    event.own_descriptor((*(**context).real).cmd_fd);
+                }
+                for channel in &things.channels {
+                    event.own_descriptor((*(**channel).real).fd);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn resume(&self, _: &mut Event<'_>) {
+        if let Some(mut held) = HELD.take()
+            && let Err(why) = serve_all(&mut held.state)
+        {
+            eprintln!("snaprig: receives that waited for a checkpoint are lost: {why}");
+        }
+    }
+
+    fn rebuild(&self, event: &mut Event<'_>) -> Result<(), String> {
+        with(|held| {
+            owned::restarted(event);
+            // SAFETY: the lock is held, and nobody else runs.
+            let made: Made = unsafe { rebuild::make(&mut held.state)? };
+            board::publish(event, "made", held.id, &made)
+        })
+    }
+
+    fn exchange(&self, event: &mut Event<'_>) -> Result<(), String> {
+        with(|held| {
+            let all: Vec<Made> = board::collect(event, "made")?;
+            // SAFETY: the lock is held, and nobody else runs.
+            unsafe { rebuild::connect(&mut held.state, all) }
+        })
+    }
+
+    fn refill(&self, _: &mut Event<'_>) -> Result<(), String> {
+        // SAFETY: the lock is held, and nobody else runs.
+        with(|held| unsafe { rebuild::refill(&mut held.state) })
+    }
+
+    fn go(&self, _: &mut Event<'_>) {
+        HELD.take();
+    }
+}

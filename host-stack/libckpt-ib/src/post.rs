@@ -1,0 +1,480 @@
+//! Posting: each request is in the log before it is below (principle 2).
+
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+};
+
+use smallvec::SmallVec;
+use snaprig_ckpt_ib::{
+    Name,
+    cookie::{Cookie, Queue},
+    queue_pair::{Service, Stage},
+    receives::Fate,
+    sends::{Kind, Posted},
+    serve::serve,
+};
+use snaprig_verbs_abi::*;
+
+use crate::{
+    address::port_of,
+    below::inline_list,
+    event::ring,
+    objects::{Ah, Context, Qp, Shadow, Srq},
+    state::{List, Request, State, Things, lock},
+};
+
+/// Those of a group have no one who counts what comes.
+const MULTICAST: u32 = 0xff_ffff;
+
+/// What a request does at the peer.
+#[inline]
+fn kind_of(opcode: ibv_wr_opcode) -> Kind {
+    match opcode {
+        IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV | IBV_WR_RDMA_WRITE_WITH_IMM => {
+            Kind::Message
+        }
+        IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => Kind::Local,
+        _ => Kind::Silent,
+    }
+}
+
+/// The elements of a list, and none of an empty one.
+///
+/// # Safety
+/// There are so many.
+#[inline]
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [ibv_sge] {
+    match count > 0 && !list.is_null() {
+        // SAFETY: the caller says so.
+        true => unsafe { std::slice::from_raw_parts(list, count as usize) },
+        false => &[],
+    }
+}
+
+/// What it takes to post a request again, which has its data with it if that is inline.
+///
+/// # Safety
+/// The program has posted it now: its lists and its inline data can be read.
+#[inline]
+unsafe fn request(wr: &ibv_send_wr) -> Request {
+    // SAFETY: ibv_post_send(3): the list has so many elements.
+    let list = unsafe { elements(wr.sg_list, wr.num_sge) };
+    let inline = (wr.send_flags & IBV_SEND_INLINE != 0).then(|| {
+        let mut data = Vec::new();
+        for sge in list {
+            let from = ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+            // SAFETY: inline data is read when it is posted: ibv_post_send(3).
+            data.extend_from_slice(unsafe { bytes(from, sge.length as usize) });
+        }
+        data.into_boxed_slice()
+    });
+    Request {
+        wr: *wr,
+        list: SmallVec::from_slice(list),
+        inline,
+    }
+}
+
+/// # Safety
+/// There are so many.
+unsafe fn bytes<'a>(from: *const u8, count: usize) -> &'a [u8] {
+    match count {
+        0 => &[],
+        // SAFETY: the caller says so.
+        _ => unsafe { std::slice::from_raw_parts(from, count) },
+    }
+}
+
+/// Where a request of a queue pair leads.
+///
+/// # Safety
+/// Its address handle is the program's, and alive.
+#[inline]
+unsafe fn receiver(service: Service, peer: Option<Name>, wr: &ibv_send_wr) -> Option<Name> {
+    match service {
+        Service::Reliable | Service::Unreliable => peer,
+        // SAFETY: a request of a datagram queue pair has this member, and the caller says that the handle is alive.
+        Service::Datagram => unsafe {
+            let ud = &wr.wr.ud;
+            (ud.remote_qpn != MULTICAST).then(|| Name {
+                port: port_of(&Ah::of(ud.ah).attr),
+                number: ud.remote_qpn,
+            })
+        },
+    }
+}
+
+impl Things {
+    /// A request as it is below: names are what they are now. Its lists are those of `list`.
+    ///
+    /// # Safety
+    /// Its address handle, if it has one, is the program's, and alive.
+    #[inline]
+    pub unsafe fn real_request(
+        &self,
+        qp: &Qp,
+        peer: Option<Name>,
+        wr: &ibv_send_wr,
+        cookie: Cookie,
+    ) -> ibv_send_wr {
+        let mut real = *wr;
+        real.wr_id = cookie.bits();
+        real.next = ptr::null_mut();
+        let is_datagram = qp.ex.qp_base.qp_type == IBV_QPT_UD;
+        // SAFETY: which member of the union is in use follows from the kind of queue pair and the opcode: ibv_post_send(3).
+        unsafe {
+            if is_datagram {
+                let ah = Ah::of(wr.wr.ud.ah);
+                real.wr.ud.ah = ah.real;
+                if self.restarts > 0 && wr.wr.ud.remote_qpn != MULTICAST {
+                    let name = Name {
+                        port: port_of(&ah.attr),
+                        number: wr.wr.ud.remote_qpn,
+                    };
+                    real.wr.ud.remote_qpn = self.names.queue_pair(name).number;
+                }
+                return real;
+            }
+            let (true, Some(peer)) = (self.restarts > 0, peer) else {
+                return real;
+            };
+            match wr.opcode {
+                IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
+                    real.wr.rdma.rkey = self.names.remote_key(peer, wr.wr.rdma.rkey);
+                }
+                IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                    real.wr.atomic.rkey = self.names.remote_key(peer, wr.wr.atomic.rkey);
+                }
+                IBV_WR_SEND_WITH_INV => {
+                    real.imm.invalidate_rkey = self.names.remote_key(peer, wr.imm.invalidate_rkey);
+                }
+                _ => {}
+            }
+        }
+        real
+    }
+}
+
+/// Posts a chain: how many were taken, and why no more.
+///
+/// # Safety
+/// The queue pair is the program's, and alive; so are the requests and what they name.
+pub unsafe fn post_chain(
+    state: &mut State,
+    qp: &mut Qp,
+    first: *mut ibv_send_wr,
+) -> (usize, c_int) {
+    let Some(pair) = state.process.qp(qp.place) else {
+        return (0, libc::EINVAL);
+    };
+    let (service, peer) = (pair.service, pair.peer);
+    let holds = pair.stage == Stage::Holds || pair.sends.is_holding();
+    let signals_all = qp.init.sq_sig_all != 0;
+    let mut chain = std::mem::take(&mut state.things.chain);
+    let mut lists = std::mem::take(&mut state.things.lists);
+    chain.clear();
+    lists.clear();
+    let mut held = 0;
+    let mut next = first;
+    // SAFETY: ibv_post_send(3): each request is followed by another one or none. Their lists are read here, and by the
+    // libibverbs below in this call.
+    let done = unsafe {
+        let context = Context::of(qp.ex.qp_base.context);
+        while let Some(wr) = next.as_ref() {
+            next = wr.next;
+            let request = request(wr);
+            let length = request.list.iter().map(|sge| u64::from(sge.length)).sum();
+            let kind = kind_of(wr.opcode);
+            let to = match kind {
+                Kind::Message => receiver(service, peer, wr),
+                Kind::Silent | Kind::Local => None,
+            };
+            let posted = Posted {
+                wr_id: Some(wr.wr_id),
+                kind,
+                signaled: signals_all || wr.send_flags & IBV_SEND_SIGNALED != 0,
+                length,
+                request,
+            };
+            let Some(pair) = state.process.qp(qp.place) else {
+                break;
+            };
+            if let Some(to) = to {
+                pair.count_sent(to);
+            }
+            if holds {
+                pair.sends.hold(posted);
+                held += 1;
+                continue;
+            }
+            let number = pair.sends.post(posted);
+            let cookie = Cookie {
+                queue: Queue::Sends(qp.place),
+                own: false,
+                number,
+            };
+            let mut real = state.things.real_request(qp, peer, wr, cookie);
+            if state.things.restarts > 0 {
+                let list = elements(wr.sg_list, wr.num_sge);
+                lists.push(state.things.real_list(context, list));
+                // Those that are short are within the list of lists, which may still grow.
+                real.sg_list = ptr::null_mut();
+            }
+            chain.push(real);
+        }
+        match chain.is_empty() {
+            true => (held, 0),
+            false => post_below(state, qp, first, &mut chain, &mut lists),
+        }
+    };
+    state.things.chain = chain;
+    state.things.lists = lists;
+    done
+}
+
+/// # Safety
+/// As for [`post_chain`].
+#[inline]
+unsafe fn post_below(
+    state: &mut State,
+    qp: &mut Qp,
+    first: *mut ibv_send_wr,
+    chain: &mut [ibv_send_wr],
+    lists: &mut [List],
+) -> (usize, c_int) {
+    for (real, list) in chain.iter_mut().zip(lists) {
+        real.sg_list = list.as_mut_ptr();
+    }
+    for at in 1..chain.len() {
+        chain[at - 1].next = &raw mut chain[at];
+    }
+    let mut bad = ptr::null_mut();
+    // SAFETY: the queue pair below is alive as long as ours.
+    let failed = unsafe {
+        match (*(*qp.real).context).ops.post_send {
+            Some(post) => post(qp.real, chain.as_mut_ptr(), &mut bad),
+            None => libc::EOPNOTSUPP,
+        }
+    };
+    if failed == 0 {
+        return (chain.len(), 0);
+    }
+    let refused = chain.iter().position(|wr| ptr::eq(wr, bad)).unwrap_or(0);
+    let Some(pair) = state.process.qp(qp.place) else {
+        return (refused, failed);
+    };
+    // SAFETY: as in `post_chain`.
+    unsafe {
+        let mut wr = first;
+        for at in 0..chain.len() {
+            if at >= refused {
+                pair.sends.take_back();
+                if kind_of((*wr).opcode) == Kind::Message
+                    && let Some(to) = receiver(pair.service, pair.peer, &*wr)
+                {
+                    pair.uncount_sent(to);
+                }
+            }
+            wr = (*wr).next;
+        }
+    }
+    (refused, failed)
+}
+
+/// What was held goes below, if the queue pair sends again.
+///
+/// # Safety
+/// The queue pair is the program's, and alive.
+pub unsafe fn release(state: &mut State, qp: &mut Qp) {
+    loop {
+        let Some(pair) = state.process.qp(qp.place) else {
+            return;
+        };
+        if pair.stage == Stage::Holds {
+            return;
+        }
+        let peer = pair.peer;
+        let Some((number, posted)) = pair.sends.release() else {
+            return;
+        };
+        let request = posted.request.clone();
+        // SAFETY: the queue pair is alive, and what its requests name must be until they complete.
+        unsafe { post_again(&state.things, qp, peer, &request, number) };
+    }
+}
+
+/// Posts a request that is in the log with this number. One that is not taken is as one that fails: nobody hears of it.
+///
+/// # Safety
+/// The queue pair is the program's, and alive; so is what the request names.
+pub unsafe fn post_again(
+    things: &Things,
+    qp: &Qp,
+    peer: Option<Name>,
+    request: &Request,
+    number: u64,
+) -> c_int {
+    let cookie = Cookie {
+        queue: Queue::Sends(qp.place),
+        own: false,
+        number,
+    };
+    // SAFETY: the caller says that everything is alive. Inline data is read in this call.
+    unsafe {
+        let context = Context::of(qp.ex.qp_base.context);
+        let mut list = things.real_list(context, &request.list);
+        if let Some(data) = &request.inline {
+            list = inline_list(data);
+        }
+        let mut real = things.real_request(qp, peer, &request.wr, cookie);
+        real.sg_list = list.as_mut_ptr();
+        real.num_sge = list.len() as c_int;
+        post_one(qp.real, &mut real)
+    }
+}
+
+/// Posts a request below.
+///
+/// # Safety
+/// The queue pair is one of the libibverbs below, and alive; so is what the request names.
+pub unsafe fn post_one(qp: *mut ibv_qp, wr: &mut ibv_send_wr) -> c_int {
+    let mut bad = ptr::null_mut();
+    // SAFETY: the caller says so.
+    unsafe {
+        match (*(*qp).context).ops.post_send {
+            Some(post) => post(qp, wr, &mut bad),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+/// Where receives are posted below.
+#[derive(Clone, Copy)]
+pub enum Into {
+    Own(*mut ibv_qp),
+    Shared(*mut ibv_srq),
+}
+
+/// Posts a receive below.
+///
+/// # Safety
+/// The queue is one of the libibverbs below, and alive.
+pub unsafe fn receive_below(into: Into, list: &mut [ibv_sge], cookie: Cookie) -> c_int {
+    let mut wr = ibv_recv_wr {
+        wr_id: cookie.bits(),
+        next: ptr::null_mut(),
+        sg_list: list.as_mut_ptr(),
+        num_sge: list.len() as c_int,
+    };
+    let mut bad = ptr::null_mut();
+    // SAFETY: the caller says that it is alive.
+    unsafe {
+        match into {
+            Into::Own(qp) => match (*(*qp).context).ops.post_recv {
+                Some(post) => post(qp, &mut wr, &mut bad),
+                None => libc::EOPNOTSUPP,
+            },
+            Into::Shared(srq) => match (*(*srq).context).ops.post_srq_recv {
+                Some(post) => post(srq, &mut wr, &mut bad),
+                None => libc::EOPNOTSUPP,
+            },
+        }
+    }
+}
+
+/// Posts the program's receives, one after the other.
+///
+/// # Safety
+/// The requests are the program's; queue and context are alive.
+unsafe fn receives(
+    state: &mut State,
+    (queue, into, context): (Queue, Into, *mut ibv_context),
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let mut serves = false;
+    // SAFETY: ibv_post_recv(3): each request is followed by another one or none, and has a list of so many elements.
+    unsafe {
+        let context = Context::of(context);
+        while let Some(request) = wr.as_ref() {
+            let list = elements(request.sg_list, request.num_sge);
+            let Some(log) = state.process.receives(queue) else {
+                *bad = wr;
+                return libc::EINVAL;
+            };
+            match log.post(request.wr_id, SmallVec::from_slice(list)) {
+                Fate::Held => serves = true,
+                Fate::Below(number) => {
+                    let cookie = Cookie {
+                        queue,
+                        own: false,
+                        number,
+                    };
+                    let mut list = state.things.real_list(context, list);
+                    let failed = receive_below(into, &mut list, cookie);
+                    if failed != 0 {
+                        if let Some(log) = state.process.receives(queue) {
+                            log.take_back();
+                        }
+                        *bad = wr;
+                        return failed;
+                    }
+                }
+            }
+            wr = request.next;
+        }
+    }
+    if serves {
+        let State { process, things } = state;
+        if let Err(why) = serve(process, things, queue) {
+            eprintln!("snaprig: receives that waited for a checkpoint are lost: {why}");
+        }
+        // SAFETY: the lock is held.
+        unsafe { ring(state) };
+    }
+    0
+}
+
+in_tables! {
+    fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+        let state = &mut *lock();
+        let (taken, failed) = post_chain(state, Qp::of(qp), wr);
+        if failed != 0 {
+            let mut at = wr;
+            for _ in 0..taken {
+                at = (*at).next;
+            }
+            *bad = at;
+        }
+        failed
+    }
+
+    fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+        let state = &mut *lock();
+        let ours = Qp::of(qp);
+        if !ours.ex.qp_base.srq.is_null() {
+            *bad = wr;
+            return libc::EINVAL;
+        }
+        let to = (Queue::Receives(ours.place), Into::Own(ours.real), ours.ex.qp_base.context);
+        receives(state, to, wr, bad)
+    }
+
+    fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+        let state = &mut *lock();
+        let ours = Srq::of(srq);
+        let to = (Queue::Shared(ours.place), Into::Shared(ours.real), ours.srq.context);
+        receives(state, to, wr, bad)
+    }
+}
+
+/// Bytes for a program's memory.
+///
+/// # Safety
+/// There is so much of it.
+pub unsafe fn store(at: u64, data: &[u8]) {
+    let at = ptr::with_exposed_provenance_mut::<c_void>(at as usize);
+    // SAFETY: the caller says so; the data is ours.
+    unsafe { ptr::copy_nonoverlapping(data.as_ptr(), at.cast(), data.len()) };
+}

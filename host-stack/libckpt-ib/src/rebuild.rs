@@ -1,0 +1,529 @@
+//! A restarted process makes everything again, with another libibverbs below, or another HCA.
+//!
+//! ```text
+//!   rebuild    gives up what it stood for; opens devices, makes queues, registers memory     names of now, to the board
+//!   exchange   posts receives that were below, connects                                      names of now of the others
+//!   refill     posts requests that nobody has carried out; arms
+//! ```
+
+use std::mem::zeroed;
+
+use serde::{Deserialize, Serialize};
+use snaprig_ckpt_ib::{
+    Name, Names,
+    cookie::{Cookie, Queue},
+    names::{Key, Port, Published},
+    queue_pair::{Service, Stage},
+};
+use snaprig_verbs_abi::*;
+
+use crate::{
+    address::known_of,
+    cm::Listener,
+    cq,
+    memory::{Range, register},
+    objects::{Channel, Context, Device, Known, Pd, Qp, Scratch, Shadow},
+    plugin::{receive_queues, serve_all},
+    post::post_again,
+    qp,
+    real::{Real, errno, real},
+    srq,
+    state::{State, Things},
+};
+
+/// What stands in for memory that is not there any more.
+const PAGE_BYTES: u64 = 4096;
+
+/// What a process tells the others.
+#[derive(Serialize, Deserialize)]
+pub struct Made {
+    names: Published,
+    listener: Listener,
+}
+
+fn failed(what: &str) -> String {
+    format!("{what}: {}", std::io::Error::from_raw_os_error(errno()))
+}
+
+/// What stood for the program's is given up. A libibverbs that can, frees it; what a kernel had is gone anyhow.
+unsafe fn give_up(real: &Real, things: &mut Things) {
+    // SAFETY: what is in the tables is alive, and so is what was below it, which nobody uses any more. In this order each is freed
+    // before what it needs.
+    unsafe {
+        for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
+            (real.ibv_destroy_qp)((**qp).real);
+        }
+        for srq in things.srqs.iter().filter(|srq| !srq.is_null()) {
+            (real.ibv_destroy_srq)((**srq).real);
+        }
+        for cq in things.cqs.iter().filter(|cq| !cq.is_null()) {
+            (real.ibv_destroy_cq)((**cq).real);
+        }
+        for channel in &things.channels {
+            (real.ibv_destroy_comp_channel)((**channel).real);
+        }
+        for ah in &things.ahs {
+            (real.ibv_destroy_ah)((**ah).real);
+        }
+        for mr in &things.mrs {
+            (real.ibv_dereg_mr)((**mr).real);
+        }
+        for (_, scratch) in things.lent.drain() {
+            scratch.free();
+        }
+        for pd in &things.pds {
+            if let Some(scratch) = (**pd).scratch.take() {
+                scratch.free();
+            }
+            (real.ibv_dealloc_pd)((**pd).real);
+        }
+        for context in &things.contexts {
+            (real.ibv_close_device)((**context).real);
+        }
+        if let Some(list) = things.list.take() {
+            (real.ibv_free_device_list)(list);
+        }
+    }
+}
+
+/// Chooses a device below for each that the program has open: the one of its name, or another.
+unsafe fn choose_devices(things: &mut Things) -> Result<(), String> {
+    for device in &things.devices {
+        // SAFETY: devices are never freed.
+        unsafe { (**device).real = std::ptr::null_mut() };
+    }
+    // SAFETY: nobody uses a device of before.
+    let mut used: Vec<*mut Device> = unsafe {
+        let contexts = things.contexts.iter();
+        contexts.map(|context| (**context).device).collect()
+    };
+    used.sort_unstable();
+    used.dedup();
+    if used.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the list is the libibverbs's, and kept.
+    let below = unsafe { things.below()? };
+    if below.is_empty() {
+        return Err(
+            "there is no HCA here: `snaprig verbs -- snaprig ckpt restart DIR` gives it one".into(),
+        );
+    }
+    for (number, device) in used.into_iter().enumerate() {
+        // SAFETY: devices are never freed; those below are in the list.
+        unsafe {
+            let same = below
+                .iter()
+                .find(|below| (***below).name == (*device).device.name);
+            let chosen = *same.unwrap_or(&below[number % below.len()]);
+            (*device).real = chosen;
+            (*device).below = (*chosen).name;
+        }
+    }
+    Ok(())
+}
+
+/// Makes everything again; what others must know of it.
+///
+/// # Safety
+/// Whoever calls has the lock, and no thread of the program runs.
+pub unsafe fn make(state: &mut State) -> Result<Made, String> {
+    let Some(real) = real() else {
+        return Err("there is no libibverbs".into());
+    };
+    let State { process, things } = state;
+    // SAFETY: what is in the tables is alive.
+    unsafe {
+        give_up(real, things);
+        things.restarts += 1;
+        choose_devices(things)?;
+        for context in things.contexts.iter() {
+            open(real, &mut **context)?;
+        }
+        for channel in things.channels.iter() {
+            make_channel(real, &mut **channel)?;
+        }
+        for pd in things.pds.iter() {
+            let ours = &mut **pd;
+            ours.real = (real.ibv_alloc_pd)(Context::of(ours.pd.context).real);
+            if ours.real.is_null() {
+                return Err(failed("a protection domain cannot be made"));
+            }
+        }
+        make_queues(real, things)?;
+    }
+    let listener = things.manage_again()?;
+    for queue in process.qps.iter_mut().flatten().map(|qp| &mut qp.receives) {
+        queue.unlend_all();
+    }
+    process
+        .shared
+        .iter_mut()
+        .flatten()
+        .for_each(|queue| queue.unlend_all());
+    // SAFETY: the same.
+    let names = unsafe { publish(real, things)? };
+    Ok(Made { names, listener })
+}
+
+unsafe fn open(real: &Real, context: &mut Context) -> Result<(), String> {
+    // SAFETY: the device below was chosen before, and is in the list.
+    unsafe {
+        let device = &*context.device;
+        context.real = (real.ibv_open_device)(device.real);
+        if context.real.is_null() {
+            return Err(failed("the HCA cannot be opened"));
+        }
+        context.verbs.context.cmd_fd = (*context.real).cmd_fd;
+        let mut attr: ibv_device_attr = zeroed();
+        (real.ibv_query_device)(context.real, &mut attr);
+        context.real_ports = attr.phys_port_cnt;
+        context.local_keys.clear();
+        context.by_number.clear();
+        let added = context.gate.add((*context.real).async_fd);
+        added.map_err(|error| format!("the HCA's events: {error}"))
+    }
+}
+
+unsafe fn make_channel(real: &Real, channel: &mut Channel) -> Result<(), String> {
+    // SAFETY: its context is open again.
+    unsafe {
+        channel.real = (real.ibv_create_comp_channel)(Context::of(channel.channel.context).real);
+        if channel.real.is_null() {
+            return Err(failed("a completion channel cannot be made"));
+        }
+        let added = channel.gate.add((*channel.real).fd);
+        added.map_err(|error| format!("a completion channel: {error}"))
+    }
+}
+
+unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
+    // SAFETY: what is in the tables is alive, and contexts, channels and domains are made.
+    unsafe {
+        for cq in things.cqs.iter().filter(|cq| !cq.is_null()) {
+            let ours = &mut **cq;
+            let context = Context::of(ours.ex.context);
+            let channel = match ours.ex.channel.is_null() {
+                true => std::ptr::null_mut(),
+                false => Channel::of(ours.ex.channel).real,
+            };
+            let mut made = ours.made;
+            if let Some(device) = context.device_below() {
+                made.entries = made.entries.min(device.max_cqe as u32);
+            }
+            ours.real = cq::create_below(real, context.real, channel, cq.cast(), &made);
+            if ours.real.is_null() {
+                return Err(failed("a completion queue cannot be made"));
+            }
+        }
+        for srq in things.srqs.iter().filter(|srq| !srq.is_null()) {
+            let ours = &mut **srq;
+            let context = Context::of(ours.srq.context);
+            let mut attr = ours.attr;
+            if let Some(device) = context.device_below() {
+                attr.max_wr = attr.max_wr.min(device.max_srq_wr as u32);
+                attr.max_sge = attr.max_sge.min(device.max_srq_sge as u32);
+            }
+            (ours.real, _) = srq::create_below(real, Pd::of(ours.srq.pd).real, *srq, attr);
+            if ours.real.is_null() {
+                return Err(failed("a shared receive queue cannot be made"));
+            }
+        }
+        for mr in things.mrs.iter() {
+            let ours = &mut **mr;
+            let range = Range {
+                address: ours.mr.addr,
+                length: ours.mr.length,
+                iova: ours.iova,
+                access: ours.access,
+            };
+            let pd = Pd::of(ours.mr.pd).real;
+            ours.real = register(real, pd, &range);
+            ours.stand_in = None;
+            if ours.real.is_null() && errno() == libc::EFAULT {
+                // The program has unmapped it since: only its keys are left.
+                let Scratch { bytes, real } = Scratch::new(pd, PAGE_BYTES)?;
+                (ours.real, ours.stand_in) = (real, Some(bytes));
+            }
+            if ours.real.is_null() {
+                return Err(failed("memory cannot be registered"));
+            }
+            let context = Context::of(ours.mr.context);
+            context.local_keys.insert(ours.mr.lkey, (*ours.real).lkey);
+        }
+        for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
+            let ours = &mut **qp;
+            let (init, granted) = (ours.init, ours.granted);
+            ours.real = qp::create_below(real, *qp, &init);
+            ours.granted = granted;
+            if ours.real.is_null() {
+                return Err(failed("a queue pair cannot be made"));
+            }
+            let context = Context::of(ours.ex.qp_base.context);
+            context.by_number.insert((*ours.real).qp_num, ours.place);
+        }
+    }
+    Ok(())
+}
+
+/// What others must know.
+unsafe fn publish(real: &Real, things: &Things) -> Result<Published, String> {
+    let mut made = Published::default();
+    // SAFETY: what is in the tables is alive, and made again.
+    unsafe {
+        let mut ports = std::collections::BTreeMap::new();
+        for context in &things.contexts {
+            let context = &**context;
+            let below = known_of_below(context);
+            let known = (*context.device)
+                .known
+                .clone()
+                .unwrap_or_else(|| below.clone());
+            let real_guid = u64::from_be((real.ibv_get_device_guid)((*context.device).real));
+            ports.insert(context.port(), real_guid);
+            for (number, port) in (1..).zip(&known.ports) {
+                let at = usize::from(context.real_port(number)).saturating_sub(1);
+                let Some(now) = below.ports.get(at) else {
+                    continue;
+                };
+                let mut attr: _compat_ibv_port_attr = zeroed();
+                (real.ibv_query_port)(context.real, at as u8 + 1, &mut attr);
+                made.ports.push(Port {
+                    guid: context.port(),
+                    lid: port.lid,
+                    real_guid,
+                    real_lid: now.lid,
+                    mtu: attr.active_mtu,
+                });
+                for (index, gid) in &port.gids {
+                    let same = now.gids.iter().find(|(at, _)| at == index);
+                    if let Some((_, now)) = same.or(now.gids.first()) {
+                        made.gids.push((context.port(), *gid, *now));
+                    }
+                }
+            }
+        }
+        for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
+            let ours = &**qp;
+            let base = &ours.ex.qp_base;
+            let port = Context::of(base.context).port();
+            let name = Name {
+                port,
+                number: base.qp_num,
+            };
+            let real = Name {
+                port: ports.get(&port).copied().unwrap_or(port),
+                number: (*ours.real).qp_num,
+            };
+            made.queue_pairs.push((name, real, Pd::of(base.pd).domain));
+        }
+        for mr in &things.mrs {
+            let ours = &**mr;
+            made.keys.push(Key {
+                domain: Pd::of(ours.mr.pd).domain,
+                port: Context::of(ours.mr.context).port(),
+                key: ours.mr.rkey,
+                real: (*ours.real).rkey,
+            });
+        }
+    }
+    Ok(made)
+}
+
+/// What the device below is, whatever the program knows of it.
+unsafe fn known_of_below(context: &Context) -> Known {
+    // SAFETY: the context is open again.
+    unsafe { known_of(context) }
+}
+
+/// Connects with what the others have made: all that is not of phases that follow.
+///
+/// # Safety
+/// As for [`make`].
+pub unsafe fn connect(state: &mut State, all: Vec<Made>) -> Result<(), String> {
+    let Some(real) = real() else {
+        return Err("there is no libibverbs".into());
+    };
+    let (names, listeners): (Vec<_>, Vec<_>) =
+        all.into_iter().map(|one| (one.names, one.listener)).unzip();
+    state.things.names = Names::new(names, None);
+    // SAFETY: what is in the tables is alive, and made again.
+    unsafe {
+        for ah in state.things.ahs.iter() {
+            let ours = &mut **ah;
+            let context = Context::of(ours.ah.context);
+            let mut attr = state.things.real_address(context, &ours.attr);
+            ours.real = (real.ibv_create_ah)(Pd::of(ours.ah.pd).real, &mut attr);
+            if ours.real.is_null() {
+                return Err(failed("an address handle cannot be made"));
+            }
+        }
+        let qps = state.things.qps.clone();
+        let qps = || qps.iter().copied().filter(|qp| !qp.is_null());
+        for qp in qps() {
+            raise(real, state, &*qp, &[IBV_QPS_INIT])?;
+        }
+        for queue in receive_queues(state) {
+            post_receives(state, queue)?;
+        }
+        for qp in qps() {
+            raise(real, state, &*qp, &[IBV_QPS_RTR, IBV_QPS_RTS])?;
+            for (gid, lid) in &(*qp).groups {
+                let gid = ibv_gid { raw: *gid };
+                if (real.ibv_attach_mcast)((*qp).real, &gid, *lid) != 0 {
+                    return Err(failed("a multicast group cannot be joined"));
+                }
+            }
+        }
+    }
+    let State { process, things } = state;
+    things.connect_again(process, &listeners)
+}
+
+/// The program's receives that were below are so again.
+unsafe fn post_receives(state: &mut State, queue: Queue) -> Result<(), String> {
+    if let Queue::Receives(place) = queue
+        && let Some(qp) = crate::state::get(&state.things.qps, place)
+        // SAFETY: what is in the table is alive.
+        && unsafe { (*qp).ex.qp_base.state == IBV_QPS_RESET }
+    {
+        return Ok(());
+    }
+    let State { process, things } = state;
+    let Some(receives) = process.receives(queue) else {
+        return Ok(());
+    };
+    for (number, request) in receives.outstanding() {
+        let cookie = Cookie {
+            queue,
+            own: false,
+            number,
+        };
+        snaprig_ckpt_ib::Below::receive(things, request, cookie)?;
+    }
+    Ok(())
+}
+
+/// What can be modified on the way to a state (ibv_modify_qp(3)), and what has to be.
+fn attributes_of(kind: ibv_qp_type, to: ibv_qp_state) -> i32 {
+    match (kind, to) {
+        (IBV_QPT_UD, IBV_QPS_INIT) => IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
+        (_, IBV_QPS_INIT) => IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+        (IBV_QPT_RC, IBV_QPS_RTR) => {
+            IBV_QP_AV
+                | IBV_QP_PATH_MTU
+                | IBV_QP_DEST_QPN
+                | IBV_QP_RQ_PSN
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER
+        }
+        (IBV_QPT_UC, IBV_QPS_RTR) => IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
+        (IBV_QPT_RC, IBV_QPS_RTS) => {
+            IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_SQ_PSN
+                | IBV_QP_MAX_QP_RD_ATOMIC
+        }
+        (_, IBV_QPS_RTS) => IBV_QP_SQ_PSN,
+        _ => 0,
+    }
+}
+
+/// Brings a queue pair through these states, as far as the program has.
+unsafe fn raise(
+    real: &Real,
+    state: &State,
+    qp: &Qp,
+    through: &[ibv_qp_state],
+) -> Result<(), String> {
+    let pair = state
+        .process
+        .qps
+        .get(qp.place as usize)
+        .and_then(Option::as_ref);
+    let is_failed = pair.is_some_and(|pair| pair.stage == Stage::Failed);
+    let reached = match qp.ex.qp_base.state {
+        IBV_QPS_SQD => IBV_QPS_RTS,
+        // One that has failed receives nothing any more, and what it has is flushed again.
+        reached if is_failed && reached != IBV_QPS_RESET => IBV_QPS_ERR,
+        reached => reached,
+    };
+    for to in through {
+        let to = match (reached, *to) {
+            (IBV_QPS_ERR, IBV_QPS_RTR) => IBV_QPS_ERR,
+            (IBV_QPS_ERR, IBV_QPS_INIT) => IBV_QPS_INIT,
+            (IBV_QPS_ERR, _) => break,
+            (_, to) if to > reached => break,
+            (_, to) => to,
+        };
+        let mask = IBV_QP_STATE | attributes_of(qp.ex.qp_base.qp_type, to);
+        let mut attr = qp.attr;
+        attr.qp_state = to;
+        // SAFETY: the queue pair and its context are made again.
+        let done = unsafe {
+            let mut below = state.things.real_attr(qp, &attr, mask);
+            (real.ibv_modify_qp)(qp.real, &mut below, mask)
+        };
+        if done != 0 {
+            let error = std::io::Error::from_raw_os_error(done);
+            let name = qp.ex.qp_base.qp_num;
+            return Err(format!(
+                "queue pair {name:#x} cannot be connected again: {error}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Posts what nobody has carried out, and lets receives that waited have what came.
+///
+/// # Safety
+/// As for [`make`].
+pub unsafe fn refill(state: &mut State) -> Result<(), String> {
+    let Some(real) = real() else {
+        return Err("there is no libibverbs".into());
+    };
+    // SAFETY: what is in the tables is alive, and made again.
+    unsafe {
+        for qp in state.things.qps.iter().filter(|qp| !qp.is_null()) {
+            let ours = &**qp;
+            let Some(pair) = state
+                .process
+                .qps
+                .get(ours.place as usize)
+                .and_then(Option::as_ref)
+            else {
+                continue;
+            };
+            if pair.service == Service::Datagram {
+                continue;
+            }
+            for (number, posted) in pair.sends.outstanding() {
+                let done = post_again(&state.things, ours, pair.peer, &posted.request, number);
+                if done != 0 {
+                    let error = std::io::Error::from_raw_os_error(done);
+                    return Err(format!(
+                        "{}: a request is not taken again: {error}",
+                        pair.name
+                    ));
+                }
+            }
+        }
+        for srq in state.things.srqs.iter().filter(|srq| !srq.is_null()) {
+            let ours = &mut **srq;
+            if ours.attr.srq_limit > 0 {
+                (real.ibv_modify_srq)(ours.real, &mut ours.attr, IBV_SRQ_LIMIT);
+            }
+        }
+        serve_all(state)?;
+        for cq in state.things.cqs.iter().filter(|cq| !cq.is_null()) {
+            let ours = &**cq;
+            let notify = (*(*ours.real).context).ops.req_notify_cq;
+            if let (Some(solicited), Some(notify)) = (ours.armed, notify) {
+                notify(ours.real, i32::from(solicited));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,301 @@
+//! All that a program has, behind one lock.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, MutexGuard, Once, PoisonError},
+};
+
+use smallvec::SmallVec;
+use snaprig_ckpt_ib::{
+    Below, Completion, Name, Names, Process,
+    completions::SUCCESS,
+    cookie::{Cookie, Queue},
+    process::{Came, Whose},
+    receives::Arrived,
+    serve::serve,
+};
+use snaprig_verbs_abi::*;
+
+use crate::{
+    cm::Manager,
+    objects::{Ah, Channel, Context, Cq, Device, Mr, Pd, Qp, Scratch, Srq},
+};
+
+/// Where data is, as a request says it.
+pub type List = SmallVec<[ibv_sge; 3]>;
+
+/// What it takes to post a send again.
+#[derive(Clone)]
+pub struct Request {
+    /// As the program has posted it; its pointers to lists mean nothing.
+    pub wr: ibv_send_wr,
+    pub list: List,
+    /// Data that was taken when it was posted.
+    pub inline: Option<Box<[u8]>>,
+}
+
+// SAFETY: the pointers of a request mean nothing but for an address handle's, which is only used with the lock.
+unsafe impl Send for Request {}
+
+/// What it takes to post a receive again.
+pub type Receive = List;
+
+/// All that a program has.
+#[derive(Default)]
+pub struct State {
+    /// What the machines know of it.
+    pub process: Process<Request, Receive>,
+    pub things: Things,
+}
+
+/// What there is of it here. Objects are the program's pointers.
+#[derive(Default)]
+pub struct Things {
+    /// By their places in the tables of the process.
+    pub qps: Vec<*mut Qp>,
+    pub cqs: Vec<*mut Cq>,
+    pub srqs: Vec<*mut Srq>,
+    pub contexts: BTreeSet<*mut Context>,
+    pub channels: BTreeSet<*mut Channel>,
+    pub pds: BTreeSet<*mut Pd>,
+    pub mrs: BTreeSet<*mut Mr>,
+    pub ahs: BTreeSet<*mut Ah>,
+    /// Never freed: a device is the same pointer in every list.
+    pub devices: Vec<*mut Device>,
+    /// The list of devices of the libibverbs below, which is not freed before there is another.
+    pub list: Option<*mut *mut ibv_device>,
+    pub manager: Manager,
+    pub names: Names,
+    /// How often the process was restarted. Before that, names are what they are.
+    pub restarts: u64,
+    /// Receives that are lent, and where what comes is, by wr_id.
+    pub lent: HashMap<u64, Scratch>,
+    /// Other ends of connections, by place, while it is drained.
+    pub peers: HashMap<u32, Name>,
+    /// For chains of requests.
+    pub chain: Vec<ibv_send_wr>,
+    pub lists: Vec<List>,
+}
+
+// SAFETY: its pointers are to boxes that are changed only by who has the lock.
+unsafe impl Send for Things {}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+/// The lock, and what it guards.
+pub struct Locked(MutexGuard<'static, Option<State>>);
+
+impl std::ops::Deref for Locked {
+    type Target = State;
+    fn deref(&self) -> &State {
+        self.0.as_ref().expect("made by `lock`")
+    }
+}
+
+impl std::ops::DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.as_mut().expect("made by `lock`")
+    }
+}
+
+/// Waits for the lock.
+#[inline]
+pub fn lock() -> Locked {
+    let mut guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    if guard.is_none() {
+        *guard = Some(State::default());
+    }
+    Locked(guard)
+}
+
+thread_local! {
+    /// Held while this thread forks.
+    static FORKING: std::cell::RefCell<Option<Locked>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Cares for forks: what a child finds is its parent's, and no part of its own checkpoints.
+pub fn watch_forks() {
+    extern "C" fn before() {
+        FORKING.set(Some(lock()));
+    }
+    extern "C" fn parent() {
+        FORKING.take();
+    }
+    extern "C" fn child() {
+        if let Some(mut state) = FORKING.take() {
+            let devices = std::mem::take(&mut state.things.devices);
+            // What the parent's queues need is the parent's to free.
+            std::mem::forget(std::mem::take(&mut *state));
+            state.things.devices = devices;
+        }
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the three functions are this library's, which is never unloaded, and take no arguments.
+        unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
+    });
+}
+
+/// Puts a pointer at a place.
+pub fn set<T>(table: &mut Vec<*mut T>, place: u32, pointer: *mut T) {
+    let place = place as usize;
+    if table.len() <= place {
+        table.resize(place + 1, std::ptr::null_mut());
+    }
+    table[place] = pointer;
+}
+
+/// The pointer at a place.
+#[inline]
+pub fn get<T>(table: &[*mut T], place: u32) -> Option<*mut T> {
+    table
+        .get(place as usize)
+        .copied()
+        .filter(|at| !at.is_null())
+}
+
+impl State {
+    /// Whose a completion is that came from the queue below, and what it was.
+    #[inline]
+    pub fn take(&mut self, cq: u32, wc: &ibv_wc) -> Option<Completion> {
+        let came = self.things.came(cq, wc)?;
+        match self.process.completed(came) {
+            Whose::Program(completion) => Some(completion),
+            Whose::Nobody => None,
+            Whose::Lent(queue, number, completion) => {
+                self.settle_lent(cq, queue, number, completion);
+                None
+            }
+        }
+    }
+
+    /// What was lent came back while the program works: the queue may go on with the program's own.
+    #[cold]
+    fn settle_lent(&mut self, cq: u32, queue: Queue, number: u64, completion: Completion) {
+        let cookie = Cookie {
+            queue,
+            own: true,
+            number,
+        };
+        let Self { process, things } = self;
+        let data = things.lent(cookie, &completion);
+        if completion.status == SUCCESS
+            && let Some(receives) = process.receives(queue)
+        {
+            receives.arrive(Arrived {
+                completion,
+                cq,
+                data,
+            });
+        }
+        if let Err(why) = serve(process, things, queue) {
+            eprintln!("snaprig: receives that waited for a checkpoint are lost: {why}");
+        }
+    }
+}
+
+impl Things {
+    /// A local key, as it is now.
+    pub fn local_key(&self, context: &Context, key: u32) -> u32 {
+        match self.restarts {
+            0 => key,
+            _ => context.local_keys.get(&key).copied().unwrap_or(key),
+        }
+    }
+
+    /// A list, as it is now.
+    pub fn real_list(&self, context: &Context, list: &[ibv_sge]) -> List {
+        let real = list.iter().map(|sge| ibv_sge {
+            lkey: self.local_key(context, sge.lkey),
+            ..*sge
+        });
+        real.collect()
+    }
+
+    /// An address, as it is now.
+    ///
+    /// # Safety
+    /// The context is open below.
+    pub fn real_address(&self, context: &Context, attr: &ibv_ah_attr) -> ibv_ah_attr {
+        let mut real = *attr;
+        if self.restarts > 0 {
+            real.dlid = self.names.lid(attr.dlid);
+            // SAFETY: both members of the union are 16 plain bytes.
+            real.grh.dgid.raw = self.names.gid(unsafe { attr.grh.dgid.raw });
+            real.port_num = context.real_port(attr.port_num);
+        }
+        real
+    }
+
+    /// A completion from below, with virtual names.
+    #[inline]
+    pub fn came(&self, cq: u32, wc: &ibv_wc) -> Option<Came> {
+        let cookie = Cookie::of(wc.wr_id)?;
+        let place = match cookie.queue {
+            Queue::Sends(place) | Queue::Receives(place) => place,
+            Queue::Shared(_) => {
+                let cq = get(&self.cqs, cq)?;
+                // SAFETY: what is in the table is alive, and so is its context.
+                let context = unsafe { Context::of((*cq).ex.context) };
+                *context.by_number.get(&wc.qp_num)?
+            }
+        };
+        let qp = get(&self.qps, place)?;
+        // SAFETY: what is in the table is alive.
+        let (number, real_number, kind) = unsafe {
+            let base = &(*qp).ex.qp_base;
+            (base.qp_num, (*(*qp).real).qp_num, base.qp_type)
+        };
+        // Of one that had this place before.
+        if real_number != wc.qp_num {
+            return None;
+        }
+        let mut completion = Completion {
+            wr_id: wc.wr_id,
+            status: wc.status,
+            opcode: wc.opcode,
+            vendor_error: wc.vendor_err,
+            length: wc.byte_len,
+            // SAFETY: both members of the union are 4 plain bytes.
+            immediate: unsafe { wc.imm.imm_data },
+            qp: number,
+            source_qp: wc.src_qp,
+            flags: wc.wc_flags,
+            pkey_index: wc.pkey_index,
+            source_lid: wc.slid,
+            service_level: wc.sl,
+            path_bits: wc.dlid_path_bits,
+            time_ns: 0,
+        };
+        let is_datagram = kind == IBV_QPT_UD && !matches!(cookie.queue, Queue::Sends(_));
+        let from = is_datagram.then(|| self.sender(&mut completion));
+        Some(Came {
+            completion,
+            qp: place,
+            from: from.flatten(),
+        })
+    }
+
+    /// Who has sent a datagram, which says so with virtual names from here on.
+    fn sender(&self, completion: &mut Completion) -> Option<Name> {
+        let (lid, number) = (completion.source_lid, completion.source_qp);
+        let named = |lid: u16| Name {
+            port: lid.into(),
+            number,
+        };
+        if self.restarts == 0 {
+            // Where links are no InfiniBand's there are no LIDs.
+            return (lid != 0).then(|| named(lid));
+        }
+        match self.names.called(lid, number) {
+            Some((name, lid)) => {
+                (completion.source_lid, completion.source_qp) = (lid, name.number);
+                Some(name)
+            }
+            None => {
+                completion.source_lid = self.names.called_lid(lid);
+                (lid != 0).then(|| named(completion.source_lid))
+            }
+        }
+    }
+}
