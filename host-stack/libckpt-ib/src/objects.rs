@@ -9,7 +9,6 @@ use std::{
 };
 
 use libc::{pthread_cond_t, pthread_mutex_t};
-use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
     Completion,
     names::{Domain, Gid},
@@ -19,14 +18,14 @@ use snaprig_verbs_abi::*;
 use crate::{event::Gate, extended::Building};
 
 /// What of a device a program knows, and what it is to be whatever is below.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub struct Known {
     /// By number, from 1.
     pub ports: Vec<KnownPort>,
 }
 
 /// Of a port.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub struct KnownPort {
     pub lid: u16,
     pub sm_lid: u16,

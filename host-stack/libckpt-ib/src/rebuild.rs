@@ -22,7 +22,7 @@ use crate::{
     cm::Listener,
     cq,
     memory::{Range, register},
-    objects::{Channel, Context, Device, Known, Pd, Qp, Scratch, Shadow},
+    objects::{Channel, Context, Device, Pd, Qp, Scratch, Shadow},
     plugin::{receive_queues, serve_all},
     post::post_again,
     qp,
@@ -274,7 +274,7 @@ unsafe fn publish(real: &Real, things: &Things) -> Result<Published, String> {
         let mut ports = std::collections::BTreeMap::new();
         for context in &things.contexts {
             let context = &**context;
-            let below = known_of_below(context);
+            let below = known_of(context);
             let known = (*context.device)
                 .known
                 .clone()
@@ -328,12 +328,6 @@ unsafe fn publish(real: &Real, things: &Things) -> Result<Published, String> {
         }
     }
     Ok(made)
-}
-
-/// What the device below is, whatever the program knows of it.
-unsafe fn known_of_below(context: &Context) -> Known {
-    // SAFETY: the context is open again.
-    unsafe { known_of(context) }
 }
 
 /// Connects with what the others have made: all that is not of phases that follow.
