@@ -535,7 +535,7 @@ mod functions {
     /// Commands for the device.
     #[unsafe(export_name = "snaprig_ckpt_ib_write")]
     pub unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize {
-        if real_of(fd).is_none() {
+        if !CHANNELS.has(fd) {
             // SAFETY: it gets what the program passed.
             return unsafe { device::write(fd, bytes, count) };
         }
@@ -585,6 +585,11 @@ unsafe fn perform(fd: RawFd, bytes: &[u8]) -> Result<(), c_int> {
         // SAFETY: the caller says so.
         let done = unsafe { lock().things.perform(fd, bytes) };
         match done {
+            // It was closed since the program has begun to wait: a kernel's would not notice.
+            Err(libc::EBADF) if is_wait => loop {
+                // SAFETY: pause(2) takes no argument.
+                unsafe { libc::pause() };
+            },
             Err(libc::EAGAIN) if is_wait => {
                 Gate::wait(fd).map_err(|error| error.raw_os_error())?;
             }
