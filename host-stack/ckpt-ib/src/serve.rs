@@ -24,24 +24,35 @@ pub fn settle<S, R>(
             None
         }
         Whose::Lent(queue, number, completion) => {
-            let cookie = Cookie {
-                queue,
-                own: true,
-                number,
-            };
-            let data = below.lent(cookie, &completion);
-            if completion.status == SUCCESS
-                && let Some(receives) = process.receives(queue)
-            {
-                receives.arrive(Arrived {
-                    completion,
-                    cq,
-                    data,
-                });
-            }
+            take_lent(process, below, cq, (queue, number), completion);
             Some(queue)
         }
         Whose::Nobody => None,
+    }
+}
+
+/// A receive that was lent has completed: what came in it waits for one of the program's.
+pub fn take_lent<S, R>(
+    process: &mut Process<S, R>,
+    below: &mut impl Below<S, R>,
+    cq: u32,
+    (queue, number): (Queue, u64),
+    completion: Completion,
+) {
+    let cookie = Cookie {
+        queue,
+        own: true,
+        number,
+    };
+    let data = below.lent(cookie, &completion);
+    if completion.status == SUCCESS
+        && let Some(receives) = process.receives(queue)
+    {
+        receives.arrive(Arrived {
+            completion,
+            cq,
+            data,
+        });
     }
 }
 

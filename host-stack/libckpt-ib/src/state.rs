@@ -7,12 +7,10 @@ use std::{
 
 use smallvec::SmallVec;
 use snaprig_ckpt_ib::{
-    Below, Completion, Name, Names, Process,
-    completions::SUCCESS,
+    Completion, Name, Names, Process,
     cookie::{Cookie, Queue},
     process::{Came, Whose},
-    receives::Arrived,
-    serve::serve,
+    serve::{serve, take_lent},
 };
 use snaprig_verbs_abi::*;
 
@@ -172,22 +170,8 @@ impl State {
     /// What was lent came back while the program works: the queue may go on with the program's own.
     #[cold]
     fn settle_lent(&mut self, cq: u32, queue: Queue, number: u64, completion: Completion) {
-        let cookie = Cookie {
-            queue,
-            own: true,
-            number,
-        };
         let Self { process, things } = self;
-        let data = things.lent(cookie, &completion);
-        if completion.status == SUCCESS
-            && let Some(receives) = process.receives(queue)
-        {
-            receives.arrive(Arrived {
-                completion,
-                cq,
-                data,
-            });
-        }
+        take_lent(process, things, cq, (queue, number), completion);
         if let Err(why) = serve(process, things, queue) {
             eprintln!("snaprig: receives that waited for a checkpoint are lost: {why}");
         }
