@@ -15,8 +15,8 @@ use crate::{
     state::{Things, lock},
 };
 
-/// Most entries of a port's table of GIDs that are looked at.
-const GIDS_MAX: usize = 4096;
+/// Most entries of a device's tables of GIDs that are looked at: what a kernel is asked for has less than 64 KiB (`struct ib_uverbs_attr`).
+const GIDS_MAX: usize = u16::MAX as usize / size_of::<ibv_gid_entry>();
 
 /// What a program knows of a device: as it is below, before the first restart.
 ///

@@ -32,7 +32,10 @@ use snaprig_peers::lines;
 use snaprig_tracee::descriptors::me;
 use snaprig_tracee::faults::{begin_round, reached};
 
-use snaprig_ckpt::{dump::Purpose, restart::exit_code};
+use snaprig_ckpt::{
+    dump::{Purpose, own_session_keyring},
+    restart::exit_code,
+};
 use snaprig_resources::event::{Event, Reporter};
 use snaprig_resources::{
     error::{Error, Result, chain},
@@ -170,6 +173,7 @@ pub struct Parts {
 
 impl Parts {
     pub fn new(directory: &Path, store: Store) -> Result<Self> {
+        own_session_keyring();
         Ok(Self {
             directory: directory.to_owned(),
             store,

@@ -34,7 +34,7 @@ use snaprig_tracee::{
 
 use self::areas::Flags;
 pub use self::{
-    process::{SIGNALS, code_among, credentials},
+    process::{SIGNALS, code_among, credentials, own_session_keyring},
     write::{Saving, look, write},
 };
 pub use snaprig_resources::{

@@ -508,7 +508,10 @@ fn locked_bytes(tid: pid_t) -> Result<u64> {
     Ok(Proc::new(tid)?.status()?.vmlck.unwrap_or(0))
 }
 
-fn own_session_keyring() -> i64 {
+/// The session keyring of this thread, or a negative errno value. Who has none gets the user's with the first question
+/// (session-keyring(7)), and so other credentials, with which a process may not write to HCAs any more that it has opened (the kernel's
+/// `ib_safe_file_access`): a supervisor asks before it starts processes, which have what it has, and none changes when it is asked.
+pub fn own_session_keyring() -> i64 {
     // SAFETY: KEYCTL_GET_KEYRING_ID takes numbers alone, so keyctl(2) reads and writes no memory of this process.
     let keyring = unsafe { libc::syscall(libc::SYS_keyctl, GET_KEYRING, SESSION_KEYRING, 0) };
     match keyring {
