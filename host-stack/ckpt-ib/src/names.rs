@@ -42,6 +42,29 @@ impl std::fmt::Display for Name {
     }
 }
 
+/// Whom a message goes to: a queue pair, or, by one that receives for XRC, a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Receiver {
+    /// The queue pair.
+    pub qp: Name,
+    /// The number of a shared receive queue at its port.
+    pub shared: Option<u32>,
+}
+
+impl Receiver {
+    /// What the job calls the shared receive queue, if it is one.
+    pub fn shared_name(&self) -> Option<Name> {
+        let port = self.qp.port;
+        self.shared.map(|number| Name { port, number })
+    }
+}
+
+impl From<Name> for Receiver {
+    fn from(qp: Name) -> Self {
+        Self { qp, shared: None }
+    }
+}
+
 /// A GID, as it is sent.
 pub type Gid = [u8; 16];
 
@@ -81,6 +104,8 @@ pub struct Published {
     pub gids: Vec<(u64, Gid, Gid)>,
     /// Queue pairs, where they are now, and their domains.
     pub queue_pairs: Vec<(Name, Name, Domain)>,
+    /// Shared receive queues of XRC, their numbers now, and their domains.
+    pub shared: Vec<(Name, u32, Domain)>,
     /// Memory.
     pub keys: Vec<Key>,
 }
@@ -153,6 +178,7 @@ pub struct Names {
     aliases: Aliases,
     queue_pairs: BTreeMap<Name, (Name, Domain)>,
     called: BTreeMap<Name, Name>,
+    shared: BTreeMap<Name, (u32, Domain)>,
     keys: BTreeMap<(Domain, u32), u32>,
     /// By port; none where it is not known which of several.
     keys_at: BTreeMap<(u64, u32), Option<u32>>,
@@ -181,6 +207,9 @@ impl Names {
                 names.queue_pairs.insert(name, (real, domain));
                 names.called.insert(real, name);
                 names.given.insert((name.port, name.number));
+            }
+            for (name, real, domain) in one.shared {
+                names.shared.insert(name, (real, domain));
             }
             for key in one.keys {
                 let domain = names.of(key.domain);
@@ -253,12 +282,43 @@ impl Names {
         }
     }
 
-    /// What a peer's memory is called now: `peer` is the queue pair that a request goes to, which has a domain.
-    pub fn remote_key(&self, peer: Name, key: u32) -> u32 {
-        let peer = self.aliases.canonical(peer);
-        let real = match self.queue_pairs.get(&peer) {
-            Some((_, domain)) => self.keys.get(&(self.of(*domain), key)).copied(),
-            None => self.keys_at.get(&(peer.port, key)).copied().flatten(),
+    /// What the job calls a queue pair with this number now, at a port that the program calls so.
+    pub fn called_at(&self, port: u64, number: u32) -> Name {
+        let real_port = self.ports.get(&port).map_or(port, |port| port.real_guid);
+        let real = Name {
+            port: real_port,
+            number,
+        };
+        let called = self.called.get(&real).copied();
+        called.unwrap_or(Name { port, number })
+    }
+
+    /// What the number of a shared receive queue of XRC is now.
+    pub fn shared(&self, name: Name) -> u32 {
+        let name = self.aliases.canonical(name);
+        self.shared
+            .get(&name)
+            .map_or(name.number, |(real, _)| *real)
+    }
+
+    /// Whether a number that a new shared receive queue of XRC has below is what another one is called at this port.
+    pub fn is_shared_given(&self, port: u64, number: u32) -> bool {
+        self.canary != Some(Canary::NameGivenTwice)
+            && self.shared.contains_key(&Name { port, number })
+    }
+
+    /// What a peer's memory is called now: `to` is what a request goes to, which has a domain.
+    pub fn remote_key(&self, to: impl Into<Receiver>, key: u32) -> u32 {
+        let mut to = to.into();
+        to.qp = self.aliases.canonical(to.qp);
+        // One that receives for XRC has no domain: it is the shared receive queue's that holds.
+        let domain = match to.shared_name() {
+            Some(name) => self.shared.get(&name).map(|(_, domain)| *domain),
+            None => self.queue_pairs.get(&to.qp).map(|(_, domain)| *domain),
+        };
+        let real = match domain {
+            Some(domain) => self.keys.get(&(self.of(domain), key)).copied(),
+            None => self.keys_at.get(&(to.qp.port, key)).copied().flatten(),
         };
         real.unwrap_or(key)
     }
@@ -297,6 +357,7 @@ mod tests {
                 mtu: 5,
             }],
             gids: Vec::new(),
+            shared: Vec::new(),
             queue_pairs: vec![(
                 name,
                 Name {

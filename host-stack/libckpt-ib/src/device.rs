@@ -18,6 +18,7 @@ use crate::{
     real::{errno, null, real, set_errno},
     srq,
     state::{Things, lock},
+    xrc,
 };
 
 /// What tells a device of ours from one of the libibverbs below, which has nothing there. There is one of it: functions that can be
@@ -119,6 +120,10 @@ fn fill(table: &mut verbs_context) {
     table.query_rt_values = Some(query_rt_values);
     table.create_qp_ex = Some(qp::create_qp_ex);
     table.create_srq_ex = Some(srq::create_srq_ex);
+    table.get_srq_num = Some(srq::get_srq_num);
+    table.open_xrcd = Some(xrc::open_xrcd);
+    table.close_xrcd = Some(xrc::close_xrcd);
+    table.open_qp = Some(xrc::open_qp);
     let ops = &mut table.context.ops;
     ops.poll_cq = Some(cq::poll_cq);
     ops.req_notify_cq = Some(cq::req_notify_cq);

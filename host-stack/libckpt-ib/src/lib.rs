@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `real` | the libibverbs below |
 //! | `objects`, `state` | what the program has, and all of it |
-//! | `device`, `memory`, `cq`, `qp`, `srq`, `address` | the functions that make and change it |
+//! | `device`, `memory`, `cq`, `qp`, `srq`, `xrc`, `address` | the functions that make and change it |
 //! | `post`, `extended` | requests; the same in the extended way |
 //! | `event` | descriptors that stay, for events of what does not |
 //! | `cm` | the connection manager's device |
@@ -52,3 +52,4 @@ mod qp;
 mod rebuild;
 mod srq;
 mod state;
+mod xrc;

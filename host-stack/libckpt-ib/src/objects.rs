@@ -4,7 +4,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     ffi::c_char,
-    os::fd::RawFd,
+    os::fd::{OwnedFd, RawFd},
     ptr,
 };
 
@@ -128,6 +128,25 @@ pub struct Srq {
     pub place: u32,
     pub attr: ibv_srq_attr,
     pub events_given: u32,
+    /// If it is of XRC.
+    pub xrc: Option<XrcSrq>,
+}
+
+/// A shared receive queue's part in XRC.
+#[derive(Clone, Copy)]
+pub struct XrcSrq {
+    /// What the program calls it.
+    pub number: u32,
+    pub xrcd: *mut Xrcd,
+    pub cq: *mut Cq,
+}
+
+#[repr(C)]
+pub struct Xrcd {
+    pub xrcd: ibv_xrcd,
+    pub real: *mut ibv_xrcd,
+    /// The file that says who shares it; none of one's own.
+    pub file: Option<OwnedFd>,
 }
 
 #[repr(C)]
@@ -146,6 +165,8 @@ pub struct Qp {
     pub building: Building,
     /// Groups that it is in.
     pub groups: Vec<(Gid, u16)>,
+    /// It is another handle of a queue pair of this domain, of which the program modifies nothing here (ibv_open_qp(3)).
+    pub opened: Option<*mut Xrcd>,
 }
 
 #[repr(C)]
@@ -185,7 +206,7 @@ macro_rules! shadows {
 }
 
 shadows! { Device of ibv_device, Channel of ibv_comp_channel, Cq of ibv_cq, Pd of ibv_pd, Mr of ibv_mr, Srq of ibv_srq,
-Qp of ibv_qp, Ah of ibv_ah }
+Qp of ibv_qp, Ah of ibv_ah, Xrcd of ibv_xrcd }
 
 impl Context {
     /// What a pointer of the program's is to.

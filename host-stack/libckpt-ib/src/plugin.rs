@@ -166,7 +166,7 @@ fn begin_drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
     let aliases = Aliases::new(all.iter().flat_map(|one| one.aliases.iter().copied()));
     let mut said: Vec<Said> = all.into_iter().flat_map(|one| one.queue_pairs).collect();
     for to in said.iter_mut().flat_map(|one| &mut one.to) {
-        to.to = aliases.canonical(to.to);
+        to.to.qp = aliases.canonical(to.to.qp);
     }
     let State { process, things } = &mut *held.state;
     for qp in process.qps.iter_mut().flatten() {
@@ -200,7 +200,7 @@ fn drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
         if now > asked + ASK_EVERY {
             asked = now;
             let all: Vec<Failed> = board::collect(event, "failed")?;
-            all.into_iter().for_each(|one| drain.failed(one));
+            all.iter().for_each(|one| drain.failed(one));
         }
         if now > begun + UNRELIABLE_MAX && is_only_unreliable(&drain, held) {
             return Ok(drain);

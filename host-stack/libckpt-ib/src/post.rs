@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use snaprig_ckpt_ib::{
     Name,
     cookie::{Cookie, Queue},
+    names::Receiver,
     queue_pair::{Service, Stage},
     receives::Fate,
     sends::{Kind, Posted},
@@ -37,6 +38,21 @@ fn kind_of(opcode: ibv_wr_opcode) -> Kind {
         IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => Kind::Local,
         _ => Kind::Silent,
     }
+}
+
+/// The same, of a queue pair's request.
+#[inline]
+fn kind_of_request(qp: &Qp, wr: &ibv_send_wr) -> Kind {
+    match kind_of(wr.opcode) {
+        Kind::Message if qp.ex.qp_base.qp_type == IBV_QPT_XRC_SEND => Kind::Behind(srq_of(wr)),
+        kind => kind,
+    }
+}
+
+/// The shared receive queue that a request of XRC leads to.
+fn srq_of(wr: &ibv_send_wr) -> u32 {
+    // SAFETY: the union has one member, of 4 plain bytes.
+    unsafe { wr.qp_type.xrc.remote_srqn }
 }
 
 /// The elements of a list, and none of an empty one.
@@ -91,16 +107,22 @@ unsafe fn bytes<'a>(from: *const u8, count: usize) -> &'a [u8] {
 /// # Safety
 /// Its address handle is the program's, and alive.
 #[inline]
-unsafe fn receiver(service: Service, peer: Option<Name>, wr: &ibv_send_wr) -> Option<Name> {
+unsafe fn receiver(
+    (service, peer): (Service, Option<Name>),
+    kind: Kind,
+    wr: &ibv_send_wr,
+) -> Option<Receiver> {
     match service {
-        Service::Reliable | Service::Unreliable => peer,
+        Service::Reliable | Service::Unreliable => kind.receiver(peer?),
+        Service::Datagram if kind != Kind::Message => None,
         // SAFETY: a request of a datagram queue pair has this member, and the caller says that the handle is alive.
         Service::Datagram => unsafe {
             let ud = &wr.wr.ud;
-            (ud.remote_qpn != MULTICAST).then(|| Name {
+            let name = Name {
                 port: port_of(&Ah::of(ud.ah).attr),
                 number: ud.remote_qpn,
-            })
+            };
+            (ud.remote_qpn != MULTICAST).then(|| name.into())
         },
     }
 }
@@ -139,15 +161,22 @@ impl Things {
             let (true, Some(peer)) = (self.restarts > 0, peer) else {
                 return real;
             };
+            let mut to = Receiver::from(peer);
+            if qp.ex.qp_base.qp_type == IBV_QPT_XRC_SEND {
+                to.shared = Some(srq_of(wr));
+                if let Some(name) = to.shared_name() {
+                    real.qp_type.xrc.remote_srqn = self.names.shared(name);
+                }
+            }
             match wr.opcode {
                 IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
-                    real.wr.rdma.rkey = self.names.remote_key(peer, wr.wr.rdma.rkey);
+                    real.wr.rdma.rkey = self.names.remote_key(to, wr.wr.rdma.rkey);
                 }
                 IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                    real.wr.atomic.rkey = self.names.remote_key(peer, wr.wr.atomic.rkey);
+                    real.wr.atomic.rkey = self.names.remote_key(to, wr.wr.atomic.rkey);
                 }
                 IBV_WR_SEND_WITH_INV => {
-                    real.imm.invalidate_rkey = self.names.remote_key(peer, wr.imm.invalidate_rkey);
+                    real.imm.invalidate_rkey = self.names.remote_key(to, wr.imm.invalidate_rkey);
                 }
                 _ => {}
             }
@@ -185,11 +214,7 @@ pub unsafe fn post_chain(
             next = wr.next;
             let request = request(wr);
             let length = request.list.iter().map(|sge| u64::from(sge.length)).sum();
-            let kind = kind_of(wr.opcode);
-            let to = match kind {
-                Kind::Message => receiver(service, peer, wr),
-                Kind::Silent | Kind::Local => None,
-            };
+            let kind = kind_of_request(qp, wr);
             let posted = Posted {
                 wr_id: Some(wr.wr_id),
                 kind,
@@ -200,13 +225,13 @@ pub unsafe fn post_chain(
             let Some(pair) = state.process.qp(qp.place) else {
                 break;
             };
-            if let Some(to) = to {
-                pair.count_sent(to);
-            }
             if holds {
                 pair.sends.hold(posted);
                 held += 1;
                 continue;
+            }
+            if let Some(to) = receiver((service, peer), kind, wr) {
+                pair.count_sent(to);
             }
             let number = pair.sends.post(posted);
             let cookie = Cookie {
@@ -270,9 +295,8 @@ unsafe fn post_below(
         for at in 0..chain.len() {
             if at >= refused {
                 pair.sends.take_back();
-                if kind_of((*wr).opcode) == Kind::Message
-                    && let Some(to) = receiver(pair.service, pair.peer, &*wr)
-                {
+                let kind = kind_of_request(qp, &*wr);
+                if let Some(to) = receiver((pair.service, pair.peer), kind, &*wr) {
                     pair.uncount_sent(to);
                 }
             }
@@ -298,7 +322,11 @@ pub unsafe fn release(state: &mut State, qp: &mut Qp) {
         let Some((number, posted)) = pair.sends.release() else {
             return;
         };
-        let request = posted.request.clone();
+        let (request, kind) = (posted.request.clone(), posted.kind);
+        // SAFETY: an address handle is alive until the request completes.
+        if let Some(to) = unsafe { receiver((pair.service, peer), kind, &request.wr) } {
+            pair.count_sent(to);
+        }
         // SAFETY: the queue pair is alive, and what its requests name must be until they complete.
         unsafe { post_again(&state.things, qp, peer, &request, number) };
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
     Name, Names,
     cookie::{Cookie, Queue},
-    names::{Key, Port, Published},
+    names::{Domain, Key, Port, Published},
     queue_pair::{Service, Stage},
 };
 use snaprig_verbs_abi::*;
@@ -22,13 +22,14 @@ use crate::{
     cm::Listener,
     cq,
     memory::{Range, register},
-    objects::{Channel, Context, Device, Pd, Qp, Scratch, Shadow},
+    objects::{Channel, Context, Device, Pd, Qp, Scratch, Shadow, XrcSrq},
     plugin::{receive_queues, serve_all},
     post::post_again,
     qp,
     real::{Real, errno, real},
     srq,
     state::{State, Things},
+    xrc,
 };
 
 /// What stands in for memory that is not there any more.
@@ -50,11 +51,17 @@ unsafe fn give_up(real: &Real, things: &mut Things) {
     // SAFETY: what is in the tables is alive, and so is what was below it, which nobody uses any more. In this order each is freed
     // before what it needs.
     unsafe {
+        for qp in things.opened.iter().filter(|qp| !(***qp).real.is_null()) {
+            (real.ibv_destroy_qp)((**qp).real);
+        }
         for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
             (real.ibv_destroy_qp)((**qp).real);
         }
         for srq in things.srqs.iter().filter(|srq| !srq.is_null()) {
             (real.ibv_destroy_srq)((**srq).real);
+        }
+        for xrcd in &things.xrcds {
+            xrc::close_below(&**xrcd);
         }
         for cq in things.cqs.iter().filter(|cq| !cq.is_null()) {
             (real.ibv_destroy_cq)((**cq).real);
@@ -150,6 +157,14 @@ pub unsafe fn make(state: &mut State) -> Result<Made, String> {
                 return Err(failed("a protection domain cannot be made"));
             }
         }
+        for xrcd in things.xrcds.iter() {
+            let ours = &mut **xrcd;
+            let context = Context::of(ours.xrcd.context).real;
+            ours.real = xrc::open_below(context, ours.file.as_ref());
+            if ours.real.is_null() {
+                return Err(failed("a domain of XRC cannot be opened"));
+            }
+        }
         make_queues(real, things)?;
     }
     let listener = things.manage_again()?;
@@ -224,7 +239,8 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
                 attr.max_wr = attr.max_wr.min(device.max_srq_wr as u32);
                 attr.max_sge = attr.max_sge.min(device.max_srq_sge as u32);
             }
-            (ours.real, _) = srq::create_below(real, Pd::of(ours.srq.pd).real, *srq, attr);
+            (ours.real, _) =
+                srq::create_below(real, Pd::of(ours.srq.pd).real, *srq, attr, ours.xrc);
             if ours.real.is_null() {
                 return Err(failed("a shared receive queue cannot be made"));
             }
@@ -254,12 +270,12 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
         for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
             let ours = &mut **qp;
             let (init, granted) = (ours.init, ours.granted);
-            ours.real = qp::create_below(real, *qp, &init);
+            let context = Context::of(ours.ex.qp_base.context);
+            ours.real = qp::create_below(real, context, *qp, &init);
             ours.granted = granted;
             if ours.real.is_null() {
                 return Err(failed("a queue pair cannot be made"));
             }
-            let context = Context::of(ours.ex.qp_base.context);
             context.by_number.insert((*ours.real).qp_num, ours.place);
         }
     }
@@ -315,7 +331,20 @@ unsafe fn publish(real: &Real, things: &Things) -> Result<Published, String> {
                 port: ports.get(&port).copied().unwrap_or(port),
                 number: (*ours.real).qp_num,
             };
-            made.queue_pairs.push((name, real, Pd::of(base.pd).domain));
+            // One that receives for XRC has none: its shared receive queues have.
+            let domain = match base.pd.is_null() {
+                true => Domain(0),
+                false => Pd::of(base.pd).domain,
+            };
+            made.queue_pairs.push((name, real, domain));
+        }
+        for srq in things.srqs.iter().filter(|srq| !srq.is_null()) {
+            let ours = &**srq;
+            if let Some(XrcSrq { number, .. }) = ours.xrc {
+                let port = Context::of(ours.srq.context).port();
+                let (real, domain) = (xrc::number_below(ours.real), Pd::of(ours.srq.pd).domain);
+                made.shared.push((Name { port, number }, real, domain));
+            }
         }
         for mr in &things.mrs {
             let ours = &**mr;
@@ -350,6 +379,13 @@ pub unsafe fn connect(state: &mut State, all: Vec<Made>) -> Result<(), String> {
             ours.real = (real.ibv_create_ah)(Pd::of(ours.ah.pd).real, &mut attr);
             if ours.real.is_null() {
                 return Err(failed("an address handle cannot be made"));
+            }
+        }
+        for qp in &state.things.opened {
+            let ours = &mut **qp;
+            ours.real = xrc::open_qp_below(&state.things, ours);
+            if ours.real.is_null() {
+                return Err(failed("a queue pair of another process cannot be opened"));
             }
         }
         let qps = state.things.qps.clone();
@@ -403,7 +439,7 @@ fn attributes_of(kind: ibv_qp_type, to: ibv_qp_state) -> i32 {
     match (kind, to) {
         (IBV_QPT_UD, IBV_QPS_INIT) => IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
         (_, IBV_QPS_INIT) => IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-        (IBV_QPT_RC, IBV_QPS_RTR) => {
+        (IBV_QPT_RC | IBV_QPT_XRC_RECV, IBV_QPS_RTR) => {
             IBV_QP_AV
                 | IBV_QP_PATH_MTU
                 | IBV_QP_DEST_QPN
@@ -411,8 +447,11 @@ fn attributes_of(kind: ibv_qp_type, to: ibv_qp_state) -> i32 {
                 | IBV_QP_MAX_DEST_RD_ATOMIC
                 | IBV_QP_MIN_RNR_TIMER
         }
-        (IBV_QPT_UC, IBV_QPS_RTR) => IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
-        (IBV_QPT_RC, IBV_QPS_RTS) => {
+        (IBV_QPT_UC | IBV_QPT_XRC_SEND, IBV_QPS_RTR) => {
+            IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
+        }
+        (IBV_QPT_XRC_RECV, IBV_QPS_RTS) => IBV_QP_TIMEOUT | IBV_QP_SQ_PSN,
+        (IBV_QPT_RC | IBV_QPT_XRC_SEND, IBV_QPS_RTS) => {
             IBV_QP_TIMEOUT
                 | IBV_QP_RETRY_CNT
                 | IBV_QP_RNR_RETRY

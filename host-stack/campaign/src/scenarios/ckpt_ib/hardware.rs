@@ -385,7 +385,7 @@ impl Below<Request, Receive> for Driver<'_> {
         let from = self.fabric.owner_of(real.source_qp);
         Some(Came {
             completion: convert(&real, owner.name.number),
-            qp: place as u32,
+            qp: Some(place as u32),
             from: from.map(|owner| owner.name),
         })
     }

@@ -264,7 +264,7 @@ impl Run {
         let done = self.drain_of(member, &mut round, &mut failed);
         for drain in round.drains.iter_mut().flatten() {
             for one in &failed {
-                drain.failed(*one);
+                drain.failed(one);
             }
         }
         let since_ns = round.since_ns;
@@ -515,7 +515,7 @@ fn is_inconsistent(saved: &[Saved]) -> Option<String> {
         all().filter(|(_, pair)| pair.service == Service::Reliable && pair.sends_messages());
     reliable.find_map(|(_, pair)| {
         let peer = pair.peer?;
-        let sent = pair.sent.get(&peer).copied().unwrap_or(0);
+        let sent = pair.sent.get(&peer.into()).copied().unwrap_or(0);
         let taken = taken(peer, pair.name)?;
         (taken != sent || !pair.sends.is_settled())
             .then(|| format!("{}: {sent} sent, {taken} have come", pair.name))
