@@ -123,6 +123,19 @@ pub struct Key {
     pub real: u32,
 }
 
+/// The bits of a window's key that change with each binding.
+const CHANGING: u32 = 0xff;
+
+/// The others.
+fn staying(key: u32) -> u32 {
+    key & !CHANGING
+}
+
+/// What a key of a window is, if its key `of` is `now`: each binding changes both alike.
+pub fn window_key(key: u32, of: u32, now: u32) -> u32 {
+    staying(now) | now.wrapping_add(key.wrapping_sub(of)) & CHANGING
+}
+
 /// A port that a program uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
@@ -180,6 +193,10 @@ pub struct Names {
     called: BTreeMap<Name, Name>,
     shared: BTreeMap<Name, (u32, Domain)>,
     keys: BTreeMap<(Domain, u32), u32>,
+    /// Windows, by the bits of their keys that stay: a key of each, and what that is now.
+    windows: BTreeMap<(Domain, u32), (u32, u32)>,
+    /// By port; none where it is not known which of several.
+    windows_at: BTreeMap<(u64, u32), Option<(u32, u32)>>,
     /// By port; none where it is not known which of several.
     keys_at: BTreeMap<(u64, u32), Option<u32>>,
     given: BTreeSet<(u64, u32)>,
@@ -316,11 +333,20 @@ impl Names {
             Some(name) => self.shared.get(&name).map(|(_, domain)| *domain),
             None => self.queue_pairs.get(&to.qp).map(|(_, domain)| *domain),
         };
-        let real = match domain {
-            Some(domain) => self.keys.get(&(self.of(domain), key)).copied(),
-            None => self.keys_at.get(&(to.qp.port, key)).copied().flatten(),
+        let (real, window) = match domain {
+            Some(domain) => {
+                let domain = self.of(domain);
+                let window = self.windows.get(&(domain, staying(key)));
+                (self.keys.get(&(domain, key)).copied(), window.copied())
+            }
+            None => {
+                let window = self.windows_at.get(&(to.qp.port, staying(key)));
+                let real = self.keys_at.get(&(to.qp.port, key));
+                (real.copied().flatten(), window.copied().flatten())
+            }
         };
-        real.unwrap_or(key)
+        let in_window = window.map(|(of, now)| window_key(key, of, now));
+        real.or(in_window).unwrap_or(key)
     }
 
     /// Whether a number that a new queue pair has below is what another one is called at this port.
@@ -330,7 +356,27 @@ impl Names {
 
     /// Whether a key that new memory has below is what other memory is called at this port.
     pub fn is_key_given(&self, port: u64, key: u32) -> bool {
-        self.canary != Some(Canary::NameGivenTwice) && self.keys_at.contains_key(&(port, key))
+        let of_window = self.windows_at.contains_key(&(port, staying(key)));
+        self.canary != Some(Canary::NameGivenTwice)
+            && (of_window || self.keys_at.contains_key(&(port, key)))
+    }
+
+    /// Whether one of the keys that a new window may have below is what other memory is called at this port.
+    pub fn is_window_given(&self, port: u64, key: u32) -> bool {
+        let all = (port, key & !CHANGING)..=(port, key | CHANGING);
+        self.canary != Some(Canary::NameGivenTwice)
+            && (self.is_key_given(port, key) || self.keys_at.range(all).next().is_some())
+    }
+
+    /// Windows, which are bound again once queue pairs are connected: a key of each, and what that is now.
+    pub fn add_windows(&mut self, windows: impl IntoIterator<Item = Key>) {
+        for window in windows {
+            let both = (window.key, window.real);
+            let domain = self.of(window.domain);
+            self.windows.insert((domain, staying(window.key)), both);
+            let at = self.windows_at.entry((window.port, staying(window.key)));
+            at.and_modify(|both| *both = None).or_insert(Some(both));
+        }
     }
 }
 
@@ -400,6 +446,25 @@ mod tests {
         assert_eq!((a.port, a.number, b.port, b.number), (9, 0x21, 9, 0x22));
         let new = Name { port: 1, number: 3 };
         assert_eq!(names.queue_pair(new), Name { port: 9, number: 3 });
+    }
+
+    #[test]
+    fn keys_of_windows_change_as_they_are_bound() {
+        let mut names = names();
+        names.add_windows([Key {
+            domain: Domain(1),
+            port: A.port,
+            key: 0x1203,
+            real: 0x34ff,
+        }]);
+        let key = |key| names.remote_key(A, key);
+        assert_eq!(
+            (key(0x1203), key(0x1204), key(0x1202)),
+            (0x34ff, 0x3400, 0x34fe)
+        );
+        assert_eq!(names.remote_key(B, 0x1203), 0x1203, "another domain");
+        assert!(names.is_key_given(A.port, 0x12ff) && names.is_window_given(A.port, 0x12aa));
+        assert!(names.is_window_given(A.port, 0xfe) && !names.is_window_given(A.port, 0x34fe));
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub struct QueuePair<S, R> {
     pub sends: Sends<S>,
     /// Its receive queue, unless that is shared.
     pub receives: Receives<R>,
+    /// Once it has failed: its first request that may not have been carried out.
+    pub failed_at: Option<u64>,
     /// Messages ever sent since it was reset, by receiver; once it has failed, those that have come for certain. Datagrams are
     /// sent, whether it fails or not.
     pub sent: BTreeMap<Receiver, u64>,
@@ -71,6 +73,7 @@ impl<S, R> QueuePair<S, R> {
             shared,
             peer: None,
             stage: Stage::Closed,
+            failed_at: None,
             sends: Sends::default(),
             receives: Receives::default(),
             sent: BTreeMap::new(),
@@ -82,6 +85,7 @@ impl<S, R> QueuePair<S, R> {
     /// It is reset: nothing of what was is left.
     pub fn reset(&mut self) {
         self.stage = Stage::Closed;
+        self.failed_at = None;
         self.peer = None;
         self.sends.clear();
         self.receives.clear();
@@ -106,6 +110,7 @@ impl<S, R> QueuePair<S, R> {
             return;
         }
         self.stage = Stage::Failed;
+        self.failed_at = Some(at.unwrap_or(self.sends.done()));
         let Some(peer) = self.peer else {
             return;
         };

@@ -146,6 +146,12 @@ impl<S> Sends<S> {
         placed.map(|(place, posted)| (self.first + place as u64, posted))
     }
 
+    /// Whether a request is in the log.
+    pub fn has(&self, number: u64) -> bool {
+        let count = number.checked_sub(self.first);
+        count.is_some_and(|count| count < self.log.len() as u64)
+    }
+
     /// All before this number are known to be done.
     pub fn done(&self) -> u64 {
         self.first

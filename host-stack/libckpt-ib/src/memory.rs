@@ -181,6 +181,7 @@ exported! {
             real: below,
             domain: new_domain(),
             scratch: None,
+            parent: None,
         }));
         state.things.pds.insert(pd);
         (*pd).pointer()

@@ -15,7 +15,7 @@ use snaprig_ckpt_ib::{
 };
 use snaprig_verbs_abi::*;
 
-use crate::{event::Gate, extended::Building};
+use crate::{copies::Copies, event::Gate, extended::Building, windows::Bound};
 
 /// What of a device a program knows, and what it is to be whatever is below.
 #[derive(Clone, Debug, Default)]
@@ -80,6 +80,7 @@ pub struct CqMade {
     pub vector: u32,
     /// In the extended way: flags of completions, and others.
     pub extended: Option<(u64, u32)>,
+    pub parent: Option<*mut Pd>,
 }
 
 #[repr(C)]
@@ -103,6 +104,24 @@ pub struct Pd {
     pub domain: Domain,
     /// Where marks that fetch something leave it.
     pub scratch: Option<Scratch>,
+    /// Of a parent domain: how the program made it.
+    pub parent: Option<ibv_parent_domain_init_attr>,
+}
+
+#[repr(C)]
+pub struct Td {
+    pub td: ibv_td,
+    pub real: *mut ibv_td,
+}
+
+#[repr(C)]
+pub struct Mw {
+    pub mw: ibv_mw,
+    pub real: *mut ibv_mw,
+    /// What the program called it once, and what that is below: keys of both change alike.
+    pub key: u32,
+    pub key_below: u32,
+    pub bound: Option<Bound>,
 }
 
 /// Memory of ours that is registered.
@@ -157,6 +176,9 @@ pub struct Qp {
     pub init: ibv_qp_init_attr_ex,
     /// What the program was granted.
     pub granted: ibv_qp_cap,
+    /// Bytes of inline data that the one below takes.
+    pub inline_below: u32,
+    pub copies: Copies,
     /// What it has modified, and which of it (`enum ibv_qp_attr_mask`).
     pub attr: ibv_qp_attr,
     pub mask: i32,
@@ -206,7 +228,8 @@ macro_rules! shadows {
 }
 
 shadows! { Device of ibv_device, Channel of ibv_comp_channel, Cq of ibv_cq, Pd of ibv_pd, Mr of ibv_mr, Srq of ibv_srq,
-Qp of ibv_qp, Ah of ibv_ah, Xrcd of ibv_xrcd }
+Qp of ibv_qp, Ah of ibv_ah, Xrcd of ibv_xrcd,
+Td of ibv_td, Mw of ibv_mw }
 
 impl Context {
     /// What a pointer of the program's is to.

@@ -14,6 +14,7 @@ use snaprig_verbs_abi::*;
 
 use crate::{
     address::port_of,
+    copies::Copies,
     extended::{self, Building},
     objects::{Context, Cq, Pd, Qp, Shadow, Srq, Xrcd, is_ours, wait_until},
     post,
@@ -170,6 +171,7 @@ impl State {
             }
             let ours = &mut *qp;
             ours.real = below;
+            ours.inline_below = ours.granted.max_inline_data;
             ours.granted.max_send_wr = match ours.granted.max_send_wr {
                 granted if granted > attr.cap.max_send_wr => granted - MARKS,
                 granted => granted,
@@ -261,6 +263,8 @@ pub fn new(is_extended: bool) -> *mut Qp {
             place: 0,
             init: zeroed(),
             granted: zeroed(),
+            inline_below: 0,
+            copies: Copies::default(),
             attr: zeroed(),
             mask: 0,
             is_extended,
@@ -498,6 +502,8 @@ exported! {
                 return done;
             }
             (*ours).real = ptr::null_mut();
+            (*ours).copies.free();
+            state.things.unbind_from(ours);
             let context = Context::of((*qp).context);
             match (*ours).opened {
                 Some(_) => state.things.opened.retain(|other| *other != ours),

@@ -20,7 +20,7 @@ use snaprig_verbs_abi::*;
 use crate::{
     address::known_of,
     cm::Listener,
-    cq,
+    cq, domains,
     memory::{Range, register},
     objects::{Channel, Context, Device, Pd, Qp, Scratch, Shadow, XrcSrq},
     plugin::{receive_queues, serve_all},
@@ -29,7 +29,7 @@ use crate::{
     real::{Real, errno, real},
     srq,
     state::{State, Things},
-    xrc,
+    windows, xrc,
 };
 
 /// What stands in for memory that is not there any more.
@@ -56,6 +56,10 @@ unsafe fn give_up(real: &Real, things: &mut Things) {
         }
         for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
             (real.ibv_destroy_qp)((**qp).real);
+            (**qp).copies.free();
+        }
+        for mw in &things.mws {
+            windows::dealloc_below((**mw).real);
         }
         for srq in things.srqs.iter().filter(|srq| !srq.is_null()) {
             (real.ibv_destroy_srq)((**srq).real);
@@ -78,11 +82,14 @@ unsafe fn give_up(real: &Real, things: &mut Things) {
         for (_, scratch) in things.lent.drain() {
             scratch.free();
         }
-        for pd in &things.pds {
-            if let Some(scratch) = (**pd).scratch.take() {
+        for pd in parents_last(things).into_iter().rev() {
+            if let Some(scratch) = (*pd).scratch.take() {
                 scratch.free();
             }
-            (real.ibv_dealloc_pd)((**pd).real);
+            (real.ibv_dealloc_pd)((*pd).real);
+        }
+        for td in &things.tds {
+            domains::dealloc_td_below((**td).real);
         }
         for context in &things.contexts {
             (real.ibv_close_device)((**context).real);
@@ -91,6 +98,14 @@ unsafe fn give_up(real: &Real, things: &mut Things) {
             (real.ibv_free_device_list)(list);
         }
     }
+}
+
+/// Domains, and then those that are parents of others.
+fn parents_last(things: &Things) -> Vec<*mut Pd> {
+    let mut all: Vec<_> = things.pds.iter().copied().collect();
+    // SAFETY: what is in the set is alive.
+    all.sort_by_key(|pd| unsafe { (**pd).parent.is_some() });
+    all
 }
 
 /// Chooses a device below for each that the program has open: the one of its name, or another.
@@ -150,9 +165,16 @@ pub unsafe fn make(state: &mut State) -> Result<Made, String> {
         for channel in things.channels.iter() {
             make_channel(real, &mut **channel)?;
         }
-        for pd in things.pds.iter() {
-            let ours = &mut **pd;
-            ours.real = (real.ibv_alloc_pd)(Context::of(ours.pd.context).real);
+        for td in things.tds.iter() {
+            let ours = &mut **td;
+            ours.real = domains::alloc_td_below(Context::of(ours.td.context).real);
+            if ours.real.is_null() {
+                return Err(failed("a thread domain cannot be made"));
+            }
+        }
+        for pd in parents_last(things) {
+            let ours = &mut *pd;
+            ours.real = domains::alloc_below(ours);
             if ours.real.is_null() {
                 return Err(failed("a protection domain cannot be made"));
             }
@@ -267,11 +289,24 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
             let context = Context::of(ours.mr.context);
             context.local_keys.insert(ours.mr.lkey, (*ours.real).lkey);
         }
+        for mw in things.mws.iter() {
+            let ours = &mut **mw;
+            ours.real = windows::alloc_below(Pd::of(ours.mw.pd).real, ours.mw.r#type);
+            if ours.real.is_null() {
+                return Err(failed("a memory window cannot be made"));
+            }
+            // The next binding of type 1 is the next key of both.
+            if ours.mw.r#type == IBV_MW_TYPE_1 {
+                ours.key = ours.mw.rkey;
+            }
+            ours.key_below = (*ours.real).rkey;
+        }
         for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
             let ours = &mut **qp;
             let (init, granted) = (ours.init, ours.granted);
             let context = Context::of(ours.ex.qp_base.context);
             ours.real = qp::create_below(real, context, *qp, &init);
+            ours.inline_below = ours.granted.max_inline_data;
             ours.granted = granted;
             if ours.real.is_null() {
                 return Err(failed("a queue pair cannot be made"));
@@ -520,7 +555,7 @@ pub unsafe fn refill(state: &mut State) -> Result<(), String> {
     // SAFETY: what is in the tables is alive, and made again.
     unsafe {
         for qp in state.things.qps.iter().filter(|qp| !qp.is_null()) {
-            let ours = &**qp;
+            let ours = &mut **qp;
             let Some(pair) = state
                 .process
                 .qps
@@ -533,7 +568,8 @@ pub unsafe fn refill(state: &mut State) -> Result<(), String> {
                 continue;
             }
             for (number, posted) in pair.sends.outstanding() {
-                let done = post_again(&state.things, ours, pair.peer, &posted.request, number);
+                let at = (number, pair.sends.done());
+                let done = post_again(&state.things, ours, pair.peer, &posted.request, at);
                 if done != 0 {
                     let error = std::io::Error::from_raw_os_error(done);
                     return Err(format!(

@@ -16,7 +16,7 @@ use snaprig_verbs_abi::*;
 
 use crate::{
     cm::Manager,
-    objects::{Ah, Channel, Context, Cq, Device, Mr, Pd, Qp, Scratch, Srq, Xrcd},
+    objects::{Ah, Channel, Context, Cq, Device, Mr, Mw, Pd, Qp, Scratch, Srq, Td, Xrcd},
 };
 
 /// Where data is, as a request says it.
@@ -61,6 +61,8 @@ pub struct Things {
     pub mrs: BTreeSet<*mut Mr>,
     pub ahs: BTreeSet<*mut Ah>,
     pub xrcds: BTreeSet<*mut Xrcd>,
+    pub tds: BTreeSet<*mut Td>,
+    pub mws: BTreeSet<*mut Mw>,
     /// Never freed: a device is the same pointer in every list.
     pub devices: Vec<*mut Device>,
     /// The list of devices of the libibverbs below, which is not freed before there is another.
@@ -241,6 +243,11 @@ impl Things {
             return None;
         }
         let mut completion = completion(wc, number);
+        if wc.wc_flags & IBV_WC_WITH_INV != 0 {
+            // SAFETY: what is in the table is alive.
+            let context = unsafe { (*qp).ex.qp_base.context };
+            completion.immediate = self.invalidated(context, completion.immediate);
+        }
         let is_datagram = kind == IBV_QPT_UD && !matches!(cookie.queue, Queue::Sends(_));
         let from = is_datagram.then(|| self.sender(&mut completion));
         Some(Came {
@@ -261,6 +268,11 @@ impl Things {
         // SAFETY: as above.
         if wc.src_qp == unsafe { crate::xrc::number_below((*srq).real) } {
             completion.source_qp = xrc.number;
+        }
+        if wc.wc_flags & IBV_WC_WITH_INV != 0 {
+            // SAFETY: as above.
+            let context = unsafe { (*srq).srq.context };
+            completion.immediate = self.invalidated(context, completion.immediate);
         }
         Some(Came {
             completion,
