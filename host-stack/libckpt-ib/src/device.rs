@@ -121,6 +121,7 @@ fn fill(table: &mut verbs_context) {
     table.create_qp_ex = Some(qp::create_qp_ex);
     table.create_srq_ex = Some(srq::create_srq_ex);
     table.get_srq_num = Some(srq::get_srq_num);
+    table.alloc_null_mr = Some(memory::alloc_null_mr);
     table.alloc_parent_domain = Some(domains::alloc_parent_domain);
     table.alloc_td = Some(domains::alloc_td);
     table.dealloc_td = Some(domains::dealloc_td);

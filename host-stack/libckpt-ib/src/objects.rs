@@ -138,6 +138,8 @@ pub struct Mr {
     pub stand_in: Option<Box<[u64]>>,
     pub iova: u64,
     pub access: u32,
+    /// It is of nothing.
+    pub is_null: bool,
 }
 
 #[repr(C)]

@@ -274,6 +274,7 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
                 length: ours.mr.length,
                 iova: ours.iova,
                 access: ours.access,
+                is_null: ours.is_null,
             };
             let pd = Pd::of(ours.mr.pd).real;
             ours.real = register(real, pd, &range);
