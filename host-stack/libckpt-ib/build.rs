@@ -4,7 +4,7 @@
 use snaprig_versioned_build::Library;
 
 /// Functions of libibverbs that take or give objects.
-const INTERPOSED: [&str; 54] = [
+const INTERPOSED: [&str; 55] = [
     "_ibv_query_gid_ex",
     "_ibv_query_gid_table",
     "ibv_ack_async_event",
@@ -52,6 +52,7 @@ const INTERPOSED: [&str; 54] = [
     "ibv_query_qp",
     "ibv_query_qp_data_in_order",
     "ibv_query_srq",
+    "ibv_reg_dmabuf_mr",
     "ibv_reg_mr",
     "ibv_reg_mr_iova",
     "ibv_reg_mr_iova2",

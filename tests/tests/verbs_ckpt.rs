@@ -166,6 +166,9 @@ pairs! {
         the_extended_way:
             "ibv_rc_pingpong", "-c -N -n 200000", "-c -N -n 200000 127.0.0.1", ["--model", "B"], "200000 iters";
         datagrams: "ibv_ud_pingpong", "-c -n 200000", "-c -n 200000 127.0.0.1", [], "200000 iters";
+        messages_for_xrc: "ibv_xsrq_pingpong", "-n 4000 -s 300000", "-n 4000 -s 300000 127.0.0.1", [], "success";
+        messages_for_xrc_on_another_model:
+            "ibv_xsrq_pingpong", "-n 4000 -s 300000", "-n 4000 -s 300000 127.0.0.1", ["--model", "B"], "success";
         shared_receives_on_another_model:
             "ibv_srq_pingpong", "-c -n 300000", "-c -n 300000 127.0.0.1", ["--model", "B"], "300000 iters";
     }
@@ -312,4 +315,46 @@ fn who_talks_to_a_stranger_is_not_checkpointed_and_goes_on() {
         "{why}"
     );
     assert_success("both", &[running.output(), server.output()]);
+}
+
+/// Processes of tests/verbs/objects work until there is a file, which is made once they are saved, and go on elsewhere.
+fn objects_go_on(mode: &str) {
+    let _alone = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
+    let job = Checkpointed::new();
+    let program = job.directory.path().join("objects");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/objects");
+    fabric::compile(&sources, &program);
+    let files = ["objects", "stop", "domain"].map(|name| job.directory.path().join(name));
+    let [program, stop, domain] = files.each_ref().map(|path| path.to_str().expect("a name"));
+    let mut running = job.launch(&[program, mode, stop, domain]);
+    job.is_at_work(&mut running, "objects", 1);
+    job.dump("--leave-running");
+    job.dump("--kill");
+    drop(running.output());
+    fs::write(stop, "").expect("a file");
+    let ran = job.restart(&["--model", "B"]);
+    assert_success(mode, std::slice::from_ref(&ran));
+    let text = text(&ran);
+    assert!(text.contains("all as it should be"), "{text}");
+}
+
+macro_rules! objects {
+    ($($test:ident: $mode:literal;)*) => {
+        $(
+            #[test]
+            #[cfg_attr(
+                not(has_file = "/usr/include/infiniband/verbs.h"),
+                ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+            )]
+            fn $test() {
+                objects_go_on($mode);
+            }
+        )*
+    };
+}
+
+objects! {
+    processes_share_a_domain_of_xrc: "xrc";
+    windows_are_bound_as_they_were: "windows";
+    long_inline_data_in_a_parent_domain: "inline";
 }

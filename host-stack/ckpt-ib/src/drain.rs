@@ -24,7 +24,9 @@ use thiserror::Error;
 
 use crate::{
     Below, Canary, Name, Process,
+    behind::Behind,
     cookie::{Cookie, Queue},
+    names::Receiver,
     queue_pair::{QueuePair, Service, Stage},
     sends::{Kind, Posted},
     serve::settle,
@@ -41,11 +43,11 @@ pub struct Said {
     pub to: Vec<Outgoing>,
 }
 
-/// Messages of one queue pair to another.
+/// Messages of one queue pair to one receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outgoing {
     /// The receiver.
-    pub to: Name,
+    pub to: Receiver,
     /// How many were ever posted since the connection was made.
     pub messages: u64,
     /// The longest of those that are not known to have come, in bytes.
@@ -72,19 +74,19 @@ pub enum Refusal {
 }
 
 /// A queue pair has failed while others drain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
     /// Which one.
     pub name: Name,
-    /// How many of its messages have come for certain.
-    pub delivered: u64,
+    /// How many of its messages have come for certain, by receiver.
+    pub delivered: Vec<(Receiver, u64)>,
 }
 
 /// A drain.
 #[derive(Clone, Debug)]
 pub struct Drain {
-    /// What was sent to queue pairs of this process.
-    incoming: BTreeMap<(Name, Name), Outgoing>,
+    /// What was sent to receivers of this process, by whom.
+    incoming: BTreeMap<(Receiver, Name), Outgoing>,
     /// Queue pairs of the job that messages can come to.
     receiving: BTreeSet<Name>,
     marked: BTreeSet<u32>,
@@ -98,7 +100,7 @@ pub fn said<S, R>(process: &Process<S, R>) -> Vec<Said> {
         let longest = longest.max().unwrap_or(0);
         let to = qp.sent.iter().map(|(to, messages)| Outgoing {
             to: *to,
-            messages: qp.delivered.unwrap_or(*messages),
+            messages: *messages,
             longest,
         });
         Said {
@@ -125,7 +127,11 @@ impl Drain {
             if said.receives {
                 drain.receiving.insert(said.name);
             }
-            let to_me = said.to.iter().filter(|to| own.contains(&to.to));
+            let is_mine = |to: &Receiver| match to.shared_name() {
+                None => own.contains(&to.qp),
+                Some(name) => process.behind.values().any(|behind| behind.name == name),
+            };
+            let to_me = said.to.iter().filter(|outgoing| is_mine(&outgoing.to));
             drain
                 .incoming
                 .extend(to_me.map(|outgoing| ((outgoing.to, said.name), *outgoing)));
@@ -141,11 +147,11 @@ impl Drain {
     }
 
     /// A queue pair has failed meanwhile, at its own process or another: nobody waits for more of it.
-    pub fn failed(&mut self, failed: Failed) {
+    pub fn failed(&mut self, failed: &Failed) {
         self.receiving.remove(&failed.name);
-        for ((_, from), outgoing) in &mut self.incoming {
-            if *from == failed.name {
-                outgoing.messages = outgoing.messages.min(failed.delivered);
+        for (to, delivered) in &failed.delivered {
+            if let Some(outgoing) = self.incoming.get_mut(&(*to, failed.name)) {
+                outgoing.messages = outgoing.messages.min(*delivered);
             }
         }
     }
@@ -172,6 +178,15 @@ impl Drain {
             }
             let sum = due.entry(queue).or_insert((0, 0, qp.name));
             *sum = (sum.0 + messages, sum.1.max(longest), sum.2);
+        }
+        for (place, behind) in &process.behind {
+            let (mut messages, mut longest) = (0, 0);
+            for (_, outgoing) in self.behind(behind) {
+                let taken = behind.taken_by(outgoing.to.qp);
+                messages += outgoing.messages.saturating_sub(taken);
+                longest = longest.max(outgoing.longest);
+            }
+            due.insert(Queue::Shared(*place), (messages, longest, behind.name));
         }
         for (queue, (messages, longest, name)) in due {
             let Some(receives) = process.receives(queue) else {
@@ -203,9 +218,15 @@ impl Drain {
 
     /// What was sent to a queue pair, by sender.
     fn to(&self, name: Name) -> impl Iterator<Item = (Name, &Outgoing)> {
-        let all = self
-            .incoming
-            .range((name, Name::FIRST)..=(name, Name::LAST));
+        let to = Receiver::from(name);
+        let all = self.incoming.range((to, Name::FIRST)..=(to, Name::LAST));
+        all.map(|((_, from), outgoing)| (*from, outgoing))
+    }
+
+    /// What was sent to a shared receive queue of XRC, by sender.
+    fn behind(&self, behind: &Behind) -> impl Iterator<Item = (Name, &Outgoing)> {
+        let is_its = |to: &Receiver| to.shared_name() == Some(behind.name);
+        let all = self.incoming.iter().filter(move |((to, _), _)| is_its(to));
         all.map(|((_, from), outgoing)| (*from, outgoing))
     }
 
@@ -236,17 +257,19 @@ impl Drain {
                 continue;
             }
             while let Some(came) = below.poll(cq) {
-                let before = process.qp(came.qp).map(|qp| qp.stage);
+                let place = came.qp;
+                let stage = |process: &mut Process<S, R>| Some(process.qp(place?)?.stage);
+                let before = stage(process);
                 settle(process, below, cq, came);
-                let Some(qp) = process.qp(came.qp) else {
+                let Some(qp) = place.and_then(|place| process.qp(place)) else {
                     continue;
                 };
                 if before != Some(Stage::Failed) && qp.stage == Stage::Failed {
                     let new = Failed {
                         name: qp.name,
-                        delivered: qp.delivered.unwrap_or(0),
+                        delivered: qp.sent.iter().map(|(to, count)| (*to, *count)).collect(),
                     };
-                    self.failed(new);
+                    self.failed(&new);
                     failed.push(new);
                 }
             }
@@ -306,9 +329,21 @@ impl Drain {
     /// What is still missing, if anything is.
     pub fn missing<S, R>(&self, process: &Process<S, R>) -> Option<Refusal> {
         let forgets = process.canary == Some(Canary::ForgetsUnsignaled);
-        process.each_qp().find_map(|(_, qp)| {
+        let mut pairs = process.each_qp().map(|(_, qp)| {
             self.missing_incoming(qp)
                 .or_else(|| self.missing_outgoing(qp, forgets))
+        });
+        let mut behind = process.behind.values().map(|one| self.missing_behind(one));
+        pairs
+            .find_map(|missing| missing)
+            .or_else(|| behind.find_map(|missing| missing))
+    }
+
+    fn missing_behind(&self, behind: &Behind) -> Option<Refusal> {
+        self.behind(behind).find_map(|(from, outgoing)| {
+            let by = outgoing.to.qp;
+            let (had, of) = (behind.taken_by(by), outgoing.messages);
+            (had < of).then_some(Refusal::Missing(by, had, of, from))
         })
     }
 

@@ -34,7 +34,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`sends`], [`receives`], [`completions`] | the log of each queue |
-//! | [`queue_pair`], [`process`] | what belongs together |
+//! | [`queue_pair`], [`behind`], [`process`] | what belongs together |
 //! | [`cookie`] | how a completion finds its request |
 //! | [`below`] | what is needed of the libibverbs below |
 //! | [`drain`] | from quiesce to save |
@@ -45,6 +45,7 @@
 //! What must stay true: the program sees each completion once, in order, none too many; what is done at the peer is never
 //! done again; a name that was told to anybody stays good.
 
+pub mod behind;
 pub mod below;
 pub mod canary;
 pub mod completions;

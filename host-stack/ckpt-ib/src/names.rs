@@ -42,6 +42,29 @@ impl std::fmt::Display for Name {
     }
 }
 
+/// Whom a message goes to: a queue pair, or, by one that receives for XRC, a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Receiver {
+    /// The queue pair.
+    pub qp: Name,
+    /// The number of a shared receive queue at its port.
+    pub shared: Option<u32>,
+}
+
+impl Receiver {
+    /// What the job calls the shared receive queue, if it is one.
+    pub fn shared_name(&self) -> Option<Name> {
+        let port = self.qp.port;
+        self.shared.map(|number| Name { port, number })
+    }
+}
+
+impl From<Name> for Receiver {
+    fn from(qp: Name) -> Self {
+        Self { qp, shared: None }
+    }
+}
+
 /// A GID, as it is sent.
 pub type Gid = [u8; 16];
 
@@ -81,6 +104,8 @@ pub struct Published {
     pub gids: Vec<(u64, Gid, Gid)>,
     /// Queue pairs, where they are now, and their domains.
     pub queue_pairs: Vec<(Name, Name, Domain)>,
+    /// Shared receive queues of XRC, their numbers now, and their domains.
+    pub shared: Vec<(Name, u32, Domain)>,
     /// Memory.
     pub keys: Vec<Key>,
 }
@@ -96,6 +121,19 @@ pub struct Key {
     pub key: u32,
     /// What it is called now.
     pub real: u32,
+}
+
+/// The bits of a window's key that change with each binding.
+const CHANGING: u32 = 0xff;
+
+/// The others.
+fn staying(key: u32) -> u32 {
+    key & !CHANGING
+}
+
+/// What a key of a window is, if its key `of` is `now`: each binding changes both alike.
+pub fn window_key(key: u32, of: u32, now: u32) -> u32 {
+    staying(now) | now.wrapping_add(key.wrapping_sub(of)) & CHANGING
 }
 
 /// A port that a program uses.
@@ -153,7 +191,12 @@ pub struct Names {
     aliases: Aliases,
     queue_pairs: BTreeMap<Name, (Name, Domain)>,
     called: BTreeMap<Name, Name>,
+    shared: BTreeMap<Name, (u32, Domain)>,
     keys: BTreeMap<(Domain, u32), u32>,
+    /// Windows, by the bits of their keys that stay: a key of each, and what that is now.
+    windows: BTreeMap<(Domain, u32), (u32, u32)>,
+    /// By port; none where it is not known which of several.
+    windows_at: BTreeMap<(u64, u32), Option<(u32, u32)>>,
     /// By port; none where it is not known which of several.
     keys_at: BTreeMap<(u64, u32), Option<u32>>,
     given: BTreeSet<(u64, u32)>,
@@ -181,6 +224,9 @@ impl Names {
                 names.queue_pairs.insert(name, (real, domain));
                 names.called.insert(real, name);
                 names.given.insert((name.port, name.number));
+            }
+            for (name, real, domain) in one.shared {
+                names.shared.insert(name, (real, domain));
             }
             for key in one.keys {
                 let domain = names.of(key.domain);
@@ -253,14 +299,54 @@ impl Names {
         }
     }
 
-    /// What a peer's memory is called now: `peer` is the queue pair that a request goes to, which has a domain.
-    pub fn remote_key(&self, peer: Name, key: u32) -> u32 {
-        let peer = self.aliases.canonical(peer);
-        let real = match self.queue_pairs.get(&peer) {
-            Some((_, domain)) => self.keys.get(&(self.of(*domain), key)).copied(),
-            None => self.keys_at.get(&(peer.port, key)).copied().flatten(),
+    /// What the job calls a queue pair with this number now, at a port that the program calls so.
+    pub fn called_at(&self, port: u64, number: u32) -> Name {
+        let real_port = self.ports.get(&port).map_or(port, |port| port.real_guid);
+        let real = Name {
+            port: real_port,
+            number,
         };
-        real.unwrap_or(key)
+        let called = self.called.get(&real).copied();
+        called.unwrap_or(Name { port, number })
+    }
+
+    /// What the number of a shared receive queue of XRC is now.
+    pub fn shared(&self, name: Name) -> u32 {
+        let name = self.aliases.canonical(name);
+        self.shared
+            .get(&name)
+            .map_or(name.number, |(real, _)| *real)
+    }
+
+    /// Whether a number that a new shared receive queue of XRC has below is what another one is called at this port.
+    pub fn is_shared_given(&self, port: u64, number: u32) -> bool {
+        self.canary != Some(Canary::NameGivenTwice)
+            && self.shared.contains_key(&Name { port, number })
+    }
+
+    /// What a peer's memory is called now: `to` is what a request goes to, which has a domain.
+    pub fn remote_key(&self, to: impl Into<Receiver>, key: u32) -> u32 {
+        let mut to = to.into();
+        to.qp = self.aliases.canonical(to.qp);
+        // One that receives for XRC has no domain: it is the shared receive queue's that holds.
+        let domain = match to.shared_name() {
+            Some(name) => self.shared.get(&name).map(|(_, domain)| *domain),
+            None => self.queue_pairs.get(&to.qp).map(|(_, domain)| *domain),
+        };
+        let (real, window) = match domain {
+            Some(domain) => {
+                let domain = self.of(domain);
+                let window = self.windows.get(&(domain, staying(key)));
+                (self.keys.get(&(domain, key)).copied(), window.copied())
+            }
+            None => {
+                let window = self.windows_at.get(&(to.qp.port, staying(key)));
+                let real = self.keys_at.get(&(to.qp.port, key));
+                (real.copied().flatten(), window.copied().flatten())
+            }
+        };
+        let in_window = window.map(|(of, now)| window_key(key, of, now));
+        real.or(in_window).unwrap_or(key)
     }
 
     /// Whether a number that a new queue pair has below is what another one is called at this port.
@@ -270,7 +356,27 @@ impl Names {
 
     /// Whether a key that new memory has below is what other memory is called at this port.
     pub fn is_key_given(&self, port: u64, key: u32) -> bool {
-        self.canary != Some(Canary::NameGivenTwice) && self.keys_at.contains_key(&(port, key))
+        let of_window = self.windows_at.contains_key(&(port, staying(key)));
+        self.canary != Some(Canary::NameGivenTwice)
+            && (of_window || self.keys_at.contains_key(&(port, key)))
+    }
+
+    /// Whether one of the keys that a new window may have below is what other memory is called at this port.
+    pub fn is_window_given(&self, port: u64, key: u32) -> bool {
+        let all = (port, key & !CHANGING)..=(port, key | CHANGING);
+        self.canary != Some(Canary::NameGivenTwice)
+            && (self.is_key_given(port, key) || self.keys_at.range(all).next().is_some())
+    }
+
+    /// Windows, which are bound again once queue pairs are connected: a key of each, and what that is now.
+    pub fn add_windows(&mut self, windows: impl IntoIterator<Item = Key>) {
+        for window in windows {
+            let both = (window.key, window.real);
+            let domain = self.of(window.domain);
+            self.windows.insert((domain, staying(window.key)), both);
+            let at = self.windows_at.entry((window.port, staying(window.key)));
+            at.and_modify(|both| *both = None).or_insert(Some(both));
+        }
     }
 }
 
@@ -297,6 +403,7 @@ mod tests {
                 mtu: 5,
             }],
             gids: Vec::new(),
+            shared: Vec::new(),
             queue_pairs: vec![(
                 name,
                 Name {
@@ -339,6 +446,25 @@ mod tests {
         assert_eq!((a.port, a.number, b.port, b.number), (9, 0x21, 9, 0x22));
         let new = Name { port: 1, number: 3 };
         assert_eq!(names.queue_pair(new), Name { port: 9, number: 3 });
+    }
+
+    #[test]
+    fn keys_of_windows_change_as_they_are_bound() {
+        let mut names = names();
+        names.add_windows([Key {
+            domain: Domain(1),
+            port: A.port,
+            key: 0x1203,
+            real: 0x34ff,
+        }]);
+        let key = |key| names.remote_key(A, key);
+        assert_eq!(
+            (key(0x1203), key(0x1204), key(0x1202)),
+            (0x34ff, 0x3400, 0x34fe)
+        );
+        assert_eq!(names.remote_key(B, 0x1203), 0x1203, "another domain");
+        assert!(names.is_key_given(A.port, 0x12ff) && names.is_window_given(A.port, 0x12aa));
+        assert!(names.is_window_given(A.port, 0xfe) && !names.is_window_given(A.port, 0x34fe));
     }
 
     #[test]

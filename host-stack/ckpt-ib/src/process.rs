@@ -1,7 +1,10 @@
 //! What a process has, and where its completions belong.
 
+use std::collections::BTreeMap;
+
 use crate::{
     Canary, Completion, Name,
+    behind::Behind,
     completions::{Completions, FLUSHED, SUCCESS},
     cookie::{Cookie, Queue},
     queue_pair::{QueuePair, Service},
@@ -13,9 +16,9 @@ use crate::{
 pub struct Came {
     /// The completion; its wr_id is a [`Cookie`].
     pub completion: Completion,
-    /// The place of its queue pair.
-    pub qp: u32,
-    /// Who sent a datagram, if it is one that came.
+    /// The place of its queue pair; none of a message that came to a shared receive queue of XRC.
+    pub qp: Option<u32>,
+    /// Who sent a datagram, if it is one that came; the queue pair by which a message came to a shared receive queue of XRC.
     pub from: Option<Name>,
 }
 
@@ -37,6 +40,8 @@ pub struct Process<S, R> {
     pub qps: Vec<Option<QueuePair<S, R>>>,
     /// Shared receive queues.
     pub shared: Vec<Option<Receives<R>>>,
+    /// Those of them that are of XRC, by place.
+    pub behind: BTreeMap<u32, Behind>,
     /// Completion queues.
     pub cqs: Vec<Option<Completions>>,
     /// In simulations, a bug on purpose.
@@ -48,6 +53,7 @@ impl<S, R> Default for Process<S, R> {
         Self {
             qps: Vec::new(),
             shared: Vec::new(),
+            behind: BTreeMap::new(),
             cqs: Vec::new(),
             canary: None,
         }
@@ -94,6 +100,13 @@ impl<S, R> Process<S, R> {
         self.cqs.get_mut(place as usize)?.as_mut()
     }
 
+    /// A queue pair that receives for XRC is reset or gone: another one's messages are counted from none.
+    pub fn forget_taken_by(&mut self, by: Name) {
+        for behind in self.behind.values_mut() {
+            behind.taken.remove(&by);
+        }
+    }
+
     /// A completion has come: the log has it, and whose it is.
     #[inline]
     pub fn completed(&mut self, came: Came) -> Whose {
@@ -105,7 +118,13 @@ impl<S, R> Process<S, R> {
         let Some(cookie) = Cookie::of(completion.wr_id) else {
             return Whose::Nobody;
         };
-        if let Some(pair) = self.qp(qp) {
+        if let Queue::Shared(place) = cookie.queue
+            && let Some(behind) = self.behind.get_mut(&place)
+        {
+            if let (SUCCESS, Some(by)) = (completion.status, from) {
+                *behind.taken.entry(by).or_default() += 1;
+            }
+        } else if let Some(pair) = qp.and_then(|qp| self.qp(qp)) {
             if completion.status != SUCCESS {
                 let is_send = matches!(cookie.queue, Queue::Sends(_));
                 pair.fail(is_send.then_some(cookie.number));

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::{
     Name,
-    names::Aliases,
+    names::{Aliases, Receiver},
     receives::Receives,
-    sends::{Kind, Sends},
+    sends::Sends,
 };
 
 /// What a queue pair promises.
@@ -53,10 +53,11 @@ pub struct QueuePair<S, R> {
     pub sends: Sends<S>,
     /// Its receive queue, unless that is shared.
     pub receives: Receives<R>,
-    /// Once it has failed: how many of its messages have come for certain.
-    pub delivered: Option<u64>,
-    /// Messages ever sent since it was reset, by receiver.
-    pub sent: BTreeMap<Name, u64>,
+    /// Once it has failed: its first request that may not have been carried out.
+    pub failed_at: Option<u64>,
+    /// Messages ever sent since it was reset, by receiver; once it has failed, those that have come for certain. Datagrams are
+    /// sent, whether it fails or not.
+    pub sent: BTreeMap<Receiver, u64>,
     /// Messages that ever came since then, by sender.
     pub taken: BTreeMap<Name, u64>,
     /// Messages that were waited for in vain in earlier checkpoints, by sender.
@@ -72,7 +73,7 @@ impl<S, R> QueuePair<S, R> {
             shared,
             peer: None,
             stage: Stage::Closed,
-            delivered: None,
+            failed_at: None,
             sends: Sends::default(),
             receives: Receives::default(),
             sent: BTreeMap::new(),
@@ -84,8 +85,8 @@ impl<S, R> QueuePair<S, R> {
     /// It is reset: nothing of what was is left.
     pub fn reset(&mut self) {
         self.stage = Stage::Closed;
+        self.failed_at = None;
         self.peer = None;
-        self.delivered = None;
         self.sends.clear();
         self.receives.clear();
         self.sent.clear();
@@ -109,23 +110,33 @@ impl<S, R> QueuePair<S, R> {
             return;
         }
         self.stage = Stage::Failed;
-        let undone = self.sends.outstanding().filter(|(number, posted)| {
-            posted.kind == Kind::Message && at.is_none_or(|at| *number >= at)
-        });
-        let undone = undone.count() as u64;
-        let sent: u64 = self.sent.values().sum();
-        self.delivered = Some(sent.saturating_sub(undone));
+        self.failed_at = Some(at.unwrap_or(self.sends.done()));
+        let Some(peer) = self.peer else {
+            return;
+        };
+        let outstanding = self.sends.outstanding();
+        let undone = outstanding.filter(|(number, _)| at.is_none_or(|at| *number >= at));
+        for (_, posted) in undone {
+            let receiver = posted.kind.receiver(peer);
+            if let Some(count) = receiver.and_then(|receiver| self.sent.get_mut(&receiver)) {
+                *count = count.saturating_sub(1);
+            }
+        }
     }
 
-    /// A message is posted.
+    /// A message is posted. Of one that has failed, none comes.
     #[inline]
-    pub fn count_sent(&mut self, to: Name) {
-        *self.sent.entry(to).or_default() += 1;
+    pub fn count_sent(&mut self, to: impl Into<Receiver>) {
+        if self.stage != Stage::Failed {
+            *self.sent.entry(to.into()).or_default() += 1;
+        }
     }
 
     /// It was not taken below after all.
-    pub fn uncount_sent(&mut self, to: Name) {
-        if let Some(count) = self.sent.get_mut(&to) {
+    pub fn uncount_sent(&mut self, to: impl Into<Receiver>) {
+        if self.stage != Stage::Failed
+            && let Some(count) = self.sent.get_mut(&to.into())
+        {
             *count -= 1;
         }
     }
@@ -139,13 +150,12 @@ impl<S, R> QueuePair<S, R> {
     /// Others are called as all call them.
     pub fn rename(&mut self, aliases: &Aliases) {
         self.peer = self.peer.map(|peer| aliases.canonical(peer));
-        for counts in [&mut self.sent, &mut self.taken, &mut self.lost] {
-            let mut all = BTreeMap::new();
-            for (name, count) in std::mem::take(counts) {
-                *all.entry(aliases.canonical(name)).or_default() += count;
-            }
-            *counts = all;
-        }
+        called_otherwise(&mut self.sent, |to| Receiver {
+            qp: aliases.canonical(to.qp),
+            ..to
+        });
+        called_otherwise(&mut self.taken, |from| aliases.canonical(from));
+        called_otherwise(&mut self.lost, |from| aliases.canonical(from));
     }
 
     /// How many messages from there are accounted for: they came, or nobody waits for them any more.
@@ -153,4 +163,13 @@ impl<S, R> QueuePair<S, R> {
         let of = |counts: &BTreeMap<Name, u64>| counts.get(&from).copied().unwrap_or(0);
         of(&self.taken) + of(&self.lost)
     }
+}
+
+/// Counts of what is called otherwise now.
+fn called_otherwise<T: Ord>(counts: &mut BTreeMap<T, u64>, now: impl Fn(T) -> T) {
+    let mut all = BTreeMap::new();
+    for (name, count) in std::mem::take(counts) {
+        *all.entry(now(name)).or_default() += count;
+    }
+    *counts = all;
 }

@@ -13,15 +13,31 @@
 
 use std::collections::VecDeque;
 
+use crate::{Name, names::Receiver};
+
 /// What a request does at the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Takes a receive there: the receiver's count tells that it has come.
     Message,
+    /// The same, of the shared receive queue of XRC with this number.
+    Behind(u32),
     /// Leaves no trace that the peer's library could see: RDMA, atomics.
     Silent,
     /// Does nothing there: binds a window, invalidates a key.
     Local,
+}
+
+impl Kind {
+    /// Whom it goes to, of a queue pair with this peer, if it is a message.
+    pub fn receiver(self, peer: Name) -> Option<Receiver> {
+        let shared = match self {
+            Self::Message => None,
+            Self::Behind(number) => Some(number),
+            Self::Silent | Self::Local => return None,
+        };
+        Some(Receiver { qp: peer, shared })
+    }
 }
 
 /// A request that was posted.
@@ -128,6 +144,17 @@ impl<S> Sends<S> {
     pub fn outstanding(&self) -> impl DoubleEndedIterator<Item = (u64, &Posted<S>)> {
         let placed = self.log.iter().take(self.below()).enumerate();
         placed.map(|(place, posted)| (self.first + place as u64, posted))
+    }
+
+    /// Whether a request is in the log.
+    pub fn has(&self, number: u64) -> bool {
+        let count = number.checked_sub(self.first);
+        count.is_some_and(|count| count < self.log.len() as u64)
+    }
+
+    /// All before this number are known to be done.
+    pub fn done(&self) -> u64 {
+        self.first
     }
 
     /// Whether all that is below is known to be done.

@@ -12,7 +12,7 @@ use snaprig_verbs_abi::*;
 
 use crate::{
     event::{Gate, ring},
-    objects::{Channel, Context, Cq, CqMade, Shadow, is_ours, wait_until},
+    objects::{Channel, Context, Cq, CqMade, Pd, Shadow, is_ours, wait_until},
     real::{Real, null, real},
     state::{State, lock, set},
 };
@@ -56,6 +56,10 @@ pub unsafe fn create_below(
                 attr.wc_flags = wc_flags;
                 attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
                 attr.flags = flags;
+                if let Some(parent) = made.parent {
+                    attr.comp_mask |= IBV_CQ_INIT_ATTR_MASK_PD;
+                    attr.parent_domain = (*parent).real;
+                }
                 create(context, &mut attr).cast()
             }
         }
@@ -185,6 +189,7 @@ exported! {
             entries: entries as u32,
             vector: vector as u32,
             extended: None,
+            parent: None,
         };
         create(context, channel, user, made).cast()
     }
@@ -403,7 +408,8 @@ in_tables! {
 
     fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
         let attr = &*attr;
-        if attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+        let known = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
+        if attr.comp_mask & !known != 0 {
             return null(libc::EOPNOTSUPP);
         }
         let has_flags = attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
@@ -414,6 +420,10 @@ in_tables! {
             entries: attr.cqe,
             vector: attr.comp_vector,
             extended: Some((attr.wc_flags | IBV_WC_EX_WITH_QP_NUM, if has_flags { attr.flags } else { 0 })),
+            parent: match attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD {
+                0 => None,
+                _ => Some(Pd::of(attr.parent_domain)),
+            },
         };
         let cq = create(context, attr.channel, attr.cq_context, made);
         if cq.is_null() {

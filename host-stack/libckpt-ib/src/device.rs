@@ -10,7 +10,7 @@ use std::{
 use snaprig_verbs_abi::*;
 
 use crate::{
-    address, cq,
+    address, cq, domains,
     event::Gate,
     memory,
     objects::{Context, Device, Shadow, is_ours},
@@ -18,6 +18,7 @@ use crate::{
     real::{errno, null, real, set_errno},
     srq,
     state::{Things, lock},
+    windows, xrc,
 };
 
 /// What tells a device of ours from one of the libibverbs below, which has nothing there. There is one of it: functions that can be
@@ -119,7 +120,18 @@ fn fill(table: &mut verbs_context) {
     table.query_rt_values = Some(query_rt_values);
     table.create_qp_ex = Some(qp::create_qp_ex);
     table.create_srq_ex = Some(srq::create_srq_ex);
+    table.get_srq_num = Some(srq::get_srq_num);
+    table.alloc_null_mr = Some(memory::alloc_null_mr);
+    table.alloc_parent_domain = Some(domains::alloc_parent_domain);
+    table.alloc_td = Some(domains::alloc_td);
+    table.dealloc_td = Some(domains::dealloc_td);
+    table.open_xrcd = Some(xrc::open_xrcd);
+    table.close_xrcd = Some(xrc::close_xrcd);
+    table.open_qp = Some(xrc::open_qp);
     let ops = &mut table.context.ops;
+    ops.alloc_mw = Some(windows::alloc_mw);
+    ops.bind_mw = Some(windows::bind_mw);
+    ops.dealloc_mw = Some(windows::dealloc_mw);
     ops.poll_cq = Some(cq::poll_cq);
     ops.req_notify_cq = Some(cq::req_notify_cq);
     ops.post_srq_recv = Some(post::post_srq_recv);

@@ -122,8 +122,10 @@ in_tables! {
         });
     }
 
-    fn wr_bind_mw(qp: *mut ibv_qp_ex, _window: *mut ibv_mw, _key: u32, _info: *const ibv_mw_bind_info) {
-        building(qp).failed = libc::EOPNOTSUPP;
+    fn wr_bind_mw(qp: *mut ibv_qp_ex, window: *mut ibv_mw, key: u32, info: *const ibv_mw_bind_info) {
+        begin(qp, IBV_WR_BIND_MW, |wr| {
+            wr.op.bind_mw = ibv_send_wr_bind_mw { mw: window, rkey: key, bind_info: *info };
+        });
     }
 
     fn wr_local_inv(qp: *mut ibv_qp_ex, key: u32) {

@@ -16,8 +16,8 @@
 //! |---|---|
 //! | `real` | the libibverbs below |
 //! | `objects`, `state` | what the program has, and all of it |
-//! | `device`, `memory`, `cq`, `qp`, `srq`, `address` | the functions that make and change it |
-//! | `post`, `extended` | requests; the same in the extended way |
+//! | `device`, `memory`, `domains`, `windows`, `cq`, `qp`, `srq`, `xrc`, `address` | the functions that make and change it |
+//! | `post`, `extended`, `copies` | requests; the same in the extended way; inline data that is too much for the HCA below |
 //! | `event` | descriptors that stay, for events of what does not |
 //! | `cm` | the connection manager's device |
 //! | `below` | the libibverbs below, as the machines need it |
@@ -39,8 +39,10 @@ mod address;
 mod below;
 mod board;
 mod cm;
+mod copies;
 mod cq;
 mod device;
+mod domains;
 mod event;
 mod extended;
 mod memory;
@@ -52,3 +54,5 @@ mod qp;
 mod rebuild;
 mod srq;
 mod state;
+mod windows;
+mod xrc;

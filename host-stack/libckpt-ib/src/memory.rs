@@ -12,6 +12,7 @@ use crate::{
     objects::{Context, Mr, Pd, Scratch, Shadow, is_ours},
     real::{Real, errno, null, real},
     state::{Things, lock},
+    xrc::table,
 };
 
 /// Words of what a mark fetches.
@@ -80,6 +81,8 @@ pub struct Range {
     pub length: usize,
     pub iova: u64,
     pub access: u32,
+    /// A region of nothing, which reads as zeroes (ibv_alloc_null_mr(3)).
+    pub is_null: bool,
 }
 
 /// Registers memory below.
@@ -92,10 +95,18 @@ pub unsafe fn register(real: &Real, pd: *mut ibv_pd, range: &Range) -> *mut ibv_
         length,
         iova,
         access,
+        is_null,
     } = *range;
     // SAFETY: the caller says that the domain is alive; the range is checked, not touched. What libraries of old know is asked
     // for in the way of old: ibv_reg_mr(3).
     unsafe {
+        if is_null {
+            let context = (*pd).context;
+            return match (*table(context)).alloc_null_mr {
+                Some(alloc) => alloc(pd),
+                None => null(libc::EOPNOTSUPP),
+            };
+        }
         match address.addr() as u64 == iova && access & IBV_ACCESS_OPTIONAL_RANGE == 0 {
             true => (real.ibv_reg_mr)(pd, address, length, access as c_int),
             false => (real.ibv_reg_mr_iova2)(pd, address, length, iova, access),
@@ -153,6 +164,7 @@ impl Things {
                 stand_in: None,
                 iova: range.iova,
                 access: range.access,
+                is_null: range.is_null,
             }));
             self.mrs.insert(mr);
             (*mr).pointer()
@@ -181,6 +193,7 @@ exported! {
             real: below,
             domain: new_domain(),
             scratch: None,
+            parent: None,
         }));
         state.things.pds.insert(pd);
         (*pd).pointer()
@@ -218,12 +231,29 @@ exported! {
         null(libc::EOPNOTSUPP)
     }
 
+    fn ibv_reg_dmabuf_mr(
+        pd: *mut ibv_pd,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+    ) -> *mut ibv_mr {
+        match real() {
+            Some(real) if !is_ours((*pd).context) => {
+                (real.ibv_reg_dmabuf_mr)(pd, offset, length, iova, fd, access)
+            }
+            // Another device's memory is no part of a checkpoint.
+            _ => null(libc::EOPNOTSUPP),
+        }
+    }
+
     fn ibv_reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
         if !is_ours((*pd).context) {
             return real().map_or(ptr::null_mut(), |real| (real.ibv_reg_mr)(pd, address, length, access));
         }
         let (iova, access) = (address.addr() as u64, access as u32);
-        lock().things.new_mr(pd, &Range { address, length, iova, access })
+        lock().things.new_mr(pd, &Range { address, length, iova, access, is_null: false })
     }
 
     fn ibv_reg_mr_iova(
@@ -239,7 +269,7 @@ exported! {
             });
         }
         let access = access as u32;
-        lock().things.new_mr(pd, &Range { address, length, iova, access })
+        lock().things.new_mr(pd, &Range { address, length, iova, access, is_null: false })
     }
 
     fn ibv_reg_mr_iova2(
@@ -254,7 +284,7 @@ exported! {
                 (real.ibv_reg_mr_iova2)(pd, address, length, iova, access)
             });
         }
-        lock().things.new_mr(pd, &Range { address, length, iova, access })
+        lock().things.new_mr(pd, &Range { address, length, iova, access, is_null: false })
     }
 
     fn ibv_rereg_mr(
@@ -321,6 +351,11 @@ exported! {
 }
 
 in_tables! {
+    fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+        let range = Range { address: ptr::null_mut(), length: 0, iova: 0, access: 0, is_null: true };
+        lock().things.new_mr(pd, &range)
+    }
+
     fn advise_mr(
         pd: *mut ibv_pd,
         advice: ibv_advise_mr_advice,

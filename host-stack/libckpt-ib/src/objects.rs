@@ -4,7 +4,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     ffi::c_char,
-    os::fd::RawFd,
+    os::fd::{OwnedFd, RawFd},
     ptr,
 };
 
@@ -15,7 +15,7 @@ use snaprig_ckpt_ib::{
 };
 use snaprig_verbs_abi::*;
 
-use crate::{event::Gate, extended::Building};
+use crate::{copies::Copies, event::Gate, extended::Building, windows::Bound};
 
 /// What of a device a program knows, and what it is to be whatever is below.
 #[derive(Clone, Debug, Default)]
@@ -80,6 +80,7 @@ pub struct CqMade {
     pub vector: u32,
     /// In the extended way: flags of completions, and others.
     pub extended: Option<(u64, u32)>,
+    pub parent: Option<*mut Pd>,
 }
 
 #[repr(C)]
@@ -103,6 +104,24 @@ pub struct Pd {
     pub domain: Domain,
     /// Where marks that fetch something leave it.
     pub scratch: Option<Scratch>,
+    /// Of a parent domain: how the program made it.
+    pub parent: Option<ibv_parent_domain_init_attr>,
+}
+
+#[repr(C)]
+pub struct Td {
+    pub td: ibv_td,
+    pub real: *mut ibv_td,
+}
+
+#[repr(C)]
+pub struct Mw {
+    pub mw: ibv_mw,
+    pub real: *mut ibv_mw,
+    /// What the program called it once, and what that is below: keys of both change alike.
+    pub key: u32,
+    pub key_below: u32,
+    pub bound: Option<Bound>,
 }
 
 /// Memory of ours that is registered.
@@ -119,6 +138,8 @@ pub struct Mr {
     pub stand_in: Option<Box<[u64]>>,
     pub iova: u64,
     pub access: u32,
+    /// It is of nothing.
+    pub is_null: bool,
 }
 
 #[repr(C)]
@@ -128,6 +149,25 @@ pub struct Srq {
     pub place: u32,
     pub attr: ibv_srq_attr,
     pub events_given: u32,
+    /// If it is of XRC.
+    pub xrc: Option<XrcSrq>,
+}
+
+/// A shared receive queue's part in XRC.
+#[derive(Clone, Copy)]
+pub struct XrcSrq {
+    /// What the program calls it.
+    pub number: u32,
+    pub xrcd: *mut Xrcd,
+    pub cq: *mut Cq,
+}
+
+#[repr(C)]
+pub struct Xrcd {
+    pub xrcd: ibv_xrcd,
+    pub real: *mut ibv_xrcd,
+    /// The file that says who shares it; none of one's own.
+    pub file: Option<OwnedFd>,
 }
 
 #[repr(C)]
@@ -138,6 +178,9 @@ pub struct Qp {
     pub init: ibv_qp_init_attr_ex,
     /// What the program was granted.
     pub granted: ibv_qp_cap,
+    /// Bytes of inline data that the one below takes.
+    pub inline_below: u32,
+    pub copies: Copies,
     /// What it has modified, and which of it (`enum ibv_qp_attr_mask`).
     pub attr: ibv_qp_attr,
     pub mask: i32,
@@ -146,6 +189,8 @@ pub struct Qp {
     pub building: Building,
     /// Groups that it is in.
     pub groups: Vec<(Gid, u16)>,
+    /// It is another handle of a queue pair of this domain, of which the program modifies nothing here (ibv_open_qp(3)).
+    pub opened: Option<*mut Xrcd>,
 }
 
 #[repr(C)]
@@ -185,7 +230,8 @@ macro_rules! shadows {
 }
 
 shadows! { Device of ibv_device, Channel of ibv_comp_channel, Cq of ibv_cq, Pd of ibv_pd, Mr of ibv_mr, Srq of ibv_srq,
-Qp of ibv_qp, Ah of ibv_ah }
+Qp of ibv_qp, Ah of ibv_ah, Xrcd of ibv_xrcd,
+Td of ibv_td, Mw of ibv_mw }
 
 impl Context {
     /// What a pointer of the program's is to.

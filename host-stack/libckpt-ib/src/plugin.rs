@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
     cookie::Queue,
     drain::{Drain, Failed, Said, said},
-    names::Aliases,
+    names::{Aliases, Key},
     queue_pair::Service,
     serve::serve,
 };
@@ -166,7 +166,7 @@ fn begin_drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
     let aliases = Aliases::new(all.iter().flat_map(|one| one.aliases.iter().copied()));
     let mut said: Vec<Said> = all.into_iter().flat_map(|one| one.queue_pairs).collect();
     for to in said.iter_mut().flat_map(|one| &mut one.to) {
-        to.to = aliases.canonical(to.to);
+        to.to.qp = aliases.canonical(to.to.qp);
     }
     let State { process, things } = &mut *held.state;
     for qp in process.qps.iter_mut().flatten() {
@@ -200,7 +200,7 @@ fn drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
         if now > asked + ASK_EVERY {
             asked = now;
             let all: Vec<Failed> = board::collect(event, "failed")?;
-            all.into_iter().for_each(|one| drain.failed(one));
+            all.iter().for_each(|one| drain.failed(one));
         }
         if now > begun + UNRELIABLE_MAX && is_only_unreliable(&drain, held) {
             return Ok(drain);
@@ -247,6 +247,8 @@ impl Plugin for Verbs {
 
     fn save(&self, event: &mut Event<'_>) -> Result<(), String> {
         with(|held| {
+            // SAFETY: the lock is held.
+            unsafe { held.state.bound()? };
             let State { process, things } = &mut *held.state;
             if let Some(drain) = &held.drain {
                 drain.finish(process);
@@ -308,13 +310,22 @@ impl Plugin for Verbs {
         with(|held| {
             let all: Vec<Made> = board::collect(event, "made")?;
             // SAFETY: the lock is held, and nobody else runs.
-            unsafe { rebuild::connect(&mut held.state, all) }
+            let windows = unsafe {
+                rebuild::connect(&mut held.state, all)?;
+                held.state.bind_again()?
+            };
+            board::publish(event, "windows", held.id, &windows)
         })
     }
 
-    fn refill(&self, _: &mut Event<'_>) -> Result<(), String> {
-        // SAFETY: the lock is held, and nobody else runs.
-        with(|held| unsafe { rebuild::refill(&mut held.state) })
+    fn refill(&self, event: &mut Event<'_>) -> Result<(), String> {
+        with(|held| {
+            let windows: Vec<Vec<Key>> = board::collect(event, "windows")?;
+            let names = &mut held.state.things.names;
+            names.add_windows(windows.into_iter().flatten());
+            // SAFETY: the lock is held, and nobody else runs.
+            unsafe { rebuild::refill(&mut held.state) }
+        })
     }
 
     fn go(&self, _: &mut Event<'_>) {

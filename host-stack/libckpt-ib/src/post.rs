@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use snaprig_ckpt_ib::{
     Name,
     cookie::{Cookie, Queue},
-    queue_pair::{Service, Stage},
+    names::Receiver,
+    queue_pair::{QueuePair, Service, Stage},
     receives::Fate,
     sends::{Kind, Posted},
     serve::serve,
@@ -19,9 +20,11 @@ use snaprig_verbs_abi::*;
 use crate::{
     address::port_of,
     below::inline_list,
+    copies::{copy, is_needed},
     event::ring,
     objects::{Ah, Context, Qp, Shadow, Srq},
-    state::{List, Request, State, Things, lock},
+    state::{List, Receive, Request, State, Things, lock},
+    windows::post_type_1,
 };
 
 /// Those of a group have no one who counts what comes.
@@ -37,6 +40,21 @@ fn kind_of(opcode: ibv_wr_opcode) -> Kind {
         IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => Kind::Local,
         _ => Kind::Silent,
     }
+}
+
+/// The same, of a queue pair's request.
+#[inline]
+fn kind_of_request(qp: &Qp, wr: &ibv_send_wr) -> Kind {
+    match kind_of(wr.opcode) {
+        Kind::Message if qp.ex.qp_base.qp_type == IBV_QPT_XRC_SEND => Kind::Behind(srq_of(wr)),
+        kind => kind,
+    }
+}
+
+/// The shared receive queue that a request of XRC leads to.
+fn srq_of(wr: &ibv_send_wr) -> u32 {
+    // SAFETY: the union has one member, of 4 plain bytes.
+    unsafe { wr.qp_type.xrc.remote_srqn }
 }
 
 /// The elements of a list, and none of an empty one.
@@ -91,16 +109,22 @@ unsafe fn bytes<'a>(from: *const u8, count: usize) -> &'a [u8] {
 /// # Safety
 /// Its address handle is the program's, and alive.
 #[inline]
-unsafe fn receiver(service: Service, peer: Option<Name>, wr: &ibv_send_wr) -> Option<Name> {
+unsafe fn receiver(
+    (service, peer): (Service, Option<Name>),
+    kind: Kind,
+    wr: &ibv_send_wr,
+) -> Option<Receiver> {
     match service {
-        Service::Reliable | Service::Unreliable => peer,
+        Service::Reliable | Service::Unreliable => kind.receiver(peer?),
+        Service::Datagram if kind != Kind::Message => None,
         // SAFETY: a request of a datagram queue pair has this member, and the caller says that the handle is alive.
         Service::Datagram => unsafe {
             let ud = &wr.wr.ud;
-            (ud.remote_qpn != MULTICAST).then(|| Name {
+            let name = Name {
                 port: port_of(&Ah::of(ud.ah).attr),
                 number: ud.remote_qpn,
-            })
+            };
+            (ud.remote_qpn != MULTICAST).then(|| name.into())
         },
     }
 }
@@ -121,6 +145,11 @@ impl Things {
         let mut real = *wr;
         real.wr_id = cookie.bits();
         real.next = ptr::null_mut();
+        if kind_of(wr.opcode) == Kind::Local {
+            // SAFETY: the caller says that what it names is alive.
+            unsafe { self.real_local(qp, wr, &mut real) };
+            return real;
+        }
         let is_datagram = qp.ex.qp_base.qp_type == IBV_QPT_UD;
         // SAFETY: which member of the union is in use follows from the kind of queue pair and the opcode: ibv_post_send(3).
         unsafe {
@@ -139,21 +168,33 @@ impl Things {
             let (true, Some(peer)) = (self.restarts > 0, peer) else {
                 return real;
             };
+            let mut to = Receiver::from(peer);
+            if qp.ex.qp_base.qp_type == IBV_QPT_XRC_SEND {
+                to.shared = Some(srq_of(wr));
+                if let Some(name) = to.shared_name() {
+                    real.qp_type.xrc.remote_srqn = self.names.shared(name);
+                }
+            }
             match wr.opcode {
                 IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
-                    real.wr.rdma.rkey = self.names.remote_key(peer, wr.wr.rdma.rkey);
+                    real.wr.rdma.rkey = self.names.remote_key(to, wr.wr.rdma.rkey);
                 }
                 IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                    real.wr.atomic.rkey = self.names.remote_key(peer, wr.wr.atomic.rkey);
+                    real.wr.atomic.rkey = self.names.remote_key(to, wr.wr.atomic.rkey);
                 }
                 IBV_WR_SEND_WITH_INV => {
-                    real.imm.invalidate_rkey = self.names.remote_key(peer, wr.imm.invalidate_rkey);
+                    real.imm.invalidate_rkey = self.names.remote_key(to, wr.imm.invalidate_rkey);
                 }
                 _ => {}
             }
         }
         real
     }
+}
+
+/// Whether what is posted now is held.
+pub fn is_holding(pair: &QueuePair<Request, Receive>) -> bool {
+    pair.stage == Stage::Holds || pair.sends.is_holding()
 }
 
 /// Posts a chain: how many were taken, and why no more.
@@ -169,13 +210,14 @@ pub unsafe fn post_chain(
         return (0, libc::EINVAL);
     };
     let (service, peer) = (pair.service, pair.peer);
-    let holds = pair.stage == Stage::Holds || pair.sends.is_holding();
+    let holds = is_holding(pair);
     let signals_all = qp.init.sq_sig_all != 0;
     let mut chain = std::mem::take(&mut state.things.chain);
     let mut lists = std::mem::take(&mut state.things.lists);
     chain.clear();
     lists.clear();
     let mut held = 0;
+    let mut locals = SmallVec::<[(*mut ibv_send_wr, u64); 4]>::new();
     let mut next = first;
     // SAFETY: ibv_post_send(3): each request is followed by another one or none. Their lists are read here, and by the
     // libibverbs below in this call.
@@ -185,11 +227,7 @@ pub unsafe fn post_chain(
             next = wr.next;
             let request = request(wr);
             let length = request.list.iter().map(|sge| u64::from(sge.length)).sum();
-            let kind = kind_of(wr.opcode);
-            let to = match kind {
-                Kind::Message => receiver(service, peer, wr),
-                Kind::Silent | Kind::Local => None,
-            };
+            let kind = kind_of_request(qp, wr);
             let posted = Posted {
                 wr_id: Some(wr.wr_id),
                 kind,
@@ -200,15 +238,23 @@ pub unsafe fn post_chain(
             let Some(pair) = state.process.qp(qp.place) else {
                 break;
             };
-            if let Some(to) = to {
-                pair.count_sent(to);
-            }
             if holds {
                 pair.sends.hold(posted);
                 held += 1;
                 continue;
             }
+            if let Some(to) = receiver((service, peer), kind, wr) {
+                pair.count_sent(to);
+            }
+            let long = match &posted.request.inline {
+                Some(data) if is_needed(qp, data.len()) => Some(data.clone()),
+                _ => None,
+            };
             let number = pair.sends.post(posted);
+            let done = pair.sends.done();
+            if kind == Kind::Local {
+                locals.push((ptr::from_ref(wr).cast_mut(), number));
+            }
             let cookie = Cookie {
                 queue: Queue::Sends(qp.place),
                 own: false,
@@ -217,7 +263,11 @@ pub unsafe fn post_chain(
             let mut real = state.things.real_request(qp, peer, wr, cookie);
             if state.things.restarts > 0 {
                 let list = elements(wr.sg_list, wr.num_sge);
-                lists.push(state.things.real_list(context, list));
+                lists.push(match long {
+                    // Without memory for a copy, the HCA below refuses it.
+                    Some(data) => copy(qp, (number, done), &data, &mut real).unwrap_or_default(),
+                    None => state.things.real_list(context, list),
+                });
                 // Those that are short are within the list of lists, which may still grow.
                 real.sg_list = ptr::null_mut();
             }
@@ -228,6 +278,16 @@ pub unsafe fn post_chain(
             false => post_below(state, qp, first, &mut chain, &mut lists),
         }
     };
+    for (wr, number) in locals {
+        let is_taken = state
+            .process
+            .qp(qp.place)
+            .is_some_and(|pair| pair.sends.has(number));
+        if is_taken {
+            // SAFETY: the program has just posted it.
+            unsafe { state.things.local_posted(qp, &*wr, number) };
+        }
+    }
     state.things.chain = chain;
     state.things.lists = lists;
     done
@@ -270,9 +330,8 @@ unsafe fn post_below(
         for at in 0..chain.len() {
             if at >= refused {
                 pair.sends.take_back();
-                if kind_of((*wr).opcode) == Kind::Message
-                    && let Some(to) = receiver(pair.service, pair.peer, &*wr)
-                {
+                let kind = kind_of_request(qp, &*wr);
+                if let Some(to) = receiver((pair.service, pair.peer), kind, &*wr) {
                     pair.uncount_sent(to);
                 }
             }
@@ -294,26 +353,35 @@ pub unsafe fn release(state: &mut State, qp: &mut Qp) {
         if pair.stage == Stage::Holds {
             return;
         }
-        let peer = pair.peer;
+        let (peer, done) = (pair.peer, pair.sends.done());
         let Some((number, posted)) = pair.sends.release() else {
             return;
         };
-        let request = posted.request.clone();
+        let (request, kind) = (posted.request.clone(), posted.kind);
+        // SAFETY: an address handle is alive until the request completes.
+        if let Some(to) = unsafe { receiver((pair.service, peer), kind, &request.wr) } {
+            pair.count_sent(to);
+        }
         // SAFETY: the queue pair is alive, and what its requests name must be until they complete.
-        unsafe { post_again(&state.things, qp, peer, &request, number) };
+        unsafe {
+            post_again(&state.things, qp, peer, &request, (number, done));
+            if kind == Kind::Local {
+                state.things.local_posted(qp, &request.wr, number);
+            }
+        }
     }
 }
 
-/// Posts a request that is in the log with this number. One that is not taken is as one that fails: nobody hears of it.
+/// Posts a request that is in the log with this number; all before `done` are. One that is not taken is as one that fails: nobody hears of it.
 ///
 /// # Safety
 /// The queue pair is the program's, and alive; so is what the request names.
 pub unsafe fn post_again(
     things: &Things,
-    qp: &Qp,
+    qp: &mut Qp,
     peer: Option<Name>,
     request: &Request,
-    number: u64,
+    (number, done): (u64, u64),
 ) -> c_int {
     let cookie = Cookie {
         queue: Queue::Sends(qp.place),
@@ -322,12 +390,21 @@ pub unsafe fn post_again(
     };
     // SAFETY: the caller says that everything is alive. Inline data is read in this call.
     unsafe {
-        let context = Context::of(qp.ex.qp_base.context);
-        let mut list = things.real_list(context, &request.list);
-        if let Some(data) = &request.inline {
-            list = inline_list(data);
+        if let Some(posted) = post_type_1(qp, &request.wr, cookie) {
+            return posted;
         }
+        let context = Context::of(qp.ex.qp_base.context);
         let mut real = things.real_request(qp, peer, &request.wr, cookie);
+        let mut list = match &request.inline {
+            Some(data) if is_needed(qp, data.len()) => {
+                match copy(qp, (number, done), data, &mut real) {
+                    Ok(list) => list,
+                    Err(errno) => return errno,
+                }
+            }
+            Some(data) => inline_list(data),
+            None => things.real_list(context, &request.list),
+        };
         real.sg_list = list.as_mut_ptr();
         real.num_sge = list.len() as c_int;
         post_one(qp.real, &mut real)

@@ -14,11 +14,13 @@ use snaprig_verbs_abi::*;
 
 use crate::{
     address::port_of,
+    copies::Copies,
     extended::{self, Building},
-    objects::{Context, Cq, Pd, Qp, Shadow, Srq, is_ours, wait_until},
+    objects::{Context, Cq, Pd, Qp, Shadow, Srq, Xrcd, is_ours, wait_until},
     post,
     real::{Real, errno, null, real},
     state::{State, Things, lock, set},
+    xrc,
 };
 
 /// How often a queue pair is made again until its number is nobody's.
@@ -30,14 +32,21 @@ const MARKS: u32 = 1;
 ///
 /// # Safety
 /// Everything that `init` names is the program's, and alive; what stands for it below is alive, too.
-pub unsafe fn create_below(real: &Real, user: *mut Qp, init: &ibv_qp_init_attr_ex) -> *mut ibv_qp {
+pub unsafe fn create_below(
+    real: &Real,
+    context: &Context,
+    user: *mut Qp,
+    init: &ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
     // SAFETY: the caller says that everything is alive; null pointers are not followed.
     unsafe {
-        let pd = Pd::of(init.pd);
-        let context = Context::of(pd.pd.context);
+        let pd = init.pd.as_mut().map(|pd| Pd::of(pd).real);
         let mut below = *init;
         below.qp_context = user.cast();
-        below.pd = pd.real;
+        below.pd = pd.unwrap_or(ptr::null_mut());
+        if let Some(xrcd) = init.xrcd.as_mut() {
+            below.xrcd = Xrcd::of(xrcd).real;
+        }
         let cq = |cq: *mut ibv_cq| match cq.is_null() {
             true => cq,
             false => Cq::of(cq).real,
@@ -79,9 +88,12 @@ pub unsafe fn create_below(real: &Real, user: *mut Qp, init: &ibv_qp_init_attr_e
         }
         for cap in caps {
             below.cap = cap;
-            let made = match (create_ex, init.comp_mask == IBV_QP_INIT_ATTR_PD) {
-                (Some(create), false) => create(context.real, &mut below),
-                _ => {
+            let made = match (create_ex, pd) {
+                (Some(create), _) if init.comp_mask != IBV_QP_INIT_ATTR_PD => {
+                    create(context.real, &mut below)
+                }
+                (_, None) => null(libc::EOPNOTSUPP),
+                (_, Some(pd)) => {
                     let mut plain = ibv_qp_init_attr {
                         qp_context: below.qp_context,
                         send_cq: below.send_cq,
@@ -91,7 +103,7 @@ pub unsafe fn create_below(real: &Real, user: *mut Qp, init: &ibv_qp_init_attr_e
                         qp_type: below.qp_type,
                         sq_sig_all: below.sq_sig_all,
                     };
-                    let made = (real.ibv_create_qp)(pd.real, &mut plain);
+                    let made = (real.ibv_create_qp)(pd, &mut plain);
                     below.cap = plain.cap;
                     made
                 }
@@ -112,7 +124,7 @@ pub unsafe fn create_below(real: &Real, user: *mut Qp, init: &ibv_qp_init_attr_e
 
 fn service(kind: ibv_qp_type) -> Option<Service> {
     match kind {
-        IBV_QPT_RC => Some(Service::Reliable),
+        IBV_QPT_RC | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => Some(Service::Reliable),
         IBV_QPT_UC => Some(Service::Unreliable),
         IBV_QPT_UD => Some(Service::Datagram),
         _ => None,
@@ -124,7 +136,11 @@ impl State {
     ///
     /// # Safety
     /// Everything that the attributes name is the program's, and alive.
-    unsafe fn create_qp(&mut self, attr: &mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    unsafe fn create_qp(
+        &mut self,
+        context: *mut ibv_context,
+        attr: &mut ibv_qp_init_attr_ex,
+    ) -> *mut ibv_qp {
         let (Some(real), Some(service)) = (real(), service(attr.qp_type)) else {
             return null(libc::EOPNOTSUPP);
         };
@@ -132,24 +148,12 @@ impl State {
         // pointers, optional functions, a mutex and a condition.
         unsafe {
             let is_extended = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-            let qp = Box::into_raw(Box::new(Qp {
-                ex: zeroed(),
-                real: ptr::null_mut(),
-                place: 0,
-                init: zeroed(),
-                granted: zeroed(),
-                attr: zeroed(),
-                mask: 0,
-                is_extended,
-                events_given: 0,
-                building: Building::default(),
-                groups: Vec::new(),
-            }));
-            let context: *mut Context = Context::of((*attr.pd).context);
+            let qp = new(is_extended);
+            let context: *mut Context = Context::of(context);
             let port = (*context).port();
             let mut in_vain = Vec::new();
             let below = loop {
-                let below = create_below(real, qp, attr);
+                let below = create_below(real, &*context, qp, attr);
                 let is_given =
                     !below.is_null() && self.things.names.is_given(port, (*below).qp_num);
                 if !is_given || in_vain.len() == NUMBERS_TRIED_MAX {
@@ -167,6 +171,7 @@ impl State {
             }
             let ours = &mut *qp;
             ours.real = below;
+            ours.inline_below = ours.granted.max_inline_data;
             ours.granted.max_send_wr = match ours.granted.max_send_wr {
                 granted if granted > attr.cap.max_send_wr => granted - MARKS,
                 granted => granted,
@@ -183,10 +188,7 @@ impl State {
             base.srq = attr.srq;
             base.handle = (*below).handle;
             base.qp_num = (*below).qp_num;
-            base.state = IBV_QPS_RESET;
             base.qp_type = attr.qp_type;
-            base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
-            base.cond = libc::PTHREAD_COND_INITIALIZER;
             let number = base.qp_num;
             let shared = (!attr.srq.is_null()).then(|| Srq::of(attr.srq).place);
             let name = Name { port, number };
@@ -195,6 +197,24 @@ impl State {
             set(&mut self.things.qps, ours.place, qp);
             (*context).by_number.insert(number, ours.place);
             ours.pointer()
+        }
+    }
+
+    /// A queue pair is reset or gone: what it had is not to be found any more.
+    ///
+    /// # Safety
+    /// The queue pair is alive, and its context open.
+    unsafe fn forget(&mut self, qp: &Qp) {
+        let base = &qp.ex.qp_base;
+        if base.qp_type == IBV_QPT_XRC_RECV {
+            // What came by it is its shared receive queues'.
+            // SAFETY: the caller says that its context is open.
+            let port = unsafe { Context::of(base.context).port() };
+            let number = base.qp_num;
+            return self.process.forget_taken_by(Name { port, number });
+        }
+        for queue in self.process.cqs.iter_mut().flatten() {
+            queue.forget(base.qp_num);
         }
     }
 
@@ -219,10 +239,8 @@ impl State {
             IBV_QPS_RESET => {
                 pair.reset();
                 qp.mask = 0;
-                let number = qp.ex.qp_base.qp_num;
-                for queue in self.process.cqs.iter_mut().flatten() {
-                    queue.forget(number);
-                }
+                // SAFETY: the queue pair is alive, and its context open.
+                unsafe { self.forget(qp) };
             }
             IBV_QPS_INIT => pair.stage = Stage::Closed,
             IBV_QPS_RTR => pair.stage = Stage::Receives,
@@ -232,6 +250,34 @@ impl State {
             _ => {}
         }
     }
+}
+
+/// A queue pair that is nothing yet.
+pub fn new(is_extended: bool) -> *mut Qp {
+    // SAFETY: an extended queue pair and its attributes are of numbers, pointers and optional functions, a mutex and a condition,
+    // which all have values of zeroes.
+    let mut qp: Qp = unsafe {
+        Qp {
+            ex: zeroed(),
+            real: ptr::null_mut(),
+            place: 0,
+            init: zeroed(),
+            granted: zeroed(),
+            inline_below: 0,
+            copies: Copies::default(),
+            attr: zeroed(),
+            mask: 0,
+            is_extended,
+            events_given: 0,
+            building: Building::default(),
+            groups: Vec::new(),
+            opened: None,
+        }
+    };
+    qp.ex.qp_base.state = IBV_QPS_RESET;
+    qp.ex.qp_base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    qp.ex.qp_base.cond = libc::PTHREAD_COND_INITIALIZER;
+    Box::into_raw(Box::new(qp))
 }
 
 /// Takes over what the mask names.
@@ -333,7 +379,7 @@ exported! {
         ptr::copy_nonoverlapping(attr, ptr::from_mut(&mut whole).cast(), 1);
         whole.comp_mask = IBV_QP_INIT_ATTR_PD;
         whole.pd = pd;
-        let made = lock().create_qp(&mut whole);
+        let made = lock().create_qp((*pd).context, &mut whole);
         if !made.is_null() {
             (*attr).cap = whole.cap;
         }
@@ -359,6 +405,10 @@ exported! {
         }
         let state = &mut *lock();
         let ours = Qp::of(qp);
+        if ours.opened.is_some() {
+            // Whoever made it makes it again, and would not know.
+            return libc::EOPNOTSUPP;
+        }
         // Programs of old have a shorter one, without what came last.
         let mut own: ibv_qp_attr = zeroed();
         let bytes = match mask & IBV_QP_RATE_LIMIT {
@@ -366,6 +416,9 @@ exported! {
             _ => size_of::<ibv_qp_attr>(),
         };
         ptr::copy_nonoverlapping(attr.cast::<u8>(), ptr::from_mut(&mut own).cast(), bytes);
+        if own.qp_state == IBV_QPS_RESET && mask & IBV_QP_STATE != 0 {
+            xrc::put_by_all(state, ours);
+        }
         let mut below = state.things.real_attr(ours, &own, mask);
         let done = (real.ibv_modify_qp)(ours.real, &mut below, mask);
         if done == 0 {
@@ -442,19 +495,25 @@ exported! {
         let ours: *mut Qp = Qp::of(qp);
         {
             let state = &mut *lock();
+            xrc::put_by_all(state, &*ours);
             let number = (*(*ours).real).qp_num;
             let done = (real.ibv_destroy_qp)((*ours).real);
             if done != 0 {
                 return done;
             }
             (*ours).real = ptr::null_mut();
-            state.process.qps[(*ours).place as usize] = None;
-            set(&mut state.things.qps, (*ours).place, ptr::null_mut());
+            (*ours).copies.free();
+            state.things.unbind_from(ours);
             let context = Context::of((*qp).context);
-            context.by_number.remove(&number);
-            for queue in state.process.cqs.iter_mut().flatten() {
-                queue.forget((*qp).qp_num);
+            match (*ours).opened {
+                Some(_) => state.things.opened.retain(|other| *other != ours),
+                None => {
+                    state.process.qps[(*ours).place as usize] = None;
+                    set(&mut state.things.qps, (*ours).place, ptr::null_mut());
+                    context.by_number.remove(&number);
+                }
             }
+            state.forget(&*ours);
             let is_about = |event: &ibv_async_event| {
                 matches!(crate::event::element(event.event_type), crate::event::Element::Qp)
                     && event.element.qp == qp
@@ -504,13 +563,21 @@ exported! {
 }
 
 in_tables! {
-    fn create_qp_ex(_context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
         let known = IBV_QP_INIT_ATTR_PD
+            | IBV_QP_INIT_ATTR_XRCD
             | IBV_QP_INIT_ATTR_CREATE_FLAGS
             | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         let attr = &mut *attr;
-        if attr.comp_mask & !known != 0 || attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+        if attr.comp_mask & !known != 0 {
             return null(libc::EOPNOTSUPP);
+        }
+        let needed = match attr.qp_type {
+            IBV_QPT_XRC_RECV => IBV_QP_INIT_ATTR_XRCD,
+            _ => IBV_QP_INIT_ATTR_PD,
+        };
+        if attr.comp_mask & needed == 0 {
+            return null(libc::EINVAL);
         }
         let has_flags = attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0;
         let has_operations = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
@@ -521,14 +588,20 @@ in_tables! {
             ptr::from_mut(&mut whole).cast(),
             offset_of!(ibv_qp_init_attr_ex, comp_mask),
         );
-        (whole.comp_mask, whole.pd) = (attr.comp_mask, attr.pd);
+        whole.comp_mask = attr.comp_mask;
+        if attr.comp_mask & IBV_QP_INIT_ATTR_PD != 0 {
+            whole.pd = attr.pd;
+        }
+        if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD != 0 {
+            whole.xrcd = attr.xrcd;
+        }
         if has_flags {
             whole.create_flags = attr.create_flags;
         }
         if has_operations {
             whole.send_ops_flags = attr.send_ops_flags;
         }
-        let made = lock().create_qp(&mut whole);
+        let made = lock().create_qp(context, &mut whole);
         if !made.is_null() {
             attr.cap = whole.cap;
         }

@@ -100,6 +100,9 @@ functions! {
         _ibv_query_gid_ex(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
         _ibv_query_gid_table(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
     }
+    "IBVERBS_1.12" {
+        ibv_reg_dmabuf_mr(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+    }
     "IBVERBS_1.14" {
         ibv_query_qp_data_in_order(*mut ibv_qp, ibv_wr_opcode, u32) -> c_int;
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
     Name, Names,
     cookie::{Cookie, Queue},
-    names::{Key, Port, Published},
+    names::{Domain, Key, Port, Published},
     queue_pair::{Service, Stage},
 };
 use snaprig_verbs_abi::*;
@@ -20,15 +20,16 @@ use snaprig_verbs_abi::*;
 use crate::{
     address::known_of,
     cm::Listener,
-    cq,
+    cq, domains,
     memory::{Range, register},
-    objects::{Channel, Context, Device, Pd, Qp, Scratch, Shadow},
+    objects::{Channel, Context, Device, Pd, Qp, Scratch, Shadow, XrcSrq},
     plugin::{receive_queues, serve_all},
     post::post_again,
     qp,
     real::{Real, errno, real},
     srq,
     state::{State, Things},
+    windows, xrc,
 };
 
 /// What stands in for memory that is not there any more.
@@ -50,11 +51,21 @@ unsafe fn give_up(real: &Real, things: &mut Things) {
     // SAFETY: what is in the tables is alive, and so is what was below it, which nobody uses any more. In this order each is freed
     // before what it needs.
     unsafe {
+        for qp in things.opened.iter().filter(|qp| !(***qp).real.is_null()) {
+            (real.ibv_destroy_qp)((**qp).real);
+        }
         for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
             (real.ibv_destroy_qp)((**qp).real);
+            (**qp).copies.free();
+        }
+        for mw in &things.mws {
+            windows::dealloc_below((**mw).real);
         }
         for srq in things.srqs.iter().filter(|srq| !srq.is_null()) {
             (real.ibv_destroy_srq)((**srq).real);
+        }
+        for xrcd in &things.xrcds {
+            xrc::close_below(&**xrcd);
         }
         for cq in things.cqs.iter().filter(|cq| !cq.is_null()) {
             (real.ibv_destroy_cq)((**cq).real);
@@ -71,11 +82,14 @@ unsafe fn give_up(real: &Real, things: &mut Things) {
         for (_, scratch) in things.lent.drain() {
             scratch.free();
         }
-        for pd in &things.pds {
-            if let Some(scratch) = (**pd).scratch.take() {
+        for pd in parents_last(things).into_iter().rev() {
+            if let Some(scratch) = (*pd).scratch.take() {
                 scratch.free();
             }
-            (real.ibv_dealloc_pd)((**pd).real);
+            (real.ibv_dealloc_pd)((*pd).real);
+        }
+        for td in &things.tds {
+            domains::dealloc_td_below((**td).real);
         }
         for context in &things.contexts {
             (real.ibv_close_device)((**context).real);
@@ -84,6 +98,14 @@ unsafe fn give_up(real: &Real, things: &mut Things) {
             (real.ibv_free_device_list)(list);
         }
     }
+}
+
+/// Domains, and then those that are parents of others.
+fn parents_last(things: &Things) -> Vec<*mut Pd> {
+    let mut all: Vec<_> = things.pds.iter().copied().collect();
+    // SAFETY: what is in the set is alive.
+    all.sort_by_key(|pd| unsafe { (**pd).parent.is_some() });
+    all
 }
 
 /// Chooses a device below for each that the program has open: the one of its name, or another.
@@ -143,11 +165,26 @@ pub unsafe fn make(state: &mut State) -> Result<Made, String> {
         for channel in things.channels.iter() {
             make_channel(real, &mut **channel)?;
         }
-        for pd in things.pds.iter() {
-            let ours = &mut **pd;
-            ours.real = (real.ibv_alloc_pd)(Context::of(ours.pd.context).real);
+        for td in things.tds.iter() {
+            let ours = &mut **td;
+            ours.real = domains::alloc_td_below(Context::of(ours.td.context).real);
+            if ours.real.is_null() {
+                return Err(failed("a thread domain cannot be made"));
+            }
+        }
+        for pd in parents_last(things) {
+            let ours = &mut *pd;
+            ours.real = domains::alloc_below(ours);
             if ours.real.is_null() {
                 return Err(failed("a protection domain cannot be made"));
+            }
+        }
+        for xrcd in things.xrcds.iter() {
+            let ours = &mut **xrcd;
+            let context = Context::of(ours.xrcd.context).real;
+            ours.real = xrc::open_below(context, ours.file.as_ref());
+            if ours.real.is_null() {
+                return Err(failed("a domain of XRC cannot be opened"));
             }
         }
         make_queues(real, things)?;
@@ -224,7 +261,8 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
                 attr.max_wr = attr.max_wr.min(device.max_srq_wr as u32);
                 attr.max_sge = attr.max_sge.min(device.max_srq_sge as u32);
             }
-            (ours.real, _) = srq::create_below(real, Pd::of(ours.srq.pd).real, *srq, attr);
+            (ours.real, _) =
+                srq::create_below(real, Pd::of(ours.srq.pd).real, *srq, attr, ours.xrc);
             if ours.real.is_null() {
                 return Err(failed("a shared receive queue cannot be made"));
             }
@@ -236,6 +274,7 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
                 length: ours.mr.length,
                 iova: ours.iova,
                 access: ours.access,
+                is_null: ours.is_null,
             };
             let pd = Pd::of(ours.mr.pd).real;
             ours.real = register(real, pd, &range);
@@ -251,15 +290,28 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
             let context = Context::of(ours.mr.context);
             context.local_keys.insert(ours.mr.lkey, (*ours.real).lkey);
         }
+        for mw in things.mws.iter() {
+            let ours = &mut **mw;
+            ours.real = windows::alloc_below(Pd::of(ours.mw.pd).real, ours.mw.r#type);
+            if ours.real.is_null() {
+                return Err(failed("a memory window cannot be made"));
+            }
+            // The next binding of type 1 is the next key of both.
+            if ours.mw.r#type == IBV_MW_TYPE_1 {
+                ours.key = ours.mw.rkey;
+            }
+            ours.key_below = (*ours.real).rkey;
+        }
         for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
             let ours = &mut **qp;
             let (init, granted) = (ours.init, ours.granted);
-            ours.real = qp::create_below(real, *qp, &init);
+            let context = Context::of(ours.ex.qp_base.context);
+            ours.real = qp::create_below(real, context, *qp, &init);
+            ours.inline_below = ours.granted.max_inline_data;
             ours.granted = granted;
             if ours.real.is_null() {
                 return Err(failed("a queue pair cannot be made"));
             }
-            let context = Context::of(ours.ex.qp_base.context);
             context.by_number.insert((*ours.real).qp_num, ours.place);
         }
     }
@@ -315,7 +367,20 @@ unsafe fn publish(real: &Real, things: &Things) -> Result<Published, String> {
                 port: ports.get(&port).copied().unwrap_or(port),
                 number: (*ours.real).qp_num,
             };
-            made.queue_pairs.push((name, real, Pd::of(base.pd).domain));
+            // One that receives for XRC has none: its shared receive queues have.
+            let domain = match base.pd.is_null() {
+                true => Domain(0),
+                false => Pd::of(base.pd).domain,
+            };
+            made.queue_pairs.push((name, real, domain));
+        }
+        for srq in things.srqs.iter().filter(|srq| !srq.is_null()) {
+            let ours = &**srq;
+            if let Some(XrcSrq { number, .. }) = ours.xrc {
+                let port = Context::of(ours.srq.context).port();
+                let (real, domain) = (xrc::number_below(ours.real), Pd::of(ours.srq.pd).domain);
+                made.shared.push((Name { port, number }, real, domain));
+            }
         }
         for mr in &things.mrs {
             let ours = &**mr;
@@ -350,6 +415,13 @@ pub unsafe fn connect(state: &mut State, all: Vec<Made>) -> Result<(), String> {
             ours.real = (real.ibv_create_ah)(Pd::of(ours.ah.pd).real, &mut attr);
             if ours.real.is_null() {
                 return Err(failed("an address handle cannot be made"));
+            }
+        }
+        for qp in &state.things.opened {
+            let ours = &mut **qp;
+            ours.real = xrc::open_qp_below(&state.things, ours);
+            if ours.real.is_null() {
+                return Err(failed("a queue pair of another process cannot be opened"));
             }
         }
         let qps = state.things.qps.clone();
@@ -403,7 +475,7 @@ fn attributes_of(kind: ibv_qp_type, to: ibv_qp_state) -> i32 {
     match (kind, to) {
         (IBV_QPT_UD, IBV_QPS_INIT) => IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
         (_, IBV_QPS_INIT) => IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-        (IBV_QPT_RC, IBV_QPS_RTR) => {
+        (IBV_QPT_RC | IBV_QPT_XRC_RECV, IBV_QPS_RTR) => {
             IBV_QP_AV
                 | IBV_QP_PATH_MTU
                 | IBV_QP_DEST_QPN
@@ -411,8 +483,11 @@ fn attributes_of(kind: ibv_qp_type, to: ibv_qp_state) -> i32 {
                 | IBV_QP_MAX_DEST_RD_ATOMIC
                 | IBV_QP_MIN_RNR_TIMER
         }
-        (IBV_QPT_UC, IBV_QPS_RTR) => IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
-        (IBV_QPT_RC, IBV_QPS_RTS) => {
+        (IBV_QPT_UC | IBV_QPT_XRC_SEND, IBV_QPS_RTR) => {
+            IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN
+        }
+        (IBV_QPT_XRC_RECV, IBV_QPS_RTS) => IBV_QP_TIMEOUT | IBV_QP_SQ_PSN,
+        (IBV_QPT_RC | IBV_QPT_XRC_SEND, IBV_QPS_RTS) => {
             IBV_QP_TIMEOUT
                 | IBV_QP_RETRY_CNT
                 | IBV_QP_RNR_RETRY
@@ -481,7 +556,7 @@ pub unsafe fn refill(state: &mut State) -> Result<(), String> {
     // SAFETY: what is in the tables is alive, and made again.
     unsafe {
         for qp in state.things.qps.iter().filter(|qp| !qp.is_null()) {
-            let ours = &**qp;
+            let ours = &mut **qp;
             let Some(pair) = state
                 .process
                 .qps
@@ -494,7 +569,8 @@ pub unsafe fn refill(state: &mut State) -> Result<(), String> {
                 continue;
             }
             for (number, posted) in pair.sends.outstanding() {
-                let done = post_again(&state.things, ours, pair.peer, &posted.request, number);
+                let at = (number, pair.sends.done());
+                let done = post_again(&state.things, ours, pair.peer, &posted.request, at);
                 if done != 0 {
                     let error = std::io::Error::from_raw_os_error(done);
                     return Err(format!(

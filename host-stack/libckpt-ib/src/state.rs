@@ -16,7 +16,7 @@ use snaprig_verbs_abi::*;
 
 use crate::{
     cm::Manager,
-    objects::{Ah, Channel, Context, Cq, Device, Mr, Pd, Qp, Scratch, Srq},
+    objects::{Ah, Channel, Context, Cq, Device, Mr, Mw, Pd, Qp, Scratch, Srq, Td, Xrcd},
 };
 
 /// Where data is, as a request says it.
@@ -53,11 +53,16 @@ pub struct Things {
     pub qps: Vec<*mut Qp>,
     pub cqs: Vec<*mut Cq>,
     pub srqs: Vec<*mut Srq>,
+    /// Other handles of queue pairs, which are in no table.
+    pub opened: Vec<*mut Qp>,
     pub contexts: BTreeSet<*mut Context>,
     pub channels: BTreeSet<*mut Channel>,
     pub pds: BTreeSet<*mut Pd>,
     pub mrs: BTreeSet<*mut Mr>,
     pub ahs: BTreeSet<*mut Ah>,
+    pub xrcds: BTreeSet<*mut Xrcd>,
+    pub tds: BTreeSet<*mut Td>,
+    pub mws: BTreeSet<*mut Mw>,
     /// Never freed: a device is the same pointer in every list.
     pub devices: Vec<*mut Device>,
     /// The list of devices of the libibverbs below, which is not freed before there is another.
@@ -217,7 +222,10 @@ impl Things {
         let cookie = Cookie::of(wc.wr_id)?;
         let place = match cookie.queue {
             Queue::Sends(place) | Queue::Receives(place) => place,
-            Queue::Shared(_) => {
+            Queue::Shared(place) => {
+                if let Some(came) = self.came_for_xrc(place, wc) {
+                    return Some(came);
+                }
                 let cq = get(&self.cqs, cq)?;
                 // SAFETY: what is in the table is alive, and so is its context.
                 let context = unsafe { Context::of((*cq).ex.context) };
@@ -234,29 +242,42 @@ impl Things {
         if real_number != wc.qp_num {
             return None;
         }
-        let mut completion = Completion {
-            wr_id: wc.wr_id,
-            status: wc.status,
-            opcode: wc.opcode,
-            vendor_error: wc.vendor_err,
-            length: wc.byte_len,
-            // SAFETY: both members of the union are 4 plain bytes.
-            immediate: unsafe { wc.imm.imm_data },
-            qp: number,
-            source_qp: wc.src_qp,
-            flags: wc.wc_flags,
-            pkey_index: wc.pkey_index,
-            source_lid: wc.slid,
-            service_level: wc.sl,
-            path_bits: wc.dlid_path_bits,
-            time_ns: 0,
-        };
+        let mut completion = completion(wc, number);
+        if wc.wc_flags & IBV_WC_WITH_INV != 0 {
+            // SAFETY: what is in the table is alive.
+            let context = unsafe { (*qp).ex.qp_base.context };
+            completion.immediate = self.invalidated(context, completion.immediate);
+        }
         let is_datagram = kind == IBV_QPT_UD && !matches!(cookie.queue, Queue::Sends(_));
         let from = is_datagram.then(|| self.sender(&mut completion));
         Some(Came {
             completion,
-            qp: place,
+            qp: Some(place),
             from: from.flatten(),
+        })
+    }
+
+    /// A completion of a shared receive queue, if that is of XRC: the message may have come by another process's queue pair.
+    fn came_for_xrc(&self, place: u32, wc: &ibv_wc) -> Option<Came> {
+        let srq = get(&self.srqs, place)?;
+        // SAFETY: what is in the table is alive, and so is its context.
+        let (xrc, port) = unsafe { ((*srq).xrc?, Context::of((*srq).srq.context).port()) };
+        let by = self.names.called_at(port, wc.qp_num);
+        let mut completion = completion(wc, by.number);
+        // Some HCAs say so where it came to.
+        // SAFETY: as above.
+        if wc.src_qp == unsafe { crate::xrc::number_below((*srq).real) } {
+            completion.source_qp = xrc.number;
+        }
+        if wc.wc_flags & IBV_WC_WITH_INV != 0 {
+            // SAFETY: as above.
+            let context = unsafe { (*srq).srq.context };
+            completion.immediate = self.invalidated(context, completion.immediate);
+        }
+        Some(Came {
+            completion,
+            qp: None,
+            from: Some(by),
         })
     }
 
@@ -281,5 +302,27 @@ impl Things {
                 (lid != 0).then(|| named(completion.source_lid))
             }
         }
+    }
+}
+
+/// A completion from below, of a queue pair that the program calls so.
+#[inline]
+fn completion(wc: &ibv_wc, qp: u32) -> Completion {
+    Completion {
+        wr_id: wc.wr_id,
+        status: wc.status,
+        opcode: wc.opcode,
+        vendor_error: wc.vendor_err,
+        length: wc.byte_len,
+        // SAFETY: both members of the union are 4 plain bytes.
+        immediate: unsafe { wc.imm.imm_data },
+        qp,
+        source_qp: wc.src_qp,
+        flags: wc.wc_flags,
+        pkey_index: wc.pkey_index,
+        source_lid: wc.slid,
+        service_level: wc.sl,
+        path_bits: wc.dlid_path_bits,
+        time_ns: 0,
     }
 }

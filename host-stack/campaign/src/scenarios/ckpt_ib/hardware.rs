@@ -9,6 +9,7 @@ use snaprig_ckpt_ib::{
     Below, Completion, Name, Names,
     completions::SUCCESS,
     cookie::{Cookie, Queue},
+    names::Receiver,
     process::Came,
 };
 use snaprig_hca::{
@@ -22,6 +23,8 @@ use snaprig_hca::{
 
 use super::program::{LENT_AT, Layout, Request, Which, immediate};
 
+/// The place of a process's shared receive queue of XRC.
+pub const XRC: u32 = 1;
 /// Below this, keys begin.
 pub const FIRST_KEYS: u64 = 6;
 /// The first number of a queue pair.
@@ -111,6 +114,8 @@ pub struct Hardware {
     /// By place of its queue pairs.
     pub ends: Vec<(Name, HcaEnd)>,
     pub shared: Option<u32>,
+    /// A domain of XRC, and its shared receive queue there.
+    pub xrc: Option<(u32, u32)>,
     /// Where what is lent is, by wr_id.
     lent: BTreeMap<u64, u64>,
     lent_used: u64,
@@ -123,6 +128,7 @@ impl Hardware {
             node: fabric.world.node(slot, hca),
             ends: Vec::new(),
             shared: None,
+            xrc: None,
             lent: BTreeMap::new(),
             lent_used: 0,
         }
@@ -156,6 +162,35 @@ impl Hardware {
         fabric.keys.borrow_mut().remove(&(self.member, key));
     }
 
+    /// A shared receive queue of XRC, in the domain that all processes at its HCA share; its number, which is not given already.
+    pub fn share(&mut self, fabric: &Fabric, is_given: impl Fn(u32) -> bool) -> u32 {
+        let world = &fabric.world;
+        let file = Some((0, u64::from(self.node.hca)));
+        let hca = self.node.hca;
+        let domain = world.make(self.slot(), &Control::OpenXrcd { hca, file });
+        let request = Control::CreateSrq {
+            pd: self.node.pd,
+            slots: 1024,
+            sges: 4,
+            limit: 0,
+            xrc: Some((domain, self.node.cq)),
+        };
+        let mut in_vain = Vec::new();
+        let number = loop {
+            let number = world.make(self.slot(), &request);
+            if !is_given(number) {
+                break number;
+            }
+            in_vain.push(number);
+        };
+        for srq in in_vain {
+            let done = world.ask(self.slot(), &Control::DestroySrq { srq });
+            assert!(done.is_ok(), "{done:?}");
+        }
+        self.xrc = Some((domain, number));
+        number
+    }
+
     /// Another queue pair. Its real name; what the job calls it is said later, by [`Self::call`].
     pub fn create(&mut self, fabric: &Fabric, transport: Transport, is_shared: bool) -> Name {
         let world = &fabric.world;
@@ -171,10 +206,16 @@ impl Hardware {
         }
         let mut request = World::qp_request(&self.node, transport);
         if let Control::CreateQp {
-            srq, capabilities, ..
+            srq,
+            xrc_domain,
+            capabilities,
+            ..
         } = &mut request
         {
             *srq = self.shared.filter(|_| is_shared);
+            if transport == Transport::XrcReceive {
+                *xrc_domain = self.xrc.map(|(domain, _)| domain);
+            }
             // One more for a mark, and for what is lent.
             capabilities.send_slots += 1;
             capabilities.receive_slots += 64;
@@ -217,6 +258,14 @@ impl Hardware {
         real
     }
 
+    /// The shared receive queue at a place, below.
+    pub fn shared_at(&self, place: u32) -> Option<u32> {
+        match place {
+            XRC => self.xrc.map(|(_, srq)| srq),
+            _ => self.shared,
+        }
+    }
+
     /// What the job calls the queue pair at a place.
     pub fn call(&mut self, fabric: &Fabric, place: u32, name: Name) {
         let (real, _) = self.ends[place as usize];
@@ -246,8 +295,12 @@ impl Driver<'_> {
         let (_, end) = self.me.ends[place as usize];
         let real = self.names.queue_pair(request.to);
         let owner = self.fabric.owner(real);
+        let to = Receiver {
+            qp: request.to,
+            shared: request.shared,
+        };
         let key = owner.map_or(NO_KEY, |owner| {
-            let key = self.names.remote_key(request.to, request.remote_key);
+            let key = self.names.remote_key(to, request.remote_key);
             self.fabric.key(owner.member, key)
         });
         let flag = |on: bool, flag| if on { flag } else { SendFlags::empty() };
@@ -266,7 +319,7 @@ impl Driver<'_> {
                 qkey: self.layout.connection(request.which).link.qkey,
                 ..Destination::default()
             },
-            srq: 0,
+            srq: to.shared_name().map_or(0, |name| self.names.shared(name)),
             length: 0,
             sges: 0,
             psn: 0,
@@ -302,8 +355,9 @@ impl Driver<'_> {
         ];
         let world = &self.fabric.world;
         let posted = world.posting(self.me.slot(), |hca| match queue {
-            Queue::Shared(_) => {
-                hca.post_shared_receive(self.me.shared.unwrap_or(0), cookie.bits(), &list)
+            Queue::Shared(place) => {
+                let srq = self.me.shared_at(place).unwrap_or(0);
+                hca.post_shared_receive(srq, cookie.bits(), &list)
             }
             Queue::Receives(place) | Queue::Sends(place) => {
                 let (_, end) = self.me.ends[place as usize];
@@ -379,13 +433,21 @@ impl Below<Request, Receive> for Driver<'_> {
         let real = world.hca(node.process).poll(world.memory.cq(node.cq)?)?;
         let (status, number) = (real.status as u64, u64::from(real.qp_number));
         world.note(&[number, real.wr_id, status, real.opcode.into(), real.time_ns]);
+        if let Some(Queue::Shared(XRC)) = Cookie::of(real.wr_id).map(|cookie| cookie.queue) {
+            let by = self.fabric.owner_of(real.qp_number)?.name;
+            return Some(Came {
+                completion: convert(&real, by.number),
+                qp: None,
+                from: Some(by),
+            });
+        }
         let of_qp = |(_, end): &(Name, HcaEnd)| end.number == real.qp_number;
         let place = self.me.ends.iter().position(of_qp)?;
         let owner = self.fabric.owner(self.me.ends[place].0)?;
         let from = self.fabric.owner_of(real.source_qp);
         Some(Came {
             completion: convert(&real, owner.name.number),
-            qp: place as u32,
+            qp: Some(place as u32),
             from: from.map(|owner| owner.name),
         })
     }

@@ -17,7 +17,7 @@ use snaprig_hca::State;
 use snaprig_sim::Point;
 
 use super::{
-    hardware::{Hardware, Receive, port},
+    hardware::{Hardware, Receive, XRC, port},
     invariants::CUT,
     program::{Program, Request},
     run::{Member, Run},
@@ -264,7 +264,7 @@ impl Run {
         let done = self.drain_of(member, &mut round, &mut failed);
         for drain in round.drains.iter_mut().flatten() {
             for one in &failed {
-                drain.failed(*one);
+                drain.failed(one);
             }
         }
         let since_ns = round.since_ns;
@@ -358,6 +358,7 @@ impl Run {
             self.serve(member, Queue::Receives(place));
         }
         self.serve(member, Queue::Shared(0));
+        self.serve(member, Queue::Shared(XRC));
     }
 
     /// All is killed, and restarted from the last complete checkpoint; without one, from the beginning.
@@ -401,12 +402,23 @@ impl Run {
         let domain = Domain(member as u64);
         let mut published = Published::default();
         let one = &mut self.members[member];
+        if let Some(behind) = one.process.behind.get(&XRC) {
+            let real = one.hardware.share(&self.fabric, |_| false);
+            published.shared.push((behind.name, real, domain));
+        }
         for end in &one.program.ends {
-            let transport = self.layout.transport(end.which);
+            let (transport, receives) = self.layout.transports(end.which);
             let is_shared = self.layout.connection(end.which).shared;
             let real = one.hardware.create(&self.fabric, transport, is_shared);
             one.hardware.call(&self.fabric, end.qp, end.name);
             published.queue_pairs.push((end.name, real, domain));
+            if let Some(transport) = receives {
+                let real = one.hardware.create(&self.fabric, transport, false);
+                one.hardware.call(&self.fabric, end.by, end.by_name);
+                published
+                    .queue_pairs
+                    .push((end.by_name, real, Domain(u64::MAX)));
+            }
         }
         for (region, key) in one.program.keys.iter().enumerate() {
             let real = one.hardware.register(&self.fabric, region);
@@ -439,18 +451,18 @@ impl Run {
 
     fn exchange(&mut self, member: usize) -> bool {
         self.post_again(member, Queue::Shared(0));
+        self.post_again(member, Queue::Shared(XRC));
         for end in self.members[member].program.ends.clone() {
-            let peer = self.end(end.which.peer()).name;
-            self.driver(member)
-                .raise(end.qp, end.which, peer, State::Init);
+            self.raise(end.which, State::Init);
             self.post_again(member, Queue::Receives(end.qp));
-            self.driver(member)
-                .raise(end.qp, end.which, peer, State::Rts);
-            let stage = self.members[member].process.qp(end.qp);
-            if stage.is_some_and(|pair| pair.stage == Stage::Failed) {
-                let (_, of_hca) = self.members[member].hardware.ends[end.qp as usize];
-                let done = self.fabric.world.state(&of_hca, State::Error);
-                assert!(done.is_ok(), "{done:?}");
+            self.raise(end.which, State::Rts);
+            for place in [end.qp, end.by] {
+                let stage = self.members[member].process.qp(place);
+                if stage.is_some_and(|pair| pair.stage == Stage::Failed) {
+                    let (_, of_hca) = self.members[member].hardware.ends[place as usize];
+                    let done = self.fabric.world.state(&of_hca, State::Error);
+                    assert!(done.is_ok(), "{done:?}");
+                }
             }
         }
         true
@@ -459,7 +471,7 @@ impl Run {
     /// Receives that no message has taken.
     fn post_again(&mut self, member: usize, queue: Queue) {
         let (process, mut driver) = self.split(member);
-        if matches!(queue, Queue::Shared(_)) && driver.me.shared.is_none() {
+        if matches!(queue, Queue::Shared(place) if driver.me.shared_at(place).is_none()) {
             return;
         }
         let Some(receives) = process.receives(queue) else {
@@ -511,12 +523,19 @@ fn is_inconsistent(saved: &[Saved]) -> Option<String> {
         pair.sends_messages()
             .then(|| pair.taken.get(&from).copied().unwrap_or(0))
     };
+    let taken_behind = |name: Name, by: Name| {
+        let mut all = saved.iter().flat_map(|one| one.process.behind.values());
+        let found = all.find(|behind| behind.name == name);
+        found.map_or(0, |behind| behind.taken_by(by))
+    };
     let mut reliable =
         all().filter(|(_, pair)| pair.service == Service::Reliable && pair.sends_messages());
     reliable.find_map(|(_, pair)| {
         let peer = pair.peer?;
-        let sent = pair.sent.get(&peer).copied().unwrap_or(0);
-        let taken = taken(peer, pair.name)?;
+        let sent: u64 = pair.sent.values().sum();
+        let behind = pair.sent.keys().filter_map(|to| to.shared_name());
+        let taken =
+            taken(peer, pair.name)? + behind.map(|name| taken_behind(name, peer)).sum::<u64>();
         (taken != sent || !pair.sends.is_settled())
             .then(|| format!("{}: {sent} sent, {taken} have come", pair.name))
     })

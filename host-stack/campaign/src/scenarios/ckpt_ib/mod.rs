@@ -1,7 +1,7 @@
 //! Checkpoints with live queue pairs: processes with connections of all transports, each behind the machines of
 //! `host-stack/ckpt-ib`, on HCAs of `emu/hca`. A checkpoint is ordered at any event; then all go on, or all are killed and
 //! restarted on other HCAs, in another order, with other numbers and keys. Some connect, or register memory, only then; some
-//! have their send queues drained (SQD).
+//! connections are of XRC; some have their send queues drained (SQD).
 //!
 //! ```text
 //!   "process1"                      "process2" ...      program: posts, polls, looks into its memory

@@ -57,10 +57,12 @@ pub struct Layout {
     pub used: Vec<u64>,
     /// Connections that are made when they are first needed, and not when all begin.
     pub is_late: Vec<bool>,
+    /// Connections of XRC: each side has a queue pair that sends, and one by which messages come to the process's shared queue.
+    pub is_xrc: Vec<bool>,
 }
 
 impl Layout {
-    pub fn new(mut work: Work, processes: usize, random: &mut Random) -> Self {
+    pub fn new(mut work: Work, processes: usize, random: &mut Random, xrc: &mut Random) -> Self {
         // A receive that is posted late is no error here.
         for connection in &mut work.connections {
             connection.link.rnr_retry = 7;
@@ -98,8 +100,13 @@ impl Layout {
             }));
         }
         let is_late = work.connections.iter().map(|_| random.one_in(4)).collect();
+        let connections = work.connections.iter();
+        let is_xrc = connections
+            .map(|one| xrc.one_in(3) && one.transport == Transport::Rc && !one.shared)
+            .collect();
         Self {
             is_late,
+            is_xrc,
             work,
             places,
             counters,
@@ -114,6 +121,18 @@ impl Layout {
 
     pub fn transport(&self, which: Which) -> Transport {
         self.connection(which).transport
+    }
+
+    pub fn is_xrc(&self, which: Which) -> bool {
+        self.is_xrc[which.connection]
+    }
+
+    /// What its queue pair is that sends, and the one that receives, if that is another one.
+    pub fn transports(&self, which: Which) -> (Transport, Option<Transport>) {
+        match self.is_xrc(which) {
+            true => (Transport::XrcSend, Some(Transport::XrcReceive)),
+            false => (self.transport(which), None),
+        }
     }
 
     pub fn process(&self, which: Which) -> usize {
@@ -182,6 +201,9 @@ pub struct End {
     /// The place of its queue pair.
     pub qp: u32,
     pub name: Name,
+    /// The same of the queue pair that receives, which is another one for XRC.
+    pub by: u32,
+    pub by_name: Name,
     /// Messages posted.
     pub sent: usize,
     /// Receives posted.
@@ -219,7 +241,8 @@ impl Program {
 
     /// The end whose queue pair has this number.
     pub fn end_of(&mut self, number: u32) -> Option<&mut End> {
-        self.ends.iter_mut().find(|end| end.name.number == number)
+        let mut ends = self.ends.iter_mut();
+        ends.find(|end| end.name.number == number || end.by_name.number == number)
     }
 }
 
@@ -234,6 +257,8 @@ pub struct Request {
     pub remote: u64,
     pub remote_key: u32,
     pub to: Name,
+    /// The number of the shared receive queue of XRC that it goes to.
+    pub shared: Option<u32>,
     /// Inline data: the program may change its buffer at once.
     pub inline: Option<Vec<u8>>,
     pub fenced: bool,
@@ -245,7 +270,7 @@ pub fn posted(message: &Message, request: Request) -> Posted<Request> {
     Posted {
         wr_id: Some(request.message as u64),
         kind: match message.takes_receive() {
-            true => Kind::Message,
+            true => request.shared.map_or(Kind::Message, Kind::Behind),
             false => Kind::Silent,
         },
         signaled: message.signaled,

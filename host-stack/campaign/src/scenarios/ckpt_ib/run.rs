@@ -9,12 +9,12 @@ use std::{
 
 use snaprig_ckpt_ib::{
     Below, Completion, Name, Names,
+    behind::Behind,
     completions::{Completions, SUCCESS},
     cookie::{Cookie, Queue},
     process::{self, Process},
     queue_pair::{QueuePair, Service, Stage},
     receives::{Fate, Receives},
-    sends::Kind,
     serve,
 };
 use snaprig_hca::{Opcode, State, Transport, faults as of_hcas, post::PostError, testing::World};
@@ -25,7 +25,7 @@ use super::{
     super::verbs::work::{Task, Work},
     Bug, POINTS, Parameters,
     check::{self, Weather},
-    hardware::{Driver, FIRST_KEYS, Fabric, Hardware, Receive, in_region, port},
+    hardware::{Driver, FIRST_KEYS, Fabric, Hardware, Receive, XRC, in_region, port},
     invariants::COMPLETIONS,
     job::Job,
     program::{End, Had, Layout, Program, RECEIVE, Request, Which, is_receive, posted},
@@ -117,7 +117,7 @@ impl Run {
         world.path.set(work.path);
         let canary = watch.canary.map(|Bug(planted)| planted);
         let mut random = Random::new(plan.seed, "checkpoints");
-        let layout = Layout::new(work, count, &mut random);
+        let layout = Layout::new(work, count, &mut random, &mut Random::new(plan.seed, "xrc"));
         let orders = (0..parameters.checkpoints).map(|_| random.below(1500));
         let mut run = Self {
             fabric: Fabric::new(world),
@@ -156,6 +156,7 @@ impl Run {
                 ..Process::default()
             };
             process::put(&mut process.cqs, Completions::default());
+            process::put(&mut process.shared, Receives::default());
             process::put(&mut process.shared, Receives::default());
             let program = Program {
                 done: vec![false; self.layout.work.tasks.len()],
@@ -202,9 +203,36 @@ impl Run {
 
     /// A program makes its end of a connection, under a name that is nobody's.
     fn create(&mut self, which: Which) {
-        let transport = self.layout.transport(which);
-        let is_shared = self.layout.connection(which).shared;
+        let (transport, receives) = self.layout.transports(which);
         let member = self.layout.process(which);
+        if receives.is_some() {
+            self.share(member);
+        }
+        let (qp, name) = self.create_one(member, which, transport);
+        let (by, by_name) = match receives {
+            Some(transport) => self.create_one(member, which, transport),
+            None => (qp, name),
+        };
+        let end = End {
+            which,
+            qp,
+            name,
+            by,
+            by_name,
+            sent: 0,
+            posted: 0,
+            done: Vec::new(),
+            had: Vec::new(),
+            flushed: Vec::new(),
+            found: vec![0; self.layout.messages(which.peer()).len()],
+            brought: Vec::new(),
+        };
+        self.members[member].program.ends.push(end);
+    }
+
+    /// A program makes a queue pair; its place, and its name.
+    fn create_one(&mut self, member: usize, which: Which, transport: Transport) -> (u32, Name) {
+        let is_shared = self.layout.connection(which).shared;
         let (names, one) = (&self.names, &mut self.members[member]);
         let port = one.program.port;
         let is_given = |real: Name| names.is_given(port, real.number);
@@ -219,19 +247,30 @@ impl Run {
         let pair = QueuePair::new(name, service, is_shared.then_some(0));
         let qp = process::put(&mut one.process.qps, pair);
         hardware.call(&self.fabric, qp, name);
-        let end = End {
-            which,
-            qp,
-            name,
-            sent: 0,
-            posted: 0,
-            done: Vec::new(),
-            had: Vec::new(),
-            flushed: Vec::new(),
-            found: vec![0; self.layout.messages(which.peer()).len()],
-            brought: Vec::new(),
-        };
-        one.program.ends.push(end);
+        (qp, name)
+    }
+
+    /// A program makes its shared receive queue of XRC, if it has none, under a number that is nobody's.
+    fn share(&mut self, member: usize) {
+        let (names, one) = (&self.names, &mut self.members[member]);
+        let port = one.program.port;
+        if one.hardware.xrc.is_none() {
+            let is_given = |number| names.is_shared_given(port, number);
+            let number = one.hardware.share(&self.fabric, is_given);
+            one.process
+                .behind
+                .insert(XRC, Behind::new(Name { port, number }));
+        }
+    }
+
+    /// Brings the queue pairs of an end to a state, and, of its first connection, to each other.
+    pub fn raise(&mut self, which: Which, to: State) {
+        let (end, peer) = (self.end(which).clone(), self.end(which.peer()).clone());
+        let driver = self.driver(self.layout.process(which));
+        driver.raise(end.qp, which, peer.by_name, to);
+        if end.by != end.qp {
+            driver.raise(end.by, which, peer.name, to);
+        }
     }
 
     /// Two programs connect.
@@ -241,14 +280,17 @@ impl Run {
             self.create(which);
         }
         for which in sides {
-            let (end, peer) = (self.end(which).clone(), self.end(which.peer()).name);
+            let (end, peer) = (self.end(which).clone(), self.end(which.peer()).clone());
             let member = self.layout.process(which);
             let transport = self.layout.transport(which);
-            if let Some(pair) = self.members[member].process.qp(end.qp) {
-                pair.peer = (transport != Transport::Ud).then_some(peer);
-                pair.stage = Stage::Sends;
+            // Of most, both are one.
+            for (place, peer) in [(end.by, peer.name), (end.qp, peer.by_name)] {
+                if let Some(pair) = self.members[member].process.qp(place) {
+                    pair.peer = (transport != Transport::Ud).then_some(peer);
+                    pair.stage = Stage::Sends;
+                }
             }
-            self.driver(member).raise(end.qp, which, peer, State::Rts);
+            self.raise(which, State::Rts);
         }
         self.post_unreliable(connection);
     }
@@ -464,8 +506,8 @@ impl Run {
         while let Some((number, posted)) = pair.sends.release() {
             let (request, kind, is_signaled) =
                 (posted.request.clone(), posted.kind, posted.signaled);
-            if kind == Kind::Message {
-                pair.count_sent(request.to);
+            if let Some(to) = kind.receiver(request.to) {
+                pair.count_sent(to);
             }
             let cookie = Cookie {
                 queue: Queue::Sends(qp),
@@ -518,7 +560,11 @@ impl Run {
             length: message.length,
             remote: in_region(region, place.remote),
             remote_key: keys[region],
-            to: self.end(which.peer()).name,
+            to: self.end(which.peer()).by_name,
+            shared: self.layout.is_xrc(which).then(|| {
+                let behind = &self.members[peer].process.behind[&XRC];
+                behind.name.number
+            }),
             inline: message.inline.then_some(data),
             fenced: message.fenced,
             local: place.local,
@@ -536,7 +582,7 @@ impl Run {
             pair.sends.hold(entry);
             return self.release_failed(member);
         }
-        if message.takes_receive() {
+        if let Some(to) = entry.kind.receiver(to) {
             pair.count_sent(to);
         }
         let cookie = Cookie {
@@ -564,7 +610,10 @@ impl Run {
             return;
         };
         end.posted += 1;
-        let queue = one.queue(qp);
+        let queue = match self.layout.is_xrc(which) {
+            true => Queue::Shared(XRC),
+            false => one.queue(qp),
+        };
         let wr_id = match queue {
             Queue::Shared(_) => {
                 one.program.shared.push((which, number));
@@ -684,7 +733,8 @@ impl Run {
             return;
         }
         let index = (completion.wr_id & !RECEIVE) as usize;
-        let is_shared = one.process.qp(qp).is_some_and(|pair| pair.shared.is_some());
+        let is_shared = layout.is_xrc(end.which)
+            || one.process.qp(qp).is_some_and(|pair| pair.shared.is_some());
         let end = one.program.end_of(completion.qp).expect("it was there");
         let (which, index) = match is_shared {
             true => shared[index],
