@@ -145,6 +145,7 @@ pub struct Branches {
     nodes: Option<u32>,
     models: String,
     output: Output,
+    ignored: Vec<String>,
     time: Option<Duration>,
     jobs: Option<usize>,
     report: Option<PathBuf>,
@@ -163,6 +164,7 @@ impl Branches {
             nodes: None,
             models: "A".into(),
             output: Output::Same,
+            ignored: Vec::new(),
             time: None,
             jobs: None,
             report: None,
@@ -220,6 +222,12 @@ impl Branches {
     /// What who has survived has printed.
     pub fn output(mut self, output: Output) -> Self {
         self.output = output;
+        self
+    }
+
+    /// Lines of the output that have any of these texts in them do not count: what libraries say of faults.
+    pub fn ignore(mut self, texts: impl IntoIterator<Item = String>) -> Self {
+        self.ignored.extend(texts);
         self
     }
 
@@ -283,7 +291,7 @@ impl Branches {
         let said = read(&folder.join("stdout"))?;
         if let Output::Exactly(expected) = &self.output
             && undisturbed.verdict == Verdict::Survived
-            && let Some(wrong) = compare(&said, expected)
+            && let Some(wrong) = compare(&said, expected, &self.ignored)
         {
             undisturbed.verdict = wrong;
         }
@@ -312,7 +320,7 @@ impl Branches {
             let (mut branch, _) = running.one(number, file, plan, time)?;
             if let (Verdict::Survived, Some(expected)) = (&branch.verdict, &expected) {
                 let is = read(&place.folder(number).join("stdout"))?;
-                branch.verdict = compare(&is, expected).unwrap_or(Verdict::Survived);
+                branch.verdict = compare(&is, expected, &self.ignored).unwrap_or(Verdict::Survived);
             }
             done.fetch_add(1, Ordering::Relaxed);
             Ok(branch)

@@ -105,8 +105,26 @@ fn text(fault: &Fault) -> String {
     }
 }
 
-/// Compares outputs: none if they are the same.
-pub fn compare(is: &[u8], expected: &[u8]) -> Option<Verdict> {
+/// Compares outputs, but for lines with any of these texts in them: none if they are the same.
+pub fn compare(is: &[u8], expected: &[u8], ignored: &[String]) -> Option<Verdict> {
+    let (is, expected) = (without(is, ignored), without(expected, ignored));
+    first_difference(&is, &expected)
+}
+
+/// An output without lines that have any of these texts in them.
+fn without(output: &[u8], ignored: &[String]) -> Vec<u8> {
+    let has_one = |line: &&[u8]| {
+        let line = String::from_utf8_lossy(line);
+        ignored.iter().any(|text| line.contains(text))
+    };
+    let lines = output.split_inclusive(|byte| *byte == b'\n');
+    lines
+        .filter(|line| !has_one(line))
+        .collect::<Vec<_>>()
+        .concat()
+}
+
+fn first_difference(is: &[u8], expected: &[u8]) -> Option<Verdict> {
     if is == expected {
         return None;
     }
@@ -143,7 +161,9 @@ mod tests {
             let said = said.map(Into::into);
             Some(Verdict::Wrong { line, said })
         };
+        let compare = |is: &[u8], expected: &[u8]| compare(is, expected, &["WARN".into()]);
         assert_eq!(compare(b"a\nb\n", b"a\nb\n"), None);
+        assert_eq!(compare(b"a\nWARN x\nb\n", b"a\nb\n"), None);
         assert_eq!(compare(b"a\nc\n", b"a\nb\n"), wrong(2, Some("c")));
         assert_eq!(compare(b"a\n", b"a\nb\n"), wrong(2, None));
         assert_eq!(compare(b"a\nb\n", b"a\n"), wrong(2, Some("b")));

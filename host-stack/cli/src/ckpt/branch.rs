@@ -52,6 +52,9 @@ pub struct Options {
     /// Whatever it prints, its exit status counts alone
     #[arg(long)]
     any_output: bool,
+    /// Lines of the output with this text in them do not count: what libraries say of faults
+    #[arg(long, value_name = "TEXT", conflicts_with = "any_output")]
+    ignore: Vec<String>,
     /// How long a branch may take; then it is killed [default: ten times as long as without faults, at least 10 s]
     #[arg(long, value_name = "SECONDS")]
     timeout_s: Option<f64>,
@@ -167,6 +170,7 @@ fn branches(options: &Options) -> Result<Branches, AnyError> {
         .nodes(options.nodes)
         .models(&options.model)
         .output(output)
+        .ignore(options.ignore.clone())
         .time(time)
         .jobs(options.jobs.map(usize::from))
         .report(options.report.clone());
@@ -254,6 +258,9 @@ fn replay(branch: &Branch, options: &Options) -> String {
         if let Some(value) = value {
             line += &format!(" --{name} {value}");
         }
+    }
+    for text in &options.ignore {
+        line += &format!(" --ignore '{}'", text.replace('\'', r"'\''"));
     }
     if options.any_output {
         line += " --any-output";
