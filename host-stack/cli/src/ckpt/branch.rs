@@ -24,8 +24,8 @@ const USAGE: u8 = 2;
 const INTERRUPTED: u8 = 130;
 /// Columns of the table.
 const COLUMNS: usize = 80;
-/// Columns of a row before its faults, and of those.
-const FAULTS_AT: usize = 35;
+/// Columns of a row before its faults.
+const FAULTS_AT: usize = 37;
 /// Replay lines that are shown; the report has all.
 const SHOWN_MAX: usize = 5;
 
@@ -201,7 +201,7 @@ fn table(results: &Results) -> String {
             branch.verdict.name(),
             branch.seconds,
             branch.faults,
-            short(&branch.faults_text(), COLUMNS - FAULTS_AT - 1)
+            short(&branch.faults_text(), COLUMNS - FAULTS_AT)
         );
         text += &format!("{}\n", row.trim_end());
         let how = branch.verdict.to_string();
@@ -327,7 +327,7 @@ mod tests {
             verdict,
             has_run: true,
             faults: happened,
-            seconds: 1.25,
+            seconds: 1.5,
         }
     }
 
@@ -359,6 +359,17 @@ mod tests {
         };
         let text = table(&results);
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS));
-        insta::assert_snapshot!(text);
+        insta::assert_snapshot!(text, @r"
+        branch  verdict   seconds  happened  faults
+             0  survived      1.5         0  none
+             1  survived      1.5         2  link_down hca1 at 5 ms, link_up hca1 at ...
+             2  failed        1.5         1  crash process2 at 0 ms
+                status 137: a rank was lost, and a rank was lost, and a rank was lost...
+             3  wrong         1.5         1  corrupt packet 1.5%
+                line 3: lu: iteration 30: 0
+             4  hung          1.5         1  delay 20 us response 3
+                killed when its time was over
+        1 of 4 branches survived, 1 failed, 1 wrong, 1 hung
+        ");
     }
 }
