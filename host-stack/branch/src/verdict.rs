@@ -46,6 +46,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Survived => Ok(()),
+            Self::Failed { status, said } if said.is_empty() => write!(f, "status {status}"),
             Self::Failed { status, said } => write!(f, "status {status}: {said}"),
             Self::Wrong { line, said: None } => write!(f, "its output ends before line {line}"),
             Self::Wrong {
