@@ -107,7 +107,7 @@ fn who_retransmits_survives_and_a_death_is_said() {
     assert_eq!(results["branches"][0]["faults"], 2);
     let replay = format!("--plan {}/branch-04/plan.json", report.display());
     assert!(said.contains(&replay), "{said}");
-    assert_eq!(files(&checkpoints), before, "the checkpoint is as it was");
+    assert!(files(&checkpoints) == before, "the checkpoint is as it was");
     for name in ["report.html", "report.json", "branch-05/stderr"] {
         assert!(report.join(name).is_file(), "{name}");
     }
@@ -132,7 +132,9 @@ fn what_cannot_be_branched_is_said() {
 fn branches_of_a_job(count: u32) {
     let job = JobOnNodes::checkpointed("ring", 4, &["--pace-us", "20000"]);
     let directory = job.job();
-    let before = files(&directory);
+    // The job's own coordinator may still be ending, beside them.
+    let checkpoints = directory.join("checkpoints");
+    let before = files(&checkpoints);
     let expected = directory.with_file_name("expected");
     let golden = job
         .kernel
@@ -154,7 +156,7 @@ fn branches_of_a_job(count: u32) {
         };
         assert_eq!(branch["verdict"], verdict, "{branch:#}");
     }
-    assert_eq!(files(&directory), before, "the checkpoint is as it was");
+    assert!(files(&checkpoints) == before, "the checkpoint is as it was");
 }
 
 #[test]

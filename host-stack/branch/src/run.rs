@@ -116,9 +116,18 @@ pub fn verdict(seen: &Seen, folder: &Path) -> io::Result<Verdict> {
         Some(0) => Verdict::Survived,
         Some(status) => Verdict::Failed {
             status,
-            said: last_words(&end_of(&folder.join("stderr"))?),
+            said: said_last(folder)?,
         },
     })
+}
+
+/// Its last words: launchers have theirs on standard output.
+fn said_last(folder: &Path) -> io::Result<String> {
+    let said = last_words(&end_of(&folder.join("stderr"))?);
+    match said.is_empty() {
+        true => Ok(last_words(&end_of(&folder.join("stdout"))?)),
+        false => Ok(said),
+    }
 }
 
 fn end_of(path: &Path) -> io::Result<Vec<u8>> {

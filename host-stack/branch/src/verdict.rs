@@ -15,7 +15,7 @@ pub enum Verdict {
     Failed {
         /// As a shell says it: 128 and more are signals.
         status: i32,
-        /// The last line of its standard error with a word in it.
+        /// The last line with a word in it of its standard error, or else of its output.
         said: String,
     },
     /// With status 0 and another output.
