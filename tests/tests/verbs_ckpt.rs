@@ -1,128 +1,14 @@
 //! `snaprig ckpt launch --verbs`: programs that others built for InfiniBand, checkpointed while their messages are under way, killed,
 //! and restarted in another fabric.
 
+mod checkpointed;
 mod fabric;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
-    sync::{Mutex, PoisonError},
-};
+use std::sync::{Mutex, PoisonError};
 
-use fabric::{Fabric, Running, SNAPRIG, assert_success, free_port, text, wait_until};
+use checkpointed::{Checkpointed, JobOnNodes, nodes};
+use fabric::{assert_success, free_port, text};
 use snaprig_fixtures::mpi::KERNELS;
-
-/// How long a program has worked before it is checkpointed: processor time of its processes, in clock ticks of 10 ms. Programs
-/// that use HCAs never wait.
-const WORKED_TICKS: u64 = 10;
-
-/// A server, and a client of it once it listens: at a port of TCP, or of the connection manager.
-const PAIR: &str = "\
-    $SERVER & server=$!
-    until grep -qi \":$(printf %04X $PORT) [0-9A-F:]* 0A \" /proc/net/tcp /proc/net/tcp6 ||
-        ls $SNAPRIG_FABRICS/*/cm-*-$PORT > /dev/null 2>&1
-    do sleep 0.01; done
-    $CLIENT; client=$?
-    wait $server && exit $client";
-
-/// A program that is to be checkpointed.
-struct Checkpointed {
-    directory: tempfile::TempDir,
-    fabric: Fabric,
-}
-
-impl Checkpointed {
-    fn new() -> Self {
-        Self {
-            directory: tempfile::tempdir().expect("a directory"),
-            fabric: Fabric::new(&[]),
-        }
-    }
-
-    fn checkpoints(&self) -> PathBuf {
-        self.directory.path().join("checkpoints")
-    }
-
-    fn launch(&self, program: &[&str]) -> Running {
-        let directory = self.checkpoints();
-        let directory = directory.to_str().expect("a name");
-        let launch = [
-            SNAPRIG, "ckpt", "launch", "--dir", directory, "--verbs", "--",
-        ];
-        self.fabric.start(&[&launch[..], program].concat())
-    }
-
-    /// A server and a client; PORT in their words is one that is free.
-    fn launch_pair(&self, server: &str, client: &str) -> Running {
-        let port = free_port().to_string();
-        let words = |words: &str| words.replace("PORT", &port);
-        let variables = [
-            format!("PORT={port}"),
-            format!("SERVER={}", words(server)),
-            format!("CLIENT={}", words(client)),
-        ];
-        let [port, server, client] = variables.each_ref().map(String::as_str);
-        self.launch(&["env", port, server, client, "bash", "-c", PAIR])
-    }
-
-    fn ckpt(&self, arguments: &[&str]) -> Output {
-        let directory = self.checkpoints();
-        let mut command = Command::new(SNAPRIG);
-        command.arg("ckpt").args(arguments);
-        command.arg("--dir").arg(directory);
-        command.output().expect("snaprig starts")
-    }
-
-    /// Processes of a name, as `ckpt status` has them.
-    fn processes(&self, name: &str) -> Vec<u64> {
-        let status = self.ckpt(&["status", "--json"]);
-        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
-        let processes = status["processes"].as_array().into_iter().flatten();
-        // A name of the kernel has 15 characters.
-        let is_it = |process: &&serde_json::Value| {
-            let found = process["name"].as_str().unwrap_or_default();
-            !found.is_empty() && name.starts_with(found)
-        };
-        processes
-            .filter(is_it)
-            .filter_map(|process| process["pid"].as_u64())
-            .collect()
-    }
-
-    /// Waits until so many processes of this name have worked for a while.
-    fn is_at_work(&self, running: &mut Running, name: &str, count: usize) {
-        wait_until(&format!("{name} is at work"), || {
-            assert!(running.runs(), "{name} has ended");
-            let worked = self.processes(name).into_iter().map(ticks_of);
-            worked.filter(|ticks| *ticks >= WORKED_TICKS).count() >= count
-        });
-    }
-
-    fn dump(&self, how: &str) {
-        assert_success("ckpt dump", &[self.ckpt(&["dump", how])]);
-    }
-
-    /// Restarts it in a fabric of these arguments; what it prints.
-    fn restart(&self, arguments: &[&str]) -> Output {
-        let fabric = Fabric::new(arguments);
-        let directory = self.checkpoints();
-        let directory = directory.to_str().expect("a name");
-        let ran = fabric
-            .start(&[SNAPRIG, "ckpt", "restart", directory])
-            .output();
-        fabric.ended();
-        ran
-    }
-}
-
-/// Processor time that a process has had (proc_pid_stat(5)).
-fn ticks_of(pid: u64) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit(") ").next().unwrap_or_default();
-    let times = fields.split(' ').skip(11).take(2);
-    times.filter_map(|time| time.parse::<u64>().ok()).sum()
-}
 
 /// Processes that wait for their peer by looking share processors badly: one pair at a time.
 static PAIRS: Mutex<()> = Mutex::new(());
@@ -232,18 +118,6 @@ fn an_mpi_job_has_its_golden_result() {
     assert_eq!(before + &text(&ran), lu.golden);
 }
 
-/// `snaprig nodes COUNT --job DIR`, with these arguments.
-fn nodes(count: &str, job: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(SNAPRIG);
-    command.args(["nodes", count, "--job"]).arg(job);
-    command.args(arguments);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
 #[test]
 #[cfg_attr(
     not(has_program = "mpicc"),
@@ -254,43 +128,12 @@ fn nodes(count: &str, job: &Path, arguments: &[&str]) -> Command {
     ignore = "mpirun is not installed (ci/setup)"
 )]
 fn an_mpi_job_on_nodes_goes_on_on_others() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let job = directory.path().join("job");
-    let ring = KERNELS.iter().find(|kernel| kernel.name == "ring");
-    let ring = ring.expect("it is among them");
-    let program = ring
-        .compile("mpicc", directory.path())
-        .expect("it compiles");
-    let program = program.to_str().expect("a name");
-    let mpirun = ["--", "mpirun", "-n", "4"];
-    let ucx = ["--mca", "pml", "ucx", "-x", "UCX_TLS=rc,self"];
-    let kernel = [program, "--pace-us", "100000"];
-    let mut launch = nodes("2", &job, &[&mpirun[..], &ucx, &kernel].concat());
-    let running = launch.spawn().expect("snaprig starts");
-    let ckpt = |arguments: &[&str]| {
-        let mut command = Command::new(SNAPRIG);
-        command.arg("ckpt").args(arguments).arg("--job").arg(&job);
-        command.output().expect("snaprig starts")
-    };
-    // All ranks compute: then they have met.
-    wait_until("all ranks are at work", || {
-        let status = ckpt(&["status", "--json"]).stdout;
-        let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
-        let members = status["members"].as_array().into_iter().flatten();
-        let processes = members.flat_map(|member| member["processes"].as_array());
-        let ranks = processes
-            .flatten()
-            .filter(|process| process["name"] == "ring");
-        let worked = ranks.filter_map(|rank| rank["pid"].as_u64().map(ticks_of));
-        worked.filter(|ticks| *ticks >= WORKED_TICKS).count() == 4
-    });
-    assert_success("ckpt dump", &[ckpt(&["dump", "--kill"])]);
-    let before = running.wait_with_output().expect("it ends");
-    let after = nodes("2", &job, &["--restart"]).output();
+    let ring = JobOnNodes::checkpointed("ring", 4, &["--pace-us", "100000"]);
+    let after = nodes("2", &ring.job(), &["--restart"]).output();
     let after = after.expect("snaprig starts");
     assert_success("ring", std::slice::from_ref(&after));
-    let said = [before, after].map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    assert_eq!(said.concat(), ring.golden);
+    let said = String::from_utf8_lossy(&after.stdout);
+    assert_eq!(ring.before.clone() + &said, ring.kernel.golden);
 }
 
 #[test]

@@ -88,7 +88,8 @@ impl<H: Host> Hca<'_, H> {
         let (to_port, port) = self.memory.port_of_lid(to_lid)?;
         let goes = self.host.path(from_port, to_port) == Path::Whole
             && header.is_up(from_port)
-            && header.is_up(to_port);
+            && header.is_up(to_port)
+            && Self::is_for(qp, port);
         let (index, peer) = self.memory.qp_numbered(qp.dest_qp.get(), port.hca.get())?;
         let is_there =
             goes && peer.port.get() == to_port && peer.transport.get() == qp.transport.get();

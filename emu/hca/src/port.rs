@@ -130,6 +130,11 @@ impl Port {
         self.gids.get(index).map(load_gid)
     }
 
+    /// Whether it is known by this GID, at any place of its table.
+    pub fn has_gid(&self, gid: Gid) -> bool {
+        (0..self.gids.len()).any(|index| self.gid(index) == Some(gid))
+    }
+
     /// Replaces an entry of its GID table.
     pub fn set_gid(&self, index: usize, gid: Gid) {
         if let Some(words) = self.gids.get(index) {

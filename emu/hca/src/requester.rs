@@ -17,7 +17,7 @@ use crate::{
     key::{self, KeyError, Scope},
     packet::{Body, Extra, Nak, Remote, Route},
     payload::{Payload, Places},
-    port::load_gid,
+    port::{Port, load_gid},
     qp::Qp,
     queue::{SEND_HEAD_WORDS, Send, count_add, count_from, load_sges},
     types::psn,
@@ -402,7 +402,12 @@ impl<H: Host> Hca<'_, H> {
         }
     }
 
-    /// Where a connected queue pair's packets go.
+    /// Whether a queue pair's packets are for this port: one without a global route does not look at GIDs.
+    pub(crate) fn is_for(qp: &Qp, port: &Port) -> bool {
+        qp.sgid.get() == 0 || port.has_gid(load_gid(&qp.dest_gid))
+    }
+
+    /// Where a connected queue pair's packets go; none: to nobody.
     pub(crate) fn route(&self, qp: &Qp) -> Option<Route> {
         let to_lid = qp.dest_lid.get() as u16;
         let ports = &self.memory.header().ports;
@@ -412,7 +417,10 @@ impl<H: Host> Hca<'_, H> {
             .get()
             .checked_sub(1)
             .and_then(|index| Some((from.gid(index as usize)?, load_gid(&qp.dest_gid))));
-        let (to_port, _) = self.memory.port_of_lid(to_lid)?;
+        let (to_port, port) = self.memory.port_of_lid(to_lid)?;
+        if !Self::is_for(qp, port) {
+            return None;
+        }
         Some(Route {
             from_port: qp.port.get(),
             to_port,

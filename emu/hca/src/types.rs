@@ -246,6 +246,8 @@ numbered! {
         SrqLimit = 15,
         /// No more receives of the shared queue will be taken.
         LastWqe = 16,
+        /// The port has another GID.
+        GidChange = 18,
     }
 }
 

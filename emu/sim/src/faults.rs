@@ -77,6 +77,11 @@ impl Faults {
         })
     }
 
+    /// Whether nothing happens any more, whatever is reached.
+    pub fn are_over(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// What was reached, by name.
     pub fn reached(&self) -> BTreeMap<&'static str, Reached> {
         self.reached.iter().copied().collect()

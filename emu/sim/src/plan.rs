@@ -113,6 +113,10 @@ pub enum Kind {
     LinkDown(String),
     /// The link to this card loses everything, and nobody notices.
     Partition(String),
+    /// The link of this device comes up again, and both ends notice.
+    LinkUp(String),
+    /// The ports of this device are known by other GIDs, and their users are told.
+    GidChange(String),
 }
 
 impl Kind {
@@ -132,6 +136,8 @@ impl Kind {
             Self::TornWrite(_) => KindName::TornWrite,
             Self::LinkDown(_) => KindName::LinkDown,
             Self::Partition(_) => KindName::Partition,
+            Self::LinkUp(_) => KindName::LinkUp,
+            Self::GidChange(_) => KindName::GidChange,
         }
     }
 
@@ -142,7 +148,9 @@ impl Kind {
             | Self::Hang(process)
             | Self::Restart(process)
             | Self::LinkDown(process)
-            | Self::Partition(process) => Some(process),
+            | Self::Partition(process)
+            | Self::LinkUp(process)
+            | Self::GidChange(process) => Some(process),
             _ => None,
         }
     }

@@ -36,6 +36,10 @@ pub enum KindName {
     LinkDown,
     /// The link to a card loses everything, and nobody notices.
     Partition,
+    /// A link that was down comes up, and both ends notice.
+    LinkUp,
+    /// A port is known by another GID, and its users are told.
+    GidChange,
 }
 
 impl KindName {
@@ -55,6 +59,8 @@ impl KindName {
             Self::TornWrite => "torn_write",
             Self::LinkDown => "link_down",
             Self::Partition => "partition",
+            Self::LinkUp => "link_up",
+            Self::GidChange => "gid_change",
         }
     }
 }

@@ -79,6 +79,8 @@ fn kinds(point: &Point, processes: &[Process]) -> Vec<Kind> {
         KindName::Restart => named(*name, Kind::Restart),
         KindName::LinkDown => named(*name, Kind::LinkDown),
         KindName::Partition => named(*name, Kind::Partition),
+        KindName::LinkUp => named(*name, Kind::LinkUp),
+        KindName::GidChange => named(*name, Kind::GidChange),
         KindName::Delay => vec![Kind::Delay(DELAY_NS)],
         KindName::Error => vec![Kind::Error(libc::EIO)],
         KindName::Corrupt => vec![Kind::Corrupt(0)],

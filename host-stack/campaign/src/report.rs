@@ -140,12 +140,36 @@ fn chrome_trace(outcome: &Outcome) -> Value {
     json!({"traceEvents": events, "displayTimeUnit": "ns"})
 }
 
-fn escape(text: &str) -> String {
+/// Text as it is written in a page.
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
         .replace('"', "&quot;")
 }
+
+/// A self-contained page, as all reports look; `style` is what it has beside that.
+pub fn page(title: &str, style: &str, body: &str) -> String {
+    format!(
+        r##"<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{}</title><style>
+body {{ font: 14px system-ui, sans-serif; margin: 1.5em; color: #1b1f24; background: #fff }}
+h1 {{ font-size: 1.3em }} pre {{ background: #f4f5f7; padding: .8em; overflow-x: auto }}
+{style}</style></head><body>
+{body}
+</body></html>
+"##,
+        escape(title)
+    )
+}
+
+/// What a timeline looks like.
+const TIMELINE: &str = "\
+h1 { color: #b3261e }
+svg text { font: 11px ui-monospace, monospace; fill: #3c4650 } svg .name { font-weight: bold }
+.lane { stroke: #c9d1d9 } .message { stroke: #7d9bc1; stroke-width: 1 } .event { fill: #2f6f4e }
+.fault, .broken { fill: #b3261e } svg text.fault, svg text.broken { fill: #b3261e; font-weight: bold }
+circle.broken { scroll-margin-top: 40vh }
+";
 
 /// One self-contained page: a lane for each process, messages as arrows, faults marked, the broken
 /// invariant named.
@@ -193,21 +217,10 @@ fn timeline(found: &Found, outcome: &Outcome) -> String {
     if broken.is_some() {
         notice += r##"<p><a href="#broken">Where it broke</a></p>"##;
     }
-    format!(
-        r##"<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{number}: {invariant}</title><style>
-body {{ font: 14px system-ui, sans-serif; margin: 1.5em; color: #1b1f24; background: #fff }}
-h1 {{ font-size: 1.3em; color: #b3261e }} pre {{ background: #f4f5f7; padding: .8em; overflow-x: auto }}
-svg text {{ font: 11px ui-monospace, monospace; fill: #3c4650 }} svg .name {{ font-weight: bold }}
-.lane {{ stroke: #c9d1d9 }} .message {{ stroke: #7d9bc1; stroke-width: 1 }} .event {{ fill: #2f6f4e }}
-.fault, .broken {{ fill: #b3261e }} svg text.fault, svg text.broken {{ fill: #b3261e; font-weight: bold }}
-circle.broken {{ scroll-margin-top: 40vh }}
-</style></head><body>
-<h1>Broken: {invariant}</h1><p>{how}</p><p>seed {seed}, scenario {scenario}, {parameters}; faults that happened: {faults}{what}</p>
+    let body = format!(
+        r##"<h1>Broken: {invariant}</h1><p>{how}</p><p>seed {seed}, scenario {scenario}, {parameters}; faults that happened: {faults}{what}</p>
 <details><summary>plan.json</summary><pre>{plan}</pre></details>{notice}
-<svg width="{width}" height="{height}" xmlns="http://www.w3.org/2000/svg"><defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8z" fill="#7d9bc1"/></marker></defs>{svg}</svg>
-</body></html>
-"##,
-        number = found.number,
+<svg width="{width}" height="{height}" xmlns="http://www.w3.org/2000/svg"><defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8z" fill="#7d9bc1"/></marker></defs>{svg}</svg>"##,
         seed = found.plan.seed,
         invariant = escape(&found.invariant),
         how = escape(&found.how),
@@ -216,7 +229,9 @@ circle.broken {{ scroll-margin-top: 40vh }}
         faults = outcome.faults,
         what = escape(&faults(found)),
         plan = escape(&found.plan.to_text()),
-    )
+    );
+    let title = format!("{}: {}", found.number, found.invariant);
+    page(&title, TIMELINE, &body)
 }
 
 fn event(svg: &mut String, item: &Item, x: usize, y: usize) {

@@ -61,6 +61,8 @@ fn fault(plan: &Plan) -> impl Strategy<Value = Fault> + use<> {
                     KindName::TornWrite => Kind::TornWrite(number),
                     KindName::LinkDown => Kind::LinkDown(process),
                     KindName::Partition => Kind::Partition(process),
+                    KindName::LinkUp => Kind::LinkUp(process),
+                    KindName::GidChange => Kind::GidChange(process),
                 },
             })
         })

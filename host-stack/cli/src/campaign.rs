@@ -141,7 +141,8 @@ pub struct Faults {
     json: bool,
 }
 
-fn range(text: &str) -> Result<std::ops::Range<u64>, String> {
+/// `A..B`.
+pub fn range(text: &str) -> Result<std::ops::Range<u64>, String> {
     let parse = |text: &str| text.parse().ok();
     let range = text
         .split_once("..")
@@ -470,8 +471,10 @@ struct FaultPoint {
 
 /// Lists all fault points with the kinds that apply.
 pub fn faults(options: &Faults) -> Result<ExitCode, AnyError> {
+    let of_fabrics = snaprig_verbs::daemon::faults::ALL.iter().copied();
     let of_checkpoints = snaprig_supervisor::faults::all();
-    let points = all_points(false).into_iter().chain(of_checkpoints);
+    let points = all_points(false).into_iter().chain(of_fabrics);
+    let points = points.chain(of_checkpoints);
     let points = points.map(|point| FaultPoint {
         name: point.name,
         what: point.what,

@@ -1,5 +1,6 @@
 //! `snaprig ckpt`: checkpoint and restart of programs, and of jobs of several.
 
+mod branch;
 mod job;
 
 use std::{ffi::OsString, os::fd::OwnedFd, path::PathBuf, process::ExitCode, time::Duration};
@@ -31,6 +32,10 @@ pub enum Command {
     ///
     /// Its exit status is that of the program.
     Restart(Restart),
+    /// Restart a checkpoint many times, each time with another fault plan, and say which survived
+    ///
+    /// A branch has a fabric, namespaces and copies of the program's directories of its own: it changes neither the checkpoint nor another branch. The exit status is 0 if all have survived, 1 if one has not, 2 if there is nothing to branch or the one without faults does not survive.
+    Branch(branch::Options),
     /// Move a program to where `ckpt receive` waits for it; most of its memory is sent while it runs
     Migrate(Migrate),
     /// Wait for a program that `ckpt migrate` sends, and run it from there on
@@ -352,6 +357,7 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
     match command {
         Command::Launch(options) => launch(options),
         Command::Restart(options) => restart(options),
+        Command::Branch(options) => branch::run(options),
         Command::Receive(options) => {
             let (dir, how) = (&options.directory.dir, options.how.options()?);
             let _fabric = hold_fabric()?;

@@ -111,6 +111,11 @@ enum Command {
     CardProcess {
         options: String,
     },
+    /// The process that is a branch of a checkpoint (what `ckpt branch` starts)
+    #[command(hide = true)]
+    CkptBranchProcess {
+        task: String,
+    },
     /// The process that is a supervisor (what a test starts)
     #[command(hide = true)]
     CkptProcess {
@@ -199,6 +204,9 @@ pub fn main() -> ExitCode {
             .map_err(Into::into),
         Command::CardProcess { options } => {
             snaprig_rig::card_process::main(&options).map(|()| ExitCode::SUCCESS)
+        }
+        Command::CkptBranchProcess { task } => {
+            snaprig_branch::process::main(&task).map(|status| ExitCode::from(status as u8))
         }
         Command::CkptProcess { task } => {
             snaprig_supervisor::process::main(&task).map(|status| ExitCode::from(status as u8))

@@ -19,7 +19,7 @@ use snaprig_fabric::{
         self,
         requests::{self, LOOK_EVERY, REQUESTS_ENV, Request, quoted},
     },
-    place::{HCAS_MAX, parse_models},
+    place::{HCAS_MAX, Place, parse_models},
 };
 use snaprig_supervisor::Job;
 
@@ -39,6 +39,9 @@ pub struct Options {
     /// The model of all HCAs: A, B, or a letter for each
     #[arg(long, value_name = "LETTERS", default_value = "A")]
     model: String,
+    /// The fabric's name, by which `snaprig fabric --fabric` finds it [default: one that nobody finds]
+    #[arg(long, value_name = "NAME")]
+    fabric: Option<String>,
     /// All of it is a job in this directory, which `ckpt dump --job` checkpoints: the program is its member `head`, and what it
     /// starts on a node is a member of the node's name
     #[arg(long, value_name = "DIR")]
@@ -63,9 +66,12 @@ const ENDS_MAX: Duration = Duration::from_secs(20);
 /// Its exit status is that of the program.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let models = parse_models(&options.model).ok_or("the models of HCAs are A and B")?;
-    let fabric = Fabric::builder()
+    let mut fabric = Fabric::builder()
         .exe(std::env::current_exe()?)
         .models(&models);
+    if let Some(name) = &options.fabric {
+        fabric = fabric.at(Place::named(name)?);
+    }
     let members = match (&options.job, options.restart) {
         (Some(job), true) => Job::open(job)?.last_members()?,
         _ => Vec::new(),

@@ -41,6 +41,19 @@
 //! }
 //! ```
 //!
+//! One checkpoint is branched, many times, each time with another fault:
+//!
+//! ```no_run
+//! use snaprig::{Ckpt, CkptBranch as _};
+//!
+//! #[snaprig::test]
+//! fn no_fault_has_it_hang() -> Result<(), Box<dyn std::error::Error>> {
+//!     let results = Ckpt::branch("checkpoints").seeds(0..50).run()?;
+//!     assert!(results.branches.iter().all(|branch| branch.verdict != snaprig::Verdict::Hung));
+//!     Ok(())
+//! }
+//! ```
+//!
 //! A protocol of your own is simulated, too: say what its processes do, where it can go wrong and what must be true
 //! of it, and campaigns, shrinking and replay are there ([`campaign::scenario::protocol`] has an example;
 //! [`campaign::Scenario`] is the long way, for whole systems).
@@ -63,6 +76,7 @@
 //! | [`Rig`] | real cards, each a process; [`Card`]s crash, are reset, unplugged; everything ends with it |
 //! | [`Fabric`] | HCAs, and programs that use them; everything ends with it |
 //! | [`Ckpt`] | a program that is checkpointed, killed, restarted |
+//! | [`CkptBranch`], [`Branches`] | a checkpoint that is restarted again and again, each time with another fault |
 //! | [`sim`] | simulated systems |
 //! | [`campaign`] | what they are made of: scenarios, campaigns, reports; a scenario of one's own |
 //! | [`simulator`] | virtual time, order, faults, plans |
@@ -96,6 +110,9 @@ pub use {
 
 #[cfg(feature = "ckpt")]
 pub use snaprig_supervisor::{Ckpt, CkptBuilder, CkptError, Dumped, Mode as CkptMode};
+
+#[cfg(feature = "ckpt")]
+pub use snaprig_branch::{Branch, BranchError, Branches, CkptBranch, Output, Results, Verdict};
 
 pub use self::case::{Case, FromCase};
 

@@ -59,6 +59,8 @@ fn become_one(arguments: &[String]) -> Option<Status> {
             Some(snaprig_rig::card_process::main(options).map(|()| 0))
         }
         #[cfg(feature = "ckpt")]
+        [snaprig_branch::process::PROCESS, task] => Some(snaprig_branch::process::main(task)),
+        #[cfg(feature = "ckpt")]
         [snaprig_supervisor::process::PROCESS, task] => {
             Some(snaprig_supervisor::process::main(task))
         }

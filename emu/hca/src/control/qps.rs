@@ -412,7 +412,7 @@ fn port_with_gid(memory: &Memory, gid: Gid) -> Option<&Port> {
     let header = memory.header();
     header.ports[..(header.port_count.get() as usize).min(header.ports.len())]
         .iter()
-        .find(|port| (0..port.gids.len()).any(|index| port.gid(index) == Some(gid)))
+        .find(|port| port.has_gid(gid))
 }
 
 /// The LID that packets to an address go to: with a global route, whoever has the GID.

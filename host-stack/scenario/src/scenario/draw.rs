@@ -99,6 +99,8 @@ impl<'a> Faults<'a> {
             KindName::Restart => Kind::Restart(victim(random)?),
             KindName::LinkDown => Kind::LinkDown(victim(random)?),
             KindName::Partition => Kind::Partition(victim(random)?),
+            KindName::LinkUp => Kind::LinkUp(victim(random)?),
+            KindName::GidChange => Kind::GidChange(victim(random)?),
         })
     }
 }

@@ -41,7 +41,8 @@ pub(super) struct Client {
     pub process_end: Option<OwnedFd>,
     /// Its slot, once it has said hello.
     pub process: Option<u32>,
-    pid: Pid,
+    /// Its number, where the daemon is.
+    pub pid: Pid,
 }
 
 impl Client {

@@ -10,6 +10,7 @@
 
 mod client;
 mod clocks;
+pub mod faults;
 mod host;
 mod lookup;
 mod network;
@@ -31,6 +32,7 @@ use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, flock, ftruncate, memfd_create},
     net::{SocketFlags, accept_with},
+    process::{Signal, pidfd_send_signal},
 };
 use snaprig_fabric::FaultRequest;
 use snaprig_hca::{
@@ -40,7 +42,7 @@ use snaprig_hca::{
     requester_timeout_ns,
 };
 use snaprig_peers::packets;
-use snaprig_sim::Plan;
+use snaprig_sim::{Kind, Plan};
 
 use crate::{
     client::map_device,
@@ -323,6 +325,7 @@ impl Daemon {
     fn work(&mut self) {
         self.take_attention();
         let now = self.host.now_ns();
+        self.carry_out(now);
         let later = self.timers.split_off(&(now + 1, 0));
         for (_, qp) in std::mem::replace(&mut self.timers, later) {
             self.look_after(qp);
@@ -339,6 +342,44 @@ impl Daemon {
         }
         self.host.network.borrow_mut().flush();
         self.settle();
+    }
+
+    /// Does what the plan says is to happen by now.
+    fn carry_out(&mut self, now_ns: u64) {
+        loop {
+            let due = self.host.network.borrow_mut().due_fault(now_ns);
+            let Some(kind) = due else { return };
+            match &kind {
+                Kind::Crash(name) => self.signal(name, Signal::KILL),
+                Kind::Hang(name) => self.signal(name, Signal::STOP),
+                kind => {
+                    let header = self.host.memory.header();
+                    let events = self.host.network.borrow_mut().apply(header, kind);
+                    self.host.raised.borrow_mut().extend(events);
+                    self.settle();
+                }
+            }
+        }
+    }
+
+    /// Sends a signal to the process that a plan calls so, if there is one: they are counted from 1, by the first HCA that
+    /// they have open, and then by their numbers.
+    fn signal(&self, name: &str, signal: Signal) {
+        let hca_of = |client: &Client| {
+            let contexts = self.contexts.values();
+            let own = contexts.filter(|context| Some(context.process) == client.process);
+            own.map(|context| context.hca).min()
+        };
+        let open = self.clients.iter().filter_map(|client| {
+            let place = (hca_of(client)?, client.pid.as_raw_nonzero());
+            Some((place, client.process_end.as_ref()?))
+        });
+        let open: BTreeMap<_, _> = open.collect();
+        let victim = plan::process(name).and_then(|index| open.into_values().nth(index));
+        // It may have ended by itself.
+        if let Some(Err(error)) = victim.map(|victim| pidfd_send_signal(victim, signal)) {
+            tracing::warn!(%error, "{name} could not be signalled");
+        }
     }
 
     fn hca(&self) -> Hca<'_, DaemonHost> {
@@ -431,7 +472,7 @@ impl Daemon {
         let table = match event {
             Event::CqError => Table::Cq,
             Event::SrqLimit => Table::Srq,
-            Event::PortActive | Event::PortError | Event::DeviceFatal => {
+            Event::PortActive | Event::PortError | Event::DeviceFatal | Event::GidChange => {
                 return self.tell_all(event, element);
             }
             _ => Table::Qp,

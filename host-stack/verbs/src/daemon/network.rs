@@ -9,13 +9,18 @@ use std::{
 };
 
 use snaprig_fabric::{FaultRequest, PathFaults};
-use snaprig_hca::{Packet, capture::Capture, memory::Header, port::PORTS_MAX, wire::survives};
+use snaprig_hca::{
+    Event, Packet, capture::Capture, memory::Header, port::PORTS_MAX, wire::survives,
+};
 use snaprig_sim::{Kind, Plan, Random};
 
 use super::plan::{self, Running};
 
 /// How much a packet that is overtaken is late, in nanoseconds.
 const OVERTAKEN_NS: u64 = 200_000;
+
+/// The last byte of a GID's prefix.
+const PREFIX_END: usize = 7;
 
 /// Packets under way on a path with which it is full: 16 MiB of the largest.
 const LOAD_MAX: usize = 4096;
@@ -127,7 +132,7 @@ impl Network {
     fn mark(&self, header: &Header, from: u32, to: u32) {
         // A response takes the way back: both go packet by packet, or neither does.
         let slow = self.capture.is_some()
-            || self.plan.is_some()
+            || self.plan.as_ref().is_some_and(Running::is_about_packets)
             || self.faults.contains_key(&(from, to))
             || self.faults.contains_key(&(to, from));
         for (a, b) in [(from, to), (to, from)] {
@@ -195,6 +200,10 @@ impl Network {
             return None;
         }
         let kind = self.plan.as_mut().and_then(|plan| plan.at(&packet, now_ns));
+        if kind.is_some() && !self.plan.as_ref().is_some_and(Running::is_about_packets) {
+            // That was the last one: paths are fast again.
+            self.mark_all(header);
+        }
         let mut down = None;
         match kind
             .as_ref()
@@ -240,6 +249,35 @@ impl Network {
         }
     }
 
+    /// The next fault that the plan wants to have happened by now, beside those of packets.
+    pub fn due_fault(&mut self, now_ns: u64) -> Option<Kind> {
+        self.plan.as_mut()?.due(now_ns)
+    }
+
+    /// Does it to an HCA; the events of its ports.
+    pub fn apply(&mut self, header: &Header, kind: &Kind) -> Vec<(Event, u32)> {
+        let Some(hca) = kind.process().and_then(plan::hca) else {
+            return Vec::new();
+        };
+        let ports = ports_of(header, hca);
+        let event = match kind {
+            Kind::LinkDown(_) => Event::PortError,
+            Kind::LinkUp(_) => Event::PortActive,
+            Kind::GidChange(_) => Event::GidChange,
+            _ => {
+                self.partition(header, hca);
+                return Vec::new();
+            }
+        };
+        for port in &ports {
+            match event {
+                Event::GidChange => move_gid(header, *port),
+                _ => set_link(header, *port, event == Event::PortActive),
+            }
+        }
+        ports.into_iter().map(|port| (event, port)).collect()
+    }
+
     /// Everything from and to an HCA is lost.
     fn partition(&mut self, header: &Header, hca: u32) {
         let faults = PathFaults {
@@ -277,9 +315,11 @@ impl Network {
             .is_some_and(|load| *load >= LOAD_MAX)
     }
 
-    /// When the next packet arrives.
+    /// When the next packet arrives, or the plan has something happen.
     pub fn next_ns(&self) -> Option<u64> {
-        self.under_way.first_key_value().map(|((due, _), _)| *due)
+        let packet = self.under_way.first_key_value().map(|((due, _), _)| *due);
+        let fault = self.plan.as_ref().and_then(Running::next_ns);
+        packet.into_iter().chain(fault).min()
     }
 }
 
@@ -288,6 +328,15 @@ fn set_link(header: &Header, port: u32, up: bool) {
     let port = &header.ports[port as usize];
     if port.up.swap(up.into()) != 0 && !up {
         port.counters.link_downed.add(1);
+    }
+}
+
+/// A port goes to the next subnet: the prefix of its first GID is another one, its interface's number stays.
+fn move_gid(header: &Header, port: u32) {
+    let port = &header.ports[port as usize];
+    if let Some(mut gid) = port.gid(0) {
+        gid[PREFIX_END] = gid[PREFIX_END].wrapping_add(1);
+        port.set_gid(0, gid);
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) fn table_of(event: u32) -> Option<Table> {
     match Event::from_number(event)? {
         Event::CqError => Some(Table::Cq),
         Event::SrqLimit => Some(Table::Srq),
-        Event::PortActive | Event::PortError | Event::DeviceFatal => None,
+        Event::PortActive | Event::PortError | Event::DeviceFatal | Event::GidChange => None,
         _ => Some(Table::Qp),
     }
 }

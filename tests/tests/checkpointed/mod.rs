@@ -1,0 +1,198 @@
+//! Programs that use HCAs, and that are checkpointed in the middle of their traffic.
+
+#![allow(dead_code)] // each suite uses its part
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use snaprig_fixtures::mpi::{KERNELS, Kernel};
+
+use crate::fabric::{Fabric, Running, SNAPRIG, assert_success, free_port, wait_until};
+
+/// How long a program has worked before it is checkpointed: processor time of its processes, in clock ticks of 10 ms. Programs
+/// that use HCAs never wait.
+pub const WORKED_TICKS: u64 = 10;
+
+/// A server, and a client of it once it listens: at a port of TCP, or of the connection manager.
+pub const PAIR: &str = "\
+    $SERVER & server=$!
+    until grep -qi \":$(printf %04X $PORT) [0-9A-F:]* 0A \" /proc/net/tcp /proc/net/tcp6 ||
+        ls $SNAPRIG_FABRICS/*/cm-*-$PORT > /dev/null 2>&1
+    do sleep 0.01; done
+    $CLIENT; client=$?
+    wait $server && exit $client";
+
+/// A program that is to be checkpointed.
+pub struct Checkpointed {
+    pub directory: tempfile::TempDir,
+    pub fabric: Fabric,
+}
+
+impl Checkpointed {
+    pub fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().expect("a directory"),
+            fabric: Fabric::new(&[]),
+        }
+    }
+
+    pub fn checkpoints(&self) -> PathBuf {
+        self.directory.path().join("checkpoints")
+    }
+
+    pub fn launch(&self, program: &[&str]) -> Running {
+        let directory = self.checkpoints();
+        let directory = directory.to_str().expect("a name");
+        let launch = [
+            SNAPRIG, "ckpt", "launch", "--dir", directory, "--verbs", "--",
+        ];
+        self.fabric.start(&[&launch[..], program].concat())
+    }
+
+    /// A server and a client; PORT in their words is one that is free.
+    pub fn launch_pair(&self, server: &str, client: &str) -> Running {
+        let port = free_port().to_string();
+        let words = |words: &str| words.replace("PORT", &port);
+        let variables = [
+            format!("PORT={port}"),
+            format!("SERVER={}", words(server)),
+            format!("CLIENT={}", words(client)),
+        ];
+        let [port, server, client] = variables.each_ref().map(String::as_str);
+        self.launch(&["env", port, server, client, "bash", "-c", PAIR])
+    }
+
+    pub fn ckpt(&self, arguments: &[&str]) -> Output {
+        let directory = self.checkpoints();
+        let mut command = Command::new(SNAPRIG);
+        command.arg("ckpt").args(arguments);
+        command.arg("--dir").arg(directory);
+        command.output().expect("snaprig starts")
+    }
+
+    /// Processes of a name, as `ckpt status` has them.
+    fn processes(&self, name: &str) -> Vec<u64> {
+        let status = self.ckpt(&["status", "--json"]);
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
+        let processes = status["processes"].as_array().into_iter().flatten();
+        // A name of the kernel has 15 characters.
+        let is_it = |process: &&serde_json::Value| {
+            let found = process["name"].as_str().unwrap_or_default();
+            !found.is_empty() && name.starts_with(found)
+        };
+        processes
+            .filter(is_it)
+            .filter_map(|process| process["pid"].as_u64())
+            .collect()
+    }
+
+    /// Waits until so many processes of this name have worked for a while.
+    pub fn is_at_work(&self, running: &mut Running, name: &str, count: usize) {
+        wait_until(&format!("{name} is at work"), || {
+            assert!(running.runs(), "{name} has ended");
+            let worked = self.processes(name).into_iter().map(ticks_of);
+            worked.filter(|ticks| *ticks >= WORKED_TICKS).count() >= count
+        });
+    }
+
+    pub fn dump(&self, how: &str) {
+        assert_success("ckpt dump", &[self.ckpt(&["dump", how])]);
+    }
+
+    /// Restarts it in a fabric of these arguments; what it prints.
+    pub fn restart(&self, arguments: &[&str]) -> Output {
+        let fabric = Fabric::new(arguments);
+        let directory = self.checkpoints();
+        let directory = directory.to_str().expect("a name");
+        let ran = fabric
+            .start(&[SNAPRIG, "ckpt", "restart", directory])
+            .output();
+        fabric.ended();
+        ran
+    }
+}
+
+/// Processor time that a process has had (proc_pid_stat(5)).
+pub fn ticks_of(pid: u64) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit(") ").next().unwrap_or_default();
+    let times = fields.split(' ').skip(11).take(2);
+    times.filter_map(|time| time.parse::<u64>().ok()).sum()
+}
+
+/// `snaprig nodes COUNT --job DIR`, with these arguments.
+pub fn nodes(count: &str, job: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(SNAPRIG);
+    command.args(["nodes", count, "--job"]).arg(job);
+    command.args(arguments);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// A kernel of MPI jobs on two nodes that was killed with a checkpoint.
+pub struct JobOnNodes {
+    directory: tempfile::TempDir,
+    /// The kernel.
+    pub kernel: &'static Kernel,
+    /// What it had printed by then.
+    pub before: String,
+}
+
+impl JobOnNodes {
+    /// Runs a kernel with so many ranks and these flags, until all of them are at work.
+    pub fn checkpointed(name: &str, ranks: usize, flags: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
+        let kernel = kernel.expect("it is among them");
+        let program = kernel
+            .compile("mpicc", directory.path())
+            .expect("it compiles");
+        let program = program.to_str().expect("a name");
+        let count = ranks.to_string();
+        let mpirun = ["--", "mpirun", "-n", &count];
+        let ucx = ["--mca", "pml", "ucx", "-x", "UCX_TLS=rc,self", program];
+        let mut job = Self {
+            directory,
+            kernel,
+            before: String::new(),
+        };
+        let mut launch = nodes("2", &job.job(), &[&mpirun[..], &ucx, flags].concat());
+        let running = launch.spawn().expect("snaprig starts");
+        // All ranks compute: then they have met.
+        wait_until("all ranks are at work", || job.ranks_at_work() == ranks);
+        assert_success("ckpt dump", &[job.ckpt(&["dump", "--kill"])]);
+        let output = running.wait_with_output().expect("it ends");
+        job.before = String::from_utf8_lossy(&output.stdout).into_owned();
+        job
+    }
+
+    /// The job's directory.
+    pub fn job(&self) -> PathBuf {
+        self.directory.path().join("job")
+    }
+
+    fn ckpt(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(SNAPRIG);
+        command.arg("ckpt").args(arguments);
+        let output = command.arg("--job").arg(self.job()).output();
+        output.expect("snaprig starts")
+    }
+
+    fn ranks_at_work(&self) -> usize {
+        let status = self.ckpt(&["status", "--json"]).stdout;
+        let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
+        let members = status["members"].as_array().into_iter().flatten();
+        let processes = members.flat_map(|member| member["processes"].as_array());
+        let ranks = processes
+            .flatten()
+            .filter(|process| process["name"] == self.kernel.name);
+        let worked = ranks.filter_map(|rank| rank["pid"].as_u64().map(ticks_of));
+        worked.filter(|ticks| *ticks >= WORKED_TICKS).count()
+    }
+}
