@@ -4,7 +4,11 @@
 mod checkpointed;
 mod fabric;
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    fs,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
 
 use checkpointed::{Checkpointed, JobOnNodes, nodes};
 use fabric::{assert_success, free_port, text};
@@ -66,6 +70,8 @@ pairs! {
         inline_writes:
             "ib_write_lat", "-n 900000 -I 64", "-n 900000 -I 64 127.0.0.1", ["--model", "B"], "900000";
         atomics: "ib_atomic_lat", "-n 1500000", "-n 1500000 127.0.0.1", [], "1500000";
+        messages_of_perftest_for_xrc:
+            "ib_send_bw", "-c XRC -n 1500000 -s 1024", "-c XRC -n 1500000 -s 1024 127.0.0.1", [], "1500000";
         reads: "ib_read_bw", "-n 2000000 -s 4096", "-n 2000000 -s 4096 127.0.0.1", [], "2000000";
     }
     #[cfg_attr(not(has_program = "rping"), ignore = "rping is not installed (ci/setup)")] {

@@ -90,6 +90,16 @@ fn table(transport: Transport, from: State, to: State) -> Option<(u32, u32)> {
     })
 }
 
+/// Attributes that count: an end of XRC is asked for none of the other end's, but may be given them, as Linux has it
+/// (`modify_qp_mask`, drivers/infiniband/core/uverbs_cmd.c).
+pub fn counted(transport: Transport, given: u32) -> u32 {
+    match transport {
+        Transport::XrcSend => given & !(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER),
+        Transport::XrcReceive => given & !(MAX_QP_RD_ATOMIC | RETRY_CNT | RNR_RETRY),
+        _ => given,
+    }
+}
+
 /// Whether a queue pair may change so, with these attributes.
 pub fn allowed(transport: Transport, from: State, to: State, given: u32) -> bool {
     let Some((needs, takes)) = table(transport, from, to) else {
@@ -118,5 +128,17 @@ mod tests {
         assert!(!ok(State::Reset, State::Init, init | QKEY), "one too many");
         assert!(!ok(State::Reset, State::Rtr, rtr), "a step is missing");
         assert!(!ok(State::Error, State::Rts, STATE));
+    }
+
+    #[test]
+    fn an_end_of_xrc_may_be_given_what_is_the_others() {
+        let rtr = STATE | AV | PATH_MTU | DEST_QPN | RQ_PSN;
+        let ok =
+            |transport, from, to, given| allowed(transport, from, to, counted(transport, given));
+        let given = rtr | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER;
+        assert!(ok(Transport::XrcSend, State::Init, State::Rtr, given));
+        let given = STATE | SQ_PSN | TIMEOUT | MAX_QP_RD_ATOMIC | RETRY_CNT | RNR_RETRY;
+        assert!(ok(Transport::XrcReceive, State::Rtr, State::Rts, given));
+        assert!(!ok(Transport::XrcSend, State::Init, State::Rtr, rtr | QKEY));
     }
 }

@@ -254,6 +254,7 @@ impl Control {
         let memory = hca.memory;
         let qp = self.own_qp(memory, process, place)?;
         let transport = qp.transport().ok_or(errno::EINVAL)?;
+        let given = attributes::counted(transport, given);
         let now = qp.state();
         let from = if given & mask::CUR_STATE != 0 {
             let claimed = State::from_number(new.cur_state).ok_or(errno::EINVAL)?;

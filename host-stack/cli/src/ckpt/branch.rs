@@ -284,12 +284,12 @@ fn html(results: &Results, options: &Options) -> String {
         let folder = folder_name(branch.number);
         let verdict = branch.verdict.name();
         // Writing to a string cannot fail.
-        let _ = write!(
+        let _ = writeln!(
             rows,
             "<tr><td class=\"number\">{}</td><td class=\"{verdict}\">{verdict}</td><td class=\"number\">{:.1}</td>\
              <td class=\"number\">{}</td><td>{}<br><code>{}</code></td>\
              <td><a href=\"{folder}/plan.json\">plan</a> <a href=\"{folder}/stdout\">stdout</a> \
-             <a href=\"{folder}/stderr\">stderr</a></td><td>{}</td></tr>\n",
+             <a href=\"{folder}/stderr\">stderr</a></td><td>{}</td></tr>",
             branch.number,
             branch.seconds,
             branch.faults,
