@@ -188,6 +188,12 @@ impl Mesh {
         self.dialled.iter().filter_map(open)
     }
 
+    /// Whether what a node sends comes here.
+    pub fn hears(&self, node: u32) -> bool {
+        let from = |taken: &Taken| matches!(taken, Taken::Open { node: of, .. } if *of == node);
+        self.taken.values().any(from)
+    }
+
     /// Whose connection it is, once that is known: the node whose packets come over it.
     pub fn sender(&self, connection: Connection) -> Option<u32> {
         match connection {
