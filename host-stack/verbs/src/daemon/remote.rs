@@ -509,6 +509,9 @@ impl Remote {
 
     /// The last user is gone: what was sent is on its way before the daemon is gone, too.
     pub fn finish(&mut self) {
+        // What comes is for nobody; and a daemon that finishes, too, is not to wait for this one.
+        self.streams
+            .retain(|connection, _| matches!(connection, Connection::To(_)));
         for (connection, stream) in &mut self.streams {
             let (Connection::To(node), true) = (connection, !stream.is_dialling) else {
                 continue;
