@@ -7,7 +7,7 @@ use crate::{
     cell::U64,
     packet::{Body, Extra, Route},
     payload::{Payload, Places},
-    port::{MULTICAST_LID, same_partition},
+    port::{MULTICAST_LID, PORTS_MAX, same_partition},
     qp::Qp,
     queue::{Receive, SEND_HEAD_WORDS, Send, count_add, load_sges},
     requester::Next,
@@ -31,7 +31,7 @@ impl<H: Host> Hca<'_, H> {
             }
         };
         if let Some(packet) = &packet {
-            match self.host.path(packet.route.from_port, packet.route.to_port) {
+            match self.datagram_path(&packet.route) {
                 Path::Elsewhere => {
                     self.host.attention(index);
                     return Next::Wait;
@@ -50,6 +50,17 @@ impl<H: Host> Hca<'_, H> {
         requester.unacked.set(requester.psn.get());
         self.complete_send(index, qp, send, Status::Success, send.length);
         Next::Go
+    }
+
+    /// How it goes; to a group, as to the port that is the hardest to reach.
+    fn datagram_path(&self, route: &Route) -> Path {
+        let path = |to_port| self.host.path(route.from_port, to_port);
+        if route.to_lid < MULTICAST_LID {
+            return path(route.to_port);
+        }
+        let all = 0..self.memory.header().port_count.get().min(PORTS_MAX);
+        let hard = all.map(path).find(|path| *path != Path::Whole);
+        hard.unwrap_or(Path::Whole)
     }
 
     /// The packet; none if nobody has the address.

@@ -14,7 +14,6 @@ use std::{
 use clap::Args;
 use snaprig_fabric::{
     Fabric, Node, Nodes,
-    node::NODE_ENV,
     nodes::{
         self,
         requests::{self, LOOK_EVERY, REQUESTS_ENV, Request, quoted},
@@ -42,6 +41,9 @@ pub struct Options {
     /// The fabric's name, by which `snaprig fabric --fabric` finds it [default: one that nobody finds]
     #[arg(long, value_name = "NAME")]
     fabric: Option<String>,
+    /// Nodes share nothing but TCP: each has a daemon of its own, which carries the packets of its HCAs
+    #[arg(long)]
+    tcp: bool,
     /// All of it is a job in this directory, which `ckpt dump --job` checkpoints: the program is its member `head`, and what it
     /// starts on a node is a member of the node's name
     #[arg(long, value_name = "DIR")]
@@ -79,7 +81,12 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     // Each member has the network that it had, also where there are fewer machines.
     let last = members.iter().filter_map(|member| number_of(member)).max();
     let guests = last.unwrap_or(0).saturating_sub(options.count);
-    let nodes = Nodes::with_guests(fabric, options.count, options.hcas, guests)?;
+    let start = if options.tcp {
+        Nodes::over_tcp
+    } else {
+        Nodes::with_guests
+    };
+    let nodes = start(fabric, options.count, options.hcas, guests)?;
     if !nodes.have_networks() {
         eprintln!("snaprig: nodes share this machine's network: namespaces need root and ip(8)");
     }
@@ -185,7 +192,12 @@ impl<'a> Members<'a> {
         for member in members.iter().filter(|member| *member != HEAD) {
             let number = number_of(member).ok_or("a member that is of no node")?;
             let of_hcas = (number - 1) % self.nodes.count() + 1;
-            let mut words = OsString::from(format!("{NODE_ENV}={of_hcas} "));
+            let mut words = OsString::new();
+            for (name, value) in self.nodes.environment(of_hcas)? {
+                words.push(format!("{name}="));
+                words.push(quoted(&value));
+                words.push(" ");
+            }
             words.push(self.words(&["ckpt", "restart", "--member", member]));
             let child = self.on(&format!("node{number}"), &words)?;
             self.running.push((None, child));

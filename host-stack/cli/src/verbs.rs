@@ -13,6 +13,7 @@ use snaprig_fabric::{
     faults::parse_share,
     place::{DEFAULT_FABRIC, HCAS_MAX, MODELS, PKEYS, Place, parse_models, parse_pkeys},
     start::Environment,
+    tcp::{Addresses, Tcp},
 };
 use snaprig_sim::Plan;
 use snaprig_verbs::daemon::check_plan;
@@ -110,6 +111,13 @@ pub struct Options {
     /// How many HCAs each node has
     #[arg(long, value_name = "N", default_value_t = 1, requires = "node", value_parser = clap::value_parser!(u32).range(1..=HCAS_MAX as i64))]
     node_hcas: u32,
+    /// Nodes share nothing but TCP: where the daemons of all of them listen, in order. This node's is started by its first
+    /// program
+    #[arg(long, value_name = "ADDRESS:PORT,...", requires_all = ["node", "tcp_token"], conflicts_with = "hcas")]
+    tcp: Option<Addresses>,
+    /// With --tcp: the file of a token that all nodes have (`head -c 32 /dev/urandom > FILE; chmod 600 FILE`)
+    #[arg(long, value_name = "FILE", requires = "tcp")]
+    tcp_token: Option<PathBuf>,
     #[command(flatten)]
     setup: Setup,
     /// Print what to set in the environment instead of running anything
@@ -152,7 +160,15 @@ fn pkeys(text: &str) -> Result<Pkeys, String> {
 
 /// Runs the program in place of this one.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
-    let fabric = options.setup.builder(&options.fabric)?;
+    let mut fabric = options.setup.builder(&options.fabric)?;
+    if let (Some(addresses), Some(token)) = (&options.tcp, &options.tcp_token) {
+        fabric = fabric
+            .hcas((addresses.count() * options.node_hcas) as usize)
+            .tcp(Some(Tcp {
+                addresses: addresses.clone(),
+                token: std::path::absolute(token)?,
+            }));
+    }
     let node = match options.node {
         Some(number) => node_environment(options, number)?,
         None => Vec::new(),

@@ -32,6 +32,20 @@ pub struct Description {
     pub groups: Vec<Group>,
     /// Processes that use it.
     pub users: usize,
+    /// The other nodes, if they have daemons of their own.
+    pub nodes: Vec<OtherNode>,
+}
+
+/// A node that has a daemon of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct OtherNode {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Where its daemon listens: `ADDRESS:PORT`.
+    pub address: String,
+    /// Whether packets reach it.
+    pub is_up: bool,
 }
 
 /// An HCA.
@@ -204,6 +218,10 @@ impl fmt::Display for Description {
         for Group { gid, queue_pairs } in &self.groups {
             writeln!(f, "group {gid}: queue pairs: {queue_pairs}")?;
         }
+        for node in &self.nodes {
+            let state = if node.is_up { "up" } else { "down" };
+            writeln!(f, "node {} at {}: {state}", node.number, node.address)?;
+        }
         writeln!(f, "users: {}", self.users)
     }
 }
@@ -306,6 +324,7 @@ mod tests {
                 queue_pairs: 2,
             }],
             users: 1,
+            nodes: Vec::new(),
         };
         let row = "0x800002 4711     Rts         7/8/9  0x000010/0x000011 rnr timer      12/500   11/12a\n";
         let expected = [

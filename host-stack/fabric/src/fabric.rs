@@ -17,12 +17,13 @@ use snaprig_sdk::program::{self, EXE_ENV};
 use tempfile::TempDir;
 
 use crate::{
-    Description, FaultRequest, Model, Node, Operator, PathFaults, library,
+    Description, FaultRequest, Model, Node, Operator, PathFaults, Tcp, library,
     place::{
         self, CAPTURE_ENV, DEFAULT_FABRIC, DIRECTORY_ENV, FABRIC_ENV, FAULTS_ENV, HCAS_ENV,
         HCAS_MAX, MODEL_ENV, PKEYS_ENV, PLAN_ENV, Place, model_letters, pkeys_text,
     },
     start::{self, Environment},
+    tcp::TCP_ENV,
 };
 
 /// Why there is no fabric, or it does not do what it is told.
@@ -86,6 +87,8 @@ pub struct FabricBuilder {
     faults: PathFaults,
     capture: Option<PathBuf>,
     plan: Option<PathBuf>,
+    tcp: Option<Tcp>,
+    node: Option<Node>,
 }
 
 impl FabricBuilder {
@@ -150,6 +153,19 @@ impl FabricBuilder {
         self
     }
 
+    /// Nodes share nothing but TCP: what is started is the daemon of the node that programs are on.
+    pub fn tcp(mut self, tcp: Option<Tcp>) -> Self {
+        self.tcp = tcp;
+        self
+    }
+
+    /// The node that programs are on, which see its HCAs alone. It needs a place ([`Self::at`]).
+    pub fn on_node(mut self, node: Node) -> Self {
+        self.hcas_each = node.hcas_each;
+        self.node = Some(node);
+        self
+    }
+
     /// Where others find it too, in place of a directory of its own.
     pub fn at(mut self, place: Place) -> Self {
         self.place = Some(place);
@@ -187,7 +203,14 @@ impl FabricBuilder {
             (PLAN_ENV, plan.unwrap_or_default().into()),
             (FAULTS_ENV, self.faults.to_string().into()),
         ];
+        match &self.tcp {
+            Some(tcp) => environment.extend(tcp.environment()),
+            None => environment.push((TCP_ENV, OsString::new())),
+        }
         if let Some(place) = &self.place {
+            if let Some(node) = self.node {
+                environment.extend(node.environment(place)?);
+            }
             environment.push((FABRIC_ENV, place.name.clone().into()));
             if let Some(fabrics) = place.directory.parent() {
                 environment.push((DIRECTORY_ENV, fabrics.into()));
@@ -302,6 +325,8 @@ impl Fabric {
             faults: PathFaults::default(),
             capture: None,
             plan: None,
+            tcp: None,
+            node: None,
         }
     }
 
@@ -317,6 +342,11 @@ impl Fabric {
         let unknown = FabricError::NoNode { number, hcas, each };
         let node = node.ok_or(unknown)?;
         Ok(NodeOf { fabric: self, node })
+    }
+
+    /// Where it is.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// The `snaprig` program, which its control daemon is.

@@ -22,6 +22,7 @@
 //! | [`node`] | a node: some of the HCAs, a name, an address, a place for files |
 //! | [`nodes`] | several of them, and launchers that start programs on them |
 //! | [`place`] | where a fabric's socket and files are |
+//! | [`tcp`] | nodes that share nothing but TCP |
 //! | [`start`] | the control daemon is started by its first user |
 //! | [`protocol`], [`socket`] | what is said to it, and how |
 //! | [`library`] | the `libibverbs.so.1` that programs are given |
@@ -40,6 +41,7 @@ pub mod place;
 pub mod protocol;
 pub mod socket;
 pub mod start;
+pub mod tcp;
 
 pub use description::Description;
 pub use fabric::{Fabric, FabricBuilder, FabricError, NodeOf};
@@ -48,3 +50,4 @@ pub use node::Node;
 pub use nodes::Nodes;
 pub use operator::Operator;
 pub use snaprig_hca::model::ModelName as Model;
+pub use tcp::Tcp;

@@ -9,6 +9,7 @@
 //!     Control(context, ...)   ------------->
 //!                             <-------------  Done(reply | errno)
 //!     Raise(event, element)   ------------->  (no answer) to whom it belongs
+//!     Reach(node, names, ...) ------------->  (no answer) another node; messages of connection managers follow
 //! ```
 //!
 //! One socket a process, one request at a time. The end of the socket is the end of the process.
@@ -23,7 +24,7 @@ use snaprig_hca::{
 };
 
 /// Version of everything here and of the layout of device memory.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// From a process to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +94,17 @@ pub enum Ask {
     },
     /// Changes what the paths do to packets.
     Fault(crate::faults::FaultRequest),
+    /// Reaches a connection manager on a node that has another daemon. The messages of both follow on this socket.
+    Reach {
+        /// The node.
+        node: u32,
+        /// Names of sockets in its fabric's directory: who listens under the first at which somebody does.
+        names: Vec<String>,
+        /// The first message.
+        first: Vec<u8>,
+        /// The last one to whoever asks, if nobody listens.
+        refusal: Vec<u8>,
+    },
     /// Ends the fabric, whoever uses it.
     End,
 }
@@ -106,6 +118,8 @@ pub enum Answer {
         process: u32,
         /// Model of each HCA.
         hcas: Vec<ModelName>,
+        /// Those that this daemon has: the first one, and the one after the last.
+        here: (u32, u32),
         /// That of the daemon, which knows processes by their numbers there.
         pid_namespace: u64,
     },

@@ -18,6 +18,11 @@ pub fn send<T: Serialize>(to: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) ->
     packets::send(to, bytes, fds)
 }
 
+/// A message's bytes, for who sends them on.
+pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
+    postcard::to_stdvec(message).map_err(io::Error::other)
+}
+
 /// Receives a message; none at the end.
 pub fn receive<T: DeserializeOwned>(from: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut buffer = [0; BYTES_MAX];

@@ -5,7 +5,8 @@
 //!   cm-NODE-SPACE-ADDRESS-PORT    refuses, and that the next one replaces, holding the lock
 //!   cm-lock
 //! ```
-//! Nodes of a fabric have names of their own: programs on two nodes may listen at the same port.
+//! Nodes of a fabric have names of their own: programs on two nodes may listen at the same port. Where a node has a daemon of
+//! its own, that daemon passes on what managers on two nodes say.
 
 use std::{
     collections::HashMap,
@@ -23,10 +24,13 @@ use rustix::{
     io::Errno,
     net::{Shutdown, SocketFlags, accept_with, shutdown},
 };
-use snaprig_fabric::{Node, place::Place, socket};
+use snaprig_fabric::{Node, Tcp, place::Place, protocol::Ask, socket};
 use snaprig_hca::model::Model;
 use snaprig_peers::packets;
-use snaprig_verbs_cm::{Host, LinkId, NotConnected, Port, Service, wire::Message};
+use snaprig_verbs_cm::{
+    Host, LinkId, NotConnected, Port, Service,
+    wire::{Message, REJ_INVALID_SERVICE, SIDR_UNSUPPORTED},
+};
 
 use crate::{Fabric, Join, port_of};
 
@@ -180,8 +184,12 @@ impl Host for Sockets {
     }
 
     fn connect(&mut self, service: &Service, first: &Message) -> Result<LinkId, NotConnected> {
-        connect_to(&names(service))
-            .and_then(|fd| socket::send(&fd, first, &[]).map(|()| fd))
+        let connected = match elsewhere(service.address.ip()) {
+            Some(node) => reach(node, service, first),
+            None => connect_to(&names(service))
+                .and_then(|fd| socket::send(&fd, first, &[]).map(|()| fd)),
+        };
+        connected
             .and_then(|fd| self.add(Socket::Link(Arc::new(fd))))
             .map_err(|error| match error.kind() {
                 io::ErrorKind::ConnectionRefused => NotConnected::Refused,
@@ -256,6 +264,24 @@ fn connect_to(names: &[String]) -> io::Result<OwnedFd> {
     Err(Errno::CONNREFUSED.into())
 }
 
+/// Has this node's daemon connect to who listens at a service of another node. That nobody does is heard of later.
+fn reach(node: u32, service: &Service, first: &Message) -> io::Result<OwnedFd> {
+    let reason = match service.space {
+        PS_UDP | PS_IPOIB => SIDR_UNSUPPORTED,
+        _ => REJ_INVALID_SERVICE,
+    };
+    let data = Vec::new();
+    let ask = Ask::Reach {
+        node,
+        names: names(service),
+        first: socket::encode(first)?,
+        refusal: socket::encode(&Message::Rej { reason, data })?,
+    };
+    let daemon = packets::connect(&Place::from_env()?.socket(), SocketFlags::NONBLOCK)?;
+    socket::send(&daemon, &ask, &[])?;
+    Ok(daemon)
+}
+
 /// Does somebody listen there?
 fn is_taken(names: &[String]) -> bool {
     connect_to(names).is_ok()
@@ -309,7 +335,27 @@ fn node_at(address: IpAddr) -> Option<Node> {
         IpAddr::V4(address) => own.at(address),
         IpAddr::V6(_) => None,
     };
+    let by_tcp = || own.other(tcp()?.addresses.node_at(address)?);
+    let other = other.or_else(|| {
+        if address.is_loopback() {
+            None
+        } else {
+            by_tcp()
+        }
+    });
     Some(other.unwrap_or(own))
+}
+
+/// How nodes reach each other, if each has a daemon of its own.
+fn tcp() -> Option<Tcp> {
+    Tcp::from_env().ok()?
+}
+
+/// The node with an address, if another daemon than this program's has it.
+fn elsewhere(address: IpAddr) -> Option<u32> {
+    let (tcp, node) = (tcp()?, node_at(address)?);
+    let is_elsewhere = Some(node) != Node::from_env() && node.number <= tcp.addresses.count();
+    is_elsewhere.then_some(node.number)
 }
 
 /// The address by which a program on a node reaches another node where they have no networks of their own.

@@ -29,6 +29,7 @@ use snaprig_card_memory::CardMemory;
 use snaprig_hca::wire;
 use snaprig_image::Inbox;
 use snaprig_offload_wire::{coi, snapify, snapify_io};
+use snaprig_verbs_tcp::{Frame, Frames, frame as tcp};
 use snaprig_wire::ring::{RING_BYTES, Ring};
 use snaprig_wire::{dma, frame, scif};
 use tempfile::TempDir;
@@ -134,6 +135,29 @@ fn packet(bytes: &[u8]) {
         wire::encode(&packet, &mut again).expect("what was decoded can be encoded");
         assert_eq!(wire::decode(&again), Ok(packet));
     }
+}
+
+/// A stream of another node's daemon: frames, as they come; and as one frame, of either kind.
+pub fn verbs_tcp(bytes: &[u8]) {
+    let mut frames = Frames::default();
+    frames.push(bytes);
+    while let Ok(Some(frame)) = frames.next_frame(tcp::FRAME_BYTES_MAX) {
+        comes_again(&frame);
+    }
+    if let Ok(frame) = tcp::decode(bytes) {
+        comes_again(&frame);
+    }
+}
+
+fn comes_again(frame: &Frame) {
+    let mut bytes = Vec::new();
+    match frame {
+        Frame::Message(message) => tcp::put_message(message, &mut bytes),
+        Frame::Packet(packet) => {
+            tcp::put_packet(packet, &mut bytes).expect("what was decoded can be encoded");
+        }
+    }
+    assert!(tcp::decode(&bytes[4..]).as_ref() == Ok(frame));
 }
 
 /// Byte rings, either side hostile: pairs of an operation (u8) and a number (u64).

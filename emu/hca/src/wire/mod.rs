@@ -6,13 +6,18 @@
 //! ```
 //!
 //! Not on a link, and so 0 when decoded: the ports' places in the table, and, save in datagrams,
-//! the number of the sending queue pair. Both ends of an extended reliable connection have the same
+//! the number of the sending queue pair; and so 1: how many packets a read asks for. Both ends of an extended reliable connection have the same
 //! opcodes: [`Transport::XrcSend`](crate::Transport::XrcSend) when decoded.
 
 mod crc;
 mod headers;
 
-use crate::{Packet, packet::Route, payload::Payload, port::Gid};
+use crate::{
+    Packet,
+    packet::{Body, Route},
+    payload::Payload,
+    port::Gid,
+};
 
 const LRH_BYTES: usize = 8;
 /// Bytes of a global route header.
@@ -60,15 +65,25 @@ pub enum WireError {
     NotOnePacket,
 }
 
-/// Appends a packet. Its data must be [`Payload::Bytes`]; numbers are cut to their fields.
+/// Appends a packet. Its data must be [`Payload::Bytes`]; numbers are cut to their fields. It must be one packet; a read that
+/// asks for several is.
 pub fn encode(packet: &Packet<'_>, into: &mut Vec<u8>) -> Result<(), WireError> {
+    let start = into.len();
+    encode_bare(packet, into)?;
+    into.extend([0; ICRC_BYTES + VCRC_BYTES]);
+    seal(&mut into[start..]);
+    Ok(())
+}
+
+/// The same without the CRCs, for what carries packets and has checks of its own.
+pub fn encode_bare(packet: &Packet<'_>, into: &mut Vec<u8>) -> Result<(), WireError> {
     let payload = match packet.payload() {
         None => &[],
         Some(Payload::Bytes(bytes)) => &bytes[..],
         Some(other) if other.length() == 0 => &[],
         Some(_) => return Err(WireError::NotOnePacket),
     };
-    if packet.count != 1 {
+    if packet.count != 1 && !matches!(packet.body, Body::Read(_)) {
         return Err(WireError::NotOnePacket);
     }
     if payload.len() > PAYLOAD_MAX {
@@ -85,7 +100,6 @@ pub fn encode(packet: &Packet<'_>, into: &mut Vec<u8>) -> Result<(), WireError> 
         Some(_) => (LNH_GLOBAL, GRH_BYTES as u16),
     };
     let words = (LRH_BYTES as u16 + grh_bytes + after_grh) / 4;
-    let start = into.len();
     into.extend([0, route.service_level << 4 | lnh]);
     into.extend(route.to_lid.to_be_bytes());
     into.extend(words.to_be_bytes());
@@ -96,8 +110,6 @@ pub fn encode(packet: &Packet<'_>, into: &mut Vec<u8>) -> Result<(), WireError> 
     into.extend(transport);
     into.extend(payload);
     into.resize(into.len() + padded - payload.len(), 0);
-    into.extend([0; ICRC_BYTES + VCRC_BYTES]);
-    seal(&mut into[start..]);
     Ok(())
 }
 
@@ -152,18 +164,32 @@ pub fn survives(packet: &Packet<'_>, bit: u64) -> bool {
 pub fn decode(bytes: &[u8]) -> Result<Packet<'static>, WireError> {
     let (packet, vcrc) = bytes.split_last_chunk().ok_or(WireError::Length)?;
     let (invariant, icrc) = packet.split_last_chunk().ok_or(WireError::Length)?;
-    let mut rest = Reader(invariant);
-    let lrh = rest.take::<LRH_BYTES>()?;
-    let field = |at: usize| u16::from_be_bytes([lrh[at], lrh[at + 1]]);
-    if usize::from(field(4) & 0x7ff) * 4 != packet.len() {
-        return Err(WireError::Length);
-    }
+    check_length(invariant)?;
     if *vcrc != crc::vcrc(packet) {
         return Err(WireError::Vcrc);
     }
     if *icrc != crc::icrc(invariant).ok_or(WireError::Length)? {
         return Err(WireError::Icrc);
     }
+    decode_bare(invariant)
+}
+
+/// The packet's length is what its LRH says; `invariant` is all of it but the CRCs.
+fn check_length(invariant: &[u8]) -> Result<(), WireError> {
+    let words = invariant.get(4..6).ok_or(WireError::Length)?;
+    let words = u16::from_be_bytes([words[0], words[1]]) & 0x7ff;
+    match usize::from(words) * 4 == invariant.len() + ICRC_BYTES {
+        true => Ok(()),
+        false => Err(WireError::Length),
+    }
+}
+
+/// The packet that these bytes of [`encode_bare`] are.
+pub fn decode_bare(bytes: &[u8]) -> Result<Packet<'static>, WireError> {
+    check_length(bytes)?;
+    let mut rest = Reader(bytes);
+    let lrh = rest.take::<LRH_BYTES>()?;
+    let field = |at: usize| u16::from_be_bytes([lrh[at], lrh[at + 1]]);
     let global = match (lrh[0] & 0xf, lrh[1] & 3) {
         (0, LNH_LOCAL) => None,
         (0, LNH_GLOBAL) => Some(read_grh(&mut rest)?),

@@ -5,6 +5,9 @@
 //!     head (a network namespace, 10.77.0.254) --- bridge --- node1 (a network namespace, 10.77.0.1, HCA 0)
 //!       mpirun --rsh--> snaprig nodes-exec node2 orted ...  '--- node2 (10.77.0.2, HCA 1)
 //! ```
+//! All nodes are of one fabric with one control daemon; or each has a daemon of its own, in its network, and they share nothing
+//! but TCP ([`Nodes::over_tcp`]).
+//!
 //! Where network namespaces cannot be made, all nodes have this machine's network, and are told apart by what is in the
 //! environment of their programs.
 //!
@@ -13,6 +16,7 @@
 pub mod launchers;
 mod namespaces;
 pub mod requests;
+mod tcp;
 
 use std::{
     ffi::OsStr,
@@ -27,6 +31,8 @@ use self::{namespaces::Namespaces, requests::REQUESTS_ENV};
 use crate::{
     Fabric, FabricBuilder, FabricError,
     node::{NODE_HCAS_ENV, Node},
+    place::{DIRECTORY_ENV, Place},
+    start::Environment,
 };
 
 /// The directory that says where nodes are, for [`exec`].
@@ -38,7 +44,8 @@ pub const PROCESS: &str = "nodes-exec";
 /// Nodes that run.
 #[derive(Debug)]
 pub struct Nodes {
-    fabric: Fabric,
+    /// That of all nodes, or one for each.
+    fabrics: Vec<Fabric>,
     directory: TempDir,
     namespaces: Option<Namespaces>,
     count: u32,
@@ -60,28 +67,58 @@ impl Nodes {
     ) -> Result<Self, FabricError> {
         let hcas = count as usize * hcas_each as usize;
         let fabric = fabric.hcas(hcas).node_hcas(hcas_each).start()?;
-        let nodes = (1..=count).map(|number| fabric.node(number).map(|node| node.node()));
-        let mut nodes: Vec<Node> = nodes.collect::<Result<_, _>>()?;
-        let guests = count + 1..=count + guests;
-        nodes.extend(guests.filter_map(|number| Node::new(number, hcas_each)));
-        let made = || -> io::Result<(TempDir, Option<Namespaces>)> {
-            let directory = TempDir::with_prefix("snaprig-nodes-")?;
-            let namespaces = Namespaces::make(&nodes, directory.path())?;
-            launchers::write(&nodes, directory.path(), fabric.program())?;
-            Ok((directory, namespaces))
-        };
-        let (directory, namespaces) = made().map_err(FabricError::Start)?;
+        let nodes = all(count + guests, hcas_each);
+        let (directory, namespaces) = make(&nodes, &fabric).map_err(FabricError::Start)?;
         Ok(Self {
-            fabric,
+            fabrics: vec![fabric],
             directory,
             namespaces,
             count,
         })
     }
 
-    /// The fabric.
-    pub fn fabric(&self) -> &Fabric {
-        &self.fabric
+    /// The same, where each node has a control daemon of its own and they share nothing but TCP. Guests have none.
+    pub fn over_tcp(
+        fabric: FabricBuilder,
+        count: u32,
+        hcas_each: u32,
+        guests: u32,
+    ) -> Result<Self, FabricError> {
+        let nodes = all(count + guests, hcas_each);
+        let hcas = count as usize * hcas_each as usize;
+        let fabric = fabric.hcas(hcas).node_hcas(hcas_each);
+        let directory = TempDir::with_prefix("snaprig-nodes-").map_err(FabricError::Start)?;
+        let made = Namespaces::make(&nodes, directory.path());
+        let namespaces = made.map_err(FabricError::Start)?;
+        let own = nodes.get(..count as usize).unwrap_or_default();
+        let fabrics = tcp::start(&fabric, own, directory.path(), namespaces.as_ref())?;
+        if let Some(first) = fabrics.first() {
+            launchers::write(&nodes, directory.path(), first.program())
+                .map_err(FabricError::Start)?;
+        }
+        Ok(Self {
+            fabrics,
+            directory,
+            namespaces,
+            count,
+        })
+    }
+
+    /// The fabric of a node, from 1.
+    pub fn fabric(&self, number: u32) -> Option<&Fabric> {
+        let at = number.checked_sub(1)? as usize;
+        self.fabrics.get(at.min(self.fabrics.len().checked_sub(1)?))
+    }
+
+    /// What a program has in its environment to have the HCAs of a node, wherever it is.
+    pub fn environment(&self, number: u32) -> io::Result<Environment> {
+        let node = Node::new(number, self.hcas_each()).ok_or(io::ErrorKind::NotFound)?;
+        let fabric = self.fabrics.first().ok_or(io::ErrorKind::NotFound)?;
+        environment(self.directory.path(), node, fabric.place())
+    }
+
+    fn hcas_each(&self) -> u32 {
+        self.fabrics.first().map_or(1, Fabric::hcas_each)
     }
 
     /// How many there are.
@@ -96,13 +133,43 @@ impl Nodes {
 
     /// A program that starts others on nodes: `mpirun`, `mpiexec`.
     pub fn launcher(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = self.fabric.command(program);
+        let mut command = match self.fabrics.first() {
+            Some(fabric) => fabric.command(program),
+            None => Command::new(program),
+        };
         let directory = self.directory.path();
         command.env(NODES_ENV, directory);
-        command.env(NODE_HCAS_ENV, self.fabric.hcas_each().to_string());
+        command.env(NODE_HCAS_ENV, self.hcas_each().to_string());
         command.envs(launchers::environment(directory));
         command
     }
+}
+
+/// So many nodes.
+fn all(count: u32, hcas_each: u32) -> Vec<Node> {
+    (1..=count)
+        .filter_map(|number| Node::new(number, hcas_each))
+        .collect()
+}
+
+/// The networks of nodes, and what launchers need.
+fn make(nodes: &[Node], fabric: &Fabric) -> io::Result<(TempDir, Option<Namespaces>)> {
+    let directory = TempDir::with_prefix("snaprig-nodes-")?;
+    let namespaces = Namespaces::make(nodes, directory.path())?;
+    launchers::write(nodes, directory.path(), fabric.program())?;
+    Ok((directory, namespaces))
+}
+
+/// What programs on a node have in their environment beside what all have: its HCAs, and where its daemon is, which may be one
+/// of its own.
+fn environment(directory: &Path, node: Node, all: &Place) -> io::Result<Environment> {
+    let own = tcp::place(directory, node)?;
+    let place = if own.directory.is_dir() { &own } else { all };
+    let mut environment = node.environment(place)?;
+    if let Some(fabrics) = place.directory.parent() {
+        environment.push((DIRECTORY_ENV, fabrics.into()));
+    }
+    Ok(environment)
 }
 
 /// Becomes a program on a node, as rsh(1) would start it there: `host` is the node's name, and the words are joined for a
@@ -131,7 +198,7 @@ fn command_on(host: &str, words: &[std::ffi::OsString]) -> io::Result<Command> {
         .ok()
         .and_then(|each| each.parse().ok());
     let node = Node::number_of(host).and_then(|number| Node::new(number, each.unwrap_or(1)));
-    let place = crate::place::Place::from_env()?;
+    let place = Place::from_env()?;
     let unknown = || {
         io::Error::new(
             io::ErrorKind::NotFound,
@@ -142,7 +209,7 @@ fn command_on(host: &str, words: &[std::ffi::OsString]) -> io::Result<Command> {
     let node = node.ok_or_else(unknown)?;
     let mut command = Command::new("/bin/sh");
     command.arg("-c").arg(words.join(OsStr::new(" ")));
-    command.envs(node.environment(&place)?);
+    command.envs(environment(&directory, node, &place)?);
     let holder = fs::read_to_string(directory.join(node.name()))?;
     if let Ok(holder) = holder.trim().parse() {
         namespaces::enter(holder)?;

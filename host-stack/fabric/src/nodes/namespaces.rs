@@ -65,6 +65,28 @@ impl Namespaces {
     }
 }
 
+impl Namespaces {
+    /// Does something in the network of a node, from 1. The calling process has one thread.
+    pub fn within<T>(&self, node: u32, act: impl FnOnce() -> T) -> io::Result<T> {
+        let at = node.checked_sub(1).map(|index| index as usize);
+        let holder = at.and_then(|at| self.holders.get(at));
+        let holder = holder.ok_or(io::ErrorKind::NotFound)?;
+        let own = File::open("/proc/self/ns/net")?;
+        enter_network(&File::open(format!("/proc/{holder}/ns/net"))?)?;
+        let done = act();
+        enter_network(&own)?;
+        Ok(done)
+    }
+}
+
+fn enter_network(network: &File) -> io::Result<()> {
+    let kind = Some(LinkNameSpaceType::Network);
+    Ok(move_into_link_name_space(
+        std::os::fd::AsFd::as_fd(network),
+        kind,
+    )?)
+}
+
 impl Drop for Namespaces {
     fn drop(&mut self) {
         for holder in &self.holders {

@@ -12,7 +12,7 @@ use std::{
     ffi::c_void,
     fmt::Display,
     fs::File,
-    io,
+    io, ops,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     sync::{
@@ -87,6 +87,8 @@ pub struct Fabric {
     pub process: u32,
     /// Models of the HCAs.
     pub hcas: Vec<ModelName>,
+    /// Those that the daemon has: where nodes have daemons of their own, the others are elsewhere.
+    here: ops::Range<u32>,
     /// The node that this process is on, if it is on one.
     pub node: Option<Node>,
     /// Device memory.
@@ -140,6 +142,7 @@ impl Fabric {
         let Answer::Welcome {
             process,
             hcas,
+            here: (first, end),
             pid_namespace,
         } = answer
         else {
@@ -159,6 +162,7 @@ impl Fabric {
         Ok(Arc::new(Self {
             process,
             hcas,
+            here: first..end,
             node: Node::from_env(),
             memory,
             pool,
@@ -328,10 +332,12 @@ impl Fabric {
         self.peers.forget();
     }
 
-    /// The HCAs that programs see: those of their node; all, on none.
-    pub fn visible(&self) -> std::ops::Range<u32> {
-        let all = self.hcas.len() as u32;
-        self.node.map_or(0..all, |node| node.hcas(all))
+    /// The HCAs that programs see: those of their node; all that the daemon has, on none.
+    pub fn visible(&self) -> ops::Range<u32> {
+        let ops::Range { start, end } = self.here;
+        let of_node = |node: Node| node.hcas(self.hcas.len() as u32);
+        let seen = self.node.map_or(start..end, of_node);
+        seen.start.clamp(start, end)..seen.end.clamp(start, end)
     }
 
     /// Where this process has registered pages that it shares with its peers.

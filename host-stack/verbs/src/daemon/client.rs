@@ -25,7 +25,9 @@ use snaprig_hca::{
 use snaprig_peers::stream::credentials;
 use snaprig_verbs_files::device_name;
 
-use super::{Context, Daemon, SLOT, Table, network::ports_of, plan::Running, read_plan};
+use super::{
+    Context, Daemon, SLOT, Table, network::ports_of, plan::Running, read_plan, remote::Remote,
+};
 use crate::{
     client::peers::own_namespace,
     protocol::{Answer, Ask, VERSION},
@@ -75,6 +77,17 @@ impl Daemon {
             return false;
         };
         let process = client.process;
+        let ask = match ask {
+            Ask::Reach {
+                node,
+                names,
+                first,
+                refusal,
+            } if process.is_none() => {
+                return self.reach(index, node, (names, first), refusal);
+            }
+            ask => ask,
+        };
         if let (Ask::Hello { version }, None) = (&ask, process) {
             return *version == VERSION && self.welcome(index, fds);
         }
@@ -93,6 +106,30 @@ impl Daemon {
             Outcome::End => return false,
         };
         sent.is_ok()
+    }
+
+    /// A connection manager reaches for one on another node: its socket is no user's from now on.
+    fn reach(
+        &mut self,
+        index: usize,
+        node: u32,
+        first: (Vec<String>, Vec<u8>),
+        refusal: Vec<u8>,
+    ) -> bool {
+        if let Some(remote) = &mut *self.host.remote.borrow_mut() {
+            let client = self.clients.remove(index);
+            remote.reach(client.socket, node, first, refusal);
+            return true;
+        }
+        false
+    }
+
+    /// The HCAs that are here: the first one, and the one after the last.
+    fn here(&self) -> (u32, u32) {
+        let hcas = self.setup.hcas.len() as u32;
+        let remote = self.host.remote.borrow();
+        let here = remote.as_ref().map(|remote| remote.here(hcas));
+        here.unwrap_or((0, hcas))
     }
 
     fn welcome(&mut self, index: usize, fds: Vec<OwnedFd>) -> bool {
@@ -114,6 +151,7 @@ impl Daemon {
         let welcome = Answer::Welcome {
             process,
             hcas,
+            here: self.here(),
             pid_namespace: own_namespace(),
         };
         let fds: [BorrowedFd<'_>; 2] = self.device_fds();
@@ -152,7 +190,7 @@ impl Daemon {
     fn answer(&mut self, process: u32, ask: Ask) -> Outcome {
         match ask {
             Ask::Hello { .. } => Outcome::End,
-            Ask::Open { hca } if (hca as usize) < self.setup.hcas.len() => self.open(process, hca),
+            Ask::Open { hca } if self.has(hca) => self.open(process, hca),
             Ask::Open { .. } => refuse(libc::ENODEV),
             Ask::Close { context } => {
                 if self.owns(process, context) {
@@ -185,11 +223,18 @@ impl Daemon {
             Ask::PoolOf { .. }
             | Ask::MemoryOf { .. }
             | Ask::ChannelOf { .. }
-            | Ask::Raise { .. } => Outcome::End,
+            | Ask::Raise { .. }
+            | Ask::Reach { .. } => Outcome::End,
             Ask::Describe | Ask::Fault(_) | Ask::Capture { .. } | Ask::Plan { .. } | Ask::End => {
                 self.answer_stranger(ask)
             }
         }
+    }
+
+    /// Whether an HCA is here.
+    fn has(&self, hca: u32) -> bool {
+        let (first, end) = self.here();
+        (first..end).contains(&hca)
     }
 
     fn owns(&self, process: u32, context: u32) -> bool {
@@ -311,6 +356,12 @@ impl Daemon {
                 })
                 .collect(),
             users: self.clients.iter().filter(joined).count(),
+            nodes: self
+                .host
+                .remote
+                .borrow()
+                .as_ref()
+                .map_or(Vec::new(), Remote::describe),
         }
     }
 

@@ -14,6 +14,7 @@ use super::{
     clocks::Clocks,
     lookup::Directory,
     network::{Network, ports_of},
+    remote::Remote,
 };
 use crate::client::peers::{Peers, Pools};
 
@@ -26,6 +27,8 @@ pub struct DaemonHost {
     pub directory: Arc<Mutex<Directory>>,
     /// Packets under way.
     pub network: RefCell<Network>,
+    /// The daemons of other nodes, if they have some.
+    pub remote: RefCell<Option<Remote>>,
     /// Events to hand out.
     pub raised: RefCell<Vec<(Event, u32)>>,
     /// Completion queues whose channel is to be told.
@@ -43,6 +46,7 @@ impl DaemonHost {
             memory,
             directory: Arc::default(),
             network: RefCell::new(Network::new(seed)),
+            remote: RefCell::default(),
             raised: RefCell::default(),
             notified: RefCell::default(),
             attention: RefCell::default(),
@@ -107,7 +111,9 @@ impl Host for DaemonHost {
     }
 
     fn is_full(&self, from_port: u32, to_port: u32) -> bool {
+        let is_full = |remote: &Remote| remote.is_full(self.memory.header(), to_port);
         self.network.borrow().is_full(from_port, to_port)
+            || self.remote.borrow().as_ref().is_some_and(is_full)
     }
 
     fn transmit(&self, packet: &Packet<'_>) {

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! One thread, and one for lookups. It owns the control plane; it is the clock of requests that wait for their peer; it
-//! carries packets on paths that are not clean; it cleans up after processes that died. A user is a
+//! carries packets on paths that are not clean, and to other nodes where each has a daemon of its own ([`remote`]); it cleans up after processes that died. A user is a
 //! connection; it dies when the connection ends or its process does, whatever is first.
 
 mod client;
@@ -16,6 +16,8 @@ mod lookup;
 mod network;
 mod plan;
 pub mod process;
+mod relays;
+mod remote;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,9 +36,9 @@ use rustix::{
     net::{SocketFlags, accept_with},
     process::{Signal, pidfd_send_signal},
 };
-use snaprig_fabric::FaultRequest;
+use snaprig_fabric::{FaultRequest, Node, Tcp, node::NODE_ENV, tcp::TCP_ENV};
 use snaprig_hca::{
-    Event, Hca, Host,
+    Event, Hca, Host, Packet,
     control::{Control, Fabric as Setup},
     memory::{ATTENTION_WORDS, DEVICE_BYTES},
     requester_timeout_ns,
@@ -53,6 +55,7 @@ pub use clocks::Clocks;
 use host::DaemonHost;
 use lookup::Directory;
 pub use plan::{LiveError, check as check_plan};
+use remote::{Remote, Source};
 
 /// The daemon's own slot in the table of processes.
 pub const SLOT: u32 = 0;
@@ -115,6 +118,16 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     packets::listen(path, BACKLOG, SocketFlags::NONBLOCK)
 }
 
+/// The daemons of other nodes.
+fn start_remote(tcp: Tcp, place: &Place, setup: &Setup) -> io::Result<Remote> {
+    let node = Node::from_env();
+    let node = node.ok_or_else(|| {
+        let why = format!("{TCP_ENV} needs {NODE_ENV}: which of the nodes this is");
+        io::Error::new(io::ErrorKind::InvalidInput, why)
+    })?;
+    Remote::start(tcp, node, setup, place.directory.clone())
+}
+
 /// A plan that can be carried out on this fabric.
 fn read_plan(file: &Path, setup: &Setup) -> Result<Plan, LiveError> {
     let plan = Plan::read(file)?;
@@ -149,6 +162,13 @@ impl Daemon {
             faults: faults_from_env()?,
         };
         host.network.borrow_mut().change(memory.header(), faults);
+        if let Some(tcp) = Tcp::from_env()? {
+            let remote = start_remote(tcp, &place, &setup)?;
+            let elsewhere = remote.elsewhere(memory.header());
+            let mut network = host.network.borrow_mut();
+            network.divide(memory.header(), elsewhere);
+            host.remote.replace(Some(remote));
+        }
         if let Some(file) = env::var_os(CAPTURE_ENV).filter(|file| !file.is_empty()) {
             let mut network = host.network.borrow_mut();
             network.capture(memory.header(), Some(Path::new(&file)))?;
@@ -221,6 +241,9 @@ impl Daemon {
         if !self.clients.is_empty() {
             return Ok(false);
         }
+        if let Some(remote) = &mut *self.host.remote.borrow_mut() {
+            remote.finish();
+        }
         self.end();
         Ok(true)
     }
@@ -255,6 +278,9 @@ impl Daemon {
             tv_sec: (ns / 1_000_000_000) as i64,
             tv_nsec: (ns % 1_000_000_000) as i64,
         });
+        let remote = self.host.remote.borrow();
+        let elsewhere = remote.iter().flat_map(Remote::descriptors);
+        let elsewhere: Vec<_> = elsewhere.collect();
         let ready = {
             let mut fds = vec![
                 PollFd::new(&self.listener, PollFlags::IN),
@@ -267,6 +293,11 @@ impl Daemon {
                     PollFlags::IN,
                 ));
             }
+            fds.extend(
+                elsewhere
+                    .iter()
+                    .map(|(_, fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)),
+            );
             match poll(&mut fds, timeout.as_ref()) {
                 Err(rustix::io::Errno::INTR) => return Ok(false),
                 other => other?,
@@ -275,6 +306,8 @@ impl Daemon {
                 .map(|fd| !fd.revents().is_empty())
                 .collect::<Vec<_>>()
         };
+        let sources: Vec<Source> = elsewhere.into_iter().map(|(source, ..)| source).collect();
+        drop(remote);
         header.asleep.set(0);
         if ready[1] {
             // Empty if two wake-ups were read as one: nothing is lost.
@@ -286,6 +319,12 @@ impl Daemon {
             let ended = ended && self.clients[index].process_end.is_some();
             if message && !self.serve(index) || ended {
                 self.leave(index);
+            }
+        }
+        if let Some(remote) = &mut *self.host.remote.borrow_mut() {
+            let ready = ready[ready.len() - sources.len()..].iter();
+            for (source, _) in sources.iter().zip(ready).filter(|(_, ready)| **ready) {
+                remote.ready(*source, self.host.now_ns());
             }
         }
         if ready[0] {
@@ -308,7 +347,12 @@ impl Daemon {
         let timer = self.timers.first().map(|(due, _)| *due);
         let orphan = self.orphans.first().map(|(due, ..)| *due);
         let packet = self.host.network.borrow().next_ns();
-        let due = [timer, orphan, packet].into_iter().flatten().min()?;
+        let remote = self.host.remote.borrow();
+        let remote = remote.as_ref().and_then(Remote::next_ns);
+        let due = [timer, orphan, packet, remote]
+            .into_iter()
+            .flatten()
+            .min()?;
         Some(due.saturating_sub(self.host.now_ns()))
     }
 
@@ -334,14 +378,43 @@ impl Daemon {
             self.orphans.remove(&(due, qp, number));
             self.disown(qp, number);
         }
-        loop {
-            let packet = self.host.network.borrow_mut().arrived(self.host.now_ns());
-            let Some(packet) = packet else { break };
+        while let Some(packet) = self.came() {
             self.hca().deliver(&packet);
             self.settle();
         }
+        loop {
+            let packet = self.host.network.borrow_mut().arrived(self.host.now_ns());
+            let Some(packet) = packet else { break };
+            if self.is_for_here(&packet) {
+                self.hca().deliver(&packet);
+                self.settle();
+            }
+        }
         self.host.network.borrow_mut().flush();
         self.settle();
+        if let Some(remote) = &mut *self.host.remote.borrow_mut() {
+            remote.work(self.host.now_ns());
+        }
+    }
+
+    /// The next packet that has come from another node.
+    fn came(&self) -> Option<Packet<'static>> {
+        let header = self.host.memory.header();
+        let mut remote = self.host.remote.borrow_mut();
+        let remote = remote.as_mut()?;
+        loop {
+            let packet = remote.take()?;
+            if remote.is_for_here(header, &packet) {
+                return Some(packet);
+            }
+        }
+    }
+
+    /// Whether a packet is for somebody here; if it is for somebody elsewhere, it goes there.
+    fn is_for_here(&self, packet: &Packet<'_>) -> bool {
+        let mut remote = self.host.remote.borrow_mut();
+        let remote = remote.as_mut();
+        remote.is_none_or(|remote| remote.send(self.host.memory.header(), packet))
     }
 
     /// Does what the plan says is to happen by now.

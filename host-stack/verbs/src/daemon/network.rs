@@ -1,7 +1,7 @@
 //! The switch between the ports, when packets go one by one: what it does to them on each path.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     fs::File,
     io::{self, BufWriter},
@@ -34,6 +34,8 @@ pub struct Network {
     sent: u64,
     random: Random,
     plan: Option<Running>,
+    /// Ports that other daemons have.
+    elsewhere: BTreeSet<u32>,
     capture: Option<Capture<BufWriter<File>>>,
 }
 
@@ -56,8 +58,15 @@ impl Network {
             sent: 0,
             random: Random::new(seed, "network"),
             plan: None,
+            elsewhere: BTreeSet::new(),
             capture: None,
         }
+    }
+
+    /// From now on, these ports are other daemons': what goes there goes one by one.
+    pub fn divide(&mut self, header: &Header, elsewhere: BTreeSet<u32>) {
+        self.elsewhere = elsewhere;
+        self.mark_all(header);
     }
 
     /// The plan that is being carried out.
@@ -133,6 +142,8 @@ impl Network {
         // A response takes the way back: both go packet by packet, or neither does.
         let slow = self.capture.is_some()
             || self.plan.as_ref().is_some_and(Running::is_about_packets)
+            || self.elsewhere.contains(&from)
+            || self.elsewhere.contains(&to)
             || self.faults.contains_key(&(from, to))
             || self.faults.contains_key(&(to, from));
         for (a, b) in [(from, to), (to, from)] {

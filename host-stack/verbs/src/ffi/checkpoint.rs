@@ -16,7 +16,7 @@ use std::{
     sync::Weak,
 };
 
-use snaprig_fabric::{node, place, start::EXE_ENV};
+use snaprig_fabric::{node, place, start::EXE_ENV, tcp};
 use snaprig_verbs_files::device;
 
 use super::FABRIC;
@@ -26,7 +26,7 @@ type OnRegion = extern "C" fn(*mut c_void, usize, *mut c_void);
 type Variable = extern "C" fn(*const c_char, *mut c_void) -> *const c_char;
 
 /// What says where a fabric is, and what it is if it has to be started.
-const VARIABLES: [&str; 12] = [
+const VARIABLES: [&str; 14] = [
     place::FABRIC_ENV,
     place::DIRECTORY_ENV,
     place::HCAS_ENV,
@@ -38,6 +38,8 @@ const VARIABLES: [&str; 12] = [
     node::NODE_ENV,
     node::NODE_HCAS_ENV,
     node::NODE_DIRECTORY_ENV,
+    tcp::TCP_ENV,
+    tcp::TOKEN_ENV,
     EXE_ENV,
 ];
 

@@ -1,0 +1,223 @@
+//! Nodes that share nothing but TCP: programs that others built for InfiniBand run on them, and a job goes over to them and back.
+
+mod fabric;
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use fabric::{Fabric, SNAPRIG, assert_success, free_port, text, wait_until};
+use snaprig_fixtures::mpi::{KERNELS, Kernel};
+
+/// UCX over queue pairs alone.
+const UCX: [&str; 8] = [
+    "--mca",
+    "pml",
+    "ucx",
+    "--mca",
+    "osc",
+    "ucx",
+    "-x",
+    "UCX_TLS=rc,self",
+];
+
+/// `snaprig nodes 2 --tcp`, with these arguments.
+fn nodes(arguments: &[&str]) -> Output {
+    let mut command = Command::new(SNAPRIG);
+    command.args(["nodes", "2", "--tcp"]).args(arguments);
+    command.stdin(Stdio::null());
+    command.output().expect("snaprig starts")
+}
+
+/// A server on node 1 and its client on node 2, which begins again until the server listens. What they say.
+fn pair(server: &str, client: &str) -> String {
+    let script = format!(
+        "cd $SNAPRIG_NODES\n\
+         ./rsh node1 '{server}' & server=$!\n\
+         until ./rsh node2 '{client}'; do kill -0 $server || exit 1; done\n\
+         wait $server"
+    );
+    let ran = nodes(&["--", "sh", "-c", &script]);
+    assert_success(server, std::slice::from_ref(&ran));
+    text(&ran)
+}
+
+macro_rules! pairs {
+    ($($(#[$needs:meta])* $test:ident: $server:literal, $client:literal, $said:literal;)*) => {
+        $(
+            #[test]
+            $(#[$needs])*
+            fn $test() {
+                let said = pair($server, $client);
+                assert!(said.contains($said), "{said}");
+            }
+        )*
+    };
+}
+
+pairs! {
+    #[cfg_attr(not(has_program = "ibv_rc_pingpong"), ignore = "ibv_rc_pingpong is not installed (ci/setup)")]
+    messages: "ibv_rc_pingpong -c", "ibv_rc_pingpong -c 10.77.0.1", "1000 iters";
+    #[cfg_attr(not(has_program = "ibv_rc_pingpong"), ignore = "ibv_rc_pingpong is not installed (ci/setup)")]
+    events: "ibv_rc_pingpong -c -e", "ibv_rc_pingpong -c -e 10.77.0.1", "1000 iters";
+    #[cfg_attr(not(has_program = "ibv_rc_pingpong"), ignore = "ibv_rc_pingpong is not installed (ci/setup)")]
+    datagrams: "ibv_ud_pingpong -c", "ibv_ud_pingpong -c 10.77.0.1", "1000 iters";
+    #[cfg_attr(not(has_program = "ibv_rc_pingpong"), ignore = "ibv_rc_pingpong is not installed (ci/setup)")]
+    shared_receives: "ibv_srq_pingpong -c", "ibv_srq_pingpong -c 10.77.0.1", "1000 iters";
+    #[cfg_attr(not(has_program = "ib_write_bw"), ignore = "ib_write_bw is not installed (ci/setup)")]
+    writes: "ib_write_bw", "ib_write_bw 10.77.0.1", "65536";
+    #[cfg_attr(not(has_program = "ib_write_bw"), ignore = "ib_write_bw is not installed (ci/setup)")]
+    reads: "ib_read_bw", "ib_read_bw 10.77.0.1", "65536";
+    #[cfg_attr(not(has_program = "ib_write_bw"), ignore = "ib_write_bw is not installed (ci/setup)")]
+    atomics: "ib_atomic_lat", "ib_atomic_lat 10.77.0.1", "1000";
+    #[cfg_attr(not(has_program = "rping"), ignore = "rping is not installed (ci/setup)")]
+    connections_of_the_manager: "rping -s -v -C 10", "rping -c -C 10 -a 10.77.0.1", "server ping data";
+    #[cfg_attr(not(has_program = "udaddy"), ignore = "udaddy is not installed (ci/setup)")]
+    services_of_the_manager: "udaddy", "udaddy -s 10.77.0.1", "data transfers complete";
+}
+
+/// Processes of one node's control daemon have nothing in common with another's but what every process of a user may have.
+#[test]
+fn daemons_share_no_memory_and_no_socket() {
+    let script = "cd $SNAPRIG_NODES\n\
+        for node in 1 2; do ./rsh node$node 'ibv_devices; ls -i $SNAPRIG_FABRICS/default/socket' ; done\n\
+        for pid in $(grep -l fabric-process /proc/[0-9]*/cmdline | cut -d/ -f3); do\n\
+            tr '\\0' '\\n' < /proc/$pid/environ | grep -q \"SNAPRIG_TCP_TOKEN=$SNAPRIG_NODES/token\" || continue\n\
+            grep -q snaprig-device /proc/$pid/maps || continue\n\
+            readlink /proc/$pid/ns/net\n\
+            grep snaprig-device /proc/$pid/maps | awk '{print \"memory\", $5}'\n\
+        done";
+    let ran = nodes(&["--", "bash", "-c", script]);
+    assert_success("the script", std::slice::from_ref(&ran));
+    let text = text(&ran);
+    assert!(
+        text.contains("snaprig_0") && text.contains("snaprig_1"),
+        "{text}"
+    );
+    let distinct = |what: &str| {
+        let mut lines: Vec<_> = text.lines().filter(|line| line.contains(what)).collect();
+        lines.sort_unstable();
+        lines.dedup();
+        lines.len()
+    };
+    for what in ["net:[", "memory ", "/default/socket"] {
+        assert_eq!(distinct(what), 2, "{what}: {text}");
+    }
+}
+
+fn kernel(name: &str) -> &'static Kernel {
+    let found = KERNELS.iter().find(|kernel| kernel.name == name);
+    found.expect("it is among them")
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
+fn kernels_have_their_golden_results() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for kernel in &KERNELS {
+        let program = kernel
+            .compile("mpicc", directory.path())
+            .expect("it compiles");
+        let program = program.to_str().expect("a name");
+        let mpirun = ["--", "mpirun", "-n", "4"];
+        let ran = nodes(&[&mpirun[..], &UCX, &[program]].concat());
+        assert_success(kernel.name, std::slice::from_ref(&ran));
+        let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+        assert_eq!(said, kernel.golden, "{}", kernel.name);
+    }
+}
+
+/// A life of a job: begun so, checkpointed when it has said how far it is, and killed. What it said.
+fn life(job: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new(SNAPRIG);
+    command.args(["nodes", "2", "--job"]).arg(job);
+    command.args(arguments).stdin(Stdio::null());
+    let mut running = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("snaprig starts");
+    let mut out = BufReader::new(running.stdout.take().expect("a pipe"));
+    let mut said = String::new();
+    while !said.contains("iteration ") {
+        let count = out.read_line(&mut said).expect("it is text");
+        assert!(count > 0, "it has ended: {said}");
+    }
+    let mut dump = Command::new(SNAPRIG);
+    dump.args(["ckpt", "dump", "--kill", "--job"]).arg(job);
+    assert_success("ckpt dump", &[dump.output().expect("snaprig starts")]);
+    out.read_to_string(&mut said).expect("it is text");
+    running.wait().expect("it is ours");
+    said
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
+fn a_job_goes_over_to_tcp_and_back() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = directory.path().join("job");
+    let ring = kernel("ring");
+    let program = ring
+        .compile("mpicc", directory.path())
+        .expect("it compiles");
+    let program = program.to_str().expect("a name");
+    let mpirun = ["--", "mpirun", "-n", "4"];
+    let paced = [program, "--pace-us", "200000"];
+    let first = life(&job, &[&mpirun[..], &UCX, &paced].concat());
+    let over_tcp = life(&job, &["--tcp", "--restart"]);
+    let mut last = Command::new(SNAPRIG);
+    last.args(["nodes", "2", "--restart", "--job"]).arg(&job);
+    let last = last.stdin(Stdio::null()).output().expect("snaprig starts");
+    assert_success("ring", std::slice::from_ref(&last));
+    let last = String::from_utf8_lossy(&last.stdout).into_owned();
+    assert_eq!([first, over_tcp, last].concat(), ring.golden);
+}
+
+/// As on two machines, each of which has been told the addresses of both.
+#[test]
+#[cfg_attr(
+    not(has_program = "ibv_rc_pingpong"),
+    ignore = "ibv_rc_pingpong is not installed (ci/setup)"
+)]
+fn verbs_takes_the_addresses_of_machines() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let token = directory.path().join("token");
+    snaprig_peers::Token::create(&token).expect("a token");
+    let addresses = format!("127.0.0.1:{},127.0.0.1:{}", free_port(), free_port());
+    let machine = |node| {
+        let token = token.to_str().expect("a name");
+        Fabric::new(&["--tcp", &addresses, "--tcp-token", token, "--node", node])
+    };
+    let machines = [machine("1"), machine("2")];
+    let port = free_port();
+    let port_text = port.to_string();
+    let program = ["ibv_rc_pingpong", "-c", "-p", &port_text];
+    let server = machines[0].start(&program);
+    fabric::wait_for_listener(port);
+    let client = machines[1].start(&[&program[..], &["127.0.0.1"]].concat());
+    let outputs = [server.output(), client.output()];
+    assert_success("both", &outputs);
+    assert!(
+        text(&outputs[0]).contains("remote address: LID 0x0002"),
+        "{}",
+        text(&outputs[0])
+    );
+    for machine in &machines {
+        wait_until("its daemon ends", || machine.daemons().is_empty());
+    }
+}
