@@ -5,7 +5,7 @@
 //! ```
 //!
 //! One thread, and one for lookups. It owns the control plane; it is the clock of requests that wait for their peer; it
-//! carries packets on paths that are not clean, and to other nodes where each has a daemon of its own ([`remote`]); it cleans up after processes that died. A user is a
+//! carries packets on paths that are not clean, and to other nodes where each has a daemon of its own (`remote`); it cleans up after processes that died. A user is a
 //! connection; it dies when the connection ends or its process does, whatever is first.
 
 mod client;
@@ -399,15 +399,8 @@ impl Daemon {
 
     /// The next packet that has come from another node.
     fn came(&self) -> Option<Packet<'static>> {
-        let header = self.host.memory.header();
         let mut remote = self.host.remote.borrow_mut();
-        let remote = remote.as_mut()?;
-        loop {
-            let packet = remote.take()?;
-            if remote.is_for_here(header, &packet) {
-                return Some(packet);
-            }
-        }
+        remote.as_mut()?.take(self.host.memory.header())
     }
 
     /// Whether a packet is for somebody here; if it is for somebody elsewhere, it goes there.

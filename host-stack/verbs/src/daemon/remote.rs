@@ -116,7 +116,8 @@ pub struct Remote {
     streams: BTreeMap<Connection, Stream>,
     next_number: u64,
     relays: Relays,
-    arrived: VecDeque<Packet<'static>>,
+    /// With the node that each has come from.
+    arrived: VecDeque<(u32, Packet<'static>)>,
     buffer: Vec<u8>,
 }
 
@@ -208,7 +209,7 @@ impl Remote {
     /// Sends a packet where it is for, if that is elsewhere; whether it is for somebody here.
     pub fn send(&mut self, header: &Header, packet: &Packet<'_>) -> bool {
         let route = &packet.route;
-        if packet.transport == snaprig_hca::Transport::Ud && route.to_lid >= MULTICAST_LID {
+        if is_multicast(packet) {
             for node in self.mesh.up().collect::<Vec<_>>() {
                 self.send_to(node, packet);
             }
@@ -243,9 +244,16 @@ impl Remote {
         }
     }
 
-    /// The next packet that has come.
-    pub fn take(&mut self) -> Option<Packet<'static>> {
-        self.arrived.pop_front()
+    /// The next packet that has come, and may: from a port of the node that sends it, for one of this node.
+    pub fn take(&mut self, header: &Header) -> Option<Packet<'static>> {
+        while let Some((sender, packet)) = self.arrived.pop_front() {
+            if self.node_of(header, packet.route.from_port) == Some(sender)
+                && self.is_for_here(header, &packet)
+            {
+                return Some(packet);
+            }
+        }
+        None
     }
 
     /// Nanoseconds, of the clock that all go by, when something is due.
@@ -383,7 +391,9 @@ impl Remote {
             let frame = stream.input.next_frame(bytes_max);
             match (frame.map_err(|error| error.to_string())?, sender) {
                 (None, _) => return Ok(()),
-                (Some(Frame::Packet(packet)), Some(_)) => self.arrived.push_back(packet),
+                (Some(Frame::Packet(packet)), Some(node)) => {
+                    self.arrived.push_back((node, packet));
+                }
                 (
                     Some(Frame::Message(Message::Relay {
                         link,
@@ -460,14 +470,8 @@ impl Remote {
         self.input(Input::Closed(connection), now_ns);
     }
 
-    /// The packets of a node are from its own ports, and for ports here.
-    pub fn is_for_here(&self, header: &Header, packet: &Packet<'_>) -> bool {
-        let node_of = |port| self.node_of(header, port);
-        let own = Some(self.node.number);
-        let is_multicast =
-            packet.transport == snaprig_hca::Transport::Ud && packet.route.to_lid >= MULTICAST_LID;
-        node_of(packet.route.from_port) != own
-            && (is_multicast || node_of(packet.route.to_port) == own)
+    fn is_for_here(&self, header: &Header, packet: &Packet<'_>) -> bool {
+        is_multicast(packet) || self.node_of(header, packet.route.to_port) == Some(self.node.number)
     }
 
     /// A program reaches for a connection manager on another node.
@@ -530,6 +534,11 @@ impl Remote {
             }
         }
     }
+}
+
+/// Whether a packet is for a group, which may have members on every node.
+fn is_multicast(packet: &Packet<'_>) -> bool {
+    packet.transport == snaprig_hca::Transport::Ud && packet.route.to_lid >= MULTICAST_LID
 }
 
 /// Begins to connect.
