@@ -169,6 +169,7 @@ fn branches_of_a_job(count: u32) {
     ignore = "mpirun is not installed (ci/setup)"
 )]
 fn an_mpi_job_survives_what_it_can() {
+    let _alone = fabric::one_job();
     // How many; all runs of the tests have 50.
     let count = std::env::var("SNAPRIG_BRANCHES").ok();
     let count = count.map(|count| count.parse().expect("SNAPRIG_BRANCHES is a number"));

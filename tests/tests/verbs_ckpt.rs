@@ -91,6 +91,7 @@ pairs! {
     ignore = "mpirun is not installed (ci/setup)"
 )]
 fn an_mpi_job_has_its_golden_result() {
+    let _alone = fabric::one_job();
     let job = Checkpointed::new();
     let lu = KERNELS.iter().find(|kernel| kernel.name == "lu");
     let lu = lu.expect("it is among them");
@@ -134,6 +135,7 @@ fn an_mpi_job_has_its_golden_result() {
     ignore = "mpirun is not installed (ci/setup)"
 )]
 fn an_mpi_job_on_nodes_goes_on_on_others() {
+    let _alone = fabric::one_job();
     let ring = JobOnNodes::checkpointed("ring", 4, &["--pace-us", "100000"]);
     let after = nodes("2", &ring.job(), &["--restart"]).output();
     let after = after.expect("snaprig starts");

@@ -122,6 +122,7 @@ fn kernel(name: &str) -> &'static Kernel {
     ignore = "mpirun is not installed (ci/setup)"
 )]
 fn kernels_have_their_golden_results() {
+    let _alone = fabric::one_job();
     let directory = tempfile::tempdir().expect("a directory");
     for kernel in &KERNELS {
         let program = kernel
@@ -169,6 +170,7 @@ fn life(job: &Path, arguments: &[&str]) -> String {
     ignore = "mpirun is not installed (ci/setup)"
 )]
 fn a_job_goes_over_to_tcp_and_back() {
+    let _alone = fabric::one_job();
     let directory = tempfile::tempdir().expect("a directory");
     let job = directory.path().join("job");
     let ring = kernel("ring");

@@ -33,34 +33,35 @@ fn script(shell: Shell) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
+    use std::process::{Command, Output, Stdio};
 
     use super::*;
 
-    #[test]
-    fn bash_understands_its_completions() {
+    /// Bash, told the script and what follows on its standard input: an argument of a program cannot be as long (execve(2)).
+    fn bash(arguments: &[&str], more: &str) -> Output {
         let mut bash = Command::new("bash")
-            .arg("-n")
+            .args(arguments)
             .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .expect("bash is there");
         let mut stdin = bash.stdin.take().expect("it is piped");
         stdin.write_all(&script(Shell::Bash)).expect("bash reads");
+        stdin.write_all(more.as_bytes()).expect("bash reads");
         drop(stdin);
-        assert!(bash.wait().expect("it is ours").success());
+        bash.wait_with_output().expect("it is ours")
+    }
+
+    #[test]
+    fn bash_understands_its_completions() {
+        assert!(bash(&["-n"], "").status.success());
     }
 
     #[test]
     fn bash_offers_subcommands_and_their_options() {
-        let script = String::from_utf8(script(Shell::Bash)).expect("it is text");
-        let answer = Command::new("bash")
-            .arg("-c")
-            .arg(format!(
-                "{script}\nCOMP_WORDS=(snaprig ckpt launch --int) COMP_CWORD=3\n\
-                 _snaprig snaprig --int launch; echo \"${{COMPREPLY[@]}}\""
-            ))
-            .output()
-            .expect("bash is there");
+        let more = "\nCOMP_WORDS=(snaprig ckpt launch --int) COMP_CWORD=3\n\
+                    _snaprig snaprig --int launch; echo \"${COMPREPLY[@]}\"\n";
+        let answer = bash(&[], more);
         assert_eq!(String::from_utf8_lossy(&answer.stdout), "--interval\n");
     }
 }

@@ -65,16 +65,25 @@ impl Checkpointed {
         self.launch(&["env", port, server, client, "bash", "-c", PAIR])
     }
 
-    pub fn ckpt(&self, arguments: &[&str]) -> Output {
-        let directory = self.checkpoints();
+    /// `snaprig ckpt ...`.
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(SNAPRIG);
         command.arg("ckpt").args(arguments);
-        command.arg("--dir").arg(directory);
-        command.output().expect("snaprig starts")
+        command.arg("--dir").arg(self.checkpoints());
+        command
+    }
+
+    pub fn ckpt(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("snaprig starts")
+    }
+
+    /// Those that supervise it.
+    pub fn supervisors(&self) -> Vec<i32> {
+        self.fabric.processes("launch")
     }
 
     /// Processes of a name, as `ckpt status` has them.
-    fn processes(&self, name: &str) -> Vec<u64> {
+    pub fn processes(&self, name: &str) -> Vec<u64> {
         let status = self.ckpt(&["status", "--json"]);
         let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
         let processes = status["processes"].as_array().into_iter().flatten();
@@ -104,12 +113,16 @@ impl Checkpointed {
 
     /// Restarts it in a fabric of these arguments; what it prints.
     pub fn restart(&self, arguments: &[&str]) -> Output {
+        self.restart_of(arguments, &[])
+    }
+
+    /// The same, with options of `ckpt restart`.
+    pub fn restart_of(&self, arguments: &[&str], options: &[&str]) -> Output {
         let fabric = Fabric::new(arguments);
         let directory = self.checkpoints();
         let directory = directory.to_str().expect("a name");
-        let ran = fabric
-            .start(&[SNAPRIG, "ckpt", "restart", directory])
-            .output();
+        let restart = [SNAPRIG, "ckpt", "restart", directory];
+        let ran = fabric.start(&[&restart[..], options].concat()).output();
         fabric.ended();
         ran
     }

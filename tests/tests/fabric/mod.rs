@@ -7,6 +7,7 @@ use std::{
     io::Read,
     path::Path,
     process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -15,6 +16,12 @@ use std::{
 pub const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
 /// No program here takes longer, however busy the machine is.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Jobs of UCX take huge pages, of which machines have few, and need as many where they are restarted: one at a time.
+pub fn one_job() -> MutexGuard<'static, ()> {
+    static JOBS: Mutex<()> = Mutex::new(());
+    JOBS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Where the fabrics of one test are.
 pub struct Fabric {
@@ -82,18 +89,35 @@ impl Fabric {
 
     /// Process identifiers of its control daemon: none once the last user is gone.
     pub fn daemons(&self) -> Vec<i32> {
+        self.processes("fabric-process")
+    }
+
+    /// Those of its processes that have such a word among their arguments.
+    pub fn processes(&self, word: &str) -> Vec<i32> {
         let ours = format!("SNAPRIG_FABRICS={}", self.directory.path().display());
         let processes = fs::read_dir("/proc").expect("/proc");
         let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         pids.filter(|pid: &i32| {
             let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
             let arguments = String::from_utf8_lossy(&file("cmdline")).into_owned();
-            arguments.contains("fabric-process")
+            arguments.contains(word)
                 && String::from_utf8_lossy(&file("environ"))
                     .split('\0')
                     .any(|word| word == ours)
         })
         .collect()
+    }
+
+    /// SIGKILL of all of its processes, which end before this does.
+    pub fn kill_all(&self) {
+        wait_until("all processes end", || {
+            let left = self.processes("");
+            for pid in &left {
+                // SAFETY: kill(2) takes numbers alone; it is a process of this test's directory.
+                unsafe { libc::kill(*pid, libc::SIGKILL) };
+            }
+            left.is_empty()
+        });
     }
 
     /// Waits until nothing of it is left: no daemon, no file.

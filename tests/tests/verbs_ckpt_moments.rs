@@ -1,0 +1,111 @@
+//! `snaprig ckpt launch --verbs` at moments that nobody chose: checkpoints in the middle of anything, and SIGKILL of anybody in the
+//! middle of a checkpoint, after which the one before is good.
+
+mod checkpointed;
+mod fabric;
+
+use std::{process::Stdio, time::Duration};
+
+use checkpointed::Checkpointed;
+use fabric::{assert_success, text};
+
+/// Programs, what both ends are told, and what is printed in the end. They verify what comes, or count it.
+const PAIRS: [(&str, &str, &str); 8] = [
+    ("ibv_rc_pingpong", "-c -n 100000", "100000 iters"),
+    ("ib_write_bw", "-q 4 -n 200000 -s 4096", "800000"),
+    ("ibv_srq_pingpong", "-c -n 100000", "100000 iters"),
+    ("ibv_ud_pingpong", "-c -n 100000", "100000 iters"),
+    ("ib_send_bw", "-c XRC -n 700000 -s 1024", "700000"),
+    ("ibv_rc_pingpong", "-c -e -n 20000", "20000 iters"),
+    ("ib_atomic_bw", "-n 700000", "700000"),
+    ("ib_write_bw", "-R -n 700000 -s 4096", "700000"),
+];
+
+/// Whom to kill.
+#[derive(Clone, Copy, Debug)]
+enum Victim {
+    Server,
+    Client,
+    Daemon,
+    Supervisor,
+}
+
+/// How often: the variable for more.
+fn rounds(variable: &str) -> u64 {
+    let rounds = std::env::var(variable).ok();
+    rounds.map_or(3, |rounds| rounds.parse().expect("a number of rounds"))
+}
+
+/// The pair of a round, at work, and for some more time.
+fn at_some_moment(round: u64) -> (Checkpointed, fabric::Running, &'static str, &'static str) {
+    let (name, words, said) = PAIRS[round as usize % PAIRS.len()];
+    let pair = Checkpointed::new();
+    let server = format!("{name} -p PORT {words}");
+    let mut running = pair.launch_pair(&server, &format!("{server} 127.0.0.1"));
+    pair.is_at_work(&mut running, name, 1);
+    std::thread::sleep(Duration::from_micros(round * 7919 % 60_000));
+    (pair, running, name, said)
+}
+
+fn goes_on(pair: &Checkpointed, round: u64, (elsewhere, of): (&[&str], &[&str]), said: &str) {
+    let ran = pair.restart_of(elsewhere, of);
+    assert_success(&format!("round {round}"), std::slice::from_ref(&ran));
+    assert!(text(&ran).contains(said), "round {round}: {}", text(&ran));
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "ib_write_bw"),
+    ignore = "ib_write_bw is not installed (ci/setup)"
+)]
+fn at_any_moment() {
+    for round in 0..rounds("SNAPRIG_MOMENTS") {
+        let (pair, running, _, said) = at_some_moment(round);
+        for _ in 0..round % 3 {
+            pair.dump("--leave-running");
+        }
+        pair.dump("--kill");
+        drop(running.output());
+        let model = ["A", "B"][round as usize / PAIRS.len() % 2];
+        goes_on(&pair, round, (&["--model", model], &[]), said);
+    }
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "ib_write_bw"),
+    ignore = "ib_write_bw is not installed (ci/setup)"
+)]
+fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
+    const VICTIMS: [Victim; 4] = [
+        Victim::Supervisor,
+        Victim::Server,
+        Victim::Daemon,
+        Victim::Client,
+    ];
+    for round in 0..rounds("SNAPRIG_KILLS") {
+        let (pair, running, name, said) = at_some_moment(round);
+        pair.dump("--leave-running");
+        let victim = VICTIMS[(round as usize + round as usize / PAIRS.len()) % VICTIMS.len()];
+        let ends = pair.processes(name);
+        let pids: Vec<i32> = match victim {
+            Victim::Supervisor => pair.supervisors(),
+            Victim::Server => ends.first().map(|pid| *pid as i32).into_iter().collect(),
+            Victim::Client => ends.last().map(|pid| *pid as i32).into_iter().collect(),
+            Victim::Daemon => pair.fabric.daemons(),
+        };
+        let mut dump = pair.command(&["dump", "--leave-running"]);
+        let dump = dump.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut dump = dump.expect("snaprig starts");
+        std::thread::sleep(Duration::from_micros(round * 6113 % 50_000));
+        for pid in pids {
+            // SAFETY: kill(2) takes numbers alone; it is a process of this test's, whose parent waits for it no sooner than it ends.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        // It has succeeded, or not: nobody waits for ever. What it saved may be a tree that has lost somebody.
+        dump.wait().expect("it is ours");
+        pair.fabric.kill_all();
+        drop(running);
+        goes_on(&pair, round, (&[], &["--round", "1"]), said);
+    }
+}
