@@ -12,7 +12,7 @@ use snaprig_verbs_abi::*;
 
 use crate::{
     event::{Gate, ring},
-    objects::{Channel, Context, Cq, CqMade, Pd, Shadow, is_ours, wait_until},
+    objects::{Channel, Context, Cq, CqMade, Pd, Shadow, is_ours, table, wait_until},
     real::{Real, null, real},
     state::{State, lock, set},
 };
@@ -43,9 +43,7 @@ pub unsafe fn create_below(
         match made.extended {
             None => (real.ibv_create_cq)(context, entries as c_int, user, channel, vector as c_int),
             Some((wc_flags, flags)) => {
-                let offset = std::mem::offset_of!(verbs_context, context);
-                let table = context.wrapping_byte_sub(offset).cast::<verbs_context>();
-                let Some(create) = (*table).create_cq_ex else {
+                let Some(create) = (*table(context)).create_cq_ex else {
                     return null(libc::EOPNOTSUPP);
                 };
                 let mut attr: ibv_cq_init_attr_ex = zeroed();

@@ -5,10 +5,9 @@ use std::ffi::{c_int, c_void};
 use snaprig_verbs_abi::*;
 
 use crate::{
-    objects::{Context, Pd, Shadow, Td},
+    objects::{Context, Pd, Shadow, Td, table},
     real::{null, real},
     state::lock,
-    xrc::table,
 };
 
 /// Makes a thread domain below.

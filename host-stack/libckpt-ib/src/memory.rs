@@ -9,10 +9,9 @@ use snaprig_ckpt_ib::names::Domain;
 use snaprig_verbs_abi::*;
 
 use crate::{
-    objects::{Context, Mr, Pd, Scratch, Shadow, is_ours},
+    objects::{Context, Mr, Pd, Scratch, Shadow, is_ours, table},
     real::{Real, errno, null, real},
     state::{Things, lock},
-    xrc::table,
 };
 
 /// Words of what a mark fetches.

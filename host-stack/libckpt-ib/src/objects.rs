@@ -233,6 +233,12 @@ shadows! { Device of ibv_device, Channel of ibv_comp_channel, Cq of ibv_cq, Pd o
 Qp of ibv_qp, Ah of ibv_ah, Xrcd of ibv_xrcd,
 Td of ibv_td, Mw of ibv_mw }
 
+/// The extended functions of a context, which stand around it.
+pub fn table(context: *mut ibv_context) -> *mut verbs_context {
+    let offset = std::mem::offset_of!(verbs_context, context);
+    context.wrapping_byte_sub(offset).cast()
+}
+
 impl Context {
     /// What a pointer of the program's is to.
     ///
@@ -251,8 +257,7 @@ impl Context {
 
     /// The extended functions of the libibverbs below.
     pub fn real_verbs(&self) -> *mut verbs_context {
-        let offset = std::mem::offset_of!(verbs_context, context);
-        self.real.wrapping_byte_sub(offset).cast()
+        table(self.real)
     }
 
     /// What names its ports in the job.

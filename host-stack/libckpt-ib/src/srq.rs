@@ -6,7 +6,7 @@ use snaprig_ckpt_ib::{Name, behind::Behind, process, receives::Receives};
 use snaprig_verbs_abi::*;
 
 use crate::{
-    objects::{Context, Cq, Pd, Shadow, Srq, XrcSrq, Xrcd, is_ours, wait_until},
+    objects::{Context, Cq, Pd, Shadow, Srq, XrcSrq, Xrcd, is_ours, table, wait_until},
     real::{Real, errno, null, real},
     state::{lock, set},
     xrc,
@@ -45,7 +45,7 @@ pub unsafe fn create_below(
             | IBV_SRQ_INIT_ATTR_CQ;
         init.srq_type = IBV_SRQT_XRC;
         (init.pd, init.xrcd, init.cq) = (pd, (*xrcd).real, (*cq).real);
-        let below = match (*xrc::table((*pd).context)).create_srq_ex {
+        let below = match (*table((*pd).context)).create_srq_ex {
             Some(create) => create((*pd).context, &mut init),
             None => null(libc::EOPNOTSUPP),
         };

@@ -7,7 +7,6 @@
 
 use std::{
     ffi::c_int,
-    mem::offset_of,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     ptr,
 };
@@ -16,17 +15,11 @@ use snaprig_ckpt_ib::{Below, Name, serve::settle};
 use snaprig_verbs_abi::*;
 
 use crate::{
-    objects::{Context, Qp, Shadow, Xrcd},
+    objects::{Context, Qp, Shadow, Xrcd, table},
     qp,
     real::{null, real},
     state::{State, Things, lock},
 };
-
-/// The extended functions of a context of the libibverbs below.
-pub fn table(context: *mut ibv_context) -> *mut verbs_context {
-    let offset = offset_of!(verbs_context, context);
-    context.wrapping_byte_sub(offset).cast()
-}
 
 /// Opens a domain below.
 ///

@@ -63,9 +63,7 @@ impl Namespaces {
         }
         Ok(Some(made))
     }
-}
 
-impl Namespaces {
     /// Does something in the network of a node, from 1. The calling process has one thread.
     pub fn within<T>(&self, node: u32, act: impl FnOnce() -> T) -> io::Result<T> {
         let at = node.checked_sub(1).map(|index| index as usize);
