@@ -4,7 +4,11 @@
 mod checkpointed;
 mod fabric;
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    ops::Range,
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use checkpointed::Checkpointed;
 use fabric::{assert_success, text};
@@ -30,10 +34,12 @@ enum Victim {
     Supervisor,
 }
 
-/// How often: the variable for more.
-fn rounds(variable: &str) -> u64 {
-    let rounds = std::env::var(variable).ok();
-    rounds.map_or(3, |rounds| rounds.parse().expect("a number of rounds"))
+/// Which rounds: the variable for others, as how many or as FIRST..END.
+fn rounds(variable: &str) -> Range<u64> {
+    let rounds = std::env::var(variable).unwrap_or("3".to_owned());
+    let (first, end) = rounds.split_once("..").unwrap_or(("0", &rounds));
+    let number = |text: &str| text.parse().expect("a number of rounds");
+    number(first)..number(end)
 }
 
 /// The pair of a round, at work, and for some more time.
@@ -59,7 +65,7 @@ fn goes_on(pair: &Checkpointed, round: u64, (elsewhere, of): (&[&str], &[&str]),
     ignore = "ib_write_bw is not installed (ci/setup)"
 )]
 fn at_any_moment() {
-    for round in 0..rounds("SNAPRIG_MOMENTS") {
+    for round in rounds("SNAPRIG_MOMENTS") {
         let (pair, running, _, said) = at_some_moment(round);
         for _ in 0..round % 3 {
             pair.dump("--leave-running");
@@ -83,7 +89,8 @@ fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
         Victim::Daemon,
         Victim::Client,
     ];
-    for round in 0..rounds("SNAPRIG_KILLS") {
+    for round in rounds("SNAPRIG_KILLS") {
+        let begun = Instant::now();
         let (pair, running, name, said) = at_some_moment(round);
         pair.dump("--leave-running");
         let victim = VICTIMS[(round as usize + round as usize / PAIRS.len()) % VICTIMS.len()];
@@ -107,5 +114,9 @@ fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
         pair.fabric.kill_all();
         drop(running);
         goes_on(&pair, round, (&[], &["--round", "1"]), said);
+        eprintln!(
+            "round {round}: {name}, {victim:?} killed, {:.1?}",
+            begun.elapsed()
+        );
     }
 }

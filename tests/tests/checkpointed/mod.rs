@@ -122,9 +122,27 @@ impl Checkpointed {
         let directory = self.checkpoints();
         let directory = directory.to_str().expect("a name");
         let restart = [SNAPRIG, "ckpt", "restart", directory];
-        let ran = fabric.start(&[&restart[..], options].concat()).output();
+        let restart = [elsewhere(), &restart[..], options].concat();
+        let ran = fabric.start(&restart).output();
         fabric.ended();
         ran
+    }
+}
+
+/// Before a program that is to run where no port has been used, as on another machine: whom SIGKILL has ended leaves its ports in
+/// use for a minute (TIME_WAIT). Who is not root waits.
+fn elsewhere() -> &'static [&'static str] {
+    const ELSEWHERE: [&str; 6] = [
+        "unshare",
+        "--net",
+        "bash",
+        "-c",
+        r#"ip link set lo up && exec "$@""#,
+        "bash",
+    ];
+    match rustix::process::geteuid().is_root() {
+        true => &ELSEWHERE,
+        false => &[],
     }
 }
 
