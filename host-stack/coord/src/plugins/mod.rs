@@ -19,7 +19,8 @@
 //!
 //! What must stay true: whoever has been told to quiesce is told to resume sooner or later, also after its own lateness
 //! and after any failure, unless its process ends; a phase is passed only when everybody who is connected has passed it;
-//! no plugin waits for an answer in a round that has failed.
+//! no plugin waits for an answer in a round that has failed, and a round has failed when a process ends that has quiesced:
+//! others may count on it.
 
 mod board;
 pub mod faults;
@@ -248,7 +249,7 @@ impl Machine {
         };
         self.questions.retain(|_, whose| *whose != connection);
         if let Round::Towards { phase, .. } = self.round
-            && Phase::RESTART.contains(&phase)
+            && (Phase::RESTART.contains(&phase) || plugin.has_begun())
         {
             self.fail(plugin.refusal("its process has ended, or has closed its connection"));
         }

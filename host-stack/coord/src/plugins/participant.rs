@@ -115,6 +115,15 @@ impl Participant {
         registered.map_or(Phases::NONE, |registered| registered.phases)
     }
 
+    /// Whether it has passed a phase of the round.
+    pub fn has_begun(&self) -> bool {
+        match self.state {
+            State::Passed(_) => true,
+            State::Busy { phase, .. } => phase > Phase::Quiesce && phase != Phase::Resume,
+            State::New { .. } | State::Idle | State::Late { .. } => false,
+        }
+    }
+
     /// Whether it has nothing to do in a phase.
     pub fn passes_over(&self, phase: Phase) -> bool {
         !self.phases().has(phase)
