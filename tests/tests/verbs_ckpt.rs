@@ -169,7 +169,7 @@ fn who_talks_to_a_stranger_is_not_checkpointed_and_goes_on() {
 }
 
 /// Processes of tests/verbs/objects work until there is a file, which is made once they are saved, and go on elsewhere.
-fn objects_go_on(mode: &str) {
+fn objects_go_on(mode: &str, images: &str, count: u32) {
     let _alone = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
     let job = Checkpointed::new();
     let program = job.directory.path().join("objects");
@@ -177,9 +177,11 @@ fn objects_go_on(mode: &str) {
     fabric::compile(&sources, &program);
     let files = ["objects", "stop", "domain"].map(|name| job.directory.path().join(name));
     let [program, stop, domain] = files.each_ref().map(|path| path.to_str().expect("a name"));
-    let mut running = job.launch(&[program, mode, stop, domain]);
+    let mut running = job.launch_with(&["--mode", images], &[program, mode, stop, domain]);
     job.is_at_work(&mut running, "objects", 1);
-    job.dump("--leave-running");
+    for _ in 1..count {
+        job.dump("--leave-running");
+    }
     job.dump("--kill");
     drop(running.output());
     fs::write(stop, "").expect("a file");
@@ -190,7 +192,7 @@ fn objects_go_on(mode: &str) {
 }
 
 macro_rules! objects {
-    ($($test:ident: $mode:literal;)*) => {
+    ($($test:ident: $mode:literal, $images:literal, $count:literal;)*) => {
         $(
             #[test]
             #[cfg_attr(
@@ -198,14 +200,16 @@ macro_rules! objects {
                 ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
             )]
             fn $test() {
-                objects_go_on($mode);
+                objects_go_on($mode, $images, $count);
             }
         )*
     };
 }
 
 objects! {
-    processes_share_a_domain_of_xrc: "xrc";
-    windows_are_bound_as_they_were: "windows";
-    long_inline_data_in_a_parent_domain: "inline";
+    processes_share_a_domain_of_xrc: "xrc", "full", 2;
+    windows_are_bound_as_they_were: "windows", "full", 2;
+    long_inline_data_in_a_parent_domain: "inline", "full", 2;
+    increments_have_what_peers_have_written: "ledger", "incremental", 4;
+    what_peers_write_while_memory_is_copied_is_saved: "ledger", "background", 3;
 }

@@ -44,12 +44,16 @@ impl Checkpointed {
     }
 
     pub fn launch(&self, program: &[&str]) -> Running {
+        self.launch_with(&[], program)
+    }
+
+    /// With options of `ckpt launch`.
+    pub fn launch_with(&self, options: &[&str], program: &[&str]) -> Running {
         let directory = self.checkpoints();
         let directory = directory.to_str().expect("a name");
-        let launch = [
-            SNAPRIG, "ckpt", "launch", "--dir", directory, "--verbs", "--",
-        ];
-        self.fabric.start(&[&launch[..], program].concat())
+        let launch = [SNAPRIG, "ckpt", "launch", "--dir", directory, "--verbs"];
+        self.fabric
+            .start(&[&launch[..], options, &["--"], program].concat())
     }
 
     /// A server and a client; PORT in their words is one that is free.

@@ -4,12 +4,15 @@
  *   xrc      one connection, by which messages go to shared receive queues of two processes
  *   windows  writes through memory windows: bound once, bound again in each round, invalidated by a peer
  *   inline   long inline data; all is made in a parent domain
+ *   ledger   a peer writes all over memory of several kinds whose owner does nothing, and looks at all of it in the end
  */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +21,7 @@
 
 enum { DEPTH = 32, PLACE = 1024, LAST_ROUNDS = 1000, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND };
 
-static const char *stop_file;
+static const char *stop_file, *domain_file;
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_cq *cq;
@@ -461,6 +464,102 @@ static void inline_sender(int peer)
 	}
 }
 
+/* ledger */
+
+enum { KINDS = 3, ENTRIES = 1 << 15, ENTRY = 256 };
+
+/* Where the owner has one, and what the writer has to know. */
+struct area {
+	uint64_t address;
+	uint32_t rkey;
+};
+
+/* Private memory, shared memory, and a file's pages that have become its own. */
+static uint8_t *area_of(int kind)
+{
+	size_t bytes = (size_t)ENTRIES * ENTRY;
+	int file, id;
+	void *at;
+
+	switch (kind) {
+	case 0:
+		at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		break;
+	case 1:
+		check((id = shmget(IPC_PRIVATE, bytes, 0600)) >= 0, "shmget");
+		at = shmat(id, NULL, 0);
+		check(!shmctl(id, IPC_RMID, NULL), "IPC_RMID");
+		break;
+	default:
+		check((file = open(domain_file, O_RDWR | O_CREAT, 0600)) >= 0 && !ftruncate(file, bytes), "a file");
+		at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+		close(file);
+	}
+	check(at != MAP_FAILED, "memory");
+	return at;
+}
+
+/* Which entry a round's is, of all kinds: each comes many times, in no order. */
+static uint64_t entry_of(uint64_t round)
+{
+	return (round + 1) * 0x9e3779b97f4a7c15 >> 20 & (4 * ENTRIES - 1);
+}
+
+static void ledger_owner(int peer)
+{
+	uint8_t *areas[KINDS];
+	struct area said[KINDS];
+	uint64_t rounds;
+
+	open_all(0);
+	for (int kind = 0; kind < KINDS; kind++) {
+		struct ibv_mr *of = ibv_reg_mr(pd, areas[kind] = area_of(kind), (size_t)ENTRIES * ENTRY, ALL);
+
+		check(!!of, "ibv_reg_mr");
+		said[kind] = (struct area){(uintptr_t)areas[kind], of->rkey};
+	}
+	connected(peer, 0);
+	tell(peer, said, sizeof said);
+	hear(peer, &rounds, sizeof rounds);
+
+	uint64_t *last = calloc(4 * ENTRIES, sizeof *last);
+
+	check(!!last, "calloc");
+	for (uint64_t round = 0; round < rounds; round++)
+		last[entry_of(round)] = round + 1;
+	for (uint64_t entry = 0; entry < KINDS * ENTRIES; entry++)
+		if (last[entry])
+			is_filled(areas[entry / ENTRIES] + entry % ENTRIES * ENTRY, last[entry] - 1, ENTRY, "an entry");
+}
+
+static void ledger_writer(int peer)
+{
+	struct area areas[KINDS];
+	uint64_t round = 0;
+
+	open_all(0);
+
+	struct ibv_qp *qp = connected(peer, 0);
+
+	hear(peer, areas, sizeof areas);
+	for (; goes_on(); round++) {
+		uint64_t entry = entry_of(round);
+		struct ibv_sge sge = part(0, ENTRY);
+
+		if (entry >= KINDS * ENTRIES)
+			continue;
+		struct area to = areas[entry / ENTRIES];
+		struct ibv_send_wr wr = {.wr_id = round, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+					 .send_flags = IBV_SEND_SIGNALED,
+					 .wr.rdma = {to.address + entry % ENTRIES * ENTRY, to.rkey}};
+
+		fill(buffer[0], round, ENTRY);
+		post(qp, &wr);
+		next();
+	}
+	tell(peer, &round, sizeof round);
+}
+
 static int started(void (*work)(int), int at)
 {
 	int child = fork();
@@ -474,7 +573,6 @@ static int started(void (*work)(int), int at)
 }
 
 static int sockets[3][2];
-static const char *domain_file;
 
 static void first_receiver(int at)
 {
@@ -488,7 +586,7 @@ static void second_receiver(int at)
 
 int main(int argc, char **argv)
 {
-	check(argc == 4, "objects xrc|windows|inline STOP-FILE DOMAIN-FILE");
+	check(argc == 4, "objects xrc|windows|inline|ledger STOP-FILE FILE");
 	stop_file = argv[2];
 	domain_file = argv[3];
 	for (int i = 0; i < 3; i++)
@@ -503,6 +601,9 @@ int main(int argc, char **argv)
 	} else if (!strcmp(argv[1], "windows")) {
 		started(windows_owner, sockets[0][1]);
 		windows_writer(sockets[0][0]);
+	} else if (!strcmp(argv[1], "ledger")) {
+		started(ledger_owner, sockets[0][1]);
+		ledger_writer(sockets[0][0]);
 	} else {
 		started(inline_receiver, sockets[0][1]);
 		inline_sender(sockets[0][0]);
