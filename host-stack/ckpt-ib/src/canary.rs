@@ -11,4 +11,8 @@ pub enum Canary {
     KeyWithoutDomain,
     /// A name that is given after a restart may be one that is given already.
     NameGivenTwice,
+    /// An image that builds on what was copied before has what the program has written since, and not what its HCA has.
+    WritesUntracked,
+    /// Who stays where it is posts no receives again, in queues that are made again as their peer has moved.
+    ReceivesLeft,
 }

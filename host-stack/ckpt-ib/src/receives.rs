@@ -118,9 +118,14 @@ impl<R> Receives<R> {
         self.lent = self.lent.saturating_sub(1);
     }
 
-    /// Lent ones are gone: there is another queue below.
-    pub fn unlend_all(&mut self) {
-        self.lent = 0;
+    /// Lent ones are gone: there is another queue below. How many there were.
+    pub fn unlend_all(&mut self) -> u64 {
+        std::mem::take(&mut self.lent)
+    }
+
+    /// The queue below is the one after all in which so many are.
+    pub fn lend_again(&mut self, lent: u64) {
+        self.lent = lent;
     }
 
     /// The next message that came in a lent receive, and the program's receive for it.

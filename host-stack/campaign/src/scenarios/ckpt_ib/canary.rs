@@ -42,5 +42,19 @@ impl PlantedBug for Bug {
                 "What is made after a restart may have the name of something older.",
             ),
         ),
+        (
+            Self(Planted::WritesUntracked),
+            canary(
+                "writes-untracked",
+                "An image that builds on an earlier copy lacks what peers have written since by RDMA.",
+            ),
+        ),
+        (
+            Self(Planted::ReceivesLeft),
+            canary(
+                "receives-left",
+                "Who stays when its peer moves leaves its receives in the queue of before.",
+            ),
+        ),
     ];
 }

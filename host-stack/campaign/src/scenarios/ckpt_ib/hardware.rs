@@ -39,7 +39,6 @@ const SCRATCH_AT: u64 = LENT_AT - 8;
 /// Whose a queue pair is.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
-    pub member: usize,
     /// What the job calls it.
     pub name: Name,
     pub end: HcaEnd,
@@ -49,7 +48,8 @@ pub struct Owner {
 pub struct Fabric {
     pub world: World,
     owners: RefCell<BTreeMap<Name, Owner>>,
-    keys: RefCell<BTreeMap<(usize, u32), u32>>,
+    /// By process's slot.
+    keys: RefCell<BTreeMap<(u32, u32), u32>>,
     /// By HCA.
     next_keys: RefCell<Vec<u32>>,
 }
@@ -93,9 +93,18 @@ impl Fabric {
             .copied()
     }
 
-    fn key(&self, member: usize, key: u32) -> u32 {
+    /// A process is gone, and what it had.
+    pub fn leaves(&self, slot: u32) {
+        let is_another_s = |owner: &Owner| owner.end.process != slot;
+        self.owners
+            .borrow_mut()
+            .retain(|_, owner| is_another_s(owner));
+        self.keys.borrow_mut().retain(|(of, _), _| *of != slot);
+    }
+
+    fn key(&self, slot: u32, key: u32) -> u32 {
         let keys = self.keys.borrow();
-        keys.get(&(member, key)).copied().unwrap_or(NO_KEY)
+        keys.get(&(slot, key)).copied().unwrap_or(NO_KEY)
     }
 
     fn free_number(&self, port: u64) -> Name {
@@ -109,10 +118,16 @@ impl Fabric {
 /// What a process has below.
 #[derive(Debug)]
 pub struct Hardware {
-    pub member: usize,
     pub node: Node,
     /// By place of its queue pairs.
     pub ends: Vec<(Name, HcaEnd)>,
+    /// What was at places, beside what was made for them again.
+    old: Vec<(u32, (Name, HcaEnd))>,
+    /// A copy of its memory, and what the program has written since then.
+    ahead: Vec<u8>,
+    written: Vec<(u64, usize)>,
+    /// By region.
+    pub keys: Vec<u32>,
     pub shared: Option<u32>,
     /// A domain of XRC, and its shared receive queue there.
     pub xrc: Option<(u32, u32)>,
@@ -122,11 +137,14 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    pub fn new(fabric: &Fabric, member: usize, slot: u32, hca: u32) -> Self {
+    pub fn new(fabric: &Fabric, slot: u32, hca: u32) -> Self {
         Self {
-            member,
             node: fabric.world.node(slot, hca),
             ends: Vec::new(),
+            old: Vec::new(),
+            ahead: Vec::new(),
+            written: Vec::new(),
+            keys: Vec::new(),
             shared: None,
             xrc: None,
             lent: BTreeMap::new(),
@@ -136,6 +154,33 @@ impl Hardware {
 
     pub fn slot(&self) -> u32 {
         self.node.process
+    }
+
+    /// The program writes into its memory.
+    pub fn write(&mut self, fabric: &Fabric, at: u64, data: &[u8]) {
+        fabric.world.put(self.slot(), at, data);
+        self.written.push((at, data.len()));
+    }
+
+    /// Most of the memory is copied ahead of a checkpoint, while the program runs.
+    pub fn copy_ahead(&mut self, fabric: &Fabric, bytes: usize) {
+        self.ahead = fabric.world.get(self.slot(), 0, bytes);
+        self.written.clear();
+    }
+
+    /// What a checkpoint has of the memory: what was copied ahead, and, over it, what was written to since; by the HCA, too, if
+    /// its writes are tracked.
+    pub fn copied(&self, fabric: &Fabric, is_tracked: bool) -> Vec<u8> {
+        let now = fabric.world.get(self.slot(), 0, self.ahead.len());
+        if is_tracked {
+            return now;
+        }
+        let mut copied = self.ahead.clone();
+        for (at, bytes) in &self.written {
+            let range = *at as usize..(*at as usize + bytes).min(now.len());
+            copied[range.clone()].copy_from_slice(&now[range]);
+        }
+        copied
     }
 
     /// The next region; its key.
@@ -153,13 +198,15 @@ impl Hardware {
         let next = &mut fabric.next_keys.borrow_mut()[self.node.hca as usize];
         let key = *next;
         *next += 1;
-        fabric.keys.borrow_mut().insert((self.member, key), of_hca);
+        fabric.keys.borrow_mut().insert((self.slot(), key), of_hca);
+        self.keys.push(key);
         key
     }
 
     /// A key is not wanted.
-    pub fn deregister(&self, fabric: &Fabric, key: u32) {
-        fabric.keys.borrow_mut().remove(&(self.member, key));
+    pub fn deregister(&mut self, fabric: &Fabric, key: u32) {
+        self.keys.retain(|other| *other != key);
+        fabric.keys.borrow_mut().remove(&(self.slot(), key));
     }
 
     /// A shared receive queue of XRC, in the domain that all processes at its HCA share; its number, which is not given already.
@@ -223,11 +270,7 @@ impl Hardware {
         let end = world.end(&self.node, transport, &request);
         let real = fabric.free_number(port(self.node.hca));
         self.ends.push((real, end));
-        let owner = Owner {
-            member: self.member,
-            name: real,
-            end,
-        };
+        let owner = Owner { name: real, end };
         fabric.owners.borrow_mut().insert(real, owner);
         real
     }
@@ -249,13 +292,76 @@ impl Hardware {
             }
             in_vain.extend(self.ends.pop());
         };
-        for (name, end) in in_vain {
-            let request = Control::DestroyQp { qp: end.index };
-            let done = fabric.world.ask(self.slot(), &request);
-            assert!(done.is_ok(), "{done:?}");
-            fabric.owners.borrow_mut().remove(&name);
+        for made in in_vain {
+            self.destroy(fabric, made);
         }
         real
+    }
+
+    /// A queue pair that is at no place goes.
+    pub fn destroy(&self, fabric: &Fabric, (name, end): (Name, HcaEnd)) {
+        let request = Control::DestroyQp { qp: end.index };
+        let done = fabric.world.ask(self.slot(), &request);
+        assert!(done.is_ok(), "{done:?}");
+        fabric.owners.borrow_mut().remove(&name);
+    }
+
+    /// Makes another queue pair for a place: the old one is kept beside it.
+    pub fn create_again(
+        &mut self,
+        fabric: &Fabric,
+        place: u32,
+        transport: Transport,
+        is_shared: bool,
+    ) {
+        self.create(fabric, transport, is_shared);
+        let made = self.ends.pop().expect("it was just made");
+        let old = std::mem::replace(&mut self.ends[place as usize], made);
+        self.old.push((place, old));
+        let name = fabric.owner(old.0).map(|owner| owner.name);
+        self.call(fabric, place, name.expect("it has a name"));
+    }
+
+    /// Whether a completion is of a receive that was in an old one: it was posted again, in the new one.
+    fn is_of_old(&self, real: &Real) -> bool {
+        let is_its = |(_, (_, end)): &(u32, (Name, HcaEnd))| end.number == real.qp_number;
+        let is_own = |cookie: Cookie| {
+            !matches!(cookie.queue, Queue::Shared(_)) || real.status as u32 != SUCCESS
+        };
+        self.old.iter().any(is_its) && Cookie::of(real.wr_id).is_none_or(is_own)
+    }
+
+    /// The place that a queue pair is at, or was.
+    fn place_of(&self, number: u32) -> Option<usize> {
+        let is_it = |(_, end): &(Name, HcaEnd)| end.number == number;
+        let before = || {
+            let was = self.old.iter().find(|(_, old)| is_it(old));
+            was.map(|(place, _)| *place as usize)
+        };
+        self.ends.iter().position(is_it).or_else(before)
+    }
+
+    /// The new ones go, and the old ones are what they were.
+    pub fn take_old(&mut self, fabric: &Fabric) {
+        for (place, old) in std::mem::take(&mut self.old) {
+            let made = std::mem::replace(&mut self.ends[place as usize], old);
+            self.destroy(fabric, made);
+        }
+    }
+
+    /// The old ones take no message any more. Then, what has come by them: [`Driver::poll`].
+    pub fn close_old(&self, fabric: &Fabric) {
+        for (_, (_, end)) in &self.old {
+            let done = fabric.world.state(end, State::Error);
+            assert!(done.is_ok(), "{done:?}");
+        }
+    }
+
+    /// The old ones go.
+    pub fn drop_old(&mut self, fabric: &Fabric) {
+        for (_, old) in std::mem::take(&mut self.old) {
+            self.destroy(fabric, old);
+        }
     }
 
     /// The shared receive queue at a place, below.
@@ -301,7 +407,7 @@ impl Driver<'_> {
         };
         let key = owner.map_or(NO_KEY, |owner| {
             let key = self.names.remote_key(to, request.remote_key);
-            self.fabric.key(owner.member, key)
+            self.fabric.key(owner.end.process, key)
         });
         let flag = |on: bool, flag| if on { flag } else { SendFlags::empty() };
         let send = Send {
@@ -430,7 +536,13 @@ impl Below<Request, Receive> for Driver<'_> {
     fn poll(&mut self, _: u32) -> Option<Came> {
         let world = &self.fabric.world;
         let node = &self.me.node;
-        let real = world.hca(node.process).poll(world.memory.cq(node.cq)?)?;
+        let queue = world.memory.cq(node.cq)?;
+        let real = loop {
+            let real = world.hca(node.process).poll(queue)?;
+            if !self.me.is_of_old(&real) {
+                break real;
+            }
+        };
         let (status, number) = (real.status as u64, u64::from(real.qp_number));
         world.note(&[number, real.wr_id, status, real.opcode.into(), real.time_ns]);
         if let Some(Queue::Shared(XRC)) = Cookie::of(real.wr_id).map(|cookie| cookie.queue) {
@@ -441,8 +553,7 @@ impl Below<Request, Receive> for Driver<'_> {
                 from: Some(by),
             });
         }
-        let of_qp = |(_, end): &(Name, HcaEnd)| end.number == real.qp_number;
-        let place = self.me.ends.iter().position(of_qp)?;
+        let place = self.me.place_of(real.qp_number)?;
         let owner = self.fabric.owner(self.me.ends[place].0)?;
         let from = self.fabric.owner_of(real.source_qp);
         Some(Came {
@@ -499,7 +610,7 @@ impl Below<Request, Receive> for Driver<'_> {
     }
 
     fn fill(&mut self, receive: &Receive, data: &[u8]) {
-        self.fabric.world.put(self.me.slot(), *receive, data);
+        self.me.write(self.fabric, *receive, data);
     }
 
     fn receive(&mut self, receive: &Receive, cookie: Cookie) -> Result<(), String> {

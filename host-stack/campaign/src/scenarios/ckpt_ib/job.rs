@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use snaprig_ckpt_ib::{
-    Below, Name, Names,
+    Below, Canary, Name, Names,
     cookie::{Cookie, Queue},
     drain::{Drain, Said, said},
     faults,
@@ -19,6 +19,7 @@ use snaprig_sim::Point;
 use super::{
     hardware::{Hardware, Receive, XRC, port},
     invariants::CUT,
+    moves::Moving,
     program::{Program, Request},
     run::{Member, Run},
 };
@@ -48,10 +49,10 @@ fn point(phase: Phase) -> &'static Point {
 
 /// A process in a checkpoint.
 #[derive(Clone, Debug)]
-struct Saved {
-    process: Process<Request, Receive>,
-    program: Program,
-    memory: Vec<u8>,
+pub struct Saved {
+    pub process: Process<Request, Receive>,
+    pub program: Program,
+    pub memory: Vec<u8>,
 }
 
 struct Round {
@@ -69,7 +70,9 @@ pub struct Job {
     /// Checkpoints are ordered when so many events have happened; the next is the last here.
     orders: Vec<u64>,
     round: Option<Round>,
-    checkpoint: Option<Vec<Saved>>,
+    pub checkpoint: Option<Vec<Saved>>,
+    /// One of them moves.
+    pub moving: Option<Moving>,
     lives: u32,
     /// Why checkpoints were not taken.
     pub refusals: Vec<String>,
@@ -84,6 +87,7 @@ impl Job {
             orders,
             round: None,
             checkpoint: None,
+            moving: None,
             lives: 0,
             refusals: Vec::new(),
             is_last: false,
@@ -121,22 +125,27 @@ impl Run {
     /// Looks after the job, after each event.
     pub fn tend(&mut self) {
         let world = &self.fabric.world;
-        if !self
-            .members
+        let leaving = self
+            .job
+            .moving
             .iter()
-            .all(|one| world.lives(one.hardware.slot()))
-        {
+            .filter_map(|moving| moving.left.as_ref());
+        let mut all = self.members.iter().chain(leaving);
+        if !all.all(|one| world.lives(one.hardware.slot())) {
             return self.restart();
         }
         let events = world.events();
         let is_due = |at: &u64| *at <= events || self.job.is_last;
         if self.job.round.is_none() && self.job.orders.last().is_some_and(is_due) {
             self.job.orders.pop();
+            for (one, used) in self.members.iter_mut().zip(&self.layout.used) {
+                one.hardware.copy_ahead(&self.fabric, *used as usize);
+            }
             self.begin(Phase::Quiesce);
         }
     }
 
-    fn begin(&mut self, phase: Phase) {
+    pub fn begin(&mut self, phase: Phase) {
         let count = self.members.len();
         let now = self.fabric.world.now();
         let is_new = matches!(phase, Phase::Quiesce | Phase::Rebuild);
@@ -223,9 +232,13 @@ impl Run {
             Phase::Drain => self.begin(Phase::Save),
             Phase::Save => {
                 self.commit();
-                match self.random.one_in(2) || self.job.is_last {
+                match self.job.is_last {
                     true => self.restart(),
-                    false => self.begin(Phase::Resume),
+                    false => match self.random.below(4) {
+                        0 | 1 => self.restart(),
+                        2 => self.begin(Phase::Resume),
+                        _ => self.begin_move(),
+                    },
                 }
             }
             Phase::Rebuild => {
@@ -233,9 +246,15 @@ impl Run {
                 self.names = Names::new(published, self.canary);
                 self.begin(Phase::Exchange);
             }
-            Phase::Exchange => self.begin(Phase::Refill),
+            Phase::Exchange => match self.decide_move() {
+                true => self.begin(Phase::Refill),
+                false => self.begin(Phase::Resume),
+            },
             Phase::Refill => self.begin(Phase::Go),
-            Phase::Resume | Phase::Go => self.job.round = None,
+            Phase::Resume | Phase::Go => {
+                self.job.round = None;
+                self.job.moving = None;
+            }
         }
     }
 
@@ -308,7 +327,7 @@ impl Run {
     }
 
     fn save(&mut self, member: usize) -> bool {
-        let used = self.layout.used[member] as usize;
+        let is_tracked = self.canary != Some(Canary::WritesUntracked);
         let one = &mut self.members[member];
         let Some(round) = &mut self.job.round else {
             return false;
@@ -319,7 +338,7 @@ impl Run {
         let saved = Saved {
             process: one.process.clone(),
             program: one.program.clone(),
-            memory: self.fabric.world.get(one.hardware.slot(), 0, used),
+            memory: one.hardware.copied(&self.fabric, is_tracked),
         };
         round.saved[member] = Some(saved);
         true
@@ -364,7 +383,8 @@ impl Run {
     /// All is killed, and restarted from the last complete checkpoint; without one, from the beginning.
     fn restart(&mut self) {
         let world = &self.fabric.world;
-        for one in &self.members {
+        let left = self.job.moving.take().and_then(|moving| moving.left);
+        for one in self.members.iter().chain(&left) {
             if world.lives(one.hardware.slot()) {
                 world.kill(one.hardware.slot());
             }
@@ -389,7 +409,7 @@ impl Run {
         self.members.clear();
         for (member, saved) in checkpoint.into_iter().enumerate() {
             let hca = (member as u32 + shift) % self.hcas;
-            let hardware = Hardware::new(&self.fabric, member, slots[member], hca);
+            let hardware = Hardware::new(&self.fabric, slots[member], hca);
             self.fabric.world.put(slots[member], 0, &saved.memory);
             let mut one = Member::new(saved.process, saved.program, hardware);
             one.is_closed = true;
@@ -399,41 +419,65 @@ impl Run {
     }
 
     fn rebuild(&mut self, member: usize) -> bool {
-        let domain = Domain(member as u64);
-        let mut published = Published::default();
+        match self.stays(member) {
+            true => self.follow(member),
+            false => self.make_all(member),
+        }
+        self.publish(member);
+        true
+    }
+
+    fn make_all(&mut self, member: usize) {
         let one = &mut self.members[member];
-        if let Some(behind) = one.process.behind.get(&XRC) {
-            let real = one.hardware.share(&self.fabric, |_| false);
-            published.shared.push((behind.name, real, domain));
+        if one.process.behind.contains_key(&XRC) {
+            one.hardware.share(&self.fabric, |_| false);
         }
         for end in &one.program.ends {
             let (transport, receives) = self.layout.transports(end.which);
             let is_shared = self.layout.connection(end.which).shared;
-            let real = one.hardware.create(&self.fabric, transport, is_shared);
+            one.hardware.create(&self.fabric, transport, is_shared);
             one.hardware.call(&self.fabric, end.qp, end.name);
-            published.queue_pairs.push((end.name, real, domain));
             if let Some(transport) = receives {
-                let real = one.hardware.create(&self.fabric, transport, false);
+                one.hardware.create(&self.fabric, transport, false);
                 one.hardware.call(&self.fabric, end.by, end.by_name);
-                published
-                    .queue_pairs
-                    .push((end.by_name, real, Domain(u64::MAX)));
             }
         }
-        for (region, key) in one.program.keys.iter().enumerate() {
-            let real = one.hardware.register(&self.fabric, region);
-            published.keys.push(Key {
-                domain,
-                port: one.program.port,
-                key: *key,
-                real,
-            });
+        for region in 0..one.program.keys.len() {
+            one.hardware.register(&self.fabric, region);
         }
         for pair in one.process.qps.iter_mut().flatten() {
             pair.receives.unlend_all();
         }
         for receives in one.process.shared.iter_mut().flatten() {
             receives.unlend_all();
+        }
+    }
+
+    /// What the others are told of a process.
+    fn publish(&mut self, member: usize) {
+        let domain = Domain(member as u64);
+        let mut published = Published::default();
+        let one = &self.members[member];
+        if let (Some(behind), Some((_, real))) = (one.process.behind.get(&XRC), one.hardware.xrc) {
+            published.shared.push((behind.name, real, domain));
+        }
+        for end in &one.program.ends {
+            let real = |place: u32| one.hardware.ends[place as usize].0;
+            published.queue_pairs.push((end.name, real(end.qp), domain));
+            if end.by != end.qp {
+                let domain = Domain(u64::MAX);
+                published
+                    .queue_pairs
+                    .push((end.by_name, real(end.by), domain));
+            }
+        }
+        for (key, real) in one.program.keys.iter().zip(&one.hardware.keys) {
+            published.keys.push(Key {
+                domain,
+                port: one.program.port,
+                key: *key,
+                real: *real,
+            });
         }
         let real_port = port(one.hardware.node.hca);
         published.ports.push(Port {
@@ -446,15 +490,21 @@ impl Run {
         if let Some(round) = &mut self.job.round {
             round.published.push(published);
         }
-        true
     }
 
     fn exchange(&mut self, member: usize) -> bool {
-        self.post_again(member, Queue::Shared(0));
-        self.post_again(member, Queue::Shared(XRC));
+        if !self.stays(member) {
+            self.post_again(member, Queue::Shared(0));
+            self.post_again(member, Queue::Shared(XRC));
+        }
         for end in self.members[member].program.ends.clone() {
+            if !self.is_new(member, end.qp) {
+                continue;
+            }
             self.raise(end.which, State::Init);
-            self.post_again(member, Queue::Receives(end.qp));
+            if !(self.stays(member) && self.canary == Some(Canary::ReceivesLeft)) {
+                self.post_again(member, Queue::Receives(end.qp));
+            }
             self.raise(end.which, State::Rts);
             for place in [end.qp, end.by] {
                 let stage = self.members[member].process.qp(place);
@@ -489,8 +539,10 @@ impl Run {
 
     /// Requests that nobody carried out.
     fn refill(&mut self, member: usize) -> bool {
+        let places = 0..self.members[member].process.qps.len() as u32;
+        let new: Vec<_> = places.filter(|place| self.is_new(member, *place)).collect();
         let (process, driver) = self.split(member);
-        for (place, pair) in process.each_qp() {
+        for (place, pair) in process.each_qp().filter(|(place, _)| new.contains(place)) {
             for (number, posted) in pair.sends.outstanding() {
                 let cookie = Cookie {
                     queue: Queue::Sends(place),
@@ -510,7 +562,9 @@ impl Run {
 
     fn go(&mut self, member: usize) -> bool {
         self.open(member);
-        self.schedule(member);
+        if !self.stays(member) {
+            self.schedule(member);
+        }
         true
     }
 }

@@ -150,7 +150,7 @@ impl Run {
                 false => self.fabric.world.join(),
             };
             let hca = member as u32 % self.hcas;
-            let mut hardware = Hardware::new(&self.fabric, member, slot, hca);
+            let mut hardware = Hardware::new(&self.fabric, slot, hca);
             let mut process = Process {
                 canary: self.canary,
                 ..Process::default()
@@ -266,10 +266,14 @@ impl Run {
     /// Brings the queue pairs of an end to a state, and, of its first connection, to each other.
     pub fn raise(&mut self, which: Which, to: State) {
         let (end, peer) = (self.end(which).clone(), self.end(which.peer()).clone());
-        let driver = self.driver(self.layout.process(which));
-        driver.raise(end.qp, which, peer.by_name, to);
+        let member = self.layout.process(which);
+        let mut both = vec![(end.qp, peer.by_name)];
         if end.by != end.qp {
-            driver.raise(end.by, which, peer.name, to);
+            both.push((end.by, peer.name));
+        }
+        both.retain(|(place, _)| self.is_new(member, *place));
+        for (place, peer) in both {
+            self.driver(member).raise(place, which, peer, to);
         }
     }
 
@@ -312,8 +316,7 @@ impl Run {
         for (number, _) in reads {
             let at = self.layout.place(from, number).remote;
             let data = self.layout.data(from, number);
-            let slot = self.members[member].hardware.slot();
-            self.fabric.world.put(slot, at, &data);
+            self.members[member].hardware.write(&self.fabric, at, &data);
         }
     }
 
@@ -391,6 +394,14 @@ impl Run {
     /// A process does what is due; or later, or never, if a fault has it so.
     pub fn take_turn(&mut self, slot: u32, number: u32) {
         let is_its = |one: &Member| one.hardware.slot() == slot;
+        let is_phase = number == self.phase_task();
+        let leaving = self.job.moving.as_mut();
+        let leaving = leaving.and_then(|moving| moving.left.as_mut());
+        if let Some(one) = leaving.filter(|one| is_its(one))
+            && !is_phase
+        {
+            return one.deferred.push(number);
+        }
         let Some(member) = self.members.iter().position(is_its) else {
             return;
         };
@@ -547,8 +558,8 @@ impl Run {
         let place = self.layout.place(which, number);
         let data = self.layout.data(which, number);
         if !message.opcode.fetches() {
-            let slot = self.members[member].hardware.slot();
-            self.fabric.world.put(slot, place.local, &data);
+            let hardware = &mut self.members[member].hardware;
+            hardware.write(&self.fabric, place.local, &data);
         }
         let peer = self.layout.process(which.peer());
         let keys = &self.members[peer].program.keys;
@@ -780,7 +791,7 @@ impl Run {
                 } else if bytes != layout.data(from, number) {
                     self.violations.push((RDMA, format!("{who} is damaged")));
                 }
-                world.put(slot, at, &vec![0; length]);
+                one.hardware.write(&self.fabric, at, &vec![0; length]);
             }
         }
     }

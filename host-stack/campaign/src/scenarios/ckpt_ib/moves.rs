@@ -1,0 +1,139 @@
+//! One process goes on elsewhere, and the others where they are: or, until that is decided, all where they were.
+
+use std::collections::BTreeSet;
+
+use snaprig_ckpt_ib::{Below, Name, Names, moves::made_again};
+use snaprig_ckpt_plugin::phase::Phase;
+
+use super::{
+    hardware::Hardware,
+    run::{Member, Run},
+};
+
+/// A process that moves.
+pub struct Moving {
+    member: usize,
+    /// Where it was, until it is decided that it goes.
+    pub left: Option<Member>,
+    /// What was called how before.
+    names: Names,
+    /// Of queue pairs that were made again: how many receives were lent to the old ones.
+    lent: Vec<(usize, u32, u64)>,
+}
+
+impl Run {
+    /// All have been saved: one of them is restored elsewhere.
+    pub fn begin_move(&mut self) {
+        let member = self.random.below(self.members.len() as u64) as usize;
+        let saved = self.job.checkpoint.as_ref().and_then(|all| all.get(member));
+        let Some(saved) = saved.cloned() else {
+            return self.begin(Phase::Resume);
+        };
+        let slot = self.fabric.world.join();
+        let hca = self.random.below(self.hcas.into()) as u32;
+        let hardware = Hardware::new(&self.fabric, slot, hca);
+        self.fabric.world.put(slot, 0, &saved.memory);
+        let mut arrived = Member::new(saved.process, saved.program, hardware);
+        arrived.is_closed = true;
+        self.job.moving = Some(Moving {
+            member,
+            left: Some(std::mem::replace(&mut self.members[member], arrived)),
+            names: self.names.clone(),
+            lent: Vec::new(),
+        });
+        self.begin(Phase::Rebuild);
+    }
+
+    /// Whether another process moves, and this one does not.
+    pub fn stays(&self, member: usize) -> bool {
+        let moving = self.job.moving.as_ref();
+        moving.is_some_and(|moving| moving.member != member)
+    }
+
+    /// One that stays makes again what is connected to the one that moves.
+    pub fn follow(&mut self, member: usize) {
+        let Some(moving) = &mut self.job.moving else {
+            return;
+        };
+        let of_moved = self.members[moving.member].process.each_qp();
+        let moved: BTreeSet<Name> = of_moved.map(|(_, pair)| pair.name).collect();
+        let one = &mut self.members[member];
+        for place in made_again(&one.process, &moved) {
+            let mut ends = one.program.ends.iter();
+            let end = ends.find(|end| end.qp == place || end.by == place);
+            let which = end.expect("it is an end's").which;
+            let (transport, receives) = self.layout.transports(which);
+            let is_by = end.is_some_and(|end| end.qp != place);
+            let transport = receives.filter(|_| is_by).unwrap_or(transport);
+            let is_shared = !is_by && self.layout.connection(which).shared;
+            let hardware = &mut one.hardware;
+            hardware.create_again(&self.fabric, place, transport, is_shared);
+            if let Some(pair) = one.process.qp(place) {
+                let lent = pair.receives.unlend_all();
+                moving.lent.push((member, place, lent));
+            }
+        }
+    }
+
+    /// Whether a queue pair was just made.
+    pub fn is_new(&self, member: usize, place: u32) -> bool {
+        let made = |moving: &Moving| {
+            let mut all = moving.lent.iter();
+            moving.member == member || all.any(|(of, at, _)| (*of, *at) == (member, place))
+        };
+        self.job.moving.as_ref().is_none_or(made)
+    }
+
+    /// Whether all go on, of which one moves; or nobody does.
+    pub fn decide_move(&mut self) -> bool {
+        let is_undone = self.random.one_in(4);
+        let Some(moving) = &mut self.job.moving else {
+            return true;
+        };
+        let Some(left) = moving.left.take() else {
+            return true;
+        };
+        if is_undone {
+            self.undo_move(left);
+            return false;
+        }
+        self.ends(&left);
+        for member in 0..self.members.len() {
+            self.members[member].hardware.close_old(&self.fabric);
+            self.take_what_came(member);
+            self.members[member].hardware.drop_old(&self.fabric);
+        }
+        true
+    }
+
+    fn undo_move(&mut self, left: Member) {
+        let Some(moving) = self.job.moving.take() else {
+            return;
+        };
+        let arrived = std::mem::replace(&mut self.members[moving.member], left);
+        self.ends(&arrived);
+        self.names = moving.names;
+        for one in &mut self.members {
+            one.hardware.take_old(&self.fabric);
+        }
+        for (member, place, lent) in moving.lent {
+            if let Some(pair) = self.members[member].process.qp(place) {
+                pair.receives.lend_again(lent);
+            }
+        }
+    }
+
+    /// What came late by an old queue pair to a shared receive queue has its receive.
+    fn take_what_came(&mut self, member: usize) {
+        let (process, mut driver) = self.split(member);
+        while let Some(came) = driver.poll(0) {
+            snaprig_ckpt_ib::serve::settle(process, &mut driver, 0, came);
+        }
+    }
+
+    fn ends(&self, one: &Member) {
+        let slot = one.hardware.slot();
+        self.fabric.world.kill(slot);
+        self.fabric.leaves(slot);
+    }
+}

@@ -1,0 +1,29 @@
+//! A process goes on elsewhere, and the others where they are.
+//!
+//! ```text
+//!  phase      who moves                              who stays
+//!  quiesce, drain, save: all, as in a checkpoint
+//!             is restored elsewhere
+//!  rebuild    makes everything again                 makes queue pairs again whose peer moves, beside the old ones
+//!             real names of all, to the board
+//!  exchange   connects; posts receives again         the same of those that it has made
+//!             '------------- decided: the old ones of both go -------------'
+//!  refill     posts again what nobody carried out    the same
+//!  go
+//! ```
+//! Until it is decided, the process that moves can go on where it was: its queue pairs, and what they were connected to, are
+//! as they were. So nothing is carried out before.
+
+use std::collections::BTreeSet;
+
+use crate::{Name, Process, queue_pair::Stage};
+
+/// Places of queue pairs of a process that stays which are made again, as their peers are these. One that has failed is as good
+/// as it was.
+pub fn made_again<S, R>(process: &Process<S, R>, moved: &BTreeSet<Name>) -> Vec<u32> {
+    let follows = process
+        .each_qp()
+        .filter(|(_, pair)| pair.stage != Stage::Failed)
+        .filter(|(_, pair)| pair.peer.is_some_and(|peer| moved.contains(&peer)));
+    follows.map(|(place, _)| place).collect()
+}
